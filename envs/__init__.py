@@ -1,0 +1,28 @@
+"""Everything that is not learning: environments, batches of them, running statistics, evaluation.
+
+    env, env_params = envs.make("CartPole-v1", max_steps=200)
+    batch = envs.batch(env, num_envs=8, num_steps=128)
+    observation, state = batch.reset(key, env_params)
+    state = batch.refill(key, state, env_params)  # once a rollout
+    observation, state, reward, terminated, truncated, info = batch.step(key, state, action, env_params)
+
+Importing this package is cheap: gymnax and every other environment library is imported by the
+first `make` that asks for it.
+"""
+
+from envs.batch import BatchState, batch
+from envs.evaluation import Episodes, evaluate
+from envs.registry import make, names
+from envs.statistics import EpisodeStatistics, RunningStatistics, discounted_returns
+
+__all__ = [
+    "BatchState",
+    "EpisodeStatistics",
+    "Episodes",
+    "RunningStatistics",
+    "batch",
+    "discounted_returns",
+    "evaluate",
+    "make",
+    "names",
+]

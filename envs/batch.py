@@ -1,0 +1,102 @@
+"""Many copies of one environment stepped at once, with a fast auto-reset.
+
+gymnax resets every environment at every step and throws nearly all of that work away. Here each
+environment has a few start states in stock. `refill` draws them anew, all in one batch, once a
+rollout; within the rollout the stock is `num_steps / RESET_WINDOW` start states deep, and each
+lasts for RESET_WINDOW steps.
+
+What this trades: every start state is an exact, independent draw of the environment's `reset_env`, and
+two different environments never share one. An environment shares a start state with *itself* when
+two of its episodes end within the same window of RESET_WINDOW steps, so episodes shorter than
+that repeat their starts (at most RESET_WINDOW times); `window=1` never repeats any.
+"""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+RESET_WINDOW = 8  # steps
+
+
+@struct.dataclass
+class BatchState:
+    """The state of `num_envs` environments."""
+
+    env: Any  # the environments' own states, leading axis num_envs
+    starts: Any  # (observation, state) in stock, leading axes (depth, num_envs)
+    steps: jax.Array  # since the last refill, int32 ()
+
+
+def transition(env: Any, key: jax.Array, state: Any, action: jax.Array, params: Any):
+    """One step of one environment without any reset.
+
+    Returns observation, state, reward, terminated, truncated, info. Where both flags would be
+    True, terminated wins.
+    """
+    observation, state, reward, terminated, info = env.step_env(key, state, action, params)
+    truncated = env.is_truncated(state, params) & ~terminated
+    return observation, state, reward, terminated, truncated, info
+
+
+class Batch:
+    """`num_envs` copies of `env`; see `batch`."""
+
+    def __init__(self, env: Any, num_envs: int, depth: int, window: int):
+        self.env, self.num_envs, self.depth, self.window = env, num_envs, depth, window
+
+    def reset(self, key: jax.Array, params: Any) -> tuple[Any, BatchState]:
+        """Starts every environment; `refill` comes next, as the stock has been drawn from.
+
+        Returns observations (num_envs, ...) and the state.
+        """
+        starts = self._draw(key, params)
+        observation, state = jax.tree.map(lambda x: x[0], starts)
+        return observation, BatchState(state, starts, jnp.zeros((), jnp.int32))
+
+    def refill(self, key: jax.Array, state: BatchState, params: Any) -> BatchState:
+        """Draws new start states; call it once every `num_steps` steps."""
+        return state.replace(starts=self._draw(key, params), steps=jnp.zeros((), jnp.int32))
+
+    def step(self, key: jax.Array, state: BatchState, action: jax.Array, params: Any):
+        """Steps every environment and restarts those whose episode ended.
+
+        Returns observation, state, reward, terminated, truncated, info, each with a leading axis
+        num_envs; `info["final_observation"]` is the observation before a restart.
+        """
+        keys = jax.random.split(key, self.num_envs)
+        step = jax.vmap(lambda k, s, a: transition(self.env, k, s, a, params))
+        final, env_state, reward, terminated, truncated, info = step(keys, state.env, action)
+        done = terminated | truncated
+        slot = (state.steps // self.window) % self.depth
+        start = jax.tree.map(lambda x: x[slot], state.starts)
+        observation, env_state = jax.tree.map(
+            lambda new, old: jnp.where(_like(done, old), new, old), start, (final, env_state)
+        )
+        info = {**info, "final_observation": final}
+        state = BatchState(env_state, state.starts, state.steps + 1)
+        return observation, state, reward, terminated, truncated, info
+
+    def _draw(self, key: jax.Array, params: Any) -> Any:
+        keys = jax.random.split(key, (self.depth, self.num_envs))
+        reset = jax.vmap(jax.vmap(self.env.reset_env, (0, None)), (0, None))
+        return reset(keys, params)
+
+
+def batch(env: Any, num_envs: int, num_steps: int = 1, window: int = RESET_WINDOW) -> Batch:
+    """`num_envs` environments behind gymnax's six values, all with a leading axis.
+
+    Args:
+      env: an environment of `envs.make`.
+      num_envs: how many.
+      num_steps: steps between two calls of `refill`.
+      window: steps for which one start state serves (this module's docstring says what it trades).
+    """
+    return Batch(env, num_envs, math.ceil(num_steps / window), window)
+
+
+def _like(flag: jax.Array, x: jax.Array) -> jax.Array:
+    """A flag (num_envs,) with as many axes as x (num_envs, ...)."""
+    return flag.reshape(flag.shape + (1,) * (x.ndim - 1))

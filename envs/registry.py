@@ -1,0 +1,92 @@
+"""`make`: an environment and its parameters from a name (or an object) and settings."""
+
+import difflib
+import functools
+from typing import Any
+
+# Constructor arguments of wrappers that `make` applies to any environment.
+WRAPPER_SETTINGS = {
+    "max_steps": "truncate after this many steps",
+    "clip_action": "clip Box actions to the bounds of their space",
+    "rescale_action": "take Box actions in [-1, 1] and rescale them to the bounds",
+}
+
+
+def names() -> list[str]:
+    """Every name that `make` knows."""
+    from envs.gymnax import gymnax
+
+    return list(gymnax.registered_envs)
+
+
+def make(env: Any, **settings: Any) -> tuple[Any, Any]:
+    """Builds an environment.
+
+    Args:
+      env: a registered name, or an environment object with gymnax's 1.x interface
+        (`reset_env`, `step_env`, `is_truncated`, the two spaces and `default_params`).
+      **settings: `max_steps`, `clip_action`, `rescale_action`; the fields of the environment's
+        parameters; and, for a name, the arguments of its constructor.
+
+    Returns:
+      env, env_params: the same object for the same name and settings, so that functions jitted
+      with it as a static argument are compiled once. Parameters may be traced and batched.
+
+    Raises:
+      ValueError: an unknown name (the nearest names are listed) or setting.
+    """
+    if not isinstance(env, str):
+        return _build(env, settings)
+    try:
+        return _cached(env, tuple(sorted(settings.items())))
+    except TypeError:  # a setting that cannot be hashed
+        return _build(env, settings)
+
+
+@functools.cache
+def _cached(name: str, settings: tuple[tuple[str, Any], ...]) -> tuple[Any, Any]:
+    return _build(name, dict(settings))
+
+
+def _build(env: Any, settings: dict[str, Any]) -> tuple[Any, Any]:
+    from envs import wrappers
+    from envs.gymnax import Gymnax, construct, parameter_names
+
+    settings = dict(settings)
+    wrapper_settings = {k: settings.pop(k) for k in list(settings) if k in WRAPPER_SETTINGS}
+    label = env if isinstance(env, str) else getattr(env, "name", type(env).__name__)
+    if isinstance(env, str):
+        if env not in names():
+            raise ValueError(_unknown("environment", env, names()))
+        env, settings = construct(env, settings)
+    params = env.default_params
+    fields = parameter_names(params)
+    for name in settings:
+        if name not in fields:
+            known = [*fields, *WRAPPER_SETTINGS]
+            raise ValueError(_unknown(f"setting of {label}:", name, known))
+    params = params.replace(**settings) if settings else params
+
+    env = Gymnax(env)
+    max_steps = wrapper_settings.get("max_steps")
+    if max_steps is not None:
+        env, params = wrappers.limit_time(env, params, max_steps)
+    space = env.observation_space(params)
+    if hasattr(space, "n"):
+        env = wrappers.OneHotObservation(env)
+    for name, wrapper in (
+        ("clip_action", wrappers.ClipAction),
+        ("rescale_action", wrappers.RescaleAction),
+    ):
+        if wrapper_settings.get(name):
+            env = wrapper(env, params)
+    return env, params
+
+
+def _unknown(what: str, name: str, known: list[str]) -> str:
+    """One line that names what was asked for and the nearest things there are."""
+    folded = {k.lower(): k for k in known}
+    near = difflib.get_close_matches(name.lower(), folded, n=3, cutoff=0.4)
+    if near:
+        return f"unknown {what} '{name}'; did you mean {', '.join(folded[k] for k in near)}?"
+    return f"unknown {what} '{name}'; there are {', '.join(known)}"

@@ -1,0 +1,129 @@
+"""Running statistics of observations and rewards, and of episodes, as pytrees with pure updates.
+
+One set serves all parallel environments. It is part of the state of training: frozen while
+a rollout is collected and learned from, updated afterwards.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+
+@struct.dataclass
+class RunningStatistics:
+    """Mean and variance of everything seen so far, merged batch by batch (Chan et al. 1979).
+
+    The mean is moved by the difference of two means and the variance is a convex combination, so that
+    float32 does not cancel however many samples come.
+    """
+
+    mean: jax.Array  # (...)
+    var: jax.Array  # (...)
+    count: jax.Array  # ()
+
+    @classmethod
+    def create(cls, shape: tuple[int, ...] = ()) -> "RunningStatistics":
+        """Mean 0 and variance 1 until the first update."""
+        return cls(jnp.zeros(shape), jnp.ones(shape), jnp.zeros(()))
+
+    def update(self, x: jax.Array) -> "RunningStatistics":
+        """Statistics with the samples x (..., *shape) merged in."""
+        axes = tuple(range(x.ndim - self.mean.ndim))
+        x = x.astype(jnp.float32)
+        size = jnp.asarray(x.size // max(self.mean.size, 1), jnp.float32)
+        return self.merge(RunningStatistics(x.mean(axes), x.var(axes), size))
+
+    def merge(self, other: "RunningStatistics") -> "RunningStatistics":
+        """Statistics of both sets of samples."""
+        count = self.count + other.count
+        weight = other.count / jnp.maximum(count, 1.0)
+        delta = other.mean - self.mean
+        var = self.var + weight * (other.var - self.var) + weight * (1.0 - weight) * delta**2
+        return RunningStatistics(self.mean + weight * delta, var, count)
+
+    def normalize(self, x: jax.Array, clip: float = 10.0) -> jax.Array:
+        """(x - mean) / std, clipped to [-clip, clip]."""
+        return jnp.clip((x - self.mean) * jax.lax.rsqrt(self.var + 1e-8), -clip, clip)
+
+    def scale(self, x: jax.Array, clip: float = 10.0) -> jax.Array:
+        """x / std (the mean stays), clipped to [-clip, clip]: for rewards."""
+        return jnp.clip(x * jax.lax.rsqrt(self.var + 1e-8), -clip, clip)
+
+
+def discounted_returns(
+    before: jax.Array, rewards: jax.Array, done: jax.Array, gamma: Any
+) -> tuple[jax.Array, jax.Array]:
+    """Discounted sums of past rewards, whose spread is what rewards are scaled by.
+
+    Args:
+      before: the sums when the rollout began, (num_envs,).
+      rewards, done: (num_steps, num_envs).
+      gamma: discount factor.
+
+    Returns:
+      The sums to begin the next rollout with, (num_envs,), and all sums, (num_steps, num_envs).
+    """
+
+    def step(total, inputs):
+        reward, ended = inputs
+        total = gamma * total + reward
+        return jnp.where(ended, 0.0, total), total
+
+    return jax.lax.scan(step, before, (rewards, done))
+
+
+@struct.dataclass
+class EpisodeStatistics:
+    """Sums over the episodes that ended, from rollouts as they come.
+
+    Returns may have trailing axes (one for each agent).
+    """
+
+    running_return: jax.Array  # of the episodes under way, (num_envs, ...)
+    running_length: jax.Array  # (num_envs,)
+    return_sum: jax.Array  # over ended episodes, (...)
+    length_sum: jax.Array  # ()
+    count: jax.Array  # ()
+
+    @classmethod
+    def create(cls, num_envs: int, shape: tuple[int, ...] = ()) -> "EpisodeStatistics":
+        """No episodes yet; `shape` is that of one reward."""
+        returns, lengths = jnp.zeros((num_envs, *shape)), jnp.zeros(num_envs)
+        return cls(returns, lengths, jnp.zeros(shape), jnp.zeros(()), jnp.zeros(()))
+
+    def update(self, rewards: jax.Array, done: jax.Array) -> "EpisodeStatistics":
+        """Adds a rollout: rewards (num_steps, num_envs, ...), done (num_steps, num_envs).
+
+        Episodes follow one another without a gap, so the returns of those that ended in an environment add up to
+        its rewards until the last end; what comes after belongs to the one under way.
+        """
+        steps = jnp.arange(1, len(done) + 1)[:, None]
+        last_end = jnp.max(jnp.where(done, steps, 0), axis=0)  # 0: none ended
+        ended = last_end > 0
+        past = (steps <= last_end).reshape(done.shape + (1,) * (rewards.ndim - 2))
+        past_return = jnp.where(past, rewards, 0.0).sum(0)
+        rest = jnp.where(past, 0.0, rewards).sum(0)
+        any_ended = ended.reshape(ended.shape + (1,) * (rest.ndim - 1))
+        finished = jnp.where(any_ended, self.running_return + past_return, 0.0)
+        return EpisodeStatistics(
+            running_return=jnp.where(any_ended, 0.0, self.running_return) + rest,
+            running_length=jnp.where(ended, 0.0, self.running_length) + len(done) - last_end,
+            return_sum=self.return_sum + finished.sum(0),
+            length_sum=self.length_sum
+            + jnp.where(ended, self.running_length + last_end, 0.0).sum(),
+            count=self.count + done.sum(),
+        )
+
+    def metrics(self) -> tuple[dict[str, jax.Array], "EpisodeStatistics"]:
+        """Means over the episodes that ended since the last call (NaN if none), and cleared sums."""
+        means = {
+            "episode_return": self.return_sum / self.count,
+            "episode_length": self.length_sum / self.count,
+            "num_episodes": self.count,
+        }
+        zero = jnp.zeros_like(self.count)
+        return means, self.replace(
+            return_sum=jnp.zeros_like(self.return_sum), length_sum=zero, count=zero
+        )

@@ -1,0 +1,107 @@
+"""Wrappers around one environment; they stack, and `envs.make` applies them by its settings."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from envs.gymnax import Wrapper, spaces
+
+
+@struct.dataclass
+class TimeLimitState:
+    """The state of the environment inside and the steps taken in this episode, int32 ()."""
+
+    inner: Any
+    steps: jax.Array
+
+
+class TimeLimit(Wrapper):
+    """Truncates any environment after `max_steps` steps, and says so.
+
+    A truncation of the environment's own stays one.
+    """
+
+    def __init__(self, env: Any, max_steps: int):
+        if isinstance(max_steps, bool) or int(max_steps) != max_steps or max_steps < 1:
+            raise ValueError(f"max_steps={max_steps}: give a whole number of steps, 1 or more")
+        super().__init__(env)
+        self.max_steps = int(max_steps)
+
+    def reset_env(self, key: jax.Array, params: Any) -> tuple[Any, TimeLimitState]:
+        observation, inner = self.env.reset_env(key, params)
+        return observation, TimeLimitState(inner, jnp.zeros((), jnp.int32))
+
+    def step_env(self, key, state, action, params):
+        observation, inner, reward, terminated, info = self.env.step_env(
+            key, state.inner, action, params
+        )
+        return observation, TimeLimitState(inner, state.steps + 1), reward, terminated, info
+
+    def is_truncated(self, state: TimeLimitState, params: Any) -> jax.Array:
+        return self.env.is_truncated(state.inner, params) | (state.steps >= self.max_steps)
+
+    def is_terminated(self, state: TimeLimitState, params: Any) -> jax.Array:
+        return self.env.is_terminated(state.inner, params)
+
+    def inner_state(self, state: TimeLimitState) -> Any:
+        """The state of the environment inside (for drawing)."""
+        return state.inner
+
+
+def limit_time(env: Any, params: Any, max_steps: int) -> tuple[TimeLimit, Any]:
+    """A time limit that also lifts a shorter one which the environment's parameters hold."""
+    env = TimeLimit(env, max_steps)
+    own = getattr(params, "max_steps_in_episode", None)
+    if own is not None and own < max_steps:
+        params = params.replace(max_steps_in_episode=type(own)(max_steps))
+    return env, params
+
+
+class OneHotObservation(Wrapper):
+    """Turns the integer observation of a Discrete space into a one-hot float32 vector (n,)."""
+
+    def reset_env(self, key: jax.Array, params: Any) -> tuple[jax.Array, Any]:
+        observation, state = self.env.reset_env(key, params)
+        return self._encode(observation, params), state
+
+    def step_env(self, key, state, action, params):
+        observation, *rest = self.env.step_env(key, state, action, params)
+        return self._encode(observation, params), *rest
+
+    def observation_space(self, params: Any) -> Any:
+        return spaces.Box(0.0, 1.0, (self.env.observation_space(params).n,), jnp.float32)
+
+    def _encode(self, observation: jax.Array, params: Any) -> jax.Array:
+        return jax.nn.one_hot(observation, self.env.observation_space(params).n)
+
+
+class _BoxAction(Wrapper):
+    def __init__(self, env: Any, params: Any):
+        space = env.action_space(params)
+        if hasattr(space, "n"):
+            raise ValueError(
+                f"{type(self).__name__} needs continuous actions; {env.name} has {space}"
+            )
+        super().__init__(env)
+
+
+class ClipAction(_BoxAction):
+    """Clips actions to the bounds of their Box."""
+
+    def step_env(self, key, state, action, params):
+        space = self.env.action_space(params)
+        return self.env.step_env(key, state, jnp.clip(action, space.low, space.high), params)
+
+
+class RescaleAction(_BoxAction):
+    """Takes actions in [-1, 1] and maps them linearly to the bounds of the Box inside."""
+
+    def step_env(self, key, state, action, params):
+        space = self.env.action_space(params)
+        action = space.low + (space.high - space.low) * (jnp.clip(action, -1.0, 1.0) + 1.0) / 2.0
+        return self.env.step_env(key, state, action, params)
+
+    def action_space(self, params: Any) -> Any:
+        return spaces.Box(-1.0, 1.0, self.env.action_space(params).shape, jnp.float32)
