@@ -295,6 +295,13 @@ def explained_variance(values, targets):
     return 1.0 - jnp.var(targets - values) / jnp.var(targets)
 
 
+def annealing(epoch, num_epochs, num_minibatches):
+    """Factors for the gradient steps of an epoch, (num_minibatches,): linear from 1 to 0 over the
+    run, counted in nominal progress (a run whose epochs end early anneals no later)."""
+    done = epoch + jnp.arange(num_minibatches) / num_minibatches
+    return jnp.maximum(1.0 - done / num_epochs, 0.0)
+
+
 def permutations(key, number, size):
     """Random orders of range(size), (number, size).
 
@@ -558,14 +565,14 @@ def _train(config, env_params, rng, state, *, env, num_evals):
             grads, unravel = ravel_pytree(grads)
             direction, opt_state = optimizer.update(grads, opt_state)
             step = unravel(learning_rate * direction)
-            metrics["grad_norm"] = optax.global_norm(grads)
+            metrics["grad_norm"] = optax.tree.norm(grads)
             return (jax.tree.map(jnp.subtract, params, step), opt_state), metrics
 
         def epoch(learner):
-            epochs = state.update * config.update_epochs + learner.epoch
-            done = epochs + jnp.arange(config.num_minibatches) / config.num_minibatches
-            anneal = jnp.maximum(1.0 - done / num_epochs, 0.0)
-            rates = config.learning_rate * (anneal if config.anneal_lr else jnp.ones_like(anneal))
+            rates = jnp.full(config.num_minibatches, config.learning_rate)
+            if config.anneal_lr:
+                epochs = state.update * config.update_epochs + learner.epoch
+                rates *= annealing(epochs, num_epochs, config.num_minibatches)
             order = orders[learner.epoch].reshape(config.num_minibatches, -1)
             (params, opt_state), metrics = jax.lax.scan(
                 minibatch, (learner.params, learner.opt_state), (order, rates)
@@ -632,7 +639,7 @@ def _train(config, env_params, rng, state, *, env, num_evals):
 
     counts = [updates_per_point] * num_evals
     if state is None:
-        state = jax.lax.optimization_barrier(initial_state(rng))
+        state = initial_state(rng)
         counts = [0] * config.eval_at_start + counts
     # Behind a barrier, so that XLA cannot make another program for another number of points: the
     # slices of a run are then bit for bit the whole.

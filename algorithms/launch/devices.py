@@ -1,0 +1,203 @@
+"""Agents on devices: one program starts them all, another takes them all one point further.
+
+Every tree that belongs to agents has them as its leading axis, also when there is only one. Agents
+are mapped over devices with shard_map, so that a loop whose length depends on data makes no device
+wait for another; on one device they are vmapped. A device with a single agent runs exactly what
+`make_train(config)(key)` runs.
+"""
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+import envs
+from algorithms.launch.errors import UserError
+
+CACHE = "single-file-rl"  # a folder of the user's cache directory
+
+
+def use_compilation_cache() -> None:
+    """Turns jax's persistent compilation cache on, unless the user has chosen a place for it."""
+    if jax.config.jax_compilation_cache_dir is None:
+        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        jax.config.update("jax_compilation_cache_dir", str(Path(home) / CACHE / "jax"))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+
+
+def use_cores(num_agents: int) -> bool:
+    """Asks for a CPU device per core, at most one per agent, where this can still be chosen.
+
+    Returns False if jax is in use already; its devices then stay as they are.
+    """
+    chosen = jax.config.jax_num_cpu_devices > 0
+    chosen |= "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
+    if num_agents == 1 or chosen:
+        return True
+    try:
+        jax.config.update("jax_num_cpu_devices", min(num_cores(), num_agents))
+    except RuntimeError:  # jax's way to say that the backend has started
+        return False
+    return True
+
+
+def num_cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+class Layout(NamedTuple):
+    """Which devices serve the agents; copies of the last agent fill up the last device."""
+
+    num_agents: int
+    per_device: int
+    devices: tuple[Any, ...]
+
+    @property
+    def padded(self) -> int:
+        return self.per_device * len(self.devices)
+
+    @property
+    def mesh(self) -> jax.sharding.Mesh:
+        shape, types = (len(self.devices),), (AxisType.Auto,)
+        return jax.make_mesh(shape, ("agents",), types, devices=self.devices)
+
+    def sharding(self, *spec: str) -> Any:
+        """Where trees live: "agents" for those with an agent axis, nothing for shared ones."""
+        if len(self.devices) == 1:
+            return jax.sharding.SingleDeviceSharding(self.devices[0])
+        return NamedSharding(self.mesh, PartitionSpec(*spec))
+
+    def put(self, tree: Any) -> Any:
+        """Host arrays (num_agents, ...) on the devices (padded, ...)."""
+        index = np.minimum(np.arange(self.padded), self.num_agents - 1)
+        return jax.device_put(jax.tree.map(lambda x: x[index], tree), self.sharding("agents"))
+
+    def share(self, tree: Any) -> Any:
+        """Host arrays on all devices."""
+        return jax.device_put(tree, self.sharding())
+
+    def get(self, tree: Any) -> Any:
+        """Host copies (num_agents, ...) of what is on the devices (padded, ...)."""
+        copy = lambda x: like_key(np.array(plain(x))[: self.num_agents], x)
+        return jax.tree.map(copy, tree)
+
+
+def arrange(num_agents: int) -> Layout:
+    """The fewest devices on which no device serves more agents than it must."""
+    devices = jax.local_devices()
+    per_device = -(-num_agents // len(devices))
+    return Layout(num_agents, per_device, tuple(devices[: -(-num_agents // per_device)]))
+
+
+def is_key(x: Any) -> bool:
+    """Whether an array holds typed PRNG keys, which files and NumPy do not know."""
+    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def plain(x: Any) -> Any:
+    """An array without typed keys."""
+    return jax.random.key_data(x) if is_key(x) else x
+
+
+def like_key(data: Any, x: Any) -> Any:
+    """The inverse of `plain`: data as typed keys if x has them."""
+    if not is_key(x):
+        return data
+    return jax.random.wrap_key_data(data, impl=jax.random.key_impl(jnp.empty((), x.dtype)))
+
+
+def size(tree: Any) -> int:
+    """Bytes of the arrays in a tree, which may be shapes alone."""
+    leaves = jax.tree.leaves(jax.eval_shape(lambda t: jax.tree.map(plain, t), tree))
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+
+
+def make_environment(module: Any, config: Any) -> tuple[Any, Any]:
+    """The environment and its parameters as arrays, once the algorithm has agreed to them.
+
+    Raises:
+      UserError: what `envs.make` or `make_train` say against the settings.
+    """
+    try:
+        env, env_params = envs.make(config.env, **dict(config.env_settings))
+        module.make_train(config, env, env_params)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    return env, jax.tree.map(lambda x: np.asarray(x, jnp.result_type(x)), env_params)
+
+
+def initial_state(module: Any, config: Any) -> Any:
+    """Shapes and dtypes of the state of one agent."""
+    train = lambda rng: module.make_train(config.replace(eval_at_start=False))(rng, None, 0)[0]
+    return jax.eval_shape(train, jax.eval_shape(lambda: jax.random.key(0)))
+
+
+class Programs(NamedTuple):
+    """What runs on the devices, compiled. Metrics have the axes (padded, points of this call)."""
+
+    start: Callable | None  # (env_params, configs, keys) -> states, metrics
+    advance: Callable  # (env_params, configs, states) -> states, metrics; uses the states up
+
+
+def compile_programs(
+    module: Any, env: Any, env_params: Any, configs: Any, layout: Layout, start: bool
+) -> Programs:
+    """Compiles both programs at the same time, or only `advance` when the run has started already.
+
+    Args:
+      env, env_params: of `envs.make`. The parameters are arguments of the programs, as they are in
+        the algorithm's own jit: constants would be folded, and other numbers come out.
+      configs: the algorithm's Config with float leaves (padded,).
+      start: whether to compile `start`.
+    """
+
+    def first(env_params, config, rng):
+        return module.make_train(config, env, env_params)(rng, None, 0)
+
+    def one_point(env_params, config, state):
+        return module.make_train(config, env, env_params)(None, state, 1)
+
+    sharded = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=layout.sharding("agents"))
+    keys = sharded(jax.eval_shape(lambda: jax.random.split(jax.random.key(0), layout.padded)))
+    starting = jax.jit(over_agents(first, layout)).trace(env_params, configs, keys)
+    states = jax.tree.map(sharded, starting.out_info[0])
+    advancing = jax.jit(over_agents(one_point, layout), donate_argnums=2)
+    traced = [advancing.trace(env_params, configs, states), *[starting] * start]
+    lowered = [program.lower() for program in traced]
+    with ThreadPoolExecutor(len(lowered)) as pool:
+        advance, *rest = pool.map(lambda program: program.compile(), lowered)
+    return Programs(rest[0] if start else None, advance)
+
+
+def over_agents(function: Callable, layout: Layout) -> Callable:
+    """The function (shared, *own) of one agent as a function of all, with leading axes on `own`."""
+    mapped = jax.vmap(function, (None, 0, 0)) if layout.per_device > 1 else _of_one(function)
+    if len(layout.devices) == 1:
+        return mapped
+    agents, same = PartitionSpec("agents"), PartitionSpec()
+    return jax.shard_map(
+        mapped,
+        mesh=layout.mesh,
+        in_specs=(same, agents, agents),
+        out_specs=agents,
+        check_vma=False,
+    )
+
+
+def _of_one(function: Callable) -> Callable:
+    """Takes the agent axis off and puts it back: vmap would turn branches into selections."""
+
+    def mapped(shared, *own):
+        own = jax.tree.map(lambda x: x[0], own)
+        return jax.tree.map(lambda x: x[None], function(shared, *own))
+
+    return mapped

@@ -1,0 +1,22 @@
+"""What the shell says to its user when something does not go as asked."""
+
+import difflib
+import sys
+from collections.abc import Iterable
+
+
+class UserError(Exception):
+    """A mistake of the user's; the command line shows its message alone, without a traceback."""
+
+
+def unknown(what: str, name: str, known: Iterable[str]) -> UserError:
+    """An error that names what was asked for and the nearest things there are."""
+    known = list(known)
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
+    hint = f"did you mean {', '.join(near)}?" if near else f"there are {', '.join(known) or 'none'}"
+    return UserError(f"unknown {what} '{name}'; {hint}")
+
+
+def warn(message: str) -> None:
+    """Something went wrong that the run survives."""
+    print(f"warning: {message}", file=sys.stderr, flush=True)

@@ -1,0 +1,86 @@
+"""Whole episodes of a saved policy, and numbers that sum them up."""
+
+import functools
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import numpy as np
+
+import envs
+
+ROWS = (("episode_return", "return"), ("length", "length"), ("last_reward", "last reward"))
+ENDS = ("terminated", "truncated")
+COLUMNS = ("mean", "std", "variance", "min", "median", "max")
+
+
+def evaluate(
+    module: Any, config: Any, state: Any, seed: int, num_episodes: int
+) -> dict[str, np.ndarray]:
+    """Runs whole episodes of the deterministic policy of one agent.
+
+    Args:
+      module: the algorithm's module (only `make_policy` is used).
+      config: of that agent.
+      state: anything whose `policy` is that agent's (no agent axis).
+      seed: of the start states and of the environment's own randomness.
+      num_episodes: how many; all run in parallel.
+
+    Returns:
+      episode_return, length, terminated, truncated and last_reward, each (num_episodes,); returns
+      and rewards of a game have a trailing axis of players.
+    """
+    env, env_params = envs.make(config.env, **dict(config.env_settings))
+    rng = jax.random.key(seed)
+    episodes = _episodes(config, env_params, state.policy, rng, module, env, num_episodes)
+    return {name: np.asarray(value) for name, value in episodes._asdict().items()}
+
+
+@functools.partial(jax.jit, static_argnames=("module", "env", "num_episodes"))
+def _episodes(config, env_params, policy_state, rng, module, env, num_episodes):
+    """Compiled once for all agents of a run: `envs.make` gives the same object every time."""
+    policy = module.make_policy(config, env, env_params)
+    state = SimpleNamespace(policy=policy_state)
+    return envs.evaluate(policy, state, env, env_params, rng, num_episodes)
+
+
+def summary(values: np.ndarray) -> dict[str, Any]:
+    """Sums up values of any shape in float64.
+
+    Variance and standard deviation are those of the values themselves (divisor n). A NaN among the
+    values makes every number NaN, and `has_nan` True.
+    """
+    values = np.asarray(values, np.float64).ravel()
+    if not values.size:
+        raise ValueError("summary of no values: give at least one")
+    return {
+        "mean": float(values.mean()),
+        "variance": float(values.var()),
+        "std": float(values.std()),
+        "min": float(values.min()),
+        "max": float(values.max()),
+        "median": float(np.median(values)),
+        "has_nan": bool(np.isnan(values).any()),
+    }
+
+
+def table(episodes: dict[str, np.ndarray], title: str = "") -> str:
+    """A readable table of what `evaluate` returns, one row for each quantity (and player)."""
+    ends = ", ".join(f"{end} {100 * episodes[end].mean():.3g} %" for end in ENDS)
+    head = f"{len(episodes['length'])} episodes: {ends}"
+    lines = [f"{title}: {head}" if title else head]
+    lines.append(" " * 16 + "".join(f"{column:>12}" for column in COLUMNS) + "   NaN")
+    for key, label in ROWS:
+        values = np.asarray(episodes[key])
+        columns = {label: values} if values.ndim == 1 else _by_player(label, values)
+        lines += [_row(name, summary(column)) for name, column in columns.items()]
+    return "\n".join(lines)
+
+
+def _by_player(label: str, values: np.ndarray) -> dict[str, np.ndarray]:
+    return {f"{label} [{i}]": values[:, i] for i in range(values.shape[1])}
+
+
+def _row(name: str, numbers: dict[str, Any]) -> str:
+    cells = "".join(f"{numbers[column]:>12.6g}" for column in COLUMNS)
+    return f"{name:<16}{cells}   {'yes' if numbers['has_nan'] else 'no'}"

@@ -1,0 +1,114 @@
+"""The learning curve of a run as a picture."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+# Okabe and Ito's palette without its yellow: distinct for every kind of eyesight, dark on white.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+PANELS = (("eval_return", "evaluation return"), ("episode_return", "training return"))
+
+
+def curve(metrics: dict[str, np.ndarray], seeds: Sequence[int], title: str, path: Path) -> None:
+    """Draws returns over environment steps: every seed thin, their mean thick, in a band.
+
+    The band is the mean plus and minus one standard error over the seeds. Evaluation and training
+    returns get a panel each, on one scale; points where no episode ended are left out.
+
+    Args:
+      metrics: `timestep` (agents, points), and any of `eval_return` (agents, points, episodes) and
+        `episode_return` (agents, points). A trailing axis of returns is the players of a game.
+      seeds: one for each agent.
+      title: above the panels.
+      path: of the PNG; whatever was there is replaced in one step.
+    """
+    from matplotlib.figure import Figure
+
+    panels = [(key, label) for key, label in PANELS if key in metrics]
+    figure = Figure(figsize=(1.0 + 5.0 * max(len(panels), 1), 4.2), layout="constrained")
+    axes = figure.subplots(1, max(len(panels), 1), sharey=True, squeeze=False)[0]
+    figure.suptitle(title)
+    for ax, (key, label) in zip(axes, panels):
+        _panel(ax, metrics["timestep"], players(key, metrics[key]), seeds)
+        ax.set_ylabel(label)
+    for ax in axes:
+        _style(ax, last_step=max(np.max(metrics["timestep"], initial=0), 1))
+    _save(figure, path)
+
+
+def players(key: str, values: np.ndarray) -> dict[str, np.ndarray]:
+    """Splits a metric by the players of a game, and averages evaluations over their episodes.
+
+    Args:
+      key: the metric's name; those that start with `eval_` have an episode axis.
+      values: (agents, points), for `eval_` (agents, points, episodes); perhaps (..., players).
+
+    Returns:
+      {"": (agents, points)}, or {"player 0": (agents, points), ...}.
+    """
+    values = np.asarray(values, np.float64)
+    if key.startswith("eval_") and values.ndim > 2:
+        values = values.mean(axis=2)
+    if values.ndim == 2:
+        return {"": values}
+    return {f"player {i}": values[..., i] for i in range(values.shape[-1])}
+
+
+def mean_and_error(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard error over axis 0 of the values that are not NaN.
+
+    The mean is NaN where there are none, the error 0 where there is only one.
+    """
+    there = ~np.isnan(values)
+    count = there.sum(axis=0)
+    mean = np.where(there, values, 0.0).sum(axis=0) / np.where(count, count, np.nan)
+    squares = np.where(there, np.square(values - mean), 0.0).sum(axis=0)
+    variance = squares / np.maximum(count - 1, 1)
+    return mean, np.sqrt(variance / np.maximum(count, 1))
+
+
+def _panel(ax: Any, timesteps: np.ndarray, curves: dict, seeds: Sequence[int]) -> None:
+    x = np.asarray(timesteps)[0]
+    many = len(seeds) > 1
+    for colour, (player, values) in zip(COLOURS * len(curves), curves.items()):
+        mean, error = mean_and_error(values)
+        label = f"mean of {len(seeds)} seeds, ±1 standard error" if many else f"seed {seeds[0]}"
+        for one in values if many else ():
+            _line(ax, x, one, color=colour, linewidth=0.7, alpha=max(0.12, 0.5 - len(seeds) / 50))
+        if many:
+            ax.fill_between(x, mean - error, mean + error, color=colour, alpha=0.25, linewidth=0)
+        style = {"marker": "o", "markersize": 4} if len(x) <= 30 else {}
+        label = f"{player}: {label}" if player else label
+        _line(ax, x, mean, color=colour, linewidth=2.0, label=label, **style)
+    ax.legend(frameon=False, fontsize="small", loc="best")
+
+
+def _line(ax: Any, x: np.ndarray, y: np.ndarray, **style: Any) -> None:
+    """A line through the points that have a value, also where a neighbour has none."""
+    there = ~np.isnan(y)
+    ax.plot(x[there], y[there], **style)
+
+
+def _style(ax: Any, last_step: float) -> None:
+    from matplotlib.ticker import EngFormatter
+
+    ax.set_xlabel("environment steps")
+    ax.xaxis.set_major_formatter(EngFormatter(sep=""))
+    ax.xaxis.get_major_locator().set_params(integer=True)
+    ax.tick_params(labelleft=True)
+    ax.grid(alpha=0.3)
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.set_xlim(-0.02 * last_step, 1.02 * last_step)
+
+
+def _save(figure: Any, path: Path) -> None:
+    path = Path(path)
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        figure.savefig(part, format="png", dpi=130)
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)

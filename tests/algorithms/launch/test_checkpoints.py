@@ -1,0 +1,274 @@
+"""The directory of a run: whole files, damaged files, best points, configurations as text."""
+
+import errno
+import json
+import math
+import os
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+import envs
+from algorithms import launch
+from algorithms.launch import checkpoints, devices
+from algorithms.launch.checkpoints import RunDir
+from algorithms.launch.errors import UserError
+from tests.algorithms.launch import toy
+
+CONFIG = toy.Config(total_timesteps=200, num_evals=4)
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory):
+    """A finished run of three agents with seeds 5 to 7."""
+    root = tmp_path_factory.mktemp("runs")
+    return launch.run(toy, CONFIG, seed=5, num_seeds=3, root=root).run_dir
+
+
+@pytest.fixture
+def broken(run_dir, tmp_path):
+    """A copy of it to break."""
+    copy = tmp_path / "run"
+    (copy / "checkpoints").mkdir(parents=True)
+    for file in [f for f in run_dir.rglob("*") if f.is_file()]:
+        (copy / file.relative_to(run_dir)).write_bytes(file.read_bytes())
+    return copy
+
+
+def same(a, b) -> bool:
+    """Two pytrees, bit for bit."""
+    equal = lambda x, y: np.array_equal(devices.plain(x), devices.plain(y), equal_nan=True)
+    return jax.tree.structure(a) == jax.tree.structure(b) and jax.tree.all(
+        jax.tree.map(equal, a, b)
+    )
+
+
+# --- what a run leaves -----------------------------------------------------------------------
+
+
+def test_directory_has_a_telling_name_and_all_files(run_dir):
+    assert run_dir.name.startswith("CartPole-v1__toy__5__20")
+    assert {f.name for f in run_dir.iterdir()} == {
+        "config.json",
+        "versions.json",
+        "metrics.csv",
+        "curve.png",
+        "checkpoints",
+    }
+    states = {"000003.state", "000004.state"}
+    policies = {f"{point:06d}.policy" for point in range(5)}
+    assert {f.name for f in (run_dir / "checkpoints").iterdir()} == states | policies
+
+
+def test_metrics_csv_has_a_row_per_seed_and_point(run_dir):
+    lines = (run_dir / "metrics.csv").read_text().splitlines()
+    assert lines[0] == "seed,point,timestep,episode_return,eval_return,loss"
+    rows = [line.split(",") for line in lines[1:]]
+    assert [(int(r[0]), int(r[1])) for r in rows] == [(s, p) for p in range(5) for s in (5, 6, 7)]
+    assert [int(r[2]) for r in rows[::3]] == [0, 50, 100, 150, 200]
+    metrics = launch.load(run_dir, module=toy).metrics
+    written = np.array([float(r[3]) for r in rows], np.float32).reshape(5, 3).T
+    np.testing.assert_array_equal(written, metrics["episode_return"])
+    written = np.array([float(r[4]) for r in rows], np.float32).reshape(5, 3).T
+    np.testing.assert_array_equal(written, metrics["eval_return"].mean(-1))
+
+
+def test_players_of_a_game_have_columns_of_their_own():
+    row = {"eval_return": np.arange(12.0).reshape(2, 3, 2), "episode_return": np.ones((2, 2))}
+    table = checkpoints.columns(row)
+    assert list(table) == ["eval_return_0", "eval_return_1", "episode_return_0", "episode_return_1"]
+    np.testing.assert_array_equal(table["eval_return_1"], [3.0, 9.0])
+
+
+def test_versions_say_nothing_about_the_machine_or_its_user(run_dir):
+    text = (run_dir / "versions.json").read_text()
+    (session,) = json.loads(text)
+    assert session["jax"] == jax.__version__ and session["from_point"] == 0
+    home, host = str(Path.home()), os.uname().nodename
+    assert home not in text and host not in text and str(Path.cwd()) not in text
+
+
+def test_config_survives_strict_json(run_dir):
+    settings = (("limit", math.inf), ("max_steps", 200))
+    config = toy.Config(learning_rate=1e-3, env_settings=settings, hidden_sizes=(64, 32))
+    text = json.dumps(checkpoints.config_to_json(config), allow_nan=False)
+    assert '"target_kl": "inf"' in text
+    back = checkpoints.config_from_json(toy.Config, json.loads(text), Path("config.json"))
+    assert back == config and hash(back.hidden_sizes) == hash(config.hidden_sizes)
+    saved = json.loads((run_dir / "config.json").read_text())
+    assert saved["algorithm"] == "toy" and saved["seed"] == 5 and saved["num_seeds"] == 3
+
+
+def test_runs_are_never_overwritten(tmp_path, run_dir):
+    described = json.loads((run_dir / "config.json").read_text())
+    described["config"]["env"] = "pgx/go 9x9"
+    made = [RunDir.create_named(tmp_path, described).path for _ in range(3)]
+    assert len(set(made)) == 3 and all(path.parent == tmp_path for path in made)
+    assert made[0].name.startswith("pgx-go-9x9__toy__5__")
+    with pytest.raises(UserError, match="never overwritten"):
+        RunDir.create(made[0], described)
+
+
+# --- whole files -----------------------------------------------------------------------------
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path, monkeypatch):
+    file = tmp_path / "file"
+    checkpoints.write_whole(file, b"old")
+    monkeypatch.setattr(os, "fsync", full_disk)
+    with pytest.raises(OSError, match="No space"):
+        checkpoints.write_whole(file, b"new")
+    assert file.read_bytes() == b"old" and list(tmp_path.iterdir()) == [file]
+
+
+def full_disk(*_):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("file", ["000004.state", "000002.policy"])
+@pytest.mark.parametrize("damage", ["flip", "size", "cut", "empty", "foreign"])
+def test_a_damaged_checkpoint_is_named(broken, file, damage):
+    path = broken / "checkpoints" / file
+    data = bytearray(path.read_bytes())
+    if damage == "flip":
+        data[len(data) * 3 // 4] ^= 1
+    if damage == "size":
+        data[len(checkpoints.MAGIC) + 6] ^= 1
+    data = {"cut": data[:-5], "empty": b"", "foreign": b"PK" + data}.get(damage, data)
+    path.write_bytes(data)
+    point = int(file[:6])
+    with pytest.raises(UserError, match=f"{file} is (damaged|not a checkpoint)"):
+        launch.load(broken, point, module=toy)
+
+
+def test_a_checkpoint_that_does_not_fit_is_refused(broken):
+    described = json.loads((broken / "config.json").read_text())
+    described["config"]["hidden_sizes"] = [3, 3]
+    (broken / "config.json").write_text(json.dumps(described))
+    with pytest.raises(UserError, match=r"000004.state does not fit.*weights.*\(3, 3, 2\)"):
+        launch.load(broken, module=toy)
+
+
+def test_a_checkpoint_of_another_algorithm_is_refused(broken):
+    text = (broken / "config.json").read_text()
+    (broken / "config.json").write_text(text.replace('"toy"', '"other"'))
+    with pytest.raises(UserError, match="is a checkpoint of toy, not of other"):
+        launch.load(broken, module=toy)
+    with pytest.raises(UserError, match="other is not one of `algorithms`"):
+        launch.load(broken)
+    with pytest.raises(UserError, match="a run of other, not of toy"):
+        launch.resume(broken, module=toy)
+
+
+def test_what_is_no_run_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"config\.json does not exist"):
+        launch.load(tmp_path, module=toy)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(UserError, match="not readable as JSON"):
+        launch.load(tmp_path, module=toy)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(UserError, match="has no algorithm"):
+        launch.load(tmp_path, module=toy)
+
+
+def test_rewinding_drops_all_past_a_point_and_parts_of_files(broken):
+    rows = (broken / "metrics.csv").read_text().splitlines()
+    part = broken / "checkpoints" / ".000009.state.part"
+    part.write_bytes(b"half")
+    run_dir = RunDir.open(broken)
+    run_dir.rewind(3)
+    assert run_dir.points("policy") == [0, 1, 2, 3] and run_dir.points("state") == [3]
+    assert (broken / "metrics.csv").read_text().splitlines() == rows[: 1 + 3 * 4]
+    assert not part.exists()
+
+
+# --- load ------------------------------------------------------------------------------------
+
+
+def test_load_gives_one_agent_or_all(run_dir):
+    everyone = launch.load(run_dir, agent=None, module=toy)
+    assert everyone.seeds == [5, 6, 7] and everyone.config == CONFIG
+    for agent in range(3):
+        loaded = launch.load(run_dir, agent=agent, module=toy)
+        assert same(loaded.state, checkpoints.one_agent(everyone.state, agent))
+    state, _ = jax.jit(toy.make_train(CONFIG))(jax.random.key(7))
+    np.testing.assert_allclose(
+        loaded.state.policy["weights"], state.policy["weights"], rtol=1e-4, atol=1e-6
+    )
+    action, memory = loaded.policy(loaded.state, np.ones(4, np.float32))
+    assert action.shape == () and memory is None
+    with pytest.raises(UserError, match="agents 0 to 2"):
+        launch.load(run_dir, agent=3, module=toy)
+
+
+def test_a_run_with_an_environment_object(tmp_path):
+    env, _ = envs.make("CartPole-v1", max_steps=7)
+    path = launch.run(toy, CONFIG.replace(env=env), run_dir=tmp_path / "run").run_dir
+    loaded = launch.load(path, module=toy, env=env)
+    assert loaded.config.env is env and loaded.point == 4
+    assert launch.resume(path, module=toy, env=env).objective
+    text = (path / "config.json").read_text().replace("CartPole-v1", "MyOwn-v1")
+    (path / "config.json").write_text(text)
+    with pytest.raises(UserError, match="unknown environment 'MyOwn-v1'"):
+        launch.load(path, module=toy)
+
+
+def test_load_of_an_older_point_has_policy_and_history(run_dir):
+    loaded = launch.load(run_dir, 2, module=toy)
+    assert vars(loaded.state).keys() == {"policy"} and loaded.point == 2
+    assert loaded.points == [0, 1, 2] and loaded.metrics["eval_return"].shape == (3, 3, 4)
+    assert launch.load(run_dir, 3, module=toy).state.update == 30  # still there whole
+    with pytest.raises(UserError, match="no point 9; it has 0 to 4"):
+        launch.load(run_dir, 9, module=toy)
+
+
+def test_best_is_per_agent(run_dir):
+    history = launch.load(run_dir, module=toy).metrics
+    best = history["eval_return"].mean(-1).argmax(1)
+    assert len(set(best)) > 1, "the test needs agents whose best points differ"
+    everyone = launch.load(run_dir, "best", agent=None, module=toy)
+    for agent in range(3):
+        expected = launch.load(run_dir, int(best[agent]), agent=agent, module=toy)
+        loaded = launch.load(run_dir, "best", agent=agent, module=toy)
+        assert loaded.point == best[agent] == everyone.point[agent]
+        assert same(loaded.state.policy, expected.state.policy)
+        assert same(checkpoints.one_agent(everyone.state.policy, agent), expected.state.policy)
+
+
+def test_best_by_a_function_of_the_history(run_dir):
+    def lowest_loss(history):
+        assert {k: v.shape for k, v in history.items()} == dict.fromkeys(history, (5,))
+        return -history["loss"]  # NaN before training: never best
+
+    loss = launch.load(run_dir, module=toy).metrics["loss"]
+    for agent in range(3):
+        loaded = launch.load(run_dir, lowest_loss, agent=agent, module=toy)
+        assert loaded.point == np.nanargmin(loss[agent])
+
+
+# --- a disk that fills up --------------------------------------------------------------------
+
+
+def test_a_run_survives_a_full_disk(tmp_path, monkeypatch, capsys):
+    fsync = os.fsync
+
+    def fill_up(point):
+        monkeypatch.setattr(os, "fsync", full_disk if point.index in (1, 2) else fsync)
+
+    result = launch.run(toy, CONFIG, run_dir=tmp_path / "run", hooks=[fill_up])
+    assert result.metrics["timestep"].shape == (1, 5)
+    warnings = capsys.readouterr().err
+    for point in (2, 3):
+        assert f"point {point} was not saved, the last good one stays" in warnings
+    run_dir = RunDir.open(tmp_path / "run")
+    assert run_dir.points("policy") == [0, 1, 4] and run_dir.points("state") == [1, 4]
+    assert same(launch.load(run_dir.path, agent=None, module=toy).state, result.state)
+
+
+def test_all_states_are_kept_if_asked_for(tmp_path, capsys):
+    run_dir = launch.run(toy, CONFIG, root=tmp_path, keep_states=True, quiet=False).run_dir
+    assert RunDir.open(run_dir).points("state") == [0, 1, 2, 3, 4]
+    size = (6 * 4 + 2 * 4 + 4) * 5
+    assert f"all states are kept: {size / 1e6:.3g} MB" in capsys.readouterr().out

@@ -1,0 +1,348 @@
+"""The command line, from outside wherever a process, a signal or a kill matters."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from algorithms import launch, ppo
+from algorithms.launch import cli, presets
+from algorithms.launch.checkpoints import RunDir
+from tests.algorithms.launch import toy
+
+ROOT = Path(__file__).parents[3]
+TOY, PPO = Path(toy.__file__), Path(ppo.__file__)
+POINTS = ("--total-timesteps", "1200", "--num-evals", "120", "--num-seeds", "3")
+
+
+def start(cwd, *words, file=TOY):
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([sys.executable, file, *words], cwd=cwd, env=environment, **pipes)
+
+
+def call(cwd, *words, file=TOY):
+    """Runs to its end. Returns exit code, stdout and stderr."""
+    process = start(cwd, *words, file=file)
+    out, err = process.communicate(timeout=120)
+    return process.returncode, out, err
+
+
+def wait_for(process, text):
+    """Reads stdout up to the line with a text in it."""
+    for line in process.stdout:
+        if text in line:
+            return
+    pytest.fail(f"{text!r} never came; stderr: {process.stderr.read()}")
+
+
+def main(capsys, *words, module=toy):
+    """In this process. Returns exit code, stdout and stderr."""
+    try:
+        cli.main(module, [str(word) for word in words])
+        code = 0
+    except SystemExit as stop:
+        code = stop.code
+    return code, *capsys.readouterr()
+
+
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory):
+    """The directory of an uninterrupted run of three agents, and what it printed."""
+    root = tmp_path_factory.mktemp("whole")
+    code, out, err = call(root, *POINTS)
+    assert code == 0, err
+    (run_dir,) = (root / "runs").iterdir()
+    return run_dir, out
+
+
+def assert_same_run(a, b):
+    assert (a / "metrics.csv").read_bytes() == (b / "metrics.csv").read_bytes()
+    states = [RunDir.open(x).file(RunDir.open(x).points("state")[-1], "state") for x in (a, b)]
+    assert states[0].name == states[1].name
+    assert states[0].read_bytes() == states[1].read_bytes()
+
+
+# --- a run -----------------------------------------------------------------------------------
+
+
+def test_what_a_run_prints(whole):
+    run_dir, out = whole
+    first, *points, done, times = out.splitlines()
+    count = min(len(os.sched_getaffinity(0)), 3) if hasattr(os, "sched_getaffinity") else 1
+    assert "toy on CartPole-v1: 3 agents (seeds 0 to 2)" in first and run_dir.name in first
+    assert f"on {count} cpu device" in first or jax.devices()[0].platform != "cpu"
+    assert [line[:4] for line in points] == [f"{share:3}%" for share in range(0, 101, 10)]
+    assert "step 600 | evaluation return" in points[5] and "steps/s" in points[5]
+    assert done.startswith("done: evaluation return") and run_dir.name in done
+    assert "[" in done, "the range over the seeds"
+    assert times.startswith("time: import") and "compile" in times and "run" in times
+
+
+def test_agents_are_close_to_single_runs(whole):
+    """Agents on several devices, the last of them padded, against one alone."""
+    for agent in range(3):
+        loaded = launch.load(whole[0], agent=agent, module=toy)
+        alone = launch.run(toy, loaded.config, seed=agent, save=False)
+        for name, values in loaded.metrics.items():
+            np.testing.assert_allclose(values[agent, :4], alone.metrics[name][0, :4], rtol=1e-4)
+
+
+def test_quiet_is_quiet(capsys, tmp_path):
+    words = ("--quiet", "--num-evals", 2, "--run-dir-root", tmp_path / "elsewhere")
+    assert main(capsys, *words) == (0, "", "")
+    assert len(list((tmp_path / "elsewhere").iterdir())) == 1
+
+
+# --- flags -----------------------------------------------------------------------------------
+
+
+def parsed(*words, module=toy):
+    argv = [str(word) for word in words]
+    return cli.parse(module, argv, *cli.defaults(module, argv))
+
+
+def test_flags_become_settings():
+    words = "--total-timesteps 5e5 --num-envs 1e1 --hidden-sizes 64,32 --anneal-lr --gamma=0.5"
+    words += " --learning-rate 1e-3 --target-kl inf --env-settings max_steps=200,x=1.5,on=true,s=a"
+    config, shell = parsed(*words.split(), "--seed", 7)
+    settings = (("max_steps", 200), ("x", 1.5), ("on", True), ("s", "a"))
+    assert config == toy.Config(
+        env_settings=settings,
+        total_timesteps=500_000,
+        num_envs=10,
+        learning_rate=1e-3,
+        anneal_lr=True,
+        gamma=0.5,
+        hidden_sizes=(64, 32),
+    )
+    assert type(config.total_timesteps) is int and shell == cli.Shell(seed=7)
+    assert parsed("--no-anneal-lr", "--num_envs", 3)[0] == toy.Config(num_envs=3)
+    assert parsed("--hidden-sizes", "", "--env-settings", "")[0].hidden_sizes == ()
+
+
+def test_help_has_every_description(capsys):
+    code, out, err = main(capsys, "--help", module=ppo)
+    text = " ".join(out.replace("│", " ").split())
+    assert code == 0 and not err
+    for name in ppo.Config.__dataclass_fields__:
+        assert f"--{name.replace('_', '-')}" in text
+    for line in PPO.read_text().partition("class Config:")[2].partition("\n\n\n")[0].splitlines():
+        assert line.partition("  # ")[2] in text
+
+
+REFUSED = [
+    ("--learing-rate 3", "--learning-rate"),
+    ("--total-timesteps 2.5", "--total-timesteps: '2.5' is not a whole number"),
+    ("--num-envs x", "Error parsing --num-envs"),
+    ("--num-envs inf", "--num-envs"),
+    ("--learning-rate x", "Error parsing --learning-rate"),
+    ("--learning-rate nan", "learning_rate=nan: give a number 0 or more"),
+    ("--hidden-sizes 3,a", "Error parsing --hidden-sizes"),
+    ("--env-settings max_steps", "'max_steps' is not name=value"),
+    ("--env-settings max_stepz=3", "did you mean max_steps"),
+    ("--anneal-lr true", "Unrecognized options: true"),
+    ("--gif sometimes", "'sometimes'"),
+    ("--gamma 1.5", "gamma=1.5: give a number in [0, 1]"),
+    ("--num-envs 0", "num_envs=0"),
+    ("--num-seeds 0", "num_seeds=0: give 1 or more"),
+    ("--seed -1", "seed=-1"),
+    ("--env CartPole-v2", "did you mean CartPole-v1"),
+    ("--preset CartPole", "unknown preset of toy 'CartPole'"),
+    ("--seed", "--seed"),
+    ("--point 3", "a new run does not go with --point 3"),
+    ("--episodes 3", "a new run does not go with --episodes 3"),
+    ("--one-run-per-seed", "track or tensorboard"),
+    ("--resume nowhere", "nowhere/config.json does not exist"),
+    ("--config nowhere.json", "give the config.json of a run"),
+    ("--resume RUN --gamma 0.5 --seed 3", "--gamma 0.5 (in place of 0.99)"),
+    ("--resume RUN --num-evals 3", "--num-evals 3 (in place of 120)"),
+    ("--resume RUN --total-timesteps 20", "total_timesteps=20 is less than the 1200"),
+    ("--resume RUN --point best", "--point best: give last or a number"),
+    ("--resume RUN --point 3", "no whole state of point 3; it has [119, 120]"),
+    ("--resume RUN --evaluate RUN", "--resume and --evaluate: use one of them"),
+    ("--evaluate RUN --point 121", "no point 121; it has 0 to 120"),
+    ("--evaluate RUN --point first", "give last, best or a number"),
+    ("--evaluate RUN --episodes 0", "--episodes 0: give 1 or more"),
+    ("--evaluate RUN --track", "--evaluate does not go with --track"),
+    ("--render RUN --agent 3", "agents 0 to 2"),
+    ("--render RUN --total-timesteps 9", "--render does not go with --total-timesteps 9"),
+]
+
+
+@pytest.mark.parametrize("words, message", REFUSED, ids=[words for words, _ in REFUSED])
+def test_refused_flags(capsys, whole, tmp_path, monkeypatch, words, message):
+    monkeypatch.chdir(tmp_path)
+    code, _, err = main(capsys, *words.replace("RUN", str(whole[0])).split())
+    assert code == 2 and message in " ".join(err.replace("│", " ").split()), err
+    assert not list(tmp_path.iterdir()), "nothing is left behind"
+
+
+def test_a_run_of_another_algorithm_is_refused(capsys, whole):
+    code, _, err = main(capsys, "--resume", whole[0], module=ppo)
+    assert code == 2 and "is a run of toy, not of ppo: use toy.py" in err
+
+
+def test_explicit_flags_win_over_presets_and_files(monkeypatch, whole):
+    table = {"toy": {"Pendulum-v1": {"gamma": 0.9, "num_envs": 2}, "b": {"env": "Acrobot-v1"}}}
+    monkeypatch.setattr(cli, "PRESETS", table)
+    assert parsed("--preset", "Pendulum-v1", "--gamma", 0.8)[0] == toy.Config(
+        env="Pendulum-v1", gamma=0.8, num_envs=2
+    )
+    assert parsed("--preset=b")[0].env == "Acrobot-v1"
+    file = whole[0] / "config.json"
+    config, shell = parsed("--config", file, "--gamma", 0.8, "--num-seeds", 2)
+    assert config == toy.Config(total_timesteps=1200, num_evals=120, gamma=0.8)
+    assert (shell.seed, shell.num_seeds) == (0, 2)
+
+
+def test_presets_are_settings_of_their_algorithm():
+    for algorithm, table in presets.PRESETS.items():
+        for name in table:
+            config = cli.preset(sys.modules[f"algorithms.{algorithm}"], name)
+            assert config.env in (name, table[name].get("env"))
+
+
+def test_help_and_typos_are_quick(tmp_path):
+    """At most 1.5 times as long as the imports that an algorithm needs."""
+    imports = tmp_path / "imports.py"
+    imports.write_text("import jax, flax.linen, optax, distrax")
+
+    def seconds(expected, *words, file):
+        began = time.perf_counter()
+        code, _, err = call(tmp_path, *words, file=file)
+        assert code == expected and "Traceback" not in err
+        return time.perf_counter() - began
+
+    for _ in range(3):  # another program may have been busy
+        needed = seconds(0, file=imports)
+        taken = seconds(0, "--help", file=PPO), seconds(2, "--learing-rate", "3", file=PPO)
+        if max(taken) < 1.5 * needed:
+            return
+    pytest.fail(f"imports take {needed:.1f} s, --help and a typo {taken}")
+
+
+# --- stopped, killed, resumed ----------------------------------------------------------------
+
+
+def test_ctrl_c_saves_and_resume_goes_on_exactly(whole, tmp_path):
+    process = start(tmp_path, *POINTS)
+    wait_for(process, " 20% |")
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and "stopping at the next point" in err
+    assert "Traceback" not in err and "stopped at point" in out
+    (run_dir,) = (tmp_path / "runs").iterdir()
+    last = RunDir.open(run_dir).points("state")[-1]
+    assert 24 <= last < 120 and (run_dir / "curve.png").exists()
+    hint = out.splitlines()[-1].split()
+    assert hint[:5] == ["to", "go", "on:", "python", str(TOY)]
+    code, out, err = call(tmp_path, *hint[5:])
+    assert code == 0 and f"points {last} to 120" in out, err
+    assert_same_run(run_dir, whole[0])
+
+
+def test_second_ctrl_c_aborts_at_once(tmp_path):
+    process = start(tmp_path, "--total-timesteps", "1e9", "--num-evals", "1")
+    wait_for(process, "  0% |")
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    assert process.poll() is None, "it waits for the point"
+    began = time.perf_counter()
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 130 and "Traceback" not in err and "aborted" in err
+    assert time.perf_counter() - began < 5
+
+
+def test_ctrl_c_while_compiling(tmp_path):
+    process = start(tmp_path, "--num-steps", "17", file=PPO)
+    wait_for(process, "ppo on")
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 130 and "Traceback" not in err and "aborted" in err
+
+
+def test_kill_during_a_save_loses_nothing(tmp_path):
+    """kill -9 while a state of 4 MB is being written; the resumed run is the uninterrupted one."""
+    words = ("--hidden-sizes", "1000,1000", "--total-timesteps", "40", "--num-evals", "8")
+    reference, _, err = call(tmp_path, *words, "--run-dir-root", "whole")
+    assert reference == 0, err
+    (run_dir, partial) = kill_during_save(tmp_path, words)
+    whole_files = [f for f in (run_dir / "checkpoints").iterdir() if not f.name.startswith(".")]
+    last = RunDir.open(run_dir).points("state")[-1]
+    assert 2 <= last < 8 and len(whole_files) > 3
+    code, out, err = call(tmp_path, "--resume", str(run_dir))
+    assert code == 0 and f"points {last} to 8" in out, err
+    assert not partial.exists(), "what the killed process left is cleared away"
+    assert_same_run(run_dir, next((tmp_path / "whole").iterdir()))
+
+
+def kill_during_save(tmp_path, words):
+    """Kills runs until one of them leaves a part of a file. Returns its directory and that file."""
+    for attempt in range(5):
+        root = tmp_path / f"killed{attempt}"
+        process = start(tmp_path, *words, "--run-dir-root", str(root))
+        while process.poll() is None:
+            parts = list(root.glob("*/checkpoints/.00000[3-7].state.part"))
+            if parts:
+                process.kill()
+                break
+        process.communicate(timeout=30)
+        assert process.returncode == -signal.SIGKILL
+        if parts[0].exists():
+            return next(root.iterdir()), parts[0]
+    pytest.fail("no kill came during a save")
+
+
+# --- runs that are there ---------------------------------------------------------------------
+
+
+def test_evaluate_prints_a_table_per_agent(capsys, whole):
+    words = ("--evaluate", whole[0], "--episodes", 5, "--point", "best")
+    code, out, err = main(capsys, *words)
+    assert code == 0, err
+    for agent in range(3):
+        point = launch.load(whole[0], "best", agent=agent, module=toy).point
+        assert f"agent {agent} (seed {agent}) at point {point}: 5 episodes" in out
+    code, out, _ = main(capsys, *words, "--agent", 1)
+    assert code == 0 and "agent 1" in out and "agent 0" not in out
+
+
+def test_render_writes_a_gif(capsys, whole):
+    words = ("--render", whole[0], "--agent", 1, "--point", 7, "--seed", 3)
+    for name in ("episode_agent1_point7_seed3.gif", "episode_agent1_point7_seed3-1.gif"):
+        code, out, err = main(capsys, *words)
+        assert code == 0 and out.strip() == str(whole[0] / name), err
+        assert (whole[0] / name).read_bytes().startswith(b"GIF89a")
+
+
+def test_gifs_during_a_run(capsys, tmp_path):
+    words = ("--num-evals", 2, "--run-dir-root", tmp_path, "--gif")
+    assert main(capsys, *words, "every")[0] == 0
+    assert main(capsys, *words, "end")[0] == 0
+    names = sorted(file.name for file in tmp_path.glob("*/*.gif"))
+    assert names == ["episode_000000.gif", "episode_000001.gif", *["episode_000002.gif"] * 2]
+
+
+def test_an_environment_that_cannot_be_drawn_is_refused_before_training(capsys, tmp_path):
+    words = ("--env", "DeepSea-bsuite", "--gif", "end", "--run-dir-root", tmp_path)
+    code, _, err = main(capsys, *words)
+    assert code == 2 and "cannot be drawn" in err and not list(tmp_path.iterdir())
+
+
+def test_trackers_get_every_point(capsys, tmp_path):
+    words = ("--num-evals", 3, "--tensorboard", "--run-dir-root", tmp_path)
+    assert main(capsys, *words)[0] == 0
+    (events,) = tmp_path.glob("*/tensorboard/events*")
+    assert events.read_bytes().count(b"eval_return") == 4
+    (config,) = tmp_path.glob("*/config.json")
+    assert json.loads(config.read_text())["options"]["tensorboard"]

@@ -1,0 +1,493 @@
+"""Plots, trackers, GIFs and evaluation summaries: what lands on disk is read back and looked at."""
+
+import itertools
+import json
+import struct
+import subprocess
+import sys
+import time
+import types
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from PIL import Image, ImageSequence
+
+import envs
+from algorithms.launch import evaluation, plots, render, trackers
+from algorithms.launch.errors import UserError
+
+STRIP = 42  # pixels of text above every picture
+
+
+@flax.struct.dataclass
+class Config:
+    env: Any = flax.struct.field(pytree_node=False, default="CartPole-v1")
+    env_settings: tuple = flax.struct.field(pytree_node=False, default=())
+
+
+def _make_policy(config, env=None, env_params=None):
+    """Random but deterministic actions: the memory counts steps, the policy's state is a seed."""
+    space = env.action_space(env_params)
+
+    def policy(state, observation, memory=None, rng=None):
+        memory = jnp.zeros((), jnp.int32) if memory is None else memory
+        return space.sample(jax.random.fold_in(state.policy, memory)), memory + 1
+
+    return policy
+
+
+FAKE = types.ModuleType("fake")
+FAKE.make_policy = _make_policy
+STATE = SimpleNamespace(policy=jax.random.key(3))
+
+
+def frames_of(path: Path) -> np.ndarray:
+    """(frames, height, width, 3)"""
+    with Image.open(path) as gif:
+        return np.stack([np.asarray(f.convert("RGB")) for f in ImageSequence.Iterator(gif)])
+
+
+# --- curve -----------------------------------------------------------------------------------
+
+
+BAND = "#BFDBEC"  # a quarter of the first colour, on white
+
+
+def _metrics(agents: int, points: int = 11, players: int = 0) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    steps = np.broadcast_to(np.linspace(0, 1e5, points), (agents, points))
+    returns = steps / 1e3 * rng.uniform(0.5, 1.5, (agents, 1)) + rng.normal(size=(agents, points))
+    returns[:, 0] = np.nan  # no episode has ended yet
+    evals = returns[..., None] + rng.normal(size=(agents, points, 5))
+    evals[:, 0] = 0.0
+    if players:
+        returns, evals = (np.stack([x, -x], axis=-1) for x in (returns, evals))
+    return {"timestep": steps, "episode_return": returns, "eval_return": evals}
+
+
+def _ink(path: Path, colour: str) -> int:
+    """How many pixels of a picture have this colour, within what smooth edges do to it."""
+    rgb = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)])
+    pixels = np.asarray(Image.open(path).convert("RGB"), int)
+    return int((np.abs(pixels - rgb).max(axis=-1) < 12).sum())
+
+
+def test_curve_draws_each_seed_the_mean_and_a_band(tmp_path):
+    path = tmp_path / "curve.png"
+    plots.curve(_metrics(1), [0], "one", path)
+    one = np.asarray(Image.open(path).convert("RGB"), int)
+    assert one.shape[1] > 1000 and _ink(path, plots.COLOURS[0]) > 1000 and _ink(path, BAND) < 1000
+    plots.curve(_metrics(4), [0, 1, 2, 3], "four", path)  # over the first, in one step
+    four = np.asarray(Image.open(path).convert("RGB"), int)
+    assert _ink(path, BAND) > 3000
+    blue = lambda picture: (picture[..., 2] - picture[..., 0] > 60).sum()  # the lines
+    assert blue(four) > blue(one) + 500
+    assert [p.name for p in tmp_path.iterdir()] == ["curve.png"]
+
+
+def test_curve_takes_games_no_evaluation_one_point_and_nothing_yet(tmp_path):
+    path = tmp_path / "curve.png"
+    plots.curve(_metrics(3, players=2), [0, 1, 2], "game", path)
+    assert _ink(path, plots.COLOURS[0]) > 1000 and _ink(path, plots.COLOURS[1]) > 1000
+    without = {k: v for k, v in _metrics(2).items() if k != "eval_return"}
+    plots.curve(without, [0, 1], "no evaluation", path)
+    assert Image.open(path).width < 900 and _ink(path, plots.COLOURS[0]) > 500
+    plots.curve({k: v[:, :1] for k, v in _metrics(2).items()}, [0, 1], "one point", path)
+    assert _ink(path, plots.COLOURS[0]) > 20
+    plots.curve({k: v[:, :0] for k, v in _metrics(2).items()}, [0, 1], "nothing", path)
+
+
+def test_a_failing_curve_leaves_the_old_one(tmp_path, monkeypatch):
+    path = tmp_path / "curve.png"
+    plots.curve(_metrics(1), [0], "old", path)
+    before = path.read_bytes()
+
+    def full(*_):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(plots.os, "replace", full)
+    with pytest.raises(OSError, match="no space"):
+        plots.curve(_metrics(2), [0, 1], "new", path)
+    assert path.read_bytes() == before and len(list(tmp_path.iterdir())) == 1
+
+
+def test_mean_and_error_leave_nan_out():
+    values = np.array([[1.0, np.nan, np.nan], [3.0, 2.0, np.nan], [8.0, 4.0, np.nan]])
+    mean, error = plots.mean_and_error(values)
+    np.testing.assert_allclose(mean, [4.0, 3.0, np.nan])
+    expected = [np.std([1, 3, 8], ddof=1) / 3**0.5, np.std([2, 4], ddof=1) / 2**0.5, 0.0]
+    np.testing.assert_allclose(error, expected)
+
+
+def test_curve_leaves_pyplot_alone(tmp_path):
+    """In a fresh process: the user's backend and figures stay as they are."""
+    code = (
+        "import sys, numpy as np; from pathlib import Path; from algorithms.launch import plots;"
+        "assert 'matplotlib' not in sys.modules;"
+        "t = np.arange(3.)[None]; path = Path(sys.argv[1]) / 'curve.png';"
+        "plots.curve({'timestep': t, 'episode_return': t}, [0], 't', path);"
+        "assert path.stat().st_size > 5000 and 'matplotlib.pyplot' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
+
+
+# --- trackers --------------------------------------------------------------------------------
+
+SEEDS = (3, 4)
+POINT = {
+    "timestep": np.array([100, 100]),
+    "eval_return": np.array([[1.0, 3.0], [5.0, 7.0]]),
+    "episode_return": np.array([np.nan, 9.0]),
+    "value_loss": np.array([0.25, 0.75]),
+}
+MEANS = {"eval_return": 4.0, "episode_return": 9.0, "value_loss": 0.5}
+EACH = (
+    {"eval_return": 2.0, "episode_return": np.nan, "value_loss": 0.25},
+    {"eval_return": 6.0, "episode_return": 9.0, "value_loss": 0.75},
+)
+TOGETHER = MEANS | {f"seed_{s}/{k}": v for s, e in zip(SEEDS, EACH) for k, v in e.items()}
+
+
+def _open(run_dir: Path, **options: Any) -> list[trackers.Tracker]:
+    defaults = {"track": False, "tensorboard": False, "one_run_per_seed": False, "resume": False}
+    config = {"learning_rate": 1e-3, "target_kl": float("inf"), "hidden_sizes": (64, 64)}
+    common = {"run_dir": run_dir, "name": "a run", "config": config, "seeds": SEEDS}
+    return trackers.open_trackers(**(defaults | options), **common)
+
+
+def _gif(path: Path) -> Path:
+    images = [Image.new("RGB", (32, 24), c) for c in ("red", "green")]
+    images[0].save(path, save_all=True, append_images=images[1:])
+    return path
+
+
+def _events(folder: Path) -> dict[int, dict[str, Any]]:
+    """{step: {tag: number or bytes of an image}} from the event files of one folder."""
+    from tensorboardX.proto.event_pb2 import Event
+
+    found: dict[int, dict[str, Any]] = {}
+    for file in sorted(folder.glob("events.out.tfevents.*")):
+        data = file.read_bytes()
+        while data:  # length, its checksum, the event, its checksum
+            (size,) = struct.unpack("<Q", data[:8])
+            event, data = Event.FromString(data[12 : 12 + size]), data[16 + size :]
+            for value in event.summary.value:
+                image = value.image.encoded_image_string
+                found.setdefault(event.step, {})[value.tag] = image or value.simple_value
+    return found
+
+
+def _wandb_runs(run_dir: Path, rows: int = 1) -> dict[str, list[dict[str, Any]]]:
+    """{run id: [history row, ...]} once every run has so many.
+
+    wandb writes them from a process of its own, and `finish` does not wait for the last of it.
+    """
+    for _ in range(100):
+        found = _wandb_rows(run_dir)
+        if found and min(map(len, found.values())) >= rows:
+            return found
+        time.sleep(0.1)
+    raise AssertionError(f"rows of wandb's runs: {found}")
+
+
+def _wandb_rows(run_dir: Path) -> dict[str, list[dict[str, Any]]]:
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    found: dict[str, list] = {}
+    for file in sorted(run_dir.glob("wandb/offline-run-*/run-*.wandb")):
+        data, rows = file.read_bytes()[7:], found.setdefault(file.stem.removeprefix("run-"), [])
+        while len(data) >= 7:  # LevelDB's log: checksum, length, type (1 is a whole record), record
+            size, kind = struct.unpack("<HB", data[4:7])
+            if kind != 1 or len(data) < 7 + size:  # still being written
+                break
+            record, data = Record.FromString(data[7 : 7 + size]), data[7 + size :]
+            items = {i.key or "/".join(i.nested_key): i.value_json for i in record.history.item}
+            if items:
+                rows.append({key: json.loads(value) for key, value in items.items()})
+    return found
+
+
+def _assert_row(row: dict[str, Any], expected: dict[str, float]) -> None:
+    shown = {k: float(v) for k, v in row.items() if not k.startswith("_") and k != "timestep"}
+    assert shown.keys() == expected.keys()
+    np.testing.assert_allclose([shown[k] for k in expected], list(expected.values()))
+
+
+def test_scalars_of_games_and_of_one_seed():
+    game = {"timestep": np.array([5]), "eval_return": np.array([[[1.0, -1.0], [3.0, -3.0]]])}
+    players = {"eval_return/player 0": 2.0, "eval_return/player 1": -2.0}
+    assert trackers.scalars(game, [0]) == players
+    assert trackers.scalars({"loss": np.array([2.0])}, [7]) == {"loss": 2.0}
+
+
+def test_tensorboard_files_read_back(tmp_path):
+    (tracker,) = _open(tmp_path, tensorboard=True)
+    gif = _gif(tmp_path / "e.gif")
+    tracker.log(POINT, 100)
+    found = _events(tmp_path / "tensorboard")  # there before close: a kill loses nothing
+    _assert_row(found[100], TOGETHER)
+    tracker.gif(gif, 200)
+    tracker.close()
+    assert _events(tmp_path / "tensorboard")[200]["episode"] == gif.read_bytes()
+
+    (tracker,) = _open(tmp_path, tensorboard=True, resume=True)  # adds a file, keeps the old
+    tracker.log({k: v + 1 for k, v in POINT.items()}, 300)
+    tracker.close()
+    found = _events(tmp_path / "tensorboard")
+    assert found[300]["eval_return"] == 5.0 and found[100]["eval_return"] == 4.0
+
+
+def test_tensorboard_folder_per_seed(tmp_path):
+    (tracker,) = _open(tmp_path, tensorboard=True, one_run_per_seed=True)
+    tracker.log(POINT, 100)
+    tracker.close()
+    for seed, expected in zip(SEEDS, EACH):
+        _assert_row(_events(tmp_path / "tensorboard" / f"seed_{seed}")[100], expected)
+
+
+def test_wandb_offline_runs_read_back(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    (tracker,) = _open(tmp_path, track=True)
+    tracker.log(POINT, 100)
+    tracker.gif(_gif(tmp_path / "e.gif"), 100)
+    tracker.close()
+    ((run_id, rows),) = _wandb_runs(tmp_path, rows=2).items()
+    _assert_row(rows[0], TOGETHER)
+    assert rows[0]["timestep"] == 100 and rows[1]["episode/path"].endswith(".gif")
+    assert json.loads((tmp_path / "wandb/runs.json").read_text()) == {"a run": run_id}
+    assert list(tmp_path.glob("wandb/offline-run-*/files/media/videos/*.gif"))
+
+    (tracker,) = _open(tmp_path, track=True, resume=True)  # goes on in the same run
+    tracker.close()
+    assert list(_wandb_runs(tmp_path)) == [run_id]
+
+
+def test_wandb_run_per_seed(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    (tracker,) = _open(tmp_path, track=True, one_run_per_seed=True)
+    tracker.log(POINT, 100)
+    tracker.close()
+    ids, runs = json.loads((tmp_path / "wandb/runs.json").read_text()), _wandb_runs(tmp_path)
+    for seed, expected in zip(SEEDS, EACH):
+        _assert_row(runs[ids[f"a run__seed_{seed}"]][0], expected)
+
+
+def test_a_tracker_that_fails_warns_once_and_the_run_goes_on(tmp_path, monkeypatch, capsys):
+    (tracker,) = _open(tmp_path, tensorboard=True)
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(tracker.tracker.writers[0], "write_event", full)
+    tracker.log(POINT, 100)
+    tracker.log(POINT, 200)
+    tracker.close()
+    message = capsys.readouterr().err
+    assert message.count("warning") == 1 and "TensorBoard" in message and "No space" in message
+
+
+@pytest.mark.parametrize(
+    "flag, library, package",
+    [("track", "wandb", "wandb"), ("tensorboard", "tensorboardX", "tensorboardX")],
+)
+def test_a_missing_library_names_the_pip_command(tmp_path, monkeypatch, flag, library, package):
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(UserError, match=f"pip install {package}"):
+        _open(tmp_path, **{flag: True})
+
+
+def test_wandb_without_an_account_is_the_users_to_solve(tmp_path, monkeypatch):
+    import wandb
+
+    def refuse(**_):
+        raise wandb.errors.UsageError("No API key configured")
+
+    monkeypatch.setattr(wandb, "init", refuse)
+    with pytest.raises(UserError, match=r"No API key.*WANDB_MODE=offline"):
+        _open(tmp_path, track=True)
+
+
+# --- GIFs ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name", ["CartPole-v1", "Breakout-MinAtar", "FourRooms-misc", "PointRobot-misc"]
+)
+def test_gif_has_a_frame_for_each_state_and_all_differ(name, tmp_path):
+    config = Config(env=name, env_settings=(("max_steps", 12),))
+    path = render.render(FAKE, config, STATE, tmp_path / "episode.gif", seed=1)
+    frames = frames_of(path)
+    episode = render.play(FAKE, config, STATE, seed=1, max_frames=1000)
+    assert len(frames) == len(episode.returns) > 5
+    assert episode.ending in ("terminated", "truncated")
+    assert (len(frames) == 13) == (episode.ending == "truncated")
+    pictures = frames[:, STRIP:]
+    assert all(len(np.unique(p.reshape(-1, 3), axis=0)) > 1 for p in pictures)  # none is blank
+    assert (np.diff(pictures.astype(int), axis=0) != 0).any()  # something moves
+    assert all((a != b).any() for a, b in itertools.pairwise(frames))  # the text counts steps
+
+
+def test_play_is_the_episode_stepped_by_hand():
+    config = Config(env="CartPole-v1")
+    env, params = envs.make("CartPole-v1")
+    policy = _make_policy(config, env, params)
+    reset_key, steps_key = jax.random.split(jax.random.key(5))
+    observation, state = env.reset_env(reset_key, params)
+    xs, memory = [float(state.x)], None
+    for key in jax.random.split(steps_key, 999):
+        action, memory = policy(STATE, observation, memory)
+        observation, state, _, terminated, _ = env.step_env(key, state, action, params)
+        xs.append(float(state.x))
+        if terminated:
+            break
+    episode = render.play(FAKE, config, STATE, seed=5, max_frames=1000)
+    assert episode.ending == "terminated"
+    np.testing.assert_allclose(np.asarray(episode.states.x), xs, atol=1e-5)  # final state included
+    np.testing.assert_array_equal(episode.returns, np.arange(len(xs)))
+
+
+def test_cart_is_where_the_state_says():
+    env, params = envs.make("CartPole-v1")
+    x = np.array([-1.5, 0.0, 1.5], np.float32)
+    zeros = np.zeros(3, np.float32)
+    _, state = env.reset_env(jax.random.key(0), params)
+    states = state.replace(x=x, x_dot=zeros, theta=zeros, theta_dot=zeros, time=zeros)
+    inner, states = render._unwrap(env, states)
+    for frame, position in zip(render._classic(inner, params, states), x, strict=True):
+        columns = np.nonzero((frame[190:210] < 40).all(axis=-1).sum(axis=0) > 5)[0]
+        expected = 200 + position * 400 / 4.8
+        assert abs(columns.mean() - expected) < 3
+
+
+def test_catch_shows_ball_and_paddle_where_they_are(tmp_path):
+    config = Config(env="Catch-bsuite")
+    frames = frames_of(render.render(FAKE, config, STATE, tmp_path / "catch.gif"))
+    states = render.play(FAKE, config, STATE, seed=0, max_frames=1000).states
+    places = [(states.paddle_x, states.paddle_y), (states.ball_x, states.ball_y)]
+    for i, picture in enumerate(frames[:-1, STRIP:]):
+        centres = picture[16::32, 80 + 16 : 240 : 32]  # of 10x5 cells, 32 wide, in the middle
+        paddle, ball = (centres[y[i], x[i]] for x, y in places)
+        for colour, kind in ((paddle, 1), (ball, 2)):  # a GIF's colours are a few steps off
+            assert np.abs(colour.astype(int) - render.COLOURS[kind]).max() < 8
+
+
+def test_long_episodes_are_cut_and_gifs_never_overwritten(tmp_path):
+    config, path = Config(env="MountainCar-v0"), tmp_path / "new" / "episode.gif"
+    assert render.render(FAKE, config, STATE, path, max_frames=4) == path
+    before = path.read_bytes()
+    second = render.render(FAKE, config, STATE, path, seed=1, max_frames=5)
+    third = render.render(FAKE, config, STATE, path, seed=2, max_frames=6)
+    assert [second.name, third.name] == ["episode-1.gif", "episode-2.gif"]
+    assert path.read_bytes() == before
+    assert [len(frames_of(p)) for p in (path, second, third)] == [4, 5, 6]
+
+
+class Dot:
+    """Draws itself: a white row of 20 pixels in which one moves to the right; two players."""
+
+    name = "Dot"
+    default_params = flax.struct.dataclass(type("Params", (), {}))()
+
+    def reset_env(self, key, params):
+        return jnp.zeros(()), {"x": jnp.zeros((), jnp.int32)}
+
+    def step_env(self, key, state, action, params):
+        x = state["x"] + 1
+        return x.astype(jnp.float32), {"x": x}, jnp.array([1.0, -1.0]), x >= 5, {}
+
+    def is_truncated(self, state, params):
+        return jnp.zeros((), bool)
+
+    def action_space(self, params):
+        return envs.make("CartPole-v1")[0].action_space(None)
+
+    def observation_space(self, params):
+        return SimpleNamespace(dtype=jnp.float32, shape=())
+
+    def render(self, state, params):
+        picture = np.full((20, 20, 3), 255, np.uint8)
+        picture[:, int(state["x"])] = 0
+        return picture
+
+
+def test_an_environment_can_draw_itself_also_through_wrappers(tmp_path):
+    config = Config(env=Dot(), env_settings=(("max_steps", 50),))
+    frames = frames_of(render.render(FAKE, config, STATE, tmp_path / "dot.gif"))
+    assert len(frames) == 6
+    left = (frames.shape[2] - 20) // 2
+    for x, picture in enumerate(frames[:, STRIP:, left : left + 20]):
+        assert (np.nonzero((picture < 8).all(axis=(0, 2)))[0] == [x]).all()
+
+
+@pytest.mark.parametrize("name", ["Swimmer-misc", "DeepSea-bsuite", "DiscountingChain-bsuite"])
+def test_what_cannot_be_drawn_is_refused(name, tmp_path):
+    with pytest.raises(UserError, match=f"env={name} cannot be drawn.*CartPole-v1.*Pong-misc"):
+        render.render(FAKE, Config(env=name), STATE, tmp_path / "x.gif")
+    assert not list(tmp_path.iterdir())
+
+
+def test_missing_pygame_names_the_pip_command(monkeypatch):
+    find = render.importlib.util.find_spec
+    without = lambda name: None if name == "pygame" else find(name)
+    monkeypatch.setattr(render.importlib.util, "find_spec", without)
+    render.check_drawable(Config(env="Catch-bsuite"))
+    with pytest.raises(UserError, match="pip install pygame"):
+        render.check_drawable(Config(env="CartPole-v1"))
+
+
+# --- evaluation ------------------------------------------------------------------------------
+
+
+def test_summary_against_numpy():
+    values = np.random.default_rng(0).normal(3.0, 2.0, size=101)
+    expected = {
+        "mean": np.mean(values),
+        "variance": np.mean((values - values.mean()) ** 2),
+        "std": np.std(values),
+        "min": np.sort(values)[0],
+        "max": np.sort(values)[-1],
+        "median": np.sort(values)[50],
+        "has_nan": False,
+    }
+    assert evaluation.summary(values) == pytest.approx(expected, rel=1e-12)
+    with_nan = evaluation.summary(np.array([1.0, np.nan, 2.0]))
+    assert with_nan["has_nan"] and np.isnan(with_nan["mean"])
+    with pytest.raises(ValueError, match="no values"):
+        evaluation.summary(np.array([]))
+
+
+def test_evaluate_and_its_table():
+    config = Config(env="CartPole-v1", env_settings=(("max_steps", 20),))
+    episodes = evaluation.evaluate(FAKE, config, STATE, seed=0, num_episodes=16)
+    assert {k: v.shape for k, v in episodes.items()} == dict.fromkeys(envs.Episodes._fields, (16,))
+    np.testing.assert_array_equal(episodes["episode_return"], episodes["length"])  # 1 a step
+    assert (episodes["terminated"] != episodes["truncated"]).all()
+    np.testing.assert_array_equal(episodes["truncated"], episodes["length"] == 20)
+    assert 0 < episodes["truncated"].sum() < 16
+    again = evaluation.evaluate(FAKE, config, STATE, seed=0, num_episodes=16)
+    np.testing.assert_array_equal(episodes["length"], again["length"])
+
+    lines = evaluation.table(episodes, "seed 3").splitlines()
+    share = f"{100 * episodes['terminated'].mean():.3g} %"
+    assert lines[0].startswith(f"seed 3: 16 episodes: terminated {share}, truncated")
+    assert lines[1].split() == ["mean", "std", "variance", "min", "median", "max", "NaN"]
+    name, mean, std, variance, low, median, high, nan = lines[2].split()
+    x = episodes["episode_return"].astype(float)
+    expected = [x.mean(), x.std(), x.var(), x.min(), np.median(x), x.max()]
+    shown = [float(v) for v in (mean, std, variance, low, median, high)]
+    assert (name, nan) == ("return", "no") and shown == pytest.approx(expected, rel=1e-5)
+    assert lines[4].startswith("last reward")
+
+
+def test_table_of_a_game_has_a_row_for_each_player():
+    config = Config(env=Dot(), env_settings=(("max_steps", 50),))
+    text = evaluation.table(evaluation.evaluate(FAKE, config, STATE, seed=0, num_episodes=3))
+    rows = {line[:16].strip(): line[16:].split() for line in text.splitlines()[2:]}
+    assert rows["return [0]"][0] == "5" and rows["return [1]"][0] == "-5"
+    assert rows["last reward [1]"][0] == "-1" and rows["length"][0] == "5"

@@ -1,0 +1,316 @@
+"""`run` and `resume` from Python, on a toy for the shell's own work and on ppo for exactness."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from algorithms import launch, ppo
+from algorithms.launch import devices, plots
+from algorithms.launch.checkpoints import RunDir
+from algorithms.launch.errors import UserError
+from tests.algorithms.launch import toy
+
+CONFIG = toy.Config(total_timesteps=500, num_evals=10)
+
+
+class Stop(Exception):
+    """What a hook raises to end a run as a crash would."""
+
+
+def stop_at(index):
+    def hook(point):
+        if point.index == index:
+            raise Stop
+
+    return hook
+
+
+def assert_same(a, b):
+    """Two pytrees, bit for bit."""
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    leaves = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    for x, y in leaves:
+        np.testing.assert_array_equal(devices.plain(x), devices.plain(y))
+
+
+def assert_same_files(a, b):
+    for name in ("config.json", "metrics.csv"):
+        assert (a / name).read_bytes() == (b / name).read_bytes(), name
+    files = lambda run_dir: sorted((run_dir / "checkpoints").iterdir())
+    assert [f.name for f in files(a)] == [f.name for f in files(b)]
+    for one, other in zip(files(a), files(b), strict=True):
+        assert one.read_bytes() == other.read_bytes(), one.name
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_curves():
+    """Drawing would take half of the time, and has tests of its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plots, "curve", lambda metrics, seeds, title, path: path.write_bytes(b"PNG"))
+        yield
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """An uninterrupted run of three agents."""
+    return launch.run(toy, CONFIG, num_seeds=3, root=tmp_path_factory.mktemp("runs"))
+
+
+# --- run -------------------------------------------------------------------------------------
+
+
+def test_one_agent_is_exactly_a_call_of_train():
+    result = launch.run(toy, CONFIG, seed=4, save=False)
+    state, metrics = jax.jit(toy.make_train(CONFIG))(jax.random.key(4))
+    assert_same(jax.tree.map(lambda x: x[0], (result.state, result.metrics)), (state, metrics))
+    assert result.run_dir is None and not result.interrupted
+    assert result.objective == -np.mean(metrics["eval_return"][-1])
+
+
+def test_agents_are_exactly_the_vmapped_train(whole):
+    if len(devices.arrange(3).devices) > 1:
+        pytest.skip("needs one device")
+    keys = jax.vmap(jax.random.key)(np.arange(3))
+    configs = jax.tree.map(lambda x: np.full(3, x, np.float32), CONFIG)
+    train = jax.jit(jax.vmap(lambda config, key: toy.make_train(config)(key)))
+    state, metrics = train(configs, keys)
+    assert_same((whole.state, whole.metrics), (state, jax.tree.map(np.asarray, metrics)))
+    assert whole.objective == pytest.approx(-metrics["eval_return"][:, -1].mean())
+
+
+def test_hooks_see_every_point(tmp_path):
+    seen = []
+    config = CONFIG.replace(num_evals=3)
+    result = launch.run(toy, config, num_seeds=2, run_dir=tmp_path / "x", hooks=[seen.append])
+    assert [(p.index, p.timestep) for p in seen] == [(0, 0), (1, 170), (2, 340), (3, 510)]
+    assert seen[2].metrics["eval_return"].shape == (2, 4)
+    assert seen[0].run_dir == result.run_dir == tmp_path / "x"
+    kept = []
+    hook = lambda point: kept.append(point.get_state())
+    launch.run(toy, config, num_seeds=2, save=False, hooks=[hook])
+    assert [state.update.tolist() for state in kept] == [[0, 0], [34, 34], [68, 68], [102, 102]]
+    assert_same(kept[-1], result.state)
+
+
+@pytest.mark.parametrize("start", [True, False])
+@pytest.mark.parametrize("episodes", [4, 0])
+def test_curves_with_and_without_evaluation(tmp_path, start, episodes):
+    config = CONFIG.replace(num_evals=2, eval_at_start=start, num_eval_episodes=episodes)
+    result = launch.run(toy, config, root=tmp_path)
+    assert result.metrics["timestep"].tolist() == [[0, 250, 500][not start :]]
+    returns = result.metrics["eval_return" if episodes else "episode_return"]
+    assert result.objective == -returns[:, -1].mean()
+    assert (result.run_dir / "curve.png").stat().st_size
+    assert launch.load(result.run_dir, 0, module=toy).point == 0
+    scores = returns.reshape(*returns.shape[:2], -1).mean(-1)[0]
+    best = launch.load(result.run_dir, "best", module=toy).point
+    assert best == launch.load(result.run_dir, module=toy).points[np.nanargmax(scores)]
+
+
+def test_another_float_does_not_compile_again(compilation_cache):
+    minimum = jax.config.jax_persistent_cache_min_compile_time_secs
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    compiled = lambda: {f.name for f in compilation_cache.iterdir() if "jit_mapped" in f.name}
+    try:
+        config = CONFIG.replace(num_envs=7)
+        launch.run(toy, config, save=False)
+        before = compiled()
+        launch.run(toy, config.replace(learning_rate=0.3, gamma=0.5), seed=8, save=False)
+        assert before and compiled() == before
+    finally:
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", minimum)
+
+
+def test_agents_fill_few_devices(monkeypatch):
+    monkeypatch.setattr(jax, "local_devices", lambda: list("abcd"))
+    shapes = {n: devices.arrange(n)[1:] for n in (1, 3, 4, 5, 9, 17)}
+    assert {n: (per, len(used)) for n, (per, used) in shapes.items()} == {
+        1: (1, 1),
+        3: (1, 3),
+        4: (1, 4),
+        5: (2, 3),
+        9: (3, 3),
+        17: (5, 4),
+    }
+
+
+# --- what is refused -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "field, values",
+    [
+        ("gamma", (-0.1, 1.1, np.nan)),
+        ("gae_lambda", (-0.1, 1.1)),
+        ("learning_rate", (-1e-3, np.inf, np.nan)),
+        ("clip_eps", (0.0, -0.1)),
+        ("max_grad_norm", (0.0, np.nan)),
+        ("target_kl", (0.0, -1.0, np.nan)),
+        ("ent_coef", (-0.1,)),
+        ("vf_coef", (-0.1, np.inf)),
+        ("adam_eps", (np.nan,)),
+    ],
+)
+def test_floats_out_of_range(field, values):
+    for value in values:
+        with pytest.raises(UserError, match=f"{field}={value}: give a number"):
+            launch.run(ppo, ppo.Config(**{field: value}), save=False)
+
+
+@pytest.mark.parametrize(
+    "config, keywords, message",
+    [
+        (CONFIG, {"num_seeds": 0}, "num_seeds=0: give 1 or more"),
+        (CONFIG, {"seed": -1}, "seed=-1: seeds go from 0"),
+        (CONFIG, {"gif": "always"}, "gif='always': choose one of never"),
+        (CONFIG, {"trak": True}, "unknown option 'trak'; did you mean track"),
+        (CONFIG, {"one_run_per_seed": True}, "use it with track or tensorboard"),
+        (CONFIG, {"keep_states": True, "save": False}, "need files"),
+        (CONFIG.replace(num_envs=0), {}, "num_envs=0"),
+        (CONFIG.replace(env="CartPole"), {}, "unknown environment 'CartPole'; did you mean"),
+        (CONFIG.replace(env="Umbrella-bsuite"), {"gif": "end"}, "Umbrella|cannot be drawn"),
+    ],
+)
+def test_settings_that_cannot_work(tmp_path, config, keywords, message):
+    with pytest.raises(UserError, match=message):
+        launch.run(toy, config, root=tmp_path, **keywords)
+    assert not list(tmp_path.iterdir()), "a run that cannot start leaves nothing"
+
+
+def test_an_existing_run_dir_is_refused(whole):
+    with pytest.raises(UserError, match="never overwritten"):
+        launch.run(toy, CONFIG, run_dir=whole.run_dir)
+
+
+# --- resume ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("index", [0, 4, 9])
+def test_resumed_is_exactly_uninterrupted(whole, tmp_path, index):
+    with pytest.raises(Stop):
+        launch.run(toy, CONFIG, num_seeds=3, run_dir=tmp_path / "run", hooks=[stop_at(index)])
+    assert RunDir.open(tmp_path / "run").points("policy")[-1] == index
+    result = launch.resume(tmp_path / "run", module=toy)
+    assert_same((result.state, result.metrics), (whole.state, whole.metrics))
+    assert result.objective == whole.objective
+    assert_same_files(tmp_path / "run", whole.run_dir)
+    sessions = json.loads((tmp_path / "run" / "versions.json").read_text())
+    assert [session["from_point"] for session in sessions] == [0, index]
+
+
+def test_a_run_without_a_checkpoint_starts_over(whole, tmp_path):
+    run_dir = tmp_path / "run"
+    described = RunDir.open(whole.run_dir).description
+    RunDir.create(run_dir, described)
+    result = launch.resume(run_dir, module=toy)
+    assert_same((result.state, result.metrics), (whole.state, whole.metrics))
+
+
+def test_points_half_saved_are_run_again(whole, tmp_path):
+    """As after a kill between the files of a point, with half a row and half a file."""
+    run_dir = tmp_path / "run"
+    launch.run(toy, CONFIG, num_seeds=3, run_dir=run_dir)
+    (run_dir / "checkpoints" / "000010.state").unlink()
+    (run_dir / "checkpoints" / ".000010.state.part").write_bytes(b"half")
+    with open(run_dir / "metrics.csv", "a") as file:
+        file.write("0,11,0.")
+    launch.resume(run_dir, module=toy)
+    assert_same_files(run_dir, whole.run_dir)
+
+
+def test_a_finished_run_says_so(whole, capsys):
+    before = (whole.run_dir / "metrics.csv").stat().st_mtime_ns
+    result = launch.resume(whole.run_dir, module=toy, quiet=False)
+    assert "this run is finished" in capsys.readouterr().out
+    assert_same((result.state, result.metrics), (whole.state, whole.metrics))
+    assert (whole.run_dir / "metrics.csv").stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize("index", [0, 2, 4])
+def test_a_longer_run_is_exactly_one_that_was_so_long(tmp_path, capsys, index):
+    config = CONFIG.replace(total_timesteps=237, num_evals=4)  # 48 updates, 12 to a point
+    with pytest.raises(Stop):
+        launch.run(toy, config, run_dir=tmp_path / "run", hooks=[stop_at(index)])
+    longer = launch.resume(tmp_path / "run", module=toy, total_timesteps=500, quiet=False)
+    new = CONFIG.replace(total_timesteps=540, num_evals=9)
+    if index == 0:  # nothing trained: the new total with the old number of points
+        new = CONFIG.replace(total_timesteps=500, num_evals=4)
+    assert ("now 9 points of 60 timesteps each, 540" in capsys.readouterr().out) == (index > 0)
+    long = launch.run(toy, new, run_dir=tmp_path / "long")
+    assert_same((longer.state, longer.metrics), (long.state, long.metrics))
+    assert_same_files(tmp_path / "run", tmp_path / "long")
+
+
+def test_a_longer_run_with_a_schedule_says_that_it_changes(tmp_path, capsys):
+    config = CONFIG.replace(anneal_lr=True)
+    run_dir = launch.run(toy, config, root=tmp_path).run_dir
+    launch.resume(run_dir, module=toy, total_timesteps=1000, quiet=False)
+    assert "anneal_lr: the schedule depends on the total" in capsys.readouterr().out
+    with pytest.raises(UserError, match="total_timesteps=20 is less than the 1000 of the run"):
+        launch.resume(run_dir, module=toy, total_timesteps=20)
+
+
+def test_going_on_from_a_kept_state_is_a_new_run(whole, tmp_path):
+    old = launch.run(toy, CONFIG, num_seeds=3, run_dir=tmp_path / "old", keep_states=True).run_dir
+    before = {f.name: f.read_bytes() for f in (old / "checkpoints").iterdir()}
+    result = launch.resume(old, module=toy, point=4)
+    assert result.run_dir != old and result.run_dir.parent == old.parent
+    assert_same((result.state, result.metrics), (whole.state, whole.metrics))
+    assert RunDir.open(result.run_dir).points("policy") == list(range(11))
+    assert before == {f.name: f.read_bytes() for f in (old / "checkpoints").iterdir()}
+    with pytest.raises(UserError, match="no whole state of point 12"):
+        launch.resume(old, module=toy, point=12)
+
+
+def test_options_go_on_unless_changed(tmp_path):
+    with pytest.raises(Stop):
+        launch.run(toy, CONFIG, run_dir=tmp_path / "a", keep_states=True, hooks=[stop_at(2)])
+    with pytest.raises(Stop):
+        launch.resume(tmp_path / "a", module=toy, hooks=[stop_at(5)])
+    assert RunDir.open(tmp_path / "a").points("state") == list(range(6))
+    launch.resume(tmp_path / "a", module=toy, keep_states=False)
+    assert RunDir.open(tmp_path / "a").points("state") == [9, 10]
+
+
+# --- ppo -------------------------------------------------------------------------------------
+
+PPO = ppo.Config(
+    total_timesteps=256,
+    num_envs=2,
+    num_steps=16,
+    num_evals=4,
+    num_eval_episodes=2,
+    hidden_sizes=(8,),
+)
+
+
+def test_ppo_through_the_shell_is_exactly_train_and_so_is_resumed(tmp_path):
+    with pytest.raises(Stop):
+        launch.run(ppo, PPO, seed=3, run_dir=tmp_path / "run", hooks=[stop_at(2)])
+    result = launch.resume(tmp_path / "run")
+    state, metrics = ppo.make_train(PPO)(jax.random.key(3))
+    assert_same(jax.tree.map(lambda x: x[0], (result.state, result.metrics)), (state, metrics))
+    loaded = launch.load(tmp_path / "run")
+    assert loaded.module is ppo and loaded.config == PPO
+    assert_same(loaded.state, state)
+
+
+@pytest.fixture
+def no_key_checks():
+    """The checker raises false alarms for keys in a vmapped while loop, where old ones are kept."""
+    before = jax.config.jax_debug_key_reuse
+    jax.config.update("jax_debug_key_reuse", False)
+    yield
+    jax.config.update("jax_debug_key_reuse", before)
+
+
+def test_ppo_with_several_seeds_resumes_exactly(tmp_path, no_key_checks):
+    config = PPO.replace(eval_at_start=False, num_eval_episodes=0)  # compiles faster
+    whole = launch.run(ppo, config, num_seeds=3, run_dir=tmp_path / "whole")
+    with pytest.raises(Stop):
+        launch.run(ppo, config, num_seeds=3, run_dir=tmp_path / "run", hooks=[stop_at(2)])
+    result = launch.resume(tmp_path / "run")
+    assert_same((result.state, result.metrics), (whole.state, whole.metrics))
+    assert_same_files(tmp_path / "run", tmp_path / "whole")

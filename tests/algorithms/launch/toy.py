@@ -1,0 +1,95 @@
+"""A toy that keeps the contract of an algorithm file and compiles in no time.
+
+It walks at random. Run as a program it has the shell's command line.
+"""
+
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+import envs
+
+
+def static(default: Any) -> Any:
+    return struct.field(pytree_node=False, default=default)
+
+
+@struct.dataclass
+class Config:
+    env: str = static("CartPole-v1")  # name of the environment
+    env_settings: tuple[tuple[str, Any], ...] = static(())  # settings for envs.make
+    total_timesteps: int = static(1000)  # environment steps of the whole run
+    num_envs: int = static(5)  # parallel environments
+    learning_rate: float = 0.1  # size of a step
+    anneal_lr: bool = static(False)  # smaller steps towards the end
+    gamma: float = 0.99  # discount factor
+    target_kl: float = float("inf")  # inf for never
+    hidden_sizes: tuple[int, ...] = static((3, 2))  # shape of the policy
+    num_evals: int = static(10)  # points of the learning curve
+    num_eval_episodes: int = static(4)  # episodes of each evaluation; 0 for none
+    eval_at_start: bool = static(True)  # a point before training, too
+
+
+@struct.dataclass
+class State:
+    policy: Any
+    rng: jax.Array
+    update: jax.Array
+
+
+def make_train(config, env=None, env_params=None):
+    env = env or envs.make(config.env, **dict(config.env_settings))[0]
+    if config.num_envs < 1:
+        raise ValueError(f"num_envs={config.num_envs}: give 1 or more")
+    num_updates = -(-config.total_timesteps // config.num_envs)
+    per_point = -(-num_updates // config.num_evals)
+    config = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), config)
+
+    def update(_, state):
+        rng, noise_rng = jax.random.split(state.rng)
+        size = config.learning_rate
+        if config.anneal_lr:
+            size = size * (1.0 - state.update / (per_point * config.num_evals))
+        noise = jax.random.normal(noise_rng, config.hidden_sizes)
+        policy = {"weights": jnp.sin(state.policy["weights"] + size * noise) * config.gamma}
+        return State(policy, rng, state.update + 1)
+
+    def point(state, count):
+        state = jax.lax.fori_loop(0, count, update, state)
+        mean = state.policy["weights"].mean()
+        metrics = {
+            "timestep": state.update * config.num_envs,
+            "episode_return": jnp.where(state.update > 0, mean, jnp.nan),
+            "loss": jnp.where(state.update > 0, mean**2, jnp.nan),
+        }
+        if config.num_eval_episodes:
+            metrics["eval_return"] = mean + jnp.arange(float(config.num_eval_episodes))
+        return state, metrics
+
+    def train(rng, state=None, num_evals=None):
+        counts = [per_point] * (config.num_evals if num_evals is None else num_evals)
+        if state is None:
+            policy = {"weights": jnp.zeros(config.hidden_sizes)}
+            state = State(policy, rng, jnp.zeros((), jnp.int32))
+            counts = [0] * config.eval_at_start + counts
+        counts = jax.lax.optimization_barrier(jnp.array(counts, jnp.int32))
+        return jax.lax.scan(point, state, counts)
+
+    return train
+
+
+def make_policy(config, env=None, env_params=None):
+    def policy(state, observation, memory=None, rng=None):
+        score = state.policy["weights"].sum() * observation.sum()
+        return (score > 0).astype(jnp.int32), memory
+
+    return policy
+
+
+if __name__ == "__main__":
+    from algorithms import launch
+
+    launch.main(sys.modules[__name__])

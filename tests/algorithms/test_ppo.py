@@ -1,0 +1,517 @@
+"""PPO: formulas against plain NumPy, probe tasks, and the contract of the file."""
+
+import dataclasses
+import math
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import distrax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import rlax
+
+import envs
+from algorithms import ppo
+from tests import probe as tasks
+from tests.probe import ProbeParams
+
+ROOT = pathlib.Path(__file__).parents[2]
+FLOATS = [f.name for f in dataclasses.fields(ppo.Config) if f.metadata.get("pytree_node", True)]
+TINY = ppo.Config(
+    total_timesteps=3 * 16,
+    num_envs=2,
+    num_steps=8,
+    num_minibatches=2,
+    update_epochs=2,
+    hidden_sizes=(8,),
+    num_evals=3,
+    num_eval_episodes=2,
+)
+
+
+def assert_same(a, b):
+    """Bit for bit, NaN equal to NaN."""
+    jax.tree.map(lambda x, y: np.testing.assert_array_equal(data(x), data(y)), a, b)
+
+
+def assert_close(a, b, rtol=1e-4, atol=1e-6):
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(data(x), data(y), rtol, atol), a, b)
+
+
+def data(x):
+    is_key = jnp.issubdtype(jnp.asarray(x).dtype, jax.dtypes.prng_key)
+    return np.asarray(jax.random.key_data(x) if is_key else x)
+
+
+# --- formulas ---------------------------------------------------------------------------------
+
+
+def random_rollout(seed, shape=(17, 5)):
+    rng = np.random.default_rng(seed)
+    rewards, values, next_values = rng.normal(size=(3, *shape)).astype(np.float32)
+    terminated, truncated = rng.random((2, *shape)) < 0.2
+    return rewards, values, next_values, terminated, terminated | truncated
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_gae_is_the_plain_recursion(seed):
+    rewards, values, next_values, terminated, done = random_rollout(seed)
+    gamma, lam = 0.9, 0.8
+    expected = np.zeros_like(rewards)
+    for env in range(rewards.shape[1]):
+        for start in range(len(rewards)):  # the sum of discounted errors, from its definition
+            weight = 1.0
+            for t in range(start, len(rewards)):
+                future = 0.0 if terminated[t, env] else gamma * next_values[t, env]
+                error = rewards[t, env] + future - values[t, env]
+                expected[start, env] += weight * error
+                if done[t, env]:
+                    break
+                weight *= gamma * lam
+    result = ppo.gae(rewards, values, next_values, terminated, done, gamma, lam)
+    np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_gae_agrees_with_rlax_without_truncation():
+    rewards, values, next_values, terminated, _ = random_rollout(7)
+    values = np.concatenate([values, next_values[-1:]])
+    result = ppo.gae(rewards, values[:-1], values[1:], terminated, terminated, 0.9, 0.8)
+    discounts = 0.9 * (1.0 - terminated)
+    expected = jax.vmap(rlax.truncated_generalized_advantage_estimation, (1, 1, None, 1), 1)(
+        jnp.array(rewards), jnp.array(discounts), 0.8, jnp.array(values)
+    )
+    np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_clipped_surrogate_agrees_with_rlax_and_numpy():
+    rng = np.random.default_rng(0)
+    log_ratio, advantages = rng.normal(size=(2, 200)).astype(np.float32)
+    result = ppo.clipped_surrogate(log_ratio, advantages, 0.2)
+    ratio = np.exp(log_ratio)
+    objective = [min(r * a, min(max(r, 0.8), 1.2) * a) for r, a in zip(ratio, advantages)]
+    np.testing.assert_allclose(result, -np.mean(objective), rtol=1e-4)
+    expected = rlax.clipped_surrogate_pg_loss(jnp.array(ratio), jnp.array(advantages), 0.2)
+    np.testing.assert_allclose(result, expected, rtol=1e-4)
+
+
+def test_value_error_with_and_without_clipping():
+    rng = np.random.default_rng(0)
+    values, old, targets = rng.normal(size=(3, 300)).astype(np.float32)
+    plain = 0.5 * np.mean((values - targets) ** 2)
+    np.testing.assert_allclose(ppo.value_error(values, old, targets, 0.3, False), plain, rtol=1e-5)
+    total = 0.0
+    for v, o, t in zip(values, old, targets):
+        kept = min(max(v, o - 0.3), o + 0.3)
+        total += max((v - t) ** 2, (kept - t) ** 2)
+    clipped = ppo.value_error(values, old, targets, 0.3, True)
+    np.testing.assert_allclose(clipped, 0.5 * total / 300, rtol=1e-5)
+    assert clipped > plain
+
+
+def test_kl_estimate_is_a_mean_and_near_the_true_kl():
+    old, new = np.array([0.1, 0.2, 0.7]), np.array([0.2, 0.2, 0.6])
+    actions = np.random.default_rng(0).choice(3, 200_000, p=old)
+    log_ratio = np.log(new / old)[actions]
+    result = ppo.kl_estimate(jnp.array(log_ratio, jnp.float32))
+    np.testing.assert_allclose(result, np.mean(np.exp(log_ratio) - 1 - log_ratio), rtol=1e-3)
+    np.testing.assert_allclose(result, np.sum(old * np.log(old / new)), rtol=0.05)
+
+
+def test_annealing_is_linear_from_one_and_reaches_its_floor():
+    factors = np.concatenate([ppo.annealing(epoch, 5, 4) for epoch in range(5)])
+    np.testing.assert_allclose(factors, 1.0 - np.arange(20) / 20, rtol=1e-5, atol=1e-7)
+    np.testing.assert_array_equal(ppo.annealing(7, 5, 4), np.zeros(4))
+
+
+@pytest.mark.parametrize("size", [1, 7, 64, 96, 512, 97 * 2, 1000])
+def test_permutations_are_permutations_and_differ(size):
+    orders = np.asarray(ppo.permutations(jax.random.key(0), 3, size))
+    np.testing.assert_array_equal(np.sort(orders), np.tile(np.arange(size), (3, 1)))
+    if size > 10:
+        assert (orders[0] != orders[1]).mean() > 0.8
+        assert (orders[0] != np.arange(size)).mean() > 0.8
+
+
+def test_permutations_spread_every_sample_evenly():
+    """Chi-squared of where each of 64 samples lands, and of who lands next to whom."""
+    keys = jax.random.split(jax.random.key(1), 20)
+    draw = jax.jit(lambda key: ppo.permutations(key, 320, 64))
+    orders = np.concatenate([draw(key) for key in keys])
+    landed = np.zeros((64, 64))
+    np.add.at(landed, (np.arange(64)[None], orders), 1)
+    expected = len(orders) / 64
+    statistic = ((landed - expected) ** 2 / expected).sum()
+    assert abs(statistic - 63 * 63) < 6 * math.sqrt(2 * 63 * 63)
+    gaps = (orders[:, 1:] - orders[:, :-1]) % 64
+    counts = np.bincount(gaps.ravel(), minlength=64)[1:]
+    expected = counts.sum() / 63
+    assert ((counts - expected) ** 2 / expected).sum() < 63 + 6 * math.sqrt(2 * 63)
+
+
+def test_log_prob_and_entropy_are_distrax_s():
+    logits = jax.random.normal(jax.random.key(0), (6, 4))
+    action = jnp.array([0, 1, 2, 3, 0, 1])
+    actor = ppo.ActorOutput(logits, None)
+    log_prob, entropy = ppo.log_prob_and_entropy(actor, action)
+    expected = distrax.Categorical(logits=logits)
+    np.testing.assert_allclose(log_prob, expected.log_prob(action), rtol=1e-5)
+    np.testing.assert_allclose(entropy, expected.entropy(), rtol=1e-5)
+
+
+def test_sampling_follows_the_distribution():
+    logits = jnp.log(jnp.array([0.1, 0.2, 0.7]))
+    noise = jax.random.gumbel(jax.random.key(0), (20_000, 3))
+    actions = ppo.sample(ppo.ActorOutput(logits[None], None), noise)
+    np.testing.assert_allclose(np.bincount(actions) / 20_000, [0.1, 0.2, 0.7], atol=0.015)
+    actor = ppo.ActorOutput(jnp.array([[1.0]]), jnp.array([math.log(0.5)]))
+    actions = ppo.sample(actor, jax.random.normal(jax.random.key(1), (20_000, 1)))
+    np.testing.assert_allclose([actions.mean(), actions.std()], [1.0, 0.5], atol=0.015)
+
+
+@pytest.mark.parametrize("shape", [(4,), (10, 10, 4)])
+def test_kernels_are_orthogonal_with_the_usual_gains(shape):
+    network = ppo.ActorCritic(ppo.Config(), True, 3)
+    params = ppo.initialize(network, jax.random.key(0), jnp.zeros((1, *shape)))["params"]
+    gains = {"actor_head": 0.01, "critic_head": 1.0}
+    kernels = 0
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        if path[-1].key == "bias":
+            np.testing.assert_array_equal(leaf, 0.0)
+            continue
+        matrix = leaf.reshape(-1, leaf.shape[-1]) / gains.get(path[0].key, math.sqrt(2))
+        matrix = matrix if matrix.shape[0] >= matrix.shape[1] else matrix.T
+        np.testing.assert_allclose(matrix.T @ matrix, np.eye(matrix.shape[1]), atol=1e-5)
+        kernels += 1
+    assert kernels == (6 if len(shape) == 1 else 8)
+
+
+# --- probe tasks ------------------------------------------------------------------------------
+
+PROBE = ppo.Config(
+    total_timesteps=60 * 256,
+    num_envs=16,
+    num_steps=16,
+    learning_rate=1e-2,
+    gamma=0.9,
+    hidden_sizes=(16,),
+    num_evals=1,
+    num_eval_episodes=0,
+    eval_at_start=False,
+    ent_coef=0.0,
+)
+SEEDS = 3
+
+
+@pytest.fixture(scope="module", params=["discrete", "continuous"])
+def probed(request):
+    """All tasks and seeds in one program: critic values and actions at x = -1, 0, 1."""
+    env = tasks.Probe(continuous=request.param == "continuous")
+    config = PROBE.replace(num_minibatches=4)
+
+    def train(task, key):
+        params = ProbeParams(task=task)
+        state, _ = ppo.make_train(config, env, params)(key)
+        network = ppo.make_network(config, env, params)
+        policy = ppo.make_policy(config, env, params)
+        x = jnp.array([[-1.0], [0.0], [1.0]])
+        values = network.apply(state.policy.params, x, method="critic")
+        return values, jax.vmap(lambda x: policy(state, x)[0])(x)
+
+    keys = jax.random.split(jax.random.key(0), SEEDS)
+    over_seeds = jax.vmap(train, (None, 0))
+    with jax.debug_key_reuse(False):  # see conftest.vmapped_keys
+        values, actions = jax.jit(jax.vmap(over_seeds, (0, None)))(jnp.arange(6), keys)
+    return request.param, np.asarray(values), np.asarray(actions).reshape(6, SEEDS, 3)
+
+
+def test_probe_values(probed):
+    _, values, _ = probed
+    np.testing.assert_allclose(values[tasks.CONSTANT, :, 1], 1.0, atol=0.05)
+    np.testing.assert_allclose(
+        values[tasks.OBSERVATION, :, [0, 2]].T, [[-1.0, 1.0]] * SEEDS, atol=0.1
+    )
+    np.testing.assert_allclose(values[tasks.DELAYED, :, 1:], [[0.9, 1.0]] * SEEDS, atol=0.1)
+
+
+def test_probe_endless_task_bootstraps_at_the_time_limit(probed):
+    _, values, _ = probed
+    np.testing.assert_allclose(values[tasks.ENDLESS, :, 1], 1.0 / (1.0 - 0.9), rtol=0.05)
+
+
+def test_probe_actions(probed):
+    kind, _, actions = probed
+    if kind == "discrete":
+        np.testing.assert_array_equal(actions[tasks.ACTION, :, 1], 1)
+        np.testing.assert_array_equal(actions[tasks.BOTH][:, [0, 2]], [[0, 1]] * SEEDS)
+    else:
+        np.testing.assert_allclose(actions[tasks.ACTION, :, 1], 0.5, atol=0.1)
+        np.testing.assert_allclose(actions[tasks.BOTH][:, [0, 2]], [[-0.5, 0.5]] * SEEDS, atol=0.15)
+
+
+# --- the contract -----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """TINY, alone: the final state and all metrics."""
+    return ppo.make_train(TINY)(jax.random.key(0))
+
+
+def test_metrics_have_the_points_as_leading_axis(trained):
+    state, metrics = trained
+    assert list(metrics["timestep"]) == [0, 16, 32, 48]
+    assert metrics["eval_return"].shape == (4, 2) and metrics["eval_length"].shape == (4, 2)
+    losses = {"loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction"}
+    others = {"grad_norm", "mean_value", "explained_variance", "epochs", "num_episodes"}
+    for name in losses | others - {"num_episodes"}:
+        assert np.isnan(metrics[name][0]) and np.isfinite(metrics[name][1:]).all(), name
+    assert set(metrics) == losses | others | {
+        *("timestep", "episode_return", "episode_length", "eval_return", "eval_length")
+    }
+    np.testing.assert_array_equal(metrics["epochs"][1:], TINY.update_epochs)
+    assert int(state.update) == 3
+
+
+def test_episode_return_is_nan_until_an_episode_ends(trained):
+    _, metrics = trained
+    none = np.asarray(metrics["num_episodes"]) == 0
+    assert none.any()
+    np.testing.assert_array_equal(np.isnan(metrics["episode_return"]), none)
+
+
+def test_slices_are_exactly_the_whole(trained):
+    train = ppo.make_train(TINY)
+    state, first = train(jax.random.key(0), None, 1)
+    state, second = train(None, state, 2)
+    joined = jax.tree.map(lambda *x: jnp.concatenate(x), first, second)
+    assert_same((state, joined), trained)
+
+
+def test_slices_from_the_initial_state_one_by_one(trained):
+    train = ppo.make_train(TINY)
+    state, metrics = train(jax.random.key(0), None, 0)
+    assert metrics["timestep"].shape == (1,)  # the point before training
+    for _ in range(3):
+        state, row = train(None, state, 1)
+        metrics = jax.tree.map(lambda *x: jnp.concatenate(x), metrics, row)
+    assert_same((state, metrics), trained)
+
+
+def test_slices_are_exact_under_vmap_too(vmapped_keys):
+    train = ppo.make_train(TINY)
+    keys = jax.random.split(jax.random.key(1), 3)
+    whole = jax.jit(jax.vmap(train))(keys)
+    state, first = jax.jit(jax.vmap(lambda key: train(key, None, 1)))(keys)
+    state, second = jax.jit(jax.vmap(lambda state: train(None, state, 2)))(state)
+    joined = jax.tree.map(lambda *x: jnp.concatenate(x, 1), first, second)
+    assert_same((state, joined), whole)
+
+
+def test_a_vmapped_seed_is_close_to_the_single_run(trained, vmapped_keys):
+    keys = jnp.stack([jax.random.key(0), jax.random.key(1)])
+    state, metrics = jax.jit(jax.vmap(ppo.make_train(TINY)))(keys)
+    assert_close(
+        jax.tree.map(lambda x: x[0], (state.policy, metrics)), (trained[0].policy, trained[1])
+    )
+    assert not np.allclose(metrics["loss"][0, 1:], metrics["loss"][1, 1:])
+
+
+# A value for each float that must change what is learned.
+OTHER = {name: 0.5 * getattr(ppo.Config(), name) for name in FLOATS} | {
+    "adam_eps": 1e-2,
+    "target_kl": 1e-9,
+    "clip_eps": 1e-3,
+}
+
+
+def test_every_float_can_be_vmapped_and_matters(vmapped_keys):
+    """One program trains with each float changed in turn; each is close to its single run."""
+    config = TINY.replace(clip_vloss=True, normalize_reward=True, eval_at_start=False)
+    configs = [config.replace(**{name: OTHER[name]}) for name in FLOATS] + [config]
+    batched = jax.tree.map(lambda *x: jnp.array(x, jnp.float32), *configs)
+    run = jax.jit(jax.vmap(lambda config: ppo.make_train(config)(jax.random.key(0))))
+    state, metrics = run(batched)
+    for i, (name, single) in enumerate(zip([*FLOATS, None], configs)):
+        alone = ppo.make_train(single)(jax.random.key(0))
+        mine = jax.tree.map(lambda x, i=i: x[i], (state.policy, metrics))
+        assert_close(mine, (alone[0].policy, alone[1]))
+        if name:
+            base = jax.tree.leaves(jax.tree.map(lambda x: x[-1], state.policy.params))
+            changed = jax.tree.leaves(mine[0].params)
+            assert any((np.asarray(a) != b).any() for a, b in zip(base, changed)), name
+
+
+def test_another_value_of_a_float_does_not_compile_again():
+    ppo.make_train(TINY)(jax.random.key(0))
+    before = ppo._train._cache_size()
+    for name in FLOATS:
+        ppo.make_train(TINY.replace(**{name: OTHER[name]}))(jax.random.key(5))
+    assert ppo._train._cache_size() == before
+
+
+def test_env_params_can_be_vmapped(probe, vmapped_keys):
+    config = TINY.replace(num_eval_episodes=1, eval_at_start=False)
+
+    def train(reward):
+        params = ProbeParams(task=tasks.CONSTANT, reward=reward)
+        return ppo.make_train(config, probe, params)(jax.random.key(0))[1]
+
+    metrics = jax.jit(jax.vmap(train))(jnp.array([1.0, -2.0]))
+    np.testing.assert_allclose(metrics["episode_return"], [[1.0] * 3, [-2.0] * 3])
+    np.testing.assert_allclose(metrics["eval_return"][..., 0], [[1.0] * 3, [-2.0] * 3])
+
+
+def test_the_program_has_no_host_callback_and_no_lapack():
+    text = jax.jit(ppo.make_train(TINY)).lower(jax.random.key(0)).as_text()
+    assert "while" in text
+    for word in ("callback", "infeed", "outfeed", "lapack"):
+        assert word not in text.lower(), word
+
+
+def test_kl_stops_epochs_and_infinity_never_does():
+    config = TINY.replace(num_eval_episodes=0, eval_at_start=False, update_epochs=5)
+    stopped = ppo.make_train(config.replace(target_kl=1e-12, learning_rate=1e-2))
+    assert (np.asarray(stopped(jax.random.key(0))[1]["epochs"]) < 5).all()
+    _, metrics = ppo.make_train(config)(jax.random.key(0))
+    np.testing.assert_array_equal(metrics["epochs"], 5)
+
+
+def test_continuous_actions_are_stored_unclipped_and_acted_clipped(continuous_probe):
+    """A wide Gaussian leaves [-1, 1] often; the reward shows what the environment was given."""
+    params = ProbeParams(task=tasks.ACTION)
+    policy = ppo.make_policy(TINY, continuous_probe, params)
+    network = ppo.make_network(TINY, continuous_probe, params)
+    weights = ppo.initialize(network, jax.random.key(0), jnp.zeros((1, 1)))
+    weights["params"]["log_std"] = jnp.array([3.0])
+    stats = envs.RunningStatistics.create((1,))
+    state = type("State", (), {"policy": ppo.PolicyState(weights, stats)})
+    keys = jax.random.split(jax.random.key(1), 100)
+    actions = jax.vmap(lambda key: policy(state, jnp.zeros(1), None, key)[0])(keys)
+    assert actions.shape == (100, 1) and np.abs(actions).max() == 1.0
+    assert (np.abs(actions) == 1.0).mean() > 0.8
+
+
+def test_policy_applies_the_observation_statistics(probe):
+    config = TINY.replace(normalize_obs=True)
+    params = ProbeParams(task=tasks.BOTH)
+    network = ppo.make_network(config, probe, params)
+    weights = ppo.initialize(network, jax.random.key(0), jnp.zeros((1, 1)))
+    weights = jax.tree.map(lambda x: 10.0 * x + 0.1, weights)
+    policy = ppo.make_policy(config, probe, params)
+    seen = []
+    for mean in (-100.0, 100.0):
+        stats = envs.RunningStatistics(jnp.array([mean]), jnp.ones(1), jnp.ones(()))
+        state = type("State", (), {"policy": ppo.PolicyState(weights, stats)})
+        logits = network.apply(weights, stats.normalize(jnp.zeros((1, 1))), method="actor")
+        assert policy(state, jnp.zeros(1))[0] == jnp.argmax(logits.output)
+        seen.append(logits.output)
+    assert not np.allclose(*seen)
+
+
+def test_normalisation_leaves_raw_returns_in_the_metrics(probe):
+    config = TINY.replace(normalize_obs=True, normalize_reward=True, eval_at_start=False)
+    params = ProbeParams(task=tasks.CONSTANT, reward=50.0)
+    state, metrics = ppo.make_train(config, probe, params)(jax.random.key(0))
+    np.testing.assert_allclose(metrics["episode_return"], 50.0)
+    np.testing.assert_allclose(metrics["eval_return"], 50.0)
+    assert float(state.policy.obs_stats.count) == 48
+    assert float(state.collector.reward_stats.count) == 48
+
+
+def test_rollout_learning_starts_at_ratio_one():
+    """Statistics stand still while a rollout is learned from: the first gradient step sees KL 0."""
+    config = TINY.replace(normalize_obs=True, update_epochs=1, num_minibatches=1, num_evals=3)
+    _, metrics = ppo.make_train(config)(jax.random.key(0))
+    np.testing.assert_allclose(metrics["approx_kl"][1:], 0.0, atol=1e-10)
+
+
+REFUSED = [
+    (dict(num_minibatches=3), "num_minibatches=3 does not divide .* 16; 1, 2, 4, 8 do"),
+    (dict(num_minibatches=16), "one sample to a minibatch"),
+    (dict(num_envs=0), "num_envs=0"),
+    (dict(num_steps=8.0), "num_steps=8.0"),
+    (dict(total_timesteps=-1), "total_timesteps=-1"),
+    (dict(update_epochs=0), "update_epochs=0"),
+    (dict(num_evals=0), "num_evals=0"),
+    (dict(num_eval_episodes=-1), "num_eval_episodes=-1"),
+    (dict(conv_features=-1), "conv_features=-1"),
+    (dict(hidden_sizes=(8, 0)), "hidden_sizes=0"),
+    (dict(activation="tanhh"), "activation='tanhh'"),
+    (dict(env="CartPol-v1"), "did you mean CartPole-v1"),
+    (dict(env_settings=(("gravitty", 1.0),)), "did you mean gravity"),
+    (dict(env_settings=(("max_steps", 0),)), "max_steps=0"),
+    (dict(env_settings=(("clip_action", True),)), "continuous actions"),
+]
+
+
+@pytest.mark.parametrize("change, message", REFUSED, ids=[str(c) for c, _ in REFUSED])
+def test_refused_settings_say_what_would_do(change, message):
+    with pytest.raises(ValueError, match=message):
+        ppo.make_train(TINY.replace(**change))
+
+
+def test_spaces_that_ppo_cannot_take_are_refused(probe):
+    class Pair(tasks.Probe):
+        def action_space(self, params):
+            return tasks.spaces.Tuple([tasks.spaces.Discrete(2)] * 2)
+
+    class Named(tasks.Probe):
+        def observation_space(self, params):
+            return tasks.spaces.Dict({"x": tasks.spaces.Box(0, 1, (1,))})
+
+    with pytest.raises(ValueError, match="Probe has actions .*; ppo takes Discrete and Box"):
+        ppo.make_train(TINY, Pair(), ProbeParams())
+    with pytest.raises(ValueError, match="Probe has observations .*; ppo takes Box"):
+        ppo.make_train(TINY, Named(), ProbeParams())
+
+
+def test_make_train_leaves_the_config_alone():
+    before = dataclasses.asdict(TINY)
+    ppo.make_train(TINY)
+    assert dataclasses.asdict(TINY) == before
+
+
+def test_pinned_values(trained):
+    """Close values for seed 0; a change here is a change of the algorithm."""
+    _, metrics = trained
+    for name, expected in PINNED.items():
+        np.testing.assert_allclose(metrics[name][1:], expected, rtol=1e-4, err_msg=name)
+
+
+PINNED = {}
+
+
+def test_the_file_and_envs_alone_train(tmp_path):
+    """The copy test: nothing else of the kit is on the path."""
+    shutil.copy(ROOT / "algorithms" / "ppo.py", tmp_path)
+    shutil.copytree(ROOT / "envs", tmp_path / "envs", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "use.py").write_text(
+        "import sys, jax, ppo, envs\n"
+        "assert 'algorithms' not in sys.modules and 'tests' not in sys.modules\n"
+        "config = ppo.Config(total_timesteps=32, num_envs=2, num_steps=8, hidden_sizes=(8,),"
+        " num_evals=2, num_eval_episodes=0)\n"
+        "state, metrics = ppo.make_train(config)(jax.random.key(0))\n"
+        "print(envs.__file__, int(metrics['timestep'][-1]))\n"
+    )
+    # -P and a bare environment: the folder itself is all there is besides site-packages, where an
+    # editable install of the kit would lose to it.
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); exec(open('use.py').read())"
+    command = [sys.executable, "-P", "-c", code]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.split() == [str(tmp_path / "envs" / "__init__.py"), "32"]
+
+
+def test_sixteen_vmapped_seeds_do_not_hang():
+    """Batched LAPACK calls would deadlock here (jaxlib 0.10 on a CPU)."""
+    code = (
+        "import jax; from algorithms import ppo\n"
+        "config = ppo.Config(total_timesteps=1024, num_evals=1, num_eval_episodes=0)\n"
+        "keys = jax.random.split(jax.random.key(0), 16)\n"
+        "jax.block_until_ready(jax.jit(jax.vmap(ppo.make_train(config)))(keys))\n"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=180)

@@ -1,0 +1,504 @@
+"""How fast this kit's PPO is: against rejax 0.1.3, and against the machine's matrix products.
+
+    python tests/benchmarks/speed.py                     # every case, median of 5 runs
+    python tests/benchmarks/speed.py --cases pendulum    # some of them
+    python tests/benchmarks/speed.py --memory            # peak memory for 1M and for 10M steps
+    python tests/benchmarks/speed.py --resets            # what each kind of auto-reset costs
+
+rejax gets a virtual environment of its own, made once in the user's cache directory, with the same
+version of jax. Each side has a process that compiles once and then waits; timed runs go round the
+sides in turn, the last of one round being the first of the next, so that whatever else the machine
+does hits all alike. Everything runs on the CPU. Compile time is tracing, lowering and compiling,
+with the persistent cache off; imports are not in it. Run time is all of `train`, initialisation
+too. Both sides return the whole trained state, so that nothing can be optimised away.
+
+Equal on both sides: environment and number of environments, steps in a rollout, epochs (4) and
+minibatches (4); the network, two towers of 64 and 64 tanh units on flattened observations; Adam at
+a constant learning rate, GAE, clipped surrogate, clipped value loss and entropy bonus; no
+evaluation. Not equal:
+  - rejax clips every element of the gradient, this kit its global norm;
+  - rejax resets every environment at every step, this kit holds start states in stock;
+  - rejax takes truncation for termination; this kit bootstraps there from the final observation,
+    for which it evaluates the critic on every observation twice;
+  - rejax stores log_probs and values while it acts, this kit computes them afterwards, all at once;
+  - rejax initialises its layers with lecun_normal, this kit orthogonally;
+  - this kit averages episodes and losses, rejax has no training metrics at all;
+  - rejax needs gymnax 0.0.9, this kit 1.x, so that an environment's code may differ;
+  - several seeds are vmapped on one device in rejax, as its documentation shows; this kit spreads
+    them over a CPU device per core, as its command line does.
+
+The floor is the time that the matrix products of the updates take alone, every one timed in a
+compiled loop at its very shape, on as many devices at once as the case uses: each actor layer for
+every step of a rollout, each critic layer for all of it at once, and in every epoch the forward and
+backward passes of both towers.
+"""
+
+import argparse
+import atexit
+import collections
+import contextlib
+import dataclasses
+import functools
+import importlib.metadata
+import itertools
+import json
+import math
+import os
+import resource
+import select
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+# The worker of rejax runs this file too, so what is not in the standard library is imported late.
+
+REJAX, GYMNAX = "0.1.3", "0.0.9"
+EPOCHS = MINIBATCHES = 4
+HIDDEN_SIZES = (64, 64)
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """What one timed run trains."""
+
+    name: str
+    env: str
+    num_envs: int
+    num_steps: int
+    updates: int
+    num_seeds: int = 1
+    num_evals: int = 1  # points of the learning curve, this kit only
+    num_eval_episodes: int = 0
+
+    @property
+    def timesteps(self) -> int:
+        """Of each seed."""
+        return self.updates * self.num_envs * self.num_steps
+
+
+CASES = (  # a run takes some 2 to 6 seconds on two cores
+    Case("cartpole-4x128", "CartPole-v1", 4, 128, 1000),
+    Case("cartpole-4x128-16seeds", "CartPole-v1", 4, 128, 128, num_seeds=16),
+    Case("cartpole-1024x32", "CartPole-v1", 1024, 32, 32),
+    Case("breakout-64x128", "Breakout-MinAtar", 64, 128, 30),
+    Case("pendulum", "Pendulum-v1", 4, 128, 400),
+)
+RESET_CASES = (
+    CASES[0],
+    CASES[2],
+    Case("swimmer-1024x32", "Swimmer-misc", 1024, 32, 24),
+    CASES[3],
+)
+MEMORY_CASES = tuple(
+    Case(f"{millions}M steps", "CartPole-v1", 4, 128, math.ceil(millions * 1e6 / 512), 1, 20, 32)
+    for millions in (1, 10)
+)
+
+
+# --- the sides: what a worker process compiles -----------------------------------------------
+
+
+class Program(NamedTuple):
+    compiled: Any
+    args: tuple
+    compile_seconds: float
+
+
+def compile_program(function: Any, *args: Any) -> Program:
+    import jax
+
+    start = time.perf_counter()
+    compiled = jax.jit(function).lower(*args).compile()
+    return Program(compiled, args, time.perf_counter() - start)
+
+
+def ours(case: Case) -> Program:
+    """This kit's PPO, its agents on devices as algorithms.launch puts them there."""
+    from algorithms.launch import devices
+
+    devices.use_cores(case.num_seeds)
+    import jax
+    import numpy as np
+
+    import envs
+    from algorithms import ppo
+
+    config = ppo.Config(
+        env=case.env,
+        total_timesteps=case.timesteps,
+        num_envs=case.num_envs,
+        num_steps=case.num_steps,
+        update_epochs=EPOCHS,
+        num_minibatches=MINIBATCHES,
+        anneal_lr=False,
+        clip_vloss=True,
+        hidden_sizes=HIDDEN_SIZES,
+        conv_features=0,
+        num_evals=case.num_evals,
+        num_eval_episodes=case.num_eval_episodes,
+        eval_at_start=False,
+    )
+    env, env_params = envs.make(case.env)
+    layout = devices.arrange(case.num_seeds)
+    configs = jax.tree.map(lambda x: np.full(case.num_seeds, x, np.float32), config)
+    keys = jax.numpy.stack([jax.random.key(seed) for seed in range(case.num_seeds)])
+
+    def train(env_params, config, rng):
+        return ppo.make_train(config, env, env_params)(rng)
+
+    args = (layout.share(env_params), layout.put(configs), layout.put(keys))
+    return compile_program(devices.over_agents(train, layout), *args)
+
+
+def rejax(case: Case) -> Program:
+    import jax
+    import rejax
+
+    algorithm = rejax.get_algo("ppo").create(
+        env=case.env,
+        agent_kwargs={"activation": "tanh", "hidden_layer_sizes": HIDDEN_SIZES},
+        total_timesteps=case.timesteps,
+        num_envs=case.num_envs,
+        num_steps=case.num_steps,
+        num_epochs=EPOCHS,
+        num_minibatches=MINIBATCHES,
+        learning_rate=2.5e-4,
+        max_grad_norm=0.5,
+        eval_freq=case.timesteps,
+        skip_initial_evaluation=True,
+    )
+    algorithm = algorithm.replace(eval_callback=lambda algorithm, state, rng: jax.numpy.zeros(()))
+    train = lambda key: algorithm.train(key)[0]
+    keys = jax.random.split(jax.random.PRNGKey(0), case.num_seeds)
+    if case.num_seeds == 1:
+        return compile_program(train, keys[0])
+    return compile_program(jax.vmap(train), keys)
+
+
+def start_per_step(case: Case) -> Program:
+    """A start state in stock for every step: none serves twice."""
+    import envs
+
+    envs.batch = functools.partial(envs.batch, window=1)
+    return ours(case)
+
+
+def reset_every_step(case: Case) -> Program:
+    """Every environment is reset at every step, as gymnax does it."""
+    import jax
+
+    import envs
+    from envs.batch import Batch
+
+    class EveryStep(Batch):
+        def refill(self, key, state, params):
+            return state
+
+        def step(self, key, state, action, params):
+            key, reset_key = jax.random.split(key)
+            return super().step(key, super().refill(reset_key, state, params), action, params)
+
+    envs.batch = lambda env, num_envs, num_steps: EveryStep(env, num_envs, 1, num_steps)
+    return ours(case)
+
+
+RESET_SIDES = {
+    "this kit": ours,
+    "start per step": start_per_step,
+    "reset every step": reset_every_step,
+}
+SIDES = {"rejax": rejax, **RESET_SIDES}
+
+
+# --- the floor -------------------------------------------------------------------------------
+
+
+def products(case: Case, num_inputs: int, num_outputs: int) -> collections.Counter:
+    """The matrix products (m, k) @ (k, n) of one update of one agent: {(m, k, n): how many}."""
+    actor = tuple(itertools.pairwise((num_inputs, *HIDDEN_SIZES, num_outputs)))
+    critic = tuple(itertools.pairwise((num_inputs, *HIDDEN_SIZES, 1)))
+    batch_size = case.num_envs * case.num_steps
+    rows = batch_size // MINIBATCHES
+    counts = collections.Counter()
+
+    def add(number, shapes):
+        for shape in shapes:
+            counts[shape] += number
+
+    add(case.num_steps, [(case.num_envs, k, n) for k, n in actor])
+    add(1, [(batch_size, k, n) for k, n in critic])
+    for tower in (actor, critic):
+        forward = [(rows, k, n) for k, n in tower]
+        of_kernels = [(k, rows, n) for k, n in tower]
+        of_inputs = [(rows, n, k) for k, n in tower[1:]]
+        add(EPOCHS * MINIBATCHES, forward + of_kernels + of_inputs)
+    return counts
+
+
+def floor(case: Case) -> dict[str, float]:
+    """FLOPs of the products for an environment step, and the seconds that those of a run take."""
+    import envs
+    from algorithms import ppo
+    from algorithms.launch import devices
+
+    env, env_params = envs.make(case.env)
+    num_outputs = ppo.make_network(ppo.Config(), env, env_params).num_outputs
+    num_inputs = math.prod(env.observation_space(env_params).shape)
+    counts = products(case, num_inputs, num_outputs)
+    flops = sum(2 * m * k * n * count for (m, k, n), count in counts.items())
+    layout = devices.arrange(case.num_seeds)
+    seconds = sum(product_seconds(*shape, layout) * count for shape, count in counts.items())
+    return {
+        "flops_per_step": flops / (case.num_envs * case.num_steps),
+        "seconds": seconds * case.updates * layout.per_device,
+    }
+
+
+def product_seconds(m: int, k: int, n: int, layout: Any) -> float:
+    """Of (m, k) @ (k, n), where every device of the layout does its own at the same time."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    from algorithms.launch import devices
+
+    iterations = min(20_000, max(10, 10**9 // (2 * m * k * n)))
+
+    def repeat(_, x, kernel):
+        def body(_, carry):
+            kernel = carry[0]
+            product = x @ kernel
+            # Another kernel each time, or the compiler would take the product out of the loop.
+            return kernel.at[0, 0].set(1e-3 * product[0, 0]), product
+
+        return jax.lax.fori_loop(0, iterations, body, (kernel, jnp.zeros((m, n))))[1]
+
+    each = devices.arrange(len(layout.devices))
+    operands = [np.full((each.num_agents, *shape), 0.1, np.float32) for shape in ((m, k), (k, n))]
+    args = (None, *map(each.put, operands))
+    program = compile_program(devices.over_agents(repeat, each), *args)
+    return min(run_seconds(program) for _ in range(5)) / iterations
+
+
+# --- workers ---------------------------------------------------------------------------------
+
+
+def run_seconds(program: Program) -> float:
+    import jax
+
+    start = time.perf_counter()
+    jax.block_until_ready(program.compiled(*program.args))
+    return time.perf_counter() - start
+
+
+def memory(program: Program) -> tuple[float, float]:
+    """Megabytes: the most that this process ever had, and what the program's buffers take."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    sizes = program.compiled.memory_analysis()
+    buffers = sizes.temp_size_in_bytes + sizes.argument_size_in_bytes + sizes.output_size_in_bytes
+    return peak / 1e6, buffers / 1e6
+
+
+def serve(side: str, description: str) -> None:
+    """A worker's life: it compiles, then answers commands on stdin, a line of JSON to each."""
+    answers, sys.stdout = sys.stdout, sys.stderr
+    case = Case(**json.loads(description))
+    program = SIDES[side](case)
+    commands = {
+        "compile": lambda: program.compile_seconds,
+        "run": lambda: run_seconds(program),
+        "memory": lambda: memory(program),
+        "floor": lambda: floor(case),
+    }
+    for command in sys.stdin:
+        print(json.dumps(commands[command.strip()]()), file=answers, flush=True)
+
+
+class Worker:
+    """A process of one side for one case, with the seconds of its timed runs."""
+
+    def __init__(self, side: str, case: Case, time_limit: float, python: str = sys.executable):
+        self.side, self.time_limit = side, time_limit
+        self.seconds, self.error = [], None
+        self.process = subprocess.Popen(
+            [python, __file__, "--worker", side, json.dumps(dataclasses.asdict(case))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"JAX_PLATFORMS": "cpu", "JAX_ENABLE_COMPILATION_CACHE": "false"},
+        )
+        atexit.register(self.close)
+        self.compile_seconds = self.ask("compile")
+        self.ask("run")  # the first one meets fresh memory
+
+    def ask(self, command: str) -> Any:
+        """The answer to a command, or None if there is none; `error` then says why."""
+        if self.error:
+            return None
+        with contextlib.suppress(BrokenPipeError):  # of one that died; the answer is empty then
+            print(command, file=self.process.stdin, flush=True)
+        if not select.select([self.process.stdout], [], [], self.time_limit)[0]:
+            self.error = "hangs"
+        elif line := self.process.stdout.readline():
+            return json.loads(line)
+        else:
+            self.error = "dies"
+        print(f"{self.side} {self.error} at '{command}'", file=sys.stderr)
+        self.close()
+        return None
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+def alternate(workers: Sequence[Worker], runs: int) -> None:
+    """Timed runs of all workers, in turn."""
+    for i in range(runs):
+        for worker in workers if i % 2 == 0 else reversed(workers):
+            worker.seconds.append(worker.ask("run"))
+
+
+# --- tables ----------------------------------------------------------------------------------
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Markdown with columns of even width."""
+    widths = [max(map(len, column)) for column in zip(header, *rows)]
+    lines = [header, ["-" * width for width in widths], *rows]
+    padded = [[cell.ljust(width) for cell, width in zip(line, widths)] for line in lines]
+    return "\n".join(f"| {' | '.join(line)} |" for line in padded)
+
+
+def rate(case: Case, worker: Worker) -> str:
+    """Environment steps a second of all seeds together."""
+    steps = case.timesteps * case.num_seeds
+    return worker.error or f"{steps / statistics.median(worker.seconds) / 1e3:.1f}k"
+
+
+def times_faster(fast: Worker, slow: Worker) -> str:
+    """Median, least and largest ratio of the times of neighbouring runs."""
+    if fast.error or slow.error:
+        return "-"
+    ratios = [b / a for a, b in zip(fast.seconds, slow.seconds)]
+    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+
+
+COLUMNS = ("case", "this kit, steps/s", "rejax, steps/s", "times faster", "compile", "rejax's")
+COLUMNS += ("FLOPs a step", "products run at", "time over floor")
+
+
+def against_rejax(case: Case, args: argparse.Namespace) -> list[str]:
+    """A row: both sides, and this kit's distance from the floor."""
+    kit = Worker("this kit", case, args.time_limit)
+    peer = Worker("rejax", case, args.time_limit, args.peer_python)
+    alternate([kit, peer], args.runs)
+    peer.close()
+    compiling = [f"{w.compile_seconds:.1f} s" if w.compile_seconds else "-" for w in (kit, peer)]
+    row = [case.name, rate(case, kit), rate(case, peer), times_faster(kit, peer), *compiling]
+    lowest = kit.ask("floor")
+    kit.close()
+    if not lowest:
+        return [*row, "-", "-", "-"]
+    flops = lowest["flops_per_step"] * case.timesteps * case.num_seeds
+    return [
+        *row,
+        f"{lowest['flops_per_step'] / 1e3:.0f}k",
+        f"{flops / lowest['seconds'] / 1e9:.0f} GFLOP/s",
+        f"{statistics.median(kit.seconds) / lowest['seconds']:.2f}",
+    ]
+
+
+RESET_COLUMNS = ("case", "stock, steps/s", "a start for every step, steps/s", "stock is faster by")
+RESET_COLUMNS += ("reset at every step, steps/s", "stock is faster by")
+
+
+def of_resets(case: Case, args: argparse.Namespace) -> list[str]:
+    """A row: each kind of auto-reset, and how much faster the kit's own is."""
+    stock, *others = workers = [Worker(side, case, args.time_limit) for side in RESET_SIDES]
+    alternate(workers, args.runs)
+    for worker in workers:
+        worker.close()
+    row = [case.name, rate(case, stock)]
+    return row + [cell for w in others for cell in (rate(case, w), times_faster(stock, w))]
+
+
+MEMORY_COLUMNS = ("run", "most memory of the process", "buffers of the program")
+
+
+def of_memory(case: Case, args: argparse.Namespace) -> list[str]:
+    """A row: memory that the process and the program needed."""
+    worker = Worker("this kit", case, args.time_limit)
+    sizes = worker.ask("memory")
+    worker.close()
+    return [case.name, *(f"{size:.3f} MB" for size in sizes or ())]
+
+
+def make_peer_python() -> str:
+    """The Python of a virtual environment with rejax, made if it is not there."""
+    from algorithms.launch.devices import CACHE
+
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    jax = importlib.metadata.version("jax")
+    folder = home / CACHE / f"rejax-{REJAX}-jax-{jax}"
+    python = folder / "bin" / "python"
+    if not python.exists() or subprocess.run([python, "-c", "import rejax"]).returncode:
+        print(f"installing rejax {REJAX} in a virtual environment of its own", file=sys.stderr)
+        subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
+        packages = [f"rejax=={REJAX}", f"gymnax=={GYMNAX}", f"jax=={jax}"]
+        subprocess.run([python, "-m", "pip", "install", "--quiet", *packages], check=True)
+    return str(python)
+
+
+KINDS = {  # of measurements: cases, columns, and what makes a row
+    "speed": (CASES, COLUMNS, against_rejax),
+    "resets": (RESET_CASES, RESET_COLUMNS, of_resets),
+    "memory": (MEMORY_CASES, MEMORY_COLUMNS, of_memory),
+}
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--cases", nargs="+", metavar="CASE", help="by default all")
+    parser.add_argument("--runs", type=int, default=5, help="timed runs of each side")
+    parser.add_argument("--time-limit", type=float, default=300, help="seconds for any one answer")
+    parser.add_argument("--peer-python", metavar="PATH", help="a Python that has rejax")
+    kinds = parser.add_mutually_exclusive_group()
+    for kind, text in (
+        ("memory", "peak memory instead"),
+        ("resets", "kinds of auto-reset instead"),
+    ):
+        kinds.add_argument(f"--{kind}", dest="kind", action="store_const", const=kind, help=text)
+    parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
+    parser.set_defaults(kind="speed")
+    args = parser.parse_args()
+    names = [case.name for case in KINDS[args.kind][0]]
+    for name in set(args.cases or ()) - set(names):
+        parser.error(f"--cases {name}: choose from {', '.join(names)}")
+    args.cases = args.cases or names
+    return args
+
+
+def main() -> None:
+    args = parse()
+    if args.worker:
+        return serve(*args.worker)
+    cases, columns, make_row = KINDS[args.kind]
+    if args.kind == "speed":
+        args.peer_python = args.peer_python or make_peer_python()
+    rows = []
+    for case in cases:
+        if case.name in args.cases:
+            rows.append(make_row(case, args))
+            print(", ".join(rows[-1]), file=sys.stderr)
+    print(table(columns, rows))
+    print(f"\njax {importlib.metadata.version('jax')}, {os.cpu_count()} cores")
+
+
+if __name__ == "__main__":
+    main()
