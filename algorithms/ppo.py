@@ -624,10 +624,9 @@ def _train(config, env_params, rng, state, *, env, num_evals):
         )
         return Progress(state, jax.tree.map(jnp.add, progress.sums, metrics))
 
-    def point(state, num_updates):
-        """Updates, then one row of metrics; NaN where there is nothing to average."""
-        progress = Progress(state, dict.fromkeys(UPDATE_METRICS, jnp.zeros(())))
-        state, sums = jax.lax.fori_loop(0, num_updates, update, progress)
+    def row(progress, num_updates):
+        """The state and a row of metrics; NaN where there is nothing to average."""
+        state, sums = progress
         metrics = {name: total / num_updates for name, total in sums.items()}
         episode_metrics, episodes = state.collector.episodes.metrics()
         metrics |= {"timestep": state.update * batch_size, **episode_metrics}
@@ -636,6 +635,12 @@ def _train(config, env_params, rng, state, *, env, num_evals):
             played = envs.evaluate(policy, state, env, env_params, rng, config.num_eval_episodes)
             metrics |= {"eval_return": played.episode_return, "eval_length": played.length}
         return state.replace(collector=state.collector.replace(episodes=episodes)), metrics
+
+    def point(state, num_updates):
+        progress = Progress(state, dict.fromkeys(UPDATE_METRICS, jnp.zeros(())))
+        if num_evals:  # the program that makes the initial state need not learn
+            progress = jax.lax.fori_loop(0, num_updates, update, progress)
+        return row(progress, num_updates)
 
     counts = [updates_per_point] * num_evals
     if state is None:

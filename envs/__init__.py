@@ -4,7 +4,9 @@
     batch = envs.batch(env, num_envs=8, num_steps=128)
     observation, state = batch.reset(key, env_params)
     state = batch.refill(key, state, env_params)  # once a rollout
-    observation, state, reward, terminated, truncated, info = batch.step(key, state, action, env_params)
+    observation, state, reward, terminated, truncated, info = batch.step(
+        key, state, action, env_params
+    )
 
 Importing this package is cheap: gymnax and every other environment library is imported by the
 first `make` that asks for it.

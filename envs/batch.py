@@ -2,13 +2,12 @@
 
 gymnax resets every environment at every step and throws nearly all of that work away. Here each
 environment has a few start states in stock. `refill` draws them anew, all in one batch, once a
-rollout; within the rollout the stock is `num_steps / RESET_WINDOW` start states deep, and each
-lasts for RESET_WINDOW steps.
+rollout; the stock is num_steps / RESET_WINDOW deep, and each start lasts for RESET_WINDOW steps.
 
-What this trades: every start state is an exact, independent draw of the environment's `reset_env`, and
-two different environments never share one. An environment shares a start state with *itself* when
-two of its episodes end within the same window of RESET_WINDOW steps, so episodes shorter than
-that repeat their starts (at most RESET_WINDOW times); `window=1` never repeats any.
+What this trades: every start state is an exact, independent draw of `reset_env`, and two different
+environments never share one. An environment repeats its own start when two of its episodes end
+within one window, so episodes shorter than RESET_WINDOW steps see each of their starts up to
+RESET_WINDOW times; `window=1` repeats none.
 """
 
 import math

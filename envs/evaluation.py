@@ -35,7 +35,7 @@ def evaluate(
     rng: jax.Array,
     num_episodes: int,
 ) -> Episodes:
-    """Runs `num_episodes` whole episodes of the deterministic policy, and stops when all have ended.
+    """Runs whole episodes of the deterministic policy, and stops when all have ended.
 
     Args:
       policy: `policy(state, observation, memory) -> action, memory` for one environment; a
@@ -57,7 +57,7 @@ def evaluate(
 
     def one_step(key, observation, env_state, memory):
         action, memory = policy(state, observation, memory)
-        return transition(env, key, env_state, action, env_params)[:5] + (memory,)
+        return *transition(env, key, env_state, action, env_params)[:5], memory
 
     def step(carry: _Carry) -> _Carry:
         rng, step_rng = jax.random.split(carry.rng)

@@ -1,4 +1,4 @@
-"""The adapter for gymnax 1.x, which also repairs at the boundary what some of its environments get wrong.
+"""The adapter for gymnax 1.x; it repairs at the boundary what some environments get wrong.
 
 Repaired: integer rewards and rewards of shape (1,), observations of another dtype than their
 space, and weakly typed leaves (which differ between reset and step, and would make loops and

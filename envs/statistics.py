@@ -15,7 +15,7 @@ from flax import struct
 class RunningStatistics:
     """Mean and variance of everything seen so far, merged batch by batch (Chan et al. 1979).
 
-    The mean is moved by the difference of two means and the variance is a convex combination, so that
+    The mean moves by a difference of means and the variance is a convex combination, so that
     float32 does not cancel however many samples come.
     """
 
@@ -96,8 +96,8 @@ class EpisodeStatistics:
     def update(self, rewards: jax.Array, done: jax.Array) -> "EpisodeStatistics":
         """Adds a rollout: rewards (num_steps, num_envs, ...), done (num_steps, num_envs).
 
-        Episodes follow one another without a gap, so the returns of those that ended in an environment add up to
-        its rewards until the last end; what comes after belongs to the one under way.
+        Episodes follow one another without a gap, so the returns of those that ended in an
+        environment add up to its rewards until the last end; the rest belongs to the next one.
         """
         steps = jnp.arange(1, len(done) + 1)[:, None]
         last_end = jnp.max(jnp.where(done, steps, 0), axis=0)  # 0: none ended
@@ -117,7 +117,7 @@ class EpisodeStatistics:
         )
 
     def metrics(self) -> tuple[dict[str, jax.Array], "EpisodeStatistics"]:
-        """Means over the episodes that ended since the last call (NaN if none), and cleared sums."""
+        """Means over the episodes since the last call (NaN if none), and cleared sums."""
         means = {
             "episode_return": self.return_sum / self.count,
             "episode_length": self.length_sum / self.count,

@@ -1,0 +1,330 @@
+"""The environment layer: what `make` repairs and refuses, batches, statistics, evaluation."""
+
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import envs
+from envs import wrappers
+from envs.batch import transition
+from envs.gymnax import gymnax
+from tests import probe as tasks
+from tests.probe import ProbeParams
+
+NAMES = [name for name in envs.names() if "MNIST" not in name]  # MNIST needs a download
+
+
+# --- make -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_gymnax_environment_is_repaired_at_the_boundary(name):
+    """float32 rewards, dtypes of the spaces, strong types, a state of one type; traced params."""
+    env, params = envs.make(name)
+    params = jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x)), params)
+
+    def both(key, params):
+        reset_key, action_key, step_key = jax.random.split(key, 3)
+        observation, state = env.reset_env(reset_key, params)
+        action = env.action_space(params).sample(action_key)
+        return (observation, state), transition(env, step_key, state, action, params)
+
+    reset, stepped = jax.eval_shape(both, jax.random.key(0), params)
+    space = env.observation_space(params)
+    assert reset[0].dtype == stepped[0].dtype == space.dtype
+    assert reset[0].shape == stepped[0].shape == tuple(space.shape)
+    assert (stepped[2].dtype, stepped[2].shape) == (jnp.float32, ())
+    assert stepped[3].dtype == stepped[4].dtype == bool
+    for before, after in zip(jax.tree.leaves(reset), jax.tree.leaves(stepped[:2]), strict=True):
+        assert (before.dtype, before.shape) == (after.dtype, after.shape)
+        assert not before.weak_type and not after.weak_type
+
+
+def test_make_gives_one_object_for_one_name_and_settings():
+    assert envs.make("CartPole-v1")[0] is envs.make("CartPole-v1")[0]
+    assert envs.make("CartPole-v1", max_steps=7)[0] is not envs.make("CartPole-v1")[0]
+
+
+def test_settings_reach_parameters_and_constructors():
+    assert envs.make("CartPole-v1", gravity=1.5)[1].gravity == 1.5
+    env, params = envs.make("DeepSea-bsuite", size=5)
+    assert env.observation_space(params).shape == (5, 5)
+
+
+@pytest.mark.parametrize(
+    "name, settings, message",
+    [
+        ("cartpole", {}, "unknown environment 'cartpole'; did you mean CartPole-v1"),
+        ("xyzzy", {}, "unknown environment 'xyzzy'; there are"),
+        ("CartPole-v1", {"gravitty": 1.0}, "'gravitty'; did you mean gravity"),
+        ("CartPole-v1", {"max_steps": 0}, "max_steps=0: give a whole number"),
+        ("CartPole-v1", {"rescale_action": True}, "RescaleAction needs continuous actions"),
+    ],
+)
+def test_what_cannot_be_made_is_refused(name, settings, message):
+    with pytest.raises(ValueError, match=message):
+        envs.make(name, **settings)
+
+
+def test_an_environment_object_can_be_made(probe):
+    env, params = envs.make(probe, task=tasks.ENDLESS, max_steps=4)
+    assert params.task == tasks.ENDLESS and env.max_steps == 4
+
+
+def test_discrete_observations_become_one_hot():
+    env, params = envs.make("FrozenLake-misc")
+    observation, _ = env.reset_env(jax.random.key(0), params)
+    assert observation.shape == env.observation_space(params).shape == (16,)
+    assert float(observation.sum()) == 1.0
+
+
+def test_importing_envs_imports_no_environment_library_and_making_one_no_plotting():
+    code = (
+        "import sys, envs\n"
+        "assert 'gymnax' not in sys.modules\n"
+        "envs.make('CartPole-v1')\n"
+        "assert not {'seaborn', 'matplotlib.pyplot', 'pandas'} & set(sys.modules)\n"
+        "from gymnax.environments.misc import pong\n"
+        "assert pong.plt.subplots and pong.sns.color_palette  # there once they are asked for\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_both_flags_at_once_mean_terminated():
+    """DeepSea sets both at its last row."""
+    env, params = envs.make("DeepSea-bsuite")
+    key = jax.random.key(0)
+    _, state = env.reset_env(key, params)
+    flags = []
+    for i in range(8):
+        step_key = jax.random.fold_in(jax.random.key(1), i)
+        _, state, _, terminated, truncated, _ = transition(env, step_key, state, 0, params)
+        flags.append((bool(terminated), bool(truncated)))
+    assert bool(env.is_truncated(state, params))
+    assert flags == [(False, False)] * 7 + [(True, False)]
+
+
+# --- wrappers ---------------------------------------------------------------------------------
+
+
+def play(env, params, actions):
+    _, state = env.reset_env(jax.random.key(0), params)
+    keys = jax.random.split(jax.random.key(1), len(actions))
+    steps = []
+    for key, action in zip(keys, actions):
+        _, state, reward, terminated, truncated, _ = transition(env, key, state, action, params)
+        steps.append((float(reward), bool(terminated), bool(truncated)))
+    return steps
+
+
+@pytest.mark.parametrize("limit", [3, 30])
+def test_time_limit_truncates_and_lifts_the_environment_s_own(probe, limit):
+    env, params = envs.make(probe, task=tasks.ENDLESS, max_steps=limit)
+    steps = play(env, params, [0] * limit)
+    assert [s[1:] for s in steps] == [(False, False)] * (limit - 1) + [(False, True)]
+
+
+def test_clip_and_rescale_change_what_the_environment_gets():
+    base, params = envs.make("Pendulum-v1")
+    clipped, _ = envs.make("Pendulum-v1", clip_action=True)
+    rescaled, _ = envs.make("Pendulum-v1", rescale_action=True)
+    _, state = base.reset_env(jax.random.key(0), params)
+
+    def step(env, action):
+        return env.step_env(jax.random.key(1), state, jnp.array([action]), params)[0]
+
+    np.testing.assert_allclose(step(clipped, 9.0), step(base, 2.0), rtol=1e-6)
+    np.testing.assert_allclose(step(rescaled, 0.5), step(base, 1.0), rtol=1e-6)
+    np.testing.assert_allclose(step(rescaled, -3.0), step(base, -2.0), rtol=1e-6)
+    space = rescaled.action_space(params)
+    assert (space.low, space.high) == (-1.0, 1.0)
+    assert isinstance(rescaled, wrappers.RescaleAction)
+
+
+# --- batches ----------------------------------------------------------------------------------
+
+
+def roll(env, params, num_envs, num_steps, window=8, refill=True):
+    """A rollout of random actions; leading axes (num_steps, num_envs)."""
+    batch = envs.batch(env, num_envs, num_steps, window)
+    observation, state = batch.reset(jax.random.key(0), params)
+    state = batch.refill(jax.random.key(1), state, params) if refill else state
+
+    def step(carry, key):
+        observation, state = carry
+        action_key, step_key = jax.random.split(key)
+        action = jax.vmap(env.action_space(params).sample)(jax.random.split(action_key, num_envs))
+        after, state, reward, terminated, truncated, info = batch.step(
+            step_key, state, action, params
+        )
+        row = (observation, after, info["final_observation"], reward, terminated, truncated)
+        return (after, state), row
+
+    keys = jax.random.split(jax.random.key(2), num_steps)
+    return jax.jit(lambda carry: jax.lax.scan(step, carry, keys))((observation, state))
+
+
+def test_final_observations_are_from_before_the_restart(probe):
+    params = ProbeParams(task=tasks.DELAYED)
+    _, (before, after, final, reward, terminated, _) = roll(probe, params, 3, 6)
+    np.testing.assert_array_equal(before[:, 0, 0], [0, 1, 0, 1, 0, 1])
+    np.testing.assert_array_equal(final[..., 0], 1.0)
+    np.testing.assert_array_equal(after[:, 0, 0], [1, 0, 1, 0, 1, 0])
+    np.testing.assert_array_equal(terminated[:, 0], [False, True] * 3)
+    np.testing.assert_array_equal(reward[:, 0], [0, 1] * 3)
+
+
+def test_truncated_episodes_restart_too(probe):
+    params = ProbeParams(task=tasks.ENDLESS, max_steps_in_episode=4)
+    (_, state), (*_, terminated, truncated) = roll(probe, params, 2, 10)
+    assert not terminated.any()
+    np.testing.assert_array_equal(np.flatnonzero(truncated[:, 0]), [3, 7])
+    np.testing.assert_array_equal(state.env.time, [2, 2])
+
+
+def test_start_states_have_the_distribution_of_reset():
+    """CartPole starts uniformly in [-0.05, 0.05]^4: Kolmogorov-Smirnov on starts after restarts."""
+    env, params = envs.make("CartPole-v1")
+    _, (_, after, _, _, terminated, truncated) = roll(env, params, 64, 256)
+    starts = np.asarray(after)[np.asarray(terminated | truncated)]
+    assert len(starts) > 500
+    for column in starts.T:
+        steps = np.arange(1, len(starts) + 1) / len(starts)
+        distance = np.abs(np.sort(column) / 0.1 + 0.5 - steps).max()
+        assert distance < 1.95 / np.sqrt(len(starts))  # the 0.1 % level
+
+
+def test_two_environments_never_share_a_start_and_one_only_within_a_window():
+    env, params = envs.make("CartPole-v1", max_steps=4)
+    _, (_, after, _, _, terminated, truncated) = roll(env, params, 8, 64)
+    done = np.asarray(terminated | truncated)
+    starts = np.asarray(after)
+    assert done[3].all() and done[7].all()
+    # Steps 3 and 7 of one environment end in one window and repeat its start; all else differs.
+    np.testing.assert_array_equal(starts[3], starts[7])
+    assert len(np.unique(starts[done].round(7), axis=0)) == done.sum() // 2
+    _, (_, after, *_) = roll(env, params, 8, 64, window=1)
+    assert len(np.unique(np.asarray(after)[done].round(7), axis=0)) == done.sum()
+
+
+def test_batch_steps_are_those_of_gymnax_until_an_episode_ends():
+    env, params = envs.make("Acrobot-v1", max_steps=5)
+    _, (before, after, final, *_, truncated) = roll(env, params, 4, 5)
+    np.testing.assert_array_equal(before[1:], after[:-1])
+    np.testing.assert_array_equal(after[:4], final[:4])
+    assert truncated[4].all() and not np.allclose(after[4], final[4])
+
+
+# --- statistics -------------------------------------------------------------------------------
+
+
+def test_running_statistics_are_those_of_all_samples_in_any_order_of_merging():
+    rng = np.random.default_rng(0)
+    parts = [rng.normal(3.0, 2.0, size=(n, 4, 5)).astype(np.float32) for n in (2, 7, 30)]
+    every = np.concatenate([p.reshape(-1, 5) for p in parts])
+    one_by_one = envs.RunningStatistics.create((5,))
+    for part in parts:
+        one_by_one = one_by_one.update(part)
+    empty = envs.RunningStatistics.create((5,))
+    merged = empty.update(parts[2]).merge(empty.update(parts[0]).update(parts[1]))
+    for stats in (one_by_one, merged):
+        np.testing.assert_allclose(stats.mean, every.mean(0), rtol=1e-5)
+        np.testing.assert_allclose(stats.var, every.var(0), rtol=1e-4)
+        assert float(stats.count) == len(every)
+    x = every[:3]
+    expected = np.clip((x - every.mean(0)) / every.std(0), -1.0, 1.0)
+    np.testing.assert_allclose(one_by_one.normalize(x, clip=1.0), expected, atol=1e-4)
+    np.testing.assert_allclose(one_by_one.scale(x), x / every.std(0), rtol=1e-4)
+
+
+def test_running_statistics_are_safe_in_float32():
+    """A large mean with a small spread, many times over: sums of squares would cancel."""
+    rng = np.random.default_rng(0)
+    stats = envs.RunningStatistics.create()
+    update = jax.jit(lambda stats, x: stats.update(x))
+    for _ in range(300):
+        stats = update(stats, rng.normal(10_000.0, 0.1, size=4096).astype(np.float32))
+    np.testing.assert_allclose(stats.mean, 10_000.0, rtol=1e-5)
+    np.testing.assert_allclose(jnp.sqrt(stats.var), 0.1, rtol=0.02)
+
+
+def test_discounted_returns_are_the_plain_recursion():
+    rng = np.random.default_rng(0)
+    before, rewards = rng.normal(size=3), rng.normal(size=(9, 3))
+    done = rng.random((9, 3)) < 0.3
+    last, returns = envs.discounted_returns(jnp.array(before), jnp.array(rewards), done, 0.9)
+    total = before.copy()
+    for t in range(9):
+        total = 0.9 * total + rewards[t]
+        np.testing.assert_allclose(returns[t], total, rtol=1e-4, atol=1e-5)
+        total = np.where(done[t], 0.0, total)
+    np.testing.assert_allclose(last, total, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("agents", [(), (2,)])
+def test_episode_statistics_count_whole_episodes_once(agents):
+    rng = np.random.default_rng(0)
+    num_envs, returns, lengths = 3, [], []
+    running, length = np.zeros((num_envs, *agents)), np.zeros(num_envs)
+    stats = envs.EpisodeStatistics.create(num_envs, agents)
+    for _ in range(4):
+        rewards = rng.normal(size=(7, num_envs, *agents)).astype(np.float32)
+        done = rng.random((7, num_envs)) < 0.25
+        stats = stats.update(jnp.array(rewards), jnp.array(done))
+        for t in range(7):
+            running += rewards[t]
+            length += 1
+            for env in np.flatnonzero(done[t]):
+                returns.append(running[env].copy())
+                lengths.append(length[env])
+                running[env], length[env] = 0.0, 0.0
+    metrics, cleared = stats.metrics()
+    np.testing.assert_allclose(metrics["episode_return"], np.mean(returns, 0), rtol=1e-4)
+    np.testing.assert_allclose(metrics["episode_length"], np.mean(lengths), rtol=1e-5)
+    assert float(metrics["num_episodes"]) == len(returns)
+    np.testing.assert_allclose(cleared.running_return, running, rtol=1e-4, atol=1e-5)
+    none, _ = cleared.metrics()
+    assert float(none["num_episodes"]) == 0 and np.isnan(none["episode_return"]).all()
+
+
+# --- evaluation -------------------------------------------------------------------------------
+
+
+def test_evaluation_plays_whole_episodes_and_stops():
+    """CartPole, pushed right and left in turn (which takes a memory), against a plain loop."""
+    env, params = envs.make("CartPole-v1")
+
+    def policy(state, observation, memory=None, rng=None):
+        memory = jnp.zeros((), jnp.int32) if memory is None else memory
+        return (memory // 3) % 2, memory + 1
+
+    run = jax.jit(lambda key: envs.evaluate(policy, None, env, params, key, 5))
+    episodes = run(jax.random.key(0))
+    _, reset_rng = jax.random.split(jax.random.key(0))
+    for i, key in enumerate(jax.random.split(reset_rng, 5)):
+        _, state = env.reset_env(key, params)
+        length, terminated = 0, False
+        while not terminated:
+            action = (length // 3) % 2
+            _, state, _, terminated, _ = env.step_env(jax.random.key(9), state, action, params)
+            length += 1
+        assert int(episodes.length[i]) == length == float(episodes.episode_return[i])
+    assert episodes.terminated.all() and not episodes.truncated.any()
+
+
+def test_evaluation_tells_truncation_and_the_last_reward(probe):
+    env, params = envs.make(probe, task=tasks.ENDLESS, reward=3.0)
+    policy = lambda state, observation, memory=None, rng=None: (jnp.int32(0), memory)
+    episodes = envs.evaluate(policy, None, env, params, jax.random.key(0), 2)
+    np.testing.assert_array_equal(episodes.episode_return, [30.0, 30.0])
+    np.testing.assert_array_equal(episodes.length, [10, 10])
+    np.testing.assert_array_equal(episodes.last_reward, [3.0, 3.0])
+    assert episodes.truncated.all() and not episodes.terminated.any()
+
+
+def test_unknown_names_are_those_of_gymnax():
+    assert set(envs.names()) == set(gymnax.registered_envs)
