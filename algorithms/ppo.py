@@ -64,7 +64,7 @@ class Config:
     num_steps: int = static(128)  # steps of each environment in a rollout
     update_epochs: int = static(4)  # passes over each rollout
     num_minibatches: int = static(4)  # gradient steps in a pass
-    learning_rate: float = 2.5e-4  # Adam's step size
+    learning_rate: float = 1e-3  # Adam's step size
     anneal_lr: bool = static(True)  # take the learning rate linearly to zero
     adam_eps: float = 1e-5  # Adam's epsilon
     gamma: float = 0.99  # discount factor
@@ -314,7 +314,8 @@ def permutations(key, number, size):
     if rows < 8:  # too narrow to mix
         keys = jax.random.split(key, number)
         return jax.vmap(jax.random.permutation, (0, None))(keys, size)
-    turns = (jax.random.bits(key, (number, 6, rows + columns)) % size).astype(jnp.int32)
+    bits = jax.random.bits(key, (number * 6 * (rows + columns),))  # flat: compiles much faster
+    turns = (bits % size).astype(jnp.int32).reshape(number, 6, rows + columns)
 
     def turn(position, turns):
         row, column = position
@@ -489,7 +490,8 @@ def _train(config, env_params, rng, state, *, env, num_evals):
         rng, start_rng, step_rng, noise_rng = jax.random.split(collector.rng, 4)
         env_state = environments.refill(start_rng, collector.env_state, env_params)
         draw = jax.random.gumbel if network.discrete else jax.random.normal
-        noise = draw(noise_rng, (config.num_steps, config.num_envs, network.num_outputs))
+        noise = draw(noise_rng, (batch_size * network.num_outputs,))
+        noise = noise.reshape(config.num_steps, config.num_envs, network.num_outputs)
 
         def step(collector, inputs):
             step_rng, noise = inputs

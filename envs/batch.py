@@ -79,9 +79,9 @@ class Batch:
         return observation, state, reward, terminated, truncated, info
 
     def _draw(self, key: jax.Array, params: Any) -> Any:
-        keys = jax.random.split(key, (self.depth, self.num_envs))
-        reset = jax.vmap(jax.vmap(self.env.reset_env, (0, None)), (0, None))
-        return reset(keys, params)
+        keys = jax.random.split(key, self.depth * self.num_envs)  # flat: it compiles much faster
+        starts = jax.vmap(self.env.reset_env, (0, None))(keys, params)
+        return jax.tree.map(lambda x: x.reshape(self.depth, self.num_envs, *x.shape[1:]), starts)
 
 
 def batch(env: Any, num_envs: int, num_steps: int = 1, window: int = RESET_WINDOW) -> Batch:

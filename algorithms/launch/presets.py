@@ -8,5 +8,34 @@ from typing import Any
 PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     "ppo": {
         "CartPole-v1": {},
+        "Acrobot-v1": {},
+        "Pendulum-v1": {
+            "num_envs": 16,
+            "update_epochs": 10,
+            "num_minibatches": 16,
+            "learning_rate": 5e-4,
+            "gamma": 0.95,
+            "ent_coef": 0.0,
+            "normalize_obs": True,
+            "normalize_reward": True,
+        },
+        "MountainCarContinuous-v0": {
+            "num_envs": 16,
+            "num_steps": 256,
+            "update_epochs": 10,
+            "num_minibatches": 16,
+            "learning_rate": 5e-4,
+            "gamma": 0.9999,
+            "normalize_obs": True,
+            "normalize_reward": True,
+        },
+        "Breakout-MinAtar": {
+            "total_timesteps": 5_000_000,
+            "num_envs": 64,
+            "num_minibatches": 8,
+            "learning_rate": 2.5e-3,
+            "hidden_sizes": (64,),
+            "activation": "relu",
+        },
     },
 }

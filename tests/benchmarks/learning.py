@@ -34,7 +34,7 @@ import jax
 import numpy as np
 
 from algorithms import launch
-from algorithms.launch import cli, plots
+from algorithms.launch import cli, devices, plots
 from algorithms.launch.presets import PRESETS
 
 
@@ -50,8 +50,8 @@ class Entry(NamedTuple):
 ENTRIES = (
     Entry("ppo", "CartPole-v1", 500_000, 10),
     Entry("ppo", "Acrobot-v1", 500_000, 10),
-    Entry("ppo", "Pendulum-v1", 1_000_000, 5),
-    Entry("ppo", "MountainCarContinuous-v0", 1_000_000, 5),
+    Entry("ppo", "Pendulum-v1", 500_000, 5),
+    Entry("ppo", "MountainCarContinuous-v0", 500_000, 5),
     Entry("ppo", "Breakout-MinAtar", 5_000_000, 5),
 )
 
@@ -203,15 +203,16 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     args = parse()
     args.out.mkdir(parents=True, exist_ok=True)
+    entries = [e for e in ENTRIES if e.algorithm in args.algorithms and e.env in args.envs]
+    entries = [entry._replace(seeds=args.seeds or entry.seeds) for entry in entries]
+    # As many devices as the largest entry can use: then each is spread as its own command does it.
+    devices.use_cores(max((entry.seeds for entry in entries), default=1))
     rows = []
-    for entry in ENTRIES:
-        if entry.algorithm not in args.algorithms or entry.env not in args.envs:
-            continue
-        entry = entry._replace(seeds=args.seeds or entry.seeds)
+    for entry in entries:
         rows.append(train(entry, args.first_seed))
-        text = write_table(rows, args.out / "learning.md")
+        write_table(rows, args.out / "learning.md")
         draw(rows, args.out / "learning.png")
-    print(text)
+    print(write_table(rows, args.out / "learning.md"))
 
 
 if __name__ == "__main__":

@@ -108,11 +108,11 @@ class Program(NamedTuple):
     compile_seconds: float
 
 
-def compile_program(function: Any, *args: Any) -> Program:
+def compile_program(function: Any, *args: Any, options: dict | None = None) -> Program:
     import jax
 
     start = time.perf_counter()
-    compiled = jax.jit(function).lower(*args).compile()
+    compiled = jax.jit(function).lower(*args).compile(options)
     return Program(compiled, args, time.perf_counter() - start)
 
 
@@ -151,7 +151,8 @@ def ours(case: Case) -> Program:
         return ppo.make_train(config, env, env_params)(rng)
 
     args = (layout.share(env_params), layout.put(configs), layout.put(keys))
-    return compile_program(devices.over_agents(train, layout), *args)
+    options = devices.compiler_options(layout)
+    return compile_program(devices.over_agents(train, layout), *args, options=options)
 
 
 def rejax(case: Case) -> Program:
