@@ -164,7 +164,7 @@ def resume(
     start = _Start(resumed=True)
     if kept:
         index = kept[-1] if point == "last" else point
-        devices.use_cores(len(run_dir.seeds))
+        devices.use_cores(len(run_dir.seeds), config)
         devices.make_environment(module, config)
         state = run_dir.read(index, "state", devices.initial_state(module, config))
         start = _Start(index, state, tuple(run_dir.history(index).values()), True)
@@ -294,7 +294,7 @@ class _Session:
         self.name = f"{algorithm_name(module)} on {checkpoints.env_name(config)}"
         check_floats(config)
         devices.use_compilation_cache()
-        if not devices.use_cores(len(seeds)):
+        if not devices.use_cores(len(seeds), config):
             view.say("jax is in use already: the devices that it has are used")
         with view.timed("import"):  # of the environment's library
             self.env, env_params = devices.make_environment(module, config)

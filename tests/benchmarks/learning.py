@@ -206,7 +206,7 @@ def main() -> None:
     entries = [e for e in ENTRIES if e.algorithm in args.algorithms and e.env in args.envs]
     entries = [entry._replace(seeds=args.seeds or entry.seeds) for entry in entries]
     # As many devices as the largest entry can use: then each is spread as its own command does it.
-    devices.use_cores(max((entry.seeds for entry in entries), default=1))
+    devices.use_cores(max((entry.seeds for entry in entries), default=1), None)
     rows = []
     for entry in entries:
         rows.append(train(entry, args.first_seed))

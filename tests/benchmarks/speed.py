@@ -108,24 +108,22 @@ class Program(NamedTuple):
     compile_seconds: float
 
 
-def compile_program(function: Any, *args: Any, options: dict | None = None) -> Program:
+def compile_program(function: Any, *args: Any) -> Program:
     import jax
 
     start = time.perf_counter()
-    compiled = jax.jit(function).lower(*args).compile(options)
+    compiled = jax.jit(function).lower(*args).compile()
     return Program(compiled, args, time.perf_counter() - start)
 
 
 def ours(case: Case) -> Program:
     """This kit's PPO, its agents on devices as algorithms.launch puts them there."""
-    from algorithms.launch import devices
-
-    devices.use_cores(case.num_seeds)
     import jax
     import numpy as np
 
     import envs
     from algorithms import ppo
+    from algorithms.launch import devices
 
     config = ppo.Config(
         env=case.env,
@@ -142,6 +140,7 @@ def ours(case: Case) -> Program:
         num_eval_episodes=case.num_eval_episodes,
         eval_at_start=False,
     )
+    devices.use_cores(case.num_seeds, config)
     env, env_params = envs.make(case.env)
     layout = devices.arrange(case.num_seeds)
     configs = jax.tree.map(lambda x: np.full(case.num_seeds, x, np.float32), config)
@@ -151,8 +150,7 @@ def ours(case: Case) -> Program:
         return ppo.make_train(config, env, env_params)(rng)
 
     args = (layout.share(env_params), layout.put(configs), layout.put(keys))
-    options = devices.compiler_options(layout)
-    return compile_program(devices.over_agents(train, layout), *args, options=options)
+    return compile_program(devices.over_agents(train, layout), *args)
 
 
 def rejax(case: Case) -> Program:
