@@ -99,7 +99,10 @@ class Torso(nn.Module):
     def __call__(self, x):
         activation = getattr(nn, self.config.activation)
         if x.ndim == 4 and self.config.conv_features:
-            x = activation(nn.Conv(self.config.conv_features, (3, 3), padding="VALID")(x))
+            # A convolution as patches times a matrix: XLA's own is slow once it is vmapped.
+            height, width = x.shape[1] - 2, x.shape[2] - 2
+            patches = [x[:, i : i + height, j : j + width] for i in range(3) for j in range(3)]
+            x = activation(nn.Dense(self.config.conv_features)(jnp.concatenate(patches, -1)))
         x = x.reshape(x.shape[0], -1)
         for size in self.config.hidden_sizes:
             x = activation(nn.Dense(size)(x))
