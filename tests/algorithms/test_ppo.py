@@ -189,6 +189,28 @@ def test_kernels_are_orthogonal_with_the_usual_gains(shape):
     assert kernels == (6 if len(shape) == 1 else 8)
 
 
+def test_patches_times_a_matrix_are_a_convolution():
+    torso = ppo.Torso(ppo.Config(hidden_sizes=(), activation="relu"))
+    images = jax.random.normal(jax.random.key(0), (2, 6, 5, 3))
+    params = torso.init(jax.random.key(1), images)
+    kernel = params["params"]["Dense_0"]["kernel"].reshape(3, 3, 3, 16)
+    dimensions = ("NHWC", "HWIO", "NHWC")
+    expected = jax.lax.conv_general_dilated(
+        images, kernel, (1, 1), "VALID", dimension_numbers=dimensions
+    )
+    result = torso.apply(params, images)
+    np.testing.assert_allclose(result, jax.nn.relu(expected).reshape(2, -1), rtol=1e-4, atol=1e-5)
+
+
+def test_images_too_small_to_convolve_are_refused():
+    class Narrow(tasks.Probe):
+        def observation_space(self, params):
+            return tasks.spaces.Box(0, 1, (2, 5, 1))
+
+    with pytest.raises(ValueError, match="conv_features=16 needs images of 3x3 or more"):
+        ppo.make_train(TINY, Narrow(), ProbeParams())
+
+
 # --- probe tasks ------------------------------------------------------------------------------
 
 PROBE = ppo.Config(
