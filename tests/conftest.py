@@ -1,11 +1,11 @@
-"""Shared by all tests: no key may be used twice."""
+"""Shared by all tests: no key may be used twice, and there is one device."""
 
 import jax
 import pytest
 
-from tests.probe import Probe
-
 jax.config.update("jax_debug_key_reuse", True)
+# Whatever runs on several devices does so in a process of its own.
+jax.config.update("jax_num_cpu_devices", 1)
 
 
 @pytest.fixture
@@ -18,9 +18,13 @@ def vmapped_keys():
 
 @pytest.fixture(scope="session")
 def probe():
+    from tests.probe import Probe  # gymnax starts jax's backend
+
     return Probe()
 
 
 @pytest.fixture(scope="session")
 def continuous_probe():
+    from tests.probe import Probe
+
     return Probe(continuous=True)

@@ -70,8 +70,6 @@ def test_one_agent_is_exactly_a_call_of_train():
 
 
 def test_agents_are_exactly_the_vmapped_train(whole):
-    if len(devices.arrange(3).devices) > 1:
-        pytest.skip("needs one device")
     keys = jax.vmap(jax.random.key)(np.arange(3))
     configs = jax.tree.map(lambda x: np.full(3, x, np.float32), CONFIG)
     train = jax.jit(jax.vmap(lambda config, key: toy.make_train(config)(key)))
