@@ -398,16 +398,15 @@ def to_space(action, space):
 
 def check(config: Config, env: Any, env_params: Any) -> None:
     """Raises a ValueError that names the setting, its value and what would do."""
-    least = {"total_timesteps": 1, "num_envs": 1, "num_steps": 1, "update_epochs": 1}
-    least |= {"num_minibatches": 1, "num_evals": 1, "num_eval_episodes": 0, "conv_features": 0}
-    sizes = [("hidden_sizes", size, 1) for size in config.hidden_sizes]
-    for name, value, low in [(n, getattr(config, n), low) for n, low in least.items()] + sizes:
-        if type(value) is not int or value < low:
-            raise ValueError(f"{name}={value!r}: give a whole number, {low} or more")
+    positive = ("total_timesteps", "num_envs", "num_steps", "update_epochs", "num_minibatches")
+    sizes = [(name, getattr(config, name), 1) for name in (*positive, "num_evals")]
+    sizes += [(name, getattr(config, name), 0) for name in ("num_eval_episodes", "conv_features")]
+    sizes += [("hidden_sizes", size, 1) for size in config.hidden_sizes]
+    for name, value, least in sizes:
+        if type(value) is not int or value < least:
+            raise ValueError(f"{name}={value!r}: give a whole number, {least} or more")
     if not callable(getattr(nn, config.activation, None)):
-        raise ValueError(
-            f"activation={config.activation!r} is not in flax.linen; tanh and relu are"
-        )
+        raise ValueError(f"activation={config.activation!r}: flax.linen has tanh, relu, ...")
     batch_size, number = config.num_envs * config.num_steps, config.num_minibatches
     if batch_size % number:
         divisors = [d for d in range(1, batch_size + 1) if batch_size % d == 0]
@@ -470,8 +469,7 @@ def _train(config, env_params, rng, state, *, env, num_evals):
     network = make_network(config, env, env_params)
     policy = make_policy(config, env, env_params)
     optimizer = optax.chain(
-        optax.clip_by_global_norm(config.max_grad_norm),
-        optax.scale_by_adam(eps=config.adam_eps),
+        optax.clip_by_global_norm(config.max_grad_norm), optax.scale_by_adam(eps=config.adam_eps)
     )
 
     def initial_state(rng):
@@ -482,9 +480,9 @@ def _train(config, env_params, rng, state, *, env, num_evals):
             policy=PolicyState(params, envs.RunningStatistics.create(observation.shape[1:])),
             opt_state=optimizer.init(ravel_pytree(params)[0]),
             collector=Collector(
-                rng=collector_rng,
-                env_state=env_state,
-                observation=observation,
+                collector_rng,
+                env_state,
+                observation,
                 episodes=envs.EpisodeStatistics.create(config.num_envs),
                 discounted_return=jnp.zeros(config.num_envs),
                 reward_stats=envs.RunningStatistics.create(),
