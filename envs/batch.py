@@ -63,18 +63,22 @@ class Batch:
         """Steps every environment and restarts those whose episode ended.
 
         Returns observation, state, reward, terminated, truncated, info, each with a leading axis
-        num_envs; `info["final_observation"]` is the observation before a restart.
+        num_envs; `info["final_observation"]` is the observation before a restart, and so is
+        `info["final_world_state"]` where the environment has a `world_state`.
         """
         keys = jax.random.split(key, self.num_envs)
         step = jax.vmap(lambda k, s, a: transition(self.env, k, s, a, params))
-        final, env_state, reward, terminated, truncated, info = step(keys, state.env, action)
+        final, final_state, reward, terminated, truncated, info = step(keys, state.env, action)
         done = terminated | truncated
         slot = (state.steps // self.window) % self.depth
         start = jax.tree.map(lambda x: x[slot], state.starts)
         observation, env_state = jax.tree.map(
-            lambda new, old: jnp.where(_like(done, old), new, old), start, (final, env_state)
+            lambda new, old: jnp.where(_like(done, old), new, old), start, (final, final_state)
         )
         info = {**info, "final_observation": final}
+        if hasattr(self.env, "world_state"):
+            world_state = jax.vmap(self.env.world_state, (0, None))
+            info["final_world_state"] = world_state(final_state, params)
         state = BatchState(env_state, state.starts, state.steps + 1)
         return observation, state, reward, terminated, truncated, info
 

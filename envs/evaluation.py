@@ -39,7 +39,8 @@ def evaluate(
 
     Args:
       policy: `policy(state, observation, memory) -> action, memory` for one environment; a
-        fresh memory must be zeros.
+        fresh memory must be zeros. Where the environment has an `action_mask`, the policy gets
+        it as `mask`.
       state: handed to the policy.
       env, env_params: of `envs.make`; an environment that may never end needs `max_steps`.
       rng: start states and the environment's own randomness.
@@ -49,6 +50,8 @@ def evaluate(
     reset_keys = jax.random.split(reset_rng, num_episodes)
     observation, env_state = jax.vmap(env.reset_env, (0, None))(reset_keys, env_params)
 
+    masked = hasattr(env, "action_mask")
+
     def first_memory(observation):
         return policy(state, observation)[1]
 
@@ -56,7 +59,8 @@ def evaluate(
     memory = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), memory)
 
     def one_step(key, observation, env_state, memory):
-        action, memory = policy(state, observation, memory)
+        mask = {"mask": env.action_mask(env_state, env_params)} if masked else {}
+        action, memory = policy(state, observation, memory, **mask)
         return *transition(env, key, env_state, action, env_params)[:5], memory
 
     def step(carry: _Carry) -> _Carry:

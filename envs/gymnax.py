@@ -6,7 +6,6 @@ compiled functions see two types of one state).
 """
 
 import importlib
-import inspect
 import sys
 import types
 from typing import Any
@@ -39,18 +38,6 @@ def _import_gymnax() -> types.ModuleType:
 gymnax = _import_gymnax()
 environment = importlib.import_module("gymnax.environments.environment")
 spaces = importlib.import_module("gymnax.environments.spaces")
-
-
-def construct(name: str, settings: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Builds a registered environment with those settings that its constructor takes.
-
-    Returns the environment and the settings that are left (fields of its parameters).
-    """
-    factory = gymnax.registration._registry[name]
-    arguments = inspect.signature(factory).parameters
-    taken = {k: settings[k] for k in settings if k in arguments}
-    env, _ = gymnax.make(name, **taken)
-    return env, {k: v for k, v in settings.items() if k not in taken}
 
 
 def parameter_names(params: Any) -> list[str]:
@@ -114,7 +101,7 @@ class Gymnax(Wrapper):
     def step_env(self, key, state, action, params):
         observation, state, reward, terminated, info = self.env.step_env(key, state, action, params)
         reward = jnp.asarray(reward, jnp.float32)
-        if reward.shape == (1,):
+        if reward.shape == (1,) and not hasattr(self.env, "num_agents"):
             reward = reward[0]
         return (
             self._observation(observation, params),

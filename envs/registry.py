@@ -2,7 +2,19 @@
 
 import difflib
 import functools
+import importlib
+import inspect
 from typing import Any
+
+# The kit's own environments: name to (module, class).
+OWN: dict[str, tuple[str, str]] = {
+    "Pursuit-v0": ("envs.pursuit", "Pursuit"),
+    "Navigator-v0": ("envs.navigation", "Navigation"),
+    "MultiNavigator-v0": ("envs.navigation", "MultiNavigation"),
+}
+# Outside libraries, asked for as `library/name`: the adapter's module. An adapter has `names()`
+# and `construct(name, settings)`, which returns an environment and the settings that are left.
+LIBRARIES: dict[str, str] = {"jaxmarl": "envs.jaxmarl"}
 
 # Constructor arguments of wrappers that `make` applies to any environment.
 WRAPPER_SETTINGS = {
@@ -13,18 +25,20 @@ WRAPPER_SETTINGS = {
 
 
 def names() -> list[str]:
-    """Every name that `make` knows."""
+    """Every name that `make` knows, without those of outside libraries."""
     from envs.gymnax import gymnax
 
-    return list(gymnax.registered_envs)
+    return [*gymnax.registered_envs, *OWN]
 
 
 def make(env: Any, **settings: Any) -> tuple[Any, Any]:
     """Builds an environment.
 
     Args:
-      env: a registered name, or an environment object with gymnax's 1.x interface
-        (`reset_env`, `step_env`, `is_truncated`, the two spaces and `default_params`).
+      env: a registered name, `library/name` for an environment of an outside library, or an
+        environment object with gymnax's 1.x interface (`reset_env`, `step_env`, `is_truncated`,
+        the two spaces and `default_params`). With several agents it has `num_agents`; its spaces
+        are then those of one agent.
       **settings: `max_steps`, `clip_action`, `rescale_action`; the fields of the environment's
         parameters; and, for a name, the arguments of its constructor.
 
@@ -50,15 +64,13 @@ def _cached(name: str, settings: tuple[tuple[str, Any], ...]) -> tuple[Any, Any]
 
 def _build(env: Any, settings: dict[str, Any]) -> tuple[Any, Any]:
     from envs import wrappers
-    from envs.gymnax import Gymnax, construct, parameter_names
+    from envs.gymnax import Gymnax, parameter_names
 
     settings = dict(settings)
     wrapper_settings = {k: settings.pop(k) for k in list(settings) if k in WRAPPER_SETTINGS}
     label = env if isinstance(env, str) else getattr(env, "name", type(env).__name__)
     if isinstance(env, str):
-        if env not in names():
-            raise ValueError(_unknown("environment", env, names()))
-        env, settings = construct(env, settings)
+        env, settings = _construct(env, settings)
     params = env.default_params
     fields = parameter_names(params)
     for name in settings:
@@ -81,6 +93,33 @@ def _build(env: Any, settings: dict[str, Any]) -> tuple[Any, Any]:
         if wrapper_settings.get(name):
             env = wrapper(env, params)
     return env, params
+
+
+def _construct(name: str, settings: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Builds a registered environment with those settings that its constructor takes.
+
+    Returns the environment and the settings that are left (fields of its parameters).
+    """
+    library, _, rest = name.partition("/")
+    if library in LIBRARIES and rest:
+        adapter = importlib.import_module(LIBRARIES[library])
+        if rest not in adapter.names():
+            raise ValueError(_unknown(f"environment of {library}", rest, adapter.names()))
+        return adapter.construct(rest, settings)
+    if name not in names():
+        libraries = [f"{library}/..." for library in LIBRARIES]
+        raise ValueError(_unknown("environment", name, [*names(), *libraries]))
+    if name in OWN:
+        module, factory = OWN[name]
+        factory = getattr(importlib.import_module(module), factory)
+    else:
+        from envs.gymnax import gymnax
+
+        factory = gymnax.registration._registry[name]
+    arguments = inspect.signature(factory).parameters
+    taken = {k: v for k, v in settings.items() if k in arguments}
+    left = {k: v for k, v in settings.items() if k not in taken}
+    return factory(**taken), left
 
 
 def _unknown(what: str, name: str, known: list[str]) -> str:

@@ -28,12 +28,17 @@ class RunningStatistics:
         """Mean 0 and variance 1 until the first update."""
         return cls(jnp.zeros(shape), jnp.ones(shape), jnp.zeros(()))
 
-    def update(self, x: jax.Array) -> "RunningStatistics":
-        """Statistics with the samples x (..., *shape) merged in."""
+    def update(self, x: jax.Array, weights: jax.Array | None = None) -> "RunningStatistics":
+        """Statistics with the samples x (..., *shape) merged in; weights (...) 0 leave some out."""
         axes = tuple(range(x.ndim - self.mean.ndim))
         x = x.astype(jnp.float32)
-        size = jnp.asarray(x.size // max(self.mean.size, 1), jnp.float32)
-        return self.merge(RunningStatistics(x.mean(axes), x.var(axes), size))
+        if weights is None:
+            size = jnp.asarray(x.size // max(self.mean.size, 1), jnp.float32)
+            return self.merge(RunningStatistics(x.mean(axes), x.var(axes), size))
+        size = weights.sum(dtype=jnp.float32)
+        shares = (weights / jnp.maximum(size, 1.0)).reshape(weights.shape + (1,) * self.mean.ndim)
+        mean = (shares * x).sum(axes)
+        return self.merge(RunningStatistics(mean, (shares * (x - mean) ** 2).sum(axes), size))
 
     def merge(self, other: "RunningStatistics") -> "RunningStatistics":
         """Statistics of both sets of samples."""

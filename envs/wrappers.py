@@ -29,6 +29,12 @@ class TimeLimit(Wrapper):
         super().__init__(env)
         self.max_steps = int(max_steps)
 
+    def __getattr__(self, name: str) -> Any:
+        value = super().__getattr__(name)
+        if name in ("action_mask", "world_state"):  # they read the state of the environment inside
+            return lambda state, params: value(state.inner, params)
+        return value
+
     def reset_env(self, key: jax.Array, params: Any) -> tuple[Any, TimeLimitState]:
         observation, inner = self.env.reset_env(key, params)
         return observation, TimeLimitState(inner, jnp.zeros((), jnp.int32))

@@ -74,3 +74,84 @@ class Probe(environment.Environment):
 
     def observation_space(self, params):
         return spaces.Box(-1.0, 1.0, (1,))
+
+
+# --- two agents -------------------------------------------------------------------------------
+
+OWN, OTHERS, LEAVING = range(3)
+
+
+@struct.dataclass
+class PairState:
+    x: jax.Array  # (2,)
+    time: jax.Array
+
+
+@struct.dataclass
+class PairParams:
+    task: int = OWN
+    rewards: jax.Array = struct.field(default_factory=lambda: jnp.ones(2))  # factors
+    max_steps_in_episode: int = 10
+
+
+class Pair(environment.Environment):
+    """Two agents that cannot influence one another.
+
+      task      episode                                             right value or action
+      OWN       one step, reward for a > 0 where x > 0; agent 1     +-0.5, or 1 and 0
+                for the opposite
+      OTHERS    one step, reward: the other one's x                 V needs to know that x
+      LEAVING   reward 1 for ever, cut after 10 steps; agent 1      V = 1 / (1 - gamma), and 1 for
+                leaves after its first step, and is paid 100 then   agent 1 at the start (x = 1)
+
+    With `masked`, a third action is forbidden, and action 0 where x > 0; either costs 100.
+    """
+
+    num_agents = 2
+
+    def __init__(self, continuous: bool = False, masked: bool = False):
+        super().__init__()
+        self.continuous = continuous
+        if masked:
+            self.action_mask = self._action_mask
+
+    @property
+    def default_params(self):
+        return PairParams()
+
+    @property
+    def name(self):
+        return "Pair"
+
+    def reset_env(self, key, params):
+        x = 2.0 * jax.random.bernoulli(key, shape=(2,)).astype(jnp.float32) - 1.0
+        state = PairState(jnp.where(params.task == LEAVING, 1.0, x), jnp.zeros((), jnp.int32))
+        return state.x[:, None], state
+
+    def step_env(self, key, state, action, params):
+        positive = jnp.array([1.0, -1.0]) * state.x > 0
+        if self.continuous:
+            own = -jnp.square(action[:, 0] - jnp.where(positive, 0.5, -0.5))
+        else:
+            own = jnp.where(action == positive, 1.0, 0.0)
+        late = jnp.where(state.time > 0, jnp.array([1.0, 100.0]), 1.0)
+        rewards = params.rewards * jnp.stack([own, state.x[::-1], late])[params.task]
+        if hasattr(self, "action_mask"):
+            allowed = jnp.take_along_axis(self.action_mask(state, params), action[:, None], 1)
+            rewards = jnp.where(allowed[:, 0], rewards, -100.0)
+        leaving = params.task == LEAVING
+        state = PairState(jnp.where(leaving, 0.0, state.x), state.time + 1)
+        alive = ~(leaving & jnp.array([False, True]))
+        return state.x[:, None], state, rewards, ~leaving, {"alive": alive}
+
+    def _action_mask(self, state, params):
+        zero = state.x <= 0
+        return jnp.stack([zero, jnp.ones_like(zero), jnp.zeros_like(zero)], 1)
+
+    def action_space(self, params):
+        if self.continuous:
+            return spaces.Box(-1.0, 1.0, (1,))
+        return spaces.Discrete(3 if hasattr(self, "action_mask") else 2)
+
+    def observation_space(self, params):
+        return spaces.Box(-1.0, 1.0, (1,))

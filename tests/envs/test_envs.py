@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 import envs
-from envs import wrappers
+from envs import registry, wrappers
 from envs.batch import transition
 from envs.gymnax import gymnax
 from tests import probe as tasks
 from tests.probe import ProbeParams
 
-NAMES = [name for name in envs.names() if "MNIST" not in name]  # MNIST needs a download
+NAMES = [n for n in gymnax.registered_envs if "MNIST" not in n]  # MNIST needs a download
 
 
 # --- make -------------------------------------------------------------------------------------
@@ -39,6 +39,28 @@ def test_every_gymnax_environment_is_repaired_at_the_boundary(name):
     assert reset[0].shape == stepped[0].shape == tuple(space.shape)
     assert (stepped[2].dtype, stepped[2].shape) == (jnp.float32, ())
     assert stepped[3].dtype == stepped[4].dtype == bool
+    for before, after in zip(jax.tree.leaves(reset), jax.tree.leaves(stepped[:2]), strict=True):
+        assert (before.dtype, before.shape) == (after.dtype, after.shape)
+        assert not before.weak_type and not after.weak_type
+
+
+@pytest.mark.parametrize("name", registry.OWN)
+def test_the_kit_s_own_environments_have_an_agent_axis_and_strong_types(name):
+    env, params = envs.make(name)
+    params = jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x)), params)
+
+    def both(key, params):
+        reset_key, action_key, step_key = jax.random.split(key, 3)
+        observation, state = env.reset_env(reset_key, params)
+        action_keys = jax.random.split(action_key, env.num_agents)
+        action = jax.vmap(env.action_space(params).sample)(action_keys)
+        return (observation, state), transition(env, step_key, state, action, params)
+
+    reset, stepped = jax.eval_shape(both, jax.random.key(0), params)
+    shape = (env.num_agents, *env.observation_space(params).shape)
+    assert reset[0].shape == stepped[0].shape == shape
+    assert (stepped[2].dtype, stepped[2].shape) == (jnp.float32, (env.num_agents,))
+    assert (stepped[3].dtype, stepped[3].shape) == (stepped[4].dtype, stepped[4].shape)
     for before, after in zip(jax.tree.leaves(reset), jax.tree.leaves(stepped[:2]), strict=True):
         assert (before.dtype, before.shape) == (after.dtype, after.shape)
         assert not before.weak_type and not after.weak_type
@@ -326,5 +348,5 @@ def test_evaluation_tells_truncation_and_the_last_reward(probe):
     assert episodes.truncated.all() and not episodes.terminated.any()
 
 
-def test_unknown_names_are_those_of_gymnax():
-    assert set(envs.names()) == set(gymnax.registered_envs)
+def test_names_are_those_of_gymnax_and_of_the_kit_itself():
+    assert set(envs.names()) == {*gymnax.registered_envs, *registry.OWN}

@@ -1,0 +1,420 @@
+"""The adapter for JaxMARL 0.2 (Rutherford et al. 2024, arXiv:2311.10090): agents in one array.
+
+    env, env_params = envs.make("jaxmarl/MPE_simple_spread_v3")
+    env, env_params = envs.make("jaxmarl/HeuristicEnemySMAX", scenario="3m")
+
+JaxMARL hands out dictionaries by agent; here they are arrays in the order of `env.agents`. Where
+agents differ, observations and continuous actions are padded with zeros at their end to the largest
+agent's; where numbers of actions differ, `env.action_mask` forbids those that an agent does not
+have (a forbidden action is handed on as it is). Environments with an action mask (SMAX, Hanabi) or
+a world state (SMAX, JaxNav) of their own pass it on; all others lack these two methods. Images
+stay images; all observations are float32. What `info` holds by agent is stacked likewise
+(Overcooked's `shaped_reward` (num_agents,)).
+
+JaxMARL has one flag, done. What an end means here, from the rules of each environment:
+
+  MPE             truncated only. It counts a step after it has checked its limit, so that an
+                  episode has max_steps + 1 steps: 26
+  overcooked, v2  truncated only (400 steps)
+  SMAX            terminated when a team is dead, else truncated; it counts like MPE, 101 steps.
+                  info["alive"] is False for dead units, which still get their team's reward
+  switch_riddle   terminated when the agent in the room tells, else truncated
+                  (4 num_agents - 6 steps)
+  jaxnav          terminated when every agent has crashed or arrived, else truncated (500 steps).
+                  info["alive"] is False for agents that have, where these leave (`evaporating`)
+  hanabi          terminated only
+  mabrax          terminated when brax says so, else truncated (1000 steps)
+  coin_game,      truncated only, at the end of the last inner game; as after every inner game, the
+  storm_np        observation is the first one of a fresh game
+  anything else   cannot be told apart: every end is a termination
+
+`max_steps` of `envs.make` truncates earlier, or later where the parameters have
+`max_steps_in_episode`. jaxnav, hanabi, coin_game and storm_np have none and keep their own end.
+`max_steps_in_episode` of overcooked and jaxnav goes to their constructor, as they show the agents
+that time runs out (overcooked's urgency layer; jaxnav's world state); `max_steps` does not.
+
+Not taken: storm and storm_2p, whose agents see two arrays each.
+"""
+
+import functools
+import importlib
+import inspect
+import io
+import sys
+import types
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from envs.gymnax import environment, spaces
+
+MABRAX = ("ant_4x2", "halfcheetah_6x1", "hopper_3x1", "humanoid_9|8", "walker2d_2x3")
+# Keyword arguments of MPE that stand in no signature; it ignores names that it does not know.
+MPE_ARGUMENTS = (
+    "accel",
+    "c_noise",
+    "collide",
+    "contact_force",
+    "contact_margin",
+    "damping",
+    "mass",
+)
+MPE_ARGUMENTS += ("max_speed", "moveable", "rad", "silent", "u_noise")
+
+
+def names() -> list[str]:
+    """Every name that JaxMARL knows; some need a further library, which it names."""
+    return list(_library().registered_envs)
+
+
+def construct(name: str, settings: dict[str, Any]) -> tuple["JaxMARL", dict[str, Any]]:
+    """Builds an environment with those settings that its constructor takes.
+
+    Args:
+      name: one of `names`.
+      settings: arguments of JaxMARL's constructor. SMAX's `scenario` and overcooked's `layout` may
+        be names, and `max_steps_in_episode` takes the place of `max_steps`.
+
+    Returns:
+      The environment and the settings that are left.
+
+    Raises:
+      ValueError: JaxMARL or a library that this environment needs is missing, its constructor
+        refuses the settings, or its observations are not one array per agent.
+    """
+    settings = {k: _named(name, k, v) for k, v in settings.items()}
+    arguments, left = dict(settings), {}
+    limit = arguments.pop("max_steps_in_episode", None)
+    if limit is not None and name in ("overcooked", "overcooked_v2", "jaxnav"):
+        arguments["max_steps"] = limit
+    elif limit is not None:
+        left["max_steps_in_episode"] = limit
+    if name in MABRAX:
+        arguments["auto_reset"] = False  # it would take the final observation
+    if name in ("storm", "storm_2p"):
+        raise ValueError(f"jaxmarl/{name} is not taken: its agents observe two arrays each")
+    try:
+        with jax.ensure_compile_time_eval():  # its arrays outlive a trace that asks for it
+            wrapped = _library().make(name, **arguments)
+    except (TypeError, ImportError, ValueError) as error:
+        raise ValueError(f"jaxmarl/{name}: {error}") from error
+    known = _arguments(type(wrapped))
+    left.update({k: v for k, v in arguments.items() if k not in known})
+    kind = next((KINDS[c.__name__] for c in type(wrapped).__mro__ if c.__name__ in KINDS), JaxMARL)
+    return kind(name, wrapped), left
+
+
+@functools.cache
+def _library() -> types.ModuleType:
+    # It prints which extras it has not found, and leaves other streams behind than it found.
+    streams = sys.stdout, sys.stderr, sys.__stdout__
+    sys.stdout = sys.__stdout__ = io.StringIO()
+    try:
+        return importlib.import_module("jaxmarl")
+    except ModuleNotFoundError as error:
+        if error.name != "jaxmarl":
+            raise
+        raise ValueError("jaxmarl/... needs JaxMARL: pip install jaxmarl==0.2.0") from error
+    finally:
+        sys.stdout, sys.stderr, sys.__stdout__ = streams
+
+
+def _named(name: str, setting: str, value: Any) -> Any:
+    """The scenario or layout of that name, for a command line cannot give the objects."""
+    if not isinstance(value, str):
+        return value
+    if name.endswith("SMAX") and setting == "scenario":
+        smax = importlib.import_module("jaxmarl.environments.smax.smax_env")
+        table = smax.MAP_NAME_TO_SCENARIO
+    elif name == "overcooked" and setting == "layout":
+        table = importlib.import_module("jaxmarl.environments").overcooked_layouts
+    else:
+        return value
+    if value not in table:
+        raise ValueError(f"unknown {setting} '{value}'; there are {', '.join(table)}")
+    return table[value]
+
+
+def _arguments(kind: type) -> set[str]:
+    """The arguments of a constructor and of those that it hands **kwargs on to."""
+    known = set()
+    chain = [k.__init__ for k in kind.__mro__[:-1] if "__init__" in vars(k)]
+    if "EnemySMAX" in [k.__name__ for k in kind.__mro__]:  # builds a SMAX instead of being one
+        chain.append(importlib.import_module("jaxmarl.environments").SMAX.__init__)
+    if "SimpleMPE" in [k.__name__ for k in kind.__mro__]:
+        known.update(MPE_ARGUMENTS)
+    for init in chain:
+        parameters = inspect.signature(init).parameters.values()
+        known.update(p.name for p in parameters if p.kind is not p.VAR_KEYWORD)
+    return known
+
+
+# --- the environments -------------------------------------------------------------------------
+
+
+@struct.dataclass
+class NoParams:
+    """An environment without a time limit that could be moved."""
+
+
+@struct.dataclass
+class Params:
+    max_steps_in_episode: int
+
+
+@struct.dataclass
+class State:
+    """JaxMARL's own state, and whether the last step terminated the episode, bool ()."""
+
+    inner: Any
+    terminated: jax.Array
+
+
+class JaxMARL(environment.Environment):
+    """One JaxMARL environment behind gymnax's interface; every end is a termination.
+
+    Attributes:
+      wrapped: JaxMARL's environment.
+      agents: its agents' names, in the order of every array's agent axis.
+      num_agents: how many.
+      action_mask(state, params): which actions each agent may take, bool (num_agents,
+        num_actions); only there if some action is ever forbidden.
+      world_state(state, params): everything in one float32 array (size,); only there if JaxMARL
+        has it.
+    """
+
+    def __init__(self, name: str, wrapped: Any):
+        super().__init__()
+        self._name, self.wrapped = f"jaxmarl/{name}", wrapped
+        self.agents, self.num_agents = list(wrapped.agents), len(wrapped.agents)
+        self._action_spaces = [wrapped.action_space(a) for a in self.agents]
+        self._discrete = all(hasattr(s, "n") for s in self._action_spaces)
+        with jax.debug_key_reuse(False):  # shapes only; some environments use a key twice
+            observations = jax.eval_shape(
+                lambda key: _by_agent(wrapped.reset(key)[0], self.agents), jax.random.key(0)
+            )
+        self._observation_shape = tuple(np.max([x.shape for x in observations], axis=0).tolist())
+        if self._discrete and (self._available or len({s.n for s in self._action_spaces}) > 1):
+            self.action_mask = self._action_mask
+        if self._world_state:
+            self.world_state = self._world_state
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def default_params(self) -> Any:
+        return NoParams()
+
+    @property
+    def num_actions(self) -> int:
+        space = self.action_space(self.default_params)
+        return space.n if self._discrete else space.shape[0]
+
+    def reset_env(self, key: jax.Array, params: Any) -> tuple[jax.Array, State]:
+        observation, inner = self.wrapped.reset(key)
+        return self._observe(observation), State(inner, jnp.zeros((), bool))
+
+    def step_env(self, key: jax.Array, state: State, action: jax.Array, params: Any):
+        """One step; action (num_agents,) int32, or (num_agents, dim)."""
+        own = [
+            a if self._discrete else a[: s.shape[0]] for a, s in zip(action, self._action_spaces)
+        ]
+        observation, inner, reward, dones, info = self.wrapped.step_env(
+            key, state.inner, dict(zip(self.agents, own))
+        )
+        terminated = jnp.asarray(self._terminated(state.inner, inner, own, dones), bool)
+        reward = jnp.stack(
+            [jnp.asarray(r, jnp.float32).reshape(()) for r in _by_agent(reward, self.agents)]
+        )
+        info = {k: self._stacked(v) for k, v in info.items()}
+        alive = self._alive(inner)
+        if alive is not None:
+            info["alive"] = alive
+        return self._observe(observation), State(inner, terminated), reward, terminated, info
+
+    def is_terminated(self, state: State, params: Any) -> jax.Array:
+        return state.terminated
+
+    def is_truncated(self, state: State, params: Any) -> jax.Array:
+        return jnp.asarray(self._time_up(state.inner, params), bool) & ~state.terminated
+
+    def action_space(self, params: Any) -> Any:
+        if self._discrete:
+            return spaces.Discrete(max(int(s.n) for s in self._action_spaces))
+        largest = max(self._action_spaces, key=lambda s: s.shape)
+        return spaces.Box(largest.low, largest.high, largest.shape, jnp.float32)
+
+    def observation_space(self, params: Any) -> Any:
+        low, high = zip(*(_bounds(self.wrapped.observation_space(a)) for a in self.agents))
+        # Padding is zero.
+        return spaces.Box(min(0.0, *low), max(0.0, *high), self._observation_shape, jnp.float32)
+
+    # What the kinds of environments below differ in.
+
+    def _terminated(self, before: Any, after: Any, actions: list, dones: dict) -> Any:
+        """Whether this step ended the episode by the task's own rules."""
+        return dones["__all__"]
+
+    def _time_up(self, inner: Any, params: Any) -> Any:
+        """Whether the time limit has been reached."""
+        return False
+
+    def _alive(self, inner: Any) -> Any:
+        """Which agents live on (num_agents,), or None where none can die alone."""
+        return None
+
+    _available: Any = None  # inner -> the mask of each agent's actions, by agent
+    _world_state: Any = None  # state, params -> one array
+
+    # Arrays by agent.
+
+    def _observe(self, observation: dict) -> jax.Array:
+        def pad(x: Any) -> jax.Array:
+            x = jnp.asarray(x, jnp.float32)
+            return jnp.pad(x, [(0, n - m) for n, m in zip(self._observation_shape, x.shape)])
+
+        return jnp.stack([pad(x) for x in _by_agent(observation, self.agents)])
+
+    def _stacked(self, value: Any) -> Any:
+        if isinstance(value, dict) and set(value) == set(self.agents):
+            return jnp.stack([value[a] for a in self.agents])
+        return value
+
+    def _action_mask(self, state: State, params: Any) -> jax.Array:
+        sizes = [int(s.n) for s in self._action_spaces]
+        masks = [jnp.ones(n, bool) for n in sizes]
+        if self._available:
+            available = self._available(state.inner)
+            masks = [jnp.asarray(available[a], bool) for a in self.agents]
+        return jnp.stack([jnp.pad(mask, (0, max(sizes) - n)) for mask, n in zip(masks, sizes)])
+
+
+class TimeLimited(JaxMARL):
+    """Ends by nothing but its time limit, in `max_steps` steps."""
+
+    @property
+    def default_params(self) -> Params:
+        return Params(max_steps_in_episode=self.wrapped.max_steps)
+
+    def _terminated(self, before, after, actions, dones):
+        return False
+
+    def _time_up(self, inner, params):
+        return inner.step >= params.max_steps_in_episode
+
+
+class MPE(TimeLimited):
+    @property
+    def default_params(self) -> Params:
+        return Params(max_steps_in_episode=self.wrapped.max_steps + 1)  # checked, then counted
+
+
+class SwitchRiddle(TimeLimited):
+    def _terminated(self, before, after, actions, dones):
+        return jnp.stack(actions)[before.agent_in_room] == self.wrapped.game_actions["TELL"]
+
+
+class SMAX(MPE):
+    """SMAX with both teams, or (`EnemySMAX`) against a built-in one."""
+
+    def _units(self, inner):
+        return inner.state if hasattr(inner, "enemy_policy_state") else inner
+
+    def _terminated(self, before, after, actions, dones):
+        alive, allies = self._units(after).unit_alive, self.wrapped.num_allies
+        return ~alive[:allies].any() | ~alive[allies:].any()
+
+    def _time_up(self, inner, params):
+        return super()._time_up(self._units(inner), params)
+
+    def _alive(self, inner):
+        return self._units(inner).unit_alive[: self.num_agents]
+
+    def _available(self, inner):
+        return self.wrapped.get_avail_actions(inner)
+
+    def _world_state(self, state, params):
+        return jnp.asarray(self.wrapped.get_world_state(state.inner), jnp.float32)
+
+
+class Hanabi(JaxMARL):
+    def _available(self, inner):
+        return self.wrapped.get_legal_moves(inner)
+
+
+class JaxNav(JaxMARL):
+    def _finished(self, inner):
+        # `term` is who had finished before this step: agents that evaporate are in it alone.
+        return inner.move_term | inner.goal_reached | inner.term
+
+    def _terminated(self, before, after, actions, dones):
+        return self._finished(after).all()
+
+    def _time_up(self, inner, params):
+        return inner.ep_done
+
+    def _alive(self, inner):
+        return ~self._finished(inner) if self.wrapped.evaporating else None
+
+    def _world_state(self, state, params):
+        """What all agents' rows share, once, and then each agent's own observation."""
+        rows = jnp.asarray(self.wrapped.get_world_state(state.inner), jnp.float32)
+        own = self._observation_shape[0]
+        return jnp.concatenate([rows[0, self.num_agents : -own], rows[:, -own:].ravel()])
+
+
+class MABrax(JaxMARL):
+    @property
+    def default_params(self) -> Params:
+        return Params(max_steps_in_episode=self.wrapped.episode_length)
+
+    def _terminated(self, before, after, actions, dones):
+        return dones["__all__"] & (after.info["truncation"] == 0)
+
+    def _time_up(self, inner, params):
+        return inner.info["steps"] >= params.max_steps_in_episode
+
+
+class Meta(JaxMARL):
+    """A fixed number of inner games of a fixed length."""
+
+    def _terminated(self, before, after, actions, dones):
+        return False
+
+    def _time_up(self, inner, params):
+        return inner.done
+
+
+# JaxMARL's classes, by name: importing them is left to those who ask for one.
+KINDS = {
+    "SimpleMPE": MPE,
+    "Overcooked": TimeLimited,
+    "OvercookedV2": TimeLimited,
+    "SwitchRiddle": SwitchRiddle,
+    "SMAX": SMAX,
+    "EnemySMAX": SMAX,
+    "HanabiEnv": Hanabi,
+    "JaxNav": JaxNav,
+    "MABraxEnv": MABrax,
+    "CoinGame": Meta,
+    "InTheMatrix": Meta,
+}
+
+
+def _by_agent(values: Any, agents: list) -> list:
+    """The values of each agent, of a dictionary or of a sequence in the order of the agents."""
+    return [values[a] for a in agents] if isinstance(values, dict) else list(values)
+
+
+def _bounds(space: Any) -> tuple[float, float]:
+    """The least and the largest value in a space; infinite where they are not known."""
+    if hasattr(space, "num_categories"):
+        return 0.0, float(np.asarray(space.num_categories).max()) - 1.0
+    if hasattr(space, "low"):
+        return float(np.asarray(space.low).min()), float(np.asarray(space.high).max())
+    return -np.inf, np.inf

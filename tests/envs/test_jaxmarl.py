@@ -1,0 +1,305 @@
+"""The adapter for JaxMARL, against JaxMARL's own steps."""
+
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import envs
+from envs.batch import transition
+
+pytest.importorskip("jaxmarl")
+
+SMAX = ("HeuristicEnemySMAX", {"scenario": "3m"})
+SPREAD = ("MPE_simple_spread_v3", {})
+RIDDLE = ("switch_riddle", {})
+STOP = jnp.array([4, 4, 4])
+STAY = jnp.array([4, 4])
+
+
+def make(name, settings, **more):
+    return envs.make(f"jaxmarl/{name}", **settings, **more)
+
+
+def jitted(env, params):
+    """One step without a reset."""
+    return jax.jit(lambda key, state, action: transition(env, key, state, action, params))
+
+
+def both_step(env, params, key, state, inner, action):
+    """One step of the adapter's and JaxMARL's own; XLA compiles what they share once."""
+    ours = transition(env, key, state, action, params)
+    sizes = [env.wrapped.action_space(agent).shape for agent in env.agents]
+    own = [a[: n[0]] if n else a for a, n in zip(action, sizes)]
+    theirs = env.wrapped.step_env(jax.random.clone(key), inner, dict(zip(env.agents, own)))
+    return ours, theirs
+
+
+def assert_same(env, ours, theirs):
+    """Observations (padded with zeros), rewards and done of a step of both."""
+    observation, _, reward, terminated, truncated, _ = ours
+    assert observation.dtype == reward.dtype == jnp.float32
+    for row, agent in zip(np.asarray(observation), env.agents):
+        own = np.asarray(theirs[0][agent])
+        inside = tuple(slice(n) for n in own.shape)
+        np.testing.assert_allclose(row[inside], own, rtol=1e-5, atol=1e-6)
+        assert np.count_nonzero(row) == np.count_nonzero(own)
+    np.testing.assert_allclose(reward, [theirs[2][agent] for agent in env.agents], rtol=1e-5)
+    assert bool(terminated | truncated) == bool(theirs[3]["__all__"])
+
+
+# --- arrays by agent --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name, settings",
+    [
+        SPREAD,
+        RIDDLE,
+        ("overcooked", {}),
+        ("MPE_simple_speaker_listener_v4", {"action_type": "Continuous"}),
+    ],
+)
+def test_a_step_is_that_of_jaxmarl_for_every_agent(name, settings):
+    env, params = make(name, settings)
+
+    @jax.jit
+    def both(key):
+        reset_key, action_key, step_key = jax.random.split(key, 3)
+        _, inner = env.wrapped.reset(jax.random.clone(reset_key))
+        observation, state = env.reset_env(reset_key, params)
+        action = jax.vmap(env.action_space(params).sample)(
+            jax.random.split(action_key, env.num_agents)
+        )
+        return observation, both_step(env, params, step_key, state, inner, action)
+
+    observation, (ours, theirs) = both(jax.random.key(0))
+    assert observation.shape == (env.num_agents, *env.observation_space(params).shape)
+    assert_same(env, ours, theirs)
+
+
+def test_agents_that_differ_are_padded_and_masked():
+    env, params = make("MPE_simple_speaker_listener_v4", {})
+    assert env.observation_space(params).shape == (11,) and env.action_space(params).n == 5
+    observation, state = jax.jit(env.reset_env)(jax.random.key(0), params)
+    assert not observation[0, 3:].any()
+    np.testing.assert_array_equal(
+        env.action_mask(state, params), [[True] * 3 + [False] * 2, [True] * 5]
+    )
+
+
+def test_overcooked_keeps_its_images_and_shaped_rewards():
+    env, params = make("overcooked", {"layout": "coord_ring"})
+    _, state = jax.eval_shape(env.reset_env, jax.random.key(0), params)
+    observation, *_, info = jax.eval_shape(jitted(env, params), jax.random.key(1), state, STAY)
+    assert observation.shape == (2, 5, 5, 26) and info["shaped_reward"].shape == (2,)
+
+
+@pytest.mark.parametrize("name, settings", [SPREAD, RIDDLE, ("overcooked", {})])
+def test_only_what_jaxmarl_has_is_there(name, settings):
+    env, _ = make(name, settings, max_steps=3)
+    assert not hasattr(env, "action_mask") and not hasattr(env, "world_state")
+
+
+# --- SMAX -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def smax():
+    """The environment, a start, and a step of the adapter's and JaxMARL's own."""
+    env, params = make(*SMAX)
+
+    @jax.jit
+    def step(key, state, action):
+        after = both_step(env, params, key, state, state.inner, action)
+        state = after[0][1]
+        masks = env.action_mask(state, params), env.wrapped.get_avail_actions(state.inner)
+        return *after, masks
+
+    _, state = jax.jit(env.reset_env)(jax.random.key(0), params)
+    return env, params, state, step
+
+
+def units(state, **changes):
+    """The state with other units."""
+    inner = state.inner.state
+    return state.replace(inner=state.inner.replace(state=inner.replace(**changes)))
+
+
+def test_smax_steps_masks_and_world_states_are_those_of_jaxmarl(smax):
+    env, params, state, step = smax
+    positions = state.inner.state.unit_positions
+    near = positions.at[3].set(positions[0] + 1.0)  # an enemy in reach of some
+    ours, theirs, (mask, available) = step(
+        jax.random.key(0), units(state, unit_positions=near), jnp.array([5, 4, 1])
+    )
+    assert_same(env, ours, theirs)
+    assert mask.dtype == bool and mask.shape == (3, env.action_space(params).n)
+    np.testing.assert_array_equal(mask, np.stack([available[agent] for agent in env.agents]))
+    assert mask[:, 5:].any() and not mask[:, 5:].all()
+    np.testing.assert_array_equal(env.world_state(ours[1], params), theirs[0]["world_state"])
+
+
+def test_a_dead_unit_is_not_alive_and_can_only_stop(smax):
+    _, _, state, step = smax
+    health = state.inner.state.unit_health.at[1].set(0.0)
+    (*_, terminated, truncated, info), _, (mask, _) = step(
+        jax.random.key(1), units(state, unit_health=health), STOP
+    )
+    np.testing.assert_array_equal(info["alive"], [True, False, True])
+    np.testing.assert_array_equal(np.flatnonzero(mask[1]), [4])
+    assert not terminated and not truncated
+
+
+@pytest.mark.parametrize(
+    "dead, time, flags",
+    [
+        ([], 99, (False, False)),
+        ([], 100, (False, True)),
+        ([3, 4], 50, (False, False)),
+        ([3, 4, 5], 50, (True, False)),
+        ([0, 1, 2], 50, (True, False)),
+        ([3, 4, 5], 100, (True, False)),
+    ],
+)
+def test_smax_terminates_with_a_dead_team_and_is_truncated_by_time(smax, dead, time, flags):
+    env, params, state, step = smax
+    health = state.inner.state.unit_health.at[jnp.array(dead, int)].set(0.0)
+    state = units(state, unit_health=health, step=jnp.int32(time))
+    ours, theirs, _ = step(jax.random.key(1), state, STOP)
+    assert (bool(ours[3]), bool(ours[4])) == flags
+    asked = env.is_terminated(ours[1], params), env.is_truncated(ours[1], params)
+    assert tuple(map(bool, asked)) == flags
+    assert bool(theirs[3]["__all__"]) == any(flags)
+
+
+# --- ends -------------------------------------------------------------------------------------
+
+
+def test_batches_truncate_mpe_and_keep_the_final_observation(vmapped_keys):
+    """Two episodes of 26 steps in one scan; the first against JaxMARL without a reset."""
+    env, params = make(*SPREAD)
+    batch = envs.batch(env, 2, 52)
+    _, state = batch.reset(jax.random.key(0), params)
+    state = batch.refill(jax.random.key(1), state, params)
+    actions = jax.random.randint(jax.random.key(2), (52, 2, 3), 0, 5)
+    keys = jax.random.split(jax.random.key(3), 52)
+
+    @jax.jit
+    def both(state, inner):
+        def ours(state, x):
+            after, state, reward, terminated, truncated, info = batch.step(
+                *x[:1], state, x[1], params
+            )
+            return state, (after, info["final_observation"], reward, terminated, truncated)
+
+        def theirs(inner, x):
+            key, action = jax.random.split(x[0], 2), x[1]
+            by_agent = {agent: action[:, i] for i, agent in enumerate(env.agents)}
+            observation, inner, reward, dones, _ = jax.vmap(env.wrapped.step_env)(
+                key, inner, by_agent
+            )
+            stack = lambda x: jnp.stack([x[agent] for agent in env.agents], axis=1)
+            return inner, (stack(observation), stack(reward), dones["__all__"])
+
+        xs = (keys, actions)
+        first = jax.tree.map(lambda x: x[:26], xs)
+        return jax.lax.scan(ours, state, xs)[1], jax.lax.scan(theirs, inner, first)[1]
+
+    (after, final, reward, terminated, truncated), expected = both(state, state.env.inner)
+    np.testing.assert_allclose(final[:26], expected[0], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(reward[:26], expected[1], rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(truncated[:26], expected[2])
+    np.testing.assert_array_equal(np.flatnonzero(truncated[:, 0]), [25, 51])
+    assert not terminated.any() and reward.shape == (52, 2, 3)
+    assert not np.allclose(after[25], final[25])
+    np.testing.assert_array_equal(after[:25], final[:25])
+
+
+def riddle(actions, **settings):
+    """The two flags after every step of a game in which whoever is in the room does this."""
+    env, params = make("switch_riddle", settings)
+    step = jitted(env, params)
+    _, state = jax.jit(env.reset_env)(jax.random.key(0), params)
+    flags = []
+    for i, action in enumerate(actions):
+        inner = state.inner.inner if hasattr(env, "max_steps") else state.inner
+        action = jnp.full(3, 2).at[inner.agent_in_room].set(action)  # who is outside does not count
+        _, state, _, terminated, truncated, _ = step(jax.random.key(i), state, action)
+        flags.append((bool(terminated), bool(truncated)))
+    return flags
+
+
+def test_the_riddle_terminates_when_someone_tells_and_is_truncated_by_time():
+    none, told, late = (False, False), (True, False), (False, True)
+    assert riddle([0, 1, 2]) == [none, none, told]
+    assert riddle([0, 1, 0, 1, 0, 1]) == [none] * 5 + [late]
+    assert riddle([0, 1, 0, 1, 0, 2]) == [none] * 5 + [told]
+    assert riddle([2], reward_all_die=0.0) == [told]  # the reward does not tell
+
+
+@pytest.mark.parametrize("limit", [2, 9])
+def test_a_time_limit_cuts_or_lifts_the_environment_s_own(limit):
+    assert riddle([0] * limit, max_steps=limit) == [(False, False)] * (limit - 1) + [(False, True)]
+
+
+def test_a_limit_that_agents_can_see_reaches_the_constructor():
+    env, params = make("overcooked", {"max_steps_in_episode": 45})
+    assert env.wrapped.max_steps == params.max_steps_in_episode == 45
+    assert make(*SPREAD, max_steps_in_episode=7)[1].max_steps_in_episode == 7
+    assert make(*SPREAD, num_agents=4)[0].num_agents == 4
+
+
+def test_evaluation_tells_each_agent_s_return():
+    env, params = make(*RIDDLE)
+    policy = lambda state, observation, memory=None, rng=None: (jnp.full(3, 2), memory)
+    episodes = jax.jit(lambda key: envs.evaluate(policy, None, env, params, key, 4))(
+        jax.random.key(0)
+    )
+    np.testing.assert_array_equal(episodes.episode_return, np.full((4, 3), -1.0))
+    assert episodes.terminated.all() and not episodes.truncated.any()
+
+
+# --- what is refused --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name, settings, message",
+    [
+        ("MPE_simple_sprad_v3", {}, "unknown environment of jaxmarl.*MPE_simple_spread_v3"),
+        ("HeuristicEnemySMAX", {"scenario": "3n"}, "unknown scenario '3n'; there are 3m"),
+        ("MPE_simple_spread_v3", {"num_agnts": 4}, "unknown setting of .*'num_agnts'"),
+        ("switch_riddle", {"num_agnts": 4}, "unexpected keyword argument 'num_agnts'"),
+        ("storm", {}, "jaxmarl/storm is not taken: its agents observe two arrays each"),
+    ],
+)
+def test_what_cannot_be_made_is_refused(name, settings, message):
+    with pytest.raises(ValueError, match=message):
+        make(name, settings)
+
+
+def test_a_missing_library_is_named(monkeypatch):
+    from envs import jaxmarl
+
+    monkeypatch.setitem(sys.modules, "jaxmarl", None)
+    monkeypatch.setattr(jaxmarl, "_library", jaxmarl._library.__wrapped__)
+    with pytest.raises(ValueError, match="pip install jaxmarl"):
+        envs.make("jaxmarl/switch_riddle", num_agents=5)
+
+
+def test_jaxmarl_is_imported_when_asked_for_and_in_silence():
+    code = (
+        "import sys, envs, envs.jaxmarl\n"
+        "assert 'jaxmarl' not in sys.modules\n"
+        "stream = sys.stdout = open(sys.argv[1], 'w')\n"
+        "assert 'switch_riddle' in envs.jaxmarl.names()\n"
+        "assert sys.stdout is stream\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "/dev/null"], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ""
