@@ -16,7 +16,8 @@ def curve(metrics: dict[str, np.ndarray], seeds: Sequence[int], title: str, path
     """Draws returns over environment steps: every seed thin, their mean thick, in a band.
 
     The band is the mean plus and minus one standard error over the seeds. Evaluation and training
-    returns get a panel each, on one scale; points where no episode ended are left out.
+    returns get a panel each, on one scale; points where no episode ended are left out. Where
+    players compete, a third panel shows who wins.
 
     Args:
       metrics: `timestep` (agents, points), and any of `eval_return` (agents, points, episodes) and
@@ -27,12 +28,16 @@ def curve(metrics: dict[str, np.ndarray], seeds: Sequence[int], title: str, path
     """
     from matplotlib.figure import Figure
 
-    panels = [(key, label) for key, label in PANELS if key in metrics]
-    figure = Figure(figsize=(1.0 + 5.0 * max(len(panels), 1), 4.2), layout="constrained")
-    axes = figure.subplots(1, max(len(panels), 1), sharey=True, squeeze=False)[0]
+    panels = [(label, players(key, metrics[key])) for key, label in PANELS if key in metrics]
+    outcomes = [("share of evaluation episodes", shares)] if (shares := wins(metrics)) else []
+    number = max(len(panels + outcomes), 1)
+    figure = Figure(figsize=(1.0 + 5.0 * number, 4.2), layout="constrained")
+    axes = figure.subplots(1, number, squeeze=False)[0]
     figure.suptitle(title)
-    for ax, (key, label) in zip(axes, panels):
-        _panel(ax, metrics["timestep"], players(key, metrics[key]), seeds)
+    for ax in axes[1 : len(panels)]:
+        ax.sharey(axes[0])
+    for ax, (label, curves) in zip(axes, panels + outcomes):
+        _panel(ax, metrics["timestep"], curves, seeds)
         ax.set_ylabel(label)
     for ax in axes:
         _style(ax, last_step=max(np.max(metrics["timestep"], initial=0), 1))
@@ -55,6 +60,31 @@ def players(key: str, values: np.ndarray) -> dict[str, np.ndarray]:
     if values.ndim == 2:
         return {"": values}
     return {f"player {i}": values[..., i] for i in range(values.shape[-1])}
+
+
+def wins(metrics: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Who wins a game, from how its evaluation episodes end.
+
+    An episode that terminates is won by the players whose last reward is positive; one that is
+    truncated is a stalemate.
+
+    Args:
+      metrics: `eval_last_reward` (agents, points, episodes, players) and `eval_terminated` (agents,
+        points, episodes), if they are there.
+
+    Returns:
+      {"player 0 wins": (agents, points), ..., "stalemate": (agents, points)}; nothing where no
+      episode was won by some and lost by others.
+    """
+    last = np.asarray(metrics.get("eval_last_reward", ()))
+    if last.ndim != 4:
+        return {}
+    ended = np.asarray(metrics["eval_terminated"], bool)
+    won = ended[..., None] & (last > 0)
+    if not np.any(won.any(-1) & (last < 0).any(-1)):
+        return {}
+    shares = {f"player {i} wins": won[..., i].mean(2) for i in range(last.shape[-1])}
+    return shares | {"stalemate": 1.0 - ended.mean(2)}
 
 
 def mean_and_error(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

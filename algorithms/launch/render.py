@@ -120,13 +120,18 @@ def _steps(config, env_params, policy_state, rng, module, env, num_steps):
     reset_key, steps_key = jax.random.split(rng)
     observation, first = env.reset_env(reset_key, env_params)
 
+    def act(observation, env_state, memory=None):
+        masked = hasattr(env, "action_mask")
+        mask = {"mask": env.action_mask(env_state, env_params)} if masked else {}
+        return policy(state, observation, memory, **mask)
+
     def step(carry, key):
         env_state, action, memory = carry
         observation, env_state, *flags, _ = transition(env, key, env_state, action, env_params)
-        return (env_state, *policy(state, observation, memory)), (env_state, *flags)
+        return (env_state, *act(observation, env_state, memory)), (env_state, *flags)
 
     keys = jax.random.split(steps_key, num_steps)
-    _, steps = jax.lax.scan(step, (first, *policy(state, observation)), keys)
+    _, steps = jax.lax.scan(step, (first, *act(observation, first)), keys)
     return first, *steps
 
 

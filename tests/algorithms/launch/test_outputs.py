@@ -103,6 +103,27 @@ def test_curve_takes_games_no_evaluation_one_point_and_nothing_yet(tmp_path):
     plots.curve({k: v[:, :0] for k, v in _metrics(2).items()}, [0, 1], "nothing", path)
 
 
+def test_wins_and_stalemates_come_from_the_ends_of_episodes(tmp_path):
+    """One agent, one point, four episodes: player 1 wins, player 0 wins, a stalemate with rewards
+    of either sign, and both win."""
+    last = np.array([[-1.0, 1.0], [2.0, -3.0], [1.0, -1.0], [1.0, 1.0]])[None, None]
+    ended = np.array([True, True, False, True])[None, None]
+    metrics = {"eval_last_reward": last, "eval_terminated": ended}
+    shares = {name: values.item() for name, values in plots.wins(metrics).items()}
+    assert shares == {"player 0 wins": 0.5, "player 1 wins": 0.5, "stalemate": 0.25}
+    assert not plots.wins({"eval_last_reward": np.abs(last), "eval_terminated": ended})
+    assert not plots.wins({"eval_last_reward": last, "eval_terminated": ended & False})
+    assert not plots.wins({}) and not plots.wins({"eval_last_reward": last[..., 0]})
+    game = _metrics(1, players=2)
+    points, episodes = game["eval_return"].shape[1:3]
+    game["eval_last_reward"] = np.broadcast_to([1.0, -1.0], (1, points, episodes, 2))
+    game["eval_terminated"] = np.ones((1, points, episodes), bool)
+    plots.curve(game, [0], "game", tmp_path / "game.png")
+    with_wins = Image.open(tmp_path / "game.png").width
+    plots.curve(_metrics(1, players=2), [0], "game", tmp_path / "plain.png")
+    assert with_wins > 1.3 * Image.open(tmp_path / "plain.png").width
+
+
 def test_a_failing_curve_leaves_the_old_one(tmp_path, monkeypatch):
     path = tmp_path / "curve.png"
     plots.curve(_metrics(1), [0], "old", path)
