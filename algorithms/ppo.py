@@ -420,6 +420,8 @@ def check(config: Config, env: Any, env_params: Any) -> None:
             f"num_minibatches={number} leaves one sample to a minibatch, and normalize_advantage "
             f"makes its advantage zero; {max(1, number // 2)} would do"
         )
+    if hasattr(env, "num_agents"):
+        raise ValueError(f"{env.name} has several agents; ippo takes it")
     actions, observations = env.action_space(env_params), env.observation_space(env_params)
     if not (hasattr(actions, "n") or hasattr(actions, "low")):
         raise ValueError(f"{env.name} has actions {actions}; ppo takes Discrete and Box")

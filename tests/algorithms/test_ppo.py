@@ -498,8 +498,9 @@ def test_make_train_leaves_the_config_alone():
 
 
 def test_pinned_values(trained):
-    """Close values for seed 0; a change here is a change of the algorithm. The policy loss is a mean
-    of terms around 1 that cancel, hence the absolute tolerance."""
+    """Close values for seed 0; a change here is a change of the algorithm.
+
+    The policy loss is a mean of terms around 1 that cancel, hence the absolute tolerance."""
     _, metrics = trained
     for name, expected in PINNED.items():
         np.testing.assert_allclose(metrics[name][1:], expected, rtol=1e-4, atol=1e-6, err_msg=name)

@@ -1,0 +1,350 @@
+"""IPPO: independence, sharing, central critics, agents that leave, and the contract of the file."""
+
+import dataclasses
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from algorithms import ippo, ppo
+from tests.algorithms.test_ppo import assert_close, assert_same, random_rollout
+from tests.probe import LEAVING, OTHERS, OWN, Pair, PairParams
+
+ROOT = pathlib.Path(__file__).parents[2]
+FLOATS = [f.name for f in dataclasses.fields(ippo.Config) if f.metadata.get("pytree_node", True)]
+TINY = ippo.Config(
+    total_timesteps=3 * 16,
+    num_envs=2,
+    num_steps=8,
+    num_minibatches=2,
+    update_epochs=2,
+    critic_epochs=3,
+    hidden_sizes=(8,),
+    num_evals=3,
+    num_eval_episodes=2,
+)
+PROBE = ippo.Config(
+    total_timesteps=60 * 256,
+    num_envs=16,
+    num_steps=16,
+    learning_rate=1e-2,
+    critic_learning_rate=1e-2,
+    gamma=0.9,
+    hidden_sizes=(16,),
+    num_evals=1,
+    num_eval_episodes=0,
+    eval_at_start=False,
+    ent_coef=0.0,
+)
+SEEDS = 3
+
+
+@pytest.fixture(scope="module")
+def pair():
+    return Pair()
+
+
+# --- formulas ---------------------------------------------------------------------------------
+
+
+def test_weighted_means_leave_out_what_has_no_weight():
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(2, 50)).astype(np.float32)
+    weights = (rng.random(50) < 0.6).astype(np.float32)
+    kept, targets = x[weights > 0], y[weights > 0]
+    np.testing.assert_allclose(ippo.mean(x, weights), kept.mean(), rtol=1e-5)
+    result = np.asarray(ippo.standardize(x, weights))[weights > 0]
+    np.testing.assert_allclose(result, (kept - kept.mean()) / kept.std(), rtol=1e-4, atol=1e-6)
+    expected = 1.0 - np.var(targets - kept) / np.var(targets)
+    np.testing.assert_allclose(ippo.explained_variance(x, y, weights), expected, rtol=1e-4)
+    assert ippo.mean(x, np.zeros_like(x)) == 0.0
+
+
+def test_terms_are_those_of_ppo():
+    rng = np.random.default_rng(1)
+    a, b, c = rng.normal(size=(3, 200)).astype(np.float32)
+    for mine, theirs in (
+        (ippo.clipped_surrogate(a, b, 0.2), ppo.clipped_surrogate(a, b, 0.2)),
+        (ippo.value_error(a, b, c, 0.3, True), ppo.value_error(a, b, c, 0.3, True)),
+        (ippo.value_error(a, b, c, 0.3, False), ppo.value_error(a, b, c, 0.3, False)),
+        (ippo.kl_estimate(a), ppo.kl_estimate(a)),
+    ):
+        np.testing.assert_allclose(mine.mean(), theirs, rtol=1e-6)
+    rollout = random_rollout(3)
+    np.testing.assert_array_equal(ippo.gae(*rollout, 0.9, 0.8), ppo.gae(*rollout, 0.9, 0.8))
+
+
+@pytest.mark.parametrize("share_params", [False, True])
+def test_folding_keeps_every_agent_s_samples(share_params):
+    config = TINY.replace(share_params=share_params, agent_ids=share_params)
+    x = np.arange(5 * 4 * 3 * 2, dtype=np.float32).reshape(5, 4, 3, 2)  # steps, envs, agents, ...
+    folded = ippo.fold(config, jnp.array(x), lead=1)
+    assert folded.shape == ((1, 5, 12, 2) if share_params else (3, 5, 4, 2))
+    np.testing.assert_array_equal(ippo.unfold(config, folded, 3, lead=1), x)
+    if not share_params:
+        np.testing.assert_array_equal(folded[1], x[:, :, 1])
+    numbered = ippo.unfold(config, ippo.with_ids(config, folded, 3), 3, lead=1)
+    if share_params:
+        np.testing.assert_array_equal(numbered[..., 2:], np.broadcast_to(np.eye(3), (5, 4, 3, 3)))
+    seen = ippo.unfold(config, ippo.for_each_agent(config, jnp.array(x), 3, lead=1), 3, lead=1)
+    np.testing.assert_array_equal(seen, np.repeat(x.reshape(5, 4, 1, 6), 3, axis=2))
+
+
+# --- probe tasks ------------------------------------------------------------------------------
+
+
+def train_probes(env, config, tasks):
+    """Critics, actions of both agents at x = -1, 0, 1, and metrics, (tasks, SEEDS, ...)."""
+
+    def train(task, key):
+        params = PairParams(task=task)
+        state, metrics = ippo.make_train(config, env, params)(key)
+        policy = ippo.make_policy(config, env, params)
+        x = jnp.array([-1.0, 0.0, 1.0])
+        actions = jax.vmap(lambda x: policy(state, jnp.full((2, 1), x))[0])(x)
+        return state.critic_params, actions, metrics
+
+    keys = jax.random.split(jax.random.key(0), SEEDS)
+    over_seeds = jax.vmap(train, (None, 0))
+    with jax.debug_key_reuse(False):  # see conftest.vmapped_keys
+        return jax.jit(jax.vmap(over_seeds, (0, None)))(jnp.array(tasks), keys)
+
+
+OPPOSITE = [[[0, 1], [1, 0]]] * SEEDS  # actions at x = -1 and 1
+
+
+@pytest.fixture(scope="module", params=["discrete", "continuous"])
+def probed(request):
+    env = Pair(continuous=request.param == "continuous")
+    return request.param, *train_probes(env, PROBE, [OWN, OTHERS, LEAVING])
+
+
+def test_each_agent_learns_its_own_task(probed):
+    kind, _, actions, _ = probed
+    actions = np.asarray(actions[OWN]).reshape(SEEDS, 3, 2)[:, [0, 2]]
+    if kind == "discrete":
+        np.testing.assert_array_equal(actions, OPPOSITE)
+    else:
+        np.testing.assert_allclose(actions, np.array(OPPOSITE) - 0.5, atol=0.15)
+
+
+def test_an_agent_that_left_has_terminated_and_counts_no_more(probed):
+    """Its value is 1 (one reward), though it would be paid 100 later; the other one's value is
+    that of an endless task, which the time limit does not end."""
+    inputs = jnp.array([[[0.0]], [[1.0]]])  # of agent 0 later, of agent 1 at the start
+    of_seeds = jax.vmap(jax.vmap(ippo.Critic(PROBE).apply), (0, None))
+    values = of_seeds(jax.tree.map(lambda x: x[LEAVING], probed[1]), inputs)
+    np.testing.assert_allclose(values[:, 0, 0], 1.0 / (1.0 - 0.9), rtol=0.05)
+    np.testing.assert_allclose(values[:, 1, 0], 1.0, atol=0.1)
+
+
+def test_a_critic_on_its_own_does_not_know_what_others_see(probed):
+    assert (probed[3]["explained_variance"][OTHERS] < 0.1).all()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [dict(minibatch_of="trajectories"), dict(share_params=True, agent_ids=True)],
+    ids=["independent, trajectories", "shared, ids"],
+)
+def test_a_central_critic_knows_and_actors_learn_in_every_arrangement(pair, change):
+    """Ids tell agents that share parameters what is right for each."""
+    config = PROBE.replace(central_critic=True, hidden_sizes=(32, 32), **change)
+    _, actions, metrics = train_probes(pair, config, [OWN, OTHERS])
+    np.testing.assert_array_equal(actions[0][:, [0, 2]], OPPOSITE)
+    assert (metrics["explained_variance"][1] > 0.9).all()
+    assert metrics["policy_loss"].shape == (2, SEEDS, 1, *([] if config.share_params else [2]))
+
+
+def test_forbidden_actions_are_never_taken():
+    """Each would cost 100: neither in training nor in evaluation does any return fall below 0."""
+    env = Pair(masked=True)
+    config = TINY.replace(num_eval_episodes=32)
+    state, metrics = ippo.make_train(config, env, PairParams())(jax.random.key(0))
+    assert (np.asarray(metrics["episode_return"][1:]) >= 0.0).all()
+    assert (np.asarray(metrics["eval_return"]) >= 0.0).all()
+    policy = ippo.make_policy(config, env, PairParams())
+    mask = jnp.array([[False, False, True], [True, False, False]])
+    np.testing.assert_array_equal(policy(state, jnp.ones((2, 1)), mask=mask)[0], [2, 0])
+
+
+# --- independence -----------------------------------------------------------------------------
+
+
+def test_independent_agents_do_not_hear_of_each_other_s_rewards(pair):
+    """Agent 0 is bit-identical whatever agent 1 is paid, and is not with shared parameters."""
+
+    def agents(config, reward):
+        params = PairParams(rewards=jnp.array([1.0, reward]))
+        state, metrics = ippo.make_train(config, pair, params)(jax.random.key(0))
+        learned = state.policy, state.critic_params, state.opt_state, state.critic_opt_state
+        zeroth = jax.tree.map(lambda x: x[0], learned)
+        last = jax.tree.map(lambda x: x[-1], learned)
+        return (zeroth, metrics["policy_loss"].reshape(3, -1)[:, 0]), last
+
+    config = TINY.replace(
+        normalize_obs=True, normalize_reward=True, num_eval_episodes=0, eval_at_start=False,
+        target_kl=0.01,
+    )  # fmt: skip
+    before, after = agents(config, 1.0), agents(config, -7.0)
+    assert_same(before[0], after[0])
+    with pytest.raises(AssertionError):
+        assert_same(before[1], after[1])
+    shared = config.replace(share_params=True, agent_ids=True)
+    with pytest.raises(AssertionError):
+        assert_same(agents(shared, 1.0)[0], agents(shared, -7.0)[0])
+
+
+def test_one_agent_stops_at_its_kl_while_the_other_goes_on(pair):
+    """Agent 1 is paid nothing and its values start at 0: no gradient, hence no KL."""
+    params = PairParams(rewards=jnp.array([1.0, 0.0]))
+    config = TINY.replace(
+        ent_coef=0.0, normalize_advantage=False, critic_learning_rate=0.0, update_epochs=5,
+        learning_rate=1e-2, target_kl=1e-6, num_evals=1, eval_at_start=False,
+    )  # fmt: skip
+    train = ippo.make_train(config, pair, params)
+    state, _ = train(jax.random.key(0), None, 0)
+    state = state.replace(critic_params=jax.tree.map(jnp.zeros_like, state.critic_params))
+    _, metrics = train(None, state)
+    epochs = np.asarray(metrics["epochs"][-1])
+    assert epochs[0] < 5 and epochs[1] == 5
+    kl = np.asarray(metrics["approx_kl"][-1])
+    assert kl[0] > 1e-6 and kl[1] == 0.0
+
+
+def test_exactly_update_epochs_without_a_threshold(trained):
+    np.testing.assert_array_equal(trained[1]["epochs"][1:], TINY.update_epochs)
+
+
+# --- the contract -----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def trained(pair):
+    """TINY on two agents, alone: the final state and all metrics."""
+    return ippo.make_train(TINY, pair, PairParams())(jax.random.key(0))
+
+
+def test_metrics_have_points_first_and_agents_last(trained):
+    state, metrics = trained
+    assert list(metrics["timestep"]) == [0, 16, 32, 48]
+    for name in ippo.UPDATE_METRICS:
+        assert metrics[name].shape == (4, 2), name
+        assert np.isnan(metrics[name][0]).all() and np.isfinite(metrics[name][1:]).all(), name
+    assert metrics["episode_return"].shape == (4, 2)
+    assert metrics["episode_length"].shape == metrics["num_episodes"].shape == (4,)
+    for name in ("eval_return", "eval_last_reward"):
+        assert metrics[name].shape == (4, 2, 2), name
+    for name in ("eval_length", "eval_terminated", "eval_truncated"):
+        assert metrics[name].shape == (4, 2), name
+    assert int(state.update) == 3
+
+
+def test_slices_are_exactly_the_whole(trained, pair):
+    train = ippo.make_train(TINY, pair, PairParams())
+    state, metrics = train(jax.random.key(0), None, 0)
+    for _ in range(3):
+        state, row = train(None, state, 1)
+        metrics = jax.tree.map(lambda *x: jnp.concatenate(x), metrics, row)
+    assert_same((state, metrics), trained)
+
+
+def test_a_vmapped_seed_is_close_to_the_single_run(trained, pair, vmapped_keys):
+    keys = jnp.stack([jax.random.key(0), jax.random.key(1)])
+    state, metrics = jax.jit(jax.vmap(ippo.make_train(TINY, pair, PairParams())))(keys)
+    mine = jax.tree.map(lambda x: x[0], (state.policy, metrics))
+    assert_close(mine, (trained[0].policy, trained[1]))
+    assert not np.allclose(metrics["policy_loss"][0, 1:], metrics["policy_loss"][1, 1:])
+
+
+OTHER = {name: 0.5 * getattr(ippo.Config(), name) for name in FLOATS} | {
+    "adam_eps": 1e-2,
+    "critic_adam_eps": 1e-2,
+    "max_grad_norm": 1e-2,
+    "critic_max_grad_norm": 1e-2,
+    "target_kl": 1e-9,
+    "clip_eps": 1e-3,
+}
+
+
+def test_every_float_can_be_vmapped_and_matters(pair, vmapped_keys):
+    """One program trains with each float changed in turn; each is close to its single run."""
+    config = TINY.replace(clip_vloss=True, normalize_reward=True, eval_at_start=False)
+    config = config.replace(vf_coef=1e-3)  # or the critic's Adam would not feel its weight
+    configs = [config.replace(**{name: OTHER[name]}) for name in FLOATS] + [config]
+    batched = jax.tree.map(lambda *x: jnp.array(x, jnp.float32), *configs)
+    params = PairParams(task=LEAVING)
+    key = jax.random.key(0)
+    run = jax.jit(jax.vmap(lambda config: ippo.make_train(config, pair, params)(key)))
+    state, metrics = run(batched)
+    before = ippo._train._cache_size()
+    learned = lambda state: (state.policy.params, state.critic_params)
+    for i, (name, single) in enumerate(zip([*FLOATS, None], configs)):
+        alone = ippo.make_train(single, pair, params)(key)
+        mine = jax.tree.map(lambda x, i=i: x[i], (state, metrics))
+        assert_close((learned(mine[0]), mine[1]), (learned(alone[0]), alone[1]))
+        if name:
+            base = jax.tree.leaves(jax.tree.map(lambda x: x[-1], learned(state)))
+            changed = jax.tree.leaves(learned(mine[0]))
+            assert any((np.asarray(a) != b).any() for a, b in zip(base, changed)), name
+    assert ippo._train._cache_size() == before + 1
+
+
+def test_the_program_has_no_host_callback_and_no_lapack(pair):
+    train = jax.jit(ippo.make_train(TINY, pair, PairParams()))
+    text = train.lower(jax.random.key(0)).as_text()
+    assert "while" in text
+    for word in ("callback", "infeed", "outfeed", "lapack"):
+        assert word not in text.lower(), word
+
+
+REFUSED = [
+    (dict(num_minibatches=3), "num_minibatches=3 does not divide the 16 samples .*; 1, 2, 4, 8 do"),
+    (dict(minibatch_of="trajectories", num_minibatches=4), "the 2 trajectories .*; 1, 2 do"),
+    (dict(num_minibatches=16), "one sample to a minibatch"),
+    (dict(minibatch_of="steps"), "minibatch_of='steps': give samples or trajectories"),
+    (dict(agent_ids=True), "agent_ids=True needs share_params=True"),
+    (dict(critic_epochs=0), "critic_epochs=0"),
+    (dict(num_envs=0), "num_envs=0"),
+    (dict(hidden_sizes=(8, 0)), "hidden_sizes=0"),
+    (dict(activation="tanhh"), "activation='tanhh'"),
+]
+
+
+@pytest.mark.parametrize("change, message", REFUSED, ids=[str(c) for c, _ in REFUSED])
+def test_refused_settings_say_what_would_do(pair, change, message):
+    with pytest.raises(ValueError, match=message):
+        ippo.make_train(TINY.replace(**change), pair, PairParams())
+
+
+def test_each_file_names_the_other_for_environments_it_cannot_take(pair):
+    with pytest.raises(ValueError, match="has one agent .*; ppo takes it"):
+        ippo.make_train(TINY.replace(env="CartPole-v1"))
+    with pytest.raises(ValueError, match="Pair has several agents; ippo takes it"):
+        ppo.make_train(ppo.Config(), pair, PairParams())
+
+
+def test_the_file_and_envs_alone_train(tmp_path):
+    """The copy test: nothing else of the kit is on the path."""
+    shutil.copy(ROOT / "algorithms" / "ippo.py", tmp_path)
+    shutil.copytree(ROOT / "envs", tmp_path / "envs", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "use.py").write_text(
+        "import sys, jax, ippo, envs\n"
+        "assert 'algorithms' not in sys.modules and 'tests' not in sys.modules\n"
+        "config = ippo.Config(total_timesteps=32, num_envs=2, num_steps=8, hidden_sizes=(8,),"
+        " num_evals=2, num_eval_episodes=0)\n"
+        "state, metrics = ippo.make_train(config)(jax.random.key(0))\n"
+        "print(envs.__file__, int(metrics['timestep'][-1]))\n"
+    )
+    # -P and a bare environment: the folder itself is all there is besides site-packages, where an
+    # editable install of the kit would lose to it.
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); exec(open('use.py').read())"
+    command = [sys.executable, "-P", "-c", code]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.split() == [str(tmp_path / "envs" / "__init__.py"), "32"]
