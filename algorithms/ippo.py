@@ -254,6 +254,16 @@ class Batch(NamedTuple):
     target: jax.Array
 
 
+class Task(NamedTuple):
+    """What a network learns, and how."""
+
+    loss: Callable  # (params, batch) -> loss, metrics
+    optimizer: optax.GradientTransformation
+    learning_rate: jax.Array
+    epochs: int
+    metrics: tuple[str, ...]  # those of the loss, and last the gradient's norm
+
+
 class Epochs(NamedTuple):
     """The carry of the epochs of one network."""
 
@@ -604,20 +614,21 @@ def _train(config, env_params, rng, state, *, env, num_evals):
         rng, actor_rng, critic_rng, reset_rng, collector_rng, eval_rng = jax.random.split(rng, 6)
         observation, env_state = environments.reset(reset_rng, env_params)
         world_state = world_states(env_state.env)
-        world_stats = world_state[:1] if has_world else None
-        if has_world:
-            world_stats = envs.RunningStatistics.create(world_state.shape[1:])
+        create = envs.RunningStatistics.create
+        world_stats = create(world_state.shape[1:]) if has_world else None
         for_learners = lambda tree: jax.tree.map(lambda x: jnp.stack([x] * learners), tree)
-        obs_stats = for_learners(envs.RunningStatistics.create(observation.shape[2:]))
+        obs_stats = for_learners(create(observation.shape[2:]))
         first = jax.tree.map(lambda x: x[None], (observation, world_state))  # one step
         x, everything = jax.tree.map(lambda x: x[0, 0], inputs(obs_stats, world_stats, *first))
-        start = lambda network, key, x: jax.vmap(lambda key: initialize(network, key, x))(
-            jax.random.split(key, learners)
-        )
+
+        def start(network, key, x):
+            keys = jax.random.split(key, learners)
+            return jax.vmap(lambda key: initialize(network, key, x))(keys)
+
+        def moments(optimizer, params):
+            return jax.vmap(lambda params: optimizer.init(ravel_pytree(params)[0]))(params)
+
         params, critic_params = start(actor, actor_rng, x), start(critic, critic_rng, everything)
-        moments = lambda optimizer, params: jax.vmap(lambda p: optimizer.init(ravel_pytree(p)[0]))(
-            params
-        )
         return TrainState(
             policy=PolicyState(params, obs_stats),
             critic_params=critic_params,
@@ -630,7 +641,7 @@ def _train(config, env_params, rng, state, *, env, num_evals):
                 alive=jnp.ones((config.num_envs, num_agents), bool),
                 episodes=envs.EpisodeStatistics.create(config.num_envs, (num_agents,)),
                 discounted_return=jnp.zeros((learners, samples)),
-                reward_stats=for_learners(envs.RunningStatistics.create()),
+                reward_stats=for_learners(create()),
                 world_stats=world_stats,
             ),
             rng=rng,
@@ -690,29 +701,33 @@ def _train(config, env_params, rng, state, *, env, num_evals):
         """Samples with advantages and targets, (learners, units, samples in a unit, ...)."""
         stats = state.policy.obs_stats, collector.world_stats
         x, everything = inputs(*stats, rollout.observation, rollout.world_state)
-        _, finally_ = inputs(*stats, rollout.final_observation, rollout.final_world_state)
-        folded = jax.tree.map(lambda x: fold(config, x, 1), rollout._replace(
-            terminated=None, truncated=None, world_state=None, final_world_state=None
-        ))  # fmt: skip
+        _, last = inputs(*stats, rollout.final_observation, rollout.final_world_state)
+        mask, action, reward, alive = jax.tree.map(
+            lambda x: fold(config, x, lead=1),
+            (rollout.action_mask, rollout.action, rollout.reward, rollout.alive),
+        )
 
-        def one(params, critic_params, reward_stats, x, everything, final, folded, ended):
+        def one(params, critic_params, reward_stats, x, everything, last, mask, action, reward,
+                alive, terminated, done):  # fmt: skip
             rows = lambda x: x.reshape(-1, *x.shape[2:])
             output = actor.apply(params, rows(x))
             if masked:
-                output = allow(output, rows(folded.action_mask))
-            log_prob, _ = log_prob_and_entropy(output, rows(folded.action))
-            shape = folded.reward.shape
-            values = critic.apply(critic_params, rows(everything)).reshape(shape)
-            next_values = critic.apply(critic_params, rows(final)).reshape(shape)
-            reward = reward_stats.scale(folded.reward) if config.normalize_reward else folded.reward
-            advantages = gae(reward, values, next_values, *ended, config.gamma, config.gae_lambda)
+                output = allow(output, rows(mask))
+            log_prob, _ = log_prob_and_entropy(output, rows(action))
+            values = critic.apply(critic_params, rows(everything)).reshape(reward.shape)
+            next_values = critic.apply(critic_params, rows(last)).reshape(reward.shape)
+            if config.normalize_reward:
+                reward = reward_stats.scale(reward)
+            advantages = gae(
+                reward, values, next_values, terminated, done, config.gamma, config.gae_lambda
+            )
             batch = Batch(
                 observation=x,
                 critic_observation=everything,
-                action_mask=folded.action_mask,
-                action=folded.action,
-                alive=folded.alive.astype(jnp.float32),
-                log_prob=log_prob.reshape(shape),
+                action_mask=mask,
+                action=action,
+                alive=alive.astype(jnp.float32),
+                log_prob=log_prob.reshape(reward.shape),
                 value=values,
                 advantage=advantages,
                 target=advantages + values,
@@ -720,12 +735,15 @@ def _train(config, env_params, rng, state, *, env, num_evals):
             return jax.tree.map(units, batch)
 
         params = state.policy.params, state.critic_params, collector.reward_stats
-        return jax.vmap(one)(*params, x, everything, finally_, folded, ends(rollout))
+        return jax.vmap(one)(
+            *params, x, everything, last, mask, action, reward, alive, *ends(rollout)
+        )
 
     def units(x):
         """(num_steps, samples, ...) to (units, samples in a unit, ...)."""
-        x = x.swapaxes(0, 1)
-        return x if config.minibatch_of == "trajectories" else x.reshape(-1, 1, *x.shape[2:])
+        if config.minibatch_of == "trajectories":
+            return x.swapaxes(0, 1)
+        return x.reshape(-1, 1, *x.shape[2:])
 
     def actor_loss(params, batch):
         output = actor.apply(params, batch.observation)
@@ -751,29 +769,28 @@ def _train(config, env_params, rng, state, *, env, num_evals):
         value_loss = mean(error, batch.alive)
         return config.vf_coef * value_loss, {"value_loss": value_loss}
 
-    def learn(loss, optimizer, learning_rate, num_epochs, names, params, opt_state, batch, update,
-              rng):  # fmt: skip
+    def learn(task, params, opt_state, batch, update, rng):
         """Epochs of minibatches for one network of one learner, until its KL has gone too far."""
         rows, _ = num_units(config, num_agents)
-        orders = permutations(rng, num_epochs, rows)
+        orders = permutations(rng, task.epochs, rows)
 
         def minibatch(carry, inputs):
             params, opt_state = carry
             indices, learning_rate = inputs
             samples = jax.tree.map(lambda x: x[indices].reshape(-1, *x.shape[2:]), batch)
-            grads, metrics = jax.grad(loss, has_aux=True)(params, samples)
+            grads, metrics = jax.grad(task.loss, has_aux=True)(params, samples)
             # One long vector: fewer and larger operations than leaf by leaf.
             grads, unravel = ravel_pytree(grads)
-            direction, opt_state = optimizer.update(grads, opt_state)
+            direction, opt_state = task.optimizer.update(grads, opt_state)
             step = unravel(learning_rate * direction)
-            metrics[names[-1]] = optax.tree.norm(grads)
+            metrics[task.metrics[-1]] = optax.tree.norm(grads)
             return (jax.tree.map(jnp.subtract, params, step), opt_state), metrics
 
         def epoch(epochs):
-            rates = jnp.full(config.num_minibatches, learning_rate)
+            rates = jnp.full(config.num_minibatches, task.learning_rate)
             if config.anneal_lr:
-                done = update * num_epochs + epochs.epoch
-                rates *= annealing(done, num_updates * num_epochs, config.num_minibatches)
+                done = update * task.epochs + epochs.epoch
+                rates *= annealing(done, num_updates * task.epochs, config.num_minibatches)
             order = orders[epochs.epoch].reshape(config.num_minibatches, -1)
             (params, opt_state), metrics = jax.lax.scan(
                 minibatch, (epochs.params, epochs.opt_state), (order, rates)
@@ -784,24 +801,19 @@ def _train(config, env_params, rng, state, *, env, num_evals):
             return Epochs(params, opt_state, epochs.epoch + 1, kl, sums)
 
         def unfinished(epochs):
-            return (epochs.epoch < num_epochs) & ~(epochs.kl > config.target_kl)
+            return (epochs.epoch < task.epochs) & ~(epochs.kl > config.target_kl)
 
         zero, none = jnp.zeros(()), jnp.zeros((), jnp.int32)
-        start = Epochs(params, opt_state, none, zero, dict.fromkeys(names, zero))
+        start = Epochs(params, opt_state, none, zero, dict.fromkeys(task.metrics, zero))
         return jax.lax.while_loop(unfinished, epoch, start)
 
-    learn_actor = functools.partial(
-        learn, actor_loss, optimizer, config.learning_rate, config.update_epochs, ACTOR_METRICS
+    for_actor = Task(
+        actor_loss, optimizer, config.learning_rate, config.update_epochs, ACTOR_METRICS
     )
-    learn_critic = functools.partial(
-        learn,
-        critic_loss,
-        critic_optimizer,
-        config.critic_learning_rate,
-        config.critic_epochs,
+    for_critic = Task(
+        critic_loss, critic_optimizer, config.critic_learning_rate, config.critic_epochs,
         CRITIC_METRICS,
-    )
-    per_learner = (0, 0, 0, None, 0)
+    )  # fmt: skip
 
     def update_statistics(state, collector, rollout):
         """Statistics with the rollout that has been learned from."""
@@ -830,20 +842,14 @@ def _train(config, env_params, rng, state, *, env, num_evals):
         rng, actor_rng, critic_rng = jax.random.split(state.rng, 3)
         collector, rollout = collect(state.policy, state.collector)
         batch = make_batch(state, collector, rollout)
-        actors = jax.vmap(learn_actor, per_learner)(
-            state.policy.params,
-            state.opt_state,
-            batch,
-            state.update,
-            jax.random.split(actor_rng, learners),
-        )
-        critics = jax.vmap(learn_critic, per_learner)(
-            state.critic_params,
-            state.critic_opt_state,
-            batch,
-            state.update,
-            jax.random.split(critic_rng, learners),
-        )
+
+        def all_learn(task, params, opt_state, rng):
+            keys = jax.random.split(rng, learners)
+            over_learners = jax.vmap(functools.partial(learn, task), (0, 0, 0, None, 0))
+            return over_learners(params, opt_state, batch, state.update, keys)
+
+        actors = all_learn(for_actor, state.policy.params, state.opt_state, actor_rng)
+        critics = all_learn(for_critic, state.critic_params, state.critic_opt_state, critic_rng)
         obs_stats, collector = update_statistics(state, collector, rollout)
         metrics = {name: total / actors.epoch for name, total in actors.sums.items()}
         metrics |= {name: total / critics.epoch for name, total in critics.sums.items()}

@@ -38,4 +38,32 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
             "activation": "relu",
         },
     },
+    "ippo": {
+        "Pursuit-v0": {
+            "total_timesteps": 2_000_000,
+            "num_envs": 32,
+            "normalize_obs": True,
+            "normalize_reward": True,
+        },
+        "MultiNavigator-v0": {
+            "total_timesteps": 1_000_000,
+            "share_params": True,
+            "normalize_reward": True,
+        },
+        "MPE_simple_spread_v3": {
+            "env": "jaxmarl/MPE_simple_spread_v3",
+            "share_params": True,
+            "learning_rate": 2.5e-4,
+            "critic_learning_rate": 2.5e-4,
+        },
+        "MPE_simple_spread_v3-independent": {
+            "env": "jaxmarl/MPE_simple_spread_v3",
+            "learning_rate": 2.5e-4,
+            "critic_learning_rate": 2.5e-4,
+        },
+        "switch_riddle": {
+            "env": "jaxmarl/switch_riddle",
+            "share_params": True,
+        },
+    },
 }
