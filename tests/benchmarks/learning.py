@@ -53,6 +53,10 @@ ENTRIES = (
     Entry("ppo", "Pendulum-v1", 500_000, 5),
     Entry("ppo", "MountainCarContinuous-v0", 500_000, 5),
     Entry("ppo", "Breakout-MinAtar", 5_000_000, 5),
+    Entry("ippo", "MultiNavigator-v0", 1_000_000, 5),
+    Entry("ippo", "MPE_simple_spread_v3", 1_000_000, 5),
+    Entry("ippo", "MPE_simple_spread_v3-independent", 1_000_000, 5),
+    Entry("ippo", "switch_riddle", 1_000_000, 5),
 )
 
 
