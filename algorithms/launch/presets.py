@@ -40,8 +40,11 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "ippo": {
         "Pursuit-v0": {
-            "total_timesteps": 2_000_000,
+            "total_timesteps": 4_000_000,
             "num_envs": 32,
+            "ent_coef": 0.0,
+            "hidden_sizes": (128, 128),
+            "activation": "relu",
             "normalize_obs": True,
             "normalize_reward": True,
         },
@@ -60,10 +63,6 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
             "env": "jaxmarl/MPE_simple_spread_v3",
             "learning_rate": 2.5e-4,
             "critic_learning_rate": 2.5e-4,
-        },
-        "switch_riddle": {
-            "env": "jaxmarl/switch_riddle",
-            "share_params": True,
         },
     },
 }

@@ -56,7 +56,6 @@ ENTRIES = (
     Entry("ippo", "MultiNavigator-v0", 1_000_000, 5),
     Entry("ippo", "MPE_simple_spread_v3", 1_000_000, 5),
     Entry("ippo", "MPE_simple_spread_v3-independent", 1_000_000, 5),
-    Entry("ippo", "switch_riddle", 1_000_000, 5),
 )
 
 
