@@ -12,8 +12,9 @@ jax.config.update("jax_num_cpu_devices", 1)
 def vmapped_keys():
     """Turns the checker off where keys are vmapped: it takes the transposition of a batch of keys
     on its way into a scan for a use (jax 0.10), whatever the program does with them."""
-    with jax.debug_key_reuse(False):
-        yield
+    jax.config.update("jax_debug_key_reuse", False)  # in all threads: the shell compiles in one
+    yield
+    jax.config.update("jax_debug_key_reuse", True)
 
 
 @pytest.fixture(scope="session")
