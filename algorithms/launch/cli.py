@@ -49,13 +49,17 @@ class Shell:
 def main(module: Any, argv: list[str] | None = None) -> None:
     """The command line of an algorithm's module.
 
-    Exit codes: 0; 2 for a user's mistake, with one line that says what; 130 after Ctrl-C.
+    Exit codes: 0; 2 for a user's mistake, with one line that says what; 130 after Ctrl-C; 141 where
+    nobody reads the output any more.
     """
     try:
         code = dispatch(module, sys.argv[1:] if argv is None else argv)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         code = 2
+    except BrokenPipeError:  # `| head` has seen enough; what Python still flushes goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 141
     except KeyboardInterrupt:
         print("\naborted; what was saved stays", file=sys.stderr, flush=True)
         sys.stdout.flush()

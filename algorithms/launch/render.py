@@ -291,7 +291,8 @@ def _annotate(pictures: Iterable[np.ndarray], name: str, episode: Episode) -> It
         height, width = picture.shape[:2]
         frame = Image.new("RGB", (max(width, WIDTH), height + strip), "white")
         frame.paste(Image.fromarray(picture), ((frame.width - width) // 2, strip))
-        returns = " / ".join(f"{value:.6g}" for value in np.atleast_1d(so_far))
+        digits = 6 if np.ndim(so_far) == 0 else 3  # several have to fit
+        returns = " / ".join(f"{value:.{digits}g}" for value in np.atleast_1d(so_far))
         ending = f"   {episode.ending}" if step == len(episode.returns) - 1 else ""
         draw = ImageDraw.Draw(frame)
         draw.text((8, 4), name, "black", font)

@@ -346,3 +346,18 @@ def test_trackers_get_every_point(capsys, tmp_path):
     assert events.read_bytes().count(b"eval_return") == 4
     (config,) = tmp_path.glob("*/config.json")
     assert json.loads(config.read_text())["options"]["tensorboard"]
+
+
+def test_output_that_nobody_reads_is_no_error():
+    """As in `| head`: no traceback."""
+    code = (
+        "from algorithms.launch import cli\n"
+        "cli.dispatch = lambda *_: print('x' * 100_000, flush=True)\n"
+        "cli.main(None, [])"
+    )
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-c", code]
+    result = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, timeout=60)
+    os.close(write)
+    assert result.returncode == 141 and not result.stderr
