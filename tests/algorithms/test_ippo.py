@@ -141,6 +141,8 @@ def test_an_agent_that_left_has_terminated_and_counts_no_more(probed):
     values = of_seeds(jax.tree.map(lambda x: x[LEAVING], probed[1]), inputs)
     np.testing.assert_allclose(values[:, 0, 0], 1.0 / (1.0 - 0.9), rtol=0.05)
     np.testing.assert_allclose(values[:, 1, 0], 1.0, atol=0.1)
+    mean_value = np.asarray(probed[3]["mean_value"][LEAVING])[:, -1]
+    assert (mean_value[:, 1] < 1.5).all() and (mean_value[:, 0] > 2.0).all()
 
 
 def test_a_critic_on_its_own_does_not_know_what_others_see(probed):
@@ -215,6 +217,21 @@ def test_one_agent_stops_at_its_kl_while_the_other_goes_on(pair):
     assert epochs[0] < 5 and epochs[1] == 5
     kl = np.asarray(metrics["approx_kl"][-1])
     assert kl[0] > 1e-6 and kl[1] == 0.0
+
+
+def test_every_epoch_has_an_order_of_its_own(pair, monkeypatch):
+    """Turning round the order of the second epoch changes what is learned."""
+
+    def params(unused):  # a static setting that changes nothing but makes another program
+        config = TINY.replace(num_evals=1, num_eval_episodes=0, conv_features=unused)
+        return ippo.make_train(config, pair, PairParams())(jax.random.key(0))[0].policy.params
+
+    before, original = params(1), ippo.permutations
+    assert_same(before, params(2))
+    turned = lambda *args: (orders := original(*args)).at[1].set(orders[1, ::-1])
+    monkeypatch.setattr(ippo, "permutations", turned)
+    with pytest.raises(AssertionError):
+        assert_same(before, params(3))
 
 
 def test_exactly_update_epochs_without_a_threshold(trained):
