@@ -258,7 +258,7 @@ def test_second_ctrl_c_aborts_at_once(tmp_path):
     began = time.perf_counter()
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=30)
-    assert process.returncode == 130 and "Traceback" not in err and "aborted" in err
+    assert process.returncode == 130 and "Traceback" not in err and "aborted" in err, err
     assert time.perf_counter() - began < 5
 
 
