@@ -104,16 +104,19 @@ class Pair(environment.Environment):
       LEAVING   reward 1 for ever, cut after 10 steps; agent 1      V = 1 / (1 - gamma), and 1 for
                 leaves after its first step, and is paid 100 then   agent 1 at the start (x = 1)
 
-    With `masked`, a third action is forbidden, and action 0 where x > 0; either costs 100.
+    With `masked`, a third action is forbidden, and action 0 where x > 0; either costs 100. With
+    `world`, there is a world state: 10 times both x.
     """
 
     num_agents = 2
 
-    def __init__(self, continuous: bool = False, masked: bool = False):
+    def __init__(self, continuous: bool = False, masked: bool = False, world: bool = False):
         super().__init__()
         self.continuous = continuous
         if masked:
             self.action_mask = self._action_mask
+        if world:
+            self.world_state = lambda state, params: 10.0 * state.x
 
     @property
     def default_params(self):

@@ -163,6 +163,21 @@ def test_a_central_critic_knows_and_actors_learn_in_every_arrangement(pair, chan
     assert metrics["policy_loss"].shape == (2, SEEDS, 1, *([] if config.share_params else [2]))
 
 
+@pytest.mark.parametrize("share_params", [False, True])
+def test_a_world_state_is_what_central_critics_see(share_params):
+    """Normalised by statistics that all agents share; before a restart at the end of episodes."""
+    config = PROBE.replace(central_critic=True, normalize_obs=True, share_params=share_params)
+    env, params = Pair(world=True), PairParams(task=OTHERS)
+    state, metrics = ippo.make_train(config, env, params)(jax.random.key(0))
+    kernel = state.critic_params["params"]["Torso_0"]["Dense_0"]["kernel"]
+    assert kernel.shape == (1 if share_params else 2, 2, 16)
+    stats = state.collector.world_stats
+    assert stats.mean.shape == (2,) and float(stats.count) == PROBE.total_timesteps
+    np.testing.assert_allclose(stats.var, 100.0, rtol=0.01)
+    if not share_params:  # what is shared does not know which agent it is
+        assert (np.asarray(metrics["explained_variance"][-1]) > 0.9).all()
+
+
 def test_forbidden_actions_are_never_taken():
     """Each would cost 100: neither in training nor in evaluation does any return fall below 0."""
     env = Pair(masked=True)

@@ -350,3 +350,18 @@ def test_evaluation_tells_truncation_and_the_last_reward(probe):
 
 def test_names_are_those_of_gymnax_and_of_the_kit_itself():
     assert set(envs.names()) == {*gymnax.registered_envs, *registry.OWN}
+
+
+def test_statistics_leave_out_samples_of_weight_zero():
+    rng = np.random.default_rng(5)
+    stats, kept = envs.RunningStatistics.create((3,)), []
+    for _ in range(3):
+        x = rng.normal(4.0, 2.0, size=(6, 5, 3)).astype(np.float32)
+        weights = rng.random((6, 5)) < 0.5
+        stats = stats.update(jnp.array(x), jnp.array(weights))
+        kept.append(x[weights])
+    stats = stats.update(jnp.full((6, 5, 3), 1e6), jnp.zeros((6, 5), bool))
+    kept = np.concatenate(kept)
+    np.testing.assert_allclose(stats.mean, kept.mean(0), rtol=1e-4)
+    np.testing.assert_allclose(stats.var, kept.var(0), rtol=1e-4)
+    assert float(stats.count) == len(kept)
