@@ -23,10 +23,10 @@ Implementation details taken, beside those of ppo.py in this folder (Huang et al
   - the epochs of an actor end when the mean KL estimate of the last one passes target_kl, its
     critic goes on;
   - minibatches of shuffled samples, or of whole trajectories (one agent over a rollout);
-  - a central critic sees the environment's world state, or else all observations (Yu et al.,
-    section 3); a one-hot agent id beside the observations of a shared network is a choice;
+  - a central critic sees the environment's world state, or else all observations (Yu et al.);
+    a one-hot agent id beside the observations of a shared network is a choice;
   - an agent that has left (`info["alive"]`) has terminated; until the episode ends it counts in no
-    loss and no statistic (Yu et al., appendix on death masking);
+    loss and no statistic, while returns are whatever the environment pays;
   - forbidden actions (`env.action_mask`) get logits of -1e9.
 
 The calls of `envs`, for whoever takes this file elsewhere: `make` builds an environment, whose

@@ -1,10 +1,6 @@
 """IPPO: independence, sharing, central critics, agents that leave, and the contract of the file."""
 
 import dataclasses
-import pathlib
-import shutil
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +11,6 @@ from algorithms import ippo, ppo
 from tests.algorithms.test_ppo import assert_close, assert_same, random_rollout
 from tests.probe import LEAVING, OTHERS, OWN, Pair, PairParams
 
-ROOT = pathlib.Path(__file__).parents[2]
 FLOATS = [f.name for f in dataclasses.fields(ippo.Config) if f.metadata.get("pytree_node", True)]
 TINY = ippo.Config(
     total_timesteps=3 * 16,
@@ -359,24 +354,3 @@ def test_each_file_names_the_other_for_environments_it_cannot_take(pair):
         ippo.make_train(TINY.replace(env="CartPole-v1"))
     with pytest.raises(ValueError, match="Pair has several agents; ippo takes it"):
         ppo.make_train(ppo.Config(), pair, PairParams())
-
-
-def test_the_file_and_envs_alone_train(tmp_path):
-    """The copy test: nothing else of the kit is on the path."""
-    shutil.copy(ROOT / "algorithms" / "ippo.py", tmp_path)
-    shutil.copytree(ROOT / "envs", tmp_path / "envs", ignore=shutil.ignore_patterns("__pycache__"))
-    (tmp_path / "use.py").write_text(
-        "import sys, jax, ippo, envs\n"
-        "assert 'algorithms' not in sys.modules and 'tests' not in sys.modules\n"
-        "config = ippo.Config(total_timesteps=32, num_envs=2, num_steps=8, hidden_sizes=(8,),"
-        " num_evals=2, num_eval_episodes=0)\n"
-        "state, metrics = ippo.make_train(config)(jax.random.key(0))\n"
-        "print(envs.__file__, int(metrics['timestep'][-1]))\n"
-    )
-    # -P and a bare environment: the folder itself is all there is besides site-packages, where an
-    # editable install of the kit would lose to it.
-    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); exec(open('use.py').read())"
-    command = [sys.executable, "-P", "-c", code]
-    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.split() == [str(tmp_path / "envs" / "__init__.py"), "32"]

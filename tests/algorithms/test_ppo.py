@@ -515,16 +515,17 @@ PINNED = {
 }
 
 
-def test_the_file_and_envs_alone_train(tmp_path):
+@pytest.mark.parametrize("name", ["ppo", "ippo"])
+def test_the_file_and_envs_alone_train(name, tmp_path):
     """The copy test: nothing else of the kit is on the path."""
-    shutil.copy(ROOT / "algorithms" / "ppo.py", tmp_path)
+    shutil.copy(ROOT / "algorithms" / f"{name}.py", tmp_path)
     shutil.copytree(ROOT / "envs", tmp_path / "envs", ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "use.py").write_text(
-        "import sys, jax, ppo, envs\n"
+        f"import sys, jax, envs, {name} as algorithm\n"
         "assert 'algorithms' not in sys.modules and 'tests' not in sys.modules\n"
-        "config = ppo.Config(total_timesteps=32, num_envs=2, num_steps=8, hidden_sizes=(8,),"
+        "config = algorithm.Config(total_timesteps=32, num_envs=2, num_steps=8, hidden_sizes=(8,),"
         " num_evals=2, num_eval_episodes=0)\n"
-        "state, metrics = ppo.make_train(config)(jax.random.key(0))\n"
+        "state, metrics = algorithm.make_train(config)(jax.random.key(0))\n"
         "print(envs.__file__, int(metrics['timestep'][-1]))\n"
     )
     # -P and a bare environment: the folder itself is all there is besides site-packages, where an
