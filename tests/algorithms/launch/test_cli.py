@@ -252,6 +252,7 @@ def test_ctrl_c_saves_and_resume_goes_on_exactly(whole, tmp_path):
 def test_second_ctrl_c_aborts_at_once(tmp_path):
     process = start(tmp_path, "--total-timesteps", "1e9", "--num-evals", "1")
     wait_for(process, "  0% |")
+    time.sleep(1)  # a signal before the next point has begun would end the run as it should
     process.send_signal(signal.SIGINT)
     time.sleep(0.5)
     assert process.poll() is None, "it waits for the point"
