@@ -19,6 +19,8 @@ LIBRARIES: dict[str, str] = {"jaxmarl": "envs.jaxmarl"}
 # Constructor arguments of wrappers that `make` applies to any environment.
 WRAPPER_SETTINGS = {
     "max_steps": "truncate after this many steps",
+    "action_repeat": "take each action for this many frames (which is what max_steps counts then)",
+    "observe": "indices of the entries of a flat observation to keep, the others are hidden",
     "clip_action": "clip Box actions to the bounds of their space",
     "rescale_action": "take Box actions in [-1, 1] and rescale them to the bounds",
 }
@@ -39,8 +41,9 @@ def make(env: Any, **settings: Any) -> tuple[Any, Any]:
         environment object with gymnax's 1.x interface (`reset_env`, `step_env`, `is_truncated`,
         the two spaces and `default_params`). With several agents it has `num_agents`; its spaces
         are then those of one agent.
-      **settings: `max_steps`, `clip_action`, `rescale_action`; the fields of the environment's
-        parameters; and, for a name, the arguments of its constructor.
+      **settings: `max_steps`, `action_repeat`, `observe`, `clip_action`, `rescale_action` (what
+        they do is in WRAPPER_SETTINGS); the fields of the environment's parameters; and, for a
+        name, the arguments of its constructor.
 
     Returns:
       env, env_params: the same object for the same name and settings, so that functions jitted
@@ -83,9 +86,13 @@ def _build(env: Any, settings: dict[str, Any]) -> tuple[Any, Any]:
     max_steps = wrapper_settings.get("max_steps")
     if max_steps is not None:
         env, params = wrappers.limit_time(env, params, max_steps)
+    if wrapper_settings.get("action_repeat") is not None:
+        env = wrappers.ActionRepeat(env, wrapper_settings["action_repeat"])
     space = env.observation_space(params)
     if hasattr(space, "n"):
         env = wrappers.OneHotObservation(env)
+    if wrapper_settings.get("observe") is not None:
+        env = wrappers.ObserveEntries(env, params, wrapper_settings["observe"])
     for name, wrapper in (
         ("clip_action", wrappers.ClipAction),
         ("rescale_action", wrappers.RescaleAction),

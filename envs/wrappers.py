@@ -65,6 +65,69 @@ def limit_time(env: Any, params: Any, max_steps: int) -> tuple[TimeLimit, Any]:
     return env, params
 
 
+class ActionRepeat(Wrapper):
+    """Takes each action for `action_repeat` frames, or up to the end of the episode.
+
+    A step gives the sum of the frames' rewards, and the observation, the state, `terminated` and
+    `info` of its last frame: frames after the end are not played. Whatever is inside, a time limit
+    too, counts frames; whoever steps this counts actions.
+    """
+
+    def __init__(self, env: Any, action_repeat: int):
+        if type(action_repeat) is not int or action_repeat < 1:
+            raise ValueError(f"action_repeat={action_repeat}: give a whole number, 1 or more")
+        super().__init__(env)
+        self.action_repeat = int(action_repeat)
+
+    def step_env(self, key, state, action, params):
+        keys = jax.random.split(key, self.action_repeat)
+
+        def frame(step, key):
+            _, state, reward, terminated, _ = step
+            after = self.env.step_env(key, state, action, params)
+            over = terminated | self.env.is_truncated(state, params)
+            after = (*after[:2], reward + after[2], *after[3:])
+            return jax.tree.map(lambda old, new: jnp.where(over, old, new), step, after), None
+
+        first = self.env.step_env(keys[0], state, action, params)
+        return jax.lax.scan(frame, first, keys[1:])[0]
+
+
+class ObserveEntries(Wrapper):
+    """Keeps some entries of a flat observation, in the order given; the others stay hidden."""
+
+    def __init__(self, env: Any, params: Any, observe: tuple[int, ...] | int):
+        indices = tuple(observe) if isinstance(observe, tuple | list) else (observe,)
+        space = env.observation_space(params)
+        if len(getattr(space, "shape", None) or ()) != 1:
+            raise ValueError(f"observe={observe} needs flat observations; {env.name} has {space}")
+        size = space.shape[0]
+        for index in indices or (None,):
+            if type(index) is not int or not 0 <= index < size:
+                raise ValueError(
+                    f"observe={observe}: give indices from 0 to {size - 1}, as {env.name} has "
+                    f"observations of {size} numbers"
+                )
+        super().__init__(env)
+        self.indices = indices
+
+    def reset_env(self, key: jax.Array, params: Any) -> tuple[jax.Array, Any]:
+        observation, state = self.env.reset_env(key, params)
+        return self._keep(observation), state
+
+    def step_env(self, key, state, action, params):
+        observation, *rest = self.env.step_env(key, state, action, params)
+        return self._keep(observation), *rest
+
+    def observation_space(self, params: Any) -> Any:
+        space = self.env.observation_space(params)
+        low, high = (self._keep(jnp.broadcast_to(x, space.shape)) for x in (space.low, space.high))
+        return spaces.Box(low, high, low.shape, space.dtype)
+
+    def _keep(self, x: jax.Array) -> jax.Array:
+        return x[..., jnp.array(self.indices)]
+
+
 class OneHotObservation(Wrapper):
     """Turns the integer observation of a Discrete space into a one-hot float32 vector (n,)."""
 

@@ -160,8 +160,7 @@ def value_types() -> tyro.constructors.ConstructorRegistry:
             join = lambda value: ",".join(map(str, value))
             return one_word("INT,INT,...", whole_numbers, tuple, join)
         if typing.get_origin(items[0]) is tuple:
-            join = lambda value: ",".join(f"{name}={x}" for name, x in value)
-            return one_word("NAME=VALUE,...", named_values, tuple, join)
+            return one_word("NAME=VALUE,...", named_values, tuple, named_values_text)
         return None
 
     return registry
@@ -199,12 +198,26 @@ def whole_numbers(word: str) -> tuple[int, ...]:
 
 
 def named_values(word: str) -> tuple[tuple[str, Any], ...]:
-    """name=value pairs with commas between them."""
-    pairs = [part.partition("=") for part in word.split(",") if part]
-    for name, equals, value in pairs:
-        if not (name and equals and value):
-            raise ValueError(f"{name + equals + value!r} is not name=value")
-    return tuple((name, plain_value(value)) for name, _, value in pairs)
+    """name=value pairs with commas between them; a value may be whole numbers, name=0,2."""
+    pairs: list[tuple[str, Any]] = []
+    for part in filter(None, word.split(",")):
+        name, equals, value = part.partition("=")
+        number = plain_value(part)
+        if pairs and type(number) is int:  # one more of a tuple
+            last, before = pairs.pop()
+            before = before if isinstance(before, tuple) else (before,)
+            pairs.append((last, (*before, number)))
+        elif name and equals and value:
+            pairs.append((name, plain_value(value)))
+        else:
+            raise ValueError(f"{part!r} is not name=value")
+    return tuple(pairs)
+
+
+def named_values_text(pairs: tuple[tuple[str, Any], ...]) -> str:
+    """The inverse."""
+    text = lambda x: ",".join(map(str, x)) if isinstance(x, tuple) else str(x)
+    return ",".join(f"{name}={text(x)}" for name, x in pairs)
 
 
 def plain_value(word: str) -> Any:

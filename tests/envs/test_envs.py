@@ -85,6 +85,13 @@ def test_settings_reach_parameters_and_constructors():
         ("CartPole-v1", {"gravitty": 1.0}, "'gravitty'; did you mean gravity"),
         ("CartPole-v1", {"max_steps": 0}, "max_steps=0: give a whole number"),
         ("CartPole-v1", {"rescale_action": True}, "RescaleAction needs continuous actions"),
+        ("CartPole-v1", {"action_repeat": 0}, "action_repeat=0: give a whole number, 1 or more"),
+        ("CartPole-v1", {"action_repeat": 2.5}, "action_repeat=2.5: give a whole number"),
+        ("CartPole-v1", {"observe": (0, 4)}, "observe=.0, 4.: give indices from 0 to 3"),
+        ("CartPole-v1", {"observe": (-1,)}, "observe=.-1,.: give indices from 0 to 3"),
+        ("CartPole-v1", {"observe": ()}, "observe=..: give indices from 0 to 3"),
+        ("CartPole-v1", {"observe": "x"}, "observe=x: give indices from 0 to 3"),
+        ("Breakout-MinAtar", {"observe": (0,)}, "observe=.0,. needs flat observations; Breakout"),
     ],
 )
 def test_what_cannot_be_made_is_refused(name, settings, message):
@@ -165,6 +172,120 @@ def test_clip_and_rescale_change_what_the_environment_gets():
     space = rescaled.action_space(params)
     assert (space.low, space.high) == (-1.0, 1.0)
     assert isinstance(rescaled, wrappers.RescaleAction)
+
+
+@pytest.mark.parametrize("observe", [(0, 2), (3, 1, 1), 2])
+def test_observe_keeps_those_entries_everywhere(observe):
+    base, params = envs.make("CartPole-v1")
+    env, same = envs.make("CartPole-v1", observe=observe)
+    indices = np.atleast_1d(observe)
+    whole, state = base.reset_env(jax.random.key(0), params)
+    kept, other = env.reset_env(jax.random.key(0), params)
+    np.testing.assert_array_equal(kept, whole[indices])
+    for i in range(3):
+        whole, state, *_ = base.step_env(jax.random.key(i), state, 1, params)
+        kept, other, *_ = env.step_env(jax.random.key(i), other, 1, params)
+        np.testing.assert_array_equal(kept, whole[indices])
+    space, whole = env.observation_space(params), base.observation_space(params)
+    assert space.shape == kept.shape and params == same
+    np.testing.assert_array_equal(space.low, whole.low[indices])
+    np.testing.assert_array_equal(space.high, whole.high[indices])
+
+
+def test_observe_keeps_entries_of_every_agent_and_hands_all_else_on():
+    class Wide(tasks.Pair):
+        def reset_env(self, key, params):
+            observation, state = super().reset_env(key, params)
+            return jnp.concatenate([observation, 2.0 * observation], 1), state
+
+        def observation_space(self, params):
+            return tasks.spaces.Box(-2.0, 2.0, (2,))
+
+    env, params = envs.make(Wide(masked=True, world=True), observe=(1,))
+    observation, state = env.reset_env(jax.random.key(0), params)
+    np.testing.assert_array_equal(observation, 2.0 * state.x[:, None])
+    np.testing.assert_array_equal(env.world_state(state, params), 10.0 * state.x)
+    assert env.action_mask(state, params).shape == (2, 3) and env.num_agents == 2
+    assert env.observation_space(params).shape == (1,)
+
+
+@pytest.mark.parametrize(
+    "name, settings, repeat, last",
+    [
+        ("CartPole-v1", {}, 4, 2),  # falls inside a step, after ten frames
+        ("CartPole-v1", {"max_steps": 7}, 3, 1),  # is cut inside a step
+        ("CartPole-v1", {"max_steps": 6}, 3, 3),  # and at the end of one
+        ("CartPole-v1", {}, 1, 1),
+        ("Pursuit-v0", {"max_steps": 5}, 2, 1),
+    ],
+)
+def test_repeated_actions_are_a_plain_loop(name, settings, repeat, last):
+    """Observation, state, summed rewards, flags and info of frames played one by one, up to the
+    end; `last` is how many frames the last step has."""
+    base, params = envs.make(name, **settings)
+    env, _ = envs.make(name, action_repeat=repeat, **settings)
+    observation, state = base.reset_env(jax.random.key(0), params)
+    other = env.reset_env(jax.random.key(0), params)[1]
+    terminated = truncated = False
+    i = 0
+    while not (terminated or truncated):
+        key, i = jax.random.fold_in(jax.random.key(1), i), i + 1
+        action = jnp.asarray(env.action_space(params).sample(jax.random.key(i)))
+        action = 0 * action if name == "CartPole-v1" else action
+        if hasattr(env, "num_agents"):
+            action = jnp.stack([action] * env.num_agents)
+        total, frames = 0.0, 0
+        for frame_key in jax.random.split(jax.random.clone(key), repeat):
+            observation, state, reward, terminated, truncated, info = transition(
+                base, frame_key, state, action, params
+            )
+            total, frames = total + reward, frames + 1
+            if terminated or truncated:
+                break
+        seen, other, *outcome = transition(env, key, other, action, params)
+        expected = (observation, state, total, terminated, truncated, info)
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
+            (seen, other, *outcome),
+            expected,
+        )
+    assert frames == last
+
+
+def test_repeated_actions_of_several_agents():
+    pair = tasks.Pair(masked=True, world=True)
+    env, params = envs.make(pair, action_repeat=4, task=jnp.array(tasks.LEAVING), max_steps=6)
+    _, state = env.reset_env(jax.random.key(0), params)
+    actions = jnp.array([0, 1])
+    assert env.action_mask(state, params).shape == (2, 3) and env.num_agents == 2
+    steps = []
+    for i in range(2):
+        step_key = jax.random.fold_in(jax.random.key(1), i)
+        _, state, reward, terminated, truncated, info = transition(
+            env, step_key, state, jnp.maximum(actions, 1), params
+        )
+        steps.append((*map(float, reward), bool(terminated), bool(truncated)))
+        np.testing.assert_array_equal(info["alive"], [True, False])
+    # Agent 1 is paid 1 and then 100 a frame; the limit cuts the second step after two frames.
+    assert steps == [(4.0, 301.0, False, False), (2.0, 200.0, False, True)]
+    np.testing.assert_array_equal(env.world_state(state, params), 10.0 * state.inner.x)
+
+
+def test_a_batch_restarts_after_repeated_actions_with_the_right_final_observation():
+    env, params = envs.make("Pendulum-v1", action_repeat=3, max_steps=4)
+    batch = envs.batch(env, 2, 2)
+    _, state = batch.reset(jax.random.key(0), params)
+    actions, expected = jnp.array([[1.0], [-1.0]]), state.env
+    for i, limit in enumerate([3, 1]):  # frames, of which the second step has one
+        key = jax.random.fold_in(jax.random.key(1), i)
+        frames = jax.vmap(jax.random.split, (0, None))(jax.random.split(jax.random.clone(key)), 3)
+        for frame in range(limit):
+            step = jax.vmap(env.env.step_env, (0, 0, 0, None))
+            final, expected, *_ = step(frames[:, frame], expected, actions, params)
+        observation, state, _, terminated, truncated, info = batch.step(key, state, actions, params)
+        np.testing.assert_allclose(info["final_observation"], final, rtol=1e-5, atol=1e-6)
+    assert truncated.all() and not terminated.any()
+    assert not np.allclose(observation, final)
 
 
 # --- batches ----------------------------------------------------------------------------------

@@ -128,6 +128,13 @@ def test_flags_become_settings():
     assert parsed("--hidden-sizes", "", "--env-settings", "")[0].hidden_sizes == ()
 
 
+def test_a_setting_of_the_environment_may_be_several_numbers():
+    pairs = (("observe", (0, 2, 3)), ("x", 1.5), ("y", 4))
+    assert cli.named_values("observe=0,2,3,x=1.5,y=4") == pairs
+    assert cli.named_values(cli.named_values_text(pairs)) == pairs
+    assert parsed("--env-settings", "observe=0,2")[0].env_settings == (("observe", (0, 2)),)
+
+
 def test_help_has_every_description(capsys):
     code, out, err = main(capsys, "--help", module=ppo)
     text = " ".join(out.replace("│", " ").split())
@@ -147,6 +154,7 @@ REFUSED = [
     ("--learning-rate nan", "learning_rate=nan: give a number 0 or more"),
     ("--hidden-sizes 3,a", "Error parsing --hidden-sizes"),
     ("--env-settings max_steps", "'max_steps' is not name=value"),
+    ("--env-settings 0,2", "'0' is not name=value"),
     ("--env-settings max_stepz=3", "did you mean max_steps"),
     ("--anneal-lr true", "Unrecognized options: true"),
     ("--gif sometimes", "'sometimes'"),
