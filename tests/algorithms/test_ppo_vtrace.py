@@ -1,0 +1,441 @@
+"""PPO with V-trace: formulas against plain NumPy and rlax, probe tasks, and the contract."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import optax.contrib
+import pytest
+import rlax
+from jax.flatten_util import ravel_pytree
+
+from algorithms import ippo, ppo, ppo_vtrace
+from tests import probe as tasks
+from tests.algorithms.test_ppo import assert_close, assert_same, random_rollout
+from tests.probe import LEAVING, Pair, PairParams, ProbeParams
+
+FLOATS = [
+    f.name for f in dataclasses.fields(ppo_vtrace.Config) if f.metadata.get("pytree_node", True)
+]
+TINY = ppo_vtrace.Config(
+    total_timesteps=3 * 32,
+    num_envs=4,
+    num_steps=8,
+    num_minibatches=2,
+    update_epochs=2,
+    hidden_sizes=(8,),
+    num_evals=3,
+    num_eval_episodes=2,
+)
+ONE_STEP = TINY.replace(num_minibatches=1, update_epochs=1, eval_at_start=False)
+
+
+# --- formulas ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("length", [1, 2, 7, 64])
+def test_backward_sums_are_the_plain_recursion(length):
+    rng = np.random.default_rng(length)
+    x, decays = (
+        rng.normal(size=(3, length)),
+        rng.random((3, length)) * (rng.random((3, length)) < 0.8),
+    )
+    expected, total = np.zeros_like(x), np.zeros(3)
+    for t in reversed(range(length)):
+        total = x[:, t] + decays[:, t] * total
+        expected[:, t] = total
+    result = ppo_vtrace.backward_sums(jnp.array(x), jnp.array(decays))
+    np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-6)
+
+
+def random_segments(seed):
+    """(segments, num_steps) of rewards, values, next values, terminated, done and ratios."""
+    rollout = [x.T for x in random_rollout(seed)]
+    ratios = np.exp(np.random.default_rng(seed).normal(size=rollout[0].shape)).astype(np.float32)
+    return *rollout, ratios
+
+
+@pytest.mark.parametrize("rho_clip, c_clip", [(1.0, 1.0), (0.5, 0.7), (2.0, 1.5), (math.inf, 0.3)])
+def test_vtrace_is_the_plain_recursion(rho_clip, c_clip):
+    rewards, values, next_values, terminated, done, ratios = random_segments(0)
+    expected = np.zeros_like(values)
+    for i in range(len(values)):
+        advantage = 0.0
+        for t in reversed(range(values.shape[1])):
+            bootstrap = 0.0 if terminated[i, t] else next_values[i, t]
+            delta = min(ratios[i, t], rho_clip) * (rewards[i, t] + 0.9 * bootstrap - values[i, t])
+            trace = 0.0 if done[i, t] else 0.9 * 0.8 * min(ratios[i, t], c_clip)
+            advantage = delta + trace * advantage
+            expected[i, t] = advantage
+    result = ppo_vtrace.vtrace(
+        rewards, values, next_values, ratios, terminated, done, 0.9, 0.8, rho_clip, c_clip
+    )
+    np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_vtrace_on_policy_is_gae():
+    rewards, values, next_values, terminated, done, _ = random_segments(1)
+    same = np.ones_like(values)
+    result = ppo_vtrace.vtrace(
+        rewards, values, next_values, same, terminated, done, 0.9, 0.8, 1.0, 2.0
+    )
+    rows = (x.T for x in (rewards, values, next_values, terminated, done))
+    np.testing.assert_allclose(result, ppo.gae(*rows, 0.9, 0.8).T, rtol=1e-4, atol=1e-5)
+
+
+def test_vtrace_agrees_with_rlax_without_truncation():
+    rewards, values, next_values, terminated, _, ratios = random_segments(2)
+    result = ppo_vtrace.vtrace(
+        rewards, values, next_values, ratios, terminated, terminated, 0.9, 0.8, 2.0, 1.0
+    )
+    of_one = lambda *x: rlax.vtrace(*x, 0.8, 2.0)
+    expected = jax.vmap(of_one)(values, next_values, rewards, 0.9 * (1.0 - terminated), ratios)
+    np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_priorities_and_importance_weights():
+    sizes = np.array([0.5, 2.0, 0.0, 7.0])
+    powers = np.maximum(sizes, 1e-8) ** 0.8
+    log_probs = ppo_vtrace.priorities(jnp.array(sizes), 0.8)
+    np.testing.assert_allclose(jnp.exp(log_probs), powers / powers.sum(), rtol=1e-4)
+    weights = ppo_vtrace.importance_weights(log_probs, 4, 0.3)
+    np.testing.assert_allclose(weights, (4 * powers / powers.sum()) ** -0.3, rtol=1e-4)
+    full = ppo_vtrace.importance_weights(log_probs, 4, 1.0)
+    np.testing.assert_allclose((jnp.exp(log_probs) * full).sum(), 1.0, rtol=1e-5)  # no bias
+    uniform = ppo_vtrace.priorities(jnp.array(sizes), 0.0)
+    np.testing.assert_allclose(jnp.exp(uniform), 0.25, rtol=1e-6)
+    np.testing.assert_allclose(ppo_vtrace.importance_weights(uniform, 4, 0.7), 1.0, rtol=1e-6)
+    nothing = ppo_vtrace.priorities(jnp.zeros(4), 0.8)
+    np.testing.assert_allclose(jnp.exp(nothing), 0.25, rtol=1e-6)
+
+
+def test_draws_follow_the_probabilities_without_replacement():
+    """The second of two draws is, too: P(j second) = sum over i of p_i p_j / (1 - p_i)."""
+    p = np.array([0.5, 0.25, 0.15, 0.1])
+    noise = jax.random.gumbel(jax.random.key(0), (40_000, 4))
+    drawn = np.asarray(jax.vmap(lambda x: ppo_vtrace.draw(jnp.log(p), x, 2))(noise))
+    assert (drawn[:, 0] != drawn[:, 1]).all()
+    first, second = (np.bincount(drawn[:, i], minlength=4) / len(drawn) for i in range(2))
+    np.testing.assert_allclose(first, p, atol=0.01)
+    joint = p[:, None] * p / (1.0 - p[:, None]) * (1.0 - np.eye(4))
+    np.testing.assert_allclose(second, joint.sum(0), atol=0.01)
+
+
+def test_cosine_from_one_to_the_floor():
+    progress = jnp.linspace(0.0, 1.0, 5)
+    factors = ppo_vtrace.cosine(progress, 0.1, 2.0)
+    expected = 0.1 + 0.9 * (0.5 * (1.0 + np.cos(np.pi * np.linspace(0.0, 1.0, 5)))) ** 2
+    np.testing.assert_allclose(factors, expected, rtol=1e-5)
+    assert factors[0] == 1.0 and factors[-1] == np.float32(0.1)
+    assert ppo_vtrace.cosine(1.7, 0.1, 2.0) == np.float32(0.1)
+
+
+@pytest.mark.parametrize("mean, log_std", [(0.0, 0.0), (1.5, -1.0), (-3.0, 0.5)])
+def test_squashed_densities_integrate_to_one_and_entropy_is_theirs(mean, log_std):
+    """By a fine sum over the actions themselves; two dimensions are independent."""
+    config = TINY.replace(squash=True)
+    x = np.linspace(-12.0, 12.0, 200_001)
+    actor = ppo_vtrace.ActorOutput(jnp.full((len(x), 1), mean), jnp.full((len(x), 1), log_std))
+    log_prob, _ = ppo_vtrace.log_prob_and_entropy(config, actor, jnp.array(x[:, None]))
+    action, density = np.tanh(x), np.exp(np.asarray(log_prob, np.float64))
+    width = np.gradient(action)
+    np.testing.assert_allclose((density * width).sum(), 1.0, atol=1e-3)
+    entropy = -(density * np.asarray(log_prob) * width)[width > 0].sum()
+    two = ppo_vtrace.ActorOutput(jnp.full((1, 2), mean), jnp.full((1, 2), log_std))
+    result = ppo_vtrace.log_prob_and_entropy(config, two, jnp.zeros((1, 2)))[1]
+    np.testing.assert_allclose(result, 2.0 * entropy, rtol=2e-3, atol=2e-3)
+
+
+def test_squashed_actions_fill_the_box_and_saturate_without_nan():
+    space = tasks.spaces.Box(jnp.array([-2.0, 0.0]), jnp.array([2.0, 1.0]), (2,))
+    config = TINY.replace(squash=True)
+    act = lambda x: ppo_vtrace.to_space(config, jnp.full((1, 2), x), space)[0]
+    np.testing.assert_allclose(act(0.0), [0.0, 0.5], atol=1e-6)
+    np.testing.assert_allclose(act(100.0), [2.0, 1.0])
+    actor = ppo_vtrace.ActorOutput(jnp.full((1, 2), 50.0), jnp.zeros((1, 2)))
+    found = ppo_vtrace.log_prob_and_entropy(config, actor, jnp.full((1, 2), 60.0))
+    assert np.isfinite(found).all()
+
+
+# --- probe tasks ------------------------------------------------------------------------------
+
+PROBE = ppo_vtrace.Config(
+    total_timesteps=60 * 256,
+    num_envs=16,
+    num_steps=16,
+    learning_rate=2e-2,
+    gamma=0.9,
+    hidden_sizes=(16,),
+    num_evals=1,
+    num_eval_episodes=0,
+    eval_at_start=False,
+    ent_coef=0.0,
+)
+SEEDS = 3
+
+
+@pytest.fixture(scope="module", params=["discrete", "squashed"])
+def probed(request):
+    """All tasks and seeds in one program: critic values and actions at x = -1, 0, 1."""
+    squashed = request.param == "squashed"
+    env = tasks.Probe(continuous=squashed)
+    config = PROBE.replace(squash=squashed, sigma_head=squashed)
+
+    def train(task, key):
+        params = ProbeParams(task=task)
+        state, _ = ppo_vtrace.make_train(config, env, params)(key)
+        network = ppo_vtrace.make_network(config, env, params)
+        policy = ppo_vtrace.make_policy(config, env, params)
+        x = jnp.array([[-1.0], [0.0], [1.0]])
+        values = network.apply(state.policy.params, x, method="critic")
+        return values, jax.vmap(lambda x: policy(state, x)[0])(x)
+
+    keys = jax.random.split(jax.random.key(0), SEEDS)
+    over_seeds = jax.vmap(train, (None, 0))
+    with jax.debug_key_reuse(False):  # see conftest.vmapped_keys
+        values, actions = jax.jit(jax.vmap(over_seeds, (0, None)))(jnp.arange(6), keys)
+    return request.param, np.asarray(values), np.asarray(actions).reshape(6, SEEDS, 3)
+
+
+def test_probe_values(probed):
+    _, values, _ = probed
+    np.testing.assert_allclose(values[tasks.CONSTANT, :, 1], 1.0, atol=0.05)
+    np.testing.assert_allclose(
+        values[tasks.OBSERVATION, :, [0, 2]].T, [[-1.0, 1.0]] * SEEDS, atol=0.1
+    )
+    np.testing.assert_allclose(values[tasks.DELAYED, :, 1:], [[0.9, 1.0]] * SEEDS, atol=0.1)
+
+
+def test_probe_endless_task_bootstraps_at_the_time_limit(probed):
+    _, values, _ = probed
+    np.testing.assert_allclose(values[tasks.ENDLESS, :, 1], 1.0 / (1.0 - 0.9), rtol=0.05)
+
+
+def test_probe_actions(probed):
+    kind, _, actions = probed
+    if kind == "discrete":
+        np.testing.assert_array_equal(actions[tasks.ACTION, :, 1], 1)
+        np.testing.assert_array_equal(actions[tasks.BOTH][:, [0, 2]], [[0, 1]] * SEEDS)
+    else:
+        np.testing.assert_allclose(actions[tasks.ACTION, :, 1], 0.5, atol=0.1)
+        np.testing.assert_allclose(actions[tasks.BOTH][:, [0, 2]], [[-0.5, 0.5]] * SEEDS, atol=0.15)
+
+
+def test_several_agents_share_a_network_and_those_that_left_count_no_more():
+    """At the start both agents see 1, and the value is the mean of 10 (endless) and 1 (leaves);
+    later only agent 0 is there, whatever agent 1 would be paid."""
+    env, params = Pair(), PairParams(task=LEAVING)
+    config = PROBE.replace(optimizer="adam", gae_lambda=0.8)
+    state, metrics = ppo_vtrace.make_train(config, env, params)(jax.random.key(0))
+    network = ppo_vtrace.make_network(config, env, params)
+    values = network.apply(state.policy.params, jnp.array([[0.0], [1.0]]), method="critic")
+    np.testing.assert_allclose(values, [10.0, 5.5], rtol=0.1)
+    assert metrics["episode_return"].shape == (1, 2)
+    assert ppo_vtrace.make_policy(config, env, params)(state, jnp.zeros((2, 1)))[0].shape == (2,)
+
+
+# --- learning from a rollout ------------------------------------------------------------------
+
+
+def test_learning_starts_at_ratio_one():
+    """Statistics stand still while a rollout is learned from."""
+    _, metrics = ppo_vtrace.make_train(ONE_STEP.replace(normalize_obs=True))(jax.random.key(0))
+    np.testing.assert_allclose(metrics["approx_kl"], 0.0, atol=1e-10)
+    np.testing.assert_allclose(metrics["mean_ratio"], 1.0, atol=1e-5)
+
+
+def learned(config):
+    return ppo_vtrace.make_train(config)(jax.random.key(0))[0].policy.params
+
+
+def test_the_policy_s_moving_matters_from_the_second_gradient_step_on():
+    assert_close(learned(ONE_STEP), learned(ONE_STEP.replace(vtrace=False)))
+    two = ONE_STEP.replace(update_epochs=2, learning_rate=0.1)
+    with pytest.raises(AssertionError):
+        assert_close(learned(two), learned(two.replace(vtrace=False)))
+
+
+@pytest.mark.parametrize("optimizer", ["muon", "adam"])
+def test_accumulation_is_one_step_of_a_larger_minibatch(optimizer):
+    """Averaged, not summed."""
+    config = TINY.replace(normalize_advantage=False, num_eval_episodes=0, optimizer=optimizer)
+    whole, parts = learned(config), learned(config.replace(num_minibatches=4, accumulate=2))
+    assert_close(whole, parts, rtol=1e-3, atol=1e-5)
+
+
+def test_the_learning_rate_falls_to_its_floor_at_the_last_gradient_step():
+    config = ONE_STEP.replace(lr_floor=0.25, learning_rate=1e-2)
+    _, metrics = ppo_vtrace.make_train(config)(jax.random.key(0))
+    np.testing.assert_allclose(metrics["step_size"], [1e-2, 0.625e-2, 0.25e-2], rtol=1e-5)
+    several = ppo_vtrace.make_train(config.replace(update_epochs=3))(jax.random.key(0))[1]
+    factors = 0.25 + 0.75 * 0.5 * (1.0 + np.cos(np.pi * np.arange(9) / 8))
+    np.testing.assert_allclose(
+        several["step_size"], 1e-2 * factors.reshape(3, 3).mean(1), rtol=1e-5
+    )
+    _, metrics = ppo_vtrace.make_train(config.replace(anneal_lr=False))(jax.random.key(0))
+    np.testing.assert_allclose(metrics["step_size"], 1e-2, rtol=1e-6)
+
+
+def test_importance_weights_reach_full_strength_at_the_end():
+    """With beta 1 from the start, only annealing's end agrees with beta 0 annealed."""
+    config = TINY.replace(total_timesteps=32, num_evals=1, eval_at_start=False, update_epochs=1)
+    weights = lambda **change: float(
+        ppo_vtrace.make_train(config.replace(**change))(jax.random.key(0))[1]["importance"][0]
+    )
+    assert weights(priority_beta=0.0, anneal_beta=False) == 1.0
+    half = weights(priority_beta=0.0), weights(priority_beta=1.0)
+    assert abs(half[0] - 1.0) < abs(half[1] - 1.0) and half[0] != 1.0
+
+
+def test_muon_is_the_plain_recursion_and_everything_else_adam_s():
+    rng = np.random.default_rng(0)
+    params = {"kernel": jnp.zeros((6, 3)), "bias": jnp.zeros(3), "wide": jnp.zeros((4, 8))}
+    optimizer = ppo_vtrace.scale_by_muon(0.9, 1e-8)
+    adam = optax.scale_by_adam(eps=1e-8)
+    flat, unravel = ravel_pytree(params)
+    state, adam_state = optimizer.init(flat), adam.init(params)
+    momentum = {"kernel": 0.0, "wide": 0.0}
+    for _ in range(3):
+        grads = {name: rng.normal(size=x.shape).astype(np.float32) for name, x in params.items()}
+        steps, state = optimizer.update(ravel_pytree(grads)[0], state, params)
+        steps = unravel(steps)
+        adam_steps, adam_state = adam.update(grads, adam_state)
+        np.testing.assert_allclose(steps["bias"], adam_steps["bias"], rtol=1e-5)
+        for name, size in (("kernel", 6), ("wide", 8)):
+            momentum[name] = 0.9 * momentum[name] + 0.1 * grads[name]
+            x = 0.9 * momentum[name] + 0.1 * grads[name]
+            left, _, right = np.linalg.svd(x, full_matrices=False)
+            values = np.linalg.svd(x / np.linalg.norm(x), compute_uv=False)
+            for _ in range(5):
+                values = 3.4445 * values - 4.775 * values**3 + 2.0315 * values**5
+            expected = 0.2 * math.sqrt(size) * left * values @ right
+            np.testing.assert_allclose(steps[name], expected, rtol=1e-3, atol=1e-4)
+
+
+def test_muon_agrees_with_optax_once_its_averages_have_warmed_up():
+    """optax corrects the bias of early averages, which Newton-Schulz's normalisation undoes."""
+    params = {"kernel": jnp.zeros((5, 4))}
+    mine = ppo_vtrace.scale_by_muon(0.5, 1e-8)
+    theirs = optax.contrib.muon(-1.0, beta=0.5, consistent_rms=0.2)
+    state, their_state = mine.init(jnp.zeros(20)), theirs.init(params)
+    for i in range(30):
+        grads = {"kernel": jax.random.normal(jax.random.key(i), (5, 4))}
+        steps, state = mine.update(ravel_pytree(grads)[0], state, params)
+        their_steps, their_state = theirs.update(grads, their_state, params)
+    np.testing.assert_allclose(steps.reshape(5, 4), their_steps["kernel"], rtol=1e-3, atol=1e-4)
+
+
+# --- the contract -----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """TINY, alone: the final state and all metrics."""
+    return ppo_vtrace.make_train(TINY)(jax.random.key(0))
+
+
+def test_metrics_have_the_points_as_leading_axis(trained):
+    state, metrics = trained
+    assert list(metrics["timestep"]) == [0, 32, 64, 96]
+    assert metrics["eval_return"].shape == (4, 2) and metrics["eval_length"].shape == (4, 2)
+    for name in ppo_vtrace.UPDATE_METRICS:
+        assert metrics[name].shape == (4,) and np.isnan(metrics[name][0]), name
+        if name != "policy_std":
+            assert np.isfinite(metrics[name][1:]).all(), name
+    np.testing.assert_allclose(metrics["score"][1:], 1.0)
+    assert int(state.update) == 3
+
+
+def test_slices_are_exactly_the_whole(trained):
+    train = ppo_vtrace.make_train(TINY)
+    state, metrics = train(jax.random.key(0), None, 0)
+    for _ in range(3):
+        state, row = train(None, state, 1)
+        metrics = jax.tree.map(lambda *x: jnp.concatenate(x), metrics, row)
+    assert_same((state, metrics), trained)
+
+
+def test_a_vmapped_seed_is_close_to_the_single_run(trained, vmapped_keys):
+    keys = jnp.stack([jax.random.key(0), jax.random.key(1)])
+    state, metrics = jax.jit(jax.vmap(ppo_vtrace.make_train(TINY)))(keys)
+    mine = jax.tree.map(lambda x: x[0], (state.policy, metrics))
+    assert_close(mine, (trained[0].policy, trained[1]), atol=1e-5)
+    assert not np.allclose(metrics["loss"][0, 1:], metrics["loss"][1, 1:])
+
+
+OTHER = {name: 0.5 * getattr(ppo_vtrace.Config(), name) for name in FLOATS} | {
+    "adam_eps": 1e-2,
+    "clip_eps": 1e-3,
+    "max_grad_norm": 1e-2,
+    "lr_floor": 0.5,
+    "reward_trace": 0.5,
+}
+
+
+def test_every_float_can_be_vmapped_and_matters(vmapped_keys):
+    """One program trains with each float changed in turn; each is close to its single run."""
+    config = TINY.replace(clip_vloss=True, eval_at_start=False, learning_rate=0.05)
+    configs = [config.replace(**{name: OTHER[name]}) for name in FLOATS] + [config]
+    batched = jax.tree.map(lambda *x: jnp.array(x, jnp.float32), *configs)
+    run = jax.jit(jax.vmap(lambda config: ppo_vtrace.make_train(config)(jax.random.key(0))))
+    state, metrics = run(batched)
+    before = ppo_vtrace._train._cache_size()
+    first = lambda metrics: jax.tree.map(lambda x: x[0], metrics)  # after one rollout
+    for i, (name, single) in enumerate(zip([*FLOATS, None], configs)):
+        alone = ppo_vtrace.make_train(single)(jax.random.key(0))
+        mine = jax.tree.map(lambda x, i=i: x[i], (state.policy, metrics))
+        assert_close(first(mine[1]), first(alone[1]), rtol=1e-3, atol=1e-4)
+        if name:
+            base = jax.tree.leaves(jax.tree.map(lambda x: x[-1], state.policy.params))
+            changed = jax.tree.leaves(mine[0].params)
+            assert any((np.asarray(a) != b).any() for a, b in zip(base, changed)), name
+    assert ppo_vtrace._train._cache_size() == before + 1
+
+
+def test_the_program_has_no_host_callback_and_no_lapack():
+    text = jax.jit(ppo_vtrace.make_train(TINY)).lower(jax.random.key(0)).as_text()
+    assert "while" in text
+    for word in ("callback", "infeed", "outfeed", "lapack"):
+        assert word not in text.lower(), word
+
+
+REFUSED = [
+    (dict(num_minibatches=3), "num_minibatches=3 does not divide the 4 segments .*; 1, 2, 4 do"),
+    (dict(accumulate=3), "accumulate=3 does not divide the 4 minibatches .*; 1, 2 would do"),
+    (dict(accumulate=4), "exceeds num_minibatches=2; 1, 2 would do"),
+    (dict(num_steps=1, num_minibatches=4), "one sample to a minibatch"),
+    (dict(num_envs=0), "num_envs=0"),
+    (dict(hidden_sizes=(8, 0)), "hidden_sizes=0"),
+    (dict(activation="tanhh"), "activation='tanhh'"),
+    (dict(optimizer="sgd"), "optimizer='sgd': give muon or adam"),
+    (dict(squash=True), "squash=True needs continuous actions"),
+]
+
+
+@pytest.mark.parametrize("change, message", REFUSED, ids=[str(c) for c, _ in REFUSED])
+def test_refused_settings_say_what_would_do(change, message):
+    with pytest.raises(ValueError, match=message):
+        ppo_vtrace.make_train(TINY.replace(**change))
+
+
+def test_environments_that_forbid_actions_are_refused():
+    with pytest.raises(ValueError, match="Pair forbids some actions; ippo takes it"):
+        ppo_vtrace.make_train(TINY, Pair(masked=True), PairParams())
+
+
+def test_terms_are_those_of_ippo():
+    rng = np.random.default_rng(1)
+    a, b, c = rng.normal(size=(3, 200)).astype(np.float32)
+    weights = (rng.random(200) < 0.6).astype(np.float32)
+    for name, args in {
+        "clipped_surrogate": (a, b, 0.2),
+        "value_error": (a, b, c, 0.3, True),
+        "kl_estimate": (a,),
+        "standardize": (a, weights),
+        "explained_variance": (a, b, weights),
+    }.items():
+        mine, theirs = getattr(ppo_vtrace, name)(*args), getattr(ippo, name)(*args)
+        np.testing.assert_array_equal(mine, theirs)
