@@ -76,6 +76,73 @@ class Probe(environment.Environment):
         return spaces.Box(-1.0, 1.0, (1,))
 
 
+# --- memory -----------------------------------------------------------------------------------
+
+RECALL, CLOCK = range(2)
+
+
+@struct.dataclass
+class RecallState:
+    cue: jax.Array
+    time: jax.Array
+
+
+@struct.dataclass
+class RecallParams:
+    task: int = RECALL
+    length: int = 6  # steps until an episode terminates
+    max_steps_in_episode: int = 100
+
+
+class Recall(environment.Environment):
+    """Observations are (x, last), where `last` is 1 at an episode's last step.
+
+    task      episode
+    RECALL    x is a cue of -1 or 1 at the first step and 0 afterwards; reward at the last step
+              only, for action cue > 0, or minus the squared distance to 0.5 cue
+    CLOCK     nothing is random and actions do nothing: x = cos(3 time), reward sin(5 time)
+    """
+
+    def __init__(self, continuous: bool = False):
+        super().__init__()
+        self.continuous = continuous
+
+    @property
+    def default_params(self):
+        return RecallParams()
+
+    @property
+    def name(self):
+        return "Recall"
+
+    def reset_env(self, key, params):
+        cue = 2.0 * jax.random.bernoulli(key).astype(jnp.float32) - 1.0
+        state = RecallState(cue, jnp.zeros((), jnp.int32))
+        return self.observe(state, params), state
+
+    def step_env(self, key, state, action, params):
+        if self.continuous:
+            by_action = -jnp.square(action[0] - 0.5 * state.cue)
+        else:
+            by_action = jnp.where(action == (state.cue > 0), 1.0, 0.0)
+        state = state.replace(time=state.time + 1)
+        terminated = state.time == params.length
+        reward = jnp.where(terminated, by_action, 0.0)
+        reward = jnp.where(params.task == CLOCK, jnp.sin(5.0 * state.time), reward)
+        return self.observe(state, params), state, reward, terminated, {}
+
+    def observe(self, state, params):
+        x = jnp.where(state.time == 0, state.cue, 0.0)
+        x = jnp.where(params.task == CLOCK, jnp.cos(3.0 * state.time), x)
+        return jnp.stack([x, jnp.where(state.time == params.length - 1, 1.0, 0.0)])
+
+    def action_space(self, params):
+        return spaces.Box(-1.0, 1.0, (1,)) if self.continuous else spaces.Discrete(2)
+
+    def observation_space(self, params):
+        return spaces.Box(-1.0, 1.0, (2,))
+
+
 # --- two agents -------------------------------------------------------------------------------
 
 OWN, OTHERS, LEAVING = range(3)
