@@ -837,6 +837,8 @@ def _train(config, env_params, rng, state, *, env, num_evals):
             rng = jax.random.clone(state.eval_rng)
             played = envs.evaluate(policy, state, env, env_params, rng, config.num_eval_episodes)
             metrics |= {"eval_return": played.episode_return, "eval_length": played.length}
+            metrics |= {"eval_last_reward": played.last_reward}
+            metrics |= {"eval_terminated": played.terminated, "eval_truncated": played.truncated}
         return state.replace(collector=state.collector.replace(episodes=episodes)), metrics
 
     def point(state, num_updates):

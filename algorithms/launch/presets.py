@@ -59,10 +59,26 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
             "learning_rate": 2.5e-4,
             "critic_learning_rate": 2.5e-4,
         },
+        "MPE_simple_speaker_listener_v4": {
+            "env": "jaxmarl/MPE_simple_speaker_listener_v4",
+            "total_timesteps": 5_000_000,
+            "num_envs": 32,
+            "central_critic": True,
+            "gamma": 0.95,
+            "normalize_reward": True,
+        },
         "MPE_simple_spread_v3-independent": {
             "env": "jaxmarl/MPE_simple_spread_v3",
             "learning_rate": 2.5e-4,
             "critic_learning_rate": 2.5e-4,
+        },
+    },
+    "ppo_vtrace": {
+        "CartPole-v1": {},
+        "MultiNavigator-v0": {
+            "num_envs": 16,
+            "learning_rate": 2e-3,
+            "normalize_reward": True,
         },
     },
 }

@@ -6,7 +6,7 @@ Score: mean over seeds of the mean return of 32 whole episodes at the last point
 import numpy as np
 import pytest
 
-from algorithms import ippo, launch, ppo
+from algorithms import ippo, launch, ppo, ppo_vtrace
 from algorithms.launch.presets import PRESETS
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("vmapped_keys")]
@@ -28,22 +28,39 @@ def test_ppo_reaches_the_published_numbers(preset, seeds, mean, least, tmp_path)
     assert scores.mean() >= mean and scores.min() >= least, scores
 
 
-def run_ippo(preset, tmp_path, **settings):
+def train(module, preset, tmp_path, **settings):
     """Metrics (5 seeds, points, ...) of a preset with other settings."""
-    config = ippo.Config(**{"env": preset, **PRESETS["ippo"][preset], **settings})
-    result = launch.run(ippo, config, seed=100, num_seeds=5, run_dir=tmp_path / "run")
+    name = module.__name__.rpartition(".")[2]
+    config = module.Config(**{"env": preset, **PRESETS[name][preset], **settings})
+    result = launch.run(module, config, seed=100, num_seeds=5, run_dir=tmp_path / "run")
     return {name: np.asarray(values) for name, values in result.metrics.items()}
 
 
 def test_a_predator_catches_a_prey_that_moves_at_random(tmp_path):
     """In at least 95 % of episodes, mean of 5 seeds after 1M steps."""
     settings = dict(env_settings=(("prey", "random"),), total_timesteps=1_000_000)
-    metrics = run_ippo("Pursuit-v0", tmp_path, **settings)
+    metrics = train(ippo, "Pursuit-v0", tmp_path, **settings)
     assert metrics["eval_terminated"][:, -1].mean() >= 0.95
 
 
-def test_four_discs_reach_their_goals(tmp_path):
-    """Over 95 % are at their goal in the last step, mean of 5 seeds after 1M steps."""
-    metrics = run_ippo("MultiNavigator-v0", tmp_path, num_eval_episodes=128)
+@pytest.mark.parametrize("module, steps", [(ippo, 1_000_000), (ppo_vtrace, 500_000)])
+def test_four_discs_reach_their_goals(module, steps, tmp_path):
+    """Over 95 % are at their goal in the last step, mean of 5 seeds."""
+    settings = dict(total_timesteps=steps, num_eval_episodes=128)
+    metrics = train(module, "MultiNavigator-v0", tmp_path, **settings)
     at_goal = metrics["eval_last_reward"][:, -1] > 0.04  # the reward for being there is 0.05
     assert at_goal.mean() > 0.95
+
+
+def test_a_speaker_and_a_listener_find_a_language(tmp_path):
+    """5M steps, 5 seeds. Whoever knew the goal and walked straight to it would get -7.4, and who
+    never hears of it gets -16 in the middle of all places (4096 episodes each)."""
+    metrics = train(ippo, "MPE_simple_speaker_listener_v4", tmp_path)
+    assert metrics["episode_return"][:, -1].max() < 0.0
+    assert metrics["episode_return"][:, -1].mean() > -9.0
+
+
+def test_ppo_vtrace_solves_cartpole(tmp_path):
+    """500k steps, 5 seeds."""
+    scores = train(ppo_vtrace, "CartPole-v1", tmp_path)["eval_return"][:, -1].mean(-1)
+    assert scores.shape == (5,) and scores.mean() >= 495.0, scores

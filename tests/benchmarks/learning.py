@@ -56,6 +56,9 @@ ENTRIES = (
     Entry("ippo", "MultiNavigator-v0", 1_000_000, 5),
     Entry("ippo", "MPE_simple_spread_v3", 1_000_000, 5),
     Entry("ippo", "MPE_simple_spread_v3-independent", 1_000_000, 5),
+    Entry("ippo", "MPE_simple_speaker_listener_v4", 5_000_000, 5),
+    Entry("ppo_vtrace", "CartPole-v1", 500_000, 5),
+    Entry("ppo_vtrace", "MultiNavigator-v0", 500_000, 5),
 )
 
 
