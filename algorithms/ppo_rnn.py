@@ -14,8 +14,9 @@ Schmidhuber 1997), GRU (Cho et al. 2014, https://arxiv.org/abs/1406.1078) and mi
 
 This is ppo.py of this folder with a memory between the dense layers and the two heads. Actor and
 critic share dense layers and memory (as in CleanRL's ppo_atari_lstm.py and PureJaxRL's ppo_rnn.py):
-what the one must remember the other must, too, and the sequential part is there only once. What
-the memory adds to the implementation details listed in ppo.py:
+what the one must remember the other must, too, and the sequential part is there only once. Large
+errors of the value would then drown the policy's gradients, hence rewards are normalised unless one
+says otherwise. What the memory adds to the implementation details listed in ppo.py:
   - it runs on from rollout to rollout, and is zeroed where an episode ended, terminated or
     truncated, in collection and in learning alike;
   - sequences are learned whole, from the memory that the rollout began with, and minibatches are
@@ -64,11 +65,11 @@ class Config:
     env: str = static("CartPole-v1")  # name of the environment
     env_settings: tuple[tuple[str, Any], ...] = static(())  # its settings, name=value,...
     total_timesteps: int = static(500_000)  # environment steps of the whole run
-    num_envs: int = static(16)  # parallel environments
+    num_envs: int = static(8)  # parallel environments
     num_steps: int = static(128)  # steps of each environment in a rollout
     update_epochs: int = static(4)  # passes over each rollout
     num_minibatches: int = static(4)  # gradient steps in a pass, each with its environments
-    learning_rate: float = 1e-3  # Adam's step size
+    learning_rate: float = 2.5e-3  # Adam's step size
     anneal_lr: bool = static(True)  # take the learning rate linearly to zero
     adam_eps: float = 1e-5  # Adam's epsilon
     gamma: float = 0.99  # discount factor
@@ -86,8 +87,8 @@ class Config:
     hidden_sizes: tuple[int, ...] = static((64,))  # dense layers before the memory
     activation: str = static("tanh")  # any function of flax.linen: tanh, relu, swish, ...
     conv_features: int = static(16)  # 3x3 filters before the dense layers, for images; 0: none
-    normalize_obs: bool = static(False)  # by their running mean and variance
-    normalize_reward: bool = static(False)  # by the running spread of discounted returns
+    normalize_obs: bool = static(True)  # by their running mean and variance
+    normalize_reward: bool = static(True)  # by the running spread of discounted returns
     num_evals: int = static(20)  # points of the learning curve
     num_eval_episodes: int = static(32)  # episodes of the evaluation at each point; 0: none
     eval_at_start: bool = static(True)  # a point before training, too
@@ -163,8 +164,8 @@ def advance(cell: str, memory: Memory, gates: jax.Array, kernel: Any, forget_bia
         n = jnp.tanh(n + nn.sigmoid(r + hr) * hn)
         return Memory(keep * memory.hidden + (1.0 - keep) * n, None)
     i, f, g, o = jnp.split(gates + recurrent, 4, -1)
-    cell = nn.sigmoid(f + forget_bias) * memory.cell + nn.sigmoid(i) * jnp.tanh(g)
-    return Memory(nn.sigmoid(o) * jnp.tanh(cell), cell)
+    kept = nn.sigmoid(f + forget_bias) * memory.cell + nn.sigmoid(i) * jnp.tanh(g)
+    return Memory(nn.sigmoid(o) * jnp.tanh(kept), kept)
 
 
 def mingru_gates(gates, forget_bias):

@@ -515,7 +515,7 @@ PINNED = {
 }
 
 
-@pytest.mark.parametrize("name", ["ppo", "ippo"])
+@pytest.mark.parametrize("name", ["ppo", "ippo", "ppo_vtrace", "ppo_rnn"])
 def test_the_file_and_envs_alone_train(name, tmp_path):
     """The copy test: nothing else of the kit is on the path."""
     shutil.copy(ROOT / "algorithms" / f"{name}.py", tmp_path)
@@ -523,7 +523,7 @@ def test_the_file_and_envs_alone_train(name, tmp_path):
     (tmp_path / "use.py").write_text(
         f"import sys, jax, envs, {name} as algorithm\n"
         "assert 'algorithms' not in sys.modules and 'tests' not in sys.modules\n"
-        "config = algorithm.Config(total_timesteps=32, num_envs=2, num_steps=8, hidden_sizes=(8,),"
+        "config = algorithm.Config(total_timesteps=32, num_envs=4, num_steps=4, hidden_sizes=(8,),"
         " num_evals=2, num_eval_episodes=0)\n"
         "state, metrics = algorithm.make_train(config)(jax.random.key(0))\n"
         "print(envs.__file__, int(metrics['timestep'][-1]))\n"

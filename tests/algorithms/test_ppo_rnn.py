@@ -1,0 +1,568 @@
+"""PPO with memory: cells against flax and plain recursions, probe tasks, the file's contract."""
+
+import dataclasses
+import functools
+import math
+import subprocess
+import sys
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import envs
+from algorithms import ppo, ppo_rnn
+from tests import probe as tasks
+from tests.algorithms.test_ppo import ROOT, assert_close, assert_same, random_rollout
+from tests.probe import RecallParams
+
+FLOATS = [f.name for f in dataclasses.fields(ppo_rnn.Config) if f.metadata.get("pytree_node", True)]
+CELLS = tuple(ppo_rnn.CELLS)
+TINY = ppo_rnn.Config(
+    total_timesteps=3 * 16,
+    num_envs=2,
+    num_steps=8,
+    num_minibatches=2,
+    update_epochs=2,
+    hidden_sizes=(8,),
+    memory_size=8,
+    num_evals=3,
+    num_eval_episodes=2,
+)
+
+
+@functools.cache
+def network_and_params(cell):
+    """With large parameters: a memory that did not matter would hide mistakes."""
+    network = ppo_rnn.ActorCritic(TINY.replace(cell=cell), True, 2)
+    initialize = jax.jit(lambda key: ppo_rnn.initialize(network, key, jnp.zeros((1, 2))))
+    return network, jax.tree.map(lambda x: 2.0 * np.asarray(x) + 0.1, initialize(jax.random.key(0)))
+
+
+@functools.cache
+def applied(cell):
+    """Compiled step(params, memory, x) and unroll(params, memory, x, done)."""
+    network, _ = network_and_params(cell)
+    return jax.jit(network.apply), jax.jit(functools.partial(network.apply, method="unroll"))
+
+
+def random_sequence(seed, num_steps=12, num_envs=3, memory_size=8):
+    """Observations, flags and a memory of an LSTM."""
+    rng = np.random.default_rng(seed)
+    x = jnp.array(rng.normal(size=(num_steps, num_envs, 2)), jnp.float32)
+    done = jnp.array(rng.random((num_steps, num_envs)) < 0.3)
+    hidden, cell = jnp.array(rng.normal(size=(2, num_envs, memory_size)), jnp.float32)
+    return x, done, ppo_rnn.Memory(hidden, cell)
+
+
+def memory_for(cell, memory):
+    return memory if cell == "lstm" else memory._replace(cell=None)
+
+
+# --- memories ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+def test_cells_are_those_of_flax(cell):
+    """flax's own cells with the same kernels, and the forget bias among their biases."""
+    size, letters = 5, {"lstm": "ifgo", "gru": "rzn"}[cell]
+    rng = np.random.default_rng(0)
+    x, hidden, memory_cell = rng.normal(size=(3, 4, size)).astype(np.float32)
+    kernels = rng.normal(size=(2, len(letters), size, size)).astype(np.float32)
+    biases = rng.normal(size=(len(letters), size)).astype(np.float32)
+    remembering = [1.5 * (letter in "fz") for letter in letters]
+    params = {}
+    for i, letter in enumerate(letters):
+        bias = biases[i] + remembering[i]
+        params["i" + letter] = {"kernel": kernels[0, i]}
+        params["h" + letter] = {"kernel": kernels[1, i]}
+        params["hi"[cell == "gru"] + letter]["bias"] = bias
+    if cell == "gru":
+        params["hn"]["bias"] = np.zeros(size, np.float32)
+        carry, reference = hidden, nn.GRUCell(size)
+    else:
+        carry, reference = (memory_cell, hidden), nn.OptimizedLSTMCell(size)
+    expected, _ = jax.jit(reference.apply)({"params": params}, carry, x)
+
+    flat = [np.concatenate(blocks, 1) for blocks in kernels]
+    before = memory_for(cell, ppo_rnn.Memory(hidden, memory_cell))
+    gates = x @ flat[0] + biases.reshape(-1)
+    after = jax.jit(ppo_rnn.advance, static_argnums=0)(cell, before, gates, flat[1], 1.5)
+    np.testing.assert_allclose(after.hidden, expected if cell == "gru" else expected[1], 1e-4, 1e-5)
+    if cell == "lstm":
+        np.testing.assert_allclose(after.cell, expected[0], rtol=1e-4, atol=1e-5)
+
+
+MINGRU_SCAN = jax.jit(ppo_rnn.mingru_scan)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_mingru_is_the_plain_recursion_step_by_step_and_all_at_once(seed):
+    _, done, memory = random_sequence(seed, num_steps=37)
+    rng = np.random.default_rng(seed)
+    z, candidate = rng.normal(size=(2, 37, 3, 8)).astype(np.float32)
+    gates = jnp.concatenate([z, candidate], -1)
+    expected, h = [], np.asarray(memory.hidden)
+    for t in range(37):
+        gate = 1.0 / (1.0 + np.exp(-(z[t] - 0.5)))
+        h = (1.0 - gate) * h + gate * candidate[t]
+        expected.append(h)
+        h = np.where(done[t][:, None], 0.0, h)
+    scanned = MINGRU_SCAN(memory_for("mingru", memory), gates, done, 0.5)
+    np.testing.assert_allclose(scanned, expected, rtol=1e-4, atol=1e-5)
+    step = ppo_rnn.advance("mingru", memory_for("mingru", memory), gates[0], None, 0.5)
+    np.testing.assert_allclose(step.hidden, expected[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_unrolling_is_stepping_with_a_zeroed_memory_after_every_end(cell):
+    params, (step, unroll) = network_and_params(cell)[1], applied(cell)
+    x, done, memory = random_sequence(1)
+    memory = memory_for(cell, memory)
+    actor, values = unroll(params, memory, x, done)
+    for t in range(len(x)):
+        memory, expected, value = step(params, memory, x[t])
+        np.testing.assert_allclose(actor.output[t], expected.output, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(values[t], value, rtol=1e-4, atol=1e-4)
+        memory = jax.tree.map(lambda m, t=t: np.where(done[t][:, None], 0.0, m), memory)
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_a_memory_after_a_reset_is_a_fresh_one_bit_for_bit(cell):
+    """And nothing from before the reset, memory or observations, reaches what is learned after."""
+    params, (step, unroll) = network_and_params(cell)[1], applied(cell)
+    x, _, memory = random_sequence(2)
+    memory = memory_for(cell, memory)
+    forgotten = ppo_rnn.forget(step(params, memory, x[0])[0], jnp.array([True, False, True]))
+    fresh = ppo_rnn.fresh_memory(TINY.replace(cell=cell), 3)
+    mixed = jax.tree.map(lambda a, b: a.at[1].set(b[1]), fresh, forgotten)
+    assert_same(forgotten, mixed)
+    assert_same(step(params, forgotten, x[1]), step(params, mixed, x[1]))
+    assert np.abs(forgotten.hidden[1]).min() > 0.0
+
+    done = jnp.zeros((12, 3), bool).at[4].set(True)
+    one = unroll(params, memory, x, done)
+    other = unroll(params, jax.tree.map(lambda m: -m, memory), x.at[:5].multiply(3.0), done)
+    assert_same(jax.tree.map(lambda y: y[5:], one), jax.tree.map(lambda y: y[5:], other))
+    assert (np.asarray(one[1][:5]) != np.asarray(other[1][:5])).all()
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_gradients_flow_through_time_up_to_an_end_and_no_further(cell):
+    params, unroll = network_and_params(cell)[1], applied(cell)[1]
+    x, _, memory = random_sequence(3)
+    done = jnp.zeros((12, 3), bool).at[3].set(True)
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def gradients(t):
+        value = lambda memory, x: unroll(params, memory, x, done)[1][t].sum()
+        return jax.grad(value, (0, 1))(memory_for(cell, memory), x)
+
+    of_memory, of_x = gradients(11)
+    assert (np.abs(of_x[4:]).sum(-1) > 1e-9).all()
+    np.testing.assert_array_equal(of_x[:4], 0.0)
+    assert all((np.asarray(leaf) == 0.0).all() for leaf in jax.tree.leaves(of_memory))
+    assert all((np.abs(leaf) > 0.0).all() for leaf in jax.tree.leaves(gradients(2)[0]))
+
+
+@pytest.mark.parametrize("cell, shape", [("lstm", (10, 10, 4)), ("gru", (4,)), ("mingru", (4,))])
+def test_kernels_are_orthogonal_with_the_usual_gains(cell, shape):
+    network = ppo_rnn.ActorCritic(ppo_rnn.Config(cell=cell), True, 3)
+    initialize = jax.jit(lambda key: ppo_rnn.initialize(network, key, jnp.zeros((1, *shape))))
+    params = jax.tree.map(np.asarray, initialize(jax.random.key(0))["params"])
+    gains = {"actor_head": 0.01, "critic_head": 1.0, "gates": 1.0, "memory": 1.0}
+    kernels = 0
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        if path[-1].key == "bias":
+            np.testing.assert_array_equal(leaf, 0.0)
+            continue
+        matrix = leaf.reshape(-1, leaf.shape[-1]) / gains.get(path[0].key, math.sqrt(2))
+        matrix = matrix if matrix.shape[0] >= matrix.shape[1] else matrix.T
+        np.testing.assert_allclose(matrix.T @ matrix, np.eye(matrix.shape[1]), atol=1e-5)
+        kernels += 1
+    assert kernels == 4 + (cell != "mingru") + (len(shape) == 3)
+
+
+# --- formulas ---------------------------------------------------------------------------------
+
+
+def plain_gae(rewards, values, next_values, terminated, done, gamma, lam):
+    advantages, advantage = np.zeros_like(rewards), 0.0
+    for t in reversed(range(len(rewards))):
+        error = rewards[t] + gamma * next_values[t] * (1.0 - terminated[t]) - values[t]
+        advantages[t] = advantage = error + gamma * lam * (1.0 - done[t]) * advantage
+    return advantages
+
+
+def test_formulas_are_those_of_ppo():
+    """Whose tests have independent references; gae against a plain recursion here, too."""
+    rollout = random_rollout(0)
+    result = ppo_rnn.gae(*rollout, 0.9, 0.8)
+    np.testing.assert_allclose(result, plain_gae(*rollout, 0.9, 0.8), rtol=1e-4, atol=1e-5)
+    a, b, c = jnp.array(rollout[:3])
+    same = [
+        ("clipped_surrogate", (a, b, 0.2)),
+        ("value_error", (a, b, c, 0.2, True)),
+        ("value_error", (a, b, c, 0.2, False)),
+        ("kl_estimate", (a,)),
+        ("explained_variance", (a, b)),
+        ("annealing", (3, 5, 4)),
+    ]
+    for name, arguments in same:
+        result, expected = getattr(ppo_rnn, name)(*arguments), getattr(ppo, name)(*arguments)
+        np.testing.assert_allclose(result, expected, rtol=1e-6, err_msg=name)
+
+
+# --- probe tasks ------------------------------------------------------------------------------
+
+# One gradient step a rollout, before which the ratio must be one: whatever is further away than
+# clip_eps counts in clip_fraction.
+ONE_STEP = TINY.replace(
+    total_timesteps=4 * 60,
+    num_envs=6,
+    num_steps=10,
+    num_minibatches=1,
+    update_epochs=1,
+    learning_rate=1e-2,
+    normalize_reward=False,
+    num_evals=4,
+    num_eval_episodes=0,
+    eval_at_start=False,
+)
+
+
+def large(state):
+    """A state whose logits, values and memories are well away from zero."""
+    scale = lambda path, x: (1000.0 if "actor_head" in str(path) else 2.0) * x
+    params = jax.tree_util.tree_map_with_path(scale, state.policy.params)
+    return state.replace(policy=state.policy.replace(params=params))
+
+
+@pytest.fixture(scope="module", params=CELLS)
+def one_step(request):
+    """A config, an initial state, and train(params, state), which learns from one rollout."""
+    env, tolerance = tasks.Recall(), 1e-4 if request.param == "mingru" else 1e-5
+    config = ONE_STEP.replace(cell=request.param, clip_eps=tolerance, gamma=0.9, gae_lambda=0.8)
+    initial, _ = ppo_rnn.make_train(config, env, RecallParams())(jax.random.key(0), None, 0)
+
+    def start():  # its keys may be used once
+        return large(
+            jax.tree.map(
+                lambda x: (
+                    jax.random.clone(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
+                ),
+                initial,
+            )
+        )
+
+    def train(params, state):
+        return ppo_rnn.make_train(config, env, params)(None, state, 1)
+
+    return config, start, train
+
+
+def test_before_the_first_gradient_step_the_ratio_is_one_everywhere(one_step):
+    """Episodes of 6 and 7 steps end inside rollouts of 10, and run on from one to the next."""
+    _, start, train = one_step
+    for params in (RecallParams(), RecallParams(length=99, max_steps_in_episode=7)):
+        state = start()
+        for _ in range(4):
+            state, metrics = train(params, state)
+            np.testing.assert_array_equal(metrics["clip_fraction"], 0.0)
+            assert metrics["entropy"] < 0.65  # far enough from uniform to see a difference
+            assert metrics["grad_norm"] > 1e-3
+
+
+def seen(time, params, num_envs):
+    """The observation of CLOCK."""
+    x = jnp.array([math.cos(3.0 * time), float(time == params.length - 1)])
+    return jnp.tile(x, (num_envs, 1))
+
+
+@pytest.mark.parametrize("ending", ["terminated", "truncated"])
+def test_values_and_bootstraps_are_those_of_a_plain_loop(one_step, ending):
+    """Of two rollouts: the memory runs on, is zeroed after an end, and the value of the final
+    observation has the memory of the episode that ends with it."""
+    config, start, train = one_step
+    params = RecallParams(tasks.CLOCK, *((6, 99) if ending == "terminated" else (99, 6)))
+    env, time = tasks.Recall(), 0
+    apply = jax.jit(ppo_rnn.make_network(config, env, params).apply)
+    state = start()
+    state = state.replace(collector=state.collector.replace(observation=seen(0, params, 6)))
+    memory = ppo_rnn.fresh_memory(config, 6)
+    for _ in range(2):
+        policy, rewards, values, next_values, ends = state.policy, [], [], [], []
+        for _ in range(config.num_steps):
+            x = policy.obs_stats.normalize(seen(time, params, 6))
+            memory, _, value = apply(policy.params, memory, x)
+            time += 1
+            final_x = policy.obs_stats.normalize(seen(time, params, 6))
+            next_values.append(float(apply(policy.params, memory, final_x)[2][0]))
+            values.append(float(value[0]))
+            rewards.append(math.sin(5.0 * time))
+            ends.append(time == 6)
+            if ends[-1]:
+                memory, time = ppo_rnn.fresh_memory(config, 6), 0
+        rewards, values, next_values = map(np.array, (rewards, values, next_values))
+        ends = np.array(ends, float)
+        terminated = ends * (ending == "terminated")
+        advantages = plain_gae(rewards, values, next_values, terminated, ends, 0.9, 0.8)
+        state, metrics = train(params, state)
+        np.testing.assert_allclose(metrics["mean_value"], values.mean(), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(
+            metrics["value_loss"], 0.5 * np.mean(advantages**2), rtol=1e-4, atol=1e-6
+        )
+        assert_close(state.collector.memory, memory, rtol=1e-3, atol=1e-5)
+
+
+def test_memories_are_zero_exactly_where_an_episode_has_just_ended(one_step):
+    """Episodes of 5 steps all end with the last step of a rollout of 10, those of 6 do not."""
+    _, start, train = one_step
+    for length, zero in ((5, True), (6, False)):
+        params = RecallParams(tasks.CLOCK, 99, length)
+        state, _ = train(params, start())
+        for leaf in jax.tree.leaves(state.collector.memory):
+            assert (np.asarray(leaf) == 0.0).all() == zero and np.isfinite(leaf).all()
+
+
+RECALL = dict(
+    total_timesteps=40 * 192,
+    num_envs=16,
+    num_steps=12,
+    learning_rate=2e-2,
+    hidden_sizes=(16,),
+    num_evals=8,
+    num_eval_episodes=0,
+    eval_at_start=False,
+    ent_coef=0.0,
+)
+SEEDS = 3
+
+
+def play_recall(module, config, kind):
+    """Mean training returns of the last eighth, (SEEDS,)."""
+    env = tasks.Recall(kind == "continuous")
+    keys = jax.random.split(jax.random.key(0), SEEDS)
+    train = jax.jit(jax.vmap(module.make_train(config, env, RecallParams())))
+    return np.asarray(train(keys)[1]["episode_return"])[:, -1]
+
+
+@pytest.mark.parametrize(
+    "cell, kind", [("lstm", "discrete"), ("gru", "discrete"), ("mingru", "continuous")]
+)
+def test_a_cue_is_remembered_by_every_cell(cell, kind, vmapped_keys):
+    config = ppo_rnn.Config(cell=cell, memory_size=16, **RECALL)
+    returns = play_recall(ppo_rnn, config, kind)
+    if kind == "discrete":
+        assert returns.mean() > 0.95, returns
+    else:  # without memory the best is -0.25
+        assert returns.mean() > -0.2, returns
+
+
+def test_without_a_memory_the_cue_is_lost(vmapped_keys):
+    returns = play_recall(ppo, ppo.Config(**RECALL), "discrete")
+    assert abs(returns.mean() - 0.5) < 0.15
+
+
+# --- the policy -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_a_policy_s_memory_is_that_of_training(cell):
+    """Actions of one environment step by step, the means of a continuous policy, are those of the
+    unrolled network; no memory is a fresh one."""
+    env, params = tasks.Recall(continuous=True), RecallParams()
+    config = TINY.replace(cell=cell, normalize_obs=True)
+    network = ppo_rnn.make_network(config, env, params)
+    weights = ppo_rnn.initialize(network, jax.random.key(0), jnp.zeros((1, 2)))
+    weights["params"]["actor_head"]["kernel"] *= 50.0
+    stats = envs.RunningStatistics(jnp.array([0.3, -1.0]), jnp.array([2.0, 0.5]), jnp.ones(()))
+    state = type("State", (), {"policy": ppo_rnn.PolicyState(weights, stats)})
+    policy = jax.jit(lambda x, memory: ppo_rnn.make_policy(config, env, params)(state, x, memory))
+    x = random_sequence(4)[0]
+    fresh, done = ppo_rnn.fresh_memory(config, 3), jnp.zeros((12, 3), bool)
+    expected, _ = network.apply(weights, fresh, stats.normalize(x), done, method="unroll")
+    memory = None
+    for t in range(12):
+        action, memory = policy(x[t, 1], memory)
+        wanted = np.clip(expected.output[t, 1], -1.0, 1.0)
+        np.testing.assert_allclose(action, wanted, rtol=1e-4, atol=1e-4)
+    assert (np.abs(expected.output[:, 1]) < 1.0).any()
+    assert not np.allclose(policy(x[11, 1], None)[0], action, atol=1e-2)
+
+
+def test_a_policy_samples_with_a_key_and_clips(vmapped_keys):
+    env, params = tasks.Recall(continuous=True), RecallParams()
+    network = ppo_rnn.make_network(TINY, env, params)
+    weights = ppo_rnn.initialize(network, jax.random.key(0), jnp.zeros((1, 2)))
+    weights["params"]["log_std"] = jnp.array([3.0])
+    stats = envs.RunningStatistics.create((2,))
+    state = type("State", (), {"policy": ppo_rnn.PolicyState(weights, stats)})
+    policy = ppo_rnn.make_policy(TINY, env, params)
+    keys = jax.random.split(jax.random.key(1), 100)
+    actions = jax.vmap(lambda key: policy(state, jnp.zeros(2), None, key)[0])(keys)
+    assert actions.shape == (100, 1) and np.abs(actions).max() == 1.0
+    assert (np.abs(actions) == 1.0).mean() > 0.8
+
+
+# --- the contract -----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """TINY, alone: the final state and all metrics."""
+    return ppo_rnn.make_train(TINY)(jax.random.key(0))
+
+
+def test_metrics_have_the_points_as_leading_axis(trained):
+    state, metrics = trained
+    assert list(metrics["timestep"]) == [0, 16, 32, 48]
+    assert metrics["eval_return"].shape == (4, 2) and metrics["eval_length"].shape == (4, 2)
+    losses = {"loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction"}
+    others = {"grad_norm", "mean_value", "explained_variance", "epochs", "num_episodes"}
+    for name in losses | others - {"num_episodes"}:
+        assert np.isnan(metrics[name][0]) and np.isfinite(metrics[name][1:]).all(), name
+    assert set(metrics) == losses | others | {
+        *("timestep", "episode_return", "episode_length", "eval_return", "eval_length")
+    }
+    np.testing.assert_array_equal(metrics["epochs"][1:], TINY.update_epochs)
+    assert int(state.update) == 3
+
+
+def test_slices_are_exactly_the_whole(trained):
+    train = ppo_rnn.make_train(TINY)
+    state, metrics = train(jax.random.key(0), None, 0)
+    assert metrics["timestep"].shape == (1,)  # the point before training
+    for _ in range(3):
+        state, row = train(None, state, 1)
+        metrics = jax.tree.map(lambda *x: np.concatenate(x), metrics, row)
+    assert_same((state, metrics), trained)
+
+
+@pytest.fixture(scope="module")
+def vmapped():
+    """TINY with two keys in one program."""
+    keys = jnp.stack([jax.random.key(0), jax.random.key(1)])
+    with jax.debug_key_reuse(False):  # see conftest.vmapped_keys
+        return keys, jax.jit(jax.vmap(ppo_rnn.make_train(TINY)))(keys)
+
+
+def test_slices_are_exact_under_vmap_too(vmapped, vmapped_keys):
+    keys, whole = vmapped
+    train = ppo_rnn.make_train(TINY)
+    state, metrics = jax.jit(jax.vmap(lambda key: train(key, None, 0)))(keys)
+    go_on = jax.jit(jax.vmap(lambda state: train(None, state, 1)))
+    for _ in range(3):
+        state, row = go_on(state)
+        metrics = jax.tree.map(lambda *x: np.concatenate(x, 1), metrics, row)
+    assert_same((state, metrics), whole)
+
+
+def test_a_vmapped_seed_is_close_to_the_single_run(trained, vmapped):
+    _, (state, metrics) = vmapped
+    mine = jax.tree.map(lambda x: x[0], (state.policy, metrics))
+    assert_close(mine, (trained[0].policy, trained[1]))
+    assert not np.allclose(metrics["loss"][0, 1:], metrics["loss"][1, 1:])
+
+
+# A value for each float that must change what is learned.
+OTHER = {name: 0.5 * getattr(ppo_rnn.Config(), name) for name in FLOATS} | {
+    "adam_eps": 1e-2,
+    "target_kl": 1e-9,
+    "clip_eps": 1e-3,
+}
+
+
+def test_every_float_can_be_vmapped_and_matters(vmapped_keys):
+    """One program trains with each float changed in turn; each is close to its single run, and
+    the single runs share one program, too."""
+    config = TINY.replace(cell="mingru", clip_vloss=True, eval_at_start=False, num_eval_episodes=0)
+    configs = [config.replace(**{name: OTHER[name]}) for name in FLOATS] + [config]
+    batched = jax.tree.map(lambda *x: jnp.array(x, jnp.float32), *configs)
+    run = jax.jit(jax.vmap(lambda config: ppo_rnn.make_train(config)(jax.random.key(0))))
+    state, metrics = run(batched)
+    before = ppo_rnn._train._cache_size()
+    for i, (name, single) in enumerate(zip([*FLOATS, None], configs)):
+        alone = ppo_rnn.make_train(single)(jax.random.key(0))
+        mine = jax.tree.map(lambda x, i=i: x[i], (state.policy, metrics))
+        assert_close(mine, (alone[0].policy, alone[1]))
+        if name:
+            base = jax.tree.leaves(jax.tree.map(lambda x: x[-1], state.policy.params))
+            changed = jax.tree.leaves(mine[0].params)
+            assert any((np.asarray(a) != b).any() for a, b in zip(base, changed)), name
+    assert ppo_rnn._train._cache_size() == before + 1
+    epochs = np.where(np.array([*FLOATS, None]) == "target_kl", 1, config.update_epochs)
+    np.testing.assert_array_equal(metrics["epochs"], np.tile(epochs, (3, 1)).T)
+    # Returns are those of the raw rewards, of which there is one a step.
+    np.testing.assert_array_equal(metrics["episode_return"], metrics["episode_length"])
+    assert (np.asarray(metrics["num_episodes"]) > 0).any()
+    np.testing.assert_array_equal(state.policy.obs_stats.count, 48.0)
+    np.testing.assert_array_equal(state.collector.reward_stats.count, 48.0)
+
+
+def test_the_program_has_no_host_callback_and_no_lapack():
+    text = jax.jit(ppo_rnn.make_train(TINY)).lower(jax.random.key(0)).as_text()
+    assert "while" in text
+    for word in ("callback", "infeed", "outfeed", "lapack"):
+        assert word not in text.lower(), word
+
+
+REFUSED = [
+    (dict(cell="rnn"), "cell='rnn': there are lstm, gru, mingru"),
+    (dict(memory_size=0), "memory_size=0"),
+    (dict(num_minibatches=3), "num_minibatches=3 does not divide num_envs=2, .* 1, 2 would do"),
+    (dict(num_minibatches=4), "num_minibatches=4 does not divide num_envs=2"),
+    (dict(num_steps=1), "one sample to a minibatch"),
+    (dict(num_envs=0), "num_envs=0"),
+    (dict(num_steps=8.0), "num_steps=8.0"),
+    (dict(hidden_sizes=(8, 0)), "hidden_sizes=0"),
+    (dict(conv_features=-1), "conv_features=-1"),
+    (dict(activation="tanhh"), "activation='tanhh'"),
+    (dict(env="Pursuit-v0"), "several agents; ippo takes it"),
+    (dict(env_settings=(("observe", (4,)),)), "observe=.4,.: give indices from 0 to 3"),
+]
+
+
+@pytest.mark.parametrize("change, message", REFUSED, ids=[str(c) for c, _ in REFUSED])
+def test_refused_settings_say_what_would_do(change, message):
+    with pytest.raises(ValueError, match=message):
+        ppo_rnn.make_train(TINY.replace(**change))
+
+
+def test_spaces_that_it_cannot_take_are_refused():
+    class Pair(tasks.Recall):
+        def action_space(self, params):
+            return tasks.spaces.Tuple([tasks.spaces.Discrete(2)] * 2)
+
+    with pytest.raises(ValueError, match="Recall has actions .*; ppo_rnn takes Discrete and Box"):
+        ppo_rnn.make_train(TINY, Pair(), RecallParams())
+
+
+def test_pinned_values(trained):
+    """Close values for seed 0; a change here is a change of the algorithm."""
+    _, metrics = trained
+    for name, expected in PINNED.items():
+        np.testing.assert_allclose(metrics[name][1:], expected, rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+PINNED = {
+    "entropy": [0.693146, 0.693128, 0.693124],
+    "grad_norm": [2.35988, 1.06326, 0.802618],
+    "mean_value": [-0.0317649, -0.10169, -0.215386],
+    "policy_loss": [-0.000650581, -0.000644896, -8.46647e-05],
+    "value_loss": [9.27902, 1.14968, 0.497229],
+}
+
+
+def test_sixteen_vmapped_seeds_do_not_hang():
+    """Batched LAPACK calls would deadlock here (jaxlib 0.10 on a CPU)."""
+    code = (
+        "import jax; from algorithms import ppo_rnn\n"
+        "config = ppo_rnn.Config(total_timesteps=2048, num_steps=16, num_evals=1,"
+        " num_eval_episodes=0)\n"
+        "keys = jax.random.split(jax.random.key(0), 16)\n"
+        "jax.block_until_ready(jax.jit(jax.vmap(ppo_rnn.make_train(config)))(keys))\n"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=180)
