@@ -274,8 +274,8 @@ class Progress(NamedTuple):
 
 LOSSES = ("loss", "policy_loss", "value_loss")
 RATIOS = ("approx_kl", "clip_fraction", "mean_ratio", "importance")
-LOSS_METRICS = (*LOSSES, "entropy", "policy_std", *RATIOS, "grad_norm", "step_size")
-UPDATE_METRICS = (*LOSS_METRICS, "score", "mean_value", "explained_variance")
+LOSS_METRICS = (*LOSSES, "entropy", *RATIOS, "grad_norm", "step_size")
+UPDATE_METRICS = (*LOSS_METRICS, "score", "mean_value", "explained_variance")  # and policy_std
 
 
 # --- formulas ---------------------------------------------------------------------------------
@@ -715,7 +715,7 @@ def _train(config, env_params, rng, state, *, env, num_evals):
         )
 
     def loss(params, segments, importance):
-        """The loss of segments (m, num_steps); importance (m,). Returns it, metrics, priorities."""
+        """Of segments (m, num_steps), importance (m,); with metrics and sizes of advantages."""
         rows = lambda x: x.reshape(-1, *x.shape[2:])
         actor, values = network.apply(params, rows(segments.observation))
         log_prob, entropy = log_prob_and_entropy(config, actor, rows(segments.action))
@@ -731,22 +731,20 @@ def _train(config, env_params, rng, state, *, env, num_evals):
         policy_loss, value_loss = mean(surrogate, weights), mean(error, weights)
         entropy = mean(entropy.reshape(shape), weights)
         total = policy_loss + config.vf_coef * value_loss - config.ent_coef * entropy
-        std = jnp.nan if network.discrete else jnp.exp(actor.log_std).mean()
         clipped = jnp.abs(jnp.expm1(log_ratio)) > config.clip_eps
-        return total, (
-            {
-                "loss": total,
-                "policy_loss": policy_loss,
-                "value_loss": value_loss,
-                "entropy": entropy,
-                "policy_std": jnp.asarray(std),
-                "approx_kl": mean(kl_estimate(log_ratio), weights),
-                "clip_fraction": mean(clipped, weights),
-                "mean_ratio": mean(jnp.exp(log_ratio), weights),
-                "importance": importance.mean(),
-            },
-            (jnp.abs(corrected) * weights).sum(1),
-        )
+        metrics = {
+            "loss": total,
+            "policy_loss": policy_loss,
+            "value_loss": value_loss,
+            "entropy": entropy,
+            "approx_kl": mean(kl_estimate(log_ratio), weights),
+            "clip_fraction": mean(clipped, weights),
+            "mean_ratio": mean(jnp.exp(log_ratio), weights),
+            "importance": importance.mean(),
+        }
+        if not network.discrete:
+            metrics["policy_std"] = mean(jnp.exp(actor.log_std).mean(-1).reshape(shape), weights)
+        return total, (metrics, (jnp.abs(corrected) * weights).sum(1))
 
     def learn(state, segments, rng):
         """Gradient steps, each on the segments that its draw gives. Returns learner and metrics."""
@@ -842,7 +840,8 @@ def _train(config, env_params, rng, state, *, env, num_evals):
         return state.replace(collector=state.collector.replace(episodes=episodes)), metrics
 
     def point(state, num_updates):
-        progress = Progress(state, dict.fromkeys(UPDATE_METRICS, jnp.zeros(())))
+        names = (*UPDATE_METRICS, *(() if network.discrete else ("policy_std",)))
+        progress = Progress(state, dict.fromkeys(names, jnp.zeros(())))
         if num_evals:  # the program that makes the initial state need not learn
             progress = jax.lax.fori_loop(0, num_updates, update, progress)
         return row(progress, num_updates)
