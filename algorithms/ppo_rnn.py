@@ -5,8 +5,8 @@ estimation (Schulman et al. 2016, https://arxiv.org/abs/1506.02438). Memories: L
 Schmidhuber 1997), GRU (Cho et al. 2014, https://arxiv.org/abs/1406.1078) and minGRU (Feng et al.
 2024, "Were RNNs all we needed?", https://arxiv.org/abs/2410.01201).
 
-    python algorithms/ppo_rnn.py --env MemoryChain-bsuite --env-settings memory_length=20
     python algorithms/ppo_rnn.py --env CartPole-v1 --env-settings observe=0,2 --cell mingru
+    python algorithms/ppo_rnn.py --preset MemoryChain-bsuite --num-seeds 5
 
     train = make_train(Config(env="CartPole-v1", env_settings=(("observe", (0, 2)),)))
     state, metrics = train(jax.random.key(0))
