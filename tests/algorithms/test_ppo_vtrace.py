@@ -287,8 +287,21 @@ def test_priorities_of_what_was_drawn_are_refreshed(monkeypatch):
 def test_accumulation_is_one_step_of_a_larger_minibatch():
     """Averaged, not summed."""
     config = TINY.replace(normalize_advantage=False, num_eval_episodes=0)
-    whole, parts = train(config)[0], train(config.replace(num_minibatches=4, accumulate=2))[0]
-    assert_close(whole, parts, rtol=1e-3, atol=1e-5)
+    whole, parts = train(config), train(config.replace(num_minibatches=4, accumulate=2))
+    assert_close(whole[0], parts[0], rtol=1e-3, atol=1e-5)
+    # Muon does not feel the length of its gradients.
+    assert_close(whole[1]["grad_norm"], parts[1]["grad_norm"], rtol=1e-3)
+
+
+def test_a_reward_trace_ends_with_the_episode():
+    """One-step episodes: there is nothing to carry back."""
+    env, params = tasks.Probe(), ProbeParams(task=tasks.OBSERVATION)
+    config = ONE_STEP.replace(env="Probe")
+    learned = [
+        ppo_vtrace.make_train(config.replace(reward_trace=decay), env, params)(jax.random.key(0))
+        for decay in (0.0, 0.9)
+    ]
+    assert_same(*(state.policy.params for state, _ in learned))
 
 
 def test_the_learning_rate_falls_to_its_floor_at_the_last_gradient_step():
