@@ -74,7 +74,7 @@ class Config:
     lr_floor: float = 0.0  # what is left of the learning rate at the last step, as a fraction
     lr_exponent: float = 1.0  # of the cosine; above 1 the learning rate falls sooner
     adam_eps: float = 1e-5  # Adam's epsilon
-    muon_momentum: float = 0.95  # decay of Muon's mean of gradients
+    muon_momentum: float = 0.8  # decay of Muon's mean of gradients
     gamma: float = 0.99  # discount factor
     gae_lambda: float = 0.95  # decay of the advantage trace
     vtrace: bool = static(True)  # correct advantages for the policy having moved
@@ -591,7 +591,7 @@ def _train(config, env_params, rng, state, *, env, num_evals):
     num_segments, batch_size = math.prod(lanes), config.num_envs * config.num_steps
     updates_per_point = math.ceil(config.total_timesteps / batch_size / config.num_evals)
     steps_per_update = config.update_epochs * config.num_minibatches // config.accumulate
-    num_steps = updates_per_point * config.num_evals * steps_per_update  # of the optimiser
+    num_gradient_steps = updates_per_point * config.num_evals * steps_per_update
     environments = envs.batch(env, config.num_envs, config.num_steps)
     action_space = env.action_space(env_params)
     network = make_network(config, env, env_params)
@@ -760,7 +760,7 @@ def _train(config, env_params, rng, state, *, env, num_evals):
 
         def step(learner, inputs):
             noise, number = inputs
-            progress = number / max(num_steps - 1, 1)
+            progress = number / max(num_gradient_steps - 1, 1)
             beta = config.priority_beta
             if config.anneal_beta:
                 beta = beta + (1.0 - beta) * jnp.minimum(progress, 1.0)

@@ -5,6 +5,19 @@ A preset is named for its environment and sets `env` to its name unless it gives
 
 from typing import Any
 
+# What only a memory can do: a bit seen at the first of 60 steps, and CartPole without velocities.
+CHAIN = {
+    "env": "MemoryChain-bsuite",
+    "env_settings": (("memory_length", 60),),
+    "total_timesteps": 200_000,
+    "forget_bias": 3.0,
+}
+POSITIONS = {
+    "env": "CartPole-v1",
+    "env_settings": (("observe", (0, 2)),),
+    "total_timesteps": 250_000,
+}
+
 PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     "ppo": {
         "CartPole-v1": {},
@@ -77,8 +90,15 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
         "CartPole-v1": {},
         "MultiNavigator-v0": {
             "num_envs": 16,
-            "learning_rate": 2e-3,
             "normalize_reward": True,
         },
+    },
+    "ppo_rnn": {
+        "MemoryChain-bsuite": CHAIN,
+        "MemoryChain-bsuite-gru": {**CHAIN, "cell": "gru"},
+        "MemoryChain-bsuite-mingru": {**CHAIN, "cell": "mingru"},
+        "CartPole-v1-positions": POSITIONS,
+        "CartPole-v1-positions-gru": {**POSITIONS, "cell": "gru"},
+        "CartPole-v1-positions-mingru": {**POSITIONS, "cell": "mingru", "forget_bias": 3.0},
     },
 }
