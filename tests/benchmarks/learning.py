@@ -47,6 +47,7 @@ class Entry(NamedTuple):
     seeds: int
 
 
+CELLS = ("", "-gru", "-mingru")  # an LSTM, and what the others' presets end with
 ENTRIES = (
     Entry("ppo", "CartPole-v1", 500_000, 10),
     Entry("ppo", "Acrobot-v1", 500_000, 10),
@@ -56,6 +57,8 @@ ENTRIES = (
     Entry("ippo", "MultiNavigator-v0", 1_000_000, 5),
     Entry("ippo", "MPE_simple_spread_v3", 1_000_000, 5),
     Entry("ippo", "MPE_simple_spread_v3-independent", 1_000_000, 5),
+    *(Entry("ppo_rnn", f"MemoryChain-bsuite{cell}", 200_000, 5) for cell in CELLS),
+    *(Entry("ppo_rnn", f"CartPole-v1-positions{cell}", 250_000, 5) for cell in CELLS),
     Entry("ippo", "MPE_simple_speaker_listener_v4", 5_000_000, 5),
     Entry("ppo_vtrace", "CartPole-v1", 500_000, 5),
     Entry("ppo_vtrace", "MultiNavigator-v0", 500_000, 5),
