@@ -1,5 +1,6 @@
 """The command line, from outside wherever a process, a signal or a kill matters."""
 
+import importlib
 import json
 import os
 import signal
@@ -214,7 +215,7 @@ def test_explicit_flags_win_over_presets_and_files(monkeypatch, whole):
 def test_presets_are_settings_of_their_algorithm():
     for algorithm, table in presets.PRESETS.items():
         for name in table:
-            config = cli.preset(sys.modules[f"algorithms.{algorithm}"], name)
+            config = cli.preset(importlib.import_module(f"algorithms.{algorithm}"), name)
             assert config.env in (name, table[name].get("env"))
 
 
