@@ -1,6 +1,7 @@
 """PPO with V-trace: formulas against plain NumPy and rlax, probe tasks, and the contract."""
 
 import dataclasses
+import itertools
 import math
 
 import jax
@@ -280,7 +281,7 @@ def test_priorities_of_what_was_drawn_are_refreshed(monkeypatch):
     train(TINY.replace(learning_rate=0.1, **once))
     jax.effects_barrier()
     assert len(seen) == 4 and (seen[0] > 0).all()
-    changed = [~np.isclose(a, b, rtol=1e-3) for a, b in zip(seen, seen[1:])]
+    changed = [~np.isclose(a, b, rtol=1e-3) for a, b in itertools.pairwise(seen)]
     assert [x.sum() for x in changed] == [0, 2, 2]
 
 
