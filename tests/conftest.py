@@ -8,6 +8,13 @@ jax.config.update("jax_debug_key_reuse", True)
 jax.config.update("jax_num_cpu_devices", 1)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def release():
+    """Compiled programs of a file would otherwise stay to the end: gigabytes of them."""
+    yield
+    jax.clear_caches()
+
+
 @pytest.fixture
 def vmapped_keys():
     """Turns the checker off where keys are vmapped: it takes the transposition of a batch of keys
