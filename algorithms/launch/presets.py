@@ -97,7 +97,7 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
         "MemoryChain-bsuite": CHAIN,
         "MemoryChain-bsuite-gru": {**CHAIN, "cell": "gru"},
         "MemoryChain-bsuite-mingru": {**CHAIN, "cell": "mingru"},
-        "CartPole-v1-positions": POSITIONS,
+        "CartPole-v1-positions": {**POSITIONS, "total_timesteps": 500_000},
         "CartPole-v1-positions-gru": {**POSITIONS, "cell": "gru"},
         "CartPole-v1-positions-mingru": {**POSITIONS, "cell": "mingru", "forget_bias": 3.0},
     },
