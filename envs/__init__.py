@@ -14,6 +14,7 @@ first `make` that asks for it.
 
 from envs.batch import BatchState, batch
 from envs.evaluation import Episodes, evaluate
+from envs.memory import device_memory
 from envs.registry import make, names
 from envs.statistics import EpisodeStatistics, RunningStatistics, discounted_returns
 
@@ -23,6 +24,7 @@ __all__ = [
     "Episodes",
     "RunningStatistics",
     "batch",
+    "device_memory",
     "discounted_returns",
     "evaluate",
     "make",

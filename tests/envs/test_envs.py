@@ -1,7 +1,9 @@
 """The environment layer: what `make` repairs and refuses, batches, statistics, evaluation."""
 
+import os
 import subprocess
 import sys
+import types
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +11,7 @@ import numpy as np
 import pytest
 
 import envs
-from envs import registry, wrappers
+from envs import memory, registry, wrappers
 from envs.batch import transition
 from envs.gymnax import gymnax
 from tests import probe as tasks
@@ -486,3 +488,20 @@ def test_statistics_leave_out_samples_of_weight_zero():
     np.testing.assert_allclose(stats.mean, kept.mean(0), rtol=1e-4)
     np.testing.assert_allclose(stats.var, kept.var(0), rtol=1e-4)
     assert float(stats.count) == len(kept)
+
+
+# --- memory ----------------------------------------------------------------------------------
+
+
+def test_memory_is_the_accelerator_s_or_the_machine_s_or_the_container_s(tmp_path, monkeypatch):
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert 2**28 < envs.device_memory() <= physical
+    limit, no_limit = tmp_path / "memory.max", tmp_path / "none"
+    limit.write_text("123456\n")
+    no_limit.write_text("max\n")
+    monkeypatch.setattr(memory, "LIMITS", (no_limit, tmp_path / "missing"))
+    assert envs.device_memory() == physical
+    monkeypatch.setattr(memory, "LIMITS", (no_limit, limit))
+    assert envs.device_memory() == 123456
+    gpu = types.SimpleNamespace(memory_stats=lambda: {"bytes_limit": 77})
+    assert envs.device_memory(gpu) == 77
