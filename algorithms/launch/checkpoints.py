@@ -1,22 +1,21 @@
 """The directory of a run: configuration, versions, metrics and checkpoints.
 
-    config.json         algorithm, seeds, options and every field of the Config
+    config.json         algorithm, options, every field of the Config, the agents' seeds and floats
     versions.json       libraries, device and git commit, one entry for each session
-    metrics.csv         one row for each seed and point
+    metrics.csv         one row for each agent and point
     checkpoints/000007.policy    state.policy of all agents, and the metrics of that point
     checkpoints/000007.state     the whole state, for the last two points
 
-A point is saved when its .state is there. Files appear whole or not at all (temporary name, fsync,
-rename), the .policy before the .state, and older states go only after that: a
-kill at any moment leaves the last good point.
+Several processes write a part each, 000007.16-32.state for agents 16 to 31, and any number of
+processes can read them. A point is saved when the .state of all agents is there. Files appear whole
+or not at all (temporary name, fsync, rename), the .policy before the .state, and older states go
+only after that: a kill at any moment leaves the last good point.
 """
 
-import dataclasses
 import hashlib
 import importlib
 import importlib.metadata
 import json
-import math
 import os
 import platform
 import re
@@ -31,13 +30,15 @@ import jax
 import numpy as np
 from flax import serialization
 
-from algorithms.launch import devices
-from algorithms.launch.errors import UserError, unknown
+from algorithms.launch import devices, hosts, settings
+from algorithms.launch.errors import UserError
 
 MAGIC = b"RL checkpoint 1\n"
 KEPT_STATES = 2
+SWEEP = "sweep.json"  # in the directory of a sweep
 LIBRARIES = ("jax", "jaxlib", "flax", "optax", "distrax", "gymnax", "numpy")
 Metrics = dict[str, np.ndarray]
+Agents = settings.Agents
 
 # --- files -----------------------------------------------------------------------------------
 
@@ -149,59 +150,6 @@ def _read_part(file: Any, path: Path) -> dict[str, Any]:
     return serialization.msgpack_restore(data)
 
 
-# --- configurations as text ------------------------------------------------------------------
-
-
-def float_fields(config: Any) -> list[str]:
-    """Names of the fields that are leaves of the pytree."""
-    fields = dataclasses.fields(config)
-    return [f.name for f in fields if f.metadata.get("pytree_node", True)]
-
-
-def config_to_json(config: Any) -> dict[str, Any]:
-    """Plain values, for strict JSON: infinity becomes "inf", an environment object its name."""
-    values = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
-    values |= {name: float(values[name]) for name in float_fields(config)}
-    values["env_settings"] = dict(values["env_settings"])
-    values["env"] = env_name(config)
-    return _map_plain(lambda x: str(x) if isinstance(x, float) and math.isinf(x) else x, values)
-
-
-def config_from_json(cls: type, values: dict[str, Any], source: Path) -> Any:
-    """The inverse; fields that are missing take their defaults.
-
-    Raises:
-      UserError: a field that the Config does not have.
-    """
-    known = {f.name for f in dataclasses.fields(cls)}
-    for name in values:
-        if name not in known:
-            raise UserError(f"{source}: {unknown('setting', name, known)}")
-    values = _map_plain(lambda x: float(x) if x in ("inf", "-inf") else x, values)
-    values = {k: _tuples(v) for k, v in values.items() if k != "env_settings"} | {
-        "env_settings": tuple((k, _tuples(v)) for k, v in values.get("env_settings", {}).items())
-    }
-    return cls(**values)
-
-
-def env_name(config: Any) -> str:
-    """The environment's name, also of an object."""
-    env = config.env
-    return env if isinstance(env, str) else getattr(env, "name", type(env).__name__)
-
-
-def _map_plain(function: Callable, value: Any) -> Any:
-    if isinstance(value, dict):
-        return {k: _map_plain(function, v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_map_plain(function, v) for v in value]
-    return function(value)
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
-
-
 # --- the directory ---------------------------------------------------------------------------
 
 
@@ -212,8 +160,7 @@ class RunDir:
         self.path, self.description = Path(path), description
         self.checkpoints = self.path / "checkpoints"
         self.algorithm: str = description["algorithm"]
-        first = description["seed"]
-        self.seeds = list(range(first, first + description["num_seeds"]))
+        self.agents = Agents.from_json(description)
 
     @classmethod
     def create(cls, path: Path, description: dict[str, Any]) -> "RunDir":
@@ -234,13 +181,9 @@ class RunDir:
 
     @classmethod
     def create_named(cls, root: Path, description: dict[str, Any]) -> "RunDir":
-        """A new directory `<env>__<algorithm>__<seed>__<time>` in root; -1, -2, ... if taken."""
-        names = (description["config"]["env"], description["algorithm"], str(description["seed"]))
-        names = (*names, time.strftime("%Y%m%d-%H%M%S"))
-        name = "__".join(re.sub(r"[^\w.+-]", "-", part) for part in names)
-        count = 0
-        while (path := Path(root) / (f"{name}-{count}" if count else name)).exists():
-            count += 1
+        """A new directory in root, named for environment, algorithm and first seed."""
+        config, first = description["config"], description["seeds"][0]
+        path = free_path(root, config["env"], description["algorithm"], str(first))
         return cls.create(path, description)
 
     @classmethod
@@ -250,12 +193,9 @@ class RunDir:
         Raises:
           UserError: there is none.
         """
-        file = Path(path) / "config.json"
-        description = read_json(file)
-        for name in ("algorithm", "seed", "num_seeds", "options", "config"):
-            if name not in description:
-                raise UserError(f"{file} is not of a run of this kit: it has no {name}")
-        return cls(path, description)
+        if (Path(path) / SWEEP).exists():
+            raise UserError(f"{path} is a sweep; its runs are {path}/chunk_000 and so on")
+        return cls(path, read_description(Path(path) / "config.json"))
 
     def describe(self, description: dict[str, Any]) -> None:
         """Writes config.json."""
@@ -266,7 +206,7 @@ class RunDir:
     def config(self, cls: type, env: Any = None) -> Any:
         """The configuration, as an instance of the Config; with an environment object if given."""
         values = self.description["config"]
-        config = config_from_json(cls, values, self.path / "config.json")
+        config = settings.config_from_json(cls, values, self.path / "config.json")
         return config if env is None else config.replace(env=env)
 
     def write_versions(self, versions: dict[str, Any], point: int) -> list[str]:
@@ -279,54 +219,130 @@ class RunDir:
         names = [name for name, value in versions.items() if before.get(name) != value]
         return [f"{name} {before.get(name)} -> {versions[name]}" for name in names]
 
-    def file(self, point: int, kind: str) -> Path:
-        """The file of a point of this kind, "policy" or "state"."""
-        return self.checkpoints / f"{point:06d}.{kind}"
+    def file(self, point: int, kind: str, part: range | None = None) -> Path:
+        """The file of a point of this kind, "policy" or "state", of all agents or some."""
+        own = "" if part in (None, range(self.agents.count)) else f".{part.start}-{part.stop}"
+        return self.checkpoints / f"{point:06d}{own}.{kind}"
+
+    def parts(self, point: int, kind: str) -> dict[range, Path]:
+        """The files of a point, and the agents that each one has; empty unless all are there."""
+        found, everybody = {}, range(self.agents.count)
+        for file in self.checkpoints.glob(f"{point:06d}*.{kind}"):
+            first, _, last = file.stem.partition(".")[2].partition("-")
+            found[range(int(first), int(last)) if last else everybody] = file
+        found = dict(sorted(found.items(), key=lambda item: item[0].start))
+        complete = [i for part in found for i in part] == list(everybody)
+        return found if complete else {}
 
     def points(self, kind: str) -> list[int]:
-        """The points that have such a file, in order."""
-        return sorted(int(file.stem) for file in self.checkpoints.glob(f"[0-9]*.{kind}"))
+        """The points that have such files for all agents, in order."""
+        numbers = {_number(file) for file in self.checkpoints.glob(f"[0-9]*.{kind}")}
+        return sorted(point for point in numbers if self.parts(point, kind))
 
-    def read(self, point: int, kind: str, like: Any) -> Any:
-        """What a file holds, as host arrays (num_agents, ...); `like` is of one agent."""
-        return read_checkpoint(self.file(point, kind), self.algorithm, like, len(self.seeds))
+    def read(self, point: int, kind: str, like: Any, agents: range | None = None) -> Any:
+        """What a point's files hold of some agents (default: all), as host arrays (agents, ...).
 
-    def save(self, point: int, state: Any, metrics: Metrics, keep_states: bool) -> None:
+        Args:
+          like: shapes and dtypes for one agent.
+        """
+        agents = range(self.agents.count) if agents is None else agents
+        pieces = []
+        for part, file in self.parts(point, kind).items():
+            first, last = max(part.start, agents.start), min(part.stop, agents.stop)
+            if first < last:
+                piece = read_checkpoint(file, self.algorithm, like, len(part))
+                mine = slice(first - part.start, last - part.start)
+                pieces.append(jax.tree.map(lambda x, mine=mine: x[mine], piece))
+        if not pieces:
+            raise UserError(f"{self.file(point, kind)} does not exist")
+        join = lambda *x: devices.like_key(np.concatenate([devices.plain(p) for p in x]), x[0])
+        return jax.tree.map(join, *pieces) if len(pieces) > 1 else pieces[0]
+
+    def save(
+        self,
+        point: int,
+        state: Any,
+        metrics: Metrics,
+        is_finite: np.ndarray,
+        keep_states: bool,
+        part: range | None = None,
+    ) -> None:
         """Saves a point.
 
         Args:
           point: its number.
-          state: host arrays (num_agents, ...).
+          state: host arrays (agents, ...) of the agents in `part`.
           metrics: of this point, (num_agents, ...); empty if the curve has no such point.
+          is_finite: whether all numbers of an agent's policy are, (num_agents,).
           keep_states: keep all whole states and not only the last two.
+          part: the agents of this process; default all.
         """
+        part = range(self.agents.count) if part is None else part
         header = {"algorithm": self.algorithm, "point": point}
-        policy = header | {"metrics": metrics}
-        write_checkpoint(self.file(point, "policy"), policy, state.policy)
-        write_checkpoint(self.file(point, "state"), header, state)
-        if not keep_states:
+        policy = header | {"metrics": metrics, "is_finite": is_finite}
+        if len(part):
+            write_checkpoint(self.file(point, "policy", part), policy, state.policy)
+            write_checkpoint(self.file(point, "state", part), header, state)
+        if not keep_states and hosts.is_first():  # what goes has been complete for long
             for old in self.points("state")[:-KEPT_STATES]:
-                self.file(old, "state").unlink()
+                for file in self.parts(old, "state").values():
+                    file.unlink()
 
     def history(self, last: int | None = None) -> dict[int, Metrics]:
         """Metrics (num_agents, ...) of the curve's points, up to the last one that is wanted."""
         points = [p for p in self.points("policy") if last is None or p <= last]
-        rows = {p: read_header(self.file(p, "policy"), self.algorithm)["metrics"] for p in points}
+        rows = {p: self._header(p)["metrics"] for p in points}
         return {point: row for point, row in rows.items() if row}
+
+    def is_finite(self, point: int) -> np.ndarray:
+        """Whether all numbers of an agent's policy are finite at a point, (num_agents,)."""
+        return self._header(point)["is_finite"]
+
+    def _header(self, point: int) -> dict[str, Any]:
+        """Every part's header has the metrics of all agents."""
+        return read_header(next(iter(self.parts(point, "policy").values())), self.algorithm)
 
     def rewind(self, last: int) -> None:
         """Drops all that is past a point, and what a killed process has left behind."""
-        for kind in ("policy", "state"):
-            for later in [point for point in self.points(kind) if point > last]:
-                self.file(later, kind).unlink()
+        for file in self.checkpoints.glob("[0-9]*.*"):
+            if _number(file) > last:
+                file.unlink()
         for part in self.checkpoints.glob(".*.part"):
             part.unlink()
-        write_whole(self.path / "metrics.csv", csv(self.history(last), self.seeds).encode())
+        write_whole(self.path / "metrics.csv", csv(self.history(last), self.agents).encode())
 
     def append_metrics(self, point: int, metrics: Metrics) -> None:
         """Adds a row for each seed to metrics.csv."""
         with open(self.path / "metrics.csv", "a") as file:
-            file.write(csv({point: metrics}, self.seeds, header=not file.tell()))
+            file.write(csv({point: metrics}, self.agents, header=not file.tell()))
+
+
+def free_path(root: Path, *words: str) -> Path:
+    """A path `<word>__<word>__<time>` in root that is not there yet; -1, -2, ... if taken."""
+    words = (*words, time.strftime("%Y%m%d-%H%M%S"))
+    name = "__".join(re.sub(r"[^\w.+-]", "-", word) for word in words)
+    count = 0
+    while (path := Path(root) / (f"{name}-{count}" if count else name)).exists():
+        count += 1
+    return path
+
+
+def _number(file: Path) -> int:
+    """The point of a checkpoint's file."""
+    return int(file.name.partition(".")[0])
+
+
+def read_description(file: Path) -> dict[str, Any]:
+    """What a config.json holds.
+
+    Raises:
+      UserError: there is none, or it is not of a run.
+    """
+    description = read_json(file)
+    for name in ("algorithm", "seeds", "floats", "options", "config"):
+        if name not in description:
+            raise UserError(f"{file} is not of a run of this kit: it has no {name}")
+    return description
 
 
 def read_json(file: Path) -> Any:
@@ -360,19 +376,22 @@ def columns(metrics: Metrics) -> Metrics:
     return result
 
 
-def csv(history: dict[int, Metrics], seeds: list[int], header: bool = True) -> str:
-    """Rows seed, point, metrics..."""
+def csv(history: dict[int, Metrics], agents: Agents, header: bool = True) -> str:
+    """Rows seed, swept floats, point, metrics..."""
     lines = []
     for point, metrics in history.items():
         table = columns(metrics)
         if header and not lines:
-            lines.append(",".join(("seed", "point", *table)))
-        for i, seed in enumerate(seeds):
-            cells = (seed, point, *(values[i].item() for values in table.values()))
-            # Nine digits give a float32 back exactly.
-            texts = (format(x, ".9g") if isinstance(x, float) else str(x) for x in cells)
-            lines.append(",".join(texts))
+            lines.append(",".join(("seed", *agents.floats, "point", *table)))
+        for i, seed in enumerate(agents.seeds):
+            numbers = (values[i].item() for values in table.values())
+            lines.append(",".join(map(cell, (seed, *agents.setting(i).values(), point, *numbers))))
     return "".join(f"{line}\n" for line in lines)
+
+
+def cell(value: Any) -> str:
+    """A number for a table of commas; nine digits give a float32 back exactly."""
+    return format(value, ".9g") if isinstance(value, float) else str(value)
 
 
 def mean_return(history: Metrics) -> np.ndarray:
@@ -388,13 +407,13 @@ class Loaded(NamedTuple):
     """A run, at one point. With agent=None what belongs to agents has an axis (num_agents,)."""
 
     module: Any
-    config: Any
+    config: Any  # with agent=None and swept floats, these are (num_agents,)
     state: Any  # the whole state where it was kept, else an object with nothing but `policy`
     policy: Callable  # policy(state, observation, memory=None, rng=None) -> action, memory
     metrics: Metrics  # up to that point, of all agents, (num_agents, points, ...)
     points: list[int]  # numbers of those points
     point: Any  # the number of the point, or one for each agent
-    seeds: list[int]
+    agents: Agents  # seeds and swept floats, of one agent or all
 
 
 def load(
@@ -408,7 +427,7 @@ def load(
     """Reads a run back.
 
     Args:
-      run_dir: the run's directory.
+      run_dir: the run's directory, or a sweep's for an agent of results.csv.
       point: a point's number; "last"; "best", which is each agent's own point of highest mean
         evaluation return (training return if it was not evaluated); or a function of an
         agent's history {name: (points,)} that gives a score for each point, the highest being best.
@@ -419,10 +438,10 @@ def load(
     Raises:
       UserError: no such run, point or agent, or a checkpoint that is damaged or does not fit.
     """
-    run_dir = RunDir.open(Path(run_dir))
+    run_dir, agent = locate(Path(run_dir), agent)
     module = module or find_module(run_dir.algorithm)
     config = run_dir.config(module.Config, env)
-    count = len(run_dir.seeds)
+    agents, count = run_dir.agents, run_dir.agents.count
     if agent is not None and not 0 <= agent < count:
         raise UserError(f"agent={agent}: {run_dir.path} has agents 0 to {count - 1}")
     history = run_dir.history()
@@ -438,6 +457,8 @@ def load(
         policy = jax.tree.map(own, *[policies[p] for p in chosen])
         state = SimpleNamespace(policy=policy)
     points = [p for p in history if p <= max(wanted)]
+    if agents.floats:
+        config = agents.configs(config) if agent is None else agents.config(config, agent)
     return Loaded(
         module,
         config,
@@ -446,8 +467,26 @@ def load(
         stack(history[p] for p in points),
         points,
         chosen if agent is None else wanted[0],
-        run_dir.seeds,
+        agents if agent is None else agents.part(agent, agent + 1),
     )
+
+
+def locate(path: Path, agent: int | None) -> tuple[RunDir, int | None]:
+    """The run that has an agent, and which one it is there: a sweep is many runs.
+
+    Raises:
+      UserError: there is no such run or agent, or it is a sweep and no agent is named.
+    """
+    if not (path / SWEEP).exists():
+        return RunDir.open(path), agent
+    if agent is None:
+        raise UserError(f"{path} is a sweep: say which agent, they are in its results.csv")
+    first = 0
+    for chunk in read_json(path / SWEEP)["chunks"]:
+        if first <= agent < first + chunk["agents"]:
+            return RunDir.open(path / chunk["run"]), agent - first
+        first += chunk["agents"]
+    raise UserError(f"agent={agent}: {path} has agents 0 to {first - 1}")
 
 
 def _choose(run_dir: RunDir, point: Any, history: dict[int, Metrics], agent: int) -> int:

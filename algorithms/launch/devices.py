@@ -3,7 +3,8 @@
 Every tree that belongs to agents has them as its leading axis, also when there is only one. Agents
 are mapped over devices with shard_map, so that a loop whose length depends on data makes no device
 wait for another; on one device they are vmapped. A device with a single agent runs exactly what
-`make_train(config)(key)` runs.
+`make_train(config)(key)` runs. The devices are those of all processes, where there are several
+(hosts.py).
 """
 
 import os
@@ -18,6 +19,7 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import envs
+from algorithms.launch import hosts
 from algorithms.launch.errors import UserError
 
 CACHE = "single-file-rl"  # a folder of the user's cache directory
@@ -70,11 +72,11 @@ def num_cores() -> int:
 
 
 class Layout(NamedTuple):
-    """Which devices serve the agents; copies of the last agent fill up the last device."""
+    """Which devices serve the agents; copies of the last agent fill up the last devices."""
 
     num_agents: int
     per_device: int
-    devices: tuple[Any, ...]
+    devices: tuple[Any, ...]  # in order of the processes that they belong to
 
     @property
     def padded(self) -> int:
@@ -85,32 +87,78 @@ class Layout(NamedTuple):
         shape, types = (len(self.devices),), (AxisType.Auto,)
         return jax.make_mesh(shape, ("agents",), types, devices=self.devices)
 
+    @property
+    def _places(self) -> range:
+        """What this process's devices hold of the padded axis."""
+        mine = [i for i, d in enumerate(self.devices) if d.process_index == jax.process_index()]
+        return range(mine[0] * self.per_device, (mine[-1] + 1) * self.per_device)
+
+    @property
+    def own(self) -> range:
+        """The agents that this process keeps, perhaps none."""
+        return range(*(min(i, self.num_agents) for i in (self._places.start, self._places.stop)))
+
+    @property
+    def needed(self) -> range:
+        """The agents whose states this process's devices need, at least one."""
+        return range(min(self._places.start, self.num_agents - 1), max(self.own.stop, 1))
+
     def sharding(self, *spec: str) -> Any:
         """Where trees live: "agents" for those with an agent axis, nothing for shared ones."""
         if len(self.devices) == 1:
             return jax.sharding.SingleDeviceSharding(self.devices[0])
         return NamedSharding(self.mesh, PartitionSpec(*spec))
 
-    def put(self, tree: Any) -> Any:
-        """Host arrays (num_agents, ...) on the devices (padded, ...)."""
-        index = np.minimum(np.arange(self.padded), self.num_agents - 1)
-        return jax.device_put(jax.tree.map(lambda x: x[index], tree), self.sharding("agents"))
+    def put(self, tree: Any, first: int = 0) -> Any:
+        """Host arrays of agents, from the first on, on the devices (padded, ...)."""
+        index = np.minimum(np.arange(self.padded), self.num_agents - 1) - first
+        sharding = self.sharding("agents")
+
+        def place(x):
+            data = np.asarray(plain(x))
+            shape = (self.padded, *data.shape[1:])
+            part = lambda where: data[index[where[0]]]
+            return like_key(jax.make_array_from_callback(shape, sharding, part), x)
+
+        return jax.tree.map(place, tree)
 
     def share(self, tree: Any) -> Any:
         """Host arrays on all devices."""
-        return jax.device_put(tree, self.sharding())
+        sharding = self.sharding()
+        place = lambda x: jax.make_array_from_callback(x.shape, sharding, lambda where: x[where])
+        return jax.tree.map(place, tree)
 
     def get(self, tree: Any) -> Any:
-        """Host copies (num_agents, ...) of what is on the devices (padded, ...)."""
-        copy = lambda x: like_key(np.array(plain(x))[: self.num_agents], x)
+        """Host copies of the agents that this process keeps, of what is on the devices."""
+
+        def copy(x):
+            shards = sorted(plain(x).addressable_shards, key=lambda s: s.index[0].start or 0)
+            data = np.concatenate([np.asarray(shard.data) for shard in shards])
+            return like_key(data[: len(self.own)], x)
+
         return jax.tree.map(copy, tree)
+
+    def gather(self, tree: Any) -> Any:
+        """Host copies (num_agents, ...) of all agents, in all processes."""
+        return jax.tree.map(lambda x: x[: self.num_agents], hosts.gather(tree))
 
 
 def arrange(num_agents: int) -> Layout:
-    """The fewest devices on which no device serves more agents than it must."""
-    devices = jax.local_devices()
+    """The fewest devices on which no device serves more agents than it must.
+
+    Several processes use all of their devices, also for fewer agents.
+    """
+    devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
     per_device = -(-num_agents // len(devices))
-    return Layout(num_agents, per_device, tuple(devices[: -(-num_agents // per_device)]))
+    used = len(devices) if hosts.count() > 1 else -(-num_agents // per_device)
+    return Layout(num_agents, per_device, tuple(devices[:used]))
+
+
+def cut(num_agents: int, at_most: int) -> list[range]:
+    """Chunks of agents, as few as can be, of one size; the last one may be shorter."""
+    chunks = -(-num_agents // at_most)
+    size = -(-num_agents // chunks)
+    return [range(i, min(i + size, num_agents)) for i in range(0, num_agents, size)]
 
 
 def is_key(x: Any) -> bool:
@@ -162,16 +210,28 @@ class Programs(NamedTuple):
     start: Callable | None  # (env_params, configs, keys) -> states, metrics
     advance: Callable  # (env_params, configs, states) -> states, metrics; uses the states up
 
+    @property
+    def bytes_per_device(self) -> int:
+        """What the larger one needs of a device's memory, as its compiler says."""
+        return max(_bytes(program) for program in self if program)
+
+
+def _bytes(program: Any) -> int:
+    """Arguments, results and temporary buffers; what is donated counts once."""
+    memory = program.memory_analysis()
+    ends = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
+    return ends + memory.temp_size_in_bytes + memory.generated_code_size_in_bytes
+
 
 def compile_programs(
-    module: Any, env: Any, env_params: Any, configs: Any, layout: Layout, start: bool
+    module: Any, config: Any, env: Any, env_params: Any, layout: Layout, start: bool
 ) -> Programs:
     """Compiles both programs at the same time, or only `advance` when the run has started already.
 
     Args:
+      config: the algorithm's Config; of its floats only the shape of a batch is used.
       env, env_params: of `envs.make`. The parameters are arguments of the programs, as they are in
         the algorithm's own jit: constants would be folded, and other numbers come out.
-      configs: the algorithm's Config with float leaves (padded,).
       start: whether to compile `start`.
     """
 
@@ -182,6 +242,8 @@ def compile_programs(
         return module.make_train(config, env, env_params)(None, state, 1)
 
     sharded = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=layout.sharding("agents"))
+    leaf = jax.ShapeDtypeStruct((layout.padded,), jnp.float32)
+    configs = jax.tree.map(lambda _: sharded(leaf), config)
     keys = sharded(jax.eval_shape(lambda: jax.random.split(jax.random.key(0), layout.padded)))
     starting = jax.jit(over_agents(first, layout)).trace(env_params, configs, keys)
     states = jax.tree.map(sharded, starting.out_info[0])
@@ -191,6 +253,14 @@ def compile_programs(
     with ThreadPoolExecutor(len(lowered)) as pool:
         advance, *rest = pool.map(lambda program: program.compile(), lowered)
     return Programs(rest[0] if start else None, advance)
+
+
+@jax.jit
+@jax.vmap
+def is_finite(tree: Any) -> jax.Array:
+    """Whether all floats in a tree of agents are finite, (agents,)."""
+    leaves = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.floating)]
+    return jnp.all(jnp.array([jnp.all(jnp.isfinite(x)) for x in leaves] or [True]))
 
 
 def over_agents(function: Callable, layout: Layout) -> Callable:

@@ -7,10 +7,19 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from algorithms.launch.checkpoints import Metrics, columns
+
+
+class Place(NamedTuple):
+    """Where a run is in a sweep."""
+
+    label: str
+    before: int  # points of the runs before it
+    total: int  # points of all
 
 
 class Progress:
@@ -26,6 +35,8 @@ class Progress:
         self.seconds = {"import": import_seconds, "compile": 0.0, "run": 0.0, "save": 0.0}
         self.width = self.tenths = 0  # of the line that updates itself; of the run shown so far
         self.start = self.num_points = self.num_agents = 0
+        self.before = dict(self.seconds)  # when this run began
+        self.place: Place | None = None
 
     @contextlib.contextmanager
     def timed(self, what: str) -> Iterator[None]:
@@ -42,22 +53,45 @@ class Progress:
             print(self._wipe() + text, flush=True)
 
     def begin(self, start: int, num_points: int, num_agents: int) -> None:
-        """From which point to which the session goes."""
+        """From which point to which a run goes."""
         self.start, self.num_points, self.num_agents = start, num_points, num_agents
-        self.tenths = 10 * start // num_points
+        self.before = dict(self.seconds)
+        self.tenths = self._tenths(start)
 
     def point(self, point: int, metrics: Metrics) -> None:
         """Shows a point just finished; metrics are (num_agents, ...), or empty."""
-        tenths = 10 * point // self.num_points
         if self.quiet or not metrics:
             return
+        place, tenths = self.place, self._tenths(point)
+        if place and place.before == 0 and point == self.start + 1:
+            self.say(f"about {duration(self._left(point))} left, says the first point")
+        first = point == self.start and not (place and place.before)
         if self.terminal:
             line = self._line(point, metrics)[: shutil.get_terminal_size().columns - 1]
             print(self._wipe() + line, end="", flush=True)
             self.width = len(line)
-        elif point in (self.start, self.num_points) or tenths > self.tenths:
+        elif first or tenths > self.tenths or self._share(point) == 1:
             print(self._line(point, metrics), flush=True)
         self.tenths = tenths
+
+    def _share(self, point: int) -> float:
+        """How much of the run, or of the whole sweep, is done."""
+        if self.place:
+            return (self.place.before + point) / self.place.total
+        return point / self.num_points
+
+    def _tenths(self, point: int) -> int:
+        return int(10 * self._share(point) + 1e-9)
+
+    def _spent(self, what: str) -> float:
+        """Seconds since this run began."""
+        return self.seconds[what] - self.before[what]
+
+    def _left(self, point: int) -> float:
+        """Seconds to the end of everything, if all goes as this run has gone so far."""
+        each = (self._spent("run") + self._spent("save")) / (point - self.start)
+        end = self.place.total - self.place.before if self.place else self.num_points
+        return float(each * (end - point))
 
     def close(self, point: int, metrics: Metrics, run_dir: Path | None) -> None:
         """What came out, where it is, where the time went; metrics (num_agents, points, ...)."""
@@ -65,18 +99,27 @@ class Progress:
         final = ", ".join(returns({name: values[:, -1] for name, values in metrics.items()}))
         place = f", in {run_dir}" if run_dir else ""
         self.say(f"{'done' if point == self.num_points else stopped}: {final}{place}")
+        self.tell_times()
+
+    def finish(self, how: str, place: str) -> None:
+        """The end of a sweep."""
+        self.say(f"{how}{place}")
+        self.tell_times()
+
+    def tell_times(self) -> None:
         times = ", ".join(f"{what} {seconds:.1f} s" for what, seconds in self.seconds.items())
         self.say(f"time: {times}; {sum(self.seconds.values()):.1f} s in all")
 
     def _line(self, point: int, metrics: Metrics) -> str:
         timestep = int(metrics["timestep"].max())
-        share = f"{100 * point / self.num_points:3.0f}%"
-        parts = [share, f"step {short(timestep)}", *returns(metrics)[:1]]
+        parts = [f"{100 * self._share(point):3.0f}%", f"step {short(timestep)}"]
+        if self.place and self.place.label:
+            parts.insert(1, self.place.label)
+        parts += returns(metrics)[:1]
         if point > self.start:
-            run, done = self.seconds["run"], point - self.start
-            speed = timestep / point * done * self.num_agents / run  # points are of equal length
-            left = duration((run + self.seconds["save"]) / done * (self.num_points - point))
-            parts += [f"{short(speed)} steps/s", f"{left} left"]
+            steps = timestep / point * (point - self.start) * self.num_agents  # equal points
+            speed = short(steps / self._spent("run"))
+            parts += [f"{speed} steps/s", f"{duration(self._left(point))} left"]
         return " | ".join(parts)
 
     def _wipe(self) -> str:

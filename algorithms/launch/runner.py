@@ -15,12 +15,15 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from algorithms.launch import checkpoints, devices, progress
+import envs
+from algorithms.launch import checkpoints, devices, hosts, progress, settings
 from algorithms.launch.checkpoints import Metrics, RunDir
 from algorithms.launch.errors import UserError, unknown, warn
+from algorithms.launch.settings import Agents
 
 DRAW_SECONDS = 60.0  # between two drawings of the curve while the run goes on
 GIF_CHOICES = ("never", "start", "end", "every")
+SPARE = 0.1  # of the memory, for what the compiler does not know of
 
 # Ranges of float settings: {name: (condition in words, condition)}.
 _UNIT = ("in [0, 1]", lambda x: (x >= 0) & (x <= 1))
@@ -45,15 +48,17 @@ class Point(NamedTuple):
     index: int  # number of the point; 0 is before training
     timestep: int
     metrics: Metrics  # of this point, (num_agents, ...)
-    get_state: Callable[[], Any]  # the whole state on the host, leaves (num_agents, ...)
+    get_state: Callable[[], Any]  # the whole state on the host; of this process's agents
     run_dir: Path | None
+    is_finite: np.ndarray  # whether all numbers of an agent's policy are, (num_agents,)
 
 
 class Result(NamedTuple):
-    state: Any  # leaves (num_agents, ...), on the host
+    state: Any  # leaves (num_agents, ...), on the host; of several processes, each has its agents
     metrics: Metrics  # (num_agents, points, ...)
     run_dir: Path | None
     objective: float  # to minimise: minus the mean return at the last point
+    is_finite: np.ndarray  # whether all numbers of an agent's policy are, (num_agents,)
     interrupted: bool = False  # stopped by Ctrl-C before the last point
 
 
@@ -67,11 +72,11 @@ class Options(NamedTuple):
     gif: str = "never"
 
 
-class _Start(NamedTuple):
+class Start(NamedTuple):
     """Where a session begins."""
 
     point: int = 0
-    state: Any = None  # host arrays (num_agents, ...); None before the first point
+    get_state: Callable | None = None  # get_state(agents): host arrays; None before the first point
     rows: Sequence[Metrics] = ()  # metrics (num_agents, ...) of the points so far
     resumed: bool = False
 
@@ -112,17 +117,15 @@ def run(
     """
     options = make_options(options)
     check_seeds(seed, num_seeds)
-    seeds = range(seed, seed + num_seeds)
+    check_files(options, save)
+    agents = Agents(list(range(seed, seed + num_seeds)))
     view = progress.Progress(quiet, import_seconds)
-    session = _Session(module, config, seeds, options, hooks, view)
-    described = describe(module, config, seeds, options)
+    trainer = Trainer(module, config, num_seeds, options, view)
+    session = Session(trainer, agents, options, hooks)
     if not save:
-        if options != Options():
-            raise UserError("save=False: keep_states, track, tensorboard and gif need files")
-        return session.train(None, _Start())
-    if run_dir is None:
-        return session.train(RunDir.create_named(Path(root), described), _Start())
-    return session.train(RunDir.create(Path(run_dir), described), _Start())
+        return session.train(None, Start())
+    described = describe(module, config, agents, options)
+    return session.train(create(described, Path(root), run_dir), Start())
 
 
 def resume(
@@ -155,45 +158,66 @@ def resume(
     """
     run_dir = RunDir.open(Path(run_dir))
     module = module or checkpoints.find_module(run_dir.algorithm)
-    check_algorithm(module, run_dir)
+    check_algorithm(module, run_dir.algorithm, run_dir.path)
     options = make_options(run_dir.description["options"] | options)
     config = run_dir.config(module.Config, env)
+    agents = run_dir.agents
     kept = run_dir.points("state")
     if point != "last" and point not in kept:
         raise UserError(f"{run_dir.path} has no whole state of point {point}; it has {kept}")
-    start = _Start(resumed=True)
-    if kept:
-        index = kept[-1] if point == "last" else point
-        devices.use_cores(len(run_dir.seeds), config)
-        devices.make_environment(module, config)
-        state = run_dir.read(index, "state", devices.initial_state(module, config))
-        start = _Start(index, state, tuple(run_dir.history(index).values()), True)
+    view = progress.Progress(quiet, import_seconds)
+    devices.use_cores(agents.count, config)
+    start = starting(module, config, run_dir, None if point == "last" else point)
     notes = []
     if total_timesteps is not None and total_timesteps != config.total_timesteps:
         config, notes = extend(config, total_timesteps, start)
-    seeds = range(run_dir.seeds[0], run_dir.seeds[-1] + 1)
-    view = progress.Progress(quiet, import_seconds)
-    session = _Session(module, config, seeds, options, hooks, view)
-    described = describe(module, config, seeds, options)
-    if kept and index != kept[-1]:
-        run_dir = fork(run_dir, described, index)
-    else:
+    trainer = Trainer(module, config, agents.count, options, view)
+    session = Session(trainer, agents, options, hooks)
+    described = describe(module, config, agents, options)
+    if point != "last" and point != kept[-1]:
+        run_dir = fork(run_dir, described, point)
+    elif hosts.is_first():
         run_dir.describe(described)
     for note in notes:
         view.say(note)
     return session.train(run_dir, start)
 
 
+def starting(module: Any, config: Any, run_dir: RunDir, point: int | None = None) -> Start:
+    """Where a run that is there goes on: at its last whole state, or at that of a point."""
+    kept = run_dir.points("state")
+    if not kept:
+        return Start(resumed=True)
+    point = kept[-1] if point is None else point
+    devices.make_environment(module, config)
+    like = devices.initial_state(module, config)
+    read = lambda agents: run_dir.read(point, "state", like, agents)
+    return Start(point, read, tuple(run_dir.history(point).values()), True)
+
+
+def create(described: dict[str, Any], root: Path, path: Path | str | None = None) -> RunDir:
+    """The directory of a new run, below root unless a path is given."""
+
+    def make() -> str:
+        if path is None:
+            return str(RunDir.create_named(root, described).path)
+        return str(RunDir.create(Path(path), described).path)
+
+    return RunDir(Path(hosts.from_first(make)), described)
+
+
 def fork(run_dir: RunDir, described: dict[str, Any], last: int) -> RunDir:
     """A new run next to an old one, with that one's points up to the last."""
-    forked = RunDir.create_named(run_dir.path.parent, described)
-    files = [run_dir.file(p, "policy") for p in run_dir.points("policy") if p <= last]
-    for file in [*files, run_dir.file(last, "state")]:
+    forked = create(described, run_dir.path.parent)
+    policies = [run_dir.parts(p, "policy") for p in run_dir.points("policy") if p <= last]
+    parts = [*policies, run_dir.parts(last, "state")] * hosts.is_first()
+    for file in [file for part in parts for file in part.values()]:
         checkpoints.write_whole(forked.checkpoints / file.name, file.read_bytes())
+    hosts.wait()
     return forked
 
 
-def extend(config: Any, total: int, start: _Start) -> tuple[Any, list[str]]:
+def extend(config: Any, total: int, start: Start) -> tuple[Any, list[str]]:
     """A configuration for more timesteps with as many updates to a point, and what to say."""
     if total < config.total_timesteps:
         raise UserError(
@@ -218,7 +242,7 @@ def extend(config: Any, total: int, start: _Start) -> tuple[Any, list[str]]:
     return config.replace(total_timesteps=points * steps, num_evals=points), notes
 
 
-# --- settings --------------------------------------------------------------------------------
+# --- checks ----------------------------------------------------------------------------------
 
 
 def make_options(values: dict[str, Any]) -> Options:
@@ -243,18 +267,22 @@ def check_seeds(seed: int, num_seeds: int) -> None:
 
 def check_floats(config: Any) -> None:
     """Refuses floats that cannot work; they are concrete only here."""
-    for name in checkpoints.float_fields(config):
-        value = np.asarray(getattr(config, name), np.float64)
-        words, allowed = FLOAT_RANGES.get(name, ("a number", lambda x: x == x))
-        if not np.all(allowed(value)):
-            raise UserError(f"{name}={getattr(config, name)}: give a number {words}")
+    for name in settings.float_fields(config):
+        words, allowed = FLOAT_RANGES.get(name, ("", lambda x: x == x))
+        for value in np.ravel(getattr(config, name)).tolist():
+            if not isinstance(value, int | float) or not allowed(np.float64(value)):
+                raise UserError(f"{name}={value}: give a number {words}".rstrip())
 
 
-def check_algorithm(module: Any, run_dir: RunDir) -> None:
-    if run_dir.algorithm != algorithm_name(module):
+def check_files(options: Options, save: bool) -> None:
+    if not save and options != Options():
+        raise UserError("save=False: keep_states, track, tensorboard and gif need files")
+
+
+def check_algorithm(module: Any, algorithm: str, path: Path) -> None:
+    if algorithm != algorithm_name(module):
         raise UserError(
-            f"{run_dir.path} is a run of {run_dir.algorithm}, not of {algorithm_name(module)}: "
-            f"use {run_dir.algorithm}.py"
+            f"{path} is a run of {algorithm}, not of {algorithm_name(module)}: use {algorithm}.py"
         )
 
 
@@ -263,100 +291,198 @@ def algorithm_name(module: Any) -> str:
     return Path(module.__file__).stem
 
 
-def describe(module: Any, config: Any, seeds: range, options: Options) -> dict:
+def describe(module: Any, config: Any, agents: Agents, options: Options) -> dict[str, Any]:
     """What config.json holds."""
     return {
         "algorithm": algorithm_name(module),
-        "seed": seeds[0],
-        "num_seeds": len(seeds),
         "options": options._asdict(),
-        "config": checkpoints.config_to_json(config),
+        "config": settings.config_to_json(config),
+        **agents.to_json(),
     }
 
 
-# --- a session -------------------------------------------------------------------------------
+# --- programs and agents ---------------------------------------------------------------------
 
 
-class _Session:
-    """One process's part of a run: devices and programs, and the loop over points."""
+class Trainer:
+    """A configuration that trains agents: its environment, devices and programs.
+
+    Every chunk of agents of one size uses the same.
+    """
 
     def __init__(
         self,
         module: Any,
         config: Any,
-        seeds: range,
+        num_agents: int,
         options: Options,
-        hooks: Sequence[Callable[[Point], None]],
         view: progress.Progress,
     ):
-        self.module, self.config, self.seeds, self.options = module, config, seeds, options
-        self.hooks, self.view = hooks, view
-        self.name = f"{algorithm_name(module)} on {checkpoints.env_name(config)}"
+        self.module, self.config, self.view = module, config, view
+        self.name = f"{algorithm_name(module)} on {settings.env_name(config)}"
         check_floats(config)
         devices.use_compilation_cache()
-        if not devices.use_cores(len(seeds), config):
+        if not devices.use_cores(num_agents, config):
             view.say("jax is in use already: the devices that it has are used")
         with view.timed("import"):  # of the environment's library
-            self.env, env_params = devices.make_environment(module, config)
+            self.env, self.host_params = devices.make_environment(module, config)
+        view.quiet |= not hosts.is_first()
         if options.gif != "never":
             from algorithms.launch import render
 
             render.check_drawable(config)
-        self.layout = devices.arrange(len(seeds))
-        self.env_params = self.layout.share(env_params)
-        configs = jax.tree.map(lambda x: np.full(len(seeds), x, np.float32), config)
-        self.configs = self.layout.put(configs)
+        self.arrange(num_agents)
 
-    def train(self, run_dir: RunDir | None, start: _Start) -> Result:
+    def arrange(self, num_agents: int) -> None:
+        """Chooses devices for so many agents at once."""
+        self.programs: devices.Programs | None = None
+        self.layout = devices.arrange(num_agents)
+        self.env_params = self.layout.share(self.host_params)
+
+    def compile(self, start: bool) -> None:
+        """Compiles what is not there yet; `start`: also what new agents need."""
+        if self.programs is None or (start and self.programs.start is None):
+            self.programs = devices.compile_programs(
+                self.module, self.config, self.env, self.env_params, self.layout, start
+            )
+
+    @property
+    def bytes_per_device(self) -> int:
+        """What the compiled programs take of a device's memory, with their agents."""
+        return self.programs.bytes_per_device
+
+    def check_memory(self, advice: str) -> None:
+        """Refuses programs that do not fit, before anything runs; `{fewer}` agents would."""
+        needed, limit = self.bytes_per_device, memory_limit(self.layout)
+        if needed > limit:
+            raise UserError(
+                f"{self.layout.num_agents} agents need {size(needed)} of each device's memory and "
+                f"may take {size(limit)}: {advice.format(fewer=self._fewer(limit))}"
+            )
+
+    def fit(self, num_agents: int, at_most: int | None, limit: int, start: bool) -> list[range]:
+        """Compiles for as many agents at once as the memory takes. Returns the chunks of them.
+
+        Args:
+          num_agents: altogether.
+          at_most: at once, whatever the memory takes.
+          limit: bytes of each device.
+          start: as of `compile`.
+
+        Raises:
+          UserError: not even one agent on each device fits.
+        """
+        chunks = devices.cut(num_agents, min(at_most or num_agents, num_agents))
+        while True:
+            self.arrange(len(chunks[0]))
+            self.compile(start)
+            if self.bytes_per_device <= limit:
+                return chunks
+            if self.layout.per_device == 1:
+                raise UserError(
+                    f"{self.name}: an agent needs {size(self.bytes_per_device)} and may take "
+                    f"{size(limit)} of a device's memory: fewer num_envs, a smaller buffer or "
+                    "network would do"
+                )
+            chunks = devices.cut(num_agents, self._fewer(limit))
+
+    def _fewer(self, limit: int) -> int:
+        """Agents at once that should fit where these do not."""
+        layout = self.layout
+        share = int(layout.per_device * limit / self.bytes_per_device)
+        return max(1, min(share, layout.per_device - 1)) * len(layout.devices)
+
+
+def memory_limit(layout: devices.Layout) -> int:
+    """Bytes that programs may take of each device; CPU devices share the machine's memory."""
+    device = layout.devices[0]
+    sharing = jax.local_device_count() if device.platform == "cpu" else 1
+    return hosts.from_first(lambda: int((1.0 - SPARE) * envs.device_memory(device) / sharing))
+
+
+def size(number: float) -> str:
+    """Bytes for people."""
+    for unit, letters in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if number >= unit:
+            return f"{number / unit:.3g} {letters}"
+    return f"{number:.0f} B"
+
+
+# --- a session -------------------------------------------------------------------------------
+
+
+class Session:
+    """One process's part of a run: the loop over the points of its agents' curves.
+
+    Args:
+      trainer: with a layout for at least as many agents.
+      in_sweep: the run is a chunk of a sweep, which says what a run says by itself otherwise.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        agents: Agents,
+        options: Options,
+        hooks: Sequence[Callable[[Point], None]],
+        in_sweep: bool = False,
+    ):
+        self.trainer, self.agents, self.options, self.hooks = trainer, agents, options, hooks
+        self.module, self.config, self.view = trainer.module, trainer.config, trainer.view
+        self.in_sweep = in_sweep
+        self.layout = trainer.layout._replace(num_agents=agents.count)
+        self.configs = self.layout.put(agents.configs(trainer.config))
+
+    def train(
+        self, run_dir: RunDir | None, start: Start, interrupt: "Interrupt | None" = None
+    ) -> Result:
         """From the start to the last point, or to Ctrl-C."""
         record = _Record(self, run_dir, start)
-        self._announce(start, f", in {run_dir.path}" if run_dir else "")
+        if not self.in_sweep:
+            self._announce(start, f", in {run_dir.path}" if run_dir else "")
+        self.view.begin(start.point, self.config.num_evals, self.agents.count)
         if start.point >= self.config.num_evals:
             self.view.say("this run is finished; a larger total_timesteps would go on with it")
             record.draw()
-            return record.result(start.point, start.state)
+            state = start.get_state(self.layout.own)
+            return record.result(start.point, state, run_dir.is_finite(start.point))
         with self.view.timed("save"):
             record.open(start)
         with self.view.timed("compile"):
-            programs = in_background(self._compile, start.state is None)
-        with Interrupt() as interrupt:
-            point, states = self._loop(programs, start, record, interrupt)
+            in_background(self.trainer.compile, start.get_state is None)
+        if not self.in_sweep:
+            self.trainer.check_memory("max_parallel={fewer} trains them in turn")
+        with contextlib.nullcontext(interrupt) if interrupt else Interrupt() as interrupt:
+            point, states = self._loop(start, record, interrupt)
         with self.view.timed("save"):
             record.close()
-        result = record.result(point, self.layout.get(states))
-        self.view.close(point, result.metrics, result.run_dir)
+        result = record.result(point, self.layout.get(states), self._is_finite(states))
+        if not self.in_sweep:
+            self.view.close(point, result.metrics, result.run_dir)
         return result
 
-    def _announce(self, start: _Start, place: str) -> None:
-        agents, used = len(self.seeds), len(self.layout.devices)
-        seeds = f"1 agent (seed {self.seeds[0]})"
-        if agents > 1:
-            seeds = f"{agents} agents (seeds {self.seeds[0]} to {self.seeds[-1]})"
+    def _announce(self, start: Start, place: str) -> None:
+        count, used, seeds = self.agents.count, len(self.layout.devices), self.agents.seeds
+        if count == 1:
+            who = f"1 agent ({self.agents.label(0)})"
+        elif self.agents.floats:
+            who = f"{count} agents of a sweep"
+        else:
+            who = f"{count} agents (seeds {seeds[0]} to {seeds[-1]})"
         where = f"{used} {self.layout.devices[0].platform} device{'s' * (used > 1)}"
         points = f"points {start.point} to {self.config.num_evals}"
-        self.view.say(f"{self.name}: {seeds} on {where}, {points}{place}")
-        self.view.begin(start.point, self.config.num_evals, agents)
+        self.view.say(f"{self.trainer.name}: {who} on {where}, {points}{place}")
 
-    def _compile(self, start: bool) -> devices.Programs:
-        return devices.compile_programs(
-            self.module, self.env, self.env_params, self.configs, self.layout, start
-        )
-
-    def _loop(
-        self,
-        programs: devices.Programs,
-        start: _Start,
-        record: "_Record",
-        interrupt: "Interrupt",
-    ) -> tuple[int, Any]:
+    def _loop(self, start: Start, record: "_Record", interrupt: "Interrupt") -> tuple[int, Any]:
         """Returns the number of the last point and the states on the devices."""
-        point = start.point
-        if start.state is None:
-            keys = jax.numpy.stack([jax.random.key(seed) for seed in self.seeds])
+        point, programs = start.point, self.trainer.programs
+        if start.get_state is None:
+            keys = jax.numpy.stack([jax.random.key(seed) for seed in self.agents.seeds])
             states = self._execute(programs.start, self.layout.put(keys), point, record)
         else:
-            states = self.layout.put(start.state)
-        while point < self.config.num_evals and not interrupt.asked:
+            needed = self.layout.needed
+            states = self.layout.put(start.get_state(needed), needed.start)
+        while point < self.config.num_evals and not hosts.anybody(interrupt.asked):
             point += 1
             states = self._execute(programs.advance, states, point, record)
         return point, states
@@ -365,15 +491,15 @@ class _Session:
         """A program, and everything that happens at the point it leads to. Returns the states."""
 
         def finished():
-            return jax.block_until_ready(program(self.env_params, self.configs, argument))
+            return jax.block_until_ready(program(self.trainer.env_params, self.configs, argument))
 
         with self.view.timed("run"):
             states, metrics = in_background(finished)
-        metrics = self.layout.get(metrics)
+        metrics = self.layout.gather(metrics)
         row = {name: values[:, 0] for name, values in metrics.items() if values.shape[1]}
         timestep = int(row["timestep"].max()) if row else 0
         get_state = functools.cache(lambda: self.layout.get(states))
-        seen = Point(point, timestep, row, get_state, record.path)
+        seen = Point(point, timestep, row, get_state, record.path, self._is_finite(states))
         with self.view.timed("save"):
             record.add(seen)
         self.view.point(point, row)
@@ -381,32 +507,42 @@ class _Session:
             hook(seen)
         return states
 
+    def _is_finite(self, states: Any) -> np.ndarray:
+        """Whether all numbers of an agent's policy are, (num_agents,), in all processes."""
+        return self.layout.gather(devices.is_finite(states.policy))
+
 
 class _Record:
     """What remains of a run: metrics and, with a directory, files, trackers and pictures."""
 
-    def __init__(self, session: _Session, run_dir: RunDir | None, start: _Start):
+    def __init__(self, session: Session, run_dir: RunDir | None, start: Start):
         self.session, self.run_dir, self.options = session, run_dir, session.options
         self.path = run_dir and run_dir.path
         self.rows = list(start.rows)
         self.trackers: list[Any] = []
         self.drawn = time.perf_counter()
+        self.were_finite = np.ones(session.agents.count, bool)
+        if start.rows:
+            self.were_finite = run_dir.is_finite(start.point)
 
-    def open(self, start: _Start) -> None:
+    def open(self, start: Start) -> None:
         """Brings the directory to where the session starts, and opens the trackers."""
-        if not self.run_dir:
-            return
+        if self.run_dir and hosts.is_first():
+            self._open(start)
+        hosts.wait()  # so that nobody saves what is then dropped
+
+    def _open(self, start: Start) -> None:
         session, options = self.session, self.options
         if start.resumed:
-            self.run_dir.rewind(-1 if start.state is None else start.point)
+            self.run_dir.rewind(-1 if start.get_state is None else start.point)
         found = checkpoints.versions(session.module, session.layout)
         changes = self.run_dir.write_versions(found, start.point)
         if changes:
             warn(f"the last digits may differ from an unbroken run's: {', '.join(changes)}")
         if options.keep_states:
-            size = devices.size(devices.initial_state(session.module, session.config))
-            size *= len(session.seeds) * (session.config.num_evals + 1)
-            session.view.say(f"all states are kept: {size / 1e6:.3g} MB when the run is done")
+            bytes_of_one = devices.size(devices.initial_state(session.module, session.config))
+            whole = bytes_of_one * session.agents.count * (session.config.num_evals + 1)
+            session.view.say(f"all states are kept: {size(whole)} when the run is done")
         if options.track or options.tensorboard:
             from algorithms.launch import trackers
 
@@ -416,8 +552,9 @@ class _Record:
                 one_run_per_seed=options.one_run_per_seed,
                 run_dir=self.path,
                 name=self.path.name,
+                group=self.path.parent.name if session.in_sweep else None,
                 config=self.run_dir.description["config"],
-                seeds=session.seeds,
+                agents=session.agents,
                 resume=start.resumed,
             )
 
@@ -425,11 +562,18 @@ class _Record:
         """Takes a point. A full disk costs the files and not the run."""
         if point.metrics:
             self.rows.append(point.metrics)
+        self._tell_of_broken(point)
         if not self.run_dir:
             return
         with survive(f"point {point.index} was not saved, the last good one stays", OSError):
-            state, keep = point.get_state(), self.options.keep_states
-            self.run_dir.save(point.index, state, point.metrics, keep)
+            keep, own = self.options.keep_states, self.session.layout.own
+            state, finite = point.get_state(), point.is_finite
+            self.run_dir.save(point.index, state, point.metrics, finite, keep, own)
+        if hosts.is_first():
+            self._publish(point)
+
+    def _publish(self, point: Point) -> None:
+        """What people look at."""
         if point.metrics:
             with survive(f"metrics.csv lacks point {point.index} until a --resume", OSError):
                 self.run_dir.append_metrics(point.index, point.metrics)
@@ -441,39 +585,54 @@ class _Record:
         if time.perf_counter() - self.drawn > DRAW_SECONDS:
             self.draw()
 
+    def _tell_of_broken(self, point: Point) -> None:
+        broken = np.flatnonzero(self.were_finite & ~point.is_finite)
+        self.were_finite = self.were_finite & point.is_finite
+        if broken.size and hosts.is_first():
+            labels = "; ".join(self.session.agents.label(i) for i in broken[:5])
+            more = f" and {broken.size - 5} more" if broken.size > 5 else ""
+            who = (
+                "an agent's policy is"
+                if broken.size == 1
+                else f"{broken.size} agents' policies are"
+            )
+            warn(f"{who} not finite from point {point.index} on ({labels}{more}); others go on")
+
     def _draw_gif(self, point: Point) -> None:
         from algorithms.launch import render
 
         session = self.session
         with survive(f"no GIF of point {point.index}", Exception):
             state = checkpoints.one_agent(point.get_state(), 0)
+            config = session.agents.config(session.config, 0)
             file = self.path / f"episode_{point.index:06d}.gif"
-            file = render.render(session.module, session.config, state, file, session.seeds[0])
+            file = render.render(session.module, config, state, file, session.agents.seeds[0])
             for tracker in self.trackers:
                 tracker.gif(file, point.timestep)
 
     def draw(self) -> None:
         """Draws curve.png."""
         self.drawn = time.perf_counter()
-        if not self.run_dir or not self.rows:
+        if not self.run_dir or not self.rows or not hosts.is_first():
             return
         from algorithms.launch import plots
 
         with survive("curve.png was not drawn", Exception):
             metrics, file = checkpoints.stack(self.rows), self.path / "curve.png"
-            plots.curve(metrics, self.session.seeds, self.session.name, file)
+            session = self.session
+            plots.curve(metrics, session.agents.seeds, session.trainer.name, file)
 
     def close(self) -> None:
         self.draw()
         for tracker in self.trackers:
             tracker.close()
 
-    def result(self, point: int, state: Any) -> Result:
+    def result(self, point: int, state: Any, is_finite: np.ndarray) -> Result:
         """What the run has come to."""
         metrics = checkpoints.stack(self.rows)
         returns = metrics.get("eval_return", metrics.get("episode_return", np.full((1, 1), np.nan)))
         objective, last = -float(np.mean(returns[:, -1])), self.session.config.num_evals
-        return Result(state, metrics, self.path, objective, interrupted=point < last)
+        return Result(state, metrics, self.path, objective, is_finite, point < last)
 
 
 # --- waiting ---------------------------------------------------------------------------------

@@ -6,12 +6,13 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from algorithms.launch.errors import UserError, warn
 from algorithms.launch.plots import mean_and_error, players
+from algorithms.launch.settings import Agents, text_of
 
 WANDB_PROJECT = "jax-rl"  # unless $WANDB_PROJECT names another
 
@@ -37,8 +38,9 @@ def open_trackers(
     run_dir: Path,
     name: str,
     config: dict[str, Any],
-    seeds: Sequence[int],
+    agents: Agents,
     resume: bool,
+    group: str | None = None,
 ) -> list[Tracker]:
     """Opens the trackers that were asked for.
 
@@ -47,24 +49,54 @@ def open_trackers(
     Args:
       track: log to wandb; $WANDB_MODE=offline, $WANDB_PROJECT and wandb's other variables work.
       tensorboard: write event files below run_dir/tensorboard.
-      one_run_per_seed: give every seed a run of its own (grouped in wandb, a folder each in
-        TensorBoard); else one run has `seed_3/eval_return` and so on beside their means.
+      one_run_per_seed: give every agent a run of its own (grouped in wandb, a folder each in
+        TensorBoard); else one run for each setting of a sweep has `seed_3/eval_return` and so on
+        beside their means.
       run_dir: everything is written in here.
       name: of the run.
       config: what wandb's table of runs shows.
-      seeds: one for each agent.
+      agents: their seeds and swept floats.
       resume: go on with the wandb runs noted in run_dir.
+      group: of the runs in wandb, if it is not the name.
 
     Raises:
       UserError: a library is missing, or wandb cannot start.
     """
-    split = [[seed] for seed in seeds] if one_run_per_seed else [list(seeds)]
+    parts = split(agents, one_run_per_seed)
     opened: list[Tracker] = []
     if tensorboard:
-        opened.append(_Guarded("TensorBoard", _TensorBoard(split, Path(run_dir), config)))
+        opened.append(_Guarded("TensorBoard", _TensorBoard(parts, Path(run_dir), config)))
     if track:
-        opened.append(_Guarded("wandb", _Wandb(split, Path(run_dir), name, config, resume)))
+        wandb = _Wandb(parts, Path(run_dir), name, group or name, config, resume)
+        opened.append(_Guarded("wandb", wandb))
     return opened
+
+
+class Part(NamedTuple):
+    """The agents that a tracker's run shows."""
+
+    label: str  # empty if they are all
+    rows: list[int]
+    seeds: list[int]
+    setting: dict[str, float]  # swept floats
+
+
+def split(agents: Agents, one_run_per_seed: bool) -> list[Part]:
+    """One part for each setting, or for each agent."""
+    together: dict[tuple, list[int]] = {}
+    for row in range(agents.count):
+        together.setdefault(tuple(agents.setting(row).items()), []).append(row)
+    parts = [[row] for row in range(agents.count)] if one_run_per_seed else together.values()
+    labels = [agents.setting(rows[0]) for rows in parts]
+    if one_run_per_seed:
+        labels = [label | {"seed": agents.seeds[rows[0]]} for label, rows in zip(labels, parts)]
+    named = [",".join(text_of(label)).replace("=", "_") for label in labels]
+    return [
+        Part(
+            name * (len(parts) > 1), rows, [agents.seeds[i] for i in rows], agents.setting(rows[0])
+        )
+        for name, rows in zip(named, parts)
+    ]
 
 
 def scalars(point: dict[str, np.ndarray], seeds: Sequence[int]) -> dict[str, float]:
@@ -85,13 +117,11 @@ def scalars(point: dict[str, np.ndarray], seeds: Sequence[int]) -> dict[str, flo
     return row
 
 
-def _rows(point: dict[str, np.ndarray], split: list[list[int]]) -> list[dict[str, float]]:
-    """The numbers of each run; `split` has the seeds of each."""
-    if len(split) == 1:
-        return [scalars(point, split[0])]
+def _rows(point: dict[str, np.ndarray], parts: list[Part]) -> list[dict[str, float]]:
+    """The numbers of each part."""
     return [
-        scalars({key: np.asarray(value)[i : i + 1] for key, value in point.items()}, seeds)
-        for i, seeds in enumerate(split)
+        scalars({key: np.asarray(value)[part.rows] for key, value in point.items()}, part.seeds)
+        for part in parts
     ]
 
 
@@ -121,24 +151,32 @@ class _Guarded:
 
 
 class _Wandb:
-    """One wandb run for each group of seeds, with environment steps as the x axis."""
+    """One wandb run for each part, with environment steps as the x axis."""
 
-    def __init__(self, split, run_dir: Path, name: str, config: dict[str, Any], resume: bool):
+    def __init__(
+        self,
+        parts: list[Part],
+        run_dir: Path,
+        name: str,
+        group: str,
+        config: dict[str, Any],
+        resume: bool,
+    ):
         try:
             import wandb
         except ImportError as error:
             raise UserError("--track needs wandb: pip install wandb") from error
-        self.wandb, self.split = wandb, split
+        self.wandb, self.parts = wandb, parts
         notes = run_dir / "wandb" / "runs.json"  # run ids, so that a resumed run goes on in them
         ids = json.loads(notes.read_text()) if resume and notes.exists() else {}
         self.runs = []
-        for seeds in split:
-            one_of_many = len(split) > 1
-            label = f"{name}__seed_{seeds[0]}" if one_of_many else name
-            options = {"group": name} if one_of_many else {}
+        for part in parts:
+            label = f"{name}__{part.label}" if part.label else name
+            options = {"group": group} if part.label or group != name else {}
             if label in ids:
                 options |= {"id": ids[label], "resume": "allow"}
-            self.runs.append(self._start(run_dir, label, {**config, "seeds": seeds}, options))
+            shown = {**config, **part.setting, "seeds": part.seeds}
+            self.runs.append(self._start(run_dir, label, shown, options))
             ids[label] = self.runs[-1].id
         notes.parent.mkdir(exist_ok=True)
         notes.write_text(json.dumps(ids, indent=2))
@@ -162,7 +200,7 @@ class _Wandb:
         return run
 
     def log(self, point: dict[str, np.ndarray], timestep: int) -> None:
-        for run, row in zip(self.runs, _rows(point, self.split)):
+        for run, row in zip(self.runs, _rows(point, self.parts)):
             run.log({**row, "timestep": timestep})
 
     def gif(self, path: Path, timestep: int) -> None:
@@ -175,33 +213,33 @@ class _Wandb:
 
 
 class _TensorBoard:
-    """One folder of event files for each group of seeds.
+    """One folder of event files for each part.
 
     Written with tensorboardX's synchronous writer: its SummaryWriter writes from a thread, and once
     that has died of a full disk the next calls wait for ever.
     """
 
-    def __init__(self, split, run_dir: Path, config: dict[str, Any]):
+    def __init__(self, parts: list[Part], run_dir: Path, config: dict[str, Any]):
         try:
             from tensorboardX import event_file_writer, summary
             from tensorboardX.proto import event_pb2, summary_pb2
         except ImportError as error:
             raise UserError("--tensorboard needs tensorboardX: pip install tensorboardX") from error
-        self.event_pb2, self.summary_pb2, self.split = event_pb2, summary_pb2, split
+        self.event_pb2, self.summary_pb2, self.parts = event_pb2, summary_pb2, parts
         self.writers = []
-        for seeds in split:
-            folder = run_dir / "tensorboard"
-            folder = folder / f"seed_{seeds[0]}" if len(split) > 1 else folder
+        for part in parts:
+            folder = run_dir / "tensorboard" / part.label
             folder.mkdir(parents=True, exist_ok=True)
             suffix = f".{secrets.token_hex(4)}"  # the library's names are unique only to a second
             writer = event_file_writer.EventsWriter(str(folder / "events"), suffix)
             self.writers.append(writer)
-            lines = [f"    {key} = {value}" for key, value in {**config, "seeds": seeds}.items()]
+            shown = {**config, **part.setting, "seeds": part.seeds}
+            lines = [f"    {key} = {value}" for key, value in shown.items()]
             self._write(writer, summary.text("config", "\n".join(lines)), 0)
 
     def log(self, point: dict[str, np.ndarray], timestep: int) -> None:
         value = self.summary_pb2.Summary.Value
-        for writer, row in zip(self.writers, _rows(point, self.split)):
+        for writer, row in zip(self.writers, _rows(point, self.parts)):
             values = [value(tag=name, simple_value=number) for name, number in row.items()]
             self._write(writer, self.summary_pb2.Summary(value=values), timestep)
 

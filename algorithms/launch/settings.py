@@ -1,0 +1,301 @@
+"""Configurations as text, and the settings of a sweep: which agents come of which values."""
+
+import dataclasses
+import itertools
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from algorithms.launch.errors import UserError, unknown
+
+SAMPLERS = ("sobol", "random")
+
+
+# --- configurations as text ------------------------------------------------------------------
+
+
+def float_fields(config: Any) -> list[str]:
+    """Names of the fields that are leaves of the pytree."""
+    fields = dataclasses.fields(config)
+    return [f.name for f in fields if f.metadata.get("pytree_node", True)]
+
+
+def config_to_json(config: Any) -> dict[str, Any]:
+    """Plain values, for strict JSON: infinity becomes "inf", an environment object its name."""
+    values = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
+    values |= {name: float(values[name]) for name in float_fields(config)}
+    values["env_settings"] = dict(values["env_settings"])
+    values["env"] = env_name(config)
+    return strict(values)
+
+
+def config_from_json(cls: type, values: dict[str, Any], source: Path) -> Any:
+    """The inverse; fields that are missing take their defaults.
+
+    Raises:
+      UserError: a field that the Config does not have.
+    """
+    known = {f.name for f in dataclasses.fields(cls)}
+    for name in values:
+        if name not in known:
+            raise UserError(f"{source}: {unknown('setting', name, known)}")
+    values = lenient(values)
+    values = {k: _tuples(v) for k, v in values.items() if k != "env_settings"} | {
+        "env_settings": tuple((k, _tuples(v)) for k, v in values.get("env_settings", {}).items())
+    }
+    return cls(**values)
+
+
+def strict(values: Any) -> Any:
+    """Nested dicts and lists as strict JSON has them: infinity becomes "inf"."""
+    return _map_plain(lambda x: str(x) if isinstance(x, float) and math.isinf(x) else x, values)
+
+
+def lenient(values: Any) -> Any:
+    """The inverse."""
+    return _map_plain(lambda x: float(x) if x in ("inf", "-inf") else x, values)
+
+
+def env_name(config: Any) -> str:
+    """The environment's name, also of an object."""
+    env = config.env
+    return env if isinstance(env, str) else getattr(env, "name", type(env).__name__)
+
+
+def _map_plain(function: Callable, value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _map_plain(function, v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_map_plain(function, v) for v in value]
+    return function(value)
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
+
+# --- agents ----------------------------------------------------------------------------------
+
+
+class Agents(NamedTuple):
+    """Who trains: the floats that differ between agents, and seeds; the rest is in the Config."""
+
+    seeds: list[int]
+    floats: Mapping[str, np.ndarray] = MappingProxyType({})  # {field: (num_agents,)}
+
+    @property
+    def count(self) -> int:
+        return len(self.seeds)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        floats = {name: values.tolist() for name, values in self.floats.items()}
+        return {"seeds": list(self.seeds), "floats": strict(floats)}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "Agents":
+        """The inverse."""
+        floats = lenient(values["floats"])
+        return cls(values["seeds"], {k: np.array(v, np.float64) for k, v in floats.items()})
+
+    def part(self, start: int, stop: int) -> "Agents":
+        """Some of them."""
+        floats = {name: values[start:stop] for name, values in self.floats.items()}
+        return Agents(self.seeds[start:stop], floats)
+
+    def setting(self, agent: int) -> dict[str, float]:
+        """The floats of one agent."""
+        return {name: float(values[agent]) for name, values in self.floats.items()}
+
+    def config(self, config: Any, agent: int) -> Any:
+        """The configuration of one agent."""
+        return config.replace(**self.setting(agent))
+
+    def configs(self, config: Any) -> Any:
+        """The configurations of all: every float leaf is (num_agents,), float32."""
+        names = float_fields(config)
+        column = lambda name: np.broadcast_to(self.floats.get(name, getattr(config, name)), n)
+        n = (self.count,)
+        return config.replace(**{name: column(name).astype(np.float32) for name in names})
+
+    def one(self, configs: Any, agent: int) -> Any:
+        """One of `configs`; of a Config without an agent axis, that itself if nothing is swept."""
+        if not self.floats:
+            return configs
+        return configs.replace(**{n: getattr(configs, n)[agent] for n in float_fields(configs)})
+
+    def label(self, agent: int) -> str:
+        """What a person calls an agent."""
+        return ", ".join([*text_of(self.setting(agent)), f"seed {self.seeds[agent]}"])
+
+
+# --- a grid, and draws ------------------------------------------------------------------------
+
+
+class Uniform(NamedTuple):
+    """Draws between two numbers."""
+
+    low: float
+    high: float
+
+    def at(self, quantile: np.ndarray) -> np.ndarray:
+        return self.low + quantile * (self.high - self.low)
+
+
+class LogUniform(NamedTuple):
+    """Draws between two positive numbers whose logarithms are uniform."""
+
+    low: float
+    high: float
+
+    def at(self, quantile: np.ndarray) -> np.ndarray:
+        return np.exp(Uniform(*np.log(self)).at(quantile))
+
+
+Distribution = Uniform | LogUniform
+DISTRIBUTIONS = {"uniform": Uniform, "log": LogUniform}
+
+
+def distribution(word: str) -> Distribution:
+    """`log:1e-5:1e-2` or `uniform:0.9:1`.
+
+    Raises:
+      ValueError: it is neither, or its bounds make no sense.
+    """
+    name, *bounds = word.split(":")
+    if name not in DISTRIBUTIONS or len(bounds) != 2:
+        raise ValueError(f"{word!r} is neither a number nor log:LOW:HIGH or uniform:LOW:HIGH")
+    low, high = map(float, bounds)
+    if not (np.isfinite(low) and np.isfinite(high) and low < high):
+        raise ValueError(f"{word!r}: give two numbers, the lower one first")
+    if name == "log" and low <= 0:
+        raise ValueError(f"{word!r}: the logarithm needs a lower bound above 0")
+    return DISTRIBUTIONS[name](low, high)
+
+
+class Program(NamedTuple):
+    """Agents that one compiled program can train: static fields agree."""
+
+    config: Any
+    static: dict[str, Any]  # the swept ones among them
+    agents: Agents
+
+    @property
+    def label(self) -> str:
+        return ", ".join(text_of(self.static))
+
+
+def text_of(setting: Mapping[str, Any]) -> list[str]:
+    """name=value for each field."""
+    return [f"{name}={plain(value)}" for name, value in setting.items()]
+
+
+def plain(value: Any) -> str:
+    """A field's value as the command line takes it."""
+    if isinstance(value, float):
+        return format(value, ".6g")
+    if isinstance(value, tuple):
+        pairs = all(isinstance(item, tuple) for item in value)
+        return ",".join(f"{k}={plain(v)}" for k, v in value) if pairs else ",".join(map(str, value))
+    return str(value)
+
+
+def expand(
+    config: Any,
+    grid: Mapping[str, Any],
+    seeds: Sequence[int],
+    samples: int | None = None,
+    sampler: str = "sobol",
+) -> list[Program]:
+    """All agents: every combination of static values, of float values, of draws, and every seed.
+
+    Seeds vary fastest, then the floats, then the static fields, which become programs of their own.
+    The draws are the same for all the other combinations. Which numbers are drawn depends on the
+    first seed.
+
+    Args:
+      config: what holds where the grid says nothing.
+      grid: {field: values}, a `Uniform` or `LogUniform` for a float that is drawn.
+      seeds: of the agents of each setting.
+      samples: how many draws, if anything is drawn.
+      sampler: "sobol", which fills the space evenly (scrambled), or "random".
+
+    Raises:
+      UserError: an unknown field, no values, a value twice, draws without `samples`, ...
+    """
+    fields = list(config.__dataclass_fields__)
+    for name in grid:
+        if name not in fields:
+            raise unknown("setting", name, fields)
+    floats = float_fields(config)
+    drawn = {name: value for name, value in grid.items() if isinstance(value, Distribution)}
+    listed = {name: _listed(name, value) for name, value in grid.items() if name not in drawn}
+    _check_draws(drawn, floats, samples, sampler)
+    static = {name: values for name, values in listed.items() if name not in floats}
+    listed = {name: values for name, values in listed.items() if name in floats}
+    draws = draw(drawn, samples, sampler, seeds[0]) if drawn else {}
+    rows = [
+        {**combination, **{name: float(values[i]) for name, values in draws.items()}}
+        for combination in combinations(listed)
+        for i in range(samples if drawn else 1)
+    ]
+    table = {name: np.repeat([row[name] for row in rows], len(seeds)) for name in rows[0]}
+    agents = Agents([*seeds] * len(rows), table)
+    return [Program(config.replace(**fixed), fixed, agents) for fixed in combinations(static)]
+
+
+def combinations(values: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """Every way to give each name one of its values; the last name's varies fastest."""
+    return [dict(zip(values, combination)) for combination in itertools.product(*values.values())]
+
+
+def draw(
+    distributions: Mapping[str, Distribution], samples: int, sampler: str, seed: int
+) -> dict[str, np.ndarray]:
+    """Draws (samples,) for each name; more samples begin with the same numbers."""
+    if sampler == "random":
+        quantiles = np.random.default_rng(seed).random((samples, len(distributions)))
+    else:
+        from scipy.stats import qmc  # jax brings scipy along
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # counts that are no power of two
+            points = qmc.Sobol(len(distributions), scramble=True, seed=np.random.default_rng(seed))
+            quantiles = points.random(samples)
+    return {name: d.at(quantiles[:, i]) for i, (name, d) in enumerate(distributions.items())}
+
+
+def _listed(name: str, values: Any) -> list[Any]:
+    """The values of a field that are told one by one."""
+    if isinstance(values, str) or not isinstance(values, list | tuple | np.ndarray | range):
+        raise UserError(f"grid: {name}={values!r}: give a list of values, or a distribution")
+    values = [value.item() if isinstance(value, np.generic) else value for value in values]
+    if not values:
+        raise UserError(f"grid: {name} has no values")
+    for i, value in enumerate(values):
+        if isinstance(value, Distribution):
+            raise UserError(f"{name}: a distribution stands alone; it has {len(values) - 1} others")
+        if value in values[:i]:
+            raise UserError(f"{name}: {plain(value)} is there twice")
+    return values
+
+
+def _check_draws(
+    drawn: Mapping[str, Distribution], floats: list[str], samples: int | None, sampler: str
+) -> None:
+    for name in drawn:
+        if name not in floats:
+            raise UserError(f"{name} is not a float: list its values, they become programs")
+    if drawn and samples is None:
+        raise UserError(f"{', '.join(drawn)} is drawn at random: say how often, samples=64")
+    if samples is not None and not drawn:
+        raise UserError(f"samples={samples}: nothing is drawn; give a distribution, log:1e-5:1e-2")
+    if samples is not None and samples < 1:
+        raise UserError(f"samples={samples}: give 1 or more")
+    if sampler not in SAMPLERS:
+        raise unknown("sampler", sampler, SAMPLERS)
