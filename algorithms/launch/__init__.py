@@ -2,8 +2,11 @@
 
     launch.main(sys.modules[__name__])                   # the command line of an algorithm file
     result = launch.run(ppo, ppo.Config(), num_seeds=4)  # the same from Python
-    result = launch.resume("runs/...")                   # goes on where a run stopped
+    result = launch.resume("runs/...")                   # goes on where a run or sweep stopped
     loaded = launch.load("runs/...", point="best")       # config, state and policy of a run
+    swept = launch.sweep(                                # settings x seeds, side by side
+        ppo, ppo.Config(), {"learning_rate": [1e-4, 1e-3], "num_envs": [4, 8]}, num_seeds=8
+    )
 
 Importing this package is cheap and touches no backend of jax, so that the number of CPU devices
 can still be chosen.
@@ -13,14 +16,17 @@ import importlib
 from typing import Any
 
 _HOMES = {
+    "LogUniform": "settings",
+    "Uniform": "settings",
     "UserError": "errors",
     "main": "cli",
     "run": "runner",
-    "resume": "runner",
+    "resume": "sweeps",
+    "sweep": "sweeps",
     "load": "checkpoints",
 }
 
-__all__ = ["UserError", "load", "main", "resume", "run"]
+__all__ = ["LogUniform", "Uniform", "UserError", "load", "main", "resume", "run", "sweep"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""The learning curve of a run as a picture."""
+"""The learning curve of a run, and what a sweep came to, as pictures."""
 
 import os
 from collections.abc import Sequence
@@ -7,8 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from algorithms.launch import results, settings
+
 # Okabe and Ito's palette without its yellow: distinct for every kind of eyesight, dark on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+CURVES = 6  # settings of a sweep whose curves are drawn
 PANELS = (("eval_return", "evaluation return"), ("episode_return", "training return"))
 
 
@@ -98,6 +101,81 @@ def mean_and_error(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     squares = np.where(there, np.square(values - mean), 0.0).sum(axis=0)
     variance = squares / np.maximum(count - 1, 1)
     return mean, np.sqrt(variance / np.maximum(count, 1))
+
+
+def sweep(ranked: Sequence[results.Ranked], title: str, path: Path) -> None:
+    """Draws final returns over each swept field, and the best settings' learning curves.
+
+    A dot is an agent, the line goes through the means of all agents with that value. A curve is the
+    interquartile mean over a setting's seeds, in a band of 95 % of bootstrap resamples of them.
+
+    Args:
+      ranked: the settings, the best one first.
+      title: above the panels.
+      path: of the PNG; whatever was there is replaced in one step.
+    """
+    from matplotlib.figure import Figure
+
+    fields = list(ranked[0].setting)
+    panels = len(fields) + 1
+    columns = min(panels, 3)
+    rows = -(-panels // columns)
+    figure = Figure(figsize=(1.0 + 5.0 * columns, 0.6 + 3.8 * rows), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False).ravel()
+    broken = sum(setting.broken for setting in ranked)
+    figure.suptitle(f"{title} ({broken} agents not finite)" if broken else title)
+    for ax, field in zip(axes, fields):
+        _returns_over(ax, ranked, field)
+    _best_curves(axes[len(fields)], ranked)
+    for ax in axes[panels:]:
+        ax.remove()
+    _save(figure, path)
+
+
+def _returns_over(ax: Any, ranked: Sequence[results.Ranked], field: str) -> None:
+    """Agents' final returns over one field; values that are not numbers stand side by side."""
+    agents = [agent for setting in ranked for agent in setting.agents]
+    values = [agent.setting[field] for agent in agents]
+    if all(isinstance(value, int | float) and np.isfinite(value) for value in values):
+        x = np.array(values, np.float64)
+        if x.min() > 0 and x.max() > 20 * x.min():
+            ax.set_xscale("log")
+    else:
+        names = sorted({settings.plain(value) for value in values})
+        x = np.array([names.index(settings.plain(value)) for value in values], np.float64)
+        ax.set_xticks(range(len(names)), names)
+    y = np.array([agent.final for agent in agents])
+    ax.plot(x, y, "o", color=COLOURS[0], markersize=5, alpha=0.5, markeredgewidth=0)
+    kinds = np.unique(x)
+    if len(kinds) < len(ranked) or len(kinds) <= 12:  # a line through draws would be noise
+        means = [mean_and_error(y[x == kind])[0] for kind in kinds]
+        ax.plot(kinds, means, color=COLOURS[1], linewidth=2, label="mean")
+        ax.legend(frameon=False, fontsize="small")
+    ax.set_xlabel(field)
+    ax.set_ylabel("return at the last point")
+    ax.grid(alpha=0.3)
+    ax.spines[["top", "right"]].set_visible(False)
+
+
+def _best_curves(ax: Any, ranked: Sequence[results.Ranked]) -> None:
+    last = 1
+    for colour, setting in zip(COLOURS, ranked[:CURVES]):
+        points = min(len(agent.returns) for agent in setting.agents)
+        returns = np.stack([agent.returns[:points] for agent in setting.agents], 1)
+        x = setting.agents[0].timesteps[:points]
+        there = ~np.isnan(returns).any(1)
+        label = ", ".join(settings.text_of(setting.setting)) or f"{returns.shape[1]} seeds"
+        style = {"marker": "o", "markersize": 4} if len(x) <= 30 else {}
+        middle = results.interquartile_mean(returns[there])
+        ax.plot(x[there], middle, color=colour, linewidth=1.8, label=label, **style)
+        if returns.shape[1] > 1:
+            band = [results.bootstrap_interval(row, resamples=500) for row in returns[there]]
+            ax.fill_between(x[there], *zip(*band), color=colour, alpha=0.15, linewidth=0)
+        last = max(last, *x)
+    _style(ax, last)
+    ax.set_ylabel("return, interquartile mean")
+    best = f"the best {CURVES} of {len(ranked)} settings" if len(ranked) > CURVES else ""
+    ax.legend(frameon=False, fontsize="x-small", loc="best", title=best, title_fontsize="x-small")
 
 
 def _panel(ax: Any, timesteps: np.ndarray, curves: dict, seeds: Sequence[int]) -> None:

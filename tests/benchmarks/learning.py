@@ -34,7 +34,7 @@ import jax
 import numpy as np
 
 from algorithms import launch
-from algorithms.launch import cli, devices, plots
+from algorithms.launch import cli, devices, plots, results
 from algorithms.launch.presets import PRESETS
 
 
@@ -120,22 +120,6 @@ def train(entry: Entry, first_seed: int) -> Row:
     return Row(entry, first_seed, result.metrics, time.perf_counter() - start)
 
 
-# --- numbers ---------------------------------------------------------------------------------
-
-
-def interquartile_mean(scores: np.ndarray) -> np.ndarray:
-    """Over the last axis, without a quarter of the values, rounded down, at either end."""
-    cut = scores.shape[-1] // 4
-    return np.sort(scores, axis=-1)[..., cut : scores.shape[-1] - cut].mean(axis=-1)
-
-
-def bootstrap_interval(scores: np.ndarray, resamples: int = 50_000) -> tuple[float, float]:
-    """95 % of the interquartile means of seeds drawn with replacement (percentile bootstrap)."""
-    drawn = np.random.default_rng(0).choice(scores, (resamples, len(scores)))
-    low, high = np.percentile(interquartile_mean(drawn), (2.5, 97.5))
-    return low, high
-
-
 # --- what is written -------------------------------------------------------------------------
 
 COLUMNS = ("algorithm", "environment", "steps", "seeds", "mean", "std", "IQM (95 %)", "worst seed")
@@ -145,7 +129,7 @@ COLUMNS += ("in training", "seconds", "command")
 def cells(row: Row) -> list[str]:
     """One line of the table."""
     entry, scores = row.entry, row.scores
-    low, high = bootstrap_interval(scores)
+    low, high = results.bootstrap_interval(scores)
     numbers = [scores.mean(), scores.std(ddof=1) if len(scores) > 1 else np.nan]
     training, _ = plots.mean_and_error(row.metrics["episode_return"][:, -1].ravel())
     return [
@@ -154,7 +138,7 @@ def cells(row: Row) -> list[str]:
         f"{row.metrics['timestep'][0, -1]:,}",
         str(entry.seeds),
         *map(number, numbers),
-        f"{number(interquartile_mean(scores))} ({number(low)} to {number(high)})",
+        f"{number(results.interquartile_mean(scores))} ({number(low)} to {number(high)})",
         number(scores.min()),
         number(training),
         f"{row.seconds:.0f}",

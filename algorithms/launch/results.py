@@ -1,0 +1,173 @@
+"""What came of a sweep: a row for each agent, settings in order of their returns."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from algorithms.launch import checkpoints
+from algorithms.launch.settings import plain
+
+SHOWN = 10  # settings in the table on the screen
+
+
+class Outcome(NamedTuple):
+    """One agent and its learning curve."""
+
+    setting: dict[str, Any]  # swept fields, static ones first
+    seed: int
+    timesteps: np.ndarray  # (points,)
+    returns: np.ndarray  # (points,); of evaluations if there are any, else of training
+    is_finite: bool  # the numbers of its policy
+    run: str  # name of the directory it is in
+    agent: int  # which one it is there
+
+    @property
+    def final(self) -> float:
+        """The return at the last point; NaN for an agent that broke."""
+        return float(self.returns[-1]) if self.is_finite and len(self.returns) else np.nan
+
+    @property
+    def area(self) -> float:
+        """The mean return over the curve (the area under it, divided by its length)."""
+        there = ~np.isnan(self.returns)
+        x, y = self.timesteps[there], self.returns[there]
+        if len(x) < 2:
+            return float(y[0]) if len(y) else np.nan
+        return float(np.trapezoid(y, x) / (x[-1] - x[0]))
+
+
+def outcomes(
+    static: dict[str, Any],
+    agents: checkpoints.Agents,
+    metrics: checkpoints.Metrics,
+    is_finite: np.ndarray,
+    run: str,
+) -> list[Outcome]:
+    """Takes a run apart; metrics are (num_agents, points, ...)."""
+    if not metrics:
+        return []
+    returns = metrics.get("eval_return", metrics["episode_return"])
+    returns = returns.reshape(*returns.shape[:2], -1).mean(2)  # over episodes and players
+    return [
+        Outcome(
+            static | agents.setting(i),
+            agents.seeds[i],
+            metrics["timestep"][i],
+            returns[i].astype(np.float64),
+            bool(is_finite[i]),
+            run,
+            i,
+        )
+        for i in range(agents.count)
+    ]
+
+
+def csv(agents: Sequence[Outcome]) -> str:
+    """A row for each agent: settings, seed, final and best return, area under the curve."""
+    names = list(agents[0].setting)
+    head = ("agent", *names, "seed", "final_return", "best_return", "best_timestep", "timestep")
+    lines = [",".join((*head, "mean_return", "is_finite", "run", "agent_of_run"))]
+    for number, agent in enumerate(agents):
+        curve = np.where(np.isnan(agent.returns), -np.inf, agent.returns)
+        best = int(np.argmax(curve))
+        cells = [number, *(quoted(agent.setting[name]) for name in names), agent.seed]
+        cells += [float(agent.returns[-1]), float(agent.returns[best]), int(agent.timesteps[best])]
+        cells += [
+            int(agent.timesteps[-1]),
+            agent.area,
+            int(agent.is_finite),
+            agent.run,
+            agent.agent,
+        ]
+        lines.append(",".join(map(checkpoints.cell, cells)))
+    return "".join(f"{line}\n" for line in lines)
+
+
+def quoted(value: Any) -> Any:
+    """A field's value as a cell; what has commas gets quotes."""
+    if isinstance(value, int | float):
+        return value
+    text = plain(value)
+    return f'"{text}"' if "," in text else text
+
+
+# --- settings --------------------------------------------------------------------------------
+
+
+class Ranked(NamedTuple):
+    """A setting and its seeds."""
+
+    setting: dict[str, Any]
+    agents: list[Outcome]
+
+    @property
+    def finals(self) -> np.ndarray:
+        """Returns at the last point of the agents that have one."""
+        values = np.array([agent.final for agent in self.agents])
+        return values[~np.isnan(values)]
+
+    @property
+    def broken(self) -> int:
+        return sum(not agent.is_finite for agent in self.agents)
+
+    @property
+    def mean(self) -> float:
+        return float(self.finals.mean()) if len(self.finals) else -np.inf
+
+
+def rank(agents: Sequence[Outcome]) -> list[Ranked]:
+    """Settings by their mean final return, those with broken agents last."""
+    groups: dict[str, Ranked] = {}
+    for agent in agents:
+        key = str(agent.setting)
+        groups.setdefault(key, Ranked(agent.setting, [])).agents.append(agent)
+    return sorted(groups.values(), key=lambda s: (s.broken > 0, -s.mean))
+
+
+def table(ranked: Sequence[Ranked]) -> str:
+    """The best settings, with what their seeds tell about the mean."""
+    names = list(ranked[0].setting)
+    head = ["rank", *names, "seeds", "return", "95 % of means", "lowest", ""]
+    rows = [head]
+    for place, setting in enumerate(ranked[:SHOWN], 1):
+        finals = np.sort(setting.finals)
+        low, high = bootstrap_interval(finals, lambda drawn: drawn.mean(-1))
+        numbers = ["-"] * 3
+        if len(finals):
+            mean, low, high, lowest = (f"{x:.5g}" for x in (setting.mean, low, high, finals[0]))
+            numbers = [mean, f"{low} to {high}", lowest]
+        note = f"{setting.broken} not finite" if setting.broken else ""
+        values = [plain(setting.setting[name]) for name in names]
+        rows.append([str(place), *values, str(len(setting.agents)), *numbers, note])
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths)).rstrip() for row in rows]
+    if len(ranked) > SHOWN:
+        lines.append(f"... and {len(ranked) - SHOWN} settings more")
+    return "\n".join(lines)
+
+
+# --- numbers ---------------------------------------------------------------------------------
+
+
+def interquartile_mean(scores: np.ndarray) -> np.ndarray:
+    """Over the last axis, without a quarter of the values, rounded down, at either end."""
+    cut = scores.shape[-1] // 4
+    return np.sort(scores, axis=-1)[..., cut : scores.shape[-1] - cut].mean(axis=-1)
+
+
+def bootstrap_interval(
+    scores: np.ndarray, statistic: Callable = interquartile_mean, resamples: int = 10_000
+) -> tuple[float, float]:
+    """95 % of a statistic of scores drawn with replacement (percentile bootstrap).
+
+    Args:
+      scores: (n,); NaNs come out where there are none.
+      statistic: of the last axis.
+      resamples: how often n scores are drawn.
+    """
+    if not len(scores):
+        return np.nan, np.nan
+    drawn = np.random.default_rng(0).choice(scores, (resamples, len(scores)))
+    low, high = np.percentile(statistic(drawn), [2.5, 97.5])
+    return float(low), float(high)
