@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from algorithms.launch import checkpoints, progress, runner
+from algorithms.launch import checkpoints, hosts, progress, runner, settings, sweeps
 from algorithms.launch.errors import UserError, unknown
 from algorithms.launch.presets import PRESETS
 
@@ -26,17 +26,24 @@ class Shell:
     preset: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
     """settings that are known to work, see algorithms/launch/presets.py; other flags win"""
     config: Annotated[str | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
-    """take the settings of a run's config.json; other flags win"""
+    """take the settings of a run's config.json or a sweep's best.json; other flags win"""
+    samples: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")] = None
+    """draws of the floats that are given as log:LOW:HIGH or uniform:LOW:HIGH"""
+    sampler: Literal["sobol", "random"] = "sobol"  # sobol fills the space evenly
+    max_parallel: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")] = None
+    """agents to train at once; default: as many as fit into the memory"""
+    memory_limit: Annotated[str | None, tyro.conf.arg(metavar="SIZE", help_behavior_hint="")] = None
+    """memory of each device to use, as 500MB or 16GB; default: nine tenths of it"""
     run_dir_root: str = "runs"  # where the directories of runs are made
     resume: Annotated[str | None, DIRECTORY] = None
-    """go on with a run; a larger --total-timesteps makes it longer"""
+    """go on with a run or a sweep; a larger --total-timesteps makes a run longer"""
     evaluate: Annotated[str | None, DIRECTORY] = None
     """play episodes with the policy of a run and sum them up"""
     render: Annotated[str | None, DIRECTORY] = None
     """write a GIF of an episode of a run"""
     point: str = "last"
     """of --evaluate, --render: last, best or a number; of --resume: last or that of a kept state"""
-    agent: int | None = None  # of --evaluate (default: all) and --render (default: 0)
+    agent: int | None = None  # of --evaluate (default: all), --render (0); number in results.csv
     episodes: int = 100  # that --evaluate plays with each agent
     keep_states: bool = False  # keep the whole state of every point, not of the last two only
     track: bool = False  # log to wandb
@@ -44,6 +51,11 @@ class Shell:
     one_run_per_seed: bool = False  # trackers get a run for each seed, not one for all
     gif: Literal["never", "start", "end", "every"] = "never"  # points to draw an episode at
     quiet: bool = False  # show no progress
+    distributed: bool = False  # one of several processes, as a cluster starts them
+    coordinator: Annotated[str | None, tyro.conf.arg(metavar="HOST:PORT")] = None
+    """with --distributed, outside a cluster: where the first process is"""
+    num_processes: int | None = None  # with --distributed, outside a cluster
+    process_id: int | None = None  # with --distributed, outside a cluster: 0, 1, ...
 
 
 def main(module: Any, argv: list[str] | None = None) -> None:
@@ -72,6 +84,7 @@ def dispatch(module: Any, argv: list[str]) -> int:
     """Does what the flags say. Returns the exit code."""
     base = defaults(module, argv)
     config, shell = parse(module, argv, *base)
+    join_others(shell)
     asked = [command for command in TAKES if getattr(shell, command, None)]
     command = asked[0] if asked else "run"
     refuse_others(command, base, (config, shell))
@@ -79,7 +92,17 @@ def dispatch(module: Any, argv: list[str]) -> int:
         return evaluate(module, shell)
     if command == "render":
         return render(module, shell)
-    return train(module, config, shell)
+    return train(module, *single_out(base[0], config), shell)
+
+
+def join_others(shell: Shell) -> None:
+    """Meets the other processes of a distributed run, before anything uses jax."""
+    told = (shell.coordinator, shell.num_processes, shell.process_id)
+    if shell.distributed:
+        hosts.start(*told)
+    elif told != (None, None, None):
+        names = "--coordinator, --num-processes and --process-id"
+        raise UserError(f"{names} go with --distributed, which is missing")
 
 
 # --- flags -----------------------------------------------------------------------------------
@@ -113,16 +136,23 @@ def preset(module: Any, name: str) -> Any:
 
 def from_run(module: Any, source: str, path: Path) -> tuple[Any, Shell]:
     """The settings of a run; its seeds and options, too, where it is run again or goes on."""
-    if source == "config" and path.name != "config.json" and not path.is_dir():
-        raise UserError(f"--config {path}: give the config.json of a run")
-    run_dir = checkpoints.RunDir.open(path if path.is_dir() or source != "config" else path.parent)
-    runner.check_algorithm(module, run_dir)
-    described = run_dir.description
+    if (path / checkpoints.SWEEP).exists():
+        if source == "config":
+            raise UserError(f"--config {path} is a sweep: its best.json is its best setting")
+        described = checkpoints.read_json(path / checkpoints.SWEEP)
+        seed, num_seeds = described["seed"], described["num_seeds"]
+    else:
+        file = path / "config.json" if path.is_dir() or source != "config" else path
+        described = checkpoints.read_description(file)
+        seed, num_seeds = described["seeds"][0], len(described["seeds"])
+        if described["floats"] and source == "config":
+            raise UserError(f"--config {path} has many settings: the sweep's best.json has one")
+    runner.check_algorithm(module, described["algorithm"], path)
     shell = Shell()
     if source in ("config", "resume"):
         options = runner.make_options(described["options"])._asdict()
-        shell = Shell(seed=described["seed"], num_seeds=described["num_seeds"], **options)
-    return run_dir.config(module.Config), shell
+        shell = Shell(seed=seed, num_seeds=num_seeds, **options)
+    return settings.config_from_json(module.Config, described["config"], path), shell
 
 
 def parse(module: Any, argv: list[str], config: Any, shell: Shell) -> tuple[Any, Shell]:
@@ -131,11 +161,12 @@ def parse(module: Any, argv: list[str], config: Any, shell: Shell) -> tuple[Any,
     @dataclasses.dataclass
     class Flags:
         run: Shell
-        algorithm: module.Config
+        # Several values of a setting make a sweep, as do draws, log:1e-5:1e-2 with --samples.
+        algorithm: SEVERAL[module.Config]
 
     flags = tyro.cli(
         Flags,
-        args=argv,
+        args=with_words(module.Config, argv),
         default=Flags(shell, config),
         prog=Path(module.__file__).name,
         description=(module.__doc__ or "").partition("\n")[0],
@@ -145,36 +176,123 @@ def parse(module: Any, argv: list[str], config: Any, shell: Shell) -> tuple[Any,
     return flags.algorithm, flags.run
 
 
+SEVERAL = tyro.conf.FlagConversionOff  # marks the flags that take more than one value
+WORDS_OF_BOOL = {"true": True, "false": False}
+
+
+class Several(tuple):
+    """What a flag with several values stands for, or with one distribution."""
+
+
+def with_words(config_class: type, argv: list[str]) -> list[str]:
+    """The arguments with `--anneal-lr true` for `--anneal-lr`, and false for `--no-anneal-lr`."""
+    names = [f.name for f in dataclasses.fields(config_class) if isinstance(f.default, bool)]
+    plain = {f"--{name.replace('_', '-')}" for name in names}
+    words: list[str] = []
+    for i, word in enumerate(argv):
+        flag = word.replace("_", "-")
+        if flag in plain:
+            alone = i + 1 == len(argv) or argv[i + 1].startswith("-")
+            words += [flag, "true"] if alone else [flag]
+        elif flag.startswith("--no-") and f"--{flag[5:]}" in plain:
+            words += [f"--{flag[5:]}", "false"]
+        else:
+            words.append(word)
+    return words
+
+
+def single_out(base: Any, config: Any) -> tuple[Any, dict[str, Any]]:
+    """A Config with one value in each field, and the grid of those that have several."""
+    fields = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
+    several = {name: value for name, value in fields.items() if isinstance(value, Several)}
+    drawn = lambda values: isinstance(values[0], settings.Distribution)
+    first = {n: getattr(base, n) if drawn(v) else v[0] for n, v in several.items()}
+    alone = lambda values: values[0] if drawn(values) and len(values) == 1 else list(values)
+    return config.replace(**first), {name: alone(values) for name, values in several.items()}
+
+
 def value_types() -> tyro.constructors.ConstructorRegistry:
-    """How words become values: 5e5 is a whole number, and a tuple is one word with commas."""
+    """How words become values: 5e5 is a whole number, and a tuple is one word with commas.
+
+    Flags of the algorithm take one word or more.
+    """
     registry = tyro.constructors.ConstructorRegistry()
 
     @registry.primitive_rule
     def rule(info: tyro.constructors.PrimitiveTypeInfo) -> Any:
-        if info.type is int:
-            return one_word("INT", whole_number, int, str)
-        if typing.get_origin(info.type) is not tuple:
-            return None
-        items = typing.get_args(info.type)
-        if items == (int, ...):
-            join = lambda value: ",".join(map(str, value))
-            return one_word("INT,INT,...", whole_numbers, tuple, join)
-        if typing.get_origin(items[0]) is tuple:
-            return one_word("NAME=VALUE,...", named_values, tuple, named_values_text)
-        return None
+        kind = reader(info.type)
+        if SEVERAL not in info.markers:
+            return words_of(*kind, one=True) if info.type is int else None
+        return words_of(*kind, one=False) if kind else None
 
     return registry
 
 
-def one_word(metavar: str, read: Any, kind: type, write: Any) -> Any:
-    """A value that takes one word of the command line."""
+def reader(kind: Any) -> tuple[Any, ...] | None:
+    """For a field's type: its metavar, how a word is read, what it gives, how that is written."""
+    if kind is int:
+        return "INT", whole_number, int, str
+    if kind is float:
+        return "FLOAT", number_or_draw, int | float, settings.plain
+    if kind is bool:
+        return "TRUE|FALSE", bool_of, bool, lambda value: str(value).lower()
+    if kind is str:
+        return "STR", str, str, str
+    if typing.get_origin(kind) is not tuple:
+        return None
+    items = typing.get_args(kind)
+    if items == (int, ...):
+        return "INT,INT,...", whole_numbers, tuple, lambda value: ",".join(map(str, value))
+    if typing.get_origin(items[0]) is tuple:
+        return "NAME=VALUE,...", named_values, tuple, named_values_text
+    return None
+
+
+def words_of(metavar: str, read: Any, kind: Any, write: Any, one: bool) -> Any:
+    """A value that takes one word of the command line, or several values with a word each."""
+
+    def values(words: list[str]) -> Any:
+        if not words:
+            raise ValueError("a value is missing")
+        read_words = Several(map(read, words))
+        alone = len(words) == 1 and not isinstance(read_words[0], settings.Distribution)
+        return read_words[0] if alone else read_words
+
     return tyro.constructors.PrimitiveConstructorSpec(
-        nargs=1,
-        metavar=metavar,
-        instance_from_str=lambda words: read(words[0]),
+        nargs=1 if one else "*",
+        metavar=metavar if one else f"{metavar} ...",
+        instance_from_str=values,
         is_instance=lambda value: isinstance(value, kind),
         str_from_instance=lambda value: [write(value)],
     )
+
+
+def number_or_draw(word: str) -> float | settings.Distribution:
+    """A number, or log:1e-5:1e-2."""
+    return settings.distribution(word) if ":" in word else float(word)
+
+
+def bool_of(word: str) -> bool:
+    """true or false."""
+    if word.lower() not in WORDS_OF_BOOL:
+        raise ValueError(f"{word!r} is neither true nor false")
+    return WORDS_OF_BOOL[word.lower()]
+
+
+def size_in_bytes(word: str) -> int:
+    """500MB, 16GB, 1e9.
+
+    Raises:
+      UserError: it is none of these.
+    """
+    units = {"KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
+    number, unit = (
+        (word[:-2], units[word[-2:].upper()]) if word[-2:].upper() in units else (word, 1)
+    )
+    try:
+        return int(float(number) * unit)
+    except (ValueError, OverflowError):
+        raise UserError(f"--memory-limit {word}: give a size, as 500MB or 16GB") from None
 
 
 def whole_number(word: str) -> int:
@@ -232,30 +350,39 @@ def plain_value(word: str) -> Any:
     return word
 
 
+PROCESSES = ("distributed", "coordinator", "num_processes", "process_id")
 # The flags that go with a command; a run that is there keeps its settings.
 TAKES = {
     "evaluate": ("evaluate", "seed", "point", "agent", "episodes"),
     "render": ("render", "seed", "point", "agent"),
-    "resume": ("resume", "point", "quiet", "total_timesteps", *runner.Options._fields),
+    "resume": ("resume", "point", "quiet", "total_timesteps", *runner.Options._fields, *PROCESSES),
     "run": ("point", "agent", "episodes"),  # those that do not
 }
 
 # --- commands --------------------------------------------------------------------------------
 
 
-def train(module: Any, config: Any, shell: Shell) -> int:
-    """A new run, or one that goes on."""
+def train(module: Any, config: Any, grid: dict[str, Any], shell: Shell) -> int:
+    """A new run or sweep, or one that goes on."""
     keywords = {name: getattr(shell, name) for name in runner.Options._fields}
     keywords |= {"quiet": shell.quiet, "import_seconds": progress.process_age()}
+    first = {"seed": shell.seed, "num_seeds": shell.num_seeds, "root": shell.run_dir_root}
+    limits = {"max_parallel": shell.max_parallel, "samples": shell.samples}
+    if shell.memory_limit is not None:
+        limits["memory_limit"] = size_in_bytes(shell.memory_limit)
     if shell.resume:
-        keywords |= {"total_timesteps": config.total_timesteps, "point": point_of(shell)}
-        result = runner.resume(shell.resume, module=module, **keywords)
+        more = {"total_timesteps": config.total_timesteps, "point": point_of(shell)}
+        result = sweeps.resume(shell.resume, module=module, **more, **keywords)
+    elif grid or any(limit is not None for limit in limits.values()):
+        limits["sampler"] = shell.sampler
+        result = sweeps.sweep(module, config, grid, **limits, **first, **keywords)
     else:
-        keywords |= {"seed": shell.seed, "num_seeds": shell.num_seeds, "root": shell.run_dir_root}
-        result = runner.run(module, config, **keywords)
+        result = runner.run(module, config, **first, **keywords)
     if not result.interrupted:
         return 0
-    print(f"to go on: python {sys.argv[0]} --resume {result.run_dir}", flush=True)
+    if hosts.is_first():
+        place = getattr(result, "run_dir", None) or result.sweep_dir
+        print(f"to go on: python {sys.argv[0]} --resume {place}", flush=True)
     return 130
 
 
@@ -265,13 +392,13 @@ def evaluate(module: Any, shell: Shell) -> int:
     if shell.episodes < 1:
         raise UserError(f"--episodes {shell.episodes}: give 1 or more")
     loaded = checkpoints.load(shell.evaluate, point_of(shell), agent=shell.agent, module=module)
-    agents = range(len(loaded.seeds)) if shell.agent is None else [shell.agent]
-    for agent in agents:
-        state, point = loaded.state, loaded.point
-        if shell.agent is None:
-            state, point = checkpoints.one_agent(state, agent), point[agent]
-        episodes = evaluation.evaluate(module, loaded.config, state, shell.seed, shell.episodes)
-        title = f"agent {agent} (seed {loaded.seeds[agent]}) at point {point}"
+    for i in range(loaded.agents.count):
+        number, config, state, point = shell.agent, loaded.config, loaded.state, loaded.point
+        if number is None:
+            number, state, point = i, checkpoints.one_agent(state, i), point[i]
+            config = loaded.agents.one(config, i)
+        episodes = evaluation.evaluate(module, config, state, shell.seed, shell.episodes)
+        title = f"agent {number} ({loaded.agents.label(i)}) at point {point}"
         print(evaluation.table(episodes, title))
     return 0
 
