@@ -13,6 +13,7 @@ import pytest
 import envs
 from algorithms import launch
 from algorithms.launch import checkpoints, devices
+from algorithms.launch import settings as configurations
 from algorithms.launch.checkpoints import RunDir
 from algorithms.launch.errors import UserError
 from tests.algorithms.launch import toy
@@ -93,12 +94,12 @@ def test_versions_say_nothing_about_the_machine_or_its_user(run_dir):
 def test_config_survives_strict_json(run_dir):
     settings = (("limit", math.inf), ("max_steps", 200))
     config = toy.Config(learning_rate=1e-3, env_settings=settings, hidden_sizes=(64, 32))
-    text = json.dumps(checkpoints.config_to_json(config), allow_nan=False)
+    text = json.dumps(configurations.config_to_json(config), allow_nan=False)
     assert '"target_kl": "inf"' in text
-    back = checkpoints.config_from_json(toy.Config, json.loads(text), Path("config.json"))
+    back = configurations.config_from_json(toy.Config, json.loads(text), Path("config.json"))
     assert back == config and hash(back.hidden_sizes) == hash(config.hidden_sizes)
     saved = json.loads((run_dir / "config.json").read_text())
-    assert saved["algorithm"] == "toy" and saved["seed"] == 5 and saved["num_seeds"] == 3
+    assert saved["algorithm"] == "toy" and saved["seeds"] == [5, 6, 7] and saved["floats"] == {}
 
 
 def test_runs_are_never_overwritten(tmp_path, run_dir):
@@ -189,7 +190,7 @@ def test_rewinding_drops_all_past_a_point_and_parts_of_files(broken):
 
 def test_load_gives_one_agent_or_all(run_dir):
     everyone = launch.load(run_dir, agent=None, module=toy)
-    assert everyone.seeds == [5, 6, 7] and everyone.config == CONFIG
+    assert everyone.agents.seeds == [5, 6, 7] and everyone.config == CONFIG
     for agent in range(3):
         loaded = launch.load(run_dir, agent=agent, module=toy)
         assert same(loaded.state, checkpoints.one_agent(everyone.state, agent))
@@ -271,4 +272,4 @@ def test_all_states_are_kept_if_asked_for(tmp_path, capsys):
     run_dir = launch.run(toy, CONFIG, root=tmp_path, keep_states=True, quiet=False).run_dir
     assert RunDir.open(run_dir).points("state") == [0, 1, 2, 3, 4]
     size = (6 * 4 + 2 * 4 + 4) * 5
-    assert f"all states are kept: {size / 1e6:.3g} MB" in capsys.readouterr().out
+    assert f"all states are kept: {size} B" in capsys.readouterr().out

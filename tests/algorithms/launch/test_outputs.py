@@ -21,6 +21,7 @@ from PIL import Image, ImageSequence
 import envs
 from algorithms.launch import evaluation, plots, render, trackers
 from algorithms.launch.errors import UserError
+from algorithms.launch.settings import Agents
 
 STRIP = 42  # pixels of text above every picture
 
@@ -178,7 +179,7 @@ TOGETHER = MEANS | {f"seed_{s}/{k}": v for s, e in zip(SEEDS, EACH) for k, v in 
 def _open(run_dir: Path, **options: Any) -> list[trackers.Tracker]:
     defaults = {"track": False, "tensorboard": False, "one_run_per_seed": False, "resume": False}
     config = {"learning_rate": 1e-3, "target_kl": float("inf"), "hidden_sizes": (64, 64)}
-    common = {"run_dir": run_dir, "name": "a run", "config": config, "seeds": SEEDS}
+    common = {"run_dir": run_dir, "name": "a run", "config": config, "agents": Agents(list(SEEDS))}
     return trackers.open_trackers(**(defaults | options), **common)
 
 

@@ -1,6 +1,7 @@
 """`run` and `resume` from Python, on a toy for the shell's own work and on ppo for exactness."""
 
 import json
+import types
 
 import jax
 import numpy as np
@@ -122,7 +123,8 @@ def test_another_float_does_not_compile_again(compilation_cache):
 
 
 def test_agents_fill_few_devices(monkeypatch):
-    monkeypatch.setattr(jax, "local_devices", lambda: list("abcd"))
+    device = lambda i: types.SimpleNamespace(process_index=0, id=i)
+    monkeypatch.setattr(jax, "devices", lambda: [device(i) for i in range(4)])
     shapes = {n: devices.arrange(n)[1:] for n in (1, 3, 4, 5, 9, 17)}
     assert {n: (per, len(used)) for n, (per, used) in shapes.items()} == {
         1: (1, 1),

@@ -1,0 +1,185 @@
+"""Several devices and several processes: the agents of a sweep are the same on all of them."""
+
+import csv
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from algorithms import launch, ppo
+from algorithms.launch import hosts, plots
+from algorithms.launch.checkpoints import RunDir
+from algorithms.launch.errors import UserError
+from tests.algorithms.launch import toy
+from tests.algorithms.launch.test_sweeps import PPO, Stop
+
+ROOT = Path(__file__).parents[3]
+TOY = Path(toy.__file__)
+RATES = [0.1, 0.2, 0.3, 0.4, 0.5]
+CONFIG = toy.Config(total_timesteps=2000, num_evals=200, num_eval_episodes=1)
+WORDS = ["--total-timesteps", "2000", "--num-evals", "200", "--num-eval-episodes", "1"]
+WORDS += ["--learning-rate", *map(str, RATES)]
+COLLECTIVES = r"all-reduce|all-gather|all-to-all|reduce-scatter|collective-\w+"
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """What one process makes of it on one device."""
+    return launch.sweep(toy, CONFIG, {"learning_rate": RATES}, save=False)
+
+
+def start(cwd, words, processes=1, devices=1):
+    """Starts the processes of a run."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_NUM_CPU_DEVICES": str(devices)}
+    others = ["--distributed", "--coordinator", f"localhost:{port}", "--num-processes"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return [
+        subprocess.Popen(
+            [sys.executable, TOY, *words, *others, str(processes), "--process-id", str(i)],
+            cwd=cwd,
+            env=environment,
+            **pipes,
+        )
+        for i in range(processes)
+    ]
+
+
+def outputs(processes):
+    """Exit code, stdout and stderr of each, when all have ended."""
+    try:
+        texts = [process.communicate(timeout=120) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    return [(process.returncode, *text) for process, text in zip(processes, texts)]
+
+
+def wait_for(process, text):
+    """Reads stdout up to the line with a text in it."""
+    for line in process.stdout:
+        if text in line:
+            return
+    pytest.fail(f"{text!r} never came; stderr: {process.stderr.read()}")
+
+
+def assert_close(sweep_dir, alone):
+    with open(sweep_dir / "results.csv") as file:
+        rows = list(csv.DictReader(file))
+    for row, agent in zip(rows, alone.agents, strict=True):
+        assert float(row["learning_rate"]) == agent.setting["learning_rate"]
+        np.testing.assert_allclose(float(row["final_return"]), agent.final, rtol=1e-4)
+        np.testing.assert_allclose(float(row["mean_return"]), agent.area, rtol=1e-4)
+
+
+def test_a_killed_run_of_two_processes_goes_on_with_four_and_then_with_one(
+    tmp_path, alone, monkeypatch
+):
+    two = start(tmp_path, WORDS, processes=2, devices=2)
+    wait_for(two[0], " 20% |")
+    for process in two:
+        process.kill()
+    outputs(two)
+    (sweep_dir,) = (tmp_path / "runs").iterdir()
+    chunk = RunDir.open(sweep_dir / "chunk_000")
+    stopped = chunk.points("state")[-1]
+    assert 40 <= stopped < 200
+    assert [len(part) for part in chunk.parts(stopped, "state")] == [4, 1], "of 2 on each device"
+
+    four = start(tmp_path, ["--resume", str(sweep_dir)], processes=4)
+    wait_for(four[0], " 50% |")
+    four[2].send_signal(signal.SIGINT)  # one hears it, all stop at the same point
+    ended = outputs(four)
+    assert [code for code, *_ in ended] == [130] * 4, ended
+    assert "stopped, in" in ended[0][1] and "to go on: python" in ended[0][1]
+    assert not any("toy on" in out or "step" in out for _, out, _ in ended[1:]), "one speaks"
+    last = chunk.points("state")[-1]
+    assert 100 <= last < 200
+    assert [len(part) for part in chunk.parts(last, "state")] == [2, 2, 1]
+    assert chunk.parts(last - 1, "state") and len(chunk.points("state")) == 2
+
+    monkeypatch.setattr(plots, "curve", lambda *_: None)
+    monkeypatch.setattr(plots, "sweep", lambda *_: None)
+    resumed = launch.resume(sweep_dir, module=toy)
+    assert not resumed.interrupted
+    assert_close(sweep_dir, alone)
+    assert chunk.points("policy") == list(range(201))
+    lines = (chunk.path / "metrics.csv").read_text().splitlines()
+    assert len(lines) == 1 + 5 * 201, "the history is whole, whoever wrote it"
+    assert launch.load(sweep_dir, agent=4, module=toy).state.policy["weights"].shape == (3, 2)
+
+
+def test_a_user_s_mistake_ends_all_processes(tmp_path):
+    ended = outputs(start(tmp_path, [*WORDS, "--run-dir-root", "/proc/nowhere"], processes=2))
+    assert [code for code, *_ in ended] == [2, 2]
+    for _, _, err in ended:
+        assert "cannot be made" in err and "Traceback" not in err
+
+
+def test_others_that_cannot_be_known_are_the_user_s_to_name(monkeypatch):
+    def unknown(*_):
+        raise ValueError("coordinator_address should be defined.")
+
+    monkeypatch.setattr(jax.distributed, "initialize", unknown)
+    with pytest.raises(UserError, match="--coordinator HOST:PORT --num-processes N"):
+        hosts.start(None, None, None)
+
+
+DEVICES = """
+import sys
+import jax
+jax.config.update("jax_num_cpu_devices", 4)
+import numpy as np
+from algorithms import launch, ppo
+from algorithms.launch import devices, plots, runner
+from tests.algorithms.launch.test_sweeps import PPO
+
+plots.curve = plots.sweep = lambda *_: None
+kept, compile_programs = [], devices.compile_programs
+devices.compile_programs = lambda *a: kept.append(compile_programs(*a)) or kept[-1]
+swept = launch.resume(sys.argv[1])
+print(devices.arrange(5)[1], len(devices.arrange(5).devices))
+print(kept[0].advance.as_text())
+print("CONTROL")
+layout = devices.arrange(4)
+print(jax.jit(lambda x: x - x.sum()).lower(layout.put(np.ones(4))).compile().as_text())
+"""
+
+
+def test_devices_share_agents_without_a_word_between_them(tmp_path, vmapped_keys):
+    """Five agents of PPO after one update on one device go on with two more on three devices."""
+
+    def crash(point):
+        if point.index == 1:
+            raise Stop
+
+    grid = {"learning_rate": [1e-3 * i for i in range(1, 6)]}
+    whole = launch.sweep(ppo, PPO, grid, sweep_dir=tmp_path / "whole")
+    with pytest.raises(Stop):
+        launch.sweep(ppo, PPO, grid, sweep_dir=tmp_path / "x", hooks=[crash])
+    command = [sys.executable, "-c", DEVICES, str(tmp_path / "x")]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("2 3\n"), "two agents a device, of which one is a copy"
+    trained, control = done.stdout.split("CONTROL")
+    assert "num_partitions=3" in trained and not re.search(COLLECTIVES, trained)
+    assert re.search(COLLECTIVES, control)
+    assert "num_devices 1 -> 3" in done.stderr
+    for i in range(5):
+        one, other = (
+            launch.load(d, agent=i).state.policy for d in (whole.sweep_dir, tmp_path / "x")
+        )
+        import jax
+
+        close = lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6)
+        jax.tree.map(close, one, other)

@@ -1,0 +1,532 @@
+"""Sweeps: which agents there are, chunks and memory, what comes out, and what breaks on the way."""
+
+import csv
+import json
+import math
+import os
+import signal
+
+import jax
+import numpy as np
+import pytest
+from scipy import stats
+
+from algorithms import launch, ppo
+from algorithms.launch import cli, devices, plots, results, runner, settings, trackers
+from algorithms.launch.checkpoints import RunDir
+from algorithms.launch.errors import UserError
+from algorithms.launch.progress import Progress
+from algorithms.launch.settings import LogUniform, Uniform
+from tests.algorithms.launch import toy
+
+CONFIG = toy.Config(total_timesteps=200, num_evals=4)
+GRID = {"learning_rate": [0.1, 0.2, 0.3], "gamma": [0.9, 1.0]}
+PPO = ppo.Config(
+    total_timesteps=3 * 16,
+    num_envs=2,
+    num_steps=8,
+    num_minibatches=2,
+    update_epochs=1,
+    hidden_sizes=(8,),
+    num_evals=3,
+    num_eval_episodes=0,
+    eval_at_start=False,
+)
+
+
+class Stop(Exception):
+    """What a hook raises to end a sweep as a crash would."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_pictures():
+    """Drawing would take most of the time, and has tests of its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plots, "curve", lambda *_: None)
+        patch.setattr(plots, "sweep", lambda *_: None)
+        yield
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A sweep of six settings with two seeds, all twelve agents at once."""
+    return launch.sweep(toy, CONFIG, GRID, num_seeds=2, root=tmp_path_factory.mktemp("whole"))
+
+
+def curves(swept):
+    """What an agent is, and its curve."""
+    key = lambda agent: (*agent.setting.items(), agent.seed)
+    return {
+        key(agent): (agent.timesteps.tolist(), agent.returns.tolist()) for agent in swept.agents
+    }
+
+
+def state(swept_dir, agent):
+    """Plain arrays of an agent's state at the last point."""
+    loaded = launch.load(swept_dir, agent=agent, module=toy)
+    return jax.tree.map(lambda x: np.asarray(devices.plain(x)), loaded.state)
+
+
+def assert_same_sweeps(one, other):
+    """Bit for bit: curves, states, and the rows of results.csv but for where they are."""
+    assert curves(one) == curves(other)
+    for agent in range(len(one.agents)):
+        pair = state(one.sweep_dir, agent), state(other.sweep_dir, agent)
+        jax.tree.map(np.testing.assert_array_equal, *pair)
+    rows = [table(swept.sweep_dir) for swept in (one, other)]
+    for row in (*rows[0], *rows[1]):
+        del row["run"], row["agent_of_run"]
+    assert rows[0] == rows[1]
+
+
+def table(sweep_dir):
+    with open(sweep_dir / "results.csv") as file:
+        return list(csv.DictReader(file))
+
+
+# --- settings --------------------------------------------------------------------------------
+
+
+def test_seeds_vary_fastest_then_floats_then_programs():
+    grid = {"num_envs": [5, 7], "learning_rate": [0.1, 0.2], "gamma": [0.5, 0.6]}
+    programs = settings.expand(CONFIG, grid, range(3, 5))
+    assert [(p.config.num_envs, p.static) for p in programs] == [
+        (5, {"num_envs": 5}),
+        (7, {"num_envs": 7}),
+    ]
+    for program in programs:
+        agents = program.agents
+        assert agents.seeds == [3, 4] * 4
+        np.testing.assert_array_equal(agents.floats["learning_rate"], [0.1] * 4 + [0.2] * 4)
+        np.testing.assert_array_equal(agents.floats["gamma"], [0.5, 0.5, 0.6, 0.6] * 2)
+        assert agents.label(3) == "learning_rate=0.1, gamma=0.6, seed 4"
+        configs = agents.configs(program.config)
+        assert configs.learning_rate.dtype == np.float32 and configs.target_kl.shape == (8,)
+
+
+@pytest.mark.parametrize("sampler", settings.SAMPLERS)
+def test_draws_have_their_distributions_and_begin_alike(sampler):
+    drawn = {"learning_rate": LogUniform(1e-5, 1e-1), "gamma": Uniform(0.9, 1.0)}
+    draws = settings.draw(drawn, 512, sampler, 0)
+    assert all(np.all((d.low <= draws[n]) & (draws[n] <= d.high)) for n, d in drawn.items())
+    uniform = {"learning_rate": stats.uniform(-5, 4), "gamma": stats.uniform(0.9, 0.1)}
+    exponents = draws | {"learning_rate": np.log10(draws["learning_rate"])}
+    for name, distribution in uniform.items():
+        assert stats.kstest(exponents[name], distribution.cdf).pvalue > 1e-4
+    assert abs(stats.spearmanr(*draws.values()).statistic) < 0.15
+    fewer = settings.draw(drawn, 100, sampler, 0)
+    other = settings.draw(drawn, 100, sampler, 1)
+    for name in drawn:
+        np.testing.assert_array_equal(fewer[name], draws[name][:100])
+        assert not np.any(fewer[name] == other[name])
+
+
+def test_sobol_leaves_no_gaps():
+    draws = settings.draw({"x": Uniform(0, 1), "y": Uniform(0, 1)}, 64, "sobol", 0)
+    for values in draws.values():
+        assert sorted(np.floor(values * 64)) == list(range(64))
+    cells = set(zip(np.floor(draws["x"] * 8), np.floor(draws["y"] * 8)))
+    assert len(cells) == 64
+
+
+def test_draws_are_crossed_with_lists():
+    grid = {"learning_rate": LogUniform(1e-3, 1e-1), "gamma": [0.5, 0.6]}
+    (program,) = settings.expand(CONFIG, grid, [0], samples=3)
+    rates = program.agents.floats["learning_rate"]
+    np.testing.assert_array_equal(rates[:3], rates[3:])
+    np.testing.assert_array_equal(program.agents.floats["gamma"], [0.5] * 3 + [0.6] * 3)
+
+
+def test_agents_survive_json():
+    agents = settings.Agents([1, 2], {"target_kl": np.array([math.inf, 0.1])})
+    text = json.dumps(agents.to_json(), allow_nan=False)
+    back = settings.Agents.from_json(json.loads(text))
+    assert back.seeds == [1, 2] and back.setting(0) == {"target_kl": math.inf}
+
+
+@pytest.mark.parametrize(
+    "grid, keywords, message",
+    [
+        ({"learnin_rate": [1.0]}, {}, "did you mean learning_rate"),
+        ({"learning_rate": 0.1}, {}, "give a list of values"),
+        ({"env": "CartPole-v1"}, {}, "give a list of values"),
+        ({"learning_rate": []}, {}, "has no values"),
+        ({"gamma": [0.9, 0.9]}, {}, "gamma: 0.9 is there twice"),
+        ({"gamma": [0.9, 1.1]}, {}, "gamma=1.1: give a number in [0, 1]"),
+        ({"gamma": ["high"]}, {}, "gamma=high: give a number in [0, 1]"),
+        ({"num_envs": Uniform(1, 2)}, {"samples": 2}, "num_envs is not a float"),
+        ({"gamma": Uniform(0, 1)}, {}, "samples=64"),
+        ({"gamma": [Uniform(0, 1), 0.5]}, {"samples": 2}, "a distribution stands alone"),
+        ({"gamma": Uniform(0, 1)}, {"samples": 0}, "samples=0: give 1 or more"),
+        ({"gamma": Uniform(0, 1)}, {"samples": 2, "sampler": "halton"}, "there are sobol, random"),
+        ({"gamma": [0.1]}, {"samples": 2}, "nothing is drawn"),
+        ({"num_envs": [5, 0]}, {}, "num_envs=0"),
+        ({"env": ["CartPole-v1", "CartPole-v2"]}, {}, "did you mean CartPole-v1"),
+        ({}, {"max_parallel": 0}, "max_parallel=0"),
+        ({}, {"memory_limit": 0}, "memory_limit=0"),
+        ({}, {"num_seeds": 0}, "num_seeds=0"),
+        ({}, {"save": False, "gif": "end"}, "need files"),
+        ({}, {"memory_limit": 100}, "an agent needs"),
+    ],
+)
+def test_what_is_refused_leaves_nothing_behind(tmp_path, grid, keywords, message):
+    with pytest.raises(UserError) as caught:
+        launch.sweep(toy, CONFIG, grid, root=tmp_path / "runs", **keywords)
+    assert message in str(caught.value)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_an_existing_sweep_is_not_overwritten(whole):
+    with pytest.raises(UserError, match="never overwritten"):
+        launch.sweep(toy, CONFIG, GRID, sweep_dir=whole.sweep_dir)
+
+
+# --- agents and chunks -----------------------------------------------------------------------
+
+
+def test_an_agent_is_exactly_or_close_to_its_single_run(whole):
+    for number in (0, 7):
+        agent = whole.agents[number]
+        config = CONFIG.replace(**agent.setting)
+        alone = launch.run(toy, config, seed=agent.seed, save=False)
+        expected = alone.metrics["eval_return"][0].mean(1)
+        np.testing.assert_allclose(agent.returns, expected, rtol=1e-4)
+        loaded = launch.load(whole.sweep_dir, agent=number, module=toy)
+        assert loaded.config == config and loaded.agents.seeds == [agent.seed]
+
+
+def test_ppo_s_agents_are_close_to_single_runs_and_chunks_exactly_the_whole(tmp_path, vmapped_keys):
+    """Three updates of PPO with other learning rates, entropy bonuses and clips."""
+    grid = {"learning_rate": [1e-3, 1e-2], "ent_coef": [0.0, 0.1], "clip_eps": [0.1, math.inf]}
+    whole = launch.sweep(ppo, PPO, grid, seed=5, sweep_dir=tmp_path / "whole")
+    chunks = launch.sweep(ppo, PPO, grid, seed=5, max_parallel=3, sweep_dir=tmp_path / "chunks")
+    assert len(list((tmp_path / "chunks").glob("chunk_*"))) == 3
+    for number, agent in enumerate(whole.agents):
+        one = launch.load(whole.sweep_dir, agent=number)
+        other = launch.load(chunks.sweep_dir, agent=number)
+        assert chunks.agents[number].setting == agent.setting
+        plain = lambda tree: jax.tree.map(lambda x: np.asarray(devices.plain(x)), tree)
+        jax.tree.map(np.testing.assert_array_equal, plain(one.state), plain(other.state))
+        if number in (0, 6):
+            trained, _ = ppo.make_train(PPO.replace(**agent.setting))(jax.random.key(5))
+            close = lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6)
+            jax.tree.map(close, plain(one.state.policy), plain(trained.policy))
+
+
+@pytest.mark.parametrize("at_once, sizes", [(5, [4, 4, 4]), (11, [6, 6]), (7, [6, 6]), (99, [12])])
+def test_chunks_are_exactly_the_whole(whole, tmp_path, at_once, sizes):
+    chunks = launch.sweep(
+        toy, CONFIG, GRID, num_seeds=2, max_parallel=at_once, sweep_dir=tmp_path / "x"
+    )
+    runs = [RunDir.open(path) for path in sorted((tmp_path / "x").glob("chunk_*"))]
+    assert [run_dir.agents.count for run_dir in runs] == sizes
+    assert_same_sweeps(whole, chunks)
+
+
+def test_chunks_cover_all_agents_and_are_of_one_size():
+    for count in range(1, 40):
+        for at_most in range(1, count + 1):
+            chunks = devices.cut(count, at_most)
+            assert [i for chunk in chunks for i in chunk] == list(range(count))
+            sizes = [len(chunk) for chunk in chunks]
+            assert len(chunks) == -(-count // at_most) and max(sizes) <= at_most
+            assert set(sizes[:-1]) <= {sizes[0]} and sizes[-1] <= sizes[0]
+
+
+def test_too_little_memory_makes_chunks_of_what_fits(whole, tmp_path, capsys):
+    """64 agents where 20 would fit: the same results, from chunks that keep to the limit."""
+    grid = GRID | {"learning_rate": list(np.linspace(0.1, 0.5, 32))}
+    options = {"num_seeds": 1, "quiet": False}
+    plenty = launch.sweep(toy, CONFIG, grid, sweep_dir=tmp_path / "plenty", **options)
+    assert "64 agents, all at once, on 1 cpu device" in capsys.readouterr().out
+    trainer = runner.Trainer(toy, CONFIG, 64, runner.Options(), Progress(True, 0.0))
+    trainer.compile(start=True)
+    limit = trainer.bytes_per_device * 20 // 64
+    tight = launch.sweep(
+        toy, CONFIG, grid, memory_limit=limit, sweep_dir=tmp_path / "tight", **options
+    )
+    assert "64 agents, 4 chunks of 16, on 1 cpu device" in capsys.readouterr().out
+    trainer.arrange(16)
+    trainer.compile(start=True)
+    assert trainer.bytes_per_device <= limit
+    assert_same_sweeps(plenty, tight)
+
+
+def test_a_run_that_does_not_fit_is_refused_with_what_would(tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "memory_limit", lambda _: 2000)
+    with pytest.raises(UserError, match=r"9 agents need .* 2 kB: max_parallel=\d trains them in"):
+        launch.run(toy, CONFIG, num_seeds=9, save=False)
+
+
+def test_out_of_memory_all_the_same_says_what_to_do(monkeypatch):
+    def exhausted(*_):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: 3 GB")
+
+    monkeypatch.setattr(runner.Session, "_execute", exhausted)
+    with pytest.raises(UserError, match="begin anew with max_parallel=3"):
+        launch.sweep(toy, CONFIG, GRID, save=False)
+
+
+def test_static_fields_become_programs_one_after_another(tmp_path, capsys):
+    grid = {"num_envs": [5, 10], "gamma": [0.9, 1.0], "hidden_sizes": [(3, 2), (4,)]}
+    swept = launch.sweep(toy, CONFIG, grid, quiet=False, sweep_dir=tmp_path / "x")
+    out = capsys.readouterr().out
+    assert "a sweep of 8 agents, 8 settings x 1 seed" in out
+    assert "program 2 of 4 (num_envs=5, hidden_sizes=4): 2 agents" in out
+    assert [agent.run for agent in swept.agents] == [f"chunk_{i // 2:03d}" for i in range(8)]
+    for i, row in enumerate(table(tmp_path / "x")):
+        loaded = launch.load(tmp_path / "x", agent=i, module=toy)
+        assert row["num_envs"] == str(loaded.config.num_envs)
+        assert row["hidden_sizes"] == ",".join(map(str, loaded.config.hidden_sizes))
+        assert float(row["gamma"]) == loaded.config.gamma
+        assert loaded.state.policy["weights"].shape == loaded.config.hidden_sizes
+
+
+# --- stopping and going on -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chunk, point", [(0, 0), (1, 3), (2, 4)])
+def test_a_resumed_sweep_is_exactly_an_unbroken_one(whole, tmp_path, chunk, point):
+    def crash(seen):
+        if seen.run_dir.name == f"chunk_{chunk:03d}" and seen.index == point:
+            raise Stop
+
+    sweep_dir = tmp_path / "x"
+    with pytest.raises(Stop):
+        launch.sweep(
+            toy, CONFIG, GRID, num_seeds=2, max_parallel=4, sweep_dir=sweep_dir, hooks=[crash]
+        )
+    seen = []
+    resumed = launch.resume(sweep_dir, module=toy, hooks=[seen.append])
+    assert (
+        (seen[0].run_dir.name, seen[0].index)
+        in [
+            (f"chunk_{chunk:03d}", point + 1),
+            (f"chunk_{chunk + 1:03d}", 0),
+        ]
+        if seen
+        else (chunk, point) == (2, 4)
+    )
+    assert_same_sweeps(whole, resumed)
+
+
+def test_a_sweep_killed_before_it_began_is_none(tmp_path):
+    (tmp_path / "x" / "chunk_000").mkdir(parents=True)
+    with pytest.raises(UserError, match="does not exist"):
+        launch.resume(tmp_path / "x", module=toy)
+
+
+def test_ctrl_c_stops_the_sweep_and_not_the_chunk_alone(tmp_path, capsys):
+    def interrupt(seen):
+        if seen.index == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    keywords = {"max_parallel": 4, "sweep_dir": tmp_path / "x", "quiet": False}
+    stopped = launch.sweep(toy, CONFIG, GRID, hooks=[interrupt], **keywords)
+    assert stopped.interrupted and len(stopped.agents) == 3
+    assert {row["timestep"] for row in table(tmp_path / "x")} == {"100"}
+    assert not RunDir.open(tmp_path / "x" / "chunk_001").points("state")
+    assert "stopped, in" in capsys.readouterr().out
+    resumed = launch.resume(tmp_path / "x", module=toy)
+    assert not resumed.interrupted
+    assert curves(resumed) == curves(launch.sweep(toy, CONFIG, GRID, save=False))
+
+
+# --- what breaks -----------------------------------------------------------------------------
+
+
+def test_an_agent_that_is_not_finite_is_shown_and_the_others_go_on(tmp_path, capsys):
+    config = CONFIG.replace(gamma=1.0)
+    rates = [0.1, 3e38, 0.2]  # float32 ends at 3.4e38: the second one's weights become NaN
+    swept = launch.sweep(
+        toy, config, {"learning_rate": rates}, num_seeds=2, quiet=False, sweep_dir=tmp_path / "x"
+    )
+    out, err = capsys.readouterr()
+    assert "2 agents' policies are not finite from point 1 on" in err
+    assert "learning_rate=3e+38, seed 0" in err and err.count("not finite") == 1
+    assert [agent.is_finite for agent in swept.agents] == [True] * 2 + [False] * 2 + [True] * 2
+    assert [row["is_finite"] for row in table(tmp_path / "x")] == list("110011")
+    assert swept.ranked[-1].setting == {"learning_rate": 3e38} and "2 not finite" in out
+    assert math.isfinite(swept.objective)
+    alone = launch.sweep(toy, config, {"learning_rate": [0.1, 0.2]}, num_seeds=2, save=False)
+    assert curves(alone).items() <= curves(swept).items()
+    launch.resume(tmp_path / "x", module=toy)
+    assert "not finite" not in capsys.readouterr().err, "it was said"
+    assert [row["is_finite"] for row in table(tmp_path / "x")] == list("110011")
+
+
+def test_a_full_disk_costs_files_and_not_the_sweep(tmp_path, monkeypatch, capsys):
+    from algorithms.launch import checkpoints
+
+    write = checkpoints.write_whole
+
+    def full(path, data):
+        if path.suffix in (".state", ".csv"):
+            raise OSError(28, "No space left on device")
+        write(path, data)
+
+    monkeypatch.setattr(checkpoints, "write_whole", full)
+    swept = launch.sweep(toy, CONFIG, GRID, max_parallel=3, sweep_dir=tmp_path / "x")
+    err = capsys.readouterr().err
+    assert "results.csv was not written" in err and "was not saved" in err
+    assert curves(swept) == curves(launch.sweep(toy, CONFIG, GRID, save=False))
+
+
+# --- what comes out --------------------------------------------------------------------------
+
+
+def test_results_have_a_row_for_each_agent(whole):
+    rows = table(whole.sweep_dir)
+    assert len(rows) == 12
+    for i, (row, agent) in enumerate(zip(rows, whole.agents, strict=True)):
+        metrics = launch.load(whole.sweep_dir, agent=i, module=toy).metrics
+        returns = metrics["eval_return"][i].mean(1)
+        steps = metrics["timestep"][i]
+        best = np.argmax(returns)
+        assert int(row["agent"]) == i and int(row["seed"]) == agent.seed == i % 2
+        assert float(row["learning_rate"]) == GRID["learning_rate"][i // 4]
+        np.testing.assert_allclose(float(row["final_return"]), returns[-1], rtol=1e-6)
+        np.testing.assert_allclose(float(row["best_return"]), returns[best], rtol=1e-6)
+        assert int(row["best_timestep"]) == steps[best] and int(row["timestep"]) == 200
+        area = sum((returns[j] + returns[j + 1]) / 2 for j in range(4)) / 4  # equal steps
+        np.testing.assert_allclose(float(row["mean_return"]), area, rtol=1e-6)
+
+
+def outcome(setting, final, seed=0, is_finite=True):
+    curve = np.array([0.0, final])
+    return results.Outcome(setting, seed, np.array([0, 10]), curve, is_finite, "chunk_000", 0)
+
+
+def test_settings_are_ranked_by_their_means_and_broken_ones_last():
+    returns = {1.0: (5.0, 7.0), 2.0: (9.0, 1.0), 3.0: (50.0, 50.0), 4.0: (8.0, np.nan)}
+    agents = [outcome({"x": x}, r, i) for x, pair in returns.items() for i, r in enumerate(pair)]
+    agents[5] = agents[5]._replace(is_finite=False)
+    ranked = results.rank(agents)
+    assert [setting.setting["x"] for setting in ranked] == [4.0, 1.0, 2.0, 3.0]
+    assert [setting.mean for setting in ranked] == [8.0, 6.0, 5.0, 50.0]
+    lines = results.table(ranked).splitlines()
+    assert lines[0].split()[:4] == ["rank", "x", "seeds", "return"]
+    assert lines[2].split() == ["2", "1", "2", "6", "5", "to", "7", "5"]
+    assert lines[4].endswith("1 not finite")
+    assert "and 2 settings more" in results.table(
+        results.rank([outcome({"x": float(i)}, i) for i in range(12)])
+    )
+
+
+def test_interquartile_mean_and_bootstrap_against_scipy():
+    scores = np.random.default_rng(0).normal(size=(3, 12))
+    np.testing.assert_allclose(
+        results.interquartile_mean(scores), stats.trim_mean(scores, 0.25, axis=1)
+    )
+    for statistic in (lambda x: x.mean(-1), results.interquartile_mean):
+        low, high = results.bootstrap_interval(scores[0], statistic)
+        theirs = stats.bootstrap(
+            (scores[0],), lambda x, axis, f=statistic: f(x), method="percentile", random_state=1
+        ).confidence_interval
+        np.testing.assert_allclose((low, high), theirs, atol=0.04)
+
+
+def test_the_best_setting_can_be_run_again(whole, monkeypatch):
+    best = whole.ranked[0]
+    argv = ["--config", str(whole.sweep_dir / "best.json")]
+    config, shell = cli.defaults(toy, argv)
+    assert {name: getattr(config, name) for name in GRID} == best.setting
+    assert (shell.seed, shell.num_seeds) == (0, 2)
+    assert whole.objective == -best.mean == -np.mean([agent.final for agent in best.agents])
+
+
+def test_trackers_have_a_run_for_each_setting():
+    (program,) = settings.expand(CONFIG, {"gamma": [0.5, 0.6]}, [3, 4])
+    by_setting = trackers.split(program.agents, one_run_per_seed=False)
+    assert [(p.label, p.rows, p.seeds) for p in by_setting] == [
+        ("gamma_0.5", [0, 1], [3, 4]),
+        ("gamma_0.6", [2, 3], [3, 4]),
+    ]
+    each = trackers.split(program.agents, one_run_per_seed=True)
+    assert [(p.label, p.rows) for p in each][1:3] == [
+        ("gamma_0.5,seed_4", [1]),
+        ("gamma_0.6,seed_3", [2]),
+    ]
+
+
+# --- the command line ------------------------------------------------------------------------
+
+
+def test_flags_with_several_values_are_a_grid():
+    words = "--learning-rate 1e-3 0.5 --hidden-sizes 3,2 4 --no-anneal-lr --num-envs 6"
+    words += " --env CartPole-v1 Acrobot-v1 --gamma uniform:0.5:1 --env-settings max_steps=9"
+    base = toy.Config(gamma=0.7)
+    config, _ = cli.parse(toy, words.split(), base, cli.Shell())
+    config, grid = cli.single_out(base, config)
+    assert grid == {
+        "learning_rate": [1e-3, 0.5],
+        "hidden_sizes": [(3, 2), (4,)],
+        "env": ["CartPole-v1", "Acrobot-v1"],
+        "gamma": Uniform(0.5, 1.0),
+    }
+    assert config.num_envs == 6 and config.anneal_lr is False and config.gamma == 0.7
+    assert config.env == "CartPole-v1" and config.env_settings == (("max_steps", 9),)
+    config, _ = cli.parse(toy, ["--anneal-lr", "true", "false"], base, cli.Shell())
+    assert cli.single_out(base, config)[1] == {"anneal_lr": [True, False]}
+    config, _ = cli.parse(toy, ["--anneal-lr", "--quiet"], base, cli.Shell())
+    assert config.anneal_lr is True
+
+
+@pytest.mark.parametrize(
+    "word, size", [("500MB", 500_000_000), ("1.5gb", 1_500_000_000), ("2e3", 2000)]
+)
+def test_sizes(word, size):
+    assert cli.size_in_bytes(word) == size
+
+
+@pytest.mark.parametrize("word", ["much", "3XB", "MB", "inf"])
+def test_sizes_that_are_none(word):
+    with pytest.raises(UserError, match="as 500MB or 16GB"):
+        cli.size_in_bytes(word)
+
+
+@pytest.mark.parametrize(
+    "word", ["log:1", "log:0:1", "log:2:1", "uniform:1:1", "cubic:0:1", "uniform:0:inf"]
+)
+def test_distributions_that_are_none(word):
+    with pytest.raises(ValueError):
+        settings.distribution(word)
+
+
+def test_a_sweep_from_the_command_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = "--learning-rate log:1e-3:1 --samples 4 --num-seeds 2 --max-parallel 4 --num-evals 2"
+    cli.main(toy, words.split())
+    out = capsys.readouterr().out
+    assert "toy on CartPole-v1: a sweep of 8 agents, 4 settings x 2 seeds" in out
+    assert "8 agents, 2 chunks of 4" in out and "left, says the first point" in out
+    assert "rank  learning_rate" in out
+    (sweep_dir,) = (tmp_path / "runs").iterdir()
+    assert len(table(sweep_dir)) == 8
+    cli.main(toy, ["--resume", str(sweep_dir)])
+    assert "2 of 2 chunks are done" in capsys.readouterr().out
+    cli.main(toy, ["--evaluate", str(sweep_dir), "--agent", "5", "--episodes", "2"])
+    assert f"agent 5 (learning_rate={float(table(sweep_dir)[5]['learning_rate']):.6g}, seed 1)" in (
+        capsys.readouterr().out
+    )
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        ("--evaluate SWEEP", "is a sweep: say which agent"),
+        ("--evaluate SWEEP --agent 12", "agents 0 to 11"),
+        ("--config SWEEP", "its best.json is its best setting"),
+        ("--config SWEEP/chunk_000", "has many settings"),
+        ("--resume SWEEP --total-timesteps 900", "is a sweep, which goes on as it was"),
+        ("--resume SWEEP --gamma 0.3", "does not go with --gamma 0.3"),
+        ("--resume SWEEP --max-parallel 2", "does not go with --max-parallel 2"),
+        ("--process-id 1", "go with --distributed, which is missing"),
+        ("--learning-rate", "a value is missing"),
+    ],
+)
+def test_refused_flags(whole, capsys, words, message):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(toy, words.replace("SWEEP", str(whole.sweep_dir)).split())
+    err = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert stop.value.code == 2 and message in err
