@@ -125,7 +125,11 @@ class Layout(NamedTuple):
     def share(self, tree: Any) -> Any:
         """Host arrays on all devices."""
         sharding = self.sharding()
-        place = lambda x: jax.make_array_from_callback(x.shape, sharding, lambda where: x[where])
+
+        def place(x):
+            data = np.asarray(x, jnp.result_type(x))
+            return jax.make_array_from_callback(data.shape, sharding, lambda where: data[where])
+
         return jax.tree.map(place, tree)
 
     def get(self, tree: Any) -> Any:

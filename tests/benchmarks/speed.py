@@ -4,6 +4,7 @@
     python tests/benchmarks/speed.py --cases pendulum    # some of them
     python tests/benchmarks/speed.py --memory            # peak memory for 1M and for 10M steps
     python tests/benchmarks/speed.py --resets            # what each kind of auto-reset costs
+    python tests/benchmarks/speed.py --agents            # seconds against the number of agents
 
 rejax gets a virtual environment of its own, made once in the user's cache directory, with the same
 version of jax. Each side has a process that compiles once and then waits; timed runs go round the
@@ -96,6 +97,10 @@ RESET_CASES = (
 MEMORY_CASES = tuple(
     Case(f"{millions}M steps", "CartPole-v1", 4, 128, math.ceil(millions * 1e6 / 512), 1, 20, 32)
     for millions in (1, 10)
+)
+AGENT_CASES = tuple(  # of 51,200 steps each
+    Case(f"agents-{n}", "CartPole-v1", 4, 128, 100, num_seeds=n)
+    for n in (1, 2, 4, 8, 16, 32, 64, 128, 256)
 )
 
 
@@ -438,6 +443,29 @@ def of_memory(case: Case, args: argparse.Namespace) -> list[str]:
     return [case.name, *(f"{size:.3f} MB" for size in sizes or ())]
 
 
+AGENT_COLUMNS = ("agents", "seconds", "of one agent, in turn", "steps/s of all", "throughput")
+AGENT_COLUMNS += ("compile",)
+
+
+def of_agents(case: Case, args: argparse.Namespace) -> list[str]:
+    """A row: agents side by side, and how much more they do in a second than one alone."""
+    one = dataclasses.replace(case, num_seeds=1)
+    workers = many, alone = [Worker("this kit", c, args.time_limit) for c in (case, one)]
+    alternate(workers, args.runs)
+    for worker in workers:
+        worker.close()
+    if many.error or alone.error:
+        return [str(case.num_seeds), many.error or "-", alone.error or "-", "-", "-", "-"]
+    ratios = [case.num_seeds * a / m for m, a in zip(many.seconds, alone.seconds)]
+    return [
+        str(case.num_seeds),
+        *(f"{statistics.median(worker.seconds):.2f}" for worker in workers),
+        rate(case, many),
+        f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})",
+        f"{many.compile_seconds:.1f} s",
+    ]
+
+
 def make_peer_python() -> str:
     """The Python of a virtual environment with rejax, made if it is not there."""
     from algorithms.launch.devices import CACHE
@@ -458,6 +486,7 @@ KINDS = {  # of measurements: cases, columns, and what makes a row
     "speed": (CASES, COLUMNS, against_rejax),
     "resets": (RESET_CASES, RESET_COLUMNS, of_resets),
     "memory": (MEMORY_CASES, MEMORY_COLUMNS, of_memory),
+    "agents": (AGENT_CASES, AGENT_COLUMNS, of_agents),
 }
 
 
@@ -471,6 +500,7 @@ def parse() -> argparse.Namespace:
     for kind, text in (
         ("memory", "peak memory instead"),
         ("resets", "kinds of auto-reset instead"),
+        ("agents", "PPO's cost against the number of agents instead"),
     ):
         kinds.add_argument(f"--{kind}", dest="kind", action="store_const", const=kind, help=text)
     parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
