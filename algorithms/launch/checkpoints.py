@@ -224,20 +224,28 @@ class RunDir:
         own = "" if part in (None, range(self.agents.count)) else f".{part.start}-{part.stop}"
         return self.checkpoints / f"{point:06d}{own}.{kind}"
 
-    def parts(self, point: int, kind: str) -> dict[range, Path]:
-        """The files of a point, and the agents that each one has; empty unless all are there."""
-        found, everybody = {}, range(self.agents.count)
-        for file in self.checkpoints.glob(f"{point:06d}*.{kind}"):
+    def files(self, kind: str) -> dict[int, dict[range, Path]]:
+        """{point: {agents: file}} of the points that have such files for all agents, in order."""
+        found: dict[int, dict[range, Path]] = {}
+        everybody = range(self.agents.count)
+        for file in self.checkpoints.glob(f"[0-9]*.{kind}"):
             first, _, last = file.stem.partition(".")[2].partition("-")
-            found[range(int(first), int(last)) if last else everybody] = file
-        found = dict(sorted(found.items(), key=lambda item: item[0].start))
-        complete = [i for part in found for i in part] == list(everybody)
-        return found if complete else {}
+            part = range(int(first), int(last)) if last else everybody
+            found.setdefault(_number(file), {})[part] = file
+        for point, parts in sorted(found.items()):
+            parts = dict(sorted(parts.items(), key=lambda item: item[0].start))
+            del found[point]  # and back, in order
+            if [i for part in parts for i in part] == list(everybody):
+                found[point] = parts
+        return found
+
+    def parts(self, point: int, kind: str) -> dict[range, Path]:
+        """The files of a point, and the agents that each one has; none unless all are there."""
+        return self.files(kind).get(point, {})
 
     def points(self, kind: str) -> list[int]:
         """The points that have such files for all agents, in order."""
-        numbers = {_number(file) for file in self.checkpoints.glob(f"[0-9]*.{kind}")}
-        return sorted(point for point in numbers if self.parts(point, kind))
+        return list(self.files(kind))
 
     def read(self, point: int, kind: str, like: Any, agents: range | None = None) -> Any:
         """What a point's files hold of some agents (default: all), as host arrays (agents, ...).
@@ -284,23 +292,23 @@ class RunDir:
             write_checkpoint(self.file(point, "policy", part), policy, state.policy)
             write_checkpoint(self.file(point, "state", part), header, state)
         if not keep_states and hosts.is_first():  # what goes has been complete for long
-            for old in self.points("state")[:-KEPT_STATES]:
-                for file in self.parts(old, "state").values():
+            for old in list(self.files("state").values())[:-KEPT_STATES]:
+                for file in old.values():
                     file.unlink()
 
     def history(self, last: int | None = None) -> dict[int, Metrics]:
         """Metrics (num_agents, ...) of the curve's points, up to the last one that is wanted."""
-        points = [p for p in self.points("policy") if last is None or p <= last]
-        rows = {p: self._header(p)["metrics"] for p in points}
+        files = {p: f for p, f in self.files("policy").items() if last is None or p <= last}
+        rows = {point: self._header(parts)["metrics"] for point, parts in files.items()}
         return {point: row for point, row in rows.items() if row}
 
     def is_finite(self, point: int) -> np.ndarray:
         """Whether all numbers of an agent's policy are finite at a point, (num_agents,)."""
-        return self._header(point)["is_finite"]
+        return self._header(self.parts(point, "policy"))["is_finite"]
 
-    def _header(self, point: int) -> dict[str, Any]:
+    def _header(self, parts: dict[range, Path]) -> dict[str, Any]:
         """Every part's header has the metrics of all agents."""
-        return read_header(next(iter(self.parts(point, "policy").values())), self.algorithm)
+        return read_header(next(iter(parts.values())), self.algorithm)
 
     def rewind(self, last: int) -> None:
         """Drops all that is past a point, and what a killed process has left behind."""

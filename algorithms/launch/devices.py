@@ -2,9 +2,9 @@
 
 Every tree that belongs to agents has them as its leading axis, also when there is only one. Agents
 are mapped over devices with shard_map, so that a loop whose length depends on data makes no device
-wait for another; on one device they are vmapped. A device with a single agent runs exactly what
-`make_train(config)(key)` runs. The devices are those of all processes, where there are several
-(hosts.py).
+wait for another; a device vmaps its agents, on a CPU some at a time. A device with a single agent
+runs exactly what `make_train(config)(key)` runs. The devices are those of all processes, where
+there are several (hosts.py).
 """
 
 import os
@@ -77,6 +77,7 @@ class Layout(NamedTuple):
     num_agents: int
     per_device: int
     devices: tuple[Any, ...]  # in order of the processes that they belong to
+    block: int  # agents that a device vmaps; it takes its blocks in turn
 
     @property
     def padded(self) -> int:
@@ -147,15 +148,30 @@ class Layout(NamedTuple):
         return jax.tree.map(lambda x: x[: self.num_agents], hosts.gather(tree))
 
 
-def arrange(num_agents: int) -> Layout:
+def arrange(num_agents: int, block: int | None = None) -> Layout:
     """The fewest devices on which no device serves more agents than it must.
 
-    Several processes use all of their devices, also for fewer agents.
+    Several processes use all of their devices, also for fewer agents. `block` sets how many agents
+    are vmapped; an agent's numbers depend on it to the last bit, and on nothing else here.
     """
     devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
-    per_device = -(-num_agents // len(devices))
+    share = -(-num_agents // len(devices))
+    block = block or block_size(share, devices[0].platform)
+    per_device = -(-share // block) * block
     used = len(devices) if hosts.count() > 1 else -(-num_agents // per_device)
-    return Layout(num_agents, per_device, tuple(devices[:used]))
+    return Layout(num_agents, per_device, tuple(devices[:used]), block)
+
+
+def block_size(num_agents: int, platform: str) -> int:
+    """Agents to vmap on a device that has so many; all of them but on a CPU.
+
+    There four to six are best: a core has no more lanes to fill, and its cache holds no more
+    (PPO's agents side by side on a core, 64x64: 4 do 13 % more in a second than one, 32 do 8 %
+    less). Of these the number that leaves the fewest places to copies.
+    """
+    if platform != "cpu" or num_agents <= 4:
+        return num_agents
+    return min((4, 5, 6, 3), key=lambda block: -num_agents % block)
 
 
 def cut(num_agents: int, at_most: int) -> list[range]:
@@ -251,7 +267,7 @@ def compile_programs(
     keys = sharded(jax.eval_shape(lambda: jax.random.split(jax.random.key(0), layout.padded)))
     starting = jax.jit(over_agents(first, layout)).trace(env_params, configs, keys)
     states = jax.tree.map(sharded, starting.out_info[0])
-    advancing = jax.jit(over_agents(one_point, layout), donate_argnums=2)
+    advancing = jax.jit(over_agents(one_point, layout, in_place=True), donate_argnums=2)
     traced = [advancing.trace(env_params, configs, states), *[starting] * start]
     lowered = [program.lower() for program in traced]
     with ThreadPoolExecutor(len(lowered)) as pool:
@@ -267,9 +283,17 @@ def is_finite(tree: Any) -> jax.Array:
     return jnp.all(jnp.array([jnp.all(jnp.isfinite(x)) for x in leaves] or [True]))
 
 
-def over_agents(function: Callable, layout: Layout) -> Callable:
-    """The function (shared, *own) of one agent as a function of all, with leading axes on `own`."""
-    mapped = jax.vmap(function, (None, 0, 0)) if layout.per_device > 1 else _of_one(function)
+def over_agents(function: Callable, layout: Layout, in_place: bool = False) -> Callable:
+    """The function (shared, *own) of one agent as a function of all, with leading axes on `own`.
+
+    Args:
+      function: of one agent.
+      layout: of the agents.
+      in_place: the first result has the shapes of the last argument, and takes its memory.
+    """
+    mapped = jax.vmap(function, (None, 0, 0)) if layout.block > 1 else _of_one(function)
+    if layout.per_device > 1 and layout.devices[0].platform == "cpu":
+        mapped = _in_turn(mapped, layout.per_device // layout.block, in_place)
     if len(layout.devices) == 1:
         return mapped
     agents, same = PartitionSpec("agents"), PartitionSpec()
@@ -280,6 +304,36 @@ def over_agents(function: Callable, layout: Layout) -> Callable:
         out_specs=agents,
         check_vma=False,
     )
+
+
+def _in_turn(function: Callable, blocks: int, in_place: bool) -> Callable:
+    """Takes blocks of agents one after another, in one program whatever their number."""
+
+    def mapped(shared, *own):
+        block = jax.tree.map(lambda x: x[: x.shape[0] // blocks], own)
+        shapes = jax.eval_shape(function, shared, *block)
+        # Without typed keys: to those who look for keys used twice, a part stands for the whole.
+        apart = lambda x: x.reshape(blocks, x.shape[0] // blocks, *x.shape[1:])
+        own = jax.tree.map(lambda x: apart(plain(x)), own)
+        empty = lambda x: jnp.zeros((blocks, *x.shape), x.dtype)
+        results = jax.tree.map(lambda x: empty(jax.eval_shape(plain, x)), shapes)
+        if in_place:
+            results = (own[-1], *results[1:])
+
+        def body(i, results):
+            given = (*own[:-1], results[0]) if in_place else own
+            take = lambda x, like: like_key(jax.lax.dynamic_index_in_dim(x, i, 0, False), like)
+            put = lambda x, one: jax.lax.dynamic_update_index_in_dim(x, plain(one), i, 0)
+            done = function(shared, *jax.tree.map(take, given, block))
+            return jax.tree.map(put, results, done)
+
+        # The barrier keeps a loop of one trip from being taken apart, and rounded differently.
+        count = jax.lax.optimization_barrier(jnp.int32(blocks))
+        results = jax.lax.fori_loop(0, count, body, results)
+        join = lambda x, like: like_key(x.reshape(x.shape[0] * x.shape[1], *x.shape[2:]), like)
+        return jax.tree.map(join, results, shapes)
+
+    return mapped
 
 
 def _of_one(function: Callable) -> Callable:

@@ -138,7 +138,7 @@ def _returns_over(ax: Any, ranked: Sequence[results.Ranked], field: str) -> None
     values = [agent.setting[field] for agent in agents]
     if all(isinstance(value, int | float) and np.isfinite(value) for value in values):
         x = np.array(values, np.float64)
-        if x.min() > 0 and x.max() > 20 * x.min():
+        if x.min() > 0 and x.max() > 5 * x.min():
             ax.set_xscale("log")
     else:
         names = sorted({settings.plain(value) for value in values})

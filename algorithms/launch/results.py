@@ -136,7 +136,8 @@ def table(ranked: Sequence[Ranked]) -> str:
         numbers = ["-"] * 3
         if len(finals):
             mean, low, high, lowest = (f"{x:.5g}" for x in (setting.mean, low, high, finals[0]))
-            numbers = [mean, f"{low} to {high}", lowest]
+            interval = f"{low} to {high}" if len(finals) > 1 else "-"
+            numbers = [mean, interval, lowest]
         note = f"{setting.broken} not finite" if setting.broken else ""
         values = [plain(setting.setting[name]) for name in names]
         rows.append([str(place), *values, str(len(setting.agents)), *numbers, note])

@@ -209,7 +209,7 @@ def create(described: dict[str, Any], root: Path, path: Path | str | None = None
 def fork(run_dir: RunDir, described: dict[str, Any], last: int) -> RunDir:
     """A new run next to an old one, with that one's points up to the last."""
     forked = create(described, run_dir.path.parent)
-    policies = [run_dir.parts(p, "policy") for p in run_dir.points("policy") if p <= last]
+    policies = [files for point, files in run_dir.files("policy").items() if point <= last]
     parts = [*policies, run_dir.parts(last, "state")] * hosts.is_first()
     for file in [file for part in parts for file in part.values()]:
         checkpoints.write_whole(forked.checkpoints / file.name, file.read_bytes())
@@ -333,10 +333,10 @@ class Trainer:
             render.check_drawable(config)
         self.arrange(num_agents)
 
-    def arrange(self, num_agents: int) -> None:
-        """Chooses devices for so many agents at once."""
+    def arrange(self, num_agents: int, block: int | None = None) -> None:
+        """Chooses devices for so many agents at once; `block` as of `devices.arrange`."""
         self.programs: devices.Programs | None = None
-        self.layout = devices.arrange(num_agents)
+        self.layout = devices.arrange(num_agents, block)
         self.env_params = self.layout.share(self.host_params)
 
     def compile(self, start: bool) -> None:
@@ -372,9 +372,10 @@ class Trainer:
         Raises:
           UserError: not even one agent on each device fits.
         """
-        chunks = devices.cut(num_agents, min(at_most or num_agents, num_agents))
+        at_once = min(at_most or num_agents, num_agents)
         while True:
-            self.arrange(len(chunks[0]))
+            block, chunks = self._cut(num_agents, at_once)
+            self.arrange(len(chunks[0]), block)
             self.compile(start)
             if self.bytes_per_device <= limit:
                 return chunks
@@ -384,7 +385,19 @@ class Trainer:
                     f"{size(limit)} of a device's memory: fewer num_envs, a smaller buffer or "
                     "network would do"
                 )
-            chunks = devices.cut(num_agents, self._fewer(limit))
+            at_once = self._fewer(limit)
+
+    def _cut(self, num_agents: int, at_once: int) -> tuple[int, list[range]]:
+        """Chunks of whole blocks, and the block: that of all agents, so that the numbers agree.
+
+        Fewer agents at once than such a block on each device make a smaller one.
+        """
+        block, count = devices.arrange(num_agents).block, jax.device_count()
+        if at_once >= num_agents:
+            return block, [range(num_agents)]
+        block = max(1, min(block, at_once // count))
+        size = max(at_once // (block * count) * block * count, min(at_once, block * count))
+        return block, devices.cut(num_agents, size)
 
     def _fewer(self, limit: int) -> int:
         """Agents at once that should fit where these do not."""

@@ -122,6 +122,7 @@ def sweep(
             "seed": seed,
             "num_seeds": num_seeds,
             "options": options._asdict(),
+            "block": trainers[0].layout.block,
         }
         sweep_dir, chunks = _create(asked, chunks, options, Path(root), sweep_dir)
         view.say(f"in {sweep_dir}")
@@ -174,6 +175,9 @@ def resume(
         start = runner.starting(module, config, run_dir)
         if not chunks or chunks[-1].trainer.config != config:
             trainer = runner.Trainer(module, config, size, options, view)
+            free = len(trainer.layout.devices)
+            if len(devices.arrange(size, asked["block"]).devices) >= free:  # to the last bit, then
+                trainer.arrange(size, asked["block"])
         static = {name: getattr(config, name) for name in swept}
         chunks.append(_Chunk(trainer, static, run_dir.agents, run_dir, start))
     _announce_resumed(view, sweep_dir, chunks)

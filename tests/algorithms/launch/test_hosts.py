@@ -92,7 +92,7 @@ def test_a_killed_run_of_two_processes_goes_on_with_four_and_then_with_one(
     (sweep_dir,) = (tmp_path / "runs").iterdir()
     chunk = RunDir.open(sweep_dir / "chunk_000")
     stopped = chunk.points("state")[-1]
-    assert 40 <= stopped < 200
+    assert 30 <= stopped < 200
     assert [len(part) for part in chunk.parts(stopped, "state")] == [4, 1], "of 2 on each device"
 
     four = start(tmp_path, ["--resume", str(sweep_dir)], processes=4)
@@ -103,9 +103,9 @@ def test_a_killed_run_of_two_processes_goes_on_with_four_and_then_with_one(
     assert "stopped, in" in ended[0][1] and "to go on: python" in ended[0][1]
     assert not any("toy on" in out or "step" in out for _, out, _ in ended[1:]), "one speaks"
     last = chunk.points("state")[-1]
-    assert 100 <= last < 200
+    assert 90 <= last < 200
     assert [len(part) for part in chunk.parts(last, "state")] == [2, 2, 1]
-    assert chunk.parts(last - 1, "state") and len(chunk.points("state")) == 2
+    assert chunk.parts(last - 1, "state") and len(chunk.points("state")) <= 3
 
     monkeypatch.setattr(plots, "curve", lambda *_: None)
     monkeypatch.setattr(plots, "sweep", lambda *_: None)

@@ -122,18 +122,23 @@ def test_another_float_does_not_compile_again(compilation_cache):
         jax.config.update("jax_persistent_cache_min_compile_time_secs", minimum)
 
 
-def test_agents_fill_few_devices(monkeypatch):
-    device = lambda i: types.SimpleNamespace(process_index=0, id=i)
+@pytest.mark.parametrize(
+    "platform, shapes",
+    [
+        ("gpu", {1: (1, 1, 1), 3: (1, 3, 1), 5: (2, 3, 2), 9: (3, 3, 3), 65: (17, 4, 17)}),
+        ("cpu", {1: (1, 1, 1), 5: (2, 3, 2), 16: (4, 4, 4), 20: (5, 4, 5), 65: (18, 4, 6)}),
+    ],
+)
+def test_agents_fill_few_devices(monkeypatch, platform, shapes):
+    """Agents on each of four devices, devices, and how many of them are vmapped."""
+    device = lambda i: types.SimpleNamespace(process_index=0, id=i, platform=platform)
     monkeypatch.setattr(jax, "devices", lambda: [device(i) for i in range(4)])
-    shapes = {n: devices.arrange(n)[1:] for n in (1, 3, 4, 5, 9, 17)}
-    assert {n: (per, len(used)) for n, (per, used) in shapes.items()} == {
-        1: (1, 1),
-        3: (1, 3),
-        4: (1, 4),
-        5: (2, 3),
-        9: (3, 3),
-        17: (5, 4),
-    }
+    layouts = {n: devices.arrange(n) for n in shapes}
+    assert {n: (x.per_device, len(x.devices), x.block) for n, x in layouts.items()} == shapes
+    for count in range(1, 100):
+        assert -(-count // devices.block_size(count, "cpu")) * devices.block_size(count, "cpu") < (
+            count + 3
+        )
 
 
 # --- what is refused -------------------------------------------------------------------------

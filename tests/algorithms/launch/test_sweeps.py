@@ -199,8 +199,8 @@ def test_ppo_s_agents_are_close_to_single_runs_and_chunks_exactly_the_whole(tmp_
     """Three updates of PPO with other learning rates, entropy bonuses and clips."""
     grid = {"learning_rate": [1e-3, 1e-2], "ent_coef": [0.0, 0.1], "clip_eps": [0.1, math.inf]}
     whole = launch.sweep(ppo, PPO, grid, seed=5, sweep_dir=tmp_path / "whole")
-    chunks = launch.sweep(ppo, PPO, grid, seed=5, max_parallel=3, sweep_dir=tmp_path / "chunks")
-    assert len(list((tmp_path / "chunks").glob("chunk_*"))) == 3
+    chunks = launch.sweep(ppo, PPO, grid, seed=5, max_parallel=4, sweep_dir=tmp_path / "chunks")
+    assert len(list((tmp_path / "chunks").glob("chunk_*"))) == 2
     for number, agent in enumerate(whole.agents):
         one = launch.load(whole.sweep_dir, agent=number)
         other = launch.load(chunks.sweep_dir, agent=number)
@@ -213,7 +213,9 @@ def test_ppo_s_agents_are_close_to_single_runs_and_chunks_exactly_the_whole(tmp_
             jax.tree.map(close, plain(one.state.policy), plain(trained.policy))
 
 
-@pytest.mark.parametrize("at_once, sizes", [(5, [4, 4, 4]), (11, [6, 6]), (7, [6, 6]), (99, [12])])
+@pytest.mark.parametrize(
+    "at_once, sizes", [(5, [4, 4, 4]), (11, [6, 6]), (4, [4, 4, 4]), (99, [12])]
+)
 def test_chunks_are_exactly_the_whole(whole, tmp_path, at_once, sizes):
     chunks = launch.sweep(
         toy, CONFIG, GRID, num_seeds=2, max_parallel=at_once, sweep_dir=tmp_path / "x"
@@ -240,15 +242,13 @@ def test_too_little_memory_makes_chunks_of_what_fits(whole, tmp_path, capsys):
     plenty = launch.sweep(toy, CONFIG, grid, sweep_dir=tmp_path / "plenty", **options)
     assert "64 agents, all at once, on 1 cpu device" in capsys.readouterr().out
     trainer = runner.Trainer(toy, CONFIG, 64, runner.Options(), Progress(True, 0.0))
+    trainer.arrange(20, block=4)
     trainer.compile(start=True)
-    limit = trainer.bytes_per_device * 20 // 64
+    limit = trainer.bytes_per_device
     tight = launch.sweep(
         toy, CONFIG, grid, memory_limit=limit, sweep_dir=tmp_path / "tight", **options
     )
     assert "64 agents, 4 chunks of 16, on 1 cpu device" in capsys.readouterr().out
-    trainer.arrange(16)
-    trainer.compile(start=True)
-    assert trainer.bytes_per_device <= limit
     assert_same_sweeps(plenty, tight)
 
 
