@@ -64,7 +64,7 @@ class Config:
     adam_eps: float = 1e-5  # the optimiser's epsilon
     max_grad_norm: float = 10.0  # clip gradients to this global norm; inf for never
     gamma: float = 0.99  # discount factor
-    q_lambda: float = 0.9  # decay of the trace; 0: one-step targets, 1: the longest
+    q_lambda: float = 0.65  # decay of the trace; 0: one-step targets, 1: the longest
     reward_scale: float = 0.1  # factor on the rewards that are learned from
     exploration: str = static("linear")  # epsilon over time: constant, linear or exponential
     eps_start: float = 1.0  # epsilon, the probability of a random action, at first
@@ -211,7 +211,7 @@ def q_lambda_targets(rewards, next_values, terminated, done, gamma, q_lambda):
     any restart; they count unless `terminated`. At `done`, also when truncated, and at the
     rollout's end there is no G_t+1 of the same episode, and max-Q takes its place.
     """
-    follows = (1.0 - done).at[-1].set(0.0)
+    follows = (1.0 - jnp.asarray(done)).at[-1].set(0.0)
     bootstrap = (1.0 - q_lambda * follows) * (1.0 - terminated) * next_values
     return backward_sums(rewards + gamma * bootstrap, gamma * q_lambda * follows)
 
