@@ -59,7 +59,7 @@ class Config:
     update_epochs: int = static(4)  # passes over each rollout
     num_minibatches: int = static(8)  # gradient steps in a pass
     optimizer: str = static("radam")  # radam (rectified) or adam
-    learning_rate: float = 1e-3  # the optimiser's step size
+    learning_rate: float = 2e-3  # the optimiser's step size
     anneal_lr: bool = static(True)  # take the learning rate linearly to zero
     adam_eps: float = 1e-5  # the optimiser's epsilon
     max_grad_norm: float = 10.0  # clip gradients to this global norm; inf for never
@@ -219,11 +219,13 @@ def q_lambda_targets(rewards, next_values, terminated, done, gamma, q_lambda):
 def backward_sums(x, decays):
     """y_t = x_t + decay_t * y_t+1 along the first axis, by doubling the distance that sums reach:
     a few operations on whole arrays, where a scan takes as many steps as there are."""
-    no_pad = [(0, 0)] * (x.ndim - 1)
+
+    def later(values, reach):
+        return jnp.pad(values[reach:], [(0, reach)] + [(0, 0)] * (values.ndim - 1))
+
     for level in range((len(x) - 1).bit_length()):
         reach = 2**level
-        later = lambda values: jnp.pad(values[reach:], [(0, reach), *no_pad])  # noqa: B023
-        x, decays = x + decays * later(x), decays * later(decays)
+        x, decays = x + decays * later(x, reach), decays * later(decays, reach)
     return x
 
 
