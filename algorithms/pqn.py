@@ -237,7 +237,7 @@ def epsilon_at(config, progress):
         return end
     if config.exploration == "linear":
         return start + part * (end - start)
-    return start * (end / start) ** part
+    return start ** (1.0 - part) * end**part
 
 
 def permutations(key, number, size):

@@ -18,6 +18,19 @@ POSITIONS = {
     "total_timesteps": 250_000,
 }
 
+# PQN on the games of MinAtar.
+MINATAR = {
+    "total_timesteps": 10_000_000,
+    "num_envs": 128,
+    "num_steps": 32,
+    "update_epochs": 2,
+    "num_minibatches": 16,
+    "learning_rate": 5e-4,
+    "reward_scale": 1.0,
+    "exploration_fraction": 0.1,
+    "hidden_sizes": (128,),
+}
+
 PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     "ppo": {
         "CartPole-v1": {},
@@ -100,5 +113,16 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
         "CartPole-v1-positions": {**POSITIONS, "total_timesteps": 500_000},
         "CartPole-v1-positions-gru": {**POSITIONS, "cell": "gru"},
         "CartPole-v1-positions-mingru": {**POSITIONS, "cell": "mingru", "forget_bias": 3.0},
+    },
+    "pqn": {
+        "CartPole-v1": {},
+        "Acrobot-v1": {},
+        "MountainCar-v0": {"learning_rate": 1e-3, "eps_end": 0.2},
+        **{f"{game}-MinAtar": MINATAR for game in ("Asterix", "Breakout", "Freeway")},
+        "SpaceInvaders-MinAtar": MINATAR,
+    },
+    "reinforce": {
+        "CartPole-v1": {},
+        "Acrobot-v1": {},
     },
 }

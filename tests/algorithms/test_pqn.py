@@ -110,8 +110,10 @@ def test_epsilon_falls_from_start_to_end_and_stays():
     np.testing.assert_allclose(at("linear"), [0.8, 0.6125, 0.425, 0.05, 0.05], rtol=1e-5)
     np.testing.assert_allclose(at("exponential"), [0.8, 0.4, 0.2, 0.05, 0.05], rtol=1e-5)
     assert at("constant") == 0.05
-    never = config.replace(exploration="exponential", eps_end=0.0)
-    np.testing.assert_allclose(pqn.epsilon_at(never, shares), [0.8, 0.0, 0.0, 0.0, 0.0])
+    to_zero = config.replace(exploration="exponential", eps_end=0.0)
+    np.testing.assert_allclose(pqn.epsilon_at(to_zero, shares), [0.8, 0.0, 0.0, 0.0, 0.0])
+    of_zero = config.replace(exploration="exponential", eps_start=0.0, eps_end=0.0)
+    np.testing.assert_array_equal(pqn.epsilon_at(of_zero, shares), 0.0)
 
 
 def test_actions_are_random_as_often_as_epsilon_says():
