@@ -63,11 +63,11 @@ class Config:
     total_timesteps: int = static(500_000)  # environment steps of the whole run
     num_envs: int = static(8)  # parallel environments
     num_steps: int = static(32)  # steps of each environment in a rollout
-    learning_rate: float = 2e-3  # Adam's step size
+    learning_rate: float = 4e-3  # Adam's step size
     anneal_lr: bool = static(True)  # take the learning rate linearly to zero
     adam_eps: float = 1e-5  # Adam's epsilon
     gamma: float = 0.99  # discount factor
-    gae_lambda: float = 0.95  # decay of the lambda-returns; 1: the plain ones
+    gae_lambda: float = 0.98  # decay of the lambda-returns; 1: the plain ones
     normalize_advantage: bool = static(True)  # standardise what exceeds the baseline
     ent_coef: float = 0.01  # weight of the entropy bonus
     vf_coef: float = 0.5  # weight of the value loss
@@ -76,7 +76,7 @@ class Config:
     activation: str = static("tanh")  # any function of flax.linen: tanh, relu, swish, ...
     conv_features: int = static(16)  # 3x3 filters before the dense layers, for images; 0: none
     normalize_obs: bool = static(False)  # by their running mean and variance
-    normalize_reward: bool = static(False)  # by the running spread of discounted returns
+    normalize_reward: bool = static(True)  # by the running spread of discounted returns
     num_evals: int = static(20)  # points of the learning curve
     num_eval_episodes: int = static(32)  # episodes of the evaluation at each point; 0: none
     eval_at_start: bool = static(True)  # a point before training, too
