@@ -116,7 +116,7 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "pqn": {
         "CartPole-v1": {},
-        "Acrobot-v1": {},
+        "Acrobot-v1": {"learning_rate": 4e-3, "q_lambda": 0.8, "eps_end": 0.01},
         "MountainCar-v0": {"learning_rate": 1e-3, "eps_end": 0.2},
         **{f"{game}-MinAtar": MINATAR for game in ("Asterix", "Breakout", "Freeway")},
         "SpaceInvaders-MinAtar": MINATAR,
