@@ -159,7 +159,6 @@ PROBE = pqn.Config(
     num_minibatches=4,
     learning_rate=1e-2,
     gamma=0.9,
-    q_lambda=0.5,
     reward_scale=1.0,
     eps_end=0.5,
     hidden_sizes=(16,),
@@ -177,19 +176,23 @@ def probed():
     policy's actions there."""
     env = tasks.Probe()
 
-    def train(task, key):
-        params = ProbeParams(task=task)
-        state, _ = pqn.make_train(PROBE, env, params)(key)
+    def train(task, q_lambda, key):
+        params = ProbeParams(task=task, max_steps_in_episode=5)
+        config = PROBE.replace(q_lambda=q_lambda)
+        state, _ = pqn.make_train(config, env, params)(key)
         policy = pqn.make_policy(PROBE, env, params)
         x = jnp.array([[-1.0], [0.0], [1.0]])
         values = pqn.QNetwork(PROBE, 2).apply(state.policy.params, x)
         return values, jax.vmap(lambda x: policy(state, x)[0])(x)
 
     keys = jax.random.split(jax.random.key(0), SEEDS)
-    over_seeds = jax.vmap(train, (None, 0))
+    over_seeds = jax.vmap(train, (None, None, 0))
+    # A trace follows the actions taken, random ones too; where they matter later on, none.
+    q_lambdas = jnp.full(8, 0.5).at[tasks.ARM].set(0.0)
     with jax.debug_key_reuse(False):  # see conftest.vmapped_keys
-        values, actions = jax.jit(jax.vmap(over_seeds, (0, None)))(jnp.arange(6), keys)
-    return np.asarray(values), np.asarray(actions)  # (6, SEEDS, 3, 2), (6, SEEDS, 3)
+        over_tasks = jax.jit(jax.vmap(over_seeds, (0, 0, None)))
+        values, actions = over_tasks(jnp.arange(8), q_lambdas, keys)
+    return np.asarray(values), np.asarray(actions)  # (8, SEEDS, 3, 2), (8, SEEDS, 3)
 
 
 def test_probe_values(probed):
@@ -207,8 +210,20 @@ def test_probe_endless_task_bootstraps_at_the_time_limit(probed):
     np.testing.assert_allclose(values[tasks.ENDLESS, :, 1], 1.0 / (1.0 - 0.9), rtol=0.05)
 
 
+def test_probe_swing_bootstraps_from_final_observations_and_cuts_traces(probed):
+    values, _ = probed
+    for x, expected in ((0, -1.0 / 1.9), (2, 1.0 / 1.9)):
+        np.testing.assert_allclose(values[tasks.SWING, :, x], expected, atol=0.05)
+
+
+def test_probe_values_go_on_with_the_better_action(probed):
+    values, _ = probed
+    np.testing.assert_allclose(values[tasks.ARM, :, 1], [[9.0, 10.0]] * SEEDS, rtol=0.05)
+
+
 def test_probe_actions(probed):
     _, actions = probed
+    np.testing.assert_array_equal(actions[tasks.ARM, :, 1], 1)
     np.testing.assert_array_equal(actions[tasks.ACTION, :, 1], 1)
     np.testing.assert_array_equal(actions[tasks.BOTH][:, [0, 2]], [[0, 1]] * SEEDS)
 

@@ -144,6 +144,7 @@ PROBE = reinforce.Config(
     gae_lambda=0.8,
     ent_coef=0.0,
     hidden_sizes=(16,),
+    normalize_reward=False,
     num_evals=1,
     num_eval_episodes=0,
     eval_at_start=False,
@@ -157,7 +158,7 @@ def probed(request):
     env = tasks.Probe(continuous=request.param == "continuous")
 
     def train(task, key):
-        params = ProbeParams(task=task)
+        params = ProbeParams(task=task, max_steps_in_episode=5)
         state, _ = reinforce.make_train(PROBE, env, params)(key)
         network = reinforce.make_network(PROBE, env, params)
         policy = reinforce.make_policy(PROBE, env, params)
@@ -168,8 +169,8 @@ def probed(request):
     keys = jax.random.split(jax.random.key(0), SEEDS)
     over_seeds = jax.vmap(train, (None, 0))
     with jax.debug_key_reuse(False):  # see conftest.vmapped_keys
-        values, actions = jax.jit(jax.vmap(over_seeds, (0, None)))(jnp.arange(6), keys)
-    return request.param, np.asarray(values), np.asarray(actions).reshape(6, SEEDS, 3)
+        values, actions = jax.jit(jax.vmap(over_seeds, (0, None)))(jnp.arange(8), keys)
+    return request.param, np.asarray(values), np.asarray(actions).reshape(8, SEEDS, 3)
 
 
 def test_probe_values(probed):
@@ -186,14 +187,20 @@ def test_probe_endless_task_bootstraps_at_the_time_limit(probed):
     np.testing.assert_allclose(values[tasks.ENDLESS, :, 1], 1.0 / (1.0 - 0.9), rtol=0.05)
 
 
+def test_probe_swing_bootstraps_from_final_observations_and_cuts_traces(probed):
+    _, values, _ = probed
+    for x, expected in ((0, -1.0 / 1.9), (2, 1.0 / 1.9)):
+        np.testing.assert_allclose(values[tasks.SWING, :, x], expected, atol=0.05)
+
+
 def test_probe_actions(probed):
     """With the gradient's sign the other way round, these would be the worst ones."""
     kind, _, actions = probed
     if kind == "discrete":
-        np.testing.assert_array_equal(actions[tasks.ACTION, :, 1], 1)
+        np.testing.assert_array_equal(actions[[tasks.ACTION, tasks.ARM], :, 1], 1)
         np.testing.assert_array_equal(actions[tasks.BOTH][:, [0, 2]], [[0, 1]] * SEEDS)
     else:
-        np.testing.assert_allclose(actions[tasks.ACTION, :, 1], 0.5, atol=0.1)
+        np.testing.assert_allclose(actions[[tasks.ACTION, tasks.ARM], :, 1], 0.5, atol=0.1)
         np.testing.assert_allclose(actions[tasks.BOTH][:, [0, 2]], [[-0.5, 0.5]] * SEEDS, atol=0.15)
 
 
