@@ -59,7 +59,7 @@ class Config:
     update_epochs: int = static(4)  # passes over each rollout
     num_minibatches: int = static(8)  # gradient steps in a pass
     optimizer: str = static("radam")  # radam (rectified) or adam
-    learning_rate: float = 2e-3  # the optimiser's step size
+    learning_rate: float = 1e-3  # the optimiser's step size
     anneal_lr: bool = static(True)  # take the learning rate linearly to zero
     adam_eps: float = 1e-5  # the optimiser's epsilon
     max_grad_norm: float = 10.0  # clip gradients to this global norm; inf for never
@@ -68,7 +68,7 @@ class Config:
     reward_scale: float = 0.1  # factor on the rewards that are learned from
     exploration: str = static("linear")  # epsilon over time: constant, linear or exponential
     eps_start: float = 1.0  # epsilon, the probability of a random action, at first
-    eps_end: float = 0.05  # epsilon at last, and always if constant
+    eps_end: float = 0.2  # epsilon at last, and always if constant
     exploration_fraction: float = 0.5  # share of the run until epsilon is at its end
     hidden_sizes: tuple[int, ...] = static((64, 64))  # dense layers
     activation: str = static("relu")  # any function of flax.linen: tanh, relu, swish, ...

@@ -25,7 +25,9 @@ MINATAR = {
     "num_steps": 32,
     "update_epochs": 2,
     "num_minibatches": 16,
+    "learning_rate": 2e-3,
     "reward_scale": 1.0,
+    "eps_end": 0.05,
     "exploration_fraction": 0.1,
     "hidden_sizes": (128, 128),
     "conv_features": 0,
@@ -117,7 +119,7 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     "pqn": {
         "CartPole-v1": {},
         "Acrobot-v1": {"learning_rate": 4e-3, "q_lambda": 0.8, "eps_end": 0.01},
-        "MountainCar-v0": {"learning_rate": 1e-3, "eps_end": 0.2},
+        "MountainCar-v0": {},
         **{f"{game}-MinAtar": MINATAR for game in ("Asterix", "Breakout", "Freeway")},
         "SpaceInvaders-MinAtar": MINATAR,
     },
