@@ -1,8 +1,8 @@
 """Parallelised Q-learning: no replay buffer, no target network, a run in one XLA program.
 
 Paper: Gallici et al. 2024, https://arxiv.org/abs/2407.04811. Many environments act at once, layer
-norm keeps Q-learning stable, and the targets are Peng's Q(lambda) (section 3 of Daley and Amato
-2019, https://arxiv.org/abs/1810.09967, equation 4).
+norm keeps Q-learning stable, and the targets are Peng's Q(lambda) (Peng and Williams 1996,
+https://doi.org/10.1007/BF00114731).
 
     python algorithms/pqn.py --env CartPole-v1 --seed 0
     python algorithms/pqn.py --preset Breakout-MinAtar --num-seeds 3
@@ -65,7 +65,7 @@ class Config:
     max_grad_norm: float = 10.0  # clip gradients to this global norm; inf for never
     gamma: float = 0.99  # discount factor
     q_lambda: float = 0.65  # decay of the trace; 0: one-step targets, 1: the longest
-    reward_scale: float = 0.1  # factor on the rewards that are learned from
+    reward_scale: float = 0.1  # factor on the rewards learned from, and so on values
     exploration: str = static("linear")  # epsilon over time: constant, linear or exponential
     eps_start: float = 1.0  # epsilon, the probability of a random action, at first
     eps_end: float = 0.2  # epsilon at last, and always if constant
@@ -94,7 +94,8 @@ class LayerNorm(nn.Module):
         size = x.shape[-1]
         scale = self.param("scale", nn.initializers.ones, (size,))
         bias = self.param("bias", nn.initializers.zeros, (size,))
-        mean = lambda x: (x @ jnp.full(size, 1.0 / size))[..., None]
+        weights = jnp.full(size, 1.0 / size)
+        mean = lambda x: jnp.dot(x, weights, precision="highest")[..., None]  # not TF32 on a GPU
         x = x - mean(x)
         return x * jax.lax.rsqrt(mean(jnp.square(x)) + 1e-6) * scale + bias
 

@@ -243,7 +243,7 @@ UPDATE_METRICS = (*LOSSES, "entropy", "grad_norm", "mean_value", "explained_vari
 
 
 def lambda_returns(rewards, next_values, terminated, done, gamma, gae_lambda):
-    """G_t = r_t + gamma ((1 - lambda) V(s') + lambda G_t+1), equation 12.20 of Sutton and Barto.
+    """G_t = r_t + gamma ((1 - lambda) V(s') + lambda G_t+1), equation 12.18 of Sutton and Barto.
 
     All arrays are (num_steps, num_envs). `next_values` belong to what each action led to, before
     any restart; they count unless `terminated`. At `done`, also when truncated, and at the
