@@ -1,4 +1,4 @@
-"""One environment with six tiny tasks whose right values and actions are known.
+"""One environment with eight tiny tasks whose right values and actions are known.
 
 Which task it is, is a number in the parameters, so that all tasks and seeds train in one vmapped
 program. Observations are (x,) with x in {-1, 0, 1}; with actions a in {0, 1}, or in [-1, 1]:
@@ -9,7 +9,11 @@ program. Observations are (x,) with x in {-1, 0, 1}; with actions a in {0, 1}, o
   DELAYED            two steps, x = 0 then 1, reward 1 at last    V(0) = gamma, V(1) = 1
   ACTION             one step, reward for the right action        1, or 0.5
   BOTH               one step, the right action depends on x      x > 0, or 0.5 x
-  ENDLESS            reward 1 for ever, cut after 10 steps        V = 1 / (1 - gamma)
+  ENDLESS            reward 1 for ever, cut after max_steps       V = 1 / (1 - gamma)
+  SWING              x = 1, -1, 1, ... and reward x for ever,     V(x) = x / (1 + gamma): with an
+                     cut after max_steps                          odd limit, not the reset one's
+  ARM                reward for the right action for ever, cut    1: Q = 1 / (1 - gamma); Q is 1
+                     after max_steps                              lower for the other one
 """
 
 import jax
@@ -18,7 +22,7 @@ from flax import struct
 
 from envs.gymnax import environment, spaces
 
-CONSTANT, OBSERVATION, DELAYED, ACTION, BOTH, ENDLESS = range(6)
+CONSTANT, OBSERVATION, DELAYED, ACTION, BOTH, ENDLESS, SWING, ARM = range(8)
 
 
 @struct.dataclass
@@ -50,7 +54,8 @@ class Probe(environment.Environment):
     def reset_env(self, key, params):
         sign = 2.0 * jax.random.bernoulli(key).astype(jnp.float32) - 1.0
         signed = (params.task == OBSERVATION) | (params.task == BOTH)
-        state = ProbeState(jnp.where(signed, sign, 0.0), jnp.zeros((), jnp.int32))
+        x = jnp.where(params.task == SWING, 1.0, jnp.where(signed, sign, 0.0))
+        state = ProbeState(x, jnp.zeros((), jnp.int32))
         return state.x[None], state
 
     def step_env(self, key, state, action, params):
@@ -62,11 +67,12 @@ class Probe(environment.Environment):
             by_action = jnp.where(action == right, 1.0, 0.0)
         last = (params.task != DELAYED) | (state.time == 1)
         rewards = jnp.stack(
-            [1.0, state.x, last.astype(jnp.float32), by_action, by_action, jnp.ones(())]
+            [1.0, state.x, last.astype(jnp.float32), by_action, by_action, 1.0, state.x, by_action]
         )
         x = jnp.where(params.task == DELAYED, 1.0, state.x)
+        x = jnp.where(params.task == SWING, -state.x, x)
         state = ProbeState(x, state.time + 1)
-        terminated = last & (params.task != ENDLESS)
+        terminated = last & (params.task < ENDLESS)
         return state.x[None], state, params.reward * rewards[params.task], terminated, {}
 
     def action_space(self, params):

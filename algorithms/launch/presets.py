@@ -18,6 +18,21 @@ POSITIONS = {
     "total_timesteps": 250_000,
 }
 
+# PQN on the games of MinAtar. Dense layers: a step costs a tenth of that with a convolution.
+MINATAR = {
+    "total_timesteps": 10_000_000,
+    "num_envs": 128,
+    "num_steps": 32,
+    "update_epochs": 2,
+    "num_minibatches": 16,
+    "learning_rate": 2e-3,
+    "reward_scale": 1.0,
+    "eps_end": 0.05,
+    "exploration_fraction": 0.1,
+    "hidden_sizes": (128, 128),
+    "conv_features": 0,
+}
+
 PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     "ppo": {
         "CartPole-v1": {},
@@ -100,5 +115,16 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
         "CartPole-v1-positions": {**POSITIONS, "total_timesteps": 500_000},
         "CartPole-v1-positions-gru": {**POSITIONS, "cell": "gru"},
         "CartPole-v1-positions-mingru": {**POSITIONS, "cell": "mingru", "forget_bias": 3.0},
+    },
+    "pqn": {
+        "CartPole-v1": {},
+        "Acrobot-v1": {"learning_rate": 4e-3, "q_lambda": 0.8, "eps_end": 0.01},
+        "MountainCar-v0": {},
+        **{f"{game}-MinAtar": MINATAR for game in ("Asterix", "Breakout", "Freeway")},
+        "SpaceInvaders-MinAtar": MINATAR,
+    },
+    "reinforce": {
+        "CartPole-v1": {},
+        "Acrobot-v1": {},
     },
 }

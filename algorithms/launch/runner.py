@@ -32,6 +32,11 @@ _NOT_NEGATIVE = ("0 or more", lambda x: (x >= 0) & np.isfinite(x))
 FLOAT_RANGES = {
     "gamma": _UNIT,
     "gae_lambda": _UNIT,
+    "q_lambda": _UNIT,
+    "eps_start": _UNIT,
+    "eps_end": _UNIT,
+    "exploration_fraction": ("above 0", lambda x: x > 0),
+    "reward_scale": ("above 0", lambda x: (x > 0) & np.isfinite(x)),
     "tau": _UNIT,
     "learning_rate": _NOT_NEGATIVE,
     "ent_coef": _NOT_NEGATIVE,

@@ -6,7 +6,7 @@ Score: mean over seeds of the mean return of 32 whole episodes at the last point
 import numpy as np
 import pytest
 
-from algorithms import ippo, launch, ppo, ppo_rnn, ppo_vtrace
+from algorithms import ippo, launch, ppo, ppo_rnn, ppo_vtrace, pqn, reinforce
 from algorithms.launch.presets import PRESETS
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("vmapped_keys")]
@@ -96,3 +96,23 @@ def test_without_a_memory_it_stays_hidden(preset, without, tmp_path):
         ppo, ppo.Config(**settings), seed=100, num_seeds=5, run_dir=tmp_path / "run"
     )
     assert np.asarray(result.metrics["eval_return"])[:, -1].mean() < without
+
+
+# algorithm, preset, least mean over 10 seeds, least seed; 500k steps
+WITHOUT_REPLAY = [
+    (pqn, "CartPole-v1", 497.0, 475.0),
+    (pqn, "Acrobot-v1", -90.0, -110.0),
+    (pqn, "MountainCar-v0", -118.0, -200.0),
+    (reinforce, "CartPole-v1", 475.0, 400.0),
+]
+
+
+@pytest.mark.parametrize("module, preset, mean, least", WITHOUT_REPLAY)
+def test_pqn_and_reinforce_reach_the_published_numbers(module, preset, mean, least, tmp_path):
+    name = module.__name__.rpartition(".")[2]
+    config = module.Config(**{"env": preset, **PRESETS[name][preset]})
+    result = launch.run(module, config, seed=100, num_seeds=10, run_dir=tmp_path / "run")
+    scores = np.asarray(result.metrics["eval_return"])[:, -1].mean(-1)
+    assert scores.mean() >= mean and scores.min() >= least, scores
+    if (module, preset) == (pqn, "Acrobot-v1"):
+        assert scores.std(ddof=1) < 5.0, scores

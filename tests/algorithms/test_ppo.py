@@ -515,7 +515,7 @@ PINNED = {
 }
 
 
-@pytest.mark.parametrize("name", ["ppo", "ippo", "ppo_vtrace", "ppo_rnn"])
+@pytest.mark.parametrize("name", ["ppo", "ippo", "ppo_vtrace", "ppo_rnn", "pqn", "reinforce"])
 def test_the_file_and_envs_alone_train(name, tmp_path):
     """The copy test: nothing else of the kit is on the path."""
     shutil.copy(ROOT / "algorithms" / f"{name}.py", tmp_path)

@@ -47,6 +47,7 @@ class Entry(NamedTuple):
     seeds: int
 
 
+GAMES = ("Asterix", "Breakout", "Freeway", "SpaceInvaders")
 CELLS = ("", "-gru", "-mingru")  # an LSTM, and what the others' presets end with
 ENTRIES = (
     Entry("ppo", "CartPole-v1", 500_000, 10),
@@ -64,6 +65,12 @@ ENTRIES = (
     Entry("ippo", "MPE_simple_speaker_listener_v4", 5_000_000, 5),
     Entry("ppo_vtrace", "CartPole-v1", 500_000, 5),
     Entry("ppo_vtrace", "MultiNavigator-v0", 500_000, 5),
+    Entry("pqn", "CartPole-v1", 500_000, 10),
+    Entry("pqn", "Acrobot-v1", 500_000, 10),
+    Entry("pqn", "MountainCar-v0", 500_000, 10),
+    Entry("reinforce", "CartPole-v1", 500_000, 10),
+    Entry("reinforce", "Acrobot-v1", 500_000, 10),
+    *(Entry("pqn", f"{game}-MinAtar", 10_000_000, 3) for game in GAMES),
 )
 
 

@@ -1,4 +1,4 @@
-"""How fast this kit's PPO is: against rejax 0.1.3, and against the machine's matrix products.
+"""How fast this kit's PPO and PQN are: against rejax 0.1.3, and the machine's matrix products.
 
     python tests/benchmarks/speed.py                     # every case, median of 5 runs
     python tests/benchmarks/speed.py --cases pendulum    # some of them
@@ -13,25 +13,27 @@ does hits all alike. Everything runs on the CPU. Compile time is tracing, loweri
 with the persistent cache off; imports are not in it. Run time is all of `train`, initialisation
 too. Both sides return the whole trained state, so that nothing can be optimised away.
 
-Equal on both sides: environment and number of environments, steps in a rollout, epochs (4) and
+PPO, equal on both sides: environment and number of environments, steps in a rollout, epochs (4) and
 minibatches (4); the network, two towers of 64 and 64 tanh units on flattened observations; Adam at
 a constant learning rate, GAE, clipped surrogate, clipped value loss and entropy bonus; no
-evaluation. Not equal:
+evaluation. PQN: rejax's own settings for CartPole (5 epochs of 16 minibatches, two layers of 64
+units with layer norm), Adam in both. Not equal:
   - rejax clips every element of the gradient, this kit its global norm;
   - rejax resets every environment at every step, this kit holds start states in stock;
   - rejax takes truncation for termination; this kit bootstraps there from the final observation,
-    for which it evaluates the critic on every observation twice;
+    for which PPO evaluates the critic on every observation twice; in PQN rejax does so as well,
+    step by step;
   - rejax stores log_probs and values while it acts, this kit computes them afterwards, all at once;
-  - rejax initialises its layers with lecun_normal, this kit orthogonally;
+  - rejax initialises its layers with lecun_normal, this kit orthogonally (PPO) or as He et al.;
   - this kit averages episodes and losses, rejax has no training metrics at all;
   - rejax needs gymnax 0.0.9, this kit 1.x, so that an environment's code may differ;
   - several seeds are vmapped on one device in rejax, as its documentation shows; this kit spreads
     them over a CPU device per core, as its command line does.
 
 The floor is the time that the matrix products of the updates take alone, every one timed in a
-compiled loop at its very shape, on as many devices at once as the case uses: each actor layer for
-every step of a rollout, each critic layer for all of it at once, and in every epoch the forward and
-backward passes of both towers.
+compiled loop at its very shape, on as many devices at once as the case uses: each actor layer (PQN:
+each layer) for every step of a rollout, each critic layer for all of it at once, and in every epoch
+the forward and backward passes of both towers (PQN: of its one).
 """
 
 import argparse
@@ -59,6 +61,7 @@ from typing import Any, NamedTuple
 
 REJAX, GYMNAX = "0.1.3", "0.0.9"
 EPOCHS = MINIBATCHES = 4
+PQN_EPOCHS, PQN_MINIBATCHES = 5, 16
 HIDDEN_SIZES = (64, 64)
 
 
@@ -74,6 +77,7 @@ class Case:
     num_seeds: int = 1
     num_evals: int = 1  # points of the learning curve, this kit only
     num_eval_episodes: int = 0
+    algorithm: str = "ppo"
 
     @property
     def timesteps(self) -> int:
@@ -87,6 +91,8 @@ CASES = (  # a run takes some 2 to 6 seconds on two cores
     Case("cartpole-1024x32", "CartPole-v1", 1024, 32, 32),
     Case("breakout-64x128", "Breakout-MinAtar", 64, 128, 30),
     Case("pendulum", "Pendulum-v1", 4, 128, 400),
+    Case("pqn-16x128", "CartPole-v1", 16, 128, 256, algorithm="pqn"),
+    Case("pqn-16x128-8seeds", "CartPole-v1", 16, 128, 64, num_seeds=8, algorithm="pqn"),
 )
 RESET_CASES = (
     CASES[0],
@@ -122,28 +128,26 @@ def compile_program(function: Any, *args: Any) -> Program:
 
 
 def ours(case: Case) -> Program:
-    """This kit's PPO, its agents on devices as algorithms.launch puts them there."""
+    """This kit's algorithm, its agents on devices as algorithms.launch puts them there."""
     import jax
     import numpy as np
 
     import envs
-    from algorithms import ppo
     from algorithms.launch import devices
 
-    config = ppo.Config(
+    module, settings = OUR_SETTINGS[case.algorithm]()
+    config = module.Config(
         env=case.env,
         total_timesteps=case.timesteps,
         num_envs=case.num_envs,
         num_steps=case.num_steps,
-        update_epochs=EPOCHS,
-        num_minibatches=MINIBATCHES,
         anneal_lr=False,
-        clip_vloss=True,
         hidden_sizes=HIDDEN_SIZES,
         conv_features=0,
         num_evals=case.num_evals,
         num_eval_episodes=case.num_eval_episodes,
         eval_at_start=False,
+        **settings,
     )
     devices.use_cores(case.num_seeds, config)
     env, env_params = envs.make(case.env)
@@ -152,28 +156,40 @@ def ours(case: Case) -> Program:
     keys = jax.numpy.stack([jax.random.key(seed) for seed in range(case.num_seeds)])
 
     def train(env_params, config, rng):
-        return ppo.make_train(config, env, env_params)(rng)
+        return module.make_train(config, env, env_params)(rng)
 
     args = (layout.share(env_params), layout.put(configs), layout.put(keys))
     return compile_program(devices.over_agents(train, layout), *args)
+
+
+def our_ppo() -> tuple[Any, dict]:
+    from algorithms import ppo
+
+    return ppo, dict(update_epochs=EPOCHS, num_minibatches=MINIBATCHES, clip_vloss=True)
+
+
+def our_pqn() -> tuple[Any, dict]:
+    from algorithms import pqn
+
+    settings = dict(update_epochs=PQN_EPOCHS, num_minibatches=PQN_MINIBATCHES, optimizer="adam")
+    return pqn, settings
+
+
+OUR_SETTINGS = {"ppo": our_ppo, "pqn": our_pqn}
 
 
 def rejax(case: Case) -> Program:
     import jax
     import rejax
 
-    algorithm = rejax.get_algo("ppo").create(
+    algorithm = rejax.get_algo(case.algorithm).create(
         env=case.env,
-        agent_kwargs={"activation": "tanh", "hidden_layer_sizes": HIDDEN_SIZES},
         total_timesteps=case.timesteps,
         num_envs=case.num_envs,
         num_steps=case.num_steps,
-        num_epochs=EPOCHS,
-        num_minibatches=MINIBATCHES,
-        learning_rate=2.5e-4,
-        max_grad_norm=0.5,
         eval_freq=case.timesteps,
         skip_initial_evaluation=True,
+        **REJAX_SETTINGS[case.algorithm],
     )
     algorithm = algorithm.replace(eval_callback=lambda algorithm, state, rng: jax.numpy.zeros(()))
     train = lambda key: algorithm.train(key)[0]
@@ -181,6 +197,28 @@ def rejax(case: Case) -> Program:
     if case.num_seeds == 1:
         return compile_program(train, keys[0])
     return compile_program(jax.vmap(train), keys)
+
+
+REJAX_SETTINGS = {
+    "ppo": dict(
+        agent_kwargs={"activation": "tanh", "hidden_layer_sizes": HIDDEN_SIZES},
+        num_epochs=EPOCHS,
+        num_minibatches=MINIBATCHES,
+        learning_rate=2.5e-4,
+        max_grad_norm=0.5,
+    ),
+    "pqn": dict(  # its networks have HIDDEN_SIZES
+        num_epochs=PQN_EPOCHS,
+        num_minibatches=PQN_MINIBATCHES,
+        learning_rate=3e-4,
+        max_grad_norm=10,
+        eps_start=1,
+        eps_end=0.05,
+        exploration_fraction=0.5,
+        gamma=0.99,
+        td_lambda=0.9,
+    ),
+}
 
 
 def start_per_step(case: Case) -> Program:
@@ -223,10 +261,13 @@ SIDES = {"rejax": rejax, **RESET_SIDES}
 
 def products(case: Case, num_inputs: int, num_outputs: int) -> collections.Counter:
     """The matrix products (m, k) @ (k, n) of one update of one agent: {(m, k, n): how many}."""
-    actor = tuple(itertools.pairwise((num_inputs, *HIDDEN_SIZES, num_outputs)))
-    critic = tuple(itertools.pairwise((num_inputs, *HIDDEN_SIZES, 1)))
-    batch_size = case.num_envs * case.num_steps
-    rows = batch_size // MINIBATCHES
+    tower = lambda outputs: tuple(itertools.pairwise((num_inputs, *HIDDEN_SIZES, outputs)))
+    actor, critic, batch_size = tower(num_outputs), tower(1), case.num_envs * case.num_steps
+    learned, epochs, minibatches = (actor, critic), EPOCHS, MINIBATCHES
+    if case.algorithm == "pqn":
+        critic, learned = actor, (actor,)
+        epochs, minibatches = PQN_EPOCHS, PQN_MINIBATCHES
+    rows = batch_size // minibatches
     counts = collections.Counter()
 
     def add(number, shapes):
@@ -235,11 +276,11 @@ def products(case: Case, num_inputs: int, num_outputs: int) -> collections.Count
 
     add(case.num_steps, [(case.num_envs, k, n) for k, n in actor])
     add(1, [(batch_size, k, n) for k, n in critic])
-    for tower in (actor, critic):
-        forward = [(rows, k, n) for k, n in tower]
-        of_kernels = [(k, rows, n) for k, n in tower]
-        of_inputs = [(rows, n, k) for k, n in tower[1:]]
-        add(EPOCHS * MINIBATCHES, forward + of_kernels + of_inputs)
+    for layers in learned:
+        forward = [(rows, k, n) for k, n in layers]
+        of_kernels = [(k, rows, n) for k, n in layers]
+        of_inputs = [(rows, n, k) for k, n in layers[1:]]
+        add(epochs * minibatches, forward + of_kernels + of_inputs)
     return counts
 
 
