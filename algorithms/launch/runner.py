@@ -36,6 +36,13 @@ FLOAT_RANGES = {
     "clip_eps": _POSITIVE,
     "max_grad_norm": _POSITIVE,
     "target_kl": _POSITIVE,
+    "eps_start": _UNIT,
+    "eps_end": _UNIT,
+    "exploration_fraction": _POSITIVE,
+    "huber_delta": _POSITIVE,
+    "priority_alpha": _NOT_NEGATIVE,
+    "priority_beta": _UNIT,
+    "priority_eps": _NOT_NEGATIVE,
 }
 
 
