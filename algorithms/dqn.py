@@ -697,7 +697,8 @@ def _train(config, env_params, rng, state, *, env, num_evals):
     def row(progress, updates_before):
         """The state and a row of metrics; NaN where there is nothing to average."""
         state, sums = progress
-        metrics = {name: total / (state.updates - updates_before) for name, total in sums.items()}
+        share = 1.0 / (state.updates - updates_before)  # a factor rounds the same under any vmap
+        metrics = {name: total * share for name, total in sums.items()}
         episode_metrics, episodes = state.episodes.metrics()
         metrics |= {"timestep": state.round * round_size, **episode_metrics}
         metrics["epsilon"] = epsilon_at(config, state.round / num_rounds)

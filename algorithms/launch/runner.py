@@ -25,6 +25,7 @@ GIF_CHOICES = ("never", "start", "end", "every")
 # Ranges of float settings: {name: (condition in words, condition)}.
 _UNIT = ("in [0, 1]", lambda x: (x >= 0) & (x <= 1))
 _POSITIVE = ("above 0 (inf for never)", lambda x: x > 0)
+_FINITE = ("that is finite", np.isfinite)
 _NOT_NEGATIVE = ("0 or more", lambda x: (x >= 0) & np.isfinite(x))
 FLOAT_RANGES = {
     "gamma": _UNIT,
@@ -43,6 +44,10 @@ FLOAT_RANGES = {
     "priority_alpha": _NOT_NEGATIVE,
     "priority_beta": _UNIT,
     "priority_eps": _NOT_NEGATIVE,
+    "v_min": _FINITE,
+    "v_max": _FINITE,
+    "kappa": ("above 0 and finite", lambda x: (x > 0) & np.isfinite(x)),
+    "risk_level": _FINITE,
 }
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import envs
-from algorithms import dqn
+from algorithms import c51, dqn, iqn, qrdqn
 from tests import probe as tasks
 from tests.probe import ProbeParams
 
@@ -26,15 +26,20 @@ TINY = dict(
     updates_per_step=2,
     buffer_size=40,
     batch_size=8,
-    learning_starts=8,
+    learning_starts=40,
     n_step=2,
     hidden_sizes=(8,),
     num_evals=3,
     num_eval_episodes=2,
 )
-MODULES = {dqn: dict(TINY, prioritized=True, dueling=True)}
+MODULES = {
+    dqn: dict(TINY, prioritized=True, dueling=True),
+    c51: dict(TINY, num_atoms=11, v_max=10.0),
+    qrdqn: dict(TINY, num_quantiles=5),
+    iqn: dict(TINY, num_levels=3, num_cosines=4, risk="cvar"),
+}
 # Where half the default is not a change, or none that can be felt in 96 steps.
-OTHER = {"adam_eps": 1e-2, "eps_end": 0.9, "max_grad_norm": 0.1, "huber_delta": 0.1}
+OTHER = {"adam_eps": 1e-2, "eps_end": 0.9, "max_grad_norm": 1e-3, "huber_delta": 0.1}
 OTHER |= {"priority_eps": 0.5}
 
 
@@ -82,44 +87,36 @@ def trained(module, tiny):
 # --- the contract -----------------------------------------------------------------------------
 
 
-def test_metrics_have_the_points_as_leading_axis(trained, module):
+def test_metrics_have_the_points_as_leading_axis(module, trained):
     state, metrics = trained
     assert list(metrics["timestep"]) == [0, 32, 64, 96]
     assert metrics["eval_return"].shape == (4, 2) and metrics["eval_length"].shape == (4, 2)
-    for name in module.UPDATE_METRICS:
-        assert np.isnan(metrics[name][0]) and np.isfinite(metrics[name][1:]).all(), name
+    for name in module.UPDATE_METRICS:  # learning starts after the second point
+        assert np.isnan(metrics[name][:2]).all() and np.isfinite(metrics[name][2:]).all(), name
     assert {"loss", "grad_norm", "mean_value"} <= set(module.UPDATE_METRICS)
     assert set(metrics) == set(module.UPDATE_METRICS) | {
         *("timestep", "episode_return", "episode_length", "num_episodes", "epsilon"),
         *("eval_return", "eval_length"),
     }
-    # 24 rounds of two gradient steps, but for the first one: 8 steps come before any learning.
-    assert int(state.round) == 24 and int(state.updates) == 2 * 23
+    # 24 rounds of two gradient steps, without the nine before 40 steps have been made.
+    assert int(state.round) == 24 and int(state.updates) == 2 * 15
     none = np.asarray(metrics["num_episodes"]) == 0
     np.testing.assert_array_equal(np.isnan(metrics["episode_return"]), none)
     np.testing.assert_allclose(metrics["epsilon"], [1.0, 0.05, 0.05, 0.05], rtol=1e-5)
 
 
-def test_nothing_is_learned_before_learning_starts(module, tiny):
-    config = tiny.replace(learning_starts=64, num_eval_episodes=0)
-    train = module.make_train(config)
-    start, _ = train(jax.random.key(0), None, 0)
-    state, metrics = train(None, start, 1)
-    assert_same(state.policy.params, start.policy.params)
-    assert_same(state.target_params, start.target_params)
-    assert_same(state.opt_state, start.opt_state)
-    assert int(state.updates) == 0 and np.isnan(metrics["loss"]).all()
-    state, metrics = train(None, state, 1)
-    assert int(state.updates) == 2 and np.isfinite(metrics["loss"]).all()
-
-
-def test_slices_from_the_initial_state_are_exactly_the_whole(module, tiny, trained):
+def test_slices_are_exactly_the_whole_and_learning_waits(module, tiny, trained):
     train = module.make_train(tiny)
-    state, start = train(jax.random.key(0), None, 0)
-    assert start["timestep"].shape == (1,)
-    state, first = train(None, state, 1)
-    state, rest = train(None, state, 2)
-    assert_same((state, joined(start, first, rest)), trained)
+    start, rows = train(jax.random.key(0), None, 0)
+    assert rows["timestep"].shape == (1,)
+    state = start
+    for point in range(3):
+        state, row = train(None, state, 1)
+        rows = joined(rows, row)
+        if point == 0:  # before learning_starts
+            for name in ("policy", "target_params", "opt_state", "updates"):
+                assert_same(getattr(state, name), getattr(start, name))
+    assert_same((state, rows), trained)
 
 
 @pytest.fixture(scope="module")
@@ -133,13 +130,13 @@ def swept(module, tiny, floats):
 
 
 def test_every_float_can_be_vmapped_and_matters(module, floats, swept, trained):
-    """Each is close to its single run, at the first point; rounding grows on the way to others,
-    and may at last choose another sample."""
+    """Each is close to its single run for the first 14 gradient steps; rounding grows, and may at
+    last choose another sample."""
     configs, _, state, metrics = swept
     before = module._train._cache_size()
     for i, (name, single) in enumerate(zip([*floats, None], configs)):
         _, alone = module.make_train(single)(jax.random.key(0))
-        early = lambda metrics: {k: np.asarray(v)[:2] for k, v in metrics.items()}
+        early = lambda metrics: {k: np.asarray(metrics[k])[:3] for k in module.UPDATE_METRICS}
         assert_close(early(jax.tree.map(lambda x, i=i: x[i], metrics)), early(alone))
         if name:
             params = jax.tree.map(np.asarray, state.policy.params)
@@ -149,12 +146,15 @@ def test_every_float_can_be_vmapped_and_matters(module, floats, swept, trained):
 
 
 def test_slices_are_exact_under_vmap_too(module, swept, vmapped_keys):
+    """States are arguments here, as in `launch`, so that even counters are batched."""
     _, batched, *whole = swept
-    start = jax.jit(jax.vmap(lambda c: module.make_train(c)(jax.random.key(0), None, 1)))
-    go_on = jax.jit(jax.vmap(lambda c, state: module.make_train(c)(None, state, 2)))
-    state, first = start(batched)
-    state, rest = go_on(batched, state)
-    assert_same([state, joined(first, rest, axis=1)], whole)
+    start = jax.jit(jax.vmap(lambda c: module.make_train(c)(jax.random.key(0), None, 0)))
+    go_on = jax.jit(jax.vmap(lambda c, state: module.make_train(c)(None, state, 1)))
+    state, rows = start(batched)
+    for _ in range(3):
+        state, row = go_on(batched, state)
+        rows = joined(rows, row, axis=1)
+    assert_same([state, rows], whole)
 
 
 def test_the_buffer_is_never_copied(module, tiny, vmapped_keys):
@@ -166,7 +166,7 @@ def test_the_buffer_is_never_copied(module, tiny, vmapped_keys):
     states = jax.eval_shape(jax.vmap(lambda key: train(key, None, 0)[0]), keys)
     lowered = jax.jit(jax.vmap(lambda state: train(None, state, 1)), donate_argnums=0).lower(states)
     size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(states.replay))
-    assert size > 8 * 100_000 * 42
+    assert size >= 8 * 100_000 * 42
     assert lowered.compile().memory_analysis().temp_size_in_bytes < 0.01 * size
     for word in ("callback", "infeed", "outfeed", "lapack"):
         assert word not in lowered.as_text().lower(), word
@@ -226,15 +226,13 @@ def test_observations_that_cannot_be_taken_are_refused(module, tiny):
         module.make_train(tiny, Named(), ProbeParams())
 
 
-def test_images_are_stored_as_bits(module, tiny):
-    config = tiny.replace(
-        env="Breakout-MinAtar", buffer_dtype="bool", total_timesteps=32, num_evals=1, n_step=1,
-        conv_features=2, num_eval_episodes=0, eval_at_start=False,
-    )  # fmt: skip
-    state, metrics = module.make_train(config)(jax.random.key(0))
-    stored = state.replay.transitions.observation
-    assert stored.dtype == bool and stored.shape == (40, 10, 10, 4)
-    assert stored[:32].any((1, 2, 3)).all() and np.isfinite(metrics["loss"]).all()
+def test_images_can_be_stored_as_bits(module, tiny):
+    config = tiny.replace(env="Breakout-MinAtar", buffer_dtype="bool", num_eval_episodes=0)
+    state, _ = jax.eval_shape(module.make_train(config), jax.eval_shape(lambda: jax.random.key(0)))
+    replay = getattr(state.replay, "transitions", state.replay)
+    assert replay.observation.shape == replay.final_observation.shape == (40, 10, 10, 4)
+    assert replay.observation.dtype == replay.final_observation.dtype == bool
+    assert len(state.policy.params["params"]) >= 3  # a convolution, too
 
 
 def test_a_policy_with_a_key_explores(module, tiny, trained, vmapped_keys):
@@ -259,8 +257,9 @@ def test_the_file_and_envs_alone_train(module, tmp_path):
         "assert 'algorithms' not in sys.modules and 'tests' not in sys.modules\n"
         "config = algorithm.Config(total_timesteps=32, num_envs=2, hidden_sizes=(8,), num_evals=1,"
         " learning_starts=8, num_eval_episodes=0, batch_size=4)\n"
-        "state, metrics = algorithm.make_train(config)(jax.random.key(0))\n"
-        "print(envs.__file__, int(metrics['timestep'][-1]))\n"
+        "train = algorithm.make_train(config)\n"
+        "state, metrics = train(jax.random.key(0), None, 0)\n"
+        "print(envs.__file__, jax.eval_shape(train, state.rng)[1]['loss'].shape[0])\n"
     )
     # -P and a bare environment: the folder itself is all there is besides site-packages, where an
     # editable install of the kit would lose to it.
@@ -268,7 +267,7 @@ def test_the_file_and_envs_alone_train(module, tmp_path):
     command = [sys.executable, "-P", "-c", code]
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr
-    assert result.stdout.split() == [str(tmp_path / "envs" / "__init__.py"), "32"]
+    assert result.stdout.split() == [str(tmp_path / "envs" / "__init__.py"), "2"]
 
 
 # --- probe tasks ------------------------------------------------------------------------------
@@ -297,7 +296,8 @@ PROBE = dict(
 @pytest.fixture(scope="module")
 def probed(module):
     """All tasks and seeds in one program: greedy values and actions at x = -1, 0, 1."""
-    env, config = tasks.Probe(), module.Config(**PROBE)
+    support = dict(v_min=-2.0, v_max=12.0) if module is c51 else {}
+    env, config = tasks.Probe(), module.Config(**PROBE, **support)
 
     def train(task, key):
         params = ProbeParams(task=task)
