@@ -184,7 +184,7 @@ class Replay:
     """A ring of transitions, row by row: those of all environments at one time, then the next."""
 
     transitions: Transition  # (capacity, ...)
-    priorities: jax.Array  # a cube of at least capacity; 0 where no sample may start
+    priorities: jax.Array | None  # a cube of at least capacity; 0 where no sample may start
     max_priority: jax.Array  # ever seen, ()
 
 
@@ -229,7 +229,7 @@ class Learner(NamedTuple):
     params: Any
     target_params: Any
     opt_state: optax.OptState
-    priorities: jax.Array
+    priorities: jax.Array | None
     max_priority: jax.Array
     updates: jax.Array
 
@@ -366,8 +366,8 @@ def empty_replay(config: Config, env: Any, env_params: Any) -> Replay:
     flag, one = jax.ShapeDtypeStruct((), bool), jnp.ones(())
     action = jax.ShapeDtypeStruct((), jnp.int32)
     transition = Transition(observation, action, one, flag, flag, observation)
-    size = cube_side(capacity) ** 3 if config.prioritized else 0
-    return Replay(jax.tree.map(zeros, transition), jnp.zeros(size), one)
+    priorities = jnp.zeros(cube_side(capacity) ** 3) if config.prioritized else None
+    return Replay(jax.tree.map(zeros, transition), priorities, one)
 
 
 def store(config: Config, replay: Replay, rollout: Transition, written: jax.Array) -> Replay:

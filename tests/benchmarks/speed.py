@@ -1,4 +1,4 @@
-"""How fast this kit's PPO is: against rejax 0.1.3, and against the machine's matrix products.
+"""How fast PPO and DQN are here: against rejax 0.1.3, and against the machine's matrix products.
 
     python tests/benchmarks/speed.py                     # every case, median of 5 runs
     python tests/benchmarks/speed.py --cases pendulum    # some of them
@@ -12,9 +12,13 @@ does hits all alike. Everything runs on the CPU. Compile time is tracing, loweri
 with the persistent cache off; imports are not in it. Run time is all of `train`, initialisation
 too. Both sides return the whole trained state, so that nothing can be optimised away.
 
-Equal on both sides: environment and number of environments, steps in a rollout, epochs (4) and
-minibatches (4); the network, two towers of 64 and 64 tanh units on flattened observations; Adam at
-a constant learning rate, GAE, clipped surrogate, clipped value loss and entropy bonus; no
+DQN has the settings of rejax's own configuration for CartPole (10 environments, 5 gradient steps of
+100 samples to a step of each; Polyak averaging, double, duelling, swish). There rejax samples
+without replacement, has one hidden layer less in its duelling streams, and resets at every step.
+
+For PPO equal on both sides: environment and number of environments, steps in a rollout, epochs (4)
+and minibatches (4); the network, two towers of 64 and 64 tanh units on flattened observations; Adam
+at a constant learning rate, GAE, clipped surrogate, clipped value loss and entropy bonus; no
 evaluation. Not equal:
   - rejax clips every element of the gradient, this kit its global norm;
   - rejax resets every environment at every step, this kit holds start states in stock;
@@ -58,6 +62,7 @@ from typing import Any, NamedTuple
 
 REJAX, GYMNAX = "0.1.3", "0.0.9"
 EPOCHS = MINIBATCHES = 4
+DQN_UPDATES, DQN_BATCH, DQN_START = 5, 100, 5_000
 HIDDEN_SIZES = (64, 64)
 
 
@@ -73,6 +78,7 @@ class Case:
     num_seeds: int = 1
     num_evals: int = 1  # points of the learning curve, this kit only
     num_eval_episodes: int = 0
+    algorithm: str = "ppo"
 
     @property
     def timesteps(self) -> int:
@@ -86,6 +92,10 @@ CASES = (  # a run takes some 2 to 6 seconds on two cores
     Case("cartpole-1024x32", "CartPole-v1", 1024, 32, 32),
     Case("breakout-64x128", "Breakout-MinAtar", 64, 128, 30),
     Case("pendulum", "Pendulum-v1", 4, 128, 400),
+)
+DQN_CASES = (
+    Case("dqn-cartpole", "CartPole-v1", 10, 1, 6000, algorithm="dqn"),
+    Case("dqn-cartpole-8seeds", "CartPole-v1", 10, 1, 2000, num_seeds=8, algorithm="dqn"),
 )
 RESET_CASES = (
     CASES[0],
@@ -116,16 +126,34 @@ def compile_program(function: Any, *args: Any) -> Program:
     return Program(compiled, args, time.perf_counter() - start)
 
 
-def ours(case: Case) -> Program:
-    """This kit's PPO, its agents on devices as algorithms.launch puts them there."""
-    import jax
-    import numpy as np
+def dqn_config(case: Case) -> Any:
+    """What rejax's own configuration for CartPole says, in this kit's words."""
+    from algorithms import dqn
 
-    import envs
+    return dqn.Config(
+        env=case.env,
+        total_timesteps=case.timesteps,
+        num_envs=case.num_envs,
+        updates_per_step=DQN_UPDATES,
+        buffer_size=50_000,
+        batch_size=DQN_BATCH,
+        learning_starts=DQN_START,
+        anneal_lr=False,
+        dueling=True,
+        tau=0.02,
+        exploration_fraction=0.5,
+        hidden_sizes=HIDDEN_SIZES,
+        activation="swish",
+        num_evals=1,
+        num_eval_episodes=0,
+        eval_at_start=False,
+    )
+
+
+def ppo_config(case: Case) -> Any:
     from algorithms import ppo
-    from algorithms.launch import devices
 
-    config = ppo.Config(
+    return ppo.Config(
         env=case.env,
         total_timesteps=case.timesteps,
         num_envs=case.num_envs,
@@ -140,6 +168,20 @@ def ours(case: Case) -> Program:
         num_eval_episodes=case.num_eval_episodes,
         eval_at_start=False,
     )
+
+
+def ours(case: Case) -> Program:
+    """This kit's algorithm, its agents on devices as algorithms.launch puts them there."""
+    import jax
+    import numpy as np
+
+    import envs
+    from algorithms.launch import devices
+
+    config = {"ppo": ppo_config, "dqn": dqn_config}[case.algorithm](case)
+    module = importlib.import_module(f"algorithms.{case.algorithm}")
+    if case.algorithm == "dqn" and case.num_seeds == 1:
+        os.environ.setdefault("NPROC", "1")  # operations are small, as devices.use_cores puts it
     devices.use_cores(case.num_seeds, config)
     env, env_params = envs.make(case.env)
     layout = devices.arrange(case.num_seeds)
@@ -147,17 +189,38 @@ def ours(case: Case) -> Program:
     keys = jax.numpy.stack([jax.random.key(seed) for seed in range(case.num_seeds)])
 
     def train(env_params, config, rng):
-        return ppo.make_train(config, env, env_params)(rng)
+        return module.make_train(config, env, env_params)(rng)
 
     args = (layout.share(env_params), layout.put(configs), layout.put(keys))
     return compile_program(devices.over_agents(train, layout), *args)
 
 
-def rejax(case: Case) -> Program:
-    import jax
+def rejax_dqn(case: Case) -> Any:
     import rejax
 
-    algorithm = rejax.get_algo("ppo").create(
+    return rejax.get_algo("dqn").create(
+        env=case.env,
+        agent="DuelingQNetwork",
+        agent_kwargs={"activation": "swish", "hidden_layer_sizes": HIDDEN_SIZES},
+        total_timesteps=case.timesteps,
+        num_envs=case.num_envs,
+        buffer_size=50_000,
+        fill_buffer=DQN_START,
+        batch_size=DQN_BATCH,
+        max_grad_norm=10.0,
+        learning_rate=1e-3,
+        num_epochs=DQN_UPDATES,
+        polyak=0.98,
+        exploration_fraction=0.5,
+        eval_freq=case.timesteps,
+        skip_initial_evaluation=True,
+    )
+
+
+def rejax_ppo(case: Case) -> Any:
+    import rejax
+
+    return rejax.get_algo("ppo").create(
         env=case.env,
         agent_kwargs={"activation": "tanh", "hidden_layer_sizes": HIDDEN_SIZES},
         total_timesteps=case.timesteps,
@@ -170,6 +233,12 @@ def rejax(case: Case) -> Program:
         eval_freq=case.timesteps,
         skip_initial_evaluation=True,
     )
+
+
+def rejax(case: Case) -> Program:
+    import jax
+
+    algorithm = {"ppo": rejax_ppo, "dqn": rejax_dqn}[case.algorithm](case)
     algorithm = algorithm.replace(eval_callback=lambda algorithm, state, rng: jax.numpy.zeros(()))
     train = lambda key: algorithm.train(key)[0]
     keys = jax.random.split(jax.random.PRNGKey(0), case.num_seeds)
@@ -238,6 +307,21 @@ def products(case: Case, num_inputs: int, num_outputs: int) -> collections.Count
     return counts
 
 
+def dqn_products(case: Case, num_inputs: int, num_outputs: int) -> collections.Counter:
+    """The same for DQN, whose two streams have a hidden layer each, in a round of acting and
+    learning; double Q-learning needs two forward passes more than the one that has a gradient."""
+    first, hidden = HIDDEN_SIZES
+    layers = [(num_inputs, first), (first, hidden), (first, hidden), (hidden, 1)]
+    layers += [(hidden, num_outputs)]
+    counts = collections.Counter((case.num_envs, k, n) for k, n in layers)
+    for k, n in layers:
+        counts[DQN_BATCH, k, n] += 3 * DQN_UPDATES
+        counts[k, DQN_BATCH, n] += DQN_UPDATES
+        if k != num_inputs:
+            counts[DQN_BATCH, n, k] += DQN_UPDATES
+    return counts
+
+
 def floor(case: Case) -> dict[str, float]:
     """FLOPs of the products for an environment step, and the seconds that those of a run take."""
     import envs
@@ -247,7 +331,7 @@ def floor(case: Case) -> dict[str, float]:
     env, env_params = envs.make(case.env)
     num_outputs = ppo.make_network(ppo.Config(), env, env_params).num_outputs
     num_inputs = math.prod(env.observation_space(env_params).shape)
-    counts = products(case, num_inputs, num_outputs)
+    counts = PRODUCTS[case.algorithm](case, num_inputs, num_outputs)
     flops = sum(2 * m * k * n * count for (m, k, n), count in counts.items())
     layout = devices.arrange(case.num_seeds)
     seconds = sum(product_seconds(*shape, layout) * count for shape, count in counts.items())
@@ -255,6 +339,9 @@ def floor(case: Case) -> dict[str, float]:
         "flops_per_step": flops / (case.num_envs * case.num_steps),
         "seconds": seconds * case.updates * layout.per_device,
     }
+
+
+PRODUCTS = {"ppo": products, "dqn": dqn_products}
 
 
 def product_seconds(m: int, k: int, n: int, layout: Any) -> float:
@@ -455,7 +542,7 @@ def make_peer_python() -> str:
 
 
 KINDS = {  # of measurements: cases, columns, and what makes a row
-    "speed": (CASES, COLUMNS, against_rejax),
+    "speed": (CASES + DQN_CASES, COLUMNS, against_rejax),
     "resets": (RESET_CASES, RESET_COLUMNS, of_resets),
     "memory": (MEMORY_CASES, MEMORY_COLUMNS, of_memory),
 }
