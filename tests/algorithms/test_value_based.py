@@ -35,8 +35,8 @@ TINY = dict(
 MODULES = {
     dqn: dict(TINY, prioritized=True, dueling=True),
     c51: dict(TINY, num_atoms=11, v_max=10.0),
-    qrdqn: dict(TINY, num_quantiles=5),
-    iqn: dict(TINY, num_levels=3, num_cosines=4, risk="cvar"),
+    qrdqn: dict(TINY, num_quantiles=5, kappa=10.0),
+    iqn: dict(TINY, num_levels=3, num_cosines=4, kappa=10.0, risk="cvar"),
 }
 # Where half the default is not a change, or none that can be felt in 96 steps.
 OTHER = {"adam_eps": 1e-2, "eps_end": 0.9, "max_grad_norm": 1e-3, "huber_delta": 0.1}
@@ -125,14 +125,22 @@ def swept(module, tiny, floats):
     other = {name: OTHER.get(name, 0.5 * getattr(tiny, name)) for name in floats}
     configs = [tiny.replace(**{name: other[name]}) for name in floats] + [tiny]
     batched = jax.tree.map(lambda *x: jnp.array(x, jnp.float32), *configs)
-    run = lambda config: module.make_train(config)(jax.random.key(0))
-    return configs, batched, *jax.jit(jax.vmap(run))(batched)
+    starting = jax.jit(jax.vmap(lambda c: module.make_train(c)(jax.random.key(0), None, 0)))
+    with jax.debug_key_reuse(False):  # see conftest.vmapped_keys
+        start = starting(batched)
+        return configs, start, *go_on(module, 3)(batched, start[0])
+
+
+def go_on(module, points):
+    """States are arguments here, as in `launch`, so that even counters are batched."""
+    return jax.jit(jax.vmap(lambda c, state: module.make_train(c)(None, state, points)))
 
 
 def test_every_float_can_be_vmapped_and_matters(module, floats, swept, trained):
     """Each is close to its single run for the first 14 gradient steps; rounding grows, and may at
     last choose another sample."""
-    configs, _, state, metrics = swept
+    configs, start, state, rest = swept
+    metrics = joined(start[1], rest, axis=1)
     before = module._train._cache_size()
     for i, (name, single) in enumerate(zip([*floats, None], configs)):
         _, alone = module.make_train(single)(jax.random.key(0))
@@ -146,15 +154,13 @@ def test_every_float_can_be_vmapped_and_matters(module, floats, swept, trained):
 
 
 def test_slices_are_exact_under_vmap_too(module, swept, vmapped_keys):
-    """States are arguments here, as in `launch`, so that even counters are batched."""
-    _, batched, *whole = swept
-    start = jax.jit(jax.vmap(lambda c: module.make_train(c)(jax.random.key(0), None, 0)))
-    go_on = jax.jit(jax.vmap(lambda c, state: module.make_train(c)(None, state, 1)))
-    state, rows = start(batched)
+    configs, (state, _), *whole = swept
+    batched = jax.tree.map(lambda *x: jnp.array(x, jnp.float32), *configs)
+    program, rows = go_on(module, 1), []
     for _ in range(3):
-        state, row = go_on(batched, state)
-        rows = joined(rows, row, axis=1)
-    assert_same([state, rows], whole)
+        state, row = program(batched, state)
+        rows.append(row)
+    assert_same([state, joined(*rows, axis=1)], whole)
 
 
 def test_the_buffer_is_never_copied(module, tiny, vmapped_keys):
