@@ -13,8 +13,9 @@ with the persistent cache off; imports are not in it. Run time is all of `train`
 too. Both sides return the whole trained state, so that nothing can be optimised away.
 
 DQN has the settings of rejax's own configuration for CartPole (10 environments, 5 gradient steps of
-100 samples to a step of each; Polyak averaging, double, duelling, swish). There rejax samples
-without replacement, has one hidden layer less in its duelling streams, and resets at every step.
+100 samples to a step of each; double Q-learning, Polyak averaging, swish). Its duelling streams are
+single layers there, which is a plain network written in another way, and a plain one here. rejax
+samples without replacement, and resets every environment at every step.
 
 For PPO equal on both sides: environment and number of environments, steps in a rollout, epochs (4)
 and minibatches (4); the network, two towers of 64 and 64 tanh units on flattened observations; Adam
@@ -94,7 +95,7 @@ CASES = (  # a run takes some 2 to 6 seconds on two cores
     Case("pendulum", "Pendulum-v1", 4, 128, 400),
 )
 DQN_CASES = (
-    Case("dqn-cartpole", "CartPole-v1", 10, 1, 6000, algorithm="dqn"),
+    Case("dqn-cartpole", "CartPole-v1", 10, 1, 4000, algorithm="dqn"),
     Case("dqn-cartpole-8seeds", "CartPole-v1", 10, 1, 2000, num_seeds=8, algorithm="dqn"),
 )
 RESET_CASES = (
@@ -139,7 +140,6 @@ def dqn_config(case: Case) -> Any:
         batch_size=DQN_BATCH,
         learning_starts=DQN_START,
         anneal_lr=False,
-        dueling=True,
         tau=0.02,
         exploration_fraction=0.5,
         hidden_sizes=HIDDEN_SIZES,
@@ -201,7 +201,7 @@ def rejax_dqn(case: Case) -> Any:
     return rejax.get_algo("dqn").create(
         env=case.env,
         agent="DuelingQNetwork",
-        agent_kwargs={"activation": "swish", "hidden_layer_sizes": HIDDEN_SIZES},
+        agent_kwargs={"activation": "swish"},  # its layers are HIDDEN_SIZES by default
         total_timesteps=case.timesteps,
         num_envs=case.num_envs,
         buffer_size=50_000,
@@ -308,11 +308,9 @@ def products(case: Case, num_inputs: int, num_outputs: int) -> collections.Count
 
 
 def dqn_products(case: Case, num_inputs: int, num_outputs: int) -> collections.Counter:
-    """The same for DQN, whose two streams have a hidden layer each, in a round of acting and
-    learning; double Q-learning needs two forward passes more than the one that has a gradient."""
-    first, hidden = HIDDEN_SIZES
-    layers = [(num_inputs, first), (first, hidden), (first, hidden), (hidden, 1)]
-    layers += [(hidden, num_outputs)]
+    """The same for DQN, in a round of acting and learning; double Q-learning needs two forward
+    passes more than the one that has a gradient."""
+    layers = tuple(itertools.pairwise((num_inputs, *HIDDEN_SIZES, num_outputs)))
     counts = collections.Counter((case.num_envs, k, n) for k, n in layers)
     for k, n in layers:
         counts[DQN_BATCH, k, n] += 3 * DQN_UPDATES
