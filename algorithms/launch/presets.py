@@ -33,6 +33,16 @@ MINATAR = {
     "conv_features": 0,
 }
 
+# Value-based. MountainCar's goal is found by chance: explore for long, and learn fast from it.
+CARTPOLE = {"buffer_size": 50_000, "learning_starts": 10_000, "target_every": 50, "tau": 1.0}
+ACROBOT = {**CARTPOLE, "target_every": 100, "learning_rate": 2e-3}
+MOUNTAIN_CAR = {
+    **ACROBOT,
+    "updates_per_step": 2,
+    "exploration_fraction": 0.3,
+    "normalize_obs": True,
+}
+
 PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     "ppo": {
         "CartPole-v1": {},
@@ -126,5 +136,24 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     "reinforce": {
         "CartPole-v1": {},
         "Acrobot-v1": {},
+    },
+    "dqn": {
+        "CartPole-v1": CARTPOLE,
+        "Acrobot-v1": ACROBOT,
+        "MountainCar-v0": MOUNTAIN_CAR,
+    },
+    "c51": {
+        "CartPole-v1": {**CARTPOLE, "v_min": 0.0},
+        "Acrobot-v1": {**ACROBOT, "v_max": 0.0},
+    },
+    "qrdqn": {
+        "CartPole-v1": CARTPOLE,
+        "Acrobot-v1": ACROBOT,
+        "MountainCar-v0": MOUNTAIN_CAR,
+    },
+    "iqn": {
+        "CartPole-v1": CARTPOLE,
+        "Acrobot-v1": ACROBOT,
+        "MountainCar-v0": MOUNTAIN_CAR,
     },
 }

@@ -28,6 +28,7 @@ SPARE = 0.1  # of the memory, for what the compiler does not know of
 # Ranges of float settings: {name: (condition in words, condition)}.
 _UNIT = ("in [0, 1]", lambda x: (x >= 0) & (x <= 1))
 _POSITIVE = ("above 0 (inf for never)", lambda x: x > 0)
+_FINITE = ("that is finite", np.isfinite)
 _NOT_NEGATIVE = ("0 or more", lambda x: (x >= 0) & np.isfinite(x))
 FLOAT_RANGES = {
     "gamma": _UNIT,
@@ -44,6 +45,17 @@ FLOAT_RANGES = {
     "clip_eps": _POSITIVE,
     "max_grad_norm": _POSITIVE,
     "target_kl": _POSITIVE,
+    "eps_start": _UNIT,
+    "eps_end": _UNIT,
+    "exploration_fraction": _POSITIVE,
+    "huber_delta": _POSITIVE,
+    "priority_alpha": _NOT_NEGATIVE,
+    "priority_beta": _UNIT,
+    "priority_eps": _NOT_NEGATIVE,
+    "v_min": _FINITE,
+    "v_max": _FINITE,
+    "kappa": ("above 0 and finite", lambda x: (x > 0) & np.isfinite(x)),
+    "risk_level": _FINITE,
 }
 
 

@@ -6,7 +6,19 @@ Score: mean over seeds of the mean return of 32 whole episodes at the last point
 import numpy as np
 import pytest
 
-from algorithms import ippo, launch, ppo, ppo_rnn, ppo_vtrace, pqn, reinforce
+from algorithms import (
+    c51,
+    dqn,
+    ippo,
+    iqn,
+    launch,
+    ppo,
+    ppo_rnn,
+    ppo_vtrace,
+    pqn,
+    qrdqn,
+    reinforce,
+)
 from algorithms.launch.presets import PRESETS
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("vmapped_keys")]
@@ -64,6 +76,26 @@ def test_ppo_vtrace_solves_cartpole(tmp_path):
     """500k steps, 5 seeds."""
     scores = train(ppo_vtrace, "CartPole-v1", tmp_path)["eval_return"][:, -1].mean(-1)
     assert scores.shape == (5,) and scores.mean() >= 495.0, scores
+
+
+# Mean over the 10 seeds 100 to 109, 500k steps.
+FROM_REPLAY = [
+    (dqn, "CartPole-v1", 498.0),
+    (dqn, "Acrobot-v1", -87.0),
+    (dqn, "MountainCar-v0", -150.0),
+    (c51, "CartPole-v1", 492.0),
+    (c51, "Acrobot-v1", -86.0),
+    (qrdqn, "CartPole-v1", 498.0),
+    (iqn, "CartPole-v1", 498.0),
+]
+
+
+@pytest.mark.parametrize("module, preset, mean", FROM_REPLAY)
+def test_value_based_files_reach_the_published_numbers(module, preset, mean, tmp_path):
+    config = module.Config(**{"env": preset, **PRESETS[module.__name__.split(".")[-1]][preset]})
+    result = launch.run(module, config, seed=100, num_seeds=10, run_dir=tmp_path / "run")
+    scores = np.asarray(result.metrics["eval_return"])[:, -1].mean(-1)
+    assert scores.shape == (10,) and scores.mean() >= mean, scores
 
 
 # preset, least mean over 5 seeds, least seed; the budget is the preset's total_timesteps

@@ -1,4 +1,4 @@
-"""How fast this kit's PPO and PQN are: against rejax 0.1.3, and the machine's matrix products.
+"""How fast PPO, PQN and DQN are here: against rejax 0.1.3, and the machine's matrix products.
 
     python tests/benchmarks/speed.py                     # every case, median of 5 runs
     python tests/benchmarks/speed.py --cases pendulum    # some of them
@@ -17,7 +17,9 @@ PPO, equal on both sides: environment and number of environments, steps in a rol
 minibatches (4); the network, two towers of 64 and 64 tanh units on flattened observations; Adam at
 a constant learning rate, GAE, clipped surrogate, clipped value loss and entropy bonus; no
 evaluation. PQN: rejax's own settings for CartPole (5 epochs of 16 minibatches, two layers of 64
-units with layer norm), Adam in both. Not equal:
+units with layer norm), Adam in both. DQN: rejax's own settings for CartPole (10 environments, 5
+gradient steps of 100 samples to a step of each; Polyak averaging, double, duelling, swish); there
+rejax samples without replacement and has one hidden layer less in its streams. Not equal:
   - rejax clips every element of the gradient, this kit its global norm;
   - rejax resets every environment at every step, this kit holds start states in stock;
   - rejax takes truncation for termination; this kit bootstraps there from the final observation,
@@ -62,6 +64,7 @@ from typing import Any, NamedTuple
 REJAX, GYMNAX = "0.1.3", "0.0.9"
 EPOCHS = MINIBATCHES = 4
 PQN_EPOCHS, PQN_MINIBATCHES = 5, 16
+DQN_UPDATES, DQN_BATCH, DQN_START = 5, 100, 5_000
 HIDDEN_SIZES = (64, 64)
 
 
@@ -93,6 +96,8 @@ CASES = (  # a run takes some 2 to 6 seconds on two cores
     Case("pendulum", "Pendulum-v1", 4, 128, 400),
     Case("pqn-16x128", "CartPole-v1", 16, 128, 256, algorithm="pqn"),
     Case("pqn-16x128-8seeds", "CartPole-v1", 16, 128, 64, num_seeds=8, algorithm="pqn"),
+    Case("dqn-10x1", "CartPole-v1", 10, 1, 6000, algorithm="dqn"),
+    Case("dqn-10x1-8seeds", "CartPole-v1", 10, 1, 2000, num_seeds=8, algorithm="dqn"),
 )
 RESET_CASES = (
     CASES[0],
@@ -135,12 +140,14 @@ def ours(case: Case) -> Program:
     import envs
     from algorithms.launch import devices
 
-    module, settings = OUR_SETTINGS[case.algorithm]()
+    module = importlib.import_module(f"algorithms.{case.algorithm}")
+    settings = OUR_SETTINGS[case.algorithm]
+    if case.algorithm != "dqn":
+        settings = settings | {"num_steps": case.num_steps}
     config = module.Config(
         env=case.env,
         total_timesteps=case.timesteps,
         num_envs=case.num_envs,
-        num_steps=case.num_steps,
         anneal_lr=False,
         hidden_sizes=HIDDEN_SIZES,
         conv_features=0,
@@ -149,6 +156,8 @@ def ours(case: Case) -> Program:
         eval_at_start=False,
         **settings,
     )
+    if case.algorithm == "dqn" and case.num_seeds == 1:
+        os.environ.setdefault("NPROC", "1")  # its operations are small
     devices.use_cores(case.num_seeds, config)
     env, env_params = envs.make(case.env)
     layout = devices.arrange(case.num_seeds)
@@ -162,20 +171,20 @@ def ours(case: Case) -> Program:
     return compile_program(devices.over_agents(train, layout), *args)
 
 
-def our_ppo() -> tuple[Any, dict]:
-    from algorithms import ppo
-
-    return ppo, dict(update_epochs=EPOCHS, num_minibatches=MINIBATCHES, clip_vloss=True)
-
-
-def our_pqn() -> tuple[Any, dict]:
-    from algorithms import pqn
-
-    settings = dict(update_epochs=PQN_EPOCHS, num_minibatches=PQN_MINIBATCHES, optimizer="adam")
-    return pqn, settings
-
-
-OUR_SETTINGS = {"ppo": our_ppo, "pqn": our_pqn}
+OUR_SETTINGS: dict[str, dict[str, Any]] = {
+    "ppo": dict(update_epochs=EPOCHS, num_minibatches=MINIBATCHES, clip_vloss=True),
+    "pqn": dict(update_epochs=PQN_EPOCHS, num_minibatches=PQN_MINIBATCHES, optimizer="adam"),
+    "dqn": dict(
+        updates_per_step=DQN_UPDATES,
+        buffer_size=50_000,
+        batch_size=DQN_BATCH,
+        learning_starts=DQN_START,
+        dueling=True,
+        tau=0.02,
+        exploration_fraction=0.5,
+        activation="swish",
+    ),
+}
 
 
 def rejax(case: Case) -> Program:
@@ -186,10 +195,10 @@ def rejax(case: Case) -> Program:
         env=case.env,
         total_timesteps=case.timesteps,
         num_envs=case.num_envs,
-        num_steps=case.num_steps,
         eval_freq=case.timesteps,
         skip_initial_evaluation=True,
         **REJAX_SETTINGS[case.algorithm],
+        **({} if case.algorithm == "dqn" else {"num_steps": case.num_steps}),
     )
     algorithm = algorithm.replace(eval_callback=lambda algorithm, state, rng: jax.numpy.zeros(()))
     train = lambda key: algorithm.train(key)[0]
@@ -217,6 +226,18 @@ REJAX_SETTINGS = {
         exploration_fraction=0.5,
         gamma=0.99,
         td_lambda=0.9,
+    ),
+    "dqn": dict(
+        agent="DuelingQNetwork",
+        agent_kwargs={"activation": "swish", "hidden_layer_sizes": HIDDEN_SIZES},
+        buffer_size=50_000,
+        fill_buffer=DQN_START,
+        batch_size=DQN_BATCH,
+        max_grad_norm=10.0,
+        learning_rate=1e-3,
+        num_epochs=DQN_UPDATES,
+        polyak=0.98,
+        exploration_fraction=0.5,
     ),
 }
 
@@ -284,6 +305,19 @@ def products(case: Case, num_inputs: int, num_outputs: int) -> collections.Count
     return counts
 
 
+def dqn_products(case: Case, num_inputs: int, num_outputs: int) -> collections.Counter:
+    """The same for DQN, in a round of acting and learning; double Q-learning needs two forward
+    passes more than the one that has a gradient."""
+    layers = tuple(itertools.pairwise((num_inputs, *HIDDEN_SIZES, num_outputs)))
+    counts = collections.Counter((case.num_envs, k, n) for k, n in layers)
+    for k, n in layers:
+        counts[DQN_BATCH, k, n] += 3 * DQN_UPDATES
+        counts[k, DQN_BATCH, n] += DQN_UPDATES
+        if k != num_inputs:
+            counts[DQN_BATCH, n, k] += DQN_UPDATES
+    return counts
+
+
 def floor(case: Case) -> dict[str, float]:
     """FLOPs of the products for an environment step, and the seconds that those of a run take."""
     import envs
@@ -293,7 +327,8 @@ def floor(case: Case) -> dict[str, float]:
     env, env_params = envs.make(case.env)
     num_outputs = ppo.make_network(ppo.Config(), env, env_params).num_outputs
     num_inputs = math.prod(env.observation_space(env_params).shape)
-    counts = products(case, num_inputs, num_outputs)
+    count = dqn_products if case.algorithm == "dqn" else products
+    counts = count(case, num_inputs, num_outputs)
     flops = sum(2 * m * k * n * count for (m, k, n), count in counts.items())
     layout = devices.arrange(case.num_seeds)
     seconds = sum(product_seconds(*shape, layout) * count for shape, count in counts.items())
