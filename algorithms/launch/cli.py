@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from algorithms.launch import checkpoints, hosts, progress, runner, settings, sweeps
+from algorithms.launch import checkpoints, hosts, progress, runner, settings, sweeps, trainer
 from algorithms.launch.errors import UserError, unknown
 from algorithms.launch.presets import PRESETS
 
@@ -127,7 +127,7 @@ def defaults(module: Any, argv: list[str]) -> tuple[Any, Shell]:
 
 def preset(module: Any, name: str) -> Any:
     """The algorithm's defaults with a preset's settings."""
-    algorithm = runner.algorithm_name(module)
+    algorithm = trainer.algorithm_name(module)
     known = PRESETS.get(algorithm, {})
     if name not in known:
         raise unknown(f"preset of {algorithm}", name, known)

@@ -58,7 +58,10 @@ def use_cores(num_agents: int, config: Any) -> bool:
 def are_operations_small(config: Any) -> bool:
     """Whether the largest matrix product of a gradient step is too small to be worth threads."""
     try:
-        samples = config.num_envs * config.num_steps // config.num_minibatches
+        samples = getattr(config, "batch_size", None)  # of what learns from a replay buffer
+        if samples is None:
+            rollout = config.num_envs * config.num_steps
+            samples = rollout // getattr(config, "num_minibatches", 1)
         return samples * max(config.hidden_sizes) ** 2 <= 2**20
     except (AttributeError, ValueError, TypeError, ZeroDivisionError):  # no such settings, or wrong
         return False

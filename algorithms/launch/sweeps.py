@@ -25,6 +25,13 @@ from algorithms.launch.checkpoints import SWEEP, RunDir
 from algorithms.launch.errors import UserError
 from algorithms.launch.results import Outcome
 from algorithms.launch.settings import Agents, Distribution
+from algorithms.launch.trainer import (
+    Trainer,
+    algorithm_name,
+    check_floats,
+    in_words,
+    usable_memory,
+)
 
 
 class Swept(NamedTuple):
@@ -40,7 +47,7 @@ class Swept(NamedTuple):
 class _Chunk(NamedTuple):
     """Agents that train at once."""
 
-    trainer: runner.Trainer
+    trainer: Trainer
     static: dict[str, Any]  # swept static fields
     agents: Agents
     run_dir: RunDir | None = None
@@ -99,11 +106,13 @@ def sweep(
     seeds = range(seed, seed + num_seeds)
     programs = settings.expand(config, grid, seeds, samples, sampler)
     for name, values in programs[0].agents.floats.items():
-        runner.check_floats(config.replace(**{name: values}))
+        check_floats(config.replace(**{name: values}))
     view = progress.Progress(quiet, import_seconds)
     largest = programs[0].agents.count
     devices.use_cores(min(max_parallel or largest, largest), config)
-    trainers = [runner.Trainer(module, p.config, largest, options, view) for p in programs]
+    trainers = [Trainer(module, program.config, largest, view) for program in programs]
+    for program in programs:
+        runner.check_gif(program.config, options)
     _announce(view, module, programs, num_seeds)
     plans = _compile(trainers, largest, max_parallel, memory_limit, view)
     chunks = [
@@ -114,7 +123,7 @@ def sweep(
     _say_plan(view, programs, trainers, plans)
     if save:
         asked = {
-            "algorithm": runner.algorithm_name(module),
+            "algorithm": algorithm_name(module),
             "config": settings.config_to_json(config),
             "grid": {name: _grid_to_json(values) for name, values in grid.items()},
             "samples": samples,
@@ -174,7 +183,7 @@ def resume(
     for run_dir, config, size in zip(run_dirs, configs, sizes):
         start = runner.starting(module, config, run_dir)
         if not chunks or chunks[-1].trainer.config != config:
-            trainer = runner.Trainer(module, config, size, options, view)
+            trainer = Trainer(module, config, size, view)
             free = len(trainer.layout.devices)
             if len(devices.arrange(size, asked["block"]).devices) >= free:  # to the last bit, then
                 trainer.arrange(size, asked["block"])
@@ -215,7 +224,7 @@ def _announce(
 
 def _name(module: Any, configs: list[Any]) -> str:
     envs = sorted({settings.env_name(config) for config in configs})
-    return f"{runner.algorithm_name(module)} on {', '.join(envs)}"
+    return f"{algorithm_name(module)} on {', '.join(envs)}"
 
 
 def _total(asked: dict[str, Any]) -> int:
@@ -237,14 +246,14 @@ def _is_finished(chunk: _Chunk) -> bool:
 
 
 def _compile(
-    trainers: list[runner.Trainer],
+    trainers: list[Trainer],
     num_agents: int,
     at_most: int | None,
     memory_limit: int | None,
     view: progress.Progress,
 ) -> list[list[range]]:
     """Compiles all programs, some at a time. Returns the chunks of each."""
-    limit = memory_limit or runner.memory_limit(trainers[0].layout)
+    limit = memory_limit or usable_memory(trainers[0].layout)
 
     def fit(trainer):
         return trainer.fit(num_agents, at_most, limit, start=True)
@@ -268,7 +277,7 @@ def _compile_unfinished(chunks: list[_Chunk]) -> None:
 def _say_plan(
     view: progress.Progress,
     programs: list[settings.Program],
-    trainers: list[runner.Trainer],
+    trainers: list[Trainer],
     plans: list[list[range]],
 ) -> None:
     for number, (program, trainer, plan) in enumerate(zip(programs, trainers, plans), 1):
@@ -278,8 +287,8 @@ def _say_plan(
         count, used = len(plan), len(layout.devices)
         chunks = f"{count} chunks of {len(plan[0])}" if count > 1 else "all at once"
         where = f"{used} {layout.devices[0].platform} device{'s' * (used > 1)}"
-        each = runner.size(trainer.bytes_per_device / layout.per_device)
-        whole = runner.size(trainer.bytes_per_device)
+        each = in_words(trainer.bytes_per_device / layout.per_device)
+        whole = in_words(trainer.bytes_per_device)
         view.say(
             f"{name}: {program.agents.count} agents, {chunks}, on {where}; "
             f"{each} an agent, {whole} a device"

@@ -156,8 +156,6 @@ def ours(case: Case) -> Program:
         eval_at_start=False,
         **settings,
     )
-    if case.algorithm == "dqn" and case.num_seeds == 1:
-        os.environ.setdefault("NPROC", "1")  # its operations are small
     devices.use_cores(case.num_seeds, config)
     env, env_params = envs.make(case.env)
     layout = devices.arrange(case.num_seeds)

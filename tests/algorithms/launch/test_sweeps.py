@@ -12,7 +12,7 @@ import pytest
 from scipy import stats
 
 from algorithms import launch, ppo
-from algorithms.launch import cli, devices, plots, results, runner, settings, trackers
+from algorithms.launch import cli, devices, plots, results, runner, settings, trackers, trainer
 from algorithms.launch.checkpoints import RunDir
 from algorithms.launch.errors import UserError
 from algorithms.launch.progress import Progress
@@ -241,10 +241,10 @@ def test_too_little_memory_makes_chunks_of_what_fits(whole, tmp_path, capsys):
     options = {"num_seeds": 1, "quiet": False}
     plenty = launch.sweep(toy, CONFIG, grid, sweep_dir=tmp_path / "plenty", **options)
     assert "64 agents, all at once, on 1 cpu device" in capsys.readouterr().out
-    trainer = runner.Trainer(toy, CONFIG, 64, runner.Options(), Progress(True, 0.0))
-    trainer.arrange(20, block=4)
-    trainer.compile(start=True)
-    limit = trainer.bytes_per_device
+    twenty = trainer.Trainer(toy, CONFIG, 64, Progress(True, 0.0))
+    twenty.arrange(20, block=4)
+    twenty.compile(start=True)
+    limit = twenty.bytes_per_device
     tight = launch.sweep(
         toy, CONFIG, grid, memory_limit=limit, sweep_dir=tmp_path / "tight", **options
     )
@@ -253,7 +253,7 @@ def test_too_little_memory_makes_chunks_of_what_fits(whole, tmp_path, capsys):
 
 
 def test_a_run_that_does_not_fit_is_refused_with_what_would(tmp_path, monkeypatch):
-    monkeypatch.setattr(runner, "memory_limit", lambda _: 2000)
+    monkeypatch.setattr(trainer, "usable_memory", lambda _: 2000)
     with pytest.raises(UserError, match=r"9 agents need .* 2 kB: max_parallel=\d trains them in"):
         launch.run(toy, CONFIG, num_seeds=9, save=False)
 

@@ -1,0 +1,172 @@
+"""A configuration on devices: its environment, its compiled programs, and what they need."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+import envs
+from algorithms.launch import devices, hosts, progress, settings
+from algorithms.launch.errors import UserError
+
+SPARE = 0.1  # of the memory, for what the compiler does not know of
+
+# Ranges of float settings: {name: (condition in words, condition)}.
+_UNIT = ("in [0, 1]", lambda x: (x >= 0) & (x <= 1))
+_POSITIVE = ("above 0 (inf for never)", lambda x: x > 0)
+_FINITE = ("that is finite", np.isfinite)
+_NOT_NEGATIVE = ("0 or more", lambda x: (x >= 0) & np.isfinite(x))
+FLOAT_RANGES = {
+    "gamma": _UNIT,
+    "gae_lambda": _UNIT,
+    "q_lambda": _UNIT,
+    "eps_start": _UNIT,
+    "eps_end": _UNIT,
+    "exploration_fraction": ("above 0", lambda x: x > 0),
+    "reward_scale": ("above 0", lambda x: (x > 0) & np.isfinite(x)),
+    "tau": _UNIT,
+    "learning_rate": _NOT_NEGATIVE,
+    "ent_coef": _NOT_NEGATIVE,
+    "vf_coef": _NOT_NEGATIVE,
+    "clip_eps": _POSITIVE,
+    "max_grad_norm": _POSITIVE,
+    "target_kl": _POSITIVE,
+    "huber_delta": _POSITIVE,
+    "priority_alpha": _NOT_NEGATIVE,
+    "priority_beta": _UNIT,
+    "priority_eps": _NOT_NEGATIVE,
+    "v_min": _FINITE,
+    "v_max": _FINITE,
+    "kappa": ("above 0 and finite", lambda x: (x > 0) & np.isfinite(x)),
+    "risk_level": _FINITE,
+}
+
+
+class Trainer:
+    """A configuration that trains agents: its environment, devices and programs.
+
+    Every chunk of agents of one size uses the same.
+    """
+
+    def __init__(
+        self,
+        module: Any,
+        config: Any,
+        num_agents: int,
+        view: progress.Progress,
+    ):
+        self.module, self.config, self.view = module, config, view
+        self.name = f"{algorithm_name(module)} on {settings.env_name(config)}"
+        check_floats(config)
+        devices.use_compilation_cache()
+        if not devices.use_cores(num_agents, config):
+            view.say("jax is in use already: the devices that it has are used")
+        with view.timed("import"):  # of the environment's library
+            self.env, self.host_params = devices.make_environment(module, config)
+        view.quiet |= not hosts.is_first()
+        self.arrange(num_agents)
+
+    def arrange(self, num_agents: int, block: int | None = None) -> None:
+        """Chooses devices for so many agents at once; `block` as of `devices.arrange`."""
+        self.programs: devices.Programs | None = None
+        self.layout = devices.arrange(num_agents, block)
+        self.env_params = self.layout.share(self.host_params)
+
+    def compile(self, start: bool) -> None:
+        """Compiles what is not there yet; `start`: also what new agents need."""
+        if self.programs is None or (start and self.programs.start is None):
+            self.programs = devices.compile_programs(
+                self.module, self.config, self.env, self.env_params, self.layout, start
+            )
+
+    @property
+    def bytes_per_device(self) -> int:
+        """What the compiled programs take of a device's memory, with their agents."""
+        return self.programs.bytes_per_device
+
+    def check_memory(self, advice: str) -> None:
+        """Refuses programs that do not fit, before anything runs; `{fewer}` agents would."""
+        needed, limit = self.bytes_per_device, usable_memory(self.layout)
+        if needed > limit:
+            raise UserError(
+                f"{self.layout.num_agents} agents need {in_words(needed)} of each device's memory "
+                f"and may take {in_words(limit)}: {advice.format(fewer=self._fewer(limit))}"
+            )
+
+    def fit(self, num_agents: int, at_most: int | None, limit: int, start: bool) -> list[range]:
+        """Compiles for as many agents at once as the memory takes. Returns the chunks of them.
+
+        Args:
+          num_agents: altogether.
+          at_most: at once, whatever the memory takes.
+          limit: bytes of each device.
+          start: as of `compile`.
+
+        Raises:
+          UserError: not even one agent on each device fits.
+        """
+        at_once = min(at_most or num_agents, num_agents)
+        while True:
+            block, chunks = self._cut(num_agents, at_once)
+            self.arrange(len(chunks[0]), block)
+            self.compile(start)
+            if self.bytes_per_device <= limit:
+                return chunks
+            if self.layout.per_device == 1:
+                raise UserError(
+                    f"{self.name}: an agent needs {in_words(self.bytes_per_device)} and may take "
+                    f"{in_words(limit)} of a device's memory: fewer num_envs, a smaller buffer or "
+                    "network would do"
+                )
+            at_once = self._fewer(limit)
+
+    def _cut(self, num_agents: int, at_once: int) -> tuple[int, list[range]]:
+        """Chunks of whole blocks, and the block: that of all agents, so that the numbers agree.
+
+        Fewer agents at once than such a block on each device make a smaller one.
+        """
+        block, count = devices.arrange(num_agents).block, jax.device_count()
+        if at_once >= num_agents:
+            return block, [range(num_agents)]
+        block = max(1, min(block, at_once // count))
+        size = max(at_once // (block * count) * block * count, min(at_once, block * count))
+        return block, devices.cut(num_agents, size)
+
+    def _fewer(self, limit: int) -> int:
+        """Agents at once that should fit where these do not."""
+        layout = self.layout
+        share = int(layout.per_device * limit / self.bytes_per_device)
+        return max(1, min(share, layout.per_device - 1)) * len(layout.devices)
+
+
+def usable_memory(layout: devices.Layout) -> int:
+    """Bytes that programs may take of each device; CPU devices share the machine's memory."""
+    device = layout.devices[0]
+    sharing = jax.local_device_count() if device.platform == "cpu" else 1
+    return hosts.from_first(lambda: int((1.0 - SPARE) * envs.device_memory(device) / sharing))
+
+
+def in_words(number: float) -> str:
+    """Bytes for people."""
+    for unit, letters in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if number >= unit:
+            return f"{number / unit:.3g} {letters}"
+    return f"{number:.0f} B"
+
+
+# --- checks ----------------------------------------------------------------------------------
+
+
+def check_floats(config: Any) -> None:
+    """Refuses floats that cannot work; they are concrete only here."""
+    for name in settings.float_fields(config):
+        words, allowed = FLOAT_RANGES.get(name, ("", lambda x: x == x))
+        for value in np.ravel(getattr(config, name)).tolist():
+            if not isinstance(value, int | float) or not allowed(np.float64(value)):
+                raise UserError(f"{name}={value}: give a number {words}".rstrip())
+
+
+def algorithm_name(module: Any) -> str:
+    """The name of the algorithm's file, also when it is the program that was started."""
+    return Path(module.__file__).stem
