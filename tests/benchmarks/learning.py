@@ -48,7 +48,6 @@ class Entry(NamedTuple):
 
 
 CELLS = ("", "-gru", "-mingru")  # an LSTM, and what the others' presets end with
-VALUE_BASED = ("dqn", "c51", "qrdqn", "iqn")
 ENTRIES = (
     Entry("ppo", "CartPole-v1", 500_000, 10),
     Entry("ppo", "Acrobot-v1", 500_000, 10),
@@ -65,9 +64,8 @@ ENTRIES = (
     Entry("ippo", "MPE_simple_speaker_listener_v4", 5_000_000, 5),
     Entry("ppo_vtrace", "CartPole-v1", 500_000, 5),
     Entry("ppo_vtrace", "MultiNavigator-v0", 500_000, 5),
-    *(Entry(a, "CartPole-v1", 500_000, 10) for a in VALUE_BASED),
-    *(Entry(a, "Acrobot-v1", 500_000, 10) for a in VALUE_BASED),
-    *(Entry(a, "MountainCar-v0", 500_000, 10) for a in ("dqn", "qrdqn", "iqn")),
+    *(Entry("dqn", env, 500_000, 10) for env in ("CartPole-v1", "Acrobot-v1", "MountainCar-v0")),
+    *(Entry("c51", env, 500_000, 10) for env in ("CartPole-v1", "Acrobot-v1")),
 )
 
 
