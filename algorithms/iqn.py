@@ -4,7 +4,7 @@ Paper: Dabney et al. 2018, https://arxiv.org/abs/1806.06923. By flag: double Q-l
 Hasselt et al. 2016, https://arxiv.org/abs/1509.06461) and n-step returns.
 
     python algorithms/iqn.py --env CartPole-v1 --seed 0
-    python algorithms/iqn.py --preset Acrobot-v1 --num-seeds 5
+    python algorithms/iqn.py --env Acrobot-v1 --num-seeds 5
 
     train = make_train(Config(env="Acrobot-v1"))
     state, metrics = train(jax.random.key(0))

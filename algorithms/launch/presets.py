@@ -146,14 +146,4 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
         "CartPole-v1": {**CARTPOLE, "v_min": 0.0},
         "Acrobot-v1": {**ACROBOT, "v_max": 0.0},
     },
-    "qrdqn": {
-        "CartPole-v1": CARTPOLE,
-        "Acrobot-v1": ACROBOT,
-        "MountainCar-v0": MOUNTAIN_CAR,
-    },
-    "iqn": {
-        "CartPole-v1": CARTPOLE,
-        "Acrobot-v1": ACROBOT,
-        "MountainCar-v0": MOUNTAIN_CAR,
-    },
 }

@@ -6,19 +6,7 @@ Score: mean over seeds of the mean return of 32 whole episodes at the last point
 import numpy as np
 import pytest
 
-from algorithms import (
-    c51,
-    dqn,
-    ippo,
-    iqn,
-    launch,
-    ppo,
-    ppo_rnn,
-    ppo_vtrace,
-    pqn,
-    qrdqn,
-    reinforce,
-)
+from algorithms import dqn, ippo, launch, ppo, ppo_rnn, ppo_vtrace, pqn, reinforce
 from algorithms.launch.presets import PRESETS
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("vmapped_keys")]
@@ -83,10 +71,6 @@ FROM_REPLAY = [
     (dqn, "CartPole-v1", 498.0),
     (dqn, "Acrobot-v1", -87.0),
     (dqn, "MountainCar-v0", -150.0),
-    (c51, "CartPole-v1", 492.0),
-    (c51, "Acrobot-v1", -86.0),
-    (qrdqn, "CartPole-v1", 498.0),
-    (iqn, "CartPole-v1", 498.0),
 ]
 
 

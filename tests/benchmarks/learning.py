@@ -49,7 +49,6 @@ class Entry(NamedTuple):
 
 GAMES = ("Asterix", "Breakout", "Freeway", "SpaceInvaders")
 CELLS = ("", "-gru", "-mingru")  # an LSTM, and what the others' presets end with
-VALUE_BASED = ("dqn", "c51", "qrdqn", "iqn")
 ENTRIES = (
     Entry("ppo", "CartPole-v1", 500_000, 10),
     Entry("ppo", "Acrobot-v1", 500_000, 10),
@@ -72,9 +71,8 @@ ENTRIES = (
     Entry("reinforce", "CartPole-v1", 500_000, 10),
     Entry("reinforce", "Acrobot-v1", 500_000, 10),
     *(Entry("pqn", f"{game}-MinAtar", 10_000_000, 3) for game in GAMES),
-    *(Entry(a, "CartPole-v1", 500_000, 10) for a in VALUE_BASED),
-    *(Entry(a, "Acrobot-v1", 500_000, 10) for a in VALUE_BASED),
-    *(Entry(a, "MountainCar-v0", 500_000, 10) for a in ("dqn", "qrdqn", "iqn")),
+    *(Entry("dqn", env, 500_000, 10) for env in ("CartPole-v1", "Acrobot-v1", "MountainCar-v0")),
+    *(Entry("c51", env, 500_000, 10) for env in ("CartPole-v1", "Acrobot-v1")),
 )
 
 
