@@ -3,6 +3,7 @@
 import jax
 import pytest
 
+pytest.register_assert_rewrite("tests.algorithms.value_based")  # tests that others import
 jax.config.update("jax_debug_key_reuse", True)
 # Whatever runs on several devices does so in a process of its own.
 jax.config.update("jax_num_cpu_devices", 1)

@@ -7,6 +7,11 @@ import pytest
 import rlax
 
 from algorithms import c51
+from tests.algorithms.value_based import *  # noqa: F403  the contract
+
+del test_slices_are_exact_under_vmap_too  # noqa: F821  in test_value_based.py, which is slow
+
+MODULE = c51
 
 ATOMS = np.linspace(-2.0, 3.0, 11).astype(np.float32)
 

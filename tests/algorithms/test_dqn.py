@@ -11,6 +11,9 @@ import rlax
 import envs
 from algorithms import dqn
 from tests import probe as tasks
+from tests.algorithms.value_based import *  # noqa: F403  the contract
+
+MODULE = dqn
 
 
 def random_steps(seed, shape=(4, 50)):

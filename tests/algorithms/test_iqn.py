@@ -7,6 +7,11 @@ import pytest
 import scipy.stats
 
 from algorithms import iqn
+from tests.algorithms.value_based import *  # noqa: F403  the contract
+
+del test_slices_are_exact_under_vmap_too  # noqa: F821  in test_value_based.py, which is slow
+
+MODULE = iqn
 
 LEVELS = np.linspace(0.05, 0.95, 7)
 

@@ -3,7 +3,6 @@
 import dataclasses
 import math
 import pathlib
-import shutil
 import subprocess
 import sys
 
@@ -513,28 +512,6 @@ PINNED = {
     "policy_loss": [-0.00128828, -0.000796636, 8.94051e-05],
     "value_loss": [9.93369, 6.45251, 8.31884],
 }
-
-
-@pytest.mark.parametrize("name", ["ppo", "ippo", "ppo_vtrace", "ppo_rnn", "pqn", "reinforce"])
-def test_the_file_and_envs_alone_train(name, tmp_path):
-    """The copy test: nothing else of the kit is on the path."""
-    shutil.copy(ROOT / "algorithms" / f"{name}.py", tmp_path)
-    shutil.copytree(ROOT / "envs", tmp_path / "envs", ignore=shutil.ignore_patterns("__pycache__"))
-    (tmp_path / "use.py").write_text(
-        f"import sys, jax, envs, {name} as algorithm\n"
-        "assert 'algorithms' not in sys.modules and 'tests' not in sys.modules\n"
-        "config = algorithm.Config(total_timesteps=32, num_envs=4, num_steps=4, hidden_sizes=(8,),"
-        " num_evals=2, num_eval_episodes=0)\n"
-        "state, metrics = algorithm.make_train(config)(jax.random.key(0))\n"
-        "print(envs.__file__, int(metrics['timestep'][-1]))\n"
-    )
-    # -P and a bare environment: the folder itself is all there is besides site-packages, where an
-    # editable install of the kit would lose to it.
-    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); exec(open('use.py').read())"
-    command = [sys.executable, "-P", "-c", code]
-    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.split() == [str(tmp_path / "envs" / "__init__.py"), "32"]
 
 
 def test_sixteen_vmapped_seeds_do_not_hang():

@@ -7,6 +7,11 @@ import pytest
 import rlax
 
 from algorithms import qrdqn
+from tests.algorithms.value_based import *  # noqa: F403  the contract
+
+del test_slices_are_exact_under_vmap_too  # noqa: F821  in test_value_based.py, which is slow
+
+MODULE = qrdqn
 
 
 def random_quantiles(seed=0):
