@@ -209,7 +209,10 @@ def _grid_to_json(values: Any) -> Any:
     if isinstance(values, Distribution):
         name = next(n for n, kind in settings.DISTRIBUTIONS.items() if kind is type(values))
         return f"{name}:{values.low}:{values.high}"
-    return settings.strict([v if isinstance(v, int | float | str) else list(v) for v in values])
+    for value in values:
+        if not isinstance(value, int | float | str | tuple | list):
+            raise UserError(f"grid: {value!r} cannot be saved: name it, or give save=False")
+    return settings.strict([list(v) if isinstance(v, tuple) else v for v in values])
 
 
 def _announce(
@@ -310,6 +313,8 @@ def _create(
 
     def make() -> str:
         folder = Path(path or checkpoints.free_path(root, *_words(asked)))
+        if folder.exists():
+            raise UserError(f"{folder} exists: a sweep is never overwritten")
         for name, description in zip(names, described):
             RunDir.create(folder / name, description)
         parts = [{"run": n, "agents": c.agents.count} for n, c in zip(names, chunks)]

@@ -17,6 +17,7 @@ from algorithms.launch.checkpoints import RunDir
 from algorithms.launch.errors import UserError
 from algorithms.launch.progress import Progress
 from algorithms.launch.settings import LogUniform, Uniform
+from tests import probe as tasks
 from tests.algorithms.launch import toy
 
 CONFIG = toy.Config(total_timesteps=200, num_evals=4)
@@ -167,6 +168,7 @@ def test_agents_survive_json():
         ({}, {"num_seeds": 0}, "num_seeds=0"),
         ({}, {"save": False, "gif": "end"}, "need files"),
         ({}, {"memory_limit": 100}, "an agent needs"),
+        ({"env": [tasks.Probe()]}, {}, "cannot be saved: name it, or give save=False"),
     ],
 )
 def test_what_is_refused_leaves_nothing_behind(tmp_path, grid, keywords, message):
@@ -179,6 +181,11 @@ def test_what_is_refused_leaves_nothing_behind(tmp_path, grid, keywords, message
 def test_an_existing_sweep_is_not_overwritten(whole):
     with pytest.raises(UserError, match="never overwritten"):
         launch.sweep(toy, CONFIG, GRID, sweep_dir=whole.sweep_dir)
+    run_dir = whole.sweep_dir / "chunk_000"  # a run, and no sweep
+    before = sorted(run_dir.iterdir())
+    with pytest.raises(UserError, match="never overwritten"):
+        launch.sweep(toy, CONFIG, GRID, sweep_dir=run_dir)
+    assert sorted(run_dir.iterdir()) == before
 
 
 # --- agents and chunks -----------------------------------------------------------------------
