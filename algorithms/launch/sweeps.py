@@ -262,7 +262,7 @@ def _compile(
         return trainer.fit(num_agents, at_most, limit, start=True)
 
     def fit_all():
-        with ThreadPoolExecutor(max(devices.num_cores() // 2, 1)) as pool:
+        with ThreadPoolExecutor(devices.num_cores()) as pool:
             return list(pool.map(fit, trainers))
 
     with view.timed("compile"):
