@@ -258,14 +258,14 @@ def project(probabilities, targets, atoms):
     """
     spacing = atoms[1] - atoms[0]
     position = (jnp.clip(targets, atoms[0], atoms[-1]) - atoms[0]) / spacing
-    distance = jnp.abs(position[:, None] - jnp.arange(len(atoms))[:, None])
-    return (jnp.maximum(1.0 - distance, 0.0) * probabilities[:, None]).sum(-1)
+    distance = jnp.abs(position[:, :, None] - jnp.arange(len(atoms)))
+    return jnp.einsum("bta,bt->ba", jnp.maximum(1.0 - distance, 0.0), probabilities)
 
 
 def of_action(outputs, action):
     """Rows (batch, num_atoms) of outputs (batch, num_actions, num_atoms) for actions (batch,)."""
     chosen = jax.nn.one_hot(action, outputs.shape[1])
-    return (outputs * chosen[:, :, None]).sum(1)
+    return jnp.einsum("baz,ba->bz", outputs, chosen)
 
 
 def epsilon_at(config, progress):

@@ -106,6 +106,22 @@ class Config:
 # --- network ----------------------------------------------------------------------------------
 
 
+@jax.custom_vjp
+def product(x, kernel):
+    """x (..., in) times kernel (in, out). On a CPU XLA needs a third of the time for this form of
+    the kernel's gradient, a sum over all levels, that it needs for autodiff's."""
+    return x @ kernel
+
+
+def product_gradients(saved, gradient):
+    x, kernel = saved
+    rows = tuple(range(x.ndim - 1))
+    return gradient @ kernel.T, jax.lax.dot_general(x, gradient, ((rows, rows), ((), ())))
+
+
+product.defvjp(lambda x, kernel: (x @ kernel, (x, kernel)), product_gradients)
+
+
 class ImplicitQuantileNetwork(nn.Module):
     """Observations (batch, ...) and levels (batch, num) to quantiles (batch, num, num_actions).
 
@@ -128,9 +144,10 @@ class ImplicitQuantileNetwork(nn.Module):
         for size in sizes:
             x = activation(nn.Dense(size)(x))
         embedding = cosines(levels, self.config.num_cosines)
-        embedding = activation(nn.Dense(x.shape[-1], name="embedding")(embedding))
-        x = activation(nn.Dense(last)(x[:, None] * embedding))
-        return nn.Dense(self.num_actions, name="action_head")(x)
+        dense = functools.partial(nn.Dense, dot_general=lambda x, w, *_, **__: product(x, w))
+        embedding = activation(dense(x.shape[-1], name="embedding")(embedding))
+        x = activation(dense(last)(x[:, None] * embedding))
+        return dense(self.num_actions, name="action_head")(x)
 
 
 def make_network(config: Config, env: Any, env_params: Any) -> ImplicitQuantileNetwork:
@@ -264,12 +281,6 @@ def midpoints(number):
     return (jnp.arange(number) + 0.5) / number
 
 
-def huber(error, delta):
-    """error**2 / 2, going on linearly beyond delta."""
-    kept = jnp.clip(error, -delta, delta)
-    return kept * (error - 0.5 * kept)
-
-
 def distort(levels, risk, level):
     """Levels in [0, 1] as a policy sees them, section 3.2 of Dabney et al. 2018.
 
@@ -291,23 +302,37 @@ def distort(levels, risk, level):
 
 
 def cosines(levels, number):
-    """cos(pi i level) for i = 0 to number - 1, equation 4; a new last axis."""
-    return jnp.cos(jnp.pi * jnp.arange(number) * levels[..., None])
+    """cos(pi i level) for i = 0 to number - 1, equation 4; a new last axis.
+
+    The series of the sine of what is left to a right angle: XLA's cosine takes 9 times as long on a
+    CPU, a quarter of a gradient step.
+    """
+    turns = levels[..., None] * (0.5 * jnp.arange(number))
+    x = math.pi * (0.5 - 2.0 * jnp.abs(turns - jnp.round(turns)))  # in [-pi / 2, pi / 2]
+    series = [(-1.0) ** k / math.factorial(2 * k + 1) for k in range(6)]
+    return x * functools.reduce(lambda total, c: total * x**2 + c, reversed(series))
 
 
 def quantile_huber(quantiles, levels, targets, kappa):
     """Equation 10 of Dabney et al. 2018, (batch,): how far quantiles (batch, num_quantiles) at
     levels in [0, 1] of the same shape are from targets (batch, num_targets). A mean over targets,
-    a sum over quantiles."""
-    errors = targets[:, None, :] - quantiles[:, :, None]
-    weights = jnp.abs(levels[:, :, None] - (errors < 0.0))
-    return (weights * huber(errors, kappa) / kappa).mean(-1).sum(-1)
+    a sum over quantiles.
+
+    The slope is written out and the means are products, a tenth of autodiff's time on a CPU.
+    """
+    fixed = jax.lax.stop_gradient(quantiles)
+    errors = targets[:, :, None] - fixed[:, None]
+    kept = jnp.clip(errors, -kappa, kappa)
+    pull = jnp.abs(levels[..., None, :] - (errors < 0.0)) * kept / kappa
+    share = jnp.full(targets.shape[1], 1.0 / targets.shape[1])
+    mean = lambda x: jnp.einsum("bti,t->bi", x, share)
+    return (mean(pull * (errors - 0.5 * kept)) - mean(pull) * (quantiles - fixed)).sum(-1)
 
 
 def of_action(outputs, action):
     """Columns (batch, num) of outputs (batch, num, num_actions) for actions (batch,)."""
     chosen = jax.nn.one_hot(action, outputs.shape[-1])
-    return (outputs * chosen[:, None]).sum(-1)
+    return jnp.einsum("bna,ba->bn", outputs, chosen)
 
 
 def epsilon_at(config, progress):
