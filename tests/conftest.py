@@ -1,12 +1,30 @@
-"""Shared by all tests: no key may be used twice, and there is one device."""
+"""Shared by all tests: no key may be used twice, there is one device, and programs compile fast."""
+
+import os
 
 import jax
 import pytest
 
-pytest.register_assert_rewrite("tests.algorithms.value_based")  # tests that others import
+for shared in ("contract", "probes", "value_based"):  # tests that others import
+    pytest.register_assert_rewrite(f"tests.algorithms.{shared}")
 jax.config.update("jax_debug_key_reuse", True)
 # Whatever runs on several devices does so in a process of its own.
 jax.config.update("jax_num_cpu_devices", 1)
+# Nearly all of the time goes into compiling, and most of that into making programs fast. Also in
+# processes that tests start; what is claimed bit for bit is compiled as for users, see below.
+QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+QUICK += " --xla_cpu_use_fusion_emitters=false"
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICK}"
+
+
+def compiled_as_for_users(train):
+    """A train function, jitted with XLA's own defaults."""
+    options = {
+        "xla_backend_optimization_level": 3,
+        "xla_llvm_disable_expensive_passes": False,
+        "xla_cpu_use_fusion_emitters": True,
+    }
+    return jax.jit(train, static_argnums=2, compiler_options=options)
 
 
 @pytest.fixture(scope="module", autouse=True)

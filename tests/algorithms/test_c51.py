@@ -8,10 +8,13 @@ import rlax
 
 from algorithms import c51
 from tests.algorithms.value_based import *  # noqa: F403  the contract
+from tests.algorithms.value_based import SMALL
 
-del test_slices_are_exact_under_vmap_too  # noqa: F821  in test_value_based.py, which is slow
+del test_slices_are_exact_under_vmap_too  # noqa: F821  in test_slices.py, which is slow
 
 MODULE = c51
+TINY = c51.Config(**SMALL, num_atoms=11, v_max=10.0)
+METRICS = {"loss", "mean_value", "grad_norm"}
 
 ATOMS = np.linspace(-2.0, 3.0, 11).astype(np.float32)
 

@@ -12,8 +12,11 @@ import envs
 from algorithms import dqn
 from tests import probe as tasks
 from tests.algorithms.value_based import *  # noqa: F403  the contract
+from tests.algorithms.value_based import SMALL
 
 MODULE = dqn
+TINY = dqn.Config(**SMALL, prioritized=True, dueling=True)
+METRICS = {"loss", "td_error", "mean_value", "grad_norm"}
 
 
 def random_steps(seed, shape=(4, 50)):

@@ -8,10 +8,13 @@ import scipy.stats
 
 from algorithms import iqn
 from tests.algorithms.value_based import *  # noqa: F403  the contract
+from tests.algorithms.value_based import SMALL
 
-del test_slices_are_exact_under_vmap_too  # noqa: F821  in test_value_based.py, which is slow
+del test_slices_are_exact_under_vmap_too  # noqa: F821  in test_slices.py, which is slow
 
 MODULE = iqn
+TINY = iqn.Config(**SMALL, num_levels=3, num_cosines=4, kappa=10.0, risk="cvar")
+METRICS = {"loss", "mean_value", "grad_norm"}
 
 LEVELS = np.linspace(0.05, 0.95, 7)
 

@@ -1,6 +1,5 @@
 """PPO: formulas against plain NumPy, probe tasks, and the contract of the file."""
 
-import dataclasses
 import math
 import pathlib
 import subprocess
@@ -16,10 +15,15 @@ import rlax
 import envs
 from algorithms import ppo
 from tests import probe as tasks
+from tests.algorithms.contract import *  # noqa: F403
+from tests.algorithms.contract import assert_same, joined
+from tests.algorithms.probes import *  # noqa: F403
+from tests.algorithms.probes import of_critic, play_probes
+from tests.conftest import compiled_as_for_users
 from tests.probe import ProbeParams
 
+MODULE = ppo
 ROOT = pathlib.Path(__file__).parents[2]
-FLOATS = [f.name for f in dataclasses.fields(ppo.Config) if f.metadata.get("pytree_node", True)]
 TINY = ppo.Config(
     total_timesteps=3 * 16,
     num_envs=2,
@@ -30,20 +34,6 @@ TINY = ppo.Config(
     num_evals=3,
     num_eval_episodes=2,
 )
-
-
-def assert_same(a, b):
-    """Bit for bit, NaN equal to NaN."""
-    jax.tree.map(lambda x, y: np.testing.assert_array_equal(data(x), data(y)), a, b)
-
-
-def assert_close(a, b, rtol=1e-4, atol=1e-6):
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(data(x), data(y), rtol, atol), a, b)
-
-
-def data(x):
-    is_key = jnp.issubdtype(jnp.asarray(x).dtype, jax.dtypes.prng_key)
-    return np.asarray(jax.random.key_data(x) if is_key else x)
 
 
 # --- formulas ---------------------------------------------------------------------------------
@@ -201,15 +191,6 @@ def test_patches_times_a_matrix_are_a_convolution():
     np.testing.assert_allclose(result, jax.nn.relu(expected).reshape(2, -1), rtol=1e-4, atol=1e-5)
 
 
-def test_images_too_small_to_convolve_are_refused():
-    class Narrow(tasks.Probe):
-        def observation_space(self, params):
-            return tasks.spaces.Box(0, 1, (2, 5, 1))
-
-    with pytest.raises(ValueError, match="conv_features=16 needs images of 3x3 or more"):
-        ppo.make_train(TINY, Narrow(), ProbeParams())
-
-
 # --- probe tasks ------------------------------------------------------------------------------
 
 PROBE = ppo.Config(
@@ -224,173 +205,61 @@ PROBE = ppo.Config(
     eval_at_start=False,
     ent_coef=0.0,
 )
-SEEDS = 3
 
 
 @pytest.fixture(scope="module", params=["discrete", "continuous"])
 def probed(request):
-    """All tasks and seeds in one program: critic values and actions at x = -1, 0, 1."""
-    env = tasks.Probe(continuous=request.param == "continuous")
-    config = PROBE.replace(num_minibatches=4)
-
-    def train(task, key):
-        params = ProbeParams(task=task)
-        state, _ = ppo.make_train(config, env, params)(key)
-        network = ppo.make_network(config, env, params)
-        policy = ppo.make_policy(config, env, params)
-        x = jnp.array([[-1.0], [0.0], [1.0]])
-        values = network.apply(state.policy.params, x, method="critic")
-        return values, jax.vmap(lambda x: policy(state, x)[0])(x)
-
-    keys = jax.random.split(jax.random.key(0), SEEDS)
-    over_seeds = jax.vmap(train, (None, 0))
-    with jax.debug_key_reuse(False):  # see conftest.vmapped_keys
-        values, actions = jax.jit(jax.vmap(over_seeds, (0, None)))(jnp.arange(6), keys)
-    return request.param, np.asarray(values), np.asarray(actions).reshape(6, SEEDS, 3)
-
-
-def test_probe_values(probed):
-    _, values, _ = probed
-    np.testing.assert_allclose(values[tasks.CONSTANT, :, 1], 1.0, atol=0.05)
-    np.testing.assert_allclose(
-        values[tasks.OBSERVATION, :, [0, 2]].T, [[-1.0, 1.0]] * SEEDS, atol=0.1
-    )
-    np.testing.assert_allclose(values[tasks.DELAYED, :, 1:], [[0.9, 1.0]] * SEEDS, atol=0.1)
-
-
-def test_probe_endless_task_bootstraps_at_the_time_limit(probed):
-    _, values, _ = probed
-    np.testing.assert_allclose(values[tasks.ENDLESS, :, 1], 1.0 / (1.0 - 0.9), rtol=0.05)
-
-
-def test_probe_actions(probed):
-    kind, _, actions = probed
-    if kind == "discrete":
-        np.testing.assert_array_equal(actions[tasks.ACTION, :, 1], 1)
-        np.testing.assert_array_equal(actions[tasks.BOTH][:, [0, 2]], [[0, 1]] * SEEDS)
-    else:
-        np.testing.assert_allclose(actions[tasks.ACTION, :, 1], 0.5, atol=0.1)
-        np.testing.assert_allclose(actions[tasks.BOTH][:, [0, 2]], [[-0.5, 0.5]] * SEEDS, atol=0.15)
+    continuous = request.param == "continuous"
+    return request.param, *play_probes(ppo, PROBE, of_critic, continuous)
 
 
 # --- the contract -----------------------------------------------------------------------------
 
-
-@pytest.fixture(scope="module")
-def trained():
-    """TINY, alone: the final state and all metrics."""
-    return ppo.make_train(TINY)(jax.random.key(0))
-
-
-def test_metrics_have_the_points_as_leading_axis(trained):
-    state, metrics = trained
-    assert list(metrics["timestep"]) == [0, 16, 32, 48]
-    assert metrics["eval_return"].shape == (4, 2) and metrics["eval_length"].shape == (4, 2)
-    losses = {"loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction"}
-    others = {"grad_norm", "mean_value", "explained_variance", "epochs", "num_episodes"}
-    for name in losses | others - {"num_episodes"}:
-        assert np.isnan(metrics[name][0]) and np.isfinite(metrics[name][1:]).all(), name
-    assert set(metrics) == losses | others | {
-        *("timestep", "episode_return", "episode_length", "eval_return", "eval_length")
-    }
-    np.testing.assert_array_equal(metrics["epochs"][1:], TINY.update_epochs)
-    assert int(state.update) == 3
-
-
-def test_episode_return_is_nan_until_an_episode_ends(trained):
-    _, metrics = trained
-    none = np.asarray(metrics["num_episodes"]) == 0
-    assert none.any()
-    np.testing.assert_array_equal(np.isnan(metrics["episode_return"]), none)
-
-
-def test_slices_are_exactly_the_whole(trained):
-    train = ppo.make_train(TINY)
-    state, first = train(jax.random.key(0), None, 1)
-    state, second = train(None, state, 2)
-    joined = jax.tree.map(lambda *x: jnp.concatenate(x), first, second)
-    assert_same((state, joined), trained)
-
-
-def test_slices_from_the_initial_state_one_by_one(trained):
-    train = ppo.make_train(TINY)
-    state, metrics = train(jax.random.key(0), None, 0)
-    assert metrics["timestep"].shape == (1,)  # the point before training
-    for _ in range(3):
-        state, row = train(None, state, 1)
-        metrics = jax.tree.map(lambda *x: jnp.concatenate(x), metrics, row)
-    assert_same((state, metrics), trained)
-
-
-def test_slices_are_exact_under_vmap_too(vmapped_keys):
-    train = ppo.make_train(TINY)
-    keys = jax.random.split(jax.random.key(1), 3)
-    whole = jax.jit(jax.vmap(train))(keys)
-    state, first = jax.jit(jax.vmap(lambda key: train(key, None, 1)))(keys)
-    state, second = jax.jit(jax.vmap(lambda state: train(None, state, 2)))(state)
-    joined = jax.tree.map(lambda *x: jnp.concatenate(x, 1), first, second)
-    assert_same((state, joined), whole)
-
-
-def test_a_vmapped_seed_is_close_to_the_single_run(trained, vmapped_keys):
-    keys = jnp.stack([jax.random.key(0), jax.random.key(1)])
-    state, metrics = jax.jit(jax.vmap(ppo.make_train(TINY)))(keys)
-    assert_close(
-        jax.tree.map(lambda x: x[0], (state.policy, metrics)), (trained[0].policy, trained[1])
-    )
-    assert not np.allclose(metrics["loss"][0, 1:], metrics["loss"][1, 1:])
-
-
-# A value for each float that must change what is learned.
-OTHER = {name: 0.5 * getattr(ppo.Config(), name) for name in FLOATS} | {
-    "adam_eps": 1e-2,
-    "target_kl": 1e-9,
-    "clip_eps": 1e-3,
+METRICS = {"loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction"}
+METRICS |= {"grad_norm", "mean_value", "explained_variance", "epochs"}
+SWEPT = dict(clip_vloss=True, normalize_reward=True, eval_at_start=False)
+OTHER = {"adam_eps": 1e-2, "target_kl": 1e-9, "clip_eps": 1e-3}
+REFUSED = [
+    (dict(num_minibatches=3), "num_minibatches=3 does not divide .* 16; 1, 2, 4, 8 do"),
+    (dict(num_minibatches=16), "one sample to a minibatch"),
+    (dict(env_settings=(("gravitty", 1.0),)), "did you mean gravity"),
+    (dict(env_settings=(("max_steps", 0),)), "max_steps=0"),
+    (dict(env_settings=(("clip_action", True),)), "continuous actions"),
+]
+# The policy loss is a mean of terms around 1 that cancel: it is close absolutely.
+PINNED = {
+    "entropy": [0.693138, 0.693033, 0.693032],
+    "grad_norm": [3.00925, 2.44876, 2.70335],
+    "mean_value": [0.17429, 0.0231037, -0.163266],
+    "policy_loss": [-0.00128828, -0.000796636, 8.94051e-05],
+    "value_loss": [9.93369, 6.45251, 8.31884],
 }
 
 
-def test_every_float_can_be_vmapped_and_matters(vmapped_keys):
-    """One program trains with each float changed in turn; each is close to its single run."""
-    config = TINY.replace(clip_vloss=True, normalize_reward=True, eval_at_start=False)
-    configs = [config.replace(**{name: OTHER[name]}) for name in FLOATS] + [config]
-    batched = jax.tree.map(lambda *x: jnp.array(x, jnp.float32), *configs)
-    run = jax.jit(jax.vmap(lambda config: ppo.make_train(config)(jax.random.key(0))))
-    state, metrics = run(batched)
-    for i, (name, single) in enumerate(zip([*FLOATS, None], configs)):
-        alone = ppo.make_train(single)(jax.random.key(0))
-        mine = jax.tree.map(lambda x, i=i: x[i], (state.policy, metrics))
-        assert_close(mine, (alone[0].policy, alone[1]))
-        if name:
-            base = jax.tree.leaves(jax.tree.map(lambda x: x[-1], state.policy.params))
-            changed = jax.tree.leaves(mine[0].params)
-            assert any((np.asarray(a) != b).any() for a, b in zip(base, changed)), name
+def test_slices_may_be_of_any_length(trained):
+    train = compiled_as_for_users(ppo.make_train(TINY))
+    state, first = train(jax.random.key(0), None, 1)
+    state, second = train(None, state, 2)
+    assert_same((state, joined(first, second)), trained)
 
 
-def test_another_value_of_a_float_does_not_compile_again():
-    ppo.make_train(TINY)(jax.random.key(0))
-    before = ppo._train._cache_size()
-    for name in FLOATS:
-        ppo.make_train(TINY.replace(**{name: OTHER[name]}))(jax.random.key(5))
-    assert ppo._train._cache_size() == before
+def test_exactly_update_epochs_without_a_threshold(trained):
+    np.testing.assert_array_equal(trained[1]["epochs"][1:], TINY.update_epochs)
 
 
-def test_env_params_can_be_vmapped(probe, vmapped_keys):
-    config = TINY.replace(num_eval_episodes=1, eval_at_start=False)
+def test_env_params_can_be_vmapped_and_metrics_have_raw_returns(probe, vmapped_keys):
+    """Whatever the observations and rewards that are learned from are divided by."""
+    config = TINY.replace(normalize_obs=True, normalize_reward=True, eval_at_start=False)
 
     def train(reward):
         params = ProbeParams(task=tasks.CONSTANT, reward=reward)
-        return ppo.make_train(config, probe, params)(jax.random.key(0))[1]
+        return ppo.make_train(config, probe, params)(jax.random.key(0))
 
-    metrics = jax.jit(jax.vmap(train))(jnp.array([1.0, -2.0]))
-    np.testing.assert_allclose(metrics["episode_return"], [[1.0] * 3, [-2.0] * 3])
-    np.testing.assert_allclose(metrics["eval_return"][..., 0], [[1.0] * 3, [-2.0] * 3])
-
-
-def test_the_program_has_no_host_callback_and_no_lapack():
-    text = jax.jit(ppo.make_train(TINY)).lower(jax.random.key(0)).as_text()
-    assert "while" in text
-    for word in ("callback", "infeed", "outfeed", "lapack"):
-        assert word not in text.lower(), word
+    state, metrics = jax.jit(jax.vmap(train))(jnp.array([50.0, -2.0]))
+    np.testing.assert_allclose(metrics["episode_return"], [[50.0] * 3, [-2.0] * 3])
+    np.testing.assert_allclose(metrics["eval_return"][..., 0], [[50.0] * 3, [-2.0] * 3])
+    np.testing.assert_array_equal(state.policy.obs_stats.count, 48.0)
+    np.testing.assert_array_equal(state.collector.reward_stats.count, 48.0)
 
 
 def test_kl_stops_epochs_and_infinity_never_does():
@@ -433,85 +302,11 @@ def test_policy_applies_the_observation_statistics(probe):
     assert not np.allclose(*seen)
 
 
-def test_normalisation_leaves_raw_returns_in_the_metrics(probe):
-    config = TINY.replace(normalize_obs=True, normalize_reward=True, eval_at_start=False)
-    params = ProbeParams(task=tasks.CONSTANT, reward=50.0)
-    state, metrics = ppo.make_train(config, probe, params)(jax.random.key(0))
-    np.testing.assert_allclose(metrics["episode_return"], 50.0)
-    np.testing.assert_allclose(metrics["eval_return"], 50.0)
-    assert float(state.policy.obs_stats.count) == 48
-    assert float(state.collector.reward_stats.count) == 48
-
-
 def test_rollout_learning_starts_at_ratio_one():
     """Statistics stand still while a rollout is learned from: the first gradient step sees KL 0."""
     config = TINY.replace(normalize_obs=True, update_epochs=1, num_minibatches=1, num_evals=3)
     _, metrics = ppo.make_train(config)(jax.random.key(0))
     np.testing.assert_allclose(metrics["approx_kl"][1:], 0.0, atol=1e-10)
-
-
-REFUSED = [
-    (dict(num_minibatches=3), "num_minibatches=3 does not divide .* 16; 1, 2, 4, 8 do"),
-    (dict(num_minibatches=16), "one sample to a minibatch"),
-    (dict(num_envs=0), "num_envs=0"),
-    (dict(num_steps=8.0), "num_steps=8.0"),
-    (dict(total_timesteps=-1), "total_timesteps=-1"),
-    (dict(update_epochs=0), "update_epochs=0"),
-    (dict(num_evals=0), "num_evals=0"),
-    (dict(num_eval_episodes=-1), "num_eval_episodes=-1"),
-    (dict(conv_features=-1), "conv_features=-1"),
-    (dict(hidden_sizes=(8, 0)), "hidden_sizes=0"),
-    (dict(activation="tanhh"), "activation='tanhh'"),
-    (dict(env="CartPol-v1"), "did you mean CartPole-v1"),
-    (dict(env_settings=(("gravitty", 1.0),)), "did you mean gravity"),
-    (dict(env_settings=(("max_steps", 0),)), "max_steps=0"),
-    (dict(env_settings=(("clip_action", True),)), "continuous actions"),
-]
-
-
-@pytest.mark.parametrize("change, message", REFUSED, ids=[str(c) for c, _ in REFUSED])
-def test_refused_settings_say_what_would_do(change, message):
-    with pytest.raises(ValueError, match=message):
-        ppo.make_train(TINY.replace(**change))
-
-
-def test_spaces_that_ppo_cannot_take_are_refused(probe):
-    class Pair(tasks.Probe):
-        def action_space(self, params):
-            return tasks.spaces.Tuple([tasks.spaces.Discrete(2)] * 2)
-
-    class Named(tasks.Probe):
-        def observation_space(self, params):
-            return tasks.spaces.Dict({"x": tasks.spaces.Box(0, 1, (1,))})
-
-    with pytest.raises(ValueError, match="Probe has actions .*; ppo takes Discrete and Box"):
-        ppo.make_train(TINY, Pair(), ProbeParams())
-    with pytest.raises(ValueError, match="Probe has observations .*; ppo takes Box"):
-        ppo.make_train(TINY, Named(), ProbeParams())
-
-
-def test_make_train_leaves_the_config_alone():
-    before = dataclasses.asdict(TINY)
-    ppo.make_train(TINY)
-    assert dataclasses.asdict(TINY) == before
-
-
-def test_pinned_values(trained):
-    """Close values for seed 0; a change here is a change of the algorithm.
-
-    The policy loss is a mean of terms around 1 that cancel, hence the absolute tolerance."""
-    _, metrics = trained
-    for name, expected in PINNED.items():
-        np.testing.assert_allclose(metrics[name][1:], expected, rtol=1e-4, atol=1e-6, err_msg=name)
-
-
-PINNED = {
-    "entropy": [0.693138, 0.693033, 0.693032],
-    "grad_norm": [3.00925, 2.44876, 2.70335],
-    "mean_value": [0.17429, 0.0231037, -0.163266],
-    "policy_loss": [-0.00128828, -0.000796636, 8.94051e-05],
-    "value_loss": [9.93369, 6.45251, 8.31884],
-}
 
 
 def test_sixteen_vmapped_seeds_do_not_hang():

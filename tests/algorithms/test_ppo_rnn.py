@@ -1,6 +1,5 @@
 """PPO with memory: cells against flax and plain recursions, probe tasks, the file's contract."""
 
-import dataclasses
 import functools
 import math
 import subprocess
@@ -15,10 +14,12 @@ import pytest
 import envs
 from algorithms import ppo, ppo_rnn
 from tests import probe as tasks
-from tests.algorithms.test_ppo import ROOT, assert_close, assert_same, random_rollout
+from tests.algorithms.contract import *  # noqa: F403
+from tests.algorithms.contract import assert_close, assert_same
+from tests.algorithms.test_ppo import ROOT, random_rollout
 from tests.probe import RecallParams
 
-FLOATS = [f.name for f in dataclasses.fields(ppo_rnn.Config) if f.metadata.get("pytree_node", True)]
+MODULE = ppo_rnn
 CELLS = tuple(ppo_rnn.CELLS)
 TINY = ppo_rnn.Config(
     total_timesteps=3 * 16,
@@ -409,144 +410,18 @@ def test_a_policy_samples_with_a_key_and_clips(vmapped_keys):
 
 # --- the contract -----------------------------------------------------------------------------
 
-
-@pytest.fixture(scope="module")
-def trained():
-    """TINY, alone: the final state and all metrics."""
-    return ppo_rnn.make_train(TINY)(jax.random.key(0))
-
-
-def test_metrics_have_the_points_as_leading_axis(trained):
-    state, metrics = trained
-    assert list(metrics["timestep"]) == [0, 16, 32, 48]
-    assert metrics["eval_return"].shape == (4, 2) and metrics["eval_length"].shape == (4, 2)
-    losses = {"loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction"}
-    others = {"grad_norm", "mean_value", "explained_variance", "epochs", "num_episodes"}
-    for name in losses | others - {"num_episodes"}:
-        assert np.isnan(metrics[name][0]) and np.isfinite(metrics[name][1:]).all(), name
-    assert set(metrics) == losses | others | {
-        *("timestep", "episode_return", "episode_length", "eval_return", "eval_length")
-    }
-    np.testing.assert_array_equal(metrics["epochs"][1:], TINY.update_epochs)
-    assert int(state.update) == 3
-
-
-def test_slices_are_exactly_the_whole(trained):
-    train = ppo_rnn.make_train(TINY)
-    state, metrics = train(jax.random.key(0), None, 0)
-    assert metrics["timestep"].shape == (1,)  # the point before training
-    for _ in range(3):
-        state, row = train(None, state, 1)
-        metrics = jax.tree.map(lambda *x: np.concatenate(x), metrics, row)
-    assert_same((state, metrics), trained)
-
-
-@pytest.fixture(scope="module")
-def vmapped():
-    """TINY with two keys in one program."""
-    keys = jnp.stack([jax.random.key(0), jax.random.key(1)])
-    with jax.debug_key_reuse(False):  # see conftest.vmapped_keys
-        return keys, jax.jit(jax.vmap(ppo_rnn.make_train(TINY)))(keys)
-
-
-def test_slices_are_exact_under_vmap_too(vmapped, vmapped_keys):
-    keys, whole = vmapped
-    train = ppo_rnn.make_train(TINY)
-    state, metrics = jax.jit(jax.vmap(lambda key: train(key, None, 0)))(keys)
-    go_on = jax.jit(jax.vmap(lambda state: train(None, state, 1)))
-    for _ in range(3):
-        state, row = go_on(state)
-        metrics = jax.tree.map(lambda *x: np.concatenate(x, 1), metrics, row)
-    assert_same((state, metrics), whole)
-
-
-def test_a_vmapped_seed_is_close_to_the_single_run(trained, vmapped):
-    _, (state, metrics) = vmapped
-    mine = jax.tree.map(lambda x: x[0], (state.policy, metrics))
-    assert_close(mine, (trained[0].policy, trained[1]))
-    assert not np.allclose(metrics["loss"][0, 1:], metrics["loss"][1, 1:])
-
-
-# A value for each float that must change what is learned.
-OTHER = {name: 0.5 * getattr(ppo_rnn.Config(), name) for name in FLOATS} | {
-    "adam_eps": 1e-2,
-    "target_kl": 1e-9,
-    "clip_eps": 1e-3,
-}
-
-
-def test_every_float_can_be_vmapped_and_matters(vmapped_keys):
-    """One program trains with each float changed in turn; each is close to its single run, and
-    the single runs share one program, too."""
-    config = TINY.replace(cell="mingru", clip_vloss=True, eval_at_start=False, num_eval_episodes=0)
-    configs = [config.replace(**{name: OTHER[name]}) for name in FLOATS] + [config]
-    batched = jax.tree.map(lambda *x: jnp.array(x, jnp.float32), *configs)
-    run = jax.jit(jax.vmap(lambda config: ppo_rnn.make_train(config)(jax.random.key(0))))
-    state, metrics = run(batched)
-    before = ppo_rnn._train._cache_size()
-    for i, (name, single) in enumerate(zip([*FLOATS, None], configs)):
-        alone = ppo_rnn.make_train(single)(jax.random.key(0))
-        mine = jax.tree.map(lambda x, i=i: x[i], (state.policy, metrics))
-        assert_close(mine, (alone[0].policy, alone[1]))
-        if name:
-            base = jax.tree.leaves(jax.tree.map(lambda x: x[-1], state.policy.params))
-            changed = jax.tree.leaves(mine[0].params)
-            assert any((np.asarray(a) != b).any() for a, b in zip(base, changed)), name
-    assert ppo_rnn._train._cache_size() == before + 1
-    epochs = np.where(np.array([*FLOATS, None]) == "target_kl", 1, config.update_epochs)
-    np.testing.assert_array_equal(metrics["epochs"], np.tile(epochs, (3, 1)).T)
-    # Returns are those of the raw rewards, of which there is one a step.
-    np.testing.assert_array_equal(metrics["episode_return"], metrics["episode_length"])
-    assert (np.asarray(metrics["num_episodes"]) > 0).any()
-    np.testing.assert_array_equal(state.policy.obs_stats.count, 48.0)
-    np.testing.assert_array_equal(state.collector.reward_stats.count, 48.0)
-
-
-def test_the_program_has_no_host_callback_and_no_lapack():
-    text = jax.jit(ppo_rnn.make_train(TINY)).lower(jax.random.key(0)).as_text()
-    assert "while" in text
-    for word in ("callback", "infeed", "outfeed", "lapack"):
-        assert word not in text.lower(), word
-
-
+METRICS = {"loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction"}
+METRICS |= {"grad_norm", "mean_value", "explained_variance", "epochs"}
+SWEPT = dict(cell="mingru", clip_vloss=True, eval_at_start=False, num_eval_episodes=0)
+OTHER = {"adam_eps": 1e-2, "target_kl": 1e-9, "clip_eps": 1e-3}
 REFUSED = [
     (dict(cell="rnn"), "cell='rnn': there are lstm, gru, mingru"),
     (dict(memory_size=0), "memory_size=0"),
     (dict(num_minibatches=3), "num_minibatches=3 does not divide num_envs=2, .* 1, 2 would do"),
     (dict(num_minibatches=4), "num_minibatches=4 does not divide num_envs=2"),
     (dict(num_steps=1), "one sample to a minibatch"),
-    (dict(num_envs=0), "num_envs=0"),
-    (dict(num_steps=8.0), "num_steps=8.0"),
-    (dict(hidden_sizes=(8, 0)), "hidden_sizes=0"),
-    (dict(conv_features=-1), "conv_features=-1"),
-    (dict(activation="tanhh"), "activation='tanhh'"),
-    (dict(env="Pursuit-v0"), "several agents; ippo takes it"),
     (dict(env_settings=(("observe", (4,)),)), "observe=.4,.: give indices from 0 to 3"),
 ]
-
-
-@pytest.mark.parametrize("change, message", REFUSED, ids=[str(c) for c, _ in REFUSED])
-def test_refused_settings_say_what_would_do(change, message):
-    with pytest.raises(ValueError, match=message):
-        ppo_rnn.make_train(TINY.replace(**change))
-
-
-def test_spaces_that_it_cannot_take_are_refused():
-    class Pair(tasks.Recall):
-        def action_space(self, params):
-            return tasks.spaces.Tuple([tasks.spaces.Discrete(2)] * 2)
-
-    with pytest.raises(ValueError, match="Recall has actions .*; ppo_rnn takes Discrete and Box"):
-        ppo_rnn.make_train(TINY, Pair(), RecallParams())
-
-
-def test_pinned_values(trained):
-    """Close values for seed 0; a change here is a change of the algorithm."""
-    _, metrics = trained
-    for name, expected in PINNED.items():
-        np.testing.assert_allclose(metrics[name][1:], expected, rtol=1e-4, atol=1e-6, err_msg=name)
-
-
 PINNED = {
     "entropy": [0.693146, 0.693128, 0.693124],
     "grad_norm": [2.35988, 1.06326, 0.802618],
@@ -554,6 +429,21 @@ PINNED = {
     "policy_loss": [-0.000650581, -0.000644896, -8.46647e-05],
     "value_loss": [9.27902, 1.14968, 0.497229],
 }
+
+
+def test_exactly_update_epochs_without_a_threshold(floats, trained, swept):
+    np.testing.assert_array_equal(trained[1]["epochs"][1:], TINY.update_epochs)
+    epochs = [1 if name == "target_kl" else 2 for name in (*floats, "seed 0", "seed 1")]
+    np.testing.assert_array_equal(swept[2][1]["epochs"], np.tile(epochs, (3, 1)).T)
+
+
+def test_returns_are_those_of_raw_rewards(swept):
+    """Of which there is one a step; every step has been seen once."""
+    state, metrics = swept[2]
+    np.testing.assert_array_equal(metrics["episode_return"], metrics["episode_length"])
+    assert (np.asarray(metrics["num_episodes"]) > 0).any()
+    np.testing.assert_array_equal(state.policy.obs_stats.count, 48.0)
+    np.testing.assert_array_equal(state.collector.reward_stats.count, 48.0)
 
 
 def test_sixteen_vmapped_seeds_do_not_hang():

@@ -1,6 +1,5 @@
 """PQN: formulas against plain NumPy and rlax, probe tasks, and the contract of the file."""
 
-import dataclasses
 import inspect
 
 import jax
@@ -13,9 +12,10 @@ from flax import linen as nn
 
 from algorithms import ppo, pqn
 from tests import probe as tasks
+from tests.algorithms.contract import *  # noqa: F403
 from tests.probe import ProbeParams
 
-FLOATS = [f.name for f in dataclasses.fields(pqn.Config) if f.metadata.get("pytree_node", True)]
+MODULE = pqn
 TINY = pqn.Config(
     total_timesteps=3 * 16,
     num_envs=2,
@@ -26,20 +26,6 @@ TINY = pqn.Config(
     num_evals=3,
     num_eval_episodes=2,
 )
-
-
-def assert_same(a, b):
-    """Bit for bit, NaN equal to NaN."""
-    jax.tree.map(lambda x, y: np.testing.assert_array_equal(data(x), data(y)), a, b)
-
-
-def assert_close(a, b, rtol=1e-4, atol=1e-6):
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(data(x), data(y), rtol, atol), a, b)
-
-
-def data(x):
-    is_key = jnp.issubdtype(jnp.asarray(x).dtype, jax.dtypes.prng_key)
-    return np.asarray(jax.random.key_data(x) if is_key else x)
 
 
 # --- formulas ---------------------------------------------------------------------------------
@@ -230,103 +216,25 @@ def test_probe_actions(probed):
 
 # --- the contract -----------------------------------------------------------------------------
 
-
-@pytest.fixture(scope="module")
-def trained():
-    """TINY, alone: the final state and all metrics."""
-    return pqn.make_train(TINY)(jax.random.key(0))
-
-
-def test_metrics_have_the_points_as_leading_axis(trained):
-    state, metrics = trained
-    assert list(metrics["timestep"]) == [0, 16, 32, 48]
-    assert metrics["eval_return"].shape == (4, 2) and metrics["eval_length"].shape == (4, 2)
-    for name in pqn.UPDATE_METRICS:
-        assert np.isnan(metrics[name][0]) and np.isfinite(metrics[name][1:]).all(), name
-    assert set(metrics) == {*pqn.UPDATE_METRICS, "num_episodes"} | {
-        *("timestep", "episode_return", "episode_length", "eval_return", "eval_length")
-    }
-    # Of 3 updates the second begins after a third of the run, the last one after two.
-    expected = [1.0, 1.0 - 0.8 * (1 / 3) / 0.5, 0.2]
-    np.testing.assert_allclose(metrics["epsilon"][1:], expected, rtol=1e-5)
-    assert int(state.update) == 3
-
-
-def test_episode_return_is_nan_until_an_episode_ends(trained):
-    _, metrics = trained
-    none = np.asarray(metrics["num_episodes"]) == 0
-    assert none.any()
-    np.testing.assert_array_equal(np.isnan(metrics["episode_return"]), none)
-
-
-def one_by_one(start, advance):
-    """The initial state and three points, each in a call of its own."""
-    state, metrics = start()
-    rows = [metrics]
-    for _ in range(3):
-        state, row = advance(state)
-        rows.append(row)
-    return state, rows
-
-
-def test_slices_are_exactly_the_whole(trained):
-    train = pqn.make_train(TINY)
-    start = lambda: train(jax.random.key(0), None, 0)
-    state, rows = one_by_one(start, lambda state: train(None, state, 1))
-    assert_same((state, jax.tree.map(lambda *x: jnp.concatenate(x), *rows)), trained)
-
-
-# A value for each float that must change what is learned.
-OTHER = {name: 0.5 * getattr(pqn.Config(), name) for name in FLOATS} | {
-    "adam_eps": 1e-2,
-    "max_grad_norm": 1e-2,
+METRICS = {"loss", "grad_norm", "mean_value", "epsilon"}
+OTHER = {"adam_eps": 1e-2, "max_grad_norm": 1e-2}
+REFUSED = [
+    (dict(num_minibatches=3), "num_minibatches=3 does not divide .* 16; 1, 2, 4, 8 do"),
+    (dict(optimizer="sgd"), "optimizer='sgd': give radam or adam"),
+    (dict(exploration="cosine"), "exploration='cosine': give constant or linear or exponential"),
+    (dict(env="Pendulum-v1"), "has actions .*; pqn takes Discrete"),
+]
+PINNED = {
+    "loss": [0.963239, 0.515737, 0.209448],
+    "grad_norm": [9.8991, 5.99492, 3.34839],
+    "mean_value": [1.7474, 1.45039, 1.12985],
 }
-CONFIGS = [TINY.replace(**{name: OTHER[name]}) for name in FLOATS] + [TINY, TINY]
-SEEDS_OF_CONFIGS = [0] * (len(FLOATS) + 1) + [1]
 
 
-@pytest.fixture(scope="module")
-def batched():
-    """Each float changed in turn, then TINY with seeds 0 and 1, all in one program."""
-    configs = jax.tree.map(lambda *x: jnp.array(x, jnp.float32), *CONFIGS)
-    keys = jnp.stack([jax.random.key(seed) for seed in SEEDS_OF_CONFIGS])
-    with jax.debug_key_reuse(False):
-        run = jax.jit(jax.vmap(lambda config, key: pqn.make_train(config)(key)))
-        return configs, keys, run(configs, keys)
-
-
-def test_slices_are_exact_under_vmap_too(batched, vmapped_keys):
-    configs, keys, whole = batched
-    first = jax.jit(jax.vmap(lambda config, key: pqn.make_train(config)(key, None, 0)))
-    point = jax.jit(jax.vmap(lambda config, state: pqn.make_train(config)(None, state, 1)))
-    start = lambda: first(configs, keys)
-    state, rows = one_by_one(start, lambda state: point(configs, state))
-    assert_same((state, jax.tree.map(lambda *x: jnp.concatenate(x, 1), *rows)), whole)
-
-
-def test_a_vmapped_run_is_close_to_the_single_one_and_every_float_matters(batched):
-    state, metrics = batched[2]
-    for i, (name, single) in enumerate(zip([*FLOATS, None, None], CONFIGS)):
-        alone = pqn.make_train(single)(jax.random.key(SEEDS_OF_CONFIGS[i]))
-        mine = jax.tree.map(lambda x, i=i: x[i], (state.policy, metrics))
-        assert_close(mine, (alone[0].policy, alone[1]))
-        base = jax.tree.leaves(jax.tree.map(lambda x: x[-2], state.policy.params))
-        changed = any((x != y).any() for x, y in zip(base, jax.tree.leaves(mine[0].params)))
-        assert changed == (i != len(FLOATS)), name  # that one is the base itself
-
-
-def test_another_value_of_a_float_does_not_compile_again(trained):
-    before = pqn._train._cache_size()
-    for name in FLOATS:
-        pqn.make_train(TINY.replace(**{name: OTHER[name]}))(jax.random.key(5))
-    assert pqn._train._cache_size() == before
-
-
-def test_the_program_has_no_host_callback_and_no_lapack():
-    text = jax.jit(pqn.make_train(TINY)).lower(jax.random.key(0)).as_text()
-    assert "while" in text
-    for word in ("callback", "infeed", "outfeed", "lapack"):
-        assert word not in text.lower(), word
+def test_epsilon_falls_over_a_run(trained):
+    """Of 3 updates the second begins after a third of the run, the last one after two."""
+    expected = [1.0, 1.0 - 0.8 * (1 / 3) / 0.5, 0.2]
+    np.testing.assert_allclose(trained[1]["epsilon"][1:], expected, rtol=1e-5)
 
 
 class Images(tasks.Probe):
@@ -384,64 +292,3 @@ def test_gradients_are_clipped_by_their_global_norm():
     moved = optax.tree.norm(jax.tree.map(jnp.subtract, before.policy.params, after.policy.params))
     assert metrics["grad_norm"][0] > 0.1  # before clipping
     assert 2e-3 < moved < 4.001e-3  # of 4 steps
-
-
-REFUSED = [
-    (dict(num_minibatches=3), "num_minibatches=3 does not divide .* 16; 1, 2, 4, 8 do"),
-    (dict(num_envs=0), "num_envs=0"),
-    (dict(num_steps=8.0), "num_steps=8.0"),
-    (dict(total_timesteps=-1), "total_timesteps=-1"),
-    (dict(update_epochs=0), "update_epochs=0"),
-    (dict(num_evals=0), "num_evals=0"),
-    (dict(num_eval_episodes=-1), "num_eval_episodes=-1"),
-    (dict(conv_features=-1), "conv_features=-1"),
-    (dict(hidden_sizes=(8, 0)), "hidden_sizes=0"),
-    (dict(activation="tanhh"), "activation='tanhh'"),
-    (dict(optimizer="sgd"), "optimizer='sgd': give radam or adam"),
-    (dict(exploration="cosine"), "exploration='cosine': give constant or linear or exponential"),
-    (dict(env="CartPol-v1"), "did you mean CartPole-v1"),
-    (dict(env="Pendulum-v1"), "has actions .*; pqn takes Discrete"),
-]
-
-
-@pytest.mark.parametrize("change, message", REFUSED, ids=[str(c) for c, _ in REFUSED])
-def test_refused_settings_say_what_would_do(change, message):
-    with pytest.raises(ValueError, match=message):
-        pqn.make_train(TINY.replace(**change))
-
-
-def test_observations_that_pqn_cannot_take_are_refused():
-    class Named(tasks.Probe):
-        def observation_space(self, params):
-            return tasks.spaces.Dict({"x": tasks.spaces.Box(0, 1, (1,))})
-
-    class Narrow(tasks.Probe):
-        def observation_space(self, params):
-            return tasks.spaces.Box(0, 1, (2, 5, 1))
-
-    with pytest.raises(ValueError, match="Probe has observations .*; pqn takes Box"):
-        pqn.make_train(TINY, Named(), ProbeParams())
-    with pytest.raises(ValueError, match="conv_features=16 needs images of 3x3 or more"):
-        pqn.make_train(TINY, Narrow(), ProbeParams())
-    with pytest.raises(ValueError, match="Pair has several agents"):
-        pqn.make_train(TINY, tasks.Pair(), tasks.PairParams())
-
-
-def test_make_train_leaves_the_config_alone():
-    before = dataclasses.asdict(TINY)
-    pqn.make_train(TINY)
-    assert dataclasses.asdict(TINY) == before
-
-
-def test_pinned_values(trained):
-    """Close values for seed 0; a change here is a change of the algorithm."""
-    _, metrics = trained
-    for name, expected in PINNED.items():
-        np.testing.assert_allclose(metrics[name][1:], expected, rtol=1e-4, atol=1e-6, err_msg=name)
-
-
-PINNED = {
-    "loss": [0.963239, 0.515737, 0.209448],
-    "grad_norm": [9.8991, 5.99492, 3.34839],
-    "mean_value": [1.7474, 1.45039, 1.12985],
-}

@@ -8,10 +8,13 @@ import rlax
 
 from algorithms import qrdqn
 from tests.algorithms.value_based import *  # noqa: F403  the contract
+from tests.algorithms.value_based import SMALL
 
-del test_slices_are_exact_under_vmap_too  # noqa: F821  in test_value_based.py, which is slow
+del test_slices_are_exact_under_vmap_too  # noqa: F821  in test_slices.py, which is slow
 
 MODULE = qrdqn
+TINY = qrdqn.Config(**SMALL, num_quantiles=5, kappa=10.0)
+METRICS = {"loss", "mean_value", "grad_norm"}
 
 
 def random_quantiles(seed=0):

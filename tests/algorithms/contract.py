@@ -1,0 +1,257 @@
+"""What every algorithm's file promises. Each file's tests import these beside those of its own
+formulas, and say what they are about:
+
+    MODULE     the algorithm
+    TINY       a small config, of three updates at three points
+    METRICS    the names of what it says about its updates
+    REFUSED    (change of TINY, error), beside those below
+
+and, where these differ from the defaults below, the other names in capital letters, `learned` and
+`compared`.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests import probe as tasks
+from tests.conftest import compiled_as_for_users
+
+WORLD = ()  # environment and parameters, if not those that the config names
+SWEPT = {}  # changes of TINY under which every float matters
+SWEPT_WORLD = None  # where they do, if not in WORLD
+OTHER = {}  # values of floats that must change what is learned, where half the default would not
+EVALUATION = {"eval_return", "eval_length"}
+TOLERANCE = dict(rtol=1e-4, atol=1e-6)  # of an agent in a batch, against it alone
+
+REFUSED_BY_ALL = [
+    (dict(num_envs=0), "num_envs=0: give a whole number, 1 or more"),
+    (dict(num_steps=8.0), "num_steps=8.0"),
+    (dict(total_timesteps=-1), "total_timesteps=-1"),
+    (dict(update_epochs=0), "update_epochs=0"),
+    (dict(num_evals=0), "num_evals=0"),
+    (dict(num_eval_episodes=-1), "num_eval_episodes=-1"),
+    (dict(conv_features=-1), "conv_features=-1"),
+    (dict(hidden_sizes=(8, 0)), "hidden_sizes=0"),
+    (dict(activation="tanhh"), "activation='tanhh'"),
+    (dict(env="CartPol-v1"), "did you mean CartPole-v1"),
+]
+
+
+def assert_same(a, b):
+    """Bit for bit, NaN equal to NaN."""
+    jax.tree.map(lambda x, y: np.testing.assert_array_equal(data(x), data(y)), a, b)
+
+
+def assert_close(a, b, rtol=1e-4, atol=1e-6):
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(data(x), data(y), rtol, atol), a, b)
+
+
+def data(x):
+    is_key = jnp.issubdtype(jnp.asarray(x).dtype, jax.dtypes.prng_key)
+    return np.asarray(jax.random.key_data(x) if is_key else x)
+
+
+def joined(*metrics, axis=0):
+    return jax.tree.map(lambda *x: np.concatenate(x, axis), *metrics)
+
+
+def learned(state):
+    """What every float has to change."""
+    return state.policy.params
+
+
+def compared(state, metrics):
+    """What is close to the same of a single run."""
+    return state.policy, metrics
+
+
+# --- one agent --------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def file(request):
+    """The file of tests."""
+    return request.module
+
+
+@pytest.fixture(scope="module")
+def floats(file):
+    fields = dataclasses.fields(file.TINY)
+    return [field.name for field in fields if field.metadata.get("pytree_node", True)]
+
+
+@pytest.fixture(scope="module")
+def trained(file):
+    """TINY, alone: the final state and all metrics."""
+    train = compiled_as_for_users(file.MODULE.make_train(file.TINY, *file.WORLD))
+    return train(jax.random.key(0))
+
+
+def test_metrics_have_the_points_as_leading_axis(file, trained):
+    state, metrics = trained
+    np.testing.assert_allclose(metrics["timestep"], np.arange(4) * file.TINY.total_timesteps / 3)
+    assert metrics["eval_return"].shape == (4, 2) and metrics["eval_length"].shape == (4, 2)
+    assert set(file.MODULE.UPDATE_METRICS) == file.METRICS
+    for name in file.METRICS:
+        assert np.isnan(metrics[name][0]) and np.isfinite(metrics[name][1:]).all(), name
+        assert metrics[name].shape == (4,), name
+    others = {"timestep", "num_episodes", "episode_return", "episode_length"}
+    assert set(metrics) == file.METRICS | others | file.EVALUATION
+    assert int(state.update) == 3
+
+
+def test_episode_return_is_nan_until_an_episode_ends(trained):
+    _, metrics = trained
+    none = np.asarray(metrics["num_episodes"]) == 0
+    assert none.any()
+    for name in ("episode_return", "episode_length"):
+        assert (none == np.isnan(metrics[name]).T).all(), name  # of every agent
+
+
+def test_slices_are_exactly_the_whole(file, trained):
+    train = compiled_as_for_users(file.MODULE.make_train(file.TINY, *file.WORLD))
+    state, metrics = train(jax.random.key(0), None, 0)
+    assert metrics["timestep"].shape == (1,)  # the point before training
+    for _ in range(3):
+        state, row = train(None, state, 1)
+        metrics = joined(metrics, row)
+    assert_same((state, metrics), trained)
+
+
+def test_the_program_has_no_host_callback_and_no_lapack(file):
+    train = file.MODULE.make_train(file.TINY, *file.WORLD)
+    text = jax.jit(train).lower(jax.random.key(0)).as_text()
+    assert "while" in text
+    for word in ("callback", "infeed", "outfeed", "lapack"):
+        assert word not in text.lower(), word
+
+
+def test_pinned_values(file, trained):
+    """Close values for seed 0; a change here is a change of the algorithm."""
+    _, metrics = trained
+    for name, expected in file.PINNED.items():
+        np.testing.assert_allclose(metrics[name][1:], expected, rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+# --- several ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def swept(file, floats):
+    """One program that trains with each float changed in turn, and at last as they are, with two
+    seeds: configs, initial state and metrics, final ones. States are arguments, as in `launch`,
+    so that even counters are batched."""
+    base = file.TINY.replace(**file.SWEPT)
+    other = {name: file.OTHER.get(name, 0.5 * getattr(base, name)) for name in floats}
+    configs = [base.replace(**{name: other[name]}) for name in floats] + [base, base]
+    keys = jnp.stack([jax.random.key(0)] * (len(floats) + 1) + [jax.random.key(1)])
+    start = jax.vmap(lambda config, key: make_train(file, config)(key, None, 0))
+    with jax.debug_key_reuse(False):  # see conftest.vmapped_keys
+        start = jax.jit(start)(stacked(configs), keys)
+        rest = jax.jit(go_on(file), static_argnums=2)(stacked(configs), start[0], 3)
+    return configs, start, rest
+
+
+def make_train(file, config):
+    world = file.WORLD if file.SWEPT_WORLD is None else file.SWEPT_WORLD
+    return file.MODULE.make_train(config, *world)
+
+
+def stacked(configs):
+    return jax.tree.map(lambda *x: jnp.array(x, jnp.float32), *configs)
+
+
+def go_on(file):
+    def train(configs, states, points):
+        of_one = lambda config, state: make_train(file, config)(None, state, points)
+        return jax.vmap(of_one)(configs, states)
+
+    return train
+
+
+def test_every_float_can_be_vmapped_and_matters(file, floats, swept):
+    """Each agent is close to its single run, also that with another seed, and all single runs are
+    one program."""
+    configs, (_, first), (state, rest) = swept
+    state, metrics = jax.tree.map(data, state), joined(first, rest, axis=1)
+    numbers_of_programs = set()
+    for i, config in enumerate(configs):
+        alone = make_train(file, config)(jax.random.key(int(i == len(floats) + 1)))
+        mine, base = (jax.tree.map(lambda x, i=i: x[i], (state, metrics)) for i in (i, -2))
+        assert_close(file.compared(*mine), file.compared(*alone), **file.TOLERANCE)
+        if i < len(floats):
+            same = jax.tree.map(lambda x, y: (x == y).all(), *map(file.learned, (mine[0], base[0])))
+            assert not all(jax.tree.leaves(same)), floats[i]
+        numbers_of_programs.add(file.MODULE._train._cache_size())
+    assert len(numbers_of_programs) == 1
+    for name in file.METRICS & {"loss", "policy_loss"}:  # of the two seeds
+        assert not np.allclose(metrics[name][-2, -2:], metrics[name][-1, -2:])
+
+
+def test_slices_are_exact_under_vmap_too(file, swept, vmapped_keys):
+    configs, (state, _), _ = swept
+    configs, train = stacked(configs), compiled_as_for_users(go_on(file))
+    whole, rows = train(configs, state, 3), []
+    for _ in range(3):
+        state, row = train(configs, state, 1)
+        rows.append(row)
+    assert_same((state, joined(*rows, axis=1)), whole)
+
+
+# --- what is refused --------------------------------------------------------------------------
+
+
+def pytest_generate_tests(metafunc):
+    if metafunc.function.__name__ == "test_refused_settings_say_what_would_do":
+        fields = {field.name for field in dataclasses.fields(metafunc.module.TINY)}
+        cases = [case for case in REFUSED_BY_ALL if case[0].keys() <= fields]
+        cases += metafunc.module.REFUSED
+        metafunc.parametrize("change, message", cases, ids=[str(change) for change, _ in cases])
+
+
+def test_refused_settings_say_what_would_do(file, change, message):
+    world = () if {"env", "env_settings"} & change.keys() else file.WORLD
+    with pytest.raises(ValueError, match=message):
+        file.MODULE.make_train(file.TINY.replace(**change), *world)
+
+
+def test_spaces_that_cannot_be_taken_are_refused(file):
+    env, params = file.WORLD or (tasks.Probe(), tasks.ProbeParams())
+
+    class Pairs(type(env)):
+        def action_space(self, params):
+            return tasks.spaces.Tuple([tasks.spaces.Discrete(2)] * 2)
+
+    class Named(type(env)):
+        def observation_space(self, params):
+            return tasks.spaces.Dict({"x": tasks.spaces.Box(0, 1, (1,))})
+
+    takes = f"; {file.MODULE.__name__.rpartition('.')[2]} takes"
+    with pytest.raises(ValueError, match=f"{env.name} has actions .*{takes} Discrete"):
+        file.MODULE.make_train(file.TINY, Pairs(), params)
+    with pytest.raises(ValueError, match=f"{env.name} has observations .*{takes} Box"):
+        file.MODULE.make_train(file.TINY, Named(), params)
+
+
+def test_images_too_small_to_convolve_are_refused(file):
+    class Narrow(tasks.Probe):
+        def observation_space(self, params):
+            return tasks.spaces.Box(0, 1, (2, 5, 1))
+
+    with pytest.raises(ValueError, match="conv_features=16 needs images of 3x3 or more"):
+        file.MODULE.make_train(file.TINY, Narrow(), tasks.ProbeParams())
+
+
+def test_several_agents_are_refused(file):
+    with pytest.raises(ValueError, match="Pair has several agents; ippo takes it"):
+        file.MODULE.make_train(file.TINY, tasks.Pair(), tasks.PairParams())
+
+
+def test_make_train_leaves_the_config_alone(file):
+    before = dataclasses.asdict(file.TINY)
+    file.MODULE.make_train(file.TINY, *file.WORLD)
+    assert dataclasses.asdict(file.TINY) == before

@@ -1,0 +1,61 @@
+"""The probe tasks of one agent, for files of tests that have a fixture `probed`."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tests import probe as tasks
+from tests.probe import ProbeParams
+
+SEEDS = 3
+
+
+def play_probes(module, config, values_of, continuous=False, number=6, max_steps=10):
+    """The first tasks with all seeds in one program: `values_of(network, params, x)` and actions
+    at x = -1, 0, 1, (tasks, SEEDS, 3)."""
+    env = tasks.Probe(continuous)
+
+    def train(task, key):
+        params = ProbeParams(task=task, max_steps_in_episode=max_steps)
+        state, _ = module.make_train(config, env, params)(key)
+        network = module.make_network(config, env, params)
+        policy = module.make_policy(config, env, params)
+        x = jnp.array([[-1.0], [0.0], [1.0]])
+        return values_of(network, state.policy.params, x), jax.vmap(lambda x: policy(state, x)[0])(
+            x
+        )
+
+    keys = jax.random.split(jax.random.key(0), SEEDS)
+    over_seeds = jax.vmap(train, (None, 0))
+    with jax.debug_key_reuse(False):  # see conftest.vmapped_keys
+        values, actions = jax.jit(jax.vmap(over_seeds, (0, None)))(jnp.arange(number), keys)
+    return np.asarray(values), np.asarray(actions).reshape(number, SEEDS, 3)
+
+
+def of_critic(network, params, x):
+    return network.apply(params, x, method="critic")
+
+
+def test_probe_values(probed):
+    _, values, _ = probed
+    np.testing.assert_allclose(values[tasks.CONSTANT, :, 1], 1.0, atol=0.05)
+    for x, expected in ((0, -1.0), (2, 1.0)):
+        np.testing.assert_allclose(values[tasks.OBSERVATION, :, x], expected, atol=0.1)
+    for x, expected in ((1, 0.9), (2, 1.0)):
+        np.testing.assert_allclose(values[tasks.DELAYED, :, x], expected, atol=0.1)
+
+
+def test_probe_endless_task_bootstraps_at_the_time_limit(probed):
+    _, values, _ = probed
+    np.testing.assert_allclose(values[tasks.ENDLESS, :, 1], 1.0 / (1.0 - 0.9), rtol=0.05)
+
+
+def test_probe_actions(probed):
+    """With the gradient's sign the other way round, these would be the worst ones."""
+    kind, _, actions = probed
+    if kind == "discrete":
+        np.testing.assert_array_equal(actions[tasks.ACTION, :, 1], 1)
+        np.testing.assert_array_equal(actions[tasks.BOTH][:, [0, 2]], [[0, 1]] * SEEDS)
+    else:
+        np.testing.assert_allclose(actions[tasks.ACTION, :, 1], 0.5, atol=0.1)
+        np.testing.assert_allclose(actions[tasks.BOTH][:, [0, 2]], [[-0.5, 0.5]] * SEEDS, atol=0.15)
