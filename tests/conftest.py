@@ -1,5 +1,7 @@
 """Shared by all tests: no key may be used twice, there is one device, and programs compile fast."""
 
+import contextlib
+import functools
 import os
 
 import jax
@@ -17,14 +19,31 @@ QUICK += " --xla_cpu_use_fusion_emitters=false"
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICK}"
 
 
-def compiled_as_for_users(train):
-    """A train function, jitted with XLA's own defaults."""
-    options = {
-        "xla_backend_optimization_level": 3,
-        "xla_llvm_disable_expensive_passes": False,
-        "xla_cpu_use_fusion_emitters": True,
-    }
-    return jax.jit(train, static_argnums=2, compiler_options=options)
+AS_FOR_USERS = {
+    "xla_backend_optimization_level": 3,
+    "xla_llvm_disable_expensive_passes": False,
+    "xla_cpu_use_fusion_emitters": True,
+}
+
+
+@contextlib.contextmanager
+def compiled_as_for_users(module):
+    """Calls of an algorithm's train, compiled with XLA's own defaults."""
+    train = jax.jit(
+        module._train.__wrapped__,
+        static_argnames=("env", "num_evals"),
+        compiler_options=AS_FOR_USERS,
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_train", train)
+        yield
+
+
+@pytest.fixture
+def jitted_as_for_users(monkeypatch):
+    """Whatever calls jax.jit, as the shell does."""
+    jit = functools.partial(jax.jit, compiler_options=AS_FOR_USERS)
+    monkeypatch.setattr(jax, "jit", jit)
 
 
 @pytest.fixture(scope="module", autouse=True)

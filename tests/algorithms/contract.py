@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from tests import probe as tasks
-from tests.conftest import compiled_as_for_users
+from tests.conftest import AS_FOR_USERS, compiled_as_for_users
 
 WORLD = ()  # environment and parameters, if not those that the config names
 SWEPT = {}  # changes of TINY under which every float matters
@@ -87,8 +87,8 @@ def floats(file):
 @pytest.fixture(scope="module")
 def trained(file):
     """TINY, alone: the final state and all metrics."""
-    train = compiled_as_for_users(file.MODULE.make_train(file.TINY, *file.WORLD))
-    return train(jax.random.key(0))
+    with compiled_as_for_users(file.MODULE):
+        return file.MODULE.make_train(file.TINY, *file.WORLD)(jax.random.key(0))
 
 
 def test_metrics_have_the_points_as_leading_axis(file, trained):
@@ -113,12 +113,13 @@ def test_episode_return_is_nan_until_an_episode_ends(trained):
 
 
 def test_slices_are_exactly_the_whole(file, trained):
-    train = compiled_as_for_users(file.MODULE.make_train(file.TINY, *file.WORLD))
-    state, metrics = train(jax.random.key(0), None, 0)
-    assert metrics["timestep"].shape == (1,)  # the point before training
-    for _ in range(3):
-        state, row = train(None, state, 1)
-        metrics = joined(metrics, row)
+    train = file.MODULE.make_train(file.TINY, *file.WORLD)
+    with compiled_as_for_users(file.MODULE):
+        state, metrics = train(jax.random.key(0), None, 0)
+        assert metrics["timestep"].shape == (1,)  # the point before training
+        for _ in range(3):
+            state, row = train(None, state, 1)
+            metrics = joined(metrics, row)
     assert_same((state, metrics), trained)
 
 
@@ -194,7 +195,8 @@ def test_every_float_can_be_vmapped_and_matters(file, floats, swept):
 
 def test_slices_are_exact_under_vmap_too(file, swept, vmapped_keys):
     configs, (state, _), _ = swept
-    configs, train = stacked(configs), compiled_as_for_users(go_on(file))
+    configs = stacked(configs)
+    train = jax.jit(go_on(file), static_argnums=2, compiler_options=AS_FOR_USERS)
     whole, rows = train(configs, state, 3), []
     for _ in range(3):
         state, row = train(configs, state, 1)

@@ -11,9 +11,9 @@ from tests.algorithms.contract import assert_same
 from tests.algorithms.test_ppo import random_rollout
 from tests.probe import LEAVING, OTHERS, OWN, Pair, PairParams
 
-del test_images_too_small_to_convolve_are_refused  # noqa: F821  as a setting
+del test_images_too_small_to_convolve_are_refused  # noqa: F821  it has no such check
 del test_several_agents_are_refused  # noqa: F821  it takes them
-del test_pinned_values  # noqa: F821
+del test_pinned_values  # noqa: F821  it has none
 del test_slices_are_exact_under_vmap_too  # noqa: F821  in test_slices.py, which is slow
 
 MODULE = ippo
@@ -259,7 +259,8 @@ def test_exactly_update_epochs_without_a_threshold(trained):
 
 # --- the contract -----------------------------------------------------------------------------
 
-METRICS = set(ippo.UPDATE_METRICS)
+METRICS = {"policy_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm", "value_loss"}
+METRICS |= {"critic_grad_norm", "mean_value", "explained_variance", "epochs"}
 SWEPT = dict(clip_vloss=True, normalize_reward=True, eval_at_start=False)
 SWEPT |= dict(vf_coef=1e-3)  # or the critic's Adam would not feel its weight
 SWEPT_WORLD = WORLD[0], PairParams(task=LEAVING)
@@ -280,14 +281,15 @@ def learned(state):
 
 
 def compared(state, metrics):
-    return learned(state), metrics
+    return state.policy, state.critic_params, metrics
 
 
 def test_metrics_have_the_points_as_leading_axis(trained):
     """And agents as the last one."""
     state, metrics = trained
     assert list(metrics["timestep"]) == [0, 16, 32, 48]
-    for name in ippo.UPDATE_METRICS:
+    assert set(ippo.UPDATE_METRICS) == METRICS
+    for name in METRICS:
         assert metrics[name].shape == (4, 2), name
         assert np.isnan(metrics[name][0]).all() and np.isfinite(metrics[name][1:]).all(), name
     assert metrics["episode_return"].shape == (4, 2)

@@ -9,7 +9,7 @@ import pytest
 from algorithms import dqn, ippo, launch, ppo, ppo_rnn, ppo_vtrace, pqn, reinforce
 from algorithms.launch.presets import PRESETS
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("vmapped_keys")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("vmapped_keys", "jitted_as_for_users")]
 
 # preset, seeds, least mean over seeds, least seed; the budget is the preset's total_timesteps
 THRESHOLDS = [

@@ -237,9 +237,10 @@ PINNED = {
 
 
 def test_slices_may_be_of_any_length(trained):
-    train = compiled_as_for_users(ppo.make_train(TINY))
-    state, first = train(jax.random.key(0), None, 1)
-    state, second = train(None, state, 2)
+    train = ppo.make_train(TINY)
+    with compiled_as_for_users(ppo):
+        state, first = train(jax.random.key(0), None, 1)
+        state, second = train(None, state, 2)
     assert_same((state, joined(first, second)), trained)
 
 

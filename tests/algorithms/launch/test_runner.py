@@ -12,6 +12,7 @@ from algorithms.launch import devices, plots
 from algorithms.launch.checkpoints import RunDir
 from algorithms.launch.errors import UserError
 from tests.algorithms.launch import toy
+from tests.conftest import compiled_as_for_users
 
 CONFIG = toy.Config(total_timesteps=500, num_evals=10)
 
@@ -291,11 +292,12 @@ PPO = ppo.Config(
 )
 
 
-def test_ppo_through_the_shell_is_exactly_train_and_so_is_resumed(tmp_path):
+def test_ppo_through_the_shell_is_exactly_train_and_so_is_resumed(tmp_path, jitted_as_for_users):
     with pytest.raises(Stop):
         launch.run(ppo, PPO, seed=3, run_dir=tmp_path / "run", hooks=[stop_at(2)])
     result = launch.resume(tmp_path / "run")
-    state, metrics = ppo.make_train(PPO)(jax.random.key(3))
+    with compiled_as_for_users(ppo):
+        state, metrics = ppo.make_train(PPO)(jax.random.key(3))
     assert_same(jax.tree.map(lambda x: x[0], (result.state, result.metrics)), (state, metrics))
     loaded = launch.load(tmp_path / "run")
     assert loaded.module is ppo and loaded.config == PPO
@@ -311,7 +313,7 @@ def no_key_checks():
     jax.config.update("jax_debug_key_reuse", before)
 
 
-def test_ppo_with_several_seeds_resumes_exactly(tmp_path, no_key_checks):
+def test_ppo_with_several_seeds_resumes_exactly(tmp_path, no_key_checks, jitted_as_for_users):
     config = PPO.replace(eval_at_start=False, num_eval_episodes=0)  # compiles faster
     whole = launch.run(ppo, config, num_seeds=3, run_dir=tmp_path / "whole")
     with pytest.raises(Stop):

@@ -202,7 +202,9 @@ def test_an_agent_is_exactly_or_close_to_its_single_run(whole):
         assert loaded.config == config and loaded.agents.seeds == [agent.seed]
 
 
-def test_ppo_s_agents_are_close_to_single_runs_and_chunks_exactly_the_whole(tmp_path, vmapped_keys):
+def test_ppo_s_agents_are_close_to_single_runs_and_chunks_exactly_the_whole(
+    tmp_path, vmapped_keys, jitted_as_for_users
+):
     """Three updates of PPO with other learning rates, entropy bonuses and clips."""
     grid = {"learning_rate": [1e-3, 1e-2], "ent_coef": [0.0, 0.1], "clip_eps": [0.1, math.inf]}
     whole = launch.sweep(ppo, PPO, grid, seed=5, sweep_dir=tmp_path / "whole")
