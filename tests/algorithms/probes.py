@@ -10,7 +10,7 @@ from tests.probe import ProbeParams
 SEEDS = 3
 
 
-def play_probes(module, config, values_of, continuous=False, number=6, max_steps=10):
+def play_probes(module, config, values_of, continuous=False, number=6, max_steps=10, options=None):
     """The first tasks with all seeds in one program: `values_of(network, params, x)` and actions
     at x = -1, 0, 1, (tasks, SEEDS, 3)."""
     env = tasks.Probe(continuous)
@@ -28,7 +28,8 @@ def play_probes(module, config, values_of, continuous=False, number=6, max_steps
     keys = jax.random.split(jax.random.key(0), SEEDS)
     over_seeds = jax.vmap(train, (None, 0))
     with jax.debug_key_reuse(False):  # see conftest.vmapped_keys
-        values, actions = jax.jit(jax.vmap(over_seeds, (0, None)))(jnp.arange(number), keys)
+        over_tasks = jax.jit(jax.vmap(over_seeds, (0, None)), compiler_options=options)
+        values, actions = over_tasks(jnp.arange(number), keys)
     return np.asarray(values), np.asarray(actions).reshape(number, SEEDS, 3)
 
 

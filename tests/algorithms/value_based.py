@@ -167,4 +167,5 @@ def probed(module):
     def values_of(network, params, x):
         return module.action_values(config, network, params, x).max(-1)
 
-    return "discrete", *play_probes(module, config, values_of)
+    # So many rounds take longer than compiling them well.
+    return "discrete", *play_probes(module, config, values_of, options=AS_FOR_USERS)
