@@ -516,6 +516,12 @@ def check(config: Config, env: Any, env_params: Any) -> None:
         raise ValueError(f"{env.name} has actions {actions}; ippo takes Discrete and Box")
     if not hasattr(observations, "low"):
         raise ValueError(f"{env.name} has observations {observations}; ippo takes Box")
+    shape = tuple(observations.shape)
+    if config.conv_features and len(shape) == 3 and min(shape[:2]) < 3:
+        raise ValueError(
+            f"conv_features={config.conv_features} needs images of 3x3 or more, and {env.name} has "
+            f"{shape}; 0 would do"
+        )
     if config.agent_ids and not config.share_params:
         raise ValueError("agent_ids=True needs share_params=True: others know who they are")
     if config.agent_ids and len(observations.shape) != 1:

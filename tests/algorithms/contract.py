@@ -240,12 +240,16 @@ def test_spaces_that_cannot_be_taken_are_refused(file):
 
 
 def test_images_too_small_to_convolve_are_refused(file):
-    class Narrow(tasks.Probe):
+    probe, params = tasks.Probe, tasks.ProbeParams()
+    if file.MODULE.__name__ == "algorithms.ippo":
+        probe, params = tasks.Pair, tasks.PairParams()
+
+    class Narrow(probe):
         def observation_space(self, params):
             return tasks.spaces.Box(0, 1, (2, 5, 1))
 
     with pytest.raises(ValueError, match="conv_features=16 needs images of 3x3 or more"):
-        file.MODULE.make_train(file.TINY, Narrow(), tasks.ProbeParams())
+        file.MODULE.make_train(file.TINY, Narrow(), params)
 
 
 def test_several_agents_are_refused(file):

@@ -11,7 +11,6 @@ from tests.algorithms.contract import assert_same
 from tests.algorithms.test_ppo import random_rollout
 from tests.probe import LEAVING, OTHERS, OWN, Pair, PairParams
 
-del test_images_too_small_to_convolve_are_refused  # noqa: F821  it has no such check
 del test_several_agents_are_refused  # noqa: F821  it takes them
 del test_pinned_values  # noqa: F821  it has none
 del test_slices_are_exact_under_vmap_too  # noqa: F821  in test_slices.py, which is slow
