@@ -73,6 +73,8 @@ ENTRIES = (
     *(Entry("pqn", f"{game}-MinAtar", 10_000_000, 3) for game in GAMES),
     *(Entry("dqn", env, 500_000, 10) for env in ("CartPole-v1", "Acrobot-v1", "MountainCar-v0")),
     *(Entry("c51", env, 500_000, 10) for env in ("CartPole-v1", "Acrobot-v1")),
+    *(Entry("qrdqn", env, 500_000, 10) for env in ("CartPole-v1", "Acrobot-v1", "MountainCar-v0")),
+    *(Entry("iqn", env, 500_000, 10) for env in ("CartPole-v1", "Acrobot-v1")),
 )
 
 
