@@ -304,8 +304,8 @@ def distort(levels, risk, level):
 def cosines(levels, number):
     """cos(pi i level) for i = 0 to number - 1, equation 4; a new last axis.
 
-    The series of the sine of what is left to a right angle: XLA's cosine takes 9 times as long on a
-    CPU, a quarter of a gradient step.
+    The series of the sine of what is left to a right angle: on a CPU XLA computes cosines one by
+    one, which took a sixth of a gradient step.
     """
     turns = levels[..., None] * (0.5 * jnp.arange(number))
     x = math.pi * (0.5 - 2.0 * jnp.abs(turns - jnp.round(turns)))  # in [-pi / 2, pi / 2]
