@@ -226,8 +226,8 @@ REJAX_SETTINGS = {
         td_lambda=0.9,
     ),
     "dqn": dict(
-        agent="DuelingQNetwork",
-        agent_kwargs={"activation": "swish", "hidden_layer_sizes": HIDDEN_SIZES},
+        agent="DuelingQNetwork",  # has HIDDEN_SIZES, and no others
+        agent_kwargs={"activation": "swish"},
         buffer_size=50_000,
         fill_buffer=DQN_START,
         batch_size=DQN_BATCH,
