@@ -42,7 +42,7 @@ MOUNTAIN_CAR = {
     "exploration_fraction": 0.3,
     "normalize_obs": True,
 }
-# As good as 8 and 8 levels, in half the time.
+# In CartPole better than 8 and 8 levels, in less than two thirds of the time.
 FEW_LEVELS = {"kappa": 100.0, "num_levels": 4, "num_target_levels": 4}
 
 PRESETS: dict[str, dict[str, dict[str, Any]]] = {

@@ -75,15 +75,29 @@ def test_quantile_huber_is_the_plain_sum():
     rng = np.random.default_rng(0)
     quantiles, levels = rng.normal(size=(20, 5)), rng.random((20, 5))
     targets, kappa = 2.0 * rng.normal(size=(20, 7)), 0.5
-    expected = np.zeros(20)
+    expected, slopes = np.zeros(20), np.zeros((20, 5))
     for b in range(20):
-        for q, level in zip(quantiles[b], levels[b]):
+        for i, level in enumerate(levels[b]):
             for target in targets[b]:
-                u = target - q
+                u = target - quantiles[b, i]
                 size = 0.5 * u**2 if abs(u) <= kappa else kappa * (abs(u) - 0.5 * kappa)
                 expected[b] += abs(level - (u < 0)) * size / kappa / 7
-    result = iqn.quantile_huber(*map(jnp.array, (quantiles, levels, targets)), kappa)
-    np.testing.assert_allclose(result, expected, rtol=1e-4)
+                slopes[b, i] -= abs(level - (u < 0)) * np.clip(u, -kappa, kappa) / kappa / 7
+    loss = lambda *arrays: iqn.quantile_huber(*arrays, kappa)
+    arrays = tuple(map(jnp.array, (quantiles, levels, targets)))
+    np.testing.assert_allclose(loss(*arrays), expected, rtol=1e-4)
+    gradient = jax.grad(lambda *arrays: loss(*arrays).sum())(*arrays)
+    np.testing.assert_allclose(gradient, slopes, rtol=1e-4, atol=1e-6)
+
+
+def test_the_product_s_gradients_are_those_of_autodiff():
+    x, kernel, weights = (jax.random.normal(jax.random.key(i), s) for i, s in
+                          enumerate([(2, 3, 4, 5), (2, 5, 6), (2, 3, 4, 6)]))  # fmt: skip
+    gradients = lambda multiply: jax.vmap(
+        jax.grad(lambda x, kernel, weights: (weights * multiply(x, kernel)).sum(), (0, 1))
+    )(x, kernel, weights)
+    for ours, plain in zip(gradients(iqn.product), gradients(jnp.matmul)):
+        np.testing.assert_allclose(ours, plain, rtol=1e-4, atol=1e-5)
 
 
 def test_of_action_takes_the_columns_of_the_actions():

@@ -27,15 +27,19 @@ def random_quantiles(seed=0):
 def test_quantile_huber_is_the_plain_sum_and_rlax_s(kappa):
     quantiles, targets = random_quantiles()
     levels = (np.arange(5) + 0.5) / 5
-    expected = np.zeros(20)
+    expected, slopes = np.zeros(20), np.zeros((20, 5))
     for b in range(20):
         for i in range(5):
             for target in targets[b]:
                 u = target - quantiles[b, i]
                 size = 0.5 * u**2 if abs(u) <= kappa else kappa * (abs(u) - 0.5 * kappa)
                 expected[b] += abs(levels[i] - (u < 0)) * size / kappa / 7
-    result = qrdqn.quantile_huber(jnp.array(quantiles), qrdqn.midpoints(5), targets, kappa)
+                slopes[b, i] -= abs(levels[i] - (u < 0)) * np.clip(u, -kappa, kappa) / kappa / 7
+    loss = lambda q: qrdqn.quantile_huber(q, qrdqn.midpoints(5), targets, kappa)
+    result = loss(jnp.array(quantiles))
     np.testing.assert_allclose(result, expected, rtol=1e-4)
+    gradient = jax.grad(lambda q: loss(q).sum())(jnp.array(quantiles))
+    np.testing.assert_allclose(gradient, slopes, rtol=1e-4, atol=1e-6)
     if kappa == 1.0:  # rlax does not divide by it
         loss = lambda q, t: rlax.quantile_regression_loss(q, jnp.float32(levels), t, kappa)
         np.testing.assert_allclose(result, jax.vmap(loss)(quantiles, targets), rtol=1e-4)

@@ -100,7 +100,7 @@ def compiled(side: Callable, prioritized: bool, buffers: int):
             replay, read = round_(replay, index, jax.random.fold_in(jax.random.key(seed), index))
             return (replay, total + read), None
 
-        start = 4 * dqn.Config().batch_size  # a round's worth of samples is there from the first
+        start = 4 * dqn.Config().batch_size  # as if so many rounds had been: enough to draw from
         carry, _ = jax.lax.scan(body, (create(), 0.0), start + jnp.arange(ROUNDS))
         return carry
 
