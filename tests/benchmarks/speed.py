@@ -18,8 +18,11 @@ minibatches (4); the network, two towers of 64 and 64 tanh units on flattened ob
 a constant learning rate, GAE, clipped surrogate, clipped value loss and entropy bonus; no
 evaluation. PQN: rejax's own settings for CartPole (5 epochs of 16 minibatches, two layers of 64
 units with layer norm), Adam in both. DQN: rejax's own settings for CartPole (10 environments, 5
-gradient steps of 100 samples to a step of each; Polyak averaging, double, duelling, swish); there
-rejax samples without replacement and has one hidden layer less in its streams. Not equal:
+gradient steps of 100 samples to a step of each; Polyak averaging, double, swish), but for its
+duelling network: there value and advantages are two linear layers on the last hidden one. Nearest
+to its products are those of this kit's network without duelling, less one column; with `dueling`
+this kit splits the last hidden layer as well, as the paper has it (dqn-10x1-dueling). rejax's DQN
+samples without replacement. Not equal:
   - rejax clips every element of the gradient, this kit its global norm;
   - rejax resets every environment at every step, this kit holds start states in stock;
   - rejax takes truncation for termination; this kit bootstraps there from the final observation,
@@ -66,6 +69,7 @@ EPOCHS = MINIBATCHES = 4
 PQN_EPOCHS, PQN_MINIBATCHES = 5, 16
 DQN_UPDATES, DQN_BATCH, DQN_START = 5, 100, 5_000
 HIDDEN_SIZES = (64, 64)
+DUELING = (("dueling", True),)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,6 +85,7 @@ class Case:
     num_evals: int = 1  # points of the learning curve, this kit only
     num_eval_episodes: int = 0
     algorithm: str = "ppo"
+    settings: tuple[tuple[str, Any], ...] = ()  # further ones, this kit only
 
     @property
     def timesteps(self) -> int:
@@ -97,6 +102,7 @@ CASES = (  # a run takes some 2 to 6 seconds on two cores
     Case("pqn-16x128", "CartPole-v1", 16, 128, 256, algorithm="pqn"),
     Case("pqn-16x128-8seeds", "CartPole-v1", 16, 128, 64, num_seeds=8, algorithm="pqn"),
     Case("dqn-10x1", "CartPole-v1", 10, 1, 6000, algorithm="dqn"),
+    Case("dqn-10x1-dueling", "CartPole-v1", 10, 1, 6000, algorithm="dqn", settings=DUELING),
     Case("dqn-10x1-8seeds", "CartPole-v1", 10, 1, 2000, num_seeds=8, algorithm="dqn"),
 )
 RESET_CASES = (
@@ -141,7 +147,7 @@ def ours(case: Case) -> Program:
     from algorithms.launch import devices
 
     module = importlib.import_module(f"algorithms.{case.algorithm}")
-    settings = OUR_SETTINGS[case.algorithm]
+    settings = OUR_SETTINGS[case.algorithm] | dict(case.settings)
     if case.algorithm != "dqn":
         settings = settings | {"num_steps": case.num_steps}
     config = module.Config(
@@ -177,7 +183,6 @@ OUR_SETTINGS: dict[str, dict[str, Any]] = {
         buffer_size=50_000,
         batch_size=DQN_BATCH,
         learning_starts=DQN_START,
-        dueling=True,
         tau=0.02,
         exploration_fraction=0.5,
         activation="swish",
@@ -306,7 +311,9 @@ def products(case: Case, num_inputs: int, num_outputs: int) -> collections.Count
 def dqn_products(case: Case, num_inputs: int, num_outputs: int) -> collections.Counter:
     """The same for DQN, in a round of acting and learning; double Q-learning needs two forward
     passes more than the one that has a gradient."""
-    layers = tuple(itertools.pairwise((num_inputs, *HIDDEN_SIZES, num_outputs)))
+    layers = list(itertools.pairwise((num_inputs, *HIDDEN_SIZES, num_outputs)))
+    if dict(case.settings).get("dueling"):
+        layers += itertools.pairwise((*HIDDEN_SIZES, 1))
     counts = collections.Counter((case.num_envs, k, n) for k, n in layers)
     for k, n in layers:
         counts[DQN_BATCH, k, n] += 3 * DQN_UPDATES
