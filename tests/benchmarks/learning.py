@@ -47,6 +47,7 @@ class Entry(NamedTuple):
     seeds: int
 
 
+CLASSIC = ("CartPole-v1", "Acrobot-v1", "MountainCar-v0")
 GAMES = ("Asterix", "Breakout", "Freeway", "SpaceInvaders")
 CELLS = ("", "-gru", "-mingru")  # an LSTM, and what the others' presets end with
 ENTRIES = (
@@ -71,10 +72,9 @@ ENTRIES = (
     Entry("reinforce", "CartPole-v1", 500_000, 10),
     Entry("reinforce", "Acrobot-v1", 500_000, 10),
     *(Entry("pqn", f"{game}-MinAtar", 10_000_000, 3) for game in GAMES),
-    *(Entry("dqn", env, 500_000, 10) for env in ("CartPole-v1", "Acrobot-v1", "MountainCar-v0")),
+    *(Entry("dqn", env, 500_000, 10) for env in CLASSIC),
     *(Entry("c51", env, 500_000, 10) for env in ("CartPole-v1", "Acrobot-v1")),
-    *(Entry("qrdqn", env, 500_000, 10) for env in ("CartPole-v1", "Acrobot-v1", "MountainCar-v0")),
-    *(Entry("iqn", env, 500_000, 10) for env in ("CartPole-v1", "Acrobot-v1")),
+    *(Entry(name, env, 500_000, 10) for name in ("qrdqn", "iqn") for env in CLASSIC),
 )
 
 
