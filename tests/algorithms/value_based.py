@@ -81,13 +81,66 @@ def test_metrics_have_the_points_as_leading_axis(file, trained):
     np.testing.assert_allclose(metrics["epsilon"], [1.0, 0.05, 0.05, 0.05], rtol=1e-5)
 
 
-def test_learning_waits(module, tiny):
+@pytest.fixture(scope="module")
+def points(module, tiny):
+    """A run of CartPole in episodes of at most 12 steps whose buffer keeps everything, and whose
+    target network is copied after 14 gradient steps: what goes a point on, and every state."""
+    config = tiny.replace(buffer_size=96, target_every=14, tau=1.0, num_eval_episodes=0)
+    env, env_params = envs.make(config.env)
+    train = module.make_train(config, env, env_params.replace(max_steps_in_episode=12))
+    states = [train(jax.random.key(0), None, 0)[0]]
+    for _ in range(3):
+        states.append(train(None, states[-1], 1)[0])
+    return train, states
+
+
+def test_learning_waits(points):
     """The first point ends before learning_starts."""
-    train = module.make_train(tiny)
-    start, _ = train(jax.random.key(0), None, 0)
-    state, _ = train(None, start, 1)
+    _, (start, state, *_) = points
     for name in ("policy", "target_params", "opt_state", "updates"):
         assert_same(getattr(state, name), getattr(start, name))
+
+
+def test_transitions_lead_to_what_came_before_any_restart(points):
+    """Held against CartPole's own equations and limits."""
+    replay = points[1][-1].replay
+    replay = jax.tree.map(np.asarray, getattr(replay, "transitions", replay))
+    x, x_next = replay.observation, replay.final_observation
+    np.testing.assert_allclose(x_next[:, [0, 2]], x[:, [0, 2]] + 0.02 * x[:, [1, 3]], atol=1e-6)
+    fallen = (np.abs(x_next[:, 0]) > 2.4) | (np.abs(x_next[:, 2]) > np.deg2rad(12))
+    np.testing.assert_array_equal(replay.terminated, fallen)
+    for env in (slice(0, None, 2), slice(1, None, 2)):  # two environments in turn
+        done, age = replay.done[env], 0
+        for step in range(len(done) - 1):
+            age += 1
+            assert done[step] == (replay.terminated[env][step] or age == 12)
+            age *= not done[step]
+            follows = np.array_equal(x[env][step + 1], x_next[env][step])
+            assert follows != done[step]
+    assert (replay.done & ~replay.terminated).any()
+
+
+def test_targets_are_copied_on_time(points):
+    """14 gradient steps end the second point, and 16 are in the third."""
+    *_, second, third = points[1]
+    assert (int(second.updates), int(third.updates)) == (14, 30)
+    near = lambda a, b: jax.tree.all(jax.tree.map(lambda x, y: np.allclose(x, y, 1e-5, 1e-7), a, b))
+    assert near(second.target_params, second.policy.params)
+    for other in (second, third):
+        assert not near(third.target_params, other.policy.params)
+
+
+def test_the_learning_rate_is_annealed(points):
+    """From the same state, steps are longer where it is earlier in the run: rates add up to
+    16 + ... + 9 there, to 8 + ... + 1 here."""
+    train, (*_, state, _) = points
+    distance = []
+    for round_ in (8, 16):
+        with jax.debug_key_reuse(False):
+            late, _ = train(None, state.replace(round=jnp.int32(round_)), 1)
+        change = jax.tree.map(jnp.subtract, late.policy.params, state.policy.params)
+        distance.append(sum(float((x**2).sum()) for x in jax.tree.leaves(change)) ** 0.5)
+    assert distance[1] < 0.6 * distance[0]
 
 
 def test_the_buffer_is_never_copied(module, tiny, vmapped_keys):
