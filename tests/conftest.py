@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import importlib.util
 import os
 
 import jax
@@ -24,6 +25,15 @@ AS_FOR_USERS = {
     "xla_llvm_disable_expensive_passes": False,
     "xla_cpu_use_fusion_emitters": True,
 }
+
+
+def pytest_collection_modifyitems(items):
+    """Tests of optional libraries run where these are installed; `-m needs` are those tests."""
+    for item in items:
+        for marker in item.iter_markers("needs"):
+            (library,) = marker.args
+            if importlib.util.find_spec(library) is None:
+                item.add_marker(pytest.mark.skip(reason=f"pip install {library}"))
 
 
 @contextlib.contextmanager

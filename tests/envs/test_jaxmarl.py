@@ -11,7 +11,7 @@ import pytest
 import envs
 from envs.batch import transition
 
-pytest.importorskip("jaxmarl")
+pytestmark = pytest.mark.needs("jaxmarl")
 
 SMAX = ("HeuristicEnemySMAX", {"scenario": "3m"})
 SPREAD = ("MPE_simple_spread_v3", {})

@@ -349,6 +349,7 @@ def test_an_environment_that_cannot_be_drawn_is_refused_before_training(capsys, 
     assert code == 2 and "cannot be drawn" in err and not list(tmp_path.iterdir())
 
 
+@pytest.mark.needs("tensorboardX")
 def test_trackers_get_every_point(capsys, tmp_path):
     words = ("--num-evals", 3, "--tensorboard", "--run-dir-root", tmp_path)
     assert main(capsys, *words)[0] == 0

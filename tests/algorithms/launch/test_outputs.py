@@ -248,6 +248,7 @@ def test_scalars_of_games_and_of_one_seed():
     assert trackers.scalars({"loss": np.array([2.0])}, [7]) == {"loss": 2.0}
 
 
+@pytest.mark.needs("tensorboardX")
 def test_tensorboard_files_read_back(tmp_path):
     (tracker,) = _open(tmp_path, tensorboard=True)
     gif = _gif(tmp_path / "e.gif")
@@ -265,6 +266,7 @@ def test_tensorboard_files_read_back(tmp_path):
     assert found[300]["eval_return"] == 5.0 and found[100]["eval_return"] == 4.0
 
 
+@pytest.mark.needs("tensorboardX")
 def test_tensorboard_folder_per_seed(tmp_path):
     (tracker,) = _open(tmp_path, tensorboard=True, one_run_per_seed=True)
     tracker.log(POINT, 100)
@@ -300,6 +302,7 @@ def test_wandb_run_per_seed(tmp_path, monkeypatch):
         _assert_row(runs[ids[f"a run__seed_{seed}"]][0], expected)
 
 
+@pytest.mark.needs("tensorboardX")
 def test_a_tracker_that_fails_warns_once_and_the_run_goes_on(tmp_path, monkeypatch, capsys):
     (tracker,) = _open(tmp_path, tensorboard=True)
 
