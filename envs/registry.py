@@ -6,15 +6,17 @@ import importlib
 import inspect
 from typing import Any
 
-# The kit's own environments: name to (module, class).
+import jax
+
+# The kit's own environments: name to (module of this package, class).
 OWN: dict[str, tuple[str, str]] = {
-    "Pursuit-v0": ("envs.pursuit", "Pursuit"),
-    "Navigator-v0": ("envs.navigation", "Navigation"),
-    "MultiNavigator-v0": ("envs.navigation", "MultiNavigation"),
+    "Pursuit-v0": (".pursuit", "Pursuit"),
+    "Navigator-v0": (".navigation", "Navigation"),
+    "MultiNavigator-v0": (".navigation", "MultiNavigation"),
 }
 # Outside libraries, asked for as `library/name`: the adapter's module. An adapter has `names()`
 # and `construct(name, settings)`, which returns an environment and the settings that are left.
-LIBRARIES: dict[str, str] = {"jaxmarl": "envs.jaxmarl"}
+LIBRARIES: dict[str, str] = {"jaxmarl": ".jaxmarl"}
 
 # Constructor arguments of wrappers that `make` applies to any environment.
 WRAPPER_SETTINGS = {
@@ -62,7 +64,9 @@ def make(env: Any, **settings: Any) -> tuple[Any, Any]:
 
 @functools.cache
 def _cached(name: str, settings: tuple[tuple[str, Any], ...]) -> tuple[Any, Any]:
-    return _build(name, dict(settings))
+    # What is kept must be made of arrays, also where it is first asked for inside a trace.
+    with jax.ensure_compile_time_eval():
+        return _build(name, dict(settings))
 
 
 def _build(env: Any, settings: dict[str, Any]) -> tuple[Any, Any]:
@@ -109,7 +113,7 @@ def _construct(name: str, settings: dict[str, Any]) -> tuple[Any, dict[str, Any]
     """
     library, _, rest = name.partition("/")
     if library in LIBRARIES and rest:
-        adapter = importlib.import_module(LIBRARIES[library])
+        adapter = importlib.import_module(LIBRARIES[library], __package__)
         if rest not in adapter.names():
             raise ValueError(_unknown(f"environment of {library}", rest, adapter.names()))
         return adapter.construct(rest, settings)
@@ -118,7 +122,7 @@ def _construct(name: str, settings: dict[str, Any]) -> tuple[Any, dict[str, Any]
         raise ValueError(_unknown("environment", name, [*names(), *libraries]))
     if name in OWN:
         module, factory = OWN[name]
-        factory = getattr(importlib.import_module(module), factory)
+        factory = getattr(importlib.import_module(module, __package__), factory)
     else:
         from envs.gymnax import gymnax
 
