@@ -24,15 +24,8 @@ of proximal policy optimization" (ICLR blog track):
   normalisation and clipping of observations and rewards (flags, off).
 Unlike the list: a truncated episode bootstraps from the value of its final observation, and
 normalisation statistics stand still during a rollout and the learning from it.
-
-The calls of `envs`, for whoever takes this file elsewhere: `make` builds a gymnax environment;
-`batch` steps many of them, restarting those that end (`info["final_observation"]` is what came
-before the restart); `evaluate` plays whole episodes; `EpisodeStatistics` average the returns of
-training episodes; `RunningStatistics` are a mean and a variance; `discounted_returns` sums up.
 """
 
-import functools
-import itertools
 import math
 import sys
 from collections.abc import Callable
@@ -40,19 +33,14 @@ from typing import Any, NamedTuple
 
 import distrax
 import flax.linen as nn
-import flax.traverse_util
 import jax
 import jax.numpy as jnp
 import optax
 from flax import struct
-from jax.flatten_util import ravel_pytree
 
 import envs
-
-
-def static(default: Any) -> Any:
-    """A field that shapes the program; the others are floats and may be traced or batched."""
-    return struct.field(pytree_node=False, default=default)
+from algorithms import parts
+from algorithms.parts import static
 
 
 @struct.dataclass
@@ -90,86 +78,61 @@ class Config:
 # --- network ----------------------------------------------------------------------------------
 
 
-class Torso(nn.Module):
-    """Observations (batch, ...) to features (batch, hidden_sizes[-1])."""
-
-    config: Config
-
-    @nn.compact
-    def __call__(self, x):
-        activation = getattr(nn, self.config.activation)
-        if x.ndim == 4 and self.config.conv_features:
-            # A 3x3 convolution as patches times a matrix: on a CPU XLA's own is 9 times slower.
-            height, width = x.shape[1] - 2, x.shape[2] - 2
-            patches = [x[:, i : i + height, j : j + width] for i in range(3) for j in range(3)]
-            x = activation(nn.Dense(self.config.conv_features)(jnp.concatenate(patches, -1)))
-        x = x.reshape(x.shape[0], -1)
-        for size in self.config.hidden_sizes:
-            x = activation(nn.Dense(size)(x))
-        return x
-
-
-class ActorOutput(NamedTuple):
+class Actions(NamedTuple):
     """What determines the distribution over actions."""
 
     output: jax.Array  # logits (batch, num_actions), or means (batch, dimensions)
     log_std: jax.Array | None  # (dimensions,), continuous actions only
 
+    def distribution(self):
+        if self.log_std is None:
+            return distrax.Categorical(logits=self.output)
+        std = jnp.broadcast_to(jnp.exp(self.log_std), self.output.shape)
+        return distrax.MultivariateNormalDiag(self.output, std)
+
+    def sample(self, noise):
+        """From standard Gumbel (discrete) or normal noise, drawn for a whole rollout at once."""
+        if self.log_std is None:
+            return jnp.argmax(self.output + noise, axis=-1)
+        return self.output + jnp.exp(self.log_std) * noise
+
+    def log_prob_and_entropy(self, action):
+        """Both (batch,). A distrax.Categorical would normalise its logits once more for each."""
+        policy = self.distribution()
+        if self.log_std is not None:
+            return policy.log_prob(action), policy.entropy()
+        log_probs = policy.logits
+        chosen = jax.nn.one_hot(action, log_probs.shape[-1])
+        return (log_probs * chosen).sum(-1), -(jnp.exp(log_probs) * log_probs).sum(-1)
+
 
 class ActorCritic(nn.Module):
-    """Observations (batch, ...) to an ActorOutput, and to values (batch,)."""
+    """Observations (batch, ...) to Actions, and to values (batch,)."""
 
     config: Config
-    discrete: bool
-    num_outputs: int  # actions, or dimensions of the action
+    space: Any  # of actions
 
     def setup(self):
-        self.actor_torso = Torso(self.config)
-        self.critic_torso = self.actor_torso if self.config.shared_torso else Torso(self.config)
-        self.actor_head = nn.Dense(self.num_outputs)
-        self.critic_head = nn.Dense(1)
-        if not self.discrete:
-            self.log_std = self.param("log_std", nn.initializers.zeros, (self.num_outputs,))
+        torso = (self.config.hidden_sizes, self.config.activation, self.config.conv_features)
+        size = parts.num_outputs(self.space)
+        self.actor_torso = parts.Torso(*torso)
+        self.critic_torso = self.actor_torso if self.config.shared_torso else parts.Torso(*torso)
+        self.actor_head, self.critic_head = nn.Dense(size), nn.Dense(1)
+        if not parts.is_discrete(self.space):
+            self.log_std = self.param("log_std", nn.initializers.zeros, (size,))
 
-    def actor(self, x):
+    def actor(self, x, mask=None):
+        """Where the mask (batch, num_actions) is False, an action has no probability."""
         output = self.actor_head(self.actor_torso(x))
-        return ActorOutput(output, None if self.discrete else self.log_std)
+        if not parts.is_discrete(self.space):
+            return Actions(output, self.log_std)
+        return Actions(output if mask is None else jnp.where(mask, output, -1e9), None)
 
     def critic(self, x):
         return self.critic_head(self.critic_torso(x))[..., 0]
 
-    def __call__(self, x):
-        return self.actor(x), self.critic(x)
-
-
-def make_network(config: Config, env: Any, env_params: Any) -> ActorCritic:
-    space = env.action_space(env_params)
-    discrete = hasattr(space, "n")
-    return ActorCritic(config, discrete, space.n if discrete else math.prod(space.shape))
-
-
-def initialize(network: nn.Module, key: jax.Array, observation: jax.Array) -> Any:
-    """Parameters with orthogonal kernels and all else zero.
-
-    The polar factor of a Gaussian matrix is uniform over orthogonal matrices. Newton-Schulz finds
-    it without LAPACK, whose batched QR can hang on CPUs under vmap; all at once compile fastest.
-    """
-    shapes = flax.traverse_util.flatten_dict(jax.eval_shape(network.init, key, observation))
-    params = {path: jnp.zeros(leaf.shape) for path, leaf in shapes.items()}
-    kernels = {path: leaf for path, leaf in params.items() if path[-1] == "kernel"}
-    *starts, total = itertools.accumulate(leaf.size for leaf in kernels.values())
-    noise = jnp.split(jax.random.normal(key, (total,)), starts)
-    matrices = [x.reshape(-1, leaf.shape[-1]) for x, leaf in zip(noise, kernels.values())]
-    polars = [x / jnp.linalg.norm(x) if len(x) >= x.shape[1] else x.T / jnp.linalg.norm(x)
-              for x in matrices]  # fmt: skip
-    refine = lambda _, polars: [1.5 * x - 0.5 * x @ (x.T @ x) for x in polars]
-    polars = jax.lax.fori_loop(0, 40, refine, polars)
-    gains = {"actor_head": 0.01, "critic_head": 1.0}
-    for path, x, matrix in zip(kernels, polars, matrices):
-        orthogonal = x if x.shape == matrix.shape else x.T
-        gain = gains.get(path[1], math.sqrt(2))
-        params[path] = gain * orthogonal.reshape(params[path].shape)
-    return flax.traverse_util.unflatten_dict(params)
+    def __call__(self, x, mask=None):
+        return self.actor(x, mask), self.critic(x)
 
 
 # --- data types -------------------------------------------------------------------------------
@@ -180,19 +143,7 @@ class PolicyState:
     """What acting needs."""
 
     params: Any
-    obs_stats: envs.RunningStatistics
-
-
-@struct.dataclass
-class Collector:
-    """Where data collection stands, with random numbers of its own."""
-
-    rng: jax.Array
-    env_state: envs.BatchState
-    observation: jax.Array  # (num_envs, ...)
-    episodes: envs.EpisodeStatistics
-    discounted_return: jax.Array  # (num_envs,), of the rewards so far
-    reward_stats: envs.RunningStatistics  # of discounted returns
+    obs_stats: parts.RunningStatistics
 
 
 @struct.dataclass
@@ -201,8 +152,12 @@ class TrainState:
 
     policy: PolicyState
     opt_state: optax.OptState
-    collector: Collector
-    rng: jax.Array  # for the order of samples
+    env_state: envs.BatchState
+    observation: jax.Array  # (num_envs, ...)
+    episodes: parts.EpisodeStatistics
+    reward_scale: parts.RewardScale
+    rollout_rng: jax.Array  # for acting and the environments
+    order_rng: jax.Array  # for the order of samples
     eval_rng: jax.Array  # the same at every evaluation
     update: jax.Array  # rollouts learned from so far, int32
 
@@ -211,10 +166,11 @@ class Transition(NamedTuple):
     """A rollout; leading axes (num_steps, num_envs)."""
 
     observation: jax.Array
+    mask: jax.Array | None  # actions that may be taken
     action: jax.Array  # unclipped
     reward: jax.Array
     terminated: jax.Array
-    truncated: jax.Array
+    done: jax.Array  # terminated or truncated
     final_observation: jax.Array  # what the action led to, before any restart
 
 
@@ -222,6 +178,7 @@ class Batch(NamedTuple):
     """Samples to learn from; leading axis num_steps * num_envs, or that of a minibatch."""
 
     observation: jax.Array  # normalised
+    mask: jax.Array | None
     action: jax.Array
     log_prob: jax.Array
     value: jax.Array
@@ -229,26 +186,14 @@ class Batch(NamedTuple):
     target: jax.Array
 
 
-class Learner(NamedTuple):
+class Learned(NamedTuple):
     """The carry of the epochs."""
 
     params: Any
     opt_state: optax.OptState
-    epoch: jax.Array  # epochs done, int32
+    epochs: jax.Array  # done, int32
     kl: jax.Array  # mean over the last one
-    sums: dict[str, jax.Array]  # LOSS_METRICS, summed over epochs
-
-
-class Progress(NamedTuple):
-    """The carry of the updates between two points of the learning curve."""
-
-    state: TrainState
-    sums: dict[str, jax.Array]  # all metrics of an update, summed
-
-
-LOSSES = ("loss", "policy_loss", "value_loss")
-LOSS_METRICS = (*LOSSES, "entropy", "approx_kl", "clip_fraction", "grad_norm")
-UPDATE_METRICS = (*LOSS_METRICS, "mean_value", "explained_variance", "epochs")
+    sums: dict[str, jax.Array]  # metrics, summed over epochs
 
 
 # --- formulas ---------------------------------------------------------------------------------
@@ -294,265 +239,171 @@ def kl_estimate(log_ratio):
 
 
 def explained_variance(values, targets):
-    """1 if values predict targets, 0 if no better than their mean."""
-    return 1.0 - jnp.var(targets - values) / jnp.var(targets)
+    """1 if values predict targets, 0 if no better than their mean; nothing if none differ."""
+    variance = jnp.var(targets)
+    differ = variance > 1e-12 * jnp.square(targets).mean()  # by more than rounding
+    share = 1.0 - jnp.var(targets - values) / jnp.where(differ, variance, 1.0)
+    return parts.Average(jnp.where(differ, share, 0.0), differ)
 
 
-def annealing(epoch, num_epochs, num_minibatches):
-    """Factors for the gradient steps of an epoch, (num_minibatches,): linear from 1 to 0 over the
-    run, counted in nominal progress (a run whose epochs end early anneals no later)."""
-    done = epoch + jnp.arange(num_minibatches) / num_minibatches
-    return jnp.maximum(1.0 - done / num_epochs, 0.0)
+def learning_rates(config, num_updates, update, epoch):
+    """Of the gradient steps of an epoch, (num_minibatches,): linear to zero over the run, counted
+    in nominal progress (a run whose epochs end early anneals no later)."""
+    epochs = update.astype(jnp.float32) * config.update_epochs + epoch
+    done = epochs + jnp.arange(config.num_minibatches) / config.num_minibatches
+    left = jnp.maximum(1.0 - done / float(num_updates * config.update_epochs), 0.0)
+    return config.learning_rate * (left if config.anneal_lr else jnp.ones_like(left))
 
 
-def permutations(key, number, size):
-    """Random orders of range(size), (number, size).
-
-    Sorting random numbers, as jax.random.permutation does, can take longer than learning from the
-    samples. Here the numbers are written as a table, and every column is turned by a random
-    amount, then every row, six times: a Feistel network (Luby and Rackoff 1988).
-    """
-    rows = next(d for d in range(math.isqrt(size), 0, -1) if size % d == 0)
-    columns = size // rows
-    if rows < 8:  # too narrow to mix
-        keys = jax.random.split(key, number)
-        return jax.vmap(jax.random.permutation, (0, None))(keys, size)
-    bits = jax.random.bits(key, (number * 6 * (rows + columns),))  # flat: compiles much faster
-    turns = (bits % size).astype(jnp.int32).reshape(number, 6, rows + columns)
-
-    def turn(position, turns):
-        row, column = position
-        row = (row + turns[:columns][column]) % rows
-        column = (column + turns[columns:][row]) % columns
-        return (row, column), None
-
-    def shuffle(turns):
-        row, column = jax.lax.scan(turn, jnp.divmod(jnp.arange(size), columns), turns)[0]
-        return row * columns + column
-
-    return jax.vmap(shuffle)(turns)
-
-
-# --- policy -----------------------------------------------------------------------------------
+# --- acting and training ----------------------------------------------------------------------
 
 
 def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Callable:
-    """Returns policy(state, observation, memory=None, rng=None) -> action, memory.
+    """Returns policy(state, observation, memory=None, rng=None, mask=None) -> action, memory.
 
     For one environment. The most probable action, or the mean, without rng; a sample with it.
+    mask (num_actions,): what `env.action_mask` allows.
     """
-    if env is None:
-        env, env_params = envs.make(config.env, **dict(config.env_settings))
-    network = make_network(config, env, env_params)
+    env, env_params = parts.world(config, env, env_params)
+    space = env.action_space(env_params)
+    network = ActorCritic(config, space)
 
-    def policy(state, observation, memory=None, rng=None):
-        x = normalize(config, state.policy.obs_stats, observation[None])
-        actions = distribution(network.apply(state.policy.params, x, method="actor"))
+    def policy(state, observation, memory=None, rng=None, mask=None):
+        x = normalize(config, state.policy, observation)[None]
+        actions = network.apply(state.policy.params, x, mask, method="actor").distribution()
         action = actions.mode() if rng is None else actions.sample(seed=rng)
-        return to_space(action[0], env.action_space(env_params)), memory
+        return parts.clip_to(space, action[0]), memory
 
     return policy
 
 
-def normalize(config, obs_stats, observation):
+def normalize(config, policy, observation):
     """Observations as the network sees them."""
     observation = observation.astype(jnp.float32)
-    return obs_stats.normalize(observation) if config.normalize_obs else observation
-
-
-def distribution(actor: ActorOutput):
-    if actor.log_std is None:
-        return distrax.Categorical(logits=actor.output)
-    std = jnp.broadcast_to(jnp.exp(actor.log_std), actor.output.shape)
-    return distrax.MultivariateNormalDiag(actor.output, std)
-
-
-def log_prob_and_entropy(actor: ActorOutput, action):
-    """Both (batch,). The logits of a distrax.Categorical are normalised, yet either of its
-    methods would normalise them again; gradient steps this small would feel it."""
-    policy = distribution(actor)
-    if actor.log_std is not None:
-        return policy.log_prob(action), policy.entropy()
-    log_probs = policy.logits
-    chosen = jax.nn.one_hot(action, log_probs.shape[-1])
-    return (log_probs * chosen).sum(-1), -(jnp.exp(log_probs) * log_probs).sum(-1)
-
-
-def sample(actor: ActorOutput, noise):
-    """Actions from standard Gumbel (discrete) or normal noise, drawn beforehand for a whole
-    rollout: many random numbers at once cost far less than a few at every step."""
-    if actor.log_std is None:
-        return jnp.argmax(actor.output + noise, axis=-1)
-    return actor.output + jnp.exp(actor.log_std) * noise
-
-
-def to_space(action, space):
-    """The action that the environment takes; leading axes are kept."""
-    if hasattr(space, "n"):
-        return action
-    return jnp.clip(action.reshape(action.shape[:-1] + space.shape), space.low, space.high)
-
-
-# --- training ---------------------------------------------------------------------------------
+    return policy.obs_stats.normalize(observation) if config.normalize_obs else observation
 
 
 def check(config: Config, env: Any, env_params: Any) -> None:
     """Raises a ValueError that names the setting, its value and what would do."""
     positive = ("total_timesteps", "num_envs", "num_steps", "update_epochs", "num_minibatches")
-    sizes = [(name, getattr(config, name), 1) for name in (*positive, "num_evals")]
-    sizes += [(name, getattr(config, name), 0) for name in ("num_eval_episodes", "conv_features")]
-    sizes += [("hidden_sizes", size, 1) for size in config.hidden_sizes]
-    for name, value, least in sizes:
-        if type(value) is not int or value < least:
-            raise ValueError(f"{name}={value!r}: give a whole number, {least} or more")
-    if not callable(getattr(nn, config.activation, None)):
-        raise ValueError(f"activation={config.activation!r}: flax.linen has tanh, relu, ...")
-    batch_size, number = config.num_envs * config.num_steps, config.num_minibatches
-    if batch_size % number:
-        divisors = [d for d in range(1, batch_size + 1) if batch_size % d == 0]
-        near = sorted(sorted(divisors, key=lambda d: abs(d - number))[:4])
-        raise ValueError(
-            f"num_minibatches={number} does not divide num_envs * num_steps = {config.num_envs} * "
-            f"{config.num_steps} = {batch_size}; {', '.join(map(str, near))} do"
-        )
-    if config.normalize_advantage and batch_size == number:
+    parts.check_sizes(config, (*positive, "num_evals"), ("num_eval_episodes", "conv_features"))
+    parts.check_spaces("ppo", config, env, env_params, box=True, masks=True)
+    size, number = config.num_envs * config.num_steps, config.num_minibatches
+    what = f"num_envs * num_steps = {config.num_envs} * {config.num_steps} = {size}"
+    parts.check_divides("num_minibatches", number, what, size)
+    if config.normalize_advantage and size == number:
         raise ValueError(
             f"num_minibatches={number} leaves one sample to a minibatch, and normalize_advantage "
             f"makes its advantage zero; {max(1, number // 2)} would do"
         )
-    if hasattr(env, "num_agents"):
-        raise ValueError(f"{env.name} has several agents; ippo takes it")
-    actions, observations = env.action_space(env_params), env.observation_space(env_params)
-    if not (hasattr(actions, "n") or hasattr(actions, "low")):
-        raise ValueError(f"{env.name} has actions {actions}; ppo takes Discrete and Box")
-    if not hasattr(observations, "low"):
-        raise ValueError(f"{env.name} has observations {observations}; ppo takes Box")
-    shape = tuple(observations.shape)
-    if config.conv_features and len(shape) == 3 and min(shape[:2]) < 3:
-        raise ValueError(
-            f"conv_features={config.conv_features} needs images of 3x3 or more, and {env.name} has "
-            f"{shape}; 0 would do"
-        )
+    parts.num_updates(config, size)
 
 
 def make_train(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns the jitted train(rng, state=None, num_evals=None) -> state, metrics.
 
-    Without a state training starts; with one it goes on, and rng is not used. num_evals (static)
-    is how many points of the learning curve to run, by default all; 0 without a state gives the
-    initial one. Metrics have the points as leading axis. Floats of config and env_params may be
-    traced, so train can be vmapped over them as well as over rng.
+    `parts.program` says what it takes; without env and env_params they are those of the config.
 
     Raises:
       ValueError: a setting that cannot work, or a space that PPO cannot take.
     """
-    if env is None:
-        env, env_params = envs.make(config.env, **dict(config.env_settings))
+    env, env_params = parts.world(config, env, env_params)
     check(config, env, env_params)
-    # Arguments of the compiled program, all strongly typed: other values do not compile again.
-    strong = lambda x: jnp.asarray(x, jnp.result_type(x))
-    floats = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), config)
-    env_params = jax.tree.map(strong, env_params)
-
-    def train(rng, state=None, num_evals=None):
-        num_evals = config.num_evals if num_evals is None else num_evals
-        return _train(floats, env_params, rng, state, env=env, num_evals=num_evals)
-
-    return train
+    return parts.program(learner, config, env, env_params)
 
 
-@functools.partial(jax.jit, static_argnames=("env", "num_evals"))
-def _train(config, env_params, rng, state, *, env, num_evals):
+def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
+    """How a run begins, and an update: one rollout and what is learned from it."""
     batch_size = config.num_envs * config.num_steps
-    updates_per_point = math.ceil(config.total_timesteps / batch_size / config.num_evals)
-    num_epochs = updates_per_point * config.num_evals * config.update_epochs  # of the whole run
+    num_updates = parts.num_updates(config, batch_size)
     environments = envs.batch(env, config.num_envs, config.num_steps)
-    action_space = env.action_space(env_params)
-    network = make_network(config, env, env_params)
-    policy = make_policy(config, env, env_params)
-    optimizer = optax.chain(
-        optax.clip_by_global_norm(config.max_grad_norm), optax.scale_by_adam(eps=config.adam_eps)
+    space = env.action_space(env_params)
+    network = ActorCritic(config, space)
+    optimizer = parts.FlatOptimizer(
+        optax.chain(
+            optax.clip_by_global_norm(config.max_grad_norm),
+            optax.scale_by_adam(eps=config.adam_eps),
+        )
     )
 
-    def initial_state(rng):
-        rng, network_rng, reset_rng, collector_rng, eval_rng = jax.random.split(rng, 5)
+    def init(rng):
+        order_rng, network_rng, reset_rng, rollout_rng, eval_rng = jax.random.split(rng, 5)
         observation, env_state = environments.reset(reset_rng, env_params)
-        params = initialize(network, network_rng, observation.astype(jnp.float32))
+        x = observation.astype(jnp.float32)
+        params = parts.orthogonal(network, network_rng, x, actor_head=0.01, critic_head=1.0)
         return TrainState(
-            policy=PolicyState(params, envs.RunningStatistics.create(observation.shape[1:])),
-            opt_state=optimizer.init(ravel_pytree(params)[0]),
-            collector=Collector(
-                collector_rng,
-                env_state,
-                observation,
-                episodes=envs.EpisodeStatistics.create(config.num_envs),
-                discounted_return=jnp.zeros(config.num_envs),
-                reward_stats=envs.RunningStatistics.create(),
-            ),
-            rng=rng,
+            policy=PolicyState(params, parts.RunningStatistics.create(observation.shape[1:])),
+            opt_state=optimizer.init(params),
+            env_state=env_state,
+            observation=observation,
+            episodes=parts.EpisodeStatistics.create(config.num_envs),
+            reward_scale=parts.RewardScale.create(config.num_envs),
+            rollout_rng=rollout_rng,
+            order_rng=order_rng,
             eval_rng=eval_rng,
             update=jnp.zeros((), jnp.int32),
         )
 
-    def collect(policy_state, collector):
+    def collect(state):
         """A rollout. Values and log_probs are left for later, for all steps at once."""
-        rng, start_rng, step_rng, noise_rng = jax.random.split(collector.rng, 4)
-        env_state = environments.refill(start_rng, collector.env_state, env_params)
-        draw = jax.random.gumbel if network.discrete else jax.random.normal
-        noise = draw(noise_rng, (batch_size * network.num_outputs,))
-        noise = noise.reshape(config.num_steps, config.num_envs, network.num_outputs)
+        rng, start_rng, step_rng, noise_rng = jax.random.split(state.rollout_rng, 4)
+        draw = jax.random.gumbel if parts.is_discrete(space) else jax.random.normal
+        shape = config.num_steps, config.num_envs, parts.num_outputs(space)
+        noise = draw(noise_rng, (math.prod(shape),)).reshape(shape)
 
-        def step(collector, inputs):
+        def step(state, inputs):
             step_rng, noise = inputs
-            x = normalize(config, policy_state.obs_stats, collector.observation)
-            action = sample(network.apply(policy_state.params, x, method="actor"), noise)
+            x = normalize(config, state.policy, state.observation)
+            mask = environments.action_mask(state.env_state, env_params)
+            action = network.apply(state.policy.params, x, mask, method="actor").sample(noise)
             observation, env_state, reward, terminated, truncated, info = environments.step(
-                step_rng, collector.env_state, to_space(action, action_space), env_params
+                step_rng, state.env_state, parts.clip_to(space, action), env_params
             )
             transition = Transition(
-                observation=collector.observation,
+                observation=state.observation,
+                mask=mask,
                 action=action,
                 reward=reward,
                 terminated=terminated,
-                truncated=truncated,
+                done=terminated | truncated,
                 final_observation=info["final_observation"],
             )
-            return collector.replace(env_state=env_state, observation=observation), transition
+            return state.replace(env_state=env_state, observation=observation), transition
 
-        collector = collector.replace(rng=rng, env_state=env_state)
-        return jax.lax.scan(step, collector, (jax.random.split(step_rng, config.num_steps), noise))
+        env_state = environments.refill(start_rng, state.env_state, env_params)
+        state = state.replace(env_state=env_state, rollout_rng=rng)
+        return jax.lax.scan(step, state, (jax.random.split(step_rng, config.num_steps), noise))
 
-    def make_batch(policy_state, reward_stats, rollout):
+    def evaluate(state, rollout):
         """Samples with advantages and targets."""
         flat = jax.tree.map(lambda x: x.reshape(batch_size, *x.shape[2:]), rollout)
-        x = normalize(config, policy_state.obs_stats, flat.observation)
-        final_x = normalize(config, policy_state.obs_stats, flat.final_observation)
-        actor, values = network.apply(policy_state.params, x)
-        next_values = network.apply(policy_state.params, final_x, method="critic")
-        reward = reward_stats.scale(rollout.reward) if config.normalize_reward else rollout.reward
+        x = normalize(config, state.policy, flat.observation)
+        final_x = normalize(config, state.policy, flat.final_observation)
+        actions, values = network.apply(state.policy.params, x, flat.mask)
+        next_values = network.apply(state.policy.params, final_x, method="critic")
+        reward = rollout.reward
         advantages = gae(
-            reward,
+            state.reward_scale.scale(reward) if config.normalize_reward else reward,
             values.reshape(reward.shape),
             next_values.reshape(reward.shape),
             rollout.terminated,
-            rollout.terminated | rollout.truncated,
+            rollout.done,
             config.gamma,
             config.gae_lambda,
         ).reshape(batch_size)
-        log_prob, _ = log_prob_and_entropy(actor, flat.action)
-        return Batch(x, flat.action, log_prob, values, advantages, advantages + values)
+        log_prob, _ = actions.log_prob_and_entropy(flat.action)
+        return Batch(x, flat.mask, flat.action, log_prob, values, advantages, advantages + values)
 
     def loss(params, batch):
-        actor, values = network.apply(params, batch.observation)
-        log_prob, entropy = log_prob_and_entropy(actor, batch.action)
-        log_ratio, advantages = log_prob - batch.log_prob, batch.advantage
+        actions, values = network.apply(params, batch.observation, batch.mask)
+        log_prob, entropy = actions.log_prob_and_entropy(batch.action)
+        log_ratio, advantages, entropy = log_prob - batch.log_prob, batch.advantage, entropy.mean()
         if config.normalize_advantage:
             advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
         policy_loss = clipped_surrogate(log_ratio, advantages, config.clip_eps)
         value_loss = value_error(
             values, batch.value, batch.target, config.clip_eps, config.clip_vloss
         )
-        entropy = entropy.mean()
         total = policy_loss + config.vf_coef * value_loss - config.ent_coef * entropy
         return total, {
             "loss": total,
@@ -563,103 +414,64 @@ def _train(config, env_params, rng, state, *, env, num_evals):
             "clip_fraction": (jnp.abs(jnp.expm1(log_ratio)) > config.clip_eps).mean(),
         }
 
-    def learn(state, batch, rng):
+    def learn(state, batch):
         """Epochs of minibatches, until the KL has gone too far."""
-        orders = permutations(rng, config.update_epochs, batch_size)
+        rng, order_rng = jax.random.split(state.order_rng)
+        orders = parts.permutations(order_rng, config.update_epochs, batch_size)
 
-        def minibatch(carry, inputs):
+        def gradient_step(carry, inputs):
             params, opt_state = carry
             indices, learning_rate = inputs
             samples = jax.tree.map(lambda x: x[indices], batch)
             grads, metrics = jax.grad(loss, has_aux=True)(params, samples)
-            # One long vector: fewer and larger operations than leaf by leaf.
-            grads, unravel = ravel_pytree(grads)
-            direction, opt_state = optimizer.update(grads, opt_state)
-            step = unravel(learning_rate * direction)
-            metrics["grad_norm"] = optax.tree.norm(grads)
-            return (jax.tree.map(jnp.subtract, params, step), opt_state), metrics
+            params, opt_state, norm = optimizer.step(params, opt_state, grads, learning_rate)
+            return (params, opt_state), metrics | {"grad_norm": norm}
 
-        def epoch(learner):
-            rates = jnp.full(config.num_minibatches, config.learning_rate)
-            if config.anneal_lr:
-                epochs = state.update * config.update_epochs + learner.epoch
-                rates *= annealing(epochs, num_epochs, config.num_minibatches)
-            order = orders[learner.epoch].reshape(config.num_minibatches, -1)
-            (params, opt_state), metrics = jax.lax.scan(
-                minibatch, (learner.params, learner.opt_state), (order, rates)
-            )
+        def epoch(learned):
+            order = orders[learned.epochs].reshape(config.num_minibatches, -1)
+            rates = learning_rates(config, num_updates, state.update, learned.epochs)
+            start = learned.params, learned.opt_state
+            (params, opt_state), metrics = jax.lax.scan(gradient_step, start, (order, rates))
             means = jax.tree.map(jnp.mean, metrics)
-            sums = jax.tree.map(jnp.add, learner.sums, means)
-            return Learner(params, opt_state, learner.epoch + 1, means["approx_kl"], sums)
+            sums = jax.tree.map(jnp.add, learned.sums, means)
+            return Learned(params, opt_state, learned.epochs + 1, means["approx_kl"], sums)
 
-        def unfinished(learner):
-            return (learner.epoch < config.update_epochs) & ~(learner.kl > config.target_kl)
+        def unfinished(learned):
+            return (learned.epochs < config.update_epochs) & ~(learned.kl > config.target_kl)
 
         zero, none = jnp.zeros(()), jnp.zeros((), jnp.int32)
-        sums = dict.fromkeys(LOSS_METRICS, zero)
-        learner = Learner(state.policy.params, state.opt_state, none, zero, sums)
-        return jax.lax.while_loop(unfinished, epoch, learner)
+        sums = parts.zeros(loss, state.policy.params, batch)[1] | {"grad_norm": zero}
+        learned = Learned(state.policy.params, state.opt_state, none, zero, sums)
+        learned = jax.lax.while_loop(unfinished, epoch, learned)
+        metrics = {name: total / learned.epochs for name, total in learned.sums.items()}
+        return state.replace(
+            policy=state.policy.replace(params=learned.params),
+            opt_state=learned.opt_state,
+            order_rng=rng,
+        ), metrics | {"epochs": learned.epochs}
 
-    def update_statistics(state, collector, rollout):
-        """Statistics with the rollout that has been learned from."""
-        obs_stats, done = state.policy.obs_stats, rollout.terminated | rollout.truncated
-        collector = collector.replace(episodes=collector.episodes.update(rollout.reward, done))
+    def update_statistics(state, rollout):
+        """With the rollout that has been learned from."""
+        state = state.replace(episodes=state.episodes.update(rollout.reward, rollout.done))
         if config.normalize_obs:
-            obs_stats = obs_stats.update(rollout.observation)
+            obs_stats = state.policy.obs_stats.update(rollout.observation)
+            state = state.replace(policy=state.policy.replace(obs_stats=obs_stats))
         if config.normalize_reward:
-            last, returns = envs.discounted_returns(
-                collector.discounted_return, rollout.reward, done, config.gamma
-            )
-            reward_stats = collector.reward_stats.update(returns)
-            collector = collector.replace(discounted_return=last, reward_stats=reward_stats)
-        return obs_stats, collector
+            scale = state.reward_scale.update(rollout.reward, rollout.done, config.gamma)
+            state = state.replace(reward_scale=scale)
+        return state
 
-    def update(_, progress):
+    def update(state):
         """One rollout and what is learned from it."""
-        state = progress.state
-        rng, order_rng = jax.random.split(state.rng)
-        collector, rollout = collect(state.policy, state.collector)
-        batch = make_batch(state.policy, collector.reward_stats, rollout)
-        learner = learn(state, batch, order_rng)
-        obs_stats, collector = update_statistics(state, collector, rollout)
-        metrics = {name: total / learner.epoch for name, total in learner.sums.items()}
+        state, rollout = collect(state)
+        batch = evaluate(state, rollout)
+        state, metrics = learn(state, batch)
         metrics["mean_value"] = batch.value.mean()
         metrics["explained_variance"] = explained_variance(batch.value, batch.target)
-        metrics["epochs"] = learner.epoch.astype(jnp.float32)
-        state = state.replace(
-            policy=PolicyState(learner.params, obs_stats),
-            opt_state=learner.opt_state,
-            collector=collector,
-            rng=rng,
-            update=state.update + 1,
-        )
-        return Progress(state, jax.tree.map(jnp.add, progress.sums, metrics))
+        state = update_statistics(state, rollout)
+        return state.replace(update=state.update + 1), metrics
 
-    def row(progress, num_updates):
-        """The state and a row of metrics; NaN where there is nothing to average."""
-        state, sums = progress
-        metrics = {name: total / num_updates for name, total in sums.items()}
-        episode_metrics, episodes = state.collector.episodes.metrics()
-        metrics |= {"timestep": state.update * batch_size, **episode_metrics}
-        if config.num_eval_episodes:
-            rng = jax.random.clone(state.eval_rng)
-            played = envs.evaluate(policy, state, env, env_params, rng, config.num_eval_episodes)
-            metrics |= {"eval_return": played.episode_return, "eval_length": played.length}
-        return state.replace(collector=state.collector.replace(episodes=episodes)), metrics
-
-    def point(state, num_updates):
-        progress = Progress(state, dict.fromkeys(UPDATE_METRICS, jnp.zeros(())))
-        if num_evals:  # the program that makes the initial state need not learn
-            progress = jax.lax.fori_loop(0, num_updates, update, progress)
-        return row(progress, num_updates)
-
-    counts = [updates_per_point] * num_evals
-    if state is None:
-        state = initial_state(rng)
-        counts = [0] * config.eval_at_start + counts
-    # Behind a barrier, so that XLA cannot make another program for another number of points: the
-    # slices of a run are then bit for bit the whole.
-    return jax.lax.scan(point, state, jax.lax.optimization_barrier(jnp.array(counts, jnp.int32)))
+    return parts.Learner(init, update, make_policy(config, env, env_params), batch_size)
 
 
 if __name__ == "__main__":

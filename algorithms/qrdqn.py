@@ -29,34 +29,21 @@ Implementation details:
   9 Orthogonal initialisation, Adam, gradients clipped by their global norm.
 Nothing is decided by a branch on a counter: under vmap that would select between two copies of the
 buffer. Before `learning_starts` gradient steps are computed and thrown away.
-
-The calls of `envs`, for whoever takes this file elsewhere: `make` builds a gymnax environment;
-`batch` steps many of them, restarting those that end (`info["final_observation"]` is what came
-before the restart); `evaluate` plays whole episodes; `EpisodeStatistics` average the returns of
-training episodes; `RunningStatistics` are a mean and a variance; `device_memory` is in bytes.
 """
 
-import functools
-import itertools
-import math
 import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import flax.linen as nn
-import flax.traverse_util
 import jax
 import jax.numpy as jnp
 import optax
 from flax import struct
-from jax.flatten_util import ravel_pytree
 
 import envs
-
-
-def static(default: Any) -> Any:
-    """A field that shapes the program; the others are floats and may be traced or batched."""
-    return struct.field(pytree_node=False, default=default)
+from algorithms import parts
+from algorithms.parts import static
 
 
 @struct.dataclass
@@ -106,44 +93,10 @@ class QuantileNetwork(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        activation = getattr(nn, self.config.activation)
-        if x.ndim == 4 and self.config.conv_features:
-            # A 3x3 convolution as patches times a matrix: on a CPU XLA's own is 9 times slower.
-            height, width = x.shape[1] - 2, x.shape[2] - 2
-            patches = [x[:, i : i + height, j : j + width] for i in range(3) for j in range(3)]
-            x = activation(nn.Dense(self.config.conv_features)(jnp.concatenate(patches, -1)))
-        x = x.reshape(x.shape[0], -1)
-        for size in self.config.hidden_sizes:
-            x = activation(nn.Dense(size)(x))
-        quantiles = nn.Dense(self.num_actions * self.config.num_quantiles, name="action_head")(x)
-        return quantiles.reshape(-1, self.num_actions, self.config.num_quantiles)
-
-
-def make_network(config: Config, env: Any, env_params: Any) -> QuantileNetwork:
-    return QuantileNetwork(config, env.action_space(env_params).n)
-
-
-def initialize(network: nn.Module, key: jax.Array, observation: jax.Array) -> Any:
-    """Parameters with orthogonal kernels (gain sqrt(2), heads 1) and all else zero.
-
-    The polar factor of a Gaussian matrix is uniform over orthogonal matrices. Newton-Schulz finds
-    it without LAPACK, whose batched QR can hang on CPUs under vmap; all at once compile fastest.
-    """
-    shapes = flax.traverse_util.flatten_dict(jax.eval_shape(network.init, key, observation))
-    params = {path: jnp.zeros(leaf.shape) for path, leaf in shapes.items()}
-    kernels = {path: leaf for path, leaf in params.items() if path[-1] == "kernel"}
-    *starts, total = itertools.accumulate(leaf.size for leaf in kernels.values())
-    noise = jnp.split(jax.random.normal(key, (total,)), starts)
-    matrices = [x.reshape(-1, leaf.shape[-1]) for x, leaf in zip(noise, kernels.values())]
-    polars = [x / jnp.linalg.norm(x) if len(x) >= x.shape[1] else x.T / jnp.linalg.norm(x)
-              for x in matrices]  # fmt: skip
-    refine = lambda _, polars: [1.5 * x - 0.5 * x @ (x.T @ x) for x in polars]
-    polars = jax.lax.fori_loop(0, 40, refine, polars)
-    for path, x, matrix in zip(kernels, polars, matrices):
-        orthogonal = x if x.shape == matrix.shape else x.T
-        gain = 1.0 if path[1].endswith("head") else math.sqrt(2)
-        params[path] = gain * orthogonal.reshape(params[path].shape)
-    return flax.traverse_util.unflatten_dict(params)
+        sizes, number = self.config.hidden_sizes, self.config.num_quantiles
+        x = parts.Torso(sizes, self.config.activation, self.config.conv_features)(x)
+        quantiles = nn.Dense(self.num_actions * number, name="action_head")(x)
+        return quantiles.reshape(-1, self.num_actions, number)
 
 
 # --- data types -------------------------------------------------------------------------------
@@ -154,28 +107,7 @@ class PolicyState:
     """What acting needs."""
 
     params: Any
-    obs_stats: envs.RunningStatistics
-
-
-class Transition(NamedTuple):
-    """Steps of environments; leading axis the replay buffer's, a batch's or (steps, num_envs)."""
-
-    observation: jax.Array
-    action: jax.Array
-    reward: jax.Array
-    terminated: jax.Array
-    done: jax.Array  # terminated or truncated
-    final_observation: jax.Array  # what the action led to, before any restart
-
-
-class Batch(NamedTuple):
-    """Windows to learn from; leading axis batch_size."""
-
-    observation: jax.Array
-    action: jax.Array
-    returns: jax.Array  # discounted rewards up to the end of the window or the episode
-    discount: jax.Array  # of the bootstrap value, 0 if terminated
-    final_observation: jax.Array  # to bootstrap from
+    obs_stats: parts.RunningStatistics
 
 
 @struct.dataclass
@@ -184,15 +116,15 @@ class TrainState:
 
     policy: PolicyState
     target_params: Any
+    target_age: jax.Array  # gradient steps since the target network moved, int32
     opt_state: optax.OptState
-    replay: Transition  # (capacity, ...), row by row: all environments at one time, then the next
+    replay: parts.Replay
     env_state: envs.BatchState
     observation: jax.Array  # (num_envs, ...)
-    episodes: envs.EpisodeStatistics
+    episodes: parts.EpisodeStatistics
     rng: jax.Array
     eval_rng: jax.Array  # the same at every evaluation
-    round: jax.Array  # rounds done, int32
-    updates: jax.Array  # gradient steps done, int32
+    update: jax.Array  # stretches of rounds so far, int32
 
 
 class Noise(NamedTuple):
@@ -200,26 +132,9 @@ class Noise(NamedTuple):
 
     step_rng: jax.Array  # (train_every,)
     exploration: jax.Array  # uniform, (train_every, num_envs)
-    samples: jax.Array  # bits, (updates_per_step, batch_size)
+    draws: jax.Array  # bits, (updates_per_step, batch_size)
 
 
-class Learner(NamedTuple):
-    """The carry of the gradient steps of a round."""
-
-    params: Any
-    target_params: Any
-    opt_state: optax.OptState
-    updates: jax.Array
-
-
-class Progress(NamedTuple):
-    """The carry of the updates between two points of the learning curve."""
-
-    state: TrainState
-    sums: dict[str, jax.Array]  # UPDATE_METRICS, summed over gradient steps
-
-
-UPDATE_METRICS = ("loss", "mean_value", "grad_norm")
 EXPLORATION = ("constant", "linear", "exponential")
 DTYPES = ("", "bool", "uint8", "int8", "float16", "bfloat16", "float32")
 STRETCH = 16  # steps of an environment for which random numbers are drawn at once
@@ -228,18 +143,14 @@ STRETCH = 16  # steps of an environment for which random numbers are drawn at on
 # --- formulas ---------------------------------------------------------------------------------
 
 
-def n_step_return(rewards, terminated, done, gamma):
-    """Discounted rewards up to the end of the episode or of the window, whichever comes first.
+def greedy(values, mask=None):
+    """Actions (batch,) of the largest values (batch, num_actions) that the mask allows."""
+    return jnp.argmax(values if mask is None else jnp.where(mask, values, -jnp.inf), -1)
 
-    All arrays are (n, batch), in the order of time. Returns, each (batch,): the sum; the factor of
-    the bootstrap value, 0 if terminated; and the index of the last step that counts.
-    """
-    ended_before = jnp.cumsum(done, 0) - done > 0
-    last = (~ended_before).sum(0) - 1
-    powers = gamma ** jnp.arange(len(rewards), dtype=jnp.float32)[:, None]
-    total = jnp.where(ended_before, 0.0, powers * rewards).sum(0)
-    over = (terminated & ~ended_before).any(0)
-    return total, jnp.where(over, 0.0, gamma ** (last + 1.0)), last
+
+def of_action(outputs, action):
+    """Rows (batch, num_quantiles) for actions (batch,) of (batch, num_actions, num_quantiles)."""
+    return jnp.einsum("baq,ba->bq", outputs, jax.nn.one_hot(action, outputs.shape[1]))
 
 
 def midpoints(number):
@@ -249,31 +160,27 @@ def midpoints(number):
 
 def quantile_huber(quantiles, levels, targets, kappa):
     """Equation 10 of Dabney et al. 2018, (batch,): how far quantiles (batch, num_quantiles) at
-    levels in [0, 1] (num_quantiles,) or (batch, num_quantiles) are from targets' (batch,
+    levels in [0, 1] (num_quantiles,) or (batch, num_quantiles) are from targets (batch,
     num_targets). A mean over targets, a sum over quantiles.
 
-    The slope is written out and the means are products, a tenth of autodiff's time on a CPU.
+    The slopes are written out and the means are products, a tenth of autodiff's time on a CPU.
     """
     fixed = jax.lax.stop_gradient(quantiles)
-    errors = targets[:, :, None] - fixed[:, None]
+    errors = targets[:, :, None] - fixed[:, None]  # (batch, num_targets, num_quantiles)
     kept = jnp.clip(errors, -kappa, kappa)
-    pull = jnp.abs(levels[..., None, :] - (errors < 0.0)) * kept / kappa
+    weights = jnp.abs(levels[..., None, :] - (errors < 0.0)) / kappa
     share = jnp.full(targets.shape[1], 1.0 / targets.shape[1])
     mean = lambda x: jnp.einsum("bti,t->bi", x, share)
-    return (mean(pull * (errors - 0.5 * kept)) - mean(pull) * (quantiles - fixed)).sum(-1)
-
-
-def of_action(outputs, action):
-    """Rows (batch, num_quantiles) of outputs (batch, num_actions, num_quantiles)."""
-    chosen = jax.nn.one_hot(action, outputs.shape[1])
-    return jnp.einsum("baq,ba->bq", outputs, chosen)
+    losses = mean(weights * kept * (errors - 0.5 * kept))
+    slopes = -mean(weights * kept)
+    return (losses + slopes * (quantiles - fixed)).sum(-1)  # adds 0, and the slopes
 
 
 def epsilon_at(config, progress):
     """Probability of a random action; progress is the share of the run that is done."""
     done = progress / config.exploration_fraction
     if config.exploration == "constant":
-        left = 0.0
+        left = jnp.zeros_like(done)
     elif config.exploration == "linear":
         left = jnp.maximum(1.0 - done, 0.0)
     else:  # less than 1 % is left when the others are done
@@ -281,363 +188,234 @@ def epsilon_at(config, progress):
     return config.eps_end + left * (config.eps_start - config.eps_end)
 
 
-def epsilon_greedy(values, epsilon, noise):
+def epsilon_greedy(values, epsilon, noise, mask=None):
     """Actions (batch,) for values (batch, num_actions) and uniform noise (batch,).
 
-    Where noise < epsilon it is itself uniform up to epsilon, and chooses the random action.
+    Where noise < epsilon it is itself uniform up to epsilon, and chooses the random action among
+    those that the mask (batch, num_actions) allows.
     """
-    num_actions = values.shape[-1]
-    random = jnp.minimum(noise / epsilon * num_actions, num_actions - 1).astype(jnp.int32)
-    return jnp.where(noise < epsilon, random, jnp.argmax(values, -1))
+    number = values.shape[-1] if mask is None else mask.sum(-1)
+    random = jnp.minimum(noise / epsilon * number, number - 1).astype(jnp.int32)
+    if mask is not None:  # the action before which so many others are allowed
+        random = jnp.argmax(jnp.cumsum(mask, -1) > random[:, None], -1)
+    return jnp.where(noise < epsilon, random, greedy(values, mask))
 
 
-# --- replay -----------------------------------------------------------------------------------
-
-
-def capacity_of(config: Config) -> int:
-    """buffer_size, rounded up to whole rollouts: none is ever split between end and start."""
-    rollout = config.num_envs * config.train_every
-    return -(-config.buffer_size // rollout) * rollout
-
-
-def waiting(config: Config) -> int:
-    """How many of the newest transitions no window can start from yet."""
-    return (config.n_step - 1) * config.num_envs
-
-
-def empty_replay(config: Config, env: Any, env_params: Any) -> Transition:
-    observation, _ = jax.eval_shape(env.reset_env, jax.random.key(0), env_params)
-    observation = jnp.zeros(observation.shape, config.buffer_dtype or observation.dtype)
-    capacity = capacity_of(config)
-    zeros = lambda x: jnp.zeros((capacity, *x.shape), x.dtype)
-    flag, one = jax.ShapeDtypeStruct((), bool), jnp.ones(())
-    action = jax.ShapeDtypeStruct((), jnp.int32)
-    transition = Transition(observation, action, one, flag, flag, observation)
-    return jax.tree.map(zeros, transition)
-
-
-def store(config: Config, replay: Transition, rollout: Transition, written: jax.Array):
-    """Puts a rollout (train_every, num_envs, ...) in place of the oldest transitions.
-
-    `written` is how many transitions came before it.
-    """
-    capacity, size = capacity_of(config), rollout.reward.size
-    start = written % capacity
-    flat = jax.tree.map(lambda x: x.reshape(size, *x.shape[2:]), rollout)
-
-    def write(old, new):
-        return jax.lax.dynamic_update_slice_in_dim(old, new.astype(old.dtype), start, axis=0)
-
-    return jax.tree.map(write, replay, flat)
-
-
-def sample(config: Config, noise: jax.Array, written: jax.Array) -> jax.Array:
-    """Where samples start, (batch,), as are the bits of noise; `written` is how many transitions
-    there have been."""
-    capacity = capacity_of(config)
-    size = jnp.maximum(jnp.minimum(written, capacity) - waiting(config), 1)
-    oldest = jnp.where(written > capacity, written % capacity, 0)
-    age = (noise % size.astype(jnp.uint32)).astype(jnp.int32)
-    return (oldest + age) % capacity
-
-
-def gather(config: Config, replay: Transition, index: jax.Array) -> Batch:
-    """The windows of n_step transitions that start at index (batch,)."""
-    ahead = lambda steps: (index + config.num_envs * steps) % capacity_of(config)
-    window = ahead(jnp.arange(config.n_step)[:, None])
-    rewards, terminated, done = (x[window] for x in replay[2:5])
-    returns, discount, last = n_step_return(rewards, terminated, done, config.gamma)
-    final_observation = replay.final_observation[ahead(last)]
-    start = replay.observation[index], replay.action[index]
-    return Batch(*start, returns, discount, final_observation)
-
-
-# --- policy -----------------------------------------------------------------------------------
-
-
-def action_values(config: Config, network: nn.Module, params: Any, x: jax.Array) -> jax.Array:
-    """Expected returns (batch, num_actions) of normalised observations (batch, ...)."""
-    return network.apply(params, x).mean(-1)
+# --- acting and training ----------------------------------------------------------------------
 
 
 def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Callable:
-    """Returns policy(state, observation, memory=None, rng=None) -> action, memory.
+    """Returns policy(state, observation, memory=None, rng=None, mask=None) -> action, memory.
 
     For one environment. The action of highest value without rng; with it epsilon-greedy at eps_end.
+    mask (num_actions,): what `env.action_mask` allows.
     """
-    if env is None:
-        env, env_params = envs.make(config.env, **dict(config.env_settings))
-    network = make_network(config, env, env_params)
+    env, env_params = parts.world(config, env, env_params)
+    network = QuantileNetwork(config, env.action_space(env_params).n)
 
-    def policy(state, observation, memory=None, rng=None):
-        x = normalize(config, state.policy.obs_stats, observation[None])
-        values = action_values(config, network, state.policy.params, x)
+    def policy(state, observation, memory=None, rng=None, mask=None):
+        x = normalize(config, state.policy, observation)[None]
+        values = network.apply(state.policy.params, x).mean(-1)
+        mask = None if mask is None else mask[None]
         noise = jnp.full(1, jnp.inf) if rng is None else jax.random.uniform(rng, (1,))
-        return epsilon_greedy(values, config.eps_end, noise)[0], memory
+        return epsilon_greedy(values, config.eps_end, noise, mask)[0], memory
 
     return policy
 
 
-def normalize(config, obs_stats, observation):
+def normalize(config, policy, observation):
     """Observations as the network sees them."""
     observation = observation.astype(jnp.float32)
-    return obs_stats.normalize(observation) if config.normalize_obs else observation
+    return policy.obs_stats.normalize(observation) if config.normalize_obs else observation
 
 
-# --- training ---------------------------------------------------------------------------------
+def make_buffer(config: Config) -> parts.ReplayBuffer:
+    sizes = config.buffer_size, config.num_envs, config.train_every, config.n_step
+    return parts.ReplayBuffer(*sizes, dtype=config.buffer_dtype)
 
 
 def check(config: Config, env: Any, env_params: Any) -> None:
     """Raises a ValueError that names the setting, its value and what would do."""
     positive = ("total_timesteps", "num_envs", "train_every", "updates_per_step", "buffer_size")
     positive += ("batch_size", "n_step", "target_every", "num_quantiles", "num_evals")
-    sizes = [(name, getattr(config, name), 1) for name in positive]
-    not_negative = ("learning_starts", "num_eval_episodes", "conv_features")
-    sizes += [(name, getattr(config, name), 0) for name in not_negative]
-    sizes += [("hidden_sizes", size, 1) for size in config.hidden_sizes or (0,)]
-    for name, value, least in sizes:
-        if type(value) is not int or value < least:
-            raise ValueError(f"{name}={value!r}: give a whole number, {least} or more")
-    if not callable(getattr(nn, config.activation, None)):
-        raise ValueError(f"activation={config.activation!r}: flax.linen has tanh, relu, ...")
-    if config.buffer_dtype not in DTYPES:
-        raise ValueError(f"buffer_dtype={config.buffer_dtype!r}: {', '.join(DTYPES[1:])} do")
-    if config.exploration not in EXPLORATION:
-        raise ValueError(f"exploration={config.exploration!r}: {', '.join(EXPLORATION)} do")
+    parts.check_sizes(config, positive, ("learning_starts", "num_eval_episodes", "conv_features"))
+    parts.check_choices(config, buffer_dtype=DTYPES, exploration=EXPLORATION)
+    parts.check_spaces("qrdqn", config, env, env_params, masks=True)
     if config.learning_starts >= config.total_timesteps:
         raise ValueError(
             f"learning_starts={config.learning_starts} leaves nothing of total_timesteps="
             f"{config.total_timesteps} to learn in; {config.total_timesteps // 10} would do"
         )
-    if capacity_of(config) < config.n_step * config.num_envs:
+    buffer, window = make_buffer(config), config.n_step * config.num_envs
+    if buffer.capacity < window:
         raise ValueError(
             f"buffer_size={config.buffer_size} does not hold n_step={config.n_step} steps of "
-            f"num_envs={config.num_envs}; {config.n_step * config.num_envs} would do"
+            f"num_envs={config.num_envs}; {window} would do"
         )
-    if hasattr(env, "num_agents"):
-        raise ValueError(f"{env.name} has several agents; ippo takes it")
-    actions, observations = env.action_space(env_params), env.observation_space(env_params)
-    if not hasattr(actions, "n"):
-        raise ValueError(f"{env.name} has actions {actions}; qrdqn takes Discrete")
-    if not hasattr(observations, "low"):
-        raise ValueError(f"{env.name} has observations {observations}; qrdqn takes Box")
-    shape = tuple(observations.shape)
-    if config.conv_features and len(shape) == 3 and min(shape[:2]) < 3:
-        raise ValueError(
-            f"conv_features={config.conv_features} needs images of 3x3 or more, and {env.name} has "
-            f"{shape}; 0 would do"
-        )
-    leaves = jax.tree.leaves(jax.eval_shape(lambda: empty_replay(config, env, env_params)))
-    needed, memory = sum(x.size * x.dtype.itemsize for x in leaves), envs.device_memory()
-    if needed > memory:
-        fits = int(0.8 * memory / needed * capacity_of(config))
-        raise ValueError(
-            f"buffer_size={config.buffer_size} takes {needed / 1e9:.1f} GB of the device's "
-            f"{memory / 1e9:.1f} GB; {fits} would fit"
-        )
+    parts.num_updates(config, config.num_envs * config.train_every)
+    shapes = jax.eval_shape(lambda: buffer.create(env, env_params))
+    parts.check_memory(config, buffer, shapes)
 
 
 def make_train(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns the jitted train(rng, state=None, num_evals=None) -> state, metrics.
 
-    Without a state training starts; with one it goes on, and rng is not used. num_evals (static)
-    is how many points of the learning curve to run, by default all; 0 without a state gives the
-    initial one. Metrics have the points as leading axis. Floats of config and env_params may be
-    traced, so train can be vmapped over them as well as over rng.
+    `parts.program` says what it takes; without env and env_params they are those of the config.
 
     Raises:
       ValueError: a setting that cannot work, a space that QR-DQN cannot take, or a buffer larger
         than the device's memory.
     """
-    if env is None:
-        env, env_params = envs.make(config.env, **dict(config.env_settings))
+    env, env_params = parts.world(config, env, env_params)
     check(config, env, env_params)
-    # Arguments of the compiled program, all strongly typed: other values do not compile again.
-    strong = lambda x: jnp.asarray(x, jnp.result_type(x))
-    floats = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), config)
-    env_params = jax.tree.map(strong, env_params)
-
-    def train(rng, state=None, num_evals=None):
-        num_evals = config.num_evals if num_evals is None else num_evals
-        return _train(floats, env_params, rng, state, env=env, num_evals=num_evals)
-
-    return train
+    return parts.program(learner, config, env, env_params)
 
 
-@functools.partial(jax.jit, static_argnames=("env", "num_evals"))
-def _train(config, env_params, rng, state, *, env, num_evals):
+def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
+    """How a run begins, and an update: a stretch of rounds of acting and learning."""
     num_envs, num_steps = config.num_envs, config.train_every
-    round_size = num_envs * num_steps
     rounds = max(1, STRETCH // num_steps)  # in an update
-    updates_per_point = math.ceil(config.total_timesteps / round_size / rounds / config.num_evals)
-    num_rounds = updates_per_point * config.num_evals * rounds  # of the whole run
-    learning_starts = max(config.learning_starts, waiting(config) + 1)  # there is a whole window
+    update_size = rounds * num_steps * num_envs
+    num_rounds = parts.num_updates(config, update_size) * rounds  # of the whole run
     environments = envs.batch(env, num_envs, rounds * num_steps)
-    network = make_network(config, env, env_params)
-    policy = make_policy(config, env, env_params)
-    optimizer = optax.chain(
-        optax.clip_by_global_norm(config.max_grad_norm), optax.scale_by_adam(eps=config.adam_eps)
+    network = QuantileNetwork(config, env.action_space(env_params).n)
+    buffer = make_buffer(config)
+    waits = max(config.learning_starts, buffer.waiting + 1)  # there is a whole window
+    waiting_rounds = -(-waits // (num_envs * num_steps)) - 1
+    optimizer = parts.FlatOptimizer(
+        optax.chain(
+            optax.clip_by_global_norm(config.max_grad_norm),
+            optax.scale_by_adam(eps=config.adam_eps),
+        )
     )
 
-    def initial_state(rng):
+    def init(rng):
         rng, network_rng, reset_rng, eval_rng = jax.random.split(rng, 4)
         observation, env_state = environments.reset(reset_rng, env_params)
-        params = initialize(network, network_rng, observation.astype(jnp.float32))
+        x = observation.astype(jnp.float32)
+        params = parts.orthogonal(network, network_rng, x, action_head=1.0)
         return TrainState(
-            policy=PolicyState(params, envs.RunningStatistics.create(observation.shape[1:])),
+            policy=PolicyState(params, parts.RunningStatistics.create(observation.shape[1:])),
             target_params=params,
-            opt_state=optimizer.init(ravel_pytree(params)[0]),
-            replay=empty_replay(config, env, env_params),
+            target_age=jnp.zeros((), jnp.int32),
+            opt_state=optimizer.init(params),
+            replay=buffer.create(env, env_params),
             env_state=env_state,
             observation=observation,
-            episodes=envs.EpisodeStatistics.create(num_envs),
+            episodes=parts.EpisodeStatistics.create(num_envs),
             rng=rng,
             eval_rng=eval_rng,
-            round=jnp.zeros((), jnp.int32),
-            updates=jnp.zeros((), jnp.int32),
+            update=jnp.zeros((), jnp.int32),
         )
 
-    def act(state, noise):
+    def act(state, epsilon, noise):
         """Steps of every environment."""
-        epsilon = epsilon_at(config, state.round / num_rounds)
 
         def step(state, inputs):
             step_rng, noise = inputs
-            x = normalize(config, state.policy.obs_stats, state.observation)
-            values = action_values(config, network, state.policy.params, x)
-            action = epsilon_greedy(values, epsilon, noise)
+            x = normalize(config, state.policy, state.observation)
+            values = network.apply(state.policy.params, x).mean(-1)
+            mask = environments.action_mask(state.env_state, env_params)
+            action = epsilon_greedy(values, epsilon, noise, mask)
             observation, env_state, reward, terminated, truncated, info = environments.step(
                 step_rng, state.env_state, action, env_params
             )
-            transition = Transition(
+            transition = parts.Transition(
                 observation=state.observation,
                 action=action,
-                reward=reward.astype(jnp.float32),
+                reward=reward,
                 terminated=terminated,
                 done=terminated | truncated,
                 final_observation=info["final_observation"],
+                action_mask=mask,
+                final_action_mask=info.get("final_action_mask"),
             )
             return state.replace(env_state=env_state, observation=observation), transition
 
-        replay = state.replay  # not in the carry: it must be written in place
-        state, rollout = jax.lax.scan(
-            step, state.replace(replay=None), (noise.step_rng, noise.exploration)
-        )
-        return state.replace(replay=replay), rollout
+        return jax.lax.scan(step, state, (noise.step_rng, noise.exploration))
 
-    def targets(learner, obs_stats, batch):
+    def targets(state, window):
         """Quantiles of the n-step return, (batch_size, num_quantiles)."""
-        x = normalize(config, obs_stats, batch.final_observation)
-        next_quantiles = network.apply(learner.target_params, x)
-        values = next_quantiles.mean(-1)
-        if config.double:
-            values = action_values(config, network, learner.params, x)
-        next_quantiles = of_action(next_quantiles, jnp.argmax(values, -1))
-        return batch.returns[:, None] + batch.discount[:, None] * next_quantiles
+        x = normalize(config, state.policy, window.final_observation)
+        next_quantiles = network.apply(state.target_params, x)
+        selecting = network.apply(state.policy.params, x) if config.double else next_quantiles
+        best = greedy(selecting.mean(-1), window.final_action_mask)
+        next_quantiles = of_action(next_quantiles, best)
+        return window.returns[:, None] + window.discount[:, None] * next_quantiles
 
-    def loss(params, obs_stats, batch, target):
-        quantiles = network.apply(params, normalize(config, obs_stats, batch.observation))
+    def loss(params, policy, window, target):
+        quantiles = network.apply(params, normalize(config, policy, window.observation))
         levels = midpoints(config.num_quantiles)
-        chosen = of_action(quantiles, batch.action)
+        chosen = of_action(quantiles, window.action)
         total = quantile_huber(chosen, levels, target, config.kappa).mean()
-        return total, {"loss": total, "mean_value": quantiles.mean(-1).max(-1).mean()}
+        best = of_action(quantiles, greedy(quantiles.mean(-1), window.action_mask))
+        return total, {"loss": total, "mean_value": best.mean()}
 
-    def learn(state, noise):
-        """Gradient steps; they leave no trace before there is enough to learn from."""
-        written, replay = (state.round + 1) * round_size, state.replay
-        ready, obs_stats = written >= learning_starts, state.policy.obs_stats
-        keep = lambda new, old: jax.tree.map(lambda n, o: jnp.where(ready, n, o), new, old)
-        progress = state.round / num_rounds
-        rate = config.learning_rate * (1.0 - progress if config.anneal_lr else 1.0)
-
-        def gradient_step(learner, noise):
-            batch = gather(config, replay, sample(config, noise, written))
-            target = targets(learner, obs_stats, batch)
-            grads, metrics = jax.grad(loss, has_aux=True)(learner.params, obs_stats, batch, target)
-            # One long vector: fewer and larger operations than leaf by leaf.
-            grads, unravel = ravel_pytree(grads)
-            direction, opt_state = optimizer.update(grads, learner.opt_state)
-            metrics["grad_norm"] = optax.tree.norm(grads)
-            params = jax.tree.map(jnp.subtract, learner.params, unravel(rate * direction))
-            tau = jnp.where((learner.updates + 1) % config.target_every == 0, config.tau, 0.0)
-            move = lambda old, new: tau * new + (1.0 - tau) * old
-            target_params = jax.tree.map(move, learner.target_params, params)
-            params, target_params, opt_state = keep(
-                (params, target_params, opt_state),
-                (learner.params, learner.target_params, learner.opt_state),
-            )
-            learner = Learner(params, target_params, opt_state, learner.updates + ready)
-            return learner, keep(metrics, dict.fromkeys(metrics, 0.0))
-
-        policy_params = state.policy.params
-        learner = Learner(policy_params, state.target_params, state.opt_state, state.updates)
-        learner, metrics = jax.lax.scan(gradient_step, learner, noise.samples)
-        state = state.replace(
-            policy=state.policy.replace(params=learner.params),
-            target_params=learner.target_params,
-            opt_state=learner.opt_state,
-            updates=learner.updates,
+    def gradient_step(state, inputs):
+        """From a batch of windows. It leaves no trace before there is enough to learn from."""
+        noise, progress, ready = inputs
+        index = buffer.draw(state.replay, noise).index
+        window = buffer.windows(state.replay.transitions, index, config.gamma)
+        grads, metrics = jax.grad(loss, has_aux=True)(
+            state.policy.params, state.policy, window, targets(state, window)
         )
-        return state, jax.tree.map(jnp.sum, metrics)
+        left = jnp.maximum(1.0 - progress, 0.0) if config.anneal_lr else 1.0
+        params, opt_state, metrics["grad_norm"] = optimizer.step(
+            state.policy.params, state.opt_state, grads, config.learning_rate * left
+        )
+        age = state.target_age + 1
+        tau = jnp.where(age == config.target_every, config.tau, 0.0)
+        move = lambda old, new: tau * new + (1.0 - tau) * old
+        changes = {
+            "policy": state.policy.replace(params=params),
+            "target_params": jax.tree.map(move, state.target_params, params),
+            "target_age": age % config.target_every,
+            "opt_state": opt_state,
+        }
+        keep = lambda new, old: jax.tree.map(lambda n, o: jnp.where(ready, n, o), new, old)
+        state = state.replace(**{n: keep(new, getattr(state, n)) for n, new in changes.items()})
+        return state, keep(metrics, dict.fromkeys(metrics, 0.0))
 
-    def round_(state, noise):
+    def round_(state, inputs):
         """Acting, then learning."""
-        state, rollout = act(state, noise)
-        replay = store(config, state.replay, rollout, state.round * round_size)
+        number, noise = inputs
+        progress, ready = number / num_rounds, number >= waiting_rounds
+        epsilon = epsilon_at(config, progress)
+        state, rollout = act(state, epsilon, noise)
+        state = state.replace(replay=buffer.add(state.replay, rollout))
         if config.normalize_obs:
             obs_stats = state.policy.obs_stats.update(rollout.observation)
             state = state.replace(policy=state.policy.replace(obs_stats=obs_stats))
-        state, metrics = learn(state.replace(replay=replay), noise)
-        return state.replace(round=state.round + 1), (metrics, rollout.reward, rollout.done)
-
-    def update(_, progress):
-        """Rounds, whose random numbers are drawn all at once: that costs far less."""
-        state = progress.state
-        rng, start_rng, step_rng, explore_rng, sample_rng = jax.random.split(state.rng, 5)
-        samples = jax.random.bits(
-            sample_rng, (rounds * config.updates_per_step * config.batch_size,)
+        same = lambda x: jnp.broadcast_to(x, config.updates_per_step)
+        state, metrics = jax.lax.scan(
+            gradient_step, state, (noise.draws, same(progress), same(ready))
         )
-        exploration = jax.random.uniform(explore_rng, (rounds * round_size,))
+        metrics = {name: parts.Average(x, same(ready)) for name, x in metrics.items()}
+        return state, (metrics | {"epsilon": epsilon}, rollout.reward, rollout.done)
+
+    def update(state):
+        """Rounds, whose random numbers are drawn all at once: that costs far less."""
+        rng, start_rng, step_rng, explore_rng, draw_rng = jax.random.split(state.rng, 5)
+        exploration = jax.random.uniform(explore_rng, (update_size,))
         noise = Noise(
             jax.random.split(step_rng, (rounds, num_steps)),
             exploration.reshape(rounds, num_steps, num_envs),
-            samples.reshape(rounds, config.updates_per_step, config.batch_size),
+            buffer.noise(draw_rng, (rounds, config.updates_per_step, config.batch_size)),
         )
         env_state = environments.refill(start_rng, state.env_state, env_params)
+        numbers = state.update * rounds + jnp.arange(rounds)
         state, (metrics, reward, done) = jax.lax.scan(
-            round_, state.replace(env_state=env_state, rng=rng), noise
+            round_, state.replace(env_state=env_state, rng=rng), (numbers, noise)
         )
+        epsilon = metrics.pop("epsilon").mean()
         flat = lambda x: x.reshape(rounds * num_steps, num_envs)
-        state = state.replace(episodes=state.episodes.update(flat(reward), flat(done)))
-        return Progress(state, jax.tree.map(lambda a, b: a + b.sum(), progress.sums, metrics))
+        state = state.replace(
+            episodes=state.episodes.update(flat(reward), flat(done)), update=state.update + 1
+        )
+        return state, jax.tree.map(jnp.sum, metrics) | {"epsilon": epsilon}
 
-    def row(progress, updates_before):
-        """The state and a row of metrics; NaN where there is nothing to average."""
-        state, sums = progress
-        share = 1.0 / (state.updates - updates_before)  # a factor rounds the same under any vmap
-        metrics = {name: total * share for name, total in sums.items()}
-        episode_metrics, episodes = state.episodes.metrics()
-        metrics |= {"timestep": state.round * round_size, **episode_metrics}
-        metrics["epsilon"] = epsilon_at(config, state.round / num_rounds)
-        if config.num_eval_episodes:
-            rng = jax.random.clone(state.eval_rng)
-            played = envs.evaluate(policy, state, env, env_params, rng, config.num_eval_episodes)
-            metrics |= {"eval_return": played.episode_return, "eval_length": played.length}
-        return state.replace(episodes=episodes), metrics
-
-    def point(state, num_updates):
-        progress = Progress(state, dict.fromkeys(UPDATE_METRICS, jnp.zeros(())))
-        if num_evals:  # the program that makes the initial state need not learn
-            progress = jax.lax.fori_loop(0, num_updates, update, progress)
-        return row(progress, state.updates)
-
-    counts = [updates_per_point] * num_evals
-    if state is None:
-        state = initial_state(rng)
-        counts = [0] * config.eval_at_start + counts
-    # Behind a barrier, so that XLA cannot make another program for another number of points: the
-    # slices of a run are then bit for bit the whole.
-    return jax.lax.scan(point, state, jax.lax.optimization_barrier(jnp.array(counts, jnp.int32)))
+    policy = make_policy(config, env, env_params)
+    return parts.Learner(init, update, policy, update_size)
 
 
 if __name__ == "__main__":

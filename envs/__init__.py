@@ -1,4 +1,4 @@
-"""Everything that is not learning: environments, batches of them, running statistics, evaluation.
+"""Environments: built by name, many at once, and whole episodes of a policy in them.
 
     env, env_params = envs.make("CartPole-v1", max_steps=200)
     batch = envs.batch(env, num_envs=8, num_steps=128)
@@ -14,18 +14,12 @@ first `make` that asks for it.
 
 from envs.batch import BatchState, batch
 from envs.evaluation import Episodes, evaluate
-from envs.memory import device_memory
 from envs.registry import make, names
-from envs.statistics import EpisodeStatistics, RunningStatistics, discounted_returns
 
 __all__ = [
     "BatchState",
-    "EpisodeStatistics",
     "Episodes",
-    "RunningStatistics",
     "batch",
-    "device_memory",
-    "discounted_returns",
     "evaluate",
     "make",
     "names",

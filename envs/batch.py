@@ -63,8 +63,9 @@ class Batch:
         """Steps every environment and restarts those whose episode ended.
 
         Returns observation, state, reward, terminated, truncated, info, each with a leading axis
-        num_envs; `info["final_observation"]` is the observation before a restart, and so is
-        `info["final_world_state"]` where the environment has a `world_state`.
+        num_envs; `info["final_observation"]` is the observation before a restart, and so are
+        `info["final_action_mask"]` and `info["final_world_state"]` where the environment has an
+        `action_mask` and a `world_state`.
         """
         keys = jax.random.split(key, self.num_envs)
         step = jax.vmap(lambda k, s, a: transition(self.env, k, s, a, params))
@@ -76,11 +77,23 @@ class Batch:
             lambda new, old: jnp.where(_like(done, old), new, old), start, (final, final_state)
         )
         info = {**info, "final_observation": final}
-        if hasattr(self.env, "world_state"):
-            world_state = jax.vmap(self.env.world_state, (0, None))
-            info["final_world_state"] = world_state(final_state, params)
+        for name in ("action_mask", "world_state"):
+            if hasattr(self.env, name):
+                info[f"final_{name}"] = self._view(name, final_state, params)
         state = BatchState(env_state, state.starts, state.steps + 1)
         return observation, state, reward, terminated, truncated, info
+
+    def action_mask(self, state: BatchState, params: Any) -> jax.Array | None:
+        """Actions that may be taken, (num_envs, ..., num_actions); None if all always may."""
+        return self._view("action_mask", state.env, params)
+
+    def world_state(self, state: BatchState, params: Any) -> jax.Array | None:
+        """What a central critic sees, (num_envs, ...); None if the environment has no such view."""
+        return self._view("world_state", state.env, params)
+
+    def _view(self, name: str, state: Any, params: Any) -> Any:
+        view = getattr(self.env, name, None)
+        return view and jax.vmap(view, (0, None))(state, params)
 
     def _draw(self, key: jax.Array, params: Any) -> Any:
         keys = jax.random.split(key, self.depth * self.num_envs)  # flat: it compiles much faster

@@ -5,8 +5,9 @@
 
 JaxMARL hands out dictionaries by agent; here they are arrays in the order of `env.agents`. Where
 agents differ, observations and continuous actions are padded with zeros at their end to the largest
-agent's; where numbers of actions differ, `env.action_mask` forbids those that an agent does not
-have (a forbidden action is handed on as it is). Environments with an action mask (SMAX, Hanabi) or
+agent's, and `env.action_dimensions` says which dimensions of an action an agent has; where numbers
+of actions differ, `env.action_mask` forbids those that an agent does not have (a forbidden action
+is handed on as it is). Environments with an action mask (SMAX, Hanabi) or
 a world state (SMAX, JaxNav) of their own pass it on; all others lack these two methods. Images
 stay images; all observations are float32. What `info` holds by agent is stacked likewise
 (Overcooked's `shaped_reward` (num_agents,)).
@@ -182,6 +183,8 @@ class JaxMARL(environment.Environment):
       num_agents: how many.
       action_mask(state, params): which actions each agent may take, bool (num_agents,
         num_actions); only there if some action is ever forbidden.
+      action_dimensions: which dimensions of its continuous action each agent has, a NumPy array of
+        bool (num_agents, dimensions); only there if agents differ. The others do nothing.
       world_state(state, params): everything in one float32 array (size,); only there if JaxMARL
         has it.
     """
@@ -199,6 +202,10 @@ class JaxMARL(environment.Environment):
         self._observation_shape = tuple(np.max([x.shape for x in observations], axis=0).tolist())
         if self._discrete and (self._available or len({s.n for s in self._action_spaces}) > 1):
             self.action_mask = self._action_mask
+        if not self._discrete:
+            sizes = np.array([s.shape[0] for s in self._action_spaces])
+            if (sizes < sizes.max()).any():
+                self.action_dimensions = np.arange(sizes.max()) < sizes[:, None]
         if self._world_state:
             self.world_state = self._world_state
 

@@ -8,6 +8,8 @@ import os
 import jax
 import pytest
 
+from algorithms.parts import training
+
 for shared in ("contract", "probes", "value_based"):  # tests that others import
     pytest.register_assert_rewrite(f"tests.algorithms.{shared}")
 jax.config.update("jax_debug_key_reuse", True)
@@ -36,16 +38,20 @@ def pytest_collection_modifyitems(items):
                 item.add_marker(pytest.mark.skip(reason=f"pip install {library}"))
 
 
-@contextlib.contextmanager
-def compiled_as_for_users(module):
-    """Calls of an algorithm's train, compiled with XLA's own defaults."""
-    train = jax.jit(
-        module._train.__wrapped__,
-        static_argnames=("env", "num_evals"),
+@functools.cache
+def train_as_for_users():
+    return jax.jit(
+        training._train.__wrapped__,
+        static_argnames=("learner", "env", "num_evals"),
         compiler_options=AS_FOR_USERS,
     )
+
+
+@contextlib.contextmanager
+def compiled_as_for_users():
+    """Calls of every algorithm's train, compiled with XLA's own defaults."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_train", train)
+        patch.setattr(training, "_train", train_as_for_users())
         yield
 
 

@@ -39,9 +39,11 @@ class ProbeParams:
 
 
 class Probe(environment.Environment):
-    def __init__(self, continuous: bool = False):
+    def __init__(self, continuous: bool = False, masked: bool = False):
         super().__init__()
         self.continuous = continuous
+        if masked:
+            self.action_mask = self._action_mask
 
     @property
     def default_params(self):
@@ -69,14 +71,23 @@ class Probe(environment.Environment):
         rewards = jnp.stack(
             [1.0, state.x, last.astype(jnp.float32), by_action, by_action, 1.0, state.x, by_action]
         )
+        reward = params.reward * rewards[params.task]
+        if hasattr(self, "action_mask"):
+            reward = jnp.where(self.action_mask(state, params)[action], reward, -100.0)
         x = jnp.where(params.task == DELAYED, 1.0, state.x)
         x = jnp.where(params.task == SWING, -state.x, x)
         state = ProbeState(x, state.time + 1)
         terminated = last & (params.task < ENDLESS)
-        return state.x[None], state, params.reward * rewards[params.task], terminated, {}
+        return state.x[None], state, reward, terminated, {}
+
+    def _action_mask(self, state, params):
+        zero = state.x <= 0
+        return jnp.stack([zero, jnp.ones_like(zero), jnp.zeros_like(zero)])
 
     def action_space(self, params):
-        return spaces.Box(-1.0, 1.0, (1,)) if self.continuous else spaces.Discrete(2)
+        if self.continuous:
+            return spaces.Box(-1.0, 1.0, (1,))
+        return spaces.Discrete(3 if hasattr(self, "action_mask") else 2)
 
     def observation_space(self, params):
         return spaces.Box(-1.0, 1.0, (1,))

@@ -1,4 +1,4 @@
-"""Running statistics of observations and rewards, and of episodes, as pytrees with pure updates.
+"""Sums, running statistics of observations and rewards, and of episodes: pytrees, pure updates.
 
 One set serves all parallel environments. It is part of the state of training: frozen while
 a rollout is collected and learned from, updated afterwards.
@@ -12,11 +12,30 @@ from flax import struct
 
 
 @struct.dataclass
+class Sum:
+    """A float32 sum as good however many terms it has: what rounding took goes into the next one
+    (Kahan 1965, https://doi.org/10.1145/363707.363723)."""
+
+    total: jax.Array
+    excess: jax.Array  # what the total has too much
+
+    @classmethod
+    def create(cls, shape: tuple[int, ...] = ()) -> "Sum":
+        return cls(jnp.zeros(shape), jnp.zeros(shape))
+
+    def add(self, x: jax.Array) -> "Sum":
+        x = x - self.excess
+        total = self.total + x
+        return Sum(total, (total - self.total) - x)
+
+
+@struct.dataclass
 class RunningStatistics:
     """Mean and variance of everything seen so far, merged batch by batch (Chan et al. 1979).
 
     The mean moves by a difference of means and the variance is a convex combination, so that
-    float32 does not cancel however many samples come.
+    float32 does not cancel however many samples come. (When the count stands still in float32, at
+    2**24 batches of one size, older samples begin to fade. That is all.)
     """
 
     mean: jax.Array  # (...)
@@ -52,31 +71,41 @@ class RunningStatistics:
         """(x - mean) / std, clipped to [-clip, clip]."""
         return jnp.clip((x - self.mean) * jax.lax.rsqrt(self.var + 1e-8), -clip, clip)
 
-    def scale(self, x: jax.Array, clip: float = 10.0) -> jax.Array:
-        """x / std (the mean stays), clipped to [-clip, clip]: for rewards."""
-        return jnp.clip(x * jax.lax.rsqrt(self.var + 1e-8), -clip, clip)
 
+@struct.dataclass
+class RewardScale:
+    """The spread of the discounted sums of rewards so far, by which rewards are divided.
 
-def discounted_returns(
-    before: jax.Array, rewards: jax.Array, done: jax.Array, gamma: Any
-) -> tuple[jax.Array, jax.Array]:
-    """Discounted sums of past rewards, whose spread is what rewards are scaled by.
-
-    Args:
-      before: the sums when the rollout began, (num_envs,).
-      rewards, done: (num_steps, num_envs).
-      gamma: discount factor.
-
-    Returns:
-      The sums to begin the next rollout with, (num_envs,), and all sums, (num_steps, num_envs).
+    Discounted sums and not rewards: so values come near 1 whatever the discount (Engstrom et al.
+    2020, https://arxiv.org/abs/2005.12729).
     """
 
-    def step(total, inputs):
-        reward, ended = inputs
-        total = gamma * total + reward
-        return jnp.where(ended, 0.0, total), total
+    discounted: jax.Array  # sums of the episodes under way, (num_envs,)
+    stats: RunningStatistics  # of the sums at all steps
 
-    return jax.lax.scan(step, before, (rewards, done))
+    @classmethod
+    def create(cls, num_envs: int) -> "RewardScale":
+        return cls(jnp.zeros(num_envs), RunningStatistics.create())
+
+    def scale(self, rewards: jax.Array, clip: float = 10.0) -> jax.Array:
+        """Rewards of any shape over the spread (their mean stays), clipped to [-clip, clip]."""
+        return jnp.clip(rewards * jax.lax.rsqrt(self.stats.var + 1e-8), -clip, clip)
+
+    def update(
+        self, rewards: jax.Array, done: jax.Array, gamma: Any, weights: jax.Array | None = None
+    ) -> "RewardScale":
+        """With a rollout: rewards, done and weights (0 leaves steps out) are (num_steps, num_envs).
+
+        An episode's end, terminated or truncated, is the end of its sum.
+        """
+
+        def step(total, inputs):
+            reward, ended = inputs
+            total = gamma * total + reward
+            return jnp.where(ended, 0.0, total), total
+
+        discounted, sums = jax.lax.scan(step, self.discounted, (rewards, done))
+        return RewardScale(discounted, self.stats.update(sums, weights))
 
 
 @struct.dataclass
@@ -88,15 +117,15 @@ class EpisodeStatistics:
 
     running_return: jax.Array  # of the episodes under way, (num_envs, ...)
     running_length: jax.Array  # (num_envs,)
-    return_sum: jax.Array  # over ended episodes, (...)
-    length_sum: jax.Array  # ()
-    count: jax.Array  # ()
+    returns: Sum  # over ended episodes, (...)
+    lengths: Sum  # ()
+    count: jax.Array  # of ended episodes, int32 ()
 
     @classmethod
     def create(cls, num_envs: int, shape: tuple[int, ...] = ()) -> "EpisodeStatistics":
         """No episodes yet; `shape` is that of one reward."""
         returns, lengths = jnp.zeros((num_envs, *shape)), jnp.zeros(num_envs)
-        return cls(returns, lengths, jnp.zeros(shape), jnp.zeros(()), jnp.zeros(()))
+        return cls(returns, lengths, Sum.create(shape), Sum.create(), jnp.zeros((), jnp.int32))
 
     def update(self, rewards: jax.Array, done: jax.Array) -> "EpisodeStatistics":
         """Adds a rollout: rewards (num_steps, num_envs, ...), done (num_steps, num_envs).
@@ -115,20 +144,20 @@ class EpisodeStatistics:
         return EpisodeStatistics(
             running_return=jnp.where(any_ended, 0.0, self.running_return) + rest,
             running_length=jnp.where(ended, 0.0, self.running_length) + len(done) - last_end,
-            return_sum=self.return_sum + finished.sum(0),
-            length_sum=self.length_sum
-            + jnp.where(ended, self.running_length + last_end, 0.0).sum(),
+            returns=self.returns.add(finished.sum(0)),
+            lengths=self.lengths.add(jnp.where(ended, self.running_length + last_end, 0.0).sum()),
             count=self.count + done.sum(),
         )
 
     def metrics(self) -> tuple[dict[str, jax.Array], "EpisodeStatistics"]:
         """Means over the episodes since the last call (NaN if none), and cleared sums."""
         means = {
-            "episode_return": self.return_sum / self.count,
-            "episode_length": self.length_sum / self.count,
+            "episode_return": self.returns.total / self.count,
+            "episode_length": self.lengths.total / self.count,
             "num_episodes": self.count,
         }
-        zero = jnp.zeros_like(self.count)
-        return means, self.replace(
-            return_sum=jnp.zeros_like(self.return_sum), length_sum=zero, count=zero
-        )
+        cleared = {name: jax.tree.map(jnp.zeros_like, getattr(self, name)) for name in SUMS}
+        return means, self.replace(**cleared)
+
+
+SUMS = ("returns", "lengths", "count")  # of EpisodeStatistics, over ended episodes

@@ -5,18 +5,23 @@ formulas, and say what they are about:
     TINY       a small config, of three updates at three points
     METRICS    the names of what it says about its updates
     REFUSED    (change of TINY, error), beside those below
+    PINNED     values of some metrics at the points, for seed 0
 
 and, where these differ from the defaults below, the other names in capital letters, `learned` and
 `compared`.
 """
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import envs
+from algorithms.parts import training
+from envs.gymnax import Wrapper
 from tests import probe as tasks
 from tests.conftest import AS_FOR_USERS, compiled_as_for_users
 
@@ -24,7 +29,9 @@ WORLD = ()  # environment and parameters, if not those that the config names
 SWEPT = {}  # changes of TINY under which every float matters
 SWEPT_WORLD = None  # where they do, if not in WORLD
 OTHER = {}  # values of floats that must change what is learned, where half the default would not
-EVALUATION = {"eval_return", "eval_length"}
+EVALUATION = {"eval_return", "eval_length", "eval_last_reward", "eval_terminated"}
+EVALUATION |= {"eval_truncated"}
+HEEDS_MASKS = False
 TOLERANCE = dict(rtol=1e-4, atol=1e-6)  # of an agent in a batch, against it alone
 
 REFUSED_BY_ALL = [
@@ -87,7 +94,7 @@ def floats(file):
 @pytest.fixture(scope="module")
 def trained(file):
     """TINY, alone: the final state and all metrics."""
-    with compiled_as_for_users(file.MODULE):
+    with compiled_as_for_users():
         return file.MODULE.make_train(file.TINY, *file.WORLD)(jax.random.key(0))
 
 
@@ -95,7 +102,6 @@ def test_metrics_have_the_points_as_leading_axis(file, trained):
     state, metrics = trained
     np.testing.assert_allclose(metrics["timestep"], np.arange(4) * file.TINY.total_timesteps / 3)
     assert metrics["eval_return"].shape == (4, 2) and metrics["eval_length"].shape == (4, 2)
-    assert set(file.MODULE.UPDATE_METRICS) == file.METRICS
     for name in file.METRICS:
         assert np.isnan(metrics[name][0]) and np.isfinite(metrics[name][1:]).all(), name
         assert metrics[name].shape == (4,), name
@@ -112,15 +118,131 @@ def test_episode_return_is_nan_until_an_episode_ends(trained):
         assert (none == np.isnan(metrics[name]).T).all(), name  # of every agent
 
 
-def test_slices_are_exactly_the_whole(file, trained):
+@pytest.fixture(scope="module")
+def slices(file):
+    """The same point by point: every state and row; the first one is before training."""
     train = file.MODULE.make_train(file.TINY, *file.WORLD)
-    with compiled_as_for_users(file.MODULE):
-        state, metrics = train(jax.random.key(0), None, 0)
-        assert metrics["timestep"].shape == (1,)  # the point before training
+    with compiled_as_for_users():
+        points = [train(jax.random.key(0), None, 0)]
+        for _ in range(3):
+            points.append(train(None, points[-1][0], 1))
+    return points
+
+
+def policy_gradients(file):
+    if not hasattr(file.TINY, "ent_coef"):
+        pytest.skip("no entropy bonus, no stored log_prob")
+
+
+def test_the_entropy_bonus_raises_the_entropy(file, slices):
+    """Of a policy that prefers an action, where nothing else matters much."""
+    policy_gradients(file)
+    floats = dict(ent_coef=100.0, learning_rate=0.05)
+    train = file.MODULE.make_train(file.TINY.replace(**floats), *file.WORLD)
+    state = change_leaves(slices[0][0], ("actor_head", "bias"), lambda x: x.at[..., 0].add(1.0))
+    entropy = []
+    with compiled_as_for_users():
         for _ in range(3):
             state, row = train(None, state, 1)
-            metrics = joined(metrics, row)
+            entropy.append(np.asarray(row["entropy"][0]))
+    assert (entropy[0] < 0.65).all() and (entropy[-1] > entropy[0] + 0.005).all(), entropy
+
+
+def change_leaves(state, names, change):
+    """A state with some of the policy's parameters changed."""
+    there = lambda path: all(f"'{name}'" in str(path) for name in names)
+    params = jax.tree_util.tree_map_with_path(
+        lambda path, x: change(x) if there(path) else x, state.policy.params
+    )
+    return again(state).replace(policy=state.policy.replace(params=params))
+
+
+def test_learning_sees_the_unclipped_action(file, monkeypatch):
+    """Which its log_prob belongs to; a wide Gaussian leaves [-1, 1] nearly always."""
+    policy_gradients(file)
+    seen, original = [], file.MODULE.Actions.log_prob_and_entropy
+
+    def spy(actions, action, *args):
+        jax.debug.callback(lambda x: seen.append(np.abs(x).max()), action)
+        return original(actions, action, *args)
+
+    monkeypatch.setattr(file.MODULE.Actions, "log_prob_and_entropy", spy)
+    world = (tasks.Probe(continuous=True), tasks.ProbeParams(task=tasks.ACTION))
+    if hasattr(file.WORLD[:1] and file.WORLD[0], "num_agents"):
+        world = (tasks.Pair(continuous=True), tasks.PairParams())
+    train = file.MODULE.make_train(file.TINY.replace(num_eval_episodes=0), *world)
+    state, _ = train(jax.random.key(0), None, 0)
+    state = change_leaves(state, ("log_std",), lambda x: x + 2.0)
+    jax.block_until_ready(train(None, state, 1))
+    jax.effects_barrier()
+    assert seen and min(seen) > 3.0
+
+
+def test_slices_are_exactly_the_whole(slices, trained):
+    assert slices[0][1]["timestep"].shape == (1,)
+    state, metrics = slices[-1][0], joined(*(row for _, row in slices))
     assert_same((state, metrics), trained)
+
+
+def test_a_point_without_learning_is_the_one_before_training(file, slices):
+    """As the shell makes it, with the program of all other points."""
+    train = file.MODULE.make_train(file.TINY, *file.WORLD)
+    with compiled_as_for_users():
+        state, row = train(None, again(slices[0][0]), 1, False)
+    assert_same((state, row), slices[0])
+
+
+def again(state):
+    """A state whose keys have not been used yet."""
+    is_key = lambda x: jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+    return jax.tree.map(lambda x: jax.random.clone(x) if is_key(x) else x, state)
+
+
+class Spread(Wrapper):
+    """Observations three times as far apart, around five."""
+
+    def reset_env(self, key, params):
+        observation, state = self.env.reset_env(key, params)
+        return spread(observation), state
+
+    def step_env(self, key, state, action, params):
+        observation, *rest = self.env.step_env(key, state, action, params)
+        return spread(observation), *rest
+
+
+def spread(x):
+    return 3.0 * x + 5.0
+
+
+@functools.cache
+def spread_out(env):  # the same object for all tests of a file
+    return Spread(env)
+
+
+def test_observations_are_normalised_wherever_a_network_sees_them(file, slices):
+    """With statistics that undo it, an environment that is spread out is learned from as the plain
+    one; and also rewards are normalised by what was known before the rollout, which is nothing."""
+    replay = hasattr(file.TINY, "learning_starts")
+    env, params = file.WORLD or envs.make(file.TINY.env, **dict(file.TINY.env_settings))
+    on = {name: True for name in ("normalize_obs", "normalize_reward") if hasattr(file.TINY, name)}
+    train = file.MODULE.make_train(file.TINY.replace(**on), spread_out(env), params)
+    state = again(slices[0][0])
+    stats = state.policy.obs_stats
+    stats = stats.replace(
+        mean=jnp.full_like(stats.mean, 5.0),
+        var=jnp.full_like(stats.var, 9.0),
+        count=jnp.full_like(stats.count, 1e12 if replay else 1.0),  # a buffer moves them first
+    )
+    policy = state.policy.replace(obs_stats=stats)
+    state, found = state.replace(policy=policy, observation=spread(state.observation)), []
+    for _ in range(3 if replay else 1):
+        state, row = train(None, state, 1)
+        found.append(row)
+    expected = [row for _, row in slices[1 : len(found) + 1]]
+    for name in file.METRICS:
+        np.testing.assert_allclose(
+            joined(*found)[name], joined(*expected)[name], rtol=1e-3, atol=1e-5, err_msg=name
+        )
 
 
 def test_the_program_has_no_host_callback_and_no_lapack(file):
@@ -135,7 +257,8 @@ def test_pinned_values(file, trained):
     """Close values for seed 0; a change here is a change of the algorithm."""
     _, metrics = trained
     for name, expected in file.PINNED.items():
-        np.testing.assert_allclose(metrics[name][1:], expected, rtol=1e-4, atol=1e-6, err_msg=name)
+        result = metrics[name][-len(expected) :]
+        np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-6, err_msg=name)
 
 
 # --- several ----------------------------------------------------------------------------------
@@ -187,7 +310,7 @@ def test_every_float_can_be_vmapped_and_matters(file, floats, swept):
         if i < len(floats):
             same = jax.tree.map(lambda x, y: (x == y).all(), *map(file.learned, (mine[0], base[0])))
             assert not all(jax.tree.leaves(same)), floats[i]
-        numbers_of_programs.add(file.MODULE._train._cache_size())
+        numbers_of_programs.add(training._train._cache_size())
     assert len(numbers_of_programs) == 1
     for name in file.METRICS & {"loss", "policy_loss"}:  # of the two seeds
         assert not np.allclose(metrics[name][-2, -2:], metrics[name][-1, -2:])
@@ -250,6 +373,35 @@ def test_images_too_small_to_convolve_are_refused(file):
 
     with pytest.raises(ValueError, match="conv_features=16 needs images of 3x3 or more"):
         file.MODULE.make_train(file.TINY, Narrow(), params)
+
+
+def test_an_environment_comes_with_its_parameters(file):
+    env, params = file.WORLD or (tasks.Probe(), tasks.ProbeParams())
+    for make in (file.MODULE.make_train, file.MODULE.make_policy):
+        with pytest.raises(ValueError, match="env was given without env_params: give both"):
+            make(file.TINY, env)
+        with pytest.raises(ValueError, match="env_params was given without env: give both"):
+            make(file.TINY, env_params=params)
+
+
+def test_forbidden_actions_are_never_taken_or_refused(file):
+    """Each would cost 100: neither in training nor in evaluation does any return fall below 0."""
+    env = tasks.Probe(masked=True)
+    params = tasks.ProbeParams(task=tasks.SWING, max_steps_in_episode=3)
+    if not file.HEEDS_MASKS:
+        with pytest.raises(ValueError, match="Probe has an action_mask, which .* would not heed"):
+            file.MODULE.make_train(file.TINY, env, params)
+        return
+    config = file.TINY.replace(num_eval_episodes=32)
+    state, metrics = file.MODULE.make_train(config, env, params)(jax.random.key(0))
+    assert (np.asarray(metrics["episode_return"][1:]) > -10.0).all()
+    assert (np.asarray(metrics["eval_return"]) > -10.0).all()
+    policy = file.MODULE.make_policy(config, env, params)
+    x = jnp.ones(1)
+    for mask in np.eye(3, dtype=bool):
+        assert policy(state, x, mask=jnp.array(mask))[0] == mask.argmax()
+        key = jax.random.key(1)
+        assert policy(state, x, rng=key, mask=jnp.array(mask))[0] == mask.argmax()
 
 
 def test_several_agents_are_refused(file):

@@ -10,20 +10,18 @@ from tests.probe import ProbeParams
 SEEDS = 3
 
 
-def play_probes(module, config, values_of, continuous=False, number=6, max_steps=10, options=None):
-    """The first tasks with all seeds in one program: `values_of(network, params, x)` and actions
-    at x = -1, 0, 1, (tasks, SEEDS, 3)."""
+def play_probes(module, config, values_of, continuous=False, number=7, max_steps=5, options=None):
+    """The first tasks with all seeds in one program: `values_of(config, action_space, params, x)`
+    and actions at x = -1, 0, 1, (tasks, SEEDS, 3)."""
     env = tasks.Probe(continuous)
 
     def train(task, key):
         params = ProbeParams(task=task, max_steps_in_episode=max_steps)
         state, _ = module.make_train(config, env, params)(key)
-        network = module.make_network(config, env, params)
         policy = module.make_policy(config, env, params)
         x = jnp.array([[-1.0], [0.0], [1.0]])
-        return values_of(network, state.policy.params, x), jax.vmap(lambda x: policy(state, x)[0])(
-            x
-        )
+        values = values_of(config, env.action_space(params), state.policy.params, x)
+        return values, jax.vmap(lambda x: policy(state, x)[0])(x)
 
     keys = jax.random.split(jax.random.key(0), SEEDS)
     over_seeds = jax.vmap(train, (None, 0))
@@ -33,8 +31,11 @@ def play_probes(module, config, values_of, continuous=False, number=6, max_steps
     return np.asarray(values), np.asarray(actions).reshape(number, SEEDS, 3)
 
 
-def of_critic(network, params, x):
-    return network.apply(params, x, method="critic")
+def of_critic(module):
+    """The critic of a file with an ActorCritic."""
+    return lambda config, space, params, x: module.ActorCritic(config, space).apply(
+        params, x, method="critic"
+    )
 
 
 def test_probe_values(probed):
@@ -49,6 +50,13 @@ def test_probe_values(probed):
 def test_probe_endless_task_bootstraps_at_the_time_limit(probed):
     _, values, _ = probed
     np.testing.assert_allclose(values[tasks.ENDLESS, :, 1], 1.0 / (1.0 - 0.9), rtol=0.05)
+
+
+def test_probe_swing_bootstraps_from_final_observations_and_cuts_traces(probed):
+    """From the reset observation they would be -1 / (1 - gamma) and so on: see tests/probe.py."""
+    _, values, _ = probed
+    for x, expected in ((0, -1.0 / 1.9), (2, 1.0 / 1.9)):
+        np.testing.assert_allclose(values[tasks.SWING, :, x], expected, atol=0.1)
 
 
 def test_probe_actions(probed):

@@ -1,4 +1,4 @@
-"""C51's projection against plain NumPy and rlax."""
+"""C51's projection and loss against plain NumPy and rlax, and the contract of the file."""
 
 import jax
 import jax.numpy as jnp
@@ -7,16 +7,81 @@ import pytest
 import rlax
 
 from algorithms import c51
+from algorithms.launch import trainer
+from algorithms.launch.errors import UserError
+from tests.algorithms.distributional import *  # noqa: F403
+from tests.algorithms.distributional import ACTION, GAMMA, REWARD, X_NEXT, X
 from tests.algorithms.value_based import *  # noqa: F403  the contract
-from tests.algorithms.value_based import SMALL
+from tests.algorithms.value_based import REFUSED, SMALL
 
 del test_slices_are_exact_under_vmap_too  # noqa: F821  in test_slices.py, which is slow
 
 MODULE = c51
 TINY = c51.Config(**SMALL, num_atoms=11, v_max=10.0)
 METRICS = {"loss", "mean_value", "grad_norm"}
+REFUSED = [
+    *REFUSED,
+    (dict(num_atoms=1), "num_atoms=1: give a whole number, 2 or more"),
+    (dict(v_min=10.0), "v_min=10.0 and v_max=10.0: give a v_min below v_max"),
+    (dict(v_max=-150), "v_min=-100.0 and v_max=-150: give"),
+]
+PINNED = {
+    "loss": [np.nan, 2.39961, 2.39794],
+    "grad_norm": [np.nan, 0.0341544, 0.0309028],
+    "mean_value": [np.nan, -44.5775, -44.6949],
+}
 
 ATOMS = np.linspace(-2.0, 3.0, 11).astype(np.float32)
+
+
+def action_values(config, space, params, x):
+    logits = c51.CategoricalNetwork(config, space.n).apply(params, x)
+    return jax.nn.softmax(logits) @ jnp.linspace(config.v_min, config.v_max, config.num_atoms)
+
+
+def prefer(config, params, action, by):
+    """Large returns become more probable: values are bounded."""
+    params = jax.tree.map(lambda x: x, params)
+    head = params["params"]["action_head"]
+    bias = head["bias"].reshape(-1, config.num_atoms)
+    tilt = by / 20 * jnp.linspace(-1.0, 1.0, config.num_atoms)
+    head["bias"] = bias.at[action].add(tilt).reshape(-1)
+    return params
+
+
+# --- one gradient step ------------------------------------------------------------------------
+
+
+def plain_softmax(x):
+    powers = np.exp(np.asarray(x, np.float64))
+    return powers / powers.sum(-1, keepdims=True)
+
+
+def plain_project(probabilities, targets, atoms):
+    """Of one distribution: each target's mass goes to the two atoms beside it."""
+    result, spacing = np.zeros(len(atoms)), atoms[1] - atoms[0]
+    for p, target in zip(probabilities, targets):
+        position = (np.clip(target, atoms[0], atoms[-1]) - atoms[0]) / spacing
+        low = min(int(np.floor(position)), len(atoms) - 2)
+        result[low] += p * (low + 1 - position)
+        result[low + 1] += p * (position - low)
+    return result
+
+
+def expected_loss(config, online, target, best, state):
+    network, atoms = c51.CategoricalNetwork(config, 3), np.linspace(-100.0, 10.0, 11)
+    probabilities = plain_softmax(network.apply(online, X)[0, ACTION])
+    next_probabilities = plain_softmax(network.apply(target, X_NEXT)[0, best])
+    targets = REWARD * (1.0 + GAMMA + GAMMA**2) + GAMMA**3 * atoms
+    return -(plain_project(next_probabilities, targets, atoms) * np.log(probabilities)).sum()
+
+
+def mean_values(config, state, x):
+    logits = c51.CategoricalNetwork(config, 3).apply(state.policy.params, x)[0]
+    return plain_softmax(logits) @ np.linspace(-100.0, 10.0, 11)
+
+
+# --- formulas ---------------------------------------------------------------------------------
 
 
 def random_targets(seed, low=-2.0, high=3.0):
@@ -31,13 +96,7 @@ def project(probabilities, targets):
 
 def test_projection_agrees_with_the_loop_and_with_rlax():
     probabilities, targets = random_targets(0, -5.0, 5.0)
-    expected = np.zeros((40, 11))
-    for i in range(40):
-        for p, target in zip(probabilities[i], targets[i]):
-            position = (np.clip(target, -2.0, 3.0) + 2.0) / 0.5
-            low = min(int(np.floor(position)), 9)
-            expected[i, low] += p * (low + 1 - position)
-            expected[i, low + 1] += p * (position - low)
+    expected = [plain_project(p, t, ATOMS) for p, t in zip(probabilities, targets)]
     result = project(probabilities, targets)
     np.testing.assert_allclose(result, expected, atol=1e-5)
     order = np.argsort(targets, 1)  # rlax wants supports in order
@@ -82,3 +141,17 @@ def test_of_action_takes_the_rows_of_the_actions():
     outputs, action = rng.normal(size=(5, 3, 4)), rng.integers(3, size=5)
     result = c51.of_action(jnp.array(outputs), jnp.array(action))
     np.testing.assert_allclose(result, outputs[np.arange(5), action], rtol=1e-5)
+
+
+# --- the support ------------------------------------------------------------------------------
+
+
+def test_the_shell_refuses_an_empty_support_of_any_agent():
+    """There all floats are numbers, those of a sweep side by side."""
+    ends = lambda low, high: TINY.replace(v_min=np.array(low), v_max=np.array(high))
+    trainer.check_floats(ends([0.0, 20.0], [10.0, 30.0]))
+    trainer.check_floats(ends(-1.0, [0.0, 30.0]))
+    with pytest.raises(UserError, match="v_min=20.0 and v_max=10.0: give a v_min below v_max"):
+        trainer.check_floats(ends([0.0, 20.0], [10.0, 10.0]))
+    with pytest.raises(UserError, match="v_min=10.0 and v_max=10.0"):
+        trainer.check_floats(TINY.replace(v_min=10.0))

@@ -1,18 +1,31 @@
 """IPPO: independence, sharing, central critics, agents that leave, and the contract of the file."""
 
+import distrax
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
-from algorithms import ippo, ppo
+import envs
+from algorithms import ippo, parts, ppo
 from tests.algorithms.contract import *  # noqa: F403
-from tests.algorithms.contract import assert_same
+from tests.algorithms.contract import EVALUATION, again, assert_close, assert_same
 from tests.algorithms.test_ppo import random_rollout
-from tests.probe import LEAVING, OTHERS, OWN, Pair, PairParams
+from tests.probe import (
+    LEAVING,
+    OTHERS,
+    OWN,
+    Pair,
+    PairParams,
+    PairState,
+    environment,
+    spaces,
+    struct,
+)
 
 del test_several_agents_are_refused  # noqa: F821  it takes them
-del test_pinned_values  # noqa: F821  it has none
+del test_forbidden_actions_are_never_taken_or_refused  # noqa: F821  of one agent
 del test_slices_are_exact_under_vmap_too  # noqa: F821  in test_slices.py, which is slow
 
 MODULE = ippo
@@ -58,10 +71,13 @@ def test_weighted_means_leave_out_what_has_no_weight():
     weights = (rng.random(50) < 0.6).astype(np.float32)
     kept, targets = x[weights > 0], y[weights > 0]
     np.testing.assert_allclose(ippo.mean(x, weights), kept.mean(), rtol=1e-5)
-    result = np.asarray(ippo.standardize(x, weights))[weights > 0]
-    np.testing.assert_allclose(result, (kept - kept.mean()) / kept.std(), rtol=1e-4, atol=1e-6)
     expected = 1.0 - np.var(targets - kept) / np.var(targets)
-    np.testing.assert_allclose(ippo.explained_variance(x, y, weights), expected, rtol=1e-4)
+    share, weight = ippo.explained_variance(x, y, weights)
+    np.testing.assert_allclose(share, expected, rtol=1e-4)
+    assert weight == 1
+    for same in (0.0, 0.1, -1e4):  # where targets do not vary, there is nothing to say
+        share, weight = ippo.explained_variance(x, jnp.full(50, same), weights)
+        assert share == 0.0 and weight == 0
     assert ippo.mean(x, np.zeros_like(x)) == 0.0
 
 
@@ -79,20 +95,374 @@ def test_terms_are_those_of_ppo():
     np.testing.assert_array_equal(ippo.gae(*rollout, 0.9, 0.8), ppo.gae(*rollout, 0.9, 0.8))
 
 
+def test_learning_rates_are_linear_in_the_epochs_of_each_network():
+    config = TINY.replace(num_minibatches=4)
+    task = lambda epochs, rate=0.5: ippo.Task(None, None, rate, epochs)
+    rates = lambda task, update, epoch, config=config: ippo.learning_rates(
+        config, task, 5, jnp.int32(update), epoch
+    )
+    for epochs in (2, 3):
+        run = [rates(task(epochs), u, e) for u in range(5) for e in range(epochs)]
+        expected = 0.5 * (1.0 - np.arange(20 * epochs) / (20 * epochs))
+        np.testing.assert_allclose(np.concatenate(run), expected, rtol=1e-5, atol=1e-7)
+        np.testing.assert_array_equal(rates(task(epochs), 7, 0), np.zeros(4))
+    constant = rates(task(2), 3, 1, config.replace(anneal_lr=False))
+    np.testing.assert_array_equal(constant, 0.5)
+    updates = 10**10 // 16  # no counter wraps
+    late = jnp.int32(updates - updates // 4)
+    left = ippo.learning_rates(config, task(64, 1.0), updates, late, 0)
+    np.testing.assert_allclose(left, 0.25, rtol=1e-5)
+
+
+@pytest.mark.parametrize("continuous", [False, True])
+def test_log_prob_and_entropy_are_distrax_s_and_padding_does_not_count(continuous):
+    mean, log_std, action = jax.random.normal(jax.random.key(0), (3, 6, 4))
+    if not continuous:
+        action = jnp.array([0, 1, 2, 3, 0, 1])
+        result = ippo.Actions(mean, None, None).log_prob_and_entropy(action)
+        expected = distrax.Categorical(logits=mean)
+        assert_close(result, (expected.log_prob(action), expected.entropy()), rtol=1e-5)
+        return
+    real = jnp.arange(4) < jnp.array([1, 2, 3, 4, 4, 1])[:, None]
+    result = ippo.Actions(mean, log_std, real).log_prob_and_entropy(action)
+    for i, size in enumerate([1, 2, 3, 4, 4, 1]):
+        expected = distrax.MultivariateNormalDiag(mean[i, :size], jnp.exp(log_std[i, :size]))
+        expected = expected.log_prob(action[i, :size]), expected.entropy()
+        assert_close(tuple(x[i] for x in result), expected, rtol=1e-5)
+    noise = jnp.where(real, 0.0, 9.0)
+    other = ippo.Actions(mean + noise, log_std - noise, real).log_prob_and_entropy(action + noise)
+    assert_same(result, other)
+
+
 @pytest.mark.parametrize("share_params", [False, True])
 def test_folding_keeps_every_agent_s_samples(share_params):
-    config = TINY.replace(share_params=share_params, agent_ids=share_params)
+    config = TINY.replace(share_params=share_params)
     x = np.arange(5 * 4 * 3 * 2, dtype=np.float32).reshape(5, 4, 3, 2)  # steps, envs, agents, ...
-    folded = ippo.fold(config, jnp.array(x), lead=1)
+    folded = ippo.fold_rollout(config, (jnp.array(x), None))[0]
     assert folded.shape == ((1, 5, 12, 2) if share_params else (3, 5, 4, 2))
-    np.testing.assert_array_equal(ippo.unfold(config, folded, 3, lead=1), x)
+    for step in range(5):
+        np.testing.assert_array_equal(ippo.unfold(config, folded[:, step], 3), x[step])
+        np.testing.assert_array_equal(ippo.fold(config, jnp.array(x[step])), folded[:, step])
     if not share_params:
         np.testing.assert_array_equal(folded[1], x[:, :, 1])
-    numbered = ippo.unfold(config, ippo.with_ids(config, folded, 3), 3, lead=1)
-    if share_params:
-        np.testing.assert_array_equal(numbered[..., 2:], np.broadcast_to(np.eye(3), (5, 4, 3, 3)))
-    seen = ippo.unfold(config, ippo.for_each_agent(config, jnp.array(x), 3, lead=1), 3, lead=1)
-    np.testing.assert_array_equal(seen, np.repeat(x.reshape(5, 4, 1, 6), 3, axis=2))
+
+
+def test_inputs_are_one_s_own_or_what_all_see_and_who_one_is():
+    x = np.arange(4 * 3 * 2, dtype=np.float32).reshape(4, 3, 2)
+    world, ids = -np.arange(4 * 5, dtype=np.float32).reshape(4, 5), np.tile(np.eye(3), (4, 1, 1))
+    stats = parts.RunningStatistics(jnp.arange(6.0).reshape(3, 2), jnp.full((3, 2), 4.0), 1.0)
+    world_stats = parts.RunningStatistics(jnp.ones(5), jnp.full(5, 0.25), 1.0)
+    policy = ippo.PolicyState(None, stats, world_stats)
+    same = lambda result, *expected: [
+        np.testing.assert_allclose(a, b, rtol=1e-6) for a, b in zip(result, expected, strict=True)
+    ]
+    for_all = lambda x: np.repeat(x.reshape(4, 1, -1), 3, axis=1)
+    same(ippo.make_inputs(TINY, policy, x), x, x)
+    config = TINY.replace(central_critic=True)
+    same(ippo.make_inputs(config, policy, x), x, for_all(x))
+    same(ippo.make_inputs(config, policy, x, world), x, for_all(world))
+    config = config.replace(agent_ids=True, share_params=True)
+    both = [np.concatenate([y, ids], axis=2) for y in (x, for_all(world))]
+    same(ippo.make_inputs(config, policy, x, world), *both)
+    config = TINY.replace(central_critic=True, normalize_obs=True)
+    own = np.clip((x - np.arange(6.0).reshape(3, 2)) / 2.0, -10.0, 10.0)
+    same(ippo.make_inputs(config, policy, x), own, for_all(own))
+    normal_world = np.clip((world - 1.0) * 2.0, -10.0, 10.0)
+    same(ippo.make_inputs(config, policy, x, world), own, for_all(normal_world))
+
+
+# --- an update, agent by agent ----------------------------------------------------------------
+
+
+@struct.dataclass
+class CrowdState:
+    x: jax.Array  # (2, 3)
+    alive: jax.Array  # (2,)
+    time: jax.Array
+
+
+@struct.dataclass
+class CrowdParams:
+    max_steps_in_episode: int = 4
+
+
+class Crowd(environment.Environment):
+    """Two agents to whom everything happens: they act on noise, leave now and then, and episodes
+    terminate or are cut."""
+
+    num_agents = 2
+
+    def __init__(self, continuous: bool, world: bool):
+        super().__init__()
+        self.continuous = continuous
+        if continuous:
+            self.action_dimensions = np.array([[True, False], [True, True]])
+        else:
+            self.action_mask = lambda state, params: state.x > -1.0
+        if world:
+            self.world_state = lambda state, params: 2.0 * state.x.ravel()[:4]
+
+    @property
+    def default_params(self):
+        return CrowdParams()
+
+    @property
+    def name(self):
+        return "Crowd"
+
+    def draw(self, key):
+        x = jnp.clip(jax.random.normal(key, (2, 3)), -3.0, 3.0)
+        return x.at[:, 0].set(jnp.abs(x[:, 0]))  # one action is allowed
+
+    def reset_env(self, key, params):
+        state = CrowdState(self.draw(key), jnp.ones(2, bool), jnp.zeros((), jnp.int32))
+        return state.x, state
+
+    def step_env(self, key, state, action, params):
+        draw, leave, end = jax.random.split(key, 3)
+        taken = action[:, 0] if self.continuous else action
+        reward = state.x[:, 0] - taken * state.x[:, 1]
+        alive = state.alive & ~jax.random.bernoulli(leave, 0.25, (2,))
+        state = CrowdState(self.draw(draw), alive, state.time + 1)
+        return state.x, state, reward, jax.random.bernoulli(end, 0.15), {"alive": alive}
+
+    def action_space(self, params):
+        return spaces.Box(-1.0, 1.0, (2,)) if self.continuous else spaces.Discrete(3)
+
+    def observation_space(self, params):
+        return spaces.Box(-3.0, 3.0, (3,))
+
+
+PLAIN = ippo.Config(
+    total_timesteps=3 * 40,
+    num_envs=2,
+    num_steps=20,
+    num_minibatches=1,
+    update_epochs=1,
+    critic_epochs=2,
+    learning_rate=0.01,
+    critic_learning_rate=0.03,
+    adam_eps=0.01,
+    critic_adam_eps=0.03,
+    max_grad_norm=0.05,
+    critic_max_grad_norm=0.2,
+    gamma=0.9,
+    gae_lambda=0.8,
+    ent_coef=0.5,
+    vf_coef=0.7,
+    hidden_sizes=(8,),
+    normalize_obs=True,  # the first update knows nothing to normalise by
+    normalize_reward=True,
+    num_evals=3,
+)
+ARRANGEMENTS = {
+    "independent, continuous, all observations": (
+        dict(central_critic=True, minibatch_of="trajectories"),
+        Crowd(continuous=True, world=False),
+    ),
+    "shared, discrete, world state": (
+        dict(central_critic=True, share_params=True, agent_ids=True),
+        Crowd(continuous=False, world=True),
+    ),
+    "independent, discrete, own observations": ({}, Crowd(continuous=False, world=False)),
+}
+
+
+def advantages_of(rewards, values, next_values, terminated, done, gamma, gae_lambda):
+    """One agent's in one environment, by the plain recursion."""
+    advantages, advantage = np.zeros(len(rewards)), 0.0
+    for t in reversed(range(len(rewards))):
+        future = 0.0 if terminated[t] else gamma * next_values[t]
+        rest = 0.0 if done[t] else gamma * gae_lambda * advantage
+        advantages[t] = advantage = rewards[t] + future - values[t] + rest
+    return advantages
+
+
+class Plain:
+    """The second one of three updates, of samples of agents that are there, in lists."""
+
+    def __init__(self, config, env, params, state):
+        self.config, self.env, self.state = config, env, state
+        self.space = env.action_space(params)
+        actor, critic = ippo.Actor(config, self.space), ippo.Critic(config)
+        self.actor, self.critic = jax.jit(actor.apply), jax.jit(critic.apply)
+        learners = [[0, 1]] if config.share_params else [[0], [1]]
+        steps = self.play(params)
+        self.samples = [self.samples_of(steps, number, of) for number, of in enumerate(learners)]
+        self.steps = steps
+
+    def own(self, tree, agent):
+        return jax.tree.map(lambda x: x[0 if self.config.share_params else agent], tree)
+
+    def inputs(self, observation, world, agent):
+        """Of actor and critic, for all environments."""
+        x, everything = observation[:, agent], observation.reshape(len(observation), -1)
+        critic_x = x
+        if self.config.central_critic:
+            critic_x = everything if world is None else world
+        if self.config.agent_ids:
+            identity = np.tile(np.eye(2)[agent], (len(x), 1))
+            x, critic_x = (np.concatenate([y, identity], 1) for y in (x, critic_x))
+        return x, critic_x
+
+    def play(self, params):
+        """What happened at every step, with the file's own random numbers."""
+        config, env, state = self.config, self.env, self.state
+        batch, size = (
+            envs.batch(env, config.num_envs, config.num_steps),
+            parts.num_outputs(self.space),
+        )
+        _, start, keys, noise = jax.random.split(state.rollout_rng, 4)
+        draw = jax.random.normal if env.continuous else jax.random.gumbel
+        noise = draw(noise, (config.num_steps * config.num_envs * 2 * size,))
+        shared = (config.num_steps, config.num_envs, 2, size)
+        noise = noise.reshape(shared if config.share_params else [shared[i] for i in (0, 2, 1, 3)])
+        noise = noise if config.share_params else noise.swapaxes(1, 2)
+        env_state, observation = batch.refill(start, state.env_state, params), state.observation
+        alive, steps, advance = np.ones((config.num_envs, 2), bool), [], jax.jit(batch.step)
+        world = hasattr(env, "world_state")
+        for key, drawn in zip(jax.random.split(keys, config.num_steps), noise):
+            before = batch.world_state(env_state, params) if world else None
+            mask, actions = batch.action_mask(env_state, params), []
+            if env.continuous:
+                mask = np.tile(env.action_dimensions, (config.num_envs, 1, 1))
+            for i in range(2):
+                x, _ = self.inputs(observation, before, i)
+                out = self.actor(self.own(state.policy.params, i), x).output
+                if env.continuous:
+                    actions.append(out + drawn[:, i])  # standard deviations are 1 at first
+                else:
+                    actions.append(
+                        jnp.argmax(jnp.where(mask[:, i], out, -jnp.inf) + drawn[:, i], 1)
+                    )
+            action = jnp.stack(actions, 1)
+            given = jnp.clip(action, -1.0, 1.0) if env.continuous else action
+            after, env_state, reward, terminated, truncated, info = advance(
+                key, env_state, given, params
+            )
+            final_world = info["final_world_state"] if world else None
+            step = dict(
+                observation=observation, world=before, mask=mask, action=action, reward=reward,
+                terminated=terminated[:, None] | ~info["alive"], alive=alive,
+                truncated=jnp.stack([truncated] * 2, 1),
+                final=info["final_observation"], final_world=final_world,
+            )  # fmt: skip
+            steps.append(jax.tree.map(np.asarray, step))
+            alive = np.where((terminated | truncated)[:, None], True, info["alive"])
+            observation = after
+        return steps
+
+    def samples_of(self, steps, learner, agents):
+        """A learner's inputs, masks, actions, advantages, values and targets."""
+        config, found = self.config, []
+        for i in agents:
+            seen = [self.inputs(s["observation"], s["world"], i) for s in steps]
+            final = [self.inputs(s["final"], s["final_world"], i)[1] for s in steps]
+            params = self.own(self.state.critic_params, i)
+            values = np.array([self.critic(params, critic_x) for _, critic_x in seen])
+            next_values = np.array([self.critic(params, x) for x in final])
+            for e in range(config.num_envs):
+                pick = lambda name: np.array([s[name][e, i] for s in steps])  # noqa: B023
+                done = pick("terminated") | pick("truncated")
+                advantages = advantages_of(
+                    pick("reward"), values[:, e], next_values[:, e], pick("terminated"), done,
+                    config.gamma, config.gae_lambda,
+                )  # fmt: skip
+                inputs = [np.array([s[k][e] for s in seen]) for k in (0, 1)]
+                arrays = *inputs, pick("mask"), pick("action"), advantages, values[:, e]
+                there = pick("alive")
+                found.append([x[there] for x in arrays])
+        return [np.concatenate(x) for x in zip(*found)]
+
+    def actor_loss(self, params, samples):
+        x, _, mask, action, advantages, _ = samples
+        out, log_std, _ = self.actor(params, x)
+        if self.env.continuous:
+            normal = distrax.Normal(out, jnp.exp(log_std))
+            log_prob = (normal.log_prob(action) * mask).sum(1)
+            entropy = (normal.entropy() * mask).sum(1)
+        else:
+            policy = distrax.Categorical(logits=jnp.where(mask, out, -1e9))
+            log_prob, entropy = policy.log_prob(action), policy.entropy()
+        advantages = (advantages - advantages.mean()) / advantages.std()
+        # The policy gradient theorem: at a ratio of 1 there is nothing to clip.
+        return -(advantages * log_prob).mean() - self.config.ent_coef * entropy.mean(), entropy
+
+    def critic_loss(self, params, samples):
+        _, critic_x, _, _, advantages, values = samples
+        errors = self.critic(params, critic_x) - (advantages + values)
+        return self.config.vf_coef * 0.5 * (errors**2).mean(), 0.5 * (errors**2).mean()
+
+    def descend(self, loss, params, samples, rates, max_norm, eps):
+        """Steps of Adam at these learning rates; parameters and what the loss says first."""
+        clip, adam = optax.clip_by_global_norm(max_norm), optax.scale_by_adam(eps=eps)
+        moments, said = adam.init(params), []
+        for rate in rates:
+            (_, what), grads = jax.value_and_grad(loss, has_aux=True)(params, samples)
+            said.append((np.mean(what), optax.tree.norm(grads)))
+            grads, _ = clip.update(grads, clip.init(params))
+            direction, moments = adam.update(grads, moments)
+            params = jax.tree.map(lambda p, d: p - rate * d, params, direction)  # noqa: B023
+        return params, np.mean(said, axis=0)
+
+    def learn(self, learner):
+        """Parameters of both networks; entropy, value loss and the norms of the gradients."""
+        c, own = self.config, self.samples[learner]
+        params, critic_params = (
+            jax.tree.map(lambda x: x[learner], x)
+            for x in (self.state.policy.params, self.state.critic_params)
+        )
+        rates = [c.learning_rate * 2 / 3]  # one of three updates is done
+        critic_rates = [c.critic_learning_rate * (1 - k / 6) for k in (2, 3)]
+        params, said = self.descend(
+            self.actor_loss, params, own, rates, c.max_grad_norm, c.adam_eps
+        )
+        critic_params, critic_said = self.descend(
+            self.critic_loss, critic_params, own, critic_rates, c.critic_max_grad_norm,
+            c.critic_adam_eps,
+        )  # fmt: skip
+        return params, critic_params, [*said, *critic_said]
+
+
+@pytest.mark.parametrize("arrangement", ARRANGEMENTS)
+def test_an_update_is_that_of_plain_lists(arrangement):
+    """Learning, what it says about it, and the statistics, which move afterwards."""
+    change, env = ARRANGEMENTS[arrangement]
+    config, params = PLAIN.replace(**change), CrowdParams()
+    learner = ippo.learner(config, env, params)
+    state = jax.jit(learner.init)(jax.random.key(3)).replace(update=jnp.int32(1))
+    after, metrics = jax.jit(learner.update)(again(state))
+    plain = Plain(config, env, params, again(state))
+    there = np.array([s["alive"] for s in plain.steps])
+    ends = [np.array([s[name] for s in plain.steps]) for name in ("terminated", "truncated")]
+    cut = ends[1] & ~ends[0]
+    assert not there.all() and ends[0].any() and cut[there].any()
+    for number, samples in enumerate(plain.samples):
+        *expected, said = plain.learn(number)
+        for new, old, right in zip(
+            (after.policy.params, after.critic_params),
+            (state.policy.params, state.critic_params),
+            expected,
+        ):
+            moved = lambda new, old: jax.tree.map(lambda x, y: x - y, new, old)
+            of_one = lambda tree: jax.tree.map(lambda x: x[number], tree)  # noqa: B023
+            assert_close(moved(of_one(new), of_one(old)), moved(right, of_one(old)), 1e-2, 2e-6)
+        names = ("entropy", "grad_norm", "value_loss", "critic_grad_norm")
+        result = [np.ravel(metrics[name])[number] for name in names]
+        np.testing.assert_allclose(result, said, rtol=1e-3)
+        np.testing.assert_allclose(
+            np.ravel(metrics["mean_value"])[number], samples[5].mean(), rtol=1e-3, atol=1e-5
+        )
+        seen = samples[0][:, :3]
+        stats = jax.tree.map(lambda x: x[number], after.policy.obs_stats)  # noqa: B023
+        assert_close(stats, parts.RunningStatistics(seen.mean(0), seen.var(0), len(seen)))
+        assert after.reward_scale.stats.count[number] == len(seen)
+        assert after.reward_scale.stats.var[number] != 1.0
+    if hasattr(env, "world_state"):
+        world = np.concatenate([s["world"] for s in plain.steps])
+        np.testing.assert_allclose(after.policy.world_stats.mean, world.mean(0), rtol=1e-4)
+    else:
+        assert after.policy.world_stats is None
 
 
 # --- probe tasks ------------------------------------------------------------------------------
@@ -171,7 +541,7 @@ def test_a_world_state_is_what_central_critics_see(share_params):
     state, metrics = ippo.make_train(config, env, params)(jax.random.key(0))
     kernel = state.critic_params["params"]["Torso_0"]["Dense_0"]["kernel"]
     assert kernel.shape == (1 if share_params else 2, 2, 16)
-    stats = state.collector.world_stats
+    stats = state.policy.world_stats
     assert stats.mean.shape == (2,) and float(stats.count) == PROBE.total_timesteps
     np.testing.assert_allclose(stats.var, 100.0, rtol=0.01)
     if not share_params:  # what is shared does not know which agent it is
@@ -236,7 +606,7 @@ def test_one_agent_stops_at_its_kl_while_the_other_goes_on(pair):
 
 def test_every_epoch_has_an_order_of_its_own(pair, monkeypatch):
     """Turning round the order of the second epoch changes what is learned."""
-    original = ippo.permutations
+    original = parts.permutations
 
     @jax.jit
     def params(turn):
@@ -244,12 +614,49 @@ def test_every_epoch_has_an_order_of_its_own(pair, monkeypatch):
             orders = original(*args)
             return orders.at[1].set(jnp.where(turn, orders[1, ::-1], orders[1]))
 
-        monkeypatch.setattr(ippo, "permutations", permutations)
-        config = TINY.replace(num_evals=1, num_eval_episodes=0, eval_at_start=False)
-        return ippo.make_train(config, pair, PairParams())(jax.random.key(0))[0].policy.params
+        monkeypatch.setattr(parts, "permutations", permutations)
+        learner = ippo.learner(TINY, pair, PairParams())
+        return learner.update(learner.init(jax.random.key(0)))[0].policy.params
 
     with pytest.raises(AssertionError):
         assert_same(params(False), params(True))
+
+
+class Still(Pair):
+    """Every environment stays where it began."""
+
+    def reset_env(self, key, params):
+        state = PairState(jax.random.normal(key, (2,)), jnp.zeros((), jnp.int32))
+        return state.x[:, None], state
+
+    def step_env(self, key, state, action, params):
+        return state.x[:, None], state, jnp.zeros(2), jnp.zeros((), bool), {}
+
+
+@pytest.mark.parametrize("share_params", [False, True])
+@pytest.mark.parametrize("minibatch_of", ["samples", "trajectories"])
+def test_minibatches_hold_every_sample_once_or_whole_trajectories(
+    monkeypatch, minibatch_of, share_params
+):
+    """Of an agent in an environment, whose values are all the same here."""
+    seen, original = [], ippo.value_error
+
+    def spy(values, old_values, *args):
+        jax.debug.callback(lambda x: seen.append(np.asarray(x)), old_values)
+        return original(values, old_values, *args)
+
+    monkeypatch.setattr(ippo, "value_error", spy)
+    change = dict(minibatch_of=minibatch_of, share_params=share_params, num_envs=4)
+    config = TINY.replace(critic_epochs=1, num_minibatches=2, **change)
+    learner = ippo.learner(config, Still(), PairParams())
+    jax.block_until_ready(jax.jit(learner.update)(jax.jit(learner.init)(jax.random.key(0))))
+    jax.effects_barrier()
+    counts = [np.unique(x, return_counts=True)[1] for x in seen]
+    values, total = np.unique(np.concatenate(seen), return_counts=True)
+    assert len(values) == 8 and (total == 8).all()
+    assert len(counts) == (2 if share_params else 4)
+    whole = all((count == 8).all() for count in counts)
+    assert whole == (minibatch_of == "trajectories")
 
 
 def test_exactly_update_epochs_without_a_threshold(trained):
@@ -266,13 +673,20 @@ SWEPT_WORLD = WORLD[0], PairParams(task=LEAVING)
 OTHER = {"adam_eps": 1e-2, "critic_adam_eps": 1e-2, "max_grad_norm": 1e-2, "target_kl": 1e-9}
 OTHER |= {"critic_max_grad_norm": 1e-2, "clip_eps": 1e-3}
 REFUSED = [
-    (dict(num_minibatches=3), "num_minibatches=3 does not divide the 16 samples .*; 1, 2, 4, 8 do"),
-    (dict(minibatch_of="trajectories", num_minibatches=4), "the 2 trajectories .*; 1, 2 do"),
+    (
+        dict(num_minibatches=3),
+        "num_minibatches=3 does not divide the 16 samples .*; 1, 2, 4, 8 would do",
+    ),
+    (dict(minibatch_of="trajectories", num_minibatches=4), "the 2 trajectories .*; 1, 2 would do"),
     (dict(num_minibatches=16), "one sample to a minibatch"),
     (dict(minibatch_of="steps"), "minibatch_of='steps': give samples or trajectories"),
+    (dict(num_minibatches=8, num_steps=1, num_envs=8), "one sample to a minibatch"),
     (dict(agent_ids=True), "agent_ids=True needs share_params=True"),
     (dict(critic_epochs=0), "critic_epochs=0"),
 ]
+
+
+PINNED = {}
 
 
 def learned(state):
@@ -287,7 +701,8 @@ def test_metrics_have_the_points_as_leading_axis(trained):
     """And agents as the last one."""
     state, metrics = trained
     assert list(metrics["timestep"]) == [0, 16, 32, 48]
-    assert set(ippo.UPDATE_METRICS) == METRICS
+    others = {"timestep", "num_episodes", "episode_return", "episode_length"}
+    assert set(metrics) == METRICS | others | EVALUATION
     for name in METRICS:
         assert metrics[name].shape == (4, 2), name
         assert np.isnan(metrics[name][0]).all() and np.isfinite(metrics[name][1:]).all(), name

@@ -1,4 +1,4 @@
-"""IQN's embedding, risks and loss against plain NumPy."""
+"""IQN's embedding, risks and loss against plain NumPy, and the contract of the file."""
 
 import jax
 import jax.numpy as jnp
@@ -6,17 +6,122 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from algorithms import iqn
+from algorithms import iqn, parts
+from tests import probe as tasks
+from tests.algorithms.distributional import *  # noqa: F403
+from tests.algorithms.distributional import ACTION, GAMMA, REWARD, X_NEXT, X, gradient_step
 from tests.algorithms.value_based import *  # noqa: F403  the contract
-from tests.algorithms.value_based import SMALL
+from tests.algorithms.value_based import REFUSED, SMALL
 
 del test_slices_are_exact_under_vmap_too  # noqa: F821  in test_slices.py, which is slow
 
 MODULE = iqn
 TINY = iqn.Config(**SMALL, num_levels=3, num_cosines=4, kappa=10.0, risk="cvar")
 METRICS = {"loss", "mean_value", "grad_norm"}
+REFUSED = [
+    *REFUSED,
+    (dict(hidden_sizes=()), r"hidden_sizes=\(\) leaves no layer that sees the levels"),
+    (dict(num_policy_levels=0), "num_policy_levels=0: give a whole number, 1 or more"),
+    (dict(risk="none"), "risk='none': give neutral or cvar or wang"),
+]
+PINNED = {
+    "loss": [np.nan, 0.287331, 0.269296],
+    "grad_norm": [np.nan, 0.271534, 0.259595],
+    "mean_value": [np.nan, -0.0183147, -0.00794901],
+}
 
 LEVELS = np.linspace(0.05, 0.95, 7)
+
+
+def action_values(config, space, params, x):
+    network = iqn.ImplicitQuantileNetwork(config, space.n)
+    return iqn.action_values(config, network, params, x)
+
+
+def prefer(config, params, action, by):
+    params = jax.tree.map(lambda x: x, params)
+    head = params["params"]["action_head"]
+    head["bias"] = head["bias"].at[action].add(by)
+    return params
+
+
+# --- one gradient step ------------------------------------------------------------------------
+
+
+def plain_quantile_huber(quantiles, levels, targets, kappa):
+    """The loss and its slopes, of quantiles at levels (num,) and targets (num_targets,)."""
+    loss, slopes = 0.0, np.zeros(len(quantiles))
+    for i, level in enumerate(levels):
+        for target in targets:
+            u = target - quantiles[i]
+            size = 0.5 * u**2 if abs(u) <= kappa else kappa * (abs(u) - 0.5 * kappa)
+            weight = abs(level - (u < 0)) / kappa / len(targets)
+            loss += weight * size
+            slopes[i] -= weight * np.clip(u, -kappa, kappa)
+    return loss, slopes
+
+
+def levels_of(config, state):
+    """Of the gradient step: (batch_size, num_levels) and (batch_size, num_target_levels)."""
+    key = jax.random.split(jax.random.clone(state.rng), 6)[5]
+    numbers = config.num_levels, config.num_target_levels
+    levels = jax.random.uniform(key, (config.batch_size * sum(numbers),))
+    return jnp.split(levels.reshape(config.batch_size, -1), [config.num_levels], axis=1)
+
+
+def quantiles_of(config, params, x, levels):
+    """(batch_size, num, num_actions)"""
+    network = iqn.ImplicitQuantileNetwork(config, params["params"]["action_head"]["bias"].size)
+    return np.asarray(network.apply(params, np.repeat(x, config.batch_size, 0), levels))
+
+
+def expected_loss(config, online, target, best, state):
+    levels, target_levels = levels_of(config, state)
+    quantiles = quantiles_of(config, online, X, levels)[..., ACTION]
+    next_quantiles = quantiles_of(config, target, X_NEXT, target_levels)[..., best]
+    targets = REWARD * (1.0 + GAMMA + GAMMA**2) + GAMMA**3 * next_quantiles
+    rows = zip(quantiles, np.asarray(levels), targets)
+    return np.mean([plain_quantile_huber(*row, config.kappa)[0] for row in rows])
+
+
+def mean_values(config, state, x):
+    """Over the levels whose quantiles are learned."""
+    levels, _ = levels_of(config, state)
+    return quantiles_of(config, state.policy.params, x, levels).mean((0, 1))
+
+
+# --- risks ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("risk_level, best", [(1.0, 1), (0.25, 0)])
+def test_risks_decide_in_acting_and_in_targets(risk_level, best):
+    """Action 0 is worth 1 for sure. The returns of action 1 reach from -10 far up: better in the
+    mean, but not in the mean of the worst quarter."""
+    config = TINY.replace(
+        risk_level=risk_level,
+        hidden_sizes=(1,),
+        num_cosines=2,
+        exploration="constant",
+        eps_end=0.0,
+    )
+    layer = lambda kernel, bias: {"kernel": jnp.array(kernel), "bias": jnp.array(bias)}
+    params = {
+        "embedding": layer([[0.0], [-1.0]], [1.0]),  # 1 - cos(pi level)
+        "Torso_1": {"Dense_0": layer([[1.0]], [0.0])},
+        "action_head": layer([[0.0, 60.0]], [1.0, -10.0]),
+    }
+    networks = lambda drawn: jax.tree.map(lambda x, like: x, [{"params": params}] * 2, [drawn] * 2)
+    before, after, metrics = gradient_step(iqn, config, networks, masked=False)
+    params = before.target_params
+    expected = expected_loss(config, params, params, best, before)
+    np.testing.assert_allclose(metrics["loss"], expected, rtol=1e-4)
+    actions = after.replay.transitions.action[:16]  # x is 1, -1, ..., and then nothing is risked
+    np.testing.assert_array_equal(actions, [best, 0] * 8)
+    policy = iqn.make_policy(config.replace(normalize_obs=True), tasks.Probe(), tasks.ProbeParams())
+    assert policy(before, jnp.ones(1))[0] == best
+
+
+# --- formulas ---------------------------------------------------------------------------------
 
 
 def test_cosines_are_those_of_the_paper():
@@ -32,17 +137,18 @@ def test_the_network_multiplies_features_by_the_embedding():
     rng = np.random.default_rng(0)
     x, levels = rng.normal(size=(2, 4)), rng.random((2, 7))
     x, levels = x.astype(np.float32), levels.astype(np.float32)
-    params = iqn.initialize(network, jax.random.key(0), jnp.zeros((1, 4)))
+    params = parts.orthogonal(network, jax.random.key(0), jnp.zeros((1, 4)), jnp.zeros((1, 1)))
     params = jax.tree.map(lambda leaf: leaf + 0.1, params)
-    p = {name: (leaf["kernel"], leaf["bias"]) for name, leaf in params["params"].items()}
+    layers = {name: layer.get("Dense_0", layer) for name, layer in params["params"].items()}
+    p = {name: (layer["kernel"], layer["bias"]) for name, layer in layers.items()}
     relu = lambda x: np.maximum(x, 0.0)
-    features = relu(x @ p["Dense_0"][0] + p["Dense_0"][1])
+    features = relu(x @ p["Torso_0"][0] + p["Torso_0"][1])
     expected = np.zeros((2, 7, 3))
     for b in range(2):
         for k in range(7):
             cosines = np.cos(np.pi * np.arange(4) * levels[b, k])
             embedding = relu(cosines @ p["embedding"][0] + p["embedding"][1])
-            hidden = relu((features[b] * embedding) @ p["Dense_1"][0] + p["Dense_1"][1])
+            hidden = relu((features[b] * embedding) @ p["Torso_1"][0] + p["Torso_1"][1])
             expected[b, k] = hidden @ p["action_head"][0] + p["action_head"][1]
     np.testing.assert_allclose(network.apply(params, x, levels), expected, rtol=1e-4, atol=1e-5)
     shared = network.apply(params, x, levels[:1])
@@ -75,29 +181,13 @@ def test_quantile_huber_is_the_plain_sum():
     rng = np.random.default_rng(0)
     quantiles, levels = rng.normal(size=(20, 5)), rng.random((20, 5))
     targets, kappa = 2.0 * rng.normal(size=(20, 7)), 0.5
-    expected, slopes = np.zeros(20), np.zeros((20, 5))
-    for b in range(20):
-        for i, level in enumerate(levels[b]):
-            for target in targets[b]:
-                u = target - quantiles[b, i]
-                size = 0.5 * u**2 if abs(u) <= kappa else kappa * (abs(u) - 0.5 * kappa)
-                expected[b] += abs(level - (u < 0)) * size / kappa / 7
-                slopes[b, i] -= abs(level - (u < 0)) * np.clip(u, -kappa, kappa) / kappa / 7
+    rows = zip(quantiles, levels, targets)
+    expected, slopes = zip(*[plain_quantile_huber(*row, kappa) for row in rows])
     loss = lambda *arrays: iqn.quantile_huber(*arrays, kappa)
     arrays = tuple(map(jnp.array, (quantiles, levels, targets)))
     np.testing.assert_allclose(loss(*arrays), expected, rtol=1e-4)
     gradient = jax.grad(lambda *arrays: loss(*arrays).sum())(*arrays)
     np.testing.assert_allclose(gradient, slopes, rtol=1e-4, atol=1e-6)
-
-
-def test_the_product_s_gradients_are_those_of_autodiff():
-    x, kernel, weights = (jax.random.normal(jax.random.key(i), s) for i, s in
-                          enumerate([(2, 3, 4, 5), (2, 5, 6), (2, 3, 4, 6)]))  # fmt: skip
-    gradients = lambda multiply: jax.vmap(
-        jax.grad(lambda x, kernel, weights: (weights * multiply(x, kernel)).sum(), (0, 1))
-    )(x, kernel, weights)
-    for ours, plain in zip(gradients(iqn.product), gradients(jnp.matmul)):
-        np.testing.assert_allclose(ours, plain, rtol=1e-4, atol=1e-5)
 
 
 def test_of_action_takes_the_columns_of_the_actions():

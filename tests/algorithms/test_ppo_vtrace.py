@@ -6,24 +6,19 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
-import optax.contrib
 import pytest
 import rlax
-from jax.flatten_util import ravel_pytree
 
-from algorithms import ippo, ppo, ppo_vtrace
+from algorithms import ppo, ppo_vtrace
 from tests import probe as tasks
-from tests.algorithms import contract
 from tests.algorithms.contract import *  # noqa: F403
-from tests.algorithms.contract import assert_close, assert_same
+from tests.algorithms.contract import again, assert_close, assert_same, change_leaves
 from tests.algorithms.probes import *  # noqa: F403
 from tests.algorithms.probes import of_critic, play_probes
-from tests.algorithms.test_ppo import random_rollout
-from tests.probe import LEAVING, Pair, PairParams, ProbeParams
+from tests.conftest import compiled_as_for_users
+from tests.probe import LEAVING, OWN, Pair, PairParams, ProbeParams
 
 del test_several_agents_are_refused  # noqa: F821  it takes them
-del test_pinned_values  # noqa: F821  Muon's steps are not close enough
 del test_slices_are_exact_under_vmap_too  # noqa: F821  in test_slices.py, which is slow
 
 MODULE = ppo_vtrace
@@ -50,13 +45,10 @@ THREE_STEPS = ONE_STEP.replace(update_epochs=3)
 # --- formulas ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("length", [1, 2, 7, 64])
+@pytest.mark.parametrize("length", [1, 7])
 def test_backward_sums_are_the_plain_recursion(length):
     rng = np.random.default_rng(length)
-    x, decays = (
-        rng.normal(size=(3, length)),
-        rng.random((3, length)) * (rng.random((3, length)) < 0.8),
-    )
+    x, decays = rng.normal(size=(3, length)), rng.random((3, length))
     expected, total = np.zeros_like(x), np.zeros(3)
     for t in reversed(range(length)):
         total = x[:, t] + decays[:, t] * total
@@ -65,113 +57,163 @@ def test_backward_sums_are_the_plain_recursion(length):
     np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-6)
 
 
-def random_segments(seed):
-    """(segments, num_steps) of rewards, values, next values, terminated, done and ratios."""
-    rollout = [x.T for x in random_rollout(seed)]
-    ratios = np.exp(np.random.default_rng(seed).normal(size=rollout[0].shape)).astype(np.float32)
-    return *rollout, ratios
+def random_segments(seed, truncation=0.2):
+    """Segments as far as V-trace needs them, values and log-ratios, (5, 17)."""
+    rng = np.random.default_rng(seed)
+    rewards, values, log_ratio, bootstrap = rng.normal(size=(4, 5, 17)).astype(np.float32)
+    terminated = rng.random((5, 17)) < 0.2
+    ends = terminated | (rng.random((5, 17)) < truncation)
+    ends[:, -1] = True
+    bootstrap = np.where(terminated, 0.0, bootstrap)
+    names = dict.fromkeys(ppo_vtrace.Segments._fields)
+    segments = ppo_vtrace.Segments(**names | dict(reward=rewards, bootstrap=bootstrap, ends=ends))
+    return segments, values, log_ratio
 
 
 @pytest.mark.parametrize("rho_clip, c_clip", [(1.0, 1.0), (0.5, 0.7), (2.0, 1.5), (math.inf, 0.3)])
 def test_vtrace_is_the_plain_recursion(rho_clip, c_clip):
-    rewards, values, next_values, terminated, done, ratios = random_segments(0)
-    expected = np.zeros_like(values)
+    segments, values, log_ratio = random_segments(0)
+    ratios, expected = np.exp(log_ratio), np.zeros_like(values)
     for i in range(len(values)):
         advantage = 0.0
         for t in reversed(range(values.shape[1])):
-            bootstrap = 0.0 if terminated[i, t] else next_values[i, t]
-            delta = min(ratios[i, t], rho_clip) * (rewards[i, t] + 0.9 * bootstrap - values[i, t])
-            trace = 0.0 if done[i, t] else 0.9 * 0.8 * min(ratios[i, t], c_clip)
-            advantage = delta + trace * advantage
+            following = segments.bootstrap[i, t] if segments.ends[i, t] else values[i, t + 1]
+            delta = segments.reward[i, t] + 0.9 * following - values[i, t]
+            trace = 0.0 if segments.ends[i, t] else 0.9 * 0.8 * min(ratios[i, t], c_clip)
+            advantage = min(ratios[i, t], rho_clip) * delta + trace * advantage
             expected[i, t] = advantage
-    result = ppo_vtrace.vtrace(
-        rewards, values, next_values, ratios, terminated, done, 0.9, 0.8, rho_clip, c_clip
-    )
+    config = TINY.replace(gamma=0.9, gae_lambda=0.8, rho_clip=rho_clip, c_clip=c_clip)
+    result = ppo_vtrace.vtrace(config, segments, values, log_ratio)
     np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_vtrace_on_policy_is_gae():
-    rewards, values, next_values, terminated, done, _ = random_segments(1)
-    same = np.ones_like(values)
-    result = ppo_vtrace.vtrace(
-        rewards, values, next_values, same, terminated, done, 0.9, 0.8, 1.0, 2.0
-    )
-    rows = (x.T for x in (rewards, values, next_values, terminated, done))
-    np.testing.assert_allclose(result, ppo.gae(*rows, 0.9, 0.8).T, rtol=1e-4, atol=1e-5)
+def test_vtrace_on_policy_or_without_ratios_is_gae():
+    segments, values, log_ratio = random_segments(1)
+    next_values = np.where(segments.ends, segments.bootstrap, np.roll(values, -1, 1))
+    none = np.zeros_like(segments.ends)  # the bootstrap is 0 there
+    rows = (x.T for x in (segments.reward, values, next_values, none, segments.ends))
+    expected = ppo.gae(*rows, 0.9, 0.8).T
+    config = TINY.replace(gamma=0.9, gae_lambda=0.8, c_clip=2.0)
+    result = ppo_vtrace.vtrace(config, segments, values, 0.0 * log_ratio)
+    np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5)
+    result = ppo_vtrace.vtrace(config.replace(vtrace=False), segments, values, log_ratio)
+    np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_vtrace_agrees_with_rlax_without_truncation():
-    rewards, values, next_values, terminated, _, ratios = random_segments(2)
-    result = ppo_vtrace.vtrace(
-        rewards, values, next_values, ratios, terminated, terminated, 0.9, 0.8, 2.0, 1.0
-    )
+    segments, values, log_ratio = random_segments(2, truncation=0.0)
+    discounts = 0.9 * (1.0 - (segments.ends & (segments.bootstrap == 0.0)))
+    next_values = np.where(segments.ends, segments.bootstrap, np.roll(values, -1, 1))
     of_one = lambda *x: rlax.vtrace(*x, 0.8, 2.0)
-    expected = jax.vmap(of_one)(values, next_values, rewards, 0.9 * (1.0 - terminated), ratios)
+    ratios = np.exp(log_ratio)
+    expected = jax.vmap(of_one)(values, next_values, segments.reward, discounts, ratios)
+    config = TINY.replace(gamma=0.9, gae_lambda=0.8, rho_clip=2.0)
+    result = ppo_vtrace.vtrace(config, segments, values, log_ratio)
     np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_priorities_and_importance_weights():
+def drawn(sizes, noise, number, progress=0.0, **floats):
+    """Of one minibatch."""
+    config = TINY.replace(**floats)
+    return ppo_vtrace.draw(config, jnp.array(sizes), jnp.array(noise), progress, (1, number))
+
+
+def test_importance_weights_are_those_of_the_priorities():
     sizes = np.array([0.5, 2.0, 0.0, 7.0])
     powers = np.maximum(sizes, 1e-8) ** 0.8
-    log_probs = ppo_vtrace.priorities(jnp.array(sizes), 0.8)
-    np.testing.assert_allclose(jnp.exp(log_probs), powers / powers.sum(), rtol=1e-4)
-    weights = ppo_vtrace.importance_weights(log_probs, 4, 0.3)
-    np.testing.assert_allclose(weights, (4 * powers / powers.sum()) ** -0.3, rtol=1e-4)
-    full = ppo_vtrace.importance_weights(log_probs, 4, 1.0)
-    np.testing.assert_allclose((jnp.exp(log_probs) * full).sum(), 1.0, rtol=1e-5)  # no bias
-    uniform = ppo_vtrace.priorities(jnp.array(sizes), 0.0)
-    np.testing.assert_allclose(jnp.exp(uniform), 0.25, rtol=1e-6)
-    np.testing.assert_allclose(ppo_vtrace.importance_weights(uniform, 4, 0.7), 1.0, rtol=1e-6)
-    nothing = ppo_vtrace.priorities(jnp.zeros(4), 0.8)
-    np.testing.assert_allclose(jnp.exp(nothing), 0.25, rtol=1e-6)
+    p = powers / powers.sum()
+    for progress, beta in ((0.0, 0.4), (0.5, 0.7), (1.0, 1.0), (1.5, 1.0)):
+        indices, weights = drawn(sizes, np.zeros(4), 4, progress, priority_beta=0.4)
+        np.testing.assert_array_equal(indices, [[3, 1, 0, 2]])  # by log-probability
+        np.testing.assert_allclose(weights[0], (4 * p[indices[0]]) ** -beta, rtol=1e-4)
+    still = drawn(sizes, np.zeros(4), 4, 0.5, priority_beta=0.4, anneal_beta=False)[1]
+    np.testing.assert_allclose(still[0], (4 * p[[3, 1, 0, 2]]) ** -0.4, rtol=1e-4)
+    for same in (
+        drawn(sizes, np.zeros(4), 4, 1.0, priority_alpha=0.0),
+        drawn([0.0] * 4, [0.0] * 4, 4),
+    ):
+        np.testing.assert_allclose(same[1], 1.0, rtol=1e-6)
 
 
 def test_draws_follow_the_probabilities_without_replacement():
     """The second of two draws is, too: P(j second) = sum over i of p_i p_j / (1 - p_i)."""
     p = np.array([0.5, 0.25, 0.15, 0.1])
     noise = jax.random.gumbel(jax.random.key(0), (40_000, 4))
-    drawn = np.asarray(jax.vmap(lambda x: ppo_vtrace.draw(jnp.log(p), x, 2))(noise))
-    assert (drawn[:, 0] != drawn[:, 1]).all()
-    first, second = (np.bincount(drawn[:, i], minlength=4) / len(drawn) for i in range(2))
+    of_one = lambda noise: drawn(p, noise, 2, priority_alpha=1.0)[0][0]
+    pairs = np.asarray(jax.vmap(of_one)(noise))
+    assert (pairs[:, 0] != pairs[:, 1]).all()
+    first, second = (np.bincount(pairs[:, i], minlength=4) / len(pairs) for i in range(2))
     np.testing.assert_allclose(first, p, atol=0.01)
     joint = p[:, None] * p / (1.0 - p[:, None]) * (1.0 - np.eye(4))
     np.testing.assert_allclose(second, joint.sum(0), atol=0.01)
 
 
-def test_cosine_from_one_to_the_floor():
-    progress = jnp.linspace(0.0, 1.0, 5)
-    factors = ppo_vtrace.cosine(progress, 0.1, 2.0)
-    expected = 0.1 + 0.9 * (0.5 * (1.0 + np.cos(np.pi * np.linspace(0.0, 1.0, 5)))) ** 2
-    np.testing.assert_allclose(factors, expected, rtol=1e-5)
-    assert factors[0] == 1.0 and factors[-1] == np.float32(0.1)
-    assert ppo_vtrace.cosine(1.7, 0.1, 2.0) == np.float32(0.1)
+def test_the_learning_rate_follows_a_cosine_from_one_to_the_floor():
+    config = TINY.replace(learning_rate=2.0, lr_floor=0.1, lr_exponent=2.0)
+    progress = np.linspace(0.0, 1.0, 5)
+    rates = ppo_vtrace.learning_rate_at(config, jnp.array(progress, jnp.float32))
+    expected = 0.1 + 0.9 * (0.5 * (1.0 + np.cos(np.pi * progress))) ** 2
+    np.testing.assert_allclose(rates, 2.0 * expected, rtol=1e-5)
+    assert rates[0] == 2.0 and rates[-1] == np.float32(0.2)
+    assert ppo_vtrace.learning_rate_at(config, 1.7) == np.float32(0.2)
+    assert ppo_vtrace.learning_rate_at(config.replace(anneal_lr=False), 0.7) == 2.0
+
+
+def test_means_of_terms_are_those_of_ppo():
+    rng = np.random.default_rng(1)
+    a, b, c = rng.normal(size=(3, 200)).astype(np.float32)
+    found = ppo_vtrace.clipped_surrogate(a, b, 0.2).mean()
+    np.testing.assert_allclose(found, ppo.clipped_surrogate(a, b, 0.2), rtol=1e-5)
+    for clip in (False, True):
+        found = ppo_vtrace.value_error(a, b, c, 0.3, clip).mean()
+        np.testing.assert_allclose(found, ppo.value_error(a, b, c, 0.3, clip), rtol=1e-5)
+
+
+def test_explained_variance_is_of_those_with_weight_and_says_nothing_where_none_differ():
+    rng = np.random.default_rng(1)
+    values, targets = rng.normal(size=(2, 200)).astype(np.float32)
+    there = rng.random(200) < 0.6
+    share, weight = ppo_vtrace.explained_variance(values, targets, there)
+    expected = ppo.explained_variance(values[there], targets[there])[0]
+    np.testing.assert_allclose(share, expected, rtol=1e-4)
+    assert weight == 1
+    for same in (0.0, 0.1, -1e4):
+        same = np.where(there, np.float32(same), targets)
+        assert ppo_vtrace.explained_variance(values, same, there) == (0.0, False)
 
 
 @pytest.mark.parametrize("mean, log_std", [(0.0, 0.0), (1.5, -1.0), (-3.0, 0.5)])
 def test_squashed_densities_integrate_to_one_and_entropy_is_theirs(mean, log_std):
     """By a fine sum over the actions themselves; two dimensions are independent."""
-    config = TINY.replace(squash=True)
     x = np.linspace(-12.0, 12.0, 200_001)
-    actor = ppo_vtrace.ActorOutput(jnp.full((len(x), 1), mean), jnp.full((len(x), 1), log_std))
-    log_prob, _ = ppo_vtrace.log_prob_and_entropy(config, actor, jnp.array(x[:, None]))
+    of_size = lambda *shape: ppo_vtrace.Actions(jnp.full(shape, mean), jnp.full(shape, log_std))
+    log_prob, _ = of_size(len(x), 1).log_prob_and_entropy(jnp.array(x[:, None]), True, True)
     action, density = np.tanh(x), np.exp(np.asarray(log_prob, np.float64))
     width = np.gradient(action)
     np.testing.assert_allclose((density * width).sum(), 1.0, atol=1e-3)
     entropy = -(density * np.asarray(log_prob) * width)[width > 0].sum()
-    two = ppo_vtrace.ActorOutput(jnp.full((1, 2), mean), jnp.full((1, 2), log_std))
-    result = ppo_vtrace.log_prob_and_entropy(config, two, jnp.zeros((1, 2)))[1]
+    _, result = of_size(1, 2).log_prob_and_entropy(jnp.zeros((1, 2)), True, True)
     np.testing.assert_allclose(result, 2.0 * entropy, rtol=2e-3, atol=2e-3)
 
 
 def test_squashed_actions_fill_the_box_and_saturate_without_nan():
     space = tasks.spaces.Box(jnp.array([-2.0, 0.0]), jnp.array([2.0, 1.0]), (2,))
     config = TINY.replace(squash=True)
-    act = lambda x: ppo_vtrace.to_space(config, jnp.full((1, 2), x), space)[0]
+    act = lambda x: ppo_vtrace.to_space(config, space, jnp.full((1, 2), x))[0]
     np.testing.assert_allclose(act(0.0), [0.0, 0.5], atol=1e-6)
     np.testing.assert_allclose(act(100.0), [2.0, 1.0])
-    actor = ppo_vtrace.ActorOutput(jnp.full((1, 2), 50.0), jnp.zeros((1, 2)))
-    found = ppo_vtrace.log_prob_and_entropy(config, actor, jnp.full((1, 2), 60.0))
+    actions = ppo_vtrace.Actions(jnp.full((1, 2), 50.0), jnp.zeros((1, 2)))
+    found = actions.log_prob_and_entropy(jnp.full((1, 2), 60.0), True, True)
     assert np.isfinite(found).all()
+
+
+@pytest.mark.parametrize("squash", [False, True])
+def test_dimensions_that_are_not_real_are_left_out(squash):
+    x, mean, log_std = np.random.default_rng(0).normal(size=(3, 5, 3)).astype(np.float32)
+    whole = ppo_vtrace.Actions(mean, log_std)
+    found = whole.log_prob_and_entropy(x, squash, np.array([True, False, True]))
+    part = ppo_vtrace.Actions(mean[:, ::2], log_std[:, ::2])
+    assert_close(found, part.log_prob_and_entropy(x[:, ::2], squash, True))
 
 
 # --- probe tasks ------------------------------------------------------------------------------
@@ -194,7 +236,7 @@ PROBE = ppo_vtrace.Config(
 def probed(request):
     continuous = request.param == "continuous"
     config = PROBE.replace(squash=continuous, sigma_head=continuous)
-    return request.param, *play_probes(ppo_vtrace, config, of_critic, continuous)
+    return request.param, *play_probes(ppo_vtrace, config, of_critic(ppo_vtrace), continuous)
 
 
 def test_several_agents_share_a_network_and_those_that_left_count_no_more():
@@ -203,11 +245,117 @@ def test_several_agents_share_a_network_and_those_that_left_count_no_more():
     env, params = Pair(), PairParams(task=LEAVING)
     config = PROBE.replace(optimizer="adam", gae_lambda=0.8)
     state, metrics = ppo_vtrace.make_train(config, env, params)(jax.random.key(0))
-    network = ppo_vtrace.make_network(config, env, params)
+    network = ppo_vtrace.ActorCritic(config, env.action_space(params))
     values = network.apply(state.policy.params, jnp.array([[0.0], [1.0]]), method="critic")
     np.testing.assert_allclose(values, [10.0, 5.5], rtol=0.1)
     assert metrics["episode_return"].shape == (1, 2)
     assert ppo_vtrace.make_policy(config, env, params)(state, jnp.zeros((2, 1)))[0].shape == (2,)
+
+
+# --- the segments of a rollout ----------------------------------------------------------------
+
+
+@pytest.fixture
+def first_segments(monkeypatch):
+    """Gives a function of a state that makes an update: what it learned from."""
+    seen, original = [], ppo_vtrace.vtrace
+
+    def spy(config, segments, *args):
+        jax.debug.callback(lambda x: seen.append(jax.tree.map(np.asarray, x)), segments)
+        return original(config, segments, *args)
+
+    monkeypatch.setattr(ppo_vtrace, "vtrace", spy)
+
+    def segments(train, state):
+        seen.clear()
+        train(None, again(state), 1)
+        jax.effects_barrier()
+        return max(seen, key=lambda x: len(x.reward))  # all of them, no minibatch
+
+    return segments
+
+
+def test_segments_end_with_the_value_of_the_final_observation(first_segments):
+    """In SWING that is the negative of what was seen, at limits, too; DELAYED terminates."""
+    env, config = tasks.Probe(), TINY.replace(normalize_reward=True)
+    network = ppo_vtrace.ActorCritic(config, env.action_space(ProbeParams()))
+    for task in (tasks.SWING, tasks.DELAYED):
+        params = ProbeParams(task=task, max_steps_in_episode=3)
+        train = ppo_vtrace.make_train(config, env, params)
+        state, _ = train(jax.random.key(0), None, 0)
+        critic = lambda x, params=state.policy.params: np.asarray(
+            network.apply(params, jnp.array(x.reshape(-1, 1)), method="critic")
+        ).reshape(x.shape)
+        found = first_segments(train, state)
+        x = found.observation[..., 0]
+        np.testing.assert_allclose(found.value, critic(x), rtol=1e-4, atol=1e-6)
+        if task == tasks.SWING:
+            np.testing.assert_array_equal(x, [[1, -1, 1, 1, -1, 1, 1, -1]] * 4)
+            np.testing.assert_array_equal(found.ends, [[0, 0, 1, 0, 0, 1, 0, 1]] * 4)
+            np.testing.assert_allclose(found.bootstrap, critic(-x), rtol=1e-4, atol=1e-6)
+            np.testing.assert_allclose(found.reward, x, rtol=1e-5)  # nothing was known of rewards
+        else:
+            np.testing.assert_array_equal(found.ends, [[0, 1] * 4] * 4)
+            expected = np.where(found.ends, 0.0, critic(x + 1.0))
+            np.testing.assert_allclose(found.bootstrap, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("squash", [False, True])
+def test_segments_keep_actions_as_they_were_before_clipping_and_squashing(squash, first_segments):
+    params = ProbeParams(task=tasks.ACTION)
+    config = TINY.replace(squash=squash)
+    train = ppo_vtrace.make_train(config, tasks.Probe(continuous=True), params)
+    state, _ = train(jax.random.key(0), None, 0)
+    found = first_segments(train, change_leaves(state, ("log_std",), lambda x: x + 2.0))
+    assert np.abs(found.action).max() > 3.0
+    np.testing.assert_allclose(np.std(found.action), np.e**2, rtol=0.4)
+
+
+class Padded(Pair):
+    """Actions of agent 1 have one dimension, and those of agent 0 two."""
+
+    action_dimensions = np.array([[True, True], [True, False]])
+
+    def action_space(self, params):
+        return tasks.spaces.Box(-1.0, 1.0, (2,))
+
+
+def test_padded_dimensions_count_in_no_log_prob_and_no_entropy(first_segments):
+    env = Padded(continuous=True)
+    config = ONE_STEP.replace(optimizer="adam", num_evals=1, total_timesteps=32, num_envs=6)
+    train = ppo_vtrace.make_train(config, env, PairParams(task=LEAVING))
+    state, _ = train(jax.random.key(0), None, 0)
+    state = change_leaves(state, ("log_std",), lambda x: x + jnp.array([0.0, 1.0]))
+    found = first_segments(train, state)
+    leaves = ~found.alive.all(1)
+    np.testing.assert_array_equal(leaves, [False, True] * 6)
+    np.testing.assert_array_equal(found.real[:, 0, 1], ~leaves)
+    assert found.real[:, 0, 0].all()
+    z = found.action / np.exp([0.0, 1.0])  # means are 0.01 or less at first
+    log_probs = -0.5 * z**2 - 0.5 * math.log(2.0 * math.pi) - np.array([0.0, 1.0])
+    expected = np.where(found.real, log_probs, 0.0).sum(-1)
+    np.testing.assert_allclose(found.log_prob, expected, atol=0.15)
+
+    state, metrics = ppo_vtrace.make_train(config, env, PairParams(task=OWN))(None, again(state), 1)
+    one = 0.5 * math.log(2.0 * math.pi * math.e)
+    np.testing.assert_allclose(metrics["entropy"], (one + one + 1.0 + one) / 2.0, rtol=1e-4)
+    np.testing.assert_allclose(metrics["policy_std"], (1.0 + math.e + 1.0) / 3.0, rtol=1e-4)
+    np.testing.assert_allclose(metrics["approx_kl"], 0.0, atol=1e-10)
+
+
+def test_what_is_padding_for_all_agents_is_not_learned():
+    env = Padded(continuous=True)
+    env.action_dimensions = np.array([[True, False], [True, False]])
+    config = ONE_STEP.replace(optimizer="adam")
+    train = ppo_vtrace.make_train(config, env, PairParams(task=OWN))
+    before, _ = train(jax.random.key(0), None, 0)
+    after, _ = train(None, again(before), 1)
+    for name in ("log_std", ("actor_head", "kernel"), ("actor_head", "bias")):
+        old, new = (state.policy.params["params"] for state in (before, after))
+        for key in (name,) if isinstance(name, str) else name:
+            old, new = old[key], new[key]
+        np.testing.assert_array_equal(old[..., 1], new[..., 1])
+        assert (old[..., 0] != new[..., 0]).any()
 
 
 # --- learning from a rollout ------------------------------------------------------------------
@@ -235,13 +383,13 @@ def test_the_policy_s_moving_matters_from_the_second_gradient_step_on():
 
 def test_priorities_of_what_was_drawn_are_refreshed(monkeypatch):
     """Two of four segments in each gradient step; the first one finds what was collected."""
-    seen, original = [], ppo_vtrace.priorities
+    seen, original = [], ppo_vtrace.draw
 
-    def spy(sizes, alpha):
+    def spy(config, sizes, *args):
         jax.debug.callback(lambda x: seen.append(np.array(x)), sizes, ordered=True)
-        return original(sizes, alpha)
+        return original(config, sizes, *args)
 
-    monkeypatch.setattr(ppo_vtrace, "priorities", spy)
+    monkeypatch.setattr(ppo_vtrace, "draw", spy)
     once = dict(total_timesteps=32, num_evals=1, num_eval_episodes=0, eval_at_start=False)
     train(TINY.replace(learning_rate=0.1, **once))
     jax.effects_barrier()
@@ -280,6 +428,17 @@ def test_the_learning_rate_falls_to_its_floor_at_the_last_gradient_step():
     np.testing.assert_allclose(metrics["step_size"], expected, rtol=1e-5)
 
 
+def test_schedules_of_a_run_of_ten_to_the_ten_steps_do_not_wrap():
+    points, per_point = 5_000_000, 64
+    config = THREE_STEPS.replace(update_epochs=16, total_timesteps=10**10, num_evals=points)
+    train = ppo_vtrace.make_train(config)
+    state, _ = train(jax.random.key(0), None, 0)
+    state = state.replace(update=jnp.int32(0.75 * points * per_point))
+    _, metrics = train(None, state, 1)
+    expected = config.learning_rate * 0.5 * (1.0 + math.cos(0.75 * math.pi))
+    np.testing.assert_allclose(metrics["step_size"], expected, rtol=1e-3)
+
+
 def test_without_annealing_rate_and_exponent_stay():
     """Importance weights with beta 0 are 1; where beta goes from 0 to 1 they end like beta 1."""
     flat = ONE_STEP.replace(anneal_lr=False, anneal_beta=False, priority_beta=0.0)
@@ -294,62 +453,39 @@ def test_without_annealing_rate_and_exponent_stay():
     np.testing.assert_allclose(low[-1], high[-1], rtol=1e-6)
 
 
-def test_muon_is_the_plain_recursion_and_everything_else_adam_s():
-    rng = np.random.default_rng(0)
-    params = {"kernel": jnp.zeros((6, 3)), "bias": jnp.zeros(3), "wide": jnp.zeros((4, 8))}
-    optimizer = ppo_vtrace.scale_by_muon(0.9, 1e-8)
-    adam = optax.scale_by_adam(eps=1e-8)
-    flat, unravel = ravel_pytree(params)
-    state, adam_state = optimizer.init(flat), adam.init(params)
-    momentum = {"kernel": 0.0, "wide": 0.0}
-    for _ in range(3):
-        grads = {name: rng.normal(size=x.shape).astype(np.float32) for name, x in params.items()}
-        steps, state = optimizer.update(ravel_pytree(grads)[0], state, params)
-        steps = unravel(steps)
-        adam_steps, adam_state = adam.update(grads, adam_state)
-        np.testing.assert_allclose(steps["bias"], adam_steps["bias"], rtol=1e-5)
-        for name, size in (("kernel", 6), ("wide", 8)):
-            momentum[name] = 0.9 * momentum[name] + 0.1 * grads[name]
-            x = 0.9 * momentum[name] + 0.1 * grads[name]
-            left, _, right = np.linalg.svd(x, full_matrices=False)
-            values = np.linalg.svd(x / np.linalg.norm(x), compute_uv=False)
-            for _ in range(5):
-                values = 3.4445 * values - 4.775 * values**3 + 2.0315 * values**5
-            expected = 0.2 * math.sqrt(size) * left * values @ right
-            np.testing.assert_allclose(steps[name], expected, rtol=1e-3, atol=1e-4)
-
-
-def test_muon_agrees_with_optax_once_its_averages_have_warmed_up():
-    """optax corrects the bias of early averages, which Newton-Schulz's normalisation undoes."""
-    params = {"kernel": jnp.zeros((5, 4))}
-    mine = ppo_vtrace.scale_by_muon(0.5, 1e-8)
-    theirs = optax.contrib.muon(-1.0, beta=0.5, consistent_rms=0.2)
-    step, their_step = jax.jit(mine.update), jax.jit(theirs.update)
-    state, their_state = mine.init(jnp.zeros(20)), theirs.init(params)
-    for grad in np.random.default_rng(0).normal(size=(15, 5, 4)).astype(np.float32):
-        steps, state = step(grad.reshape(20), state, params)
-        their_steps, their_state = their_step({"kernel": grad}, their_state, params)
-    np.testing.assert_allclose(steps.reshape(5, 4), their_steps["kernel"], rtol=1e-3, atol=1e-4)
-
-
 # --- the contract -----------------------------------------------------------------------------
 
 METRICS = {"loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction"}
 METRICS |= {"mean_ratio", "importance", "grad_norm", "step_size", "score", "mean_value"}
 METRICS |= {"explained_variance"}
-EVALUATION = contract.EVALUATION | {"eval_last_reward", "eval_terminated", "eval_truncated"}
 SWEPT = dict(clip_vloss=True, eval_at_start=False, learning_rate=0.05)
 OTHER = {"adam_eps": 1e-2, "clip_eps": 1e-3, "max_grad_norm": 1e-2, "lr_floor": 0.5}
 OTHER |= {"reward_trace": 0.5}
 TOLERANCE = dict(rtol=1e-3, atol=1e-4)
 REFUSED = [
-    (dict(num_minibatches=3), "num_minibatches=3 does not divide the 4 segments .*; 1, 2, 4 do"),
+    (dict(num_minibatches=3), "num_minibatches=3 does not divide the 4 segments .*; 1, 2, 4 would"),
     (dict(accumulate=3), "accumulate=3 does not divide the 4 minibatches .*; 1, 2 would do"),
     (dict(accumulate=4), "exceeds num_minibatches=2; 1, 2 would do"),
     (dict(num_steps=1, num_minibatches=4), "one sample to a minibatch"),
     (dict(optimizer="sgd"), "optimizer='sgd': give muon or adam"),
-    (dict(squash=True), "squash=True needs continuous actions"),
+    (dict(squash=True), "squash=True needs continuous, bounded actions"),
 ]
+# With Adam: Muon's steps are not close enough between machines.
+PINNED = {
+    "entropy": [0.692936, 0.692749, 0.693039],
+    "grad_norm": [2.96846, 2.22538, 3.81727],
+    "importance": [0.999465, 1.0756, 0.991867],
+    "mean_value": [0.110713, 0.113571, -0.421854],
+    "value_loss": [9.27775, 5.91312, 8.72071],
+}
+
+
+def test_pinned_values():
+    """Close values for seed 0; a change here is a change of the algorithm."""
+    with compiled_as_for_users():
+        _, metrics = train(TINY.replace(optimizer="adam", num_eval_episodes=0, eval_at_start=False))
+    for name, expected in PINNED.items():
+        np.testing.assert_allclose(metrics[name], expected, rtol=1e-4, atol=1e-6, err_msg=name)
 
 
 def compared(state, metrics):
@@ -370,20 +506,14 @@ def test_a_vmapped_seed_is_close_to_the_single_run(trained, vmapped_keys):
 
 
 def test_environments_that_forbid_actions_are_refused():
-    with pytest.raises(ValueError, match="Pair forbids some actions; ippo takes it"):
+    with pytest.raises(ValueError, match="which ppo_vtrace would not heed; ippo does"):
         ppo_vtrace.make_train(TINY, Pair(masked=True), PairParams())
 
 
-def test_terms_are_those_of_ippo():
-    rng = np.random.default_rng(1)
-    a, b, c = rng.normal(size=(3, 200)).astype(np.float32)
-    weights = (rng.random(200) < 0.6).astype(np.float32)
-    for name, args in {
-        "clipped_surrogate": (a, b, 0.2),
-        "value_error": (a, b, c, 0.3, True),
-        "kl_estimate": (a,),
-        "standardize": (a, weights),
-        "explained_variance": (a, b, weights),
-    }.items():
-        mine, theirs = getattr(ppo_vtrace, name)(*args), getattr(ippo, name)(*args)
-        np.testing.assert_array_equal(mine, theirs)
+def test_actions_without_bounds_cannot_be_squashed():
+    class Unbounded(tasks.Probe):
+        def action_space(self, params):
+            return tasks.spaces.Box(-math.inf, math.inf, (1,))
+
+    with pytest.raises(ValueError, match="squash=True needs continuous, bounded actions"):
+        ppo_vtrace.make_train(TINY.replace(squash=True), Unbounded(True), ProbeParams())

@@ -1,21 +1,20 @@
 """PQN: formulas against plain NumPy and rlax, probe tasks, and the contract of the file."""
 
-import inspect
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 import rlax
-from flax import linen as nn
 
-from algorithms import ppo, pqn
+from algorithms import pqn
 from tests import probe as tasks
 from tests.algorithms.contract import *  # noqa: F403
+from tests.algorithms.contract import again
 from tests.probe import ProbeParams
 
 MODULE = pqn
+HEEDS_MASKS = True
 TINY = pqn.Config(
     total_timesteps=3 * 16,
     num_envs=2,
@@ -79,61 +78,135 @@ def test_targets_without_a_trace_look_one_step_ahead():
     np.testing.assert_allclose(result, rewards + 0.9 * ~terminated * next_values, rtol=1e-5)
 
 
-@pytest.mark.parametrize("length", [1, 2, 7, 8, 33])
-def test_backward_sums_are_the_recursion(length):
-    rng = np.random.default_rng(length)
-    x, decays = rng.normal(size=(2, length, 3)).astype(np.float32)
-    expected, y = np.zeros_like(x), 0.0
-    for t in reversed(range(length)):
-        expected[t] = y = x[t] + (decays[t] * y if t + 1 < length else 0.0)
-    np.testing.assert_allclose(pqn.backward_sums(x, decays), expected, rtol=1e-4, atol=1e-5)
+def test_epsilon_over_time():
+    config = pqn.Config(eps_start=0.9, eps_end=0.1, exploration_fraction=0.5)
+    at = lambda kind, x: float(pqn.epsilon_at(config.replace(exploration=kind), x))
+    assert at("constant", 0.0) == at("constant", 1.0) == pytest.approx(0.1)
+    np.testing.assert_allclose([at("linear", x) for x in (0, 0.25, 0.5, 0.9)], [0.9, 0.5, 0.1, 0.1])
+    left = [at("exponential", x) - 0.1 for x in (0, 0.1, 0.2, 0.5)]
+    np.testing.assert_allclose(left, 0.8 * np.exp([0.0, -1.0, -2.0, -5.0]), rtol=1e-5)
 
 
-def test_epsilon_falls_from_start_to_end_and_stays():
-    shares = jnp.array([0.0, 0.1, 0.2, 0.4, 1.0])
-    config = pqn.Config(eps_start=0.8, eps_end=0.05, exploration_fraction=0.4)
-    at = lambda exploration: pqn.epsilon_at(config.replace(exploration=exploration), shares)
-    np.testing.assert_allclose(at("linear"), [0.8, 0.6125, 0.425, 0.05, 0.05], rtol=1e-5)
-    np.testing.assert_allclose(at("exponential"), [0.8, 0.4, 0.2, 0.05, 0.05], rtol=1e-5)
-    assert at("constant") == 0.05
-    to_zero = config.replace(exploration="exponential", eps_end=0.0)
-    np.testing.assert_allclose(pqn.epsilon_at(to_zero, shares), [0.8, 0.0, 0.0, 0.0, 0.0])
-    of_zero = config.replace(exploration="exponential", eps_start=0.0, eps_end=0.0)
-    np.testing.assert_array_equal(pqn.epsilon_at(of_zero, shares), 0.0)
+@pytest.mark.parametrize("forbidden", [None, 1])
+def test_actions_are_random_as_often_as_epsilon_says_and_evenly(forbidden):
+    """Of four actions the best one is 2, or would be 1 if that were allowed."""
+    noise = pqn.draw_noise(jax.random.key(0), (40_000,), 4)
+    values = jnp.tile(jnp.array([0.0, 0.0 if forbidden is None else 9.0, 1.0, 0.5]), (40_000, 1))
+    allowed = np.arange(4) != forbidden
+    mask = None if forbidden is None else jnp.broadcast_to(jnp.array(allowed), values.shape)
+    for epsilon in (0.2, 1.0, 0.0):
+        expected = epsilon * allowed / allowed.sum() + (1.0 - epsilon) * np.eye(4)[2]
+        actions = pqn.epsilon_greedy(values, epsilon, noise, mask)
+        shares = np.bincount(actions, minlength=4) / 40_000
+        np.testing.assert_allclose(shares, expected, atol=0.01)
+        assert (shares[expected == 0] == 0).all()
 
 
-def test_actions_are_random_as_often_as_epsilon_says():
-    noise = pqn.draw_exploration(jax.random.key(0), (200, 100), 4)
-    assert noise.uniform.shape == noise.action.shape == (200, 100)
-    actions = pqn.explore(jnp.full((200, 100), 2), noise, 0.2)
-    shares = np.bincount(np.ravel(actions), minlength=4) / 20_000
-    np.testing.assert_allclose(shares, [0.05, 0.05, 0.85, 0.05], atol=0.01)
-    np.testing.assert_array_equal(pqn.explore(2, noise, 0.0), 2)
+def test_random_actions_are_even_under_masks_of_their_own():
+    """Pairs of mask and action, each mask by itself."""
+    masks = np.array([m for m in np.ndindex(2, 2, 2) if any(m)], bool)
+    mask = jnp.tile(jnp.array(masks), (6_000, 1))
+    noise = pqn.draw_noise(jax.random.key(0), (len(mask),), 3)
+    actions = pqn.epsilon_greedy(jnp.zeros(mask.shape), 1.0, noise, mask)
+    shares = np.asarray(jax.nn.one_hot(actions, 3)).reshape(-1, len(masks), 3).mean(0)
+    np.testing.assert_allclose(shares, masks / masks.sum(1, keepdims=True), atol=0.03)
+    assert (shares[~masks] == 0).all()
 
 
-def test_layer_norm_is_flax_s():
-    x = 3.0 * jax.random.normal(jax.random.key(0), (5, 16)) + 1.0
-    params = {"params": {"scale": jnp.linspace(0.5, 2.0, 16), "bias": jnp.linspace(-1.0, 1.0, 16)}}
-    results = [norm.apply(params, x) for norm in (pqn.LayerNorm(), nn.LayerNorm())]
-    np.testing.assert_allclose(*results, rtol=1e-4, atol=1e-5)
+def test_where_nothing_is_allowed_the_value_is_still_a_number():
+    """Episodes end there, and what zero is multiplied with must be finite."""
+    values = jnp.array([[1.0, 2.0]])
+    assert pqn.of_action(values, pqn.greedy(values, jnp.zeros((1, 2), bool)))[0] in (1.0, 2.0)
 
 
-def test_patches_times_a_matrix_are_a_convolution():
-    config = pqn.Config(hidden_sizes=(), layer_norm=False)
-    network = pqn.QNetwork(config, 2)
-    images = jax.random.normal(jax.random.key(0), (2, 6, 5, 3))
-    params = network.init(jax.random.key(1), images)
-    kernel = params["params"]["Dense_0"]["kernel"].reshape(3, 3, 3, 16)
-    dimensions = ("NHWC", "HWIO", "NHWC")
-    features = jax.lax.conv_general_dilated(
-        images, kernel, (1, 1), "VALID", dimension_numbers=dimensions
-    )
-    expected = jax.nn.relu(features).reshape(2, -1) @ params["params"]["Dense_1"]["kernel"]
-    np.testing.assert_allclose(network.apply(params, images), expected, rtol=1e-4, atol=1e-4)
+def test_learning_rates_are_linear_over_a_run_and_reach_their_floor():
+    config = pqn.Config(update_epochs=2, num_minibatches=4, learning_rate=0.5)
+    rates = lambda update: pqn.learning_rates(config, 5, jnp.int32(update))
+    run = np.concatenate([rates(update) for update in range(5)])
+    np.testing.assert_allclose(run, 0.5 * (1.0 - np.arange(40) / 40), rtol=1e-5, atol=1e-7)
+    np.testing.assert_array_equal(rates(7), np.zeros(8))
+    constant = pqn.learning_rates(config.replace(anneal_lr=False), 5, jnp.int32(3))
+    np.testing.assert_array_equal(constant, np.full(8, 0.5))
+    late = pqn.learning_rates(config, 2**31 - 1, jnp.int32(3 * 2**29))  # nothing wraps
+    np.testing.assert_allclose(late, 0.125, rtol=1e-5)
 
 
-def test_permutations_are_those_tested_with_ppo():
-    assert inspect.getsource(pqn.permutations) == inspect.getsource(ppo.permutations)
+# --- an update --------------------------------------------------------------------------------
+
+LINEAR = TINY.replace(
+    num_steps=7,
+    total_timesteps=4 * 14,
+    num_minibatches=1,
+    update_epochs=1,
+    learning_rate=0.5,
+    gamma=0.9,
+    q_lambda=0.6,
+    reward_scale=0.5,
+    eps_start=0.0,
+    eps_end=0.0,
+    hidden_sizes=(),
+    normalize_obs=True,
+    num_evals=4,
+    num_eval_episodes=0,
+    eval_at_start=False,
+)
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["free", "masked"])
+def linear(request):
+    """Of a linear network in SWING, cut after three steps: train, a state, the values of actions
+    and which are allowed. If they were, forbidden actions would be the best ones."""
+    masked = request.param
+    env, params = tasks.Probe(masked=masked), ProbeParams(tasks.SWING, 1.0, 3)
+    train = pqn.make_train(LINEAR, env, params)
+    state, _ = train(jax.random.key(0), None, 0)
+    kernel, bias = jnp.array([[1.0, 1.0, 2.0]]), jnp.array([2.0, 1.0, 9.0])
+    weights = {"kernel": kernel[:, : 2 + masked], "bias": bias[: 2 + masked]}
+    stats = state.policy.obs_stats.replace(mean=jnp.array([0.5]), var=jnp.array([4.0]))
+    policy = state.policy.replace(params={"params": {"Dense_0": weights}}, obs_stats=stats)
+
+    def values_of(x):
+        return weights["bias"] + (x - 0.5) / 2.0 * weights["kernel"][0]
+
+    def allowed(x):
+        return np.array([x <= 0, True, False])[: 2 + masked] | (not masked)
+
+    return train, state.replace(policy=policy), values_of, allowed
+
+
+def test_an_update_minimises_the_squared_distance_to_the_targets(linear):
+    """Of seven steps, by hand: final observations, masks and statistics, which stand still."""
+    train, state, values_of, allowed = linear
+    values = lambda x: np.asarray(values_of(x))
+    best = lambda x: int(np.argmax(np.where(allowed(x), values(x), -np.inf)))
+    highest = lambda x: values(x)[best(x)]
+    xs, finals = [1, -1, 1, 1, -1, 1, 1], [-1, 1, -1, -1, 1, -1, -1]
+    done = [False, False, True, False, False, True, False]  # all of them truncated
+    target, targets = highest(finals[-1]), []
+    for t in reversed(range(7)):
+        follows = highest(finals[t]) if done[t] else target
+        target = 0.5 * xs[t] + 0.9 * (0.4 * highest(finals[t]) + 0.6 * follows)
+        targets.insert(0, target)
+    errors = np.array([values(x)[best(x)] for x in xs]) - targets
+    gradient = np.zeros((2, len(values(0))))  # of kernel and bias
+    for x, error in zip(xs, errors):
+        gradient[:, best(x)] += error * np.array([(x - 0.5) / 2.0, 1.0]) / 7
+    _, metrics = train(None, again(state), 1)
+    np.testing.assert_allclose(metrics["loss"], [0.5 * (errors**2).mean()], rtol=1e-4)
+    np.testing.assert_allclose(metrics["mean_value"], [np.mean([highest(x) for x in xs])], 1e-4)
+    np.testing.assert_allclose(metrics["grad_norm"], [np.linalg.norm(gradient)], rtol=1e-4)
+
+
+def test_the_learning_rate_is_annealed(linear):
+    """The same step, in the first and in the last but one of four updates: radam begins with
+    momentum alone, so that its length is the rate times that of the gradient."""
+    train, state, *_ = linear
+    lengths = []
+    for update in (0, 2):
+        after, metrics = train(None, again(state).replace(update=jnp.int32(update)), 1)
+        moved = jax.tree.map(jnp.subtract, after.policy.params, state.policy.params)
+        lengths.append(float(optax.tree.norm(moved) / metrics["grad_norm"][0]))
+    np.testing.assert_allclose(lengths, [0.5, 0.25], rtol=1e-4)
 
 
 # --- probe tasks ------------------------------------------------------------------------------
@@ -219,7 +292,7 @@ def test_probe_actions(probed):
 METRICS = {"loss", "grad_norm", "mean_value", "epsilon"}
 OTHER = {"adam_eps": 1e-2, "max_grad_norm": 1e-2}
 REFUSED = [
-    (dict(num_minibatches=3), "num_minibatches=3 does not divide .* 16; 1, 2, 4, 8 do"),
+    (dict(num_minibatches=3), "num_minibatches=3 does not divide .* 16; 1, 2, 4, 8 would do"),
     (dict(optimizer="sgd"), "optimizer='sgd': give radam or adam"),
     (dict(exploration="cosine"), "exploration='cosine': give constant or linear or exponential"),
     (dict(env="Pendulum-v1"), "has actions .*; pqn takes Discrete"),

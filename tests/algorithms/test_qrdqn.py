@@ -1,4 +1,4 @@
-"""QR-DQN's loss against plain NumPy and rlax."""
+"""QR-DQN's loss against plain NumPy and rlax, and the contract of the file."""
 
 import jax
 import jax.numpy as jnp
@@ -7,42 +7,86 @@ import pytest
 import rlax
 
 from algorithms import qrdqn
+from tests.algorithms.distributional import *  # noqa: F403
+from tests.algorithms.distributional import ACTION, GAMMA, REWARD, X_NEXT, X
 from tests.algorithms.value_based import *  # noqa: F403  the contract
-from tests.algorithms.value_based import SMALL
+from tests.algorithms.value_based import REFUSED, SMALL
 
 del test_slices_are_exact_under_vmap_too  # noqa: F821  in test_slices.py, which is slow
 
 MODULE = qrdqn
 TINY = qrdqn.Config(**SMALL, num_quantiles=5, kappa=10.0)
 METRICS = {"loss", "mean_value", "grad_norm"}
+REFUSED = [*REFUSED, (dict(num_quantiles=0), "num_quantiles=0: give a whole number, 1 or more")]
+PINNED = {
+    "loss": [np.nan, 0.519075, 0.488012],
+    "grad_norm": [np.nan, 0.374438, 0.400355],
+    "mean_value": [np.nan, 0.0371942, 0.0719808],
+}
 
 
-def random_quantiles(seed=0):
-    rng = np.random.default_rng(seed)
-    quantiles, targets = rng.normal(size=(20, 5)), 2.0 * rng.normal(size=(20, 7))
-    return quantiles.astype(np.float32), targets.astype(np.float32)
+def action_values(config, space, params, x):
+    return qrdqn.QuantileNetwork(config, space.n).apply(params, x).mean(-1)
+
+
+def prefer(config, params, action, by):
+    params = jax.tree.map(lambda x: x, params)
+    head = params["params"]["action_head"]
+    bias = head["bias"].reshape(-1, config.num_quantiles)
+    head["bias"] = bias.at[action].add(by).reshape(-1)
+    return params
+
+
+# --- one gradient step ------------------------------------------------------------------------
+
+
+def plain_quantile_huber(quantiles, levels, targets, kappa):
+    """The loss and its slopes, of quantiles at levels (num,) and targets (num_targets,)."""
+    loss, slopes = 0.0, np.zeros(len(quantiles))
+    for i, level in enumerate(levels):
+        for target in targets:
+            u = target - quantiles[i]
+            size = 0.5 * u**2 if abs(u) <= kappa else kappa * (abs(u) - 0.5 * kappa)
+            weight = abs(level - (u < 0)) / kappa / len(targets)
+            loss += weight * size
+            slopes[i] -= weight * np.clip(u, -kappa, kappa)
+    return loss, slopes
+
+
+def expected_loss(config, online, target, best, state):
+    network = qrdqn.QuantileNetwork(config, 3)
+    quantiles = np.asarray(network.apply(online, X))[0, ACTION]
+    next_quantiles = np.asarray(network.apply(target, X_NEXT))[0, best]
+    targets = REWARD * (1.0 + GAMMA + GAMMA**2) + GAMMA**3 * next_quantiles
+    levels = [0.1, 0.3, 0.5, 0.7, 0.9]
+    return plain_quantile_huber(quantiles, levels, targets, config.kappa)[0]
+
+
+def mean_values(config, state, x):
+    network = qrdqn.QuantileNetwork(config, 3)
+    return np.asarray(network.apply(state.policy.params, x))[0].mean(-1)
+
+
+# --- formulas ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kappa", [0.3, 1.0])
 def test_quantile_huber_is_the_plain_sum_and_rlax_s(kappa):
-    quantiles, targets = random_quantiles()
-    levels = (np.arange(5) + 0.5) / 5
-    expected, slopes = np.zeros(20), np.zeros((20, 5))
-    for b in range(20):
-        for i in range(5):
-            for target in targets[b]:
-                u = target - quantiles[b, i]
-                size = 0.5 * u**2 if abs(u) <= kappa else kappa * (abs(u) - 0.5 * kappa)
-                expected[b] += abs(levels[i] - (u < 0)) * size / kappa / 7
-                slopes[b, i] -= abs(levels[i] - (u < 0)) * np.clip(u, -kappa, kappa) / kappa / 7
-    loss = lambda q: qrdqn.quantile_huber(q, qrdqn.midpoints(5), targets, kappa)
+    rng = np.random.default_rng(0)
+    quantiles, targets = rng.normal(size=(20, 5)), 2.0 * rng.normal(size=(20, 7))
+    levels = qrdqn.midpoints(5)
+    rows = [plain_quantile_huber(q, levels, t, kappa) for q, t in zip(quantiles, targets)]
+    expected, slopes = zip(*rows)
+    loss = lambda q: qrdqn.quantile_huber(q, levels, jnp.array(targets), kappa)
     result = loss(jnp.array(quantiles))
     np.testing.assert_allclose(result, expected, rtol=1e-4)
     gradient = jax.grad(lambda q: loss(q).sum())(jnp.array(quantiles))
     np.testing.assert_allclose(gradient, slopes, rtol=1e-4, atol=1e-6)
     if kappa == 1.0:  # rlax does not divide by it
-        loss = lambda q, t: rlax.quantile_regression_loss(q, jnp.float32(levels), t, kappa)
-        np.testing.assert_allclose(result, jax.vmap(loss)(quantiles, targets), rtol=1e-4)
+        loss = lambda q, t: rlax.quantile_regression_loss(q, levels, t, kappa)
+        np.testing.assert_allclose(
+            result, jax.vmap(loss)(jnp.array(quantiles), jnp.array(targets)), rtol=1e-4
+        )
 
 
 def test_quantile_regression_finds_the_quantiles():
@@ -57,3 +101,10 @@ def test_quantile_regression_finds_the_quantiles():
         return jax.lax.fori_loop(0, 500, step, jnp.zeros(8))
 
     np.testing.assert_allclose(fit(), -np.log(1.0 - np.asarray(levels)), atol=0.08)
+
+
+def test_of_action_takes_the_rows_of_the_actions():
+    rng = np.random.default_rng(0)
+    outputs, action = rng.normal(size=(5, 3, 4)), rng.integers(3, size=5)
+    result = qrdqn.of_action(jnp.array(outputs), jnp.array(action))
+    np.testing.assert_allclose(result, outputs[np.arange(5), action], rtol=1e-5)

@@ -1,6 +1,8 @@
 """REINFORCE: formulas against plain NumPy and rlax, probe tasks, and the contract of the file."""
 
+import functools
 import inspect
+import math
 
 import jax
 import jax.numpy as jnp
@@ -9,10 +11,10 @@ import optax
 import pytest
 import rlax
 
-import envs
-from algorithms import ppo, reinforce
+from algorithms import parts, ppo, reinforce
 from tests import probe as tasks
 from tests.algorithms.contract import *  # noqa: F403
+from tests.algorithms.contract import again
 from tests.algorithms.probes import *  # noqa: F403
 from tests.algorithms.probes import of_critic, play_probes
 from tests.probe import ProbeParams
@@ -81,8 +83,7 @@ def test_the_policy_gradient_is_the_sum_from_its_definition():
     climb = advantages[:, None] * (np.eye(3)[action] - probabilities) / 6
 
     def loss(logits):
-        actor = reinforce.ActorOutput(logits, None)
-        log_prob, _ = reinforce.log_prob_and_entropy(actor, jnp.array(action))
+        log_prob, _ = reinforce.Actions(logits, None).log_prob_and_entropy(jnp.array(action))
         return reinforce.policy_gradient_loss(log_prob, jnp.array(advantages, jnp.float32))
 
     result = jax.grad(loss)(jnp.array(logits, jnp.float32))
@@ -106,16 +107,17 @@ def test_the_policy_gradient_climbs_the_expected_return():
     np.testing.assert_allclose(-jax.grad(loss)(logits), slopes, atol=0.01)
 
 
-def test_explained_variance():
-    targets = jnp.array([1.0, 2.0, 4.0])
-    assert reinforce.explained_variance(targets, targets) == 1.0
-    np.testing.assert_allclose(reinforce.explained_variance(jnp.ones(3), targets), 0.0, atol=1e-6)
+def test_learning_rates_are_linear_reach_their_floor_and_never_wrap():
+    config, updates = reinforce.Config(learning_rate=0.5), 2**31 - 1
+    rate = lambda update, config=config: reinforce.learning_rate_at(config, updates, update)
+    for share in (0.0, 0.25, 0.75, 1.0):
+        update = jnp.int32(share * updates)
+        np.testing.assert_allclose(rate(update), 0.5 * (1.0 - share), rtol=1e-5)
+        assert rate(update, config.replace(anneal_lr=False)) == 0.5
+    np.testing.assert_array_equal(reinforce.learning_rate_at(config, 5, jnp.int32(7)), 0.0)
 
 
-SHARED = ("Torso", "initialize", "sample", "to_space", "log_prob_and_entropy", "distribution")
-
-
-@pytest.mark.parametrize("name", SHARED)
+@pytest.mark.parametrize("name", ["Actions", "explained_variance", "normalize"])
 def test_what_ppo_has_too_is_tested_there(name):
     assert inspect.getsource(getattr(reinforce, name)) == inspect.getsource(getattr(ppo, name))
 
@@ -141,19 +143,106 @@ PROBE = reinforce.Config(
 @pytest.fixture(scope="module", params=["discrete", "continuous"])
 def probed(request):
     continuous = request.param == "continuous"
-    return request.param, *play_probes(reinforce, PROBE, of_critic, continuous, 8, max_steps=5)
-
-
-def test_probe_swing_bootstraps_from_final_observations_and_cuts_traces(probed):
-    _, values, _ = probed
-    for x, expected in ((0, -1.0 / 1.9), (2, 1.0 / 1.9)):
-        np.testing.assert_allclose(values[tasks.SWING, :, x], expected, atol=0.05)
+    critic = of_critic(reinforce)
+    return request.param, *play_probes(reinforce, PROBE, critic, continuous, number=8)
 
 
 def test_probe_action_in_an_endless_task(probed):
     kind, _, actions = probed
     expected, tolerance = (1, 0.0) if kind == "discrete" else (0.5, 0.1)
     np.testing.assert_allclose(actions[tasks.ARM, :, 1], expected, rtol=0.0, atol=tolerance)
+
+
+# --- what a gradient step does ----------------------------------------------------------------
+
+# Adam divides by the size of gradients; with an epsilon this large, equal to the learning rate, a
+# step is minus the gradient.
+READ = TINY.replace(
+    total_timesteps=3 * 1024,
+    num_envs=64,
+    num_steps=16,
+    learning_rate=1e4,
+    adam_eps=1e4,
+    max_grad_norm=math.inf,
+    ent_coef=0.0,
+    vf_coef=0.0,
+    normalize_advantage=False,
+    normalize_reward=False,
+    num_eval_episodes=0,
+    eval_at_start=False,
+)
+
+
+@functools.cache
+def read_world():
+    return tasks.Probe(continuous=True)
+
+
+@functools.cache
+def read_start():
+    """A state whose values are zero."""
+    train = reinforce.make_train(READ, read_world(), ProbeParams())
+    state, _ = train(jax.random.key(0), None, 0)
+    params = state.policy.params["params"]
+    params["critic_head"]["kernel"] *= 0.0
+    return state
+
+
+def read(reward, log_std=0.0, points=1, task=tasks.CONSTANT, **changes):
+    """How the parameters moved in so many updates, and the metrics."""
+    params = ProbeParams(task=task, reward=reward)
+    train = reinforce.make_train(READ.replace(**changes), read_world(), params)
+    state, moves, rows = again(read_start()), [], []
+    weights = state.policy.params["params"] | {"log_std": jnp.full(1, log_std)}
+    state = state.replace(policy=state.policy.replace(params={"params": weights}))
+    for _ in range(points):
+        before = state.policy.params
+        state, row = train(None, state, 1)
+        moves.append(jax.tree.map(jnp.subtract, state.policy.params, before)["params"])
+        rows.append(row)
+    return moves, rows
+
+
+def test_the_entropy_grows_and_learning_rates_are_annealed():
+    """Without rewards nothing else moves: the log std at the same rate always."""
+    moves, _ = read(0.0, points=3, ent_coef=0.1)
+    for move, share in zip(moves, (1.0, 2 / 3, 1 / 3)):
+        np.testing.assert_allclose(move.pop("log_std"), 0.1 * share, rtol=1e-3)
+        for leaf in jax.tree.leaves(move):
+            np.testing.assert_allclose(leaf, 0.0, atol=1e-7)
+
+
+def test_values_move_to_their_targets_in_proportion_to_vf_coef():
+    for vf_coef in (0.25, 0.5):
+        (move,), (metrics,) = read(2.0, vf_coef=vf_coef)
+        np.testing.assert_allclose(move["critic_head"]["bias"], 2.0 * vf_coef, rtol=1e-3)
+        np.testing.assert_allclose(metrics["value_loss"], 0.5 * 2.0**2, rtol=1e-5)
+
+
+def test_the_environment_gets_clipped_actions():
+    """Of a wide Gaussian; the worst action that there is costs 2.25."""
+    _, (metrics,) = read(1.0, log_std=3.0, task=tasks.ACTION)
+    assert -2.25 <= metrics["episode_return"] < -0.5
+
+
+def test_gradients_are_clipped_by_their_global_norm():
+    (move,), (metrics,) = read(2.0, vf_coef=1.0, max_grad_norm=1e-2)
+    np.testing.assert_allclose(optax.tree.norm(move), 1e-2, rtol=1e-2)
+    assert metrics["grad_norm"] > 1.0  # before clipping
+
+
+def test_rewards_are_scaled_by_what_was_known_before_the_rollout():
+    """At first nothing is; then that there is no spread, and rewards are clipped to ten."""
+    _, rows = read(2.0, points=2, normalize_reward=True)
+    for metrics, reward in zip(rows, (2.0, 10.0)):
+        np.testing.assert_allclose(metrics["value_loss"], 0.5 * reward**2, rtol=1e-3)
+        np.testing.assert_allclose(metrics["episode_return"], 2.0)
+
+
+def test_advantages_that_are_all_the_same_are_standardised_to_nothing():
+    for normalize, least, most in ((True, 0.0, 1e-5), (False, 0.9, 2.0)):
+        _, (metrics,) = read(1.0, normalize_advantage=normalize)
+        assert least <= abs(metrics["policy_loss"][0]) <= most
 
 
 # --- the contract -----------------------------------------------------------------------------
@@ -170,21 +259,11 @@ PINNED = {
 }
 
 
-def test_gradients_are_clipped_by_their_global_norm_and_rates_annealed():
-    """Adam divides by the size of gradients; with a huge epsilon a step is as long as its gradient
-    divided by it."""
-    floats = dict(max_grad_norm=1e-3, adam_eps=1.0, learning_rate=1.0)
-    train = reinforce.make_train(TINY.replace(**floats))
-    state, _ = train(jax.random.key(0), None, 0)
-    lengths = []
-    for _ in range(3):
-        before = state.policy.params
-        state, metrics = train(None, state, 1)
-        step = jax.tree.map(jnp.subtract, before, state.policy.params)
-        lengths.append(float(optax.tree.norm(step)))
-        assert metrics["grad_norm"][0] > 0.01  # before clipping
-    np.testing.assert_allclose(lengths[0], 1e-3, rtol=2e-3)
-    assert lengths[1] < 2 / 3 * 1.01e-3 and lengths[2] < 1 / 3 * 1.01e-3
+def test_the_loss_is_the_sum_of_its_parts(trained):
+    _, metrics = trained
+    expected = metrics["policy_loss"] + TINY.vf_coef * metrics["value_loss"]
+    expected -= TINY.ent_coef * metrics["entropy"]
+    np.testing.assert_allclose(metrics["loss"], expected, rtol=1e-5)
 
 
 def test_normalisation_leaves_raw_returns_in_the_metrics_and_reaches_the_policy(probe):
@@ -194,15 +273,15 @@ def test_normalisation_leaves_raw_returns_in_the_metrics_and_reaches_the_policy(
     np.testing.assert_allclose(metrics["episode_return"], 50.0)
     np.testing.assert_allclose(metrics["eval_return"], 50.0)
     assert float(state.policy.obs_stats.count) == 48
-    assert float(state.collector.reward_stats.count) == 48
+    assert float(state.reward_scale.stats.count) == 48
     assert metrics["mean_value"][-1] < 25.0
 
-    network = reinforce.make_network(config, probe, params)
+    network = reinforce.ActorCritic(config, probe.action_space(params))
     policy = reinforce.make_policy(config, probe, params)
     weights = jax.tree.map(lambda x: 10.0 * x + 0.1, state.policy.params)
     seen = []
     for mean in (-100.0, 100.0):
-        stats = envs.RunningStatistics(jnp.array([mean]), jnp.ones(1), jnp.ones(()))
+        stats = parts.RunningStatistics(jnp.array([mean]), jnp.ones(1), jnp.ones(()))
         acting = state.replace(policy=reinforce.PolicyState(weights, stats))
         logits = network.apply(weights, stats.normalize(jnp.zeros((1, 1))), method="actor").output
         assert policy(acting, jnp.zeros(1))[0] == jnp.argmax(logits)

@@ -1,5 +1,10 @@
 """What all files that learn values from a replay buffer have in common, beside the contract. Each
-file's tests import these with those of its formulas."""
+file's tests import these with those of its formulas, and define
+
+    action_values(config, space, params, x)     what the network expects of all actions
+    prefer(config, params, action, by)          parameters by which an action is worth more by `by`,
+                                                all others what they are, for any observation
+"""
 
 import jax
 import jax.numpy as jnp
@@ -7,13 +12,12 @@ import numpy as np
 import pytest
 
 import envs
+from algorithms.parts import memory
 from tests.algorithms.contract import *  # noqa: F403
-from tests.algorithms.contract import assert_same
+from tests.algorithms.contract import again, assert_same
 from tests.algorithms.probes import *  # noqa: F403
 from tests.algorithms.probes import play_probes
 from tests.conftest import AS_FOR_USERS
-
-del test_pinned_values  # noqa: F821  there are none
 
 # The settings under which every float of the file matters, and a buffer that wraps around.
 SMALL = dict(
@@ -29,6 +33,7 @@ SMALL = dict(
     num_evals=3,
     num_eval_episodes=2,
 )
+HEEDS_MASKS = True
 # Where half the default is not a change, or none that can be felt in 96 steps.
 OTHER = {"adam_eps": 1e-2, "eps_end": 0.9, "max_grad_norm": 1e-3, "huber_delta": 0.1}
 OTHER |= {"priority_eps": 0.5}
@@ -39,9 +44,8 @@ REFUSED = [
     (dict(updates_per_step=0), "updates_per_step=0"),
     (dict(n_step=0), "n_step=0"),
     (dict(target_every=0), "target_every=0"),
-    (dict(hidden_sizes=()), "hidden_sizes=0"),
-    (dict(exploration="cosine"), "exploration='cosine': constant, linear, exponential do"),
-    (dict(buffer_dtype="int7"), "buffer_dtype='int7': bool, uint8"),
+    (dict(exploration="cosine"), "exploration='cosine': give constant or linear or exponential"),
+    (dict(buffer_dtype="int7"), "buffer_dtype='int7': give \"\" or bool or uint8"),
     (dict(learning_starts=96), "learning_starts=96 leaves nothing .* 9 would do"),
     (dict(buffer_size=4, n_step=3), "buffer_size=4 does not hold n_step=3 .* 6 would do"),
     (dict(env="Pendulum-v1"), "takes Discrete"),
@@ -71,14 +75,13 @@ def test_metrics_have_the_points_as_leading_axis(file, trained):
     state, metrics = trained
     assert list(metrics["timestep"]) == [0, 32, 64, 96]
     assert metrics["eval_return"].shape == (4, 2) and metrics["eval_length"].shape == (4, 2)
-    assert set(file.MODULE.UPDATE_METRICS) == file.METRICS
     for name in file.METRICS:  # learning starts after the second point
         assert np.isnan(metrics[name][:2]).all() and np.isfinite(metrics[name][2:]).all(), name
     others = {"timestep", "num_episodes", "episode_return", "episode_length", "epsilon"}
     assert set(metrics) == file.METRICS | others | file.EVALUATION
-    # 24 rounds of two gradient steps, without the nine before 40 steps have been made.
-    assert int(state.round) == 24 and int(state.updates) == 2 * 15
-    np.testing.assert_allclose(metrics["epsilon"], [1.0, 0.05, 0.05, 0.05], rtol=1e-5)
+    assert int(state.update) == 3  # of 8 rounds with two gradient steps each
+    left = np.maximum(1.0 - np.arange(24) / 24 / 0.2, 0.0).reshape(3, 8).mean(1)
+    np.testing.assert_allclose(metrics["epsilon"][1:], 0.05 + 0.95 * left, rtol=1e-5)
 
 
 @pytest.fixture(scope="module")
@@ -97,14 +100,14 @@ def points(module, tiny):
 def test_learning_waits(points):
     """The first point ends before learning_starts."""
     _, (start, state, *_) = points
-    for name in ("policy", "target_params", "opt_state", "updates"):
+    for name in ("policy", "target_params", "target_age", "opt_state"):
         assert_same(getattr(state, name), getattr(start, name))
 
 
 def test_transitions_lead_to_what_came_before_any_restart(points):
     """Held against CartPole's own equations and limits."""
     replay = points[1][-1].replay
-    replay = jax.tree.map(np.asarray, getattr(replay, "transitions", replay))
+    replay = jax.tree.map(np.asarray, replay.transitions)
     x, x_next = replay.observation, replay.final_observation
     np.testing.assert_allclose(x_next[:, [0, 2]], x[:, [0, 2]] + 0.02 * x[:, [1, 3]], atol=1e-6)
     fallen = (np.abs(x_next[:, 0]) > 2.4) | (np.abs(x_next[:, 2]) > np.deg2rad(12))
@@ -123,7 +126,7 @@ def test_transitions_lead_to_what_came_before_any_restart(points):
 def test_targets_are_copied_on_time(points):
     """14 gradient steps end the second point, and 16 are in the third."""
     *_, second, third = points[1]
-    assert (int(second.updates), int(third.updates)) == (14, 30)
+    assert (int(second.target_age), int(third.target_age)) == (0, 2)
     near = lambda a, b: jax.tree.all(jax.tree.map(lambda x, y: np.allclose(x, y, 1e-5, 1e-7), a, b))
     assert near(second.target_params, second.policy.params)
     for other in (second, third):
@@ -135,12 +138,27 @@ def test_the_learning_rate_is_annealed(points):
     16 + ... + 9 there, to 8 + ... + 1 here."""
     train, (*_, state, _) = points
     distance = []
-    for round_ in (8, 16):
-        with jax.debug_key_reuse(False):
-            late, _ = train(None, state.replace(round=jnp.int32(round_)), 1)
+    for updates in (1, 2):
+        late, _ = train(None, again(state).replace(update=jnp.int32(updates)), 1)
         change = jax.tree.map(jnp.subtract, late.policy.params, state.policy.params)
         distance.append(sum(float((x**2).sum()) for x in jax.tree.leaves(change)) ** 0.5)
     assert distance[1] < 0.6 * distance[0]
+
+
+def test_the_target_network_judges_what_the_right_network_selects(file, module, tiny, points):
+    """The online network prefers action 0 and the target network action 1, far from any doubt. What
+    the target network thinks of action 1 must matter without `double`, and not with it."""
+    state = points[1][2]
+    for double in (False, True):
+        config = tiny.replace(double=double, num_eval_episodes=0)
+        train, losses = module.make_train(config), []
+        prefer = lambda params, action, by, config=config: file.prefer(config, params, action, by)
+        for much in (100.0, 101.0):
+            policy = state.policy.replace(params=prefer(state.policy.params, 0, 100.0))
+            target = prefer(state.target_params, 1, much)
+            start = again(state).replace(policy=policy, target_params=target)
+            losses.append(float(train(None, start, 1)[1]["loss"][0]))
+        assert np.isclose(*losses, rtol=1e-4) == double, losses
 
 
 def test_the_buffer_is_never_copied(module, tiny, vmapped_keys):
@@ -160,7 +178,7 @@ def test_the_buffer_is_never_copied(module, tiny, vmapped_keys):
 
 
 def test_a_buffer_larger_than_the_memory_is_refused_with_one_that_fits(module, tiny, monkeypatch):
-    monkeypatch.setattr(envs, "device_memory", lambda: 10_000_000)
+    monkeypatch.setattr(memory, "device_memory", lambda: 10_000_000)
     with pytest.raises(ValueError, match=r"buffer_size=1000000 takes .* GB .* would fit") as error:
         module.make_train(tiny.replace(buffer_size=1_000_000))
     fits = int(str(error.value).split("; ")[1].split()[0])
@@ -172,7 +190,7 @@ def test_a_buffer_larger_than_the_memory_is_refused_with_one_that_fits(module, t
 def test_images_can_be_stored_as_bits(module, tiny):
     config = tiny.replace(env="Breakout-MinAtar", buffer_dtype="bool", num_eval_episodes=0)
     state, _ = jax.eval_shape(module.make_train(config), jax.eval_shape(lambda: jax.random.key(0)))
-    replay = getattr(state.replay, "transitions", state.replay)
+    replay = state.replay.transitions
     assert replay.observation.shape == replay.final_observation.shape == (40, 10, 10, 4)
     assert replay.observation.dtype == replay.final_observation.dtype == bool
     assert len(state.policy.params["params"]) >= 3  # a convolution, too
@@ -213,12 +231,12 @@ PROBE = dict(
 
 
 @pytest.fixture(scope="module")
-def probed(module):
+def probed(file, module):
     support = dict(v_min=-2.0, v_max=12.0) if hasattr(module.Config, "v_min") else {}
     config = module.Config(**PROBE, **support)
 
-    def values_of(network, params, x):
-        return module.action_values(config, network, params, x).max(-1)
+    def values_of(config, space, params, x):
+        return file.action_values(config, space, params, x).max(-1)
 
     # So many rounds take longer than compiling them well.
     return "discrete", *play_probes(module, config, values_of, options=AS_FOR_USERS)

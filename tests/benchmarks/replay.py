@@ -1,4 +1,4 @@
-"""What a round of the replay buffer costs: this kit's few lines against flashbax's flat buffers.
+"""What a round of the replay buffer costs: this kit's part against flashbax's flat buffers.
 
     pip install --no-deps flashbax==0.1.3 && python tests/benchmarks/replay.py
 
@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 import envs
-from algorithms import dqn
+from algorithms import dqn, parts
 
 ROUNDS = 2_000
 
@@ -28,27 +28,23 @@ def ours(prioritized: bool, observation: jax.Array) -> tuple[Callable, Callable]
     """create() -> buffer and round_(buffer, index, rng) -> buffer, a number."""
     config = dqn.Config(prioritized=prioritized)
     env, env_params = envs.make("CartPole-v1")
-    flag = jnp.zeros(config.num_envs, bool)
+    flag, buffer = jnp.zeros(config.num_envs, bool), dqn.make_buffer(config)
 
     def round_(replay, index, rng):
-        written = index * config.num_envs
         reward = jnp.full(config.num_envs, index, jnp.float32)
         action = flag.astype(jnp.int32)
-        rollout = dqn.Transition(observation, action, reward, flag, flag, observation)
-        rollout = jax.tree.map(lambda x: x[None], rollout)
-        replay = dqn.store(config, replay, rollout, written)
-        draw = jax.random.uniform if prioritized else jax.random.bits
-        noise = draw(rng, (config.batch_size,))
-        written = written + config.num_envs
-        drawn, weights = dqn.sample(config, replay.priorities, noise, written, 0.4)
-        batch = dqn.gather(config, replay.transitions, drawn)
+        rollout = parts.Transition(observation, action, reward, flag, flag, observation)
+        replay = buffer.add(replay, jax.tree.map(lambda x: x[None], rollout))
+        drawn = buffer.draw(replay, buffer.noise(rng, (config.batch_size,)))
+        batch = buffer.windows(replay.transitions, drawn.index, config.gamma)
         if prioritized:
             new = 1.0 + jnp.abs(batch.returns) / ROUNDS
-            replay = replay.replace(priorities=replay.priorities.at[drawn].set(new))
+            replay = buffer.prioritize(replay, drawn.index, new, True)
         read = batch.observation.sum() + batch.final_observation.sum() + batch.returns.sum()
-        return replay, read + batch.action.sum() + batch.discount.sum() + weights.sum()
+        read += batch.action.sum() + batch.discount.sum()
+        return replay, read + (drawn.probability.sum() if prioritized else 0.0)
 
-    return functools.partial(dqn.empty_replay, config, env, env_params), round_
+    return functools.partial(buffer.create, env, env_params), round_
 
 
 def flashbax(prioritized: bool, observation: jax.Array) -> tuple[Callable, Callable]:

@@ -326,11 +326,11 @@ def dqn_products(case: Case, num_inputs: int, num_outputs: int) -> collections.C
 def floor(case: Case) -> dict[str, float]:
     """FLOPs of the products for an environment step, and the seconds that those of a run take."""
     import envs
-    from algorithms import ppo
+    from algorithms import parts
     from algorithms.launch import devices
 
     env, env_params = envs.make(case.env)
-    num_outputs = ppo.make_network(ppo.Config(), env, env_params).num_outputs
+    num_outputs = parts.num_outputs(env.action_space(env_params))
     num_inputs = math.prod(env.observation_space(env_params).shape)
     count = dqn_products if case.algorithm == "dqn" else products
     counts = count(case, num_inputs, num_outputs)

@@ -1,9 +1,7 @@
 """The environment layer: what `make` repairs and refuses, batches, statistics, evaluation."""
 
-import os
 import subprocess
 import sys
-import types
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +9,7 @@ import numpy as np
 import pytest
 
 import envs
-from envs import memory, registry, wrappers
+from envs import registry, wrappers
 from envs.batch import transition
 from envs.gymnax import gymnax
 from tests import probe as tasks
@@ -71,6 +69,29 @@ def test_the_kit_s_own_environments_have_an_agent_axis_and_strong_types(name):
 def test_make_gives_one_object_for_one_name_and_settings():
     assert envs.make("CartPole-v1")[0] is envs.make("CartPole-v1")[0]
     assert envs.make("CartPole-v1", max_steps=7)[0] is not envs.make("CartPole-v1")[0]
+
+
+@pytest.mark.parametrize("name", [*NAMES, *registry.OWN])
+def test_what_is_first_made_inside_a_trace_is_of_use_after_it(name):
+    """It is kept for all later calls, so that nothing of the trace may be in it."""
+    registry._cached.cache_clear()
+    inside = lambda x: (x, envs.make(name))[0]
+    jax.eval_shape(jax.jit(jax.vmap(inside)), jnp.zeros(2))
+    env, params = envs.make(name)
+    params = jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x)) + 0, params)
+
+    def both(key, params):
+        reset_key, action_key, step_key = jax.random.split(key, 3)
+        _, state = env.reset_env(reset_key, params)
+        draw = env.action_space(params).sample
+        if hasattr(env, "num_agents"):
+            action = jax.vmap(draw)(jax.random.split(action_key, env.num_agents))
+        else:
+            action = draw(action_key)
+        return transition(env, step_key, state, action, params)
+
+    constants = jax.make_jaxpr(both)(jax.random.key(0), params).consts
+    assert not any(isinstance(x, jax.core.Tracer) for x in constants)
 
 
 def test_settings_reach_parameters_and_constructors():
@@ -364,76 +385,53 @@ def test_batch_steps_are_those_of_gymnax_until_an_episode_ends():
     assert truncated[4].all() and not np.allclose(after[4], final[4])
 
 
-# --- statistics -------------------------------------------------------------------------------
+def forbidden(x):
+    """Where a third action is forbidden always, and action 0 where x > 0."""
+    return np.stack([x > 0, x > 2, x < 2], -1)
 
 
-def test_running_statistics_are_those_of_all_samples_in_any_order_of_merging():
-    rng = np.random.default_rng(0)
-    parts = [rng.normal(3.0, 2.0, size=(n, 4, 5)).astype(np.float32) for n in (2, 7, 30)]
-    every = np.concatenate([p.reshape(-1, 5) for p in parts])
-    one_by_one = envs.RunningStatistics.create((5,))
-    for part in parts:
-        one_by_one = one_by_one.update(part)
-    empty = envs.RunningStatistics.create((5,))
-    merged = empty.update(parts[2]).merge(empty.update(parts[0]).update(parts[1]))
-    for stats in (one_by_one, merged):
-        np.testing.assert_allclose(stats.mean, every.mean(0), rtol=1e-5)
-        np.testing.assert_allclose(stats.var, every.var(0), rtol=1e-4)
-        assert float(stats.count) == len(every)
-    x = every[:3]
-    expected = np.clip((x - every.mean(0)) / every.std(0), -1.0, 1.0)
-    np.testing.assert_allclose(one_by_one.normalize(x, clip=1.0), expected, atol=1e-4)
-    np.testing.assert_allclose(one_by_one.scale(x), x / every.std(0), rtol=1e-4)
+@pytest.mark.parametrize("limit", [None, 7])
+def test_masks_are_those_of_the_observation_and_of_the_one_before_a_restart(limit):
+    settings = {} if limit is None else {"max_steps": limit}  # a wrapper has a state of its own
+    env, params = envs.make(tasks.Probe(masked=True), task=tasks.SWING, **settings)
+    params = params.replace(max_steps_in_episode=3)  # x = 1, -1, 1; the last step leads to -1
+    batch = envs.batch(env, 2, 7)
+    observation, state = batch.reset(jax.random.key(0), params)
+    seen = []
+    for i in range(7):
+        np.testing.assert_array_equal(
+            batch.action_mask(state, params), ~forbidden(observation[:, 0])
+        )
+        key, action = jax.random.fold_in(jax.random.key(1), i), jnp.ones(2, jnp.int32)
+        observation, state, *_, info = batch.step(key, state, action, params)
+        final = info["final_observation"][:, 0]
+        np.testing.assert_array_equal(info["final_action_mask"], ~forbidden(final))
+        seen.append((float(observation[0, 0]), float(final[0])))
+    assert seen[:4] == [(-1.0, -1.0), (1.0, 1.0), (1.0, -1.0), (-1.0, -1.0)]  # restarts once
+    assert batch.world_state(state, params) is None and "final_world_state" not in info
 
 
-def test_running_statistics_are_safe_in_float32():
-    """A large mean with a small spread, many times over: sums of squares would cancel."""
-    rng = np.random.default_rng(0)
-    stats = envs.RunningStatistics.create()
-    update = jax.jit(lambda stats, x: stats.update(x))
-    for _ in range(300):
-        stats = update(stats, rng.normal(10_000.0, 0.1, size=4096).astype(np.float32))
-    np.testing.assert_allclose(stats.mean, 10_000.0, rtol=1e-5)
-    np.testing.assert_allclose(jnp.sqrt(stats.var), 0.1, rtol=0.02)
+def test_masks_and_world_states_of_several_agents_have_their_axis():
+    env, params = envs.make(tasks.Pair(masked=True, world=True), task=tasks.LEAVING)
+    params = params.replace(max_steps_in_episode=1)  # x = 1 at first, and then 0
+    batch = envs.batch(env, 3)
+    _, state = batch.reset(jax.random.key(0), params)
+    actions = jnp.ones((3, 2), jnp.int32)
+    observation, state, *_, info = batch.step(jax.random.key(1), state, actions, params)
+    np.testing.assert_array_equal(observation, jnp.ones((3, 2, 1)))
+    np.testing.assert_array_equal(batch.world_state(state, params), 10.0 * jnp.ones((3, 2)))
+    np.testing.assert_array_equal(info["final_world_state"], jnp.zeros((3, 2)))
+    np.testing.assert_array_equal(batch.action_mask(state, params), ~forbidden(np.ones((3, 2))))
+    np.testing.assert_array_equal(info["final_action_mask"], ~forbidden(np.zeros((3, 2))))
 
 
-def test_discounted_returns_are_the_plain_recursion():
-    rng = np.random.default_rng(0)
-    before, rewards = rng.normal(size=3), rng.normal(size=(9, 3))
-    done = rng.random((9, 3)) < 0.3
-    last, returns = envs.discounted_returns(jnp.array(before), jnp.array(rewards), done, 0.9)
-    total = before.copy()
-    for t in range(9):
-        total = 0.9 * total + rewards[t]
-        np.testing.assert_allclose(returns[t], total, rtol=1e-4, atol=1e-5)
-        total = np.where(done[t], 0.0, total)
-    np.testing.assert_allclose(last, total, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("agents", [(), (2,)])
-def test_episode_statistics_count_whole_episodes_once(agents):
-    rng = np.random.default_rng(0)
-    num_envs, returns, lengths = 3, [], []
-    running, length = np.zeros((num_envs, *agents)), np.zeros(num_envs)
-    stats = envs.EpisodeStatistics.create(num_envs, agents)
-    for _ in range(4):
-        rewards = rng.normal(size=(7, num_envs, *agents)).astype(np.float32)
-        done = rng.random((7, num_envs)) < 0.25
-        stats = stats.update(jnp.array(rewards), jnp.array(done))
-        for t in range(7):
-            running += rewards[t]
-            length += 1
-            for env in np.flatnonzero(done[t]):
-                returns.append(running[env].copy())
-                lengths.append(length[env])
-                running[env], length[env] = 0.0, 0.0
-    metrics, cleared = stats.metrics()
-    np.testing.assert_allclose(metrics["episode_return"], np.mean(returns, 0), rtol=1e-4)
-    np.testing.assert_allclose(metrics["episode_length"], np.mean(lengths), rtol=1e-5)
-    assert float(metrics["num_episodes"]) == len(returns)
-    np.testing.assert_allclose(cleared.running_return, running, rtol=1e-4, atol=1e-5)
-    none, _ = cleared.metrics()
-    assert float(none["num_episodes"]) == 0 and np.isnan(none["episode_return"]).all()
+def test_an_environment_without_masks_has_none(probe):
+    batch = envs.batch(probe, 2)
+    _, state = batch.reset(jax.random.key(0), ProbeParams())
+    assert batch.action_mask(state, ProbeParams()) is None
+    actions = jnp.zeros(2, jnp.int32)
+    *_, info = batch.step(jax.random.key(1), state, actions, ProbeParams())
+    assert set(info) == {"final_observation"}
 
 
 # --- evaluation -------------------------------------------------------------------------------
@@ -471,37 +469,16 @@ def test_evaluation_tells_truncation_and_the_last_reward(probe):
     assert episodes.truncated.all() and not episodes.terminated.any()
 
 
+def test_evaluation_hands_the_policy_the_mask_of_what_it_sees():
+    """The policy takes the first action that is allowed: 1 where x > 0, else 0."""
+    env, params = envs.make(tasks.Probe(masked=True), task=tasks.BOTH)
+    policy = lambda state, observation, memory=None, rng=None, mask=None: (
+        jnp.argmax(jnp.ones(3) if mask is None else mask),
+        memory,
+    )
+    episodes = envs.evaluate(policy, None, env, params, jax.random.key(0), 16)
+    np.testing.assert_array_equal(episodes.episode_return, jnp.ones(16))
+
+
 def test_names_are_those_of_gymnax_and_of_the_kit_itself():
     assert set(envs.names()) == {*gymnax.registered_envs, *registry.OWN}
-
-
-def test_statistics_leave_out_samples_of_weight_zero():
-    rng = np.random.default_rng(5)
-    stats, kept = envs.RunningStatistics.create((3,)), []
-    for _ in range(3):
-        x = rng.normal(4.0, 2.0, size=(6, 5, 3)).astype(np.float32)
-        weights = rng.random((6, 5)) < 0.5
-        stats = stats.update(jnp.array(x), jnp.array(weights))
-        kept.append(x[weights])
-    stats = stats.update(jnp.full((6, 5, 3), 1e6), jnp.zeros((6, 5), bool))
-    kept = np.concatenate(kept)
-    np.testing.assert_allclose(stats.mean, kept.mean(0), rtol=1e-4)
-    np.testing.assert_allclose(stats.var, kept.var(0), rtol=1e-4)
-    assert float(stats.count) == len(kept)
-
-
-# --- memory ----------------------------------------------------------------------------------
-
-
-def test_memory_is_the_accelerator_s_or_the_machine_s_or_the_container_s(tmp_path, monkeypatch):
-    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    assert 2**28 < envs.device_memory() <= physical
-    limit, no_limit = tmp_path / "memory.max", tmp_path / "none"
-    limit.write_text("123456\n")
-    no_limit.write_text("max\n")
-    monkeypatch.setattr(memory, "LIMITS", (no_limit, tmp_path / "missing"))
-    assert envs.device_memory() == physical
-    monkeypatch.setattr(memory, "LIMITS", (no_limit, limit))
-    assert envs.device_memory() == 123456
-    gpu = types.SimpleNamespace(memory_stats=lambda: {"bytes_limit": 77})
-    assert envs.device_memory(gpu) == 77

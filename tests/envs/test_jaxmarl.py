@@ -91,6 +91,23 @@ def test_agents_that_differ_are_padded_and_masked():
     )
 
 
+def test_dimensions_of_actions_that_an_agent_lacks_are_named_and_do_nothing():
+    """Also through a wrapper: the speaker has 3 of the listener's 5."""
+    continuous = {"action_type": "Continuous"}
+    env, params = make("MPE_simple_speaker_listener_v4", continuous, max_steps=3)
+    dimensions = env.action_dimensions
+    assert isinstance(dimensions, np.ndarray) and dimensions.dtype == bool
+    np.testing.assert_array_equal(dimensions, [[True] * 3 + [False] * 2, [True] * 5])
+    _, state = jax.jit(env.reset_env)(jax.random.key(0), params)
+    step, action = jitted(env, params), jnp.full((2, 5), 0.5)
+    padded = jnp.where(dimensions, action, 0.9)
+    after = [step(jax.random.key(1), state, x) for x in (action, padded, action.at[0, 2].set(0.9))]
+    (observation, _, reward, *_), (same, _, same_reward, *_), (other, *_) = after
+    np.testing.assert_array_equal(observation, same)
+    np.testing.assert_array_equal(reward, same_reward)
+    assert (observation != other).any()
+
+
 def test_overcooked_keeps_its_images_and_shaped_rewards():
     env, params = make("overcooked", {"layout": "coord_ring"})
     _, state = jax.eval_shape(env.reset_env, jax.random.key(0), params)
@@ -98,10 +115,14 @@ def test_overcooked_keeps_its_images_and_shaped_rewards():
     assert observation.shape == (2, 5, 5, 26) and info["shaped_reward"].shape == (2,)
 
 
-@pytest.mark.parametrize("name, settings", [SPREAD, RIDDLE, ("overcooked", {})])
+@pytest.mark.parametrize(
+    "name, settings",
+    [SPREAD, ("MPE_simple_spread_v3", {"action_type": "Continuous"}), RIDDLE, ("overcooked", {})],
+)
 def test_only_what_jaxmarl_has_is_there(name, settings):
     env, _ = make(name, settings, max_steps=3)
-    assert not hasattr(env, "action_mask") and not hasattr(env, "world_state")
+    for name in ("action_mask", "world_state", "action_dimensions"):
+        assert not hasattr(env, name), name
 
 
 # --- SMAX -------------------------------------------------------------------------------------

@@ -1,0 +1,54 @@
+"""What every algorithm's program needs and no algorithm is about.
+
+A part is something all of whose right implementations give the same distribution of results; what
+decides what is learned stands in the algorithm's file.
+"""
+
+from algorithms.parts.checks import (
+    check_choices,
+    check_divides,
+    check_memory,
+    check_sizes,
+    check_spaces,
+)
+from algorithms.parts.layers import Conv3x3, LayerNorm, Torso, orthogonal
+from algorithms.parts.memory import device_memory
+from algorithms.parts.muon import scale_by_muon
+from algorithms.parts.optimizer import FlatOptimizer
+from algorithms.parts.orders import permutations
+from algorithms.parts.training import Average, Learner, num_updates, program, static, world, zeros
+from algorithms.parts.replay import Replay, ReplayBuffer, Transition
+from algorithms.parts.spaces import clip_to, is_discrete, num_outputs
+from algorithms.parts.statistics import EpisodeStatistics, RewardScale, RunningStatistics
+
+__all__ = [
+    "Average",
+    "Conv3x3",
+    "EpisodeStatistics",
+    "FlatOptimizer",
+    "LayerNorm",
+    "Learner",
+    "Replay",
+    "ReplayBuffer",
+    "RewardScale",
+    "RunningStatistics",
+    "Torso",
+    "Transition",
+    "check_choices",
+    "check_divides",
+    "check_memory",
+    "check_sizes",
+    "check_spaces",
+    "clip_to",
+    "device_memory",
+    "is_discrete",
+    "num_outputs",
+    "num_updates",
+    "orthogonal",
+    "permutations",
+    "program",
+    "scale_by_muon",
+    "static",
+    "world",
+    "zeros",
+]

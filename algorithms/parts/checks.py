@@ -1,0 +1,103 @@
+"""Refusals; each raises a ValueError that names the setting, its value and what would do."""
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+
+from algorithms.parts import memory
+
+LARGEST = 2**31 - 1  # sizes are int32 inside the program
+HEED_MASKS = "ppo, ppo_rnn, pqn, dqn, c51, qrdqn and iqn"
+
+
+def check_sizes(config: Any, positive: tuple[str, ...], not_negative: tuple[str, ...] = ()) -> None:
+    """Refuses what is no whole number, too small or too large, and unknown activations."""
+    sizes = [(name, getattr(config, name), 1) for name in positive]
+    sizes += [(name, getattr(config, name), 0) for name in not_negative]
+    sizes += [("hidden_sizes", size, 1) for size in config.hidden_sizes]
+    for name, value, least in sizes:
+        if type(value) is not int or value < least:
+            raise ValueError(f"{name}={value!r}: give a whole number, {least} or more")
+        if value > LARGEST and name != "total_timesteps":
+            raise ValueError(f"{name}={value}: give a whole number up to {LARGEST}")
+    if not callable(getattr(nn, config.activation, None)):
+        raise ValueError(f"activation={config.activation!r}: flax.linen has tanh, relu, ...")
+
+
+def check_choices(config: Any, **choices: tuple[str, ...]) -> None:
+    """Refuses other values of these fields."""
+    for name, allowed in choices.items():
+        if getattr(config, name) not in allowed:
+            words = " or ".join(word or '""' for word in allowed)
+            raise ValueError(f"{name}={getattr(config, name)!r}: give {words}")
+
+
+def check_divides(name: str, number: int, what: str, size: int) -> None:
+    """Refuses a number that does not divide a size, which is told as `what`."""
+    if size % number:
+        divisors = [d for d in range(1, size + 1) if size % d == 0]
+        near = sorted(sorted(divisors, key=lambda d: abs(d - number))[:4])
+        raise ValueError(
+            f"{name}={number} does not divide {what}; {', '.join(map(str, near))} would do"
+        )
+
+
+def check_spaces(
+    algorithm: str,
+    config: Any,
+    env: Any,
+    env_params: Any,
+    box: bool = False,
+    masks: bool = False,
+    agents: bool = False,
+) -> None:
+    """Refuses environments that the algorithm cannot take.
+
+    Args:
+      algorithm: its file's name.
+      config: `conv_features` is used.
+      env, env_params: of `envs.make`.
+      box: whether it takes continuous actions.
+      masks: whether it heeds an `action_mask`.
+      agents: whether it takes several agents.
+    """
+    if hasattr(env, "num_agents") and not agents:
+        raise ValueError(f"{env.name} has several agents; ippo takes it")
+    actions, observations = env.action_space(env_params), env.observation_space(env_params)
+    if not (hasattr(actions, "n") or (box and hasattr(actions, "low"))):
+        takes = "Discrete and Box" if box else "Discrete"
+        raise ValueError(f"{env.name} has actions {actions}; {algorithm} takes {takes}")
+    if hasattr(env, "action_mask") and not hasattr(actions, "n"):
+        raise ValueError(f"{env.name} has an action_mask, which actions {actions} cannot heed")
+    if hasattr(env, "action_mask") and not masks:
+        others = "ippo does" if hasattr(env, "num_agents") else f"{HEED_MASKS} do"
+        raise ValueError(
+            f"{env.name} has an action_mask, which {algorithm} would not heed; {others}"
+        )
+    if not hasattr(observations, "low"):
+        raise ValueError(f"{env.name} has observations {observations}; {algorithm} takes Box")
+    shape = tuple(observations.shape)
+    if config.conv_features and len(shape) == 3 and min(shape[:2]) < 3:
+        raise ValueError(
+            f"conv_features={config.conv_features} needs images of 3x3 or more, and {env.name} has "
+            f"{shape}; 0 would do"
+        )
+
+
+def check_memory(config: Any, buffer: Any, shapes: Any) -> None:
+    """Refuses a replay buffer that is larger than the device's memory.
+
+    Args:
+      config: `buffer_size` is used.
+      buffer: the ReplayBuffer.
+      shapes: of the arrays that it makes.
+    """
+    needed = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes))
+    available = memory.device_memory()
+    if needed > available:
+        fits = int(0.8 * available / needed * buffer.capacity)
+        raise ValueError(
+            f"buffer_size={config.buffer_size} takes {needed / 1e9:.1f} GB of the device's "
+            f"{available / 1e9:.1f} GB; {fits} would fit"
+        )

@@ -1,0 +1,55 @@
+"""Muon, for parameters as one long vector (Jordan et al. 2024,
+https://kellerjordan.github.io/posts/muon)."""
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.flatten_util import ravel_pytree
+
+
+class MuonState(NamedTuple):
+    momentum: jax.Array  # mean of gradients, one long vector
+    adam: optax.OptState
+
+
+def orthogonalize(matrices):
+    """The same singular vectors, and singular values near 1: five Newton-Schulz steps with the
+    coefficients of Jordan et al. 2024. All matrices in one loop: a small program."""
+    wide = [x if x.shape[0] <= x.shape[1] else x.T for x in matrices]
+    wide = [x / (jnp.linalg.norm(x) + 1e-8) for x in wide]
+
+    def refine(x):
+        square = x @ x.T
+        return 3.4445 * x + (-4.775 * square + 2.0315 * square @ square) @ x
+
+    wide = jax.lax.fori_loop(0, 5, lambda _, wide: [refine(x) for x in wide], wide)
+    return [y if y.shape == x.shape else y.T for x, y in zip(matrices, wide)]
+
+
+def scale_by_muon(decay, eps) -> optax.GradientTransformation:
+    """Steps for matrices by Muon with Nesterov momentum, for all else by Adam.
+
+    Gradients, steps and moments are one long vector (few and large operations); `update` needs the
+    parameters for their shapes. Muon's steps are made as large as Adam's usually are (Liu et al.
+    2025, https://arxiv.org/abs/2502.16982), so that one learning rate serves both.
+    """
+    adam = optax.scale_by_adam(eps=eps)
+
+    def init(flat):
+        return MuonState(jnp.zeros_like(flat), adam.init(flat))
+
+    def update(grads, state, params=None):
+        unravel = ravel_pytree(params)[1]
+        steps, adam_state = adam.update(grads, state.adam)
+        momentum = decay * state.momentum + (1.0 - decay) * grads
+        ahead = jax.tree.leaves(unravel(decay * momentum + (1.0 - decay) * grads))
+        steps, tree = jax.tree.flatten(unravel(steps))
+        places = [i for i, x in enumerate(steps) if x.ndim == 2]
+        for i, matrix in zip(places, orthogonalize([ahead[i] for i in places])):
+            steps[i] = 0.2 * math.sqrt(max(matrix.shape)) * matrix
+        return ravel_pytree(jax.tree.unflatten(tree, steps))[0], MuonState(momentum, adam_state)
+
+    return optax.GradientTransformation(init, update)

@@ -1,0 +1,229 @@
+"""A replay buffer: a ring of arrays written in place, windows of n steps, uniform and by priority.
+
+Transitions are drawn with replacement, which needs no sorting. None of this branches on a counter:
+under vmap that would select between two copies of the buffer. Counters are bounded by the capacity,
+so that a run may be as long as it likes.
+"""
+
+import dataclasses
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+
+class Transition(NamedTuple):
+    """Steps of environments; leading axis a buffer's, a batch's, or (num_steps, num_envs)."""
+
+    observation: jax.Array
+    action: jax.Array
+    reward: jax.Array
+    terminated: jax.Array
+    done: jax.Array  # terminated or truncated
+    final_observation: jax.Array  # what the action led to, before any restart
+    action_mask: jax.Array | None = None  # (..., num_actions), of the observation
+    final_action_mask: jax.Array | None = None  # of the final observation
+
+
+class Window(NamedTuple):
+    """Windows of up to n steps; leading axis batch_size."""
+
+    observation: jax.Array
+    action: jax.Array
+    action_mask: jax.Array | None
+    returns: jax.Array  # discounted rewards up to the end of the window or the episode
+    discount: jax.Array  # of the bootstrap value, 0 if terminated
+    final_observation: jax.Array  # to bootstrap from
+    final_action_mask: jax.Array | None
+
+
+@struct.dataclass
+class Replay:
+    """A buffer's state; its rows are all environments at one time, then all at the next."""
+
+    transitions: Transition  # (capacity, ...)
+    priorities: jax.Array | None  # a flat cube of at least capacity; 0 where no draw may start
+    max_priority: jax.Array  # ever seen, ()
+    position: jax.Array  # where the next rollout goes, int32 ()
+    size: jax.Array  # transitions there are, int32 ()
+
+
+class Draw(NamedTuple):
+    """Where windows start, (batch_size,)."""
+
+    index: jax.Array
+    probability: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplayBuffer:
+    """The sizes of a ring that holds at least buffer_size transitions.
+
+    The capacity is rounded up to whole rollouts: none is ever split between end and start.
+    """
+
+    buffer_size: int
+    num_envs: int
+    num_steps: int  # of a rollout
+    n_step: int = 1  # steps of a window
+    prioritized: bool = False
+    dtype: str = ""  # of observations, such as bool; "" keeps the environment's
+
+    @property
+    def capacity(self) -> int:
+        rollout = self.num_envs * self.num_steps
+        return -(-self.buffer_size // rollout) * rollout
+
+    @property
+    def waiting(self) -> int:
+        """How many of the newest transitions no window can start from yet."""
+        return (self.n_step - 1) * self.num_envs
+
+    def create(self, env: Any, env_params: Any) -> Replay:
+        """An empty buffer for transitions of `env`."""
+
+        def example(key):
+            observation, state = env.reset_env(key, env_params)
+            space, mask = env.action_space(env_params), None
+            if hasattr(env, "action_mask"):
+                mask = env.action_mask(state, env_params)
+            observation = observation.astype(self.dtype or observation.dtype)
+            action = jnp.zeros(space.shape, jnp.int32 if hasattr(space, "n") else jnp.float32)
+            flag, reward = jnp.zeros((), bool), jnp.zeros(())
+            return Transition(observation, action, reward, flag, flag, observation, mask, mask)
+
+        shapes = jax.eval_shape(example, jax.random.key(0))
+        return Replay(
+            transitions=jax.tree.map(
+                lambda x: jnp.zeros((self.capacity, *x.shape), x.dtype), shapes
+            ),
+            priorities=jnp.zeros(cube_side(self.capacity) ** 3) if self.prioritized else None,
+            max_priority=jnp.ones(()),
+            position=jnp.zeros((), jnp.int32),
+            size=jnp.zeros((), jnp.int32),
+        )
+
+    def add(self, replay: Replay, rollout: Transition) -> Replay:
+        """Puts a rollout (num_steps, num_envs, ...) in place of the oldest transitions."""
+        new = self.num_steps * self.num_envs
+        flat = jax.tree.map(lambda x: x.reshape(new, *x.shape[2:]), rollout)
+
+        def write(old, x):
+            x = x.astype(old.dtype)
+            return jax.lax.dynamic_update_slice_in_dim(old, x, replay.position, axis=0)
+
+        priorities = replay.priorities
+        if self.prioritized:
+            priorities = write(priorities, jnp.zeros(new))
+            complete = jnp.arange(new) - self.waiting  # their windows are full now
+            there = jnp.where(replay.size + complete >= 0, replay.max_priority, 0.0)
+            priorities = priorities.at[(replay.position + complete) % self.capacity].set(there)
+        return replay.replace(
+            transitions=jax.tree.map(write, replay.transitions, flat),
+            priorities=priorities,
+            position=(replay.position + new) % self.capacity,
+            size=jnp.minimum(replay.size + new, self.capacity),
+        )
+
+    def noise(self, key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+        """Random numbers for `draw`, of batches (..., batch_size): many at once cost far less."""
+        draw = jax.random.uniform if self.prioritized else jax.random.bits
+        shape = (*shape, 3) if self.prioritized else shape
+        return draw(key, (math.prod(shape),)).reshape(shape)
+
+    def draw(self, replay: Replay, noise: jax.Array) -> Draw:
+        """Windows, uniformly or in proportion to their priorities; noise is (batch_size, ...)."""
+        if self.prioritized:
+            return draw_by_priority(replay.priorities, noise)
+        number = self.num_windows(replay)
+        oldest = jnp.where(replay.size == self.capacity, replay.position, 0)
+        age = (noise % number.astype(jnp.uint32)).astype(jnp.int32)
+        share = jnp.broadcast_to(1.0 / number, noise.shape)
+        return Draw((oldest + age) % self.capacity, share)
+
+    def num_windows(self, replay: Replay) -> jax.Array:
+        """How many there are to draw from, at least 1."""
+        return jnp.maximum(replay.size - self.waiting, 1)
+
+    def prioritize(
+        self, replay: Replay, index: jax.Array, priorities: jax.Array, when: jax.Array
+    ) -> Replay:
+        """Gives the windows that start at index their priorities, if `when`."""
+        new = jnp.where(when, priorities, replay.priorities[index])
+        largest = jnp.where(when, priorities.max(), 0.0)
+        return replay.replace(
+            priorities=replay.priorities.at[index].set(new),
+            max_priority=jnp.maximum(replay.max_priority, largest),
+        )
+
+    def windows(self, transitions: Transition, index: jax.Array, gamma: Any) -> Window:
+        """The windows of n_step transitions that start at index (batch_size,)."""
+        after = lambda steps: (index + self.num_envs * steps) % self.capacity
+        rows = after(jnp.arange(self.n_step)[:, None])  # (n_step, batch_size)
+        at = lambda x, i: None if x is None else x[i]
+        returns, discount, last = n_step_return(
+            transitions.reward[rows], transitions.terminated[rows], transitions.done[rows], gamma
+        )
+        return Window(
+            observation=transitions.observation[index],
+            action=transitions.action[index],
+            action_mask=at(transitions.action_mask, index),
+            returns=returns,
+            discount=discount,
+            final_observation=transitions.final_observation[after(last)],
+            final_action_mask=at(transitions.final_action_mask, after(last)),
+        )
+
+
+def n_step_return(rewards, terminated, done, gamma):
+    """Discounted rewards up to the end of the episode or of the window, whichever comes first.
+
+    All arrays are (n, batch), in the order of time. Returns, each (batch,): the sum; the factor of
+    the bootstrap value, 0 if terminated; and the index of the last step that counts.
+    """
+    ended_before = jnp.cumsum(done, 0) - done > 0
+    last = (~ended_before).sum(0) - 1
+    powers = gamma ** jnp.arange(len(rewards), dtype=jnp.float32)[:, None]
+    total = jnp.where(ended_before, 0.0, powers * rewards).sum(0)
+    over = (terminated & ~ended_before).any(0)
+    return total, jnp.where(over, 0.0, gamma ** (last + 1.0)), last
+
+
+def cube_side(capacity: int) -> int:
+    """Of the smallest cube that holds a priority for each transition."""
+    side = round(capacity ** (1 / 3))
+    return side if side**3 >= capacity else side + 1
+
+
+def draw_by_priority(priorities: jax.Array, noise: jax.Array) -> Draw:
+    """Draws with probability proportional to priorities (side**3,), never one without any.
+
+    Uniform noise (batch_size, 3) picks a plane of the cube by the sums of its planes, then a row of
+    it, then an entry: as fast as a tree at 50k transitions, and no state. A number of its own for
+    each choice reaches every one of millions of entries, which one float32 would not.
+    """
+    side = round(len(priorities) ** (1 / 3))
+    cube = priorities.reshape(side, side, side)
+    rows = cube.sum(2)
+    planes = rows.sum(1)
+    plane, total = pick(jnp.broadcast_to(planes, (len(noise), side)), noise[:, 0])
+    row, _ = pick(rows[plane], noise[:, 1])
+    entry, _ = pick(cube[plane, row], noise[:, 2])
+    index = (plane * side + row) * side + entry
+    return Draw(index, priorities[index] / total)
+
+
+def pick(masses, noise):
+    """Columns (batch,) of masses (batch, side) in proportion to them, never one of mass 0; and the
+    sums of the masses."""
+    # A product with a triangle is a cumulative sum, and faster for many short rows. Its columns are
+    # rounded each on its own, so that a sum may grow where there is no mass: such columns are out.
+    sums = jnp.dot(masses, jnp.tri(masses.shape[1]).T, precision="highest")  # not TF32 on a GPU
+    sums = jnp.where(masses > 0.0, sums, 0.0)
+    total = sums.max(-1)
+    target = jnp.minimum(noise * total, jnp.nextafter(total, 0.0))
+    columns = jnp.arange(masses.shape[1])
+    first = jnp.where(sums > target[:, None], columns, masses.shape[1]).min(-1)
+    return first, total

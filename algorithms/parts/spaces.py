@@ -1,0 +1,23 @@
+"""What a policy's head has to know of an action space."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+def is_discrete(space: Any) -> bool:
+    return hasattr(space, "n")
+
+
+def num_outputs(space: Any) -> int:
+    """Actions of a Discrete space, dimensions of a Box."""
+    return space.n if is_discrete(space) else math.prod(space.shape)
+
+
+def clip_to(space: Any, action: jax.Array) -> jax.Array:
+    """What the environment takes of actions (...) or (..., dimensions); leading axes are kept."""
+    if is_discrete(space):
+        return action
+    return jnp.clip(action.reshape(action.shape[:-1] + space.shape), space.low, space.high)

@@ -1,0 +1,183 @@
+"""From `init` and `update` to train(rng, state=None, num_evals=None), one XLA program."""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+import envs
+from algorithms.parts.statistics import EpisodeStatistics, Sum
+
+
+def static(default: Any) -> Any:
+    """A field of a Config that shapes the program; the others are floats, traced or batched."""
+    return struct.field(pytree_node=False, default=default)
+
+
+class State(Protocol):
+    """What the program needs of an algorithm's state, a flax dataclass."""
+
+    policy: Any  # what acting needs
+    episodes: EpisodeStatistics
+    eval_rng: jax.Array  # the same at every evaluation
+    update: jax.Array  # updates so far, int32 ()
+
+    def replace(self, **changes: Any) -> "State": ...
+
+
+class Average(NamedTuple):
+    """A metric of an update that counts with a weight; 0 where it has nothing to say."""
+
+    total: jax.Array  # weight times value
+    weight: jax.Array
+
+
+class Learner(NamedTuple):
+    """What an algorithm is, once its settings are known."""
+
+    init: Callable[[jax.Array], State]  # of a key
+    update: Callable[[State], tuple[State, dict[str, jax.Array | Average]]]  # with its metrics
+    policy: Callable  # policy(state, observation, memory=None, rng=None, mask=None)
+    steps: int  # environment steps of an update
+
+
+def world(config: Any, env: Any, env_params: Any) -> tuple[Any, Any]:
+    """The environment and parameters that were given, or those that the config names.
+
+    Raises:
+      ValueError: one without the other, or what `envs.make` says.
+    """
+    if env is None and env_params is None:
+        return envs.make(config.env, **dict(config.env_settings))
+    if env is None or env_params is None:
+        given, missing = ("env_params", "env") if env is None else ("env", "env_params")
+        raise ValueError(
+            f"{given} was given without {missing}: give both values of envs.make, "
+            "env, env_params = envs.make(...), or neither"
+        )
+    return env, env_params
+
+
+def num_updates(config: Any, steps: int) -> int:
+    """Updates of the whole run, a multiple of the number of points.
+
+    Points of runs of 2**31 steps and more are rounded up until a float32 holds their timesteps.
+
+    Args:
+      config: `total_timesteps` and `num_evals` are used.
+      steps: environment steps of an update.
+
+    Raises:
+      ValueError: more updates than an int32 counts.
+    """
+    per_point = -(-config.total_timesteps // (steps * config.num_evals))
+    total = per_point * config.num_evals * steps
+    if total >= 2**31:
+        unit = 2 ** (total.bit_length() - 23)  # float32 has 24 bits, one is spare for rounding up
+        together = unit // math.gcd(unit, steps)
+        per_point = -(-per_point // together) * together
+    updates = per_point * config.num_evals
+    if updates >= 2**31:
+        raise ValueError(
+            f"total_timesteps={config.total_timesteps} makes {updates} updates of {steps} steps, "
+            f"and they are counted up to {2**31 - 1}: more num_envs would do"
+        )
+    return updates
+
+
+def timestep(config: Any, steps: int, update: jax.Array) -> jax.Array:
+    """Environment steps of so many updates: int32, or float32 if the run goes beyond that.
+
+    Exact at the points of the curve (`num_updates`), else within half a unit of float32.
+    """
+    updates = num_updates(config, steps)
+    if updates * steps < 2**31:
+        return update * steps
+    per_point = updates // config.num_evals
+    points, rest = jnp.divmod(update, per_point)
+    return points.astype(jnp.float32) * float(per_point * steps) + rest.astype(jnp.float32) * steps
+
+
+def zeros(function: Callable, *args: Any) -> Any:
+    """Zeros in the shapes and dtypes that function(*args) would have."""
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(function, *args))
+
+
+def program(learner: Callable, config: Any, env: Any, env_params: Any) -> Callable:
+    """The jitted train(rng, state=None, num_evals=None) -> state, metrics.
+
+    Without a state training starts; with one it goes on, and rng is not used. num_evals (static)
+    is how many points of the learning curve to run, by default all; 0 without a state gives the
+    initial one. Metrics have the points as leading axis; what there is nothing to average of is
+    NaN. Floats of config and env_params may be traced, so train can be vmapped over them as well
+    as over rng. A fourth argument, learn=False, only evaluates: points then have no updates (it
+    may be traced, so that a point before training needs no program of its own).
+
+    Args:
+      learner: learner(config, env, env_params) -> Learner; the function itself is static.
+      config: of the algorithm.
+      env, env_params: of `envs.make`.
+    """
+    # Arguments of the compiled program, all strongly typed: other values do not compile again.
+    floats = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), config)
+    env_params = jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x)), env_params)
+
+    def train(rng, state=None, num_evals=None, learn=True):
+        points = config.num_evals if num_evals is None else num_evals
+        return _train(floats, env_params, rng, state, learn, learner, env, points)
+
+    return train
+
+
+@functools.partial(jax.jit, static_argnames=("learner", "env", "num_evals"))
+def _train(config, env_params, rng, state, learn, learner, env, num_evals):
+    init, update, policy, steps = learner(config, env, env_params)
+    update = jax.jit(update)  # traced once, for its metrics and for the loop
+
+    def averaged_update(state):
+        state, metrics = update(state)
+        one = lambda x: x if isinstance(x, Average) else Average(x, jnp.ones(()))
+        averages = {name: one(x) for name, x in metrics.items()}
+        return state, jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), averages)
+
+    def updates(state, count):
+        """So many updates, and the averages of their metrics."""
+        shapes = jax.eval_shape(averaged_update, state)[1]
+        sums = jax.tree.map(lambda x: Sum.create(x.shape), shapes)
+
+        def step(_, carry):
+            state, metrics = averaged_update(carry[0])
+            return state, jax.tree.map(lambda x, total: total.add(x), metrics, carry[1])
+
+        if num_evals:  # else there is an initial state to make, and nothing to learn
+            state, sums = jax.lax.fori_loop(0, count, step, (state, sums))
+        # A factor rounds the same under any vmap, a quotient need not.
+        return state, {n: s.total.total * (1.0 / s.weight.total) for n, s in sums.items()}
+
+    def evaluation(state):
+        rng = jax.random.clone(state.eval_rng)
+        played = envs.evaluate(policy, state, env, env_params, rng, config.num_eval_episodes)
+        names = {"episode_return": "return"}
+        return {f"eval_{names.get(name, name)}": x for name, x in played._asdict().items()}
+
+    def point(state, count):
+        """A row of the learning curve, after so many updates."""
+        state, metrics = updates(state, count)
+        episodes, cleared = state.episodes.metrics()
+        metrics |= episodes | {"timestep": timestep(config, steps, state.update)}
+        if config.num_eval_episodes:
+            metrics |= evaluation(state)
+        return state.replace(episodes=cleared), metrics
+
+    counts = [num_updates(config, steps) // config.num_evals] * num_evals
+    if state is None:
+        state = init(rng)
+        counts = [0] * config.eval_at_start + counts
+    # Behind a barrier, so that XLA cannot make another program for another number of points: the
+    # slices of a run are then bit for bit the whole.
+    counts = jax.lax.optimization_barrier(jnp.array(counts, jnp.int32))
+    return jax.lax.scan(point, state, jnp.where(learn, counts, 0))

@@ -1,0 +1,41 @@
+"""Steps on one long vector against the same leaf by leaf."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from algorithms import parts
+
+
+def test_steps_are_those_of_optax_leaf_by_leaf():
+    """The clipping of the second step must be by the norm of all leaves together."""
+    rng = np.random.default_rng(0)
+    params = {"a": rng.normal(size=(3, 4)), "b": [rng.normal(size=5), rng.normal(size=())]}
+    params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), params)
+    transformation = optax.chain(optax.clip_by_global_norm(2.0), optax.scale_by_adam(eps=1e-3))
+    flat = parts.FlatOptimizer(transformation)
+    opt_state, expected_state = flat.init(params), transformation.init(params)
+    expected = params
+    for size, rate in ((0.1, 0.5), (3.0, 0.25)):
+        draw = lambda x, size=size: jnp.asarray(size * rng.normal(size=x.shape), jnp.float32)
+        grads = jax.tree.map(draw, params)
+        params, opt_state, norm = flat.step(params, opt_state, grads, jnp.float32(rate))
+        updates, expected_state = transformation.update(grads, expected_state)
+        expected = jax.tree.map(lambda p, u, rate=rate: p - rate * u, expected, updates)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-4, 1e-6), params, expected)
+        squares = sum(float((g**2).sum()) for g in jax.tree.leaves(grads))
+        np.testing.assert_allclose(norm, np.sqrt(squares), rtol=1e-5)  # before clipping
+
+
+def test_the_transformation_sees_the_parameters():
+    seen = []
+
+    def update(updates, state, params=None):
+        seen.append(jax.tree.map(jnp.shape, params))
+        return updates, state
+
+    flat = parts.FlatOptimizer(optax.GradientTransformation(lambda params: (), update))
+    params = {"a": jnp.ones((2, 3)), "b": jnp.ones(1)}
+    flat.step(params, flat.init(params), params, jnp.float32(0.0))
+    assert seen == [{"a": (2, 3), "b": (1,)}]

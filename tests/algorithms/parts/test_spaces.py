@@ -1,0 +1,30 @@
+"""What a head has to know of an action space."""
+
+import jax.numpy as jnp
+import numpy as np
+
+from algorithms import parts
+from envs.gymnax import spaces
+
+
+def test_outputs_are_actions_or_dimensions():
+    assert parts.is_discrete(spaces.Discrete(5)) and parts.num_outputs(spaces.Discrete(5)) == 5
+    box = spaces.Box(-1.0, 1.0, (2, 3))
+    assert not parts.is_discrete(box) and parts.num_outputs(box) == 6
+    assert parts.num_outputs(spaces.Box(-1.0, 1.0, ())) == 1
+
+
+def test_actions_are_clipped_to_the_box_and_take_its_shape():
+    low, high = jnp.array([[-1.0, -2.0, 0.0]] * 2), jnp.array([[1.0, 2.0, 3.0]] * 2)
+    box = spaces.Box(low, high, (2, 3))
+    actions = 9.0 * np.random.default_rng(0).normal(size=(4, 5, 6)).astype(np.float32)
+    result = parts.clip_to(box, jnp.array(actions))
+    np.testing.assert_array_equal(result, np.clip(actions.reshape(4, 5, 2, 3), low, high))
+    one = parts.clip_to(spaces.Box(-1.0, 1.0, (3,)), jnp.array([0.5, -3.0, 3.0]))
+    np.testing.assert_array_equal(one, [0.5, -1.0, 1.0])
+
+
+def test_discrete_actions_are_what_they_are():
+    np.testing.assert_array_equal(
+        parts.clip_to(spaces.Discrete(2), jnp.array([0, 1, 5])), [0, 1, 5]
+    )

@@ -1,0 +1,158 @@
+"""Sums and running statistics against plain NumPy, also where float32 would lose count."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from algorithms import parts
+from algorithms.parts.statistics import Sum
+from tests.conftest import AS_FOR_USERS
+
+as_for_users = lambda function: jax.jit(function, compiler_options=AS_FOR_USERS)
+
+
+# --- sums -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [None, AS_FOR_USERS], ids=["quick", "as_for_users"])
+def test_a_sum_is_as_good_as_its_terms_however_many_there_are(options):
+    """Four million terms; a plain sum is off by percents. No compiler may find that it is one."""
+    number = 4_000_000
+
+    def sums(term):
+        step = lambda _, carry: (carry[0].add(term), carry[1] + term[1])
+        start = Sum.create((2,)), jnp.zeros(())
+        return jax.lax.fori_loop(0, number, step, start)
+
+    result, plain = jax.jit(sums, compiler_options=options)(jnp.array([0.1, 500.0]))
+    np.testing.assert_allclose(result.total, [0.1 * number, 500.0 * number], rtol=1e-6)
+    assert abs(plain / (500.0 * number) - 1.0) > 0.01
+
+
+# --- running statistics -----------------------------------------------------------------------
+
+
+def test_running_statistics_are_those_of_all_samples_in_any_order_of_merging():
+    rng = np.random.default_rng(0)
+    batches = [rng.normal(3.0, 2.0, size=(n, 4, 5)).astype(np.float32) for n in (2, 7, 30)]
+    every = np.concatenate([p.reshape(-1, 5) for p in batches])
+    one_by_one = parts.RunningStatistics.create((5,))
+    for batch in batches:
+        one_by_one = one_by_one.update(batch)
+    empty = parts.RunningStatistics.create((5,))
+    merged = empty.update(batches[2]).merge(empty.update(batches[0]).update(batches[1]))
+    for stats in (one_by_one, merged):
+        np.testing.assert_allclose(stats.mean, every.mean(0), rtol=1e-5)
+        np.testing.assert_allclose(stats.var, every.var(0), rtol=1e-4)
+        assert float(stats.count) == len(every)
+    x = every[:3]
+    expected = np.clip((x - every.mean(0)) / every.std(0), -1.0, 1.0)
+    np.testing.assert_allclose(one_by_one.normalize(x, clip=1.0), expected, atol=1e-4)
+    np.testing.assert_allclose(empty.normalize(x), x, rtol=1e-5)  # nothing seen yet
+
+
+def test_running_statistics_are_safe_in_float32():
+    """A large mean with a small spread, many times over: sums of squares would cancel."""
+    rng = np.random.default_rng(0)
+    stats = parts.RunningStatistics.create()
+    update = jax.jit(lambda stats, x: stats.update(x))
+    for _ in range(300):
+        stats = update(stats, rng.normal(10_000.0, 0.1, size=4096).astype(np.float32))
+    np.testing.assert_allclose(stats.mean, 10_000.0, rtol=1e-5)
+    np.testing.assert_allclose(jnp.sqrt(stats.var), 0.1, rtol=0.02)
+
+
+def test_running_statistics_leave_out_samples_of_weight_zero():
+    rng = np.random.default_rng(5)
+    stats, kept = parts.RunningStatistics.create((3,)), []
+    for _ in range(3):
+        x = rng.normal(4.0, 2.0, size=(6, 5, 3)).astype(np.float32)
+        weights = rng.random((6, 5)) < 0.5
+        stats = stats.update(jnp.array(x), jnp.array(weights))
+        kept.append(x[weights])
+    stats = stats.update(jnp.full((6, 5, 3), 1e6), jnp.zeros((6, 5), bool))
+    kept = np.concatenate(kept)
+    np.testing.assert_allclose(stats.mean, kept.mean(0), rtol=1e-4)
+    np.testing.assert_allclose(stats.var, kept.var(0), rtol=1e-4)
+    assert float(stats.count) == len(kept)
+
+
+# --- rewards ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_rewards_are_divided_by_the_spread_of_their_discounted_sums(weighted):
+    """Two rollouts, as the plain recursion; an episode's sum goes on from one to the next."""
+    rng = np.random.default_rng(0)
+    scale, total, sums, weights = parts.RewardScale.create(3), np.zeros(3), [], None
+    for _ in range(2):
+        rewards = rng.normal(1.0, 2.0, size=(9, 3)).astype(np.float32)
+        done = rng.random((9, 3)) < 0.3
+        if weighted:
+            weights = rng.random((9, 3)) < 0.5
+        scale = scale.update(jnp.array(rewards), jnp.array(done), 0.9, weights)
+        for t in range(9):
+            total = 0.9 * total + rewards[t]
+            sums.extend(total if weights is None else total[weights[t]])
+            total = np.where(done[t], 0.0, total)
+    np.testing.assert_allclose(scale.discounted, total, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(scale.stats.var, np.var(sums), rtol=1e-4)
+    assert float(scale.stats.count) == len(sums)
+    expected = np.clip(rewards / np.std(sums), -0.3, 0.3)
+    np.testing.assert_allclose(scale.scale(jnp.array(rewards), clip=0.3), expected, rtol=1e-4)
+    assert (np.abs(expected) == 0.3).any() and (np.abs(expected) < 0.3).any()
+    untouched = parts.RewardScale.create(3).scale(jnp.array(rewards))
+    np.testing.assert_allclose(untouched, rewards, rtol=1e-5)  # nothing seen yet
+
+
+# --- episodes ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("agents", [(), (2,)])
+def test_episode_statistics_count_whole_episodes_once(agents):
+    rng = np.random.default_rng(0)
+    num_envs, returns, lengths = 3, [], []
+    running, length = np.zeros((num_envs, *agents)), np.zeros(num_envs)
+    stats = parts.EpisodeStatistics.create(num_envs, agents)
+    for _ in range(4):
+        rewards = rng.normal(size=(7, num_envs, *agents)).astype(np.float32)
+        done = rng.random((7, num_envs)) < 0.25
+        stats = stats.update(jnp.array(rewards), jnp.array(done))
+        for t in range(7):
+            running += rewards[t]
+            length += 1
+            for env in np.flatnonzero(done[t]):
+                returns.append(running[env].copy())
+                lengths.append(length[env])
+                running[env], length[env] = 0.0, 0.0
+    metrics, cleared = stats.metrics()
+    np.testing.assert_allclose(metrics["episode_return"], np.mean(returns, 0), rtol=1e-4)
+    np.testing.assert_allclose(metrics["episode_length"], np.mean(lengths), rtol=1e-5)
+    assert float(metrics["num_episodes"]) == len(returns)
+    np.testing.assert_allclose(cleared.running_return, running, rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(cleared.running_length, length)
+    none, _ = cleared.metrics()
+    assert float(none["num_episodes"]) == 0 and np.isnan(none["episode_return"]).all()
+    # What is left over from before counts for the next episodes, and what was cleared does not.
+    stats = cleared.update(jnp.ones((1, num_envs, *agents)), jnp.ones((1, num_envs), bool))
+    metrics, _ = stats.metrics()
+    np.testing.assert_allclose(metrics["episode_return"], (running + 1).mean(0), rtol=1e-4)
+    np.testing.assert_allclose(metrics["episode_length"], (length + 1).mean(), rtol=1e-5)
+
+
+def test_episodes_are_counted_beyond_what_a_float32_counts():
+    """More than 2**24 episodes of one step, worth 499 and 500 and 501, 63 at a time."""
+    number = 2**18 + 2**14
+    rewards, done = jnp.tile(jnp.array([499.0, 500.0, 501.0]), 21)[None], jnp.ones((1, 63), bool)
+
+    @as_for_users
+    def count(rewards):
+        stats = parts.EpisodeStatistics.create(63)
+        step = lambda _, stats: stats.update(rewards, done)
+        return jax.lax.fori_loop(0, number, step, stats).metrics()[0]
+
+    metrics = count(rewards)
+    assert int(metrics["num_episodes"]) == 63 * number > 2**24
+    np.testing.assert_allclose(metrics["episode_return"], 500.0, rtol=1e-6)
+    np.testing.assert_allclose(metrics["episode_length"], 1.0, rtol=1e-6)

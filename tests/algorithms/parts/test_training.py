@@ -1,0 +1,165 @@
+"""From init and update to a learning curve: worlds, counts that do not wrap, means by weight."""
+
+import types
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import struct
+
+import envs
+from algorithms import parts
+from algorithms.parts import training
+from tests import probe as tasks
+
+
+def make_config(**settings):
+    settings = {"total_timesteps": 12, "num_evals": 3, **settings}
+    return types.SimpleNamespace(env="CartPole-v1", env_settings=(("max_steps", 9),), **settings)
+
+
+# --- the environment --------------------------------------------------------------------------
+
+
+def test_the_world_is_the_config_s_or_the_one_that_is_given(probe):
+    env, params = parts.world(make_config(), None, None)
+    assert (env, params) == envs.make("CartPole-v1", max_steps=9)
+    given = probe, tasks.ProbeParams()
+    assert parts.world(make_config(), *given) == given
+
+
+def test_an_environment_and_its_parameters_come_together(probe):
+    with pytest.raises(ValueError, match=r"env was given without env_params: give both .*neither"):
+        parts.world(make_config(), probe, None)
+    with pytest.raises(ValueError, match=r"env_params was given without env: give both .*neither"):
+        parts.world(make_config(), None, tasks.ProbeParams())
+
+
+# --- counting ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("steps", [4 * 128, 3 * 7, 1024, 999])
+@pytest.mark.parametrize("num_evals", [1, 7, 20])
+def test_timesteps_of_points_are_exact_however_long_a_run_is(steps, num_evals):
+    for total in (1, 1000, 2**31 - 2000, 2**31, 10**10, 3 * 10**10):
+        config = make_config(total_timesteps=total, num_evals=num_evals)
+        updates = parts.num_updates(config, steps)
+        assert updates % num_evals == 0
+        assert total <= updates * steps <= 1.01 * total + steps * num_evals
+        per_point, last = updates // num_evals, -1
+        for point in range(num_evals + 1):
+            result = training.timestep(config, steps, jnp.int32(point * per_point))
+            assert int(result) == point * per_point * steps > last
+            assert result.dtype == (jnp.int32 if updates * steps < 2**31 else jnp.float32)
+            last = int(result)
+        assert last == updates * steps
+        between = updates - per_point // 2
+        result = training.timestep(config, steps, jnp.int32(between))
+        np.testing.assert_allclose(float(result), between * steps, rtol=2e-7)
+
+
+def test_points_of_usual_runs_are_rounded_up_to_whole_updates_only():
+    assert parts.num_updates(make_config(total_timesteps=10**9, num_evals=20), 999) * 999 == (
+        -(-(10**9) // (20 * 999)) * 20 * 999
+    )
+    assert parts.num_updates(make_config(total_timesteps=13), 4) == 6
+
+
+def test_more_updates_than_are_counted_are_refused():
+    config = make_config(total_timesteps=2**31 * 16)
+    assert parts.num_updates(config, 17) < 2**31
+    with pytest.raises(ValueError, match=r"total_timesteps=34359738368 makes .* more num_envs"):
+        parts.num_updates(config, 16)
+
+
+# --- the program ------------------------------------------------------------------------------
+
+
+def test_zeros_are_those_of_the_results():
+    result = parts.zeros(lambda x: {"sum": x.sum(), "more": x > 0}, jnp.ones((2, 3)))
+    assert result["sum"].shape == () and result["more"].dtype == bool
+    assert not result["more"].any() and result["more"].shape == (2, 3)
+
+
+@struct.dataclass
+class State:
+    policy: Any
+    episodes: parts.EpisodeStatistics
+    eval_rng: jax.Array
+    update: jax.Array
+
+
+@struct.dataclass
+class Config:
+    slope: float = 2.0
+    total_timesteps: int = parts.static(6 * 4)
+    num_evals: int = parts.static(3)
+    num_eval_episodes: int = parts.static(2)
+    eval_at_start: bool = parts.static(True)
+
+
+def learner(config, env, env_params):
+    """Counts; `late` says something from the third update on, with a weight that grows."""
+
+    def init(rng):
+        episodes = parts.EpisodeStatistics.create(1)
+        return State(jnp.zeros(()), episodes, rng, jnp.zeros((), jnp.int32))
+
+    def update(state):
+        number = state.update.astype(jnp.float32)
+        weight = jnp.where(number >= 2, number, 0.0)
+        metrics = {"slope": config.slope * number, "late": parts.Average(weight * number, weight)}
+        rewards, done = jnp.ones((4, 1)), jnp.arange(4)[:, None] == 2
+        episodes = state.episodes.update(rewards, done)
+        state = state.replace(policy=number, episodes=episodes, update=state.update + 1)
+        return state, metrics
+
+    def policy(state, observation, memory=None, rng=None, mask=None):
+        return jnp.zeros((), jnp.int32), memory
+
+    return parts.Learner(init, update, policy, 4)
+
+
+@pytest.fixture(scope="module")
+def curve():
+    env, params = envs.make(tasks.Probe(), task=tasks.ENDLESS)
+    train = parts.program(learner, Config(), env, params)
+    return train, *train(jax.random.key(0))
+
+
+def test_metrics_are_means_over_the_updates_of_a_point_by_their_weight(curve):
+    _, state, metrics = curve
+    assert int(state.update) == 6
+    np.testing.assert_array_equal(metrics["timestep"], [0, 8, 16, 24])
+    np.testing.assert_allclose(metrics["slope"], [np.nan, 1.0, 5.0, 9.0])  # 2 (0 + 1) / 2, ...
+    late = [np.nan, np.nan, (2 * 2 + 3 * 3) / 5, (4 * 4 + 5 * 5) / 9]
+    np.testing.assert_allclose(metrics["late"], late, rtol=1e-6)
+    np.testing.assert_array_equal(metrics["num_episodes"], [0, 2, 2, 2])
+    np.testing.assert_allclose(metrics["episode_return"], [np.nan, 3.5, 4.0, 4.0])
+    assert metrics["eval_return"].shape == (4, 2) and (metrics["eval_return"] == 10.0).all()
+    assert metrics["eval_terminated"].dtype == metrics["eval_truncated"].dtype == bool
+
+
+def test_a_run_goes_on_from_its_state_and_may_only_look(curve):
+    train, _, metrics = curve
+    state, first = train(jax.random.key(0), None, 1)
+    np.testing.assert_array_equal(first["slope"], metrics["slope"][:2])
+    state, nothing = train(None, state, 1, False)
+    assert np.isnan(nothing["slope"]) and nothing["timestep"] == 8 and state.update == 2
+    _, rest = train(None, state, 2)
+    np.testing.assert_array_equal(rest["slope"], metrics["slope"][2:])
+
+
+def test_other_floats_do_not_compile_again(curve):
+    _, _, metrics = curve
+    env, params = world = envs.make(tasks.Probe(), task=tasks.ENDLESS)
+    train = parts.program(learner, Config(), *world)
+    np.testing.assert_array_equal(train(jax.random.key(0))[1]["slope"], metrics["slope"])
+    before = training._train._cache_size()
+    train = parts.program(learner, Config(slope=3.0), env, params.replace(reward=2.0))
+    _, metrics = train(jax.random.key(0))
+    np.testing.assert_allclose(metrics["slope"][1:], [1.5, 7.5, 13.5])
+    assert (metrics["eval_return"] == 20.0).all()
+    assert training._train._cache_size() == before
