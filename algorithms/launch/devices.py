@@ -227,11 +227,18 @@ def initial_state(module: Any, config: Any) -> Any:
     return jax.eval_shape(train, jax.eval_shape(lambda: jax.random.key(0)))
 
 
-class Programs(NamedTuple):
-    """What runs on the devices, compiled. Metrics have the axes (padded, points of this call)."""
+class Shared(NamedTuple):
+    """What the programs take that belongs to no agent."""
 
-    start: Callable | None  # (env_params, configs, keys) -> states, metrics
-    advance: Callable  # (env_params, configs, states) -> states, metrics; uses the states up
+    env_params: Any
+    learn: Any  # bool: False only evaluates
+
+
+class Programs(NamedTuple):
+    """What runs on the devices, compiled. Metrics have the axes (padded, 1)."""
+
+    start: Callable | None  # (shared, configs, keys) -> states
+    advance: Callable  # (shared, configs, states) -> states, metrics; uses the states up
 
     @property
     def bytes_per_device(self) -> int:
@@ -251,6 +258,8 @@ def compile_programs(
 ) -> Programs:
     """Compiles both programs at the same time, or only `advance` when the run has started already.
 
+    The start does not evaluate: the point before training is made by `advance`, without learning.
+
     Args:
       config: the algorithm's Config; of its floats only the shape of a batch is used.
       env, env_params: of `envs.make`. The parameters are arguments of the programs, as they are in
@@ -258,24 +267,25 @@ def compile_programs(
       start: whether to compile `start`.
     """
 
-    def first(env_params, config, rng):
-        return module.make_train(config, env, env_params)(rng, None, 0)
+    def first(shared, config, rng):
+        silent = config.replace(eval_at_start=False)
+        return module.make_train(silent, env, shared.env_params)(rng, None, 0)[0]
 
-    def one_point(env_params, config, state):
-        return module.make_train(config, env, env_params)(None, state, 1)
+    def one_point(shared, config, state):
+        return module.make_train(config, env, shared.env_params)(None, state, 1, shared.learn)
 
     sharded = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=layout.sharding("agents"))
     leaf = jax.ShapeDtypeStruct((layout.padded,), jnp.float32)
     configs = jax.tree.map(lambda _: sharded(leaf), config)
     keys = sharded(jax.eval_shape(lambda: jax.random.split(jax.random.key(0), layout.padded)))
-    starting = jax.jit(over_agents(first, layout)).trace(env_params, configs, keys)
-    states = jax.tree.map(sharded, starting.out_info[0])
+    shared = layout.share(Shared(env_params, True))
+    starting = jax.jit(over_agents(first, layout)).trace(shared, configs, keys)
+    states = jax.tree.map(sharded, starting.out_info)
     advancing = jax.jit(over_agents(one_point, layout, in_place=True), donate_argnums=2)
-    traced = [advancing.trace(env_params, configs, states), *[starting] * start]
-    lowered = [program.lower() for program in traced]
-    with ThreadPoolExecutor(len(lowered)) as pool:
-        advance, *rest = pool.map(lambda program: program.compile(), lowered)
-    return Programs(rest[0] if start else None, advance)
+    with ThreadPoolExecutor(2) as pool:  # XLA leaves the interpreter to the other one
+        started = pool.submit(starting.lower().compile) if start else None
+        advance = pool.submit(advancing.trace(shared, configs, states).lower().compile)
+        return Programs(started and started.result(), advance.result())
 
 
 @jax.jit

@@ -346,28 +346,36 @@ class Session:
 
     def _loop(self, start: Start, record: "_Record", interrupt: "Interrupt") -> tuple[int, Any]:
         """Returns the number of the last point and the states on the devices."""
-        point, programs = start.point, self.trainer.programs
+        point, layout = start.point, self.layout
         if start.get_state is None:
             keys = jax.numpy.stack([jax.random.key(seed) for seed in self.agents.seeds])
-            states = self._execute(programs.start, self.layout.put(keys), point, record)
+            states, row = self._run(self.trainer.programs.start, layout.put(keys)), {}
+            if self.config.eval_at_start:
+                states, row = self._advance(states, learn=False)
+            self._finish(point, states, row, record)
         else:
-            needed = self.layout.needed
-            states = self.layout.put(start.get_state(needed), needed.start)
+            states = layout.put(start.get_state(layout.needed), layout.needed.start)
         while point < self.config.num_evals and not hosts.anybody(interrupt.asked):
             point += 1
-            states = self._execute(programs.advance, states, point, record)
+            states, row = self._advance(states)
+            self._finish(point, states, row, record)
         return point, states
 
-    def _execute(self, program: Callable, argument: Any, point: int, record: "_Record") -> Any:
-        """A program, and everything that happens at the point it leads to. Returns the states."""
-
-        def finished():
-            return jax.block_until_ready(program(self.trainer.env_params, self.configs, argument))
-
+    def _run(self, program: Callable, argument: Any, learn: bool = True) -> Any:
+        shared = self.layout.share(devices.Shared(self.trainer.host_params, learn))
         with self.view.timed("run"):
-            states, metrics = in_background(finished)
-        metrics = self.layout.gather(metrics)
-        row = {name: values[:, 0] for name, values in metrics.items() if values.shape[1]}
+            run = lambda: jax.block_until_ready(program(shared, self.configs, argument))
+            return in_background(run)
+
+    def _advance(self, states: Any, learn: bool = True) -> tuple[Any, Metrics]:
+        """One point. Returns the states on the devices and all agents' metrics."""
+        states, metrics = self._run(self.trainer.programs.advance, states, learn)
+        row = {name: values[:, 0] for name, values in self.layout.gather(metrics).items()}
+        row["timestep"] = row["timestep"].astype(np.int64)  # a float32 in very long runs, but whole
+        return states, row
+
+    def _finish(self, point: int, states: Any, row: Metrics, record: "_Record") -> None:
+        """Everything that happens at a point; without a row when none is asked for."""
         timestep = int(row["timestep"].max()) if row else 0
         get_state = functools.cache(lambda: self.layout.get(states))
         seen = Point(point, timestep, row, get_state, record.path, self._is_finite(states))
@@ -376,7 +384,6 @@ class Session:
         self.view.point(point, row)
         for hook in self.hooks if row else ():
             hook(seen)
-        return states
 
     def _is_finite(self, states: Any) -> np.ndarray:
         """Whether all numbers of an agent's policy are, (num_agents,), in all processes."""

@@ -105,8 +105,7 @@ def sweep(
     grid = dict(grid or {})
     seeds = range(seed, seed + num_seeds)
     programs = settings.expand(config, grid, seeds, samples, sampler)
-    for name, values in programs[0].agents.floats.items():
-        check_floats(config.replace(**{name: values}))
+    check_floats(config.replace(**programs[0].agents.floats))
     view = progress.Progress(quiet, import_seconds)
     largest = programs[0].agents.count
     devices.use_cores(min(max_parallel or largest, largest), config)

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-import envs
+from algorithms import parts
 from algorithms.launch import devices, hosts, progress, settings
 from algorithms.launch.errors import UserError
 
@@ -71,13 +71,12 @@ class Trainer:
         """Chooses devices for so many agents at once; `block` as of `devices.arrange`."""
         self.programs: devices.Programs | None = None
         self.layout = devices.arrange(num_agents, block)
-        self.env_params = self.layout.share(self.host_params)
 
     def compile(self, start: bool) -> None:
         """Compiles what is not there yet; `start`: also what new agents need."""
         if self.programs is None or (start and self.programs.start is None):
             self.programs = devices.compile_programs(
-                self.module, self.config, self.env, self.env_params, self.layout, start
+                self.module, self.config, self.env, self.host_params, self.layout, start
             )
 
     @property
@@ -144,7 +143,7 @@ def usable_memory(layout: devices.Layout) -> int:
     """Bytes that programs may take of each device; CPU devices share the machine's memory."""
     device = layout.devices[0]
     sharing = jax.local_device_count() if device.platform == "cpu" else 1
-    return hosts.from_first(lambda: int((1.0 - SPARE) * envs.device_memory(device) / sharing))
+    return hosts.from_first(lambda: int((1.0 - SPARE) * parts.device_memory(device) / sharing))
 
 
 def in_words(number: float) -> str:
@@ -165,6 +164,10 @@ def check_floats(config: Any) -> None:
         for value in np.ravel(getattr(config, name)).tolist():
             if not isinstance(value, int | float) or not allowed(np.float64(value)):
                 raise UserError(f"{name}={value}: give a number {words}".rstrip())
+    if hasattr(config, "v_min"):
+        for low, high in np.broadcast(config.v_min, config.v_max):
+            if low >= high:
+                raise UserError(f"v_min={low} and v_max={high}: give a v_min below v_max")
 
 
 def algorithm_name(module: Any) -> str:

@@ -69,20 +69,20 @@ def make_train(config, env=None, env_params=None):
             metrics["eval_return"] = mean + jnp.arange(float(config.num_eval_episodes))
         return state, metrics
 
-    def train(rng, state=None, num_evals=None):
+    def train(rng, state=None, num_evals=None, learn=True):
         counts = [per_point] * (config.num_evals if num_evals is None else num_evals)
         if state is None:
             policy = {"weights": jnp.zeros(config.hidden_sizes)}
             state = State(policy, rng, jnp.zeros((), jnp.int32))
             counts = [0] * config.eval_at_start + counts
         counts = jax.lax.optimization_barrier(jnp.array(counts, jnp.int32))
-        return jax.lax.scan(point, state, counts)
+        return jax.lax.scan(point, state, jnp.where(learn, counts, 0))
 
     return train
 
 
 def make_policy(config, env=None, env_params=None):
-    def policy(state, observation, memory=None, rng=None):
+    def policy(state, observation, memory=None, rng=None, mask=None):
         score = state.policy["weights"].sum() * observation.sum()
         return (score > 0).astype(jnp.int32), memory
 
