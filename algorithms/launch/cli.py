@@ -41,6 +41,8 @@ class Shell:
     """play episodes with the policy of a run and sum them up"""
     render: Annotated[str | None, DIRECTORY] = None
     """write a GIF of an episode of a run"""
+    copy: Annotated[str | None, DIRECTORY] = None
+    """write this file, with what it needs of the kit, into a directory of another project"""
     point: str = "last"
     """of --evaluate, --render: last, best or a number; of --resume: last or that of a kept state"""
     agent: int | None = None  # of --evaluate (default: all), --render (0); number in results.csv
@@ -92,6 +94,8 @@ def dispatch(module: Any, argv: list[str]) -> int:
         return evaluate(module, shell)
     if command == "render":
         return render(module, shell)
+    if command == "copy":
+        return copy(module, shell)
     return train(module, *single_out(base[0], config), shell)
 
 
@@ -355,6 +359,7 @@ PROCESSES = ("distributed", "coordinator", "num_processes", "process_id")
 TAKES = {
     "evaluate": ("evaluate", "seed", "point", "agent", "episodes"),
     "render": ("render", "seed", "point", "agent"),
+    "copy": ("copy",),
     "resume": ("resume", "point", "quiet", "total_timesteps", *runner.Options._fields, *PROCESSES),
     "run": ("point", "agent", "episodes"),  # those that do not
 }
@@ -411,6 +416,13 @@ def render(module: Any, shell: Shell) -> int:
     name = f"episode_agent{agent}_point{loaded.point}_seed{shell.seed}.gif"
     path = Path(shell.render) / name
     print(render.render(module, loaded.config, loaded.state, path, shell.seed))
+    return 0
+
+
+def copy(module: Any, shell: Shell) -> int:
+    from algorithms.launch import copies
+
+    print(copies.write(Path(module.__file__), Path(shell.copy)))
     return 0
 
 

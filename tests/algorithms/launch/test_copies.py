@@ -1,0 +1,275 @@
+"""Copies of algorithm files, in a project that has its own packages `envs` and `algorithms`."""
+
+import ast
+import dataclasses
+import hashlib
+import importlib
+import inspect
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+import envs
+from algorithms import ppo
+from algorithms.launch import cli, copies
+from algorithms.launch.errors import UserError
+from envs import registry
+
+ROOT = Path(__file__).parents[3]
+NAMES = sorted(f.stem for f in (ROOT / "algorithms").glob("*.py") if f.stem != "__init__")
+SETTINGS = {
+    "num_envs": 4,
+    "num_steps": 8,
+    "total_timesteps": 192,
+    "learning_starts": 8,
+    "hidden_sizes": (8,),
+    "num_evals": 3,
+    "num_eval_episodes": 2,
+}
+
+
+def tiny(module, settings):
+    fields = {field.name for field in dataclasses.fields(module.Config)}
+    return module.Config(**{name: x for name, x in settings.items() if name in fields})
+
+
+def lowered(module, settings):
+    """A digest of the program."""
+    train = jax.jit(module.make_train(tiny(module, settings)))
+    return hashlib.sha256(train.lower(jax.random.key(0)).as_text().encode()).hexdigest()
+
+
+USE = f"""
+import dataclasses, hashlib, importlib, json, sys
+import jax
+import numpy as np
+import agents.ppo
+
+{inspect.getsource(tiny)}
+{inspect.getsource(lowered)}
+settings = {SETTINGS}
+_, metrics = agents.ppo.make_train(tiny(agents.ppo, settings))(jax.random.key(0))
+np.savez("metrics.npz", **metrics)
+envs = agents.ppo.envs
+made = {{name: str(envs.make(name)[1]) for name in {[*registry.OWN]}}}
+for library in envs.registry.LIBRARIES:
+    sys.modules[library] = None  # not installed, as its adapter says
+    try:
+        envs.make(f"{{library}}/any")
+    except ValueError as error:
+        assert "pip install" in str(error), error
+modules = {{name: importlib.import_module(f"agents.{{name}}") for name in {NAMES}}}
+programs = {{name: lowered(module, settings) for name, module in modules.items()}}
+print(json.dumps([made, programs]))
+"""
+
+
+def call(capsys, module, directory, *words):
+    """Runs the command line. Returns exit code, stdout and stderr."""
+    try:
+        cli.main(module, ["--copy", str(directory), *words])
+        code = 0
+    except SystemExit as stop:
+        code = stop.code
+    return code, *capsys.readouterr()
+
+
+def contents(directory):
+    return {path: path.is_file() and path.read_bytes() for path in directory.rglob("*")}
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    """A project with copies of all files in its folder `agents`."""
+    root = tmp_path_factory.mktemp("project")
+    for name in ("envs", "algorithms"):
+        (root / name).mkdir()
+        (root / name / "__init__.py").write_text("raise AssertionError('the project has its own')")
+    for name in NAMES:
+        cli.main(importlib.import_module(f"algorithms.{name}"), ["--copy", str(root / "agents")])
+    return root
+
+
+def run(project, *words):
+    """A process in the project, where the kit cannot be imported. Returns what it prints."""
+    environment = os.environ | {"PYTHONPATH": str(project)}
+    command = [sys.executable, *words]
+    pipes = {"capture_output": True, "text": True, "timeout": 300}
+    result = subprocess.run(command, cwd=project, env=environment, **pipes)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+@pytest.fixture(scope="module")
+def curve():
+    """What the kit's own file learns."""
+    return ppo.make_train(tiny(ppo, SETTINGS))(jax.random.key(0))[1]
+
+
+def test_imported_copies_are_the_kit_s_programs(project, curve):
+    made, programs = json.loads(run(project, "-c", USE))
+    with np.load(project / "metrics.npz") as metrics:
+        assert metrics.keys() == curve.keys()
+        for name, values in metrics.items():
+            np.testing.assert_array_equal(values, curve[name], name, strict=True)
+    assert made == {name: str(envs.make(name)[1]) for name in registry.OWN}
+    modules = {name: importlib.import_module(f"algorithms.{name}") for name in NAMES}
+    assert programs == {name: lowered(module, SETTINGS) for name, module in modules.items()}
+
+
+def test_a_copy_runs_as_a_program(project, curve, capsys):
+    code, out, _ = call(capsys, ppo, project / "scripts")
+    file = project / "scripts" / "ppo.py"
+    assert (code, out) == (0, f"{file}\n")
+    text = file.read_text()
+    assert text.count("config = Config()\n") == 1, "where a user changes settings, and this test"
+    given = {name: x for name, x in SETTINGS.items() if hasattr(ppo.Config, name)}
+    file.write_text(text.replace("config = Config()\n", f"config = Config(**{given})\n"))
+    expected = [
+        f"{curve['timestep'][i]} {curve['episode_return'][i]:.2f} "
+        f"{curve['eval_return'][i].mean():.2f}\n"
+        for i in range(4)
+    ]
+    assert run(project, "scripts/ppo.py") == "".join(expected)
+
+
+def test_only_imports_differ(project):
+    """And no import of the kit is left, not even in a function that no test calls."""
+
+    class Others(ast.NodeTransformer):
+        visit_Import = visit_ImportFrom = lambda self, node: None
+
+    without_imports = lambda path: ast.dump(Others().visit(ast.parse(path.read_bytes())))
+    for name in NAMES:
+        support = project / "agents" / f"{name}_support"
+        for path in (support.parent / f"{name}.py", *support.rglob("*.py")):
+            text = path.read_text()
+            assert not re.search(r"^ *(from|import) (envs|algorithms)\b", text, re.MULTILINE)
+            compile(text, path, "exec")
+        for package, home in (("envs", ROOT), ("parts", ROOT / "algorithms")):
+            for path in (support / package).glob("*.py"):
+                if (package, path.stem) != ("parts", "__init__"):
+                    origin = home / path.relative_to(support)
+                    assert without_imports(path) == without_imports(origin), path
+        assert (support / "LICENSE").read_text() == (ROOT / "LICENSE").read_text()
+
+
+def test_what_comes_along(project):
+    own = {path.name for path in (ROOT / "envs").glob("*.py")}
+    parts = {}
+    for name in NAMES:
+        support = project / "agents" / f"{name}_support"
+        assert {path.name for path in (support / "envs").glob("*.py")} == own
+        assert {path.name for path in support.iterdir() if path.name != "__pycache__"} == {
+            *("__init__.py", "LICENSE", "envs", "parts")
+        }
+        parts[name] = {path.stem for path in (support / "parts").glob("*.py")}
+    assert "replay" in parts["dqn"] - parts["ppo"] and "orders" in parts["ppo"] - parts["dqn"]
+    assert "memory" in parts["ppo"], "which only another part imports"
+    head, *_, python, _, train = (project / "agents" / "ppo.py").read_text().splitlines()[:9]
+    assert head == "# Copy of ppo.py of single-file-rl 0.1.0, MIT licence: ppo_support/LICENSE"
+    assert python == "    python ppo.py" and train.startswith("    train = make_train(")
+
+
+@pytest.mark.parametrize("existing", ["ppo.py", "ppo_support", "ppo_support/notes.txt"])
+def test_nothing_is_overwritten(capsys, tmp_path, existing):
+    path = tmp_path / existing
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("mine") if path.suffix else path.mkdir()
+    before = contents(tmp_path)
+    code, out, err = call(capsys, ppo, tmp_path)
+    assert (code, out) == (2, "")
+    assert err == f"error: {tmp_path / existing.split('/')[0]} exists: a copy overwrites nothing\n"
+    assert contents(tmp_path) == before
+
+
+def test_a_copy_has_the_file_s_own_settings(capsys, tmp_path):
+    code, _, err = call(capsys, ppo, tmp_path / "agents", "--gamma", "0.5")
+    assert code == 2 and err == "error: --copy does not go with --gamma 0.5 (in place of 0.99)\n"
+    assert not contents(tmp_path)
+
+
+def test_a_copy_that_fails_leaves_nothing(capsys, tmp_path, monkeypatch):
+    write_bytes, written = Path.write_bytes, []
+
+    def full(path, content):
+        if len(written) == 9:
+            raise OSError(28, "No space left on device")
+        written.append(path)
+        return write_bytes(path, content)
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    code, _, err = call(capsys, ppo, tmp_path / "agents")
+    assert code == 2 and err.endswith("agents cannot be written: No space left on device\n")
+    assert len(written) == 9 and not contents(tmp_path / "agents")
+
+
+END = '\nif __name__ == "__main__":\n    pass\n'
+REFUSED = [
+    "import algorithms",
+    "import envs.registry",
+    "import math, envs",
+    "import algorithms.parts as parts",
+    "import envs as worlds",
+    "import envs; import math",
+    "x = '\u03b1'; import envs",
+    "from algorithms import launch",
+    "from algorithms import parts as p",
+    "from algorithms.ppo import gae",
+    "from algorithms.parts import *",
+    "from algorithms.parts import nothing",
+    "from algorithms.parts.replay import Replay",
+    "from algorithms import parts\nparts.nothing",
+    "from envs import *",
+    "from . import other",
+    "def f():\n    import envs",
+    "def f(): import envs",
+    "MODULE = 'envs.pursuit'",
+]
+
+
+@pytest.mark.parametrize("text", REFUSED)
+def test_what_cannot_be_copied_is_refused(tmp_path, text):
+    file = tmp_path / "mine.py"
+    file.write_text(text + END)
+    with pytest.raises(UserError, match="mine.py"):
+        copies.write(file, tmp_path / "agents")
+    assert [*tmp_path.iterdir()] == [file]
+
+
+def test_other_ways_to_import(tmp_path):
+    """In brackets, with `as` and comments, after other letters; parts asked for by their names."""
+    file = tmp_path / "mine.py"
+    lines = [
+        'LETTERS = "\u03b1\u03b2"',
+        "import sys  # stays, it is used",
+        "import envsets, algorithms_of_mine",
+        "import envs",
+        "from envs.batch import (",
+        "    batch as many,  # \u03b1",
+        "    BatchState,",
+        ")",
+        "from algorithms import parts",
+        "print(sys.path, getattr(parts, 'Torso'))",
+    ]
+    file.write_text("\n".join(lines) + END)
+    written = copies.copy(file)
+    assert "mine_support/parts/replay.py" in written, "nobody knows what is asked for"
+    text = written["mine.py"].decode().partition('\nif __name__ == "__main__":')[0]
+    assert text.splitlines()[1:] == [
+        *lines[:3],
+        "if __package__:",
+        "    from .mine_support import envs, parts",
+        "    from .mine_support.envs.batch import batch as many, BatchState",
+        "else:  # a script",
+        "    from mine_support import envs, parts",
+        "    from mine_support.envs.batch import batch as many, BatchState",
+        lines[-1],
+    ]
