@@ -506,24 +506,22 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             params, opt_state, norm = optimizer.step(params, opt_state, grads, learning_rate)
             return (params, opt_state), metrics | {"grad_norm": norm}
 
-        def epoch(params, opt_state, number):
-            """A pass over the batch; params, optimiser and the means of the metrics."""
-            order = orders[number].reshape(config.num_minibatches, -1)
-            rates = learning_rates(config, num_updates, state.update, number)
-            carry, metrics = jax.lax.scan(gradient_step, (params, opt_state), (order, rates))
-            return carry, jax.tree.map(jnp.mean, metrics)
-
-        def one_more(learned):
-            (params, opt_state), metrics = epoch(*learned[:3])
-            sums = jax.tree.map(jnp.add, learned.sums, metrics)
-            return Learned(params, opt_state, learned.epochs + 1, metrics["approx_kl"], sums)
+        def epoch(learned):
+            order = orders[learned.epochs].reshape(config.num_minibatches, -1)
+            rates = learning_rates(config, num_updates, state.update, learned.epochs)
+            start = learned.params, learned.opt_state
+            (params, opt_state), metrics = jax.lax.scan(gradient_step, start, (order, rates))
+            means = jax.tree.map(jnp.mean, metrics)
+            sums = jax.tree.map(jnp.add, learned.sums, means)
+            return Learned(params, opt_state, learned.epochs + 1, means["approx_kl"], sums)
 
         def unfinished(learned):
             return (learned.epochs < config.update_epochs) & ~(learned.kl > config.target_kl)
 
-        start = state.policy.params, state.opt_state, jnp.zeros((), jnp.int32)
-        learned = Learned(*start, kl=jnp.zeros(()), sums=parts.zeros(epoch, *start)[1])
-        learned = jax.lax.while_loop(unfinished, one_more, learned)
+        params, zero, none = state.policy.params, jnp.zeros(()), jnp.zeros((), jnp.int32)
+        sums = parts.zeros(loss, params, memory, batch)[1] | {"grad_norm": zero}
+        learned = Learned(params, state.opt_state, none, zero, sums)
+        learned = jax.lax.while_loop(unfinished, epoch, learned)
         metrics = {name: total / learned.epochs for name, total in learned.sums.items()}
         policy = state.policy.replace(params=learned.params)
         state = state.replace(policy=policy, opt_state=learned.opt_state, order_rng=rng)

@@ -94,12 +94,9 @@ def timestep(config: Any, steps: int, update: jax.Array) -> jax.Array:
 
     Exact at the points of the curve (`num_updates`), else within half a unit of float32.
     """
-    updates = num_updates(config, steps)
-    if updates * steps < 2**31:
+    if num_updates(config, steps) * steps < 2**31:
         return update * steps
-    per_point = updates // config.num_evals
-    points, rest = jnp.divmod(update, per_point)
-    return points.astype(jnp.float32) * float(per_point * steps) + rest.astype(jnp.float32) * steps
+    return update.astype(jnp.float32) * float(steps)
 
 
 def zeros(function: Callable, *args: Any) -> Any:

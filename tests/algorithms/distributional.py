@@ -40,7 +40,7 @@ def gradient_step(module, config, networks, masked):
     env = tasks.Probe(masked=masked)
     env_params = tasks.ProbeParams(task=tasks.SWING, max_steps_in_episode=1000)
     learner = module.learner(config.replace(**ONE), env, env_params)
-    state = learner.init(jax.random.key(0))
+    state = jax.jit(learner.init)(jax.random.key(0))
     transition = parts.Transition(
         observation=jnp.array([-1.0]),
         action=jnp.int32(ACTION),
@@ -113,11 +113,11 @@ def test_the_target_network_moves_by_tau(one_step):
     jax.tree.map(assert_close, after.target_params, expected)
 
 
-def test_the_policy_sees_normalised_observations(file, one_step):
-    config, state, _, _ = one_step
-    env, env_params = tasks.Probe(), tasks.ProbeParams()
-    learner = file.MODULE.learner(config.replace(normalize_obs=True), env, env_params)
-    policy = learner.init(jax.random.key(0)).policy
+def test_the_policy_sees_normalised_observations(file):
+    config, env, env_params = file.TINY.replace(**ONE), tasks.Probe(), tasks.ProbeParams()
+    learner = file.MODULE.learner(config, env, env_params)
+    state = jax.jit(learner.init)(jax.random.key(0))
+    policy = state.policy
     stats = policy.obs_stats.replace(mean=jnp.array([5.0]), var=jnp.array([4.0]))
     state = state.replace(policy=policy.replace(obs_stats=stats))
     x = np.linspace(-5.0, 15.0, 81, dtype=np.float32)[:, None]

@@ -296,7 +296,7 @@ def test_ppo_through_the_shell_is_exactly_train_and_so_is_resumed(tmp_path, jitt
     with pytest.raises(Stop):
         launch.run(ppo, PPO, seed=3, run_dir=tmp_path / "run", hooks=[stop_at(2)])
     result = launch.resume(tmp_path / "run")
-    with compiled_as_for_users(ppo):
+    with compiled_as_for_users():
         state, metrics = ppo.make_train(PPO)(jax.random.key(3))
     assert_same(jax.tree.map(lambda x: x[0], (result.state, result.metrics)), (state, metrics))
     loaded = launch.load(tmp_path / "run")

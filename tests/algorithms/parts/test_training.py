@@ -158,7 +158,9 @@ def test_other_floats_do_not_compile_again(curve):
     train = parts.program(learner, Config(), *world)
     np.testing.assert_array_equal(train(jax.random.key(0))[1]["slope"], metrics["slope"])
     before = training._train._cache_size()
-    train = parts.program(learner, Config(slope=3.0), env, params.replace(reward=2.0))
+    # Of another type, too.
+    params = params.replace(reward=np.float32(2.0))
+    train = parts.program(learner, Config(slope=np.float32(3.0)), env, params)
     _, metrics = train(jax.random.key(0))
     np.testing.assert_allclose(metrics["slope"][1:], [1.5, 7.5, 13.5])
     assert (metrics["eval_return"] == 20.0).all()
