@@ -16,10 +16,10 @@ from algorithms.parts.memory import device_memory
 from algorithms.parts.muon import scale_by_muon
 from algorithms.parts.optimizer import FlatOptimizer
 from algorithms.parts.orders import permutations
-from algorithms.parts.training import Average, Learner, num_updates, program, static, world, zeros
 from algorithms.parts.replay import Replay, ReplayBuffer, Transition
 from algorithms.parts.spaces import clip_to, is_discrete, num_outputs
 from algorithms.parts.statistics import EpisodeStatistics, RewardScale, RunningStatistics
+from algorithms.parts.training import Average, Learner, num_updates, program, static, world, zeros
 
 __all__ = [
     "Average",

@@ -271,7 +271,7 @@ def test_out_of_memory_all_the_same_says_what_to_do(monkeypatch):
     def exhausted(*_):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: 3 GB")
 
-    monkeypatch.setattr(runner.Session, "_execute", exhausted)
+    monkeypatch.setattr(runner.Session, "_run", exhausted)
     with pytest.raises(UserError, match="begin anew with max_parallel=3"):
         launch.sweep(toy, CONFIG, GRID, save=False)
 
