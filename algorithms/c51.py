@@ -386,7 +386,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     def round_(state, inputs):
         """Acting, then learning."""
         number, noise = inputs
-        progress, ready = number / num_rounds, number >= waiting_rounds
+        progress, ready = number / float(num_rounds), number >= waiting_rounds
         epsilon = epsilon_at(config, progress)
         state, rollout = act(state, epsilon, noise)
         state = state.replace(replay=buffer.add(state.replay, rollout))

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 from flax import struct
+from jax.flatten_util import ravel_pytree
 
 import envs
 from algorithms.parts.statistics import EpisodeStatistics, Sum
@@ -34,6 +35,13 @@ class Average(NamedTuple):
 
     total: jax.Array  # weight times value
     weight: jax.Array
+
+
+class Progress(NamedTuple):
+    """The carry of the updates between two points."""
+
+    state: State
+    sums: Sum  # of the totals and weights of all metrics
 
 
 class Learner(NamedTuple):
@@ -109,10 +117,11 @@ def program(learner: Callable, config: Any, env: Any, env_params: Any) -> Callab
 
     Without a state training starts; with one it goes on, and rng is not used. num_evals (static)
     is how many points of the learning curve to run, by default all; 0 without a state gives the
-    initial one. Metrics have the points as leading axis; what there is nothing to average of is
-    NaN. Floats of config and env_params may be traced, so train can be vmapped over them as well
-    as over rng. A fourth argument, learn=False, only evaluates: points then have no updates (it
-    may be traced, so that a point before training needs no program of its own).
+    initial one. Metrics have the points as leading axis (there are none without a point); what
+    there is nothing to average of is NaN. Floats of config and env_params may be traced, so train
+    can be vmapped over them as well as over rng. A fourth argument, learn=False, only evaluates:
+    points then have no updates (it may be traced, so that a point before training needs no program
+    of its own).
 
     Args:
       learner: learner(config, env, env_params) -> Learner; the function itself is static.
@@ -135,25 +144,28 @@ def _train(config, env_params, rng, state, learn, learner, env, num_evals):
     init, update, policy, steps = learner(config, env, env_params)
     update = jax.jit(update)  # traced once, for its metrics and for the loop
 
-    def averaged_update(state):
+    def averages(state):
+        """An update, and its metrics as averages."""
         state, metrics = update(state)
         one = lambda x: x if isinstance(x, Average) else Average(x, jnp.ones(()))
-        averages = {name: one(x) for name, x in metrics.items()}
-        return state, jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), averages)
+        metrics = {name: one(x) for name, x in metrics.items()}
+        return state, jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), metrics)
 
     def updates(state, count):
-        """So many updates, and the averages of their metrics."""
-        shapes = jax.eval_shape(averaged_update, state)[1]
-        sums = jax.tree.map(lambda x: Sum.create(x.shape), shapes)
+        """So many updates, and their metrics."""
+        none = zeros(lambda state: averages(state)[1], state)
+        none, unravel = ravel_pytree(none)  # sums are one vector: a smaller program
 
-        def step(_, carry):
-            state, metrics = averaged_update(carry[0])
-            return state, jax.tree.map(lambda x, total: total.add(x), metrics, carry[1])
+        def step(_, progress):
+            state, metrics = averages(progress.state)
+            return Progress(state, progress.sums.add(ravel_pytree(metrics)[0]))
 
+        progress = Progress(state, Sum.create(none.shape))
         if num_evals:  # else there is an initial state to make, and nothing to learn
-            state, sums = jax.lax.fori_loop(0, count, step, (state, sums))
+            progress = jax.lax.fori_loop(0, count, step, progress)
         # A factor rounds the same under any vmap, a quotient need not.
-        return state, {n: s.total.total * (1.0 / s.weight.total) for n, s in sums.items()}
+        metrics = unravel(progress.sums.total).items()
+        return progress.state, {name: x.total * (1.0 / x.weight) for name, x in metrics}
 
     def evaluation(state):
         rng = jax.random.clone(state.eval_rng)
@@ -174,6 +186,8 @@ def _train(config, env_params, rng, state, learn, learner, env, num_evals):
     if state is None:
         state = init(rng)
         counts = [0] * config.eval_at_start + counts
+    if not counts:
+        return state, {}
     # Behind a barrier, so that XLA cannot make another program for another number of points: the
     # slices of a run are then bit for bit the whole.
     counts = jax.lax.optimization_barrier(jnp.array(counts, jnp.int32))
