@@ -285,22 +285,8 @@ def compile_programs(
     traced = [advancing.trace(shared, configs, states), *[starting] * start]
     lowered = [program.lower() for program in traced]
     with ThreadPoolExecutor(len(lowered)) as pool:
-        advance, *rest = pool.map(_compile, lowered)
+        advance, *rest = pool.map(lambda program: program.compile(), lowered)
     return Programs(rest[0] if start else None, advance)
-
-
-# LLVM's first level gives the same numbers as its third, as fast, in four fifths of the time.
-QUICKLY = {"cpu": {"xla_backend_optimization_level": 1}}
-
-
-def _compile(lowered: Any) -> Any:
-    """As jax compiles it, but sooner, where XLA knows the options."""
-    try:
-        return lowered.compile(QUICKLY.get(jax.default_backend()))
-    except jax.errors.JaxRuntimeError as error:
-        if "option" not in str(error).lower():
-            raise
-        return lowered.compile()
 
 
 @jax.jit

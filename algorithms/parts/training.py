@@ -117,11 +117,10 @@ def program(learner: Callable, config: Any, env: Any, env_params: Any) -> Callab
 
     Without a state training starts; with one it goes on, and rng is not used. num_evals (static)
     is how many points of the learning curve to run, by default all; 0 without a state gives the
-    initial one. Metrics have the points as leading axis (there are none without a point); what
-    there is nothing to average of is NaN. Floats of config and env_params may be traced, so train
-    can be vmapped over them as well as over rng. A fourth argument, learn=False, only evaluates:
-    points then have no updates (it may be traced, so that a point before training needs no program
-    of its own).
+    initial one. Metrics have the points as leading axis; what there is nothing to average of is
+    NaN. Floats of config and env_params may be traced, so train can be vmapped over them as well
+    as over rng. A fourth argument, learn=False, only evaluates: points then have no updates (it
+    may be traced, so that a point before training needs no program of its own).
 
     Args:
       learner: learner(config, env, env_params) -> Learner; the function itself is static.
@@ -186,8 +185,6 @@ def _train(config, env_params, rng, state, learn, learner, env, num_evals):
     if state is None:
         state = init(rng)
         counts = [0] * config.eval_at_start + counts
-    if not counts:
-        return state, {}
     # Behind a barrier, so that XLA cannot make another program for another number of points: the
     # slices of a run are then bit for bit the whole.
     counts = jax.lax.optimization_barrier(jnp.array(counts, jnp.int32))
