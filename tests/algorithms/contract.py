@@ -92,10 +92,9 @@ def floats(file):
 
 
 @pytest.fixture(scope="module")
-def trained(file):
+def trained(slices):
     """TINY, alone: the final state and all metrics."""
-    with compiled_as_for_users():
-        return file.MODULE.make_train(file.TINY, *file.WORLD)(jax.random.key(0))
+    return slices[-1][0], joined(*(row for _, row in slices))
 
 
 def test_metrics_have_the_points_as_leading_axis(file, trained):
@@ -120,7 +119,7 @@ def test_episode_return_is_nan_until_an_episode_ends(trained):
 
 @pytest.fixture(scope="module")
 def slices(file):
-    """The same point by point: every state and row; the first one is before training."""
+    """TINY point by point: every state and row; the first one is before training."""
     train = file.MODULE.make_train(file.TINY, *file.WORLD)
     with compiled_as_for_users():
         points = [train(jax.random.key(0), None, 0)]
@@ -178,10 +177,10 @@ def test_learning_sees_the_unclipped_action(file, monkeypatch):
     assert seen and min(seen) > 3.0
 
 
-def test_slices_are_exactly_the_whole(slices, trained):
-    assert slices[0][1]["timestep"].shape == (1,)
-    state, metrics = slices[-1][0], joined(*(row for _, row in slices))
-    assert_same((state, metrics), trained)
+def test_slices_are_exactly_the_whole(file, trained):
+    train = file.MODULE.make_train(file.TINY, *file.WORLD)
+    with compiled_as_for_users():
+        assert_same(train(jax.random.key(0)), trained)
 
 
 def test_a_point_without_learning_is_the_one_before_training(file, slices):

@@ -26,7 +26,9 @@ from tests.probe import (
 
 del test_several_agents_are_refused  # noqa: F821  it takes them
 del test_forbidden_actions_are_never_taken_or_refused  # noqa: F821  of one agent
-del test_slices_are_exact_under_vmap_too  # noqa: F821  in test_slices.py, which is slow
+# In test_slices.py, which is slow.
+del test_slices_are_exact_under_vmap_too  # noqa: F821
+del test_slices_are_exactly_the_whole  # noqa: F821
 del test_the_entropy_bonus_raises_the_entropy  # noqa: F821  below, against plain lists
 
 MODULE = ippo

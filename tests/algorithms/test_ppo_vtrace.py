@@ -19,7 +19,9 @@ from tests.conftest import compiled_as_for_users
 from tests.probe import LEAVING, OWN, Pair, PairParams, ProbeParams
 
 del test_several_agents_are_refused  # noqa: F821  it takes them
-del test_slices_are_exact_under_vmap_too  # noqa: F821  in test_slices.py, which is slow
+# In test_slices.py, which is slow.
+del test_slices_are_exact_under_vmap_too  # noqa: F821
+del test_slices_are_exactly_the_whole  # noqa: F821
 
 MODULE = ppo_vtrace
 TINY = ppo_vtrace.Config(

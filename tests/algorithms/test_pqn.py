@@ -13,6 +13,10 @@ from tests.algorithms.contract import *  # noqa: F403
 from tests.algorithms.contract import again
 from tests.probe import ProbeParams
 
+# In test_slices.py, which is slow.
+del test_slices_are_exact_under_vmap_too  # noqa: F821
+del test_slices_are_exactly_the_whole  # noqa: F821
+
 MODULE = pqn
 HEEDS_MASKS = True
 TINY = pqn.Config(

@@ -19,6 +19,10 @@ from tests.algorithms.probes import *  # noqa: F403
 from tests.algorithms.probes import of_critic, play_probes
 from tests.probe import ProbeParams
 
+# In test_slices.py, which is slow.
+del test_slices_are_exact_under_vmap_too  # noqa: F821
+del test_slices_are_exactly_the_whole  # noqa: F821
+
 MODULE = reinforce
 TINY = reinforce.Config(
     total_timesteps=3 * 16,

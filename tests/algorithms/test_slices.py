@@ -3,15 +3,46 @@
 import jax
 import pytest
 
-from tests.algorithms import test_c51, test_ippo, test_iqn, test_ppo_vtrace, test_qrdqn
-from tests.algorithms.contract import floats, swept, test_slices_are_exact_under_vmap_too
+from tests.algorithms import (
+    test_c51,
+    test_ippo,
+    test_iqn,
+    test_ppo_rnn,
+    test_ppo_vtrace,
+    test_pqn,
+    test_qrdqn,
+    test_reinforce,
+)
+from tests.algorithms.contract import (
+    floats,
+    slices,
+    swept,
+    test_slices_are_exact_under_vmap_too,
+    test_slices_are_exactly_the_whole,
+    trained,
+)
+from tests.algorithms.value_based import test_the_buffer_is_never_copied as never_copied
 
-__all__ = ["floats", "swept", "test_slices_are_exact_under_vmap_too"]
+__all__ = [
+    "floats",
+    "slices",
+    "swept",
+    "test_slices_are_exact_under_vmap_too",
+    "test_slices_are_exactly_the_whole",
+    "trained",
+]
 pytestmark = pytest.mark.slow
-FILES = [test_c51, test_qrdqn, test_iqn, test_ippo, test_ppo_vtrace]
+REPLAY = [test_c51, test_qrdqn, test_iqn]
+FILES = [*REPLAY, test_ippo, test_ppo_rnn, test_ppo_vtrace, test_pqn, test_reinforce]
 
 
 @pytest.fixture(scope="module", params=FILES, ids=lambda file: file.__name__.split("test_")[1])
 def file(request):
     yield request.param
     jax.clear_caches()
+
+
+def test_the_buffer_is_never_copied(file, vmapped_keys):
+    if file not in REPLAY:
+        pytest.skip("no buffer")
+    never_copied(file.MODULE, file.TINY, vmapped_keys)
