@@ -41,7 +41,7 @@ class Progress(NamedTuple):
     """The carry of the updates between two points."""
 
     state: State
-    sums: Sum  # of the totals and weights of all metrics
+    sums: Sum  # of all metrics; of those that are averages, of totals and weights
 
 
 class Learner(NamedTuple):
@@ -143,28 +143,27 @@ def _train(config, env_params, rng, state, learn, learner, env, num_evals):
     init, update, policy, steps = learner(config, env, env_params)
     update = jax.jit(update)  # traced once, for its metrics and for the loop
 
-    def averages(state):
-        """An update, and its metrics as averages."""
-        state, metrics = update(state)
-        one = lambda x: x if isinstance(x, Average) else Average(x, jnp.ones(()))
-        metrics = {name: one(x) for name, x in metrics.items()}
-        return state, jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), metrics)
-
     def updates(state, count):
         """So many updates, and their metrics."""
-        none = zeros(lambda state: averages(state)[1], state)
-        none, unravel = ravel_pytree(none)  # sums are one vector: a smaller program
+
+        def vector(metrics):  # one, for a smaller program
+            return ravel_pytree(jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), metrics))
 
         def step(_, progress):
-            state, metrics = averages(progress.state)
-            return Progress(state, progress.sums.add(ravel_pytree(metrics)[0]))
+            state, metrics = update(progress.state)
+            return Progress(state, progress.sums.add(vector(metrics)[0]))
 
+        none, unravel = vector(zeros(lambda state: update(state)[1], state))
         progress = Progress(state, Sum.create(none.shape))
         if num_evals:  # else there is an initial state to make, and nothing to learn
             progress = jax.lax.fori_loop(0, count, step, progress)
-        # A factor rounds the same under any vmap, a quotient need not.
-        metrics = unravel(progress.sums.total).items()
-        return progress.state, {name: x.total * (1.0 / x.weight) for name, x in metrics}
+
+        def mean(x):
+            weighted = x if isinstance(x, Average) else Average(x, count.astype(jnp.float32))
+            return weighted.total * (1.0 / weighted.weight)  # a quotient rounds otherwise vmapped
+
+        metrics = unravel(progress.sums.total)
+        return progress.state, {name: mean(x) for name, x in metrics.items()}
 
     def evaluation(state):
         rng = jax.random.clone(state.eval_rng)
