@@ -9,7 +9,7 @@ from jax.flatten_util import ravel_pytree
 
 
 class FlatOptimizer(NamedTuple):
-    """An optax transformation that sees one vector; half as long to run as leaf by leaf."""
+    """An optax transformation that sees all parameters as one vector."""
 
     transformation: optax.GradientTransformation
 

@@ -76,8 +76,7 @@ class RunningStatistics:
 class RewardScale:
     """The spread of the discounted sums of rewards so far, by which rewards are divided.
 
-    Discounted sums and not rewards: so values come near 1 whatever the discount (Engstrom et al.
-    2020, https://arxiv.org/abs/2005.12729).
+    As in Engstrom et al. 2020, https://arxiv.org/abs/2005.12729.
     """
 
     discounted: jax.Array  # sums of the episodes under way, (num_envs,)
