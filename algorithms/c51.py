@@ -44,7 +44,7 @@ from flax import struct
 
 import envs
 from algorithms import parts
-from algorithms.parts import static
+from algorithms.parts import real, static
 
 
 @struct.dataclass
@@ -59,22 +59,22 @@ class Config:
     buffer_dtype: str = static("")  # of the observations in it, such as bool; "": as they come
     batch_size: int = static(128)  # transitions in a gradient step
     learning_starts: int = static(5_000)  # environment steps before the first gradient step
-    learning_rate: float = 1e-3  # Adam's step size
+    learning_rate: float = real(1e-3, "[0, inf)")  # Adam's step size
     anneal_lr: bool = static(True)  # take the learning rate linearly to zero
-    adam_eps: float = 1e-5  # Adam's epsilon
-    gamma: float = 0.99  # discount factor
+    adam_eps: float = real(1e-5, "[0, inf)")  # Adam's epsilon
+    gamma: float = real(0.99, "[0, 1]")  # discount factor
     n_step: int = static(1)  # rewards in a target before it bootstraps
     double: bool = static(False)  # the online network chooses the action of the target
     num_atoms: int = static(51)  # returns that probabilities are given for
-    v_min: float = -100.0  # the least of them
-    v_max: float = 100.0  # the largest of them
+    v_min: float = real(-100.0, "(-inf, inf)")  # the least of them
+    v_max: float = real(100.0, "(v_min, inf)")  # the largest of them
     target_every: int = static(1)  # gradient steps between two moves of the target network
-    tau: float = 0.005  # share of the way that it moves; 1 copies the online network
+    tau: float = real(0.005, "[0, 1]")  # share of the way that it moves; 1: all of it
     exploration: str = static("linear")  # epsilon over time: constant, linear or exponential
-    eps_start: float = 1.0  # epsilon at first
-    eps_end: float = 0.05  # epsilon at last, and always if constant
-    exploration_fraction: float = 0.2  # share of the run until epsilon is at its end
-    max_grad_norm: float = 10.0  # clip gradients to this global norm; inf for never
+    eps_start: float = real(1.0, "[0, 1]")  # epsilon at first
+    eps_end: float = real(0.05, "[0, 1]")  # epsilon at last, and always if constant
+    exploration_fraction: float = real(0.2, "(0, inf]")  # share of the run until eps_end
+    max_grad_norm: float = real(10.0, "(0, inf]")  # clip to this global norm; inf for never
     hidden_sizes: tuple[int, ...] = static((64, 64))  # dense layers
     activation: str = static("relu")  # any function of flax.linen: tanh, relu, swish, ...
     conv_features: int = static(16)  # 3x3 filters before the dense layers, for images; 0: none

@@ -47,7 +47,7 @@ from flax import struct
 
 import envs
 from algorithms import parts
-from algorithms.parts import static
+from algorithms.parts import real, static
 
 
 @struct.dataclass
@@ -62,25 +62,25 @@ class Config:
     buffer_dtype: str = static("")  # of the observations in it, such as bool; "": as they come
     batch_size: int = static(128)  # transitions in a gradient step
     learning_starts: int = static(5_000)  # environment steps before the first gradient step
-    learning_rate: float = 1e-3  # Adam's step size
+    learning_rate: float = real(1e-3, "[0, inf)")  # Adam's step size
     anneal_lr: bool = static(True)  # take the learning rate linearly to zero
-    adam_eps: float = 1e-5  # Adam's epsilon
-    gamma: float = 0.99  # discount factor
+    adam_eps: float = real(1e-5, "[0, inf)")  # Adam's epsilon
+    gamma: float = real(0.99, "[0, 1]")  # discount factor
     n_step: int = static(1)  # rewards in a target before it bootstraps
     double: bool = static(True)  # the online network chooses the action of the target
     dueling: bool = static(False)  # separate streams for values and advantages
-    huber_delta: float = math.inf  # errors beyond this count linearly; inf for the squared error
+    huber_delta: float = real(math.inf, "(0, inf]")  # errors beyond count linearly; inf: none
     target_every: int = static(1)  # gradient steps between two moves of the target network
-    tau: float = 0.005  # share of the way that it moves; 1 copies the online network
+    tau: float = real(0.005, "[0, 1]")  # share of the way that it moves; 1: all of it
     exploration: str = static("linear")  # epsilon over time: constant, linear or exponential
-    eps_start: float = 1.0  # epsilon at first
-    eps_end: float = 0.05  # epsilon at last, and always if constant
-    exploration_fraction: float = 0.2  # share of the run until epsilon is at its end
+    eps_start: float = real(1.0, "[0, 1]")  # epsilon at first
+    eps_end: float = real(0.05, "[0, 1]")  # epsilon at last, and always if constant
+    exploration_fraction: float = real(0.2, "(0, inf]")  # share of the run until eps_end
     prioritized: bool = static(False)  # sample by the size of the last error
-    priority_alpha: float = 0.6  # exponent of priorities; 0 is uniform
-    priority_beta: float = 0.4  # exponent of importance weights at first; 1 at last
-    priority_eps: float = 1e-3  # added to errors, so that none is never seen again
-    max_grad_norm: float = 10.0  # clip gradients to this global norm; inf for never
+    priority_alpha: float = real(0.6, "[0, inf)")  # exponent of priorities; 0 is uniform
+    priority_beta: float = real(0.4, "[0, 1]")  # exponent of importance weights at first; 1 at last
+    priority_eps: float = real(1e-3, "[0, inf)")  # added to errors, so that none is lost
+    max_grad_norm: float = real(10.0, "(0, inf]")  # clip to this global norm; inf for never
     hidden_sizes: tuple[int, ...] = static((64, 64))  # dense layers
     activation: str = static("relu")  # any function of flax.linen: tanh, relu, swish, ...
     conv_features: int = static(16)  # 3x3 filters before the dense layers, for images; 0: none

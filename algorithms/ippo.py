@@ -47,7 +47,7 @@ from flax import struct
 
 import envs
 from algorithms import parts
-from algorithms.parts import static
+from algorithms.parts import real, static
 
 
 @struct.dataclass
@@ -64,21 +64,21 @@ class Config:
     update_epochs: int = static(4)  # passes of the actor over each rollout
     critic_epochs: int = static(4)  # passes of the critic over each rollout
     num_minibatches: int = static(4)  # gradient steps in a pass
-    learning_rate: float = 1e-3  # step size of the actor's Adam
-    critic_learning_rate: float = 1e-3  # step size of the critic's Adam
+    learning_rate: float = real(1e-3, "[0, inf)")  # step size of the actor's Adam
+    critic_learning_rate: float = real(1e-3, "[0, inf)")  # step size of the critic's Adam
     anneal_lr: bool = static(True)  # take the learning rates linearly to zero
-    adam_eps: float = 1e-5  # epsilon of the actor's Adam
-    critic_adam_eps: float = 1e-5  # epsilon of the critic's Adam
-    gamma: float = 0.99  # discount factor
-    gae_lambda: float = 0.95  # decay of the advantage trace
-    clip_eps: float = 0.2  # range of the probability ratio, and of values with clip_vloss
+    adam_eps: float = real(1e-5, "[0, inf)")  # epsilon of the actor's Adam
+    critic_adam_eps: float = real(1e-5, "[0, inf)")  # epsilon of the critic's Adam
+    gamma: float = real(0.99, "[0, 1]")  # discount factor
+    gae_lambda: float = real(0.95, "[0, 1]")  # decay of the advantage trace
+    clip_eps: float = real(0.2, "(0, inf]")  # range of the ratio, and of values with clip_vloss
     clip_vloss: bool = static(False)  # clip the value loss
     normalize_advantage: bool = static(True)  # standardise advantages in each minibatch
-    ent_coef: float = 0.01  # weight of the entropy bonus
-    vf_coef: float = 0.5  # weight of the value loss
-    max_grad_norm: float = 0.5  # clip the actor's gradients to this global norm; inf for never
-    critic_max_grad_norm: float = 0.5  # clip the critic's gradients to this; inf for never
-    target_kl: float = math.inf  # end an actor's epochs when its KL passes this; inf for never
+    ent_coef: float = real(0.01, "[0, inf)")  # weight of the entropy bonus
+    vf_coef: float = real(0.5, "[0, inf)")  # weight of the value loss
+    max_grad_norm: float = real(0.5, "(0, inf]")  # clip the actor to this norm; inf for never
+    critic_max_grad_norm: float = real(0.5, "(0, inf]")  # clip the critic; inf for never
+    target_kl: float = real(math.inf, "(0, inf]")  # end epochs at a KL above this; inf: never
     hidden_sizes: tuple[int, ...] = static((64, 64))  # dense layers of actor and critic
     activation: str = static("tanh")  # any function of flax.linen: tanh, relu, swish, ...
     conv_features: int = static(16)  # 3x3 filters before the dense layers, for images; 0: none

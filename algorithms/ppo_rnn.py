@@ -45,7 +45,7 @@ from flax import struct
 
 import envs
 from algorithms import parts
-from algorithms.parts import static
+from algorithms.parts import real, static
 
 
 @struct.dataclass
@@ -57,21 +57,21 @@ class Config:
     num_steps: int = static(128)  # steps of each environment in a rollout
     update_epochs: int = static(4)  # passes over each rollout
     num_minibatches: int = static(4)  # gradient steps in a pass, each with its environments
-    learning_rate: float = 2.5e-3  # Adam's step size
+    learning_rate: float = real(2.5e-3, "[0, inf)")  # Adam's step size
     anneal_lr: bool = static(True)  # take the learning rate linearly to zero
-    adam_eps: float = 1e-5  # Adam's epsilon
-    gamma: float = 0.99  # discount factor
-    gae_lambda: float = 0.95  # decay of the advantage trace
-    clip_eps: float = 0.2  # range of the probability ratio, and of values with clip_vloss
+    adam_eps: float = real(1e-5, "[0, inf)")  # Adam's epsilon
+    gamma: float = real(0.99, "[0, 1]")  # discount factor
+    gae_lambda: float = real(0.95, "[0, 1]")  # decay of the advantage trace
+    clip_eps: float = real(0.2, "(0, inf]")  # range of the ratio, and of values with clip_vloss
     clip_vloss: bool = static(False)  # clip the value loss
     normalize_advantage: bool = static(True)  # standardise advantages in each minibatch
-    ent_coef: float = 0.01  # weight of the entropy bonus
-    vf_coef: float = 0.5  # weight of the value loss
-    max_grad_norm: float = 0.5  # clip gradients to this global norm; inf for never
-    target_kl: float = math.inf  # end a rollout's epochs when the KL passes this; inf for never
+    ent_coef: float = real(0.01, "[0, inf)")  # weight of the entropy bonus
+    vf_coef: float = real(0.5, "[0, inf)")  # weight of the value loss
+    max_grad_norm: float = real(0.5, "(0, inf]")  # clip to this global norm; inf for never
+    target_kl: float = real(math.inf, "(0, inf]")  # end epochs at a KL above this; inf: never
     cell: str = static("lstm")  # the memory: lstm, gru or mingru
     memory_size: int = static(64)  # numbers in it (an LSTM has twice as many)
-    forget_bias: float = 1.0  # added to the gate that keeps the memory
+    forget_bias: float = real(1.0, "(-inf, inf)")  # added to the gate that keeps the memory
     hidden_sizes: tuple[int, ...] = static((64,))  # dense layers before the memory
     activation: str = static("tanh")  # any function of flax.linen: tanh, relu, swish, ...
     conv_features: int = static(16)  # 3x3 filters before the dense layers, for images; 0: none

@@ -40,7 +40,7 @@ from flax import struct
 
 import envs
 from algorithms import parts
-from algorithms.parts import static
+from algorithms.parts import real, static
 
 
 @struct.dataclass
@@ -54,27 +54,27 @@ class Config:
     update_epochs: int = static(4)  # how many times a sample is drawn from a rollout on average
     accumulate: int = static(1)  # minibatches whose gradients are averaged for a step
     optimizer: str = static("muon")  # or adam
-    learning_rate: float = 4e-3  # step size
+    learning_rate: float = real(4e-3, "[0, inf)")  # step size
     anneal_lr: bool = static(True)  # take the learning rate to its floor along a cosine
-    lr_floor: float = 0.0  # what is left of the learning rate at the last step, as a fraction
-    lr_exponent: float = 1.0  # of the cosine; above 1 the learning rate falls sooner
-    adam_eps: float = 1e-5  # Adam's epsilon
-    muon_momentum: float = 0.8  # decay of Muon's mean of gradients
-    gamma: float = 0.99  # discount factor
-    gae_lambda: float = 0.95  # decay of the advantage trace
+    lr_floor: float = real(0.0, "[0, 1]")  # share of the rate left at the last step
+    lr_exponent: float = real(1.0, "[0, inf)")  # of the cosine; above 1 the rate falls sooner
+    adam_eps: float = real(1e-5, "[0, inf)")  # Adam's epsilon
+    muon_momentum: float = real(0.8, "[0, 1]")  # decay of Muon's mean of gradients
+    gamma: float = real(0.99, "[0, 1]")  # discount factor
+    gae_lambda: float = real(0.95, "[0, 1]")  # decay of the advantage trace
     vtrace: bool = static(True)  # correct advantages for the policy having moved
-    rho_clip: float = 1.0  # largest ratio that weighs a temporal difference; inf for any
-    c_clip: float = 1.0  # largest ratio in the trace; inf for any
-    priority_alpha: float = 0.8  # exponent of priorities; 0 draws all segments alike
-    priority_beta: float = 0.2  # exponent of importance weights at the start
+    rho_clip: float = real(1.0, "(0, inf]")  # largest weight of a temporal difference; inf for any
+    c_clip: float = real(1.0, "(0, inf]")  # largest ratio in the trace; inf for any
+    priority_alpha: float = real(0.8, "[0, inf)")  # exponent of priorities; 0: all alike
+    priority_beta: float = real(0.2, "[0, 1]")  # exponent of importance weights at the start
     anneal_beta: bool = static(True)  # take that exponent to 1 over the run
-    clip_eps: float = 0.2  # range of the probability ratio, and of values with clip_vloss
+    clip_eps: float = real(0.2, "(0, inf]")  # range of the ratio, and of values with clip_vloss
     clip_vloss: bool = static(False)  # clip the value loss
     normalize_advantage: bool = static(True)  # standardise advantages in each minibatch
-    ent_coef: float = 0.01  # weight of the entropy bonus
-    vf_coef: float = 0.5  # weight of the value loss
-    max_grad_norm: float = 0.5  # clip gradients to this global norm; inf for never
-    reward_trace: float = 0.0  # decay that carries later rewards to earlier steps; 0 for none
+    ent_coef: float = real(0.01, "[0, inf)")  # weight of the entropy bonus
+    vf_coef: float = real(0.5, "[0, inf)")  # weight of the value loss
+    max_grad_norm: float = real(0.5, "(0, inf]")  # clip to this global norm; inf for never
+    reward_trace: float = real(0.0, "[0, 1]")  # decay of later rewards' way to earlier steps
     squash: bool = static(False)  # continuous actions by tanh, not by clipping
     sigma_head: bool = static(False)  # standard deviations depend on the observation
     hidden_sizes: tuple[int, ...] = static((64, 64))  # dense layers of each tower

@@ -36,7 +36,7 @@ from flax import struct
 
 import envs
 from algorithms import parts
-from algorithms.parts import static
+from algorithms.parts import real, static
 
 
 @struct.dataclass
@@ -49,17 +49,17 @@ class Config:
     update_epochs: int = static(4)  # passes over each rollout
     num_minibatches: int = static(8)  # gradient steps in a pass
     optimizer: str = static("radam")  # radam (rectified) or adam
-    learning_rate: float = 1e-3  # the optimiser's step size
+    learning_rate: float = real(1e-3, "[0, inf)")  # the optimiser's step size
     anneal_lr: bool = static(True)  # take the learning rate linearly to zero
-    adam_eps: float = 1e-5  # the optimiser's epsilon
-    max_grad_norm: float = 10.0  # clip gradients to this global norm; inf for never
-    gamma: float = 0.99  # discount factor
-    q_lambda: float = 0.65  # decay of the trace; 0: one-step targets, 1: the longest
-    reward_scale: float = 0.1  # factor on the rewards learned from, and so on values
+    adam_eps: float = real(1e-5, "[0, inf)")  # the optimiser's epsilon
+    max_grad_norm: float = real(10.0, "(0, inf]")  # clip to this global norm; inf for never
+    gamma: float = real(0.99, "[0, 1]")  # discount factor
+    q_lambda: float = real(0.65, "[0, 1]")  # decay of the trace; 0: one-step targets
+    reward_scale: float = real(0.1, "(0, inf)")  # factor on the rewards learned from
     exploration: str = static("linear")  # epsilon over time: constant, linear or exponential
-    eps_start: float = 1.0  # epsilon, the probability of a random action, at first
-    eps_end: float = 0.2  # epsilon at last, and always if constant
-    exploration_fraction: float = 0.5  # share of the run until epsilon is at its end
+    eps_start: float = real(1.0, "[0, 1]")  # epsilon, the probability of a random action, at first
+    eps_end: float = real(0.2, "[0, 1]")  # epsilon at last, and always if constant
+    exploration_fraction: float = real(0.5, "(0, inf]")  # share of the run until eps_end
     hidden_sizes: tuple[int, ...] = static((64, 64))  # dense layers
     activation: str = static("relu")  # any function of flax.linen: tanh, relu, swish, ...
     layer_norm: bool = static(True)  # before each activation

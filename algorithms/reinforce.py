@@ -40,7 +40,7 @@ from flax import struct
 
 import envs
 from algorithms import parts
-from algorithms.parts import static
+from algorithms.parts import real, static
 
 
 @struct.dataclass
@@ -50,15 +50,15 @@ class Config:
     total_timesteps: int = static(500_000)  # environment steps of the whole run
     num_envs: int = static(8)  # parallel environments
     num_steps: int = static(32)  # steps of each environment in a rollout
-    learning_rate: float = 4e-3  # Adam's step size
+    learning_rate: float = real(4e-3, "[0, inf)")  # Adam's step size
     anneal_lr: bool = static(True)  # take the learning rate linearly to zero
-    adam_eps: float = 1e-5  # Adam's epsilon
-    gamma: float = 0.99  # discount factor
-    gae_lambda: float = 0.98  # decay of the lambda-returns; 1: the plain ones
+    adam_eps: float = real(1e-5, "[0, inf)")  # Adam's epsilon
+    gamma: float = real(0.99, "[0, 1]")  # discount factor
+    gae_lambda: float = real(0.98, "[0, 1]")  # decay of the lambda-returns; 1: the plain ones
     normalize_advantage: bool = static(True)  # standardise what exceeds the baseline
-    ent_coef: float = 0.01  # weight of the entropy bonus
-    vf_coef: float = 0.5  # weight of the value loss
-    max_grad_norm: float = 0.5  # clip gradients to this global norm; inf for never
+    ent_coef: float = real(0.01, "[0, inf)")  # weight of the entropy bonus
+    vf_coef: float = real(0.5, "[0, inf)")  # weight of the value loss
+    max_grad_norm: float = real(0.5, "(0, inf]")  # clip to this global norm; inf for never
     hidden_sizes: tuple[int, ...] = static((64, 64))  # dense layers of each tower
     activation: str = static("tanh")  # any function of flax.linen: tanh, relu, swish, ...
     conv_features: int = static(16)  # 3x3 filters before the dense layers, for images; 0: none

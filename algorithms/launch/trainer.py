@@ -4,43 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
 from algorithms import parts
 from algorithms.launch import devices, hosts, progress, settings
 from algorithms.launch.errors import UserError
 
 SPARE = 0.1  # of the memory, for what the compiler does not know of
-
-# Ranges of float settings: {name: (condition in words, condition)}.
-_UNIT = ("in [0, 1]", lambda x: (x >= 0) & (x <= 1))
-_POSITIVE = ("above 0 (inf for never)", lambda x: x > 0)
-_FINITE = ("that is finite", np.isfinite)
-_NOT_NEGATIVE = ("0 or more", lambda x: (x >= 0) & np.isfinite(x))
-FLOAT_RANGES = {
-    "gamma": _UNIT,
-    "gae_lambda": _UNIT,
-    "q_lambda": _UNIT,
-    "eps_start": _UNIT,
-    "eps_end": _UNIT,
-    "exploration_fraction": ("above 0", lambda x: x > 0),
-    "reward_scale": ("above 0", lambda x: (x > 0) & np.isfinite(x)),
-    "tau": _UNIT,
-    "learning_rate": _NOT_NEGATIVE,
-    "ent_coef": _NOT_NEGATIVE,
-    "vf_coef": _NOT_NEGATIVE,
-    "clip_eps": _POSITIVE,
-    "max_grad_norm": _POSITIVE,
-    "target_kl": _POSITIVE,
-    "huber_delta": _POSITIVE,
-    "priority_alpha": _NOT_NEGATIVE,
-    "priority_beta": _UNIT,
-    "priority_eps": _NOT_NEGATIVE,
-    "v_min": _FINITE,
-    "v_max": _FINITE,
-    "kappa": ("above 0 and finite", lambda x: (x > 0) & np.isfinite(x)),
-    "risk_level": _FINITE,
-}
 
 
 class Trainer:
@@ -159,15 +128,10 @@ def in_words(number: float) -> str:
 
 def check_floats(config: Any) -> None:
     """Refuses floats that cannot work; they are concrete only here."""
-    for name in settings.float_fields(config):
-        words, allowed = FLOAT_RANGES.get(name, ("", lambda x: x == x))
-        for value in np.ravel(getattr(config, name)).tolist():
-            if not isinstance(value, int | float) or not allowed(np.float64(value)):
-                raise UserError(f"{name}={value}: give a number {words}".rstrip())
-    if hasattr(config, "v_min"):
-        for low, high in np.broadcast(config.v_min, config.v_max):
-            if low >= high:
-                raise UserError(f"v_min={low} and v_max={high}: give a v_min below v_max")
+    try:
+        parts.check_reals(config)
+    except ValueError as error:
+        raise UserError(str(error)) from error
 
 
 def algorithm_name(module: Any) -> str:

@@ -11,6 +11,7 @@ from algorithms.parts.checks import (
     check_sizes,
     check_spaces,
 )
+from algorithms.parts.fields import check_reals, real, static
 from algorithms.parts.layers import Conv3x3, LayerNorm, Torso, orthogonal
 from algorithms.parts.memory import device_memory
 from algorithms.parts.muon import scale_by_muon
@@ -19,7 +20,7 @@ from algorithms.parts.orders import permutations
 from algorithms.parts.replay import Replay, ReplayBuffer, Transition
 from algorithms.parts.spaces import clip_to, is_discrete, num_outputs
 from algorithms.parts.statistics import EpisodeStatistics, RewardScale, RunningStatistics
-from algorithms.parts.training import Average, Learner, num_updates, program, static, world, zeros
+from algorithms.parts.training import Average, Learner, num_updates, program, world, zeros
 
 __all__ = [
     "Average",
@@ -37,6 +38,7 @@ __all__ = [
     "check_choices",
     "check_divides",
     "check_memory",
+    "check_reals",
     "check_sizes",
     "check_spaces",
     "clip_to",
@@ -47,6 +49,7 @@ __all__ = [
     "orthogonal",
     "permutations",
     "program",
+    "real",
     "scale_by_muon",
     "static",
     "world",

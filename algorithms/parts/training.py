@@ -7,16 +7,10 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
-from flax import struct
 from jax.flatten_util import ravel_pytree
 
 import envs
 from algorithms.parts.statistics import EpisodeStatistics, Sum
-
-
-def static(default: Any) -> Any:
-    """A field of a Config that shapes the program; the others are floats, traced or batched."""
-    return struct.field(pytree_node=False, default=default)
 
 
 class State(Protocol):

@@ -152,7 +152,7 @@ REFUSED = [
     ("--num-envs x", "Error parsing --num-envs"),
     ("--num-envs inf", "--num-envs"),
     ("--learning-rate x", "Error parsing --learning-rate"),
-    ("--learning-rate nan", "learning_rate=nan: give a number 0 or more"),
+    ("--learning-rate nan", "learning_rate=nan: give a number in [0, inf)"),
     ("--hidden-sizes 3,a", "Error parsing --hidden-sizes"),
     ("--env-settings max_steps", "'max_steps' is not name=value"),
     ("--env-settings 0,2", "'0' is not name=value"),

@@ -154,7 +154,7 @@ def test_agents_survive_json():
         ({"learning_rate": []}, {}, "has no values"),
         ({"gamma": [0.9, 0.9]}, {}, "gamma: 0.9 is there twice"),
         ({"gamma": [0.9, 1.1]}, {}, "gamma=1.1: give a number in [0, 1]"),
-        ({"gamma": ["high"]}, {}, "gamma=high: give a number in [0, 1]"),
+        ({"gamma": ["high"]}, {}, "gamma=high: give a number"),
         ({"num_envs": Uniform(1, 2)}, {"samples": 2}, "num_envs is not a float"),
         ({"gamma": Uniform(0, 1)}, {}, "samples=64"),
         ({"gamma": [Uniform(0, 1), 0.5]}, {"samples": 2}, "a distribution stands alone"),

@@ -11,10 +11,7 @@ import jax.numpy as jnp
 from flax import struct
 
 import envs
-
-
-def static(default: Any) -> Any:
-    return struct.field(pytree_node=False, default=default)
+from algorithms.parts import real, static
 
 
 @struct.dataclass
@@ -23,10 +20,10 @@ class Config:
     env_settings: tuple[tuple[str, Any], ...] = static(())  # settings for envs.make
     total_timesteps: int = static(1000)  # environment steps of the whole run
     num_envs: int = static(5)  # parallel environments
-    learning_rate: float = 0.1  # size of a step
+    learning_rate: float = real(0.1, "[0, inf)")  # size of a step
     anneal_lr: bool = static(False)  # smaller steps towards the end
-    gamma: float = 0.99  # discount factor
-    target_kl: float = float("inf")  # inf for never
+    gamma: float = real(0.99, "[0, 1]")  # discount factor
+    target_kl: float = real(float("inf"), "(0, inf]")  # inf for never
     hidden_sizes: tuple[int, ...] = static((3, 2))  # shape of the policy
     num_evals: int = static(10)  # points of the learning curve
     num_eval_episodes: int = static(4)  # episodes of each evaluation; 0 for none

@@ -1,0 +1,62 @@
+"""Fields of a Config: those that shape the program, and floats with the range that makes sense.
+
+A float is a leaf of the pytree, which may be traced or batched, so that its range is checked where
+it is a number: by the shell, before anything runs.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from flax import struct
+
+
+def static(default: Any) -> Any:
+    """A field that shapes the program; the others are floats, traced or batched."""
+    return struct.field(pytree_node=False, default=default)
+
+
+def real(default: float, interval: str) -> Any:
+    """A float field.
+
+    Args:
+      default: its value.
+      interval: as in mathematics, "[0, 1]" or "(0, inf)"; a bracket includes its end, so that
+        "(0, inf]" allows infinity. An end may be another field, "(v_min, inf)".
+    """
+    return struct.field(default=default, metadata={"interval": interval})
+
+
+def check_reals(config: Any) -> None:
+    """Refuses floats outside of their intervals; every float may be an array.
+
+    Raises:
+      ValueError: a field, its value and its interval.
+    """
+    for name, interval in _intervals(config):
+        low, high = (_number(config, end) for end in interval[1:-1].split(", "))
+        value, low, high = np.broadcast_arrays(_number(config, name), low, high)
+        above = value >= low if interval[0] == "[" else value > low
+        below = value <= high if interval[-1] == "]" else value < high
+        for i in np.argwhere(~(above & below)):  # where NaN is, too
+            bounds = f"{interval[0]}{low[*i]:g}, {high[*i]:g}{interval[-1]}"
+            bounds = bounds if bounds == interval else f"{interval}, here {bounds}"
+            raise ValueError(f"{name}={value[*i]}: give a number in {bounds}")
+
+
+def _number(config: Any, word: str) -> np.ndarray:
+    """What a field has, or else the number that the word is."""
+    given = getattr(config, word, word)
+    for one in np.ravel(given).tolist():
+        try:
+            float(one)
+        except (TypeError, ValueError):
+            raise ValueError(f"{word}={one}: give a number") from None
+    return np.asarray(given, float)
+
+
+def _intervals(config: Any) -> Iterator[tuple[str, str]]:
+    for field in dataclasses.fields(config):
+        if "interval" in field.metadata:
+            yield field.name, field.metadata["interval"]

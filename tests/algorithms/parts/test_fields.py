@@ -1,0 +1,69 @@
+"""Intervals of a Config's floats."""
+
+import importlib
+import math
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from flax import struct
+
+import algorithms
+from algorithms import parts
+from algorithms.parts import real, static
+
+
+@struct.dataclass
+class Config:
+    size: int = static(3)
+    share: float = real(0.5, "[0, 1]")
+    scale: float = real(1.0, "(0, inf)")
+    limit: float = real(math.inf, "(0, inf]")
+    low: float = real(-1.0, "(-inf, inf)")
+    high: float = real(1.0, "(low, inf)")
+
+
+def test_the_floats_alone_are_leaves():
+    assert jax.tree.leaves(Config()) == [0.5, 1.0, math.inf, -1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    "field, inside, outside",
+    [
+        ("share", (0.0, 1, np.float32(0.3)), (-1e-9, 1.1, np.nan)),
+        ("scale", (1e-9, 3.0), (0.0, -1.0, np.inf, np.nan)),
+        ("limit", (1e-9, np.inf), (0.0, np.nan)),
+        ("low", (-3.0, 0.99), (-np.inf, np.nan)),
+        ("high", (-0.99, 7.0), (-1.0, -2.0, np.inf)),
+    ],
+)
+def test_intervals(field, inside, outside):
+    for value in inside:
+        parts.check_reals(Config().replace(**{field: value}))
+        parts.check_reals(Config().replace(**{field: np.array([value, value])}))
+    for value in outside:
+        for given in (value, np.array([inside[0], value])):
+            with pytest.raises(ValueError, match=rf"^{field}={value}: give a number in [(\[]"):
+                parts.check_reals(Config().replace(**{field: given}))
+
+
+def test_an_end_may_be_another_field_of_each_agent():
+    ends = lambda low, high: Config(low=np.array(low), high=np.array(high))
+    parts.check_reals(ends([0.0, 20.0], [10.0, 30.0]))
+    with pytest.raises(ValueError, match=r"high=10.0: give .* \(low, inf\), here \(20, inf\)"):
+        parts.check_reals(ends([0.0, 20.0], [10.0, 10.0]))
+
+
+@pytest.mark.parametrize("value", ["much", None, [0.5, "much"]])
+def test_what_is_no_number(value):
+    with pytest.raises(ValueError, match="^share=(much|None): give a number$"):
+        parts.check_reals(Config(share=value))
+
+
+def test_every_float_of_every_file_has_one():
+    for file in Path(algorithms.__file__).parent.glob("[a-z]*.py"):
+        config = importlib.import_module(f"algorithms.{file.stem}").Config
+        parts.check_reals(config())
+        for name, field in config.__dataclass_fields__.items():
+            assert ("interval" in field.metadata) == field.metadata.get("pytree_node", True), name
