@@ -23,10 +23,11 @@ _HOMES = {
     "run": "runner",
     "resume": "sweeps",
     "sweep": "sweeps",
-    "load": "checkpoints",
+    "Stop": "interrupts",
+    "load": "loading",
 }
 
-__all__ = ["LogUniform", "Uniform", "UserError", "load", "main", "resume", "run", "sweep"]
+__all__ = ["LogUniform", "Stop", "Uniform", "UserError", "load", "main", "resume", "run", "sweep"]
 
 
 def __getattr__(name: str) -> Any:

@@ -2,17 +2,27 @@
 
 All of them run the same code on the same numbers; a program's agents are spread over the devices
 of all. The first process alone speaks, draws and keeps the directory; it and the others tell each
-other no more than the metrics of each point, and whether somebody pressed Ctrl-C.
+other no more than the metrics of each point, whether somebody was asked to stop, and what failed.
 """
 
+import contextlib
 import json
-from collections.abc import Callable
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import numpy as np
 
 from algorithms.launch.errors import UserError
+
+FAILED = "single-file-rl/failed"  # set by the first process that fails, read by all
+HEARD = "single-file-rl/heard/"
+SECONDS = 30.0  # to wait, at most, until the others have heard of a failure
 
 
 def start(coordinator: str | None, num_processes: int | None, process_id: int | None) -> None:
@@ -21,11 +31,83 @@ def start(coordinator: str | None, num_processes: int | None, process_id: int | 
     Raises:
       UserError: nobody tells who the others are, or they cannot be reached.
     """
+    jax.config.update("jax_enable_preemption_service", False)  # SIGTERM is heeded by the shell
     try:
         jax.distributed.initialize(coordinator, num_processes, process_id)
     except (ValueError, TypeError, RuntimeError) as error:
         hint = "give --coordinator HOST:PORT --num-processes N --process-id I, or start it in a"
         raise UserError(f"--distributed: {error} ({hint} cluster that jax knows)") from error
+
+
+@contextlib.contextmanager
+def together() -> Iterator[None]:
+    """All processes end when one of them fails inside; that one says why, as a program would.
+
+    Without this the others would wait for it in their next exchange, for minutes. Where there is
+    one process it does nothing.
+    """
+    global _together
+    if count() == 1 or _together:
+        yield
+        return
+    _together, done = True, threading.Event()
+    watch = threading.Thread(target=_watch, args=(done,), daemon=True)
+    watch.start()
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, SystemExit) or error.code:
+            _end_all(error)
+        raise
+    finally:
+        _together = False
+        done.set()
+        watch.join()
+
+
+_together = False
+
+
+def _watch(done: threading.Event) -> None:
+    """Ends this process when another has failed."""
+    while not done.wait(0.5):
+        try:
+            failed = json.loads(_client().key_value_try_get(FAILED))
+        except Exception:  # jax's way to say that there is no such key
+            continue
+        if failed["process"] != jax.process_index():
+            _client().key_value_set(f"{HEARD}{jax.process_index()}", "")
+            os._exit(failed["code"])
+
+
+def _end_all(error: BaseException) -> None:
+    """Tells the others, says what happened and ends this process; only the first one speaks."""
+    code = {UserError: 2, KeyboardInterrupt: 130}.get(type(error), 1)
+    if isinstance(error, SystemExit) and isinstance(error.code, int):
+        code = error.code
+    failed = json.dumps({"process": jax.process_index(), "code": code})
+    try:
+        _client().key_value_set(FAILED, failed)
+    except Exception:  # another was first: this failure may be no more than a consequence
+        time.sleep(SECONDS)  # in which the watch ends this process
+        os._exit(code)
+    if isinstance(error, UserError):
+        print(f"error: {error}", file=sys.stderr)
+    elif not isinstance(error, SystemExit | KeyboardInterrupt):
+        traceback.print_exception(error)
+    end = time.monotonic() + SECONDS
+    while time.monotonic() < end and len(_client().key_value_dir_get(HEARD)) < count() - 1:
+        time.sleep(0.1)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # not sys.exit: jax would wait for the others to say goodbye
+
+
+def _client() -> Any:
+    """What the processes share a few words through."""
+    from jax._src import distributed  # jax has no public name for it (orbax takes it from there)
+
+    return distributed.global_state.client
 
 
 def count() -> int:
@@ -76,13 +158,13 @@ def gather(tree: Any) -> Any:
     return multihost_utils.process_allgather(tree, tiled=True)
 
 
-def anybody(flag: bool) -> bool:
-    """Whether the flag is up in any process."""
+def highest(number: int) -> int:
+    """The largest of all processes' numbers."""
     if count() == 1:
-        return flag
+        return number
     from jax.experimental import multihost_utils
 
-    return bool(np.any(multihost_utils.process_allgather(np.array([flag]))))
+    return int(np.max(multihost_utils.process_allgather(np.array([number], np.int32))))
 
 
 def wait() -> None:

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 
 from algorithms.launch import results, settings
+from algorithms.launch.metrics import Metrics, players
+from algorithms.launch.settings import Agents
 
 # Okabe and Ito's palette without its yellow: distinct for every kind of eyesight, dark on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
@@ -15,23 +17,23 @@ CURVES = 6  # settings of a sweep whose curves are drawn
 PANELS = (("eval_return", "evaluation return"), ("episode_return", "training return"))
 
 
-def curve(metrics: dict[str, np.ndarray], seeds: Sequence[int], title: str, path: Path) -> None:
-    """Draws returns over environment steps: every seed thin, their mean thick, in a band.
+def curve(metrics: Metrics, agents: Agents, title: str, path: Path) -> None:
+    """Draws returns over environment steps: every agent thin, their mean thick, in a band.
 
-    The band is the mean plus and minus one standard error over the seeds. Evaluation and training
+    The band is the mean plus and minus one standard error over the agents. Evaluation and training
     returns get a panel each, on one scale; points where no episode ended are left out. Where
     players compete, a third panel shows who wins.
 
     Args:
       metrics: `timestep` (agents, points), and any of `eval_return` (agents, points, episodes) and
         `episode_return` (agents, points). A trailing axis of returns is the players of a game.
-      seeds: one for each agent.
+      agents: their seeds and settings.
       title: above the panels.
       path: of the PNG; whatever was there is replaced in one step.
     """
     from matplotlib.figure import Figure
 
-    panels = [(label, players(key, metrics[key])) for key, label in PANELS if key in metrics]
+    panels = [(label, by_player(key, metrics[key])) for key, label in PANELS if key in metrics]
     outcomes = [("share of evaluation episodes", shares)] if (shares := wins(metrics)) else []
     number = max(len(panels + outcomes), 1)
     figure = Figure(figsize=(1.0 + 5.0 * number, 4.2), layout="constrained")
@@ -40,29 +42,17 @@ def curve(metrics: dict[str, np.ndarray], seeds: Sequence[int], title: str, path
     for ax in axes[1 : len(panels)]:
         ax.sharey(axes[0])
     for ax, (label, curves) in zip(axes, panels + outcomes):
-        _panel(ax, metrics["timestep"], curves, seeds)
+        _panel(ax, metrics["timestep"], curves, agents)
         ax.set_ylabel(label)
     for ax in axes:
         _style(ax, last_step=max(np.max(metrics["timestep"], initial=0), 1))
     _save(figure, path)
 
 
-def players(key: str, values: np.ndarray) -> dict[str, np.ndarray]:
-    """Splits a metric by the players of a game, and averages evaluations over their episodes.
-
-    Args:
-      key: the metric's name; those that start with `eval_` have an episode axis.
-      values: (agents, points), for `eval_` (agents, points, episodes); perhaps (..., players).
-
-    Returns:
-      {"": (agents, points)}, or {"player 0": (agents, points), ...}.
-    """
-    values = np.asarray(values, np.float64)
-    if key.startswith("eval_") and values.ndim > 2:
-        values = values.mean(axis=2)
-    if values.ndim == 2:
-        return {"": values}
-    return {f"player {i}": values[..., i] for i in range(values.shape[-1])}
+def by_player(key: str, values: np.ndarray) -> dict[str, np.ndarray]:
+    """{"": (agents, points)}, or {"player 0": (agents, points), ...} for a game."""
+    curves = [np.asarray(curve, np.float64) for curve in players(key, values)]
+    return {f"player {i}" * (len(curves) > 1): curve for i, curve in enumerate(curves)}
 
 
 def wins(metrics: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -178,14 +168,14 @@ def _best_curves(ax: Any, ranked: Sequence[results.Ranked]) -> None:
     ax.legend(frameon=False, fontsize="x-small", loc="best", title=best, title_fontsize="x-small")
 
 
-def _panel(ax: Any, timesteps: np.ndarray, curves: dict, seeds: Sequence[int]) -> None:
+def _panel(ax: Any, timesteps: np.ndarray, curves: dict, agents: Agents) -> None:
     x = np.asarray(timesteps)[0]
-    many = len(seeds) > 1
+    many = agents.count > 1
     for colour, (player, values) in zip(COLOURS * len(curves), curves.items()):
         mean, error = mean_and_error(values)
-        label = f"mean of {len(seeds)} seeds, ±1 standard error" if many else f"seed {seeds[0]}"
+        label = f"mean of {agents.in_words}, ±1 standard error" if many else agents.label(0)
         for one in values if many else ():
-            _line(ax, x, one, color=colour, linewidth=0.7, alpha=max(0.12, 0.5 - len(seeds) / 50))
+            _line(ax, x, one, color=colour, linewidth=0.7, alpha=max(0.12, 0.5 - agents.count / 50))
         if many:
             ax.fill_between(x, mean - error, mean + error, color=colour, alpha=0.25, linewidth=0)
         style = {"marker": "o", "markersize": 4} if len(x) <= 30 else {}

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from algorithms.launch.checkpoints import Metrics, columns
+from algorithms.launch.metrics import Metrics, columns
 
 
 class Place(NamedTuple):

@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from algorithms.launch import checkpoints
-from algorithms.launch.settings import plain
+from algorithms.launch.metrics import Metrics, as_csv, mean_returns
+from algorithms.launch.settings import Agents, plain
 
 SHOWN = 10  # settings in the table on the screen
 
@@ -39,22 +39,21 @@ class Outcome(NamedTuple):
 
 def outcomes(
     static: dict[str, Any],
-    agents: checkpoints.Agents,
-    metrics: checkpoints.Metrics,
+    agents: Agents,
+    metrics: Metrics,
     is_finite: np.ndarray,
     run: str,
 ) -> list[Outcome]:
     """Takes a run apart; metrics are (num_agents, points, ...)."""
     if not metrics:
         return []
-    returns = metrics.get("eval_return", metrics["episode_return"])
-    returns = returns.reshape(*returns.shape[:2], -1).mean(2)  # over episodes and players
+    returns = mean_returns(metrics)
     return [
         Outcome(
             static | agents.setting(i),
             agents.seeds[i],
             metrics["timestep"][i],
-            returns[i].astype(np.float64),
+            returns[i],
             bool(is_finite[i]),
             run,
             i,
@@ -66,30 +65,17 @@ def outcomes(
 def csv(agents: Sequence[Outcome]) -> str:
     """A row for each agent: settings, seed, final and best return, area under the curve."""
     names = list(agents[0].setting)
-    head = ("agent", *names, "seed", "final_return", "best_return", "best_timestep", "timestep")
-    lines = [",".join((*head, "mean_return", "is_finite", "run", "agent_of_run"))]
+    head = ["agent", *names, "seed", "final_return", "best_return", "best_timestep", "timestep"]
+    rows = [[*head, "mean_return", "is_finite", "run", "agent_of_run"]]
     for number, agent in enumerate(agents):
         curve = np.where(np.isnan(agent.returns), -np.inf, agent.returns)
         best = int(np.argmax(curve))
-        cells = [number, *(quoted(agent.setting[name]) for name in names), agent.seed]
-        cells += [float(agent.returns[-1]), float(agent.returns[best]), int(agent.timesteps[best])]
-        cells += [
-            int(agent.timesteps[-1]),
-            agent.area,
-            int(agent.is_finite),
-            agent.run,
-            agent.agent,
-        ]
-        lines.append(",".join(map(checkpoints.cell, cells)))
-    return "".join(f"{line}\n" for line in lines)
-
-
-def quoted(value: Any) -> Any:
-    """A field's value as a cell; what has commas gets quotes."""
-    if isinstance(value, int | float):
-        return value
-    text = plain(value)
-    return f'"{text}"' if "," in text else text
+        values = [agent.setting[name] for name in names]
+        row = [number, *(v if isinstance(v, int | float) else plain(v) for v in values), agent.seed]
+        row += [float(agent.returns[-1]), float(agent.returns[best]), int(agent.timesteps[best])]
+        row += [int(agent.timesteps[-1]), agent.area, int(agent.is_finite), agent.run, agent.agent]
+        rows.append(row)
+    return as_csv(rows)
 
 
 # --- settings --------------------------------------------------------------------------------

@@ -26,29 +26,47 @@ def float_fields(config: Any) -> list[str]:
 
 
 def config_to_json(config: Any) -> dict[str, Any]:
-    """Plain values, for strict JSON: infinity becomes "inf", an environment object its name."""
+    """Plain values, for strict JSON: infinity becomes "inf", an environment object its mark."""
     values = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
     values |= {name: float(values[name]) for name in float_fields(config)}
     values["env_settings"] = dict(values["env_settings"])
-    values["env"] = env_name(config)
+    if not isinstance(config.env, str):
+        values["env"] = {"object": env_name(config)}
     return strict(values)
 
 
-def config_from_json(cls: type, values: dict[str, Any], source: Path) -> Any:
-    """The inverse; fields that are missing take their defaults.
+def config_from_json(cls: type, values: dict[str, Any], source: Path, env: Any = None) -> Any:
+    """The inverse.
+
+    Args:
+      cls: the Config.
+      values: of its fields.
+      source: the file that they are from.
+      env: the environment, where it was an object.
 
     Raises:
-      UserError: a field that the Config does not have.
+      UserError: a field that the Config does not have, or one that the file does not have, or
+        the environment was an object and is not given.
     """
-    known = {f.name for f in dataclasses.fields(cls)}
+    defaults = {f.name: getattr(cls(), f.name) for f in dataclasses.fields(cls)}
     for name in values:
-        if name not in known:
-            raise UserError(f"{source}: {unknown('setting', name, known)}")
+        if name not in defaults:
+            raise UserError(f"{source}: {unknown('setting', name, defaults)}")
+    if missing := [f"{name} ({plain(defaults[name])})" for name in defaults if name not in values]:
+        raise UserError(
+            f"{source} does not have what this version's Config has, {', '.join(missing)}: add it "
+            "there; in parentheses is what it is by default"
+        )
     values = lenient(values)
     values = {k: _tuples(v) for k, v in values.items() if k != "env_settings"} | {
-        "env_settings": tuple((k, _tuples(v)) for k, v in values.get("env_settings", {}).items())
+        "env_settings": tuple((k, _tuples(v)) for k, v in values["env_settings"].items())
     }
-    return cls(**values)
+    if env is None and isinstance(values["env"], dict):
+        raise UserError(
+            f"{source}: the environment was an object ({values['env']['object']}), which no file "
+            "can hold: hand it over from Python, env=..., or name it as --env my_module:MyEnv"
+        )
+    return cls(**values | ({} if env is None else {"env": env}))
 
 
 def strict(values: Any) -> Any:
@@ -65,6 +83,11 @@ def env_name(config: Any) -> str:
     """The environment's name, also of an object."""
     env = config.env
     return env if isinstance(env, str) else getattr(env, "name", type(env).__name__)
+
+
+def env_label(value: Any) -> str:
+    """The same, of what `config_to_json` makes of it."""
+    return value["object"] if isinstance(value, dict) else value
 
 
 def _map_plain(function: Callable, value: Any) -> Any:
@@ -91,6 +114,14 @@ class Agents(NamedTuple):
     @property
     def count(self) -> int:
         return len(self.seeds)
+
+    @property
+    def in_words(self) -> str:
+        """How many settings and seeds, for people."""
+        settings = len({tuple(self.setting(i).values()) for i in range(self.count)})
+        seeds = self.count // settings
+        kinds = f"{settings} settings x " if settings > 1 else ""
+        return f"{kinds}{seeds} seed{'s' * (seeds > 1)}"
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from algorithms.launch.errors import UserError, warn
-from algorithms.launch.plots import mean_and_error, players
+from algorithms.launch.plots import by_player, mean_and_error
 from algorithms.launch.settings import Agents, text_of
 
 WANDB_PROJECT = "jax-rl"  # unless $WANDB_PROJECT names another
@@ -109,7 +109,7 @@ def scalars(point: dict[str, np.ndarray], seeds: Sequence[int]) -> dict[str, flo
     for key, value in point.items():
         if key == "timestep":
             continue
-        for player, values in players(key, np.asarray(value)[:, None]).items():
+        for player, values in by_player(key, np.asarray(value)[:, None]).items():
             name = f"{key}/{player}" if player else key
             row[name] = float(mean_and_error(values)[0][0])
             if len(seeds) > 1:

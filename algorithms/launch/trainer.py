@@ -6,7 +6,7 @@ from typing import Any
 import jax
 
 from algorithms import parts
-from algorithms.launch import devices, hosts, progress, settings
+from algorithms.launch import devices, hosts, programs, progress, settings
 from algorithms.launch.errors import UserError
 
 SPARE = 0.1  # of the memory, for what the compiler does not know of
@@ -32,19 +32,19 @@ class Trainer:
         if not devices.use_cores(num_agents, config):
             view.say("jax is in use already: the devices that it has are used")
         with view.timed("import"):  # of the environment's library
-            self.env, self.host_params = devices.make_environment(module, config)
+            self.env, self.host_params = programs.make_environment(module, config)
         view.quiet |= not hosts.is_first()
         self.arrange(num_agents)
 
     def arrange(self, num_agents: int, block: int | None = None) -> None:
         """Chooses devices for so many agents at once; `block` as of `devices.arrange`."""
-        self.programs: devices.Programs | None = None
+        self.programs: programs.Programs | None = None
         self.layout = devices.arrange(num_agents, block)
 
     def compile(self, start: bool) -> None:
         """Compiles what is not there yet; `start`: also what new agents need."""
         if self.programs is None or (start and self.programs.start is None):
-            self.programs = devices.compile_programs(
+            self.programs = programs.compile_programs(
                 self.module, self.config, self.env, self.host_params, self.layout, start
             )
 

@@ -180,7 +180,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     panels = figure.subplots(lines, columns, squeeze=False).ravel()
     for row, ax, colour in zip(rows, panels, plots.COLOURS * len(rows)):
         steps, entry = row.metrics["timestep"][0], row.entry
-        returns = plots.players("eval_return", row.metrics["eval_return"])
+        returns = plots.by_player("eval_return", row.metrics["eval_return"])
         values = np.mean(list(returns.values()), axis=0)
         mean, error = plots.mean_and_error(values)
         ax.plot(steps, values.T, color=colour, linewidth=0.6, alpha=0.4)

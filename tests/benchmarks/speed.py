@@ -144,7 +144,7 @@ def ours(case: Case) -> Program:
     import numpy as np
 
     import envs
-    from algorithms.launch import devices
+    from algorithms.launch import devices, programs
 
     module = importlib.import_module(f"algorithms.{case.algorithm}")
     settings = OUR_SETTINGS[case.algorithm] | dict(case.settings)
@@ -172,7 +172,7 @@ def ours(case: Case) -> Program:
         return module.make_train(config, env, env_params)(rng)
 
     args = (layout.share(env_params), layout.put(configs), layout.put(keys))
-    return compile_program(devices.over_agents(train, layout), *args)
+    return compile_program(programs.over_agents(train, layout), *args)
 
 
 OUR_SETTINGS: dict[str, dict[str, Any]] = {
@@ -349,7 +349,7 @@ def product_seconds(m: int, k: int, n: int, layout: Any) -> float:
     import jax.numpy as jnp
     import numpy as np
 
-    from algorithms.launch import devices
+    from algorithms.launch import devices, programs
 
     iterations = min(20_000, max(10, 10**9 // (2 * m * k * n)))
 
@@ -365,7 +365,7 @@ def product_seconds(m: int, k: int, n: int, layout: Any) -> float:
     each = devices.arrange(len(layout.devices))
     operands = [np.full((each.num_agents, *shape), 0.1, np.float32) for shape in ((m, k), (k, n))]
     args = (None, *map(each.put, operands))
-    program = compile_program(devices.over_agents(repeat, each), *args)
+    program = compile_program(programs.over_agents(repeat, each), *args)
     return min(run_seconds(program) for _ in range(5)) / iterations
 
 

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from algorithms import launch, ppo
-from algorithms.launch import cli, presets
-from algorithms.launch.checkpoints import RunDir
+from algorithms.launch import cli, flags, presets
+from algorithms.launch.run_dir import RunDir
 from tests.algorithms.launch import toy
 
 ROOT = Path(__file__).parents[3]
@@ -107,7 +107,7 @@ def test_quiet_is_quiet(capsys, tmp_path):
 
 def parsed(*words, module=toy):
     argv = [str(word) for word in words]
-    return cli.parse(module, argv, *cli.defaults(module, argv))
+    return flags.parse(module, argv, *cli.defaults(module, argv))
 
 
 def test_flags_become_settings():
@@ -124,15 +124,15 @@ def test_flags_become_settings():
         gamma=0.5,
         hidden_sizes=(64, 32),
     )
-    assert type(config.total_timesteps) is int and shell == cli.Shell(seed=7)
+    assert type(config.total_timesteps) is int and shell == flags.Shell(seed=7)
     assert parsed("--no-anneal-lr", "--num_envs", 3)[0] == toy.Config(num_envs=3)
     assert parsed("--hidden-sizes", "", "--env-settings", "")[0].hidden_sizes == ()
 
 
 def test_a_setting_of_the_environment_may_be_several_numbers():
     pairs = (("observe", (0, 2, 3)), ("x", 1.5), ("y", 4))
-    assert cli.named_values("observe=0,2,3,x=1.5,y=4") == pairs
-    assert cli.named_values(cli.named_values_text(pairs)) == pairs
+    assert flags.named_values("observe=0,2,3,x=1.5,y=4") == pairs
+    assert flags.named_values(flags.named_values_text(pairs)) == pairs
     assert parsed("--env-settings", "observe=0,2")[0].env_settings == (("observe", (0, 2)),)
 
 

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import jax
@@ -15,8 +16,8 @@ import pytest
 
 from algorithms import launch, ppo
 from algorithms.launch import hosts, plots
-from algorithms.launch.checkpoints import RunDir
 from algorithms.launch.errors import UserError
+from algorithms.launch.run_dir import RunDir
 from tests.algorithms.launch import toy
 from tests.algorithms.launch.test_sweeps import PPO, Stop
 
@@ -37,9 +38,7 @@ def alone():
 
 def start(cwd, words, processes=1, devices=1):
     """Starts the processes of a run."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_NUM_CPU_DEVICES": str(devices)}
     others = ["--distributed", "--coordinator", f"localhost:{port}", "--num-processes"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
@@ -52,6 +51,12 @@ def start(cwd, words, processes=1, devices=1):
         )
         for i in range(processes)
     ]
+
+
+def free_port():
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        return free.getsockname()[1]
 
 
 def outputs(processes):
@@ -121,8 +126,37 @@ def test_a_killed_run_of_two_processes_goes_on_with_four_and_then_with_one(
 def test_a_user_s_mistake_ends_all_processes(tmp_path):
     ended = outputs(start(tmp_path, [*WORDS, "--run-dir-root", "/proc/nowhere"], processes=2))
     assert [code for code, *_ in ended] == [2, 2]
-    for _, _, err in ended:
-        assert "cannot be made" in err and "Traceback" not in err
+    errors = "".join(err for _, _, err in ended)
+    assert errors.count("cannot be made") == 1 and "Traceback" not in errors, "one speaks"
+
+
+ALONE = """
+import sys, jax
+from algorithms import launch
+from algorithms.launch import hosts
+from tests.algorithms.launch import toy
+
+def hook(point):
+    if point.index == 3 and jax.process_index() == int(sys.argv[3]):
+        raise RuntimeError("it has happened here")
+
+hosts.start(f"localhost:{sys.argv[1]}", 2, int(sys.argv[2]))
+launch.run(toy, toy.Config(), num_seeds=2, root="runs", hooks=[hook])
+"""
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_an_error_of_one_process_ends_all_at_once(tmp_path, failing):
+    """The others would wait for it, five minutes long."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    port, began = free_port(), time.monotonic()
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    words = [[sys.executable, "-c", ALONE, str(port), str(i), str(failing)] for i in range(2)]
+    processes = [subprocess.Popen(w, cwd=tmp_path, env=environment, **pipes) for w in words]
+    ended = outputs(processes)
+    assert [code for code, *_ in ended] == [1, 1] and time.monotonic() - began < 100
+    assert ended[failing][2].count("RuntimeError: it has happened here") == 1
+    assert "Traceback" not in ended[1 - failing][2]
 
 
 def test_others_that_cannot_be_known_are_the_user_s_to_name(monkeypatch):
@@ -140,12 +174,12 @@ import jax
 jax.config.update("jax_num_cpu_devices", 4)
 import numpy as np
 from algorithms import launch, ppo
-from algorithms.launch import devices, plots, runner
+from algorithms.launch import devices, plots, programs
 from tests.algorithms.launch.test_sweeps import PPO
 
 plots.curve = plots.sweep = lambda *_: None
-kept, compile_programs = [], devices.compile_programs
-devices.compile_programs = lambda *a: kept.append(compile_programs(*a)) or kept[-1]
+kept, compile_programs = [], programs.compile_programs
+programs.compile_programs = lambda *a: kept.append(compile_programs(*a)) or kept[-1]
 swept = launch.resume(sys.argv[1])
 print(devices.arrange(5)[1], len(devices.arrange(5).devices))
 print(kept[0].advance.as_text())

@@ -81,10 +81,10 @@ def _ink(path: Path, colour: str) -> int:
 
 def test_curve_draws_each_seed_the_mean_and_a_band(tmp_path):
     path = tmp_path / "curve.png"
-    plots.curve(_metrics(1), [0], "one", path)
+    plots.curve(_metrics(1), Agents([0]), "one", path)
     one = np.asarray(Image.open(path).convert("RGB"), int)
     assert one.shape[1] > 1000 and _ink(path, plots.COLOURS[0]) > 1000 and _ink(path, BAND) < 1000
-    plots.curve(_metrics(4), [0, 1, 2, 3], "four", path)  # over the first, in one step
+    plots.curve(_metrics(4), Agents([0, 1, 2, 3]), "four", path)  # over the first, in one step
     four = np.asarray(Image.open(path).convert("RGB"), int)
     assert _ink(path, BAND) > 3000
     blue = lambda picture: (picture[..., 2] - picture[..., 0] > 60).sum()  # the lines
@@ -94,14 +94,14 @@ def test_curve_draws_each_seed_the_mean_and_a_band(tmp_path):
 
 def test_curve_takes_games_no_evaluation_one_point_and_nothing_yet(tmp_path):
     path = tmp_path / "curve.png"
-    plots.curve(_metrics(3, players=2), [0, 1, 2], "game", path)
+    plots.curve(_metrics(3, players=2), Agents([0, 1, 2]), "game", path)
     assert _ink(path, plots.COLOURS[0]) > 1000 and _ink(path, plots.COLOURS[1]) > 1000
     without = {k: v for k, v in _metrics(2).items() if k != "eval_return"}
-    plots.curve(without, [0, 1], "no evaluation", path)
+    plots.curve(without, Agents([0, 1]), "no evaluation", path)
     assert Image.open(path).width < 900 and _ink(path, plots.COLOURS[0]) > 500
-    plots.curve({k: v[:, :1] for k, v in _metrics(2).items()}, [0, 1], "one point", path)
+    plots.curve({k: v[:, :1] for k, v in _metrics(2).items()}, Agents([0, 1]), "one point", path)
     assert _ink(path, plots.COLOURS[0]) > 20
-    plots.curve({k: v[:, :0] for k, v in _metrics(2).items()}, [0, 1], "nothing", path)
+    plots.curve({k: v[:, :0] for k, v in _metrics(2).items()}, Agents([0, 1]), "nothing", path)
 
 
 def test_wins_and_stalemates_come_from_the_ends_of_episodes(tmp_path):
@@ -119,15 +119,15 @@ def test_wins_and_stalemates_come_from_the_ends_of_episodes(tmp_path):
     points, episodes = game["eval_return"].shape[1:3]
     game["eval_last_reward"] = np.broadcast_to([1.0, -1.0], (1, points, episodes, 2))
     game["eval_terminated"] = np.ones((1, points, episodes), bool)
-    plots.curve(game, [0], "game", tmp_path / "game.png")
+    plots.curve(game, Agents([0]), "game", tmp_path / "game.png")
     with_wins = Image.open(tmp_path / "game.png").width
-    plots.curve(_metrics(1, players=2), [0], "game", tmp_path / "plain.png")
+    plots.curve(_metrics(1, players=2), Agents([0]), "game", tmp_path / "plain.png")
     assert with_wins > 1.3 * Image.open(tmp_path / "plain.png").width
 
 
 def test_a_failing_curve_leaves_the_old_one(tmp_path, monkeypatch):
     path = tmp_path / "curve.png"
-    plots.curve(_metrics(1), [0], "old", path)
+    plots.curve(_metrics(1), Agents([0]), "old", path)
     before = path.read_bytes()
 
     def full(*_):
@@ -135,7 +135,7 @@ def test_a_failing_curve_leaves_the_old_one(tmp_path, monkeypatch):
 
     monkeypatch.setattr(plots.os, "replace", full)
     with pytest.raises(OSError, match="no space"):
-        plots.curve(_metrics(2), [0, 1], "new", path)
+        plots.curve(_metrics(2), Agents([0, 1]), "new", path)
     assert path.read_bytes() == before and len(list(tmp_path.iterdir())) == 1
 
 
@@ -150,10 +150,11 @@ def test_mean_and_error_leave_nan_out():
 def test_curve_leaves_pyplot_alone(tmp_path):
     """In a fresh process: the user's backend and figures stay as they are."""
     code = (
-        "import sys, numpy as np; from pathlib import Path; from algorithms.launch import plots;"
+        "import sys, numpy as np; from pathlib import Path;"
+        "from algorithms.launch import plots, settings;"
         "assert 'matplotlib' not in sys.modules;"
         "t = np.arange(3.)[None]; path = Path(sys.argv[1]) / 'curve.png';"
-        "plots.curve({'timestep': t, 'episode_return': t}, [0], 't', path);"
+        "plots.curve({'timestep': t, 'episode_return': t}, settings.Agents([0]), 't', path);"
         "assert path.stat().st_size > 5000 and 'matplotlib.pyplot' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)

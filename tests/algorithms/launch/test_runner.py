@@ -9,8 +9,8 @@ import pytest
 
 from algorithms import launch, ppo
 from algorithms.launch import devices, plots
-from algorithms.launch.checkpoints import RunDir
 from algorithms.launch.errors import UserError
+from algorithms.launch.run_dir import RunDir
 from tests.algorithms.launch import toy
 from tests.conftest import compiled_as_for_users
 

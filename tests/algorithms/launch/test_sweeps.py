@@ -12,10 +12,20 @@ import pytest
 from scipy import stats
 
 from algorithms import launch, ppo
-from algorithms.launch import cli, devices, plots, results, runner, settings, trackers, trainer
-from algorithms.launch.checkpoints import RunDir
+from algorithms.launch import (
+    cli,
+    devices,
+    flags,
+    plots,
+    results,
+    session,
+    settings,
+    trackers,
+    trainer,
+)
 from algorithms.launch.errors import UserError
 from algorithms.launch.progress import Progress
+from algorithms.launch.run_dir import RunDir
 from algorithms.launch.settings import LogUniform, Uniform
 from tests import probe as tasks
 from tests.algorithms.launch import toy
@@ -271,7 +281,7 @@ def test_out_of_memory_all_the_same_says_what_to_do(monkeypatch):
     def exhausted(*_):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: 3 GB")
 
-    monkeypatch.setattr(runner.Session, "_run", exhausted)
+    monkeypatch.setattr(session.Session, "_run", exhausted)
     with pytest.raises(UserError, match="begin anew with max_parallel=3"):
         launch.sweep(toy, CONFIG, GRID, save=False)
 
@@ -365,16 +375,16 @@ def test_an_agent_that_is_not_finite_is_shown_and_the_others_go_on(tmp_path, cap
 
 
 def test_a_full_disk_costs_files_and_not_the_sweep(tmp_path, monkeypatch, capsys):
-    from algorithms.launch import checkpoints
+    from algorithms.launch import files
 
-    write = checkpoints.write_whole
+    write = files.write_whole
 
-    def full(path, data):
+    def full(path, *data, **stream):
         if path.suffix in (".state", ".csv"):
             raise OSError(28, "No space left on device")
-        write(path, data)
+        write(path, *data, **stream)
 
-    monkeypatch.setattr(checkpoints, "write_whole", full)
+    monkeypatch.setattr(files, "write_whole", full)
     swept = launch.sweep(toy, CONFIG, GRID, max_parallel=3, sweep_dir=tmp_path / "x")
     err = capsys.readouterr().err
     assert "results.csv was not written" in err and "was not saved" in err
@@ -465,8 +475,8 @@ def test_flags_with_several_values_are_a_grid():
     words = "--learning-rate 1e-3 0.5 --hidden-sizes 3,2 4 --no-anneal-lr --num-envs 6"
     words += " --env CartPole-v1 Acrobot-v1 --gamma uniform:0.5:1 --env-settings max_steps=9"
     base = toy.Config(gamma=0.7)
-    config, _ = cli.parse(toy, words.split(), base, cli.Shell())
-    config, grid = cli.single_out(base, config)
+    config, _ = flags.parse(toy, words.split(), base, flags.Shell())
+    config, grid = flags.single_out(base, config)
     assert grid == {
         "learning_rate": [1e-3, 0.5],
         "hidden_sizes": [(3, 2), (4,)],
@@ -475,9 +485,9 @@ def test_flags_with_several_values_are_a_grid():
     }
     assert config.num_envs == 6 and config.anneal_lr is False and config.gamma == 0.7
     assert config.env == "CartPole-v1" and config.env_settings == (("max_steps", 9),)
-    config, _ = cli.parse(toy, ["--anneal-lr", "true", "false"], base, cli.Shell())
-    assert cli.single_out(base, config)[1] == {"anneal_lr": [True, False]}
-    config, _ = cli.parse(toy, ["--anneal-lr", "--quiet"], base, cli.Shell())
+    config, _ = flags.parse(toy, ["--anneal-lr", "true", "false"], base, flags.Shell())
+    assert flags.single_out(base, config)[1] == {"anneal_lr": [True, False]}
+    config, _ = flags.parse(toy, ["--anneal-lr", "--quiet"], base, flags.Shell())
     assert config.anneal_lr is True
 
 
@@ -485,13 +495,13 @@ def test_flags_with_several_values_are_a_grid():
     "word, size", [("500MB", 500_000_000), ("1.5gb", 1_500_000_000), ("2e3", 2000)]
 )
 def test_sizes(word, size):
-    assert cli.size_in_bytes(word) == size
+    assert flags.size_in_bytes(word) == size
 
 
 @pytest.mark.parametrize("word", ["much", "3XB", "MB", "inf"])
 def test_sizes_that_are_none(word):
     with pytest.raises(UserError, match="as 500MB or 16GB"):
-        cli.size_in_bytes(word)
+        flags.size_in_bytes(word)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,61 @@
+"""Metrics of a run: rows of points (agents, ...), curves (agents, points, ...), and tables.
+
+Those that start with `eval_` have an axis of episodes after that, and returns of several players
+one of players at the end.
+"""
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+Metrics = dict[str, np.ndarray]
+
+
+def stack(rows: Iterable[Metrics]) -> Metrics:
+    """Rows of points as curves."""
+    rows = list(rows)
+    return {name: np.stack([row[name] for row in rows], 1) for name in rows[0]} if rows else {}
+
+
+def over_episodes(name: str, values: np.ndarray) -> np.ndarray:
+    """Evaluations (agents, points, episodes, ...) as their means, whatever else as it is."""
+    values = np.asarray(values)
+    return values.mean(axis=2) if name.startswith("eval_") and values.ndim > 2 else values
+
+
+def players(name: str, values: np.ndarray) -> list[np.ndarray]:
+    """A curve (agents, points) for each player, one where there is one; the mean of episodes."""
+    values = over_episodes(name, values)
+    if values.ndim == 2:
+        return [values]
+    return [values[:, :, *player] for player in np.ndindex(values.shape[2:])]
+
+
+def mean_returns(curves: Metrics) -> np.ndarray:
+    """Evaluation returns (training returns where there are none) over all players."""
+    name = "eval_return" if "eval_return" in curves else "episode_return"
+    return np.mean(players(name, curves[name]), axis=0, dtype=np.float64)
+
+
+def columns(row: Metrics) -> Metrics:
+    """A row as named columns (agents,): one for each player, the timestep first."""
+    result = {}
+    for name in sorted(row, key=lambda name: name != "timestep"):
+        apart = players(name, np.asarray(row[name])[:, None])
+        names = [name] if len(apart) == 1 else [f"{name}_{i}" for i in range(len(apart))]
+        result |= {name: values[:, 0] for name, values in zip(names, apart)}
+    return result
+
+
+def as_csv(rows: Iterable[Sequence[Any]]) -> str:
+    """Comma-separated values; nine digits give a float32 back exactly."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([map(cell, row) for row in rows])
+    return text.getvalue()
+
+
+def cell(value: Any) -> Any:
+    return format(value, ".9g") if isinstance(value, float) else value

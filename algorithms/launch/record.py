@@ -1,0 +1,154 @@
+"""What remains of a session: metrics and, with a directory, files, trackers and pictures."""
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType, SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from algorithms.launch import devices, hosts, loading, programs
+from algorithms.launch.errors import warn
+from algorithms.launch.interrupts import survive
+from algorithms.launch.metrics import Metrics, stack
+from algorithms.launch.options import describe
+from algorithms.launch.run_dir import RunDir
+from algorithms.launch.trainer import in_words
+from algorithms.launch.versions import versions
+
+DRAW_SECONDS = 60.0  # between two drawings of the curve while the run goes on
+
+
+class Point(NamedTuple):
+    """What a hook gets: hook(point)."""
+
+    index: int  # number of the point; 0 is before training
+    timestep: int
+    metrics: Metrics  # of this point, (num_agents, ...)
+    get_state: Callable[[], Any]  # a hook's copy of this process's states, on the host
+    run_dir: Path | None
+    is_finite: np.ndarray  # whether all numbers of an agent's policy are, (num_agents,)
+
+
+class Start(NamedTuple):
+    """Where a session begins."""
+
+    point: int = 0
+    get_state: Callable | None = None  # get_state(agents): host arrays; None: they are to be made
+    history: Mapping[int, Metrics] = MappingProxyType({})  # of the points so far, (num_agents, ...)
+    resumed: bool = False
+
+
+class Record:
+    def __init__(self, session: Any, run_dir: RunDir | None, start: Start):
+        self.session, self.run_dir, self.options = session, run_dir, session.options
+        self.path = run_dir and run_dir.path
+        self.rows = list(start.history.values())
+        self.trackers: list[Any] = []
+        self.drawn = time.perf_counter()
+        self.were_finite = np.ones(session.agents.count, bool)
+
+    def open(self, start: Start) -> None:
+        """Brings the directory to where the session starts, and opens the trackers."""
+        if self.run_dir and hosts.is_first():
+            self._open(start)
+        hosts.wait()  # so that nobody saves what is then dropped
+
+    def _open(self, start: Start) -> None:
+        session, options = self.session, self.options
+        if start.resumed:
+            described = describe(session.module, session.config, session.agents, options)
+            self.run_dir.describe(described)
+            last = -1 if start.get_state is None else start.point
+            self.run_dir.rewind(last, start.history)
+        found = versions(session.module, session.layout)
+        changes = self.run_dir.write_versions(found, start.point)
+        if changes:
+            warn(f"the last digits may differ from an unbroken run's: {', '.join(changes)}")
+        if options.keep_states:
+            bytes_of_one = devices.size(programs.initial_state(session.module, session.config))
+            whole = bytes_of_one * session.agents.count * (session.config.num_evals + 1)
+            session.view.say(f"all states are kept: {in_words(whole)} when the run is done")
+        if options.track or options.tensorboard:
+            from algorithms.launch import trackers
+
+            self.trackers = trackers.open_trackers(
+                track=options.track,
+                tensorboard=options.tensorboard,
+                one_run_per_seed=options.one_run_per_seed,
+                run_dir=self.path,
+                name=self.path.name,
+                group=self.path.parent.name if session.in_sweep else None,
+                config={"algorithm": self.run_dir.algorithm, **self.run_dir.description["config"]},
+                agents=session.agents,
+                resume=start.resumed,
+            )
+
+    def add(self, point: Point, states: Any) -> None:
+        """Takes a point, and the states on the devices. A full disk costs files, not the run."""
+        if point.metrics:
+            self.rows.append(point.metrics)
+        self._tell_of_broken(point)
+        if not self.run_dir:
+            return
+        with survive(f"point {point.index} was not saved, the last good one stays", OSError):
+            layout, keep = self.session.layout, self.options.keep_states
+            self.run_dir.save(point.index, states, layout, point.metrics, point.is_finite, keep)
+        if hosts.is_first():
+            self._publish(point, states)
+
+    def _publish(self, point: Point, states: Any) -> None:
+        """What people look at."""
+        if point.metrics:
+            with survive(f"metrics.csv lacks point {point.index} until a --resume", OSError):
+                self.run_dir.append_metrics(point.index, point.metrics)
+            for tracker in self.trackers:
+                tracker.log(point.metrics, point.timestep)
+        last = self.session.config.num_evals
+        if point.index == {"start": 0, "end": last, "every": point.index}.get(self.options.gif):
+            self._draw_gif(point, states)
+        if time.perf_counter() - self.drawn > DRAW_SECONDS:
+            self.draw()
+
+    def _tell_of_broken(self, point: Point) -> None:
+        broken = np.flatnonzero(self.were_finite & ~point.is_finite)
+        self.were_finite = self.were_finite & point.is_finite
+        if broken.size and hosts.is_first():
+            labels = "; ".join(self.session.agents.label(i) for i in broken[:5])
+            more = f" and {broken.size - 5} more" if broken.size > 5 else ""
+            who = (
+                "an agent's policy is"
+                if broken.size == 1
+                else f"{broken.size} agents' policies are"
+            )
+            warn(f"{who} not finite from point {point.index} on ({labels}{more}); others go on")
+
+    def _draw_gif(self, point: Point, states: Any) -> None:
+        from algorithms.launch import render
+
+        session = self.session
+        with survive(f"no GIF of point {point.index}", Exception):
+            policy = session.layout.get(states.policy)
+            state = loading.one_agent(SimpleNamespace(policy=policy), 0)
+            config = session.agents.config(session.config, 0)
+            file = self.path / f"episode_{point.index:06d}.gif"
+            file = render.render(session.module, config, state, file, session.agents.seeds[0])
+            for tracker in self.trackers:
+                tracker.gif(file, point.timestep)
+
+    def draw(self) -> None:
+        """Draws curve.png."""
+        self.drawn = time.perf_counter()
+        if not self.run_dir or not self.rows or not hosts.is_first():
+            return
+        from algorithms.launch import plots
+
+        with survive("curve.png was not drawn", Exception):
+            metrics, file = stack(self.rows), self.path / "curve.png"
+            plots.curve(metrics, self.session.agents, self.session.trainer.name, file)
+
+    def close(self) -> None:
+        self.draw()
+        for tracker in self.trackers:
+            tracker.close()

@@ -1,0 +1,336 @@
+"""The directory of a run: configuration, versions, metrics and checkpoints.
+
+    config.json         algorithm, options, every field of the Config, the agents' seeds and floats
+    versions.json       libraries, device and git commit, one entry for each session
+    metrics.csv         one row for each agent and point
+    checkpoints/000007.policy    state.policy of all agents, and the metrics of that point
+    checkpoints/000007.state     the whole state, for the last two points
+    .lock               held by the process that trains here (locks.py)
+
+Several processes write a part each, 000007.16-32.state for agents 16 to 31, and any number of
+processes can read them. A point is saved when the .state of all agents is there. Files appear whole
+or not at all, the .policy before the .state, and older states go only after that: a kill at any
+moment leaves the last good point.
+"""
+
+import csv
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from algorithms.launch import devices, files, hosts, settings
+from algorithms.launch.errors import UserError, warn
+from algorithms.launch.metrics import Metrics, as_csv, columns
+from algorithms.launch.settings import Agents
+
+KEPT_STATES = 2
+SWEEP = "sweep.json"  # in the directory of a sweep
+VERSION = 1  # of what config.json holds
+HAS = ("algorithm", "seeds", "floats", "options", "config")
+
+
+class RunDir:
+    """A run on disk; `description` is what config.json holds."""
+
+    def __init__(self, path: Path, description: dict[str, Any]):
+        self.path, self.description = Path(path), description
+        self.checkpoints = self.path / "checkpoints"
+        self.algorithm: str = description["algorithm"]
+        self.agents = Agents.from_json(description)
+
+    @classmethod
+    def create(cls, path: Path, description: dict[str, Any]) -> "RunDir":
+        """A new directory.
+
+        Raises:
+          UserError: it exists and is not empty, or it cannot be made.
+        """
+        make(path, lambda folder: fill(folder, description))
+        return cls(path, description)
+
+    @classmethod
+    def open(cls, path: Path) -> "RunDir":
+        """An existing run.
+
+        Raises:
+          UserError: there is none.
+        """
+        if (Path(path) / SWEEP).exists():
+            raise UserError(f"{path} is a sweep; its runs are {path}/chunk_000 and so on")
+        return cls(path, read_description(Path(path) / "config.json"))
+
+    def describe(self, description: dict[str, Any]) -> None:
+        """Writes config.json."""
+        self.description = description
+        files.write_json(self.path / "config.json", description)
+
+    def config(self, cls: type, env: Any = None) -> Any:
+        """The configuration, as an instance of the Config; with an environment object if given."""
+        values = self.description["config"]
+        return settings.config_from_json(cls, values, self.path / "config.json", env)
+
+    def write_versions(self, versions: dict[str, Any], point: int) -> list[str]:
+        """Adds a session that begins at a point; returns what is not as in the one before it."""
+        file = self.path / "versions.json"
+        try:
+            sessions = files.read_json(file) if file.exists() else []
+        except UserError as error:
+            warn(f"{error}; it begins anew")
+            sessions = []
+        before = sessions[-1] if sessions else versions
+        sessions.append({"from_point": point, **versions})
+        files.write_json(file, sessions)
+        names = [name for name, value in versions.items() if before.get(name) != value]
+        return [f"{name} {before.get(name)} -> {versions[name]}" for name in names]
+
+    # --- which points there are ----------------------------------------------------------------
+
+    def file(self, point: int, kind: str, part: range | None = None) -> Path:
+        """The file of a point of this kind, "policy" or "state", of all agents or some."""
+        own = "" if part in (None, range(self.agents.count)) else f".{part.start}-{part.stop}"
+        return self.checkpoints / f"{point:06d}{own}.{kind}"
+
+    def files(self, kind: str) -> dict[int, dict[range, Path]]:
+        """{point: {agents: file}} of the points that have such files for all agents, in order."""
+        found: dict[int, dict[range, Path]] = {}
+        everybody = range(self.agents.count)
+        for file in self.checkpoints.glob(f"[0-9]*.{kind}"):
+            first, _, last = file.stem.partition(".")[2].partition("-")
+            part = range(int(first), int(last)) if last else everybody
+            found.setdefault(_number(file), {})[part] = file
+        for point, parts in sorted(found.items()):
+            parts = dict(sorted(parts.items(), key=lambda item: item[0].start))
+            del found[point]  # and back, in order
+            if [i for part in parts for i in part] == list(everybody):
+                found[point] = parts
+        return found
+
+    def parts(self, point: int, kind: str) -> dict[range, Path]:
+        """The files of a point, and the agents that each one has; none unless all are there."""
+        return self.files(kind).get(point, {})
+
+    def points(self, kind: str) -> list[int]:
+        """The points that have such files for all agents, in order."""
+        return list(self.files(kind))
+
+    def newest_whole(self) -> int | None:
+        """The last point whose state can be read; None if none was ever saved.
+
+        Raises:
+          UserError: the run has got somewhere, but there is no state to go on from.
+        """
+        kept, trained = self.points("state"), [p for p in self.points("policy") if p > 0]
+        for point in reversed(kept):
+            try:
+                for file in self.parts(point, "state").values():
+                    files.verify(file, self.algorithm)
+                return point
+            except UserError as error:
+                warn(f"{error}; going on from the state before it")
+        if not kept and not trained:
+            return None
+        what = "none of its states is whole" if kept else "it has no .state file"
+        there = f"; it has the policies of points 0 to {max(trained)}" if trained else ""
+        raise UserError(
+            f"{self.path} cannot go on, {what} (and nothing was changed){there}: --evaluate "
+            f"plays a policy, --config {self.path}/config.json trains anew"
+        )
+
+    # --- what they hold --------------------------------------------------------------------------
+
+    def read(self, point: int, kind: str, like: Any, agents: range | None = None) -> Any:
+        """What a point's files hold of some agents (default: all), as host arrays (agents, ...).
+
+        Args:
+          like: shapes and dtypes for one agent.
+        """
+        agents = range(self.agents.count) if agents is None else agents
+        pieces = []
+        for part, file in self.parts(point, kind).items():
+            first, last = max(part.start, agents.start), min(part.stop, agents.stop)
+            if first < last:
+                rows = range(first - part.start, last - part.start)
+                pieces.append(files.read_checkpoint(file, self.algorithm, like, len(part), rows))
+        if not pieces:
+            raise UserError(f"{self.file(point, kind)} does not exist")
+        join = lambda *x: devices.like_key(np.concatenate([devices.plain(p) for p in x]), x[0])
+        return jax.tree.map(join, *pieces) if len(pieces) > 1 else pieces[0]
+
+    def save(
+        self,
+        point: int,
+        states: Any,
+        layout: devices.Layout,
+        metrics: Metrics,
+        is_finite: np.ndarray,
+        keep_states: bool,
+    ) -> None:
+        """Saves a point.
+
+        Args:
+          point: its number.
+          states: of the agents, on the devices.
+          layout: of the agents; this process saves its own.
+          metrics: of this point, (num_agents, ...); empty if the curve has no such point.
+          is_finite: whether all numbers of an agent's policy are, (num_agents,).
+          keep_states: keep all whole states and not only the last two.
+        """
+        header = {"algorithm": self.algorithm, "point": point}
+        policy = header | {"metrics": metrics, "is_finite": is_finite}
+        if len(layout.own):
+            for kind, head, tree in (("policy", policy, states.policy), ("state", header, states)):
+                arrays = files.streams(tree, layout)
+                files.write_checkpoint(self.file(point, kind, layout.own), head, arrays)
+        if not keep_states and hosts.is_first():  # what goes has been complete for long
+            for old in list(self.files("state").values())[:-KEPT_STATES]:
+                for file in old.values():
+                    file.unlink()
+
+    def history(self, last: int | None = None) -> dict[int, Metrics]:
+        """Metrics (num_agents, ...) of the curve's points, up to the last one that is wanted.
+
+        What is damaged is left out, with a warning.
+        """
+        rows = {}
+        for point, parts in self.files("policy").items():
+            if last is None or point <= last:
+                try:
+                    rows[point] = self._header(parts)["metrics"]
+                except UserError as error:
+                    warn(f"{error}; the curve goes on without point {point}")
+        return {point: row for point, row in rows.items() if row}
+
+    def is_finite(self, point: int) -> np.ndarray:
+        """Whether all numbers of an agent's policy are finite at a point, (num_agents,)."""
+        return self._header(self.parts(point, "policy"))["is_finite"]
+
+    def _header(self, parts: dict[range, Path]) -> dict[str, Any]:
+        """Every part's header has the metrics of all agents."""
+        return files.read_header(next(iter(parts.values())), self.algorithm)
+
+    # --- metrics.csv -----------------------------------------------------------------------------
+
+    def append_metrics(self, point: int, metrics: Metrics) -> None:
+        """Adds a row for each seed to metrics.csv."""
+        with open(self.path / "metrics.csv", "a") as file:
+            head = [] if file.tell() else [self._head(metrics)]
+            file.write(as_csv([*head, *self._rows(point, metrics)]))
+
+    def _head(self, metrics: Metrics) -> list[str]:
+        return ["seed", *self.agents.floats, "point", *columns(metrics)]
+
+    def _rows(self, point: int, metrics: Metrics) -> list[list[Any]]:
+        numbers = columns(metrics).values()
+        return [
+            [
+                seed,
+                *self.agents.setting(i).values(),
+                point,
+                *(column[i].item() for column in numbers),
+            ]
+            for i, seed in enumerate(self.agents.seeds)
+        ]
+
+    def rewind(self, last: int, history: dict[int, Metrics]) -> None:
+        """Drops all that is past a point, and what a killed process has left behind.
+
+        metrics.csv is written anew; of points that the history lacks, it keeps what it has.
+        """
+        for file in self.checkpoints.glob("[0-9]*.*"):
+            if _number(file) > last:
+                file.unlink()
+        for part in self.checkpoints.glob(".*.part"):
+            part.unlink()
+        rows = {p: r for p, r in self._written().items() if p <= last}
+        rows |= {point: self._rows(point, metrics) for point, metrics in history.items()}
+        head = [self._head(metrics) for metrics in list(history.values())[:1]]
+        text = as_csv([*head, *(row for point in sorted(rows) for row in rows[point])])
+        files.write_whole(self.path / "metrics.csv", text.encode())
+
+    def _written(self) -> dict[int, list[list[str]]]:
+        """Whole rows of metrics.csv, by points."""
+        try:
+            head, *lines = csv.reader((self.path / "metrics.csv").read_text().splitlines())
+        except (OSError, ValueError, csv.Error):  # not there, or no table
+            return {}
+        rows: dict[int, list[list[str]]] = {}
+        place = 1 + len(self.agents.floats)
+        for line in lines:
+            if len(line) == len(head) and line[place].isdigit():
+                rows.setdefault(int(line[place]), []).append(line)
+        return {point: lines for point, lines in rows.items() if len(lines) == self.agents.count}
+
+
+# --- directories -----------------------------------------------------------------------------
+
+
+def make(path: Path, write: Callable[[Path], None]) -> None:
+    """Makes a run's or a sweep's directory, whole or not at all.
+
+    Raises:
+      UserError: it exists and is not empty, or it cannot be made.
+    """
+    try:
+        files.make_directory(Path(path), write)
+    except FileExistsError:
+        raise UserError(f"{path} exists: a run is never overwritten") from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be made: {error.strerror}") from error
+
+
+def make_named(root: Path, words: list[str], write: Callable[[Path], None]) -> Path:
+    """The same, as `<word>__<word>__<time>` in root; with -1, -2, ... if that is taken."""
+    words = [*words, time.strftime("%Y%m%d-%H%M%S")]
+    name = "__".join(re.sub(r"[^\w.+-]", "-", word) for word in words)
+    for count in range(10**6):
+        path = Path(root) / (f"{name}-{count}" if count else name)
+        if path.exists():
+            continue
+        try:
+            files.make_directory(path, write)
+            return path
+        except FileExistsError:  # by another process, meanwhile
+            continue
+        except OSError as error:
+            raise UserError(f"{path} cannot be made: {error.strerror}") from error
+    raise UserError(f"{root} has a million runs named {name}")
+
+
+def fill(folder: Path, description: dict[str, Any]) -> None:
+    """What a run's directory has from the beginning."""
+    (folder / "checkpoints").mkdir(parents=True)
+    files.write_json(folder / "config.json", description)
+
+
+def read_description(file: Path) -> dict[str, Any]:
+    """What a config.json holds.
+
+    Raises:
+      UserError: there is none, or it is not of a run, or of another version of the kit.
+    """
+    description = files.read_json(file)
+    for name in HAS:
+        if not isinstance(description, dict) or name not in description:
+            raise UserError(f"{file} is not of a run of this kit: it has no {name}")
+    check_version(file, description)
+    return description
+
+
+def check_version(file: Path, description: dict[str, Any]) -> None:
+    """Refuses what another version of the kit has written."""
+    if (version := description.get("version")) != VERSION:
+        is_of = "has no version" if version is None else f"has version {version}"
+        raise UserError(
+            f"{file} {is_of}, this kit reads version {VERSION}: use the commit that versions.json "
+            "beside it names"
+        )
+
+
+def _number(file: Path) -> int:
+    """The point of a checkpoint's file."""
+    return int(file.name.partition(".")[0])

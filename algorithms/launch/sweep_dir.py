@@ -1,0 +1,150 @@
+"""What a sweep leaves on disk.
+
+sweep.json          what was asked for, and the chunks in their order
+chunk_000/ ...      a run's directory each, with agents that train at once
+results.csv         a row for each agent
+sweep.png           returns against swept fields, and learning curves
+best.json           the best setting, for --config
+.lock               held by the process that trains here (locks.py)
+"""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from algorithms.launch import files, hosts, results, settings
+from algorithms.launch.errors import UserError
+from algorithms.launch.interrupts import survive
+from algorithms.launch.metrics import stack
+from algorithms.launch.options import Options, describe
+from algorithms.launch.record import Start
+from algorithms.launch.results import Outcome
+from algorithms.launch.run_dir import SWEEP, VERSION, RunDir, check_version, fill, make, make_named
+from algorithms.launch.settings import Agents, Distribution
+from algorithms.launch.trainer import Trainer, algorithm_name
+
+
+class Chunk(NamedTuple):
+    """Agents that train at once."""
+
+    trainer: Trainer
+    static: dict[str, Any]  # swept static fields
+    agents: Agents
+    run_dir: RunDir | None = None
+    start: Start = Start()
+
+    @property
+    def is_finished(self) -> bool:
+        return self.start.point >= self.trainer.config.num_evals
+
+    def outcomes(self, name: str) -> list[Outcome]:
+        """What came of a chunk that is finished; `name` is its directory's."""
+        metrics = stack(self.start.history.values())
+        is_finite = self.run_dir.is_finite(self.start.point)
+        return results.outcomes(self.static, self.agents, metrics, is_finite, name)
+
+
+def asked_for(
+    module: Any,
+    config: Any,
+    grid: dict[str, Any],
+    samples: int | None,
+    sampler: str,
+    seeds: range,
+    options: Options,
+) -> dict[str, Any]:
+    """What sweep.json says before anything is known of chunks."""
+    return {
+        "version": VERSION,
+        "algorithm": algorithm_name(module),
+        "config": settings.config_to_json(config),
+        "grid": {name: _grid_to_json(values) for name, values in grid.items()},
+        "samples": samples,
+        "sampler": sampler,
+        "seed": seeds.start,
+        "num_seeds": len(seeds),
+        "options": options._asdict(),
+    }
+
+
+def read_asked(sweep_dir: Path) -> dict[str, Any]:
+    """What sweep.json holds.
+
+    Raises:
+      UserError: there is none, or it is of another version of the kit.
+    """
+    asked = files.read_json(sweep_dir / SWEEP)
+    check_version(sweep_dir / SWEEP, asked)
+    return asked
+
+
+def _grid_to_json(values: Any) -> Any:
+    if isinstance(values, Distribution):
+        name = next(n for n, kind in settings.DISTRIBUTIONS.items() if kind is type(values))
+        return f"{name}:{values.low}:{values.high}"
+    for value in values:
+        if not isinstance(value, int | float | str | tuple | list):
+            raise UserError(f"grid: {value!r} cannot be saved: name it, or give save=False")
+    return settings.strict([list(v) if isinstance(v, tuple) else v for v in values])
+
+
+def create(
+    asked: dict[str, Any],
+    chunks: list[Chunk],
+    options: Options,
+    root: Path,
+    path: Path | str | None,
+) -> tuple[Path, list[Chunk]]:
+    """Makes the directory of a sweep; it is one as soon as sweep.json is there."""
+    names = [f"chunk_{i:03d}" for i in range(len(chunks))]
+    described = [describe(c.trainer.module, c.trainer.config, c.agents, options) for c in chunks]
+    parts = [{"run": name, "agents": c.agents.count} for name, c in zip(names, chunks)]
+
+    def write(folder: Path) -> None:
+        for name, description in zip(names, described):
+            fill(folder / name, description)
+        files.write_json(folder / SWEEP, asked | {"chunks": parts})
+
+    def make_one() -> str:
+        if path is None:
+            return str(make_named(root, _words(asked), write))
+        make(Path(path), write)
+        return str(path)
+
+    folder = Path(hosts.from_first(make_one))
+    run_dirs = [RunDir(folder / name, d) for name, d in zip(names, described)]
+    return folder, [c._replace(run_dir=run_dir) for c, run_dir in zip(chunks, run_dirs)]
+
+
+def _words(asked: dict[str, Any]) -> list[str]:
+    envs = asked["grid"].get("env", [settings.env_label(asked["config"]["env"])])
+    return ["+".join(map(str, envs)), asked["algorithm"], "sweep"]
+
+
+def publish(sweep_dir: Path | None, agents: list[Outcome], chunks: list[Chunk]) -> None:
+    """Files about all agents so far."""
+    if not (sweep_dir and agents and hosts.is_first()):
+        return
+    from algorithms.launch import plots
+
+    ranked = results.rank(agents)
+    title = title_of(chunks[0].trainer.module, [chunk.trainer.config for chunk in chunks])
+    with survive("results.csv was not written", OSError, UserError):
+        files.write_whole(sweep_dir / "results.csv", results.csv(agents).encode())
+        files.write_json(sweep_dir / "best.json", _best(sweep_dir, ranked[0]))
+    with survive("sweep.png was not drawn", Exception):
+        plots.sweep(ranked, title, sweep_dir / "sweep.png")
+
+
+def _best(sweep_dir: Path, setting: results.Ranked) -> dict[str, Any]:
+    """The best setting as a run's config.json would have it."""
+    first = setting.agents[0]
+    run_dir = RunDir.open(sweep_dir / first.run)
+    floats = settings.strict(run_dir.agents.setting(first.agent))
+    seeds = [agent.seed for agent in setting.agents]
+    config = run_dir.description["config"] | floats
+    return run_dir.description | {"config": config, "seeds": seeds, "floats": {}}
+
+
+def title_of(module: Any, configs: list[Any]) -> str:
+    envs = sorted({settings.env_name(config) for config in configs})
+    return f"{algorithm_name(module)} on {', '.join(envs)}"
