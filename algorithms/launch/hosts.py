@@ -20,8 +20,10 @@ import numpy as np
 
 from algorithms.launch.errors import UserError
 
-FAILED = "single-file-rl/failed"  # set by the first process that fails, read by all
-HEARD = "single-file-rl/heard/"
+# Keys of what the processes tell each other when one fails.
+FAILED = "single-file-rl/failed"  # by the first that does, read by all
+HEARD = "single-file-rl/heard/"  # by each of the others
+LEAVING = "single-file-rl/leaving"  # by the first that failed, when all have heard
 SECONDS = 30.0  # to wait, at most, until the others have heard of a failure
 
 
@@ -77,7 +79,20 @@ def _watch(done: threading.Event) -> None:
             continue
         if failed["process"] != jax.process_index():
             _client().key_value_set(f"{HEARD}{jax.process_index()}", "")
+            if is_first():  # it keeps the keys: without it jax would abort the others
+                _wait(lambda: _client().key_value_try_get(LEAVING) is not None)
+                time.sleep(1.0)
             os._exit(failed["code"])
+
+
+def _wait(condition: Callable[[], bool]) -> None:
+    """Waits for what must come soon."""
+    end = time.monotonic() + SECONDS
+    while time.monotonic() < end:
+        with contextlib.suppress(Exception):  # no such key yet
+            if condition():
+                return
+        time.sleep(0.1)
 
 
 def _end_all(error: BaseException) -> None:
@@ -95,9 +110,9 @@ def _end_all(error: BaseException) -> None:
         print(f"error: {error}", file=sys.stderr)
     elif not isinstance(error, SystemExit | KeyboardInterrupt):
         traceback.print_exception(error)
-    end = time.monotonic() + SECONDS
-    while time.monotonic() < end and len(_client().key_value_dir_get(HEARD)) < count() - 1:
-        time.sleep(0.1)
+    _wait(lambda: len(_client().key_value_dir_get(HEARD)) == count() - 1)
+    with contextlib.suppress(Exception):
+        _client().key_value_set(LEAVING, "")
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # not sys.exit: jax would wait for the others to say goodbye

@@ -4,14 +4,13 @@ import contextlib
 import inspect
 import sys
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from algorithms.launch import devices, hosts, loading, progress, results, runner, settings
+from algorithms.launch import devices, hosts, loading, plans, progress, results, runner, settings
 from algorithms.launch.errors import UserError
 from algorithms.launch.interrupts import Interrupt, in_background
 from algorithms.launch.locks import locked
@@ -27,8 +26,8 @@ from algorithms.launch.record import Start
 from algorithms.launch.results import Outcome
 from algorithms.launch.run_dir import SWEEP, RunDir
 from algorithms.launch.session import Result, Session
-from algorithms.launch.sweep_dir import Chunk, asked_for, create, publish, read_asked, title_of
-from algorithms.launch.trainer import Trainer, check_floats, in_words, usable_memory
+from algorithms.launch.sweep_dir import Chunk, asked_for, create, publish, read_asked
+from algorithms.launch.trainer import Trainer, check_floats
 
 
 class Swept(NamedTuple):
@@ -97,7 +96,7 @@ def sweep(
     check_seeds(seed, num_seeds)
     check_files(options, save)
     runner.check_place(sweep_dir, resume_if_exists)
-    _check_limits(max_parallel, memory_limit)
+    plans.check_limits(max_parallel, memory_limit)
     grid = dict(grid or {})
     seeds = range(seed, seed + num_seeds)
     programs = settings.expand(config, grid, seeds, samples, sampler)
@@ -114,14 +113,14 @@ def sweep(
     trainers = [Trainer(module, program.config, largest, view) for program in programs]
     for program in programs:
         check_gif(program.config, options)
-    _announce(view, module, programs, num_seeds)
-    plans = _compile(trainers, largest, max_parallel, memory_limit, view)
+    plans.announce(view, module, programs, num_seeds)
+    planned = plans.compile(trainers, largest, max_parallel, memory_limit, view)
     chunks = [
         Chunk(trainer, program.static, program.agents.part(part.start, part.stop))
-        for trainer, program, plan in zip(trainers, programs, plans)
+        for trainer, program, plan in zip(trainers, programs, planned)
         for part in plan
     ]
-    _say_plan(view, programs, trainers, plans)
+    plans.say_plan(view, programs, trainers, planned)
     if not save:
         return _train(chunks, options, hooks, view, None)
     asked["block"] = trainers[0].layout.block
@@ -196,10 +195,14 @@ def _resume(
         static = {name: getattr(config, name) for name in swept}
         start = _starting(module, config, run_dir)
         chunks.append(Chunk(trainer, static, run_dir.agents, run_dir, start))
-    _announce_resumed(view, sweep_dir, chunks)
+    plans.announce_resumed(view, sweep_dir, chunks)
     with view.timed("compile"):
-        in_background(_compile_unfinished, chunks)
+        in_background(plans.compile_unfinished, chunks)
     return _train(chunks, options, hooks, view, sweep_dir)
+
+
+def _total(asked: dict[str, Any]) -> int:
+    return asked["config"]["total_timesteps"]
 
 
 def _starting(module: Any, config: Any, run_dir: RunDir) -> Start:
@@ -207,90 +210,6 @@ def _starting(module: Any, config: Any, run_dir: RunDir) -> Start:
     if run_dir.points("state")[-1:] == [config.num_evals]:
         return Start(config.num_evals, None, run_dir.history(), True)
     return runner.starting(module, config, run_dir)
-
-
-# --- before anything runs --------------------------------------------------------------------
-
-
-def _check_limits(max_parallel: int | None, memory_limit: int | None) -> None:
-    if max_parallel is not None and max_parallel < 1:
-        raise UserError(f"max_parallel={max_parallel}: give 1 or more")
-    if memory_limit is not None and memory_limit < 1:
-        raise UserError(f"memory_limit={memory_limit}: give a number of bytes")
-
-
-def _announce(
-    view: progress.Progress, module: Any, programs: list[settings.Program], num_seeds: int
-) -> None:
-    each = programs[0].agents.count
-    count = len(programs) * each
-    kinds = f"{count // num_seeds} settings x {num_seeds} seed{'s' * (num_seeds > 1)}"
-    name = title_of(module, [program.config for program in programs])
-    view.say(f"{name}: a sweep of {count} agents, {kinds}")
-
-
-def _total(asked: dict[str, Any]) -> int:
-    return asked["config"]["total_timesteps"]
-
-
-def _announce_resumed(view: progress.Progress, sweep_dir: Path, chunks: list[Chunk]) -> None:
-    finished = sum(c.is_finished for c in chunks)
-    devices = len(chunks[0].trainer.layout.devices)
-    view.say(
-        f"{title_of(chunks[0].trainer.module, [c.trainer.config for c in chunks])}: going on with "
-        f"{sweep_dir}, {finished} of {len(chunks)} chunks "
-        f"are done; {devices} device{'s' * (devices > 1)}"
-    )
-
-
-def _compile(
-    trainers: list[Trainer],
-    num_agents: int,
-    at_most: int | None,
-    memory_limit: int | None,
-    view: progress.Progress,
-) -> list[list[range]]:
-    """Compiles all programs, some at a time. Returns the chunks of each."""
-    limit = memory_limit or usable_memory(trainers[0].layout)
-
-    def fit(trainer):
-        return trainer.fit(num_agents, at_most, limit, start=True)
-
-    def fit_all():
-        with ThreadPoolExecutor(devices.num_cores()) as pool:
-            return list(pool.map(fit, trainers))
-
-    with view.timed("compile"):
-        return in_background(fit_all)
-
-
-def _compile_unfinished(chunks: list[Chunk]) -> None:
-    """The programs of what is left, and whether they fit on the devices of today."""
-    for trainer in {id(c.trainer): c.trainer for c in chunks if not c.is_finished}.values():
-        mine = [c for c in chunks if c.trainer is trainer and not c.is_finished]
-        trainer.compile(start=any(c.start.get_state is None for c in mine))
-        trainer.check_memory("as many devices as before would do")
-
-
-def _say_plan(
-    view: progress.Progress,
-    programs: list[settings.Program],
-    trainers: list[Trainer],
-    plans: list[list[range]],
-) -> None:
-    for number, (program, trainer, plan) in enumerate(zip(programs, trainers, plans), 1):
-        layout = trainer.layout
-        which = f"program {number} of {len(programs)}"
-        name = f"{which} ({program.label})" if program.label else which
-        count, used = len(plan), len(layout.devices)
-        chunks = f"{count} chunks of {len(plan[0])}" if count > 1 else "all at once"
-        where = f"{used} {layout.devices[0].platform} device{'s' * (used > 1)}"
-        each = in_words(trainer.bytes_per_device / layout.per_device)
-        whole = in_words(trainer.bytes_per_device)
-        view.say(
-            f"{name}: {program.agents.count} agents, {chunks}, on {where}; "
-            f"{each} an agent, {whole} a device"
-        )
 
 
 # --- the chunks in turn ----------------------------------------------------------------------
