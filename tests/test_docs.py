@@ -1,0 +1,58 @@
+"""README.md and docs/: links lead somewhere, every page can be reached, two commands install."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", ROOT / "algorithms" / "README.md", *sorted(DOCS.glob("*.md"))]
+FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+
+
+def text(page):
+    """Without blocks of code."""
+    return FENCED.sub("", page.read_text())
+
+
+def links(page):
+    """(path, heading or "") of what a page links to or shows, other sites left out."""
+    targets = re.findall(r"\]\(([^()\s]+)\)", text(page))
+    return [t.partition("#")[::2] for t in targets if not t.startswith(("https://", "http://"))]
+
+
+def file_of(page, path):
+    return (page.parent / path).resolve() if path else page
+
+
+def anchors(page):
+    """What a link may have behind #, as GitHub makes it of the headings."""
+    headings = re.findall(r"^#+ (.+)$", text(page), re.MULTILINE)
+    return [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_lead_to_files_and_headings(page):
+    for path, heading in links(page):
+        target = file_of(page, path)
+        assert target.exists(), f"{path} does not exist"
+        assert target.is_relative_to(ROOT), f"{path} is outside"
+        assert not heading or heading in anchors(target), f"{path} has no heading #{heading}"
+
+
+def test_every_page_and_picture_can_be_reached_from_the_readme():
+    reached, todo = set(), [ROOT / "README.md"]
+    while todo:
+        if (page := todo.pop()) not in reached:
+            reached.add(page)
+            if page.suffix == ".md":
+                todo += [file_of(page, path) for path, _ in links(page)]
+    assert {file for file in DOCS.iterdir() if file.is_file()} <= reached
+
+
+def test_the_readme_has_the_two_commands_that_ci_runs():
+    """.ci/run finds them as lines of four spaces and `pip install -r`."""
+    commands = re.findall(r"^    (pip install -r .*)", (ROOT / "README.md").read_text(), re.M)
+    assert len(commands) == 2
+    assert "algorithms/ppo.py" in commands[0] and "pytest" in commands[1]
