@@ -1,0 +1,269 @@
+"""A run in processes of its own that a test breaks, and what is then left of it on disk."""
+
+import contextlib
+import hashlib
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+ROOT = Path(__file__).parents[1]
+FILES = {"toy": "tests/algorithms/launch/toy.py", "ppo": "algorithms/ppo.py"}
+SECONDS = 240  # that no process may take
+MOUNTS = "FAULTS_MAY_MOUNT"  # set where this process has mounts of its own
+# Where nothing may be mounted: a full disk as Python sees it, while a file is there.
+NO_SPACE = """
+import errno, os
+def fsync(file, fsync=os.fsync):
+    if os.path.exists(os.environ["FULL"]):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    return fsync(file)
+os.fsync = fsync
+"""
+
+
+class Failure(Exception):
+    """Something does not hold that must."""
+
+
+# --- on disk ---------------------------------------------------------------------------------
+
+
+def number(file: Path) -> int:
+    """The point of a checkpoint's file."""
+    return int(file.name[:6])
+
+
+def states(root: Path, without: tuple[Path, ...] = ()) -> dict[Path, list[Path]]:
+    """Of each folder with checkpoints: the files of whole states, in order."""
+    folders = [f for depth in ("", "*/", "*/*/") for f in root.glob(f"{depth}checkpoints")]
+    every = {folder: sorted(folder.glob("[0-9]*.state")) for folder in folders}
+    return {folder: [f for f in files if f not in without] for folder, files in every.items()}
+
+
+def newest(root: Path) -> int:
+    """The newest whole state's point (the sum of the chunks' in a sweep); -1 for none."""
+    last = [number(files[-1]) for files in states(root).values() if files]
+    return sum(last) if last else -1
+
+
+def saved(root: Path, without: tuple[Path, ...] = ()) -> dict[Path, int]:
+    """Policies up to the newest whole state, and when each was written."""
+    last = {folder: number(f[-1]) for folder, f in states(root, without).items() if f}
+    policies = [f for folder in last for f in folder.glob("[0-9]*.policy")]
+    return {f: f.stat().st_mtime_ns for f in policies if number(f) <= last[f.parent]}
+
+
+def count_lost(before: dict[Path, int]) -> int:
+    """How many of these are gone or were written again."""
+    return sum(not f.exists() or f.stat().st_mtime_ns != at for f, at in before.items())
+
+
+def tree(root: Path) -> dict[str, str]:
+    """All files below a directory, and what they hold."""
+    files = sorted(f for f in root.rglob("*") if f.is_file())
+    return {str(f.relative_to(root)): hashlib.sha256(f.read_bytes()).hexdigest() for f in files}
+
+
+def damage(file: Path, how: str, rng: random.Random) -> None:
+    """Flips a bit of a file, cuts its end off or empties it."""
+    data = bytearray(file.read_bytes())
+    if how == "flip":
+        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    file.write_bytes({"cut": data[: rng.randrange(1, len(data))], "empty": b""}.get(how, data))
+
+
+def differences(
+    whole: Path, found: Path, unsaved: set[int] | tuple = (), spoilt: set[str] | tuple = ()
+) -> list[str]:
+    """In words, where a directory is not that of an unbroken run.
+
+    Args:
+      whole, found: the two.
+      unsaved: points that may lack their policy and their rows.
+      spoilt: names of files that may be anything.
+    """
+    wrong, expected = [], {f.relative_to(whole) for f in whole.rglob("*") if f.is_file()}
+    for name in sorted(expected):
+        one, other = whole / name, found / name
+        point = number(name) if name.suffix in (".policy", ".state") else None
+        if name.name in spoilt or (point in unsaved and not other.exists()):
+            continue
+        if not other.exists():
+            wrong.append(f"{name} is missing")
+        elif not alike(one, other, unsaved):
+            wrong.append(f"{name} differs")
+    for file in found.rglob("checkpoints/*"):
+        kept = file.suffix == ".state" and unsaved  # two are kept, whichever they are
+        if file.relative_to(found) not in expected and not kept:
+            wrong.append(f"{file.relative_to(found)} should not be there")
+    return wrong
+
+
+def alike(one: Path, other: Path, unsaved: set[int] | tuple) -> bool:
+    """Whether a file is as in an unbroken run; of versions and pictures, whether it is one."""
+    data = other.read_bytes()
+    if one.name == "versions.json":
+        with contextlib.suppress(ValueError):
+            return bool(json.loads(data))
+        return False
+    if one.suffix == ".png":
+        return data.startswith(b"\x89PNG") or data == one.read_bytes()
+    if one.name == "metrics.csv" and unsaved:
+        lines, there = one.read_text().splitlines(), set(other.read_text().splitlines())
+        column = lines[0].split(",").index("point")
+        free = lambda line: line != lines[0] and int(line.split(",")[column]) in unsaved
+        lines = [line for line in lines if line in there or not free(line)]
+        return data.decode() == "".join(f"{line}\n" for line in lines)
+    return data == one.read_bytes()
+
+
+# --- in processes ----------------------------------------------------------------------------
+
+
+class Case:
+    """One fault: a folder of its own, a generator, and what has been seen of it."""
+
+    def __init__(
+        self,
+        lab: SimpleNamespace,
+        name: str,
+        words: list[str],
+        whole: Path | None = None,
+        seed: int = 0,
+    ):
+        """Takes what is common to all (work, module, environment, life), and what is its own.
+
+        Args:
+          name: of its folder in lab.work.
+          words: settings of its runs.
+          whole: the directory of an unbroken run or sweep with these settings.
+        """
+        self.lab, self.words, self.whole = lab, words, whole
+        self.rng = random.Random(seed)
+        self.folder, self.environment = lab.work / name, lab.environment
+        self.root = self.folder / "runs"
+        self.root.mkdir(parents=True)
+        self.children: list[subprocess.Popen] = []
+        self.moments: list[str] = []
+        self.codes: list[int] = []
+        self.lost = 0
+        self.excused: dict[str, set] = {}  # of `differences`
+
+    def start(self, *words: str | Path) -> subprocess.Popen:
+        """A process of the command line."""
+        base = self.folder / f"{len(self.children)}"
+        command = [sys.executable, str(ROOT / FILES[self.lab.module]), *map(str, words)]
+        with open(f"{base}.out", "w") as out, open(f"{base}.err", "w") as err:
+            places = {"cwd": self.folder, "env": self.environment}
+            child = subprocess.Popen(command, stdout=out, stderr=err, **places)
+        child.base, child.began, child.first = base, time.monotonic(), newest(self.root)
+        self.children.append(child)
+        return child
+
+    def new(self) -> subprocess.Popen:
+        """A new run or sweep."""
+        return self.start(*self.words, "--run-dir-root", self.root)
+
+    def directory(self) -> Path | None:
+        """The run or sweep that can be gone on with."""
+        found = [f.parent for kind in ("config", "sweep") for f in self.root.glob(f"*/{kind}.json")]
+        return found[-1] if found else None
+
+    def go_on(self) -> subprocess.Popen:
+        """Goes on with what is there, or begins."""
+        return self.start("--resume", self.directory()) if self.directory() else self.new()
+
+    def has_finished(self) -> bool:
+        wanted = [f.relative_to(self.whole) for f in self.whole.rglob("*.state")]
+        return bool(self.directory()) and all((self.directory() / f).exists() for f in wanted)
+
+    def pause(self, seconds: float | None = None) -> None:
+        """Waits for a random time, by default up to the life of an unbroken process."""
+        time.sleep(self.rng.uniform(0, seconds or self.lab.life))
+
+    def note(self, child: subprocess.Popen, what: str) -> None:
+        age, child.struck = time.monotonic() - child.began, newest(self.root)
+        over = " (had ended)" if child.poll() is not None else ""
+        self.moments.append(f"{what} at {age:.2f} s, state {child.struck}{over}")
+
+    def strike(self, child: subprocess.Popen, signal_number: int) -> None:
+        self.note(child, signal.Signals(signal_number).name)
+        child.send_signal(signal_number)
+
+    def text(self, child: subprocess.Popen, kind: str = "err") -> str:
+        """What a process has written."""
+        return Path(f"{child.base}.{kind}").read_text()
+
+    def end(self, child: subprocess.Popen, *codes: int, aborted: bool = False) -> int:
+        """Waits for an exit code, one of these."""
+        code, text = child.wait(SECONDS), self.text(child)
+        self.codes.append(code)
+        importing = "KeyboardInterrupt" in text and not re.search(r"cli.py.* in main\n", text)
+        if "Traceback" in text and not (aborted or importing):
+            raise Failure(f"exit code {code}: {text[text.index('Traceback') :].strip()}")
+        if code not in codes:
+            wanted = " or ".join(map(str, sorted(codes)))
+            raise Failure(f"exit code {code} in place of {wanted}: {text[-600:].strip()}")
+        return code
+
+    def finish(self, *without: Path, start=None) -> subprocess.Popen:
+        """Goes on to the end."""
+        before, child = saved(self.root, without), (start or self.go_on)()
+        self.end(child, 0)
+        self.lost += count_lost(before)
+        return child
+
+    def kill_near(self, last: int, finished: float = 0.0) -> bool:
+        """Kills a new run up to a point; with some probability it ends by itself. Has it?"""
+        point, whole = self.rng.randint(3, last), self.rng.random() < finished
+        child = self.new()
+        while child.poll() is None and (whole or newest(self.root) < point):
+            time.sleep(0.005)
+        self.strike(child, signal.SIGKILL)
+        self.end(child, 0, -signal.SIGKILL)
+        return self.has_finished()
+
+    def expect_refusal(self, child: subprocess.Popen, before: dict[str, str], name="") -> None:
+        """Checks that a process was refused and why, and that no file has changed."""
+        self.end(child, 2)
+        after = tree(self.root)
+        changed = sorted(f for f in before | after if before.get(f) != after.get(f))
+        if changed:
+            raise Failure(f"refused, but changed {len(changed)} files: {', '.join(changed[:4])}")
+        if name not in self.text(child):
+            raise Failure(f"{name} is not named: {self.text(child)[-600:].strip()}")
+
+
+@contextlib.contextmanager
+def small_disk(case: Case):
+    """A disk for a case. Gives two functions: one fills it, the other makes room."""
+    if not os.environ.get(MOUNTS):
+        (case.folder / "sitecustomize.py").write_text(NO_SPACE)
+        full = case.folder / "full"
+        path = f"{case.folder}{os.pathsep}{case.environment['PYTHONPATH']}"
+        case.environment = case.environment | {"PYTHONPATH": path, "FULL": str(full)}
+        yield full.touch, full.unlink
+        return
+    fill = case.root / "fill"
+
+    def occupy() -> None:
+        with open(fill, "wb", buffering=0) as file, contextlib.suppress(OSError):
+            while file.write(bytes(4096)):
+                pass
+
+    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", case.root]
+    subprocess.run(mount, check=True)
+    try:
+        yield occupy, fill.unlink
+    finally:
+        shutil.copytree(case.root, case.folder / "copy")
+        subprocess.run(["umount", "-l", case.root], check=True)
+        case.root = case.folder / "copy"
