@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import json
+import math
 import os
 import random
 import re
@@ -139,9 +140,11 @@ class Case:
         whole: Path | None = None,
         seed: int = 0,
     ):
-        """Takes what is common to all (work, module, environment, life), and what is its own.
+        """Makes the folder.
 
         Args:
+          lab: what all have in common: the folder `work`, the module's name, the environment, and
+            the seconds to the first state, the last state and the end of an unbroken process.
           name: of its folder in lab.work.
           words: settings of its runs.
           whole: the directory of an unbroken run or sweep with these settings.
@@ -165,6 +168,7 @@ class Case:
             places = {"cwd": self.folder, "env": self.environment}
             child = subprocess.Popen(command, stdout=out, stderr=err, **places)
         child.base, child.began, child.first = base, time.monotonic(), newest(self.root)
+        child.signals = []
         self.children.append(child)
         return child
 
@@ -185,9 +189,22 @@ class Case:
         wanted = [f.relative_to(self.whole) for f in self.whole.rglob("*.state")]
         return bool(self.directory()) and all((self.directory() / f).exists() for f in wanted)
 
-    def pause(self, seconds: float | None = None) -> None:
-        """Waits for a random time, by default up to the life of an unbroken process."""
-        time.sleep(self.rng.uniform(0, seconds or self.lab.life))
+    def pause(self, child: subprocess.Popen) -> None:
+        """Waits for a random moment of a process's life; by its points once it trains, so that
+        a machine that is busy changes nothing."""
+        lab, moment = self.lab, self.rng.uniform(0, self.lab.life)
+        if moment < lab.first:
+            time.sleep(moment)
+            return
+        share = min((moment - lab.first) / (lab.last - lab.first), 1.0)
+        goal = child.first + share * (newest(self.whole) - child.first)
+        self.await_state(child, goal)
+        time.sleep(max(moment - lab.last, 0.0) + self.rng.uniform(0, 0.03))
+
+    def await_state(self, child: subprocess.Popen, goal: float) -> None:
+        """Waits until a whole state is so new, or the process has ended."""
+        while child.poll() is None and newest(self.root) < goal:
+            time.sleep(0.005)
 
     def note(self, child: subprocess.Popen, what: str) -> None:
         age, child.struck = time.monotonic() - child.began, newest(self.root)
@@ -196,6 +213,7 @@ class Case:
 
     def strike(self, child: subprocess.Popen, signal_number: int) -> None:
         self.note(child, signal.Signals(signal_number).name)
+        child.signals.append(signal_number)
         child.send_signal(signal_number)
 
     def text(self, child: subprocess.Popen, kind: str = "err") -> str:
@@ -206,7 +224,7 @@ class Case:
         """Waits for an exit code, one of these."""
         code, text = child.wait(SECONDS), self.text(child)
         self.codes.append(code)
-        importing = "KeyboardInterrupt" in text and not re.search(r"cli.py.* in main\n", text)
+        importing = signal.SIGINT in child.signals and not re.search(r"cli.py.* in main\n", text)
         if "Traceback" in text and not (aborted or importing):
             raise Failure(f"exit code {code}: {text[text.index('Traceback') :].strip()}")
         if code not in codes:
@@ -225,8 +243,7 @@ class Case:
         """Kills a new run up to a point; with some probability it ends by itself. Has it?"""
         point, whole = self.rng.randint(3, last), self.rng.random() < finished
         child = self.new()
-        while child.poll() is None and (whole or newest(self.root) < point):
-            time.sleep(0.005)
+        self.await_state(child, math.inf if whole else point)
         self.strike(child, signal.SIGKILL)
         self.end(child, 0, -signal.SIGKILL)
         return self.has_finished()

@@ -71,17 +71,16 @@ KILL, TERM, INT = signal.SIGKILL, signal.SIGTERM, signal.SIGINT
 def break_off(case: Case, number_: int, start=None, twice: bool = False) -> None:
     """Ends a process by a signal and looks at what it leaves."""
     before, child = saved(case.root), (start or case.go_on)()
-    case.pause()
+    case.pause(child)
     case.strike(child, number_)
     if twice:
-        case.pause(0.1)
+        time.sleep(case.rng.uniform(0, 0.1))
         child.send_signal(number_)
-    child.wait(broken.SECONDS)
     codes = {-number_} if number_ == KILL else {128 + number_}
-    if case.has_finished():
+    if child.struck >= newest(case.whole) - 2:  # perhaps after it
         codes |= {0, -number_}
     if child.struck <= child.first:  # perhaps before the loop
-        codes.add(-number_)
+        codes |= {-number_} | ({1} if number_ == INT else set())  # 1: an import that failed
     code = case.end(child, *codes, aborted=twice)
     case.lost += count_lost(before)
     for folder, files in states(case.root).items():
@@ -126,15 +125,15 @@ def requeue(case: Case) -> None:
 def disk(case: Case) -> None:
     with small_disk(case) as (fill, make_room):
         child, killed = case.new(), case.rng.random() < 0.5
-        case.pause()
+        case.pause(child)
         case.note(child, "full")
         fill()
-        case.pause(2)
+        time.sleep(case.rng.uniform(0, 2))
         case.note(child, "room")
         make_room()
         began = child.struck >= 0
         if killed:
-            case.pause()
+            case.pause(child)
             case.strike(child, KILL)
         case.end(child, 0, *[-KILL] * killed, *[2] * (not began))
         warned = re.findall(r"point (\d+) was not saved", case.text(child))
@@ -206,8 +205,7 @@ def two(case: Case) -> None:
 def second(case: Case) -> None:
     """A resume while a run trains, which is halted for that long: it would be done too soon."""
     first, point = case.new(), case.rng.randint(0, 150)
-    while first.poll() is None and newest(case.root) < point:
-        time.sleep(0.005)
+    case.await_state(first, point)
     case.strike(first, signal.SIGSTOP)
     case.expect_refusal(case.go_on(), tree(case.root))
     first.send_signal(signal.SIGCONT)
@@ -237,7 +235,7 @@ def twins(case: Case) -> None:
 def heir(case: Case) -> None:
     """A resume at once after a kill."""
     child = case.new()
-    case.pause()
+    case.pause(child)
     case.strike(child, KILL)
     case.finish()
     case.end(child, -KILL, 0)
@@ -277,10 +275,12 @@ def unbroken(lab: SimpleNamespace, kind: str) -> Path:
     for name in (f"whole-{kind}", f"again-{kind}"):
         case = Case(lab, name, f"{SMALL[lab.module]} {WHAT[kind]}".split())
         child = case.new()
+        case.await_state(child, 0)
+        lab.first = time.monotonic() - child.began
+        case.await_state(child, newest(made[0]) if made else 0)
+        lab.last = time.monotonic() - child.began
         case.end(child, 0)
-        lab.life = (
-            time.monotonic() - child.began
-        )  # the second has nothing to compile, as all others
+        lab.life = time.monotonic() - child.began
         made.append(case.directory())
     wrong = differences(*made)
     if wrong:

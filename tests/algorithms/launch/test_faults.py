@@ -1,0 +1,184 @@
+"""A handful of faults, mostly in this process: tests/faults.py in short, and what must hold is the
+same. What a broken run comes to is what an unbroken one is, file by file."""
+
+import errno
+import os
+import random
+import shutil
+import signal
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from algorithms import launch
+from algorithms.launch import plots
+from algorithms.launch.checkpoints import RunDir
+from algorithms.launch.errors import UserError
+from tests.algorithms.launch import toy
+from tests.algorithms.launch.test_runner import Stop, stop_at
+from tests.broken import ROOT, Case, count_lost, damage, differences, saved, tree
+
+CONFIG = toy.Config(total_timesteps=500, num_evals=10)
+WORDS = ["--total-timesteps", "500", "--num-evals", "10", "--num-seeds", "3"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_curves():
+    """Drawing has tests of its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plots, "curve", lambda *arguments: arguments[-1].write_bytes(b"\x89PNG"))
+        yield
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The directory of an unbroken run."""
+    return launch.run(toy, CONFIG, num_seeds=3, root=tmp_path_factory.mktemp("runs")).run_dir
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory):
+    """That of a run that was killed after its sixth point."""
+    run_dir = tmp_path_factory.mktemp("killed") / "run"
+    with pytest.raises(Stop):
+        launch.run(toy, CONFIG, num_seeds=3, run_dir=run_dir, hooks=[stop_at(6)])
+    return run_dir
+
+
+@pytest.fixture
+def broken(killed, tmp_path):
+    """A copy of it."""
+    return Path(shutil.copytree(killed, tmp_path / "run"))
+
+
+# --- files -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["flip", "empty", "gone"])
+def test_the_newest_state_gives_way_to_the_one_before(whole, broken, capsys, how):
+    state = broken / "checkpoints" / "000006.state"
+    if how == "gone":
+        state.unlink()
+    else:
+        damage(state, how, random.Random(0))
+    before = saved(broken, (state,))
+    assert len(before) == 6, "points 0 to 5"
+    launch.resume(broken, module=toy)
+    assert not differences(whole, broken) and not count_lost(before)
+    assert how == "gone" or state.name in capsys.readouterr().err
+
+
+def test_a_run_that_has_lost_all_states_is_left_alone(broken):
+    for file in (broken / "checkpoints").glob("*.state"):
+        file.unlink()
+    before = tree(broken)
+    with pytest.raises(UserError, match="state"):
+        launch.resume(broken, module=toy)
+    assert tree(broken) == before
+
+
+@pytest.mark.parametrize("how, finished", [("flip", False), ("cut", True), ("gone", True)])
+def test_metrics_csv_is_made_anew(whole, broken, how, finished):
+    if finished:
+        launch.resume(broken, module=toy)
+    if how == "gone":
+        (broken / "metrics.csv").unlink()
+    else:
+        damage(broken / "metrics.csv", how, random.Random(0))
+    launch.resume(broken, module=toy)
+    assert not differences(whole, broken)
+
+
+@pytest.mark.parametrize("point", [2, 6])
+def test_a_policy_that_is_gone_takes_only_its_rows_along(whole, broken, point):
+    name = f"{point:06d}.policy"
+    (broken / "checkpoints" / name).unlink()
+    launch.resume(broken, module=toy)
+    assert not differences(whole, broken, unsaved={point}, spoilt={name})
+
+
+@pytest.mark.parametrize("name, how", [("config.json", "cut"), ("versions.json", "empty")])
+def test_damaged_descriptions_are_named_before_anything_changes(whole, broken, capsys, name, how):
+    data = (broken / name).read_bytes()
+    damage(broken / name, how, random.Random(0))
+    before = tree(broken)
+    try:
+        launch.resume(broken, module=toy)
+    except UserError as error:
+        assert name in str(error) and tree(broken) == before
+        (broken / name).write_bytes(data)
+        launch.resume(broken, module=toy)
+    else:
+        assert name in capsys.readouterr().err
+    assert not differences(whole, broken)
+
+
+def test_a_full_disk_leaves_gaps_and_no_half_rows(whole, tmp_path, monkeypatch):
+    run_dir, fsync = tmp_path / "run", os.fsync
+
+    def no_space(_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def fill_up(point):
+        monkeypatch.setattr(os, "fsync", no_space if point.index in (3, 4) else fsync)
+        if point.index == 4:  # as far as the disk took it
+            table = run_dir / "metrics.csv"
+            os.truncate(table, table.stat().st_size - 10)
+
+    launch.run(toy, CONFIG, num_seeds=3, run_dir=run_dir, hooks=[fill_up])
+    launch.resume(run_dir, module=toy)
+    assert not differences(whole, run_dir, unsaved={4, 5})
+
+
+# --- processes -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_one_command_begins_and_goes_on(whole, broken, tmp_path, there):
+    run_dir = broken if there else tmp_path / "new"
+    launch.main(toy, ["--run-dir", str(run_dir), "--resume-if-exists", *WORDS])
+    assert not differences(whole, run_dir)
+
+
+def test_new_runs_at_the_same_moment_have_directories_of_their_own(whole, tmp_path):
+    description, together = RunDir.open(whole).description, threading.Barrier(16)
+    made = []
+
+    def make():
+        together.wait()
+        made.append(RunDir.create_named(tmp_path, description).path)
+
+    threads = [threading.Thread(target=make) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(made)) == 16
+
+
+def test_a_run_that_trains_is_gone_on_with_after_sigterm_and_not_before(tmp_path):
+    config = CONFIG.replace(num_evals=100)
+    whole = launch.run(toy, config, run_dir=tmp_path / "whole").run_dir
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    lab = SimpleNamespace(work=tmp_path, module="toy", environment=environment)
+    case = Case(lab, "case", ["--total-timesteps", "500", "--num-evals", "100"], whole)
+    child = case.new()
+    try:
+        case.await_state(child, 3)
+        case.strike(child, signal.SIGSTOP)  # or it would be done too soon
+        before = tree(case.root)
+        with pytest.raises(UserError):
+            launch.resume(case.directory(), module=toy)
+        assert tree(case.root) == before
+        child.send_signal(signal.SIGTERM)
+        child.send_signal(signal.SIGCONT)
+        case.end(child, 128 + signal.SIGTERM)
+    finally:
+        child.kill()
+        child.wait()
+    before = saved(case.root)
+    assert len(before) == len(list(case.root.rglob("*.policy"))) < 101, "none is half saved"
+    launch.resume(case.directory(), module=toy)
+    assert not differences(whole, case.directory()) and not count_lost(before)
