@@ -124,18 +124,21 @@ def requeue(case: Case) -> None:
 
 def disk(case: Case) -> None:
     with small_disk(case) as (fill, make_room):
-        child, killed = case.new(), case.rng.random() < 0.5
+        if case.rng.random() < 0.3:
+            case.kill_near(100)
+        before, child, killed = saved(case.root), case.go_on(), case.rng.random() < 0.5
         case.pause(child)
         case.note(child, "full")
         fill()
         time.sleep(case.rng.uniform(0, 2))
         case.note(child, "room")
         make_room()
-        began = child.struck >= 0
+        began = child.struck > child.first
         if killed:
             case.pause(child)
             case.strike(child, KILL)
         case.end(child, 0, *[-KILL] * killed, *[2] * (not began))
+        case.lost += count_lost(before)
         warned = re.findall(r"point (\d+) was not saved", case.text(child))
         case.excused["unsaved"] = set(map(int, warned))
         case.finish()
@@ -177,6 +180,7 @@ def missing(case: Case) -> None:
     mine, policies = states(directory)[folder], sorted(folder.glob("[0-9]*.policy"))
     groups = [[directory / name] for name in ("metrics.csv", "versions.json", "curve.png")]
     groups += [mine[-1:], mine, [case.rng.choice(policies)]]
+    groups = [group for group in groups if group[0].exists()]
     chosen = case.rng.sample(groups, case.rng.randint(1, 3))
     gone = {f: f.read_bytes() for group in chosen for f in group if f.exists()}
     for file in gone:
