@@ -85,6 +85,12 @@ class Record:
                 resume=start.resumed,
             )
 
+    def mend(self, start: Start) -> None:
+        """What people look at, of a run that is finished."""
+        if self.run_dir and hosts.is_first():
+            self.run_dir.mend_metrics(start.point, start.history)
+        self.draw()
+
     def add(self, point: Point, states: Any) -> None:
         """Takes a point, and the states on the devices. A full disk costs files, not the run."""
         if point.metrics:

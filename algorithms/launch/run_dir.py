@@ -237,20 +237,25 @@ class RunDir:
         ]
 
     def rewind(self, last: int, history: dict[int, Metrics]) -> None:
-        """Drops all that is past a point, and what a killed process has left behind.
-
-        metrics.csv is written anew; of points that the history lacks, it keeps what it has.
-        """
+        """Drops all that is past a point, and what a killed process has left behind."""
         for file in self.checkpoints.glob("[0-9]*.*"):
             if _number(file) > last:
                 file.unlink()
         for part in self.checkpoints.glob(".*.part"):
             part.unlink()
+        self.mend_metrics(last, history)
+
+    def mend_metrics(self, last: int, history: dict[int, Metrics]) -> None:
+        """Brings metrics.csv to a point; of points that the history lacks it keeps what it has."""
         rows = {p: r for p, r in self._written().items() if p <= last}
+        if rows and not history:
+            return
         rows |= {point: self._rows(point, metrics) for point, metrics in history.items()}
         head = [self._head(metrics) for metrics in list(history.values())[:1]]
-        text = as_csv([*head, *(row for point in sorted(rows) for row in rows[point])])
-        files.write_whole(self.path / "metrics.csv", text.encode())
+        text = as_csv([*head, *(row for point in sorted(rows) for row in rows[point])]).encode()
+        file = self.path / "metrics.csv"
+        if not file.exists() or file.read_bytes() != text:
+            files.write_whole(file, text)
 
     def _written(self) -> dict[int, list[list[str]]]:
         """Whole rows of metrics.csv, by points."""

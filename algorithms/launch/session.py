@@ -67,7 +67,7 @@ class Session:
         self.view.begin(start.point, self.config.num_evals, self.agents.count)
         if start.point >= self.config.num_evals:
             self.view.say("this run is finished; a larger total_timesteps would go on with it")
-            record.draw()
+            record.mend(start)
             state = start.get_state(self.layout.own)
             return self._result(record, start.point, state, run_dir.is_finite(start.point))
         states = self._restore(start, record)  # before anything is changed on the disk

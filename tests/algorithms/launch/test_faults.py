@@ -13,9 +13,9 @@ from types import SimpleNamespace
 import pytest
 
 from algorithms import launch
-from algorithms.launch import plots
-from algorithms.launch.checkpoints import RunDir
+from algorithms.launch import plots, runner
 from algorithms.launch.errors import UserError
+from algorithms.launch.run_dir import RunDir
 from tests.algorithms.launch import toy
 from tests.algorithms.launch.test_runner import Stop, stop_at
 from tests.broken import ROOT, Case, count_lost, damage, differences, saved, tree
@@ -148,7 +148,7 @@ def test_new_runs_at_the_same_moment_have_directories_of_their_own(whole, tmp_pa
 
     def make():
         together.wait()
-        made.append(RunDir.create_named(tmp_path, description).path)
+        made.append(runner.create(description, tmp_path).path)
 
     threads = [threading.Thread(target=make) for _ in range(16)]
     for thread in threads:
