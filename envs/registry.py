@@ -8,6 +8,8 @@ from typing import Any
 
 import jax
 
+from envs import modules
+
 # The kit's own environments: name to (module of this package, class).
 OWN: dict[str, tuple[str, str]] = {
     "Pursuit-v0": (".pursuit", "Pursuit"),
@@ -39,7 +41,8 @@ def make(env: Any, **settings: Any) -> tuple[Any, Any]:
     """Builds an environment.
 
     Args:
-      env: a registered name, `library/name` for an environment of an outside library, or an
+      env: a registered name; `library/name` for an environment of an outside library;
+        `my_module:MyEnv` for a class or a function of a module of the user's own; or an
         environment object with gymnax's 1.x interface (`reset_env`, `step_env`, `is_truncated`,
         the two spaces and `default_params`). With several agents it has `num_agents`; its spaces
         are then those of one agent.
@@ -52,7 +55,8 @@ def make(env: Any, **settings: Any) -> tuple[Any, Any]:
       with it as a static argument are compiled once. Parameters may be traced and batched.
 
     Raises:
-      ValueError: an unknown name (the nearest names are listed) or setting.
+      ValueError: an unknown name (the nearest names are listed) or setting, or a module of the
+        user's own that has no such environment or fails.
     """
     if not isinstance(env, str):
         return _build(env, settings)
@@ -111,6 +115,8 @@ def _construct(name: str, settings: dict[str, Any]) -> tuple[Any, dict[str, Any]
 
     Returns the environment and the settings that are left (fields of its parameters).
     """
+    if ":" in name:
+        return modules.construct(name, settings)
     library, _, rest = name.partition("/")
     if library in LIBRARIES and rest:
         adapter = importlib.import_module(LIBRARIES[library], __package__)

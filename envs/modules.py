@@ -1,0 +1,243 @@
+"""Environments of the user's own modules: `envs.make("my_module:MyEnv", size=3)`.
+
+The module is imported as Python does, with the working directory as the last place to look; what
+stands after the colon is a class or a function that returns an environment with gymnax's 1.x
+interface. A folder is a dot: `my_envs.maze:Maze` is my_envs/maze.py.
+"""
+
+import importlib
+import importlib.machinery
+import importlib.util
+import inspect
+import os
+import re
+import sys
+import sysconfig
+import traceback
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from envs import suggest
+
+KIT = Path(__file__).parents[1]
+# What nobody wants to read about when code of theirs fails.
+LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))
+INTERFACE = (
+    "reset_env",
+    "step_env",
+    "is_truncated",
+    "action_space",
+    "observation_space",
+    "default_params",
+)
+
+
+def construct(name: str, settings: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Builds the environment that `module:name` says, with those settings that its signature has.
+
+    Shapes are traced through a reset and a step, so that what fails there is told at once.
+
+    Returns:
+      The environment and the settings that are left (fields of its parameters).
+
+    Raises:
+      ValueError: there is no such module or name, it is nothing to call, what it gives is no
+        environment, or its code raises an error; all of them in one line.
+    """
+    if not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", name) or ".py:" in name:
+        raise ValueError(
+            f"environment '{name}': give my_module:MyEnv, without .py and with dots between folders"
+        )
+    with jax.ensure_compile_time_eval():  # its arrays outlive a trace that asks for it
+        factory = _find(name)
+        arguments = _arguments(factory)
+        taken = {k: v for k, v in settings.items() if k in arguments}
+        left = {k: v for k, v in settings.items() if k not in taken}
+        needed = [k for k, p in arguments.items() if p.default is p.empty and k not in taken]
+        if needed:
+            raise ValueError(f"{name} needs a value for {', '.join(needed)}, in the env_settings")
+        with _told(name):
+            env = factory(**taken)
+    _check(name, env)
+    return env, left
+
+
+def _find(name: str) -> Callable:
+    """What stands after the colon."""
+    module_name, _, attribute = name.partition(":")
+    module = _import(name, module_name)
+    public = {k: v for k, v in vars(module).items() if callable(v) and not k.startswith("_")}
+    if not hasattr(module, attribute):
+        own = [k for k, v in public.items() if getattr(v, "__module__", "") == module.__name__]
+        place = f" ({module.__file__})" if getattr(module, "__file__", None) else ""
+        hint = suggest.hint(attribute, sorted(own))
+        raise ValueError(f"module {module_name}{place} has no {attribute}; {hint}")
+    factory = getattr(module, attribute)
+    if not callable(factory):
+        raise ValueError(f"{name} is {_kind(factory)}: give a class or a function")
+    return factory
+
+
+def _import(name: str, module: str) -> types.ModuleType:
+    here = os.getcwd()
+    if here not in sys.path:
+        # It stays there: modules import others also later. Last, so that nothing is hidden by it.
+        sys.path.append(here)
+    actual, spec = _own_name(module, here)
+    try:
+        with _told(name, ModuleNotFoundError):
+            if spec and spec.name not in sys.modules:
+                _load(spec)
+            return importlib.import_module(actual)
+    except ModuleNotFoundError as error:
+        missing = error.name or str(error)
+        if f"{actual}.".startswith(f"{missing}."):
+            why = f"there is no module {module}, neither installed nor in the working directory"
+            raise ValueError(f"environment '{name}': {why} ({here})") from error
+        why = "is not installed"
+        if spec and missing.startswith(f"{module.partition('.')[0]}."):  # of the folder's own
+            why = "is looked for in this kit: import it relatively, as in `from .x import y`"
+        raise ValueError(
+            f"environment '{name}': {module} imports {missing}, which {why}"
+        ) from error
+
+
+def _own_name(module: str, here: str) -> tuple[str, importlib.machinery.ModuleSpec | None]:
+    """The name to import a module by.
+
+    One in the working directory that is called as one of the kit (`envs`; `dqn`, too, where a file
+    of algorithms/ is the program) is not that one: it gets another name, and how to load it.
+    """
+    top, dot, rest = module.partition(".")
+    theirs = importlib.machinery.PathFinder.find_spec(top, [here])
+    if theirs is None or not _is_of_kit(top) or theirs.origin == _origin(top):
+        return module, None
+    alias, folders = f"_user_{top}", theirs.submodule_search_locations
+    if theirs.origin is None:  # a folder without an __init__.py
+        spec = importlib.machinery.ModuleSpec(alias, None, is_package=True)
+        spec.submodule_search_locations = list(folders)
+    else:
+        spec = importlib.util.spec_from_file_location(
+            alias, theirs.origin, submodule_search_locations=folders
+        )
+    return alias + dot + rest, spec
+
+
+def _load(spec: importlib.machinery.ModuleSpec) -> None:
+    sys.modules[spec.name] = module = importlib.util.module_from_spec(spec)
+    try:
+        if spec.origin is not None:
+            spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[spec.name]
+        raise
+
+
+def _is_of_kit(top: str) -> bool:
+    origin = _origin(top)
+    return origin is not None and Path(origin).is_relative_to(KIT)
+
+
+def _origin(top: str) -> str | None:
+    """The file that the name of a module stands for."""
+    if top in sys.modules:
+        return getattr(sys.modules[top], "__file__", None)
+    spec = importlib.util.find_spec(top)
+    return spec and spec.origin
+
+
+def _arguments(factory: Callable) -> dict[str, inspect.Parameter]:
+    """Those that can be given by name."""
+    try:
+        parameters = inspect.signature(factory).parameters
+    except (TypeError, ValueError):  # of a class that is not written in Python
+        return {}
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return {name: p for name, p in parameters.items() if p.kind in kinds}
+
+
+def _check(name: str, env: Any) -> None:
+    """Refuses what is no environment, or one whose reset or step cannot be traced."""
+    from envs.gymnax import environment
+
+    with _told(name):
+        missing = [part for part in INTERFACE if not _has(env, part, environment.Environment)]
+    if missing:
+        raise ValueError(
+            f"{name} gives {_kind(env)} without {', '.join(missing)}: an environment has the "
+            f"interface of gymnax 1.x, {', '.join(INTERFACE)}"
+        )
+    told = lambda part: _told(f"{part} of {name}")
+    with told("default_params, action_space or observation_space"):
+        params = env.default_params
+        space = env.action_space(params)
+        env.observation_space(params)
+
+    def once(key, params):
+        reset_key, action_key, step_key = jax.random.split(key, 3)
+        with told("reset_env"):
+            _, state = env.reset_env(reset_key, params)
+        with told("action_space"):
+            players = getattr(env, "num_agents", None)
+            action = (
+                space.sample(action_key)
+                if players is None
+                else jax.vmap(space.sample)(jax.random.split(action_key, players))
+            )
+        with told("step_env"):
+            returned = env.step_env(step_key, state, action, params)
+        if not isinstance(returned, tuple) or len(returned) != 5:
+            count = f"{len(returned)} values" if isinstance(returned, tuple) else _kind(returned)
+            raise ValueError(
+                f"step_env of {name} returns {count}, in place of the 5 values observation, state, "
+                "reward, terminated, info"
+            )
+        with told("is_truncated"):
+            env.is_truncated(returned[1], params)
+
+    with jax.debug_key_reuse(False):  # shapes only
+        jax.eval_shape(once, jax.random.key(0), params)
+
+
+def _has(env: Any, part: str, base: type) -> bool:
+    """Whether it has a method of its own where the base has none that works."""
+    works = part in ("is_truncated", "default_params")
+    own = getattr(type(env), part, None)
+    return hasattr(env, part) and (works or own is None or own is not getattr(base, part))
+
+
+def _kind(value: Any) -> str:
+    name = type(value).__name__
+    return f"a{'n' * (name[0] in 'AEIOUaeiou')} {name}"
+
+
+# --- errors of other people's code -----------------------------------------------------------
+
+
+@contextmanager
+def _told(name: str, *but: type[Exception]) -> Iterator[None]:
+    """Turns an error into one line with its type, its first line and where it comes from."""
+    try:
+        yield
+    except but:
+        raise
+    except (Exception, SystemExit) as error:
+        text = str(error).strip().partition("\n")[0]
+        told = f"{type(error).__name__}: {text}" if text else type(error).__name__
+        raise ValueError(f"{name}: {told} ({_place(error)})") from error
+
+
+def _place(error: BaseException) -> str:
+    """file:line of the innermost code that is not a library's, if there is any."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{Path(error.filename).name}:{error.lineno}"
+    frames = [(Path(f.filename), f.lineno) for f in traceback.extract_tb(error.__traceback__)]
+    hidden = (*LIBRARIES, str(Path(__file__).parent), "<")
+    theirs = [frame for frame in frames if not str(frame[0]).startswith(hidden)]
+    file, line = (theirs or frames)[-1]
+    return f"{file.name}:{line}"
