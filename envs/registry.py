@@ -1,6 +1,5 @@
 """`make`: an environment and its parameters from a name (or an object) and settings."""
 
-import difflib
 import functools
 import importlib
 import inspect
@@ -8,7 +7,7 @@ from typing import Any
 
 import jax
 
-from envs import modules
+from envs import modules, suggest
 
 # The kit's own environments: name to (module of this package, class).
 OWN: dict[str, tuple[str, str]] = {
@@ -87,7 +86,7 @@ def _build(env: Any, settings: dict[str, Any]) -> tuple[Any, Any]:
     for name in settings:
         if name not in fields:
             known = [*fields, *WRAPPER_SETTINGS]
-            raise ValueError(_unknown(f"setting of {label}:", name, known))
+            raise ValueError(suggest.unknown(f"setting of {label}:", name, known))
     params = params.replace(**settings) if settings else params
 
     env = Gymnax(env)
@@ -117,15 +116,18 @@ def _construct(name: str, settings: dict[str, Any]) -> tuple[Any, dict[str, Any]
     """
     if ":" in name:
         return modules.construct(name, settings)
-    library, _, rest = name.partition("/")
-    if library in LIBRARIES and rest:
+    library, slash, rest = name.partition("/")
+    if slash:
+        if library not in LIBRARIES:
+            raise ValueError(_unknown_library(library, rest))
         adapter = importlib.import_module(LIBRARIES[library], __package__)
         if rest not in adapter.names():
-            raise ValueError(_unknown(f"environment of {library}", rest, adapter.names()))
+            what = f"environment of {library}"
+            raise ValueError(suggest.unknown_environment(what, rest, adapter.names()))
         return adapter.construct(rest, settings)
     if name not in names():
-        libraries = [f"{library}/..." for library in LIBRARIES]
-        raise ValueError(_unknown("environment", name, [*names(), *libraries]))
+        known = [*names(), *(f"{library}/..." for library in LIBRARIES)]
+        raise ValueError(suggest.unknown_environment("environment", name, known))
     if name in OWN:
         module, factory = OWN[name]
         factory = getattr(importlib.import_module(module, __package__), factory)
@@ -139,10 +141,9 @@ def _construct(name: str, settings: dict[str, Any]) -> tuple[Any, dict[str, Any]
     return factory(**taken), left
 
 
-def _unknown(what: str, name: str, known: list[str]) -> str:
-    """One line that names what was asked for and the nearest things there are."""
-    folded = {k.lower(): k for k in known}
-    near = difflib.get_close_matches(name.lower(), folded, n=3, cutoff=0.4)
-    if near:
-        return f"unknown {what} '{name}'; did you mean {', '.join(folded[k] for k in near)}?"
-    return f"unknown {what} '{name}'; there are {', '.join(known)}"
+def _unknown_library(library: str, rest: str) -> str:
+    """One line; gymnax's environments and the kit's have no library in their names."""
+    plain = {name.lower(): name for name in names()}.get(rest.lower())
+    if plain:
+        return f"unknown library '{library}'; did you mean {plain}?"
+    return suggest.unknown("library", library, [f"{name}/..." for name in LIBRARIES])
