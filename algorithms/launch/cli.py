@@ -57,6 +57,8 @@ def dispatch(module: Any, argv: list[str]) -> int:
         return render(module, shell)
     if command == "copy":
         return copy(module, shell)
+    if command == "list":
+        return show_all(module)
     return train(module, *single_out(base[0], config), shell)
 
 
@@ -126,6 +128,7 @@ TAKES = {
     "evaluate": ("evaluate", "seed", "point", "agent", "episodes"),
     "render": ("render", "seed", "point", "agent"),
     "copy": ("copy",),
+    "list": ("list",),
     "resume": ("resume", "point", "quiet", "total_timesteps", *Options._fields, *PROCESSES),
     "run": ("point", "agent", "episodes"),  # those that do not
 }
@@ -194,6 +197,13 @@ def copy(module: Any, shell: Shell) -> int:
     from algorithms.launch import copies
 
     print(copies.write(Path(module.__file__), Path(shell.copy)))
+    return 0
+
+
+def show_all(module: Any) -> int:
+    from algorithms.launch import catalogue
+
+    print(catalogue.text(algorithm_name(module)))
     return 0
 
 

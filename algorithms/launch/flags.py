@@ -42,6 +42,7 @@ class Shell:
     """write a GIF of an episode of a run"""
     copy: Annotated[str | None, DIRECTORY] = None
     """write this file, with what it needs of the kit, into a directory of another project"""
+    list: bool = False  # print what there is: algorithms, environments, presets
     point: str = "last"
     """of --evaluate, --render: last, best or a number; of --resume: last or that of a kept state"""
     agent: int | None = None  # of --evaluate (default: all), --render (0); number in results.csv

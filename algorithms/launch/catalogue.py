@@ -1,0 +1,81 @@
+"""What there is, for --list: algorithms, environments and presets."""
+
+import ast
+import importlib
+import itertools
+import textwrap
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import envs
+from algorithms.launch.presets import PRESETS
+from envs import registry
+
+FOLDER = Path(__file__).parents[1]
+WIDTH = 96  # characters of a line
+
+
+def text(algorithm: str) -> str:
+    """Algorithms, environments by library and presets, those of one algorithm first.
+
+    Algorithms are not imported. Of a library that is not installed stands here what would do that.
+    """
+    names = sorted(file.stem for file in FOLDER.glob("*.py") if file.stem != "__init__")
+    others = {name: table for name, table in PRESETS.items() if name != algorithm}
+    return "\n\n".join(
+        [
+            _part("algorithms", {name: first_line(FOLDER / f"{name}.py") for name in names}),
+            _part("environments: --env NAME, or your own as --env my_module:MyEnv", environments()),
+            _part(
+                f"presets of {algorithm}: --preset NAME",
+                {"": ", ".join(PRESETS.get(algorithm, {})) or "none"},
+            ),
+            _part("presets of others", {name: ", ".join(table) for name, table in others.items()}),
+        ]
+    )
+
+
+def environments() -> dict[str, str]:
+    """The names that `envs.make` takes, by library, gymnax's by their kind."""
+    groups: dict[str, str] = {"of the kit": ", ".join(registry.OWN)}
+    known = [name for name in envs.names() if name not in registry.OWN]
+    for kind, names in itertools.groupby(known, _kind):
+        groups[f"gymnax, {kind.replace('_', ' ')}"] = ", ".join(names)
+    for library, module in registry.LIBRARIES.items():
+        try:
+            names = importlib.import_module(module, registry.__package__).names()
+        except (ValueError, ImportError) as error:  # not installed: it names the pip command
+            names = [str(error)]
+        groups[f"{library}/NAME"] = ", ".join(names)
+    return groups
+
+
+def first_line(file: Path) -> str:
+    """Of a module's docstring, which is read without an import of what the module needs."""
+    return (ast.get_docstring(ast.parse(file.read_bytes())) or "").partition("\n")[0]
+
+
+def _kind(name: str) -> str:
+    """The folder of gymnax.environments that an environment is in."""
+    from envs.gymnax import gymnax
+
+    return gymnax.registration._registry[name].__module__.split(".")[2]
+
+
+def _part(title: str, rows: Mapping[str, Any]) -> str:
+    """A title, and rows of a name and a text that may take several lines."""
+    width = max(map(len, rows), default=0)
+    width += 2 * bool(width)
+    return "\n".join([title, *itertools.chain(*(_row(n, rows[n], width) for n in rows))])
+
+
+def _row(name: str, words: str, width: int) -> Iterable[str]:
+    return textwrap.wrap(
+        words,
+        WIDTH,
+        initial_indent=f"  {name:{width}}",
+        subsequent_indent=" " * (width + 2),
+        break_on_hyphens=False,
+        break_long_words=False,
+    )

@@ -1,0 +1,73 @@
+"""--list: everything that there is, without importing what it does not need."""
+
+import ast
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import envs
+from algorithms import ppo
+from algorithms.launch import catalogue
+from algorithms.launch.presets import PRESETS
+from envs import registry
+from tests.algorithms.launch.test_cli import main
+
+ALGORITHMS = [f.stem for f in Path(ppo.__file__).parent.glob("*.py") if f.stem != "__init__"]
+
+
+@pytest.fixture
+def without_libraries(monkeypatch):
+    """As where no outside library is installed."""
+    for library, module in registry.LIBRARIES.items():
+        monkeypatch.setitem(sys.modules, library, None)
+        adapter = importlib.import_module(module, "envs")
+        for cached in vars(adapter).values():
+            if hasattr(cached, "cache_clear"):
+                cached.cache_clear()
+
+
+def test_list_has_algorithms_environments_and_presets(capsys, without_libraries):
+    code, out, err = main(capsys, "--list", module=ppo)
+    assert code == 0 and not err
+    words = out.replace(",", " ").split()
+    for name in (*ALGORITHMS, *envs.names(), *(p for table in PRESETS.values() for p in table)):
+        assert name in words, name
+    flat = " ".join(out.split())
+    for name in ALGORITHMS:
+        assert f"{name} {catalogue.first_line(Path(ppo.__file__).with_name(f'{name}.py'))}" in flat
+    assert "Proximal policy optimisation" in out and "gymnax, classic control" in out
+    for library in registry.LIBRARIES:
+        assert f"{library}/NAME {library}/... needs" in flat and "pip install" in flat
+    assert max(map(len, out.splitlines())) <= 100
+    own = out.partition("presets of ppo")[2].partition("\n\n")[0]
+    assert all(name in own for name in PRESETS["ppo"]) and "ippo" not in own
+
+
+@pytest.mark.needs("jaxmarl")
+def test_list_has_the_names_of_libraries_that_are_there():
+    assert "MPE_simple_spread_v3" in catalogue.environments()["jaxmarl/NAME"].split(", ")
+
+
+def test_list_goes_with_nothing_else(capsys):
+    code, out, err = main(capsys, "--list", "--seed", 3)
+    assert code == 2 and not out and "--list does not go with --seed 3 (in place of 0)" in err
+
+
+def test_algorithms_are_not_imported():
+    code = "import sys; from algorithms.launch import catalogue; text = catalogue.text('ppo')"
+    code += "; print([m for m in sys.modules if m in ('distrax', 'optax', 'matplotlib.pyplot')])"
+    code = "import sys; sys.modules['jaxmarl'] = None; " + code
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert ast.literal_eval(done.stdout) == []
+
+
+def test_the_first_line_of_a_module(tmp_path):
+    file = tmp_path / "m.py"
+    file.write_text('"""One, two.\n\nThree.\n"""\nimport not_there')
+    assert catalogue.first_line(file) == "One, two."
+    file.write_text("x = 1")
+    assert catalogue.first_line(file) == ""
