@@ -42,8 +42,12 @@ def check_seeds(seed: int, num_seeds: int) -> None:
         raise UserError(f"seed={seed}: seeds go from 0 to {2**32 - 1}")
 
 
-def check_gif(config: Any, options: Options) -> None:
-    """Refuses what cannot be drawn, before anything runs."""
+def check_outputs(config: Any, options: Options) -> None:
+    """Refuses what cannot be drawn or tracked, before anything runs or is written."""
+    if options.track or options.tensorboard:
+        from algorithms.launch import trackers
+
+        trackers.check_libraries(options.track, options.tensorboard)
     if options.gif != "never":
         from algorithms.launch import render
 

@@ -12,7 +12,7 @@ import numpy as np
 from algorithms.launch import programs
 from algorithms.launch.interrupts import Interrupt, Stop, in_background
 from algorithms.launch.metrics import Metrics, mean_returns, stack
-from algorithms.launch.options import Options, check_gif
+from algorithms.launch.options import Options, check_outputs
 from algorithms.launch.record import Point, Record, Start
 from algorithms.launch.run_dir import RunDir
 from algorithms.launch.settings import Agents
@@ -53,7 +53,7 @@ class Session:
         self.trainer, self.agents, self.options, self.hooks = trainer, agents, options, hooks
         self.module, self.config, self.view = trainer.module, trainer.config, trainer.view
         self.in_sweep = in_sweep
-        check_gif(self.config, options)
+        check_outputs(self.config, options)
         self.layout = trainer.layout._replace(num_agents=agents.count)
         self.configs = self.layout.put(agents.configs(trainer.config))
 

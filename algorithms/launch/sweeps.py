@@ -18,7 +18,7 @@ from algorithms.launch.options import (
     Options,
     check_algorithm,
     check_files,
-    check_gif,
+    check_outputs,
     check_seeds,
     make_options,
 )
@@ -112,7 +112,7 @@ def sweep(
     devices.use_cores(min(max_parallel or largest, largest), config)
     trainers = [Trainer(module, program.config, largest, view) for program in programs]
     for program in programs:
-        check_gif(program.config, options)
+        check_outputs(program.config, options)
     plans.announce(view, module, programs, num_seeds)
     planned = plans.compile(trainers, largest, max_parallel, memory_limit, view)
     chunks = [

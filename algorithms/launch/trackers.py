@@ -1,8 +1,10 @@
 """Experiment trackers: wandb and TensorBoard, both optional libraries."""
 
+import importlib.util
 import json
 import os
 import secrets
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -28,6 +30,31 @@ class Tracker(Protocol):
 
     def close(self) -> None:
         """Writes out what is left."""
+
+
+def check_libraries(track: bool, tensorboard: bool) -> None:
+    """Refuses trackers whose libraries are missing; imports none of them.
+
+    Raises:
+      UserError: one is; the message has its pip command.
+    """
+    for asked, flag, library in (
+        (track, "track", "wandb"),
+        (tensorboard, "tensorboard", "tensorboardX"),
+    ):
+        if asked and not _is_there(library):
+            raise _missing(flag, library)
+
+
+def _is_there(library: str) -> bool:
+    if sys.modules.get(library):
+        return True
+    spec = importlib.util.find_spec(library)
+    return spec is not None and spec.origin is not None  # a folder `wandb` of runs has no origin
+
+
+def _missing(flag: str, library: str) -> UserError:
+    return UserError(f"--{flag} needs {library}: pip install {library}")
 
 
 def open_trackers(
@@ -165,7 +192,7 @@ class _Wandb:
         try:
             import wandb
         except ImportError as error:
-            raise UserError("--track needs wandb: pip install wandb") from error
+            raise _missing("track", "wandb") from error
         self.wandb, self.parts = wandb, parts
         notes = run_dir / "wandb" / "runs.json"  # run ids, so that a resumed run goes on in them
         ids = json.loads(notes.read_text()) if resume and notes.exists() else {}
@@ -224,7 +251,7 @@ class _TensorBoard:
             from tensorboardX import event_file_writer, summary
             from tensorboardX.proto import event_pb2, summary_pb2
         except ImportError as error:
-            raise UserError("--tensorboard needs tensorboardX: pip install tensorboardX") from error
+            raise _missing("tensorboard", "tensorboardX") from error
         self.event_pb2, self.summary_pb2, self.parts = event_pb2, summary_pb2, parts
         self.writers = []
         for part in parts:

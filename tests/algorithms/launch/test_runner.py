@@ -1,6 +1,8 @@
 """`run` and `resume` from Python, on a toy for the shell's own work and on ppo for exactness."""
 
+import importlib.util
 import json
+import sys
 import types
 
 import jax
@@ -8,7 +10,7 @@ import numpy as np
 import pytest
 
 from algorithms import launch, ppo
-from algorithms.launch import devices, plots
+from algorithms.launch import devices, plots, trackers
 from algorithms.launch.errors import UserError
 from algorithms.launch.run_dir import RunDir
 from tests.algorithms.launch import toy
@@ -183,6 +185,39 @@ def test_settings_that_cannot_work(tmp_path, config, keywords, message):
     with pytest.raises(UserError, match=message):
         launch.run(toy, config, root=tmp_path, **keywords)
     assert not list(tmp_path.iterdir()), "a run that cannot start leaves nothing"
+
+
+@pytest.mark.parametrize("option, library", [("track", "wandb"), ("tensorboard", "tensorboardX")])
+def test_a_tracker_without_its_library_leaves_nothing(tmp_path, monkeypatch, option, library):
+    monkeypatch.setitem(sys.modules, library, None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, package=None: None)
+    train = (launch.run, {}), (launch.sweep, {"grid": {"gamma": [0.5, 0.9]}})
+    for start, more in train:
+        with pytest.raises(UserError, match=f"--{option} needs {library}: pip install {library}"):
+            start(toy, CONFIG, root=tmp_path / "runs", **more, **{option: True})
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_of_wandb_s_runs_is_no_library(tmp_path, monkeypatch):
+    (tmp_path / "wandb").mkdir()
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+    trackers.check_libraries(track=True, tensorboard=False)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    with pytest.raises(UserError, match="pip install wandb"):
+        trackers.check_libraries(track=True, tensorboard=False)
+
+
+def test_a_run_goes_on_without_a_tracker_that_is_gone(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)
+    path = launch.run(toy, CONFIG, run_dir=tmp_path / "run").run_dir
+    described = json.loads((path / "config.json").read_text())
+    described["options"]["tensorboard"] = True
+    (path / "config.json").write_text(json.dumps(described))
+    before = (path / "versions.json").read_bytes()
+    with pytest.raises(UserError, match="--tensorboard needs tensorboardX"):
+        launch.resume(path, module=toy)
+    assert (path / "versions.json").read_bytes() == before
+    launch.resume(path, module=toy, tensorboard=False)
 
 
 def test_an_existing_run_dir_is_refused(whole):
