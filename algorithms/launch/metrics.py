@@ -34,9 +34,9 @@ def players(name: str, values: np.ndarray) -> list[np.ndarray]:
     return [values[:, :, *player] for player in np.ndindex(values.shape[2:])]
 
 
-def mean_returns(curves: Metrics) -> np.ndarray:
-    """Evaluation returns (training returns where there are none) over all players."""
-    name = "eval_return" if "eval_return" in curves else "episode_return"
+def mean_returns(curves: Metrics, name: str | None = None) -> np.ndarray:
+    """Returns over all players (agents, points): evaluation returns, or else those of training."""
+    name = name or ("eval_return" if "eval_return" in curves else "episode_return")
     return np.mean(players(name, curves[name]), axis=0, dtype=np.float64)
 
 

@@ -1,7 +1,7 @@
 """The learning curve of a run, and what a sweep came to, as pictures."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -153,19 +153,59 @@ def _best_curves(ax: Any, ranked: Sequence[results.Ranked]) -> None:
         points = min(len(agent.returns) for agent in setting.agents)
         returns = np.stack([agent.returns[:points] for agent in setting.agents], 1)
         x = setting.agents[0].timesteps[:points]
-        there = ~np.isnan(returns).any(1)
         label = ", ".join(settings.text_of(setting.setting)) or f"{returns.shape[1]} seeds"
-        style = {"marker": "o", "markersize": 4} if len(x) <= 30 else {}
-        middle = results.interquartile_mean(returns[there])
-        ax.plot(x[there], middle, color=colour, linewidth=1.8, label=label, **style)
-        if returns.shape[1] > 1:
-            band = [results.bootstrap_interval(row, resamples=500) for row in returns[there]]
-            ax.fill_between(x[there], *zip(*band), color=colour, alpha=0.15, linewidth=0)
+        _interquartile(ax, x, returns, color=colour, label=label)
         last = max(last, *x)
     _style(ax, last)
     ax.set_ylabel("return, interquartile mean")
     best = f"the best {CURVES} of {len(ranked)} settings" if len(ranked) > CURVES else ""
     ax.legend(frameon=False, fontsize="x-small", loc="best", title=best, title_fontsize="x-small")
+
+
+def _interquartile(ax: Any, x: np.ndarray, returns: np.ndarray, **style: Any) -> None:
+    """The interquartile mean of returns (points, seeds) in a band of 95 % of resampled seeds, at
+    the points where all seeds have a return."""
+    there = ~np.isnan(returns).any(1)
+    if not there.any():
+        return
+    marks = {"marker": "o", "markersize": 4} if len(x) <= 30 else {}
+    ax.plot(x[there], results.interquartile_mean(returns[there]), linewidth=1.8, **marks, **style)
+    if returns.shape[1] > 1:
+        band = [results.bootstrap_interval(row, resamples=500) for row in returns[there]]
+        ax.fill_between(x[there], *zip(*band), color=style["color"], alpha=0.15, linewidth=0)
+
+
+def comparison(panels: Mapping[str, Sequence[Any]], title: str, path: Path) -> None:
+    """Draws curves of several runs, a panel for each environment.
+
+    A curve is the interquartile mean over its seeds, in a band of 95 % of bootstrap resamples of
+    them; one label has one colour in all panels.
+
+    Args:
+      panels: {environment: curves, the best one first}; a curve has a `label`, `timesteps`
+        (points,) and `returns` (points, seeds).
+      title: of the vertical axes.
+      path: of the PNG; whatever was there is replaced in one step.
+    """
+    from matplotlib.figure import Figure
+
+    columns = min(len(panels), 3)
+    rows = -(-len(panels) // columns)
+    figure = Figure(figsize=(1.0 + 5.0 * columns, 0.6 + 3.8 * rows), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False).ravel()
+    labels = sorted({curve.label for curves in panels.values() for curve in curves[:CURVES]})
+    for ax, (environment, curves) in zip(axes, panels.items()):
+        for curve in curves[:CURVES]:
+            colour = COLOURS[labels.index(curve.label) % len(COLOURS)]
+            _interquartile(ax, curve.timesteps, curve.returns, color=colour, label=curve.label)
+        _style(ax, max([1, *(x for c in curves[:CURVES] for x in c.timesteps)]))
+        ax.set(title=environment, ylabel=title)
+        best = f"the best {CURVES} of {len(curves)}" if len(curves) > CURVES else ""
+        if ax.get_legend_handles_labels()[0]:
+            ax.legend(frameon=False, fontsize="x-small", title=best, title_fontsize="x-small")
+    for ax in axes[len(panels) :]:
+        ax.remove()
+    _save(figure, path)
 
 
 def _panel(ax: Any, timesteps: np.ndarray, curves: dict, agents: Agents) -> None:

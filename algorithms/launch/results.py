@@ -43,11 +43,15 @@ def outcomes(
     metrics: Metrics,
     is_finite: np.ndarray,
     run: str,
+    metric: str | None = None,
 ) -> list[Outcome]:
-    """Takes a run apart; metrics are (num_agents, points, ...)."""
+    """Takes a run apart; metrics are (num_agents, points, ...).
+
+    Returns are those of a metric, by default of evaluations if there are any.
+    """
     if not metrics:
         return []
-    returns = mean_returns(metrics)
+    returns = mean_returns(metrics, metric)
     return [
         Outcome(
             static | agents.setting(i),
@@ -127,11 +131,16 @@ def table(ranked: Sequence[Ranked]) -> str:
         note = f"{setting.broken} not finite" if setting.broken else ""
         values = [plain(setting.setting[name]) for name in names]
         rows.append([str(place), *values, str(len(setting.agents)), *numbers, note])
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths)).rstrip() for row in rows]
+    lines = aligned(rows)
     if len(ranked) > SHOWN:
         lines.append(f"... and {len(ranked) - SHOWN} settings more")
     return "\n".join(lines)
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows of cells as lines, with every column as wide as it needs to be."""
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    return ["  ".join(cell.ljust(w) for cell, w in zip(row, widths)).rstrip() for row in rows]
 
 
 # --- numbers ---------------------------------------------------------------------------------
@@ -144,17 +153,23 @@ def interquartile_mean(scores: np.ndarray) -> np.ndarray:
 
 
 def bootstrap_interval(
-    scores: np.ndarray, statistic: Callable = interquartile_mean, resamples: int = 10_000
+    scores: np.ndarray | Sequence[np.ndarray],
+    statistic: Callable = interquartile_mean,
+    resamples: int = 10_000,
 ) -> tuple[float, float]:
-    """95 % of a statistic of scores drawn with replacement (percentile bootstrap).
+    """95 % of a statistic of scores drawn with replacement (stratified percentile bootstrap).
 
     Args:
-      scores: (n,); NaNs come out where there are none.
-      statistic: of the last axis.
-      resamples: how often n scores are drawn.
+      scores: (n,), or such an array for each stratum, which is drawn from by itself (Agarwal et
+        al. 2021, https://arxiv.org/abs/2108.13264); NaNs come out where there are none.
+      statistic: of the last axis, where the strata stand side by side.
+      resamples: how often all n scores are drawn.
     """
-    if not len(scores):
+    strata = [scores] if isinstance(scores, np.ndarray) else scores
+    strata = [stratum for stratum in strata if len(stratum)]
+    if not strata:
         return np.nan, np.nan
-    drawn = np.random.default_rng(0).choice(scores, (resamples, len(scores)))
-    low, high = np.percentile(statistic(drawn), [2.5, 97.5])
+    rng = np.random.default_rng(0)
+    drawn = [rng.choice(stratum, (resamples, len(stratum))) for stratum in strata]
+    low, high = np.percentile(statistic(np.concatenate(drawn, axis=-1)), [2.5, 97.5])
     return float(low), float(high)

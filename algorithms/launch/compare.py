@@ -1,0 +1,160 @@
+"""Compares runs: one picture of their learning curves, one table of what they came to.
+
+    python -m algorithms.launch.compare runs/RUN runs/SWEEP ... [--metric episode_return]
+
+Seeds of equal settings are pooled, whatever runs they are in.
+"""
+
+import argparse
+import itertools
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from algorithms.launch import comparison, plots, results, settings
+from algorithms.launch.errors import UserError, warn
+from algorithms.launch.metrics import Metrics, stack
+from algorithms.launch.run_dir import SWEEP, RunDir
+from algorithms.launch.sweep_dir import read_asked
+
+METRICS = {"eval_return": "evaluation return", "episode_return": "training return"}
+
+
+class Compared(NamedTuple):
+    """What came of a comparison."""
+
+    panels: dict[str, list[comparison.Curve]]  # {environment: curves, the best one first}
+    text: str  # tables
+    picture: Path
+
+
+class _Run(NamedTuple):
+    """What is read of a run."""
+
+    given: Path  # the run, or the sweep that it is a chunk of
+    algorithm: str
+    config: dict[str, Any]  # as in config.json
+    agents: settings.Agents
+    metrics: Metrics  # (num_agents, points, ...); empty where there are none yet
+    is_finite: np.ndarray  # (num_agents,)
+
+
+def compare(
+    runs: Sequence[Path | str], metric: str | None = None, out: Path | str | None = None
+) -> Compared:
+    """Compares runs and sweeps, of any algorithms and environments, and draws a picture.
+
+    Args:
+      runs: their directories.
+      metric: "eval_return" or "episode_return"; by default the first one if all runs have it.
+      out: of the picture, a new PNG; by default compare.png, compare-1.png, ... here.
+
+    Raises:
+      UserError: what is given is no run, has no metrics yet or not this one, or the picture exists.
+    """
+    picture = _picture(out)
+    given = dict.fromkeys(Path(run).resolve() for run in runs)
+    names = {Path(run).resolve(): Path(run) for run in runs}
+    read = [run for path in given for run in _with_metrics(names[path])]
+    metric = _metric(read, metric)
+    agents = [agent for run in read for agent in _agents(run, metric)]
+    panels = comparison.curves(agents)
+    title = f"{METRICS[metric]}, interquartile mean"
+    plots.comparison(panels, title, picture)
+    tables = [comparison.table(panels), comparison.aggregate(panels)]
+    return Compared(panels, "\n\n".join([f"{METRICS[metric]}:", *filter(None, tables)]), picture)
+
+
+def read_runs(path: Path) -> list[_Run]:
+    """The run in a directory, or all chunks of the sweep there: all that is known of files here.
+
+    Raises:
+      UserError: there is none.
+    """
+    paths = [path]
+    if (path / SWEEP).exists():
+        chunks = read_asked(path)["chunks"]
+        paths = [path / chunk["run"] for chunk in chunks]
+    runs = []
+    for run_dir in map(RunDir.open, paths):
+        history = run_dir.history()
+        is_finite = run_dir.is_finite(max(history)) if history else np.zeros(0, bool)
+        metrics = stack(history.values())
+        config, agents = run_dir.description["config"], run_dir.agents
+        runs.append(_Run(path, run_dir.algorithm, config, agents, metrics, is_finite))
+    return runs
+
+
+def _with_metrics(path: Path) -> list[_Run]:
+    runs = read_runs(path)
+    ready = [run for run in runs if run.metrics]
+    if not ready:
+        raise UserError(f"{path} has no metrics yet")
+    if len(ready) < len(runs):
+        warn(f"{path}: {len(ready)} of {len(runs)} chunks have metrics; the others are left out")
+    return ready
+
+
+def _metric(runs: Sequence[_Run], metric: str | None) -> str:
+    """The one that is asked for, or that all have."""
+    if metric is not None and metric not in METRICS:
+        raise UserError(f"--metric {metric}: choose one of {', '.join(METRICS)}")
+    without = [run.given for run in runs if metric and metric not in run.metrics]
+    if without:
+        raise UserError(f"{without[0]} has no {metric}: compare by another --metric")
+    everywhere = all("eval_return" in run.metrics for run in runs)
+    return metric or ("eval_return" if everywhere else "episode_return")
+
+
+def _agents(run: _Run, metric: str) -> list[comparison.Agent]:
+    config = settings.lenient(run.config)
+    environment = settings.env_label(config.pop("env"))
+    outcomes = results.outcomes(
+        config, run.agents, run.metrics, run.is_finite, run.given.name, metric
+    )
+    return [
+        comparison.Agent(run.algorithm, environment, outcome, run.given) for outcome in outcomes
+    ]
+
+
+def _picture(out: Path | str | None) -> Path:
+    """A file that is not there yet."""
+    if out is None:
+        names = itertools.chain(["compare.png"], (f"compare-{i}.png" for i in itertools.count(1)))
+        return next(path for path in map(Path, names) if not path.exists())
+    path = Path(out)
+    if path.suffix != ".png":
+        raise UserError(f"--out {path}: give the name of a .png")
+    if path.exists():
+        raise UserError(f"--out {path} exists: give the name of a new file")
+    if not path.parent.is_dir():
+        raise UserError(f"--out {path}: {path.parent} is no directory")
+    return path
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command line. Exit code 2 for a user's mistake, with one line that says what."""
+    parser = argparse.ArgumentParser(
+        prog="python -m algorithms.launch.compare",
+        description="Learning curves of runs in one picture, and a table of what they came to.",
+    )
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="directory of a run or a sweep")
+    parser.add_argument(
+        "--metric", help=f"{' or '.join(METRICS)}; default: the first if all have it"
+    )
+    parser.add_argument("--out", metavar="FILE.png", help="a new file; default: compare.png here")
+    words = parser.parse_args(argv)
+    try:
+        compared = compare(words.runs, words.metric, words.out)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    print(compared.text)
+    print(f"\ncurves in {compared.picture}")
+
+
+if __name__ == "__main__":
+    main()

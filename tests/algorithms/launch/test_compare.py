@@ -1,0 +1,257 @@
+"""Comparisons of runs: what is pooled, what the numbers are, what is refused."""
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+from scipy import stats
+
+from algorithms import launch
+from algorithms.launch import compare, comparison, files, plots, results, settings
+from algorithms.launch.comparison import Agent
+from algorithms.launch.errors import UserError
+from algorithms.launch.run_dir import VERSION, RunDir
+from tests.algorithms.launch import toy
+
+
+def agent(final, seed, env="A-v0", algorithm="toy", x=(0, 10, 20), run="r", finite=True, **setting):
+    returns = np.linspace(0.0, final, len(x))
+    outcome = results.Outcome(setting, seed, np.array(x), returns, finite, run, seed)
+    return Agent(algorithm, env, outcome, run)
+
+
+def rows(text):
+    """A table as {first cell: other cells}."""
+    cells = [[c for c in line.split("  ") if c] for line in text.splitlines()]
+    return {c[0].strip(): [x.strip() for x in c[1:]] for c in cells if len(c) > 1}
+
+
+def write_run(
+    path, returns, env="A-v0", algorithm="toy", x=None, seeds=None, floats=None, **config
+):
+    """A run's directory with these evaluation returns (agents, points) and nothing to act with."""
+    returns = np.asarray(returns, np.float32)
+    agents = settings.Agents(list(seeds or range(len(returns))), floats or {})
+    x = np.arange(returns.shape[1]) * 100 if x is None else np.array(x)
+    described = {
+        "version": VERSION,
+        "algorithm": algorithm,
+        "options": {},
+        "config": {"env": env, "gamma": 0.99, "target_kl": "inf", "layers": [4, 4], **config},
+        **agents.to_json(),
+    }
+    run_dir = RunDir.create(path, described)
+    for point, timestep in enumerate(x):
+        column = returns[:, point]
+        metrics = {
+            "timestep": np.full(len(returns), timestep),
+            "episode_return": column - 1,
+            "eval_return": column[:, None] + np.array([-1.0, 1.0], np.float32),
+        }
+        header = {"algorithm": algorithm, "point": point, "metrics": metrics}
+        header["is_finite"] = np.isfinite(column)
+        files.write_checkpoint(run_dir.file(point, "policy"), header, [])
+    return path
+
+
+def call(capsys, *words):
+    """The command line. Returns exit code, stdout and stderr."""
+    try:
+        compare.main([str(word) for word in words])
+        code = 0
+    except SystemExit as stop:
+        code = stop.code
+    return code, *capsys.readouterr()
+
+
+# --- numbers ---------------------------------------------------------------------------------
+
+
+def test_strata_are_drawn_from_by_themselves():
+    zeros, ones = np.zeros(4), np.ones(4)
+    mean = lambda drawn: drawn.mean(-1)
+    assert results.bootstrap_interval([zeros, ones], mean) == (0.5, 0.5)
+    low, high = results.bootstrap_interval(np.concatenate([zeros, ones]), mean)
+    assert low <= 0.25 and high >= 0.75
+    rng = np.random.default_rng(1)
+    strata = [rng.normal(size=12), rng.normal(3.0, 2.0, size=5)]
+    together = lambda *drawn, axis=-1: stats.trim_mean(np.concatenate(drawn, axis), 0.25, axis)
+    resample = [np.random.default_rng(i).choice(s, (9999, len(s))) for i, s in enumerate(strata)]
+    expected = np.percentile(together(*resample), [2.5, 97.5])
+    np.testing.assert_allclose(results.bootstrap_interval(strata), expected, rtol=0.05)
+    assert results.bootstrap_interval(strata[0]) == results.bootstrap_interval([strata[0]])
+    assert np.isnan(results.bootstrap_interval([np.zeros(0)])).all()
+
+
+def test_seeds_of_equal_settings_are_pooled_over_runs():
+    """Settings are told apart by what differs within an algorithm and an environment."""
+    common = {"gamma": 0.9, "layers": [4, 4]}
+    agents = [
+        *(agent(i, i, run="one", lr=0.1, **common) for i in range(4)),
+        *(agent(10 + i, 4 + i, run="two", lr=0.1, **common) for i in range(4)),
+        *(agent(20 + i, i, run="three", lr=0.2, **common) for i in range(2)),
+        agent(5, 0, run="four", algorithm="other", lr=0.7, **common | {"gamma": 0.5}),
+    ]
+    (panel,) = comparison.curves(agents).values()
+    assert [curve.label for curve in panel] == ["toy, lr=0.2", "toy, lr=0.1", "other"]
+    _, pooled, _ = panel
+    assert pooled.finals.tolist() == [0, 1, 2, 3, 10, 11, 12, 13]
+    assert pooled.middle == np.mean([2, 3, 10, 11])
+    table = rows(comparison.table({"A-v0": panel}))
+    low, high = results.bootstrap_interval(pooled.finals)
+    expected = ["2", "8", "6.5", f"{low:.5g} to {high:.5g}", "6.5", "0", "20"]
+    assert table["toy, lr=0.1"] == expected
+    assert table["other"] == ["1", "1", "5", "-", "5", "5", "20"]
+
+
+def test_curves_keep_their_timesteps_and_seeds_share_theirs(capsys):
+    agents = [
+        agent(2, 0, x=(0, 10, 20)),
+        agent(9, 1, x=(0, 10, 20, 30), run="longer"),
+        agent(3, 0, algorithm="other", x=(0, 7)),
+    ]
+    (panel,) = comparison.curves(agents).values()
+    assert {c.label: c.timesteps.tolist() for c in panel} == {"toy": [0, 10, 20], "other": [0, 7]}
+    assert panel[0].finals.tolist() == [2, 6]
+    assert "toy on A-v0: its runs end between timesteps 20 and 30" in capsys.readouterr().err
+    with pytest.raises(UserError, match="toy on A-v0: r, other have no timestep in common"):
+        comparison.curves([agent(1, 0, x=(1, 3)), agent(1, 1, x=(2, 4), run="other")])
+
+
+def test_broken_seeds_are_left_out_and_told(capsys):
+    agents = [agent(4, 0), agent(6, 1), agent(99, 2, finite=False), agent(np.nan, 3)]
+    (panel,) = comparison.curves(agents).values()
+    table = rows(comparison.table({"A-v0": panel}))
+    assert table["toy"][:3] == ["1", "4", "5"] and table["toy"][4:6] == ["5", "4"]
+    assert table["toy"][-1] == "1 not finite, 1 without a return"
+    broken = comparison.curves([agent(4, 0, finite=False)])
+    assert rows(comparison.table(broken))["toy"] == [*"11----", "-", "1 not finite"]
+    assert not capsys.readouterr().err
+
+
+def test_a_seed_that_is_there_twice_is_told(capsys):
+    comparison.curves([agent(1, 3, run="a"), agent(1, 3, run="b"), agent(1, 4, run="b")])
+    assert "seed 3 is in more than one of a, b; each one counts" in capsys.readouterr().err
+
+
+def test_the_aggregate_is_over_scores_within_each_environment():
+    """Environments on other scales; one where all are equal and one curve that is in one only."""
+    finals = {"A-v0": [0.0, 1.0, 3.0, 4.0], "B-v0": [-100.0, 0.0, 0.0, 100.0]}
+    agents = [agent(x, i, env=env) for env, xs in finals.items() for i, x in enumerate(xs)]
+    agents += [
+        agent(x, i, env=env, algorithm="b")
+        for env, x in (("A-v0", 4), ("B-v0", 0))
+        for i in range(2)
+    ]
+    agents += [agent(2, 0, algorithm="only"), agent(7, 0, env="C-v0"), agent(7, 1, env="C-v0")]
+    text = comparison.aggregate(comparison.curves(agents))
+    assert text.startswith("over A-v0, B-v0: scores from 0") and "only" not in text
+    scores = np.array([0.0, 0.25, 0.75, 1.0, 0.0, 0.5, 0.5, 1.0])
+    expected = f"{stats.trim_mean(scores, 0.25):.4f}"
+    assert rows(text)["toy"][:2] == ["4+4", expected] and rows(text)["toy"][3] == "0.5000"
+    assert rows(text)["b"] == ["2+2", "0.7500", "0.75 to 0.75", "0.7500"]
+    assert comparison.aggregate(comparison.curves([agent(i, i) for i in range(3)])) == ""
+
+
+# --- runs on disk ----------------------------------------------------------------------------
+
+
+def test_runs_are_compared_in_one_picture_and_one_table(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    ramp = lambda *finals: np.linspace(0, finals, 3).T
+    runs = [
+        write_run(tmp_path / "a", ramp(8.0, 10.0, 12.0)),
+        write_run(tmp_path / "b", ramp(2.0, 4.0), seeds=[3, 4]),
+        write_run(tmp_path / "c", ramp(30.0), algorithm="other", x=[0, 150, 300]),
+        write_run(tmp_path / "d", ramp(-1.0, -3.0), env="B-v0"),
+        write_run(tmp_path / "e", ramp(-2.0), env="B-v0", algorithm="other"),
+    ]
+    code, out, err = call(capsys, *runs, runs[0])
+    assert (code, err) == (0, "")
+    tables = rows(out.partition("over A-v0")[0])
+    assert list(tables) == ["curve", "other", "toy"] and out.startswith("evaluation return:\n")
+    assert "\nA-v0:\n" in out and "  toy    2     5      7.3333" in out
+    assert "over A-v0, B-v0:" in out and out.endswith("curves in compare.png\n")
+    with Image.open("compare.png") as picture:
+        assert picture.format == "PNG" and picture.width > 1300
+        colours = picture.convert("RGB").getcolors(2**24)
+    for colour in plots.COLOURS[:2]:
+        rgb = tuple(int(colour[i : i + 2], 16) for i in (1, 3, 5))
+        assert sum(n for n, c in colours if np.abs(np.subtract(c, rgb)).max() < 12) > 300
+    before = (tmp_path / "compare.png").read_bytes()
+    monkeypatch.setattr(plots, "comparison", lambda panels, title, path: path.write_bytes(b"PNG"))
+    assert "compare-1.png" in call(capsys, *runs, "--metric", "episode_return")[1]
+    assert (tmp_path / "compare.png").read_bytes() == before
+    code, out, _ = call(capsys, runs[2], "--metric", "episode_return", "--out", "x.png")
+    assert code == 0 and "29" in rows(out)["other"] and (tmp_path / "x.png").exists()
+
+
+def test_a_sweep_is_its_chunks(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    floats = {"gamma": np.array([0.5, 0.5, 0.9])}
+    write_run(tmp_path / "s/chunk_000", [[0, 1], [0, 3], [0, 5]], seeds=[0, 1, 0], floats=floats)
+    write_run(tmp_path / "s/chunk_001", [[0, 7]], seeds=[1], floats={"gamma": np.array([0.9])})
+    write_run(tmp_path / "s/chunk_002", np.zeros((1, 0)), floats={"gamma": np.array([0.8])})
+    chunks = [{"run": f"chunk_00{i}", "agents": n} for i, n in enumerate((3, 1, 1))]
+    (tmp_path / "s/sweep.json").write_text(json.dumps({"chunks": chunks}))
+    code, out, err = call(capsys, "s")
+    assert code == 0 and "warning: s: 2 of 3 chunks have metrics" in err
+    assert rows(out)["toy, gamma=0.9"][:3] == ["1", "2", "6"]
+    assert rows(out)["toy, gamma=0.5"][:3] == ["1", "2", "2"]
+
+
+def test_real_runs_and_sweeps(tmp_path, monkeypatch):
+    for picture in ("curve", "sweep"):
+        monkeypatch.setattr(plots, picture, lambda *_: None)
+    config = toy.Config(total_timesteps=100, num_evals=2)
+    run = launch.run(toy, config, num_seeds=2, root=tmp_path)
+    sweep = launch.sweep(toy, config, {"gamma": [0.5, 0.99]}, seed=2, num_seeds=2, root=tmp_path)
+    out = tmp_path / "all.png"
+    compared = compare.compare([run.run_dir, sweep.sweep_dir], out=out)
+    (panel,) = compared.panels.values()
+    assert {c.label: len(c.agents) for c in panel} == {"toy, gamma=0.99": 4, "toy, gamma=0.5": 2}
+    both = next(curve for curve in panel if "0.99" in curve.label)
+    expected = [*run.metrics["eval_return"][:, -1].mean(1)]
+    np.testing.assert_allclose(both.finals[:2], expected, rtol=1e-6)
+    assert compared.picture == out and out.exists()
+
+
+REFUSED = [
+    ("nowhere", "nowhere/config.json does not exist: give the directory of a run"),
+    ("empty", "empty has no metrics yet"),
+    ("run --out there.png", "there.png exists: give the name of a new file"),
+    ("run --out x.pdf", "--out x.pdf: give the name of a .png"),
+    ("run --out no/x.png", "no is no directory"),
+    ("run plain --metric eval_return", "plain has no eval_return"),
+    ("run --metric loss", "--metric loss: choose one of eval_return, episode_return"),
+]
+
+
+@pytest.mark.parametrize("words, message", REFUSED, ids=[words for words, _ in REFUSED])
+def test_what_is_refused_is_one_line(capsys, tmp_path, monkeypatch, words, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there.png").write_bytes(b"mine")
+    write_run(tmp_path / "run", [[0, 1]])
+    write_run(tmp_path / "empty", np.zeros((1, 0)))
+    plain = {"timestep": np.zeros(1, int), "episode_return": np.zeros(1)}
+    rewrite = RunDir.open(write_run(tmp_path / "plain", [[0]]))
+    header = {"algorithm": "toy", "point": 0, "metrics": plain, "is_finite": np.ones(1, bool)}
+    files.write_checkpoint(rewrite.file(0, "policy"), header, [])
+    before = sorted(tmp_path.rglob("*"))
+    code, out, err = call(capsys, *words.split())
+    assert code == 2 and not out and message in err and err.count("\n") == 1, err
+    assert sorted(tmp_path.rglob("*")) == before
+    assert (tmp_path / "there.png").read_bytes() == b"mine"
+
+
+def test_training_returns_are_compared_where_one_run_has_no_other(tmp_path):
+    write_run(tmp_path / "run", [[0, 1]])
+    run_dir = RunDir.open(write_run(tmp_path / "plain", [[0]], gamma=0.5))
+    plain = {"timestep": np.zeros(1, int), "episode_return": np.full(1, 4.0)}
+    header = {"algorithm": "toy", "point": 0, "metrics": plain, "is_finite": np.ones(1, bool)}
+    files.write_checkpoint(run_dir.file(0, "policy"), header, [])
+    runs = [tmp_path / "run", tmp_path / "plain"]
+    compared = compare.compare(runs, out=tmp_path / "x.png")
+    assert compared.text.startswith("training return:")
+    assert [curve.finals.tolist() for curve in compared.panels["A-v0"]] == [[4.0], [0.0]]
