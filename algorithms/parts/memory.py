@@ -1,19 +1,20 @@
 """How much memory there is."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
 
-# What the machine's physical memory may be cut down to: control groups, version 2 and 1.
-LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+MOUNTED = Path("/sys/fs/cgroup")  # control groups, which limit what a job or a container may take
+MINE = Path("/proc/self/cgroup")  # the groups that this process is in
 
 
 def device_memory(device: jax.Device | None = None) -> int:
     """Bytes that a device may use, by default the first one; all CPU devices share the machine's.
 
     Accelerators tell their own limit (XLA takes three quarters of a GPU unless told otherwise). A
-    CPU has the physical memory, or less where a container is allowed less.
+    CPU has the physical memory, or less where a container or a job is allowed less.
     """
     device = device or jax.local_devices()[0]
     limit = (device.memory_stats() or {}).get("bytes_limit")
@@ -21,13 +22,32 @@ def device_memory(device: jax.Device | None = None) -> int:
 
 
 def host_memory() -> int:
-    """Bytes that this process may use of the machine's memory."""
+    """Bytes that this process may use of the machine's memory.
+
+    Control groups are nested (systemd's slices, SLURM's jobs and steps), and each may have a limit.
+    """
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min(physical, *map(_number_in, LIMITS))
+    return min(physical, *map(_number_in, _limits()))
 
 
-def _number_in(file: str) -> float:
+def _limits() -> Iterator[Path]:
+    """The files with the limits of this process's groups and of those around them."""
+    yield from (MOUNTED / "memory.max", MOUNTED / "memory/memory.limit_in_bytes")
     try:
-        return int(Path(file).read_text())
+        lines = MINE.read_text().splitlines()
+    except OSError:  # not Linux
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)  # 0::/slice/job, or 4:memory:/job of version 1
+        for group in (Path(path.lstrip("/")), *Path(path.lstrip("/")).parents):
+            if not controllers:
+                yield MOUNTED / group / "memory.max"
+            elif "memory" in controllers.split(","):
+                yield MOUNTED / "memory" / group / "memory.limit_in_bytes"
+
+
+def _number_in(file: Path) -> float:
+    try:
+        return int(file.read_text())
     except (OSError, ValueError):  # no such group, or "max"
         return float("inf")
