@@ -68,8 +68,8 @@ def count_lost(before: dict[Path, int]) -> int:
 
 
 def tree(root: Path) -> dict[str, str]:
-    """All files below a directory, and what they hold."""
-    files = sorted(f for f in root.rglob("*") if f.is_file())
+    """All files below a directory, and what they hold; but for the lock, which holds nothing."""
+    files = sorted(f for f in root.rglob("*") if f.is_file() and f.name != ".lock")
     return {str(f.relative_to(root)): hashlib.sha256(f.read_bytes()).hexdigest() for f in files}
 
 
