@@ -110,7 +110,7 @@ def from_run(module: Any, source: str, path: Path) -> tuple[Any, Shell]:
         seed, num_seeds = described["seed"], described["num_seeds"]
     else:
         file = path / "config.json" if path.is_dir() or source != "config" else path
-        described = read_description(file)
+        described = read_description(file, edited=source == "config")
         seed, num_seeds = described["seeds"][0], len(described["seeds"])
         if described["floats"] and source == "config":
             raise UserError(f"--config {path} has many settings: the sweep's best.json has one")

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from algorithms.launch import devices, hosts, loading, programs
-from algorithms.launch.errors import warn
+from algorithms.launch.errors import UserError, warn
 from algorithms.launch.interrupts import survive
 from algorithms.launch.metrics import Metrics, stack
 from algorithms.launch.options import describe
@@ -52,7 +52,10 @@ class Record:
     def open(self, start: Start) -> None:
         """Brings the directory to where the session starts, and opens the trackers."""
         if self.run_dir and hosts.is_first():
-            self._open(start)
+            try:
+                self._open(start)
+            except OSError as error:
+                raise UserError(f"{self.path} cannot be written: {error.strerror}") from error
         hosts.wait()  # so that nobody saves what is then dropped
 
     def _open(self, start: Start) -> None:
@@ -86,10 +89,12 @@ class Record:
             )
 
     def mend(self, start: Start) -> None:
-        """What people look at, of a run that is finished."""
+        """Makes what people look at of a run that is finished, if its end was cut short."""
         if self.run_dir and hosts.is_first():
-            self.run_dir.mend_metrics(start.point, start.history)
-        self.draw()
+            with survive("metrics.csv was not mended", OSError):
+                self.run_dir.mend_metrics(start.point, start.history)
+            if not (self.path / "curve.png").exists():
+                self.draw()
 
     def add(self, point: Point, states: Any) -> None:
         """Takes a point, and the states on the devices. A full disk costs files, not the run."""

@@ -14,6 +14,8 @@ moment leaves the last good point.
 """
 
 import csv
+import hashlib
+import json
 import re
 import time
 from collections.abc import Callable
@@ -67,7 +69,7 @@ class RunDir:
     def describe(self, description: dict[str, Any]) -> None:
         """Writes config.json."""
         self.description = description
-        files.write_json(self.path / "config.json", description)
+        files.write_json(self.path / "config.json", with_checksum(description))
 
     def config(self, cls: type, env: Any = None) -> Any:
         """The configuration, as an instance of the Config; with an environment object if given."""
@@ -217,9 +219,15 @@ class RunDir:
 
     def append_metrics(self, point: int, metrics: Metrics) -> None:
         """Adds a row for each seed to metrics.csv."""
-        with open(self.path / "metrics.csv", "a") as file:
-            head = [] if file.tell() else [self._head(metrics)]
-            file.write(as_csv([*head, *self._rows(point, metrics)]))
+        with open(self.path / "metrics.csv", "ab") as file:
+            end = file.tell()
+            head = [] if end else [self._head(metrics)]
+            try:
+                file.write(as_csv([*head, *self._rows(point, metrics)]).encode())
+                file.flush()
+            except OSError:  # a full disk: no half rows
+                file.truncate(end)
+                raise
 
     def _head(self, metrics: Metrics) -> list[str]:
         return ["seed", *self.agents.floats, "point", *columns(metrics)]
@@ -309,20 +317,37 @@ def make_named(root: Path, words: list[str], write: Callable[[Path], None]) -> P
 def fill(folder: Path, description: dict[str, Any]) -> None:
     """What a run's directory has from the beginning."""
     (folder / "checkpoints").mkdir(parents=True)
-    files.write_json(folder / "config.json", description)
+    files.write_json(folder / "config.json", with_checksum(description))
 
 
-def read_description(file: Path) -> dict[str, Any]:
+def with_checksum(description: dict[str, Any]) -> dict[str, Any]:
+    """The same with the checksum of it, so that a damaged digit does not train something else."""
+    plain = {name: value for name, value in description.items() if name != "checksum"}
+    text = json.dumps(plain, sort_keys=True)
+    return plain | {"checksum": hashlib.sha256(text.encode()).hexdigest()[:16]}
+
+
+def read_description(file: Path, edited: bool = False) -> dict[str, Any]:
     """What a config.json holds.
 
+    Args:
+      file: its path.
+      edited: somebody may have changed it.
+
     Raises:
-      UserError: there is none, or it is not of a run, or of another version of the kit.
+      UserError: there is none, or it is not of a run, or of another version of the kit, or damaged.
     """
     description = files.read_json(file)
     for name in HAS:
         if not isinstance(description, dict) or name not in description:
             raise UserError(f"{file} is not of a run of this kit: it has no {name}")
     check_version(file, description)
+    checksum = description.pop("checksum", None)
+    if not edited and checksum not in (None, with_checksum(description)["checksum"]):
+        raise UserError(
+            f"{file} is damaged, its checksum does not match what it holds; if you have changed it "
+            'on purpose, take the line "checksum" out'
+        )
     return description
 
 

@@ -22,7 +22,7 @@ from algorithms.launch.options import (
     check_seeds,
     make_options,
 )
-from algorithms.launch.record import Start
+from algorithms.launch.record import Record, Start
 from algorithms.launch.results import Outcome
 from algorithms.launch.run_dir import SWEEP, RunDir
 from algorithms.launch.session import Result, Session
@@ -232,6 +232,8 @@ def _train(
                 break
             run = chunk.run_dir.path.name if chunk.run_dir else f"chunk_{i:03d}"
             if chunk.is_finished:
+                session = Session(chunk.trainer, chunk.agents, options, hooks, True)
+                Record(session, chunk.run_dir, chunk.start).mend(chunk.start)
                 agents += chunk.outcomes(run)
                 continue
             place = f"chunk {i + 1} of {len(chunks)}" if len(chunks) > 1 else ""

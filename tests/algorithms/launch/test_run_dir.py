@@ -148,14 +148,16 @@ def test_a_damaged_checkpoint_is_named(broken, file, damage):
 def test_a_checkpoint_that_does_not_fit_is_refused(broken):
     described = json.loads((broken / "config.json").read_text())
     described["config"]["hidden_sizes"] = [3, 3]
+    del described["checksum"]
     (broken / "config.json").write_text(json.dumps(described))
     with pytest.raises(UserError, match=r"000004.state does not fit.*weights.*\(3, 3, 2\)"):
         launch.load(broken, module=toy)
 
 
 def test_a_checkpoint_of_another_algorithm_is_refused(broken):
-    text = (broken / "config.json").read_text()
-    (broken / "config.json").write_text(text.replace('"toy"', '"other"'))
+    described = json.loads((broken / "config.json").read_text())
+    del described["checksum"]
+    (broken / "config.json").write_text(json.dumps(described | {"algorithm": "other"}))
     with pytest.raises(UserError, match="is a checkpoint of toy, not of other"):
         launch.load(broken, module=toy)
     with pytest.raises(UserError, match="other is not one of `algorithms`"):
@@ -173,6 +175,39 @@ def test_what_is_no_run_is_refused(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(UserError, match="has no algorithm"):
         launch.load(tmp_path, module=toy)
+
+
+CHANGES = [
+    (lambda d: d["config"].update(gamma=0.98), r"is damaged, .* take the line \"checksum\" out"),
+    (lambda d: d.update(seeds=[5, 6, 8]), "is damaged"),
+    (lambda d: d.pop("version"), "has no version, this kit reads version 1"),
+    (lambda d: d.update(version=2), "has version 2, this kit reads version 1"),
+    (lambda d: d.pop("checksum") and d["config"].pop("gamma"), r"does not have .* gamma \(0.99\)"),
+    (
+        lambda d: d.pop("checksum") and d["config"].update(gama=1.0),
+        "config.json: unknown setting 'gama'; did you mean gamma",
+    ),
+]
+
+
+@pytest.mark.parametrize("change, message", CHANGES)
+def test_a_config_that_is_not_as_it_was_is_explained(broken, change, message):
+    file = broken / "config.json"
+    described = json.loads(file.read_text())
+    change(described)
+    file.write_text(json.dumps(described))
+    for read in (launch.load, launch.resume):
+        with pytest.raises(UserError, match=message):
+            read(broken, module=toy)
+
+
+def test_a_config_that_was_changed_on_purpose_is_read(broken):
+    file = broken / "config.json"
+    described = json.loads(file.read_text())
+    del described["checksum"]
+    described["config"]["gamma"] = 0.9
+    file.write_text(json.dumps(described))
+    assert launch.load(broken, module=toy).config.gamma == 0.9
 
 
 def test_rewinding_drops_all_past_a_point_and_parts_of_files(broken):
@@ -247,6 +282,59 @@ def test_best_by_a_function_of_the_history(run_dir):
     for agent in range(3):
         loaded = launch.load(run_dir, lowest_loss, agent=agent, module=toy)
         assert loaded.point == np.nanargmin(loss[agent])
+
+
+def test_the_policy_alone_needs_no_state(broken):
+    whole = launch.load(broken, module=toy)
+    (broken / "checkpoints" / "000004.state").write_bytes(b"")
+    loaded = launch.load(broken, module=toy, whole=False)
+    assert vars(loaded.state).keys() == {"policy"} and loaded.point == 4
+    assert same(loaded.state.policy, whole.state.policy)
+
+
+def test_a_damaged_policy_takes_its_point_out_of_the_curve(broken, capsys):
+    (broken / "checkpoints" / "000002.policy").write_bytes(b"")
+    loaded = launch.load(broken, module=toy)
+    assert loaded.points == [0, 1, 3, 4] and loaded.metrics["loss"].shape == (3, 4)
+    assert "000002.policy is not a checkpoint" in capsys.readouterr().err
+
+
+# --- saving ----------------------------------------------------------------------------------
+
+
+def test_a_state_is_saved_without_a_second_one_in_memory(tmp_path):
+    """Shard by shard, as they come: no copy of an array is there before its turn."""
+    alive, most = [], []
+
+    class Layout:
+        own = range(4)
+
+        def pieces(self, x):
+            for part in np.split(np.asarray(x), 2):
+                alive.append(part.nbytes)
+                most.append(sum(alive))
+                yield part
+                alive.pop()
+
+    tree = {"a": jax.numpy.arange(80.0).reshape(4, 20), "b": jax.numpy.ones((4, 20), bool)}
+    arrays = files.streams(tree, Layout())
+    assert not most, "nothing is fetched yet"
+    files.write_checkpoint(tmp_path / "x.state", {"algorithm": "toy"}, arrays)
+    assert max(most) == 160 and len(most) == 4
+    like = jax.eval_shape(lambda t: jax.tree.map(lambda x: x[0], t), tree)
+    read = lambda rows: files.read_checkpoint(tmp_path / "x.state", "toy", like, 4, rows)
+    assert same(read(range(4)), jax.tree.map(np.asarray, tree))
+    assert same(read(range(1, 3)), jax.tree.map(lambda x: np.asarray(x)[1:3], tree))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "uint32", "int8", "bool"])
+def test_every_kind_of_number_comes_back(tmp_path, dtype):
+    tree = {"x": jax.numpy.arange(6).reshape(2, 3).astype(dtype), "none": jax.numpy.zeros((2, 0))}
+    arrays = files.streams(tree, devices.arrange(2))
+    files.write_checkpoint(tmp_path / "x.state", {"algorithm": "toy"}, arrays)
+    like = jax.eval_shape(lambda t: jax.tree.map(lambda x: x[0], t), tree)
+    back = files.read_checkpoint(tmp_path / "x.state", "toy", like, 2, range(2))
+    assert same(back, jax.tree.map(np.asarray, tree)) and back["x"].dtype == tree["x"].dtype
 
 
 # --- a disk that fills up --------------------------------------------------------------------

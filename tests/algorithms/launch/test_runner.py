@@ -144,6 +144,76 @@ def test_agents_fill_few_devices(monkeypatch, platform, shapes):
         )
 
 
+def test_a_hook_stops_a_run_which_can_go_on(whole, tmp_path):
+    others = []
+
+    def prune(point):
+        if point.index == 4:
+            raise launch.Stop("pruned")
+
+    hooks = [prune, lambda point: others.append(point.index)]
+    result = launch.run(toy, CONFIG, num_seeds=3, run_dir=tmp_path / "run", hooks=hooks)
+    assert result.stopped == "pruned" and result.interrupted and others == [0, 1, 2, 3, 4]
+    assert result.metrics["timestep"].shape == (3, 5)
+    resumed = launch.resume(tmp_path / "run", module=toy)
+    assert resumed.stopped == "" and not resumed.interrupted
+    assert_same((resumed.state, resumed.metrics), (whole.state, whole.metrics))
+    assert_same_files(tmp_path / "run", whole.run_dir)
+
+
+def test_a_hook_that_stops_at_the_last_point_stops_nothing():
+    def late(point):
+        if point.index == 10:
+            raise launch.Stop
+
+    assert not launch.run(toy, CONFIG, hooks=[late], save=False).interrupted
+
+
+# --- one command that starts or goes on ------------------------------------------------------
+
+
+def test_one_call_starts_goes_on_and_is_done(whole, tmp_path):
+    call = lambda **more: launch.run(
+        toy, CONFIG, num_seeds=3, run_dir=tmp_path / "run", resume_if_exists=True, **more
+    )
+    with pytest.raises(Stop):
+        call(hooks=[stop_at(3)])
+    for _ in range(2):
+        result = call()
+        assert_same((result.state, result.metrics), (whole.state, whole.metrics))
+    assert_same_files(tmp_path / "run", whole.run_dir)
+
+
+@pytest.mark.parametrize(
+    "change, seeds, message",
+    [
+        ({"gamma": 0.5}, 3, r"other settings, gamma 0.99 \(asked for: 0.5\): give another"),
+        ({"hidden_sizes": (4,)}, 3, r"hidden_sizes \[3, 2\] \(asked for: \[4\]\)"),
+        ({}, 2, r"seeds \[0, 1, 2\] \(asked for: \[0, 1\]\)"),
+    ],
+)
+def test_what_is_there_must_be_what_is_asked_for(whole, change, seeds, message):
+    config = CONFIG.replace(**change)
+    with pytest.raises(UserError, match=message):
+        launch.run(toy, config, num_seeds=seeds, run_dir=whole.run_dir, resume_if_exists=True)
+
+
+def test_where_it_is_must_be_said():
+    with pytest.raises(UserError, match="say which directory, run_dir="):
+        launch.run(toy, CONFIG, resume_if_exists=True)
+
+
+def test_a_directory_that_has_something_else_is_not_touched(tmp_path):
+    (tmp_path / "notes").write_text("mine")
+    for more in ({}, {"resume_if_exists": True}):
+        with pytest.raises(UserError, match="exists: a run is never overwritten"):
+            launch.run(toy, CONFIG, run_dir=tmp_path, **more)
+    assert [file.name for file in tmp_path.iterdir()] == ["notes"]
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert launch.run(toy, CONFIG, run_dir=empty).run_dir == empty
+
+
 # --- what is refused -------------------------------------------------------------------------
 
 
@@ -212,6 +282,7 @@ def test_a_run_goes_on_without_a_tracker_that_is_gone(tmp_path, monkeypatch):
     path = launch.run(toy, CONFIG, run_dir=tmp_path / "run").run_dir
     described = json.loads((path / "config.json").read_text())
     described["options"]["tensorboard"] = True
+    del described["checksum"]
     (path / "config.json").write_text(json.dumps(described))
     before = (path / "versions.json").read_bytes()
     with pytest.raises(UserError, match="--tensorboard needs tensorboardX"):
