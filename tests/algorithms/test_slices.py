@@ -36,13 +36,16 @@ REPLAY = [test_c51, test_qrdqn, test_iqn]
 FILES = [*REPLAY, test_ippo, test_ppo_rnn, test_ppo_vtrace, test_pqn, test_reinforce]
 
 
-@pytest.fixture(scope="module", params=FILES, ids=lambda file: file.__name__.split("test_")[1])
+def name(file):
+    return file.__name__.split("test_")[1]
+
+
+@pytest.fixture(scope="module", params=FILES, ids=name)
 def file(request):
     yield request.param
     jax.clear_caches()
 
 
+@pytest.mark.parametrize("file", REPLAY, indirect=True, ids=name)
 def test_the_buffer_is_never_copied(file, vmapped_keys):
-    if file not in REPLAY:
-        pytest.skip("no buffer")
     never_copied(file.MODULE, file.TINY, vmapped_keys)
