@@ -11,7 +11,8 @@ import pytest
 
 from algorithms.parts import training
 
-for shared in ("contract", "distributional", "probes", "value_based"):  # tests that others import
+# Tests that others import.
+for shared in ("contract", "distributional", "policy_gradients", "probes", "value_based"):
     pytest.register_assert_rewrite(f"tests.algorithms.{shared}")
 jax.config.update("jax_debug_key_reuse", True)
 # Whatever runs on several devices does so in a process of its own.

@@ -128,25 +128,6 @@ def slices(file):
     return points
 
 
-def policy_gradients(file):
-    if not hasattr(file.TINY, "ent_coef"):
-        pytest.skip("no entropy bonus, no stored log_prob")
-
-
-def test_the_entropy_bonus_raises_the_entropy(file, slices):
-    """Of a policy that prefers an action, where nothing else matters much."""
-    policy_gradients(file)
-    floats = dict(ent_coef=100.0, learning_rate=0.05)
-    train = file.MODULE.make_train(file.TINY.replace(**floats), *file.WORLD)
-    state = change_leaves(slices[0][0], ("actor_head", "bias"), lambda x: x.at[..., 0].add(1.0))
-    entropy = []
-    with compiled_as_for_users():
-        for _ in range(3):
-            state, row = train(None, state, 1)
-            entropy.append(np.asarray(row["entropy"][0]))
-    assert (entropy[0] < 0.65).all() and (entropy[-1] > entropy[0] + 0.005).all(), entropy
-
-
 def change_leaves(state, names, change):
     """A state with some of the policy's parameters changed."""
     there = lambda path: all(f"'{name}'" in str(path) for name in names)
@@ -154,27 +135,6 @@ def change_leaves(state, names, change):
         lambda path, x: change(x) if there(path) else x, state.policy.params
     )
     return again(state).replace(policy=state.policy.replace(params=params))
-
-
-def test_learning_sees_the_unclipped_action(file, monkeypatch):
-    """Which its log_prob belongs to; a wide Gaussian leaves [-1, 1] nearly always."""
-    policy_gradients(file)
-    seen, original = [], file.MODULE.Actions.log_prob_and_entropy
-
-    def spy(actions, action, *args):
-        jax.debug.callback(lambda x: seen.append(np.abs(x).max()), action)
-        return original(actions, action, *args)
-
-    monkeypatch.setattr(file.MODULE.Actions, "log_prob_and_entropy", spy)
-    world = (tasks.Probe(continuous=True), tasks.ProbeParams(task=tasks.ACTION))
-    if hasattr(file.WORLD[:1] and file.WORLD[0], "num_agents"):
-        world = (tasks.Pair(continuous=True), tasks.PairParams())
-    train = file.MODULE.make_train(file.TINY.replace(num_eval_episodes=0), *world)
-    state, _ = train(jax.random.key(0), None, 0)
-    state = change_leaves(state, ("log_std",), lambda x: x + 2.0)
-    jax.block_until_ready(train(None, state, 1))
-    jax.effects_barrier()
-    assert seen and min(seen) > 3.0
 
 
 def test_slices_are_exactly_the_whole(file, trained):

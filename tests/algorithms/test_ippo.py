@@ -11,6 +11,9 @@ import envs
 from algorithms import ippo, parts, ppo
 from tests.algorithms.contract import *  # noqa: F403
 from tests.algorithms.contract import EVALUATION, again, assert_close, assert_same
+from tests.algorithms.policy_gradients import (  # noqa: F401
+    test_learning_sees_the_unclipped_action,
+)
 from tests.algorithms.test_ppo import random_rollout
 from tests.probe import (
     LEAVING,
@@ -29,7 +32,6 @@ del test_forbidden_actions_are_never_taken_or_refused  # noqa: F821  of one agen
 # In test_slices.py, which is slow.
 del test_slices_are_exact_under_vmap_too  # noqa: F821
 del test_slices_are_exactly_the_whole  # noqa: F821
-del test_the_entropy_bonus_raises_the_entropy  # noqa: F821  below, against plain lists
 
 MODULE = ippo
 TINY = ippo.Config(

@@ -16,6 +16,7 @@ from algorithms import parts, ppo
 from tests import probe as tasks
 from tests.algorithms.contract import *  # noqa: F403
 from tests.algorithms.contract import assert_same, joined
+from tests.algorithms.policy_gradients import *  # noqa: F403
 from tests.algorithms.probes import *  # noqa: F403
 from tests.algorithms.probes import of_critic, play_probes
 from tests.conftest import compiled_as_for_users

@@ -8,15 +8,15 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 from algorithms import parts, ppo, ppo_rnn
 from tests import probe as tasks
 from tests.algorithms.contract import *  # noqa: F403
 from tests.algorithms.contract import again, assert_close, assert_same
+from tests.algorithms.policy_gradients import *  # noqa: F403
 from tests.algorithms.test_ppo import random_rollout
-from tests.probe import ProbeParams, RecallParams
+from tests.probe import RecallParams
 
 # In test_slices.py, which is slow.
 del test_slices_are_exact_under_vmap_too  # noqa: F821
@@ -25,6 +25,7 @@ del test_slices_are_exactly_the_whole  # noqa: F821
 MODULE = ppo_rnn
 HEEDS_MASKS = True
 CELLS = tuple(ppo_rnn.CELLS)
+READ = dict(cell="mingru")
 TINY = ppo_rnn.Config(
     total_timesteps=3 * 16,
     num_envs=2,
@@ -346,114 +347,6 @@ def test_memories_are_zero_exactly_where_an_episode_has_just_ended(one_step):
             assert (np.asarray(leaf) == 0.0).all() == zero and np.isfinite(leaf).all()
 
 
-# --- what a gradient step does ----------------------------------------------------------------
-
-# Adam divides by the size of gradients; with an epsilon this large, four gradient steps at rates of
-# 12, 11, 10 and 9 parts in 12 move the parameters by GRADIENT times the first one's gradient.
-READ = TINY.replace(
-    cell="mingru",
-    total_timesteps=3 * 1024,
-    num_envs=64,
-    num_steps=16,
-    learning_rate=1e2,
-    adam_eps=1e4,
-    max_grad_norm=math.inf,
-    ent_coef=0.0,
-    vf_coef=0.0,
-    normalize_advantage=False,
-    normalize_obs=False,
-    normalize_reward=False,
-    num_eval_episodes=0,
-    eval_at_start=False,
-)
-GRADIENT = 1e-2 * (12 + 11 + 10 + 9) / 12
-
-
-@functools.cache
-def read_world():
-    return tasks.Probe(continuous=True)
-
-
-@functools.cache
-def read_start():
-    """A state whose values are zero."""
-    train = ppo_rnn.make_train(READ, read_world(), ProbeParams())
-    state, _ = train(jax.random.key(0), None, 0)
-    params = state.policy.params["params"]
-    params["critic_head"]["kernel"] *= 0.0
-    return state
-
-
-def read(reward, log_std=0.0, points=1, task=tasks.CONSTANT, **changes):
-    """How the parameters moved in so many updates, each as the first one, and the metrics."""
-    params = ProbeParams(task=task, reward=reward)
-    train = ppo_rnn.make_train(READ.replace(**changes), read_world(), params)
-    state, moves, rows = again(read_start()), [], []
-    weights = state.policy.params["params"] | {"log_std": jnp.full(1, log_std)}
-    state = state.replace(policy=state.policy.replace(params={"params": weights}))
-    for _ in range(points):
-        before = state.policy.params
-        state, row = train(None, state, 1)
-        moves.append(jax.tree.map(jnp.subtract, state.policy.params, before)["params"])
-        rows.append(row)
-    return moves, rows
-
-
-def test_the_entropy_grows_and_learning_rates_are_annealed():
-    """Without rewards nothing else moves: the log std at the same rate always."""
-    moves, _ = read(0.0, points=3, ent_coef=0.1)
-    for move, parts_in_12 in zip(moves, (12 + 11 + 10 + 9, 8 + 7 + 6 + 5, 4 + 3 + 2 + 1)):
-        rates = 1e-2 * parts_in_12 / 12
-        np.testing.assert_allclose(move.pop("log_std"), 0.1 * rates, rtol=1e-3)
-        for leaf in jax.tree.leaves(move):
-            np.testing.assert_allclose(leaf, 0.0, atol=1e-7)
-
-
-def test_values_move_to_their_targets_in_proportion_to_vf_coef():
-    for vf_coef in (0.25, 0.5):
-        (move,), (metrics,) = read(2.0, vf_coef=vf_coef)
-        bias = move["critic_head"]["bias"]
-        np.testing.assert_allclose(bias, GRADIENT * 2.0 * vf_coef, rtol=0.05)
-        np.testing.assert_allclose(metrics["policy_loss"], -2.0, rtol=0.01)
-
-
-def test_the_environment_gets_clipped_actions():
-    """Of a wide Gaussian; the worst action that there is costs 2.25."""
-    _, (metrics,) = read(1.0, log_std=3.0, task=tasks.ACTION)
-    assert -2.25 <= metrics["episode_return"] < -0.5
-
-
-def test_gradients_are_clipped_by_their_global_norm():
-    (move,), (metrics,) = read(2.0, vf_coef=1.0, max_grad_norm=1e-2)
-    np.testing.assert_allclose(optax.tree.norm(move), GRADIENT * 1e-2, rtol=1e-2)
-    assert metrics["grad_norm"] > 1.0  # before clipping
-
-
-def test_rewards_are_scaled_by_what_was_known_before_the_rollout():
-    """At first nothing is; then that there is no spread, and rewards are clipped to ten."""
-    _, rows = read(2.0, points=2, normalize_reward=True)
-    for metrics, reward in zip(rows, (2.0, 10.0)):
-        np.testing.assert_allclose(metrics["value_loss"], 0.5 * reward**2, rtol=1e-3)
-        np.testing.assert_allclose(metrics["episode_return"], 2.0)
-
-
-def test_advantages_that_are_all_the_same_are_standardised_to_nothing():
-    for normalize, least, most in ((True, 0.0, 1e-5), (False, 0.9, 2.0)):
-        _, (metrics,) = read(1.0, normalize_advantage=normalize)
-        assert least <= abs(metrics["policy_loss"][0]) <= most
-
-
-def test_log_probs_and_entropy_heed_the_mask():
-    """In half of the states one of three actions may be taken, in the others two, with about the
-    same probability. The same masks before and after make the ratio one."""
-    env = tasks.Probe(masked=True)
-    params = ProbeParams(task=tasks.SWING, max_steps_in_episode=4)
-    config = ONE_STEP.replace(clip_eps=1e-5, num_steps=8)
-    _, metrics = ppo_rnn.make_train(config, env, params)(jax.random.key(0), None, 1)
-    np.testing.assert_allclose(metrics["entropy"], 0.5 * math.log(2.0), rtol=1e-3)
-    np.testing.assert_array_equal(metrics["clip_fraction"], 0.0)
-
-
 # --- tasks that need a memory -----------------------------------------------------------------
 
 RECALL = dict(
@@ -555,13 +448,6 @@ PINNED = {
     "policy_loss": [-0.000650581, -0.000644896, -8.46647e-05],
     "value_loss": [9.27902, 1.14968, 0.497229],
 }
-
-
-def test_the_loss_is_the_sum_of_its_parts(trained):
-    _, metrics = trained
-    expected = metrics["policy_loss"] + TINY.vf_coef * metrics["value_loss"]
-    expected -= TINY.ent_coef * metrics["entropy"]
-    np.testing.assert_allclose(metrics["loss"], expected, rtol=1e-5)
 
 
 def test_exactly_update_epochs_without_a_threshold(floats, trained, swept):

@@ -13,6 +13,10 @@ from algorithms import ppo, ppo_vtrace
 from tests import probe as tasks
 from tests.algorithms.contract import *  # noqa: F403
 from tests.algorithms.contract import again, assert_close, assert_same, change_leaves
+from tests.algorithms.policy_gradients import (  # noqa: F401
+    test_learning_sees_the_unclipped_action,
+    test_the_entropy_bonus_raises_the_entropy,
+)
 from tests.algorithms.probes import *  # noqa: F403
 from tests.algorithms.probes import of_critic, play_probes
 from tests.conftest import compiled_as_for_users

@@ -1,24 +1,22 @@
 """REINFORCE: formulas against plain NumPy and rlax, probe tasks, and the contract of the file."""
 
-import functools
 import inspect
-import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 import rlax
 
 from algorithms import parts, ppo, reinforce
 from tests import probe as tasks
 from tests.algorithms.contract import *  # noqa: F403
-from tests.algorithms.contract import again
+from tests.algorithms.policy_gradients import *  # noqa: F403
 from tests.algorithms.probes import *  # noqa: F403
 from tests.algorithms.probes import of_critic, play_probes
 from tests.probe import ProbeParams
 
+del test_log_probs_and_entropy_heed_the_mask  # noqa: F821  masks are refused
 # In test_slices.py, which is slow.
 del test_slices_are_exact_under_vmap_too  # noqa: F821
 del test_slices_are_exactly_the_whole  # noqa: F821
@@ -157,98 +155,6 @@ def test_probe_action_in_an_endless_task(probed):
     np.testing.assert_allclose(actions[tasks.ARM, :, 1], expected, rtol=0.0, atol=tolerance)
 
 
-# --- what a gradient step does ----------------------------------------------------------------
-
-# Adam divides by the size of gradients; with an epsilon this large, equal to the learning rate, a
-# step is minus the gradient.
-READ = TINY.replace(
-    total_timesteps=3 * 1024,
-    num_envs=64,
-    num_steps=16,
-    learning_rate=1e4,
-    adam_eps=1e4,
-    max_grad_norm=math.inf,
-    ent_coef=0.0,
-    vf_coef=0.0,
-    normalize_advantage=False,
-    normalize_reward=False,
-    num_eval_episodes=0,
-    eval_at_start=False,
-)
-
-
-@functools.cache
-def read_world():
-    return tasks.Probe(continuous=True)
-
-
-@functools.cache
-def read_start():
-    """A state whose values are zero."""
-    train = reinforce.make_train(READ, read_world(), ProbeParams())
-    state, _ = train(jax.random.key(0), None, 0)
-    params = state.policy.params["params"]
-    params["critic_head"]["kernel"] *= 0.0
-    return state
-
-
-def read(reward, log_std=0.0, points=1, task=tasks.CONSTANT, **changes):
-    """How the parameters moved in so many updates, and the metrics."""
-    params = ProbeParams(task=task, reward=reward)
-    train = reinforce.make_train(READ.replace(**changes), read_world(), params)
-    state, moves, rows = again(read_start()), [], []
-    weights = state.policy.params["params"] | {"log_std": jnp.full(1, log_std)}
-    state = state.replace(policy=state.policy.replace(params={"params": weights}))
-    for _ in range(points):
-        before = state.policy.params
-        state, row = train(None, state, 1)
-        moves.append(jax.tree.map(jnp.subtract, state.policy.params, before)["params"])
-        rows.append(row)
-    return moves, rows
-
-
-def test_the_entropy_grows_and_learning_rates_are_annealed():
-    """Without rewards nothing else moves: the log std at the same rate always."""
-    moves, _ = read(0.0, points=3, ent_coef=0.1)
-    for move, share in zip(moves, (1.0, 2 / 3, 1 / 3)):
-        np.testing.assert_allclose(move.pop("log_std"), 0.1 * share, rtol=1e-3)
-        for leaf in jax.tree.leaves(move):
-            np.testing.assert_allclose(leaf, 0.0, atol=1e-7)
-
-
-def test_values_move_to_their_targets_in_proportion_to_vf_coef():
-    for vf_coef in (0.25, 0.5):
-        (move,), (metrics,) = read(2.0, vf_coef=vf_coef)
-        np.testing.assert_allclose(move["critic_head"]["bias"], 2.0 * vf_coef, rtol=1e-3)
-        np.testing.assert_allclose(metrics["value_loss"], 0.5 * 2.0**2, rtol=1e-5)
-
-
-def test_the_environment_gets_clipped_actions():
-    """Of a wide Gaussian; the worst action that there is costs 2.25."""
-    _, (metrics,) = read(1.0, log_std=3.0, task=tasks.ACTION)
-    assert -2.25 <= metrics["episode_return"] < -0.5
-
-
-def test_gradients_are_clipped_by_their_global_norm():
-    (move,), (metrics,) = read(2.0, vf_coef=1.0, max_grad_norm=1e-2)
-    np.testing.assert_allclose(optax.tree.norm(move), 1e-2, rtol=1e-2)
-    assert metrics["grad_norm"] > 1.0  # before clipping
-
-
-def test_rewards_are_scaled_by_what_was_known_before_the_rollout():
-    """At first nothing is; then that there is no spread, and rewards are clipped to ten."""
-    _, rows = read(2.0, points=2, normalize_reward=True)
-    for metrics, reward in zip(rows, (2.0, 10.0)):
-        np.testing.assert_allclose(metrics["value_loss"], 0.5 * reward**2, rtol=1e-3)
-        np.testing.assert_allclose(metrics["episode_return"], 2.0)
-
-
-def test_advantages_that_are_all_the_same_are_standardised_to_nothing():
-    for normalize, least, most in ((True, 0.0, 1e-5), (False, 0.9, 2.0)):
-        _, (metrics,) = read(1.0, normalize_advantage=normalize)
-        assert least <= abs(metrics["policy_loss"][0]) <= most
-
-
 # --- the contract -----------------------------------------------------------------------------
 
 METRICS = {"loss", "policy_loss", "value_loss", "entropy", "grad_norm", "mean_value"}
@@ -261,13 +167,6 @@ PINNED = {
     "mean_value": [0.08508, 0.0748883, 0.128045],
     "entropy": [0.693127, 0.693026, 0.692885],
 }
-
-
-def test_the_loss_is_the_sum_of_its_parts(trained):
-    _, metrics = trained
-    expected = metrics["policy_loss"] + TINY.vf_coef * metrics["value_loss"]
-    expected -= TINY.ent_coef * metrics["entropy"]
-    np.testing.assert_allclose(metrics["loss"], expected, rtol=1e-5)
 
 
 def test_normalisation_leaves_raw_returns_in_the_metrics_and_reaches_the_policy(probe):
