@@ -131,3 +131,19 @@ def test_the_policy_sees_normalised_observations(file):
 def test_what_is_repeated_is_dqn_s(module, name):
     """Its own tests hold for these."""
     assert inspect.getsource(getattr(module, name)) == inspect.getsource(getattr(dqn, name))
+
+
+# --- of quantiles -----------------------------------------------------------------------------
+
+
+def plain_quantile_huber(quantiles, levels, targets, kappa):
+    """The loss and its slopes, of quantiles at levels (num,) and targets (num_targets,)."""
+    loss, slopes = 0.0, np.zeros(len(quantiles))
+    for i, level in enumerate(levels):
+        for target in targets:
+            u = target - quantiles[i]
+            size = 0.5 * u**2 if abs(u) <= kappa else kappa * (abs(u) - 0.5 * kappa)
+            weight = abs(level - (u < 0)) / kappa / len(targets)
+            loss += weight * size
+            slopes[i] -= weight * np.clip(u, -kappa, kappa)
+    return loss, slopes

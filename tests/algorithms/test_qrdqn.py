@@ -8,7 +8,14 @@ import rlax
 
 from algorithms import qrdqn
 from tests.algorithms.distributional import *  # noqa: F403
-from tests.algorithms.distributional import ACTION, GAMMA, REWARD, X_NEXT, X
+from tests.algorithms.distributional import (
+    ACTION,
+    GAMMA,
+    REWARD,
+    X_NEXT,
+    X,
+    plain_quantile_huber,
+)
 from tests.algorithms.value_based import *  # noqa: F403  the contract
 from tests.algorithms.value_based import REFUSED, SMALL
 
@@ -41,19 +48,6 @@ def prefer(config, params, action, by):
 
 
 # --- one gradient step ------------------------------------------------------------------------
-
-
-def plain_quantile_huber(quantiles, levels, targets, kappa):
-    """The loss and its slopes, of quantiles at levels (num,) and targets (num_targets,)."""
-    loss, slopes = 0.0, np.zeros(len(quantiles))
-    for i, level in enumerate(levels):
-        for target in targets:
-            u = target - quantiles[i]
-            size = 0.5 * u**2 if abs(u) <= kappa else kappa * (abs(u) - 0.5 * kappa)
-            weight = abs(level - (u < 0)) / kappa / len(targets)
-            loss += weight * size
-            slopes[i] -= weight * np.clip(u, -kappa, kappa)
-    return loss, slopes
 
 
 def expected_loss(config, online, target, best, state):
