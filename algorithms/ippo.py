@@ -431,9 +431,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         return environments.world_state(env_state, env_params) if central else None, mask
 
     def init(rng):
-        keys = jax.random.split(rng, 6)
-        order_rng, actor_rng, critic_rng, reset_rng, rollout_rng, eval_rng = keys
-        observation, env_state = environments.reset(reset_rng, env_params)
+        order_rng, actor_rng, critic_rng, env_rng, rollout_rng, eval_rng = jax.random.split(rng, 6)
+        observation, env_state = environments.reset(env_rng, env_params)
         (world_state, _), world_stats = see(env_state), None
         if world_state is not None:
             world_stats = parts.RunningStatistics.create(world_state.shape[1:])
@@ -560,7 +559,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             minibatch = jax.tree.map(lambda x: x[indices], batch)
             grads, metrics = jax.grad(task.loss, has_aux=True)(params, minibatch)
             params, opt_state, norm = task.optimizer.step(params, opt_state, grads, learning_rate)
-            return (params, opt_state), metrics | {"grad_norm": norm}
+            living = 1.0 * minibatch.rollout.alive.any()
+            return (params, opt_state), metrics | {"grad_norm": norm, "living": living}
 
         def epoch(learned):
             order = orders[learned.epochs].reshape(config.num_minibatches, -1)
@@ -569,17 +569,17 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             (params, opt_state), metrics = jax.lax.scan(gradient_step, start, (order, rates))
             means = jax.tree.map(jnp.mean, metrics)
             sums = jax.tree.map(jnp.add, learned.sums, means)
-            kl = means.get("approx_kl", learned.kl)
-            return Learned(params, opt_state, learned.epochs + 1, kl, sums)
+            return Learned(params, opt_state, learned.epochs + 1, means.get("approx_kl", 0.0), sums)
 
         def unfinished(learned):
             return (learned.epochs < task.epochs) & ~(learned.kl > config.target_kl)
 
         zero, none = jnp.zeros(()), jnp.zeros((), jnp.int32)
-        sums = parts.zeros(task.loss, params, batch)[1] | {"grad_norm": zero}
-        learned = Learned(params, opt_state, none, zero, sums)
-        learned = jax.lax.while_loop(unfinished, epoch, learned)
-        return learned, {name: total / learned.epochs for name, total in learned.sums.items()}
+        sums = parts.zeros(task.loss, params, batch)[1] | {"grad_norm": zero, "living": zero}
+        ended = jax.lax.while_loop(unfinished, epoch, Learned(params, opt_state, none, zero, sums))
+        means = {name: total / ended.epochs for name, total in ended.sums.items()}
+        living = means.pop("living")  # share of minibatches; in the others all else is 0
+        return ended, {name: parts.Average(x, living) for name, x in means.items()}
 
     def update_statistics(state, rollout, common):
         """With the rollout that has been learned from."""
@@ -615,7 +615,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             "epochs": actors.epochs,
             "value_loss": theirs["value_loss"],
             "critic_grad_norm": theirs["grad_norm"],
-            "mean_value": jax.vmap(mean)(batch.value, alive),
+            "mean_value": parts.Average(jax.vmap(mean)(batch.value, alive), alive.any(1)),
             "explained_variance": jax.vmap(explained_variance)(batch.value, batch.target, alive),
         }
         if config.share_params:  # there is no axis of learners to tell

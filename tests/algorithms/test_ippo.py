@@ -1,5 +1,7 @@
 """IPPO: independence, sharing, central critics, agents that leave, and the contract of the file."""
 
+import math
+
 import distrax
 import jax
 import jax.numpy as jnp
@@ -440,6 +442,8 @@ def test_an_update_is_that_of_plain_lists(arrangement):
     scale = state.reward_scale.replace(stats=state.reward_scale.stats.replace(var=var))
     state = state.replace(reward_scale=scale)
     after, metrics = jax.jit(learner.update)(again(state))
+    averages = {name: x for name, x in metrics.items() if isinstance(x, parts.Average)}
+    metrics |= {name: x.total / x.weight for name, x in averages.items()}
     plain = Plain(config, env, params, again(state))
     there = np.array([s["alive"] for s in plain.steps])
     ends = [np.array([s[name] for s in plain.steps]) for name in ("terminated", "truncated")]
@@ -521,6 +525,18 @@ def test_an_agent_that_left_has_terminated_and_counts_no_more(probed):
     np.testing.assert_allclose(values[:, 1, 0], 1.0, atol=0.1)
     mean_value = np.asarray(probed[3]["mean_value"][LEAVING])[:, -1]
     assert (mean_value[:, 1] < 1.5).all() and (mean_value[:, 0] > 2.0).all()
+
+
+def test_what_is_said_of_an_agent_is_of_the_minibatches_in_which_it_lived(pair):
+    """Of 4 steps of an episode agent 1 lives in the first one, hence in one minibatch of two; and
+    of 4 more in none."""
+    config = TINY.replace(num_envs=1, num_steps=4, total_timesteps=8, num_evals=2)
+    config = config.replace(num_eval_episodes=0, eval_at_start=False)
+    _, metrics = ippo.make_train(config, pair, PairParams(task=LEAVING))(jax.random.key(0))
+    expected = [[math.log(2.0), math.log(2.0)], [math.log(2.0), np.nan]]
+    np.testing.assert_allclose(metrics["entropy"], expected, rtol=1e-2)
+    for name in METRICS - {"epochs", "explained_variance"}:
+        np.testing.assert_array_equal(np.isfinite(metrics[name]), [[True, True], [True, False]])
 
 
 def test_a_critic_on_its_own_does_not_know_what_others_see(probed):
