@@ -1,6 +1,7 @@
 """What C51, QR-DQN and IQN have in common beside the contract: the same page as DQN's but for
-distributions, and one gradient step from a transition made by hand. Each file's tests import these
-with those of its formulas, and define, beside what `value_based` asks for,
+distributions, and one gradient step from a transition made by hand, which DQN's tests take from
+here, too. Each file's tests import these with those of its formulas, and define, beside what
+`value_based` asks for,
 
     expected_loss(config, online, target, best, state)
                                     in plain NumPy, of the transition from X to X_NEXT; `online` and
@@ -20,6 +21,7 @@ from tests import probe as tasks
 from tests.algorithms.contract import again
 
 GAMMA, REWARD, ACTION = 0.9, 2.0, 1
+COUNT = 1e6  # of observations whose statistics are known: so many that a rollout hardly moves them
 # Steps of three, and one gradient step of an update; the buffer holds the transition, nearly alone.
 ONE = dict(
     total_timesteps=16,
@@ -38,7 +40,8 @@ def gradient_step(module, config, networks, masked):
     """The state before an update and after it, and what the gradient step says. `networks` makes
     parameters of both networks from some."""
     env = tasks.Probe(masked=masked)
-    env_params = tasks.ProbeParams(task=tasks.SWING, max_steps_in_episode=1000)
+    max_steps = 5 if masked else 1000
+    env_params = tasks.ProbeParams(task=tasks.SWING, max_steps_in_episode=max_steps)
     learner = module.learner(config.replace(**ONE), env, env_params)
     state = jax.jit(learner.init)(jax.random.key(0))
     transition = parts.Transition(
@@ -54,8 +57,10 @@ def gradient_step(module, config, networks, masked):
     fill = lambda x, one: jnp.broadcast_to(one, x.shape).astype(x.dtype)
     transitions = jax.tree.map(fill, state.replay.transitions, transition)
     replay = state.replay.replace(transitions=transitions, size=jnp.int32(100_000))
+    if replay.priorities is not None:
+        replay = replay.replace(priorities=replay.priorities.at[:100_000].set(1.0))
     stats = state.policy.obs_stats
-    stats = stats.replace(mean=stats.mean + 0.5, var=4.0 * stats.var, count=jnp.float32(1e12))
+    stats = stats.replace(mean=stats.mean + 0.5, var=4.0 * stats.var, count=jnp.float32(COUNT))
     online, target = networks(state.policy.params)
     policy = state.policy.replace(params=online, obs_stats=stats)
     state = state.replace(policy=policy, target_params=target, replay=replay)
@@ -103,6 +108,22 @@ def test_mean_value_is_that_of_the_best_allowed_action(file, one_step):
     values = file.mean_values(config, state, X)
     assert list(np.argsort(values)) == [1, 0, 2]
     np.testing.assert_allclose(metrics["mean_value"], values[1], rtol=1e-4)
+
+
+def test_masks_and_statistics_belong_to_what_was_seen(one_step):
+    """In episodes of 5 steps, cut where x = -1 and action 0 is allowed, begun where x = 1 and it is
+    not: 10 of the 16 observations are 1, and only 6 of those that actions led to."""
+    _, _, after, _ = one_step
+    played = jax.tree.map(lambda x: np.asarray(x[:16]), after.replay.transitions)
+    np.testing.assert_array_equal(np.flatnonzero(played.done), [4, 9, 14])
+    assert after.episodes.count == 3
+    moved = (after.policy.obs_stats.mean - 0.5) * COUNT / 16
+    np.testing.assert_allclose(moved, 4 / 16 - 0.5, atol=0.02)
+    for mask, x in (
+        (played.action_mask, played.observation),
+        (played.final_action_mask, played.final_observation),
+    ):
+        np.testing.assert_array_equal(mask[:, 0], x[:, 0] <= 0)
 
 
 def test_the_target_network_moves_by_tau(one_step):

@@ -9,6 +9,19 @@ import pytest
 import rlax
 
 from algorithms import dqn
+from tests.algorithms.distributional import (  # noqa: F401  what is not about distributions
+    ACTION,
+    GAMMA,
+    REWARD,
+    X_NEXT,
+    X,
+    one_step,
+    test_masks_and_statistics_belong_to_what_was_seen,
+    test_mean_value_is_that_of_the_best_allowed_action,
+    test_the_loss_of_a_transition_is_the_paper_s,
+    test_the_policy_sees_normalised_observations,
+    test_the_target_network_moves_by_tau,
+)
 from tests.algorithms.value_based import *  # noqa: F403  the contract
 from tests.algorithms.value_based import REFUSED, SMALL
 
@@ -35,6 +48,20 @@ def prefer(config, params, action, by):
     if config.dueling:
         heads["value_head"]["bias"] += by / 2
     return params
+
+
+# --- one gradient step ------------------------------------------------------------------------
+
+
+def expected_loss(config, online, target, best, state):
+    network = dqn.QNetwork(config, 3)
+    value, next_values = network.apply(online, X)[0, ACTION], network.apply(target, X_NEXT)[0]
+    error = REWARD * (1.0 + GAMMA + GAMMA**2) + GAMMA**3 * next_values[best] - value
+    return 0.5 * error**2
+
+
+def mean_values(config, state, x):
+    return np.asarray(dqn.QNetwork(config, 3).apply(state.policy.params, x))[0]
 
 
 # --- targets ----------------------------------------------------------------------------------

@@ -145,22 +145,6 @@ def test_the_learning_rate_is_annealed(points):
     assert distance[1] < 0.6 * distance[0]
 
 
-def test_the_target_network_judges_what_the_right_network_selects(file, module, tiny, points):
-    """The online network prefers action 0 and the target network action 1, far from any doubt. What
-    the target network thinks of action 1 must matter without `double`, and not with it."""
-    state = points[1][2]
-    for double in (False, True):
-        config = tiny.replace(double=double, num_eval_episodes=0)
-        train, losses = module.make_train(config), []
-        prefer = lambda params, action, by, config=config: file.prefer(config, params, action, by)
-        for much in (100.0, 101.0):
-            policy = state.policy.replace(params=prefer(state.policy.params, 0, 100.0))
-            target = prefer(state.target_params, 1, much)
-            start = again(state).replace(policy=policy, target_params=target)
-            losses.append(float(train(None, start, 1)[1]["loss"][0]))
-        assert np.isclose(*losses, rtol=1e-4) == double, losses
-
-
 def test_the_buffer_is_never_copied(module, tiny, vmapped_keys):
     """Eight agents that go on from their states, as `launch` runs them: what the program needs
     beside its arguments and results is far less than a buffer."""
