@@ -127,6 +127,14 @@ def test_values_move_to_their_targets_in_proportion_to_vf_coef(file, read):
         np.testing.assert_allclose(metrics["value_loss"], 0.5 * 2.0**2, rtol=0.05)
 
 
+def test_clipped_values_stay_near_those_of_the_rollout(file, read):
+    """They are where they have to stay after one gradient step, and only momentum goes on."""
+    (free,), _ = read(2.0, vf_coef=0.5)
+    (kept,), _ = read(2.0, vf_coef=0.5, clip_vloss=True, clip_eps=1e-6)
+    moved = kept["critic_head"]["bias"] / free["critic_head"]["bias"]
+    assert 0.2 < moved < 0.7
+
+
 def test_the_environment_gets_clipped_actions(read):
     """Of a wide Gaussian; the worst action that there is costs 2.25."""
     _, (metrics,) = read(1.0, log_std=3.0, task=tasks.ACTION)
@@ -170,3 +178,9 @@ def test_the_loss_is_the_sum_of_its_parts(file, trained):
     expected = metrics["policy_loss"] + file.TINY.vf_coef * metrics["value_loss"]
     expected -= file.TINY.ent_coef * metrics["entropy"]
     np.testing.assert_allclose(metrics["loss"], expected, rtol=1e-5)
+
+
+def test_what_values_explain_of_their_targets_is_little_at_first(trained):
+    """They hardly differ yet; the other way round it would be far less than nothing."""
+    _, metrics = trained
+    assert (np.abs(metrics["explained_variance"][1:]) < 0.5).all()

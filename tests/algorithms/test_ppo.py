@@ -216,26 +216,59 @@ def test_exactly_update_epochs_without_a_threshold(trained):
 
 
 def test_env_params_can_be_vmapped_and_metrics_have_raw_returns(probe, vmapped_keys):
-    """Whatever the observations and rewards that are learned from are divided by."""
+    """Whatever the observations and rewards that are learned from are divided by: the statistics
+    of what was acted on, and of sums that end with the time limit, too."""
     config = TINY.replace(normalize_obs=True, normalize_reward=True, eval_at_start=False)
 
-    def train(reward):
-        params = ProbeParams(task=tasks.CONSTANT, reward=reward)
+    def train(task, reward):
+        params = ProbeParams(task=task, reward=reward)
         return ppo.make_train(config, probe, params)(jax.random.key(0))
 
-    state, metrics = jax.jit(jax.vmap(train))(jnp.array([50.0, -2.0]))
-    np.testing.assert_allclose(metrics["episode_return"], [[50.0] * 3, [-2.0] * 3])
-    np.testing.assert_allclose(metrics["eval_return"][..., 0], [[50.0] * 3, [-2.0] * 3])
+    played = jnp.array([tasks.CONSTANT, tasks.CONSTANT, tasks.DELAYED, tasks.ENDLESS])
+    state, metrics = jax.jit(jax.vmap(train))(played, jnp.array([50.0, -2.0, 1.0, 1.0]))
+    expected = np.repeat([[50.0], [-2.0], [1.0], [10.0]], 3, axis=1)
+    np.testing.assert_allclose(metrics["eval_return"][..., 0], expected)
+    expected[3, 0] = np.nan  # 8 steps of 10 until the time limit
+    np.testing.assert_allclose(metrics["episode_return"], expected)
     np.testing.assert_array_equal(state.policy.obs_stats.count, 48.0)
     np.testing.assert_array_equal(state.reward_scale.stats.count, 48.0)
+    # Of two steps, from x = 0 to 1 to the end; and 4 steps of the third endless episode.
+    np.testing.assert_allclose(state.policy.obs_stats.mean[2], 0.5, rtol=1e-5)
+    sums = np.sum(config.gamma ** np.arange(4))
+    np.testing.assert_allclose(state.reward_scale.discounted[3], sums, rtol=1e-5)
 
 
-def test_kl_stops_epochs_and_infinity_never_does():
+def test_kl_stops_epochs_and_infinity_never_does(monkeypatch):
+    """And metrics are means over the epochs that there were, of the ratios that were seen."""
+    seen, original = [], ppo.clipped_surrogate
+
+    def spy(log_ratio, *args):
+        jax.debug.callback(lambda x: seen.append(np.asarray(x, np.float64)), log_ratio)
+        return original(log_ratio, *args)
+
+    monkeypatch.setattr(ppo, "clipped_surrogate", spy)
     config = TINY.replace(num_eval_episodes=0, eval_at_start=False, update_epochs=5)
-    stopped = ppo.make_train(config.replace(target_kl=1e-12, learning_rate=1e-2))
-    assert (np.asarray(stopped(jax.random.key(0))[1]["epochs"]) < 5).all()
+    config = config.replace(learning_rate=1e-2, clip_eps=0.02)
+    _, metrics = ppo.make_train(config.replace(target_kl=1e-12))(jax.random.key(0))
+    assert (np.asarray(metrics["epochs"]) < 5).all()
+    np.testing.assert_allclose(metrics["entropy"], math.log(2.0), rtol=0.05)
+    jax.effects_barrier()
+    seen.clear()
     _, metrics = ppo.make_train(config)(jax.random.key(0))
     np.testing.assert_array_equal(metrics["epochs"], 5)
+    jax.effects_barrier()
+    ratio = np.exp(seen)
+    np.testing.assert_allclose(metrics["approx_kl"].mean(), (ratio - 1.0 - seen).mean(), rtol=1e-2)
+    clipped = (np.abs(ratio - 1.0) > 0.02).mean()
+    np.testing.assert_allclose(metrics["clip_fraction"].mean(), clipped, rtol=1e-2)
+    assert 0.1 < clipped < 0.9
+
+
+def test_actor_and_critic_may_share_a_torso():
+    for shared, torsos in ((False, {"actor_torso", "critic_torso"}), (True, {"actor_torso"})):
+        network = ppo.ActorCritic(TINY.replace(shared_torso=shared), tasks.spaces.Discrete(2))
+        params = jax.eval_shape(network.init, jax.random.key(0), jnp.zeros((1, 4)))["params"]
+        assert params.keys() == torsos | {"actor_head", "critic_head"}
 
 
 def test_continuous_actions_are_stored_unclipped_and_acted_clipped(continuous_probe):
