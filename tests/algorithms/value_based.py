@@ -104,6 +104,14 @@ def test_learning_waits(points):
         assert_same(getattr(state, name), getattr(start, name))
 
 
+def test_learning_waits_for_a_whole_window(module, tiny):
+    """Of 12 steps of both environments, which 6 of the 8 rounds make: the last 3 learn, twice."""
+    config = tiny.replace(learning_starts=0, n_step=12)
+    learner = module.learner(config, *envs.make(config.env))
+    _, metrics = jax.jit(learner.update)(jax.jit(learner.init)(jax.random.key(0)))
+    assert metrics["loss"].weight == 6
+
+
 def test_transitions_lead_to_what_came_before_any_restart(points):
     """Held against CartPole's own equations and limits."""
     replay = points[1][-1].replay
