@@ -92,6 +92,26 @@ def test_curve_draws_each_seed_the_mean_and_a_band(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["curve.png"]
 
 
+@pytest.mark.parametrize(
+    "agents, label",
+    [
+        (Agents([3]), "seed 3"),
+        (Agents([0, 1, 2]), "mean of 3 seeds, ±1 standard error"),
+        (
+            Agents([0, 1] * 3, {"gamma": np.array([0.9, 0.9, 0.8, 0.8, 0.7, 0.7])}),
+            "mean of 3 settings x 2 seeds, ±1 standard error",
+        ),
+        (Agents([5] * 2, {"gamma": np.array([0.9, 0.8])}), "mean of 2 settings x 1 seed, ±1"),
+    ],
+)
+def test_curve_says_whose_mean_it_is(tmp_path, monkeypatch, agents, label):
+    figures = []
+    monkeypatch.setattr(plots, "_save", lambda figure, path: figures.append(figure))
+    plots.curve(_metrics(agents.count), agents, "title", tmp_path / "curve.png")
+    (text, *_) = figures[0].axes[0].get_legend().get_texts()
+    assert text.get_text().startswith(label)
+
+
 def test_curve_takes_games_no_evaluation_one_point_and_nothing_yet(tmp_path):
     path = tmp_path / "curve.png"
     plots.curve(_metrics(3, players=2), Agents([0, 1, 2]), "game", path)

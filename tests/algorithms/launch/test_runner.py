@@ -169,6 +169,13 @@ def test_a_hook_that_stops_at_the_last_point_stops_nothing():
     assert not launch.run(toy, CONFIG, hooks=[late], save=False).interrupted
 
 
+def test_trackers_are_told_the_algorithm(tmp_path, monkeypatch):
+    told = []
+    monkeypatch.setattr(trackers, "open_trackers", lambda **given: told.append(given) or [])
+    launch.run(toy, CONFIG, run_dir=tmp_path / "run", track=True)
+    assert told[0]["config"]["algorithm"] == "toy" and told[0]["config"]["gamma"] == 0.99
+
+
 # --- one command that starts or goes on ------------------------------------------------------
 
 
