@@ -27,8 +27,8 @@ def objective(trial: optuna.Trial) -> float:
             raise launch.Stop("pruned")
 
     result = launch.run(ppo, config, num_seeds=4, hooks=[prune], save=False)
-    if result.stopped:
-        raise optuna.TrialPruned(result.stopped)
+    if result.stopped == "pruned":
+        raise optuna.TrialPruned
     if result.interrupted:  # Ctrl-C ends the study, too
         raise KeyboardInterrupt
     return result.objective

@@ -68,9 +68,14 @@ def count_lost(before: dict[Path, int]) -> int:
 
 
 def tree(root: Path) -> dict[str, str]:
-    """All files below a directory, and what they hold; but for the lock, which holds nothing."""
-    files = sorted(f for f in root.rglob("*") if f.is_file() and f.name != ".lock")
-    return {str(f.relative_to(root)): hashlib.sha256(f.read_bytes()).hexdigest() for f in files}
+    """All files below a directory, and what they hold."""
+    digest = lambda file: hashlib.sha256((root / file).read_bytes()).hexdigest()
+    return {str(file): digest(file) for file in sorted(files(root))}
+
+
+def files(root: Path) -> set[Path]:
+    """All files below a directory but locks, which hold no more than who has them."""
+    return {f.relative_to(root) for f in root.rglob("*") if f.is_file() and f.name != ".lock"}
 
 
 def damage(file: Path, how: str, rng: random.Random) -> None:
@@ -91,7 +96,7 @@ def differences(
       unsaved: points that may lack their policy and their rows.
       spoilt: names of files that may be anything.
     """
-    wrong, expected = [], {f.relative_to(whole) for f in whole.rglob("*") if f.is_file()}
+    wrong, expected = [], files(whole)
     for name in sorted(expected):
         one, other = whole / name, found / name
         point = number(name) if name.suffix in (".policy", ".state") else None

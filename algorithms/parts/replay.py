@@ -208,7 +208,7 @@ def draw_by_priority(priorities: jax.Array, noise: jax.Array) -> Draw:
     cube = priorities.reshape(side, side, side)
     rows = cube.sum(2)
     planes = rows.sum(1)
-    plane, total = pick(jnp.broadcast_to(planes, (len(noise), side)), noise[:, 0])
+    plane, total = pick(planes[None], noise[:, 0])
     row, _ = pick(rows[plane], noise[:, 1])
     entry, _ = pick(cube[plane, row], noise[:, 2])
     index = (plane * side + row) * side + entry
@@ -216,7 +216,7 @@ def draw_by_priority(priorities: jax.Array, noise: jax.Array) -> Draw:
 
 
 def pick(masses, noise):
-    """Columns (batch,) of masses (batch, side) in proportion to them, never one of mass 0; and the
+    """Columns (batch,) of masses (batch or 1, side) in proportion to them, none of mass 0; and the
     sums of the masses."""
     # A product with a triangle is a cumulative sum, and faster for many short rows. Its columns are
     # rounded each on its own, so that a sum may grow where there is no mass: such columns are out.

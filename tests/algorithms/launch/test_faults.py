@@ -2,6 +2,7 @@
 same. What a broken run comes to is what an unbroken one is, file by file."""
 
 import errno
+import json
 import os
 import random
 import shutil
@@ -78,6 +79,29 @@ def test_a_run_that_has_lost_all_states_is_left_alone(broken):
     with pytest.raises(UserError, match="state"):
         launch.resume(broken, module=toy)
     assert tree(broken) == before
+
+
+def test_nothing_is_changed_before_the_state_has_been_read(broken):
+    """One that does not fit: the configuration is of another network."""
+    described = json.loads((broken / "config.json").read_text())
+    del described["checksum"]
+    described["config"]["hidden_sizes"] = [3, 3]
+    (broken / "config.json").write_text(json.dumps(described))
+    (broken / "metrics.csv").unlink()
+    before = tree(broken)
+    with pytest.raises(UserError, match="000006.state does not fit"):
+        launch.resume(broken, module=toy, keep_states=True)
+    assert tree(broken) == before
+
+
+def test_two_damaged_states_leave_nothing_to_go_on_from(broken, capsys):
+    for file in (broken / "checkpoints").glob("*.state"):
+        damage(file, "empty", random.Random(0))
+    before = tree(broken)
+    with pytest.raises(UserError, match="cannot go on, none of its states is whole"):
+        launch.resume(broken, module=toy)
+    assert tree(broken) == before
+    assert capsys.readouterr().err.count("is not a checkpoint") == 2
 
 
 @pytest.mark.parametrize("how, finished", [("flip", False), ("cut", True), ("gone", True)])
