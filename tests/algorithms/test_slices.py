@@ -1,10 +1,11 @@
-"""What compiles longest of the contract, for files whose loop is the same as DQN's or PPO's."""
+"""What compiles longest of the contract, for all files but PPO."""
 
 import jax
 import pytest
 
 from tests.algorithms import (
     test_c51,
+    test_dqn,
     test_ippo,
     test_iqn,
     test_ppo_rnn,
@@ -32,7 +33,7 @@ __all__ = [
     "trained",
 ]
 pytestmark = pytest.mark.slow
-REPLAY = [test_c51, test_qrdqn, test_iqn]
+REPLAY = [test_dqn, test_c51, test_qrdqn, test_iqn]
 FILES = [*REPLAY, test_ippo, test_ppo_rnn, test_ppo_vtrace, test_pqn, test_reinforce]
 
 

@@ -281,6 +281,7 @@ def test_ctrl_c_while_compiling(tmp_path):
     assert process.returncode == 130 and "Traceback" not in err and "aborted" in err
 
 
+@pytest.mark.slow  # tests/faults.py has shorter ones
 def test_kill_during_a_save_loses_nothing(tmp_path):
     """kill -9 while a state of 4 MB is being written; the resumed run is the uninterrupted one."""
     words = ("--hidden-sizes", "1000,1000", "--total-timesteps", "40", "--num-evals", "8")

@@ -426,6 +426,7 @@ def no_key_checks():
     jax.config.update("jax_debug_key_reuse", before)
 
 
+@pytest.mark.slow
 def test_ppo_with_several_seeds_resumes_exactly(tmp_path, no_key_checks, jitted_as_for_users):
     config = PPO.replace(eval_at_start=False, num_eval_episodes=0)  # compiles faster
     whole = launch.run(ppo, config, num_seeds=3, run_dir=tmp_path / "whole")
