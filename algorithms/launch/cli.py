@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from algorithms.launch import hosts, loading, progress, runner, settings, sweeps
+from algorithms.launch.description import read_description
 from algorithms.launch.errors import UserError, unknown
 from algorithms.launch.flags import Shell, parse, single_out, size_in_bytes
 from algorithms.launch.options import Options, check_algorithm, make_options
 from algorithms.launch.presets import PRESETS
-from algorithms.launch.run_dir import SWEEP, read_description
+from algorithms.launch.run_dir import SWEEP
 from algorithms.launch.sweep_dir import read_asked
 from algorithms.launch.trainer import algorithm_name
 

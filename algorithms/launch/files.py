@@ -1,4 +1,4 @@
-"""Files and directories that appear whole or not at all, and the format of a checkpoint.
+"""Files that appear whole or not at all, and the format of a checkpoint.
 
 A checkpoint is, one after another:
 
@@ -12,13 +12,10 @@ An array is written piece by piece as it comes from the devices and read a few a
 that a state needs no second place in memory. Whatever was changed or cut off is found.
 """
 
-import errno
 import hashlib
 import json
 import os
-import secrets
-import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,7 +28,6 @@ from algorithms.launch.errors import UserError
 
 MAGIC = b"RL checkpoint 2\n"
 BLOCK = 2**20  # bytes read at a time for a checksum
-TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
 
 # --- whole or not at all ---------------------------------------------------------------------
 
@@ -55,7 +51,7 @@ def write_whole(path: Path, *pieces: Any, stream: Iterable[Any] = ()) -> None:
     except BaseException:
         part.unlink(missing_ok=True)
         raise
-    _sync_directory(path.parent)
+    sync_directory(path.parent)
 
 
 def write_json(path: Path, values: Any) -> None:
@@ -89,29 +85,8 @@ def copy_whole(source: Path, target: Path) -> None:
         write_whole(target, stream=iter(lambda: file.read(BLOCK), b""))
 
 
-def make_directory(path: Path, fill: Callable[[Path], None]) -> None:
-    """Makes a directory with what `fill` writes into it. An empty one may be there already.
-
-    Raises:
-      FileExistsError: something else is, perhaps made in this very moment; it stays as it is.
-      OSError: it cannot be made.
-    """
-    new = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    new.mkdir(parents=True)
-    try:
-        fill(new)
-        _sync_directory(new)
-        os.rename(new, path)  # replaces nothing but an empty directory
-    except OSError as error:
-        if error.errno in TAKEN:
-            raise FileExistsError(errno.EEXIST, "it exists", str(path)) from error
-        raise
-    finally:
-        shutil.rmtree(new, ignore_errors=True)
-    _sync_directory(path.parent)
-
-
-def _sync_directory(path: Path) -> None:
+def sync_directory(path: Path) -> None:
+    """Has what was made or renamed in it survive a power cut."""
     directory = os.open(path, os.O_RDONLY)
     try:
         os.fsync(directory)

@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from algorithms.launch import settings
+from algorithms.launch.description import VERSION
 from algorithms.launch.errors import UserError, unknown
-from algorithms.launch.run_dir import VERSION
 from algorithms.launch.settings import Agents
 from algorithms.launch.trainer import algorithm_name
 

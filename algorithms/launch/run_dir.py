@@ -14,11 +14,6 @@ moment leaves the last good point.
 """
 
 import csv
-import hashlib
-import json
-import re
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +21,14 @@ import jax
 import numpy as np
 
 from algorithms.launch import devices, files, hosts, settings
+from algorithms.launch.description import fill, read_description, with_checksum
+from algorithms.launch.directories import make
 from algorithms.launch.errors import UserError, warn
 from algorithms.launch.metrics import Metrics, as_csv, columns
 from algorithms.launch.settings import Agents
 
 KEPT_STATES = 2
 SWEEP = "sweep.json"  # in the directory of a sweep
-VERSION = 1  # of what config.json holds
-HAS = ("algorithm", "seeds", "floats", "options", "config")
 
 
 class RunDir:
@@ -121,19 +116,24 @@ class RunDir:
         return list(self.files(kind))
 
     def newest_whole(self) -> int | None:
-        """The last point whose state can be read; None if none was ever saved.
+        """The last point whose files can be read; None if none was ever saved.
+
+        A policy that is damaged or gone is made again from the point before it, if that is there.
 
         Raises:
           UserError: the run has got somewhere, but there is no state to go on from.
         """
         kept, trained = self.points("state"), [p for p in self.points("policy") if p > 0]
+        readable = []
         for point in reversed(kept):
-            try:
-                for file in self.parts(point, "state").values():
-                    files.verify(file, self.algorithm)
+            state = self._damage(point, "state")
+            damage = state or self._damage(point, "policy")
+            if not damage:
                 return point
-            except UserError as error:
-                warn(f"{error}; going on from the state before it")
+            warn(f"{damage}; the point before it is tried")
+            readable += [point] * (not state)
+        if readable:
+            return readable[0]
         if not kept and not trained:
             return None
         what = "none of its states is whole" if kept else "it has no .state file"
@@ -142,6 +142,15 @@ class RunDir:
             f"{self.path} cannot go on, {what} (and nothing was changed){there}: --evaluate "
             f"plays a policy, --config {self.path}/config.json trains anew"
         )
+
+    def _damage(self, point: int, kind: str) -> str:
+        """What is wrong with the files of a point."""
+        try:
+            for file in self.parts(point, kind).values():
+                files.verify(file, self.algorithm)
+            return "" if self.parts(point, kind) else f"{self.file(point, kind)} does not exist"
+        except UserError as error:
+            return str(error)
 
     # --- what they hold --------------------------------------------------------------------------
 
@@ -277,88 +286,6 @@ class RunDir:
             if len(line) == len(head) and line[place].isdigit():
                 rows.setdefault(int(line[place]), []).append(line)
         return {point: lines for point, lines in rows.items() if len(lines) == self.agents.count}
-
-
-# --- directories -----------------------------------------------------------------------------
-
-
-def make(path: Path, write: Callable[[Path], None]) -> None:
-    """Makes a run's or a sweep's directory, whole or not at all.
-
-    Raises:
-      UserError: it exists and is not empty, or it cannot be made.
-    """
-    try:
-        files.make_directory(Path(path), write)
-    except FileExistsError:
-        raise UserError(f"{path} exists: a run is never overwritten") from None
-    except OSError as error:
-        raise UserError(f"{path} cannot be made: {error.strerror}") from error
-
-
-def make_named(root: Path, words: list[str], write: Callable[[Path], None]) -> Path:
-    """The same, as `<word>__<word>__<time>` in root; with -1, -2, ... if that is taken."""
-    words = [*words, time.strftime("%Y%m%d-%H%M%S")]
-    name = "__".join(re.sub(r"[^\w.+-]", "-", word) for word in words)
-    for count in range(10**6):
-        path = Path(root) / (f"{name}-{count}" if count else name)
-        if path.exists():
-            continue
-        try:
-            files.make_directory(path, write)
-            return path
-        except FileExistsError:  # by another process, meanwhile
-            continue
-        except OSError as error:
-            raise UserError(f"{path} cannot be made: {error.strerror}") from error
-    raise UserError(f"{root} has a million runs named {name}")
-
-
-def fill(folder: Path, description: dict[str, Any]) -> None:
-    """What a run's directory has from the beginning."""
-    (folder / "checkpoints").mkdir(parents=True)
-    files.write_json(folder / "config.json", with_checksum(description))
-
-
-def with_checksum(description: dict[str, Any]) -> dict[str, Any]:
-    """The same with the checksum of it, so that a damaged digit does not train something else."""
-    plain = {name: value for name, value in description.items() if name != "checksum"}
-    text = json.dumps(plain, sort_keys=True)
-    return plain | {"checksum": hashlib.sha256(text.encode()).hexdigest()[:16]}
-
-
-def read_description(file: Path, edited: bool = False) -> dict[str, Any]:
-    """What a config.json holds.
-
-    Args:
-      file: its path.
-      edited: somebody may have changed it.
-
-    Raises:
-      UserError: there is none, or it is not of a run, or of another version of the kit, or damaged.
-    """
-    description = files.read_json(file)
-    for name in HAS:
-        if not isinstance(description, dict) or name not in description:
-            raise UserError(f"{file} is not of a run of this kit: it has no {name}")
-    check_version(file, description)
-    checksum = description.pop("checksum", None)
-    if not edited and checksum not in (None, with_checksum(description)["checksum"]):
-        raise UserError(
-            f"{file} is damaged, its checksum does not match what it holds; if you have changed it "
-            'on purpose, take the line "checksum" out'
-        )
-    return description
-
-
-def check_version(file: Path, description: dict[str, Any]) -> None:
-    """Refuses what another version of the kit has written."""
-    if (version := description.get("version")) != VERSION:
-        is_of = "has no version" if version is None else f"has version {version}"
-        raise UserError(
-            f"{file} {is_of}, this kit reads version {VERSION}: use the commit that versions.json "
-            "beside it names"
-        )
 
 
 def _number(file: Path) -> int:

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from algorithms.launch import devices, files, hosts, loading, programs, progress, settings
+from algorithms.launch.description import fill
+from algorithms.launch.directories import make, make_named
 from algorithms.launch.errors import UserError
 from algorithms.launch.locks import locked
 from algorithms.launch.options import (
@@ -17,7 +19,7 @@ from algorithms.launch.options import (
     make_options,
 )
 from algorithms.launch.record import Point, Start
-from algorithms.launch.run_dir import RunDir, fill, make, make_named
+from algorithms.launch.run_dir import RunDir
 from algorithms.launch.session import Result, Session
 from algorithms.launch.settings import Agents
 from algorithms.launch.trainer import Trainer, check_floats

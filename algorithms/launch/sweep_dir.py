@@ -12,13 +12,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from algorithms.launch import files, hosts, results, settings
+from algorithms.launch.description import VERSION, check_version, fill
+from algorithms.launch.directories import make, make_named
 from algorithms.launch.errors import UserError
 from algorithms.launch.interrupts import survive
 from algorithms.launch.metrics import stack
 from algorithms.launch.options import Options, describe
 from algorithms.launch.record import Start
 from algorithms.launch.results import Outcome
-from algorithms.launch.run_dir import SWEEP, VERSION, RunDir, check_version, fill, make, make_named
+from algorithms.launch.run_dir import SWEEP, RunDir
 from algorithms.launch.settings import Agents, Distribution
 from algorithms.launch.trainer import Trainer, algorithm_name
 

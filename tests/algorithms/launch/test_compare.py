@@ -10,8 +10,9 @@ from scipy import stats
 from algorithms import launch
 from algorithms.launch import compare, comparison, files, plots, results, settings
 from algorithms.launch.comparison import Agent
+from algorithms.launch.description import VERSION
 from algorithms.launch.errors import UserError
-from algorithms.launch.run_dir import VERSION, RunDir
+from algorithms.launch.run_dir import RunDir
 from tests.algorithms.launch import toy
 
 

@@ -116,12 +116,27 @@ def test_metrics_csv_is_made_anew(whole, broken, how, finished):
     assert not differences(whole, broken)
 
 
-@pytest.mark.parametrize("point", [2, 6])
-def test_a_policy_that_is_gone_takes_only_its_rows_along(whole, broken, point):
-    name = f"{point:06d}.policy"
-    (broken / "checkpoints" / name).unlink()
+def test_an_old_policy_that_is_gone_takes_nothing_else_along(whole, broken):
+    (broken / "checkpoints" / "000002.policy").unlink()
     launch.resume(broken, module=toy)
-    assert not differences(whole, broken, unsaved={point}, spoilt={name})
+    assert not differences(whole, broken, unsaved={2}, spoilt={"000002.policy"})
+    assert (broken / "metrics.csv").read_bytes() == (whole / "metrics.csv").read_bytes()
+
+
+@pytest.mark.parametrize("how", ["flip", "gone"])
+def test_the_newest_policy_is_made_again(whole, broken, how):
+    policy = broken / "checkpoints" / "000006.policy"
+    policy.unlink() if how == "gone" else damage(policy, how, random.Random(0))
+    launch.resume(broken, module=toy)
+    assert not differences(whole, broken)
+
+
+def test_a_run_that_has_lost_its_policies_goes_on_all_the_same(whole, broken):
+    lost = {f.name for f in (broken / "checkpoints").glob("*.policy")}
+    for name in lost:
+        (broken / "checkpoints" / name).unlink()
+    launch.resume(broken, module=toy)
+    assert not differences(whole, broken, unsaved=set(range(7)), spoilt=lost)
 
 
 @pytest.mark.parametrize("name, how", [("config.json", "cut"), ("versions.json", "empty")])

@@ -176,6 +176,15 @@ def test_trackers_are_told_the_algorithm(tmp_path, monkeypatch):
     assert told[0]["config"]["algorithm"] == "toy" and told[0]["config"]["gamma"] == 0.99
 
 
+def test_an_agent_that_is_not_finite_is_told_of_once(tmp_path, capsys):
+    config = CONFIG.replace(gamma=1.0, learning_rate=3e38)  # its weights become NaN
+    with pytest.raises(Stop):
+        launch.run(toy, config, run_dir=tmp_path / "run", hooks=[stop_at(4)])
+    assert "not finite from point 1 on" in capsys.readouterr().err
+    result = launch.resume(tmp_path / "run", module=toy)
+    assert not result.is_finite.any() and "not finite" not in capsys.readouterr().err
+
+
 # --- one command that starts or goes on ------------------------------------------------------
 
 
@@ -210,11 +219,12 @@ def test_where_it_is_must_be_said():
         launch.run(toy, CONFIG, resume_if_exists=True)
 
 
-def test_a_directory_that_has_something_else_is_not_touched(tmp_path):
+def test_a_directory_that_has_something_else_is_not_touched(tmp_path, monkeypatch):
     (tmp_path / "notes").write_text("mine")
-    for more in ({}, {"resume_if_exists": True}):
+    monkeypatch.chdir(tmp_path)
+    for run_dir, more in ((tmp_path, {}), (tmp_path, {"resume_if_exists": True}), (".", {})):
         with pytest.raises(UserError, match="exists: a run is never overwritten"):
-            launch.run(toy, CONFIG, run_dir=tmp_path, **more)
+            launch.run(toy, CONFIG, run_dir=run_dir, **more)
     assert [file.name for file in tmp_path.iterdir()] == ["notes"]
     empty = tmp_path / "empty"
     empty.mkdir()

@@ -351,6 +351,16 @@ def test_ctrl_c_stops_the_sweep_and_not_the_chunk_alone(tmp_path, capsys):
     assert curves(resumed) == curves(launch.sweep(toy, CONFIG, GRID, save=False))
 
 
+def test_what_a_kill_left_undone_of_a_finished_chunk_is_made_up_for(tmp_path):
+    launch.sweep(toy, CONFIG, GRID, max_parallel=6, sweep_dir=tmp_path / "x")
+    table_file, curve = (tmp_path / "x" / "chunk_000" / n for n in ("metrics.csv", "curve.png"))
+    text = table_file.read_text()
+    table_file.write_text(text[:-30])
+    curve.unlink()
+    launch.resume(tmp_path / "x", module=toy)
+    assert table_file.read_text() == text and curve.exists()
+
+
 # --- what breaks -----------------------------------------------------------------------------
 
 
