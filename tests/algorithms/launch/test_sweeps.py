@@ -351,7 +351,8 @@ def test_ctrl_c_stops_the_sweep_and_not_the_chunk_alone(tmp_path, capsys):
     assert curves(resumed) == curves(launch.sweep(toy, CONFIG, GRID, save=False))
 
 
-def test_what_a_kill_left_undone_of_a_finished_chunk_is_made_up_for(tmp_path):
+def test_what_a_kill_left_undone_of_a_finished_chunk_is_made_up_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(plots, "curve", lambda *given: given[-1].write_bytes(b"PNG"))
     launch.sweep(toy, CONFIG, GRID, max_parallel=6, sweep_dir=tmp_path / "x")
     table_file, curve = (tmp_path / "x" / "chunk_000" / n for n in ("metrics.csv", "curve.png"))
     text = table_file.read_text()
