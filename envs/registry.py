@@ -85,7 +85,7 @@ def _build(env: Any, settings: dict[str, Any]) -> tuple[Any, Any]:
     fields = parameter_names(params)
     for name in settings:
         if name not in fields:
-            known = [*fields, *WRAPPER_SETTINGS]
+            known = [*_arguments(env, label), *fields, *WRAPPER_SETTINGS]
             raise ValueError(suggest.unknown(f"setting of {label}:", name, known))
     params = params.replace(**settings) if settings else params
 
@@ -107,6 +107,12 @@ def _build(env: Any, settings: dict[str, Any]) -> tuple[Any, Any]:
         if wrapper_settings.get(name):
             env = wrapper(env, params)
     return env, params
+
+
+def _arguments(env: Any, label: str) -> list[str]:
+    """What the constructor of a registered environment, or of the user's own, takes."""
+    adapted = "/" in label
+    return [] if adapted else list(inspect.signature(type(env)).parameters)
 
 
 def _construct(name: str, settings: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

@@ -110,6 +110,8 @@ def test_a_function_may_make_it_and_takes_what_it_names(module):
         envs.make(f"{name}:short", size=4)
     with pytest.raises(ValueError, match=f"setting of {name}:Walk: 'pai'; did you mean pay"):
         envs.make(f"{name}:Walk", pai=4)
+    with pytest.raises(ValueError, match=f"setting of {name}:Walk: 'siz'; did you mean size"):
+        envs.make(f"{name}:Walk", siz=3)
 
 
 def test_modules_in_folders_and_helpers_beside_them_are_found(module):
