@@ -431,7 +431,12 @@ class Plain:
         return params, critic_params, [*said, *critic_said]
 
 
-@pytest.mark.parametrize("arrangement", ARRANGEMENTS)
+*OFTEN, OWN_OBSERVATIONS = ARRANGEMENTS
+
+
+@pytest.mark.parametrize(
+    "arrangement", [*OFTEN, pytest.param(OWN_OBSERVATIONS, marks=pytest.mark.slow)]
+)
 def test_an_update_is_that_of_plain_lists(arrangement):
     """Learning, what it says about it, and the statistics, which move afterwards."""
     change, env = ARRANGEMENTS[arrangement]
@@ -545,7 +550,10 @@ def test_a_critic_on_its_own_does_not_know_what_others_see(probed):
 
 @pytest.mark.parametrize(
     "change",
-    [dict(minibatch_of="trajectories"), dict(share_params=True, agent_ids=True)],
+    [
+        pytest.param(dict(minibatch_of="trajectories"), marks=pytest.mark.slow),
+        dict(share_params=True, agent_ids=True),
+    ],
     ids=["independent, trajectories", "shared, ids"],
 )
 def test_a_central_critic_knows_and_actors_learn_in_every_arrangement(pair, change):

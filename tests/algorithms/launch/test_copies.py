@@ -24,6 +24,7 @@ from envs import registry
 
 ROOT = Path(__file__).parents[3]
 NAMES = sorted(f.stem for f in (ROOT / "algorithms").glob("*.py") if f.stem != "__init__")
+FEW = ["dqn", "ippo", "ppo_vtrace"]
 SETTINGS = {
     "num_envs": 4,
     "num_steps": 8,
@@ -65,7 +66,7 @@ for library in envs.registry.LIBRARIES:
         envs.make(f"{{library}}/any")
     except ValueError as error:
         assert "pip install" in str(error), error
-modules = {{name: importlib.import_module(f"agents.{{name}}") for name in {NAMES}}}
+modules = {{name: importlib.import_module(f"agents.{{name}}") for name in sys.argv[1:]}}
 programs = {{name: lowered(module, settings) for name, module in modules.items()}}
 print(json.dumps([made, programs]))
 """
@@ -113,14 +114,15 @@ def curve():
     return ppo.make_train(tiny(ppo, SETTINGS))(jax.random.key(0))[1]
 
 
-def test_imported_copies_are_the_kit_s_programs(project, curve):
-    made, programs = json.loads(run(project, "-c", USE))
+@pytest.mark.parametrize("names", [FEW, pytest.param(NAMES, marks=pytest.mark.slow)], ids=len)
+def test_imported_copies_are_the_kit_s_programs(project, curve, names):
+    made, programs = json.loads(run(project, "-c", USE, *names))
     with np.load(project / "metrics.npz") as metrics:
         assert metrics.keys() == curve.keys()
         for name, values in metrics.items():
             np.testing.assert_array_equal(values, curve[name], name, strict=True)
     assert made == {name: str(envs.make(name)[1]) for name in registry.OWN}
-    modules = {name: importlib.import_module(f"algorithms.{name}") for name in NAMES}
+    modules = {name: importlib.import_module(f"algorithms.{name}") for name in names}
     assert programs == {name: lowered(module, SETTINGS) for name, module in modules.items()}
 
 

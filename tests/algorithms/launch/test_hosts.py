@@ -145,7 +145,7 @@ launch.run(toy, toy.Config(), num_seeds=2, root="runs", hooks=[hook])
 """
 
 
-@pytest.mark.parametrize("failing", [0, 1])
+@pytest.mark.parametrize("failing", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_an_error_of_one_process_ends_all_at_once(tmp_path, failing):
     """The others would wait for it, five minutes long."""
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
@@ -189,6 +189,7 @@ print(jax.jit(lambda x: x - x.sum()).lower(layout.put(np.ones(4))).compile().as_
 """
 
 
+@pytest.mark.slow
 def test_devices_share_agents_without_a_word_between_them(tmp_path, vmapped_keys):
     """Five agents of PPO after one update on one device go on with two more on three devices."""
 
