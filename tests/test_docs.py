@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.benchmarks import report
+
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "algorithms" / "README.md", *sorted(DOCS.glob("*.md"))]
@@ -56,3 +58,8 @@ def test_the_readme_has_the_two_commands_that_ci_runs():
     commands = re.findall(r"^    (pip install -r .*)", (ROOT / "README.md").read_text(), re.M)
     assert len(commands) == 2
     assert "algorithms/ppo.py" in commands[0] and "pytest" in commands[1]
+
+
+def test_tables_are_those_of_the_scores_that_are_kept():
+    page = (DOCS / "results.md").read_text()
+    assert report.page(page) == page, "python tests/benchmarks/learning.py --write"
