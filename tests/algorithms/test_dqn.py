@@ -25,7 +25,9 @@ from tests.algorithms.distributional import (  # noqa: F401  what is not about d
 from tests.algorithms.value_based import *  # noqa: F403  the contract
 from tests.algorithms.value_based import REFUSED, SMALL
 
-del test_slices_are_exact_under_vmap_too  # noqa: F821, test_slices.py
+# In test_slices.py, which is slow.
+del test_slices_are_exact_under_vmap_too  # noqa: F821
+del test_slices_are_exactly_the_whole  # noqa: F821
 
 MODULE = dqn
 TINY = dqn.Config(**SMALL, prioritized=True, dueling=True)

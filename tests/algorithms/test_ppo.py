@@ -203,6 +203,7 @@ PINNED = {
 }
 
 
+@pytest.mark.slow
 def test_slices_may_be_of_any_length(trained):
     train = ppo.make_train(TINY)
     with compiled_as_for_users():

@@ -238,7 +238,10 @@ PROBE = ppo_vtrace.Config(
 )
 
 
-@pytest.fixture(scope="module", params=["discrete", "continuous"])
+DISCRETE = pytest.param("discrete", marks=pytest.mark.slow)
+
+
+@pytest.fixture(scope="module", params=[DISCRETE, "continuous"])
 def probed(request):
     continuous = request.param == "continuous"
     config = PROBE.replace(squash=continuous, sigma_head=continuous)

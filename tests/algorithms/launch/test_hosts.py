@@ -86,6 +86,7 @@ def assert_close(sweep_dir, alone):
         np.testing.assert_allclose(float(row["mean_return"]), agent.area, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_killed_run_of_two_processes_goes_on_with_four_and_then_with_one(
     tmp_path, alone, monkeypatch
 ):

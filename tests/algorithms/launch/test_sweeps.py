@@ -212,6 +212,7 @@ def test_an_agent_is_exactly_or_close_to_its_single_run(whole):
         assert loaded.config == config and loaded.agents.seeds == [agent.seed]
 
 
+@pytest.mark.slow
 def test_ppo_s_agents_are_close_to_single_runs_and_chunks_exactly_the_whole(
     tmp_path, vmapped_keys, jitted_as_for_users
 ):
