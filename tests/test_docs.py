@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.benchmarks import report
+from tests.benchmarks import pictures, report
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -61,5 +61,13 @@ def test_the_readme_has_the_two_commands_that_ci_runs():
 
 
 def test_tables_are_those_of_the_scores_that_are_kept():
-    page = (DOCS / "results.md").read_text()
-    assert report.page(page) == page, "python tests/benchmarks/learning.py --write"
+    for page in report.PAGES:
+        text = page.read_text()
+        assert report.page(text) == text, "python tests/benchmarks/learning.py --write"
+
+
+def test_pictures_show_the_scores_that_are_kept():
+    shown = {row["picture"]: row["sha256"] for row in report.read("pictures")}
+    found = {name: pictures.digest(name) for name in pictures.PICTURES}
+    assert shown == found, "python tests/benchmarks/learning.py --write"
+    assert all((DOCS / f"{name}.png").exists() for name in shown if pictures.panels(name))

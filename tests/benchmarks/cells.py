@@ -11,7 +11,7 @@ class Cell(NamedTuple):
     words: str  # after `python algorithms/<algorithm>.py`
     seeds: int  # 100 where they take at most 12 minutes on two cores, else 30 or 10
     solved: float = float("nan")  # the least return that counts as solved
-    table: str = "results"
+    tables: tuple[str, ...] = ("results",)
 
     @property
     def key(self) -> str:
@@ -20,22 +20,40 @@ class Cell(NamedTuple):
 
 SOLVED = {"CartPole-v1": 475.0, "Acrobot-v1": -100.0, "MountainCar-v0": -130.0}
 SOLVED |= {"CartPole-v1-positions": 475.0, "MemoryChain-bsuite": 0.95}
+SOLVED |= {"Pendulum-v1": -200.0, "MountainCarContinuous-v0": 90.0}
+CLASSIC = ("CartPole-v1", "Acrobot-v1", "MountainCar-v0")
+BOX = ("Pendulum-v1", "MountainCarContinuous-v0")
 GAMES = ("Asterix", "Breakout", "Freeway", "SpaceInvaders")
 
 
-def preset(algorithm: str, name: str, steps: int, seeds: int) -> Cell:
-    """A preset, or with an environment's name the defaults."""
-    words = f"--preset {name} --total-timesteps {steps}"
+def bar(name: str) -> float:
+    """When a cell is solved, by the environment that its name begins with."""
     known = [key for key in SOLVED if name.startswith(key)]
-    solved = SOLVED[max(known, key=len)] if known else float("nan")
-    return Cell(algorithm, name, words, seeds, solved)
+    return SOLVED[max(known, key=len)] if known else float("nan")
 
 
-CELLS = (
+def preset(algorithm: str, name: str, steps: int, seeds: int) -> Cell:
+    words = f"--preset {name} --total-timesteps {steps}"
+    return Cell(algorithm, name, words, seeds, bar(name))
+
+
+def default(algorithm: str, env: str, steps: int = 500_000, seeds: int = 30) -> Cell:
+    """Config's defaults, whatever the environment."""
+    words = f"--env {env} --total-timesteps {steps}"
+    return Cell(algorithm, f"{env}, defaults", words, seeds, bar(env), ("defaults",))
+
+
+def flag(algorithm: str, env: str, words: str, steps: int = 500_000, seeds: int = 30) -> Cell:
+    """A preset with a flag, beside the preset without."""
+    name, words = f"{env} {words}", f"--preset {env} {words} --total-timesteps {steps}"
+    return Cell(algorithm, name, words, seeds, bar(env), ("flags",))
+
+
+PRESETS = (
     preset("ppo", "CartPole-v1", 500_000, 100),
-    preset("ppo", "Acrobot-v1", 500_000, 100),
-    preset("ppo", "Pendulum-v1", 500_000, 100),
-    preset("ppo", "MountainCarContinuous-v0", 500_000, 100),
+    preset("ppo", "Acrobot-v1", 500_000, 100)._replace(tables=("results", "flags")),
+    preset("ppo", "Pendulum-v1", 500_000, 30),
+    preset("ppo", "MountainCarContinuous-v0", 500_000, 30),
     preset("ppo", "Breakout-MinAtar", 5_000_000, 10),
     preset("ippo", "MultiNavigator-v0", 1_000_000, 30),
     preset("ippo", "MPE_simple_spread_v3", 1_000_000, 30),
@@ -46,13 +64,48 @@ CELLS = (
     *(preset("ppo_rnn", f"MemoryChain-bsuite{c}", 200_000, 100) for c in ("", "-gru", "-mingru")),
     preset("ppo_rnn", "CartPole-v1-positions", 500_000, 30),
     *(preset("ppo_rnn", f"CartPole-v1-positions{c}", 250_000, 30) for c in ("-gru", "-mingru")),
-    *(preset("pqn", env, 500_000, 100) for env in ("CartPole-v1", "Acrobot-v1", "MountainCar-v0")),
+    *(preset("pqn", env, 500_000, 100) for env in CLASSIC),
     *(preset("pqn", f"{game}-MinAtar", 10_000_000, 10) for game in GAMES),
     *(preset("reinforce", env, 500_000, 100) for env in ("CartPole-v1", "Acrobot-v1")),
-    *(preset("dqn", env, 500_000, 100) for env in ("CartPole-v1", "Acrobot-v1")),
+    preset("dqn", "CartPole-v1", 500_000, 100),
+    preset("dqn", "Acrobot-v1", 500_000, 100)._replace(tables=("results", "flags")),
     preset("dqn", "MountainCar-v0", 500_000, 30),
     *(preset("c51", env, 500_000, 30) for env in ("CartPole-v1", "Acrobot-v1")),
     *(preset("qrdqn", env, 500_000, 100) for env in ("CartPole-v1", "Acrobot-v1")),
     preset("qrdqn", "MountainCar-v0", 500_000, 30),
-    *(preset("iqn", env, 500_000, 30) for env in ("CartPole-v1", "Acrobot-v1", "MountainCar-v0")),
+    *(preset("iqn", env, 500_000, 30) for env in CLASSIC),
 )
+DEFAULTS = (
+    *(default("ppo", env) for env in (*CLASSIC, *BOX)),
+    *(default("ppo_vtrace", env) for env in (*CLASSIC, *BOX)),
+    *(default("ppo_rnn", env) for env in (*CLASSIC, *BOX)),
+    *(default("reinforce", env) for env in (*CLASSIC, *BOX)),
+    *(default("pqn", env) for env in CLASSIC),
+    *(default("dqn", env) for env in CLASSIC),
+    *(default("c51", env) for env in CLASSIC),
+    *(default("qrdqn", env) for env in CLASSIC),
+    *(default("iqn", env) for env in CLASSIC),
+    *(
+        default(algorithm, "Breakout-MinAtar", 1_000_000, 10)
+        for algorithm in ("ppo", "ppo_vtrace", "ppo_rnn", "reinforce")
+    ),
+    *(
+        default(algorithm, "Breakout-MinAtar", 1_000_000, 10)
+        for algorithm in ("pqn", "dqn", "c51", "qrdqn", "iqn")
+    ),
+)
+FLAGS = (
+    flag("ppo", "Acrobot-v1", "--shared-torso"),
+    flag("ppo", "Acrobot-v1", "--target-kl 0.02"),
+    flag("ppo", "Acrobot-v1", "--normalize-obs"),
+    flag("dqn", "Acrobot-v1", "--n-step 3"),
+    flag("dqn", "Acrobot-v1", "--prioritized"),
+    flag("dqn", "Acrobot-v1", "--dueling"),
+    flag("dqn", "Acrobot-v1", "--no-double"),
+)
+PEERS = tuple(
+    Cell(peer, env, "", seeds, bar(env), ("peers",))
+    for peer, seeds in (("rejax-ppo", 100), ("purejaxrl-ppo", 100), ("rejax-dqn", 10))
+    for env in ("CartPole-v1", "Acrobot-v1")
+)
+CELLS = PRESETS + DEFAULTS + FLAGS

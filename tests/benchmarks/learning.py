@@ -3,7 +3,8 @@
     python tests/benchmarks/learning.py                          # what there is
     python tests/benchmarks/learning.py ppo/CartPole-v1 dqn      # report a cell, and all of a file
     python tests/benchmarks/learning.py ppo --look 100           # on seeds for tuning, not kept
-    python tests/benchmarks/learning.py --write                  # docs/results.md of what is kept
+    python tests/benchmarks/learning.py ppo --look 100 --more "--adam-eps 1e-5" --topic eps  # kept
+    python tests/benchmarks/learning.py --write                  # tables, pictures of what is kept
 
 A score is what one seed reaches at the *last* point of its run: the mean return of whole episodes
 of the deterministic policy (32 unless the settings say otherwise), over all players. No checkpoint
@@ -11,9 +12,10 @@ is picked. Seeds 0 to 999 are for tuning, as often as one likes. A cell is repor
 and up, once; if its settings change after somebody has looked, the next report takes 20_000 and up
 (--block 2), and its row says so.
 
-A cell that was stopped or killed goes on where it was. Every seed's score goes to
-docs/results/<algorithm>.csv with the command, the commit and the versions; tables are made of these
-files alone (report.py).
+A cell that was stopped or killed goes on where it was. Every seed's curve goes to
+docs/results/<algorithm>.csv with the command, the commit and the versions, and a line of what was
+looked at under a topic to docs/results/tuning.csv; tables and pictures are made of these files
+alone (report.py, pictures.py).
 """
 
 import argparse
@@ -21,8 +23,6 @@ import importlib
 import sys
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
@@ -32,7 +32,7 @@ from algorithms.launch import cli, devices, flags  # noqa: E402
 from algorithms.launch.errors import UserError, unknown  # noqa: E402
 from algorithms.launch.metrics import mean_returns  # noqa: E402
 from algorithms.launch.versions import versions  # noqa: E402
-from tests.benchmarks import report  # noqa: E402
+from tests.benchmarks import pictures, report  # noqa: E402
 from tests.benchmarks.cells import CELLS, Cell  # noqa: E402
 
 BLOCK = 10_000  # seeds of a report
@@ -70,8 +70,8 @@ def train(cell: Cell, first_seed: int, run_dir: Path | None) -> list[dict[str, A
             "seed": first_seed + i,
             "timestep": int(result.metrics["timestep"][i, -1]),
             "score": float(returns[i, -1]),
-            "best_before": float(np.nanmax(returns[i, :-1])),
             "training": float(training[i, -1]),
+            "curve": " ".join(f"{value:.5g}" for value in returns[i]),
             "command": command(cell, first_seed),
             **{name: made[name] for name in ("git_commit", "jax", "device")},
         }
@@ -97,8 +97,15 @@ def chosen(names: list[str]) -> list[Cell]:
 def show() -> None:
     """The cells, and how many seeds of each are kept."""
     for cell in CELLS:
-        kept = sum(row["cell"] == cell.name for row in report.read(cell.algorithm))
+        kept = len(report.kept(cell))
         print(f"{cell.key:45} {cell.seeds:4} seeds, {kept} kept   {cell.words}")
+
+
+def write() -> None:
+    """Writes tables and pictures of what is kept."""
+    for page in report.PAGES:
+        page.write_text(report.page(page.read_text()))
+    pictures.write()
 
 
 def main() -> None:
@@ -106,6 +113,8 @@ def main() -> None:
     parser.add_argument("cells", nargs="*", metavar="CELL", help="algorithm/name, or an algorithm")
     parser.add_argument("--look", type=int, metavar="SEEDS", help="of those for tuning; not kept")
     parser.add_argument("--first-seed", type=int, default=0, help="of --look")
+    parser.add_argument("--more", default="", metavar="WORDS", help="settings on top, with --look")
+    parser.add_argument("--topic", help="keep what --look finds in docs/results/tuning.csv")
     parser.add_argument("--block", type=int, default=1, help="which report of this cell it is")
     parser.add_argument("--work", type=Path, default=Path("runs/learning"), metavar="DIR")
     parser.add_argument("--write", action="store_true", help="write docs/results.md anew")
@@ -115,21 +124,23 @@ def main() -> None:
     except UserError as error:
         sys.exit(f"error: {error}")
     if not cells and not args.write:
-        return show()
+        show()
+        return
     devices.use_cores(max((args.look or c.seeds for c in cells), default=1), None)
     for cell in cells:
         if args.look:
-            rows = train(cell._replace(seeds=args.look), args.first_seed, None)
+            cell = cell._replace(seeds=args.look, words=f"{cell.words} {args.more}".rstrip())
+            rows = train(cell, args.first_seed, None)
+            if args.topic:
+                report.keep_look(args.topic, cell, rows)
         else:
             first = args.block * BLOCK
             rows = train(cell, first, args.work / f"{cell.algorithm}-{cell.name}-{first}")
             report.keep(cell.algorithm, rows)
         texts = [{k: str(v) for k, v in row.items()} for row in rows]
         print(" | ".join(report.line(cell, texts)[:-1]), flush=True)
-    if cells and args.look:
-        return None
-    report.PAGE.write_text(report.page(report.PAGE.read_text()))
-    return None
+    if not args.look or args.topic:
+        write()
 
 
 if __name__ == "__main__":

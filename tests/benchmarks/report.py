@@ -1,4 +1,4 @@
-"""Tables of docs/results.md, made of docs/results/*.csv and of nothing else."""
+"""Tables of the documentation, made of docs/results/*.csv and of nothing else."""
 
 import csv
 import re
@@ -10,61 +10,138 @@ import numpy as np
 
 from algorithms.launch import results
 from algorithms.launch.metrics import as_csv
-from tests.benchmarks.cells import CELLS, Cell
+from tests.benchmarks.cells import CELLS, PEERS, Cell
 
 ROOT = Path(__file__).parents[2]
-FOLDER, PAGE = ROOT / "docs" / "results", ROOT / "docs" / "results.md"
-REGION = re.compile(r"(<!-- table (\w+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
+FOLDER = ROOT / "docs" / "results"
+PAGES = (ROOT / "docs" / "results.md", ROOT / "algorithms" / "README.md")
+REGION = re.compile(r"(<!-- table ([\w-]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 COLUMNS = ("algorithm", "cell", "steps", "seeds", "mean (95 %)", "IQM", "worst", "solved at")
 COLUMNS += ("solved", "collapsed", "in training", "command")
+LOOKS = ("algorithm", "settings", "seeds", "mean", "worst", "solved at", "solved", "collapsed")
+LOOKS += ("dips",)
+LATE = 0.4  # share of a run after which a point below the bar is a dip
 Rows = list[dict[str, str]]
 
 
-def read(algorithm: str, folder: Path = FOLDER) -> Rows:
-    """What is kept of an algorithm, a row for each cell and seed."""
-    file = folder / f"{algorithm}.csv"
+# --- what is kept -----------------------------------------------------------------------------
+
+
+def read(name: str, folder: Path = FOLDER) -> Rows:
+    """What is kept of an algorithm, a row for each cell and seed; or of "tuning"."""
+    file = folder / f"{name}.csv"
     return list(csv.DictReader(file.open())) if file.exists() else []
+
+
+def kept(cell: Cell, folder: Path = FOLDER) -> Rows:
+    """Those of a cell; none if it has not been reported."""
+    return [row for row in read(cell.algorithm, folder) if row["cell"] == cell.name]
 
 
 def keep(algorithm: str, rows: Sequence[dict[str, Any]], folder: Path = FOLDER) -> None:
     """Puts a cell's rows in place of those that were there."""
     others = [row for row in read(algorithm, folder) if row["cell"] != rows[0]["cell"]]
-    table = [list(rows[0]), *(list(row.values()) for row in [*others, *rows])]
+    _write(algorithm, [*others, *rows], folder)
+
+
+def keep_look(topic: str, cell: Cell, rows: Rows, folder: Path = FOLDER) -> None:
+    """Puts a line of what a cell came to on seeds for tuning where it was, or at the end."""
+    rows = [{k: str(v) for k, v in row.items()} for row in rows]
+    found = summary(rows, cell.solved)
+    line = {"topic": topic, "algorithm": cell.algorithm, "settings": cell.words}
+    line |= {name: rows[0][name] for name in ("seed", "timestep")}
+    line |= {name: found[name] for name in ("seeds", "mean", "worst")}
+    line |= {"bar": cell.solved, **{name: found[name] for name in ("solved", "collapsed")}}
+    line |= {name: found[name] for name in ("dips", "late_points", "training")}
+    line |= {name: rows[0][name] for name in ("git_commit", "jax", "device")}
+    key = lambda row: [str(row[name]) for name in ("topic", "algorithm", "settings", "seed")]
+    others = read("tuning", folder)
+    places = [i for i, row in enumerate(others) if key(row) == key(line)]
+    place = places[0] if places else len(others)
+    _write("tuning", [*others[:place], line, *others[place + len(places) :]], folder)
+
+
+def _write(name: str, rows: Sequence[dict[str, Any]], folder: Path) -> None:
     folder.mkdir(exist_ok=True)
-    (folder / f"{algorithm}.csv").write_text(as_csv(table))
+    table = [list(rows[0]), *(list(row.values()) for row in rows)]
+    (folder / f"{name}.csv").write_text(as_csv(table))
+
+
+# --- what it comes to -------------------------------------------------------------------------
+
+
+def curves(rows: Rows) -> tuple[np.ndarray, np.ndarray]:
+    """Steps (points,) and returns (seeds, points) of a cell; the first point is before training."""
+    returns = np.array([[float(value) for value in row["curve"].split()] for row in rows])
+    return np.linspace(0, int(rows[0]["timestep"]), returns.shape[1]), returns
+
+
+def summary(rows: Rows, bar: float) -> dict[str, Any]:
+    """Statistics of a cell over its seeds.
+
+    Args:
+      rows: one for each seed.
+      bar: the least return that counts as solved; NaN for none.
+    """
+    column = lambda name: np.array([float(row[name]) for row in rows])
+    scores, training = column("score"), column("training")
+    steps, returns = curves(rows)
+    solved = scores >= bar
+    late = returns[:, steps > LATE * steps[-1]]
+    return {
+        "seeds": len(rows),
+        "mean": scores.mean(),
+        "interval": results.bootstrap_interval(scores, lambda drawn: drawn.mean(-1)),
+        "iqm": results.interquartile_mean(scores),
+        "worst": scores.min(),
+        "solved": int(solved.sum()),
+        "collapsed": int((~solved & (returns[:, :-1] >= bar).any(1)).sum()),
+        "dips": int((late < bar).sum()),
+        "late_points": late.size,
+        "training": np.nanmean(training) if not np.isnan(training).all() else np.nan,
+    }
+
+
+# --- tables -----------------------------------------------------------------------------------
 
 
 def line(cell: Cell, rows: Rows) -> list[str]:
-    """A cell's line of the table."""
-    column = lambda name: np.array([float(row[name]) for row in rows])
-    scores, before, training = column("score"), column("best_before"), column("training")
-    low, high = results.bootstrap_interval(scores, lambda drawn: drawn.mean(-1))
-    seeds = sorted(int(row["seed"]) for row in rows)
-    block = seeds[0] // 10_000
-    name = cell.name + (f" (report {block})" if block > 1 else "")
-    solved, collapsed, bar = "", "", ""
-    if not np.isnan(cell.solved):
-        bar, good = f"{cell.solved:g}", scores >= cell.solved
-        solved = share(good)
-        collapsed = share(~good & (before >= cell.solved))
+    """A reported cell's line of its table."""
+    found = summary(rows, cell.solved)
+    block = min(int(row["seed"]) for row in rows) // 10_000
+    low, high = found["interval"]
+    has_bar, count = not np.isnan(cell.solved), f"of {len(rows)}"
     return [
         cell.algorithm,
-        name,
+        cell.name + (f" (report {block})" if block > 1 else ""),
         f"{int(rows[0]['timestep']):,}",
         str(len(rows)),
-        f"{number(scores.mean())} ({number(low)} to {number(high)})",
-        number(results.interquartile_mean(scores)),
-        number(scores.min()),
-        bar,
-        solved,
-        collapsed,
-        number(np.nanmean(training)) if not np.isnan(training).all() else "-",
+        f"{number(found['mean'])} ({number(low)} to {number(high)})",
+        number(found["iqm"]),
+        number(found["worst"]),
+        f"{cell.solved:g}" if has_bar else "",
+        f"{found['solved']} {count}" if has_bar else "",
+        f"{found['collapsed']} {count}" if has_bar else "",
+        "-" if np.isnan(found["training"]) else number(found["training"]),
         f"`{rows[0]['command']}`",
     ]
 
 
-def share(which: np.ndarray) -> str:
-    return f"{which.sum()} of {len(which)}"
+def look_line(row: dict[str, str]) -> list[str]:
+    """A line of what was looked at."""
+    seeds, first = int(row["seeds"]), int(row["seed"])
+    has_bar = not np.isnan(float(row["bar"]))
+    shares = [f"{row['solved']} of {seeds}", f"{row['collapsed']} of {seeds}"]
+    shares.append(f"{row['dips']} of {row['late_points']}")
+    return [
+        row["algorithm"],
+        f"`{row['settings']}`",
+        f"{first} to {first + seeds - 1}",
+        number(float(row["mean"])),
+        number(float(row["worst"])),
+        f"{float(row['bar']):g}" if has_bar else "",
+        *(shares if has_bar else [""] * 3),
+    ]
 
 
 def number(value: float) -> str:
@@ -72,13 +149,16 @@ def number(value: float) -> str:
 
 
 def table(name: str, folder: Path = FOLDER) -> str:
-    """Markdown of the cells of a table that have been reported."""
-    kept = {algorithm: read(algorithm, folder) for algorithm in {c.algorithm for c in CELLS}}
-    lines = [COLUMNS, ["---"] * len(COLUMNS)]
-    for cell in CELLS:
-        rows = [row for row in kept[cell.algorithm] if row["cell"] == cell.name]
-        if cell.table == name and rows:
-            lines.append(line(cell, rows))
+    """Markdown of the cells of a table that have been reported, or of a topic's looks."""
+    if name.startswith("tuning-"):
+        topic = name.removeprefix("tuning-")
+        rows = [row for row in read("tuning", folder) if row["topic"] == topic]
+        lines = [LOOKS, ["---"] * len(LOOKS), *map(look_line, rows)]
+    else:
+        cells = [cell for cell in CELLS + PEERS if name in cell.tables]
+        found = [(cell, kept(cell, folder)) for cell in cells]
+        lines = [COLUMNS, ["---"] * len(COLUMNS)]
+        lines += [line(cell, rows) for cell, rows in found if rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 

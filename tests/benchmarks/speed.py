@@ -59,12 +59,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 # The worker of rejax runs this file too, so what is not in the standard library is imported late.
 
-REJAX, GYMNAX = "0.1.3", "0.0.9"
 EPOCHS = MINIBATCHES = 4
 PQN_EPOCHS, PQN_MINIBATCHES = 5, 16
 DQN_UPDATES, DQN_BATCH, DQN_START = 5, 100, 5_000
@@ -547,22 +545,6 @@ def of_agents(case: Case, args: argparse.Namespace) -> list[str]:
     ]
 
 
-def make_peer_python() -> str:
-    """The Python of a virtual environment with rejax, made if it is not there."""
-    from algorithms.launch.devices import CACHE
-
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    jax = importlib.metadata.version("jax")
-    folder = home / CACHE / f"rejax-{REJAX}-jax-{jax}"
-    python = folder / "bin" / "python"
-    if not python.exists() or subprocess.run([python, "-c", "import rejax"]).returncode:
-        print(f"installing rejax {REJAX} in a virtual environment of its own", file=sys.stderr)
-        subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
-        packages = [f"rejax=={REJAX}", f"gymnax=={GYMNAX}", f"jax=={jax}"]
-        subprocess.run([python, "-m", "pip", "install", "--quiet", *packages], check=True)
-    return str(python)
-
-
 KINDS = {  # of measurements: cases, columns, and what makes a row
     "speed": (CASES, COLUMNS, against_rejax),
     "resets": (RESET_CASES, RESET_COLUMNS, of_resets),
@@ -600,7 +582,9 @@ def main() -> None:
         return serve(*args.worker)
     cases, columns, make_row = KINDS[args.kind]
     if args.kind == "speed":
-        args.peer_python = args.peer_python or make_peer_python()
+        from tests.benchmarks import peer_python
+
+        args.peer_python = args.peer_python or peer_python.rejax()
     rows = []
     for case in cases:
         if case.name in args.cases:

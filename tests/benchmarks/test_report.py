@@ -5,16 +5,18 @@ import pytest
 
 from algorithms import launch
 from tests.algorithms.launch import toy
-from tests.benchmarks import learning, report
+from tests.benchmarks import learning, pictures, report
 from tests.benchmarks.cells import CELLS, Cell
 
 CELL = Cell("toy", "CartPole-v1", "--env CartPole-v1", 4, solved=475.0)
 
 
 def rows(scores, before, cell="CartPole-v1", first=10_000):
+    """Seeds with four points: nothing, what was reached before, the same, and the score."""
     return [
-        {"cell": cell, "seed": first + i, "timestep": 5000, "score": s, "best_before": b}
-        | {"training": s - 1, "command": "python x.py", "git_commit": "abc", "jax": "0"}
+        {"cell": cell, "seed": first + i, "timestep": 6000, "score": s, "training": s - 1}
+        | {"curve": f"0 {b} {b} {s}", "command": "python x.py"}
+        | {"git_commit": "abc", "jax": "0", "device": "cpu"}
         for i, (s, b) in enumerate(zip(scores, before))
     ]
 
@@ -25,7 +27,7 @@ def test_a_line_says_how_many_are_solved_and_how_many_were(tmp_path):
     assert line["solved"] == "2 of 4" and line["collapsed"] == "1 of 4"
     assert line["mean (95 %)"].startswith("358.8 (") and line["worst"] == "160.0"
     assert line["IQM"] == "387.5" and line["in training"] == "357.8"
-    assert line["steps"] == "5,000" and line["cell"] == "CartPole-v1"
+    assert line["steps"] == "6,000" and line["cell"] == "CartPole-v1"
     assert line["command"] == "`python x.py`"
 
 
@@ -45,6 +47,35 @@ def test_a_cell_takes_the_place_of_its_own_rows_alone(tmp_path):
     assert line[1] == "CartPole-v1 (report 2)", "the second block of seeds"
 
 
+def test_a_look_is_kept_once_with_its_dips(tmp_path):
+    """Points after two fifths of the run: the last two of four."""
+    for scores in [(500.0, 500.0), (500.0, 20.0)]:
+        report.keep_look("quiet", CELL, rows(scores, [500.0, 30.0], first=0), tmp_path)
+    report.keep_look("other", CELL, rows([1.0], [1.0], first=0), tmp_path)
+    kept = report.read("tuning", tmp_path)
+    assert [row["topic"] for row in kept] == ["quiet", "other"]
+    line = dict(zip(report.LOOKS, report.look_line(kept[0])))
+    assert line["solved"] == "1 of 2" and line["collapsed"] == "0 of 2"
+    assert line["dips"] == "2 of 4" and line["seeds"] == "0 to 1"
+    assert line["settings"] == "`--env CartPole-v1`"
+    assert report.table("tuning-quiet", tmp_path).count("\n") == 2, "a head and a line"
+
+
+def test_a_picture_is_drawn_when_its_numbers_change(tmp_path):
+    folder = tmp_path / "results"
+    picture = lambda: (tmp_path / "learning.png").stat().st_mtime_ns
+    report.keep("ppo", rows([500.0, 475.0], [20.0, 500.0]), folder)
+    pictures.write(folder)
+    first, digest = picture(), pictures.digest("learning", folder)
+    pictures.write(folder)
+    assert picture() == first
+    report.keep("ppo", rows([500.0, 474.0], [20.0, 500.0]), folder)
+    pictures.write(folder)
+    assert picture() > first and pictures.digest("learning", folder) != digest
+    assert not (tmp_path / "games.png").exists(), "nothing to show"
+    assert list(pictures.panels("learning", folder)) == ["CartPole-v1, policy gradients"]
+
+
 def test_cells_have_names_of_their_own_and_settings_that_work():
     assert len({cell.key for cell in CELLS}) == len(CELLS)
     for cell in CELLS:
@@ -62,14 +93,16 @@ def test_a_cell_is_trained_and_its_rows_are_those_of_its_seeds(tmp_path, monkeyp
     assert [row["seed"] for row in made[0]] == [10_000, 10_001]
     returns = launch.load(tmp_path / "run", module=toy).metrics["eval_return"].mean(-1)
     np.testing.assert_allclose([row["score"] for row in made[0]], returns[:, -1], rtol=1e-6)
-    best = returns[:, :-1].max(1)
-    np.testing.assert_allclose([row["best_before"] for row in made[0]], best, rtol=1e-6)
+    steps, curves = report.curves(made[0])
+    np.testing.assert_allclose(curves, returns, rtol=1e-4)
+    np.testing.assert_array_equal(steps, made[0][0]["timestep"] * np.arange(5) / 4)
     words = "--env CartPole-v1 --seed 10000 --num-seeds 2"
     assert made[0][0]["command"] == f"python algorithms/toy.py {words}"
 
 
-@pytest.mark.parametrize("names, count", [(["ppo/Acrobot-v1"], 1), (["c51", "iqn"], 5)])
-def test_cells_are_chosen_by_name_or_by_algorithm(names, count):
-    assert len(learning.chosen(names)) == count
+def test_cells_are_chosen_by_name_or_by_algorithm():
+    assert [cell.key for cell in learning.chosen(["ppo/Acrobot-v1"])] == ["ppo/Acrobot-v1"]
+    expected = [cell for name in ("c51", "iqn") for cell in CELLS if cell.algorithm == name]
+    assert learning.chosen(["c51", "iqn"]) == expected
     with pytest.raises(learning.UserError, match="did you mean ppo/Acrobot-v1"):
         learning.chosen(["ppo/Acrobot"])

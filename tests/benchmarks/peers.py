@@ -1,0 +1,251 @@
+"""How well other kits learn: their own settings, our protocol, a Python environment of their own.
+
+    python tests/benchmarks/peers.py                           # all cells of the table of peers
+    python tests/benchmarks/peers.py rejax-ppo/CartPole-v1     # one
+    python tests/benchmarks/peers.py rejax-ppo/CartPole-v1 --look 8   # seeds for tuning, not kept
+
+rejax 0.1.3 has the settings of its configs/gymnax for the same environment, PureJaxRL (at COMMIT)
+those at the end of its ppo.py; only the budget is ours, 500k steps. A score is the mean return of
+32 episodes of the policy's most likely action after the last step, as for ours; their own
+evaluation samples actions. PureJaxRL evaluates nothing while it trains, so that whether it had
+been better before is not known.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from unittest import mock
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+
+# Workers run this file with another kit's Python, which lacks what ours needs: imports come late.
+COMMIT = "31756b197773a52db763fdbe6d635e4b46522a73"
+PUREJAXRL = "https://github.com/luchris429/purejaxrl"
+STEPS, POINTS, EPISODES = 500_000, 20, 32
+
+REJAX_PPO = {
+    "agent_kwargs": {"activation": "tanh"},
+    "num_envs": 5,
+    "num_steps": 100,
+    "num_epochs": 5,
+    "num_minibatches": 5,
+    "learning_rate": 0.00075,
+    "max_grad_norm": 0.5,
+    "gamma": 0.99,
+    "gae_lambda": 0.95,
+    "clip_eps": 0.2,
+    "ent_coef": 0.01,
+    "vf_coef": 0.5,
+}
+REJAX_DQN = {
+    "agent": "DuelingQNetwork",
+    "agent_kwargs": {"activation": "swish"},
+    "num_envs": 10,
+    "batch_size": 100,
+    "max_grad_norm": 10,
+    "learning_rate": 0.001,
+    "num_epochs": 5,
+    "eps_start": 1,
+    "eps_end": 0.05,
+    "exploration_fraction": 0.5,
+    "gamma": 0.99,
+    "ddqn": True,
+}
+SETTINGS = {
+    "rejax-ppo/CartPole-v1": REJAX_PPO,
+    "rejax-ppo/Acrobot-v1": {**REJAX_PPO, "normalize_observations": True},
+    "rejax-dqn/CartPole-v1": {
+        **REJAX_DQN,
+        "buffer_size": 50_000,
+        "fill_buffer": 5_000,
+        "polyak": 0.98,
+    },
+    "rejax-dqn/Acrobot-v1": {
+        **REJAX_DQN,
+        "buffer_size": 10_000,
+        "fill_buffer": 1_000,
+        "target_update_freq": 200,
+    },
+}
+PUREJAXRL_PPO = {
+    "LR": 2.5e-4,
+    "NUM_ENVS": 4,
+    "NUM_STEPS": 128,
+    "TOTAL_TIMESTEPS": STEPS,
+    "UPDATE_EPOCHS": 4,
+    "NUM_MINIBATCHES": 4,
+    "GAMMA": 0.99,
+    "GAE_LAMBDA": 0.95,
+    "CLIP_EPS": 0.2,
+    "ENT_COEF": 0.01,
+    "VF_COEF": 0.5,
+    "MAX_GRAD_NORM": 0.5,
+    "ACTIVATION": "tanh",
+    "ANNEAL_LR": True,
+    "DEBUG": False,
+}
+
+
+# --- in another kit's Python ------------------------------------------------------------------
+
+
+def evaluate(act, env, env_params, rng):
+    """Mean return of EPISODES episodes of act(observation) -> action."""
+    import jax
+    import jax.numpy as jnp
+
+    def episode(rng):
+        reset_rng, rng = jax.random.split(rng)
+        observation, state = env.reset(reset_rng, env_params)
+
+        def step(carry):
+            observation, state, rng, total, _ = carry
+            rng, step_rng = jax.random.split(rng)
+            action = act(observation)
+            observation, state, reward, done, _ = env.step(step_rng, state, action, env_params)
+            return observation, state, rng, total + reward, done
+
+        start = observation, state, rng, jnp.zeros(()), jnp.zeros((), bool)
+        return jax.lax.while_loop(lambda carry: ~carry[-1], step, start)[3]
+
+    return jax.vmap(episode)(jax.random.split(rng, EPISODES)).mean()
+
+
+def train_rejax(kind, environment):
+    """train(key) -> curve (points,)."""
+    import jax.numpy as jnp
+    import rejax
+
+    settings = SETTINGS[f"rejax-{kind}/{environment}"]
+    algorithm = rejax.get_algo(kind).create(
+        env=environment, total_timesteps=STEPS, eval_freq=STEPS // POINTS, **settings
+    )
+
+    def greedy(algorithm, state, rng):
+        def act(observation):
+            if algorithm.normalize_observations:
+                observation = algorithm.normalize_obs(state.obs_rms_state, observation)
+            if kind == "dqn":
+                return jnp.argmax(algorithm.agent.apply(state.q_ts.params, observation[None])[0])
+            params = state.actor_ts.params
+            policy = algorithm.actor.apply(params, observation[None], method="_action_dist")
+            return jnp.argmax(policy.logits[0])
+
+        return evaluate(act, algorithm.env, algorithm.env_params, rng)
+
+    algorithm = algorithm.replace(eval_callback=greedy)
+    return lambda key: algorithm.train(key)[1]
+
+
+def train_purejaxrl(environment, folder):
+    """train(key) -> curve (points,), of which only the last is known."""
+    sys.path.insert(0, str(Path(folder) / "purejaxrl"))
+    for name in ("brax", "brax.envs", "brax.envs.wrappers", "brax.envs.wrappers.training", "navix"):
+        sys.modules[name] = mock.MagicMock()  # of wrappers that are not used here
+    import gymnax
+    import jax
+    import jax.numpy as jnp
+    import ppo
+
+    train = ppo.make_train({**PUREJAXRL_PPO, "ENV_NAME": environment})
+    env, env_params = gymnax.make(environment)
+    network = ppo.ActorCritic(env.action_space(env_params).n)
+
+    def run(key):
+        params = train(key)["runner_state"][0].params
+        act = lambda observation: jnp.argmax(network.apply(params, observation)[0].logits)
+        score = evaluate(act, env, env_params, jax.random.fold_in(key, 1))
+        return jnp.full(POINTS + 1, jnp.nan).at[-1].set(score)
+
+    return run
+
+
+def serve(name, first, count, folder=None):
+    """Prints the curves of seeds as JSON."""
+    import jax
+    import numpy as np
+
+    algorithm, environment = name.split("/")
+    kit, kind = algorithm.split("-")
+    if kit == "rejax":
+        train = train_rejax(kind, environment)
+    else:
+        train = train_purejaxrl(environment, folder)
+    keys = jax.vmap(jax.random.PRNGKey)(np.arange(int(first), int(first) + int(count)))
+    curves = np.asarray(jax.jit(jax.vmap(train))(keys), np.float64)
+    device = jax.devices()[0]
+    made = {"jax": jax.__version__, "device": f"{device.platform} {device.device_kind}"}
+    print(json.dumps({"curves": curves.tolist(), **made}))
+
+
+# --- in ours ----------------------------------------------------------------------------------
+
+
+def checkout() -> Path:
+    """PureJaxRL's files, cloned once."""
+    from algorithms.launch.devices import CACHE
+
+    folder = Path.home() / ".cache" / CACHE / "purejaxrl"
+    if not folder.exists():
+        subprocess.run(["git", "clone", "--quiet", PUREJAXRL, folder], check=True)
+    subprocess.run(["git", "-C", folder, "checkout", "--quiet", COMMIT], check=True)
+    return folder
+
+
+def train(cell, first: int) -> list[dict]:
+    """A row for each seed, as learning.py has them."""
+    from tests.benchmarks import peer_python
+
+    words, version = [cell.key, str(first), str(cell.seeds)], peer_python.REJAX
+    if cell.algorithm.startswith("purejaxrl"):  # needs what rejax needs
+        words, version = [*words, str(checkout())], f"purejaxrl {COMMIT[:7]}"
+    run = [peer_python.rejax(), __file__, "--worker", *words]
+    one_thread = os.environ | {"NPROC": "1"}  # with more, jax 0.10 hangs in PureJaxRL's vmapped QR
+    pipe = {"stdout": subprocess.PIPE, "text": True, "env": one_thread}
+    done = json.loads(subprocess.run(run, check=True, **pipe).stdout)
+    return [
+        {
+            "cell": cell.name,
+            "seed": first + i,
+            "timestep": STEPS,
+            "score": curve[-1],
+            "training": float("nan"),
+            "curve": " ".join(f"{value:.5g}" for value in curve),
+            "command": f"python tests/benchmarks/peers.py {cell.key}",
+            "git_commit": version,
+            **{name: done[name] for name in ("jax", "device")},
+        }
+        for i, curve in enumerate(done["curves"])
+    ]
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--worker"]:
+        serve(*sys.argv[2:])
+        return
+    from tests.benchmarks import learning, report
+    from tests.benchmarks.cells import PEERS
+
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("cells", nargs="*", metavar="CELL", choices=[c.key for c in PEERS] + [[]])
+    parser.add_argument("--look", type=int, metavar="SEEDS", help="of those for tuning; not kept")
+    args = parser.parse_args()
+    for cell in PEERS:
+        if args.cells and cell.key not in args.cells:
+            continue
+        cell = cell._replace(seeds=args.look or cell.seeds)
+        rows = train(cell, 0 if args.look else learning.BLOCK)
+        if not args.look:
+            report.keep(cell.algorithm, rows)
+        texts = [{k: str(v) for k, v in row.items()} for row in rows]
+        print(" | ".join(report.line(cell, texts)[:-1]), flush=True)
+    if not args.look:
+        learning.write()
+
+
+if __name__ == "__main__":
+    main()

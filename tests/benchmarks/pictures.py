@@ -1,0 +1,66 @@
+"""Pictures of the documentation, made of docs/results/*.csv and of nothing else."""
+
+import hashlib
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from algorithms.launch import plots
+from algorithms.launch.metrics import as_csv
+from tests.benchmarks import report
+from tests.benchmarks.cells import CELLS, Cell
+
+FAMILIES = {
+    "policy gradients": ("ppo", "ippo", "ppo_vtrace", "ppo_rnn", "reinforce"),
+    "values": ("pqn", "dqn", "c51", "qrdqn", "iqn"),
+}
+# picture -> environments of its panels, each for the families that have cells there
+PICTURES = {
+    "learning": ("CartPole-v1", "Acrobot-v1", "MountainCar-v0"),
+    "games": ("Asterix-MinAtar", "Breakout-MinAtar", "Freeway-MinAtar", "SpaceInvaders-MinAtar"),
+}
+
+
+class Curve(NamedTuple):
+    label: str
+    timesteps: np.ndarray  # (points,)
+    returns: np.ndarray  # (points, seeds)
+
+
+def panels(name: str, folder: Path = report.FOLDER) -> dict[str, list[Curve]]:
+    """What a picture shows: {title: curves of the cells of the first table}."""
+    found: dict[str, list[Curve]] = {}
+    for environment in PICTURES[name]:
+        for family, algorithms in FAMILIES.items():
+            cells = [c for c in CELLS if c.name == environment and c.algorithm in algorithms]
+            curves = [_curve(cell, rows) for cell in cells if (rows := report.kept(cell, folder))]
+            if curves:
+                found[f"{environment}, {family}"] = curves
+    return found
+
+
+def _curve(cell: Cell, rows: report.Rows) -> Curve:
+    steps, returns = report.curves(rows)
+    return Curve(f"{cell.algorithm}, {len(rows)} seeds", steps, returns.T)
+
+
+def digest(name: str, folder: Path = report.FOLDER) -> str:
+    """Of the numbers that a picture shows."""
+    sha = hashlib.sha256()
+    for title, curves in panels(name, folder).items():
+        for label, timesteps, returns in curves:
+            sha.update(f"{title} {label} {timesteps.tolist()} {returns.tolist()}".encode())
+    return sha.hexdigest()
+
+
+def write(folder: Path = report.FOLDER) -> None:
+    """Draws those that show other numbers than before, and notes which numbers they show."""
+    before = {row["picture"]: row["sha256"] for row in report.read("pictures", folder)}
+    after = {name: digest(name, folder) for name in PICTURES}
+    for name, sha in after.items():
+        if sha != before.get(name) and (shown := panels(name, folder)):
+            plots.comparison(shown, "return", folder.parent / f"{name}.png")
+    folder.mkdir(exist_ok=True)
+    table = [["picture", "sha256"], *map(list, after.items())]
+    (folder / "pictures.csv").write_text(as_csv(table))
