@@ -49,7 +49,8 @@ def scale_by_muon(decay, eps) -> optax.GradientTransformation:
         steps, tree = jax.tree.flatten(unravel(steps))
         places = [i for i, x in enumerate(steps) if x.ndim == 2]
         for i, matrix in zip(places, orthogonalize([ahead[i] for i in places])):
-            steps[i] = 0.2 * math.sqrt(max(matrix.shape)) * matrix
+            size = jnp.sqrt(jnp.square(ahead[i]).mean())
+            steps[i] = 0.2 * math.sqrt(max(matrix.shape)) * size / (size + eps) * matrix
         return ravel_pytree(jax.tree.unflatten(tree, steps))[0], MuonState(momentum, adam_state)
 
     return optax.GradientTransformation(init, update)
