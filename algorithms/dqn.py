@@ -67,6 +67,7 @@ class Config:
     adam_eps: float = real(1e-5, "[0, inf)")  # Adam's epsilon
     gamma: float = real(0.99, "[0, 1]")  # discount factor
     n_step: int = static(1)  # rewards in a target before it bootstraps
+    reward_scale: float = real(1.0, "(0, inf)")  # factor on the rewards learned from
     double: bool = static(True)  # the online network chooses the action of the target
     dueling: bool = static(False)  # separate streams for values and advantages
     huber_delta: float = real(math.inf, "(0, inf]")  # errors beyond count linearly; inf: none
@@ -356,7 +357,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         next_values = network.apply(state.target_params, x)
         selecting = network.apply(state.policy.params, x) if config.double else next_values
         best = greedy(selecting, window.final_action_mask)
-        return window.returns + window.discount * of_action(next_values, best)
+        return config.reward_scale * window.returns + window.discount * of_action(next_values, best)
 
     def loss(params, policy, window, target, weights):
         values = network.apply(params, normalize(config, policy, window.observation))

@@ -68,6 +68,7 @@ class Config:
     adam_eps: float = real(1e-5, "[0, inf)")  # Adam's epsilon
     gamma: float = real(0.99, "[0, 1]")  # discount factor
     n_step: int = static(1)  # rewards in a target before it bootstraps
+    reward_scale: float = real(1.0, "(0, inf)")  # factor on the rewards learned from
     double: bool = static(False)  # the online network chooses the action of the target
     num_levels: int = static(8)  # levels whose quantiles a gradient step corrects
     num_target_levels: int = static(8)  # levels whose quantiles are their targets
@@ -210,7 +211,7 @@ def action_values(config, network, params, x):
 
 
 def quantile_huber(quantiles, levels, targets, kappa):
-    """Equation 10 of Dabney et al. 2018, (batch,): how far quantiles (batch, num_quantiles) at
+    """Equation 3 of Dabney et al. 2018, (batch,): how far quantiles (batch, num_quantiles) at
     levels of that shape are from targets (batch, num_targets): their mean, summed over quantiles.
 
     The slopes are written out and the means are products, a tenth of autodiff's time on a CPU.
@@ -393,7 +394,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         selecting = state.policy.params if config.double else state.target_params
         best = greedy(action_values(config, network, selecting, x), window.final_action_mask)
         next_quantiles = of_action(network.apply(state.target_params, x, levels), best)
-        return window.returns[:, None] + window.discount[:, None] * next_quantiles
+        returns = config.reward_scale * window.returns
+        return returns[:, None] + window.discount[:, None] * next_quantiles
 
     def loss(params, policy, window, target, levels):
         quantiles = network.apply(params, normalize(config, policy, window.observation), levels)

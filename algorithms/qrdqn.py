@@ -63,6 +63,7 @@ class Config:
     adam_eps: float = real(1e-5, "[0, inf)")  # Adam's epsilon
     gamma: float = real(0.99, "[0, 1]")  # discount factor
     n_step: int = static(1)  # rewards in a target before it bootstraps
+    reward_scale: float = real(1.0, "(0, inf)")  # factor on the rewards learned from
     double: bool = static(False)  # the online network chooses the action of the target
     num_quantiles: int = static(32)  # quantiles of the return
     kappa: float = real(1.0, "(0, inf)")  # errors beyond this count linearly
@@ -161,14 +162,14 @@ def midpoints(number):
 def quantile_huber(quantiles, levels, targets, kappa):
     """Equation 10 of Dabney et al. 2018, (batch,): how far quantiles (batch, num_quantiles) at
     levels in [0, 1] (num_quantiles,) or (batch, num_quantiles) are from targets (batch,
-    num_targets). A mean over targets, a sum over quantiles.
+    num_targets). A mean over targets, a sum over quantiles; not divided by kappa, as IQN's is.
 
     The slopes are written out and the means are products, a tenth of autodiff's time on a CPU.
     """
     fixed = jax.lax.stop_gradient(quantiles)
     errors = targets[:, :, None] - fixed[:, None]  # (batch, num_targets, num_quantiles)
     kept = jnp.clip(errors, -kappa, kappa)
-    weights = jnp.abs(levels[..., None, :] - (errors < 0.0)) / kappa
+    weights = jnp.abs(levels[..., None, :] - (errors < 0.0))
     share = jnp.full(targets.shape[1], 1.0 / targets.shape[1])
     mean = lambda x: jnp.einsum("bti,t->bi", x, share)
     losses = mean(weights * kept * (errors - 0.5 * kept))
@@ -341,7 +342,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         selecting = network.apply(state.policy.params, x) if config.double else next_quantiles
         best = greedy(selecting.mean(-1), window.final_action_mask)
         next_quantiles = of_action(next_quantiles, best)
-        return window.returns[:, None] + window.discount[:, None] * next_quantiles
+        returns = config.reward_scale * window.returns
+        return returns[:, None] + window.discount[:, None] * next_quantiles
 
     def loss(params, policy, window, target):
         quantiles = network.apply(params, normalize(config, policy, window.observation))

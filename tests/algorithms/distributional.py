@@ -164,7 +164,7 @@ def plain_quantile_huber(quantiles, levels, targets, kappa):
         for target in targets:
             u = target - quantiles[i]
             size = 0.5 * u**2 if abs(u) <= kappa else kappa * (abs(u) - 0.5 * kappa)
-            weight = abs(level - (u < 0)) / kappa / len(targets)
+            weight = abs(level - (u < 0)) / len(targets)
             loss += weight * size
             slopes[i] -= weight * np.clip(u, -kappa, kappa)
     return loss, slopes

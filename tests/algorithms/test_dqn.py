@@ -30,7 +30,7 @@ del test_slices_are_exact_under_vmap_too  # noqa: F821
 del test_slices_are_exactly_the_whole  # noqa: F821
 
 MODULE = dqn
-TINY = dqn.Config(**SMALL, prioritized=True, dueling=True)
+TINY = dqn.Config(**SMALL, prioritized=True, dueling=True, reward_scale=0.5)
 METRICS = {"loss", "td_error", "mean_value", "grad_norm"}
 REFUSED = [*REFUSED, (dict(hidden_sizes=()), "dueling=True splits the last of hidden_sizes")]
 PINNED = {
@@ -60,7 +60,8 @@ def prefer(config, params, action, by):
 def expected_loss(config, online, target, best, state):
     network = dqn.QNetwork(config, 3)
     value, next_values = network.apply(online, X)[0, ACTION], network.apply(target, X_NEXT)[0]
-    error = REWARD * (1.0 + GAMMA + GAMMA**2) + GAMMA**3 * next_values[best] - value
+    returns = config.reward_scale * REWARD * (1.0 + GAMMA + GAMMA**2)
+    error = returns + GAMMA**3 * next_values[best] - value
     return 0.5 * error**2
 
 

@@ -27,7 +27,7 @@ del test_slices_are_exactly_the_whole  # noqa: F821
 del test_the_buffer_is_never_copied  # noqa: F821
 
 MODULE = iqn
-TINY = iqn.Config(**SMALL, num_levels=3, num_cosines=4, kappa=10.0, risk="cvar")
+TINY = iqn.Config(**SMALL, num_levels=3, num_cosines=4, kappa=10.0, reward_scale=0.5, risk="cvar")
 METRICS = {"loss", "mean_value", "grad_norm"}
 REFUSED = [
     *REFUSED,
@@ -77,9 +77,11 @@ def expected_loss(config, online, target, best, state):
     levels, target_levels = levels_of(config, state)
     quantiles = quantiles_of(config, online, X, levels)[..., ACTION]
     next_quantiles = quantiles_of(config, target, X_NEXT, target_levels)[..., best]
-    targets = REWARD * (1.0 + GAMMA + GAMMA**2) + GAMMA**3 * next_quantiles
+    returns = config.reward_scale * REWARD * (1.0 + GAMMA + GAMMA**2)
+    targets = returns + GAMMA**3 * next_quantiles
     rows = zip(quantiles, np.asarray(levels), targets)
-    return np.mean([plain_quantile_huber(*row, config.kappa)[0] for row in rows])
+    losses = [plain_quantile_huber(*row, config.kappa)[0] for row in rows]
+    return np.mean(losses) / config.kappa
 
 
 def mean_values(config, state, x):
@@ -181,7 +183,7 @@ def test_quantile_huber_is_the_plain_sum():
     targets, kappa = 2.0 * rng.normal(size=(20, 7)), 0.5
     rows = zip(quantiles, levels, targets)
     expected, slopes = zip(*[plain_quantile_huber(*row, kappa) for row in rows])
-    loss = lambda *arrays: iqn.quantile_huber(*arrays, kappa)
+    loss = lambda *arrays: kappa * iqn.quantile_huber(*arrays, kappa)  # divided by it there
     arrays = tuple(map(jnp.array, (quantiles, levels, targets)))
     np.testing.assert_allclose(loss(*arrays), expected, rtol=1e-4)
     gradient = jax.grad(lambda *arrays: loss(*arrays).sum())(*arrays)

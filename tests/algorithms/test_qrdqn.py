@@ -25,7 +25,7 @@ del test_slices_are_exactly_the_whole  # noqa: F821
 del test_the_buffer_is_never_copied  # noqa: F821
 
 MODULE = qrdqn
-TINY = qrdqn.Config(**SMALL, num_quantiles=5, kappa=10.0)
+TINY = qrdqn.Config(**SMALL, num_quantiles=5, kappa=10.0, reward_scale=0.5)
 METRICS = {"loss", "mean_value", "grad_norm"}
 REFUSED = [*REFUSED, (dict(num_quantiles=0), "num_quantiles=0: give a whole number, 1 or more")]
 PINNED = {
@@ -54,7 +54,8 @@ def expected_loss(config, online, target, best, state):
     network = qrdqn.QuantileNetwork(config, 3)
     quantiles = np.asarray(network.apply(online, X))[0, ACTION]
     next_quantiles = np.asarray(network.apply(target, X_NEXT))[0, best]
-    targets = REWARD * (1.0 + GAMMA + GAMMA**2) + GAMMA**3 * next_quantiles
+    returns = config.reward_scale * REWARD * (1.0 + GAMMA + GAMMA**2)
+    targets = returns + GAMMA**3 * next_quantiles
     levels = [0.1, 0.3, 0.5, 0.7, 0.9]
     return plain_quantile_huber(quantiles, levels, targets, config.kappa)[0]
 
@@ -79,18 +80,17 @@ def test_quantile_huber_is_the_plain_sum_and_rlax_s(kappa):
     np.testing.assert_allclose(result, expected, rtol=1e-4)
     gradient = jax.grad(lambda q: loss(q).sum())(jnp.array(quantiles))
     np.testing.assert_allclose(gradient, slopes, rtol=1e-4, atol=1e-6)
-    if kappa == 1.0:  # rlax does not divide by it
-        loss = lambda q, t: rlax.quantile_regression_loss(q, levels, t, kappa)
-        np.testing.assert_allclose(
-            result, jax.vmap(loss)(jnp.array(quantiles), jnp.array(targets)), rtol=1e-4
-        )
+    loss = lambda q, t: rlax.quantile_regression_loss(q, levels, t, kappa)
+    expected = jax.vmap(loss)(jnp.array(quantiles), jnp.array(targets))
+    np.testing.assert_allclose(result, expected, rtol=1e-4)
 
 
 def test_quantile_regression_finds_the_quantiles():
     """Of an exponential distribution, whose quantile at level p is -log(1 - p)."""
     samples = jnp.array(np.random.default_rng(0).exponential(size=(1, 5_000)), jnp.float32)
     levels = qrdqn.midpoints(8)
-    gradient = jax.grad(lambda q: qrdqn.quantile_huber(q[None], levels, samples, 0.01)[0])
+    kappa = 0.01  # in its limit 0 the slopes are kappa times those of quantile regression
+    gradient = jax.grad(lambda q: qrdqn.quantile_huber(q[None], levels, samples, kappa)[0] / kappa)
 
     @jax.jit
     def fit():
