@@ -33,8 +33,10 @@ def scale_by_muon(decay, eps) -> optax.GradientTransformation:
     """Steps for matrices by Muon with Nesterov momentum, for all else by Adam.
 
     Gradients, steps and moments are one long vector (few and large operations); `update` needs the
-    parameters for their shapes. Muon's steps are made as large as Adam's usually are (Liu et al.
-    2025, https://arxiv.org/abs/2502.16982), so that one learning rate serves both.
+    parameters for their shapes. A gradient whose root mean square is not far above eps makes a
+    smaller step, as Adam's does: else noise would count as much as a signal. All others are as
+    large as Adam's usually are (Liu et al. 2025, https://arxiv.org/abs/2502.16982), so that one
+    learning rate serves both.
     """
     adam = optax.scale_by_adam(eps=eps)
 

@@ -7,16 +7,19 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import optax.contrib
+import pytest
 from jax.flatten_util import ravel_pytree
 
 from algorithms import parts
 
 
-def test_muon_is_the_plain_recursion_and_everything_else_adam_s():
+@pytest.mark.parametrize("eps", [1e-8, 0.3])
+def test_muon_is_the_plain_recursion_and_everything_else_adam_s(eps):
+    """Steps of small gradients are small: by the size of a gradient beside eps."""
     rng = np.random.default_rng(0)
     params = {"kernel": jnp.zeros((6, 3)), "bias": jnp.zeros(3), "wide": jnp.zeros((4, 8))}
-    optimizer = parts.scale_by_muon(0.9, 1e-8)
-    adam = optax.scale_by_adam(eps=1e-8)
+    optimizer = parts.scale_by_muon(0.9, eps)
+    adam = optax.scale_by_adam(eps=eps)
     flat, unravel = ravel_pytree(params)
     state, adam_state = optimizer.init(flat), adam.init(params)
     momentum = {"kernel": 0.0, "wide": 0.0}
@@ -33,7 +36,8 @@ def test_muon_is_the_plain_recursion_and_everything_else_adam_s():
             values = np.linalg.svd(x / np.linalg.norm(x), compute_uv=False)
             for _ in range(5):
                 values = 3.4445 * values - 4.775 * values**3 + 2.0315 * values**5
-            expected = 0.2 * math.sqrt(size) * left * values @ right
+            rms = np.sqrt(np.mean(x**2))
+            expected = 0.2 * math.sqrt(size) * rms / (rms + eps) * left * values @ right
             np.testing.assert_allclose(steps[name], expected, rtol=1e-3, atol=1e-4)
 
 
