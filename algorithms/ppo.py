@@ -13,17 +13,19 @@ estimation (Schulman et al. 2016, https://arxiv.org/abs/1506.02438).
 Implementation details taken, numbered as in Huang et al. 2022, "The 37 implementation details
 of proximal policy optimization" (ICLR blog track):
   core: 1 vectorised environments whose episodes run on across rollouts; 2 orthogonal
-  initialisation, gains sqrt(2), 0.01 (policy) and 1 (value), biases 0; 3 Adam's epsilon 1e-5;
-  4 linear annealing of the learning rate, here at every gradient step; 5 GAE; 6 shuffled
-  minibatches, a new order in every epoch; 7 advantages standardised in each minibatch;
-  8 clipped surrogate; 9 value clipping (a flag, off: Andrychowicz et al. 2021 found that it
-  hurts); 10 entropy bonus; 11 clipping by global norm; 12 debug variables (approx_kl by the k3
-  estimator, clip_fraction); 13 separate actor and critic by default.
+  initialisation, gains sqrt(2), 0.01 (policy) and 1 (value), biases 0; 3 Adam's epsilon, here
+  1e-4; 4 linear annealing of the learning rate at every gradient step; 5 GAE; 6 shuffled
+  minibatches, a new order in every epoch; 7 advantages standardised in each; 8 clipped
+  surrogate; 9 value clipping (off: Andrychowicz et al. 2021 found that it hurts); 10 entropy
+  bonus; 11 clipping by global norm; 12 debug variables (approx_kl by the k3 estimator,
+  clip_fraction); 13 separate actor and critic by default.
   continuous: 1-3 diagonal Gaussian, state-independent log std, independent components; 5 the
   environment gets the clipped action, log_prob refers to the unclipped one; 6-9 running
-  normalisation and clipping of observations and rewards (flags, off).
+  normalisation and clipping of observations and rewards, here for discrete actions too.
 Unlike the list: a truncated episode bootstraps from the value of its final observation, and
-normalisation statistics stand still during a rollout and the learning from it.
+normalisation statistics stand still during a rollout and the learning from it. With an epsilon
+of 1e-5 and rewards as they come perfect policies fall: once the critic is right gradients are
+noise, and Adam's steps as long as ever (algorithms/README.md, "Perfect, and then not").
 """
 
 import math
@@ -54,7 +56,7 @@ class Config:
     num_minibatches: int = static(4)  # gradient steps in a pass
     learning_rate: float = real(1e-3, "[0, inf)")  # Adam's step size
     anneal_lr: bool = static(True)  # take the learning rate linearly to zero
-    adam_eps: float = real(1e-5, "[0, inf)")  # Adam's epsilon
+    adam_eps: float = real(1e-4, "[0, inf)")  # Adam's epsilon
     gamma: float = real(0.99, "[0, 1]")  # discount factor
     gae_lambda: float = real(0.95, "[0, 1]")  # decay of the advantage trace
     clip_eps: float = real(0.2, "(0, inf]")  # range of the ratio, and of values with clip_vloss
@@ -68,8 +70,8 @@ class Config:
     activation: str = static("tanh")  # any function of flax.linen: tanh, relu, swish, ...
     conv_features: int = static(16)  # 3x3 filters before the dense layers, for images; 0: none
     shared_torso: bool = static(False)  # one tower for actor and critic
-    normalize_obs: bool = static(False)  # by their running mean and variance
-    normalize_reward: bool = static(False)  # by the running spread of discounted returns
+    normalize_obs: bool = static(True)  # by their running mean and variance
+    normalize_reward: bool = static(True)  # by the running spread of discounted returns
     num_evals: int = static(20)  # points of the learning curve
     num_eval_episodes: int = static(32)  # episodes of the evaluation at each point; 0: none
     eval_at_start: bool = static(True)  # a point before training, too

@@ -59,8 +59,6 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
             "learning_rate": 5e-4,
             "gamma": 0.95,
             "ent_coef": 0.0,
-            "normalize_obs": True,
-            "normalize_reward": True,
         },
         "MountainCarContinuous-v0": {
             "num_envs": 16,
@@ -69,16 +67,17 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
             "num_minibatches": 16,
             "learning_rate": 5e-4,
             "gamma": 0.9999,
-            "normalize_obs": True,
-            "normalize_reward": True,
         },
         "Breakout-MinAtar": {
             "total_timesteps": 5_000_000,
             "num_envs": 64,
             "num_minibatches": 8,
             "learning_rate": 2.5e-3,
+            "adam_eps": 1e-5,
             "hidden_sizes": (64,),
             "activation": "relu",
+            "normalize_obs": False,
+            "normalize_reward": False,
         },
     },
     "ippo": {

@@ -25,7 +25,10 @@ from tests.probe import ProbeParams
 MODULE = ppo
 HEEDS_MASKS = True
 ROOT = pathlib.Path(__file__).parents[2]
+# What is simple to compute by hand; flags are set where they are tested.
+PLAIN = dict(normalize_obs=False, normalize_reward=False, adam_eps=1e-5)
 TINY = ppo.Config(
+    **PLAIN,
     total_timesteps=3 * 16,
     num_envs=2,
     num_steps=8,
@@ -161,6 +164,7 @@ def test_sampling_follows_the_distribution():
 # --- probe tasks ------------------------------------------------------------------------------
 
 PROBE = ppo.Config(
+    **PLAIN,
     total_timesteps=60 * 256,
     num_envs=16,
     num_steps=16,

@@ -19,7 +19,7 @@ REGION = re.compile(r"(<!-- table ([\w-]+) -->\n).*?(<!-- end of table -->)", re
 COLUMNS = ("algorithm", "cell", "steps", "seeds", "mean (95 %)", "IQM", "worst", "solved at")
 COLUMNS += ("solved", "collapsed", "in training", "command")
 LOOKS = ("algorithm", "settings", "seeds", "mean", "worst", "solved at", "solved", "collapsed")
-LOOKS += ("dips",)
+LOOKS += ("dips", "commit")
 LATE = 0.4  # share of a run after which a point below the bar is a dip
 Rows = list[dict[str, str]]
 
@@ -141,6 +141,7 @@ def look_line(row: dict[str, str]) -> list[str]:
         number(float(row["worst"])),
         f"{float(row['bar']):g}" if has_bar else "",
         *(shares if has_bar else [""] * 3),
+        row["git_commit"][:7],
     ]
 
 
