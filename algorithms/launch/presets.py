@@ -117,10 +117,7 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "ppo_vtrace": {
         "CartPole-v1": {},
-        "MultiNavigator-v0": {
-            "num_envs": 16,
-            "normalize_reward": True,
-        },
+        "MultiNavigator-v0": {"num_envs": 16},
     },
     "ppo_rnn": {
         "MemoryChain-bsuite": CHAIN,

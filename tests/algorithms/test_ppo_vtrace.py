@@ -28,7 +28,10 @@ del test_slices_are_exact_under_vmap_too  # noqa: F821
 del test_slices_are_exactly_the_whole  # noqa: F821
 
 MODULE = ppo_vtrace
+# What is simple to compute by hand; flags are set where they are tested.
+PLAIN = dict(normalize_obs=False, normalize_reward=False, adam_eps=1e-5)
 TINY = ppo_vtrace.Config(
+    **PLAIN,
     total_timesteps=3 * 32,
     num_envs=4,
     num_steps=8,
@@ -225,6 +228,7 @@ def test_dimensions_that_are_not_real_are_left_out(squash):
 # --- probe tasks ------------------------------------------------------------------------------
 
 PROBE = ppo_vtrace.Config(
+    **PLAIN,
     total_timesteps=60 * 256,
     num_envs=16,
     num_steps=16,
