@@ -26,6 +26,8 @@ What the memory adds to the implementation details listed in ppo.py:
     the episode that ends there. Looking does not move the memory on;
   - kernels of the memory are orthogonal with gain 1 (LSTM detail 1); biases start at zero, but
     forget_bias is added to the gate that keeps the memory (Jozefowicz et al. 2015).
+Adam's epsilon is large, for once the critic is right gradients are noise, and steps as long as
+ever make perfect policies fall (algorithms/README.md).
 For speed, what does not need the memory of the step before is computed for all steps at once: only
 the product with that memory is left inside the scan over time (flax's cells have the inputs'
 products in there, too), and minGRU, which has none, learns by an associative scan.
@@ -57,9 +59,9 @@ class Config:
     num_steps: int = static(128)  # steps of each environment in a rollout
     update_epochs: int = static(4)  # passes over each rollout
     num_minibatches: int = static(4)  # gradient steps in a pass, each with its environments
-    learning_rate: float = real(2.5e-3, "[0, inf)")  # Adam's step size
+    learning_rate: float = real(1e-3, "[0, inf)")  # Adam's step size
     anneal_lr: bool = static(True)  # take the learning rate linearly to zero
-    adam_eps: float = real(1e-5, "[0, inf)")  # Adam's epsilon
+    adam_eps: float = real(1e-3, "[0, inf)")  # Adam's epsilon
     gamma: float = real(0.99, "[0, 1]")  # discount factor
     gae_lambda: float = real(0.95, "[0, 1]")  # decay of the advantage trace
     clip_eps: float = real(0.2, "(0, inf]")  # range of the ratio, and of values with clip_vloss

@@ -6,16 +6,18 @@ A preset is named for its environment and sets `env` to its name unless it gives
 from typing import Any
 
 # What only a memory can do: a bit seen at the first of 60 steps, and CartPole without velocities.
+# The chain pays once an episode: there are few steps to learn from, which have to be long.
 CHAIN = {
     "env": "MemoryChain-bsuite",
     "env_settings": (("memory_length", 60),),
     "total_timesteps": 200_000,
+    "learning_rate": 2.5e-3,
+    "adam_eps": 1e-4,
     "forget_bias": 3.0,
 }
 POSITIONS = {
     "env": "CartPole-v1",
     "env_settings": (("observe", (0, 2)),),
-    "total_timesteps": 250_000,
 }
 
 # PQN on the games of MinAtar. Dense layers: a step costs a tenth of that with a convolution.
@@ -123,7 +125,7 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
         "MemoryChain-bsuite": CHAIN,
         "MemoryChain-bsuite-gru": {**CHAIN, "cell": "gru"},
         "MemoryChain-bsuite-mingru": {**CHAIN, "cell": "mingru"},
-        "CartPole-v1-positions": {**POSITIONS, "total_timesteps": 500_000},
+        "CartPole-v1-positions": POSITIONS,
         "CartPole-v1-positions-gru": {**POSITIONS, "cell": "gru"},
         "CartPole-v1-positions-mingru": {**POSITIONS, "cell": "mingru", "forget_bias": 3.0},
     },

@@ -27,6 +27,8 @@ HEEDS_MASKS = True
 CELLS = tuple(ppo_rnn.CELLS)
 READ = dict(cell="mingru")
 TINY = ppo_rnn.Config(
+    learning_rate=2.5e-3,
+    adam_eps=1e-5,
     total_timesteps=3 * 16,
     num_envs=2,
     num_steps=8,
@@ -354,6 +356,7 @@ RECALL = dict(
     num_envs=16,
     num_steps=12,
     learning_rate=2e-2,
+    adam_eps=1e-5,
     hidden_sizes=(16,),
     num_evals=8,
     num_eval_episodes=0,
