@@ -1,6 +1,6 @@
 """Learning runs of minutes: `python -m pytest tests -m slow`.
 
-Score: mean over seeds of the mean return of 32 whole episodes at the last point.
+Score: mean over seeds, from 0 on, of the mean return of 32 whole episodes at the last point.
 """
 
 import numpy as np
@@ -15,14 +15,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("vmapped_keys", "jitted_
 THRESHOLDS = [
     ("CartPole-v1", 10, 495.0, 475.0),  # 500k steps
     ("Acrobot-v1", 10, -84.0, -110.0),  # 500k steps
-    ("Pendulum-v1", 5, -200.0, -300.0),  # 500k steps
+    ("Pendulum-v1", 5, -172.2, -200.0),  # 500k steps
 ]
 
 
 @pytest.mark.parametrize("preset, seeds, mean, least", THRESHOLDS)
 def test_ppo_reaches_the_published_numbers(preset, seeds, mean, least, tmp_path):
     config = ppo.Config(**{"env": preset, **PRESETS["ppo"][preset]})
-    result = launch.run(ppo, config, seed=100, num_seeds=seeds, run_dir=tmp_path / "run")
+    result = launch.run(ppo, config, seed=0, num_seeds=seeds, run_dir=tmp_path / "run")
     scores = np.asarray(result.metrics["eval_return"])[:, -1].mean(-1)
     assert scores.shape == (seeds,)
     assert scores.mean() >= mean and scores.min() >= least, scores
@@ -32,7 +32,7 @@ def train(module, preset, tmp_path, **settings):
     """Metrics (5 seeds, points, ...) of a preset with other settings."""
     name = module.__name__.rpartition(".")[2]
     config = module.Config(**{"env": preset, **PRESETS[name][preset], **settings})
-    result = launch.run(module, config, seed=100, num_seeds=5, run_dir=tmp_path / "run")
+    result = launch.run(module, config, seed=0, num_seeds=5, run_dir=tmp_path / "run")
     return {name: np.asarray(values) for name, values in result.metrics.items()}
 
 
@@ -66,7 +66,7 @@ def test_ppo_vtrace_solves_cartpole(tmp_path):
     assert scores.shape == (5,) and scores.mean() >= 495.0, scores
 
 
-# Mean over the 10 seeds 100 to 109, 500k steps.
+# Mean over the 10 seeds 0 to 9, 500k steps.
 FROM_REPLAY = [
     (dqn, "CartPole-v1", 498.0),
     (dqn, "Acrobot-v1", -87.0),
@@ -85,7 +85,7 @@ FROM_REPLAY = [
 @pytest.mark.parametrize("module, preset, mean", FROM_REPLAY)
 def test_value_based_files_reach_the_published_numbers(module, preset, mean, tmp_path):
     config = module.Config(**{"env": preset, **PRESETS[module.__name__.split(".")[-1]][preset]})
-    result = launch.run(module, config, seed=100, num_seeds=10, run_dir=tmp_path / "run")
+    result = launch.run(module, config, seed=0, num_seeds=10, run_dir=tmp_path / "run")
     scores = np.asarray(result.metrics["eval_return"])[:, -1].mean(-1)
     assert scores.shape == (10,) and scores.mean() >= mean, scores
 
@@ -96,15 +96,15 @@ REMEMBERED = [
     ("MemoryChain-bsuite-gru", 0.99, 0.95),
     ("MemoryChain-bsuite-mingru", 0.99, 0.95),
     ("CartPole-v1-positions", 495.0, 475.0),  # 500k steps
-    ("CartPole-v1-positions-gru", 490.0, 450.0),  # 250k steps
-    ("CartPole-v1-positions-mingru", 490.0, 450.0),
+    ("CartPole-v1-positions-gru", 495.0, 475.0),
+    ("CartPole-v1-positions-mingru", 495.0, 475.0),
 ]
 
 
 @pytest.mark.parametrize("preset, mean, least", REMEMBERED)
 def test_memories_solve_what_is_hidden(preset, mean, least, tmp_path):
     config = ppo_rnn.Config(**PRESETS["ppo_rnn"][preset])
-    result = launch.run(ppo_rnn, config, seed=100, num_seeds=5, run_dir=tmp_path / "run")
+    result = launch.run(ppo_rnn, config, seed=0, num_seeds=5, run_dir=tmp_path / "run")
     scores = np.asarray(result.metrics["eval_return"])[:, -1].mean(-1)
     assert scores.mean() >= mean and scores.min() >= least, scores
 
@@ -115,9 +115,10 @@ def test_memories_solve_what_is_hidden(preset, mean, least, tmp_path):
 def test_without_a_memory_it_stays_hidden(preset, without, tmp_path):
     """ppo.py with its defaults stays below; on the chain chance is 0."""
     settings = PRESETS["ppo_rnn"][preset]
-    settings = {name: settings[name] for name in ("env", "env_settings", "total_timesteps")}
+    same = {"env", "env_settings", "total_timesteps"} & settings.keys()
+    settings = {name: settings[name] for name in same}
     result = launch.run(
-        ppo, ppo.Config(**settings), seed=100, num_seeds=5, run_dir=tmp_path / "run"
+        ppo, ppo.Config(**settings), seed=0, num_seeds=5, run_dir=tmp_path / "run"
     )
     assert np.asarray(result.metrics["eval_return"])[:, -1].mean() < without
 
@@ -135,7 +136,7 @@ WITHOUT_REPLAY = [
 def test_pqn_and_reinforce_reach_the_published_numbers(module, preset, mean, least, tmp_path):
     name = module.__name__.rpartition(".")[2]
     config = module.Config(**{"env": preset, **PRESETS[name][preset]})
-    result = launch.run(module, config, seed=100, num_seeds=10, run_dir=tmp_path / "run")
+    result = launch.run(module, config, seed=0, num_seeds=10, run_dir=tmp_path / "run")
     scores = np.asarray(result.metrics["eval_return"])[:, -1].mean(-1)
     assert scores.mean() >= mean and scores.min() >= least, scores
     if (module, preset) == (pqn, "Acrobot-v1"):

@@ -5,8 +5,8 @@ import pytest
 
 from algorithms import launch
 from tests.algorithms.launch import toy
-from tests.benchmarks import learning, pictures, report
-from tests.benchmarks.cells import CELLS, Cell
+from tests.benchmarks import learning, peers, pictures, report
+from tests.benchmarks.cells import CELLS, PEERS, Cell
 
 CELL = Cell("toy", "CartPole-v1", "--env CartPole-v1", 4, solved=475.0)
 
@@ -82,6 +82,11 @@ def test_cells_have_names_of_their_own_and_settings_that_work():
         module, config = learning.settings(cell)
         assert module.__name__ == f"algorithms.{cell.algorithm}"
         assert config.total_timesteps >= 200_000 and config.num_eval_episodes >= 32
+
+
+def test_other_kits_have_settings_for_their_cells():
+    rejax = {cell.key for cell in PEERS if cell.algorithm.startswith("rejax")}
+    assert rejax == set(peers.SETTINGS) and len(PEERS) == len(rejax) + 2
 
 
 def test_a_cell_is_trained_and_its_rows_are_those_of_its_seeds(tmp_path, monkeypatch):
