@@ -12,6 +12,7 @@ class Cell(NamedTuple):
     seeds: int  # 100 where they take at most 12 minutes on two cores, else 30 or 10
     solved: float = float("nan")  # the least return that counts as solved
     tables: tuple[str, ...] = ("results",)
+    what: str = ""  # was run, where the algorithm's name alone would mislead
 
     @property
     def key(self) -> str:

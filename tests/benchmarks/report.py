@@ -112,7 +112,7 @@ def line(cell: Cell, rows: Rows) -> list[str]:
     low, high = found["interval"]
     has_bar, count = not np.isnan(cell.solved), f"of {len(rows)}"
     return [
-        cell.algorithm,
+        cell.algorithm + (f" ({cell.what})" if cell.what else ""),
         cell.name + (f" (report {block})" if block > 1 else ""),
         f"{int(rows[0]['timestep']):,}",
         str(len(rows)),
