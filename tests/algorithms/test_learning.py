@@ -117,9 +117,7 @@ def test_without_a_memory_it_stays_hidden(preset, without, tmp_path):
     settings = PRESETS["ppo_rnn"][preset]
     same = {"env", "env_settings", "total_timesteps"} & settings.keys()
     settings = {name: settings[name] for name in same}
-    result = launch.run(
-        ppo, ppo.Config(**settings), seed=0, num_seeds=5, run_dir=tmp_path / "run"
-    )
+    result = launch.run(ppo, ppo.Config(**settings), seed=0, num_seeds=5, run_dir=tmp_path / "run")
     assert np.asarray(result.metrics["eval_return"])[:, -1].mean() < without
 
 
