@@ -10,7 +10,7 @@ from typing import Any
 CHAIN = {
     "env": "MemoryChain-bsuite",
     "env_settings": (("memory_length", 60),),
-    "total_timesteps": 200_000,
+    "total_timesteps": 400_000,
     "learning_rate": 2.5e-3,
     "adam_eps": 1e-4,
     "forget_bias": 3.0,
@@ -141,7 +141,7 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
         "Acrobot-v1": {},
     },
     "dqn": {
-        "CartPole-v1": CARTPOLE,
+        "CartPole-v1": {**CARTPOLE, "n_step": 3, "eps_end": 0.1, "adam_eps": 1e-3},
         "Acrobot-v1": ACROBOT,
         "MountainCar-v0": MOUNTAIN_CAR,
     },

@@ -92,7 +92,7 @@ def test_value_based_files_reach_the_published_numbers(module, preset, mean, tmp
 
 # preset, least mean over 5 seeds, least seed; the budget is the preset's total_timesteps
 REMEMBERED = [
-    ("MemoryChain-bsuite", 0.99, 0.95),  # 200k steps; returns are -1 or 1
+    ("MemoryChain-bsuite", 0.99, 0.95),  # 400k steps; returns are -1 or 1
     ("MemoryChain-bsuite-gru", 0.99, 0.95),
     ("MemoryChain-bsuite-mingru", 0.99, 0.95),
     ("CartPole-v1-positions", 495.0, 475.0),  # 500k steps
