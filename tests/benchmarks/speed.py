@@ -174,7 +174,13 @@ def ours(case: Case) -> Program:
 
 
 OUR_SETTINGS: dict[str, dict[str, Any]] = {
-    "ppo": dict(update_epochs=EPOCHS, num_minibatches=MINIBATCHES, clip_vloss=True),
+    "ppo": dict(
+        update_epochs=EPOCHS,
+        num_minibatches=MINIBATCHES,
+        clip_vloss=True,
+        normalize_obs=False,
+        normalize_reward=False,
+    ),
     "pqn": dict(update_epochs=PQN_EPOCHS, num_minibatches=PQN_MINIBATCHES, optimizer="adam"),
     "dqn": dict(
         updates_per_step=DQN_UPDATES,
