@@ -44,8 +44,10 @@ MOUNTAIN_CAR = {
     "exploration_fraction": 0.3,
     "normalize_obs": True,
 }
-# Nearly the squared error. Gradients are divided by kappa, and so is Adam's usual epsilon.
+# Nearly the squared error. IQN's gradients are divided by kappa, and so is Adam's epsilon here;
+# QR-DQN's are not, and the norm that they are clipped to is as much larger.
 QUANTILES = {"activation": "swish", "kappa": 100.0, "adam_eps": 1e-7}
+UNDIVIDED = {"kappa": 100.0, "max_grad_norm": 1000.0}
 QUANTILES_MOUNTAIN_CAR = {**MOUNTAIN_CAR, **QUANTILES, "target_every": 200}
 # In CartPole better than 8 and 8 levels, in less than two thirds of the time.
 FEW_LEVELS = {"kappa": 100.0, "num_levels": 4, "num_target_levels": 4}
@@ -150,9 +152,21 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
         "Acrobot-v1": {**ACROBOT, "v_max": 0.0},
     },
     "qrdqn": {
-        "CartPole-v1": {**CARTPOLE, "gamma": 0.995, "kappa": 100.0, "eps_end": 0.2},
-        "Acrobot-v1": {**ACROBOT, **QUANTILES},
-        "MountainCar-v0": {**QUANTILES_MOUNTAIN_CAR, "num_quantiles": 8},
+        "CartPole-v1": {
+            **CARTPOLE,
+            **UNDIVIDED,
+            "gamma": 0.995,
+            "adam_eps": 1e-3,
+            "eps_end": 0.2,
+        },
+        "Acrobot-v1": {**ACROBOT, **UNDIVIDED, "activation": "swish"},
+        "MountainCar-v0": {
+            **MOUNTAIN_CAR,
+            **UNDIVIDED,
+            "activation": "swish",
+            "target_every": 200,
+            "num_quantiles": 8,
+        },
     },
     "iqn": {
         "CartPole-v1": {

@@ -77,29 +77,18 @@ PRESETS = (
     preset("qrdqn", "MountainCar-v0", 500_000, 30),
     *(preset("iqn", env, 500_000, 30) for env in CLASSIC),
 )
+POLICY_GRADIENTS = ("ppo", "ppo_vtrace", "ppo_rnn", "reinforce")
+VALUES = ("pqn", "dqn", "c51", "qrdqn", "iqn")
 DEFAULTS = (
-    *(default("ppo", env) for env in (*CLASSIC, *BOX)),
-    *(default("ppo_vtrace", env) for env in (*CLASSIC, *BOX)),
-    *(default("ppo_rnn", env) for env in (*CLASSIC, *BOX)),
-    *(default("reinforce", env) for env in (*CLASSIC, *BOX)),
-    *(default("pqn", env) for env in CLASSIC),
-    *(default("dqn", env) for env in CLASSIC),
-    *(default("c51", env) for env in CLASSIC),
-    *(default("qrdqn", env) for env in CLASSIC),
-    *(default("iqn", env) for env in CLASSIC),
-    *(
-        default(algorithm, "Breakout-MinAtar", 1_000_000, 10)
-        for algorithm in ("ppo", "ppo_vtrace", "ppo_rnn", "reinforce")
-    ),
-    *(
-        default(algorithm, "Breakout-MinAtar", 1_000_000, 10)
-        for algorithm in ("pqn", "dqn", "c51", "qrdqn", "iqn")
-    ),
+    *(default(name, env) for name in POLICY_GRADIENTS for env in (*CLASSIC, *BOX)),
+    *(default(name, env) for name in VALUES for env in CLASSIC),
+    *(default(n, "Breakout-MinAtar", 1_000_000, 10) for n in POLICY_GRADIENTS + VALUES),
 )
 FLAGS = (
     flag("ppo", "Acrobot-v1", "--shared-torso"),
     flag("ppo", "Acrobot-v1", "--target-kl 0.02"),
-    flag("ppo", "Acrobot-v1", "--normalize-obs"),
+    flag("ppo", "Acrobot-v1", "--no-normalize-obs"),
+    flag("ppo", "Acrobot-v1", "--no-normalize-reward"),
     flag("dqn", "Acrobot-v1", "--n-step 3"),
     flag("dqn", "Acrobot-v1", "--prioritized"),
     flag("dqn", "Acrobot-v1", "--dueling"),

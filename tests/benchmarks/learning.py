@@ -79,7 +79,7 @@ def train(cell: Cell, first_seed: int, run_dir: Path | None) -> list[dict[str, A
     ]
 
 
-def chosen(names: list[str]) -> list[Cell]:
+def chosen(names: list[str], among: tuple[Cell, ...] = CELLS) -> list[Cell]:
     """The cells that are named, by themselves or by their algorithm.
 
     Raises:
@@ -87,9 +87,9 @@ def chosen(names: list[str]) -> list[Cell]:
     """
     found: list[Cell] = []
     for name in names:
-        cells = [cell for cell in CELLS if name in (cell.key, cell.algorithm)]
+        cells = [cell for cell in among if name in (cell.key, cell.algorithm)]
         if not cells:
-            raise unknown("cell", name, [cell.key for cell in CELLS])
+            raise unknown("cell", name, [cell.key for cell in among])
         found += cells
     return found
 

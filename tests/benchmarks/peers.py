@@ -231,12 +231,14 @@ def main() -> None:
     from tests.benchmarks.cells import PEERS
 
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("cells", nargs="*", metavar="CELL", choices=[c.key for c in PEERS] + [[]])
+    parser.add_argument("cells", nargs="*", metavar="CELL", help="by default all")
     parser.add_argument("--look", type=int, metavar="SEEDS", help="of those for tuning; not kept")
     args = parser.parse_args()
-    for cell in PEERS:
-        if args.cells and cell.key not in args.cells:
-            continue
+    try:
+        cells = learning.chosen(args.cells, PEERS) or PEERS
+    except learning.UserError as error:
+        sys.exit(f"error: {error}")
+    for cell in cells:
         cell = cell._replace(seeds=args.look or cell.seeds)
         rows = train(cell, 0 if args.look else learning.BLOCK)
         if not args.look:
