@@ -20,7 +20,8 @@ Implementation details:
   - what exceeds the baseline is standardised over the rollout (a flag), which makes the
     learning rate independent of the size of rewards;
   - actor and critic are separate, with orthogonal initialisation, under one Adam whose learning
-    rate is annealed linearly, with an entropy bonus and clipping by global norm;
+    rate is annealed linearly, with an entropy bonus and clipping by global norm. Its epsilon is
+    large, or quiet gradients, which are noise, would make steps as long as any (docs/tuning.md);
   - continuous actions are diagonal Gaussians with a state-independent log std; the environment gets
     the clipped action, log_prob refers to the unclipped one;
   - observations and rewards may be normalised by running statistics, which stand still during a
@@ -52,7 +53,7 @@ class Config:
     num_steps: int = static(32)  # steps of each environment in a rollout
     learning_rate: float = real(4e-3, "[0, inf)")  # Adam's step size
     anneal_lr: bool = static(True)  # take the learning rate linearly to zero
-    adam_eps: float = real(1e-5, "[0, inf)")  # Adam's epsilon
+    adam_eps: float = real(1e-4, "[0, inf)")  # Adam's epsilon
     gamma: float = real(0.99, "[0, 1]")  # discount factor
     gae_lambda: float = real(0.98, "[0, 1]")  # decay of the lambda-returns; 1: the plain ones
     normalize_advantage: bool = static(True)  # standardise what exceeds the baseline
