@@ -27,7 +27,8 @@ Implementation details:
     v_max. Actions are chosen by their mean; the loss is the cross-entropy with the target.
   8 The projection shares each target atom between its two neighbours by distance, also where it
     falls on one: no mass is lost, and the mean is that of the targets clipped to the support.
-  9 Orthogonal initialisation, Adam, gradients clipped by their global norm.
+  9 Orthogonal initialisation, Adam, gradients clipped by their global norm. Adam's epsilon is
+    large, or quiet gradients, which are noise, would make steps as long as any (docs/tuning.md).
 Nothing is decided by a branch on a counter: under vmap that would select between two copies of the
 buffer. Before `learning_starts` gradient steps are computed and thrown away.
 """
@@ -58,21 +59,21 @@ class Config:
     buffer_size: int = static(50_000)  # transitions kept, of all environments together
     buffer_dtype: str = static("")  # of the observations in it, such as bool; "": as they come
     batch_size: int = static(128)  # transitions in a gradient step
-    learning_starts: int = static(5_000)  # environment steps before the first gradient step
+    learning_starts: int = static(10_000)  # environment steps before the first gradient step
     learning_rate: float = real(1e-3, "[0, inf)")  # Adam's step size
     anneal_lr: bool = static(True)  # take the learning rate linearly to zero
-    adam_eps: float = real(1e-5, "[0, inf)")  # Adam's epsilon
+    adam_eps: float = real(1e-3, "[0, inf)")  # Adam's epsilon
     gamma: float = real(0.99, "[0, 1]")  # discount factor
-    n_step: int = static(1)  # rewards in a target before it bootstraps
+    n_step: int = static(3)  # rewards in a target before it bootstraps
     double: bool = static(False)  # the online network chooses the action of the target
     num_atoms: int = static(51)  # returns that probabilities are given for
     v_min: float = real(-100.0, "(-inf, inf)")  # the least of them
     v_max: float = real(100.0, "(v_min, inf)")  # the largest of them
-    target_every: int = static(1)  # gradient steps between two moves of the target network
-    tau: float = real(0.005, "[0, 1]")  # share of the way that it moves; 1: all of it
+    target_every: int = static(50)  # gradient steps between two moves of the target network
+    tau: float = real(1.0, "[0, 1]")  # share of the way that it moves; 1: all of it
     exploration: str = static("linear")  # epsilon over time: constant, linear or exponential
     eps_start: float = real(1.0, "[0, 1]")  # epsilon at first
-    eps_end: float = real(0.05, "[0, 1]")  # epsilon at last, and always if constant
+    eps_end: float = real(0.1, "[0, 1]")  # epsilon at last, and always if constant
     exploration_fraction: float = real(0.2, "(0, inf]")  # share of the run until eps_end
     max_grad_norm: float = real(10.0, "(0, inf]")  # clip to this global norm; inf for never
     hidden_sizes: tuple[int, ...] = static((64, 64))  # dense layers

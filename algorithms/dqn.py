@@ -29,7 +29,8 @@ Implementation details:
   7 Duelling streams have a last hidden layer each, and advantages are centred on their mean.
   8 Priorities are (|TD error| + priority_eps) ** priority_alpha; new transitions get the largest
     so far; importance weights are divided by the batch's largest, and beta goes linearly to 1.
-  9 Orthogonal initialisation, Adam, gradients clipped by their global norm.
+  9 Orthogonal initialisation, Adam, gradients clipped by their global norm. Adam's epsilon is
+    large, or quiet gradients, which are noise, would make steps as long as any (docs/tuning.md).
 Nothing is decided by a branch on a counter: under vmap that would select between two copies of the
 buffer. Before `learning_starts` gradient steps are computed and thrown away.
 """
@@ -61,21 +62,21 @@ class Config:
     buffer_size: int = static(50_000)  # transitions kept, of all environments together
     buffer_dtype: str = static("")  # of the observations in it, such as bool; "": as they come
     batch_size: int = static(128)  # transitions in a gradient step
-    learning_starts: int = static(5_000)  # environment steps before the first gradient step
+    learning_starts: int = static(10_000)  # environment steps before the first gradient step
     learning_rate: float = real(1e-3, "[0, inf)")  # Adam's step size
     anneal_lr: bool = static(True)  # take the learning rate linearly to zero
-    adam_eps: float = real(1e-5, "[0, inf)")  # Adam's epsilon
+    adam_eps: float = real(1e-3, "[0, inf)")  # Adam's epsilon
     gamma: float = real(0.99, "[0, 1]")  # discount factor
-    n_step: int = static(1)  # rewards in a target before it bootstraps
+    n_step: int = static(3)  # rewards in a target before it bootstraps
     reward_scale: float = real(1.0, "(0, inf)")  # factor on the rewards learned from
     double: bool = static(True)  # the online network chooses the action of the target
     dueling: bool = static(False)  # separate streams for values and advantages
     huber_delta: float = real(math.inf, "(0, inf]")  # errors beyond count linearly; inf: none
-    target_every: int = static(1)  # gradient steps between two moves of the target network
-    tau: float = real(0.005, "[0, 1]")  # share of the way that it moves; 1: all of it
+    target_every: int = static(50)  # gradient steps between two moves of the target network
+    tau: float = real(1.0, "[0, 1]")  # share of the way that it moves; 1: all of it
     exploration: str = static("linear")  # epsilon over time: constant, linear or exponential
     eps_start: float = real(1.0, "[0, 1]")  # epsilon at first
-    eps_end: float = real(0.05, "[0, 1]")  # epsilon at last, and always if constant
+    eps_end: float = real(0.1, "[0, 1]")  # epsilon at last, and always if constant
     exploration_fraction: float = real(0.2, "(0, inf]")  # share of the run until eps_end
     prioritized: bool = static(False)  # sample by the size of the last error
     priority_alpha: float = real(0.6, "[0, inf)")  # exponent of priorities; 0 is uniform

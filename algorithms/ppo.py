@@ -25,7 +25,7 @@ of proximal policy optimization" (ICLR blog track):
 Unlike the list: a truncated episode bootstraps from the value of its final observation, and
 normalisation statistics stand still during a rollout and the learning from it. With an epsilon
 of 1e-5 and rewards as they come perfect policies fall: once the critic is right gradients are
-noise, and Adam's steps as long as ever (algorithms/README.md, "Perfect, and then not").
+noise, and Adam's steps as long as ever (docs/tuning.md).
 """
 
 import math

@@ -27,7 +27,7 @@ What the memory adds to the implementation details listed in ppo.py:
   - kernels of the memory are orthogonal with gain 1 (LSTM detail 1); biases start at zero, but
     forget_bias is added to the gate that keeps the memory (Jozefowicz et al. 2015).
 Adam's epsilon is large, for once the critic is right gradients are noise, and steps as long as
-ever make perfect policies fall (algorithms/README.md).
+ever make perfect policies fall (docs/tuning.md).
 For speed, what does not need the memory of the step before is computed for all steps at once: only
 the product with that memory is left inside the scan over time (flax's cells have the inputs'
 products in there, too), and minGRU, which has none, learns by an associative scan.
@@ -73,7 +73,7 @@ class Config:
     target_kl: float = real(math.inf, "(0, inf]")  # end epochs at a KL above this; inf: never
     cell: str = static("lstm")  # the memory: lstm, gru or mingru
     memory_size: int = static(64)  # numbers in it (an LSTM has twice as many)
-    forget_bias: float = real(1.0, "(-inf, inf)")  # added to the gate that keeps the memory
+    forget_bias: float = real(3.0, "(-inf, inf)")  # added to the gate that keeps the memory
     hidden_sizes: tuple[int, ...] = static((64,))  # dense layers before the memory
     activation: str = static("tanh")  # any function of flax.linen: tanh, relu, swish, ...
     conv_features: int = static(16)  # 3x3 filters before the dense layers, for images; 0: none

@@ -25,7 +25,7 @@ A *segment* is one agent of one environment over a whole rollout. How a rollout 
   - episodes restart within a rollout; a truncated one bootstraps from its final observation;
   - agents that left (`info["alive"]`) and padding (`env.action_dimensions`) count in no loss.
 Once the critic is right gradients are noise, of which Muon makes steps as long as of a signal:
-with an epsilon of 1e-5 perfect policies fall (algorithms/README.md).
+with an epsilon of 1e-5 perfect policies fall (docs/tuning.md).
 """
 
 import math

@@ -27,7 +27,15 @@ del test_slices_are_exactly_the_whole  # noqa: F821
 del test_the_buffer_is_never_copied  # noqa: F821
 
 MODULE = iqn
-TINY = iqn.Config(**SMALL, num_levels=3, num_cosines=4, kappa=10.0, reward_scale=0.5, risk="cvar")
+TINY = iqn.Config(
+    **SMALL,
+    num_levels=3,
+    num_target_levels=8,
+    num_cosines=4,
+    kappa=10.0,
+    reward_scale=0.5,
+    risk="cvar",
+)
 METRICS = {"loss", "mean_value", "grad_norm"}
 REFUSED = [
     *REFUSED,

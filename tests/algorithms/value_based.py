@@ -28,7 +28,11 @@ SMALL = dict(
     buffer_size=40,
     batch_size=8,
     learning_starts=40,
+    adam_eps=1e-5,
     n_step=2,
+    target_every=1,
+    tau=0.005,
+    eps_end=0.05,
     hidden_sizes=(8,),
     num_evals=3,
     num_eval_episodes=2,
@@ -211,8 +215,10 @@ PROBE = dict(
     learning_rate=1e-2,
     anneal_lr=False,
     activation="tanh",
+    adam_eps=1e-5,
     gamma=0.9,
     n_step=3,
+    target_every=1,
     tau=0.05,
     eps_end=0.2,
     hidden_sizes=(16,),
@@ -225,7 +231,8 @@ PROBE = dict(
 @pytest.fixture(scope="module")
 def probed(file, module):
     support = dict(v_min=-2.0, v_max=12.0) if hasattr(module.Config, "v_min") else {}
-    config = module.Config(**PROBE, **support)
+    scale = dict(reward_scale=1.0) if hasattr(module.Config, "reward_scale") else {}
+    config = module.Config(**PROBE, **support, **scale)
 
     def values_of(config, space, params, x):
         return file.action_values(config, space, params, x).max(-1)

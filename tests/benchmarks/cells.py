@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+from algorithms.launch.presets import PRESETS as SETTINGS
+
 
 class Cell(NamedTuple):
     """A row of a table. Its settings are words of the command line, and so it can be repeated."""
@@ -23,8 +25,12 @@ SOLVED = {"CartPole-v1": 475.0, "Acrobot-v1": -100.0, "MountainCar-v0": -130.0}
 SOLVED |= {"CartPole-v1-positions": 475.0, "MemoryChain-bsuite": 0.95}
 SOLVED |= {"Pendulum-v1": -200.0, "MountainCarContinuous-v0": 90.0}
 CLASSIC = ("CartPole-v1", "Acrobot-v1", "MountainCar-v0")
+# What only a memory can do, for files without one
+CHAIN = "--env MemoryChain-bsuite --env-settings memory_length=60 --total-timesteps 400000"
+POSITIONS = "--env CartPole-v1 --env-settings observe=0,2 --total-timesteps 500000"
 BOX = ("Pendulum-v1", "MountainCarContinuous-v0")
-GAMES = ("Asterix", "Breakout", "Freeway", "SpaceInvaders")
+GAMES = {"Asterix": 10_000_000, "Breakout": 3_000_000}
+GAMES |= {"Freeway": 5_000_000, "SpaceInvaders": 5_000_000}
 
 
 def bar(name: str) -> float:
@@ -34,12 +40,37 @@ def bar(name: str) -> float:
 
 
 def preset(algorithm: str, name: str, steps: int, seeds: int) -> Cell:
+    """In both tables if the preset leaves the defaults as they are."""
     words = f"--preset {name} --total-timesteps {steps}"
-    return Cell(algorithm, name, words, seeds, bar(name))
+    tables = ("results",) if SETTINGS[algorithm][name] else ("results", "defaults")
+    return Cell(algorithm, name, words, seeds, bar(name), tables)
 
 
-def default(algorithm: str, env: str, steps: int = 500_000, seeds: int = 30) -> Cell:
-    """Config's defaults, whatever the environment."""
+def shown(cell: Cell) -> Cell:
+    """Also in the table of flags, beside rows with one."""
+    return cell._replace(tables=(*cell.tables, "flags"))
+
+
+def double(cell: Cell) -> Cell:
+    """What the defaults of dqn.py are."""
+    return cell._replace(what="double, 3-step")
+
+
+def squared(algorithm: str, env: str, words: str) -> Cell:
+    """Errors of quantiles squared: expectiles are learned, and bootstrapped as if quantiles."""
+    words = f"--preset {env} --kappa 100 {words}".rstrip()
+    words += " --total-timesteps 500000"
+    what = "kappa 100: expectiles"
+    return Cell(algorithm, f"{env}, kappa 100", words, 10, bar(env), what=what)
+
+
+def defaults(algorithm: str, *envs: str, steps: int = 500_000, seeds: int = 30) -> tuple[Cell, ...]:
+    """Config's defaults, whatever the environment; no preset is they already."""
+    others = [env for env in envs if SETTINGS[algorithm].get(env) != {}]
+    return tuple(default(algorithm, env, steps, seeds) for env in others)
+
+
+def default(algorithm: str, env: str, steps: int, seeds: int) -> Cell:
     words = f"--env {env} --total-timesteps {steps}"
     return Cell(algorithm, f"{env}, defaults", words, seeds, bar(env), ("defaults",))
 
@@ -52,47 +83,55 @@ def flag(algorithm: str, env: str, words: str, steps: int = 500_000, seeds: int 
 
 PRESETS = (
     preset("ppo", "CartPole-v1", 500_000, 100),
-    preset("ppo", "Acrobot-v1", 500_000, 100)._replace(tables=("results", "flags")),
-    preset("ppo", "Pendulum-v1", 500_000, 30),
-    preset("ppo", "MountainCarContinuous-v0", 500_000, 30),
+    shown(preset("ppo", "Acrobot-v1", 500_000, 100)),
+    preset("ppo", "Pendulum-v1", 500_000, 100),
+    preset("ppo", "MountainCarContinuous-v0", 500_000, 100),
     preset("ppo", "Breakout-MinAtar", 5_000_000, 10),
     preset("ippo", "MultiNavigator-v0", 1_000_000, 30),
     preset("ippo", "MPE_simple_spread_v3", 1_000_000, 30),
     preset("ippo", "MPE_simple_spread_v3-independent", 1_000_000, 30),
     preset("ippo", "MPE_simple_speaker_listener_v4", 5_000_000, 10),
     preset("ppo_vtrace", "CartPole-v1", 500_000, 100),
-    preset("ppo_vtrace", "MultiNavigator-v0", 500_000, 30),
+    shown(preset("ppo_vtrace", "MultiNavigator-v0", 500_000, 30)),
     *(preset("ppo_rnn", f"MemoryChain-bsuite{c}", 400_000, 100) for c in ("", "-gru", "-mingru")),
     preset("ppo_rnn", "CartPole-v1-positions", 500_000, 30),
     preset("ppo_rnn", "CartPole-v1-positions-gru", 500_000, 30),
     preset("ppo_rnn", "CartPole-v1-positions-mingru", 500_000, 100),
     *(preset("pqn", env, 500_000, 100) for env in CLASSIC),
-    *(preset("pqn", f"{game}-MinAtar", 10_000_000, 10) for game in GAMES),
+    *(preset("pqn", f"{game}-MinAtar", steps, 10) for game, steps in GAMES.items()),
     *(preset("reinforce", env, 500_000, 100) for env in ("CartPole-v1", "Acrobot-v1")),
-    preset("dqn", "CartPole-v1", 500_000, 100)._replace(what="double, 3-step"),
-    preset("dqn", "Acrobot-v1", 500_000, 100)._replace(what="double", tables=("results", "flags")),
+    double(preset("dqn", "CartPole-v1", 500_000, 100)),
+    double(shown(preset("dqn", "Acrobot-v1", 500_000, 100))),
     preset("dqn", "MountainCar-v0", 500_000, 30)._replace(what="double"),
-    *(preset("c51", env, 500_000, 30) for env in ("CartPole-v1", "Acrobot-v1")),
-    *(preset("qrdqn", env, 500_000, 100) for env in ("CartPole-v1", "Acrobot-v1")),
-    preset("qrdqn", "MountainCar-v0", 500_000, 30),
+    *(preset("c51", env, 500_000, 30) for env in CLASSIC),
+    *(preset("qrdqn", env, 500_000, n) for env, n in zip(CLASSIC, (100, 100, 30))),
     *(preset("iqn", env, 500_000, 30) for env in CLASSIC),
+    *(squared("qrdqn", env, "") for env in CLASSIC),
+    *(squared("iqn", env, "--adam-eps 1e-6") for env in CLASSIC),
 )
 POLICY_GRADIENTS = ("ppo", "ppo_vtrace", "ppo_rnn", "reinforce")
 VALUES = ("pqn", "dqn", "c51", "qrdqn", "iqn")
+TEAMS = ("MultiNavigator-v0", "jaxmarl/MPE_simple_spread_v3")
 DEFAULTS = (
-    *(default(name, env) for name in POLICY_GRADIENTS for env in (*CLASSIC, *BOX)),
-    *(default(name, env) for name in VALUES for env in CLASSIC),
-    *(default(n, "Breakout-MinAtar", 1_000_000, 10) for n in POLICY_GRADIENTS + VALUES),
+    *(cell for name in POLICY_GRADIENTS for cell in defaults(name, *CLASSIC, *BOX)),
+    *(cell for name in VALUES for cell in defaults(name, *CLASSIC)),
+    *(default(name, "Breakout-MinAtar", 500_000, 10) for name in POLICY_GRADIENTS + VALUES),
+    *(default("ippo", env, 1_000_000, 10) for env in TEAMS),
 )
 FLAGS = (
     flag("ppo", "Acrobot-v1", "--shared-torso"),
     flag("ppo", "Acrobot-v1", "--target-kl 0.02"),
     flag("ppo", "Acrobot-v1", "--no-normalize-obs"),
     flag("ppo", "Acrobot-v1", "--no-normalize-reward"),
-    flag("dqn", "Acrobot-v1", "--n-step 3"),
+    flag("ppo_vtrace", "MultiNavigator-v0", "--no-vtrace"),
+    flag("ppo_vtrace", "MultiNavigator-v0", "--priority-alpha 0"),
+    flag("ppo_vtrace", "MultiNavigator-v0", "--optimizer adam"),
+    flag("dqn", "Acrobot-v1", "--n-step 1"),
     flag("dqn", "Acrobot-v1", "--prioritized"),
     flag("dqn", "Acrobot-v1", "--dueling"),
     flag("dqn", "Acrobot-v1", "--no-double"),
+    Cell("ppo", "MemoryChain-bsuite, no memory", CHAIN, 30, bar("MemoryChain-bsuite"), ("flags",)),
+    Cell("ppo", "CartPole-v1-positions, no memory", POSITIONS, 30, 475.0, ("flags",)),
 )
 PEERS = tuple(
     Cell(peer, env, "", seeds, bar(env), ("peers",))

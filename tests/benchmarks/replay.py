@@ -26,7 +26,7 @@ ROUNDS = 2_000
 
 def ours(prioritized: bool, observation: jax.Array) -> tuple[Callable, Callable]:
     """create() -> buffer and round_(buffer, index, rng) -> buffer, a number."""
-    config = dqn.Config(prioritized=prioritized)
+    config = dqn.Config(prioritized=prioritized, n_step=1)
     env, env_params = envs.make("CartPole-v1")
     flag, buffer = jnp.zeros(config.num_envs, bool), dqn.make_buffer(config)
 

@@ -14,7 +14,7 @@ from tests.benchmarks.cells import CELLS, PEERS, Cell
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "results"
-PAGES = (ROOT / "docs" / "results.md", ROOT / "algorithms" / "README.md")
+PAGES = tuple(ROOT / "docs" / f"{name}.md" for name in ("results", "tuning", "speed", "sweeps"))
 REGION = re.compile(r"(<!-- table ([\w-]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 COLUMNS = ("algorithm", "cell", "steps", "seeds", "mean (95 %)", "IQM", "worst", "solved at")
 COLUMNS += ("solved", "collapsed", "in training", "command")
@@ -59,6 +59,13 @@ def keep_look(topic: str, cell: Cell, rows: Rows, folder: Path = FOLDER) -> None
     places = [i for i, row in enumerate(others) if key(row) == key(line)]
     place = places[0] if places else len(others)
     _write("tuning", [*others[:place], line, *others[place + len(places) :]], folder)
+
+
+def keep_speeds(kind: str, columns: Sequence[str], rows: Sequence[Any], folder: Path) -> None:
+    """Puts cases of a benchmark where they were, or at the end; all cells are text."""
+    made = {row[0]: dict(zip(columns, row)) for row in rows}
+    known = {row[columns[0]]: row for row in read(f"speed-{kind}", folder)}
+    _write(f"speed-{kind}", list((known | made).values()), folder)
 
 
 def _write(name: str, rows: Sequence[dict[str, Any]], folder: Path) -> None:
@@ -150,13 +157,19 @@ def number(value: float) -> str:
 
 
 def table(name: str, folder: Path = FOLDER) -> str:
-    """Markdown of the cells of a table that have been reported, or of a topic's looks."""
+    """Markdown of a table's cells that have been reported, of a topic's looks, or of a speed."""
     if name.startswith("tuning-"):
         topic = name.removeprefix("tuning-")
         rows = [row for row in read("tuning", folder) if row["topic"] == topic]
         lines = [LOOKS, ["---"] * len(LOOKS), *map(look_line, rows)]
+    elif name.startswith("speed-"):
+        rows = read(name, folder)
+        heads = [list(row) for row in rows[:1]]
+        lines = [*heads, *(["---"] * len(head) for head in heads), *(row.values() for row in rows)]
     else:
+        files = list(dict.fromkeys(cell.algorithm for cell in CELLS + PEERS))
         cells = [cell for cell in CELLS + PEERS if name in cell.tables]
+        cells.sort(key=lambda cell: files.index(cell.algorithm))
         found = [(cell, kept(cell, folder)) for cell in cells]
         lines = [COLUMNS, ["---"] * len(COLUMNS)]
         lines += [line(cell, rows) for cell, rows in found if rows]

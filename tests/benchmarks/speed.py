@@ -5,6 +5,7 @@
     python tests/benchmarks/speed.py --memory            # peak memory for 1M and for 10M steps
     python tests/benchmarks/speed.py --resets            # what each kind of auto-reset costs
     python tests/benchmarks/speed.py --agents            # seconds against the number of agents
+    python tests/benchmarks/speed.py --agents --keep     # and put it into the documentation
 
 rejax gets a virtual environment of its own, made once in the user's cache directory, with the same
 version of jax. Each side has a process that compiles once and then waits; timed runs go round the
@@ -187,6 +188,8 @@ OUR_SETTINGS: dict[str, dict[str, Any]] = {
         buffer_size=50_000,
         batch_size=DQN_BATCH,
         learning_starts=DQN_START,
+        n_step=1,
+        target_every=1,
         tau=0.02,
         exploration_fraction=0.5,
         activation="swish",
@@ -572,6 +575,7 @@ def parse() -> argparse.Namespace:
         ("agents", "PPO's cost against the number of agents instead"),
     ):
         kinds.add_argument(f"--{kind}", dest="kind", action="store_const", const=kind, help=text)
+    parser.add_argument("--keep", action="store_true", help="in docs/results and the pages' tables")
     parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
     parser.set_defaults(kind="speed")
     args = parser.parse_args()
@@ -598,6 +602,16 @@ def main() -> None:
             print(", ".join(rows[-1]), file=sys.stderr)
     print(table(columns, rows))
     print(f"\njax {importlib.metadata.version('jax')}, {os.cpu_count()} cores")
+    if args.keep:
+        from algorithms import ppo
+        from algorithms.launch import devices, versions
+        from tests.benchmarks import learning, report
+
+        made = versions.versions(ppo, devices.arrange(1))
+        stamp = f"{made['git_commit'][:7]}, jax {made['jax']}"
+        rows = [[*row, stamp] for row in rows]
+        report.keep_speeds(args.kind, (*columns, "of"), rows, report.FOLDER)
+        learning.write()
 
 
 if __name__ == "__main__":

@@ -47,6 +47,18 @@ def test_a_cell_takes_the_place_of_its_own_rows_alone(tmp_path):
     assert line[1] == "CartPole-v1 (report 2)", "the second block of seeds"
 
 
+def test_speeds_are_kept_a_row_for_each_case(tmp_path):
+    report.keep_speeds("x", ("case", "rate"), [["a", "1k"], ["b", "2k"]], tmp_path)
+    report.keep_speeds("x", ("case", "rate"), [["b", "3k"]], tmp_path)
+    assert report.table("speed-x", tmp_path).splitlines() == [
+        "| case | rate |",
+        "| --- | --- |",
+        "| a | 1k |",
+        "| b | 3k |",
+    ]
+    assert report.table("speed-y", tmp_path) == "", "not measured yet"
+
+
 def test_a_look_is_kept_once_with_its_dips(tmp_path):
     """Points after two fifths of the run: the last two of four."""
     for scores in [(500.0, 500.0), (500.0, 20.0)]:
