@@ -27,8 +27,7 @@ Implementation details:
     v_max. Actions are chosen by their mean; the loss is the cross-entropy with the target.
   8 The projection shares each target atom between its two neighbours by distance, also where it
     falls on one: no mass is lost, and the mean is that of the targets clipped to the support.
-  9 Orthogonal initialisation, Adam, gradients clipped by their global norm. Adam's epsilon is
-    large, or quiet gradients, which are noise, would make steps as long as any (docs/tuning.md).
+  9 Orthogonal initialisation; Adam with a large epsilon (docs/tuning.md); clipping by global norm.
 Nothing is decided by a branch on a counter: under vmap that would select between two copies of the
 buffer. Before `learning_starts` gradient steps are computed and thrown away.
 """

@@ -29,8 +29,7 @@ Implementation details:
   7 Duelling streams have a last hidden layer each, and advantages are centred on their mean.
   8 Priorities are (|TD error| + priority_eps) ** priority_alpha; new transitions get the largest
     so far; importance weights are divided by the batch's largest, and beta goes linearly to 1.
-  9 Orthogonal initialisation, Adam, gradients clipped by their global norm. Adam's epsilon is
-    large, or quiet gradients, which are noise, would make steps as long as any (docs/tuning.md).
+  9 Orthogonal initialisation; Adam with a large epsilon (docs/tuning.md); clipping by global norm.
 Nothing is decided by a branch on a counter: under vmap that would select between two copies of the
 buffer. Before `learning_starts` gradient steps are computed and thrown away.
 """

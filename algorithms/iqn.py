@@ -29,8 +29,7 @@ Implementation details:
   8 Actions are chosen by the mean over `num_policy_levels` levels. The paper draws them; here they
     are the middles of equal shares, so that the policy is deterministic and errs less. `risk`
     distorts them, and with them what is thought the best action, also in targets (section 3.2).
-  9 Orthogonal initialisation, Adam, gradients clipped by their global norm. Adam's epsilon is
-    large, or quiet gradients, which are noise, would make steps as long as any (docs/tuning.md).
+  9 Orthogonal initialisation; Adam with a large epsilon (docs/tuning.md); clipping by global norm.
 Nothing is decided by a branch on a counter: under vmap that would select between two copies of the
 buffer. Before `learning_starts` gradient steps are computed and thrown away.
 """

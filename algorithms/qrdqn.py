@@ -26,8 +26,8 @@ Implementation details:
   7 The network gives, for every action, `num_quantiles` quantiles of the return, those in the
     middle of as many equal shares. Actions are chosen by their mean.
   8 Quantile Huber loss with threshold kappa: a mean over targets, a sum over quantiles.
-  9 Orthogonal initialisation, Adam, gradients clipped by their global norm. Adam's epsilon is
-    large, or quiet gradients, which are noise, would make steps as long as any (docs/tuning.md).
+    `reward_scale` keeps most errors below it.
+  9 Orthogonal initialisation; Adam with a large epsilon (docs/tuning.md); clipping by global norm.
 Nothing is decided by a branch on a counter: under vmap that would select between two copies of the
 buffer. Before `learning_starts` gradient steps are computed and thrown away.
 """

@@ -54,6 +54,7 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     "ppo": {
         "CartPole-v1": {},
         "Acrobot-v1": {},
+        # With the defaults some seeds swing up late: a near horizon, and more passes.
         "Pendulum-v1": {
             "num_envs": 16,
             "update_epochs": 10,
@@ -62,6 +63,7 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
             "gamma": 0.95,
             "ent_coef": 0.0,
         },
+        # The defaults reach the goal, too, with more fuel.
         "MountainCarContinuous-v0": {
             "num_envs": 16,
             "num_steps": 256,
@@ -70,6 +72,7 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
             "learning_rate": 5e-4,
             "gamma": 0.9999,
         },
+        # Images of bits, whose rewards are 0 or 1, as they come.
         "Breakout-MinAtar": {
             "total_timesteps": 5_000_000,
             "num_envs": 64,
@@ -83,6 +86,7 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
         },
     },
     "ippo": {
+        # Both sides learn, so neither stands still: many samples.
         "Pursuit-v0": {
             "total_timesteps": 4_000_000,
             "num_envs": 32,
@@ -92,6 +96,7 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
             "normalize_obs": True,
             "normalize_reward": True,
         },
+        # Agents that are alike share a network, which is one to train instead of four.
         "MultiNavigator-v0": {
             "total_timesteps": 1_000_000,
             "share_params": True,
@@ -103,6 +108,7 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
             "learning_rate": 2.5e-4,
             "critic_learning_rate": 2.5e-4,
         },
+        # A language takes a critic that knows what both see.
         "MPE_simple_speaker_listener_v4": {
             "env": "jaxmarl/MPE_simple_speaker_listener_v4",
             "total_timesteps": 5_000_000,
@@ -119,7 +125,7 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "ppo_vtrace": {
         "CartPole-v1": {},
-        "MultiNavigator-v0": {"num_envs": 16},
+        "MultiNavigator-v0": {"num_envs": 16},  # of four agents each
     },
     "ppo_rnn": {
         "MemoryChain-bsuite": CHAIN,
