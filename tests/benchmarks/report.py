@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from algorithms.launch import results
+from algorithms import ppo
+from algorithms.launch import devices, results, versions
 from algorithms.launch.metrics import as_csv
 from tests.benchmarks.cells import CELLS, PEERS, Cell
 
@@ -61,11 +62,20 @@ def keep_look(topic: str, cell: Cell, rows: Rows, folder: Path = FOLDER) -> None
     _write("tuning", [*others[:place], line, *others[place + len(places) :]], folder)
 
 
-def keep_speeds(kind: str, columns: Sequence[str], rows: Sequence[Any], folder: Path) -> None:
-    """Puts cases of a benchmark where they were, or at the end; all cells are text."""
-    made = {row[0]: dict(zip(columns, row)) for row in rows}
+def keep_speeds(
+    kind: str, columns: Sequence[str], rows: Sequence[Any], folder: Path = FOLDER
+) -> None:
+    """Puts cases of a benchmark where they were, or at the end, with what they were measured of.
+
+    Args:
+      kind: of benchmark.
+      columns, rows: text; the first column names the case.
+    """
+    made = versions.versions(ppo, devices.arrange(1))
+    stamp = {"of": f"{made['git_commit'][:7]}, jax {made['jax']}"}
+    new = {row[0]: dict(zip(columns, row)) | stamp for row in rows}
     known = {row[columns[0]]: row for row in read(f"speed-{kind}", folder)}
-    _write(f"speed-{kind}", list((known | made).values()), folder)
+    _write(f"speed-{kind}", list((known | new).values()), folder)
 
 
 def _write(name: str, rows: Sequence[dict[str, Any]], folder: Path) -> None:

@@ -603,14 +603,9 @@ def main() -> None:
     print(table(columns, rows))
     print(f"\njax {importlib.metadata.version('jax')}, {os.cpu_count()} cores")
     if args.keep:
-        from algorithms import ppo
-        from algorithms.launch import devices, versions
         from tests.benchmarks import learning, report
 
-        made = versions.versions(ppo, devices.arrange(1))
-        stamp = f"{made['git_commit'][:7]}, jax {made['jax']}"
-        rows = [[*row, stamp] for row in rows]
-        report.keep_speeds(args.kind, (*columns, "of"), rows, report.FOLDER)
+        report.keep_speeds(args.kind, columns, rows)
         learning.write()
 
 
