@@ -75,7 +75,7 @@ class Config:
     tau: float = real(1.0, "[0, 1]")  # share of the way that it moves; 1: all of it
     exploration: str = static("linear")  # epsilon over time: constant, linear or exponential
     eps_start: float = real(1.0, "[0, 1]")  # epsilon at first
-    eps_end: float = real(0.1, "[0, 1]")  # epsilon at last, and always if constant
+    eps_end: float = real(0.2, "[0, 1]")  # epsilon at last, and always if constant
     exploration_fraction: float = real(0.2, "(0, inf]")  # share of the run until eps_end
     prioritized: bool = static(False)  # sample by the size of the last error
     priority_alpha: float = real(0.6, "[0, inf)")  # exponent of priorities; 0 is uniform
