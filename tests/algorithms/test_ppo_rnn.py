@@ -29,6 +29,7 @@ READ = dict(cell="mingru")
 TINY = ppo_rnn.Config(
     learning_rate=2.5e-3,
     adam_eps=1e-5,
+    forget_bias=1.0,
     total_timesteps=3 * 16,
     num_envs=2,
     num_steps=8,

@@ -27,6 +27,7 @@ TINY = reinforce.Config(
     total_timesteps=3 * 16,
     num_envs=2,
     num_steps=8,
+    adam_eps=1e-5,
     hidden_sizes=(8,),
     normalize_reward=True,
     num_evals=3,
