@@ -73,7 +73,6 @@ FROM_REPLAY = [
     (dqn, "MountainCar-v0", -118.0),
     (c51, "CartPole-v1", 492.0),
     (c51, "Acrobot-v1", -86.0),
-    (c51, "MountainCar-v0", -118.0),
     (qrdqn, "CartPole-v1", 498.0),
     (qrdqn, "Acrobot-v1", -87.0),
     (qrdqn, "MountainCar-v0", -118.0),

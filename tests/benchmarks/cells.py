@@ -21,6 +21,7 @@ class Cell(NamedTuple):
         return f"{self.algorithm}/{self.name}"
 
 
+WHAT = {"dqn": "double, 3-step"}  # Config's defaults
 SOLVED = {"CartPole-v1": 475.0, "Acrobot-v1": -100.0, "MountainCar-v0": -130.0}
 SOLVED |= {"CartPole-v1-positions": 475.0, "MemoryChain-bsuite": 0.95}
 SOLVED |= {"Pendulum-v1": -200.0, "MountainCarContinuous-v0": 90.0}
@@ -43,17 +44,12 @@ def preset(algorithm: str, name: str, steps: int, seeds: int) -> Cell:
     """In both tables if the preset leaves the defaults as they are."""
     words = f"--preset {name} --total-timesteps {steps}"
     tables = ("results",) if SETTINGS[algorithm][name] else ("results", "defaults")
-    return Cell(algorithm, name, words, seeds, bar(name), tables)
+    return Cell(algorithm, name, words, seeds, bar(name), tables, WHAT.get(algorithm, ""))
 
 
 def shown(cell: Cell) -> Cell:
     """Also in the table of flags, beside rows with one."""
     return cell._replace(tables=(*cell.tables, "flags"))
-
-
-def double(cell: Cell) -> Cell:
-    """What the defaults of dqn.py are."""
-    return cell._replace(what="double, 3-step")
 
 
 def squared(algorithm: str, env: str, words: str) -> Cell:
@@ -64,21 +60,22 @@ def squared(algorithm: str, env: str, words: str) -> Cell:
     return Cell(algorithm, f"{env}, kappa 100", words, 10, bar(env), what=what)
 
 
-def defaults(algorithm: str, *envs: str, steps: int = 500_000, seeds: int = 30) -> tuple[Cell, ...]:
-    """Config's defaults, whatever the environment; no preset is they already."""
+def defaults(algorithm: str, *envs: str) -> tuple[Cell, ...]:
+    """Of the environments whose preset is not empty, which would be the same run."""
     others = [env for env in envs if SETTINGS[algorithm].get(env) != {}]
-    return tuple(default(algorithm, env, steps, seeds) for env in others)
+    return tuple(default(algorithm, env, 500_000, 30) for env in others)
 
 
 def default(algorithm: str, env: str, steps: int, seeds: int) -> Cell:
-    words = f"--env {env} --total-timesteps {steps}"
-    return Cell(algorithm, f"{env}, defaults", words, seeds, bar(env), ("defaults",))
+    """Config's defaults, whatever the environment."""
+    words, what = f"--env {env} --total-timesteps {steps}", WHAT.get(algorithm, "")
+    return Cell(algorithm, f"{env}, defaults", words, seeds, bar(env), ("defaults",), what)
 
 
 def flag(algorithm: str, env: str, words: str, steps: int = 500_000, seeds: int = 30) -> Cell:
     """A preset with a flag, beside the preset without."""
     name, words = f"{env} {words}", f"--preset {env} {words} --total-timesteps {steps}"
-    return Cell(algorithm, name, words, seeds, bar(env), ("flags",))
+    return Cell(algorithm, name, words, seeds, bar(env), ("flags",), WHAT.get(algorithm, ""))
 
 
 PRESETS = (
@@ -100,14 +97,15 @@ PRESETS = (
     *(preset("pqn", env, 500_000, 100) for env in CLASSIC),
     *(preset("pqn", f"{game}-MinAtar", steps, 10) for game, steps in GAMES.items()),
     *(preset("reinforce", env, 500_000, 100) for env in ("CartPole-v1", "Acrobot-v1")),
-    double(preset("dqn", "CartPole-v1", 500_000, 100)),
-    double(shown(preset("dqn", "Acrobot-v1", 500_000, 100))),
+    preset("dqn", "CartPole-v1", 500_000, 100),
+    shown(preset("dqn", "Acrobot-v1", 500_000, 100)),
     preset("dqn", "MountainCar-v0", 500_000, 30)._replace(what="double"),
     *(preset("c51", env, 500_000, 30) for env in CLASSIC),
     *(preset("qrdqn", env, 500_000, n) for env, n in zip(CLASSIC, (100, 100, 30))),
     *(preset("iqn", env, 500_000, 30) for env in CLASSIC),
     *(squared("qrdqn", env, "") for env in CLASSIC),
-    *(squared("iqn", env, "--adam-eps 1e-6") for env in CLASSIC),
+    *(squared("iqn", env, "--adam-eps 1e-6") for env in CLASSIC[:2]),  # divided by kappa
+    squared("iqn", "MountainCar-v0", "--adam-eps 1e-7"),
 )
 POLICY_GRADIENTS = ("ppo", "ppo_vtrace", "ppo_rnn", "reinforce")
 VALUES = ("pqn", "dqn", "c51", "qrdqn", "iqn")
@@ -126,10 +124,10 @@ FLAGS = (
     flag("ppo_vtrace", "MultiNavigator-v0", "--no-vtrace"),
     flag("ppo_vtrace", "MultiNavigator-v0", "--priority-alpha 0"),
     flag("ppo_vtrace", "MultiNavigator-v0", "--optimizer adam"),
-    flag("dqn", "Acrobot-v1", "--n-step 1"),
+    flag("dqn", "Acrobot-v1", "--n-step 1")._replace(what="double"),
     flag("dqn", "Acrobot-v1", "--prioritized"),
     flag("dqn", "Acrobot-v1", "--dueling"),
-    flag("dqn", "Acrobot-v1", "--no-double"),
+    flag("dqn", "Acrobot-v1", "--no-double")._replace(what="3-step"),
     Cell("ppo", "MemoryChain-bsuite, no memory", CHAIN, 30, bar("MemoryChain-bsuite"), ("flags",)),
     Cell("ppo", "CartPole-v1-positions, no memory", POSITIONS, 30, 475.0, ("flags",)),
 )
