@@ -13,9 +13,8 @@ Hasselt et al. 2016, https://arxiv.org/abs/1509.06461) and n-step returns.
 Implementation details:
   1 Several environments act at once. A round is `train_every` steps of each, then
     `updates_per_step` gradient steps.
-  2 The replay buffer is a ring of arrays written in place; observations keep the environment's
-    dtype, or take `buffer_dtype`: gymnax casts MinAtar's bits to float32, and bool undoes that.
-    Transitions are drawn with replacement, which needs no sorting.
+  2 The replay buffer is a ring written in place, sampled with replacement. Observations keep the
+    environment's dtype, or take `buffer_dtype`: bool undoes gymnax's cast of MinAtar's bits.
   3 A transition leads to the observation before any restart: where an episode was cut by its time
     limit the target bootstraps from there, and only a terminated one has no future.
   4 n-step returns stop at the end of an episode and bootstrap with the power of gamma that

@@ -22,10 +22,9 @@ of proximal policy optimization" (ICLR blog track):
   continuous: 1-3 diagonal Gaussian, state-independent log std, independent components; 5 the
   environment gets the clipped action, log_prob refers to the unclipped one; 6-9 running
   normalisation and clipping of observations and rewards, here for discrete actions too.
-Unlike the list: a truncated episode bootstraps from the value of its final observation, and
-normalisation statistics stand still during a rollout and the learning from it. With an epsilon
-of 1e-5 and rewards as they come perfect policies fall: once the critic is right gradients are
-noise, and Adam's steps as long as ever (docs/tuning.md).
+Unlike the list: a truncated episode bootstraps from its final observation, and statistics stand
+still during a rollout and the learning from it. With an epsilon of 1e-5 and rewards as they come
+perfect policies fall: once the critic is right Adam takes full steps along noise (docs/tuning.md).
 """
 
 import math
