@@ -80,7 +80,7 @@ class Config:
     priority_alpha: float = real(0.6, "[0, inf)")  # exponent of priorities; 0 is uniform
     priority_beta: float = real(0.4, "[0, 1]")  # exponent of importance weights at first; 1 at last
     priority_eps: float = real(1e-3, "[0, inf)")  # added to errors, so that none is lost
-    max_grad_norm: float = real(10.0, "(0, inf]")  # clip to this global norm; inf for never
+    max_grad_norm: float = real(1.0, "(0, inf]")  # clip to this global norm; inf for never
     hidden_sizes: tuple[int, ...] = static((64, 64))  # dense layers
     activation: str = static("relu")  # any function of flax.linen: tanh, relu, swish, ...
     conv_features: int = static(16)  # 3x3 filters before the dense layers, for images; 0: none
