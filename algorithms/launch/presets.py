@@ -131,8 +131,8 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
         "MemoryChain-bsuite": CHAIN,
         "MemoryChain-bsuite-gru": {**CHAIN, "cell": "gru"},
         "MemoryChain-bsuite-mingru": {**CHAIN, "cell": "mingru"},
-        "CartPole-v1-positions": POSITIONS,
-        # A GRU falls at larger steps.
+        # An LSTM falls where a gradient step sees two environments of eight, a GRU at larger steps.
+        "CartPole-v1-positions": {**POSITIONS, "num_envs": 16},
         "CartPole-v1-positions-gru": {**POSITIONS, "cell": "gru", "learning_rate": 5e-4},
         "CartPole-v1-positions-mingru": {**POSITIONS, "cell": "mingru"},
     },
