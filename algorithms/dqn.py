@@ -64,7 +64,7 @@ class Config:
     learning_rate: float = real(1e-3, "[0, inf)")  # Adam's step size
     anneal_lr: bool = static(True)  # take the learning rate linearly to zero
     adam_eps: float = real(1e-3, "[0, inf)")  # Adam's epsilon
-    gamma: float = real(0.99, "[0, 1]")  # discount factor
+    gamma: float = real(0.995, "[0, 1]")  # discount factor
     n_step: int = static(3)  # rewards in a target before it bootstraps
     reward_scale: float = real(1.0, "(0, inf)")  # factor on the rewards learned from
     double: bool = static(True)  # the online network chooses the action of the target

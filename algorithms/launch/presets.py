@@ -150,7 +150,7 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     "dqn": {
         "CartPole-v1": {},
         "Acrobot-v1": {},
-        "MountainCar-v0": {**MOUNTAIN_CAR, "max_grad_norm": 10.0},
+        "MountainCar-v0": {**MOUNTAIN_CAR, "gamma": 0.99, "max_grad_norm": 10.0},
     },
     "c51": {
         "CartPole-v1": {},
