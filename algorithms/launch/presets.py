@@ -47,7 +47,7 @@ MOUNTAIN_CAR = {
     "exploration_fraction": 0.3,
     "normalize_obs": True,
 }
-# The same of values that are distributions. Only QR-DQN has been trained with it so far.
+# The same of values that are distributions.
 SMOOTH = {**MOUNTAIN_CAR, "activation": "swish", "target_every": 200}
 
 PRESETS: dict[str, dict[str, dict[str, Any]]] = {
