@@ -13,13 +13,14 @@ first `make` that asks for it.
 """
 
 from envs.batch import BatchState, batch
-from envs.evaluation import Episodes, evaluate
+from envs.evaluation import Episodes, check_ends, evaluate
 from envs.registry import make, names
 
 __all__ = [
     "BatchState",
     "Episodes",
     "batch",
+    "check_ends",
     "evaluate",
     "make",
     "names",

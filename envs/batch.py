@@ -2,12 +2,13 @@
 
 gymnax resets every environment at every step and throws nearly all of that work away. Here each
 environment has a few start states in stock. `refill` draws them anew, all in one batch, once a
-rollout; the stock is num_steps / RESET_WINDOW deep, and each start lasts for RESET_WINDOW steps.
+rollout; the stock is num_steps / window deep, and each start lasts for `window` steps.
 
 What this trades: every start state is an exact, independent draw of `reset_env`, and two different
 environments never share one. An environment repeats its own start when two of its episodes end
-within one window, so episodes shorter than RESET_WINDOW steps see each of their starts up to
-RESET_WINDOW times; `window=1` repeats none.
+within one window, so episodes shorter than the window see each of their starts up to `window`
+times; 1 repeats none. Where a start state is large, or costs much to draw, longer windows pay
+(docs/environments.md).
 """
 
 import math
@@ -17,7 +18,9 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-RESET_WINDOW = 8  # steps
+from envs.metrics import EpisodeMetrics
+
+START_WINDOW = 8  # steps, unless the environment has a `start_window`
 
 
 @struct.dataclass
@@ -25,8 +28,13 @@ class BatchState:
     """The state of `num_envs` environments."""
 
     env: Any  # the environments' own states, leading axis num_envs
-    starts: Any  # (observation, state) in stock, leading axes (depth, num_envs)
+    starts: Any  # (observation, state) in stock, leading axes (depth, num_envs); None: no stock
     steps: jax.Array  # since the last refill, int32 ()
+    metrics: EpisodeMetrics  # that the environment reports
+
+    def without_stock(self) -> "BatchState":
+        """What there is between two rollouts: `refill` comes before the next step."""
+        return self.replace(starts=None)
 
 
 def transition(env: Any, key: jax.Array, state: Any, action: jax.Array, params: Any):
@@ -53,7 +61,8 @@ class Batch:
         """
         starts = self._draw(key, params)
         observation, state = jax.tree.map(lambda x: x[0], starts)
-        return observation, BatchState(state, starts, jnp.zeros((), jnp.int32))
+        metrics = EpisodeMetrics.create(self.env, self.num_envs)
+        return observation, BatchState(state, starts, jnp.zeros((), jnp.int32), metrics)
 
     def refill(self, key: jax.Array, state: BatchState, params: Any) -> BatchState:
         """Draws new start states; call it once every `num_steps` steps."""
@@ -80,7 +89,8 @@ class Batch:
         for name in ("action_mask", "world_state"):
             if hasattr(self.env, name):
                 info[f"final_{name}"] = self._view(name, final_state, params)
-        state = BatchState(env_state, state.starts, state.steps + 1)
+        metrics = state.metrics.update(self.env, info, done)
+        state = BatchState(env_state, state.starts, state.steps + 1, metrics)
         return observation, state, reward, terminated, truncated, info
 
     def action_mask(self, state: BatchState, params: Any) -> jax.Array | None:
@@ -101,15 +111,17 @@ class Batch:
         return jax.tree.map(lambda x: x.reshape(self.depth, self.num_envs, *x.shape[1:]), starts)
 
 
-def batch(env: Any, num_envs: int, num_steps: int = 1, window: int = RESET_WINDOW) -> Batch:
+def batch(env: Any, num_envs: int, num_steps: int = 1, window: int | None = None) -> Batch:
     """`num_envs` environments behind gymnax's six values, all with a leading axis.
 
     Args:
       env: an environment of `envs.make`.
       num_envs: how many.
       num_steps: steps between two calls of `refill`.
-      window: steps for which one start state serves (this module's docstring says what it trades).
+      window: steps for which one start state serves (this module's docstring says what it trades);
+        by default the environment's `start_window`, or 8.
     """
+    window = window or getattr(env, "start_window", START_WINDOW)
     return Batch(env, num_envs, math.ceil(num_steps / window), window)
 
 

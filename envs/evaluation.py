@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from envs.batch import transition
+from envs.metrics import after, kinds
 
 
 class Episodes(NamedTuple):
@@ -17,6 +18,7 @@ class Episodes(NamedTuple):
     terminated: jax.Array  # else it was truncated
     truncated: jax.Array
     last_reward: jax.Array
+    metrics: dict[str, jax.Array]  # that the environment reports, see envs/metrics.py
 
 
 class _Carry(NamedTuple):
@@ -25,6 +27,25 @@ class _Carry(NamedTuple):
     env_state: Any
     memory: Any
     episodes: Episodes
+
+
+def limit_name(env: Any) -> str:
+    """The name of the parameter that says how many steps an episode may have."""
+    return getattr(env, "limit_name", "max_steps_in_episode")
+
+
+def check_ends(env: Any, env_params: Any) -> None:
+    """An evaluation plays whole episodes, and has to know that they end.
+
+    Raises:
+      ValueError: an environment that has no time limit, and does not say that it ends without.
+    """
+    if not (hasattr(env_params, limit_name(env)) or getattr(env, "ends", False)):
+        raise ValueError(
+            f"{env.name} has no time limit, and an evaluation might go on for ever: give it one "
+            "(--env-settings max_steps=1000), or do without evaluations (--num-eval-episodes 0); "
+            "an environment whose episodes end by themselves may say so by an attribute ends = True"
+        )
 
 
 def evaluate(
@@ -45,7 +66,11 @@ def evaluate(
       env, env_params: of `envs.make`; an environment that may never end needs `max_steps`.
       rng: start states and the environment's own randomness.
       num_episodes: how many, static.
+
+    Raises:
+      ValueError: what `check_ends` says.
     """
+    check_ends(env, env_params)
     rng, reset_rng = jax.random.split(rng)
     reset_keys = jax.random.split(reset_rng, num_episodes)
     observation, env_state = jax.vmap(env.reset_env, (0, None))(reset_keys, env_params)
@@ -61,12 +86,13 @@ def evaluate(
     def one_step(key, observation, env_state, memory):
         mask = {"mask": env.action_mask(env_state, env_params)} if masked else {}
         action, memory = policy(state, observation, memory, **mask)
-        return *transition(env, key, env_state, action, env_params)[:5], memory
+        *stepped, info = transition(env, key, env_state, action, env_params)
+        return *stepped, {name: info["metrics"][name] for name in kinds(env)}, memory
 
     def step(carry: _Carry) -> _Carry:
         rng, step_rng = jax.random.split(carry.rng)
         keys = jax.random.split(step_rng, num_episodes)
-        observation, env_state, reward, terminated, truncated, memory = jax.vmap(one_step)(
+        observation, env_state, reward, terminated, truncated, values, memory = jax.vmap(one_step)(
             keys, carry.observation, carry.env_state, carry.memory
         )
         before = carry.episodes
@@ -78,6 +104,12 @@ def evaluate(
             terminated=before.terminated | (running & terminated),
             truncated=before.truncated | (running & truncated),
             last_reward=jnp.where(rewarded, reward, before.last_reward),
+            metrics={
+                name: jnp.where(
+                    running, after(kind, before.metrics[name], values[name]), before.metrics[name]
+                )
+                for name, kind in kinds(env).items()
+            },
         )
         return _Carry(rng, observation, env_state, memory, episodes)
 
@@ -87,6 +119,7 @@ def evaluate(
     keys = jax.random.split(jax.random.key(0), num_episodes)  # shapes only
     reward = jax.eval_shape(jax.vmap(one_step), keys, observation, env_state, memory)[2]
     no, zeros = jnp.zeros(num_episodes, bool), jnp.zeros(reward.shape, reward.dtype)
-    episodes = Episodes(zeros, jnp.zeros(num_episodes, jnp.int32), no, no, zeros)
+    none = {name: jnp.zeros(num_episodes) for name in kinds(env)}
+    episodes = Episodes(zeros, jnp.zeros(num_episodes, jnp.int32), no, no, zeros, none)
     carry = _Carry(rng, observation, env_state, memory, episodes)
     return jax.lax.while_loop(unfinished, step, carry).episodes

@@ -18,7 +18,8 @@ JaxMARL has one flag, done. What an end means here, from the rules of each envir
                   episode has max_steps + 1 steps: 26
   overcooked, v2  truncated only (400 steps)
   SMAX            terminated when a team is dead, else truncated; it counts like MPE, 101 steps.
-                  info["alive"] is False for dead units, which still get their team's reward
+                  info["alive"] is False for dead units, which still get their team's reward;
+                  the metric `won` is 1 if the enemies alone are dead at last
   switch_riddle   terminated when the agent in the room tells, else truncated
                   (4 num_agents - 6 steps)
   jaxnav          terminated when every agent has crashed or arrived, else truncated (500 steps).
@@ -52,6 +53,7 @@ from flax import struct
 
 from envs.gymnax import environment, spaces
 
+NOT_TAKEN = ("storm", "storm_2p")  # agents that observe two arrays each
 MABRAX = ("ant_4x2", "halfcheetah_6x1", "hopper_3x1", "humanoid_9|8", "walker2d_2x3")
 # Keyword arguments of MPE that stand in no signature; it ignores names that it does not know.
 MPE_ARGUMENTS = (
@@ -67,8 +69,8 @@ MPE_ARGUMENTS += ("max_speed", "moveable", "rad", "silent", "u_noise")
 
 
 def names() -> list[str]:
-    """Every name that JaxMARL knows; some need a further library, which it names."""
-    return list(_library().registered_envs)
+    """Every name that can be taken; some need a further library, which JaxMARL names."""
+    return [name for name in _library().registered_envs if name not in NOT_TAKEN]
 
 
 def construct(name: str, settings: dict[str, Any]) -> tuple["JaxMARL", dict[str, Any]]:
@@ -83,8 +85,8 @@ def construct(name: str, settings: dict[str, Any]) -> tuple["JaxMARL", dict[str,
       The environment and the settings that are left.
 
     Raises:
-      ValueError: JaxMARL or a library that this environment needs is missing, its constructor
-        refuses the settings, or its observations are not one array per agent.
+      ValueError: JaxMARL or a library that this environment needs is missing, or its constructor
+        refuses the settings.
     """
     settings = {k: _named(name, k, v) for k, v in settings.items()}
     arguments, left = dict(settings), {}
@@ -95,8 +97,6 @@ def construct(name: str, settings: dict[str, Any]) -> tuple["JaxMARL", dict[str,
         left["max_steps_in_episode"] = limit
     if name in MABRAX:
         arguments["auto_reset"] = False  # it would take the final observation
-    if name in ("storm", "storm_2p"):
-        raise ValueError(f"jaxmarl/{name} is not taken: its agents observe two arrays each")
     try:
         with jax.ensure_compile_time_eval():  # its arrays outlive a trace that asks for it
             wrapped = _library().make(name, **arguments)
@@ -118,7 +118,7 @@ def _library() -> types.ModuleType:
     except ModuleNotFoundError as error:
         if error.name != "jaxmarl":
             raise
-        raise ValueError("jaxmarl/... needs JaxMARL: pip install jaxmarl==0.2.0") from error
+        raise ValueError('jaxmarl/... needs JaxMARL: pip install -e ".[jaxmarl]"') from error
     finally:
         sys.stdout, sys.stderr, sys.__stdout__ = streams
 
@@ -242,6 +242,8 @@ class JaxMARL(environment.Environment):
         alive = self._alive(inner)
         if alive is not None:
             info["alive"] = alive
+        if self.metrics:
+            info["metrics"] = self._reported(inner)
         return self._observe(observation), State(inner, terminated), reward, terminated, info
 
     def is_terminated(self, state: State, params: Any) -> jax.Array:
@@ -275,6 +277,11 @@ class JaxMARL(environment.Environment):
         """Which agents live on (num_agents,), or None where none can die alone."""
         return None
 
+    def _reported(self, inner: Any) -> dict[str, jax.Array]:
+        """The values of `metrics`."""
+        return {}
+
+    metrics: dict[str, str] = {}  # noqa: RUF012, what is reported of an episode
     _available: Any = None  # inner -> the mask of each agent's actions, by agent
     _world_state: Any = None  # state, params -> one array
 
@@ -329,6 +336,8 @@ class SwitchRiddle(TimeLimited):
 class SMAX(MPE):
     """SMAX with both teams, or (`EnemySMAX`) against a built-in one."""
 
+    metrics = {"won": "last"}  # noqa: RUF012
+
     def _units(self, inner):
         return inner.state if hasattr(inner, "enemy_policy_state") else inner
 
@@ -342,6 +351,10 @@ class SMAX(MPE):
     def _alive(self, inner):
         return self._units(inner).unit_alive[: self.num_agents]
 
+    def _reported(self, inner):
+        alive, allies = self._units(inner).unit_alive, self.wrapped.num_allies
+        return {"won": alive[:allies].any() & ~alive[allies:].any()}
+
     def _available(self, inner):
         return self.wrapped.get_avail_actions(inner)
 
@@ -350,11 +363,15 @@ class SMAX(MPE):
 
 
 class Hanabi(JaxMARL):
+    ends = True
+
     def _available(self, inner):
         return self.wrapped.get_legal_moves(inner)
 
 
 class JaxNav(JaxMARL):
+    ends = True
+
     def _finished(self, inner):
         # `term` is who had finished before this step: agents that evaporate are in it alone.
         return inner.move_term | inner.goal_reached | inner.term
@@ -389,6 +406,8 @@ class MABrax(JaxMARL):
 
 class Meta(JaxMARL):
     """A fixed number of inner games of a fixed length."""
+
+    ends = True
 
     def _terminated(self, before, after, actions, dones):
         return False

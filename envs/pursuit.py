@@ -70,6 +70,8 @@ class Pursuit(environment.Environment):
       ValueError: a setting that is none of these.
     """
 
+    ends = True  # by its time limit, which is in seconds
+
     def __init__(self, num_players: int = 2, continuous: bool = True, prey: str = "learned"):
         if type(num_players) is not int or num_players < 2:
             raise ValueError(f"num_players={num_players!r}: give a whole number, 2 or more")

@@ -93,6 +93,36 @@ class Probe(environment.Environment):
         return spaces.Box(-1.0, 1.0, (1,))
 
 
+@struct.dataclass
+class ReportingState:
+    time: jax.Array
+    limit: jax.Array
+
+
+class Reporting(environment.Environment):
+    """Episodes of 4 steps, or of what its state says; reports the step, and all added up."""
+
+    metrics = {"place": "last", "travel": "sum"}  # noqa: RUF012
+
+    @property
+    def default_params(self):
+        return ProbeParams(max_steps_in_episode=100)
+
+    def reset_env(self, key, params):
+        return jnp.zeros(1), ReportingState(jnp.zeros((), jnp.int32), jnp.array(4))
+
+    def step_env(self, key, state, action, params):
+        state = state.replace(time=state.time + 1)
+        info = {"metrics": {"place": state.time, "travel": state.time, "unnamed": state.time}}
+        return jnp.zeros(1), state, jnp.float32(1), state.time >= state.limit, info
+
+    def action_space(self, params):
+        return spaces.Discrete(2)
+
+    def observation_space(self, params):
+        return spaces.Box(0.0, 1.0, (1,))
+
+
 # --- memory -----------------------------------------------------------------------------------
 
 RECALL, CLOCK = range(2)

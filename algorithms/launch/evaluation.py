@@ -27,13 +27,16 @@ def evaluate(
       num_episodes: how many; all run in parallel.
 
     Returns:
-      episode_return, length, terminated, truncated and last_reward, each (num_episodes,); returns
-      and rewards of a game have a trailing axis of players.
+      episode_return, length, terminated, truncated and last_reward, each (num_episodes,), and what
+      the environment reports under `metrics/NAME`; returns and rewards of a game have a trailing
+      axis of players.
     """
     env, env_params = envs.make(config.env, **dict(config.env_settings))
     rng = jax.random.key(seed)
     episodes = _episodes(config, env_params, state.policy, rng, module, env, num_episodes)
-    return {name: np.asarray(value) for name, value in episodes._asdict().items()}
+    values = episodes._asdict()
+    values |= {f"metrics/{name}": value for name, value in values.pop("metrics").items()}
+    return {name: np.asarray(value) for name, value in values.items()}
 
 
 @functools.partial(jax.jit, static_argnames=("module", "env", "num_episodes"))
@@ -69,11 +72,15 @@ def table(episodes: dict[str, np.ndarray], title: str = "") -> str:
     ends = ", ".join(f"{end} {100 * episodes[end].mean():.3g} %" for end in ENDS)
     head = f"{len(episodes['length'])} episodes: {ends}"
     lines = [f"{title}: {head}" if title else head]
-    lines.append(" " * 16 + "".join(f"{column:>12}" for column in COLUMNS) + "   NaN")
-    for key, label in ROWS:
+    metrics = [
+        (key, key.removeprefix("metrics/")) for key in episodes if key.startswith("metrics/")
+    ]
+    width = max(16, *(len(name) + 2 for _, name in metrics)) if metrics else 16
+    lines.append(" " * width + "".join(f"{column:>12}" for column in COLUMNS) + "   NaN")
+    for key, label in (*ROWS, *metrics):
         values = np.asarray(episodes[key])
         columns = {label: values} if values.ndim == 1 else _by_player(label, values)
-        lines += [_row(name, summary(column)) for name, column in columns.items()]
+        lines += [_row(f"{name:<{width}}", summary(column)) for name, column in columns.items()]
     return "\n".join(lines)
 
 
@@ -83,4 +90,4 @@ def _by_player(label: str, values: np.ndarray) -> dict[str, np.ndarray]:
 
 def _row(name: str, numbers: dict[str, Any]) -> str:
     cells = "".join(f"{numbers[column]:>12.6g}" for column in COLUMNS)
-    return f"{name:<16}{cells}   {'yes' if numbers['has_nan'] else 'no'}"
+    return f"{name}{cells}   {'yes' if numbers['has_nan'] else 'no'}"

@@ -170,7 +170,7 @@ def _itself(env: Any, env_params: Any, states: Any) -> Iterator[np.ndarray]:
                 f"{env.name}.render gave {frame.dtype}{list(frame.shape)};"
                 " a picture is uint8 [height, width, 3]"
             )
-        yield frame
+        yield _cells(frame)
 
 
 def _classic(env: Any, env_params: Any, states: Any) -> Iterator[np.ndarray]:
@@ -222,7 +222,7 @@ def _maze(env: Any, env_params: Any, states: Any) -> Iterator[np.ndarray]:
 
 
 def _cells(colours: np.ndarray) -> np.ndarray:
-    """A picture of a grid of colours (rows, columns, 3)."""
+    """A picture of a grid of colours (rows, columns, 3), or a small picture made larger."""
     size = max(1, WIDTH // max(colours.shape[:2]))
     return colours.repeat(size, axis=0).repeat(size, axis=1)
 

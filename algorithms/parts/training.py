@@ -10,13 +10,15 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 import envs
-from algorithms.parts.statistics import EpisodeStatistics, Sum
+from algorithms.parts.statistics import EpisodeStatistics
+from envs.sums import Sum
 
 
 class State(Protocol):
     """What the program needs of an algorithm's state, a flax dataclass."""
 
     policy: Any  # what acting needs
+    env_state: envs.BatchState
     episodes: EpisodeStatistics
     eval_rng: jax.Array  # the same at every evaluation
     update: jax.Array  # updates so far, int32 ()
@@ -106,6 +108,12 @@ def zeros(function: Callable, *args: Any) -> Any:
     return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(function, *args))
 
 
+def between_updates(state: State) -> State:
+    """Without the start states in stock, of which every update draws its own: neither points nor
+    checkpoints need them."""
+    return state.replace(env_state=state.env_state.without_stock())
+
+
 def program(learner: Callable, config: Any, env: Any, env_params: Any) -> Callable:
     """The jitted train(rng, state=None, num_evals=None) -> state, metrics.
 
@@ -120,7 +128,12 @@ def program(learner: Callable, config: Any, env: Any, env_params: Any) -> Callab
       learner: learner(config, env, env_params) -> Learner; the function itself is static.
       config: of the algorithm.
       env, env_params: of `envs.make`.
+
+    Raises:
+      ValueError: episodes are to be played whole that may never end.
     """
+    if config.num_eval_episodes:
+        envs.check_ends(env, env_params)
     # Arguments of the compiled program, all strongly typed: other values do not compile again.
     floats = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), config)
     env_params = jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x)), env_params)
@@ -145,7 +158,7 @@ def _train(config, env_params, rng, state, learn, learner, env, num_evals):
 
         def step(_, progress):
             state, metrics = update(progress.state)
-            return Progress(state, progress.sums.add(vector(metrics)[0]))
+            return Progress(between_updates(state), progress.sums.add(vector(metrics)[0]))
 
         none, unravel = vector(zeros(lambda state: update(state)[1], state))
         progress = Progress(state, Sum.create(none.shape))
@@ -162,21 +175,25 @@ def _train(config, env_params, rng, state, learn, learner, env, num_evals):
     def evaluation(state):
         rng = jax.random.clone(state.eval_rng)
         played = envs.evaluate(policy, state, env, env_params, rng, config.num_eval_episodes)
-        names = {"episode_return": "return"}
-        return {f"eval_{names.get(name, name)}": x for name, x in played._asdict().items()}
+        values = played._asdict()
+        values["return"], own = values.pop("episode_return"), values.pop("metrics")
+        return {f"eval_{name}": x for name, x in (values | own).items()}
 
     def point(state, count):
         """A row of the learning curve, after so many updates."""
         state, metrics = updates(state, count)
         episodes, cleared = state.episodes.metrics()
-        metrics |= episodes | {"timestep": timestep(config, steps, state.update)}
+        own, env_metrics = state.env_state.metrics.read()
+        metrics |= episodes | {f"episode_{name}": x for name, x in own.items()}
+        metrics["timestep"] = timestep(config, steps, state.update)
         if config.num_eval_episodes:
             metrics |= evaluation(state)
-        return state.replace(episodes=cleared), metrics
+        env_state = state.env_state.replace(metrics=env_metrics)
+        return state.replace(episodes=cleared, env_state=env_state), metrics
 
     counts = [num_updates(config, steps) // config.num_evals] * num_evals
     if state is None:
-        state = init(rng)
+        state = between_updates(init(rng))
         counts = [0] * config.eval_at_start + counts
     # Behind a barrier, so that XLA cannot make another program for another number of points: the
     # slices of a run are then bit for bit the whole.

@@ -294,7 +294,7 @@ def test_evaluation_tells_each_agent_s_return():
         ("HeuristicEnemySMAX", {"scenario": "3n"}, "unknown scenario '3n'; there are 3m"),
         ("MPE_simple_spread_v3", {"num_agnts": 4}, "unknown setting of .*'num_agnts'"),
         ("switch_riddle", {"num_agnts": 4}, "unexpected keyword argument 'num_agnts'"),
-        ("storm", {}, "jaxmarl/storm is not taken: its agents observe two arrays each"),
+        ("storm", {}, "unknown environment of jaxmarl 'storm'; did you mean storm_np"),
     ],
 )
 def test_what_cannot_be_made_is_refused(name, settings, message):
@@ -307,7 +307,7 @@ def test_a_missing_library_is_named(monkeypatch):
 
     monkeypatch.setitem(sys.modules, "jaxmarl", None)
     monkeypatch.setattr(jaxmarl, "_library", jaxmarl._library.__wrapped__)
-    with pytest.raises(ValueError, match="pip install jaxmarl"):
+    with pytest.raises(ValueError, match=r"pip install -e .\.\[jaxmarl\]"):
         envs.make("jaxmarl/switch_riddle", num_agents=5)
 
 

@@ -22,7 +22,10 @@ ALGORITHMS = [f.stem for f in Path(ppo.__file__).parent.glob("*.py") if f.stem !
 def without_libraries(monkeypatch):
     """As where no outside library is installed."""
     for library, module in registry.LIBRARIES.items():
-        monkeypatch.setitem(sys.modules, library, None)
+        theirs = {library, f"mujoco_{library}"}
+        imported = [name for name in sys.modules if name.partition(".")[0] in theirs]
+        for name in (*theirs, *imported):
+            monkeypatch.setitem(sys.modules, name, None)
         adapter = importlib.import_module(module, "envs")
         for cached in vars(adapter).values():
             if hasattr(cached, "cache_clear"):
@@ -59,7 +62,8 @@ def test_list_goes_with_nothing_else(capsys):
 def test_algorithms_are_not_imported():
     code = "import sys; from algorithms.launch import catalogue; text = catalogue.text('ppo')"
     code += "; print([m for m in sys.modules if m in ('distrax', 'optax', 'matplotlib.pyplot')])"
-    code = "import sys; sys.modules['jaxmarl'] = None; " + code
+    outside = [name for library in registry.LIBRARIES for name in (library, f"mujoco_{library}")]
+    code = f"import sys; sys.modules.update(dict.fromkeys({outside})); {code}"
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     assert ast.literal_eval(done.stdout) == []

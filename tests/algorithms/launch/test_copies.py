@@ -61,7 +61,8 @@ np.savez("metrics.npz", **metrics)
 envs = agents.ppo.envs
 made = {{name: str(envs.make(name)[1]) for name in {[*registry.OWN]}}}
 for library in envs.registry.LIBRARIES:
-    sys.modules[library] = None  # not installed, as its adapter says
+    for module in (library, f"mujoco_{{library}}"):  # not installed, as its adapter says
+        sys.modules[module] = None
     try:
         envs.make(f"{{library}}/any")
     except ValueError as error:

@@ -86,6 +86,7 @@ def test_zeros_are_those_of_the_results():
 @struct.dataclass
 class State:
     policy: Any
+    env_state: envs.BatchState
     episodes: parts.EpisodeStatistics
     eval_rng: jax.Array
     update: jax.Array
@@ -105,7 +106,8 @@ def learner(config, env, env_params):
 
     def init(rng):
         episodes = parts.EpisodeStatistics.create(1)
-        return State(jnp.zeros(()), episodes, rng, jnp.zeros((), jnp.int32))
+        _, env_state = envs.batch(env, 1).reset(jax.random.clone(rng), env_params)
+        return State(jnp.zeros(()), env_state, episodes, rng, jnp.zeros((), jnp.int32))
 
     def update(state):
         number = state.update.astype(jnp.float32)
@@ -165,3 +167,46 @@ def test_other_floats_do_not_compile_again(curve):
     np.testing.assert_allclose(metrics["slope"][1:], [1.5, 7.5, 13.5])
     assert (metrics["eval_return"] == 20.0).all()
     assert training._train._cache_size() == before
+
+
+# --- what the environment reports -------------------------------------------------------------
+
+
+def test_metrics_of_the_environment_are_averaged_over_the_episodes_that_ended():
+    """Every update is a step of two environments whose episodes have 3 and 5 steps."""
+    env, params = envs.make(tasks.Reporting())
+
+    def learner(config, env, env_params):
+        many = envs.batch(env, 2)
+
+        def init(rng):
+            rng, reset_rng = jax.random.split(rng)
+            _, env_state = many.reset(reset_rng, env_params)
+            lengths = env_state.env.replace(limit=jnp.array([3, 5]))
+            env_state = env_state.replace(env=lengths)
+            episodes = parts.EpisodeStatistics.create(1)
+            return State(jnp.zeros(()), env_state, episodes, rng, jnp.zeros((), jnp.int32))
+
+        def update(state):
+            rng = jax.random.fold_in(jax.random.clone(state.eval_rng), state.update)
+            rng, start_rng, step_rng = jax.random.split(rng, 3)
+            assert state.env_state.starts is None  # nothing between updates
+            env_state = many.refill(start_rng, state.env_state, env_params)
+            env_state = many.step(step_rng, env_state, jnp.ones(2, jnp.int32), env_params)[1]
+            return state.replace(env_state=env_state, update=state.update + 1), {}
+
+        def policy(state, observation, memory=None, rng=None, mask=None):
+            return jnp.ones((), jnp.int32), memory
+
+        return parts.Learner(init, update, policy, 2)
+
+    config = Config(total_timesteps=2 * 8, num_evals=4)
+    train = parts.program(learner, config, env, params)
+    state, metrics = train(jax.random.key(0))
+    # One ends at step 3 and, after a restart, four steps later; the other at 5.
+    np.testing.assert_array_equal(metrics["episode_place"], [np.nan, np.nan, 3, 5, 4])
+    np.testing.assert_array_equal(metrics["episode_travel"], [np.nan, np.nan, 6, 15, 10])
+    np.testing.assert_array_equal(metrics["eval_place"], np.full((5, 2), 4.0))
+    np.testing.assert_array_equal(metrics["eval_travel"], np.full((5, 2), 10.0))
+    assert all(x.shape[0] == 5 for x in metrics.values())
+    assert state.env_state.starts is None

@@ -1,0 +1,70 @@
+"""What an environment reports of an episode: its last value, or its sum."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import envs
+from envs.batch import transition
+from envs.metrics import EpisodeMetrics, kinds
+from tests import probe as tasks
+
+
+def test_sums_and_last_values_of_episodes_one_after_the_other():
+    """Against a loop over random values and ends."""
+    rng = np.random.default_rng(0)
+    values, done = rng.normal(size=(50, 3)).astype(np.float32), rng.random((50, 3)) < 0.2
+    env = tasks.Reporting()
+    metrics = EpisodeMetrics.create(env, 3)
+    running, last, travel, count = np.zeros(3), [], [], 0
+    for value, ended in zip(values, done):
+        info = {"metrics": {"place": jnp.array(value), "travel": jnp.array(value)}}
+        metrics = metrics.update(env, info, jnp.array(ended))
+        running += value
+        last += value[ended].tolist()
+        travel += running[ended].tolist()
+        running[ended] = 0.0
+        count += ended.sum()
+    assert int(metrics.count) == count > 20
+    means, cleared = metrics.read()
+    np.testing.assert_allclose(means["place"], np.mean(last), rtol=1e-5)
+    np.testing.assert_allclose(means["travel"], np.mean(travel), rtol=1e-5)
+    assert np.isnan(cleared.read()[0]["travel"]) and int(cleared.count) == 0
+    np.testing.assert_allclose(cleared.running["travel"], running, rtol=1e-4, atol=1e-5)
+
+
+def test_an_environment_without_metrics_carries_nothing():
+    env, params = envs.make("CartPole-v1")
+    _, state = envs.batch(env, 2).reset(jax.random.key(0), params)
+    assert not jax.tree.leaves(state.metrics) and state.metrics.read()[0] == {}
+    state = state.without_stock()
+    assert len(jax.tree.leaves(state)) == len(jax.tree.leaves(state.env)) + 1
+
+
+def test_an_unknown_kind_is_refused():
+    env = tasks.Reporting()
+    env.metrics = {"place": "mean"}
+    with pytest.raises(ValueError, match='metric place of Reporting: "mean" is neither'):
+        kinds(env)
+
+
+def test_repeated_actions_add_up_what_is_a_sum():
+    env, params = envs.make(tasks.Reporting(), action_repeat=3)
+    _, state = env.reset_env(jax.random.key(0), params)
+    found = []
+    for i in range(2):
+        key = jax.random.fold_in(jax.random.key(1), i)
+        _, state, *_, terminated, _, info = transition(env, key, state, 0, params)
+        found.append({name: float(x) for name, x in info["metrics"].items()})
+    assert found[0] == {"place": 3, "travel": 6, "unnamed": 3} and bool(terminated)
+    assert found[1] == {"place": 4, "travel": 4, "unnamed": 4}  # one frame is left
+
+
+def test_an_evaluation_s_episodes_have_theirs():
+    env, params = envs.make(tasks.Reporting(), max_steps=3)
+    policy = lambda state, observation, memory=None: (jnp.zeros((), jnp.int32), memory)
+    played = envs.evaluate(policy, None, env, params, jax.random.key(0), 5)
+    np.testing.assert_array_equal(played.metrics["place"], np.full(5, 3.0))
+    np.testing.assert_array_equal(played.metrics["travel"], np.full(5, 6.0))
+    assert set(played.metrics) == {"place", "travel"}
