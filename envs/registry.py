@@ -23,7 +23,10 @@ LIBRARIES: dict[str, str] = {"jaxmarl": ".jaxmarl"}
 WRAPPER_SETTINGS = {
     "max_steps": "truncate after this many steps",
     "action_repeat": "take each action for this many frames (which is what max_steps counts then)",
+    "frame_stack": "show the last observations side by side, so many of them",
     "observe": "indices of the entries of a flat observation to keep, the others are hidden",
+    "mask_actions": "false: hide which actions are allowed",
+    "start_window": "steps for which one start state serves when episodes restart",
     "clip_action": "clip Box actions to the bounds of their space",
     "rescale_action": "take Box actions in [-1, 1] and rescale them to the bounds",
 }
@@ -45,9 +48,8 @@ def make(env: Any, **settings: Any) -> tuple[Any, Any]:
         environment object with gymnax's 1.x interface (`reset_env`, `step_env`, `is_truncated`,
         the two spaces and `default_params`). With several agents it has `num_agents`; its spaces
         are then those of one agent.
-      **settings: `max_steps`, `action_repeat`, `observe`, `clip_action`, `rescale_action` (what
-        they do is in WRAPPER_SETTINGS); the fields of the environment's parameters; and, for a
-        name, the arguments of its constructor.
+      **settings: those in WRAPPER_SETTINGS (`max_steps`, `action_repeat`, ...); the fields of the
+        environment's parameters; and, for a name, the arguments of its constructor.
 
     Returns:
       env, env_params: the same object for the same name and settings, so that functions jitted
@@ -100,6 +102,12 @@ def _build(env: Any, settings: dict[str, Any]) -> tuple[Any, Any]:
         env = wrappers.OneHotObservation(env)
     if wrapper_settings.get("observe") is not None:
         env = wrappers.ObserveEntries(env, params, wrapper_settings["observe"])
+    if wrapper_settings.get("frame_stack") is not None:
+        env = wrappers.FrameStack(env, params, wrapper_settings["frame_stack"])
+    if wrapper_settings.get("mask_actions") is False:
+        env = wrappers.UnmaskedActions(env)
+    if wrapper_settings.get("start_window") is not None:
+        env = wrappers.StartWindow(env, wrapper_settings["start_window"])
     for name, wrapper in (
         ("clip_action", wrappers.ClipAction),
         ("rescale_action", wrappers.RescaleAction),

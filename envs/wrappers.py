@@ -6,7 +6,37 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from envs.evaluation import limit_name
 from envs.gymnax import Wrapper, spaces
+from envs.metrics import kinds
+
+
+def _whole(name: str, value: Any, what: str) -> int:
+    """A setting that counts something."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or value != int(value) or value < 1:
+        raise ValueError(f"{name}={value}: give a whole number of {what}, 1 or more")
+    return int(value)
+
+
+class _WithState(Wrapper):
+    """Keeps something beside the state of the environment inside, which is `state.inner`."""
+
+    def __getattr__(self, name: str) -> Any:
+        value = super().__getattr__(name)
+        if name in ("action_mask", "world_state"):  # they read the state of the environment inside
+            return lambda state, params: value(state.inner, params)
+        return value
+
+    def is_truncated(self, state: Any, params: Any) -> jax.Array:
+        return self.env.is_truncated(state.inner, params)
+
+    def is_terminated(self, state: Any, params: Any) -> jax.Array:
+        return self.env.is_terminated(state.inner, params)
+
+    def inner_state(self, state: Any) -> Any:
+        """The state of the environment inside (for drawing)."""
+        return state.inner
 
 
 @struct.dataclass
@@ -17,23 +47,17 @@ class TimeLimitState:
     steps: jax.Array
 
 
-class TimeLimit(Wrapper):
+class TimeLimit(_WithState):
     """Truncates any environment after `max_steps` steps, and says so.
 
     A truncation of the environment's own stays one.
     """
 
-    def __init__(self, env: Any, max_steps: int):
-        if isinstance(max_steps, bool) or int(max_steps) != max_steps or max_steps < 1:
-            raise ValueError(f"max_steps={max_steps}: give a whole number of steps, 1 or more")
-        super().__init__(env)
-        self.max_steps = int(max_steps)
+    ends = True
 
-    def __getattr__(self, name: str) -> Any:
-        value = super().__getattr__(name)
-        if name in ("action_mask", "world_state"):  # they read the state of the environment inside
-            return lambda state, params: value(state.inner, params)
-        return value
+    def __init__(self, env: Any, max_steps: int):
+        super().__init__(env)
+        self.max_steps = _whole("max_steps", max_steps, "steps")
 
     def reset_env(self, key: jax.Array, params: Any) -> tuple[Any, TimeLimitState]:
         observation, inner = self.env.reset_env(key, params)
@@ -46,51 +70,90 @@ class TimeLimit(Wrapper):
         return observation, TimeLimitState(inner, state.steps + 1), reward, terminated, info
 
     def is_truncated(self, state: TimeLimitState, params: Any) -> jax.Array:
-        return self.env.is_truncated(state.inner, params) | (state.steps >= self.max_steps)
+        return super().is_truncated(state, params) | (state.steps >= self.max_steps)
 
-    def is_terminated(self, state: TimeLimitState, params: Any) -> jax.Array:
-        return self.env.is_terminated(state.inner, params)
 
-    def inner_state(self, state: TimeLimitState) -> Any:
-        """The state of the environment inside (for drawing)."""
-        return state.inner
+@struct.dataclass
+class FrameStackState:
+    """The state of the environment inside and the last observations, the newest at the end."""
+
+    inner: Any
+    frames: jax.Array  # (..., size of an observation's last axis * number of frames)
+
+
+class FrameStack(_WithState):
+    """Shows the last `frame_stack` observations side by side along their last axis, so that an
+    image has more channels; an episode begins with as many copies of its first one."""
+
+    def __init__(self, env: Any, params: Any, frame_stack: int):
+        super().__init__(env)
+        self.number = _whole("frame_stack", frame_stack, "observations")
+        self.size = env.observation_space(params).shape[-1]
+
+    def reset_env(self, key: jax.Array, params: Any) -> tuple[jax.Array, FrameStackState]:
+        observation, inner = self.env.reset_env(key, params)
+        frames = self._repeated(observation)
+        return frames, FrameStackState(inner, frames)
+
+    def step_env(self, key, state, action, params):
+        observation, inner, *rest = self.env.step_env(key, state.inner, action, params)
+        frames = jnp.concatenate([state.frames[..., self.size :], observation], axis=-1)
+        return frames, FrameStackState(inner, frames), *rest
+
+    def observation_space(self, params: Any) -> Any:
+        space = self.env.observation_space(params)
+        low, high = (
+            x if jnp.ndim(x) == 0 else self._repeated(jnp.broadcast_to(x, space.shape))
+            for x in (space.low, space.high)
+        )
+        shape = (*space.shape[:-1], self.number * self.size)
+        return spaces.Box(low, high, shape, space.dtype)
+
+    def _repeated(self, x: jax.Array) -> jax.Array:
+        return jnp.concatenate([x] * self.number, axis=-1)
 
 
 def limit_time(env: Any, params: Any, max_steps: int) -> tuple[TimeLimit, Any]:
     """A time limit that also lifts a shorter one which the environment's parameters hold."""
-    env = TimeLimit(env, max_steps)
-    own = getattr(params, "max_steps_in_episode", None)
+    name, env = limit_name(env), TimeLimit(env, max_steps)
+    own = getattr(params, name, None)
     if own is not None and own < max_steps:
-        params = params.replace(max_steps_in_episode=type(own)(max_steps))
+        params = params.replace(**{name: type(own)(max_steps)})
     return env, params
 
 
 class ActionRepeat(Wrapper):
     """Takes each action for `action_repeat` frames, or up to the end of the episode.
 
-    A step gives the sum of the frames' rewards, and the observation, the state, `terminated` and
-    `info` of its last frame: frames after the end are not played. Whatever is inside, a time limit
-    too, counts frames; whoever steps this counts actions.
+    A step gives the sum of the frames' rewards (and of metrics that are sums), and the observation,
+    the state, `terminated` and `info` of its last frame: frames after the end are not played.
+    Whatever is inside, a time limit too, counts frames; whoever steps this counts actions.
     """
 
     def __init__(self, env: Any, action_repeat: int):
-        if type(action_repeat) is not int or action_repeat < 1:
-            raise ValueError(f"action_repeat={action_repeat}: give a whole number, 1 or more")
         super().__init__(env)
-        self.action_repeat = int(action_repeat)
+        self.action_repeat = _whole("action_repeat", action_repeat, "frames")
 
     def step_env(self, key, state, action, params):
         keys = jax.random.split(key, self.action_repeat)
 
         def frame(step, key):
-            _, state, reward, terminated, _ = step
-            after = self.env.step_env(key, state, action, params)
+            _, state, reward, terminated, before = step
+            *after, info = self.env.step_env(key, state, action, params)
             over = terminated | self.env.is_truncated(state, params)
-            after = (*after[:2], reward + after[2], *after[3:])
+            info = self._summed(before, info)
+            after = (*after[:2], reward + after[2], *after[3:], info)
             return jax.tree.map(lambda old, new: jnp.where(over, old, new), step, after), None
 
         first = self.env.step_env(keys[0], state, action, params)
         return jax.lax.scan(frame, first, keys[1:])[0]
+
+    def _summed(self, before: dict[str, Any], info: dict[str, Any]) -> dict[str, Any]:
+        """Metrics that are sums over an episode are sums over frames, too."""
+        sums = [name for name, kind in kinds(self.env).items() if kind == "sum"]
+        values = info.get("metrics", {})
+        added = {name: before["metrics"][name] + values[name] for name in sums}
+        return {**info, "metrics": {**values, **added}} if sums else info
 
 
 class ObserveEntries(Wrapper):
@@ -126,6 +189,23 @@ class ObserveEntries(Wrapper):
 
     def _keep(self, x: jax.Array) -> jax.Array:
         return x[..., jnp.array(self.indices)]
+
+
+class UnmaskedActions(Wrapper):
+    """Hides the mask of actions, so that algorithms which know none can be compared."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "action_mask":
+            raise AttributeError(name)
+        return super().__getattr__(name)
+
+
+class StartWindow(Wrapper):
+    """Says for how many steps of `envs.batch` one start state serves."""
+
+    def __init__(self, env: Any, start_window: int):
+        super().__init__(env)
+        self.start_window = _whole("start_window", start_window, "steps")
 
 
 class OneHotObservation(Wrapper):

@@ -116,8 +116,15 @@ def test_settings_reach_parameters_and_constructors():
         ("gym/cartpole-v1", {}, r"unknown library 'gym'; did you mean CartPole-v1\?"),
         ("CartPole-v1", {"gravitty": 1.0}, "'gravitty'; did you mean gravity"),
         ("CartPole-v1", {"max_steps": 0}, "max_steps=0: give a whole number"),
+        ("CartPole-v1", {"max_steps": "x"}, "max_steps=x: give a whole number"),
+        ("CartPole-v1", {"frame_stack": 0}, "frame_stack=0: give a whole number of observations"),
+        ("CartPole-v1", {"start_window": 0.5}, "start_window=0.5: give a whole number of steps"),
         ("CartPole-v1", {"rescale_action": True}, "RescaleAction needs continuous actions"),
-        ("CartPole-v1", {"action_repeat": 0}, "action_repeat=0: give a whole number, 1 or more"),
+        (
+            "CartPole-v1",
+            {"action_repeat": 0},
+            "action_repeat=0: give a whole number of frames, 1 or more",
+        ),
         ("CartPole-v1", {"action_repeat": 2.5}, "action_repeat=2.5: give a whole number"),
         ("CartPole-v1", {"observe": (0, 4)}, "observe=.0, 4.: give indices from 0 to 3"),
         ("CartPole-v1", {"observe": (-1,)}, "observe=.-1,.: give indices from 0 to 3"),
@@ -318,6 +325,67 @@ def test_a_batch_restarts_after_repeated_actions_with_the_right_final_observatio
         np.testing.assert_allclose(info["final_observation"], final, rtol=1e-5, atol=1e-6)
     assert truncated.all() and not terminated.any()
     assert not np.allclose(observation, final)
+
+
+# --- what is seen and known -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name, axis", [("CartPole-v1", 4), ("Breakout-MinAtar", 4)])
+def test_stacked_frames_are_the_last_observations_the_newest_at_the_end(name, axis):
+    plain, params = envs.make(name)
+    env, _ = envs.make(name, frame_stack=3, max_steps=3)
+    space = env.observation_space(params)
+    key = jax.random.key(0)
+    observation, inner = plain.reset_env(key, params)
+    seen, state = env.reset_env(jax.random.clone(key), params)
+    frames = [observation] * 3
+    for i in range(3):
+        np.testing.assert_array_equal(seen, jnp.concatenate(frames, -1))
+        assert seen.shape == space.shape == (*observation.shape[:-1], 3 * axis)
+        assert (seen >= space.low).all() and (seen <= space.high).all()
+        key = jax.random.fold_in(jax.random.key(1), i)
+        observation, inner, *expected, _ = transition(plain, key, inner, 1, params)
+        seen, state, *outcome, _ = transition(env, jax.random.clone(key), state, 1, params)
+        frames = [*frames[1:], observation]
+        assert outcome[:2] == expected[:2] and bool(outcome[2]) == (i == 2)  # the limit is inside
+
+
+def test_a_stack_begins_anew_with_each_episode():
+    env, params = envs.make("Pendulum-v1", frame_stack=2, max_steps=2)
+    batch = envs.batch(env, 1, 4, window=1)
+    observation, state = batch.reset(jax.random.key(0), params)
+    for i in range(2):
+        keys = jax.random.split(jax.random.fold_in(jax.random.key(1), i))
+        observation, state, *_, info = batch.step(keys[0], state, jnp.zeros((1, 1)), params)
+    np.testing.assert_array_equal(observation[:, :3], observation[:, 3:])
+    assert (info["final_observation"][:, :3] != info["final_observation"][:, 3:]).any()
+
+
+def test_a_mask_may_be_hidden_and_the_window_of_starts_set():
+    assert hasattr(envs.make(tasks.Probe(masked=True), frame_stack=2)[0], "action_mask")
+    env, params = envs.make(tasks.Probe(masked=True), mask_actions=False, max_steps=3)
+    _, state = envs.batch(env, 2).reset(jax.random.key(0), params)
+    assert not hasattr(env, "action_mask")
+    assert envs.batch(env, 2).action_mask(state, params) is None
+    assert hasattr(envs.make(tasks.Probe(masked=True), mask_actions=True)[0], "action_mask")
+    assert envs.batch(env, 2, 40).depth == 5  # of 8 steps each
+    wide, _ = envs.make("CartPole-v1", start_window=20)
+    assert envs.batch(wide, 2, 40).depth == 2 and envs.batch(wide, 2, 40, window=10).depth == 4
+
+
+def test_an_evaluation_needs_episodes_that_end(probe):
+    class NoParams:
+        pass
+
+    with pytest.raises(ValueError, match=r"Probe has no time limit.*max_steps=1000.*ends = True"):
+        envs.check_ends(probe, NoParams())
+    limited, params = envs.make(probe, max_steps=3)
+    envs.check_ends(limited, NoParams())
+    envs.check_ends(envs.make(limited, action_repeat=2)[0], NoParams())
+    envs.check_ends(probe, params)
+    own = tasks.Probe()
+    own.ends = True
+    envs.check_ends(envs.make(own, frame_stack=2)[0], NoParams())
 
 
 # --- batches ----------------------------------------------------------------------------------
