@@ -17,7 +17,10 @@ OWN: dict[str, tuple[str, str]] = {
 }
 # Outside libraries, asked for as `library/name`: the adapter's module. An adapter has `names()`
 # and `construct(name, settings)`, which returns an environment and the settings that are left.
-LIBRARIES: dict[str, str] = {"jaxmarl": ".jaxmarl"}
+LIBRARIES: dict[str, str] = {
+    name: f".{name}"
+    for name in ("jaxmarl", "playground", "brax", "craftax", "navix", "xminigrid", "jumanji")
+}
 
 # Constructor arguments of wrappers that `make` applies to any environment.
 WRAPPER_SETTINGS = {

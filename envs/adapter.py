@@ -1,0 +1,149 @@
+"""What adapters of libraries with one agent share: their classes say how to reset and to step.
+
+An adapter is a module with `names()` and `construct(name, settings)`, imported when the first of
+its environments is asked for, and a class derived from `Adapter`.
+"""
+
+import importlib
+import inspect
+import types
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from envs.gymnax import environment, spaces
+
+
+def library(module: str, name: str) -> types.ModuleType:
+    """A module of an optional library, an extra of this package.
+
+    Raises:
+      ValueError: it cannot be imported; says what would do.
+    """
+    install = f'pip install -e ".[{name}]"'
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] == module.partition(".")[0]:
+            raise ValueError(f"{name}/... needs {name}: {install}") from error
+        raise ValueError(f"{name}/... cannot be imported: {error}; {install}") from error
+
+
+def split(settings: dict[str, Any], *known: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Settings that a constructor takes, and those that are left."""
+    taken = {k: v for k, v in settings.items() if k in known}
+    return taken, {k: v for k, v in settings.items() if k not in known}
+
+
+def arguments(function: Callable) -> tuple[str, ...]:
+    """Names of the keyword arguments of a function or of a class and those it derives from."""
+    kinds = function.__mro__[:-1] if isinstance(function, type) else (function,)
+    signatures = [inspect.signature(k).parameters.values() for k in kinds]
+    named = [
+        p.name for ps in signatures for p in ps if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
+    ]
+    return tuple(dict.fromkeys(named))
+
+
+@struct.dataclass
+class Params:
+    """The time limit; everything else is fixed when the environment is built."""
+
+    max_steps_in_episode: int
+
+
+@struct.dataclass
+class State:
+    """The library's own state, the steps of this episode, and whether the last one ended it."""
+
+    inner: Any
+    steps: jax.Array  # int32 ()
+    terminated: jax.Array  # bool ()
+
+
+class Step(NamedTuple):
+    """What a library's step gives; `terminated` by the task's own rules, not by the clock."""
+
+    observation: Any
+    inner: Any
+    reward: jax.Array
+    terminated: jax.Array
+    metrics: dict[str, jax.Array]
+
+
+class Adapter(environment.Environment):
+    """One environment behind gymnax's interface. It counts its own steps, up to a limit.
+
+    Attributes:
+      wrapped: the library's environment.
+      metrics: of each name in `info["metrics"]`, whether an episode's value is its "last" or "sum".
+    """
+
+    def __init__(self, name: str, wrapped: Any, max_steps: int, space: Any):
+        super().__init__()
+        self._name, self.wrapped, self._max_steps, self._space = name, wrapped, max_steps, space
+        self.metrics: dict[str, str] = {}
+
+    # What a library's class says.
+
+    def first(self, key: jax.Array, params: Any) -> tuple[Any, Any]:
+        """A start: observation, inner state."""
+        raise NotImplementedError
+
+    def next(self, key: jax.Array, inner: Any, action: jax.Array, params: Any) -> Step:
+        """One step."""
+        raise NotImplementedError
+
+    # gymnax's interface.
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def default_params(self) -> Params:
+        return Params(max_steps_in_episode=self._max_steps)
+
+    @property
+    def num_actions(self) -> int:
+        return self._space.n if hasattr(self._space, "n") else self._space.shape[0]
+
+    def reset_env(self, key: jax.Array, params: Params) -> tuple[jax.Array, State]:
+        observation, inner = self.first(key, params)
+        return observation, State(inner, jnp.zeros((), jnp.int32), jnp.zeros((), bool))
+
+    def step_env(self, key, state, action, params):
+        step = self.next(key, state.inner, action, params)
+        terminated = jnp.asarray(step.terminated, bool)
+        state = State(step.inner, state.steps + 1, terminated)
+        info = {"metrics": step.metrics} if self.metrics else {}
+        return step.observation, state, step.reward, terminated, info
+
+    def is_terminated(self, state: State, params: Params) -> jax.Array:
+        return state.terminated
+
+    def is_truncated(self, state: State, params: Params) -> jax.Array:
+        return (state.steps >= params.max_steps_in_episode) & ~state.terminated
+
+    def action_space(self, params: Params) -> Any:
+        return self._space
+
+    def inner_state(self, state: State) -> Any:
+        """The library's own state (for drawing)."""
+        return state.inner
+
+
+def flat(tree: Any) -> jax.Array:
+    """All arrays of a tree, raveled, in one float32 vector: dictionaries in the order of their
+    sorted keys, tuples and dataclasses in the order of their fields."""
+    return jnp.concatenate([jnp.asarray(x, jnp.float32).ravel() for x in jax.tree.leaves(tree)])
+
+
+def box(low: Any, high: Any, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Any:
+    """gymnax's Box, whose bounds are arrays only where they differ."""
+    same = lambda x: np.asarray(x).ravel()[0] if np.unique(np.asarray(x)).size == 1 else x
+    return spaces.Box(same(low), same(high), shape, dtype)

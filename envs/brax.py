@@ -1,0 +1,113 @@
+"""The adapter for brax 0.14 (Freeman et al. 2021, arXiv:2106.13281): rigid bodies.
+
+    env, env_params = envs.make("brax/hopper", backend="spring")
+    env, env_params = envs.make("brax/ant", backend="mjx", terminate_when_unhealthy=False)
+
+Raw environments, without brax's wrappers, which restart an episode at its one first state and lose
+the final observation. `done` of the task terminates; brax itself knows no time limit, and here it
+is the 1000 steps of its trainer (`max_steps`). Settings are arguments of the environment's
+constructor. Actions are in [-1, 1], as brax's agents give them. If the physics diverges, the task's
+`done` or not, numbers that are none are zero in the observation and in the reward.
+
+Parts of rewards (`reward_ctrl`, ...) are summed over an episode, other metrics are its last ones.
+"""
+
+import functools
+import importlib
+import math
+import os
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from envs import adapter
+from envs.adapter import Adapter, Step, library
+from envs.gymnax import spaces
+
+MAX_STEPS = 1000
+START_WINDOW = 64  # a state of the physics is large
+
+
+def names() -> list[str]:
+    """Every name that brax knows, but for `fast`, its own tests' toy."""
+    return [name for name in _envs()._envs if name != "fast"]
+
+
+def construct(name: str, settings: dict[str, Any]) -> tuple["Physics", dict[str, Any]]:
+    """Builds an environment with those settings that its constructor takes.
+
+    Returns the environment and the settings that are left.
+
+    Raises:
+      ValueError: brax is missing, or its constructor refuses the settings.
+    """
+    factory = _envs()._envs[name]
+    taken, left = adapter.split(settings, *adapter.arguments(factory))
+    try:
+        wrapped = _envs().get_environment(name, **taken)
+    except (TypeError, ValueError, AssertionError, KeyError) as error:
+        raise ValueError(f"brax/{name} with {taken}: {error}") from error
+    return Brax(f"brax/{name}", wrapped, MAX_STEPS), left
+
+
+@functools.cache
+def _envs() -> Any:
+    return library("brax.envs", "brax")
+
+
+class Physics(Adapter):
+    """What brax and MuJoCo playground have in common: a state that holds all that a step gives."""
+
+    start_window = START_WINDOW
+
+    def __init__(self, name: str, wrapped: Any, max_steps: int):
+        space = spaces.Box(-1.0, 1.0, (wrapped.action_size,), jnp.float32)
+        super().__init__(name, wrapped, max_steps, space)
+        with jax.debug_key_reuse(False):  # shapes only; some environments use a key twice
+            state = jax.eval_shape(wrapped.reset, jax.random.key(0))
+        self._size = sum(math.prod(x.shape) for x in jax.tree.leaves(state.obs))
+        self.metrics = {n: "sum" if n.startswith("reward") else "last" for n in state.metrics}
+
+    def first(self, key, params):
+        state = self.wrapped.reset(key)
+        return self._observe(state), state
+
+    def next(self, key, inner, action, params):
+        inner = jax.tree.map(lambda x: x, inner)  # brax writes into the dictionaries of a state
+        after = self.wrapped.step(inner, action)
+        observation, reward = self._observe(after), jnp.nan_to_num(after.reward)
+        return Step(observation, after, reward, after.done > 0, after.metrics)
+
+    def observation_space(self, params):
+        return spaces.Box(-jnp.inf, jnp.inf, (self._size,), jnp.float32)
+
+    def drawn(self, inner: Any) -> tuple[Any, Any, Any]:
+        """What MuJoCo draws of a state: its model, positions and velocities."""
+        raise NotImplementedError
+
+    def render(self, state: Any, params: Any) -> np.ndarray:
+        """A picture by MuJoCo, which needs no display."""
+        import mujoco
+
+        model, positions, velocities = self.drawn(state.inner)
+        data = mujoco.MjData(model)
+        data.qpos, data.qvel = positions, velocities
+        mujoco.mj_forward(model, data)
+        if not hasattr(self, "_renderer"):
+            if sys.platform == "linux" and "MUJOCO_GL" not in os.environ:
+                os.environ["MUJOCO_GL"] = "egl"  # in software, if need be
+                importlib.reload(sys.modules["mujoco.rendering.classic.gl_context"])
+            self._renderer = mujoco.Renderer(model, 240, 320)
+        self._renderer.update_scene(data)
+        return self._renderer.render()
+
+    def _observe(self, state: Any) -> jax.Array:
+        return jnp.nan_to_num(adapter.flat(state.obs))
+
+
+class Brax(Physics):
+    def drawn(self, inner):
+        return self.wrapped.sys.mj_model, inner.pipeline_state.q, inner.pipeline_state.qd

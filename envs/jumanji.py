@@ -1,0 +1,126 @@
+"""The adapter for Jumanji 1.1 (Bonnet et al. 2024, arXiv:2306.09884): puzzles, packing, routing.
+
+    env, env_params = envs.make("jumanji/Snake")
+    env, env_params = envs.make("jumanji/Game2048", mask_actions=False)
+
+Names are Jumanji's without the version. Some of its environments end an episode at a time limit as
+if it were over: they are built without theirs, and the limit is this adapter's (`max_steps`), so
+that `terminated` is an end by the rules and `truncated` the clock's. Settings are the other
+arguments of the constructor that are numbers or strings.
+
+An observation of several arrays becomes one float32 vector: the arrays in the order of the fields
+of Jumanji's observation, without its `action_mask`, which is `env.action_mask`. An observation of
+one array keeps its shape. Actions with several parts of which a mask knows all combinations (a
+Tetris piece's turn and column) are one number, the last part running fastest. What `extras` says is
+in the metrics, its last value in an episode.
+
+Not taken: environments of several agents, and Sokoban, whose levels come from the network.
+"""
+
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from envs import adapter
+from envs.adapter import Adapter, Step, library
+from envs.gymnax import spaces
+
+ENDLESS = 2**30
+SEVERAL_AGENTS = ("Cleaner", "Connector", "JobShop", "LevelBasedForaging", "MMST", "MultiCVRP")
+SEVERAL_AGENTS += ("RobotWarehouse", "SearchAndRescue")
+NOT_TAKEN = (*SEVERAL_AGENTS, "Sokoban")
+
+
+def names() -> list[str]:
+    """Every name that can be taken."""
+    return [name for name in _specs() if name not in NOT_TAKEN]
+
+
+def construct(name: str, settings: dict[str, Any]) -> tuple["Jumanji", dict[str, Any]]:
+    """Builds an environment with those settings that its constructor takes.
+
+    Returns the environment and the settings that are left.
+
+    Raises:
+      ValueError: Jumanji is missing, or refuses the settings.
+    """
+    spec = _specs()[name]
+    module, _, kind = spec.entry_point.partition(":")
+    known = adapter.arguments(getattr(library(module, "jumanji"), kind))
+    taken, left = adapter.split(settings, *(k for k in known if k not in ("viewer", "time_limit")))
+    try:
+        own = _jumanji().make(spec.id, **taken)
+        limit = int(getattr(own, "time_limit", ENDLESS))
+        endless = {"time_limit": ENDLESS} if "time_limit" in known else {}
+        wrapped = _jumanji().make(spec.id, **taken, **endless) if endless else own
+        return Jumanji(f"jumanji/{name}", wrapped, limit), left
+    except (TypeError, ValueError, AssertionError) as error:
+        raise ValueError(f"jumanji/{name} with {taken}: {error}") from error
+
+
+@functools.cache
+def _jumanji() -> Any:
+    return library("jumanji", "jumanji")
+
+
+@functools.cache
+def _specs() -> dict[str, Any]:
+    """Jumanji's entries by their names without versions."""
+    _jumanji()
+    registry = library("jumanji.registration", "jumanji")._REGISTRY
+    return {name.rpartition("-v")[0]: spec for name, spec in registry.items()}
+
+
+class Jumanji(Adapter):
+    def __init__(self, name: str, wrapped: Any, max_steps: int):
+        spec = wrapped.action_spec
+        self._parts = tuple(int(n) for n in np.atleast_1d(getattr(spec, "num_values", ())))
+        if not self._parts:
+            raise ValueError(f"actions {spec} are not numbers to choose from")
+        super().__init__(name, wrapped, max_steps, spaces.Discrete(math.prod(self._parts)))
+        timestep = jax.eval_shape(wrapped.reset, jax.random.key(0))[1]
+        self.metrics = dict.fromkeys(timestep.extras, "last")
+        seen = jax.eval_shape(self._observe, timestep)
+        self._seen = spaces.Box(-jnp.inf, jnp.inf, seen.shape, jnp.float32)
+        if hasattr(timestep.observation, "action_mask"):
+            self.action_mask = self._action_mask
+
+    def first(self, key, params):
+        state, timestep = self.wrapped.reset(key)
+        return self._observe(timestep), (state, self._allowed(timestep))
+
+    def next(self, key, inner, action, params):
+        parts = jnp.stack(jnp.unravel_index(action, self._parts)).astype(jnp.int32)
+        scalar = self.wrapped.action_spec.shape == ()
+        state, after = self.wrapped.step(inner[0], parts[0] if scalar else parts)
+        metrics = {name: jnp.asarray(x, jnp.float32) for name, x in after.extras.items()}
+        inner = (state, self._allowed(after))
+        return Step(self._observe(after), inner, after.reward, after.last(), metrics)
+
+    def observation_space(self, params):
+        return self._seen
+
+    def _observe(self, timestep: Any) -> jax.Array:
+        fields = timestep.observation._asdict()
+        fields.pop("action_mask", None)
+        only = jax.tree.leaves(fields)
+        return (
+            only[0].astype(jnp.float32) if len(only) == 1 else adapter.flat(tuple(fields.values()))
+        )
+
+    def _allowed(self, timestep: Any) -> Any:
+        mask = getattr(timestep.observation, "action_mask", None)
+        return None if mask is None else jnp.asarray(mask, bool).reshape(-1)
+
+    def _action_mask(self, state: Any, params: Any) -> jax.Array:
+        return state.inner[1]
+
+    def render(self, state: Any, params: Any) -> np.ndarray:
+        """What Jumanji's viewer draws."""
+        viewer = self.wrapped._viewer
+        viewer.figure_size, viewer._display = (4.0, 4.0), viewer._display_rgb_array
+        return np.array(viewer.render(state.inner[0])[..., :3])

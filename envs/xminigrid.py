@@ -1,0 +1,75 @@
+"""The adapter for XLand-MiniGrid 0.9 (Nikulin et al. 2024, arXiv:2312.12044).
+
+    env, env_params = envs.make("xminigrid/MiniGrid-DoorKey-5x5")
+    env, env_params = envs.make("xminigrid/XLand-MiniGrid-R1-9x9", view_size=5)
+
+Names are the library's. The last step of an episode is terminated if its discount is 0, else
+truncated; the time limit (`max_steps`) is the library's, and so is its part in the reward: 1 - 0.9
+of the share of the limit that was needed. Settings: `view_size`, `height`, `width`. Observations
+(view_size, view_size, 2) of dtype uint8 are what the agent sees in front of it: kinds and colours.
+
+Tasks of XLand's are the trivial ruleset that its environments come with; benchmarks of rulesets
+are fetched from the network by the library, and are not taken.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import numpy as np
+
+from envs import adapter
+from envs.adapter import Adapter, Step, library
+from envs.gymnax import spaces
+
+
+def names() -> list[str]:
+    """Every name that the library knows."""
+    return list(_library().registered_environments())
+
+
+def construct(name: str, settings: dict[str, Any]) -> tuple["XMiniGrid", dict[str, Any]]:
+    """Builds an environment with those settings that its parameters have.
+
+    Returns the environment and the settings that are left.
+
+    Raises:
+      ValueError: the library is missing, or refuses the settings.
+    """
+    taken, left = adapter.split(settings, "height", "width", "view_size")
+    try:
+        return XMiniGrid(f"xminigrid/{name}", *_library().make(name, **taken)), left
+    except (TypeError, ValueError, AssertionError) as error:
+        raise ValueError(f"xminigrid/{name} with {taken}: {error}") from error
+
+
+@functools.cache
+def _library() -> Any:
+    return library("xminigrid", "xminigrid")
+
+
+class XMiniGrid(Adapter):
+    def __init__(self, name: str, wrapped: Any, own_params: Any):
+        space = spaces.Discrete(wrapped.num_actions(own_params))
+        super().__init__(name, wrapped, own_params.max_steps, space)
+        self._params = own_params
+        like = jax.eval_shape(lambda key: wrapped.reset(own_params, key), jax.random.key(0))
+        constants = library("xminigrid.core.constants", "xminigrid")
+        high = max(constants.NUM_TILES, constants.NUM_COLORS) - 1
+        self._seen = spaces.Box(0, high, like.observation.shape, like.observation.dtype)
+
+    def first(self, key, params):
+        timestep = self.wrapped.reset(self._params, key)
+        return timestep.observation, timestep
+
+    def next(self, key, inner, action, params):
+        limited = self._params.replace(max_steps=params.max_steps_in_episode)
+        after = self.wrapped.step(limited, inner, action)
+        return Step(after.observation, after, after.reward, after.discount == 0, {})
+
+    def observation_space(self, params):
+        return self._seen
+
+    def render(self, state: Any, params: Any) -> np.ndarray:
+        """The whole grid, lighter where the agent sees it."""
+        return np.asarray(self.wrapped.render(self._params, state.inner), np.uint8)
