@@ -28,6 +28,7 @@ MINATAR = {
     "update_epochs": 2,
     "num_minibatches": 16,
     "learning_rate": 2e-3,
+    "gamma": 0.99,
     "reward_scale": 1.0,
     "eps_end": 0.05,
     "exploration_fraction": 0.1,
@@ -138,7 +139,7 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "pqn": {
         "CartPole-v1": {},
-        "Acrobot-v1": {"learning_rate": 4e-3, "q_lambda": 0.8, "eps_end": 0.01},
+        "Acrobot-v1": {"learning_rate": 4e-3, "gamma": 0.99, "q_lambda": 0.8, "eps_end": 0.01},
         "MountainCar-v0": {"update_epochs": 8, "eps_end": 0.3},  # far from the goal for long
         **{f"{game}-MinAtar": MINATAR for game in ("Asterix", "Breakout", "Freeway")},
         "SpaceInvaders-MinAtar": MINATAR,
