@@ -100,16 +100,22 @@ class ReportingState:
 
 
 class Reporting(environment.Environment):
-    """Episodes of 4 steps, or of what its state says; reports the step, and all added up."""
+    """Episodes of 4 steps (with `spread` of 1 to 8), or of what its state says; reports the step,
+    and all added up."""
 
     metrics = {"place": "last", "travel": "sum"}  # noqa: RUF012
+
+    def __init__(self, spread: bool = False):
+        super().__init__()
+        self.spread = spread
 
     @property
     def default_params(self):
         return ProbeParams(max_steps_in_episode=100)
 
     def reset_env(self, key, params):
-        return jnp.zeros(1), ReportingState(jnp.zeros((), jnp.int32), jnp.array(4))
+        limit = jax.random.randint(key, (), 1, 9) if self.spread else jnp.array(4)
+        return jnp.zeros(1), ReportingState(jnp.zeros((), jnp.int32), limit)
 
     def step_env(self, key, state, action, params):
         state = state.replace(time=state.time + 1)

@@ -69,7 +69,7 @@ def jumanji(name):
             parts = jnp.array(jnp.unravel_index(action, wrapped_parts(own)))
             state, timestep = own.step(state, parts[0] if own.action_spec.shape == () else parts)
             fields = timestep.observation._asdict()
-            del fields["action_mask"]
+            fields.pop("action_mask", None)
             observation = jnp.concatenate(
                 [jnp.ravel(x).astype(jnp.float32) for x in fields.values()]
             )
@@ -94,6 +94,7 @@ class Case(NamedTuple):
     )
 
 
+CUBE = "jumanji/RubiksCube-partly-scrambled"  # 20 steps
 CASES = [
     Case("brax", "brax/hopper", {"backend": "spring"}, physics, "terminated"),
     Case("brax", "brax/inverted_pendulum", {"backend": "generalized"}, physics, "terminated"),
@@ -103,6 +104,7 @@ CASES = [
     Case("xminigrid", "xminigrid/MiniGrid-DoorKey-5x5", {}, xminigrid, ""),
     Case("jumanji", "jumanji/Snake", {}, jumanji("Snake-v1"), "terminated"),
     Case("jumanji", "jumanji/Tetris", {}, jumanji("Tetris-v0"), "terminated"),
+    Case("jumanji", CUBE, {}, jumanji("RubiksCube-partly-scrambled-v0"), "truncated"),
 ]
 PARAMS = [pytest.param(c, id=c.name, marks=pytest.mark.needs(c.library)) for c in CASES]
 

@@ -61,10 +61,10 @@ def test_repeated_actions_add_up_what_is_a_sum():
     assert found[1] == {"place": 4, "travel": 4, "unnamed": 4}  # one frame is left
 
 
-def test_an_evaluation_s_episodes_have_theirs():
-    env, params = envs.make(tasks.Reporting(), max_steps=3)
+def test_an_evaluation_s_episodes_have_theirs_up_to_their_ends():
+    env, params = envs.make(tasks.Reporting(spread=True), max_steps=6)
     policy = lambda state, observation, memory=None: (jnp.zeros((), jnp.int32), memory)
-    played = envs.evaluate(policy, None, env, params, jax.random.key(0), 5)
-    np.testing.assert_array_equal(played.metrics["place"], np.full(5, 3.0))
-    np.testing.assert_array_equal(played.metrics["travel"], np.full(5, 6.0))
-    assert set(played.metrics) == {"place", "travel"}
+    played = envs.evaluate(policy, None, env, params, jax.random.key(0), 20)
+    assert set(played.metrics) == {"place", "travel"} and len(set(played.length.tolist())) > 3
+    np.testing.assert_array_equal(played.metrics["place"], played.length)
+    np.testing.assert_array_equal(played.metrics["travel"], played.length * (played.length + 1) / 2)

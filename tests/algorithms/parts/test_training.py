@@ -169,6 +169,13 @@ def test_other_floats_do_not_compile_again(curve):
     assert training._train._cache_size() == before
 
 
+def test_an_evaluation_of_episodes_that_may_never_end_is_refused_at_once(probe):
+    params = types.SimpleNamespace(task=0)
+    with pytest.raises(ValueError, match="Probe has no time limit"):
+        parts.program(learner, Config(), probe, params)
+    parts.program(learner, Config(num_eval_episodes=0), *envs.make(probe))
+
+
 # --- what the environment reports -------------------------------------------------------------
 
 
