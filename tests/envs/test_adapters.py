@@ -15,7 +15,7 @@ import envs
 from envs.adapter import flat
 from envs.batch import transition
 
-STEPS = 200
+STEPS = 260
 
 
 class Their(NamedTuple):
@@ -101,7 +101,7 @@ CASES = [
     Case("mujoco_playground", "playground/CartpoleBalance", {}, physics, ""),
     Case("craftax", "craftax/Classic-Symbolic", {"max_timesteps": 120}, gymnax_like, "truncated"),
     Case("navix", "navix/DoorKey-5x5", {}, navix, "truncated"),
-    Case("xminigrid", "xminigrid/MiniGrid-DoorKey-5x5", {}, xminigrid, ""),
+    Case("xminigrid", "xminigrid/MiniGrid-DoorKey-5x5", {}, xminigrid, "truncated"),
     Case("jumanji", "jumanji/Snake", {}, jumanji("Snake-v1"), "terminated"),
     Case("jumanji", "jumanji/Tetris", {}, jumanji("Tetris-v0"), "terminated"),
     Case("jumanji", CUBE, {}, jumanji("RubiksCube-partly-scrambled-v0"), "truncated"),
