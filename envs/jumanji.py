@@ -30,9 +30,8 @@ from envs.adapter import Adapter, Step, library
 from envs.gymnax import spaces
 
 ENDLESS = 2**30
-SEVERAL_AGENTS = ("Cleaner", "Connector", "JobShop", "LevelBasedForaging", "MMST", "MultiCVRP")
-SEVERAL_AGENTS += ("RobotWarehouse", "SearchAndRescue")
-NOT_TAKEN = (*SEVERAL_AGENTS, "Sokoban")
+NOT_TAKEN = ("Cleaner", "Connector", "JobShop", "LevelBasedForaging", "MMST", "MultiCVRP")
+NOT_TAKEN += ("RobotWarehouse", "SearchAndRescue", "Sokoban")
 
 
 def names() -> list[str]:
@@ -53,10 +52,9 @@ def construct(name: str, settings: dict[str, Any]) -> tuple["Jumanji", dict[str,
     known = adapter.arguments(getattr(library(module, "jumanji"), kind))
     taken, left = adapter.split(settings, *(k for k in known if k not in ("viewer", "time_limit")))
     try:
-        own = _jumanji().make(spec.id, **taken)
-        limit = int(getattr(own, "time_limit", ENDLESS))
+        limit = int(getattr(_jumanji().make(spec.id, **taken), "time_limit", ENDLESS))
         endless = {"time_limit": ENDLESS} if "time_limit" in known else {}
-        wrapped = _jumanji().make(spec.id, **taken, **endless) if endless else own
+        wrapped = _jumanji().make(spec.id, **taken, **endless)
         return Jumanji(f"jumanji/{name}", wrapped, limit), left
     except (TypeError, ValueError, AssertionError) as error:
         raise ValueError(f"jumanji/{name} with {taken}: {error}") from error
@@ -70,17 +68,13 @@ def _jumanji() -> Any:
 @functools.cache
 def _specs() -> dict[str, Any]:
     """Jumanji's entries by their names without versions."""
-    _jumanji()
     registry = library("jumanji.registration", "jumanji")._REGISTRY
     return {name.rpartition("-v")[0]: spec for name, spec in registry.items()}
 
 
 class Jumanji(Adapter):
     def __init__(self, name: str, wrapped: Any, max_steps: int):
-        spec = wrapped.action_spec
-        self._parts = tuple(int(n) for n in np.atleast_1d(getattr(spec, "num_values", ())))
-        if not self._parts:
-            raise ValueError(f"actions {spec} are not numbers to choose from")
+        self._parts = tuple(map(int, np.atleast_1d(wrapped.action_spec.num_values)))
         super().__init__(name, wrapped, max_steps, spaces.Discrete(math.prod(self._parts)))
         timestep = jax.eval_shape(wrapped.reset, jax.random.key(0))[1]
         self.metrics = dict.fromkeys(timestep.extras, "last")
@@ -97,9 +91,8 @@ class Jumanji(Adapter):
         parts = jnp.stack(jnp.unravel_index(action, self._parts)).astype(jnp.int32)
         scalar = self.wrapped.action_spec.shape == ()
         state, after = self.wrapped.step(inner[0], parts[0] if scalar else parts)
-        metrics = {name: jnp.asarray(x, jnp.float32) for name, x in after.extras.items()}
         inner = (state, self._allowed(after))
-        return Step(self._observe(after), inner, after.reward, after.last(), metrics)
+        return Step(self._observe(after), inner, after.reward, after.last(), dict(after.extras))
 
     def observation_space(self, params):
         return self._seen
