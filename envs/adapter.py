@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import struct
 
-from envs.gymnax import environment, spaces
+from envs.gymnax import environment
 
 
 def library(module: str, name: str) -> types.ModuleType:
@@ -141,9 +140,3 @@ def flat(tree: Any) -> jax.Array:
     """All arrays of a tree, raveled, in one float32 vector: dictionaries in the order of their
     sorted keys, tuples and dataclasses in the order of their fields."""
     return jnp.concatenate([jnp.asarray(x, jnp.float32).ravel() for x in jax.tree.leaves(tree)])
-
-
-def box(low: Any, high: Any, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Any:
-    """gymnax's Box, whose bounds are arrays only where they differ."""
-    same = lambda x: np.asarray(x).ravel()[0] if np.unique(np.asarray(x)).size == 1 else x
-    return spaces.Box(same(low), same(high), shape, dtype)

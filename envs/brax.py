@@ -6,8 +6,8 @@
 Raw environments, without brax's wrappers, which restart an episode at its one first state and lose
 the final observation. `done` of the task terminates; brax itself knows no time limit, and here it
 is the 1000 steps of its trainer (`max_steps`). Settings are arguments of the environment's
-constructor. Actions are in [-1, 1], as brax's agents give them. If the physics diverges, the task's
-`done` or not, numbers that are none are zero in the observation and in the reward.
+constructor. Actions are in [-1, 1], as brax's agents give them. Where the physics diverges, what is
+not finite is zero in the observation and in the reward.
 
 Parts of rewards (`reward_ctrl`, ...) are summed over an episode, other metrics are its last ones.
 """
@@ -78,7 +78,7 @@ class Physics(Adapter):
     def next(self, key, inner, action, params):
         inner = jax.tree.map(lambda x: x, inner)  # brax writes into the dictionaries of a state
         after = self.wrapped.step(inner, action)
-        observation, reward = self._observe(after), jnp.nan_to_num(after.reward)
+        observation, reward = self._observe(after), _finite(after.reward)
         return Step(observation, after, reward, after.done > 0, after.metrics)
 
     def observation_space(self, params):
@@ -99,13 +99,17 @@ class Physics(Adapter):
         if not hasattr(self, "_renderer"):
             if sys.platform == "linux" and "MUJOCO_GL" not in os.environ:
                 os.environ["MUJOCO_GL"] = "egl"  # in software, if need be
-                importlib.reload(sys.modules["mujoco.rendering.classic.gl_context"])
+                importlib.reload(importlib.import_module("mujoco.rendering.classic.gl_context"))
             self._renderer = mujoco.Renderer(model, 240, 320)
         self._renderer.update_scene(data)
         return self._renderer.render()
 
     def _observe(self, state: Any) -> jax.Array:
-        return jnp.nan_to_num(adapter.flat(state.obs))
+        return _finite(adapter.flat(state.obs))
+
+
+def _finite(x: jax.Array) -> jax.Array:
+    return jnp.where(jnp.isfinite(x), x, 0.0)
 
 
 class Brax(Physics):

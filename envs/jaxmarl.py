@@ -51,6 +51,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from envs.adapter import Params
 from envs.gymnax import environment, spaces
 
 NOT_TAKEN = ("storm", "storm_2p")  # agents that observe two arrays each
@@ -159,11 +160,6 @@ def _arguments(kind: type) -> set[str]:
 @struct.dataclass
 class NoParams:
     """An environment without a time limit that could be moved."""
-
-
-@struct.dataclass
-class Params:
-    max_steps_in_episode: int
 
 
 @struct.dataclass

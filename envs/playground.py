@@ -8,7 +8,7 @@ and lose the final observation. `done` of the task terminates; the time limit is
 the task's configuration (`max_steps` moves it). Settings are entries of that configuration, with a
 dot where it is nested. Physics is MJX's in JAX (`impl="jax"`), unless a setting says otherwise.
 Observations that are a dictionary (`state`, `privileged_state`) become one vector in the order of
-the names. If the physics diverges, numbers that are none are zero in observation and reward.
+the names. Where the physics diverges, what is not finite is zero in observation and reward.
 
 Parts of rewards (`reward/upright`, ...) are summed over an episode, other metrics are its last.
 
@@ -18,12 +18,14 @@ The suites other than dm_control's fetch meshes from the network when they are f
 import contextlib
 import functools
 import io
+import subprocess
 from typing import Any
 
 from envs import adapter
 from envs.adapter import library
 from envs.brax import Physics
 
+REFUSALS = (TypeError, ValueError, KeyError, AssertionError)
 OWN = ("action_repeat", "vision")  # the kit's setting of that name, and what needs a renderer
 
 
@@ -49,7 +51,7 @@ def construct(name: str, settings: dict[str, Any]) -> tuple["Playground", dict[s
         with contextlib.redirect_stdout(io.StringIO()):
             overrides = {**({"impl": "jax"} if "impl" in known else {}), **taken}
             wrapped = registry.load(name, config_overrides=overrides)
-    except (TypeError, ValueError, KeyError, AssertionError, OSError) as error:
+    except (*REFUSALS, OSError, subprocess.CalledProcessError) as error:  # or no network
         raise ValueError(f"playground/{name} with {taken}: {error}") from error
     limit = int(taken.get("episode_length", own_limit))
     return Playground(f"playground/{name}", wrapped, limit), left

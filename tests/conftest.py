@@ -37,7 +37,7 @@ def pytest_collection_modifyitems(items):
         for marker in item.iter_markers("needs"):
             (library,) = marker.args
             if importlib.util.find_spec(library) is None:
-                item.add_marker(pytest.mark.skip(reason=f"pip install {library}"))
+                item.add_marker(pytest.mark.skip(reason=f"{library} is not installed"))
 
 
 @functools.cache

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 import envs
+from algorithms.launch.errors import UserError
 
 ROWS = (("episode_return", "return"), ("length", "length"), ("last_reward", "last reward"))
 ENDS = ("terminated", "truncated")
@@ -30,8 +31,15 @@ def evaluate(
       episode_return, length, terminated, truncated and last_reward, each (num_episodes,), and what
       the environment reports under `metrics/NAME`; returns and rewards of a game have a trailing
       axis of players.
+
+    Raises:
+      UserError: episodes of this environment may never end.
     """
     env, env_params = envs.make(config.env, **dict(config.env_settings))
+    try:
+        envs.check_ends(env, env_params)
+    except ValueError as error:
+        raise UserError(str(error)) from None
     rng = jax.random.key(seed)
     episodes = _episodes(config, env_params, state.policy, rng, module, env, num_episodes)
     values = episodes._asdict()

@@ -132,7 +132,7 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
         "MemoryChain-bsuite": CHAIN,
         "MemoryChain-bsuite-gru": {**CHAIN, "cell": "gru"},
         "MemoryChain-bsuite-mingru": {**CHAIN, "cell": "mingru"},
-        # An LSTM falls where a gradient step sees two environments of eight, a GRU at larger steps.
+        # An LSTM falls more often with eight environments, a GRU at larger steps.
         "CartPole-v1-positions": {**POSITIONS, "num_envs": 16},
         "CartPole-v1-positions-gru": {**POSITIONS, "cell": "gru", "learning_rate": 5e-4},
         "CartPole-v1-positions-mingru": {**POSITIONS, "cell": "mingru"},

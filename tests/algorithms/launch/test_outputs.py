@@ -22,6 +22,7 @@ import envs
 from algorithms.launch import evaluation, plots, render, trackers
 from algorithms.launch.errors import UserError
 from algorithms.launch.settings import Agents
+from tests.probe import RecallState, Reporting
 
 STRIP = 42  # pixels of text above every picture
 
@@ -506,6 +507,15 @@ def test_summary_against_numpy():
     assert with_nan["has_nan"] and np.isnan(with_nan["mean"])
     with pytest.raises(ValueError, match="no values"):
         evaluation.summary(np.array([]))
+
+
+def test_what_may_never_end_is_not_evaluated():
+    class Endless(Reporting):
+        default_params = property(lambda self: RecallState(0, 0))  # anything without a limit
+
+    config = Config(env=Endless())
+    with pytest.raises(UserError, match="Endless has no time limit"):
+        evaluation.evaluate(FAKE, config, STATE, seed=0, num_episodes=2)
 
 
 def test_evaluate_and_its_table():
