@@ -76,7 +76,7 @@ class Config:
     max_grad_norm: float = real(10.0, "(0, inf]")  # clip to this global norm; inf for never
     hidden_sizes: tuple[int, ...] = static((64, 64))  # dense layers
     activation: str = static("relu")  # any function of flax.linen: tanh, relu, swish, ...
-    conv_features: int = static(16)  # 3x3 filters before the dense layers, for images; 0: none
+    conv_layers: str = static("small")  # before them, for images: none, small, nature or impala
     normalize_obs: bool = static(False)  # by their running mean and variance
     num_evals: int = static(20)  # points of the learning curve
     num_eval_episodes: int = static(32)  # episodes of the evaluation at each point; 0: none
@@ -95,7 +95,7 @@ class CategoricalNetwork(nn.Module):
     @nn.compact
     def __call__(self, x):
         sizes, number = self.config.hidden_sizes, self.config.num_atoms
-        x = parts.Torso(sizes, self.config.activation, self.config.conv_features)(x)
+        x = parts.Torso(sizes, self.config.activation, self.config.conv_layers)(x)
         logits = nn.Dense(self.num_actions * number, name="action_head")(x)
         return logits.reshape(-1, self.num_actions, number)
 
@@ -137,7 +137,7 @@ class Noise(NamedTuple):
 
 
 EXPLORATION = ("constant", "linear", "exponential")
-DTYPES = ("", "bool", "uint8", "int8", "float16", "bfloat16", "float32")
+DTYPES = ("", "bool", "int8", "float16", "bfloat16", "float32")
 STRETCH = 16  # steps of an environment for which random numbers are drawn at once
 
 
@@ -224,10 +224,9 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
     return policy
 
 
-def normalize(config, policy, observation):
+def normalize(config, policy, x):
     """Observations as the network sees them."""
-    observation = observation.astype(jnp.float32)
-    return policy.obs_stats.normalize(observation) if config.normalize_obs else observation
+    return policy.obs_stats.normalize(x) if config.normalize_obs else parts.scaled(x)
 
 
 def make_buffer(config: Config) -> parts.ReplayBuffer:
@@ -239,7 +238,7 @@ def check(config: Config, env: Any, env_params: Any) -> None:
     """Raises a ValueError that names the setting, its value and what would do."""
     positive = ("total_timesteps", "num_envs", "train_every", "updates_per_step", "buffer_size")
     positive += ("batch_size", "n_step", "target_every", "num_atoms", "num_evals")
-    parts.check_sizes(config, positive, ("learning_starts", "num_eval_episodes", "conv_features"))
+    parts.check_sizes(config, positive, ("learning_starts", "num_eval_episodes"))
     if config.num_atoms < 2:
         raise ValueError(f"num_atoms={config.num_atoms}: give a whole number, 2 or more")
     ends = config.v_min, config.v_max

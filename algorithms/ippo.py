@@ -81,7 +81,7 @@ class Config:
     target_kl: float = real(math.inf, "(0, inf]")  # end epochs at a KL above this; inf: never
     hidden_sizes: tuple[int, ...] = static((64, 64))  # dense layers of actor and critic
     activation: str = static("tanh")  # any function of flax.linen: tanh, relu, swish, ...
-    conv_features: int = static(16)  # 3x3 filters before the dense layers, for images; 0: none
+    conv_layers: str = static("small")  # before them, for images: none, small, nature or impala
     normalize_obs: bool = static(False)  # by their running mean and variance
     normalize_reward: bool = static(False)  # by the running spread of discounted returns
     num_evals: int = static(20)  # points of the learning curve
@@ -132,7 +132,7 @@ class Actor(nn.Module):
     def __call__(self, x, mask=None):
         """Where the mask is False: a forbidden action, or a dimension that the agent lacks."""
         c, size = self.config, parts.num_outputs(self.space)
-        x = parts.Torso(c.hidden_sizes, c.activation, c.conv_features)(x)
+        x = parts.Torso(c.hidden_sizes, c.activation, c.conv_layers)(x)
         output = nn.Dense(size, name="actor_head")(x)
         mask = jnp.ones_like(output, bool) if mask is None else mask
         if parts.is_discrete(self.space):
@@ -149,7 +149,7 @@ class Critic(nn.Module):
     @nn.compact
     def __call__(self, x):
         c = self.config
-        x = parts.Torso(c.hidden_sizes, c.activation, c.conv_features)(x)
+        x = parts.Torso(c.hidden_sizes, c.activation, c.conv_layers)(x)
         return nn.Dense(1, name="critic_head")(x)[..., 0]
 
 
@@ -323,8 +323,7 @@ def fold_rollout(config, arrays):
 
 def normalize(config, stats, x):
     """(num_envs, num_agents, ...) by statistics (learners, ...): its agent's, or the only ones."""
-    x = x.astype(jnp.float32)
-    return stats.normalize(x) if config.normalize_obs else x
+    return stats.normalize(x) if config.normalize_obs else parts.scaled(x)
 
 
 def make_inputs(config, policy, observation, world_state=None):
@@ -374,7 +373,7 @@ def check(config: Config, env: Any, env_params: Any) -> None:
     """Raises a ValueError that names the setting, its value and what would do."""
     positive = ("total_timesteps", "num_envs", "num_steps", "update_epochs", "critic_epochs")
     positive += ("num_minibatches", "num_evals")
-    parts.check_sizes(config, positive, ("num_eval_episodes", "conv_features"))
+    parts.check_sizes(config, positive, ("num_eval_episodes",))
     parts.check_choices(config, minibatch_of=("samples", "trajectories"))
     if not hasattr(env, "num_agents"):
         raise ValueError(f"{env.name} has one agent and no axis of agents; ppo takes it")

@@ -85,7 +85,7 @@ class Config:
     max_grad_norm: float = real(10.0, "(0, inf]")  # clip to this global norm; inf for never
     hidden_sizes: tuple[int, ...] = static((64, 64))  # dense layers
     activation: str = static("relu")  # any function of flax.linen: tanh, relu, swish, ...
-    conv_features: int = static(16)  # 3x3 filters before the dense layers, for images; 0: none
+    conv_layers: str = static("small")  # before them, for images: none, small, nature or impala
     normalize_obs: bool = static(False)  # by their running mean and variance
     num_evals: int = static(20)  # points of the learning curve
     num_eval_episodes: int = static(32)  # episodes of the evaluation at each point; 0: none
@@ -105,7 +105,7 @@ class ImplicitQuantileNetwork(nn.Module):
     @nn.compact
     def __call__(self, x, levels):
         *sizes, last = self.config.hidden_sizes
-        x = parts.Torso(tuple(sizes), self.config.activation, self.config.conv_features)(x)
+        x = parts.Torso(tuple(sizes), self.config.activation, self.config.conv_layers)(x)
         # All levels in one axis: the gradients of kernels take a CPU longer with more axes.
         embedding = cosines(levels.reshape(-1), self.config.num_cosines)
         embedding = nn.Dense(x.shape[-1], name="embedding")(embedding)
@@ -155,7 +155,7 @@ class Noise(NamedTuple):
 
 RISKS = ("neutral", "cvar", "wang", "cpw", "power")
 EXPLORATION = ("constant", "linear", "exponential")
-DTYPES = ("", "bool", "uint8", "int8", "float16", "bfloat16", "float32")
+DTYPES = ("", "bool", "int8", "float16", "bfloat16", "float32")
 STRETCH = 16  # steps of an environment for which random numbers are drawn at once
 
 
@@ -273,10 +273,9 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
     return policy
 
 
-def normalize(config, policy, observation):
+def normalize(config, policy, x):
     """Observations as the network sees them."""
-    observation = observation.astype(jnp.float32)
-    return policy.obs_stats.normalize(observation) if config.normalize_obs else observation
+    return policy.obs_stats.normalize(x) if config.normalize_obs else parts.scaled(x)
 
 
 def make_buffer(config: Config) -> parts.ReplayBuffer:
@@ -289,7 +288,7 @@ def check(config: Config, env: Any, env_params: Any) -> None:
     positive = ("total_timesteps", "num_envs", "train_every", "updates_per_step", "buffer_size")
     positive += ("batch_size", "n_step", "target_every", "num_evals", "num_levels")
     positive += ("num_target_levels", "num_policy_levels", "num_cosines")
-    parts.check_sizes(config, positive, ("learning_starts", "num_eval_episodes", "conv_features"))
+    parts.check_sizes(config, positive, ("learning_starts", "num_eval_episodes"))
     if not config.hidden_sizes:
         raise ValueError("hidden_sizes=() leaves no layer that sees the levels: give one or more")
     parts.check_choices(config, buffer_dtype=DTYPES, exploration=EXPLORATION, risk=RISKS)

@@ -67,7 +67,7 @@ class Config:
     target_kl: float = real(math.inf, "(0, inf]")  # end epochs at a KL above this; inf: never
     hidden_sizes: tuple[int, ...] = static((64, 64))  # dense layers of each tower
     activation: str = static("tanh")  # any function of flax.linen: tanh, relu, swish, ...
-    conv_features: int = static(16)  # 3x3 filters before the dense layers, for images; 0: none
+    conv_layers: str = static("small")  # before them, for images: none, small, nature or impala
     shared_torso: bool = static(False)  # one tower for actor and critic
     normalize_obs: bool = static(True)  # by their running mean and variance
     normalize_reward: bool = static(True)  # by the running spread of discounted returns
@@ -114,7 +114,7 @@ class ActorCritic(nn.Module):
     space: Any  # of actions
 
     def setup(self):
-        torso = (self.config.hidden_sizes, self.config.activation, self.config.conv_features)
+        torso = (self.config.hidden_sizes, self.config.activation, self.config.conv_layers)
         size = parts.num_outputs(self.space)
         self.actor_torso = parts.Torso(*torso)
         self.critic_torso = self.actor_torso if self.config.shared_torso else parts.Torso(*torso)
@@ -278,16 +278,15 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
     return policy
 
 
-def normalize(config, policy, observation):
+def normalize(config, policy, x):
     """Observations as the network sees them."""
-    observation = observation.astype(jnp.float32)
-    return policy.obs_stats.normalize(observation) if config.normalize_obs else observation
+    return policy.obs_stats.normalize(x) if config.normalize_obs else parts.scaled(x)
 
 
 def check(config: Config, env: Any, env_params: Any) -> None:
     """Raises a ValueError that names the setting, its value and what would do."""
     positive = ("total_timesteps", "num_envs", "num_steps", "update_epochs", "num_minibatches")
-    parts.check_sizes(config, (*positive, "num_evals"), ("num_eval_episodes", "conv_features"))
+    parts.check_sizes(config, (*positive, "num_evals"), ("num_eval_episodes",))
     parts.check_spaces("ppo", config, env, env_params, box=True, masks=True)
     size, number = config.num_envs * config.num_steps, config.num_minibatches
     what = f"num_envs * num_steps = {config.num_envs} * {config.num_steps} = {size}"

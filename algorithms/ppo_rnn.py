@@ -76,7 +76,7 @@ class Config:
     forget_bias: float = real(3.0, "(-inf, inf)")  # added to the gate that keeps the memory
     hidden_sizes: tuple[int, ...] = static((64,))  # dense layers before the memory
     activation: str = static("tanh")  # any function of flax.linen: tanh, relu, swish, ...
-    conv_features: int = static(16)  # 3x3 filters before the dense layers, for images; 0: none
+    conv_layers: str = static("small")  # before them, for images: none, small, nature or impala
     normalize_obs: bool = static(True)  # by their running mean and variance
     normalize_reward: bool = static(True)  # by the running spread of discounted returns
     num_evals: int = static(20)  # points of the learning curve
@@ -183,7 +183,7 @@ class ActorCritic(nn.Module):
         config, outputs = self.config, parts.num_outputs(self.space)
         size, (from_inputs, from_memory) = config.memory_size, CELLS[config.cell]
         zeros, shape = nn.initializers.zeros, (size, from_memory * size)
-        self.torso = parts.Torso(config.hidden_sizes, config.activation, config.conv_features)
+        self.torso = parts.Torso(config.hidden_sizes, config.activation, config.conv_layers)
         self.gates = nn.Dense(from_inputs * size)
         self.kernel = self.param("memory", zeros, shape) if from_memory else None
         self.actor_head, self.critic_head = nn.Dense(outputs), nn.Dense(1)
@@ -366,17 +366,16 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
     return policy
 
 
-def normalize(config, policy, observation):
+def normalize(config, policy, x):
     """Observations as the network sees them."""
-    observation = observation.astype(jnp.float32)
-    return policy.obs_stats.normalize(observation) if config.normalize_obs else observation
+    return policy.obs_stats.normalize(x) if config.normalize_obs else parts.scaled(x)
 
 
 def check(config: Config, env: Any, env_params: Any) -> None:
     """Raises a ValueError that names the setting, its value and what would do."""
     positive = ("total_timesteps", "num_envs", "num_steps", "update_epochs", "num_minibatches")
     positive += ("memory_size", "num_evals")
-    parts.check_sizes(config, positive, ("num_eval_episodes", "conv_features"))
+    parts.check_sizes(config, positive, ("num_eval_episodes",))
     parts.check_choices(config, cell=tuple(CELLS))
     parts.check_spaces("ppo_rnn", config, env, env_params, box=True, masks=True)
     number, size = config.num_minibatches, config.num_envs * config.num_steps

@@ -63,7 +63,7 @@ class Config:
     hidden_sizes: tuple[int, ...] = static((64, 64))  # dense layers
     activation: str = static("relu")  # any function of flax.linen: tanh, relu, swish, ...
     layer_norm: bool = static(True)  # before each activation
-    conv_features: int = static(16)  # 3x3 filters before the dense layers, for images; 0: none
+    conv_layers: str = static("small")  # before them, for images: none, small, nature or impala
     normalize_obs: bool = static(False)  # by their running mean and variance
     num_evals: int = static(20)  # points of the learning curve
     num_eval_episodes: int = static(32)  # episodes of the evaluation at each point; 0: none
@@ -81,16 +81,13 @@ class QNetwork(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        convolves = int(x.ndim == 4 and self.config.conv_features > 0)
-        layer = lambda kind, size, number: kind(
-            size, kernel_init=nn.initializers.he_normal(), name=f"Dense_{number}"
-        )
-        if convolves:
-            x = self.activate(layer(parts.Conv3x3, self.config.conv_features, 0)(x))
+        init = nn.initializers.he_normal()
+        if x.ndim == 4 and self.config.conv_layers != "none":
+            x = parts.Convolutions(self.config.conv_layers, self.activate, init)(x)
         x = x.reshape(x.shape[0], -1)
-        for number, size in enumerate(self.config.hidden_sizes, convolves):
-            x = self.activate(layer(nn.Dense, size, number)(x))
-        return layer(nn.Dense, self.num_actions, len(self.config.hidden_sizes) + convolves)(x)
+        for size in self.config.hidden_sizes:
+            x = self.activate(nn.Dense(size, kernel_init=init)(x))
+        return nn.Dense(self.num_actions, kernel_init=init)(x)
 
     def activate(self, x):
         x = parts.LayerNorm()(x) if self.config.layer_norm else x
@@ -262,16 +259,15 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
     return policy
 
 
-def normalize(config, policy, observation):
+def normalize(config, policy, x):
     """Observations as the network sees them."""
-    observation = observation.astype(jnp.float32)
-    return policy.obs_stats.normalize(observation) if config.normalize_obs else observation
+    return policy.obs_stats.normalize(x) if config.normalize_obs else parts.scaled(x)
 
 
 def check(config: Config, env: Any, env_params: Any) -> None:
     """Raises a ValueError that names the setting, its value and what would do."""
     positive = ("total_timesteps", "num_envs", "num_steps", "update_epochs", "num_minibatches")
-    parts.check_sizes(config, (*positive, "num_evals"), ("num_eval_episodes", "conv_features"))
+    parts.check_sizes(config, (*positive, "num_evals"), ("num_eval_episodes",))
     parts.check_choices(config, optimizer=OPTIMIZERS, exploration=EXPLORATION)
     parts.check_spaces("pqn", config, env, env_params, masks=True)
     size = config.num_envs * config.num_steps

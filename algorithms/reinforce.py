@@ -62,7 +62,7 @@ class Config:
     max_grad_norm: float = real(0.5, "(0, inf]")  # clip to this global norm; inf for never
     hidden_sizes: tuple[int, ...] = static((64, 64))  # dense layers of each tower
     activation: str = static("tanh")  # any function of flax.linen: tanh, relu, swish, ...
-    conv_features: int = static(16)  # 3x3 filters before the dense layers, for images; 0: none
+    conv_layers: str = static("small")  # before them, for images: none, small, nature or impala
     normalize_obs: bool = static(False)  # by their running mean and variance
     normalize_reward: bool = static(True)  # by the running spread of discounted returns
     num_evals: int = static(20)  # points of the learning curve
@@ -108,7 +108,7 @@ class ActorCritic(nn.Module):
     space: Any  # of actions
 
     def setup(self):
-        torso = (self.config.hidden_sizes, self.config.activation, self.config.conv_features)
+        torso = (self.config.hidden_sizes, self.config.activation, self.config.conv_layers)
         size = parts.num_outputs(self.space)
         self.actor_torso = parts.Torso(*torso)
         self.critic_torso = parts.Torso(*torso)
@@ -236,16 +236,15 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
     return policy
 
 
-def normalize(config, policy, observation):
+def normalize(config, policy, x):
     """Observations as the network sees them."""
-    observation = observation.astype(jnp.float32)
-    return policy.obs_stats.normalize(observation) if config.normalize_obs else observation
+    return policy.obs_stats.normalize(x) if config.normalize_obs else parts.scaled(x)
 
 
 def check(config: Config, env: Any, env_params: Any) -> None:
     """Raises a ValueError that names the setting, its value and what would do."""
     positive = ("total_timesteps", "num_envs", "num_steps", "num_evals")
-    parts.check_sizes(config, positive, ("num_eval_episodes", "conv_features"))
+    parts.check_sizes(config, positive, ("num_eval_episodes",))
     parts.check_spaces("reinforce", config, env, env_params, box=True)
     size = config.num_envs * config.num_steps
     if config.normalize_advantage and size == 1:

@@ -7,8 +7,8 @@ Names are NAVIX's without `Navix-` and `-v0`. `step_type` tells terminated (2) a
 apart; its own `step` restarts at the step after, so what is called is the one inside. The time
 limit is NAVIX's (100 steps; its version 4: by the size of the grid). `observation` is one of its
 observation functions, `symbolic` unless given: the whole grid, or with `_first_person` the 7x7
-cells in front of the agent. Symbols (height, width, 3) are of dtype uint8, the kinds, colours and
-states of things; `rgb` is an image of 32 pixels a cell.
+cells in front of the agent. Symbols (height, width, 3) are the kinds, colours and states of things,
+of dtype int8, since they are no pixels; `rgb` is an image of 32 pixels a cell, of dtype uint8.
 """
 
 import functools
@@ -74,7 +74,7 @@ class Navix(Adapter):
         like = jax.eval_shape(wrapped.reset, jax.random.key(0)).observation
         ids = [v for k, v in vars(_navix().entities.EntityIds).items() if k.isupper()]
         high = 255 if self._pictures else max(int(i) for i in ids)
-        self._seen = spaces.Box(0, high, like.shape, like.dtype)
+        self._seen = spaces.Box(0, high, like.shape, like.dtype if self._pictures else jnp.int8)
 
     def first(self, key, params):
         return self._step(self.wrapped.reset(key))[:2]
@@ -87,7 +87,8 @@ class Navix(Adapter):
         terminated = timestep.is_termination()
         if not self._pictures:  # 3 kB for each cell, which nobody looks at
             timestep = timestep.replace(state=timestep.state.replace(cache=None))
-        return Step(timestep.observation, timestep, timestep.reward, terminated, {})
+        seen = timestep.observation.astype(self._seen.dtype)
+        return Step(seen, timestep, timestep.reward, terminated, {})
 
     def observation_space(self, params):
         return self._seen

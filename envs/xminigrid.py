@@ -6,7 +6,8 @@
 Names are the library's. The last step of an episode is terminated if its discount is 0, else
 truncated; the time limit (`max_steps`) is the library's, and so is its part in the reward: 1 - 0.9
 of the share of the limit that was needed. Settings: `view_size`, `height`, `width`. Observations
-(view_size, view_size, 2) of dtype uint8 are what the agent sees in front of it: kinds and colours.
+(view_size, view_size, 2) are what the agent sees in front of it, kinds and colours, of dtype int8,
+since they are no pixels.
 
 Tasks of XLand's are the trivial ruleset that its environments come with; benchmarks of rulesets
 are fetched from the network by the library, and are not taken.
@@ -16,6 +17,7 @@ import functools
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from envs import adapter
@@ -56,16 +58,17 @@ class XMiniGrid(Adapter):
         like = jax.eval_shape(lambda key: wrapped.reset(own_params, key), jax.random.key(0))
         constants = library("xminigrid.core.constants", "xminigrid")
         high = max(constants.NUM_TILES, constants.NUM_COLORS) - 1
-        self._seen = spaces.Box(0, high, like.observation.shape, like.observation.dtype)
+        self._seen = spaces.Box(0, high, like.observation.shape, jnp.int8)
 
     def first(self, key, params):
         timestep = self.wrapped.reset(self._params, key)
-        return timestep.observation, timestep
+        return timestep.observation.astype(jnp.int8), timestep
 
     def next(self, key, inner, action, params):
         limited = self._params.replace(max_steps=params.max_steps_in_episode)
         after = self.wrapped.step(limited, inner, action)
-        return Step(after.observation, after, after.reward, after.discount == 0, {})
+        seen = after.observation.astype(jnp.int8)
+        return Step(seen, after, after.reward, after.discount == 0, {})
 
     def observation_space(self, params):
         return self._seen

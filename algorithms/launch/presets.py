@@ -33,7 +33,7 @@ MINATAR = {
     "eps_end": 0.05,
     "exploration_fraction": 0.1,
     "hidden_sizes": (128, 128),
-    "conv_features": 0,
+    "conv_layers": "none",
 }
 
 # MountainCar's goal is found by chance, thanks to values that start at zero and fall where one has

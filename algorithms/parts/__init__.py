@@ -12,7 +12,7 @@ from algorithms.parts.checks import (
     check_spaces,
 )
 from algorithms.parts.fields import check_reals, real, static
-from algorithms.parts.layers import Conv3x3, LayerNorm, Torso, orthogonal
+from algorithms.parts.layers import CONV_LAYERS, Convolutions, LayerNorm, Torso, orthogonal, scaled
 from algorithms.parts.memory import device_memory
 from algorithms.parts.muon import scale_by_muon
 from algorithms.parts.optimizer import FlatOptimizer
@@ -23,8 +23,9 @@ from algorithms.parts.statistics import EpisodeStatistics, RewardScale, RunningS
 from algorithms.parts.training import Average, Learner, num_updates, program, world, zeros
 
 __all__ = [
+    "CONV_LAYERS",
     "Average",
-    "Conv3x3",
+    "Convolutions",
     "EpisodeStatistics",
     "FlatOptimizer",
     "LayerNorm",
@@ -51,6 +52,7 @@ __all__ = [
     "program",
     "real",
     "scale_by_muon",
+    "scaled",
     "static",
     "world",
     "zeros",

@@ -5,7 +5,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 
-from algorithms.parts import memory
+from algorithms.parts import layers, memory
 
 LARGEST = 2**31 - 1  # sizes are int32 inside the program
 HEED_MASKS = "ppo, ppo_rnn, pqn, dqn, c51, qrdqn and iqn"
@@ -56,7 +56,7 @@ def check_spaces(
 
     Args:
       algorithm: its file's name.
-      config: `conv_features` is used.
+      config: `conv_layers` is used.
       env, env_params: of `envs.make`.
       box: whether it takes continuous actions.
       masks: whether it heeds an `action_mask`.
@@ -78,10 +78,12 @@ def check_spaces(
     if not hasattr(observations, "low"):
         raise ValueError(f"{env.name} has observations {observations}; {algorithm} takes Box")
     shape = tuple(observations.shape)
-    if config.conv_features and len(shape) == 3 and min(shape[:2]) < 3:
+    check_choices(config, conv_layers=tuple(layers.CONV_LAYERS))
+    least = layers.CONV_LAYERS[config.conv_layers]
+    if len(shape) == 3 and min(shape[:2]) < least:
         raise ValueError(
-            f"conv_features={config.conv_features} needs images of 3x3 or more, and {env.name} has "
-            f"{shape}; 0 would do"
+            f"conv_layers={config.conv_layers!r} needs images of {least}x{least} or more, and "
+            f"{env.name} has {shape}; 'none' would do"
         )
 
 

@@ -1,6 +1,7 @@
 """Layers in forms that XLA is fast at on a CPU too, and initialisation without LAPACK."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
@@ -22,22 +23,63 @@ class Conv3x3(nn.Dense):
         return super().__call__(jnp.concatenate(patches, -1))
 
 
+CONV_LAYERS = {"none": 1, "small": 3, "nature": 36, "impala": 1}  # the smallest image of each
+
+
+class Convolutions(nn.Module):
+    """Images (batch, height, width, channels) to feature maps (batch, height', width', features).
+
+    Kinds: "small" is one layer of 16 3x3 filters (Young and Tian 2019, arXiv:1903.03176, for 10x10
+    cells); "nature" has the three layers of Mnih et al. 2015 (doi:10.1038/nature14236, for 84x84
+    pixels); "impala" the fifteen of Espeholt et al. 2018 (arXiv:1802.01561, figure 3, right).
+    """
+
+    kind: str
+    activate: Callable[[jax.Array], jax.Array]
+    kernel_init: Callable[..., jax.Array] = nn.initializers.lecun_normal()
+
+    @nn.compact
+    def __call__(self, x):
+        if self.kind == "small":
+            return self.activate(Conv3x3(16, kernel_init=self.kernel_init)(x))
+        if self.kind == "nature":
+            for features, size, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):
+                x = self.activate(self.convolve(x, features, size, stride, "VALID"))
+            return x
+        for features in (16, 32, 32):
+            x = nn.max_pool(self.convolve(x, features), (3, 3), (2, 2), "SAME")
+            for _ in range(2):
+                residual = self.convolve(self.activate(x), features)
+                x = x + self.convolve(self.activate(residual), features)
+        return self.activate(x)
+
+    def convolve(self, x, features, size=3, stride=1, padding="SAME"):
+        kernel = {"strides": stride, "padding": padding, "kernel_init": self.kernel_init}
+        return nn.Conv(features, (size, size), **kernel)(x)
+
+
 class Torso(nn.Module):
     """Observations (batch, ...) to features (batch, sizes[-1]); images are convolved first."""
 
     sizes: tuple[int, ...]
     activation: str  # any function of flax.linen
-    conv_features: int = 0  # filters; 0 flattens images
+    conv_layers: str = "none"  # of CONV_LAYERS
 
     @nn.compact
     def __call__(self, x):
         activation = getattr(nn, self.activation)
-        if x.ndim == 4 and self.conv_features:
-            x = activation(Conv3x3(self.conv_features, name="Conv")(x))
+        if x.ndim == 4 and self.conv_layers != "none":
+            x = Convolutions(self.conv_layers, activation)(x)
         x = x.reshape(x.shape[0], -1)
         for size in self.sizes:
             x = activation(nn.Dense(size)(x))
         return x
+
+
+def scaled(observation: jax.Array) -> jax.Array:
+    """In float32; bytes are taken for the pixels of an image, and become numbers in [0, 1]."""
+    x = observation.astype(jnp.float32)
+    return x / 255.0 if observation.dtype == jnp.uint8 else x
 
 
 class LayerNorm(nn.Module):

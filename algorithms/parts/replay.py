@@ -82,13 +82,19 @@ class ReplayBuffer:
         return (self.n_step - 1) * self.num_envs
 
     def create(self, env: Any, env_params: Any) -> Replay:
-        """An empty buffer for transitions of `env`."""
+        """An empty buffer for transitions of `env`.
+
+        Raises:
+          ValueError: another dtype for bytes, which networks take for pixels.
+        """
 
         def example(key):
             observation, state = env.reset_env(key, env_params)
             space, mask = env.action_space(env_params), None
             if hasattr(env, "action_mask"):
                 mask = env.action_mask(state, env_params)
+            if self.dtype and observation.dtype == jnp.uint8:
+                raise ValueError(f'buffer_dtype={self.dtype!r}: {env.name} has bytes; "" would do')
             observation = observation.astype(self.dtype or observation.dtype)
             action = jnp.zeros(space.shape, jnp.int32 if hasattr(space, "n") else jnp.float32)
             flag, reward = jnp.zeros((), bool), jnp.zeros(())

@@ -13,6 +13,7 @@ and, where these differ from the defaults below, the other names in capital lett
 
 import dataclasses
 import functools
+import types
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +21,7 @@ import numpy as np
 import pytest
 
 import envs
+from algorithms import parts
 from algorithms.parts import training
 from envs.gymnax import Wrapper
 from tests import probe as tasks
@@ -41,7 +43,7 @@ REFUSED_BY_ALL = [
     (dict(update_epochs=0), "update_epochs=0"),
     (dict(num_evals=0), "num_evals=0"),
     (dict(num_eval_episodes=-1), "num_eval_episodes=-1"),
-    (dict(conv_features=-1), "conv_features=-1"),
+    (dict(conv_layers="large"), "conv_layers='large': give none or small or nature or impala"),
     (dict(hidden_sizes=(8, 0)), "hidden_sizes=0"),
     (dict(activation="tanhh"), "activation='tanhh'"),
     (dict(env="CartPol-v1"), "did you mean CartPole-v1"),
@@ -330,8 +332,22 @@ def test_images_too_small_to_convolve_are_refused(file):
         def observation_space(self, params):
             return tasks.spaces.Box(0, 1, (2, 5, 1))
 
-    with pytest.raises(ValueError, match="conv_features=16 needs images of 3x3 or more"):
+    with pytest.raises(ValueError, match="conv_layers='small' needs images of 3x3 or more"):
         file.MODULE.make_train(file.TINY, Narrow(), params)
+
+
+def test_the_network_sees_pixels_between_zero_and_one_or_normalised(file):
+    """`normalize` is what acting, learning and the policy call."""
+    stats = parts.RunningStatistics(jnp.full(3, 10.0), jnp.full(3, 4.0), jnp.ones(()))
+    several = file.MODULE.__name__ == "algorithms.ippo"
+    policy = stats if several else types.SimpleNamespace(obs_stats=stats)
+    see = lambda normalize, x: file.MODULE.normalize(
+        file.TINY.replace(normalize_obs=normalize), policy, x
+    )
+    pixels = jnp.array([0, 10, 20], jnp.uint8)
+    np.testing.assert_allclose(see(False, pixels), np.array([0.0, 10.0, 20.0]) / 255, rtol=1e-6)
+    np.testing.assert_array_equal(see(False, pixels.astype(jnp.int8)), [0.0, 10.0, 20.0])
+    np.testing.assert_allclose(see(True, pixels), [-5.0, 0.0, 5.0], rtol=1e-6)
 
 
 def test_an_environment_comes_with_its_parameters(file):

@@ -339,7 +339,6 @@ def test_other_settings_learn_too_from_images():
         optimizer="adam",
         exploration="exponential",
         layer_norm=False,
-        conv_features=4,
         normalize_obs=True,
         reward_scale=0.02,
     )

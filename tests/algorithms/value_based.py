@@ -13,6 +13,8 @@ import pytest
 
 import envs
 from algorithms.parts import memory
+from envs.gymnax import Wrapper
+from tests import probe as tasks
 from tests.algorithms.contract import *  # noqa: F403
 from tests.algorithms.contract import again, assert_same
 from tests.algorithms.probes import *  # noqa: F403
@@ -49,7 +51,7 @@ REFUSED = [
     (dict(n_step=0), "n_step=0"),
     (dict(target_every=0), "target_every=0"),
     (dict(exploration="cosine"), "exploration='cosine': give constant or linear or exponential"),
-    (dict(buffer_dtype="int7"), "buffer_dtype='int7': give \"\" or bool or uint8"),
+    (dict(buffer_dtype="int7"), "buffer_dtype='int7': give \"\" or bool or int8"),
     (dict(learning_starts=96), "learning_starts=96 leaves nothing .* 9 would do"),
     (dict(buffer_size=4, n_step=3), "buffer_size=4 does not hold n_step=3 .* 6 would do"),
     (dict(env="Pendulum-v1"), "takes Discrete"),
@@ -190,6 +192,35 @@ def test_images_can_be_stored_as_bits(module, tiny):
     assert replay.observation.shape == replay.final_observation.shape == (40, 10, 10, 4)
     assert replay.observation.dtype == replay.final_observation.dtype == bool
     assert len(jax.tree.leaves(state.policy.params)) >= 6  # a convolution, too
+
+
+class Pixels(Wrapper):
+    """What is 0 or 1, as bytes 0 or 255."""
+
+    def observation_space(self, params):
+        return tasks.spaces.Box(0, 255, self.env.observation_space(params).shape, jnp.uint8)
+
+    def reset_env(self, key, params):
+        x, state = self.env.reset_env(key, params)
+        return (255 * x).astype(jnp.uint8), state
+
+    def step_env(self, key, state, action, params):
+        x, *rest = self.env.step_env(key, state, action, params)
+        return (255 * x).astype(jnp.uint8), *rest
+
+
+def test_bytes_are_stored_as_they_are_and_learned_from_as_pixels(module, tiny):
+    env, params = envs.make("Breakout-MinAtar")
+    config = tiny.replace(env="Breakout-MinAtar", num_eval_episodes=0, total_timesteps=64)
+    config = config.replace(learning_starts=8, num_evals=1, conv_layers="none")
+    state, as_bytes = module.make_train(config, Pixels(env), params)(jax.random.key(0))
+    assert state.replay.transitions.observation.dtype == jnp.uint8
+    assert state.replay.transitions.final_observation.dtype == jnp.uint8
+    _, as_floats = module.make_train(config, env, params)(jax.random.key(0))
+    np.testing.assert_allclose(as_bytes["loss"], as_floats["loss"], rtol=1e-5)
+    assert as_bytes["loss"][-1] > 0.0
+    with pytest.raises(ValueError, match="buffer_dtype='float16': .* has bytes"):
+        module.make_train(config.replace(buffer_dtype="float16"), Pixels(env), params)
 
 
 def test_a_policy_with_a_key_explores(module, tiny, trained, vmapped_keys):

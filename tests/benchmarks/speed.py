@@ -155,7 +155,7 @@ def ours(case: Case) -> Program:
         num_envs=case.num_envs,
         anneal_lr=False,
         hidden_sizes=HIDDEN_SIZES,
-        conv_features=0,
+        conv_layers="none",
         num_evals=case.num_evals,
         num_eval_episodes=case.num_eval_episodes,
         eval_at_start=False,

@@ -13,7 +13,7 @@ from tests.probe import spaces
 
 
 def make_config(**settings):
-    usual = {"total_timesteps": 100, "num_envs": 4, "num_eval_episodes": 0, "conv_features": 16}
+    usual = {"total_timesteps": 100, "num_envs": 4, "num_eval_episodes": 0, "conv_layers": "small"}
     usual |= {"hidden_sizes": (8, 8), "activation": "tanh", "kind": "linear", "dtype": ""}
     return types.SimpleNamespace(**usual | settings)
 
@@ -121,7 +121,12 @@ def test_spaces_that_can_be_taken_are(env, params, takes):
         ),
         (MASKED_PAIR, PAIR, {"agents": True}, "Pair has an action_mask, .* heed; ippo does$"),
         (MASKED_BOX, PARAMS, {"box": True, "masks": True}, "an action_mask, which actions .*heed"),
-        (Narrow(), PARAMS, {}, r"conv_features=16 needs images of 3x3 .*\(2, 5, 1\); 0 would do"),
+        (
+            Narrow(),
+            PARAMS,
+            {},
+            r"conv_layers='small' needs images of 3x3 .*\(2, 5, 1\); 'none' would do",
+        ),
     ],
 )
 def test_spaces_that_cannot_be_taken_are_refused(env, params, takes, message):
@@ -130,7 +135,7 @@ def test_spaces_that_cannot_be_taken_are_refused(env, params, takes, message):
 
 
 def test_small_images_need_no_convolution():
-    parts.check_spaces("zzz", make_config(conv_features=0), Narrow(), PARAMS)
+    parts.check_spaces("zzz", make_config(conv_layers="none"), Narrow(), PARAMS)
 
 
 # --- memory -----------------------------------------------------------------------------------

@@ -12,18 +12,20 @@ from algorithms import parts
 
 
 class Network(nn.Module):
-    conv_features: int = 0
+    conv_layers: str = "none"
 
     @nn.compact
     def __call__(self, x):
-        x = parts.Torso((8, 32), "tanh", self.conv_features)(x)
+        x = parts.Torso((8, 32), "tanh", self.conv_layers)(x)
         self.param("log_std", nn.initializers.ones, (3,))
         return nn.Dense(3, name="head")(x)
 
 
-@pytest.mark.parametrize("shape, conv_features", [((5,), 0), ((6, 5, 3), 4), ((6, 5, 3), 0)])
-def test_kernels_are_orthogonal_with_their_gains_and_all_else_is_zero(shape, conv_features):
-    network, x = Network(conv_features), jnp.zeros((1, *shape))
+@pytest.mark.parametrize(
+    "shape, conv_layers", [((5,), "small"), ((6, 5, 3), "small"), ((6, 5, 3), "none")]
+)
+def test_kernels_are_orthogonal_with_their_gains_and_all_else_is_zero(shape, conv_layers):
+    network, x = Network(conv_layers), jnp.zeros((1, *shape))
     params = parts.orthogonal(network, jax.random.key(0), x, head=0.01)
     shapes = jax.eval_shape(network.init, jax.random.key(0), x)
     assert jax.tree.map(jnp.shape, params) == jax.tree.map(lambda leaf: leaf.shape, shapes)
@@ -36,7 +38,7 @@ def test_kernels_are_orthogonal_with_their_gains_and_all_else_is_zero(shape, con
         matrix = matrix if matrix.shape[0] >= matrix.shape[1] else matrix.T
         np.testing.assert_allclose(matrix.T @ matrix, np.eye(matrix.shape[1]), atol=1e-5)
         kernels += 1
-    assert kernels == 3 + (conv_features > 0)
+    assert kernels == 3 + (len(shape) == 3 and conv_layers == "small")
 
 
 def test_orthogonal_matrices_are_uniform():
@@ -56,7 +58,7 @@ def test_orthogonal_matrices_are_uniform():
 
 def test_initialisation_has_no_lapack_under_vmap():
     """Batched LAPACK calls can hang on a CPU (jaxlib 0.10)."""
-    init = lambda key: parts.orthogonal(Network(4), key, jnp.zeros((1, 6, 5, 3)))
+    init = lambda key: parts.orthogonal(Network("small"), key, jnp.zeros((1, 6, 5, 3)))
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 16))
     text = jax.jit(jax.vmap(init)).lower(keys).as_text().lower()
     assert "dot_general" in text
@@ -68,7 +70,7 @@ def test_initialisation_has_no_lapack_under_vmap():
 
 def test_a_convolution_is_xla_s():
     images = jax.random.normal(jax.random.key(0), (2, 6, 5, 3))
-    layer = parts.Conv3x3(4)
+    layer = parts.layers.Conv3x3(4)
     params = layer.init(jax.random.key(1), images)
     params["params"]["bias"] = jnp.arange(4.0)
     kernel = params["params"]["kernel"].reshape(3, 3, 3, 4)
@@ -82,16 +84,85 @@ def test_a_convolution_is_xla_s():
 
 def test_a_torso_convolves_images_and_then_has_its_layers():
     images = jax.random.normal(jax.random.key(0), (2, 6, 5, 3))
-    torso = parts.Torso((8, 7), "relu", 4)
+    torso = parts.Torso((8, 7), "relu", "small")
     params = torso.init(jax.random.key(1), images)
     weights = params["params"]
-    assert set(weights) == {"Conv", "Dense_0", "Dense_1"}
-    x = nn.relu(parts.Conv3x3(4).apply({"params": weights["Conv"]}, images)).reshape(2, -1)
+    assert set(weights) == {"Convolutions_0", "Dense_0", "Dense_1"}
+    convolve = parts.Convolutions("small", nn.relu)
+    x = convolve.apply({"params": weights["Convolutions_0"]}, images).reshape(2, -1)
+    assert x.shape == (2, 4 * 3 * 16)
     for name in ("Dense_0", "Dense_1"):
         x = jnp.maximum(x @ weights[name]["kernel"] + weights[name]["bias"], 0.0)
     np.testing.assert_allclose(torso.apply(params, images), x, rtol=1e-4, atol=1e-5)
     flat = parts.Torso((), "relu").apply({}, images)
     np.testing.assert_array_equal(flat, images.reshape(2, -1))
+
+
+def convolved(x, layer, stride=1, padding="SAME"):
+    dimensions = ("NHWC", "HWIO", "NHWC")
+    y = jax.lax.conv_general_dilated(
+        x, layer["kernel"], (stride, stride), padding, dimension_numbers=dimensions
+    )
+    return y + layer["bias"]
+
+
+def random_biases(params):
+    fill = lambda x: jnp.linspace(-0.1, 0.2, x.size) if x.ndim == 1 else x
+    return jax.tree.map(fill, params)
+
+
+def test_nature_s_layers():
+    """Mnih et al. 2015: 84x84 pixels become 7x7 with 64 features."""
+    images = jax.random.normal(jax.random.key(0), (2, 84, 84, 4))
+    network = parts.Convolutions("nature", nn.relu)
+    params = random_biases(network.init(jax.random.key(1), images))
+    layers = [params["params"][f"Conv_{i}"] for i in range(len(params["params"]))]
+    shapes = [(8, 8, 4, 32), (4, 4, 32, 64), (3, 3, 64, 64)]
+    assert [layer["kernel"].shape for layer in layers] == shapes
+    x = images
+    for layer, stride in zip(layers, (4, 2, 1)):
+        x = jnp.maximum(convolved(x, layer, stride, "VALID"), 0.0)
+    assert x.shape == (2, 7, 7, 64)
+    np.testing.assert_allclose(network.apply(params, images), x, rtol=1e-4, atol=1e-5)
+
+
+def test_impala_s_layers():
+    """Espeholt et al. 2018, figure 3: three times a convolution, a maximum and two residuals."""
+    images = jax.random.normal(jax.random.key(0), (2, 20, 18, 3))
+    network = parts.Convolutions("impala", nn.relu)
+    params = random_biases(network.init(jax.random.key(1), images))
+    assert len(params["params"]) == 15
+    layers = (params["params"][f"Conv_{i}"] for i in range(15))
+    x = images
+    for features in (16, 32, 32):
+        x = convolved(x, next(layers))
+        assert x.shape[-1] == features
+        x = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 3, 3, 1), (1, 2, 2, 1), "SAME")
+        for _ in range(2):
+            y = convolved(jnp.maximum(x, 0.0), next(layers))
+            x = x + convolved(jnp.maximum(y, 0.0), next(layers))
+    assert x.shape == (2, 3, 3, 32)
+    expected = jnp.maximum(x, 0.0)
+    np.testing.assert_allclose(network.apply(params, images), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind, least", list(parts.CONV_LAYERS.items())[1:])
+def test_the_smallest_image_that_can_be_convolved(kind, least):
+    network = parts.Convolutions(kind, nn.relu)
+    features = lambda size: jax.eval_shape(
+        lambda: network.init_with_output(jax.random.key(0), jnp.zeros((1, size, size, 1)))[0]
+    )
+    assert features(least).size > 0
+    assert least == 1 or features(least - 1).size == 0
+
+
+def test_bytes_are_pixels():
+    bytes_ = jnp.array([0, 51, 255], jnp.uint8)
+    np.testing.assert_allclose(parts.scaled(bytes_), [0.0, 0.2, 1.0])
+    for dtype in (jnp.int8, jnp.int32, jnp.float16, jnp.float32, bool):
+        x = jnp.array([0, 1, 1], dtype)
+        assert parts.scaled(x).dtype == jnp.float32
+        np.testing.assert_array_equal(parts.scaled(x), [0.0, 1.0, 1.0])
 
 
 def test_layer_norm_is_flax_s():

@@ -1,0 +1,191 @@
+"""How fast the kit's batches of a library's environment are next to the library's own.
+
+    python tests/benchmarks/restarts.py                        # all that are installed
+    python tests/benchmarks/restarts.py navix/DoorKey-5x5      # one
+    python tests/benchmarks/restarts.py --keep                 # and put it into the documentation
+
+Each library restarts its environments with its own wrapper, `envs.batch` by its stock of start
+states, refilled for every rollout of 128 steps. Both take the same random actions under one scan,
+give observations, rewards and ends, and run as many environments for as many steps. The sides take
+turns, after one round that is not counted; medians of `--runs`. (brax's and playground's wrappers
+put every episode back to the one start that its environment had at first; craftax, NAVIX and
+XLand-MiniGrid draw one for every environment at every step; Jumanji only when an episode ends, one
+environment after the other.)
+"""
+
+import argparse
+import functools
+import importlib
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+import envs
+from tests.benchmarks import learning, report
+
+ROLLOUT = 128
+COLUMNS = ("case", "times the steps/s of", "median", "least", "most")
+
+
+class Case(NamedTuple):
+    name: str
+    num_envs: int
+    rollouts: int  # in a run
+    theirs: Callable  # of the library's environment; gives reset(keys) and step(state, actions)
+
+
+def playground(env: Any) -> tuple[Callable, Callable]:
+    wrapper = importlib.import_module("mujoco_playground").wrapper
+    wrapped = wrapper.wrap_for_brax_training(env.wrapped, episode_length=1000)
+    return wrapped.reset, wrapped.step
+
+
+def brax(env: Any) -> tuple[Callable, Callable]:
+    wrapped = importlib.import_module("brax.envs.training").wrap(env.wrapped, episode_length=1000)
+    return wrapped.reset, wrapped.step
+
+
+def craftax(env: Any) -> tuple[Callable, Callable]:
+    make = importlib.import_module("craftax.craftax_env").make_craftax_env_from_name
+    wrapped = make(f"Craftax-{env.name.partition('/')[2]}-v1", auto_reset=True)
+    params = wrapped.default_params
+
+    def step(state, action):
+        inner, key = state
+        keys = jax.vmap(jax.random.split)(key)
+        seen = jax.vmap(wrapped.step, (0, 0, 0, None))(keys[:, 0], inner, action, params)
+        observation, inner, reward, done, _ = seen
+        return (inner, keys[:, 1]), observation, reward, done
+
+    reset = jax.vmap(lambda key: (wrapped.reset(key, params)[1], key))
+    return reset, step
+
+
+def navix(env: Any) -> tuple[Callable, Callable]:
+    return jax.vmap(env.wrapped.reset), jax.vmap(env.wrapped.step)
+
+
+def xminigrid(env: Any) -> tuple[Callable, Callable]:
+    name = env.name.partition("/")[2]
+    wrapped, params = importlib.import_module("xminigrid").make(name)
+    wrapped = importlib.import_module("xminigrid.wrappers").GymAutoResetWrapper(wrapped)
+    return tuple(jax.vmap(functools.partial(f, params)) for f in (wrapped.reset, wrapped.step))
+
+
+def jumanji(env: Any) -> tuple[Callable, Callable]:
+    library = importlib.import_module("jumanji")
+    wrapped = library.make(f"{env.name.partition('/')[2]}-v1")
+    wrapped = importlib.import_module("jumanji.wrappers").VmapAutoResetWrapper(wrapped)
+    return wrapped.reset, lambda state, action: wrapped.step(state[0], action)
+
+
+CASES = (
+    Case("playground/CartpoleBalance", 16, 2, playground),
+    Case("brax/hopper backend=spring", 64, 2, brax),
+    Case("craftax/Classic-Symbolic", 64, 1, craftax),
+    Case("navix/DoorKey-5x5", 64, 8, navix),
+    Case("xminigrid/MiniGrid-DoorKey-5x5", 64, 8, xminigrid),
+    Case("jumanji/Snake", 64, 8, jumanji),
+)
+
+
+def ours(env: Any, env_params: Any, case: Case) -> Callable:
+    batch = envs.batch(env, case.num_envs, ROLLOUT)
+
+    def rollout(carry, key):
+        state = batch.refill(key, carry, env_params)
+
+        def step(state, key):
+            key, action_key = jax.random.split(key)
+            action = actions(env, env_params, action_key, case.num_envs)
+            seen = batch.step(key, state, action, env_params)
+            observation, state, reward, terminated, truncated, info = seen
+            return state, observe(observation, reward, terminated | truncated)
+
+        state, sums = jax.lax.scan(step, state, jax.random.split(key, ROLLOUT))
+        return state.without_stock(), sums
+
+    def run(key):
+        state = batch.reset(key, env_params)[1].without_stock()
+        return jax.lax.scan(rollout, state, jax.random.split(key, case.rollouts))[1]
+
+    return run
+
+
+def library(env: Any, env_params: Any, case: Case) -> Callable:
+    reset, take = case.theirs(env)
+
+    def step(state, key):
+        state = take(state, actions(env, env_params, key, case.num_envs))
+        if isinstance(state, tuple) and len(state) == 4:
+            state, *seen = state
+            return state, observe(*seen)
+        last = state[1] if isinstance(state, tuple) else state  # of jumanji the time step
+        ended = last.done if hasattr(last, "done") else None
+        if ended is None:
+            ended = last.is_done() if hasattr(last, "is_done") else last.last()
+        observation = last.obs if hasattr(last, "obs") else last.observation
+        return state, observe(observation, last.reward, ended)
+
+    def run(key):
+        state = reset(jax.random.split(key, case.num_envs))
+        return jax.lax.scan(step, state, jax.random.split(key, ROLLOUT * case.rollouts))[1]
+
+    return run
+
+
+def actions(env: Any, env_params: Any, key: jax.Array, num_envs: int) -> jax.Array:
+    space = env.action_space(env_params)
+    return jax.vmap(space.sample)(jax.random.split(key, num_envs))
+
+
+def observe(observation: Any, reward: jax.Array, ended: jax.Array) -> Any:
+    """Sums that need all of it; how many episodes ended is looked at."""
+    total = sum(jnp.sum(x, dtype=jnp.float32) for x in jax.tree.leaves(observation))
+    return total + reward.sum(), jnp.sum(ended, dtype=jnp.int32)
+
+
+def rows(case: Case, runs: int) -> list[list[str]]:
+    name, *settings = case.name.split()
+    env, env_params = envs.make(name, **dict(setting.split("=") for setting in settings))
+    keys = jax.random.split(jax.random.key(0), runs + 1)
+    sides = [jax.jit(side(env, env_params, case)) for side in (library, ours)]
+    ends = [int(jax.block_until_ready(side(keys[-1]))[1].sum()) for side in sides]
+    ratios = []
+    for key in keys[:-1]:
+        seconds = []
+        for side in sides:
+            start = time.perf_counter()
+            jax.block_until_ready(side(key))
+            seconds.append(time.perf_counter() - start)
+        ratios.append(seconds[0] / seconds[1])
+    figures = statistics.median(ratios), min(ratios), max(ratios)
+    row = [f"{case.name}, {case.num_envs} environments", "its own restarts"]
+    row += [f"{ratio:.2f}" for ratio in figures]
+    print(f"{', '.join(row)} (episodes that ended: {ends[1]}, theirs {ends[0]})", flush=True)
+    return [row]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("names", nargs="*", help="of environments, those that begin so")
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--keep", action="store_true", help="in docs/results and docs/speed.md")
+    args = parser.parse_args()
+    chosen = [c for c in CASES if not args.names or c.name.startswith(tuple(args.names))]
+    found = [row for case in chosen for row in rows(case, args.runs)]
+    if args.keep:
+        report.keep_speeds("restarts", COLUMNS, found)
+        learning.write()
+
+
+if __name__ == "__main__":
+    main()
