@@ -156,6 +156,14 @@ def test_the_smallest_image_that_can_be_convolved(kind, least):
     assert least == 1 or features(least - 1).size == 0
 
 
+@pytest.mark.parametrize("kind", list(parts.CONV_LAYERS)[1:])
+def test_convolutions_start_as_they_are_told(kind):
+    network = parts.Convolutions(kind, nn.relu, nn.initializers.constant(0.5))
+    params = network.init(jax.random.key(0), jnp.zeros((1, 36, 36, 1)))
+    for leaf in jax.tree.leaves(params):
+        np.testing.assert_array_equal(leaf, 0.0 if leaf.ndim == 1 else 0.5)
+
+
 def test_bytes_are_pixels():
     bytes_ = jnp.array([0, 51, 255], jnp.uint8)
     np.testing.assert_allclose(parts.scaled(bytes_), [0.0, 0.2, 1.0])
