@@ -91,9 +91,12 @@ def compile_programs(
     configs = jax.tree.map(lambda _: sharded(leaf), config)
     keys = sharded(jax.eval_shape(lambda: jax.random.split(jax.random.key(0), layout.padded)))
     shared = layout.share(Shared(env_params, True))
-    starting = jax.jit(over_agents(first, layout)).trace(shared, configs, keys)
+    # Named, or else XLA puts what is empty (some physics states have such arrays) on all devices.
+    spread = {"out_shardings": layout.sharding("agents")}
+    starting = jax.jit(over_agents(first, layout), **spread).trace(shared, configs, keys)
     states = jax.tree.map(sharded, starting.out_info)
-    advancing = jax.jit(over_agents(one_point, layout, in_place=True), donate_argnums=2)
+    whole = over_agents(one_point, layout, in_place=True)
+    advancing = jax.jit(whole, donate_argnums=2, **spread)
     traced = [advancing.trace(shared, configs, states), *[starting] * start]
     lowered = [program.lower() for program in traced]
     with ThreadPoolExecutor(len(lowered)) as pool:

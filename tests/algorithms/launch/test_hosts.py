@@ -169,6 +169,17 @@ def test_others_that_cannot_be_known_are_the_user_s_to_name(monkeypatch):
         hosts.start(None, None, None)
 
 
+def test_devices_of_one_process_share_agents(tmp_path, alone):
+    """Of whose states some arrays are empty, which XLA would put on all devices."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_NUM_CPU_DEVICES": "2"}
+    command = [sys.executable, TOY, *WORDS]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "on 2 cpu devices" in done.stdout
+    (sweep_dir,) = (tmp_path / "runs").iterdir()
+    assert_close(sweep_dir, alone)
+
+
 DEVICES = """
 import sys
 import jax

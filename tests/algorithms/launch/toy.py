@@ -35,6 +35,7 @@ class State:
     policy: Any
     rng: jax.Array
     update: jax.Array
+    nothing: jax.Array  # (0,), as in some environments' states
 
 
 def make_train(config, env=None, env_params=None):
@@ -52,7 +53,7 @@ def make_train(config, env=None, env_params=None):
             size = size * (1.0 - state.update / (per_point * config.num_evals))
         noise = jax.random.normal(noise_rng, config.hidden_sizes)
         policy = {"weights": jnp.sin(state.policy["weights"] + size * noise) * config.gamma}
-        return State(policy, rng, state.update + 1)
+        return State(policy, rng, state.update + 1, state.nothing)
 
     def point(state, count):
         state = jax.lax.fori_loop(0, count, update, state)
@@ -70,7 +71,7 @@ def make_train(config, env=None, env_params=None):
         counts = [per_point] * (config.num_evals if num_evals is None else num_evals)
         if state is None:
             policy = {"weights": jnp.zeros(config.hidden_sizes)}
-            state = State(policy, rng, jnp.zeros((), jnp.int32))
+            state = State(policy, rng, jnp.zeros((), jnp.int32), jnp.zeros((0,)))
             counts = [0] * config.eval_at_start + counts
         counts = jax.lax.optimization_barrier(jnp.array(counts, jnp.int32))
         return jax.lax.scan(point, state, jnp.where(learn, counts, 0))
