@@ -51,6 +51,9 @@ MOUNTAIN_CAR = {
 # The same of values that are distributions.
 SMOOTH = {**MOUNTAIN_CAR, "activation": "swish", "target_every": 200}
 
+# Without a limit an evaluation of a policy that takes no notice of masks never ends.
+GAME_2048 = {"env_settings": (("max_steps", 4000),)}
+
 PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     "ppo": {
         "CartPole-v1": {},
@@ -85,6 +88,11 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
             "normalize_obs": False,
             "normalize_reward": False,
         },
+        # Outside libraries. Grids of five cells a side are too small to be worth convolving.
+        "navix/DoorKey-5x5": {"total_timesteps": 1_000_000, "conv_layers": "none"},
+        "xminigrid/MiniGrid-DoorKey-5x5": {"conv_layers": "none"},
+        "jumanji/Game2048": {"num_envs": 16, "conv_layers": "none", **GAME_2048},
+        "brax/inverted_pendulum": {"num_envs": 16},
     },
     "ippo": {
         # Both sides learn, so neither stands still: many samples.

@@ -25,11 +25,17 @@ WHAT = {"dqn": "double, 3-step"}  # Config's defaults
 SOLVED = {"CartPole-v1": 475.0, "Acrobot-v1": -100.0, "MountainCar-v0": -130.0}
 SOLVED |= {"CartPole-v1-positions": 475.0, "MemoryChain-bsuite": 0.95}
 SOLVED |= {"Pendulum-v1": -200.0, "MountainCarContinuous-v0": 90.0}
+SOLVED |= {
+    "navix/DoorKey": 0.9,
+    "xminigrid/MiniGrid-DoorKey": 0.9,
+    "brax/inverted_pendulum": 1000.0,
+}
 CLASSIC = ("CartPole-v1", "Acrobot-v1", "MountainCar-v0")
 # What only a memory can do, for files without one
 CHAIN = "--env MemoryChain-bsuite --env-settings memory_length=60 --total-timesteps 400000"
 POSITIONS = "--env CartPole-v1 --env-settings observe=0,2 --total-timesteps 500000"
 BOX = ("Pendulum-v1", "MountainCarContinuous-v0")
+UNMASKED = "--env-settings max_steps=4000,mask_actions=false"
 GAMES = {"Asterix": 10_000_000, "Breakout": 3_000_000}
 GAMES |= {"Freeway": 5_000_000, "SpaceInvaders": 5_000_000}
 
@@ -131,9 +137,21 @@ FLAGS = (
     Cell("ppo", "MemoryChain-bsuite, no memory", CHAIN, 30, bar("MemoryChain-bsuite"), ("flags",)),
     Cell("ppo", "CartPole-v1-positions, no memory", POSITIONS, 30, 475.0, ("flags",)),
 )
+LIBRARIES = tuple(
+    cell._replace(tables=("libraries",))
+    for cell in (
+        preset("ppo", "navix/DoorKey-5x5", 1_000_000, 10),
+        preset("ppo", "xminigrid/MiniGrid-DoorKey-5x5", 500_000, 10),
+        preset("ppo", "jumanji/Game2048", 500_000, 10),
+        flag("ppo", "jumanji/Game2048", UNMASKED, 500_000, 10)._replace(
+            name="jumanji/Game2048, no masks"
+        ),
+        preset("ppo", "brax/inverted_pendulum", 500_000, 10),
+    )
+)
 PEERS = tuple(
     Cell(peer, env, "", seeds, bar(env), ("peers",))
     for peer, seeds in (("rejax-ppo", 100), ("purejaxrl-ppo", 100), ("rejax-dqn", 10))
     for env in ("CartPole-v1", "Acrobot-v1")
 )
-CELLS = PRESETS + DEFAULTS + FLAGS
+CELLS = PRESETS + DEFAULTS + FLAGS + LIBRARIES

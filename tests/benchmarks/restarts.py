@@ -107,7 +107,7 @@ def ours(env: Any, env_params: Any, case: Case) -> Callable:
             key, action_key = jax.random.split(key)
             action = actions(env, env_params, action_key, case.num_envs)
             seen = batch.step(key, state, action, env_params)
-            observation, state, reward, terminated, truncated, info = seen
+            observation, state, reward, terminated, truncated, _ = seen
             return state, observe(observation, reward, terminated | truncated)
 
         state, sums = jax.lax.scan(step, state, jax.random.split(key, ROLLOUT))
