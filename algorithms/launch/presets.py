@@ -88,9 +88,21 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
             "normalize_obs": False,
             "normalize_reward": False,
         },
-        # Outside libraries. Grids of five cells a side are too small to be worth convolving.
-        "navix/DoorKey-5x5": {"total_timesteps": 1_000_000, "conv_layers": "none"},
-        "xminigrid/MiniGrid-DoorKey-5x5": {"conv_layers": "none"},
+        # Outside libraries. Grids of five cells a side are too small to be worth convolving, and a
+        # key and a door are found late without a larger entropy bonus.
+        "navix/DoorKey-5x5": {
+            "total_timesteps": 1_000_000,
+            "num_envs": 32,
+            "num_minibatches": 8,
+            "ent_coef": 0.03,
+            "conv_layers": "none",
+        },
+        "xminigrid/MiniGrid-DoorKey-5x5": {
+            "total_timesteps": 1_000_000,
+            "num_envs": 16,
+            "ent_coef": 0.03,
+            "conv_layers": "none",
+        },
         "jumanji/Game2048": {"num_envs": 16, "conv_layers": "none", **GAME_2048},
         "brax/inverted_pendulum": {"num_envs": 16},
     },

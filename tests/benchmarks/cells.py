@@ -141,7 +141,7 @@ LIBRARIES = tuple(
     cell._replace(tables=("libraries",))
     for cell in (
         preset("ppo", "navix/DoorKey-5x5", 1_000_000, 10),
-        preset("ppo", "xminigrid/MiniGrid-DoorKey-5x5", 500_000, 10),
+        preset("ppo", "xminigrid/MiniGrid-DoorKey-5x5", 1_000_000, 10),
         preset("ppo", "jumanji/Game2048", 500_000, 10),
         flag("ppo", "jumanji/Game2048", UNMASKED, 500_000, 10)._replace(
             name="jumanji/Game2048, no masks"
