@@ -2,7 +2,7 @@
 
     python tests/benchmarks/restarts.py                        # all that are installed
     python tests/benchmarks/restarts.py navix/DoorKey-5x5      # one
-    python tests/benchmarks/restarts.py --keep                 # and put it into the documentation
+    python tests/benchmarks/restarts.py --keep                 # and keep it in docs/results
 
 Each library restarts its environments with its own wrapper, `envs.batch` by its stock of start
 states, refilled for every rollout of 128 steps. Both take the same random actions under one scan,
@@ -178,7 +178,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("names", nargs="*", help="of environments, those that begin so")
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--keep", action="store_true", help="in docs/results and docs/speed.md")
+    parser.add_argument("--keep", action="store_true", help="in docs/results")
     args = parser.parse_args()
     chosen = [c for c in CASES if not args.names or c.name.startswith(tuple(args.names))]
     found = [row for case in chosen for row in rows(case, args.runs)]
