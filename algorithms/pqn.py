@@ -46,7 +46,7 @@ class Config:
     total_timesteps: int = static(500_000)  # environment steps of the whole run
     num_envs: int = static(16)  # parallel environments
     num_steps: int = static(64)  # steps of each environment in a rollout
-    update_epochs: int = static(4)  # passes over each rollout
+    update_epochs: int = static(8)  # passes over each rollout
     num_minibatches: int = static(8)  # gradient steps in a pass
     optimizer: str = static("radam")  # radam (rectified) or adam
     learning_rate: float = real(1e-3, "[0, inf)")  # the optimiser's step size

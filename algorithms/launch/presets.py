@@ -51,6 +51,20 @@ MOUNTAIN_CAR = {
 # The same of values that are distributions.
 SMOOTH = {**MOUNTAIN_CAR, "activation": "swish", "target_every": 200}
 
+# Most of what is seen is a map of zeros and ones, which are learned from as they come.
+CRAFTAX = {
+    "total_timesteps": 2_000_000,
+    "num_envs": 256,
+    "num_steps": 32,
+    "num_minibatches": 8,
+    "adam_eps": 1e-5,
+    "gae_lambda": 0.8,
+    "max_grad_norm": 1.0,
+    "hidden_sizes": (512, 512, 512),
+    "normalize_obs": False,
+    "normalize_reward": False,
+}
+
 # Without a limit an evaluation of a policy that takes no notice of masks never ends.
 GAME_2048 = {"env_settings": (("max_steps", 4000),)}
 
@@ -105,6 +119,26 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
         },
         "jumanji/Game2048": {"num_envs": 16, "conv_layers": "none", **GAME_2048},
         "brax/inverted_pendulum": {"num_envs": 16},
+        # Standing still pays 1 a step: a far horizon, many samples of each policy, many passes.
+        "brax/hopper": {
+            "env_settings": (("backend", "spring"),),
+            "total_timesteps": 5_000_000,
+            "num_envs": 256,
+            "num_steps": 32,
+            "update_epochs": 8,
+            "num_minibatches": 16,
+            "gamma": 0.997,
+            "gae_lambda": 0.97,
+            "ent_coef": 0.003,
+        },
+        "playground/PendulumSwingup": {
+            "total_timesteps": 5_000_000,
+            "num_envs": 256,
+            "num_steps": 64,
+            "num_minibatches": 16,
+            "gamma": 0.995,
+        },
+        "craftax/Classic-Symbolic": CRAFTAX,
     },
     "ippo": {
         # Both sides learn, so neither stands still: many samples.
@@ -156,13 +190,34 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
         "CartPole-v1-positions": {**POSITIONS, "num_envs": 16},
         "CartPole-v1-positions-gru": {**POSITIONS, "cell": "gru", "learning_rate": 5e-4},
         "CartPole-v1-positions-mingru": {**POSITIONS, "cell": "mingru"},
+        # 7x7 cells are seen, and the key is out of sight once the agent has turned away.
+        "navix/DoorKey-5x5": {
+            "env_settings": (("observation", "symbolic_first_person"),),
+            "total_timesteps": 1_000_000,
+            "num_envs": 32,
+            "num_minibatches": 8,
+            "ent_coef": 0.03,
+            "cell": "gru",
+            "conv_layers": "none",
+        },
     },
     "pqn": {
         "CartPole-v1": {},
-        "Acrobot-v1": {"learning_rate": 4e-3, "gamma": 0.99, "q_lambda": 0.8, "eps_end": 0.01},
-        "MountainCar-v0": {"update_epochs": 8, "eps_end": 0.3},  # far from the goal for long
+        "Acrobot-v1": {},
+        "MountainCar-v0": {"eps_end": 0.3},  # far from the goal for long
         **{f"{game}-MinAtar": MINATAR for game in ("Asterix", "Breakout", "Freeway")},
         "SpaceInvaders-MinAtar": MINATAR,
+        "craftax/Classic-Symbolic": {
+            "total_timesteps": 2_000_000,
+            "num_envs": 256,
+            "num_steps": 32,
+            "update_epochs": 4,
+            "gamma": 0.99,
+            "reward_scale": 1.0,
+            "eps_end": 0.02,
+            "exploration_fraction": 0.2,
+            "hidden_sizes": (256, 256),
+        },
     },
     "reinforce": {
         "CartPole-v1": {},

@@ -36,6 +36,7 @@ CHAIN = "--env MemoryChain-bsuite --env-settings memory_length=60 --total-timest
 POSITIONS = "--env CartPole-v1 --env-settings observe=0,2 --total-timesteps 500000"
 BOX = ("Pendulum-v1", "MountainCarContinuous-v0")
 UNMASKED = "--env-settings max_steps=4000,mask_actions=false"
+PARTIAL = "--env-settings observation=symbolic_first_person"
 GAMES = {"Asterix": 10_000_000, "Breakout": 3_000_000}
 GAMES |= {"Freeway": 5_000_000, "SpaceInvaders": 5_000_000}
 
@@ -147,6 +148,14 @@ LIBRARIES = tuple(
             name="jumanji/Game2048, no masks"
         ),
         preset("ppo", "brax/inverted_pendulum", 500_000, 10),
+        preset("ppo", "brax/hopper", 5_000_000, 10),
+        preset("ppo", "playground/PendulumSwingup", 5_000_000, 10),
+        preset("ppo", "craftax/Classic-Symbolic", 2_000_000, 5),
+        preset("pqn", "craftax/Classic-Symbolic", 2_000_000, 5),
+        preset("ppo_rnn", "navix/DoorKey-5x5", 1_000_000, 10),
+        flag("ppo", "navix/DoorKey-5x5", PARTIAL, 1_000_000, 10)._replace(
+            name="navix/DoorKey-5x5, partial views, no memory"
+        ),
     )
 )
 PEERS = tuple(
