@@ -131,6 +131,11 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
             "gae_lambda": 0.97,
             "ent_coef": 0.003,
         },
+        "playground/CartpoleSwingup": {
+            "env_settings": (("action_repeat", 2),),
+            "total_timesteps": 2_000_000,
+            "num_envs": 16,
+        },
         "playground/PendulumSwingup": {
             "total_timesteps": 5_000_000,
             "num_envs": 256,
