@@ -246,20 +246,8 @@ def check(config: Config, env: Any, env_params: Any) -> None:
         raise ValueError(f"v_min={ends[0]} and v_max={ends[1]}: give a v_min below v_max")
     parts.check_choices(config, buffer_dtype=DTYPES, exploration=EXPLORATION)
     parts.check_spaces("c51", config, env, env_params, masks=True)
-    if config.learning_starts >= config.total_timesteps:
-        raise ValueError(
-            f"learning_starts={config.learning_starts} leaves nothing of total_timesteps="
-            f"{config.total_timesteps} to learn in; {config.total_timesteps // 10} would do"
-        )
-    buffer, window = make_buffer(config), config.n_step * config.num_envs
-    if buffer.capacity < window:
-        raise ValueError(
-            f"buffer_size={config.buffer_size} does not hold n_step={config.n_step} steps of "
-            f"num_envs={config.num_envs}; {window} would do"
-        )
+    parts.check_replay(config, make_buffer(config), env, env_params)
     parts.num_updates(config, config.num_envs * config.train_every)
-    shapes = jax.eval_shape(lambda: buffer.create(env, env_params))
-    parts.check_memory(config, buffer, shapes)
 
 
 def make_train(config: Config, env: Any = None, env_params: Any = None) -> Callable:

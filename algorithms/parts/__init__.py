@@ -7,12 +7,20 @@ decides what is learned stands in the algorithm's file.
 from algorithms.parts.checks import (
     check_choices,
     check_divides,
-    check_memory,
+    check_network,
+    check_replay,
     check_sizes,
     check_spaces,
 )
 from algorithms.parts.fields import check_reals, real, static
-from algorithms.parts.layers import CONV_LAYERS, Convolutions, LayerNorm, Torso, orthogonal, scaled
+from algorithms.parts.layers import (
+    CONV_LAYERS,
+    Convolutions,
+    LayerNorm,
+    Torso,
+    orthogonal,
+    scaled,
+)
 from algorithms.parts.memory import device_memory
 from algorithms.parts.muon import scale_by_muon
 from algorithms.parts.optimizer import FlatOptimizer
@@ -38,7 +46,8 @@ __all__ = [
     "Transition",
     "check_choices",
     "check_divides",
-    "check_memory",
+    "check_network",
+    "check_replay",
     "check_reals",
     "check_sizes",
     "check_spaces",

@@ -4,6 +4,7 @@ from typing import Any
 
 import flax.linen as nn
 import jax
+import numpy as np
 
 from algorithms.parts import layers, memory
 
@@ -33,6 +34,21 @@ def check_choices(config: Any, **choices: tuple[str, ...]) -> None:
             raise ValueError(f"{name}={getattr(config, name)!r}: give {words}")
 
 
+def check_network(config: Any, *names: str) -> None:
+    """Refuses an unknown network, sizes that are none, and those that simba cannot add up.
+
+    Args:
+      config: `network` is used, and the fields of these names: sizes of layers.
+    """
+    check_choices(config, network=layers.NETWORKS)
+    for name in names:
+        sizes = getattr(config, name)
+        if any(type(size) is not int or size < 1 for size in sizes):
+            raise ValueError(f"{name}={sizes}: give whole numbers, 1 or more")
+        if config.network == "simba" and len(set(sizes)) != 1:
+            raise ValueError(f"{name}={sizes}: simba's blocks are one size, such as 128 or 512,512")
+
+
 def check_divides(name: str, number: int, what: str, size: int) -> None:
     """Refuses a number that does not divide a size, which is told as `what`."""
     if size % number:
@@ -48,6 +64,7 @@ def check_spaces(
     config: Any,
     env: Any,
     env_params: Any,
+    discrete: bool = True,
     box: bool = False,
     masks: bool = False,
     agents: bool = False,
@@ -58,16 +75,19 @@ def check_spaces(
       algorithm: its file's name.
       config: `conv_layers` is used.
       env, env_params: of `envs.make`.
-      box: whether it takes continuous actions.
+      discrete: whether it takes Discrete actions.
+      box: whether it takes continuous actions; without discrete ones they need bounds.
       masks: whether it heeds an `action_mask`.
       agents: whether it takes several agents.
     """
     if hasattr(env, "num_agents") and not agents:
         raise ValueError(f"{env.name} has several agents; ippo takes it")
     actions, observations = env.action_space(env_params), env.observation_space(env_params)
-    if not (hasattr(actions, "n") or (box and hasattr(actions, "low"))):
-        takes = "Discrete and Box" if box else "Discrete"
+    if not ((discrete and hasattr(actions, "n")) or (box and hasattr(actions, "low"))):
+        takes = " and ".join(["Discrete"] * discrete + ["Box"] * box)
         raise ValueError(f"{env.name} has actions {actions}; {algorithm} takes {takes}")
+    if not discrete and not is_bounded(actions):
+        raise ValueError(f"{env.name} has actions {actions}; {algorithm} takes a Box with bounds")
     if hasattr(env, "action_mask") and not hasattr(actions, "n"):
         raise ValueError(f"{env.name} has an action_mask, which actions {actions} cannot heed")
     if hasattr(env, "action_mask") and not masks:
@@ -87,14 +107,32 @@ def check_spaces(
         )
 
 
-def check_memory(config: Any, buffer: Any, shapes: Any) -> None:
-    """Refuses a replay buffer that is larger than the device's memory.
+def is_bounded(space: Any) -> bool:
+    """Whether a Box is finite, as far as its bounds are known by now."""
+    bounds = [x for x in (space.low, space.high) if not isinstance(x, jax.core.Tracer)]
+    return all(np.isfinite(x).all() for x in bounds)
+
+
+def check_replay(config: Any, buffer: Any, env: Any, env_params: Any) -> None:
+    """Refuses a replay buffer that cannot work, or is larger than the device's memory.
 
     Args:
-      config: `buffer_size` is used.
+      config: sizes of a buffer and of the run are used.
       buffer: the ReplayBuffer.
-      shapes: of the arrays that it makes.
+      env, env_params: of `envs.make`.
     """
+    if config.learning_starts >= config.total_timesteps:
+        raise ValueError(
+            f"learning_starts={config.learning_starts} leaves nothing of total_timesteps="
+            f"{config.total_timesteps} to learn in; {config.total_timesteps // 10} would do"
+        )
+    window = config.n_step * config.num_envs
+    if buffer.capacity < window:
+        raise ValueError(
+            f"buffer_size={config.buffer_size} does not hold n_step={config.n_step} steps of "
+            f"num_envs={config.num_envs}; {window} would do"
+        )
+    shapes = jax.eval_shape(lambda: buffer.create(env, env_params))
     needed = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes))
     available = memory.device_memory()
     if needed > available:

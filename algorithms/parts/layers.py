@@ -58,22 +58,36 @@ class Convolutions(nn.Module):
         return nn.Conv(features, (size, size), **kernel)(x)
 
 
+NETWORKS = ("mlp", "simba")
+
+
 class Torso(nn.Module):
-    """Observations (batch, ...) to features (batch, sizes[-1]); images are convolved first."""
+    """Observations (batch, ...) to features (batch, sizes[-1]); images are convolved first.
+
+    More inputs (batch, ...), such as actions, join what the convolutions make. A network "mlp" has
+    a dense layer for each of the sizes; "simba" a residual block with layer norm for each, which
+    are all one size, and a layer norm at last (Lee et al. 2024, arXiv:2410.09754, section 4).
+    """
 
     sizes: tuple[int, ...]
     activation: str  # any function of flax.linen
     conv_layers: str = "none"  # of CONV_LAYERS
+    network: str = "mlp"  # of NETWORKS
 
     @nn.compact
-    def __call__(self, x):
+    def __call__(self, x, *more):
         activation = getattr(nn, self.activation)
         if x.ndim == 4 and self.conv_layers != "none":
             x = Convolutions(self.conv_layers, activation)(x)
-        x = x.reshape(x.shape[0], -1)
+        x = jnp.concatenate([x.reshape(x.shape[0], -1) for x in (x, *more)], -1)
+        if self.network == "mlp":
+            for size in self.sizes:
+                x = activation(nn.Dense(size)(x))
+            return x
+        x = nn.Dense(self.sizes[0])(x)
         for size in self.sizes:
-            x = activation(nn.Dense(size)(x))
-        return x
+            x = x + nn.Dense(size)(activation(nn.Dense(4 * size)(LayerNorm()(x))))
+        return LayerNorm()(x)
 
 
 def scaled(observation: jax.Array) -> jax.Array:
@@ -100,7 +114,7 @@ class LayerNorm(nn.Module):
 
 
 def orthogonal(network: nn.Module, key: jax.Array, *inputs: Any, **gains: float) -> Any:
-    """Parameters with orthogonal matrices, all else zero.
+    """Parameters with orthogonal matrices, scales of layer norms one, all else zero.
 
     The polar factor of a Gaussian matrix is uniform over orthogonal matrices. Newton-Schulz finds
     it without LAPACK, whose batched QR can hang on CPUs under vmap; all at once compile fastest.
@@ -111,7 +125,7 @@ def orthogonal(network: nn.Module, key: jax.Array, *inputs: Any, **gains: float)
       gains: of layers by their name in the network; sqrt(2) for all others.
     """
     shapes = flax.traverse_util.flatten_dict(jax.eval_shape(network.init, key, *inputs))
-    params = {path: jnp.zeros(leaf.shape) for path, leaf in shapes.items()}
+    params = {p: jnp.full(leaf.shape, float(p[-1] == "scale")) for p, leaf in shapes.items()}
     kernels = {path: leaf for path, leaf in params.items() if leaf.ndim > 1}
     noise = jax.random.normal(key, (sum(kernel.size for kernel in kernels.values()),))
     matrices = []

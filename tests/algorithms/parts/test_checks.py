@@ -2,14 +2,14 @@
 
 import types
 
-import jax
-import jax.numpy as jnp
 import pytest
 
 from algorithms import parts
 from algorithms.parts import memory
 from tests import probe as tasks
 from tests.probe import spaces
+
+ONLY_BOX = {"discrete": False, "box": True}
 
 
 def make_config(**settings):
@@ -48,6 +48,20 @@ def test_sizes_that_can_be_are_taken():
         parts.check_sizes(make_config(**settings), ("total_timesteps", "num_envs"))
 
 
+def test_networks_are_known_and_simba_s_blocks_one_size():
+    for network, sizes in (("mlp", ()), ("mlp", (8, 4)), ("simba", (8,)), ("simba", (8, 8))):
+        parts.check_network(make_config(network=network, hidden_sizes=sizes), "hidden_sizes")
+    for network, sizes, message in (
+        ("simbba", (8,), "network='simbba': give mlp or simba"),
+        ("mlp", (8, 0), r"hidden_sizes=\(8, 0\): give whole numbers, 1 or more"),
+        ("mlp", (8.0,), "give whole numbers, 1 or more"),
+        ("simba", (8, 4), r"hidden_sizes=\(8, 4\): simba's blocks are one size, such as 128"),
+        ("simba", (), r"hidden_sizes=\(\): simba's blocks are one size"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            parts.check_network(make_config(network=network, hidden_sizes=sizes), "hidden_sizes")
+
+
 def test_choices_are_listed():
     parts.check_choices(make_config(), kind=("linear", "cosine"), dtype=("", "bool"))
     with pytest.raises(ValueError, match="kind='square': give linear or cosine"):
@@ -69,6 +83,11 @@ def test_the_nearest_divisors_are_listed(number, size, would_do):
 # --- spaces -----------------------------------------------------------------------------------
 
 PARAMS, PAIR = tasks.ProbeParams(), tasks.PairParams()
+
+
+class Unbounded(tasks.Probe):
+    def action_space(self, params):
+        return spaces.Box(-1.0, float("inf"), (1,))
 
 
 class Tuples(tasks.Probe):
@@ -99,6 +118,8 @@ MASKED_BOX = tasks.Probe(continuous=True, masked=True)
         (MASKED, PARAMS, {"masks": True}),
         (tasks.Pair(), PAIR, {"agents": True}),
         (BOX_PAIR, PAIR, {"agents": True, "box": True}),
+        (BOX, PARAMS, ONLY_BOX),
+        (Unbounded(True), PARAMS, {"box": True}),
         (MASKED_PAIR, PAIR, {"agents": True, "masks": True}),
     ],
 )
@@ -111,6 +132,8 @@ def test_spaces_that_can_be_taken_are(env, params, takes):
     [
         (tasks.Pair(), PAIR, {"masks": True}, "Pair has several agents; ippo takes it"),
         (BOX, PARAMS, {}, "Probe has actions .*; zzz takes Discrete$"),
+        (tasks.Probe(), PARAMS, ONLY_BOX, "Probe has actions .*; zzz takes Box$"),
+        (Unbounded(True), PARAMS, ONLY_BOX, "Probe has .*; zzz takes a Box with bounds$"),
         (Tuples(), PARAMS, {"box": True}, "Probe has actions .*; zzz takes Discrete and Box$"),
         (Dicts(), PARAMS, {}, "Probe has observations .*; zzz takes Box$"),
         (
@@ -145,14 +168,15 @@ def test_a_buffer_larger_than_the_memory_is_refused_with_one_that_fits(monkeypat
     monkeypatch.setattr(memory, "device_memory", lambda: 1_000_000)
     buffer = lambda size: parts.ReplayBuffer(size, num_envs=1, num_steps=1)
 
-    def check(size):
-        shapes = jax.eval_shape(lambda: {"x": jnp.zeros((size, 25)), "bits": jnp.zeros(size, bool)})
-        config = types.SimpleNamespace(buffer_size=size)
-        parts.check_memory(config, buffer(size), shapes)  # 101 bytes for each transition
+    def check(size):  # 18 bytes for each transition, and 12 that count them
+        config = types.SimpleNamespace(
+            buffer_size=size, learning_starts=0, total_timesteps=1, n_step=1, num_envs=1
+        )
+        parts.check_replay(config, buffer(size), tasks.Probe(), PARAMS)
 
-    check(9_900)
-    message = "buffer_size=50000 takes 0.0 GB of the device's 0.0 GB; 7920 would fit"
+    check(55_554)
+    message = "buffer_size=500000 takes 0.0 GB of the device's 0.0 GB; 44444 would fit"
     with pytest.raises(ValueError, match=message):
-        check(50_000)
+        check(500_000)
     with pytest.raises(ValueError, match="would fit"):
-        check(9_901)
+        check(55_556)

@@ -98,6 +98,41 @@ def test_a_torso_convolves_images_and_then_has_its_layers():
     np.testing.assert_array_equal(flat, images.reshape(2, -1))
 
 
+def test_more_inputs_join_the_features_of_images():
+    images, action = jnp.ones((2, 3, 3, 1)), jnp.array([[0.5], [0.7]])
+    torso = parts.Torso((), "relu", "none")
+    expected = np.concatenate([np.ones((2, 9)), action], 1)
+    np.testing.assert_array_equal(torso.apply({}, images, action), expected)
+    torso = parts.Torso((4,), "relu", "small")
+    params = torso.init(jax.random.key(0), images, action)["params"]
+    assert params["Dense_0"]["kernel"].shape == (17, 4)
+
+
+def test_simba_s_blocks_are_those_of_the_paper():
+    """x + W2 relu(W1 norm(x)), four times as wide inside, between a dense layer and a norm."""
+    x = jax.random.normal(jax.random.key(0), (5, 3))
+    torso = parts.Torso((8, 8), "relu", network="simba")
+    params = random_biases(parts.orthogonal(torso, jax.random.key(1), x))
+    weights, norm = params["params"], nn.LayerNorm()
+    dense = lambda i, x: x @ weights[f"Dense_{i}"]["kernel"] + weights[f"Dense_{i}"]["bias"]
+    y = dense(0, x)
+    for block in (0, 1):
+        z = norm.apply({"params": weights[f"LayerNorm_{block}"]}, y)
+        hidden = jnp.maximum(dense(2 * block + 2, z), 0.0)
+        assert hidden.shape == (5, 32)
+        y = y + dense(2 * block + 1, hidden)
+    expected = norm.apply({"params": weights["LayerNorm_2"]}, y)
+    np.testing.assert_allclose(torso.apply(params, x), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_scales_of_layer_norms_start_at_one():
+    x = jnp.zeros((1, 3))
+    params = parts.orthogonal(parts.Torso((4,), "relu", "none", "simba"), jax.random.key(0), x)
+    for name in ("LayerNorm_0", "LayerNorm_1"):
+        np.testing.assert_array_equal(params["params"][name]["scale"], 1.0)
+        np.testing.assert_array_equal(params["params"][name]["bias"], 0.0)
+
+
 def convolved(x, layer, stride=1, padding="SAME"):
     dimensions = ("NHWC", "HWIO", "NHWC")
     y = jax.lax.conv_general_dilated(
