@@ -228,6 +228,23 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
         "CartPole-v1": {},
         "Acrobot-v1": {},
     },
+    "sac": {
+        # Small networks do, and take a tenth of the time.
+        "Pendulum-v1": {
+            "total_timesteps": 20_000,
+            "hidden_sizes": (64, 64),
+            "critic_hidden_sizes": (64, 64),
+        },
+        # The goal is found by chance, if actions are held for four steps: 50,000 of the car's.
+        "MountainCarContinuous-v0": {
+            "env_settings": (("action_repeat", 4),),
+            "total_timesteps": 12_500,
+            "reward_scale": 0.1,
+            "target_entropy": -0.5,
+            "hidden_sizes": (64, 64),
+            "critic_hidden_sizes": (64, 64),
+        },
+    },
     "dqn": {
         "CartPole-v1": {},
         "Acrobot-v1": {},

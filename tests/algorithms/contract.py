@@ -34,6 +34,7 @@ OTHER = {}  # values of floats that must change what is learned, where half the 
 EVALUATION = {"eval_return", "eval_length", "eval_last_reward", "eval_terminated"}
 EVALUATION |= {"eval_truncated"}
 HEEDS_MASKS = False
+CONTINUOUS = False  # whether it takes continuous actions only
 TOLERANCE = dict(rtol=1e-4, atol=1e-6)  # of an agent in a batch, against it alone
 
 REFUSED_BY_ALL = [
@@ -306,7 +307,7 @@ def test_refused_settings_say_what_would_do(file, change, message):
 
 
 def test_spaces_that_cannot_be_taken_are_refused(file):
-    env, params = file.WORLD or (tasks.Probe(), tasks.ProbeParams())
+    env, params = file.WORLD or (tasks.Probe(file.CONTINUOUS), tasks.ProbeParams())
 
     class Pairs(type(env)):
         def action_space(self, params):
@@ -317,10 +318,11 @@ def test_spaces_that_cannot_be_taken_are_refused(file):
             return tasks.spaces.Dict({"x": tasks.spaces.Box(0, 1, (1,))})
 
     takes = f"; {file.MODULE.__name__.rpartition('.')[2]} takes"
-    with pytest.raises(ValueError, match=f"{env.name} has actions .*{takes} Discrete"):
+    first, made = ("Box", (True,)) if file.CONTINUOUS else ("Discrete", ())
+    with pytest.raises(ValueError, match=f"{env.name} has actions .*{takes} {first}"):
         file.MODULE.make_train(file.TINY, Pairs(), params)
     with pytest.raises(ValueError, match=f"{env.name} has observations .*{takes} Box"):
-        file.MODULE.make_train(file.TINY, Named(), params)
+        file.MODULE.make_train(file.TINY, Named(*made), params)
 
 
 def test_images_too_small_to_convolve_are_refused(file):
@@ -332,8 +334,9 @@ def test_images_too_small_to_convolve_are_refused(file):
         def observation_space(self, params):
             return tasks.spaces.Box(0, 1, (2, 5, 1))
 
+    made = (True,) if file.CONTINUOUS else ()
     with pytest.raises(ValueError, match="conv_layers='small' needs images of 3x3 or more"):
-        file.MODULE.make_train(file.TINY, Narrow(), params)
+        file.MODULE.make_train(file.TINY, Narrow(*made), params)
 
 
 def test_the_network_sees_pixels_between_zero_and_one_or_normalised(file):
@@ -351,7 +354,7 @@ def test_the_network_sees_pixels_between_zero_and_one_or_normalised(file):
 
 
 def test_an_environment_comes_with_its_parameters(file):
-    env, params = file.WORLD or (tasks.Probe(), tasks.ProbeParams())
+    env, params = file.WORLD or (tasks.Probe(file.CONTINUOUS), tasks.ProbeParams())
     for make in (file.MODULE.make_train, file.MODULE.make_policy):
         with pytest.raises(ValueError, match="env was given without env_params: give both"):
             make(file.TINY, env)
@@ -361,10 +364,11 @@ def test_an_environment_comes_with_its_parameters(file):
 
 def test_forbidden_actions_are_never_taken_or_refused(file):
     """Each would cost 100: neither in training nor in evaluation does any return fall below 0."""
-    env = tasks.Probe(masked=True)
+    env = tasks.Probe(file.CONTINUOUS, masked=True)
     params = tasks.ProbeParams(task=tasks.SWING, max_steps_in_episode=3)
     if not file.HEEDS_MASKS:
-        with pytest.raises(ValueError, match="Probe has an action_mask, which .* would not heed"):
+        never = "which actions .* cannot heed" if file.CONTINUOUS else "which .* would not heed"
+        with pytest.raises(ValueError, match=f"Probe has an action_mask, {never}"):
             file.MODULE.make_train(file.TINY, env, params)
         return
     config = file.TINY.replace(num_eval_episodes=32)

@@ -11,7 +11,7 @@ SEEDS = 3
 
 
 def play_probes(module, config, values_of, continuous=False, number=7, max_steps=5, options=None):
-    """The first tasks with all seeds in one program: `values_of(config, action_space, params, x)`
+    """The first tasks with all seeds in one program: `values_of(config, action_space, state, x)`
     and actions at x = -1, 0, 1, (tasks, SEEDS, 3)."""
     env = tasks.Probe(continuous)
 
@@ -20,7 +20,7 @@ def play_probes(module, config, values_of, continuous=False, number=7, max_steps
         state, _ = module.make_train(config, env, params)(key)
         policy = module.make_policy(config, env, params)
         x = jnp.array([[-1.0], [0.0], [1.0]])
-        values = values_of(config, env.action_space(params), state.policy.params, x)
+        values = values_of(config, env.action_space(params), state, x)
         return values, jax.vmap(lambda x: policy(state, x)[0])(x)
 
     keys = jax.random.split(jax.random.key(0), SEEDS)
@@ -33,8 +33,8 @@ def play_probes(module, config, values_of, continuous=False, number=7, max_steps
 
 def of_critic(module):
     """The critic of a file with an ActorCritic."""
-    return lambda config, space, params, x: module.ActorCritic(config, space).apply(
-        params, x, method="critic"
+    return lambda config, space, state, x: module.ActorCritic(config, space).apply(
+        state.policy.params, x, method="critic"
     )
 
 

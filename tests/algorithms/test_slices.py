@@ -13,6 +13,7 @@ from tests.algorithms import (
     test_pqn,
     test_qrdqn,
     test_reinforce,
+    test_sac,
 )
 from tests.algorithms.contract import (
     floats,
@@ -34,7 +35,7 @@ __all__ = [
 ]
 pytestmark = pytest.mark.slow
 REPLAY = [test_dqn, test_c51, test_qrdqn, test_iqn]
-FILES = [*REPLAY, test_ippo, test_ppo_rnn, test_ppo_vtrace, test_pqn, test_reinforce]
+FILES = [*REPLAY, test_sac, test_ippo, test_ppo_rnn, test_ppo_vtrace, test_pqn, test_reinforce]
 
 
 def name(file):

@@ -265,8 +265,8 @@ def probed(file, module):
     scale = dict(reward_scale=1.0) if hasattr(module.Config, "reward_scale") else {}
     config = module.Config(**PROBE, **support, **scale)
 
-    def values_of(config, space, params, x):
-        return file.action_values(config, space, params, x).max(-1)
+    def values_of(config, space, state, x):
+        return file.action_values(config, space, state.policy.params, x).max(-1)
 
     # So many rounds take longer than compiling them well.
     return "discrete", *play_probes(module, config, values_of, options=AS_FOR_USERS)

@@ -104,6 +104,8 @@ PRESETS = (
     *(preset("pqn", env, 500_000, 100) for env in CLASSIC),
     *(preset("pqn", f"{game}-MinAtar", steps, 10) for game, steps in GAMES.items()),
     *(preset("reinforce", env, 500_000, 100) for env in ("CartPole-v1", "Acrobot-v1")),
+    preset("sac", "Pendulum-v1", 20_000, 10),
+    preset("sac", "MountainCarContinuous-v0", 12_500, 10),
     preset("dqn", "CartPole-v1", 500_000, 100),
     shown(preset("dqn", "Acrobot-v1", 500_000, 100)),
     preset("dqn", "MountainCar-v0", 500_000, 30)._replace(what="double"),

@@ -1,0 +1,338 @@
+"""SAC's formulas against integration, distrax and optax, and the contract of the file."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import envs
+from algorithms import sac
+from envs.gymnax import Wrapper, spaces
+from tests import probe as tasks
+from tests.algorithms.contract import *  # noqa: F403  the contract
+from tests.algorithms.contract import again, assert_close, assert_same
+from tests.algorithms.probes import *  # noqa: F403
+from tests.algorithms.probes import play_probes
+from tests.conftest import AS_FOR_USERS
+
+# In test_slices.py, which is slow.
+del test_slices_are_exact_under_vmap_too  # noqa: F821
+del test_slices_are_exactly_the_whole  # noqa: F821
+
+MODULE = sac
+CONTINUOUS = True
+TINY = sac.Config(
+    env_settings=(("max_steps", 20),),
+    total_timesteps=3 * 32,
+    num_envs=2,
+    updates_per_step=2,
+    buffer_size=40,
+    batch_size=8,
+    learning_starts=12,
+    anneal_lr=True,
+    n_step=2,
+    reward_scale=0.5,
+    tau=0.05,
+    hidden_sizes=(8,),
+    critic_hidden_sizes=(8, 8),
+    num_evals=3,
+    num_eval_episodes=2,
+)
+METRICS = {"critic_loss", "actor_loss", "mean_value", "entropy", "temperature", "grad_norm"}
+OTHER = {"adam_eps": 1e-2}
+TOLERANCE = dict(rtol=1e-3, atol=1e-4)
+REFUSED = [
+    (dict(batch_size=8.0), "batch_size=8.0"),
+    (dict(updates_per_step=0), "updates_per_step=0"),
+    (dict(num_critics=0), "num_critics=0: give a whole number, 1 or more"),
+    (dict(critic_hidden_sizes=(8, 0)), "critic_hidden_sizes=.*: give whole numbers, 1 or more"),
+    (dict(network="resnet"), "network='resnet': give mlp or simba"),
+    (dict(network="simba", critic_hidden_sizes=(8, 4)), "simba's blocks are one size"),
+    (dict(network="simba", hidden_sizes=()), "hidden_sizes=.*: simba's blocks are one size"),
+    (dict(learning_starts=96), "learning_starts=96 leaves nothing .* 9 would do"),
+    (dict(buffer_size=2, n_step=3), "buffer_size=2 does not hold n_step=3 .* 6 would do"),
+    (dict(env="CartPole-v1", env_settings=()), "CartPole-v1 has actions .*; sac takes Box"),
+]
+PINNED = {
+    "critic_loss": [139.337, 90.308, 71.3393],
+    "actor_loss": [-0.0313113, 0.0279889, 0.275612],
+    "entropy": [-0.0424428, 0.0981965, 0.364876],
+}
+
+
+def test_metrics_have_the_points_as_leading_axis(file, trained):
+    """Learning starts within the first point."""
+    state, metrics = trained
+    assert list(metrics["timestep"]) == [0, 32, 64, 96]
+    assert metrics["eval_return"].shape == (4, 2) and metrics["eval_length"].shape == (4, 2)
+    for name in METRICS:
+        assert np.isnan(metrics[name][0]) and np.isfinite(metrics[name][1:]).all(), name
+    others = {"timestep", "num_episodes", "episode_return", "episode_length"}
+    assert set(metrics) == METRICS | others | file.EVALUATION
+    assert int(state.update) == 3
+
+
+# --- formulas ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mean, log_std", [(0.0, 0.0), (1.5, -1.0), (-0.7, 0.5)])
+def test_the_density_of_squashed_actions_integrates_to_one(mean, log_std):
+    """Over actions, each of which comes of one normal number."""
+    noise = jnp.linspace(-9.0, 9.0, 20_001)
+    gaussian = sac.Gaussian(jnp.full((len(noise), 1), mean), jnp.full((len(noise), 1), log_std))
+    action, log_prob = (np.asarray(x, np.float64) for x in sac.squash(gaussian, noise[:, None]))
+    assert np.trapezoid(np.exp(log_prob), action[:, 0]) == pytest.approx(1.0, abs=2e-3)
+
+
+def test_log_prob_is_that_of_the_change_of_variables():
+    rng = np.random.default_rng(0)
+    mean, log_std, noise = 0.5 * rng.normal(size=(3, 50, 3)).astype(np.float32)
+    action, log_prob = sac.squash(sac.Gaussian(mean, log_std), noise)
+    u = mean + np.exp(log_std) * noise
+    normal = jax.scipy.stats.norm.logpdf(u, mean, np.exp(log_std))
+    slope = jax.vmap(jax.vmap(jax.grad(jnp.tanh)))(u)
+    np.testing.assert_allclose(action, np.tanh(u), rtol=1e-5)
+    np.testing.assert_allclose(log_prob, (normal - jnp.log(slope)).sum(-1), rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("mean", [-60.0, 60.0])
+def test_saturated_actions_have_finite_numbers(mean):
+    def log_prob(mean):
+        gaussian = sac.Gaussian(jnp.full((1, 1), mean), jnp.zeros((1, 1)))
+        return sac.squash(gaussian, jnp.ones((1, 1)))[1][0]
+
+    value, slope = jax.value_and_grad(log_prob)(mean)
+    assert np.isfinite(value) and slope == pytest.approx(2.0 * np.sign(mean), rel=1e-5)
+
+
+def test_normal_noise_becomes_uniform():
+    noise = jax.random.normal(jax.random.key(0), (40_000,))
+    counts = np.histogram(sac.uniform(noise), 10, (-1.0, 1.0))[0] / 40_000
+    np.testing.assert_allclose(counts, 0.1, atol=0.008)
+
+
+def test_actions_are_rescaled_to_the_box():
+    space = spaces.Box(jnp.array([[-2.0, 0.0]]), jnp.array([[2.0, 10.0]]), (1, 2))
+    action = jnp.array([[-1.0, -1.0], [0.0, 0.5], [1.0, 1.0]])
+    expected = [[[-2.0, 0.0]], [[0.0, 7.5]], [[2.0, 10.0]]]
+    np.testing.assert_allclose(sac.rescale(action, space), expected, rtol=1e-6)
+
+
+def test_a_box_without_bounds_is_refused():
+    class Endless(tasks.Probe):
+        def action_space(self, params):
+            return spaces.Box(-jnp.inf, jnp.inf, (1,))
+
+    with pytest.raises(ValueError, match="sac takes a Box with bounds"):
+        sac.make_train(TINY, Endless(True), tasks.ProbeParams())
+
+
+# --- one gradient step ------------------------------------------------------------------------
+
+
+class TwoTorques(Wrapper):
+    """Pendulum, of whose two actions only the first one matters."""
+
+    def action_space(self, params):
+        return spaces.Box(-2.0, 2.0, (2,))
+
+    def step_env(self, key, state, action, params):
+        return self.env.step_env(key, state, action[:1], params)
+
+
+@pytest.fixture(scope="module")
+def step():
+    """The state before and after an update of one round with one gradient step, the config."""
+    config = TINY.replace(train_every=16, updates_per_step=1, learning_starts=0, anneal_lr=False)
+    config = config.replace(buffer_size=200, num_critics=3, num_eval_episodes=0)
+    env, params = envs.make(config.env, max_steps=20)
+    learner = sac.learner(config, TwoTorques(env), params)
+    update = jax.jit(learner.update)
+    state = update(jax.jit(learner.init)(jax.random.key(0)))[0]
+    # Critics that differ from their targets, and a temperature of their own
+    state = state.replace(
+        target_params=jax.tree.map(lambda x: 1.3 * x + 0.05, state.target_params),
+        log_temperature=jnp.log(0.3),
+        opt_state=jax.tree.map(jnp.zeros_like, state.opt_state),
+    )
+    return config, state, *update(again(state))
+
+
+def test_a_gradient_step_is_the_papers(step):
+    """Each part by its own loss alone, with an Adam of its own; targets by their average."""
+    config, state, after, metrics = step
+    _, _, _, _, draw_rng, action_rng = jax.random.split(again(state).rng, 6)
+    buffer = sac.make_buffer(config)
+    draw = buffer.draw(after.replay, buffer.noise(draw_rng, (1, 1, config.batch_size))[0, 0])
+    window = buffer.windows(after.replay.transitions, draw.index, config.gamma)
+    noise = jax.random.normal(action_rng, (1, 1, 2, config.batch_size, 2))[0, 0]
+    actor, critic, alpha = sac.Actor(config, 2), sac.Critic(config), 0.3
+    value = lambda params, i, x, a: critic.apply(jax.tree.map(lambda p: p[i], params), x, a)
+    x, next_x, params = window.observation, window.final_observation, state.policy.params
+
+    next_action, next_log_prob = sac.squash(actor.apply(params, next_x), noise[1])
+    lowest = jnp.stack([value(state.target_params, i, next_x, next_action) for i in range(3)])
+    soft = lowest.min(0) - alpha * next_log_prob
+    target = config.reward_scale * window.returns + window.discount * soft
+
+    def critic_loss(critics):
+        errors = [value(critics, i, x, window.action) - target for i in range(3)]
+        return sum((error**2).mean() for error in errors)
+
+    def actor_loss(params):
+        action, log_prob = sac.squash(actor.apply(params, x), noise[0])
+        values = jnp.stack([value(state.critic_params, i, x, action) for i in range(3)])
+        return (alpha * log_prob - values.min(0)).mean()
+
+    log_prob = sac.squash(actor.apply(params, x), noise[0])[1]
+    temperature_loss = lambda log: jnp.exp(log) * (-log_prob - 2.0 * config.target_entropy).mean()
+
+    def stepped(loss, params):
+        adam = optax.adam(config.learning_rate, eps=config.adam_eps)
+        return optax.apply_updates(
+            params, adam.update(jax.grad(loss)(params), adam.init(params))[0]
+        )
+
+    critics = stepped(critic_loss, state.critic_params)
+    assert_close(after.critic_params, critics, rtol=1e-3, atol=2e-5)
+    assert_close(after.policy.params, stepped(actor_loss, params), rtol=1e-3, atol=2e-5)
+    log = stepped(temperature_loss, state.log_temperature)
+    assert after.log_temperature == pytest.approx(float(log), rel=1e-4)
+    moved = jax.tree.map(lambda t, c: 0.95 * t + 0.05 * c, state.target_params, critics)
+    assert_close(after.target_params, moved, rtol=1e-3, atol=2e-5)
+    for name, loss in (("critic_loss", critic_loss(state.critic_params)),):
+        assert float(metrics[name].total) == pytest.approx(float(loss), rel=1e-3)
+    assert float(metrics["actor_loss"].total) == pytest.approx(float(actor_loss(params)), rel=1e-3)
+    assert float(metrics["entropy"].total) == pytest.approx(-float(log_prob.mean()), rel=1e-3)
+    assert float(metrics["temperature"].total) == pytest.approx(0.3, rel=1e-5)
+
+
+def test_a_fixed_temperature_stays(step):
+    config, *_ = step
+    config = config.replace(learn_temperature=False, initial_temperature=0.2)
+    learner = sac.learner(config, *envs.make(config.env, max_steps=20))
+    state, _ = jax.jit(learner.update)(jax.jit(learner.init)(jax.random.key(0)))
+    assert float(state.log_temperature) == pytest.approx(np.log(0.2))
+
+
+# --- acting -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def points():
+    """Every state of a run that keeps all transitions, whose first point does not learn."""
+    config = TINY.replace(buffer_size=96, learning_starts=40, num_eval_episodes=0, num_envs=8)
+    train = sac.make_train(config.replace(total_timesteps=3 * 128, buffer_size=384))
+    states = [train(jax.random.key(0), None, 0)[0]]
+    for _ in range(3):
+        states.append(train(None, states[-1], 1)[0])
+    return states
+
+
+def test_actions_are_uniform_until_learning_starts_and_then_the_policy_s(points):
+    """40 of them; what is kept is in [-1, 1], and the torque follows from it."""
+    start, first, *_, last = points
+    seen = jax.tree.map(np.asarray, last.replay.transitions)
+    actions = seen.action[:, 0]
+    assert (np.abs(actions) <= 1.0).all() and (np.abs(actions[:40]) > 0.8).any()
+    noise = np.abs(np.arctanh(np.clip(actions, -0.999999, 0.999999)))
+    assert np.isfinite(noise).all()
+    x, x_next = seen.observation, seen.final_observation
+    speed = x[:, 2] + 0.05 * (15.0 * x[:, 1] + 3.0 * 2.0 * actions)  # gymnax's Pendulum
+    np.testing.assert_allclose(x_next[:, 2], np.clip(speed, -8.0, 8.0), atol=1e-4)
+    del start, first
+
+
+def test_learning_waits():
+    config = TINY.replace(learning_starts=60, num_eval_episodes=0)
+    train = sac.make_train(config)
+    start, _ = train(jax.random.key(0), None, 0)
+    state, metrics = train(None, again(start), 1)
+    for name in ("policy", "critic_params", "target_params", "log_temperature", "opt_state"):
+        assert_same(getattr(state, name), getattr(start, name))
+    assert np.isnan(metrics["critic_loss"]).all()
+    late, _ = train(None, state, 2)
+    assert float(late.log_temperature) != float(start.log_temperature)
+
+
+def test_a_policy_with_a_key_explores_within_the_box(trained, vmapped_keys):
+    state, _ = trained
+    policy = sac.make_policy(TINY)
+    x = jnp.array([0.5, 0.5, 1.0])
+    keys = jax.random.split(jax.random.key(1), 200)
+    actions = jax.vmap(lambda key: policy(state, x, None, key)[0])(keys)
+    assert actions.shape == (200, 1) and (jnp.abs(actions) <= 2.0).all() and actions.std() > 0.3
+    gaussian = sac.Actor(TINY, 1).apply(state.policy.params, x[None])
+    np.testing.assert_allclose(policy(state, x)[0], 2.0 * jnp.tanh(gaussian.mean[0]), rtol=1e-5)
+
+
+# --- network ----------------------------------------------------------------------------------
+
+
+def test_critics_start_apart_and_heads_with_their_gains():
+    config = TINY.replace(num_eval_episodes=0)
+    state, _ = sac.make_train(config)(jax.random.key(0), None, 0)
+    first, second = (
+        jax.tree.map(lambda x, i=i: x[i], state.critic_params)["params"] for i in (0, 1)
+    )
+    for params in (first, second):
+        head = params["value_head"]["kernel"]
+        np.testing.assert_allclose(head.T @ head, np.eye(1), atol=1e-5)
+    assert not np.allclose(first["value_head"]["kernel"], second["value_head"]["kernel"])
+    for name in ("mean_head", "std_head"):
+        head = state.policy.params["params"][name]["kernel"]
+        np.testing.assert_allclose(head.T @ head, 1e-4, rtol=1e-4)
+    assert_same(state.target_params, state.critic_params)
+
+
+def test_simba_learns_with_normalised_observations():
+    config = TINY.replace(network="simba", normalize_obs=True, critic_hidden_sizes=(8, 8))
+    state, metrics = sac.make_train(config)(jax.random.key(0))
+    assert np.isfinite(metrics["critic_loss"][1:]).all()
+    assert float(state.policy.obs_stats.count) == 96
+    assert "LayerNorm_1" in state.policy.params["params"]["Torso_0"]
+
+
+# --- probe tasks ------------------------------------------------------------------------------
+
+PROBE = sac.Config(
+    total_timesteps=16 * 2000,
+    num_envs=16,
+    buffer_size=4_000,
+    batch_size=64,
+    learning_starts=1_000,
+    learning_rate=1e-2,
+    anneal_lr=True,
+    gamma=0.9,
+    tau=0.05,
+    initial_temperature=1e-2,
+    learn_temperature=False,
+    hidden_sizes=(16,),
+    critic_hidden_sizes=(32,),
+    activation="tanh",
+    num_evals=1,
+    num_eval_episodes=0,
+    eval_at_start=False,
+)
+
+
+@pytest.fixture(scope="module")
+def probed():
+    def values_of(config, space, state, x):
+        gaussian = sac.Actor(config, 1).apply(state.policy.params, x)
+        action, _ = sac.squash(gaussian, jnp.zeros((len(x), 1)))
+        return jax.vmap(sac.Critic(config).apply, (0, None, None))(
+            state.critic_params, x, action
+        ).min(0)
+
+    return "continuous", *play_probes(sac, PROBE, values_of, True, options=AS_FOR_USERS)
+
+
+def test_the_entropy_reaches_its_target():
+    """On a bandit with a best action: the temperature is what makes it so."""
+    config = PROBE.replace(learn_temperature=True, initial_temperature=0.1, target_entropy=-0.5)
+    params = tasks.ProbeParams(task=tasks.ACTION, max_steps_in_episode=5)
+    train = sac.make_train(config.replace(num_evals=4), tasks.Probe(True), params)
+    _, metrics = train(jax.random.key(0))
+    assert float(metrics["entropy"][-1]) == pytest.approx(-0.5, abs=0.1)
