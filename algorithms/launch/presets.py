@@ -131,6 +131,7 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
             "gae_lambda": 0.97,
             "ent_coef": 0.003,
         },
+        "playground/CartpoleBalance": {"total_timesteps": 1_000_000, "num_envs": 16},
         "playground/CartpoleSwingup": {
             "env_settings": (("action_repeat", 2),),
             "total_timesteps": 2_000_000,

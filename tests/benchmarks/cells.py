@@ -151,6 +151,7 @@ LIBRARIES = tuple(
         ),
         preset("ppo", "brax/inverted_pendulum", 500_000, 10),
         preset("ppo", "brax/hopper", 5_000_000, 10),
+        preset("ppo", "playground/CartpoleBalance", 1_000_000, 10),
         preset("ppo", "playground/CartpoleSwingup", 2_000_000, 10),
         preset("ppo", "playground/PendulumSwingup", 5_000_000, 10),
         preset("ppo", "craftax/Classic-Symbolic", 2_000_000, 5),
