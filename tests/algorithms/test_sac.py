@@ -251,6 +251,14 @@ def test_learning_waits():
     assert float(late.log_temperature) != float(start.log_temperature)
 
 
+def test_learning_waits_for_a_whole_window():
+    """Of 12 steps of both environments, which 12 of the 16 rounds make: the last 5 learn, twice."""
+    config = TINY.replace(learning_starts=0, n_step=12)
+    learner = sac.learner(config, *envs.make(config.env, max_steps=20))
+    _, metrics = jax.jit(learner.update)(jax.jit(learner.init)(jax.random.key(0)))
+    assert metrics["critic_loss"].weight == 10
+
+
 def test_a_policy_with_a_key_explores_within_the_box(trained, vmapped_keys):
     state, _ = trained
     policy = sac.make_policy(TINY)
