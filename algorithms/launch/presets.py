@@ -230,7 +230,7 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
         "Acrobot-v1": {},
     },
     "sac": {
-        # Small networks do, and take a tenth of the time.
+        # Small networks do, and have a fifteenth of the products to compute.
         "Pendulum-v1": {
             "total_timesteps": 20_000,
             "hidden_sizes": (64, 64),

@@ -6,7 +6,20 @@ Score: mean over seeds, from 0 on, of the mean return of 32 whole episodes at th
 import numpy as np
 import pytest
 
-from algorithms import c51, dqn, ippo, iqn, launch, ppo, ppo_rnn, ppo_vtrace, pqn, qrdqn, reinforce
+from algorithms import (
+    c51,
+    dqn,
+    ippo,
+    iqn,
+    launch,
+    ppo,
+    ppo_rnn,
+    ppo_vtrace,
+    pqn,
+    qrdqn,
+    reinforce,
+    sac,
+)
 from algorithms.launch.presets import PRESETS
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("vmapped_keys", "jitted_as_for_users")]
@@ -88,6 +101,15 @@ def test_value_based_files_reach_the_published_numbers(module, preset, mean, tmp
     result = launch.run(module, config, seed=0, num_seeds=10, run_dir=tmp_path / "run")
     scores = np.asarray(result.metrics["eval_return"])[:, -1].mean(-1)
     assert scores.shape == (10,) and scores.mean() >= mean, scores
+
+
+@pytest.mark.parametrize(
+    "preset, mean", [("Pendulum-v1", -155.0), ("MountainCarContinuous-v0", 94.0)]
+)
+def test_sac_reaches_the_published_numbers(preset, mean, tmp_path):
+    """Mean over the 5 seeds 0 to 4; 20k steps, and 12.5k of four steps of the car each."""
+    scores = train(sac, preset, tmp_path)["eval_return"][:, -1].mean(-1)
+    assert scores.shape == (5,) and scores.mean() >= mean, scores
 
 
 # preset, least mean over 5 seeds, least seed; the budget is the preset's total_timesteps

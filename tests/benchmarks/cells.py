@@ -36,6 +36,7 @@ CHAIN = "--env MemoryChain-bsuite --env-settings memory_length=60 --total-timest
 POSITIONS = "--env CartPole-v1 --env-settings observe=0,2 --total-timesteps 500000"
 BOX = ("Pendulum-v1", "MountainCarContinuous-v0")
 UNMASKED = "--env-settings max_steps=4000,mask_actions=false"
+HELD = "actions held for {} steps"  # of the environment; steps of a run are actions
 PARTIAL = "--env-settings observation=symbolic_first_person"
 GAMES = {"Asterix": 10_000_000, "Breakout": 3_000_000}
 GAMES |= {"Freeway": 5_000_000, "SpaceInvaders": 5_000_000}
@@ -105,7 +106,7 @@ PRESETS = (
     *(preset("pqn", f"{game}-MinAtar", steps, 10) for game, steps in GAMES.items()),
     *(preset("reinforce", env, 500_000, 100) for env in ("CartPole-v1", "Acrobot-v1")),
     preset("sac", "Pendulum-v1", 20_000, 10),
-    preset("sac", "MountainCarContinuous-v0", 12_500, 10),
+    preset("sac", "MountainCarContinuous-v0", 12_500, 10)._replace(what=HELD.format(4)),
     preset("dqn", "CartPole-v1", 500_000, 100),
     shown(preset("dqn", "Acrobot-v1", 500_000, 100)),
     preset("dqn", "MountainCar-v0", 500_000, 30)._replace(what="double"),
@@ -152,7 +153,7 @@ LIBRARIES = tuple(
         preset("ppo", "brax/inverted_pendulum", 500_000, 10),
         preset("ppo", "brax/hopper", 5_000_000, 10),
         preset("ppo", "playground/CartpoleBalance", 1_000_000, 10),
-        preset("ppo", "playground/CartpoleSwingup", 2_000_000, 10),
+        preset("ppo", "playground/CartpoleSwingup", 2_000_000, 10)._replace(what=HELD.format(2)),
         preset("ppo", "playground/PendulumSwingup", 5_000_000, 10),
         preset("ppo", "craftax/Classic-Symbolic", 2_000_000, 5),
         preset("pqn", "craftax/Classic-Symbolic", 2_000_000, 5),
