@@ -51,6 +51,13 @@ MOUNTAIN_CAR = {
 # The same of values that are distributions.
 SMOOTH = {**MOUNTAIN_CAR, "activation": "swish", "target_every": 200}
 
+# As benchmarks of dm_control have it: 100,000 frames, of two to an action.
+SUITE = {"env_settings": (("action_repeat", 2),), "total_timesteps": 50_000}
+# Small networks do, and have a fifteenth of the products to compute.
+SMALL = {"hidden_sizes": (64, 64), "critic_hidden_sizes": (64, 64)}
+# The goal is found by chance, if actions are held for four steps: 50,000 of the car's.
+HELD_CAR = {"env_settings": (("action_repeat", 4),), "total_timesteps": 12_500, **SMALL}
+
 # Most of what is seen is a map of zeros and ones, which are learned from as they come.
 CRAFTAX = {
     "total_timesteps": 2_000_000,
@@ -230,22 +237,23 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
         "Acrobot-v1": {},
     },
     "sac": {
-        # Small networks do, and have a fifteenth of the products to compute.
-        "Pendulum-v1": {
-            "total_timesteps": 20_000,
-            "hidden_sizes": (64, 64),
-            "critic_hidden_sizes": (64, 64),
-        },
-        # The goal is found by chance, if actions are held for four steps: 50,000 of the car's.
-        "MountainCarContinuous-v0": {
-            "env_settings": (("action_repeat", 4),),
-            "total_timesteps": 12_500,
-            "reward_scale": 0.1,
-            "target_entropy": -0.5,
-            "hidden_sizes": (64, 64),
-            "critic_hidden_sizes": (64, 64),
-        },
+        "Pendulum-v1": {"total_timesteps": 20_000, **SMALL},
+        "MountainCarContinuous-v0": {**HELD_CAR, "reward_scale": 0.1, "target_entropy": -0.5},
+        "playground/CartpoleSwingup": SUITE,
+        "playground/PendulumSwingup": SUITE,
+        "playground/CheetahRun": SUITE,
     },
+    "td3": {
+        "Pendulum-v1": {"total_timesteps": 20_000, **SMALL},
+        "MountainCarContinuous-v0": {  # and by pushing the same way for a while
+            **HELD_CAR,
+            "reward_scale": 0.1,
+            "exploration_noise": 0.5,
+            "noise_correlation": 0.9,
+        },
+        "playground/CartpoleSwingup": SUITE,
+    },
+    "ddpg": {"Pendulum-v1": {"total_timesteps": 30_000, **SMALL}},
     "dqn": {
         "CartPole-v1": {},
         "Acrobot-v1": {},
@@ -259,13 +267,14 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     "qrdqn": {
         "CartPole-v1": {},
         "Acrobot-v1": {},
-        "MountainCar-v0": {**SMOOTH, "num_quantiles": 8},
+        "MountainCar-v0": {**SMOOTH, "learning_rate": 1e-3},
     },
     "iqn": {
         "CartPole-v1": {},
         "Acrobot-v1": {},
         "MountainCar-v0": {
             **SMOOTH,
+            "learning_rate": 5e-4,
             "num_levels": 2,
             "num_target_levels": 2,
             "num_policy_levels": 4,

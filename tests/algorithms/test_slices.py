@@ -5,6 +5,7 @@ import pytest
 
 from tests.algorithms import (
     test_c51,
+    test_ddpg,
     test_dqn,
     test_ippo,
     test_iqn,
@@ -14,6 +15,7 @@ from tests.algorithms import (
     test_qrdqn,
     test_reinforce,
     test_sac,
+    test_td3,
 )
 from tests.algorithms.contract import (
     floats,
@@ -35,7 +37,8 @@ __all__ = [
 ]
 pytestmark = pytest.mark.slow
 REPLAY = [test_dqn, test_c51, test_qrdqn, test_iqn]
-FILES = [*REPLAY, test_sac, test_ippo, test_ppo_rnn, test_ppo_vtrace, test_pqn, test_reinforce]
+CONTINUOUS = [test_sac, test_td3, test_ddpg]
+FILES = [*REPLAY, *CONTINUOUS, test_ippo, test_ppo_rnn, test_ppo_vtrace, test_pqn, test_reinforce]
 
 
 def name(file):

@@ -37,6 +37,7 @@ POSITIONS = "--env CartPole-v1 --env-settings observe=0,2 --total-timesteps 5000
 BOX = ("Pendulum-v1", "MountainCarContinuous-v0")
 UNMASKED = "--env-settings max_steps=4000,mask_actions=false"
 HELD = "actions held for {} steps"  # of the environment; steps of a run are actions
+SIMBA = "--network simba --normalize-obs --hidden-sizes 128,128 --critic-hidden-sizes 256,256"
 PARTIAL = "--env-settings observation=symbolic_first_person"
 GAMES = {"Asterix": 10_000_000, "Breakout": 3_000_000}
 GAMES |= {"Freeway": 5_000_000, "SpaceInvaders": 5_000_000}
@@ -107,6 +108,9 @@ PRESETS = (
     *(preset("reinforce", env, 500_000, 100) for env in ("CartPole-v1", "Acrobot-v1")),
     preset("sac", "Pendulum-v1", 20_000, 10),
     preset("sac", "MountainCarContinuous-v0", 12_500, 10)._replace(what=HELD.format(4)),
+    preset("td3", "Pendulum-v1", 20_000, 10),
+    preset("td3", "MountainCarContinuous-v0", 12_500, 10)._replace(what=HELD.format(4)),
+    preset("ddpg", "Pendulum-v1", 30_000, 10),
     preset("dqn", "CartPole-v1", 500_000, 100),
     shown(preset("dqn", "Acrobot-v1", 500_000, 100)),
     preset("dqn", "MountainCar-v0", 500_000, 30)._replace(what="double"),
@@ -120,6 +124,7 @@ PRESETS = (
 POLICY_GRADIENTS = ("ppo", "ppo_vtrace", "ppo_rnn", "reinforce")
 VALUES = ("pqn", "dqn", "c51", "qrdqn", "iqn")
 TEAMS = ("MultiNavigator-v0", "jaxmarl/MPE_simple_spread_v3")
+SUITE = ("CartpoleSwingup", "PendulumSwingup", "CheetahRun")  # 100,000 frames
 DEFAULTS = (
     *(cell for name in POLICY_GRADIENTS for cell in defaults(name, *CLASSIC, *BOX)),
     *(cell for name in VALUES for cell in defaults(name, *CLASSIC)),
@@ -155,6 +160,17 @@ LIBRARIES = tuple(
         preset("ppo", "playground/CartpoleBalance", 1_000_000, 10),
         preset("ppo", "playground/CartpoleSwingup", 2_000_000, 10)._replace(what=HELD.format(2)),
         preset("ppo", "playground/PendulumSwingup", 5_000_000, 10),
+        *(
+            preset("sac", f"playground/{env}", 50_000, 3)._replace(what=HELD.format(2))
+            for env in SUITE
+        ),
+        preset("td3", "playground/CartpoleSwingup", 50_000, 3)._replace(what=HELD.format(2)),
+        flag("sac", "playground/CartpoleSwingup", SIMBA, 50_000, 3)._replace(
+            name="playground/CartpoleSwingup, simba", what=HELD.format(2)
+        ),
+        preset("ppo", "playground/CartpoleSwingup", 50_000, 3)._replace(
+            name="playground/CartpoleSwingup, 100,000 frames", what=HELD.format(2)
+        ),
         preset("ppo", "craftax/Classic-Symbolic", 2_000_000, 5),
         preset("pqn", "craftax/Classic-Symbolic", 2_000_000, 5),
         preset("ppo_rnn", "navix/DoorKey-5x5", 1_000_000, 10),

@@ -1,0 +1,391 @@
+"""Deep deterministic policy gradient, DDPG, replay included, a run in one XLA program.
+
+Paper: Lillicrap et al. 2015, https://arxiv.org/abs/1509.02971. By flag: SimBa's network (Lee et al.
+2024, https://arxiv.org/abs/2410.09754).
+
+    python algorithms/ddpg.py --env Pendulum-v1 --seed 0
+    python algorithms/ddpg.py --env Pendulum-v1 --noise-correlation 0.85 --num-seeds 5
+
+    train = make_train(Config(env="Pendulum-v1"))
+    state, metrics = train(jax.random.key(0))
+    state, metrics = jax.vmap(train)(jax.random.split(jax.random.key(0), 8))
+
+Implementation details:
+  1 Several environments act at once. A round is `train_every` steps of each, then
+    `updates_per_step` gradient steps: the replay ratio is updates_per_step over
+    num_envs * train_every.
+  2 Actions are tanh of the actor's outputs, in [-1, 1], and rescaled to the environment's box
+    outside of all formulas: the noise is in units of half the box, and clipped to it afterwards.
+  3 The noise of exploration is normal; with `noise_correlation` above 0 it is the paper's
+    Ornstein-Uhlenbeck process (its theta of 0.15 is a correlation of 0.85), of a variance that
+    does not depend on the correlation, and it runs on through the ends of episodes.
+  4 In a gradient step the critic learns first, then the actor climbs it, then both target networks
+    move. There are no batch norm and no weight decay, and all layers see the action.
+  5 A transition leads to the observation before any restart: where an episode was cut by its time
+    limit the target bootstraps from there, and only a terminated one has no future.
+  6 Before `learning_starts` actions are uniform over the box, and gradient steps are computed and
+    thrown away: a branch on a counter would select between two copies of the buffer under vmap.
+"""
+
+import math
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+from flax import struct
+
+import envs
+from algorithms import parts
+from algorithms.parts import real, static
+
+
+@struct.dataclass
+class Config:
+    env: str = static("Pendulum-v1")  # name of the environment
+    env_settings: tuple[tuple[str, Any], ...] = static(())  # its settings, name=value,...
+    total_timesteps: int = static(50_000)  # environment steps of the whole run
+    num_envs: int = static(1)  # parallel environments
+    train_every: int = static(1)  # steps of each environment between two rounds of learning
+    updates_per_step: int = static(1)  # gradient steps in a round of learning
+    buffer_size: int = static(100_000)  # transitions kept, of all environments together
+    batch_size: int = static(256)  # transitions in a gradient step
+    learning_starts: int = static(1_000)  # environment steps before the first gradient step
+    learning_rate: float = real(1e-3, "[0, inf)")  # Adam's step size for the critic
+    actor_learning_rate: float = real(1e-3, "[0, inf)")  # and for the actor
+    anneal_lr: bool = static(False)  # take the learning rates linearly to zero
+    adam_eps: float = real(1e-8, "[0, inf)")  # Adam's epsilon
+    gamma: float = real(0.99, "[0, 1]")  # discount factor
+    n_step: int = static(1)  # rewards in a target before it bootstraps
+    reward_scale: float = real(1.0, "(0, inf)")  # factor on the rewards learned from
+    tau: float = real(0.005, "[0, 1]")  # share that target networks move at a gradient step
+    exploration_noise: float = real(0.1, "[0, inf)")  # its deviation; half the box is 1
+    noise_correlation: float = real(0.0, "[0, 1)")  # of that noise with the last step's
+    network: str = static("mlp")  # mlp, or simba: a residual block for each of the sizes below
+    hidden_sizes: tuple[int, ...] = static((256, 256))  # dense layers of the actor
+    critic_hidden_sizes: tuple[int, ...] = static((256, 256))  # and of the critic
+    activation: str = static("relu")  # any function of flax.linen: tanh, relu, swish, ...
+    conv_layers: str = static("small")  # before them, for images: none, small, nature or impala
+    normalize_obs: bool = static(False)  # by their running mean and variance
+    num_evals: int = static(20)  # points of the learning curve
+    num_eval_episodes: int = static(32)  # episodes of the evaluation at each point; 0: none
+    eval_at_start: bool = static(True)  # a point before training, too
+
+
+# --- network ----------------------------------------------------------------------------------
+
+
+def torso(config, sizes):
+    return parts.Torso(sizes, config.activation, config.conv_layers, config.network)
+
+
+class Actor(nn.Module):
+    """Observations (batch, ...) to actions (batch, dimensions) in [-1, 1]."""
+
+    config: Config
+    size: int  # dimensions of the action
+
+    @nn.compact
+    def __call__(self, x):
+        x = torso(self.config, self.config.hidden_sizes)(x)
+        return nn.tanh(nn.Dense(self.size, name="action_head")(x))
+
+
+class Critic(nn.Module):
+    """Observations (batch, ...) and actions (batch, dimensions) in [-1, 1] to values (batch,)."""
+
+    config: Config
+
+    @nn.compact
+    def __call__(self, x, action):
+        x = torso(self.config, self.config.critic_hidden_sizes)(x, action)
+        return nn.Dense(1, name="value_head")(x)[:, 0]
+
+
+# --- data types -------------------------------------------------------------------------------
+
+
+@struct.dataclass
+class PolicyState:
+    """What acting needs."""
+
+    params: Any
+    obs_stats: parts.RunningStatistics
+
+
+class Targets(NamedTuple):
+    """Parameters of the target networks."""
+
+    actor: Any
+    critic: Any
+
+
+@struct.dataclass
+class TrainState:
+    """Everything that a run needs to go on."""
+
+    policy: PolicyState
+    critic_params: Any
+    target_params: Targets
+    actor_opt_state: optax.OptState
+    critic_opt_state: optax.OptState
+    replay: parts.Replay
+    env_state: envs.BatchState
+    observation: jax.Array  # (num_envs, ...)
+    exploration: jax.Array  # noise of the last step, of variance 1, (num_envs, dimensions)
+    episodes: parts.EpisodeStatistics
+    rng: jax.Array
+    eval_rng: jax.Array  # the same at every evaluation
+    update: jax.Array  # stretches of rounds so far, int32
+
+
+class Noise(NamedTuple):
+    """Random numbers of a round."""
+
+    step_rng: jax.Array  # (train_every,)
+    exploration: jax.Array  # normal, (train_every, num_envs, dimensions)
+    draws: jax.Array  # (updates_per_step, batch_size), see parts.ReplayBuffer
+
+
+STRETCH = 16  # steps of an environment for which random numbers are drawn at once
+
+
+# --- formulas ---------------------------------------------------------------------------------
+
+
+def correlated(noise, last, correlation):
+    """The next normal numbers, of variance 1, for independent ones and the last."""
+    return correlation * last + jnp.sqrt(1.0 - correlation**2) * noise
+
+
+def noisy(action, noise):
+    """Actions with noise, in [-1, 1]."""
+    return jnp.clip(action + noise, -1.0, 1.0)
+
+
+def uniform(noise):
+    """Actions uniform in [-1, 1], of normal noise."""
+    return jax.scipy.special.erf(noise / math.sqrt(2.0))
+
+
+def rescale(action, space):
+    """Actions (..., dimensions) in [-1, 1] to the box of the environment."""
+    action = action.reshape(action.shape[:-1] + space.shape)
+    return space.low + 0.5 * (action + 1.0) * (space.high - space.low)
+
+
+# --- acting and training ----------------------------------------------------------------------
+
+
+def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Callable:
+    """Returns policy(state, observation, memory=None, rng=None, mask=None) -> action, memory.
+
+    For one environment, in its box. With rng there is noise, never correlated.
+    """
+    env, env_params = parts.world(config, env, env_params)
+    space = env.action_space(env_params)
+    network = Actor(config, parts.num_outputs(space))
+
+    def policy(state, observation, memory=None, rng=None, mask=None):
+        x = normalize(config, state.policy, observation)[None]
+        action = network.apply(state.policy.params, x)
+        if rng is not None:
+            action = noisy(action, config.exploration_noise * jax.random.normal(rng, action.shape))
+        return rescale(action, space)[0], memory
+
+    return policy
+
+
+def normalize(config, policy, x):
+    """Observations as the networks see them."""
+    return policy.obs_stats.normalize(x) if config.normalize_obs else parts.scaled(x)
+
+
+def make_buffer(config: Config) -> parts.ReplayBuffer:
+    return parts.ReplayBuffer(
+        config.buffer_size, config.num_envs, config.train_every, config.n_step
+    )
+
+
+def check(config: Config, env: Any, env_params: Any) -> None:
+    """Raises a ValueError that names the setting, its value and what would do."""
+    positive = ("total_timesteps", "num_envs", "train_every", "updates_per_step", "buffer_size")
+    positive += ("batch_size", "n_step", "num_evals")
+    parts.check_sizes(config, positive, ("learning_starts", "num_eval_episodes"))
+    parts.check_network(config, "hidden_sizes", "critic_hidden_sizes")
+    parts.check_spaces("ddpg", config, env, env_params, discrete=False, box=True)
+    parts.check_replay(config, make_buffer(config), env, env_params)
+    parts.num_updates(config, config.num_envs * config.train_every)
+
+
+def make_train(config: Config, env: Any = None, env_params: Any = None) -> Callable:
+    """Returns the jitted train(rng, state=None, num_evals=None) -> state, metrics.
+
+    `parts.program` says what it takes; without env and env_params they are those of the config.
+
+    Raises:
+      ValueError: a setting that cannot work, a space that DDPG cannot take, or a buffer larger than
+        the device's memory.
+    """
+    env, env_params = parts.world(config, env, env_params)
+    check(config, env, env_params)
+    return parts.program(learner, config, env, env_params)
+
+
+def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
+    """How a run begins, and an update: a stretch of rounds of acting and learning."""
+    num_envs, num_steps = config.num_envs, config.train_every
+    rounds = max(1, STRETCH // num_steps)  # in an update
+    update_size = rounds * num_steps * num_envs
+    num_rounds = parts.num_updates(config, update_size) * rounds  # of the whole run
+    environments = envs.batch(env, num_envs, rounds * num_steps)
+    space = env.action_space(env_params)
+    size = parts.num_outputs(space)
+    actor, critic = Actor(config, size), Critic(config)
+    buffer = make_buffer(config)
+    waits = max(config.learning_starts, buffer.waiting + 1)  # there is a whole window
+    waiting_rounds = -(-waits // (num_envs * num_steps)) - 1
+    optimizer = parts.FlatOptimizer(optax.scale_by_adam(eps=config.adam_eps))
+
+    def init(rng):
+        rng, actor_rng, critic_rng, reset_rng, noise_rng, eval_rng = jax.random.split(rng, 6)
+        observation, env_state = environments.reset(reset_rng, env_params)
+        x, action = observation.astype(jnp.float32), jnp.zeros((num_envs, size))
+        critic_params = parts.orthogonal(critic, critic_rng, x, action, value_head=1.0)
+        params = parts.orthogonal(actor, actor_rng, x, action_head=0.01)
+        obs_stats = parts.RunningStatistics.create(observation.shape[1:])
+        return TrainState(
+            policy=PolicyState(params, obs_stats),
+            critic_params=critic_params,
+            target_params=Targets(params, critic_params),
+            actor_opt_state=optimizer.init(params),
+            critic_opt_state=optimizer.init(critic_params),
+            replay=buffer.create(env, env_params),
+            env_state=env_state,
+            observation=observation,
+            exploration=jax.random.normal(noise_rng, (num_envs, size)),
+            episodes=parts.EpisodeStatistics.create(num_envs),
+            rng=rng,
+            eval_rng=eval_rng,
+            update=jnp.zeros((), jnp.int32),
+        )
+
+    def act(state, ready, noise):
+        """Steps of every environment."""
+
+        def step(state, inputs):
+            step_rng, noise = inputs
+            x = normalize(config, state.policy, state.observation)
+            noise = correlated(noise, state.exploration, config.noise_correlation)
+            action = noisy(actor.apply(state.policy.params, x), config.exploration_noise * noise)
+            action = jnp.where(ready, action, uniform(noise))
+            observation, env_state, reward, terminated, truncated, info = environments.step(
+                step_rng, state.env_state, rescale(action, space), env_params
+            )
+            transition = parts.Transition(
+                observation=state.observation,
+                action=action.reshape(num_envs, *space.shape),
+                reward=reward,
+                terminated=terminated,
+                done=terminated | truncated,
+                final_observation=info["final_observation"],
+            )
+            state = state.replace(env_state=env_state, observation=observation, exploration=noise)
+            return state, transition
+
+        return jax.lax.scan(step, state, (noise.step_rng, noise.exploration))
+
+    def targets(state, window):
+        """What values should be, (batch_size,)."""
+        x = normalize(config, state.policy, window.final_observation)
+        action = actor.apply(state.target_params.actor, x)
+        next_value = critic.apply(state.target_params.critic, x, action)
+        return config.reward_scale * window.returns + window.discount * next_value
+
+    def critic_loss(params, x, action, target):
+        values = critic.apply(params, x, action)
+        return jnp.square(values - target).mean(), values.mean()
+
+    def actor_loss(params, critic_params, x):
+        return -critic.apply(critic_params, x, actor.apply(params, x)).mean()
+
+    def gradient_step(state, inputs):
+        """From a batch of windows. It leaves no trace before there is enough to learn from."""
+        noise, progress, ready = inputs
+        draw = buffer.draw(state.replay, noise)
+        window = buffer.windows(state.replay.transitions, draw.index, config.gamma)
+        x, action = normalize(config, state.policy, window.observation), window.action
+        (loss, mean_value), grads = jax.value_and_grad(critic_loss, has_aux=True)(
+            state.critic_params, x, action.reshape(-1, size), targets(state, window)
+        )
+        left = jnp.maximum(1.0 - progress, 0.0) if config.anneal_lr else 1.0
+        critic_params, critic_opt_state, grad_norm = optimizer.step(
+            state.critic_params, state.critic_opt_state, grads, config.learning_rate * left
+        )
+        actor_loss_now, grads = jax.value_and_grad(actor_loss)(
+            state.policy.params, critic_params, x
+        )
+        params, actor_opt_state, _ = optimizer.step(
+            state.policy.params, state.actor_opt_state, grads, config.actor_learning_rate * left
+        )
+        move = lambda old, new: old + config.tau * (new - old)
+        changes = {
+            "policy": state.policy.replace(params=params),
+            "critic_params": critic_params,
+            "target_params": jax.tree.map(
+                move, state.target_params, Targets(params, critic_params)
+            ),
+            "actor_opt_state": actor_opt_state,
+            "critic_opt_state": critic_opt_state,
+        }
+        keep = lambda new, old: jax.tree.map(lambda n, o: jnp.where(ready, n, o), new, old)
+        state = state.replace(**{n: keep(new, getattr(state, n)) for n, new in changes.items()})
+        metrics = {"critic_loss": loss, "actor_loss": actor_loss_now}
+        metrics |= {"mean_value": mean_value, "grad_norm": grad_norm}
+        return state, keep(metrics, dict.fromkeys(metrics, 0.0))
+
+    def round_(state, inputs):
+        """Acting, then learning."""
+        number, noise = inputs
+        progress, ready = number / float(num_rounds), number >= waiting_rounds
+        state, rollout = act(state, ready, noise)
+        state = state.replace(replay=buffer.add(state.replay, rollout))
+        if config.normalize_obs:
+            obs_stats = state.policy.obs_stats.update(rollout.observation)
+            state = state.replace(policy=state.policy.replace(obs_stats=obs_stats))
+        same = lambda x: jnp.broadcast_to(x, config.updates_per_step)
+        steps = noise.draws, same(progress), same(ready)
+        state, metrics = jax.lax.scan(gradient_step, state, steps)
+        metrics = {name: parts.Average(x, same(ready)) for name, x in metrics.items()}
+        return state, (metrics, rollout.reward, rollout.done)
+
+    def update(state):
+        """Rounds, whose random numbers are drawn all at once: that costs far less."""
+        rng, start_rng, step_rng, explore_rng, draw_rng = jax.random.split(state.rng, 5)
+        noise = Noise(
+            jax.random.split(step_rng, (rounds, num_steps)),
+            jax.random.normal(explore_rng, (rounds, num_steps, num_envs, size)),
+            buffer.noise(draw_rng, (rounds, config.updates_per_step, config.batch_size)),
+        )
+        env_state = environments.refill(start_rng, state.env_state, env_params)
+        numbers = state.update * rounds + jnp.arange(rounds)
+        state, (metrics, reward, done) = jax.lax.scan(
+            round_, state.replace(env_state=env_state, rng=rng), (numbers, noise)
+        )
+        flat = lambda x: x.reshape(rounds * num_steps, num_envs)
+        state = state.replace(
+            episodes=state.episodes.update(flat(reward), flat(done)), update=state.update + 1
+        )
+        return state, jax.tree.map(jnp.sum, metrics)
+
+    policy = make_policy(config, env, env_params)
+    return parts.Learner(init, update, policy, update_size)
+
+
+if __name__ == "__main__":
+    from algorithms import launch
+
+    launch.main(sys.modules[__name__])
