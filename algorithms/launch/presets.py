@@ -253,6 +253,7 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
         },
         "playground/CartpoleSwingup": SUITE,
     },
+    "crossq": {"Pendulum-v1": {"total_timesteps": 20_000, **SMALL}},
     "ddpg": {"Pendulum-v1": {"total_timesteps": 30_000, **SMALL}},
     "dqn": {
         "CartPole-v1": {},

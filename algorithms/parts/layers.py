@@ -114,7 +114,7 @@ class LayerNorm(nn.Module):
 
 
 def orthogonal(network: nn.Module, key: jax.Array, *inputs: Any, **gains: float) -> Any:
-    """Parameters with orthogonal matrices, scales of layer norms one, all else zero.
+    """Parameters with orthogonal matrices, scales and variances of norms one, all else zero.
 
     The polar factor of a Gaussian matrix is uniform over orthogonal matrices. Newton-Schulz finds
     it without LAPACK, whose batched QR can hang on CPUs under vmap; all at once compile fastest.
@@ -125,7 +125,8 @@ def orthogonal(network: nn.Module, key: jax.Array, *inputs: Any, **gains: float)
       gains: of layers by their name in the network; sqrt(2) for all others.
     """
     shapes = flax.traverse_util.flatten_dict(jax.eval_shape(network.init, key, *inputs))
-    params = {p: jnp.full(leaf.shape, float(p[-1] == "scale")) for p, leaf in shapes.items()}
+    ones = ("scale", "var")
+    params = {p: jnp.full(leaf.shape, float(p[-1] in ones)) for p, leaf in shapes.items()}
     kernels = {path: leaf for path, leaf in params.items() if leaf.ndim > 1}
     noise = jax.random.normal(key, (sum(kernel.size for kernel in kernels.values()),))
     matrices = []

@@ -8,6 +8,7 @@ import pytest
 
 from algorithms import (
     c51,
+    crossq,
     ddpg,
     dqn,
     ippo,
@@ -111,6 +112,7 @@ CONTINUOUS = [
     (sac, "MountainCarContinuous-v0", 94.0),
     (td3, "Pendulum-v1", -155.0),
     (td3, "MountainCarContinuous-v0", 93.0),
+    (crossq, "Pendulum-v1", -155.0),
     (ddpg, "Pendulum-v1", -160.0),
 ]
 

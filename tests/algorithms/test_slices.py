@@ -5,6 +5,7 @@ import pytest
 
 from tests.algorithms import (
     test_c51,
+    test_crossq,
     test_ddpg,
     test_dqn,
     test_ippo,
@@ -37,7 +38,7 @@ __all__ = [
 ]
 pytestmark = pytest.mark.slow
 REPLAY = [test_dqn, test_c51, test_qrdqn, test_iqn]
-CONTINUOUS = [test_sac, test_td3, test_ddpg]
+CONTINUOUS = [test_sac, test_td3, test_ddpg, test_crossq]
 FILES = [*REPLAY, *CONTINUOUS, test_ippo, test_ppo_rnn, test_ppo_vtrace, test_pqn, test_reinforce]
 
 

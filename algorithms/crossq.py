@@ -1,0 +1,494 @@
+"""CrossQ, soft actor-critic without target networks, replay included, a run in one XLA program.
+
+Paper: Bhatt et al. 2024, https://arxiv.org/abs/1902.05605. By flag: SimBa's network (Lee et al.
+2024, https://arxiv.org/abs/2410.09754), its layer norms batch renormalisations as all others here.
+
+    python algorithms/crossq.py --env Pendulum-v1 --seed 0
+    python algorithms/crossq.py --env Pendulum-v1 --critic-hidden-sizes 2048,2048  # the paper's
+
+    train = make_train(Config(env="Pendulum-v1"))
+    state, metrics = train(jax.random.key(0))
+    state, metrics = jax.vmap(train)(jax.random.split(jax.random.key(0), 8))
+
+Implementation details:
+  1 Several environments act at once. A round is `train_every` steps of each, then
+    `updates_per_step` gradient steps: the replay ratio is updates_per_step over
+    num_envs * train_every.
+  2 There are no target networks. The critics see what was done and what comes next as one batch,
+    so that both have the same moments; no gradient goes through the values of what comes next.
+  3 Batch renormalisation (Ioffe 2017, https://arxiv.org/abs/1702.03275) stands before the first
+    layer and after each activation, in the actor as well. It takes a batch's moments, corrected
+    towards the running ones: for `renorm_warmup` gradient steps not at all. Frozen, with the
+    running ones alone: acting, evaluation, next actions, and the critics that the actor climbs.
+  4 Actions are tanh of a Gaussian, in [-1, 1], and rescaled to the environment's box outside of
+    all formulas. log_prob is exact for the draw before tanh: nothing is inverted or clipped, so
+    that saturated actions give finite numbers. log_std is squashed to [-5, 2].
+  5 After every `policy_every`-th gradient step of the critics the actor and the temperature take
+    one. Which steps those are does not depend on the state, so that a branch decides it: it stays
+    a branch under vmap.
+  6 A transition leads to the observation before any restart: where an episode was cut by its time
+    limit the target bootstraps from there, and only a terminated one has no future.
+  7 With n_step above 1 the entropy of the steps between is left out.
+  8 Before `learning_starts` actions are uniform over the box, and gradient steps are computed and
+    thrown away: a branch on a counter would select between two copies of the buffer under vmap.
+"""
+
+import math
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+from flax import struct
+
+import envs
+from algorithms import parts
+from algorithms.parts import real, static
+
+
+@struct.dataclass
+class Config:
+    env: str = static("Pendulum-v1")  # name of the environment
+    env_settings: tuple[tuple[str, Any], ...] = static(())  # its settings, name=value,...
+    total_timesteps: int = static(50_000)  # environment steps of the whole run
+    num_envs: int = static(1)  # parallel environments
+    train_every: int = static(1)  # steps of each environment between two rounds of learning
+    updates_per_step: int = static(1)  # gradient steps in a round of learning
+    buffer_size: int = static(100_000)  # transitions kept, of all environments together
+    batch_size: int = static(256)  # transitions in a gradient step
+    learning_starts: int = static(1_000)  # environment steps before the first gradient step
+    learning_rate: float = real(1e-3, "[0, inf)")  # Adam's step size
+    anneal_lr: bool = static(False)  # take the learning rate linearly to zero
+    adam_b1: float = real(0.5, "[0, 1)")  # decay of Adam's mean of gradients
+    adam_eps: float = real(1e-8, "[0, inf)")  # Adam's epsilon
+    gamma: float = real(0.99, "[0, 1]")  # discount factor
+    n_step: int = static(1)  # rewards in a target before it bootstraps
+    reward_scale: float = real(1.0, "(0, inf)")  # factor on the rewards learned from
+    num_critics: int = static(2)  # whose minimum counts
+    policy_every: int = static(3)  # gradient steps of the critics to one of the actor
+    renorm_momentum: float = real(0.99, "[0, 1]")  # of the running moments of features
+    renorm_warmup: float = real(100_000.0, "[0, inf]")  # gradient steps of plain batch norm
+    renorm_r_max: float = real(3.0, "[1, inf]")  # largest ratio of a batch's deviation to theirs
+    renorm_d_max: float = real(5.0, "[0, inf]")  # largest distance of means, in deviations
+    initial_temperature: float = real(1.0, "(0, inf)")  # weight of the entropy at first
+    learn_temperature: bool = static(True)  # keep the entropy at its target
+    target_entropy: float = real(-1.0, "(-inf, inf)")  # of a dimension of the action
+    network: str = static("mlp")  # mlp, or simba: a residual block for each of the sizes below
+    hidden_sizes: tuple[int, ...] = static((256, 256))  # dense layers of the actor
+    critic_hidden_sizes: tuple[int, ...] = static((256, 256))  # and of each critic
+    activation: str = static("relu")  # any function of flax.linen: tanh, relu, swish, ...
+    conv_layers: str = static("small")  # before them, for images: none, small, nature or impala
+    normalize_obs: bool = static(False)  # by their running mean and variance
+    num_evals: int = static(20)  # points of the learning curve
+    num_eval_episodes: int = static(32)  # episodes of the evaluation at each point; 0: none
+    eval_at_start: bool = static(True)  # a point before training, too
+
+
+# --- network ----------------------------------------------------------------------------------
+
+
+class BatchRenorm(nn.Module):
+    """Features (batch, size) by their moments, then a scale and a bias for each.
+
+    Algorithms 1 and 2 of Ioffe 2017, without the second if not `train`, and plain batch
+    normalisation until `warm`.
+    """
+
+    config: Config
+
+    @nn.compact
+    def __call__(self, x, train, warm):
+        size = x.shape[-1:]
+        scale = self.param("scale", nn.initializers.ones, size)
+        bias = self.param("bias", nn.initializers.zeros, size)
+        running_mean = self.variable("moments", "mean", jnp.zeros, size)
+        running_var = self.variable("moments", "var", jnp.ones, size)
+        mean, std = running_mean.value, jnp.sqrt(running_var.value + 1e-3)
+        if not train:
+            return (x - mean) / std * scale + bias
+        batch_mean, batch_var = x.mean(0), x.var(0)
+        batch_std = jnp.sqrt(batch_var + 1e-3)
+        r_max, d_max = self.config.renorm_r_max, self.config.renorm_d_max
+        r = jnp.clip(batch_std / std, 1.0 / r_max, r_max)
+        d = jnp.clip((batch_mean - mean) / std, -d_max, d_max)
+        r, d = jax.lax.stop_gradient((jnp.where(warm, r, 1.0), jnp.where(warm, d, 0.0)))
+        share = 1.0 - self.config.renorm_momentum
+        running_mean.value += share * (batch_mean - running_mean.value)
+        running_var.value += share * (batch_var - running_var.value)
+        return ((x - batch_mean) / batch_std * r + d) * scale + bias
+
+
+class Torso(nn.Module):
+    """Observations (batch, ...), and more inputs, to features (batch, sizes[-1])."""
+
+    config: Config
+    sizes: tuple[int, ...]
+
+    @nn.compact
+    def __call__(self, train, warm, x, *more):
+        config = self.config
+        activation = getattr(nn, config.activation)
+        norm = lambda x: BatchRenorm(config)(x, train, warm)
+        x = norm(parts.Torso((), config.activation, config.conv_layers)(x, *more))
+        if config.network == "mlp":
+            for size in self.sizes:
+                x = norm(activation(nn.Dense(size)(x)))
+            return x
+        x = nn.Dense(self.sizes[0])(x)
+        for size in self.sizes:
+            x = x + nn.Dense(size)(activation(nn.Dense(4 * size)(norm(x))))
+        return norm(x)
+
+
+class Gaussian(NamedTuple):
+    """The distribution of actions before tanh, (batch, dimensions) each."""
+
+    mean: jax.Array
+    log_std: jax.Array
+
+
+class Actor(nn.Module):
+    """Observations (batch, ...) to a Gaussian."""
+
+    config: Config
+    size: int  # dimensions of the action
+
+    @nn.compact
+    def __call__(self, x, train=False, warm=False):
+        x = Torso(self.config, self.config.hidden_sizes)(train, warm, x)
+        mean = nn.Dense(self.size, name="mean_head")(x)
+        squashed = nn.tanh(nn.Dense(self.size, name="std_head")(x))
+        return Gaussian(mean, LOG_STD[0] + 0.5 * (LOG_STD[1] - LOG_STD[0]) * (squashed + 1.0))
+
+
+class Critic(nn.Module):
+    """Observations (batch, ...) and actions (batch, dimensions) in [-1, 1] to values (batch,)."""
+
+    config: Config
+
+    @nn.compact
+    def __call__(self, x, action, train=False, warm=False):
+        x = Torso(self.config, self.config.critic_hidden_sizes)(train, warm, x, action)
+        return nn.Dense(1, name="value_head")(x)[:, 0]
+
+
+# --- data types -------------------------------------------------------------------------------
+
+
+@struct.dataclass
+class PolicyState:
+    """What acting needs."""
+
+    params: Any
+    moments: Any  # running, of features
+    obs_stats: parts.RunningStatistics
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        return {"params": self.params, "moments": self.moments}
+
+
+@struct.dataclass
+class TrainState:
+    """Everything that a run needs to go on."""
+
+    policy: PolicyState
+    critics: dict[str, Any]  # params and moments, leading axis num_critics
+    log_temperature: jax.Array  # ()
+    critic_opt_state: optax.OptState
+    policy_opt_state: optax.OptState  # of the actor and the temperature
+    replay: parts.Replay
+    env_state: envs.BatchState
+    observation: jax.Array  # (num_envs, ...)
+    episodes: parts.EpisodeStatistics
+    rng: jax.Array
+    eval_rng: jax.Array  # the same at every evaluation
+    update: jax.Array  # stretches of rounds so far, int32
+
+
+class Noise(NamedTuple):
+    """Random numbers of a round."""
+
+    step_rng: jax.Array  # (train_every,)
+    exploration: jax.Array  # normal, (train_every, num_envs, dimensions)
+    draws: jax.Array  # (updates_per_step, batch_size), see parts.ReplayBuffer
+    actions: jax.Array  # normal, (updates_per_step, 2, batch_size, dimensions): here, and next
+
+
+LOG_STD = (-5.0, 2.0)
+STRETCH = 16  # steps of an environment for which random numbers are drawn at once
+
+
+# --- formulas ---------------------------------------------------------------------------------
+
+
+def squash(gaussian, noise):
+    """Actions (batch, dimensions) in [-1, 1] and their log_prob (batch,), for normal noise.
+
+    log(1 - tanh(u)**2) is written such that it does not overflow, nor round to log(0).
+    """
+    u = gaussian.mean + jnp.exp(gaussian.log_std) * noise
+    normal = -0.5 * (noise**2 + math.log(2.0 * math.pi)) - gaussian.log_std
+    slope = 2.0 * (math.log(2.0) - u - nn.softplus(-2.0 * u))
+    return jnp.tanh(u), (normal - slope).sum(-1)
+
+
+def uniform(noise):
+    """Actions uniform in [-1, 1], of normal noise."""
+    return jax.scipy.special.erf(noise / math.sqrt(2.0))
+
+
+def rescale(action, space):
+    """Actions (..., dimensions) in [-1, 1] to the box of the environment."""
+    action = action.reshape(action.shape[:-1] + space.shape)
+    return space.low + 0.5 * (action + 1.0) * (space.high - space.low)
+
+
+# --- acting and training ----------------------------------------------------------------------
+
+
+def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Callable:
+    """Returns policy(state, observation, memory=None, rng=None, mask=None) -> action, memory.
+
+    For one environment. tanh of the mean without rng, a sample with it; in the environment's box.
+    """
+    env, env_params = parts.world(config, env, env_params)
+    space = env.action_space(env_params)
+    network = Actor(config, parts.num_outputs(space))
+
+    def policy(state, observation, memory=None, rng=None, mask=None):
+        x = normalize(config, state.policy, observation)[None]
+        gaussian = network.apply(state.policy.variables, x)
+        shape = gaussian.mean.shape
+        noise = jnp.zeros(shape) if rng is None else jax.random.normal(rng, shape)
+        return rescale(squash(gaussian, noise)[0], space)[0], memory
+
+    return policy
+
+
+def normalize(config, policy, x):
+    """Observations as the networks see them."""
+    return policy.obs_stats.normalize(x) if config.normalize_obs else parts.scaled(x)
+
+
+def make_buffer(config: Config) -> parts.ReplayBuffer:
+    return parts.ReplayBuffer(
+        config.buffer_size, config.num_envs, config.train_every, config.n_step
+    )
+
+
+def check(config: Config, env: Any, env_params: Any) -> None:
+    """Raises a ValueError that names the setting, its value and what would do."""
+    positive = ("total_timesteps", "num_envs", "train_every", "updates_per_step", "buffer_size")
+    positive += ("batch_size", "n_step", "num_critics", "policy_every", "num_evals")
+    parts.check_sizes(config, positive, ("learning_starts", "num_eval_episodes"))
+    parts.check_network(config, "hidden_sizes", "critic_hidden_sizes")
+    parts.check_spaces("crossq", config, env, env_params, discrete=False, box=True)
+    parts.check_replay(config, make_buffer(config), env, env_params)
+    parts.num_updates(config, config.num_envs * config.train_every)
+
+
+def make_train(config: Config, env: Any = None, env_params: Any = None) -> Callable:
+    """Returns the jitted train(rng, state=None, num_evals=None) -> state, metrics.
+
+    `parts.program` says what it takes; without env and env_params they are those of the config.
+
+    Raises:
+      ValueError: a setting that cannot work, a space that CrossQ cannot take, or a buffer larger
+        than the device's memory.
+    """
+    env, env_params = parts.world(config, env, env_params)
+    check(config, env, env_params)
+    return parts.program(learner, config, env, env_params)
+
+
+def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
+    """How a run begins, and an update: a stretch of rounds of acting and learning."""
+    num_envs, num_steps = config.num_envs, config.train_every
+    period = config.policy_every
+    whole = period // math.gcd(period, config.updates_per_step)  # rounds of whole periods
+    rounds = whole * max(1, STRETCH // (num_steps * whole))  # in an update
+    update_size = rounds * num_steps * num_envs
+    num_rounds = parts.num_updates(config, update_size) * rounds  # of the whole run
+    environments = envs.batch(env, num_envs, rounds * num_steps)
+    space = env.action_space(env_params)
+    size = parts.num_outputs(space)
+    actor, critic = Actor(config, size), Critic(config)
+    frozen = jax.vmap(critic.apply, (0, None, None))  # values (num_critics, batch)
+    buffer = make_buffer(config)
+    waits = max(config.learning_starts, buffer.waiting + 1)  # there is a whole window
+    waiting_rounds = -(-waits // (num_envs * num_steps)) - 1
+    optimizer = parts.FlatOptimizer(optax.scale_by_adam(config.adam_b1, eps=config.adam_eps))
+
+    def init(rng):
+        rng, actor_rng, critic_rng, reset_rng, eval_rng = jax.random.split(rng, 5)
+        observation, env_state = environments.reset(reset_rng, env_params)
+        x, action = observation.astype(jnp.float32), jnp.zeros((num_envs, size))
+        start = lambda rng: parts.orthogonal(critic, rng, x, action, value_head=1.0)
+        of_critics = jax.vmap(start)(jax.random.split(critic_rng, config.num_critics))
+        of_actor = parts.orthogonal(actor, actor_rng, x, mean_head=0.01, std_head=0.01)
+        log_temperature = jnp.log(config.initial_temperature)
+        obs_stats = parts.RunningStatistics.create(observation.shape[1:])
+        return TrainState(
+            policy=PolicyState(**of_actor, obs_stats=obs_stats),
+            critics=of_critics,
+            log_temperature=log_temperature,
+            critic_opt_state=optimizer.init(of_critics["params"]),
+            policy_opt_state=optimizer.init((of_actor["params"], log_temperature)),
+            replay=buffer.create(env, env_params),
+            env_state=env_state,
+            observation=observation,
+            episodes=parts.EpisodeStatistics.create(num_envs),
+            rng=rng,
+            eval_rng=eval_rng,
+            update=jnp.zeros((), jnp.int32),
+        )
+
+    def act(state, ready, noise):
+        """Steps of every environment."""
+
+        def step(state, inputs):
+            step_rng, noise = inputs
+            x = normalize(config, state.policy, state.observation)
+            action, _ = squash(actor.apply(state.policy.variables, x), noise)
+            action = jnp.where(ready, action, uniform(noise))
+            observation, env_state, reward, terminated, truncated, info = environments.step(
+                step_rng, state.env_state, rescale(action, space), env_params
+            )
+            transition = parts.Transition(
+                observation=state.observation,
+                action=action.reshape(num_envs, *space.shape),
+                reward=reward,
+                terminated=terminated,
+                done=terminated | truncated,
+                final_observation=info["final_observation"],
+            )
+            return state.replace(env_state=env_state, observation=observation), transition
+
+        return jax.lax.scan(step, state, (noise.step_rng, noise.exploration))
+
+    def critic_loss(params, state, window, noise, warm):
+        """And the running moments after it."""
+        x = normalize(config, state.policy, window.observation)
+        next_x = normalize(config, state.policy, window.final_observation)
+        next_action, next_log_prob = squash(actor.apply(state.policy.variables, next_x), noise)
+        both = jnp.concatenate([x, next_x])
+        actions = jnp.concatenate([window.action.reshape(-1, size), next_action])
+
+        def in_training(params, moments):
+            variables = {"params": params, "moments": moments}
+            return critic.apply(variables, both, actions, True, warm, mutable="moments")
+
+        values, changed = jax.vmap(in_training)(params, state.critics["moments"])
+        values, next_values = jnp.split(values, 2, axis=1)  # (num_critics, batch) each
+        next_value = next_values.min(0) - jnp.exp(state.log_temperature) * next_log_prob
+        target = config.reward_scale * window.returns + window.discount * next_value
+        loss = jnp.square(values - jax.lax.stop_gradient(target)).mean(1).sum()
+        return loss, (changed["moments"], values.min(0).mean())
+
+    def policy_loss(params, state, x, noise, warm):
+        """Of the actor and the temperature; and metrics, and the running moments after it."""
+        params, log_temperature = params
+        temperature = jnp.exp(log_temperature)
+        variables = {"params": params, "moments": state.policy.moments}
+        gaussian, changed = actor.apply(variables, x, True, warm, mutable="moments")
+        action, log_prob = squash(gaussian, noise)
+        value = frozen(state.critics, x, action).min(0)
+        loss = (jax.lax.stop_gradient(temperature) * log_prob - value).mean()
+        surplus = jax.lax.stop_gradient(-log_prob).mean() - size * config.target_entropy
+        metrics = {"actor_loss": loss, "entropy": -log_prob.mean(), "temperature": temperature}
+        loss += temperature * surplus * config.learn_temperature
+        return loss, (changed["moments"], metrics)
+
+    def gradient_step(state, inputs):
+        """From a batch of windows. It leaves no trace before there is enough to learn from."""
+        (draw_noise, noise, turn), (progress, ready, warm) = inputs
+        draw = buffer.draw(state.replay, draw_noise)
+        window = buffer.windows(state.replay.transitions, draw.index, config.gamma)
+        left = jnp.maximum(1.0 - progress, 0.0) if config.anneal_lr else 1.0
+        learning_rate = config.learning_rate * left
+        (loss, (moments, mean_value)), grads = jax.value_and_grad(critic_loss, has_aux=True)(
+            state.critics["params"], state, window, noise[1], warm
+        )
+        params, critic_opt_state, grad_norm = optimizer.step(
+            state.critics["params"], state.critic_opt_state, grads, learning_rate
+        )
+        critics = {"params": params, "moments": moments}
+
+        def improve(old):
+            """The gradient step of the actor and of the temperature."""
+            now = state.replace(critics=critics)
+            x = normalize(config, state.policy, window.observation)
+            both = old["policy"].params, old["log_temperature"]
+            grads, (moments, metrics) = jax.grad(policy_loss, has_aux=True)(
+                both, now, x, noise[0], warm
+            )
+            (params, log_temperature), opt_state, _ = optimizer.step(
+                both, old["policy_opt_state"], grads, learning_rate
+            )
+            return metrics, {
+                "policy": old["policy"].replace(params=params, moments=moments),
+                "log_temperature": log_temperature,
+                "policy_opt_state": opt_state,
+            }
+
+        changing = ("policy", "log_temperature", "policy_opt_state")
+        old = {name: getattr(state, name) for name in changing}
+        nothing = dict.fromkeys(("actor_loss", "entropy", "temperature"), jnp.zeros(()))
+        metrics, changes = jax.lax.cond(turn, improve, lambda old: (nothing, old), old)
+        changes |= {"critics": critics, "critic_opt_state": critic_opt_state}
+        keep = lambda new, old: jax.tree.map(lambda n, o: jnp.where(ready, n, o), new, old)
+        state = state.replace(**{n: keep(new, getattr(state, n)) for n, new in changes.items()})
+        metrics = {n: parts.Average(keep(x, 0.0), ready & turn) for n, x in metrics.items()}
+        always = {"critic_loss": loss, "mean_value": mean_value, "grad_norm": grad_norm}
+        return state, metrics | {n: parts.Average(keep(x, 0.0), ready) for n, x in always.items()}
+
+    def round_(state, inputs):
+        """Acting, then learning."""
+        number, turns, noise = inputs
+        progress, ready = number / float(num_rounds), number >= waiting_rounds
+        state, rollout = act(state, ready, noise)
+        state = state.replace(replay=buffer.add(state.replay, rollout))
+        if config.normalize_obs:
+            obs_stats = state.policy.obs_stats.update(rollout.observation)
+            state = state.replace(policy=state.policy.replace(obs_stats=obs_stats))
+        done = (number - waiting_rounds) * float(config.updates_per_step)  # gradient steps
+        flags = progress, ready, done >= config.renorm_warmup
+        same = lambda x: jnp.broadcast_to(x, config.updates_per_step)
+        steps = (noise.draws, noise.actions, turns), jax.tree.map(same, flags)
+        state, metrics = jax.lax.scan(gradient_step, state, steps)
+        return state, (metrics, rollout.reward, rollout.done)
+
+    def update(state):
+        """Rounds, whose random numbers are drawn all at once: that costs far less."""
+        rng, start_rng, step_rng, explore_rng, draw_rng, action_rng = jax.random.split(state.rng, 6)
+        learns = (rounds, config.updates_per_step)
+        noise = Noise(
+            jax.random.split(step_rng, (rounds, num_steps)),
+            jax.random.normal(explore_rng, (rounds, num_steps, num_envs, size)),
+            buffer.noise(draw_rng, (*learns, config.batch_size)),
+            jax.random.normal(action_rng, (*learns, 2, config.batch_size, size)),
+        )
+        env_state = environments.refill(start_rng, state.env_state, env_params)
+        numbers = state.update * rounds + jnp.arange(rounds)
+        turns = (jnp.arange(math.prod(learns)) % period == period - 1).reshape(learns)
+        state, (metrics, reward, done) = jax.lax.scan(
+            round_, state.replace(env_state=env_state, rng=rng), (numbers, turns, noise)
+        )
+        flat = lambda x: x.reshape(rounds * num_steps, num_envs)
+        state = state.replace(
+            episodes=state.episodes.update(flat(reward), flat(done)), update=state.update + 1
+        )
+        return state, jax.tree.map(jnp.sum, metrics)
+
+    policy = make_policy(config, env, env_params)
+    return parts.Learner(init, update, policy, update_size)
+
+
+if __name__ == "__main__":
+    from algorithms import launch
+
+    launch.main(sys.modules[__name__])

@@ -1,0 +1,386 @@
+"""CrossQ's gradient steps and batch renormalisation against NumPy, and the contract of the file."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import envs
+from algorithms import crossq
+from tests.algorithms.contract import *  # noqa: F403  the contract
+from tests.algorithms.contract import again, assert_close, assert_same
+from tests.algorithms.probes import *  # noqa: F403
+from tests.algorithms.probes import play_probes
+from tests.conftest import AS_FOR_USERS
+
+# In test_slices.py, which is slow.
+del test_slices_are_exact_under_vmap_too  # noqa: F821
+del test_slices_are_exactly_the_whole  # noqa: F821
+
+MODULE = crossq
+CONTINUOUS = True
+TINY = crossq.Config(
+    env_settings=(("max_steps", 20),),
+    total_timesteps=3 * 32,
+    num_envs=2,
+    updates_per_step=2,
+    buffer_size=40,
+    batch_size=8,
+    learning_starts=12,
+    anneal_lr=True,
+    n_step=2,
+    reward_scale=0.5,
+    policy_every=2,
+    renorm_warmup=8.0,
+    renorm_r_max=1.05,
+    renorm_d_max=0.05,
+    hidden_sizes=(8,),
+    critic_hidden_sizes=(8, 8),
+    num_evals=3,
+    num_eval_episodes=2,
+)
+METRICS = {"critic_loss", "actor_loss", "mean_value", "entropy", "temperature", "grad_norm"}
+OTHER = {"adam_eps": 1e-2}
+TOLERANCE = dict(rtol=1e-3, atol=1e-4)
+REFUSED = [
+    (dict(batch_size=8.0), "batch_size=8.0"),
+    (dict(policy_every=0), "policy_every=0"),
+    (dict(num_critics=0), "num_critics=0: give a whole number, 1 or more"),
+    (dict(critic_hidden_sizes=(8, 0)), "critic_hidden_sizes=.*: give whole numbers, 1 or more"),
+    (dict(network="resnet"), "network='resnet': give mlp or simba"),
+    (dict(learning_starts=96), "learning_starts=96 leaves nothing .* 9 would do"),
+    (dict(buffer_size=2, n_step=3), "buffer_size=2 does not hold n_step=3 .* 6 would do"),
+    (dict(env="CartPole-v1", env_settings=()), "CartPole-v1 has actions .*; crossq takes Box"),
+]
+PINNED = {
+    "critic_loss": [156.877, 107.737, 66.0791],
+    "actor_loss": [0.0817005, 0.256523, 0.1627],
+    "entropy": [-0.101343, -0.202302, -0.040417],
+}
+
+
+def test_metrics_have_the_points_as_leading_axis(file, trained):
+    """Learning starts within the first point."""
+    state, metrics = trained
+    assert list(metrics["timestep"]) == [0, 32, 64, 96]
+    assert metrics["eval_return"].shape == (4, 2) and metrics["eval_length"].shape == (4, 2)
+    for name in METRICS:
+        assert np.isnan(metrics[name][0]) and np.isfinite(metrics[name][1:]).all(), name
+    others = {"timestep", "num_episodes", "episode_return", "episode_length"}
+    assert set(metrics) == METRICS | others | file.EVALUATION
+    assert int(state.update) == 3
+
+
+# --- batch renormalisation --------------------------------------------------------------------
+
+
+def normed(config, x, moments, train, warm):
+    """Features and new moments, of a scale of 2 and a bias of 1."""
+    size = x.shape[1:]
+    params = {"scale": np.full(size, 2.0, np.float32), "bias": np.ones(size, np.float32)}
+    variables = {"params": params, "moments": moments}
+    return crossq.BatchRenorm(config).apply(variables, x, train, warm, mutable="moments")
+
+
+@pytest.fixture(scope="module")
+def features():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(32, 4)).astype(np.float32) * [0.2, 1.0, 3.0, 1.2] + [0.1, 4.0, -0.3, -5.0]
+    moments = {"mean": np.array([0.0, 1.0, -0.5, 2.0]), "var": np.array([1.0, 1.1, 0.2, 2.0])}
+    return jnp.asarray(x, jnp.float32), jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), moments)
+
+
+def test_frozen_it_takes_the_running_moments(features):
+    x, moments = features
+    found, changed = normed(TINY, x, moments, False, True)
+    expected = (x - moments["mean"]) / np.sqrt(moments["var"] + 1e-3) * 2.0 + 1.0
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    assert not changed or assert_same(changed["moments"], moments) is None
+
+
+@pytest.mark.parametrize("warm", [False, True])
+def test_in_training_it_is_ioffes(features, warm):
+    x, moments = features
+    config = TINY.replace(renorm_r_max=3.0, renorm_d_max=2.0, renorm_momentum=0.9)
+    found, changed = normed(config, x, moments, True, warm)
+    mean, std = x.mean(0), np.sqrt(x.var(0) + 1e-3)
+    running = np.sqrt(moments["var"] + 1e-3)
+    r, d = np.ones(4), np.zeros(4)
+    if warm:
+        r = np.clip(std / running, 1.0 / 3.0, 3.0)
+        d = np.clip((mean - moments["mean"]) / running, -2.0, 2.0)
+        assert (np.isclose(r, 3.0) | np.isclose(r, 1.0 / 3.0)).sum() == 2
+        assert np.isclose(np.abs(d), 2.0).sum() == 2
+    np.testing.assert_allclose(found, ((x - mean) / std * r + d) * 2.0 + 1.0, rtol=1e-4, atol=1e-4)
+    expected = {
+        "mean": 0.9 * moments["mean"] + 0.1 * mean,
+        "var": 0.9 * moments["var"] + 0.1 * x.var(0),
+    }
+    assert_close(dict(changed["moments"]), expected, rtol=1e-5)
+
+
+def test_no_gradient_goes_through_the_corrections(features):
+    """Through the batch's own moments it does: features moved all together stay as they are."""
+    x, moments = features
+    config = TINY.replace(renorm_r_max=3.0, renorm_d_max=20.0)
+    weights = np.random.default_rng(1).normal(size=x.shape)
+    total = lambda shift: (weights * normed(config, x + shift, moments, True, True)[0]).sum()
+    assert float(jax.grad(total)(0.0)) == pytest.approx(0.0, abs=1e-3)
+
+
+# --- gradient steps ---------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def steps():
+    """The states before and after an update of one round with two gradient steps, the config. The
+    first is one of plain batch normalisation, the second not."""
+    config = TINY.replace(train_every=16, learning_starts=0, anneal_lr=False, num_eval_episodes=0)
+    config = config.replace(buffer_size=200, num_critics=3, policy_every=2, renorm_warmup=4.0)
+    config = config.replace(learning_rate=0.1, adam_eps=1.0)  # or a first step is a sign's
+    learner = crossq.learner(config, *envs.make(config.env, max_steps=20))
+    update = jax.jit(learner.update)
+    state = update(jax.jit(learner.init)(jax.random.key(0)))[0]
+    state = state.replace(
+        log_temperature=jnp.log(0.3),
+        policy_opt_state=jax.tree.map(jnp.zeros_like, state.policy_opt_state),
+        critic_opt_state=jax.tree.map(jnp.zeros_like, state.critic_opt_state),
+    )
+    state = update(again(state))[0]  # moments of their own; gradient steps 2 and 3 of the run
+    return config, state, *update(again(state))
+
+
+def test_gradient_steps_are_the_papers(steps):
+    """The critics take two; after the second the actor and the temperature take one, with the
+    critics as they are by then, frozen."""
+    config, state, after, metrics = steps
+    warm, temperature = True, jnp.exp(state.log_temperature)
+    _, _, _, _, draw_rng, action_rng = jax.random.split(again(state).rng, 6)
+    buffer, shape = crossq.make_buffer(config), (1, 2, config.batch_size)
+    draws = buffer.noise(draw_rng, shape)[0]
+    noises = jax.random.normal(action_rng, (1, 2, 2, config.batch_size, 1))[0]
+    actor, critic = crossq.Actor(config, 1), crossq.Critic(config)
+    adam = optax.adam(config.learning_rate, b1=0.5, eps=config.adam_eps)
+    pick = lambda tree, i: jax.tree.map(lambda x: x[i], tree)
+
+    def stepped(loss, params, opt_state):
+        changes, opt_state = adam.update(jax.grad(loss)(params), opt_state)
+        return optax.apply_updates(params, changes), opt_state
+
+    def adam_of(flat, params):
+        """optax's state of a tree, from that of one long vector."""
+        unravel = jax.flatten_util.ravel_pytree(params)[1]
+        start = adam.init(params)
+        first = start[0]._replace(count=flat.count, mu=unravel(flat.mu), nu=unravel(flat.nu))
+        return (first, *start[1:])
+
+    params, moments = state.critics["params"], state.critics["moments"]
+    opt_state, losses = adam_of(state.critic_opt_state, params), []
+    for noise, draw_noise in zip(noises, draws):
+        index = buffer.draw(after.replay, draw_noise).index
+        window = buffer.windows(after.replay.transitions, index, config.gamma)
+        next_x = window.final_observation
+        gaussian = actor.apply(state.policy.variables, next_x)
+        next_action, next_log_prob = crossq.squash(gaussian, noise[1])
+        both = jnp.concatenate([window.observation, next_x])
+        actions = jnp.concatenate([window.action, next_action])
+
+        def values_of(params, moments=moments, both=both, actions=actions):
+            one = lambda i: critic.apply(
+                {"params": pick(params, i), "moments": pick(moments, i)},
+                both,
+                actions,
+                True,
+                warm,
+                mutable="moments",
+            )
+            found = [one(i) for i in range(3)]
+            return jnp.stack([v for v, _ in found]), [changed["moments"] for _, changed in found]
+
+        values, changed = values_of(params)
+        next_value = values[:, config.batch_size :].min(0) - temperature * next_log_prob
+        target = 0.5 * window.returns + window.discount * next_value
+
+        def critic_loss(params, target=target, values_of=values_of):
+            values = values_of(params)[0][:, : config.batch_size]
+            return ((values - target) ** 2).mean(1).sum()
+
+        losses.append(float(critic_loss(params)))
+        params, opt_state = stepped(critic_loss, params, opt_state)
+        moments = jax.tree.map(lambda *x: jnp.stack(x), *changed)
+    assert_close(after.critics["params"], params, rtol=2e-3, atol=5e-5)
+    assert_close(after.critics["moments"], moments, rtol=2e-3, atol=5e-5)
+    assert float(metrics["critic_loss"].total) == pytest.approx(sum(losses), rel=1e-3)
+
+    x = window.observation
+
+    def of_actor(params):
+        variables = {"params": params, "moments": state.policy.moments}
+        gaussian, changed = actor.apply(variables, x, True, warm, mutable="moments")
+        return *crossq.squash(gaussian, noise[0]), changed["moments"]
+
+    def actor_loss(learned):
+        action, log_prob, _ = of_actor(learned[0])
+        lowest = jnp.stack(
+            [
+                critic.apply({"params": pick(params, i), "moments": pick(moments, i)}, x, action)
+                for i in range(3)
+            ]
+        ).min(0)
+        fixed = jax.lax.stop_gradient(log_prob)
+        own = jnp.exp(learned[1]) * (-fixed - config.target_entropy).mean()
+        return (temperature * log_prob - lowest).mean() + own
+
+    both = state.policy.params, state.log_temperature
+    learned, _ = stepped(actor_loss, both, adam_of(state.policy_opt_state, both))
+    assert_close(after.policy.params, learned[0], rtol=2e-3, atol=5e-5)
+    assert float(after.log_temperature) == pytest.approx(float(learned[1]), rel=1e-3)
+    assert_close(after.policy.moments, of_actor(state.policy.params)[2], rtol=1e-3, atol=1e-5)
+    assert metrics["critic_loss"].weight == 2 and metrics["actor_loss"].weight == 1
+    assert float(metrics["entropy"].total) == pytest.approx(
+        -float(of_actor(state.policy.params)[1].mean()), rel=1e-3
+    )
+
+
+def test_plain_batch_normalisation_ends_with_the_warm_up():
+    """At once, after 8 of 32 gradient steps, and never."""
+    found = []
+    for warmup in (0.0, 8.0, jnp.inf):
+        config = TINY.replace(renorm_warmup=warmup, learning_starts=0, n_step=1)
+        learner = crossq.learner(config, *envs.make(config.env, max_steps=20))
+        state, _ = jax.jit(learner.update)(jax.jit(learner.init)(jax.random.key(0)))
+        found.append(jax.flatten_util.ravel_pytree(state.critics["params"])[0])
+    for i, j in ((0, 1), (1, 2), (0, 2)):
+        assert not np.allclose(found[i], found[j])
+
+
+@pytest.mark.parametrize("every, updates, rounds", [(3, 1, 15), (3, 2, 15), (2, 4, 16)])
+def test_the_actor_learns_at_every_so_many_of_the_critics_steps(every, updates, rounds):
+    """Through the ends of stretches, which are whole periods. n_step=2 makes the first round wait,
+    and the steps of the actor in it."""
+    config = TINY.replace(policy_every=every, updates_per_step=updates, learning_starts=0)
+    learner = crossq.learner(config, *envs.make(config.env, max_steps=20))
+    assert learner.steps == rounds * config.num_envs
+    update = jax.jit(learner.update)
+    state, metrics = update(jax.jit(learner.init)(jax.random.key(0)))
+    waiting = updates
+    total = rounds * updates
+    assert metrics["critic_loss"].weight == total - waiting
+    assert metrics["actor_loss"].weight == total // every - waiting // every
+    assert int(state.critic_opt_state.count) == total - waiting
+    assert int(state.policy_opt_state.count) == total // every - waiting // every
+    state, metrics = update(state)
+    assert metrics["actor_loss"].weight == total // every
+
+
+def test_the_actors_steps_stay_a_branch_under_vmap(vmapped_keys):
+    """Else all of them are computed, and most thrown away."""
+    config = TINY.replace(num_eval_episodes=0)
+    learner = crossq.learner(config, *envs.make(config.env, max_steps=20))
+    states = jax.eval_shape(jax.vmap(learner.init), jax.random.split(jax.random.key(0), 3))
+    assert "cond[" in str(jax.make_jaxpr(jax.vmap(learner.update))(states))
+
+
+# --- acting -----------------------------------------------------------------------------------
+
+
+def test_what_is_kept_is_the_action_in_its_unit_and_what_it_led_to():
+    """Held against Pendulum's own equation. Actions are uniform before learning starts, and the
+    policy's afterwards, whose standard deviation is exp(-1.5) before tanh at first."""
+    config = TINY.replace(learning_starts=1000, total_timesteps=3 * 512, num_envs=32)
+    config = config.replace(buffer_size=1536, learning_rate=0.0, num_eval_episodes=0)
+    state, _ = crossq.make_train(config)(jax.random.key(0))
+    seen = jax.tree.map(np.asarray, state.replay.transitions)
+    actions = seen.action[:, 0]
+    shares = np.histogram(actions[:960], 4, (-1.0, 1.0))[0] / 960
+    np.testing.assert_allclose(shares, 0.25, atol=0.05)
+    assert np.arctanh(actions[1024:]).std() == pytest.approx(np.exp(-1.5), rel=0.1)
+    x, x_next = seen.observation, seen.final_observation
+    speed = x[:, 2] + 0.05 * (15.0 * x[:, 1] + 3.0 * 2.0 * actions)
+    np.testing.assert_allclose(x_next[:, 2], np.clip(speed, -8.0, 8.0), atol=1e-4)
+    assert seen.done[19 * 32 : 20 * 32].all() and not seen.terminated.any()
+
+
+def test_learning_waits():
+    config = TINY.replace(learning_starts=60, num_eval_episodes=0)
+    train = crossq.make_train(config)
+    start, _ = train(jax.random.key(0), None, 0)
+    state, metrics = train(None, again(start), 1)
+    for name in ("policy", "critics", "log_temperature", "policy_opt_state", "critic_opt_state"):
+        assert_same(getattr(state, name), getattr(start, name))
+    assert np.isnan(metrics["critic_loss"]).all() and np.isnan(metrics["actor_loss"]).all()
+    late, _ = train(None, state, 2)
+    assert int(late.policy_opt_state.count) > 0
+
+
+def test_a_policy_with_a_key_explores_within_the_box(trained, vmapped_keys):
+    state, _ = trained
+    policy = crossq.make_policy(TINY)
+    x = jnp.array([0.5, 0.5, 1.0])
+    keys = jax.random.split(jax.random.key(1), 200)
+    actions = jax.vmap(lambda key: policy(state, x, None, key)[0])(keys)
+    assert actions.shape == (200, 1) and (jnp.abs(actions) <= 2.0).all() and actions.std() > 0.3
+    gaussian = crossq.Actor(TINY, 1).apply(state.policy.variables, x[None])
+    np.testing.assert_allclose(policy(state, x)[0], 2.0 * jnp.tanh(gaussian.mean[0]), rtol=1e-5)
+
+
+# --- network ----------------------------------------------------------------------------------
+
+
+def test_networks_start_apart_with_their_gains_and_moments():
+    config = TINY.replace(num_eval_episodes=0)
+    state, _ = crossq.make_train(config)(jax.random.key(0), None, 0)
+    first, second = (jax.tree.map(lambda x, i=i: x[i], state.critics["params"]) for i in (0, 1))
+    for params in (first, second):
+        head = params["value_head"]["kernel"]
+        np.testing.assert_allclose(head.T @ head, np.eye(1), atol=1e-5)
+    assert not np.allclose(first["value_head"]["kernel"], second["value_head"]["kernel"])
+    for name in ("mean_head", "std_head"):
+        head = state.policy.params[name]["kernel"]
+        np.testing.assert_allclose(head.T @ head, 1e-4, rtol=1e-4)
+    for moments in (state.policy.moments, state.critics["moments"]):
+        for path, x in jax.tree_util.tree_leaves_with_path(moments):
+            assert (x == (1.0 if "'var'" in str(path) else 0.0)).all()
+    norms = state.policy.params["Torso_0"]
+    assert sorted(name for name in norms if "Renorm" in name) == ["BatchRenorm_0", "BatchRenorm_1"]
+
+
+def test_simba_has_a_renormalisation_in_each_block():
+    config = TINY.replace(network="simba", normalize_obs=True, critic_hidden_sizes=(8, 8))
+    state, metrics = crossq.make_train(config)(jax.random.key(0))
+    assert np.isfinite(metrics["critic_loss"][1:]).all()
+    assert sum("Renorm" in name for name in state.critics["params"]["Torso_0"]) == 4
+
+
+# --- probe tasks ------------------------------------------------------------------------------
+
+PROBE = crossq.Config(
+    total_timesteps=16 * 2000,
+    num_envs=16,
+    buffer_size=4_000,
+    batch_size=64,
+    learning_starts=1_000,
+    learning_rate=1e-2,
+    anneal_lr=True,
+    gamma=0.9,
+    initial_temperature=1e-2,
+    learn_temperature=False,
+    hidden_sizes=(16,),
+    critic_hidden_sizes=(32,),
+    activation="tanh",
+    num_evals=1,
+    num_eval_episodes=0,
+    eval_at_start=False,
+)
+
+
+@pytest.fixture(scope="module")
+def probed():
+    def values_of(config, space, state, x):
+        gaussian = crossq.Actor(config, 1).apply(state.policy.variables, x)
+        action, _ = crossq.squash(gaussian, jnp.zeros((len(x), 1)))
+        critics = jax.vmap(crossq.Critic(config).apply, (0, None, None))
+        return critics(state.critics, x, action).min(0)
+
+    return "continuous", *play_probes(crossq, PROBE, values_of, True, options=AS_FOR_USERS)
