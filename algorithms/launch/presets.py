@@ -243,6 +243,7 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
         "playground/PendulumSwingup": SUITE,
         "playground/CheetahRun": SUITE,
     },
+    "sac_discrete": {"CartPole-v1": {}, "Acrobot-v1": {}},
     "td3": {
         "Pendulum-v1": {"total_timesteps": 20_000, **SMALL},
         "MountainCarContinuous-v0": {  # and by pushing the same way for a while

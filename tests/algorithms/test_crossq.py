@@ -245,17 +245,21 @@ def test_gradient_steps_are_the_papers(steps):
 
 def test_plain_batch_normalisation_ends_with_the_warm_up():
     """At once, after 8 of 32 gradient steps, and never."""
-    found = []
-    for warmup in (0.0, 8.0, jnp.inf):
+    env, params = envs.make(TINY.env, max_steps=20)
+
+    @jax.jit
+    def learned(warmup, key):
         config = TINY.replace(renorm_warmup=warmup, learning_starts=0, n_step=1)
-        learner = crossq.learner(config, *envs.make(config.env, max_steps=20))
-        state, _ = jax.jit(learner.update)(jax.jit(learner.init)(jax.random.key(0)))
-        found.append(jax.flatten_util.ravel_pytree(state.critics["params"])[0])
+        learner = crossq.learner(config, env, params)
+        state, _ = learner.update(learner.init(key))
+        return jax.flatten_util.ravel_pytree(state.critics["params"])[0]
+
+    found = [learned(warmup, jax.random.key(0)) for warmup in (0.0, 8.0, jnp.inf)]
     for i, j in ((0, 1), (1, 2), (0, 2)):
         assert not np.allclose(found[i], found[j])
 
 
-@pytest.mark.parametrize("every, updates, rounds", [(3, 1, 15), (3, 2, 15), (2, 4, 16)])
+@pytest.mark.parametrize("every, updates, rounds", [(3, 2, 15), (2, 4, 16)])
 def test_the_actor_learns_at_every_so_many_of_the_critics_steps(every, updates, rounds):
     """Through the ends of stretches, which are whole periods. n_step=2 makes the first round wait,
     and the steps of the actor in it."""

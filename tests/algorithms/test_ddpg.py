@@ -75,7 +75,7 @@ def test_metrics_have_the_points_as_leading_axis(file, trained):
 def step():
     """The state before and after an update of one round with one gradient step, the config."""
     config = TINY.replace(train_every=16, learning_starts=0, anneal_lr=False, num_eval_episodes=0)
-    config = config.replace(buffer_size=200, updates_per_step=1)
+    config = config.replace(buffer_size=200, updates_per_step=1, actor_learning_rate=0.5)
     config = config.replace(learning_rate=0.1, adam_eps=1.0)  # or a first step is a sign's
     learner = ddpg.learner(config, *envs.make(config.env, max_steps=20))
     update = jax.jit(learner.update)

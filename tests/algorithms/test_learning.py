@@ -21,6 +21,7 @@ from algorithms import (
     qrdqn,
     reinforce,
     sac,
+    sac_discrete,
     td3,
 )
 from algorithms.launch.presets import PRESETS
@@ -106,19 +107,22 @@ def test_value_based_files_reach_the_published_numbers(module, preset, mean, tmp
     assert scores.shape == (10,) and scores.mean() >= mean, scores
 
 
-# Mean over the 5 seeds 0 to 4; 20k steps (DDPG 30k), and 12.5k of four steps of the car each.
-CONTINUOUS = [
+# Mean over the 5 seeds 0 to 4; 20k steps (DDPG 30k), 12.5k of four steps of the car each, and
+# 500k of discrete actions.
+SOFT_AND_TWIN = [
     (sac, "Pendulum-v1", -155.0),
     (sac, "MountainCarContinuous-v0", 94.0),
     (td3, "Pendulum-v1", -155.0),
     (td3, "MountainCarContinuous-v0", 93.0),
     (crossq, "Pendulum-v1", -155.0),
     (ddpg, "Pendulum-v1", -160.0),
+    (sac_discrete, "CartPole-v1", 490.0),
+    (sac_discrete, "Acrobot-v1", -90.0),
 ]
 
 
-@pytest.mark.parametrize("module, preset, mean", CONTINUOUS)
-def test_continuous_control_reaches_the_published_numbers(module, preset, mean, tmp_path):
+@pytest.mark.parametrize("module, preset, mean", SOFT_AND_TWIN)
+def test_actors_with_replay_reach_the_published_numbers(module, preset, mean, tmp_path):
     scores = train(module, preset, tmp_path)["eval_return"][:, -1].mean(-1)
     assert scores.shape == (5,) and scores.mean() >= mean, scores
 

@@ -16,6 +16,7 @@ from tests.algorithms import (
     test_qrdqn,
     test_reinforce,
     test_sac,
+    test_sac_discrete,
     test_td3,
 )
 from tests.algorithms.contract import (
@@ -38,8 +39,16 @@ __all__ = [
 ]
 pytestmark = pytest.mark.slow
 REPLAY = [test_dqn, test_c51, test_qrdqn, test_iqn]
-CONTINUOUS = [test_sac, test_td3, test_ddpg, test_crossq]
-FILES = [*REPLAY, *CONTINUOUS, test_ippo, test_ppo_rnn, test_ppo_vtrace, test_pqn, test_reinforce]
+ACTOR_CRITICS = [test_sac, test_td3, test_ddpg, test_crossq, test_sac_discrete]
+FILES = [
+    *REPLAY,
+    *ACTOR_CRITICS,
+    test_ippo,
+    test_ppo_rnn,
+    test_ppo_vtrace,
+    test_pqn,
+    test_reinforce,
+]
 
 
 def name(file):

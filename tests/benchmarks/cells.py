@@ -108,6 +108,7 @@ PRESETS = (
     *(preset("reinforce", env, 500_000, 100) for env in ("CartPole-v1", "Acrobot-v1")),
     preset("sac", "Pendulum-v1", 20_000, 10),
     preset("sac", "MountainCarContinuous-v0", 12_500, 10)._replace(what=HELD.format(4)),
+    *(preset("sac_discrete", env, 500_000, 30) for env in CLASSIC[:2]),
     preset("td3", "Pendulum-v1", 20_000, 10),
     preset("td3", "MountainCarContinuous-v0", 12_500, 10)._replace(what=HELD.format(4)),
     preset("crossq", "Pendulum-v1", 20_000, 10),

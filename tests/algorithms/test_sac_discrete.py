@@ -1,0 +1,324 @@
+"""Discrete SAC's sums over actions against draws and optax, and the contract of the file."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import envs
+from algorithms import sac_discrete
+from envs.gymnax import Wrapper, spaces
+from tests import probe as tasks
+from tests.algorithms.contract import *  # noqa: F403  the contract
+from tests.algorithms.contract import again, assert_close, assert_same, change_leaves
+from tests.algorithms.probes import *  # noqa: F403
+from tests.algorithms.probes import play_probes
+from tests.conftest import AS_FOR_USERS
+
+# In test_slices.py, which is slow.
+del test_slices_are_exact_under_vmap_too  # noqa: F821
+del test_slices_are_exactly_the_whole  # noqa: F821
+
+MODULE = sac_discrete
+HEEDS_MASKS = True
+TINY = sac_discrete.Config(
+    env="CartPole-v1",
+    env_settings=(("max_steps", 20),),
+    total_timesteps=3 * 32,
+    num_envs=2,
+    updates_per_step=2,
+    buffer_size=40,
+    batch_size=8,
+    learning_starts=12,
+    learning_rate=1e-3,
+    anneal_lr=True,
+    initial_temperature=1.0,
+    n_step=2,
+    reward_scale=0.5,
+    tau=0.05,
+    hidden_sizes=(8,),
+    critic_hidden_sizes=(8, 8),
+    num_evals=3,
+    num_eval_episodes=2,
+)
+METRICS = {"critic_loss", "actor_loss", "mean_value", "entropy", "temperature", "grad_norm"}
+OTHER = {"adam_eps": 1e-2}
+TOLERANCE = dict(rtol=1e-3, atol=1e-4)
+REFUSED = [
+    (dict(batch_size=8.0), "batch_size=8.0"),
+    (dict(updates_per_step=0), "updates_per_step=0"),
+    (dict(num_critics=0), "num_critics=0: give a whole number, 1 or more"),
+    (dict(critic_hidden_sizes=(8, 0)), "critic_hidden_sizes=.*: give whole numbers, 1 or more"),
+    (dict(network="resnet"), "network='resnet': give mlp or simba"),
+    (dict(network="simba", critic_hidden_sizes=(8, 4)), "simba's blocks are one size"),
+    (dict(network="simba", hidden_sizes=()), "hidden_sizes=.*: simba's blocks are one size"),
+    (dict(learning_starts=96), "learning_starts=96 leaves nothing .* 9 would do"),
+    (dict(buffer_size=2, n_step=3), "buffer_size=2 does not hold n_step=3 .* 6 would do"),
+    (
+        dict(env="Pendulum-v1", env_settings=()),
+        "Pendulum-v1 has actions .*; sac_discrete takes Disc",
+    ),
+]
+PINNED = {
+    "critic_loss": [4.77733, 4.09035, 3.38092],
+    "actor_loss": [-0.693605, -0.746278, -0.640022],
+    "temperature": [0.991326, 0.974206, 0.963473],
+}
+
+
+def test_metrics_have_the_points_as_leading_axis(file, trained):
+    """Learning starts within the first point."""
+    state, metrics = trained
+    assert list(metrics["timestep"]) == [0, 32, 64, 96]
+    assert metrics["eval_return"].shape == (4, 2) and metrics["eval_length"].shape == (4, 2)
+    for name in METRICS:
+        assert np.isnan(metrics[name][0]) and np.isfinite(metrics[name][1:]).all(), name
+    others = {"timestep", "num_episodes", "episode_return", "episode_length"}
+    assert set(metrics) == METRICS | others | file.EVALUATION
+    assert int(state.update) == 3
+
+
+# --- formulas ---------------------------------------------------------------------------------
+
+MASK = jnp.array(
+    [[True, True, True, True], [True, False, True, False], [False, True, False, False]]
+)
+
+
+def test_forbidden_actions_have_no_probability():
+    logits = jnp.array(np.random.default_rng(0).normal(size=(3, 4)), jnp.float32)
+    probs = np.asarray(jax.nn.softmax(sac_discrete.allowed(logits, MASK)))
+    expected = np.exp(logits) * MASK
+    np.testing.assert_allclose(probs, expected / expected.sum(-1, keepdims=True), rtol=1e-5)
+    assert (probs[~np.asarray(MASK)] == 0.0).all()
+    np.testing.assert_array_equal(sac_discrete.allowed(logits, None), logits)
+
+
+def test_entropies_are_of_allowed_actions():
+    uniform = jax.nn.log_softmax(sac_discrete.allowed(jnp.zeros((3, 4)), MASK))
+    expected = np.log([4.0, 2.0, 1.0])
+    np.testing.assert_allclose(sac_discrete.entropy_of(uniform), expected, atol=1e-6)
+    np.testing.assert_allclose(sac_discrete.largest_entropy(uniform, MASK), expected, rtol=1e-6)
+    np.testing.assert_allclose(sac_discrete.largest_entropy(uniform, None), np.log(4.0), rtol=1e-6)
+    slopes = jax.grad(
+        lambda x: sac_discrete.entropy_of(jax.nn.log_softmax(sac_discrete.allowed(x, MASK))).sum()
+    )(jnp.ones((3, 4)))
+    assert np.isfinite(slopes).all()
+
+
+# --- one gradient step ------------------------------------------------------------------------
+
+
+class Masked(Wrapper):
+    """CartPole with a third action, which is forbidden; so is the first one on the left."""
+
+    def action_space(self, params):
+        return spaces.Discrete(3)
+
+    def action_mask(self, state, params):
+        return jnp.array([state.inner.x > 0.0, True, False])
+
+
+@pytest.fixture(scope="module")
+def step():
+    """The state before and after an update of one round with one gradient step, the config."""
+    config = TINY.replace(train_every=16, updates_per_step=1, learning_starts=0, anneal_lr=False)
+    config = config.replace(buffer_size=200, num_critics=3, num_eval_episodes=0)
+    config = config.replace(learning_rate=0.1, adam_eps=1.0)  # or a first step is a sign's
+    env, params = envs.make(config.env, max_steps=20)
+    learner = sac_discrete.learner(config, Masked(env), params)
+    update = jax.jit(learner.update)
+    state = update(jax.jit(learner.init)(jax.random.key(0)))[0]
+    # Critics that differ from their targets, a policy with preferences, a temperature of its own
+    state = state.replace(
+        policy=state.policy.replace(params=jax.tree.map(lambda x: 3.0 * x, state.policy.params)),
+        target_params=jax.tree.map(lambda x: 1.3 * x + 0.05, state.target_params),
+        log_temperature=jnp.log(0.3),
+        opt_state=jax.tree.map(jnp.zeros_like, state.opt_state),
+    )
+    return config, state, *update(again(state))
+
+
+def test_a_gradient_step_is_the_papers(step):
+    """Each part by its own loss alone, with an Adam of its own; targets by their average.
+    Expectations are means over every action by name, weighted."""
+    config, state, after, metrics = step
+    _, _, _, _, draw_rng = jax.random.split(again(state).rng, 5)
+    buffer = sac_discrete.make_buffer(config)
+    draw = buffer.draw(after.replay, buffer.noise(draw_rng, (1, 1, config.batch_size))[0, 0])
+    window = buffer.windows(after.replay.transitions, draw.index, config.gamma)
+    assert not window.action_mask.all(0)[0] and window.action_mask.any(0)[0]
+    actor, critic, alpha = sac_discrete.Actor(config, 3), sac_discrete.Critic(config, 3), 0.3
+    value = lambda params, i, x: critic.apply(jax.tree.map(lambda p: p[i], params), x)
+    x, next_x, params = window.observation, window.final_observation, state.policy.params
+
+    def probs_of(params, x, mask):
+        odds = jnp.exp(actor.apply(params, x)) * mask
+        return odds / odds.sum(-1, keepdims=True)
+
+    def expected(probs, values):
+        """Over actions that have a probability."""
+        return sum(jnp.where(probs[:, a] > 0, probs[:, a] * values[:, a], 0.0) for a in range(3))
+
+    log = lambda probs: jnp.log(jnp.maximum(probs, 1e-30))
+    next_probs = probs_of(params, next_x, window.final_action_mask)
+    lowest = jnp.stack([value(state.target_params, i, next_x) for i in range(3)]).min(0)
+    target = 0.5 * window.returns
+    target += window.discount * expected(next_probs, lowest - alpha * log(next_probs))
+    rows = jnp.arange(config.batch_size)
+
+    def critic_loss(critics):
+        errors = [value(critics, i, x)[rows, window.action] - target for i in range(3)]
+        return sum((error**2).mean() for error in errors)
+
+    own = jnp.stack([value(state.critic_params, i, x) for i in range(3)]).min(0)
+
+    def actor_loss(params):
+        probs = probs_of(params, x, window.action_mask)
+        return expected(probs, alpha * log(probs) - own).mean()
+
+    probs = probs_of(params, x, window.action_mask)
+    entropy = -expected(probs, log(probs))
+    wanted = config.target_entropy * np.log(window.action_mask.sum(-1))
+    assert 0.0 < float(entropy.mean()) < np.log(2.0) and (wanted == 0.0).any()
+    temperature_loss = lambda log: jnp.exp(log) * (entropy - wanted).mean()
+
+    def stepped(loss, params):
+        adam = optax.adam(config.learning_rate, eps=config.adam_eps)
+        changes, _ = adam.update(jax.grad(loss)(params), adam.init(params))
+        return optax.apply_updates(params, changes)
+
+    critics = stepped(critic_loss, state.critic_params)
+    assert_close(after.critic_params, critics, rtol=1e-3, atol=2e-5)
+    assert_close(after.policy.params, stepped(actor_loss, params), rtol=1e-3, atol=2e-5)
+    log_temperature = stepped(temperature_loss, state.log_temperature)
+    assert after.log_temperature == pytest.approx(float(log_temperature), rel=1e-4)
+    moved = jax.tree.map(lambda t, c: 0.95 * t + 0.05 * c, state.target_params, critics)
+    assert_close(after.target_params, moved, rtol=1e-3, atol=2e-5)
+    found = {
+        "critic_loss": critic_loss(state.critic_params),
+        "actor_loss": actor_loss(params),
+        "mean_value": expected(probs, own).mean(),
+        "entropy": entropy.mean(),
+        "temperature": 0.3,
+    }
+    for name, value in found.items():
+        assert float(metrics[name].total) == pytest.approx(float(value), rel=1e-3), name
+
+
+def test_a_fixed_temperature_stays(step):
+    config, *_ = step
+    config = config.replace(learn_temperature=False, initial_temperature=0.2)
+    learner = sac_discrete.learner(config, *envs.make(config.env, max_steps=20))
+    state, _ = jax.jit(learner.update)(jax.jit(learner.init)(jax.random.key(0)))
+    assert float(state.log_temperature) == pytest.approx(np.log(0.2))
+
+
+# --- acting -----------------------------------------------------------------------------------
+
+
+def test_actions_are_uniform_and_then_the_policys():
+    """A policy that prefers action 1 by a logit of 2."""
+    config = TINY.replace(learning_starts=1000, total_timesteps=3 * 512, num_envs=32)
+    config = config.replace(buffer_size=1536, learning_rate=0.0, num_eval_episodes=0)
+    train = sac_discrete.make_train(config)
+    state, _ = train(jax.random.key(0), None, 0)
+    state = change_leaves(state, ["action_head", "bias"], lambda x: jnp.array([0.0, 2.0]))
+    state = change_leaves(state, ["action_head", "kernel"], jnp.zeros_like)
+    state, _ = train(None, state, 3)
+    seen = jax.tree.map(np.asarray, state.replay.transitions)
+    assert seen.action[:960].mean() == pytest.approx(0.5, abs=0.05)
+    assert seen.action[1024:].mean() == pytest.approx(1.0 / (1.0 + np.exp(-2.0)), abs=0.05)
+
+
+def test_learning_waits():
+    config = TINY.replace(learning_starts=60, num_eval_episodes=0)
+    train = sac_discrete.make_train(config)
+    start, _ = train(jax.random.key(0), None, 0)
+    state, metrics = train(None, again(start), 1)
+    for name in ("policy", "critic_params", "target_params", "log_temperature", "opt_state"):
+        assert_same(getattr(state, name), getattr(start, name))
+    assert np.isnan(metrics["critic_loss"]).all()
+    late, _ = train(None, state, 2)
+    assert float(late.log_temperature) != float(start.log_temperature)
+
+
+def test_learning_waits_for_a_whole_window():
+    """Of 12 steps of both environments, which 12 of the 16 rounds make: the last 5 learn, twice."""
+    config = TINY.replace(learning_starts=0, n_step=12)
+    learner = sac_discrete.learner(config, *envs.make(config.env, max_steps=20))
+    _, metrics = jax.jit(learner.update)(jax.jit(learner.init)(jax.random.key(0)))
+    assert metrics["critic_loss"].weight == 10
+
+
+def test_a_policy_with_a_key_samples(trained, vmapped_keys):
+    state, _ = trained
+    state = change_leaves(state, ["action_head", "bias"], lambda x: jnp.array([0.0, 1.0]))
+    policy = sac_discrete.make_policy(TINY)
+    x = jnp.zeros(4)
+    keys = jax.random.split(jax.random.key(1), 2000)
+    actions = jax.vmap(lambda key: policy(state, x, None, key)[0])(keys)
+    logits = sac_discrete.Actor(TINY, 2).apply(state.policy.params, x[None])[0]
+    assert actions.mean() == pytest.approx(float(jax.nn.softmax(logits)[1]), abs=0.04)
+    assert policy(state, x)[0] == logits.argmax()
+
+
+# --- network ----------------------------------------------------------------------------------
+
+
+def test_critics_start_apart_and_heads_with_their_gains():
+    config = TINY.replace(num_eval_episodes=0)
+    state, _ = sac_discrete.make_train(config)(jax.random.key(0), None, 0)
+    first, second = (
+        jax.tree.map(lambda x, i=i: x[i], state.critic_params)["params"] for i in (0, 1)
+    )
+    for params in (first, second):
+        head = params["value_head"]["kernel"]
+        np.testing.assert_allclose(head.T @ head, np.eye(2), atol=1e-5)
+    assert not np.allclose(first["value_head"]["kernel"], second["value_head"]["kernel"])
+    head = state.policy.params["params"]["action_head"]["kernel"]
+    np.testing.assert_allclose(head.T @ head, 1e-4 * np.eye(2), atol=1e-8)
+    assert_same(state.target_params, state.critic_params)
+
+
+# --- probe tasks ------------------------------------------------------------------------------
+
+PROBE = sac_discrete.Config(
+    total_timesteps=16 * 2000,
+    num_envs=16,
+    buffer_size=4_000,
+    batch_size=64,
+    learning_starts=1_000,
+    learning_rate=1e-2,
+    anneal_lr=True,
+    gamma=0.9,
+    reward_scale=1.0,
+    tau=0.05,
+    initial_temperature=1e-2,
+    learn_temperature=False,
+    hidden_sizes=(16,),
+    critic_hidden_sizes=(32,),
+    activation="tanh",
+    num_evals=1,
+    num_eval_episodes=0,
+    eval_at_start=False,
+)
+
+
+@pytest.fixture(scope="module")
+def probed():
+    def values_of(config, space, state, x):
+        critics = jax.vmap(sac_discrete.Critic(config, 2).apply, (0, None))
+        return critics(state.critic_params, x).min(0).max(-1)
+
+    return "discrete", *play_probes(sac_discrete, PROBE, values_of, options=AS_FOR_USERS)
+
+
+def test_the_entropy_reaches_its_target():
+    """On a bandit with a best action: the temperature is what makes it so."""
+    config = PROBE.replace(learn_temperature=True, initial_temperature=0.1, target_entropy=0.5)
+    params = tasks.ProbeParams(task=tasks.ACTION, max_steps_in_episode=5)
+    train = sac_discrete.make_train(config.replace(num_evals=4), tasks.Probe(), params)
+    _, metrics = train(jax.random.key(0))
+    assert float(metrics["entropy"][-1]) == pytest.approx(0.5 * np.log(2.0), abs=0.05)
