@@ -170,12 +170,6 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
             "share_params": True,
             "normalize_reward": True,
         },
-        "MPE_simple_spread_v3": {
-            "env": "jaxmarl/MPE_simple_spread_v3",
-            "share_params": True,
-            "learning_rate": 2.5e-4,
-            "critic_learning_rate": 2.5e-4,
-        },
         # A language takes a critic that knows what both see.
         "MPE_simple_speaker_listener_v4": {
             "env": "jaxmarl/MPE_simple_speaker_listener_v4",
@@ -184,11 +178,6 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
             "central_critic": True,
             "gamma": 0.95,
             "normalize_reward": True,
-        },
-        "MPE_simple_spread_v3-independent": {
-            "env": "jaxmarl/MPE_simple_spread_v3",
-            "learning_rate": 2.5e-4,
-            "critic_learning_rate": 2.5e-4,
         },
     },
     "ppo_vtrace": {

@@ -94,8 +94,6 @@ PRESETS = (
     preset("ppo", "MountainCarContinuous-v0", 500_000, 100),
     preset("ppo", "Breakout-MinAtar", 5_000_000, 10),
     preset("ippo", "MultiNavigator-v0", 1_000_000, 30),
-    preset("ippo", "MPE_simple_spread_v3", 1_000_000, 30),
-    preset("ippo", "MPE_simple_spread_v3-independent", 1_000_000, 30),
     preset("ippo", "MPE_simple_speaker_listener_v4", 5_000_000, 10),
     preset("ppo_vtrace", "CartPole-v1", 500_000, 100),
     shown(preset("ppo_vtrace", "MultiNavigator-v0", 500_000, 30)),
