@@ -1,4 +1,4 @@
-"""How fast PPO, PQN and DQN are here: against rejax 0.1.3, and the machine's matrix products.
+"""How fast PPO, PQN, DQN, SAC and TD3 are here: against rejax 0.1.3, and against matrix products.
 
     python tests/benchmarks/speed.py                     # every case, median of 5 runs
     python tests/benchmarks/speed.py --cases pendulum    # some of them
@@ -23,7 +23,9 @@ gradient steps of 100 samples to a step of each; Polyak averaging, double, swish
 duelling network: there value and advantages are two linear layers on the last hidden one. Nearest
 to its products are those of this kit's network without duelling, less one column; with `dueling`
 this kit splits the last hidden layer as well, as the paper has it (dqn-10x1-dueling). rejax's DQN
-samples without replacement. Not equal:
+samples without replacement. SAC and TD3: rejax's own settings for Pendulum (a gradient step on 256
+and 100 transitions to a step of one environment, two layers of 64, swish), and SAC with 1024
+environments, four gradient steps of 1024 to a step of all. Not equal:
   - rejax clips every element of the gradient, this kit its global norm;
   - rejax resets every environment at every step, this kit holds start states in stock;
   - rejax takes truncation for termination; this kit bootstraps there from the final observation,
@@ -69,6 +71,8 @@ PQN_EPOCHS, PQN_MINIBATCHES = 5, 16
 DQN_UPDATES, DQN_BATCH, DQN_START = 5, 100, 5_000
 HIDDEN_SIZES = (64, 64)
 DUELING = (("dueling", True),)
+REPLAY = ("dqn", "sac", "td3")
+LARGE = (("batch_size", 1024), ("updates_per_step", 4), ("buffer_size", 131_072))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,6 +107,11 @@ CASES = (  # a run takes some 2 to 6 seconds on two cores
     Case("dqn-10x1", "CartPole-v1", 10, 1, 6000, algorithm="dqn"),
     Case("dqn-10x1-dueling", "CartPole-v1", 10, 1, 6000, algorithm="dqn", settings=DUELING),
     Case("dqn-10x1-8seeds", "CartPole-v1", 10, 1, 2000, num_seeds=8, algorithm="dqn"),
+    Case("sac-1x1", "Pendulum-v1", 1, 1, 4000, algorithm="sac"),
+    Case("sac-1x1-8seeds", "Pendulum-v1", 1, 1, 1600, num_seeds=8, algorithm="sac"),
+    Case("td3-1x1", "Pendulum-v1", 1, 1, 8000, algorithm="td3"),
+    Case("td3-1x1-8seeds", "Pendulum-v1", 1, 1, 3200, num_seeds=8, algorithm="td3"),
+    Case("sac-1024x1", "Pendulum-v1", 1024, 1, 160, algorithm="sac", settings=LARGE),
 )
 RESET_CASES = (
     CASES[0],
@@ -147,7 +156,7 @@ def ours(case: Case) -> Program:
 
     module = importlib.import_module(f"algorithms.{case.algorithm}")
     settings = OUR_SETTINGS[case.algorithm] | dict(case.settings)
-    if case.algorithm != "dqn":
+    if case.algorithm not in REPLAY:
         settings = settings | {"num_steps": case.num_steps}
     config = module.Config(
         env=case.env,
@@ -194,6 +203,26 @@ OUR_SETTINGS: dict[str, dict[str, Any]] = {
         exploration_fraction=0.5,
         activation="swish",
     ),
+    "sac": dict(
+        buffer_size=10_000,
+        batch_size=256,
+        learning_starts=256,
+        learning_rate=1e-2,
+        tau=0.02,
+        activation="swish",
+        critic_hidden_sizes=HIDDEN_SIZES,
+        normalize_obs=True,
+    ),
+    "td3": dict(
+        buffer_size=10_000,
+        batch_size=100,
+        learning_starts=1_000,
+        tau=0.05,
+        exploration_noise=0.15,  # of half the box
+        activation="swish",
+        critic_hidden_sizes=HIDDEN_SIZES,
+        normalize_obs=True,
+    ),
 }
 
 
@@ -201,14 +230,17 @@ def rejax(case: Case) -> Program:
     import jax
     import rejax
 
+    same = {THEIRS[name]: value for name, value in case.settings if name in THEIRS}
+    if case.algorithm not in REPLAY:
+        same["num_steps"] = case.num_steps
+    settings = REJAX_SETTINGS[case.algorithm] | same
     algorithm = rejax.get_algo(case.algorithm).create(
         env=case.env,
         total_timesteps=case.timesteps,
         num_envs=case.num_envs,
         eval_freq=case.timesteps,
         skip_initial_evaluation=True,
-        **REJAX_SETTINGS[case.algorithm],
-        **({} if case.algorithm == "dqn" else {"num_steps": case.num_steps}),
+        **settings,
     )
     algorithm = algorithm.replace(eval_callback=lambda algorithm, state, rng: jax.numpy.zeros(()))
     train = lambda key: algorithm.train(key)[0]
@@ -249,7 +281,29 @@ REJAX_SETTINGS = {
         polyak=0.98,
         exploration_fraction=0.5,
     ),
+    "sac": dict(  # its networks have HIDDEN_SIZES
+        agent_kwargs={"activation": "swish"},
+        buffer_size=10_000,
+        fill_buffer=256,
+        batch_size=256,
+        learning_rate=1e-2,
+        polyak=0.98,
+        normalize_observations=True,
+    ),
+    "td3": dict(  # its networks have HIDDEN_SIZES
+        actor_kwargs={"activation": "swish"},
+        critic_kwargs={"activation": "swish"},
+        buffer_size=10_000,
+        fill_buffer=1_000,
+        batch_size=100,
+        learning_rate=1e-3,
+        max_grad_norm=100.0,
+        polyak=0.95,
+        normalize_observations=True,
+    ),
 }
+THEIRS = {"batch_size": "batch_size", "buffer_size": "buffer_size"}  # names of settings
+THEIRS |= {"updates_per_step": "num_epochs"}
 
 
 def start_per_step(case: Case) -> Program:
@@ -330,6 +384,36 @@ def dqn_products(case: Case, num_inputs: int, num_outputs: int) -> collections.C
     return counts
 
 
+def actor_critic_products(case: Case, num_inputs: int, num_outputs: int) -> collections.Counter:
+    """The same for SAC and TD3, in a round of acting and learning with two critics."""
+    settings = OUR_SETTINGS[case.algorithm] | dict(case.settings)
+    batch, counts = settings["batch_size"], collections.Counter()
+    actor = list(itertools.pairwise((num_inputs, *HIDDEN_SIZES, num_outputs)))
+    critic = list(itertools.pairwise((num_inputs + num_outputs, *HIDDEN_SIZES, 1)))
+
+    def add(layers, rows, forward=0.0, of_kernels=0.0, of_inputs=0.0, to_actions=False):
+        for i, (k, n) in enumerate(layers):
+            counts[rows, k, n] += forward
+            counts[k, rows, n] += of_kernels
+            counts[rows, n, k] += of_inputs if i or to_actions else 0.0
+
+    updates = settings.get("updates_per_step", 1)
+    if case.algorithm == "sac":
+        actor.append(actor[-1])  # mean and deviation
+        add(actor, batch, 2 * updates, updates, updates)
+        add(critic, batch, 6 * updates, 2 * updates, 2 * updates)  # targets, values, of the actor
+        add(critic, batch, of_inputs=2 * updates, to_actions=True)
+    else:  # the actor learns at every other step
+        add(actor, batch, 1.5 * updates, 0.5 * updates, 0.5 * updates)
+        add(critic, batch, 4.5 * updates, 2 * updates, 2 * updates)
+        add(critic, batch, of_inputs=0.5 * updates, to_actions=True)
+    add(actor, case.num_envs, 1)
+    return counts
+
+
+COUNTS = {"dqn": dqn_products, "sac": actor_critic_products, "td3": actor_critic_products}
+
+
 def floor(case: Case) -> dict[str, float]:
     """FLOPs of the products for an environment step, and the seconds that those of a run take."""
     import envs
@@ -339,8 +423,7 @@ def floor(case: Case) -> dict[str, float]:
     env, env_params = envs.make(case.env)
     num_outputs = parts.num_outputs(env.action_space(env_params))
     num_inputs = math.prod(env.observation_space(env_params).shape)
-    count = dqn_products if case.algorithm == "dqn" else products
-    counts = count(case, num_inputs, num_outputs)
+    counts = COUNTS.get(case.algorithm, products)(case, num_inputs, num_outputs)
     flops = sum(2 * m * k * n * count for (m, k, n), count in counts.items())
     layout = devices.arrange(case.num_seeds)
     seconds = sum(product_seconds(*shape, layout) * count for shape, count in counts.items())
