@@ -54,7 +54,7 @@ def compiled_as_for_users():
     """Calls of every algorithm's train, compiled with XLA's own defaults."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training, "_train", train_as_for_users())
-        yield
+        yield True
 
 
 @pytest.fixture

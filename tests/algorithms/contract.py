@@ -122,9 +122,9 @@ def test_episode_return_is_nan_until_an_episode_ends(trained):
 
 
 def compiled(module):
-    """As for users in modules that compare bit for bit, which takes twice as long."""
+    """As for users in modules that compare bit for bit, which takes twice as long; True there."""
     exact = hasattr(module, "test_slices_are_exactly_the_whole")
-    return compiled_as_for_users() if exact else contextlib.nullcontext()
+    return compiled_as_for_users() if exact else contextlib.nullcontext(False)
 
 
 @pytest.fixture(scope="module")
@@ -156,9 +156,9 @@ def test_slices_are_exactly_the_whole(file, trained):
 def test_a_point_without_learning_is_the_one_before_training(file, slices, request):
     """As the shell makes it, with the program of all other points."""
     train = file.MODULE.make_train(file.TINY, *file.WORLD)
-    with compiled(request.module):
+    with compiled(request.module) as exact:
         state, row = train(None, again(slices[0][0]), 1, False)
-    assert_same((state, row), slices[0])
+    (assert_same if exact else assert_close)((state, row), slices[0])
 
 
 def again(state):

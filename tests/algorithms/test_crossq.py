@@ -10,7 +10,6 @@ import envs
 from algorithms import crossq
 from tests.algorithms.contract import *  # noqa: F403  the contract
 from tests.algorithms.contract import again, assert_close, assert_same
-from tests.algorithms.probes import *  # noqa: F403
 from tests.algorithms.probes import play_probes
 from tests.conftest import AS_FOR_USERS
 
@@ -379,8 +378,9 @@ PROBE = crossq.Config(
 )
 
 
-@pytest.fixture(scope="module")
-def probed():
+def played():
+    """In test_probes.py, which is slow."""
+
     def values_of(config, space, state, x):
         gaussian = crossq.Actor(config, 1).apply(state.policy.variables, x)
         action, _ = crossq.squash(gaussian, jnp.zeros((len(x), 1)))

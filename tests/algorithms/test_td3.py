@@ -10,7 +10,6 @@ import envs
 from algorithms import td3
 from tests.algorithms.contract import *  # noqa: F403  the contract
 from tests.algorithms.contract import again, assert_close, assert_same
-from tests.algorithms.probes import *  # noqa: F403
 from tests.algorithms.probes import play_probes
 from tests.conftest import AS_FOR_USERS
 
@@ -276,8 +275,9 @@ PROBE = td3.Config(
 )
 
 
-@pytest.fixture(scope="module")
-def probed():
+def played():
+    """In test_probes.py, which is slow."""
+
     def values_of(config, space, state, x):
         action = td3.Actor(config, 1).apply(state.policy.params, x)
         critics = jax.vmap(td3.Critic(config).apply, (0, None, None))

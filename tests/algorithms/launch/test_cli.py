@@ -26,7 +26,10 @@ POINTS = ("--total-timesteps", "1200", "--num-evals", "120", "--num-seeds", "3")
 def start(cwd, *words, file=TOY):
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen([sys.executable, file, *words], cwd=cwd, env=environment, **pipes)
+    # A shell's background jobs, these tests among them, ignore Ctrl-C and would pass that on.
+    heed = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)
+    command = [sys.executable, file, *words]
+    return subprocess.Popen(command, cwd=cwd, env=environment, preexec_fn=heed, **pipes)
 
 
 def call(cwd, *words, file=TOY):

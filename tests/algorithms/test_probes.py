@@ -1,0 +1,14 @@
+"""The probe tasks of files whose siblings play them in every run of the tests."""
+
+import pytest
+
+from tests.algorithms import test_crossq, test_ddpg, test_td3
+from tests.algorithms.probes import *  # noqa: F403
+
+pytestmark = pytest.mark.slow
+FILES = (test_td3, test_ddpg, test_crossq)
+
+
+@pytest.fixture(scope="module", params=FILES, ids=lambda file: file.__name__.split("test_")[1])
+def probed(request):
+    return request.param.played()
