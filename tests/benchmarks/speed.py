@@ -674,6 +674,7 @@ def main() -> None:
     if args.worker:
         return serve(*args.worker)
     cases, columns, make_row = KINDS[args.kind]
+    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
     if args.kind == "speed":
         from tests.benchmarks import peer_python
 
