@@ -168,7 +168,7 @@ LIBRARIES = tuple(
         flag("sac", "playground/CartpoleSwingup", SIMBA, 50_000, 3)._replace(
             name="playground/CartpoleSwingup, simba", what=HELD.format(2)
         ),
-        preset("ppo", "playground/CartpoleSwingup", 50_000, 3)._replace(
+        flag("ppo", "playground/CartpoleSwingup", "--num-evals 5", 50_000, 3)._replace(
             name="playground/CartpoleSwingup, 100,000 frames", what=HELD.format(2)
         ),
         preset("ppo", "craftax/Classic-Symbolic", 2_000_000, 5),
