@@ -33,6 +33,7 @@ Implementation details:
     thrown away: a branch on a counter would select between two copies of the buffer under vmap.
 """
 
+import functools
 import math
 import sys
 from collections.abc import Callable
@@ -210,12 +211,18 @@ class TrainState:
 
 
 class Noise(NamedTuple):
-    """Random numbers of a round."""
+    """Random numbers of a round's acting."""
 
     step_rng: jax.Array  # (train_every,)
     exploration: jax.Array  # normal, (train_every, num_envs, dimensions)
-    draws: jax.Array  # (updates_per_step, batch_size), see parts.ReplayBuffer
-    actions: jax.Array  # normal, (updates_per_step, 2, batch_size, dimensions): here, and next
+
+
+class Draws(NamedTuple):
+    """Random numbers of a gradient step."""
+
+    windows: jax.Array  # (batch_size,), see parts.ReplayBuffer
+    actions: jax.Array  # normal, (2, batch_size, dimensions): here, and next
+    turn: jax.Array  # bool: whether the actor learns, not random at all
 
 
 LOG_STD = (-5.0, 2.0)
@@ -403,15 +410,14 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         loss += temperature * surplus * config.learn_temperature
         return loss, (changed["moments"], metrics)
 
-    def gradient_step(state, inputs):
+    def gradient_step(state, draws, progress, ready, warm):
         """From a batch of windows. It leaves no trace before there is enough to learn from."""
-        (draw_noise, noise, turn), (progress, ready, warm) = inputs
-        draw = buffer.draw(state.replay, draw_noise)
+        draw = buffer.draw(state.replay, draws.windows)
         window = buffer.windows(state.replay.transitions, draw.index, config.gamma)
         left = jnp.maximum(1.0 - progress, 0.0) if config.anneal_lr else 1.0
         learning_rate = config.learning_rate * left
         (loss, (moments, mean_value)), grads = jax.value_and_grad(critic_loss, has_aux=True)(
-            state.critics["params"], state, window, noise[1], warm
+            state.critics["params"], state, window, draws.actions[1], warm
         )
         params, critic_opt_state, grad_norm = optimizer.step(
             state.critics["params"], state.critic_opt_state, grads, learning_rate
@@ -424,7 +430,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             x = normalize(config, state.policy, window.observation)
             both = old["policy"].params, old["log_temperature"]
             grads, (moments, metrics) = jax.grad(policy_loss, has_aux=True)(
-                both, now, x, noise[0], warm
+                both, now, x, draws.actions[0], warm
             )
             (params, log_temperature), opt_state, _ = optimizer.step(
                 both, old["policy_opt_state"], grads, learning_rate
@@ -438,17 +444,17 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         changing = ("policy", "log_temperature", "policy_opt_state")
         old = {name: getattr(state, name) for name in changing}
         nothing = dict.fromkeys(("actor_loss", "entropy", "temperature"), jnp.zeros(()))
-        metrics, changes = jax.lax.cond(turn, improve, lambda old: (nothing, old), old)
+        metrics, changes = jax.lax.cond(draws.turn, improve, lambda old: (nothing, old), old)
         changes |= {"critics": critics, "critic_opt_state": critic_opt_state}
         keep = lambda new, old: jax.tree.map(lambda n, o: jnp.where(ready, n, o), new, old)
         state = state.replace(**{n: keep(new, getattr(state, n)) for n, new in changes.items()})
-        metrics = {n: parts.Average(keep(x, 0.0), ready & turn) for n, x in metrics.items()}
+        metrics = {n: parts.Average(keep(x, 0.0), ready & draws.turn) for n, x in metrics.items()}
         always = {"critic_loss": loss, "mean_value": mean_value, "grad_norm": grad_norm}
         return state, metrics | {n: parts.Average(keep(x, 0.0), ready) for n, x in always.items()}
 
-    def round_(state, inputs):
+    def round_(state, inputs, draws):
         """Acting, then learning."""
-        number, turns, noise = inputs
+        number, first, noise = inputs
         progress, ready = number / float(num_rounds), number >= waiting_rounds
         state, rollout = act(state, ready, noise)
         state = state.replace(replay=buffer.add(state.replay, rollout))
@@ -456,28 +462,31 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             obs_stats = state.policy.obs_stats.update(rollout.observation)
             state = state.replace(policy=state.policy.replace(obs_stats=obs_stats))
         done = (number - waiting_rounds) * float(config.updates_per_step)  # gradient steps
-        flags = progress, ready, done >= config.renorm_warmup
-        same = lambda x: jnp.broadcast_to(x, config.updates_per_step)
-        steps = (noise.draws, noise.actions, turns), jax.tree.map(same, flags)
-        state, metrics = jax.lax.scan(gradient_step, state, steps)
+        learn = functools.partial(
+            gradient_step, progress=progress, ready=ready, warm=done >= config.renorm_warmup
+        )
+        state, metrics = parts.scan_rows(learn, state, draws, first, config.updates_per_step)
         return state, (metrics, rollout.reward, rollout.done)
 
     def update(state):
         """Rounds, whose random numbers are drawn all at once: that costs far less."""
         rng, start_rng, step_rng, explore_rng, draw_rng, action_rng = jax.random.split(state.rng, 6)
-        learns = (rounds, config.updates_per_step)
+        steps = rounds * config.updates_per_step
+        draws = Draws(
+            buffer.noise(draw_rng, (steps, config.batch_size)),
+            jax.random.normal(action_rng, (steps, 2, config.batch_size, size)),
+            jnp.arange(steps) % period == period - 1,
+        )
         noise = Noise(
             jax.random.split(step_rng, (rounds, num_steps)),
             jax.random.normal(explore_rng, (rounds, num_steps, num_envs, size)),
-            buffer.noise(draw_rng, (*learns, config.batch_size)),
-            jax.random.normal(action_rng, (*learns, 2, config.batch_size, size)),
         )
         env_state = environments.refill(start_rng, state.env_state, env_params)
-        numbers = state.update * rounds + jnp.arange(rounds)
-        turns = (jnp.arange(math.prod(learns)) % period == period - 1).reshape(learns)
-        state, (metrics, reward, done) = jax.lax.scan(
-            round_, state.replace(env_state=env_state, rng=rng), (numbers, turns, noise)
-        )
+        state = state.replace(env_state=env_state, rng=rng)
+        number = jnp.arange(rounds)
+        inputs = state.update * rounds + number, number * config.updates_per_step, noise
+        learn = functools.partial(round_, draws=draws)
+        state, (metrics, reward, done) = jax.lax.scan(learn, state, inputs)
         flat = lambda x: x.reshape(rounds * num_steps, num_envs)
         state = state.replace(
             episodes=state.episodes.update(flat(reward), flat(done)), update=state.update + 1

@@ -29,6 +29,7 @@ Implementation details:
     thrown away: a branch on a counter would select between two copies of the buffer under vmap.
 """
 
+import functools
 import math
 import sys
 from collections.abc import Callable
@@ -148,12 +149,18 @@ class TrainState:
 
 
 class Noise(NamedTuple):
-    """Random numbers of a round."""
+    """Random numbers of a round's acting."""
 
     step_rng: jax.Array  # (train_every,)
     exploration: jax.Array  # normal, (train_every, num_envs, dimensions)
-    draws: jax.Array  # (updates_per_step, batch_size), see parts.ReplayBuffer
-    targets: jax.Array  # normal, (updates_per_step, batch_size, dimensions)
+
+
+class Draws(NamedTuple):
+    """Random numbers of a gradient step."""
+
+    windows: jax.Array  # (batch_size,), see parts.ReplayBuffer
+    targets: jax.Array  # normal, (batch_size, dimensions)
+    turn: jax.Array  # bool: whether the actor learns, not random at all
 
 
 STRETCH = 16  # steps of an environment for which random numbers are drawn at once
@@ -253,11 +260,15 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     space = env.action_space(env_params)
     size = parts.num_outputs(space)
     actor, critic = Actor(config, size), Critic(config)
-    critics = jax.vmap(critic.apply, (0, None, None))  # values (num_critics, batch)
     buffer = make_buffer(config)
     waits = max(config.learning_starts, buffer.waiting + 1)  # there is a whole window
     waiting_rounds = -(-waits // (num_envs * num_steps)) - 1
     optimizer = parts.FlatOptimizer(optax.scale_by_adam(eps=config.adam_eps))
+
+    def critics(params, x, action):
+        """Values (num_critics, batch). Of inputs of its own each XLA lays out no others."""
+        own = lambda x: jnp.broadcast_to(x, (config.num_critics, *x.shape))
+        return jax.vmap(critic.apply)(params, own(x), own(action))
 
     def init(rng):
         rng, actor_rng, critic_rng, reset_rng, noise_rng, eval_rng = jax.random.split(rng, 6)
@@ -325,14 +336,13 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         first = jax.tree.map(lambda x: x[0], critic_params)
         return -critic.apply(first, x, actor.apply(params, x)).mean()
 
-    def gradient_step(state, inputs):
+    def gradient_step(state, draws, progress, ready):
         """From a batch of windows. It leaves no trace before there is enough to learn from."""
-        (draw_noise, noise, turn), progress, ready = inputs
-        draw = buffer.draw(state.replay, draw_noise)
+        draw = buffer.draw(state.replay, draws.windows)
         window = buffer.windows(state.replay.transitions, draw.index, config.gamma)
         x, action = normalize(config, state.policy, window.observation), window.action
         (loss, mean_value), grads = jax.value_and_grad(critic_loss, has_aux=True)(
-            state.critic_params, x, action.reshape(-1, size), targets(state, window, noise)
+            state.critic_params, x, action.reshape(-1, size), targets(state, window, draws.targets)
         )
         left = jnp.maximum(1.0 - progress, 0.0) if config.anneal_lr else 1.0
         learning_rate = config.learning_rate * left
@@ -357,45 +367,47 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
 
         changing = ("policy", "actor_opt_state", "target_params")
         old = {name: getattr(state, name) for name in changing}
-        actor_loss_now, changes = jax.lax.cond(turn, improve, lambda old: (0.0, old), old)
+        actor_loss_now, changes = jax.lax.cond(draws.turn, improve, lambda old: (0.0, old), old)
         changes |= {"critic_params": critic_params, "critic_opt_state": critic_opt_state}
         keep = lambda new, old: jax.tree.map(lambda n, o: jnp.where(ready, n, o), new, old)
         state = state.replace(**{n: keep(new, getattr(state, n)) for n, new in changes.items()})
         metrics = {"critic_loss": loss, "mean_value": mean_value, "grad_norm": grad_norm}
         metrics = {name: parts.Average(keep(x, 0.0), ready) for name, x in metrics.items()}
-        metrics["actor_loss"] = parts.Average(keep(actor_loss_now, 0.0), ready & turn)
+        metrics["actor_loss"] = parts.Average(keep(actor_loss_now, 0.0), ready & draws.turn)
         return state, metrics
 
-    def round_(state, inputs):
+    def round_(state, inputs, draws):
         """Acting, then learning."""
-        number, turns, noise = inputs
+        number, first, noise = inputs
         progress, ready = number / float(num_rounds), number >= waiting_rounds
         state, rollout = act(state, ready, noise)
         state = state.replace(replay=buffer.add(state.replay, rollout))
         if config.normalize_obs:
             obs_stats = state.policy.obs_stats.update(rollout.observation)
             state = state.replace(policy=state.policy.replace(obs_stats=obs_stats))
-        same = lambda x: jnp.broadcast_to(x, config.updates_per_step)
-        steps = (noise.draws, noise.targets, turns), same(progress), same(ready)
-        state, metrics = jax.lax.scan(gradient_step, state, steps)
+        learn = functools.partial(gradient_step, progress=progress, ready=ready)
+        state, metrics = parts.scan_rows(learn, state, draws, first, config.updates_per_step)
         return state, (metrics, rollout.reward, rollout.done)
 
     def update(state):
         """Rounds, whose random numbers are drawn all at once: that costs far less."""
         rng, start_rng, step_rng, explore_rng, draw_rng, target_rng = jax.random.split(state.rng, 6)
-        learns = (rounds, config.updates_per_step)
+        steps = rounds * config.updates_per_step
+        draws = Draws(
+            buffer.noise(draw_rng, (steps, config.batch_size)),
+            jax.random.normal(target_rng, (steps, config.batch_size, size)),
+            jnp.arange(steps) % period == period - 1,
+        )
         noise = Noise(
             jax.random.split(step_rng, (rounds, num_steps)),
             jax.random.normal(explore_rng, (rounds, num_steps, num_envs, size)),
-            buffer.noise(draw_rng, (*learns, config.batch_size)),
-            jax.random.normal(target_rng, (*learns, config.batch_size, size)),
         )
         env_state = environments.refill(start_rng, state.env_state, env_params)
-        numbers = state.update * rounds + jnp.arange(rounds)
-        turns = (jnp.arange(math.prod(learns)) % period == period - 1).reshape(learns)
-        state, (metrics, reward, done) = jax.lax.scan(
-            round_, state.replace(env_state=env_state, rng=rng), (numbers, turns, noise)
-        )
+        state = state.replace(env_state=env_state, rng=rng)
+        number = jnp.arange(rounds)
+        inputs = state.update * rounds + number, number * config.updates_per_step, noise
+        learn = functools.partial(round_, draws=draws)
+        state, (metrics, reward, done) = jax.lax.scan(learn, state, inputs)
         flat = lambda x: x.reshape(rounds * num_steps, num_envs)
         state = state.replace(
             episodes=state.episodes.update(flat(reward), flat(done)), update=state.update + 1

@@ -21,6 +21,7 @@ from algorithms.parts.layers import (
     orthogonal,
     scaled,
 )
+from algorithms.parts.loops import scan_rows
 from algorithms.parts.memory import device_memory
 from algorithms.parts.muon import scale_by_muon
 from algorithms.parts.optimizer import FlatOptimizer
@@ -62,6 +63,7 @@ __all__ = [
     "real",
     "scale_by_muon",
     "scaled",
+    "scan_rows",
     "static",
     "world",
     "zeros",

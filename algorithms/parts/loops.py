@@ -1,0 +1,40 @@
+"""Loops that XLA leaves alone."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from algorithms.parts.training import zeros
+
+
+class Looped(NamedTuple):
+    """The carry of `scan_rows`."""
+
+    carry: Any
+    sums: Any  # float32, of outputs
+
+
+def scan_rows(step: Callable, carry: Any, rows: Any, first: jax.Array, count: int) -> Looped:
+    """`jax.lax.scan` of step(carry, row) -> carry, outputs over some rows, adding outputs up.
+
+    XLA inlines a loop of one trip. What writes a replay buffer and what reads it then become one
+    operation, which copies the whole buffer at every step. Of rows that begin at the counter of
+    a loop around this one XLA knows no number, so that a loop it stays.
+
+    Args:
+      rows: leading axis all rows there are.
+      first: index of the first row.
+      count: how many there are.
+    """
+
+    def body(index, looped):
+        row = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, index, keepdims=False), rows)
+        carry, outputs = step(looped.carry, row)
+        return Looped(carry, jax.tree.map(jnp.add, looped.sums, as_floats(outputs)))
+
+    as_floats = lambda outputs: jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), outputs)
+    one = jax.tree.map(lambda x: x[0], rows)
+    none = zeros(lambda carry: as_floats(step(carry, one)[1]), carry)
+    return jax.lax.fori_loop(first, first + count, body, Looped(carry, none))

@@ -1,0 +1,56 @@
+"""A loop over rows, and that programs with it leave a replay buffer where it is."""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from algorithms import ddpg, parts
+
+
+def step(carry, row):
+    carry = 0.5 * carry + row["x"]
+    return carry, {"carry": carry, "large": row["x"] > 1.0}
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def looped(carry, rows, count):
+    """All rows, `count` at a time."""
+    part = lambda carry, first: tuple(parts.scan_rows(step, carry, rows, first, count))
+    return jax.lax.scan(part, carry, jnp.arange(0, 6, count))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_rows_are_taken_in_order_and_outputs_added_up(count):
+    rows = {"x": np.array([0.1, 2.0, -1.0, 3.0, 0.5, 1.5], np.float32)}
+    carry, sums = looped(jnp.float32(1.0), rows, count)
+    expected, carries = 1.0, []
+    for x in rows["x"]:
+        expected = 0.5 * expected + x
+        carries.append(expected)
+    np.testing.assert_allclose(carry, expected, rtol=1e-6)
+    of_parts = np.array(carries).reshape(-1, count).sum(1)
+    np.testing.assert_allclose(sums["carry"], of_parts, rtol=1e-6)
+    np.testing.assert_array_equal(sums["large"], (rows["x"] > 1).reshape(-1, count).sum(1))
+
+
+def test_a_replay_buffer_is_never_copied_while_training():
+    config = ddpg.Config(
+        total_timesteps=64,
+        buffer_size=7919,
+        learning_starts=8,
+        batch_size=4,
+        hidden_sizes=(4,),
+        critic_hidden_sizes=(4,),
+        num_evals=1,
+        num_eval_episodes=0,
+        eval_at_start=False,
+    )
+    train = ddpg.make_train(config)
+    text = jax.jit(train).lower(jax.random.key(0)).compile().as_text()
+    inside = text[: text.index("\nENTRY ")]  # of loops
+    assert "[7919" in inside
+    assert not re.search(r"\[7919[^\n]* copy\(", inside)
