@@ -48,6 +48,13 @@ def check_ends(env: Any, env_params: Any) -> None:
         )
 
 
+def rewarded(memory: Any, reward: jax.Array) -> Any:
+    """A policy's memory after a step: where it has a reward, this is what the step brought."""
+    if getattr(memory, "reward", None) is None:
+        return memory
+    return memory._replace(reward=jnp.asarray(reward, jnp.float32))
+
+
 def evaluate(
     policy: Callable,
     state: Any,
@@ -60,8 +67,8 @@ def evaluate(
 
     Args:
       policy: `policy(state, observation, memory) -> action, memory` for one environment; a
-        fresh memory must be zeros. Where the environment has an `action_mask`, the policy gets
-        it as `mask`.
+        fresh memory must be zeros, and one with a `reward` is told what the action brought. Where
+        the environment has an `action_mask`, the policy gets it as `mask`.
       state: handed to the policy.
       env, env_params: of `envs.make`; an environment that may never end needs `max_steps`.
       rng: start states and the environment's own randomness.
@@ -87,6 +94,7 @@ def evaluate(
         mask = {"mask": env.action_mask(env_state, env_params)} if masked else {}
         action, memory = policy(state, observation, memory, **mask)
         *stepped, info = transition(env, key, env_state, action, env_params)
+        memory = rewarded(memory, stepped[2])
         return *stepped, {name: info["metrics"][name] for name in kinds(env)}, memory
 
     def step(carry: _Carry) -> _Carry:

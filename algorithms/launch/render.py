@@ -114,6 +114,7 @@ def play(module: Any, config: Any, state: Any, seed: int, max_frames: int) -> Ep
 def _steps(config, env_params, policy_state, rng, module, env, num_steps):
     """The first state, and states, rewards and flags of num_steps (meaningless after the end)."""
     from envs.batch import transition
+    from envs.evaluation import rewarded
 
     policy = module.make_policy(config, env, env_params)
     state = SimpleNamespace(policy=policy_state)
@@ -128,6 +129,7 @@ def _steps(config, env_params, policy_state, rng, module, env, num_steps):
     def step(carry, key):
         env_state, action, memory = carry
         observation, env_state, *flags, _ = transition(env, key, env_state, action, env_params)
+        memory = rewarded(memory, flags[0])
         return (env_state, *act(observation, env_state, memory)), (env_state, *flags)
 
     keys = jax.random.split(steps_key, num_steps)

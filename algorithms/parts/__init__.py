@@ -4,6 +4,17 @@ A part is something all of whose right implementations give the same distributio
 decides what is learned stands in the algorithm's file.
 """
 
+from algorithms.parts.cells import (
+    CELLS,
+    Memory,
+    Recurrence,
+    advance,
+    did,
+    forget,
+    fresh_memory,
+    last_step,
+    unroll,
+)
 from algorithms.parts.checks import (
     check_choices,
     check_divides,
@@ -32,6 +43,7 @@ from algorithms.parts.statistics import EpisodeStatistics, RewardScale, RunningS
 from algorithms.parts.training import Average, Learner, num_updates, program, world, zeros
 
 __all__ = [
+    "CELLS",
     "CONV_LAYERS",
     "Average",
     "Convolutions",
@@ -39,12 +51,15 @@ __all__ = [
     "FlatOptimizer",
     "LayerNorm",
     "Learner",
+    "Memory",
+    "Recurrence",
     "Replay",
     "ReplayBuffer",
     "RewardScale",
     "RunningStatistics",
     "Torso",
     "Transition",
+    "advance",
     "check_choices",
     "check_divides",
     "check_network",
@@ -54,7 +69,11 @@ __all__ = [
     "check_spaces",
     "clip_to",
     "device_memory",
+    "did",
+    "forget",
+    "fresh_memory",
     "is_discrete",
+    "last_step",
     "num_outputs",
     "num_updates",
     "orthogonal",
@@ -65,6 +84,7 @@ __all__ = [
     "scaled",
     "scan_rows",
     "static",
+    "unroll",
     "world",
     "zeros",
 ]

@@ -1,0 +1,702 @@
+"""Independent PPO with memory for several agents in one environment, a run in one XLA program.
+
+Papers: de Witt et al. 2020, "Is independent learning all you need in the StarCraft multi-agent
+challenge?", https://arxiv.org/abs/2011.09533; with `central_critic` Yu et al. 2022, "The surprising
+effectiveness of PPO in cooperative multi-agent games" (MAPPO), https://arxiv.org/abs/2103.01955.
+Memories: GRU (Cho et al. 2014, https://arxiv.org/abs/1406.1078), LSTM (Hochreiter and Schmidhuber
+1997) and minGRU (Feng et al. 2024, https://arxiv.org/abs/2410.01201).
+
+    python algorithms/ippo_rnn.py --preset switch_riddle --num-seeds 5
+    python algorithms/ippo_rnn.py --env jaxmarl/HeuristicEnemySMAX --central-critic --share-params
+
+    train = make_train(Config(env="Pursuit-v0"))
+    state, metrics = train(jax.random.key(0))
+    state, metrics = jax.vmap(train)(jax.random.split(jax.random.key(0), 16))
+
+This is ippo.py of this folder with a memory between the dense layers and the head, of actor and
+critic each its own: what a central critic must remember no actor sees. As there, a *learner* is a
+pair of actor and critic with what they learn from: one for every agent, or with share_params=True
+one whose samples are those of all agents. Arrays of environments are (num_envs, num_agents, ...),
+those of learners (learners, samples, ...): `fold` makes them. How to learn is written for one
+learner, and jax.vmap does it for all.
+
+What the memory adds to the implementation details listed in ippo.py, as in ppo_rnn.py:
+  - it runs on from rollout to rollout, and is zeroed where an agent's episode ended, terminated,
+    truncated or left, in collection and in learning alike;
+  - sequences are learned whole, from the memory that the rollout began with, and minibatches are
+    sets of them, each of one agent in one environment (MAPPO's chunks, as long as a rollout);
+  - critics go through a rollout after it, in one pass, so that collection only has actors to wait
+    for; the value of what an action led to belongs to the final observation together with the
+    memory of the episode that ends there, and looking does not move that memory on;
+  - with `previous_inputs` actor and critic also see what the agent did last, one-hot or clipped,
+    and its reward r as sign(r) log(1 + |r|); zeros at the start of an episode.
+"""
+
+import functools
+import math
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import distrax
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+from flax import struct
+
+import envs
+from algorithms import parts
+from algorithms.parts import real, static
+
+
+@struct.dataclass
+class Config:
+    env: str = static("Pursuit-v0")  # name of the environment
+    env_settings: tuple[tuple[str, Any], ...] = static(())  # its settings, name=value,...
+    total_timesteps: int = static(1_000_000)  # environment steps of the whole run
+    num_envs: int = static(16)  # parallel environments
+    num_steps: int = static(128)  # steps of each environment in a rollout
+    share_params: bool = static(False)  # one network for all agents
+    agent_ids: bool = static(False)  # with share_params: which agent it is, as a one-hot input
+    central_critic: bool = static(False)  # the critic sees the world state or all observations
+    previous_inputs: bool = static(False)  # the last action and its reward are inputs, too
+    update_epochs: int = static(4)  # passes of the actor over each rollout
+    critic_epochs: int = static(4)  # passes of the critic over each rollout
+    num_minibatches: int = static(4)  # gradient steps in a pass, each with its sequences
+    learning_rate: float = real(1e-3, "[0, inf)")  # step size of the actor's Adam
+    critic_learning_rate: float = real(1e-3, "[0, inf)")  # step size of the critic's Adam
+    anneal_lr: bool = static(True)  # take the learning rates linearly to zero
+    adam_eps: float = real(1e-5, "[0, inf)")  # epsilon of the actor's Adam
+    critic_adam_eps: float = real(1e-5, "[0, inf)")  # epsilon of the critic's Adam
+    gamma: float = real(0.99, "[0, 1]")  # discount factor
+    gae_lambda: float = real(0.95, "[0, 1]")  # decay of the advantage trace
+    clip_eps: float = real(0.2, "(0, inf]")  # range of the ratio, and of values with clip_vloss
+    clip_vloss: bool = static(False)  # clip the value loss
+    normalize_advantage: bool = static(True)  # standardise advantages in each minibatch
+    ent_coef: float = real(0.01, "[0, inf)")  # weight of the entropy bonus
+    vf_coef: float = real(0.5, "[0, inf)")  # weight of the value loss
+    max_grad_norm: float = real(0.5, "(0, inf]")  # clip the actor to this norm; inf for never
+    critic_max_grad_norm: float = real(0.5, "(0, inf]")  # clip the critic; inf for never
+    target_kl: float = real(math.inf, "(0, inf]")  # end epochs at a KL above this; inf: never
+    cell: str = static("gru")  # the memory: gru, mingru or lstm
+    memory_size: int = static(64)  # numbers in it (an LSTM has twice as many)
+    forget_bias: float = real(1.0, "(-inf, inf)")  # added to the gate that keeps the memory
+    hidden_sizes: tuple[int, ...] = static((64,))  # dense layers before the memory
+    activation: str = static("tanh")  # any function of flax.linen: tanh, relu, swish, ...
+    conv_layers: str = static("small")  # before them, for images: none, small, nature or impala
+    normalize_obs: bool = static(False)  # by their running mean and variance
+    normalize_reward: bool = static(False)  # by the running spread of discounted returns
+    num_evals: int = static(20)  # points of the learning curve
+    num_eval_episodes: int = static(32)  # episodes of the evaluation at each point; 0: none
+    eval_at_start: bool = static(True)  # a point before training, too
+
+
+# --- network ----------------------------------------------------------------------------------
+
+
+class Actions(NamedTuple):
+    """What determines the distribution over actions; leading axes (batch,), or more."""
+
+    output: jax.Array  # logits (batch, num_actions), or means (batch, dimensions)
+    log_std: jax.Array | None  # (batch, dimensions), continuous actions only
+    real: jax.Array | None  # (batch, dimensions), bool: which ones the agent has
+
+    def distribution(self):
+        """Of the action, or of each of its dimensions."""
+        if self.log_std is None:
+            return distrax.Categorical(logits=self.output)
+        return distrax.Normal(self.output, jnp.exp(self.log_std))
+
+    def sample(self, noise):
+        """From standard Gumbel (discrete) or normal noise, drawn for a whole rollout at once."""
+        if self.log_std is None:
+            return jnp.argmax(self.output + noise, axis=-1)
+        return self.output + jnp.exp(self.log_std) * noise
+
+    def log_prob_and_entropy(self, action):
+        """Both (batch,). A distrax.Categorical would normalise its logits once more for each."""
+        policy = self.distribution()
+        if self.log_std is not None:
+            of_dimensions = policy.log_prob(action), policy.entropy()
+            return tuple(jnp.where(self.real, x, 0.0).sum(-1) for x in of_dimensions)
+        log_probs = policy.logits
+        chosen = jax.nn.one_hot(action, log_probs.shape[-1])
+        return (log_probs * chosen).sum(-1), -(jnp.exp(log_probs) * log_probs).sum(-1)
+
+
+def remember(c, memory, inputs, done):
+    """Memories after sequences of inputs, by layers of the network that calls this.
+
+    inputs: arrays (num_steps, batch, ...); `memory` is from before the first step, and `done`
+    (num_steps, batch) says with which steps episodes ended."""
+    flat = [x.reshape(-1, *x.shape[2:]) for x in inputs]
+    x = parts.Torso(c.hidden_sizes, c.activation, c.conv_layers)(*flat).reshape(*done.shape, -1)
+    return parts.Recurrence(c.cell, c.memory_size, c.forget_bias, name="memory")(memory, x, done)
+
+
+class Actor(nn.Module):
+    """Sequences of inputs, a tuple of arrays (num_steps, batch, ...), to memories and Actions."""
+
+    config: Config
+    space: Any  # of actions
+
+    @nn.compact
+    def __call__(self, memory, inputs, done, mask=None):
+        """Where the mask is False: a forbidden action, or a dimension that the agent lacks."""
+        memories, size = remember(self.config, memory, inputs, done), parts.num_outputs(self.space)
+        output = nn.Dense(size, name="actor_head")(memories.hidden)
+        mask = jnp.ones_like(output, bool) if mask is None else mask
+        if parts.is_discrete(self.space):
+            return memories, Actions(jnp.where(mask, output, -1e9), None, None)
+        log_std = self.param("log_std", nn.initializers.zeros, (size,))
+        return memories, Actions(output, jnp.broadcast_to(log_std, output.shape), mask)
+
+
+class Critic(nn.Module):
+    """The same to memories and values (num_steps, batch)."""
+
+    config: Config
+
+    @nn.compact
+    def __call__(self, memory, inputs, done):
+        memories = remember(self.config, memory, inputs, done)
+        return memories, nn.Dense(1, name="critic_head")(memories.hidden)[..., 0]
+
+
+def one_step(network, params, memory, inputs, *mask):
+    """A network on inputs (batch, ...): memory after them, and the output."""
+    done = jnp.zeros(len(memory.hidden), bool)
+    sequences = jax.tree.map(lambda x: x[None], (inputs, done, *mask))
+    return jax.tree.map(lambda x: x[0], network.apply(params, memory, *sequences))
+
+
+# --- data types -------------------------------------------------------------------------------
+
+
+@struct.dataclass
+class PolicyState:
+    """What acting needs, and all that inputs are normalised by; leading axis learners."""
+
+    params: Any  # of the actors
+    obs_stats: parts.RunningStatistics
+    world_stats: parts.RunningStatistics | None  # of world states; all learners have one
+
+
+@struct.dataclass
+class TrainState:
+    """Everything that a run needs to go on."""
+
+    policy: PolicyState
+    critic_params: Any  # leading axis learners, and so have the next three
+    opt_state: optax.OptState
+    critic_opt_state: optax.OptState
+    reward_scale: parts.RewardScale
+    env_state: envs.BatchState
+    observation: jax.Array  # (num_envs, num_agents, ...)
+    memory: parts.Memory  # of actors before it, (num_envs, num_agents, ...)
+    critic_memory: parts.Memory  # the same
+    alive: jax.Array  # (num_envs, num_agents)
+    episodes: parts.EpisodeStatistics
+    rollout_rng: jax.Array  # for acting and the environments
+    order_rng: jax.Array  # for the order of sequences
+    eval_rng: jax.Array  # the same at every evaluation
+    update: jax.Array  # rollouts learned from so far, int32
+
+
+class Transition(NamedTuple):
+    """A rollout; leading axes (num_steps, num_envs, num_agents), or those of a Batch."""
+
+    observation: jax.Array
+    previous: tuple[jax.Array, ...]  # see `parts.last_step`
+    mask: jax.Array | None  # see Actor
+    action: jax.Array  # unclipped
+    log_prob: jax.Array
+    reward: jax.Array
+    alive: jax.Array  # when it acted
+    terminated: jax.Array  # with the episode, or by leaving it
+    done: jax.Array  # terminated or truncated
+    final_observation: jax.Array  # what the actions led to, before any restart
+    final_previous: tuple[jax.Array, ...]  # with it
+
+
+class Common(NamedTuple):
+    """What agents have in common in a rollout; leading axes (num_steps, num_envs)."""
+
+    done: jax.Array  # the episode
+    world_state: jax.Array | None
+    final_world_state: jax.Array | None
+
+
+class Batch(NamedTuple):
+    """What one learner learns from; leading axes (num_steps, samples), or those of a minibatch."""
+
+    inputs: tuple[jax.Array, ...]  # of the actor
+    critic_inputs: tuple[jax.Array, ...]
+    rollout: Transition
+    value: jax.Array
+    advantage: jax.Array
+    target: jax.Array
+
+
+class Task(NamedTuple):
+    """What a network learns, and how."""
+
+    loss: Callable  # (params, memory before the minibatch, minibatch) -> loss, metrics
+    optimizer: parts.FlatOptimizer
+    learning_rate: jax.Array
+    epochs: int
+
+
+class Learned(NamedTuple):
+    """The carry of the epochs of one network."""
+
+    params: Any
+    opt_state: optax.OptState
+    epochs: jax.Array  # done, int32
+    kl: jax.Array  # mean over the last one; 0 for a critic
+    sums: dict[str, jax.Array]  # metrics, summed over epochs
+
+
+# --- formulas ---------------------------------------------------------------------------------
+
+
+def gae(rewards, values, next_values, terminated, done, gamma, gae_lambda):
+    """Generalised advantage estimation, equations 11 to 16 of Schulman et al. 2016.
+
+    All arrays are (num_steps, samples). `next_values` belong to what each action led to, before
+    any restart; they count unless `terminated`. `done`, also when truncated, cuts the trace.
+    """
+    deltas = rewards + gamma * next_values * (1.0 - terminated) - values
+    decays = gamma * gae_lambda * (1.0 - done)
+
+    def step(advantage, inputs):
+        delta, decay = inputs
+        advantage = delta + decay * advantage
+        return advantage, advantage
+
+    return jax.lax.scan(step, jnp.zeros_like(deltas[0]), (deltas, decays), reverse=True)[1]
+
+
+def mean(x, weights):
+    """The weighted mean; 0 without any weight."""
+    return (x * weights).sum() / jnp.maximum(weights.sum(), 1e-8)
+
+
+def clipped_surrogate(log_ratio, advantages, clip_eps):
+    """The negative of the terms of equation 7 of Schulman et al. 2017."""
+    ratio = jnp.exp(log_ratio)
+    clipped = jnp.clip(ratio, 1.0 - clip_eps, 1.0 + clip_eps)
+    return -jnp.minimum(ratio * advantages, clipped * advantages)
+
+
+def value_error(values, old_values, targets, clip_eps, clip):
+    """Half the squared errors; with `clip`, the larger ones of those and of the errors of values
+    kept within clip_eps of the old ones."""
+    error = jnp.square(values - targets)
+    if clip:
+        kept = old_values + jnp.clip(values - old_values, -clip_eps, clip_eps)
+        error = jnp.maximum(error, jnp.square(kept - targets))
+    return 0.5 * error
+
+
+def kl_estimate(log_ratio):
+    """Terms of KL(old, new) by the k3 estimator (http://joschu.net/blog/kl-approx.html)."""
+    return jnp.expm1(log_ratio) - log_ratio
+
+
+def explained_variance(values, targets, weights):
+    """1 if values predict targets, 0 if no better than their mean; nothing if none differ."""
+    variance = lambda x: mean(jnp.square(x - mean(x, weights)), weights)
+    differ = variance(targets) > 1e-12 * mean(jnp.square(targets), weights)  # by more than rounding
+    share = 1.0 - variance(targets - values) / jnp.where(differ, variance(targets), 1.0)
+    return parts.Average(jnp.where(differ, share, 0.0), differ)
+
+
+def learning_rates(config, task, num_updates, update, epoch):
+    """Of the gradient steps of an epoch, (num_minibatches,): linear to zero over the run, counted
+    in nominal progress (a run whose epochs end early anneals no later)."""
+    epochs = update.astype(jnp.float32) * task.epochs + epoch
+    done = epochs + jnp.arange(config.num_minibatches) / config.num_minibatches
+    left = jnp.maximum(1.0 - done / float(num_updates * task.epochs), 0.0)
+    return task.learning_rate * (left if config.anneal_lr else jnp.ones_like(left))
+
+
+# --- agents and learners, acting and training -------------------------------------------------
+
+
+def fold(config, arrays):
+    """(num_envs, num_agents, ...) to (learners, samples, ...): the samples of a learner are those
+    of its agent, or of all agents, in all environments. arrays: one, or a tree of them."""
+    together = lambda x: x.reshape(1, -1, *x.shape[2:])
+    apart = lambda x: x.swapaxes(0, 1)
+    return jax.tree.map(together if config.share_params else apart, arrays)
+
+
+def unfold(config, arrays, num_agents):
+    """The inverse of `fold`."""
+    agents = lambda x: x.reshape(-1, num_agents, *x.shape[2:])
+    apart = lambda x: x.swapaxes(0, 1)
+    return jax.tree.map(agents if config.share_params else apart, arrays)
+
+
+def fold_rollout(config, arrays):
+    """(num_steps, num_envs, num_agents, ...) to (learners, num_steps, samples, ...)."""
+    return jax.vmap(functools.partial(fold, config), out_axes=1)(arrays)
+
+
+def normalize(config, stats, x):
+    """(num_envs, num_agents, ...) by statistics (learners, ...): its agent's, or the only ones."""
+    return stats.normalize(x) if config.normalize_obs else parts.scaled(x)
+
+
+def make_inputs(config, policy, observation, previous, world_state=None):
+    """What actors and critics see: tuples of arrays (num_envs, num_agents, ...).
+
+    Central critics see the world state (num_envs, ...), or all observations if there is none.
+    Behind that come the agent's number, one-hot, with `agent_ids`, and what was done last.
+    """
+    x = critic_x = normalize(config, policy.obs_stats, observation)
+    num_envs, num_agents = x.shape[:2]
+    if config.central_critic:
+        view = x if world_state is None else normalize(config, policy.world_stats, world_state)
+        critic_x = jnp.repeat(view.reshape(num_envs, 1, -1), num_agents, axis=1)
+    if config.agent_ids:
+        ids = jnp.broadcast_to(jnp.eye(num_agents), (num_envs, num_agents, num_agents))
+        previous = (ids, *previous)
+    return (x, *previous), (critic_x, *previous)
+
+
+def fresh_memory(config, space, *axes):
+    """Of actors; nothing is known, and nothing has been done."""
+    actions = parts.num_outputs(space) if config.previous_inputs else 0
+    return parts.fresh_memory(config.cell, config.memory_size, axes, actions)
+
+
+def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Callable:
+    """Returns policy(state, observation, memory=None, rng=None, mask=None) -> action, memory.
+
+    For all agents of one environment: observation, action and memory (num_agents, ...). The most
+    probable action, or the mean, without rng; a sample with it. No memory is a fresh one. mask
+    (num_agents, num_actions): what `env.action_mask` allows. With previous_inputs, whoever steps
+    the environment puts the rewards into the memory (`envs.evaluation.rewarded`).
+    """
+    env, env_params = parts.world(config, env, env_params)
+    space = env.action_space(env_params)
+    actor, start = Actor(config, space), fresh_memory(config, space, 1, env.num_agents)
+
+    def policy(state, observation, memory=None, rng=None, mask=None):
+        memory = jax.tree.map(lambda x: x[0], start) if memory is None else memory
+        inputs = jax.tree.map(lambda x: x[None], (memory, observation, mask))
+        memory, actions = act(config, actor, state.policy, *inputs)
+        policy = actions.distribution()
+        action = parts.clip_to(space, policy.mode() if rng is None else policy.sample(seed=rng))
+        if config.previous_inputs:  # the reward comes later
+            memory = parts.did(memory, space, action, jnp.zeros((1, env.num_agents)))
+        return jax.tree.map(lambda x: x[0], (action, memory))
+
+    return policy
+
+
+def act(config, actor, policy, memory, observation, mask):
+    """Memories after observations (num_envs, num_agents, ...), and the Actions."""
+    inputs, _ = make_inputs(config, policy, observation, parts.last_step(memory))
+    folded = fold(config, (memory, inputs, mask))
+    after = jax.vmap(functools.partial(one_step, actor))(policy.params, *folded)
+    return unfold(config, after, observation.shape[1])
+
+
+def check(config: Config, env: Any, env_params: Any) -> None:
+    """Raises a ValueError that names the setting, its value and what would do."""
+    positive = ("total_timesteps", "num_envs", "num_steps", "update_epochs", "critic_epochs")
+    positive += ("num_minibatches", "memory_size", "num_evals")
+    parts.check_sizes(config, positive, ("num_eval_episodes",))
+    parts.check_choices(config, cell=("gru", "mingru", "lstm"))
+    if not hasattr(env, "num_agents"):
+        raise ValueError(f"{env.name} has one agent and no axis of agents; ppo_rnn takes it")
+    parts.check_spaces("ippo_rnn", config, env, env_params, box=True, masks=True, agents=True)
+    if config.agent_ids and not config.share_params:
+        raise ValueError("agent_ids=True needs share_params=True")
+    sequences = config.num_envs * (env.num_agents if config.share_params else 1)
+    what = f"the {sequences} sequences of a rollout"
+    parts.check_divides("num_minibatches", config.num_minibatches, what, sequences)
+    if config.normalize_advantage and sequences * config.num_steps == config.num_minibatches:
+        raise ValueError(
+            "num_steps=1: one sample to a minibatch, and normalize_advantage zeroes it; 2 would do"
+        )
+    parts.num_updates(config, config.num_envs * config.num_steps)
+
+
+def make_train(config: Config, env: Any = None, env_params: Any = None) -> Callable:
+    """Returns the jitted train(rng, state=None, num_evals=None) -> state, metrics.
+
+    `parts.program` says what it takes; without env and env_params they are those of the config.
+    Returns and, with share_params=False, losses have the agents as last axis.
+
+    Raises:
+      ValueError: a setting that cannot work, or a space that IPPO cannot take.
+    """
+    env, env_params = parts.world(config, env, env_params)
+    check(config, env, env_params)
+    return parts.program(learner, config, env, env_params)
+
+
+def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
+    """How a run begins, and an update: one rollout and what all learners learn from it."""
+    batch_size, num_agents = config.num_envs * config.num_steps, env.num_agents
+    num_learners = 1 if config.share_params else num_agents
+    samples = config.num_envs * num_agents // num_learners  # sequences of a learner
+    num_updates = parts.num_updates(config, batch_size)
+    environments = envs.batch(env, config.num_envs, config.num_steps)
+    space = env.action_space(env_params)
+    actor, critic = Actor(config, space), Critic(config)
+    make_adam = lambda max_norm, eps: parts.FlatOptimizer(
+        optax.chain(optax.clip_by_global_norm(max_norm), optax.scale_by_adam(eps=eps))
+    )
+    adam = make_adam(config.max_grad_norm, config.adam_eps)
+    critic_adam = make_adam(config.critic_max_grad_norm, config.critic_adam_eps)
+
+    def see(env_state):
+        """World states for central critics, masks for actors; None where there are none."""
+        mask, central = environments.action_mask(env_state, env_params), config.central_critic
+        if hasattr(env, "action_dimensions"):
+            mask = jnp.stack([env.action_dimensions] * config.num_envs)
+        return environments.world_state(env_state, env_params) if central else None, mask
+
+    def init(rng):
+        order_rng, actor_rng, critic_rng, env_rng, rollout_rng, eval_rng = jax.random.split(rng, 6)
+        observation, env_state = environments.reset(env_rng, env_params)
+        (world_state, _), world_stats = see(env_state), None
+        if world_state is not None:
+            world_stats = parts.RunningStatistics.create(world_state.shape[1:])
+        for_learners = lambda tree: jax.tree.map(lambda x: jnp.stack([x] * num_learners), tree)
+        obs_stats = for_learners(parts.RunningStatistics.create(observation.shape[2:]))
+        policy = PolicyState(None, obs_stats, world_stats)
+        memory = fresh_memory(config, space, config.num_envs, num_agents)
+        x, critic_x = make_inputs(config, policy, observation, parts.last_step(memory), world_state)
+
+        def parameters(network, key, x, **gains):
+            def start(key, memory, x):
+                sequence = jax.tree.map(lambda x: x[None], (x, jnp.zeros(samples, bool)))
+                return parts.orthogonal(network, key, memory, *sequence, memory=1.0, **gains)
+
+            keys = jax.random.split(key, num_learners)
+            return jax.vmap(start)(keys, *fold(config, (memory, x)))
+
+        params = parameters(actor, actor_rng, x, actor_head=0.01)
+        critic_params = parameters(critic, critic_rng, critic_x, critic_head=1.0)
+        return TrainState(
+            policy=policy.replace(params=params),
+            critic_params=critic_params,
+            opt_state=jax.vmap(adam.init)(params),
+            critic_opt_state=jax.vmap(critic_adam.init)(critic_params),
+            reward_scale=for_learners(parts.RewardScale.create(samples)),
+            env_state=env_state,
+            observation=observation,
+            memory=memory,
+            critic_memory=parts.Memory(memory.hidden, memory.cell),
+            alive=jnp.ones((config.num_envs, num_agents), bool),
+            episodes=parts.EpisodeStatistics.create(config.num_envs, (num_agents,)),
+            rollout_rng=rollout_rng,
+            order_rng=order_rng,
+            eval_rng=eval_rng,
+            update=jnp.zeros((), jnp.int32),
+        )
+
+    def collect(state):
+        """A rollout. Values are left for later, for all steps at once."""
+        rng, start_rng, step_rng, noise_rng = jax.random.split(state.rollout_rng, 4)
+        draw = jax.random.gumbel if parts.is_discrete(space) else jax.random.normal
+        shape = (config.num_steps, config.num_envs, num_agents, parts.num_outputs(space))
+        noise = draw(noise_rng, (math.prod(shape),)).reshape(shape)
+
+        def step(state, inputs):
+            (step_rng, noise), seen = inputs, state.observation
+            world_state, mask = see(state.env_state)
+            memory, actions = act(config, actor, state.policy, state.memory, seen, mask)
+            action = actions.sample(noise)
+            taken = parts.clip_to(space, action)
+            observation, env_state, reward, terminated, truncated, info = environments.step(
+                step_rng, state.env_state, taken, env_params
+            )
+            if config.previous_inputs:
+                memory = parts.did(memory, space, taken, reward)
+            alive, ended = info.get("alive", jnp.ones_like(state.alive)), terminated | truncated
+            agent_terminated = terminated[:, None] | ~alive
+            done = agent_terminated | truncated[:, None]
+            transition = Transition(
+                observation=seen,
+                previous=parts.last_step(state.memory),
+                mask=mask,
+                action=action,
+                log_prob=actions.log_prob_and_entropy(action)[0],
+                reward=reward,
+                alive=state.alive,
+                terminated=agent_terminated,
+                done=done,
+                final_observation=info["final_observation"],
+                final_previous=parts.last_step(memory),
+            )
+            final = info.get("final_world_state") if config.central_critic else None
+            alive = alive | ended[:, None]  # all are, after a restart
+            state = state.replace(env_state=env_state, observation=observation, alive=alive)
+            state = state.replace(memory=parts.forget(memory, done))
+            return state, (transition, Common(ended, world_state, final))
+
+        env_state = environments.refill(start_rng, state.env_state, env_params)
+        state = state.replace(env_state=env_state, rollout_rng=rng)
+        return jax.lax.scan(step, state, (jax.random.split(step_rng, config.num_steps), noise))
+
+    def evaluate(state, rollout, common):
+        """The learners' batches, with advantages and targets, and critics' memories after them."""
+        every_step = jax.vmap(functools.partial(make_inputs, config, state.policy))
+        final = rollout.final_observation, rollout.final_previous, common.final_world_state
+        _, final_x = every_step(*final)
+        x = every_step(rollout.observation, rollout.previous, common.world_state)
+
+        def batch(params, memory, spread, folded):
+            """Of one learner, from arrays (num_steps, samples, ...)."""
+            (x, critic_x), final_x, rollout = folded
+            memories, values = critic.apply(params, memory, critic_x, rollout.done)
+            # One step further for all of them at once, with what each action led to: after the last
+            # observation of an episode the memory is still that of the episode.
+            flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (memories, final_x))
+            next_values = one_step(critic, params, *flat)[1].reshape(values.shape)
+            reward = spread.scale(rollout.reward) if config.normalize_reward else rollout.reward
+            ends = rollout.terminated, rollout.done
+            returns = config.gamma, config.gae_lambda
+            advantages = gae(reward, values, next_values, *ends, *returns)
+            after = parts.forget(jax.tree.map(lambda x: x[-1], memories), rollout.done[-1])
+            return Batch(x, critic_x, rollout, values, advantages, advantages + values), after
+
+        folded = fold_rollout(config, (x, final_x, rollout))
+        memory = fold(config, state.critic_memory)
+        batch, after = jax.vmap(batch)(state.critic_params, memory, state.reward_scale, folded)
+        return batch, unfold(config, after, num_agents)
+
+    def actor_loss(params, memory, batch):
+        rollout, advantages, weights = batch.rollout, batch.advantage, batch.rollout.alive
+        _, actions = actor.apply(params, memory, batch.inputs, rollout.done, rollout.mask)
+        log_prob, entropy = actions.log_prob_and_entropy(rollout.action)
+        log_ratio, entropy = log_prob - rollout.log_prob, mean(entropy, weights)
+        if config.normalize_advantage:
+            advantages -= mean(advantages, weights)
+            advantages /= jnp.sqrt(mean(jnp.square(advantages), weights)) + 1e-8
+        policy_loss = mean(clipped_surrogate(log_ratio, advantages, config.clip_eps), weights)
+        return policy_loss - config.ent_coef * entropy, {
+            "policy_loss": policy_loss,
+            "entropy": entropy,
+            "approx_kl": mean(kl_estimate(log_ratio), weights),
+            "clip_fraction": mean(jnp.abs(jnp.expm1(log_ratio)) > config.clip_eps, weights),
+        }
+
+    def critic_loss(params, memory, batch):
+        _, values = critic.apply(params, memory, batch.critic_inputs, batch.rollout.done)
+        error = value_error(values, batch.value, batch.target, config.clip_eps, config.clip_vloss)
+        value_loss = mean(error, batch.rollout.alive)
+        return config.vf_coef * value_loss, {"value_loss": value_loss}
+
+    for_actor = Task(actor_loss, adam, config.learning_rate, config.update_epochs)
+    for_critic = Task(critic_loss, critic_adam, config.critic_learning_rate, config.critic_epochs)
+
+    def learn(task, update, params, opt_state, memory, batch, order_rng):
+        """Epochs of minibatches for one network of one learner, until its KL has gone too far. The
+        rollout began with `memory`."""
+        orders = parts.permutations(order_rng, task.epochs, samples)
+
+        def gradient_step(carry, inputs):
+            (params, opt_state), (indices, learning_rate) = carry, inputs
+            first = jax.tree.map(lambda x: x[indices], memory)
+            sequences = jax.tree.map(lambda x: x[:, indices], batch)
+            grads, metrics = jax.grad(task.loss, has_aux=True)(params, first, sequences)
+            params, opt_state, norm = task.optimizer.step(params, opt_state, grads, learning_rate)
+            living = 1.0 * sequences.rollout.alive.any()
+            return (params, opt_state), metrics | {"grad_norm": norm, "living": living}
+
+        def epoch(learned):
+            order = orders[learned.epochs].reshape(config.num_minibatches, -1)
+            rates = learning_rates(config, task, num_updates, update, learned.epochs)
+            start = learned.params, learned.opt_state
+            (params, opt_state), metrics = jax.lax.scan(gradient_step, start, (order, rates))
+            means = jax.tree.map(jnp.mean, metrics)
+            sums = jax.tree.map(jnp.add, learned.sums, means)
+            return Learned(params, opt_state, learned.epochs + 1, means.get("approx_kl", 0.0), sums)
+
+        def unfinished(learned):
+            return (learned.epochs < task.epochs) & ~(learned.kl > config.target_kl)
+
+        zero, none = jnp.zeros(()), jnp.zeros((), jnp.int32)
+        sums = parts.zeros(task.loss, params, memory, batch)[1] | {
+            "grad_norm": zero,
+            "living": zero,
+        }
+        ended = jax.lax.while_loop(unfinished, epoch, Learned(params, opt_state, none, zero, sums))
+        means = {name: total / ended.epochs for name, total in ended.sums.items()}
+        living = means.pop("living")  # share of minibatches; in the others all else is 0
+        return ended, {name: parts.Average(x, living) for name, x in means.items()}
+
+    def update_statistics(state, rollout, common):
+        """With the rollout that has been learned from."""
+        state = state.replace(episodes=state.episodes.update(rollout.reward, common.done))
+        policy, rollout = state.policy, fold_rollout(config, rollout)
+        if config.normalize_obs:
+            learn = jax.vmap(parts.RunningStatistics.update)
+            obs_stats = learn(policy.obs_stats, rollout.observation, rollout.alive)
+            policy = policy.replace(obs_stats=obs_stats)
+        if config.normalize_obs and policy.world_stats is not None:
+            policy = policy.replace(world_stats=policy.world_stats.update(common.world_state))
+        if config.normalize_reward:
+            learn = jax.vmap(parts.RewardScale.update, (0, 0, 0, None, 0))
+            arrays = rollout.reward, rollout.done, config.gamma, rollout.alive
+            state = state.replace(reward_scale=learn(state.reward_scale, *arrays))
+        return state.replace(policy=policy)
+
+    def update(state):
+        """One rollout and what is learned from it."""
+        before = fold(config, (parts.Memory(*state.memory[:2]), state.critic_memory))
+        state, (rollout, common) = collect(state)
+        batch, critic_memory = evaluate(state, rollout, common)
+        order_rng, actor_rng, critic_rng = jax.random.split(state.order_rng, 3)
+
+        def train(task, params, opt_state, memory, rng):
+            """One network of all learners."""
+            one, keys = (
+                functools.partial(learn, task, state.update),
+                jax.random.split(rng, num_learners),
+            )
+            return jax.vmap(one)(params, opt_state, memory, batch, keys)
+
+        actor_run = state.policy.params, state.opt_state, before[0], actor_rng
+        critic_run = state.critic_params, state.critic_opt_state, before[1], critic_rng
+        (actors, metrics), (critics, theirs) = (
+            train(for_actor, *actor_run),
+            train(for_critic, *critic_run),
+        )
+        alive = batch.rollout.alive
+        metrics |= {
+            "epochs": actors.epochs,
+            "value_loss": theirs["value_loss"],
+            "critic_grad_norm": theirs["grad_norm"],
+            "mean_value": parts.Average(jax.vmap(mean)(batch.value, alive), alive.any((1, 2))),
+            "explained_variance": jax.vmap(explained_variance)(batch.value, batch.target, alive),
+        }
+        if config.share_params:  # there is no axis of learners to tell
+            metrics = jax.tree.map(lambda x: x[0], metrics)
+        state = state.replace(
+            policy=state.policy.replace(params=actors.params),
+            critic_params=critics.params,
+            opt_state=actors.opt_state,
+            critic_opt_state=critics.opt_state,
+            critic_memory=critic_memory,
+            order_rng=order_rng,
+            update=state.update + 1,
+        )
+        return update_statistics(state, rollout, common), metrics
+
+    return parts.Learner(init, update, make_policy(config, env, env_params), batch_size)
+
+
+if __name__ == "__main__":
+    from algorithms import launch
+
+    launch.main(sys.modules[__name__])
