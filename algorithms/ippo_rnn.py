@@ -3,8 +3,6 @@
 Papers: de Witt et al. 2020, "Is independent learning all you need in the StarCraft multi-agent
 challenge?", https://arxiv.org/abs/2011.09533; with `central_critic` Yu et al. 2022, "The surprising
 effectiveness of PPO in cooperative multi-agent games" (MAPPO), https://arxiv.org/abs/2103.01955.
-Memories: GRU (Cho et al. 2014, https://arxiv.org/abs/1406.1078), LSTM (Hochreiter and Schmidhuber
-1997) and minGRU (Feng et al. 2024, https://arxiv.org/abs/2410.01201).
 
     python algorithms/ippo_rnn.py --preset switch_riddle --num-seeds 5
     python algorithms/ippo_rnn.py --env jaxmarl/HeuristicEnemySMAX --central-critic --share-params
@@ -13,23 +11,20 @@ Memories: GRU (Cho et al. 2014, https://arxiv.org/abs/1406.1078), LSTM (Hochreit
     state, metrics = train(jax.random.key(0))
     state, metrics = jax.vmap(train)(jax.random.split(jax.random.key(0), 16))
 
-This is ippo.py of this folder with a memory between the dense layers and the head, of actor and
-critic each its own: what a central critic must remember no actor sees. As there, a *learner* is a
-pair of actor and critic with what they learn from: one for every agent, or with share_params=True
-one whose samples are those of all agents. Arrays of environments are (num_envs, num_agents, ...),
-those of learners (learners, samples, ...): `fold` makes them. How to learn is written for one
-learner, and jax.vmap does it for all.
+This is ippo.py of this folder with a memory in front of the heads, of actor and critic each its
+own: GRU, minGRU or LSTM (parts/cells.py). As there, a *learner* is an actor and a critic with what
+they learn from: with share_params=False every agent's own, with True one pair for all. Arrays of
+environments are (num_envs, num_agents, ...), those of learners (learners, samples, ...): `fold`
+makes them. How to learn is written for one learner, and jax.vmap does it for all.
 
 What the memory adds to the implementation details listed in ippo.py, as in ppo_rnn.py:
   - it runs on from rollout to rollout, and is zeroed where an agent's episode ended, terminated,
     truncated or left, in collection and in learning alike;
-  - sequences are learned whole, from the memory that the rollout began with, and minibatches are
-    sets of them, each of one agent in one environment (MAPPO's chunks, as long as a rollout);
-  - critics go through a rollout after it, in one pass, so that collection only has actors to wait
-    for; the value of what an action led to belongs to the final observation together with the
-    memory of the episode that ends there, and looking does not move that memory on;
-  - with `previous_inputs` actor and critic also see what the agent did last, one-hot or clipped,
-    and its reward r as sign(r) log(1 + |r|); zeros at the start of an episode.
+  - sequences are learned whole, from the memory that the rollout began with; minibatches are sets
+    of them, each of one agent in one environment;
+  - critics go through a rollout afterwards. The value of what an action led to belongs to the final
+    observation together with the memory of the episode that ends there; looking does not move it;
+  - with `previous_inputs` networks see the last action and reward, too; zeros at first.
 """
 
 import functools
@@ -102,41 +97,32 @@ class Actions(NamedTuple):
     log_std: jax.Array | None  # (batch, dimensions), continuous actions only
     real: jax.Array | None  # (batch, dimensions), bool: which ones the agent has
 
-    def distribution(self):
-        """Of the action, or of each of its dimensions."""
-        if self.log_std is None:
-            return distrax.Categorical(logits=self.output)
-        return distrax.Normal(self.output, jnp.exp(self.log_std))
-
     def sample(self, noise):
-        """From standard Gumbel (discrete) or normal noise, drawn for a whole rollout at once."""
+        """From standard Gumbel (discrete) or normal noise, drawn for a whole rollout at once; the
+        most probable action, or the mean, of zeros."""
         if self.log_std is None:
             return jnp.argmax(self.output + noise, axis=-1)
         return self.output + jnp.exp(self.log_std) * noise
 
     def log_prob_and_entropy(self, action):
         """Both (batch,). A distrax.Categorical would normalise its logits once more for each."""
-        policy = self.distribution()
         if self.log_std is not None:
+            policy = distrax.Normal(self.output, jnp.exp(self.log_std))
             of_dimensions = policy.log_prob(action), policy.entropy()
             return tuple(jnp.where(self.real, x, 0.0).sum(-1) for x in of_dimensions)
-        log_probs = policy.logits
+        log_probs = nn.log_softmax(self.output)
         chosen = jax.nn.one_hot(action, log_probs.shape[-1])
         return (log_probs * chosen).sum(-1), -(jnp.exp(log_probs) * log_probs).sum(-1)
 
 
-def remember(c, memory, inputs, done):
-    """Memories after sequences of inputs, by layers of the network that calls this.
-
-    inputs: arrays (num_steps, batch, ...); `memory` is from before the first step, and `done`
-    (num_steps, batch) says with which steps episodes ended."""
-    flat = [x.reshape(-1, *x.shape[2:]) for x in inputs]
-    x = parts.Torso(c.hidden_sizes, c.activation, c.conv_layers)(*flat).reshape(*done.shape, -1)
-    return parts.Recurrence(c.cell, c.memory_size, c.forget_bias, name="memory")(memory, x, done)
+def draw(key, space, shape):
+    """What `sample` takes, (*shape, num_outputs). Flat it compiles much faster."""
+    noise = jax.random.gumbel if parts.is_discrete(space) else jax.random.normal
+    return noise(key, (math.prod(shape) * parts.num_outputs(space),)).reshape(*shape, -1)
 
 
 class Actor(nn.Module):
-    """Sequences of inputs, a tuple of arrays (num_steps, batch, ...), to memories and Actions."""
+    """To the memories after each of the inputs, see parts.Recurrent, and to Actions."""
 
     config: Config
     space: Any  # of actions
@@ -144,7 +130,8 @@ class Actor(nn.Module):
     @nn.compact
     def __call__(self, memory, inputs, done, mask=None):
         """Where the mask is False: a forbidden action, or a dimension that the agent lacks."""
-        memories, size = remember(self.config, memory, inputs, done), parts.num_outputs(self.space)
+        memories = parts.Recurrent(self.config)(memory, inputs, done)
+        size = parts.num_outputs(self.space)
         output = nn.Dense(size, name="actor_head")(memories.hidden)
         mask = jnp.ones_like(output, bool) if mask is None else mask
         if parts.is_discrete(self.space):
@@ -154,21 +141,14 @@ class Actor(nn.Module):
 
 
 class Critic(nn.Module):
-    """The same to memories and values (num_steps, batch)."""
+    """The same, with values (num_steps, batch) in place of the Actions."""
 
     config: Config
 
     @nn.compact
     def __call__(self, memory, inputs, done):
-        memories = remember(self.config, memory, inputs, done)
+        memories = parts.Recurrent(self.config)(memory, inputs, done)
         return memories, nn.Dense(1, name="critic_head")(memories.hidden)[..., 0]
-
-
-def one_step(network, params, memory, inputs, *mask):
-    """A network on inputs (batch, ...): memory after them, and the output."""
-    done = jnp.zeros(len(memory.hidden), bool)
-    sequences = jax.tree.map(lambda x: x[None], (inputs, done, *mask))
-    return jax.tree.map(lambda x: x[0], network.apply(params, memory, *sequences))
 
 
 # --- data types -------------------------------------------------------------------------------
@@ -195,7 +175,7 @@ class TrainState:
     env_state: envs.BatchState
     observation: jax.Array  # (num_envs, num_agents, ...)
     memory: parts.Memory  # of actors before it, (num_envs, num_agents, ...)
-    critic_memory: parts.Memory  # the same
+    critic_memory: parts.Memory  # (learners, samples, ...)
     alive: jax.Array  # (num_envs, num_agents)
     episodes: parts.EpisodeStatistics
     rollout_rng: jax.Array  # for acting and the environments
@@ -328,21 +308,8 @@ def learning_rates(config, task, num_updates, update, epoch):
 def fold(config, arrays):
     """(num_envs, num_agents, ...) to (learners, samples, ...): the samples of a learner are those
     of its agent, or of all agents, in all environments. arrays: one, or a tree of them."""
-    together = lambda x: x.reshape(1, -1, *x.shape[2:])
-    apart = lambda x: x.swapaxes(0, 1)
+    together, apart = lambda x: x.reshape(1, -1, *x.shape[2:]), lambda x: x.swapaxes(0, 1)
     return jax.tree.map(together if config.share_params else apart, arrays)
-
-
-def unfold(config, arrays, num_agents):
-    """The inverse of `fold`."""
-    agents = lambda x: x.reshape(-1, num_agents, *x.shape[2:])
-    apart = lambda x: x.swapaxes(0, 1)
-    return jax.tree.map(agents if config.share_params else apart, arrays)
-
-
-def fold_rollout(config, arrays):
-    """(num_steps, num_envs, num_agents, ...) to (learners, num_steps, samples, ...)."""
-    return jax.vmap(functools.partial(fold, config), out_axes=1)(arrays)
 
 
 def normalize(config, stats, x):
@@ -367,12 +334,6 @@ def make_inputs(config, policy, observation, previous, world_state=None):
     return (x, *previous), (critic_x, *previous)
 
 
-def fresh_memory(config, space, *axes):
-    """Of actors; nothing is known, and nothing has been done."""
-    actions = parts.num_outputs(space) if config.previous_inputs else 0
-    return parts.fresh_memory(config.cell, config.memory_size, axes, actions)
-
-
 def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns policy(state, observation, memory=None, rng=None, mask=None) -> action, memory.
 
@@ -383,16 +344,17 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
     """
     env, env_params = parts.world(config, env, env_params)
     space = env.action_space(env_params)
-    actor, start = Actor(config, space), fresh_memory(config, space, 1, env.num_agents)
+    actor = Actor(config, space)
 
     def policy(state, observation, memory=None, rng=None, mask=None):
-        memory = jax.tree.map(lambda x: x[0], start) if memory is None else memory
+        if memory is None:
+            memory = parts.fresh_memory(config, space, env.num_agents)
         inputs = jax.tree.map(lambda x: x[None], (memory, observation, mask))
         memory, actions = act(config, actor, state.policy, *inputs)
-        policy = actions.distribution()
-        action = parts.clip_to(space, policy.mode() if rng is None else policy.sample(seed=rng))
-        if config.previous_inputs:  # the reward comes later
-            memory = parts.did(memory, space, action, jnp.zeros((1, env.num_agents)))
+        zeros = jnp.zeros((1, env.num_agents))
+        action = actions.sample(0.0 if rng is None else draw(rng, space, zeros.shape))
+        action = parts.clip_to(space, action)
+        memory = parts.did(config, space, memory, action, zeros)  # the reward comes later
         return jax.tree.map(lambda x: x[0], (action, memory))
 
     return policy
@@ -402,8 +364,9 @@ def act(config, actor, policy, memory, observation, mask):
     """Memories after observations (num_envs, num_agents, ...), and the Actions."""
     inputs, _ = make_inputs(config, policy, observation, parts.last_step(memory))
     folded = fold(config, (memory, inputs, mask))
-    after = jax.vmap(functools.partial(one_step, actor))(policy.params, *folded)
-    return unfold(config, after, observation.shape[1])
+    after = jax.vmap(functools.partial(parts.one_step, actor))(policy.params, *folded)
+    unfolded = lambda x: x.reshape(*observation.shape[:2], *x.shape[2:])
+    return jax.tree.map(unfolded if config.share_params else lambda x: x.swapaxes(0, 1), after)
 
 
 def check(config: Config, env: Any, env_params: Any) -> None:
@@ -421,9 +384,8 @@ def check(config: Config, env: Any, env_params: Any) -> None:
     what = f"the {sequences} sequences of a rollout"
     parts.check_divides("num_minibatches", config.num_minibatches, what, sequences)
     if config.normalize_advantage and sequences * config.num_steps == config.num_minibatches:
-        raise ValueError(
-            "num_steps=1: one sample to a minibatch, and normalize_advantage zeroes it; 2 would do"
-        )
+        zeroed = "one sample to a minibatch, and normalize_advantage zeroes it"
+        raise ValueError(f"num_steps=1: {zeroed}; 2 would do")
     parts.num_updates(config, config.num_envs * config.num_steps)
 
 
@@ -447,6 +409,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     num_learners = 1 if config.share_params else num_agents
     samples = config.num_envs * num_agents // num_learners  # sequences of a learner
     num_updates = parts.num_updates(config, batch_size)
+    fold_steps = jax.vmap(functools.partial(fold, config), out_axes=1)  # time comes second
     environments = envs.batch(env, config.num_envs, config.num_steps)
     space = env.action_space(env_params)
     actor, critic = Actor(config, space), Critic(config)
@@ -472,19 +435,19 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         for_learners = lambda tree: jax.tree.map(lambda x: jnp.stack([x] * num_learners), tree)
         obs_stats = for_learners(parts.RunningStatistics.create(observation.shape[2:]))
         policy = PolicyState(None, obs_stats, world_stats)
-        memory = fresh_memory(config, space, config.num_envs, num_agents)
+        memory = parts.fresh_memory(config, space, config.num_envs, num_agents)
         x, critic_x = make_inputs(config, policy, observation, parts.last_step(memory), world_state)
 
-        def parameters(network, key, x, **gains):
-            def start(key, memory, x):
-                sequence = jax.tree.map(lambda x: x[None], (x, jnp.zeros(samples, bool)))
-                return parts.orthogonal(network, key, memory, *sequence, memory=1.0, **gains)
+        gains = {"actor_head": 0.01, "critic_head": 1.0, "gates": 1.0, "memory": 1.0}
 
-            keys = jax.random.split(key, num_learners)
-            return jax.vmap(start)(keys, *fold(config, (memory, x)))
+        def parameters(network, key, x):
+            sequence = jax.tree.map(lambda x: x[:, None], fold(config, x))  # of one step
+            arrays = fold(config, memory), sequence, jnp.zeros((num_learners, 1, samples), bool)
+            start = lambda key, *arrays: parts.orthogonal(network, key, *arrays, **gains)
+            return jax.vmap(start)(jax.random.split(key, num_learners), *arrays)
 
-        params = parameters(actor, actor_rng, x, actor_head=0.01)
-        critic_params = parameters(critic, critic_rng, critic_x, critic_head=1.0)
+        params = parameters(actor, actor_rng, x)
+        critic_params = parameters(critic, critic_rng, critic_x)
         return TrainState(
             policy=policy.replace(params=params),
             critic_params=critic_params,
@@ -494,7 +457,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             env_state=env_state,
             observation=observation,
             memory=memory,
-            critic_memory=parts.Memory(memory.hidden, memory.cell),
+            critic_memory=fold(config, memory._replace(action=None, reward=None)),
             alive=jnp.ones((config.num_envs, num_agents), bool),
             episodes=parts.EpisodeStatistics.create(config.num_envs, (num_agents,)),
             rollout_rng=rollout_rng,
@@ -506,9 +469,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     def collect(state):
         """A rollout. Values are left for later, for all steps at once."""
         rng, start_rng, step_rng, noise_rng = jax.random.split(state.rollout_rng, 4)
-        draw = jax.random.gumbel if parts.is_discrete(space) else jax.random.normal
-        shape = (config.num_steps, config.num_envs, num_agents, parts.num_outputs(space))
-        noise = draw(noise_rng, (math.prod(shape),)).reshape(shape)
+        noise = draw(noise_rng, space, (config.num_steps, config.num_envs, num_agents))
 
         def step(state, inputs):
             (step_rng, noise), seen = inputs, state.observation
@@ -519,29 +480,17 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             observation, env_state, reward, terminated, truncated, info = environments.step(
                 step_rng, state.env_state, taken, env_params
             )
-            if config.previous_inputs:
-                memory = parts.did(memory, space, taken, reward)
+            memory = parts.did(config, space, memory, taken, reward)
             alive, ended = info.get("alive", jnp.ones_like(state.alive)), terminated | truncated
-            agent_terminated = terminated[:, None] | ~alive
-            done = agent_terminated | truncated[:, None]
-            transition = Transition(
-                observation=seen,
-                previous=parts.last_step(state.memory),
-                mask=mask,
-                action=action,
-                log_prob=actions.log_prob_and_entropy(action)[0],
-                reward=reward,
-                alive=state.alive,
-                terminated=agent_terminated,
-                done=done,
-                final_observation=info["final_observation"],
-                final_previous=parts.last_step(memory),
-            )
+            ends = terminated[:, None] | ~alive, ended[:, None] | ~alive
+            log_prob, _ = actions.log_prob_and_entropy(action)
+            acted = seen, parts.last_step(state.memory), mask, action, log_prob, reward, state.alive
+            after = info["final_observation"], parts.last_step(memory)
             final = info.get("final_world_state") if config.central_critic else None
             alive = alive | ended[:, None]  # all are, after a restart
             state = state.replace(env_state=env_state, observation=observation, alive=alive)
-            state = state.replace(memory=parts.forget(memory, done))
-            return state, (transition, Common(ended, world_state, final))
+            state = state.replace(memory=parts.forget(memory, ends[1]))
+            return state, (Transition(*acted, *ends, *after), Common(ended, world_state, final))
 
         env_state = environments.refill(start_rng, state.env_state, env_params)
         state = state.replace(env_state=env_state, rollout_rng=rng)
@@ -550,9 +499,9 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     def evaluate(state, rollout, common):
         """The learners' batches, with advantages and targets, and critics' memories after them."""
         every_step = jax.vmap(functools.partial(make_inputs, config, state.policy))
-        final = rollout.final_observation, rollout.final_previous, common.final_world_state
-        _, final_x = every_step(*final)
         x = every_step(rollout.observation, rollout.previous, common.world_state)
+        final = rollout.final_observation, rollout.final_previous, common.final_world_state
+        final_x = every_step(*final)[1]
 
         def batch(params, memory, spread, folded):
             """Of one learner, from arrays (num_steps, samples, ...)."""
@@ -561,18 +510,16 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             # One step further for all of them at once, with what each action led to: after the last
             # observation of an episode the memory is still that of the episode.
             flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (memories, final_x))
-            next_values = one_step(critic, params, *flat)[1].reshape(values.shape)
+            next_values = parts.one_step(critic, params, *flat)[1].reshape(values.shape)
             reward = spread.scale(rollout.reward) if config.normalize_reward else rollout.reward
-            ends = rollout.terminated, rollout.done
-            returns = config.gamma, config.gae_lambda
-            advantages = gae(reward, values, next_values, *ends, *returns)
+            of_steps = reward, values, next_values, rollout.terminated, rollout.done
+            advantages = gae(*of_steps, config.gamma, config.gae_lambda)
             after = parts.forget(jax.tree.map(lambda x: x[-1], memories), rollout.done[-1])
             return Batch(x, critic_x, rollout, values, advantages, advantages + values), after
 
-        folded = fold_rollout(config, (x, final_x, rollout))
-        memory = fold(config, state.critic_memory)
-        batch, after = jax.vmap(batch)(state.critic_params, memory, state.reward_scale, folded)
-        return batch, unfold(config, after, num_agents)
+        folded = fold_steps((x, final_x, rollout))
+        learners = state.critic_params, state.critic_memory, state.reward_scale
+        return jax.vmap(batch)(*learners, folded)
 
     def actor_loss(params, memory, batch):
         rollout, advantages, weights = batch.rollout, batch.advantage, batch.rollout.alive
@@ -600,8 +547,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     for_critic = Task(critic_loss, critic_adam, config.critic_learning_rate, config.critic_epochs)
 
     def learn(task, update, params, opt_state, memory, batch, order_rng):
-        """Epochs of minibatches for one network of one learner, until its KL has gone too far. The
-        rollout began with `memory`."""
+        """Epochs of minibatches for one network of one learner; `memory` is from before."""
         orders = parts.permutations(order_rng, task.epochs, samples)
 
         def gradient_step(carry, inputs):
@@ -626,10 +572,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             return (learned.epochs < task.epochs) & ~(learned.kl > config.target_kl)
 
         zero, none = jnp.zeros(()), jnp.zeros((), jnp.int32)
-        sums = parts.zeros(task.loss, params, memory, batch)[1] | {
-            "grad_norm": zero,
-            "living": zero,
-        }
+        sums = parts.zeros(task.loss, params, memory, batch)[1] | dict(grad_norm=zero, living=zero)
         ended = jax.lax.while_loop(unfinished, epoch, Learned(params, opt_state, none, zero, sums))
         means = {name: total / ended.epochs for name, total in ended.sums.items()}
         living = means.pop("living")  # share of minibatches; in the others all else is 0
@@ -638,7 +581,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     def update_statistics(state, rollout, common):
         """With the rollout that has been learned from."""
         state = state.replace(episodes=state.episodes.update(rollout.reward, common.done))
-        policy, rollout = state.policy, fold_rollout(config, rollout)
+        policy, rollout = state.policy, fold_steps(rollout)
         if config.normalize_obs:
             learn = jax.vmap(parts.RunningStatistics.update)
             obs_stats = learn(policy.obs_stats, rollout.observation, rollout.alive)
@@ -653,25 +596,20 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
 
     def update(state):
         """One rollout and what is learned from it."""
-        before = fold(config, (parts.Memory(*state.memory[:2]), state.critic_memory))
+        memory = fold(config, state.memory)
         state, (rollout, common) = collect(state)
         batch, critic_memory = evaluate(state, rollout, common)
         order_rng, actor_rng, critic_rng = jax.random.split(state.order_rng, 3)
 
         def train(task, params, opt_state, memory, rng):
             """One network of all learners."""
-            one, keys = (
-                functools.partial(learn, task, state.update),
-                jax.random.split(rng, num_learners),
-            )
-            return jax.vmap(one)(params, opt_state, memory, batch, keys)
+            one = functools.partial(learn, task, state.update)
+            rngs = jax.random.split(rng, num_learners)
+            return jax.vmap(one)(params, opt_state, memory, batch, rngs)
 
-        actor_run = state.policy.params, state.opt_state, before[0], actor_rng
-        critic_run = state.critic_params, state.critic_opt_state, before[1], critic_rng
-        (actors, metrics), (critics, theirs) = (
-            train(for_actor, *actor_run),
-            train(for_critic, *critic_run),
-        )
+        old, critic_params = state.critic_memory, state.critic_params
+        actors, metrics = train(for_actor, state.policy.params, state.opt_state, memory, actor_rng)
+        critics, theirs = train(for_critic, critic_params, state.critic_opt_state, old, critic_rng)
         alive = batch.rollout.alive
         metrics |= {
             "epochs": actors.epochs,

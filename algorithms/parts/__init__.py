@@ -7,12 +7,13 @@ decides what is learned stands in the algorithm's file.
 from algorithms.parts.cells import (
     CELLS,
     Memory,
-    Recurrence,
+    Recurrent,
     advance,
     did,
     forget,
     fresh_memory,
     last_step,
+    one_step,
     unroll,
 )
 from algorithms.parts.checks import (
@@ -52,7 +53,7 @@ __all__ = [
     "LayerNorm",
     "Learner",
     "Memory",
-    "Recurrence",
+    "Recurrent",
     "Replay",
     "ReplayBuffer",
     "RewardScale",
@@ -76,6 +77,7 @@ __all__ = [
     "last_step",
     "num_outputs",
     "num_updates",
+    "one_step",
     "orthogonal",
     "permutations",
     "program",

@@ -11,7 +11,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from algorithms.parts.spaces import is_discrete
+from algorithms.parts.layers import Torso
+from algorithms.parts.spaces import is_discrete, num_outputs
 
 
 class Memory(NamedTuple):
@@ -32,17 +33,26 @@ class Memory(NamedTuple):
 CELLS = {"lstm": (4, 4), "gru": (3, 3), "mingru": (2, 0)}
 
 
-def fresh_memory(cell: str, size: int, batch: tuple[int, ...], actions: int = 0) -> Memory:
-    """Zeros, (*batch, size); where networks see the last step, so many numbers of an action, too."""
-    hidden, action, reward = (jnp.zeros((*batch, *shape)) for shape in ((size,), (actions,), ()))
-    memory = Memory(hidden, hidden if cell == "lstm" else None)
-    return memory._replace(action=action, reward=reward) if actions else memory
+def fresh_memory(config: Any, space: Any, *axes: int) -> Memory:
+    """Zeros with these leading axes: nothing is known, and nothing has been done.
+
+    Args:
+      config: `cell`, `memory_size` and `previous_inputs` are used.
+      space: of actions.
+    """
+    zeros = lambda *shape: jnp.zeros((*axes, *shape))
+    cell = zeros(config.memory_size) if config.cell == "lstm" else None
+    previous = (zeros(num_outputs(space)), zeros()) if config.previous_inputs else (None, None)
+    return Memory(zeros(config.memory_size), cell, *previous)
 
 
-def did(memory: Memory, space: Any, action: jax.Array, reward: jax.Array) -> Memory:
-    """A memory that knows of an action, as the environment takes it, and of its reward (batch,)."""
+def did(config: Any, space: Any, memory: Memory, action: jax.Array, reward: jax.Array) -> Memory:
+    """With `previous_inputs`, a memory that knows of an action, as the environment takes it, and of
+    its reward (batch,)."""
+    if not config.previous_inputs:
+        return memory
     action = jax.nn.one_hot(action, space.n) if is_discrete(space) else action
-    return memory._replace(action=action.reshape(*reward.shape, -1), reward=reward)
+    return memory._replace(action=action.reshape(*reward.shape, -1), reward=1.0 * reward)
 
 
 def last_step(memory: Memory) -> tuple[jax.Array, ...]:
@@ -106,19 +116,29 @@ def unroll(
     return jax.lax.scan(step, Memory(memory.hidden, memory.cell), (gates, done))[1]
 
 
-class Recurrence(nn.Module):
-    """Features (num_steps, batch, ...) to the memories after each step: gates, and `unroll`."""
+class Recurrent(nn.Module):
+    """Dense layers (and convolutions, for images), and a memory behind them."""
 
-    cell: str  # of CELLS
-    size: int
-    forget_bias: Any
+    config: Any  # its sizes of layers and their names are used, and those of the memory
 
     @nn.compact
-    def __call__(self, memory, x, done):
-        from_inputs, from_memory = (blocks * self.size for blocks in CELLS[self.cell])
-        gates, shape = nn.Dense(from_inputs)(x), (self.size, from_memory)
-        kernel = self.param("kernel", nn.initializers.zeros, shape) if from_memory else None
-        return unroll(self.cell, memory, gates, kernel, done, self.forget_bias)
+    def __call__(self, memory, inputs, done):
+        """Memories after each of the inputs, a tuple of arrays (num_steps, batch, ...), of which
+        the first may be images; the rest is as of `unroll`."""
+        c, (from_inputs, from_memory) = self.config, CELLS[self.config.cell]
+        flat = [x.reshape(-1, *x.shape[2:]) for x in inputs]
+        x = Torso(c.hidden_sizes, c.activation, c.conv_layers)(*flat).reshape(*done.shape, -1)
+        gates = nn.Dense(from_inputs * c.memory_size, name="gates")(x)
+        zeros, shape = nn.initializers.zeros, (c.memory_size, from_memory * c.memory_size)
+        kernel = self.param("memory", zeros, shape) if from_memory else None
+        return unroll(c.cell, memory, gates, kernel, done, c.forget_bias)
+
+
+def one_step(network: nn.Module, params: Any, memory: Memory, inputs: Any, *more: Any) -> Any:
+    """What a network of sequences makes of inputs (batch, ...), memory first; no episode ends."""
+    done = jnp.zeros(len(memory.hidden), bool)
+    sequences = jax.tree.map(lambda x: x[None], (inputs, done, *more))
+    return jax.tree.map(lambda x: x[0], network.apply(params, memory, *sequences))
 
 
 def mingru_gates(gates: jax.Array, forget_bias: Any) -> tuple[jax.Array, jax.Array]:

@@ -134,7 +134,7 @@ def orthogonal(network: nn.Module, key: jax.Array, *inputs: Any, **gains: float)
         matrices.append(noise[: kernel.size].reshape(-1, kernel.shape[-1]))
         noise = noise[kernel.size :]
     for path, matrix in zip(kernels, polar_factors(matrices)):
-        gain = gains.get(path[1], math.sqrt(2))  # path[0] is flax's "params"
+        gain = next((gains[name] for name in path if name in gains), math.sqrt(2))
         params[path] = gain * matrix.reshape(params[path].shape)
     return flax.traverse_util.unflatten_dict(params)
 
