@@ -347,8 +347,8 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
     actor = Actor(config, space)
 
     def policy(state, observation, memory=None, rng=None, mask=None):
-        if memory is None:
-            memory = parts.fresh_memory(config, space, env.num_agents)
+        fresh = parts.fresh_memory(config, space, env.num_agents)
+        memory = fresh if memory is None else memory
         inputs = jax.tree.map(lambda x: x[None], (memory, observation, mask))
         memory, actions = act(config, actor, state.policy, *inputs)
         zeros = jnp.zeros((1, env.num_agents))

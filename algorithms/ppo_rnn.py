@@ -28,9 +28,8 @@ What the memory adds to the implementation details listed in ppo.py:
     forget_bias is added to the gate that keeps the memory (Jozefowicz et al. 2015).
 Adam's epsilon is large, for once the critic is right gradients are noise, and steps as long as
 ever make perfect policies fall (docs/tuning.md).
-For speed, what does not need the memory of the step before is computed for all steps at once: only
-the product with that memory is left inside the scan over time (flax's cells have the inputs'
-products in there, too), and minGRU, which has none, learns by an associative scan.
+With `previous_inputs` the network also sees what it did last and the reward for that, zeros at the
+start of an episode. The cells, and how they are fast, are in parts/cells.py.
 """
 
 import math
@@ -71,6 +70,7 @@ class Config:
     vf_coef: float = real(0.5, "[0, inf)")  # weight of the value loss
     max_grad_norm: float = real(0.5, "(0, inf]")  # clip to this global norm; inf for never
     target_kl: float = real(math.inf, "(0, inf]")  # end epochs at a KL above this; inf: never
+    previous_inputs: bool = static(False)  # the last action and its reward are inputs, too
     cell: str = static("lstm")  # the memory: lstm, gru or mingru
     memory_size: int = static(64)  # numbers in it (an LSTM has twice as many)
     forget_bias: float = real(3.0, "(-inf, inf)")  # added to the gate that keeps the memory
@@ -115,64 +115,6 @@ class Actions(NamedTuple):
         return (log_probs * chosen).sum(-1), -(jnp.exp(log_probs) * log_probs).sum(-1)
 
 
-class Memory(NamedTuple):
-    """What is remembered; zeros are a fresh memory."""
-
-    hidden: jax.Array  # (batch, memory_size), what the heads see
-    cell: jax.Array | None  # the same shape, LSTM only
-
-
-# Blocks of memory_size numbers: gates made from the inputs, and those made from the memory.
-CELLS = {"lstm": (4, 4), "gru": (3, 3), "mingru": (2, 0)}
-
-
-def fresh_memory(config: Config, batch_size: int) -> Memory:
-    zeros = jnp.zeros((batch_size, config.memory_size))
-    return Memory(zeros, zeros if config.cell == "lstm" else None)
-
-
-def forget(memory: Memory, done: jax.Array) -> Memory:
-    """Zeros where an episode ended; done is (batch,)."""
-    return jax.tree.map(lambda x: jnp.where(done[:, None], 0.0, x), memory)
-
-
-def advance(cell: str, memory: Memory, gates: jax.Array, kernel: Any, forget_bias: Any) -> Memory:
-    """The memory one step later: `gates` (batch, blocks * memory_size) are made from the inputs,
-    `kernel` (memory_size, blocks * memory_size) makes the memory's (None: minGRU has none), and
-    forget_bias is added to the gate that keeps it."""
-    if cell == "mingru":
-        keep, new = mingru_gates(gates, forget_bias)
-        return Memory(keep * memory.hidden + new, None)
-    recurrent = memory.hidden @ kernel
-    if cell == "gru":  # h' = z h + (1 - z) n, as in flax
-        (r, z, n), (hr, hz, hn) = jnp.split(gates, 3, -1), jnp.split(recurrent, 3, -1)
-        keep = nn.sigmoid(z + hz + forget_bias)
-        n = jnp.tanh(n + nn.sigmoid(r + hr) * hn)
-        return Memory(keep * memory.hidden + (1.0 - keep) * n, None)
-    i, f, g, o = jnp.split(gates + recurrent, 4, -1)
-    kept = nn.sigmoid(f + forget_bias) * memory.cell + nn.sigmoid(i) * jnp.tanh(g)
-    return Memory(nn.sigmoid(o) * jnp.tanh(kept), kept)
-
-
-def mingru_gates(gates, forget_bias):
-    """h_t = keep h_t-1 + new: 1 - z_t, and z_t times the candidate (Feng et al. 2024, 3.1)."""
-    z, candidate = jnp.split(gates, 2, -1)
-    z = nn.sigmoid(z - forget_bias)
-    return 1.0 - z, z * candidate
-
-
-def mingru_scan(memory: Memory, gates: jax.Array, done: jax.Array, forget_bias: Any) -> jax.Array:
-    """All steps of a minGRU at once, in logarithmically many passes: what its memory is after each
-    step's input, (num_steps, batch, memory_size). `memory` is from before the first step, gates are
-    (num_steps, batch, 2 * memory_size), done (num_steps, batch) where episodes ended."""
-    keep, new = mingru_gates(gates, forget_bias)
-    new = new.at[0].add(keep[0] * memory.hidden)
-    # After the end of an episode nothing is kept: exactly zero, however the passes group the steps.
-    keep = keep.at[1:].multiply(~done[:-1, :, None])
-    then = lambda first, second: (first[0] * second[0], first[1] * second[0] + second[1])
-    return jax.lax.associative_scan(then, (keep, new))[1]
-
-
 class ActorCritic(nn.Module):
     """Memories and observations to Actions, and to values (batch,)."""
 
@@ -181,7 +123,7 @@ class ActorCritic(nn.Module):
 
     def setup(self):
         config, outputs = self.config, parts.num_outputs(self.space)
-        size, (from_inputs, from_memory) = config.memory_size, CELLS[config.cell]
+        size, (from_inputs, from_memory) = config.memory_size, parts.CELLS[config.cell]
         zeros, shape = nn.initializers.zeros, (size, from_memory * size)
         self.torso = parts.Torso(config.hidden_sizes, config.activation, config.conv_layers)
         self.gates = nn.Dense(from_inputs * size)
@@ -192,8 +134,8 @@ class ActorCritic(nn.Module):
 
     def __call__(self, memory, x, mask=None):
         """One step: the memory after the observations x (batch, ...), and what follows from it."""
-        config, gates = self.config, self.gates(self.torso(x))
-        memory = advance(config.cell, memory, gates, self.kernel, config.forget_bias)
+        config, gates = self.config, self.gates(self.torso(x, *parts.last_step(memory)))
+        memory = parts.advance(config.cell, memory, gates, self.kernel, config.forget_bias)
         return memory, *self.heads(memory.hidden, mask)
 
     def heads(self, hidden, mask=None):
@@ -203,20 +145,14 @@ class ActorCritic(nn.Module):
         output = output if mask is None else jnp.where(mask, output, -1e9)
         return Actions(output, self.log_std), values
 
-    def unroll(self, memory, x, done, mask=None):
+    def unroll(self, memory, x, done, mask=None, previous=()):
         """A whole rollout x (num_steps, num_envs, ...) from its first memory; outputs have the
-        same two axes. `done` (num_steps, num_envs) says with which steps episodes ended."""
-        cell, kernel, forget_bias = self.config.cell, self.kernel, self.config.forget_bias
-        gates = self.gates(self.torso(x.reshape(-1, *x.shape[2:]))).reshape(*done.shape, -1)
-        if cell == "mingru":
-            return self.heads(mingru_scan(memory, gates, done, forget_bias), mask)
-
-        def step(memory, inputs):
-            gates, done = inputs
-            memory = advance(cell, memory, gates, kernel, forget_bias)
-            return forget(memory, done), memory.hidden
-
-        return self.heads(jax.lax.scan(step, memory, (gates, done))[1], mask)
+        same two axes. `done` (num_steps, num_envs) says with which steps episodes ended, and
+        `previous` is what `parts.last_step` has said at each of them."""
+        flat = [x.reshape(-1, *x.shape[2:]) for x in (x, *previous)]
+        gates, config = self.gates(self.torso(*flat)).reshape(*done.shape, -1), self.config
+        rest = self.kernel, done, config.forget_bias
+        return self.heads(parts.unroll(config.cell, memory, gates, *rest).hidden, mask)
 
 
 # --- data types -------------------------------------------------------------------------------
@@ -238,7 +174,7 @@ class TrainState:
     opt_state: optax.OptState
     env_state: envs.BatchState
     observation: jax.Array  # (num_envs, ...)
-    memory: Memory  # before it; zeros if it is an episode's first
+    memory: parts.Memory  # before it; zeros if it is an episode's first
     episodes: parts.EpisodeStatistics
     reward_scale: parts.RewardScale
     rollout_rng: jax.Array  # for acting and the environments
@@ -251,19 +187,21 @@ class Transition(NamedTuple):
     """A rollout; leading axes (num_steps, num_envs)."""
 
     observation: jax.Array
+    previous: tuple[jax.Array, ...]  # see `parts.last_step`
     mask: jax.Array | None  # actions that may be taken
     action: jax.Array  # unclipped
     reward: jax.Array
     terminated: jax.Array
     done: jax.Array  # terminated or truncated
     final_observation: jax.Array  # what the action led to, before any restart
-    memory: Memory  # after the observation
+    memory: parts.Memory  # after the observation
 
 
 class Batch(NamedTuple):
     """Sequences to learn from; leading axes (num_steps, num_envs), or a minibatch's num_envs."""
 
     observation: jax.Array  # normalised
+    previous: tuple[jax.Array, ...]
     mask: jax.Array | None
     done: jax.Array
     action: jax.Array
@@ -350,6 +288,8 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
 
     For one environment. The most probable action, or the mean, without rng; a sample with it. No
     memory is a fresh one: that of a first step. mask (num_actions,): what `env.action_mask` allows.
+    With previous_inputs, whoever steps the environment puts the reward into the memory
+    (`envs.evaluation.rewarded`).
     """
     env, env_params = parts.world(config, env, env_params)
     space = env.action_space(env_params)
@@ -357,11 +297,13 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
 
     def policy(state, observation, memory=None, rng=None, mask=None):
         x = normalize(config, state.policy, observation)[None]
-        one = fresh_memory(config, 1) if memory is None else jax.tree.map(lambda x: x[None], memory)
+        memory = parts.fresh_memory(config, space) if memory is None else memory
+        one = jax.tree.map(lambda x: x[None], memory)
         one, actions, _ = network.apply(state.policy.params, one, x, mask)
         actions = actions.distribution()
-        action = actions.mode() if rng is None else actions.sample(seed=rng)
-        return parts.clip_to(space, action[0]), jax.tree.map(lambda x: x[0], one)
+        action = parts.clip_to(space, actions.mode() if rng is None else actions.sample(seed=rng))
+        one = parts.did(config, space, one, action, jnp.zeros(1))  # the reward comes later
+        return jax.tree.map(lambda x: x[0], (action, one))
 
     return policy
 
@@ -376,7 +318,7 @@ def check(config: Config, env: Any, env_params: Any) -> None:
     positive = ("total_timesteps", "num_envs", "num_steps", "update_epochs", "num_minibatches")
     positive += ("memory_size", "num_evals")
     parts.check_sizes(config, positive, ("num_eval_episodes",))
-    parts.check_choices(config, cell=tuple(CELLS))
+    parts.check_choices(config, cell=tuple(parts.CELLS))
     parts.check_spaces("ppo_rnn", config, env, env_params, box=True, masks=True)
     number, size = config.num_minibatches, config.num_envs * config.num_steps
     what = f"num_envs={config.num_envs}, and minibatches are sets of environments"
@@ -414,7 +356,10 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     def init(rng):
         order_rng, network_rng, reset_rng, rollout_rng, eval_rng = jax.random.split(rng, 5)
         observation, env_state = environments.reset(reset_rng, env_params)
-        memory, x = fresh_memory(config, config.num_envs), observation.astype(jnp.float32)
+        memory, x = (
+            parts.fresh_memory(config, space, config.num_envs),
+            observation.astype(jnp.float32),
+        )
         gains = {"actor_head": 0.01, "critic_head": 1.0, "gates": 1.0, "memory": 1.0}
         params = parts.orthogonal(network, network_rng, memory, x, **gains)
         return TrainState(
@@ -444,13 +389,16 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             mask = environments.action_mask(state.env_state, env_params)
             memory, actions, _ = network.apply(state.policy.params, state.memory, x, mask)
             action = actions.sample(noise)
+            taken = parts.clip_to(space, action)
             observation, env_state, reward, terminated, truncated, info = environments.step(
-                step_rng, state.env_state, parts.clip_to(space, action), env_params
+                step_rng, state.env_state, taken, env_params
             )
-            done, final = terminated | truncated, info["final_observation"]
-            transition = Transition(seen, mask, action, reward, terminated, done, final, memory)
+            done, previous = terminated | truncated, parts.last_step(state.memory)
+            memory = parts.did(config, space, memory, taken, reward)
+            after = reward, terminated, done, info["final_observation"], memory
             state = state.replace(env_state=env_state, observation=observation)
-            return state.replace(memory=forget(memory, done)), transition
+            state = state.replace(memory=parts.forget(memory, done))
+            return state, Transition(seen, previous, mask, action, *after)
 
         env_state = environments.refill(start_rng, state.env_state, env_params)
         state = state.replace(env_state=env_state, rollout_rng=rng)
@@ -471,10 +419,11 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         ends = rollout.terminated, done
         advantages = gae(reward, values, next_values, *ends, config.gamma, config.gae_lambda)
         log_prob, _ = actions.log_prob_and_entropy(action)
-        return Batch(x, mask, done, action, log_prob, values, advantages, advantages + values)
+        inputs = x, rollout.previous, mask, done
+        return Batch(*inputs, action, log_prob, values, advantages, advantages + values)
 
     def loss(params, memory, batch):
-        inputs = memory, batch.observation, batch.done, batch.mask
+        inputs = memory, batch.observation, batch.done, batch.mask, batch.previous
         actions, values = network.apply(params, *inputs, method="unroll")
         log_prob, entropy = actions.log_prob_and_entropy(batch.action)
         log_ratio, advantages, entropy = log_prob - batch.log_prob, batch.advantage, entropy.mean()

@@ -1,10 +1,9 @@
-"""PPO with memory: cells against flax and plain recursions, probe tasks, the file's contract."""
+"""PPO with memory: sequences, probe tasks, the file's contract."""
 
 import functools
 import inspect
 import math
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,7 +23,7 @@ del test_slices_are_exactly_the_whole  # noqa: F821
 
 MODULE = ppo_rnn
 HEEDS_MASKS = True
-CELLS = tuple(ppo_rnn.CELLS)
+CELLS = tuple(parts.CELLS)
 READ = dict(cell="mingru")
 TINY = ppo_rnn.Config(
     learning_rate=2.5e-3,
@@ -44,7 +43,7 @@ TINY = ppo_rnn.Config(
 
 def network_with_params(config, space):
     """For observations (2,)."""
-    network, memory = ppo_rnn.ActorCritic(config, space), ppo_rnn.fresh_memory(config, 1)
+    network, memory = ppo_rnn.ActorCritic(config, space), parts.fresh_memory(config, space, 1)
     initialize = lambda key: parts.orthogonal(network, key, memory, jnp.zeros((1, 2)))
     return network, jax.jit(initialize)(jax.random.key(0))
 
@@ -69,7 +68,7 @@ def random_sequence(seed, num_steps=12, num_envs=3, memory_size=8):
     x = jnp.array(rng.normal(size=(num_steps, num_envs, 2)), jnp.float32)
     done = jnp.array(rng.random((num_steps, num_envs)) < 0.3)
     hidden, cell = jnp.array(rng.normal(size=(2, num_envs, memory_size)), jnp.float32)
-    return x, done, ppo_rnn.Memory(hidden, cell)
+    return x, done, parts.Memory(hidden, cell)
 
 
 def memory_for(cell, memory):
@@ -77,58 +76,6 @@ def memory_for(cell, memory):
 
 
 # --- memories ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("cell", ["lstm", "gru"])
-def test_cells_are_those_of_flax(cell):
-    """flax's own cells with the same kernels, and the forget bias among their biases."""
-    size, letters = 5, {"lstm": "ifgo", "gru": "rzn"}[cell]
-    rng = np.random.default_rng(0)
-    x, hidden, memory_cell = rng.normal(size=(3, 4, size)).astype(np.float32)
-    kernels = rng.normal(size=(2, len(letters), size, size)).astype(np.float32)
-    biases = rng.normal(size=(len(letters), size)).astype(np.float32)
-    remembering = [1.5 * (letter in "fz") for letter in letters]
-    params = {}
-    for i, letter in enumerate(letters):
-        bias = biases[i] + remembering[i]
-        params["i" + letter] = {"kernel": kernels[0, i]}
-        params["h" + letter] = {"kernel": kernels[1, i]}
-        params["hi"[cell == "gru"] + letter]["bias"] = bias
-    if cell == "gru":
-        params["hn"]["bias"] = np.zeros(size, np.float32)
-        carry, reference = hidden, nn.GRUCell(size)
-    else:
-        carry, reference = (memory_cell, hidden), nn.OptimizedLSTMCell(size)
-    expected, _ = jax.jit(reference.apply)({"params": params}, carry, x)
-
-    flat = [np.concatenate(blocks, 1) for blocks in kernels]
-    before = memory_for(cell, ppo_rnn.Memory(hidden, memory_cell))
-    gates = x @ flat[0] + biases.reshape(-1)
-    after = jax.jit(ppo_rnn.advance, static_argnums=0)(cell, before, gates, flat[1], 1.5)
-    np.testing.assert_allclose(after.hidden, expected if cell == "gru" else expected[1], 1e-4, 1e-5)
-    if cell == "lstm":
-        np.testing.assert_allclose(after.cell, expected[0], rtol=1e-4, atol=1e-5)
-
-
-MINGRU_SCAN = jax.jit(ppo_rnn.mingru_scan)
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_mingru_is_the_plain_recursion_step_by_step_and_all_at_once(seed):
-    _, done, memory = random_sequence(seed, num_steps=37)
-    rng = np.random.default_rng(seed)
-    z, candidate = rng.normal(size=(2, 37, 3, 8)).astype(np.float32)
-    gates = jnp.concatenate([z, candidate], -1)
-    expected, h = [], np.asarray(memory.hidden)
-    for t in range(37):
-        gate = 1.0 / (1.0 + np.exp(-(z[t] - 0.5)))
-        h = (1.0 - gate) * h + gate * candidate[t]
-        expected.append(h)
-        h = np.where(done[t][:, None], 0.0, h)
-    scanned = MINGRU_SCAN(memory_for("mingru", memory), gates, done, 0.5)
-    np.testing.assert_allclose(scanned, expected, rtol=1e-4, atol=1e-5)
-    step = ppo_rnn.advance("mingru", memory_for("mingru", memory), gates[0], None, 0.5)
-    np.testing.assert_allclose(step.hidden, expected[0], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("cell", CELLS)
@@ -150,8 +97,8 @@ def test_a_memory_after_a_reset_is_a_fresh_one_bit_for_bit(cell):
     params, (step, unroll) = network_and_params(cell)[1], applied(cell)
     x, _, memory = random_sequence(2)
     memory = memory_for(cell, memory)
-    forgotten = ppo_rnn.forget(step(params, memory, x[0])[0], jnp.array([True, False, True]))
-    fresh = ppo_rnn.fresh_memory(TINY.replace(cell=cell), 3)
+    forgotten = parts.forget(step(params, memory, x[0])[0], jnp.array([True, False, True]))
+    fresh = parts.fresh_memory(TINY.replace(cell=cell), None, 3)
     mixed = jax.tree.map(lambda a, b: a.at[1].set(b[1]), fresh, forgotten)
     assert_same(forgotten, mixed)
     assert_same(step(params, forgotten, x[1]), step(params, mixed, x[1]))
@@ -314,7 +261,7 @@ def test_values_and_bootstraps_are_those_of_a_plain_loop(one_step, ending):
     env, time = tasks.Recall(), 0
     apply = jax.jit(ppo_rnn.ActorCritic(config, env.action_space(params)).apply)
     state = start().replace(observation=seen(0, params, 6))
-    memory = ppo_rnn.fresh_memory(config, 6)
+    memory = parts.fresh_memory(config, None, 6)
     for _ in range(2):
         policy, rewards, values, next_values, ends = state.policy, [], [], [], []
         for _ in range(config.num_steps):
@@ -327,7 +274,7 @@ def test_values_and_bootstraps_are_those_of_a_plain_loop(one_step, ending):
             rewards.append(math.sin(5.0 * time))
             ends.append(time == 6)
             if ends[-1]:
-                memory, time = ppo_rnn.fresh_memory(config, 6), 0
+                memory, time = parts.fresh_memory(config, None, 6), 0
         rewards, values, next_values = map(np.array, (rewards, values, next_values))
         ends = np.array(ends, float)
         terminated = ends * (ending == "terminated")
@@ -407,7 +354,7 @@ def test_a_policy_s_memory_is_that_of_training(cell):
     state = type("State", (), {"policy": ppo_rnn.PolicyState(weights, stats)})
     policy = jax.jit(lambda x, memory: ppo_rnn.make_policy(config, env, params)(state, x, memory))
     x = random_sequence(4)[0]
-    fresh, done = ppo_rnn.fresh_memory(config, 3), jnp.zeros((12, 3), bool)
+    fresh, done = parts.fresh_memory(config, None, 3), jnp.zeros((12, 3), bool)
     expected, _ = network.apply(weights, fresh, stats.normalize(x), done, method="unroll")
     memory = None
     for t in range(12):
