@@ -374,7 +374,7 @@ def check(config: Config, env: Any, env_params: Any) -> None:
     positive = ("total_timesteps", "num_envs", "num_steps", "update_epochs", "critic_epochs")
     positive += ("num_minibatches", "memory_size", "num_evals")
     parts.check_sizes(config, positive, ("num_eval_episodes",))
-    parts.check_choices(config, cell=("gru", "mingru", "lstm"))
+    parts.check_choices(config, cell=tuple(parts.CELLS))
     if not hasattr(env, "num_agents"):
         raise ValueError(f"{env.name} has one agent and no axis of agents; ppo_rnn takes it")
     parts.check_spaces("ippo_rnn", config, env, env_params, box=True, masks=True, agents=True)

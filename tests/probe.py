@@ -196,6 +196,34 @@ class Recall(environment.Environment):
         return spaces.Box(-1.0, 1.0, (2,))
 
 
+class Guess(environment.Environment):
+    """There is nothing to see: reward 1 for the right action, drawn for each episode, at each of
+    `length` steps. Whoever sees what its last action brought is right from the second one on."""
+
+    @property
+    def default_params(self):
+        return RecallParams()
+
+    @property
+    def name(self):
+        return "Guess"
+
+    def reset_env(self, key, params):
+        right = jax.random.bernoulli(key).astype(jnp.float32)
+        return jnp.zeros(1), RecallState(right, jnp.zeros((), jnp.int32))
+
+    def step_env(self, key, state, action, params):
+        reward = jnp.where(action == state.cue, 1.0, 0.0)
+        state = state.replace(time=state.time + 1)
+        return jnp.zeros(1), state, reward, state.time == params.length, {}
+
+    def action_space(self, params):
+        return spaces.Discrete(2)
+
+    def observation_space(self, params):
+        return spaces.Box(0.0, 1.0, (1,))
+
+
 # --- two agents -------------------------------------------------------------------------------
 
 OWN, OTHERS, LEAVING = range(3)
@@ -278,3 +306,40 @@ class Pair(environment.Environment):
 
     def observation_space(self, params):
         return spaces.Box(-1.0, 1.0, (1,))
+
+
+class Twins(environment.Environment):
+    """Two agents, each in an environment of its own of the same kind; both end together. With
+    `team`, each is paid the mean of both."""
+
+    num_agents = 2
+
+    def __init__(self, one, team: bool = False):
+        super().__init__()
+        self.one, self.team = one, team
+
+    @property
+    def default_params(self):
+        return self.one.default_params
+
+    @property
+    def name(self):
+        return f"Twins of {self.one.name}"
+
+    def reset_env(self, key, params):
+        return jax.vmap(self.one.reset_env, (0, None))(jax.random.split(key), params)
+
+    def step_env(self, key, state, action, params):
+        step = jax.vmap(self.one.step_env, (0, 0, 0, None))
+        observation, state, reward, ends, info = step(jax.random.split(key), state, action, params)
+        reward = jnp.full(2, reward.mean()) if self.team else reward
+        return observation, state, reward, ends[0], info
+
+    def is_truncated(self, state, params):
+        return state.time[0] >= params.max_steps_in_episode
+
+    def action_space(self, params):
+        return self.one.action_space(params)
+
+    def observation_space(self, params):
+        return self.one.observation_space(params)

@@ -161,6 +161,11 @@ def test_a_point_without_learning_is_the_one_before_training(file, slices, reque
     (assert_same if exact else assert_close)((state, row), slices[0])
 
 
+def several(file):
+    """Whether it is about several agents."""
+    return bool(file.WORLD) and hasattr(file.WORLD[0], "num_agents")
+
+
 def again(state):
     """A state whose keys have not been used yet."""
     is_key = lambda x: jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
@@ -334,7 +339,7 @@ def test_spaces_that_cannot_be_taken_are_refused(file):
 
 def test_images_too_small_to_convolve_are_refused(file):
     probe, params = tasks.Probe, tasks.ProbeParams()
-    if file.MODULE.__name__ == "algorithms.ippo":
+    if several(file):
         probe, params = tasks.Pair, tasks.PairParams()
 
     class Narrow(probe):
@@ -349,8 +354,7 @@ def test_images_too_small_to_convolve_are_refused(file):
 def test_the_network_sees_pixels_between_zero_and_one_or_normalised(file):
     """`normalize` is what acting, learning and the policy call."""
     stats = parts.RunningStatistics(jnp.full(3, 10.0), jnp.full(3, 4.0), jnp.ones(()))
-    several = file.MODULE.__name__ == "algorithms.ippo"
-    policy = stats if several else types.SimpleNamespace(obs_stats=stats)
+    policy = stats if several(file) else types.SimpleNamespace(obs_stats=stats)
     see = lambda normalize, x: file.MODULE.normalize(
         file.TINY.replace(normalize_obs=normalize), policy, x
     )

@@ -13,7 +13,7 @@ import optax
 import pytest
 
 from tests import probe as tasks
-from tests.algorithms.contract import change_leaves
+from tests.algorithms.contract import change_leaves, several
 from tests.conftest import compiled_as_for_users
 from tests.probe import ProbeParams
 
@@ -41,7 +41,7 @@ def test_learning_sees_the_unclipped_action(file, monkeypatch):
 
     monkeypatch.setattr(file.MODULE.Actions, "log_prob_and_entropy", spy)
     world = (tasks.Probe(continuous=True), tasks.ProbeParams(task=tasks.ACTION))
-    if hasattr(file.WORLD[:1] and file.WORLD[0], "num_agents"):
+    if several(file):
         world = (tasks.Pair(continuous=True), tasks.PairParams())
     train = file.MODULE.make_train(file.TINY.replace(num_eval_episodes=0), *world)
     state, _ = train(jax.random.key(0), None, 0)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import envs
 from algorithms import parts, ppo, ppo_rnn
 from tests import probe as tasks
 from tests.algorithms.contract import *  # noqa: F403
@@ -218,11 +219,13 @@ def large(state):
     return state.replace(policy=state.policy.replace(params=params))
 
 
-@pytest.fixture(scope="module", params=CELLS)
+@pytest.fixture(scope="module", params=[*CELLS, "gru, previous inputs"])
 def one_step(request):
     """A config, an initial state, and train(params, state), which learns from one rollout."""
-    env, tolerance = tasks.Recall(), 1e-4 if request.param == "mingru" else 1e-5
-    config = ONE_STEP.replace(cell=request.param, clip_eps=tolerance, gamma=0.9, gae_lambda=0.8)
+    cell, _, previous = request.param.partition(", ")
+    env, tolerance = tasks.Recall(), 1e-4 if cell == "mingru" else 1e-5
+    config = ONE_STEP.replace(cell=cell, clip_eps=tolerance, gamma=0.9, gae_lambda=0.8)
+    config = config.replace(previous_inputs=bool(previous))
     initial, _ = ppo_rnn.make_train(config, env, RecallParams())(jax.random.key(0), None, 0)
 
     def start():  # its keys may be used once
@@ -259,22 +262,31 @@ def test_values_and_bootstraps_are_those_of_a_plain_loop(one_step, ending):
     config, start, train = one_step
     params = RecallParams(tasks.CLOCK, *((6, 99) if ending == "terminated" else (99, 6)))
     env, time = tasks.Recall(), 0
-    apply = jax.jit(ppo_rnn.ActorCritic(config, env.action_space(params)).apply)
+    space = env.action_space(params)
+    apply = jax.jit(ppo_rnn.ActorCritic(config, space).apply)
     state = start().replace(observation=seen(0, params, 6))
-    memory = parts.fresh_memory(config, None, 6)
+    if config.previous_inputs:  # actions are random: they shall not be seen, but rewards
+        kernel = state.policy.params["params"]["torso"]["Dense_0"]["kernel"]
+        state.policy.params["params"]["torso"]["Dense_0"]["kernel"] = kernel.at[2:4].set(0.0)
+        config = config.replace(learning_rate=0.0)
+        train = lambda params, state: ppo_rnn.make_train(config, env, params)(None, state, 1)
+    memory = fresh = parts.fresh_memory(config, space, 6)
     for _ in range(2):
         policy, rewards, values, next_values, ends = state.policy, [], [], [], []
         for _ in range(config.num_steps):
             x = policy.obs_stats.normalize(seen(time, params, 6))
             memory, _, value = apply(policy.params, memory, x)
             time += 1
+            if config.previous_inputs:
+                reward = jnp.full(6, math.sin(5.0 * time))
+                memory = memory._replace(action=jnp.zeros((6, 2)), reward=reward)
             final_x = policy.obs_stats.normalize(seen(time, params, 6))
             next_values.append(float(apply(policy.params, memory, final_x)[2][0]))
             values.append(float(value[0]))
             rewards.append(math.sin(5.0 * time))
             ends.append(time == 6)
             if ends[-1]:
-                memory, time = parts.fresh_memory(config, None, 6), 0
+                memory, time = fresh, 0
         rewards, values, next_values = map(np.array, (rewards, values, next_values))
         ends = np.array(ends, float)
         terminated = ends * (ending == "terminated")
@@ -284,7 +296,7 @@ def test_values_and_bootstraps_are_those_of_a_plain_loop(one_step, ending):
         np.testing.assert_allclose(
             metrics["value_loss"], 0.5 * np.mean(advantages**2), rtol=1e-4, atol=1e-6
         )
-        assert_close(state.memory, memory, rtol=1e-3, atol=1e-5)
+        assert_close(state.memory._replace(action=None), memory._replace(action=None), 1e-3, 1e-5)
 
 
 def test_memories_are_zero_exactly_where_an_episode_has_just_ended(one_step):
@@ -334,6 +346,17 @@ def test_a_cue_is_remembered_by_every_cell(cell, kind, vmapped_keys):
         assert returns.mean() > -0.1, returns
 
 
+@pytest.mark.parametrize("previous_inputs, least, most", [(True, 5.2, 5.8), (False, 2.5, 3.6)])
+def test_only_who_sees_the_last_reward_guesses_once(previous_inputs, least, most, vmapped_keys):
+    """Of 6 steps the first is a guess. Evaluations tell a policy what its actions brought."""
+    settings = RECALL | dict(total_timesteps=80 * 192, num_evals=1, num_eval_episodes=64)
+    config = ppo_rnn.Config(cell="mingru", previous_inputs=previous_inputs, **settings)
+    keys = jax.random.split(jax.random.key(0), SEEDS)
+    train = ppo_rnn.make_train(config, tasks.Guess(), RecallParams())
+    returns = np.asarray(jax.jit(jax.vmap(train))(keys)[1]["eval_return"])[:, -1].mean()
+    assert least < returns < most, returns
+
+
 def test_without_a_memory_the_cue_is_lost(vmapped_keys):
     returns = play_recall(ppo, ppo.Config(**RECALL), "discrete")
     assert abs(returns.mean() - 0.5) < 0.15
@@ -347,20 +370,33 @@ def test_a_policy_s_memory_is_that_of_training(cell):
     """Actions of one environment step by step, the means of a continuous policy, are those of the
     unrolled network; no memory is a fresh one."""
     env, params = tasks.Recall(continuous=True), RecallParams()
-    config = TINY.replace(cell=cell, normalize_obs=True)
+    config = TINY.replace(cell=cell, normalize_obs=True, previous_inputs=cell == "gru")
     network, weights = network_with_params(config, env.action_space(params))
     weights["params"]["actor_head"]["kernel"] *= 0.3
     stats = parts.RunningStatistics(jnp.array([0.3, -1.0]), jnp.array([2.0, 0.5]), jnp.ones(()))
     state = type("State", (), {"policy": ppo_rnn.PolicyState(weights, stats)})
     policy = jax.jit(lambda x, memory: ppo_rnn.make_policy(config, env, params)(state, x, memory))
-    x = random_sequence(4)[0]
-    fresh, done = parts.fresh_memory(config, None, 3), jnp.zeros((12, 3), bool)
-    expected, _ = network.apply(weights, fresh, stats.normalize(x), done, method="unroll")
-    memory = None
+    x, rewards, memory, actions = random_sequence(4)[0], np.linspace(-3.0, 3.0, 12), None, []
     for t in range(12):
         action, memory = policy(x[t, 1], memory)
-        wanted = np.clip(expected.output[t, 1], -1.0, 1.0)
-        np.testing.assert_allclose(action, wanted, rtol=1e-4, atol=1e-4)
+        actions.append(action)
+        memory = envs.evaluation.rewarded(memory, rewards[t])
+    fresh, done = (
+        parts.Memory(*parts.fresh_memory(config, env.action_space(params), 3)[:2]),
+        jnp.zeros((12, 3), bool),
+    )
+    previous = ()
+    if config.previous_inputs:
+        squashed = np.sign(rewards) * np.log(1.0 + np.abs(rewards))
+        previous = np.array(actions)[:-1], squashed[:-1, None]  # steps, 1
+        previous = [np.concatenate([np.zeros((1, 1)), one]) for one in previous]
+        previous = [np.repeat(one[:, None], 3, axis=1) for one in previous]
+        previous[1] = previous[1][..., 0]
+    expected, _ = network.apply(
+        weights, fresh, stats.normalize(x), done, None, previous, method="unroll"
+    )
+    wanted = np.clip(expected.output[:, 1], -1.0, 1.0)
+    np.testing.assert_allclose(actions, wanted, rtol=1e-4, atol=1e-4)
     assert (np.abs(expected.output[:, 1]) < 1.0).any()
     assert not np.allclose(policy(x[11, 1], None)[0], action, atol=1e-2)
 

@@ -1,0 +1,837 @@
+"""IPPO with memory: sequences, what each agent learns, and the contract of the file."""
+
+import functools
+import inspect
+import math
+
+import distrax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import envs
+from algorithms import ippo, ippo_rnn, parts
+from tests import probe as tasks
+from tests.algorithms.contract import *  # noqa: F403
+from tests.algorithms.contract import EVALUATION, again, assert_close, assert_same
+from tests.algorithms.policy_gradients import (  # noqa: F401
+    test_learning_sees_the_unclipped_action,
+    test_the_entropy_bonus_raises_the_entropy,
+)
+from tests.algorithms.test_ippo import Crowd, CrowdParams, advantages_of, random_rollout
+from tests.probe import LEAVING, OTHERS, OWN, Pair, PairParams, RecallParams, Twins
+
+del test_several_agents_are_refused  # noqa: F821  it takes them
+del test_forbidden_actions_are_never_taken_or_refused  # noqa: F821  of one agent
+# In test_slices.py, which is slow.
+del test_slices_are_exact_under_vmap_too  # noqa: F821
+del test_slices_are_exactly_the_whole  # noqa: F821
+
+MODULE = ippo_rnn
+CELLS = tuple(parts.CELLS)
+TINY = ippo_rnn.Config(
+    total_timesteps=3 * 16,
+    num_envs=2,
+    num_steps=8,
+    num_minibatches=2,
+    update_epochs=2,
+    critic_epochs=3,
+    memory_size=8,
+    hidden_sizes=(8,),
+    num_evals=3,
+    num_eval_episodes=2,
+)
+SEEDS = 3
+WORLD = Pair(), PairParams()
+
+
+@pytest.fixture(scope="module")
+def pair():
+    return WORLD[0]
+
+
+# --- formulas ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_gae_is_the_plain_recursion_of_each_agent(seed):
+    """Random ends; who has left an episode has terminated there."""
+    rewards, values, next_values, terminated, done = random_rollout(seed)
+    left = np.random.default_rng(seed).random(done.shape) < 0.2
+    terminated, done = (np.maximum(x, left) for x in (terminated, done))
+    arrays = rewards, values, next_values, terminated, done
+    result = ippo_rnn.gae(*arrays, 0.9, 0.8)
+    for i in range(rewards.shape[1]):
+        expected = advantages_of(*(x[:, i] for x in arrays), 0.9, 0.8)
+        np.testing.assert_allclose(result[:, i], expected, rtol=1e-4, atol=1e-5)
+
+
+SHARED = ("gae", "mean", "clipped_surrogate", "value_error", "kl_estimate", "normalize")
+SHARED += ("explained_variance", "learning_rates")
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_what_ippo_has_too_is_tested_there(name):
+    text = lambda module: inspect.getsource(getattr(module, name))
+    assert text(ippo_rnn) == text(ippo)
+
+
+@pytest.mark.parametrize("continuous", [False, True])
+def test_actions_are_those_of_ippo(continuous):
+    output, log_std, action, noise = jax.random.normal(jax.random.key(0), (4, 6, 4))
+    real = jnp.arange(4) < jnp.array([1, 2, 3, 4, 4, 1])[:, None]
+    action = action if continuous else jnp.array([0, 1, 2, 3, 0, 1])
+    spread = (log_std, real) if continuous else (None, None)
+    mine, theirs = (module.Actions(output, *spread) for module in (ippo_rnn, ippo))
+    assert_close(mine.log_prob_and_entropy(action), theirs.log_prob_and_entropy(action), 1e-5)
+    np.testing.assert_array_equal(mine.sample(noise), theirs.sample(noise))
+    np.testing.assert_array_equal(mine.sample(0.0), theirs.distribution().mode())
+
+
+@pytest.mark.parametrize("share_params", [False, True])
+def test_folding_keeps_every_agent_s_samples(share_params):
+    config = TINY.replace(share_params=share_params)
+    x = np.arange(4 * 3 * 2, dtype=np.float32).reshape(4, 3, 2)  # environments, agents, ...
+    folded, none = ippo_rnn.fold(config, (jnp.array(x), None))
+    assert none is None and folded.shape == ((1, 12, 2) if share_params else (3, 4, 2))
+    np.testing.assert_array_equal(folded, ippo.fold(config, jnp.array(x)))
+
+
+def test_inputs_are_one_s_own_or_what_all_see_who_one_is_and_what_was_done():
+    x = np.arange(4 * 3 * 2, dtype=np.float32).reshape(4, 3, 2)
+    world, ids = -np.arange(4 * 5, dtype=np.float32).reshape(4, 5), np.tile(np.eye(3), (4, 1, 1))
+    stats = parts.RunningStatistics(jnp.arange(6.0).reshape(3, 2), jnp.full((3, 2), 4.0), 1.0)
+    world_stats = parts.RunningStatistics(jnp.ones(5), jnp.full(5, 0.25), 1.0)
+    policy, previous = ippo_rnn.PolicyState(None, stats, world_stats), (np.ones((4, 3, 2)),)
+
+    def same(config, expected, *world, rest=previous):
+        found = ippo_rnn.make_inputs(config, policy, x, previous, *world)
+        for inputs, first in zip(found, expected, strict=True):
+            for one, right in zip(inputs, (first, *rest), strict=True):
+                np.testing.assert_allclose(one, right, rtol=1e-6)
+
+    for_all = lambda x: np.repeat(x.reshape(4, 1, -1), 3, axis=1)
+    same(TINY, (x, x))
+    config = TINY.replace(central_critic=True)
+    same(config, (x, for_all(x)))
+    same(config, (x, for_all(world)), world)
+    config = config.replace(agent_ids=True, share_params=True)
+    same(config, (x, for_all(world)), world, rest=(ids, *previous))
+    config = TINY.replace(central_critic=True, normalize_obs=True)
+    own = np.clip((x - np.arange(6.0).reshape(3, 2)) / 2.0, -10.0, 10.0)
+    same(config, (own, for_all(own)))
+    same(config, (own, for_all(np.clip((world - 1.0) * 2.0, -10.0, 10.0))), world)
+
+
+# --- an update, agent by agent and step by step -----------------------------------------------
+
+PLAIN = ippo_rnn.Config(
+    total_timesteps=3 * 40,
+    num_envs=2,
+    num_steps=20,
+    num_minibatches=1,
+    update_epochs=1,
+    critic_epochs=2,
+    learning_rate=0.01,
+    critic_learning_rate=0.03,
+    adam_eps=0.01,
+    critic_adam_eps=0.03,
+    max_grad_norm=0.05,
+    critic_max_grad_norm=0.2,
+    gamma=0.9,
+    gae_lambda=0.8,
+    ent_coef=0.5,
+    vf_coef=0.7,
+    memory_size=4,
+    hidden_sizes=(8,),
+    normalize_obs=True,
+    normalize_reward=True,
+    num_evals=3,
+)
+ARRANGEMENTS = {
+    "independent, continuous, all observations, previous": (
+        dict(central_critic=True, previous_inputs=True, cell="mingru"),
+        Crowd(continuous=True, world=False),
+    ),
+    "shared, discrete, world state, ids": (
+        dict(central_critic=True, share_params=True, agent_ids=True),
+        Crowd(continuous=False, world=True),
+    ),
+    "independent, discrete, own observations, previous": (
+        dict(previous_inputs=True, cell="lstm"),
+        Crowd(continuous=False, world=False),
+    ),
+}
+
+
+class Plain:
+    """An update of agents one by one, step by step, with memories that are zeroed by hand."""
+
+    def __init__(self, config, env, params, state):
+        self.config, self.env, self.state = config, env, state
+        self.space, self.params = env.action_space(params), params
+        actor, critic = ippo_rnn.Actor(config, self.space), ippo_rnn.Critic(config)
+        self.actor = jax.jit(functools.partial(parts.one_step, actor))
+        self.critic = jax.jit(functools.partial(parts.one_step, critic))
+        self.memories = self.of_agents(state.memory)
+        of_critics = state.critic_memory
+        if config.share_params:
+            of_critics = jax.tree.map(lambda x: x.reshape(2, 2, -1).swapaxes(0, 1), of_critics)
+        split = lambda i: jax.tree.map(lambda x: np.asarray(x[i]), of_critics)
+        self.critic_memories = [split(0), split(1)]
+        self.first = list(self.memories), list(self.critic_memories)
+        self.steps = self.play()
+        self.advantages = self.advantages_of_all()
+
+    def of_agents(self, memory):
+        """Without what was done last."""
+        bare = parts.Memory(memory.hidden, memory.cell)
+        return [jax.tree.map(lambda x, i=i: np.asarray(x[:, i]), bare) for i in (0, 1)]
+
+    def own(self, tree, agent):
+        return jax.tree.map(lambda x: x[0 if self.config.share_params else agent], tree)
+
+    def inputs(self, observation, world, done_last, agent):
+        """Of actor and critic, for all environments."""
+        config, policy = self.config, self.state.policy
+        see = lambda stats, x: np.clip((x - stats.mean) / np.sqrt(stats.var + 1e-8), -10.0, 10.0)
+        of_all = [see(self.own(policy.obs_stats, i), observation[:, i]) for i in (0, 1)]
+        x, rest = of_all[agent], ()
+        critic_x = x
+        if config.central_critic:
+            critic_x = (
+                np.concatenate(of_all, 1) if world is None else see(policy.world_stats, world)
+            )
+        if config.agent_ids:
+            rest += (np.tile(np.eye(2)[agent], (len(x), 1)),)
+        if config.previous_inputs:
+            action, reward = (y[:, agent] for y in done_last)
+            rest += (action, np.sign(reward) * np.log(1.0 + np.abs(reward)))
+        return (x, *rest), (critic_x, *rest)
+
+    def play(self):
+        """What happened at every step, with the file's own random numbers."""
+        config, env, state, params = self.config, self.env, self.state, self.params
+        batch = envs.batch(env, config.num_envs, config.num_steps)
+        _, start, keys, noise = jax.random.split(state.rollout_rng, 4)
+        draw = jax.random.normal if env.continuous else jax.random.gumbel
+        shape = config.num_steps, config.num_envs, 2, parts.num_outputs(self.space)
+        noise = draw(noise, (math.prod(shape),)).reshape(shape)
+        env_state, observation = batch.refill(start, state.env_state, params), state.observation
+        alive, steps, advance = np.asarray(state.alive), [], jax.jit(batch.step)
+        world = hasattr(env, "world_state")
+        last = state.memory.action, state.memory.reward
+        for key, drawn in zip(jax.random.split(keys, config.num_steps), noise):
+            before = batch.world_state(env_state, params) if world else None
+            mask, seen = batch.action_mask(env_state, params), []
+            if env.continuous:
+                mask = np.tile(env.action_dimensions, (config.num_envs, 1, 1))
+            actions, log_probs, values = [], [], []
+            for i in (0, 1):
+                x, critic_x = self.inputs(observation, before, last, i)
+                seen.append((x, critic_x))
+                actor, critic = self.own((state.policy.params, state.critic_params), i)
+                self.memories[i], out = self.actor(actor, self.memories[i], x)
+                self.critic_memories[i], value = self.critic(
+                    critic, self.critic_memories[i], critic_x
+                )
+                policy = self.policy_of(out, mask[:, i])
+                if env.continuous:
+                    actions.append(out.output + jnp.exp(out.log_std) * drawn[:, i])
+                else:
+                    actions.append(jnp.argmax(policy.logits + drawn[:, i], 1))
+                log_probs.append(policy.log_prob(actions[i]))
+                values.append(value)
+            action = jnp.stack(actions, 1)
+            given = jnp.clip(action, -1.0, 1.0) if env.continuous else action
+            after, env_state, reward, terminated, truncated, info = advance(
+                key, env_state, given, params
+            )
+            final_world = info["final_world_state"] if world else None
+            done_now = given if env.continuous else np.eye(3)[np.asarray(given)], np.array(reward)
+            next_values = []
+            for i in (0, 1):
+                _, final_x = self.inputs(info["final_observation"], final_world, done_now, i)
+                critic = self.own(state.critic_params, i)
+                next_values.append(self.critic(critic, self.critic_memories[i], final_x)[1])
+            left = ~np.asarray(info["alive"])
+            done = np.asarray(terminated | truncated)[:, None] | left
+            for memories in (self.memories, self.critic_memories):
+                for i in (0, 1):
+                    zeroed = lambda x, i=i, done=done: np.where(done[:, i, None], 0.0, x)
+                    memories[i] = jax.tree.map(zeroed, memories[i])
+            steps.append(
+                dict(
+                    seen=seen, mask=mask, action=action, log_prob=np.stack(log_probs, 1),
+                    value=np.stack(values, 1), next_value=np.stack(next_values, 1), reward=reward,
+                    terminated=np.asarray(terminated)[:, None] | left, done=done, alive=alive,
+                    truncated=np.asarray(truncated), world=before, observation=observation,
+                )
+            )  # fmt: skip
+            last = [np.where(done.reshape(2, 2, *[1] * (x.ndim - 2)), 0.0, x) for x in done_now]
+            alive = np.where(np.asarray(terminated | truncated)[:, None], True, info["alive"])
+            observation = after
+        return steps
+
+    def policy_of(self, out, mask):
+        if not self.env.continuous:
+            return distrax.Categorical(logits=jnp.where(mask, out.output, -1e9))
+        return distrax.Independent(
+            distrax.Normal(out.output, jnp.where(mask, jnp.exp(out.log_std), 1.0)), 1
+        )
+
+    def column(self, name):
+        return np.array([step[name] for step in self.steps])  # steps, environments, agents
+
+    def advantages_of_all(self):
+        scale = self.state.reward_scale.stats.var
+        result = np.zeros(self.column("reward").shape)
+        for i in (0, 1):
+            spread = np.sqrt(self.own(scale, i) + 1e-8)
+            for e in range(self.config.num_envs):
+                pick = lambda name: self.column(name)[:, e, i]  # noqa: B023
+                rewards = np.clip(pick("reward") / spread, -10.0, 10.0)
+                arrays = rewards, pick("value"), pick("next_value"), pick("terminated")
+                result[:, e, i] = advantages_of(
+                    *arrays, pick("done"), self.config.gamma, self.config.gae_lambda
+                )
+        return result
+
+    def unroll(self, network, params, memory, which, agent):
+        """A network's outputs at all steps; memories are zeroed by hand."""
+        found = []
+        for step in self.steps:
+            memory, out = network(params, memory, step["seen"][agent][which])
+            memory = jax.tree.map(
+                lambda x: jnp.where(step["done"][:, agent, None], 0.0, x),  # noqa: B023
+                memory,
+            )
+            found.append(out)
+        return found
+
+    def actor_loss(self, params, agents):
+        log_probs, entropies, advantages = [], [], []
+        for i in agents:
+            there, mask = self.column("alive")[..., i], self.column("mask")[:, :, i]
+            outs = self.unroll(self.actor, params, self.first[0][i], 0, i)
+            for t, out in enumerate(outs):
+                action = self.steps[t]["action"][:, i]
+                if self.env.continuous:
+                    normal = distrax.Normal(out.output, jnp.exp(out.log_std))
+                    log_prob = (normal.log_prob(action) * mask[t]).sum(1)
+                    entropy = (normal.entropy() * mask[t]).sum(1)
+                else:
+                    policy = self.policy_of(out, mask[t])
+                    log_prob, entropy = policy.log_prob(action), policy.entropy()
+                log_probs.append(log_prob[there[t]])
+                entropies.append(entropy[there[t]])
+                advantages.append(self.advantages[t, :, i][there[t]])
+        log_probs, entropies = map(jnp.concatenate, (log_probs, entropies))
+        advantages = np.concatenate(advantages)
+        advantages = (advantages - advantages.mean()) / advantages.std()
+        # The policy gradient theorem: at a ratio of 1 there is nothing to clip.
+        loss = -(advantages * log_probs).mean() - self.config.ent_coef * entropies.mean()
+        return loss, entropies.mean()
+
+    def critic_loss(self, params, agents):
+        targets, values = self.advantages + self.column("value"), []
+        for i in agents:
+            outs = jnp.stack(self.unroll(self.critic, params, self.first[1][i], 1, i))
+            there = self.column("alive")[..., i]
+            values.append((outs - targets[..., i])[there])
+        error = 0.5 * (jnp.concatenate(values) ** 2).mean()
+        return self.config.vf_coef * error, error
+
+    def descend(self, loss, params, moments, agents, rates, max_norm, eps):
+        """Steps of Adam at these learning rates; parameters and what the loss says, on average."""
+        clip, adam = optax.clip_by_global_norm(max_norm), optax.scale_by_adam(eps=eps)
+        gradient, said = jax.jit(jax.value_and_grad(lambda p: loss(p, agents), has_aux=True)), []
+        flat, back = jax.flatten_util.ravel_pytree(params)
+        for rate in rates:
+            (_, what), grads = gradient(back(flat))
+            said.append((what, optax.tree.norm(grads)))
+            grads = jax.flatten_util.ravel_pytree(grads)[0]
+            direction, moments = optax.chain(clip, adam).update(grads, moments)
+            flat = flat - rate * direction
+        return back(flat), np.mean(said, axis=0)
+
+    def learn(self, number):
+        """Parameters of both networks; entropy, value loss and the norms of the gradients."""
+        c, state = self.config, self.state
+        agents, one = ([0, 1] if c.share_params else [number]), lambda x: x[number]
+        actor = jax.tree.map(one, (state.policy.params, state.opt_state))
+        critic = jax.tree.map(one, (state.critic_params, state.critic_opt_state))
+        rates = [c.learning_rate * 2 / 3]  # one of three updates is done
+        critic_rates = [c.critic_learning_rate * (1 - k / 6) for k in (2, 3)]
+        params, said = self.descend(
+            self.actor_loss, *actor, agents, rates, c.max_grad_norm, c.adam_eps
+        )
+        limits = c.critic_max_grad_norm, c.critic_adam_eps
+        critic_params, critic_said = self.descend(
+            self.critic_loss, *critic, agents, critic_rates, *limits
+        )
+        return params, critic_params, [*said, *critic_said]
+
+
+@pytest.mark.parametrize("arrangement", ARRANGEMENTS)
+def test_an_update_is_that_of_plain_lists(arrangement):
+    """The second one: memories have come from the first, and statistics are known."""
+    change, env = ARRANGEMENTS[arrangement]
+    config, params = PLAIN.replace(**change), CrowdParams()
+    learner = ippo_rnn.learner(config, env, params)
+    update = jax.jit(learner.update)
+    state, _ = update(jax.jit(learner.init)(jax.random.key(5)))
+    state = again(state)
+    after, metrics = update(state)
+    averages = {name: x for name, x in metrics.items() if isinstance(x, parts.Average)}
+    metrics |= {name: x.total / x.weight for name, x in averages.items()}
+    plain = Plain(config, env, params, again(state))
+    there, done = plain.column("alive"), plain.column("done")
+    cut = plain.column("truncated")[..., None] & there & ~plain.column("terminated")
+    assert not there.all() and cut.any() and plain.column("terminated")[there].any()
+    assert not done[-1].all() and any((m.hidden != 0).any() for m in plain.first[0])
+
+    assert_close(plain.of_agents(after.memory), plain.memories, 1e-3, 1e-5)
+    folded = after.critic_memory
+    if config.share_params:
+        folded = jax.tree.map(lambda x: x.reshape(2, 2, -1).swapaxes(0, 1), folded)
+    for i in (0, 1):
+        one = jax.tree.map(lambda x, i=i: x[i], folded)
+        assert_close(one, plain.critic_memories[i], 1e-3, 1e-5)
+
+    for number in range(1 if config.share_params else 2):
+        *expected, said = plain.learn(number)
+        for new, old, right in zip(
+            (after.policy.params, after.critic_params),
+            (state.policy.params, state.critic_params),
+            expected,
+        ):
+            moved = lambda new, old: jax.tree.map(lambda x, y: x - y, new, old)
+            of_one = lambda tree: jax.tree.map(lambda x: x[number], tree)  # noqa: B023
+            assert_close(moved(of_one(new), of_one(old)), moved(right, of_one(old)), 1e-2, 5e-6)
+        names = ("entropy", "grad_norm", "value_loss", "critic_grad_norm")
+        result = [np.ravel(metrics[name])[number] for name in names]
+        np.testing.assert_allclose(result, said, rtol=1e-3)
+        own = slice(None) if config.share_params else slice(number, number + 1)
+        alive, value = there[:, :, own], plain.column("value")[:, :, own]
+        np.testing.assert_allclose(
+            np.ravel(metrics["mean_value"])[number], value[alive].mean(), rtol=1e-3, atol=1e-5
+        )
+        for stats in ("obs_stats", "reward_scale"):
+            counts = [
+                getattr(s.policy if stats == "obs_stats" else s, stats) for s in (state, after)
+            ]
+            counts = [(c if stats == "obs_stats" else c.stats).count[number] for c in counts]
+            assert counts[1] - counts[0] == alive.sum()
+    if hasattr(env, "world_state"):
+        assert after.policy.world_stats.count == 2 * config.num_envs * config.num_steps
+    else:
+        assert after.policy.world_stats is None
+
+
+# --- sequences --------------------------------------------------------------------------------
+
+
+def large(state):
+    """A state whose logits and memories are well away from zero."""
+    scale = lambda path, x: (1000.0 if "actor_head" in str(path) else 2.0) * x
+    params = jax.tree_util.tree_map_with_path(scale, state.policy.params)
+    return state.replace(policy=state.policy.replace(params=params))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        dict(cell="lstm", previous_inputs=True),
+        dict(cell="gru", share_params=True, agent_ids=True),
+        dict(cell="mingru", share_params=True, previous_inputs=True),
+    ],
+    ids=lambda change: change["cell"],
+)
+def test_the_ratio_is_one_as_long_as_parameters_do_not_move(change):
+    """In every minibatch of every epoch; episodes of 6 and 7 steps end inside rollouts of 10, and
+    run on from one to the next."""
+    env = Twins(tasks.Recall())
+    config = TINY.replace(
+        total_timesteps=4 * 60, num_envs=6, num_steps=10, learning_rate=0.0, clip_eps=1e-4,
+        num_minibatches=3, num_evals=4, num_eval_episodes=0, eval_at_start=False, **change,
+    )  # fmt: skip
+    for params in (RecallParams(), RecallParams(length=99, max_steps_in_episode=7)):
+        train = ippo_rnn.make_train(config, env, params)
+        state = large(again(train(jax.random.key(0), None, 0)[0]))
+        for _ in range(3):
+            state, metrics = train(None, state, 1)
+            np.testing.assert_array_equal(metrics["clip_fraction"], 0.0)
+            np.testing.assert_allclose(metrics["approx_kl"], 0.0, atol=1e-8)
+            assert (np.asarray(metrics["entropy"]) < 0.65).all()  # far enough from uniform
+            assert (np.asarray(metrics["grad_norm"]) > 1e-3).all()
+
+
+class Still(Pair):
+    """Every environment stays where it began, and says who it is."""
+
+    def reset_env(self, key, params):
+        state = tasks.PairState(jax.random.normal(key, (2,)), jnp.zeros((), jnp.int32))
+        return state.x[:, None], state
+
+    def step_env(self, key, state, action, params):
+        return state.x[:, None], state, jnp.zeros(2), jnp.zeros((), bool), {}
+
+
+@pytest.mark.parametrize("share_params", [False, True])
+def test_minibatches_are_whole_sequences(monkeypatch, share_params):
+    """Of an agent in an environment; each is in one minibatch of every epoch."""
+    seen, original = [], ippo_rnn.value_error
+
+    def spy(values, old_values, *args):
+        jax.debug.callback(lambda x: seen.append(np.asarray(x)), old_values)
+        return original(values, old_values, *args)
+
+    monkeypatch.setattr(ippo_rnn, "value_error", spy)
+    config = TINY.replace(share_params=share_params, num_envs=4, critic_epochs=2)
+    learner = ippo_rnn.learner(config, Still(), PairParams())
+    state = jax.jit(learner.init)(jax.random.key(0))
+    jax.block_until_ready(jax.jit(learner.update)(again(state)))
+    jax.effects_barrier()
+    critic, done = ippo_rnn.Critic(config), jnp.zeros((8, 4), bool)
+    fresh, expected = parts.fresh_memory(config, None, 4), []
+    for i in range(2):
+        x = jnp.tile(state.observation[:, i], (8, 1, 1))
+        params = jax.tree.map(lambda x, i=i: x[0 if share_params else i], state.critic_params)
+        expected += list(np.asarray(critic.apply(params, fresh, (x,), done)[1]).T)
+    assert len(seen) == (4 if share_params else 8)  # minibatches of all epochs and learners
+    assert all(x.shape == (8, 4 if share_params else 2) for x in seen)
+    columns = np.concatenate([x.T for x in seen])
+    distances = np.abs(columns[:, None] - np.array(expected)).max(-1)
+    assert (distances.min(1) < 1e-6).all()
+    np.testing.assert_array_equal(np.bincount(distances.argmin(1)), [2] * 8)
+
+
+def test_every_epoch_has_an_order_of_its_own(pair, monkeypatch):
+    """Turning round the order of the second epoch changes what is learned."""
+    original, config = parts.permutations, TINY.replace(num_envs=4, num_minibatches=4)
+
+    @jax.jit
+    def params(turn):
+        def permutations(*args):
+            orders = original(*args)
+            return orders.at[1].set(jnp.where(turn, orders[1, ::-1], orders[1]))
+
+        monkeypatch.setattr(parts, "permutations", permutations)
+        learner = ippo_rnn.learner(config, pair, jax.tree.map(jnp.asarray, PairParams()))
+        return learner.update(learner.init(jax.random.key(0)))[0].policy.params
+
+    with pytest.raises(AssertionError):
+        assert_same(params(False), params(True))
+
+
+def test_memories_of_actors_and_critics_are_apart(pair):
+    """Neither hears of the other's parameters; both start at zero, and are zero after an end."""
+    config = TINY.replace(num_eval_episodes=0, eval_at_start=False)
+    train = ippo_rnn.make_train(config, Twins(tasks.Recall()), RecallParams(length=8))
+    start, _ = train(jax.random.key(0), None, 0)
+    assert all(
+        (np.asarray(x) == 0.0).all() for x in (start.memory.hidden, start.critic_memory.hidden)
+    )
+    ended, _ = train(None, again(start), 1)  # episodes as long as a rollout
+    assert (np.asarray(ended.memory.hidden) == 0.0).all()
+    assert (np.asarray(ended.critic_memory.hidden) == 0.0).all()
+    train = ippo_rnn.make_train(config, Twins(tasks.Recall()), RecallParams(length=9))
+    one, _ = train(None, again(start), 1)
+    double = lambda tree: jax.tree.map(lambda x: 2.0 * x, tree)
+    other, _ = train(None, again(start).replace(critic_params=double(start.critic_params)), 1)
+    assert_same(one.memory, other.memory)
+    assert not np.allclose(one.critic_memory.hidden, other.critic_memory.hidden, atol=1e-3)
+    assert np.abs(one.memory.hidden).max() > 1e-3
+
+
+# --- probe tasks ------------------------------------------------------------------------------
+
+PROBE = ippo_rnn.Config(
+    total_timesteps=60 * 256,
+    num_envs=16,
+    num_steps=16,
+    learning_rate=1e-2,
+    critic_learning_rate=1e-2,
+    gamma=0.9,
+    cell="mingru",
+    memory_size=16,
+    hidden_sizes=(16,),
+    num_evals=1,
+    num_eval_episodes=0,
+    eval_at_start=False,
+    ent_coef=0.0,
+)
+
+
+def train_probes(env, config, number):
+    """Critics, actions of both agents at x = -1, 0, 1, and metrics, (tasks, SEEDS, ...)."""
+
+    def train(task, key):
+        params = PairParams(task=task)
+        state, metrics = ippo_rnn.make_train(config, env, params)(key)
+        policy = ippo_rnn.make_policy(config, env, params)
+        x = jnp.array([-1.0, 0.0, 1.0])
+        actions = jax.vmap(lambda x: policy(state, jnp.full((2, 1), x))[0])(x)
+        return state.critic_params, actions, metrics
+
+    keys = jax.random.split(jax.random.key(0), SEEDS)
+    over_seeds = jax.vmap(train, (None, 0))
+    with jax.debug_key_reuse(False):  # see conftest.vmapped_keys
+        return jax.jit(jax.vmap(over_seeds, (0, None)))(jnp.arange(number), keys)
+
+
+OPPOSITE = [[[0, 1], [1, 0]]] * SEEDS  # actions at x = -1 and 1
+
+
+@pytest.fixture(scope="module")
+def probed():
+    return train_probes(Pair(), PROBE, 3)
+
+
+def test_each_agent_learns_its_own_task(probed):
+    np.testing.assert_array_equal(np.asarray(probed[1][OWN])[:, [0, 2]], OPPOSITE)
+
+
+def test_an_agent_that_left_has_terminated_and_counts_no_more(probed):
+    """Its value is 1 (one reward), though it would be paid 100 later; the other one's value is
+    that of an endless task, which the time limit does not end."""
+    critic, fresh = ippo_rnn.Critic(PROBE), parts.fresh_memory(PROBE, None, 1)
+    seen = jnp.array([1.0] + [0.0] * 9).reshape(10, 1, 1)  # of a whole episode
+    run = lambda params: critic.apply(params, fresh, (seen,), jnp.zeros((10, 1), bool))[1][:, 0]
+    values = jax.vmap(jax.vmap(run))(jax.tree.map(lambda x: x[LEAVING], probed[0]))
+    np.testing.assert_allclose(values[:, 0], 1.0 / (1.0 - 0.9), rtol=0.1)
+    np.testing.assert_allclose(values[:, 1, 0], 1.0, atol=0.1)
+    mean_value = np.asarray(probed[2]["mean_value"][LEAVING])[:, -1]
+    assert (mean_value[:, 1] < 1.5).all() and (mean_value[:, 0] > 2.0).all()
+
+
+def test_what_is_said_of_an_agent_is_of_the_minibatches_in_which_it_lived(pair):
+    """Of two rollouts of 4 steps agent 1 lives in the first one's first step."""
+    config = TINY.replace(num_envs=1, num_steps=4, num_minibatches=1, total_timesteps=8)
+    config = config.replace(num_evals=2, num_eval_episodes=0, eval_at_start=False)
+    train = ippo_rnn.make_train(config, pair, PairParams(task=LEAVING))
+    _, metrics = train(jax.random.key(0))
+    expected = [[math.log(2.0), math.log(2.0)], [math.log(2.0), np.nan]]
+    np.testing.assert_allclose(metrics["entropy"], expected, rtol=1e-2)
+    for name in METRICS - {"epochs", "explained_variance"}:
+        np.testing.assert_array_equal(np.isfinite(metrics[name]), [[True, True], [True, False]])
+
+
+def test_a_critic_on_its_own_does_not_know_what_others_see_and_a_central_one_does(probed, pair):
+    assert (np.asarray(probed[2]["explained_variance"][OTHERS]) < 0.1).all()
+    config = PROBE.replace(central_critic=True, share_params=True, agent_ids=True)
+    _, actions, metrics = train_probes(pair, config, 2)
+    np.testing.assert_array_equal(np.asarray(actions[OWN])[:, [0, 2]], OPPOSITE)
+    assert (np.asarray(metrics["explained_variance"][OTHERS]) > 0.9).all()
+    assert metrics["policy_loss"].shape == (2, SEEDS, 1)
+
+
+def test_forbidden_actions_are_never_taken():
+    """Each would cost 100: neither in training nor in evaluation does any return fall below 0."""
+    env = Pair(masked=True)
+    config = TINY.replace(num_eval_episodes=32)
+    state, metrics = ippo_rnn.make_train(config, env, PairParams())(jax.random.key(0))
+    assert (np.asarray(metrics["episode_return"][1:]) >= 0.0).all()
+    assert (np.asarray(metrics["eval_return"]) >= 0.0).all()
+    policy = ippo_rnn.make_policy(config, env, PairParams())
+    mask = jnp.array([[False, False, True], [True, False, False]])
+    for key in (None, jax.random.key(1)):
+        action, _ = policy(state, jnp.ones((2, 1)), rng=key, mask=mask)
+        np.testing.assert_array_equal(action, [2, 0])
+
+
+# --- tasks that need a memory -----------------------------------------------------------------
+
+REMEMBER = PROBE.replace(
+    total_timesteps=40 * 192,
+    num_steps=12,
+    learning_rate=2e-2,
+    critic_learning_rate=2e-2,
+    gamma=0.99,
+    num_eval_episodes=64,
+)
+
+
+def last_returns(env, config):
+    """Of training and of evaluation, (SEEDS, 2)."""
+    keys = jax.random.split(jax.random.key(0), SEEDS)
+    _, metrics = jax.jit(jax.vmap(ippo_rnn.make_train(config, env, RecallParams())))(keys)
+    evaluated = np.asarray(metrics["eval_return"])[:, -1].mean(1)
+    return np.asarray(metrics["episode_return"])[:, -1], evaluated
+
+
+def test_a_team_remembers_its_cues(vmapped_keys):
+    """Each its own, and the mean of both is paid at the end: 0.5 without a memory."""
+    config = REMEMBER.replace(share_params=True, num_evals=8)
+    trained, evaluated = last_returns(Twins(tasks.Recall(), team=True), config)
+    assert trained.mean() > 0.9 and evaluated.mean() > 0.95, (trained, evaluated)
+
+
+@pytest.mark.parametrize("previous_inputs, least, most", [(True, 5.2, 5.8), (False, 2.5, 3.6)])
+def test_only_who_sees_the_last_reward_guesses_once(previous_inputs, least, most, vmapped_keys):
+    """Of 6 steps the first is a guess. Evaluations tell a policy what its actions brought."""
+    config = REMEMBER.replace(previous_inputs=previous_inputs, total_timesteps=80 * 192)
+    _, evaluated = last_returns(Twins(tasks.Guess()), config)
+    assert least < evaluated.mean() < most, evaluated
+
+
+# --- independence -----------------------------------------------------------------------------
+
+
+def test_independent_agents_do_not_hear_of_each_other_s_rewards(pair):
+    """Agent 0 is bit-identical whatever agent 1 is paid, and is not with shared parameters."""
+
+    def agents(config, reward):
+        params = PairParams(rewards=jnp.array([1.0, reward]))
+        state, metrics = ippo_rnn.make_train(config, pair, params)(jax.random.key(0))
+        learned = state.policy, state.critic_params, state.opt_state, state.critic_opt_state
+        learned += (state.critic_memory,)
+        zeroth = jax.tree.map(lambda x: x[0], learned)
+        last = jax.tree.map(lambda x: x[-1], learned)
+        return (zeroth, metrics["policy_loss"].reshape(3, -1)[:, 0]), last
+
+    config = TINY.replace(
+        normalize_obs=True, normalize_reward=True, num_eval_episodes=0, eval_at_start=False,
+        target_kl=0.01, previous_inputs=True, cell="mingru",
+    )  # fmt: skip
+    before, after = agents(config, 1.0), agents(config, -7.0)
+    assert_same(before[0], after[0])
+    with pytest.raises(AssertionError):
+        assert_same(before[1], after[1])
+    shared = config.replace(share_params=True, agent_ids=True)
+    with pytest.raises(AssertionError):
+        assert_same(agents(shared, 1.0)[0], agents(shared, -7.0)[0])
+
+
+def test_one_agent_stops_at_its_kl_while_the_other_goes_on(pair):
+    """Agent 1 is paid nothing and its values start at 0: no gradient, hence no KL."""
+    params = PairParams(rewards=jnp.array([1.0, 0.0]))
+    config = TINY.replace(
+        ent_coef=0.0, normalize_advantage=False, critic_learning_rate=0.0, update_epochs=5,
+        learning_rate=1e-2, target_kl=1e-6, num_evals=1, eval_at_start=False,
+    )  # fmt: skip
+    train = ippo_rnn.make_train(config, pair, params)
+    state, _ = train(jax.random.key(0), None, 0)
+    state = state.replace(critic_params=jax.tree.map(jnp.zeros_like, state.critic_params))
+    _, metrics = train(None, state)
+    epochs = np.asarray(metrics["epochs"][-1])
+    assert epochs[0] < 5 and epochs[1] == 5
+    kl = np.asarray(metrics["approx_kl"][-1])
+    assert kl[0] > 1e-6 and kl[1] == 0.0
+
+
+def test_exactly_update_epochs_without_a_threshold(trained):
+    np.testing.assert_array_equal(trained[1]["epochs"][1:], TINY.update_epochs)
+
+
+# --- the policy -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("change", [dict(cell="lstm"), dict(cell="gru", share_params=True)])
+def test_a_policy_s_memory_is_that_of_training(change):
+    """Step by step, told of rewards, its actions are the means of the unrolled network."""
+    env, params = Twins(tasks.Recall(continuous=True)), RecallParams()
+    config = TINY.replace(previous_inputs=True, normalize_obs=True, **change)
+    state, _ = ippo_rnn.make_train(config, env, params)(jax.random.key(0), None, 0)
+    state = large(state)
+    count = 1 if config.share_params else 2
+    stats = parts.RunningStatistics(
+        jnp.full((count, 2), 0.3), jnp.full((count, 2), 2.0), jnp.ones(2)
+    )
+    state = state.replace(policy=state.policy.replace(obs_stats=stats))
+    policy = ippo_rnn.make_policy(config, env, params)
+    policy = jax.jit(functools.partial(policy, state))
+    rng = np.random.default_rng(0)
+    x, rewards = rng.normal(size=(12, 2, 2)).astype(np.float32), 3.0 * rng.normal(size=(12, 2))
+    memory, actions = None, []
+    for t in range(12):
+        action, memory = policy(x[t], memory)
+        actions.append(action)
+        memory = envs.evaluation.rewarded(memory, rewards[t])
+    actions = np.array(actions)  # steps, agents, 1
+    zeros = np.zeros((1, 2))
+    last_actions = np.concatenate([zeros[..., None], actions[:-1]])
+    last_rewards = np.concatenate([zeros, np.sign(rewards) * np.log1p(np.abs(rewards))])[:-1]
+    for i in range(2):
+        own = jax.tree.map(lambda x, i=i: x[i % count], state.policy.params)
+        one = lambda x, i=i: jnp.array(x[:, i][:, None], jnp.float32)
+        inputs = (one(x) - 0.3) / math.sqrt(2.0), one(last_actions), one(last_rewards)
+        fresh = parts.Memory(*parts.fresh_memory(config, env.action_space(params), 1)[:2])
+        actor = ippo_rnn.Actor(config, env.action_space(params))
+        _, out = actor.apply(own, fresh, inputs, jnp.zeros((12, 1), bool))
+        wanted = np.clip(out.output[:, 0], -1.0, 1.0)
+        np.testing.assert_allclose(actions[:, i], wanted, rtol=1e-3, atol=1e-3)
+        assert (np.abs(wanted) < 1.0).any()
+    assert not np.allclose(policy(x[11], None)[0], actions[11], atol=1e-2)
+
+
+def test_a_policy_samples_with_a_key_and_clips(vmapped_keys):
+    env, params = Pair(continuous=True), PairParams()
+    state, _ = ippo_rnn.make_train(TINY, env, params)(jax.random.key(0), None, 0)
+    weights = state.policy.params
+    weights["params"]["log_std"] = jnp.full((2, 1), 3.0)
+    state = state.replace(policy=state.policy.replace(params=weights))
+    policy = ippo_rnn.make_policy(TINY, env, params)
+    keys = jax.random.split(jax.random.key(1), 100)
+    actions = jax.vmap(lambda key: policy(state, jnp.zeros((2, 1)), None, key)[0])(keys)
+    assert actions.shape == (100, 2, 1) and np.abs(actions).max() == 1.0
+    assert (np.abs(actions) == 1.0).mean() > 0.8
+
+
+# --- the contract -----------------------------------------------------------------------------
+
+METRICS = {"policy_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm", "value_loss"}
+METRICS |= {"critic_grad_norm", "mean_value", "explained_variance", "epochs"}
+SWEPT = dict(cell="mingru", clip_vloss=True, normalize_reward=True, eval_at_start=False)
+SWEPT |= dict(vf_coef=1e-3, num_eval_episodes=0)  # or Adam would not feel its weight
+SWEPT_WORLD = WORLD[0], PairParams(task=LEAVING)
+OTHER = {"adam_eps": 1e-2, "critic_adam_eps": 1e-2, "max_grad_norm": 1e-2, "target_kl": 1e-9}
+OTHER |= {"critic_max_grad_norm": 1e-2, "clip_eps": 1e-3}
+REFUSED = [
+    (dict(cell="rnn"), "cell='rnn': give lstm or gru or mingru"),
+    (dict(memory_size=0), "memory_size=0"),
+    (
+        dict(num_minibatches=3),
+        "num_minibatches=3 does not divide the 2 sequences of a rollout; 1, 2 would do",
+    ),
+    (dict(num_minibatches=4), "num_minibatches=4 does not divide the 2 sequences"),
+    (dict(num_minibatches=3, share_params=True), "the 4 sequences of a rollout; 1, 2, 4 would do"),
+    (dict(num_steps=1), "one sample to a minibatch"),
+    (dict(agent_ids=True), "agent_ids=True needs share_params=True"),
+    (dict(critic_epochs=0), "critic_epochs=0"),
+]
+PINNED = {}
+
+
+def learned(state):
+    return state.policy.params, state.critic_params
+
+
+def compared(state, metrics):
+    return state.policy, state.critic_params, metrics
+
+
+def test_metrics_have_the_points_as_leading_axis(trained):
+    """And agents as the last one."""
+    state, metrics = trained
+    assert list(metrics["timestep"]) == [0, 16, 32, 48]
+    others = {"timestep", "num_episodes", "episode_return", "episode_length"}
+    assert set(metrics) == METRICS | others | EVALUATION
+    for name in METRICS:
+        assert metrics[name].shape == (4, 2), name
+        assert np.isnan(metrics[name][0]).all() and np.isfinite(metrics[name][1:]).all(), name
+    assert metrics["episode_return"].shape == (4, 2)
+    assert metrics["episode_length"].shape == metrics["num_episodes"].shape == (4,)
+    for name in ("eval_return", "eval_last_reward"):
+        assert metrics[name].shape == (4, 2, 2), name
+    for name in ("eval_length", "eval_terminated", "eval_truncated"):
+        assert metrics[name].shape == (4, 2), name
+    assert int(state.update) == 3
+
+
+def test_an_environment_of_one_agent_is_refused():
+    with pytest.raises(ValueError, match="has one agent .*; ppo_rnn takes it"):
+        ippo_rnn.make_train(TINY.replace(env="CartPole-v1"))
