@@ -9,7 +9,7 @@ import time
 import types
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.struct
 import jax
@@ -397,6 +397,26 @@ def test_play_is_the_episode_stepped_by_hand():
     assert episode.ending == "terminated"
     np.testing.assert_allclose(np.asarray(episode.states.x), xs, atol=1e-5)  # final state included
     np.testing.assert_array_equal(episode.returns, np.arange(len(xs)))
+
+
+def test_a_policy_that_plays_is_told_its_rewards():
+    """Which are 1: after a first push to the left it pushes to the right."""
+
+    class Told(NamedTuple):
+        reward: jax.Array
+
+    def make_policy(config, env=None, env_params=None):
+        def policy(state, observation, memory=None, rng=None):
+            told = jnp.zeros(()) if memory is None else memory.reward
+            return (told > 0.5).astype(jnp.int32), Told(jnp.zeros(()))
+
+        return policy
+
+    module = types.ModuleType("told")
+    module.make_policy = make_policy
+    episode = render.play(module, Config(), STATE, seed=5, max_frames=1000)
+    pushes = np.diff(np.asarray(episode.states.x_dot))
+    assert len(pushes) > 5 and pushes[0] < 0.0 and (pushes[1:] > 0.0).all()
 
 
 def test_cart_is_where_the_state_says():
