@@ -28,6 +28,7 @@ WRAPPER_SETTINGS = {
     "action_repeat": "take each action for this many frames (which is what max_steps counts then)",
     "frame_stack": "show the last observations side by side, so many of them",
     "observe": "indices of the entries of a flat observation to keep, the others are hidden",
+    "limit_terminates": "true: the time limit is a rule of the task, after which nothing comes",
     "mask_actions": "false: hide which actions are allowed",
     "start_window": "steps for which one start state serves when episodes restart",
     "clip_action": "clip Box actions to the bounds of their space",
@@ -98,6 +99,8 @@ def _build(env: Any, settings: dict[str, Any]) -> tuple[Any, Any]:
     max_steps = wrapper_settings.get("max_steps")
     if max_steps is not None:
         env, params = wrappers.limit_time(env, params, max_steps)
+    if wrapper_settings.get("limit_terminates"):
+        env = wrappers.LimitTerminates(env)
     if wrapper_settings.get("action_repeat") is not None:
         env = wrappers.ActionRepeat(env, wrapper_settings["action_repeat"])
     space = env.observation_space(params)

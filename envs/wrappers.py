@@ -73,6 +73,22 @@ class TimeLimit(_WithState):
         return super().is_truncated(state, params) | (state.steps >= self.max_steps)
 
 
+class LimitTerminates(Wrapper):
+    """Takes the time limit for a rule of the task: reaching it is a termination, after which there
+    is nothing to be had. (A truncated episode would have gone on, and is bootstrapped.)"""
+
+    def step_env(self, key, state, action, params):
+        observation, state, reward, terminated, info = self.env.step_env(key, state, action, params)
+        terminated = terminated | self.env.is_truncated(state, params)
+        return observation, state, reward, terminated, info
+
+    def is_terminated(self, state: Any, params: Any) -> jax.Array:
+        return self.env.is_terminated(state, params) | self.env.is_truncated(state, params)
+
+    def is_truncated(self, state: Any, params: Any) -> jax.Array:
+        return jnp.zeros((), bool)
+
+
 @struct.dataclass
 class FrameStackState:
     """The state of the environment inside and the last observations, the newest at the end."""

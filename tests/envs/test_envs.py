@@ -373,6 +373,19 @@ def test_a_mask_may_be_hidden_and_the_window_of_starts_set():
     assert envs.batch(wide, 2, 40).depth == 2 and envs.batch(wide, 2, 40, window=10).depth == 4
 
 
+def test_a_time_limit_can_be_a_rule_of_the_task():
+    """The episode ends where it did, with the other flag."""
+    for settings, expected in (({}, (False, True)), ({"limit_terminates": True}, (True, False))):
+        env, params = envs.make("CartPole-v1", max_steps=3, **settings)
+        _, state = env.reset_env(jax.random.key(0), params)
+        for t in range(3):
+            key = jax.random.key(t)
+            _, state, _, terminated, truncated, _ = transition(env, key, state, t % 2, params)
+            flags = bool(terminated), bool(truncated)
+            assert flags == ((False, False) if t < 2 else expected)
+        assert bool(env.is_terminated(state, params)) == expected[0]
+
+
 def test_an_evaluation_needs_episodes_that_end(probe):
     class NoParams:
         pass
