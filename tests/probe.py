@@ -314,9 +314,9 @@ class Twins(environment.Environment):
 
     num_agents = 2
 
-    def __init__(self, one, team: bool = False):
+    def __init__(self, one: environment.Environment | None = None, team: bool = False):
         super().__init__()
-        self.one, self.team = one, team
+        self.one, self.team = one or Recall(), team
 
     @property
     def default_params(self):
