@@ -4,7 +4,7 @@ Papers: de Witt et al. 2020, "Is independent learning all you need in the StarCr
 challenge?", https://arxiv.org/abs/2011.09533; with `central_critic` Yu et al. 2022, "The surprising
 effectiveness of PPO in cooperative multi-agent games" (MAPPO), https://arxiv.org/abs/2103.01955.
 
-    python algorithms/ippo_rnn.py --env jaxmarl/switch_riddle --share-params
+    python algorithms/ippo_rnn.py --preset switch_riddle --num-seeds 5
     python algorithms/ippo_rnn.py --env jaxmarl/HeuristicEnemySMAX --central-critic --share-params
 
     train = make_train(Config(env="Pursuit-v0"))

@@ -180,6 +180,22 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
             "normalize_reward": True,
         },
     },
+    "ippo_rnn": {
+        # The last day is a rule of the riddle: were it a truncation, days that nobody lives to see
+        # would be worth ever more, and nobody would tell.
+        "switch_riddle": {
+            "env": "jaxmarl/switch_riddle",
+            "env_settings": (("limit_terminates", True),),
+            "total_timesteps": 300_000,
+            "num_envs": 64,
+            "num_steps": 24,
+            "share_params": True,
+            "agent_ids": True,
+            "learning_rate": 2.5e-3,
+            "critic_learning_rate": 2.5e-3,
+            "memory_size": 32,
+        },
+    },
     "ppo_vtrace": {
         "CartPole-v1": {},
         "MultiNavigator-v0": {"num_envs": 16},  # of four agents each

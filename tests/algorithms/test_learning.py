@@ -12,6 +12,7 @@ from algorithms import (
     ddpg,
     dqn,
     ippo,
+    ippo_rnn,
     iqn,
     launch,
     ppo,
@@ -75,6 +76,14 @@ def test_a_speaker_and_a_listener_find_a_language(tmp_path):
     metrics = train(ippo, "MPE_simple_speaker_listener_v4", tmp_path)
     assert metrics["episode_return"][:, -1].max() < 0.0
     assert metrics["episode_return"][:, -1].mean() > -9.0
+
+
+def test_prisoners_with_a_memory_do_what_none_without_can(tmp_path):
+    """In the riddle of three, 300k steps, 5 seeds. Without a memory nothing pays more than 0.158;
+    who knew when all have been inside would get 0.741."""
+    metrics = train(ippo_rnn, "switch_riddle", tmp_path, num_eval_episodes=512)
+    scores = metrics["eval_return"][:, -1, :, 0].mean(-1)
+    assert scores.mean() > 0.5 and scores.min() > 0.4, scores
 
 
 def test_ppo_vtrace_solves_cartpole(tmp_path):

@@ -95,6 +95,7 @@ PRESETS = (
     preset("ppo", "Breakout-MinAtar", 5_000_000, 10),
     preset("ippo", "MultiNavigator-v0", 1_000_000, 30),
     preset("ippo", "MPE_simple_speaker_listener_v4", 5_000_000, 10),
+    preset("ippo_rnn", "switch_riddle", 300_000, 10),
     preset("ppo_vtrace", "CartPole-v1", 500_000, 100),
     shown(preset("ppo_vtrace", "MultiNavigator-v0", 500_000, 30)),
     *(preset("ppo_rnn", f"MemoryChain-bsuite{c}", 400_000, 100) for c in ("", "-gru", "-mingru")),
