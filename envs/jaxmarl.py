@@ -30,6 +30,10 @@ JaxMARL has one flag, done. What an end means here, from the rules of each envir
   storm_np        observation is the first one of a fresh game
   anything else   cannot be told apart: every end is a termination
 
+All agents always have the same reward (`shared_reward`) in MPE_simple_speaker_listener, overcooked,
+overcooked_v2, SMAX against a built-in team, switch_riddle, hanabi and mabrax; everywhere else,
+simple_spread for one, they differ.
+
 `max_steps` of `envs.make` truncates earlier, or later where the parameters have
 `max_steps_in_episode`. jaxnav, hanabi, coin_game and storm_np have none and keep their own end.
 `max_steps_in_episode` of overcooked and jaxnav goes to their constructor, as they show the agents
@@ -177,6 +181,7 @@ class JaxMARL(environment.Environment):
       wrapped: JaxMARL's environment.
       agents: its agents' names, in the order of every array's agent axis.
       num_agents: how many.
+      shared_reward: whether all of them always have the same reward.
       action_mask(state, params): which actions each agent may take, bool (num_agents,
         num_actions); only there if some action is ever forbidden.
       action_dimensions: which dimensions of its continuous action each agent has, a NumPy array of
@@ -278,6 +283,7 @@ class JaxMARL(environment.Environment):
         return {}
 
     metrics: dict[str, str] = {}  # noqa: RUF012, what is reported of an episode
+    shared_reward = False
     _available: Any = None  # inner -> the mask of each agent's actions, by agent
     _world_state: Any = None  # state, params -> one array
 
@@ -324,7 +330,17 @@ class MPE(TimeLimited):
         return Params(max_steps_in_episode=self.wrapped.max_steps + 1)  # checked, then counted
 
 
+class SpeakerListener(MPE):
+    shared_reward = True
+
+
+class Overcooked(TimeLimited):
+    shared_reward = True
+
+
 class SwitchRiddle(TimeLimited):
+    shared_reward = True
+
     def _terminated(self, before, after, actions, dones):
         return jnp.stack(actions)[before.agent_in_room] == self.wrapped.game_actions["TELL"]
 
@@ -358,8 +374,13 @@ class SMAX(MPE):
         return jnp.asarray(self.wrapped.get_world_state(state.inner), jnp.float32)
 
 
+class EnemySMAX(SMAX):
+    shared_reward = True
+
+
 class Hanabi(JaxMARL):
     ends = True
+    shared_reward = True
 
     def _available(self, inner):
         return self.wrapped.get_legal_moves(inner)
@@ -389,6 +410,8 @@ class JaxNav(JaxMARL):
 
 
 class MABrax(JaxMARL):
+    shared_reward = True
+
     @property
     def default_params(self) -> Params:
         return Params(max_steps_in_episode=self.wrapped.episode_length)
@@ -415,11 +438,12 @@ class Meta(JaxMARL):
 # JaxMARL's classes, by name: importing them is left to those who ask for one.
 KINDS = {
     "SimpleMPE": MPE,
-    "Overcooked": TimeLimited,
-    "OvercookedV2": TimeLimited,
+    "SimpleSpeakerListenerMPE": SpeakerListener,
+    "Overcooked": Overcooked,
+    "OvercookedV2": Overcooked,
     "SwitchRiddle": SwitchRiddle,
     "SMAX": SMAX,
-    "EnemySMAX": SMAX,
+    "EnemySMAX": EnemySMAX,
     "HanabiEnv": Hanabi,
     "JaxNav": JaxNav,
     "MABraxEnv": MABrax,

@@ -178,6 +178,21 @@ class Pursuit(environment.Environment):
         return jax.random.randint(key, (), 0, len(DIRECTIONS))
 
 
+class Hunt(Pursuit):
+    """Pursuit for a team: three predators, as fast as the prey, which flees; discrete headings."""
+
+    def __init__(self, num_players: int = 4, continuous: bool = False, prey: str = "flee"):
+        super().__init__(num_players, continuous, prey)
+
+    @property
+    def default_params(self) -> PursuitParams:
+        return PursuitParams()
+
+    @property
+    def name(self) -> str:
+        return "Hunt-v0"
+
+
 # --- scripted players, to compare with ----------------------------------------------------------
 
 

@@ -12,6 +12,7 @@ from envs import modules, suggest
 # The kit's own environments: name to (module of this package, class).
 OWN: dict[str, tuple[str, str]] = {
     "Pursuit-v0": (".pursuit", "Pursuit"),
+    "Hunt-v0": (".pursuit", "Hunt"),
     "Navigator-v0": (".navigation", "Navigation"),
     "MultiNavigator-v0": (".navigation", "MultiNavigation"),
 }

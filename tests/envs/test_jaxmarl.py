@@ -240,6 +240,47 @@ def test_batches_truncate_mpe_and_keep_the_final_observation(vmapped_keys):
     np.testing.assert_array_equal(after[:25], final[:25])
 
 
+@pytest.mark.parametrize(
+    "name, settings, shared",
+    [
+        (*SPREAD, False),
+        ("MPE_simple_speaker_listener_v4", {}, True),
+        (*RIDDLE, True),
+        (*SMAX, True),
+        ("SMAX", {"scenario": "3m"}, False),
+    ],
+)
+def test_rewards_are_shared_where_it_says_so(name, settings, shared):
+    """At random actions, of 16 environments in 60 steps."""
+    env, params = make(name, settings)
+    batch = envs.batch(env, 16, 60)
+
+    def step(state, key):
+        action_key, step_key = jax.random.split(key)
+        shape = 16, env.num_agents, env.action_space(params).n
+        mask = batch.action_mask(state, params)
+        logits = jnp.where(True if mask is None else mask, jnp.zeros(shape), -1e9)
+        action = jax.random.categorical(action_key, logits)
+        _, state, reward, *_ = batch.step(step_key, state, action, params)
+        return state, reward
+
+    @jax.jit
+    def play(key):
+        start, refill, steps = jax.random.split(key, 3)
+        state = batch.refill(refill, batch.reset(start, params)[1], params)
+        return jax.lax.scan(step, state, jax.random.split(steps, 60))[1]
+
+    rewards = np.asarray(play(jax.random.key(0)))
+    assert env.shared_reward == shared and rewards.any()
+    assert (rewards == rewards[..., :1]).all() == shared
+
+
+@pytest.mark.parametrize("name", ["overcooked", "hanabi"])
+def test_these_teams_share_their_rewards_too(name):
+    """Which random actions never or hardly find."""
+    assert make(name, {})[0].shared_reward
+
+
 def riddle(actions, **settings):
     """The two flags after every step of a game in which whoever is in the room does this."""
     env, params = make("switch_riddle", settings)

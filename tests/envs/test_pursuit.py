@@ -303,6 +303,14 @@ def test_settings_that_make_no_sense_are_refused(settings, message):
         envs.make("Pursuit-v0", **settings)
 
 
+def test_a_hunt_is_pursuit_for_a_team():
+    env, params = envs.make("Hunt-v0")
+    assert (env.name, env.num_agents, env.num_players, env.prey) == ("Hunt-v0", 3, 4, "flee")
+    assert (params.prey_speed, params.predator_speed) == (1.0, 1.0)
+    assert env.action_space(params).n == 4 and not hasattr(env, "shared_reward")
+    assert envs.make("Hunt-v0", num_players=3, prey="random")[0].num_agents == 2
+
+
 @pytest.mark.parametrize("num_players, predator_speed", [(2, 1.0), (3, 0.1)])
 def test_defaults(num_players, predator_speed):
     env, params = envs.make("Pursuit-v0", num_players=num_players)
