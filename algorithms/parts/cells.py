@@ -65,8 +65,7 @@ def last_step(memory: Memory) -> tuple[jax.Array, ...]:
 
 def forget(memory: Memory, done: jax.Array) -> Memory:
     """Zeros where an episode ended; done is (batch,)."""
-    ended = lambda x: done.reshape(done.shape + (1,) * (x.ndim - done.ndim))
-    return jax.tree.map(lambda x: jnp.where(ended(x), 0.0, x), memory)
+    return jax.tree.map(lambda x: jnp.where(_like(done, x), 0.0, x), memory)
 
 
 def advance(cell: str, memory: Memory, gates: jax.Array, kernel: Any, forget_bias: Any) -> Memory:
@@ -153,6 +152,11 @@ def mingru_scan(memory: Memory, gates: jax.Array, done: jax.Array, forget_bias: 
     keep, new = mingru_gates(gates, forget_bias)
     new = new.at[0].add(keep[0] * memory.hidden)
     # After the end of an episode nothing is kept: exactly zero, however the passes group the steps.
-    keep = keep.at[1:].multiply(~done[:-1, :, None])
+    keep = keep.at[1:].multiply(~_like(done[:-1], keep))
     then = lambda first, second: (first[0] * second[0], first[1] * second[0] + second[1])
     return jax.lax.associative_scan(then, (keep, new))[1]
+
+
+def _like(done: jax.Array, x: jax.Array) -> jax.Array:
+    """Flags (batch,) with as many axes as x (batch, ...)."""
+    return done.reshape(done.shape + (1,) * (x.ndim - done.ndim))

@@ -1,0 +1,450 @@
+"""Parallelised Q-learning with memory: no replay buffer, no target network, in one XLA program.
+
+Paper: Gallici et al. 2024, https://arxiv.org/abs/2407.04811, with Peng's Q(lambda) (Peng and
+Williams 1996, https://doi.org/10.1007/BF00114731). Memories: LSTM (Hochreiter and Schmidhuber
+1997), GRU (Cho et al. 2014, https://arxiv.org/abs/1406.1078) and minGRU (Feng et al. 2024,
+https://arxiv.org/abs/2410.01201).
+
+    python algorithms/pqn_rnn.py --env CartPole-v1 --env-settings observe=0,2 --cell mingru
+    python algorithms/pqn_rnn.py --preset MemoryChain-bsuite --num-seeds 5
+
+    train = make_train(Config(env="CartPole-v1", env_settings=(("observe", (0, 2)),)))
+    state, metrics = train(jax.random.key(0))
+    state, metrics = jax.vmap(train)(jax.random.split(jax.random.key(0), 16))
+
+This is pqn.py of this folder with a memory between the dense layers and the values of actions. What
+it adds to the implementation details listed there, as in ppo_rnn.py:
+  - it runs on from rollout to rollout, and is zeroed where an episode ended, terminated or
+    truncated, in collection and in learning alike;
+  - targets are computed once a rollout, from the memories that collection went through; the value
+    of what an action led to belongs to the final observation together with the memory of the
+    episode that ends there;
+  - sequences are learned whole, from the memory that the rollout began with, and minibatches are
+    sets of environments;
+  - with `previous_inputs` the network also sees the last action, one-hot, and its reward r as
+    sign(r) log(1 + |r|); zeros at the start of an episode;
+  - kernels are orthogonal, and values begin near 0.
+"""
+
+import math
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+from flax import struct
+
+import envs
+from algorithms import parts
+from algorithms.parts import real, static
+
+
+@struct.dataclass
+class Config:
+    env: str = static("CartPole-v1")  # name of the environment
+    env_settings: tuple[tuple[str, Any], ...] = static(())  # its settings, name=value,...
+    total_timesteps: int = static(500_000)  # environment steps of the whole run
+    num_envs: int = static(16)  # parallel environments
+    num_steps: int = static(64)  # steps of each environment in a rollout
+    update_epochs: int = static(4)  # passes over each rollout
+    num_minibatches: int = static(4)  # gradient steps in a pass, each with its environments
+    optimizer: str = static("radam")  # radam (rectified) or adam
+    learning_rate: float = real(1e-3, "[0, inf)")  # the optimiser's step size
+    anneal_lr: bool = static(True)  # take the learning rate linearly to zero
+    adam_eps: float = real(1e-5, "[0, inf)")  # the optimiser's epsilon
+    max_grad_norm: float = real(10.0, "(0, inf]")  # clip to this global norm; inf for never
+    gamma: float = real(0.995, "[0, 1]")  # discount factor
+    q_lambda: float = real(0.65, "[0, 1]")  # decay of the trace; 0: one-step targets
+    reward_scale: float = real(0.1, "(0, inf)")  # factor on the rewards learned from
+    exploration: str = static("linear")  # epsilon over time: constant, linear or exponential
+    eps_start: float = real(1.0, "[0, 1]")  # epsilon, the probability of a random action, at first
+    eps_end: float = real(0.2, "[0, 1]")  # epsilon at last, and always if constant
+    exploration_fraction: float = real(0.5, "(0, inf]")  # share of the run until eps_end
+    cell: str = static("gru")  # the memory: lstm, gru or mingru
+    memory_size: int = static(64)  # numbers in it (an LSTM has twice as many)
+    forget_bias: float = real(1.0, "(-inf, inf)")  # added to the gate that keeps the memory
+    previous_inputs: bool = static(False)  # the last action and its reward are inputs, too
+    hidden_sizes: tuple[int, ...] = static((64,))  # dense layers before the memory
+    activation: str = static("relu")  # any function of flax.linen: tanh, relu, swish, ...
+    layer_norm: bool = static(True)  # before each activation
+    conv_layers: str = static("small")  # before them, for images: none, small, nature or impala
+    normalize_obs: bool = static(False)  # by their running mean and variance
+    num_evals: int = static(20)  # points of the learning curve
+    num_eval_episodes: int = static(32)  # episodes of the evaluation at each point; 0: none
+    eval_at_start: bool = static(True)  # a point before training, too
+
+
+# --- network ----------------------------------------------------------------------------------
+
+
+class QNetwork(nn.Module):
+    """Inputs, a tuple of arrays (num_steps, num_envs, ...), to the memories after each step and the
+    values of all actions, (num_steps, num_envs, num_actions)."""
+
+    config: Config
+    num_actions: int
+
+    @nn.compact
+    def __call__(self, memory, inputs, done):
+        """`memory` (num_envs, ...) is from before the first step; `done` (num_steps, num_envs) says
+        with which steps episodes ended."""
+        config, (from_inputs, from_memory) = self.config, parts.CELLS[self.config.cell]
+        x, *more = (x.reshape(-1, *x.shape[2:]) for x in inputs)
+        if x.ndim == 4 and config.conv_layers != "none":
+            x = parts.Convolutions(config.conv_layers, self.activate)(x)
+        x = jnp.concatenate([x.reshape(len(x), -1) for x in (x, *more)], -1)
+        for size in config.hidden_sizes:
+            x = self.activate(nn.Dense(size)(x))
+        size, zeros = config.memory_size, nn.initializers.zeros
+        gates = nn.Dense(from_inputs * size, name="gates")(x).reshape(*done.shape, -1)
+        kernel = self.param("memory", zeros, (size, from_memory * size)) if from_memory else None
+        memory = parts.unroll(config.cell, memory, gates, kernel, done, config.forget_bias)
+        return memory, nn.Dense(self.num_actions, name="head")(memory.hidden)
+
+    def activate(self, x):
+        x = parts.LayerNorm()(x) if self.config.layer_norm else x
+        return getattr(nn, self.config.activation)(x)
+
+
+def one_step(network, params, memory, inputs):
+    """On inputs (num_envs, ...): the memory after them, and values (num_envs, num_actions)."""
+    done, inputs = jnp.zeros((1, len(inputs[0])), bool), jax.tree.map(lambda x: x[None], inputs)
+    return jax.tree.map(lambda x: x[0], network.apply(params, memory, inputs, done))
+
+
+# --- data types -------------------------------------------------------------------------------
+
+
+@struct.dataclass
+class PolicyState:
+    """What acting needs."""
+
+    params: Any
+    obs_stats: parts.RunningStatistics
+
+
+@struct.dataclass
+class TrainState:
+    """Everything that a run needs to go on."""
+
+    policy: PolicyState
+    opt_state: optax.OptState
+    env_state: envs.BatchState
+    observation: jax.Array  # (num_envs, ...)
+    memory: parts.Memory  # before it; zeros if it is an episode's first
+    episodes: parts.EpisodeStatistics
+    rollout_rng: jax.Array  # for acting and the environments
+    order_rng: jax.Array  # for the order of samples
+    eval_rng: jax.Array  # the same at every evaluation
+    update: jax.Array  # rollouts learned from so far, int32
+
+
+class Transition(NamedTuple):
+    """A rollout; leading axes (num_steps, num_envs)."""
+
+    observation: jax.Array
+    previous: tuple[jax.Array, ...]  # what was known of the step before
+    action: jax.Array
+    value: jax.Array  # max-Q of the observation
+    reward: jax.Array
+    terminated: jax.Array
+    done: jax.Array  # terminated or truncated
+    final_observation: jax.Array  # what the action led to, before any restart
+    final_mask: jax.Array | None  # actions that may be taken there
+    memory: parts.Memory  # after the observation, and with what was done then
+
+
+class Batch(NamedTuple):
+    """Sequences to learn from; leading axes (num_steps, num_envs), or a minibatch's num_envs."""
+
+    inputs: tuple[jax.Array, ...]  # of the network
+    action: jax.Array
+    done: jax.Array
+    target: jax.Array
+
+
+class Noise(NamedTuple):
+    """Random numbers of a rollout; leading axes (num_steps, num_envs)."""
+
+    uniform: jax.Array  # in [0, 1): below epsilon the action is a random one
+    action: jax.Array  # that one, where all may be taken
+
+
+OPTIMIZERS = ("radam", "adam")
+EXPLORATION = ("constant", "linear", "exponential")
+
+
+# --- formulas ---------------------------------------------------------------------------------
+
+
+def q_lambda_targets(rewards, next_values, terminated, done, gamma, q_lambda):
+    """Peng's Q(lambda): G_t = r_t + gamma ((1 - lambda) max Q(s') + lambda G_t+1).
+
+    All arrays are (num_steps, num_envs). `next_values` are max-Q of what each action led to, before
+    any restart; they count unless `terminated`. At `done`, also when truncated, and at the
+    rollout's end there is no G_t+1 of the same episode, and max-Q takes its place.
+    """
+    follows = (1.0 - jnp.asarray(done)).at[-1].set(0.0)
+    bootstrap = (1.0 - q_lambda * follows) * (1.0 - terminated) * next_values
+    inputs = rewards + gamma * bootstrap, gamma * q_lambda * follows
+
+    def step(target, inputs):
+        known, decay = inputs
+        target = known + decay * target
+        return target, target
+
+    return jax.lax.scan(step, jnp.zeros_like(inputs[0][0]), inputs, reverse=True)[1]
+
+
+def greedy(values, mask=None):
+    """Actions (...) of the largest values (..., num_actions) that the mask allows."""
+    return jnp.argmax(values if mask is None else jnp.where(mask, values, -jnp.inf), -1)
+
+
+def of_action(values, action):
+    """Values (...) of actions (...) out of values (..., num_actions)."""
+    return (values * jax.nn.one_hot(action, values.shape[-1])).sum(-1)
+
+
+def epsilon_at(config, progress):
+    """Probability of a random action; progress is the share of the run that is done."""
+    done = progress / config.exploration_fraction
+    if config.exploration == "constant":
+        left = jnp.zeros_like(done)
+    elif config.exploration == "linear":
+        left = jnp.maximum(1.0 - done, 0.0)
+    else:  # less than 1 % is left when the others are done
+        left = jnp.exp(-5.0 * done)
+    return config.eps_end + left * (config.eps_start - config.eps_end)
+
+
+def draw_noise(rng, shape, num_actions):
+    """For a whole rollout: many random numbers at once cost far less than a few at every step,
+    and a flat array of them compiles faster."""
+    uniform_rng, action_rng = jax.random.split(rng)
+    uniform = jax.random.uniform(uniform_rng, (math.prod(shape),))
+    action = jax.random.randint(action_rng, (math.prod(shape),), 0, num_actions)
+    return Noise(uniform.reshape(shape), action.reshape(shape))
+
+
+def epsilon_greedy(values, epsilon, noise, mask=None):
+    """Actions (batch,) for values (batch, num_actions) and noise (batch,).
+
+    Random ones are uniform among those that the mask (batch, num_actions) allows.
+    """
+    random = noise.action
+    if mask is not None:
+        # Where the uniform number is below epsilon it is itself uniform up to there, and chooses
+        # the action before which so many others are allowed.
+        number = mask.sum(-1)
+        before = jnp.minimum(noise.uniform / epsilon * number, number - 1).astype(jnp.int32)
+        random = jnp.argmax(jnp.cumsum(mask, -1) > before[:, None], -1)
+    return jnp.where(noise.uniform < epsilon, random, greedy(values, mask))
+
+
+def learning_rates(config, num_updates, update):
+    """Of all gradient steps of an update: linear to zero over the run."""
+    number = config.update_epochs * config.num_minibatches
+    done = update.astype(jnp.float32) + jnp.arange(number) / number
+    left = jnp.maximum(1.0 - done / num_updates, 0.0)
+    return config.learning_rate * (left if config.anneal_lr else jnp.ones_like(left))
+
+
+# --- acting and training ----------------------------------------------------------------------
+
+
+def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Callable:
+    """Returns policy(state, observation, memory=None, rng=None, mask=None) -> action, memory.
+
+    For one environment. The action of highest value without rng; with it epsilon-greedy at eps_end.
+    No memory is a fresh one: that of a first step. mask (num_actions,): what `env.action_mask`
+    allows. With previous_inputs, whoever steps the environment puts the reward into the memory
+    (`envs.evaluation.rewarded`).
+    """
+    env, env_params = parts.world(config, env, env_params)
+    space = env.action_space(env_params)
+    network, fresh = QNetwork(config, space.n), parts.fresh_memory(config, space, 1)
+
+    def policy(state, observation, memory=None, rng=None, mask=None):
+        memory, observation, mask = jax.tree.map(lambda x: x[None], (memory, observation, mask))
+        memory = fresh if memory is None else memory
+        inputs = normalize(config, state.policy, observation), *parts.last_step(memory)
+        memory, values = one_step(network, state.policy.params, memory, inputs)
+        action = greedy(values, mask)
+        if rng is not None:
+            action = epsilon_greedy(values, config.eps_end, draw_noise(rng, (1,), space.n), mask)
+        memory = parts.did(config, space, memory, action, jnp.zeros(1))  # the reward comes later
+        return jax.tree.map(lambda x: x[0], (action, memory))
+
+    return policy
+
+
+def normalize(config, policy, x):
+    """Observations as the network sees them."""
+    return policy.obs_stats.normalize(x) if config.normalize_obs else parts.scaled(x)
+
+
+def check(config: Config, env: Any, env_params: Any) -> None:
+    """Raises a ValueError that names the setting, its value and what would do."""
+    positive = ("total_timesteps", "num_envs", "num_steps", "update_epochs", "num_minibatches")
+    parts.check_sizes(config, (*positive, "memory_size", "num_evals"), ("num_eval_episodes",))
+    parts.check_choices(config, optimizer=OPTIMIZERS, exploration=EXPLORATION)
+    parts.check_choices(config, cell=tuple(parts.CELLS))
+    parts.check_spaces("pqn_rnn", config, env, env_params, masks=True)
+    what = f"num_envs={config.num_envs}, and minibatches are sets of environments"
+    parts.check_divides("num_minibatches", config.num_minibatches, what, config.num_envs)
+    parts.num_updates(config, config.num_envs * config.num_steps)
+
+
+def make_train(config: Config, env: Any = None, env_params: Any = None) -> Callable:
+    """Returns the jitted train(rng, state=None, num_evals=None) -> state, metrics.
+
+    `parts.program` says what it takes; without env and env_params they are those of the config.
+
+    Raises:
+      ValueError: a setting that cannot work, or a space that PQN cannot take.
+    """
+    env, env_params = parts.world(config, env, env_params)
+    check(config, env, env_params)
+    return parts.program(learner, config, env, env_params)
+
+
+def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
+    """How a run begins, and an update: one rollout and what is learned from it."""
+    batch_size = config.num_envs * config.num_steps
+    num_updates = parts.num_updates(config, batch_size)
+    space = env.action_space(env_params)
+    environments = envs.batch(env, config.num_envs, config.num_steps)
+    network = QNetwork(config, space.n)
+    adam = optax.scale_by_radam if config.optimizer == "radam" else optax.scale_by_adam
+    optimizer = parts.FlatOptimizer(
+        optax.chain(optax.clip_by_global_norm(config.max_grad_norm), adam(eps=config.adam_eps))
+    )
+
+    def init(rng):
+        order_rng, network_rng, reset_rng, rollout_rng, eval_rng = jax.random.split(rng, 5)
+        observation, env_state = environments.reset(reset_rng, env_params)
+        memory = parts.fresh_memory(config, space, config.num_envs)
+        inputs = observation.astype(jnp.float32), *parts.last_step(memory)
+        inputs = jax.tree.map(lambda x: x[None], inputs)
+        done, gains = jnp.zeros((1, config.num_envs), bool), {"gates": 1.0, "memory": 1.0}
+        params = parts.orthogonal(network, network_rng, memory, inputs, done, head=0.01, **gains)
+        return TrainState(
+            policy=PolicyState(params, parts.RunningStatistics.create(observation.shape[1:])),
+            opt_state=optimizer.init(params),
+            env_state=env_state,
+            observation=observation,
+            memory=memory,
+            episodes=parts.EpisodeStatistics.create(config.num_envs),
+            rollout_rng=rollout_rng,
+            order_rng=order_rng,
+            eval_rng=eval_rng,
+            update=jnp.zeros((), jnp.int32),
+        )
+
+    def collect(state, epsilon):
+        """A rollout."""
+        rng, start_rng, step_rng, noise_rng = jax.random.split(state.rollout_rng, 4)
+        noise = draw_noise(noise_rng, (config.num_steps, config.num_envs), space.n)
+
+        def step(state, inputs):
+            step_rng, noise = inputs
+            previous = parts.last_step(state.memory)
+            inputs = normalize(config, state.policy, state.observation), *previous
+            memory, values = one_step(network, state.policy.params, state.memory, inputs)
+            mask = environments.action_mask(state.env_state, env_params)
+            action = epsilon_greedy(values, epsilon, noise, mask)
+            observation, env_state, reward, terminated, truncated, info = environments.step(
+                step_rng, state.env_state, action, env_params
+            )
+            memory = parts.did(config, space, memory, action, reward)
+            transition = Transition(
+                observation=state.observation,
+                previous=previous,
+                action=action,
+                value=of_action(values, greedy(values, mask)),
+                reward=reward,
+                terminated=terminated,
+                done=terminated | truncated,
+                final_observation=info["final_observation"],
+                final_mask=info.get("final_action_mask"),
+                memory=memory,
+            )
+            state = state.replace(env_state=env_state, observation=observation)
+            return state.replace(memory=parts.forget(memory, transition.done)), transition
+
+        env_state = environments.refill(start_rng, state.env_state, env_params)
+        state = state.replace(env_state=env_state, rollout_rng=rng)
+        return jax.lax.scan(step, state, (jax.random.split(step_rng, config.num_steps), noise))
+
+    def evaluate(state, rollout):
+        """Sequences with targets, from the memories that collection went through."""
+        policy = state.policy
+        inputs = normalize(config, policy, rollout.observation), *rollout.previous
+        # One step further for all at once: what actions led to, with the memory of that episode.
+        final_x = normalize(config, policy, rollout.final_observation)
+        final = rollout.memory, (final_x, *parts.last_step(rollout.memory))
+        final = jax.tree.map(lambda x: x.reshape(batch_size, *x.shape[2:]), final)
+        _, values = one_step(network, policy.params, *final)
+        values = values.reshape(*rollout.reward.shape, -1)
+        targets = q_lambda_targets(
+            config.reward_scale * rollout.reward,
+            of_action(values, greedy(values, rollout.final_mask)),
+            rollout.terminated,
+            rollout.done,
+            config.gamma,
+            config.q_lambda,
+        )
+        return Batch(inputs, rollout.action, rollout.done, targets)
+
+    def loss(params, memory, batch):
+        _, values = network.apply(params, memory, batch.inputs, batch.done)
+        return 0.5 * jnp.square(of_action(values, batch.action) - batch.target).mean()
+
+    def learn(state, memory, batch):
+        """Epochs of minibatches. The rollout began with `memory`."""
+        rng, order_rng = jax.random.split(state.order_rng)
+        orders = parts.permutations(order_rng, config.update_epochs, config.num_envs)
+        rates = learning_rates(config, num_updates, state.update)
+        orders = orders.reshape(len(rates), -1)
+
+        def gradient_step(carry, inputs):
+            (params, opt_state), (indices, learning_rate) = carry, inputs
+            first = jax.tree.map(lambda x: x[indices], memory)
+            sequences = jax.tree.map(lambda x: x[:, indices], batch)
+            total, grads = jax.value_and_grad(loss)(params, first, sequences)
+            params, opt_state, norm = optimizer.step(params, opt_state, grads, learning_rate)
+            return (params, opt_state), {"loss": total, "grad_norm": norm}
+
+        start, inputs = (state.policy.params, state.opt_state), (orders, rates)
+        (params, opt_state), metrics = jax.lax.scan(gradient_step, start, inputs)
+        state = state.replace(policy=state.policy.replace(params=params), opt_state=opt_state)
+        return state.replace(order_rng=rng), jax.tree.map(jnp.mean, metrics)
+
+    def update_statistics(state, rollout):
+        """With the rollout that has been learned from."""
+        state = state.replace(episodes=state.episodes.update(rollout.reward, rollout.done))
+        if config.normalize_obs:
+            obs_stats = state.policy.obs_stats.update(rollout.observation)
+            state = state.replace(policy=state.policy.replace(obs_stats=obs_stats))
+        return state
+
+    def update(state):
+        """One rollout and what is learned from it."""
+        epsilon, memory = epsilon_at(config, state.update / num_updates), state.memory
+        state, rollout = collect(state, epsilon)
+        state, metrics = learn(state, memory, evaluate(state, rollout))
+        metrics |= {"mean_value": rollout.value.mean(), "epsilon": epsilon}
+        state = update_statistics(state, rollout)
+        return state.replace(update=state.update + 1), metrics
+
+    return parts.Learner(init, update, make_policy(config, env, env_params), batch_size)
+
+
+if __name__ == "__main__":
+    from algorithms import launch
+
+    launch.main(sys.modules[__name__])
