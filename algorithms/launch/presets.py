@@ -237,6 +237,43 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
             "hidden_sizes": (256, 256),
         },
     },
+    "pqn_rnn": {
+        # What is remembered pays 60 steps later: whole returns, hardly any random actions at last,
+        # and a memory that keeps from the start.
+        "MemoryChain-bsuite": {
+            "env_settings": (("memory_length", 60),),
+            "total_timesteps": 400_000,
+            "num_envs": 32,
+            "learning_rate": 3e-3,
+            "gamma": 0.99,
+            "q_lambda": 1.0,
+            "reward_scale": 1.0,
+            "eps_end": 0.02,
+            "exploration_fraction": 0.2,
+            "forget_bias": 3.0,
+        },
+    },
+    "vdn": {
+        "MPE_simple_spread_v3": {
+            "env": "jaxmarl/MPE_simple_spread_v3",
+            "total_timesteps": 2_000_000,
+        },
+        # Six days, and one bit to leave to those who come. The last day is a rule of the riddle, or
+        # values of what nobody ever lives to see would grow and grow. Memories go through rollouts
+        # step by step, hence short ones of many environments.
+        "switch_riddle": {
+            "env": "jaxmarl/switch_riddle",
+            "env_settings": (("limit_terminates", True),),
+            "num_envs": 64,
+            "num_steps": 12,
+            "cell": "gru",
+            "previous_inputs": True,
+            "num_minibatches": 4,
+            "gamma": 0.99,
+            "q_lambda": 0.8,
+            "reward_scale": 1.0,
+        },
+    },
     "reinforce": {
         "CartPole-v1": {},
         "Acrobot-v1": {},

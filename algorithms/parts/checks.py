@@ -9,7 +9,7 @@ import numpy as np
 from algorithms.parts import layers, memory
 
 LARGEST = 2**31 - 1  # sizes are int32 inside the program
-HEED_MASKS = "ppo, ppo_rnn, pqn, sac_discrete, dqn, c51, qrdqn and iqn"
+HEED_MASKS = "ppo, ppo_rnn, pqn, pqn_rnn, sac_discrete, dqn, c51, qrdqn and iqn"
 
 
 def check_sizes(config: Any, positive: tuple[str, ...], not_negative: tuple[str, ...] = ()) -> None:

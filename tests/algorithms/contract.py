@@ -70,6 +70,11 @@ def joined(*metrics, axis=0):
     return jax.tree.map(lambda *x: np.concatenate(x, axis), *metrics)
 
 
+def several(file):
+    """Whether it is about several agents."""
+    return bool(file.WORLD) and hasattr(file.WORLD[0], "num_agents")
+
+
 def learned(state):
     """What every float has to change."""
     return state.policy.params
@@ -159,11 +164,6 @@ def test_a_point_without_learning_is_the_one_before_training(file, slices, reque
     with compiled(request.module) as exact:
         state, row = train(None, again(slices[0][0]), 1, False)
     (assert_same if exact else assert_close)((state, row), slices[0])
-
-
-def several(file):
-    """Whether it is about several agents."""
-    return bool(file.WORLD) and hasattr(file.WORLD[0], "num_agents")
 
 
 def again(state):

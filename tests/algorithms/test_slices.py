@@ -14,11 +14,13 @@ from tests.algorithms import (
     test_ppo_rnn,
     test_ppo_vtrace,
     test_pqn,
+    test_pqn_rnn,
     test_qrdqn,
     test_reinforce,
     test_sac,
     test_sac_discrete,
     test_td3,
+    test_vdn,
 )
 from tests.algorithms.contract import (
     floats,
@@ -51,7 +53,9 @@ FILES = [
     test_ppo_rnn,
     test_ppo_vtrace,
     test_pqn,
+    test_pqn_rnn,
     test_reinforce,
+    test_vdn,
 ]
 
 

@@ -37,6 +37,7 @@ POSITIONS = "--env CartPole-v1 --env-settings observe=0,2 --total-timesteps 5000
 BOX = ("Pendulum-v1", "MountainCarContinuous-v0")
 UNMASKED = "--env-settings max_steps=4000,mask_actions=false"
 HELD = "actions held for {} steps"  # of the environment; steps of a run are actions
+SPREAD = "MPE_simple_spread_v3"
 SIMBA = "--network simba --normalize-obs --hidden-sizes 128,128 --critic-hidden-sizes 256,256"
 PARTIAL = "--env-settings observation=symbolic_first_person"
 GAMES = {"Asterix": 10_000_000, "Breakout": 3_000_000}
@@ -104,6 +105,9 @@ PRESETS = (
     preset("ppo_rnn", "CartPole-v1-positions-mingru", 500_000, 100),
     *(preset("pqn", env, 500_000, 100) for env in CLASSIC),
     *(preset("pqn", f"{game}-MinAtar", steps, 10) for game, steps in GAMES.items()),
+    preset("pqn_rnn", "MemoryChain-bsuite", 400_000, 30),
+    preset("vdn", "MPE_simple_spread_v3", 2_000_000, 10)._replace(what="VDN"),
+    preset("vdn", "switch_riddle", 1_000_000, 10)._replace(what="VDN with a GRU"),
     *(preset("reinforce", env, 500_000, 100) for env in ("CartPole-v1", "Acrobot-v1")),
     preset("sac", "Pendulum-v1", 20_000, 10),
     preset("sac", "MountainCarContinuous-v0", 12_500, 10)._replace(what=HELD.format(4)),
@@ -131,6 +135,7 @@ DEFAULTS = (
     *(cell for name in VALUES for cell in defaults(name, *CLASSIC)),
     *(default(name, "Breakout-MinAtar", 500_000, 10) for name in POLICY_GRADIENTS + VALUES),
     *(default("ippo", env, 1_000_000, 10) for env in TEAMS),
+    default("vdn", "jaxmarl/MPE_simple_spread_v3", 1_000_000, 10)._replace(what="VDN"),
 )
 FLAGS = (
     flag("ppo", "Acrobot-v1", "--shared-torso"),
@@ -140,6 +145,8 @@ FLAGS = (
     flag("ppo_vtrace", "MultiNavigator-v0", "--no-vtrace"),
     flag("ppo_vtrace", "MultiNavigator-v0", "--priority-alpha 0"),
     flag("ppo_vtrace", "MultiNavigator-v0", "--optimizer adam"),
+    flag("vdn", SPREAD, "--mixer monotonic", 2_000_000, 10)._replace(what="QMIX"),
+    flag("vdn", SPREAD, "--mixer none", 2_000_000, 10)._replace(what="IQL"),
     flag("dqn", "Acrobot-v1", "--n-step 1")._replace(what="double"),
     flag("dqn", "Acrobot-v1", "--prioritized"),
     flag("dqn", "Acrobot-v1", "--dueling"),

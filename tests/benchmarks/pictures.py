@@ -13,7 +13,7 @@ from tests.benchmarks.cells import CELLS, Cell
 
 FAMILIES = {
     "policy gradients": ("ppo", "ippo", "ippo_rnn", "ppo_vtrace", "ppo_rnn", "reinforce"),
-    "values": ("pqn", "dqn", "c51", "qrdqn", "iqn"),
+    "values": ("pqn", "pqn_rnn", "dqn", "c51", "qrdqn", "iqn"),
 }
 # picture -> environments of its panels, each for the families that have cells there
 PICTURES = {

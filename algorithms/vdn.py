@@ -1,0 +1,557 @@
+"""Parallelised Q-learning for teams (IQL, VDN, QMIX), by flag with memory, in one XLA program.
+
+Papers: VDN, Sunehag et al. 2018, https://arxiv.org/abs/1706.05296; QMIX, Rashid et al. 2018,
+https://arxiv.org/abs/1803.11485; independent learners, Tan 1993; and PQN, Gallici et al. 2024,
+https://arxiv.org/abs/2407.04811: no replay buffer, no target network, but layer norm throughout.
+
+    python algorithms/vdn.py --seed 0                    # three predators hunt a prey
+    python algorithms/vdn.py --preset MPE_simple_spread_v3 --mixer monotonic
+    python algorithms/vdn.py --preset switch_riddle --num-seeds 5
+
+    train = make_train(Config(mixer="monotonic"))
+    state, metrics = train(jax.random.key(0))
+    state, metrics = jax.vmap(train)(jax.random.split(jax.random.key(0), 16))
+
+This is pqn.py of this folder for agents that share one network. What is learned is what a *mixer*
+makes of the values of the actions that the agents took:
+  - none (IQL): each agent's own, of its own rewards, as if the others belonged to the environment;
+  - sum (VDN): the team's value is the sum of the agents';
+  - monotonic (QMIX): it is a network of them, whose weights come from the world state (or else all
+    observations) by hypernetworks, and lose their signs.
+In each the team does best where every agent takes its own best action: lambda-returns look ahead to
+the largest value of each agent, mixed.
+
+What agents add to the implementation details listed in pqn.py:
+  - the team's reward is the sum of the agents' rewards, or, where the environment says that they
+    always have the same one (`env.shared_reward`), that one;
+  - an agent that has left (`info["alive"]`) counts in no mix; with mixer=none it has terminated;
+  - kernels are orthogonal; agents' values begin near 0, and the monotonic mixer near their sum.
+What a memory adds, as in ppo_rnn.py: it is zeroed where an episode ended, in collection and in
+learning alike; minibatches are sets of environments, learned whole, from the memory that the
+rollout began with; final observations go with the memory of the episode that they end. With
+`previous_inputs` an agent also sees its last action and its reward for it, 0 at an episode's start.
+"""
+
+import math
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+from flax import struct
+
+import envs
+from algorithms import parts
+from algorithms.parts import real, static
+
+
+@struct.dataclass
+class Config:
+    env: str = static("Hunt-v0")  # name of the environment
+    env_settings: tuple[tuple[str, Any], ...] = static(())  # its settings, name=value,...
+    total_timesteps: int = static(1_000_000)  # environment steps of the whole run
+    num_envs: int = static(32)  # parallel environments
+    num_steps: int = static(32)  # steps of each environment in a rollout
+    mixer: str = static("sum")  # none (IQL), sum (VDN) or monotonic (QMIX)
+    mixing_size: int = static(32)  # units of the monotonic mixer's hidden layer
+    agent_ids: bool = static(True)  # which agent it is, as a one-hot input
+    cell: str = static("none")  # the memory: none, lstm, gru or mingru
+    memory_size: int = static(64)  # numbers in it (an LSTM has twice as many)
+    forget_bias: float = real(1.0, "(-inf, inf)")  # added to the gate that keeps the memory
+    previous_inputs: bool = static(False)  # with a memory: the last action and reward, as inputs
+    update_epochs: int = static(4)  # passes over each rollout
+    num_minibatches: int = static(8)  # gradient steps in a pass
+    learning_rate: float = real(3e-3, "[0, inf)")  # step size of rectified Adam
+    anneal_lr: bool = static(True)  # take the learning rate linearly to zero
+    adam_eps: float = real(1e-5, "[0, inf)")  # its epsilon
+    max_grad_norm: float = real(10.0, "(0, inf]")  # clip to this global norm; inf for never
+    gamma: float = real(0.9, "[0, 1]")  # discount factor
+    q_lambda: float = real(0.65, "[0, 1]")  # decay of the trace; 0: one-step targets
+    reward_scale: float = real(0.1, "(0, inf)")  # factor on the rewards learned from
+    eps_start: float = real(1.0, "[0, 1]")  # epsilon, the probability of a random action, at first
+    eps_end: float = real(0.05, "[0, 1]")  # epsilon at last
+    exploration_fraction: float = real(0.3, "(0, inf]")  # share of the run until eps_end
+    hidden_sizes: tuple[int, ...] = static((64, 64))  # dense layers, before a memory
+    activation: str = static("relu")  # any function of flax.linen: tanh, relu, swish, ...
+    conv_layers: str = static("small")  # before them, for images: none, small, nature or impala
+    normalize_obs: bool = static(False)  # by their running mean and variance
+    num_evals: int = static(20)  # points of the learning curve
+    num_eval_episodes: int = static(32)  # episodes of the evaluation at each point; 0: none
+    eval_at_start: bool = static(True)  # a point before training, too
+
+
+# --- networks ---------------------------------------------------------------------------------
+
+
+class QNetwork(nn.Module):
+    """Inputs, a tuple of arrays (num_steps, num_envs, num_agents, ...), to the memories after each
+    step and the values of all actions, (num_steps, num_envs, num_agents, num_actions)."""
+
+    config: Config
+    num_actions: int
+
+    @nn.compact
+    def __call__(self, memory, inputs, done):
+        """`memory` (num_envs, num_agents, ...) is from before the first step; `done` (num_steps,
+        num_envs) says with which steps episodes ended."""
+        config, leading = self.config, inputs[0].shape[:3]
+        x, *more = (x.reshape(-1, *x.shape[3:]) for x in inputs)
+        if x.ndim == 4 and config.conv_layers != "none":
+            x = parts.Convolutions(config.conv_layers, self.activate)(x)
+        x = jnp.concatenate([x.reshape(len(x), -1) for x in (x, *more)], -1)
+        for size in config.hidden_sizes:
+            x = self.activate(nn.Dense(size)(x))
+        if config.cell != "none":
+            size, (from_inputs, from_memory) = config.memory_size, parts.CELLS[config.cell]
+            gates = nn.Dense(from_inputs * size, name="gates")(x).reshape(*leading, -1)
+            zeros, shape = nn.initializers.zeros, (size, from_memory * size)
+            kernel = self.param("memory", zeros, shape) if from_memory else None
+            memory = parts.unroll(config.cell, memory, gates, kernel, done, config.forget_bias)
+            x = memory.hidden
+        return memory, nn.Dense(self.num_actions, name="head")(x.reshape(*leading, -1))
+
+    def activate(self, x):
+        return getattr(nn, self.config.activation)(parts.LayerNorm()(x))
+
+
+def one_step(network, params, memory, inputs):
+    """On inputs (num_envs, num_agents, ...): the memory after them, and values."""
+    done, inputs = jnp.zeros((1, len(inputs[0])), bool), jax.tree.map(lambda x: x[None], inputs)
+    return jax.tree.map(lambda x: x[0], network.apply(params, memory, inputs, done))
+
+
+class Mixer(nn.Module):
+    """Agents' values (..., num_agents) to those that are learned, (..., num_values): the team's
+    one, or with mixer=none the agents' own. Who is not alive counts 0."""
+
+    config: Config
+
+    @nn.compact
+    def __call__(self, values, alive, view=None):
+        """`view` (..., size) is what the weights of the monotonic mixer are made from."""
+        values = values * alive
+        if self.config.mixer == "none":
+            return values
+        if self.config.mixer == "sum":
+            return values.sum(-1, keepdims=True)
+        size, zeros, normal = self.config.mixing_size, nn.initializers.zeros, jax.random.normal
+        # Weights near 1, biases 0, and a mean of what the weights make: much like a sum, at first.
+        of_view = lambda features, name, **init: nn.Dense(features, name=name, **init)(view)
+        first = jnp.abs(of_view(values.shape[-1] * size, "weights", bias_init=normal))
+        last = jnp.abs(of_view(size, "last_weights", bias_init=normal)) / size
+        hidden = (values[..., None] * first.reshape(*values.shape, size)).sum(-2)
+        hidden = nn.elu(hidden + of_view(size, "bias", kernel_init=zeros))
+        bias = nn.relu(of_view(size, "bias_hidden"))
+        bias = nn.Dense(1, kernel_init=zeros, name="last_bias")(bias)
+        return (last * hidden).sum(-1, keepdims=True) + bias
+
+
+# --- data types -------------------------------------------------------------------------------
+
+
+class Params(NamedTuple):
+    """What is learned."""
+
+    agent: Any  # of the network that all agents share
+    mixer: Any  # empty where it has none
+
+
+@struct.dataclass
+class PolicyState:
+    """What acting needs, and what is learned and normalised with it."""
+
+    params: Params
+    obs_stats: parts.RunningStatistics
+    world_stats: parts.RunningStatistics | None  # of world states
+
+
+@struct.dataclass
+class TrainState:
+    """Everything that a run needs to go on."""
+
+    policy: PolicyState
+    opt_state: optax.OptState
+    env_state: envs.BatchState
+    observation: jax.Array  # (num_envs, num_agents, ...)
+    alive: jax.Array  # (num_envs, num_agents)
+    memory: parts.Memory  # before it, (num_envs, num_agents, ...); empty without a cell
+    episodes: parts.EpisodeStatistics
+    rollout_rng: jax.Array  # for acting and the environments
+    order_rng: jax.Array  # for the order of samples
+    eval_rng: jax.Array  # the same at every evaluation
+    update: jax.Array  # rollouts learned from so far, int32
+
+
+class Transition(NamedTuple):
+    """A rollout; leading axes (num_steps, num_envs)."""
+
+    observation: jax.Array  # (..., num_agents, ...), as most have it
+    previous: tuple[jax.Array, ...]  # what the agents know of the step before
+    world_state: jax.Array | None  # (..., size), of the environment
+    action: jax.Array
+    value: jax.Array  # each agent's max-Q of the observation
+    reward: jax.Array
+    alive: jax.Array  # when it acted
+    terminated: jax.Array  # (...), the episode
+    done: jax.Array  # (...), terminated or truncated
+    final_observation: jax.Array  # what the actions led to, before any restart
+    final_mask: jax.Array | None  # actions that may be taken there
+    final_world_state: jax.Array | None
+    final_alive: jax.Array
+    memory: parts.Memory  # after the observation, and with what was done then
+
+
+class Batch(NamedTuple):
+    """Sequences to learn from; leading axes (num_steps, num_envs), or a minibatch's num_envs.
+    Without memory every step is a sequence: (1, num_steps * num_envs)."""
+
+    inputs: tuple[jax.Array, ...]  # of the agents' network, (..., num_agents, ...)
+    view: jax.Array | None  # input of the mixer
+    action: jax.Array
+    alive: jax.Array
+    done: jax.Array  # (...), the episode
+    target: jax.Array  # (..., num_values)
+    weight: jax.Array  # the same: 0 where an agent that learns by itself is not there
+
+
+class Noise(NamedTuple):
+    """Random numbers of a rollout; leading axes (num_steps, num_envs, num_agents)."""
+
+    uniform: jax.Array  # in [0, 1): below epsilon the action is a random one
+    action: jax.Array  # that one, where all may be taken
+
+
+# --- formulas ---------------------------------------------------------------------------------
+
+
+def q_lambda_targets(rewards, next_values, terminated, done, gamma, q_lambda):
+    """Peng's Q(lambda): G_t = r_t + gamma ((1 - lambda) max Q(s') + lambda G_t+1).
+
+    All arrays are (num_steps, num_envs, num_values). `next_values` are each agent's max-Q, mixed,
+    of what actions led to, before any restart; they count unless `terminated`. At `done`, also when
+    truncated, and at the rollout's end there is no G_t+1 of the same episode: they take its place.
+    """
+    follows = (1.0 - jnp.asarray(done)).at[-1].set(0.0)
+    bootstrap = (1.0 - q_lambda * follows) * (1.0 - terminated) * next_values
+    inputs = rewards + gamma * bootstrap, gamma * q_lambda * follows
+
+    def step(target, inputs):
+        known, decay = inputs
+        target = known + decay * target
+        return target, target
+
+    return jax.lax.scan(step, jnp.zeros_like(inputs[0][0]), inputs, reverse=True)[1]
+
+
+def mean(x, weights):
+    """The weighted mean; 0 without any weight."""
+    return (x * weights).sum() / jnp.maximum(weights.sum(), 1e-8)
+
+
+def greedy(values, mask=None):
+    """Actions (...) of the largest values (..., num_actions) that the mask allows."""
+    return jnp.argmax(values if mask is None else jnp.where(mask, values, -jnp.inf), -1)
+
+
+def of_action(values, action):
+    """Values (...) of actions (...) out of values (..., num_actions)."""
+    return (values * jax.nn.one_hot(action, values.shape[-1])).sum(-1)
+
+
+def epsilon_at(config, progress):
+    """Probability of a random action, linear; progress is the share of the run that is done."""
+    left = jnp.maximum(1.0 - progress / config.exploration_fraction, 0.0)
+    return config.eps_end + left * (config.eps_start - config.eps_end)
+
+
+def draw_noise(rng, shape, num_actions):
+    """For a whole rollout at once, which costs far less; a flat array compiles faster."""
+    uniform_rng, action_rng = jax.random.split(rng)
+    uniform = jax.random.uniform(uniform_rng, (math.prod(shape),))
+    action = jax.random.randint(action_rng, (math.prod(shape),), 0, num_actions)
+    return Noise(uniform.reshape(shape), action.reshape(shape))
+
+
+def epsilon_greedy(values, epsilon, noise, mask=None):
+    """Actions (...) for values (..., num_actions) and noise (...). Random ones are uniform among
+    those that the mask (..., num_actions) allows."""
+    random = noise.action
+    if mask is not None:
+        # Where the uniform number is below epsilon it is itself uniform up to there, and chooses
+        # the action before which so many others are allowed.
+        number = mask.sum(-1)
+        before = jnp.minimum(noise.uniform / epsilon * number, number - 1).astype(jnp.int32)
+        random = jnp.argmax(jnp.cumsum(mask, -1) > before[..., None], -1)
+    return jnp.where(noise.uniform < epsilon, random, greedy(values, mask))
+
+
+def learning_rates(config, num_updates, update):
+    """Of all gradient steps of an update: linear to zero over the run."""
+    number = config.update_epochs * config.num_minibatches
+    done = update.astype(jnp.float32) + jnp.arange(number) / number
+    left = jnp.maximum(1.0 - done / num_updates, 0.0)
+    return config.learning_rate * (left if config.anneal_lr else jnp.ones_like(left))
+
+
+# --- acting and training ----------------------------------------------------------------------
+
+
+def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Callable:
+    """Returns policy(state, observation, memory=None, rng=None, mask=None) -> action, memory.
+
+    For all agents of one environment: observation, action and memory (num_agents, ...). Actions of
+    highest value without rng, with it epsilon-greedy at eps_end. No memory is a fresh one. mask
+    (num_agents, num_actions): what `env.action_mask` allows. With previous_inputs, whoever steps
+    the environment puts the rewards into the memory (`envs.evaluation.rewarded`).
+    """
+    env, env_params = parts.world(config, env, env_params)
+    space = env.action_space(env_params)
+    network, fresh = QNetwork(config, space.n), fresh_memory(config, space, 1, env.num_agents)
+
+    def policy(state, observation, memory=None, rng=None, mask=None):
+        memory, observation, mask = jax.tree.map(lambda x: x[None], (memory, observation, mask))
+        memory = fresh if memory is None else memory
+        inputs = make_inputs(config, state.policy, observation, parts.last_step(memory))
+        memory, values = one_step(network, state.policy.params.agent, memory, inputs)
+        action = greedy(values, mask)
+        if rng is not None:
+            noise = draw_noise(rng, action.shape, space.n)
+            action = epsilon_greedy(values, config.eps_end, noise, mask)
+        memory = parts.did(config, space, memory, action, 0.0 * action)  # the reward comes later
+        return jax.tree.map(lambda x: x[0], (action, memory))
+
+    return policy
+
+
+def fresh_memory(config, space, *axes):
+    """Of agents (*axes, ...); empty where they have none."""
+    none = config.cell == "none"
+    return parts.Memory(None, None) if none else parts.fresh_memory(config, space, *axes)
+
+
+def normalize(config, stats, x):
+    """Observations or world states as networks see them."""
+    return stats.normalize(x) if config.normalize_obs else parts.scaled(x)
+
+
+def make_inputs(config, policy, observation, previous):
+    """What the network sees, a tuple of arrays (..., num_agents, ...): the observation, with
+    `agent_ids` the agent's number, one-hot, and what is known of the step before."""
+    x = normalize(config, policy.obs_stats, observation)
+    leading = x.shape[: x.ndim - policy.obs_stats.mean.ndim]
+    ids = (jnp.broadcast_to(jnp.eye(leading[-1]), (*leading, leading[-1])),)
+    return (x, *(ids if config.agent_ids else ()), *previous)
+
+
+def make_view(config, policy, inputs, world_state):
+    """What the monotonic mixer sees (num_steps, num_envs, size): the world state, or else the
+    observations of all agents. None for other mixers."""
+    if config.mixer != "monotonic":
+        return None
+    view = inputs[0] if world_state is None else normalize(config, policy.world_stats, world_state)
+    return view.reshape(*view.shape[:2], -1)
+
+
+def check(config: Config, env: Any, env_params: Any) -> None:
+    """Raises a ValueError that names the setting, its value and what would do."""
+    positive = ("total_timesteps", "num_envs", "num_steps", "update_epochs", "num_minibatches")
+    positive += ("mixing_size", "memory_size", "num_evals")
+    parts.check_sizes(config, positive, ("num_eval_episodes",))
+    parts.check_choices(config, mixer=("none", "sum", "monotonic"), cell=("none", *parts.CELLS))
+    if not hasattr(env, "num_agents"):
+        raise ValueError(f"{env.name} has one agent and no axis of agents; pqn takes it")
+    parts.check_spaces("vdn", config, env, env_params, masks=True, agents=True)
+    if config.previous_inputs and config.cell == "none":
+        raise ValueError("previous_inputs=True needs a memory; cell='gru' would do")
+    count = size = config.num_envs * config.num_steps
+    what = f"num_envs * num_steps = {config.num_envs} * {config.num_steps} = {size}"
+    if config.cell != "none":
+        count = config.num_envs
+        what = f"num_envs={count}, and minibatches are sets of environments"
+    parts.check_divides("num_minibatches", config.num_minibatches, what, count)
+    parts.num_updates(config, size)
+
+
+def make_train(config: Config, env: Any = None, env_params: Any = None) -> Callable:
+    """Returns the jitted train(rng, state=None, num_evals=None) -> state, metrics.
+
+    `parts.program` says what it takes; without env and env_params they are those of the config.
+    Returns have the agents as last axis.
+
+    Raises:
+      ValueError: a setting that cannot work, or a space that VDN cannot take.
+    """
+    env, env_params = parts.world(config, env, env_params)
+    check(config, env, env_params)
+    return parts.program(learner, config, env, env_params)
+
+
+def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
+    """How a run begins, and an update: one rollout and what is learned from it."""
+    batch_size, num_agents = config.num_envs * config.num_steps, env.num_agents
+    num_updates = parts.num_updates(config, batch_size)
+    space = env.action_space(env_params)
+    environments = envs.batch(env, config.num_envs, config.num_steps)
+    network, mixer = QNetwork(config, space.n), Mixer(config)
+    clip, radam = optax.clip_by_global_norm, optax.scale_by_radam(eps=config.adam_eps)
+    optimizer = parts.FlatOptimizer(optax.chain(clip(config.max_grad_norm), radam))
+    central = config.mixer == "monotonic"  # what mixes sees the world state, where there is one
+    world_of = lambda state: environments.world_state(state, env_params) if central else None
+
+    def init(rng):
+        order_rng, network_rng, reset_rng, rollout_rng, eval_rng = jax.random.split(rng, 5)
+        agent_rng, mixer_rng = jax.random.split(network_rng)
+        observation, env_state = environments.reset(reset_rng, env_params)
+        world_state, stats = world_of(env_state), parts.RunningStatistics.create
+        world_stats = None if world_state is None else stats(world_state.shape[1:])
+        policy = PolicyState(None, stats(observation.shape[2:]), world_stats)
+        alive = jnp.ones((config.num_envs, num_agents), bool)
+        memory = fresh_memory(config, space, *alive.shape)
+        inputs = make_inputs(config, policy, observation, parts.last_step(memory))
+        first = jax.tree.map(lambda x: x[None], (inputs, alive, world_state))
+        inputs, present, world_state = first
+        gains = {"head": 0.01, "gates": 1.0, "memory": 1.0}
+        agent = parts.orthogonal(network, agent_rng, memory, inputs, present[..., 0], **gains)
+        view = make_view(config, policy, inputs, world_state)
+        params = Params(agent, mixer.init(mixer_rng, 1.0 * present, present, view))
+        return TrainState(
+            policy=policy.replace(params=params),
+            opt_state=optimizer.init(params),
+            env_state=env_state,
+            observation=observation,
+            alive=alive,
+            memory=memory,
+            episodes=parts.EpisodeStatistics.create(config.num_envs, (num_agents,)),
+            rollout_rng=rollout_rng,
+            order_rng=order_rng,
+            eval_rng=eval_rng,
+            update=jnp.zeros((), jnp.int32),
+        )
+
+    def collect(state, epsilon):
+        """A rollout."""
+        rng, start_rng, step_rng, noise_rng = jax.random.split(state.rollout_rng, 4)
+        noise = draw_noise(noise_rng, (config.num_steps, *state.alive.shape), space.n)
+
+        def step(state, inputs):
+            step_rng, noise = inputs
+            previous = parts.last_step(state.memory)
+            inputs = make_inputs(config, state.policy, state.observation, previous)
+            memory, values = one_step(network, state.policy.params.agent, state.memory, inputs)
+            mask = environments.action_mask(state.env_state, env_params)
+            action = epsilon_greedy(values, epsilon, noise, mask)
+            observation, env_state, reward, terminated, truncated, info = environments.step(
+                step_rng, state.env_state, action, env_params
+            )
+            alive, done = info.get("alive", jnp.ones_like(state.alive)), terminated | truncated
+            memory = parts.did(config, space, memory, action, reward)
+            transition = Transition(
+                observation=state.observation,
+                previous=previous,
+                world_state=world_of(state.env_state),
+                action=action,
+                value=of_action(values, greedy(values, mask)),
+                reward=reward,
+                alive=state.alive,
+                terminated=terminated,
+                done=done,
+                final_observation=info["final_observation"],
+                final_mask=info.get("final_action_mask"),
+                final_world_state=info.get("final_world_state") if central else None,
+                final_alive=alive,
+                memory=memory,
+            )
+            alive = alive | done[:, None]  # all are, after a restart
+            state = state.replace(env_state=env_state, observation=observation, alive=alive)
+            return state.replace(memory=parts.forget(memory, done)), transition
+
+        env_state = environments.refill(start_rng, state.env_state, env_params)
+        state = state.replace(env_state=env_state, rollout_rng=rng)
+        return jax.lax.scan(step, state, (jax.random.split(step_rng, config.num_steps), noise))
+
+    def evaluate(state, rollout):
+        """Sequences with targets, and the mean of the values that the team expected."""
+        policy = state.policy
+        inputs = make_inputs(config, policy, rollout.observation, rollout.previous)
+        view = make_view(config, policy, inputs, rollout.world_state)
+        # One step further for all at once: what actions led to, with the memory of that episode.
+        previous = parts.last_step(rollout.memory)
+        final_inputs = make_inputs(config, policy, rollout.final_observation, previous)
+        final_view = make_view(config, policy, final_inputs, rollout.final_world_state)
+        flat = jax.tree.map(
+            lambda x: x.reshape(batch_size, *x.shape[2:]), (rollout.memory, final_inputs)
+        )
+        _, values = one_step(network, policy.params.agent, *flat)
+        values = values.reshape(*rollout.alive.shape, -1)
+        best = of_action(values, greedy(values, rollout.final_mask))
+        next_values = mixer.apply(policy.params.mixer, best, rollout.final_alive, final_view)
+        reward, left = rollout.reward, ~rollout.final_alive  # whose next value is 0
+        if config.mixer != "none":  # a team goes on without those who left
+            shared, left = getattr(env, "shared_reward", False), False
+            reward = reward[..., :1] if shared else reward.sum(-1, keepdims=True)
+        ends = rollout.terminated[..., None], rollout.done[..., None] | left
+        reward *= config.reward_scale
+        targets = q_lambda_targets(reward, next_values, *ends, config.gamma, config.q_lambda)
+        values = mixer.apply(policy.params.mixer, rollout.value, rollout.alive, view)
+        weight = rollout.alive if config.mixer == "none" else jnp.ones_like(values)
+        batch = inputs, view, rollout.action, rollout.alive, rollout.done, targets, weight
+        return Batch(*batch), mean(values, weight)
+
+    def loss(params, memory, batch):
+        _, values = network.apply(params.agent, memory, batch.inputs, batch.done)
+        values = of_action(values, batch.action)
+        values = mixer.apply(params.mixer, values, batch.alive, batch.view)
+        return 0.5 * mean(jnp.square(values - batch.target), batch.weight)
+
+    def learn(state, memory, batch):
+        """Epochs of minibatches. The rollout began with `memory`."""
+        rng, order_rng = jax.random.split(state.order_rng)
+        if config.cell == "none":
+            batch = jax.tree.map(lambda x: x.reshape(1, batch_size, *x.shape[2:]), batch)
+        orders = parts.permutations(order_rng, config.update_epochs, batch.done.shape[1])
+        rates = learning_rates(config, num_updates, state.update)
+        orders = orders.reshape(len(rates), -1)
+
+        def gradient_step(carry, inputs):
+            (params, opt_state), (indices, learning_rate) = carry, inputs
+            first = jax.tree.map(lambda x: x[indices], memory)
+            sequences = jax.tree.map(lambda x: x[:, indices], batch)
+            total, grads = jax.value_and_grad(loss)(params, first, sequences)
+            params, opt_state, norm = optimizer.step(params, opt_state, grads, learning_rate)
+            return (params, opt_state), {"loss": total, "grad_norm": norm}
+
+        start, inputs = (state.policy.params, state.opt_state), (orders, rates)
+        (params, opt_state), metrics = jax.lax.scan(gradient_step, start, inputs)
+        state = state.replace(policy=state.policy.replace(params=params), opt_state=opt_state)
+        return state.replace(order_rng=rng), jax.tree.map(jnp.mean, metrics)
+
+    def update_statistics(state, rollout):
+        """With the rollout that has been learned from."""
+        episodes = state.episodes.update(rollout.reward, rollout.done)
+        obs_stats, world_stats = state.policy.obs_stats, state.policy.world_stats
+        if config.normalize_obs:
+            obs_stats = obs_stats.update(rollout.observation, rollout.alive)
+        if config.normalize_obs and world_stats is not None:
+            world_stats = world_stats.update(rollout.world_state)
+        policy = state.policy.replace(obs_stats=obs_stats, world_stats=world_stats)
+        return state.replace(policy=policy, episodes=episodes)
+
+    def update(state):
+        """One rollout and what is learned from it."""
+        epsilon, memory = epsilon_at(config, state.update / num_updates), state.memory
+        state, rollout = collect(state, epsilon)
+        batch, value = evaluate(state, rollout)
+        state, metrics = learn(state, memory, batch)
+        metrics |= {"mean_value": value, "epsilon": epsilon}
+        return update_statistics(state.replace(update=state.update + 1), rollout), metrics
+
+    return parts.Learner(init, update, make_policy(config, env, env_params), batch_size)
+
+
+if __name__ == "__main__":
+    from algorithms import launch
+
+    launch.main(sys.modules[__name__])

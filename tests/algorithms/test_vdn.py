@@ -1,0 +1,704 @@
+"""VDN: mixers, an update against plain NumPy, games that tell the mixers apart, the contract."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import envs
+from algorithms import pqn, vdn
+from envs.evaluation import rewarded
+from envs.gymnax import Wrapper
+from tests.algorithms.contract import *  # noqa: F403
+from tests.algorithms.contract import EVALUATION, again, assert_close
+from tests.algorithms.test_ippo import Crowd, CrowdParams
+from tests.algorithms.test_pqn import n_step_return, random_rollout
+from tests.probe import LEAVING, Pair, PairParams, environment, spaces, struct
+
+del test_several_agents_are_refused  # noqa: F821  it takes them
+del test_forbidden_actions_are_never_taken_or_refused  # noqa: F821  of one agent
+# In test_slices.py, which is slow.
+del test_slices_are_exact_under_vmap_too  # noqa: F821
+del test_slices_are_exactly_the_whole  # noqa: F821
+
+MODULE = vdn
+TINY = vdn.Config(
+    total_timesteps=3 * 16,
+    num_envs=2,
+    num_steps=8,
+    mixer="monotonic",
+    mixing_size=4,
+    agent_ids=True,
+    cell="gru",
+    memory_size=8,
+    previous_inputs=True,
+    num_minibatches=2,
+    update_epochs=2,
+    learning_rate=1e-3,
+    reward_scale=1.0,
+    eps_end=0.2,
+    exploration_fraction=0.5,
+    hidden_sizes=(8,),
+    num_evals=3,
+    num_eval_episodes=2,
+)
+WORLD = Pair(world=True), PairParams()
+
+
+# --- formulas ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed, shape", [(0, (17, 5)), (1, (1, 4))])
+def test_targets_are_the_weighted_n_step_returns(seed, shape):
+    """From the definition: (1 - lambda) lambda^(n - 1) for the n-step return, and what is left of
+    the weight for the longest one within the episode and the rollout."""
+    rewards, next_values, terminated, done = random_rollout(seed, shape)
+    gamma, lam = 0.9, 0.7
+    expected = np.zeros(shape)
+    for env in range(shape[1]):
+        column = rewards[:, env], next_values[:, env], terminated[:, env]
+        for start in range(shape[0]):
+            ends = np.flatnonzero(done[start:, env])
+            longest = ends[0] + 1 if len(ends) else shape[0] - start
+            for n in range(1, longest + 1):
+                weight = lam ** (n - 1) * (1.0 if n == longest else 1.0 - lam)
+                expected[start, env] += weight * n_step_return(*column, start, n, gamma)
+    arrays = [x[..., None] for x in (rewards, next_values, terminated, done)]
+    result = vdn.q_lambda_targets(*arrays, gamma, lam)
+    np.testing.assert_allclose(result[..., 0], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_what_pqn_has_too_is_what_it_has():
+    rng = np.random.default_rng(0)
+    values = jnp.array(rng.normal(size=(6, 2, 4)), jnp.float32)
+    mask = jnp.array(rng.random((6, 2, 4)) < 0.5).at[..., 0].set(True)
+    noise = vdn.draw_noise(jax.random.key(0), (6, 2), 4)
+    flat = lambda x: x.reshape(12, *x.shape[2:])
+    for m in (None, mask):
+        given = None if m is None else flat(m)
+        for epsilon in (0.0, 0.5, 1.0):
+            result = vdn.epsilon_greedy(values, epsilon, noise, m)
+            theirs = pqn.Noise(*map(flat, noise))
+            expected = pqn.epsilon_greedy(flat(values), epsilon, theirs, given)
+            np.testing.assert_array_equal(flat(result), expected)
+    config, theirs = vdn.Config(eps_start=0.9, eps_end=0.1), pqn.Config(eps_start=0.9, eps_end=0.1)
+    for progress in (0.0, 0.1, 0.2, 0.3, 0.9):
+        left = 1.0 - progress / 0.3
+        expected = 0.1 + 0.8 * max(left, 0.0)
+        np.testing.assert_allclose(vdn.epsilon_at(config, progress), expected, rtol=1e-5)
+    theirs = theirs.replace(learning_rate=3e-3, update_epochs=4)
+    for update in (0, 3, 7):
+        result = vdn.learning_rates(config, 5, jnp.int32(update))
+        np.testing.assert_allclose(result, pqn.learning_rates(theirs, 5, jnp.int32(update)))
+    x, weights = rng.normal(size=50), rng.random(50) < 0.6
+    np.testing.assert_allclose(vdn.mean(x, weights), x[weights].mean(), rtol=1e-5)
+    assert vdn.mean(x, 0.0 * weights) == 0.0
+
+
+# --- mixers -----------------------------------------------------------------------------------
+
+
+def dense(params, x):
+    return x @ params["kernel"] + params["bias"]
+
+
+def elu(x):
+    return np.where(x > 0, x, np.expm1(np.minimum(x, 0.0)))
+
+
+def mix(config, params, values, alive, view):
+    """Of one team at one step."""
+    values = np.where(alive, values, 0.0)
+    if config.mixer == "none":
+        return values
+    if config.mixer == "sum":
+        return np.array([values.sum()])
+    size = config.mixing_size
+    weights = np.abs(dense(params["weights"], view)).reshape(len(values), size)
+    hidden = elu(values @ weights + dense(params["bias"], view))
+    last = np.abs(dense(params["last_weights"], view)) / size
+    bias = dense(params["last_bias"], np.maximum(dense(params["bias_hidden"], view), 0.0))
+    return hidden @ last + bias
+
+
+@pytest.fixture(scope="module")
+def mixed():
+    """50 teams of 3, of whom some have left, and monotonic mixers of any parameters."""
+    rng = np.random.default_rng(0)
+    values, view = 3.0 * rng.normal(size=(50, 3)), rng.normal(size=(50, 5))
+    config, alive = TINY.replace(mixing_size=6), rng.random((50, 3)) < 0.7
+    params = vdn.Mixer(config).init(jax.random.key(0), values, alive, view)
+    params = jax.tree.map(lambda x: 0.7 * rng.normal(size=x.shape), params)
+    return config, params, values, alive, view
+
+
+@pytest.mark.parametrize("mixer", ["none", "sum", "monotonic"])
+def test_mixers_are_those_of_plain_lists(mixed, mixer):
+    config, params, values, alive, view = mixed
+    config = config.replace(mixer=mixer)
+    result = vdn.Mixer(config).apply(params if mixer == "monotonic" else {}, values, alive, view)
+    expected = [mix(config, params["params"], *team) for team in zip(values, alive, view)]
+    np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5)
+    assert result.shape == (50, 3 if mixer == "none" else 1)
+
+
+def test_no_agent_s_value_lowers_the_monotonic_mix_and_who_left_has_no_part_in_it(mixed):
+    config, params, values, alive, view = mixed
+    total = lambda values: vdn.Mixer(config).apply(params, values, alive, view).sum()
+    derivatives = np.asarray(jax.grad(total)(values))
+    assert (derivatives[alive] > 0.0).all()
+    np.testing.assert_array_equal(derivatives[~alive], 0.0)
+    kernel = np.abs(params["params"]["weights"]["kernel"])
+    assert (np.asarray(params["params"]["weights"]["kernel"]) < 0).any() and kernel.any()
+
+
+def test_the_monotonic_mixer_begins_near_the_sum_whatever_the_view():
+    rng = np.random.default_rng(1)
+    values, alive = rng.normal(size=(500, 3)), np.ones((500, 3), bool)
+    for view in (np.zeros((500, 4)), rng.normal(size=(500, 4))):
+        mixer = vdn.Mixer(TINY.replace(mixing_size=64))
+        params = mixer.init(jax.random.key(0), values, alive, view)
+        result = mixer.apply(params, values, alive, view)[:, 0]
+        sums = values.sum(1)
+        assert np.corrcoef(result, sums)[0, 1] > 0.8
+        ratio = np.abs(result[sums > 0.5] / sums[sums > 0.5]).mean()
+        assert 0.3 < ratio < 2.0, ratio
+        np.testing.assert_array_equal(mixer.apply(params, 0.0 * values, alive, view), 0.0)
+
+
+# --- an update --------------------------------------------------------------------------------
+
+PLAIN = TINY.replace(
+    num_envs=4,
+    num_steps=10,
+    total_timesteps=3 * 40,
+    update_epochs=1,
+    learning_rate=0.0,  # each minibatch is looked at with the same parameters
+    gamma=0.9,
+    q_lambda=0.6,
+    reward_scale=0.5,
+    eps_start=0.5,
+    eps_end=0.5,
+    normalize_obs=True,
+    num_eval_episodes=0,
+)
+
+
+class Paid(Crowd):
+    """All agents get the reward of the last one."""
+
+    shared_reward = True
+
+    def step_env(self, key, state, action, params):
+        x, state, reward, *rest = super().step_env(key, state, action, params)
+        return x, state, jnp.full_like(reward, reward[-1]), *rest
+
+
+ARRANGEMENTS = {
+    "monotonic, world state, gru": (dict(mixer="monotonic"), Crowd(False, world=True)),
+    "monotonic, all observations, lstm, shared rewards": (
+        dict(mixer="monotonic", cell="lstm", agent_ids=False, previous_inputs=False),
+        Paid(False, world=False),
+    ),
+    "sum, no memory": (
+        dict(mixer="sum", cell="none", previous_inputs=False, agent_ids=False),
+        Crowd(False, world=False),
+    ),
+    "none, mingru": (dict(mixer="none", cell="mingru", num_minibatches=1), Crowd(False, True)),
+}
+
+
+def sigmoid(x):
+    return 1.0 / (1.0 + np.exp(-x))
+
+
+def symlog(x):
+    return np.sign(x) * np.log(1.0 + np.abs(x))
+
+
+class Plain:
+    """What the next update of a state says, agent by agent and step by step."""
+
+    def __init__(self, config, env, params, state):
+        self.config, self.env, self.policy = config, env, jax.tree.map(np.asarray, state.policy)
+        steps = self.play(params, state)
+        errors, values = [], []
+        for e in range(config.num_envs):
+            self.learn([step[e] for step in steps], errors, values)
+        self.loss, self.value = 0.5 * np.mean(np.square(errors)), np.mean(values)
+        self.there = sum(there for step in steps for one in step for there in one["alive"])
+        self.ends = [[one["terminated"], one["truncated"]] for step in steps for one in step]
+
+    def normal(self, stats, x):
+        return np.clip((np.asarray(x) - stats.mean) / np.sqrt(stats.var + 1e-8), -10.0, 10.0)
+
+    def inputs(self, observation, agent, memory):
+        parts = [self.normal(self.policy.obs_stats, observation)]
+        if self.config.agent_ids:
+            parts.append(np.eye(2)[agent])
+        if self.config.previous_inputs:
+            parts += [memory["action"], [symlog(memory["reward"])]]
+        return np.concatenate(parts)
+
+    def look(self, x, memory):
+        """The memory after an input, and values."""
+        params, c, memory = self.policy.params.agent["params"], self.config, dict(memory)
+        x = dense(params["Dense_0"], x)
+        x = (x - x.mean()) / np.sqrt(x.var() + 1e-6)
+        x = np.maximum(x * params["LayerNorm_0"]["scale"] + params["LayerNorm_0"]["bias"], 0.0)
+        if c.cell != "none":
+            gates, h = dense(params["gates"], x), memory["hidden"]
+            if c.cell == "mingru":
+                z, new = np.split(gates, 2)
+                z = sigmoid(z - c.forget_bias)
+                h = (1.0 - z) * h + z * new
+            elif c.cell == "gru":
+                (r, z, n), (hr, hz, hn) = (np.split(y, 3) for y in (gates, h @ params["memory"]))
+                z = sigmoid(z + hz + c.forget_bias)
+                h = z * h + (1.0 - z) * np.tanh(n + sigmoid(r + hr) * hn)
+            else:
+                i, f, g, o = np.split(gates + h @ params["memory"], 4)
+                kept = sigmoid(f + c.forget_bias) * memory["cell"] + sigmoid(i) * np.tanh(g)
+                h, memory["cell"] = sigmoid(o) * np.tanh(kept), kept
+            x = memory["hidden"] = h
+        return memory, dense(params["head"], x)
+
+    def fresh(self):
+        zeros = np.zeros(self.config.memory_size)
+        return dict(hidden=zeros, cell=zeros, action=np.zeros(3), reward=0.0)
+
+    def view(self, observation, world):
+        if world is None:
+            return np.concatenate([self.normal(self.policy.obs_stats, x) for x in observation])
+        return self.normal(self.policy.world_stats, world)
+
+    def play(self, params, state):
+        """Of every step what happened to each environment, with the file's own random numbers."""
+        c, batch = self.config, envs.batch(self.env, self.config.num_envs, self.config.num_steps)
+        _, start, keys, noise = jax.random.split(state.rollout_rng, 4)
+        noise = vdn.draw_noise(noise, (c.num_steps, c.num_envs, 2), 3)
+        env_state, observation = batch.refill(start, state.env_state, params), state.observation
+        alive, steps, advance = np.asarray(state.alive), [], jax.jit(batch.step)
+        known = {k: np.asarray(v) for k, v in state.memory._asdict().items() if v is not None}
+        self.memory = [
+            [self.fresh() | {k: v[e, i] for k, v in known.items()} for i in range(2)]
+            for e in range(c.num_envs)
+        ]
+        world, central = None, hasattr(self.env, "world_state") and c.mixer == "monotonic"
+        for t, key in enumerate(jax.random.split(keys, c.num_steps)):
+            world = batch.world_state(env_state, params) if central else None
+            mask = np.asarray(batch.action_mask(env_state, params))
+            looked = [
+                [self.look(self.inputs(observation[e, i], i, m), m) for i, m in enumerate(two)]
+                for e, two in enumerate(self.memory)
+            ]
+            values = np.array([[q for _, q in two] for two in looked])
+            drawn = jax.tree.map(lambda x: x[t], noise)  # noqa: B023
+            action = vdn.epsilon_greedy(jnp.array(values, jnp.float32), 0.5, drawn, mask)
+            after, env_state, reward, terminated, truncated, info = advance(
+                key, env_state, action, params
+            )
+            found = []
+            for e in range(c.num_envs):
+                own = lambda x, e=e: None if x is None else np.asarray(x[e])
+                one = dict(
+                    observation=own(observation), world=own(world), values=values[e],
+                    mask=mask[e], action=own(action), reward=own(reward), alive=alive[e],
+                    terminated=bool(terminated[e]), truncated=bool(truncated[e]),
+                    final=own(info["final_observation"]), final_alive=own(info["alive"]),
+                    final_mask=own(info["final_action_mask"]),
+                    final_world=own(info["final_world_state"] if central else None), memory=[],
+                )  # fmt: skip
+                for i in range(2):
+                    did = dict(action=np.eye(3)[one["action"][i]], reward=one["reward"][i])
+                    one["memory"].append(looked[e][i][0] | did)
+                found.append(one)
+                ended = one["terminated"] or one["truncated"]
+                self.memory[e] = [self.fresh() if ended else m for m in one["memory"]]
+            steps.append(found)
+            done = np.asarray(terminated | truncated)
+            alive = np.where(done[:, None], True, np.asarray(info["alive"]))
+            observation = after
+        return steps
+
+    def learn(self, steps, errors, values):
+        """Of one environment: what its values miss, and the largest ones at each step."""
+        c, params, target = self.config, self.policy.params.mixer.get("params"), None
+        for t, step in reversed(list(enumerate(steps))):
+            best = [np.max(q[m]) for q, m in zip(step["values"], step["mask"])]
+            chosen = [q[a] for q, a in zip(step["values"], step["action"])]
+            next_best = []
+            for i, (x, memory) in enumerate(zip(step["final"], step["memory"])):
+                _, q = self.look(self.inputs(x, i, memory), memory)
+                next_best.append(np.max(q[step["final_mask"][i]]))
+            view = self.view(step["observation"], step["world"])
+            final_view = self.view(step["final"], step["final_world"])
+            now = lambda q: mix(c, params, q, step["alive"], view)  # noqa: B023
+            then = mix(c, params, next_best, step["final_alive"], final_view)
+            reward, over = step["reward"], np.full(len(then), step["terminated"])
+            cut = over | step["truncated"]
+            if c.mixer == "none":
+                over, cut = over | ~step["final_alive"], cut | ~step["final_alive"]
+            elif hasattr(self.env, "shared_reward"):
+                reward = reward[1:]
+            else:
+                reward = np.array([reward[0] + reward[1]])
+            later = then if t + 1 == len(steps) else np.where(cut, then, target)
+            ahead = np.where(over, 0.0, (1.0 - c.q_lambda) * then + c.q_lambda * later)
+            target = c.reward_scale * reward + c.gamma * ahead
+            counts = step["alive"] if c.mixer == "none" else [True]
+            errors += list((now(chosen) - target)[counts])
+            values += list(now(best)[counts])
+
+
+@functools.cache
+def updates(arrangement):
+    """Two updates: config, environment, states before the second one and after it, metrics."""
+    change, env = ARRANGEMENTS[arrangement]
+    config, params = PLAIN.replace(**change), CrowdParams()
+    learner = vdn.learner(config, env, params)
+    state, update = jax.jit(learner.init)(jax.random.key(3)), jax.jit(learner.update)
+    state, _ = update(state)
+    large = lambda path, x: x + jnp.sin(jnp.arange(x.size)).reshape(x.shape) / (2 * len(x))
+    weights = jax.tree_util.tree_map_with_path(large, state.policy.params)
+    state = state.replace(policy=state.policy.replace(params=weights))
+    after, metrics = update(again(state))
+    return config, env, state, after, metrics
+
+
+@pytest.mark.parametrize("arrangement", ARRANGEMENTS)
+def test_an_update_is_that_of_plain_lists(arrangement):
+    """Masks, deaths, ends of both kinds, memories, and what all is normalised by."""
+    config, env, state, after, metrics = updates(arrangement)
+    plain = Plain(config, env, CrowdParams(), again(state))
+    terminated, truncated = np.array(plain.ends).T
+    assert terminated.any() and truncated.any() and plain.there < 0.95 * 2 * len(plain.ends)
+    np.testing.assert_allclose(metrics["loss"], plain.loss, rtol=1e-4)
+    np.testing.assert_allclose(metrics["mean_value"], plain.value, rtol=1e-4)
+    for name, found in after.memory._asdict().items():
+        if found is not None:
+            expected = [[one[name] for one in two] for two in plain.memory]
+            np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-5)
+    stats, before = after.policy.obs_stats, state.policy.obs_stats
+    assert stats.count - before.count == plain.there
+    if config.mixer == "monotonic" and hasattr(env, "world_state"):
+        assert after.policy.world_stats.count == 80
+        assert not np.allclose(after.policy.world_stats.mean, state.policy.world_stats.mean)
+    else:
+        assert after.policy.world_stats is None
+
+
+@pytest.mark.parametrize("arrangement", ["monotonic, world state, gru", "sum, no memory"])
+def test_a_policy_s_memory_is_that_of_training(arrangement):
+    """Step by step, with rewards that whoever steps the environment tells it."""
+    config, env, state, *_ = updates(arrangement)
+    plain = Plain.__new__(Plain)
+    plain.config, plain.policy = config, jax.tree.map(np.asarray, state.policy)
+    policy = jax.jit(lambda *args: vdn.make_policy(config, env, CrowdParams())(state, *args))
+    rng, memory, expected = np.random.default_rng(0), None, [plain.fresh(), plain.fresh()]
+    for _ in range(4):
+        x, reward = rng.normal(size=(2, 3)).astype(np.float32), rng.normal(size=2)
+        mask = np.array([[True, False, True], [False, True, True]])
+        action, memory = policy(x, memory, None, mask)
+        memory = rewarded(memory, reward)
+        for i in range(2):
+            after, values = plain.look(plain.inputs(x[i], i, expected[i]), expected[i])
+            assert action[i] == np.argmax(np.where(mask[i], values, -np.inf))
+            expected[i] = after | dict(action=np.eye(3)[action[i]], reward=reward[i])
+    if config.cell == "none":
+        assert not jax.tree.leaves(memory)
+    else:
+        hidden = [one["hidden"] for one in expected]
+        np.testing.assert_allclose(memory.hidden, hidden, rtol=1e-3, atol=1e-5)
+
+
+def test_a_policy_with_a_key_explores(vmapped_keys):
+    config, env, state, *_ = updates("sum, no memory")
+    policy = vdn.make_policy(config.replace(eps_end=1.0), env, CrowdParams())
+    keys = jax.random.split(jax.random.key(1), 400)
+    act = jax.vmap(lambda key: policy(state, jnp.ones((2, 3)), None, key)[0])
+    shares = np.stack([np.bincount(x, minlength=3) / 400 for x in act(keys).T])
+    np.testing.assert_allclose(shares, 1.0 / 3.0, atol=0.08)
+
+
+class One(Wrapper):
+    """An environment of one agent as one of several."""
+
+    num_agents = 1
+
+    def reset_env(self, key, params):
+        observation, state = self.env.reset_env(key, params)
+        return observation[None], state
+
+    def step_env(self, key, state, action, params):
+        x, state, reward, *rest = self.env.step_env(key, state, action[0], params)
+        return x[None], state, jnp.float32(reward)[None], *rest
+
+
+@pytest.mark.parametrize("mixer", ["none", "sum"])
+def test_one_agent_learns_what_pqn_learns(mixer):
+    """From the same parameters: three updates of several epochs and minibatches."""
+    env, params = envs.make("CartPole-v1")
+    same = dict(total_timesteps=48, num_envs=2, num_steps=8, num_minibatches=2, update_epochs=2)
+    same |= dict(hidden_sizes=(8, 4), num_evals=3, num_eval_episodes=2, learning_rate=1e-2)
+    same |= dict(gamma=0.9, reward_scale=0.3, eps_end=0.1, exploration_fraction=0.7)
+    config = vdn.Config(mixer=mixer, agent_ids=False, **same)
+    train = vdn.make_train(config, One(env), params)
+    start, _ = train(jax.random.key(0), None, 0)
+    weights = dict(start.policy.params.agent["params"])
+    weights["Dense_2"] = weights.pop("head")
+    theirs = pqn.make_train(pqn.Config(**same), env, params)
+    other, _ = theirs(jax.random.key(0), None, 0)
+    other = other.replace(policy=other.policy.replace(params={"params": weights}))
+    state, metrics = train(None, start, 3)
+    other, expected = theirs(None, other, 3)
+    for name in METRICS | {"episode_length", "eval_length", "num_episodes"}:
+        np.testing.assert_allclose(metrics[name], expected[name], rtol=1e-4, err_msg=name)
+    np.testing.assert_allclose(metrics["eval_return"][..., 0], expected["eval_return"])
+    learned = dict(state.policy.params.agent["params"])
+    learned["Dense_2"] = learned.pop("head")
+    assert_close(learned, other.policy.params["params"], rtol=1e-3, atol=1e-5)
+
+
+# --- games ------------------------------------------------------------------------------------
+
+
+@struct.dataclass
+class GameState:
+    place: jax.Array  # 0 at first, then 1 or 2
+    time: jax.Array
+
+
+@struct.dataclass
+class GameParams:
+    payoffs: jax.Array  # (2, 3, 3)
+    max_steps_in_episode: int = 10
+
+
+class Game(environment.Environment):
+    """In the first step the first agent chooses one of two games (0, or any other action), which
+    both play in the second one: Rashid et al. 2018, section 5. Both are paid the same."""
+
+    num_agents, shared_reward, name = 2, True, "Game"
+
+    @property
+    def default_params(self):
+        return GameParams(jnp.zeros((2, 3, 3)))
+
+    def reset_env(self, key, params):
+        state = GameState(jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32))
+        return self.observe(state), state
+
+    def step_env(self, key, state, action, params):
+        payoff = params.payoffs[state.place - 1, action[0], action[1]]
+        over = state.time == 1
+        reward = jnp.full(2, jnp.where(over, payoff, 0.0))
+        place = jnp.where(state.time == 0, 1 + (action[0] > 0), state.place)
+        state = GameState(place, state.time + 1)
+        return self.observe(state), state, reward, over, {}
+
+    def observe(self, state):
+        return jnp.tile(jax.nn.one_hot(state.place, 3), (2, 1))
+
+    def action_space(self, params):
+        return spaces.Discrete(3)
+
+    def observation_space(self, params):
+        return spaces.Box(0.0, 1.0, (3,))
+
+
+# A sum of two agents' values that is nearest to the second game is 5.3 at its 8, below the first
+# one's 7 (with a third action, as there are three below).
+TWO_STEPS = np.array([np.full((3, 3), 7.0), [[0, 0, 1], [0, 0, 1], [1, 1, 8]]], np.float32)
+# Son et al. 2019, table 1a: what is best for one depends on what the other one does.
+NOT_MONOTONIC = np.stack([[[8, -12, -12], [-12, 0, 0], [-12, 0, 0]]] * 2).astype(np.float32)
+GAMES = jnp.stack([TWO_STEPS, NOT_MONOTONIC])
+
+
+@pytest.fixture(scope="module")
+def played():
+    """What two seeds of VDN and QMIX are paid in both games in the end, (games, seeds)."""
+    config = vdn.Config(
+        total_timesteps=250 * 256,
+        num_envs=32,
+        num_steps=8,
+        num_minibatches=2,
+        agent_ids=True,
+        mixing_size=8,
+        gamma=0.99,
+        q_lambda=0.0,  # all actions are random ones
+        eps_end=1.0,
+        learning_rate=1e-2,
+        hidden_sizes=(32,),
+        num_evals=1,
+        num_eval_episodes=1,
+        eval_at_start=False,
+    )
+    keys = jax.random.split(jax.random.key(0), 2)
+
+    def pay(mixer, payoffs, key):
+        train = vdn.make_train(config.replace(mixer=mixer), Game(), GameParams(payoffs))
+        return train(key)[1]["eval_return"][0, 0, 0]
+
+    def play(mixer):
+        over_seeds = jax.vmap(functools.partial(pay, mixer), (None, 0))
+        return np.asarray(jax.jit(jax.vmap(over_seeds, (0, None)))(GAMES, keys))
+
+    with jax.debug_key_reuse(False):  # see conftest.vmapped_keys
+        return {mixer: play(mixer) for mixer in ("sum", "monotonic")}
+
+
+def test_a_sum_is_too_little_for_what_a_monotonic_mixer_can_tell(played):
+    np.testing.assert_array_equal(played["sum"][0], 7.0)
+    np.testing.assert_array_equal(played["monotonic"][0], 8.0)
+
+
+def test_neither_finds_what_is_best_only_together(played):
+    assert (played["sum"][1] < 8.0).all() and (played["monotonic"][1] < 8.0).all()
+
+
+# --- agents that leave, and masks -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mixer", ["none", "sum"])
+def test_who_left_has_terminated_alone_and_counts_in_no_mix(mixer):
+    """Reward 1 for ever, cut by time; agent 1 leaves after its first step and is paid 100 then.
+    Alone, its value is 1 and that of the other one 10; the team's is 101 without end."""
+    config = vdn.Config(
+        total_timesteps=100 * 256,
+        num_envs=16,
+        num_steps=16,
+        mixer=mixer,
+        agent_ids=True,
+        num_minibatches=4,
+        learning_rate=1e-2,
+        gamma=0.5,
+        reward_scale=0.1,
+        hidden_sizes=(16,),
+        activation="tanh",
+        num_evals=1,
+        num_eval_episodes=0,
+        eval_at_start=False,
+    )
+    env, params = Pair(), PairParams(task=LEAVING)
+    state, metrics = vdn.make_train(config, env, params)(jax.random.key(0))
+    x = jnp.array([[1.0, 1.0], [0.0, 0.0]])[:, None, :, None]  # at first, later
+    inputs = vdn.make_inputs(config, state.policy, x, ())
+    _, values = vdn.QNetwork(config, 2).apply(
+        state.policy.params.agent, vdn.parts.Memory(None, None), inputs, None
+    )
+    values = np.asarray(values.max(-1)[:, 0])
+    if mixer == "none":  # half of the future counts
+        np.testing.assert_allclose(values[:, 0], 0.1 * 2.0, rtol=0.1)
+        np.testing.assert_allclose(values[0, 1], 0.1, rtol=0.1)
+    else:
+        np.testing.assert_allclose(values[1, 0], 0.1 * 101.0 * 2.0, rtol=0.05)
+        np.testing.assert_allclose(values[0].sum(), 0.1 * (2.0 + 101.0), rtol=0.05)
+    assert np.isfinite(metrics["loss"]).all()
+
+
+def test_forbidden_actions_are_never_taken():
+    """Each would cost 100: neither in training nor in evaluation does any return fall below 0."""
+    env = Pair(masked=True)
+    config = TINY.replace(num_eval_episodes=32)
+    state, metrics = vdn.make_train(config, env, PairParams())(jax.random.key(0))
+    assert (np.asarray(metrics["episode_return"][1:]) >= 0.0).all()
+    assert (np.asarray(metrics["eval_return"]) >= 0.0).all()
+    policy = vdn.make_policy(config.replace(eps_end=1.0), env, PairParams())
+    mask = jnp.array([[False, False, True], [True, False, False]])
+    for key in (None, *map(jax.random.key, range(1, 5))):
+        np.testing.assert_array_equal(policy(state, jnp.ones((2, 1)), None, key, mask)[0], [2, 0])
+
+
+class Pictures(Pair):
+    """Observations are images (3, 4, 1)."""
+
+    def reset_env(self, key, params):
+        x, state = super().reset_env(key, params)
+        return jnp.tile(x[:, None, None], (1, 3, 4, 1)), state
+
+    def step_env(self, key, state, action, params):
+        x, *rest = super().step_env(key, state, action, params)
+        return jnp.tile(x[:, None, None], (1, 3, 4, 1)), *rest
+
+    def observation_space(self, params):
+        return spaces.Box(-1.0, 1.0, (3, 4, 1))
+
+
+def test_images_are_convolved_and_ids_and_what_was_done_come_behind():
+    state, _ = vdn.make_train(TINY, Pictures(), PairParams())(jax.random.key(0), None, 0)
+    params = state.policy.params.agent["params"]
+    assert params["Convolutions_0"]["Conv3x3_0"]["kernel"].shape == (9, 16)
+    assert params["Dense_0"]["kernel"].shape == (1 * 2 * 16 + 2 + 2 + 1, 8)
+    assert state.policy.params.mixer["params"]["bias"]["kernel"].shape == (2 * 12, 4)
+
+
+# --- the contract -----------------------------------------------------------------------------
+
+METRICS = {"loss", "grad_norm", "mean_value", "epsilon"}
+SWEPT = dict(eval_at_start=False)
+SWEPT_WORLD = WORLD[0], PairParams(task=LEAVING)
+OTHER = {"adam_eps": 1e-1, "max_grad_norm": 1e-2}
+REFUSED = [
+    (dict(num_minibatches=4), "num_minibatches=4 does not divide num_envs=2, .* 1, 2 would do"),
+    (
+        dict(num_minibatches=3, cell="none", previous_inputs=False),
+        "num_minibatches=3 does not divide num_envs . num_steps = .* 16; 1, 2, 4, 8 would do",
+    ),
+    (dict(mixer="mean"), "mixer='mean': give none or sum or monotonic"),
+    (dict(cell="rnn"), "cell='rnn': give none or lstm or gru or mingru"),
+    (dict(mixing_size=0), "mixing_size=0"),
+    (dict(memory_size=0), "memory_size=0"),
+    (dict(cell="none"), "previous_inputs=True needs a memory; cell='gru' would do"),
+    (dict(env="CartPole-v1", env_settings=()), "has one agent .*; pqn takes it"),
+    (dict(env="Pursuit-v0", env_settings=()), "has actions .*; vdn takes Discrete"),
+]
+PINNED = {
+    "loss": [1.09749, 0.741595, 3.73697],
+    "grad_norm": [162.879, 107.539, 405.218],
+    "mean_value": [0.00499709, 1.59426, 2.16152],
+}
+
+
+def test_metrics_have_the_points_as_leading_axis(trained):
+    """And of returns agents are the last one."""
+    state, metrics = trained
+    assert list(metrics["timestep"]) == [0, 16, 32, 48]
+    others = {"timestep", "num_episodes", "episode_return", "episode_length"}
+    assert set(metrics) == METRICS | others | EVALUATION
+    for name in METRICS:
+        assert metrics[name].shape == (4,), name
+        assert np.isnan(metrics[name][0]) and np.isfinite(metrics[name][1:]).all(), name
+    assert metrics["episode_return"].shape == (4, 2)
+    assert metrics["episode_length"].shape == metrics["num_episodes"].shape == (4,)
+    for name in ("eval_return", "eval_last_reward"):
+        assert metrics[name].shape == (4, 2, 2), name
+    for name in ("eval_length", "eval_terminated", "eval_truncated"):
+        assert metrics[name].shape == (4, 2), name
+    assert int(state.update) == 3
+
+
+def test_epsilon_falls_over_a_run(trained):
+    """Of 3 updates the second begins after a third of the run, the last one after two."""
+    expected = [1.0, 1.0 - 0.8 * (1 / 3) / 0.5, 0.2]
+    np.testing.assert_allclose(trained[1]["epsilon"][1:], expected, rtol=1e-5)
+
+
+def test_defaults_are_a_team_that_can_be_trained():
+    config = vdn.Config()
+    assert envs.make(config.env)[0].num_agents == 3
+    vdn.make_train(config)
+
+
+def test_kernels_are_orthogonal_with_their_gains(slices):
+    gains, found = {"head": 0.01, "gates": 1.0, "memory": 1.0}, set()
+    params = slices[0][0].policy.params.agent["params"]
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        if leaf.ndim > 1:
+            matrix = np.asarray(leaf) / gains.get(path[0].key, 2**0.5)
+            matrix = matrix if matrix.shape[0] >= matrix.shape[1] else matrix.T
+            np.testing.assert_allclose(matrix.T @ matrix, np.eye(matrix.shape[1]), atol=1e-5)
+            found.add(path[0].key)
+    assert found == {"Dense_0", "gates", "memory", "head"}
