@@ -699,10 +699,8 @@ def test_a_team_remembers_its_cues(vmapped_keys):
     assert trained.mean() > 0.9 and evaluated.mean() > 0.95, (trained, evaluated)
 
 
-@pytest.mark.parametrize(
-    "previous_inputs, least, most",
-    [(True, 5.2, 5.8), pytest.param(False, 2.5, 3.6, marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("previous_inputs, least, most", [(True, 5.2, 5.8), (False, 2.5, 3.6)])
 def test_only_who_sees_the_last_reward_guesses_once(previous_inputs, least, most, vmapped_keys):
     """Of 6 steps the first is a guess. Evaluations tell a policy what its actions brought."""
     config = REMEMBER.replace(previous_inputs=previous_inputs, total_timesteps=80 * 192)

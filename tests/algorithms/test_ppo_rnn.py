@@ -346,7 +346,10 @@ def test_a_cue_is_remembered_by_every_cell(cell, kind, vmapped_keys):
         assert returns.mean() > -0.1, returns
 
 
-@pytest.mark.parametrize("previous_inputs, least, most", [(True, 5.2, 5.8), (False, 2.5, 3.6)])
+@pytest.mark.parametrize(
+    "previous_inputs, least, most",
+    [(True, 5.2, 5.8), pytest.param(False, 2.5, 3.6, marks=pytest.mark.slow)],
+)
 def test_only_who_sees_the_last_reward_guesses_once(previous_inputs, least, most, vmapped_keys):
     """Of 6 steps the first is a guess. Evaluations tell a policy what its actions brought."""
     settings = RECALL | dict(total_timesteps=80 * 192, num_evals=1, num_eval_episodes=64)

@@ -550,11 +550,13 @@ def played():
         return {mixer: play(mixer) for mixer in ("sum", "monotonic")}
 
 
+@pytest.mark.slow
 def test_a_sum_is_too_little_for_what_a_monotonic_mixer_can_tell(played):
     np.testing.assert_array_equal(played["sum"][0], 7.0)
     np.testing.assert_array_equal(played["monotonic"][0], 8.0)
 
 
+@pytest.mark.slow
 def test_neither_finds_what_is_best_only_together(played):
     assert (played["sum"][1] < 8.0).all() and (played["monotonic"][1] < 8.0).all()
 
