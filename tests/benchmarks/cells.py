@@ -111,7 +111,8 @@ PRESETS = (
     *(preset("reinforce", env, 500_000, 100) for env in ("CartPole-v1", "Acrobot-v1")),
     preset("sac", "Pendulum-v1", 20_000, 10),
     preset("sac", "MountainCarContinuous-v0", 12_500, 10)._replace(what=HELD.format(4)),
-    *(preset("sac_discrete", env, 500_000, 30) for env in CLASSIC[:2]),
+    preset("sac_discrete", "CartPole-v1", 500_000, 30),
+    preset("sac_discrete", "Acrobot-v1", 160_000, 30)._replace(what=HELD.format(3)),
     preset("td3", "Pendulum-v1", 20_000, 10),
     preset("td3", "MountainCarContinuous-v0", 12_500, 10)._replace(what=HELD.format(4)),
     preset("crossq", "Pendulum-v1", 20_000, 10),
@@ -133,6 +134,7 @@ SUITE = ("CartpoleSwingup", "PendulumSwingup", "CheetahRun")  # 100,000 frames
 DEFAULTS = (
     *(cell for name in POLICY_GRADIENTS for cell in defaults(name, *CLASSIC, *BOX)),
     *(cell for name in VALUES for cell in defaults(name, *CLASSIC)),
+    *defaults("sac_discrete", *CLASSIC[:2]),
     *(default(name, "Breakout-MinAtar", 500_000, 10) for name in POLICY_GRADIENTS + VALUES),
     *(default("ippo", env, 1_000_000, 10) for env in TEAMS),
     default("vdn", "jaxmarl/MPE_simple_spread_v3", 1_000_000, 10)._replace(what="VDN"),
