@@ -13,8 +13,8 @@ from algorithms import parts, pqn, pqn_rnn
 from envs.evaluation import rewarded
 from tests import probe as tasks
 from tests.algorithms.contract import *  # noqa: F403
-from tests.algorithms.contract import again, assert_close
-from tests.probe import RecallParams
+from tests.algorithms.contract import again, assert_close, assert_same
+from tests.probe import ProbeParams, RecallParams
 
 # In test_slices.py, which is slow.
 del test_slices_are_exact_under_vmap_too  # noqa: F821
@@ -195,6 +195,22 @@ def test_every_environment_is_in_one_minibatch_with_its_own_memory(still):
     _, expected = one(None, again(state), 1)
     _, metrics = train(params, state)
     np.testing.assert_allclose(metrics["loss"], expected["loss"], rtol=1e-4)
+
+
+def test_what_a_forbidden_action_would_be_worth_changes_nothing():
+    """Neither what is done, nor what is hoped for, nor the look ahead to final observations."""
+    env, params = tasks.Probe(masked=True), ProbeParams(tasks.SWING, 1.0, 3)
+    train = pqn_rnn.make_train(STILL, env, params)
+    state, _ = train(jax.random.key(0), None, 0)
+
+    def learn(worth):
+        weights = jax.tree.map(lambda x: x, state.policy.params)
+        bias = weights["params"]["head"]["bias"]
+        weights["params"]["head"]["bias"] = bias.at[2].set(worth)  # never allowed
+        policy = state.policy.replace(params=weights)
+        return train(None, again(state).replace(policy=policy), 1)[1]
+
+    assert_same(learn(100.0), learn(-100.0))
 
 
 # --- a task that needs a memory ---------------------------------------------------------------
