@@ -2,11 +2,11 @@
 
 import pytest
 
-from tests.algorithms import test_crossq, test_ddpg, test_td3
+from tests.algorithms import test_crossq, test_ddpg, test_sac_discrete, test_td3
 from tests.algorithms.probes import *  # noqa: F403
 
 pytestmark = pytest.mark.slow
-FILES = (test_td3, test_ddpg, test_crossq)
+FILES = (test_td3, test_ddpg, test_crossq, test_sac_discrete)
 
 
 @pytest.fixture(scope="module", params=FILES, ids=lambda file: file.__name__.split("test_")[1])

@@ -12,7 +12,6 @@ from envs.gymnax import Wrapper, spaces
 from tests import probe as tasks
 from tests.algorithms.contract import *  # noqa: F403  the contract
 from tests.algorithms.contract import again, assert_close, assert_same, change_leaves
-from tests.algorithms.probes import *  # noqa: F403
 from tests.algorithms.probes import play_probes
 from tests.conftest import AS_FOR_USERS
 
@@ -306,8 +305,9 @@ PROBE = sac_discrete.Config(
 )
 
 
-@pytest.fixture(scope="module")
-def probed():
+def played():
+    """In test_probes.py, which is slow."""
+
     def values_of(config, space, state, x):
         critics = jax.vmap(sac_discrete.Critic(config, 2).apply, (0, None))
         return critics(state.critic_params, x).min(0).max(-1)
