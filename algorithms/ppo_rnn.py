@@ -356,10 +356,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     def init(rng):
         order_rng, network_rng, reset_rng, rollout_rng, eval_rng = jax.random.split(rng, 5)
         observation, env_state = environments.reset(reset_rng, env_params)
-        memory, x = (
-            parts.fresh_memory(config, space, config.num_envs),
-            observation.astype(jnp.float32),
-        )
+        memory = parts.fresh_memory(config, space, config.num_envs)
+        x = observation.astype(jnp.float32)
         gains = {"actor_head": 0.01, "critic_head": 1.0, "gates": 1.0, "memory": 1.0}
         params = parts.orthogonal(network, network_rng, memory, x, **gains)
         return TrainState(

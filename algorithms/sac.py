@@ -274,7 +274,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     optimizer = parts.FlatOptimizer(optax.scale_by_adam(eps=config.adam_eps))
 
     def critics(params, x, action):
-        """Values (num_critics, batch). Of inputs of its own each XLA lays out no others."""
+        """Values (num_critics, batch). Inputs that all shared would make one product of their first
+        layers, whose results XLA turns round to go on, which is slower."""
         own = lambda x: jnp.broadcast_to(x, (config.num_critics, *x.shape))
         return jax.vmap(critic.apply)(params, own(x), own(action))
 

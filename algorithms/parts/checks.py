@@ -91,9 +91,9 @@ def check_spaces(
     if hasattr(env, "action_mask") and not hasattr(actions, "n"):
         raise ValueError(f"{env.name} has an action_mask, which actions {actions} cannot heed")
     if hasattr(env, "action_mask") and not masks:
-        others = "ippo does" if hasattr(env, "num_agents") else f"{HEED_MASKS} do"
+        others = "ippo, ippo_rnn and vdn" if hasattr(env, "num_agents") else HEED_MASKS
         raise ValueError(
-            f"{env.name} has an action_mask, which {algorithm} would not heed; {others}"
+            f"{env.name} has an action_mask, which {algorithm} would not heed; {others} do"
         )
     if not hasattr(observations, "low"):
         raise ValueError(f"{env.name} has observations {observations}; {algorithm} takes Box")

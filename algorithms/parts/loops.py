@@ -19,9 +19,9 @@ class Looped(NamedTuple):
 def scan_rows(step: Callable, carry: Any, rows: Any, first: jax.Array, count: int) -> Looped:
     """`jax.lax.scan` of step(carry, row) -> carry, outputs over some rows, adding outputs up.
 
-    XLA inlines a loop of one trip. What writes a replay buffer and what reads it then become one
-    operation, which copies the whole buffer at every step. Of rows that begin at the counter of
-    a loop around this one XLA knows no number, so that a loop it stays.
+    XLA inlines a loop that it can see has one trip. What writes a replay buffer and what reads it
+    then become one operation, which copies the whole buffer at every step. Where `first` comes from
+    the counter of a loop around this one, XLA cannot tell how many trips there are.
 
     Args:
       rows: leading axis all rows there are.

@@ -519,7 +519,9 @@ def test_a_vmapped_seed_is_close_to_the_single_run(trained, vmapped_keys):
 
 
 def test_environments_that_forbid_actions_are_refused():
-    with pytest.raises(ValueError, match="which ppo_vtrace would not heed; ippo does"):
+    with pytest.raises(
+        ValueError, match="which ppo_vtrace would not heed; ippo, ippo_rnn and vdn do"
+    ):
         ppo_vtrace.make_train(TINY, Pair(masked=True), PairParams())
 
 

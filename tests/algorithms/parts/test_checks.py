@@ -142,7 +142,12 @@ def test_spaces_that_can_be_taken_are(env, params, takes):
             {"box": True},
             "Probe has an action_mask, which zzz would not heed; ppo, ",
         ),
-        (MASKED_PAIR, PAIR, {"agents": True}, "Pair has an action_mask, .* heed; ippo does$"),
+        (
+            MASKED_PAIR,
+            PAIR,
+            {"agents": True},
+            "Pair has an action_mask, .* heed; ippo, ippo_rnn and vdn do$",
+        ),
         (MASKED_BOX, PARAMS, {"box": True, "masks": True}, "an action_mask, which actions .*heed"),
         (
             Narrow(),
