@@ -284,6 +284,21 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
         "playground/CartpoleSwingup": SUITE,
         "playground/PendulumSwingup": SUITE,
         "playground/CheetahRun": SUITE,
+        # What brax's own notebook has for its SAC, but for the size of the networks.
+        "brax/hopper": {
+            "env_settings": (("backend", "spring"),),
+            "total_timesteps": 500_000,
+            "num_envs": 128,
+            "updates_per_step": 64,
+            "buffer_size": 500_000,
+            "batch_size": 512,
+            "learning_starts": 8_192,
+            "learning_rate": 6e-4,
+            "gamma": 0.997,
+            "reward_scale": 30.0,
+            "normalize_obs": True,
+            **SMALL,
+        },
     },
     "sac_discrete": {
         "CartPole-v1": {},

@@ -174,6 +174,7 @@ LIBRARIES = tuple(
             preset("sac", f"playground/{env}", 50_000, 3)._replace(what=HELD.format(2))
             for env in SUITE
         ),
+        preset("sac", "brax/hopper", 500_000, 3),
         preset("td3", "playground/CartpoleSwingup", 50_000, 3)._replace(what=HELD.format(2)),
         flag("sac", "playground/CartpoleSwingup", SIMBA, 50_000, 3)._replace(
             name="playground/CartpoleSwingup, simba", what=HELD.format(2)
@@ -194,4 +195,5 @@ PEERS = tuple(
     for peer, seeds in (("rejax-ppo", 100), ("purejaxrl-ppo", 100), ("rejax-dqn", 10))
     for env in ("CartPole-v1", "Acrobot-v1")
 )
+PEERS += (Cell("brax-sac", "brax/hopper", "", 3, tables=("peers",)),)
 CELLS = PRESETS + DEFAULTS + FLAGS + LIBRARIES

@@ -9,9 +9,13 @@ those at the end of its ppo.py; only the budget is ours, 500k steps. A score is 
 32 episodes of the policy's most likely action after the last step, as for ours; their own
 evaluation samples actions. PureJaxRL evaluates nothing while it trains, so that whether it had
 been better before is not known.
+
+brax's SAC, of the installed brax, has the settings that its notebook gives for the hopper, but for
+networks of 64 units (and so has sac.py's preset), and evaluates itself, 32 episodes as well.
 """
 
 import argparse
+import importlib.metadata
 import json
 import os
 import subprocess
@@ -70,6 +74,18 @@ SETTINGS = {
         "fill_buffer": 1_000,
         "target_update_freq": 200,
     },
+}
+# https://github.com/google/brax/blob/main/notebooks/training.ipynb
+BRAX_SAC = {
+    "num_envs": 128,
+    "grad_updates_per_step": 64,
+    "batch_size": 512,
+    "min_replay_size": 8192,
+    "max_replay_size": 1_048_576,
+    "learning_rate": 6e-4,
+    "discounting": 0.997,
+    "reward_scaling": 30.0,
+    "normalize_observations": True,
 }
 PUREJAXRL_PPO = {
     "LR": 2.5e-4,
@@ -164,22 +180,60 @@ def train_purejaxrl(environment, folder):
     return run
 
 
-def serve(name, first, count, folder=None):
-    """Prints the curves of seeds as JSON."""
+def brax_curve(seed):
+    """A seed's curve (points,) of brax's SAC on its hopper, whose physics are the spring ones."""
+    import functools
+
+    import jax
+    import jax.numpy as jnp
+    from brax import envs
+    from brax.training.agents.sac import networks, train
+
+    # brax 0.14 uses it, jax 0.10 has it no more.
+    first = lambda tree, devices: jax.tree.map(lambda x: jnp.asarray(x)[None], tree)
+    jax.device_put_replicated = getattr(jax, "device_put_replicated", first)
+    sizes = {"hidden_layer_sizes": (64, 64)}
+    curve = []
+    train.train(
+        envs.get_environment("hopper", backend="spring"),
+        num_timesteps=STEPS,
+        episode_length=1000,
+        num_evals=6,
+        num_eval_envs=EPISODES,
+        deterministic_eval=True,
+        seed=seed,
+        network_factory=functools.partial(networks.make_sac_networks, **sizes),
+        progress_fn=lambda steps, metrics: curve.append(float(metrics["eval/episode_reward"])),
+        **BRAX_SAC,
+    )
+    return curve
+
+
+def curves_of(train, seeds):
+    """Curves (seeds, points) of train(key) -> curve."""
     import jax
     import numpy as np
 
-    algorithm, environment = name.split("/")
+    keys = jax.vmap(jax.random.PRNGKey)(np.asarray(seeds))
+    return np.asarray(jax.jit(jax.vmap(train))(keys), np.float64).tolist()
+
+
+def serve(name, first, count, folder=None):
+    """Prints the curves of seeds as JSON."""
+    import jax
+
+    algorithm, _, environment = name.partition("/")
     kit, kind = algorithm.split("-")
-    if kit == "rejax":
-        train = train_rejax(kind, environment)
+    seeds = range(int(first), int(first) + int(count))
+    if kit == "brax":
+        curves = [brax_curve(seed) for seed in seeds]
+    elif kit == "rejax":
+        curves = curves_of(train_rejax(kind, environment), seeds)
     else:
-        train = train_purejaxrl(environment, folder)
-    keys = jax.vmap(jax.random.PRNGKey)(np.arange(int(first), int(first) + int(count)))
-    curves = np.asarray(jax.jit(jax.vmap(train))(keys), np.float64)
+        curves = curves_of(train_purejaxrl(environment, folder), seeds)
     device = jax.devices()[0]
     made = {"jax": jax.__version__, "device": f"{device.platform} {device.device_kind}"}
-    print(json.dumps({"curves": curves.tolist(), **made}))
+    print(json.dumps({"curves": curves, **made}))
 
 
 # --- in ours ----------------------------------------------------------------------------------
@@ -203,9 +257,13 @@ def train(cell, first: int) -> list[dict]:
     words, version = [cell.key, str(first), str(cell.seeds)], peer_python.REJAX
     if cell.algorithm.startswith("purejaxrl"):  # needs what rejax needs
         words, version = [*words, str(checkout())], f"purejaxrl {COMMIT[:7]}"
-    run = [peer_python.rejax(), __file__, "--worker", *words]
-    one_thread = os.environ | {"NPROC": "1"}  # with more, jax 0.10 hangs in PureJaxRL's vmapped QR
-    pipe = {"stdout": subprocess.PIPE, "text": True, "env": one_thread}
+    environ, python = os.environ | {"NPROC": "1"}, sys.executable
+    if cell.algorithm.startswith("brax"):
+        version, environ = f"brax {importlib.metadata.version('brax')}", None
+    else:  # with more than one thread jax 0.10 hangs in PureJaxRL's vmapped QR
+        python = peer_python.rejax()
+    run = [python, __file__, "--worker", *words]
+    pipe = {"stdout": subprocess.PIPE, "text": True, "env": environ}
     done = json.loads(subprocess.run(run, check=True, **pipe).stdout)
     return [
         {
