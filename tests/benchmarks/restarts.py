@@ -2,6 +2,7 @@
 
     python tests/benchmarks/restarts.py                        # all that are installed
     python tests/benchmarks/restarts.py navix/DoorKey-5x5      # one
+    python tests/benchmarks/restarts.py --windows              # what start states in stock cost
     python tests/benchmarks/restarts.py --keep                 # and keep it in docs/results
 
 Each library restarts its environments with its own wrapper, `envs.batch` by its stock of start
@@ -11,6 +12,9 @@ turns, after one round that is not counted; medians of `--runs`. (brax's and pla
 put every episode back to the one start that its environment had at first; craftax, NAVIX and
 XLand-MiniGrid draw one for every environment at every step; Jumanji only when an episode ends, one
 environment after the other.)
+
+`--windows` compares `envs.batch` with itself, for windows of 1, 8 and 64 steps that share a start
+state: speed, and the memory that the compiled program plans.
 """
 
 import argparse
@@ -19,7 +23,7 @@ import importlib
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,7 +36,9 @@ import envs
 from tests.benchmarks import learning, report
 
 ROLLOUT = 128
+WINDOWS = (8, 1, 64)  # the first is what the others are compared with
 COLUMNS = ("case", "times the steps/s of", "median", "least", "most")
+WINDOW_COLUMNS = ("case", "window of 1, times the steps/s of 8", "of 64", "memory for 1, 8 and 64")
 
 
 class Case(NamedTuple):
@@ -153,37 +159,70 @@ def observe(observation: Any, reward: jax.Array, ended: jax.Array) -> Any:
     return total + reward.sum(), jnp.sum(ended, dtype=jnp.int32)
 
 
-def rows(case: Case, runs: int) -> list[list[str]]:
-    name, *settings = case.name.split()
-    env, env_params = envs.make(name, **dict(setting.split("=") for setting in settings))
+def made(case: Case, **settings: Any) -> tuple[Any, Any]:
+    """The environment and its parameters."""
+    name, *words = case.name.split()
+    return envs.make(name, **dict(word.split("=") for word in words), **settings)
+
+
+def alternate(sides: Sequence[Callable], runs: int) -> list[list[float]]:
+    """Seconds of each run, (runs, sides), after one that is not counted."""
     keys = jax.random.split(jax.random.key(0), runs + 1)
-    sides = [jax.jit(side(env, env_params, case)) for side in (library, ours)]
-    ends = [int(jax.block_until_ready(side(keys[-1]))[1].sum()) for side in sides]
-    ratios = []
-    for key in keys[:-1]:
-        seconds = []
+    seconds = []
+    for key in keys:
+        seconds.append([])
         for side in sides:
             start = time.perf_counter()
             jax.block_until_ready(side(key))
-            seconds.append(time.perf_counter() - start)
-        ratios.append(seconds[0] / seconds[1])
+            seconds[-1].append(time.perf_counter() - start)
+    return seconds[1:]
+
+
+def against_library(case: Case, runs: int) -> list[str]:
+    """A row: how many times as many steps a second as with the library's own wrapper."""
+    env, env_params = made(case)
+    sides = [jax.jit(side(env, env_params, case)) for side in (library, ours)]
+    ends = [int(side(jax.random.key(1))[1].sum()) for side in sides]
+    print(f"{case.name}: {ends[1]} episodes ended, {ends[0]} of theirs", file=sys.stderr)
+    ratios = [theirs / own for theirs, own in alternate(sides, runs)]
     figures = statistics.median(ratios), min(ratios), max(ratios)
-    row = [f"{case.name}, {case.num_envs} environments", "its own restarts"]
-    row += [f"{ratio:.2f}" for ratio in figures]
-    print(f"{', '.join(row)} (episodes that ended: {ends[1]}, theirs {ends[0]})", flush=True)
-    return [row]
+    name = f"{case.name}, {case.num_envs} environments"
+    return [name, "its own restarts", *(f"{ratio:.2f}" for ratio in figures)]
+
+
+def of_windows(case: Case, runs: int) -> list[str]:
+    """A row: how fast other windows are, and what the program needs beside its results."""
+    sides = []
+    for window in WINDOWS:
+        env, env_params = made(case, start_window=window)
+        sides.append(jax.jit(ours(env, env_params, case)).lower(jax.random.key(0)).compile())
+    memory = {w: s.memory_analysis().temp_size_in_bytes / 2**20 for w, s in zip(WINDOWS, sides)}
+    seconds = alternate(sides, runs)
+    ratios = [statistics.median(row[0] / row[i] for row in seconds) for i in (1, 2)]
+    sizes = ", ".join(f"{memory[window]:.1f}" for window in sorted(WINDOWS))
+    name = f"{case.name}, {case.num_envs} environments"
+    return [name, *(f"{ratio:.2f}" for ratio in ratios), f"{sizes} MB"]
+
+
+KINDS = {"restarts": (COLUMNS, against_library), "windows": (WINDOW_COLUMNS, of_windows)}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("names", nargs="*", help="of environments, those that begin so")
     parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--windows", action="store_true", help="start states in stock instead")
     parser.add_argument("--keep", action="store_true", help="in docs/results")
     args = parser.parse_args()
-    chosen = [c for c in CASES if not args.names or c.name.startswith(tuple(args.names))]
-    found = [row for case in chosen for row in rows(case, args.runs)]
+    kind = "windows" if args.windows else "restarts"
+    columns, make_row = KINDS[kind]
+    found = []
+    for case in CASES:
+        if not args.names or case.name.startswith(tuple(args.names)):
+            found.append(make_row(case, args.runs))
+            print(", ".join(found[-1]), flush=True)
     if args.keep:
-        report.keep_speeds("restarts", COLUMNS, found)
+        report.keep_speeds(kind, columns, found)
         learning.write()
 
 
