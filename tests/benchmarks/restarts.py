@@ -51,12 +51,12 @@ class Case(NamedTuple):
 def playground(env: Any) -> tuple[Callable, Callable]:
     wrapper = importlib.import_module("mujoco_playground").wrapper
     wrapped = wrapper.wrap_for_brax_training(env.wrapped, episode_length=1000)
-    return wrapped.reset, wrapped.step
+    return lambda keys: wrapped.reset(jax.random.key_data(keys)), wrapped.step
 
 
 def brax(env: Any) -> tuple[Callable, Callable]:
-    wrapped = importlib.import_module("brax.envs.training").wrap(env.wrapped, episode_length=1000)
-    return wrapped.reset, wrapped.step
+    wrapped = importlib.import_module("brax.envs.wrappers.training").wrap(env.wrapped, episode_length=1000)
+    return lambda keys: wrapped.reset(jax.random.key_data(keys)), wrapped.step
 
 
 def craftax(env: Any) -> tuple[Callable, Callable]:
