@@ -94,7 +94,7 @@ def jumanji(env: Any) -> tuple[Callable, Callable]:
 
 
 CASES = (
-    Case("playground/CartpoleBalance", 16, 2, playground),
+    Case("playground/CartpoleBalance", 16, 32, playground),
     Case("brax/hopper backend=spring", 64, 2, brax),
     Case("craftax/Classic-Symbolic", 64, 1, craftax),
     Case("navix/DoorKey-5x5", 64, 8, navix),
