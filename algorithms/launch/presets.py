@@ -151,6 +151,12 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
             "num_minibatches": 16,
             "gamma": 0.995,
         },
+        "playground/CheetahRun": {
+            "total_timesteps": 1_000_000,
+            "num_envs": 32,
+            "num_minibatches": 8,
+            "num_evals": 5,
+        },
         "craftax/Classic-Symbolic": CRAFTAX,
     },
     "ippo": {

@@ -55,7 +55,9 @@ def playground(env: Any) -> tuple[Callable, Callable]:
 
 
 def brax(env: Any) -> tuple[Callable, Callable]:
-    wrapped = importlib.import_module("brax.envs.wrappers.training").wrap(env.wrapped, episode_length=1000)
+    wrapped = importlib.import_module("brax.envs.wrappers.training").wrap(
+        env.wrapped, episode_length=1000
+    )
     return lambda keys: wrapped.reset(jax.random.key_data(keys)), wrapped.step
 
 
