@@ -24,8 +24,7 @@ Implementation details:
     all formulas. log_prob is exact for the draw before tanh: nothing is inverted or clipped, so
     that saturated actions give finite numbers. log_std is squashed to [-5, 2].
   5 After every `policy_every`-th gradient step of the critics the actor and the temperature take
-    one. Which steps those are does not depend on the state, so that a branch decides it: it stays
-    a branch under vmap.
+    one. Which steps those are is the same in all states: the branch stays one under vmap.
   6 A transition leads to the observation before any restart: where an episode was cut by its time
     limit the target bootstraps from there, and only a terminated one has no future.
   7 With n_step above 1 the entropy of the steps between is left out.
@@ -92,10 +91,9 @@ class Config:
 
 
 class BatchRenorm(nn.Module):
-    """Features (batch, size) by their moments, then a scale and a bias for each.
+    """Algorithm 1 of Ioffe 2017 for features (batch, size), with running variances, not deviations.
 
-    Algorithms 1 and 2 of Ioffe 2017, without the second if not `train`, and plain batch
-    normalisation until `warm`.
+    If not `train` its inference; until `warm` plain batch normalisation.
     """
 
     config: Config
@@ -130,11 +128,10 @@ class Torso(nn.Module):
 
     @nn.compact
     def __call__(self, train, warm, x, *more):
-        config = self.config
-        activation = getattr(nn, config.activation)
-        norm = lambda x: BatchRenorm(config)(x, train, warm)
-        x = norm(parts.Torso((), config.activation, config.conv_layers)(x, *more))
-        if config.network == "mlp":
+        activation = getattr(nn, self.config.activation)
+        norm = lambda x: BatchRenorm(self.config)(x, train, warm)
+        x = norm(parts.Torso((), self.config.activation, self.config.conv_layers)(x, *more))
+        if self.config.network == "mlp":
             for size in self.sizes:
                 x = norm(activation(nn.Dense(size)(x)))
             return x
@@ -183,13 +180,8 @@ class Critic(nn.Module):
 class PolicyState:
     """What acting needs."""
 
-    params: Any
-    moments: Any  # running, of features
+    variables: dict[str, Any]  # params, and moments: running ones, of features
     obs_stats: parts.RunningStatistics
-
-    @property
-    def variables(self) -> dict[str, Any]:
-        return {"params": self.params, "moments": self.moments}
 
 
 @struct.dataclass
@@ -197,7 +189,7 @@ class TrainState:
     """Everything that a run needs to go on."""
 
     policy: PolicyState
-    critics: dict[str, Any]  # params and moments, leading axis num_critics
+    critics: dict[str, Any]  # their variables, leading axis num_critics
     log_temperature: jax.Array  # ()
     critic_opt_state: optax.OptState
     policy_opt_state: optax.OptState  # of the actor and the temperature
@@ -324,7 +316,6 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     space = env.action_space(env_params)
     size = parts.num_outputs(space)
     actor, critic = Actor(config, size), Critic(config)
-    frozen = jax.vmap(critic.apply, (0, None, None))  # values (num_critics, batch)
     buffer = make_buffer(config)
     waits = max(config.learning_starts, buffer.waiting + 1)  # there is a whole window
     waiting_rounds = -(-waits // (num_envs * num_steps)) - 1
@@ -340,7 +331,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         log_temperature = jnp.log(config.initial_temperature)
         obs_stats = parts.RunningStatistics.create(observation.shape[1:])
         return TrainState(
-            policy=PolicyState(**of_actor, obs_stats=obs_stats),
+            policy=PolicyState(of_actor, obs_stats),
             critics=of_critics,
             log_temperature=log_temperature,
             critic_opt_state=optimizer.init(of_critics["params"]),
@@ -378,79 +369,67 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         return jax.lax.scan(step, state, (noise.step_rng, noise.exploration))
 
     def critic_loss(params, state, window, noise, warm):
-        """And the running moments after it."""
+        """And the running moments after it, and metrics."""
         x = normalize(config, state.policy, window.observation)
         next_x = normalize(config, state.policy, window.final_observation)
         next_action, next_log_prob = squash(actor.apply(state.policy.variables, next_x), noise)
         both = jnp.concatenate([x, next_x])
         actions = jnp.concatenate([window.action.reshape(-1, size), next_action])
-
-        def in_training(params, moments):
-            variables = {"params": params, "moments": moments}
-            return critic.apply(variables, both, actions, True, warm, mutable="moments")
-
-        values, changed = jax.vmap(in_training)(params, state.critics["moments"])
+        in_training = lambda v: critic.apply(v, both, actions, True, warm, mutable="moments")
+        values, changed = jax.vmap(in_training)(state.critics | {"params": params})
         values, next_values = jnp.split(values, 2, axis=1)  # (num_critics, batch) each
         next_value = next_values.min(0) - jnp.exp(state.log_temperature) * next_log_prob
         target = config.reward_scale * window.returns + window.discount * next_value
         loss = jnp.square(values - jax.lax.stop_gradient(target)).mean(1).sum()
-        return loss, (changed["moments"], values.min(0).mean())
+        return loss, (changed, {"critic_loss": loss, "mean_value": values.min(0).mean()})
 
-    def policy_loss(params, state, x, noise, warm):
-        """Of the actor and the temperature; and metrics, and the running moments after it."""
-        params, log_temperature = params
+    def policy_loss(params, log_temperature, state, window, noise, warm):
+        """Of the actor and the temperature; and the running moments after it, and metrics."""
+        x = normalize(config, state.policy, window.observation)
         temperature = jnp.exp(log_temperature)
-        variables = {"params": params, "moments": state.policy.moments}
+        variables = state.policy.variables | {"params": params}
         gaussian, changed = actor.apply(variables, x, True, warm, mutable="moments")
         action, log_prob = squash(gaussian, noise)
-        value = frozen(state.critics, x, action).min(0)
+        value = jax.vmap(critic.apply, (0, None, None))(state.critics, x, action).min(0)  # frozen
         loss = (jax.lax.stop_gradient(temperature) * log_prob - value).mean()
         surplus = jax.lax.stop_gradient(-log_prob).mean() - size * config.target_entropy
         metrics = {"actor_loss": loss, "entropy": -log_prob.mean(), "temperature": temperature}
-        loss += temperature * surplus * config.learn_temperature
-        return loss, (changed["moments"], metrics)
+        return loss + temperature * surplus * config.learn_temperature, (changed, metrics)
 
     def gradient_step(state, draws, progress, ready, warm):
         """From a batch of windows. It leaves no trace before there is enough to learn from."""
         draw = buffer.draw(state.replay, draws.windows)
         window = buffer.windows(state.replay.transitions, draw.index, config.gamma)
         left = jnp.maximum(1.0 - progress, 0.0) if config.anneal_lr else 1.0
-        learning_rate = config.learning_rate * left
-        (loss, (moments, mean_value)), grads = jax.value_and_grad(critic_loss, has_aux=True)(
-            state.critics["params"], state, window, draws.actions[1], warm
+        step = functools.partial(optimizer.step, learning_rate=config.learning_rate * left)
+        old = state.critics["params"]
+        grads, (changed, metrics) = jax.grad(critic_loss, has_aux=True)(
+            old, state, window, draws.actions[1], warm
         )
-        params, critic_opt_state, grad_norm = optimizer.step(
-            state.critics["params"], state.critic_opt_state, grads, learning_rate
-        )
-        critics = {"params": params, "moments": moments}
+        params, critic_opt_state, metrics["grad_norm"] = step(old, state.critic_opt_state, grads)
+        critics = changed | {"params": params}
 
         def improve(old):
             """The gradient step of the actor and of the temperature."""
-            now = state.replace(critics=critics)
-            x = normalize(config, state.policy, window.observation)
-            both = old["policy"].params, old["log_temperature"]
-            grads, (moments, metrics) = jax.grad(policy_loss, has_aux=True)(
-                both, now, x, draws.actions[0], warm
+            both = old["policy"].variables["params"], old["log_temperature"]
+            grads, (changed, metrics) = jax.grad(policy_loss, (0, 1), has_aux=True)(
+                *both, state.replace(critics=critics), window, draws.actions[0], warm
             )
-            (params, log_temperature), opt_state, _ = optimizer.step(
-                both, old["policy_opt_state"], grads, learning_rate
-            )
+            (params, log_temperature), opt_state, _ = step(both, old["policy_opt_state"], grads)
             return metrics, {
-                "policy": old["policy"].replace(params=params, moments=moments),
+                "policy": old["policy"].replace(variables=changed | {"params": params}),
                 "log_temperature": log_temperature,
                 "policy_opt_state": opt_state,
             }
 
-        changing = ("policy", "log_temperature", "policy_opt_state")
-        old = {name: getattr(state, name) for name in changing}
+        old = {n: getattr(state, n) for n in ("policy", "log_temperature", "policy_opt_state")}
         nothing = dict.fromkeys(("actor_loss", "entropy", "temperature"), jnp.zeros(()))
-        metrics, changes = jax.lax.cond(draws.turn, improve, lambda old: (nothing, old), old)
+        rare, changes = jax.lax.cond(draws.turn, improve, lambda old: (nothing, old), old)
         changes |= {"critics": critics, "critic_opt_state": critic_opt_state}
         keep = lambda new, old: jax.tree.map(lambda n, o: jnp.where(ready, n, o), new, old)
         state = state.replace(**{n: keep(new, getattr(state, n)) for n, new in changes.items()})
-        metrics = {n: parts.Average(keep(x, 0.0), ready & draws.turn) for n, x in metrics.items()}
-        always = {"critic_loss": loss, "mean_value": mean_value, "grad_norm": grad_norm}
-        return state, metrics | {n: parts.Average(keep(x, 0.0), ready) for n, x in always.items()}
+        now = dict.fromkeys(metrics, ready) | dict.fromkeys(rare, ready & draws.turn)
+        return state, {n: parts.Average(keep(x, 0.0), now[n]) for n, x in (metrics | rare).items()}
 
     def round_(state, inputs, draws):
         """Acting, then learning."""
@@ -461,10 +440,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         if config.normalize_obs:
             obs_stats = state.policy.obs_stats.update(rollout.observation)
             state = state.replace(policy=state.policy.replace(obs_stats=obs_stats))
-        done = (number - waiting_rounds) * float(config.updates_per_step)  # gradient steps
-        learn = functools.partial(
-            gradient_step, progress=progress, ready=ready, warm=done >= config.renorm_warmup
-        )
+        warm = (number - waiting_rounds) * float(config.updates_per_step) >= config.renorm_warmup
+        learn = functools.partial(gradient_step, progress=progress, ready=ready, warm=warm)
         state, metrics = parts.scan_rows(learn, state, draws, first, config.updates_per_step)
         return state, (metrics, rollout.reward, rollout.done)
 

@@ -8,6 +8,7 @@ import pytest
 
 import envs
 from algorithms import crossq
+from envs.gymnax import Wrapper, spaces
 from tests.algorithms.contract import *  # noqa: F403  the contract
 from tests.algorithms.contract import again, assert_close, assert_same
 from tests.algorithms.probes import play_probes
@@ -71,6 +72,30 @@ def test_metrics_have_the_points_as_leading_axis(file, trained):
     assert int(state.update) == 3
 
 
+def learned(state):
+    return state.policy.variables["params"]
+
+
+# --- formulas ---------------------------------------------------------------------------------
+
+
+def test_actions_and_their_log_prob_are_those_of_the_change_of_variables():
+    rng = np.random.default_rng(0)
+    mean, log_std, noise = 0.5 * rng.normal(size=(3, 50, 3))
+    action, log_prob = crossq.squash(crossq.Gaussian(mean, log_std), noise)
+    u = mean + np.exp(log_std) * noise
+    density = np.exp(-0.5 * noise**2) / np.sqrt(2.0 * np.pi) / np.exp(log_std) / np.cosh(u) ** -2
+    np.testing.assert_allclose(action, np.tanh(u), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(log_prob, np.log(density).sum(-1), rtol=1e-4, atol=1e-4)
+
+
+def test_actions_are_rescaled_to_the_box():
+    space = spaces.Box(jnp.array([[-2.0, 0.0]]), jnp.array([[2.0, 10.0]]), (1, 2))
+    action = jnp.array([[-1.0, -1.0], [0.0, 0.5], [1.0, 1.0]])
+    expected = [[[-2.0, 0.0]], [[0.0, 7.5]], [[2.0, 10.0]]]
+    np.testing.assert_allclose(crossq.rescale(action, space), expected, rtol=1e-6)
+
+
 # --- batch renormalisation --------------------------------------------------------------------
 
 
@@ -131,6 +156,17 @@ def test_no_gradient_goes_through_the_corrections(features):
 # --- gradient steps ---------------------------------------------------------------------------
 
 
+class TwoTorques(Wrapper):
+    """Pendulum, of whose two actions only the first one matters, and which a fast turn ends."""
+
+    def action_space(self, params):
+        return spaces.Box(-2.0, 2.0, (2,))
+
+    def step_env(self, key, state, action, params):
+        observation, state, reward, _, info = self.env.step_env(key, state, action[:1], params)
+        return observation, state, reward, observation[2] > 3.0, info
+
+
 @pytest.fixture(scope="module")
 def steps():
     """The states before and after an update of one round with two gradient steps, the config. The
@@ -138,7 +174,8 @@ def steps():
     config = TINY.replace(train_every=16, learning_starts=0, anneal_lr=False, num_eval_episodes=0)
     config = config.replace(buffer_size=200, num_critics=3, policy_every=2, renorm_warmup=4.0)
     config = config.replace(learning_rate=0.1, adam_eps=1.0)  # or a first step is a sign's
-    learner = crossq.learner(config, *envs.make(config.env, max_steps=20))
+    env, params = envs.make(config.env, max_steps=20)
+    learner = crossq.learner(config, TwoTorques(env), params)
     update = jax.jit(learner.update)
     state = update(jax.jit(learner.init)(jax.random.key(0)))[0]
     state = state.replace(
@@ -158,13 +195,15 @@ def test_gradient_steps_are_the_papers(steps):
     _, _, _, _, draw_rng, action_rng = jax.random.split(again(state).rng, 6)
     buffer, shape = crossq.make_buffer(config), (1, 2, config.batch_size)
     draws = buffer.noise(draw_rng, shape)[0]
-    noises = jax.random.normal(action_rng, (1, 2, 2, config.batch_size, 1))[0]
-    actor, critic = crossq.Actor(config, 1), crossq.Critic(config)
+    noises = jax.random.normal(action_rng, (1, 2, 2, config.batch_size, 2))[0]
+    actor, critic = crossq.Actor(config, 2), crossq.Critic(config)
     adam = optax.adam(config.learning_rate, b1=0.5, eps=config.adam_eps)
     pick = lambda tree, i: jax.tree.map(lambda x: x[i], tree)
 
     def stepped(loss, params, opt_state):
-        changes, opt_state = adam.update(jax.grad(loss)(params), opt_state)
+        grads = jax.jit(jax.grad(loss))(params)
+        norms.append(float(optax.tree.norm(grads)))
+        changes, opt_state = adam.update(grads, opt_state)
         return optax.apply_updates(params, changes), opt_state
 
     def adam_of(flat, params):
@@ -175,7 +214,7 @@ def test_gradient_steps_are_the_papers(steps):
         return (first, *start[1:])
 
     params, moments = state.critics["params"], state.critics["moments"]
-    opt_state, losses = adam_of(state.critic_opt_state, params), []
+    opt_state, norms, losses, lowest = adam_of(state.critic_opt_state, params), [], [], []
     for noise, draw_noise in zip(noises, draws):
         index = buffer.draw(after.replay, draw_noise).index
         window = buffer.windows(after.replay.transitions, index, config.gamma)
@@ -206,16 +245,18 @@ def test_gradient_steps_are_the_papers(steps):
             return ((values - target) ** 2).mean(1).sum()
 
         losses.append(float(critic_loss(params)))
+        lowest.append(float(values[:, : config.batch_size].min(0).mean()))
         params, opt_state = stepped(critic_loss, params, opt_state)
         moments = jax.tree.map(lambda *x: jnp.stack(x), *changed)
     assert_close(after.critics["params"], params, rtol=2e-3, atol=5e-5)
     assert_close(after.critics["moments"], moments, rtol=2e-3, atol=5e-5)
-    assert float(metrics["critic_loss"].total) == pytest.approx(sum(losses), rel=1e-3)
+    for name, expected in ("critic_loss", losses), ("grad_norm", norms), ("mean_value", lowest):
+        assert float(metrics[name].total) == pytest.approx(sum(expected), rel=1e-3), name
 
-    x = window.observation
+    x, before = window.observation, state.policy.variables
 
     def of_actor(params):
-        variables = {"params": params, "moments": state.policy.moments}
+        variables = {"params": params, "moments": before["moments"]}
         gaussian, changed = actor.apply(variables, x, True, warm, mutable="moments")
         return *crossq.squash(gaussian, noise[0]), changed["moments"]
 
@@ -228,34 +269,56 @@ def test_gradient_steps_are_the_papers(steps):
             ]
         ).min(0)
         fixed = jax.lax.stop_gradient(log_prob)
-        own = jnp.exp(learned[1]) * (-fixed - config.target_entropy).mean()
+        own = jnp.exp(learned[1]) * (-fixed - 2.0 * config.target_entropy).mean()
         return (temperature * log_prob - lowest).mean() + own
 
-    both = state.policy.params, state.log_temperature
+    both = before["params"], state.log_temperature
     learned, _ = stepped(actor_loss, both, adam_of(state.policy_opt_state, both))
-    assert_close(after.policy.params, learned[0], rtol=2e-3, atol=5e-5)
+    assert_close(after.policy.variables["params"], learned[0], rtol=2e-3, atol=5e-5)
     assert float(after.log_temperature) == pytest.approx(float(learned[1]), rel=1e-3)
-    assert_close(after.policy.moments, of_actor(state.policy.params)[2], rtol=1e-3, atol=1e-5)
+    _, log_prob, changed = of_actor(before["params"])
+    assert_close(after.policy.variables["moments"], changed, rtol=1e-3, atol=1e-5)
     assert metrics["critic_loss"].weight == 2 and metrics["actor_loss"].weight == 1
-    assert float(metrics["entropy"].total) == pytest.approx(
-        -float(of_actor(state.policy.params)[1].mean()), rel=1e-3
-    )
+    assert float(metrics["entropy"].total) == pytest.approx(-float(log_prob.mean()), rel=1e-3)
+    assert float(metrics["temperature"].total) == pytest.approx(float(temperature), rel=1e-5)
+    surplus = float((-log_prob - 2.0 * config.target_entropy).mean())
+    without = float(actor_loss(both)) - float(temperature) * surplus
+    assert float(metrics["actor_loss"].total) == pytest.approx(without, rel=1e-3)
 
 
-def test_plain_batch_normalisation_ends_with_the_warm_up():
-    """At once, after 8 of 32 gradient steps, and never."""
+def test_only_what_terminated_has_no_future(steps):
+    """Held against the environment's own rule; a time limit ends episodes, too."""
+    _, _, after, _ = steps
+    seen = jax.tree.map(lambda x: np.asarray(x[:96]), after.replay.transitions)
+    np.testing.assert_array_equal(seen.terminated, seen.final_observation[:, 2] > 3.0)
+    assert seen.terminated.any() and (seen.done & ~seen.terminated).any()
+    assert (seen.done | ~seen.terminated).all()
+
+
+@pytest.fixture(scope="module")
+def warmed():
+    """States after an update, of a fixed temperature, and of plain batch normalisation for none of
+    its 32 gradient steps, for 8 and for all."""
     env, params = envs.make(TINY.env, max_steps=20)
+    fixed = TINY.replace(learn_temperature=False, initial_temperature=0.2)
 
     @jax.jit
     def learned(warmup, key):
-        config = TINY.replace(renorm_warmup=warmup, learning_starts=0, n_step=1)
+        config = fixed.replace(renorm_warmup=warmup, learning_starts=0, n_step=1)
         learner = crossq.learner(config, env, params)
-        state, _ = learner.update(learner.init(key))
-        return jax.flatten_util.ravel_pytree(state.critics["params"])[0]
+        return learner.update(learner.init(key))[0]
 
-    found = [learned(warmup, jax.random.key(0)) for warmup in (0.0, 8.0, jnp.inf)]
+    return [learned(warmup, jax.random.key(0)) for warmup in (0.0, 8.0, jnp.inf)]
+
+
+def test_plain_batch_normalisation_ends_with_the_warm_up(warmed):
+    found = [jax.flatten_util.ravel_pytree(state.critics["params"])[0] for state in warmed]
     for i, j in ((0, 1), (1, 2), (0, 2)):
         assert not np.allclose(found[i], found[j])
+
+
+def test_a_fixed_temperature_stays(warmed):
+    assert float(warmed[0].log_temperature) == pytest.approx(np.log(0.2))
 
 
 @pytest.mark.parametrize("every, updates, rounds", [(3, 2, 15), (2, 4, 16)])
@@ -340,16 +403,30 @@ def test_networks_start_apart_with_their_gains_and_moments():
         np.testing.assert_allclose(head.T @ head, np.eye(1), atol=1e-5)
     assert not np.allclose(first["value_head"]["kernel"], second["value_head"]["kernel"])
     for name in ("mean_head", "std_head"):
-        head = state.policy.params[name]["kernel"]
+        head = state.policy.variables["params"][name]["kernel"]
         np.testing.assert_allclose(head.T @ head, 1e-4, rtol=1e-4)
-    for moments in (state.policy.moments, state.critics["moments"]):
+    for moments in (state.policy.variables["moments"], state.critics["moments"]):
         for path, x in jax.tree_util.tree_leaves_with_path(moments):
             assert (x == (1.0 if "'var'" in str(path) else 0.0)).all()
-    norms = state.policy.params["Torso_0"]
+    norms = state.policy.variables["params"]["Torso_0"]
     assert sorted(name for name in norms if "Renorm" in name) == ["BatchRenorm_0", "BatchRenorm_1"]
 
 
-def test_simba_has_a_renormalisation_in_each_block():
+def test_simba_adds_blocks_that_begin_with_a_renormalisation():
+    """Frozen, of moments 0 and 1."""
+    torso = crossq.Torso(TINY.replace(network="simba"), (4, 4))
+    x = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
+    variables = jax.tree.map(np.asarray, torso.init(jax.random.key(0), False, False, x))
+    dense = lambda i, x: x @ variables["params"][f"Dense_{i}"]["kernel"]
+    norm = lambda x: x / np.sqrt(1.001)
+    expected = dense(0, norm(x))
+    for outer, inner in ((1, 2), (3, 4)):
+        expected = expected + dense(outer, np.maximum(dense(inner, norm(expected)), 0.0))
+    found = torso.apply(variables, False, False, x)
+    np.testing.assert_allclose(found, norm(expected), rtol=1e-4, atol=1e-5)
+
+
+def test_simba_learns_with_normalised_observations():
     config = TINY.replace(network="simba", normalize_obs=True, critic_hidden_sizes=(8, 8))
     state, metrics = crossq.make_train(config)(jax.random.key(0))
     assert np.isfinite(metrics["critic_loss"][1:]).all()
