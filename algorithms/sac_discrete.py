@@ -30,6 +30,7 @@ Implementation details:
     branch on a counter would select between two copies of the buffer under vmap.
 """
 
+import functools
 import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -147,11 +148,10 @@ class TrainState:
 
 
 class Noise(NamedTuple):
-    """Random numbers of a round."""
+    """Random numbers of a round's acting."""
 
     step_rng: jax.Array  # (train_every,)
     exploration: jax.Array  # Gumbel, (train_every, num_envs, num_actions)
-    draws: jax.Array  # (updates_per_step, batch_size), see parts.ReplayBuffer
 
 
 STRETCH = 16  # steps of an environment for which random numbers are drawn at once
@@ -332,10 +332,9 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         temperature_loss = temperature * surplus * config.learn_temperature
         return critic_loss + actor_loss + temperature_loss, metrics
 
-    def gradient_step(state, inputs):
+    def gradient_step(state, draws, progress, ready):
         """From a batch of windows. It leaves no trace before there is enough to learn from."""
-        noise, progress, ready = inputs
-        draw = buffer.draw(state.replay, noise)
+        draw = buffer.draw(state.replay, draws)
         window = buffer.windows(state.replay.transitions, draw.index, config.gamma)
         params = Params(state.policy.params, state.critic_params, state.log_temperature)
         grads, metrics = jax.grad(loss, has_aux=True)(params, state, window)
@@ -353,21 +352,19 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         }
         keep = lambda new, old: jax.tree.map(lambda n, o: jnp.where(ready, n, o), new, old)
         state = state.replace(**{n: keep(new, getattr(state, n)) for n, new in changes.items()})
-        return state, keep(metrics, dict.fromkeys(metrics, 0.0))
+        return state, {n: parts.Average(keep(x, 0.0), ready) for n, x in metrics.items()}
 
-    def round_(state, inputs):
+    def round_(state, inputs, draws):
         """Acting, then learning."""
-        number, noise = inputs
+        number, first, noise = inputs
         progress, ready = number / float(num_rounds), number >= waiting_rounds
         state, rollout = act(state, ready, noise)
         state = state.replace(replay=buffer.add(state.replay, rollout))
         if config.normalize_obs:
             obs_stats = state.policy.obs_stats.update(rollout.observation)
             state = state.replace(policy=state.policy.replace(obs_stats=obs_stats))
-        same = lambda x: jnp.broadcast_to(x, config.updates_per_step)
-        steps = noise.draws, same(progress), same(ready)
-        state, metrics = jax.lax.scan(gradient_step, state, steps)
-        metrics = {name: parts.Average(x, same(ready)) for name, x in metrics.items()}
+        learn = functools.partial(gradient_step, progress=progress, ready=ready)
+        state, metrics = parts.scan_rows(learn, state, draws, first, config.updates_per_step)
         return state, (metrics, rollout.reward, rollout.done)
 
     def update(state):
@@ -376,13 +373,15 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         noise = Noise(
             jax.random.split(step_rng, (rounds, num_steps)),
             jax.random.gumbel(explore_rng, (rounds, num_steps, num_envs, num_actions)),
-            buffer.noise(draw_rng, (rounds, config.updates_per_step, config.batch_size)),
         )
+        steps = rounds * config.updates_per_step
+        draws = buffer.noise(draw_rng, (steps, config.batch_size))
         env_state = environments.refill(start_rng, state.env_state, env_params)
-        numbers = state.update * rounds + jnp.arange(rounds)
-        state, (metrics, reward, done) = jax.lax.scan(
-            round_, state.replace(env_state=env_state, rng=rng), (numbers, noise)
-        )
+        state = state.replace(env_state=env_state, rng=rng)
+        number = jnp.arange(rounds)
+        inputs = state.update * rounds + number, number * config.updates_per_step, noise
+        learn = functools.partial(round_, draws=draws)
+        state, (metrics, reward, done) = jax.lax.scan(learn, state, inputs)
         flat = lambda x: x.reshape(rounds * num_steps, num_envs)
         state = state.replace(
             episodes=state.episodes.update(flat(reward), flat(done)), update=state.update + 1

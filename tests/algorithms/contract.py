@@ -219,6 +219,25 @@ def test_observations_are_normalised_wherever_a_network_sees_them(file, slices):
         )
 
 
+def test_the_policy_normalises_what_it_sees(file, slices):
+    """By the statistics in its state: what is spread out is acted on as the plain thing."""
+    state = slices[0][0]
+    stats = state.policy.obs_stats
+    stats = stats.replace(mean=jnp.full_like(stats.mean, 5.0), var=jnp.full_like(stats.var, 9.0))
+    known = state.replace(policy=state.policy.replace(obs_stats=stats))
+    x = jax.random.normal(jax.random.key(0), (64, *state.observation.shape[1:]))
+
+    def actions(state, x, normalize_obs):
+        policy = file.MODULE.make_policy(
+            file.TINY.replace(normalize_obs=normalize_obs), *file.WORLD
+        )
+        return jax.vmap(lambda x: policy(state, x)[0])(x)
+
+    plain = actions(state, x, False)
+    assert_close(actions(known, spread(x), True), plain, rtol=1e-3, atol=1e-5)
+    assert not np.array_equal(actions(state, spread(x), False), plain)
+
+
 def test_the_program_has_no_host_callback_and_no_lapack(file):
     train = file.MODULE.make_train(file.TINY, *file.WORLD)
     text = jax.jit(train).lower(jax.random.key(0)).as_text()

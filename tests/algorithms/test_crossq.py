@@ -89,6 +89,12 @@ def test_actions_and_their_log_prob_are_those_of_the_change_of_variables():
     np.testing.assert_allclose(log_prob, np.log(density).sum(-1), rtol=1e-4, atol=1e-4)
 
 
+def test_normal_noise_becomes_uniform():
+    noise = jax.random.normal(jax.random.key(0), (40_000,))
+    counts = np.histogram(crossq.uniform(noise), 10, (-1.0, 1.0))[0] / 40_000
+    np.testing.assert_allclose(counts, 0.1, atol=0.008)
+
+
 def test_actions_are_rescaled_to_the_box():
     space = spaces.Box(jnp.array([[-2.0, 0.0]]), jnp.array([[2.0, 10.0]]), (1, 2))
     action = jnp.array([[-1.0, -1.0], [0.0, 0.5], [1.0, 1.0]])
@@ -368,7 +374,7 @@ def test_what_is_kept_is_the_action_in_its_unit_and_what_it_led_to():
     assert seen.done[19 * 32 : 20 * 32].all() and not seen.terminated.any()
 
 
-def test_learning_waits():
+def test_learning_waits_and_is_annealed_to_nothing():
     config = TINY.replace(learning_starts=60, num_eval_episodes=0)
     train = crossq.make_train(config)
     start, _ = train(jax.random.key(0), None, 0)
@@ -378,6 +384,8 @@ def test_learning_waits():
     assert np.isnan(metrics["critic_loss"]).all() and np.isnan(metrics["actor_loss"]).all()
     late, _ = train(None, state, 2)
     assert int(late.policy_opt_state.count) > 0
+    beyond, _ = train(None, again(late), 1)
+    assert_same(learned(beyond), learned(late))
 
 
 def test_a_policy_with_a_key_explores_within_the_box(trained, vmapped_keys):
@@ -430,6 +438,7 @@ def test_simba_learns_with_normalised_observations():
     config = TINY.replace(network="simba", normalize_obs=True, critic_hidden_sizes=(8, 8))
     state, metrics = crossq.make_train(config)(jax.random.key(0))
     assert np.isfinite(metrics["critic_loss"][1:]).all()
+    assert float(state.policy.obs_stats.count) == 96
     assert sum("Renorm" in name for name in state.critics["params"]["Torso_0"]) == 4
 
 

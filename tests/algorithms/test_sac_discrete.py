@@ -110,13 +110,18 @@ def test_entropies_are_of_allowed_actions():
 
 
 class Masked(Wrapper):
-    """CartPole with a third action, which is forbidden; so is the first one on the left."""
+    """CartPole with a third action, which is forbidden; so is the first one while it moves to the
+    left. Too fast a cart ends it."""
 
     def action_space(self, params):
         return spaces.Discrete(3)
 
     def action_mask(self, state, params):
-        return jnp.array([state.inner.x > 0.0, True, False])
+        return jnp.array([state.inner.x_dot > 0.0, True, False])
+
+    def step_env(self, key, state, action, params):
+        observation, state, reward, _, info = self.env.step_env(key, state, action, params)
+        return observation, state, reward, jnp.abs(observation[1]) > 0.5, info
 
 
 @pytest.fixture(scope="module")
@@ -125,13 +130,13 @@ def step():
     config = TINY.replace(train_every=16, updates_per_step=1, learning_starts=0, anneal_lr=False)
     config = config.replace(buffer_size=200, num_critics=3, num_eval_episodes=0)
     config = config.replace(learning_rate=0.1, adam_eps=1.0)  # or a first step is a sign's
-    env, params = envs.make(config.env, max_steps=20)
+    env, params = envs.make(config.env, max_steps=9)
     learner = sac_discrete.learner(config, Masked(env), params)
     update = jax.jit(learner.update)
     state = update(jax.jit(learner.init)(jax.random.key(0)))[0]
     # Critics that differ from their targets, a policy with preferences, a temperature of its own
     state = state.replace(
-        policy=state.policy.replace(params=jax.tree.map(lambda x: 3.0 * x, state.policy.params)),
+        policy=state.policy.replace(params=jax.tree.map(lambda x: 20.0 * x, state.policy.params)),
         target_params=jax.tree.map(lambda x: 1.3 * x + 0.05, state.target_params),
         log_temperature=jnp.log(0.3),
         opt_state=jax.tree.map(jnp.zeros_like, state.opt_state),
@@ -148,6 +153,7 @@ def test_a_gradient_step_is_the_papers(step):
     draw = buffer.draw(after.replay, buffer.noise(draw_rng, (1, 1, config.batch_size))[0, 0])
     window = buffer.windows(after.replay.transitions, draw.index, config.gamma)
     assert not window.action_mask.all(0)[0] and window.action_mask.any(0)[0]
+    assert (window.action_mask != window.final_action_mask).any()
     actor, critic, alpha = sac_discrete.Actor(config, 3), sac_discrete.Critic(config, 3), 0.3
     value = lambda params, i, x: critic.apply(jax.tree.map(lambda p: p[i], params), x)
     x, next_x, params = window.observation, window.final_observation, state.policy.params
@@ -206,6 +212,21 @@ def test_a_gradient_step_is_the_papers(step):
         assert float(metrics[name].total) == pytest.approx(float(value), rel=1e-3), name
 
 
+def test_what_is_kept_leads_to_what_came_before_any_restart(step):
+    """Held against CartPole's own equations, and against the rules of its wrapper."""
+    _, _, after, _ = step
+    seen = jax.tree.map(lambda x: np.asarray(x[:64]), after.replay.transitions)
+    x, x_next = seen.observation, seen.final_observation
+    np.testing.assert_allclose(x_next[:, [0, 2]], x[:, [0, 2]] + 0.02 * x[:, [1, 3]], atol=1e-6)
+    too_fast = np.abs(x_next[:, 1]) > 0.5
+    np.testing.assert_array_equal(seen.terminated, too_fast)
+    assert too_fast.any() and (seen.done & ~too_fast).any() and (seen.done | ~too_fast).all()
+    for mask, speed in ((seen.action_mask, x[:, 1]), (seen.final_action_mask, x_next[:, 1])):
+        np.testing.assert_array_equal(mask[:, 0], speed > 0.0)
+        assert mask[:, 1].all() and not mask[:, 2].any()
+    assert seen.action_mask[np.arange(64), seen.action].all()
+
+
 def test_a_fixed_temperature_stays(step):
     config, *_ = step
     config = config.replace(learn_temperature=False, initial_temperature=0.2)
@@ -218,9 +239,10 @@ def test_a_fixed_temperature_stays(step):
 
 
 def test_actions_are_uniform_and_then_the_policys():
-    """A policy that prefers action 1 by a logit of 2."""
+    """A policy that prefers action 1 by a logit of 2. All observations are in the statistics."""
     config = TINY.replace(learning_starts=1000, total_timesteps=3 * 512, num_envs=32)
     config = config.replace(buffer_size=1536, learning_rate=0.0, num_eval_episodes=0)
+    config = config.replace(normalize_obs=True)
     train = sac_discrete.make_train(config)
     state, _ = train(jax.random.key(0), None, 0)
     state = change_leaves(state, ["action_head", "bias"], lambda x: jnp.array([0.0, 2.0]))
@@ -229,9 +251,12 @@ def test_actions_are_uniform_and_then_the_policys():
     seen = jax.tree.map(np.asarray, state.replay.transitions)
     assert seen.action[:960].mean() == pytest.approx(0.5, abs=0.05)
     assert seen.action[1024:].mean() == pytest.approx(1.0 / (1.0 + np.exp(-2.0)), abs=0.05)
+    stats = state.policy.obs_stats
+    np.testing.assert_allclose(stats.mean, seen.observation.mean(0), rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(stats.var, seen.observation.var(0), rtol=1e-3, atol=1e-5)
 
 
-def test_learning_waits():
+def test_learning_waits_and_is_annealed_to_nothing():
     config = TINY.replace(learning_starts=60, num_eval_episodes=0)
     train = sac_discrete.make_train(config)
     start, _ = train(jax.random.key(0), None, 0)
@@ -241,6 +266,8 @@ def test_learning_waits():
     assert np.isnan(metrics["critic_loss"]).all()
     late, _ = train(None, state, 2)
     assert float(late.log_temperature) != float(start.log_temperature)
+    beyond, _ = train(None, again(late), 1)
+    assert_same(beyond.policy.params, late.policy.params)
 
 
 def test_learning_waits_for_a_whole_window():
