@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from algorithms import ddpg, parts
+from algorithms import ddpg, parts, sac_discrete
 
 
 def step(carry, row):
@@ -37,20 +37,26 @@ def test_rows_are_taken_in_order_and_outputs_added_up(count):
     np.testing.assert_array_equal(sums["large"], (rows["x"] > 1).reshape(-1, count).sum(1))
 
 
-def test_a_replay_buffer_is_never_copied_while_training():
-    config = ddpg.Config(
+@pytest.mark.parametrize("module, vmapped", [(ddpg, False), (ddpg, True), (sac_discrete, False)])
+def test_a_replay_buffer_is_never_copied_while_training(module, vmapped, vmapped_keys):
+    """Neither one agent's nor those of three seeds."""
+    names = ("hidden_sizes", "critic_hidden_sizes")
+    config = module.Config(
         total_timesteps=64,
+        num_envs=1,
         buffer_size=7919,
         learning_starts=8,
         batch_size=4,
-        hidden_sizes=(4,),
-        critic_hidden_sizes=(4,),
         num_evals=1,
         num_eval_episodes=0,
         eval_at_start=False,
+        **{name: (4,) for name in names if hasattr(module.Config, name)},
     )
-    train = ddpg.make_train(config)
-    text = jax.jit(train).lower(jax.random.key(0)).compile().as_text()
+    train, key = module.make_train(config), jax.random.key(0)
+    if vmapped:
+        train, key = jax.vmap(train), jax.random.split(key, 3)
+    text = jax.jit(train).lower(key).compile().as_text()
     inside = text[: text.index("\nENTRY ")]  # of loops
-    assert "[7919" in inside
-    assert not re.search(r"\[7919[^\n]* copy\(", inside)
+    shape = r"\[3,7919" if vmapped else r"\[7919"
+    assert re.search(shape, inside)
+    assert not re.search(shape + r"[^\n]* copy\(", inside)
