@@ -23,7 +23,7 @@ the largest value of each agent, mixed.
 
 What agents add to the implementation details listed in pqn.py:
   - the team's reward is the sum of the agents' rewards, or, where the environment says that they
-    always have the same one (`env.shared_reward`), that one;
+    always have the same one (`env.shared_reward`), that one: their mean, if shaped ones differ;
   - an agent that has left (`info["alive"]`) counts in no mix; with mixer=none it has terminated;
   - kernels are orthogonal; agents' values begin near 0, and the monotonic mixer near their sum.
 What a memory adds, as in ppo_rnn.py: it is zeroed where an episode ended, in collection and in
@@ -491,7 +491,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         reward, left = rollout.reward, ~rollout.final_alive  # whose next value is 0
         if config.mixer != "none":  # a team goes on without those who left
             shared, left = getattr(env, "shared_reward", False), False
-            reward = reward[..., :1] if shared else reward.sum(-1, keepdims=True)
+            reward = (reward.mean if shared else reward.sum)(-1, keepdims=True)
         ends = rollout.terminated[..., None], rollout.done[..., None] | left
         reward *= config.reward_scale
         targets = q_lambda_targets(reward, next_values, *ends, config.gamma, config.q_lambda)

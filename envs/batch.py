@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from envs import shaping
 from envs.metrics import EpisodeMetrics
 
 START_WINDOW = 8  # steps, unless the environment has a `start_window`
@@ -31,6 +32,7 @@ class BatchState:
     starts: Any  # (observation, state) in stock, leading axes (depth, num_envs); None: no stock
     steps: jax.Array  # since the last refill, int32 ()
     metrics: EpisodeMetrics  # that the environment reports
+    before: jax.Array | None = None  # steps up to the last refill, int32 (), if rewards are shaped
 
     def without_stock(self) -> "BatchState":
         """What there is between two rollouts: `refill` comes before the next step."""
@@ -62,11 +64,14 @@ class Batch:
         starts = self._draw(key, params)
         observation, state = jax.tree.map(lambda x: x[0], starts)
         metrics = EpisodeMetrics.create(self.env, self.num_envs)
-        return observation, BatchState(state, starts, jnp.zeros((), jnp.int32), metrics)
+        before = jnp.zeros((), jnp.int32) if shaping.shapes(self.env) else None
+        return observation, BatchState(state, starts, jnp.zeros((), jnp.int32), metrics, before)
 
     def refill(self, key: jax.Array, state: BatchState, params: Any) -> BatchState:
         """Draws new start states; call it once every `num_steps` steps."""
-        return state.replace(starts=self._draw(key, params), steps=jnp.zeros((), jnp.int32))
+        before = None if state.before is None else state.before + state.steps
+        starts, steps = self._draw(key, params), jnp.zeros((), jnp.int32)
+        return state.replace(starts=starts, steps=steps, before=before)
 
     def step(self, key: jax.Array, state: BatchState, action: jax.Array, params: Any):
         """Steps every environment and restarts those whose episode ended.
@@ -74,7 +79,8 @@ class Batch:
         Returns observation, state, reward, terminated, truncated, info, each with a leading axis
         num_envs; `info["final_observation"]` is the observation before a restart, and so are
         `info["final_action_mask"]` and `info["final_world_state"]` where the environment has an
-        `action_mask` and a `world_state`.
+        `action_mask` and a `world_state`. Where rewards are shaped (envs/shaping.py),
+        `info["shaping"]` is the part of the reward that has been added.
         """
         keys = jax.random.split(key, self.num_envs)
         step = jax.vmap(lambda k, s, a: transition(self.env, k, s, a, params))
@@ -89,8 +95,12 @@ class Batch:
         for name in ("action_mask", "world_state"):
             if hasattr(self.env, name):
                 info[f"final_{name}"] = self._view(name, final_state, params)
+        if state.before is not None:
+            weight = shaping.weight(params, state.before.astype(jnp.float32) * self.num_envs)
+            info[shaping.NAME] = weight * info["shaped_reward"]
+            reward = reward + info[shaping.NAME]
         metrics = state.metrics.update(self.env, info, done)
-        state = BatchState(env_state, state.starts, state.steps + 1, metrics)
+        state = state.replace(env=env_state, steps=state.steps + 1, metrics=metrics)
         return observation, state, reward, terminated, truncated, info
 
     def action_mask(self, state: BatchState, params: Any) -> jax.Array | None:

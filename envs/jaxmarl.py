@@ -2,6 +2,7 @@
 
     env, env_params = envs.make("jaxmarl/MPE_simple_spread_v3")
     env, env_params = envs.make("jaxmarl/HeuristicEnemySMAX", scenario="3m")
+    env, env_params = envs.make("jaxmarl/overcooked", layout="cramped_room", shaped=1.0)
 
 JaxMARL hands out dictionaries by agent; here they are arrays in the order of `env.agents`. Where
 agents differ, observations and continuous actions are padded with zeros at their end to the largest
@@ -9,17 +10,17 @@ agent's, and `env.action_dimensions` says which dimensions of an action an agent
 of actions differ, `env.action_mask` forbids those that an agent does not have (a forbidden action
 is handed on as it is). Environments with an action mask (SMAX, Hanabi) or
 a world state (SMAX, JaxNav) of their own pass it on; all others lack these two methods. Images
-stay images; all observations are float32. What `info` holds by agent is stacked likewise
-(Overcooked's `shaped_reward` (num_agents,)).
+stay images; all observations are float32. What `info` holds by agent is stacked likewise.
 
 JaxMARL has one flag, done. What an end means here, from the rules of each environment:
 
   MPE             truncated only. It counts a step after it has checked its limit, so that an
                   episode has max_steps + 1 steps: 26
-  overcooked, v2  truncated only (400 steps)
+  overcooked, v2  truncated only (400 steps); the metric `deliveries` is how many soups were served
   SMAX            terminated when a team is dead, else truncated; it counts like MPE, 101 steps.
                   info["alive"] is False for dead units, which still get their team's reward;
-                  the metric `won` is 1 if the enemies alone are dead at last
+                  the metric `won` is 1 if the enemies alone are dead at last: what JaxMARL's
+                  SMAXLogWrapper tells by a last reward of 1 or more
   switch_riddle   terminated when the agent in the room tells, else truncated
                   (4 num_agents - 6 steps)
   jaxnav          terminated when every agent has crashed or arrived, else truncated (500 steps).
@@ -34,20 +35,30 @@ All agents always have the same reward (`shared_reward`) in MPE_simple_speaker_l
 overcooked_v2, SMAX against a built-in team, switch_riddle, hanabi and mabrax; everywhere else,
 simple_spread for one, they differ.
 
+Soups of overcooked are 20 for everybody, and too far to be found. Its shaped rewards, each agent's
+own, are for onions in the pot, plates and soups taken: `shaped` is their weight in the rewards that
+are learned from, `shaped_steps` the environment steps in which it falls to 0 (envs/shaping.py).
+JaxMARL's scripts have 1 and 2.5e6, half of a run; of both agents' its VDN takes the sum, which in
+vdn.py, whose teams take the mean, is a weight of 2.
+
 `max_steps` of `envs.make` truncates earlier, or later where the parameters have
 `max_steps_in_episode`. jaxnav, hanabi, coin_game and storm_np have none and keep their own end.
 `max_steps_in_episode` of overcooked and jaxnav goes to their constructor, as they show the agents
 that time runs out (overcooked's urgency layer; jaxnav's world state); `max_steps` does not.
 
+MPE, SMAX and Overcooked are drawn as JaxMARL draws them, without a display.
+
 Not taken: storm and storm_2p, whose agents see two arrays each.
 """
 
+import contextlib
 import functools
 import importlib
 import inspect
 import io
 import sys
 import types
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -244,7 +255,7 @@ class JaxMARL(environment.Environment):
         if alive is not None:
             info["alive"] = alive
         if self.metrics:
-            info["metrics"] = self._reported(inner)
+            info["metrics"] = self._reported(inner, reward)
         return self._observe(observation), State(inner, terminated), reward, terminated, info
 
     def is_terminated(self, state: State, params: Any) -> jax.Array:
@@ -278,8 +289,8 @@ class JaxMARL(environment.Environment):
         """Which agents live on (num_agents,), or None where none can die alone."""
         return None
 
-    def _reported(self, inner: Any) -> dict[str, jax.Array]:
-        """The values of `metrics`."""
+    def _reported(self, inner: Any, reward: jax.Array) -> dict[str, jax.Array]:
+        """The values of `metrics` after a step."""
         return {}
 
     metrics: dict[str, str] = {}  # noqa: RUF012, what is reported of an episode
@@ -324,18 +335,67 @@ class TimeLimited(JaxMARL):
         return inner.step >= params.max_steps_in_episode
 
 
-class MPE(TimeLimited):
+class Late(TimeLimited):
+    """Checks its limit, and counts then: it ends after `max_steps` + 1 steps."""
+
     @property
     def default_params(self) -> Params:
-        return Params(max_steps_in_episode=self.wrapped.max_steps + 1)  # checked, then counted
+        return Params(max_steps_in_episode=self.wrapped.max_steps + 1)
+
+
+class MPE(Late):
+    def render(self, state: State, params: Any) -> np.ndarray:
+        """Agents and landmarks, and what is said."""
+        visualizer = importlib.import_module("jaxmarl.environments.mpe.mpe_visualizer")
+        with _without_display(visualizer), contextlib.redirect_stdout(io.StringIO()):
+            return _picture(visualizer.MPEVisualizer(self.wrapped, [state.inner]).fig)
 
 
 class SpeakerListener(MPE):
     shared_reward = True
 
 
-class Overcooked(TimeLimited):
+@struct.dataclass
+class ShapedParams(Params):
+    """The time limit, and what envs/shaping.py says."""
+
+    shaped: float = 0.0
+    shaped_steps: float = np.inf
+
+
+class AnyOvercooked(TimeLimited):
     shared_reward = True
+    shapes_rewards = True
+    metrics = {"deliveries": "sum"}  # noqa: RUF012
+
+    @property
+    def default_params(self) -> ShapedParams:
+        return ShapedParams(max_steps_in_episode=self.wrapped.max_steps)
+
+
+class Overcooked(AnyOvercooked):
+    def _reported(self, inner, reward):
+        module = importlib.import_module(type(self.wrapped).__module__)
+        return {"deliveries": reward[0] / module.DELIVERY_REWARD}
+
+    def render(self, state: State, params: Any) -> np.ndarray:
+        """The kitchen; the small thing at an agent is what it holds."""
+        visualizer = importlib.import_module("jaxmarl.viz.overcooked_visualizer")
+        edge = self.wrapped.agent_view_size - 2
+        grid = np.asarray(state.inner.maze_map)[edge:-edge, edge:-edge]
+        held = np.asarray(state.inner.agent_inv)
+        return visualizer.OvercookedVisualizer._render_grid(grid, agent_inv=held)
+
+
+class OvercookedV2(AnyOvercooked):
+    def _reported(self, inner, reward):
+        return {"deliveries": inner.new_correct_delivery}
+
+    def render(self, state: State, params: Any) -> np.ndarray:
+        """The kitchen."""
+        visualizer = importlib.import_module("jaxmarl.viz.overcooked_v2_visualizer")
+        inner = jax.tree.map(jnp.asarray, state.inner)
+        return np.asarray(visualizer.OvercookedV2Visualizer()._render_state(inner))
 
 
 class SwitchRiddle(TimeLimited):
@@ -345,7 +405,7 @@ class SwitchRiddle(TimeLimited):
         return jnp.stack(actions)[before.agent_in_room] == self.wrapped.game_actions["TELL"]
 
 
-class SMAX(MPE):
+class SMAX(Late):
     """SMAX with both teams, or (`EnemySMAX`) against a built-in one."""
 
     metrics = {"won": "last"}  # noqa: RUF012
@@ -363,7 +423,7 @@ class SMAX(MPE):
     def _alive(self, inner):
         return self._units(inner).unit_alive[: self.num_agents]
 
-    def _reported(self, inner):
+    def _reported(self, inner, reward):
         alive, allies = self._units(inner).unit_alive, self.wrapped.num_allies
         return {"won": alive[:allies].any() & ~alive[allies:].any()}
 
@@ -372,6 +432,17 @@ class SMAX(MPE):
 
     def _world_state(self, state, params):
         return jnp.asarray(self.wrapped.get_world_state(state.inner), jnp.float32)
+
+    def render(self, state: State, params: Any) -> np.ndarray:
+        """The units that live, by team and kind, and the shots of the step before, half-way."""
+        units = self._units(state.inner)
+        agents = getattr(self.wrapped, "all_agents", self.wrapped.agents)
+        shots = dict(zip(agents, units.prev_attack_actions))
+        half, step = self.wrapped.world_steps_per_env_step // 2, int(units.step)
+        _, axes = _subplots()
+        with jax.disable_jit():  # it branches by lax.cond, unit by unit
+            image = self.wrapped.init_render(axes, (None, units, shots), half, step)
+        return np.asarray(image.get_array())[..., :3]
 
 
 class EnemySMAX(SMAX):
@@ -440,7 +511,7 @@ KINDS = {
     "SimpleMPE": MPE,
     "SimpleSpeakerListenerMPE": SpeakerListener,
     "Overcooked": Overcooked,
-    "OvercookedV2": Overcooked,
+    "OvercookedV2": OvercookedV2,
     "SwitchRiddle": SwitchRiddle,
     "SMAX": SMAX,
     "EnemySMAX": EnemySMAX,
@@ -464,3 +535,30 @@ def _bounds(space: Any) -> tuple[float, float]:
     if hasattr(space, "low"):
         return float(np.asarray(space.low).min()), float(np.asarray(space.high).max())
     return -np.inf, np.inf
+
+
+# --- pictures ---------------------------------------------------------------------------------
+
+
+def _subplots(*_: Any, **__: Any) -> tuple[Any, Any]:
+    """A figure that needs no window, and its axes."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = FigureCanvasAgg(Figure(figsize=(4.0, 4.0), dpi=100)).figure
+    return figure, figure.subplots()
+
+
+def _picture(figure: Any) -> np.ndarray:
+    figure.canvas.draw()
+    return np.array(figure.canvas.buffer_rgba())[..., :3]
+
+
+@contextlib.contextmanager
+def _without_display(module: types.ModuleType) -> Iterator[None]:
+    """In a module that draws by pyplot, which would look for one."""
+    pyplot, module.plt = module.plt, types.SimpleNamespace(subplots=_subplots)
+    try:
+        yield
+    finally:
+        module.plt = pyplot

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from envs import shaping
 from envs.sums import Sum
 
 
@@ -32,26 +33,33 @@ class EpisodeMetrics:
     """Metrics of the episodes under way and sums over those that ended; empty where an environment
     has none."""
 
-    running: dict[str, jax.Array]  # (num_envs,)
+    running: dict[str, jax.Array]  # (num_envs,); of what was added to rewards (num_envs, ...)
     totals: dict[str, Sum]
     count: jax.Array | None  # of ended episodes, int32 (); None where there is nothing to count
 
     @classmethod
     def create(cls, env: Any, num_envs: int) -> "EpisodeMetrics":
-        names = kinds(env)
-        running = {name: jnp.zeros(num_envs) for name in names}
-        totals = {name: Sum.create() for name in names}
-        return cls(running, totals, jnp.zeros((), jnp.int32) if names else None)
+        running = {name: jnp.zeros(num_envs) for name in kinds(env)}
+        if shaping.shapes(env):
+            running[shaping.NAME] = jnp.zeros((num_envs, *shaping.reward_shape(env)))
+        totals = {name: Sum.create(x.shape[1:]) for name, x in running.items()}
+        return cls(running, totals, jnp.zeros((), jnp.int32) if running else None)
 
     def update(self, env: Any, info: dict[str, Any], done: jax.Array) -> "EpisodeMetrics":
         """With a step of all environments; `done` (num_envs,)."""
         if self.count is None:
             return self
-        values = info["metrics"]
-        now = {n: after(kind, self.running[n], values[n]) for n, kind in kinds(env).items()}
-        ended = {n: jnp.where(done, x, 0.0).sum() for n, x in now.items()}
+        values, names = info.get("metrics", {}), kinds(env)
+        if shaping.shapes(env):
+            values, names = (
+                values | {shaping.NAME: info[shaping.NAME]},
+                names | {shaping.NAME: "sum"},
+            )
+        now = {n: after(kind, self.running[n], values[n]) for n, kind in names.items()}
+        over = {n: done.reshape(done.shape + (1,) * (x.ndim - 1)) for n, x in now.items()}
+        ended = {n: jnp.where(over[n], x, 0.0).sum(0) for n, x in now.items()}
         return EpisodeMetrics(
-            running={n: jnp.where(done, 0.0, x) for n, x in now.items()},
+            running={n: jnp.where(over[n], 0.0, x) for n, x in now.items()},
             totals={n: total.add(ended[n]) for n, total in self.totals.items()},
             count=self.count + done.sum(),
         )
@@ -62,6 +70,7 @@ class EpisodeMetrics:
             return {}, self
         means = {n: total.total / self.count for n, total in self.totals.items()}
         cleared = self.replace(
-            totals={n: Sum.create() for n in means}, count=jnp.zeros_like(self.count)
+            totals={n: Sum.create(x.shape) for n, x in means.items()},
+            count=jnp.zeros_like(self.count),
         )
         return means, cleared

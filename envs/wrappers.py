@@ -9,6 +9,7 @@ from flax import struct
 from envs.evaluation import limit_name
 from envs.gymnax import Wrapper, spaces
 from envs.metrics import kinds
+from envs.shaping import shapes
 
 
 def _whole(name: str, value: Any, what: str) -> int:
@@ -165,11 +166,14 @@ class ActionRepeat(Wrapper):
         return jax.lax.scan(frame, first, keys[1:])[0]
 
     def _summed(self, before: dict[str, Any], info: dict[str, Any]) -> dict[str, Any]:
-        """Metrics that are sums over an episode are sums over frames, too."""
+        """Metrics that are sums over an episode are sums over frames, as shaped rewards are."""
         sums = [name for name, kind in kinds(self.env).items() if kind == "sum"]
         values = info.get("metrics", {})
         added = {name: before["metrics"][name] + values[name] for name in sums}
-        return {**info, "metrics": {**values, **added}} if sums else info
+        info = {**info, "metrics": {**values, **added}} if sums else info
+        if shapes(self.env):
+            info = {**info, "shaped_reward": before["shaped_reward"] + info["shaped_reward"]}
+        return info
 
 
 class ObserveEntries(Wrapper):

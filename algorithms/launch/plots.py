@@ -15,6 +15,9 @@ from algorithms.launch.settings import Agents
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 CURVES = 6  # settings of a sweep whose curves are drawn
 PANELS = (("eval_return", "evaluation return"), ("episode_return", "training return"))
+# Of an environment's own metrics (envs/metrics.py): panels of more would be too small to read.
+MOST_METRICS = 3
+ENDINGS = ("return", "length", "terminated", "truncated", "last_reward")  # of every episode
 
 
 def curve(metrics: Metrics, agents: Agents, title: str, path: Path) -> None:
@@ -22,11 +25,13 @@ def curve(metrics: Metrics, agents: Agents, title: str, path: Path) -> None:
 
     The band is the mean plus and minus one standard error over the agents. Evaluation and training
     returns get a panel each, on one scale; points where no episode ended are left out. Where
-    players compete, a third panel shows who wins.
+    players compete, a further panel shows who wins. What the environment reports of itself gets a
+    panel each, if that is not too much.
 
     Args:
       metrics: `timestep` (agents, points), and any of `eval_return` (agents, points, episodes) and
-        `episode_return` (agents, points). A trailing axis of returns is the players of a game.
+        `episode_return` (agents, points), and metrics of environments named likewise. A trailing
+        axis of returns is the players of a game.
       agents: their seeds and settings.
       title: above the panels.
       path: of the PNG; whatever was there is replaced in one step.
@@ -35,6 +40,7 @@ def curve(metrics: Metrics, agents: Agents, title: str, path: Path) -> None:
 
     panels = [(label, by_player(key, metrics[key])) for key, label in PANELS if key in metrics]
     outcomes = [("share of evaluation episodes", shares)] if (shares := wins(metrics)) else []
+    outcomes += [(label, by_player(key, metrics[key])) for key, label in reported(metrics).items()]
     number = max(len(panels + outcomes), 1)
     figure = Figure(figsize=(1.0 + 5.0 * number, 4.2), layout="constrained")
     axes = figure.subplots(1, number, squeeze=False)[0]
@@ -78,6 +84,18 @@ def wins(metrics: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         return {}
     shares = {f"player {i} wins": won[..., i].mean(2) for i in range(last.shape[-1])}
     return shares | {"stalemate": 1.0 - ended.mean(2)}
+
+
+def reported(metrics: Metrics) -> dict[str, str]:
+    """What an environment reports besides returns, and how to call it: of evaluations where there
+    are any, else of training; nothing where that is more than `MOST_METRICS`."""
+    for prefix, label in (("eval_", "evaluation"), ("episode_", "training")):
+        names = [key.removeprefix(prefix) for key in metrics if key.startswith(prefix)]
+        if names:
+            own = [name for name in names if name not in ENDINGS]
+            own = own if len(own) <= MOST_METRICS else []
+            return {f"{prefix}{name}": f"{label} episodes: {name}" for name in own}
+    return {}
 
 
 def mean_and_error(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

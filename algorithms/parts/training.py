@@ -11,6 +11,7 @@ from jax.flatten_util import ravel_pytree
 
 import envs
 from algorithms.parts.statistics import EpisodeStatistics
+from envs import shaping
 from envs.sums import Sum
 
 
@@ -184,6 +185,8 @@ def _train(config, env_params, rng, state, learn, learner, env, num_evals):
         state, metrics = updates(state, count)
         episodes, cleared = state.episodes.metrics()
         own, env_metrics = state.env_state.metrics.read()
+        if shaping.NAME in own:  # returns are those of the environment's own rewards
+            episodes["episode_return"] -= own[shaping.NAME]
         metrics |= episodes | {f"episode_{name}": x for name, x in own.items()}
         metrics["timestep"] = timestep(config, steps, state.update)
         if config.num_eval_episodes:

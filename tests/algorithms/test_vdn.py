@@ -187,13 +187,13 @@ PLAIN = TINY.replace(
 
 
 class Paid(Crowd):
-    """All agents get the reward of the last one."""
+    """All agents get the reward of the last one, and something for each, as when it is shaped."""
 
     shared_reward = True
 
     def step_env(self, key, state, action, params):
         x, state, reward, *rest = super().step_env(key, state, action, params)
-        return x, state, jnp.full_like(reward, reward[-1]), *rest
+        return x, state, reward[-1] + jnp.array([0.0, 0.5]), *rest
 
 
 ARRANGEMENTS = {
@@ -342,7 +342,7 @@ class Plain:
             if c.mixer == "none":
                 over, cut = over | ~step["final_alive"], cut | ~step["final_alive"]
             elif hasattr(self.env, "shared_reward"):
-                reward = reward[1:]
+                reward = np.array([0.5 * reward[0] + 0.5 * reward[1]])
             else:
                 reward = np.array([reward[0] + reward[1]])
             later = then if t + 1 == len(steps) else np.where(cut, then, target)

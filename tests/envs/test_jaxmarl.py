@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import types
 
 import jax
 import jax.numpy as jnp
@@ -197,6 +198,83 @@ def test_smax_terminates_with_a_dead_team_and_is_truncated_by_time(smax, dead, t
     assert bool(theirs[3]["__all__"]) == any(flags)
 
 
+def test_a_win_is_what_jaxmarl_s_own_wrapper_takes_for_one(smax):
+    """Nobody dead, the enemies, the allies, all, and the enemies but one when time is up."""
+    from jaxmarl.wrappers.baselines import SMAXLogEnvState, SMAXLogWrapper
+
+    env, _, state, step = smax
+    log = jax.jit(SMAXLogWrapper(env.wrapped).step)
+    found, expected = [], []
+    for dead, time in [([], 5), ([3, 4, 5], 5), ([0, 1, 2], 5), (range(6), 5), ([3, 4], 100)]:
+        health = state.inner.state.unit_health.at[jnp.array(list(dead), int)].set(0.0)
+        now = units(state, unit_health=health, step=jnp.int32(time))
+        info = step(jax.random.key(1), now, STOP)[0][-1]
+        found.append(bool(info["metrics"]["won"]))
+        logged = SMAXLogEnvState(now.inner, *[jnp.zeros(3)] * 6)
+        with jax.debug_key_reuse(False):
+            info = log(jax.random.key(1), logged, dict(zip(env.agents, STOP)))[-1]
+        expected.append(bool(info["returned_won_episode"].all()))
+    assert found == expected == [False, True, False, False, False]
+
+
+# --- Overcooked -------------------------------------------------------------------------------
+
+# The first of two cooks in a cramped room: three onions, a plate, 20 steps of waiting, the soup.
+ONION, PLATE, SERVE = [3, 5, 2, 0, 5], [3, 1, 5, 2, 0], [5, 1, 2, 1, 5]
+SOUP = np.array(ONION * 3 + PLATE + [4] * 20 + SERVE)
+
+
+@pytest.fixture(scope="module")
+def kitchen():
+    """Metrics, rewards, what JaxMARL calls shaped and what is added, of nine rollouts of five steps
+    in two kitchens: in the second one the other cook does all that in a mirror, where there are no
+    plates."""
+    settings = {"layout": "cramped_room", "max_steps_in_episode": 45}
+    env, params = make("overcooked", settings, shaped=0.5, shaped_steps=60.0)
+    mirror = np.array([0, 1, 3, 2, 4, 5])  # the second one stands on the right
+    actions = np.full((45, 2, 2), 4)
+    actions[:, 0, 0], actions[:, 1, 1] = SOUP, mirror[SOUP]
+    batch = envs.batch(env, 2, 5)
+
+    @jax.jit
+    def play(key):
+        def step(state, x):
+            _, state, reward, _, _, info = batch.step(x[0], state, x[1], params)
+            return state, (reward, info["shaped_reward"], info["shaping"])
+
+        def rollout(state, x):
+            return jax.lax.scan(step, batch.refill(x[0], state, params), x[1:])
+
+        _, state = batch.reset(jax.random.fold_in(key, 0), params)
+        keys = jax.random.split(jax.random.fold_in(key, 1), (9, 6))
+        xs = keys[:, 0], keys[:, 1:], actions.reshape(9, 5, 2, 2)
+        state, steps = jax.lax.scan(rollout, state, xs)
+        return state.metrics.read()[0], *(x.reshape(45, 2, 2) for x in steps)
+
+    with jax.debug_key_reuse(False):
+        return jax.tree.map(np.asarray, play(jax.random.key(0)))
+
+
+def test_a_served_soup_is_a_delivery_and_a_reward_for_both(kitchen):
+    metrics, reward, _, added = kitchen
+    expected = np.zeros((45, 2, 2))
+    expected[44, 0] = 20.0
+    np.testing.assert_allclose(reward - added, expected, atol=1e-5)
+    assert metrics["deliveries"] == 0.5  # in one of two kitchens
+
+
+def test_shaped_rewards_are_the_cook_s_own_and_lose_their_weight(kitchen):
+    metrics, _, shaped, added = kitchen
+    own = np.zeros((45, 2, 2))
+    own[[4, 9, 14, 17, 40], 0, 0] = 3, 3, 3, 3, 5
+    own[[4, 9, 14], 1, 1] = 3
+    np.testing.assert_array_equal(shaped, own)
+    weight = 0.5 * np.maximum(1.0 - np.arange(9) * 10 / 60, 0.0)  # ten steps in each rollout
+    np.testing.assert_allclose(added, np.repeat(weight, 5)[:, None, None] * own, rtol=1e-5)
+    np.testing.assert_allclose(metrics["shaping"], added.sum(0).mean(0), rtol=1e-5)
+    assert added[:15].any() and added[15:30].any() and not added[30:].any()
+
+
 # --- ends -------------------------------------------------------------------------------------
 
 
@@ -323,6 +401,99 @@ def test_evaluation_tells_each_agent_s_return():
     )
     np.testing.assert_array_equal(episodes.episode_return, np.full((4, 3), -1.0))
     assert episodes.terminated.all() and not episodes.truncated.any()
+
+
+# --- pictures ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_display(monkeypatch):
+    """pyplot would look for one."""
+    from matplotlib import pyplot
+
+    def refuse(*_, **__):
+        raise AssertionError("pyplot")
+
+    for name in ("figure", "subplots", "show"):
+        monkeypatch.setattr(pyplot, name, refuse)
+
+
+def drawn(env, params, state):
+    """A picture of a state, as the shell hands it over."""
+    picture = env.render(jax.tree.map(np.asarray, state), params)
+    assert picture.dtype == np.uint8 and picture.ndim == 3 and picture.shape[2] == 3
+    return picture
+
+
+def middle(picture, colour):
+    """Of the pixels of a colour: row and column; None where there are none."""
+    found = np.argwhere(np.abs(picture.astype(int) - colour).max(-1) < 8)
+    return found.mean(0) if len(found) else None
+
+
+BLUE, GREEN = (0, 0, 255), (0, 128, 0)
+
+
+def test_smax_shows_units_that_live_where_they_are(smax, no_display):
+    env, params, state, _ = smax
+    places = jnp.array([[8.0, 8.0], [8.0, 8.0], [8.0, 8.0], [24.0, 16.0], [24.0, 16.0], [24, 16]])
+    alive = jnp.array([True, False, False, False, True, False])
+    first = drawn(env, params, units(state, unit_positions=places, unit_alive=alive))
+    ally, enemy = middle(first, BLUE), middle(first, GREEN)
+    moved = places.at[0].add(jnp.array([0.0, 8.0])).at[4].add(jnp.array([-8.0, 0.0]))
+    second = drawn(env, params, units(state, unit_positions=moved, unit_alive=alive))
+    up, left = middle(second, BLUE) - ally, middle(second, GREEN) - enemy
+    assert up[0] < -50 and abs(up[1]) < 3 and left[1] < -50 and abs(left[0]) < 3
+    dead = drawn(env, params, units(state, unit_positions=places, unit_alive=alive & False))
+    assert middle(dead, BLUE) is None and middle(dead, GREEN) is None
+
+
+def test_spread_shows_agents_where_they_are(no_display, capsys):
+    env, params = make("MPE_simple_spread_v3", {}, max_steps=3)
+    _, state = jax.jit(env.env.reset_env)(jax.random.key(0), params)
+    far = jnp.array([[-1.5, 1.0], [1.5, 1.0], [0.0, -1.0], [9.0, 9.0], [9.0, 9.0], [9.0, 9.0]])
+    at = lambda x: state.replace(inner=state.inner.replace(p_pos=x))
+    plain = env.env.env  # within the time limit
+    pictures = [drawn(plain, params, at(x)).astype(int) for x in (far, far.at[2, 0].add(1.0))]
+    changed = np.argwhere(np.abs(pictures[0] - pictures[1]).max(-1) > 30)
+    width = pictures[0].shape[1]
+    assert np.ptp(changed[:, 1]) > width / 6  # a quarter of the axes, on a line
+    assert np.ptp(changed[:, 0]) < width / 6 and changed[:, 0].mean() > width / 2
+    assert not capsys.readouterr().out
+
+
+def test_overcooked_shows_cooks_what_they_hold_and_the_pot(no_display):
+    env, params = make("overcooked", {"layout": "cramped_room"})
+    step = jitted(env, params)
+    _, state = jax.jit(env.reset_env)(jax.random.key(0), params)
+    seen = []
+    for i, action in enumerate([4, *ONION]):
+        _, state, *_ = step(jax.random.key(i), state, jnp.array([action, 4]))
+        picture = drawn(env, params, state)
+        assert picture.shape == (4 * 32, 5 * 32, 3)
+        seen.append(picture.reshape(4, 32, 5, 32, 3).swapaxes(1, 2))  # by cell
+    red, yellow = (255, 0, 0), (255, 255, 0)
+    assert middle(seen[1][1, 1], red) is not None and middle(seen[1][1, 1], yellow) is None
+    assert middle(seen[2][1, 1], yellow) is not None  # an onion in its hand
+    assert middle(seen[3][1, 1], red) is None and middle(seen[3][1, 2], red) is not None
+    assert middle(seen[4][0, 2], yellow) is None and middle(seen[5][0, 2], yellow) is not None
+
+
+def test_overcooked_v2_draws_itself(no_display):
+    env, params = make("overcooked_v2", {"layout": "cramped_room"})
+    _, state = jax.jit(env.reset_env)(jax.random.key(0), params)
+    picture = drawn(env, params, state)
+    assert middle(picture, (255, 0, 0)) is not None and middle(picture, BLUE) is not None
+
+
+def test_what_jaxmarl_does_not_draw_is_refused():
+    from algorithms.launch import render
+    from algorithms.launch.errors import UserError
+
+    config = lambda env: types.SimpleNamespace(env=f"jaxmarl/{env}", env_settings=())
+    render.check_drawable(config("MPE_simple_spread_v3"))
+    with pytest.raises(UserError, match="env=jaxmarl/switch_riddle cannot be drawn"):
+        render.check_drawable(config("switch_riddle"))
 
 
 # --- what is refused --------------------------------------------------------------------------

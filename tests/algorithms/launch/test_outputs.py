@@ -146,6 +146,29 @@ def test_wins_and_stalemates_come_from_the_ends_of_episodes(tmp_path):
     assert with_wins > 1.3 * Image.open(tmp_path / "plain.png").width
 
 
+def test_what_an_environment_reports_has_panels_of_its_own(tmp_path, monkeypatch):
+    """Of evaluations, or else of training; not where they are many."""
+    figures = []
+    monkeypatch.setattr(plots, "_save", lambda figure, path: figures.append(figure))
+    metrics = _metrics(2)
+    points, episodes = metrics["eval_return"].shape[1:]
+    won = np.zeros((2, points, episodes))
+    won[:, :, : episodes // 2 + 1] = 1.0
+    ends = {f"eval_{name}": won for name in plots.ENDINGS[1:]}
+    metrics |= ends | {"eval_won": won, "episode_won": won[..., 0], "loss": won[..., 0]}
+    plots.curve(metrics, Agents([0, 1]), "both", tmp_path / "curve.png")
+    without = {k: v for k, v in metrics.items() if not k.startswith("eval_")}
+    plots.curve(without, Agents([0, 1]), "no evaluation", tmp_path / "curve.png")
+    many = metrics | {f"eval_{name}": won for name in "abc"}
+    plots.curve(many, Agents([0, 1]), "many", tmp_path / "curve.png")
+    labels = [[ax.get_ylabel() for ax in figure.axes] for figure in figures]
+    returns = ["evaluation return", "training return"]
+    assert labels[0] == [*returns, "evaluation episodes: won"]
+    assert labels[1] == ["training return", "training episodes: won"] and labels[2] == returns
+    mean = figures[0].axes[2].lines[-1].get_ydata()
+    np.testing.assert_allclose(mean, np.full(points, 3 / 5))
+
+
 def test_a_failing_curve_leaves_the_old_one(tmp_path, monkeypatch):
     path = tmp_path / "curve.png"
     plots.curve(_metrics(1), Agents([0]), "old", path)

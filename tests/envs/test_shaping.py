@@ -1,0 +1,155 @@
+"""Shaped rewards: added to what is learned from, with a weight that falls, and not counted."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import struct
+
+import envs
+from algorithms import parts
+from envs import shaping
+from envs.batch import transition
+from envs.gymnax import environment, spaces
+
+
+@struct.dataclass
+class State:
+    time: jax.Array
+
+
+@struct.dataclass
+class Params:
+    shaped: float = 0.0
+    shaped_steps: float = np.inf
+    max_steps_in_episode: int = 3
+
+
+class Steps(environment.Environment):
+    """Two agents; step t of an episode is t for both, and (10 t, -t) is on the way to it."""
+
+    num_agents, shapes_rewards, name = 2, True, "Steps"
+
+    @property
+    def default_params(self):
+        return Params()
+
+    def reset_env(self, key, params):
+        return jnp.zeros((2, 1)), State(jnp.zeros((), jnp.int32))
+
+    def step_env(self, key, state, action, params):
+        time = state.time + 1
+        info = {"shaped_reward": time * jnp.array([10.0, -1.0])}
+        return jnp.zeros((2, 1)), State(time), jnp.full(2, 1.0 * time), jnp.array(False), info
+
+    def action_space(self, params):
+        return spaces.Discrete(2)
+
+    def observation_space(self, params):
+        return spaces.Box(0.0, 1.0, (1,))
+
+
+@pytest.mark.parametrize(
+    "shaped, steps, weights",
+    [
+        (0.5, 24.0, [0.5, 0.375, 0.25, 0.125, 0.0, 0.0]),
+        (2.0, np.inf, [2.0] * 6),
+        (0.0, np.inf, [0.0] * 6),
+    ],
+)
+def test_the_weight_falls_with_the_steps_of_all_environments(shaped, steps, weights):
+    """Three of them, in rollouts of two steps; the weight is that at a rollout's start."""
+    env, params = envs.make(Steps(), shaped=shaped, shaped_steps=steps)
+    batch = envs.batch(env, 3, 2)
+    step = jax.jit(batch.step)
+    _, state = batch.reset(jax.random.key(0), params)
+    rewards, added = [], []
+    for i in range(6):
+        state = batch.refill(jax.random.fold_in(jax.random.key(1), i), state, params)
+        for j in range(2):
+            key = jax.random.fold_in(jax.random.key(2), 2 * i + j)
+            _, state, reward, _, _, info = step(key, state, jnp.zeros((3, 2), jnp.int32), params)
+            rewards.append(reward)
+            added.append(info["shaping"])
+    time = np.arange(12) % 3 + 1.0
+    expected = np.repeat(weights, 2)[:, None] * time[:, None] * [10.0, -1.0]
+    np.testing.assert_allclose(added, np.stack([expected] * 3, 1), rtol=1e-6)
+    np.testing.assert_allclose(rewards, added + time[:, None, None], rtol=1e-6)
+
+
+def test_other_environments_carry_nothing_and_one_alone_is_not_shaped():
+    env, params = envs.make("CartPole-v1")
+    assert envs.batch(env, 2).reset(jax.random.key(0), params)[1].before is None
+    env, params = envs.make(Steps(), shaped=1.0)
+    _, state = env.reset_env(jax.random.key(0), params)
+    reward = transition(env, jax.random.key(1), state, jnp.zeros(2, jnp.int32), params)[2]
+    np.testing.assert_array_equal(reward, [1.0, 1.0])
+
+
+def test_repeated_actions_add_them_up():
+    env, params = envs.make(Steps(), action_repeat=2)
+    _, state = env.reset_env(jax.random.key(0), params)
+    *_, info = transition(env, jax.random.key(1), state, jnp.zeros(2, jnp.int32), params)
+    np.testing.assert_array_equal(info["shaped_reward"], [30.0, -3.0])
+
+
+# --- training ---------------------------------------------------------------------------------
+
+
+@struct.dataclass
+class Learning:
+    policy: Any
+    env_state: envs.BatchState
+    episodes: parts.EpisodeStatistics
+    eval_rng: jax.Array
+    update: jax.Array
+
+
+@struct.dataclass
+class Config:
+    total_timesteps: int = parts.static(5 * 8)
+    num_evals: int = parts.static(2)
+    num_eval_episodes: int = parts.static(2)
+    eval_at_start: bool = parts.static(False)
+
+
+def learner(config, env, env_params):
+    """Steps two environments four times an update, and says what the rewards came to."""
+    batch = envs.batch(env, 2, 4)
+
+    def init(rng):
+        episodes = parts.EpisodeStatistics.create(2, (2,))
+        _, env_state = batch.reset(jax.random.clone(rng), env_params)
+        return Learning(jnp.zeros(()), env_state, episodes, rng, jnp.zeros((), jnp.int32))
+
+    def update(state):
+        def step(env_state, key):
+            action = jnp.zeros((2, 2), jnp.int32)
+            after = batch.step(key, env_state, action, env_params)
+            return after[1], (after[2], after[3] | after[4])
+
+        key = jax.random.fold_in(jax.random.key(0), state.update)
+        env_state = batch.refill(key, state.env_state, env_params)
+        env_state, (rewards, done) = jax.lax.scan(step, env_state, jax.random.split(key, 4))
+        episodes = state.episodes.update(rewards, done)
+        state = state.replace(env_state=env_state, episodes=episodes, update=state.update + 1)
+        return state, {"reward": rewards.mean()}
+
+    def policy(state, observation, memory=None, rng=None, mask=None):
+        return jnp.zeros(2, jnp.int32), memory
+
+    return parts.Learner(init, update, policy, 8)
+
+
+def test_returns_are_without_shaping_also_in_training():
+    """Episodes are of 1 + 2 + 3; the first five of each environment are shaped, by halves."""
+    env, params = envs.make(Steps(), shaped=0.5, shaped_steps=1e9)
+    with jax.debug_key_reuse(False):
+        _, metrics = parts.program(learner, Config(), env, params)(jax.random.key(0))
+    np.testing.assert_allclose(metrics["episode_return"], np.full((2, 2), 6.0), rtol=1e-5)
+    np.testing.assert_array_equal(metrics["eval_return"], np.full((2, 2, 2), 6.0))
+    np.testing.assert_allclose(metrics["episode_shaping"], [[30.0, -3.0]] * 2, rtol=1e-5)
+    assert (metrics["reward"] > 2.0).all() and (metrics["num_episodes"] == [8, 8]).all()
+    assert shaping.NAME == "shaping" and "eval_shaping" not in metrics
