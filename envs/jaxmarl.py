@@ -70,6 +70,7 @@ from envs.adapter import Params
 from envs.gymnax import environment, spaces
 
 NOT_TAKEN = ("storm", "storm_2p")  # agents that observe two arrays each
+OVERCOOKED = ("overcooked", "overcooked_v2")
 MABRAX = ("ant_4x2", "halfcheetah_6x1", "hopper_3x1", "humanoid_9|8", "walker2d_2x3")
 # Keyword arguments of MPE that stand in no signature; it ignores names that it does not know.
 MPE_ARGUMENTS = (
@@ -107,7 +108,9 @@ def construct(name: str, settings: dict[str, Any]) -> tuple["JaxMARL", dict[str,
     settings = {k: _named(name, k, v) for k, v in settings.items()}
     arguments, left = dict(settings), {}
     limit = arguments.pop("max_steps_in_episode", None)
-    if limit is not None and name in ("overcooked", "overcooked_v2", "jaxnav"):
+    if name in OVERCOOKED:
+        left = {k: arguments.pop(k) for k in ("shaped", "shaped_steps") if k in arguments}
+    if limit is not None and name in (*OVERCOOKED, "jaxnav"):
         arguments["max_steps"] = limit
     elif limit is not None:
         left["max_steps_in_episode"] = limit
@@ -381,8 +384,9 @@ class Overcooked(AnyOvercooked):
     def render(self, state: State, params: Any) -> np.ndarray:
         """The kitchen; the small thing at an agent is what it holds."""
         visualizer = importlib.import_module("jaxmarl.viz.overcooked_visualizer")
-        edge = self.wrapped.agent_view_size - 2
-        grid = np.asarray(state.inner.maze_map)[edge:-edge, edge:-edge]
+        grid = np.asarray(state.inner.maze_map)
+        edge = (len(grid) - self.wrapped.height) // 2
+        grid = grid[edge:-edge, edge:-edge]
         held = np.asarray(state.inner.agent_inv)
         return visualizer.OvercookedVisualizer._render_grid(grid, agent_inv=held)
 

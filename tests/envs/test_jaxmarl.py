@@ -227,8 +227,8 @@ SOUP = np.array(ONION * 3 + PLATE + [4] * 20 + SERVE)
 @pytest.fixture(scope="module")
 def kitchen():
     """Metrics, rewards, what JaxMARL calls shaped and what is added, of nine rollouts of five steps
-    in two kitchens: in the second one the other cook does all that in a mirror, where there are no
-    plates."""
+    in two kitchens: in the second one the other cook does all that in a mirror, where plates are in
+    the place of the counter, and the counter in that of the plates."""
     settings = {"layout": "cramped_room", "max_steps_in_episode": 45}
     env, params = make("overcooked", settings, shaped=0.5, shaped_steps=60.0)
     mirror = np.array([0, 1, 3, 2, 4, 5])  # the second one stands on the right
@@ -267,7 +267,7 @@ def test_shaped_rewards_are_the_cook_s_own_and_lose_their_weight(kitchen):
     metrics, _, shaped, added = kitchen
     own = np.zeros((45, 2, 2))
     own[[4, 9, 14, 17, 40], 0, 0] = 3, 3, 3, 3, 5
-    own[[4, 9, 14], 1, 1] = 3
+    own[[4, 9, 14, 44], 1, 1] = 3  # a plate at last, where the first one serves
     np.testing.assert_array_equal(shaped, own)
     weight = 0.5 * np.maximum(1.0 - np.arange(9) * 10 / 60, 0.0)  # ten steps in each rollout
     np.testing.assert_allclose(added, np.repeat(weight, 5)[:, None, None] * own, rtol=1e-5)

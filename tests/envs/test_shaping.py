@@ -10,7 +10,6 @@ from flax import struct
 
 import envs
 from algorithms import parts
-from envs import shaping
 from envs.batch import transition
 from envs.gymnax import environment, spaces
 
@@ -144,12 +143,11 @@ def learner(config, env, env_params):
 
 
 def test_returns_are_without_shaping_also_in_training():
-    """Episodes are of 1 + 2 + 3; the first five of each environment are shaped, by halves."""
+    """Episodes are of 1 + 2 + 3, and of half of (10, -1) times that."""
     env, params = envs.make(Steps(), shaped=0.5, shaped_steps=1e9)
     with jax.debug_key_reuse(False):
         _, metrics = parts.program(learner, Config(), env, params)(jax.random.key(0))
     np.testing.assert_allclose(metrics["episode_return"], np.full((2, 2), 6.0), rtol=1e-5)
     np.testing.assert_array_equal(metrics["eval_return"], np.full((2, 2, 2), 6.0))
     np.testing.assert_allclose(metrics["episode_shaping"], [[30.0, -3.0]] * 2, rtol=1e-5)
-    assert (metrics["reward"] > 2.0).all() and (metrics["num_episodes"] == [8, 8]).all()
-    assert shaping.NAME == "shaping" and "eval_shaping" not in metrics
+    assert (metrics["reward"] > 2.0).all() and metrics["num_episodes"].tolist() == [8, 8]
