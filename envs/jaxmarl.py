@@ -347,6 +347,8 @@ class Late(TimeLimited):
 
 
 class MPE(Late):
+    frame_milliseconds = 100
+
     def render(self, state: State, params: Any) -> np.ndarray:
         """Agents and landmarks, and what is said."""
         visualizer = importlib.import_module("jaxmarl.environments.mpe.mpe_visualizer")
@@ -370,6 +372,7 @@ class AnyOvercooked(TimeLimited):
     shared_reward = True
     shapes_rewards = True
     metrics = {"deliveries": "sum"}  # noqa: RUF012
+    frame_milliseconds = 100
 
     @property
     def default_params(self) -> ShapedParams:
@@ -413,6 +416,7 @@ class SMAX(Late):
     """SMAX with both teams, or (`EnemySMAX`) against a built-in one."""
 
     metrics = {"won": "last"}  # noqa: RUF012
+    frame_milliseconds = 250  # eight steps of the battle
 
     def _units(self, inner):
         return inner.state if hasattr(inner, "enemy_policy_state") else inner

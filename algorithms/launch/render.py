@@ -1,7 +1,8 @@
 """A GIF of one episode.
 
 Grids (MinAtar, Pong, Catch, mazes) and PointRobot are drawn here, classic control by gymnasium; an
-environment with `render(state, params) -> (height, width, 3) uint8` draws itself.
+environment with `render(state, params) -> (height, width, 3) uint8` draws itself, and may say by
+`frame_milliseconds` how long a frame is shown.
 """
 
 import functools
@@ -79,7 +80,8 @@ def check_drawable(config: Any) -> "_Painter":
     """
     env, _ = envs.make(config.env, **dict(config.env_settings))
     inner, _ = _unwrap(env, None)
-    painter = _Painter(_itself, 50) if _draws_itself(inner) else PAINTERS.get(inner.name)
+    itself = _Painter(_itself, getattr(inner, "frame_milliseconds", 50))
+    painter = itself if _draws_itself(inner) else PAINTERS.get(inner.name)
     if painter is None:
         raise UserError(
             f"env={config.env} cannot be drawn. These can: {', '.join(PAINTERS)}, and any"
