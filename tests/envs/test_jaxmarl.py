@@ -448,6 +448,18 @@ def test_smax_shows_units_that_live_where_they_are(smax, no_display):
     assert middle(dead, BLUE) is None and middle(dead, GREEN) is None
 
 
+def test_smax_shows_who_is_shot_at(smax, no_display):
+    """The last enemy is near the first ally, and its third target is that one."""
+    env, params, state, _ = smax
+    places = state.inner.state.unit_positions.at[5].set(state.inner.state.unit_positions[0] + 2.0)
+    shots = state.inner.state.prev_attack_actions.at[5].set(7)
+    light, grey = (100, 149, 237), (128, 128, 128)
+    for actions, shown in ((shots, True), (jnp.zeros_like(shots), False)):
+        now = units(state, unit_positions=places, prev_attack_actions=actions)
+        picture = drawn(env, params, now)
+        assert [middle(picture, colour) is not None for colour in (light, grey)] == [shown] * 2
+
+
 def test_spread_shows_agents_where_they_are(no_display, capsys):
     env, params = make("MPE_simple_spread_v3", {}, max_steps=3)
     _, state = jax.jit(env.env.reset_env)(jax.random.key(0), params)

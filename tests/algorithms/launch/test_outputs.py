@@ -482,6 +482,7 @@ class Dot:
     """Draws itself: a white row of 20 pixels in which one moves to the right; two players."""
 
     name = "Dot"
+    frame_milliseconds = 130
     default_params = flax.struct.dataclass(type("Params", (), {}))()
 
     def reset_env(self, key, params):
@@ -510,6 +511,7 @@ def test_an_environment_can_draw_itself_also_through_wrappers(tmp_path):
     config = Config(env=Dot(), env_settings=(("max_steps", 50),))
     frames = frames_of(render.render(FAKE, config, STATE, tmp_path / "dot.gif"))
     assert len(frames) == 6
+    assert Image.open(tmp_path / "dot.gif").info["duration"] == 130
     left = (frames.shape[2] - 20) // 2
     for x, picture in enumerate(frames[:, STRIP:, left : left + 20]):
         assert (np.nonzero((picture < 8).all(axis=(0, 2)))[0] == [x]).all()
