@@ -75,6 +75,32 @@ CRAFTAX = {
 # Without a limit an evaluation of a policy that takes no notice of masks never ends.
 GAME_2048 = {"env_settings": (("max_steps", 4000),)}
 
+# Three marines against three that fight by rule. Many steps of each policy, for an episode is won
+# or lost at its end.
+SMAX_3M = {
+    "env": "jaxmarl/HeuristicEnemySMAX",
+    "env_settings": (("scenario", "3m"),),
+    "total_timesteps": 2_000_000,
+    "num_envs": 64,
+}
+SMAX_PPO = {
+    **SMAX_3M,
+    "num_steps": 64,
+    "share_params": True,
+    "learning_rate": 2e-3,
+    "critic_learning_rate": 2e-3,
+    "activation": "relu",
+}
+
+# A cook learns to cook from what JaxMARL pays for onions and plates on the way, which fades away
+# over the first half of the run.
+CRAMPED_ROOM = {
+    "env": "jaxmarl/overcooked",
+    "env_settings": (("layout", "cramped_room"), ("shaped", 1.0), ("shaped_steps", 2.5e6)),
+    "total_timesteps": 5_000_000,
+    "conv_layers": "none",
+}
+
 PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     "ppo": {
         "CartPole-v1": {},
@@ -185,8 +211,15 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
             "gamma": 0.95,
             "normalize_reward": True,
         },
+        "SMAX-3m": {**SMAX_PPO, "hidden_sizes": (128, 128)},
+        "overcooked-cramped_room": {
+            **CRAMPED_ROOM,
+            "num_envs": 32,
+            "share_params": True,
+        },
     },
     "ippo_rnn": {
+        "SMAX-3m": SMAX_PPO,
         # The last day is a rule of the riddle: were it a truncation, days that nobody lives to see
         # would be worth ever more, and nobody would tell.
         "switch_riddle": {
@@ -278,6 +311,28 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
             "gamma": 0.99,
             "q_lambda": 0.8,
             "reward_scale": 1.0,
+        },
+        "SMAX-3m": {
+            **SMAX_3M,
+            "num_steps": 32,
+            "cell": "gru",
+            "learning_rate": 1e-3,
+            "gamma": 0.99,
+            "q_lambda": 0.85,
+            "reward_scale": 1.0,
+            "eps_end": 0.02,
+            "exploration_fraction": 0.2,
+        },
+        "overcooked-cramped_room": {
+            **CRAMPED_ROOM,
+            "num_envs": 64,
+            "num_steps": 16,
+            "learning_rate": 1e-3,
+            "gamma": 0.99,
+            "q_lambda": 0.5,
+            "reward_scale": 0.1,
+            "exploration_fraction": 0.2,
+            "hidden_sizes": (128, 128),
         },
     },
     "reinforce": {

@@ -15,6 +15,7 @@ class Cell(NamedTuple):
     solved: float = float("nan")  # the least return that counts as solved
     tables: tuple[str, ...] = ("results",)
     what: str = ""  # was run, where the algorithm's name alone would mislead
+    metric: str = ""  # of the environment, kept and shown beside the return
 
     @property
     def key(self) -> str:
@@ -57,9 +58,14 @@ def preset(algorithm: str, name: str, steps: int, seeds: int) -> Cell:
     return Cell(algorithm, name, words, seeds, bar(name), tables, WHAT.get(algorithm, ""))
 
 
+def also(table: str, cell: Cell) -> Cell:
+    """In one more table."""
+    return cell._replace(tables=(*cell.tables, table))
+
+
 def shown(cell: Cell) -> Cell:
     """Also in the table of flags, beside rows with one."""
-    return cell._replace(tables=(*cell.tables, "flags"))
+    return also("flags", cell)
 
 
 def squared(algorithm: str, env: str, words: str) -> Cell:
@@ -106,7 +112,7 @@ PRESETS = (
     *(preset("pqn", env, 500_000, 100) for env in CLASSIC),
     *(preset("pqn", f"{game}-MinAtar", steps, 10) for game, steps in GAMES.items()),
     preset("pqn_rnn", "MemoryChain-bsuite", 400_000, 30),
-    preset("vdn", "MPE_simple_spread_v3", 2_000_000, 10)._replace(what="VDN"),
+    also("teams", preset("vdn", "MPE_simple_spread_v3", 2_000_000, 10)._replace(what="VDN")),
     preset("vdn", "switch_riddle", 1_000_000, 10)._replace(what="VDN with a GRU"),
     *(preset("reinforce", env, 500_000, 100) for env in ("CartPole-v1", "Acrobot-v1")),
     preset("sac", "Pendulum-v1", 20_000, 10),
@@ -147,7 +153,7 @@ FLAGS = (
     flag("ppo_vtrace", "MultiNavigator-v0", "--no-vtrace"),
     flag("ppo_vtrace", "MultiNavigator-v0", "--priority-alpha 0"),
     flag("ppo_vtrace", "MultiNavigator-v0", "--optimizer adam"),
-    flag("vdn", SPREAD, "--mixer monotonic", 2_000_000, 10)._replace(what="QMIX"),
+    also("teams", flag("vdn", SPREAD, "--mixer monotonic", 2_000_000, 10)._replace(what="QMIX")),
     flag("vdn", SPREAD, "--mixer none", 2_000_000, 10)._replace(what="IQL"),
     flag("dqn", "Acrobot-v1", "--n-step 1")._replace(what="double"),
     flag("dqn", "Acrobot-v1", "--prioritized"),
@@ -191,10 +197,40 @@ LIBRARIES = tuple(
         ),
     )
 )
-PEERS = tuple(
-    Cell(peer, env, "", seeds, bar(env), ("peers",))
-    for peer, seeds in (("rejax-ppo", 100), ("purejaxrl-ppo", 100), ("rejax-dqn", 10))
-    for env in ("CartPole-v1", "Acrobot-v1")
+SMAX, KITCHEN = "SMAX-3m", "overcooked-cramped_room"
+SMAX_CELLS = (
+    preset("ippo", SMAX, 2_000_000, 5),
+    preset("ippo_rnn", SMAX, 2_000_000, 5),
+    flag("ippo_rnn", SMAX, "--central-critic", 2_000_000, 5)._replace(what="MAPPO"),
+    flag("vdn", SMAX, "--mixer none", 2_000_000, 5)._replace(what="IQL with a GRU"),
+    preset("vdn", SMAX, 2_000_000, 5)._replace(what="VDN with a GRU"),
+    flag("vdn", SMAX, "--mixer monotonic", 2_000_000, 5)._replace(what="QMIX with a GRU"),
 )
-PEERS += (Cell("brax-sac", "brax/hopper", "", 3, tables=("peers",)),)
-CELLS = PRESETS + DEFAULTS + FLAGS + LIBRARIES
+KITCHEN_CELLS = (
+    preset("ippo", KITCHEN, 5_000_000, 5),
+    preset("vdn", KITCHEN, 5_000_000, 5)._replace(what="VDN"),
+)
+OF_TEAMS = tuple(
+    cell._replace(tables=("teams",), metric=metric)
+    for cells, metric in ((SMAX_CELLS, "won"), (KITCHEN_CELLS, "deliveries"))
+    for cell in cells
+)
+
+
+def jaxmarl(env: str, metric: str, *scripts: str) -> tuple[Cell, ...]:
+    """JaxMARL's own scripts, a seed each."""
+    new = lambda script: Cell(f"jaxmarl-{script}", env, "", 1, tables=("teams",), metric=metric)
+    return tuple(map(new, scripts))
+
+
+PEERS = (
+    *(
+        Cell(peer, env, "", seeds, bar(env), ("peers",))
+        for peer, seeds in (("rejax-ppo", 100), ("purejaxrl-ppo", 100), ("rejax-dqn", 10))
+        for env in ("CartPole-v1", "Acrobot-v1")
+    ),
+    *jaxmarl(SMAX, "won", "ippo_rnn", "mappo", "iql", "vdn", "qmix"),
+    *jaxmarl(KITCHEN, "deliveries", "ippo", "vdn"),
+    *jaxmarl(SPREAD, "", "mappo", "vdn", "qmix"),
+)
+CELLS = PRESETS + DEFAULTS + FLAGS + LIBRARIES + OF_TEAMS

@@ -74,6 +74,7 @@ def train(cell: Cell, first_seed: int, run_dir: Path | None) -> list[dict[str, A
             "curve": " ".join(f"{value:.5g}" for value in returns[i]),
             "command": command(cell, first_seed),
             **{name: made[name] for name in ("git_commit", "jax", "device")},
+            **{n: float(result.metrics[f"eval_{n}"][i, -1].mean()) for n in (cell.metric,) if n},
         }
         for i in range(cell.seeds)
     ]

@@ -1,4 +1,4 @@
-"""A virtual environment of another kit, made once in the user's cache directory."""
+"""Virtual environments of other kits, each made once in the user's cache directory."""
 
 import importlib.metadata
 import os
@@ -9,17 +9,44 @@ from pathlib import Path
 from algorithms.launch.devices import CACHE
 
 REJAX, GYMNAX = "rejax==0.1.3", "gymnax==0.0.9"  # the gymnax that it is written for
+JAXMARL = "jaxmarl==0.2.0"
+# What its scripts need, in this kit's versions; distrax asks for any nightly of tfp.
+SHARED = ("flax", "optax", "distrax", "tfp-nightly", "gymnax")
 
 
 def rejax() -> str:
     """The Python of an environment with rejax and this one's jax, made if it is not there."""
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return _python("rejax", REJAX, GYMNAX)
+
+
+def jaxmarl() -> str:
+    """The same for JaxMARL, with what its training scripts import."""
+    shared = (f"{name}=={importlib.metadata.version(name)}" for name in SHARED)
+    return _python("jaxmarl, flashbax, distrax", JAXMARL, "flashbax==0.1.3", *shared)
+
+
+def _python(modules: str, kit: str, *others: str) -> str:
     jax = importlib.metadata.version("jax")
-    folder = home / CACHE / f"{REJAX.replace('==', '-')}-jax-{jax}"
+    folder = cache() / f"{kit.replace('==', '-')}-jax-{jax}"
     python = folder / "bin" / "python"
-    if not python.exists() or subprocess.run([python, "-c", "import rejax"]).returncode:
-        print(f"installing {REJAX} in a virtual environment of its own", file=sys.stderr)
+    if not python.exists() or subprocess.run([python, "-c", f"import {modules}"]).returncode:
+        print(f"installing {kit} in a virtual environment of its own", file=sys.stderr)
         subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
-        install = [python, "-m", "pip", "install", "--quiet", REJAX, GYMNAX, f"jax=={jax}"]
+        install = [python, "-m", "pip", "install", "--quiet", kit, *others, f"jax=={jax}"]
         subprocess.run(install, check=True)
     return str(python)
+
+
+def checkout(repository: str, commit: str, *folders: str) -> Path:
+    """A repository's files, cloned once; of these folders alone, if any are named."""
+    folder = cache() / repository.rpartition("/")[2].lower()
+    git = ["git", "-C", str(folder)]
+    if not folder.exists():
+        subprocess.run(["git", "clone", "--quiet", "--no-checkout", repository, folder], check=True)
+    what = [commit, "--", *folders] if folders else [commit]
+    subprocess.run([*git, "checkout", "--quiet", *what], check=True)
+    return folder
+
+
+def cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / CACHE

@@ -10,8 +10,8 @@ those at the end of its ppo.py; only the budget is ours, 500k steps. A score is 
 evaluation samples actions. PureJaxRL evaluates nothing while it trains, so that whether it had
 been better before is not known.
 
-brax's SAC, of the installed brax, has the settings that its notebook gives for the hopper, but for
-networks of 64 units (and so has sac.py's preset), and evaluates itself, 32 episodes as well.
+JaxMARL 0.2.0's scripts have their own settings (jaxmarl_scripts.py), one seed trained after the
+other: 2M steps of SMAX and of MPE's spread, 5M of Overcooked. Scores are means of 256 episodes.
 """
 
 import argparse
@@ -180,104 +180,77 @@ def train_purejaxrl(environment, folder):
     return run
 
 
-def brax_curve(seed):
-    """A seed's curve (points,) of brax's SAC on its hopper, whose physics are the spring ones."""
-    import functools
-
-    import jax
-    import jax.numpy as jnp
-    from brax import envs
-    from brax.training.agents.sac import networks, train
-
-    # brax 0.14 uses it, jax 0.10 has it no more.
-    first = lambda tree, devices: jax.tree.map(lambda x: jnp.asarray(x)[None], tree)
-    jax.device_put_replicated = getattr(jax, "device_put_replicated", first)
-    sizes = {"hidden_layer_sizes": (64, 64)}
-    curve = []
-    train.train(
-        envs.get_environment("hopper", backend="spring"),
-        num_timesteps=STEPS,
-        episode_length=1000,
-        num_evals=6,
-        num_eval_envs=EPISODES,
-        deterministic_eval=True,
-        seed=seed,
-        network_factory=functools.partial(networks.make_sac_networks, **sizes),
-        progress_fn=lambda steps, metrics: curve.append(float(metrics["eval/episode_reward"])),
-        **BRAX_SAC,
-    )
-    return curve
-
-
-def curves_of(train, seeds):
-    """Curves (seeds, points) of train(key) -> curve."""
+def curves(train, first, count):
+    """Of seeds trained side by side: train(key) -> curve."""
     import jax
     import numpy as np
 
-    keys = jax.vmap(jax.random.PRNGKey)(np.asarray(seeds))
-    return np.asarray(jax.jit(jax.vmap(train))(keys), np.float64).tolist()
+    keys = jax.vmap(jax.random.PRNGKey)(np.arange(first, first + count))
+    found = np.asarray(jax.jit(jax.vmap(train))(keys), np.float64)
+    return [{"timestep": STEPS, "curve": curve, "score": curve[-1]} for curve in found.tolist()]
+
+
+def train_jaxmarl(name, folder, first, count):
+    """Of seeds trained one after the other. Their curves before the last point are not known."""
+    from tests.benchmarks import jaxmarl_scripts
+
+    found = jaxmarl_scripts.scores(folder, name, first, count)
+    return [seed | {"curve": [float("nan")] * POINTS + [seed["score"]]} for seed in found]
 
 
 def serve(name, first, count, folder=None):
-    """Prints the curves of seeds as JSON."""
+    """Prints what seeds came to as JSON."""
     import jax
 
-    algorithm, _, environment = name.partition("/")
+    algorithm, environment = name.split("/")
     kit, kind = algorithm.split("-")
-    seeds = range(int(first), int(first) + int(count))
-    if kit == "brax":
-        curves = [brax_curve(seed) for seed in seeds]
+    first, count = int(first), int(count)
+    answers, sys.stdout = sys.stdout, sys.stderr  # JaxMARL's scripts print
+    if kit == "jaxmarl":
+        found = train_jaxmarl(f"{kind}/{environment}", folder, first, count)
     elif kit == "rejax":
-        curves = curves_of(train_rejax(kind, environment), seeds)
+        found = curves(train_rejax(kind, environment), first, count)
     else:
-        curves = curves_of(train_purejaxrl(environment, folder), seeds)
+        found = curves(train_purejaxrl(environment, folder), first, count)
     device = jax.devices()[0]
     made = {"jax": jax.__version__, "device": f"{device.platform} {device.device_kind}"}
-    print(json.dumps({"curves": curves, **made}))
+    print(json.dumps([{**seed, **made} for seed in found]), file=answers)
 
 
 # --- in ours ----------------------------------------------------------------------------------
 
 
-def checkout() -> Path:
-    """PureJaxRL's files, cloned once."""
-    from algorithms.launch.devices import CACHE
-
-    folder = Path.home() / ".cache" / CACHE / "purejaxrl"
-    if not folder.exists():
-        subprocess.run(["git", "clone", "--quiet", PUREJAXRL, folder], check=True)
-    subprocess.run(["git", "-C", folder, "checkout", "--quiet", COMMIT], check=True)
-    return folder
-
-
 def train(cell, first: int) -> list[dict]:
-    """A row for each seed, as learning.py has them."""
-    from tests.benchmarks import peer_python
+    """A row for each seed, as learning.py has them; of JaxMARL's also the share of episodes won."""
+    from tests.benchmarks import jaxmarl_scripts, peer_python
 
-    words, version = [cell.key, str(first), str(cell.seeds)], peer_python.REJAX
-    if cell.algorithm.startswith("purejaxrl"):  # needs what rejax needs
-        words, version = [*words, str(checkout())], f"purejaxrl {COMMIT[:7]}"
-    environ, python = os.environ | {"NPROC": "1"}, sys.executable
-    if cell.algorithm.startswith("brax"):
-        version, environ = f"brax {importlib.metadata.version('brax')}", None
-    else:  # with more than one thread jax 0.10 hangs in PureJaxRL's vmapped QR
-        python = peer_python.rejax()
-    run = [python, __file__, "--worker", *words]
-    pipe = {"stdout": subprocess.PIPE, "text": True, "env": environ}
+    words, kit = [cell.key, str(first), str(cell.seeds)], cell.algorithm.partition("-")[0]
+    python, version = peer_python.rejax, peer_python.REJAX
+    if kit == "purejaxrl":  # needs what rejax needs
+        words.append(str(peer_python.checkout(PUREJAXRL, COMMIT)))
+        version = f"purejaxrl {COMMIT[:7]}"
+    elif kit == "jaxmarl":
+        commit = jaxmarl_scripts.COMMIT
+        words.append(str(peer_python.checkout(jaxmarl_scripts.REPOSITORY, commit, "baselines")))
+        python, version = peer_python.jaxmarl, f"jaxmarl {commit[:7]}"
+    run = [python(), __file__, "--worker", *words]
+    one_thread = os.environ | {"NPROC": "1"}  # with more, jax 0.10 hangs in PureJaxRL's vmapped QR
+    pipe = {"stdout": subprocess.PIPE, "text": True, "env": one_thread}
     done = json.loads(subprocess.run(run, check=True, **pipe).stdout)
     return [
         {
             "cell": cell.name,
             "seed": first + i,
-            "timestep": STEPS,
-            "score": curve[-1],
-            "training": float("nan"),
-            "curve": " ".join(f"{value:.5g}" for value in curve),
+            "timestep": seed["timestep"],
+            "score": seed["score"],
+            "training": seed.get("training", float("nan")),
+            "curve": " ".join(f"{value:.5g}" for value in seed["curve"]),
             "command": f"python tests/benchmarks/peers.py {cell.key}",
             "git_commit": version,
-            **{name: done[name] for name in ("jax", "device")},
+            **{name: seed[name] for name in ("jax", "device")},
+            **{name: seed[name] for name in ("won",) if name in seed},
         }
-        for i, curve in enumerate(done["curves"])
+        for i, seed in enumerate(done)
     ]
 
 

@@ -21,6 +21,8 @@ COLUMNS = ("algorithm", "cell", "steps", "seeds", "mean (95 %)", "IQM", "worst",
 COLUMNS += ("solved", "collapsed", "in training", "command")
 LOOKS = ("algorithm", "settings", "seeds", "mean", "worst", "solved at", "solved", "collapsed")
 LOOKS += ("dips", "commit")
+TEAMS = ("environment", "algorithm", "steps", "seeds", "return of an agent (95 %)", "worst")
+TEAMS += ("metric (95 %)", "command")
 LATE = 0.4  # share of a run after which a point below the bar is a dip
 Rows = list[dict[str, str]]
 
@@ -80,7 +82,8 @@ def keep_speeds(
 
 def _write(name: str, rows: Sequence[dict[str, Any]], folder: Path) -> None:
     folder.mkdir(exist_ok=True)
-    table = [list(rows[0]), *(list(row.values()) for row in rows)]
+    names = list(dict.fromkeys(name for row in rows for name in row))  # some cells have a metric
+    table = [names, *([row.get(name, "") for name in names] for row in rows)]
     (folder / f"{name}.csv").write_text(as_csv(table))
 
 
@@ -144,6 +147,25 @@ def line(cell: Cell, rows: Rows) -> list[str]:
     ]
 
 
+def team_line(cell: Cell, rows: Rows) -> list[str]:
+    """The same in the table of teams, with the metric that was kept."""
+    found = summary(rows, cell.solved)
+    show = lambda mean, low, high: f"{number(mean)} ({number(low)} to {number(high)})"
+    interval = lambda x: results.bootstrap_interval(x, lambda drawn: drawn.mean(-1))
+    values = np.array([float(row.get(cell.metric) or "nan") for row in rows])
+    metric = "-" if np.isnan(values).any() else show(values.mean(), *interval(values))
+    return [
+        environment(cell),
+        cell.algorithm + (f" ({cell.what})" if cell.what else ""),
+        f"{int(rows[0]['timestep']):,}",
+        str(len(rows)),
+        show(found["mean"], *found["interval"]),
+        number(found["worst"]),
+        metric if metric == "-" else f"{cell.metric} {metric}",
+        f"`{rows[0]['command']}`",
+    ]
+
+
 def look_line(row: dict[str, str]) -> list[str]:
     """A line of what was looked at."""
     seeds, first = int(row["seeds"]), int(row["seed"])
@@ -162,6 +184,15 @@ def look_line(row: dict[str, str]) -> list[str]:
     ]
 
 
+def environment(cell: Cell) -> str:
+    """Its name, without flags."""
+    return cell.name.partition(" ")[0]
+
+
+def file_of(cell: Cell) -> str:
+    return cell.algorithm
+
+
 def number(value: float) -> str:
     return f"{value:.2f}" if abs(value) < 100 else f"{value:.1f}"
 
@@ -177,12 +208,16 @@ def table(name: str, folder: Path = FOLDER) -> str:
         heads = [list(row) for row in rows[:1]]
         lines = [*heads, *(["---"] * len(head) for head in heads), *(row.values() for row in rows)]
     else:
-        files = list(dict.fromkeys(cell.algorithm for cell in CELLS + PEERS))
+        teams = name == "teams"  # a group for each environment; elsewhere, for each algorithm
+        columns, make, group = (
+            (TEAMS, team_line, environment) if teams else (COLUMNS, line, file_of)
+        )
+        groups = list(dict.fromkeys(group(cell) for cell in CELLS + PEERS))
         cells = [cell for cell in CELLS + PEERS if name in cell.tables]
-        cells.sort(key=lambda cell: files.index(cell.algorithm))
+        cells.sort(key=lambda cell: groups.index(group(cell)))
         found = [(cell, kept(cell, folder)) for cell in cells]
-        lines = [COLUMNS, ["---"] * len(COLUMNS)]
-        lines += [line(cell, rows) for cell, rows in found if rows]
+        lines = [columns, ["---"] * len(columns)]
+        lines += [make(cell, rows) for cell, rows in found if rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 

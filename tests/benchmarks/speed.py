@@ -61,7 +61,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 # The worker of rejax runs this file too, so what is not in the standard library is imported late.
@@ -147,13 +147,7 @@ def compile_program(function: Any, *args: Any) -> Program:
 
 
 def ours(case: Case) -> Program:
-    """This kit's algorithm, its agents on devices as algorithms.launch puts them there."""
-    import jax
-    import numpy as np
-
-    import envs
-    from algorithms.launch import devices, programs
-
+    """This kit's algorithm."""
     module = importlib.import_module(f"algorithms.{case.algorithm}")
     settings = OUR_SETTINGS[case.algorithm] | dict(case.settings)
     if case.algorithm not in REPLAY:
@@ -170,11 +164,22 @@ def ours(case: Case) -> Program:
         eval_at_start=False,
         **settings,
     )
-    devices.use_cores(case.num_seeds, config)
-    env, env_params = envs.make(case.env)
-    layout = devices.arrange(case.num_seeds)
-    configs = jax.tree.map(lambda x: np.full(case.num_seeds, x, np.float32), config)
-    keys = jax.numpy.stack([jax.random.key(seed) for seed in range(case.num_seeds)])
+    return agents_program(module, config, case.num_seeds)
+
+
+def agents_program(module: Any, config: Any, num_seeds: int) -> Program:
+    """All agents of a run, on devices as algorithms.launch puts them there."""
+    import jax
+    import numpy as np
+
+    import envs
+    from algorithms.launch import devices, programs
+
+    devices.use_cores(num_seeds, config)
+    env, env_params = envs.make(config.env, **dict(config.env_settings))
+    layout = devices.arrange(num_seeds)
+    configs = jax.tree.map(lambda x: np.full(num_seeds, x, np.float32), config)
+    keys = jax.numpy.stack([jax.random.key(seed) for seed in range(num_seeds)])
 
     def train(env_params, config, rng):
         return module.make_train(config, env, env_params)(rng)
@@ -479,11 +484,10 @@ def memory(program: Program) -> tuple[float, float]:
     return peak / 1e6, buffers / 1e6
 
 
-def serve(side: str, description: str) -> None:
+def serve(side: Callable[[Any], Program], case: Any) -> None:
     """A worker's life: it compiles, then answers commands on stdin, a line of JSON to each."""
     answers, sys.stdout = sys.stdout, sys.stderr
-    case = Case(**json.loads(description))
-    program = SIDES[side](case)
+    program = side(case)
     commands = {
         "compile": lambda: program.compile_seconds,
         "run": lambda: run_seconds(program),
@@ -497,11 +501,13 @@ def serve(side: str, description: str) -> None:
 class Worker:
     """A process of one side for one case, with the seconds of its timed runs."""
 
-    def __init__(self, side: str, case: Case, time_limit: float, python: str = sys.executable):
+    script = __file__  # what it runs
+
+    def __init__(self, side: str, case: Any, time_limit: float, python: str = sys.executable):
         self.side, self.time_limit = side, time_limit
         self.seconds, self.error = [], None
         self.process = subprocess.Popen(
-            [python, __file__, "--worker", side, json.dumps(dataclasses.asdict(case))],
+            [python, self.script, "--worker", side, json.dumps(dataclasses.asdict(case))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -672,7 +678,8 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     args = parse()
     if args.worker:
-        return serve(*args.worker)
+        side, description = args.worker
+        return serve(SIDES[side], Case(**json.loads(description)))
     cases, columns, make_row = KINDS[args.kind]
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
     if args.kind == "speed":

@@ -1,12 +1,14 @@
 """What the tables say of the scores that are kept."""
 
+import itertools
+
 import jax
 import numpy as np
 import pytest
 
 from algorithms import launch
 from tests.algorithms.launch import toy
-from tests.benchmarks import learning, peers, pictures, report
+from tests.benchmarks import jaxmarl_scripts, learning, peers, pictures, report, teams
 from tests.benchmarks.cells import CELLS, PEERS, Cell
 
 CELL = Cell("toy", "CartPole-v1", "--env CartPole-v1", 4, solved=475.0)
@@ -46,6 +48,32 @@ def test_a_cell_takes_the_place_of_its_own_rows_alone(tmp_path):
     assert [row["score"] for row in kept] == ["3", "4", "5"]
     line = report.line(CELL, kept[1:])
     assert line[1] == "CartPole-v1 (report 2)", "the second block of seeds"
+
+
+def test_a_metric_is_kept_and_shown_in_the_table_of_teams(tmp_path):
+    report.keep("toy", rows([1.0, 2.0], [0.0, 0.0], cell="Acrobot-v1"), tmp_path)
+    won = [row | {"won": w} for row, w in zip(rows([3.0, 4.0], [0.0, 0.0]), (0.5, 1.0))]
+    report.keep("toy", won, tmp_path)
+    report.keep("toy", rows([5.0], [0.0], cell="Pendulum-v1"), tmp_path)
+    kept = report.read("toy", tmp_path)
+    assert [row["won"] for row in kept] == ["", "", "0.5", "1", ""]
+    line = lambda cell, rows: dict(zip(report.TEAMS, report.team_line(cell, rows)))
+    found = line(CELL._replace(metric="won", what="x", name="CartPole-v1 --a b"), kept[2:4])
+    assert found["environment"] == "CartPole-v1" and found["algorithm"] == "toy (x)"
+    assert found["return of an agent (95 %)"].startswith("3.50 (") and found["worst"] == "3.00"
+    assert found["metric (95 %)"] == "won 0.75 (0.50 to 1.00)"
+    assert line(CELL, kept[2:4])["metric (95 %)"] == "-", "none was asked for"
+    assert line(CELL._replace(metric="won"), kept[1:3])["metric (95 %)"] == "-", "not of all seeds"
+
+
+def test_the_table_of_teams_is_in_order_of_environments(tmp_path):
+    cells = [cell for cell in CELLS + PEERS if "teams" in cell.tables]
+    for cell in cells:
+        report.keep(cell.algorithm, rows([1.0], [0.0], cell=cell.name), tmp_path)
+    lines = report.table("teams", tmp_path).splitlines()[2:]
+    names = [line.split(" | ")[0].removeprefix("| ") for line in lines]
+    assert len(lines) == len(cells) and len(set(names)) == 3
+    assert sum(a != b for a, b in itertools.pairwise(names)) == 2, "each in one piece"
 
 
 def test_speeds_are_kept_a_row_for_each_case(tmp_path):
@@ -98,7 +126,20 @@ def test_cells_have_names_of_their_own_and_settings_that_work():
 
 def test_other_kits_have_settings_for_their_cells():
     rejax = {cell.key for cell in PEERS if cell.algorithm.startswith("rejax")}
-    assert rejax == set(peers.SETTINGS) and len(PEERS) == len(rejax) + 2
+    assert rejax == set(peers.SETTINGS)
+    jaxmarl = {cell.key.removeprefix("jaxmarl-") for cell in PEERS if "jaxmarl" in cell.key}
+    assert jaxmarl == set(jaxmarl_scripts.SETTINGS)
+    assert len(PEERS) == len(rejax) + len(jaxmarl) + 2
+
+
+@pytest.mark.needs("jaxmarl")
+def test_speeds_of_teams_are_of_settings_that_work():
+    assert len({case.name for case in teams.CASES}) == len(teams.CASES)
+    for case in teams.CASES:
+        module, config = teams.settings(case)
+        module.make_train(config)
+        assert case.script in jaxmarl_scripts.SETTINGS
+        assert config.update_epochs == 4 and config.num_envs == case.num_envs
 
 
 def test_a_cell_is_trained_and_its_rows_are_those_of_its_seeds(tmp_path, monkeypatch):
