@@ -79,6 +79,7 @@ VALUES = {
     "EPS_DECAY": 0.1,
     "TAU": 1.0,
     "TEST_DURING_TRAINING": False,
+    "TEST_NUM_ENVS": 1,  # which are made all the same
     "WANDB_MODE": "disabled",
 }
 VALUES_SPREAD = {
