@@ -92,14 +92,18 @@ SMAX_PPO = {
     "activation": "relu",
 }
 
-# A cook learns to cook from what JaxMARL pays for onions and plates on the way, which fades away
-# over the first half of the run.
-CRAMPED_ROOM = {
-    "env": "jaxmarl/overcooked",
-    "env_settings": (("layout", "cramped_room"), ("shaped", 1.0), ("shaped_steps", 2.5e6)),
-    "total_timesteps": 5_000_000,
-    "conv_layers": "none",
-}
+
+def kitchen(weight: float) -> dict[str, Any]:
+    """Soups are learned from what JaxMARL pays for onions and plates on the way, which fades away
+    over the first half of the run."""
+    shaped = ("shaped", weight), ("shaped_steps", 2_500_000)
+    return {
+        "env": "jaxmarl/overcooked",
+        "env_settings": (("layout", "cramped_room"), *shaped),
+        "total_timesteps": 5_000_000,
+        "conv_layers": "none",
+    }
+
 
 PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     "ppo": {
@@ -213,7 +217,7 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
         },
         "SMAX-3m": {**SMAX_PPO, "hidden_sizes": (128, 128)},
         "overcooked-cramped_room": {
-            **CRAMPED_ROOM,
+            **kitchen(1.0),
             "num_envs": 32,
             "share_params": True,
         },
@@ -324,7 +328,7 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
             "exploration_fraction": 0.2,
         },
         "overcooked-cramped_room": {
-            **CRAMPED_ROOM,
+            **kitchen(2.0),  # a team is paid the mean of its agents
             "num_envs": 64,
             "num_steps": 16,
             "learning_rate": 1e-3,

@@ -15,7 +15,8 @@ from tests.benchmarks.cells import CELLS, PEERS, Cell
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "results"
-PAGES = tuple(ROOT / "docs" / f"{name}.md" for name in ("results", "tuning", "speed", "sweeps"))
+WITH_TABLES = ("results", "tuning", "speed", "sweeps", "several-agents")
+PAGES = tuple(ROOT / "docs" / f"{name}.md" for name in WITH_TABLES)
 REGION = re.compile(r"(<!-- table ([\w-]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 COLUMNS = ("algorithm", "cell", "steps", "seeds", "mean (95 %)", "IQM", "worst", "solved at")
 COLUMNS += ("solved", "collapsed", "in training", "command")
