@@ -17,6 +17,7 @@ as the script of IPPO has it.
 
 import copy
 import importlib.util
+import io
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -219,7 +220,13 @@ def load(file: Path) -> Any:
         sys.modules[name] = mock.MagicMock()
     spec = importlib.util.spec_from_file_location(file.stem, file)
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    # JaxMARL prints which extras it has not found, and leaves other streams behind than it found.
+    streams = sys.stdout, sys.stderr, sys.__stdout__
+    sys.stdout = sys.__stdout__ = io.StringIO()
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.stdout, sys.stderr, sys.__stdout__ = streams
     return module
 
 
@@ -341,13 +348,13 @@ def evaluate(run: Run, params: Any, rng: Any) -> dict[str, Any]:
     return {"score": totals.mean(), "won": share}
 
 
-def scores(folder: str, name: str, first: int, count: int) -> list[dict[str, float]]:
+def scores(folder: str, name: str, first: int, count: int, **more: Any) -> list[dict[str, float]]:
     """Trains seeds one after the other: of each its score, the share of episodes won, and the mean
     return of the last episodes in training, where the script logs them; NaN where there is none."""
     import jax
     import numpy as np
 
-    run = make(folder, name)
+    run = make(folder, name, **more)
     train, look = jax.jit(run.train), jax.jit(lambda params, rng: evaluate(run, params, rng))
     rows = []
     for seed in range(first, first + count):
