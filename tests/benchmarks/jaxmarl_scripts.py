@@ -349,10 +349,9 @@ def evaluate(run: Run, params: Any, rng: Any) -> dict[str, Any]:
 
 
 def scores(folder: str, name: str, first: int, count: int, **more: Any) -> list[dict[str, float]]:
-    """Trains seeds one after the other: of each its score, the share of episodes won, and the mean
-    return of the last episodes in training, where the script logs them; NaN where there is none."""
+    """Trains seeds one after the other: of each its score and the share of episodes won, and of the
+    last twentieth of the training, where the script logs it, the mean return and the share won."""
     import jax
-    import numpy as np
 
     run = make(folder, name, **more)
     train, look = jax.jit(run.train), jax.jit(lambda params, rng: evaluate(run, params, rng))
@@ -362,10 +361,17 @@ def scores(folder: str, name: str, first: int, count: int, **more: Any) -> list[
         key = jax.random.PRNGKey(seed)
         found = look(parameters(train(key)), jax.random.fold_in(key, 1))
         jax.effects_barrier()
-        logs = sorted(run.logged, key=lambda log: float(log["env_step"]))
-        last = logs[-max(1, len(logs) // 20) :]
-        returns = [log.get("returns", log.get("returned_episode_returns")) for log in last]
-        training = np.nanmean(np.asarray(returns, float)) if returns else np.nan
         row = {key: float(value) for key, value in found.items()}
-        rows.append({**row, "training": float(training), "timestep": run.timesteps})
+        row["training"] = last(run.logged, "returns", "returned_episode_returns")
+        row["won in training"] = last(run.logged, "win_rate")
+        rows.append({**row, "timestep": run.timesteps})
     return rows
+
+
+def last(logged: list[dict[str, Any]], *names: str) -> float:
+    """The mean of what is logged by one of these names in the last twentieth; NaN for nothing."""
+    import numpy as np
+
+    logs = sorted(logged, key=lambda log: float(log["env_step"]))[-max(1, len(logged) // 20) :]
+    values = [float(log[name]) for log in logs for name in names if name in log]
+    return float(np.nanmean(values)) if values else float("nan")

@@ -74,10 +74,16 @@ def train(cell: Cell, first_seed: int, run_dir: Path | None) -> list[dict[str, A
             "curve": " ".join(f"{value:.5g}" for value in returns[i]),
             "command": command(cell, first_seed),
             **{name: made[name] for name in ("git_commit", "jax", "device")},
-            **{n: float(result.metrics[f"eval_{n}"][i, -1].mean()) for n in (cell.metric,) if n},
+            **(of_metric(cell.metric, result.metrics, i) if cell.metric else {}),
         }
         for i in range(cell.seeds)
     ]
+
+
+def of_metric(name: str, metrics: dict[str, Any], agent: int) -> dict[str, float]:
+    """What a row says of it, at the last point: of the evaluation, and of training."""
+    evaluated, training = metrics[f"eval_{name}"][agent, -1], metrics[f"episode_{name}"][agent, -1]
+    return {name: float(evaluated.mean()), f"{name} in training": float(training)}
 
 
 def chosen(names: list[str], among: tuple[Cell, ...] = CELLS) -> list[Cell]:

@@ -221,7 +221,7 @@ def serve(name, first, count, folder=None):
 
 
 def train(cell, first: int) -> list[dict]:
-    """A row for each seed, as learning.py has them; of JaxMARL's also the share of episodes won."""
+    """A row for each seed, as learning.py has them; of JaxMARL's also how many were won."""
     from tests.benchmarks import jaxmarl_scripts, peer_python
 
     words, kit = [cell.key, str(first), str(cell.seeds)], cell.algorithm.partition("-")[0]
@@ -248,7 +248,7 @@ def train(cell, first: int) -> list[dict]:
             "command": f"python tests/benchmarks/peers.py {cell.key}",
             "git_commit": version,
             **{name: seed[name] for name in ("jax", "device")},
-            **{name: seed[name] for name in ("won",) if name in seed},
+            **{name: seed[name] for name in ("won", "won in training") if name in seed},
         }
         for i, seed in enumerate(done)
     ]

@@ -23,7 +23,7 @@ COLUMNS += ("solved", "collapsed", "in training", "command")
 LOOKS = ("algorithm", "settings", "seeds", "mean", "worst", "solved at", "solved", "collapsed")
 LOOKS += ("dips", "commit")
 TEAMS = ("environment", "algorithm", "steps", "seeds", "return of an agent (95 %)", "worst")
-TEAMS += ("metric (95 %)", "command")
+TEAMS += ("metric (95 %)", "in training", "command")
 LATE = 0.4  # share of a run after which a point below the bar is a dip
 Rows = list[dict[str, str]]
 
@@ -153,7 +153,8 @@ def team_line(cell: Cell, rows: Rows) -> list[str]:
     found = summary(rows, cell.solved)
     show = lambda mean, low, high: f"{number(mean)} ({number(low)} to {number(high)})"
     interval = lambda x: results.bootstrap_interval(x, lambda drawn: drawn.mean(-1))
-    values = np.array([float(row.get(cell.metric) or "nan") for row in rows])
+    column = lambda name: np.array([float(row.get(name) or "nan") for row in rows])
+    values, training = column(cell.metric), np.mean(column(f"{cell.metric} in training"))
     metric = "-" if np.isnan(values).any() else show(values.mean(), *interval(values))
     return [
         environment(cell),
@@ -163,6 +164,7 @@ def team_line(cell: Cell, rows: Rows) -> list[str]:
         show(found["mean"], *found["interval"]),
         number(found["worst"]),
         metric if metric == "-" else f"{cell.metric} {metric}",
+        "-" if np.isnan(training) else number(training),
         f"`{rows[0]['command']}`",
     ]
 

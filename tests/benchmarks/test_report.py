@@ -52,7 +52,8 @@ def test_a_cell_takes_the_place_of_its_own_rows_alone(tmp_path):
 
 def test_a_metric_is_kept_and_shown_in_the_table_of_teams(tmp_path):
     report.keep("toy", rows([1.0, 2.0], [0.0, 0.0], cell="Acrobot-v1"), tmp_path)
-    won = [row | {"won": w} for row, w in zip(rows([3.0, 4.0], [0.0, 0.0]), (0.5, 1.0))]
+    of = lambda won: {"won": won, "won in training": won / 2}
+    won = [row | of(w) for row, w in zip(rows([3.0, 4.0], [0.0, 0.0]), (0.5, 1.0))]
     report.keep("toy", won, tmp_path)
     report.keep("toy", rows([5.0], [0.0], cell="Pendulum-v1"), tmp_path)
     kept = report.read("toy", tmp_path)
@@ -61,7 +62,7 @@ def test_a_metric_is_kept_and_shown_in_the_table_of_teams(tmp_path):
     found = line(CELL._replace(metric="won", what="x", name="CartPole-v1 --a b"), kept[2:4])
     assert found["environment"] == "CartPole-v1" and found["algorithm"] == "toy (x)"
     assert found["return of an agent (95 %)"].startswith("3.50 (") and found["worst"] == "3.00"
-    assert found["metric (95 %)"] == "won 0.75 (0.50 to 1.00)"
+    assert found["metric (95 %)"] == "won 0.75 (0.50 to 1.00)" and found["in training"] == "0.38"
     assert line(CELL, kept[2:4])["metric (95 %)"] == "-", "none was asked for"
     assert line(CELL._replace(metric="won"), kept[1:3])["metric (95 %)"] == "-", "not of all seeds"
 
