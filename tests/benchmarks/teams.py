@@ -26,6 +26,8 @@ in 32x26 on both sides four on 32 sequences after every rollout of 32. Not equal
     neither, but layer norm and lambda-returns;
   - JaxMARL begins to learn after 32 rollouts, this kit at once;
   - JaxMARL's hypernetworks have a hidden layer of 128, this kit's none.
+vdn-own and qmix-own are what each side reports of spread: JaxMARL's 8x26 as above, and this kit's
+defaults, 32 environments, 32 steps, four epochs of eight minibatches, two layers and no memory.
 """
 
 import argparse
@@ -85,6 +87,13 @@ def values(script: str, mixer: str, num_envs: int, updates: int, **more: Any) ->
     return Case(*name, settings, num_envs, 26, updates, tuple(more.items()))
 
 
+def own(script: str, mixer: str) -> Case:
+    """Each side with its own settings for spread: this kit's are its defaults, without memory."""
+    case = values(script, mixer, 8, 400)
+    settings = SPREAD | {"mixer": mixer, "num_envs": 32, "num_steps": 32}
+    return dataclasses.replace(case, name=f"{script}-own", settings=settings)
+
+
 CASES = (
     Case("mappo-smax-3m", "mappo/SMAX-3m", "ippo_rnn", SMAX_3M | MAPPO, 128, 128, 2),
     Case("mappo-spread", "mappo/MPE_simple_spread_v3", "ippo_rnn", SPREAD | MAPPO, 16, 128, 8),
@@ -92,20 +101,21 @@ CASES = (
     values("vdn", "sum", 32, 200, NUM_EPOCHS=4),
     values("qmix", "monotonic", 8, 400),
     values("qmix", "monotonic", 32, 200, NUM_EPOCHS=4),
+    own("vdn", "sum"),
+    own("qmix", "monotonic"),
 )
 
 
 def settings(case: Case) -> tuple[Any, Any]:
     """This kit's module and its Config."""
     module = importlib.import_module(f"algorithms.{case.algorithm}")
+    sizes = {"num_envs": case.num_envs, "num_steps": case.num_steps}
     config = module.Config(
         total_timesteps=case.timesteps,
-        num_envs=case.num_envs,
-        num_steps=case.num_steps,
         num_evals=1,
         num_eval_episodes=0,
         eval_at_start=False,
-        **case.settings,
+        **(sizes | case.settings),
     )
     return module, config
 

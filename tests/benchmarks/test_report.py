@@ -140,7 +140,8 @@ def test_speeds_of_teams_are_of_settings_that_work():
         module, config = teams.settings(case)
         module.make_train(config)
         assert case.script in jaxmarl_scripts.SETTINGS
-        assert config.update_epochs == 4 and config.num_envs == case.num_envs
+        assert config.update_epochs == 4
+        assert config.num_envs == case.num_envs or case.name.endswith("own")
 
 
 def test_a_cell_is_trained_and_its_rows_are_those_of_its_seeds(tmp_path, monkeypatch):
