@@ -363,6 +363,8 @@ def scores(folder: str, name: str, first: int, count: int, **more: Any) -> list[
         jax.effects_barrier()
         row = {key: float(value) for key, value in found.items()}
         row["training"] = last(run.logged, "returns", "returned_episode_returns")
+        if "MPE" in name:
+            row["training"] /= run.env.num_agents  # which JaxMARL's wrapper multiplies it by
         row["won in training"] = last(run.logged, "win_rate")
         rows.append({**row, "timestep": run.timesteps})
     return rows
