@@ -229,6 +229,7 @@ PEERS = (
         for peer, seeds in (("rejax-ppo", 100), ("purejaxrl-ppo", 100), ("rejax-dqn", 10))
         for env in ("CartPole-v1", "Acrobot-v1")
     ),
+    Cell("brax-sac", "brax/hopper", "", 3, tables=("peers",)),
     *jaxmarl(SMAX, "won", "ippo_rnn", "mappo", "iql", "vdn", "qmix"),
     *jaxmarl(KITCHEN, "deliveries", "ippo", "vdn"),
     *jaxmarl(SPREAD, "", "mappo", "vdn", "qmix"),

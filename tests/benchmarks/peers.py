@@ -12,6 +12,9 @@ been better before is not known.
 
 JaxMARL 0.2.0's scripts have their own settings (jaxmarl_scripts.py), one seed trained after the
 other: 2M steps of SMAX and of MPE's spread, 5M of Overcooked. Scores are means of 256 episodes.
+
+brax's SAC, of the installed brax, has the settings that its notebook gives for the hopper, but for
+networks of 64 units (and so has sac.py's preset), and evaluates itself, 32 episodes as well.
 """
 
 import argparse
@@ -190,6 +193,34 @@ def curves(train, first, count):
     return [{"timestep": STEPS, "curve": curve, "score": curve[-1]} for curve in found.tolist()]
 
 
+def train_brax(seed):
+    """A seed of brax's SAC on its hopper, whose physics are the spring ones."""
+    import functools
+
+    import jax
+    import jax.numpy as jnp
+    from brax import envs
+    from brax.training.agents.sac import networks, train
+
+    # brax 0.14 uses it, jax 0.10 has it no more.
+    first = lambda tree, devices: jax.tree.map(lambda x: jnp.asarray(x)[None], tree)
+    jax.device_put_replicated = getattr(jax, "device_put_replicated", first)
+    sizes, curve = {"hidden_layer_sizes": (64, 64)}, []
+    train.train(
+        envs.get_environment("hopper", backend="spring"),
+        num_timesteps=STEPS,
+        episode_length=1000,
+        num_evals=6,
+        num_eval_envs=EPISODES,
+        deterministic_eval=True,
+        seed=seed,
+        network_factory=functools.partial(networks.make_sac_networks, **sizes),
+        progress_fn=lambda steps, metrics: curve.append(float(metrics["eval/episode_reward"])),
+        **BRAX_SAC,
+    )
+    return {"timestep": STEPS, "curve": curve, "score": curve[-1]}
+
+
 def train_jaxmarl(name, folder, first, count):
     """Of seeds trained one after the other. Their curves before the last point are not known."""
     from tests.benchmarks import jaxmarl_scripts
@@ -202,12 +233,14 @@ def serve(name, first, count, folder=None):
     """Prints what seeds came to as JSON."""
     import jax
 
-    algorithm, environment = name.split("/")
+    algorithm, _, environment = name.partition("/")
     kit, kind = algorithm.split("-")
     first, count = int(first), int(count)
     answers, sys.stdout = sys.stdout, sys.stderr  # JaxMARL's scripts print
     if kit == "jaxmarl":
         found = train_jaxmarl(f"{kind}/{environment}", folder, first, count)
+    elif kit == "brax":
+        found = [train_brax(seed) for seed in range(first, first + count)]
     elif kit == "rejax":
         found = curves(train_rejax(kind, environment), first, count)
     else:
@@ -233,9 +266,12 @@ def train(cell, first: int) -> list[dict]:
         commit = jaxmarl_scripts.COMMIT
         words.append(str(peer_python.checkout(jaxmarl_scripts.REPOSITORY, commit, "baselines")))
         python, version = peer_python.jaxmarl, f"jaxmarl {commit[:7]}"
+    one_thread = {"NPROC": "1"}  # with more, jax 0.10 hangs in PureJaxRL's vmapped QR
+    if kit == "brax":
+        python, version = lambda: sys.executable, f"brax {importlib.metadata.version('brax')}"
+        one_thread = {}
     run = [python(), __file__, "--worker", *words]
-    one_thread = os.environ | {"NPROC": "1"}  # with more, jax 0.10 hangs in PureJaxRL's vmapped QR
-    pipe = {"stdout": subprocess.PIPE, "text": True, "env": one_thread}
+    pipe = {"stdout": subprocess.PIPE, "text": True, "env": os.environ | one_thread}
     done = json.loads(subprocess.run(run, check=True, **pipe).stdout)
     return [
         {
