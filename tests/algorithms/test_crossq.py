@@ -464,7 +464,7 @@ PROBE = crossq.Config(
 )
 
 
-def played():
+def played(_):
     """In test_probes.py, which is slow."""
 
     def values_of(config, space, state, x):

@@ -22,8 +22,9 @@ from tests.algorithms.distributional import (  # noqa: F401  what is not about d
     test_the_policy_sees_normalised_observations,
     test_the_target_network_moves_by_tau,
 )
+from tests.algorithms.probes import *  # noqa: F403
 from tests.algorithms.value_based import *  # noqa: F403  the contract
-from tests.algorithms.value_based import REFUSED, SMALL
+from tests.algorithms.value_based import REFUSED, SMALL, played
 
 # In test_slices.py, which is slow.
 del test_slices_are_exact_under_vmap_too  # noqa: F821
@@ -52,6 +53,11 @@ def prefer(config, params, action, by):
     if config.dueling:
         heads["value_head"]["bias"] += by / 2
     return params
+
+
+@pytest.fixture(scope="module")
+def probed(file):
+    return played(file)
 
 
 # --- one gradient step ------------------------------------------------------------------------

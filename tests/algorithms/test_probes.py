@@ -2,13 +2,23 @@
 
 import pytest
 
-from tests.algorithms import test_crossq, test_ddpg, test_sac_discrete, test_td3
+from tests.algorithms import (
+    test_c51,
+    test_crossq,
+    test_ddpg,
+    test_iqn,
+    test_qrdqn,
+    test_sac,
+    test_sac_discrete,
+    test_td3,
+)
 from tests.algorithms.probes import *  # noqa: F403
 
 pytestmark = pytest.mark.slow
-FILES = (test_td3, test_ddpg, test_crossq, test_sac_discrete)
+FILES = (test_c51, test_qrdqn, test_iqn)
+FILES += (test_sac, test_td3, test_ddpg, test_crossq, test_sac_discrete)
 
 
 @pytest.fixture(scope="module", params=FILES, ids=lambda file: file.__name__.split("test_")[1])
 def probed(request):
-    return request.param.played()
+    return request.param.played(request.param)

@@ -10,50 +10,22 @@ import envs
 from algorithms import sac
 from envs.gymnax import Wrapper, spaces
 from tests import probe as tasks
-from tests.algorithms.contract import *  # noqa: F403  the contract
+from tests.algorithms.actor_critics import *  # noqa: F403  the contract
+from tests.algorithms.actor_critics import PROBE, REFUSED, SMALL, TAKES_BOX, assert_apart
 from tests.algorithms.contract import again, assert_close, assert_same
-from tests.algorithms.probes import *  # noqa: F403
-from tests.algorithms.probes import play_probes
-from tests.conftest import AS_FOR_USERS
-
-# In test_slices.py, which is slow.
-del test_slices_are_exact_under_vmap_too  # noqa: F821
-del test_slices_are_exactly_the_whole  # noqa: F821
 
 MODULE = sac
-CONTINUOUS = True
-TINY = sac.Config(
-    env_settings=(("max_steps", 20),),
-    total_timesteps=3 * 32,
-    num_envs=2,
-    updates_per_step=2,
-    buffer_size=40,
-    batch_size=8,
-    learning_starts=12,
-    anneal_lr=True,
-    n_step=2,
-    reward_scale=0.5,
-    tau=0.05,
-    hidden_sizes=(8,),
-    critic_hidden_sizes=(8, 8),
-    num_evals=3,
-    num_eval_episodes=2,
-)
+TINY = sac.Config(**SMALL, tau=0.05)
 METRICS = {"critic_loss", "actor_loss", "mean_value", "entropy", "temperature", "grad_norm"}
-OTHER = {"adam_eps": 1e-2}
-TOLERANCE = dict(rtol=1e-3, atol=1e-4)
 REFUSED = [
-    (dict(batch_size=8.0), "batch_size=8.0"),
+    *REFUSED,
     (dict(updates_per_step=0), "updates_per_step=0"),
     (dict(num_critics=0), "num_critics=0: give a whole number, 1 or more"),
-    (dict(critic_hidden_sizes=(8, 0)), "critic_hidden_sizes=.*: give whole numbers, 1 or more"),
-    (dict(network="resnet"), "network='resnet': give mlp or simba"),
     (dict(network="simba", critic_hidden_sizes=(8, 4)), "simba's blocks are one size"),
     (dict(network="simba", hidden_sizes=()), "hidden_sizes=.*: simba's blocks are one size"),
-    (dict(learning_starts=96), "learning_starts=96 leaves nothing .* 9 would do"),
-    (dict(buffer_size=2, n_step=3), "buffer_size=2 does not hold n_step=3 .* 6 would do"),
-    (dict(env="CartPole-v1", env_settings=()), "CartPole-v1 has actions .*; sac takes Box"),
+    TAKES_BOX,
 ]
+LEARNS = ("policy", "critic_params", "target_params", "log_temperature", "opt_state")
 PINNED = {
     "critic_loss": [139.337, 90.308, 71.3393],
     "actor_loss": [-0.0313113, 0.0279889, 0.275612],
@@ -61,16 +33,13 @@ PINNED = {
 }
 
 
-def test_metrics_have_the_points_as_leading_axis(file, trained):
-    """Learning starts within the first point."""
-    state, metrics = trained
-    assert list(metrics["timestep"]) == [0, 32, 64, 96]
-    assert metrics["eval_return"].shape == (4, 2) and metrics["eval_length"].shape == (4, 2)
-    for name in METRICS:
-        assert np.isnan(metrics[name][0]) and np.isfinite(metrics[name][1:]).all(), name
-    others = {"timestep", "num_episodes", "episode_return", "episode_length"}
-    assert set(metrics) == METRICS | others | file.EVALUATION
-    assert int(state.update) == 3
+def mean_action(config, state, x):
+    return jnp.tanh(sac.Actor(config, 1).apply(state.policy.params, x).mean)
+
+
+def lowest_value(config, state, x, action):
+    critics = jax.vmap(sac.Critic(config).apply, (0, None, None))
+    return critics(state.critic_params, x, action).min(0)
 
 
 # --- formulas ---------------------------------------------------------------------------------
@@ -160,13 +129,13 @@ def step():
     return config, state, *update(again(state))
 
 
-def test_a_gradient_step_is_the_papers(step):
-    """Each part by its own loss alone, with an Adam of its own; targets by their average."""
-    config, state, after, metrics = step
-    _, _, _, _, draw_rng, action_rng = jax.random.split(again(state).rng, 6)
+def papers_step(config, state, replay):
+    """Each part by its own loss alone, with an Adam of its own; targets by their average; and
+    what is said of it."""
+    _, _, _, _, draw_rng, action_rng = jax.random.split(state.rng, 6)
     buffer = sac.make_buffer(config)
-    draw = buffer.draw(after.replay, buffer.noise(draw_rng, (1, 1, config.batch_size))[0, 0])
-    window = buffer.windows(after.replay.transitions, draw.index, config.gamma)
+    draw = buffer.draw(replay, buffer.noise(draw_rng, (1, 1, config.batch_size))[0, 0])
+    window = buffer.windows(replay.transitions, draw.index, config.gamma)
     noise = jax.random.normal(action_rng, (1, 1, 2, config.batch_size, 2))[0, 0]
     actor, critic, alpha = sac.Actor(config, 2), sac.Critic(config), 0.3
     value = lambda params, i, x, a: critic.apply(jax.tree.map(lambda p: p[i], params), x, a)
@@ -195,19 +164,26 @@ def test_a_gradient_step_is_the_papers(step):
         return optax.apply_updates(params, changes)
 
     critics = stepped(critic_loss, state.critic_params)
-    assert_close(after.critic_params, critics, rtol=1e-3, atol=2e-5)
-    assert_close(after.policy.params, stepped(actor_loss, params), rtol=1e-3, atol=2e-5)
-    log = stepped(temperature_loss, state.log_temperature)
-    assert after.log_temperature == pytest.approx(float(log), rel=1e-4)
     moved = jax.tree.map(lambda t, c: 0.95 * t + 0.05 * c, state.target_params, critics)
-    assert_close(after.target_params, moved, rtol=1e-3, atol=2e-5)
-    expected = {
+    log_temperature = stepped(temperature_loss, state.log_temperature)
+    said = {
         "critic_loss": critic_loss(state.critic_params),
         "actor_loss": actor_loss(params),
         "entropy": -log_prob.mean(),
-        "temperature": 0.3,
+        "temperature": alpha,
     }
-    for name, value in expected.items():
+    return critics, stepped(actor_loss, params), moved, log_temperature, said
+
+
+def test_a_gradient_step_is_the_papers(step):
+    config, state, after, metrics = step
+    expected = jax.jit(lambda *args: papers_step(config, *args))(again(state), after.replay)
+    critics, params, moved, log_temperature, said = expected
+    assert_close(after.critic_params, critics, rtol=1e-3, atol=2e-5)
+    assert_close(after.policy.params, params, rtol=1e-3, atol=2e-5)
+    assert_close(after.target_params, moved, rtol=1e-3, atol=2e-5)
+    assert after.log_temperature == pytest.approx(float(log_temperature), rel=1e-4)
+    for name, value in said.items():
         assert float(metrics[name].total) == pytest.approx(float(value), rel=1e-3), name
 
 
@@ -219,70 +195,12 @@ def test_a_fixed_temperature_stays(step):
     assert float(state.log_temperature) == pytest.approx(np.log(0.2))
 
 
-# --- acting -----------------------------------------------------------------------------------
-
-
-def test_what_is_kept_is_the_action_in_its_unit_and_what_it_led_to():
-    """Held against Pendulum's own equation. Actions are uniform before learning starts, and the
-    policy's afterwards, whose standard deviation is exp(-1.5) before tanh at first."""
-    config = TINY.replace(learning_starts=1000, total_timesteps=3 * 512, num_envs=32)
-    config = config.replace(buffer_size=1536, learning_rate=0.0, num_eval_episodes=0)
-    state, _ = sac.make_train(config)(jax.random.key(0))
-    seen = jax.tree.map(np.asarray, state.replay.transitions)
-    actions = seen.action[:, 0]
-    shares = np.histogram(actions[:960], 4, (-1.0, 1.0))[0] / 960
-    np.testing.assert_allclose(shares, 0.25, atol=0.05)
-    assert np.arctanh(actions[1024:]).std() == pytest.approx(np.exp(-1.5), rel=0.1)
-    x, x_next = seen.observation, seen.final_observation
-    speed = x[:, 2] + 0.05 * (15.0 * x[:, 1] + 3.0 * 2.0 * actions)
-    np.testing.assert_allclose(x_next[:, 2], np.clip(speed, -8.0, 8.0), atol=1e-4)
-    assert seen.done[19 * 32 : 20 * 32].all() and not seen.terminated.any()
-
-
-def test_learning_waits():
-    config = TINY.replace(learning_starts=60, num_eval_episodes=0)
-    train = sac.make_train(config)
-    start, _ = train(jax.random.key(0), None, 0)
-    state, metrics = train(None, again(start), 1)
-    for name in ("policy", "critic_params", "target_params", "log_temperature", "opt_state"):
-        assert_same(getattr(state, name), getattr(start, name))
-    assert np.isnan(metrics["critic_loss"]).all()
-    late, _ = train(None, state, 2)
-    assert float(late.log_temperature) != float(start.log_temperature)
-
-
-def test_learning_waits_for_a_whole_window():
-    """Of 12 steps of both environments, which 12 of the 16 rounds make: the last 5 learn, twice."""
-    config = TINY.replace(learning_starts=0, n_step=12)
-    learner = sac.learner(config, *envs.make(config.env, max_steps=20))
-    _, metrics = jax.jit(learner.update)(jax.jit(learner.init)(jax.random.key(0)))
-    assert metrics["critic_loss"].weight == 10
-
-
-def test_a_policy_with_a_key_explores_within_the_box(trained, vmapped_keys):
-    state, _ = trained
-    policy = sac.make_policy(TINY)
-    x = jnp.array([0.5, 0.5, 1.0])
-    keys = jax.random.split(jax.random.key(1), 200)
-    actions = jax.vmap(lambda key: policy(state, x, None, key)[0])(keys)
-    assert actions.shape == (200, 1) and (jnp.abs(actions) <= 2.0).all() and actions.std() > 0.3
-    gaussian = sac.Actor(TINY, 1).apply(state.policy.params, x[None])
-    np.testing.assert_allclose(policy(state, x)[0], 2.0 * jnp.tanh(gaussian.mean[0]), rtol=1e-5)
-
-
 # --- network ----------------------------------------------------------------------------------
 
 
-def test_critics_start_apart_and_heads_with_their_gains():
-    config = TINY.replace(num_eval_episodes=0)
-    state, _ = sac.make_train(config)(jax.random.key(0), None, 0)
-    first, second = (
-        jax.tree.map(lambda x, i=i: x[i], state.critic_params)["params"] for i in (0, 1)
-    )
-    for params in (first, second):
-        head = params["value_head"]["kernel"]
-        np.testing.assert_allclose(head.T @ head, np.eye(1), atol=1e-5)
-    assert not np.allclose(first["value_head"]["kernel"], second["value_head"]["kernel"])
+def test_critics_start_apart_and_heads_with_their_gains(slices):
+    state, _ = slices[0]
+    assert_apart(state.critic_params["params"])
     for name in ("mean_head", "std_head"):
         head = state.policy.params["params"][name]["kernel"]
         np.testing.assert_allclose(head.T @ head, 1e-4, rtol=1e-4)
@@ -299,37 +217,7 @@ def test_simba_learns_with_normalised_observations():
 
 # --- probe tasks ------------------------------------------------------------------------------
 
-PROBE = sac.Config(
-    total_timesteps=16 * 2000,
-    num_envs=16,
-    buffer_size=4_000,
-    batch_size=64,
-    learning_starts=1_000,
-    learning_rate=1e-2,
-    anneal_lr=True,
-    gamma=0.9,
-    tau=0.05,
-    initial_temperature=1e-2,
-    learn_temperature=False,
-    hidden_sizes=(16,),
-    critic_hidden_sizes=(32,),
-    activation="tanh",
-    num_evals=1,
-    num_eval_episodes=0,
-    eval_at_start=False,
-)
-
-
-@pytest.fixture(scope="module")
-def probed():
-    def values_of(config, space, state, x):
-        gaussian = sac.Actor(config, 1).apply(state.policy.params, x)
-        action, _ = sac.squash(gaussian, jnp.zeros((len(x), 1)))
-        return jax.vmap(sac.Critic(config).apply, (0, None, None))(
-            state.critic_params, x, action
-        ).min(0)
-
-    return "continuous", *play_probes(sac, PROBE, values_of, True, options=AS_FOR_USERS)
+PROBE = sac.Config(**PROBE, tau=0.05, initial_temperature=1e-2, learn_temperature=False)
 
 
 def test_the_entropy_reaches_its_target():

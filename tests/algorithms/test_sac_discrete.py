@@ -332,7 +332,7 @@ PROBE = sac_discrete.Config(
 )
 
 
-def played():
+def played(_):
     """In test_probes.py, which is slow."""
 
     def values_of(config, space, state, x):

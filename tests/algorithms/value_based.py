@@ -17,7 +17,6 @@ from envs.gymnax import Wrapper
 from tests import probe as tasks
 from tests.algorithms.contract import *  # noqa: F403
 from tests.algorithms.contract import again, assert_same
-from tests.algorithms.probes import *  # noqa: F403
 from tests.algorithms.probes import play_probes
 from tests.conftest import AS_FOR_USERS
 
@@ -194,33 +193,37 @@ def test_images_can_be_stored_as_bits(module, tiny):
     assert len(jax.tree.leaves(state.policy.params)) >= 6  # a convolution, too
 
 
-class Pixels(Wrapper):
-    """What is 0 or 1, as bytes 0 or 255."""
+class Signs(Wrapper):
+    """Of CartPole's four numbers, 0 or 1; or as bytes, 0 or 255."""
+
+    def __init__(self, env, dtype):
+        super().__init__(env)
+        self.dtype, self.one = dtype, 255 if dtype == jnp.uint8 else 1
 
     def observation_space(self, params):
-        return tasks.spaces.Box(0, 255, self.env.observation_space(params).shape, jnp.uint8)
+        return tasks.spaces.Box(0, self.one, (4,), self.dtype)
 
     def reset_env(self, key, params):
         x, state = self.env.reset_env(key, params)
-        return (255 * x).astype(jnp.uint8), state
+        return self.one * (x > 0).astype(self.dtype), state
 
     def step_env(self, key, state, action, params):
         x, *rest = self.env.step_env(key, state, action, params)
-        return (255 * x).astype(jnp.uint8), *rest
+        return self.one * (x > 0).astype(self.dtype), *rest
 
 
 def test_bytes_are_stored_as_they_are_and_learned_from_as_pixels(module, tiny):
-    env, params = envs.make("Breakout-MinAtar")
-    config = tiny.replace(env="Breakout-MinAtar", num_eval_episodes=0, total_timesteps=64)
-    config = config.replace(learning_starts=8, num_evals=1, conv_layers="none")
-    state, as_bytes = module.make_train(config, Pixels(env), params)(jax.random.key(0))
+    env, params = envs.make("CartPole-v1")
+    config = tiny.replace(num_eval_episodes=0, total_timesteps=64, learning_starts=8, num_evals=1)
+    state, as_bytes = module.make_train(config, Signs(env, jnp.uint8), params)(jax.random.key(0))
     assert state.replay.transitions.observation.dtype == jnp.uint8
     assert state.replay.transitions.final_observation.dtype == jnp.uint8
-    _, as_floats = module.make_train(config, env, params)(jax.random.key(0))
+    assert set(np.unique(state.replay.transitions.observation)) == {0, 255}
+    _, as_floats = module.make_train(config, Signs(env, jnp.float32), params)(jax.random.key(0))
     np.testing.assert_allclose(as_bytes["loss"], as_floats["loss"], rtol=1e-5)
     assert as_bytes["loss"][-1] > 0.0
     with pytest.raises(ValueError, match="buffer_dtype='float16': .* has bytes"):
-        module.make_train(config.replace(buffer_dtype="float16"), Pixels(env), params)
+        module.make_train(config.replace(buffer_dtype="float16"), Signs(env, jnp.uint8), params)
 
 
 def test_a_policy_with_a_key_explores(module, tiny, trained, vmapped_keys):
@@ -259,8 +262,9 @@ PROBE = dict(
 )
 
 
-@pytest.fixture(scope="module")
-def probed(file, module):
+def played(file):
+    """In test_probes.py, which is slow, but for DQN."""
+    module = file.MODULE
     support = dict(v_min=-2.0, v_max=12.0) if hasattr(module.Config, "v_min") else {}
     scale = dict(reward_scale=1.0) if hasattr(module.Config, "reward_scale") else {}
     config = module.Config(**PROBE, **support, **scale)

@@ -1,0 +1,187 @@
+"""What the files have in common that learn an actor and critics from a replay buffer, beside the
+contract. Each file's tests import these with those of its gradient step, and define
+
+    PROBE                              a config for the probe tasks
+    LEARNS                             the fields of its state that change when it learns
+    mean_action(config, state, x)      what the actor does without noise, in [-1, 1]
+    lowest_value(config, state, x, a)  of all critics
+
+where actions are continuous; otherwise those from `kept` on are not theirs.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import envs
+from tests.algorithms.contract import *  # noqa: F403  the contract
+from tests.algorithms.contract import again, assert_same
+from tests.algorithms.probes import play_probes
+from tests.conftest import AS_FOR_USERS
+
+# In test_slices.py, which is slow.
+del test_slices_are_exact_under_vmap_too  # noqa: F821
+del test_slices_are_exactly_the_whole  # noqa: F821
+
+CONTINUOUS = True
+# The settings under which every float of the file matters, and a buffer that wraps around.
+SMALL = dict(
+    env_settings=(("max_steps", 20),),
+    total_timesteps=3 * 32,
+    num_envs=2,
+    updates_per_step=2,
+    buffer_size=40,
+    batch_size=8,
+    learning_starts=12,
+    anneal_lr=True,
+    n_step=2,
+    reward_scale=0.5,
+    hidden_sizes=(8,),
+    critic_hidden_sizes=(8, 8),
+    num_evals=3,
+    num_eval_episodes=2,
+)
+OTHER = {"adam_eps": 1e-2}
+TOLERANCE = dict(rtol=1e-3, atol=1e-4)
+REFUSED = [
+    (dict(batch_size=8.0), "batch_size=8.0"),
+    (dict(critic_hidden_sizes=(8, 0)), "critic_hidden_sizes=.*: give whole numbers, 1 or more"),
+    (dict(network="resnet"), "network='resnet': give mlp or simba"),
+    (dict(learning_starts=96), "learning_starts=96 leaves nothing .* 9 would do"),
+    (dict(buffer_size=2, n_step=3), "buffer_size=2 does not hold n_step=3 .* 6 would do"),
+]
+TAKES_BOX = (dict(env="CartPole-v1", env_settings=()), "CartPole-v1 has actions .* takes Box")
+
+
+def test_metrics_have_the_points_as_leading_axis(file, trained):
+    """Learning starts within the first point."""
+    state, metrics = trained
+    assert list(metrics["timestep"]) == [0, 32, 64, 96]
+    assert metrics["eval_return"].shape == (4, 2) and metrics["eval_length"].shape == (4, 2)
+    for name in file.METRICS:
+        assert np.isnan(metrics[name][0]) and np.isfinite(metrics[name][1:]).all(), name
+    others = {"timestep", "num_episodes", "episode_return", "episode_length"}
+    assert set(metrics) == file.METRICS | others | file.EVALUATION
+    assert int(state.update) == 3
+
+
+# --- when it learns ---------------------------------------------------------------------------
+
+
+def test_learning_waits(file, slices):
+    config = file.TINY.replace(learning_starts=60, num_eval_episodes=0)
+    train, start = file.MODULE.make_train(config), slices[0][0]
+    state, metrics = train(None, again(start), 1)
+    for name in file.LEARNS:
+        assert_same(getattr(state, name), getattr(start, name))
+    assert np.isnan(metrics["critic_loss"]).all() and np.isnan(metrics["actor_loss"]).all()
+    late, _ = train(None, state, 1)
+    for name in file.LEARNS:
+        with pytest.raises(AssertionError):
+            assert_same(getattr(late, name), getattr(start, name))
+
+
+def learner_of(file, **changes):
+    """Of TINY with changes that leave the shapes of its state alone; and its compiled update."""
+    config = file.TINY.replace(learning_starts=0, **changes)
+    learner = file.MODULE.learner(config, *envs.make(config.env, max_steps=20))
+    return learner, jax.jit(learner.update)
+
+
+def test_learning_waits_for_a_whole_window(file, slices):
+    """Of 12 steps of both environments, which 12 of the 16 rounds make: the last 5 learn, twice."""
+    _, update = learner_of(file, n_step=12)
+    _, metrics = update(again(slices[0][0]))
+    assert metrics["critic_loss"].weight == 10
+
+
+def assert_apart(critics, size=1):
+    """Two critics' parameters, which started with heads of gain 1."""
+    first, second = (jax.tree.map(lambda x, i=i: x[i], critics["value_head"]) for i in (0, 1))
+    for head in (first["kernel"], second["kernel"]):
+        np.testing.assert_allclose(head.T @ head, np.eye(size), atol=1e-5)
+    assert not np.allclose(first["kernel"], second["kernel"])
+
+
+# --- acting -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def kept(file):
+    """A buffer that keeps everything: 48 steps of 32 environments, the last third the policy's."""
+    config = file.TINY.replace(learning_starts=1000, total_timesteps=3 * 512, num_envs=32)
+    config = config.replace(buffer_size=1536, learning_rate=0.0, num_eval_episodes=0)
+    if hasattr(config, "exploration_noise"):
+        config = config.replace(exploration_noise=0.3)
+    state, _ = file.MODULE.make_train(config)(jax.random.key(0))
+    return jax.tree.map(np.asarray, state.replay.transitions)
+
+
+def test_what_is_kept_is_the_action_in_its_unit_and_what_it_led_to(kept):
+    """Held against Pendulum's own equation."""
+    x, x_next = kept.observation, kept.final_observation
+    speed = x[:, 2] + 0.05 * (15.0 * x[:, 1] + 3.0 * 2.0 * kept.action[:, 0])
+    np.testing.assert_allclose(x_next[:, 2], np.clip(speed, -8.0, 8.0), atol=1e-4)
+    assert kept.done[19 * 32 : 20 * 32].all() and not kept.terminated.any()
+
+
+def test_actions_are_uniform_and_then_the_policys(file, kept):
+    """Noise is correlated from step to step, actions with it; a policy that has none of its own
+    has a standard deviation of exp(-1.5) before tanh at first."""
+    actions, noisy = kept.action[:, 0], hasattr(file.TINY, "exploration_noise")
+    shares = np.histogram(actions[:960], 4, (-1.0, 1.0))[0] / 960
+    np.testing.assert_allclose(shares, 0.25, atol=0.07 if noisy else 0.05)
+    own = actions[1024:]
+    if not noisy:
+        assert np.arctanh(own).std() == pytest.approx(np.exp(-1.5), rel=0.1)
+        return
+    assert own.std() == pytest.approx(0.3, rel=0.1)
+    by_step = own.reshape(-1, 32)
+    correlation = np.corrcoef(by_step[1:].ravel(), by_step[:-1].ravel())[0, 1]
+    assert correlation == pytest.approx(0.5, abs=0.1)
+
+
+def test_a_policy_with_a_key_explores_within_the_box(file, trained, vmapped_keys):
+    state, _ = trained
+    noisy = hasattr(file.TINY, "exploration_noise")
+    config = file.TINY.replace(**dict(exploration_noise=0.5) if noisy else {})
+    policy = file.MODULE.make_policy(config)
+    x = jnp.array([0.5, 0.5, 1.0])
+    keys = jax.random.split(jax.random.key(1), 400)
+    actions = jax.jit(jax.vmap(lambda key: policy(state, x, None, key)[0]))(keys)
+    assert actions.shape == (400, 1) and (np.abs(actions) <= 2.0).all()
+    mean = 2.0 * file.mean_action(config, state, x[None])[0]
+    np.testing.assert_allclose(policy(state, x)[0], mean, rtol=1e-5)
+    assert np.median(actions) == pytest.approx(float(mean[0]), abs=0.15)
+    assert np.std(actions) > (0.6 if noisy else 0.3)
+
+
+# --- probe tasks ------------------------------------------------------------------------------
+
+PROBE = dict(
+    total_timesteps=16 * 2000,
+    num_envs=16,
+    buffer_size=4_000,
+    batch_size=64,
+    learning_starts=1_000,
+    learning_rate=1e-2,
+    anneal_lr=True,
+    gamma=0.9,
+    hidden_sizes=(16,),
+    critic_hidden_sizes=(32,),
+    activation="tanh",
+    num_evals=1,
+    num_eval_episodes=0,
+    eval_at_start=False,
+)
+
+
+def played(file):
+    """In test_probes.py, which is slow."""
+
+    def values_of(config, space, state, x):
+        return file.lowest_value(config, state, x, file.mean_action(config, state, x))
+
+    probes = play_probes(file.MODULE, file.PROBE, values_of, True, options=AS_FOR_USERS)
+    return "continuous", *probes
