@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import gc
 import importlib.util
 import os
 import sys
@@ -12,7 +13,8 @@ import pytest
 from algorithms.parts import training
 
 # Tests that others import.
-for shared in ("contract", "distributional", "policy_gradients", "probes", "value_based"):
+SHARED = ("actor_critics", "actor_teams", "contract", "delayed_actors", "distributional")
+for shared in (*SHARED, "policy_gradients", "probes", "teams", "value_based"):
     pytest.register_assert_rewrite(f"tests.algorithms.{shared}")
 jax.config.update("jax_debug_key_reuse", True)
 # Whatever runs on several devices does so in a process of its own.
@@ -20,7 +22,7 @@ jax.config.update("jax_num_cpu_devices", 1)
 # Nearly all of the time goes into compiling, and most of that into making programs fast. Also in
 # processes that tests start; what is claimed bit for bit is compiled as for users, see below.
 QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-QUICK += " --xla_cpu_use_fusion_emitters=false"
+QUICK += " --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICK}"
 
 
@@ -28,7 +30,10 @@ AS_FOR_USERS = {
     "xla_backend_optimization_level": 3,
     "xla_llvm_disable_expensive_passes": False,
     "xla_cpu_use_fusion_emitters": True,
+    "xla_cpu_parallel_codegen_split_count": 32,
 }
+# Tracing makes many objects and little garbage.
+gc.set_threshold(100_000, 20, 50)
 
 
 def pytest_collection_modifyitems(items):

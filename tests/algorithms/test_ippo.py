@@ -11,8 +11,9 @@ import pytest
 
 import envs
 from algorithms import ippo, parts, ppo
-from tests.algorithms.contract import *  # noqa: F403
-from tests.algorithms.contract import EVALUATION, again, assert_close, assert_same
+from tests.algorithms.actor_teams import *  # noqa: F403
+from tests.algorithms.actor_teams import METRICS, ONCE, OPPOSITE, PLAY, SEEDS, Still, train_probes
+from tests.algorithms.contract import again, assert_close, assert_same
 from tests.algorithms.policy_gradients import (  # noqa: F401
     test_learning_sees_the_unclipped_action,
 )
@@ -23,17 +24,10 @@ from tests.probe import (
     OWN,
     Pair,
     PairParams,
-    PairState,
     environment,
     spaces,
     struct,
 )
-
-del test_several_agents_are_refused  # noqa: F821  it takes them
-del test_forbidden_actions_are_never_taken_or_refused  # noqa: F821  of one agent
-# In test_slices.py, which is slow.
-del test_slices_are_exact_under_vmap_too  # noqa: F821
-del test_slices_are_exactly_the_whole  # noqa: F821
 
 MODULE = ippo
 TINY = ippo.Config(
@@ -47,26 +41,9 @@ TINY = ippo.Config(
     num_evals=3,
     num_eval_episodes=2,
 )
-PROBE = ippo.Config(
-    total_timesteps=60 * 256,
-    num_envs=16,
-    num_steps=16,
-    learning_rate=1e-2,
-    critic_learning_rate=1e-2,
-    gamma=0.9,
-    hidden_sizes=(16,),
-    num_evals=1,
-    num_eval_episodes=0,
-    eval_at_start=False,
-    ent_coef=0.0,
-)
-SEEDS = 3
+PROBE = ippo.Config(**PLAY)
 WORLD = Pair(), PairParams()
-
-
-@pytest.fixture(scope="module")
-def pair():
-    return WORLD[0]
+AT_ONCE = {}
 
 
 # --- formulas ---------------------------------------------------------------------------------
@@ -242,25 +219,8 @@ class Crowd(environment.Environment):
 
 PLAIN = ippo.Config(
     total_timesteps=3 * 40,
-    num_envs=2,
+    **ONCE,
     num_steps=20,
-    num_minibatches=1,
-    update_epochs=1,
-    critic_epochs=2,
-    learning_rate=0.01,
-    critic_learning_rate=0.03,
-    adam_eps=0.01,
-    critic_adam_eps=0.03,
-    max_grad_norm=0.05,
-    critic_max_grad_norm=0.2,
-    gamma=0.9,
-    gae_lambda=0.8,
-    ent_coef=0.5,
-    vf_coef=0.7,
-    hidden_sizes=(8,),
-    normalize_obs=True,  # the first update knows nothing to normalise by
-    normalize_reward=True,
-    num_evals=3,
 )
 ARRANGEMENTS = {
     "independent, continuous, all observations": (
@@ -325,12 +285,13 @@ class Plain:
         shared = (config.num_steps, config.num_envs, 2, size)
         noise = noise.reshape(shared if config.share_params else [shared[i] for i in (0, 2, 1, 3)])
         noise = noise if config.share_params else noise.swapaxes(1, 2)
-        env_state, observation = batch.refill(start, state.env_state, params), state.observation
-        alive, steps, advance = np.ones((config.num_envs, 2), bool), [], jax.jit(batch.step)
+        env_state = jax.jit(batch.refill)(start, state.env_state, params)
+        alive, steps, observation = np.ones((config.num_envs, 2), bool), [], state.observation
+        advance, allowed = jax.jit(batch.step), jax.jit(batch.action_mask)
         world = hasattr(env, "world_state")
         for key, drawn in zip(jax.random.split(keys, config.num_steps), noise):
             before = batch.world_state(env_state, params) if world else None
-            mask, actions = batch.action_mask(env_state, params), []
+            mask, actions = allowed(env_state, params), []
             if env.continuous:
                 mask = np.tile(env.action_dimensions, (config.num_envs, 1, 1))
             for i in range(2):
@@ -404,12 +365,18 @@ class Plain:
         """Steps of Adam at these learning rates; parameters and what the loss says first."""
         clip, adam = optax.clip_by_global_norm(max_norm), optax.scale_by_adam(eps=eps)
         moments, said = adam.init(params), []
-        for rate in rates:
+
+        @jax.jit
+        def step(params, moments, rate):
             (_, what), grads = jax.value_and_grad(loss, has_aux=True)(params, samples)
-            said.append((np.mean(what), optax.tree.norm(grads)))
-            grads, _ = clip.update(grads, clip.init(params))
-            direction, moments = adam.update(grads, moments)
-            params = jax.tree.map(lambda p, d: p - rate * d, params, direction)  # noqa: B023
+            clipped, _ = clip.update(grads, clip.init(params))
+            direction, moments = adam.update(clipped, moments)
+            params = jax.tree.map(lambda p, d: p - rate * d, params, direction)
+            return params, moments, jnp.stack([what.mean(), optax.tree.norm(grads)])
+
+        for rate in rates:
+            params, moments, what = step(params, moments, rate)
+            said.append(what)
         return params, np.mean(said, axis=0)
 
     def learn(self, learner):
@@ -485,30 +452,13 @@ def test_an_update_is_that_of_plain_lists(arrangement):
 # --- probe tasks ------------------------------------------------------------------------------
 
 
-def train_probes(env, config, tasks):
-    """Critics, actions of both agents at x = -1, 0, 1, and metrics, (tasks, SEEDS, ...)."""
-
-    def train(task, key):
-        params = PairParams(task=task)
-        state, metrics = ippo.make_train(config, env, params)(key)
-        policy = ippo.make_policy(config, env, params)
-        x = jnp.array([-1.0, 0.0, 1.0])
-        actions = jax.vmap(lambda x: policy(state, jnp.full((2, 1), x))[0])(x)
-        return state.critic_params, actions, metrics
-
-    keys = jax.random.split(jax.random.key(0), SEEDS)
-    over_seeds = jax.vmap(train, (None, 0))
-    with jax.debug_key_reuse(False):  # see conftest.vmapped_keys
-        return jax.jit(jax.vmap(over_seeds, (0, None)))(jnp.array(tasks), keys)
+SELDOM = pytest.param("continuous", marks=pytest.mark.slow)
 
 
-OPPOSITE = [[[0, 1], [1, 0]]] * SEEDS  # actions at x = -1 and 1
-
-
-@pytest.fixture(scope="module", params=["discrete", "continuous"])
+@pytest.fixture(scope="module", params=["discrete", SELDOM])
 def probed(request):
     env = Pair(continuous=request.param == "continuous")
-    return request.param, *train_probes(env, PROBE, [OWN, OTHERS, LEAVING])
+    return request.param, *train_probes(ippo, env, PROBE, [OWN, OTHERS, LEAVING])
 
 
 def test_each_agent_learns_its_own_task(probed):
@@ -548,18 +498,16 @@ def test_a_critic_on_its_own_does_not_know_what_others_see(probed):
     assert (probed[3]["explained_variance"][OTHERS] < 0.1).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
-    [
-        pytest.param(dict(minibatch_of="trajectories"), marks=pytest.mark.slow),
-        dict(share_params=True, agent_ids=True),
-    ],
+    [dict(minibatch_of="trajectories"), dict(share_params=True, agent_ids=True)],
     ids=["independent, trajectories", "shared, ids"],
 )
 def test_a_central_critic_knows_and_actors_learn_in_every_arrangement(pair, change):
     """Ids tell agents that share parameters what is right for each."""
     config = PROBE.replace(central_critic=True, hidden_sizes=(32, 32), **change)
-    _, actions, metrics = train_probes(pair, config, [OWN, OTHERS])
+    _, actions, metrics = train_probes(ippo, pair, config, [OWN, OTHERS])
     np.testing.assert_array_equal(actions[0][:, [0, 2]], OPPOSITE)
     assert (metrics["explained_variance"][1] > 0.9).all()
     assert metrics["policy_loss"].shape == (2, SEEDS, 1, *([] if config.share_params else [2]))
@@ -580,89 +528,7 @@ def test_a_world_state_is_what_central_critics_see(share_params):
         assert (np.asarray(metrics["explained_variance"][-1]) > 0.9).all()
 
 
-def test_forbidden_actions_are_never_taken():
-    """Each would cost 100: neither in training nor in evaluation does any return fall below 0."""
-    env = Pair(masked=True)
-    config = TINY.replace(num_eval_episodes=32)
-    state, metrics = ippo.make_train(config, env, PairParams())(jax.random.key(0))
-    assert (np.asarray(metrics["episode_return"][1:]) >= 0.0).all()
-    assert (np.asarray(metrics["eval_return"]) >= 0.0).all()
-    policy = ippo.make_policy(config, env, PairParams())
-    mask = jnp.array([[False, False, True], [True, False, False]])
-    np.testing.assert_array_equal(policy(state, jnp.ones((2, 1)), mask=mask)[0], [2, 0])
-
-
-# --- independence -----------------------------------------------------------------------------
-
-
-def test_independent_agents_do_not_hear_of_each_other_s_rewards(pair):
-    """Agent 0 is bit-identical whatever agent 1 is paid, and is not with shared parameters."""
-
-    def agents(config, reward):
-        params = PairParams(rewards=jnp.array([1.0, reward]))
-        state, metrics = ippo.make_train(config, pair, params)(jax.random.key(0))
-        learned = state.policy, state.critic_params, state.opt_state, state.critic_opt_state
-        zeroth = jax.tree.map(lambda x: x[0], learned)
-        last = jax.tree.map(lambda x: x[-1], learned)
-        return (zeroth, metrics["policy_loss"].reshape(3, -1)[:, 0]), last
-
-    config = TINY.replace(
-        normalize_obs=True, normalize_reward=True, num_eval_episodes=0, eval_at_start=False,
-        target_kl=0.01,
-    )  # fmt: skip
-    before, after = agents(config, 1.0), agents(config, -7.0)
-    assert_same(before[0], after[0])
-    with pytest.raises(AssertionError):
-        assert_same(before[1], after[1])
-    shared = config.replace(share_params=True, agent_ids=True)
-    with pytest.raises(AssertionError):
-        assert_same(agents(shared, 1.0)[0], agents(shared, -7.0)[0])
-
-
-def test_one_agent_stops_at_its_kl_while_the_other_goes_on(pair):
-    """Agent 1 is paid nothing and its values start at 0: no gradient, hence no KL."""
-    params = PairParams(rewards=jnp.array([1.0, 0.0]))
-    config = TINY.replace(
-        ent_coef=0.0, normalize_advantage=False, critic_learning_rate=0.0, update_epochs=5,
-        learning_rate=1e-2, target_kl=1e-6, num_evals=1, eval_at_start=False,
-    )  # fmt: skip
-    train = ippo.make_train(config, pair, params)
-    state, _ = train(jax.random.key(0), None, 0)
-    state = state.replace(critic_params=jax.tree.map(jnp.zeros_like, state.critic_params))
-    _, metrics = train(None, state)
-    epochs = np.asarray(metrics["epochs"][-1])
-    assert epochs[0] < 5 and epochs[1] == 5
-    kl = np.asarray(metrics["approx_kl"][-1])
-    assert kl[0] > 1e-6 and kl[1] == 0.0
-
-
-def test_every_epoch_has_an_order_of_its_own(pair, monkeypatch):
-    """Turning round the order of the second epoch changes what is learned."""
-    original = parts.permutations
-
-    @jax.jit
-    def params(turn):
-        def permutations(*args):
-            orders = original(*args)
-            return orders.at[1].set(jnp.where(turn, orders[1, ::-1], orders[1]))
-
-        monkeypatch.setattr(parts, "permutations", permutations)
-        learner = ippo.learner(TINY, pair, jax.tree.map(jnp.asarray, PairParams()))
-        return learner.update(learner.init(jax.random.key(0)))[0].policy.params
-
-    with pytest.raises(AssertionError):
-        assert_same(params(False), params(True))
-
-
-class Still(Pair):
-    """Every environment stays where it began."""
-
-    def reset_env(self, key, params):
-        state = PairState(jax.random.normal(key, (2,)), jnp.zeros((), jnp.int32))
-        return state.x[:, None], state
-
-    def step_env(self, key, state, action, params):
-        return state.x[:, None], state, jnp.zeros(2), jnp.zeros((), bool), {}
+# --- minibatches ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("share_params", [False, True])
@@ -691,19 +557,11 @@ def test_minibatches_hold_every_sample_once_or_whole_trajectories(
     assert whole == (minibatch_of == "trajectories")
 
 
-def test_exactly_update_epochs_without_a_threshold(trained):
-    np.testing.assert_array_equal(trained[1]["epochs"][1:], TINY.update_epochs)
-
-
 # --- the contract -----------------------------------------------------------------------------
 
-METRICS = {"policy_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm", "value_loss"}
-METRICS |= {"critic_grad_norm", "mean_value", "explained_variance", "epochs"}
 SWEPT = dict(clip_vloss=True, normalize_reward=True, eval_at_start=False)
 SWEPT |= dict(vf_coef=1e-3)  # or the critic's Adam would not feel its weight
 SWEPT_WORLD = WORLD[0], PairParams(task=LEAVING)
-OTHER = {"adam_eps": 1e-2, "critic_adam_eps": 1e-2, "max_grad_norm": 1e-2, "target_kl": 1e-9}
-OTHER |= {"critic_max_grad_norm": 1e-2, "clip_eps": 1e-3}
 REFUSED = [
     (
         dict(num_minibatches=3),
@@ -725,32 +583,6 @@ PINNED = {  # of both agents
     "mean_value": [[-0.0545029, 0.0240298], [0.0496607, 0.164244], [0.0664806, -0.103544]],
     "value_loss": [[0.272456, 0.201407], [0.286548, 0.17495], [0.244607, 0.351919]],
 }
-
-
-def learned(state):
-    return state.policy.params, state.critic_params
-
-
-def compared(state, metrics):
-    return state.policy, state.critic_params, metrics
-
-
-def test_metrics_have_the_points_as_leading_axis(trained):
-    """And agents as the last one."""
-    state, metrics = trained
-    assert list(metrics["timestep"]) == [0, 16, 32, 48]
-    others = {"timestep", "num_episodes", "episode_return", "episode_length"}
-    assert set(metrics) == METRICS | others | EVALUATION
-    for name in METRICS:
-        assert metrics[name].shape == (4, 2), name
-        assert np.isnan(metrics[name][0]).all() and np.isfinite(metrics[name][1:]).all(), name
-    assert metrics["episode_return"].shape == (4, 2)
-    assert metrics["episode_length"].shape == metrics["num_episodes"].shape == (4,)
-    for name in ("eval_return", "eval_last_reward"):
-        assert metrics[name].shape == (4, 2, 2), name
-    for name in ("eval_length", "eval_terminated", "eval_truncated"):
-        assert metrics[name].shape == (4, 2), name
-    assert int(state.update) == 3
 
 
 def test_each_file_names_the_other_for_environments_it_cannot_take(pair):

@@ -14,19 +14,14 @@ import pytest
 import envs
 from algorithms import ippo, ippo_rnn, parts
 from tests import probe as tasks
-from tests.algorithms.contract import *  # noqa: F403
-from tests.algorithms.contract import EVALUATION, again, assert_close, assert_same
+from tests.algorithms.actor_teams import *  # noqa: F403
+from tests.algorithms.actor_teams import METRICS, ONCE, OPPOSITE, PLAY, SEEDS, Still, train_probes
+from tests.algorithms.contract import again, assert_close, assert_same
 from tests.algorithms.policy_gradients import (  # noqa: F401
     test_learning_sees_the_unclipped_action,
 )
 from tests.algorithms.test_ippo import Crowd, CrowdParams, advantages_of, random_rollout
 from tests.probe import LEAVING, OTHERS, OWN, Pair, PairParams, RecallParams, Twins
-
-del test_several_agents_are_refused  # noqa: F821  it takes them
-del test_forbidden_actions_are_never_taken_or_refused  # noqa: F821  of one agent
-# In test_slices.py, which is slow.
-del test_slices_are_exact_under_vmap_too  # noqa: F821
-del test_slices_are_exactly_the_whole  # noqa: F821
 
 MODULE = ippo_rnn
 CELLS = tuple(parts.CELLS)
@@ -42,13 +37,8 @@ TINY = ippo_rnn.Config(
     num_evals=3,
     num_eval_episodes=2,
 )
-SEEDS = 3
 WORLD = Twins(), RecallParams()  # episodes of 6 steps, which rollouts cut in two
-
-
-@pytest.fixture(scope="module")
-def pair():
-    return Pair()
+AT_ONCE = dict(previous_inputs=True, cell="mingru")
 
 
 # --- formulas ---------------------------------------------------------------------------------
@@ -128,26 +118,9 @@ def test_inputs_are_one_s_own_or_what_all_see_who_one_is_and_what_was_done():
 
 PLAIN = ippo_rnn.Config(
     total_timesteps=3 * 24,
-    num_envs=2,
+    **ONCE,
     num_steps=12,
-    num_minibatches=1,
-    update_epochs=1,
-    critic_epochs=2,
-    learning_rate=0.01,
-    critic_learning_rate=0.03,
-    adam_eps=0.01,
-    critic_adam_eps=0.03,
-    max_grad_norm=0.05,
-    critic_max_grad_norm=0.2,
-    gamma=0.9,
-    gae_lambda=0.8,
-    ent_coef=0.5,
-    vf_coef=0.7,
     memory_size=4,
-    hidden_sizes=(8,),
-    normalize_obs=True,
-    normalize_reward=True,
-    num_evals=3,
 )
 ARRANGEMENTS = {
     "independent, continuous, all observations, previous": (
@@ -218,13 +191,14 @@ class Plain:
         draw = jax.random.normal if env.continuous else jax.random.gumbel
         shape = config.num_steps, config.num_envs, 2, parts.num_outputs(self.space)
         noise = draw(noise, (math.prod(shape),)).reshape(shape)
-        env_state, observation = batch.refill(start, state.env_state, params), state.observation
-        alive, steps, advance = np.asarray(state.alive), [], jax.jit(batch.step)
+        env_state = jax.jit(batch.refill)(start, state.env_state, params)
+        alive, steps, observation = np.asarray(state.alive), [], state.observation
+        advance, allowed = jax.jit(batch.step), jax.jit(batch.action_mask)
         world = hasattr(env, "world_state")
         last = state.memory.action, state.memory.reward
         for key, drawn in zip(jax.random.split(keys, config.num_steps), noise):
             before = batch.world_state(env_state, params) if world else None
-            mask, seen = batch.action_mask(env_state, params), []
+            mask, seen = allowed(env_state, params), []
             if env.continuous:
                 mask = np.tile(env.action_dimensions, (config.num_envs, 1, 1))
             actions, log_probs, values = [], [], []
@@ -299,36 +273,31 @@ class Plain:
         return result
 
     def unroll(self, network, params, memory, which, agent):
-        """A network's outputs at all steps; memories are zeroed by hand."""
-        found = []
-        for step in self.steps:
-            memory, out = network(params, memory, step["seen"][agent][which])
-            memory = jax.tree.map(
-                lambda x: jnp.where(step["done"][:, agent, None], 0.0, x),  # noqa: B023
-                memory,
-            )
-            found.append(out)
-        return found
+        """A network's outputs, (steps, environments, ...); memories are zeroed by hand."""
+        seen = [step["seen"][agent][which] for step in self.steps]
+
+        def one(memory, step):
+            memory, out = network(params, memory, step[0])
+            return jax.tree.map(lambda x: jnp.where(step[1][:, None], 0.0, x), memory), out
+
+        steps = jax.tree.map(lambda *x: jnp.stack(x), *seen), self.column("done")[..., agent]
+        return jax.lax.scan(one, memory, steps)[1]
 
     def actor_loss(self, params, agents):
-        log_probs, entropies, advantages = [], [], []
+        samples = []
         for i in agents:
             there, mask = self.column("alive")[..., i], self.column("mask")[:, :, i]
-            outs = self.unroll(self.actor, params, self.first[0][i], 0, i)
-            for t, out in enumerate(outs):
-                action = self.steps[t]["action"][:, i]
-                if self.env.continuous:
-                    normal = distrax.Normal(out.output, jnp.exp(out.log_std))
-                    log_prob = (normal.log_prob(action) * mask[t]).sum(1)
-                    entropy = (normal.entropy() * mask[t]).sum(1)
-                else:
-                    policy = self.policy_of(out, mask[t])
-                    log_prob, entropy = policy.log_prob(action), policy.entropy()
-                log_probs.append(log_prob[there[t]])
-                entropies.append(entropy[there[t]])
-                advantages.append(self.advantages[t, :, i][there[t]])
-        log_probs, entropies = map(jnp.concatenate, (log_probs, entropies))
-        advantages = np.concatenate(advantages)
+            out = self.unroll(self.actor, params, self.first[0][i], 0, i)
+            action = self.column("action")[:, :, i]
+            if self.env.continuous:
+                normal = distrax.Normal(out.output, jnp.exp(out.log_std))
+                log_prob = (normal.log_prob(action) * mask).sum(-1)
+                entropy = (normal.entropy() * mask).sum(-1)
+            else:
+                policy = self.policy_of(out, mask)
+                log_prob, entropy = policy.log_prob(action), policy.entropy()
+            samples.append([x[there] for x in (log_prob, entropy, self.advantages[..., i])])
+        log_probs, entropies, advantages = map(jnp.concatenate, zip(*samples))
         advantages = (advantages - advantages.mean()) / advantages.std()
         # The policy gradient theorem: at a ratio of 1 there is nothing to clip.
         loss = -(advantages * log_probs).mean() - self.config.ent_coef * entropies.mean()
@@ -337,7 +306,7 @@ class Plain:
     def critic_loss(self, params, agents):
         targets, values = self.advantages + self.column("value"), []
         for i in agents:
-            outs = jnp.stack(self.unroll(self.critic, params, self.first[1][i], 1, i))
+            outs = self.unroll(self.critic, params, self.first[1][i], 1, i)
             there = self.column("alive")[..., i]
             values.append((outs - targets[..., i])[there])
         error = 0.5 * (jnp.concatenate(values) ** 2).mean()
@@ -447,7 +416,7 @@ def large(state):
     "change",
     [
         dict(cell="lstm", previous_inputs=True),
-        dict(cell="gru", share_params=True, agent_ids=True),
+        pytest.param(dict(cell="gru", share_params=True, agent_ids=True), marks=pytest.mark.slow),
         pytest.param(
             dict(cell="mingru", share_params=True, previous_inputs=True), marks=pytest.mark.slow
         ),
@@ -471,17 +440,6 @@ def test_the_ratio_is_one_as_long_as_parameters_do_not_move(change):
             np.testing.assert_allclose(metrics["approx_kl"], 0.0, atol=1e-8)
             assert (np.asarray(metrics["entropy"]) < 0.65).all()  # far enough from uniform
             assert (np.asarray(metrics["grad_norm"]) > 1e-3).all()
-
-
-class Still(Pair):
-    """Every environment stays where it began, and says who it is."""
-
-    def reset_env(self, key, params):
-        state = tasks.PairState(jax.random.normal(key, (2,)), jnp.zeros((), jnp.int32))
-        return state.x[:, None], state
-
-    def step_env(self, key, state, action, params):
-        return state.x[:, None], state, jnp.zeros(2), jnp.zeros((), bool), {}
 
 
 @pytest.mark.parametrize("share_params", [False, True])
@@ -511,24 +469,6 @@ def test_minibatches_are_whole_sequences(monkeypatch, share_params):
     distances = np.abs(columns[:, None] - np.array(expected)).max(-1)
     assert (distances.min(1) < 1e-6).all()
     np.testing.assert_array_equal(np.bincount(distances.argmin(1)), [2] * 8)
-
-
-def test_every_epoch_has_an_order_of_its_own(pair, monkeypatch):
-    """Turning round the order of the second epoch changes what is learned."""
-    original, config = parts.permutations, TINY.replace(num_envs=4, num_minibatches=4)
-
-    @jax.jit
-    def params(turn):
-        def permutations(*args):
-            orders = original(*args)
-            return orders.at[1].set(jnp.where(turn, orders[1, ::-1], orders[1]))
-
-        monkeypatch.setattr(parts, "permutations", permutations)
-        learner = ippo_rnn.learner(config, pair, jax.tree.map(jnp.asarray, PairParams()))
-        return learner.update(learner.init(jax.random.key(0)))[0].policy.params
-
-    with pytest.raises(AssertionError):
-        assert_same(params(False), params(True))
 
 
 def test_memories_of_actors_and_critics_are_apart(pair):
@@ -574,46 +514,12 @@ def test_kernels_are_orthogonal_with_the_usual_gains(cell):
 
 # --- probe tasks ------------------------------------------------------------------------------
 
-PROBE = ippo_rnn.Config(
-    total_timesteps=60 * 256,
-    num_envs=16,
-    num_steps=16,
-    learning_rate=1e-2,
-    critic_learning_rate=1e-2,
-    gamma=0.9,
-    cell="mingru",
-    memory_size=16,
-    hidden_sizes=(16,),
-    num_evals=1,
-    num_eval_episodes=0,
-    eval_at_start=False,
-    ent_coef=0.0,
-)
-
-
-def train_probes(env, config, number):
-    """Critics, actions of both agents at x = -1, 0, 1, and metrics, (tasks, SEEDS, ...)."""
-
-    def train(task, key):
-        params = PairParams(task=task)
-        state, metrics = ippo_rnn.make_train(config, env, params)(key)
-        policy = ippo_rnn.make_policy(config, env, params)
-        x = jnp.array([-1.0, 0.0, 1.0])
-        actions = jax.vmap(lambda x: policy(state, jnp.full((2, 1), x))[0])(x)
-        return state.critic_params, actions, metrics
-
-    keys = jax.random.split(jax.random.key(0), SEEDS)
-    over_seeds = jax.vmap(train, (None, 0))
-    with jax.debug_key_reuse(False):  # see conftest.vmapped_keys
-        return jax.jit(jax.vmap(over_seeds, (0, None)))(jnp.arange(number), keys)
-
-
-OPPOSITE = [[[0, 1], [1, 0]]] * SEEDS  # actions at x = -1 and 1
+PROBE = ippo_rnn.Config(**PLAY, cell="mingru", memory_size=16)
 
 
 @pytest.fixture(scope="module")
 def probed():
-    return train_probes(Pair(), PROBE, 3)
+    return train_probes(ippo_rnn, Pair(), PROBE, [OWN, OTHERS, LEAVING])
 
 
 def test_each_agent_learns_its_own_task(probed):
@@ -652,24 +558,10 @@ def test_a_critic_on_its_own_does_not_know_what_others_see(probed):
 @pytest.mark.slow
 def test_a_central_critic_knows_and_ids_tell_agents_that_share_parameters(pair):
     config = PROBE.replace(central_critic=True, share_params=True, agent_ids=True)
-    _, actions, metrics = train_probes(pair, config, 2)
+    _, actions, metrics = train_probes(ippo_rnn, pair, config, [OWN, OTHERS])
     np.testing.assert_array_equal(np.asarray(actions[OWN])[:, [0, 2]], OPPOSITE)
     assert (np.asarray(metrics["explained_variance"][OTHERS]) > 0.9).all()
     assert metrics["policy_loss"].shape == (2, SEEDS, 1)
-
-
-def test_forbidden_actions_are_never_taken():
-    """Each would cost 100: neither in training nor in evaluation does any return fall below 0."""
-    env = Pair(masked=True)
-    config = TINY.replace(num_eval_episodes=32)
-    state, metrics = ippo_rnn.make_train(config, env, PairParams())(jax.random.key(0))
-    assert (np.asarray(metrics["episode_return"][1:]) >= 0.0).all()
-    assert (np.asarray(metrics["eval_return"]) >= 0.0).all()
-    policy = ippo_rnn.make_policy(config, env, PairParams())
-    mask = jnp.array([[False, False, True], [True, False, False]])
-    for key in (None, jax.random.key(1)):
-        action, _ = policy(state, jnp.ones((2, 1)), rng=key, mask=mask)
-        np.testing.assert_array_equal(action, [2, 0])
 
 
 # --- tasks that need a memory -----------------------------------------------------------------
@@ -692,6 +584,7 @@ def last_returns(env, config):
     return np.asarray(metrics["episode_return"])[:, -1], evaluated
 
 
+@pytest.mark.slow
 def test_a_team_remembers_its_cues(vmapped_keys):
     """Each its own, and the mean of both is paid at the end: 0.5 without a memory."""
     config = REMEMBER.replace(share_params=True, num_evals=8)
@@ -706,55 +599,6 @@ def test_only_who_sees_the_last_reward_guesses_once(previous_inputs, least, most
     config = REMEMBER.replace(previous_inputs=previous_inputs, total_timesteps=80 * 192)
     _, evaluated = last_returns(Twins(tasks.Guess()), config)
     assert least < evaluated.mean() < most, evaluated
-
-
-# --- independence -----------------------------------------------------------------------------
-
-
-def test_independent_agents_do_not_hear_of_each_other_s_rewards(pair):
-    """Agent 0 is bit-identical whatever agent 1 is paid, and is not with shared parameters."""
-
-    def agents(config, reward):
-        params = PairParams(rewards=jnp.array([1.0, reward]))
-        state, metrics = ippo_rnn.make_train(config, pair, params)(jax.random.key(0))
-        learned = state.policy, state.critic_params, state.opt_state, state.critic_opt_state
-        learned += (state.critic_memory,)
-        zeroth = jax.tree.map(lambda x: x[0], learned)
-        last = jax.tree.map(lambda x: x[-1], learned)
-        return (zeroth, metrics["policy_loss"].reshape(3, -1)[:, 0]), last
-
-    config = TINY.replace(
-        normalize_obs=True, normalize_reward=True, num_eval_episodes=0, eval_at_start=False,
-        target_kl=0.01, previous_inputs=True, cell="mingru",
-    )  # fmt: skip
-    before, after = agents(config, 1.0), agents(config, -7.0)
-    assert_same(before[0], after[0])
-    with pytest.raises(AssertionError):
-        assert_same(before[1], after[1])
-    shared = config.replace(share_params=True, agent_ids=True)
-    with pytest.raises(AssertionError):
-        assert_same(agents(shared, 1.0)[0], agents(shared, -7.0)[0])
-
-
-def test_one_agent_stops_at_its_kl_while_the_other_goes_on(pair):
-    """Agent 1 is paid nothing and its values start at 0: no gradient, hence no KL."""
-    params = PairParams(rewards=jnp.array([1.0, 0.0]))
-    config = TINY.replace(
-        ent_coef=0.0, normalize_advantage=False, critic_learning_rate=0.0, update_epochs=5,
-        learning_rate=1e-2, target_kl=1e-6, num_evals=1, eval_at_start=False,
-    )  # fmt: skip
-    train = ippo_rnn.make_train(config, pair, params)
-    state, _ = train(jax.random.key(0), None, 0)
-    state = state.replace(critic_params=jax.tree.map(jnp.zeros_like, state.critic_params))
-    _, metrics = train(None, state)
-    epochs = np.asarray(metrics["epochs"][-1])
-    assert epochs[0] < 5 and epochs[1] == 5
-    kl = np.asarray(metrics["approx_kl"][-1])
-    assert kl[0] > 1e-6 and kl[1] == 0.0
-
-
-def test_exactly_update_epochs_without_a_threshold(trained):
-    np.testing.assert_array_equal(trained[1]["epochs"][1:], TINY.update_epochs)
 
 
 # --- the policy -------------------------------------------------------------------------------
@@ -813,13 +657,9 @@ def test_a_policy_samples_with_a_key_and_clips(vmapped_keys):
 
 # --- the contract -----------------------------------------------------------------------------
 
-METRICS = {"policy_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm", "value_loss"}
-METRICS |= {"critic_grad_norm", "mean_value", "explained_variance", "epochs"}
 SWEPT = dict(cell="mingru", clip_vloss=True, normalize_reward=True, eval_at_start=False)
 SWEPT |= dict(vf_coef=1e-3, num_eval_episodes=0)  # or Adam would not feel its weight
 SWEPT_WORLD = Pair(), PairParams(task=LEAVING)
-OTHER = {"adam_eps": 1e-2, "critic_adam_eps": 1e-2, "max_grad_norm": 1e-2, "target_kl": 1e-9}
-OTHER |= {"critic_max_grad_norm": 1e-2, "clip_eps": 1e-3}
 REFUSED = [
     (dict(cell="rnn"), "cell='rnn': give lstm or gru or mingru"),
     (dict(memory_size=0), "memory_size=0"),
@@ -840,32 +680,6 @@ PINNED = {  # of both agents
     "mean_value": [[0.00355299, -0.0243654], [-0.00461908, -0.00210846], [0.00733661, -0.00391509]],
     "value_loss": [[0.000110792, 0.000312812], [0.206272, 0.107437], [0.138087, 0.000228598]],
 }
-
-
-def learned(state):
-    return state.policy.params, state.critic_params
-
-
-def compared(state, metrics):
-    return state.policy, state.critic_params, metrics
-
-
-def test_metrics_have_the_points_as_leading_axis(trained):
-    """And agents as the last one."""
-    state, metrics = trained
-    assert list(metrics["timestep"]) == [0, 16, 32, 48]
-    others = {"timestep", "num_episodes", "episode_return", "episode_length"}
-    assert set(metrics) == METRICS | others | EVALUATION
-    for name in METRICS:
-        assert metrics[name].shape == (4, 2), name
-        assert np.isnan(metrics[name][0]).all() and np.isfinite(metrics[name][1:]).all(), name
-    assert metrics["episode_return"].shape == (4, 2)
-    assert metrics["episode_length"].shape == metrics["num_episodes"].shape == (4,)
-    for name in ("eval_return", "eval_last_reward"):
-        assert metrics[name].shape == (4, 2, 2), name
-    for name in ("eval_length", "eval_terminated", "eval_truncated"):
-        assert metrics[name].shape == (4, 2), name
-    assert int(state.update) == 3
 
 
 def test_an_environment_of_one_agent_is_refused():

@@ -11,19 +11,14 @@ import envs
 from algorithms import pqn, vdn
 from envs.evaluation import rewarded
 from envs.gymnax import Wrapper
-from tests.algorithms.contract import *  # noqa: F403
-from tests.algorithms.contract import EVALUATION, again, assert_close
+from tests.algorithms.contract import again, assert_close
+from tests.algorithms.teams import *  # noqa: F403
 from tests.algorithms.test_ippo import Crowd, CrowdParams
 from tests.algorithms.test_pqn import n_step_return, random_rollout
 from tests.probe import LEAVING, Pair, PairParams, environment, spaces, struct
 
-del test_several_agents_are_refused  # noqa: F821  it takes them
-del test_forbidden_actions_are_never_taken_or_refused  # noqa: F821  of one agent
-# In test_slices.py, which is slow.
-del test_slices_are_exact_under_vmap_too  # noqa: F821
-del test_slices_are_exactly_the_whole  # noqa: F821
-
 MODULE = vdn
+PER_AGENT = False
 TINY = vdn.Config(
     total_timesteps=3 * 16,
     num_envs=2,
@@ -279,8 +274,9 @@ class Plain:
         c, batch = self.config, envs.batch(self.env, self.config.num_envs, self.config.num_steps)
         _, start, keys, noise = jax.random.split(state.rollout_rng, 4)
         noise = vdn.draw_noise(noise, (c.num_steps, c.num_envs, 2), 3)
-        env_state, observation = batch.refill(start, state.env_state, params), state.observation
-        alive, steps, advance = np.asarray(state.alive), [], jax.jit(batch.step)
+        env_state = jax.jit(batch.refill)(start, state.env_state, params)
+        alive, steps, observation = np.asarray(state.alive), [], state.observation
+        advance, allowed = jax.jit(batch.step), jax.jit(batch.action_mask)
         known = {k: np.asarray(v) for k, v in state.memory._asdict().items() if v is not None}
         self.memory = [
             [self.fresh() | {k: v[e, i] for k, v in known.items()} for i in range(2)]
@@ -289,7 +285,7 @@ class Plain:
         world, central = None, hasattr(self.env, "world_state") and c.mixer == "monotonic"
         for t, key in enumerate(jax.random.split(keys, c.num_steps)):
             world = batch.world_state(env_state, params) if central else None
-            mask = np.asarray(batch.action_mask(env_state, params))
+            mask = np.asarray(allowed(env_state, params))
             looked = [
                 [self.look(self.inputs(observation[e, i], i, m), m) for i, m in enumerate(two)]
                 for e, two in enumerate(self.memory)
@@ -601,19 +597,6 @@ def test_who_left_has_terminated_alone_and_counts_in_no_mix(mixer):
     assert np.isfinite(metrics["loss"]).all()
 
 
-def test_forbidden_actions_are_never_taken():
-    """Each would cost 100: neither in training nor in evaluation does any return fall below 0."""
-    env = Pair(masked=True)
-    config = TINY.replace(num_eval_episodes=32)
-    state, metrics = vdn.make_train(config, env, PairParams())(jax.random.key(0))
-    assert (np.asarray(metrics["episode_return"][1:]) >= 0.0).all()
-    assert (np.asarray(metrics["eval_return"]) >= 0.0).all()
-    policy = vdn.make_policy(config.replace(eps_end=1.0), env, PairParams())
-    mask = jnp.array([[False, False, True], [True, False, False]])
-    for key in (None, *map(jax.random.key, range(1, 5))):
-        np.testing.assert_array_equal(policy(state, jnp.ones((2, 1)), None, key, mask)[0], [2, 0])
-
-
 class Pictures(Pair):
     """Observations are images (3, 4, 1)."""
 
@@ -640,7 +623,6 @@ def test_images_are_convolved_and_ids_and_what_was_done_come_behind():
 # --- the contract -----------------------------------------------------------------------------
 
 METRICS = {"loss", "grad_norm", "mean_value", "epsilon"}
-SWEPT = dict(eval_at_start=False)
 SWEPT_WORLD = WORLD[0], PairParams(task=LEAVING)
 OTHER = {"adam_eps": 1e-1, "max_grad_norm": 1e-2}
 REFUSED = [
@@ -662,24 +644,6 @@ PINNED = {
     "grad_norm": [162.879, 107.539, 405.218],
     "mean_value": [0.00499709, 1.59426, 2.16152],
 }
-
-
-def test_metrics_have_the_points_as_leading_axis(trained):
-    """And of returns agents are the last one."""
-    state, metrics = trained
-    assert list(metrics["timestep"]) == [0, 16, 32, 48]
-    others = {"timestep", "num_episodes", "episode_return", "episode_length"}
-    assert set(metrics) == METRICS | others | EVALUATION
-    for name in METRICS:
-        assert metrics[name].shape == (4,), name
-        assert np.isnan(metrics[name][0]) and np.isfinite(metrics[name][1:]).all(), name
-    assert metrics["episode_return"].shape == (4, 2)
-    assert metrics["episode_length"].shape == metrics["num_episodes"].shape == (4,)
-    for name in ("eval_return", "eval_last_reward"):
-        assert metrics[name].shape == (4, 2, 2), name
-    for name in ("eval_length", "eval_terminated", "eval_truncated"):
-        assert metrics[name].shape == (4, 2), name
-    assert int(state.update) == 3
 
 
 def test_epsilon_falls_over_a_run(trained):

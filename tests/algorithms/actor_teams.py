@@ -1,0 +1,161 @@
+"""What IPPO's files, with and without memory, have in common beside what all `teams` have: agents
+that learn a policy, each its own or all the same one, with critics of their own. Each file's tests
+import these and say
+
+    PROBE   a config for the probe tasks
+    AT_ONCE changes of TINY under which agents could hear of each other
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from algorithms import parts
+from tests.algorithms.contract import assert_same
+from tests.algorithms.teams import *  # noqa: F403
+from tests.probe import Pair, PairParams, PairState
+
+METRICS = {"policy_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm", "value_loss"}
+METRICS |= {"critic_grad_norm", "mean_value", "explained_variance", "epochs"}
+OTHER = {"adam_eps": 1e-2, "critic_adam_eps": 1e-2, "max_grad_norm": 1e-2, "target_kl": 1e-9}
+OTHER |= {"critic_max_grad_norm": 1e-2, "clip_eps": 1e-3}
+# An update that plain code can do again.
+ONCE = dict(
+    num_envs=2,
+    num_minibatches=1,
+    update_epochs=1,
+    critic_epochs=2,
+    learning_rate=0.01,
+    critic_learning_rate=0.03,
+    adam_eps=0.01,
+    critic_adam_eps=0.03,
+    max_grad_norm=0.05,
+    critic_max_grad_norm=0.2,
+    gamma=0.9,
+    gae_lambda=0.8,
+    ent_coef=0.5,
+    vf_coef=0.7,
+    hidden_sizes=(8,),
+    normalize_obs=True,
+    normalize_reward=True,
+    num_evals=3,
+)
+PLAY = dict(
+    total_timesteps=60 * 256,
+    num_envs=16,
+    num_steps=16,
+    learning_rate=1e-2,
+    critic_learning_rate=1e-2,
+    gamma=0.9,
+    hidden_sizes=(16,),
+    num_evals=1,
+    num_eval_episodes=0,
+    eval_at_start=False,
+    ent_coef=0.0,
+)
+SEEDS = 3
+OPPOSITE = [[[0, 1], [1, 0]]] * SEEDS  # right actions of OWN at x = -1 and 1
+
+
+def learned(state):
+    return state.policy.params, state.critic_params
+
+
+def compared(state, metrics):
+    return state.policy, state.critic_params, metrics
+
+
+def train_probes(module, env, config, tasks):
+    """Critics, actions of both agents at x = -1, 0, 1, and metrics, (tasks, SEEDS, ...)."""
+
+    def train(task, key):
+        params = PairParams(task=task)
+        state, metrics = module.make_train(config, env, params)(key)
+        policy = module.make_policy(config, env, params)
+        x = jnp.array([-1.0, 0.0, 1.0])
+        actions = jax.vmap(lambda x: policy(state, jnp.full((2, 1), x))[0])(x)
+        return state.critic_params, actions, metrics
+
+    keys = jax.random.split(jax.random.key(0), SEEDS)
+    over_seeds = jax.vmap(train, (None, 0))
+    with jax.debug_key_reuse(False):  # see conftest.vmapped_keys
+        return jax.jit(jax.vmap(over_seeds, (0, None)))(jnp.array(tasks), keys)
+
+
+# --- independence -----------------------------------------------------------------------------
+
+
+def test_independent_agents_do_not_hear_of_each_other_s_rewards(file, pair):
+    """Agent 0 is bit-identical whatever agent 1 is paid, and is not with shared parameters."""
+
+    def agents(config, reward):
+        params = PairParams(rewards=jnp.array([1.0, reward]))
+        state, metrics = file.MODULE.make_train(config, pair, params)(jax.random.key(0))
+        learned = state.policy, state.critic_params, state.opt_state, state.critic_opt_state
+        learned += (getattr(state, "critic_memory", None),)
+        zeroth = jax.tree.map(lambda x: x[0], learned)
+        last = jax.tree.map(lambda x: x[-1], learned)
+        return (zeroth, metrics["policy_loss"].reshape(3, -1)[:, 0]), last
+
+    config = file.TINY.replace(
+        normalize_obs=True, normalize_reward=True, num_eval_episodes=0, eval_at_start=False,
+        target_kl=0.01, **file.AT_ONCE,
+    )  # fmt: skip
+    before, after = agents(config, 1.0), agents(config, -7.0)
+    assert_same(before[0], after[0])
+    with pytest.raises(AssertionError):
+        assert_same(before[1], after[1])
+    shared = config.replace(share_params=True, agent_ids=True)
+    with pytest.raises(AssertionError):
+        assert_same(agents(shared, 1.0)[0], agents(shared, -7.0)[0])
+
+
+def test_one_agent_stops_at_its_kl_while_the_other_goes_on(file, pair):
+    """Agent 1 is paid nothing and its values start at 0: no gradient, hence no KL."""
+    params = PairParams(rewards=jnp.array([1.0, 0.0]))
+    config = file.TINY.replace(
+        ent_coef=0.0, normalize_advantage=False, critic_learning_rate=0.0, update_epochs=5,
+        learning_rate=1e-2, target_kl=1e-6, num_evals=1, num_eval_episodes=0, eval_at_start=False,
+    )  # fmt: skip
+    train = file.MODULE.make_train(config, pair, params)
+    state, _ = train(jax.random.key(0), None, 0)
+    state = state.replace(critic_params=jax.tree.map(jnp.zeros_like, state.critic_params))
+    _, metrics = train(None, state)
+    epochs = np.asarray(metrics["epochs"][-1])
+    assert epochs[0] < 5 and epochs[1] == 5
+    kl = np.asarray(metrics["approx_kl"][-1])
+    assert kl[0] > 1e-6 and kl[1] == 0.0
+
+
+def test_every_epoch_has_an_order_of_its_own(file, pair, monkeypatch):
+    """Turning round the order of the second epoch changes what is learned."""
+    original, config = parts.permutations, file.TINY.replace(num_envs=4, num_minibatches=4)
+
+    @jax.jit
+    def params(turn):
+        def permutations(*args):
+            orders = original(*args)
+            return orders.at[1].set(jnp.where(turn, orders[1, ::-1], orders[1]))
+
+        monkeypatch.setattr(parts, "permutations", permutations)
+        learner = file.MODULE.learner(config, pair, jax.tree.map(jnp.asarray, PairParams()))
+        return learner.update(learner.init(jax.random.key(0)))[0].policy.params
+
+    with pytest.raises(AssertionError):
+        assert_same(params(False), params(True))
+
+
+class Still(Pair):
+    """Every environment stays where it began, and says who it is."""
+
+    def reset_env(self, key, params):
+        state = PairState(jax.random.normal(key, (2,)), jnp.zeros((), jnp.int32))
+        return state.x[:, None], state
+
+    def step_env(self, key, state, action, params):
+        return state.x[:, None], state, jnp.zeros(2), jnp.zeros((), bool), {}
+
+
+def test_exactly_update_epochs_without_a_threshold(file, trained):
+    np.testing.assert_array_equal(trained[1]["epochs"][1:], file.TINY.update_epochs)
