@@ -103,7 +103,12 @@ def floats(file):
 @pytest.fixture(scope="module")
 def trained(slices):
     """TINY, alone: the final state and all metrics."""
-    return slices[-1][0], joined(*(row for _, row in slices))
+    return whole(slices)
+
+
+def whole(points):
+    """The final state and all metrics."""
+    return points[-1][0], joined(*(row for _, row in points))
 
 
 def test_metrics_have_the_points_as_leading_axis(file, trained):
@@ -132,15 +137,19 @@ def compiled(module):
     return compiled_as_for_users() if exact else contextlib.nullcontext(False)
 
 
+def by_points(train, key):
+    """Every state and row; the first one is before training."""
+    points = [train(key, None, 0)]
+    for _ in range(3):
+        points.append(train(None, points[-1][0], 1))
+    return points
+
+
 @pytest.fixture(scope="module")
 def slices(file, request):
-    """TINY point by point: every state and row; the first one is before training."""
-    train = file.MODULE.make_train(file.TINY, *file.WORLD)
+    """TINY point by point."""
     with compiled(request.module):
-        points = [train(jax.random.key(0), None, 0)]
-        for _ in range(3):
-            points.append(train(None, points[-1][0], 1))
-    return points
+        return by_points(file.MODULE.make_train(file.TINY, *file.WORLD), jax.random.key(0))
 
 
 def change_leaves(state, names, change):
@@ -238,12 +247,14 @@ def test_the_policy_normalises_what_it_sees(file, slices):
     assert not np.array_equal(actions(state, spread(x), False), plain)
 
 
-def test_the_program_has_no_host_callback_and_no_lapack(file):
-    train = file.MODULE.make_train(file.TINY, *file.WORLD)
-    text = jax.jit(train).lower(jax.random.key(0)).as_text()
-    assert "while" in text
-    for word in ("callback", "infeed", "outfeed", "lapack"):
-        assert word not in text.lower(), word
+def test_the_program_has_no_host_callback_and_no_lapack(file, slices):
+    """Neither that of the start nor that of a point, traced as for `slices`."""
+    train = jax.jit(file.MODULE.make_train(file.TINY, *file.WORLD), static_argnums=2)
+    for arguments in ((jax.random.key(0), None, 0), (None, again(slices[0][0]), 1)):
+        text = train.lower(*arguments).as_text()
+        assert "while" in text
+        for word in ("callback", "infeed", "outfeed", "lapack"):
+            assert word not in text.lower(), word
 
 
 def test_pinned_values(file, trained):
@@ -297,7 +308,9 @@ def test_every_float_can_be_vmapped_and_matters(file, floats, swept):
     state, metrics = jax.tree.map(data, state), joined(first, rest, axis=1)
     numbers_of_programs = set()
     for i, config in enumerate(configs):
-        alone = make_train(file, config)(jax.random.key(int(i == len(floats) + 1)))
+        key, train = jax.random.key(int(i == len(floats) + 1)), make_train(file, config)
+        # The programs of `slices`, or one of its own.
+        alone = train(key) if file.SWEPT else whole(by_points(train, key))
         mine, base = (jax.tree.map(lambda x, i=i: x[i], (state, metrics)) for i in (i, -2))
         assert_close(file.compared(*mine), file.compared(*alone), **file.TOLERANCE)
         if i < len(floats):
@@ -313,11 +326,11 @@ def test_slices_are_exact_under_vmap_too(file, swept, vmapped_keys):
     configs, (state, _), _ = swept
     configs = stacked(configs)
     train = jax.jit(go_on(file), static_argnums=2, compiler_options=AS_FOR_USERS)
-    whole, rows = train(configs, state, 3), []
+    expected, rows = train(configs, state, 3), []
     for _ in range(3):
         state, row = train(configs, state, 1)
         rows.append(row)
-    assert_same((state, joined(*rows, axis=1)), whole)
+    assert_same((state, joined(*rows, axis=1)), expected)
 
 
 # --- what is refused --------------------------------------------------------------------------

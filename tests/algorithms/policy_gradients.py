@@ -13,18 +13,18 @@ import optax
 import pytest
 
 from tests import probe as tasks
-from tests.algorithms.contract import change_leaves, several
-from tests.conftest import compiled_as_for_users
+from tests.algorithms.contract import change_leaves, compiled, several
 from tests.probe import ProbeParams
 
 
-def test_the_entropy_bonus_raises_the_entropy(file, slices):
-    """Of a policy that prefers an action, where nothing else matters much."""
+def test_the_entropy_bonus_raises_the_entropy(file, slices, request):
+    """Of a policy that prefers an action, where nothing else matters much. With the programs of
+    `slices`."""
     floats = dict(ent_coef=100.0, learning_rate=0.05)
     train = file.MODULE.make_train(file.TINY.replace(**floats), *file.WORLD)
     state = change_leaves(slices[0][0], ("actor_head", "bias"), lambda x: x.at[..., 0].add(1.0))
     entropy = []
-    with compiled_as_for_users():
+    with compiled(request.module):
         for _ in range(3):
             state, row = train(None, state, 1)
             entropy.append(np.asarray(row["entropy"][0]))

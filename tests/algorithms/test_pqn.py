@@ -258,6 +258,7 @@ def probed():
     return np.asarray(values), np.asarray(actions)  # (8, SEEDS, 3, 2), (8, SEEDS, 3)
 
 
+@pytest.mark.slow
 def test_probe_values(probed):
     values, _ = probed
     np.testing.assert_allclose(values[tasks.CONSTANT, :, 1], 1.0, atol=0.05)
@@ -268,22 +269,26 @@ def test_probe_values(probed):
     np.testing.assert_allclose(values[tasks.ACTION, :, 1], [[0.0, 1.0]] * SEEDS, atol=0.1)
 
 
+@pytest.mark.slow
 def test_probe_endless_task_bootstraps_at_the_time_limit(probed):
     values, _ = probed
     np.testing.assert_allclose(values[tasks.ENDLESS, :, 1], 1.0 / (1.0 - 0.9), rtol=0.05)
 
 
+@pytest.mark.slow
 def test_probe_swing_bootstraps_from_final_observations_and_cuts_traces(probed):
     values, _ = probed
     for x, expected in ((0, -1.0 / 1.9), (2, 1.0 / 1.9)):
         np.testing.assert_allclose(values[tasks.SWING, :, x], expected, atol=0.05)
 
 
+@pytest.mark.slow
 def test_probe_values_go_on_with_the_better_action(probed):
     values, _ = probed
     np.testing.assert_allclose(values[tasks.ARM, :, 1], [[9.0, 10.0]] * SEEDS, rtol=0.05)
 
 
+@pytest.mark.slow
 def test_probe_actions(probed):
     _, actions = probed
     np.testing.assert_array_equal(actions[tasks.ARM, :, 1], 1)
