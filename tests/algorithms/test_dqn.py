@@ -174,7 +174,7 @@ def test_priorities_are_written_back_and_the_largest_is_remembered(points):
 
 @pytest.mark.parametrize("dueling", [False, True])
 def test_streams_have_layers_of_their_own_and_heads_gain_one(dueling):
-    config = dqn.Config(dueling=dueling, hidden_sizes=(16, 8), num_evals=1)
+    config = dqn.Config(dueling=dueling, hidden_sizes=(16, 8), num_eval_episodes=0)
     state, _ = dqn.make_train(config)(jax.random.key(0), None, 0)
     params = state.policy.params["params"]
     shapes = sorted(x.shape for x in jax.tree.leaves(params) if x.ndim == 2)

@@ -19,6 +19,7 @@ from tests.algorithms.policy_gradients import (  # noqa: F401
 )
 from tests.algorithms.probes import *  # noqa: F403
 from tests.algorithms.probes import of_critic, play_probes
+from tests.conftest import compiled_as_for_users
 from tests.probe import LEAVING, OWN, Pair, PairParams, ProbeParams
 
 del test_several_agents_are_refused  # noqa: F821  it takes them
@@ -494,7 +495,8 @@ PINNED = {
 
 def test_pinned_values():
     """Close values for seed 0; a change here is a change of the algorithm."""
-    _, metrics = train(TINY.replace(optimizer="adam", num_eval_episodes=0, eval_at_start=False))
+    with compiled_as_for_users():
+        _, metrics = train(TINY.replace(optimizer="adam", num_eval_episodes=0, eval_at_start=False))
     for name, expected in PINNED.items():
         np.testing.assert_allclose(metrics[name], expected, rtol=1e-4, atol=1e-6, err_msg=name)
 

@@ -48,23 +48,27 @@ def n_step_return(rewards, next_values, terminated, start, n, gamma):
     return total + (0.0 if terminated[last] else gamma**n * next_values[last])
 
 
-@pytest.mark.parametrize("seed, shape", [(0, (17, 5)), (1, (17, 5)), (2, (32, 3)), (3, (1, 4))])
-def test_targets_are_the_weighted_n_step_returns(seed, shape):
+def plain_targets(rewards, next_values, terminated, done, gamma, lam):
     """From the definition: (1 - lambda) lambda^(n - 1) for the n-step return, and what is left of
     the weight for the longest one within the episode and the rollout."""
-    rewards, next_values, terminated, done = random_rollout(seed, shape)
-    gamma, lam = 0.9, 0.7
-    expected = np.zeros(shape)
-    for env in range(shape[1]):
+    steps, envs = rewards.shape
+    expected = np.zeros((steps, envs))
+    for env in range(envs):
         column = rewards[:, env], next_values[:, env], terminated[:, env]
-        for start in range(shape[0]):
+        for start in range(steps):
             ends = np.flatnonzero(done[start:, env])
-            longest = ends[0] + 1 if len(ends) else shape[0] - start
+            longest = ends[0] + 1 if len(ends) else steps - start
             for n in range(1, longest + 1):
                 weight = lam ** (n - 1) * (1.0 if n == longest else 1.0 - lam)
                 expected[start, env] += weight * n_step_return(*column, start, n, gamma)
-    result = pqn.q_lambda_targets(rewards, next_values, terminated, done, gamma, lam)
-    np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5)
+    return expected
+
+
+@pytest.mark.parametrize("seed, shape", [(0, (17, 5)), (1, (17, 5)), (2, (32, 3)), (3, (1, 4))])
+def test_targets_are_the_weighted_n_step_returns(seed, shape):
+    rollout = random_rollout(seed, shape)
+    result = pqn.q_lambda_targets(*rollout, 0.9, 0.7)
+    np.testing.assert_allclose(result, plain_targets(*rollout, 0.9, 0.7), rtol=1e-4, atol=1e-5)
 
 
 def test_targets_agree_with_rlax_without_truncation():

@@ -14,6 +14,7 @@ from envs.evaluation import rewarded
 from tests import probe as tasks
 from tests.algorithms.contract import *  # noqa: F403
 from tests.algorithms.contract import again, assert_close, assert_same
+from tests.algorithms.test_pqn import test_epsilon_falls_over_a_run  # noqa: F401
 from tests.probe import ProbeParams, RecallParams
 
 # In test_slices.py, which is slow.
@@ -294,15 +295,9 @@ PINNED = {
 }
 
 
-def test_epsilon_falls_over_a_run(trained):
-    """Of 3 updates the second begins after a third of the run, the last one after two."""
-    expected = [1.0, 1.0 - 0.8 * (1 / 3) / 0.5, 0.2]
-    np.testing.assert_allclose(trained[1]["epsilon"][1:], expected, rtol=1e-5)
-
-
-def test_kernels_are_orthogonal_with_their_gains(slices):
+def check_kernels(params):
+    """Orthogonal, each with its gain."""
     gains, found = {"head": 0.01, "gates": 1.0, "memory": 1.0}, set()
-    params = slices[0][0].policy.params["params"]
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         if leaf.ndim > 1:
             matrix = np.asarray(leaf) / gains.get(path[0].key, 2**0.5)
@@ -310,3 +305,7 @@ def test_kernels_are_orthogonal_with_their_gains(slices):
             np.testing.assert_allclose(matrix.T @ matrix, np.eye(matrix.shape[1]), atol=1e-5)
             found.add(path[0].key)
     assert found == {"Dense_0", "gates", "memory", "head"}
+
+
+def test_kernels_are_orthogonal_with_their_gains(slices):
+    check_kernels(slices[0][0].policy.params["params"])

@@ -14,7 +14,12 @@ from envs.gymnax import Wrapper
 from tests.algorithms.contract import again, assert_close
 from tests.algorithms.teams import *  # noqa: F403
 from tests.algorithms.test_ippo import Crowd, CrowdParams
-from tests.algorithms.test_pqn import n_step_return, random_rollout
+from tests.algorithms.test_pqn import (  # noqa: F401
+    plain_targets,
+    random_rollout,
+    test_epsilon_falls_over_a_run,
+)
+from tests.algorithms.test_pqn_rnn import check_kernels
 from tests.probe import LEAVING, Pair, PairParams, environment, spaces, struct
 
 MODULE = vdn
@@ -47,22 +52,9 @@ WORLD = Pair(world=True), PairParams()
 
 @pytest.mark.parametrize("seed, shape", [(0, (17, 5)), (1, (1, 4))])
 def test_targets_are_the_weighted_n_step_returns(seed, shape):
-    """From the definition: (1 - lambda) lambda^(n - 1) for the n-step return, and what is left of
-    the weight for the longest one within the episode and the rollout."""
-    rewards, next_values, terminated, done = random_rollout(seed, shape)
-    gamma, lam = 0.9, 0.7
-    expected = np.zeros(shape)
-    for env in range(shape[1]):
-        column = rewards[:, env], next_values[:, env], terminated[:, env]
-        for start in range(shape[0]):
-            ends = np.flatnonzero(done[start:, env])
-            longest = ends[0] + 1 if len(ends) else shape[0] - start
-            for n in range(1, longest + 1):
-                weight = lam ** (n - 1) * (1.0 if n == longest else 1.0 - lam)
-                expected[start, env] += weight * n_step_return(*column, start, n, gamma)
-    arrays = [x[..., None] for x in (rewards, next_values, terminated, done)]
-    result = vdn.q_lambda_targets(*arrays, gamma, lam)
-    np.testing.assert_allclose(result[..., 0], expected, rtol=1e-4, atol=1e-5)
+    rollout = random_rollout(seed, shape)
+    result = vdn.q_lambda_targets(*(x[..., None] for x in rollout), 0.9, 0.7)[..., 0]
+    np.testing.assert_allclose(result, plain_targets(*rollout, 0.9, 0.7), rtol=1e-4, atol=1e-5)
 
 
 def test_what_pqn_has_too_is_what_it_has():
@@ -364,7 +356,10 @@ def updates(arrangement):
     return config, env, state, after, metrics
 
 
-@pytest.mark.parametrize("arrangement", ARRANGEMENTS)
+*OFTEN, SELDOM = ARRANGEMENTS
+
+
+@pytest.mark.parametrize("arrangement", [*OFTEN, pytest.param(SELDOM, marks=pytest.mark.slow)])
 def test_an_update_is_that_of_plain_lists(arrangement):
     """Masks, deaths, ends of both kinds, memories, and what all is normalised by."""
     config, env, state, after, metrics = updates(arrangement)
@@ -646,12 +641,6 @@ PINNED = {
 }
 
 
-def test_epsilon_falls_over_a_run(trained):
-    """Of 3 updates the second begins after a third of the run, the last one after two."""
-    expected = [1.0, 1.0 - 0.8 * (1 / 3) / 0.5, 0.2]
-    np.testing.assert_allclose(trained[1]["epsilon"][1:], expected, rtol=1e-5)
-
-
 def test_defaults_are_a_team_that_can_be_trained():
     config = vdn.Config()
     assert envs.make(config.env)[0].num_agents == 3
@@ -659,12 +648,4 @@ def test_defaults_are_a_team_that_can_be_trained():
 
 
 def test_kernels_are_orthogonal_with_their_gains(slices):
-    gains, found = {"head": 0.01, "gates": 1.0, "memory": 1.0}, set()
-    params = slices[0][0].policy.params.agent["params"]
-    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        if leaf.ndim > 1:
-            matrix = np.asarray(leaf) / gains.get(path[0].key, 2**0.5)
-            matrix = matrix if matrix.shape[0] >= matrix.shape[1] else matrix.T
-            np.testing.assert_allclose(matrix.T @ matrix, np.eye(matrix.shape[1]), atol=1e-5)
-            found.add(path[0].key)
-    assert found == {"Dense_0", "gates", "memory", "head"}
+    check_kernels(slices[0][0].policy.params.agent["params"])
