@@ -40,6 +40,9 @@ UNMASKED = "--env-settings max_steps=4000,mask_actions=false"
 HELD = "actions held for {} steps"  # of the environment; steps of a run are actions
 SPREAD = "MPE_simple_spread_v3"
 SIMBA = "--network simba --normalize-obs --hidden-sizes 128,128 --critic-hidden-sizes 256,256"
+# The preset of CartpoleSwingup, for the rest of the suite
+FRAMES = "--env playground/{} --env-settings action_repeat=2 --num-envs 16 --num-evals 5"
+FRAMES += " --total-timesteps 50000"
 PARTIAL = "--env-settings observation=symbolic_first_person"
 GAMES = {"Asterix": 10_000_000, "Breakout": 3_000_000}
 GAMES |= {"Freeway": 5_000_000, "SpaceInvaders": 5_000_000}
@@ -188,6 +191,12 @@ LIBRARIES = tuple(
         ),
         flag("ppo", "playground/CartpoleSwingup", "--num-evals 5", 50_000, 3)._replace(
             name="playground/CartpoleSwingup, 100,000 frames", what=HELD.format(2)
+        ),
+        *(
+            Cell("ppo", f"playground/{env}, 100,000 frames", FRAMES.format(env), 3)._replace(
+                what=HELD.format(2)
+            )
+            for env in SUITE[1:]
         ),
         preset("ppo", "craftax/Classic-Symbolic", 2_000_000, 5),
         preset("pqn", "craftax/Classic-Symbolic", 2_000_000, 5),
