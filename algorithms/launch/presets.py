@@ -361,6 +361,7 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
             "learning_rate": 6e-4,
             "gamma": 0.997,
             "reward_scale": 30.0,
+            "target_entropy": -0.5,
             "normalize_obs": True,
             **SMALL,
         },
