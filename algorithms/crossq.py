@@ -93,7 +93,7 @@ class Config:
 class BatchRenorm(nn.Module):
     """Algorithm 1 of Ioffe 2017 for features (batch, size), with running variances, not deviations.
 
-    If not `train` its inference; until `warm` plain batch normalisation.
+    Without `train` by the running moments, which stay; until `warm` plain batch normalisation.
     """
 
     config: Config

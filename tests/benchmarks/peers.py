@@ -14,7 +14,7 @@ JaxMARL 0.2.0's scripts have their own settings (jaxmarl_scripts.py), one seed t
 other: 2M steps of SMAX and of MPE's spread, 5M of Overcooked. Scores are means of 256 episodes.
 
 brax's SAC, of the installed brax, has the settings that its notebook gives for the hopper, but for
-networks of 64 units (and so has sac.py's preset), and evaluates itself, 32 episodes as well.
+networks of 64 units, as sac.py's preset has them, and evaluates itself, 32 episodes as well.
 """
 
 import argparse
@@ -266,12 +266,12 @@ def train(cell, first: int) -> list[dict]:
         commit = jaxmarl_scripts.COMMIT
         words.append(str(peer_python.checkout(jaxmarl_scripts.REPOSITORY, commit, "baselines")))
         python, version = peer_python.jaxmarl, f"jaxmarl {commit[:7]}"
-    one_thread = {"NPROC": "1"}  # with more, jax 0.10 hangs in PureJaxRL's vmapped QR
-    if kit == "brax":
+    threads = {"NPROC": "1"}  # with more, jax 0.10 hangs in PureJaxRL's vmapped QR
+    if kit == "brax":  # has none, and is installed here
         python, version = lambda: sys.executable, f"brax {importlib.metadata.version('brax')}"
-        one_thread = {}
+        threads = {}
     run = [python(), __file__, "--worker", *words]
-    pipe = {"stdout": subprocess.PIPE, "text": True, "env": os.environ | one_thread}
+    pipe = {"stdout": subprocess.PIPE, "text": True, "env": os.environ | threads}
     done = json.loads(subprocess.run(run, check=True, **pipe).stdout)
     return [
         {
