@@ -12,10 +12,10 @@ effectiveness of PPO in cooperative multi-agent games" (MAPPO), https://arxiv.or
     state, metrics = jax.vmap(train)(jax.random.split(jax.random.key(0), 16))
 
 This is ippo.py of this folder with a memory in front of the heads, of actor and critic each its
-own: GRU, minGRU or LSTM (parts/cells.py). As there, a *learner* is an actor and a critic with what
-they learn from: with share_params=False every agent's own, with True one pair for all. Arrays of
-environments are (num_envs, num_agents, ...), those of learners (learners, samples, ...): `fold`
-makes them. How to learn is written for one learner, and jax.vmap does it for all.
+own: GRU, minGRU or LSTM (parts/recurrence.py). As there, a *learner* is an actor and a critic
+with what they learn from: with share_params=False every agent's own, with True one pair for all.
+Arrays of environments are (num_envs, num_agents, ...), those of learners (learners, samples, ...):
+`fold` makes them. How to learn is written for one learner, and jax.vmap does it for all.
 
 What the memory adds to the implementation details listed in ippo.py, as in ppo_rnn.py:
   - it runs on from rollout to rollout, and is zeroed where an agent's episode ended, terminated,

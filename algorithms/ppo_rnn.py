@@ -29,7 +29,7 @@ What the memory adds to the implementation details listed in ppo.py:
 Adam's epsilon is large, for once the critic is right gradients are noise, and steps as long as
 ever make perfect policies fall (docs/tuning.md).
 With `previous_inputs` the network also sees what it did last and the reward for that, zeros at the
-start of an episode. The cells, and how they are fast, are in parts/cells.py.
+start of an episode. The cells, and how they are fast, are in parts/recurrence.py.
 """
 
 import math
@@ -126,7 +126,7 @@ class ActorCritic(nn.Module):
         size, (from_inputs, from_memory) = config.memory_size, parts.CELLS[config.cell]
         zeros, shape = nn.initializers.zeros, (size, from_memory * size)
         self.torso = parts.Torso(config.hidden_sizes, config.activation, config.conv_layers)
-        self.gates = nn.Dense(from_inputs * size)
+        self.gates = nn.Dense(from_inputs * size, dot_general=parts.product)
         self.kernel = self.param("memory", zeros, shape) if from_memory else None
         self.actor_head, self.critic_head = nn.Dense(outputs), nn.Dense(1)
         discrete = parts.is_discrete(self.space)

@@ -99,7 +99,8 @@ class QNetwork(nn.Module):
         for size in config.hidden_sizes:
             x = self.activate(nn.Dense(size)(x))
         size, zeros = config.memory_size, nn.initializers.zeros
-        gates = nn.Dense(from_inputs * size, name="gates")(x).reshape(*done.shape, -1)
+        make_gates = nn.Dense(from_inputs * size, name="gates", dot_general=parts.product)
+        gates = make_gates(x).reshape(*done.shape, -1)
         kernel = self.param("memory", zeros, (size, from_memory * size)) if from_memory else None
         memory = parts.unroll(config.cell, memory, gates, kernel, done, config.forget_bias)
         return memory, nn.Dense(self.num_actions, name="head")(memory.hidden)

@@ -106,7 +106,8 @@ class QNetwork(nn.Module):
             x = self.activate(nn.Dense(size)(x))
         if config.cell != "none":
             size, (from_inputs, from_memory) = config.memory_size, parts.CELLS[config.cell]
-            gates = nn.Dense(from_inputs * size, name="gates")(x).reshape(*leading, -1)
+            make_gates = nn.Dense(from_inputs * size, name="gates", dot_general=parts.product)
+            gates = make_gates(x).reshape(*leading, -1)
             zeros, shape = nn.initializers.zeros, (size, from_memory * size)
             kernel = self.param("memory", zeros, shape) if from_memory else None
             memory = parts.unroll(config.cell, memory, gates, kernel, done, config.forget_bias)

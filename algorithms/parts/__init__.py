@@ -4,18 +4,7 @@ A part is something all of whose right implementations give the same distributio
 decides what is learned stands in the algorithm's file.
 """
 
-from algorithms.parts.cells import (
-    CELLS,
-    Memory,
-    Recurrent,
-    advance,
-    did,
-    forget,
-    fresh_memory,
-    last_step,
-    one_step,
-    unroll,
-)
+from algorithms.parts.cells import Recurrent, did, fresh_memory, last_step, one_step
 from algorithms.parts.checks import (
     check_choices,
     check_divides,
@@ -38,6 +27,7 @@ from algorithms.parts.memory import device_memory
 from algorithms.parts.muon import scale_by_muon
 from algorithms.parts.optimizer import FlatOptimizer
 from algorithms.parts.orders import permutations
+from algorithms.parts.recurrence import CELLS, Memory, advance, forget, product, unroll
 from algorithms.parts.replay import Replay, ReplayBuffer, Transition
 from algorithms.parts.spaces import clip_to, is_discrete, num_outputs
 from algorithms.parts.statistics import EpisodeStatistics, RewardScale, RunningStatistics
@@ -80,6 +70,7 @@ __all__ = [
     "one_step",
     "orthogonal",
     "permutations",
+    "product",
     "program",
     "real",
     "scale_by_muon",

@@ -1,4 +1,4 @@
-"""Memories: cells against flax and plain recursions, ends of episodes, the last step."""
+"""Memories: recurrent networks step by step, what was done last, and its reward."""
 
 import types
 
@@ -9,96 +9,17 @@ import numpy as np
 import pytest
 
 from algorithms import parts
-from algorithms.parts import cells
 from envs import evaluation
+from tests.algorithms.parts.test_recurrence import memory_for, random_sequence
 from tests.probe import spaces
 
 CELLS = tuple(parts.CELLS)
-
-
-def random_sequence(seed, num_steps=12, batch=3, size=8):
-    """Done flags, and a memory of an LSTM."""
-    rng = np.random.default_rng(seed)
-    done = jnp.array(rng.random((num_steps, batch)) < 0.3)
-    return done, parts.Memory(*jnp.array(rng.normal(size=(2, batch, size)), jnp.float32))
-
-
-def memory_for(cell, memory):
-    return memory if cell == "lstm" else memory._replace(cell=None)
 
 
 def make_config(**settings):
     fields = dict(cell="lstm", memory_size=8, previous_inputs=False, hidden_sizes=(8,))
     fields |= dict(activation="tanh", conv_layers="small", forget_bias=0.5)
     return types.SimpleNamespace(**fields | settings)
-
-
-@pytest.mark.parametrize("cell", ["lstm", "gru"])
-def test_cells_are_those_of_flax(cell):
-    """flax's own cells with the same kernels, and the forget bias among their biases."""
-    size, letters = 5, {"lstm": "ifgo", "gru": "rzn"}[cell]
-    rng = np.random.default_rng(0)
-    x, hidden, memory_cell = rng.normal(size=(3, 4, size)).astype(np.float32)
-    kernels = rng.normal(size=(2, len(letters), size, size)).astype(np.float32)
-    biases = rng.normal(size=(len(letters), size)).astype(np.float32)
-    remembering = [1.5 * (letter in "fz") for letter in letters]
-    params = {}
-    for i, letter in enumerate(letters):
-        bias = biases[i] + remembering[i]
-        params["i" + letter] = {"kernel": kernels[0, i]}
-        params["h" + letter] = {"kernel": kernels[1, i]}
-        params["hi"[cell == "gru"] + letter]["bias"] = bias
-    if cell == "gru":
-        params["hn"]["bias"] = np.zeros(size, np.float32)
-        carry, reference = hidden, nn.GRUCell(size)
-    else:
-        carry, reference = (memory_cell, hidden), nn.OptimizedLSTMCell(size)
-    expected, _ = jax.jit(reference.apply)({"params": params}, carry, x)
-
-    flat = [np.concatenate(blocks, 1) for blocks in kernels]
-    before = memory_for(cell, parts.Memory(hidden, memory_cell))
-    gates = x @ flat[0] + biases.reshape(-1)
-    after = jax.jit(parts.advance, static_argnums=0)(cell, before, gates, flat[1], 1.5)
-    np.testing.assert_allclose(after.hidden, expected if cell == "gru" else expected[1], 1e-4, 1e-5)
-    if cell == "lstm":
-        np.testing.assert_allclose(after.cell, expected[0], rtol=1e-4, atol=1e-5)
-
-
-MINGRU_SCAN = jax.jit(cells.mingru_scan)
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_mingru_is_the_plain_recursion_step_by_step_and_all_at_once(seed):
-    done, memory = random_sequence(seed, num_steps=37)
-    rng = np.random.default_rng(seed)
-    z, candidate = rng.normal(size=(2, 37, 3, 8)).astype(np.float32)
-    gates = jnp.concatenate([z, candidate], -1)
-    expected, h = [], np.asarray(memory.hidden)
-    for t in range(37):
-        gate = 1.0 / (1.0 + np.exp(-(z[t] - 0.5)))
-        h = (1.0 - gate) * h + gate * candidate[t]
-        expected.append(h)
-        h = np.where(done[t][:, None], 0.0, h)
-    scanned = MINGRU_SCAN(memory_for("mingru", memory), gates, done, 0.5)
-    np.testing.assert_allclose(scanned, expected, rtol=1e-4, atol=1e-5)
-    step = parts.advance("mingru", memory_for("mingru", memory), gates[0], None, 0.5)
-    np.testing.assert_allclose(step.hidden, expected[0], rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("cell", CELLS)
-def test_unrolling_is_advancing_with_a_zeroed_memory_after_every_end(cell):
-    done, memory = random_sequence(1)
-    memory, (from_inputs, from_memory) = memory_for(cell, memory), parts.CELLS[cell]
-    rng = np.random.default_rng(1)
-    gates = rng.normal(size=(12, 3, 8 * from_inputs)).astype(np.float32)
-    kernel = rng.normal(size=(8, 8 * from_memory)).astype(np.float32) if from_memory else None
-    after = jax.jit(parts.unroll, static_argnums=0)(cell, memory, gates, kernel, done, 0.5)
-    step = jax.jit(parts.advance, static_argnums=0)
-    for t in range(12):
-        memory = step(cell, memory, gates[t], kernel, 0.5)
-        for one, other in zip(jax.tree.leaves(after), jax.tree.leaves(memory), strict=True):
-            np.testing.assert_allclose(one[t], other, rtol=1e-4, atol=1e-5)
-        memory = jax.tree.map(lambda m, t=t: np.where(done[t][:, None], 0.0, m), memory)
 
 
 class Pixels(nn.Module):

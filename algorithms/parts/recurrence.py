@@ -1,0 +1,204 @@
+"""How a memory goes on from step to step, and how gradients come back: LSTM, GRU and minGRU.
+
+A file makes `gates` from its inputs, for all steps at once; only the product with the memory of the
+step before is left inside the scan over time (flax's cells have the inputs' products in there,
+too), and minGRU, which has none, goes through a rollout by an associative scan. The gradients of
+LSTM and GRU are written out: they keep less of every step than automatic ones do.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+
+class Memory(NamedTuple):
+    """What is remembered; zeros are a fresh memory. Leading axes (batch,), or more or none.
+
+    Where networks see what was done last, it is here, too. A policy does not know what its action
+    brought: who steps the environment puts the reward into a memory that has one
+    (`envs.evaluation.rewarded`).
+    """
+
+    hidden: jax.Array  # (batch, memory_size), what heads see
+    cell: jax.Array | None  # the same shape, LSTM only
+    action: jax.Array | None = None  # the last one, (batch, num_outputs)
+    reward: jax.Array | None = None  # for it, (batch,)
+
+
+# Blocks of memory_size numbers: gates made from the inputs, and those made from the memory.
+CELLS = {"lstm": (4, 4), "gru": (3, 3), "mingru": (2, 0)}
+
+
+def forget(memory: Memory, done: jax.Array) -> Memory:
+    """Zeros where an episode ended; done is (batch,)."""
+    return jax.tree.map(lambda x: jnp.where(_like(done, x), 0.0, x), memory)
+
+
+def advance(cell: str, memory: Memory, gates: jax.Array, kernel: Any, forget_bias: Any) -> Memory:
+    """The memory one step later, without an action or a reward.
+
+    Args:
+      cell: of CELLS. LSTM: Hochreiter and Schmidhuber 1997; GRU: Cho et al. 2014, arXiv:1406.1078;
+        minGRU: Feng et al. 2024, arXiv:2410.01201.
+      memory: (batch, memory_size).
+      gates: made from the inputs, (batch, blocks * memory_size).
+      kernel: makes the memory's gates, (memory_size, blocks * memory_size); None: minGRU has none.
+      forget_bias: added to the gate that keeps the memory (Jozefowicz et al. 2015).
+    """
+    if cell == "mingru":
+        keep, new = mingru_gates(gates, forget_bias)
+        return Memory(keep * memory.hidden + new, None)
+    return STEPS[cell].forward(memory, gates, memory.hidden @ kernel, forget_bias)[0]
+
+
+def unroll(
+    cell: str, memory: Memory, gates: jax.Array, kernel: Any, done: jax.Array, forget_bias: Any
+) -> Memory:
+    """The memories after each step's input, before any end is heeded, (num_steps, batch, ...).
+
+    Args:
+      cell, kernel, forget_bias: as of `advance`; of the forget bias there is no gradient.
+      memory: from before the first step.
+      gates: (num_steps, batch, blocks * memory_size).
+      done: (num_steps, batch), with which steps an episode ended: what comes after begins anew.
+    """
+    if cell == "mingru":
+        return Memory(mingru_scan(memory, gates, done, forget_bias), None)
+    return _unroll(cell, Memory(memory.hidden, memory.cell), gates, kernel, done, forget_bias)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _unroll(cell, *arrays):
+    return _forward(cell, *arrays)[0]
+
+
+def _forward(cell, memory, gates, kernel, done, forget_bias):
+    """The memories, and what gradients are made from."""
+
+    def step(memory, inputs):
+        gates, done = inputs
+        after, kept = STEPS[cell].forward(memory, gates, memory.hidden @ kernel, forget_bias)
+        return forget(after, done), (after, memory, kept)
+
+    after, *kept = jax.lax.scan(step, memory, (gates, done))[1]
+    return after, (*kept, done, kernel)
+
+
+def _backward(cell, kept, given):
+    """Gradients of the arguments of `_unroll` after those of its result."""
+    *kept, kernel = kept
+
+    def step(later, inputs):
+        (of_memory, of_kernel), (given, before, kept, done) = later, inputs
+        of_after = jax.tree.map(jnp.add, forget(of_memory, done), given)
+        of_memory, of_gates, of_recurrent = STEPS[cell].backward(of_after, before, kept)
+        through = of_memory.hidden + of_recurrent @ kernel.T
+        of_kernel += _of_kernel(before.hidden, of_recurrent)
+        return (of_memory._replace(hidden=through), of_kernel), of_gates
+
+    nothing = jax.tree.map(lambda x: jnp.zeros_like(x[0]), given), jnp.zeros_like(kernel)
+    (of_memory, of_kernel), of_gates = jax.lax.scan(step, nothing, (given, *kept), reverse=True)
+    return of_memory, of_gates, of_kernel, None, None
+
+
+_unroll.defvjp(_forward, _backward)
+
+
+class Step(NamedTuple):
+    """A cell's step, but for the product with its kernel, whose result is `recurrent`."""
+
+    # (memory, gates, recurrent, forget_bias) -> the memory after it, what `backward` needs
+    forward: Callable
+    # (gradient of the memory after it, memory, that) -> gradients of memory, gates and recurrent
+    backward: Callable
+
+
+def gru(memory, gates, recurrent, forget_bias):
+    """h' = z h + (1 - z) n, as in flax."""
+    size = memory.hidden.shape[-1]
+    # One sigmoid for both: of two, XLA's CPU code takes twice the time.
+    both = gates[..., : 2 * size] + recurrent[..., : 2 * size]
+    bias = jnp.concatenate([jnp.zeros(size), jnp.full(size, forget_bias)])
+    r, z = jnp.split(nn.sigmoid(both + bias), 2, -1)
+    hn = recurrent[..., 2 * size :]
+    n = jnp.tanh(gates[..., 2 * size :] + r * hn)
+    return Memory(z * memory.hidden + (1.0 - z) * n, None), (r, z, n, hn)
+
+
+def gru_backward(of_after, memory, kept):
+    r, z, n, hn = kept
+    of_z = of_after.hidden * (memory.hidden - n) * z * (1.0 - z)
+    of_n = of_after.hidden * (1.0 - z) * (1.0 - n * n)
+    of_r = of_n * hn * r * (1.0 - r)
+    of_gates = jnp.concatenate([of_r, of_z, of_n], -1)
+    of_recurrent = jnp.concatenate([of_r, of_z, of_n * r], -1)
+    return Memory(of_after.hidden * z, None), of_gates, of_recurrent
+
+
+def lstm(memory, gates, recurrent, forget_bias):
+    i, f, g, o = jnp.split(gates + recurrent, 4, -1)
+    i, f, g, o = nn.sigmoid(i), nn.sigmoid(f + forget_bias), jnp.tanh(g), nn.sigmoid(o)
+    cell = f * memory.cell + i * g
+    seen = jnp.tanh(cell)
+    return Memory(o * seen, cell), (i, f, g, o, seen)
+
+
+def lstm_backward(of_after, memory, kept):
+    i, f, g, o, seen = kept
+    of_cell = of_after.cell + of_after.hidden * o * (1.0 - seen * seen)
+    of_i, of_f = of_cell * g * i * (1.0 - i), of_cell * memory.cell * f * (1.0 - f)
+    of_g, of_o = of_cell * i * (1.0 - g * g), of_after.hidden * seen * o * (1.0 - o)
+    of_gates = jnp.concatenate([of_i, of_f, of_g, of_o], -1)
+    return Memory(jnp.zeros_like(seen), of_cell * f), of_gates, of_gates
+
+
+STEPS = {"gru": Step(gru, gru_backward), "lstm": Step(lstm, lstm_backward)}
+
+
+def product(x: jax.Array, kernel: jax.Array, *_: Any, **__: Any) -> jax.Array:
+    """`nn.Dense(dot_general=product)` for gates: the kernel's gradient without a transposed copy of
+    theirs, which XLA's CPU code makes of what comes out of a scan (a fifth of a gradient step)."""
+    return _product(x, kernel)
+
+
+@jax.custom_vjp
+def _product(x, kernel):
+    return x @ kernel
+
+
+_product.defvjp(
+    lambda x, kernel: (x @ kernel, (x, kernel)),
+    lambda kept, given: (given @ kept[1].T, _of_kernel(kept[0], given)),
+)
+
+
+def _of_kernel(x, given):
+    """The gradient (k, n) of the kernel in x (..., k) @ kernel, of that of the product (..., n)."""
+    rows = lambda x: x.reshape(-1, x.shape[-1])
+    return jax.lax.dot_general(rows(x), rows(given), (((0,), (0,)), ((), ())))
+
+
+def mingru_gates(gates: jax.Array, forget_bias: Any) -> tuple[jax.Array, jax.Array]:
+    """h_t = keep h_t-1 + new: 1 - z_t, and z_t times the candidate (Feng et al. 2024, 3.1)."""
+    z, candidate = jnp.split(gates, 2, -1)
+    z = nn.sigmoid(z - forget_bias)
+    return 1.0 - z, z * candidate
+
+
+def mingru_scan(memory: Memory, gates: jax.Array, done: jax.Array, forget_bias: Any) -> jax.Array:
+    """All steps of a minGRU at once, in logarithmically many passes: (num_steps, batch, size)."""
+    keep, new = mingru_gates(gates, forget_bias)
+    new = new.at[0].add(keep[0] * memory.hidden)
+    # After the end of an episode nothing is kept: exactly zero, however the passes group the steps.
+    keep = keep.at[1:].multiply(~_like(done[:-1], keep))
+    then = lambda first, second: (first[0] * second[0], first[1] * second[0] + second[1])
+    return jax.lax.associative_scan(then, (keep, new))[1]
+
+
+def _like(done: jax.Array, x: jax.Array) -> jax.Array:
+    """Flags (batch,) with as many axes as x (batch, ...)."""
+    return done.reshape(done.shape + (1,) * (x.ndim - done.ndim))
