@@ -151,7 +151,9 @@ def line(cell: Cell, rows: Rows) -> list[str]:
 def team_line(cell: Cell, rows: Rows) -> list[str]:
     """The same in the table of teams, with the metric that was kept."""
     found = summary(rows, cell.solved)
-    show = lambda mean, low, high: f"{number(mean)} ({number(low)} to {number(high)})"
+    several = len(rows) > 1  # one seed has no interval
+    interval_of = lambda low, high: f" ({number(low)} to {number(high)})" if several else ""
+    show = lambda mean, *interval: number(mean) + interval_of(*interval)
     interval = lambda x: results.bootstrap_interval(x, lambda drawn: drawn.mean(-1))
     column = lambda name: np.array([float(row.get(name) or "nan") for row in rows])
     values, training = column(cell.metric), np.mean(column(f"{cell.metric} in training"))

@@ -65,6 +65,8 @@ def test_a_metric_is_kept_and_shown_in_the_table_of_teams(tmp_path):
     assert found["metric (95 %)"] == "won 0.75 (0.50 to 1.00)" and found["in training"] == "0.38"
     assert line(CELL, kept[2:4])["metric (95 %)"] == "-", "none was asked for"
     assert line(CELL._replace(metric="won"), kept[1:3])["metric (95 %)"] == "-", "not of all seeds"
+    alone = line(CELL._replace(metric="won"), kept[2:3])
+    assert alone["return of an agent (95 %)"] == "3.00" and alone["metric (95 %)"] == "won 0.50"
 
 
 def test_the_table_of_teams_is_in_order_of_environments(tmp_path):
