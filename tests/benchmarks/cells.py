@@ -210,7 +210,8 @@ SMAX, KITCHEN = "SMAX-3m", "overcooked-cramped_room"
 SMAX_CELLS = (
     preset("ippo", SMAX, 2_000_000, 5),
     preset("ippo_rnn", SMAX, 2_000_000, 5),
-    flag("ippo_rnn", SMAX, "--central-critic", 2_000_000, 5)._replace(what="MAPPO"),
+    # As JaxMARL's scripts have it, without an entropy bonus, which here helps without the critic.
+    flag("ippo_rnn", SMAX, "--central-critic --ent-coef 0", 2_000_000, 5)._replace(what="MAPPO"),
     flag("vdn", SMAX, "--mixer none", 2_000_000, 5)._replace(what="IQL with a GRU"),
     preset("vdn", SMAX, 2_000_000, 5)._replace(what="VDN with a GRU"),
     flag("vdn", SMAX, "--mixer monotonic", 2_000_000, 5)._replace(what="QMIX with a GRU"),
@@ -239,6 +240,7 @@ PEERS = (
         for env in ("CartPole-v1", "Acrobot-v1")
     ),
     Cell("brax-sac", "brax/hopper", "", 3, tables=("peers",)),
+    Cell("brax-ppo", "brax/hopper", "", 3, tables=("peers",)),
     *jaxmarl(SMAX, "won", "ippo_rnn", "mappo", "iql", "vdn", "qmix"),
     *jaxmarl(KITCHEN, "deliveries", "ippo", "vdn"),
     *jaxmarl(SPREAD, "", "mappo", "vdn", "qmix"),

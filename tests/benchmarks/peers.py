@@ -13,8 +13,9 @@ been better before is not known.
 JaxMARL 0.2.0's scripts have their own settings (jaxmarl_scripts.py), one seed trained after the
 other: 2M steps of SMAX and of MPE's spread, 5M of Overcooked. Scores are means of 256 episodes.
 
-brax's SAC, of the installed brax, has the settings that its notebook gives for the hopper, but for
-networks of 64 units, as sac.py's preset has them, and evaluates itself, 32 episodes as well.
+brax's SAC and PPO, of the installed brax, evaluate themselves, 32 episodes as well. SAC has the
+settings that brax's notebook gives for the hopper, but for networks of 64 units, as sac.py's preset
+has them; for PPO there are none, and those for the ant are taken, for 5M steps.
 """
 
 import argparse
@@ -88,6 +89,18 @@ BRAX_SAC = {
     "learning_rate": 6e-4,
     "discounting": 0.997,
     "reward_scaling": 30.0,
+    "normalize_observations": True,
+}
+BRAX_PPO = {
+    "num_envs": 4096,
+    "unroll_length": 5,
+    "batch_size": 2048,
+    "num_minibatches": 32,
+    "num_updates_per_batch": 4,
+    "learning_rate": 3e-4,
+    "entropy_cost": 1e-2,
+    "discounting": 0.97,
+    "reward_scaling": 10.0,
     "normalize_observations": True,
 }
 PUREJAXRL_PPO = {
@@ -193,32 +206,36 @@ def curves(train, first, count):
     return [{"timestep": STEPS, "curve": curve, "score": curve[-1]} for curve in found.tolist()]
 
 
-def train_brax(seed):
-    """A seed of brax's SAC on its hopper, whose physics are the spring ones."""
+def train_brax(kind, seed):
+    """A seed of brax's SAC or PPO on its hopper, whose physics are the spring ones."""
     import functools
+    import importlib
 
     import jax
     import jax.numpy as jnp
     from brax import envs
-    from brax.training.agents.sac import networks, train
 
     # brax 0.14 uses it, jax 0.10 has it no more.
     first = lambda tree, devices: jax.tree.map(lambda x: jnp.asarray(x)[None], tree)
     jax.device_put_replicated = getattr(jax, "device_put_replicated", first)
-    sizes, curve = {"hidden_layer_sizes": (64, 64)}, []
-    train.train(
+    agent, points = f"brax.training.agents.{kind}", []
+    settings = {"num_timesteps": 10 * STEPS, **BRAX_PPO}
+    if kind == "sac":
+        make = importlib.import_module(f"{agent}.networks").make_sac_networks
+        small = functools.partial(make, hidden_layer_sizes=(64, 64))
+        settings = {"num_timesteps": STEPS, "network_factory": small, **BRAX_SAC}
+    importlib.import_module(f"{agent}.train").train(
         envs.get_environment("hopper", backend="spring"),
-        num_timesteps=STEPS,
         episode_length=1000,
         num_evals=6,
         num_eval_envs=EPISODES,
         deterministic_eval=True,
         seed=seed,
-        network_factory=functools.partial(networks.make_sac_networks, **sizes),
-        progress_fn=lambda steps, metrics: curve.append(float(metrics["eval/episode_reward"])),
-        **BRAX_SAC,
+        progress_fn=lambda *point: points.append(point),
+        **settings,
     )
-    return {"timestep": STEPS, "curve": curve, "score": curve[-1]}
+    curve = [float(metrics["eval/episode_reward"]) for _, metrics in points]
+    return {"timestep": int(points[-1][0]), "curve": curve, "score": curve[-1]}
 
 
 def train_jaxmarl(name, folder, first, count):
@@ -240,7 +257,7 @@ def serve(name, first, count, folder=None):
     if kit == "jaxmarl":
         found = train_jaxmarl(f"{kind}/{environment}", folder, first, count)
     elif kit == "brax":
-        found = [train_brax(seed) for seed in range(first, first + count)]
+        found = [train_brax(kind, seed) for seed in range(first, first + count)]
     elif kit == "rejax":
         found = curves(train_rejax(kind, environment), first, count)
     else:
