@@ -33,6 +33,7 @@ Nothing is decided by a branch on a counter: under vmap that would select betwee
 buffer. Before `learning_starts` gradient steps are computed and thrown away.
 """
 
+import functools
 import math
 import sys
 from collections.abc import Callable
@@ -141,11 +142,10 @@ class TrainState:
 
 
 class Noise(NamedTuple):
-    """Random numbers of a round."""
+    """Random numbers of a round's acting."""
 
     step_rng: jax.Array  # (train_every,)
     exploration: jax.Array  # uniform, (train_every, num_envs)
-    draws: jax.Array  # (updates_per_step, batch_size, ...), see parts.ReplayBuffer
 
 
 EXPLORATION = ("constant", "linear", "exponential")
@@ -351,10 +351,9 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         metrics = {"loss": total, "td_error": error.mean(), "mean_value": best.mean()}
         return total, (error, metrics)
 
-    def gradient_step(state, inputs):
+    def gradient_step(state, draws, progress, ready):
         """From a batch of windows. It leaves no trace before there is enough to learn from."""
-        noise, progress, ready = inputs
-        draw = buffer.draw(state.replay, noise)
+        draw = buffer.draw(state.replay, draws)
         weights = jnp.ones(config.batch_size)
         if config.prioritized:
             beta = config.priority_beta + progress * (1.0 - config.priority_beta)
@@ -383,11 +382,11 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             priorities = (error + config.priority_eps) ** config.priority_alpha
             replay = buffer.prioritize(state.replay, draw.index, priorities, ready)
             state = state.replace(replay=replay)
-        return state, keep(metrics, dict.fromkeys(metrics, 0.0))
+        return state, {n: parts.Average(keep(x, 0.0), ready) for n, x in metrics.items()}
 
-    def round_(state, inputs):
+    def round_(state, inputs, draws):
         """Acting, then learning."""
-        number, noise = inputs
+        number, first, noise = inputs
         progress, ready = number / float(num_rounds), number >= waiting_rounds
         epsilon = epsilon_at(config, progress)
         state, rollout = act(state, epsilon, noise)
@@ -395,11 +394,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         if config.normalize_obs:
             obs_stats = state.policy.obs_stats.update(rollout.observation)
             state = state.replace(policy=state.policy.replace(obs_stats=obs_stats))
-        same = lambda x: jnp.broadcast_to(x, config.updates_per_step)
-        state, metrics = jax.lax.scan(
-            gradient_step, state, (noise.draws, same(progress), same(ready))
-        )
-        metrics = {name: parts.Average(x, same(ready)) for name, x in metrics.items()}
+        learn = functools.partial(gradient_step, progress=progress, ready=ready)
+        state, metrics = parts.scan_rows(learn, state, draws, first, config.updates_per_step)
         return state, (metrics | {"epsilon": epsilon}, rollout.reward, rollout.done)
 
     def update(state):
@@ -409,13 +405,15 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         noise = Noise(
             jax.random.split(step_rng, (rounds, num_steps)),
             exploration.reshape(rounds, num_steps, num_envs),
-            buffer.noise(draw_rng, (rounds, config.updates_per_step, config.batch_size)),
         )
+        steps = rounds * config.updates_per_step
+        draws = buffer.noise(draw_rng, (steps, config.batch_size))
         env_state = environments.refill(start_rng, state.env_state, env_params)
-        numbers = state.update * rounds + jnp.arange(rounds)
-        state, (metrics, reward, done) = jax.lax.scan(
-            round_, state.replace(env_state=env_state, rng=rng), (numbers, noise)
-        )
+        state = state.replace(env_state=env_state, rng=rng)
+        number = jnp.arange(rounds)
+        inputs = state.update * rounds + number, number * config.updates_per_step, noise
+        learn = functools.partial(round_, draws=draws)
+        state, (metrics, reward, done) = jax.lax.scan(learn, state, inputs)
         epsilon = metrics.pop("epsilon").mean()
         flat = lambda x: x.reshape(rounds * num_steps, num_envs)
         state = state.replace(

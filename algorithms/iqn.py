@@ -145,12 +145,17 @@ class TrainState:
 
 
 class Noise(NamedTuple):
-    """Random numbers of a round."""
+    """Random numbers of a round's acting."""
 
     step_rng: jax.Array  # (train_every,)
     exploration: jax.Array  # uniform, (train_every, num_envs)
-    draws: jax.Array  # bits, (updates_per_step, batch_size)
-    levels: jax.Array  # uniform, (updates_per_step, batch_size, num_levels + num_target_levels)
+
+
+class Draws(NamedTuple):
+    """Random numbers of a gradient step."""
+
+    windows: jax.Array  # bits, (batch_size,)
+    levels: jax.Array  # uniform, (batch_size, num_levels + num_target_levels)
 
 
 RISKS = ("neutral", "cvar", "wang", "cpw", "power")
@@ -390,11 +395,10 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         best = of_action(quantiles, greedy(quantiles.mean(1), window.action_mask))
         return total, {"loss": total, "mean_value": best.mean()}
 
-    def gradient_step(state, inputs):
+    def gradient_step(state, draws, progress, ready):
         """From a batch of windows. It leaves no trace before there is enough to learn from."""
-        (noise, levels), progress, ready = inputs
-        levels, target_levels = jnp.split(levels, [config.num_levels], axis=1)
-        index = buffer.draw(state.replay, noise).index
+        levels, target_levels = jnp.split(draws.levels, [config.num_levels], axis=1)
+        index = buffer.draw(state.replay, draws.windows).index
         window = buffer.windows(state.replay.transitions, index, config.gamma)
         grads, metrics = jax.grad(loss, has_aux=True)(
             state.policy.params, state.policy, window, targets(state, window, target_levels), levels
@@ -414,11 +418,11 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         }
         keep = lambda new, old: jax.tree.map(lambda n, o: jnp.where(ready, n, o), new, old)
         state = state.replace(**{n: keep(new, getattr(state, n)) for n, new in changes.items()})
-        return state, keep(metrics, dict.fromkeys(metrics, 0.0))
+        return state, {n: parts.Average(keep(x, 0.0), ready) for n, x in metrics.items()}
 
-    def round_(state, inputs):
+    def round_(state, inputs, draws):
         """Acting, then learning."""
-        number, noise = inputs
+        number, first, noise = inputs
         progress, ready = number / float(num_rounds), number >= waiting_rounds
         epsilon = epsilon_at(config, progress)
         state, rollout = act(state, epsilon, noise)
@@ -426,31 +430,28 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         if config.normalize_obs:
             obs_stats = state.policy.obs_stats.update(rollout.observation)
             state = state.replace(policy=state.policy.replace(obs_stats=obs_stats))
-        same = lambda x: jnp.broadcast_to(x, config.updates_per_step)
-        state, metrics = jax.lax.scan(
-            gradient_step, state, ((noise.draws, noise.levels), same(progress), same(ready))
-        )
-        metrics = {name: parts.Average(x, same(ready)) for name, x in metrics.items()}
+        learn = functools.partial(gradient_step, progress=progress, ready=ready)
+        state, metrics = parts.scan_rows(learn, state, draws, first, config.updates_per_step)
         return state, (metrics | {"epsilon": epsilon}, rollout.reward, rollout.done)
 
     def update(state):
         """Rounds, whose random numbers are drawn all at once: that costs far less."""
         rng, start_rng, step_rng, explore_rng, draw_rng, level_rng = jax.random.split(state.rng, 6)
         exploration = jax.random.uniform(explore_rng, (update_size,))
-        steps = rounds, config.updates_per_step, config.batch_size
-        num_levels = config.num_levels + config.num_target_levels
-        levels = jax.random.uniform(level_rng, (math.prod(steps) * num_levels,))
         noise = Noise(
             jax.random.split(step_rng, (rounds, num_steps)),
             exploration.reshape(rounds, num_steps, num_envs),
-            buffer.noise(draw_rng, steps),
-            levels.reshape(*steps, num_levels),
         )
+        steps = rounds * config.updates_per_step, config.batch_size
+        num_levels = config.num_levels + config.num_target_levels
+        levels = jax.random.uniform(level_rng, (math.prod(steps) * num_levels,))
+        draws = Draws(buffer.noise(draw_rng, steps), levels.reshape(*steps, num_levels))
         env_state = environments.refill(start_rng, state.env_state, env_params)
-        numbers = state.update * rounds + jnp.arange(rounds)
-        state, (metrics, reward, done) = jax.lax.scan(
-            round_, state.replace(env_state=env_state, rng=rng), (numbers, noise)
-        )
+        state = state.replace(env_state=env_state, rng=rng)
+        number = jnp.arange(rounds)
+        inputs = state.update * rounds + number, number * config.updates_per_step, noise
+        learn = functools.partial(round_, draws=draws)
+        state, (metrics, reward, done) = jax.lax.scan(learn, state, inputs)
         epsilon = metrics.pop("epsilon").mean()
         flat = lambda x: x.reshape(rounds * num_steps, num_envs)
         state = state.replace(
