@@ -8,10 +8,10 @@
 Each library restarts its environments with its own wrapper, `envs.batch` by its stock of start
 states, refilled for every rollout of 128 steps. Both take the same random actions under one scan,
 give observations, rewards and ends, and run as many environments for as many steps. The sides take
-turns, after one round that is not counted; medians of `--runs`. (brax's and playground's wrappers
-put every episode back to the one start that its environment had at first; craftax, NAVIX and
-XLand-MiniGrid draw one for every environment at every step; Jumanji only when an episode ends, one
-environment after the other.)
+turns, after one round that is not counted; medians of `--runs`. (craftax, NAVIX, XLand-MiniGrid and
+playground with `full_reset` draw a start for every environment at every step; Jumanji only when an
+episode ends, one environment after the other. By default playground puts every episode back to the
+one start that its environment had at first, and so does brax, which has nothing else.)
 
 `--windows` compares `envs.batch` with itself, for windows of 1, 8 and 64 steps that share a start
 state: speed, and the memory that the compiled program plans.
@@ -38,6 +38,7 @@ from tests.benchmarks import learning, report
 ROLLOUT = 128
 WINDOWS = (8, 1, 64)  # the first is what the others are compared with
 COLUMNS = ("case", "times the steps/s of", "median", "least", "most")
+ONE_START = ", against one start each"
 WINDOW_COLUMNS = ("case", "window of 1, times the steps/s of 8", "of 64", "memory for 1, 8 and 64")
 
 
@@ -46,12 +47,21 @@ class Case(NamedTuple):
     num_envs: int
     rollouts: int  # in a run
     theirs: Callable  # of the library's environment; gives reset(keys) and step(state, actions)
+    note: str = ""
 
 
-def playground(env: Any) -> tuple[Callable, Callable]:
-    wrapper = importlib.import_module("mujoco_playground").wrapper
-    wrapped = wrapper.wrap_for_brax_training(env.wrapped, episode_length=1000)
+def playground(env: Any, full_reset: bool) -> tuple[Callable, Callable]:
+    wrap = importlib.import_module("mujoco_playground").wrapper.wrap_for_brax_training
+    wrapped = wrap(env.wrapped, episode_length=1000, full_reset=full_reset)
     return lambda keys: wrapped.reset(jax.random.key_data(keys)), wrapped.step
+
+
+def full_reset(env: Any) -> tuple[Callable, Callable]:
+    return playground(env, True)
+
+
+def one_start(env: Any) -> tuple[Callable, Callable]:
+    return playground(env, False)
 
 
 def brax(env: Any) -> tuple[Callable, Callable]:
@@ -96,8 +106,9 @@ def jumanji(env: Any) -> tuple[Callable, Callable]:
 
 
 CASES = (
-    Case("playground/CartpoleBalance", 16, 32, playground),
-    Case("brax/hopper backend=spring", 64, 2, brax),
+    Case("playground/CartpoleBalance", 16, 32, full_reset),
+    Case("playground/CartpoleBalance", 16, 32, one_start, ONE_START),
+    Case("brax/hopper backend=spring", 64, 2, brax, ONE_START),
     Case("craftax/Classic-Symbolic", 64, 1, craftax),
     Case("navix/DoorKey-5x5", 64, 8, navix),
     Case("xminigrid/MiniGrid-DoorKey-5x5", 64, 8, xminigrid),
@@ -188,7 +199,7 @@ def against_library(case: Case, runs: int) -> list[str]:
     print(f"{case.name}: {ends[1]} episodes ended, {ends[0]} of theirs", file=sys.stderr)
     ratios = [theirs / own for theirs, own in alternate(sides, runs)]
     figures = statistics.median(ratios), min(ratios), max(ratios)
-    name = f"{case.name}, {case.num_envs} environments"
+    name = f"{case.name}, {case.num_envs} environments{case.note}"
     return [name, "its own restarts", *(f"{ratio:.2f}" for ratio in figures)]
 
 
@@ -219,7 +230,8 @@ def main() -> None:
     kind = "windows" if args.windows else "restarts"
     columns, make_row = KINDS[kind]
     found = []
-    for case in CASES:
+    cases = {case.name: case for case in CASES}.values() if args.windows else CASES  # a name once
+    for case in cases:
         if not args.names or case.name.startswith(tuple(args.names)):
             found.append(make_row(case, args.runs))
             print(", ".join(found[-1]), flush=True)
