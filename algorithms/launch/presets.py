@@ -13,12 +13,14 @@ CHAIN = {
     "env": "MemoryChain-bsuite",
     "env_settings": (("memory_length", 60),),
     "total_timesteps": 400_000,
+    "num_envs": 8,
     "learning_rate": 2.5e-3,
     "forget_bias": 3.0,
 }
 POSITIONS = {
     "env": "CartPole-v1",
     "env_settings": (("observe", (0, 2)),),
+    "num_envs": 8,
     "adam_eps": 1e-3,
     "forget_bias": 3.0,
 }
