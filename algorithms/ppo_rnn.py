@@ -24,10 +24,11 @@ What the memory adds to the implementation details listed in ppo.py:
     that memory is stale, since older parameters made it: accepted, as everywhere;
   - the value of what an action led to belongs to the final observation together with the memory of
     the episode that ends there. Looking does not move the memory on;
-  - kernels of the memory are orthogonal with gain 1 (LSTM detail 1); biases start at zero, but
-    forget_bias is added to the gate that keeps the memory (Jozefowicz et al. 2015).
-Adam's epsilon is large, for once the critic is right gradients are noise, and steps as long as
-ever make perfect policies fall (docs/tuning.md).
+  - kernels of the memory are orthogonal with gain 1 (LSTM detail 1); biases start at zero. A
+    positive forget_bias, added to the gate that keeps the memory (Jozefowicz et al. 2015), is for
+    tasks that cannot do without one: elsewhere what has long passed is noise (docs/tuning.md).
+Adam's epsilon is larger than usual, for once the critic is right gradients are noise, and steps as
+long as ever make perfect policies fall (docs/tuning.md).
 With `previous_inputs` the network also sees what it did last and the reward for that, zeros at the
 start of an episode. The cells, and how they are fast, are in parts/recurrence.py.
 """
@@ -54,13 +55,13 @@ class Config:
     env: str = static("CartPole-v1")  # name of the environment
     env_settings: tuple[tuple[str, Any], ...] = static(())  # its settings, name=value,...
     total_timesteps: int = static(500_000)  # environment steps of the whole run
-    num_envs: int = static(8)  # parallel environments
+    num_envs: int = static(4)  # parallel environments
     num_steps: int = static(128)  # steps of each environment in a rollout
     update_epochs: int = static(4)  # passes over each rollout
     num_minibatches: int = static(4)  # gradient steps in a pass, each with its environments
     learning_rate: float = real(1e-3, "[0, inf)")  # Adam's step size
     anneal_lr: bool = static(True)  # take the learning rate linearly to zero
-    adam_eps: float = real(1e-3, "[0, inf)")  # Adam's epsilon
+    adam_eps: float = real(1e-4, "[0, inf)")  # Adam's epsilon
     gamma: float = real(0.99, "[0, 1]")  # discount factor
     gae_lambda: float = real(0.95, "[0, 1]")  # decay of the advantage trace
     clip_eps: float = real(0.2, "(0, inf]")  # range of the ratio, and of values with clip_vloss
@@ -73,7 +74,7 @@ class Config:
     previous_inputs: bool = static(False)  # the last action and its reward are inputs, too
     cell: str = static("lstm")  # the memory: lstm, gru or mingru
     memory_size: int = static(64)  # numbers in it (an LSTM has twice as many)
-    forget_bias: float = real(3.0, "(-inf, inf)")  # added to the gate that keeps the memory
+    forget_bias: float = real(0.0, "(-inf, inf)")  # added to the gate that keeps the memory
     hidden_sizes: tuple[int, ...] = static((64,))  # dense layers before the memory
     activation: str = static("tanh")  # any function of flax.linen: tanh, relu, swish, ...
     conv_layers: str = static("small")  # before them, for images: none, small, nature or impala
