@@ -81,7 +81,8 @@ CRAFTAX = {
 GAME_2048 = {"env_settings": (("max_steps", 4000),)}
 
 # Three marines against three that fight by rule. Many steps of each policy, for an episode is won
-# or lost at its end. After JaxMARL's settings; seen to learn for 200,000 steps, not reported.
+# or lost at its end. After JaxMARL's settings. Reported with memory and a central critic; VDN and
+# ippo_rnn were seen to win nine of ten, IPPO is untried.
 SMAX_3M = {
     "env": "jaxmarl/HeuristicEnemySMAX",
     "env_settings": (("scenario", "3m"),),
@@ -100,7 +101,8 @@ SMAX_PPO = {
 
 def kitchen(weight: float) -> dict[str, Any]:
     """Soups are learned from what JaxMARL pays for onions and plates on the way, which fades away
-    over the first half of the run. After JaxMARL's settings; untried."""
+    over the first half of the run. After JaxMARL's settings. IPPO was seen to serve twelve soups an
+    episode after a million steps; VDN is untried."""
     shaped = ("shaped", weight), ("shaped_steps", 2_500_000)
     return {
         "env": "jaxmarl/overcooked",
