@@ -132,7 +132,7 @@ def test_other_kits_have_settings_for_their_cells():
     assert rejax == set(peers.SETTINGS)
     jaxmarl = {cell.key.removeprefix("jaxmarl-") for cell in PEERS if "jaxmarl" in cell.key}
     assert jaxmarl == set(jaxmarl_scripts.SETTINGS)
-    assert len(PEERS) == len(rejax) + len(jaxmarl) + 2 + 1, "PureJaxRL on two, brax on one"
+    assert len(PEERS) == len(rejax) + len(jaxmarl) + 2 + 2, "PureJaxRL on two, two of brax"
 
 
 @pytest.mark.needs("jaxmarl")
