@@ -3,7 +3,7 @@
     python tests/benchmarks/variants.py           # all of them
     python tests/benchmarks/variants.py --keep    # and put it into the documentation
 
-ppo_rnn with each memory against minGRU (what Config's defaults are: 16 gradient steps on sequences
+ppo_rnn with each memory against minGRU (eight environments, 16 gradient steps on sequences
 of 128 steps), and ppo_vtrace with Muon and with Adam against ppo (rollouts, gradient steps and
 samples in each are equal). CartPole-v1, one seed, no evaluation. The sides of a comparison take
 turns, so that whatever else the machine does hits all alike; medians of `--runs` runs, after one
