@@ -69,7 +69,7 @@ def test_metrics_have_the_points_as_leading_axis(file, trained):
 # --- when it learns ---------------------------------------------------------------------------
 
 
-def test_learning_waits(file, slices):
+def test_learning_waits_and_is_annealed_to_nothing(file, slices):
     config = file.TINY.replace(learning_starts=60, num_eval_episodes=0)
     train, start = file.MODULE.make_train(config), slices[0][0]
     state, metrics = train(None, again(start), 1)
@@ -80,6 +80,9 @@ def test_learning_waits(file, slices):
     for name in file.LEARNS:
         with pytest.raises(AssertionError):
             assert_same(getattr(late, name), getattr(start, name))
+    end, _ = train(None, late, 1)
+    beyond, _ = train(None, again(end), 1)
+    assert_same(file.learned(beyond), file.learned(end))
 
 
 def learner_of(file, **changes):

@@ -9,50 +9,23 @@ import pytest
 import envs
 from algorithms import crossq
 from envs.gymnax import Wrapper, spaces
-from tests.algorithms.contract import *  # noqa: F403  the contract
+from tests.algorithms.actor_critics import *  # noqa: F403  the contract
+from tests.algorithms.actor_critics import PROBE, REFUSED, SMALL, TAKES_BOX, assert_apart
 from tests.algorithms.contract import again, assert_close, assert_same
-from tests.algorithms.probes import play_probes
-from tests.conftest import AS_FOR_USERS
-
-# In test_slices.py, which is slow.
-del test_slices_are_exact_under_vmap_too  # noqa: F821
-del test_slices_are_exactly_the_whole  # noqa: F821
+from tests.algorithms.delayed_actors import *  # noqa: F403
 
 MODULE = crossq
-CONTINUOUS = True
-TINY = crossq.Config(
-    env_settings=(("max_steps", 20),),
-    total_timesteps=3 * 32,
-    num_envs=2,
-    updates_per_step=2,
-    buffer_size=40,
-    batch_size=8,
-    learning_starts=12,
-    anneal_lr=True,
-    n_step=2,
-    reward_scale=0.5,
-    policy_every=2,
-    renorm_warmup=8.0,
-    renorm_r_max=1.05,
-    renorm_d_max=0.05,
-    hidden_sizes=(8,),
-    critic_hidden_sizes=(8, 8),
-    num_evals=3,
-    num_eval_episodes=2,
-)
+RENORM = dict(renorm_warmup=8.0, renorm_r_max=1.05, renorm_d_max=0.05)
+TINY = crossq.Config(**SMALL, **RENORM, policy_every=2)
 METRICS = {"critic_loss", "actor_loss", "mean_value", "entropy", "temperature", "grad_norm"}
-OTHER = {"adam_eps": 1e-2}
-TOLERANCE = dict(rtol=1e-3, atol=1e-4)
 REFUSED = [
-    (dict(batch_size=8.0), "batch_size=8.0"),
+    *REFUSED,
     (dict(policy_every=0), "policy_every=0"),
     (dict(num_critics=0), "num_critics=0: give a whole number, 1 or more"),
-    (dict(critic_hidden_sizes=(8, 0)), "critic_hidden_sizes=.*: give whole numbers, 1 or more"),
-    (dict(network="resnet"), "network='resnet': give mlp or simba"),
-    (dict(learning_starts=96), "learning_starts=96 leaves nothing .* 9 would do"),
-    (dict(buffer_size=2, n_step=3), "buffer_size=2 does not hold n_step=3 .* 6 would do"),
-    (dict(env="CartPole-v1", env_settings=()), "CartPole-v1 has actions .*; crossq takes Box"),
+    TAKES_BOX,
 ]
+LEARNS = ("policy", "critics", "log_temperature", "policy_opt_state", "critic_opt_state")
+ACTOR_STATE = "policy_opt_state"
 PINNED = {
     "critic_loss": [156.877, 107.737, 66.0791],
     "actor_loss": [0.0817005, 0.256523, 0.1627],
@@ -60,20 +33,17 @@ PINNED = {
 }
 
 
-def test_metrics_have_the_points_as_leading_axis(file, trained):
-    """Learning starts within the first point."""
-    state, metrics = trained
-    assert list(metrics["timestep"]) == [0, 32, 64, 96]
-    assert metrics["eval_return"].shape == (4, 2) and metrics["eval_length"].shape == (4, 2)
-    for name in METRICS:
-        assert np.isnan(metrics[name][0]) and np.isfinite(metrics[name][1:]).all(), name
-    others = {"timestep", "num_episodes", "episode_return", "episode_length"}
-    assert set(metrics) == METRICS | others | file.EVALUATION
-    assert int(state.update) == 3
-
-
 def learned(state):
     return state.policy.variables["params"]
+
+
+def mean_action(config, state, x):
+    return jnp.tanh(crossq.Actor(config, 1).apply(state.policy.variables, x).mean)
+
+
+def lowest_value(config, state, x, action):
+    critics = jax.vmap(crossq.Critic(config).apply, (0, None, None))
+    return critics(state.critics, x, action).min(0)
 
 
 # --- formulas ---------------------------------------------------------------------------------
@@ -327,89 +297,12 @@ def test_a_fixed_temperature_stays(warmed):
     assert float(warmed[0].log_temperature) == pytest.approx(np.log(0.2))
 
 
-@pytest.mark.parametrize("every, updates, rounds", [(3, 2, 15), (2, 4, 16)])
-def test_the_actor_learns_at_every_so_many_of_the_critics_steps(every, updates, rounds):
-    """Through the ends of stretches, which are whole periods. n_step=2 makes the first round wait,
-    and the steps of the actor in it."""
-    config = TINY.replace(policy_every=every, updates_per_step=updates, learning_starts=0)
-    learner = crossq.learner(config, *envs.make(config.env, max_steps=20))
-    assert learner.steps == rounds * config.num_envs
-    update = jax.jit(learner.update)
-    state, metrics = update(jax.jit(learner.init)(jax.random.key(0)))
-    waiting = updates
-    total = rounds * updates
-    assert metrics["critic_loss"].weight == total - waiting
-    assert metrics["actor_loss"].weight == total // every - waiting // every
-    assert int(state.critic_opt_state.count) == total - waiting
-    assert int(state.policy_opt_state.count) == total // every - waiting // every
-    state, metrics = update(state)
-    assert metrics["actor_loss"].weight == total // every
-
-
-def test_the_actors_steps_stay_a_branch_under_vmap(vmapped_keys):
-    """Else all of them are computed, and most thrown away."""
-    config = TINY.replace(num_eval_episodes=0)
-    learner = crossq.learner(config, *envs.make(config.env, max_steps=20))
-    states = jax.eval_shape(jax.vmap(learner.init), jax.random.split(jax.random.key(0), 3))
-    assert "cond[" in str(jax.make_jaxpr(jax.vmap(learner.update))(states))
-
-
-# --- acting -----------------------------------------------------------------------------------
-
-
-def test_what_is_kept_is_the_action_in_its_unit_and_what_it_led_to():
-    """Held against Pendulum's own equation. Actions are uniform before learning starts, and the
-    policy's afterwards, whose standard deviation is exp(-1.5) before tanh at first."""
-    config = TINY.replace(learning_starts=1000, total_timesteps=3 * 512, num_envs=32)
-    config = config.replace(buffer_size=1536, learning_rate=0.0, num_eval_episodes=0)
-    state, _ = crossq.make_train(config)(jax.random.key(0))
-    seen = jax.tree.map(np.asarray, state.replay.transitions)
-    actions = seen.action[:, 0]
-    shares = np.histogram(actions[:960], 4, (-1.0, 1.0))[0] / 960
-    np.testing.assert_allclose(shares, 0.25, atol=0.05)
-    assert np.arctanh(actions[1024:]).std() == pytest.approx(np.exp(-1.5), rel=0.1)
-    x, x_next = seen.observation, seen.final_observation
-    speed = x[:, 2] + 0.05 * (15.0 * x[:, 1] + 3.0 * 2.0 * actions)
-    np.testing.assert_allclose(x_next[:, 2], np.clip(speed, -8.0, 8.0), atol=1e-4)
-    assert seen.done[19 * 32 : 20 * 32].all() and not seen.terminated.any()
-
-
-def test_learning_waits_and_is_annealed_to_nothing():
-    config = TINY.replace(learning_starts=60, num_eval_episodes=0)
-    train = crossq.make_train(config)
-    start, _ = train(jax.random.key(0), None, 0)
-    state, metrics = train(None, again(start), 1)
-    for name in ("policy", "critics", "log_temperature", "policy_opt_state", "critic_opt_state"):
-        assert_same(getattr(state, name), getattr(start, name))
-    assert np.isnan(metrics["critic_loss"]).all() and np.isnan(metrics["actor_loss"]).all()
-    late, _ = train(None, state, 2)
-    assert int(late.policy_opt_state.count) > 0
-    beyond, _ = train(None, again(late), 1)
-    assert_same(learned(beyond), learned(late))
-
-
-def test_a_policy_with_a_key_explores_within_the_box(trained, vmapped_keys):
-    state, _ = trained
-    policy = crossq.make_policy(TINY)
-    x = jnp.array([0.5, 0.5, 1.0])
-    keys = jax.random.split(jax.random.key(1), 200)
-    actions = jax.vmap(lambda key: policy(state, x, None, key)[0])(keys)
-    assert actions.shape == (200, 1) and (jnp.abs(actions) <= 2.0).all() and actions.std() > 0.3
-    gaussian = crossq.Actor(TINY, 1).apply(state.policy.variables, x[None])
-    np.testing.assert_allclose(policy(state, x)[0], 2.0 * jnp.tanh(gaussian.mean[0]), rtol=1e-5)
-
-
 # --- network ----------------------------------------------------------------------------------
 
 
-def test_networks_start_apart_with_their_gains_and_moments():
-    config = TINY.replace(num_eval_episodes=0)
-    state, _ = crossq.make_train(config)(jax.random.key(0), None, 0)
-    first, second = (jax.tree.map(lambda x, i=i: x[i], state.critics["params"]) for i in (0, 1))
-    for params in (first, second):
-        head = params["value_head"]["kernel"]
-        np.testing.assert_allclose(head.T @ head, np.eye(1), atol=1e-5)
-    assert not np.allclose(first["value_head"]["kernel"], second["value_head"]["kernel"])
+def test_networks_start_apart_with_their_gains_and_moments(slices):
+    state, _ = slices[0]
+    assert_apart(state.critics["params"])
     for name in ("mean_head", "std_head"):
         head = state.policy.variables["params"][name]["kernel"]
         np.testing.assert_allclose(head.T @ head, 1e-4, rtol=1e-4)
@@ -444,33 +337,4 @@ def test_simba_learns_with_normalised_observations():
 
 # --- probe tasks ------------------------------------------------------------------------------
 
-PROBE = crossq.Config(
-    total_timesteps=16 * 2000,
-    num_envs=16,
-    buffer_size=4_000,
-    batch_size=64,
-    learning_starts=1_000,
-    learning_rate=1e-2,
-    anneal_lr=True,
-    gamma=0.9,
-    initial_temperature=1e-2,
-    learn_temperature=False,
-    hidden_sizes=(16,),
-    critic_hidden_sizes=(32,),
-    activation="tanh",
-    num_evals=1,
-    num_eval_episodes=0,
-    eval_at_start=False,
-)
-
-
-def played(_):
-    """In test_probes.py, which is slow."""
-
-    def values_of(config, space, state, x):
-        gaussian = crossq.Actor(config, 1).apply(state.policy.variables, x)
-        action, _ = crossq.squash(gaussian, jnp.zeros((len(x), 1)))
-        critics = jax.vmap(crossq.Critic(config).apply, (0, None, None))
-        return critics(state.critics, x, action).min(0)
-
-    return "continuous", *play_probes(crossq, PROBE, values_of, True, options=AS_FOR_USERS)
+PROBE = crossq.Config(**PROBE, initial_temperature=1e-2, learn_temperature=False)

@@ -10,72 +10,39 @@ import envs
 from algorithms import sac_discrete
 from envs.gymnax import Wrapper, spaces
 from tests import probe as tasks
-from tests.algorithms.contract import *  # noqa: F403  the contract
+from tests.algorithms.actor_critics import *  # noqa: F403  the contract
+from tests.algorithms.actor_critics import PROBE, REFUSED, SMALL, assert_apart, learner_of
 from tests.algorithms.contract import again, assert_close, assert_same, change_leaves
 from tests.algorithms.probes import play_probes
 from tests.conftest import AS_FOR_USERS
 
-# In test_slices.py, which is slow.
-del test_slices_are_exact_under_vmap_too  # noqa: F821
-del test_slices_are_exactly_the_whole  # noqa: F821
+# Of continuous actions.
+del test_what_is_kept_is_the_action_in_its_unit_and_what_it_led_to  # noqa: F821
+del test_actions_are_uniform_and_then_the_policys  # noqa: F821
+del test_a_policy_with_a_key_explores_within_the_box  # noqa: F821
 
 MODULE = sac_discrete
-HEEDS_MASKS = True
-TINY = sac_discrete.Config(
-    env="CartPole-v1",
-    env_settings=(("max_steps", 20),),
-    total_timesteps=3 * 32,
-    num_envs=2,
-    updates_per_step=2,
-    buffer_size=40,
-    batch_size=8,
-    learning_starts=12,
-    learning_rate=1e-3,
-    anneal_lr=True,
-    initial_temperature=1.0,
-    n_step=2,
-    reward_scale=0.5,
-    tau=0.05,
-    hidden_sizes=(8,),
-    critic_hidden_sizes=(8, 8),
-    num_evals=3,
-    num_eval_episodes=2,
-)
+CONTINUOUS, HEEDS_MASKS = False, True
+CARTPOLE = dict(env="CartPole-v1", learning_rate=1e-3, initial_temperature=1.0, tau=0.05)
+TINY = sac_discrete.Config(**SMALL, **CARTPOLE)
 METRICS = {"critic_loss", "actor_loss", "mean_value", "entropy", "temperature", "grad_norm"}
-OTHER = {"adam_eps": 1e-2}
-TOLERANCE = dict(rtol=1e-3, atol=1e-4)
 REFUSED = [
-    (dict(batch_size=8.0), "batch_size=8.0"),
+    *REFUSED,
     (dict(updates_per_step=0), "updates_per_step=0"),
     (dict(num_critics=0), "num_critics=0: give a whole number, 1 or more"),
-    (dict(critic_hidden_sizes=(8, 0)), "critic_hidden_sizes=.*: give whole numbers, 1 or more"),
-    (dict(network="resnet"), "network='resnet': give mlp or simba"),
     (dict(network="simba", critic_hidden_sizes=(8, 4)), "simba's blocks are one size"),
     (dict(network="simba", hidden_sizes=()), "hidden_sizes=.*: simba's blocks are one size"),
-    (dict(learning_starts=96), "learning_starts=96 leaves nothing .* 9 would do"),
-    (dict(buffer_size=2, n_step=3), "buffer_size=2 does not hold n_step=3 .* 6 would do"),
     (
         dict(env="Pendulum-v1", env_settings=()),
         "Pendulum-v1 has actions .*; sac_discrete takes Disc",
     ),
 ]
+LEARNS = ("policy", "critic_params", "target_params", "log_temperature", "opt_state")
 PINNED = {
     "critic_loss": [4.77733, 4.09035, 3.38092],
     "actor_loss": [-0.693605, -0.746278, -0.640022],
     "temperature": [0.991326, 0.974206, 0.963473],
 }
-
-
-def test_metrics_have_the_points_as_leading_axis(file, trained):
-    """Learning starts within the first point."""
-    state, metrics = trained
-    assert list(metrics["timestep"]) == [0, 32, 64, 96]
-    assert metrics["eval_return"].shape == (4, 2) and metrics["eval_length"].shape == (4, 2)
-    for name in METRICS:
-        assert np.isnan(metrics[name][0]) and np.isfinite(metrics[name][1:]).all(), name
-    others = {"timestep", "num_episodes", "episode_return", "episode_length"}
-    assert set(metrics) == METRICS | others | file.EVALUATION
-    assert int(state.update) == 3
 
 
 # --- formulas ---------------------------------------------------------------------------------
@@ -227,12 +194,11 @@ def test_what_is_kept_leads_to_what_came_before_any_restart(step):
     assert seen.action_mask[np.arange(64), seen.action].all()
 
 
-def test_a_fixed_temperature_stays(step):
-    config, *_ = step
-    config = config.replace(learn_temperature=False, initial_temperature=0.2)
-    learner = sac_discrete.learner(config, *envs.make(config.env, max_steps=20))
-    state, _ = jax.jit(learner.update)(jax.jit(learner.init)(jax.random.key(0)))
+def test_a_fixed_temperature_stays(file, slices):
+    _, update = learner_of(file, learn_temperature=False)
+    state, metrics = update(again(slices[0][0]).replace(log_temperature=jnp.log(0.2)))
     assert float(state.log_temperature) == pytest.approx(np.log(0.2))
+    assert metrics["actor_loss"].weight > 0
 
 
 # --- acting -----------------------------------------------------------------------------------
@@ -256,28 +222,6 @@ def test_actions_are_uniform_and_then_the_policys():
     np.testing.assert_allclose(stats.var, seen.observation.var(0), rtol=1e-3, atol=1e-5)
 
 
-def test_learning_waits_and_is_annealed_to_nothing():
-    config = TINY.replace(learning_starts=60, num_eval_episodes=0)
-    train = sac_discrete.make_train(config)
-    start, _ = train(jax.random.key(0), None, 0)
-    state, metrics = train(None, again(start), 1)
-    for name in ("policy", "critic_params", "target_params", "log_temperature", "opt_state"):
-        assert_same(getattr(state, name), getattr(start, name))
-    assert np.isnan(metrics["critic_loss"]).all()
-    late, _ = train(None, state, 2)
-    assert float(late.log_temperature) != float(start.log_temperature)
-    beyond, _ = train(None, again(late), 1)
-    assert_same(beyond.policy.params, late.policy.params)
-
-
-def test_learning_waits_for_a_whole_window():
-    """Of 12 steps of both environments, which 12 of the 16 rounds make: the last 5 learn, twice."""
-    config = TINY.replace(learning_starts=0, n_step=12)
-    learner = sac_discrete.learner(config, *envs.make(config.env, max_steps=20))
-    _, metrics = jax.jit(learner.update)(jax.jit(learner.init)(jax.random.key(0)))
-    assert metrics["critic_loss"].weight == 10
-
-
 def test_a_policy_with_a_key_samples(trained, vmapped_keys):
     state, _ = trained
     state = change_leaves(state, ["action_head", "bias"], lambda x: jnp.array([0.0, 1.0]))
@@ -293,16 +237,9 @@ def test_a_policy_with_a_key_samples(trained, vmapped_keys):
 # --- network ----------------------------------------------------------------------------------
 
 
-def test_critics_start_apart_and_heads_with_their_gains():
-    config = TINY.replace(num_eval_episodes=0)
-    state, _ = sac_discrete.make_train(config)(jax.random.key(0), None, 0)
-    first, second = (
-        jax.tree.map(lambda x, i=i: x[i], state.critic_params)["params"] for i in (0, 1)
-    )
-    for params in (first, second):
-        head = params["value_head"]["kernel"]
-        np.testing.assert_allclose(head.T @ head, np.eye(2), atol=1e-5)
-    assert not np.allclose(first["value_head"]["kernel"], second["value_head"]["kernel"])
+def test_critics_start_apart_and_heads_with_their_gains(slices):
+    state, _ = slices[0]
+    assert_apart(state.critic_params["params"], 2)
     head = state.policy.params["params"]["action_head"]["kernel"]
     np.testing.assert_allclose(head.T @ head, 1e-4 * np.eye(2), atol=1e-8)
     assert_same(state.target_params, state.critic_params)
@@ -311,24 +248,7 @@ def test_critics_start_apart_and_heads_with_their_gains():
 # --- probe tasks ------------------------------------------------------------------------------
 
 PROBE = sac_discrete.Config(
-    total_timesteps=16 * 2000,
-    num_envs=16,
-    buffer_size=4_000,
-    batch_size=64,
-    learning_starts=1_000,
-    learning_rate=1e-2,
-    anneal_lr=True,
-    gamma=0.9,
-    reward_scale=1.0,
-    tau=0.05,
-    initial_temperature=1e-2,
-    learn_temperature=False,
-    hidden_sizes=(16,),
-    critic_hidden_sizes=(32,),
-    activation="tanh",
-    num_evals=1,
-    num_eval_episodes=0,
-    eval_at_start=False,
+    **PROBE, reward_scale=1.0, tau=0.05, initial_temperature=1e-2, learn_temperature=False
 )
 
 
