@@ -10,7 +10,7 @@ A score is what one seed reaches at the *last* point of its run: the mean return
 of the deterministic policy (32 unless the settings say otherwise), over all players. No checkpoint
 is picked. Seeds 0 to 999 are for tuning, as often as one likes. A cell is reported on seeds 10_000
 and up, once; if its settings change after somebody has looked, the next report takes 20_000 and up
-(--block 2), and its row says so.
+(--block 2), and its row says so. Without --block a cell is run again on the seeds that it has.
 
 A cell that was stopped or killed goes on where it was. Every seed's curve goes to
 docs/results/<algorithm>.csv with the command, the commit and the versions, and a line of what was
@@ -34,8 +34,6 @@ from algorithms.launch.metrics import mean_returns  # noqa: E402
 from algorithms.launch.versions import versions  # noqa: E402
 from tests.benchmarks import pictures, report  # noqa: E402
 from tests.benchmarks.cells import CELLS, Cell  # noqa: E402
-
-BLOCK = 10_000  # seeds of a report
 
 
 def settings(cell: Cell) -> tuple[Any, Any]:
@@ -122,7 +120,9 @@ def main() -> None:
     parser.add_argument("--first-seed", type=int, default=0, help="of --look")
     parser.add_argument("--more", default="", metavar="WORDS", help="settings on top, with --look")
     parser.add_argument("--topic", help="keep what --look finds in docs/results/tuning.csv")
-    parser.add_argument("--block", type=int, default=1, help="which report of this cell it is")
+    parser.add_argument(
+        "--block", type=int, help="which report it is; by default that in the table"
+    )
     parser.add_argument("--work", type=Path, default=Path("runs/learning"), metavar="DIR")
     parser.add_argument("--write", action="store_true", help="write docs/results.md anew")
     args = parser.parse_args()
@@ -141,7 +141,7 @@ def main() -> None:
             if args.topic:
                 report.keep_look(args.topic, cell, rows)
         else:
-            first = args.block * BLOCK
+            first = (args.block or report.block_of(report.kept(cell))) * report.BLOCK
             rows = train(cell, first, args.work / f"{cell.algorithm}-{cell.name}-{first}")
             report.keep(cell.algorithm, rows)
         texts = [{k: str(v) for k, v in row.items()} for row in rows]

@@ -324,7 +324,7 @@ def main() -> None:
         sys.exit(f"error: {error}")
     for cell in cells:
         cell = cell._replace(seeds=args.look or cell.seeds)
-        rows = train(cell, 0 if args.look else learning.BLOCK)
+        rows = train(cell, 0 if args.look else report.BLOCK)
         if not args.look:
             report.keep(cell.algorithm, rows)
         texts = [{k: str(v) for k, v in row.items()} for row in rows]

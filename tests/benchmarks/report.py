@@ -24,6 +24,7 @@ LOOKS = ("algorithm", "settings", "seeds", "mean", "worst", "solved at", "solved
 LOOKS += ("dips", "commit")
 TEAMS = ("environment", "algorithm", "steps", "seeds", "return of an agent (95 %)", "worst")
 TEAMS += ("metric (95 %)", "in training", "command")
+BLOCK = 10_000  # seeds of a report
 LATE = 0.4  # share of a run after which a point below the bar is a dip
 Rows = list[dict[str, str]]
 
@@ -126,10 +127,14 @@ def summary(rows: Rows, bar: float) -> dict[str, Any]:
 # --- tables -----------------------------------------------------------------------------------
 
 
+def block_of(rows: Rows) -> int:
+    """Which report of their cell rows are: the first takes seeds from BLOCK on."""
+    return min((int(row["seed"]) for row in rows), default=BLOCK) // BLOCK
+
+
 def line(cell: Cell, rows: Rows) -> list[str]:
     """A reported cell's line of its table."""
-    found = summary(rows, cell.solved)
-    block = min(int(row["seed"]) for row in rows) // 10_000
+    found, block = summary(rows, cell.solved), block_of(rows)
     low, high = found["interval"]
     has_bar, count = not np.isnan(cell.solved), f"of {len(rows)}"
     return [

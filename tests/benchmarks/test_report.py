@@ -48,6 +48,8 @@ def test_a_cell_takes_the_place_of_its_own_rows_alone(tmp_path):
     assert [row["score"] for row in kept] == ["3", "4", "5"]
     line = report.line(CELL, kept[1:])
     assert line[1] == "CartPole-v1 (report 2)", "the second block of seeds"
+    assert report.block_of(kept[1:]) == 2, "so that it is run again on those"
+    assert report.block_of([]) == 1, "not yet reported"
 
 
 def test_a_metric_is_kept_and_shown_in_the_table_of_teams(tmp_path):
