@@ -554,11 +554,11 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
 
         def gradient_step(carry, inputs):
             params, opt_state = carry
-            indices, learning_rate = inputs
+            indices, rate = inputs
             minibatch = jax.tree.map(lambda x: x[indices], batch)
             grads, metrics = jax.grad(task.loss, has_aux=True)(params, minibatch)
-            params, opt_state, norm = task.optimizer.step(params, opt_state, grads, learning_rate)
             living = 1.0 * minibatch.rollout.alive.any()
+            params, opt_state, norm = task.optimizer.step(params, opt_state, grads, living * rate)
             return (params, opt_state), metrics | {"grad_norm": norm, "living": living}
 
         def epoch(learned):
@@ -566,9 +566,9 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             rates = learning_rates(config, task, num_updates, update, learned.epochs)
             start = learned.params, learned.opt_state
             (params, opt_state), metrics = jax.lax.scan(gradient_step, start, (order, rates))
-            means = jax.tree.map(jnp.mean, metrics)
-            sums = jax.tree.map(jnp.add, learned.sums, means)
-            return Learned(params, opt_state, learned.epochs + 1, means.get("approx_kl", 0.0), sums)
+            sums = jax.tree.map(lambda sum, x: sum + x.mean(), learned.sums, metrics)
+            kl = mean(metrics.get("approx_kl", 0.0), metrics["living"])
+            return Learned(params, opt_state, learned.epochs + 1, kl, sums)
 
         def unfinished(learned):
             return (learned.epochs < task.epochs) & ~(learned.kl > config.target_kl)

@@ -480,7 +480,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             observation, env_state, reward, terminated, truncated, info = environments.step(
                 step_rng, state.env_state, taken, env_params
             )
-            memory = parts.did(config, space, memory, taken, reward)
+            memory = parts.did(config, space, memory, taken, reward, info)
             alive, ended = info.get("alive", jnp.ones_like(state.alive)), terminated | truncated
             ends = terminated[:, None] | ~alive, ended[:, None] | ~alive
             log_prob, _ = actions.log_prob_and_entropy(action)
@@ -551,12 +551,12 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         orders = parts.permutations(order_rng, task.epochs, samples)
 
         def gradient_step(carry, inputs):
-            (params, opt_state), (indices, learning_rate) = carry, inputs
+            (params, opt_state), (indices, rate) = carry, inputs
             first = jax.tree.map(lambda x: x[indices], memory)
             sequences = jax.tree.map(lambda x: x[:, indices], batch)
             grads, metrics = jax.grad(task.loss, has_aux=True)(params, first, sequences)
-            params, opt_state, norm = task.optimizer.step(params, opt_state, grads, learning_rate)
             living = 1.0 * sequences.rollout.alive.any()
+            params, opt_state, norm = task.optimizer.step(params, opt_state, grads, living * rate)
             return (params, opt_state), metrics | {"grad_norm": norm, "living": living}
 
         def epoch(learned):
@@ -564,9 +564,9 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             rates = learning_rates(config, task, num_updates, update, learned.epochs)
             start = learned.params, learned.opt_state
             (params, opt_state), metrics = jax.lax.scan(gradient_step, start, (order, rates))
-            means = jax.tree.map(jnp.mean, metrics)
-            sums = jax.tree.map(jnp.add, learned.sums, means)
-            return Learned(params, opt_state, learned.epochs + 1, means.get("approx_kl", 0.0), sums)
+            sums = jax.tree.map(lambda sum, x: sum + x.mean(), learned.sums, metrics)
+            kl = mean(metrics.get("approx_kl", 0.0), metrics["living"])
+            return Learned(params, opt_state, learned.epochs + 1, kl, sums)
 
         def unfinished(learned):
             return (learned.epochs < task.epochs) & ~(learned.kl > config.target_kl)

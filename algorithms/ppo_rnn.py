@@ -393,7 +393,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
                 step_rng, state.env_state, taken, env_params
             )
             done, previous = terminated | truncated, parts.last_step(state.memory)
-            memory = parts.did(config, space, memory, taken, reward)
+            memory = parts.did(config, space, memory, taken, reward, info)
             after = reward, terminated, done, info["final_observation"], memory
             state = state.replace(env_state=env_state, observation=observation)
             state = state.replace(memory=parts.forget(memory, done))

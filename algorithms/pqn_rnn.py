@@ -361,7 +361,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             observation, env_state, reward, terminated, truncated, info = environments.step(
                 step_rng, state.env_state, action, env_params
             )
-            memory = parts.did(config, space, memory, action, reward)
+            memory = parts.did(config, space, memory, action, reward, info)
             transition = Transition(
                 observation=state.observation,
                 previous=previous,

@@ -448,7 +448,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
                 step_rng, state.env_state, action, env_params
             )
             alive, done = info.get("alive", jnp.ones_like(state.alive)), terminated | truncated
-            memory = parts.did(config, space, memory, action, reward)
+            memory = parts.did(config, space, memory, action, reward, info)
             transition = Transition(
                 observation=state.observation,
                 previous=previous,

@@ -17,6 +17,7 @@ JaxMARL has one flag, done. What an end means here, from the rules of each envir
   MPE             truncated only. It counts a step after it has checked its limit, so that an
                   episode has max_steps + 1 steps: 26
   overcooked, v2  truncated only (400 steps); the metric `deliveries` is how many soups were served
+                  (in v2 in how many steps)
   SMAX            terminated when a team is dead, else truncated; it counts like MPE, 101 steps.
                   info["alive"] is False for dead units, which still get their team's reward;
                   the metric `won` is 1 if the enemies alone are dead at last: what JaxMARL's
@@ -32,8 +33,8 @@ JaxMARL has one flag, done. What an end means here, from the rules of each envir
   anything else   cannot be told apart: every end is a termination
 
 All agents always have the same reward (`shared_reward`) in MPE_simple_speaker_listener, overcooked,
-overcooked_v2, SMAX against a built-in team, switch_riddle, hanabi and mabrax; everywhere else,
-simple_spread for one, they differ.
+overcooked_v2, SMAX against a built-in team, switch_riddle, hanabi and mabrax; everywhere else they
+are taken to differ, as those of simple_spread do.
 
 Soups of overcooked are 20 for everybody, and too far to be found. Its shaped rewards, each agent's
 own, are for onions in the pot, plates and soups taken: `shaped` is their weight in the rewards that

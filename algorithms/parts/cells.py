@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from algorithms.parts.layers import Torso
 from algorithms.parts.recurrence import CELLS, Memory, product, unroll
 from algorithms.parts.spaces import is_discrete, num_outputs
+from envs import shaping
 
 
 def fresh_memory(config: Any, space: Any, *axes: int) -> Memory:
@@ -24,13 +25,16 @@ def fresh_memory(config: Any, space: Any, *axes: int) -> Memory:
     return Memory(zeros(config.memory_size), cell, *previous)
 
 
-def did(config: Any, space: Any, memory: Memory, action: jax.Array, reward: jax.Array) -> Memory:
+def did(
+    config: Any, space: Any, memory: Memory, action: jax.Array, reward: jax.Array, info: Any = None
+) -> Memory:
     """With `previous_inputs`, a memory that knows of an action, as the environment takes it, and of
-    its reward (batch,)."""
+    its reward (batch,), without what `info` says that shaping added: an evaluation has none."""
     if not config.previous_inputs:
         return memory
+    own = reward - (info or {}).get(shaping.NAME, 0.0)
     action = jax.nn.one_hot(action, space.n) if is_discrete(space) else action
-    return memory._replace(action=action.reshape(*reward.shape, -1), reward=1.0 * reward)
+    return memory._replace(action=action.reshape(*own.shape, -1), reward=1.0 * own)
 
 
 def last_step(memory: Memory) -> tuple[jax.Array, ...]:

@@ -61,7 +61,7 @@ def unroll(
     """The memories after each step's input, before any end is heeded, (num_steps, batch, ...).
 
     Args:
-      cell, kernel, forget_bias: as of `advance`; of the forget bias there is no gradient.
+      cell, kernel, forget_bias: as of `advance`; of the forget bias no gradient is to be taken.
       memory: from before the first step.
       gates: (num_steps, batch, blocks * memory_size).
       done: (num_steps, batch), with which steps an episode ended: what comes after begins anew.

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from algorithms import parts
-from tests.algorithms.contract import assert_same
+from tests.algorithms.contract import again, assert_same
 from tests.algorithms.teams import *  # noqa: F403
-from tests.probe import Pair, PairParams, PairState
+from tests.probe import LEAVING, Pair, PairParams, PairState
 
 METRICS = {"policy_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm", "value_loss"}
 METRICS |= {"critic_grad_norm", "mean_value", "explained_variance", "epochs"}
@@ -159,3 +159,52 @@ class Still(Pair):
 
 def test_exactly_update_epochs_without_a_threshold(file, trained):
     np.testing.assert_array_equal(trained[1]["epochs"][1:], file.TINY.update_epochs)
+
+
+# --- agents that are not there ----------------------------------------------------------------
+
+
+def test_nothing_is_learned_from_a_rollout_that_one_did_not_live_to_see(file):
+    """Agent 1 leaves with the first of ten steps: the second rollout of five is agent 0's alone,
+    and what Adam remembers of the first one does not move agent 1."""
+    config = file.TINY.replace(num_steps=5, num_minibatches=1, total_timesteps=3 * 10)
+    params = jax.tree.map(jnp.asarray, PairParams(task=LEAVING))
+    learner = file.MODULE.learner(config, Pair(), params)
+    update = jax.jit(learner.update)
+    first, _ = update(jax.jit(learner.init)(jax.random.key(0)))
+    second, _ = update(again(first))
+    before, after = learned(first), learned(second)
+    assert_same(jax.tree.map(lambda x: x[1], before), jax.tree.map(lambda x: x[1], after))
+    for params in zip(before, after):
+        with pytest.raises(AssertionError):
+            assert_same(*(jax.tree.map(lambda x: x[0], x) for x in params))
+
+
+class Half(Still):
+    """Agents live, and go on living, where they began above 0."""
+
+    def step_env(self, key, state, action, params):
+        seen, state, _, ended, _ = super().step_env(key, state, action, params)
+        return seen, state, 1.0 * action, ended, {"alive": state.x > 0}
+
+
+def test_the_kl_that_stops_is_of_minibatches_in_which_one_lived(file):
+    """As the metric is: those of environments without the agent are left out, not zeros."""
+    config = file.TINY.replace(num_envs=8, num_minibatches=8, total_timesteps=3 * 64)
+    config = config.replace(num_eval_episodes=0, update_epochs=1, learning_rate=1e-2)
+    if hasattr(config, "minibatch_of"):
+        config = config.replace(minibatch_of="trajectories")
+
+    params = PairParams()
+    learner = file.MODULE.learner(config, Half(), params)
+    # With the first step everybody is there.
+    state, _ = jax.jit(lambda key: learner.update(learner.init(key)))(jax.random.key(0))
+    assert (np.asarray(state.observation[..., 0] > 0).mean(0) < 0.9).all(), "not everywhere"
+
+    def metrics(**changes):
+        learner = file.MODULE.learner(config.replace(**changes), Half(), params)
+        return jax.jit(learner.update)(again(state))[1]
+
+    one = metrics()["approx_kl"]
+    kl = float((one.total / one.weight).min())
+    np.testing.assert_array_equal(metrics(update_epochs=3, target_kl=0.95 * kl)["epochs"], 1)

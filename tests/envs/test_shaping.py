@@ -9,7 +9,7 @@ import pytest
 from flax import struct
 
 import envs
-from algorithms import parts
+from algorithms import ippo_rnn, parts, vdn
 from envs.batch import transition
 from envs.gymnax import environment, spaces
 
@@ -151,3 +151,13 @@ def test_returns_are_without_shaping_also_in_training():
     np.testing.assert_array_equal(metrics["eval_return"], np.full((2, 2, 2), 6.0))
     np.testing.assert_allclose(metrics["episode_shaping"], [[30.0, -3.0]] * 2, rtol=1e-5)
     assert (metrics["reward"] > 2.0).all() and metrics["num_episodes"].tolist() == [8, 8]
+
+
+@pytest.mark.parametrize("module", [ippo_rnn, vdn])
+def test_the_last_reward_that_a_network_sees_is_the_environments_own(module):
+    """As in evaluations, which have no shaping. The second step of an episode is 2 for both."""
+    config = module.Config(num_envs=2, num_steps=2, num_minibatches=1, total_timesteps=8)
+    config = config.replace(cell="gru", previous_inputs=True, hidden_sizes=(4,), memory_size=4)
+    learner = module.learner(config, *envs.make(Steps(), shaped=0.5))
+    state, _ = jax.jit(lambda key: learner.update(learner.init(key)))(jax.random.key(0))
+    np.testing.assert_allclose(state.memory.reward, np.full((2, 2), 2.0), rtol=1e-6)

@@ -83,6 +83,15 @@ def test_what_was_done_is_one_hot_or_as_it_is_and_forgotten_at_an_end():
     action, squashed = parts.last_step(after)
     assert action is after.action and after.reward.dtype == jnp.float32
     np.testing.assert_allclose(squashed, [np.log(4.0), -np.log(8.0)], rtol=1e-6)
+    shaped = parts.did(
+        config,
+        spaces.Discrete(3),
+        memory,
+        jnp.array([2, 0]),
+        reward,
+        {"shaping": jnp.array([1, 2])},
+    )
+    np.testing.assert_array_equal(shaped.reward, [2, -9])
     box = jnp.arange(8.0).reshape(2, 2, 2)
     after = parts.did(config, spaces.Box(-1, 1, (2, 2)), memory, box, reward)
     np.testing.assert_array_equal(after.action, box.reshape(2, 4))
