@@ -25,7 +25,8 @@ What agents add to the implementation details listed in pqn.py:
   - the team's reward is the sum of the agents' rewards, or, where the environment says that they
     always have the same one (`env.shared_reward`), that one: their mean, if shaped ones differ;
   - an agent that has left (`info["alive"]`) counts in no mix; with mixer=none it has terminated;
-  - kernels are orthogonal; agents' values begin near 0, and the monotonic mixer near their sum.
+  - the agents' kernels are orthogonal, and their values begin near 0, the monotonic mixer near
+    their sum; the world states that it sees are normalised, in whatever units they are.
 What a memory adds, as in ppo_rnn.py: it is zeroed where an episode ended, in collection and in
 learning alike; minibatches are sets of environments, learned whole, from the memory that the
 rollout began with; final observations go with the memory of the episode that they end. With
@@ -139,10 +140,12 @@ class Mixer(nn.Module):
         if self.config.mixer == "sum":
             return values.sum(-1, keepdims=True)
         size, zeros, normal = self.config.mixing_size, nn.initializers.zeros, jax.random.normal
-        # Weights near 1, biases 0, and a mean of what the weights make: much like a sum, at first.
+        # Weights near 1 but for their scale, biases 0: much like a sum, at first. Half of the scale
+        # is in the first layer, or values below -1 would be where an ELU is flat.
         of_view = lambda features, name, **init: nn.Dense(features, name=name, **init)(view)
         first = jnp.abs(of_view(values.shape[-1] * size, "weights", bias_init=normal))
-        last = jnp.abs(of_view(size, "last_weights", bias_init=normal)) / size
+        last = jnp.abs(of_view(size, "last_weights", bias_init=normal))
+        first, last = first / math.sqrt(size), last / math.sqrt(size)
         hidden = (values[..., None] * first.reshape(*values.shape, size)).sum(-2)
         hidden = nn.elu(hidden + of_view(size, "bias", kernel_init=zeros))
         bias = nn.relu(of_view(size, "bias_hidden"))
@@ -348,11 +351,11 @@ def make_inputs(config, policy, observation, previous):
 
 
 def make_view(config, policy, inputs, world_state):
-    """What the monotonic mixer sees (num_steps, num_envs, size): the world state, or else the
-    observations of all agents. None for other mixers."""
+    """What the monotonic mixer sees (num_steps, num_envs, size): the world state, normalised, or
+    else the observations of all agents. None for other mixers."""
     if config.mixer != "monotonic":
         return None
-    view = inputs[0] if world_state is None else normalize(config, policy.world_stats, world_state)
+    view = inputs[0] if world_state is None else policy.world_stats.normalize(world_state)
     return view.reshape(*view.shape[:2], -1)
 
 
@@ -473,6 +476,13 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         state = state.replace(env_state=env_state, rollout_rng=rng)
         return jax.lax.scan(step, state, (jax.random.split(step_rng, config.num_steps), noise))
 
+    def look_around(state, rollout):
+        """World states are for learning alone: what is learned first is normalised, too."""
+        world_stats = state.policy.world_stats
+        if world_stats is not None:
+            world_stats = world_stats.update(rollout.world_state)
+        return state.replace(policy=state.policy.replace(world_stats=world_stats))
+
     def evaluate(state, rollout):
         """Sequences with targets, and the mean of the values that the team expected."""
         policy = state.policy
@@ -532,18 +542,16 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     def update_statistics(state, rollout):
         """With the rollout that has been learned from."""
         episodes = state.episodes.update(rollout.reward, rollout.done)
-        obs_stats, world_stats = state.policy.obs_stats, state.policy.world_stats
+        state, obs_stats = state.replace(episodes=episodes), state.policy.obs_stats
         if config.normalize_obs:
             obs_stats = obs_stats.update(rollout.observation, rollout.alive)
-        if config.normalize_obs and world_stats is not None:
-            world_stats = world_stats.update(rollout.world_state)
-        policy = state.policy.replace(obs_stats=obs_stats, world_stats=world_stats)
-        return state.replace(policy=policy, episodes=episodes)
+        return state.replace(policy=state.policy.replace(obs_stats=obs_stats))
 
     def update(state):
         """One rollout and what is learned from it."""
         epsilon, memory = epsilon_at(config, state.update / num_updates), state.memory
         state, rollout = collect(state, epsilon)
+        state = look_around(state, rollout)
         batch, value = evaluate(state, rollout)
         state, metrics = learn(state, memory, batch)
         metrics |= {"mean_value": value, "epsilon": epsilon}
