@@ -4,7 +4,7 @@ Papers: VDN, Sunehag et al. 2018, https://arxiv.org/abs/1706.05296; QMIX, Rashid
 https://arxiv.org/abs/1803.11485; independent learners, Tan 1993; and PQN, Gallici et al. 2024,
 https://arxiv.org/abs/2407.04811: no replay buffer, no target network, but layer norm throughout.
 
-    python algorithms/vdn.py --seed 0                    # three predators hunt a prey
+    python algorithms/vdn.py --preset Hunt-v0 --seed 0   # three predators hunt a prey
     python algorithms/vdn.py --preset MPE_simple_spread_v3 --mixer monotonic
     python algorithms/vdn.py --preset switch_riddle --num-seeds 5
 

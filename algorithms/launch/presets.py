@@ -306,6 +306,9 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
         },
     },
     "vdn": {
+        # A hunt is longer than the ten steps that the defaults look ahead: with them the best
+        # actions get stuck where random ones would have gone on.
+        "Hunt-v0": {"gamma": 0.99, "q_lambda": 0.9},
         "MPE_simple_spread_v3": {
             "env": "jaxmarl/MPE_simple_spread_v3",
             "total_timesteps": 2_000_000,
