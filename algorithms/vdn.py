@@ -25,8 +25,7 @@ What agents add to the implementation details listed in pqn.py:
   - the team's reward is the sum of the agents' rewards, or, where the environment says that they
     always have the same one (`env.shared_reward`), that one: their mean, if shaped ones differ;
   - an agent that has left (`info["alive"]`) counts in no mix; with mixer=none it has terminated;
-  - the agents' kernels are orthogonal, and their values begin near 0, the monotonic mixer near
-    their sum; the world states that it sees are normalised, in whatever units they are.
+  - agents' kernels are orthogonal; at first their values are near 0, and a mix is near their sum.
 What a memory adds, as in ppo_rnn.py: it is zeroed where an episode ended, in collection and in
 learning alike; minibatches are sets of environments, learned whole, from the memory that the
 rollout began with; final observations go with the memory of the episode that they end. With
@@ -140,12 +139,10 @@ class Mixer(nn.Module):
         if self.config.mixer == "sum":
             return values.sum(-1, keepdims=True)
         size, zeros, normal = self.config.mixing_size, nn.initializers.zeros, jax.random.normal
-        # Weights near 1 but for their scale, biases 0: much like a sum, at first. Half of the scale
-        # is in the first layer, or values below -1 would be where an ELU is flat.
+        # A sum, nearly, at first: weights near 1 (both layers scaled, or the ELU is flat), biases 0.
         of_view = lambda features, name, **init: nn.Dense(features, name=name, **init)(view)
-        first = jnp.abs(of_view(values.shape[-1] * size, "weights", bias_init=normal))
-        last = jnp.abs(of_view(size, "last_weights", bias_init=normal))
-        first, last = first / math.sqrt(size), last / math.sqrt(size)
+        first = jnp.abs(of_view(values.shape[-1] * size, "weights", bias_init=normal)) / size**0.5
+        last = jnp.abs(of_view(size, "last_weights", bias_init=normal)) / size**0.5
         hidden = (values[..., None] * first.reshape(*values.shape, size)).sum(-2)
         hidden = nn.elu(hidden + of_view(size, "bias", kernel_init=zeros))
         bias = nn.relu(of_view(size, "bias_hidden"))
@@ -415,8 +412,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         alive = jnp.ones((config.num_envs, num_agents), bool)
         memory = fresh_memory(config, space, *alive.shape)
         inputs = make_inputs(config, policy, observation, parts.last_step(memory))
-        first = jax.tree.map(lambda x: x[None], (inputs, alive, world_state))
-        inputs, present, world_state = first
+        first = inputs, alive, world_state
+        inputs, present, world_state = jax.tree.map(lambda x: x[None], first)
         gains = {"head": 0.01, "gates": 1.0, "memory": 1.0}
         agent = parts.orthogonal(network, agent_rng, memory, inputs, present[..., 0], **gains)
         view = make_view(config, policy, inputs, world_state)
@@ -478,10 +475,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
 
     def look_around(state, rollout):
         """World states are for learning alone: what is learned first is normalised, too."""
-        world_stats = state.policy.world_stats
-        if world_stats is not None:
-            world_stats = world_stats.update(rollout.world_state)
-        return state.replace(policy=state.policy.replace(world_stats=world_stats))
+        stats = state.policy.world_stats and state.policy.world_stats.update(rollout.world_state)
+        return state.replace(policy=state.policy.replace(world_stats=stats))
 
     def evaluate(state, rollout):
         """Sequences with targets, and the mean of the values that the team expected."""
@@ -492,9 +487,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         previous = parts.last_step(rollout.memory)
         final_inputs = make_inputs(config, policy, rollout.final_observation, previous)
         final_view = make_view(config, policy, final_inputs, rollout.final_world_state)
-        flat = jax.tree.map(
-            lambda x: x.reshape(batch_size, *x.shape[2:]), (rollout.memory, final_inputs)
-        )
+        join = lambda x: x.reshape(batch_size, *x.shape[2:])
+        flat = jax.tree.map(join, (rollout.memory, final_inputs))
         _, values = one_step(network, policy.params.agent, *flat)
         values = values.reshape(*rollout.alive.shape, -1)
         best = of_action(values, greedy(values, rollout.final_mask))
