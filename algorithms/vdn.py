@@ -139,7 +139,7 @@ class Mixer(nn.Module):
         if self.config.mixer == "sum":
             return values.sum(-1, keepdims=True)
         size, zeros, normal = self.config.mixing_size, nn.initializers.zeros, jax.random.normal
-        # A sum, nearly, at first: weights near 1 (both layers scaled, or the ELU is flat), biases 0.
+        # Nearly a sum at first: weights near 1 (both layers scaled, or the ELU is flat), biases 0.
         of_view = lambda features, name, **init: nn.Dense(features, name=name, **init)(view)
         first = jnp.abs(of_view(values.shape[-1] * size, "weights", bias_init=normal)) / size**0.5
         last = jnp.abs(of_view(size, "last_weights", bias_init=normal)) / size**0.5
