@@ -208,12 +208,16 @@ LIBRARIES = tuple(
     )
 )
 SMAX, KITCHEN = "SMAX-3m", "overcooked-cramped_room"
+# Who learns alone has to try more to find what it takes two for.
+CURIOUS = "--eps-end 0.05 --exploration-fraction 0.5"
 SMAX_CELLS = (
     preset("ippo", SMAX, 2_000_000, 5),
     preset("ippo_rnn", SMAX, 2_000_000, 5),
     # As JaxMARL's scripts have it, without an entropy bonus, which here helps without the critic.
     flag("ippo_rnn", SMAX, "--central-critic --ent-coef 0", 2_000_000, 5)._replace(what="MAPPO"),
-    flag("vdn", SMAX, "--mixer none", 2_000_000, 5)._replace(what="IQL with a GRU"),
+    flag("vdn", SMAX, f"--mixer none {CURIOUS}", 2_000_000, 5)._replace(
+        name=f"{SMAX} --mixer none", what="IQL with a GRU"
+    ),
     preset("vdn", SMAX, 2_000_000, 5)._replace(what="VDN with a GRU"),
     flag("vdn", SMAX, "--mixer monotonic", 2_000_000, 5)._replace(what="QMIX with a GRU"),
 )
