@@ -208,7 +208,7 @@ LIBRARIES = tuple(
     )
 )
 SMAX, KITCHEN = "SMAX-3m", "overcooked-cramped_room"
-# Who learns alone has to try more to find what it takes two for.
+# Of what was tried for independent learners the best; docs/tuning.md
 CURIOUS = "--eps-end 0.05 --exploration-fraction 0.5"
 SMAX_CELLS = (
     preset("ippo", SMAX, 2_000_000, 5),
