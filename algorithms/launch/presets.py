@@ -81,8 +81,8 @@ CRAFTAX = {
 GAME_2048 = {"env_settings": (("max_steps", 4000),)}
 
 # Three marines against three that fight by rule. Many steps of each policy, for an episode is won
-# or lost at its end. After JaxMARL's settings. They win nine of ten battles; IPPO without a memory,
-# for which no others were looked for, wins one half, and IQL wants longer exploration.
+# or lost at its end. After JaxMARL's settings. They win nine of ten battles; IQL and IPPO without a
+# memory, for which no better ones were found or looked for, win one half.
 SMAX_3M = {
     "env": "jaxmarl/HeuristicEnemySMAX",
     "env_settings": (("scenario", "3m"),),

@@ -208,7 +208,7 @@ LIBRARIES = tuple(
     )
 )
 SMAX, KITCHEN = "SMAX-3m", "overcooked-cramped_room"
-# Of what was tried for independent learners the best; docs/tuning.md
+# Of what was tried for independent learners the best on seeds for tuning (docs/tuning.md)
 CURIOUS = "--eps-end 0.05 --exploration-fraction 0.5"
 SMAX_CELLS = (
     preset("ippo", SMAX, 2_000_000, 5),
