@@ -564,7 +564,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             rates = learning_rates(config, task, num_updates, update, learned.epochs)
             start = learned.params, learned.opt_state
             (params, opt_state), metrics = jax.lax.scan(gradient_step, start, (order, rates))
-            sums = jax.tree.map(lambda sum, x: sum + x.mean(), learned.sums, metrics)
+            sums = jax.tree.map(lambda total, x: total + x.mean(), learned.sums, metrics)
             kl = mean(metrics.get("approx_kl", 0.0), metrics["living"])
             return Learned(params, opt_state, learned.epochs + 1, kl, sums)
 

@@ -155,7 +155,8 @@ def line(cell: Cell, rows: Rows) -> list[str]:
 
 def team_line(cell: Cell, rows: Rows) -> list[str]:
     """The same in the table of teams, with the metric that was kept."""
-    found = summary(rows, cell.solved)
+    found, block = summary(rows, cell.solved), block_of(rows)
+    labels = [cell.what] * bool(cell.what) + [f"report {block}"] * (block > 1)
     several = len(rows) > 1  # one seed has no interval
     interval_of = lambda low, high: f" ({number(low)} to {number(high)})" if several else ""
     show = lambda mean, *interval: number(mean) + interval_of(*interval)
@@ -165,7 +166,7 @@ def team_line(cell: Cell, rows: Rows) -> list[str]:
     metric = "-" if np.isnan(values).any() else show(values.mean(), *interval(values))
     return [
         environment(cell),
-        cell.algorithm + (f" ({cell.what})" if cell.what else ""),
+        cell.algorithm + (f" ({', '.join(labels)})" if labels else ""),
         f"{int(rows[0]['timestep']):,}",
         str(len(rows)),
         show(found["mean"], *found["interval"]),

@@ -66,6 +66,8 @@ def test_a_metric_is_kept_and_shown_in_the_table_of_teams(tmp_path):
     assert found["return of an agent (95 %)"].startswith("3.50 (") and found["worst"] == "3.00"
     assert found["metric (95 %)"] == "won 0.75 (0.50 to 1.00)" and found["in training"] == "0.38"
     assert line(CELL, kept[2:4])["metric (95 %)"] == "-", "none was asked for"
+    again = [row | {"seed": "20000"} for row in kept[2:4]]
+    assert line(CELL, again)["algorithm"] == "toy (report 2)"
     assert line(CELL._replace(metric="won"), kept[1:3])["metric (95 %)"] == "-", "not of all seeds"
     alone = line(CELL._replace(metric="won"), kept[2:3])
     assert alone["return of an agent (95 %)"] == "3.00" and alone["metric (95 %)"] == "won 0.50"

@@ -9,7 +9,7 @@ import pytest
 from flax import struct
 
 import envs
-from algorithms import ippo_rnn, parts, vdn
+from algorithms import ippo_rnn, parts, ppo_rnn, pqn_rnn, vdn
 from envs.batch import transition
 from envs.gymnax import environment, spaces
 
@@ -26,28 +26,34 @@ class Params:
     max_steps_in_episode: int = 3
 
 
-class Steps(environment.Environment):
-    """Two agents; step t of an episode is t for both, and (10 t, -t) is on the way to it."""
+class Alone(environment.Environment):
+    """Step t of an episode is t, and 10 t is on the way to it."""
 
-    num_agents, shapes_rewards, name = 2, True, "Steps"
+    shapes_rewards, name, way = True, "Steps", 10.0
 
     @property
     def default_params(self):
         return Params()
 
     def reset_env(self, key, params):
-        return jnp.zeros((2, 1)), State(jnp.zeros((), jnp.int32))
+        return jnp.zeros((*jnp.shape(self.way), 1)), State(jnp.zeros((), jnp.int32))
 
     def step_env(self, key, state, action, params):
-        time = state.time + 1
-        info = {"shaped_reward": time * jnp.array([10.0, -1.0])}
-        return jnp.zeros((2, 1)), State(time), jnp.full(2, 1.0 * time), jnp.array(False), info
+        seen, time, way = self.reset_env(key, params)[0], state.time + 1, jnp.asarray(self.way)
+        reward = jnp.full(way.shape, 1.0 * time)
+        return seen, State(time), reward, jnp.array(False), {"shaped_reward": time * way}
 
     def action_space(self, params):
         return spaces.Discrete(2)
 
     def observation_space(self, params):
         return spaces.Box(0.0, 1.0, (1,))
+
+
+class Steps(Alone):
+    """Two agents; step t of an episode is t for both, and (10 t, -t) is on the way to it."""
+
+    num_agents, way = 2, (10.0, -1.0)
 
 
 @pytest.mark.parametrize(
@@ -153,11 +159,13 @@ def test_returns_are_without_shaping_also_in_training():
     assert (metrics["reward"] > 2.0).all() and metrics["num_episodes"].tolist() == [8, 8]
 
 
-@pytest.mark.parametrize("module", [ippo_rnn, vdn])
+@pytest.mark.parametrize("module", [ippo_rnn, vdn, ppo_rnn, pqn_rnn])
 def test_the_last_reward_that_a_network_sees_is_the_environments_own(module):
     """As in evaluations, which have no shaping. The second step of an episode is 2 for both."""
+    env = Steps() if module in (ippo_rnn, vdn) else Alone()
     config = module.Config(num_envs=2, num_steps=2, num_minibatches=1, total_timesteps=8)
     config = config.replace(cell="gru", previous_inputs=True, hidden_sizes=(4,), memory_size=4)
-    learner = module.learner(config, *envs.make(Steps(), shaped=0.5))
+    learner = module.learner(config, *envs.make(env, shaped=0.5))
     state, _ = jax.jit(lambda key: learner.update(learner.init(key)))(jax.random.key(0))
-    np.testing.assert_allclose(state.memory.reward, np.full((2, 2), 2.0), rtol=1e-6)
+    assert state.memory.reward.size >= 2
+    np.testing.assert_allclose(state.memory.reward, 2.0, rtol=1e-6)
