@@ -36,7 +36,7 @@ class Alone(environment.Environment):
         return Params()
 
     def reset_env(self, key, params):
-        return jnp.zeros((*jnp.shape(self.way), 1)), State(jnp.zeros((), jnp.int32))
+        return jnp.zeros((*np.shape(self.way), 1)), State(jnp.zeros((), jnp.int32))
 
     def step_env(self, key, state, action, params):
         seen, time, way = self.reset_env(key, params)[0], state.time + 1, jnp.asarray(self.way)
