@@ -247,8 +247,9 @@ PEERS = (
     ),
     Cell("brax-sac", "brax/hopper", "", 3, tables=("peers",)),
     Cell("brax-ppo", "brax/hopper", "", 3, tables=("peers",)),
-    *jaxmarl(SMAX, "won", "ippo_rnn", "mappo", "vdn", "qmix"),
+    *jaxmarl(SMAX, "won", "ippo_rnn", "mappo"),
     *jaxmarl(SMAX, "won", "iql", seeds=3),
+    *jaxmarl(SMAX, "won", "vdn", "qmix"),
     *jaxmarl(KITCHEN, "deliveries", "ippo", "vdn"),
     *jaxmarl(SPREAD, "", "mappo", "vdn", "qmix"),
 )
