@@ -26,7 +26,10 @@ What the memory adds to the implementation details listed in ppo.py:
     the episode that ends there. Looking does not move the memory on;
   - kernels of the memory are orthogonal with gain 1 (LSTM detail 1); biases start at zero. A
     positive forget_bias, added to the gate that keeps the memory (Jozefowicz et al. 2015), is in
-    the presets of tasks that cannot do without one; MountainCar is solved less often with it.
+    the presets of tasks that cannot do without one; MountainCar is solved less often with it;
+  - the heads see what goes into the memory, too, so that what needs none is learned as by PPO;
+  - advantages are standardised over the rollout: a minibatch may be one sequence, whose own mean
+    and spread would make a failure as good as a success.
 Adam's epsilon is larger than usual, for once the critic is right gradients are noise, and steps as
 long as ever make perfect policies fall (docs/tuning.md).
 With `previous_inputs` the network also sees what it did last and the reward for that, zeros at the
@@ -66,7 +69,8 @@ class Config:
     gae_lambda: float = real(0.95, "[0, 1]")  # decay of the advantage trace
     clip_eps: float = real(0.2, "(0, inf]")  # range of the ratio, and of values with clip_vloss
     clip_vloss: bool = static(False)  # clip the value loss
-    normalize_advantage: bool = static(True)  # standardise advantages in each minibatch
+    normalize_advantage: bool = static(True)  # standardise advantages
+    normalize_over: str = static("rollout")  # over what: each rollout or each minibatch
     ent_coef: float = real(0.01, "[0, inf)")  # weight of the entropy bonus
     vf_coef: float = real(0.5, "[0, inf)")  # weight of the value loss
     max_grad_norm: float = real(0.5, "(0, inf]")  # clip to this global norm; inf for never
@@ -75,7 +79,8 @@ class Config:
     cell: str = static("lstm")  # the memory: lstm, gru or mingru
     memory_size: int = static(64)  # numbers in it (an LSTM has twice as many)
     forget_bias: float = real(0.0, "(-inf, inf)")  # added to the gate that keeps the memory
-    hidden_sizes: tuple[int, ...] = static((64,))  # dense layers before the memory
+    skip: bool = static(True)  # the heads see what goes into the memory, too
+    hidden_sizes: tuple[int, ...] = static((64, 64))  # dense layers before the memory
     activation: str = static("tanh")  # any function of flax.linen: tanh, relu, swish, ...
     conv_layers: str = static("small")  # before them, for images: none, small, nature or impala
     normalize_obs: bool = static(True)  # by their running mean and variance
@@ -135,25 +140,33 @@ class ActorCritic(nn.Module):
 
     def __call__(self, memory, x, mask=None):
         """One step: the memory after the observations x (batch, ...), and what follows from it."""
-        config, gates = self.config, self.gates(self.torso(x, *parts.last_step(memory)))
-        memory = parts.advance(config.cell, memory, gates, self.kernel, config.forget_bias)
-        return memory, *self.heads(memory.hidden, mask)
+        config, seen = self.config, self.torso(x, *parts.last_step(memory))
+        rest = self.kernel, config.forget_bias
+        memory = parts.advance(config.cell, memory, self.gates(seen), *rest)
+        return memory, *self.heads(memory.hidden, seen, mask)
 
-    def heads(self, hidden, mask=None):
-        """The Actions and values of memories; all leading axes are kept. Where the mask
-        (..., num_actions) is False, an action has no probability."""
-        output, values = self.actor_head(hidden), self.critic_head(hidden)[..., 0]
+    def heads(self, hidden, seen, mask=None):
+        """The Actions and values of memories and of the features that went into them; all leading
+        axes are kept. Where the mask (..., num_actions) is False, an action has no probability."""
+        features = jnp.concatenate([hidden, seen], -1) if self.config.skip else hidden
+        output, values = self.actor_head(features), self.critic_head(features)[..., 0]
         output = output if mask is None else jnp.where(mask, output, -1e9)
         return Actions(output, self.log_std), values
 
-    def unroll(self, memory, x, done, mask=None, previous=()):
-        """A whole rollout x (num_steps, num_envs, ...) from its first memory; outputs have the
-        same two axes. `done` (num_steps, num_envs) says with which steps episodes ended, and
+    def review(self, hidden, x, mask=None, previous=()):
+        """Of a whole rollout x (num_steps, num_envs, ...) with the memories after its steps.
         `previous` is what `parts.last_step` has said at each of them."""
-        flat = [x.reshape(-1, *x.shape[2:]) for x in (x, *previous)]
-        gates, config = self.gates(self.torso(*flat)).reshape(*done.shape, -1), self.config
-        rest = self.kernel, done, config.forget_bias
-        return self.heads(parts.unroll(config.cell, memory, gates, *rest).hidden, mask)
+        seen = self.torso(*(x.reshape(-1, *x.shape[2:]) for x in (x, *previous)))
+        return self.heads(hidden, seen.reshape(*hidden.shape[:2], -1), mask)
+
+    def unroll(self, memory, x, done, mask=None, previous=()):
+        """Of a whole rollout from its first memory. `done` (num_steps, num_envs) says with which
+        steps episodes ended."""
+        seen = self.torso(*(x.reshape(-1, *x.shape[2:]) for x in (x, *previous)))
+        seen, gates = (y.reshape(*done.shape, -1) for y in (seen, self.gates(seen)))
+        rest = self.kernel, done, self.config.forget_bias
+        memories = parts.unroll(self.config.cell, memory, gates, *rest)
+        return self.heads(memories.hidden, seen, mask)
 
 
 # --- data types -------------------------------------------------------------------------------
@@ -208,7 +221,7 @@ class Batch(NamedTuple):
     action: jax.Array
     log_prob: jax.Array
     value: jax.Array
-    advantage: jax.Array
+    advantage: jax.Array  # standardised, where over the rollout
     target: jax.Array
 
 
@@ -262,6 +275,11 @@ def value_error(values, old_values, targets, clip_eps, clip):
 def kl_estimate(log_ratio):
     """KL(old, new) by the k3 estimator, a mean (http://joschu.net/blog/kl-approx.html)."""
     return (jnp.expm1(log_ratio) - log_ratio).mean()
+
+
+def standardize(x):
+    """With mean 0 and deviation 1."""
+    return (x - x.mean()) / (x.std() + 1e-8)
 
 
 def explained_variance(values, targets):
@@ -319,15 +337,15 @@ def check(config: Config, env: Any, env_params: Any) -> None:
     positive = ("total_timesteps", "num_envs", "num_steps", "update_epochs", "num_minibatches")
     positive += ("memory_size", "num_evals")
     parts.check_sizes(config, positive, ("num_eval_episodes",))
-    parts.check_choices(config, cell=tuple(parts.CELLS))
+    parts.check_choices(config, cell=tuple(parts.CELLS), normalize_over=("rollout", "minibatch"))
     parts.check_spaces("ppo_rnn", config, env, env_params, box=True, masks=True)
     number, size = config.num_minibatches, config.num_envs * config.num_steps
     what = f"num_envs={config.num_envs}, and minibatches are sets of environments"
     parts.check_divides("num_minibatches", number, what, config.num_envs)
-    if config.normalize_advantage and number == size:
-        raise ValueError(
-            "num_steps=1: one sample to a minibatch, and normalize_advantage zeroes it; 2 would do"
-        )
+    samples = {"rollout": size, "minibatch": size // number}[config.normalize_over]
+    if config.normalize_advantage and samples == 1:
+        what = f"one sample to a {config.normalize_over}, and normalize_advantage zeroes it"
+        raise ValueError(f"num_steps=1: {what}; 2 would do")
     parts.num_updates(config, size)
 
 
@@ -407,7 +425,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         """Sequences with advantages and targets, from the memories that collection went through."""
         params, mask, action, done = state.policy.params, rollout.mask, rollout.action, rollout.done
         x = normalize(config, state.policy, rollout.observation)
-        actions, values = network.apply(params, rollout.memory.hidden, mask, method="heads")
+        seen = rollout.memory.hidden, x, mask, rollout.previous
+        actions, values = network.apply(params, *seen, method="review")
         # One step further for all of them at once, with what each action led to: after the last
         # observation of an episode the memory is still that of the episode.
         flat = lambda x: x.reshape(batch_size, *x.shape[2:])
@@ -417,17 +436,19 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         reward = state.reward_scale.scale(reward) if config.normalize_reward else reward
         ends = rollout.terminated, done
         advantages = gae(reward, values, next_values, *ends, config.gamma, config.gae_lambda)
-        log_prob, _ = actions.log_prob_and_entropy(action)
+        targets, (log_prob, _) = advantages + values, actions.log_prob_and_entropy(action)
+        if config.normalize_advantage and config.normalize_over == "rollout":
+            advantages = standardize(advantages)
         inputs = x, rollout.previous, mask, done
-        return Batch(*inputs, action, log_prob, values, advantages, advantages + values)
+        return Batch(*inputs, action, log_prob, values, advantages, targets)
 
     def loss(params, memory, batch):
         inputs = memory, batch.observation, batch.done, batch.mask, batch.previous
         actions, values = network.apply(params, *inputs, method="unroll")
         log_prob, entropy = actions.log_prob_and_entropy(batch.action)
         log_ratio, advantages, entropy = log_prob - batch.log_prob, batch.advantage, entropy.mean()
-        if config.normalize_advantage:
-            advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+        if config.normalize_advantage and config.normalize_over == "minibatch":
+            advantages = standardize(advantages)
         policy_loss = clipped_surrogate(log_ratio, advantages, config.clip_eps)
         clip = config.clip_eps, config.clip_vloss
         value_loss = value_error(values, batch.value, batch.target, *clip)

@@ -4,6 +4,7 @@ import functools
 import inspect
 import math
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -148,6 +149,23 @@ def test_masks_take_probability_from_actions_and_nothing_else(cell):
     np.testing.assert_allclose(stepped.output, masked.output[0], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("skip", [True, False])
+def test_heads_see_memories_and_by_a_skip_what_goes_into_them(skip):
+    """In a look back as a plain computation says, with one dense layer."""
+    config, (x, _, memory) = TINY.replace(skip=skip), random_sequence(5)
+    network, params = network_with_params(config, tasks.spaces.Discrete(2))
+    rng, p = np.random.default_rng(6), params["params"]
+    hidden = rng.normal(size=(*x.shape[:2], memory.hidden.shape[-1])).astype(np.float32)
+    actor, values = network.apply(params, hidden, x, method="review")
+    layer = p["torso"]["Dense_0"]
+    seen = getattr(nn, config.activation)(x @ layer["kernel"] + layer["bias"])
+    features = np.concatenate([hidden, seen], -1) if skip else hidden
+    expected = features @ p["critic_head"]["kernel"] + p["critic_head"]["bias"]
+    np.testing.assert_allclose(values, expected[..., 0], rtol=1e-4, atol=1e-5)
+    expected = features @ p["actor_head"]["kernel"] + p["actor_head"]["bias"]
+    np.testing.assert_allclose(actor.output, expected, rtol=1e-4, atol=1e-5)
+
+
 ENVS = ("Breakout-MinAtar", "CartPole-v1", "Acrobot-v1")
 
 
@@ -165,7 +183,7 @@ def test_kernels_are_orthogonal_with_the_usual_gains(cell, env):
         matrix = matrix if matrix.shape[0] >= matrix.shape[1] else matrix.T
         np.testing.assert_allclose(matrix.T @ matrix, np.eye(matrix.shape[1]), atol=1e-5)
         kernels += 1
-    assert kernels == 4 + (cell != "mingru") + (env == "Breakout-MinAtar")
+    assert kernels == 5 + (cell != "mingru") + (env == "Breakout-MinAtar")
 
 
 # --- formulas ---------------------------------------------------------------------------------
@@ -245,7 +263,7 @@ def test_before_the_first_gradient_step_the_ratio_is_one_everywhere(one_step):
         for _ in range(4):
             state, metrics = train(params, state)
             np.testing.assert_array_equal(metrics["clip_fraction"], 0.0)
-            assert metrics["entropy"] < 0.65  # far enough from uniform to see a difference
+            assert metrics["entropy"] < 0.66  # far enough from uniform to see a difference
             assert metrics["grad_norm"] > 1e-3
 
 
@@ -434,15 +452,17 @@ REFUSED = [
     (dict(memory_size=0), "memory_size=0"),
     (dict(num_minibatches=3), "num_minibatches=3 does not divide num_envs=2, .* 1, 2 would do"),
     (dict(num_minibatches=4), "num_minibatches=4 does not divide num_envs=2"),
-    (dict(num_steps=1), "one sample to a minibatch"),
+    (dict(num_steps=1, normalize_over="minibatch"), "one sample to a minibatch"),
+    (dict(num_envs=1, num_minibatches=1, num_steps=1), "one sample to a rollout"),
+    (dict(normalize_over="epoch"), "normalize_over='epoch': give rollout or minibatch"),
     (dict(env_settings=(("observe", (4,)),)), "observe=.4,.: give indices from 0 to 3"),
 ]
 PINNED = {
-    "entropy": [0.693146, 0.693128, 0.693124],
-    "grad_norm": [2.35988, 1.06326, 0.802618],
-    "mean_value": [-0.0317649, -0.10169, -0.215386],
-    "policy_loss": [-0.000650581, -0.000644896, -8.46647e-05],
-    "value_loss": [9.27902, 1.14968, 0.497229],
+    "entropy": [0.693107, 0.692203, 0.690902],
+    "grad_norm": [2.81864, 1.75401, 1.11227],
+    "mean_value": [0.0215879, 0.220451, 0.222446],
+    "policy_loss": [-0.00417462, -0.00268364, 0.000269607],
+    "value_loss": [9.3059, 1.58816, 0.440209],
 }
 
 

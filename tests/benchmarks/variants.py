@@ -38,7 +38,9 @@ class Comparison(NamedTuple):
     sides: dict[str, Side]  # the first is what the others are compared with
 
 
-MEMORIES = {cell: Side(ppo_rnn, {"cell": cell}) for cell in ("mingru", "gru", "lstm")}
+# All goes through the memory.
+THROUGH = {"skip": False, "normalize_over": "minibatch", "hidden_sizes": (64,)}
+MEMORIES = {c: Side(ppo_rnn, {"cell": c, **THROUGH}) for c in ("mingru", "gru", "lstm")}
 OPTIMIZERS = {
     "ppo": Side(ppo, {}),
     "ppo_vtrace, Adam": Side(ppo_vtrace, {"optimizer": "adam"}),
