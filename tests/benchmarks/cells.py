@@ -129,7 +129,7 @@ PRESETS = (
     preset("ddpg", "Pendulum-v1", 30_000, 10),
     preset("dqn", "CartPole-v1", 500_000, 100),
     shown(preset("dqn", "Acrobot-v1", 500_000, 100)),
-    preset("dqn", "MountainCar-v0", 500_000, 30)._replace(what="double"),
+    preset("dqn", "MountainCar-v0", 500_000, 100),
     *(preset("c51", env, 500_000, n) for env, n in zip(CLASSIC, (30, 30, 10))),
     *(preset("qrdqn", env, 500_000, n) for env, n in zip(CLASSIC, (100, 100, 10))),
     *(preset("iqn", env, 500_000, n) for env, n in zip(CLASSIC, (30, 30, 10))),
