@@ -317,6 +317,18 @@ def test_values_and_bootstraps_are_those_of_a_plain_loop(one_step, ending):
         assert_close(state.memory._replace(action=None), memory._replace(action=None), 1e-3, 1e-5)
 
 
+def test_a_single_minibatch_is_standardised_as_the_rollout_is():
+    found = []
+    for over in ("rollout", "minibatch"):
+        config = ONE_STEP.replace(
+            cell="mingru", normalize_over=over, total_timesteps=60, num_evals=1
+        )
+        train = ppo_rnn.make_train(config, tasks.Recall(), RecallParams(tasks.CLOCK, 6, 99))
+        found.append(train(jax.random.key(0))[1])
+    assert found[0]["grad_norm"] > 0.1 and abs(found[0]["policy_loss"]) < 1e-5
+    assert_close(*found, rtol=1e-4, atol=1e-6)
+
+
 def test_memories_are_zero_exactly_where_an_episode_has_just_ended(one_step):
     """Episodes of 5 steps all end with the last step of a rollout of 10, those of 6 do not."""
     _, start, train = one_step
