@@ -49,7 +49,7 @@ MINATAR = {
 }
 
 # MountainCar's goal is found by chance, thanks to values that start at zero and fall where one has
-# been: by DQN in smooth layers of normalised inputs, most often if it is greedy as soon as it learns.
+# been: by DQN in smooth layers of normalised inputs, and best if it is greedy once it learns.
 GREEDY = {
     "target_every": 20,
     "exploration_fraction": 0.02,
