@@ -171,6 +171,14 @@ def test_memories_solve_what_is_hidden(preset, mean, least, tmp_path):
     assert scores.mean() >= mean and scores.min() >= least, scores
 
 
+def test_a_memory_is_not_in_the_way_where_none_is_needed(tmp_path):
+    """MountainCar by the defaults, 500k steps, 5 seeds; with all inputs through it a third fail."""
+    config = ppo_rnn.Config(env="MountainCar-v0")
+    result = launch.run(ppo_rnn, config, seed=0, num_seeds=5, run_dir=tmp_path / "run")
+    scores = np.asarray(result.metrics["eval_return"])[:, -1].mean(-1)
+    assert scores.shape == (5,) and scores.mean() >= -110.0 and scores.min() >= -130.0, scores
+
+
 def test_pqn_with_memory_solves_the_chain(tmp_path):
     """400k steps, 5 seeds."""
     scores = train(pqn_rnn, "MemoryChain-bsuite", tmp_path)["eval_return"][:, -1].mean(-1)
