@@ -221,7 +221,7 @@ class Batch(NamedTuple):
     action: jax.Array
     log_prob: jax.Array
     value: jax.Array
-    advantage: jax.Array  # standardised, where over the rollout
+    advantage: jax.Array  # standardised, if that is done over the rollout
     target: jax.Array
 
 
@@ -425,8 +425,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         """Sequences with advantages and targets, from the memories that collection went through."""
         params, mask, action, done = state.policy.params, rollout.mask, rollout.action, rollout.done
         x = normalize(config, state.policy, rollout.observation)
-        seen = rollout.memory.hidden, x, mask, rollout.previous
-        actions, values = network.apply(params, *seen, method="review")
+        inputs = rollout.memory.hidden, x, mask, rollout.previous
+        actions, values = network.apply(params, *inputs, method="review")
         # One step further for all of them at once, with what each action led to: after the last
         # observation of an episode the memory is still that of the episode.
         flat = lambda x: x.reshape(batch_size, *x.shape[2:])

@@ -19,8 +19,7 @@ A *segment* is one agent of one environment over a whole rollout. How a rollout 
     standardisation over the minibatch; beta goes from priority_beta to 1 over the run;
   - ratios, values, V-trace advantages and, from then on, priorities of the segments drawn are those
     of the loss's own forward pass: a segment drawn twice knows how far the policy has moved;
-  - one network serves all agents; Muon steps its matrices and Adam all else; a cosine schedule
-    reaches its floor at the last gradient step; `accumulate` averages gradients of minibatches;
+  - one network serves all agents; Muon steps its matrices and Adam all else, along a cosine;
   - squashed actions are tanh of a Gaussian, kept as before it; their entropy is a numerical sum;
   - episodes restart within a rollout; a truncated one bootstraps from its final observation;
   - agents that left (`info["alive"]`) and padding (`env.action_dimensions`) count in no loss.

@@ -8,8 +8,8 @@ from typing import Any
 
 # What only a memory can do: a bit seen at the first of 60 steps, and CartPole without velocities.
 # All goes through the memory, which keeps what it has seen unless it learns otherwise
-# (forget_bias): with the defaults one in twenty seeds falls. The chain pays once an episode: there
-# are few steps to learn from, which have to be long.
+# (forget_bias): with the defaults' network one chain in twenty is forgotten. The chain pays once an
+# episode: there are few steps to learn from, which have to be long.
 REMEMBER = {
     "skip": False,
     "normalize_over": "minibatch",
@@ -95,8 +95,9 @@ CRAFTAX = {
 GAME_2048 = {"env_settings": (("max_steps", 4000),)}
 
 # Three marines against three that fight by rule. Many steps of each policy, for an episode is won
-# or lost at its end. After JaxMARL's settings. They win nine of ten battles; IQL and IPPO without a
-# memory, for which no better ones were found or looked for, win one half.
+# or lost at its end. After JaxMARL's settings. They win nine of ten battles, but IPPO without a
+# memory, for which no better ones were looked for, and IQL win one half; docs/tuning.md has better
+# ones for IQL.
 SMAX_3M = {
     "env": "jaxmarl/HeuristicEnemySMAX",
     "env_settings": (("scenario", "3m"),),
