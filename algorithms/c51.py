@@ -27,11 +27,15 @@ Implementation details:
   8 The projection shares each target atom between its two neighbours by distance, also where it
     falls on one: no mass is lost, and the mean is that of the targets clipped to the support.
   9 Orthogonal initialisation; Adam with a large epsilon (docs/tuning.md); clipping by global norm.
+ 10 With a finite `duration_exponent` random actions last (Dabney et al. 2021,
+    https://arxiv.org/abs/2006.01782): a car that is pushed anew at every step never leaves its
+    valley. What is held ends with the episode, or where it is not allowed.
 Nothing is decided by a branch on a counter: under vmap that would select between two copies of the
 buffer. Before `learning_starts` gradient steps are computed and thrown away.
 """
 
 import functools
+import math
 import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -74,6 +78,7 @@ class Config:
     eps_start: float = real(1.0, "[0, 1]")  # epsilon at first
     eps_end: float = real(0.1, "[0, 1]")  # epsilon at last, and always if constant
     exploration_fraction: float = real(0.2, "(0, inf]")  # share of the run until eps_end
+    duration_exponent: float = real(math.inf, "(1, inf]")  # random actions last: 2 long, inf a step
     max_grad_norm: float = real(10.0, "(0, inf]")  # clip to this global norm; inf for never
     hidden_sizes: tuple[int, ...] = static((64, 64))  # dense layers
     activation: str = static("relu")  # any function of flax.linen: tanh, relu, swish, ...
@@ -112,6 +117,13 @@ class PolicyState:
     obs_stats: parts.RunningStatistics
 
 
+class Held(NamedTuple):
+    """Actions that may last, (num_envs,)."""
+
+    action: jax.Array
+    left: jax.Array  # steps that it is to be taken for, int32
+
+
 @struct.dataclass
 class TrainState:
     """Everything that a run needs to go on."""
@@ -123,6 +135,7 @@ class TrainState:
     replay: parts.Replay
     env_state: envs.BatchState
     observation: jax.Array  # (num_envs, ...)
+    held: Held  # of the episode that goes on
     episodes: parts.EpisodeStatistics
     rng: jax.Array
     eval_rng: jax.Array  # the same at every evaluation
@@ -134,10 +147,12 @@ class Noise(NamedTuple):
 
     step_rng: jax.Array  # (train_every,)
     exploration: jax.Array  # uniform, (train_every, num_envs)
+    duration: jax.Array  # of a random action that begins here, in steps, the same
 
 
 EXPLORATION = ("constant", "linear", "exponential")
 DTYPES = ("", "bool", "int8", "float16", "bfloat16", "float32")
+LONGEST = 10_000  # steps that a random action may last
 STRETCH = 16  # steps of an environment for which random numbers are drawn at once
 
 
@@ -202,14 +217,28 @@ def epsilon_greedy(values, epsilon, noise, mask=None):
     return jnp.where(noise < epsilon, random, greedy(values, mask))
 
 
+def durations(noise, exponent):
+    """Steps that random actions last, of uniform noise: n or more with probability
+    n ** (1 - exponent). As in Dabney et al. 2021, whose zeta law has the same tail."""
+    return jnp.minimum(noise ** (-1.0 / (exponent - 1.0)), LONGEST).astype(jnp.int32)
+
+
+def hold(held, chosen, mask=None):
+    """What is taken: the held actions that last and are allowed, else the chosen ones."""
+    lasts = held.left > 0
+    if mask is not None:
+        lasts &= (mask * jax.nn.one_hot(held.action, mask.shape[-1])).any(-1)
+    return jax.tree.map(lambda old, new: jnp.where(lasts, old, new), held, chosen)
+
+
 # --- acting and training ----------------------------------------------------------------------
 
 
 def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns policy(state, observation, memory=None, rng=None, mask=None) -> action, memory.
 
-    For one environment. The action of highest value without rng; with it epsilon-greedy at eps_end.
-    mask (num_actions,): what `env.action_mask` allows.
+    For one environment. The action of highest value without rng; with it epsilon-greedy at eps_end,
+    anew at every step. mask (num_actions,): what `env.action_mask` allows.
     """
     env, env_params = parts.world(config, env, env_params)
     network = CategoricalNetwork(config, env.action_space(env_params).n)
@@ -295,6 +324,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             replay=buffer.create(env, env_params),
             env_state=env_state,
             observation=observation,
+            held=Held(*jnp.zeros((2, num_envs), jnp.int32)),
             episodes=parts.EpisodeStatistics.create(num_envs),
             rng=rng,
             eval_rng=eval_rng,
@@ -304,18 +334,19 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     def act(state, epsilon, noise):
         """Steps of every environment."""
 
-        def step(state, inputs):
-            step_rng, noise = inputs
+        def step(state, noise):
             x = normalize(config, state.policy, state.observation)
             values = action_values(config, network.apply(state.policy.params, x))
             mask = environments.action_mask(state.env_state, env_params)
-            action = epsilon_greedy(values, epsilon, noise, mask)
+            chosen = epsilon_greedy(values, epsilon, noise.exploration, mask)
+            steps = jnp.where(noise.exploration < epsilon, noise.duration, 1)
+            held = hold(state.held, Held(chosen, steps), mask)
             observation, env_state, reward, terminated, truncated, info = environments.step(
-                step_rng, state.env_state, action, env_params
+                noise.step_rng, state.env_state, held.action, env_params
             )
             transition = parts.Transition(
                 observation=state.observation,
-                action=action,
+                action=held.action,
                 reward=reward,
                 terminated=terminated,
                 done=terminated | truncated,
@@ -323,9 +354,11 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
                 action_mask=mask,
                 final_action_mask=info.get("final_action_mask"),
             )
-            return state.replace(env_state=env_state, observation=observation), transition
+            held = held._replace(left=jnp.where(transition.done, 0, held.left - 1))
+            state = state.replace(env_state=env_state, observation=observation, held=held)
+            return state, transition
 
-        return jax.lax.scan(step, state, (noise.step_rng, noise.exploration))
+        return jax.lax.scan(step, state, noise)
 
     def targets(state, window):
         """Distributions of the n-step return, (batch_size, num_atoms)."""
@@ -385,10 +418,12 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     def update(state):
         """Rounds, whose random numbers are drawn all at once: that costs far less."""
         rng, start_rng, step_rng, explore_rng, draw_rng = jax.random.split(state.rng, 5)
-        exploration = jax.random.uniform(explore_rng, (update_size,))
+        uniform = jax.random.uniform(explore_rng, (2 * update_size,))
+        exploration, duration = uniform.reshape(2, rounds, num_steps, num_envs)
         noise = Noise(
             jax.random.split(step_rng, (rounds, num_steps)),
-            exploration.reshape(rounds, num_steps, num_envs),
+            exploration,
+            durations(duration, config.duration_exponent),
         )
         steps = rounds * config.updates_per_step
         draws = buffer.noise(draw_rng, (steps, config.batch_size))

@@ -148,7 +148,10 @@ def test_the_policy_sees_normalised_observations(file):
     assert (actions != values(x).argmax(-1)).any()
 
 
-@pytest.mark.parametrize("name", ["greedy", "epsilon_at", "epsilon_greedy", "normalize"])
+SHARED = ("greedy", "epsilon_at", "epsilon_greedy", "durations", "hold", "normalize")
+
+
+@pytest.mark.parametrize("name", SHARED)
 def test_what_is_repeated_is_dqn_s(module, name):
     """Its own tests hold for these."""
     assert inspect.getsource(getattr(module, name)) == inspect.getsource(getattr(dqn, name))

@@ -149,6 +149,29 @@ def test_random_actions_are_uniform_among_the_allowed_ones():
     assert counts[1] == 0.0
 
 
+def test_random_actions_last_as_long_as_the_law_says():
+    noise = jax.random.uniform(jax.random.key(0), (100_000,))
+    for exponent in (1.5, 2.0, 3.0):
+        steps = np.asarray(dqn.durations(noise, exponent))
+        for n in (1, 2, 5, 20):
+            np.testing.assert_allclose((steps >= n).mean(), n ** (1.0 - exponent), atol=0.006)
+    assert (dqn.durations(noise, jnp.inf) == 1).all()
+    assert list(dqn.durations(jnp.array([0.0, 0.999]), 2.0)) == [dqn.LONGEST, 1]
+    assert list(dqn.durations(jnp.array([0.0]), jnp.inf)) == [1]
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_what_is_held_goes_on_while_it_lasts_and_is_allowed(masked):
+    rng = np.random.default_rng(0)
+    held, chosen = (dqn.Held(rng.integers(0, 3, 50), rng.integers(0, 3, 50)) for _ in range(2))
+    mask = rng.random((50, 3)) < 0.6
+    result = dqn.hold(*jax.tree.map(jnp.array, (held, chosen)), jnp.array(mask) if masked else None)
+    for i in range(50):
+        lasts = held.left[i] > 0 and (not masked or mask[i, held.action[i]])
+        expected = held if lasts else chosen
+        assert (result.action[i], result.left[i]) == (expected.action[i], expected.left[i])
+
+
 # --- priorities -------------------------------------------------------------------------------
 
 

@@ -41,7 +41,7 @@ SMALL = dict(
 HEEDS_MASKS = True
 # Where half the default is not a change, or none that can be felt in 96 steps.
 OTHER = {"adam_eps": 1e-2, "eps_end": 0.9, "max_grad_norm": 1e-3, "huber_delta": 0.1}
-OTHER |= {"priority_eps": 0.5}
+OTHER |= {"priority_eps": 0.5, "duration_exponent": 1.5}
 TOLERANCE = dict(rtol=1e-4, atol=1e-5)
 REFUSED = [
     (dict(batch_size=8.0), "batch_size=8.0"),
@@ -239,6 +239,47 @@ def test_a_policy_with_a_key_explores(module, tiny, trained, vmapped_keys):
     never = module.make_policy(tiny.replace(eps_end=0.0))
     greedy = policy(state, observation)[0]
     assert (jax.vmap(lambda key: never(state, observation, None, key)[0])(keys) == greedy).all()
+
+
+def explored(module, tiny, env, env_params, **settings):
+    """The transitions of three updates, (48, num_envs), by one program for all that differ."""
+    env_params = env_params.replace(max_steps_in_episode=12)
+    names, values = settings.keys(), jnp.array(list(settings.values())).T
+    config = tiny.replace(buffer_size=96, exploration="constant")
+
+    def run(values):
+        given = config.replace(**dict(zip(names, values)))
+        learner = module.learner(given, env, env_params)
+        state = learner.init(jax.random.key(0))
+        for _ in range(3):
+            state, _ = learner.update(state)
+        return state.replay.transitions
+
+    transitions = jax.jit(jax.vmap(run))(values)
+    return jax.tree.map(lambda x: np.asarray(x).reshape(len(x), 48, 2, *x.shape[2:]), transitions)
+
+
+def test_random_actions_last_until_the_episode_ends(module, tiny):
+    """With an exponent of nearly 1 they would for thousands of steps, and what is not random
+    never does."""
+    env, env_params = envs.make("CartPole-v1")
+    settings = dict(duration_exponent=[1.01, np.inf, 1.01, np.inf], eps_end=[1.0, 1.0, 0.0, 0.0])
+    played = explored(module, tiny, env, env_params, **settings)
+    begins = np.concatenate([np.ones_like(played.done[:, :1]), played.done[:, :-1]], 1)
+    changes = np.diff(played.action, axis=1, prepend=played.action[:, :1]) != 0
+    lasting, ordinary, greedy, same = range(4)
+    assert not changes[lasting][~begins[lasting]].any() and changes[lasting].any()
+    assert changes[ordinary][~begins[ordinary]].any()
+    np.testing.assert_array_equal(played.action[greedy], played.action[same])
+
+
+def test_what_is_held_is_let_go_where_it_is_not_allowed(module, tiny):
+    """Of two actions one is allowed at every other step."""
+    env, env_params = tasks.Probe(masked=True), tasks.ProbeParams(task=tasks.SWING)
+    settings = dict(duration_exponent=[1.5], eps_end=[1.0])
+    played = jax.tree.map(lambda x: x[0], explored(module, tiny, env, env_params, **settings))
+    assert np.take_along_axis(played.action_mask, played.action[..., None], -1).all()
+    assert len(np.unique(played.action)) == 2
 
 
 # --- probe tasks ------------------------------------------------------------------------------
