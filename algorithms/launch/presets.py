@@ -48,11 +48,11 @@ MINATAR = {
     "conv_layers": "none",
 }
 
-# MountainCar's goal is found by chance, thanks to values that start at zero and fall where one has
-# been: by DQN in smooth layers of normalised inputs, and best if it is greedy once it learns.
-GREEDY = {
-    "target_every": 20,
-    "exploration_fraction": 0.02,
+# MountainCar's goal is found by random actions that last, and its car is far slower than its valley
+# is wide: inputs are normalised.
+LASTING = {
+    "duration_exponent": 2.0,
+    "eps_end": 0.02,
     "activation": "swish",
     "normalize_obs": True,
 }
@@ -414,7 +414,7 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     "dqn": {
         "CartPole-v1": {},
         "Acrobot-v1": {},
-        "MountainCar-v0": GREEDY,
+        "MountainCar-v0": LASTING,
     },
     "c51": {
         "CartPole-v1": {},
