@@ -56,19 +56,6 @@ LASTING = {
     "activation": "swish",
     "normalize_obs": True,
 }
-# Values that are distributions take one-step targets, many large gradient steps, and longer
-# exploration.
-SMOOTH = {
-    "updates_per_step": 8,
-    "learning_rate": 2e-3,
-    "adam_eps": 1e-5,
-    "n_step": 1,
-    "target_every": 200,
-    "eps_end": 0.05,
-    "exploration_fraction": 0.3,
-    "activation": "swish",
-    "normalize_obs": True,
-}
 
 # As benchmarks of dm_control have it: 100,000 frames, of two to an action.
 SUITE = {"env_settings": (("action_repeat", 2),), "total_timesteps": 50_000}
@@ -419,23 +406,32 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     "c51": {
         "CartPole-v1": {},
         "Acrobot-v1": {},
-        "MountainCar-v0": SMOOTH,
+        "MountainCar-v0": LASTING,
     },
     "qrdqn": {
         "CartPole-v1": {},
         "Acrobot-v1": {},
-        "MountainCar-v0": {**SMOOTH, "learning_rate": 1e-3},
+        "MountainCar-v0": LASTING,
     },
     "iqn": {
         "CartPole-v1": {},
         "Acrobot-v1": {},
+        # Still by many large gradient steps, of one-step targets: with one, and random actions that
+        # last, it finds the goal and forgets it.
         "MountainCar-v0": {
-            **SMOOTH,
+            "updates_per_step": 8,
             "learning_rate": 5e-4,
+            "adam_eps": 1e-5,
+            "n_step": 1,
             "num_levels": 2,
             "num_target_levels": 2,
             "num_policy_levels": 4,
             "num_cosines": 4,
+            "target_every": 200,
+            "eps_end": 0.05,
+            "exploration_fraction": 0.3,
+            "activation": "swish",
+            "normalize_obs": True,
         },
     },
 }

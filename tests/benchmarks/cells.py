@@ -130,8 +130,8 @@ PRESETS = (
     preset("dqn", "CartPole-v1", 500_000, 100),
     shown(preset("dqn", "Acrobot-v1", 500_000, 100)),
     preset("dqn", "MountainCar-v0", 500_000, 100),
-    *(preset("c51", env, 500_000, n) for env, n in zip(CLASSIC, (30, 30, 10))),
-    *(preset("qrdqn", env, 500_000, n) for env, n in zip(CLASSIC, (100, 100, 10))),
+    *(preset("c51", env, 500_000, n) for env, n in zip(CLASSIC, (30, 30, 100))),
+    *(preset("qrdqn", env, 500_000, 100) for env in CLASSIC),
     *(preset("iqn", env, 500_000, n) for env, n in zip(CLASSIC, (30, 30, 10))),
     *(squared("qrdqn", env, "") for env in CLASSIC),
     *(squared("iqn", env, "--adam-eps 1e-6") for env in CLASSIC[:2]),  # divided by kappa
