@@ -242,8 +242,9 @@ def test_a_policy_with_a_key_explores(module, tiny, trained, vmapped_keys):
 
 
 def explored(module, tiny, env, env_params, **settings):
-    """The transitions of three updates, (48, num_envs), by one program for all that differ."""
-    env_params = env_params.replace(max_steps_in_episode=12)
+    """The transitions of three updates, (48, num_envs), and for how long actions are still held
+    then, by one program for all that differ."""
+    env_params = env_params.replace(max_steps_in_episode=7)
     names, values = settings.keys(), jnp.array(list(settings.values())).T
     config = tiny.replace(buffer_size=96, exploration="constant")
 
@@ -253,10 +254,11 @@ def explored(module, tiny, env, env_params, **settings):
         state = learner.init(jax.random.key(0))
         for _ in range(3):
             state, _ = learner.update(state)
-        return state.replay.transitions
+        return state.replay.transitions, state.held.left
 
-    transitions = jax.jit(jax.vmap(run))(values)
-    return jax.tree.map(lambda x: np.asarray(x).reshape(len(x), 48, 2, *x.shape[2:]), transitions)
+    played, left = jax.jit(jax.vmap(run))(values)
+    apart = lambda x: np.asarray(x).reshape(len(x), 48, 2, *x.shape[2:])
+    return jax.tree.map(apart, played), np.asarray(left)
 
 
 def test_random_actions_last_until_the_episode_ends(module, tiny):
@@ -264,20 +266,21 @@ def test_random_actions_last_until_the_episode_ends(module, tiny):
     never does."""
     env, env_params = envs.make("CartPole-v1")
     settings = dict(duration_exponent=[1.01, np.inf, 1.01, np.inf], eps_end=[1.0, 1.0, 0.0, 0.0])
-    played = explored(module, tiny, env, env_params, **settings)
+    played, left = explored(module, tiny, env, env_params, **settings)
     begins = np.concatenate([np.ones_like(played.done[:, :1]), played.done[:, :-1]], 1)
     changes = np.diff(played.action, axis=1, prepend=played.action[:, :1]) != 0
     lasting, ordinary, greedy, same = range(4)
     assert not changes[lasting][~begins[lasting]].any() and changes[lasting].any()
     assert changes[ordinary][~begins[ordinary]].any()
     np.testing.assert_array_equal(played.action[greedy], played.action[same])
+    assert (left[lasting] > 100).all() and (left[[ordinary, greedy, same]] == 0).all()
 
 
 def test_what_is_held_is_let_go_where_it_is_not_allowed(module, tiny):
     """Of two actions one is allowed at every other step."""
     env, env_params = tasks.Probe(masked=True), tasks.ProbeParams(task=tasks.SWING)
     settings = dict(duration_exponent=[1.5], eps_end=[1.0])
-    played = jax.tree.map(lambda x: x[0], explored(module, tiny, env, env_params, **settings))
+    played, _ = explored(module, tiny, env, env_params, **settings)
     assert np.take_along_axis(played.action_mask, played.action[..., None], -1).all()
     assert len(np.unique(played.action)) == 2
 
