@@ -242,11 +242,11 @@ def test_a_policy_with_a_key_explores(module, tiny, trained, vmapped_keys):
 
 
 def explored(module, tiny, env, env_params, **settings):
-    """The transitions of three updates, (48, num_envs), and for how long actions are still held
-    then, by one program for all that differ."""
+    """The transitions of three updates, (48, 256), in episodes of 7 steps, and for how long actions
+    are still held then; by one program for all that differ."""
     env_params = env_params.replace(max_steps_in_episode=7)
     names, values = settings.keys(), jnp.array(list(settings.values())).T
-    config = tiny.replace(buffer_size=96, exploration="constant")
+    config = tiny.replace(num_envs=256, buffer_size=48 * 256, exploration="constant")
 
     def run(values):
         given = config.replace(**dict(zip(names, values)))
@@ -257,7 +257,7 @@ def explored(module, tiny, env, env_params, **settings):
         return state.replay.transitions, state.held.left
 
     played, left = jax.jit(jax.vmap(run))(values)
-    apart = lambda x: np.asarray(x).reshape(len(x), 48, 2, *x.shape[2:])
+    apart = lambda x: np.asarray(x).reshape(len(x), 48, 256, *x.shape[2:])
     return jax.tree.map(apart, played), np.asarray(left)
 
 
@@ -265,15 +265,22 @@ def test_random_actions_last_until_the_episode_ends(module, tiny):
     """With an exponent of nearly 1 they would for thousands of steps, and what is not random
     never does."""
     env, env_params = envs.make("CartPole-v1")
-    settings = dict(duration_exponent=[1.01, np.inf, 1.01, np.inf], eps_end=[1.0, 1.0, 0.0, 0.0])
+    settings = dict(duration_exponent=[1.00001, np.inf, 1.00001, np.inf, 3.0])
+    settings |= dict(eps_end=[1.0, 1.0, 0.0, 0.0, 0.3])
     played, left = explored(module, tiny, env, env_params, **settings)
     begins = np.concatenate([np.ones_like(played.done[:, :1]), played.done[:, :-1]], 1)
     changes = np.diff(played.action, axis=1, prepend=played.action[:, :1]) != 0
-    lasting, ordinary, greedy, same = range(4)
+    lasting, ordinary, greedy, same, some = range(5)
     assert not changes[lasting][~begins[lasting]].any() and changes[lasting].any()
     assert changes[ordinary][~begins[ordinary]].any()
     np.testing.assert_array_equal(played.action[greedy], played.action[same])
     assert (left[lasting] > 100).all() and (left[[ordinary, greedy, same]] == 0).all()
+    rng, expected = np.random.default_rng(0), np.zeros(100_000)
+    for _ in range(6):  # since the last episode's end
+        random, steps = rng.random(100_000) < 0.3, np.floor(rng.random(100_000) ** -0.5)
+        begun = np.where(random, steps - 1, 0)
+        expected = np.where(expected > 0, expected - 1, begun)
+    np.testing.assert_allclose((left[some] > 0).mean(), (expected > 0).mean(), atol=0.07)
 
 
 def test_what_is_held_is_let_go_where_it_is_not_allowed(module, tiny):
