@@ -138,7 +138,7 @@ class Mixer(nn.Module):
             return values
         if self.config.mixer == "sum":
             return values.sum(-1, keepdims=True)
-        # Rows: XLA's CPU code is four times slower where an axis in front of them has length 1.
+        # Rows: XLA's CPU code is far slower where an axis in front of them has length 1.
         leading, values = values.shape[:-1], values.reshape(-1, values.shape[-1])
         view = view.reshape(-1, view.shape[-1])
         size, zeros, normal = self.config.mixing_size, nn.initializers.zeros, jax.random.normal
