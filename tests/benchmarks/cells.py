@@ -31,6 +31,7 @@ SOLVED |= {
     "xminigrid/MiniGrid-DoorKey": 0.9,
     "brax/inverted_pendulum": 1000.0,
 }
+MEMORIES = ("", "-gru", "-mingru")  # presets of ppo_rnn, that of an LSTM first
 CLASSIC = ("CartPole-v1", "Acrobot-v1", "MountainCar-v0")
 # What only a memory can do, for files without one
 CHAIN = "--env MemoryChain-bsuite --env-settings memory_length=60 --total-timesteps 400000"
@@ -108,10 +109,8 @@ PRESETS = (
     also("teams", preset("ippo_rnn", "switch_riddle", 300_000, 10)),
     preset("ppo_vtrace", "CartPole-v1", 500_000, 100),
     shown(preset("ppo_vtrace", "MultiNavigator-v0", 500_000, 30)),
-    *(preset("ppo_rnn", f"MemoryChain-bsuite{c}", 400_000, 100) for c in ("", "-gru", "-mingru")),
-    preset("ppo_rnn", "CartPole-v1-positions", 500_000, 30),
-    preset("ppo_rnn", "CartPole-v1-positions-gru", 500_000, 30),
-    preset("ppo_rnn", "CartPole-v1-positions-mingru", 500_000, 100),
+    *(preset("ppo_rnn", f"MemoryChain-bsuite{cell}", 400_000, 100) for cell in MEMORIES),
+    *(preset("ppo_rnn", f"CartPole-v1-positions{cell}", 500_000, 100) for cell in MEMORIES),
     *(preset("pqn", env, 500_000, 100) for env in CLASSIC),
     *(preset("pqn", f"{game}-MinAtar", steps, 10) for game, steps in GAMES.items()),
     preset("pqn_rnn", "MemoryChain-bsuite", 400_000, 30),
@@ -130,7 +129,7 @@ PRESETS = (
     preset("dqn", "CartPole-v1", 500_000, 100),
     shown(preset("dqn", "Acrobot-v1", 500_000, 100)),
     preset("dqn", "MountainCar-v0", 500_000, 100),
-    *(preset("c51", env, 500_000, n) for env, n in zip(CLASSIC, (30, 30, 100))),
+    *(preset("c51", env, 500_000, 100) for env in CLASSIC),
     *(preset("qrdqn", env, 500_000, 100) for env in CLASSIC),
     *(preset("iqn", env, 500_000, n) for env, n in zip(CLASSIC, (30, 30, 10))),
     *(squared("qrdqn", env, "") for env in CLASSIC),
