@@ -140,7 +140,7 @@ SOFT_AND_TWIN = [
     (sac, "Pendulum-v1", -155.0),
     (sac, "MountainCarContinuous-v0", 94.0),
     (td3, "Pendulum-v1", -155.0),
-    (td3, "MountainCarContinuous-v0", 93.0),
+    (td3, "MountainCarContinuous-v0", 92.8),
     (crossq, "Pendulum-v1", -155.0),
     (ddpg, "Pendulum-v1", -160.0),
     (sac_discrete, "CartPole-v1", 490.0),
