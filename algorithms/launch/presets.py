@@ -6,11 +6,10 @@ is empty the defaults are what is known to work. docs/tuning.md has what was tri
 
 from typing import Any
 
-# What only a memory can do: a bit seen at the first of 60 steps, and CartPole without velocities.
-# All goes through the memory, which keeps what it has seen unless it learns otherwise
-# (forget_bias): with the defaults' network one chain in twenty is forgotten, while CartPole's LSTM
-# and GRU fall less often with it. The chain pays once an episode: there are few steps to learn
-# from, which have to be long.
+# What only a memory can do: a bit seen at the first of 60 steps, and CartPole without velocities. A
+# memory keeps what it has seen unless it learns otherwise (forget_bias). All goes through that of
+# the chain, of which the defaults' network forgets one in twenty; CartPole's LSTM and GRU have that
+# network, and fall less often. The chain pays once an episode: few steps, which have to be long.
 REMEMBER = {
     "skip": False,
     "normalize_over": "minibatch",
