@@ -124,7 +124,8 @@ class ReplayBuffer:
         if self.prioritized:
             priorities = write(priorities, jnp.zeros(new))
             complete = jnp.arange(new) - self.waiting  # their windows are full now
-            there = jnp.where(replay.size + complete >= 0, replay.max_priority, 0.0)
+            older = jnp.minimum(replay.size, self.capacity - new)  # what the rollout leaves of them
+            there = jnp.where(older + complete >= 0, replay.max_priority, 0.0)
             priorities = priorities.at[(replay.position + complete) % self.capacity].set(there)
         return replay.replace(
             transitions=jax.tree.map(write, replay.transitions, flat),

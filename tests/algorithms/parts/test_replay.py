@@ -1,6 +1,7 @@
 """The replay buffer: its ring, its windows and its draws, against plain loops and rlax."""
 
 import dataclasses
+import operator
 
 import jax
 import jax.numpy as jnp
@@ -239,6 +240,53 @@ def test_windows_cross_neither_the_write_head_nor_an_episode_s_end(rings, priori
             np.testing.assert_allclose(batch.discount[i], discount, rtol=1e-5)
 
 
+def small_rings(number):
+    """Sizes (buffer_size, num_envs, num_steps, n_step) that hold a window, most of them so small
+    that a rollout overwrites what windows that it completes begin with."""
+    rng, found = np.random.default_rng(0), [(8, 2, 4, 3)]
+    while len(found) < number:
+        size, num_envs, steps, n = (int(rng.integers(1, 1 + most)) for most in (24, 3, 4, 5))
+        capacity = -(-size // (num_envs * steps)) * num_envs * steps
+        tight = capacity < (n - 1 + steps) * num_envs
+        if capacity >= n * num_envs and (tight or rng.random() < 0.1):
+            found.append((size, num_envs, steps, n))
+    return found
+
+
+@pytest.mark.parametrize("sizes", small_rings(8), ids=str)
+def test_the_smallest_rings_draw_every_whole_window_and_no_other(sizes):
+    """After each rollout, against the list of all steps, the newest of which are kept. Their
+    rewards count them, and nothing else of them is stored."""
+    buffer = parts.ReplayBuffer(*sizes, prioritized=True)
+    (_, num_envs, num_steps, n), capacity = sizes, buffer.capacity
+    rollouts = 2 * capacity // (num_envs * num_steps) + n
+    count = np.arange(1.0, 1 + rollouts * num_steps * num_envs, dtype=np.float32)
+    uniform = dataclasses.replace(buffer, prioritized=False)
+
+    def add(replay, rollout):
+        replay = buffer.add(replay, rollout)
+        index = uniform.draw(replay, jnp.arange(60, dtype=jnp.uint32)).index
+        return replay, (replay, index, buffer.num_windows(replay))
+
+    only = lambda reward: parts.Transition(None, None, reward, None, None, None)
+    zero = jnp.zeros((), jnp.int32)
+    priorities = jnp.zeros(module.cube_side(capacity) ** 3)
+    replay = parts.Replay(only(jnp.zeros(capacity)), priorities, jnp.ones(()), zero, zero)
+    steps = only(count.reshape(rollouts, num_steps, num_envs))
+    results = jax.jit(lambda *args: jax.lax.scan(add, *args)[1])(replay, steps)
+    results = jax.tree.map(np.asarray, results)
+    for i in range(rollouts):
+        replay, index, number = jax.tree.map(operator.itemgetter(i), results)
+        ring, over = replay.transitions.reward, (i + 1) * num_steps * num_envs
+        starts = count[max(0, over - capacity) : max(0, over - (n - 1) * num_envs)]
+        drawn = np.flatnonzero(replay.priorities)
+        assert set(ring[drawn]) == set(starts)
+        later = num_envs * np.arange(n)[:, None]  # the same environment, step by step
+        np.testing.assert_array_equal(ring[(drawn + later) % capacity], ring[drawn] + later)
+        if len(starts):
+            assert set(index) == set(drawn) and number == len(starts)
+
+
 @pytest.mark.parametrize("prioritized", [False, True])
 def test_every_transition_is_drawn_about_as_often(prioritized):
     buffer = parts.ReplayBuffer(400, 4, 1, n_step=3, prioritized=prioritized)
@@ -291,17 +339,18 @@ def test_priorities_are_written_if_they_count():
     buffer = parts.ReplayBuffer(12, 3, 2, prioritized=True)
     env, params = envs.make(tasks.Probe())
     rollout = zeros_for(buffer, env, params)
-    replay = buffer.add(buffer.create(env, params), rollout)
+    add, prioritize = jax.jit(buffer.add), jax.jit(buffer.prioritize)
+    replay = add(buffer.create(env, params), rollout)
     np.testing.assert_array_equal(replay.priorities[:12], [1.0] * 6 + [0.0] * 6)
     index, priorities = jnp.array([4, 0]), jnp.array([5.0, 0.25])
-    same = buffer.prioritize(replay, index, priorities, jnp.array(False))
+    same = prioritize(replay, index, priorities, jnp.array(False))
     jax.tree.map(np.testing.assert_array_equal, same, replay)
-    changed = buffer.prioritize(replay, index, priorities, jnp.array(True))
+    changed = prioritize(replay, index, priorities, jnp.array(True))
     np.testing.assert_array_equal(changed.priorities[:6], [0.25, 1.0, 1.0, 1.0, 5.0, 1.0])
     assert changed.max_priority == 5.0
-    lower = buffer.prioritize(changed, index, 0.1 * priorities, jnp.array(True))
+    lower = prioritize(changed, index, 0.1 * priorities, jnp.array(True))
     assert lower.max_priority == 5.0  # ever seen
-    newer = buffer.add(lower, rollout)  # and new ones have it
+    newer = add(lower, rollout)  # and new ones have it
     np.testing.assert_array_equal(newer.priorities[6:12], [5.0] * 6)
 
 
@@ -311,8 +360,12 @@ def test_masks_are_stored_where_there_are_some():
     assert masked.action_mask.shape == masked.final_action_mask.shape == (8, 3)
     assert masked.action_mask.dtype == masked.final_action_mask.dtype == bool
     env, params = envs.make(tasks.Probe())
-    replay = buffer.add(buffer.create(env, params), zeros_for(buffer, env, params))
-    window = buffer.windows(replay.transitions, jnp.arange(2), GAMMA)
+
+    def window():
+        replay = buffer.add(buffer.create(env, params), zeros_for(buffer, env, params))
+        return buffer.windows(replay.transitions, jnp.arange(2), GAMMA)
+
+    window = jax.eval_shape(window)
     assert window.action_mask is None and window.final_action_mask is None
 
 
