@@ -126,6 +126,12 @@ def check_replay(config: Any, buffer: Any, env: Any, env_params: Any) -> None:
             f"learning_starts={config.learning_starts} leaves nothing of total_timesteps="
             f"{config.total_timesteps} to learn in; {config.total_timesteps // 10} would do"
         )
+    if buffer.waiting >= config.total_timesteps:
+        raise ValueError(
+            f"n_step={config.n_step} steps of num_envs={config.num_envs} leave nothing of "
+            f"total_timesteps={config.total_timesteps} to learn in; "
+            f"{max(1, config.total_timesteps // (10 * config.num_envs))} would do"
+        )
     window = config.n_step * config.num_envs
     if buffer.capacity < window:
         raise ValueError(

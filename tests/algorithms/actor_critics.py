@@ -49,6 +49,7 @@ REFUSED = [
     (dict(critic_hidden_sizes=(8, 0)), "critic_hidden_sizes=.*: give whole numbers, 1 or more"),
     (dict(network="resnet"), "network='resnet': give mlp or simba"),
     (dict(learning_starts=96), "learning_starts=96 leaves nothing .* 9 would do"),
+    (dict(n_step=49, buffer_size=98), "n_step=49 .*num_envs=2 leave nothing .* 4 would do"),
     (dict(buffer_size=2, n_step=3), "buffer_size=2 does not hold n_step=3 .* 6 would do"),
 ]
 TAKES_BOX = (dict(env="CartPole-v1", env_settings=()), "CartPole-v1 has actions .* takes Box")

@@ -52,6 +52,7 @@ REFUSED = [
     (dict(exploration="cosine"), "exploration='cosine': give constant or linear or exponential"),
     (dict(buffer_dtype="int7"), "buffer_dtype='int7': give \"\" or bool or int8"),
     (dict(learning_starts=96), "learning_starts=96 leaves nothing .* 9 would do"),
+    (dict(n_step=49, buffer_size=98), "n_step=49 .*num_envs=2 leave nothing .* 4 would do"),
     (dict(buffer_size=4, n_step=3), "buffer_size=4 does not hold n_step=3 .* 6 would do"),
     (dict(env="Pendulum-v1"), "takes Discrete"),
 ]

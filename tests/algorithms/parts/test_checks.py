@@ -166,6 +166,45 @@ def test_small_images_need_no_convolution():
     parts.check_spaces("zzz", make_config(conv_layers="none"), Narrow(), PARAMS)
 
 
+# --- replay buffers ---------------------------------------------------------------------------
+
+
+def check_ring(**settings):
+    """Of one step of each environment at a time."""
+    usual = dict(buffer_size=50_000, num_envs=16, n_step=1, learning_starts=0)
+    config = types.SimpleNamespace(**usual | settings)
+    buffer = parts.ReplayBuffer(config.buffer_size, config.num_envs, 1, config.n_step)
+    parts.check_replay(config, buffer, tasks.Probe(), PARAMS)
+
+
+@pytest.mark.parametrize(
+    "settings, message, would_do",
+    [
+        (
+            dict(n_step=400, total_timesteps=5000),
+            "n_step=400 steps of num_envs=16 leave nothing of total_timesteps=5000 .*; 31 would",
+            dict(n_step=31),
+        ),
+        (dict(n_step=3, total_timesteps=32), "n_step=3 .* 1 would do", dict(n_step=1)),
+        (dict(n_step=3, total_timesteps=32), "n_step=3 .* leave noth", dict(total_timesteps=33)),
+        (
+            dict(n_step=3, buffer_size=32, total_timesteps=99),
+            "buffer_size=32 does not hold n_step=3 steps of num_envs=16; 48 would do",
+            dict(buffer_size=48),
+        ),
+        (
+            dict(learning_starts=99, total_timesteps=99),
+            "learning_starts=99 leaves nothing of total_timesteps=99 to learn in; 9 would do",
+            dict(learning_starts=98),
+        ),
+    ],
+)
+def test_replay_that_never_learns_is_refused(settings, message, would_do):
+    with pytest.raises(ValueError, match=message):
+        check_ring(**settings)
+    check_ring(**settings | would_do)
+
+
 # --- memory -----------------------------------------------------------------------------------
 
 
