@@ -26,7 +26,9 @@ Implementation details:
   7 A transition leads to the observation before any restart: where an episode was cut by its time
     limit the target bootstraps from there, and only a terminated one has no future.
   8 With n_step above 1 the entropy of the steps between is left out.
-  9 Before `learning_starts` actions are uniform, and gradient steps are computed and thrown away: a
+  9 Observations in the buffer keep the environment's dtype, or take `buffer_dtype`: bool undoes
+    gymnax's cast of MinAtar's bits.
+ 10 Before `learning_starts` actions are uniform, and gradient steps are computed and thrown away: a
     branch on a counter would select between two copies of the buffer under vmap.
 """
 
@@ -55,6 +57,7 @@ class Config:
     train_every: int = static(1)  # steps of each environment between two rounds of learning
     updates_per_step: int = static(1)  # gradient steps in a round of learning
     buffer_size: int = static(50_000)  # transitions kept, of all environments together
+    buffer_dtype: str = static("")  # of the observations in it, such as bool; "": as they come
     batch_size: int = static(128)  # transitions in a gradient step
     learning_starts: int = static(10_000)  # environment steps before the first gradient step
     learning_rate: float = real(3e-4, "[0, inf)")  # Adam's step size
@@ -154,6 +157,7 @@ class Noise(NamedTuple):
     exploration: jax.Array  # Gumbel, (train_every, num_envs, num_actions)
 
 
+DTYPES = ("", "bool", "int8", "float16", "bfloat16", "float32")
 STRETCH = 16  # steps of an environment for which random numbers are drawn at once
 
 
@@ -203,9 +207,8 @@ def normalize(config, policy, x):
 
 
 def make_buffer(config: Config) -> parts.ReplayBuffer:
-    return parts.ReplayBuffer(
-        config.buffer_size, config.num_envs, config.train_every, config.n_step
-    )
+    sizes = config.buffer_size, config.num_envs, config.train_every, config.n_step
+    return parts.ReplayBuffer(*sizes, dtype=config.buffer_dtype)
 
 
 def check(config: Config, env: Any, env_params: Any) -> None:
@@ -214,6 +217,7 @@ def check(config: Config, env: Any, env_params: Any) -> None:
     positive += ("batch_size", "n_step", "num_critics", "num_evals")
     parts.check_sizes(config, positive, ("learning_starts", "num_eval_episodes"))
     parts.check_network(config, "hidden_sizes", "critic_hidden_sizes")
+    parts.check_choices(config, buffer_dtype=DTYPES)
     parts.check_spaces("sac_discrete", config, env, env_params, masks=True)
     parts.check_replay(config, make_buffer(config), env, env_params)
     parts.num_updates(config, config.num_envs * config.train_every)

@@ -14,6 +14,7 @@ from tests.algorithms.actor_critics import *  # noqa: F403  the contract
 from tests.algorithms.actor_critics import PROBE, REFUSED, SMALL, assert_apart, learner_of
 from tests.algorithms.contract import again, assert_close, assert_same, change_leaves
 from tests.algorithms.probes import play_probes
+from tests.algorithms.value_based import module, test_images_can_be_stored_as_bits, tiny  # noqa: F401
 from tests.conftest import AS_FOR_USERS
 
 # Of continuous actions.
@@ -29,6 +30,7 @@ METRICS = {"critic_loss", "actor_loss", "mean_value", "entropy", "temperature", 
 REFUSED = [
     *REFUSED,
     (dict(updates_per_step=0), "updates_per_step=0"),
+    (dict(buffer_dtype="int7"), "buffer_dtype='int7': give \"\" or bool or int8"),
     (dict(num_critics=0), "num_critics=0: give a whole number, 1 or more"),
     (dict(network="simba", critic_hidden_sizes=(8, 4)), "simba's blocks are one size"),
     (dict(network="simba", hidden_sizes=()), "hidden_sizes=.*: simba's blocks are one size"),
