@@ -97,10 +97,3 @@ def probe():
     from tests.probe import Probe  # gymnax starts jax's backend
 
     return Probe()
-
-
-@pytest.fixture(scope="session")
-def continuous_probe():
-    from tests.probe import Probe
-
-    return Probe(continuous=True)

@@ -1,10 +1,10 @@
 """What the files have in common that learn an actor and critics from a replay buffer, beside the
 contract. Each file's tests import these with those of its gradient step, and define
 
-    PROBE                              a config for the probe tasks
-    LEARNS                             the fields of its state that change when it learns
-    mean_action(config, state, x)      what the actor does without noise, in [-1, 1]
-    lowest_value(config, state, x, a)  of all critics
+    PROBE                                the probe tasks' config
+    LEARNS                               the fields of its state that change when it learns
+    mean_action(config, state, x, size)  what the actor does without noise, in [-1, 1]
+    lowest_value(config, state, x, a)    of all critics
 
 where actions are continuous; otherwise those from `kept` on are not theirs.
 """
@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import envs
+from envs.gymnax import Wrapper, spaces
 from tests.algorithms.contract import *  # noqa: F403  the contract
 from tests.algorithms.contract import again, assert_same
 from tests.algorithms.probes import play_probes
@@ -23,6 +24,8 @@ from tests.conftest import AS_FOR_USERS
 # In test_slices.py, which is slow.
 del test_slices_are_exact_under_vmap_too  # noqa: F821
 del test_slices_are_exactly_the_whole  # noqa: F821
+# Of rollouts; with a replay buffer all observations are at hand.
+del test_running_statistics_are_of_what_was_acted_on_and_paid  # noqa: F821
 
 CONTINUOUS = True
 # The settings under which every float of the file matters, and a buffer that wraps around.
@@ -111,54 +114,95 @@ def assert_apart(critics, size=1):
 # --- acting -----------------------------------------------------------------------------------
 
 
+LOW, HIGH = np.array([-1.0, 0.0]), np.array([3.0, 2.0])  # of a box with another middle than zero
+
+
+class TwoMotors(Wrapper):
+    """Pendulum with two motors that are not alike."""
+
+    def action_space(self, params):
+        return spaces.Box(jnp.array(LOW), jnp.array(HIGH), (2,))
+
+    def step_env(self, key, state, action, params):
+        return self.env.step_env(key, state, torque(action)[None], params)
+
+
+def torque(action):
+    """Of actions (..., 2) in their box, within Pendulum's limits."""
+    return 0.4 * action[..., 0] - 0.3 * action[..., 1]
+
+
+def two_motors(wrapper=TwoMotors):
+    env, params = envs.make("Pendulum-v1", max_steps=20)
+    return wrapper(env), params
+
+
 @pytest.fixture(scope="module")
 def kept(file):
-    """A buffer that keeps everything: 48 steps of 32 environments, the last third the policy's."""
+    """The world, the config, the last state, and a buffer that keeps everything: 48 steps of 32
+    environments, the last third the policy's."""
     config = file.TINY.replace(learning_starts=1000, total_timesteps=3 * 512, num_envs=32)
     config = config.replace(buffer_size=1536, learning_rate=0.0, num_eval_episodes=0)
+    config = config.replace(normalize_obs=True)
     if hasattr(config, "exploration_noise"):
         config = config.replace(exploration_noise=0.3)
-    state, _ = file.MODULE.make_train(config)(jax.random.key(0))
-    return jax.tree.map(np.asarray, state.replay.transitions)
+    world = two_motors()
+    state, _ = file.MODULE.make_train(config, *world)(jax.random.key(0))
+    return world, config, state, jax.tree.map(np.asarray, state.replay.transitions)
 
 
 def test_what_is_kept_is_the_action_in_its_unit_and_what_it_led_to(kept):
-    """Held against Pendulum's own equation."""
-    x, x_next = kept.observation, kept.final_observation
-    speed = x[:, 2] + 0.05 * (15.0 * x[:, 1] + 3.0 * 2.0 * kept.action[:, 0])
+    """Held against Pendulum's own equation. The middle of a box may be anywhere."""
+    *_, seen = kept
+    x, x_next = seen.observation, seen.final_observation
+    taken = torque(LOW + 0.5 * (seen.action + 1.0) * (HIGH - LOW))
+    speed = x[:, 2] + 0.05 * (15.0 * x[:, 1] + 3.0 * taken)
     np.testing.assert_allclose(x_next[:, 2], np.clip(speed, -8.0, 8.0), atol=1e-4)
-    assert kept.done[19 * 32 : 20 * 32].all() and not kept.terminated.any()
+    assert seen.done[19 * 32 : 20 * 32].all() and not seen.terminated.any()
+
+
+def test_observation_statistics_are_of_what_was_acted_on(kept):
+    *_, state, seen = kept
+    stats = state.policy.obs_stats
+    np.testing.assert_allclose(stats.mean, seen.observation.mean(0), rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(stats.var, seen.observation.var(0), rtol=1e-3, atol=1e-5)
 
 
 def test_actions_are_uniform_and_then_the_policys(file, kept):
-    """Noise is correlated from step to step, actions with it; a policy that has none of its own
-    has a standard deviation of exp(-1.5) before tanh at first."""
-    actions, noisy = kept.action[:, 0], hasattr(file.TINY, "exploration_noise")
-    shares = np.histogram(actions[:960], 4, (-1.0, 1.0))[0] / 960
-    np.testing.assert_allclose(shares, 0.25, atol=0.07 if noisy else 0.05)
-    own = actions[1024:]
-    if not noisy:
-        assert np.arctanh(own).std() == pytest.approx(np.exp(-1.5), rel=0.1)
-        return
-    assert own.std() == pytest.approx(0.3, rel=0.1)
-    by_step = own.reshape(-1, 32)
-    correlation = np.corrcoef(by_step[1:].ravel(), by_step[:-1].ravel())[0, 1]
-    assert correlation == pytest.approx(0.5, abs=0.1)
+    """Each dimension's by itself. Noise is correlated from step to step, actions with it; a policy
+    that has none of its own has a standard deviation of exp(-1.5) before tanh at first."""
+    actions, noisy = kept[-1].action, hasattr(file.TINY, "exploration_noise")
+    for drawn in (actions[:960], actions[1024:]):
+        assert np.corrcoef(drawn.T)[0, 1] == pytest.approx(0.0, abs=0.15 if noisy else 0.1)
+    for own in actions.T:
+        shares = np.histogram(own[:960], 4, (-1.0, 1.0))[0] / 960
+        np.testing.assert_allclose(shares, 0.25, atol=0.07 if noisy else 0.05)
+        own = own[1024:]
+        if not noisy:
+            assert np.arctanh(own).std() == pytest.approx(np.exp(-1.5), rel=0.1)
+            continue
+        assert own.std() == pytest.approx(0.3, rel=0.1)
+        by_step = own.reshape(-1, 32)
+        correlation = np.corrcoef(by_step[1:].ravel(), by_step[:-1].ravel())[0, 1]
+        assert correlation == pytest.approx(0.5, abs=0.1)
 
 
-def test_a_policy_with_a_key_explores_within_the_box(file, trained, vmapped_keys):
-    state, _ = trained
+def test_a_policy_with_a_key_explores_within_the_box(file, kept, vmapped_keys):
+    world, config, state, _ = kept
     noisy = hasattr(file.TINY, "exploration_noise")
-    config = file.TINY.replace(**dict(exploration_noise=0.5) if noisy else {})
-    policy = file.MODULE.make_policy(config)
+    config = config.replace(**dict(exploration_noise=0.7) if noisy else {})
+    policy = file.MODULE.make_policy(config, *world)
     x = jnp.array([0.5, 0.5, 1.0])
     keys = jax.random.split(jax.random.key(1), 400)
-    actions = jax.jit(jax.vmap(lambda key: policy(state, x, None, key)[0]))(keys)
-    assert actions.shape == (400, 1) and (np.abs(actions) <= 2.0).all()
-    mean = 2.0 * file.mean_action(config, state, x[None])[0]
-    np.testing.assert_allclose(policy(state, x)[0], mean, rtol=1e-5)
-    assert np.median(actions) == pytest.approx(float(mean[0]), abs=0.15)
-    assert np.std(actions) > (0.6 if noisy else 0.3)
+    act = jax.jit(jax.vmap(lambda key: (policy(state, x)[0], policy(state, x, None, key)[0])))
+    (greedy, *_), actions = act(keys)
+    assert actions.shape == (400, 2) and ((actions >= LOW) & (actions <= HIGH)).all()
+    seen = state.policy.obs_stats.normalize(x[None])
+    mean = LOW + 0.5 * (file.mean_action(config, state, seen, 2)[0] + 1.0) * (HIGH - LOW)
+    np.testing.assert_allclose(greedy, mean, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(np.median(actions, 0), mean, atol=0.15)
+    assert (np.std(actions, 0) > np.array([0.6, 0.3]) * (1.5 if noisy else 0.5)).all()
+    assert np.corrcoef(actions.T)[0, 1] == pytest.approx(0.0, abs=0.15)
 
 
 # --- probe tasks ------------------------------------------------------------------------------

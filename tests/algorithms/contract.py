@@ -247,6 +247,56 @@ def test_the_policy_normalises_what_it_sees(file, slices):
     assert not np.array_equal(actions(state, spread(x), False), plain)
 
 
+def plain_statistics(steps, length, terminates):
+    """Of CLOCK in episodes of some steps: moments of what was acted on and of discounted sums, the
+    sum that goes on, raw rewards of ended episodes."""
+    time, total, rewards, seen, sums, returns = 0, 0.0, 0.0, [], [], []
+    for _ in range(steps):
+        seen.append([np.cos(3.0 * time), float(terminates and time == length - 1)])
+        time += 1
+        total, rewards = 0.5 * total + np.sin(5.0 * time), rewards + np.sin(5.0 * time)
+        sums.append(total)
+        if time == length:
+            returns.append(rewards)
+            time, total, rewards = 0, 0.0, 0.0
+    moments = [f(x, axis=0) for x in (seen, sums) for f in (np.mean, np.var)]
+    return *moments, total, np.sum(returns)
+
+
+def test_running_statistics_are_of_what_was_acted_on_and_paid(file):
+    """Held against plain NumPy after each of two rollouts, in which episodes of 5 steps terminate
+    or are cut. Nothing here depends on an action: XLA leaves out what is learned."""
+    env = tasks.Recall(file.CONTINUOUS)
+    env = tasks.Twins(env) if several(file) else env
+    names = ("normalize_obs", "normalize_reward")
+    config = file.TINY.replace(gamma=0.5, **{n: True for n in names if hasattr(file.TINY, n)})
+    make = lambda params: file.MODULE.learner(config, env, params)
+
+    @jax.jit
+    def statistics(params):
+        def update(state, _):
+            state = training.between_updates(make(params).update(state)[0])
+            scale = getattr(state, "reward_scale", None)
+            return state, (state.policy.obs_stats, scale, state.episodes.returns.total)
+
+        state = training.between_updates(make(params).init(jax.random.key(0)))
+        return jax.lax.scan(update, state, None, 2)[1]
+
+    steps = make(tasks.RecallParams()).steps // config.num_envs
+    for length, limit in ((5, 99), (99, 5)):
+        params = tasks.RecallParams(tasks.CLOCK, length, limit)
+        obs_stats, scale, returns = statistics(params)
+        for i in range(2):
+            plain = plain_statistics(steps * (i + 1), 5, length == 5)
+            found = [obs_stats.mean[i], obs_stats.var[i]]
+            if scale is not None:
+                found += [scale.stats.mean[i], scale.stats.var[i], scale.discounted[i]]
+            for x, expected in zip(found, plain):
+                expected = np.broadcast_to(expected, x.shape)
+                np.testing.assert_allclose(x, expected, rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(returns[i], config.num_envs * plain[-1], rtol=1e-4)
+
+
 def test_the_program_has_no_host_callback_and_no_lapack(file, slices):
     """Neither that of the start nor that of a point, traced as for `slices`."""
     train = jax.jit(file.MODULE.make_train(file.TINY, *file.WORLD), static_argnums=2)

@@ -11,10 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import struct
 
 from tests import probe as tasks
 from tests.algorithms.contract import change_leaves, compiled, several
-from tests.probe import ProbeParams
+from tests.probe import ProbeParams, environment, spaces
 
 
 def test_the_entropy_bonus_raises_the_entropy(file, slices, request):
@@ -31,8 +32,41 @@ def test_the_entropy_bonus_raises_the_entropy(file, slices, request):
     assert (entropy[0] < 0.65).all() and (entropy[-1] > entropy[0] + 0.005).all(), entropy
 
 
-def test_learning_sees_the_unclipped_action(file, monkeypatch):
-    """Which its log_prob belongs to; a wide Gaussian leaves [-1, 1] nearly always."""
+LOW, HIGH = np.array([-1.0, 0.0]), np.array([3.0, 2.0])  # of a box with another middle than zero
+
+
+@struct.dataclass
+class Arrived:
+    x: jax.Array  # the last action, the least and the most of each dimension, (3, 2)
+    time: jax.Array
+
+
+class Echo(environment.Environment):
+    """Says what has arrived of actions."""
+
+    @property
+    def default_params(self):
+        return ProbeParams(max_steps_in_episode=1000)
+
+    def reset_env(self, key, params):
+        state = Arrived(jnp.zeros((3, 2)), jnp.zeros((), jnp.int32))
+        return state.x, state
+
+    def step_env(self, key, state, action, params):
+        _, least, most = state.x
+        x = jnp.stack([action, jnp.minimum(least, action), jnp.maximum(most, action)])
+        return x, Arrived(x, state.time + 1), jnp.float32(0), jnp.bool_(False), {}
+
+    def action_space(self, params):
+        return spaces.Box(jnp.array(LOW), jnp.array(HIGH), (2,))
+
+    def observation_space(self, params):
+        return spaces.Box(-1.0, 3.0, (3, 2))
+
+
+def test_only_the_environment_and_memories_see_the_clipped_action(file, monkeypatch, vmapped_keys):
+    """Learning sees the unclipped one, which its log_prob belongs to. A wide Gaussian leaves each
+    dimension's own bounds again and again, which are what arrives then."""
     seen, original = [], file.MODULE.Actions.log_prob_and_entropy
 
     def spy(actions, action, *args):
@@ -40,21 +74,31 @@ def test_learning_sees_the_unclipped_action(file, monkeypatch):
         return original(actions, action, *args)
 
     monkeypatch.setattr(file.MODULE.Actions, "log_prob_and_entropy", spy)
-    world = (tasks.Probe(continuous=True), tasks.ProbeParams(task=tasks.ACTION))
-    if several(file):
-        world = (tasks.Pair(continuous=True), tasks.PairParams())
-    train = file.MODULE.make_train(file.TINY.replace(num_eval_episodes=0), *world)
-    state, _ = train(jax.random.key(0), None, 0)
+    env = tasks.Twins(Echo()) if several(file) else Echo()
+    on = dict(previous_inputs=True) if hasattr(file.TINY, "previous_inputs") else {}
+    learner = file.MODULE.learner(file.TINY.replace(**on), env, env.default_params)
+    state = jax.jit(learner.init)(jax.random.key(0))
     state = change_leaves(state, ("log_std",), lambda x: x + 2.0)
-    jax.block_until_ready(train(None, state, 1))
+    state, _ = jax.block_until_ready(jax.jit(learner.update)(state))
     jax.effects_barrier()
     assert seen and min(seen) > 3.0
+    last, least, most = np.moveaxis(state.observation.reshape(-1, 3, 2), 1, 0)
+    assert_bounds = lambda low, high: np.testing.assert_array_equal([low, high], [LOW, HIGH])
+    assert_bounds(least.min(0), most.max(0))
+    if hasattr(state, "memory"):
+        np.testing.assert_array_equal(state.memory.action.reshape(-1, 2), last)
+    act = lambda key: learner.policy(state, jnp.zeros_like(state.observation[0]), None, key)
+    actions, memory = jax.jit(jax.vmap(act))(jax.random.split(jax.random.key(1), 50))
+    assert actions.shape == (50, *state.observation.shape[1:-2], 2)
+    assert_bounds(actions.reshape(-1, 2).min(0), actions.reshape(-1, 2).max(0))
+    if memory is not None:
+        np.testing.assert_array_equal(memory.action, actions)
 
 
 # --- what a gradient step does ----------------------------------------------------------------
 
 READ = {}
-UPDATES = 3
+UPDATES = EPOCHS = 3
 RATE = 1e-2  # so little that all gradient steps of an update see about the same gradient
 
 
@@ -83,6 +127,7 @@ def read(file):
         eval_at_start=False,
         **file.READ,
     )
+    config = config.replace(**dict(update_epochs=EPOCHS) if epochs(file) > 1 else {})
     env = tasks.Probe(continuous=True)
     train = file.MODULE.make_train(config, env, ProbeParams())
     start, _ = train(jax.random.key(0), None, 0)
@@ -103,9 +148,13 @@ def read(file):
     return moves
 
 
+def epochs(file):
+    return EPOCHS if hasattr(file.TINY, "update_epochs") else 1
+
+
 def rates(file):
     """The sums of an update's learning rates, (UPDATES,): linear to zero over the run."""
-    steps = getattr(file.TINY, "update_epochs", 1) * getattr(file.TINY, "num_minibatches", 1)
+    steps = epochs(file) * getattr(file.TINY, "num_minibatches", 1)
     left = 1.0 - np.arange(UPDATES * steps) / (UPDATES * steps)
     return RATE * left.reshape(UPDATES, steps).sum(1)
 
@@ -159,6 +208,27 @@ def test_advantages_that_are_all_the_same_are_standardised_to_nothing(read):
     for normalize, least, most in ((True, 0.0, 1e-5), (False, 0.9, 2.0)):
         _, (metrics,) = read(1.0, normalize_advantage=normalize)
         assert least <= abs(metrics["policy_loss"][0]) <= most
+
+
+def test_epochs_end_with_the_first_whose_mean_kl_is_too_large(read):
+    """Whatever that of a minibatch or the sum over epochs is."""
+
+    def learn(target):
+        _, (metrics,) = read(1.0, task=tasks.ACTION, target_kl=target, learning_rate=1e5)
+        return metrics["epochs"][0], metrics["approx_kl"][0]
+
+    assert_epochs(learn)
+
+
+def assert_epochs(learn):
+    """learn(target_kl) says how many of 3 or more epochs there were, and the mean of their KLs:
+    means over one and over two say those of both."""
+    number, first = learn(1e-12)
+    assert number == 1
+    number, mean = learn(1.01 * first)
+    assert number == 2 and mean > 1.01 * first
+    number, _ = learn(1.01 * (2.0 * mean - first))
+    assert number > 2
 
 
 def test_log_probs_and_entropy_heed_the_mask(file):

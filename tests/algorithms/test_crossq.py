@@ -8,9 +8,17 @@ import pytest
 
 import envs
 from algorithms import crossq
-from envs.gymnax import Wrapper, spaces
+from envs.gymnax import spaces
 from tests.algorithms.actor_critics import *  # noqa: F403  the contract
-from tests.algorithms.actor_critics import PROBE, REFUSED, SMALL, TAKES_BOX, assert_apart
+from tests.algorithms.actor_critics import (
+    PROBE,
+    REFUSED,
+    SMALL,
+    TAKES_BOX,
+    TwoMotors,
+    assert_apart,
+    two_motors,
+)
 from tests.algorithms.contract import again, assert_close, assert_same
 from tests.algorithms.delayed_actors import *  # noqa: F403
 
@@ -37,8 +45,8 @@ def learned(state):
     return state.policy.variables["params"]
 
 
-def mean_action(config, state, x):
-    return jnp.tanh(crossq.Actor(config, 1).apply(state.policy.variables, x).mean)
+def mean_action(config, state, x, size=1):
+    return jnp.tanh(crossq.Actor(config, size).apply(state.policy.variables, x).mean)
 
 
 def lowest_value(config, state, x, action):
@@ -132,14 +140,11 @@ def test_no_gradient_goes_through_the_corrections(features):
 # --- gradient steps ---------------------------------------------------------------------------
 
 
-class TwoTorques(Wrapper):
-    """Pendulum, of whose two actions only the first one matters, and which a fast turn ends."""
-
-    def action_space(self, params):
-        return spaces.Box(-2.0, 2.0, (2,))
+class Fragile(TwoMotors):
+    """Which a fast turn ends."""
 
     def step_env(self, key, state, action, params):
-        observation, state, reward, _, info = self.env.step_env(key, state, action[:1], params)
+        observation, state, reward, _, info = super().step_env(key, state, action, params)
         return observation, state, reward, observation[2] > 3.0, info
 
 
@@ -150,8 +155,7 @@ def steps():
     config = TINY.replace(train_every=16, learning_starts=0, anneal_lr=False, num_eval_episodes=0)
     config = config.replace(buffer_size=200, num_critics=3, policy_every=2, renorm_warmup=4.0)
     config = config.replace(learning_rate=0.1, adam_eps=1.0)  # or a first step is a sign's
-    env, params = envs.make(config.env, max_steps=20)
-    learner = crossq.learner(config, TwoTorques(env), params)
+    learner = crossq.learner(config, *two_motors(Fragile))
     update = jax.jit(learner.update)
     state = update(jax.jit(learner.init)(jax.random.key(0)))[0]
     state = state.replace(

@@ -6,10 +6,9 @@ import numpy as np
 import optax
 import pytest
 
-import envs
 from algorithms import ddpg
 from tests.algorithms.actor_critics import *  # noqa: F403  the contract
-from tests.algorithms.actor_critics import PROBE, REFUSED, SMALL, TAKES_BOX
+from tests.algorithms.actor_critics import PROBE, REFUSED, SMALL, TAKES_BOX, two_motors
 from tests.algorithms.contract import again, assert_close, assert_same
 
 MODULE = ddpg
@@ -24,8 +23,8 @@ PINNED = {
 }
 
 
-def mean_action(config, state, x):
-    return ddpg.Actor(config, 1).apply(state.policy.params, x)
+def mean_action(config, state, x, size=1):
+    return ddpg.Actor(config, size).apply(state.policy.params, x)
 
 
 def lowest_value(config, state, x, action):
@@ -41,7 +40,7 @@ def step():
     config = TINY.replace(train_every=16, learning_starts=0, anneal_lr=False, num_eval_episodes=0)
     config = config.replace(buffer_size=200, updates_per_step=1, actor_learning_rate=0.5)
     config = config.replace(learning_rate=0.1, adam_eps=1.0)  # or a first step is a sign's
-    learner = ddpg.learner(config, *envs.make(config.env, max_steps=20))
+    learner = ddpg.learner(config, *two_motors())
     update = jax.jit(learner.update)
     state = update(jax.jit(learner.init)(jax.random.key(0)))[0]
     # Networks that differ from their targets
@@ -60,7 +59,7 @@ def papers_step(config, state, replay):
     buffer = ddpg.make_buffer(config)
     draw = buffer.draw(replay, buffer.noise(draw_rng, (1, 1, config.batch_size))[0, 0])
     window = buffer.windows(replay.transitions, draw.index, config.gamma)
-    actor, critic = ddpg.Actor(config, 1), ddpg.Critic(config)
+    actor, critic = ddpg.Actor(config, 2), ddpg.Critic(config)
     x, next_x, targets = window.observation, window.final_observation, state.target_params
     next_value = critic.apply(targets.critic, next_x, actor.apply(targets.actor, next_x))
     target = 0.5 * window.returns + window.discount * next_value

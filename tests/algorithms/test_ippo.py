@@ -15,7 +15,7 @@ from tests.algorithms.actor_teams import *  # noqa: F403
 from tests.algorithms.actor_teams import METRICS, ONCE, OPPOSITE, PLAY, SEEDS, Still, train_probes
 from tests.algorithms.contract import again, assert_close, assert_same
 from tests.algorithms.policy_gradients import (  # noqa: F401
-    test_learning_sees_the_unclipped_action,
+    test_only_the_environment_and_memories_see_the_clipped_action,
 )
 from tests.algorithms.test_ppo import random_rollout
 from tests.probe import (

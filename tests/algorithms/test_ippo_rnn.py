@@ -18,7 +18,7 @@ from tests.algorithms.actor_teams import *  # noqa: F403
 from tests.algorithms.actor_teams import METRICS, ONCE, OPPOSITE, PLAY, SEEDS, Still, train_probes
 from tests.algorithms.contract import again, assert_close, assert_same
 from tests.algorithms.policy_gradients import (  # noqa: F401
-    test_learning_sees_the_unclipped_action,
+    test_only_the_environment_and_memories_see_the_clipped_action,
 )
 from tests.algorithms.test_ippo import Crowd, CrowdParams, advantages_of, random_rollout
 from tests.probe import LEAVING, OTHERS, OWN, Pair, PairParams, RecallParams, Twins
@@ -640,19 +640,6 @@ def test_a_policy_s_memory_is_that_of_training(change):
         np.testing.assert_allclose(actions[:, i], wanted, rtol=1e-3, atol=1e-3)
         assert (np.abs(wanted) < 1.0).any()
     assert not np.allclose(policy(x[11], None)[0], actions[11], atol=1e-2)
-
-
-def test_a_policy_samples_with_a_key_and_clips(vmapped_keys):
-    env, params = Pair(continuous=True), PairParams()
-    state, _ = ippo_rnn.make_train(TINY, env, params)(jax.random.key(0), None, 0)
-    weights = state.policy.params
-    weights["params"]["log_std"] = jnp.full((2, 1), 3.0)
-    state = state.replace(policy=state.policy.replace(params=weights))
-    policy = ippo_rnn.make_policy(TINY, env, params)
-    keys = jax.random.split(jax.random.key(1), 100)
-    actions = jax.vmap(lambda key: policy(state, jnp.zeros((2, 1)), None, key)[0])(keys)
-    assert actions.shape == (100, 2, 1) and np.abs(actions).max() == 1.0
-    assert (np.abs(actions) == 1.0).mean() > 0.8
 
 
 # --- the contract -----------------------------------------------------------------------------

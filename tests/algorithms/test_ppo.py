@@ -271,26 +271,23 @@ def test_kl_stops_epochs_and_infinity_never_does(monkeypatch):
     assert 0.1 < clipped < 0.9
 
 
-def test_actor_and_critic_may_share_a_torso():
+def test_actor_and_critic_may_share_a_torso_and_both_teach_it(file):
     for shared, torsos in ((False, {"actor_torso", "critic_torso"}), (True, {"actor_torso"})):
-        network = ppo.ActorCritic(TINY.replace(shared_torso=shared), tasks.spaces.Discrete(2))
-        params = jax.eval_shape(network.init, jax.random.key(0), jnp.zeros((1, 4)))["params"]
-        assert params.keys() == torsos | {"actor_head", "critic_head"}
+        config = file.TINY.replace(shared_torso=shared)
+        network, x = file.MODULE.ActorCritic(config, tasks.spaces.Discrete(2)), jnp.ones((1, 4))
+        params = jax.jit(network.init)(jax.random.key(0), x)
+        assert params["params"].keys() == torsos | {"actor_head", "critic_head"}
 
+        @jax.jit
+        def slopes(params, network=network, x=x):
+            actions, values = jax.jacrev(network.apply)(params, x)
+            return jax.tree.map(lambda x: jnp.abs(x).max(), (actions.output, values))
 
-def test_continuous_actions_are_stored_unclipped_and_acted_clipped(continuous_probe):
-    """A wide Gaussian leaves [-1, 1] often; the reward shows what the environment was given."""
-    params = ProbeParams(task=tasks.ACTION)
-    policy = ppo.make_policy(TINY, continuous_probe, params)
-    network = ppo.ActorCritic(TINY, continuous_probe.action_space(params))
-    weights = parts.orthogonal(network, jax.random.key(0), jnp.zeros((1, 1)))
-    weights["params"]["log_std"] = jnp.array([3.0])
-    stats = parts.RunningStatistics.create((1,))
-    state = type("State", (), {"policy": ppo.PolicyState(weights, stats)})
-    keys = jax.random.split(jax.random.key(1), 100)
-    actions = jax.vmap(lambda key: policy(state, jnp.zeros(1), None, key)[0])(keys)
-    assert actions.shape == (100, 1) and np.abs(actions).max() == 1.0
-    assert (np.abs(actions) == 1.0).mean() > 0.8
+        actor, critic = (x["params"] for x in slopes(params))
+        for of_one, own, other in ((actor, "actor", "critic"), (critic, "critic", "actor")):
+            taught = {name for name, x in of_one.items() if max(jax.tree.leaves(x)) > 0.0}
+            torso = "actor" if shared else own
+            assert taught == {f"{torso}_torso", f"{own}_head"}, other
 
 
 def test_policy_applies_the_observation_statistics(probe):

@@ -440,19 +440,6 @@ def test_a_policy_s_memory_is_that_of_training(cell):
     assert not np.allclose(policy(x[11, 1], None)[0], action, atol=1e-2)
 
 
-def test_a_policy_samples_with_a_key_and_clips(vmapped_keys):
-    env, params = tasks.Recall(continuous=True), RecallParams()
-    _, weights = network_with_params(TINY, env.action_space(params))
-    weights["params"]["log_std"] = jnp.array([3.0])
-    stats = parts.RunningStatistics.create((2,))
-    state = type("State", (), {"policy": ppo_rnn.PolicyState(weights, stats)})
-    policy = ppo_rnn.make_policy(TINY, env, params)
-    keys = jax.random.split(jax.random.key(1), 100)
-    actions = jax.vmap(lambda key: policy(state, jnp.zeros(2), None, key)[0])(keys)
-    assert actions.shape == (100, 1) and np.abs(actions).max() == 1.0
-    assert (np.abs(actions) == 1.0).mean() > 0.8
-
-
 # --- the contract -----------------------------------------------------------------------------
 
 METRICS = {"loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction"}

@@ -14,11 +14,14 @@ from tests import probe as tasks
 from tests.algorithms.contract import *  # noqa: F403
 from tests.algorithms.contract import again, assert_close, assert_same, change_leaves
 from tests.algorithms.policy_gradients import (  # noqa: F401
-    test_learning_sees_the_unclipped_action,
+    test_only_the_environment_and_memories_see_the_clipped_action,
     test_the_entropy_bonus_raises_the_entropy,
 )
 from tests.algorithms.probes import *  # noqa: F403
 from tests.algorithms.probes import of_critic, play_probes
+from tests.algorithms.test_ppo import (  # noqa: F401
+    test_actor_and_critic_may_share_a_torso_and_both_teach_it,
+)
 from tests.conftest import compiled_as_for_users
 from tests.probe import LEAVING, OWN, Pair, PairParams, ProbeParams
 

@@ -6,9 +6,8 @@ import numpy as np
 import optax
 import pytest
 
-import envs
 from algorithms import sac
-from envs.gymnax import Wrapper, spaces
+from envs.gymnax import spaces
 from tests import probe as tasks
 from tests.algorithms.actor_critics import *  # noqa: F403  the contract
 from tests.algorithms.actor_critics import (
@@ -18,6 +17,7 @@ from tests.algorithms.actor_critics import (
     TAKES_BOX,
     assert_apart,
     learner_of,
+    two_motors,
 )
 from tests.algorithms.contract import again, assert_close, assert_same
 
@@ -40,8 +40,8 @@ PINNED = {
 }
 
 
-def mean_action(config, state, x):
-    return jnp.tanh(sac.Actor(config, 1).apply(state.policy.params, x).mean)
+def mean_action(config, state, x, size=1):
+    return jnp.tanh(sac.Actor(config, size).apply(state.policy.params, x).mean)
 
 
 def lowest_value(config, state, x, action):
@@ -107,24 +107,13 @@ def test_a_box_without_bounds_is_refused():
 # --- one gradient step ------------------------------------------------------------------------
 
 
-class TwoTorques(Wrapper):
-    """Pendulum, of whose two actions only the first one matters."""
-
-    def action_space(self, params):
-        return spaces.Box(-2.0, 2.0, (2,))
-
-    def step_env(self, key, state, action, params):
-        return self.env.step_env(key, state, action[:1], params)
-
-
 @pytest.fixture(scope="module")
 def step():
     """The state before and after an update of one round with one gradient step, the config."""
     config = TINY.replace(train_every=16, updates_per_step=1, learning_starts=0, anneal_lr=False)
     config = config.replace(buffer_size=200, num_critics=3, num_eval_episodes=0)
     config = config.replace(learning_rate=0.1, adam_eps=1.0)  # or a first step is a sign's
-    env, params = envs.make(config.env, max_steps=20)
-    learner = sac.learner(config, TwoTorques(env), params)
+    learner = sac.learner(config, *two_motors())
     update = jax.jit(learner.update)
     state = update(jax.jit(learner.init)(jax.random.key(0)))[0]
     # Critics that differ from their targets, and a temperature of their own

@@ -19,6 +19,7 @@ from tests.conftest import AS_FOR_USERS
 
 # Of continuous actions.
 del test_what_is_kept_is_the_action_in_its_unit_and_what_it_led_to  # noqa: F821
+del test_observation_statistics_are_of_what_was_acted_on  # noqa: F821
 del test_actions_are_uniform_and_then_the_policys  # noqa: F821
 del test_a_policy_with_a_key_explores_within_the_box  # noqa: F821
 

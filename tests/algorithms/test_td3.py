@@ -6,10 +6,16 @@ import numpy as np
 import optax
 import pytest
 
-import envs
 from algorithms import td3
 from tests.algorithms.actor_critics import *  # noqa: F403  the contract
-from tests.algorithms.actor_critics import PROBE, REFUSED, SMALL, TAKES_BOX, assert_apart
+from tests.algorithms.actor_critics import (
+    PROBE,
+    REFUSED,
+    SMALL,
+    TAKES_BOX,
+    assert_apart,
+    two_motors,
+)
 from tests.algorithms.contract import again, assert_close, assert_same
 from tests.algorithms.delayed_actors import *  # noqa: F403
 
@@ -31,8 +37,8 @@ PINNED = {
 }
 
 
-def mean_action(config, state, x):
-    return td3.Actor(config, 1).apply(state.policy.params, x)
+def mean_action(config, state, x, size=1):
+    return td3.Actor(config, size).apply(state.policy.params, x)
 
 
 def lowest_value(config, state, x, action):
@@ -61,7 +67,7 @@ def steps():
     config = TINY.replace(train_every=16, learning_starts=0, anneal_lr=False, num_eval_episodes=0)
     config = config.replace(buffer_size=200, num_critics=3, target_noise=0.4, policy_every=2)
     config = config.replace(learning_rate=0.1, adam_eps=1.0)  # or a first step is a sign's
-    learner = td3.learner(config, *envs.make(config.env, max_steps=20))
+    learner = td3.learner(config, *two_motors())
     update = jax.jit(learner.update)
     state = update(jax.jit(learner.init)(jax.random.key(0)))[0]
     # Networks that differ from their targets
@@ -79,8 +85,8 @@ def papers_steps(config, state, replay):
     _, _, _, _, draw_rng, target_rng = jax.random.split(state.rng, 6)
     buffer, shape = td3.make_buffer(config), (1, 2, config.batch_size)
     draws = buffer.noise(draw_rng, shape)[0]
-    noises = 0.4 * jax.random.normal(target_rng, (*shape, 1))[0]
-    actor, critic = td3.Actor(config, 1), td3.Critic(config)
+    noises = 0.4 * jax.random.normal(target_rng, (*shape, 2))[0]
+    actor, critic = td3.Actor(config, 2), td3.Critic(config)
     value = lambda params, i, x, a: critic.apply(jax.tree.map(lambda p: p[i], params), x, a)
     adam = optax.adam(config.learning_rate, eps=config.adam_eps)
 
