@@ -14,6 +14,7 @@ first `make` that asks for it.
 
 from envs.batch import BatchState, batch
 from envs.evaluation import Episodes, check_ends, evaluate
+from envs.interface import check_interface
 from envs.registry import make, names
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "Episodes",
     "batch",
     "check_ends",
+    "check_interface",
     "evaluate",
     "make",
     "names",

@@ -2,9 +2,10 @@
 
 Repaired: integer rewards and rewards of shape (1,), observations of another dtype than their
 space, and weakly typed leaves (which differ between reset and step, and would make loops and
-compiled functions see two types of one state).
+compiled functions see two types of one state). The rest is refused, see envs/interface.py.
 """
 
+import functools
 import importlib
 import sys
 import types
@@ -12,6 +13,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+
+from envs import interface
 
 
 def _import_gymnax() -> types.ModuleType:
@@ -95,33 +98,48 @@ class Gymnax(Wrapper):
     """One gymnax environment with strong types, float32 rewards and the dtypes of its spaces."""
 
     def reset_env(self, key: jax.Array, params: Any) -> tuple[Any, Any]:
-        observation, state = self.env.reset_env(key, params)
-        return self._observation(observation, params), self._state(state, params)
+        returned, name = self.env.reset_env(key, params), interface.name_of(self)
+        observation, state = interface.unpack(name, "reset_env", returned, interface.RESET)
+        state = jax.tree.map(lambda x: _strong(x, jnp.result_type(x)), state)
+        return self._observation("reset_env", observation, params), state
 
     def step_env(self, key, state, action, params):
-        observation, state, reward, terminated, info = self.env.step_env(key, state, action, params)
-        reward = jnp.asarray(reward, jnp.float32)
+        returned, name = self.env.step_env(key, state, action, params), interface.name_of(self)
+        observation, state, reward, terminated, info = interface.unpack(
+            name, "step_env", returned, interface.STEP
+        )
+        reward = interface.as_array(self, "step_env", "a reward", reward, jnp.float32)
         if reward.shape == (1,) and not hasattr(self.env, "num_agents"):
             reward = reward[0]
         return (
-            self._observation(observation, params),
+            self._observation("step_env", observation, params),
             self._state(state, params),
             reward,
-            jnp.asarray(terminated, bool),
+            interface.as_array(self, "step_env", "terminated", terminated, bool),
             info,
         )
 
-    def _observation(self, observation: Any, params: Any) -> jax.Array:
-        return jnp.asarray(observation, self.env.observation_space(params).dtype)
+    def _observation(self, part: str, observation: Any, params: Any) -> jax.Array:
+        space = self.env.observation_space(params)
+        observation = interface.as_array(self, part, "an observation", observation, space.dtype)
+        interface.check_observation(self, part, observation, space.shape)
+        return observation
 
     def _state(self, state: Any, params: Any) -> Any:
         """The state with the dtypes that `reset` gives, all strong."""
-        key = jax.eval_shape(lambda: jax.random.key(0))
-        _, like = jax.eval_shape(self.env.reset_env, key, params)
-        return jax.tree.map(
-            lambda x, to: x if _is_key(x) else jnp.asarray(x, to.dtype), state, like
-        )
+        leaves, structure = jax.tree.flatten(interface.shapes(params))
+        like = _first_state(self, structure, tuple(leaves), jax.config.jax_enable_x64)
+        interface.check_state(self, like, state, casting="same_kind")
+        return jax.tree.map(lambda x, to: _strong(x, to.dtype), state, like)
 
 
-def _is_key(x: Any) -> bool:
-    return jnp.issubdtype(getattr(x, "dtype", jnp.float32), jax.dtypes.prng_key)
+@functools.lru_cache(maxsize=64)
+def _first_state(env: Gymnax, structure: Any, leaves: tuple, x64: bool) -> Any:
+    """Shapes of the state that the environment inside has after a reset; large physics take
+    seconds to trace."""
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    return jax.eval_shape(env.env.reset_env, key, jax.tree.unflatten(structure, leaves))[1]
+
+
+def _strong(x: Any, dtype: Any) -> Any:
+    return x if jnp.issubdtype(dtype, jax.dtypes.prng_key) else jnp.asarray(x, dtype)

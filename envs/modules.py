@@ -22,7 +22,7 @@ from typing import Any
 
 import jax
 
-from envs import suggest
+from envs import interface, suggest
 
 KIT = Path(__file__).parents[1]
 # What nobody wants to read about when code of theirs fails.
@@ -79,7 +79,7 @@ def _find(name: str) -> Callable:
         raise ValueError(f"module {module_name}{place} has no {attribute}; {hint}")
     factory = getattr(module, attribute)
     if not callable(factory):
-        raise ValueError(f"{name} is {_kind(factory)}: give a class or a function")
+        raise ValueError(f"{name} is {interface.kind(factory)}: give a class or a function")
     return factory
 
 
@@ -169,8 +169,8 @@ def _check(name: str, env: Any) -> None:
         missing = [part for part in INTERFACE if not _has(env, part, environment.Environment)]
     if missing:
         raise ValueError(
-            f"{name} gives {_kind(env)} without {', '.join(missing)}: an environment has the "
-            f"interface of gymnax 1.x, {', '.join(INTERFACE)}"
+            f"{name} gives {interface.kind(env)} without {', '.join(missing)}: an environment has "
+            f"the interface of gymnax 1.x, {', '.join(INTERFACE)}"
         )
     told = lambda part: _told(f"{part} of {name}")
     with told("default_params, action_space or observation_space"):
@@ -181,7 +181,8 @@ def _check(name: str, env: Any) -> None:
     def once(key, params):
         reset_key, action_key, step_key = jax.random.split(key, 3)
         with told("reset_env"):
-            _, state = env.reset_env(reset_key, params)
+            returned = env.reset_env(reset_key, params)
+        _, state = interface.unpack(name, "reset_env", returned, interface.RESET)
         with told("action_space"):
             players = getattr(env, "num_agents", None)
             action = (
@@ -191,12 +192,7 @@ def _check(name: str, env: Any) -> None:
             )
         with told("step_env"):
             returned = env.step_env(step_key, state, action, params)
-        if not isinstance(returned, tuple) or len(returned) != 5:
-            count = f"{len(returned)} values" if isinstance(returned, tuple) else _kind(returned)
-            raise ValueError(
-                f"step_env of {name} returns {count}, in place of the 5 values observation, state, "
-                "reward, terminated, info"
-            )
+        returned = interface.unpack(name, "step_env", returned, interface.STEP)
         with told("is_truncated"):
             env.is_truncated(returned[1], params)
 
@@ -209,11 +205,6 @@ def _has(env: Any, part: str, base: type) -> bool:
     works = part in ("is_truncated", "default_params")
     own = getattr(type(env), part, None)
     return hasattr(env, part) and (works or own is None or own is not getattr(base, part))
-
-
-def _kind(value: Any) -> str:
-    name = type(value).__name__
-    return f"a{'n' * (name[0] in 'AEIOUaeiou')} {name}"
 
 
 # --- errors of other people's code -----------------------------------------------------------

@@ -119,7 +119,7 @@ class Reporting(environment.Environment):
 
     def step_env(self, key, state, action, params):
         state = state.replace(time=state.time + 1)
-        info = {"metrics": {"place": state.time, "travel": state.time, "unnamed": state.time}}
+        info = {"metrics": {"place": state.time, "travel": state.time}}
         return jnp.zeros(1), state, jnp.float32(1), state.time >= state.limit, info
 
     def action_space(self, params):

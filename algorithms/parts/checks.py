@@ -6,6 +6,7 @@ import flax.linen as nn
 import jax
 import numpy as np
 
+import envs
 from algorithms.parts import layers, memory
 
 LARGEST = 2**31 - 1  # sizes are int32 inside the program
@@ -105,6 +106,7 @@ def check_spaces(
             f"conv_layers={config.conv_layers!r} needs images of {least}x{least} or more, and "
             f"{env.name} has {shape}; 'none' would do"
         )
+    envs.check_interface(env, env_params)
 
 
 def is_bounded(space: Any) -> bool:

@@ -419,6 +419,22 @@ def test_spaces_that_cannot_be_taken_are_refused(file):
         file.MODULE.make_train(file.TINY, Named(*made), params)
 
 
+def test_an_environment_whose_observations_are_not_those_of_its_space_is_refused(file):
+    """By shapes; tests/envs/test_interface.py has everything that is checked."""
+    probe, params = tasks.Probe, tasks.ProbeParams()
+    if several(file):
+        probe, params = tasks.Pair, tasks.PairParams()
+
+    class Wide(probe):
+        def step_env(self, key, state, action, params):
+            observation, *rest = super().step_env(key, state, action, params)
+            return jnp.concatenate([observation] * 3, -1), *rest
+
+    found = r"step_env of P.* returns an observation of shape \(.*3,?\), in place of \(.*1,?\)"
+    with pytest.raises(ValueError, match=found):
+        file.MODULE.make_train(file.TINY, Wide(*[True] * file.CONTINUOUS), params)
+
+
 def test_images_too_small_to_convolve_are_refused(file):
     probe, params = tasks.Probe, tasks.ProbeParams()
     if several(file):

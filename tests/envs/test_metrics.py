@@ -57,8 +57,8 @@ def test_repeated_actions_add_up_what_is_a_sum():
         key = jax.random.fold_in(jax.random.key(1), i)
         _, state, *_, terminated, _, info = transition(env, key, state, 0, params)
         found.append({name: float(x) for name, x in info["metrics"].items()})
-    assert found[0] == {"place": 3, "travel": 6, "unnamed": 3} and bool(terminated)
-    assert found[1] == {"place": 4, "travel": 4, "unnamed": 4}  # one frame is left
+    assert found[0] == {"place": 3, "travel": 6} and bool(terminated)
+    assert found[1] == {"place": 4, "travel": 4}  # one frame is left
 
 
 def test_an_evaluation_s_episodes_have_theirs_up_to_their_ends():

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from algorithms import ppo
 from tests.algorithms.launch import toy
 from tests.algorithms.launch.test_cli import main
 from tests.envs.test_modules import WALK
@@ -43,3 +44,12 @@ def test_a_mistake_is_one_line_and_leaves_nothing(capsys, project):
     code, _, err = main(capsys, "--env", "dqn:Wolk", module=toy)
     assert code == 2 and err.count("\n") == 1 and "did you mean Walk?" in err
     assert {path.name for path in project.iterdir()} <= {"dqn.py", "__pycache__"}
+
+
+def test_an_environment_that_is_not_as_its_spaces_say_is_one_line_too(capsys, project):
+    wide = WALK.replace("[state.place / self.size]", "[state.place / self.size] * 3")
+    (project / "wide.py").write_text(wide)
+    code, _, err = main(capsys, "--env", "wide:Walk", module=ppo)
+    found = "reset_env of Walk returns an observation of shape (3,), in place of (1,)"
+    assert code == 2 and err.count("\n") == 1 and found in err
+    assert not (project / "runs").exists()

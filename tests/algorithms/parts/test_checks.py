@@ -2,6 +2,7 @@
 
 import types
 
+import jax.numpy as jnp
 import pytest
 
 from algorithms import parts
@@ -104,6 +105,17 @@ class Narrow(tasks.Probe):
     def observation_space(self, params):
         return spaces.Box(0, 1, (2, 5, 1))
 
+    def reset_env(self, key, params):
+        return jnp.zeros((2, 5, 1)), super().reset_env(key, params)[1]
+
+    def step_env(self, key, state, action, params):
+        return jnp.zeros((2, 5, 1)), *super().step_env(key, state, action, params)[1:]
+
+
+class Flat(Narrow):
+    def step_env(self, key, state, action, params):
+        return tasks.Probe.step_env(self, key, state, action, params)
+
 
 BOX, BOX_PAIR = tasks.Probe(continuous=True), tasks.Pair(continuous=True)
 MASKED, MASKED_PAIR = tasks.Probe(masked=True), tasks.Pair(masked=True)
@@ -164,6 +176,13 @@ def test_spaces_that_cannot_be_taken_are_refused(env, params, takes, message):
 
 def test_small_images_need_no_convolution():
     parts.check_spaces("zzz", make_config(conv_layers="none"), Narrow(), PARAMS)
+
+
+def test_what_is_observed_has_the_shape_of_the_space():
+    """tests/envs/test_interface.py has everything that is checked."""
+    found = r"step_env of Probe returns an observation of shape \(1,\), in place of \(2, 5, 1\)$"
+    with pytest.raises(ValueError, match=found):
+        parts.check_spaces("zzz", make_config(conv_layers="none"), Flat(), PARAMS)
 
 
 # --- replay buffers ---------------------------------------------------------------------------

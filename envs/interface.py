@@ -1,0 +1,203 @@
+"""Whether an environment keeps to the interface: by shapes and dtypes, nothing is run.
+
+`envs.gymnax.Gymnax` refuses what it cannot repair, wherever it is traced, and `check_interface`
+the rest before training. Errors of the environment's own code come through as they are.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from envs import shaping
+from envs.metrics import kinds
+
+RESET, STEP = "observation, state", "observation, state, reward, terminated, info"
+
+
+class Refusal(ValueError):
+    """What was found, and what is expected."""
+
+
+def check_interface(env: Any, env_params: Any) -> None:
+    """Refuses an environment whose reset and step do not fit each other or its spaces.
+
+    They are traced once for each environment and shapes of its parameters.
+
+    Args:
+      env, env_params: of `envs.make`. The parameters may be traced.
+
+    Raises:
+      ValueError: what was found, and what is expected.
+    """
+    strong = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), shapes(env_params))
+    leaves, structure = jax.tree.flatten(strong)  # as the parameters of programs
+    actions, observations = env.action_space(env_params), env.observation_space(env_params)
+    number = int(actions.n) if hasattr(actions, "n") else None
+    action = (tuple(actions.shape), jnp.float32) if number is None else ((), jnp.int32)
+    try:
+        _check(env, structure, tuple(leaves), tuple(observations.shape), action, number)
+    except Refusal as refusal:  # without jax's frames and its note on them
+        raise ValueError(str(refusal)) from None
+
+
+@functools.lru_cache(maxsize=64)
+def _check(env, structure, leaves, shape, action, num_actions):
+    params, agents = jax.tree.unflatten(structure, leaves), shaping.reward_shape(env)
+    action = jax.ShapeDtypeStruct(agents + action[0], action[1])
+    with jax.debug_key_reuse(False):  # shapes only
+        key = jax.eval_shape(lambda: jax.random.key(0))
+        first = jax.eval_shape(env.reset_env, key, params)
+        observation, state = unpack(name_of(env), "reset_env", first, RESET)
+        step = jax.eval_shape(env.step_env, key, state, action, params)
+        after, state_after, reward, terminated, info = unpack(name_of(env), "step_env", step, STEP)
+        check_state(env, state, state_after)
+        truncated = jax.eval_shape(env.is_truncated, state_after, params)
+        view = lambda name: jax.eval_shape(getattr(env, name), state, params)
+        views = {n: view(n) for n in ("action_mask", "world_state") if hasattr(env, n)}
+    check_observation(env, "reset_env", observation, shape)
+    check_observation(env, "step_env", after, shape, observation.dtype)
+    check_array(env, "step_env", "a reward", reward, agents)
+    check_array(env, "step_env", "terminated", terminated, (), bool)
+    check_array(env, "is_truncated", "a flag", truncated, (), bool)
+    if "action_mask" in views:
+        check_array(env, "action_mask", "a mask", views["action_mask"], (*agents, num_actions))
+    if "world_state" in views:
+        check_array(env, "world_state", "a view", views["world_state"])
+    check_info(env, info)
+
+
+def name_of(env: Any) -> str:
+    """An environment's name; its class's where it has none."""
+    inner = env
+    while not hasattr(env, "name") and "env" in vars(inner):
+        inner = inner.env
+    return getattr(env, "name", type(inner).__name__)
+
+
+def shapes(tree: Any) -> Any:
+    """The tree with shapes and dtypes in place of its arrays, tracers and Python numbers."""
+
+    def shape(x: Any) -> jax.ShapeDtypeStruct:
+        kind = jax.typeof(x)
+        return jax.ShapeDtypeStruct(kind.shape, kind.dtype, weak_type=kind.weak_type)
+
+    return jax.tree.map(shape, tree)
+
+
+def unpack(name: str, part: str, returned: Any, values: str) -> tuple:
+    """The values that reset_env or step_env returned, if they are as many as they must be."""
+    count, several = len(values.split(", ")), isinstance(returned, tuple | list)
+    if several and len(returned) == count:
+        return tuple(returned)
+    found = f"{len(returned)} values" if several else kind(returned)
+    raise Refusal(f"{part} of {name} returns {found}, in place of the {count} values {values}")
+
+
+def as_array(env: Any, part: str, what: str, value: Any, dtype: Any) -> jax.Array:
+    """The value with that dtype, if it is one array."""
+    try:
+        return jnp.asarray(value, dtype)
+    except (TypeError, ValueError):
+        check_array(env, part, what, value)
+        raise
+
+
+def check_observation(
+    env: Any, part: str, value: Any, shape: tuple[int, ...], dtype: Any = None
+) -> None:
+    """Refuses what is not one array, with the shape of the space for each agent."""
+    shape = (*shaping.reward_shape(env), *shape)
+    check_array(env, part, "an observation", value, shape, dtype)
+
+
+def check_array(
+    env: Any, part: str, what: str, value: Any, shape: tuple | None = None, dtype: Any = None
+) -> None:
+    """Refuses what is not one array, and another shape or dtype than is given."""
+    if not _is_array(value):
+        found, expected = f"type {type(value).__name__}", "one array"
+    elif shape not in (None, value.shape):
+        found, expected = f"shape {value.shape}", str(shape)
+        if shape and hasattr(env, "num_agents"):
+            expected += f" for {env.num_agents} agent{'s' * (env.num_agents != 1)}"
+    elif dtype is not None and value.dtype != dtype:
+        found, expected = value.dtype, np.dtype(dtype)
+    else:
+        return
+    raise Refusal(f"{part} of {name_of(env)} returns {what} of {found}, in place of {expected}")
+
+
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "shape") and hasattr(value, "dtype")
+
+
+def check_state(env: Any, first: Any, after: Any, casting: str = "no") -> None:
+    """Refuses a step whose state is not like that of the reset, weak types aside.
+
+    Args:
+      env: for its name.
+      first, after: the states of reset_env and of step_env.
+      casting: which other dtypes are taken after a step, as for `numpy.can_cast`.
+    """
+    told, old, new = f"step_env of {name_of(env)} returns", _leaves(first), _leaves(after)
+    if jax.tree.structure(first) != jax.tree.structure(after):
+        beside, missing = [x for x in new if x not in old], [x for x in old if x not in new]
+        if beside:
+            raise Refusal(f"{told} {', '.join(beside)}, which reset_env does not")
+        found = (
+            f"no {', '.join(missing)}, which" if missing else "a state of another structure than"
+        )
+        raise Refusal(f"{told} {found} reset_env does")
+    for name, (shape, dtype) in old.items():
+        if new[name][0] != shape or not _casts(new[name][1], dtype, casting):
+            found, expected = (f"{dtype} {shape}" for shape, dtype in (new[name], old[name]))
+            raise Refusal(f"{told} {name} of {found}, in place of {expected} as reset_env does")
+
+
+def _leaves(state: Any) -> dict[str, tuple]:
+    """Of each leaf of a state its shape and dtype."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(state)
+    name = lambda path: f"state{jax.tree_util.keystr(path)}"
+    return {name(path): (np.shape(x), jnp.result_type(x)) for path, x in leaves}
+
+
+def _casts(dtype: Any, to: Any, casting: str) -> bool:
+    """Whether a dtype may stand for another; those of keys and the like stand for themselves."""
+    plain = all(isinstance(x, np.dtype) for x in (dtype, to))
+    return dtype == to or (plain and np.can_cast(dtype, to, casting))
+
+
+def check_info(env: Any, info: Any) -> None:
+    """Refuses metrics that are not those that the environment names, and other shapes."""
+    named, agents = kinds(env), shaping.reward_shape(env)
+    if not isinstance(info, dict):
+        raise Refusal(
+            f"step_env of {name_of(env)} returns {kind(info)}, in place of a dict of info"
+        )
+    metrics = info.get("metrics", {})
+    if not isinstance(metrics, dict):
+        found = f'{kind(metrics)} as info["metrics"], in place of a dict'
+        raise Refusal(f"step_env of {name_of(env)} returns {found}")
+    for name in sorted(metrics.keys() - named.keys()):
+        raise Refusal(
+            f'{name_of(env)} reports the metric {name}, but has no metrics = {{"{name}": "last"}} '
+            '(or "sum") to say what an episode\'s value is'
+        )
+    for name in sorted(named.keys() - metrics.keys()):
+        raise Refusal(f"{name_of(env)} has the metric {name}, which step_env does not report")
+    for name, value in metrics.items():
+        check_array(env, "step_env", f"the metric {name}", value, ())
+    if agents and "alive" in info:
+        check_array(env, "step_env", 'info["alive"]', info["alive"], agents, bool)
+    if shaping.shapes(env):
+        shaped = info.get("shaped_reward")
+        check_array(env, "step_env", 'info["shaped_reward"]', shaped, agents)
+
+
+def kind(value: Any) -> str:
+    """What it is, with an article."""
+    name = "array" if _is_array(value) else type(value).__name__
+    return f"a{'n' * (name[0] in 'AEIOUaeiou')} {name}"

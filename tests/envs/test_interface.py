@@ -1,0 +1,261 @@
+"""Environments that do not keep to the interface are refused in a sentence that names them."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import envs
+from envs.gymnax import Wrapper
+from tests import probe as tasks
+
+PARTS = ("observation", "state", "reward", "terminated", "info")
+
+
+class Changed(Wrapper):
+    """What reset_env and step_env return is changed part by part, or `all` of it; other attributes
+    are replaced."""
+
+    def __init__(self, env, reset=None, step=None, **attributes):
+        super().__init__(env)
+        self.reset, self.step = reset or {}, step or {}
+        vars(self).update(attributes)
+
+    def reset_env(self, key, params):
+        return change(self.reset, self.env.reset_env(key, params))
+
+    def step_env(self, key, state, action, params):
+        return change(self.step, self.env.step_env(key, state, action, params))
+
+
+def change(functions, values):
+    same = lambda x: x
+    values = tuple(functions.get(part, same)(value) for part, value in zip(PARTS, values))
+    return functions.get("all", same)(values)
+
+
+def always(value):
+    return lambda *_: value
+
+
+def both(**changes):
+    return {"reset": changes, "step": changes}
+
+
+def step(**changes):
+    return {"step": changes}
+
+
+def as_dict(state):
+    return {"x": state.x, "time": state.time}
+
+
+class Dicts(tasks.Probe):
+    """States are dictionaries."""
+
+    def reset_env(self, key, params):
+        observation, state = super().reset_env(key, params)
+        return observation, as_dict(state)
+
+    def step_env(self, key, state, action, params):
+        state = tasks.ProbeState(state["x"], state["time"])
+        return change({"state": as_dict}, super().step_env(key, state, action, params))
+
+    def is_truncated(self, state, params):
+        return state["time"] >= params.max_steps_in_episode
+
+
+ALONE = [
+    (
+        both(observation=lambda x: jnp.tile(x, 3)),
+        "reset_env of Probe returns an observation of shape (3,), in place of (1,)",
+    ),
+    (
+        step(observation=lambda x: x[0]),
+        "step_env of Probe returns an observation of shape (), in place of (1,)",
+    ),
+    (
+        both(observation=lambda x: {"x": x}),
+        "reset_env of Probe returns an observation of type dict, in place of one array",
+    ),
+    (
+        both(observation=lambda x: (x, jnp.zeros(2))),
+        "reset_env of Probe returns an observation of type tuple, in place of one array",
+    ),
+    (
+        step(reward=lambda x: jnp.tile(x, 2)),
+        "step_env of Probe returns a reward of shape (2,), in place of ()",
+    ),
+    (
+        step(reward=lambda x: {"agent": x}),
+        "step_env of Probe returns a reward of type dict, in place of one array",
+    ),
+    (
+        step(terminated=lambda x: x[None]),
+        "step_env of Probe returns terminated of shape (1,), in place of ()",
+    ),
+    (
+        {"is_truncated": always(jnp.zeros(1, bool))},
+        "is_truncated of Probe returns a flag of shape (1,), in place of ()",
+    ),
+    (
+        {"is_truncated": always(jnp.zeros(()))},
+        "is_truncated of Probe returns a flag of float32, in place of bool",
+    ),
+    (
+        step(all=lambda values: values[:4]),
+        "step_env of Probe returns 4 values, in place of the 5 values observation, state, reward, "
+        "terminated, info",
+    ),
+    (
+        {"reset": {"all": lambda values: values[0]}},
+        "reset_env of Probe returns an array, in place of the 2 values observation, state",
+    ),
+    (
+        step(state=lambda s: s | {"x": s["x"][None]}),
+        "step_env of Probe returns state['x'] of float32 (1,), in place of float32 () as reset_env "
+        "does",
+    ),
+    (
+        step(state=lambda s: s | {"time": s["time"] + 0.5}),
+        "step_env of Probe returns state['time'] of float32 (), in place of int32 () as reset_env "
+        "does",
+    ),
+    (
+        step(state=lambda s: s | {"speed": s["x"]}),
+        "step_env of Probe returns state['speed'], which reset_env does not",
+    ),
+    (
+        step(state=lambda s: {"x": s["x"]}),
+        "step_env of Probe returns no state['time'], which reset_env does",
+    ),
+    (
+        {"reset": {"state": lambda s: s | {"v": (s["x"],)}}}
+        | step(state=lambda s: s | {"v": [s["x"]]}),
+        "step_env of Probe returns a state of another structure than reset_env does",
+    ),
+    (step(info=always(None)), "step_env of Probe returns a NoneType, in place of a dict of info"),
+    (
+        step(info=always({"metrics": {"won": jnp.ones(())}})),
+        'Probe reports the metric won, but has no metrics = {"won": "last"} (or "sum") to say what '
+        "an episode's value is",
+    ),
+    ({"metrics": {"won": "last"}}, "Probe has the metric won, which step_env does not report"),
+    (
+        step(info=always({"metrics": {"won": jnp.ones(2)}})) | {"metrics": {"won": "sum"}},
+        "step_env of Probe returns the metric won of shape (2,), in place of ()",
+    ),
+    (
+        {"action_mask": always(jnp.ones(3, bool))},
+        "action_mask of Probe returns a mask of shape (3,), in place of (2,)",
+    ),
+    (
+        {"shapes_rewards": True},
+        'step_env of Probe returns info["shaped_reward"] of type NoneType, in place of one array',
+    ),
+]
+TEAM = [
+    (
+        both(observation=lambda x: x[0]),
+        "reset_env of Pair returns an observation of shape (1,), in place of (2, 1) for 2 agents",
+    ),
+    (
+        step(reward=lambda x: x.sum()),
+        "step_env of Pair returns a reward of shape (), in place of (2,) for 2 agents",
+    ),
+    (
+        step(terminated=lambda x: jnp.tile(x, 2)),
+        "step_env of Pair returns terminated of shape (2,), in place of ()",
+    ),
+    (
+        step(info=always({"alive": jnp.ones(3, bool)})),
+        'step_env of Pair returns info["alive"] of shape (3,), in place of (2,) for 2 agents',
+    ),
+    (
+        step(info=always({"alive": jnp.ones(2)})),
+        'step_env of Pair returns info["alive"] of float32, in place of bool',
+    ),
+    (
+        {"action_mask": always(jnp.ones(2, bool))},
+        "action_mask of Pair returns a mask of shape (2,), in place of (2, 2) for 2 agents",
+    ),
+    (
+        {"world_state": always((jnp.ones(2), jnp.ones(3)))},
+        "world_state of Pair returns a view of type tuple, in place of one array",
+    ),
+]
+
+
+def refuse(env, message):
+    """As it is, and as `envs.make` hands it out."""
+    for given in ((env, env.default_params), envs.make(env)):
+        with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+            envs.check_interface(*given)
+
+
+@pytest.mark.parametrize("changes, message", ALONE, ids=[message for _, message in ALONE])
+def test_one_agent(changes, message):
+    refuse(Changed(Dicts(), **changes), message)
+
+
+@pytest.mark.parametrize("changes, message", TEAM, ids=[message for _, message in TEAM])
+def test_several_agents(changes, message):
+    refuse(Changed(tasks.Pair(), **changes), message)
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        tasks.Probe(),
+        tasks.Probe(masked=True),
+        tasks.Reporting(),
+        tasks.Pair(masked=True, world=True),
+        tasks.Twins(),
+        Changed(Dicts(), **step(state=lambda s: s | {"x": 0.0})),  # weak types aside
+    ],
+    ids=lambda env: env.name,
+)
+def test_what_keeps_to_it_is_taken_however_it_is_wrapped(env):
+    envs.check_interface(env, env.default_params)
+    for settings in ({}, {"max_steps": 3}, {"frame_stack": 2}, {"action_repeat": 2}):
+        envs.check_interface(*envs.make(env, **settings))
+
+
+def test_make_repairs_what_it_repaired():
+    """Numbers of other kinds, a reward (1,), and a state's integers in place of floats."""
+    for changes in (
+        step(reward=lambda x: x.astype(jnp.int32)),
+        step(reward=lambda x: x[None], terminated=lambda x: x.astype(jnp.int32)),
+        both(observation=lambda x: x.astype(jnp.int8)),
+        both(observation=lambda x: [x[0]]),
+        step(state=lambda s: s | {"x": jnp.int32(1)}),
+    ):
+        envs.check_interface(*envs.make(Changed(Dicts(), **changes)))
+    with pytest.raises(ValueError, match=r"a reward of shape \(1,\), in place of \(\)$"):
+        env = Changed(Dicts(), **step(reward=lambda x: x[None]))
+        envs.check_interface(env, env.default_params)
+
+
+def test_parameters_may_be_traced_and_a_step_is_traced_once():
+    traced = []
+    env = Changed(Dicts(), **step(state=lambda s: traced.append(1) or s))
+    env, params = envs.make(env)
+
+    def check(reward):
+        envs.check_interface(env, params.replace(reward=reward))
+        return reward
+
+    jax.jit(jax.vmap(check))(jnp.ones(3))
+    check(2.0)
+    assert len(traced) == 1
+
+
+def test_errors_of_its_own_code_come_through():
+    def wrong(state):
+        return state["speed"]
+
+    for env in (Changed(Dicts(), **step(state=wrong)), Changed(Dicts(), reset={"state": wrong})):
+        with pytest.raises(KeyError, match="speed") as caught:
+            envs.check_interface(*envs.make(env))
+        assert caught.traceback[-1].name == "wrong"
