@@ -163,8 +163,10 @@ def aggregate(panels: dict[str, list[Curve]]) -> str:
 
     Scores are final returns, 0 for the lowest and 1 for the highest of all that is compared in an
     environment; one where all are equal says nothing and is left out. Every score counts the same.
+    Timesteps of the last points are there where they differ.
     """
     scores: dict[str, dict[str, np.ndarray]] = {}  # {label: {environment: (seeds,)}}
+    last: dict[tuple[str, str], str] = {}  # {(label, environment): timestep}
     environments = []
     for environment, panel in panels.items():
         finals = np.concatenate([curve.finals for curve in panel])
@@ -175,15 +177,19 @@ def aggregate(panels: dict[str, list[Curve]]) -> str:
             if len(curve.finals):
                 share = (curve.finals - finals.min()) / (finals.max() - finals.min())
                 scores.setdefault(curve.label, {})[environment] = share
+                last[curve.label, environment] = f"{curve.timesteps[-1]:,}"
     everywhere = {k: list(s.values()) for k, s in scores.items() if len(s) == len(environments)}
     if len(environments) < 2 or not everywhere:
         return ""
-    rows = [["curve", "seeds", "IQM", "95 %", "mean"]]
+    steps = {label: "+".join(last[label, env] for env in environments) for label in everywhere}
+    differ = len(set(steps.values())) > 1
+    rows = [["curve", "seeds", *["steps"] * differ, "IQM", "95 %", "mean"]]
     for label, strata in everywhere.items():
         together = np.concatenate(strata)
         middle, mean = results.interquartile_mean(together), together.mean()
         seeds = "+".join(str(len(stratum)) for stratum in strata)
-        rows.append([label, seeds, f"{middle:.4f}", _interval(strata), f"{mean:.4f}"])
+        own = [steps[label]] * differ
+        rows.append([label, seeds, *own, f"{middle:.4f}", _interval(strata), f"{mean:.4f}"])
     head = (
         f"over {', '.join(environments)}: scores from 0 (the lowest final return of all that is\n"
         "compared in an environment) to 1 (the highest), resampled within each environment:"

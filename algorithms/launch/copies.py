@@ -33,7 +33,7 @@ if __name__ == "__main__":
     # learning curve. For other settings give Config those that differ: Config(env="Acrobot-v1").
     config = Config()
     train, state = make_train(config), None
-    for points in (0, *[1] * config.num_evals):  # 0 for the point before training
+    for points in (0, *[1] * train.plan.points):  # 0 for the point before training
         state, metrics = train(jax.random.key(0), state, points)
         names = [n for n in ("timestep", "episode_return", "eval_return") if n in metrics]
         for timestep, *returns in zip(*(metrics[name] for name in names)):

@@ -2,13 +2,12 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
-from algorithms.launch import devices, progress, settings
-from algorithms.launch.errors import UserError
+from algorithms.launch import devices, hosts, progress, settings
+from algorithms.launch.errors import UserError, warn
 from algorithms.launch.interrupts import in_background
 from algorithms.launch.sweep_dir import Chunk, title_of
-from algorithms.launch.trainer import Trainer, in_words, usable_memory
+from algorithms.launch.trainer import Trainer, excess, in_words, length, usable_memory
 
 
 def check_limits(max_parallel: int | None, memory_limit: int | None) -> None:
@@ -19,13 +18,20 @@ def check_limits(max_parallel: int | None, memory_limit: int | None) -> None:
 
 
 def announce(
-    view: progress.Progress, module: Any, programs: list[settings.Program], num_seeds: int
+    view: progress.Progress,
+    trainers: list[Trainer],
+    programs: list[settings.Program],
+    num_seeds: int,
 ) -> None:
     each = programs[0].agents.count
     count = len(programs) * each
     kinds = f"{count // num_seeds} settings x {num_seeds} seed{'s' * (num_seeds > 1)}"
-    name = title_of(module, [program.config for program in programs])
+    name = title_of(trainers[0].module, [program.config for program in programs])
     view.say(f"{name}: a sweep of {count} agents, {kinds}")
+    for program, trainer in zip(programs, trainers):
+        longer = excess(program.config, trainer.plan)
+        if longer and hosts.is_first():
+            warn(": ".join(filter(None, [program.label, longer])))
 
 
 def announce_resumed(view: progress.Progress, sweep_dir: Path, chunks: list[Chunk]) -> None:
@@ -82,7 +88,8 @@ def say_plan(
         where = f"{used} {layout.devices[0].platform} device{'s' * (used > 1)}"
         each = in_words(trainer.bytes_per_device / layout.per_device)
         whole = in_words(trainer.bytes_per_device)
+        points = [length(trainer.plan), f"{trainer.plan.points} points"]
         view.say(
             f"{name}: {program.agents.count} agents, {chunks}, on {where}; "
-            f"{each} an agent, {whole} a device"
+            f"{each} an agent, {whole} a device; {', '.join(filter(None, points))}"
         )

@@ -15,22 +15,26 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 import envs
+from algorithms import parts
 from algorithms.launch.devices import Layout, like_key, plain
 from algorithms.launch.errors import UserError
 
 
-def make_environment(module: Any, config: Any) -> tuple[Any, Any]:
-    """The environment and its parameters as arrays, once the algorithm has agreed to them.
+def make_environment(module: Any, config: Any) -> tuple[Any, Any, parts.Plan]:
+    """The environment, its parameters as arrays and the plan, once the algorithm has agreed.
+
+    A `train` without a plan has config.num_evals points; updates and steps are 0 for unknown.
 
     Raises:
       UserError: what `envs.make` or `make_train` say against the settings.
     """
     try:
         env, env_params = envs.make(config.env, **dict(config.env_settings))
-        module.make_train(config, env, env_params)
+        train = module.make_train(config, env, env_params)
     except ValueError as error:
         raise UserError(str(error)) from error
-    return env, jax.tree.map(lambda x: np.asarray(x, jnp.result_type(x)), env_params)
+    env_params = jax.tree.map(lambda x: np.asarray(x, jnp.result_type(x)), env_params)
+    return env, env_params, getattr(train, "plan", parts.Plan(config.num_evals, 0, 0))
 
 
 def initial_state(module: Any, config: Any) -> Any:

@@ -71,7 +71,7 @@ class Record:
             warn(f"the last digits may differ from an unbroken run's: {', '.join(changes)}")
         if options.keep_states:
             bytes_of_one = devices.size(programs.initial_state(session.module, session.config))
-            whole = bytes_of_one * session.agents.count * (session.config.num_evals + 1)
+            whole = bytes_of_one * session.agents.count * (session.num_points + 1)
             session.view.say(f"all states are kept: {in_words(whole)} when the run is done")
         if options.track or options.tensorboard:
             from algorithms.launch import trackers
@@ -116,7 +116,7 @@ class Record:
                 self.run_dir.append_metrics(point.index, point.metrics)
             for tracker in self.trackers:
                 tracker.log(point.metrics, point.timestep)
-        last = self.session.config.num_evals
+        last = self.session.num_points
         if point.index == {"start": 0, "end": last, "every": point.index}.get(self.options.gif):
             self._draw_gif(point, states)
         if time.perf_counter() - self.drawn > DRAW_SECONDS:

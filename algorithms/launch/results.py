@@ -98,6 +98,11 @@ class Ranked(NamedTuple):
         return values[~np.isnan(values)]
 
     @property
+    def steps(self) -> int:
+        """The timestep of its last point, of the agent that has come furthest."""
+        return max((int(agent.timesteps[-1]) for agent in self.agents), default=0)
+
+    @property
     def broken(self) -> int:
         return sum(not agent.is_finite for agent in self.agents)
 
@@ -116,9 +121,10 @@ def rank(agents: Sequence[Outcome]) -> list[Ranked]:
 
 
 def table(ranked: Sequence[Ranked]) -> str:
-    """The best settings, with what their seeds tell about the mean."""
+    """The best settings, with what their seeds tell about the mean, and steps where they differ."""
     names = list(ranked[0].setting)
-    head = ["rank", *names, "seeds", "return", "95 % of means", "lowest", ""]
+    steps = ["steps"] * (len({setting.steps for setting in ranked}) > 1)
+    head = ["rank", *names, "seeds", *steps, "return", "95 % of means", "lowest", ""]
     rows = [head]
     for place, setting in enumerate(ranked[:SHOWN], 1):
         finals = np.sort(setting.finals)
@@ -130,7 +136,8 @@ def table(ranked: Sequence[Ranked]) -> str:
             numbers = [mean, interval, lowest]
         note = f"{setting.broken} not finite" if setting.broken else ""
         values = [plain(setting.setting[name]) for name in names]
-        rows.append([str(place), *values, str(len(setting.agents)), *numbers, note])
+        values += [str(len(setting.agents)), *[f"{setting.steps:,}" for _ in steps]]
+        rows.append([str(place), *values, *numbers, note])
     lines = aligned(rows)
     if len(ranked) > SHOWN:
         lines.append(f"... and {len(ranked) - SHOWN} settings more")

@@ -129,7 +129,7 @@ def resume(
         start = starting(module, config, run_dir, None if point == "last" else point)
         notes = []
         if total_timesteps is not None and total_timesteps != config.total_timesteps:
-            config, notes = extend(config, total_timesteps, start)
+            config, notes = extend(module, config, total_timesteps, start)
         session = Session(Trainer(module, config, agents.count, view), agents, options, hooks)
         if point != "last" and point != run_dir.points("state")[-1]:
             run_dir = fork(run_dir, describe(module, config, agents, options), point)
@@ -211,7 +211,7 @@ def starting(module: Any, config: Any, run_dir: RunDir, point: int | None = None
     return Start(point, read, run_dir.history(point), True)
 
 
-def extend(config: Any, total: int, start: Start) -> tuple[Any, list[str]]:
+def extend(module: Any, config: Any, total: int, start: Start) -> tuple[Any, list[str]]:
     """A configuration for more timesteps with as many updates to a point, and what to say."""
     if total < config.total_timesteps:
         raise UserError(
@@ -231,7 +231,8 @@ def extend(config: Any, total: int, start: Start) -> tuple[Any, list[str]]:
         for name in config.__dataclass_fields__
         if name.startswith("anneal_") and getattr(config, name)
     ]
-    if schedules and points != config.num_evals:
+    before = programs.make_environment(module, config)[2].points
+    if schedules and points != before:
         notes.append(
             f"{', '.join(schedules)}: the schedule depends on the total and follows the new one "
             "from here on; a run that was so long from the beginning would be another"

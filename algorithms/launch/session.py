@@ -9,14 +9,15 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from algorithms.launch import programs
+from algorithms.launch import hosts, programs
+from algorithms.launch.errors import warn
 from algorithms.launch.interrupts import Interrupt, Stop, in_background
 from algorithms.launch.metrics import Metrics, mean_returns, stack
 from algorithms.launch.options import Options, check_outputs
 from algorithms.launch.record import Point, Record, Start
 from algorithms.launch.run_dir import RunDir
 from algorithms.launch.settings import Agents
-from algorithms.launch.trainer import Trainer
+from algorithms.launch.trainer import Trainer, excess, length
 
 
 class Result(NamedTuple):
@@ -52,7 +53,7 @@ class Session:
     ):
         self.trainer, self.agents, self.options, self.hooks = trainer, agents, options, hooks
         self.module, self.config, self.view = trainer.module, trainer.config, trainer.view
-        self.in_sweep = in_sweep
+        self.in_sweep, self.num_points = in_sweep, trainer.plan.points
         check_outputs(self.config, options)
         self.layout = trainer.layout._replace(num_agents=agents.count)
         self.configs = self.layout.put(agents.configs(trainer.config))
@@ -64,8 +65,8 @@ class Session:
         record = Record(self, run_dir, start)
         if not self.in_sweep:
             self._announce(start, f", in {run_dir.path}" if run_dir else "")
-        self.view.begin(start.point, self.config.num_evals, self.agents.count)
-        if start.point >= self.config.num_evals:
+        self.view.begin(start.point, self.num_points, self.agents.count)
+        if start.point >= self.num_points:
             self.view.say("this run is finished; a larger total_timesteps would go on with it")
             record.mend(start)
             state = start.get_state(self.layout.own)
@@ -96,8 +97,12 @@ class Session:
         else:
             who = f"{count} agents (seeds {seeds[0]} to {seeds[-1]})"
         where = f"{used} {self.layout.devices[0].platform} device{'s' * (used > 1)}"
-        points = f"points {start.point} to {self.config.num_evals}"
+        points = [length(self.trainer.plan), f"points {start.point} to {self.num_points}"]
+        points = ", ".join(filter(None, points))
         self.view.say(f"{self.trainer.name}: {who} on {where}, {points}{place}")
+        longer = excess(self.config, self.trainer.plan)
+        if longer and start.point == 0 and hosts.is_first():
+            warn(longer)
 
     def _restore(self, start: Start, record: Record) -> Any:
         """The states on the devices, of a run that has started already."""
@@ -118,7 +123,7 @@ class Session:
             if self.config.eval_at_start:
                 states, row = self._advance(states, learn=False)
             self._finish(point, states, row, record, interrupt)
-        while point < self.config.num_evals:
+        while point < self.num_points:
             if stopped := interrupt.agreed():
                 return point, states, stopped
             point += 1

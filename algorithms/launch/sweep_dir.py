@@ -36,7 +36,7 @@ class Chunk(NamedTuple):
 
     @property
     def is_finished(self) -> bool:
-        return self.start.point >= self.trainer.config.num_evals
+        return self.start.point >= self.trainer.plan.points
 
     def outcomes(self, name: str) -> list[Outcome]:
         """What came of a chunk that is finished; `name` is its directory's."""

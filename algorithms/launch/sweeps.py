@@ -113,7 +113,7 @@ def sweep(
     trainers = [Trainer(module, program.config, largest, view) for program in programs]
     for program in programs:
         check_outputs(program.config, options)
-    plans.announce(view, module, programs, num_seeds)
+    plans.announce(view, trainers, programs, num_seeds)
     planned = plans.compile(trainers, largest, max_parallel, memory_limit, view)
     chunks = [
         Chunk(trainer, program.static, program.agents.part(part.start, part.stop))
@@ -193,7 +193,7 @@ def _resume(
             if len(devices.arrange(size, asked["block"]).devices) >= free:  # to the last bit, then
                 trainer.arrange(size, asked["block"])
         static = {name: getattr(config, name) for name in swept}
-        start = _starting(module, config, run_dir)
+        start = _starting(trainer, run_dir)
         chunks.append(Chunk(trainer, static, run_dir.agents, run_dir, start))
     plans.announce_resumed(view, sweep_dir, chunks)
     with view.timed("compile"):
@@ -205,11 +205,12 @@ def _total(asked: dict[str, Any]) -> int:
     return asked["config"]["total_timesteps"]
 
 
-def _starting(module: Any, config: Any, run_dir: RunDir) -> Start:
+def _starting(trainer: Trainer, run_dir: RunDir) -> Start:
     """Where a chunk goes on; of one that is finished no state is read."""
-    if run_dir.points("state")[-1:] == [config.num_evals]:
-        return Start(config.num_evals, None, run_dir.history(), True)
-    return runner.starting(module, config, run_dir)
+    last = max(run_dir.points("state"), default=-1)
+    if last >= trainer.plan.points:
+        return Start(last, None, run_dir.history(), True)
+    return runner.starting(trainer.module, trainer.config, run_dir)
 
 
 # --- the chunks in turn ----------------------------------------------------------------------
@@ -224,7 +225,7 @@ def _train(
 ) -> Swept:
     """Trains what is not finished; after each chunk the results are written anew."""
     agents: list[Outcome] = []
-    ends = np.cumsum([chunk.trainer.config.num_evals for chunk in chunks])
+    ends = np.cumsum([chunk.trainer.plan.points for chunk in chunks])
     stopped = ""
     with Interrupt() as interrupt:
         for i, (chunk, end) in enumerate(zip(chunks, ends)):
@@ -237,7 +238,7 @@ def _train(
                 agents += chunk.outcomes(run)
                 continue
             place = f"chunk {i + 1} of {len(chunks)}" if len(chunks) > 1 else ""
-            view.place = progress.Place(place, end - chunk.trainer.config.num_evals, ends[-1])
+            view.place = progress.Place(place, end - chunk.trainer.plan.points, ends[-1])
             result = _train_one(chunk, options, hooks, view, interrupt)
             agents += results.outcomes(
                 chunk.static, chunk.agents, result.metrics, result.is_finite, run

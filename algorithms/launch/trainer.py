@@ -10,6 +10,7 @@ from algorithms.launch import devices, hosts, programs, progress, settings
 from algorithms.launch.errors import UserError
 
 SPARE = 0.1  # of the memory, for what the compiler does not know of
+EXCESS = 0.05  # of total_timesteps, from which on a longer plan is warned of
 
 
 class Trainer:
@@ -32,7 +33,7 @@ class Trainer:
         if not devices.use_cores(num_agents, config):
             view.say("jax is in use already: the devices that it has are used")
         with view.timed("import"):  # of the environment's library
-            self.env, self.host_params = programs.make_environment(module, config)
+            self.env, self.host_params, self.plan = programs.make_environment(module, config)
         view.quiet |= not hosts.is_first()
         self.arrange(num_agents)
 
@@ -121,6 +122,31 @@ def in_words(number: float) -> str:
         if number >= unit:
             return f"{number / unit:.3g} {letters}"
     return f"{number:.0f} B"
+
+
+# --- how long it is ---------------------------------------------------------------------------
+
+
+def length(plan: parts.Plan) -> str:
+    """A plan's steps and updates for people; empty where they are unknown."""
+    if not plan.updates:
+        return ""
+    return f"{plan.steps:,} steps in {plan.updates:,} update{'s' * (plan.updates > 1)}"
+
+
+def excess(config: Any, plan: parts.Plan) -> str:
+    """What to say of a plan that is longer than `total_timesteps` by more than EXCESS; else ""."""
+    total, most = config.total_timesteps, (1.0 + EXCESS) * config.total_timesteps
+    if plan.steps <= most:
+        return ""
+    steps = plan.steps // plan.updates
+    updates = -(-total // steps)
+    better = [n for n in range(1, plan.points) if -(-updates // n) * n * steps <= most]
+    hint = f"an update takes {steps:,} steps, fewer num_envs would come closer"
+    if better:
+        hint = f"every point takes as many updates, num_evals={better[-1]} would come closer"
+    more = f"{100 * (plan.steps / total - 1):,.0f} % more"
+    return f"total_timesteps={total} makes {plan.steps:,} steps, {more}: {hint}"
 
 
 # --- checks ----------------------------------------------------------------------------------

@@ -31,7 +31,16 @@ from algorithms.parts.recurrence import CELLS, Memory, advance, forget, product,
 from algorithms.parts.replay import Replay, ReplayBuffer, Transition
 from algorithms.parts.spaces import clip_to, is_discrete, num_outputs
 from algorithms.parts.statistics import EpisodeStatistics, RewardScale, RunningStatistics
-from algorithms.parts.training import Average, Learner, num_updates, program, world, zeros
+from algorithms.parts.training import (
+    Average,
+    Learner,
+    Plan,
+    num_points,
+    num_updates,
+    program,
+    world,
+    zeros,
+)
 
 __all__ = [
     "CELLS",
@@ -43,6 +52,7 @@ __all__ = [
     "LayerNorm",
     "Learner",
     "Memory",
+    "Plan",
     "Recurrent",
     "Replay",
     "ReplayBuffer",
@@ -66,6 +76,7 @@ __all__ = [
     "is_discrete",
     "last_step",
     "num_outputs",
+    "num_points",
     "num_updates",
     "one_step",
     "orthogonal",

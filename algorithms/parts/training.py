@@ -50,6 +50,14 @@ class Learner(NamedTuple):
     steps: int  # environment steps of an update
 
 
+class Plan(NamedTuple):
+    """How long a run is: `train.plan`."""
+
+    points: int  # of the learning curve, without the one before training
+    updates: int  # of all points, as many for each
+    steps: int  # environment steps of all updates
+
+
 def world(config: Any, env: Any, env_params: Any) -> tuple[Any, Any]:
     """The environment and parameters that were given, or those that the config names.
 
@@ -67,10 +75,21 @@ def world(config: Any, env: Any, env_params: Any) -> tuple[Any, Any]:
     return env, env_params
 
 
+def num_points(config: Any, steps: int) -> int:
+    """Points of the learning curve: `num_evals`, or as many as the run has updates if that is less.
+
+    Args:
+      config: `total_timesteps` and `num_evals` are used.
+      steps: environment steps of an update.
+    """
+    return min(config.num_evals, -(-config.total_timesteps // steps))
+
+
 def num_updates(config: Any, steps: int) -> int:
     """Updates of the whole run, a multiple of the number of points.
 
-    Points of runs of 2**31 steps and more are rounded up until a float32 holds their timesteps.
+    They exceed `total_timesteps` by less than an update for each point. Points of runs of 2**31
+    steps and more are rounded up until a float32 holds their timesteps.
 
     Args:
       config: `total_timesteps` and `num_evals` are used.
@@ -79,13 +98,14 @@ def num_updates(config: Any, steps: int) -> int:
     Raises:
       ValueError: more updates than an int32 counts.
     """
-    per_point = -(-config.total_timesteps // (steps * config.num_evals))
-    total = per_point * config.num_evals * steps
+    points = num_points(config, steps)
+    per_point = -(-config.total_timesteps // (steps * points))
+    total = per_point * points * steps
     if total >= 2**31:
         unit = 2 ** (total.bit_length() - 23)  # float32 has 24 bits, one is spare for rounding up
         together = unit // math.gcd(unit, steps)
         per_point = -(-per_point // together) * together
-    updates = per_point * config.num_evals
+    updates = per_point * points
     if updates >= 2**31:
         raise ValueError(
             f"total_timesteps={config.total_timesteps} makes {updates} updates of {steps} steps, "
@@ -120,10 +140,10 @@ def program(learner: Callable, config: Any, env: Any, env_params: Any) -> Callab
 
     Without a state training starts; with one it goes on, and rng is not used. num_evals (static)
     is how many points of the learning curve to run, by default all; 0 without a state gives the
-    initial one. Metrics have the points as leading axis; what there is nothing to average of is
-    NaN. Floats of config and env_params may be traced, so train can be vmapped over them as well
-    as over rng. A fourth argument, learn=False, only evaluates: points then have no updates (it
-    may be traced, so that a point before training needs no program of its own).
+    initial one. `train.plan` is a `Plan`. Metrics have the points as leading axis; metrics without
+    data are NaN. Floats of config and env_params may be traced, so train can be vmapped over them
+    as well as over rng. A fourth argument, learn=False, only evaluates: points then have no
+    updates (it may be traced, so that a point before training needs no program of its own).
 
     Args:
       learner: learner(config, env, env_params) -> Learner; the function itself is static.
@@ -138,11 +158,14 @@ def program(learner: Callable, config: Any, env: Any, env_params: Any) -> Callab
     # Arguments of the compiled program, all strongly typed: other values do not compile again.
     floats = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), config)
     env_params = jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x)), env_params)
+    steps = learner(config, env, env_params).steps
+    points, updates = num_points(config, steps), num_updates(config, steps)
 
     def train(rng, state=None, num_evals=None, learn=True):
-        points = config.num_evals if num_evals is None else num_evals
-        return _train(floats, env_params, rng, state, learn, learner, env, points)
+        count = points if num_evals is None else num_evals
+        return _train(floats, env_params, rng, state, learn, learner, env, count)
 
+    train.plan = Plan(points, updates, updates * steps)
     return train
 
 
@@ -194,7 +217,7 @@ def _train(config, env_params, rng, state, learn, learner, env, num_evals):
         env_state = state.env_state.replace(metrics=env_metrics)
         return state.replace(episodes=cleared, env_state=env_state), metrics
 
-    counts = [num_updates(config, steps) // config.num_evals] * num_evals
+    counts = [num_updates(config, steps) // num_points(config, steps)] * num_evals
     if state is None:
         state = between_updates(init(rng))
         counts = [0] * config.eval_at_start + counts

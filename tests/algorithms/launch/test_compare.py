@@ -155,6 +155,18 @@ def test_the_aggregate_is_over_scores_within_each_environment():
     assert comparison.aggregate(comparison.curves([agent(i, i) for i in range(3)])) == ""
 
 
+def test_the_aggregate_has_the_steps_where_they_differ():
+    envs = ("A-v0", "B-v0")
+    agents = [agent(i, i, env=env) for env in envs for i in range(2)]
+    agents += [agent(3, 0, env=env, algorithm="b", x=(0, 10, 1500)) for env in envs]
+    text = comparison.aggregate(comparison.curves(agents))
+    assert rows(text)["curve"][:3] == ["seeds", "steps", "IQM"]
+    assert rows(text)["toy"][:2] == ["2+2", "20+20"]
+    assert rows(text)["b"][:2] == ["1+1", "1,500+1,500"]
+    same = [agent(i, i, env=env) for env in envs for i in range(2)]
+    assert rows(comparison.aggregate(comparison.curves(same)))["curve"][:2] == ["seeds", "IQM"]
+
+
 # --- runs on disk ----------------------------------------------------------------------------
 
 

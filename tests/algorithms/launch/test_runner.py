@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 import sys
 import types
 
@@ -10,9 +11,14 @@ import numpy as np
 import pytest
 
 from algorithms import launch, ppo
-from algorithms.launch import devices, plots, trackers
+from algorithms.launch import devices, plots, session, trackers
 from algorithms.launch.errors import UserError
+from algorithms.launch.options import Options
+from algorithms.launch.progress import Progress
+from algorithms.launch.record import Start
 from algorithms.launch.run_dir import RunDir
+from algorithms.launch.settings import Agents
+from algorithms.launch.trainer import Trainer
 from tests.algorithms.launch import toy
 from tests.conftest import compiled_as_for_users
 
@@ -94,6 +100,50 @@ def test_hooks_see_every_point(tmp_path):
     launch.run(toy, config, num_seeds=2, save=False, hooks=[hook])
     assert [state.update.tolist() for state in kept] == [[0, 0], [34, 34], [68, 68], [102, 102]]
     assert_same(kept[-1], result.state)
+
+
+@pytest.mark.parametrize(
+    "total, num_evals, line, excess",
+    [
+        (498, 10, "500 steps in 100 updates, points 0 to 10", ""),
+        (
+            8,
+            10,
+            "10 steps in 2 updates, points 0 to 2",
+            "25 % more: an update takes 5 steps, fewer",
+        ),
+        (1, 10, "5 steps in 1 update, points 0 to 1", "400 % more"),
+        (505, 100, "1,000 steps in 200 updates, points 0 to 100", "98 % more: .* num_evals=53 wo"),
+    ],
+)
+def test_how_long_a_run_will_be_is_said_before_it_starts(capsys, total, num_evals, line, excess):
+    config = CONFIG.replace(total_timesteps=total, num_evals=num_evals)
+    trainer = Trainer(toy, config, 1, Progress(False, 0.0))
+    session.Session(trainer, Agents([0]), Options(), ())._announce(Start(), "")
+    out, err = capsys.readouterr()
+    assert line in out
+    assert bool(err) == bool(excess) and re.search(excess, err)
+
+
+def test_a_run_with_few_updates_has_few_points_and_goes_on(tmp_path, capsys):
+    config = CONFIG.replace(num_envs=400, anneal_lr=True)  # two updates
+    with pytest.raises(Stop):
+        launch.run(toy, config, run_dir=tmp_path / "run", keep_states=True, hooks=[stop_at(1)])
+    result = launch.resume(tmp_path / "run", module=toy)
+    state, metrics = jax.jit(toy.make_train(config))(jax.random.key(0))
+    assert metrics["timestep"].tolist() == [0, 400, 800]
+    assert_same(jax.tree.map(lambda x: x[0], (result.state, result.metrics)), (state, metrics))
+    resume = lambda total: launch.resume(
+        tmp_path / "run", module=toy, total_timesteps=total, quiet=False
+    )
+    capsys.readouterr()
+    assert resume(700).metrics["timestep"].tolist() == [[0, 400, 800]]
+    out = capsys.readouterr().out
+    assert "now 2 points of 400 timesteps" in out and "this run is finished" in out
+    assert "anneal_lr" not in out
+    assert resume(1000).metrics["timestep"].tolist() == [[0, 400, 800, 1200]]
+    out = capsys.readouterr().out
+    assert "now 3 points of 400 timesteps" in out and "anneal_lr: the schedule" in out
 
 
 @pytest.mark.parametrize("start", [True, False])

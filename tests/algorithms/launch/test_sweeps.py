@@ -302,6 +302,27 @@ def test_static_fields_become_programs_one_after_another(tmp_path, capsys):
         assert loaded.state.policy["weights"].shape == loaded.config.hidden_sizes
 
 
+def test_programs_have_as_many_points_as_updates_and_the_table_their_steps(tmp_path, capsys):
+    grid = {"num_envs": [5, 150]}
+    swept = launch.sweep(toy, CONFIG, grid, quiet=False, sweep_dir=tmp_path / "x")
+    out, err = capsys.readouterr()
+    assert "a device; 200 steps in 40 updates, 4 points\n" in out
+    assert "a device; 300 steps in 2 updates, 2 points\n" in out
+    assert err == (
+        "warning: num_envs=150: total_timesteps=200 makes 300 steps, 50 % more: an update takes "
+        "150 steps, fewer num_envs would come closer\n"
+    )
+    assert "100% | chunk 2 of 2 | step 300" in out
+    assert [agent.timesteps.tolist() for agent in swept.agents] == [
+        [0, 50, 100, 150, 200],
+        [0, 150, 300],
+    ]
+    head, *rows = [line.split() for line in results.table(swept.ranked).splitlines()]
+    assert head[:5] == ["rank", "num_envs", "seeds", "steps", "return"]
+    assert {row[1]: row[3] for row in rows} == {"5": "200", "150": "300"}
+    assert not launch.resume(tmp_path / "x", module=toy, hooks=[pytest.fail]).interrupted
+
+
 # --- stopping and going on -------------------------------------------------------------------
 
 
@@ -438,7 +459,7 @@ def test_settings_are_ranked_by_their_means_and_broken_ones_last():
     lines = results.table(ranked).splitlines()
     assert lines[0].split()[:4] == ["rank", "x", "seeds", "return"]
     assert lines[2].split() == ["2", "1", "2", "6", "5", "to", "7", "5"]
-    assert lines[4].endswith("1 not finite")
+    assert lines[4].endswith("1 not finite") and "steps" not in lines[0]
     assert "and 2 settings more" in results.table(
         results.rank([outcome({"x": float(i)}, i) for i in range(12)])
     )

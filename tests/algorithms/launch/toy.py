@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from flax import struct
 
 import envs
+from algorithms import parts
 from algorithms.parts import real, static
 
 
@@ -42,15 +43,16 @@ def make_train(config, env=None, env_params=None):
     env = env or envs.make(config.env, **dict(config.env_settings))[0]
     if config.num_envs < 1:
         raise ValueError(f"num_envs={config.num_envs}: give 1 or more")
-    num_updates = -(-config.total_timesteps // config.num_envs)
-    per_point = -(-num_updates // config.num_evals)
+    points = parts.num_points(config, config.num_envs)
+    num_updates = parts.num_updates(config, config.num_envs)
+    per_point = num_updates // points
     config = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), config)
 
     def update(_, state):
         rng, noise_rng = jax.random.split(state.rng)
         size = config.learning_rate
         if config.anneal_lr:
-            size = size * (1.0 - state.update / (per_point * config.num_evals))
+            size = size * (1.0 - state.update / num_updates)
         noise = jax.random.normal(noise_rng, config.hidden_sizes)
         policy = {"weights": jnp.sin(state.policy["weights"] + size * noise) * config.gamma}
         return State(policy, rng, state.update + 1, state.nothing)
@@ -68,7 +70,7 @@ def make_train(config, env=None, env_params=None):
         return state, metrics
 
     def train(rng, state=None, num_evals=None, learn=True):
-        counts = [per_point] * (config.num_evals if num_evals is None else num_evals)
+        counts = [per_point] * (points if num_evals is None else num_evals)
         if state is None:
             policy = {"weights": jnp.zeros(config.hidden_sizes)}
             state = State(policy, rng, jnp.zeros((), jnp.int32), jnp.zeros((0,)))
@@ -76,6 +78,7 @@ def make_train(config, env=None, env_params=None):
         counts = jax.lax.optimization_barrier(jnp.array(counts, jnp.int32))
         return jax.lax.scan(point, state, jnp.where(learn, counts, 0))
 
+    train.plan = parts.Plan(points, num_updates, num_updates * config.num_envs)
     return train
 
 

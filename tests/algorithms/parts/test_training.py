@@ -45,11 +45,11 @@ def test_an_environment_and_its_parameters_come_together(probe):
 def test_timesteps_of_points_are_exact_however_long_a_run_is(steps, num_evals):
     for total in (1, 1000, 2**31 - 2000, 2**31, 10**10, 3 * 10**10):
         config = make_config(total_timesteps=total, num_evals=num_evals)
-        updates = parts.num_updates(config, steps)
-        assert updates % num_evals == 0
-        assert total <= updates * steps <= 1.01 * total + steps * num_evals
-        per_point, last = updates // num_evals, -1
-        for point in range(num_evals + 1):
+        updates, points = parts.num_updates(config, steps), parts.num_points(config, steps)
+        assert updates % points == 0
+        assert total <= updates * steps <= 1.01 * total + steps * points
+        per_point, last = updates // points, -1
+        for point in range(points + 1):
             result = training.timestep(config, steps, jnp.int32(point * per_point))
             assert int(result) == point * per_point * steps > last
             assert result.dtype == (jnp.int32 if updates * steps < 2**31 else jnp.float32)
@@ -65,6 +65,30 @@ def test_points_of_usual_runs_are_rounded_up_to_whole_updates_only():
         -(-(10**9) // (20 * 999)) * 20 * 999
     )
     assert parts.num_updates(make_config(total_timesteps=13), 4) == 6
+
+
+@pytest.mark.parametrize(
+    "total, steps, num_evals, points, updates",
+    [
+        (200_000, 1024 * 128, 20, 2, 2),
+        (20_000, 4 * 128, 100_000, 40, 40),
+        (10, 4 * 128, 20, 1, 1),
+        (50_000, 256 * 128, 20, 2, 2),
+        (50_000, 4 * 128, 20, 20, 100),
+        (20 * 512, 512, 20, 20, 20),
+        (20 * 512 + 1, 512, 20, 20, 40),
+        (19 * 512 + 1, 512, 20, 20, 20),
+        (19 * 512, 512, 20, 19, 19),
+    ],
+)
+def test_a_run_with_fewer_updates_than_points_has_fewer_points(
+    total, steps, num_evals, points, updates
+):
+    """The excess is less than an update for each point."""
+    config = make_config(total_timesteps=total, num_evals=num_evals)
+    found = parts.num_points(config, steps), parts.num_updates(config, steps)
+    assert found == (points, updates)
+    assert total <= updates * steps < total + steps * points
 
 
 def test_more_updates_than_are_counted_are_refused():
@@ -142,6 +166,17 @@ def test_metrics_are_means_over_the_updates_of_a_point_by_their_weight(curve):
     np.testing.assert_allclose(metrics["episode_return"], [np.nan, 3.5, 4.0, 4.0])
     assert metrics["eval_return"].shape == (4, 2) and (metrics["eval_return"] == 10.0).all()
     assert metrics["eval_terminated"].dtype == metrics["eval_truncated"].dtype == bool
+
+
+def test_a_plan_is_what_train_does(curve):
+    train, state, metrics = curve
+    assert train.plan == parts.Plan(points=3, updates=6, steps=24)
+    assert len(metrics["timestep"]) == 1 + 3 and state.update == 6
+    env, params = envs.make(tasks.Probe(), task=tasks.ENDLESS)
+    short = parts.program(learner, Config(total_timesteps=4 + 1), env, params)
+    assert short.plan == parts.Plan(points=2, updates=2, steps=8)
+    state, metrics = jax.eval_shape(short, jax.random.key(0))
+    assert metrics["timestep"].shape == (1 + 2,)
 
 
 def test_a_run_goes_on_from_its_state_and_may_only_look(curve):
