@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from envs import shaping
-from envs.sums import Sum
+from envs.sums import Sum, mean
 
 
 def kinds(env: Any) -> dict[str, str]:
@@ -65,10 +65,10 @@ class EpisodeMetrics:
         )
 
     def read(self) -> tuple[dict[str, jax.Array], "EpisodeMetrics"]:
-        """Means over the episodes that ended, NaN if none did, and this without them."""
+        """Means over the episodes that ended, without data if none did, and this without them."""
         if self.count is None:
             return {}, self
-        means = {n: total.total / self.count for n, total in self.totals.items()}
+        means = {n: mean(total.total, self.count) for n, total in self.totals.items()}
         cleared = self.replace(
             totals={n: Sum.create(x.shape) for n, x in means.items()},
             count=jnp.zeros_like(self.count),

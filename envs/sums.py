@@ -1,4 +1,6 @@
-"""A sum that stays exact however many terms it has."""
+"""A sum that stays exact however many terms it has, and means that may have no data."""
+
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -21,3 +23,19 @@ class Sum:
         x = x - self.excess
         total = self.total + x
         return Sum(total, (total - self.total) - x)
+
+
+def mean(total: jax.Array, count: jax.Array, divide: Callable = jnp.divide) -> jax.Array:
+    """total / count, where the count is 0 what `missing` says."""
+    if not jax.config.jax_debug_nans:
+        return divide(total, count)
+    return missing(divide(total, jnp.where(count == 0, 1, count)), count)
+
+
+def missing(values: jax.Array, count: jax.Array) -> jax.Array:
+    """Means over `count` terms, which without data are NaN.
+
+    Under jax_debug_nans, which stops a program at any NaN, they are -0.0. No mean of data is that:
+    a sum that begins with 0.0 never gets there.
+    """
+    return jnp.where(count == 0, -0.0, values) if jax.config.jax_debug_nans else values

@@ -49,7 +49,7 @@ def pytest_collection_modifyitems(items):
 def train_as_for_users():
     return jax.jit(
         training._train.__wrapped__,
-        static_argnames=("learner", "env", "num_evals"),
+        static_argnames=training.STATIC,
         compiler_options=AS_FOR_USERS,
     )
 
@@ -90,6 +90,14 @@ def vmapped_keys():
     jax.config.update("jax_debug_key_reuse", False)  # in all threads: the shell compiles in one
     yield
     jax.config.update("jax_debug_key_reuse", True)
+
+
+@pytest.fixture
+def debug_nans():
+    """JAX_DEBUG_NANS=1 (in all threads: the shell trains in one)."""
+    jax.config.update("jax_debug_nans", True)
+    yield
+    jax.config.update("jax_debug_nans", False)
 
 
 @pytest.fixture(scope="session")

@@ -6,12 +6,23 @@ one of players at the end.
 
 import csv
 import io
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 Metrics = dict[str, np.ndarray]
+
+
+def with_nan(name: str, values: np.ndarray) -> np.ndarray:
+    """A metric with NaN for missing data, where the program has -0.0 under jax_debug_nans
+    (`envs.sums.missing`); evaluations always have data."""
+    is_mean = not name.startswith("eval_") and np.issubdtype(values.dtype, np.floating)
+    if not (jax.config.jax_debug_nans and is_mean):
+        return values
+    return np.where((values == 0) & np.signbit(values), np.nan, values).astype(values.dtype)
 
 
 def stack(rows: Iterable[Metrics]) -> Metrics:
@@ -58,4 +69,8 @@ def as_csv(rows: Iterable[Sequence[Any]]) -> str:
 
 
 def cell(value: Any) -> Any:
-    return format(value, ".9g") if isinstance(value, float) else value
+    """As text; missing data are "nan", and empty under jax_debug_nans."""
+    if not isinstance(value, float):
+        return value
+    missing = jax.config.jax_debug_nans and math.isnan(value)
+    return "" if missing else format(value, ".9g")

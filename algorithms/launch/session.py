@@ -12,7 +12,7 @@ import numpy as np
 from algorithms.launch import hosts, programs
 from algorithms.launch.errors import warn
 from algorithms.launch.interrupts import Interrupt, Stop, in_background
-from algorithms.launch.metrics import Metrics, mean_returns, stack
+from algorithms.launch.metrics import Metrics, mean_returns, stack, with_nan
 from algorithms.launch.options import Options, check_outputs
 from algorithms.launch.record import Point, Record, Start
 from algorithms.launch.run_dir import RunDir
@@ -135,12 +135,20 @@ class Session:
         shared = self.layout.share(programs.Shared(self.trainer.host_params, learn))
         with self.view.timed("run"):
             run = lambda: jax.block_until_ready(program(shared, self.configs, argument))
-            return in_background(run)
+            try:
+                return in_background(run)
+            except Exception as error:
+                if type(error).__name__ != "InternalFloatingPointError":  # jax has no public name
+                    raise
+                raise FloatingPointError(
+                    "there is a NaN in what the program of a point gives, and jax_debug_nans is "
+                    "set; the points before it are saved"
+                ) from error
 
     def _advance(self, states: Any, learn: bool = True) -> tuple[Any, Metrics]:
         """One point. Returns the states on the devices and all agents' metrics."""
         states, metrics = self._run(self.trainer.programs.advance, states, learn)
-        row = {name: values[:, 0] for name, values in self.layout.gather(metrics).items()}
+        row = {name: with_nan(name, x[:, 0]) for name, x in self.layout.gather(metrics).items()}
         row["timestep"] = row["timestep"].astype(np.int64)  # a float32 in very long runs, but whole
         return states, row
 

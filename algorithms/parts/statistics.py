@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from envs.sums import Sum
+from envs.sums import Sum, mean
 
 
 @struct.dataclass
@@ -133,10 +133,10 @@ class EpisodeStatistics:
         )
 
     def metrics(self) -> tuple[dict[str, jax.Array], "EpisodeStatistics"]:
-        """Means over the episodes since the last call (NaN if none), and cleared sums."""
+        """Means over the episodes since the last call (without data if none), and cleared sums."""
         means = {
-            "episode_return": self.returns.total / self.count,
-            "episode_length": self.lengths.total / self.count,
+            "episode_return": mean(self.returns.total, self.count),
+            "episode_length": mean(self.lengths.total, self.count),
             "num_episodes": self.count,
         }
         cleared = {name: jax.tree.map(jnp.zeros_like, getattr(self, name)) for name in SUMS}

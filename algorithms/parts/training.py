@@ -11,7 +11,7 @@ from jax.flatten_util import ravel_pytree
 
 import envs
 from algorithms.parts.statistics import EpisodeStatistics
-from envs import shaping
+from envs import shaping, sums
 from envs.sums import Sum
 
 
@@ -141,9 +141,10 @@ def program(learner: Callable, config: Any, env: Any, env_params: Any) -> Callab
     Without a state training starts; with one it goes on, and rng is not used. num_evals (static)
     is how many points of the learning curve to run, by default all; 0 without a state gives the
     initial one. `train.plan` is a `Plan`. Metrics have the points as leading axis; metrics without
-    data are NaN. Floats of config and env_params may be traced, so train can be vmapped over them
-    as well as over rng. A fourth argument, learn=False, only evaluates: points then have no
-    updates (it may be traced, so that a point before training needs no program of its own).
+    data are NaN (under jax_debug_nans -0.0, see `envs.sums`). Floats of config and env_params may
+    be traced, so train can be vmapped over them as well as over rng. A fourth argument,
+    learn=False, only evaluates: points then have no updates (it may be traced, so that a point
+    before training needs no program of its own).
 
     Args:
       learner: learner(config, env, env_params) -> Learner; the function itself is static.
@@ -163,14 +164,18 @@ def program(learner: Callable, config: Any, env: Any, env_params: Any) -> Callab
 
     def train(rng, state=None, num_evals=None, learn=True):
         count = points if num_evals is None else num_evals
-        return _train(floats, env_params, rng, state, learn, learner, env, count)
+        debug_nans = jax.config.jax_debug_nans
+        return _train(floats, env_params, rng, state, learn, learner, env, count, debug_nans)
 
     train.plan = Plan(points, updates, updates * steps)
     return train
 
 
-@functools.partial(jax.jit, static_argnames=("learner", "env", "num_evals"))
-def _train(config, env_params, rng, state, learn, learner, env, num_evals):
+STATIC = ("learner", "env", "num_evals", "debug_nans")  # the last one is read in `envs.sums`
+
+
+@functools.partial(jax.jit, static_argnames=STATIC)
+def _train(config, env_params, rng, state, learn, learner, env, num_evals, debug_nans):
     init, update, policy, steps = learner(config, env, env_params)
     update = jax.jit(update)  # traced once, for its metrics and for the loop
 
@@ -191,7 +196,8 @@ def _train(config, env_params, rng, state, learn, learner, env, num_evals):
 
         def mean(x):
             weighted = x if isinstance(x, Average) else Average(x, count.astype(jnp.float32))
-            return weighted.total * (1.0 / weighted.weight)  # a quotient rounds otherwise vmapped
+            by = lambda total, weight: total * (1.0 / weight)  # a quotient rounds otherwise vmapped
+            return sums.mean(weighted.total, weighted.weight, by)
 
         metrics = unravel(progress.sums.total)
         return progress.state, {name: mean(x) for name, x in metrics.items()}
@@ -209,7 +215,8 @@ def _train(config, env_params, rng, state, learn, learner, env, num_evals):
         episodes, cleared = state.episodes.metrics()
         own, env_metrics = state.env_state.metrics.read()
         if shaping.NAME in own:  # returns are those of the environment's own rewards
-            episodes["episode_return"] -= own[shaping.NAME]
+            plain = episodes["episode_return"] - own[shaping.NAME]
+            episodes["episode_return"] = sums.missing(plain, episodes["num_episodes"])
         metrics |= episodes | {f"episode_{name}": x for name, x in own.items()}
         metrics["timestep"] = timestep(config, steps, state.update)
         if config.num_eval_episodes:

@@ -131,6 +131,18 @@ def test_episode_return_is_nan_until_an_episode_ends(trained):
         assert (none == np.isnan(metrics[name]).T).all(), name  # of every agent
 
 
+def test_metrics_without_data_are_minus_zero_under_jax_debug_nans(file, trained, debug_nans):
+    """So that this setting stops a run at a NaN of its losses only."""
+    train = file.MODULE.make_train(file.TINY, *file.WORLD)
+    _, checked = train(jax.random.key(0))
+    for name, values in trained[1].items():
+        missing = np.isnan(values)
+        np.testing.assert_array_equal(np.signbit(checked[name]) & (checked[name] == 0), missing)
+        np.testing.assert_allclose(
+            checked[name][~missing], values[~missing], rtol=1e-3, atol=1e-5, err_msg=name
+        )
+
+
 def compiled(module):
     """As for users in modules that compare bit for bit, which takes twice as long; True there."""
     exact = hasattr(module, "test_slices_are_exactly_the_whole")

@@ -34,6 +34,11 @@ def test_sums_and_last_values_of_episodes_one_after_the_other():
     np.testing.assert_allclose(cleared.running["travel"], running, rtol=1e-4, atol=1e-5)
 
 
+def test_a_mean_of_nothing_is_minus_zero_under_jax_debug_nans(debug_nans):
+    means, _ = EpisodeMetrics.create(tasks.Reporting(), 3).read()
+    assert all(x == 0.0 and np.signbit(x) for x in means.values()) and len(means) == 2
+
+
 def test_an_environment_without_metrics_carries_nothing():
     env, params = envs.make("CartPole-v1")
     _, state = envs.batch(env, 2).reset(jax.random.key(0), params)

@@ -159,6 +159,15 @@ def test_returns_are_without_shaping_also_in_training():
     assert (metrics["reward"] > 2.0).all() and metrics["num_episodes"].tolist() == [8, 8]
 
 
+def test_returns_without_episodes_are_minus_zero_under_jax_debug_nans(debug_nans):
+    config = Config(num_eval_episodes=0, eval_at_start=True)
+    train = parts.program(learner, config, *envs.make(Steps(), shaped=0.5))
+    with jax.debug_key_reuse(False):
+        _, metrics = train(jax.random.key(0), None, 0)
+    for name in ("episode_return", "episode_shaping", "reward"):
+        assert (metrics[name] == 0.0).all() and np.signbit(metrics[name]).all(), name
+
+
 @pytest.mark.parametrize("module", [ippo_rnn, vdn, ppo_rnn, pqn_rnn])
 def test_the_last_reward_that_a_network_sees_is_the_environments_own(module):
     """As in evaluations, which have no shaping. The second step of an episode is 2 for both."""

@@ -1,5 +1,6 @@
 """`run` and `resume` from Python, on a toy for the shell's own work and on ppo for exactness."""
 
+import csv
 import importlib.util
 import json
 import re
@@ -10,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 
-from algorithms import launch, ppo
+from algorithms import dqn, launch, ppo
 from algorithms.launch import devices, plots, session, trackers
 from algorithms.launch.errors import UserError
 from algorithms.launch.options import Options
@@ -19,6 +20,7 @@ from algorithms.launch.record import Start
 from algorithms.launch.run_dir import RunDir
 from algorithms.launch.settings import Agents
 from algorithms.launch.trainer import Trainer
+from tests.algorithms import test_dqn
 from tests.algorithms.launch import toy
 from tests.conftest import compiled_as_for_users
 
@@ -475,6 +477,26 @@ def test_ppo_through_the_shell_is_exactly_train_and_so_is_resumed(tmp_path, jitt
     loaded = launch.load(tmp_path / "run")
     assert loaded.module is ppo and loaded.config == PPO
     assert_same(loaded.state, state)
+
+
+def test_cells_without_data_are_empty_under_jax_debug_nans(tmp_path, debug_nans):
+    """Those of DQN before training, and its losses until there is enough to learn from."""
+    result = launch.run(dqn, test_dqn.TINY, run_dir=tmp_path / "run")
+    with open(tmp_path / "run" / "metrics.csv") as file:
+        rows = list(csv.DictReader(file))
+    always = {"seed", "point", "timestep", "num_episodes"}
+    always |= {name for name in rows[0] if name.startswith("eval_")}
+    missing = [{name for name, cell in row.items() if cell == ""} for row in rows]
+    assert missing == [rows[0].keys() - always, test_dqn.METRICS, set(), set()]
+    for name in rows[0].keys() - {"seed", "point"}:
+        gone = [name in names for names in missing]
+        found = np.isnan(result.metrics[name][0]).reshape(len(rows), -1).any(1)
+        assert found.tolist() == gone, name
+
+
+def test_a_nan_ends_a_run_under_jax_debug_nans(tmp_path, debug_nans):
+    with pytest.raises(FloatingPointError, match="a NaN in what the program of a point gives"):
+        launch.run(toy, CONFIG, run_dir=tmp_path / "run")  # its metrics are NaN before training
 
 
 @pytest.fixture

@@ -168,6 +168,16 @@ def test_metrics_are_means_over_the_updates_of_a_point_by_their_weight(curve):
     assert metrics["eval_terminated"].dtype == metrics["eval_truncated"].dtype == bool
 
 
+def test_metrics_without_data_are_minus_zero_under_jax_debug_nans(curve, debug_nans):
+    """Also of a train that has run without it."""
+    train, _, metrics = curve
+    _, checked = train(jax.random.key(0))
+    for name, values in metrics.items():
+        missing = np.isnan(values)
+        np.testing.assert_array_equal(checked[name], np.where(missing, -0.0, values), name)
+        np.testing.assert_array_equal(np.signbit(checked[name]), missing, name)
+
+
 def test_a_plan_is_what_train_does(curve):
     train, state, metrics = curve
     assert train.plan == parts.Plan(points=3, updates=6, steps=24)
