@@ -6,6 +6,7 @@ Seeds of equal settings are pooled, whatever runs they are in.
 """
 
 import argparse
+import contextlib
 import itertools
 import sys
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from algorithms.launch import comparison, plots, results, settings
+from algorithms.launch import comparison, loading, plots, results, settings
 from algorithms.launch.errors import UserError, warn
 from algorithms.launch.metrics import Metrics, stack
 from algorithms.launch.run_dir import SWEEP, RunDir
@@ -58,7 +59,7 @@ def compare(
     picture = _picture(out)
     given = dict.fromkeys(Path(run).resolve() for run in runs)
     names = {Path(run).resolve(): Path(run) for run in runs}
-    read = [run for path in given for run in _with_metrics(names[path])]
+    read = _completed([run for path in given for run in _with_metrics(names[path])])
     metric = _metric(read, metric)
     agents = [agent for run in read for agent in _agents(run, metric)]
     panels = comparison.curves(agents)
@@ -96,6 +97,19 @@ def _with_metrics(path: Path) -> list[_Run]:
     if len(ready) < len(runs):
         warn(f"{path}: {len(ready)} of {len(runs)} chunks have metrics; the others are left out")
     return ready
+
+
+def _completed(runs: Sequence[_Run]) -> list[_Run]:
+    """Those of one algorithm with the same fields: what a run is older than is as by default."""
+    fields: dict[str, set[str]] = {}
+    for run in runs:
+        fields.setdefault(run.algorithm, set()).update(run.config)
+    older = [run.algorithm for run in runs if fields[run.algorithm] - run.config.keys()]
+    defaults = {}
+    for algorithm in older:
+        with contextlib.suppress(UserError):  # not one of `algorithms`
+            defaults[algorithm] = settings.with_defaults(loading.find_module(algorithm).Config, {})
+    return [run._replace(config=defaults.get(run.algorithm, {}) | run.config) for run in runs]
 
 
 def _metric(runs: Sequence[_Run], metric: str | None) -> str:

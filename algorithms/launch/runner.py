@@ -70,7 +70,7 @@ def run(
     agents = Agents(list(range(seed, seed + num_seeds)))
     described = describe(module, config, agents, options)
     if resume_if_exists and is_there(run_dir, "config.json"):
-        check_same(run_dir, RunDir.open(Path(run_dir)).description, described)
+        check_same(run_dir, module, RunDir.open(Path(run_dir)).description, described)
         given = {"hooks": hooks, "quiet": quiet, "import_seconds": import_seconds}
         env = None if isinstance(config.env, str) else config.env
         return resume(run_dir, module=module, env=env, **given, **options._asdict())
@@ -152,9 +152,12 @@ def is_there(folder: Path | str, name: str) -> bool:
     return hosts.from_first(lambda: (Path(folder) / name).exists())
 
 
-def check_same(folder: Path | str, there: dict[str, Any], asked: dict[str, Any]) -> None:
+def check_same(
+    folder: Path | str, module: Any, there: dict[str, Any], asked: dict[str, Any]
+) -> None:
     """Refuses to go on with what has other settings; `config` is compared field by field."""
-    compared = lambda d: {k: v for k, v in d.items() if k != "options"} | d["config"]
+    fields = lambda d: settings.with_defaults(module.Config, d["config"])
+    compared = lambda d: {k: v for k, v in d.items() if k != "options"} | fields(d)
     old, new = compared(there), compared(files.as_read(asked))
     differ = [k for k in new if k != "config" and old.get(k) != new[k]]
     if differ:

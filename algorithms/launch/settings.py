@@ -36,7 +36,7 @@ def config_to_json(config: Any) -> dict[str, Any]:
 
 
 def config_from_json(cls: type, values: dict[str, Any], source: Path, env: Any = None) -> Any:
-    """The inverse.
+    """The inverse. A field that the file is older than has its default.
 
     Args:
       cls: the Config.
@@ -45,19 +45,14 @@ def config_from_json(cls: type, values: dict[str, Any], source: Path, env: Any =
       env: the environment, where it was an object.
 
     Raises:
-      UserError: a field that the Config does not have, or one that the file does not have, or
-        the environment was an object and is not given.
+      UserError: a field that the Config does not have, or the environment was an object and is
+        not given.
     """
-    defaults = {f.name: getattr(cls(), f.name) for f in dataclasses.fields(cls)}
+    fields = [field.name for field in dataclasses.fields(cls)]
     for name in values:
-        if name not in defaults:
-            raise UserError(f"{source}: {unknown('setting', name, defaults)}")
-    if missing := [f"{name} ({plain(defaults[name])})" for name in defaults if name not in values]:
-        raise UserError(
-            f"{source} does not have what this version's Config has, {', '.join(missing)}: add it "
-            "there; in parentheses is what it is by default"
-        )
-    values = lenient(values)
+        if name not in fields:
+            raise UserError(f"{source}: {unknown('setting', name, fields)}")
+    values = lenient(with_defaults(cls, values))
     values = {k: _tuples(v) for k, v in values.items() if k != "env_settings"} | {
         "env_settings": tuple((k, _tuples(v)) for k, v in values["env_settings"].items())
     }
@@ -67,6 +62,12 @@ def config_from_json(cls: type, values: dict[str, Any], source: Path, env: Any =
             "can hold: hand it over from Python, env=..., or name it as --env my_module:MyEnv"
         )
     return cls(**values | ({} if env is None else {"env": env}))
+
+
+def with_defaults(cls: type, values: dict[str, Any]) -> dict[str, Any]:
+    """A config.json's values, and the defaults of fields that it is older than: a new field's
+    default does what was done without it."""
+    return config_to_json(cls()) | values
 
 
 def strict(values: Any) -> Any:

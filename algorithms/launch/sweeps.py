@@ -104,7 +104,7 @@ def sweep(
     asked = asked_for(module, config, grid, samples, sampler, seeds, options) if save else {}
     view = progress.Progress(quiet, import_seconds)
     if resume_if_exists and runner.is_there(sweep_dir, SWEEP):
-        runner.check_same(sweep_dir, read_asked(Path(sweep_dir)), asked)
+        runner.check_same(sweep_dir, module, read_asked(Path(sweep_dir)), asked)
         given = {"hooks": hooks, "quiet": quiet, "import_seconds": import_seconds}
         env = None if isinstance(config.env, str) else config.env
         return resume(sweep_dir, module=module, env=env, **given, **options._asdict())

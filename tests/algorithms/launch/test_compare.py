@@ -230,6 +230,17 @@ def test_real_runs_and_sweeps(tmp_path, monkeypatch):
     assert compared.picture == out and out.exists()
 
 
+def test_what_a_run_is_older_than_is_as_by_default(tmp_path):
+    """Of an algorithm of the kit; toy is none."""
+    settings = {"old": {}, "new": {"clip_obs": 10.0}, "other": {"clip_obs": 5.0}}
+    for seed, (name, more) in enumerate(settings.items()):
+        write_run(tmp_path / name, [[0, 1]], algorithm="reinforce", seeds=[seed], **more)
+    runs = [tmp_path / name for name in settings]
+    compared = compare.compare(runs, out=tmp_path / "x.png")
+    labels = {curve.label: len(curve.agents) for curve in compared.panels["A-v0"]}
+    assert labels == {"reinforce, clip_obs=10": 2, "reinforce, clip_obs=5": 1}
+
+
 REFUSED = [
     ("nowhere", "nowhere/config.json does not exist: give the directory of a run"),
     ("empty", "empty has no metrics yet"),

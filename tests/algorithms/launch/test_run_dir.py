@@ -182,7 +182,6 @@ CHANGES = [
     (lambda d: d.update(seeds=[5, 6, 8]), "is damaged"),
     (lambda d: d.pop("version"), "has no version, this kit reads version 1"),
     (lambda d: d.update(version=2), "has version 2, this kit reads version 1"),
-    (lambda d: d.pop("checksum") and d["config"].pop("gamma"), r"does not have .* gamma \(0.99\)"),
     (
         lambda d: d.pop("checksum") and d["config"].update(gama=1.0),
         "config.json: unknown setting 'gama'; did you mean gamma",
@@ -202,12 +201,28 @@ def test_a_config_that_is_not_as_it_was_is_explained(broken, change, message):
 
 
 def test_a_config_that_was_changed_on_purpose_is_read(broken):
-    file = broken / "config.json"
+    change_config(broken, lambda config: config.update(gamma=0.9))
+    assert launch.load(broken, module=toy).config.gamma == 0.9
+
+
+def change_config(run_dir, change):
+    file = run_dir / "config.json"
     described = json.loads(file.read_text())
     del described["checksum"]
-    described["config"]["gamma"] = 0.9
+    change(described["config"])
     file.write_text(json.dumps(described))
-    assert launch.load(broken, module=toy).config.gamma == 0.9
+
+
+def test_fields_that_a_run_is_older_than_are_as_by_default(broken, capsys):
+    """When it is loaded, resumed and asked for again."""
+    change_config(broken, lambda config: [config.pop(name) for name in ("gamma", "target_kl")])
+    assert launch.load(broken, module=toy).config == CONFIG
+    again = dict(seed=5, num_seeds=3, run_dir=broken, resume_if_exists=True)
+    with pytest.raises(UserError, match=r"settings, gamma 0.99 \(asked for: 0.5\): give another"):
+        launch.run(toy, CONFIG.replace(gamma=0.5), **again)
+    for result in (launch.run(toy, CONFIG, **again), launch.resume(broken, module=toy)):
+        assert list(result.metrics["timestep"][0]) == [0, 50, 100, 150, 200]
+    assert not capsys.readouterr().err
 
 
 def test_rewinding_drops_all_past_a_point_and_parts_of_files(broken):
