@@ -26,8 +26,9 @@ Implementation details taken, beside those of ppo.py in this folder (Huang et al
   - minibatches of shuffled samples, or of whole trajectories (one agent over a rollout);
   - a central critic sees the environment's world state, or else all observations (Yu et al.);
     a one-hot agent id beside the observations of a shared network is a choice;
-  - an agent that has left (`info["alive"]`) has terminated; until the episode ends it counts in no
-    loss and no statistic, while returns are whatever the environment pays;
+  - no actor learns the steps of an agent that has left (`info["alive"]`). Its own rewards end with
+    it; where the team has one reward (`env.shared_reward`), only the episode ends, and critics
+    learn these steps, too;
   - forbidden actions (`env.action_mask`) get logits of -1e9; dimensions of an action that only
     other agents have (`env.action_dimensions`) count in no log_prob and no entropy.
 """
@@ -224,6 +225,7 @@ class Task(NamedTuple):
     optimizer: parts.FlatOptimizer
     learning_rate: jax.Array
     epochs: int
+    counts: Callable  # alive -> which samples it learns
 
 
 class Learned(NamedTuple):
@@ -416,6 +418,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     environments = envs.batch(env, config.num_envs, config.num_steps)
     space = env.action_space(env_params)
     actor, critic = Actor(config, space), Critic(config)
+    team = getattr(env, "shared_reward", False)
+    of_critic = lambda alive: jnp.ones_like(alive) if team else alive  # which samples it learns
     make_adam = lambda max_norm, eps: parts.FlatOptimizer(
         optax.chain(optax.clip_by_global_norm(max_norm), optax.scale_by_adam(eps=eps))
     )
@@ -478,15 +482,15 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
                 step_rng, state.env_state, parts.clip_to(space, action), env_params
             )
             alive, done = info.get("alive", jnp.ones_like(state.alive)), terminated | truncated
-            agent_terminated = terminated[:, None] | ~alive
+            left = jnp.zeros_like(alive) if team else ~alive  # a team's return goes on
             transition = Transition(
                 observation=state.observation,
                 mask=mask,
                 action=action,
                 reward=reward,
                 alive=state.alive,
-                terminated=agent_terminated,
-                done=agent_terminated | truncated[:, None],
+                terminated=terminated[:, None] | left,
+                done=done[:, None] | left,
                 final_observation=info["final_observation"],
             )
             final = info.get("final_world_state") if config.central_critic else None
@@ -539,11 +543,23 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     def critic_loss(params, batch):
         values = critic.apply(params, batch.critic_observation)
         error = value_error(values, batch.value, batch.target, config.clip_eps, config.clip_vloss)
-        value_loss = mean(error, batch.rollout.alive)
+        value_loss = mean(error, of_critic(batch.rollout.alive))
         return config.vf_coef * value_loss, {"value_loss": value_loss}
 
-    for_actor = Task(actor_loss, adam, config.learning_rate, config.update_epochs)
-    for_critic = Task(critic_loss, critic_adam, config.critic_learning_rate, config.critic_epochs)
+    for_actor = Task(
+        loss=actor_loss,
+        optimizer=adam,
+        learning_rate=config.learning_rate,
+        epochs=config.update_epochs,
+        counts=lambda alive: alive,
+    )
+    for_critic = Task(
+        loss=critic_loss,
+        optimizer=critic_adam,
+        learning_rate=config.critic_learning_rate,
+        epochs=config.critic_epochs,
+        counts=of_critic,
+    )
 
     def learn(task, update, params, opt_state, batch, order_rng):
         """Epochs of minibatches for one network of one learner, until its KL has gone too far."""
@@ -557,7 +573,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             indices, rate = inputs
             minibatch = jax.tree.map(lambda x: x[indices], batch)
             grads, metrics = jax.grad(task.loss, has_aux=True)(params, minibatch)
-            living = 1.0 * minibatch.rollout.alive.any()
+            living = 1.0 * task.counts(minibatch.rollout.alive).any()
             params, opt_state, norm = task.optimizer.step(params, opt_state, grads, living * rate)
             return (params, opt_state), metrics | {"grad_norm": norm, "living": living}
 
@@ -592,7 +608,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             policy = policy.replace(world_stats=policy.world_stats.update(common.world_state))
         if config.normalize_reward:
             learn = jax.vmap(parts.RewardScale.update, (0, 0, 0, None, 0))
-            arrays = rollout.reward, rollout.done, config.gamma, rollout.alive
+            arrays = rollout.reward, rollout.done, config.gamma, of_critic(rollout.alive)
             state = state.replace(reward_scale=learn(state.reward_scale, *arrays))
         return state.replace(policy=policy)
 
@@ -609,13 +625,13 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
 
         actors, metrics = train(for_actor, state.policy.params, state.opt_state, actor_rng)
         critics, theirs = train(for_critic, state.critic_params, state.critic_opt_state, critic_rng)
-        alive = batch.rollout.alive
+        valued = of_critic(batch.rollout.alive)
         metrics |= {
             "epochs": actors.epochs,
             "value_loss": theirs["value_loss"],
             "critic_grad_norm": theirs["grad_norm"],
-            "mean_value": parts.Average(jax.vmap(mean)(batch.value, alive), alive.any(1)),
-            "explained_variance": jax.vmap(explained_variance)(batch.value, batch.target, alive),
+            "mean_value": parts.Average(jax.vmap(mean)(batch.value, valued), valued.any(1)),
+            "explained_variance": jax.vmap(explained_variance)(batch.value, batch.target, valued),
         }
         if config.share_params:  # there is no axis of learners to tell
             metrics = jax.tree.map(lambda x: x[0], metrics)

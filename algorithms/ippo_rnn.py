@@ -18,8 +18,8 @@ Arrays of environments are (num_envs, num_agents, ...), those of learners (learn
 `fold` makes them. How to learn is written for one learner, and jax.vmap does it for all.
 
 What the memory adds to the implementation details listed in ippo.py, as in ppo_rnn.py:
-  - it runs on from rollout to rollout, and is zeroed where an agent's episode ended, terminated,
-    truncated or left, in collection and in learning alike;
+  - it runs on from rollout to rollout, and is zeroed where an agent's episode ended, in collection
+    and in learning alike: terminated, truncated or (unless the reward is the team's) left;
   - sequences are learned whole, from the memory that the rollout began with; minibatches are sets
     of them, each of one agent in one environment;
   - critics go through a rollout afterwards. The value of what an action led to belongs to the final
@@ -226,6 +226,7 @@ class Task(NamedTuple):
     optimizer: parts.FlatOptimizer
     learning_rate: jax.Array
     epochs: int
+    counts: Callable  # alive -> which samples it learns
 
 
 class Learned(NamedTuple):
@@ -413,6 +414,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     environments = envs.batch(env, config.num_envs, config.num_steps)
     space = env.action_space(env_params)
     actor, critic = Actor(config, space), Critic(config)
+    team = getattr(env, "shared_reward", False)
+    of_critic = lambda alive: jnp.ones_like(alive) if team else alive  # which samples it learns
     make_adam = lambda max_norm, eps: parts.FlatOptimizer(
         optax.chain(optax.clip_by_global_norm(max_norm), optax.scale_by_adam(eps=eps))
     )
@@ -482,15 +485,26 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             )
             memory = parts.did(config, space, memory, taken, reward, info)
             alive, ended = info.get("alive", jnp.ones_like(state.alive)), terminated | truncated
-            ends = terminated[:, None] | ~alive, ended[:, None] | ~alive
+            left = jnp.zeros_like(alive) if team else ~alive  # a team's return goes on
             log_prob, _ = actions.log_prob_and_entropy(action)
-            acted = seen, parts.last_step(state.memory), mask, action, log_prob, reward, state.alive
-            after = info["final_observation"], parts.last_step(memory)
+            transition = Transition(
+                observation=seen,
+                previous=parts.last_step(state.memory),
+                mask=mask,
+                action=action,
+                log_prob=log_prob,
+                reward=reward,
+                alive=state.alive,
+                terminated=terminated[:, None] | left,
+                done=ended[:, None] | left,
+                final_observation=info["final_observation"],
+                final_previous=parts.last_step(memory),
+            )
             final = info.get("final_world_state") if config.central_critic else None
             alive = alive | ended[:, None]  # all are, after a restart
             state = state.replace(env_state=env_state, observation=observation, alive=alive)
-            state = state.replace(memory=parts.forget(memory, ends[1]))
-            return state, (Transition(*acted, *ends, *after), Common(ended, world_state, final))
+            state = state.replace(memory=parts.forget(memory, transition.done))
+            return state, (transition, Common(ended, world_state, final))
 
         env_state = environments.refill(start_rng, state.env_state, env_params)
         state = state.replace(env_state=env_state, rollout_rng=rng)
@@ -540,11 +554,23 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     def critic_loss(params, memory, batch):
         _, values = critic.apply(params, memory, batch.critic_inputs, batch.rollout.done)
         error = value_error(values, batch.value, batch.target, config.clip_eps, config.clip_vloss)
-        value_loss = mean(error, batch.rollout.alive)
+        value_loss = mean(error, of_critic(batch.rollout.alive))
         return config.vf_coef * value_loss, {"value_loss": value_loss}
 
-    for_actor = Task(actor_loss, adam, config.learning_rate, config.update_epochs)
-    for_critic = Task(critic_loss, critic_adam, config.critic_learning_rate, config.critic_epochs)
+    for_actor = Task(
+        loss=actor_loss,
+        optimizer=adam,
+        learning_rate=config.learning_rate,
+        epochs=config.update_epochs,
+        counts=lambda alive: alive,
+    )
+    for_critic = Task(
+        loss=critic_loss,
+        optimizer=critic_adam,
+        learning_rate=config.critic_learning_rate,
+        epochs=config.critic_epochs,
+        counts=of_critic,
+    )
 
     def learn(task, update, params, opt_state, memory, batch, order_rng):
         """Epochs of minibatches for one network of one learner; `memory` is from before."""
@@ -555,7 +581,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             first = jax.tree.map(lambda x: x[indices], memory)
             sequences = jax.tree.map(lambda x: x[:, indices], batch)
             grads, metrics = jax.grad(task.loss, has_aux=True)(params, first, sequences)
-            living = 1.0 * sequences.rollout.alive.any()
+            living = 1.0 * task.counts(sequences.rollout.alive).any()
             params, opt_state, norm = task.optimizer.step(params, opt_state, grads, living * rate)
             return (params, opt_state), metrics | {"grad_norm": norm, "living": living}
 
@@ -590,7 +616,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             policy = policy.replace(world_stats=policy.world_stats.update(common.world_state))
         if config.normalize_reward:
             learn = jax.vmap(parts.RewardScale.update, (0, 0, 0, None, 0))
-            arrays = rollout.reward, rollout.done, config.gamma, rollout.alive
+            arrays = rollout.reward, rollout.done, config.gamma, of_critic(rollout.alive)
             state = state.replace(reward_scale=learn(state.reward_scale, *arrays))
         return state.replace(policy=policy)
 
@@ -610,13 +636,13 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         old, critic_params = state.critic_memory, state.critic_params
         actors, metrics = train(for_actor, state.policy.params, state.opt_state, memory, actor_rng)
         critics, theirs = train(for_critic, critic_params, state.critic_opt_state, old, critic_rng)
-        alive = batch.rollout.alive
+        valued = of_critic(batch.rollout.alive)
         metrics |= {
             "epochs": actors.epochs,
             "value_loss": theirs["value_loss"],
             "critic_grad_norm": theirs["grad_norm"],
-            "mean_value": parts.Average(jax.vmap(mean)(batch.value, alive), alive.any((1, 2))),
-            "explained_variance": jax.vmap(explained_variance)(batch.value, batch.target, alive),
+            "mean_value": parts.Average(jax.vmap(mean)(batch.value, valued), valued.any((1, 2))),
+            "explained_variance": jax.vmap(explained_variance)(batch.value, batch.target, valued),
         }
         if config.share_params:  # there is no axis of learners to tell
             metrics = jax.tree.map(lambda x: x[0], metrics)

@@ -22,7 +22,9 @@ A *segment* is one agent of one environment over a whole rollout. How a rollout 
   - one network serves all agents; Muon steps its matrices and Adam all else, along a cosine;
   - squashed actions are tanh of a Gaussian, kept as before it; their entropy is a numerical sum;
   - episodes restart within a rollout; a truncated one bootstraps from its final observation;
-  - agents that left (`info["alive"]`) and padding (`env.action_dimensions`) count in no loss.
+  - the policy learns no steps of agents that left (`info["alive"]`), nor padding
+    (`env.action_dimensions`). An agent's own rewards end with it; where the team has one reward
+    (`env.shared_reward`), only the episode ends, and values are learned of these steps, too.
 Once the critic is right gradients are noise, of which Muon makes steps as long as of a signal:
 with an epsilon of 1e-5 perfect policies fall (docs/tuning.md).
 """
@@ -189,6 +191,7 @@ class Transition(NamedTuple):
     action: jax.Array  # neither clipped nor squashed
     reward: jax.Array
     alive: jax.Array  # when it acted; float32, a weight
+    valued: jax.Array  # whether its value is learned; float32, a weight
     terminated: jax.Array  # the episode, or this agent, which has left
     done: jax.Array  # terminated or truncated
     final_observation: jax.Array  # what the action led to, before any restart
@@ -206,6 +209,7 @@ class Segments(NamedTuple):
     reward: jax.Array
     ends: jax.Array  # where traces do: done, and at the last step
     alive: jax.Array
+    valued: jax.Array
     real: jax.Array  # not there to fill up an agent's action, (num_segments, 1, dimensions)
 
 
@@ -391,7 +395,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     gradient_steps = config.update_epochs * config.num_minibatches // config.accumulate
     total_steps = parts.num_updates(config, batch_size) * gradient_steps
     environments = envs.batch(env, config.num_envs, config.num_steps)
-    space = env.action_space(env_params)
+    space, team = env.action_space(env_params), getattr(env, "shared_reward", False)
     network, size = ActorCritic(config, space), parts.num_outputs(space)
     real = getattr(env, "action_dimensions", jnp.ones((num_agents, size), bool))
     real = jnp.tile(real, (config.num_envs, 1))[:, None]
@@ -443,14 +447,16 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
                 step_rng, state.env_state, taken.reshape(*lanes, *taken.shape[1:]), env_params
             )
             ended = terminated | truncated
-            alive = fold(info.get("alive", jnp.ones(lanes, bool)))
+            alive, weight = fold(info.get("alive", jnp.ones(lanes, bool))), 1.0 * state.alive
+            left = jnp.zeros_like(alive) if team else ~alive  # a team's return goes on
             transition = Transition(
                 observation=state.observation,
                 action=action,
                 reward=fold(reward),
-                alive=state.alive.astype(jnp.float32),
-                terminated=of_agents(terminated) | ~alive,
-                done=of_agents(ended) | ~alive,
+                alive=weight,
+                valued=jnp.ones_like(weight) if team else weight,
+                terminated=of_agents(terminated) | left,
+                done=of_agents(ended) | left,
                 final_observation=fold(info["final_observation"]),
                 ended=ended,
             )
@@ -470,10 +476,21 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         actions, values = over_segments(params, x)
         bootstrap = over_segments(params, final_x, method="critic") * (1.0 - rollout.terminated)
         log_prob, _ = actions.log_prob_and_entropy(rollout.action, config.squash, real)
-        action, alive, ends = rollout.action, rollout.alive, rollout.done.at[:, -1].set(True)
+        ends = rollout.done.at[:, -1].set(True)
         scale = state.reward_scale.scale if config.normalize_reward else lambda reward: reward
         reward = backward_sums(scale(rollout.reward), config.reward_trace * (1.0 - ends))
-        return Segments(x, action, log_prob, values, bootstrap, reward, ends, alive, real)
+        return Segments(
+            observation=x,
+            action=rollout.action,
+            log_prob=log_prob,
+            value=values,
+            bootstrap=bootstrap,
+            reward=reward,
+            ends=ends,
+            alive=rollout.alive,
+            valued=rollout.valued,
+            real=real,
+        )
 
     def loss(params, segments, importance):
         """Of segments (m, num_steps), importance (m,); with metrics and sizes of advantages."""
@@ -491,14 +508,16 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         error = value_error(values, segments.value, targets, config.clip_eps, config.clip_vloss)
         kl = jnp.expm1(log_ratio) - log_ratio  # k3 of http://joschu.net/blog/kl-approx.html
         clipped = jnp.abs(jnp.expm1(log_ratio)) > config.clip_eps
-        summed = surrogate + config.vf_coef * error - config.ent_coef * entropy
-        terms = {"loss": summed, "policy_loss": surrogate, "value_loss": error, "entropy": entropy}
-        terms |= {"approx_kl": kl, "clip_fraction": clipped, "mean_ratio": jnp.exp(log_ratio)}
+        terms = {"policy_loss": surrogate, "entropy": entropy, "approx_kl": kl}
+        terms |= {"clip_fraction": clipped, "mean_ratio": jnp.exp(log_ratio)}
         metrics = {name: mean(x, weights) for name, x in terms.items()}
         metrics["importance"] = importance.mean()
+        metrics["value_loss"] = value_loss = mean(error, segments.valued)
+        policy_loss = metrics["policy_loss"] - config.ent_coef * metrics["entropy"]
+        metrics["loss"] = policy_loss + config.vf_coef * value_loss
         if actions.log_std is not None:
             metrics["policy_std"] = mean(jnp.exp(actions.log_std), weights[..., None] * real)
-        return metrics["loss"], (metrics, (jnp.abs(corrected) * weights).sum(1))
+        return metrics["loss"], (metrics, (jnp.abs(corrected) * segments.valued).sum(1))
 
     def learn(state, segments):
         """Gradient steps, each on the segments that its draw gives."""
@@ -521,26 +540,26 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             learned = Learned(*new, learned.sizes.at[indices].set(sizes))
             return learned, metrics | {"grad_norm": norm, "step_size": rate}
 
-        values, alive = segments.value, segments.alive
+        values, valued = segments.value, segments.valued
         advantages = vtrace(config, segments, values, jnp.zeros_like(values))
-        start = Learned(state.policy.params, state.opt_state, (jnp.abs(advantages) * alive).sum(1))
+        start = Learned(state.policy.params, state.opt_state, (jnp.abs(advantages) * valued).sum(1))
         learned, metrics = jax.lax.scan(gradient_step, start, (noise, progress))
         metrics = jax.tree.map(jnp.mean, metrics)
-        metrics["mean_value"] = mean(values, alive)
-        metrics["explained_variance"] = explained_variance(values, advantages + values, alive)
+        metrics["mean_value"] = mean(values, valued)
+        metrics["explained_variance"] = explained_variance(values, advantages + values, valued)
         policy = state.policy.replace(params=learned.params)
         return state.replace(policy=policy, opt_state=learned.opt_state, draw_rng=rng), metrics
 
     def update_statistics(state, rollout):
         """With the rollout that has been learned from."""
-        reward, done, alive = rollout.reward, rollout.done, rollout.alive
+        reward, done = rollout.reward, rollout.done
         episodes = state.episodes.update(reward.reshape(-1, *lanes), rollout.ended)
         state = state.replace(episodes=episodes)
         if config.normalize_obs:
-            obs_stats = state.policy.obs_stats.update(rollout.observation, alive)
+            obs_stats = state.policy.obs_stats.update(rollout.observation, rollout.alive)
             state = state.replace(policy=state.policy.replace(obs_stats=obs_stats))
         if config.normalize_reward:
-            scale = state.reward_scale.update(reward, done, config.gamma, alive)
+            scale = state.reward_scale.update(reward, done, config.gamma, rollout.valued)
             state = state.replace(reward_scale=scale)
         return state
 

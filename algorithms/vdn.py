@@ -24,7 +24,8 @@ the largest value of each agent, mixed.
 What agents add to the implementation details listed in pqn.py:
   - the team's reward is the sum of the agents' rewards, or, where the environment says that they
     always have the same one (`env.shared_reward`), that one: their mean, if shaped ones differ;
-  - an agent that has left (`info["alive"]`) counts in no mix; with mixer=none it has terminated;
+  - an agent that has left (`info["alive"]`) counts in no mix. With mixer=none its own rewards end
+    with it; a team's one reward does not, and its values are learned until the episode ends;
   - agents' kernels are orthogonal; at first their values are near 0, and a mix is near their sum.
 What a memory adds, as in ppo_rnn.py: it is zeroed where an episode ended, in collection and in
 learning alike; minibatches are sets of environments, learned whole, from the memory that the
@@ -403,6 +404,9 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     clip, radam = optax.clip_by_global_norm, optax.scale_by_radam(eps=config.adam_eps)
     optimizer = parts.FlatOptimizer(optax.chain(clip(config.max_grad_norm), radam))
     central = config.mixer == "monotonic"  # what mixes sees the world state, where there is one
+    team = getattr(env, "shared_reward", False)
+    alone = config.mixer == "none" and team  # each learns the team's reward, also after leaving
+    counted = lambda alive: jnp.ones_like(alive) if alone else alive
     world_of = lambda state: environments.world_state(state, env_params) if central else None
 
     def init(rng):
@@ -495,18 +499,26 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         _, values = one_step(network, policy.params.agent, *flat)
         values = values.reshape(*rollout.alive.shape, -1)
         best = of_action(values, greedy(values, rollout.final_mask))
-        next_values = mixer.apply(policy.params.mixer, best, rollout.final_alive, final_view)
-        reward, left = rollout.reward, ~rollout.final_alive  # whose next value is 0
+        alive, final_alive = counted(rollout.alive), counted(rollout.final_alive)
+        next_values = mixer.apply(policy.params.mixer, best, final_alive, final_view)
+        reward, left = rollout.reward, ~final_alive  # whose next value is 0
         if config.mixer != "none":  # a team goes on without those who left
-            shared, left = getattr(env, "shared_reward", False), False
-            reward = (reward.mean if shared else reward.sum)(-1, keepdims=True)
+            reward, left = (reward.mean if team else reward.sum)(-1, keepdims=True), False
         ends = rollout.terminated[..., None], rollout.done[..., None] | left
         reward *= config.reward_scale
         targets = q_lambda_targets(reward, next_values, *ends, config.gamma, config.q_lambda)
-        values = mixer.apply(policy.params.mixer, rollout.value, rollout.alive, view)
-        weight = rollout.alive if config.mixer == "none" else jnp.ones_like(values)
-        batch = inputs, view, rollout.action, rollout.alive, rollout.done, targets, weight
-        return Batch(*batch), mean(values, weight)
+        values = mixer.apply(policy.params.mixer, rollout.value, alive, view)
+        weight = alive if config.mixer == "none" else jnp.ones_like(values)
+        batch = Batch(
+            inputs=inputs,
+            view=view,
+            action=rollout.action,
+            alive=alive,
+            done=rollout.done,
+            target=targets,
+            weight=weight,
+        )
+        return batch, mean(values, weight)
 
     def loss(params, memory, batch):
         _, values = network.apply(params.agent, memory, batch.inputs, batch.done)

@@ -43,9 +43,13 @@ def transition(env: Any, key: jax.Array, state: Any, action: jax.Array, params: 
     """One step of one environment without any reset.
 
     Returns observation, state, reward, terminated, truncated, info. Where both flags would be
-    True, terminated wins.
+    True, terminated wins. What is not finite in the observation of a dead agent is 0: a weight of
+    0 would not keep it out of a loss.
     """
     observation, state, reward, terminated, info = env.step_env(key, state, action, params)
+    if "alive" in info:
+        known = _like(info["alive"], observation) | jnp.isfinite(observation)
+        observation = jnp.where(known, observation, jnp.zeros_like(observation))
     truncated = env.is_truncated(state, params) & ~terminated
     return observation, state, reward, terminated, truncated, info
 
@@ -136,5 +140,5 @@ def batch(env: Any, num_envs: int, num_steps: int = 1, window: int | None = None
 
 
 def _like(flag: jax.Array, x: jax.Array) -> jax.Array:
-    """A flag (num_envs,) with as many axes as x (num_envs, ...)."""
+    """A flag (n,) with as many axes as x (n, ...)."""
     return flag.reshape(flag.shape + (1,) * (x.ndim - 1))

@@ -308,6 +308,52 @@ class Pair(environment.Environment):
         return spaces.Box(-1.0, 1.0, (1,))
 
 
+@struct.dataclass
+class SacrificeParams:
+    broken: bool = False  # whether an agent that has left sees NaN
+    max_steps_in_episode: int = 99
+
+
+class Sacrifice(environment.Environment):
+    """Five steps, one reward for both agents. Agent 1 may leave with the first one (action 1, or a
+    > 0): then the team is paid 1 in each of the other four, else 0.1 in each of five.
+
+    Observations are the time and whether agent 1 is there.
+    """
+
+    num_agents, shared_reward, name = 2, True, "Sacrifice"
+
+    def __init__(self, continuous: bool = False):
+        super().__init__()
+        self.continuous = continuous
+
+    @property
+    def default_params(self):
+        return SacrificeParams()
+
+    def reset_env(self, key, params):
+        state = PairState(jnp.ones(2), jnp.zeros((), jnp.int32))
+        return self.observe(state, params), state
+
+    def step_env(self, key, state, action, params):
+        leaves = (state.time == 0) & ((action[1, 0] if self.continuous else action[1]) > 0)
+        late = jnp.where(state.x[1] > 0, 0.1, 1.0)
+        reward = jnp.full(2, jnp.where(leaves, 0.0, late))
+        x = jnp.where(leaves, jnp.array([1.0, 0.0]), state.x)
+        state = PairState(x, state.time + 1)
+        return self.observe(state, params), state, reward, state.time == 5, {"alive": x > 0}
+
+    def observe(self, state, params):
+        seen = jnp.tile(jnp.stack([0.2 * state.time, state.x[1]]), (2, 1))
+        return jnp.where((state.x == 0)[:, None] & params.broken, jnp.nan, seen)
+
+    def action_space(self, params):
+        return spaces.Box(-1.0, 1.0, (1,)) if self.continuous else spaces.Discrete(2)
+
+    def observation_space(self, params):
+        return spaces.Box(0.0, 1.0, (2,))
+
+
 class Twins(environment.Environment):
     """Two agents, each in an environment of its own of the same kind; both end together. With
     `team`, each is paid the mean of both."""

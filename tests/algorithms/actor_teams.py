@@ -2,7 +2,6 @@
 that learn a policy, each its own or all the same one, with critics of their own. Each file's tests
 import these and say
 
-    PROBE   a config for the probe tasks
     AT_ONCE changes of TINY under which agents could hear of each other
 """
 
@@ -184,6 +183,27 @@ def test_nothing_is_learned_from_a_rollout_that_one_did_not_live_to_see(file):
     for params in zip(before, after):
         with pytest.raises(AssertionError):
             assert_same(*(jax.tree.map(lambda x: x[0], x) for x in params))
+
+
+class Team(Pair):
+    shared_reward = True
+
+
+def test_critics_of_a_team_learn_what_one_did_not_live_to_see(file):
+    """The same rollouts, of a team: agent 1's critic moves, its actor does not."""
+    config = file.TINY.replace(num_steps=5, num_minibatches=1, total_timesteps=3 * 10)
+    params = jax.tree.map(jnp.asarray, PairParams(task=LEAVING))
+    learner = file.MODULE.learner(config, Team(), params)
+    update = jax.jit(learner.update)
+    first, _ = update(jax.jit(learner.init)(jax.random.key(0)))
+    second, metrics = update(again(first))
+    (actor, critic), (later_actor, later_critic) = (
+        jax.tree.map(lambda x: x[1], file.learned(state)) for state in (first, second)
+    )
+    assert_same(actor, later_actor)
+    with pytest.raises(AssertionError):
+        assert_same(critic, later_critic)
+    assert metrics["mean_value"].weight.all()
 
 
 class Half(Still):

@@ -1,6 +1,7 @@
 """What files about several agents have in common, beside the contract. Each file's tests import
 these with those of its own, and say
 
+    PROBE       a config that learns small tasks
     PER_AGENT   whether what it says about its updates is about each of its agents
 """
 
@@ -11,7 +12,7 @@ import pytest
 
 from tests.algorithms.contract import *  # noqa: F403
 from tests.algorithms.contract import EVALUATION
-from tests.probe import Pair, PairParams
+from tests.probe import Pair, PairParams, Sacrifice, SacrificeParams
 
 del test_several_agents_are_refused  # noqa: F821  it takes them
 del test_forbidden_actions_are_never_taken_or_refused  # noqa: F821  of one agent
@@ -43,6 +44,19 @@ def test_metrics_have_the_points_as_leading_axis(file, trained):
     for name in ("eval_length", "eval_terminated", "eval_truncated"):
         assert metrics[name].shape == (4, 2), name
     assert int(state.update) == 3
+
+
+def test_a_team_is_paid_on_for_whom_leaves(file):
+    """On all of three seeds agent 1 leaves, which makes the team's return 4.0 in place of 0.5;
+    nobody learns from what it would see then, even if it is NaN."""
+    config = file.PROBE.replace(num_eval_episodes=1)
+    train = file.MODULE.make_train(config, Sacrifice(), SacrificeParams(broken=True))
+    with jax.debug_key_reuse(False):  # see conftest.vmapped_keys
+        keys = jax.random.split(jax.random.key(0), 3)
+        state, metrics = jax.jit(jax.vmap(train))(keys)
+    np.testing.assert_allclose(metrics["eval_return"], 4.0, rtol=1e-5)
+    for leaf in jax.tree.leaves(file.learned(state)):
+        assert np.isfinite(leaf).all()
 
 
 def test_forbidden_actions_are_never_taken(file):

@@ -81,7 +81,7 @@ def test_terms_are_those_of_ppo():
 
 def test_learning_rates_are_linear_in_the_epochs_of_each_network():
     config = TINY.replace(num_minibatches=4)
-    task = lambda epochs, rate=0.5: ippo.Task(None, None, rate, epochs)
+    task = lambda epochs, rate=0.5: ippo.Task(None, None, rate, epochs, None)
     rates = lambda task, update, epoch, config=config: ippo.learning_rates(
         config, task, 5, jnp.int32(update), epoch
     )

@@ -196,6 +196,10 @@ ARRANGEMENTS = {
         dict(mixer="sum", cell="none", previous_inputs=False, agent_ids=False),
         Crowd(False, world=False),
     ),
+    "none, no memory, shared rewards": (
+        dict(mixer="none", cell="none", previous_inputs=False),
+        Paid(False, world=False),
+    ),
     "none, mingru": (dict(mixer="none", cell="mingru", num_minibatches=1), Crowd(False, True)),
 }
 
@@ -329,12 +333,15 @@ class Plain:
                 next_best.append(np.max(q[step["final_mask"][i]]))
             view = self.view(step["observation"], step["world"])
             final_view = self.view(step["final"], step["final_world"])
-            now = lambda q: mix(c, params, q, step["alive"], view)  # noqa: B023
-            then = mix(c, params, next_best, step["final_alive"], final_view)
+            alive, final_alive = step["alive"], step["final_alive"]
+            if c.mixer == "none" and hasattr(self.env, "shared_reward"):
+                alive = final_alive = np.ones(2, bool)
+            now = lambda q: mix(c, params, q, alive, view)  # noqa: B023
+            then = mix(c, params, next_best, final_alive, final_view)
             reward, over = step["reward"], np.full(len(then), step["terminated"])
             cut = over | step["truncated"]
             if c.mixer == "none":
-                over, cut = over | ~step["final_alive"], cut | ~step["final_alive"]
+                over, cut = over | ~final_alive, cut | ~final_alive
             elif hasattr(self.env, "shared_reward"):
                 reward = np.array([0.5 * reward[0] + 0.5 * reward[1]])
             else:
@@ -342,7 +349,7 @@ class Plain:
             later = then if t + 1 == len(steps) else np.where(cut, then, target)
             ahead = np.where(over, 0.0, (1.0 - c.q_lambda) * then + c.q_lambda * later)
             target = c.reward_scale * reward + c.gamma * ahead
-            counts = step["alive"] if c.mixer == "none" else [True]
+            counts = alive if c.mixer == "none" else [True]
             errors += list((now(chosen) - target)[counts])
             values += list(now(best)[counts])
 
@@ -563,26 +570,29 @@ def test_neither_finds_what_is_best_only_together(played):
 # --- agents that leave, and masks -------------------------------------------------------------
 
 
+PROBE = vdn.Config(
+    total_timesteps=100 * 256,
+    num_envs=16,
+    num_steps=16,
+    mixer="none",
+    agent_ids=True,
+    num_minibatches=4,
+    learning_rate=1e-2,
+    gamma=0.5,
+    reward_scale=0.1,
+    hidden_sizes=(16,),
+    activation="tanh",
+    num_evals=1,
+    num_eval_episodes=0,
+    eval_at_start=False,
+)
+
+
 @pytest.mark.parametrize("mixer", ["none", "sum"])
 def test_who_left_has_terminated_alone_and_counts_in_no_mix(mixer):
     """Reward 1 for ever, cut by time; agent 1 leaves after its first step and is paid 100 then.
     Alone, its value is 1 and that of the other one 10; the team's is 101 without end."""
-    config = vdn.Config(
-        total_timesteps=100 * 256,
-        num_envs=16,
-        num_steps=16,
-        mixer=mixer,
-        agent_ids=True,
-        num_minibatches=4,
-        learning_rate=1e-2,
-        gamma=0.5,
-        reward_scale=0.1,
-        hidden_sizes=(16,),
-        activation="tanh",
-        num_evals=1,
-        num_eval_episodes=0,
-        eval_at_start=False,
-    )
+    config = PROBE.replace(mixer=mixer)
     env, params = Pair(), PairParams(task=LEAVING)
     state, metrics = vdn.make_train(config, env, params)(jax.random.key(0))
     x = jnp.array([[1.0, 1.0], [0.0, 0.0]])[:, None, :, None]  # at first, later
