@@ -217,6 +217,16 @@ class Crowd(environment.Environment):
         return spaces.Box(-3.0, 3.0, (3,))
 
 
+class Squad(Crowd):
+    """They are paid the same."""
+
+    shared_reward = True
+
+    def step_env(self, key, state, action, params):
+        x, state, reward, *rest = super().step_env(key, state, action, params)
+        return x, state, jnp.full(2, reward.mean()), *rest
+
+
 PLAIN = ippo.Config(
     total_timesteps=3 * 40,
     **ONCE,
@@ -229,7 +239,7 @@ ARRANGEMENTS = {
     ),
     "shared, discrete, world state": (
         dict(central_critic=True, share_params=True, agent_ids=True),
-        Crowd(continuous=False, world=True),
+        Squad(continuous=False, world=True),
     ),
     "independent, discrete, own observations": ({}, Crowd(continuous=False, world=False)),
 }
@@ -311,7 +321,7 @@ class Plain:
             final_world = info["final_world_state"] if world else None
             step = dict(
                 observation=observation, world=before, mask=mask, action=action, reward=reward,
-                terminated=terminated[:, None] | ~info["alive"], alive=alive,
+                terminated=terminated[:, None] | self.left(info), alive=alive,
                 truncated=jnp.stack([truncated] * 2, 1),
                 final=info["final_observation"], final_world=final_world,
             )  # fmt: skip
@@ -320,8 +330,13 @@ class Plain:
             observation = after
         return steps
 
+    def left(self, info):
+        """Whose returns end; a team's do not."""
+        return ~info["alive"] & (not hasattr(self.env, "shared_reward"))
+
     def samples_of(self, steps, learner, agents):
-        """A learner's inputs, masks, actions, advantages, values and targets."""
+        """A learner's inputs, masks, actions, advantages, values, and whether it was there; a
+        team's also where it was not."""
         config, found = self.config, []
         for i in agents:
             seen = [self.inputs(s["observation"], s["world"], i) for s in steps]
@@ -337,13 +352,15 @@ class Plain:
                     config.gamma, config.gae_lambda,
                 )  # fmt: skip
                 inputs = [np.array([s[k][e] for s in seen]) for k in (0, 1)]
-                arrays = *inputs, pick("mask"), pick("action"), advantages, values[:, e]
                 there = pick("alive")
-                found.append([x[there] for x in arrays])
+                arrays = *inputs, pick("mask"), pick("action"), advantages, values[:, e], there
+                valued = there | hasattr(self.env, "shared_reward")
+                found.append([x[valued] for x in arrays])
         return [np.concatenate(x) for x in zip(*found)]
 
     def actor_loss(self, params, samples):
-        x, _, mask, action, advantages, _ = samples
+        there = samples[-1]
+        x, _, mask, action, advantages, *_ = [x[there] for x in samples]
         out, log_std, _ = self.actor(params, x)
         if self.env.continuous:
             normal = distrax.Normal(out, jnp.exp(log_std))
@@ -357,7 +374,7 @@ class Plain:
         return -(advantages * log_prob).mean() - self.config.ent_coef * entropy.mean(), entropy
 
     def critic_loss(self, params, samples):
-        _, critic_x, _, _, advantages, values = samples
+        _, critic_x, _, _, advantages, values, _ = samples
         errors = self.critic(params, critic_x) - (advantages + values)
         return self.config.vf_coef * 0.5 * (errors**2).mean(), 0.5 * (errors**2).mean()
 
@@ -437,10 +454,10 @@ def test_an_update_is_that_of_plain_lists(arrangement):
         np.testing.assert_allclose(
             np.ravel(metrics["mean_value"])[number], samples[5].mean(), rtol=1e-3, atol=1e-5
         )
-        seen = samples[0][:, :3]
+        seen = samples[0][samples[-1], :3]
         stats = jax.tree.map(lambda x: x[number], after.policy.obs_stats)  # noqa: B023
         assert_close(stats, parts.RunningStatistics(seen.mean(0), seen.var(0), len(seen)))
-        assert after.reward_scale.stats.count[number] == len(seen)
+        assert after.reward_scale.stats.count[number] == len(samples[0])
         assert after.reward_scale.stats.var[number] != 4.0
     if hasattr(env, "world_state"):
         world = np.concatenate([s["world"] for s in plain.steps])

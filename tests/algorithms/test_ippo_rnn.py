@@ -20,7 +20,7 @@ from tests.algorithms.contract import again, assert_close, assert_same
 from tests.algorithms.policy_gradients import (  # noqa: F401
     test_only_the_environment_and_memories_see_the_clipped_action,
 )
-from tests.algorithms.test_ippo import Crowd, CrowdParams, advantages_of, random_rollout
+from tests.algorithms.test_ippo import Crowd, CrowdParams, Squad, advantages_of, random_rollout
 from tests.probe import LEAVING, OTHERS, OWN, Pair, PairParams, RecallParams, Twins
 
 MODULE = ippo_rnn
@@ -129,7 +129,7 @@ ARRANGEMENTS = {
     ),
     "shared, discrete, world state, ids": (
         dict(central_critic=True, share_params=True, agent_ids=True),
-        Crowd(continuous=False, world=True),
+        Squad(continuous=False, world=True),
     ),
     "independent, discrete, own observations, previous": (
         dict(previous_inputs=True, cell="lstm"),
@@ -229,7 +229,7 @@ class Plain:
                 _, final_x = self.inputs(info["final_observation"], final_world, done_now, i)
                 critic = self.own(state.critic_params, i)
                 next_values.append(self.critic(critic, self.critic_memories[i], final_x)[1])
-            left = ~np.asarray(info["alive"])
+            left = ~np.asarray(info["alive"]) & (not hasattr(env, "shared_reward"))
             done = np.asarray(terminated | truncated)[:, None] | left
             for memories in (self.memories, self.critic_memories):
                 for i in (0, 1):
@@ -307,8 +307,8 @@ class Plain:
         targets, values = self.advantages + self.column("value"), []
         for i in agents:
             outs = self.unroll(self.critic, params, self.first[1][i], 1, i)
-            there = self.column("alive")[..., i]
-            values.append((outs - targets[..., i])[there])
+            valued = self.column("alive")[..., i] | hasattr(self.env, "shared_reward")
+            values.append((outs - targets[..., i])[valued])
         error = 0.5 * (jnp.concatenate(values) ** 2).mean()
         return self.config.vf_coef * error, error
 
@@ -387,15 +387,17 @@ def test_an_update_is_that_of_plain_lists(arrangement):
         np.testing.assert_allclose(result, said, rtol=1e-3)
         own = slice(None) if config.share_params else slice(number, number + 1)
         alive, value = there[:, :, own], plain.column("value")[:, :, own]
+        valued = alive | hasattr(env, "shared_reward")
         np.testing.assert_allclose(
-            np.ravel(metrics["mean_value"])[number], value[alive].mean(), rtol=1e-3, atol=1e-5
+            np.ravel(metrics["mean_value"])[number], value[valued].mean(), rtol=1e-3, atol=1e-5
         )
         for stats in ("obs_stats", "reward_scale"):
             counts = [
                 getattr(s.policy if stats == "obs_stats" else s, stats) for s in (state, after)
             ]
             counts = [(c if stats == "obs_stats" else c.stats).count[number] for c in counts]
-            assert counts[1] - counts[0] == alive.sum()
+            expected = alive if stats == "obs_stats" else valued
+            assert counts[1] - counts[0] == expected.sum()
     if hasattr(env, "world_state"):
         assert after.policy.world_stats.count == 2 * config.num_envs * config.num_steps
     else:

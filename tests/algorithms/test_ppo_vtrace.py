@@ -11,6 +11,7 @@ import rlax
 
 from algorithms import ppo, ppo_vtrace
 from tests import probe as tasks
+from tests.algorithms.actor_teams import Team
 from tests.algorithms.contract import *  # noqa: F403
 from tests.algorithms.contract import again, assert_close, assert_same, change_leaves
 from tests.algorithms.policy_gradients import (  # noqa: F401
@@ -256,15 +257,19 @@ def probed(request):
     return request.param, *play_probes(ppo_vtrace, config, of_critic(ppo_vtrace), continuous)
 
 
-def test_several_agents_share_a_network_and_those_that_left_count_no_more():
+@pytest.mark.parametrize(
+    "env, rewards, expected", [(Pair(), [1.0, 1.0], [10.0, 5.5]), (Team(), [1.0, 0.03], [20, 18.5])]
+)
+def test_several_agents_share_a_network_and_one_leaves(env, rewards, expected):
     """At the start both agents see 1, and the value is the mean of 10 (endless) and 1 (leaves);
-    later only agent 0 is there, whatever agent 1 would be paid."""
-    env, params = Pair(), PairParams(task=LEAVING)
+    later only agent 0 is there, whatever agent 1 would be paid. In a team both are valued, by the
+    mean of 1 and 3 for ever, and by a first reward of 1 and 0.03."""
+    params = PairParams(task=LEAVING, rewards=jnp.array(rewards))
     config = PROBE.replace(optimizer="adam", gae_lambda=0.8)
     state, metrics = ppo_vtrace.make_train(config, env, params)(jax.random.key(0))
     network = ppo_vtrace.ActorCritic(config, env.action_space(params))
     values = network.apply(state.policy.params, jnp.array([[0.0], [1.0]]), method="critic")
-    np.testing.assert_allclose(values, [10.0, 5.5], rtol=0.1)
+    np.testing.assert_allclose(values, expected, rtol=0.1)
     assert metrics["episode_return"].shape == (1, 2)
     assert ppo_vtrace.make_policy(config, env, params)(state, jnp.zeros((2, 1)))[0].shape == (2,)
 
