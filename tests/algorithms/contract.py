@@ -14,12 +14,16 @@ and, where these differ from the defaults below, the other names in capital lett
 import contextlib
 import dataclasses
 import functools
+import operator
+import re
 import types
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.interpreters.partial_eval import dce_jaxpr
+from jax.tree_util import keystr
 
 import envs
 from algorithms import parts
@@ -96,8 +100,7 @@ def file(request):
 
 @pytest.fixture(scope="module")
 def floats(file):
-    fields = dataclasses.fields(file.TINY)
-    return [field.name for field in fields if field.metadata.get("pytree_node", True)]
+    return [field.name for field in dataclasses.fields(file.TINY) if in_tree(field)]
 
 
 @pytest.fixture(scope="module")
@@ -395,6 +398,152 @@ def test_slices_are_exact_under_vmap_too(file, swept, vmapped_keys):
     assert_same((state, joined(*rows, axis=1)), expected)
 
 
+# --- static settings --------------------------------------------------------------------------
+
+STATIC_BASE = dict(share_params=True)  # changes of TINY under which each one matters
+STATIC_WORLD = None  # where they do, if not in a probe of the file's kind
+# Other values, where neither the opposite nor twice as much would do.
+STATIC_OTHER = dict(
+    activation="swish",
+    buffer_dtype="bfloat16",
+    cell="mingru",
+    conv_layers="none",
+    exploration="exponential",
+    minibatch_of="trajectories",
+    mixer="sum",
+    network="simba",
+    normalize_over="minibatch",
+    num_evals=2,
+    num_minibatches=1,
+    optimizer="adam",
+    risk="wang",
+)
+# Two name the world, which is given here; see test_the_config_names_the_environment. The third
+# needs images; see test_every_network_has_the_layers_that_the_config_names.
+STATIC_ELSEWHERE = {"env", "env_settings", "conv_layers"}
+OF_RUNS = {"num_evals", "num_eval_episodes", "eval_at_start"}  # they do nothing to an update
+
+
+@pytest.fixture(scope="module")
+def static_base(file):
+    fields = {field.name for field in dataclasses.fields(file.TINY)}
+    return file.TINY.replace(**{k: v for k, v in file.STATIC_BASE.items() if k in fields})
+
+
+@pytest.fixture(scope="module")
+def static_world(file):
+    probe = tasks.Pair(world=True) if several(file) else tasks.Probe(file.CONTINUOUS)
+    return file.STATIC_WORLD or (probe, probe.default_params)
+
+
+def in_tree(field):
+    return field.metadata.get("pytree_node", True)
+
+
+def other_static(file, config, name):
+    """The config with another value of a setting."""
+    value = getattr(config, name)
+    if name in file.STATIC_OTHER:
+        other = file.STATIC_OTHER[name]
+    elif isinstance(value, bool):
+        other = not value
+    else:
+        sizes = isinstance(value, tuple) and all(type(size) is int for size in value)
+        assert sizes or type(value) is int, f"STATIC_OTHER needs another {name} than {value!r}"
+        other = tuple(2 * size for size in value) if sizes else 2 * value
+    assert other != value, name
+    return config.replace(**{name: other})
+
+
+def programs(file, config, world):
+    """The start and an update, as text. One at a time: tracing an update takes long."""
+    env, params = world
+    learner, key = file.MODULE.learner, jax.eval_shape(lambda: jax.random.key(0))
+    floats, params = (jax.tree.map(jnp.asarray, x) for x in (config, params))
+    start = lambda config, params, key: learner(config, env, params).init(key)
+    start, state = jax.make_jaxpr(start, return_shape=True)(floats, params, key)
+    yield text(start)
+    update = lambda config, params, state: learner(config, env, params).update(state)
+    yield text(jax.make_jaxpr(update)(floats, params, state))
+
+
+def text(program):
+    """What leads to results. Variables are numbered in the order in which they come."""
+    found = str(dce_jaxpr(program.jaxpr, [True] * len(program.jaxpr.outvars))[0])
+    assert not re.search(r"\b0x[0-9a-f]{6}", found), "an address would always differ"
+    return found
+
+
+def of_run(file, config, world):
+    """How long a run is, and its metrics, whatever an update does."""
+    with pytest.MonkeyPatch.context() as patch:
+        learner = file.MODULE.learner
+        idle = lambda *world: learner(*world)._replace(update=lambda state: (state, {}))
+        patch.setattr(file.MODULE, "learner", idle)
+        train = file.MODULE.make_train(config, *world)
+        yield train.plan
+        yield jax.eval_shape(lambda key: train(key)[1], jax.random.key(0))
+
+
+def test_every_static_setting_changes_the_program(file, static_base, static_world):
+    """By comparing jaxprs: nothing is compiled."""
+    names = {field.name for field in dataclasses.fields(file.TINY) if not in_tree(field)}
+    with jax.debug_key_reuse(False):  # which takes time
+        for traced, own in ((programs, names - OF_RUNS), (of_run, names & OF_RUNS)):
+            base = list(traced(file, static_base, static_world))
+            for name in own - STATIC_ELSEWHERE:
+                config = other_static(file, static_base, name)
+                same = all(map(operator.eq, traced(file, config, static_world), base))
+                assert not same, f"{name} does nothing"
+
+
+class Pictures(Wrapper):
+    """Each number of an observation (..., 1) as an image of 3x3 pixels."""
+
+    def reset_env(self, key, params):
+        observation, state = self.env.reset_env(key, params)
+        return pictured(observation), state
+
+    def step_env(self, key, state, action, params):
+        observation, *rest = self.env.step_env(key, state, action, params)
+        return pictured(observation), *rest
+
+    def observation_space(self, params):
+        return tasks.spaces.Box(-1.0, 1.0, (3, 3, 1))
+
+
+def pictured(x):
+    return jnp.broadcast_to(x[..., None, None], (*x.shape[:-1], 3, 3, 1))
+
+
+def towers(file, config, env, params):
+    """Shapes of all parts of networks that see observations, by their place in the state."""
+    init = file.MODULE.learner(config, env, jax.tree.map(jnp.asarray, params)).init
+    state = jax.eval_shape(init, jax.random.key(0))
+    found = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(state):
+        place = re.match(r".*\['params'\](\['\w*torso\w*'\])?", keystr(path), re.IGNORECASE)
+        if place and "opt_state" not in place[0] and "mixer" not in place[0]:
+            found.setdefault(place[0], []).append((keystr(path), leaf.shape))
+    for place in list(found):  # heads are beside torsos
+        if any(other.startswith(f"{place}[") for other in found):
+            del found[place]
+    return found
+
+
+def test_every_network_has_the_layers_that_the_config_names(file, static_base, static_world):
+    """On images."""
+    env, params = static_world
+    shapes = lambda config: towers(file, config, Pictures(env), params)
+    base = shapes(static_base)
+    assert base
+    for name in ("conv_layers", "network"):
+        if hasattr(static_base, name):
+            other = shapes(other_static(file, static_base, name))
+            for place in base:
+                assert other.get(place) != base[place], f"{name} does nothing to {place}"
+
+
 # --- what is refused --------------------------------------------------------------------------
 
 
@@ -481,6 +630,16 @@ def test_an_environment_comes_with_its_parameters(file):
             make(file.TINY, env)
         with pytest.raises(ValueError, match="env_params was given without env: give both"):
             make(file.TINY, env_params=params)
+
+
+def test_the_config_names_the_environment(file, static_world, monkeypatch):
+    asked = []
+    make = lambda name, **settings: asked.append((name, settings)) or static_world
+    monkeypatch.setattr(envs, "make", make)
+    config = file.TINY.replace(env="Mine", env_settings=(("size", 3),))
+    file.MODULE.make_train(config)
+    file.MODULE.make_policy(config)
+    assert asked == [("Mine", {"size": 3})] * 2
 
 
 def test_forbidden_actions_are_never_taken_or_refused(file):

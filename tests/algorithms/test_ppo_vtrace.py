@@ -483,6 +483,7 @@ METRICS |= {"explained_variance"}
 SWEPT = dict(clip_vloss=True, eval_at_start=False, learning_rate=0.05)
 OTHER = {"adam_eps": 1e-2, "clip_eps": 1e-3, "max_grad_norm": 1e-2, "lr_floor": 0.5}
 OTHER |= {"reward_trace": 0.5}
+STATIC_WORLD = tasks.Probe(continuous=True), ProbeParams()  # two settings are of continuous actions
 TOLERANCE = dict(rtol=1e-3, atol=1e-4)
 REFUSED = [
     (dict(num_minibatches=3), "num_minibatches=3 does not divide the 4 segments .*; 1, 2, 4 would"),
