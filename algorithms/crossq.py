@@ -82,6 +82,7 @@ class Config:
     activation: str = static("relu")  # any function of flax.linen: tanh, relu, swish, ...
     conv_layers: str = static("small")  # before them, for images: none, small, nature or impala
     normalize_obs: bool = static(False)  # by their running mean and variance
+    clip_obs: float = real(10.0, "(0, inf]")  # normalised observations are kept within +- this
     num_evals: int = static(20)  # points of the learning curve
     num_eval_episodes: int = static(32)  # episodes of the evaluation at each point; 0: none
     eval_at_start: bool = static(True)  # a point before training, too
@@ -270,7 +271,9 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
 
 def normalize(config, policy, x):
     """Observations as the networks see them."""
-    return policy.obs_stats.normalize(x) if config.normalize_obs else parts.scaled(x)
+    if config.normalize_obs:
+        return policy.obs_stats.normalize(x, config.clip_obs)
+    return parts.scaled(x)
 
 
 def make_buffer(config: Config) -> parts.ReplayBuffer:

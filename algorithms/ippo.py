@@ -85,6 +85,8 @@ class Config:
     conv_layers: str = static("small")  # before them, for images: none, small, nature or impala
     normalize_obs: bool = static(False)  # by their running mean and variance
     normalize_reward: bool = static(False)  # by the running spread of discounted returns
+    clip_obs: float = real(10.0, "(0, inf]")  # normalised observations are kept within +- this
+    clip_reward: float = real(10.0, "(0, inf]")  # normalised rewards are kept within +- this
     num_evals: int = static(20)  # points of the learning curve
     num_eval_episodes: int = static(32)  # episodes of the evaluation at each point; 0: none
     eval_at_start: bool = static(True)  # a point before training, too
@@ -325,7 +327,7 @@ def fold_rollout(config, arrays):
 
 def normalize(config, stats, x):
     """(num_envs, num_agents, ...) by statistics (learners, ...): its agent's, or the only ones."""
-    return stats.normalize(x) if config.normalize_obs else parts.scaled(x)
+    return stats.normalize(x, config.clip_obs) if config.normalize_obs else parts.scaled(x)
 
 
 def make_inputs(config, policy, observation, world_state=None):
@@ -515,7 +517,9 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             log_prob, _ = actor.apply(params, x, rollout.mask).log_prob_and_entropy(rollout.action)
             values = critic.apply(critic_params, critic_x)
             next_values = critic.apply(critic_params, final_critic_x)
-            reward = spread.scale(rollout.reward) if config.normalize_reward else rollout.reward
+            reward = rollout.reward
+            if config.normalize_reward:
+                reward = spread.scale(reward, config.clip_reward)
             of_steps = reward, values, next_values, rollout.terminated, rollout.done
             of_steps = [x.reshape(config.num_steps, samples) for x in of_steps]
             advantages = gae(*of_steps, config.gamma, config.gae_lambda).reshape(-1)

@@ -82,6 +82,8 @@ class Config:
     conv_layers: str = static("small")  # before them, for images: none, small, nature or impala
     normalize_obs: bool = static(False)  # by their running mean and variance
     normalize_reward: bool = static(False)  # by the running spread of discounted returns
+    clip_obs: float = real(10.0, "(0, inf]")  # normalised observations are kept within +- this
+    clip_reward: float = real(10.0, "(0, inf]")  # normalised rewards are kept within +- this
     num_evals: int = static(20)  # points of the learning curve
     num_eval_episodes: int = static(32)  # episodes of the evaluation at each point; 0: none
     eval_at_start: bool = static(True)  # a point before training, too
@@ -315,7 +317,7 @@ def fold(config, arrays):
 
 def normalize(config, stats, x):
     """(num_envs, num_agents, ...) by statistics (learners, ...): its agent's, or the only ones."""
-    return stats.normalize(x) if config.normalize_obs else parts.scaled(x)
+    return stats.normalize(x, config.clip_obs) if config.normalize_obs else parts.scaled(x)
 
 
 def make_inputs(config, policy, observation, previous, world_state=None):
@@ -525,7 +527,9 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             # observation of an episode the memory is still that of the episode.
             flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (memories, final_x))
             next_values = parts.one_step(critic, params, *flat)[1].reshape(values.shape)
-            reward = spread.scale(rollout.reward) if config.normalize_reward else rollout.reward
+            reward = rollout.reward
+            if config.normalize_reward:
+                reward = spread.scale(reward, config.clip_reward)
             of_steps = reward, values, next_values, rollout.terminated, rollout.done
             advantages = gae(*of_steps, config.gamma, config.gae_lambda)
             after = parts.forget(jax.tree.map(lambda x: x[-1], memories), rollout.done[-1])

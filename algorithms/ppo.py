@@ -71,6 +71,8 @@ class Config:
     shared_torso: bool = static(False)  # one tower for actor and critic
     normalize_obs: bool = static(True)  # by their running mean and variance
     normalize_reward: bool = static(True)  # by the running spread of discounted returns
+    clip_obs: float = real(10.0, "(0, inf]")  # normalised observations are kept within +- this
+    clip_reward: float = real(10.0, "(0, inf]")  # normalised rewards are kept within +- this
     num_evals: int = static(20)  # points of the learning curve
     num_eval_episodes: int = static(32)  # episodes of the evaluation at each point; 0: none
     eval_at_start: bool = static(True)  # a point before training, too
@@ -280,7 +282,9 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
 
 def normalize(config, policy, x):
     """Observations as the network sees them."""
-    return policy.obs_stats.normalize(x) if config.normalize_obs else parts.scaled(x)
+    if config.normalize_obs:
+        return policy.obs_stats.normalize(x, config.clip_obs)
+    return parts.scaled(x)
 
 
 def check(config: Config, env: Any, env_params: Any) -> None:
@@ -382,8 +386,10 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         actions, values = network.apply(state.policy.params, x, flat.mask)
         next_values = network.apply(state.policy.params, final_x, method="critic")
         reward = rollout.reward
+        if config.normalize_reward:
+            reward = state.reward_scale.scale(reward, config.clip_reward)
         advantages = gae(
-            state.reward_scale.scale(reward) if config.normalize_reward else reward,
+            reward,
             values.reshape(reward.shape),
             next_values.reshape(reward.shape),
             rollout.terminated,

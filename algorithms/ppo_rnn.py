@@ -85,6 +85,8 @@ class Config:
     conv_layers: str = static("small")  # before them, for images: none, small, nature or impala
     normalize_obs: bool = static(True)  # by their running mean and variance
     normalize_reward: bool = static(True)  # by the running spread of discounted returns
+    clip_obs: float = real(10.0, "(0, inf]")  # normalised observations are kept within +- this
+    clip_reward: float = real(10.0, "(0, inf]")  # normalised rewards are kept within +- this
     num_evals: int = static(20)  # points of the learning curve
     num_eval_episodes: int = static(32)  # episodes of the evaluation at each point; 0: none
     eval_at_start: bool = static(True)  # a point before training, too
@@ -329,7 +331,9 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
 
 def normalize(config, policy, x):
     """Observations as the network sees them."""
-    return policy.obs_stats.normalize(x) if config.normalize_obs else parts.scaled(x)
+    if config.normalize_obs:
+        return policy.obs_stats.normalize(x, config.clip_obs)
+    return parts.scaled(x)
 
 
 def check(config: Config, env: Any, env_params: Any) -> None:
@@ -433,7 +437,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         final_x = normalize(config, state.policy, flat(rollout.final_observation))
         _, _, next_values = network.apply(params, jax.tree.map(flat, rollout.memory), final_x)
         reward, next_values = rollout.reward, next_values.reshape(values.shape)
-        reward = state.reward_scale.scale(reward) if config.normalize_reward else reward
+        if config.normalize_reward:
+            reward = state.reward_scale.scale(reward, config.clip_reward)
         ends = rollout.terminated, done
         advantages = gae(reward, values, next_values, *ends, config.gamma, config.gae_lambda)
         targets, (log_prob, _) = advantages + values, actions.log_prob_and_entropy(action)

@@ -86,6 +86,8 @@ class Config:
     shared_torso: bool = static(False)  # one tower for actor and critic
     normalize_obs: bool = static(True)  # by their running mean and variance
     normalize_reward: bool = static(True)  # by the running spread of discounted returns
+    clip_obs: float = real(10.0, "(0, inf]")  # normalised observations are kept within +- this
+    clip_reward: float = real(10.0, "(0, inf]")  # normalised rewards are kept within +- this
     num_evals: int = static(20)  # points of the learning curve
     num_eval_episodes: int = static(32)  # episodes of the evaluation at each point; 0: none
     eval_at_start: bool = static(True)  # a point before training, too
@@ -334,7 +336,9 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
 
 def normalize(config, policy, x):
     """Observations as the network sees them."""
-    return policy.obs_stats.normalize(x) if config.normalize_obs else parts.scaled(x)
+    if config.normalize_obs:
+        return policy.obs_stats.normalize(x, config.clip_obs)
+    return parts.scaled(x)
 
 
 def to_space(config, space, action):
@@ -477,8 +481,10 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         bootstrap = over_segments(params, final_x, method="critic") * (1.0 - rollout.terminated)
         log_prob, _ = actions.log_prob_and_entropy(rollout.action, config.squash, real)
         ends = rollout.done.at[:, -1].set(True)
-        scale = state.reward_scale.scale if config.normalize_reward else lambda reward: reward
-        reward = backward_sums(scale(rollout.reward), config.reward_trace * (1.0 - ends))
+        reward = rollout.reward
+        if config.normalize_reward:
+            reward = state.reward_scale.scale(reward, config.clip_reward)
+        reward = backward_sums(reward, config.reward_trace * (1.0 - ends))
         return Segments(
             observation=x,
             action=rollout.action,

@@ -72,6 +72,7 @@ class Config:
     layer_norm: bool = static(True)  # before each activation
     conv_layers: str = static("small")  # before them, for images: none, small, nature or impala
     normalize_obs: bool = static(False)  # by their running mean and variance
+    clip_obs: float = real(10.0, "(0, inf]")  # normalised observations are kept within +- this
     num_evals: int = static(20)  # points of the learning curve
     num_eval_episodes: int = static(32)  # episodes of the evaluation at each point; 0: none
     eval_at_start: bool = static(True)  # a point before training, too
@@ -285,7 +286,9 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
 
 def normalize(config, policy, x):
     """Observations as the network sees them."""
-    return policy.obs_stats.normalize(x) if config.normalize_obs else parts.scaled(x)
+    if config.normalize_obs:
+        return policy.obs_stats.normalize(x, config.clip_obs)
+    return parts.scaled(x)
 
 
 def check(config: Config, env: Any, env_params: Any) -> None:

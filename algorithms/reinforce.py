@@ -65,6 +65,8 @@ class Config:
     conv_layers: str = static("small")  # before them, for images: none, small, nature or impala
     normalize_obs: bool = static(False)  # by their running mean and variance
     normalize_reward: bool = static(True)  # by the running spread of discounted returns
+    clip_obs: float = real(10.0, "(0, inf]")  # normalised observations are kept within +- this
+    clip_reward: float = real(10.0, "(0, inf]")  # normalised rewards are kept within +- this
     num_evals: int = static(20)  # points of the learning curve
     num_eval_episodes: int = static(32)  # episodes of the evaluation at each point; 0: none
     eval_at_start: bool = static(True)  # a point before training, too
@@ -238,7 +240,9 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
 
 def normalize(config, policy, x):
     """Observations as the network sees them."""
-    return policy.obs_stats.normalize(x) if config.normalize_obs else parts.scaled(x)
+    if config.normalize_obs:
+        return policy.obs_stats.normalize(x, config.clip_obs)
+    return parts.scaled(x)
 
 
 def check(config: Config, env: Any, env_params: Any) -> None:
@@ -335,8 +339,10 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         final_x = normalize(config, state.policy, flat.final_observation)
         next_values = network.apply(state.policy.params, final_x, method="critic")
         reward = rollout.reward
+        if config.normalize_reward:
+            reward = state.reward_scale.scale(reward, config.clip_reward)
         targets = lambda_returns(
-            state.reward_scale.scale(reward) if config.normalize_reward else reward,
+            reward,
             next_values.reshape(reward.shape),
             rollout.terminated,
             rollout.done,

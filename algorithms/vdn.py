@@ -79,6 +79,7 @@ class Config:
     activation: str = static("relu")  # any function of flax.linen: tanh, relu, swish, ...
     conv_layers: str = static("small")  # before them, for images: none, small, nature or impala
     normalize_obs: bool = static(False)  # by their running mean and variance
+    clip_obs: float = real(10.0, "(0, inf]")  # normalised observations are kept within +- this
     num_evals: int = static(20)  # points of the learning curve
     num_eval_episodes: int = static(32)  # episodes of the evaluation at each point; 0: none
     eval_at_start: bool = static(True)  # a point before training, too
@@ -339,7 +340,7 @@ def fresh_memory(config, space, *axes):
 
 def normalize(config, stats, x):
     """Observations or world states as networks see them."""
-    return stats.normalize(x) if config.normalize_obs else parts.scaled(x)
+    return stats.normalize(x, config.clip_obs) if config.normalize_obs else parts.scaled(x)
 
 
 def make_inputs(config, policy, observation, previous):
@@ -356,7 +357,9 @@ def make_view(config, policy, inputs, world_state):
     else the observations of all agents. None for other mixers."""
     if config.mixer != "monotonic":
         return None
-    view = inputs[0] if world_state is None else policy.world_stats.normalize(world_state)
+    view = inputs[0]
+    if world_state is not None:
+        view = policy.world_stats.normalize(world_state, config.clip_obs)
     return view.reshape(*view.shape[:2], -1)
 
 

@@ -51,7 +51,7 @@ class RunningStatistics:
         var = self.var + weight * (other.var - self.var) + weight * (1.0 - weight) * delta**2
         return RunningStatistics(self.mean + weight * delta, var, count)
 
-    def normalize(self, x: jax.Array, clip: float = 10.0) -> jax.Array:
+    def normalize(self, x: jax.Array, clip: Any) -> jax.Array:
         """(x - mean) / std, clipped to [-clip, clip]."""
         return jnp.clip((x - self.mean) * jax.lax.rsqrt(self.var + 1e-8), -clip, clip)
 
@@ -70,7 +70,7 @@ class RewardScale:
     def create(cls, num_envs: int) -> "RewardScale":
         return cls(jnp.zeros(num_envs), RunningStatistics.create())
 
-    def scale(self, rewards: jax.Array, clip: float = 10.0) -> jax.Array:
+    def scale(self, rewards: jax.Array, clip: Any) -> jax.Array:
         """Rewards of any shape over the spread (their mean stays), clipped to [-clip, clip]."""
         return jnp.clip(rewards * jax.lax.rsqrt(self.stats.var + 1e-8), -clip, clip)
 

@@ -197,7 +197,7 @@ def test_a_policy_with_a_key_explores_within_the_box(file, kept, vmapped_keys):
     act = jax.jit(jax.vmap(lambda key: (policy(state, x)[0], policy(state, x, None, key)[0])))
     (greedy, *_), actions = act(keys)
     assert actions.shape == (400, 2) and ((actions >= LOW) & (actions <= HIGH)).all()
-    seen = state.policy.obs_stats.normalize(x[None])
+    seen = state.policy.obs_stats.normalize(x[None], config.clip_obs)
     mean = LOW + 0.5 * (file.mean_action(config, state, seen, 2)[0] + 1.0) * (HIGH - LOW)
     np.testing.assert_allclose(greedy, mean, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(np.median(actions, 0), mean, atol=0.15)

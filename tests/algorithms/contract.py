@@ -33,7 +33,7 @@ from tests import probe as tasks
 from tests.conftest import AS_FOR_USERS, compiled_as_for_users
 
 WORLD = ()  # environment and parameters, if not those that the config names
-SWEPT = {}  # changes of TINY under which every float matters
+SWEPT = {}  # changes of TINY under which every float matters, beside that all is normalised
 SWEPT_WORLD = None  # where they do, if not in WORLD
 OTHER = {}  # values of floats that must change what is learned, where half the default would not
 EVALUATION = {"eval_return", "eval_length", "eval_last_reward", "eval_terminated"}
@@ -338,8 +338,10 @@ def swept(file, floats):
     """One program that trains with each float changed in turn, and at last as they are, with two
     seeds: configs, initial state and metrics, final ones. States are arguments, as in `launch`,
     so that even counters are batched."""
-    base = file.TINY.replace(**file.SWEPT)
-    other = {name: file.OTHER.get(name, 0.5 * getattr(base, name)) for name in floats}
+    on = {name: True for name in ("normalize_obs", "normalize_reward") if hasattr(file.TINY, name)}
+    base = file.TINY.replace(eval_at_start=False, **{**on, **file.SWEPT})
+    changed = {"clip_obs": 0.1, "clip_reward": 0.1, **file.OTHER}
+    other = {name: changed.get(name, 0.5 * getattr(base, name)) for name in floats}
     configs = [base.replace(**{name: other[name]}) for name in floats] + [base, base]
     keys = jnp.stack([jax.random.key(0)] * (len(floats) + 1) + [jax.random.key(1)])
     start = jax.vmap(lambda config, key: make_train(file, config)(key, None, 0))
@@ -373,9 +375,7 @@ def test_every_float_can_be_vmapped_and_matters(file, floats, swept):
     state, metrics = jax.tree.map(data, state), joined(first, rest, axis=1)
     numbers_of_programs = set()
     for i, config in enumerate(configs):
-        key, train = jax.random.key(int(i == len(floats) + 1)), make_train(file, config)
-        # The programs of `slices`, or one of its own.
-        alone = train(key) if file.SWEPT else whole(by_points(train, key))
+        alone = make_train(file, config)(jax.random.key(int(i == len(floats) + 1)))
         mine, base = (jax.tree.map(lambda x, i=i: x[i], (state, metrics)) for i in (i, -2))
         assert_close(file.compared(*mine), file.compared(*alone), **file.TOLERANCE)
         if i < len(floats):
@@ -614,13 +614,14 @@ def test_the_network_sees_pixels_between_zero_and_one_or_normalised(file):
     """`normalize` is what acting, learning and the policy call."""
     stats = parts.RunningStatistics(jnp.full(3, 10.0), jnp.full(3, 4.0), jnp.ones(()))
     policy = stats if several(file) else types.SimpleNamespace(obs_stats=stats)
-    see = lambda normalize, x: file.MODULE.normalize(
-        file.TINY.replace(normalize_obs=normalize), policy, x
+    see = lambda normalize, x, **clip: file.MODULE.normalize(
+        file.TINY.replace(normalize_obs=normalize, **clip), policy, x
     )
     pixels = jnp.array([0, 10, 20], jnp.uint8)
     np.testing.assert_allclose(see(False, pixels), np.array([0.0, 10.0, 20.0]) / 255, rtol=1e-6)
     np.testing.assert_array_equal(see(False, pixels.astype(jnp.int8)), [0.0, 10.0, 20.0])
     np.testing.assert_allclose(see(True, pixels), [-5.0, 0.0, 5.0], rtol=1e-6)
+    np.testing.assert_array_equal(see(True, pixels, clip_obs=2.0), [-2.0, 0.0, 2.0])
 
 
 def test_an_environment_comes_with_its_parameters(file):

@@ -190,7 +190,7 @@ def probed(request):
 
 METRICS = {"loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction"}
 METRICS |= {"grad_norm", "mean_value", "explained_variance", "epochs"}
-SWEPT = dict(clip_vloss=True, normalize_reward=True, eval_at_start=False)
+SWEPT = dict(clip_vloss=True)
 OTHER = {"adam_eps": 1e-2, "target_kl": 1e-9, "clip_eps": 1e-3}
 REFUSED = [
     (dict(num_minibatches=3), "num_minibatches=3 does not divide .* 16; 1, 2, 4, 8 would do"),
@@ -301,7 +301,8 @@ def test_policy_applies_the_observation_statistics(probe):
     for mean in (-100.0, 100.0):
         stats = parts.RunningStatistics(jnp.array([mean]), jnp.ones(1), jnp.ones(()))
         state = type("State", (), {"policy": ppo.PolicyState(weights, stats)})
-        logits = network.apply(weights, stats.normalize(jnp.zeros((1, 1))), method="actor")
+        x = stats.normalize(jnp.zeros((1, 1)), config.clip_obs)
+        logits = network.apply(weights, x, method="actor")
         assert policy(state, jnp.zeros(1))[0] == jnp.argmax(logits.output)
         seen.append(logits.output)
     assert not np.allclose(*seen)

@@ -292,13 +292,13 @@ def test_values_and_bootstraps_are_those_of_a_plain_loop(one_step, ending):
     for _ in range(2):
         policy, rewards, values, next_values, ends = state.policy, [], [], [], []
         for _ in range(config.num_steps):
-            x = policy.obs_stats.normalize(seen(time, params, 6))
+            x = policy.obs_stats.normalize(seen(time, params, 6), config.clip_obs)
             memory, _, value = apply(policy.params, memory, x)
             time += 1
             if config.previous_inputs:
                 reward = jnp.full(6, math.sin(5.0 * time))
                 memory = memory._replace(action=jnp.zeros((6, 2)), reward=reward)
-            final_x = policy.obs_stats.normalize(seen(time, params, 6))
+            final_x = policy.obs_stats.normalize(seen(time, params, 6), config.clip_obs)
             next_values.append(float(apply(policy.params, memory, final_x)[2][0]))
             values.append(float(value[0]))
             rewards.append(math.sin(5.0 * time))
@@ -431,9 +431,8 @@ def test_a_policy_s_memory_is_that_of_training(cell):
         previous = [np.concatenate([np.zeros((1, 1)), one]) for one in previous]
         previous = [np.repeat(one[:, None], 3, axis=1) for one in previous]
         previous[1] = previous[1][..., 0]
-    expected, _ = network.apply(
-        weights, fresh, stats.normalize(x), done, None, previous, method="unroll"
-    )
+    x = stats.normalize(x, config.clip_obs)
+    expected, _ = network.apply(weights, fresh, x, done, None, previous, method="unroll")
     wanted = np.clip(expected.output[:, 1], -1.0, 1.0)
     np.testing.assert_allclose(actions, wanted, rtol=1e-4, atol=1e-4)
     assert (np.abs(expected.output[:, 1]) < 1.0).any()
@@ -444,7 +443,7 @@ def test_a_policy_s_memory_is_that_of_training(cell):
 
 METRICS = {"loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction"}
 METRICS |= {"grad_norm", "mean_value", "explained_variance", "epochs"}
-SWEPT = dict(cell="mingru", clip_vloss=True, eval_at_start=False, num_eval_episodes=0)
+SWEPT = dict(cell="mingru", clip_vloss=True, num_eval_episodes=0)
 OTHER = {"adam_eps": 1e-2, "target_kl": 1e-9, "clip_eps": 1e-3}
 REFUSED = [
     (dict(cell="rnn"), "cell='rnn': give lstm or gru or mingru"),

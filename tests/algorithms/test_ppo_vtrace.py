@@ -480,7 +480,7 @@ def test_without_annealing_rate_and_exponent_stay():
 METRICS = {"loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction"}
 METRICS |= {"mean_ratio", "importance", "grad_norm", "step_size", "score", "mean_value"}
 METRICS |= {"explained_variance"}
-SWEPT = dict(clip_vloss=True, eval_at_start=False, learning_rate=0.05)
+SWEPT = dict(clip_vloss=True, learning_rate=0.05)
 OTHER = {"adam_eps": 1e-2, "clip_eps": 1e-3, "max_grad_norm": 1e-2, "lr_floor": 0.5}
 OTHER |= {"reward_trace": 0.5}
 STATIC_WORLD = tasks.Probe(continuous=True), ProbeParams()  # two settings are of continuous actions

@@ -360,7 +360,8 @@ def test_other_settings_learn_too_from_images():
     np.testing.assert_allclose(stats.var, 100.0, rtol=0.01)
     policy = pqn.make_policy(config, env, params)
     image = env.paint(jnp.array([1.0]))
-    values = pqn.QNetwork(config, 2).apply(state.policy.params, stats.normalize(image[None]))
+    x = stats.normalize(image[None], config.clip_obs)
+    values = pqn.QNetwork(config, 2).apply(state.policy.params, x)
     np.testing.assert_allclose(values, [[0.0, 1.0]], atol=0.1)
     assert policy(state, image)[0] == 1
     keys = jax.random.split(jax.random.key(1), 1000)

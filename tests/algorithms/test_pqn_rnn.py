@@ -144,7 +144,7 @@ def test_an_update_is_that_of_a_plain_loop(still, ending):
 
     def look(policy, memory, action, reward, time):
         """Memory after an observation, and values of both actions."""
-        x = policy.obs_stats.normalize(seen(time, length))
+        x = policy.obs_stats.normalize(seen(time, length), config.clip_obs)
         last = np.eye(2)[action] if action is not None else np.zeros(2)
         inputs = x[None], last[None], np.array([symlog(reward)])
         memory, values = step(policy.params, memory, inputs)
@@ -261,7 +261,7 @@ def test_a_policy_s_memory_is_that_of_training(cell):
     for t in range(8):
         x, reward = rng.normal(size=2).astype(np.float32), np.float32(rng.normal())
         last = np.zeros(2) if action is None else np.eye(2)[action]
-        known.append((np.asarray(stats.normalize(x)), last, symlog(paid)))
+        known.append((np.asarray(stats.normalize(x, config.clip_obs)), last, symlog(paid)))
         action, memory = policy(x, memory)
         inputs = tuple(np.array(column, np.float32)[:, None] for column in zip(*known))
         fresh = parts.fresh_memory(config, env.action_space(params), 1)

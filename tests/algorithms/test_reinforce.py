@@ -190,7 +190,8 @@ def test_normalisation_leaves_raw_returns_in_the_metrics_and_reaches_the_policy(
     for mean in (-100.0, 100.0):
         stats = parts.RunningStatistics(jnp.array([mean]), jnp.ones(1), jnp.ones(()))
         acting = state.replace(policy=reinforce.PolicyState(weights, stats))
-        logits = network.apply(weights, stats.normalize(jnp.zeros((1, 1))), method="actor").output
+        x = stats.normalize(jnp.zeros((1, 1)), config.clip_obs)
+        logits = network.apply(weights, x, method="actor").output
         assert policy(acting, jnp.zeros(1))[0] == jnp.argmax(logits)
         seen.append(logits)
     assert not np.allclose(*seen)

@@ -169,6 +169,7 @@ PLAIN = TINY.replace(
     eps_start=0.5,
     eps_end=0.5,
     normalize_obs=True,
+    clip_obs=1.0,
     num_eval_episodes=0,
 )
 
@@ -226,7 +227,8 @@ class Plain:
         self.ends = [[one["terminated"], one["truncated"]] for step in steps for one in step]
 
     def normal(self, stats, x):
-        return np.clip((np.asarray(x) - stats.mean) / np.sqrt(stats.var + 1e-8), -10.0, 10.0)
+        clip = self.config.clip_obs
+        return np.clip((np.asarray(x) - stats.mean) / np.sqrt(stats.var + 1e-8), -clip, clip)
 
     def inputs(self, observation, agent, memory):
         parts = [self.seen(observation)]

@@ -48,8 +48,11 @@ def test_running_statistics_are_those_of_all_samples_in_any_order_of_merging():
         assert float(stats.count) == len(every)
     x = every[:3]
     expected = np.clip((x - every.mean(0)) / every.std(0), -1.0, 1.0)
-    np.testing.assert_allclose(one_by_one.normalize(x, clip=1.0), expected, atol=1e-4)
-    np.testing.assert_allclose(empty.normalize(x), x, rtol=1e-5)  # nothing seen yet
+    np.testing.assert_allclose(one_by_one.normalize(x, 1.0), expected, atol=1e-4)
+    assert (np.abs(expected) == 1.0).any() and (np.abs(expected) < 1.0).any()
+    np.testing.assert_allclose(empty.normalize(x, 10.0), x, rtol=1e-5)  # nothing seen yet
+    far = one_by_one.normalize(1e6 * x, jnp.inf)
+    np.testing.assert_allclose(far, (1e6 * x - every.mean(0)) / every.std(0), rtol=1e-4)
 
 
 def test_running_statistics_are_safe_in_float32():
@@ -100,9 +103,11 @@ def test_rewards_are_divided_by_the_spread_of_their_discounted_sums(weighted):
     np.testing.assert_allclose(scale.stats.var, np.var(sums), rtol=1e-4)
     assert float(scale.stats.count) == len(sums)
     expected = np.clip(rewards / np.std(sums), -0.3, 0.3)
-    np.testing.assert_allclose(scale.scale(jnp.array(rewards), clip=0.3), expected, rtol=1e-4)
+    np.testing.assert_allclose(scale.scale(jnp.array(rewards), 0.3), expected, rtol=1e-4)
     assert (np.abs(expected) == 0.3).any() and (np.abs(expected) < 0.3).any()
-    untouched = parts.RewardScale.create(3).scale(jnp.array(rewards))
+    far = scale.scale(1e6 * jnp.array(rewards), jnp.inf)
+    np.testing.assert_allclose(far, 1e6 * rewards / np.std(sums), rtol=1e-4)
+    untouched = parts.RewardScale.create(3).scale(jnp.array(rewards), 10.0)
     np.testing.assert_allclose(untouched, rewards, rtol=1e-5)  # nothing seen yet
 
 
