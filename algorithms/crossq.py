@@ -63,7 +63,7 @@ class Config:
     learning_rate: float = real(1e-3, "[0, inf)")  # Adam's step size
     anneal_lr: bool = static(False)  # take the learning rate linearly to zero
     adam_b1: float = real(0.5, "[0, 1)")  # decay of Adam's mean of gradients
-    adam_eps: float = real(1e-8, "[0, inf)")  # Adam's epsilon
+    adam_eps: float = real(1e-8, "(0, inf)")  # Adam's epsilon
     gamma: float = real(0.99, "[0, 1]")  # discount factor
     n_step: int = static(1)  # rewards in a target before it bootstraps
     reward_scale: float = real(1.0, "(0, inf)")  # factor on the rewards learned from

@@ -67,7 +67,7 @@ class Config:
     learning_starts: int = static(10_000)  # environment steps before the first gradient step
     learning_rate: float = real(1e-3, "[0, inf)")  # Adam's step size
     anneal_lr: bool = static(True)  # take the learning rate linearly to zero
-    adam_eps: float = real(1e-3, "[0, inf)")  # Adam's epsilon
+    adam_eps: float = real(1e-3, "(0, inf)")  # Adam's epsilon
     gamma: float = real(0.995, "[0, 1]")  # discount factor
     n_step: int = static(3)  # rewards in a target before it bootstraps
     reward_scale: float = real(1.0, "(0, inf)")  # factor on the rewards learned from

@@ -62,8 +62,8 @@ class Config:
     learning_rate: float = real(1e-3, "[0, inf)")  # step size of the actor's Adam
     critic_learning_rate: float = real(1e-3, "[0, inf)")  # step size of the critic's Adam
     anneal_lr: bool = static(True)  # take the learning rates linearly to zero
-    adam_eps: float = real(1e-5, "[0, inf)")  # epsilon of the actor's Adam
-    critic_adam_eps: float = real(1e-5, "[0, inf)")  # epsilon of the critic's Adam
+    adam_eps: float = real(1e-5, "(0, inf)")  # epsilon of the actor's Adam
+    critic_adam_eps: float = real(1e-5, "(0, inf)")  # epsilon of the critic's Adam
     gamma: float = real(0.99, "[0, 1]")  # discount factor
     gae_lambda: float = real(0.95, "[0, 1]")  # decay of the advantage trace
     clip_eps: float = real(0.2, "(0, inf]")  # range of the ratio, and of values with clip_vloss

@@ -64,7 +64,7 @@ class Config:
     num_minibatches: int = static(4)  # gradient steps in a pass, each with its environments
     learning_rate: float = real(1e-3, "[0, inf)")  # Adam's step size
     anneal_lr: bool = static(True)  # take the learning rate linearly to zero
-    adam_eps: float = real(1e-4, "[0, inf)")  # Adam's epsilon
+    adam_eps: float = real(1e-4, "(0, inf)")  # Adam's epsilon
     gamma: float = real(0.99, "[0, 1]")  # discount factor
     gae_lambda: float = real(0.95, "[0, 1]")  # decay of the advantage trace
     clip_eps: float = real(0.2, "(0, inf]")  # range of the ratio, and of values with clip_vloss

@@ -61,7 +61,7 @@ class Config:
     anneal_lr: bool = static(True)  # take the learning rate to its floor along a cosine
     lr_floor: float = real(0.0, "[0, 1]")  # share of the rate left at the last step
     lr_exponent: float = real(1.0, "[0, inf)")  # of the cosine; above 1 the rate falls sooner
-    adam_eps: float = real(3e-4, "[0, inf)")  # of Adam and Muon: gradients this small count less
+    adam_eps: float = real(3e-4, "(0, inf)")  # of Adam and Muon: gradients this small count less
     muon_momentum: float = real(0.8, "[0, 1]")  # decay of Muon's mean of gradients
     gamma: float = real(0.99, "[0, 1]")  # discount factor
     gae_lambda: float = real(0.95, "[0, 1]")  # decay of the advantage trace

@@ -51,7 +51,7 @@ class Config:
     optimizer: str = static("radam")  # radam (rectified) or adam
     learning_rate: float = real(1e-3, "[0, inf)")  # the optimiser's step size
     anneal_lr: bool = static(True)  # take the learning rate linearly to zero
-    adam_eps: float = real(1e-5, "[0, inf)")  # the optimiser's epsilon
+    adam_eps: float = real(1e-5, "(0, inf)")  # the optimiser's epsilon
     max_grad_norm: float = real(10.0, "(0, inf]")  # clip to this global norm; inf for never
     gamma: float = real(0.995, "[0, 1]")  # discount factor
     q_lambda: float = real(0.65, "[0, 1]")  # decay of the trace; 0: one-step targets

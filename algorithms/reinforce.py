@@ -53,7 +53,7 @@ class Config:
     num_steps: int = static(32)  # steps of each environment in a rollout
     learning_rate: float = real(4e-3, "[0, inf)")  # Adam's step size
     anneal_lr: bool = static(True)  # take the learning rate linearly to zero
-    adam_eps: float = real(1e-4, "[0, inf)")  # Adam's epsilon
+    adam_eps: float = real(1e-4, "(0, inf)")  # Adam's epsilon
     gamma: float = real(0.99, "[0, 1]")  # discount factor
     gae_lambda: float = real(0.98, "[0, 1]")  # decay of the lambda-returns; 1: the plain ones
     normalize_advantage: bool = static(True)  # standardise what exceeds the baseline

@@ -67,7 +67,7 @@ class Config:
     num_minibatches: int = static(8)  # gradient steps in a pass
     learning_rate: float = real(3e-3, "[0, inf)")  # step size of rectified Adam
     anneal_lr: bool = static(True)  # take the learning rate linearly to zero
-    adam_eps: float = real(1e-5, "[0, inf)")  # its epsilon
+    adam_eps: float = real(1e-5, "(0, inf)")  # its epsilon
     max_grad_norm: float = real(10.0, "(0, inf]")  # clip to this global norm; inf for never
     gamma: float = real(0.9, "[0, 1]")  # discount factor
     q_lambda: float = real(0.65, "[0, 1]")  # decay of the trace; 0: one-step targets

@@ -197,6 +197,14 @@ def test_refused_flags(capsys, whole, tmp_path, monkeypatch, words, message):
     assert not list(tmp_path.iterdir()), "nothing is left behind"
 
 
+def test_an_epsilon_of_zero_is_refused_in_a_sentence(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, _, err = main(capsys, "--adam-eps", 0, "--total-timesteps", 64, module=ppo)
+    said = " ".join(err.replace("│", " ").split())
+    assert code == 2 and "adam_eps=0.0: give a number in (0, inf)" in said
+    assert "Traceback" not in err and not list(tmp_path.iterdir())
+
+
 def test_a_run_of_another_algorithm_is_refused(capsys, whole):
     code, _, err = main(capsys, "--resume", whole[0], module=ppo)
     assert code == 2 and "is a run of toy, not of ppo: use toy.py" in err

@@ -61,9 +61,24 @@ def test_what_is_no_number(value):
         parts.check_reals(Config(share=value))
 
 
-def test_every_float_of_every_file_has_one():
+def configs_of_all_files():
     for file in Path(algorithms.__file__).parent.glob("[a-z]*.py"):
-        config = importlib.import_module(f"algorithms.{file.stem}").Config
+        yield importlib.import_module(f"algorithms.{file.stem}").Config
+
+
+def test_every_float_of_every_file_has_one():
+    for config in configs_of_all_files():
         parts.check_reals(config())
         for name, field in config.__dataclass_fields__.items():
             assert ("interval" in field.metadata) == field.metadata.get("pytree_node", True), name
+
+
+def test_no_file_divides_by_the_root_of_second_moments_alone():
+    """Where a gradient is 0 that would be 0 / 0, and all parameters NaN."""
+    for config in configs_of_all_files():
+        names = [name for name in config.__dataclass_fields__ if "adam_eps" in name]
+        assert names, config
+        for name in names:
+            parts.check_reals(config(**{name: 1e-30}))
+            with pytest.raises(ValueError, match=rf"^{name}=0.0: give a number in \(0, inf\)$"):
+                parts.check_reals(config(**{name: 0.0}))
