@@ -64,6 +64,7 @@ class Config:
     anneal_lr: bool = static(False)  # take the learning rate linearly to zero
     adam_b1: float = real(0.5, "[0, 1)")  # decay of Adam's mean of gradients
     adam_eps: float = real(1e-8, "(0, inf)")  # Adam's epsilon
+    weight_decay: float = real(0.0, "[0, inf)")  # of AdamW, as SimBa has it; 0: plain Adam
     gamma: float = real(0.99, "[0, 1]")  # discount factor
     n_step: int = static(1)  # rewards in a target before it bootstraps
     reward_scale: float = real(1.0, "(0, inf)")  # factor on the rewards learned from
@@ -409,7 +410,9 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         grads, (changed, metrics) = jax.grad(critic_loss, has_aux=True)(
             old, state, window, draws.actions[1], warm
         )
-        params, critic_opt_state, metrics["grad_norm"] = step(old, state.critic_opt_state, grads)
+        params, critic_opt_state, metrics["grad_norm"] = step(
+            old, state.critic_opt_state, grads, weight_decay=config.weight_decay
+        )
         critics = changed | {"params": params}
 
         def improve(old):
@@ -418,7 +421,9 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             grads, (changed, metrics) = jax.grad(policy_loss, (0, 1), has_aux=True)(
                 *both, state.replace(critics=critics), window, draws.actions[0], warm
             )
-            (params, log_temperature), opt_state, _ = step(both, old["policy_opt_state"], grads)
+            (params, log_temperature), opt_state, _ = step(
+                both, old["policy_opt_state"], grads, weight_decay=(config.weight_decay, 0.0)
+            )
             return metrics, {
                 "policy": old["policy"].replace(variables=changed | {"params": params}),
                 "log_temperature": log_temperature,

@@ -59,6 +59,7 @@ class Config:
     actor_learning_rate: float = real(1e-3, "[0, inf)")  # and for the actor
     anneal_lr: bool = static(False)  # take the learning rates linearly to zero
     adam_eps: float = real(1e-8, "(0, inf)")  # Adam's epsilon
+    weight_decay: float = real(0.0, "[0, inf)")  # of AdamW, as SimBa has it; 0: plain Adam
     gamma: float = real(0.99, "[0, 1]")  # discount factor
     n_step: int = static(1)  # rewards in a target before it bootstraps
     reward_scale: float = real(1.0, "(0, inf)")  # factor on the rewards learned from
@@ -324,13 +325,14 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             state.critic_params, x, action.reshape(-1, size), targets(state, window)
         )
         left = jnp.maximum(1.0 - progress, 0.0) if config.anneal_lr else 1.0
-        critic_params, critic_opt_state, grad_norm = optimizer.step(
+        step = functools.partial(optimizer.step, weight_decay=config.weight_decay)
+        critic_params, critic_opt_state, grad_norm = step(
             state.critic_params, state.critic_opt_state, grads, config.learning_rate * left
         )
         actor_loss_now, grads = jax.value_and_grad(actor_loss)(
             state.policy.params, critic_params, x
         )
-        params, actor_opt_state, _ = optimizer.step(
+        params, actor_opt_state, _ = step(
             state.policy.params, state.actor_opt_state, grads, config.actor_learning_rate * left
         )
         move = lambda old, new: old + config.tau * (new - old)

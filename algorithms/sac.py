@@ -62,6 +62,7 @@ class Config:
     learning_rate: float = real(1e-3, "[0, inf)")  # Adam's step size
     anneal_lr: bool = static(False)  # take the learning rate linearly to zero
     adam_eps: float = real(1e-8, "(0, inf)")  # Adam's epsilon
+    weight_decay: float = real(0.0, "[0, inf)")  # of AdamW, as SimBa has it; 0: plain Adam
     gamma: float = real(0.99, "[0, 1]")  # discount factor
     n_step: int = static(1)  # rewards in a target before it bootstraps
     reward_scale: float = real(1.0, "(0, inf)")  # factor on the rewards learned from
@@ -364,8 +365,9 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         params = Params(state.policy.params, state.critic_params, state.log_temperature)
         grads, metrics = jax.grad(loss, has_aux=True)(params, state, window, draws.actions)
         left = jnp.maximum(1.0 - progress, 0.0) if config.anneal_lr else 1.0
+        decay = Params(actor=config.weight_decay, critics=config.weight_decay, log_temperature=0.0)
         params, opt_state, metrics["grad_norm"] = optimizer.step(
-            params, state.opt_state, grads, config.learning_rate * left
+            params, state.opt_state, grads, config.learning_rate * left, decay
         )
         move = lambda old, new: old + config.tau * (new - old)
         changes = {

@@ -60,6 +60,7 @@ class Config:
     learning_rate: float = real(1e-3, "[0, inf)")  # Adam's step size
     anneal_lr: bool = static(False)  # take the learning rate linearly to zero
     adam_eps: float = real(1e-8, "(0, inf)")  # Adam's epsilon
+    weight_decay: float = real(0.0, "[0, inf)")  # of AdamW, as SimBa has it; 0: plain Adam
     gamma: float = real(0.99, "[0, 1]")  # discount factor
     n_step: int = static(1)  # rewards in a target before it bootstraps
     reward_scale: float = real(1.0, "(0, inf)")  # factor on the rewards learned from
@@ -351,7 +352,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         left = jnp.maximum(1.0 - progress, 0.0) if config.anneal_lr else 1.0
         learning_rate = config.learning_rate * left
         critic_params, critic_opt_state, grad_norm = optimizer.step(
-            state.critic_params, state.critic_opt_state, grads, learning_rate
+            state.critic_params, state.critic_opt_state, grads, learning_rate, config.weight_decay
         )
         move = lambda old, new: old + config.tau * (new - old)
 
@@ -360,7 +361,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             policy = old["policy"]
             loss, grads = jax.value_and_grad(actor_loss)(policy.params, critic_params, x)
             params, opt_state, _ = optimizer.step(
-                policy.params, old["actor_opt_state"], grads, learning_rate
+                policy.params, old["actor_opt_state"], grads, learning_rate, config.weight_decay
             )
             new = Targets(params, critic_params)
             return loss, {

@@ -17,13 +17,28 @@ class FlatOptimizer(NamedTuple):
         return self.transformation.init(ravel_pytree(params)[0])
 
     def step(
-        self, params: Any, opt_state: optax.OptState, grads: Any, learning_rate: jax.Array
+        self,
+        params: Any,
+        opt_state: optax.OptState,
+        grads: Any,
+        learning_rate: jax.Array,
+        weight_decay: Any = None,
     ) -> tuple[Any, optax.OptState, jax.Array]:
         """Goes against the gradients. Returns params, opt_state and the gradients' global norm.
 
         Where the transformation needs parameters (for their shapes), it gets the tree of them.
+        A weight decay makes Adam AdamW: params -= learning_rate * (direction + decay * params), of
+        Loshchilov & Hutter 2019, https://arxiv.org/abs/1711.05101.
+
+        Args:
+          weight_decay: one number, or a tree of them, each for all parameters below its place.
         """
         flat, unravel = ravel_pytree(grads)
         direction, opt_state = self.transformation.update(flat, opt_state, params)
-        params = jax.tree.map(jnp.subtract, params, unravel(learning_rate * direction))
-        return params, opt_state, optax.tree.norm(flat)
+        learned = jax.tree.map(jnp.subtract, params, unravel(learning_rate * direction))
+        if weight_decay is not None:
+            decay = lambda weight, new, old: jax.tree.map(
+                lambda x, y: x - learning_rate * weight * y, new, old
+            )
+            learned = jax.tree.map(decay, weight_decay, learned, params)
+        return learned, opt_state, optax.tree.norm(flat)

@@ -45,7 +45,7 @@ SMALL = dict(
     num_evals=3,
     num_eval_episodes=2,
 )
-OTHER = {"adam_eps": 1e-2}
+OTHER = {"adam_eps": 1e-2, "weight_decay": 0.5}
 TOLERANCE = dict(rtol=1e-3, atol=1e-4)
 REFUSED = [
     (dict(batch_size=8.0), "batch_size=8.0"),

@@ -155,6 +155,7 @@ def steps():
     config = TINY.replace(train_every=16, learning_starts=0, anneal_lr=False, num_eval_episodes=0)
     config = config.replace(buffer_size=200, num_critics=3, policy_every=2, renorm_warmup=4.0)
     config = config.replace(learning_rate=0.1, adam_eps=1.0)  # or a first step is a sign's
+    config = config.replace(weight_decay=0.2)
     learner = crossq.learner(config, *two_motors(Fragile))
     update = jax.jit(learner.update)
     state = update(jax.jit(learner.init)(jax.random.key(0)))[0]
@@ -177,13 +178,17 @@ def test_gradient_steps_are_the_papers(steps):
     draws = buffer.noise(draw_rng, shape)[0]
     noises = jax.random.normal(action_rng, (1, 2, 2, config.batch_size, 2))[0]
     actor, critic = crossq.Actor(config, 2), crossq.Critic(config)
-    adam = optax.adam(config.learning_rate, b1=0.5, eps=config.adam_eps)
+    # The temperature, which is a scalar, does not decay.
+    decays = lambda params: jax.tree.map(lambda x: x.ndim > 0, params)
+    adam = optax.adamw(
+        config.learning_rate, 0.5, eps=config.adam_eps, weight_decay=0.2, mask=decays
+    )
     pick = lambda tree, i: jax.tree.map(lambda x: x[i], tree)
 
     def stepped(loss, params, opt_state):
         grads = jax.jit(jax.grad(loss))(params)
         norms.append(float(optax.tree.norm(grads)))
-        changes, opt_state = adam.update(grads, opt_state)
+        changes, opt_state = adam.update(grads, opt_state, params)
         return optax.apply_updates(params, changes), opt_state
 
     def adam_of(flat, params):

@@ -40,6 +40,7 @@ def step():
     config = TINY.replace(train_every=16, learning_starts=0, anneal_lr=False, num_eval_episodes=0)
     config = config.replace(buffer_size=200, updates_per_step=1, actor_learning_rate=0.5)
     config = config.replace(learning_rate=0.1, adam_eps=1.0)  # or a first step is a sign's
+    config = config.replace(weight_decay=0.2)
     learner = ddpg.learner(config, *two_motors())
     update = jax.jit(learner.update)
     state = update(jax.jit(learner.init)(jax.random.key(0)))[0]
@@ -66,8 +67,8 @@ def papers_step(config, state, replay):
     critic_loss = lambda params: ((critic.apply(params, x, window.action) - target) ** 2).mean()
 
     def stepped(loss, params, learning_rate):
-        adam = optax.adam(learning_rate, eps=config.adam_eps)
-        changes, _ = adam.update(jax.grad(loss)(params), adam.init(params))
+        adam = optax.adamw(learning_rate, eps=config.adam_eps, weight_decay=0.2)
+        changes, _ = adam.update(jax.grad(loss)(params), adam.init(params), params)
         return optax.apply_updates(params, changes)
 
     learned = stepped(critic_loss, state.critic_params, 0.1)

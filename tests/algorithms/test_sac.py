@@ -113,6 +113,7 @@ def step():
     config = TINY.replace(train_every=16, updates_per_step=1, learning_starts=0, anneal_lr=False)
     config = config.replace(buffer_size=200, num_critics=3, num_eval_episodes=0)
     config = config.replace(learning_rate=0.1, adam_eps=1.0)  # or a first step is a sign's
+    config = config.replace(weight_decay=0.2)
     learner = sac.learner(config, *two_motors())
     update = jax.jit(learner.update)
     state = update(jax.jit(learner.init)(jax.random.key(0)))[0]
@@ -154,14 +155,14 @@ def papers_step(config, state, replay):
     log_prob = sac.squash(actor.apply(params, x), noise[0])[1]
     temperature_loss = lambda log: jnp.exp(log) * (-log_prob - 2.0 * config.target_entropy).mean()
 
-    def stepped(loss, params):
-        adam = optax.adam(config.learning_rate, eps=config.adam_eps)
-        changes, _ = adam.update(jax.grad(loss)(params), adam.init(params))
+    def stepped(loss, params, weight_decay=config.weight_decay):
+        adam = optax.adamw(config.learning_rate, eps=config.adam_eps, weight_decay=weight_decay)
+        changes, _ = adam.update(jax.grad(loss)(params), adam.init(params), params)
         return optax.apply_updates(params, changes)
 
     critics = stepped(critic_loss, state.critic_params)
     moved = jax.tree.map(lambda t, c: 0.95 * t + 0.05 * c, state.target_params, critics)
-    log_temperature = stepped(temperature_loss, state.log_temperature)
+    log_temperature = stepped(temperature_loss, state.log_temperature, 0.0)
     said = {
         "critic_loss": critic_loss(state.critic_params),
         "actor_loss": actor_loss(params),

@@ -100,6 +100,7 @@ def step():
     config = TINY.replace(train_every=16, updates_per_step=1, learning_starts=0, anneal_lr=False)
     config = config.replace(buffer_size=200, num_critics=3, num_eval_episodes=0)
     config = config.replace(learning_rate=0.1, adam_eps=1.0)  # or a first step is a sign's
+    config = config.replace(weight_decay=0.2)
     env, params = envs.make(config.env, max_steps=9)
     learner = sac_discrete.learner(config, Masked(env), params)
     update = jax.jit(learner.update)
@@ -159,15 +160,15 @@ def test_a_gradient_step_is_the_papers(step):
     assert 0.0 < float(entropy.mean()) < np.log(2.0) and (wanted == 0.0).any()
     temperature_loss = lambda log: jnp.exp(log) * (entropy - wanted).mean()
 
-    def stepped(loss, params):
-        adam = optax.adam(config.learning_rate, eps=config.adam_eps)
-        changes, _ = adam.update(jax.grad(loss)(params), adam.init(params))
+    def stepped(loss, params, weight_decay=config.weight_decay):
+        adam = optax.adamw(config.learning_rate, eps=config.adam_eps, weight_decay=weight_decay)
+        changes, _ = adam.update(jax.grad(loss)(params), adam.init(params), params)
         return optax.apply_updates(params, changes)
 
     critics = stepped(critic_loss, state.critic_params)
     assert_close(after.critic_params, critics, rtol=1e-3, atol=2e-5)
     assert_close(after.policy.params, stepped(actor_loss, params), rtol=1e-3, atol=2e-5)
-    log_temperature = stepped(temperature_loss, state.log_temperature)
+    log_temperature = stepped(temperature_loss, state.log_temperature, 0.0)
     assert after.log_temperature == pytest.approx(float(log_temperature), rel=1e-4)
     moved = jax.tree.map(lambda t, c: 0.95 * t + 0.05 * c, state.target_params, critics)
     assert_close(after.target_params, moved, rtol=1e-3, atol=2e-5)

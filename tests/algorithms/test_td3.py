@@ -67,6 +67,7 @@ def steps():
     config = TINY.replace(train_every=16, learning_starts=0, anneal_lr=False, num_eval_episodes=0)
     config = config.replace(buffer_size=200, num_critics=3, target_noise=0.4, policy_every=2)
     config = config.replace(learning_rate=0.1, adam_eps=1.0)  # or a first step is a sign's
+    config = config.replace(weight_decay=0.2)
     learner = td3.learner(config, *two_motors())
     update = jax.jit(learner.update)
     state = update(jax.jit(learner.init)(jax.random.key(0)))[0]
@@ -88,10 +89,10 @@ def papers_steps(config, state, replay):
     noises = 0.4 * jax.random.normal(target_rng, (*shape, 2))[0]
     actor, critic = td3.Actor(config, 2), td3.Critic(config)
     value = lambda params, i, x, a: critic.apply(jax.tree.map(lambda p: p[i], params), x, a)
-    adam = optax.adam(config.learning_rate, eps=config.adam_eps)
+    adam = optax.adamw(config.learning_rate, eps=config.adam_eps, weight_decay=0.2)
 
     def stepped(loss, params, opt_state):
-        changes, opt_state = adam.update(jax.grad(loss)(params), opt_state)
+        changes, opt_state = adam.update(jax.grad(loss)(params), opt_state, params)
         return optax.apply_updates(params, changes), opt_state
 
     critics, targets = state.critic_params, state.target_params

@@ -28,6 +28,35 @@ def test_steps_are_those_of_optax_leaf_by_leaf():
         np.testing.assert_allclose(norm, np.sqrt(squares), rtol=1e-5)  # before clipping
 
 
+def test_weights_decay_as_optax_has_it_where_they_shall():
+    """By the learning rate, unlike a penalty on the loss, which Adam would divide."""
+    rng = np.random.default_rng(1)
+    draw = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
+    params = {"a": {"kernel": draw(3, 4), "bias": draw(4)}, "b": draw(5), "free": draw()}
+    mask = {"a": True, "b": True, "free": False}
+    flat, decay = parts.FlatOptimizer(optax.scale_by_adam()), {"a": 0.1, "b": 0.1, "free": 0.0}
+    adamw = optax.adamw(0.03, weight_decay=0.1, mask=mask)
+    everywhere = optax.adamw(0.03, weight_decay=0.1)
+    for expected_of, decays in ((adamw, decay), (everywhere, 0.1)):
+        result = expected = params
+        opt_state, expected_state = flat.init(params), expected_of.init(params)
+        for _ in range(5):
+            grads = jax.tree.map(lambda x: draw(*x.shape), params)
+            result, opt_state, _ = flat.step(result, opt_state, grads, 0.03, decays)
+            updates, expected_state = expected_of.update(grads, expected_state, expected)
+            expected = optax.apply_updates(expected, updates)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-6, 1e-7), result, expected)
+
+
+def test_no_decay_is_adam_bit_for_bit():
+    rng = np.random.default_rng(2)
+    params = {"a": jnp.asarray(rng.normal(size=(7, 9)), jnp.float32), "b": jnp.zeros(3)}
+    grads = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), jnp.float32), params)
+    flat = parts.FlatOptimizer(optax.scale_by_adam())
+    step = jax.jit(lambda *decay: flat.step(params, flat.init(params), grads, 0.01, *decay))
+    jax.tree.map(np.testing.assert_array_equal, step(), step(0.0))
+
+
 def test_the_transformation_sees_the_parameters():
     seen = []
 
