@@ -205,6 +205,7 @@ def rescale(action, space):
 # --- acting and training ----------------------------------------------------------------------
 
 
+@parts.without_x64
 def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns policy(state, observation, memory=None, rng=None, mask=None) -> action, memory.
 
@@ -248,6 +249,7 @@ def check(config: Config, env: Any, env_params: Any) -> None:
     parts.num_updates(config, config.num_envs * config.train_every)
 
 
+@parts.without_x64
 def make_train(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns the jitted train(rng, state=None, num_evals=None) -> state, metrics.
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from envs.batch import transition
 from envs.metrics import after, kinds
+from envs.precision import without_x64
 
 
 class Episodes(NamedTuple):
@@ -55,6 +56,7 @@ def rewarded(memory: Any, reward: jax.Array) -> Any:
     return memory._replace(reward=jnp.asarray(reward, jnp.float32))
 
 
+@without_x64
 def evaluate(
     policy: Callable,
     state: Any,

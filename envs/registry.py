@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from envs import modules, suggest
+from envs.precision import without_x64
 
 # The kit's own environments: name to (module of this package, class).
 OWN: dict[str, tuple[str, str]] = {
@@ -44,6 +45,7 @@ def names() -> list[str]:
     return [*gymnax.registered_envs, *OWN]
 
 
+@without_x64
 def make(env: Any, **settings: Any) -> tuple[Any, Any]:
     """Builds an environment.
 

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 import envs
+from algorithms import parts
 from algorithms.launch.errors import UserError
 
 ROWS = (("episode_return", "return"), ("length", "length"), ("last_reward", "last reward"))
@@ -15,6 +16,7 @@ ENDS = ("terminated", "truncated")
 COLUMNS = ("mean", "std", "variance", "min", "median", "max")
 
 
+@parts.without_x64
 def evaluate(
     module: Any, config: Any, state: Any, seed: int, num_episodes: int
 ) -> dict[str, np.ndarray]:

@@ -20,6 +20,7 @@ from algorithms.launch.devices import Layout, like_key, plain
 from algorithms.launch.errors import UserError
 
 
+@parts.without_x64
 def make_environment(module: Any, config: Any) -> tuple[Any, Any, parts.Plan]:
     """The environment, its parameters as arrays and the plan, once the algorithm has agreed.
 

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import envs
+from algorithms import parts
 from algorithms.launch.errors import UserError
 
 WIDTH = 320  # pixels of a frame, at least
@@ -95,6 +96,7 @@ def check_drawable(config: Any) -> "_Painter":
 # --- the episode -----------------------------------------------------------------------------
 
 
+@parts.without_x64
 def play(module: Any, config: Any, state: Any, seed: int, max_frames: int) -> Episode:
     """Plays one episode, of max_frames - 1 steps at most. Arguments as for `render`."""
     env, env_params = envs.make(config.env, **dict(config.env_settings))

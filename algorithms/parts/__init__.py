@@ -27,6 +27,7 @@ from algorithms.parts.memory import device_memory
 from algorithms.parts.muon import scale_by_muon
 from algorithms.parts.optimizer import FlatOptimizer
 from algorithms.parts.orders import permutations
+from algorithms.parts.precision import without_x64
 from algorithms.parts.recurrence import CELLS, Memory, advance, forget, product, unroll
 from algorithms.parts.replay import Replay, ReplayBuffer, Transition
 from algorithms.parts.spaces import clip_to, is_discrete, num_outputs
@@ -89,6 +90,7 @@ __all__ = [
     "scan_rows",
     "static",
     "unroll",
+    "without_x64",
     "world",
     "zeros",
 ]

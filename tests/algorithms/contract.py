@@ -146,6 +146,28 @@ def test_metrics_without_data_are_minus_zero_under_jax_debug_nans(file, trained,
         )
 
 
+def test_types_are_the_same_under_jax_enable_x64(file, trained):
+    """Those of a run and of a policy; all that is given has 64 bits."""
+    types_ = lambda tree: jax.tree.map(lambda x: (x.shape, str(x.dtype)), tree)
+    env, env_params = file.WORLD or envs.make(file.TINY.env, **dict(file.TINY.env_settings))
+    shape = env.observation_space(env_params).shape
+    shape = (env.num_agents, *shape) if hasattr(env, "num_agents") else shape
+
+    def act(state, observation, rng):
+        policy = file.MODULE.make_policy(file.TINY, env, env_params)
+        memory = policy(state, observation)[1]
+        return policy(state, 1.0 * observation, memory, rng)
+
+    state, rng = trained[0], jax.random.key(0)
+    acted = jax.eval_shape(act, state, jnp.zeros(shape), rng)
+    with jax.enable_x64(True):
+        floats = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), file.TINY)
+        assert floats.gamma.dtype == jnp.float64
+        run = jax.eval_shape(file.MODULE.make_train(floats, *file.WORLD), rng)
+        assert types_(run) == types_(trained)
+        assert types_(jax.eval_shape(act, state, jnp.zeros(shape), rng)) == types_(acted)
+
+
 def compiled(module):
     """As for users in modules that compare bit for bit, which takes twice as long; True there."""
     exact = hasattr(module, "test_slices_are_exactly_the_whole")

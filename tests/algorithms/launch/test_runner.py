@@ -6,13 +6,14 @@ import json
 import re
 import sys
 import types
+import warnings
 
 import jax
 import numpy as np
 import pytest
 
 from algorithms import dqn, launch, ppo
-from algorithms.launch import devices, plots, session, trackers
+from algorithms.launch import devices, evaluation, plots, session, trackers
 from algorithms.launch.errors import UserError
 from algorithms.launch.options import Options
 from algorithms.launch.progress import Progress
@@ -492,6 +493,30 @@ def test_cells_without_data_are_empty_under_jax_debug_nans(tmp_path, debug_nans)
         gone = [name in names for names in missing]
         found = np.isnan(result.metrics[name][0]).reshape(len(rows), -1).any(1)
         assert found.tolist() == gone, name
+
+
+@pytest.fixture
+def enable_x64():
+    """JAX_ENABLE_X64=1 (in all threads: the shell trains in one)."""
+    set_ = lambda on: jax.config.update("jax_enable_x64", on)
+    yield set_
+    set_(False)
+
+
+def test_a_run_is_the_same_under_jax_enable_x64(tmp_path, enable_x64):
+    """Bit for bit, and without a warning; so are episodes of its policy."""
+    found = []
+    for on in (False, True):
+        enable_x64(on)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", "Explicitly requested dtype")
+            result = launch.run(dqn, test_dqn.TINY, run_dir=tmp_path / str(on))
+            loaded = launch.load(tmp_path / str(on))
+            episodes = evaluation.evaluate(dqn, loaded.config, loaded.state, 1, 2)
+        found.append((result.state, result.metrics, episodes))
+    assert_same(*found)
+    types_ = [jax.tree.map(lambda x: x.dtype, tree) for tree in found]
+    assert types_[0] == types_[1]
 
 
 def test_a_nan_ends_a_run_under_jax_debug_nans(tmp_path, debug_nans):
