@@ -18,13 +18,15 @@ from algorithms.launch.run_dir import SWEEP
 from algorithms.launch.sweep_dir import read_asked
 from algorithms.launch.trainer import algorithm_name
 
+NOT_FINITE = 3  # an exit code, as those below
 STOPPED = {"SIGINT": 128 + signal.SIGINT, "SIGTERM": 128 + signal.SIGTERM}  # exit codes
 
 
 def main(module: Any, argv: list[str] | None = None) -> None:
     """The command line of an algorithm's module.
 
-    Exit codes: 0; 2 for a user's mistake, with one line that says what; 130 after Ctrl-C; 143 after
+    Exit codes: 0; 2 for a user's mistake, with one line that says what; 3 for a run with losses or
+    policies that are not finite, and for a sweep of which all are; 130 after Ctrl-C; 143 after
     SIGTERM; 141 where nobody reads the output any more.
     """
     try:
@@ -157,7 +159,7 @@ def train(module: Any, config: Any, grid: dict[str, Any], shell: Shell) -> int:
     else:
         result = runner.run(module, config, run_dir=shell.run_dir, **first, **keywords)
     if not result.interrupted:
-        return 0
+        return NOT_FINITE if result.failed else 0
     if hosts.is_first():
         place = getattr(result, "run_dir", None) or result.sweep_dir
         print(f"to go on: python {sys.argv[0]} --resume {place}", flush=True)

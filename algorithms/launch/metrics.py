@@ -25,6 +25,16 @@ def with_nan(name: str, values: np.ndarray) -> np.ndarray:
     return np.where((values == 0) & np.signbit(values), np.nan, values).astype(values.dtype)
 
 
+def infinite_losses(row: Metrics) -> dict[str, np.ndarray]:
+    """Which agents' losses and norms of gradients are infinite: {name: (num_agents,)}.
+
+    A NaN is no sign of that: it says that there are no data, as before training or while a replay
+    buffer fills. `parts.program` makes NaNs among the data infinite.
+    """
+    losses = {name: x for name, x in row.items() if name.endswith(("loss", "grad_norm"))}
+    return {name: np.isinf(x).reshape(len(x), -1).any(1) for name, x in losses.items()}
+
+
 def stack(rows: Iterable[Metrics]) -> Metrics:
     """Rows of points as curves."""
     rows = list(rows)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from algorithms.launch.errors import warn
 from algorithms.launch.metrics import Metrics, columns
 
 
@@ -52,14 +53,22 @@ class Progress:
         if not self.quiet:
             print(self._wipe() + text, flush=True)
 
+    def warn(self, text: str) -> None:
+        """A warning that does not run into the line that updates itself."""
+        print(self._wipe(), end="", flush=True)
+        warn(text)
+
     def begin(self, start: int, num_points: int, num_agents: int) -> None:
         """From which point to which a run goes."""
         self.start, self.num_points, self.num_agents = start, num_points, num_agents
         self.before = dict(self.seconds)
         self.tenths = self._tenths(start)
 
-    def point(self, point: int, metrics: Metrics) -> None:
-        """Shows a point just finished; metrics are (num_agents, ...), or empty."""
+    def point(self, point: int, metrics: Metrics, broken: np.ndarray | tuple = ()) -> None:
+        """Shows a point just finished; metrics are (num_agents, ...), or empty.
+
+        broken: which agents are not finite, (num_agents,).
+        """
         if self.quiet or not metrics:
             return
         place, tenths = self.place, self._tenths(point)
@@ -67,11 +76,11 @@ class Progress:
             self.say(f"about {duration(self._left(point))} left, says the first point")
         first = point == self.start and not (place and place.before)
         if self.terminal:
-            line = self._line(point, metrics)[: shutil.get_terminal_size().columns - 1]
+            line = self._line(point, metrics, broken)[: shutil.get_terminal_size().columns - 1]
             print(self._wipe() + line, end="", flush=True)
             self.width = len(line)
         elif first or tenths > self.tenths or self._share(point) == 1:
-            print(self._line(point, metrics), flush=True)
+            print(self._line(point, metrics, broken), flush=True)
         self.tenths = tenths
 
     def _share(self, point: int) -> float:
@@ -93,12 +102,13 @@ class Progress:
         end = self.place.total - self.place.before if self.place else self.num_points
         return float(each * (end - point))
 
-    def close(self, point: int, metrics: Metrics, run_dir: Path | None) -> None:
+    def close(self, point: int, metrics: Metrics, run_dir: Path | None, broken: np.ndarray) -> None:
         """What came out, where it is, where the time went; metrics (num_agents, points, ...)."""
         stopped = f"stopped at point {point} of {self.num_points}"
         final = ", ".join(returns({name: values[:, -1] for name, values in metrics.items()}))
         place = f", in {run_dir}" if run_dir else ""
-        self.say(f"{'done' if point == self.num_points else stopped}: {final}{place}")
+        how = ", ".join(["done" if point == self.num_points else stopped, *not_finite(broken)])
+        self.say(f"{how}: {final}{place}")
         self.tell_times()
 
     def finish(self, how: str, place: str) -> None:
@@ -110,12 +120,12 @@ class Progress:
         times = ", ".join(f"{what} {seconds:.1f} s" for what, seconds in self.seconds.items())
         self.say(f"time: {times}; {sum(self.seconds.values()):.1f} s in all")
 
-    def _line(self, point: int, metrics: Metrics) -> str:
+    def _line(self, point: int, metrics: Metrics, broken: np.ndarray | tuple) -> str:
         timestep = int(metrics["timestep"].max())
         parts = [f"{100 * self._share(point):3.0f}%", f"step {short(timestep)}"]
         if self.place and self.place.label:
             parts.insert(1, self.place.label)
-        parts += returns(metrics)[:1]
+        parts += returns(metrics)[:1] + not_finite(broken)
         if point > self.start:
             steps = timestep / point * (point - self.start) * self.num_agents  # equal points
             speed = short(steps / self._spent("run"))
@@ -134,6 +144,14 @@ def returns(metrics: Metrics) -> list[str]:
     labels = {"eval_return": "evaluation return", "episode_return": "training return"}
     texts = {label: columns({n: metrics[n]}) for n, label in labels.items() if n in metrics}
     return [f"{label} {', '.join(map(_spread, v.values()))}" for label, v in texts.items()]
+
+
+def not_finite(broken: np.ndarray | tuple) -> list[str]:
+    """What to say of agents of which some are not finite; nothing if none are."""
+    count, several = int(np.sum(broken)), len(broken) > 1
+    return [f"{count} of {len(broken)} agents not finite" if several else "not finite"] * (
+        count > 0
+    )
 
 
 def _spread(values: np.ndarray) -> str:

@@ -28,7 +28,7 @@ class Point(NamedTuple):
     metrics: Metrics  # of this point, (num_agents, ...)
     get_state: Callable[[], Any]  # a hook's copy of this process's states, on the host
     run_dir: Path | None
-    is_finite: np.ndarray  # whether all numbers of an agent's policy are, (num_agents,)
+    is_finite: np.ndarray  # whether an agent's policy and losses have been so far, (num_agents,)
 
 
 class Start(NamedTuple):
@@ -38,6 +38,12 @@ class Start(NamedTuple):
     get_state: Callable | None = None  # get_state(agents): host arrays; None: they are to be made
     history: Mapping[int, Metrics] = MappingProxyType({})  # of the points so far, (num_agents, ...)
     resumed: bool = False
+
+
+def labels_of(agents: Any, which: np.ndarray) -> str:
+    """Settings and seeds of some agents, of the first five if there are more."""
+    labels = "; ".join(agents.label(i) for i in which[:5])
+    return f"{labels} and {len(which) - 5} more" if len(which) > 5 else labels
 
 
 class Record:
@@ -100,7 +106,6 @@ class Record:
         """Takes a point, and the states on the devices. A full disk costs files, not the run."""
         if point.metrics:
             self.rows.append(point.metrics)
-        self._tell_of_broken(point)
         if not self.run_dir:
             return
         with survive(f"point {point.index} was not saved, the last good one stays", OSError):
@@ -122,18 +127,17 @@ class Record:
         if time.perf_counter() - self.drawn > DRAW_SECONDS:
             self.draw()
 
-    def _tell_of_broken(self, point: Point) -> None:
+    def tell_of_broken(self, point: Point, infinite: dict[str, np.ndarray]) -> None:
+        """Warns of agents that are not finite for the first time; `infinite` says in what."""
         broken = np.flatnonzero(self.were_finite & ~point.is_finite)
-        self.were_finite = self.were_finite & point.is_finite
+        self.were_finite = point.is_finite
         if broken.size and hosts.is_first():
-            labels = "; ".join(self.session.agents.label(i) for i in broken[:5])
-            more = f" and {broken.size - 5} more" if broken.size > 5 else ""
-            who = (
-                "an agent's policy is"
-                if broken.size == 1
-                else f"{broken.size} agents' policies are"
-            )
-            warn(f"{who} not finite from point {point.index} on ({labels}{more}); others go on")
+            who = "an agent is" if broken.size == 1 else f"{broken.size} agents are"
+            where = f"from point {point.index} on (step {point.timestep:,})"
+            names = ", ".join(name for name, which in infinite.items() if which[broken].any())
+            labels = labels_of(self.session.agents, broken)
+            others = "; others go on" * bool(point.is_finite.any())
+            self.session.view.warn(f"{who} not finite {where}: {names} of {labels}{others}")
 
     def _draw_gif(self, point: Point, states: Any) -> None:
         from algorithms.launch import render

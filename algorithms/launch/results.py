@@ -18,7 +18,7 @@ class Outcome(NamedTuple):
     seed: int
     timesteps: np.ndarray  # (points,)
     returns: np.ndarray  # (points,); of evaluations if there are any, else of training
-    is_finite: bool  # the numbers of its policy
+    is_finite: bool  # the numbers of its policy and its losses
     run: str  # name of the directory it is in
     agent: int  # which one it is there
 
@@ -142,6 +142,17 @@ def table(ranked: Sequence[Ranked]) -> str:
     if len(ranked) > SHOWN:
         lines.append(f"... and {len(ranked) - SHOWN} settings more")
     return "\n".join(lines)
+
+
+def broken(agents: Sequence[Outcome]) -> str:
+    """The settings and seeds of agents that are not finite."""
+    seeds: dict[str, list[str]] = {}
+    for agent in agents:
+        named = [f"{name}={plain(value)}" for name, value in agent.setting.items()]
+        seeds.setdefault(", ".join(named), []).append(str(agent.seed))
+    lines = [f"{name}: seeds {', '.join(s)}" for name, s in list(seeds.items())[:SHOWN]]
+    more = [f"{len(seeds) - SHOWN} settings more"] * (len(seeds) > SHOWN)
+    return f"not finite: {'; '.join(lines + more)}"
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -12,8 +12,9 @@ import numpy as np
 from algorithms.launch import hosts, programs
 from algorithms.launch.errors import warn
 from algorithms.launch.interrupts import Interrupt, Stop, in_background
-from algorithms.launch.metrics import Metrics, mean_returns, stack, with_nan
+from algorithms.launch.metrics import Metrics, infinite_losses, mean_returns, stack, with_nan
 from algorithms.launch.options import Options, check_outputs
+from algorithms.launch.progress import not_finite
 from algorithms.launch.record import Point, Record, Start
 from algorithms.launch.run_dir import RunDir
 from algorithms.launch.settings import Agents
@@ -27,8 +28,13 @@ class Result(NamedTuple):
     metrics: Metrics  # (num_agents, points, ...)
     run_dir: Path | None
     objective: float  # to minimise: minus the mean return at the last point
-    is_finite: np.ndarray  # whether all numbers of an agent's policy are, (num_agents,)
+    is_finite: np.ndarray  # whether an agent's policy and losses always were, (num_agents,)
     stopped: str = ""  # before the last point: by SIGINT (Ctrl-C), SIGTERM or what a hook says
+
+    @property
+    def failed(self) -> bool:
+        """Whether an agent is not finite."""
+        return not self.is_finite.all()
 
     @property
     def interrupted(self) -> bool:
@@ -70,7 +76,10 @@ class Session:
             self.view.say("this run is finished; a larger total_timesteps would go on with it")
             record.mend(start)
             state = start.get_state(self.layout.own)
-            return self._result(record, start.point, state, run_dir.is_finite(start.point))
+            result = self._result(record, start.point, state, run_dir.is_finite(start.point))
+            for note in not_finite(~result.is_finite):
+                self.view.say(note)
+            return result
         states = self._restore(start, record)  # before anything is changed on the disk
         with self.view.timed("save"):
             record.open(start)
@@ -82,10 +91,10 @@ class Session:
             point, states, stopped = self._loop(start.point, states, record, interrupt)
         with self.view.timed("save"):
             record.close()
-        state, is_finite = self.layout.get(states), self._is_finite(states)
-        result = self._result(record, point, state, is_finite, stopped)
+        state = self.layout.get(states)
+        result = self._result(record, point, state, record.were_finite, stopped)
         if not self.in_sweep:
-            self.view.close(point, result.metrics, result.run_dir)
+            self.view.close(point, result.metrics, result.run_dir, ~result.is_finite)
         return result
 
     def _announce(self, start: Start, place: str) -> None:
@@ -111,6 +120,8 @@ class Session:
         needed = self.layout.needed
         states = self.layout.put(start.get_state(needed), needed.start)
         record.were_finite = self._is_finite(states)
+        if start.point in start.history:  # losses, too
+            record.were_finite = record.were_finite & record.run_dir.is_finite(start.point)
         return states
 
     def _loop(
@@ -158,10 +169,13 @@ class Session:
         """Everything that happens at a point; without a row when none is asked for."""
         timestep = int(row["timestep"].max()) if row else 0
         get_state = functools.cache(lambda: self.layout.get(states))
-        seen = Point(point, timestep, row, get_state, record.path, self._is_finite(states))
+        infinite = infinite_losses(row) | {"policy": ~self._is_finite(states)}
+        is_finite = record.were_finite & ~np.any(list(infinite.values()), axis=0)
+        seen = Point(point, timestep, row, get_state, record.path, is_finite)
+        record.tell_of_broken(seen, infinite)
         with self.view.timed("save"):
             record.add(seen, states)
-        self.view.point(point, row)
+        self.view.point(point, row, ~is_finite)
         for hook in self.hooks if row else ():
             try:
                 hook(seen)

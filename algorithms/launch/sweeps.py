@@ -40,6 +40,11 @@ class Swept(NamedTuple):
     stopped: str = ""  # before the end: by SIGINT (Ctrl-C), SIGTERM or what a hook says
 
     @property
+    def failed(self) -> bool:
+        """Whether no agent is finite; a setting that breaks is a result of a sweep."""
+        return bool(self.agents) and not any(agent.is_finite for agent in self.agents)
+
+    @property
     def interrupted(self) -> bool:
         return bool(self.stopped)
 
@@ -284,6 +289,8 @@ def _close(
     ranked = results.rank(agents)
     if ranked:
         view.say(results.table(ranked))
+    if broken := [agent for agent in agents if not agent.is_finite]:
+        view.say(results.broken(broken))
     view.finish("stopped" if stopped else "done", f", in {sweep_dir}" if sweep_dir else "")
     objective = -ranked[0].mean if ranked else float("inf")
     return Swept(agents, ranked, sweep_dir, objective, stopped)

@@ -141,7 +141,8 @@ def program(learner: Callable, config: Any, env: Any, env_params: Any) -> Callab
     Without a state training starts; with one it goes on, and rng is not used. num_evals (static)
     is how many points of the learning curve to run, by default all; 0 without a state gives the
     initial one. `train.plan` is a `Plan`. Metrics have the points as leading axis; metrics without
-    data are NaN (under jax_debug_nans -0.0, see `envs.sums`). Floats of config and env_params may
+    data are NaN (under jax_debug_nans -0.0, see `envs.sums`), and those of updates with data that
+    are not finite are infinite. Floats of config and env_params may
     be traced, so train can be vmapped over them as well as over rng. A fourth argument,
     learn=False, only evaluates: points then have no updates (it may be traced, so that a point
     before training needs no program of its own).
@@ -197,7 +198,12 @@ def _train(config, env_params, rng, state, learn, learner, env, num_evals, debug
         def mean(x):
             weighted = x if isinstance(x, Average) else Average(x, count.astype(jnp.float32))
             by = lambda total, weight: total * (1.0 / weight)  # a quotient rounds otherwise vmapped
-            return sums.mean(weighted.total, weighted.weight, by)
+            value = sums.mean(weighted.total, weighted.weight, by)
+            if debug_nans:  # which is to stop at them
+                return value
+            # NaN says "no data". Where there are data that are not finite it is inf, or else
+            # nobody could tell a broken run from one that has not begun to learn.
+            return jnp.where(jnp.isnan(weighted.total) & (weighted.weight > 0), jnp.inf, value)
 
         metrics = unravel(progress.sums.total)
         return progress.state, {name: mean(x) for name, x in metrics.items()}

@@ -384,3 +384,19 @@ def test_output_that_nobody_reads_is_no_error():
     result = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, timeout=60)
     os.close(write)
     assert result.returncode == 141 and not result.stderr
+
+
+@pytest.mark.parametrize(
+    "words, expected",
+    [
+        ("--learning-rate 3e38", 3),
+        ("--learning-rate 3e38 --num-seeds 2", 3),
+        ("--learning-rate 0.1 3e38", 0),  # a sweep's result
+        ("--learning-rate 2e38 3e38", 3),
+    ],
+)
+def test_what_is_not_finite_has_an_exit_code_of_its_own(capsys, tmp_path, words, expected):
+    short = "--total-timesteps 100 --num-evals 2 --gamma 1"
+    code, out, err = main(capsys, *words.split(), *short.split(), "--run-dir", tmp_path / "run")
+    assert code == expected and "not finite" in err and "not finite" in out
+    assert main(capsys, "--resume", tmp_path / "run")[0] == expected

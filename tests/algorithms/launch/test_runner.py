@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from algorithms import dqn, launch, ppo
-from algorithms.launch import devices, evaluation, plots, session, trackers
+from algorithms.launch import devices, evaluation, metrics, plots, session, trackers
 from algorithms.launch.errors import UserError
 from algorithms.launch.options import Options
 from algorithms.launch.progress import Progress
@@ -233,9 +233,64 @@ def test_an_agent_that_is_not_finite_is_told_of_once(tmp_path, capsys):
     config = CONFIG.replace(gamma=1.0, learning_rate=3e38)  # its weights become NaN
     with pytest.raises(Stop):
         launch.run(toy, config, run_dir=tmp_path / "run", hooks=[stop_at(4)])
-    assert "not finite from point 1 on" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "an agent is not finite from point 1 on (step 50): policy of seed 0\n" in err
     result = launch.resume(tmp_path / "run", module=toy)
     assert not result.is_finite.any() and "not finite" not in capsys.readouterr().err
+    assert result.failed
+
+
+def with_infinite_loss(at):
+    """The toy with a loss that is infinite at a timestep, of agents with large steps."""
+    module = types.ModuleType("toy")
+    vars(module).update(vars(toy))
+
+    def make_train(config, env=None, env_params=None):
+        train = toy.make_train(config, env, env_params)
+
+        def infinite(*args):
+            state, metrics = train(*args)
+            chosen = (metrics["timestep"] == at) & (config.learning_rate > 1.0)
+            metrics["loss"] = jax.numpy.where(chosen, -np.inf, metrics["loss"])
+            return state, metrics
+
+        infinite.plan = train.plan
+        return infinite
+
+    module.make_train = make_train
+    return module
+
+
+def test_losses_that_are_not_finite_are_told_of_at_once_and_at_the_end(tmp_path, capsys):
+    """Also if they are finite again, and after a resume; NaNs before training do not count."""
+    module = with_infinite_loss(at=300)
+    config = CONFIG.replace(learning_rate=2.0, num_evals=5, total_timesteps=500)
+    seen = []
+    with pytest.raises(Stop):
+        stop = stop_at(4)
+        hooks = [lambda point: seen.append(bool(point.is_finite.all())), stop]
+        launch.run(module, config, run_dir=tmp_path / "run", hooks=hooks, quiet=False)
+    assert seen == [True, True, True, False, False]
+    out, err = capsys.readouterr()
+    assert err.count("not finite") == 1
+    assert "an agent is not finite from point 3 on (step 300): loss of seed 0\n" in err
+    lines = [line for line in out.splitlines() if line.startswith((" ", "1"))]
+    assert [" | not finite | " in line for line in lines] == [False] * 3 + [True] * 2
+    result = launch.resume(tmp_path / "run", module=module, quiet=False)
+    out, err = capsys.readouterr()
+    assert "done, not finite: evaluation return" in out and "not finite" not in err
+    assert result.failed and not result.is_finite.any()
+    assert launch.resume(tmp_path / "run", module=module, quiet=False).failed
+    assert "not finite" in capsys.readouterr().out
+    assert not launch.run(toy, config, save=False).failed
+
+
+def test_infinite_losses_are_those_of_any_learner_and_no_other_metrics():
+    row = {"loss": np.array([np.nan, 1.0]), "critic_loss": np.array([[1.0, -np.inf], [1, 2]])}
+    row |= {"grad_norm": np.array([1.0, np.inf]), "eval_return": np.array([np.inf, np.nan])}
+    found = {name: which.tolist() for name, which in metrics.infinite_losses(row).items()}
+    expected = {"loss": [False, False], "critic_loss": [True, False], "grad_norm": [False, True]}
+    assert found == expected
 
 
 # --- one command that starts or goes on ------------------------------------------------------

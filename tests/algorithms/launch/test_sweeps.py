@@ -394,11 +394,13 @@ def test_an_agent_that_is_not_finite_is_shown_and_the_others_go_on(tmp_path, cap
         toy, config, {"learning_rate": rates}, num_seeds=2, quiet=False, sweep_dir=tmp_path / "x"
     )
     out, err = capsys.readouterr()
-    assert "2 agents' policies are not finite from point 1 on" in err
+    assert "2 agents are not finite from point 1 on (step 50): policy of " in err
     assert "learning_rate=3e+38, seed 0" in err and err.count("not finite") == 1
     assert [agent.is_finite for agent in swept.agents] == [True] * 2 + [False] * 2 + [True] * 2
     assert [row["is_finite"] for row in table(tmp_path / "x")] == list("110011")
     assert swept.ranked[-1].setting == {"learning_rate": 3e38} and "2 not finite" in out
+    assert "2 of 6 agents not finite |" in out and not swept.failed
+    assert "\nnot finite: learning_rate=3e+38: seeds 0, 1\ndone" in out
     assert math.isfinite(swept.objective)
     alone = launch.sweep(toy, config, {"learning_rate": [0.1, 0.2]}, num_seeds=2, save=False)
     assert curves(alone).items() <= curves(swept).items()

@@ -168,6 +168,33 @@ def test_metrics_are_means_over_the_updates_of_a_point_by_their_weight(curve):
     assert metrics["eval_terminated"].dtype == metrics["eval_truncated"].dtype == bool
 
 
+def test_data_that_are_not_finite_are_told_from_no_data():
+    """At a point that has one NaN or infinity among its updates; others are as they would be."""
+
+    def broken(config, env, env_params):
+        whole = learner(config, env, env_params)
+
+        def update(state):
+            third, first = state.update == 2, state.update < 2
+            state, metrics = whole.update(state)
+            metrics["spoilt"] = jnp.where(third, jnp.nan, 1.0)
+            metrics["overflown"] = jnp.where(third, -jnp.inf, 1.0)
+            metrics["rare"] = parts.Average(jnp.where(first, 0.0, jnp.nan), ~first)
+            metrics["ignored"] = parts.Average(jnp.nan, jnp.zeros(()))
+            return state, metrics
+
+        return whole._replace(update=update)
+
+    env, params = envs.make(tasks.Probe(), task=tasks.ENDLESS)
+    config = Config(num_eval_episodes=0)
+    _, metrics = parts.program(broken, config, env, params)(jax.random.key(0))
+    np.testing.assert_array_equal(metrics["spoilt"], [np.nan, 1.0, np.inf, 1.0])
+    np.testing.assert_array_equal(metrics["overflown"], [np.nan, 1.0, np.inf, 1.0])
+    np.testing.assert_array_equal(metrics["rare"], [np.nan, np.nan, np.inf, np.inf])
+    np.testing.assert_array_equal(metrics["ignored"], [np.nan] * 4)
+    np.testing.assert_allclose(metrics["slope"], [np.nan, 1.0, 5.0, 9.0])
+
+
 def test_metrics_without_data_are_minus_zero_under_jax_debug_nans(curve, debug_nans):
     """Also of a train that has run without it."""
     train, _, metrics = curve
