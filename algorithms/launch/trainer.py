@@ -142,7 +142,8 @@ def excess(config: Any, plan: parts.Plan) -> str:
     steps = plan.steps // plan.updates
     updates = -(-total // steps)
     better = [n for n in range(1, plan.points) if -(-updates // n) * n * steps <= most]
-    hint = f"an update takes {steps:,} steps, fewer num_envs would come closer"
+    sizes = " or ".join(name for name in ("num_envs", "num_steps") if hasattr(config, name))
+    hint = f"an update takes {steps:,} steps, fewer {sizes} would come closer"
     if better:
         hint = f"every point takes as many updates, num_evals={better[-1]} would come closer"
     more = f"{100 * (plan.steps / total - 1):,.0f} % more"

@@ -20,7 +20,7 @@ from algorithms.launch.progress import Progress
 from algorithms.launch.record import Start
 from algorithms.launch.run_dir import RunDir
 from algorithms.launch.settings import Agents
-from algorithms.launch.trainer import Trainer
+from algorithms.launch.trainer import Trainer, excess
 from tests.algorithms import test_dqn
 from tests.algorithms.launch import toy
 from tests.conftest import compiled_as_for_users
@@ -126,6 +126,13 @@ def test_how_long_a_run_will_be_is_said_before_it_starts(capsys, total, num_eval
     out, err = capsys.readouterr()
     assert line in out
     assert bool(err) == bool(excess) and re.search(excess, err)
+
+
+def test_sizes_of_an_update_that_would_come_closer_are_those_of_the_algorithm():
+    """PPO's updates have num_steps steps of each environment, which may be too many of one."""
+    config = ppo.Config(total_timesteps=10)
+    plan = ppo.make_train(config).plan
+    assert "an update takes 512 steps, fewer num_envs or num_steps would" in excess(config, plan)
 
 
 def test_a_run_with_few_updates_has_few_points_and_goes_on(tmp_path, capsys):
