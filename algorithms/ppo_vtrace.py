@@ -127,6 +127,13 @@ class Actions(NamedTuple):
         return (log_prob * real).sum(-1), (entropy * real).sum(-1)
 
 
+def clip_straight_through(log_std):
+    """In [-5, 2] with the gradient of the identity: that of jnp.clip is 0 outside, so that a
+    deviation that gets there would never return."""
+    fixed = jax.lax.stop_gradient(log_std)
+    return jnp.clip(fixed, -5.0, 2.0) + (log_std - fixed)
+
+
 class ActorCritic(nn.Module):
     """Observations (batch, ...) to Actions, and to values (batch,)."""
 
@@ -149,7 +156,7 @@ class ActorCritic(nn.Module):
         if parts.is_discrete(self.space):
             return Actions(output, None)
         log_std = self.sigma_head(features) if self.config.sigma_head else self.log_std
-        return Actions(output, jnp.broadcast_to(jnp.clip(log_std, -5.0, 2.0), output.shape))
+        return Actions(output, jnp.broadcast_to(clip_straight_through(log_std), output.shape))
 
     def critic(self, x):
         return self.critic_head(self.critic_torso(x))[..., 0]
@@ -240,11 +247,13 @@ def vtrace(config, segments, values, log_ratio):
     """Advantages in the manner of V-trace (section 4.1 of Espeholt et al. 2018).
 
     `values` and `log_ratio` (segments, num_steps) are those of the networks as they are now. With
-    ratios of 1 and clips of 1 or more this is generalised advantage estimation.
+    ratios of 1 and clips of 1 or more this is generalised advantage estimation; so it is without
+    `vtrace`, whatever the clips.
     """
     next_values = jnp.where(segments.ends, segments.bootstrap, jnp.roll(values, -1, axis=1))
-    ratios = jnp.exp(log_ratio) if config.vtrace else jnp.ones_like(log_ratio)
-    rho, c = jnp.minimum(ratios, config.rho_clip), jnp.minimum(ratios, config.c_clip)
+    ratios, rho, c = jnp.exp(log_ratio), 1.0, 1.0
+    if config.vtrace:
+        rho, c = jnp.minimum(ratios, config.rho_clip), jnp.minimum(ratios, config.c_clip)
     deltas = rho * (segments.reward + config.gamma * next_values - values)
     return backward_sums(deltas, config.gamma * config.gae_lambda * c * (1.0 - segments.ends))
 
@@ -253,11 +262,13 @@ def draw(config, sizes, noise, progress, shape):
     """Indices of segments and their importance weights, in this shape, by sums of |advantage|
     (equation 1 and section 3.4 of Schaul et al. 2016). The largest log-probabilities plus Gumbel
     noise are a draw without replacement (Kool et al. 2019, https://arxiv.org/abs/1903.06059)."""
-    log_probs = jax.nn.log_softmax(config.priority_alpha * jnp.log(jnp.maximum(sizes, 1e-8)))
+    alpha = jnp.minimum(config.priority_alpha, 1e30)  # times a logarithm it is finite
+    log_probs = jax.nn.log_softmax(alpha * jnp.log(jnp.maximum(sizes, 1e-8)))
     done = jnp.minimum(progress, 1.0) if config.anneal_beta else 0.0
     beta = config.priority_beta + (1.0 - config.priority_beta) * done
     indices = jax.lax.top_k(log_probs + noise, math.prod(shape))[1].reshape(shape)
-    return indices, jnp.exp(-beta * (math.log(len(sizes)) + log_probs[indices]))
+    exponents = -beta * (math.log(len(sizes)) + log_probs[indices])
+    return indices, jnp.exp(jnp.minimum(exponents, 30.0))  # 1e13: squared gradients stay finite
 
 
 def learning_rate_at(config, progress):

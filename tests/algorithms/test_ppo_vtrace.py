@@ -110,7 +110,8 @@ def test_vtrace_on_policy_or_without_ratios_is_gae():
     config = TINY.replace(gamma=0.9, gae_lambda=0.8, c_clip=2.0)
     result = ppo_vtrace.vtrace(config, segments, values, 0.0 * log_ratio)
     np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5)
-    result = ppo_vtrace.vtrace(config.replace(vtrace=False), segments, values, log_ratio)
+    config = config.replace(vtrace=False, rho_clip=0.5, c_clip=0.7)
+    result = ppo_vtrace.vtrace(config, segments, values, log_ratio)
     np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -147,6 +148,22 @@ def test_importance_weights_are_those_of_the_priorities():
         drawn([0.0] * 4, [0.0] * 4, 4),
     ):
         np.testing.assert_allclose(same[1], 1.0, rtol=1e-6)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 50.0, 1000.0, 3e38, math.inf])
+@pytest.mark.parametrize(
+    "sizes", [(3.0, 40.0), (0.0, 5.0), (0.0, 0.0), (1e-20, 3e38), (3e38, 3e38)]
+)
+def test_importance_weights_are_finite(alpha, sizes):
+    """The larger one comes first, with a weight below 1, unless they are alike."""
+    alike = sizes[0] == sizes[1] or alpha == 0.0
+    for progress in (0.0, 1.0):
+        indices, weights = drawn(sizes, np.zeros(2), 2, progress, priority_alpha=alpha)
+        assert np.isfinite(weights).all()
+        if alike:
+            np.testing.assert_allclose(weights, 1.0, rtol=1e-6)
+        else:
+            assert indices[0, 0] == np.argmax(sizes) and weights[0, 0] < 1.0 < weights[0, 1]
 
 
 def test_draws_follow_the_probabilities_without_replacement():
@@ -219,6 +236,30 @@ def test_squashed_actions_fill_the_box_and_saturate_without_nan():
     actions = ppo_vtrace.Actions(jnp.full((1, 2), 50.0), jnp.zeros((1, 2)))
     found = actions.log_prob_and_entropy(jnp.full((1, 2), 60.0), True, True)
     assert np.isfinite(found).all()
+
+
+@pytest.mark.parametrize("sigma_head", [False, True])
+def test_deviations_are_clipped_and_return_from_outside(sigma_head):
+    network = ppo_vtrace.ActorCritic(
+        TINY.replace(sigma_head=sigma_head), tasks.spaces.Box(-1.0, 1.0, (6,))
+    )
+    params = network.init(jax.random.key(0), jnp.zeros((1, 1)))
+    where = ("sigma_head", "bias") if sigma_head else ("log_std",)
+    start = np.array([-40.0, -5.1, -4.9, 0.3, 1.9, 9.0], np.float32)
+
+    @jax.jit
+    def log_std(x):
+        inner = {where[-1]: x}
+        inner = {where[0]: params["params"][where[0]] | inner} if sigma_head else inner
+        changed = {"params": params["params"] | inner}
+        return network.apply(changed, jnp.zeros((1, 1)), method="actor").log_std[0]
+
+    np.testing.assert_array_equal(log_std(start), np.clip(start, -5.0, 2.0))
+    gradient, x = jax.jit(jax.grad(lambda x: 0.5 * jnp.square(log_std(x) - 1.0).sum())), start
+    np.testing.assert_array_equal(gradient(x), np.clip(start, -5.0, 2.0) - 1.0)
+    for _ in range(200):
+        x = x - 0.1 * gradient(x)
+    np.testing.assert_allclose(x, 1.0, atol=0.01)
 
 
 @pytest.mark.parametrize("squash", [False, True])
@@ -418,6 +459,15 @@ def test_priorities_of_what_was_drawn_are_refreshed(monkeypatch):
     assert len(seen) == 4 and (seen[0] > 0).all()
     changed = [~np.isclose(a, b, rtol=1e-3) for a, b in itertools.pairwise(seen)]
     assert [x.sum() for x in changed] == [0, 2, 2]
+
+
+def test_large_priorities_leave_all_finite():
+    """Of two segments the weight of the one that is hardly ever drawn overflowed."""
+    config = TINY.replace(num_envs=2, num_minibatches=1, num_eval_episodes=0, eval_at_start=False)
+    params, metrics = train(config.replace(priority_alpha=1e4, max_grad_norm=math.inf))
+    for x in jax.tree.leaves((params, *(metrics[name] for name in METRICS))):
+        assert np.isfinite(x).all()
+    assert (metrics["importance"] > 1.0).all()
 
 
 def test_accumulation_is_one_step_of_a_larger_minibatch():
