@@ -52,6 +52,9 @@ import envs
 from algorithms import parts
 from algorithms.parts import real, static
 
+RISKS = ("neutral", "cvar", "wang", "cpw", "power")
+RANGES = {"cvar": "[0, 1]", "cpw": "[0, inf)"}  # of their levels
+
 
 @struct.dataclass
 class Config:
@@ -78,7 +81,7 @@ class Config:
     num_cosines: int = static(32)  # that embed a level
     kappa: float = real(1.0, "(0, inf)")  # errors beyond this count linearly
     risk: str = static("neutral")  # distortion of levels: neutral, cvar, wang, cpw or power
-    risk_level: float = real(1.0, "(-inf, inf)")  # cvar: in (0, 1], 1 neutral; wang, power: 0
+    risk_level: float = real(0.0, "(-inf, inf)", risk=RANGES)  # 0: neutral; cvar: the worst share
     target_every: int = static(50)  # gradient steps between two moves of the target network
     tau: float = real(1.0, "[0, 1]")  # share of the way that it moves; 1: all of it
     exploration: str = static("linear")  # epsilon over time: constant, linear or exponential
@@ -172,7 +175,6 @@ class Draws(NamedTuple):
     levels: jax.Array  # uniform, (batch_size, num_levels + num_target_levels)
 
 
-RISKS = ("neutral", "cvar", "wang", "cpw", "power")
 EXPLORATION = ("constant", "linear", "exponential")
 DTYPES = ("", "bool", "int8", "float16", "bfloat16", "float32")
 LONGEST = 10_000  # steps that a random action may last
@@ -193,19 +195,22 @@ def of_action(outputs, action):
 
 
 def distort(levels, risk, level):
-    """Levels in [0, 1] as a policy sees them, section 3.2 of Dabney et al. 2018.
+    """Levels in (0, 1) as a policy sees them, section 3.2 of Dabney et al. 2018.
 
-    cvar: the worst `level` of outcomes only. wang: pessimistic below 0, optimistic above. cpw:
-    as people do, who overrate rare events (0.71). power: pessimistic below 0, optimistic above.
+    With a level of 0 as they are. cvar: the worst share `level` of outcomes only, up to 1, which is
+    all. wang, power: pessimistic below 0, optimistic above. cpw: as people do, who overrate rare
+    events (0.71), less so towards 1; above it rare events count less.
     """
+    if risk in RANGES:  # 1 is neutral
+        level = jnp.where(level == 0.0, 1.0, level)
     if risk == "cvar":
         return level * levels
     if risk == "wang":
         normal = jax.scipy.stats.norm
         return normal.cdf(normal.ppf(levels) + level)
     if risk == "cpw":
-        some, others = levels**level, (1.0 - levels) ** level
-        return some / (some + others) ** (1.0 / level)
+        some, others = level * jnp.log(levels), level * jnp.log1p(-levels)  # powers would vanish
+        return jnp.exp(some - jnp.logaddexp(some, others) / level)
     if risk == "power":
         power = 1.0 / (1.0 + jnp.abs(level))
         return jnp.where(level >= 0.0, levels**power, 1.0 - (1.0 - levels) ** power)

@@ -105,7 +105,8 @@ def sweep(
     grid = dict(grid or {})
     seeds = range(seed, seed + num_seeds)
     programs = settings.expand(config, grid, seeds, samples, sampler)
-    check_floats(config.replace(**programs[0].agents.floats))
+    for program in programs:
+        check_floats(program.config.replace(**program.agents.floats))
     asked = asked_for(module, config, grid, samples, sampler, seeds, options) if save else {}
     view = progress.Progress(quiet, import_seconds)
     if resume_if_exists and runner.is_there(sweep_dir, SWEEP):

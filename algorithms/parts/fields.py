@@ -17,15 +17,16 @@ def static(default: Any) -> Any:
     return struct.field(pytree_node=False, default=default)
 
 
-def real(default: float, interval: str) -> Any:
+def real(default: float, interval: str, **others: dict[Any, str]) -> Any:
     """A float field.
 
     Args:
       default: its value.
       interval: as in mathematics, "[0, 1]" or "(0, inf)"; a bracket includes its end, so that
         "(0, inf]" allows infinity. An end may be another field, "(v_min, inf)".
+      **others: {value: interval} of a static field, where it has one of these values.
     """
-    return struct.field(default=default, metadata={"interval": interval})
+    return struct.field(default=default, metadata={"interval": interval, "others": others})
 
 
 def check_reals(config: Any) -> None:
@@ -34,7 +35,7 @@ def check_reals(config: Any) -> None:
     Raises:
       ValueError: a field, its value and its interval.
     """
-    for name, interval in _intervals(config):
+    for name, interval, reason in _intervals(config):
         low, high = (_number(config, end) for end in interval[1:-1].split(", "))
         value, low, high = np.broadcast_arrays(_number(config, name), low, high)
         above = value >= low if interval[0] == "[" else value > low
@@ -42,7 +43,7 @@ def check_reals(config: Any) -> None:
         for i in np.argwhere(~(above & below)):  # where NaN is, too
             bounds = f"{interval[0]}{low[*i]:g}, {high[*i]:g}{interval[-1]}"
             bounds = bounds if bounds == interval else f"{interval}, here {bounds}"
-            raise ValueError(f"{name}={value[*i]}: give a number in {bounds}")
+            raise ValueError(f"{name}={value[*i]}: give a number in {bounds}{reason}")
 
 
 def _number(config: Any, word: str) -> np.ndarray:
@@ -56,7 +57,14 @@ def _number(config: Any, word: str) -> np.ndarray:
     return np.asarray(given, float)
 
 
-def _intervals(config: Any) -> Iterator[tuple[str, str]]:
+def _intervals(config: Any) -> Iterator[tuple[str, str, str]]:
+    """Names of fields, their intervals, and which static field decides that, in words."""
     for field in dataclasses.fields(config):
-        if "interval" in field.metadata:
-            yield field.name, field.metadata["interval"]
+        if "interval" not in field.metadata:
+            continue
+        interval, reason = field.metadata["interval"], ""
+        for name, others in field.metadata["others"].items():
+            value = getattr(config, name)
+            if value in others:
+                interval, reason = others[value], f", with {name}={value}"
+        yield field.name, interval, reason

@@ -1,5 +1,7 @@
 """IQN's embedding, risks and loss against plain NumPy, and the contract of the file."""
 
+import contextlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,6 +20,7 @@ from tests.algorithms.distributional import (
     gradient_step,
     plain_quantile_huber,
 )
+from tests.algorithms.launch.test_cli import main
 from tests.algorithms.value_based import *  # noqa: F403  the contract
 from tests.algorithms.value_based import REFUSED, SMALL
 
@@ -35,6 +38,7 @@ TINY = iqn.Config(
     kappa=10.0,
     reward_scale=0.5,
     risk="cvar",
+    risk_level=1.0,
 )
 METRICS = {"loss", "mean_value", "grad_norm"}
 REFUSED = [
@@ -171,18 +175,44 @@ def test_risks():
     normal = scipy.stats.norm
     expected = normal.cdf(normal.ppf(LEVELS) - 0.75)
     np.testing.assert_allclose(distort("wang", -0.75), expected, rtol=1e-4)
-    some, others = LEVELS**0.71, (1 - LEVELS) ** 0.71
-    np.testing.assert_allclose(
-        distort("cpw", 0.71), some / (some + others) ** (1 / 0.71), rtol=1e-4
-    )
+    for eta in (0.3, 0.71, 1.5):
+        expected = LEVELS**eta / (LEVELS**eta + (1 - LEVELS) ** eta) ** (1 / eta)
+        np.testing.assert_allclose(distort("cpw", eta), expected, rtol=1e-4)
     np.testing.assert_allclose(distort("power", 2.0), LEVELS ** (1 / 3), rtol=1e-4)
     np.testing.assert_allclose(distort("power", -2.0), 1 - (1 - LEVELS) ** (1 / 3), rtol=1e-4)
 
 
-@pytest.mark.parametrize("risk, neutral", [("cvar", 1.0), ("wang", 0.0), ("cpw", 1.0)])
-def test_each_risk_has_a_neutral_level(risk, neutral):
-    result = iqn.distort(jnp.array(LEVELS), risk, neutral)
-    np.testing.assert_allclose(result, LEVELS, rtol=1e-4)
+@pytest.mark.parametrize("risk", iqn.RISKS)
+def test_each_risk_is_neutral_by_default_and_finite_wherever_it_may_be(risk):
+    distort = jax.jit(lambda level: iqn.distort(jnp.array(LEVELS), risk, level))
+    for level in [iqn.Config().risk_level] + [1.0] * (risk in ("cvar", "cpw")):
+        np.testing.assert_allclose(distort(level), LEVELS, rtol=1e-4)
+    for level in (-3e38, -300.0, 1e-30, 1.0, 300.0, 3e38):
+        config = iqn.Config(risk=risk, risk_level=level)
+        with contextlib.suppress(ValueError):
+            parts.check_reals(config)
+            assert ((distort(level) >= 0.0) & (distort(level) <= 1.0)).all()
+
+
+@pytest.mark.parametrize(
+    "risk, inside, outside",
+    [
+        ("cvar", (0.0, 0.25, 1.0), (-0.25, 5.0, np.inf)),
+        ("cpw", (0.0, 0.71, 3.0), (-0.71, np.inf)),
+        ("wang", (-0.75, 0.0, 0.75), (-np.inf, np.inf)),
+        ("power", (-2.0, 0.0, 2.0), (-np.inf, np.inf)),
+    ],
+)
+def test_each_risk_has_its_range(risk, inside, outside, capsys):
+    """Also on the command line, and among those that are swept."""
+    for level in inside:
+        parts.check_reals(iqn.Config(risk=risk, risk_level=level))
+    for level in outside:
+        for words in (f"{risk} --risk-level {level}", f"neutral {risk} --risk-level 0 {level}"):
+            words = ["--risk", *words.split(), "--num-evals", "0"]  # which is refused after it
+            code, _, err = main(capsys, *words, module=iqn)
+            assert code == 2 and err.startswith(f"error: risk_level={level}: give a number in ")
+            assert err.count("\n") == 1
 
 
 def test_quantile_huber_is_the_plain_sum():

@@ -22,10 +22,12 @@ class Config:
     limit: float = real(math.inf, "(0, inf]")
     low: float = real(-1.0, "(-inf, inf)")
     high: float = real(1.0, "(low, inf)")
+    kind: str = static("any")
+    of_kind: float = real(2.0, "(-inf, inf)", kind={"part": "[0, scale)", "small": "(0, 0.1]"})
 
 
 def test_the_floats_alone_are_leaves():
-    assert jax.tree.leaves(Config()) == [0.5, 1.0, math.inf, -1.0, 1.0]
+    assert jax.tree.leaves(Config()) == [0.5, 1.0, math.inf, -1.0, 1.0, 2.0]
 
 
 @pytest.mark.parametrize(
@@ -53,6 +55,16 @@ def test_an_end_may_be_another_field_of_each_agent():
     parts.check_reals(ends([0.0, 20.0], [10.0, 30.0]))
     with pytest.raises(ValueError, match=r"high=10.0: give .* \(low, inf\), here \(20, inf\)"):
         parts.check_reals(ends([0.0, 20.0], [10.0, 10.0]))
+
+
+def test_an_interval_may_depend_on_a_static_field():
+    parts.check_reals(Config(of_kind=-5.0))
+    parts.check_reals(Config(kind="part", of_kind=np.array([0.0, 1.5]), scale=2.0))
+    given = r"^of_kind=2.0: give a number in \[0, scale\), here \[0, 2\), with kind=part$"
+    with pytest.raises(ValueError, match=given):
+        parts.check_reals(Config(kind="part", scale=2.0))
+    with pytest.raises(ValueError, match=r"^of_kind=2.0: .* in \(0, 0.1\], with kind=small$"):
+        parts.check_reals(Config(kind="small"))
 
 
 @pytest.mark.parametrize("value", ["much", None, [0.5, "much"]])
