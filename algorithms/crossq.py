@@ -18,7 +18,7 @@ Implementation details:
     so that both have the same moments; no gradient goes through the values of what comes next.
   3 Batch renormalisation (Ioffe 2017, https://arxiv.org/abs/1702.03275) stands before the first
     layer and after each activation, in the actor as well. It takes a batch's moments, corrected
-    towards the running ones: for `renorm_warmup` gradient steps not at all. Frozen, with the
+    towards the running ones: not at all for a share `renorm_warmup` of the run. Frozen, with the
     running ones alone: acting, evaluation, next actions, and the critics that the actor climbs.
   4 Actions are tanh of a Gaussian, in [-1, 1], and rescaled to the environment's box outside of
     all formulas. log_prob is exact for the draw before tanh: nothing is inverted or clipped, so
@@ -71,9 +71,9 @@ class Config:
     num_critics: int = static(2)  # whose minimum counts
     policy_every: int = static(3)  # gradient steps of the critics to one of the actor
     renorm_momentum: float = real(0.99, "[0, 1]")  # of the running moments of features
-    renorm_warmup: float = real(100_000.0, "[0, inf]")  # gradient steps of plain batch norm
-    renorm_r_max: float = real(3.0, "[1, inf]")  # largest ratio of a batch's deviation to theirs
-    renorm_d_max: float = real(5.0, "[0, inf]")  # largest distance of means, in deviations
+    renorm_warmup: float = real(1.0, "[0, 1]")  # share of the run in plain batch norm; 1 never ends
+    renorm_r_max: float = real(3.0, "[1, inf]")  # after the warm-up: largest ratio of deviations
+    renorm_d_max: float = real(5.0, "[0, inf]")  # after the warm-up: largest shift, in deviations
     initial_temperature: float = real(1.0, "(0, inf)")  # weight of the entropy at first
     learn_temperature: bool = static(True)  # keep the entropy at its target
     target_entropy: float = real(-1.0, "(-inf, inf)")  # of a dimension of the action
@@ -450,7 +450,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         if config.normalize_obs:
             obs_stats = state.policy.obs_stats.update(rollout.observation)
             state = state.replace(policy=state.policy.replace(obs_stats=obs_stats))
-        warm = (number - waiting_rounds) * float(config.updates_per_step) >= config.renorm_warmup
+        learned = (number - waiting_rounds) / float(num_rounds - waiting_rounds)
+        warm = (learned >= config.renorm_warmup) & (config.renorm_warmup < 1.0)
         learn = functools.partial(gradient_step, progress=progress, ready=ready, warm=warm)
         state, metrics = parts.scan_rows(learn, state, draws, first, config.updates_per_step)
         return state, (metrics, rollout.reward, rollout.done)

@@ -23,7 +23,7 @@ from tests.algorithms.contract import again, assert_close, assert_same
 from tests.algorithms.delayed_actors import *  # noqa: F403
 
 MODULE = crossq
-RENORM = dict(renorm_warmup=8.0, renorm_r_max=1.05, renorm_d_max=0.05)
+RENORM = dict(renorm_warmup=0.09, renorm_r_max=1.05, renorm_d_max=0.05)
 TINY = crossq.Config(**SMALL, **RENORM, policy_every=2)
 METRICS = {"critic_loss", "actor_loss", "mean_value", "entropy", "temperature", "grad_norm"}
 REFUSED = [
@@ -153,7 +153,7 @@ def steps():
     """The states before and after an update of one round with two gradient steps, the config. The
     first is one of plain batch normalisation, the second not."""
     config = TINY.replace(train_every=16, learning_starts=0, anneal_lr=False, num_eval_episodes=0)
-    config = config.replace(buffer_size=200, num_critics=3, policy_every=2, renorm_warmup=4.0)
+    config = config.replace(buffer_size=200, num_critics=3, policy_every=2, renorm_warmup=0.6)
     config = config.replace(learning_rate=0.1, adam_eps=1.0)  # or a first step is a sign's
     config = config.replace(weight_decay=0.2)
     learner = crossq.learner(config, *two_motors(Fragile))
@@ -283,7 +283,7 @@ def test_only_what_terminated_has_no_future(steps):
 @pytest.fixture(scope="module")
 def warmed():
     """States after an update, of a fixed temperature, and of plain batch normalisation for none of
-    its 32 gradient steps, for 8 and for all."""
+    its 32 gradient steps (of 96), for 8 and for all."""
     env, params = envs.make(TINY.env, max_steps=20)
     fixed = TINY.replace(learn_temperature=False, initial_temperature=0.2)
 
@@ -293,13 +293,30 @@ def warmed():
         learner = crossq.learner(config, env, params)
         return learner.update(learner.init(key))[0]
 
-    return [learned(warmup, jax.random.key(0)) for warmup in (0.0, 8.0, jnp.inf)]
+    return [learned(warmup, jax.random.key(0)) for warmup in (0.0, 8 / 96, 1.0)]
 
 
 def test_plain_batch_normalisation_ends_with_the_warm_up(warmed):
     found = [jax.flatten_util.ravel_pytree(state.critics["params"])[0] for state in warmed]
     for i, j in ((0, 1), (1, 2), (0, 2)):
         assert not np.allclose(found[i], found[j])
+
+
+def test_a_warm_up_of_the_whole_run_never_ends():
+    """Whatever the limits of what comes after it, and beyond the end."""
+    env, params = envs.make(TINY.env, max_steps=20)
+    config = TINY.replace(anneal_lr=False, learning_starts=0)
+
+    @jax.jit
+    def last(floats):
+        learner = crossq.learner(config.replace(**floats), env, params)
+        state = learner.init(jax.random.key(0)).replace(update=jnp.int32(3))
+        return learner.update(state)[0].critics["params"]
+
+    floats = {"renorm_warmup": 1.0, "renorm_r_max": 3.0, "renorm_d_max": 5.0}
+    assert_same(last(floats), last(floats | {"renorm_r_max": 1.0, "renorm_d_max": 0.0}))
+    with pytest.raises(AssertionError):
+        assert_same(last(floats), last(floats | {"renorm_warmup": 0.99}))
 
 
 def test_a_fixed_temperature_stays(warmed):
