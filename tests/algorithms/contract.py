@@ -40,6 +40,7 @@ EVALUATION = {"eval_return", "eval_length", "eval_last_reward", "eval_terminated
 EVALUATION |= {"eval_truncated"}
 HEEDS_MASKS = False
 CONTINUOUS = False  # whether it takes continuous actions only
+TAKES_SEVERAL = False  # whether it takes several agents beside one
 TOLERANCE = dict(rtol=1e-4, atol=1e-6)  # of an agent in a batch, against it alone
 
 REFUSED_BY_ALL = [
@@ -284,28 +285,53 @@ def test_the_policy_normalises_what_it_sees(file, slices):
     assert not np.array_equal(actions(state, spread(x), False), plain)
 
 
-def plain_statistics(steps, length, terminates):
-    """Of CLOCK in episodes of some steps: moments of what was acted on and of discounted sums, the
-    sum that goes on, raw rewards of ended episodes."""
+class Leavers(tasks.Twins):
+    """Two agents, the second one of which leaves after three steps. The state of the world is what
+    the first one sees."""
+
+    def step_env(self, key, state, action, params):
+        observation, state, reward, ended, info = super().step_env(key, state, action, params)
+        alive = jnp.stack([jnp.array(True), state.time[1] < 3])
+        return observation, state, reward, ended, info | {"alive": alive}
+
+    def world_state(self, state, params):
+        return self.one.observe(jax.tree.map(lambda x: x[0], state), params)
+
+
+def plain_statistics(steps, length, terminates, lives):
+    """Of CLOCK in episodes of some steps, of which an agent lives the first ones: observations and
+    discounted sums of rewards as it lived, the sum that goes on, rewards of ended episodes."""
     time, total, rewards, seen, sums, returns = 0, 0.0, 0.0, [], [], []
     for _ in range(steps):
-        seen.append([np.cos(3.0 * time), float(terminates and time == length - 1)])
+        observation = [np.cos(3.0 * time), float(terminates and time == length - 1)]
         time += 1
         total, rewards = 0.5 * total + np.sin(5.0 * time), rewards + np.sin(5.0 * time)
-        sums.append(total)
+        if time <= lives:
+            seen.append(observation)
+            sums.append(total)
+        if time >= lives:
+            total = 0.0
         if time == length:
             returns.append(rewards)
-            time, total, rewards = 0, 0.0, 0.0
-    moments = [f(x, axis=0) for x in (seen, sums) for f in (np.mean, np.var)]
-    return *moments, total, np.sum(returns)
+            time, rewards = 0, 0.0
+    return np.array(seen), np.array(sums), total, np.sum(returns)
+
+
+def assert_statistics(stats, samples):
+    """Of each agent's samples, or of those of all."""
+    samples = samples if stats.count.ndim else [np.concatenate(samples)]
+    for found, moment in ((stats.mean, np.mean), (stats.var, np.var)):
+        expected = np.reshape([moment(x, axis=0) for x in samples], found.shape)
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_running_statistics_are_of_what_was_acted_on_and_paid(file):
     """Held against plain NumPy after each of two rollouts, in which episodes of 5 steps terminate
     or are cut. Nothing here depends on an action: XLA leaves out what is learned."""
-    env = tasks.Recall(file.CONTINUOUS)
-    env = tasks.Twins(env) if several(file) else env
-    names = ("normalize_obs", "normalize_reward")
+    env, lives = tasks.Recall(file.CONTINUOUS), (5,)
+    if several(file) or file.TAKES_SEVERAL:
+        env, lives = Leavers(env), (5, 3)
+    names = ("normalize_obs", "normalize_reward", "central_critic")
     config = file.TINY.replace(gamma=0.5, **{n: True for n in names if hasattr(file.TINY, n)})
     make = lambda params: file.MODULE.learner(config, env, params)
 
@@ -313,25 +339,29 @@ def test_running_statistics_are_of_what_was_acted_on_and_paid(file):
     def statistics(params):
         def update(state, _):
             state = training.between_updates(make(params).update(state)[0])
-            scale = getattr(state, "reward_scale", None)
-            return state, (state.policy.obs_stats, scale, state.episodes.returns.total)
+            policy, scale = state.policy, getattr(state, "reward_scale", None)
+            world_stats = getattr(policy, "world_stats", None)
+            return state, (policy.obs_stats, world_stats, scale, state.episodes.returns.total)
 
         state = training.between_updates(make(params).init(jax.random.key(0)))
         return jax.lax.scan(update, state, None, 2)[1]
 
     steps = make(tasks.RecallParams()).steps // config.num_envs
     for length, limit in ((5, 99), (99, 5)):
-        params = tasks.RecallParams(tasks.CLOCK, length, limit)
-        obs_stats, scale, returns = statistics(params)
+        rows = statistics(tasks.RecallParams(tasks.CLOCK, length, limit))
         for i in range(2):
-            plain = plain_statistics(steps * (i + 1), 5, length == 5)
-            found = [obs_stats.mean[i], obs_stats.var[i]]
+            plain = [plain_statistics(steps * (i + 1), 5, length == 5, own) for own in lives]
+            seen, sums, totals, earned = zip(*plain)
+            obs_stats, world_stats, scale, returns = jax.tree.map(lambda x, i=i: x[i], rows)
+            assert_statistics(obs_stats, seen)
+            if world_stats is not None:
+                assert_statistics(world_stats, seen[:1])
             if scale is not None:
-                found += [scale.stats.mean[i], scale.stats.var[i], scale.discounted[i]]
-            for x, expected in zip(found, plain):
-                expected = np.broadcast_to(expected, x.shape)
-                np.testing.assert_allclose(x, expected, rtol=1e-4, atol=1e-5)
-            np.testing.assert_allclose(returns[i], config.num_envs * plain[-1], rtol=1e-4)
+                assert_statistics(scale.stats, sums)
+                found = np.sort(scale.discounted, axis=None).reshape(len(lives), -1)
+                expected = np.broadcast_to(np.sort(totals)[:, None], found.shape)
+                np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(returns, config.num_envs * np.squeeze(earned), rtol=1e-4)
 
 
 def test_the_program_has_no_host_callback_and_no_lapack(file, slices):

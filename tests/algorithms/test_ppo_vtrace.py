@@ -33,6 +33,7 @@ del test_slices_are_exact_under_vmap_too  # noqa: F821
 del test_slices_are_exactly_the_whole  # noqa: F821
 
 MODULE = ppo_vtrace
+TAKES_SEVERAL = True
 # What is simple to compute by hand; flags are set where they are tested.
 PLAIN = dict(normalize_obs=False, normalize_reward=False, adam_eps=1e-5)
 TINY = ppo_vtrace.Config(
