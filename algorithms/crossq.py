@@ -71,7 +71,7 @@ class Config:
     num_critics: int = static(2)  # whose minimum counts
     policy_every: int = static(3)  # gradient steps of the critics to one of the actor
     renorm_momentum: float = real(0.99, "[0, 1]")  # of the running moments of features
-    renorm_warmup: float = real(1.0, "[0, 1]")  # share of the run in plain batch norm; 1 never ends
+    renorm_warmup: float = real(0.1, "[0, 1]")  # share of the run in plain batch norm; 1: all of it
     renorm_r_max: float = real(3.0, "[1, inf]")  # after the warm-up: largest ratio of deviations
     renorm_d_max: float = real(5.0, "[0, inf]")  # after the warm-up: largest shift, in deviations
     initial_temperature: float = real(1.0, "(0, inf)")  # weight of the entropy at first
