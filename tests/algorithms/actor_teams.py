@@ -166,6 +166,13 @@ def test_exactly_update_epochs_without_a_threshold(file, trained):
     np.testing.assert_array_equal(trained[1]["epochs"][1:], file.TINY.update_epochs)
 
 
+def test_clipped_values_stay_near_those_of_the_rollout(floats, swept):
+    """The nearer, the more is lost; the first update's values know of no other policy."""
+    _, _, (_, metrics) = swept
+    losses = metrics["value_loss"][:, 0]
+    assert (losses[floats.index("clip_eps")] > 1.0001 * losses[-2]).all()
+
+
 # --- agents that are not there ----------------------------------------------------------------
 
 

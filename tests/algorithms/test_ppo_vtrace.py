@@ -480,6 +480,22 @@ def test_accumulation_is_one_step_of_a_larger_minibatch():
     assert_close(whole[1]["grad_norm"], parts[1]["grad_norm"], rtol=1e-3)
 
 
+def test_clipped_values_stay_near_those_of_the_rollout():
+    """Where others follow their targets from the second gradient step on."""
+    config = THREE_STEPS.replace(learning_rate=0.05, clip_eps=1e-6, vf_coef=10.0)
+    free, kept = (train(config.replace(clip_vloss=on))[1]["value_loss"] for on in (False, True))
+    assert kept[0] > 1.01 * free[0]
+
+
+def test_heads_start_with_their_gains():
+    config = TINY.replace(sigma_head=True)
+    init = ppo_vtrace.learner(config, *STATIC_WORLD).init
+    params = jax.jit(lambda key: init(key).policy.params)(jax.random.key(0))["params"]
+    for name, gain in (("actor_head", 0.01), ("sigma_head", 0.01), ("critic_head", 1.0)):
+        kernel = params[name]["kernel"]
+        np.testing.assert_allclose(kernel.T @ kernel, [[gain**2]], rtol=1e-4)
+
+
 def test_a_reward_trace_ends_with_the_episode():
     """One-step episodes: there is nothing to carry back."""
     env, params = tasks.Probe(), ProbeParams(task=tasks.OBSERVATION)
