@@ -213,6 +213,32 @@ def test_clip_and_rescale_change_what_the_environment_gets():
     assert isinstance(rescaled, wrappers.RescaleAction)
 
 
+def test_clip_and_rescale_know_each_dimension_s_own_bounds():
+    low, high = np.array([-1.0, 0.0]), np.array([3.0, 2.0])
+    base, params = envs.make("Pendulum-v1")
+
+    class Echo(wrappers.Wrapper):
+        """Shows the action that arrives."""
+
+        def action_space(self, params):
+            return tasks.spaces.Box(jnp.array(low), jnp.array(high), (2,))
+
+        def step_env(self, key, state, action, params):
+            return action, *self.env.step_env(key, state, action[:1], params)[1:]
+
+    _, state = base.reset_env(jax.random.key(0), params)
+    action = np.array([[-5.0, -5.0], [5.0, 5.0], [0.5, -0.5]])
+    rescaled = np.array([low, high, [2.0, 0.5]])
+    for wrapper, expected in (
+        (wrappers.ClipAction, np.clip(action, low, high)),
+        (wrappers.RescaleAction, rescaled),
+    ):
+        env = wrapper(Echo(base), params)
+        for one, arrives in zip(action, expected):
+            found, *_ = env.step_env(jax.random.key(1), state, jnp.array(one), params)
+            np.testing.assert_allclose(found, arrives, rtol=1e-6, atol=1e-6)
+
+
 @pytest.mark.parametrize("observe", [(0, 2), (3, 1, 1), 2])
 def test_observe_keeps_those_entries_everywhere(observe):
     base, params = envs.make("CartPole-v1")
