@@ -302,21 +302,30 @@ def test_plain_batch_normalisation_ends_with_the_warm_up(warmed):
         assert not np.allclose(found[i], found[j])
 
 
-def test_a_warm_up_of_the_whole_run_never_ends():
-    """Whatever the limits of what comes after it, and beyond the end."""
+def test_a_warm_up_is_a_share_of_the_rounds_that_learn():
+    """These are 41 of 48. All of them never end, whatever the limits of what would come after, and
+    also beyond the end."""
     env, params = envs.make(TINY.env, max_steps=20)
-    config = TINY.replace(anneal_lr=False, learning_starts=0)
+    config = TINY.replace(anneal_lr=False, learning_starts=16)
 
     @jax.jit
-    def last(floats):
+    def learned(floats, update):
         learner = crossq.learner(config.replace(**floats), env, params)
-        state = learner.init(jax.random.key(0)).replace(update=jnp.int32(3))
+        state = learner.init(jax.random.key(0)).replace(update=update)
         return learner.update(state)[0].critics["params"]
 
     floats = {"renorm_warmup": 1.0, "renorm_r_max": 3.0, "renorm_d_max": 5.0}
-    assert_same(last(floats), last(floats | {"renorm_r_max": 1.0, "renorm_d_max": 0.0}))
+    first, beyond = jnp.int32(0), jnp.int32(3)
+    other = floats | {"renorm_r_max": 1.0, "renorm_d_max": 0.0}
+    assert_same(learned(floats, beyond), learned(other, beyond))
     with pytest.raises(AssertionError):
-        assert_same(last(floats), last(floats | {"renorm_warmup": 0.99}))
+        assert_same(learned(floats, beyond), learned(floats | {"renorm_warmup": 0.99}, beyond))
+    # The first update has 16 rounds, of which nine learn.
+    with pytest.raises(AssertionError):
+        other = floats | {"renorm_warmup": 7.5 / 41}
+        assert_same(learned(floats, first), learned(other, first))
+    other = floats | {"renorm_warmup": 8.5 / 41}
+    assert_same(learned(floats, first), learned(other, first))
 
 
 def test_a_fixed_temperature_stays(warmed):
