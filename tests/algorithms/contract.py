@@ -135,6 +135,7 @@ def test_episode_return_is_nan_until_an_episode_ends(trained):
         assert (none == np.isnan(metrics[name]).T).all(), name  # of every agent
 
 
+@pytest.mark.slow  # another program of each file; parts and the launcher have quick ones
 def test_metrics_without_data_are_minus_zero_under_jax_debug_nans(file, trained, debug_nans):
     """So that this setting stops a run at a NaN of its losses only."""
     train = file.MODULE.make_train(file.TINY, *file.WORLD)
