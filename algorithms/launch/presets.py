@@ -58,7 +58,7 @@ LASTING = {
 }
 
 # Values from a replay buffer on the same games. Rewards are rare, so gradients are small: with the
-# defaults' epsilon Adam's steps are a tenth of what they are here (docs/tuning.md).
+# defaults' epsilon Adam's steps are several times shorter than here (docs/tuning.md).
 BITS = {
     "buffer_dtype": "bool",
     "batch_size": 64,
