@@ -57,6 +57,16 @@ LASTING = {
     "normalize_obs": True,
 }
 
+# Values from a replay buffer on the same games. Rewards are rare, so gradients are small: with the
+# defaults' epsilon Adam's steps are several times shorter than here (docs/tuning.md).
+BITS = {
+    "buffer_dtype": "bool",
+    "batch_size": 64,
+    "adam_eps": 1e-5,
+    "hidden_sizes": (128, 128),
+    "conv_layers": "none",
+}
+
 # As benchmarks of dm_control have it: 100,000 frames, of two to an action.
 SUITE = {"env_settings": (("action_repeat", 2),), "total_timesteps": 50_000}
 # Small networks do, and have a fifteenth of the products to compute.
@@ -403,16 +413,19 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
         "CartPole-v1": {},
         "Acrobot-v1": {},
         "MountainCar-v0": LASTING,
+        "Breakout-MinAtar": BITS,
     },
     "c51": {
         "CartPole-v1": {},
         "Acrobot-v1": {},
         "MountainCar-v0": LASTING,
+        "Breakout-MinAtar": {**BITS, "v_min": 0.0, "v_max": 20.0},
     },
     "qrdqn": {
         "CartPole-v1": {},
         "Acrobot-v1": {},
         "MountainCar-v0": LASTING,
+        "Breakout-MinAtar": {**BITS, "n_step": 3},
     },
     "iqn": {
         "CartPole-v1": {},
@@ -434,5 +447,6 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
             "activation": "swish",
             "normalize_obs": True,
         },
+        "Breakout-MinAtar": {**BITS, "adam_eps": 1e-6},
     },
 }

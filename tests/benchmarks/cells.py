@@ -132,6 +132,7 @@ PRESETS = (
     *(preset("c51", env, 500_000, 100) for env in CLASSIC),
     *(preset("qrdqn", env, 500_000, 100) for env in CLASSIC),
     *(preset("iqn", env, 500_000, n) for env, n in zip(CLASSIC, (30, 30, 10))),
+    *(preset(name, "Breakout-MinAtar", 500_000, 10) for name in ("dqn", "c51", "qrdqn", "iqn")),
     *(squared("qrdqn", env, "") for env in CLASSIC),
     *(squared("iqn", env, "--adam-eps 1e-6") for env in CLASSIC[:2]),  # divided by kappa
     squared("iqn", "MountainCar-v0", "--adam-eps 1e-7"),
