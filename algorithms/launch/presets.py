@@ -93,7 +93,7 @@ GAME_2048 = {"env_settings": (("max_steps", 4000),)}
 
 # Three marines against three that fight by rule. Many steps of each policy, for an episode is won
 # or lost at its end. After JaxMARL's settings. VDN and QMIX win nearly all battles, IPPO without a
-# memory nine of ten, with a memory (and MAPPO) eight of ten. docs/tuning.md has settings for IQL.
+# memory nine of ten, with a memory (and MAPPO) eight of ten. docs/several-agents.md has IQL's.
 SMAX_3M = {
     "env": "jaxmarl/HeuristicEnemySMAX",
     "env_settings": (("scenario", "3m"),),
