@@ -142,10 +142,10 @@ def program(learner: Callable, config: Any, env: Any, env_params: Any) -> Callab
     is how many points of the learning curve to run, by default all; 0 without a state gives the
     initial one. `train.plan` is a `Plan`. Metrics have the points as leading axis; metrics without
     data are NaN (under jax_debug_nans -0.0, see `envs.sums`), and those of updates with data that
-    are not finite are infinite. Floats of config and env_params may
-    be traced, so train can be vmapped over them as well as over rng. A fourth argument,
-    learn=False, only evaluates: points then have no updates (it may be traced, so that a point
-    before training needs no program of its own).
+    are not finite are infinite. Floats of config and env_params may be traced, so train can be
+    vmapped over them as well as over rng. A fourth argument, learn=False, only evaluates: points
+    then have no updates (it may be traced, so that a point before training needs no program of its
+    own).
 
     Args:
       learner: learner(config, env, env_params) -> Learner; the function itself is static.

@@ -176,15 +176,21 @@ def test_clipped_values_stay_near_those_of_the_rollout(floats, swept):
 # --- agents that are not there ----------------------------------------------------------------
 
 
+def halves_of_an_episode(file, env):
+    """States after rollouts of five of ten steps, and the metrics of the second rollout. Agent 1
+    leaves with the first step."""
+    config = file.TINY.replace(num_steps=5, num_minibatches=1, total_timesteps=3 * 10)
+    params = jax.tree.map(jnp.asarray, PairParams(task=LEAVING))
+    learner = file.MODULE.learner(config, env, params)
+    update = jax.jit(learner.update)
+    first, _ = update(jax.jit(learner.init)(jax.random.key(0)))
+    return first, *update(again(first))
+
+
 def test_nothing_is_learned_from_a_rollout_that_one_did_not_live_to_see(file):
     """Agent 1 leaves with the first of ten steps: the second rollout of five is agent 0's alone,
     and what Adam remembers of the first one does not move agent 1."""
-    config = file.TINY.replace(num_steps=5, num_minibatches=1, total_timesteps=3 * 10)
-    params = jax.tree.map(jnp.asarray, PairParams(task=LEAVING))
-    learner = file.MODULE.learner(config, Pair(), params)
-    update = jax.jit(learner.update)
-    first, _ = update(jax.jit(learner.init)(jax.random.key(0)))
-    second, _ = update(again(first))
+    first, second, _ = halves_of_an_episode(file, Pair())
     before, after = learned(first), learned(second)
     assert_same(jax.tree.map(lambda x: x[1], before), jax.tree.map(lambda x: x[1], after))
     for params in zip(before, after):
@@ -198,12 +204,7 @@ class Team(Pair):
 
 def test_critics_of_a_team_learn_what_one_did_not_live_to_see(file):
     """The same rollouts, of a team: agent 1's critic moves, its actor does not."""
-    config = file.TINY.replace(num_steps=5, num_minibatches=1, total_timesteps=3 * 10)
-    params = jax.tree.map(jnp.asarray, PairParams(task=LEAVING))
-    learner = file.MODULE.learner(config, Team(), params)
-    update = jax.jit(learner.update)
-    first, _ = update(jax.jit(learner.init)(jax.random.key(0)))
-    second, metrics = update(again(first))
+    first, second, metrics = halves_of_an_episode(file, Team())
     (actor, critic), (later_actor, later_critic) = (
         jax.tree.map(lambda x: x[1], file.learned(state)) for state in (first, second)
     )

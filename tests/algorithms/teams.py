@@ -46,7 +46,7 @@ def test_metrics_have_the_points_as_leading_axis(file, trained):
     assert int(state.update) == 3
 
 
-def test_a_team_is_paid_on_for_whom_leaves(file):
+def test_a_team_is_paid_after_one_leaves(file):
     """On all of three seeds agent 1 leaves, which makes the team's return 4.0 in place of 0.5;
     nobody learns from what it would see then, even if it is NaN."""
     config = file.PROBE.replace(num_eval_episodes=1)

@@ -20,7 +20,7 @@ from tests.algorithms.policy_gradients import (  # noqa: F401
 )
 from tests.algorithms.probes import *  # noqa: F403
 from tests.algorithms.probes import of_critic, play_probes
-from tests.algorithms.teams import test_a_team_is_paid_on_for_whom_leaves  # noqa: F401
+from tests.algorithms.teams import test_a_team_is_paid_after_one_leaves  # noqa: F401
 from tests.algorithms.test_ppo import (  # noqa: F401
     test_actor_and_critic_may_share_a_torso_and_both_teach_it,
 )
