@@ -186,6 +186,14 @@ class PolicyState:
     obs_stats: parts.RunningStatistics
 
 
+class Delayed(NamedTuple):
+    """What changes in every `policy_every`-th gradient step only."""
+
+    policy: PolicyState
+    log_temperature: jax.Array
+    policy_opt_state: optax.OptState
+
+
 @struct.dataclass
 class TrainState:
     """Everything that a run needs to go on."""
@@ -220,7 +228,6 @@ class Draws(NamedTuple):
 
 
 LOG_STD = (-5.0, 2.0)
-STRETCH = 16  # steps of an environment for which random numbers are drawn at once
 
 
 # --- formulas ---------------------------------------------------------------------------------
@@ -278,21 +285,13 @@ def normalize(config, policy, x):
     return parts.scaled(x)
 
 
-def make_buffer(config: Config) -> parts.ReplayBuffer:
-    return parts.ReplayBuffer(
-        config.buffer_size, config.num_envs, config.train_every, config.n_step
-    )
-
-
 def check(config: Config, env: Any, env_params: Any) -> None:
     """Raises a ValueError that names the setting, its value and what would do."""
-    positive = ("total_timesteps", "num_envs", "train_every", "updates_per_step", "buffer_size")
-    positive += ("batch_size", "n_step", "num_critics", "policy_every", "num_evals")
-    parts.check_sizes(config, positive, ("learning_starts", "num_eval_episodes"))
+    positive = ("total_timesteps", "num_envs", "num_critics", "policy_every", "num_evals")
+    parts.check_sizes(config, positive, ("num_eval_episodes",))
     parts.check_network(config, "hidden_sizes", "critic_hidden_sizes")
     parts.check_spaces("crossq", config, env, env_params, discrete=False, box=True)
-    parts.check_replay(config, make_buffer(config), env, env_params)
-    parts.num_updates(config, config.num_envs * config.train_every)
+    parts.check_replay(config, parts.ReplayBuffer.of(config), env, env_params)
 
 
 @parts.without_x64
@@ -312,25 +311,18 @@ def make_train(config: Config, env: Any = None, env_params: Any = None) -> Calla
 
 def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     """How a run begins, and an update: a stretch of rounds of acting and learning."""
-    num_envs, num_steps = config.num_envs, config.train_every
-    period = config.policy_every
-    whole = period // math.gcd(period, config.updates_per_step)  # rounds of whole periods
-    rounds = whole * max(1, STRETCH // (num_steps * whole))  # in an update
-    update_size = rounds * num_steps * num_envs
-    num_rounds = parts.num_updates(config, update_size) * rounds  # of the whole run
-    environments = envs.batch(env, num_envs, rounds * num_steps)
+    buffer = parts.ReplayBuffer.of(config)
+    rounds = parts.Rounds(config, buffer, period=config.policy_every)
+    environments = envs.batch(env, config.num_envs, rounds.num_steps)
     space = env.action_space(env_params)
     size = parts.num_outputs(space)
     actor, critic = Actor(config, size), Critic(config)
-    buffer = make_buffer(config)
-    waits = max(config.learning_starts, buffer.waiting + 1)  # there is a whole window
-    waiting_rounds = -(-waits // (num_envs * num_steps)) - 1
     optimizer = parts.FlatOptimizer(optax.scale_by_adam(config.adam_b1, eps=config.adam_eps))
 
     def init(rng):
         rng, actor_rng, critic_rng, reset_rng, eval_rng = jax.random.split(rng, 5)
         observation, env_state = environments.reset(reset_rng, env_params)
-        x, action = observation.astype(jnp.float32), jnp.zeros((num_envs, size))
+        x, action = observation.astype(jnp.float32), jnp.zeros((config.num_envs, size))
         start = lambda rng: parts.orthogonal(critic, rng, x, action, value_head=1.0)
         of_critics = jax.vmap(start)(jax.random.split(critic_rng, config.num_critics))
         of_actor = parts.orthogonal(actor, actor_rng, x, mean_head=0.01, std_head=0.01)
@@ -345,11 +337,38 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             replay=buffer.create(env, env_params),
             env_state=env_state,
             observation=observation,
-            episodes=parts.EpisodeStatistics.create(num_envs),
+            episodes=parts.EpisodeStatistics.create(config.num_envs),
             rng=rng,
             eval_rng=eval_rng,
             update=jnp.zeros((), jnp.int32),
         )
+
+    def update(state):
+        """A stretch of rounds, whose random numbers are drawn at once."""
+        rng, start_rng, step_rng, explore_rng, draw_rng, action_rng = jax.random.split(state.rng, 6)
+        steps = rounds.gradient_steps
+        draws = Draws(
+            windows=buffer.noise(draw_rng, (steps, config.batch_size)),
+            actions=jax.random.normal(action_rng, (steps, 2, config.batch_size, size)),
+            turn=jnp.arange(steps) % config.policy_every == config.policy_every - 1,
+        )
+        noise = Noise(
+            step_rng=jax.random.split(step_rng, rounds.acting[:2]),
+            exploration=jax.random.normal(explore_rng, (*rounds.acting, size)),
+        )
+        env_state = environments.refill(start_rng, state.env_state, env_params)
+        state = state.replace(env_state=env_state, rng=rng)
+        return rounds.run(round, state, noise, draws)
+
+    def round(state, noise, now):
+        """Act, store, update statistics, learn."""
+        state, rollout = act(state, now.ready, noise)
+        state = state.replace(replay=buffer.add(state.replay, rollout))
+        if config.normalize_obs:
+            obs_stats = state.policy.obs_stats.update(rollout.observation)
+            state = state.replace(policy=state.policy.replace(obs_stats=obs_stats))
+        state, metrics = rounds.learn(gradient_step, state, now)
+        return state, metrics, rollout
 
     def act(state, ready, noise):
         """Steps of every environment."""
@@ -364,7 +383,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             )
             transition = parts.Transition(
                 observation=state.observation,
-                action=action.reshape(num_envs, *space.shape),
+                action=action.reshape(config.num_envs, *space.shape),
                 reward=reward,
                 terminated=terminated,
                 done=terminated | truncated,
@@ -402,11 +421,12 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         metrics = {"actor_loss": loss, "entropy": -log_prob.mean(), "temperature": temperature}
         return loss + temperature * surplus * config.learn_temperature, (changed, metrics)
 
-    def gradient_step(state, draws, progress, ready, warm):
-        """From a batch of windows. It leaves no trace before there is enough to learn from."""
+    def gradient_step(state, draws, now):
+        """From a batch of windows."""
         draw = buffer.draw(state.replay, draws.windows)
         window = buffer.windows(state.replay.transitions, draw.index, config.gamma)
-        left = jnp.maximum(1.0 - progress, 0.0) if config.anneal_lr else 1.0
+        warm = (now.learned >= config.renorm_warmup) & (config.renorm_warmup < 1.0)
+        left = jnp.maximum(1.0 - now.progress, 0.0) if config.anneal_lr else 1.0
         step = functools.partial(optimizer.step, learning_rate=config.learning_rate * left)
         old = state.critics["params"]
         grads, (changed, metrics) = jax.grad(critic_loss, has_aux=True)(
@@ -416,73 +436,31 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             old, state.critic_opt_state, grads, weight_decay=config.weight_decay
         )
         critics = changed | {"params": params}
+        state = state.replace(critics=critics, critic_opt_state=critic_opt_state)
 
         def improve(old):
             """The gradient step of the actor and of the temperature."""
-            both = old["policy"].variables["params"], old["log_temperature"]
+            both = old.policy.variables["params"], old.log_temperature
             grads, (changed, metrics) = jax.grad(policy_loss, (0, 1), has_aux=True)(
-                *both, state.replace(critics=critics), window, draws.actions[0], warm
+                *both, state, window, draws.actions[0], warm
             )
             (params, log_temperature), opt_state, _ = step(
-                both, old["policy_opt_state"], grads, weight_decay=(config.weight_decay, 0.0)
+                both, old.policy_opt_state, grads, weight_decay=(config.weight_decay, 0.0)
             )
-            return metrics, {
-                "policy": old["policy"].replace(variables=changed | {"params": params}),
-                "log_temperature": log_temperature,
-                "policy_opt_state": opt_state,
-            }
+            return metrics, Delayed(
+                policy=old.policy.replace(variables=changed | {"params": params}),
+                log_temperature=log_temperature,
+                policy_opt_state=opt_state,
+            )
 
-        old = {n: getattr(state, n) for n in ("policy", "log_temperature", "policy_opt_state")}
-        nothing = dict.fromkeys(("actor_loss", "entropy", "temperature"), jnp.zeros(()))
-        rare, changes = jax.lax.cond(draws.turn, improve, lambda old: (nothing, old), old)
-        changes |= {"critics": critics, "critic_opt_state": critic_opt_state}
-        keep = lambda new, old: jax.tree.map(lambda n, o: jnp.where(ready, n, o), new, old)
-        state = state.replace(**{n: keep(new, getattr(state, n)) for n, new in changes.items()})
-        now = dict.fromkeys(metrics, ready) | dict.fromkeys(rare, ready & draws.turn)
-        return state, {n: parts.Average(keep(x, 0.0), now[n]) for n, x in (metrics | rare).items()}
-
-    def round_(state, inputs, draws):
-        """Acting, then learning."""
-        number, first, noise = inputs
-        progress, ready = number / float(num_rounds), number >= waiting_rounds
-        state, rollout = act(state, ready, noise)
-        state = state.replace(replay=buffer.add(state.replay, rollout))
-        if config.normalize_obs:
-            obs_stats = state.policy.obs_stats.update(rollout.observation)
-            state = state.replace(policy=state.policy.replace(obs_stats=obs_stats))
-        learned = (number - waiting_rounds) / float(num_rounds - waiting_rounds)
-        warm = (learned >= config.renorm_warmup) & (config.renorm_warmup < 1.0)
-        learn = functools.partial(gradient_step, progress=progress, ready=ready, warm=warm)
-        state, metrics = parts.scan_rows(learn, state, draws, first, config.updates_per_step)
-        return state, (metrics, rollout.reward, rollout.done)
-
-    def update(state):
-        """Rounds, whose random numbers are drawn all at once: that costs far less."""
-        rng, start_rng, step_rng, explore_rng, draw_rng, action_rng = jax.random.split(state.rng, 6)
-        steps = rounds * config.updates_per_step
-        draws = Draws(
-            buffer.noise(draw_rng, (steps, config.batch_size)),
-            jax.random.normal(action_rng, (steps, 2, config.batch_size, size)),
-            jnp.arange(steps) % period == period - 1,
-        )
-        noise = Noise(
-            jax.random.split(step_rng, (rounds, num_steps)),
-            jax.random.normal(explore_rng, (rounds, num_steps, num_envs, size)),
-        )
-        env_state = environments.refill(start_rng, state.env_state, env_params)
-        state = state.replace(env_state=env_state, rng=rng)
-        number = jnp.arange(rounds)
-        inputs = state.update * rounds + number, number * config.updates_per_step, noise
-        learn = functools.partial(round_, draws=draws)
-        state, (metrics, reward, done) = jax.lax.scan(learn, state, inputs)
-        flat = lambda x: x.reshape(rounds * num_steps, num_envs)
-        state = state.replace(
-            episodes=state.episodes.update(flat(reward), flat(done)), update=state.update + 1
-        )
-        return state, jax.tree.map(jnp.sum, metrics)
+        old = Delayed(state.policy, state.log_temperature, state.policy_opt_state)
+        none = dict.fromkeys(("actor_loss", "entropy", "temperature"), jnp.zeros(()))
+        delayed, new = jax.lax.cond(draws.turn, improve, lambda old: (none, old), old)
+        metrics |= {name: parts.Average(x, draws.turn) for name, x in delayed.items()}
+        return state.replace(**new._asdict()), metrics
 
     policy = make_policy(config, env, env_params)
-    return parts.Learner(init, update, policy, update_size)
+    return parts.Learner(init, update, policy, rounds.steps)
 
 
 if __name__ == "__main__":

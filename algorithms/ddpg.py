@@ -152,9 +152,6 @@ class Noise(NamedTuple):
     exploration: jax.Array  # normal, (train_every, num_envs, dimensions)
 
 
-STRETCH = 16  # steps of an environment for which random numbers are drawn at once
-
-
 # --- formulas ---------------------------------------------------------------------------------
 
 
@@ -209,21 +206,13 @@ def normalize(config, policy, x):
     return parts.scaled(x)
 
 
-def make_buffer(config: Config) -> parts.ReplayBuffer:
-    return parts.ReplayBuffer(
-        config.buffer_size, config.num_envs, config.train_every, config.n_step
-    )
-
-
 def check(config: Config, env: Any, env_params: Any) -> None:
     """Raises a ValueError that names the setting, its value and what would do."""
-    positive = ("total_timesteps", "num_envs", "train_every", "updates_per_step", "buffer_size")
-    positive += ("batch_size", "n_step", "num_evals")
-    parts.check_sizes(config, positive, ("learning_starts", "num_eval_episodes"))
+    positive = ("total_timesteps", "num_envs", "num_evals")
+    parts.check_sizes(config, positive, ("num_eval_episodes",))
     parts.check_network(config, "hidden_sizes", "critic_hidden_sizes")
     parts.check_spaces("ddpg", config, env, env_params, discrete=False, box=True)
-    parts.check_replay(config, make_buffer(config), env, env_params)
-    parts.num_updates(config, config.num_envs * config.train_every)
+    parts.check_replay(config, parts.ReplayBuffer.of(config), env, env_params)
 
 
 @parts.without_x64
@@ -243,23 +232,18 @@ def make_train(config: Config, env: Any = None, env_params: Any = None) -> Calla
 
 def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     """How a run begins, and an update: a stretch of rounds of acting and learning."""
-    num_envs, num_steps = config.num_envs, config.train_every
-    rounds = max(1, STRETCH // num_steps)  # in an update
-    update_size = rounds * num_steps * num_envs
-    num_rounds = parts.num_updates(config, update_size) * rounds  # of the whole run
-    environments = envs.batch(env, num_envs, rounds * num_steps)
+    buffer = parts.ReplayBuffer.of(config)
+    rounds = parts.Rounds(config, buffer)
+    environments = envs.batch(env, config.num_envs, rounds.num_steps)
     space = env.action_space(env_params)
     size = parts.num_outputs(space)
     actor, critic = Actor(config, size), Critic(config)
-    buffer = make_buffer(config)
-    waits = max(config.learning_starts, buffer.waiting + 1)  # there is a whole window
-    waiting_rounds = -(-waits // (num_envs * num_steps)) - 1
     optimizer = parts.FlatOptimizer(optax.scale_by_adam(eps=config.adam_eps))
 
     def init(rng):
         rng, actor_rng, critic_rng, reset_rng, noise_rng, eval_rng = jax.random.split(rng, 6)
         observation, env_state = environments.reset(reset_rng, env_params)
-        x, action = observation.astype(jnp.float32), jnp.zeros((num_envs, size))
+        x, action = observation.astype(jnp.float32), jnp.zeros((config.num_envs, size))
         critic_params = parts.orthogonal(critic, critic_rng, x, action, value_head=1.0)
         params = parts.orthogonal(actor, actor_rng, x, action_head=0.01)
         obs_stats = parts.RunningStatistics.create(observation.shape[1:])
@@ -272,12 +256,34 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             replay=buffer.create(env, env_params),
             env_state=env_state,
             observation=observation,
-            exploration=jax.random.normal(noise_rng, (num_envs, size)),
-            episodes=parts.EpisodeStatistics.create(num_envs),
+            exploration=jax.random.normal(noise_rng, (config.num_envs, size)),
+            episodes=parts.EpisodeStatistics.create(config.num_envs),
             rng=rng,
             eval_rng=eval_rng,
             update=jnp.zeros((), jnp.int32),
         )
+
+    def update(state):
+        """A stretch of rounds, whose random numbers are drawn at once."""
+        rng, start_rng, step_rng, explore_rng, draw_rng = jax.random.split(state.rng, 5)
+        noise = Noise(
+            step_rng=jax.random.split(step_rng, rounds.acting[:2]),
+            exploration=jax.random.normal(explore_rng, (*rounds.acting, size)),
+        )
+        draws = buffer.noise(draw_rng, (rounds.gradient_steps, config.batch_size))
+        env_state = environments.refill(start_rng, state.env_state, env_params)
+        state = state.replace(env_state=env_state, rng=rng)
+        return rounds.run(round, state, noise, draws)
+
+    def round(state, noise, now):
+        """Act, store, update statistics, learn."""
+        state, rollout = act(state, now.ready, noise)
+        state = state.replace(replay=buffer.add(state.replay, rollout))
+        if config.normalize_obs:
+            obs_stats = state.policy.obs_stats.update(rollout.observation)
+            state = state.replace(policy=state.policy.replace(obs_stats=obs_stats))
+        state, metrics = rounds.learn(gradient_step, state, now)
+        return state, metrics, rollout
 
     def act(state, ready, noise):
         """Steps of every environment."""
@@ -293,7 +299,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             )
             transition = parts.Transition(
                 observation=state.observation,
-                action=action.reshape(num_envs, *space.shape),
+                action=action.reshape(config.num_envs, *space.shape),
                 reward=reward,
                 terminated=terminated,
                 done=terminated | truncated,
@@ -318,15 +324,15 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     def actor_loss(params, critic_params, x):
         return -critic.apply(critic_params, x, actor.apply(params, x)).mean()
 
-    def gradient_step(state, draws, progress, ready):
-        """From a batch of windows. It leaves no trace before there is enough to learn from."""
+    def gradient_step(state, draws, now):
+        """From a batch of windows."""
         draw = buffer.draw(state.replay, draws)
         window = buffer.windows(state.replay.transitions, draw.index, config.gamma)
         x, action = normalize(config, state.policy, window.observation), window.action
         (loss, mean_value), grads = jax.value_and_grad(critic_loss, has_aux=True)(
             state.critic_params, x, action.reshape(-1, size), targets(state, window)
         )
-        left = jnp.maximum(1.0 - progress, 0.0) if config.anneal_lr else 1.0
+        left = jnp.maximum(1.0 - now.progress, 0.0) if config.anneal_lr else 1.0
         step = functools.partial(optimizer.step, weight_decay=config.weight_decay)
         critic_params, critic_opt_state, grad_norm = step(
             state.critic_params, state.critic_opt_state, grads, config.learning_rate * left
@@ -338,57 +344,19 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             state.policy.params, state.actor_opt_state, grads, config.actor_learning_rate * left
         )
         move = lambda old, new: old + config.tau * (new - old)
-        changes = {
-            "policy": state.policy.replace(params=params),
-            "critic_params": critic_params,
-            "target_params": jax.tree.map(
-                move, state.target_params, Targets(params, critic_params)
-            ),
-            "actor_opt_state": actor_opt_state,
-            "critic_opt_state": critic_opt_state,
-        }
-        keep = lambda new, old: jax.tree.map(lambda n, o: jnp.where(ready, n, o), new, old)
-        state = state.replace(**{n: keep(new, getattr(state, n)) for n, new in changes.items()})
+        state = state.replace(
+            policy=state.policy.replace(params=params),
+            critic_params=critic_params,
+            target_params=jax.tree.map(move, state.target_params, Targets(params, critic_params)),
+            actor_opt_state=actor_opt_state,
+            critic_opt_state=critic_opt_state,
+        )
         metrics = {"critic_loss": loss, "actor_loss": actor_loss_now}
         metrics |= {"mean_value": mean_value, "grad_norm": grad_norm}
-        return state, {n: parts.Average(keep(x, 0.0), ready) for n, x in metrics.items()}
-
-    def round_(state, inputs, draws):
-        """Acting, then learning."""
-        number, first, noise = inputs
-        progress, ready = number / float(num_rounds), number >= waiting_rounds
-        state, rollout = act(state, ready, noise)
-        state = state.replace(replay=buffer.add(state.replay, rollout))
-        if config.normalize_obs:
-            obs_stats = state.policy.obs_stats.update(rollout.observation)
-            state = state.replace(policy=state.policy.replace(obs_stats=obs_stats))
-        learn = functools.partial(gradient_step, progress=progress, ready=ready)
-        state, metrics = parts.scan_rows(learn, state, draws, first, config.updates_per_step)
-        return state, (metrics, rollout.reward, rollout.done)
-
-    def update(state):
-        """Rounds, whose random numbers are drawn all at once: that costs far less."""
-        rng, start_rng, step_rng, explore_rng, draw_rng = jax.random.split(state.rng, 5)
-        noise = Noise(
-            jax.random.split(step_rng, (rounds, num_steps)),
-            jax.random.normal(explore_rng, (rounds, num_steps, num_envs, size)),
-        )
-        steps = rounds * config.updates_per_step
-        draws = buffer.noise(draw_rng, (steps, config.batch_size))
-        env_state = environments.refill(start_rng, state.env_state, env_params)
-        state = state.replace(env_state=env_state, rng=rng)
-        number = jnp.arange(rounds)
-        inputs = state.update * rounds + number, number * config.updates_per_step, noise
-        learn = functools.partial(round_, draws=draws)
-        state, (metrics, reward, done) = jax.lax.scan(learn, state, inputs)
-        flat = lambda x: x.reshape(rounds * num_steps, num_envs)
-        state = state.replace(
-            episodes=state.episodes.update(flat(reward), flat(done)), update=state.update + 1
-        )
-        return state, jax.tree.map(jnp.sum, metrics)
+        return state, metrics
 
     policy = make_policy(config, env, env_params)
-    return parts.Learner(init, update, policy, update_size)
+    return parts.Learner(init, update, policy, rounds.steps)
 
 
 if __name__ == "__main__":

@@ -36,7 +36,6 @@ Nothing is decided by a branch on a counter: under vmap that would select betwee
 buffer. Before `learning_starts` gradient steps are computed and thrown away.
 """
 
-import functools
 import math
 import sys
 from collections.abc import Callable
@@ -165,7 +164,6 @@ class Noise(NamedTuple):
 EXPLORATION = ("constant", "linear", "exponential")
 DTYPES = ("", "bool", "int8", "float16", "bfloat16", "float32")
 LONGEST = 10_000  # steps that a random action may last
-STRETCH = 16  # steps of an environment for which random numbers are drawn at once
 
 
 # --- formulas ---------------------------------------------------------------------------------
@@ -266,28 +264,15 @@ def normalize(config, policy, x):
     return parts.scaled(x)
 
 
-def make_buffer(config: Config) -> parts.ReplayBuffer:
-    return parts.ReplayBuffer(
-        config.buffer_size,
-        config.num_envs,
-        config.train_every,
-        config.n_step,
-        config.prioritized,
-        config.buffer_dtype,
-    )
-
-
 def check(config: Config, env: Any, env_params: Any) -> None:
     """Raises a ValueError that names the setting, its value and what would do."""
-    positive = ("total_timesteps", "num_envs", "train_every", "updates_per_step", "buffer_size")
-    positive += ("batch_size", "n_step", "target_every", "num_evals")
-    parts.check_sizes(config, positive, ("learning_starts", "num_eval_episodes"))
+    positive = ("total_timesteps", "num_envs", "target_every", "num_evals")
+    parts.check_sizes(config, positive, ("num_eval_episodes",))
     if config.dueling and not config.hidden_sizes:
         raise ValueError("dueling=True splits the last of hidden_sizes=(): give one or more")
     parts.check_choices(config, buffer_dtype=DTYPES, exploration=EXPLORATION)
     parts.check_spaces("dqn", config, env, env_params, masks=True)
-    parts.check_replay(config, make_buffer(config), env, env_params)
-    parts.num_updates(config, config.num_envs * config.train_every)
+    parts.check_replay(config, parts.ReplayBuffer.of(config), env, env_params)
 
 
 @parts.without_x64
@@ -307,15 +292,10 @@ def make_train(config: Config, env: Any = None, env_params: Any = None) -> Calla
 
 def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     """How a run begins, and an update: a stretch of rounds of acting and learning."""
-    num_envs, num_steps = config.num_envs, config.train_every
-    rounds = max(1, STRETCH // num_steps)  # in an update
-    update_size = rounds * num_steps * num_envs
-    num_rounds = parts.num_updates(config, update_size) * rounds  # of the whole run
-    environments = envs.batch(env, num_envs, rounds * num_steps)
+    buffer = parts.ReplayBuffer.of(config)
+    rounds = parts.Rounds(config, buffer)
+    environments = envs.batch(env, config.num_envs, rounds.num_steps)
     network = QNetwork(config, env.action_space(env_params).n)
-    buffer = make_buffer(config)
-    waits = max(config.learning_starts, buffer.waiting + 1)  # there is a whole window
-    waiting_rounds = -(-waits // (num_envs * num_steps)) - 1
     optimizer = parts.FlatOptimizer(
         optax.chain(
             optax.clip_by_global_norm(config.max_grad_norm),
@@ -336,12 +316,38 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             replay=buffer.create(env, env_params),
             env_state=env_state,
             observation=observation,
-            held=Held(*jnp.zeros((2, num_envs), jnp.int32)),
-            episodes=parts.EpisodeStatistics.create(num_envs),
+            held=Held(*jnp.zeros((2, config.num_envs), jnp.int32)),
+            episodes=parts.EpisodeStatistics.create(config.num_envs),
             rng=rng,
             eval_rng=eval_rng,
             update=jnp.zeros((), jnp.int32),
         )
+
+    def update(state):
+        """A stretch of rounds, whose random numbers are drawn at once."""
+        rng, start_rng, step_rng, explore_rng, draw_rng = jax.random.split(state.rng, 5)
+        uniform = jax.random.uniform(explore_rng, (2 * rounds.steps,))
+        exploration, duration = uniform.reshape(2, *rounds.acting)
+        noise = Noise(
+            step_rng=jax.random.split(step_rng, rounds.acting[:2]),
+            exploration=exploration,
+            duration=durations(duration, config.duration_exponent),
+        )
+        draws = buffer.noise(draw_rng, (rounds.gradient_steps, config.batch_size))
+        env_state = environments.refill(start_rng, state.env_state, env_params)
+        state = state.replace(env_state=env_state, rng=rng)
+        return rounds.run(round, state, noise, draws)
+
+    def round(state, noise, now):
+        """Act, store, update statistics, learn."""
+        epsilon = epsilon_at(config, now.progress)
+        state, rollout = act(state, epsilon, noise)
+        state = state.replace(replay=buffer.add(state.replay, rollout))
+        if config.normalize_obs:
+            obs_stats = state.policy.obs_stats.update(rollout.observation)
+            state = state.replace(policy=state.policy.replace(obs_stats=obs_stats))
+        state, metrics = rounds.learn(gradient_step, state, now)
+        return state, metrics | {"epsilon": epsilon}, rollout
 
     def act(state, epsilon, noise):
         """Steps of every environment."""
@@ -388,80 +394,39 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         metrics = {"loss": total, "td_error": error.mean(), "mean_value": best.mean()}
         return total, (error, metrics)
 
-    def gradient_step(state, draws, progress, ready):
-        """From a batch of windows. It leaves no trace before there is enough to learn from."""
+    def gradient_step(state, draws, now):
+        """From a batch of windows."""
         draw = buffer.draw(state.replay, draws)
         weights = jnp.ones(config.batch_size)
         if config.prioritized:
-            beta = config.priority_beta + progress * (1.0 - config.priority_beta)
+            beta = config.priority_beta + now.progress * (1.0 - config.priority_beta)
             size = buffer.num_windows(state.replay)
             weights = importance_weights(draw.probability, size, beta)
         window = buffer.windows(state.replay.transitions, draw.index, config.gamma)
         grads, (error, metrics) = jax.grad(loss, has_aux=True)(
             state.policy.params, state.policy, window, targets(state, window), weights
         )
-        left = jnp.maximum(1.0 - progress, 0.0) if config.anneal_lr else 1.0
+        left = jnp.maximum(1.0 - now.progress, 0.0) if config.anneal_lr else 1.0
         params, opt_state, metrics["grad_norm"] = optimizer.step(
             state.policy.params, state.opt_state, grads, config.learning_rate * left
         )
         age = state.target_age + 1
         tau = jnp.where(age == config.target_every, config.tau, 0.0)
         move = lambda old, new: tau * new + (1.0 - tau) * old
-        changes = {
-            "policy": state.policy.replace(params=params),
-            "target_params": jax.tree.map(move, state.target_params, params),
-            "target_age": age % config.target_every,
-            "opt_state": opt_state,
-        }
-        keep = lambda new, old: jax.tree.map(lambda n, o: jnp.where(ready, n, o), new, old)
-        state = state.replace(**{n: keep(new, getattr(state, n)) for n, new in changes.items()})
+        state = state.replace(
+            policy=state.policy.replace(params=params),
+            target_params=jax.tree.map(move, state.target_params, params),
+            target_age=age % config.target_every,
+            opt_state=opt_state,
+        )
         if config.prioritized:
             priorities = (error + config.priority_eps) ** config.priority_alpha
-            replay = buffer.prioritize(state.replay, draw.index, priorities, ready)
+            replay = buffer.prioritize(state.replay, draw.index, priorities, now.ready)
             state = state.replace(replay=replay)
-        return state, {n: parts.Average(keep(x, 0.0), ready) for n, x in metrics.items()}
-
-    def round_(state, inputs, draws):
-        """Acting, then learning."""
-        number, first, noise = inputs
-        progress, ready = number / float(num_rounds), number >= waiting_rounds
-        epsilon = epsilon_at(config, progress)
-        state, rollout = act(state, epsilon, noise)
-        state = state.replace(replay=buffer.add(state.replay, rollout))
-        if config.normalize_obs:
-            obs_stats = state.policy.obs_stats.update(rollout.observation)
-            state = state.replace(policy=state.policy.replace(obs_stats=obs_stats))
-        learn = functools.partial(gradient_step, progress=progress, ready=ready)
-        state, metrics = parts.scan_rows(learn, state, draws, first, config.updates_per_step)
-        return state, (metrics | {"epsilon": epsilon}, rollout.reward, rollout.done)
-
-    def update(state):
-        """Rounds, whose random numbers are drawn all at once: that costs far less."""
-        rng, start_rng, step_rng, explore_rng, draw_rng = jax.random.split(state.rng, 5)
-        uniform = jax.random.uniform(explore_rng, (2 * update_size,))
-        exploration, duration = uniform.reshape(2, rounds, num_steps, num_envs)
-        noise = Noise(
-            jax.random.split(step_rng, (rounds, num_steps)),
-            exploration,
-            durations(duration, config.duration_exponent),
-        )
-        steps = rounds * config.updates_per_step
-        draws = buffer.noise(draw_rng, (steps, config.batch_size))
-        env_state = environments.refill(start_rng, state.env_state, env_params)
-        state = state.replace(env_state=env_state, rng=rng)
-        number = jnp.arange(rounds)
-        inputs = state.update * rounds + number, number * config.updates_per_step, noise
-        learn = functools.partial(round_, draws=draws)
-        state, (metrics, reward, done) = jax.lax.scan(learn, state, inputs)
-        epsilon = metrics.pop("epsilon").mean()
-        flat = lambda x: x.reshape(rounds * num_steps, num_envs)
-        state = state.replace(
-            episodes=state.episodes.update(flat(reward), flat(done)), update=state.update + 1
-        )
-        return state, jax.tree.map(jnp.sum, metrics) | {"epsilon": epsilon}
+        return state, metrics
 
     policy = make_policy(config, env, env_params)
-    return parts.Learner(init, update, policy, update_size)
+    return parts.Learner(init, update, policy, rounds.steps)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,6 @@ Implementation details:
     thrown away: a branch on a counter would select between two copies of the buffer under vmap.
 """
 
-import functools
 import math
 import sys
 from collections.abc import Callable
@@ -174,7 +173,6 @@ class Draws(NamedTuple):
 
 
 LOG_STD = (-5.0, 2.0)
-STRETCH = 16  # steps of an environment for which random numbers are drawn at once
 
 
 # --- formulas ---------------------------------------------------------------------------------
@@ -232,21 +230,13 @@ def normalize(config, policy, x):
     return parts.scaled(x)
 
 
-def make_buffer(config: Config) -> parts.ReplayBuffer:
-    return parts.ReplayBuffer(
-        config.buffer_size, config.num_envs, config.train_every, config.n_step
-    )
-
-
 def check(config: Config, env: Any, env_params: Any) -> None:
     """Raises a ValueError that names the setting, its value and what would do."""
-    positive = ("total_timesteps", "num_envs", "train_every", "updates_per_step", "buffer_size")
-    positive += ("batch_size", "n_step", "num_critics", "num_evals")
-    parts.check_sizes(config, positive, ("learning_starts", "num_eval_episodes"))
+    positive = ("total_timesteps", "num_envs", "num_critics", "num_evals")
+    parts.check_sizes(config, positive, ("num_eval_episodes",))
     parts.check_network(config, "hidden_sizes", "critic_hidden_sizes")
     parts.check_spaces("sac", config, env, env_params, discrete=False, box=True)
-    parts.check_replay(config, make_buffer(config), env, env_params)
-    parts.num_updates(config, config.num_envs * config.train_every)
+    parts.check_replay(config, parts.ReplayBuffer.of(config), env, env_params)
 
 
 @parts.without_x64
@@ -266,17 +256,12 @@ def make_train(config: Config, env: Any = None, env_params: Any = None) -> Calla
 
 def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     """How a run begins, and an update: a stretch of rounds of acting and learning."""
-    num_envs, num_steps = config.num_envs, config.train_every
-    rounds = max(1, STRETCH // num_steps)  # in an update
-    update_size = rounds * num_steps * num_envs
-    num_rounds = parts.num_updates(config, update_size) * rounds  # of the whole run
-    environments = envs.batch(env, num_envs, rounds * num_steps)
+    buffer = parts.ReplayBuffer.of(config)
+    rounds = parts.Rounds(config, buffer)
+    environments = envs.batch(env, config.num_envs, rounds.num_steps)
     space = env.action_space(env_params)
     size = parts.num_outputs(space)
     actor, critic = Actor(config, size), Critic(config)
-    buffer = make_buffer(config)
-    waits = max(config.learning_starts, buffer.waiting + 1)  # there is a whole window
-    waiting_rounds = -(-waits // (num_envs * num_steps)) - 1
     optimizer = parts.FlatOptimizer(optax.scale_by_adam(eps=config.adam_eps))
 
     def critics(params, x, action):
@@ -288,7 +273,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     def init(rng):
         rng, actor_rng, critic_rng, reset_rng, eval_rng = jax.random.split(rng, 5)
         observation, env_state = environments.reset(reset_rng, env_params)
-        x, action = observation.astype(jnp.float32), jnp.zeros((num_envs, size))
+        x, action = observation.astype(jnp.float32), jnp.zeros((config.num_envs, size))
         start = lambda rng: parts.orthogonal(critic, rng, x, action, value_head=1.0)
         params = Params(
             actor=parts.orthogonal(actor, actor_rng, x, mean_head=0.01, std_head=0.01),
@@ -305,11 +290,37 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             replay=buffer.create(env, env_params),
             env_state=env_state,
             observation=observation,
-            episodes=parts.EpisodeStatistics.create(num_envs),
+            episodes=parts.EpisodeStatistics.create(config.num_envs),
             rng=rng,
             eval_rng=eval_rng,
             update=jnp.zeros((), jnp.int32),
         )
+
+    def update(state):
+        """A stretch of rounds, whose random numbers are drawn at once."""
+        rng, start_rng, step_rng, explore_rng, draw_rng, action_rng = jax.random.split(state.rng, 6)
+        steps = rounds.gradient_steps
+        draws = Draws(
+            windows=buffer.noise(draw_rng, (steps, config.batch_size)),
+            actions=jax.random.normal(action_rng, (steps, 2, config.batch_size, size)),
+        )
+        noise = Noise(
+            step_rng=jax.random.split(step_rng, rounds.acting[:2]),
+            exploration=jax.random.normal(explore_rng, (*rounds.acting, size)),
+        )
+        env_state = environments.refill(start_rng, state.env_state, env_params)
+        state = state.replace(env_state=env_state, rng=rng)
+        return rounds.run(round, state, noise, draws)
+
+    def round(state, noise, now):
+        """Act, store, update statistics, learn."""
+        state, rollout = act(state, now.ready, noise)
+        state = state.replace(replay=buffer.add(state.replay, rollout))
+        if config.normalize_obs:
+            obs_stats = state.policy.obs_stats.update(rollout.observation)
+            state = state.replace(policy=state.policy.replace(obs_stats=obs_stats))
+        state, metrics = rounds.learn(gradient_step, state, now)
+        return state, metrics, rollout
 
     def act(state, ready, noise):
         """Steps of every environment."""
@@ -324,7 +335,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             )
             transition = parts.Transition(
                 observation=state.observation,
-                action=action.reshape(num_envs, *space.shape),
+                action=action.reshape(config.num_envs, *space.shape),
                 reward=reward,
                 terminated=terminated,
                 done=terminated | truncated,
@@ -334,94 +345,76 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
 
         return jax.lax.scan(step, state, (noise.step_rng, noise.exploration))
 
-    def loss(params, state, window, noise):
-        """Of all three; stopped gradients leave to each its own part."""
-        x = normalize(config, state.policy, window.observation)
-        next_x = normalize(config, state.policy, window.final_observation)
-        temperature = jnp.exp(params.log_temperature)
-        fixed = jax.lax.stop_gradient(temperature)
-        action, log_prob = squash(actor.apply(params.actor, x), noise[0])
-        next_action, next_log_prob = squash(actor.apply(state.policy.params, next_x), noise[1])
-        next_value = critics(state.target_params, next_x, next_action).min(0)
-        target = config.reward_scale * window.returns
-        target += window.discount * (next_value - fixed * next_log_prob)
-        values = critics(params.critics, x, window.action.reshape(-1, size))
-        critic_loss = jnp.square(values - target).mean(1).sum()
-        own = critics(jax.lax.stop_gradient(params.critics), x, action).min(0)
-        actor_loss = (fixed * log_prob - own).mean()
-        surplus = jax.lax.stop_gradient(-log_prob).mean() - size * config.target_entropy
-        metrics = {
-            "critic_loss": critic_loss,
-            "actor_loss": actor_loss,
-            "mean_value": values.min(0).mean(),
-            "entropy": -log_prob.mean(),
-            "temperature": temperature,
-        }
-        temperature_loss = temperature * surplus * config.learn_temperature
-        return critic_loss + actor_loss + temperature_loss, metrics
+    def targets(state, window, noise):
+        """y = r + gamma**n (min_k Q'_k(s', a') - alpha log pi(a'|s')), (batch_size,)."""
+        x = normalize(config, state.policy, window.final_observation)
+        action, log_prob = squash(actor.apply(state.policy.params, x), noise)
+        value = critics(state.target_params, x, action).min(0)
+        soft_value = value - jnp.exp(state.log_temperature) * log_prob
+        return config.reward_scale * window.returns + window.discount * soft_value
 
-    def gradient_step(state, draws, progress, ready):
-        """From a batch of windows. It leaves no trace before there is enough to learn from."""
+    def critic_loss(params, x, action, target):
+        """Sum over critics of the mean of (Q_k(s, a) - y)**2; and the mean of min_k Q_k."""
+        values = critics(params, x, action)
+        return jnp.square(values - target).mean(1).sum(), values.min(0).mean()
+
+    def actor_loss(params, state, x, noise):
+        """The mean of alpha log pi(a|s) - min_k Q_k(s, a); and log pi(a|s), (batch_size,)."""
+        action, log_prob = squash(actor.apply(params, x), noise)
+        value = critics(state.critic_params, x, action).min(0)
+        return (jnp.exp(state.log_temperature) * log_prob - value).mean(), log_prob
+
+    def temperature_loss(log_temperature, entropy):
+        """alpha (H - target); its gradient raises alpha where the entropy H is too small."""
+        surplus = entropy - size * config.target_entropy
+        return jnp.exp(log_temperature) * surplus * config.learn_temperature
+
+    def gradient_step(state, draws, now):
+        """From a batch of windows; all three losses see the parameters before it."""
         draw = buffer.draw(state.replay, draws.windows)
         window = buffer.windows(state.replay.transitions, draw.index, config.gamma)
-        params = Params(state.policy.params, state.critic_params, state.log_temperature)
-        grads, metrics = jax.grad(loss, has_aux=True)(params, state, window, draws.actions)
-        left = jnp.maximum(1.0 - progress, 0.0) if config.anneal_lr else 1.0
+        here, following = draws.actions
+        x, action = normalize(config, state.policy, window.observation), window.action
+        target = targets(state, window, following)
+        (loss, mean_value), of_critics = jax.value_and_grad(critic_loss, has_aux=True)(
+            state.critic_params, x, action.reshape(-1, size), target
+        )
+        (loss_of_actor, log_prob), of_actor = jax.value_and_grad(actor_loss, has_aux=True)(
+            state.policy.params, state, x, here
+        )
+        entropy = -log_prob.mean()
+        of_temperature = jax.grad(temperature_loss)(state.log_temperature, entropy)
+        params = Params(
+            actor=state.policy.params,
+            critics=state.critic_params,
+            log_temperature=state.log_temperature,
+        )
+        grads = Params(actor=of_actor, critics=of_critics, log_temperature=of_temperature)
         decay = Params(actor=config.weight_decay, critics=config.weight_decay, log_temperature=0.0)
-        params, opt_state, metrics["grad_norm"] = optimizer.step(
+        left = jnp.maximum(1.0 - now.progress, 0.0) if config.anneal_lr else 1.0
+        params, opt_state, grad_norm = optimizer.step(
             params, state.opt_state, grads, config.learning_rate * left, decay
         )
-        move = lambda old, new: old + config.tau * (new - old)
-        changes = {
-            "policy": state.policy.replace(params=params.actor),
-            "critic_params": params.critics,
-            "target_params": jax.tree.map(move, state.target_params, params.critics),
-            "log_temperature": params.log_temperature,
-            "opt_state": opt_state,
+        metrics = {
+            "critic_loss": loss,
+            "actor_loss": loss_of_actor,
+            "mean_value": mean_value,
+            "entropy": entropy,
+            "temperature": jnp.exp(state.log_temperature),
+            "grad_norm": grad_norm,
         }
-        keep = lambda new, old: jax.tree.map(lambda n, o: jnp.where(ready, n, o), new, old)
-        state = state.replace(**{n: keep(new, getattr(state, n)) for n, new in changes.items()})
-        return state, {n: parts.Average(keep(x, 0.0), ready) for n, x in metrics.items()}
-
-    def round_(state, inputs, draws):
-        """Acting, then learning."""
-        number, first, noise = inputs
-        progress, ready = number / float(num_rounds), number >= waiting_rounds
-        state, rollout = act(state, ready, noise)
-        state = state.replace(replay=buffer.add(state.replay, rollout))
-        if config.normalize_obs:
-            obs_stats = state.policy.obs_stats.update(rollout.observation)
-            state = state.replace(policy=state.policy.replace(obs_stats=obs_stats))
-        learn = functools.partial(gradient_step, progress=progress, ready=ready)
-        state, metrics = parts.scan_rows(learn, state, draws, first, config.updates_per_step)
-        return state, (metrics, rollout.reward, rollout.done)
-
-    def update(state):
-        """Rounds, whose random numbers are drawn all at once: that costs far less."""
-        rng, start_rng, step_rng, explore_rng, draw_rng, action_rng = jax.random.split(state.rng, 6)
-        steps = rounds * config.updates_per_step
-        draws = Draws(
-            buffer.noise(draw_rng, (steps, config.batch_size)),
-            jax.random.normal(action_rng, (steps, 2, config.batch_size, size)),
-        )
-        noise = Noise(
-            jax.random.split(step_rng, (rounds, num_steps)),
-            jax.random.normal(explore_rng, (rounds, num_steps, num_envs, size)),
-        )
-        env_state = environments.refill(start_rng, state.env_state, env_params)
-        state = state.replace(env_state=env_state, rng=rng)
-        number = jnp.arange(rounds)
-        inputs = state.update * rounds + number, number * config.updates_per_step, noise
-        learn = functools.partial(round_, draws=draws)
-        state, (metrics, reward, done) = jax.lax.scan(learn, state, inputs)
-        flat = lambda x: x.reshape(rounds * num_steps, num_envs)
+        move = lambda old, new: old + config.tau * (new - old)
         state = state.replace(
-            episodes=state.episodes.update(flat(reward), flat(done)), update=state.update + 1
+            policy=state.policy.replace(params=params.actor),
+            critic_params=params.critics,
+            target_params=jax.tree.map(move, state.target_params, params.critics),
+            log_temperature=params.log_temperature,
+            opt_state=opt_state,
         )
-        return state, jax.tree.map(jnp.sum, metrics)
+        return state, metrics
 
     policy = make_policy(config, env, env_params)
-    return parts.Learner(init, update, policy, update_size)
+    return parts.Learner(init, update, policy, rounds.steps)
 
 
 if __name__ == "__main__":

@@ -32,7 +32,6 @@ Implementation details:
     branch on a counter would select between two copies of the buffer under vmap.
 """
 
-import functools
 import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -160,7 +159,6 @@ class Noise(NamedTuple):
 
 
 DTYPES = ("", "bool", "int8", "float16", "bfloat16", "float32")
-STRETCH = 16  # steps of an environment for which random numbers are drawn at once
 
 
 # --- formulas ---------------------------------------------------------------------------------
@@ -211,21 +209,14 @@ def normalize(config, policy, x):
     return parts.scaled(x)
 
 
-def make_buffer(config: Config) -> parts.ReplayBuffer:
-    sizes = config.buffer_size, config.num_envs, config.train_every, config.n_step
-    return parts.ReplayBuffer(*sizes, dtype=config.buffer_dtype)
-
-
 def check(config: Config, env: Any, env_params: Any) -> None:
     """Raises a ValueError that names the setting, its value and what would do."""
-    positive = ("total_timesteps", "num_envs", "train_every", "updates_per_step", "buffer_size")
-    positive += ("batch_size", "n_step", "num_critics", "num_evals")
-    parts.check_sizes(config, positive, ("learning_starts", "num_eval_episodes"))
+    positive = ("total_timesteps", "num_envs", "num_critics", "num_evals")
+    parts.check_sizes(config, positive, ("num_eval_episodes",))
     parts.check_network(config, "hidden_sizes", "critic_hidden_sizes")
     parts.check_choices(config, buffer_dtype=DTYPES)
     parts.check_spaces("sac_discrete", config, env, env_params, masks=True)
-    parts.check_replay(config, make_buffer(config), env, env_params)
-    parts.num_updates(config, config.num_envs * config.train_every)
+    parts.check_replay(config, parts.ReplayBuffer.of(config), env, env_params)
 
 
 @parts.without_x64
@@ -245,17 +236,12 @@ def make_train(config: Config, env: Any = None, env_params: Any = None) -> Calla
 
 def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     """How a run begins, and an update: a stretch of rounds of acting and learning."""
-    num_envs, num_steps = config.num_envs, config.train_every
-    rounds = max(1, STRETCH // num_steps)  # in an update
-    update_size = rounds * num_steps * num_envs
-    num_rounds = parts.num_updates(config, update_size) * rounds  # of the whole run
-    environments = envs.batch(env, num_envs, rounds * num_steps)
+    buffer = parts.ReplayBuffer.of(config)
+    rounds = parts.Rounds(config, buffer)
+    environments = envs.batch(env, config.num_envs, rounds.num_steps)
     num_actions = env.action_space(env_params).n
     actor, critic = Actor(config, num_actions), Critic(config, num_actions)
     critics = jax.vmap(critic.apply, (0, None))  # values (num_critics, batch, num_actions)
-    buffer = make_buffer(config)
-    waits = max(config.learning_starts, buffer.waiting + 1)  # there is a whole window
-    waiting_rounds = -(-waits // (num_envs * num_steps)) - 1
     optimizer = parts.FlatOptimizer(optax.scale_by_adam(eps=config.adam_eps))
 
     def init(rng):
@@ -278,11 +264,33 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             replay=buffer.create(env, env_params),
             env_state=env_state,
             observation=observation,
-            episodes=parts.EpisodeStatistics.create(num_envs),
+            episodes=parts.EpisodeStatistics.create(config.num_envs),
             rng=rng,
             eval_rng=eval_rng,
             update=jnp.zeros((), jnp.int32),
         )
+
+    def update(state):
+        """A stretch of rounds, whose random numbers are drawn at once."""
+        rng, start_rng, step_rng, explore_rng, draw_rng = jax.random.split(state.rng, 5)
+        noise = Noise(
+            step_rng=jax.random.split(step_rng, rounds.acting[:2]),
+            exploration=jax.random.gumbel(explore_rng, (*rounds.acting, num_actions)),
+        )
+        draws = buffer.noise(draw_rng, (rounds.gradient_steps, config.batch_size))
+        env_state = environments.refill(start_rng, state.env_state, env_params)
+        state = state.replace(env_state=env_state, rng=rng)
+        return rounds.run(round, state, noise, draws)
+
+    def round(state, noise, now):
+        """Act, store, update statistics, learn."""
+        state, rollout = act(state, now.ready, noise)
+        state = state.replace(replay=buffer.add(state.replay, rollout))
+        if config.normalize_obs:
+            obs_stats = state.policy.obs_stats.update(rollout.observation)
+            state = state.replace(policy=state.policy.replace(obs_stats=obs_stats))
+        state, metrics = rounds.learn(gradient_step, state, now)
+        return state, metrics, rollout
 
     def act(state, ready, noise):
         """Steps of every environment."""
@@ -313,94 +321,75 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     def log_probs_of(params, x, mask):
         return nn.log_softmax(allowed(actor.apply(params, x), mask))
 
-    def loss(params, state, window):
-        """Of all three; stopped gradients leave to each its own part."""
-        x = normalize(config, state.policy, window.observation)
-        next_x = normalize(config, state.policy, window.final_observation)
-        temperature = jnp.exp(params.log_temperature)
-        fixed = jax.lax.stop_gradient(temperature)
-        next_log_probs = log_probs_of(state.policy.params, next_x, window.final_action_mask)
-        next_values = critics(state.target_params, next_x).min(0) - fixed * next_log_probs
-        target = config.reward_scale * window.returns
-        target += window.discount * (jnp.exp(next_log_probs) * next_values).sum(-1)
-        values = critics(params.critics, x)  # (num_critics, batch, num_actions)
-        chosen = jnp.einsum("cba,ba->cb", values, jax.nn.one_hot(window.action, num_actions))
-        critic_loss = jnp.square(chosen - target).mean(1).sum()
-        log_probs = log_probs_of(params.actor, x, window.action_mask)
-        own = jax.lax.stop_gradient(values.min(0))
-        actor_loss = (jnp.exp(log_probs) * (fixed * log_probs - own)).sum(-1).mean()
-        entropy = entropy_of(log_probs)
-        wanted = config.target_entropy * largest_entropy(log_probs, window.action_mask)
-        surplus = jax.lax.stop_gradient(entropy - wanted).mean()
-        metrics = {
-            "critic_loss": critic_loss,
-            "actor_loss": actor_loss,
-            "mean_value": (jnp.exp(log_probs) * own).sum(-1).mean(),
-            "entropy": entropy.mean(),
-            "temperature": temperature,
-        }
-        temperature_loss = temperature * surplus * config.learn_temperature
-        return critic_loss + actor_loss + temperature_loss, metrics
+    def targets(state, window):
+        """y = r + gamma**n E_pi[min_k Q'_k(s', a') - alpha log pi(a'|s')], (batch_size,)."""
+        x = normalize(config, state.policy, window.final_observation)
+        log_probs = log_probs_of(state.policy.params, x, window.final_action_mask)
+        values = critics(state.target_params, x).min(0) - jnp.exp(state.log_temperature) * log_probs
+        returns = config.reward_scale * window.returns
+        return returns + window.discount * (jnp.exp(log_probs) * values).sum(-1)
 
-    def gradient_step(state, draws, progress, ready):
-        """From a batch of windows. It leaves no trace before there is enough to learn from."""
+    def critic_loss(params, x, action, target):
+        """Sum over critics of the mean of (Q_k(s, a) - y)**2; and min_k Q_k, one of each action."""
+        values = critics(params, x)  # (num_critics, batch, num_actions)
+        chosen = jnp.einsum("cba,ba->cb", values, jax.nn.one_hot(action, num_actions))
+        return jnp.square(chosen - target).mean(1).sum(), values.min(0)
+
+    def actor_loss(params, x, mask, values, temperature):
+        """The mean of E_pi[alpha log pi(a|s) - min_k Q_k(s, a)]; and log pi, of each action."""
+        log_probs = log_probs_of(params, x, mask)
+        return (jnp.exp(log_probs) * (temperature * log_probs - values)).sum(-1).mean(), log_probs
+
+    def temperature_loss(log_temperature, surplus):
+        """alpha (H - target); its gradient raises alpha where the entropy H is too small."""
+        return jnp.exp(log_temperature) * surplus * config.learn_temperature
+
+    def gradient_step(state, draws, now):
+        """From a batch of windows; all three losses see the parameters before it."""
         draw = buffer.draw(state.replay, draws)
         window = buffer.windows(state.replay.transitions, draw.index, config.gamma)
-        params = Params(state.policy.params, state.critic_params, state.log_temperature)
-        grads, metrics = jax.grad(loss, has_aux=True)(params, state, window)
-        left = jnp.maximum(1.0 - progress, 0.0) if config.anneal_lr else 1.0
+        x, mask = normalize(config, state.policy, window.observation), window.action_mask
+        temperature = jnp.exp(state.log_temperature)
+        (loss, values), of_critics = jax.value_and_grad(critic_loss, has_aux=True)(
+            state.critic_params, x, window.action, targets(state, window)
+        )
+        (loss_of_actor, log_probs), of_actor = jax.value_and_grad(actor_loss, has_aux=True)(
+            state.policy.params, x, mask, values, temperature
+        )
+        entropy = entropy_of(log_probs)
+        surplus = (entropy - config.target_entropy * largest_entropy(log_probs, mask)).mean()
+        of_temperature = jax.grad(temperature_loss)(state.log_temperature, surplus)
+        params = Params(
+            actor=state.policy.params,
+            critics=state.critic_params,
+            log_temperature=state.log_temperature,
+        )
+        grads = Params(actor=of_actor, critics=of_critics, log_temperature=of_temperature)
         decay = Params(actor=config.weight_decay, critics=config.weight_decay, log_temperature=0.0)
-        params, opt_state, metrics["grad_norm"] = optimizer.step(
+        left = jnp.maximum(1.0 - now.progress, 0.0) if config.anneal_lr else 1.0
+        params, opt_state, grad_norm = optimizer.step(
             params, state.opt_state, grads, config.learning_rate * left, decay
         )
-        move = lambda old, new: old + config.tau * (new - old)
-        changes = {
-            "policy": state.policy.replace(params=params.actor),
-            "critic_params": params.critics,
-            "target_params": jax.tree.map(move, state.target_params, params.critics),
-            "log_temperature": params.log_temperature,
-            "opt_state": opt_state,
+        metrics = {
+            "critic_loss": loss,
+            "actor_loss": loss_of_actor,
+            "mean_value": (jnp.exp(log_probs) * values).sum(-1).mean(),
+            "entropy": entropy.mean(),
+            "temperature": temperature,
+            "grad_norm": grad_norm,
         }
-        keep = lambda new, old: jax.tree.map(lambda n, o: jnp.where(ready, n, o), new, old)
-        state = state.replace(**{n: keep(new, getattr(state, n)) for n, new in changes.items()})
-        return state, {n: parts.Average(keep(x, 0.0), ready) for n, x in metrics.items()}
-
-    def round_(state, inputs, draws):
-        """Acting, then learning."""
-        number, first, noise = inputs
-        progress, ready = number / float(num_rounds), number >= waiting_rounds
-        state, rollout = act(state, ready, noise)
-        state = state.replace(replay=buffer.add(state.replay, rollout))
-        if config.normalize_obs:
-            obs_stats = state.policy.obs_stats.update(rollout.observation)
-            state = state.replace(policy=state.policy.replace(obs_stats=obs_stats))
-        learn = functools.partial(gradient_step, progress=progress, ready=ready)
-        state, metrics = parts.scan_rows(learn, state, draws, first, config.updates_per_step)
-        return state, (metrics, rollout.reward, rollout.done)
-
-    def update(state):
-        """Rounds, whose random numbers are drawn all at once: that costs far less."""
-        rng, start_rng, step_rng, explore_rng, draw_rng = jax.random.split(state.rng, 5)
-        noise = Noise(
-            jax.random.split(step_rng, (rounds, num_steps)),
-            jax.random.gumbel(explore_rng, (rounds, num_steps, num_envs, num_actions)),
-        )
-        steps = rounds * config.updates_per_step
-        draws = buffer.noise(draw_rng, (steps, config.batch_size))
-        env_state = environments.refill(start_rng, state.env_state, env_params)
-        state = state.replace(env_state=env_state, rng=rng)
-        number = jnp.arange(rounds)
-        inputs = state.update * rounds + number, number * config.updates_per_step, noise
-        learn = functools.partial(round_, draws=draws)
-        state, (metrics, reward, done) = jax.lax.scan(learn, state, inputs)
-        flat = lambda x: x.reshape(rounds * num_steps, num_envs)
+        move = lambda old, new: old + config.tau * (new - old)
         state = state.replace(
-            episodes=state.episodes.update(flat(reward), flat(done)), update=state.update + 1
+            policy=state.policy.replace(params=params.actor),
+            critic_params=params.critics,
+            target_params=jax.tree.map(move, state.target_params, params.critics),
+            log_temperature=params.log_temperature,
+            opt_state=opt_state,
         )
-        return state, jax.tree.map(jnp.sum, metrics)
+        return state, metrics
 
     policy = make_policy(config, env, env_params)
-    return parts.Learner(init, update, policy, update_size)
+    return parts.Learner(init, update, policy, rounds.steps)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,6 @@ Implementation details:
     thrown away: a branch on a counter would select between two copies of the buffer under vmap.
 """
 
-import functools
 import math
 import sys
 from collections.abc import Callable
@@ -131,6 +130,14 @@ class Targets(NamedTuple):
     critics: Any  # leading axis num_critics
 
 
+class Delayed(NamedTuple):
+    """What changes in every `policy_every`-th gradient step only."""
+
+    policy: PolicyState
+    actor_opt_state: optax.OptState
+    target_params: Targets
+
+
 @struct.dataclass
 class TrainState:
     """Everything that a run needs to go on."""
@@ -163,9 +170,6 @@ class Draws(NamedTuple):
     windows: jax.Array  # (batch_size,), see parts.ReplayBuffer
     targets: jax.Array  # normal, (batch_size, dimensions)
     turn: jax.Array  # bool: whether the actor learns, not random at all
-
-
-STRETCH = 16  # steps of an environment for which random numbers are drawn at once
 
 
 # --- formulas ---------------------------------------------------------------------------------
@@ -222,21 +226,13 @@ def normalize(config, policy, x):
     return parts.scaled(x)
 
 
-def make_buffer(config: Config) -> parts.ReplayBuffer:
-    return parts.ReplayBuffer(
-        config.buffer_size, config.num_envs, config.train_every, config.n_step
-    )
-
-
 def check(config: Config, env: Any, env_params: Any) -> None:
     """Raises a ValueError that names the setting, its value and what would do."""
-    positive = ("total_timesteps", "num_envs", "train_every", "updates_per_step", "buffer_size")
-    positive += ("batch_size", "n_step", "num_critics", "policy_every", "num_evals")
-    parts.check_sizes(config, positive, ("learning_starts", "num_eval_episodes"))
+    positive = ("total_timesteps", "num_envs", "num_critics", "policy_every", "num_evals")
+    parts.check_sizes(config, positive, ("num_eval_episodes",))
     parts.check_network(config, "hidden_sizes", "critic_hidden_sizes")
     parts.check_spaces("td3", config, env, env_params, discrete=False, box=True)
-    parts.check_replay(config, make_buffer(config), env, env_params)
-    parts.num_updates(config, config.num_envs * config.train_every)
+    parts.check_replay(config, parts.ReplayBuffer.of(config), env, env_params)
 
 
 @parts.without_x64
@@ -256,19 +252,12 @@ def make_train(config: Config, env: Any = None, env_params: Any = None) -> Calla
 
 def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     """How a run begins, and an update: a stretch of rounds of acting and learning."""
-    num_envs, num_steps = config.num_envs, config.train_every
-    period = config.policy_every
-    whole = period // math.gcd(period, config.updates_per_step)  # rounds of whole periods
-    rounds = whole * max(1, STRETCH // (num_steps * whole))  # in an update
-    update_size = rounds * num_steps * num_envs
-    num_rounds = parts.num_updates(config, update_size) * rounds  # of the whole run
-    environments = envs.batch(env, num_envs, rounds * num_steps)
+    buffer = parts.ReplayBuffer.of(config)
+    rounds = parts.Rounds(config, buffer, period=config.policy_every)
+    environments = envs.batch(env, config.num_envs, rounds.num_steps)
     space = env.action_space(env_params)
     size = parts.num_outputs(space)
     actor, critic = Actor(config, size), Critic(config)
-    buffer = make_buffer(config)
-    waits = max(config.learning_starts, buffer.waiting + 1)  # there is a whole window
-    waiting_rounds = -(-waits // (num_envs * num_steps)) - 1
     optimizer = parts.FlatOptimizer(optax.scale_by_adam(eps=config.adam_eps))
 
     def critics(params, x, action):
@@ -280,7 +269,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     def init(rng):
         rng, actor_rng, critic_rng, reset_rng, noise_rng, eval_rng = jax.random.split(rng, 6)
         observation, env_state = environments.reset(reset_rng, env_params)
-        x, action = observation.astype(jnp.float32), jnp.zeros((num_envs, size))
+        x, action = observation.astype(jnp.float32), jnp.zeros((config.num_envs, size))
         start = lambda rng: parts.orthogonal(critic, rng, x, action, value_head=1.0)
         critic_params = jax.vmap(start)(jax.random.split(critic_rng, config.num_critics))
         params = parts.orthogonal(actor, actor_rng, x, action_head=0.01)
@@ -294,12 +283,39 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             replay=buffer.create(env, env_params),
             env_state=env_state,
             observation=observation,
-            exploration=jax.random.normal(noise_rng, (num_envs, size)),
-            episodes=parts.EpisodeStatistics.create(num_envs),
+            exploration=jax.random.normal(noise_rng, (config.num_envs, size)),
+            episodes=parts.EpisodeStatistics.create(config.num_envs),
             rng=rng,
             eval_rng=eval_rng,
             update=jnp.zeros((), jnp.int32),
         )
+
+    def update(state):
+        """A stretch of rounds, whose random numbers are drawn at once."""
+        rng, start_rng, step_rng, explore_rng, draw_rng, target_rng = jax.random.split(state.rng, 6)
+        steps = rounds.gradient_steps
+        draws = Draws(
+            windows=buffer.noise(draw_rng, (steps, config.batch_size)),
+            targets=jax.random.normal(target_rng, (steps, config.batch_size, size)),
+            turn=jnp.arange(steps) % config.policy_every == config.policy_every - 1,
+        )
+        noise = Noise(
+            step_rng=jax.random.split(step_rng, rounds.acting[:2]),
+            exploration=jax.random.normal(explore_rng, (*rounds.acting, size)),
+        )
+        env_state = environments.refill(start_rng, state.env_state, env_params)
+        state = state.replace(env_state=env_state, rng=rng)
+        return rounds.run(round, state, noise, draws)
+
+    def round(state, noise, now):
+        """Act, store, update statistics, learn."""
+        state, rollout = act(state, now.ready, noise)
+        state = state.replace(replay=buffer.add(state.replay, rollout))
+        if config.normalize_obs:
+            obs_stats = state.policy.obs_stats.update(rollout.observation)
+            state = state.replace(policy=state.policy.replace(obs_stats=obs_stats))
+        state, metrics = rounds.learn(gradient_step, state, now)
+        return state, metrics, rollout
 
     def act(state, ready, noise):
         """Steps of every environment."""
@@ -315,7 +331,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             )
             transition = parts.Transition(
                 observation=state.observation,
-                action=action.reshape(num_envs, *space.shape),
+                action=action.reshape(config.num_envs, *space.shape),
                 reward=reward,
                 terminated=terminated,
                 done=terminated | truncated,
@@ -343,86 +359,46 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         first = jax.tree.map(lambda x: x[0], critic_params)
         return -critic.apply(first, x, actor.apply(params, x)).mean()
 
-    def gradient_step(state, draws, progress, ready):
-        """From a batch of windows. It leaves no trace before there is enough to learn from."""
+    def gradient_step(state, draws, now):
+        """From a batch of windows."""
         draw = buffer.draw(state.replay, draws.windows)
         window = buffer.windows(state.replay.transitions, draw.index, config.gamma)
         x, action = normalize(config, state.policy, window.observation), window.action
         (loss, mean_value), grads = jax.value_and_grad(critic_loss, has_aux=True)(
             state.critic_params, x, action.reshape(-1, size), targets(state, window, draws.targets)
         )
-        left = jnp.maximum(1.0 - progress, 0.0) if config.anneal_lr else 1.0
+        left = jnp.maximum(1.0 - now.progress, 0.0) if config.anneal_lr else 1.0
         learning_rate = config.learning_rate * left
         critic_params, critic_opt_state, grad_norm = optimizer.step(
             state.critic_params, state.critic_opt_state, grads, learning_rate, config.weight_decay
         )
-        move = lambda old, new: old + config.tau * (new - old)
+        state = state.replace(critic_params=critic_params, critic_opt_state=critic_opt_state)
 
         def improve(old):
-            """The actor's gradient step, and what follows it."""
-            policy = old["policy"]
-            loss, grads = jax.value_and_grad(actor_loss)(policy.params, critic_params, x)
+            """The actor's gradient step, and the move of all targets."""
+            loss, grads = jax.value_and_grad(actor_loss)(old.policy.params, critic_params, x)
             params, opt_state, _ = optimizer.step(
-                policy.params, old["actor_opt_state"], grads, learning_rate, config.weight_decay
+                old.policy.params, old.actor_opt_state, grads, learning_rate, config.weight_decay
             )
-            new = Targets(params, critic_params)
-            return loss, {
-                "policy": policy.replace(params=params),
-                "actor_opt_state": opt_state,
-                "target_params": jax.tree.map(move, old["target_params"], new),
-            }
+            new, move = Targets(params, critic_params), lambda o, n: o + config.tau * (n - o)
+            return loss, Delayed(
+                policy=old.policy.replace(params=params),
+                actor_opt_state=opt_state,
+                target_params=jax.tree.map(move, old.target_params, new),
+            )
 
-        changing = ("policy", "actor_opt_state", "target_params")
-        old = {name: getattr(state, name) for name in changing}
-        actor_loss_now, changes = jax.lax.cond(draws.turn, improve, lambda old: (0.0, old), old)
-        changes |= {"critic_params": critic_params, "critic_opt_state": critic_opt_state}
-        keep = lambda new, old: jax.tree.map(lambda n, o: jnp.where(ready, n, o), new, old)
-        state = state.replace(**{n: keep(new, getattr(state, n)) for n, new in changes.items()})
-        metrics = {"critic_loss": loss, "mean_value": mean_value, "grad_norm": grad_norm}
-        metrics = {name: parts.Average(keep(x, 0.0), ready) for name, x in metrics.items()}
-        metrics["actor_loss"] = parts.Average(keep(actor_loss_now, 0.0), ready & draws.turn)
-        return state, metrics
-
-    def round_(state, inputs, draws):
-        """Acting, then learning."""
-        number, first, noise = inputs
-        progress, ready = number / float(num_rounds), number >= waiting_rounds
-        state, rollout = act(state, ready, noise)
-        state = state.replace(replay=buffer.add(state.replay, rollout))
-        if config.normalize_obs:
-            obs_stats = state.policy.obs_stats.update(rollout.observation)
-            state = state.replace(policy=state.policy.replace(obs_stats=obs_stats))
-        learn = functools.partial(gradient_step, progress=progress, ready=ready)
-        state, metrics = parts.scan_rows(learn, state, draws, first, config.updates_per_step)
-        return state, (metrics, rollout.reward, rollout.done)
-
-    def update(state):
-        """Rounds, whose random numbers are drawn all at once: that costs far less."""
-        rng, start_rng, step_rng, explore_rng, draw_rng, target_rng = jax.random.split(state.rng, 6)
-        steps = rounds * config.updates_per_step
-        draws = Draws(
-            buffer.noise(draw_rng, (steps, config.batch_size)),
-            jax.random.normal(target_rng, (steps, config.batch_size, size)),
-            jnp.arange(steps) % period == period - 1,
-        )
-        noise = Noise(
-            jax.random.split(step_rng, (rounds, num_steps)),
-            jax.random.normal(explore_rng, (rounds, num_steps, num_envs, size)),
-        )
-        env_state = environments.refill(start_rng, state.env_state, env_params)
-        state = state.replace(env_state=env_state, rng=rng)
-        number = jnp.arange(rounds)
-        inputs = state.update * rounds + number, number * config.updates_per_step, noise
-        learn = functools.partial(round_, draws=draws)
-        state, (metrics, reward, done) = jax.lax.scan(learn, state, inputs)
-        flat = lambda x: x.reshape(rounds * num_steps, num_envs)
-        state = state.replace(
-            episodes=state.episodes.update(flat(reward), flat(done)), update=state.update + 1
-        )
-        return state, jax.tree.map(jnp.sum, metrics)
+        old = Delayed(state.policy, state.actor_opt_state, state.target_params)
+        loss_of_actor, new = jax.lax.cond(draws.turn, improve, lambda old: (0.0, old), old)
+        metrics = {
+            "critic_loss": loss,
+            "mean_value": mean_value,
+            "grad_norm": grad_norm,
+            "actor_loss": parts.Average(loss_of_actor, draws.turn),
+        }
+        return state.replace(**new._asdict()), metrics
 
     policy = make_policy(config, env, env_params)
-    return parts.Learner(init, update, policy, update_size)
+    return parts.Learner(init, update, policy, rounds.steps)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,6 @@ from algorithms.parts.layers import (
     orthogonal,
     scaled,
 )
-from algorithms.parts.loops import scan_rows
 from algorithms.parts.memory import device_memory
 from algorithms.parts.muon import scale_by_muon
 from algorithms.parts.optimizer import FlatOptimizer
@@ -30,6 +29,7 @@ from algorithms.parts.orders import permutations
 from algorithms.parts.precision import without_x64
 from algorithms.parts.recurrence import CELLS, Memory, advance, forget, product, unroll
 from algorithms.parts.replay import Replay, ReplayBuffer, Transition
+from algorithms.parts.rounds import Round, Rounds
 from algorithms.parts.spaces import clip_to, is_discrete, num_outputs
 from algorithms.parts.statistics import EpisodeStatistics, RewardScale, RunningStatistics
 from algorithms.parts.training import (
@@ -58,6 +58,8 @@ __all__ = [
     "Replay",
     "ReplayBuffer",
     "RewardScale",
+    "Round",
+    "Rounds",
     "RunningStatistics",
     "Torso",
     "Transition",
@@ -87,7 +89,6 @@ __all__ = [
     "real",
     "scale_by_muon",
     "scaled",
-    "scan_rows",
     "static",
     "unroll",
     "without_x64",

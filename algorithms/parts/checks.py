@@ -8,6 +8,7 @@ import numpy as np
 
 import envs
 from algorithms.parts import layers, memory
+from algorithms.parts.training import num_updates
 
 LARGEST = 2**31 - 1  # sizes are int32 inside the program
 HEED_MASKS = "ppo, ppo_rnn, pqn, pqn_rnn, sac_discrete, dqn, c51, qrdqn and iqn"
@@ -116,13 +117,17 @@ def is_bounded(space: Any) -> bool:
 
 
 def check_replay(config: Any, buffer: Any, env: Any, env_params: Any) -> None:
-    """Refuses a replay buffer that cannot work, or is larger than the device's memory.
+    """Refuses a replay buffer that cannot work or is larger than the device's memory, and sizes of
+    rounds that cannot be.
 
     Args:
-      config: sizes of a buffer and of the run are used.
+      config: sizes of the buffer, of rounds and of the run are used.
       buffer: the ReplayBuffer.
       env, env_params: of `envs.make`.
     """
+    positive = ("train_every", "updates_per_step", "buffer_size", "batch_size", "n_step")
+    check_sizes(config, positive, ("learning_starts",))
+    num_updates(config, config.num_envs * config.train_every)
     if config.learning_starts >= config.total_timesteps:
         raise ValueError(
             f"learning_starts={config.learning_starts} leaves nothing of total_timesteps="

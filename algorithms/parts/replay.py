@@ -71,6 +71,18 @@ class ReplayBuffer:
     prioritized: bool = False
     dtype: str = ""  # of observations, such as bool; "" keeps the environment's
 
+    @classmethod
+    def of(cls, config: Any) -> "ReplayBuffer":
+        """Of the fields of a Config; `prioritized` and `buffer_dtype` may be missing."""
+        return cls(
+            buffer_size=config.buffer_size,
+            num_envs=config.num_envs,
+            num_steps=config.train_every,
+            n_step=config.n_step,
+            prioritized=getattr(config, "prioritized", False),
+            dtype=getattr(config, "buffer_dtype", ""),
+        )
+
     @property
     def capacity(self) -> int:
         rollout = self.num_envs * self.num_steps

@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import envs
-from algorithms import crossq
+from algorithms import crossq, parts
 from envs.gymnax import spaces
 from tests.algorithms.actor_critics import *  # noqa: F403  the contract
 from tests.algorithms.actor_critics import (
@@ -174,7 +174,7 @@ def test_gradient_steps_are_the_papers(steps):
     config, state, after, metrics = steps
     warm, temperature = True, jnp.exp(state.log_temperature)
     _, _, _, _, draw_rng, action_rng = jax.random.split(again(state).rng, 6)
-    buffer, shape = crossq.make_buffer(config), (1, 2, config.batch_size)
+    buffer, shape = parts.ReplayBuffer.of(config), (1, 2, config.batch_size)
     draws = buffer.noise(draw_rng, shape)[0]
     noises = jax.random.normal(action_rng, (1, 2, 2, config.batch_size, 2))[0]
     actor, critic = crossq.Actor(config, 2), crossq.Critic(config)

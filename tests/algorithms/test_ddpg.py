@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from algorithms import ddpg
+from algorithms import ddpg, parts
 from tests.algorithms.actor_critics import *  # noqa: F403  the contract
 from tests.algorithms.actor_critics import PROBE, REFUSED, SMALL, TAKES_BOX, two_motors
 from tests.algorithms.contract import again, assert_close, assert_same
@@ -57,7 +57,7 @@ def papers_step(config, state, replay):
     """The critic's, then the actor's up the critic as it is by then, then the targets'; and what
     is said of it."""
     _, _, _, _, draw_rng = jax.random.split(state.rng, 5)
-    buffer = ddpg.make_buffer(config)
+    buffer = parts.ReplayBuffer.of(config)
     draw = buffer.draw(replay, buffer.noise(draw_rng, (1, 1, config.batch_size))[0, 0])
     window = buffer.windows(replay.transitions, draw.index, config.gamma)
     actor, critic = ddpg.Actor(config, 2), ddpg.Critic(config)

@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from algorithms import sac
+from algorithms import parts, sac
 from envs.gymnax import spaces
 from tests import probe as tasks
 from tests.algorithms.actor_critics import *  # noqa: F403  the contract
@@ -130,7 +130,7 @@ def papers_step(config, state, replay):
     """Each part by its own loss alone, with an Adam of its own; targets by their average; and
     what is said of it."""
     _, _, _, _, draw_rng, action_rng = jax.random.split(state.rng, 6)
-    buffer = sac.make_buffer(config)
+    buffer = parts.ReplayBuffer.of(config)
     draw = buffer.draw(replay, buffer.noise(draw_rng, (1, 1, config.batch_size))[0, 0])
     window = buffer.windows(replay.transitions, draw.index, config.gamma)
     noise = jax.random.normal(action_rng, (1, 1, 2, config.batch_size, 2))[0, 0]

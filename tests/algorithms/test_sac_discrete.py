@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import envs
-from algorithms import sac_discrete
+from algorithms import parts, sac_discrete
 from envs.gymnax import Wrapper, spaces
 from tests import probe as tasks
 from tests.algorithms.actor_critics import *  # noqa: F403  the contract
@@ -120,7 +120,7 @@ def test_a_gradient_step_is_the_papers(step):
     Expectations are means over every action by name, weighted."""
     config, state, after, metrics = step
     _, _, _, _, draw_rng = jax.random.split(again(state).rng, 5)
-    buffer = sac_discrete.make_buffer(config)
+    buffer = parts.ReplayBuffer.of(config)
     draw = buffer.draw(after.replay, buffer.noise(draw_rng, (1, 1, config.batch_size))[0, 0])
     window = buffer.windows(after.replay.transitions, draw.index, config.gamma)
     assert not window.action_mask.all(0)[0] and window.action_mask.any(0)[0]

@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from algorithms import td3
+from algorithms import parts, td3
 from tests.algorithms.actor_critics import *  # noqa: F403  the contract
 from tests.algorithms.actor_critics import (
     PROBE,
@@ -84,7 +84,7 @@ def papers_steps(config, state, replay):
     """The critics take two, in Adam's order; after the second the actor takes one, up the first
     critic as it is by then, and the targets follow. And what is said of it, and all noise."""
     _, _, _, _, draw_rng, target_rng = jax.random.split(state.rng, 6)
-    buffer, shape = td3.make_buffer(config), (1, 2, config.batch_size)
+    buffer, shape = parts.ReplayBuffer.of(config), (1, 2, config.batch_size)
     draws = buffer.noise(draw_rng, shape)[0]
     noises = 0.4 * jax.random.normal(target_rng, (*shape, 2))[0]
     actor, critic = td3.Actor(config, 2), td3.Critic(config)

@@ -28,7 +28,7 @@ def ours(prioritized: bool, observation: jax.Array) -> tuple[Callable, Callable]
     """create() -> buffer and round_(buffer, index, rng) -> buffer, a number."""
     config = dqn.Config(prioritized=prioritized, n_step=1)
     env, env_params = envs.make("CartPole-v1")
-    flag, buffer = jnp.zeros(config.num_envs, bool), dqn.make_buffer(config)
+    flag, buffer = jnp.zeros(config.num_envs, bool), parts.ReplayBuffer.of(config)
 
     def round_(replay, index, rng):
         reward = jnp.full(config.num_envs, index, jnp.float32)

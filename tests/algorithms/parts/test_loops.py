@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from algorithms import ddpg, parts, sac_discrete
+from algorithms import ddpg, sac_discrete
+from algorithms.parts.loops import scan_rows
 
 
 def step(carry, row):
@@ -19,7 +20,7 @@ def step(carry, row):
 @functools.partial(jax.jit, static_argnums=2)
 def looped(carry, rows, count):
     """All rows, `count` at a time."""
-    part = lambda carry, first: tuple(parts.scan_rows(step, carry, rows, first, count))
+    part = lambda carry, first: tuple(scan_rows(step, carry, rows, first, count))
     return jax.lax.scan(part, carry, jnp.arange(0, 6, count))
 
 

@@ -1,0 +1,128 @@
+"""Rounds of acting and learning, of which a run with a replay buffer consists."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from algorithms.parts.loops import scan_rows
+from algorithms.parts.replay import ReplayBuffer
+from algorithms.parts.training import Average, num_updates
+
+STRETCH = 16  # steps of an environment for which random numbers are drawn at once
+
+
+class Round(NamedTuple):
+    """Where in the run a round is."""
+
+    progress: jax.Array  # share of the run before it, ()
+    learned: jax.Array  # share of the rounds with learning before it; negative without any, ()
+    ready: jax.Array  # whether there is enough to learn from, bool ()
+    draws: Any  # random numbers of gradient steps, leading axis all of the update
+    first: jax.Array  # index of the round's first gradient step in them, int32 ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Rounds:
+    """How a run is cut into rounds and updates.
+
+    A round is `train_every` steps of each environment, then `updates_per_step` gradient steps. An
+    update is a stretch of rounds: random numbers for all of them at once cost far less than a few
+    for each. Gradient steps before `learning_starts`, or before the buffer's first whole window,
+    are computed and thrown away: a branch would under vmap select between two copies of the buffer.
+    """
+
+    config: Any  # its sizes are used
+    buffer: ReplayBuffer
+    period: int = 1  # gradient steps; an update has whole periods of them
+
+    @property
+    def count(self) -> int:
+        """Rounds of an update."""
+        whole = self.period // math.gcd(self.period, self.config.updates_per_step)
+        return whole * max(1, STRETCH // (self.config.train_every * whole))
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of each environment in an update."""
+        return self.count * self.config.train_every
+
+    @property
+    def steps(self) -> int:
+        """Steps of all environments in an update."""
+        return self.num_steps * self.config.num_envs
+
+    @property
+    def acting(self) -> tuple[int, int, int]:
+        """Shape of an update's random numbers for acting: (rounds, train_every, num_envs)."""
+        return self.count, self.config.train_every, self.config.num_envs
+
+    @property
+    def gradient_steps(self) -> int:
+        """Of an update."""
+        return self.count * self.config.updates_per_step
+
+    @property
+    def waiting(self) -> int:
+        """Rounds of the run before the first with learning."""
+        waits = max(self.config.learning_starts, self.buffer.waiting + 1)  # for a whole window
+        return -(-waits // (self.config.num_envs * self.config.train_every)) - 1
+
+    def run(self, round: Callable, state: Any, noise: Any, draws: Any) -> tuple[Any, dict]:
+        """The rounds of an update: the state after them, and metrics.
+
+        Args:
+          round: round(state, noise, now) -> state, metrics, rollout, with `now` a Round.
+          state: with `episodes` and `update`.
+          noise: random numbers of acting, leading axis the rounds.
+          draws: those of gradient steps, leading axis all of them.
+        """
+        total = num_updates(self.config, self.steps) * self.count  # of the whole run
+
+        def step(state, inputs):
+            number, first, noise = inputs
+            now = Round(
+                progress=number / float(total),
+                learned=(number - self.waiting) / float(total - self.waiting),
+                ready=number >= self.waiting,
+                draws=draws,
+                first=first,
+            )
+            state, metrics, rollout = round(state, noise, now)
+            return state, (metrics, rollout.reward, rollout.done)
+
+        number = jnp.arange(self.count)
+        inputs = state.update * self.count + number, number * self.config.updates_per_step, noise
+        state, (metrics, reward, done) = jax.lax.scan(step, state, inputs)
+        flat = lambda x: x.reshape(self.num_steps, self.config.num_envs)
+        episodes = state.episodes.update(flat(reward), flat(done))
+        whole = lambda x: jax.tree.map(jnp.sum, x) if isinstance(x, Average) else x.mean()
+        metrics = {name: whole(x) for name, x in metrics.items()}
+        return state.replace(episodes=episodes, update=state.update + 1), metrics
+
+    def learn(self, gradient_step: Callable, state: Any, now: Round) -> tuple[Any, dict]:
+        """The gradient steps of a round: the state after them, and metrics, each an Average.
+
+        Until `now.ready` they change nothing but `state.replay`, which a step has to spare itself:
+        a choice between two buffers would copy them.
+
+        Args:
+          gradient_step: gradient_step(state, draws, now) -> state, metrics; a metric is a number,
+            or an Average of those steps that have one.
+        """
+
+        def step(old, draws):
+            new, metrics = gradient_step(old, draws, now)
+            keep = lambda n, o: n if n is o else jnp.where(now.ready, n, o)
+            state = jax.tree.map(keep, new.replace(replay=None), old.replace(replay=None))
+            metrics = {name: counted(x) for name, x in metrics.items()}
+            return state.replace(replay=new.replay), metrics
+
+        def counted(x):
+            total, weight = x if isinstance(x, Average) else (x, True)
+            return Average(jnp.where(now.ready, total, 0.0), now.ready & weight)
+
+        return scan_rows(step, state, now.draws, now.first, self.config.updates_per_step)
