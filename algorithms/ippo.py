@@ -227,6 +227,7 @@ class Task(NamedTuple):
     optimizer: parts.FlatOptimizer
     learning_rate: jax.Array
     epochs: int
+    num_updates: int  # of the run
     counts: Callable  # alive -> which samples it learns
 
 
@@ -295,13 +296,52 @@ def explained_variance(values, targets, weights):
     return parts.Average(jnp.where(differ, share, 0.0), differ)
 
 
-def learning_rates(config, task, num_updates, update, epoch):
+def learning_rates(config, task, update, epoch):
     """Of the gradient steps of an epoch, (num_minibatches,): linear to zero over the run, counted
     in nominal progress (a run whose epochs end early anneals no later)."""
     epochs = update.astype(jnp.float32) * task.epochs + epoch
     done = epochs + jnp.arange(config.num_minibatches) / config.num_minibatches
-    left = jnp.maximum(1.0 - done / float(num_updates * task.epochs), 0.0)
+    left = jnp.maximum(1.0 - done / float(task.num_updates * task.epochs), 0.0)
     return task.learning_rate * (left if config.anneal_lr else jnp.ones_like(left))
+
+
+def fit(config, task, update, params, opt_state, batch, order_rng):
+    """Epochs of minibatches for one network of one learner, until its KL has gone too far."""
+    # What is shuffled: samples, or trajectories, whose samples lie those of a step apart.
+    length = config.num_steps if config.minibatch_of == "trajectories" else 1
+    orders = parts.permutations(order_rng, task.epochs, len(batch.value) // length)
+    orders = orders[..., None] + len(batch.value) // config.num_steps * jnp.arange(length)
+
+    def gradient_step(carry, inputs):
+        params, opt_state = carry
+        indices, rate = inputs
+        minibatch = jax.tree.map(lambda x: x[indices], batch)
+        grads, metrics = jax.grad(task.loss, has_aux=True)(params, minibatch)
+        living = 1.0 * task.counts(minibatch.rollout.alive).any()
+        params, opt_state, norm = task.optimizer.step(params, opt_state, grads, living * rate)
+        return (params, opt_state), metrics | {"grad_norm": norm, "living": living}
+
+    def epoch(learned):
+        order = orders[learned.epochs].reshape(config.num_minibatches, -1)
+        rates = learning_rates(config, task, update, learned.epochs)
+        start = learned.params, learned.opt_state
+        (params, opt_state), metrics = jax.lax.scan(gradient_step, start, (order, rates))
+        sums = jax.tree.map(lambda total, x: total + x.mean(), learned.sums, metrics)
+        kl = mean(metrics.get("approx_kl", 0.0), metrics["living"])
+        return Learned(
+            params=params, opt_state=opt_state, epochs=learned.epochs + 1, kl=kl, sums=sums
+        )
+
+    def unfinished(learned):
+        return (learned.epochs < task.epochs) & ~(learned.kl > config.target_kl)
+
+    zero, none = jnp.zeros(()), jnp.zeros((), jnp.int32)
+    sums = parts.zeros(task.loss, params, batch)[1] | {"grad_norm": zero, "living": zero}
+    start = Learned(params=params, opt_state=opt_state, epochs=none, kl=zero, sums=sums)
+    ended = jax.lax.while_loop(unfinished, epoch, start)
+    means = {name: total / ended.epochs for name, total in ended.sums.items()}
+    living = means.pop("living")  # share of minibatches; in the others all else is 0
+    return ended, {name: parts.Average(x, living) for name, x in means.items()}
 
 
 # --- agents and learners, acting and training -------------------------------------------------
@@ -470,12 +510,44 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             update=jnp.zeros((), jnp.int32),
         )
 
+    def update(state):
+        """One rollout and what is learned from it."""
+        state, (rollout, common) = collect(state)
+        batch = prepare(state, rollout, common)
+        order_rng, actor_rng, critic_rng = jax.random.split(state.order_rng, 3)
+
+        def train(task, params, opt_state, rng):
+            """One network of all learners."""
+            one = functools.partial(fit, config, task, state.update)
+            return jax.vmap(one)(params, opt_state, batch, jax.random.split(rng, num_learners))
+
+        actors, metrics = train(for_actor, state.policy.params, state.opt_state, actor_rng)
+        critics, theirs = train(for_critic, state.critic_params, state.critic_opt_state, critic_rng)
+        valued = of_critic(batch.rollout.alive)
+        metrics |= {
+            "epochs": actors.epochs,
+            "value_loss": theirs["value_loss"],
+            "critic_grad_norm": theirs["grad_norm"],
+            "mean_value": parts.Average(jax.vmap(mean)(batch.value, valued), valued.any(1)),
+            "explained_variance": jax.vmap(explained_variance)(batch.value, batch.target, valued),
+        }
+        if config.share_params:  # there is no axis of learners to tell
+            metrics = jax.tree.map(lambda x: x[0], metrics)
+        state = state.replace(
+            policy=state.policy.replace(params=actors.params),
+            critic_params=critics.params,
+            opt_state=actors.opt_state,
+            critic_opt_state=critics.opt_state,
+            order_rng=order_rng,
+            update=state.update + 1,
+        )
+        return update_statistics(state, rollout, common), metrics
+
     def collect(state):
         """A rollout. Values and log_probs are left for later, for all steps at once."""
         rng, start_rng, step_rng, noise_rng = jax.random.split(state.rollout_rng, 4)
-        draw = jax.random.gumbel if parts.is_discrete(space) else jax.random.normal
-        shape = (config.num_steps, num_learners, samples, parts.num_outputs(space))
-        noise = draw(noise_rng, (math.prod(shape),)).reshape(shape)
+        shape = config.num_steps, num_learners, samples
+        noise = parts.action_noise(noise_rng, space, shape)
 
         def step(state, inputs):
             step_rng, noise = inputs
@@ -500,13 +572,14 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             final = info.get("final_world_state") if config.central_critic else None
             alive = alive | done[:, None]  # all are, after a restart
             state = state.replace(env_state=env_state, observation=observation, alive=alive)
-            return state, (transition, Common(done, world_state, final))
+            common = Common(done=done, world_state=world_state, final_world_state=final)
+            return state, (transition, common)
 
         env_state = environments.refill(start_rng, state.env_state, env_params)
         state = state.replace(env_state=env_state, rollout_rng=rng)
         return jax.lax.scan(step, state, (jax.random.split(step_rng, config.num_steps), noise))
 
-    def evaluate(state, rollout, common):
+    def prepare(state, rollout, common):
         """The learners' batches, with advantages and targets."""
         every_step = jax.vmap(functools.partial(make_inputs, config, state.policy))
         x, critic_x = every_step(rollout.observation, common.world_state)
@@ -522,10 +595,25 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             reward = rollout.reward
             if config.normalize_reward:
                 reward = spread.scale(reward, config.clip_reward)
-            of_steps = reward, values, next_values, rollout.terminated, rollout.done
-            of_steps = [x.reshape(config.num_steps, samples) for x in of_steps]
-            advantages = gae(*of_steps, config.gamma, config.gae_lambda).reshape(-1)
-            return Batch(x, critic_x, rollout, log_prob, values, advantages, advantages + values)
+            over_time = lambda x: x.reshape(config.num_steps, samples)
+            advantages = gae(
+                over_time(reward),
+                over_time(values),
+                over_time(next_values),
+                over_time(rollout.terminated),
+                over_time(rollout.done),
+                config.gamma,
+                config.gae_lambda,
+            ).reshape(-1)
+            return Batch(
+                observation=x,
+                critic_observation=critic_x,
+                rollout=rollout,
+                log_prob=log_prob,
+                value=values,
+                advantage=advantages,
+                target=advantages + values,
+            )
 
         folded = fold_rollout(config, (x, critic_x, final_critic_x, rollout))
         return jax.vmap(batch)(state.policy.params, state.critic_params, state.reward_scale, folded)
@@ -557,6 +645,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         optimizer=adam,
         learning_rate=config.learning_rate,
         epochs=config.update_epochs,
+        num_updates=num_updates,
         counts=lambda alive: alive,
     )
     for_critic = Task(
@@ -564,43 +653,9 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         optimizer=critic_adam,
         learning_rate=config.critic_learning_rate,
         epochs=config.critic_epochs,
+        num_updates=num_updates,
         counts=of_critic,
     )
-
-    def learn(task, update, params, opt_state, batch, order_rng):
-        """Epochs of minibatches for one network of one learner, until its KL has gone too far."""
-        # What is shuffled: samples, or trajectories, whose samples lie those of a step apart.
-        length = config.num_steps if config.minibatch_of == "trajectories" else 1
-        orders = parts.permutations(order_rng, task.epochs, len(batch.value) // length)
-        orders = orders[..., None] + samples * jnp.arange(length)
-
-        def gradient_step(carry, inputs):
-            params, opt_state = carry
-            indices, rate = inputs
-            minibatch = jax.tree.map(lambda x: x[indices], batch)
-            grads, metrics = jax.grad(task.loss, has_aux=True)(params, minibatch)
-            living = 1.0 * task.counts(minibatch.rollout.alive).any()
-            params, opt_state, norm = task.optimizer.step(params, opt_state, grads, living * rate)
-            return (params, opt_state), metrics | {"grad_norm": norm, "living": living}
-
-        def epoch(learned):
-            order = orders[learned.epochs].reshape(config.num_minibatches, -1)
-            rates = learning_rates(config, task, num_updates, update, learned.epochs)
-            start = learned.params, learned.opt_state
-            (params, opt_state), metrics = jax.lax.scan(gradient_step, start, (order, rates))
-            sums = jax.tree.map(lambda total, x: total + x.mean(), learned.sums, metrics)
-            kl = mean(metrics.get("approx_kl", 0.0), metrics["living"])
-            return Learned(params, opt_state, learned.epochs + 1, kl, sums)
-
-        def unfinished(learned):
-            return (learned.epochs < task.epochs) & ~(learned.kl > config.target_kl)
-
-        zero, none = jnp.zeros(()), jnp.zeros((), jnp.int32)
-        sums = parts.zeros(task.loss, params, batch)[1] | {"grad_norm": zero, "living": zero}
-        ended = jax.lax.while_loop(unfinished, epoch, Learned(params, opt_state, none, zero, sums))
-        means = {name: total / ended.epochs for name, total in ended.sums.items()}
-        living = means.pop("living")  # share of minibatches; in the others all else is 0
-        return ended, {name: parts.Average(x, living) for name, x in means.items()}
 
     def update_statistics(state, rollout, common):
         """With the rollout that has been learned from."""
@@ -617,39 +672,6 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             arrays = rollout.reward, rollout.done, config.gamma, of_critic(rollout.alive)
             state = state.replace(reward_scale=learn(state.reward_scale, *arrays))
         return state.replace(policy=policy)
-
-    def update(state):
-        """One rollout and what is learned from it."""
-        state, (rollout, common) = collect(state)
-        batch = evaluate(state, rollout, common)
-        order_rng, actor_rng, critic_rng = jax.random.split(state.order_rng, 3)
-
-        def train(task, params, opt_state, rng):
-            """One network of all learners."""
-            one = functools.partial(learn, task, state.update)
-            return jax.vmap(one)(params, opt_state, batch, jax.random.split(rng, num_learners))
-
-        actors, metrics = train(for_actor, state.policy.params, state.opt_state, actor_rng)
-        critics, theirs = train(for_critic, state.critic_params, state.critic_opt_state, critic_rng)
-        valued = of_critic(batch.rollout.alive)
-        metrics |= {
-            "epochs": actors.epochs,
-            "value_loss": theirs["value_loss"],
-            "critic_grad_norm": theirs["grad_norm"],
-            "mean_value": parts.Average(jax.vmap(mean)(batch.value, valued), valued.any(1)),
-            "explained_variance": jax.vmap(explained_variance)(batch.value, batch.target, valued),
-        }
-        if config.share_params:  # there is no axis of learners to tell
-            metrics = jax.tree.map(lambda x: x[0], metrics)
-        state = state.replace(
-            policy=state.policy.replace(params=actors.params),
-            critic_params=critics.params,
-            opt_state=actors.opt_state,
-            critic_opt_state=critics.opt_state,
-            order_rng=order_rng,
-            update=state.update + 1,
-        )
-        return update_statistics(state, rollout, common), metrics
 
     return parts.Learner(init, update, make_policy(config, env, env_params), batch_size)
 

@@ -117,12 +117,6 @@ class Actions(NamedTuple):
         return (log_probs * chosen).sum(-1), -(jnp.exp(log_probs) * log_probs).sum(-1)
 
 
-def draw(key, space, shape):
-    """What `sample` takes, (*shape, num_outputs). Flat it compiles much faster."""
-    noise = jax.random.gumbel if parts.is_discrete(space) else jax.random.normal
-    return noise(key, (math.prod(shape) * parts.num_outputs(space),)).reshape(*shape, -1)
-
-
 class Actor(nn.Module):
     """To the memories after each of the inputs, see parts.Recurrent, and to Actions."""
 
@@ -228,6 +222,7 @@ class Task(NamedTuple):
     optimizer: parts.FlatOptimizer
     learning_rate: jax.Array
     epochs: int
+    num_updates: int  # of the run
     counts: Callable  # alive -> which samples it learns
 
 
@@ -296,13 +291,50 @@ def explained_variance(values, targets, weights):
     return parts.Average(jnp.where(differ, share, 0.0), differ)
 
 
-def learning_rates(config, task, num_updates, update, epoch):
+def learning_rates(config, task, update, epoch):
     """Of the gradient steps of an epoch, (num_minibatches,): linear to zero over the run, counted
     in nominal progress (a run whose epochs end early anneals no later)."""
     epochs = update.astype(jnp.float32) * task.epochs + epoch
     done = epochs + jnp.arange(config.num_minibatches) / config.num_minibatches
-    left = jnp.maximum(1.0 - done / float(num_updates * task.epochs), 0.0)
+    left = jnp.maximum(1.0 - done / float(task.num_updates * task.epochs), 0.0)
     return task.learning_rate * (left if config.anneal_lr else jnp.ones_like(left))
+
+
+def fit(config, task, update, params, opt_state, memory, batch, order_rng):
+    """Epochs of minibatches for one network of one learner, until its KL has gone too far. The
+    rollout began with `memory`."""
+    orders = parts.permutations(order_rng, task.epochs, batch.value.shape[1])
+
+    def gradient_step(carry, inputs):
+        (params, opt_state), (indices, rate) = carry, inputs
+        first = jax.tree.map(lambda x: x[indices], memory)
+        sequences = jax.tree.map(lambda x: x[:, indices], batch)
+        grads, metrics = jax.grad(task.loss, has_aux=True)(params, first, sequences)
+        living = 1.0 * task.counts(sequences.rollout.alive).any()
+        params, opt_state, norm = task.optimizer.step(params, opt_state, grads, living * rate)
+        return (params, opt_state), metrics | {"grad_norm": norm, "living": living}
+
+    def epoch(learned):
+        order = orders[learned.epochs].reshape(config.num_minibatches, -1)
+        rates = learning_rates(config, task, update, learned.epochs)
+        start = learned.params, learned.opt_state
+        (params, opt_state), metrics = jax.lax.scan(gradient_step, start, (order, rates))
+        sums = jax.tree.map(lambda total, x: total + x.mean(), learned.sums, metrics)
+        kl = mean(metrics.get("approx_kl", 0.0), metrics["living"])
+        return Learned(
+            params=params, opt_state=opt_state, epochs=learned.epochs + 1, kl=kl, sums=sums
+        )
+
+    def unfinished(learned):
+        return (learned.epochs < task.epochs) & ~(learned.kl > config.target_kl)
+
+    zero, none = jnp.zeros(()), jnp.zeros((), jnp.int32)
+    sums = parts.zeros(task.loss, params, memory, batch)[1] | dict(grad_norm=zero, living=zero)
+    start = Learned(params=params, opt_state=opt_state, epochs=none, kl=zero, sums=sums)
+    ended = jax.lax.while_loop(unfinished, epoch, start)
+    means = {name: total / ended.epochs for name, total in ended.sums.items()}
+    living = means.pop("living")  # share of minibatches; in the others all else is 0
+    return ended, {name: parts.Average(x, living) for name, x in means.items()}
 
 
 # --- agents and learners, acting and training -------------------------------------------------
@@ -356,7 +388,7 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
         inputs = jax.tree.map(lambda x: x[None], (memory, observation, mask))
         memory, actions = act(config, actor, state.policy, *inputs)
         zeros = jnp.zeros((1, env.num_agents))
-        action = actions.sample(0.0 if rng is None else draw(rng, space, zeros.shape))
+        action = actions.sample(0.0 if rng is None else parts.action_noise(rng, space, zeros.shape))
         action = parts.clip_to(space, action)
         memory = parts.did(config, space, memory, action, zeros)  # the reward comes later
         return jax.tree.map(lambda x: x[0], (action, memory))
@@ -473,15 +505,55 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             update=jnp.zeros((), jnp.int32),
         )
 
+    def update(state):
+        """One rollout and what is learned from it."""
+        memory = fold(config, state.memory)
+        state, (rollout, common) = collect(state)
+        batch, critic_memory = prepare(state, rollout, common)
+        order_rng, actor_rng, critic_rng = jax.random.split(state.order_rng, 3)
+
+        def train(task, params, opt_state, memory, rng):
+            """One network of all learners."""
+            one = functools.partial(fit, config, task, state.update)
+            rngs = jax.random.split(rng, num_learners)
+            return jax.vmap(one)(params, opt_state, memory, batch, rngs)
+
+        old, critic_params = state.critic_memory, state.critic_params
+        actors, metrics = train(for_actor, state.policy.params, state.opt_state, memory, actor_rng)
+        critics, theirs = train(for_critic, critic_params, state.critic_opt_state, old, critic_rng)
+        valued = of_critic(batch.rollout.alive)
+        metrics |= {
+            "epochs": actors.epochs,
+            "value_loss": theirs["value_loss"],
+            "critic_grad_norm": theirs["grad_norm"],
+            "mean_value": parts.Average(jax.vmap(mean)(batch.value, valued), valued.any((1, 2))),
+            "explained_variance": jax.vmap(explained_variance)(batch.value, batch.target, valued),
+        }
+        if config.share_params:  # there is no axis of learners to tell
+            metrics = jax.tree.map(lambda x: x[0], metrics)
+        state = state.replace(
+            policy=state.policy.replace(params=actors.params),
+            critic_params=critics.params,
+            opt_state=actors.opt_state,
+            critic_opt_state=critics.opt_state,
+            critic_memory=critic_memory,
+            order_rng=order_rng,
+            update=state.update + 1,
+        )
+        return update_statistics(state, rollout, common), metrics
+
     def collect(state):
         """A rollout. Values are left for later, for all steps at once."""
         rng, start_rng, step_rng, noise_rng = jax.random.split(state.rollout_rng, 4)
-        noise = draw(noise_rng, space, (config.num_steps, config.num_envs, num_agents))
+        shape = config.num_steps, config.num_envs, num_agents
+        noise = parts.action_noise(noise_rng, space, shape)
 
         def step(state, inputs):
-            (step_rng, noise), seen = inputs, state.observation
+            step_rng, noise = inputs
             world_state, mask = see(state.env_state)
-            memory, actions = act(config, actor, state.policy, state.memory, seen, mask)
+            memory, actions = act(
+                config, actor, state.policy, state.memory, state.observation, mask
+            )
             action = actions.sample(noise)
             taken = parts.clip_to(space, action)
             observation, env_state, reward, terminated, truncated, info = environments.step(
@@ -492,7 +564,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             left = jnp.zeros_like(alive) if team else ~alive  # a team's return goes on
             log_prob, _ = actions.log_prob_and_entropy(action)
             transition = Transition(
-                observation=seen,
+                observation=state.observation,
                 previous=parts.last_step(state.memory),
                 mask=mask,
                 action=action,
@@ -508,13 +580,14 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             alive = alive | ended[:, None]  # all are, after a restart
             state = state.replace(env_state=env_state, observation=observation, alive=alive)
             state = state.replace(memory=parts.forget(memory, transition.done))
-            return state, (transition, Common(ended, world_state, final))
+            common = Common(done=ended, world_state=world_state, final_world_state=final)
+            return state, (transition, common)
 
         env_state = environments.refill(start_rng, state.env_state, env_params)
         state = state.replace(env_state=env_state, rollout_rng=rng)
         return jax.lax.scan(step, state, (jax.random.split(step_rng, config.num_steps), noise))
 
-    def evaluate(state, rollout, common):
+    def prepare(state, rollout, common):
         """The learners' batches, with advantages and targets, and critics' memories after them."""
         every_step = jax.vmap(functools.partial(make_inputs, config, state.policy))
         x = every_step(rollout.observation, rollout.previous, common.world_state)
@@ -532,10 +605,25 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             reward = rollout.reward
             if config.normalize_reward:
                 reward = spread.scale(reward, config.clip_reward)
-            of_steps = reward, values, next_values, rollout.terminated, rollout.done
-            advantages = gae(*of_steps, config.gamma, config.gae_lambda)
+            advantages = gae(
+                reward,
+                values,
+                next_values,
+                rollout.terminated,
+                rollout.done,
+                config.gamma,
+                config.gae_lambda,
+            )
             after = parts.forget(jax.tree.map(lambda x: x[-1], memories), rollout.done[-1])
-            return Batch(x, critic_x, rollout, values, advantages, advantages + values), after
+            batch = Batch(
+                inputs=x,
+                critic_inputs=critic_x,
+                rollout=rollout,
+                value=values,
+                advantage=advantages,
+                target=advantages + values,
+            )
+            return batch, after
 
         folded = fold_steps((x, final_x, rollout))
         learners = state.critic_params, state.critic_memory, state.reward_scale
@@ -568,6 +656,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         optimizer=adam,
         learning_rate=config.learning_rate,
         epochs=config.update_epochs,
+        num_updates=num_updates,
         counts=lambda alive: alive,
     )
     for_critic = Task(
@@ -575,40 +664,9 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         optimizer=critic_adam,
         learning_rate=config.critic_learning_rate,
         epochs=config.critic_epochs,
+        num_updates=num_updates,
         counts=of_critic,
     )
-
-    def learn(task, update, params, opt_state, memory, batch, order_rng):
-        """Epochs of minibatches for one network of one learner; `memory` is from before."""
-        orders = parts.permutations(order_rng, task.epochs, samples)
-
-        def gradient_step(carry, inputs):
-            (params, opt_state), (indices, rate) = carry, inputs
-            first = jax.tree.map(lambda x: x[indices], memory)
-            sequences = jax.tree.map(lambda x: x[:, indices], batch)
-            grads, metrics = jax.grad(task.loss, has_aux=True)(params, first, sequences)
-            living = 1.0 * task.counts(sequences.rollout.alive).any()
-            params, opt_state, norm = task.optimizer.step(params, opt_state, grads, living * rate)
-            return (params, opt_state), metrics | {"grad_norm": norm, "living": living}
-
-        def epoch(learned):
-            order = orders[learned.epochs].reshape(config.num_minibatches, -1)
-            rates = learning_rates(config, task, num_updates, update, learned.epochs)
-            start = learned.params, learned.opt_state
-            (params, opt_state), metrics = jax.lax.scan(gradient_step, start, (order, rates))
-            sums = jax.tree.map(lambda total, x: total + x.mean(), learned.sums, metrics)
-            kl = mean(metrics.get("approx_kl", 0.0), metrics["living"])
-            return Learned(params, opt_state, learned.epochs + 1, kl, sums)
-
-        def unfinished(learned):
-            return (learned.epochs < task.epochs) & ~(learned.kl > config.target_kl)
-
-        zero, none = jnp.zeros(()), jnp.zeros((), jnp.int32)
-        sums = parts.zeros(task.loss, params, memory, batch)[1] | dict(grad_norm=zero, living=zero)
-        ended = jax.lax.while_loop(unfinished, epoch, Learned(params, opt_state, none, zero, sums))
-        means = {name: total / ended.epochs for name, total in ended.sums.items()}
-        living = means.pop("living")  # share of minibatches; in the others all else is 0
-        return ended, {name: parts.Average(x, living) for name, x in means.items()}
 
     def update_statistics(state, rollout, common):
         """With the rollout that has been learned from."""
@@ -625,43 +683,6 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             arrays = rollout.reward, rollout.done, config.gamma, of_critic(rollout.alive)
             state = state.replace(reward_scale=learn(state.reward_scale, *arrays))
         return state.replace(policy=policy)
-
-    def update(state):
-        """One rollout and what is learned from it."""
-        memory = fold(config, state.memory)
-        state, (rollout, common) = collect(state)
-        batch, critic_memory = evaluate(state, rollout, common)
-        order_rng, actor_rng, critic_rng = jax.random.split(state.order_rng, 3)
-
-        def train(task, params, opt_state, memory, rng):
-            """One network of all learners."""
-            one = functools.partial(learn, task, state.update)
-            rngs = jax.random.split(rng, num_learners)
-            return jax.vmap(one)(params, opt_state, memory, batch, rngs)
-
-        old, critic_params = state.critic_memory, state.critic_params
-        actors, metrics = train(for_actor, state.policy.params, state.opt_state, memory, actor_rng)
-        critics, theirs = train(for_critic, critic_params, state.critic_opt_state, old, critic_rng)
-        valued = of_critic(batch.rollout.alive)
-        metrics |= {
-            "epochs": actors.epochs,
-            "value_loss": theirs["value_loss"],
-            "critic_grad_norm": theirs["grad_norm"],
-            "mean_value": parts.Average(jax.vmap(mean)(batch.value, valued), valued.any((1, 2))),
-            "explained_variance": jax.vmap(explained_variance)(batch.value, batch.target, valued),
-        }
-        if config.share_params:  # there is no axis of learners to tell
-            metrics = jax.tree.map(lambda x: x[0], metrics)
-        state = state.replace(
-            policy=state.policy.replace(params=actors.params),
-            critic_params=critics.params,
-            opt_state=actors.opt_state,
-            critic_opt_state=critics.opt_state,
-            critic_memory=critic_memory,
-            order_rng=order_rng,
-            update=state.update + 1,
-        )
-        return update_statistics(state, rollout, common), metrics
 
     return parts.Learner(init, update, make_policy(config, env, env_params), batch_size)
 

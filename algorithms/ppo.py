@@ -350,12 +350,20 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             update=jnp.zeros((), jnp.int32),
         )
 
+    def update(state):
+        """One rollout and what is learned from it."""
+        state, rollout = collect(state)
+        batch = prepare(state, rollout)
+        state, metrics = learn(state, batch)
+        metrics["mean_value"] = batch.value.mean()
+        metrics["explained_variance"] = explained_variance(batch.value, batch.target)
+        state = update_statistics(state, rollout)
+        return state.replace(update=state.update + 1), metrics
+
     def collect(state):
         """A rollout. Values and log_probs are left for later, for all steps at once."""
         rng, start_rng, step_rng, noise_rng = jax.random.split(state.rollout_rng, 4)
-        draw = jax.random.gumbel if parts.is_discrete(space) else jax.random.normal
-        shape = config.num_steps, config.num_envs, parts.num_outputs(space)
-        noise = draw(noise_rng, (math.prod(shape),)).reshape(shape)
+        noise = parts.action_noise(noise_rng, space, (config.num_steps, config.num_envs))
 
         def step(state, inputs):
             step_rng, noise = inputs
@@ -380,7 +388,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         state = state.replace(env_state=env_state, rollout_rng=rng)
         return jax.lax.scan(step, state, (jax.random.split(step_rng, config.num_steps), noise))
 
-    def evaluate(state, rollout):
+    def prepare(state, rollout):
         """Samples with advantages and targets."""
         flat = jax.tree.map(lambda x: x.reshape(batch_size, *x.shape[2:]), rollout)
         x = normalize(config, state.policy, flat.observation)
@@ -400,7 +408,15 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             config.gae_lambda,
         ).reshape(batch_size)
         log_prob, _ = actions.log_prob_and_entropy(flat.action)
-        return Batch(x, flat.mask, flat.action, log_prob, values, advantages, advantages + values)
+        return Batch(
+            observation=x,
+            mask=flat.mask,
+            action=flat.action,
+            log_prob=log_prob,
+            value=values,
+            advantage=advantages,
+            target=advantages + values,
+        )
 
     def loss(params, batch):
         actions, values = network.apply(params, batch.observation, batch.mask)
@@ -442,15 +458,23 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             (params, opt_state), metrics = jax.lax.scan(gradient_step, start, (order, rates))
             means = jax.tree.map(jnp.mean, metrics)
             sums = jax.tree.map(jnp.add, learned.sums, means)
-            return Learned(params, opt_state, learned.epochs + 1, means["approx_kl"], sums)
+            return Learned(
+                params=params,
+                opt_state=opt_state,
+                epochs=learned.epochs + 1,
+                kl=means["approx_kl"],
+                sums=sums,
+            )
 
         def unfinished(learned):
             return (learned.epochs < config.update_epochs) & ~(learned.kl > config.target_kl)
 
         zero, none = jnp.zeros(()), jnp.zeros((), jnp.int32)
         sums = parts.zeros(loss, state.policy.params, batch)[1] | {"grad_norm": zero}
-        learned = Learned(state.policy.params, state.opt_state, none, zero, sums)
-        learned = jax.lax.while_loop(unfinished, epoch, learned)
+        start = Learned(
+            params=state.policy.params, opt_state=state.opt_state, epochs=none, kl=zero, sums=sums
+        )
+        learned = jax.lax.while_loop(unfinished, epoch, start)
         metrics = {name: total / learned.epochs for name, total in learned.sums.items()}
         return state.replace(
             policy=state.policy.replace(params=learned.params),
@@ -468,16 +492,6 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             scale = state.reward_scale.update(rollout.reward, rollout.done, config.gamma)
             state = state.replace(reward_scale=scale)
         return state
-
-    def update(state):
-        """One rollout and what is learned from it."""
-        state, rollout = collect(state)
-        batch = evaluate(state, rollout)
-        state, metrics = learn(state, batch)
-        metrics["mean_value"] = batch.value.mean()
-        metrics["explained_variance"] = explained_variance(batch.value, batch.target)
-        state = update_statistics(state, rollout)
-        return state.replace(update=state.update + 1), metrics
 
     return parts.Learner(init, update, make_policy(config, env, env_params), batch_size)
 

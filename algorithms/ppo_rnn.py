@@ -399,16 +399,25 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             update=jnp.zeros((), jnp.int32),
         )
 
+    def update(state):
+        """One rollout and what is learned from it."""
+        memory = state.memory
+        state, rollout = collect(state)
+        batch = prepare(state, rollout)
+        state, metrics = learn(state, memory, batch)
+        metrics["mean_value"] = batch.value.mean()
+        metrics["explained_variance"] = explained_variance(batch.value, batch.target)
+        state = update_statistics(state, rollout)
+        return state.replace(update=state.update + 1), metrics
+
     def collect(state):
         """A rollout. Values and log_probs are left for later, for all steps at once."""
         rng, start_rng, step_rng, noise_rng = jax.random.split(state.rollout_rng, 4)
-        draw = jax.random.gumbel if parts.is_discrete(space) else jax.random.normal
-        shape = config.num_steps, config.num_envs, parts.num_outputs(space)
-        noise = draw(noise_rng, (math.prod(shape),)).reshape(shape)
+        noise = parts.action_noise(noise_rng, space, (config.num_steps, config.num_envs))
 
         def step(state, inputs):
-            (step_rng, noise), seen = inputs, state.observation
-            x = normalize(config, state.policy, seen)
+            step_rng, noise = inputs
+            x = normalize(config, state.policy, state.observation)
             mask = environments.action_mask(state.env_state, env_params)
             memory, actions, _ = network.apply(state.policy.params, state.memory, x, mask)
             action = actions.sample(noise)
@@ -416,22 +425,30 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             observation, env_state, reward, terminated, truncated, info = environments.step(
                 step_rng, state.env_state, taken, env_params
             )
-            done, previous = terminated | truncated, parts.last_step(state.memory)
             memory = parts.did(config, space, memory, taken, reward, info)
-            after = reward, terminated, done, info["final_observation"], memory
+            transition = Transition(
+                observation=state.observation,
+                previous=parts.last_step(state.memory),
+                mask=mask,
+                action=action,
+                reward=reward,
+                terminated=terminated,
+                done=terminated | truncated,
+                final_observation=info["final_observation"],
+                memory=memory,
+            )
             state = state.replace(env_state=env_state, observation=observation)
-            state = state.replace(memory=parts.forget(memory, done))
-            return state, Transition(seen, previous, mask, action, *after)
+            return state.replace(memory=parts.forget(memory, transition.done)), transition
 
         env_state = environments.refill(start_rng, state.env_state, env_params)
         state = state.replace(env_state=env_state, rollout_rng=rng)
         return jax.lax.scan(step, state, (jax.random.split(step_rng, config.num_steps), noise))
 
-    def evaluate(state, rollout):
+    def prepare(state, rollout):
         """Sequences with advantages and targets, from the memories that collection went through."""
-        params, mask, action, done = state.policy.params, rollout.mask, rollout.action, rollout.done
+        params = state.policy.params
         x = normalize(config, state.policy, rollout.observation)
-        inputs = rollout.memory.hidden, x, mask, rollout.previous
+        inputs = rollout.memory.hidden, x, rollout.mask, rollout.previous
         actions, values = network.apply(params, *inputs, method="review")
         # One step further for all of them at once, with what each action led to: after the last
         # observation of an episode the memory is still that of the episode.
@@ -441,13 +458,29 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         reward, next_values = rollout.reward, next_values.reshape(values.shape)
         if config.normalize_reward:
             reward = state.reward_scale.scale(reward, config.clip_reward)
-        ends = rollout.terminated, done
-        advantages = gae(reward, values, next_values, *ends, config.gamma, config.gae_lambda)
-        targets, (log_prob, _) = advantages + values, actions.log_prob_and_entropy(action)
+        advantages = gae(
+            reward,
+            values,
+            next_values,
+            rollout.terminated,
+            rollout.done,
+            config.gamma,
+            config.gae_lambda,
+        )
+        targets, (log_prob, _) = advantages + values, actions.log_prob_and_entropy(rollout.action)
         if config.normalize_advantage and config.normalize_over == "rollout":
             advantages = standardize(advantages)
-        inputs = x, rollout.previous, mask, done
-        return Batch(*inputs, action, log_prob, values, advantages, targets)
+        return Batch(
+            observation=x,
+            previous=rollout.previous,
+            mask=rollout.mask,
+            done=rollout.done,
+            action=rollout.action,
+            log_prob=log_prob,
+            value=values,
+            advantage=advantages,
+            target=targets,
+        )
 
     def loss(params, memory, batch):
         inputs = memory, batch.observation, batch.done, batch.mask, batch.previous
@@ -457,8 +490,9 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         if config.normalize_advantage and config.normalize_over == "minibatch":
             advantages = standardize(advantages)
         policy_loss = clipped_surrogate(log_ratio, advantages, config.clip_eps)
-        clip = config.clip_eps, config.clip_vloss
-        value_loss = value_error(values, batch.value, batch.target, *clip)
+        value_loss = value_error(
+            values, batch.value, batch.target, config.clip_eps, config.clip_vloss
+        )
         total = policy_loss + config.vf_coef * value_loss - config.ent_coef * entropy
         return total, {
             "loss": total,
@@ -490,15 +524,21 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             (params, opt_state), metrics = jax.lax.scan(gradient_step, start, (order, rates))
             means = jax.tree.map(jnp.mean, metrics)
             sums = jax.tree.map(jnp.add, learned.sums, means)
-            return Learned(params, opt_state, learned.epochs + 1, means["approx_kl"], sums)
+            return Learned(
+                params=params,
+                opt_state=opt_state,
+                epochs=learned.epochs + 1,
+                kl=means["approx_kl"],
+                sums=sums,
+            )
 
         def unfinished(learned):
             return (learned.epochs < config.update_epochs) & ~(learned.kl > config.target_kl)
 
         params, zero, none = state.policy.params, jnp.zeros(()), jnp.zeros((), jnp.int32)
         sums = parts.zeros(loss, params, memory, batch)[1] | {"grad_norm": zero}
-        learned = Learned(params, state.opt_state, none, zero, sums)
-        learned = jax.lax.while_loop(unfinished, epoch, learned)
+        start = Learned(params=params, opt_state=state.opt_state, epochs=none, kl=zero, sums=sums)
+        learned = jax.lax.while_loop(unfinished, epoch, start)
         metrics = {name: total / learned.epochs for name, total in learned.sums.items()}
         policy = state.policy.replace(params=learned.params)
         state = state.replace(policy=policy, opt_state=learned.opt_state, order_rng=rng)
@@ -514,17 +554,6 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         policy = state.policy.replace(obs_stats=obs_stats)
         episodes = state.episodes.update(rollout.reward, rollout.done)
         return state.replace(policy=policy, reward_scale=scale, episodes=episodes)
-
-    def update(state):
-        """One rollout and what is learned from it."""
-        memory = state.memory
-        state, rollout = collect(state)
-        batch = evaluate(state, rollout)
-        state, metrics = learn(state, memory, batch)
-        metrics["mean_value"] = batch.value.mean()
-        metrics["explained_variance"] = explained_variance(batch.value, batch.target)
-        state = update_statistics(state, rollout)
-        return state.replace(update=state.update + 1), metrics
 
     return parts.Learner(init, update, make_policy(config, env, env_params), batch_size)
 

@@ -448,12 +448,17 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             update=jnp.zeros((), jnp.int32),
         )
 
+    def update(state):
+        """One rollout and what is learned from it."""
+        state, rollout = collect(state)
+        state, metrics = learn(state, prepare(state, rollout))
+        state = update_statistics(state, rollout)
+        return state.replace(update=state.update + 1), metrics | {"score": rollout.reward.mean()}
+
     def collect(state):
         """A rollout. Values and log_probs are left for later, for all steps at once."""
         rng, start_rng, step_rng, noise_rng = jax.random.split(state.rollout_rng, 4)
-        make_noise = jax.random.gumbel if parts.is_discrete(space) else jax.random.normal
-        noise = make_noise(noise_rng, (config.num_steps * num_segments * size,))
-        noise = noise.reshape(config.num_steps, num_segments, size)
+        noise = parts.action_noise(noise_rng, space, (config.num_steps, num_segments))
 
         def step(state, inputs):
             step_rng, noise = inputs
@@ -484,7 +489,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         state = state.replace(env_state=env_state, rollout_rng=rng)
         return jax.lax.scan(step, state, (jax.random.split(step_rng, config.num_steps), noise))
 
-    def evaluate(state, rollout):
+    def prepare(state, rollout):
         """Segments, with what the networks that acted say of them."""
         rollout = jax.tree.map(lambda x: x.swapaxes(0, 1), rollout)
         x = normalize(config, state.policy, rollout.observation)
@@ -555,13 +560,18 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             grads, (metrics, sizes) = jax.lax.map(gradient, (samples, importance))
             grads, metrics = jax.tree.map(lambda x: x.mean(0), (grads, metrics))
             rate = learning_rate_at(config, progress)
-            *new, norm = optimizer.step(learned.params, learned.opt_state, grads, rate)
-            learned = Learned(*new, learned.sizes.at[indices].set(sizes))
+            params, opt_state, norm = optimizer.step(learned.params, learned.opt_state, grads, rate)
+            sizes = learned.sizes.at[indices].set(sizes)
+            learned = Learned(params=params, opt_state=opt_state, sizes=sizes)
             return learned, metrics | {"grad_norm": norm, "step_size": rate}
 
         values, valued = segments.value, segments.valued
         advantages = vtrace(config, segments, values, jnp.zeros_like(values))
-        start = Learned(state.policy.params, state.opt_state, (jnp.abs(advantages) * valued).sum(1))
+        start = Learned(
+            params=state.policy.params,
+            opt_state=state.opt_state,
+            sizes=(jnp.abs(advantages) * valued).sum(1),
+        )
         learned, metrics = jax.lax.scan(gradient_step, start, (noise, progress))
         metrics = jax.tree.map(jnp.mean, metrics)
         metrics["mean_value"] = mean(values, valued)
@@ -581,13 +591,6 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             scale = state.reward_scale.update(reward, done, config.gamma, rollout.valued)
             state = state.replace(reward_scale=scale)
         return state
-
-    def update(state):
-        """One rollout and what is learned from it."""
-        state, rollout = collect(state)
-        state, metrics = learn(state, evaluate(state, rollout))
-        state = update_statistics(state, rollout)
-        return state.replace(update=state.update + 1), metrics | {"score": rollout.reward.mean()}
 
     return parts.Learner(init, update, make_policy(config, env, env_params), batch_size)
 

@@ -322,6 +322,15 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             update=jnp.zeros((), jnp.int32),
         )
 
+    def update(state):
+        """One rollout and what is learned from it."""
+        epsilon = epsilon_at(config, state.update / num_updates)
+        state, rollout = collect(state, epsilon)
+        state, metrics = learn(state, prepare(state, rollout))
+        metrics |= {"mean_value": rollout.value.mean(), "epsilon": epsilon}
+        state = update_statistics(state, rollout)
+        return state.replace(update=state.update + 1), metrics
+
     def collect(state, epsilon):
         """A rollout."""
         rng, start_rng, step_rng, noise_rng = jax.random.split(state.rollout_rng, 4)
@@ -352,7 +361,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         state = state.replace(env_state=env_state, rollout_rng=rng)
         return jax.lax.scan(step, state, (jax.random.split(step_rng, config.num_steps), noise))
 
-    def evaluate(state, rollout):
+    def prepare(state, rollout):
         """Samples with targets."""
         flat = jax.tree.map(lambda x: x.reshape(batch_size, *x.shape[2:]), rollout)
         x = normalize(config, state.policy, flat.observation)
@@ -367,7 +376,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             config.gamma,
             config.q_lambda,
         )
-        return Batch(x, flat.action, targets.reshape(batch_size))
+        return Batch(observation=x, action=flat.action, target=targets.reshape(batch_size))
 
     def loss(params, batch):
         values = of_action(network.apply(params, batch.observation), batch.action)
@@ -383,10 +392,13 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             indices, learning_rate = inputs
             samples = jax.tree.map(lambda x: x[indices], batch)
             total, grads = jax.value_and_grad(loss)(learned.params, samples)
-            *learned, norm = optimizer.step(*learned, grads, learning_rate)
-            return Learned(*learned), {"loss": total, "grad_norm": norm}
+            params, opt_state, norm = optimizer.step(
+                learned.params, learned.opt_state, grads, learning_rate
+            )
+            learned = Learned(params=params, opt_state=opt_state)
+            return learned, {"loss": total, "grad_norm": norm}
 
-        learned = Learned(state.policy.params, state.opt_state)
+        learned = Learned(params=state.policy.params, opt_state=state.opt_state)
         inputs = orders.reshape(len(rates), -1), rates
         learned, metrics = jax.lax.scan(gradient_step, learned, inputs)
         policy = state.policy.replace(params=learned.params)
@@ -400,15 +412,6 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             obs_stats = state.policy.obs_stats.update(rollout.observation)
             state = state.replace(policy=state.policy.replace(obs_stats=obs_stats))
         return state
-
-    def update(state):
-        """One rollout and what is learned from it."""
-        epsilon = epsilon_at(config, state.update / num_updates)
-        state, rollout = collect(state, epsilon)
-        state, metrics = learn(state, evaluate(state, rollout))
-        metrics |= {"mean_value": rollout.value.mean(), "epsilon": epsilon}
-        state = update_statistics(state, rollout)
-        return state.replace(update=state.update + 1), metrics
 
     return parts.Learner(init, update, make_policy(config, env, env_params), batch_size)
 

@@ -351,6 +351,15 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             update=jnp.zeros((), jnp.int32),
         )
 
+    def update(state):
+        """One rollout and what is learned from it."""
+        epsilon, memory = epsilon_at(config, state.update / num_updates), state.memory
+        state, rollout = collect(state, epsilon)
+        state, metrics = learn(state, memory, prepare(state, rollout))
+        metrics |= {"mean_value": rollout.value.mean(), "epsilon": epsilon}
+        state = update_statistics(state, rollout)
+        return state.replace(update=state.update + 1), metrics
+
     def collect(state, epsilon):
         """A rollout."""
         rng, start_rng, step_rng, noise_rng = jax.random.split(state.rollout_rng, 4)
@@ -386,7 +395,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         state = state.replace(env_state=env_state, rollout_rng=rng)
         return jax.lax.scan(step, state, (jax.random.split(step_rng, config.num_steps), noise))
 
-    def evaluate(state, rollout):
+    def prepare(state, rollout):
         """Sequences with targets, from the memories that collection went through."""
         policy = state.policy
         inputs = normalize(config, policy, rollout.observation), *rollout.previous
@@ -404,7 +413,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             config.gamma,
             config.q_lambda,
         )
-        return Batch(inputs, rollout.action, rollout.done, targets)
+        return Batch(inputs=inputs, action=rollout.action, done=rollout.done, target=targets)
 
     def loss(params, memory, batch):
         _, values = network.apply(params, memory, batch.inputs, batch.done)
@@ -437,15 +446,6 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             obs_stats = state.policy.obs_stats.update(rollout.observation)
             state = state.replace(policy=state.policy.replace(obs_stats=obs_stats))
         return state
-
-    def update(state):
-        """One rollout and what is learned from it."""
-        epsilon, memory = epsilon_at(config, state.update / num_updates), state.memory
-        state, rollout = collect(state, epsilon)
-        state, metrics = learn(state, memory, evaluate(state, rollout))
-        metrics |= {"mean_value": rollout.value.mean(), "epsilon": epsilon}
-        state = update_statistics(state, rollout)
-        return state.replace(update=state.update + 1), metrics
 
     return parts.Learner(init, update, make_policy(config, env, env_params), batch_size)
 

@@ -305,13 +305,18 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             update=jnp.zeros((), jnp.int32),
         )
 
+    def update(state):
+        """One rollout and what is learned from it."""
+        state, rollout = collect(state)
+        batch = prepare(state, rollout)
+        state, metrics = learn(state, batch)
+        state = update_statistics(state, rollout)
+        return state.replace(update=state.update + 1), metrics
+
     def collect(state):
         """A rollout. Log_probs are left for later, for all steps at once."""
         rng, start_rng, step_rng, noise_rng = jax.random.split(state.rollout_rng, 4)
-        draw = jax.random.gumbel if parts.is_discrete(space) else jax.random.normal
-        size = parts.num_outputs(space)
-        noise = draw(noise_rng, (batch_size * size,))
-        noise = noise.reshape(config.num_steps, config.num_envs, size)
+        noise = parts.action_noise(noise_rng, space, (config.num_steps, config.num_envs))
 
         def step(state, inputs):
             step_rng, noise = inputs
@@ -334,7 +339,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         state = state.replace(env_state=env_state, rollout_rng=rng)
         return jax.lax.scan(step, state, (jax.random.split(step_rng, config.num_steps), noise))
 
-    def evaluate(state, rollout):
+    def prepare(state, rollout):
         """Samples with targets."""
         flat = jax.tree.map(lambda x: x.reshape(batch_size, *x.shape[2:]), rollout)
         x = normalize(config, state.policy, flat.observation)
@@ -351,7 +356,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             config.gamma,
             config.gae_lambda,
         )
-        return Batch(x, flat.action, targets.reshape(batch_size))
+        return Batch(observation=x, action=flat.action, target=targets.reshape(batch_size))
 
     def loss(params, batch):
         actions, values = network.apply(params, batch.observation)
@@ -391,14 +396,6 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             scale = state.reward_scale.update(rollout.reward, rollout.done, config.gamma)
             state = state.replace(reward_scale=scale)
         return state
-
-    def update(state):
-        """One rollout and what is learned from it."""
-        state, rollout = collect(state)
-        batch = evaluate(state, rollout)
-        state, metrics = learn(state, batch)
-        state = update_statistics(state, rollout)
-        return state.replace(update=state.update + 1), metrics
 
     return parts.Learner(init, update, make_policy(config, env, env_params), batch_size)
 

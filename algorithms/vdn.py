@@ -429,7 +429,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         gains = {"head": 0.01, "gates": 1.0, "memory": 1.0}
         agent = parts.orthogonal(network, agent_rng, memory, inputs, present[..., 0], **gains)
         view = make_view(config, policy, inputs, world_state)
-        params = Params(agent, mixer.init(mixer_rng, 1.0 * present, present, view))
+        mixing = mixer.init(mixer_rng, 1.0 * present, present, view)
+        params = Params(agent=agent, mixer=mixing)
         return TrainState(
             policy=policy.replace(params=params),
             opt_state=optimizer.init(params),
@@ -443,6 +444,16 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             eval_rng=eval_rng,
             update=jnp.zeros((), jnp.int32),
         )
+
+    def update(state):
+        """One rollout and what is learned from it."""
+        epsilon, memory = epsilon_at(config, state.update / num_updates), state.memory
+        state, rollout = collect(state, epsilon)
+        state = look_around(state, rollout)
+        batch, value = prepare(state, rollout)
+        state, metrics = learn(state, memory, batch)
+        metrics |= {"mean_value": value, "epsilon": epsilon}
+        return update_statistics(state.replace(update=state.update + 1), rollout), metrics
 
     def collect(state, epsilon):
         """A rollout."""
@@ -490,7 +501,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         stats = state.policy.world_stats and state.policy.world_stats.update(rollout.world_state)
         return state.replace(policy=state.policy.replace(world_stats=stats))
 
-    def evaluate(state, rollout):
+    def prepare(state, rollout):
         """Sequences with targets, and the mean of the values that the team expected."""
         policy = state.policy
         inputs = make_inputs(config, policy, rollout.observation, rollout.previous)
@@ -509,9 +520,14 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         reward, left = rollout.reward, ~final_alive  # whose next value is 0
         if config.mixer != "none":  # a team goes on without those who left
             reward, left = (reward.mean if team else reward.sum)(-1, keepdims=True), False
-        ends = rollout.terminated[..., None], rollout.done[..., None] | left
-        reward *= config.reward_scale
-        targets = q_lambda_targets(reward, next_values, *ends, config.gamma, config.q_lambda)
+        targets = q_lambda_targets(
+            config.reward_scale * reward,
+            next_values,
+            rollout.terminated[..., None],
+            rollout.done[..., None] | left,
+            config.gamma,
+            config.q_lambda,
+        )
         values = mixer.apply(policy.params.mixer, rollout.value, alive, view)
         weight = alive if config.mixer == "none" else jnp.ones_like(values)
         batch = Batch(
@@ -560,16 +576,6 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         if config.normalize_obs:
             obs_stats = obs_stats.update(rollout.observation, rollout.alive)
         return state.replace(policy=state.policy.replace(obs_stats=obs_stats))
-
-    def update(state):
-        """One rollout and what is learned from it."""
-        epsilon, memory = epsilon_at(config, state.update / num_updates), state.memory
-        state, rollout = collect(state, epsilon)
-        state = look_around(state, rollout)
-        batch, value = evaluate(state, rollout)
-        state, metrics = learn(state, memory, batch)
-        metrics |= {"mean_value": value, "epsilon": epsilon}
-        return update_statistics(state.replace(update=state.update + 1), rollout), metrics
 
     return parts.Learner(init, update, make_policy(config, env, env_params), batch_size)
 

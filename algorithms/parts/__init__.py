@@ -30,7 +30,7 @@ from algorithms.parts.precision import without_x64
 from algorithms.parts.recurrence import CELLS, Memory, advance, forget, product, unroll
 from algorithms.parts.replay import Replay, ReplayBuffer, Transition
 from algorithms.parts.rounds import Round, Rounds
-from algorithms.parts.spaces import clip_to, is_discrete, num_outputs
+from algorithms.parts.spaces import action_noise, clip_to, is_discrete, num_outputs
 from algorithms.parts.statistics import EpisodeStatistics, RewardScale, RunningStatistics
 from algorithms.parts.training import (
     Average,
@@ -63,6 +63,7 @@ __all__ = [
     "RunningStatistics",
     "Torso",
     "Transition",
+    "action_noise",
     "advance",
     "check_choices",
     "check_divides",

@@ -21,3 +21,13 @@ def clip_to(space: Any, action: jax.Array) -> jax.Array:
     if is_discrete(space):
         return action
     return jnp.clip(action.reshape(action.shape[:-1] + space.shape), space.low, space.high)
+
+
+def action_noise(key: jax.Array, space: Any, shape: tuple[int, ...]) -> jax.Array:
+    """Standard Gumbel (discrete) or normal noise of actions, (*shape, num_outputs(space)).
+
+    argmax(logits + noise) and mean + std * noise are samples. Drawn flat it compiles much faster.
+    """
+    draw = jax.random.gumbel if is_discrete(space) else jax.random.normal
+    shape = *shape, num_outputs(space)
+    return draw(key, (math.prod(shape),)).reshape(shape)

@@ -81,9 +81,16 @@ def test_terms_are_those_of_ppo():
 
 def test_learning_rates_are_linear_in_the_epochs_of_each_network():
     config = TINY.replace(num_minibatches=4)
-    task = lambda epochs, rate=0.5: ippo.Task(None, None, rate, epochs, None)
+    task = lambda epochs, rate=0.5, updates=5: ippo.Task(
+        loss=None,
+        optimizer=None,
+        learning_rate=rate,
+        epochs=epochs,
+        num_updates=updates,
+        counts=None,
+    )
     rates = lambda task, update, epoch, config=config: ippo.learning_rates(
-        config, task, 5, jnp.int32(update), epoch
+        config, task, jnp.int32(update), epoch
     )
     for epochs in (2, 3):
         run = [rates(task(epochs), u, e) for u in range(5) for e in range(epochs)]
@@ -94,7 +101,7 @@ def test_learning_rates_are_linear_in_the_epochs_of_each_network():
     np.testing.assert_array_equal(constant, 0.5)
     updates = 10**10 // 16  # no counter wraps
     late = jnp.int32(updates - updates // 4)
-    left = ippo.learning_rates(config, task(64, 1.0), updates, late, 0)
+    left = ippo.learning_rates(config, task(64, 1.0, updates), late, 0)
     np.testing.assert_allclose(left, 0.25, rtol=1e-5)
 
 
