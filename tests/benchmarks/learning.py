@@ -145,7 +145,7 @@ def main() -> None:
             rows = train(cell, first, args.work / f"{cell.algorithm}-{cell.name}-{first}")
             report.keep(cell.algorithm, rows)
         texts = [{k: str(v) for k, v in row.items()} for row in rows]
-        print(" | ".join(report.line(cell, texts)[:-1]), flush=True)
+        print(" | ".join(report.line(cell, texts)), flush=True)
     if not args.look or args.topic:
         write()
 

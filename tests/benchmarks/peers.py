@@ -328,7 +328,7 @@ def main() -> None:
         if not args.look:
             report.keep(cell.algorithm, rows)
         texts = [{k: str(v) for k, v in row.items()} for row in rows]
-        print(" | ".join(report.line(cell, texts)[:-1]), flush=True)
+        print(" | ".join(report.line(cell, texts)), flush=True)
     if not args.look:
         learning.write()
 

@@ -19,11 +19,11 @@ WITH_TABLES = ("results", "tuning", "speed", "sweeps", "several-agents")
 PAGES = tuple(ROOT / "docs" / f"{name}.md" for name in WITH_TABLES)
 REGION = re.compile(r"(<!-- table ([\w-]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 COLUMNS = ("algorithm", "cell", "steps", "seeds", "mean (95 %)", "IQM", "worst", "solved at")
-COLUMNS += ("solved", "collapsed", "in training", "command")
+COLUMNS += ("solved", "collapsed", "in training")
 LOOKS = ("algorithm", "settings", "seeds", "mean", "worst", "solved at", "solved", "collapsed")
 LOOKS += ("dips", "commit")
 TEAMS = ("environment", "algorithm", "steps", "seeds", "return of an agent (95 %)", "worst")
-TEAMS += ("metric (95 %)", "in training", "command")
+TEAMS += ("metric (95 %)", "in training", "cell")
 BLOCK = 10_000  # seeds of a report
 LATE = 0.4  # share of a run after which a point below the bar is a dip
 Rows = list[dict[str, str]]
@@ -149,7 +149,6 @@ def line(cell: Cell, rows: Rows) -> list[str]:
         f"{found['solved']} {count}" if has_bar else "",
         f"{found['collapsed']} {count}" if has_bar else "",
         "-" if np.isnan(found["training"]) else number(found["training"]),
-        f"`{rows[0]['command']}`",
     ]
 
 
@@ -173,7 +172,7 @@ def team_line(cell: Cell, rows: Rows) -> list[str]:
         number(found["worst"]),
         metric if metric == "-" else f"{cell.metric} {metric}",
         "-" if np.isnan(training) else number(training),
-        f"`{rows[0]['command']}`",
+        f"`{cell.key}`",
     ]
 
 

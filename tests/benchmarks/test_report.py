@@ -31,7 +31,7 @@ def test_a_line_says_how_many_are_solved_and_how_many_were(tmp_path):
     assert line["mean (95 %)"].startswith("358.8 (") and line["worst"] == "160.0"
     assert line["IQM"] == "387.5" and line["in training"] == "357.8"
     assert line["steps"] == "6,000" and line["cell"] == "CartPole-v1"
-    assert line["command"] == "`python x.py`"
+    assert "command" not in line, "said once on the page, by the cell's name"
 
 
 def test_without_a_bar_nothing_is_solved_or_not(tmp_path):
@@ -65,6 +65,7 @@ def test_a_metric_is_kept_and_shown_in_the_table_of_teams(tmp_path):
     assert found["environment"] == "CartPole-v1" and found["algorithm"] == "toy (x)"
     assert found["return of an agent (95 %)"].startswith("3.50 (") and found["worst"] == "3.00"
     assert found["metric (95 %)"] == "won 0.75 (0.50 to 1.00)" and found["in training"] == "0.38"
+    assert found["cell"] == "`toy/CartPole-v1 --a b`", "what learning.py and peers.py take"
     assert line(CELL, kept[2:4])["metric (95 %)"] == "-", "none was asked for"
     again = [row | {"seed": "20000"} for row in kept[2:4]]
     assert line(CELL, again)["algorithm"] == "toy (report 2)"
