@@ -13,9 +13,9 @@ and up, once; if its settings change after somebody has looked, the next report 
 (--block 2), and its row says so. Without --block a cell is run again on the seeds that it has.
 
 A cell that was stopped or killed goes on where it was. Every seed's curve goes to
-docs/results/<algorithm>.csv with the command, the commit and the versions, and a line of what was
-looked at under a topic to docs/results/tuning.csv; tables and pictures are made of these files
-alone (report.py, pictures.py).
+docs/results/<algorithm>.csv with the command, the commit and the versions, and a tuning run's row
+to docs/results/tuning.csv, whose conclusions docs/tuning.md has. Tables and pictures are made of
+these files alone (report.py, pictures.py).
 """
 
 import argparse
@@ -146,7 +146,7 @@ def main() -> None:
             report.keep(cell.algorithm, rows)
         texts = [{k: str(v) for k, v in row.items()} for row in rows]
         print(" | ".join(report.line(cell, texts)), flush=True)
-    if not args.look or args.topic:
+    if not args.look:
         write()
 
 

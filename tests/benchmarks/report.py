@@ -15,13 +15,11 @@ from tests.benchmarks.cells import CELLS, PEERS, Cell
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "results"
-WITH_TABLES = ("results", "tuning", "speed", "sweeps", "several-agents")
+WITH_TABLES = ("results", "speed", "sweeps", "several-agents")
 PAGES = tuple(ROOT / "docs" / f"{name}.md" for name in WITH_TABLES)
 REGION = re.compile(r"(<!-- table ([\w-]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 COLUMNS = ("algorithm", "cell", "steps", "seeds", "mean (95 %)", "IQM", "worst", "solved at")
 COLUMNS += ("solved", "collapsed", "in training")
-LOOKS = ("algorithm", "settings", "seeds", "mean", "worst", "solved at", "solved", "collapsed")
-LOOKS += ("dips", "commit")
 TEAMS = ("environment", "algorithm", "steps", "seeds", "return of an agent (95 %)", "worst")
 TEAMS += ("metric (95 %)", "in training", "cell")
 BLOCK = 10_000  # seeds of a report
@@ -50,7 +48,7 @@ def keep(algorithm: str, rows: Sequence[dict[str, Any]], folder: Path = FOLDER) 
 
 
 def keep_look(topic: str, cell: Cell, rows: Rows, folder: Path = FOLDER) -> None:
-    """Puts a line of what a cell came to on seeds for tuning where it was, or at the end."""
+    """Puts a tuning run's row in tuning.csv where the same run's was, or at the end."""
     rows = [{k: str(v) for k, v in row.items()} for row in rows]
     found = summary(rows, cell.solved)
     line = {"topic": topic, "algorithm": cell.algorithm, "settings": cell.words}
@@ -176,24 +174,6 @@ def team_line(cell: Cell, rows: Rows) -> list[str]:
     ]
 
 
-def look_line(row: dict[str, str]) -> list[str]:
-    """A line of what was looked at."""
-    seeds, first = int(row["seeds"]), int(row["seed"])
-    has_bar = not np.isnan(float(row["bar"]))
-    shares = [f"{row['solved']} of {seeds}", f"{row['collapsed']} of {seeds}"]
-    shares.append(f"{row['dips']} of {row['late_points']}")
-    return [
-        row["algorithm"],
-        f"`{row['settings']}`",
-        f"{first} to {first + seeds - 1}",
-        number(float(row["mean"])),
-        number(float(row["worst"])),
-        f"{float(row['bar']):g}" if has_bar else "",
-        *(shares if has_bar else [""] * 3),
-        row["git_commit"][:7],
-    ]
-
-
 def environment(cell: Cell) -> str:
     """Its name, without flags."""
     return cell.name.partition(" ")[0]
@@ -208,12 +188,8 @@ def number(value: float) -> str:
 
 
 def table(name: str, folder: Path = FOLDER) -> str:
-    """Markdown of a table's cells that have been reported, of a topic's looks, or of a speed."""
-    if name.startswith("tuning-"):
-        topic = name.removeprefix("tuning-")
-        rows = [row for row in read("tuning", folder) if row["topic"] == topic]
-        lines = [LOOKS, ["---"] * len(LOOKS), *map(look_line, rows)]
-    elif name.startswith("speed-"):
+    """Markdown of a table's published cells, or of a speed."""
+    if name.startswith("speed-"):
         rows = read(name, folder)
         heads = [list(row) for row in rows[:1]]
         lines = [*heads, *(["---"] * len(head) for head in heads), *(row.values() for row in rows)]
