@@ -1,6 +1,7 @@
 """README.md and docs/: links lead somewhere, every page can be reached, two commands install."""
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,8 @@ from tests.benchmarks import pictures, report
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", ROOT / "algorithms" / "README.md", *sorted(DOCS.glob("*.md"))]
+ROOT_PAGES = [ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "CHANGELOG")]
+PAGES = [*ROOT_PAGES, ROOT / "algorithms" / "README.md", *sorted(DOCS.glob("*.md"))]
 FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
 
@@ -51,6 +53,7 @@ def test_every_page_and_picture_can_be_reached_from_the_readme():
             if page.suffix == ".md":
                 todo += [file_of(page, path) for path, _ in links(page)]
     assert {file for file in DOCS.iterdir() if file.is_file()} <= reached
+    assert set(ROOT_PAGES) <= reached
 
 
 def test_the_readme_has_the_two_commands_that_ci_runs():
@@ -58,6 +61,27 @@ def test_the_readme_has_the_two_commands_that_ci_runs():
     commands = re.findall(r"^    (pip install -r .*)", (ROOT / "README.md").read_text(), re.M)
     assert len(commands) == 2
     assert "algorithms/ppo.py" in commands[0] and "pytest" in commands[1]
+
+
+@pytest.mark.parametrize("page", [*ROOT_PAGES, *sorted(DOCS.glob("*.md"))], ids=lambda p: p.stem)
+def test_lines_have_at_most_100_characters(page):
+    """Rows of tables cannot be broken, and blocks of code show what commands print."""
+    lines = [line for line in text(page).splitlines() if not line.startswith("|")]
+    assert not [line for line in lines if len(line) > 100]
+
+
+def test_the_readme_shows_speeds_that_are_kept():
+    rows = re.findall(r"^\| .+ \| ([\d.]+k) \| ([\d.]+k) \| (.+) \|$", text(ROOT_PAGES[0]), re.M)
+    columns = ("this kit, steps/s", "rejax, steps/s", "times faster")
+    kept = {tuple(row[name] for name in columns) for row in report.read("speed-speed")}
+    assert rows and set(rows) <= kept
+
+
+def test_the_citation_has_the_version_of_the_package():
+    package = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    citation = (ROOT / "CITATION.cff").read_text()
+    assert re.findall(r"^version: (.+)$", citation, re.M) == [package["version"]]
+    assert re.findall(r"^license: (.+)$", citation, re.M) == [package["license"]]
 
 
 def test_tables_are_those_of_the_scores_that_are_kept():
