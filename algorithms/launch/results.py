@@ -110,30 +110,46 @@ class Ranked(NamedTuple):
     def mean(self) -> float:
         return float(self.finals.mean()) if len(self.finals) else -np.inf
 
+    @property
+    def area(self) -> float:
+        """The mean return over the curves of the agents that have one."""
+        values = np.array([agent.area for agent in self.agents])
+        values = values[~np.isnan(values)]
+        return float(values.mean()) if len(values) else -np.inf
+
 
 def rank(agents: Sequence[Outcome]) -> list[Ranked]:
-    """Settings by their mean final return, those with broken agents last."""
+    """Settings by their mean final return, those with broken agents last.
+
+    Of equal final returns the one with the higher mean over the curve comes first: it learned
+    faster. What still ties keeps its order.
+    """
     groups: dict[str, Ranked] = {}
     for agent in agents:
         key = str(agent.setting)
         groups.setdefault(key, Ranked(agent.setting, [])).agents.append(agent)
-    return sorted(groups.values(), key=lambda s: (s.broken > 0, -s.mean))
+    return sorted(groups.values(), key=lambda s: (s.broken > 0, -s.mean, -s.area))
 
 
 def table(ranked: Sequence[Ranked]) -> str:
-    """The best settings, with what their seeds tell about the mean, and steps where they differ."""
+    """The best settings, with what their seeds tell about the mean.
+
+    Steps are there where they differ, and the mean over the curve where it broke a tie.
+    """
     names = list(ranked[0].setting)
     steps = ["steps"] * (len({setting.steps for setting in ranked}) > 1)
-    head = ["rank", *names, "seeds", *steps, "return", "95 % of means", "lowest", ""]
+    means = [setting.mean for setting in ranked]
+    curve = ["mean of curve"] * (len(set(means)) < len(means))
+    head = ["rank", *names, "seeds", *steps, "return", "95 % of means", "lowest", *curve, ""]
     rows = [head]
     for place, setting in enumerate(ranked[:SHOWN], 1):
         finals = np.sort(setting.finals)
         low, high = bootstrap_interval(finals, lambda drawn: drawn.mean(-1))
-        numbers = ["-"] * 3
+        numbers = ["-"] * (3 + len(curve))
         if len(finals):
             mean, low, high, lowest = (f"{x:.5g}" for x in (setting.mean, low, high, finals[0]))
             interval = f"{low} to {high}" if len(finals) > 1 else "-"
-            numbers = [mean, interval, lowest]
+            numbers = [mean, interval, lowest, *[f"{setting.area:.5g}" for _ in curve]]
         note = f"{setting.broken} not finite" if setting.broken else ""
         values = [plain(setting.setting[name]) for name in names]
         values += [str(len(setting.agents)), *[f"{setting.steps:,}" for _ in steps]]

@@ -467,6 +467,20 @@ def test_settings_are_ranked_by_their_means_and_broken_ones_last():
     )
 
 
+def test_ties_go_to_the_setting_that_learned_faster_and_then_to_order():
+    curves = ([0.0, 4.0, 9.0], [0.0, 8.0, 9.0], [0.0, 4.0, 9.0], [9.0, 9.0, 8.0])
+    steps = np.array([0, 10, 20])
+    agents = [
+        results.Outcome({"x": float(i)}, 0, steps, np.array(curve), True, "chunk_000", i)
+        for i, curve in enumerate(curves)
+    ]
+    ranked = results.rank(agents)
+    assert [setting.setting["x"] for setting in ranked] == [1.0, 0.0, 2.0, 3.0]
+    head, first, *_ = results.table(ranked).splitlines()
+    assert head.endswith("mean of curve") and first.split()[-1] == "6.25"
+    assert "mean of curve" not in results.table(ranked[2:])
+
+
 def test_interquartile_mean_and_bootstrap_against_scipy():
     scores = np.random.default_rng(0).normal(size=(3, 12))
     np.testing.assert_allclose(
