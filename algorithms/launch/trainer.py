@@ -57,6 +57,8 @@ class Trainer:
     def check_memory(self, advice: str) -> None:
         """Refuses programs that do not fit, before anything runs; `{fewer}` agents would."""
         needed, limit = self.bytes_per_device, usable_memory(self.layout)
+        if needed > limit and self.layout.per_device == 1:
+            raise self._too_large(limit)
         if needed > limit:
             raise UserError(
                 f"{self.layout.num_agents} agents need {in_words(needed)} of each device's memory "
@@ -83,12 +85,16 @@ class Trainer:
             if self.bytes_per_device <= limit:
                 return chunks
             if self.layout.per_device == 1:
-                raise UserError(
-                    f"{self.name}: an agent needs {in_words(self.bytes_per_device)} and may take "
-                    f"{in_words(limit)} of a device's memory: fewer num_envs, a smaller buffer or "
-                    "network would do"
-                )
+                raise self._too_large(limit)
             at_once = self._fewer(limit)
+
+    def _too_large(self, limit: int) -> UserError:
+        """What to say where a device cannot hold a single agent."""
+        return UserError(
+            f"{self.name}: an agent needs {in_words(self.bytes_per_device)} and may take "
+            f"{in_words(limit)} of a device's memory: fewer num_envs, a smaller buffer or "
+            "network would do"
+        )
 
     def _cut(self, num_agents: int, at_once: int) -> tuple[int, list[range]]:
         """Chunks of whole blocks, and the block: that of all agents, so that the numbers agree.
@@ -118,7 +124,7 @@ def usable_memory(layout: devices.Layout) -> int:
 
 def in_words(number: float) -> str:
     """Bytes for people."""
-    for unit, letters in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+    for unit, letters in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if number >= unit:
             return f"{number / unit:.3g} {letters}"
     return f"{number:.0f} B"

@@ -276,6 +276,9 @@ def test_a_run_that_does_not_fit_is_refused_with_what_would(tmp_path, monkeypatc
     monkeypatch.setattr(trainer, "usable_memory", lambda _: 2000)
     with pytest.raises(UserError, match=r"9 agents need .* 2 kB: max_parallel=\d trains them in"):
         launch.run(toy, CONFIG, num_seeds=9, save=False)
+    monkeypatch.setattr(trainer, "usable_memory", lambda _: 100)
+    with pytest.raises(UserError, match="an agent needs .* fewer num_envs, a smaller buffer"):
+        launch.run(toy, CONFIG, save=False)
 
 
 def test_out_of_memory_all_the_same_says_what_to_do(monkeypatch):
