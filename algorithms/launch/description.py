@@ -1,7 +1,9 @@
 """What config.json holds of a run, and whether it is as it was written."""
 
+import contextlib
 import hashlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,8 @@ def with_checksum(description: dict[str, Any]) -> dict[str, Any]:
     """The same with the checksum of it, so that a damaged digit does not train something else."""
     plain = {name: value for name, value in description.items() if name != "checksum"}
     text = json.dumps(plain, sort_keys=True)
-    return plain | {"checksum": hashlib.sha256(text.encode()).hexdigest()[:16]}
+    # First, so that what is left is JSON if the line is taken out.
+    return {"checksum": hashlib.sha256(text.encode()).hexdigest()[:16]} | plain
 
 
 def read_description(file: Path, edited: bool = False) -> dict[str, Any]:
@@ -35,7 +38,11 @@ def read_description(file: Path, edited: bool = False) -> dict[str, Any]:
     Raises:
       UserError: there is none, or it is not of a run, or of another version of the kit, or damaged.
     """
-    description = files.read_json(file)
+    wanted = "a run's config.json or a sweep's best.json" if edited else "the directory of a run"
+    try:
+        description = files.read_json(file, wanted)
+    except UserError as error:
+        raise _with_hint(file, error) from None
     for name in HAS:
         if not isinstance(description, dict) or name not in description:
             raise UserError(f"{file} is not of a run of this kit: it has no {name}")
@@ -44,9 +51,17 @@ def read_description(file: Path, edited: bool = False) -> dict[str, Any]:
     if not edited and checksum not in (None, with_checksum(description)["checksum"]):
         raise UserError(
             f"{file} is damaged, its checksum does not match what it holds; if you have changed it "
-            'on purpose, take the line "checksum" out'
+            'on purpose, set "checksum" to null'
         )
     return description
+
+
+def _with_hint(file: Path, error: UserError) -> UserError:
+    """The same error, with what a line that was taken out may have left."""
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        if re.search(r",\s*}\s*$", file.read_text()):
+            return UserError(f"{error}; the comma before the last brace is one too many")
+    return error
 
 
 def check_version(file: Path, description: dict[str, Any]) -> None:

@@ -58,8 +58,12 @@ def write_json(path: Path, values: Any) -> None:
     write_whole(path, json.dumps(values, indent=2, allow_nan=False).encode())
 
 
-def read_json(file: Path) -> Any:
+def read_json(file: Path, wanted: str = "the directory of a run") -> Any:
     """What a file holds.
+
+    Args:
+      file: its path.
+      wanted: what to give in its place if there is none.
 
     Raises:
       UserError: there is no such file, or it is not JSON.
@@ -67,7 +71,7 @@ def read_json(file: Path) -> Any:
     try:
         return json.loads(file.read_text())
     except (FileNotFoundError, NotADirectoryError):
-        raise UserError(f"{file} does not exist: give the directory of a run") from None
+        raise UserError(f"{file} does not exist: give {wanted}") from None
     except ValueError as error:
         raise UserError(f"{file} is not readable as JSON: {error}") from None
     except OSError as error:

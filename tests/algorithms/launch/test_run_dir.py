@@ -178,7 +178,7 @@ def test_what_is_no_run_is_refused(tmp_path):
 
 
 CHANGES = [
-    (lambda d: d["config"].update(gamma=0.98), r"is damaged, .* take the line \"checksum\" out"),
+    (lambda d: d["config"].update(gamma=0.98), r"is damaged, .* set \"checksum\" to null"),
     (lambda d: d.update(seeds=[5, 6, 8]), "is damaged"),
     (lambda d: d.pop("version"), "has no version, this kit reads version 1"),
     (lambda d: d.update(version=2), "has version 2, this kit reads version 1"),
@@ -211,6 +211,24 @@ def change_config(run_dir, change):
     del described["checksum"]
     change(described["config"])
     file.write_text(json.dumps(described))
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_a_checksum_may_be_taken_out(broken, last):
+    """Its line alone; where it is the last one, as in older runs, what is left over is named."""
+    file = broken / "config.json"
+    described = json.loads(file.read_text())
+    if last:
+        described["checksum"] = described.pop("checksum")
+        file.write_text(json.dumps(described, indent=2))
+    lines = file.read_text().splitlines()
+    text = "\n".join(line for line in lines if '"checksum"' not in line)
+    file.write_text(text.replace('"gamma": 0.99', '"gamma": 0.5'))
+    if last:
+        with pytest.raises(UserError, match="the comma before the last brace is one too many"):
+            launch.load(broken, module=toy)
+    else:
+        assert launch.load(broken, module=toy).config.gamma == 0.5
 
 
 def test_fields_that_a_run_is_older_than_are_as_by_default(broken, capsys):
