@@ -86,11 +86,14 @@ def table(episodes: dict[str, np.ndarray], title: str = "") -> str:
         (key, key.removeprefix("metrics/")) for key in episodes if key.startswith("metrics/")
     ]
     width = max(16, *(len(name) + 2 for _, name in metrics)) if metrics else 16
-    lines.append(" " * width + "".join(f"{column:>12}" for column in COLUMNS) + "   NaN")
+    rows = [["", *COLUMNS, "NaN"]]
     for key, label in (*ROWS, *metrics):
         values = np.asarray(episodes[key])
         columns = {label: values} if values.ndim == 1 else _by_player(label, values)
-        lines += [_row(f"{name:<{width}}", summary(column)) for name, column in columns.items()]
+        rows += [_row(name, summary(column)) for name, column in columns.items()]
+    cells = max(10, *(len(cell) for row in rows for cell in row[1:-1]))  # -1.23457e-05 has 12
+    for name, *numbers, nan in rows:
+        lines.append(f"{name:<{width}}" + "".join(f"  {n:>{cells}}" for n in numbers) + f"   {nan}")
     return "\n".join(lines)
 
 
@@ -98,6 +101,6 @@ def _by_player(label: str, values: np.ndarray) -> dict[str, np.ndarray]:
     return {f"{label} [{i}]": values[:, i] for i in range(values.shape[1])}
 
 
-def _row(name: str, numbers: dict[str, Any]) -> str:
-    cells = "".join(f"{numbers[column]:>12.6g}" for column in COLUMNS)
-    return f"{name}{cells}   {'yes' if numbers['has_nan'] else 'no'}"
+def _row(name: str, numbers: dict[str, Any]) -> list[str]:
+    cells = [f"{numbers[column]:.6g}" for column in COLUMNS]
+    return [name, *cells, "yes" if numbers["has_nan"] else "no"]

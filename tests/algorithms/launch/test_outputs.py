@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 import struct
 import subprocess
 import sys
@@ -585,6 +586,16 @@ def test_evaluate_and_its_table():
     shown = [float(v) for v in (mean, std, variance, low, median, high)]
     assert (name, nan) == ("return", "no") and shown == pytest.approx(expected, rel=1e-5)
     assert lines[4].startswith("last reward")
+
+
+def test_columns_of_a_table_do_not_run_together():
+    values = np.array([-1.23456e-05, -1.23456e-05])
+    episodes = dict.fromkeys(("episode_return", "length", "last_reward"), values)
+    episodes |= {"terminated": np.ones(2), "truncated": np.zeros(2)}
+    head, *rows = [line[16:] for line in evaluation.table(episodes).splitlines()[1:]]
+    assert rows[0].split() == [*["-1.23456e-05"] * 1, "0", "0", *["-1.23456e-05"] * 3, "no"]
+    ends = lambda line: [m.end() for m in re.finditer(r"\S+", line)][:-1]
+    assert all(ends(row) == ends(head) for row in rows), "one below the other"
 
 
 def test_table_of_a_game_has_a_row_for_each_player():
