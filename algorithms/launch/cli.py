@@ -100,8 +100,16 @@ def preset(module: Any, name: str) -> Any:
     algorithm = algorithm_name(module)
     known = PRESETS.get(algorithm, {})
     if name not in known:
-        raise unknown(f"preset of {algorithm}", name, known)
+        raise unknown_preset(algorithm, name)
     return module.Config(**{"env": name, **known[name]})
+
+
+def unknown_preset(algorithm: str, name: str) -> UserError:
+    """What to say of a preset that this algorithm does not have; others may."""
+    others = [other for other, table in PRESETS.items() if name in table]
+    if not others:
+        return unknown(f"preset of {algorithm}", name, PRESETS.get(algorithm, {}))
+    return UserError(f"{algorithm} has no preset '{name}'; these have: {', '.join(others)}")
 
 
 def from_run(module: Any, source: str, path: Path) -> tuple[Any, Shell]:

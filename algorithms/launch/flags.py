@@ -206,6 +206,8 @@ def whole_number(word: str) -> int:
     Raises:
       ValueError: it is not whole.
     """
+    if ":" in word:
+        raise ValueError(f"{word!r}: only floats are drawn; list whole numbers, as 1 2 4 8")
     try:
         return int(word)
     except ValueError:

@@ -136,7 +136,8 @@ class Record:
             where = f"from point {point.index} on (step {point.timestep:,})"
             names = ", ".join(name for name, which in infinite.items() if which[broken].any())
             labels = labels_of(self.session.agents, broken)
-            others = "; others go on" * bool(point.is_finite.any())
+            left = int(point.is_finite.sum())
+            others = ("", "; the other one goes on", f"; the other {left} go on")[min(left, 2)]
             self.session.view.warn(f"{who} not finite {where}: {names} of {labels}{others}")
 
     def _draw_gif(self, point: Point, states: Any) -> None:

@@ -205,7 +205,10 @@ def starting(module: Any, config: Any, run_dir: RunDir, point: int | None = None
     if point is None:
         point = hosts.from_first(run_dir.newest_whole)
     elif point not in (kept := run_dir.points("state")):
-        raise UserError(f"{run_dir.path} has no whole state of point {point}; it has {kept}")
+        raise UserError(
+            f"{run_dir.path} has no whole state of point {point}; it has {kept}: a run with "
+            "--keep-states keeps those of all points"
+        )
     if point is None:
         return Start(resumed=True)
     programs.make_environment(module, config)

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import pytest
 
-from algorithms import launch, ppo
+from algorithms import dqn, launch, ppo
 from algorithms.launch import cli, flags, presets
 from algorithms.launch.run_dir import RunDir
 from tests.algorithms.launch import toy
@@ -173,12 +173,13 @@ REFUSED = [
     ("--episodes 3", "a new run does not go with --episodes 3"),
     ("--one-run-per-seed", "track or tensorboard"),
     ("--resume nowhere", "nowhere/config.json does not exist"),
-    ("--config nowhere.json", "nowhere.json does not exist"),
+    ("--num-envs log:1:8", "'log:1:8': only floats are drawn; list whole numbers, as 1 2 4 8"),
+    ("--config nowhere.json", "does not exist: give a run's config.json or a sweep's best.json"),
     ("--resume RUN --gamma 0.5 --seed 3", "--gamma 0.5 (in place of 0.99)"),
     ("--resume RUN --num-evals 3", "--num-evals 3 (in place of 120)"),
     ("--resume RUN --total-timesteps 20", "total_timesteps=20 is less than the 1200"),
     ("--resume RUN --point best", "--point best: give last or a number"),
-    ("--resume RUN --point 3", "no whole state of point 3; it has [119, 120]"),
+    ("--resume RUN --point 3", "no whole state of point 3; it has [119, 120]: a run with --keep-"),
     ("--resume RUN --evaluate RUN", "--resume and --evaluate: use one of them"),
     ("--evaluate RUN --point 121", "no point 121; it has 0 to 120"),
     ("--evaluate RUN --point first", "give last, best or a number"),
@@ -208,6 +209,14 @@ def test_an_epsilon_of_zero_is_refused_in_a_sentence(capsys, tmp_path, monkeypat
 def test_a_run_of_another_algorithm_is_refused(capsys, whole):
     code, _, err = main(capsys, "--resume", whole[0], module=ppo)
     assert code == 2 and "is a run of toy, not of ppo: use toy.py" in err
+
+
+def test_a_preset_of_other_algorithms_names_them(capsys, tmp_path):
+    words = ("--preset", "Pendulum-v1", "--run-dir-root", tmp_path)
+    code, _, err = main(capsys, *words, module=dqn)
+    assert code == 2 and err.startswith("error: dqn has no preset 'Pendulum-v1'; these have: ppo, ")
+    named = err.strip().partition("these have: ")[2].split(", ")
+    assert named == [name for name in presets.PRESETS if "Pendulum-v1" in presets.PRESETS[name]]
 
 
 def test_explicit_flags_win_over_presets_and_files(monkeypatch, whole):

@@ -399,6 +399,7 @@ def test_an_agent_that_is_not_finite_is_shown_and_the_others_go_on(tmp_path, cap
     out, err = capsys.readouterr()
     assert "2 agents are not finite from point 1 on (step 50): policy of " in err
     assert "learning_rate=3e+38, seed 0" in err and err.count("not finite") == 1
+    assert err.endswith("; the other 4 go on\n")
     assert [agent.is_finite for agent in swept.agents] == [True] * 2 + [False] * 2 + [True] * 2
     assert [row["is_finite"] for row in table(tmp_path / "x")] == list("110011")
     assert swept.ranked[-1].setting == {"learning_rate": 3e38} and "2 not finite" in out
