@@ -1,1 +1,26 @@
 """Reinforcement learning algorithms, one file each."""
+
+import importlib.util
+import pathlib
+
+
+def _check_envs() -> None:
+    """Refuses another package `envs` than the one beside this package.
+
+    Raises:
+      ImportError: Python finds a project's own `envs` first, or that of another kit, or none.
+    """
+    own, spec = (
+        pathlib.Path(__file__).resolve().parents[1] / "envs",
+        importlib.util.find_spec("envs"),
+    )
+    found = list(spec.submodule_search_locations or [spec.origin]) if spec else ["none"]
+    if own not in [pathlib.Path(place).resolve() for place in found]:
+        raise ImportError(
+            f"algorithms needs its own package envs, {own}, but Python finds {found[0]}: rename "
+            "yours, or put the kit's folder first on the path, or take a copy along, which has "
+            "its own (python algorithms/ppo.py --copy DIR)"
+        )
+
+
+_check_envs()

@@ -46,8 +46,20 @@ def main(module: Any, argv: list[str] | None = None) -> None:
         sys.exit(code)
 
 
+def check_kit(module: Any) -> None:
+    """Refuses a file of another kit: under `python -P` a started file imports an installed one."""
+    folder = Path(module.__file__).resolve().parent
+    own = Path(__file__).resolve().parents[1]
+    if folder != own and (folder / "launch" / "cli.py").exists():
+        raise UserError(
+            f"{module.__file__} would run the code of another kit, {own}: start it without -P and "
+            f"PYTHONSAFEPATH, or set PYTHONPATH={folder.parent}"
+        )
+
+
 def dispatch(module: Any, argv: list[str]) -> int:
     """Does what the flags say. Returns the exit code."""
+    check_kit(module)
     base = defaults(module, argv)
     config, shell = parse(module, argv, *base)
     join_others(shell)
