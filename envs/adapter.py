@@ -16,6 +16,22 @@ from flax import struct
 
 from envs.gymnax import environment
 
+# As in the extras of pyproject.toml, which an installed package and a copied file do not have.
+REQUIREMENTS = {
+    "brax": "brax==0.14.2",
+    "craftax": "craftax==1.6.1",
+    "jaxmarl": "jaxmarl==0.2.0",
+    "jumanji": "jumanji==1.1.2",
+    "navix": "navix>=0.7.4",
+    "playground": "playground==0.2.0",
+    "xminigrid": "xminigrid==0.9.3",
+}
+
+
+def install(name: str) -> str:
+    """The command that installs an optional library."""
+    return f'pip install "{REQUIREMENTS[name]}"'
+
 
 def library(module: str, name: str) -> types.ModuleType:
     """A module of an optional library, an extra of this package.
@@ -23,13 +39,12 @@ def library(module: str, name: str) -> types.ModuleType:
     Raises:
       ValueError: it cannot be imported; says what would do.
     """
-    install = f'pip install -e ".[{name}]"'
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] == module.partition(".")[0]:
-            raise ValueError(f"{name}/... needs {name}: {install}") from error
-        raise ValueError(f"{name}/... cannot be imported: {error}; {install}") from error
+            raise ValueError(f"{name}/... needs {name}: {install(name)}") from error
+        raise ValueError(f"{name}/... cannot be imported: {error}; {install(name)}") from error
 
 
 def split(settings: dict[str, Any], *known: str) -> tuple[dict[str, Any], dict[str, Any]]:

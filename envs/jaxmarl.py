@@ -67,7 +67,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from envs.adapter import Params
+from envs.adapter import Params, install
 from envs.gymnax import environment, spaces
 
 NOT_TAKEN = ("storm", "storm_2p")  # agents that observe two arrays each
@@ -138,7 +138,7 @@ def _library() -> types.ModuleType:
     except ModuleNotFoundError as error:
         if error.name != "jaxmarl":
             raise
-        raise ValueError('jaxmarl/... needs JaxMARL: pip install -e ".[jaxmarl]"') from error
+        raise ValueError(f"jaxmarl/... needs JaxMARL: {install('jaxmarl')}") from error
     finally:
         sys.stdout, sys.stderr, sys.__stdout__ = streams
 

@@ -4,7 +4,9 @@ import functools
 import importlib
 import importlib.util
 import sys
+import tomllib
 import types
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -13,6 +15,7 @@ import numpy as np
 import pytest
 
 import envs
+from envs import adapter, registry
 from envs.adapter import flat
 from envs.batch import transition
 
@@ -360,5 +363,11 @@ def test_a_missing_library_is_named_with_what_would_do(monkeypatch):
     for name in [n for n in sys.modules if n.partition(".")[0] == "brax"] + ["brax"]:
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setattr(brax, "_envs", brax._envs.__wrapped__)
-    with pytest.raises(ValueError, match=r'brax/... needs brax: pip install -e "\.\[brax\]"'):
+    with pytest.raises(ValueError, match=r'brax/... needs brax: pip install "brax==0\.14\.2"'):
         envs.make("brax/ant", backend="spring")
+
+
+def test_the_commands_for_libraries_install_what_the_extras_do():
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    extras = {name: e for name, (e, *_) in project["optional-dependencies"].items()}
+    assert {name: extras[name] for name in registry.LIBRARIES} == adapter.REQUIREMENTS
