@@ -219,7 +219,7 @@ def render(module: Any, shell: Shell) -> int:
 def copy(module: Any, shell: Shell) -> int:
     from algorithms.launch import copies
 
-    print(copies.write(Path(module.__file__), Path(shell.copy)))
+    print(*copies.write(Path(module.__file__), Path(shell.copy)), sep="\n")
     return 0
 
 

@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import jax
@@ -67,7 +68,7 @@ for library in envs.registry.LIBRARIES:
     try:
         envs.make(f"{{library}}/any")
     except ValueError as error:
-        assert "pip install" in str(error), error
+        assert f'pip install "{{library}}' in str(error), error
 modules = {{name: importlib.import_module(f"agents.{{name}}") for name in sys.argv[1:]}}
 programs = {{name: lowered(module, settings) for name, module in modules.items()}}
 print(json.dumps([made, programs]))
@@ -129,19 +130,58 @@ def test_imported_copies_are_the_kit_s_programs(project, curve, names):
 
 
 def test_a_copy_runs_as_a_program(project, curve, capsys):
+    """With the flags of its Config, in the words of the kit's command line."""
     code, out, _ = call(capsys, ppo, project / "scripts")
     file = project / "scripts" / "ppo.py"
-    assert (code, out) == (0, f"{file}\n")
-    text = file.read_text()
-    assert text.count("config = Config()\n") == 1, "where a user changes settings, and this test"
+    assert (code, out) == (0, f"{file}\n{file.with_name('rl_support')}\n")
     given = {name: x for name, x in SETTINGS.items() if hasattr(ppo.Config, name)}
-    file.write_text(text.replace("config = Config()\n", f"config = Config(**{given})\n"))
+    given |= {"hidden_sizes": "8,", "total_timesteps": "1.92e2"}
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
     expected = [
         f"{curve['timestep'][i]} {curve['episode_return'][i]:.2f} "
         f"{curve['eval_return'][i].mean():.2f}\n"
         for i in range(4)
     ]
-    assert run(project, "scripts/ppo.py") == "".join(expected)
+    assert run(project, "scripts/ppo.py", *words) == "".join(expected)
+
+
+def flags_of_a_copy(argv):
+    """The module, as in a copy of ppo, and the Config that these flags ask for."""
+    module = types.ModuleType("flags")
+    text = copies.copy(Path(ppo.__file__))["rl_support/flags.py"].decode()
+    exec(text.replace("from .parts", "from algorithms.parts"), vars(module))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["ppo.py", *argv.split()])
+        return module.parse(ppo.Config, ppo.__doc__)
+
+
+def test_flags_of_a_copy_are_those_of_its_config():
+    config = flags_of_a_copy(
+        "--env Pendulum-v1 --env-settings max_steps=20,x=1.5 --hidden-sizes 64,32 --gamma 0.5 "
+        "--total-timesteps 5e5 --no-anneal-lr"
+    )
+    assert config == ppo.Config(
+        env="Pendulum-v1",
+        env_settings=(("max_steps", 20), ("x", 1.5)),
+        hidden_sizes=(64, 32),
+        gamma=0.5,
+        total_timesteps=500_000,
+        anneal_lr=False,
+    )
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        ("--gama 0.5", "Unrecognized options: --gama"),
+        ("--num-envs 2.5", "'2.5' is not a whole number"),
+        ("--gamma 1.5", "gamma=1.5: give a number in [0, 1]"),
+    ],
+)
+def test_wrong_flags_of_a_copy_are_refused(capsys, words, message):
+    with pytest.raises(SystemExit) as stop:
+        flags_of_a_copy(words)
+    assert stop.value.code == 2 and message in " ".join(capsys.readouterr().err.split())
 
 
 @functools.cache  # most copies are the same
@@ -157,36 +197,73 @@ def without_imports(text):
 
 def test_only_imports_differ(project):
     """And no import of the kit is left, not even in a function that no test calls."""
-    for name in NAMES:
-        support = project / "agents" / f"{name}_support"
-        for path in (support.parent / f"{name}.py", *support.rglob("*.py")):
-            text = path.read_text()
-            assert not re.search(r"^ *(from|import) (envs|algorithms)\b", text, re.MULTILINE)
-            assert without_imports(text), path
-        for package, home in (("envs", ROOT), ("parts", ROOT / "algorithms")):
-            for path in (support / package).glob("*.py"):
-                if (package, path.stem) != ("parts", "__init__"):
-                    origin = home / path.relative_to(support)
-                    same = without_imports(path.read_text()) == without_imports(origin.read_text())
-                    assert same, path
-        assert (support / "LICENSE").read_text() == (ROOT / "LICENSE").read_text()
+    agents = project / "agents"
+    support = agents / "rl_support"
+    for path in (*(agents / f"{name}.py" for name in NAMES), *support.rglob("*.py")):
+        text = path.read_text()
+        assert not re.search(r"^ *(from|import) (envs|algorithms)\b", text, re.MULTILINE)
+        assert without_imports(text), path
+    for package, home in (("envs", ROOT), ("parts", ROOT / "algorithms")):
+        for path in (support / package).glob("*.py"):
+            if (package, path.stem) != ("parts", "__init__"):
+                origin = home / path.relative_to(support)
+                same = without_imports(path.read_text()) == without_imports(origin.read_text())
+                assert same, path
+    assert (support / "LICENSE").read_text() == (ROOT / "LICENSE").read_text()
+
+
+def parts_of(name):
+    """The modules of parts that a copy of this file brings along."""
+    files = map(Path, copies.copy(ROOT / "algorithms" / f"{name}.py"))
+    return {file.stem for file in files if file.parts[:2] == ("rl_support", "parts")}
 
 
 def test_what_comes_along(project):
+    """Copies in one folder share what they need."""
+    agents = project / "agents"
+    there = {path.name for path in agents.iterdir()} - {"__pycache__"}
+    assert there == {"rl_support", *(f"{name}.py" for name in NAMES)}
+    support = agents / "rl_support"
+    assert {path.name for path in support.iterdir() if path.name != "__pycache__"} == {
+        *("__init__.py", "LICENSE", "envs", "flags.py", "parts")
+    }
     own = {path.name for path in (ROOT / "envs").glob("*.py")}
-    parts = {}
-    for name in NAMES:
-        support = project / "agents" / f"{name}_support"
-        assert {path.name for path in (support / "envs").glob("*.py")} == own
-        assert {path.name for path in support.iterdir() if path.name != "__pycache__"} == {
-            *("__init__.py", "LICENSE", "envs", "parts")
-        }
-        parts[name] = {path.stem for path in (support / "parts").glob("*.py")}
+    assert {path.name for path in (support / "envs").glob("*.py")} == own
+    parts = {name: parts_of(name) for name in NAMES}
     assert "replay" in parts["dqn"] - parts["ppo"] and "orders" in parts["ppo"] - parts["dqn"]
     assert "memory" in parts["ppo"], "which only another part imports"
-    head, *_, python, _, train = (project / "agents" / "ppo.py").read_text().splitlines()[:9]
-    assert head == "# Copy of ppo.py of single-file-rl 0.1.0, MIT licence: ppo_support/LICENSE"
+    assert {path.stem for path in (support / "parts").glob("*.py")} == set.union(*parts.values())
+    head, *_, python, _, train = (agents / "ppo.py").read_text().splitlines()[:9]
+    assert head == "# Copy of ppo.py of single-file-rl 0.1.0, MIT licence: rl_support/LICENSE"
     assert python == "    python ppo.py" and train.startswith("    train = make_train(")
+
+
+def test_a_second_copy_adds_what_it_needs_and_says_so(capsys, tmp_path):
+    support = tmp_path / "rl_support"
+    assert call(capsys, ppo, tmp_path)[0] == 0
+    before = contents(tmp_path)
+    code, out, _ = call(capsys, importlib.import_module("algorithms.dqn"), tmp_path)
+    after = contents(tmp_path)
+    grown = support / "parts" / "__init__.py"
+    assert code == 0 and before.items() - after.items() == {(grown, before[grown])}
+    new = {path for path in after.keys() - before.keys() if path.is_file()}
+    written = out.splitlines()
+    assert support / "parts" / "replay.py" in new and {*map(Path, written)} == new | {grown}
+    assert written[0] == str(tmp_path / "dqn.py") and written[-1] == str(grown)
+    code, out, _ = call(capsys, importlib.import_module("algorithms.reinforce"), tmp_path)
+    assert (code, out) == (0, f"{tmp_path / 'reinforce.py'}\n"), "all that it needs is there"
+
+
+@pytest.mark.parametrize("change", ["envs/batch.py", "parts/__init__.py", "parts/fields.py"])
+def test_a_support_package_that_somebody_changed_is_not_shared(capsys, tmp_path, change):
+    assert call(capsys, ppo, tmp_path)[0] == 0
+    (tmp_path / "rl_support" / change).write_text("X = 1\n")
+    before = contents(tmp_path)
+    code, out, _ = call(capsys, importlib.import_module("algorithms.dqn"), tmp_path)
+    own = tmp_path / "dqn_support"
+    assert (code, out) == (0, f"{tmp_path / 'dqn.py'}\n{own}\n")
+    assert before.items() <= contents(tmp_path).items()
+    assert "from dqn_support import envs, parts" in (tmp_path / "dqn.py").read_text()
 
 
 @pytest.mark.parametrize("existing", ["ppo.py", "ppo_support", "ppo_support/notes.txt"])
@@ -194,6 +271,7 @@ def test_nothing_is_overwritten(capsys, tmp_path, existing):
     path = tmp_path / existing
     path.parent.mkdir(exist_ok=True)
     path.write_text("mine") if path.suffix else path.mkdir()
+    (tmp_path / "rl_support").write_text("mine")
     before = contents(tmp_path)
     code, out, err = call(capsys, ppo, tmp_path)
     assert (code, out) == (2, "")
@@ -272,15 +350,15 @@ def test_other_ways_to_import(tmp_path):
     ]
     file.write_text("\n".join(lines) + END)
     written = copies.copy(file)
-    assert "mine_support/parts/replay.py" in written, "nobody knows what is asked for"
+    assert "rl_support/parts/replay.py" in written, "nobody knows what is asked for"
     text = written["mine.py"].decode().partition('\nif __name__ == "__main__":')[0]
     assert text.splitlines()[1:] == [
         *lines[:3],
         "if __package__:",
-        "    from .mine_support import envs, parts",
-        "    from .mine_support.envs.batch import batch as many, BatchState",
+        "    from .rl_support import envs, parts",
+        "    from .rl_support.envs.batch import batch as many, BatchState",
         "else:  # a script",
-        "    from mine_support import envs, parts",
-        "    from mine_support.envs.batch import batch as many, BatchState",
+        "    from rl_support import envs, parts",
+        "    from rl_support.envs.batch import batch as many, BatchState",
         lines[-1],
     ]
