@@ -1,0 +1,121 @@
+"""How a run with a replay buffer is cut into rounds, and what its gradient steps leave behind."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import struct
+
+from algorithms import parts
+
+SIZES = dict(total_timesteps=96, num_evals=1, num_envs=2, buffer_size=32, batch_size=4, n_step=1)
+SIZES |= dict(train_every=1, updates_per_step=1, learning_starts=10)
+
+
+@struct.dataclass
+class State:
+    x: jax.Array
+    fixed: jax.Array
+    replay: jax.Array
+    episodes: Any
+    update: jax.Array
+
+
+class Rollout(tuple):
+    reward = jnp.ones((1, 2))
+    done = jnp.zeros((1, 2), bool)
+
+
+def rounds_of(period=1, **sizes):
+    config = SimpleNamespace(**SIZES | sizes)
+    return parts.Rounds(config, parts.ReplayBuffer.of(config), period=period)
+
+
+@pytest.mark.parametrize(
+    "sizes, period, count",
+    [
+        (dict(), 1, 16),  # sixteen steps of an environment
+        (dict(train_every=4), 1, 4),
+        (dict(train_every=100), 1, 1),
+        (dict(), 5, 15),  # whole periods of five gradient steps
+        (dict(updates_per_step=2), 5, 15),
+        (dict(updates_per_step=5), 5, 16),  # each round has a whole one
+        (dict(train_every=8), 3, 3),
+    ],
+)
+def test_an_update_has_whole_periods_and_about_sixteen_steps(sizes, period, count):
+    rounds = rounds_of(period, **sizes)
+    assert rounds.count == count and rounds.gradient_steps % period == 0
+    assert rounds.num_steps == count * rounds.config.train_every
+    assert rounds.acting == (count, rounds.config.train_every, 2)
+    assert rounds.steps == np.prod(rounds.acting)
+
+
+@pytest.mark.parametrize(
+    "sizes, waiting",
+    [
+        (dict(learning_starts=0), 0),  # the first round adds what is learned from
+        (dict(learning_starts=2), 0),
+        (dict(learning_starts=3), 1),
+        (dict(learning_starts=0, n_step=3), 2),  # until the first window of three steps
+        (dict(learning_starts=20, train_every=4), 2),
+    ],
+)
+def test_rounds_without_learning(sizes, waiting):
+    assert rounds_of(**sizes).waiting == waiting
+
+
+def run(updates=1, **sizes):
+    """Updates whose gradient steps add up; returns the state, metrics and each round's place."""
+    rounds, places = rounds_of(**sizes), []
+
+    def gradient_step(state, draws, now):
+        even = parts.Average(jnp.where(draws % 2 == 0, 1.0 * draws, 0.0), draws % 2 == 0)
+        state = state.replace(x=state.x + 1.0 + draws, replay=state.replay + 1)
+        return state, {"draw": 1.0 * draws, "even": even}
+
+    def round(state, noise, now):
+        jax.debug.callback(lambda *x: places.append([float(y) for y in x]), *now[:3], ordered=True)
+        state, metrics = rounds.learn(gradient_step, state, now)
+        return state, metrics | {"noise": 1.0 * noise}, Rollout()
+
+    state = State(
+        x=jnp.zeros(()),
+        fixed=jnp.full((), 7.0),
+        replay=jnp.zeros((), jnp.int32),
+        episodes=parts.EpisodeStatistics.create(2),
+        update=jnp.zeros((), jnp.int32),
+    )
+    step = jax.jit(lambda state, *inputs: rounds.run(round, state, *inputs))
+    for _ in range(updates):
+        state, metrics = step(state, jnp.arange(rounds.count), jnp.arange(rounds.gradient_steps))
+    return state, metrics, np.array(places)
+
+
+def test_gradient_steps_leave_no_trace_until_there_is_enough_to_learn_from():
+    state, metrics, _ = run()  # four rounds of sixteen wait
+    drawn = np.arange(4, 16)
+    assert state.x == (1 + drawn).sum()
+    assert state.fixed == 7.0 and state.update == 1
+    assert state.replay == 16  # which steps spare themselves
+    total, weight = metrics["draw"]
+    assert (total, weight) == (drawn.sum(), len(drawn))
+    total, weight = metrics["even"]  # those that say so, and are ready
+    assert (total, weight) == (drawn[drawn % 2 == 0].sum(), (drawn % 2 == 0).sum())
+    assert metrics["noise"] == np.arange(16).mean()  # of all rounds
+
+
+def test_every_gradient_step_has_draws_of_its_own():
+    state, metrics, _ = run(updates_per_step=3, learning_starts=0)
+    assert state.x == (1 + np.arange(48)).sum() and metrics["draw"].weight == 48
+
+
+def test_a_round_knows_its_place_in_the_run():
+    _, _, places = run(updates=3)  # of 48 rounds
+    number = np.arange(48)
+    np.testing.assert_allclose(places[:, 0], number / 48, rtol=1e-6)
+    np.testing.assert_allclose(places[:, 1], (number - 4) / 44, rtol=1e-6, atol=1e-7)
+    np.testing.assert_array_equal(places[:, 2], number >= 4)
