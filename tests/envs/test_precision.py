@@ -52,3 +52,10 @@ def test_environments_and_episodes_are_the_same_under_x64():
         wide = play()
     jax.tree.map(np.testing.assert_array_equal, wide, episodes)
     assert dtypes(*wide[:5]) == dtypes(*episodes[:5])
+
+
+def test_parameters_have_32_bits_under_x64():
+    for name in ("Acrobot-v1", "DiscountingChain-bsuite"):  # gymnax makes arrays of theirs
+        with jax.enable_x64(True):
+            wide = [x.dtype for x in jax.tree.leaves(envs.make(name)[1]) if hasattr(x, "dtype")]
+        assert wide and all(dtype.itemsize == 4 for dtype in wide), name

@@ -380,7 +380,7 @@ def test_floats_out_of_range(field, values):
         (CONFIG, {"keep_states": True, "save": False}, "need files"),
         (CONFIG.replace(num_envs=0), {}, "num_envs=0"),
         (CONFIG.replace(env="CartPole"), {}, "unknown environment 'CartPole'; did you mean"),
-        (CONFIG.replace(env="Umbrella-bsuite"), {"gif": "end"}, "Umbrella|cannot be drawn"),
+        (CONFIG.replace(env="SimpleBandit-bsuite"), {"gif": "end"}, "cannot be drawn"),
     ],
 )
 def test_settings_that_cannot_work(tmp_path, config, keywords, message):

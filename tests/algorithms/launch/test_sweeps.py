@@ -178,6 +178,7 @@ def test_agents_survive_json():
         ({}, {"num_seeds": 0}, "num_seeds=0"),
         ({}, {"save": False, "gif": "end"}, "need files"),
         ({}, {"memory_limit": 100}, "an agent needs"),
+        ({"env": ["CartPole-v1", "SimpleBandit-bsuite"]}, {"gif": "end"}, "cannot be drawn"),
         ({"env": [tasks.Probe()]}, {}, "cannot be saved: name it, or give save=False"),
     ],
 )
