@@ -214,8 +214,7 @@ CURIOUS = "--eps-end 0.05 --exploration-fraction 0.5 --learning-rate 5e-4 --upda
 SMAX_CELLS = (
     preset("ippo", SMAX, 2_000_000, 5),
     preset("ippo_rnn", SMAX, 2_000_000, 5),
-    # As JaxMARL's scripts have it, without an entropy bonus, which here helps without the critic.
-    flag("ippo_rnn", SMAX, "--central-critic --ent-coef 0", 2_000_000, 5)._replace(what="MAPPO"),
+    flag("ippo_rnn", SMAX, "--central-critic", 2_000_000, 5)._replace(what="MAPPO"),
     flag("vdn", SMAX, f"--mixer none {CURIOUS}", 2_000_000, 5)._replace(
         name=f"{SMAX} --mixer none", what="IQL with a GRU"
     ),
