@@ -188,10 +188,13 @@ def test_what_is_observed_has_the_shape_of_the_space():
 # --- replay buffers ---------------------------------------------------------------------------
 
 
+ROUNDS = dict(train_every=1, updates_per_step=1, batch_size=1, num_evals=1)
+
+
 def check_ring(**settings):
     """Of one step of each environment at a time."""
     usual = dict(buffer_size=50_000, num_envs=16, n_step=1, learning_starts=0)
-    config = types.SimpleNamespace(**usual | settings)
+    config = make_config(**ROUNDS | usual | settings)
     buffer = parts.ReplayBuffer(config.buffer_size, config.num_envs, 1, config.n_step)
     parts.check_replay(config, buffer, tasks.Probe(), PARAMS)
 
@@ -232,9 +235,8 @@ def test_a_buffer_larger_than_the_memory_is_refused_with_one_that_fits(monkeypat
     buffer = lambda size: parts.ReplayBuffer(size, num_envs=1, num_steps=1)
 
     def check(size):  # 18 bytes for each transition, and 12 that count them
-        config = types.SimpleNamespace(
-            buffer_size=size, learning_starts=0, total_timesteps=1, n_step=1, num_envs=1
-        )
+        settings = dict(learning_starts=0, total_timesteps=1, n_step=1, num_envs=1)
+        config = make_config(buffer_size=size, **ROUNDS | settings)
         parts.check_replay(config, buffer(size), tasks.Probe(), PARAMS)
 
     check(55_554)
