@@ -49,6 +49,16 @@ import envs
 from algorithms import parts
 from algorithms.parts import real, static
 
+INFO = {
+    "title": "Categorical deep Q-learning (C51)",
+    "paper": "[Bellemare et al. 2017](https://arxiv.org/abs/1707.06887)",
+    "family": "action values",
+    "actions": "discrete",
+    "masks": True,
+    "agents": "one",
+    "memory": False,
+}
+
 
 @struct.dataclass
 class Config:
@@ -270,7 +280,7 @@ def check(config: Config, env: Any, env_params: Any) -> None:
     if all(isinstance(x, int | float) for x in ends) and not ends[0] < ends[1]:  # else traced
         raise ValueError(f"v_min={ends[0]} and v_max={ends[1]}: give a v_min below v_max")
     parts.check_choices(config, buffer_dtype=DTYPES, exploration=EXPLORATION)
-    parts.check_spaces("c51", config, env, env_params, masks=True)
+    parts.check_spaces(INFO, config, env, env_params)
     parts.check_replay(config, parts.ReplayBuffer.of(config), env, env_params)
 
 

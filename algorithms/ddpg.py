@@ -43,6 +43,16 @@ import envs
 from algorithms import parts
 from algorithms.parts import real, static
 
+INFO = {
+    "title": "Deep deterministic policy gradient (DDPG)",
+    "paper": "[Lillicrap et al. 2015](https://arxiv.org/abs/1509.02971)",
+    "family": "actor-critics",
+    "actions": "continuous",
+    "masks": False,
+    "agents": "one",
+    "memory": False,
+}
+
 
 @struct.dataclass
 class Config:
@@ -211,7 +221,7 @@ def check(config: Config, env: Any, env_params: Any) -> None:
     positive = ("total_timesteps", "num_envs", "num_evals")
     parts.check_sizes(config, positive, ("num_eval_episodes",))
     parts.check_network(config, "hidden_sizes", "critic_hidden_sizes")
-    parts.check_spaces("ddpg", config, env, env_params, discrete=False, box=True)
+    parts.check_spaces(INFO, config, env, env_params)
     parts.check_replay(config, parts.ReplayBuffer.of(config), env, env_params)
 
 

@@ -51,6 +51,16 @@ import envs
 from algorithms import parts
 from algorithms.parts import real, static
 
+INFO = {
+    "title": "Deep Q-learning (DQN); by flag double, duelling, n-step, prioritised replay",
+    "paper": "[Mnih et al. 2015](https://doi.org/10.1038/nature14236)",
+    "family": "action values",
+    "actions": "discrete",
+    "masks": True,
+    "agents": "one",
+    "memory": False,
+}
+
 
 @struct.dataclass
 class Config:
@@ -271,7 +281,7 @@ def check(config: Config, env: Any, env_params: Any) -> None:
     if config.dueling and not config.hidden_sizes:
         raise ValueError("dueling=True splits the last of hidden_sizes=(): give one or more")
     parts.check_choices(config, buffer_dtype=DTYPES, exploration=EXPLORATION)
-    parts.check_spaces("dqn", config, env, env_params, masks=True)
+    parts.check_spaces(INFO, config, env, env_params)
     parts.check_replay(config, parts.ReplayBuffer.of(config), env, env_params)
 
 

@@ -50,6 +50,17 @@ import envs
 from algorithms import parts
 from algorithms.parts import real, static
 
+INFO = {
+    "title": "PPO for several agents, independent (IPPO) or with a central critic (MAPPO)",
+    "paper": "[de Witt et al. 2020](https://arxiv.org/abs/2011.09533), "
+    "[Yu et al. 2022](https://arxiv.org/abs/2103.01955)",
+    "family": "policy gradients",
+    "actions": ("discrete", "continuous"),
+    "masks": True,
+    "agents": "several",
+    "memory": False,
+}
+
 
 @struct.dataclass
 class Config:
@@ -420,9 +431,7 @@ def check(config: Config, env: Any, env_params: Any) -> None:
     positive += ("num_minibatches", "num_evals")
     parts.check_sizes(config, positive, ("num_eval_episodes",))
     parts.check_choices(config, minibatch_of=("samples", "trajectories"))
-    if not hasattr(env, "num_agents"):
-        raise ValueError(f"{env.name} has one agent and no axis of agents; ppo takes it")
-    parts.check_spaces("ippo", config, env, env_params, box=True, masks=True, agents=True)
+    parts.check_spaces(INFO, config, env, env_params)
     shape = env.observation_space(env_params).shape
     if config.agent_ids and not (config.share_params and len(shape) == 1):
         raise ValueError("agent_ids=True needs share_params=True and flat observations (n,)")

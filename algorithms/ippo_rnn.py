@@ -44,6 +44,17 @@ import envs
 from algorithms import parts
 from algorithms.parts import real, static
 
+INFO = {
+    "title": "IPPO and MAPPO with an LSTM, a GRU or a minGRU",
+    "paper": "[de Witt et al. 2020](https://arxiv.org/abs/2011.09533), "
+    "[Yu et al. 2022](https://arxiv.org/abs/2103.01955)",
+    "family": "policy gradients",
+    "actions": ("discrete", "continuous"),
+    "masks": True,
+    "agents": "several",
+    "memory": True,
+}
+
 
 @struct.dataclass
 class Config:
@@ -411,9 +422,7 @@ def check(config: Config, env: Any, env_params: Any) -> None:
     positive += ("num_minibatches", "memory_size", "num_evals")
     parts.check_sizes(config, positive, ("num_eval_episodes",))
     parts.check_choices(config, cell=tuple(parts.CELLS))
-    if not hasattr(env, "num_agents"):
-        raise ValueError(f"{env.name} has one agent and no axis of agents; ppo_rnn takes it")
-    parts.check_spaces("ippo_rnn", config, env, env_params, box=True, masks=True, agents=True)
+    parts.check_spaces(INFO, config, env, env_params)
     if config.agent_ids and not config.share_params:
         raise ValueError("agent_ids=True needs share_params=True")
     sequences = config.num_envs * (env.num_agents if config.share_params else 1)

@@ -52,6 +52,16 @@ import envs
 from algorithms import parts
 from algorithms.parts import real, static
 
+INFO = {
+    "title": "Deep Q-learning with implicit quantiles (IQN), and its risk measures",
+    "paper": "[Dabney et al. 2018](https://arxiv.org/abs/1806.06923)",
+    "family": "action values",
+    "actions": "discrete",
+    "masks": True,
+    "agents": "one",
+    "memory": False,
+}
+
 RISKS = ("neutral", "cvar", "wang", "cpw", "power")
 RANGES = {"cvar": "[0, 1]", "cpw": "[0, inf)"}  # of their levels
 
@@ -327,7 +337,7 @@ def check(config: Config, env: Any, env_params: Any) -> None:
     if not config.hidden_sizes:
         raise ValueError("hidden_sizes=() leaves no layer that sees the levels: give one or more")
     parts.check_choices(config, buffer_dtype=DTYPES, exploration=EXPLORATION, risk=RISKS)
-    parts.check_spaces("iqn", config, env, env_params, masks=True)
+    parts.check_spaces(INFO, config, env, env_params)
     parts.check_replay(config, parts.ReplayBuffer.of(config), env, env_params)
 
 

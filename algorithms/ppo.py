@@ -43,6 +43,16 @@ import envs
 from algorithms import parts
 from algorithms.parts import real, static
 
+INFO = {
+    "title": "Proximal policy optimisation (PPO)",
+    "paper": "[Schulman et al. 2017](https://arxiv.org/abs/1707.06347)",
+    "family": "policy gradients",
+    "actions": ("discrete", "continuous"),
+    "masks": True,
+    "agents": "one",
+    "memory": False,
+}
+
 
 @struct.dataclass
 class Config:
@@ -292,7 +302,7 @@ def check(config: Config, env: Any, env_params: Any) -> None:
     """Raises a ValueError that names the setting, its value and what would do."""
     positive = ("total_timesteps", "num_envs", "num_steps", "update_epochs", "num_minibatches")
     parts.check_sizes(config, (*positive, "num_evals"), ("num_eval_episodes",))
-    parts.check_spaces("ppo", config, env, env_params, box=True, masks=True)
+    parts.check_spaces(INFO, config, env, env_params)
     size, number = config.num_envs * config.num_steps, config.num_minibatches
     what = f"num_envs * num_steps = {config.num_envs} * {config.num_steps} = {size}"
     parts.check_divides("num_minibatches", number, what, size)

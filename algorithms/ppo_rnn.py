@@ -52,6 +52,16 @@ import envs
 from algorithms import parts
 from algorithms.parts import real, static
 
+INFO = {
+    "title": "PPO with an LSTM, a GRU or a minGRU",
+    "paper": "[Schulman et al. 2017](https://arxiv.org/abs/1707.06347)",
+    "family": "policy gradients",
+    "actions": ("discrete", "continuous"),
+    "masks": True,
+    "agents": "one",
+    "memory": True,
+}
+
 
 @struct.dataclass
 class Config:
@@ -343,7 +353,7 @@ def check(config: Config, env: Any, env_params: Any) -> None:
     positive += ("memory_size", "num_evals")
     parts.check_sizes(config, positive, ("num_eval_episodes",))
     parts.check_choices(config, cell=tuple(parts.CELLS), normalize_over=("rollout", "minibatch"))
-    parts.check_spaces("ppo_rnn", config, env, env_params, box=True, masks=True)
+    parts.check_spaces(INFO, config, env, env_params)
     number, size = config.num_minibatches, config.num_envs * config.num_steps
     what = f"num_envs={config.num_envs}, and minibatches are sets of environments"
     parts.check_divides("num_minibatches", number, what, config.num_envs)

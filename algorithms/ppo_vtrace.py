@@ -45,6 +45,17 @@ import envs
 from algorithms import parts
 from algorithms.parts import real, static
 
+INFO = {
+    "title": "PPO with V-trace on segments drawn by priority, as in PufferLib",
+    "paper": "[Suarez 2024](https://arxiv.org/abs/2406.12905), "
+    "[Espeholt et al. 2018](https://arxiv.org/abs/1802.01561)",
+    "family": "policy gradients",
+    "actions": ("discrete", "continuous"),
+    "masks": False,
+    "agents": "one or several",
+    "memory": False,
+}
+
 
 @struct.dataclass
 class Config:
@@ -367,7 +378,7 @@ def check(config: Config, env: Any, env_params: Any) -> None:
     positive += ("accumulate", "num_evals")
     parts.check_sizes(config, positive, ("num_eval_episodes",))
     parts.check_choices(config, optimizer=("muon", "adam"))
-    parts.check_spaces("ppo_vtrace", config, env, env_params, box=True, masks=False, agents=True)
+    parts.check_spaces(INFO, config, env, env_params)
     segments, number = config.num_envs * getattr(env, "num_agents", 1), config.num_minibatches
     drawn = config.update_epochs * number
     what = f"the {segments} segments of a rollout (environments times agents)"

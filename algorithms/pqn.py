@@ -38,6 +38,16 @@ import envs
 from algorithms import parts
 from algorithms.parts import real, static
 
+INFO = {
+    "title": "Parallelised Q-learning (PQN): Q(lambda) without replay or target networks",
+    "paper": "[Gallici et al. 2024](https://arxiv.org/abs/2407.04811)",
+    "family": "action values",
+    "actions": "discrete",
+    "masks": True,
+    "agents": "one",
+    "memory": False,
+}
+
 
 @struct.dataclass
 class Config:
@@ -273,7 +283,7 @@ def check(config: Config, env: Any, env_params: Any) -> None:
     positive = ("total_timesteps", "num_envs", "num_steps", "update_epochs", "num_minibatches")
     parts.check_sizes(config, (*positive, "num_evals"), ("num_eval_episodes",))
     parts.check_choices(config, optimizer=OPTIMIZERS, exploration=EXPLORATION)
-    parts.check_spaces("pqn", config, env, env_params, masks=True)
+    parts.check_spaces(INFO, config, env, env_params)
     size = config.num_envs * config.num_steps
     what = f"num_envs * num_steps = {config.num_envs} * {config.num_steps} = {size}"
     parts.check_divides("num_minibatches", config.num_minibatches, what, size)

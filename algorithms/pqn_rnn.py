@@ -41,6 +41,16 @@ import envs
 from algorithms import parts
 from algorithms.parts import real, static
 
+INFO = {
+    "title": "PQN with an LSTM, a GRU or a minGRU",
+    "paper": "[Gallici et al. 2024](https://arxiv.org/abs/2407.04811)",
+    "family": "action values",
+    "actions": "discrete",
+    "masks": True,
+    "agents": "one",
+    "memory": True,
+}
+
 
 @struct.dataclass
 class Config:
@@ -298,7 +308,7 @@ def check(config: Config, env: Any, env_params: Any) -> None:
     parts.check_sizes(config, (*positive, "memory_size", "num_evals"), ("num_eval_episodes",))
     parts.check_choices(config, optimizer=OPTIMIZERS, exploration=EXPLORATION)
     parts.check_choices(config, cell=tuple(parts.CELLS))
-    parts.check_spaces("pqn_rnn", config, env, env_params, masks=True)
+    parts.check_spaces(INFO, config, env, env_params)
     what = f"num_envs={config.num_envs}, and minibatches are sets of environments"
     parts.check_divides("num_minibatches", config.num_minibatches, what, config.num_envs)
     parts.num_updates(config, config.num_envs * config.num_steps)

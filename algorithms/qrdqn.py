@@ -49,6 +49,16 @@ import envs
 from algorithms import parts
 from algorithms.parts import real, static
 
+INFO = {
+    "title": "Deep Q-learning by quantile regression (QR-DQN)",
+    "paper": "[Dabney et al. 2018](https://arxiv.org/abs/1710.10044)",
+    "family": "action values",
+    "actions": "discrete",
+    "masks": True,
+    "agents": "one",
+    "memory": False,
+}
+
 
 @struct.dataclass
 class Config:
@@ -265,7 +275,7 @@ def check(config: Config, env: Any, env_params: Any) -> None:
     positive = ("total_timesteps", "num_envs", "target_every", "num_quantiles", "num_evals")
     parts.check_sizes(config, positive, ("num_eval_episodes",))
     parts.check_choices(config, buffer_dtype=DTYPES, exploration=EXPLORATION)
-    parts.check_spaces("qrdqn", config, env, env_params, masks=True)
+    parts.check_spaces(INFO, config, env, env_params)
     parts.check_replay(config, parts.ReplayBuffer.of(config), env, env_params)
 
 

@@ -43,6 +43,16 @@ import envs
 from algorithms import parts
 from algorithms.parts import real, static
 
+INFO = {
+    "title": "REINFORCE with a value baseline and lambda-returns",
+    "paper": "[Williams 1992](https://doi.org/10.1007/BF00992696)",
+    "family": "policy gradients",
+    "actions": ("discrete", "continuous"),
+    "masks": False,
+    "agents": "one",
+    "memory": False,
+}
+
 
 @struct.dataclass
 class Config:
@@ -250,7 +260,7 @@ def check(config: Config, env: Any, env_params: Any) -> None:
     """Raises a ValueError that names the setting, its value and what would do."""
     positive = ("total_timesteps", "num_envs", "num_steps", "num_evals")
     parts.check_sizes(config, positive, ("num_eval_episodes",))
-    parts.check_spaces("reinforce", config, env, env_params, box=True)
+    parts.check_spaces(INFO, config, env, env_params)
     size = config.num_envs * config.num_steps
     if config.normalize_advantage and size == 1:
         raise ValueError(

@@ -46,6 +46,16 @@ import envs
 from algorithms import parts
 from algorithms.parts import real, static
 
+INFO = {
+    "title": "Soft actor-critic for discrete actions",
+    "paper": "[Christodoulou 2019](https://arxiv.org/abs/1910.07207)",
+    "family": "actor-critics",
+    "actions": "discrete",
+    "masks": True,
+    "agents": "one",
+    "memory": False,
+}
+
 
 @struct.dataclass
 class Config:
@@ -215,7 +225,7 @@ def check(config: Config, env: Any, env_params: Any) -> None:
     parts.check_sizes(config, positive, ("num_eval_episodes",))
     parts.check_network(config, "hidden_sizes", "critic_hidden_sizes")
     parts.check_choices(config, buffer_dtype=DTYPES)
-    parts.check_spaces("sac_discrete", config, env, env_params, masks=True)
+    parts.check_spaces(INFO, config, env, env_params)
     parts.check_replay(config, parts.ReplayBuffer.of(config), env, env_params)
 
 

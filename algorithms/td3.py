@@ -44,6 +44,16 @@ import envs
 from algorithms import parts
 from algorithms.parts import real, static
 
+INFO = {
+    "title": "Twin delayed deep deterministic policy gradient (TD3)",
+    "paper": "[Fujimoto et al. 2018](https://arxiv.org/abs/1802.09477)",
+    "family": "actor-critics",
+    "actions": "continuous",
+    "masks": False,
+    "agents": "one",
+    "memory": False,
+}
+
 
 @struct.dataclass
 class Config:
@@ -231,7 +241,7 @@ def check(config: Config, env: Any, env_params: Any) -> None:
     positive = ("total_timesteps", "num_envs", "num_critics", "policy_every", "num_evals")
     parts.check_sizes(config, positive, ("num_eval_episodes",))
     parts.check_network(config, "hidden_sizes", "critic_hidden_sizes")
-    parts.check_spaces("td3", config, env, env_params, discrete=False, box=True)
+    parts.check_spaces(INFO, config, env, env_params)
     parts.check_replay(config, parts.ReplayBuffer.of(config), env, env_params)
 
 

@@ -48,6 +48,17 @@ import envs
 from algorithms import parts
 from algorithms.parts import real, static
 
+INFO = {
+    "title": "Parallelised Q-learning for teams: VDN, QMIX, independent agents (IQL)",
+    "paper": "[Sunehag et al. 2018](https://arxiv.org/abs/1706.05296), "
+    "[Rashid et al. 2018](https://arxiv.org/abs/1803.11485)",
+    "family": "action values",
+    "actions": "discrete",
+    "masks": True,
+    "agents": "several",
+    "memory": "by flag",
+}
+
 
 @struct.dataclass
 class Config:
@@ -370,9 +381,7 @@ def check(config: Config, env: Any, env_params: Any) -> None:
     positive += ("mixing_size", "memory_size", "num_evals")
     parts.check_sizes(config, positive, ("num_eval_episodes",))
     parts.check_choices(config, mixer=("none", "sum", "monotonic"), cell=("none", *parts.CELLS))
-    if not hasattr(env, "num_agents"):
-        raise ValueError(f"{env.name} has one agent and no axis of agents; pqn takes it")
-    parts.check_spaces("vdn", config, env, env_params, masks=True, agents=True)
+    parts.check_spaces(INFO, config, env, env_params)
     if config.previous_inputs and config.cell == "none":
         raise ValueError("previous_inputs=True needs a memory; cell='gru' would do")
     count = size = config.num_envs * config.num_steps

@@ -8,10 +8,11 @@ import numpy as np
 
 import envs
 from algorithms.parts import layers, memory
+from algorithms.parts.info import Info, file_of, kinds_of, takes_agents, that_take
 from algorithms.parts.training import num_updates
 
 LARGEST = 2**31 - 1  # sizes are int32 inside the program
-HEED_MASKS = "ppo, ppo_rnn, pqn, pqn_rnn, sac_discrete, dqn, c51, qrdqn and iqn"
+SPACES = {"discrete": "Discrete", "continuous": "Box"}  # of actions, by INFO's words
 
 
 def check_sizes(config: Any, positive: tuple[str, ...], not_negative: tuple[str, ...] = ()) -> None:
@@ -61,41 +62,38 @@ def check_divides(name: str, number: int, what: str, size: int) -> None:
         )
 
 
-def check_spaces(
-    algorithm: str,
-    config: Any,
-    env: Any,
-    env_params: Any,
-    discrete: bool = True,
-    box: bool = False,
-    masks: bool = False,
-    agents: bool = False,
-) -> None:
-    """Refuses environments that the algorithm cannot take.
+def check_spaces(info: Info, config: Any, env: Any, env_params: Any) -> None:
+    """Refuses environments that an algorithm cannot take, and names the files beside it that can.
 
     Args:
-      algorithm: its file's name.
-      config: `conv_layers` is used.
+      info: its INFO, which has the kinds of actions, masks and agents.
+      config: `conv_layers` is used, and its class for where the algorithm's file is.
       env, env_params: of `envs.make`.
-      discrete: whether it takes Discrete actions.
-      box: whether it takes continuous actions; without discrete ones they need bounds.
-      masks: whether it heeds an `action_mask`.
-      agents: whether it takes several agents.
     """
-    if hasattr(env, "num_agents") and not agents:
-        raise ValueError(f"{env.name} has several agents; ippo takes it")
+    file, kinds = file_of(config), kinds_of(info)
+    algorithm = file.stem if file else info["title"]
+    several, masked = hasattr(env, "num_agents"), hasattr(env, "action_mask")
     actions, observations = env.action_space(env_params), env.observation_space(env_params)
-    if not ((discrete and hasattr(actions, "n")) or (box and hasattr(actions, "low"))):
-        takes = " and ".join(["Discrete"] * discrete + ["Box"] * box)
+    kind = "discrete" * hasattr(actions, "n") or "continuous" * hasattr(actions, "low")
+    others = lambda **same: that_take(file, kind, masked, several, **same)
+    if not takes_agents(info, several):
+        if several:
+            do = _do(others(), "takes it", "take it") or f"{algorithm} takes one"
+            raise ValueError(f"{env.name} has several agents; {do}")
+        do = _do(others(family=info["family"]), "takes it", "take it")
+        do = do or f"{algorithm} takes several"
+        raise ValueError(f"{env.name} has one agent and no axis of agents; {do}")
+    if kind not in kinds:
+        takes = " and ".join(SPACES[kind] for kind in kinds)
         raise ValueError(f"{env.name} has actions {actions}; {algorithm} takes {takes}")
-    if not discrete and not is_bounded(actions):
+    if "discrete" not in kinds and not is_bounded(actions):
         raise ValueError(f"{env.name} has actions {actions}; {algorithm} takes a Box with bounds")
-    if hasattr(env, "action_mask") and not hasattr(actions, "n"):
+    if masked and kind != "discrete":
         raise ValueError(f"{env.name} has an action_mask, which actions {actions} cannot heed")
-    if hasattr(env, "action_mask") and not masks:
-        others = "ippo, ippo_rnn and vdn" if hasattr(env, "num_agents") else HEED_MASKS
+    if masked and not info["masks"]:
+        do = _do(others(), "does", "do")
         raise ValueError(
-            f"{env.name} has an action_mask, which {algorithm} would not heed; {others} do"
+            f"{env.name} has an action_mask, which {algorithm} would not heed{do and '; ' + do}"
         )
     if not hasattr(observations, "low"):
         raise ValueError(f"{env.name} has observations {observations}; {algorithm} takes Box")
@@ -108,6 +106,12 @@ def check_spaces(
             f"{env.name} has {shape}; 'none' would do"
         )
     envs.check_interface(env, env_params)
+
+
+def _do(names: list[str], one: str, many: str) -> str:
+    """Who does something: "c51 and dqn do"; "" if nobody is known."""
+    listed = " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
+    return f"{listed} {one if len(names) == 1 else many}" if names else ""
 
 
 def is_bounded(space: Any) -> bool:

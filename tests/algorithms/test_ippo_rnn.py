@@ -672,5 +672,5 @@ PINNED = {  # of both agents
 
 
 def test_an_environment_of_one_agent_is_refused():
-    with pytest.raises(ValueError, match="has one agent .*; ppo_rnn takes it"):
+    with pytest.raises(ValueError, match="has one agent .*; ppo, ppo_rnn, .* take it"):
         ippo_rnn.make_train(TINY.replace(env="CartPole-v1"))

@@ -651,7 +651,7 @@ REFUSED = [
     (dict(mixing_size=0), "mixing_size=0"),
     (dict(memory_size=0), "memory_size=0"),
     (dict(cell="none"), "previous_inputs=True needs a memory; cell='gru' would do"),
-    (dict(env="CartPole-v1", env_settings=()), "has one agent .*; pqn takes it"),
+    (dict(env="CartPole-v1", env_settings=()), "has one agent .*, pqn, .* take it"),
     (dict(env="Pursuit-v0", env_settings=()), "has actions .*; vdn takes Discrete"),
 ]
 PINNED = {

@@ -71,7 +71,11 @@ for library in envs.registry.LIBRARIES:
         assert f'pip install "{{library}}' in str(error), error
 modules = {{name: importlib.import_module(f"agents.{{name}}") for name in sys.argv[1:]}}
 programs = {{name: lowered(module, settings) for name, module in modules.items()}}
-print(json.dumps([made, programs]))
+try:
+    agents.ppo.make_train(agents.ppo.Config(env="Hunt-v0"))
+except ValueError as error:
+    refusal = str(error)
+print(json.dumps([made, programs, refusal]))
 """
 
 
@@ -119,11 +123,13 @@ def curve():
 
 @pytest.mark.parametrize("names", [FEW, pytest.param(NAMES, marks=pytest.mark.slow)], ids=len)
 def test_imported_copies_are_the_kit_s_programs(project, curve, names):
-    made, programs = json.loads(run(project, "-c", USE, *names))
+    made, programs, refusal = json.loads(run(project, "-c", USE, *names))
     with np.load(project / "metrics.npz") as metrics:
         assert metrics.keys() == curve.keys()
         for name, values in metrics.items():
             np.testing.assert_array_equal(values, curve[name], name, strict=True)
+    of_the_copies = "ippo, ippo_rnn, ppo_vtrace and vdn take it"
+    assert refusal.endswith(f"has several agents; {of_the_copies}")
     assert made == {name: str(envs.make(name)[1]) for name in registry.OWN}
     modules = {name: importlib.import_module(f"algorithms.{name}") for name in names}
     assert programs == {name: lowered(module, SETTINGS) for name, module in modules.items()}

@@ -1,22 +1,32 @@
 """What is refused says which setting it is, its value and what would do."""
 
+import sys
 import types
+from pathlib import Path
 
 import jax.numpy as jnp
 import pytest
 
-from algorithms import parts
+from algorithms import parts, ppo
 from algorithms.parts import memory
 from tests import probe as tasks
 from tests.probe import spaces
 
-ONLY_BOX = {"discrete": False, "box": True}
+BOTH = {"actions": ("discrete", "continuous")}
+ONLY_BOX = {"actions": "continuous"}
+TEAMS, ANY_NUMBER = {"agents": "several"}, {"agents": "one or several"}
+INFO = {"title": "Sleep", "paper": "", "family": "action values", "actions": "discrete"}
+INFO |= {"masks": False, "agents": "one", "memory": False}
+
+
+class Settings(types.SimpleNamespace):
+    __module__ = "zzz"  # see below
 
 
 def make_config(**settings):
     usual = {"total_timesteps": 100, "num_envs": 4, "num_eval_episodes": 0, "conv_layers": "small"}
     usual |= {"hidden_sizes": (8, 8), "activation": "tanh", "kind": "linear", "dtype": ""}
-    return types.SimpleNamespace(**usual | settings)
+    return Settings(**usual | settings)
 
 
 @pytest.mark.parametrize(
@@ -122,45 +132,83 @@ MASKED, MASKED_PAIR = tasks.Probe(masked=True), tasks.Pair(masked=True)
 MASKED_BOX = tasks.Probe(continuous=True, masked=True)
 
 
+@pytest.fixture
+def place(monkeypatch):
+    """place(folder): the file zzz.py, which defines the config, is there."""
+
+    def place(folder):
+        module = types.SimpleNamespace(__file__=folder and str(folder / "zzz.py"))
+        monkeypatch.setitem(sys.modules, "zzz", module)
+
+    return place
+
+
+@pytest.fixture
+def beside_all(place):
+    place(Path(ppo.__file__).parent)
+
+
 @pytest.mark.parametrize(
     "env, params, takes",
     [
         (tasks.Probe(), PARAMS, {}),
-        (BOX, PARAMS, {"box": True}),
+        (BOX, PARAMS, BOTH),
         (MASKED, PARAMS, {"masks": True}),
-        (tasks.Pair(), PAIR, {"agents": True}),
-        (BOX_PAIR, PAIR, {"agents": True, "box": True}),
+        (tasks.Pair(), PAIR, TEAMS),
+        (BOX_PAIR, PAIR, TEAMS | BOTH),
         (BOX, PARAMS, ONLY_BOX),
-        (Unbounded(True), PARAMS, {"box": True}),
-        (MASKED_PAIR, PAIR, {"agents": True, "masks": True}),
+        (Unbounded(True), PARAMS, BOTH),
+        (MASKED_PAIR, PAIR, TEAMS | {"masks": True}),
+        (tasks.Probe(), PARAMS, ANY_NUMBER),
+        (tasks.Pair(), PAIR, ANY_NUMBER),
     ],
 )
 def test_spaces_that_can_be_taken_are(env, params, takes):
-    parts.check_spaces("zzz", make_config(), env, params, **takes)
+    parts.check_spaces(INFO | takes, make_config(), env, params)
 
 
 @pytest.mark.parametrize(
     "env, params, takes, message",
     [
-        (tasks.Pair(), PAIR, {"masks": True}, "Pair has several agents; ippo takes it"),
+        (
+            tasks.Pair(),
+            PAIR,
+            {"masks": True},
+            "Pair has several agents; ippo, ippo_rnn, ppo_vtrace and vdn take it$",
+        ),
+        (BOX_PAIR, PAIR, {}, "Pair has several agents; ippo, ippo_rnn and ppo_vtrace take it$"),
+        (MASKED_PAIR, PAIR, {}, "Pair has several agents; ippo, ippo_rnn and vdn take it$"),
+        (
+            tasks.Probe(),
+            PARAMS,
+            TEAMS,
+            "Probe has one agent and no axis of agents; c51, dqn, iqn, pqn, pqn_rnn and qrdqn take",
+        ),
+        (
+            BOX,
+            PARAMS,
+            TEAMS | {"family": "policy gradients"},
+            "one agent .*; ppo, ppo_rnn, ppo_vtrace and reinforce take it$",
+        ),
         (BOX, PARAMS, {}, "Probe has actions .*; zzz takes Discrete$"),
         (tasks.Probe(), PARAMS, ONLY_BOX, "Probe has actions .*; zzz takes Box$"),
         (Unbounded(True), PARAMS, ONLY_BOX, "Probe has .*; zzz takes a Box with bounds$"),
-        (Tuples(), PARAMS, {"box": True}, "Probe has actions .*; zzz takes Discrete and Box$"),
+        (Tuples(), PARAMS, BOTH, "Probe has actions .*; zzz takes Discrete and Box$"),
         (Dicts(), PARAMS, {}, "Probe has observations .*; zzz takes Box$"),
         (
             MASKED,
             PARAMS,
-            {"box": True},
-            "Probe has an action_mask, which zzz would not heed; ppo, ",
+            BOTH,
+            "Probe has an action_mask, which zzz would not heed; c51, dqn, iqn, ppo, ppo_rnn, pqn, "
+            "pqn_rnn, qrdqn and sac_discrete do$",
         ),
         (
             MASKED_PAIR,
             PAIR,
-            {"agents": True},
+            TEAMS,
             "Pair has an action_mask, .* heed; ippo, ippo_rnn and vdn do$",
         ),
-        (MASKED_BOX, PARAMS, {"box": True, "masks": True}, "an action_mask, which actions .*heed"),
+        (MASKED_BOX, PARAMS, BOTH | {"masks": True}, "an action_mask, which actions .*heed"),
         (
             Narrow(),
             PARAMS,
@@ -169,20 +217,53 @@ def test_spaces_that_can_be_taken_are(env, params, takes):
         ),
     ],
 )
-def test_spaces_that_cannot_be_taken_are_refused(env, params, takes, message):
+def test_spaces_that_cannot_be_taken_are_refused(beside_all, env, params, takes, message):
     with pytest.raises(ValueError, match=message):
-        parts.check_spaces("zzz", make_config(), env, params, **takes)
+        parts.check_spaces(INFO | takes, make_config(), env, params)
+
+
+NEEDS = [
+    (tasks.Pair(), PAIR, {}, "Pair has several agents", "; zzz takes one"),
+    (tasks.Probe(), PARAMS, TEAMS, "Probe .* no axis of agents", "; zzz takes several"),
+    (MASKED, PARAMS, {}, "Probe has an action_mask, which zzz would not heed", ""),
+]
+
+
+@pytest.mark.parametrize("env, params, takes, message, alone", NEEDS, ids=["many", "one", "mask"])
+def test_files_beside_it_are_named(place, tmp_path, env, params, takes, message, alone):
+    """Those that can do it, whatever else lies there: all of one folder or none."""
+    (tmp_path / "notes.py").write_text("this is no Python")
+    (tmp_path / "settings.py").write_text("INFO = {'title': 'of something else'}")
+    (tmp_path / "dynamic.py").write_text("INFO = dict(title='no literal')")
+    place(tmp_path)
+    check = lambda: parts.check_spaces(INFO | takes, make_config(), env, params)
+    with pytest.raises(ValueError, match=f"{message}{alone}$"):
+        check()
+    does = "does" if "mask" in message else "takes it"
+    wanted = {"masks": True, "agents": "several" if env.name == "Pair" else "one"}
+    (tmp_path / "yyy.py").write_text(f"import absent\n\nINFO = {INFO | wanted}\n")
+    with pytest.raises(ValueError, match=f"{message}; yyy {does}$"):
+        check()
+
+
+def test_without_a_file_its_title_is_its_name(place):
+    """As in a notebook."""
+    place(None)
+    with pytest.raises(ValueError, match="Probe has actions .*; Sleep takes Discrete$"):
+        parts.check_spaces(INFO, make_config(), BOX, PARAMS)
+    with pytest.raises(ValueError, match="an action_mask, which Sleep would not heed$"):
+        parts.check_spaces(INFO, make_config(), MASKED, PARAMS)
 
 
 def test_small_images_need_no_convolution():
-    parts.check_spaces("zzz", make_config(conv_layers="none"), Narrow(), PARAMS)
+    parts.check_spaces(INFO, make_config(conv_layers="none"), Narrow(), PARAMS)
 
 
 def test_what_is_observed_has_the_shape_of_the_space():
     """tests/envs/test_interface.py has everything that is checked."""
     found = r"step_env of Probe returns an observation of shape \(1,\), in place of \(2, 5, 1\)$"
     with pytest.raises(ValueError, match=found):
-        parts.check_spaces("zzz", make_config(conv_layers="none"), Flat(), PARAMS)
+        parts.check_spaces(INFO, make_config(conv_layers="none"), Flat(), PARAMS)
 
 
 # --- replay buffers ---------------------------------------------------------------------------

@@ -1,0 +1,82 @@
+"""INFO: what an algorithm's file says of itself, a literal that follows its imports.
+
+    title    what it is, in a few words
+    paper    references with their URLs, as Markdown links
+    family   one of FAMILIES
+    actions  kinds of actions that it takes: "discrete", "continuous" or a tuple of both;
+             continuous actions alone need a Box with bounds
+    masks    whether it heeds an environment's `action_mask`
+    agents   how many agents an environment may have: one of AGENTS
+    memory   whether its policy carries a memory: one of MEMORY
+
+Lists of files are made by reading these literals; no algorithm is imported for it.
+"""
+
+import ast
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+KEYS = ("title", "paper", "family", "actions", "masks", "agents", "memory")
+FAMILIES = ("policy gradients", "action values", "actor-critics")
+AGENTS = ("one", "several", "one or several")
+MEMORY = (False, True, "by flag")
+
+Info = Mapping[str, Any]
+
+
+def read(file: Path) -> Info | None:
+    """INFO of a file; None if it has none with these KEYS, or is not Python."""
+    try:
+        body = ast.parse(file.read_bytes()).body
+        named = [
+            n for n in body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "INFO"
+        ]
+        found = ast.literal_eval(named[0].value) if named else None
+    except (OSError, SyntaxError, ValueError):
+        return None
+    return found if isinstance(found, dict) and tuple(found) == KEYS else None
+
+
+def of_folder(folder: Path) -> dict[str, Info]:
+    """{name of a file: its INFO} in alphabetical order, of all files that have one."""
+    found = {file.stem: read(file) for file in sorted(folder.glob("*.py"))}
+    return {name: info for name, info in found.items() if info is not None}
+
+
+def file_of(config: Any) -> Path | None:
+    """The file that defines a Config; None outside of files, as in a notebook."""
+    file = getattr(sys.modules.get(type(config).__module__), "__file__", None)
+    return file and Path(file)
+
+
+def kinds_of(info: Info) -> tuple[str, ...]:
+    """The kinds of actions as a tuple, also if there is one."""
+    actions = info["actions"]
+    return (actions,) if isinstance(actions, str) else tuple(actions)
+
+
+def takes_agents(info: Info, several: bool) -> bool:
+    """Whether it takes environments with several agents, or with one."""
+    return ("several" if several else "one") in info["agents"].split(" or ")
+
+
+def that_take(file: Path | None, kind: str, masked: bool, several: bool, **same: str) -> list[str]:
+    """The files beside a file that take such environments.
+
+    Args:
+      file: in the folder; without one none are known.
+      kind: of actions.
+      masked: whether the environment has an `action_mask`.
+      several: whether it has several agents.
+      same: what their INFO says besides.
+    """
+    return [
+        name
+        for name, info in (of_folder(file.parent) if file else {}).items()
+        if kind in kinds_of(info)
+        and (info["masks"] or not masked)
+        and takes_agents(info, several)
+        and same.items() <= info.items()
+    ]

@@ -1,0 +1,44 @@
+"""What each algorithm's file says of itself can be read without an import, and is whole."""
+
+import ast
+import importlib
+from pathlib import Path
+
+import pytest
+
+import algorithms
+from algorithms.parts import info
+
+FOLDER = Path(algorithms.__file__).parent
+FILES = sorted(file.stem for file in FOLDER.glob("*.py") if file.stem != "__init__")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_each_file_says_what_it_is(name):
+    found = info.read(FOLDER / f"{name}.py")
+    assert found == importlib.import_module(f"algorithms.{name}").INFO
+    assert tuple(found) == info.KEYS
+    assert found["family"] in info.FAMILIES
+    assert set(info.kinds_of(found)) <= {"discrete", "continuous"} and info.kinds_of(found)
+    assert found["masks"] in (False, True)
+    assert found["agents"] in info.AGENTS and found["memory"] in info.MEMORY
+    for reference in found["paper"].split(", "):
+        assert reference.startswith("[") and "](https://" in reference and reference[-1] == ")"
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_it_is_short_and_follows_the_imports(name):
+    body = ast.parse((FOLDER / f"{name}.py").read_text()).body
+    imports = [i for i, node in enumerate(body) if isinstance(node, ast.Import | ast.ImportFrom)]
+    node = body[imports[-1] + 1]
+    assert ast.unparse(node.targets[0]) == "INFO"
+    assert node.end_lineno - node.lineno < 10
+
+
+def test_all_files_are_found():
+    assert list(info.of_folder(FOLDER)) == FILES
+
+
+def test_agents_are_words_and_not_parts_of_words():
+    takes = lambda agents: [info.takes_agents({"agents": agents}, n) for n in (False, True)]
+    assert [takes(words) for words in info.AGENTS] == [[True, False], [False, True], [True, True]]
