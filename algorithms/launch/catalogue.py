@@ -1,6 +1,5 @@
 """What there is, for --list: algorithms, environments and presets."""
 
-import ast
 import importlib
 import itertools
 import textwrap
@@ -10,6 +9,7 @@ from typing import Any
 
 import envs
 from algorithms.launch.presets import PRESETS
+from algorithms.parts.info import FAMILIES, Info, kinds_of, of_folder
 from envs import registry
 
 FOLDER = Path(__file__).parents[1]
@@ -21,11 +21,10 @@ def text(algorithm: str) -> str:
 
     Algorithms are not imported. Of a library that is not installed stands here what would do that.
     """
-    names = sorted(file.stem for file in FOLDER.glob("*.py") if file.stem != "__init__")
     others = {name: table for name, table in PRESETS.items() if name != algorithm}
     return "\n\n".join(
         [
-            _part("algorithms", {name: first_line(FOLDER / f"{name}.py") for name in names}),
+            _part("algorithms", {name: summary(info) for name, info in of_folder(FOLDER).items()}),
             _part("environments: --env NAME, or your own as --env my_module:MyEnv", environments()),
             _part(
                 f"presets of {algorithm}: --preset NAME",
@@ -51,9 +50,29 @@ def environments() -> dict[str, str]:
     return groups
 
 
-def first_line(file: Path) -> str:
-    """Of a module's docstring, which is read without an import of what the module needs."""
-    return (ast.get_docstring(ast.parse(file.read_bytes())) or "").partition("\n")[0]
+def summary(info: Info) -> str:
+    """What an algorithm is and takes, in one line."""
+    agents = [f"{info['agents']} agents"] * (info["agents"] != "one")
+    memory = {False: [], True: ["memory"]}.get(info["memory"], [f"memory {info['memory']}"])
+    return "; ".join([info["title"], f"{_actions(info)} actions", *agents, *memory])
+
+
+def table() -> list[list[str]]:
+    """The algorithms as rows of Markdown, the head first; by family, then by name."""
+    rows = [["file", "algorithm", "paper", "family", "actions", "agents", "memory"]]
+    found = sorted(of_folder(FOLDER).items(), key=lambda one: FAMILIES.index(one[1]["family"]))
+    for name, info in found:
+        memory = {False: "no", True: "yes"}.get(info["memory"], info["memory"])
+        file, about = f"[{name}.py]({name}.py)", [info[key] for key in ("title", "paper", "family")]
+        rows.append([file, *about, _actions(info), info["agents"], memory])
+    return rows
+
+
+def _actions(info: Info) -> str:
+    """The kinds of actions that it takes."""
+    words = {"discrete": "discrete (with masks)" if info["masks"] else "discrete"}
+    words["continuous"] = "continuous" if "discrete" in kinds_of(info) else "bounded continuous"
+    return " or ".join(words[kind] for kind in kinds_of(info))
 
 
 def _kind(name: str) -> str:

@@ -6,15 +6,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from algorithms.launch import plots
+from algorithms.launch import catalogue, plots
 from algorithms.launch.metrics import as_csv
+from algorithms.parts import info
 from tests.benchmarks import report
 from tests.benchmarks.cells import CELLS, Cell
 
-FAMILIES = {
-    "policy gradients": ("ppo", "ippo", "ippo_rnn", "ppo_vtrace", "ppo_rnn", "reinforce"),
-    "values": ("pqn", "pqn_rnn", "dqn", "c51", "qrdqn", "iqn"),
-}
+FAMILIES = {"policy gradients": "policy gradients", "values": "action values"}  # INFO's words
 # picture -> environments of its panels, each for the families that have cells there
 PICTURES = {
     "learning": ("CartPole-v1", "Acrobot-v1", "MountainCar-v0"),
@@ -31,12 +29,14 @@ class Curve(NamedTuple):
 def panels(name: str, folder: Path = report.FOLDER) -> dict[str, list[Curve]]:
     """What a picture shows: {title: curves of the cells of the first table}."""
     found: dict[str, list[Curve]] = {}
+    family_of = {name: one["family"] for name, one in info.of_folder(catalogue.FOLDER).items()}
     for environment in PICTURES[name]:
-        for family, algorithms in FAMILIES.items():
-            cells = [c for c in CELLS if c.name == environment and c.algorithm in algorithms]
+        for label, family in FAMILIES.items():
+            cells = [c for c in CELLS if c.name == environment]
+            cells = [c for c in cells if family_of.get(c.algorithm) == family]
             curves = [_curve(cell, rows) for cell in cells if (rows := report.kept(cell, folder))]
             if curves:
-                found[f"{environment}, {family}"] = curves
+                found[f"{environment}, {label}"] = curves
     return found
 
 

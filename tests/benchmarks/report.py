@@ -1,4 +1,4 @@
-"""Tables of the documentation, made of docs/results/*.csv and of nothing else."""
+"""Tables of the documentation, made of docs/results/*.csv and of each algorithm's INFO."""
 
 import csv
 import re
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from algorithms import ppo
-from algorithms.launch import devices, results, versions
+from algorithms.launch import catalogue, devices, results, versions
 from algorithms.launch.metrics import as_csv
 from tests.benchmarks.cells import CELLS, PEERS, Cell
 
@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "results"
 WITH_TABLES = ("results", "speed", "sweeps", "several-agents")
 PAGES = tuple(ROOT / "docs" / f"{name}.md" for name in WITH_TABLES)
+PAGES += (ROOT / "algorithms" / "README.md",)
 REGION = re.compile(r"(<!-- table ([\w-]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 COLUMNS = ("algorithm", "cell", "steps", "seeds", "mean (95 %)", "IQM", "worst", "solved at")
 COLUMNS += ("solved", "collapsed", "in training")
@@ -188,8 +189,11 @@ def number(value: float) -> str:
 
 
 def table(name: str, folder: Path = FOLDER) -> str:
-    """Markdown of a table's published cells, or of a speed."""
-    if name.startswith("speed-"):
+    """Markdown of a table's published cells, of a speed, or of all algorithms."""
+    if name == "algorithms":
+        head, *rows = catalogue.table()
+        lines = [head, ["---"] * len(head), *rows]
+    elif name.startswith("speed-"):
         rows = read(name, folder)
         heads = [list(row) for row in rows[:1]]
         lines = [*heads, *(["---"] * len(head) for head in heads), *(row.values() for row in rows)]

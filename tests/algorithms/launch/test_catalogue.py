@@ -12,10 +12,12 @@ import envs
 from algorithms import ppo
 from algorithms.launch import catalogue
 from algorithms.launch.presets import PRESETS
+from algorithms.parts import info
 from envs import registry
 from tests.algorithms.launch.test_cli import main
 
-ALGORITHMS = [f.stem for f in Path(ppo.__file__).parent.glob("*.py") if f.stem != "__init__"]
+FOLDER = Path(ppo.__file__).parent
+ALGORITHMS = [f.stem for f in FOLDER.glob("*.py") if f.stem != "__init__"]
 
 
 @pytest.fixture
@@ -40,7 +42,7 @@ def test_list_has_algorithms_environments_and_presets(capsys, without_libraries)
         assert name in words, name
     flat = " ".join(out.split())
     for name in ALGORITHMS:
-        assert f"{name} {catalogue.first_line(Path(ppo.__file__).with_name(f'{name}.py'))}" in flat
+        assert f"{name} {catalogue.summary(info.read(FOLDER / f'{name}.py'))}" in flat
     assert "Proximal policy optimisation" in out and "gymnax, classic control" in out
     for library in registry.LIBRARIES:
         assert f"{library}/NAME {library}/... needs" in flat and "pip install" in flat
@@ -61,7 +63,9 @@ def test_list_goes_with_nothing_else(capsys):
 
 def test_algorithms_are_not_imported():
     code = "import sys; from algorithms.launch import catalogue; text = catalogue.text('ppo')"
-    code += "; print([m for m in sys.modules if m in ('distrax', 'optax', 'matplotlib.pyplot')])"
+    code += "; print([m for m in sys.modules if m in others])"
+    others = ["distrax", "matplotlib.pyplot", *(f"algorithms.{name}" for name in ALGORITHMS)]
+    code = f"others = {others}; {code}"
     outside = [name for library in registry.LIBRARIES for name in (library, f"mujoco_{library}")]
     code = f"import sys; sys.modules.update(dict.fromkeys({outside})); {code}"
     command = [sys.executable, "-c", code]
@@ -69,9 +73,16 @@ def test_algorithms_are_not_imported():
     assert ast.literal_eval(done.stdout) == []
 
 
-def test_the_first_line_of_a_module(tmp_path):
-    file = tmp_path / "m.py"
-    file.write_text('"""One, two.\n\nThree.\n"""\nimport not_there')
-    assert catalogue.first_line(file) == "One, two."
-    file.write_text("x = 1")
-    assert catalogue.first_line(file) == ""
+def words(**changes):
+    usual = dict(title="T", paper="P", family="actor-critics", actions="discrete", masks=False)
+    return catalogue.summary(usual | dict(agents="one", memory=False) | changes)
+
+
+def test_a_line_says_what_an_algorithm_takes():
+    assert words() == "T; discrete actions"
+    assert words(actions="continuous") == "T; bounded continuous actions"
+    both = ("discrete", "continuous")
+    assert words(actions=both, masks=True) == "T; discrete (with masks) or continuous actions"
+    assert words(agents="one or several") == "T; discrete actions; one or several agents"
+    assert words(memory=True).endswith("; memory")
+    assert words(agents="several", memory="by flag").endswith("; several agents; memory by flag")
