@@ -259,12 +259,6 @@ def uniform(noise):
     return jax.scipy.special.erf(noise / math.sqrt(2.0))
 
 
-def rescale(action, space):
-    """Actions (..., dimensions) in [-1, 1] to the box of the environment."""
-    action = action.reshape(action.shape[:-1] + space.shape)
-    return space.low + 0.5 * (action + 1.0) * (space.high - space.low)
-
-
 # --- acting and training ----------------------------------------------------------------------
 
 
@@ -283,7 +277,7 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
         gaussian = network.apply(state.policy.variables, x)
         shape = gaussian.mean.shape
         noise = jnp.zeros(shape) if rng is None else jax.random.normal(rng, shape)
-        return rescale(squash(gaussian, noise)[0], space)[0], memory
+        return parts.rescale_to(space, squash(gaussian, noise)[0])[0], memory
 
     return policy
 
@@ -389,7 +383,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             action, _ = squash(actor.apply(state.policy.variables, x), noise)
             action = jnp.where(ready, action, uniform(noise))
             observation, env_state, reward, terminated, truncated, info = environments.step(
-                step_rng, state.env_state, rescale(action, space), env_params
+                step_rng, state.env_state, parts.rescale_to(space, action), env_params
             )
             transition = parts.Transition(
                 observation=state.observation,

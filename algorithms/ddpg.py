@@ -180,12 +180,6 @@ def uniform(noise):
     return jax.scipy.special.erf(noise / math.sqrt(2.0))
 
 
-def rescale(action, space):
-    """Actions (..., dimensions) in [-1, 1] to the box of the environment."""
-    action = action.reshape(action.shape[:-1] + space.shape)
-    return space.low + 0.5 * (action + 1.0) * (space.high - space.low)
-
-
 # --- acting and training ----------------------------------------------------------------------
 
 
@@ -204,7 +198,7 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
         action = network.apply(state.policy.params, x)
         if rng is not None:
             action = noisy(action, config.exploration_noise * jax.random.normal(rng, action.shape))
-        return rescale(action, space)[0], memory
+        return parts.rescale_to(space, action)[0], memory
 
     return policy
 
@@ -305,7 +299,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             action = noisy(actor.apply(state.policy.params, x), config.exploration_noise * noise)
             action = jnp.where(ready, action, uniform(noise))
             observation, env_state, reward, terminated, truncated, info = environments.step(
-                step_rng, state.env_state, rescale(action, space), env_params
+                step_rng, state.env_state, parts.rescale_to(space, action), env_params
             )
             transition = parts.Transition(
                 observation=state.observation,

@@ -272,11 +272,6 @@ def gae(rewards, values, next_values, terminated, done, gamma, gae_lambda):
     return jax.lax.scan(step, jnp.zeros_like(deltas[0]), (deltas, decays), reverse=True)[1]
 
 
-def mean(x, weights):
-    """The weighted mean; 0 without any weight."""
-    return (x * weights).sum() / jnp.maximum(weights.sum(), 1e-8)
-
-
 def clipped_surrogate(log_ratio, advantages, clip_eps):
     """The negative of the terms of equation 7 of Schulman et al. 2017."""
     ratio = jnp.exp(log_ratio)
@@ -297,14 +292,6 @@ def value_error(values, old_values, targets, clip_eps, clip):
 def kl_estimate(log_ratio):
     """Terms of KL(old, new) by the k3 estimator (http://joschu.net/blog/kl-approx.html)."""
     return jnp.expm1(log_ratio) - log_ratio
-
-
-def explained_variance(values, targets, weights):
-    """1 if values predict targets, 0 if no better than their mean; nothing if none differ."""
-    variance = lambda x: mean(jnp.square(x - mean(x, weights)), weights)
-    differ = variance(targets) > 1e-12 * mean(jnp.square(targets), weights)  # by more than rounding
-    share = 1.0 - variance(targets - values) / jnp.where(differ, variance(targets), 1.0)
-    return parts.Average(jnp.where(differ, share, 0.0), differ)
 
 
 def learning_rates(config, task, update, epoch):
@@ -338,7 +325,7 @@ def fit(config, task, update, params, opt_state, batch, order_rng):
         start = learned.params, learned.opt_state
         (params, opt_state), metrics = jax.lax.scan(gradient_step, start, (order, rates))
         sums = jax.tree.map(lambda total, x: total + x.mean(), learned.sums, metrics)
-        kl = mean(metrics.get("approx_kl", 0.0), metrics["living"])
+        kl = parts.mean(metrics.get("approx_kl", 0.0), metrics["living"])
         return Learned(
             params=params, opt_state=opt_state, epochs=learned.epochs + 1, kl=kl, sums=sums
         )
@@ -537,8 +524,10 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             "epochs": actors.epochs,
             "value_loss": theirs["value_loss"],
             "critic_grad_norm": theirs["grad_norm"],
-            "mean_value": parts.Average(jax.vmap(mean)(batch.value, valued), valued.any(1)),
-            "explained_variance": jax.vmap(explained_variance)(batch.value, batch.target, valued),
+            "mean_value": parts.Average(jax.vmap(parts.mean)(batch.value, valued), valued.any(1)),
+            "explained_variance": jax.vmap(parts.explained_variance)(
+                batch.value, batch.target, valued
+            ),
         }
         if config.share_params:  # there is no axis of learners to tell
             metrics = jax.tree.map(lambda x: x[0], metrics)
@@ -631,22 +620,22 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         rollout, advantages, weights = batch.rollout, batch.advantage, batch.rollout.alive
         actions = actor.apply(params, batch.observation, rollout.mask)
         log_prob, entropy = actions.log_prob_and_entropy(rollout.action)
-        log_ratio, entropy = log_prob - batch.log_prob, mean(entropy, weights)
+        log_ratio, entropy = log_prob - batch.log_prob, parts.mean(entropy, weights)
         if config.normalize_advantage:
-            advantages -= mean(advantages, weights)
-            advantages /= jnp.sqrt(mean(jnp.square(advantages), weights)) + 1e-8
-        policy_loss = mean(clipped_surrogate(log_ratio, advantages, config.clip_eps), weights)
+            advantages -= parts.mean(advantages, weights)
+            advantages /= jnp.sqrt(parts.mean(jnp.square(advantages), weights)) + 1e-8
+        policy_loss = parts.mean(clipped_surrogate(log_ratio, advantages, config.clip_eps), weights)
         return policy_loss - config.ent_coef * entropy, {
             "policy_loss": policy_loss,
             "entropy": entropy,
-            "approx_kl": mean(kl_estimate(log_ratio), weights),
-            "clip_fraction": mean(jnp.abs(jnp.expm1(log_ratio)) > config.clip_eps, weights),
+            "approx_kl": parts.mean(kl_estimate(log_ratio), weights),
+            "clip_fraction": parts.mean(jnp.abs(jnp.expm1(log_ratio)) > config.clip_eps, weights),
         }
 
     def critic_loss(params, batch):
         values = critic.apply(params, batch.critic_observation)
         error = value_error(values, batch.value, batch.target, config.clip_eps, config.clip_vloss)
-        value_loss = mean(error, of_critic(batch.rollout.alive))
+        value_loss = parts.mean(error, of_critic(batch.rollout.alive))
         return config.vf_coef * value_loss, {"value_loss": value_loss}
 
     for_actor = Task(

@@ -294,14 +294,6 @@ def standardize(x):
     return (x - x.mean()) / (x.std() + 1e-8)
 
 
-def explained_variance(values, targets):
-    """1 if values predict targets, 0 if no better than their mean; nothing if none differ."""
-    variance = jnp.var(targets)
-    differ = variance > 1e-12 * jnp.square(targets).mean()  # by more than rounding
-    share = 1.0 - jnp.var(targets - values) / jnp.where(differ, variance, 1.0)
-    return parts.Average(jnp.where(differ, share, 0.0), differ)
-
-
 def learning_rates(config, num_updates, update, epoch):
     """Of the gradient steps of an epoch, (num_minibatches,): linear to zero over the run, counted
     in nominal progress (a run whose epochs end early anneals no later)."""
@@ -416,7 +408,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         batch = prepare(state, rollout)
         state, metrics = learn(state, memory, batch)
         metrics["mean_value"] = batch.value.mean()
-        metrics["explained_variance"] = explained_variance(batch.value, batch.target)
+        metrics["explained_variance"] = parts.explained_variance(batch.value, batch.target)
         state = update_statistics(state, rollout)
         return state.replace(update=state.update + 1), metrics
 

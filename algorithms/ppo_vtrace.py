@@ -289,11 +289,6 @@ def learning_rate_at(config, progress):
     return config.learning_rate * (left if config.anneal_lr else 1.0)
 
 
-def mean(x, weights):
-    """The weighted mean; 0 without any weight."""
-    return (x * weights).sum() / jnp.maximum(weights.sum(), 1e-8)
-
-
 def clipped_surrogate(log_ratio, advantages, clip_eps):
     """The negative of the terms of equation 7 of Schulman et al. 2017."""
     ratio = jnp.exp(log_ratio)
@@ -308,15 +303,6 @@ def value_error(values, old_values, targets, clip_eps, clip):
         kept = old_values + jnp.clip(values - old_values, -clip_eps, clip_eps)
         error = jnp.maximum(error, jnp.square(kept - targets))
     return 0.5 * error
-
-
-def explained_variance(values, targets, weights):
-    """1 if values predict targets, 0 if no better than their mean; nothing if none differ."""
-    var = lambda x: mean(jnp.square(x - mean(x, weights)), weights)
-    variance = var(targets)
-    differ = variance > 1e-12 * mean(jnp.square(targets), weights)  # by more than rounding
-    share = 1.0 - var(targets - values) / jnp.where(differ, variance, 1.0)
-    return parts.Average(jnp.where(differ, share, 0.0), differ)
 
 
 def log_slope(x):
@@ -536,8 +522,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         fixed = jax.lax.stop_gradient((values, log_ratio))
         corrected = advantages = vtrace(config, segments, *fixed)
         if config.normalize_advantage:
-            centred = corrected - mean(corrected, weights)
-            advantages = centred / (jnp.sqrt(mean(jnp.square(centred), weights)) + 1e-8)
+            centred = corrected - parts.mean(corrected, weights)
+            advantages = centred / (jnp.sqrt(parts.mean(jnp.square(centred), weights)) + 1e-8)
         surrogate = clipped_surrogate(log_ratio, advantages * importance[:, None], config.clip_eps)
         targets = corrected + fixed[0]
         error = value_error(values, segments.value, targets, config.clip_eps, config.clip_vloss)
@@ -545,13 +531,13 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         clipped = jnp.abs(jnp.expm1(log_ratio)) > config.clip_eps
         terms = {"policy_loss": surrogate, "entropy": entropy, "approx_kl": kl}
         terms |= {"clip_fraction": clipped, "mean_ratio": jnp.exp(log_ratio)}
-        metrics = {name: mean(x, weights) for name, x in terms.items()}
+        metrics = {name: parts.mean(x, weights) for name, x in terms.items()}
         metrics["importance"] = importance.mean()
-        metrics["value_loss"] = value_loss = mean(error, segments.valued)
+        metrics["value_loss"] = value_loss = parts.mean(error, segments.valued)
         policy_loss = metrics["policy_loss"] - config.ent_coef * metrics["entropy"]
         metrics["loss"] = policy_loss + config.vf_coef * value_loss
         if actions.log_std is not None:
-            metrics["policy_std"] = mean(jnp.exp(actions.log_std), weights[..., None] * real)
+            metrics["policy_std"] = parts.mean(jnp.exp(actions.log_std), weights[..., None] * real)
         return metrics["loss"], (metrics, (jnp.abs(corrected) * segments.valued).sum(1))
 
     def learn(state, segments):
@@ -585,8 +571,9 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         )
         learned, metrics = jax.lax.scan(gradient_step, start, (noise, progress))
         metrics = jax.tree.map(jnp.mean, metrics)
-        metrics["mean_value"] = mean(values, valued)
-        metrics["explained_variance"] = explained_variance(values, advantages + values, valued)
+        metrics["mean_value"] = parts.mean(values, valued)
+        targets = advantages + values
+        metrics["explained_variance"] = parts.explained_variance(values, targets, valued)
         policy = state.policy.replace(params=learned.params)
         return state.replace(policy=policy, opt_state=learned.opt_state, draw_rng=rng), metrics
 

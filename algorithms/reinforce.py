@@ -212,14 +212,6 @@ def policy_gradient_loss(log_prob, advantages):
     return -(log_prob * advantages).mean()
 
 
-def explained_variance(values, targets):
-    """1 if values predict targets, 0 if no better than their mean; nothing if none differ."""
-    variance = jnp.var(targets)
-    differ = variance > 1e-12 * jnp.square(targets).mean()  # by more than rounding
-    share = 1.0 - jnp.var(targets - values) / jnp.where(differ, variance, 1.0)
-    return parts.Average(jnp.where(differ, share, 0.0), differ)
-
-
 def learning_rate_at(config, num_updates, update):
     """Linear to zero over the run."""
     left = jnp.maximum(1.0 - update.astype(jnp.float32) / num_updates, 0.0)
@@ -383,7 +375,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             "value_loss": value_loss,
             "entropy": entropy,
             "mean_value": values.mean(),
-            "explained_variance": explained_variance(values, batch.target),
+            "explained_variance": parts.explained_variance(values, batch.target),
         }
 
     def learn(state, batch):

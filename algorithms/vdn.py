@@ -263,11 +263,6 @@ def q_lambda_targets(rewards, next_values, terminated, done, gamma, q_lambda):
     return jax.lax.scan(step, jnp.zeros_like(inputs[0][0]), inputs, reverse=True)[1]
 
 
-def mean(x, weights):
-    """The weighted mean; 0 without any weight."""
-    return (x * weights).sum() / jnp.maximum(weights.sum(), 1e-8)
-
-
 def greedy(values, mask=None):
     """Actions (...) of the largest values (..., num_actions) that the mask allows."""
     return jnp.argmax(values if mask is None else jnp.where(mask, values, -jnp.inf), -1)
@@ -548,13 +543,13 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             target=targets,
             weight=weight,
         )
-        return batch, mean(values, weight)
+        return batch, parts.mean(values, weight)
 
     def loss(params, memory, batch):
         _, values = network.apply(params.agent, memory, batch.inputs, batch.done)
         values = of_action(values, batch.action)
         values = mixer.apply(params.mixer, values, batch.alive, batch.view)
-        return 0.5 * mean(jnp.square(values - batch.target), batch.weight)
+        return 0.5 * parts.mean(jnp.square(values - batch.target), batch.weight)
 
     def learn(state, memory, batch):
         """Epochs of minibatches. The rollout began with `memory`."""

@@ -23,6 +23,7 @@ from algorithms.parts.layers import (
     scaled,
 )
 from algorithms.parts.memory import device_memory
+from algorithms.parts.metrics import explained_variance, mean
 from algorithms.parts.muon import scale_by_muon
 from algorithms.parts.optimizer import FlatOptimizer
 from algorithms.parts.orders import permutations
@@ -30,7 +31,7 @@ from algorithms.parts.precision import without_x64
 from algorithms.parts.recurrence import CELLS, Memory, advance, forget, product, unroll
 from algorithms.parts.replay import Replay, ReplayBuffer, Transition
 from algorithms.parts.rounds import Round, Rounds
-from algorithms.parts.spaces import action_noise, clip_to, is_discrete, num_outputs
+from algorithms.parts.spaces import action_noise, clip_to, is_discrete, num_outputs, rescale_to
 from algorithms.parts.statistics import EpisodeStatistics, RewardScale, RunningStatistics
 from algorithms.parts.training import (
     Average,
@@ -75,10 +76,12 @@ __all__ = [
     "clip_to",
     "device_memory",
     "did",
+    "explained_variance",
     "forget",
     "fresh_memory",
     "is_discrete",
     "last_step",
+    "mean",
     "num_outputs",
     "num_points",
     "num_updates",
@@ -88,6 +91,7 @@ __all__ = [
     "product",
     "program",
     "real",
+    "rescale_to",
     "scale_by_muon",
     "scaled",
     "static",

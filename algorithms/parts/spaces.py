@@ -23,6 +23,12 @@ def clip_to(space: Any, action: jax.Array) -> jax.Array:
     return jnp.clip(action.reshape(action.shape[:-1] + space.shape), space.low, space.high)
 
 
+def rescale_to(space: Any, action: jax.Array) -> jax.Array:
+    """low + (a + 1) / 2 (high - low): actions a (..., dimensions) in [-1, 1] to those of a Box."""
+    action = action.reshape(action.shape[:-1] + space.shape)
+    return space.low + 0.5 * (action + 1.0) * (space.high - space.low)
+
+
 def action_noise(key: jax.Array, space: Any, shape: tuple[int, ...]) -> jax.Array:
     """Standard Gumbel (discrete) or normal noise of actions, (*shape, num_outputs(space)).
 

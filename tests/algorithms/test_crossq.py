@@ -8,7 +8,6 @@ import pytest
 
 import envs
 from algorithms import crossq, parts
-from envs.gymnax import spaces
 from tests.algorithms.actor_critics import *  # noqa: F403  the contract
 from tests.algorithms.actor_critics import (
     PROBE,
@@ -71,13 +70,6 @@ def test_normal_noise_becomes_uniform():
     noise = jax.random.normal(jax.random.key(0), (40_000,))
     counts = np.histogram(crossq.uniform(noise), 10, (-1.0, 1.0))[0] / 40_000
     np.testing.assert_allclose(counts, 0.1, atol=0.008)
-
-
-def test_actions_are_rescaled_to_the_box():
-    space = spaces.Box(jnp.array([[-2.0, 0.0]]), jnp.array([[2.0, 10.0]]), (1, 2))
-    action = jnp.array([[-1.0, -1.0], [0.0, 0.5], [1.0, 1.0]])
-    expected = [[[-2.0, 0.0]], [[0.0, 7.5]], [[2.0, 10.0]]]
-    np.testing.assert_allclose(crossq.rescale(action, space), expected, rtol=1e-6)
 
 
 # --- batch renormalisation --------------------------------------------------------------------

@@ -49,22 +49,6 @@ AT_ONCE = {}
 # --- formulas ---------------------------------------------------------------------------------
 
 
-def test_weighted_means_leave_out_what_has_no_weight():
-    rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(2, 50)).astype(np.float32)
-    weights = (rng.random(50) < 0.6).astype(np.float32)
-    kept, targets = x[weights > 0], y[weights > 0]
-    np.testing.assert_allclose(ippo.mean(x, weights), kept.mean(), rtol=1e-5)
-    expected = 1.0 - np.var(targets - kept) / np.var(targets)
-    share, weight = ippo.explained_variance(x, y, weights)
-    np.testing.assert_allclose(share, expected, rtol=1e-4)
-    assert weight == 1
-    for same in (0.0, 0.1, -1e4):  # where targets do not vary, there is nothing to say
-        share, weight = ippo.explained_variance(x, jnp.full(50, same), weights)
-        assert share == 0.0 and weight == 0
-    assert ippo.mean(x, np.zeros_like(x)) == 0.0
-
-
 def test_terms_are_those_of_ppo():
     rng = np.random.default_rng(1)
     a, b, c = rng.normal(size=(3, 200)).astype(np.float32)

@@ -201,19 +201,6 @@ def test_means_of_terms_are_those_of_ppo():
         np.testing.assert_allclose(found, ppo.value_error(a, b, c, 0.3, clip), rtol=1e-5)
 
 
-def test_explained_variance_is_of_those_with_weight_and_says_nothing_where_none_differ():
-    rng = np.random.default_rng(1)
-    values, targets = rng.normal(size=(2, 200)).astype(np.float32)
-    there = rng.random(200) < 0.6
-    share, weight = ppo_vtrace.explained_variance(values, targets, there)
-    expected = ppo.explained_variance(values[there], targets[there])[0]
-    np.testing.assert_allclose(share, expected, rtol=1e-4)
-    assert weight == 1
-    for same in (0.0, 0.1, -1e4):
-        same = np.where(there, np.float32(same), targets)
-        assert ppo_vtrace.explained_variance(values, same, there) == (0.0, False)
-
-
 @pytest.mark.parametrize("mean, log_std", [(0.0, 0.0), (1.5, -1.0), (-3.0, 0.5)])
 def test_squashed_densities_integrate_to_one_and_entropy_is_theirs(mean, log_std):
     """By a fine sum over the actions themselves; two dimensions are independent."""

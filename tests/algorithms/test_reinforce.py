@@ -123,7 +123,7 @@ def test_learning_rates_are_linear_reach_their_floor_and_never_wrap():
     np.testing.assert_array_equal(reinforce.learning_rate_at(config, 5, jnp.int32(7)), 0.0)
 
 
-@pytest.mark.parametrize("name", ["Actions", "explained_variance", "normalize"])
+@pytest.mark.parametrize("name", ["Actions", "normalize"])
 def test_what_ppo_has_too_is_tested_there(name):
     assert inspect.getsource(getattr(reinforce, name)) == inspect.getsource(getattr(ppo, name))
 

@@ -88,13 +88,6 @@ def test_normal_noise_becomes_uniform():
     np.testing.assert_allclose(counts, 0.1, atol=0.008)
 
 
-def test_actions_are_rescaled_to_the_box():
-    space = spaces.Box(jnp.array([[-2.0, 0.0]]), jnp.array([[2.0, 10.0]]), (1, 2))
-    action = jnp.array([[-1.0, -1.0], [0.0, 0.5], [1.0, 1.0]])
-    expected = [[[-2.0, 0.0]], [[0.0, 7.5]], [[2.0, 10.0]]]
-    np.testing.assert_allclose(sac.rescale(action, space), expected, rtol=1e-6)
-
-
 def test_a_box_without_bounds_is_refused():
     class Endless(tasks.Probe):
         def action_space(self, params):

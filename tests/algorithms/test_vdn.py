@@ -79,9 +79,6 @@ def test_what_pqn_has_too_is_what_it_has():
     for update in (0, 3, 7):
         result = vdn.learning_rates(config, 5, jnp.int32(update))
         np.testing.assert_allclose(result, pqn.learning_rates(theirs, 5, jnp.int32(update)))
-    x, weights = rng.normal(size=50), rng.random(50) < 0.6
-    np.testing.assert_allclose(vdn.mean(x, weights), x[weights].mean(), rtol=1e-5)
-    assert vdn.mean(x, 0.0 * weights) == 0.0
 
 
 # --- mixers -----------------------------------------------------------------------------------

@@ -24,6 +24,13 @@ def test_actions_are_clipped_to_the_box_and_take_its_shape():
     np.testing.assert_array_equal(one, [0.5, -1.0, 1.0])
 
 
+def test_actions_are_rescaled_to_the_box():
+    space = spaces.Box(jnp.array([[-2.0, 0.0]]), jnp.array([[2.0, 10.0]]), (1, 2))
+    action = jnp.array([[-1.0, -1.0], [0.0, 0.5], [1.0, 1.0]])
+    expected = [[[-2.0, 0.0]], [[0.0, 7.5]], [[2.0, 10.0]]]
+    np.testing.assert_allclose(parts.rescale_to(space, action), expected, rtol=1e-6)
+
+
 def test_discrete_actions_are_what_they_are():
     np.testing.assert_array_equal(
         parts.clip_to(spaces.Discrete(2), jnp.array([0, 1, 5])), [0, 1, 5]

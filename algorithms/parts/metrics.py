@@ -1,0 +1,27 @@
+"""Means with weights, and how well values predict their targets."""
+
+import jax
+import jax.numpy as jnp
+
+from algorithms.parts.training import Average
+
+
+def mean(x: jax.Array, weights: jax.Array) -> jax.Array:
+    """sum(w x) / sum(w), (); 0 if all weights are 0. Both arrays have one shape."""
+    return (x * weights).sum() / jnp.maximum(weights.sum(), 1e-8)
+
+
+def explained_variance(
+    values: jax.Array, targets: jax.Array, weights: jax.Array | None = None
+) -> Average:
+    """1 - Var(targets - values) / Var(targets), arrays of one shape.
+
+    1 if values predict their targets, 0 if they are no better than the targets' mean. Targets that
+    do not differ give an Average without weight. Samples of weight 0 are left out.
+    """
+    average = jnp.mean if weights is None else lambda x: mean(x, weights)
+    variance = jnp.var if weights is None else lambda x: average(jnp.square(x - average(x)))
+    of_targets = variance(targets)
+    differ = of_targets > 1e-12 * average(jnp.square(targets))  # by more than rounding
+    share = 1.0 - variance(targets - values) / jnp.where(differ, of_targets, 1.0)
+    return Average(jnp.where(differ, share, 0.0), differ)
