@@ -3,7 +3,7 @@
 Paper: Mnih et al. 2015, https://doi.org/10.1038/nature14236. By flag: double Q-learning (van
 Hasselt et al. 2016, https://arxiv.org/abs/1509.06461), duelling networks (Wang et al. 2016,
 https://arxiv.org/abs/1511.06581), n-step returns and prioritised replay (Schaul et al. 2016,
-https://arxiv.org/abs/1511.05952), which Rainbow puts together (Hessel et al. 2018,
+https://arxiv.org/abs/1511.05952), which Rainbow combines (Hessel et al. 2018,
 https://arxiv.org/abs/1710.02298).
 
     python algorithms/dqn.py --env CartPole-v1 --seed 0
@@ -14,26 +14,22 @@ https://arxiv.org/abs/1710.02298).
     state, metrics = jax.vmap(train)(jax.random.split(jax.random.key(0), 8))
 
 Implementation details:
-  1 Several environments act at once. A round is `train_every` steps of each, then
-    `updates_per_step` gradient steps.
-  2 The replay buffer is a ring written in place, sampled with replacement. Observations keep the
-    environment's dtype, or take `buffer_dtype`: bool undoes gymnax's cast of MinAtar's bits.
-  3 A transition leads to the observation before any restart: where an episode was cut by its time
-    limit the target bootstraps from there, and only a terminated one has no future.
-  4 n-step returns stop at the end of an episode and bootstrap with the power of gamma that
-    belongs to the steps they took. A window never reaches past the newest transition.
+  1 A round is `train_every` steps of each environment, then `updates_per_step` gradient steps.
+  2 Windows are drawn with replacement from a ring of the newest transitions.
+  3 A transition leads to the observation before any restart. The target bootstraps from it, also
+    where a time limit cut the episode, but not where the episode terminated.
+  4 n-step returns stop at the end of an episode and bootstrap with gamma ** (steps taken). No
+    window reaches past the newest transition.
   5 Every `target_every` gradient steps the target network moves by `tau` towards the online one:
-    1 copies it now and then (Mnih et al.), `target_every=1` and a small tau average (Polyak).
-  6 Huber loss; its delta is where it becomes linear, inf makes it the squared error.
-  7 Duelling streams have a last hidden layer each, and advantages are centred on their mean.
-  8 Priorities are (|TD error| + priority_eps) ** priority_alpha; new transitions get the largest
-    so far; importance weights are divided by the batch's largest, and beta goes linearly to 1.
+    tau=1 copies it (Mnih et al.), target_every=1 with a small tau averages over time (Polyak).
+  6 Huber loss, linear beyond `huber_delta`; inf makes it the squared error.
+  7 Each duelling stream has its own last hidden layer, and advantages are centred on their mean.
+  8 Priorities are (|TD error| + priority_eps) ** priority_alpha. New transitions get the largest
+    so far. Importance weights are divided by the batch's largest, and beta goes linearly to 1.
   9 Orthogonal initialisation; Adam with a large epsilon (docs/tuning.md); clipping by global norm.
  10 With a finite `duration_exponent` random actions last (Dabney et al. 2021,
-    https://arxiv.org/abs/2006.01782): a car that is pushed anew at every step never leaves its
-    valley. What is held ends with the episode, or where it is not allowed.
-Nothing is decided by a branch on a counter: under vmap that would select between two copies of the
-buffer. Before `learning_starts` gradient steps are computed and thrown away.
+    https://arxiv.org/abs/2006.01782): a car that is pushed another way at every step never leaves
+    its valley. A held action ends with the episode, or where it is not allowed.
 """
 
 import math
@@ -120,7 +116,7 @@ class QNetwork(nn.Module):
         if not self.config.dueling:
             features = layers(*self.config.hidden_sizes)(x)
             return nn.Dense(self.num_actions, name="action_head")(features)
-        *shared, last = self.config.hidden_sizes
+        *shared, last = self.config.hidden_sizes  # detail 7
         x = layers(*shared)(x)
         value = nn.Dense(1, name="value_head")(layers(last)(x))
         advantages = nn.Dense(self.num_actions, name="action_head")(layers(last)(x))
@@ -132,17 +128,17 @@ class QNetwork(nn.Module):
 
 @struct.dataclass
 class PolicyState:
-    """What acting needs."""
+    """The part of the state that acting needs."""
 
     params: Any
     obs_stats: parts.RunningStatistics
 
 
 class Held(NamedTuple):
-    """Actions that may last, (num_envs,)."""
+    """Actions that may last several steps, (num_envs,)."""
 
     action: jax.Array
-    left: jax.Array  # steps that it is to be taken for, int32
+    left: jax.Array  # steps for which it is still taken, int32
 
 
 @struct.dataclass
@@ -156,7 +152,7 @@ class TrainState:
     replay: parts.Replay
     env_state: envs.BatchState
     observation: jax.Array  # (num_envs, ...)
-    held: Held  # of the episode that goes on
+    held: Held  # actions that last into the next step
     episodes: parts.EpisodeStatistics
     rng: jax.Array
     eval_rng: jax.Array  # the same at every evaluation
@@ -164,11 +160,11 @@ class TrainState:
 
 
 class Noise(NamedTuple):
-    """Random numbers of a round's acting."""
+    """Random numbers for the acting in a round."""
 
     step_rng: jax.Array  # (train_every,)
     exploration: jax.Array  # uniform, (train_every, num_envs)
-    duration: jax.Array  # of a random action that begins here, in steps, the same
+    duration: jax.Array  # steps of a random action that begins here, the same
 
 
 EXPLORATION = ("constant", "linear", "exponential")
@@ -180,7 +176,7 @@ LONGEST = 10_000  # steps that a random action may last
 
 
 def dueling_values(value, advantages):
-    """Equation 9 of Wang et al. 2016."""
+    """Q(s, a) = V(s) + A(s, a) - mean_b A(s, b), (batch, num_actions): equation 9 of Wang et al."""
     return value + advantages - advantages.mean(-1, keepdims=True)
 
 
@@ -194,20 +190,21 @@ def of_action(values, action):
     return (values * jax.nn.one_hot(action, values.shape[-1])).sum(-1)
 
 
-def huber(error, delta):
-    """error**2 / 2, going on linearly beyond delta; gradients are right at delta = inf, too."""
+def huber(error, delta):  # detail 6
+    """e**2 / 2 where |e| <= delta, else delta (|e| - delta / 2), elementwise; delta may be inf."""
     kept = jnp.clip(error, -delta, delta)
     return kept * (error - 0.5 * kept)
 
 
 def epsilon_at(config, progress):
-    """Probability of a random action; progress is the share of the run that is done."""
+    """eps_end + left (eps_start - eps_end), the probability of a random action; `left` is 0,
+    max(1 - d, 0) or exp(-5 d) with d = progress / exploration_fraction, progress in [0, 1]."""
     done = progress / config.exploration_fraction
     if config.exploration == "constant":
         left = jnp.zeros_like(done)
     elif config.exploration == "linear":
         left = jnp.maximum(1.0 - done, 0.0)
-    else:  # less than 1 % is left when the others are done
+    else:  # less than 1 % is left at d = 1
         left = jnp.exp(-5.0 * done)
     return config.eps_end + left * (config.eps_start - config.eps_end)
 
@@ -215,24 +212,24 @@ def epsilon_at(config, progress):
 def epsilon_greedy(values, epsilon, noise, mask=None):
     """Actions (batch,) for values (batch, num_actions) and uniform noise (batch,).
 
-    Where noise < epsilon it is itself uniform up to epsilon, and chooses the random action among
-    those that the mask (batch, num_actions) allows.
+    With probability epsilon uniform among those that the mask (batch, num_actions) allows, else
+    greedy. Noise below epsilon is uniform in [0, epsilon): it chooses the random action, too.
     """
     number = values.shape[-1] if mask is None else mask.sum(-1)
     random = jnp.minimum(noise / epsilon * number, number - 1).astype(jnp.int32)
-    if mask is not None:  # the action before which so many others are allowed
+    if mask is not None:  # the action with this many allowed ones before it
         random = jnp.argmax(jnp.cumsum(mask, -1) > random[:, None], -1)
     return jnp.where(noise < epsilon, random, greedy(values, mask))
 
 
 def durations(noise, exponent):
-    """Steps that random actions last, of uniform noise: n or more with probability
-    n ** (1 - exponent). As in Dabney et al. 2021, whose zeta law has the same tail."""
+    """Steps that random actions last: floor(u ** (-1 / (exponent - 1))) for uniform u, so that
+    P(n or more) = n ** (1 - exponent), the tail of the zeta law of Dabney et al. 2021."""
     return jnp.minimum(noise ** (-1.0 / (exponent - 1.0)), LONGEST).astype(jnp.int32)
 
 
 def hold(held, chosen, mask=None):
-    """What is taken: the held actions that last and are allowed, else the chosen ones."""
+    """The actions taken: held ones that last and are allowed, else the chosen ones."""
     lasts = held.left > 0
     if mask is not None:
         lasts &= (mask * jax.nn.one_hot(held.action, mask.shape[-1])).any(-1)
@@ -240,7 +237,7 @@ def hold(held, chosen, mask=None):
 
 
 def importance_weights(probabilities, size, beta):
-    """(size * probability) ** -beta over its maximum, section 3.4 of Schaul et al. 2016."""
+    """w_i = (size P_i) ** -beta / max_j (size P_j) ** -beta, section 3.4 of Schaul et al. 2016."""
     weights = (size * probabilities) ** -beta
     return weights / weights.max()
 
@@ -252,8 +249,8 @@ def importance_weights(probabilities, size, beta):
 def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns policy(state, observation, memory=None, rng=None, mask=None) -> action, memory.
 
-    For one environment. The action of highest value without rng; with it epsilon-greedy at eps_end,
-    anew at every step. mask (num_actions,): what `env.action_mask` allows.
+    For one environment. Without rng the action of the highest value, with it epsilon-greedy at
+    eps_end, anew at every step. mask (num_actions,): `env.action_mask`, the allowed actions.
     """
     env, env_params = parts.world(config, env, env_params)
     network = QNetwork(config, env.action_space(env_params).n)
@@ -275,7 +272,7 @@ def normalize(config, policy, x):
 
 
 def check(config: Config, env: Any, env_params: Any) -> None:
-    """Raises a ValueError that names the setting, its value and what would do."""
+    """Raises a ValueError that names the setting, its value and a value that works."""
     positive = ("total_timesteps", "num_envs", "target_every", "num_evals")
     parts.check_sizes(config, positive, ("num_eval_episodes",))
     if config.dueling and not config.hidden_sizes:
@@ -289,7 +286,7 @@ def check(config: Config, env: Any, env_params: Any) -> None:
 def make_train(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns the jitted train(rng, state=None, num_evals=None) -> state, metrics.
 
-    `parts.program` says what it takes; without env and env_params they are those of the config.
+    `parts.program` describes the arguments. Without env and env_params the config names them.
 
     Raises:
       ValueError: a setting that cannot work, a space that DQN cannot take, or a buffer larger than
@@ -301,12 +298,12 @@ def make_train(config: Config, env: Any = None, env_params: Any = None) -> Calla
 
 
 def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
-    """How a run begins, and an update: a stretch of rounds of acting and learning."""
-    buffer = parts.ReplayBuffer.of(config)
-    rounds = parts.Rounds(config, buffer)
+    """The first state, an update (a stretch of rounds of acting and learning), and the policy."""
+    buffer = parts.ReplayBuffer.of(config)  # detail 2
+    rounds = parts.Rounds(config, buffer)  # detail 1
     environments = envs.batch(env, config.num_envs, rounds.num_steps)
     network = QNetwork(config, env.action_space(env_params).n)
-    optimizer = parts.FlatOptimizer(
+    optimizer = parts.FlatOptimizer(  # detail 9
         optax.chain(
             optax.clip_by_global_norm(config.max_grad_norm),
             optax.scale_by_adam(eps=config.adam_eps),
@@ -334,7 +331,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         )
 
     def update(state):
-        """A stretch of rounds, whose random numbers are drawn at once."""
+        """A stretch of rounds. Its random numbers are drawn at once, which costs far less."""
         rng, start_rng, step_rng, explore_rng, draw_rng = jax.random.split(state.rng, 5)
         uniform = jax.random.uniform(explore_rng, (2 * rounds.steps,))
         exploration, duration = uniform.reshape(2, *rounds.acting)
@@ -360,7 +357,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         return state, metrics | {"epsilon": epsilon}, rollout
 
     def act(state, epsilon, noise):
-        """Steps of every environment."""
+        """`train_every` steps of every environment."""
 
         def step(state, noise):
             x = normalize(config, state.policy, state.observation)
@@ -368,7 +365,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             mask = environments.action_mask(state.env_state, env_params)
             chosen = epsilon_greedy(values, epsilon, noise.exploration, mask)
             steps = jnp.where(noise.exploration < epsilon, noise.duration, 1)
-            held = hold(state.held, Held(chosen, steps), mask)
+            held = hold(state.held, Held(chosen, steps), mask)  # detail 10
             observation, env_state, reward, terminated, truncated, info = environments.step(
                 noise.step_rng, state.env_state, held.action, env_params
             )
@@ -378,7 +375,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
                 reward=reward,
                 terminated=terminated,
                 done=terminated | truncated,
-                final_observation=info["final_observation"],
+                final_observation=info["final_observation"],  # detail 3
                 action_mask=mask,
                 final_action_mask=info.get("final_action_mask"),
             )
@@ -389,7 +386,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         return jax.lax.scan(step, state, noise)
 
     def targets(state, window):
-        """n-step targets, (batch_size,)."""
+        """y = reward_scale R_n + gamma**n Q'(s_n, a*), (batch_size,), with target network Q' and
+        a* = argmax_a Q'(s_n, a), or with `double` argmax_a Q(s_n, a). R_n: n-step return."""
         x = normalize(config, state.policy, window.final_observation)
         next_values = network.apply(state.target_params, x)
         selecting = network.apply(state.policy.params, x) if config.double else next_values
@@ -397,6 +395,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         return config.reward_scale * window.returns + window.discount * of_action(next_values, best)
 
     def loss(params, policy, window, target, weights):
+        """Mean of w huber(y - Q(s, a)) with importance weights w; TD errors |y - Q|; metrics."""
         values = network.apply(params, normalize(config, policy, window.observation))
         errors = target - of_action(values, window.action)
         total, error = (weights * huber(errors, config.huber_delta)).mean(), jnp.abs(errors)
@@ -405,14 +404,15 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         return total, (error, metrics)
 
     def gradient_step(state, draws, now):
-        """From a batch of windows."""
+        """Learns from a batch of windows."""
         draw = buffer.draw(state.replay, draws)
         weights = jnp.ones(config.batch_size)
         if config.prioritized:
+            # detail 8
             beta = config.priority_beta + now.progress * (1.0 - config.priority_beta)
             size = buffer.num_windows(state.replay)
             weights = importance_weights(draw.probability, size, beta)
-        window = buffer.windows(state.replay.transitions, draw.index, config.gamma)
+        window = buffer.windows(state.replay.transitions, draw.index, config.gamma)  # detail 4
         grads, (error, metrics) = jax.grad(loss, has_aux=True)(
             state.policy.params, state.policy, window, targets(state, window), weights
         )
@@ -421,7 +421,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             state.policy.params, state.opt_state, grads, config.learning_rate * left
         )
         age = state.target_age + 1
-        tau = jnp.where(age == config.target_every, config.tau, 0.0)
+        tau = jnp.where(age == config.target_every, config.tau, 0.0)  # detail 5
         move = lambda old, new: tau * new + (1.0 - tau) * old
         state = state.replace(
             policy=state.policy.replace(params=params),
@@ -430,7 +430,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             opt_state=opt_state,
         )
         if config.prioritized:
-            priorities = (error + config.priority_eps) ** config.priority_alpha
+            priorities = (error + config.priority_eps) ** config.priority_alpha  # detail 8
             replay = buffer.prioritize(state.replay, draw.index, priorities, now.ready)
             state = state.replace(replay=replay)
         return state, metrics

@@ -11,29 +11,24 @@ Hasselt et al. 2016, https://arxiv.org/abs/1509.06461) and n-step returns.
     state, metrics = jax.vmap(train)(jax.random.split(jax.random.key(0), 8))
 
 Implementation details:
-  1 Several environments act at once. A round is `train_every` steps of each, then
-    `updates_per_step` gradient steps.
-  2 The replay buffer is a ring written in place, sampled with replacement. Observations keep the
-    environment's dtype, or take `buffer_dtype`: bool undoes gymnax's cast of MinAtar's bits.
-  3 A transition leads to the observation before any restart: where an episode was cut by its time
-    limit the target bootstraps from there, and only a terminated one has no future.
-  4 n-step returns stop at the end of an episode and bootstrap with the power of gamma that
-    belongs to the steps they took. A window never reaches past the newest transition.
+  1 A round is `train_every` steps of each environment, then `updates_per_step` gradient steps.
+  2 Windows are drawn with replacement from a ring of the newest transitions.
+  3 A transition leads to the observation before any restart. The target bootstraps from it, also
+    where a time limit cut the episode, but not where the episode terminated.
+  4 n-step returns stop at the end of an episode and bootstrap with gamma ** (steps taken). No
+    window reaches past the newest transition.
   5 Every `target_every` gradient steps the target network moves by `tau` towards the online one:
-    1 copies it now and then, `target_every=1` and a small tau average (Polyak).
+    tau=1 copies it, target_every=1 with a small tau averages over time (Polyak).
   6 With `double` the online network chooses the action whose distribution is the target.
-  7 The network gives the quantile of the return at any level in [0, 1] asked for: the features of
-    the observation times an embedding of the level by `num_cosines` cosines. A gradient step
-    compares `num_levels` random levels with `num_target_levels` others by the quantile Huber loss.
+  7 The network gives the quantile of the return at any level in [0, 1]: the features of the
+    observation times an embedding of the level by `num_cosines` cosines. A gradient step compares
+    `num_levels` random levels with `num_target_levels` others by the quantile Huber loss.
   8 Actions are chosen by the mean over `num_policy_levels` levels. The paper draws them; here they
     are the middles of equal shares, so that the policy is deterministic and errs less. `risk`
-    distorts them, and with them what is thought the best action, also in targets (section 3.2).
+    distorts them, and with them the greedy action, also in targets (section 3.2).
   9 Orthogonal initialisation; Adam with a large epsilon (docs/tuning.md); clipping by global norm.
  10 With a finite `duration_exponent` random actions last (Dabney et al. 2021,
-    https://arxiv.org/abs/2006.01782): a car that is pushed anew at every step never leaves its
-    valley. What is held ends with the episode, or where it is not allowed.
-Nothing is decided by a branch on a counter: under vmap that would select between two copies of the
-buffer. Before `learning_starts` gradient steps are computed and thrown away.
+    https://arxiv.org/abs/2006.01782), until the episode ends or they are not allowed.
 """
 
 import functools
@@ -124,11 +119,11 @@ class ImplicitQuantileNetwork(nn.Module):
     def __call__(self, x, levels):
         *sizes, last = self.config.hidden_sizes
         x = parts.Torso(tuple(sizes), self.config.activation, self.config.conv_layers)(x)
-        # All levels in one axis: the gradients of kernels take a CPU longer with more axes.
+        # All levels in one axis: with more axes the gradients of kernels take longer on a CPU.
         embedding = cosines(levels.reshape(-1), self.config.num_cosines)
         embedding = nn.Dense(x.shape[-1], name="embedding")(embedding)
         embedding = getattr(nn, self.config.activation)(embedding).reshape(*levels.shape, -1)
-        x = (x[:, None] * embedding).reshape(-1, x.shape[-1])
+        x = (x[:, None] * embedding).reshape(-1, x.shape[-1])  # detail 7
         x = parts.Torso((last,), self.config.activation)(x)
         quantiles = nn.Dense(self.num_actions, name="action_head")(x)
         return quantiles.reshape(-1, levels.shape[1], self.num_actions)
@@ -139,17 +134,17 @@ class ImplicitQuantileNetwork(nn.Module):
 
 @struct.dataclass
 class PolicyState:
-    """What acting needs."""
+    """The part of the state that acting needs."""
 
     params: Any
     obs_stats: parts.RunningStatistics
 
 
 class Held(NamedTuple):
-    """Actions that may last, (num_envs,)."""
+    """Actions that may last several steps, (num_envs,)."""
 
     action: jax.Array
-    left: jax.Array  # steps that it is to be taken for, int32
+    left: jax.Array  # steps for which it is still taken, int32
 
 
 @struct.dataclass
@@ -163,7 +158,7 @@ class TrainState:
     replay: parts.Replay
     env_state: envs.BatchState
     observation: jax.Array  # (num_envs, ...)
-    held: Held  # of the episode that goes on
+    held: Held  # actions that last into the next step
     episodes: parts.EpisodeStatistics
     rng: jax.Array
     eval_rng: jax.Array  # the same at every evaluation
@@ -171,11 +166,11 @@ class TrainState:
 
 
 class Noise(NamedTuple):
-    """Random numbers of a round's acting."""
+    """Random numbers for the acting in a round."""
 
     step_rng: jax.Array  # (train_every,)
     exploration: jax.Array  # uniform, (train_every, num_envs)
-    duration: jax.Array  # of a random action that begins here, in steps, the same
+    duration: jax.Array  # steps of a random action that begins here, the same
 
 
 class Draws(NamedTuple):
@@ -204,11 +199,12 @@ def of_action(outputs, action):
 
 
 def distort(levels, risk, level):
-    """Levels in (0, 1) as a policy sees them, section 3.2 of Dabney et al. 2018.
+    """Levels t in (0, 1) as a risk-sensitive policy sees them; level 0 changes nothing.
 
-    With a level of 0 as they are. cvar: the worst share `level` of outcomes only, up to 1, which is
-    all. wang, power: pessimistic below 0, optimistic above. cpw: as people do, who overrate rare
-    events (0.71), less so towards 1; above it rare events count less.
+    Section 3.2 of Dabney et al. 2018, with l for the level: cvar l t (only the worst share l of
+    outcomes); wang Phi(Phi^-1(t) + l); power t**p, p = 1 / (1 + |l|), or 1 - (1 - t)**p below 0;
+    both are pessimistic below 0; cpw t**l / (t**l + (1 - t)**l)**(1 / l), which overrates rare
+    events below l = 1 (people: 0.71).
     """
     if risk in RANGES:  # 1 is neutral
         level = jnp.where(level == 0.0, 1.0, level)
@@ -227,9 +223,8 @@ def distort(levels, risk, level):
 
 
 def cosines(levels, number):
-    """cos(pi i level), i from 0 to number - 1, on a new last axis: equation 4. By the series of the
-    sine of what is left to a right angle: on a CPU XLA's cosines took a sixth of a gradient step.
-    """
+    """cos(pi i level), i = 0, ..., number - 1, on a new last axis: equation 4. By the series of
+    sin(pi / 2 - angle): on a CPU XLA's own cosines take a sixth of a gradient step."""
     turns = levels[..., None] * (0.5 * jnp.arange(number))
     x = math.pi * (0.5 - 2.0 * jnp.abs(turns - jnp.round(turns)))  # in [-pi / 2, pi / 2]
     series = [(-1.0) ** k / math.factorial(2 * k + 1) for k in range(6)]
@@ -237,17 +232,19 @@ def cosines(levels, number):
 
 
 def action_values(config, network, params, x):
-    """Means (batch, num_actions) over levels: the middles of equal shares of [0, 1], distorted."""
+    """mean_i q(s, a, distort(tau_i)), tau_i = (i + 1/2) / num_policy_levels, (batch, actions)."""
     number = config.num_policy_levels
+    # detail 8
     levels = distort((jnp.arange(number) + 0.5) / number, config.risk, config.risk_level)
     return network.apply(params, x, levels[None]).mean(1)
 
 
 def quantile_huber(quantiles, levels, targets, kappa):
-    """Equation 3 of Dabney et al. 2018, (batch,): how far quantiles (batch, num_quantiles) at
-    levels of that shape are from targets (batch, num_targets): their mean, summed over quantiles.
+    """sum_i mean_j |tau_i - 1{u_ij < 0}| huber(u_ij) / kappa, u_ij = y_j - q_i, (batch,): equation
+    3 of Dabney et al. 2018. huber(u) = u**2 / 2 where |u| <= kappa, else kappa (|u| - kappa / 2).
 
-    The slopes are written out and the means are products, a tenth of autodiff's time on a CPU.
+    Quantiles q and their levels tau are (batch, num_quantiles), targets y (batch, num_targets).
+    Written-out slopes take a tenth of autodiff's time on a CPU.
     """
     fixed = jax.lax.stop_gradient(quantiles)
     errors = targets[:, :, None] - fixed[:, None]  # (batch, num_targets, num_quantiles)
@@ -261,13 +258,14 @@ def quantile_huber(quantiles, levels, targets, kappa):
 
 
 def epsilon_at(config, progress):
-    """Probability of a random action; progress is the share of the run that is done."""
+    """eps_end + left (eps_start - eps_end), the probability of a random action; `left` is 0,
+    max(1 - d, 0) or exp(-5 d) with d = progress / exploration_fraction, progress in [0, 1]."""
     done = progress / config.exploration_fraction
     if config.exploration == "constant":
         left = jnp.zeros_like(done)
     elif config.exploration == "linear":
         left = jnp.maximum(1.0 - done, 0.0)
-    else:  # less than 1 % is left when the others are done
+    else:  # less than 1 % is left at d = 1
         left = jnp.exp(-5.0 * done)
     return config.eps_end + left * (config.eps_start - config.eps_end)
 
@@ -275,24 +273,24 @@ def epsilon_at(config, progress):
 def epsilon_greedy(values, epsilon, noise, mask=None):
     """Actions (batch,) for values (batch, num_actions) and uniform noise (batch,).
 
-    Where noise < epsilon it is itself uniform up to epsilon, and chooses the random action among
-    those that the mask (batch, num_actions) allows.
+    With probability epsilon uniform among those that the mask (batch, num_actions) allows, else
+    greedy. Noise below epsilon is uniform in [0, epsilon): it chooses the random action, too.
     """
     number = values.shape[-1] if mask is None else mask.sum(-1)
     random = jnp.minimum(noise / epsilon * number, number - 1).astype(jnp.int32)
-    if mask is not None:  # the action before which so many others are allowed
+    if mask is not None:  # the action with this many allowed ones before it
         random = jnp.argmax(jnp.cumsum(mask, -1) > random[:, None], -1)
     return jnp.where(noise < epsilon, random, greedy(values, mask))
 
 
 def durations(noise, exponent):
-    """Steps that random actions last, of uniform noise: n or more with probability
-    n ** (1 - exponent). As in Dabney et al. 2021, whose zeta law has the same tail."""
+    """Steps that random actions last: floor(u ** (-1 / (exponent - 1))) for uniform u, so that
+    P(n or more) = n ** (1 - exponent), the tail of the zeta law of Dabney et al. 2021."""
     return jnp.minimum(noise ** (-1.0 / (exponent - 1.0)), LONGEST).astype(jnp.int32)
 
 
 def hold(held, chosen, mask=None):
-    """What is taken: the held actions that last and are allowed, else the chosen ones."""
+    """The actions taken: held ones that last and are allowed, else the chosen ones."""
     lasts = held.left > 0
     if mask is not None:
         lasts &= (mask * jax.nn.one_hot(held.action, mask.shape[-1])).any(-1)
@@ -306,8 +304,8 @@ def hold(held, chosen, mask=None):
 def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns policy(state, observation, memory=None, rng=None, mask=None) -> action, memory.
 
-    For one environment. The action of highest value without rng; with it epsilon-greedy at eps_end,
-    anew at every step. mask (num_actions,): what `env.action_mask` allows.
+    For one environment. Without rng the action of the highest value, with it epsilon-greedy at
+    eps_end, anew at every step. mask (num_actions,): `env.action_mask`, the allowed actions.
     """
     env, env_params = parts.world(config, env, env_params)
     network = ImplicitQuantileNetwork(config, env.action_space(env_params).n)
@@ -330,7 +328,7 @@ def normalize(config, policy, x):
 
 
 def check(config: Config, env: Any, env_params: Any) -> None:
-    """Raises a ValueError that names the setting, its value and what would do."""
+    """Raises a ValueError that names the setting, its value and a value that works."""
     positive = ("total_timesteps", "num_envs", "target_every", "num_evals", "num_levels")
     positive += ("num_target_levels", "num_policy_levels", "num_cosines")
     parts.check_sizes(config, positive, ("num_eval_episodes",))
@@ -345,7 +343,7 @@ def check(config: Config, env: Any, env_params: Any) -> None:
 def make_train(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns the jitted train(rng, state=None, num_evals=None) -> state, metrics.
 
-    `parts.program` says what it takes; without env and env_params they are those of the config.
+    `parts.program` describes the arguments. Without env and env_params the config names them.
 
     Raises:
       ValueError: a setting that cannot work, a space that IQN cannot take, or a buffer larger than
@@ -357,12 +355,12 @@ def make_train(config: Config, env: Any = None, env_params: Any = None) -> Calla
 
 
 def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
-    """How a run begins, and an update: a stretch of rounds of acting and learning."""
-    buffer = parts.ReplayBuffer.of(config)
-    rounds = parts.Rounds(config, buffer)
+    """The first state, an update (a stretch of rounds of acting and learning), and the policy."""
+    buffer = parts.ReplayBuffer.of(config)  # detail 2
+    rounds = parts.Rounds(config, buffer)  # detail 1
     environments = envs.batch(env, config.num_envs, rounds.num_steps)
     network = ImplicitQuantileNetwork(config, env.action_space(env_params).n)
-    optimizer = parts.FlatOptimizer(
+    optimizer = parts.FlatOptimizer(  # detail 9
         optax.chain(
             optax.clip_by_global_norm(config.max_grad_norm),
             optax.scale_by_adam(eps=config.adam_eps),
@@ -390,7 +388,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         )
 
     def update(state):
-        """A stretch of rounds, whose random numbers are drawn at once."""
+        """A stretch of rounds. Its random numbers are drawn at once, which costs far less."""
         rng, start_rng, step_rng, explore_rng, draw_rng, level_rng = jax.random.split(state.rng, 6)
         uniform = jax.random.uniform(explore_rng, (2 * rounds.steps,))
         exploration, duration = uniform.reshape(2, *rounds.acting)
@@ -421,7 +419,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         return state, metrics | {"epsilon": epsilon}, rollout
 
     def act(state, epsilon, noise):
-        """Steps of every environment."""
+        """`train_every` steps of every environment."""
 
         def step(state, noise):
             x = normalize(config, state.policy, state.observation)
@@ -429,7 +427,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             mask = environments.action_mask(state.env_state, env_params)
             chosen = epsilon_greedy(values, epsilon, noise.exploration, mask)
             steps = jnp.where(noise.exploration < epsilon, noise.duration, 1)
-            held = hold(state.held, Held(chosen, steps), mask)
+            held = hold(state.held, Held(chosen, steps), mask)  # detail 10
             observation, env_state, reward, terminated, truncated, info = environments.step(
                 noise.step_rng, state.env_state, held.action, env_params
             )
@@ -439,7 +437,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
                 reward=reward,
                 terminated=terminated,
                 done=terminated | truncated,
-                final_observation=info["final_observation"],
+                final_observation=info["final_observation"],  # detail 3
                 action_mask=mask,
                 final_action_mask=info.get("final_action_mask"),
             )
@@ -450,15 +448,17 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         return jax.lax.scan(step, state, noise)
 
     def targets(state, window, levels):
-        """Quantiles of the n-step return at levels, both (batch_size, num_target_levels)."""
+        """y = reward_scale R_n + gamma**n q'(s_n, a*, levels), of the levels' shape, with target
+        network q', Q' and a* = argmax_a Q'(s_n, a), or with `double` argmax_a Q(s_n, a)."""
         x = normalize(config, state.policy, window.final_observation)
-        selecting = state.policy.params if config.double else state.target_params
+        selecting = state.policy.params if config.double else state.target_params  # detail 6
         best = greedy(action_values(config, network, selecting, x), window.final_action_mask)
         next_quantiles = of_action(network.apply(state.target_params, x, levels), best)
         returns = config.reward_scale * window.returns
         return returns[:, None] + window.discount[:, None] * next_quantiles
 
-    def loss(params, policy, window, target, levels):
+    def loss(params, policy, window, target, levels):  # detail 7
+        """The mean of quantile_huber(q(s, a, levels), levels, y)."""
         quantiles = network.apply(params, normalize(config, policy, window.observation), levels)
         chosen = of_action(quantiles, window.action)
         total = quantile_huber(chosen, levels, target, config.kappa).mean()
@@ -466,10 +466,10 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         return total, {"loss": total, "mean_value": best.mean()}
 
     def gradient_step(state, draws, now):
-        """From a batch of windows."""
+        """Learns from a batch of windows."""
         levels, target_levels = jnp.split(draws.levels, [config.num_levels], axis=1)
         index = buffer.draw(state.replay, draws.windows).index
-        window = buffer.windows(state.replay.transitions, index, config.gamma)
+        window = buffer.windows(state.replay.transitions, index, config.gamma)  # detail 4
         grads, metrics = jax.grad(loss, has_aux=True)(
             state.policy.params, state.policy, window, targets(state, window, target_levels), levels
         )
@@ -478,7 +478,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             state.policy.params, state.opt_state, grads, config.learning_rate * left
         )
         age = state.target_age + 1
-        tau = jnp.where(age == config.target_every, config.tau, 0.0)
+        tau = jnp.where(age == config.target_every, config.tau, 0.0)  # detail 5
         move = lambda old, new: tau * new + (1.0 - tau) * old
         state = state.replace(
             policy=state.policy.replace(params=params),

@@ -11,27 +11,22 @@ Hasselt et al. 2016, https://arxiv.org/abs/1509.06461) and n-step returns.
     state, metrics = jax.vmap(train)(jax.random.split(jax.random.key(0), 8))
 
 Implementation details:
-  1 Several environments act at once. A round is `train_every` steps of each, then
-    `updates_per_step` gradient steps.
-  2 The replay buffer is a ring written in place, sampled with replacement. Observations keep the
-    environment's dtype, or take `buffer_dtype`: bool undoes gymnax's cast of MinAtar's bits.
-  3 A transition leads to the observation before any restart: where an episode was cut by its time
-    limit the target bootstraps from there, and only a terminated one has no future.
-  4 n-step returns stop at the end of an episode and bootstrap with the power of gamma that
-    belongs to the steps they took. A window never reaches past the newest transition.
+  1 A round is `train_every` steps of each environment, then `updates_per_step` gradient steps.
+  2 Windows are drawn with replacement from a ring of the newest transitions.
+  3 A transition leads to the observation before any restart. The target bootstraps from it, also
+    where a time limit cut the episode, but not where the episode terminated.
+  4 n-step returns stop at the end of an episode and bootstrap with gamma ** (steps taken). No
+    window reaches past the newest transition.
   5 Every `target_every` gradient steps the target network moves by `tau` towards the online one:
-    1 copies it now and then, `target_every=1` and a small tau average (Polyak).
+    tau=1 copies it, target_every=1 with a small tau averages over time (Polyak).
   6 With `double` the online network chooses the action whose distribution is the target.
-  7 The network gives, for every action, `num_quantiles` quantiles of the return, those in the
-    middle of as many equal shares. Actions are chosen by their mean.
+  7 The network gives, for every action, `num_quantiles` quantiles of the return, at the middles of
+    equal shares of [0, 1]. Actions are chosen by their mean.
   8 Quantile Huber loss with threshold kappa: a mean over targets, a sum over quantiles.
-    `reward_scale` keeps most errors below it.
+    `reward_scale` keeps most errors below kappa.
   9 Orthogonal initialisation; Adam with a large epsilon (docs/tuning.md); clipping by global norm.
  10 With a finite `duration_exponent` random actions last (Dabney et al. 2021,
-    https://arxiv.org/abs/2006.01782): a car that is pushed anew at every step never leaves its
-    valley. What is held ends with the episode, or where it is not allowed.
-Nothing is decided by a branch on a counter: under vmap that would select between two copies of the
-buffer. Before `learning_starts` gradient steps are computed and thrown away.
+    https://arxiv.org/abs/2006.01782), until the episode ends or they are not allowed.
 """
 
 import math
@@ -112,7 +107,7 @@ class QuantileNetwork(nn.Module):
     def __call__(self, x):
         sizes, number = self.config.hidden_sizes, self.config.num_quantiles
         x = parts.Torso(sizes, self.config.activation, self.config.conv_layers)(x)
-        quantiles = nn.Dense(self.num_actions * number, name="action_head")(x)
+        quantiles = nn.Dense(self.num_actions * number, name="action_head")(x)  # detail 7
         return quantiles.reshape(-1, self.num_actions, number)
 
 
@@ -121,17 +116,17 @@ class QuantileNetwork(nn.Module):
 
 @struct.dataclass
 class PolicyState:
-    """What acting needs."""
+    """The part of the state that acting needs."""
 
     params: Any
     obs_stats: parts.RunningStatistics
 
 
 class Held(NamedTuple):
-    """Actions that may last, (num_envs,)."""
+    """Actions that may last several steps, (num_envs,)."""
 
     action: jax.Array
-    left: jax.Array  # steps that it is to be taken for, int32
+    left: jax.Array  # steps for which it is still taken, int32
 
 
 @struct.dataclass
@@ -145,7 +140,7 @@ class TrainState:
     replay: parts.Replay
     env_state: envs.BatchState
     observation: jax.Array  # (num_envs, ...)
-    held: Held  # of the episode that goes on
+    held: Held  # actions that last into the next step
     episodes: parts.EpisodeStatistics
     rng: jax.Array
     eval_rng: jax.Array  # the same at every evaluation
@@ -153,11 +148,11 @@ class TrainState:
 
 
 class Noise(NamedTuple):
-    """Random numbers of a round's acting."""
+    """Random numbers for the acting in a round."""
 
     step_rng: jax.Array  # (train_every,)
     exploration: jax.Array  # uniform, (train_every, num_envs)
-    duration: jax.Array  # of a random action that begins here, in steps, the same
+    duration: jax.Array  # steps of a random action that begins here, the same
 
 
 EXPLORATION = ("constant", "linear", "exponential")
@@ -179,16 +174,16 @@ def of_action(outputs, action):
 
 
 def midpoints(number):
-    """The middles of equal shares of the unit interval, (number,)."""
+    """tau_i = (i + 1/2) / number, (number,): the middles of equal shares of [0, 1]."""
     return (jnp.arange(number) + 0.5) / number
 
 
-def quantile_huber(quantiles, levels, targets, kappa):
-    """Equation 10 of Dabney et al. 2018, (batch,): how far quantiles (batch, num_quantiles) at
-    levels in [0, 1] (num_quantiles,) or (batch, num_quantiles) are from targets (batch,
-    num_targets). A mean over targets, a sum over quantiles; not divided by kappa, as IQN's is.
+def quantile_huber(quantiles, levels, targets, kappa):  # detail 8
+    """sum_i mean_j |tau_i - 1{u_ij < 0}| huber(u_ij), u_ij = y_j - q_i, (batch,): equation 10 of
+    Dabney et al. 2018. huber(u) = u**2 / 2 where |u| <= kappa, else kappa (|u| - kappa / 2).
 
-    The slopes are written out and the means are products, a tenth of autodiff's time on a CPU.
+    Quantiles q are (batch, num_quantiles), their levels tau the same or (num_quantiles,), targets y
+    (batch, num_targets). Written-out slopes take a tenth of autodiff's time on a CPU.
     """
     fixed = jax.lax.stop_gradient(quantiles)
     errors = targets[:, :, None] - fixed[:, None]  # (batch, num_targets, num_quantiles)
@@ -202,13 +197,14 @@ def quantile_huber(quantiles, levels, targets, kappa):
 
 
 def epsilon_at(config, progress):
-    """Probability of a random action; progress is the share of the run that is done."""
+    """eps_end + left (eps_start - eps_end), the probability of a random action; `left` is 0,
+    max(1 - d, 0) or exp(-5 d) with d = progress / exploration_fraction, progress in [0, 1]."""
     done = progress / config.exploration_fraction
     if config.exploration == "constant":
         left = jnp.zeros_like(done)
     elif config.exploration == "linear":
         left = jnp.maximum(1.0 - done, 0.0)
-    else:  # less than 1 % is left when the others are done
+    else:  # less than 1 % is left at d = 1
         left = jnp.exp(-5.0 * done)
     return config.eps_end + left * (config.eps_start - config.eps_end)
 
@@ -216,24 +212,24 @@ def epsilon_at(config, progress):
 def epsilon_greedy(values, epsilon, noise, mask=None):
     """Actions (batch,) for values (batch, num_actions) and uniform noise (batch,).
 
-    Where noise < epsilon it is itself uniform up to epsilon, and chooses the random action among
-    those that the mask (batch, num_actions) allows.
+    With probability epsilon uniform among those that the mask (batch, num_actions) allows, else
+    greedy. Noise below epsilon is uniform in [0, epsilon): it chooses the random action, too.
     """
     number = values.shape[-1] if mask is None else mask.sum(-1)
     random = jnp.minimum(noise / epsilon * number, number - 1).astype(jnp.int32)
-    if mask is not None:  # the action before which so many others are allowed
+    if mask is not None:  # the action with this many allowed ones before it
         random = jnp.argmax(jnp.cumsum(mask, -1) > random[:, None], -1)
     return jnp.where(noise < epsilon, random, greedy(values, mask))
 
 
 def durations(noise, exponent):
-    """Steps that random actions last, of uniform noise: n or more with probability
-    n ** (1 - exponent). As in Dabney et al. 2021, whose zeta law has the same tail."""
+    """Steps that random actions last: floor(u ** (-1 / (exponent - 1))) for uniform u, so that
+    P(n or more) = n ** (1 - exponent), the tail of the zeta law of Dabney et al. 2021."""
     return jnp.minimum(noise ** (-1.0 / (exponent - 1.0)), LONGEST).astype(jnp.int32)
 
 
 def hold(held, chosen, mask=None):
-    """What is taken: the held actions that last and are allowed, else the chosen ones."""
+    """The actions taken: held ones that last and are allowed, else the chosen ones."""
     lasts = held.left > 0
     if mask is not None:
         lasts &= (mask * jax.nn.one_hot(held.action, mask.shape[-1])).any(-1)
@@ -247,8 +243,8 @@ def hold(held, chosen, mask=None):
 def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns policy(state, observation, memory=None, rng=None, mask=None) -> action, memory.
 
-    For one environment. The action of highest value without rng; with it epsilon-greedy at eps_end,
-    anew at every step. mask (num_actions,): what `env.action_mask` allows.
+    For one environment. Without rng the action of the highest value, with it epsilon-greedy at
+    eps_end, anew at every step. mask (num_actions,): `env.action_mask`, the allowed actions.
     """
     env, env_params = parts.world(config, env, env_params)
     network = QuantileNetwork(config, env.action_space(env_params).n)
@@ -271,7 +267,7 @@ def normalize(config, policy, x):
 
 
 def check(config: Config, env: Any, env_params: Any) -> None:
-    """Raises a ValueError that names the setting, its value and what would do."""
+    """Raises a ValueError that names the setting, its value and a value that works."""
     positive = ("total_timesteps", "num_envs", "target_every", "num_quantiles", "num_evals")
     parts.check_sizes(config, positive, ("num_eval_episodes",))
     parts.check_choices(config, buffer_dtype=DTYPES, exploration=EXPLORATION)
@@ -283,7 +279,7 @@ def check(config: Config, env: Any, env_params: Any) -> None:
 def make_train(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns the jitted train(rng, state=None, num_evals=None) -> state, metrics.
 
-    `parts.program` says what it takes; without env and env_params they are those of the config.
+    `parts.program` describes the arguments. Without env and env_params the config names them.
 
     Raises:
       ValueError: a setting that cannot work, a space that QR-DQN cannot take, or a buffer larger
@@ -295,12 +291,12 @@ def make_train(config: Config, env: Any = None, env_params: Any = None) -> Calla
 
 
 def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
-    """How a run begins, and an update: a stretch of rounds of acting and learning."""
-    buffer = parts.ReplayBuffer.of(config)
-    rounds = parts.Rounds(config, buffer)
+    """The first state, an update (a stretch of rounds of acting and learning), and the policy."""
+    buffer = parts.ReplayBuffer.of(config)  # detail 2
+    rounds = parts.Rounds(config, buffer)  # detail 1
     environments = envs.batch(env, config.num_envs, rounds.num_steps)
     network = QuantileNetwork(config, env.action_space(env_params).n)
-    optimizer = parts.FlatOptimizer(
+    optimizer = parts.FlatOptimizer(  # detail 9
         optax.chain(
             optax.clip_by_global_norm(config.max_grad_norm),
             optax.scale_by_adam(eps=config.adam_eps),
@@ -328,7 +324,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         )
 
     def update(state):
-        """A stretch of rounds, whose random numbers are drawn at once."""
+        """A stretch of rounds. Its random numbers are drawn at once, which costs far less."""
         rng, start_rng, step_rng, explore_rng, draw_rng = jax.random.split(state.rng, 5)
         uniform = jax.random.uniform(explore_rng, (2 * rounds.steps,))
         exploration, duration = uniform.reshape(2, *rounds.acting)
@@ -354,7 +350,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         return state, metrics | {"epsilon": epsilon}, rollout
 
     def act(state, epsilon, noise):
-        """Steps of every environment."""
+        """`train_every` steps of every environment."""
 
         def step(state, noise):
             x = normalize(config, state.policy, state.observation)
@@ -362,7 +358,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             mask = environments.action_mask(state.env_state, env_params)
             chosen = epsilon_greedy(values, epsilon, noise.exploration, mask)
             steps = jnp.where(noise.exploration < epsilon, noise.duration, 1)
-            held = hold(state.held, Held(chosen, steps), mask)
+            held = hold(state.held, Held(chosen, steps), mask)  # detail 10
             observation, env_state, reward, terminated, truncated, info = environments.step(
                 noise.step_rng, state.env_state, held.action, env_params
             )
@@ -372,7 +368,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
                 reward=reward,
                 terminated=terminated,
                 done=terminated | truncated,
-                final_observation=info["final_observation"],
+                final_observation=info["final_observation"],  # detail 3
                 action_mask=mask,
                 final_action_mask=info.get("final_action_mask"),
             )
@@ -383,9 +379,11 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         return jax.lax.scan(step, state, noise)
 
     def targets(state, window):
-        """Quantiles of the n-step return, (batch_size, num_quantiles)."""
+        """y = reward_scale R_n + gamma**n q'(s_n, a*), (batch_size, num_quantiles), with target
+        network q', Q' and a* = argmax_a Q'(s_n, a), or with `double` argmax_a Q(s_n, a)."""
         x = normalize(config, state.policy, window.final_observation)
         next_quantiles = network.apply(state.target_params, x)
+        # detail 6
         selecting = network.apply(state.policy.params, x) if config.double else next_quantiles
         best = greedy(selecting.mean(-1), window.final_action_mask)
         next_quantiles = of_action(next_quantiles, best)
@@ -393,6 +391,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         return returns[:, None] + window.discount[:, None] * next_quantiles
 
     def loss(params, policy, window, target):
+        """The mean of quantile_huber(q(s, a), tau, y)."""
         quantiles = network.apply(params, normalize(config, policy, window.observation))
         levels = midpoints(config.num_quantiles)
         chosen = of_action(quantiles, window.action)
@@ -401,9 +400,9 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         return total, {"loss": total, "mean_value": best.mean()}
 
     def gradient_step(state, draws, now):
-        """From a batch of windows."""
+        """Learns from a batch of windows."""
         index = buffer.draw(state.replay, draws).index
-        window = buffer.windows(state.replay.transitions, index, config.gamma)
+        window = buffer.windows(state.replay.transitions, index, config.gamma)  # detail 4
         grads, metrics = jax.grad(loss, has_aux=True)(
             state.policy.params, state.policy, window, targets(state, window)
         )
@@ -412,7 +411,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             state.policy.params, state.opt_state, grads, config.learning_rate * left
         )
         age = state.target_age + 1
-        tau = jnp.where(age == config.target_every, config.tau, 0.0)
+        tau = jnp.where(age == config.target_every, config.tau, 0.0)  # detail 5
         move = lambda old, new: tau * new + (1.0 - tau) * old
         state = state.replace(
             policy=state.policy.replace(params=params),

@@ -61,7 +61,8 @@ class Draw(NamedTuple):
 class ReplayBuffer:
     """The sizes of a ring that holds at least buffer_size transitions.
 
-    The capacity is rounded up to whole rollouts: none is ever split between end and start.
+    The capacity is rounded up to whole rollouts, so that no rollout is split between the ring's end
+    and its start. A smaller dtype saves memory: bool undoes gymnax's cast of MinAtar's bits.
     """
 
     buffer_size: int
