@@ -1,7 +1,7 @@
 """CrossQ, soft actor-critic without target networks, replay included, a run in one XLA program.
 
 Paper: Bhatt et al. 2024, https://arxiv.org/abs/1902.05605. By flag: SimBa's network (Lee et al.
-2024, https://arxiv.org/abs/2410.09754), its layer norms batch renormalisations as all others here.
+2024, https://arxiv.org/abs/2410.09754), with batch renormalisation in place of its layer norms.
 
     python algorithms/crossq.py --env Pendulum-v1 --seed 0
     python algorithms/crossq.py --env Pendulum-v1 --critic-hidden-sizes 2048,2048  # the paper's
@@ -11,25 +11,23 @@ Paper: Bhatt et al. 2024, https://arxiv.org/abs/1902.05605. By flag: SimBa's net
     state, metrics = jax.vmap(train)(jax.random.split(jax.random.key(0), 8))
 
 Implementation details:
-  1 Several environments act at once. A round is `train_every` steps of each, then
-    `updates_per_step` gradient steps: the replay ratio is updates_per_step over
-    num_envs * train_every.
-  2 There are no target networks. The critics see what was done and what comes next as one batch,
-    so that both have the same moments; no gradient goes through the values of what comes next.
+  1 A round is `train_every` steps of each environment, then `updates_per_step` gradient steps: the
+    replay ratio is updates_per_step / (num_envs * train_every).
+  2 There are no target networks. The critics see both ends of the transitions as one batch: both
+    have the same moments. No gradient goes through the next values.
   3 Batch renormalisation (Ioffe 2017, https://arxiv.org/abs/1702.03275) stands before the first
     layer and after each activation, in the actor as well. It takes a batch's moments, corrected
-    towards the running ones: not at all for a share `renorm_warmup` of the run. Frozen, with the
-    running ones alone: acting, evaluation, next actions, and the critics that the actor climbs.
-  4 Actions are tanh of a Gaussian, in [-1, 1], and rescaled to the environment's box outside of
-    all formulas. log_prob is exact for the draw before tanh: nothing is inverted or clipped, so
-    that saturated actions give finite numbers. log_std is squashed to [-5, 2].
+    towards the running ones after a share `renorm_warmup` of the run. The running moments alone
+    serve acting, evaluation, next actions, and the critics that the actor climbs.
+  4 Actions are tanh of a Gaussian, in [-1, 1] in all formulas, and rescaled to the environment's
+    box outside of them. log_prob comes from the draw before tanh: nothing is inverted or clipped,
+    so that saturated actions give finite numbers. log_std is squashed to [-5, 2].
   5 After every `policy_every`-th gradient step of the critics the actor and the temperature take
-    one. Which steps those are is the same in all states: the branch stays one under vmap.
-  6 A transition leads to the observation before any restart: where an episode was cut by its time
-    limit the target bootstraps from there, and only a terminated one has no future.
-  7 With n_step above 1 the entropy of the steps between is left out.
-  8 Before `learning_starts` actions are uniform over the box, and gradient steps are computed and
-    thrown away: a branch on a counter would select between two copies of the buffer under vmap.
+    one. All runs agree on these steps, so that under vmap the branch stays a branch.
+  6 A transition leads to the observation before any restart. The target bootstraps from it, also
+    where a time limit cut the episode, but not where the episode terminated.
+  7 With n_step above 1, targets leave out the entropy of the steps between.
+  8 Before `learning_starts` actions are uniform over the box.
 """
 
 import functools
@@ -78,7 +76,7 @@ class Config:
     gamma: float = real(0.99, "[0, 1]")  # discount factor
     n_step: int = static(1)  # rewards in a target before it bootstraps
     reward_scale: float = real(1.0, "(0, inf)")  # factor on the rewards learned from
-    num_critics: int = static(2)  # whose minimum counts
+    num_critics: int = static(2)  # their minimum counts
     policy_every: int = static(3)  # gradient steps of the critics to one of the actor
     renorm_momentum: float = real(0.99, "[0, 1]")  # of the running moments of features
     renorm_warmup: float = real(0.1, "[0, 1]")  # share of the run in plain batch norm; 1: all of it
@@ -102,10 +100,12 @@ class Config:
 # --- network ----------------------------------------------------------------------------------
 
 
-class BatchRenorm(nn.Module):
-    """Algorithm 1 of Ioffe 2017 for features (batch, size), with running variances, not deviations.
+class BatchRenorm(nn.Module):  # detail 3
+    """y = ((x - mean_B) / std_B * r + d) * scale + bias, algorithm 1 of Ioffe 2017, (batch, size).
 
-    Without `train` by the running moments, which stay; until `warm` plain batch normalisation.
+    r = clip(std_B / std, 1 / r_max, r_max) and d = clip((mean_B - mean) / std, -d_max, d_max) have
+    no gradient. Until `warm` they are 1 and 0: batch normalisation. Without `train`, y is
+    (x - mean) / std * scale + bias. Running moments are mean and variance, not mean and std.
     """
 
     config: Config
@@ -190,14 +190,14 @@ class Critic(nn.Module):
 
 @struct.dataclass
 class PolicyState:
-    """What acting needs."""
+    """The part of the state that acting needs."""
 
-    variables: dict[str, Any]  # params, and moments: running ones, of features
+    variables: dict[str, Any]  # params, and moments: the running ones of features
     obs_stats: parts.RunningStatistics
 
 
 class Delayed(NamedTuple):
-    """What changes in every `policy_every`-th gradient step only."""
+    """The part of the state that changes only in every `policy_every`-th gradient step."""
 
     policy: PolicyState
     log_temperature: jax.Array
@@ -223,7 +223,7 @@ class TrainState:
 
 
 class Noise(NamedTuple):
-    """Random numbers of a round's acting."""
+    """Random numbers for the acting in a round."""
 
     step_rng: jax.Array  # (train_every,)
     exploration: jax.Array  # normal, (train_every, num_envs, dimensions)
@@ -233,8 +233,8 @@ class Draws(NamedTuple):
     """Random numbers of a gradient step."""
 
     windows: jax.Array  # (batch_size,), see parts.ReplayBuffer
-    actions: jax.Array  # normal, (2, batch_size, dimensions): here, and next
-    turn: jax.Array  # bool: whether the actor learns, not random at all
+    actions: jax.Array  # normal, (2, batch_size, dimensions): for s, and for s_n
+    turn: jax.Array  # bool, not random: whether the actor learns in this step
 
 
 LOG_STD = (-5.0, 2.0)
@@ -243,10 +243,11 @@ LOG_STD = (-5.0, 2.0)
 # --- formulas ---------------------------------------------------------------------------------
 
 
-def squash(gaussian, noise):
-    """Actions (batch, dimensions) in [-1, 1] and their log_prob (batch,), for normal noise.
+def squash(gaussian, noise):  # detail 4
+    """a = tanh(u), u = mean + std * noise, (batch, dimensions), and its log_prob (batch,):
+    log pi(a) = sum_d [log N(u_d; mean_d, std_d) - log(1 - a_d**2)], appendix C of Haarnoja et al.
 
-    log(1 - tanh(u)**2) is written such that it does not overflow, nor round to log(0).
+    log(1 - tanh(u)**2) = 2 (log 2 - u - softplus(-2 u)) neither overflows nor rounds to log(0).
     """
     u = gaussian.mean + jnp.exp(gaussian.log_std) * noise
     normal = -0.5 * (noise**2 + math.log(2.0 * math.pi)) - gaussian.log_std
@@ -255,7 +256,7 @@ def squash(gaussian, noise):
 
 
 def uniform(noise):
-    """Actions uniform in [-1, 1], of normal noise."""
+    """erf(noise / sqrt(2)), uniform in [-1, 1] for normal noise."""
     return jax.scipy.special.erf(noise / math.sqrt(2.0))
 
 
@@ -266,7 +267,7 @@ def uniform(noise):
 def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns policy(state, observation, memory=None, rng=None, mask=None) -> action, memory.
 
-    For one environment. tanh of the mean without rng, a sample with it; in the environment's box.
+    For one environment, in its box. Without rng tanh of the mean, with it a sample.
     """
     env, env_params = parts.world(config, env, env_params)
     space = env.action_space(env_params)
@@ -290,7 +291,7 @@ def normalize(config, policy, x):
 
 
 def check(config: Config, env: Any, env_params: Any) -> None:
-    """Raises a ValueError that names the setting, its value and what would do."""
+    """Raises a ValueError that names the setting, its value and a value that works."""
     positive = ("total_timesteps", "num_envs", "num_critics", "policy_every", "num_evals")
     parts.check_sizes(config, positive, ("num_eval_episodes",))
     parts.check_network(config, "hidden_sizes", "critic_hidden_sizes")
@@ -302,7 +303,7 @@ def check(config: Config, env: Any, env_params: Any) -> None:
 def make_train(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns the jitted train(rng, state=None, num_evals=None) -> state, metrics.
 
-    `parts.program` says what it takes; without env and env_params they are those of the config.
+    `parts.program` describes the arguments. Without env and env_params the config names them.
 
     Raises:
       ValueError: a setting that cannot work, a space that CrossQ cannot take, or a buffer larger
@@ -314,9 +315,9 @@ def make_train(config: Config, env: Any = None, env_params: Any = None) -> Calla
 
 
 def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
-    """How a run begins, and an update: a stretch of rounds of acting and learning."""
+    """The first state, an update (a stretch of rounds of acting and learning), and the policy."""
     buffer = parts.ReplayBuffer.of(config)
-    rounds = parts.Rounds(config, buffer, period=config.policy_every)
+    rounds = parts.Rounds(config, buffer, period=config.policy_every)  # detail 1
     environments = envs.batch(env, config.num_envs, rounds.num_steps)
     space = env.action_space(env_params)
     size = parts.num_outputs(space)
@@ -348,7 +349,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         )
 
     def update(state):
-        """A stretch of rounds, whose random numbers are drawn at once."""
+        """A stretch of rounds. Its random numbers are drawn at once, which costs far less."""
         rng, start_rng, step_rng, explore_rng, draw_rng, action_rng = jax.random.split(state.rng, 6)
         steps = rounds.gradient_steps
         draws = Draws(
@@ -375,13 +376,13 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         return state, metrics, rollout
 
     def act(state, ready, noise):
-        """Steps of every environment."""
+        """`train_every` steps of every environment."""
 
         def step(state, inputs):
             step_rng, noise = inputs
             x = normalize(config, state.policy, state.observation)
             action, _ = squash(actor.apply(state.policy.variables, x), noise)
-            action = jnp.where(ready, action, uniform(noise))
+            action = jnp.where(ready, action, uniform(noise))  # detail 8
             observation, env_state, reward, terminated, truncated, info = environments.step(
                 step_rng, state.env_state, parts.rescale_to(space, action), env_params
             )
@@ -391,29 +392,34 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
                 reward=reward,
                 terminated=terminated,
                 done=terminated | truncated,
-                final_observation=info["final_observation"],
+                final_observation=info["final_observation"],  # detail 6
             )
             return state.replace(env_state=env_state, observation=observation), transition
 
         return jax.lax.scan(step, state, (noise.step_rng, noise.exploration))
 
     def critic_loss(params, state, window, noise, warm):
-        """And the running moments after it, and metrics."""
+        """Sum over k of the mean of (Q_k(s, a) - y)**2; the running moments after it; metrics.
+
+        y = reward_scale R_n + gamma**n (min_k Q_k(s_n, a') - alpha log pi(a'|s_n)), a' ~ pi.
+        """
         x = normalize(config, state.policy, window.observation)
         next_x = normalize(config, state.policy, window.final_observation)
         next_action, next_log_prob = squash(actor.apply(state.policy.variables, next_x), noise)
-        both = jnp.concatenate([x, next_x])
+        both = jnp.concatenate([x, next_x])  # detail 2
         actions = jnp.concatenate([window.action.reshape(-1, size), next_action])
         in_training = lambda v: critic.apply(v, both, actions, True, warm, mutable="moments")
         values, changed = jax.vmap(in_training)(state.critics | {"params": params})
         values, next_values = jnp.split(values, 2, axis=1)  # (num_critics, batch) each
+        # detail 7
         next_value = next_values.min(0) - jnp.exp(state.log_temperature) * next_log_prob
         target = config.reward_scale * window.returns + window.discount * next_value
         loss = jnp.square(values - jax.lax.stop_gradient(target)).mean(1).sum()
         return loss, (changed, {"critic_loss": loss, "mean_value": values.min(0).mean()})
 
     def policy_loss(params, log_temperature, state, window, noise, warm):
-        """Of the actor and the temperature; and the running moments after it, and metrics."""
+        """The mean of alpha log pi(a|s) - min_k Q_k(s, a), plus alpha (H - target) with the entropy
+        H for the temperature; the running moments after it; metrics."""
         x = normalize(config, state.policy, window.observation)
         temperature = jnp.exp(log_temperature)
         variables = state.policy.variables | {"params": params}
@@ -426,7 +432,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         return loss + temperature * surplus * config.learn_temperature, (changed, metrics)
 
     def gradient_step(state, draws, now):
-        """From a batch of windows."""
+        """Learns from a batch of windows."""
         draw = buffer.draw(state.replay, draws.windows)
         window = buffer.windows(state.replay.transitions, draw.index, config.gamma)
         warm = (now.learned >= config.renorm_warmup) & (config.renorm_warmup < 1.0)
@@ -443,7 +449,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         state = state.replace(critics=critics, critic_opt_state=critic_opt_state)
 
         def improve(old):
-            """The gradient step of the actor and of the temperature."""
+            """The gradient step of the actor and the temperature."""
             both = old.policy.variables["params"], old.log_temperature
             grads, (changed, metrics) = jax.grad(policy_loss, (0, 1), has_aux=True)(
                 *both, state, window, draws.actions[0], warm
@@ -459,6 +465,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
 
         old = Delayed(state.policy, state.log_temperature, state.policy_opt_state)
         none = dict.fromkeys(("actor_loss", "entropy", "temperature"), jnp.zeros(()))
+        # detail 5
         delayed, new = jax.lax.cond(draws.turn, improve, lambda old: (none, old), old)
         metrics |= {name: parts.Average(x, draws.turn) for name, x in delayed.items()}
         return state.replace(**new._asdict()), metrics

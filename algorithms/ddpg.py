@@ -11,20 +11,19 @@ Paper: Lillicrap et al. 2015, https://arxiv.org/abs/1509.02971. By flag: SimBa's
     state, metrics = jax.vmap(train)(jax.random.split(jax.random.key(0), 8))
 
 Implementation details:
-  1 Several environments act at once. A round is `train_every` steps of each, then
-    `updates_per_step` gradient steps: the replay ratio is updates_per_step over
-    num_envs * train_every.
-  2 Actions are tanh of the actor's outputs, in [-1, 1], and rescaled to the environment's box
-    outside of all formulas: the noise is in units of half the box, and clipped to it afterwards.
-  3 The noise of exploration is normal; with `noise_correlation` above 0 it is the paper's
-    Ornstein-Uhlenbeck process (its theta of 0.15 is a correlation of 0.85), of a variance that
-    does not depend on the correlation, and it runs on through the ends of episodes.
+  1 A round is `train_every` steps of each environment, then `updates_per_step` gradient steps: the
+    replay ratio is updates_per_step / (num_envs * train_every).
+  2 Actions are tanh of the actor's outputs, in [-1, 1] in all formulas, and rescaled to the
+    environment's box outside of them: noise is in units of half the box, clipped to it afterwards.
+  3 The noise of exploration is normal. With `noise_correlation` above 0 it is the paper's
+    Ornstein-Uhlenbeck process (its theta of 0.15 is a correlation of 0.85), whose variance does not
+    depend on the correlation; it runs on through the ends of episodes.
   4 In a gradient step the critic learns first, then the actor climbs it, then both target networks
-    move. There are no batch norm and no weight decay, and all layers see the action.
-  5 A transition leads to the observation before any restart: where an episode was cut by its time
-    limit the target bootstraps from there, and only a terminated one has no future.
-  6 Before `learning_starts` actions are uniform over the box, and gradient steps are computed and
-    thrown away: a branch on a counter would select between two copies of the buffer under vmap.
+    move. There is no batch norm and by default no weight decay; the critic sees the action
+    from its first layer on.
+  5 A transition leads to the observation before any restart. The target bootstraps from it, also
+    where a time limit cut the episode, but not where the episode terminated.
+  6 Before `learning_starts` actions are uniform over the box.
 """
 
 import functools
@@ -123,7 +122,7 @@ class Critic(nn.Module):
 
 @struct.dataclass
 class PolicyState:
-    """What acting needs."""
+    """The part of the state that acting needs."""
 
     params: Any
     obs_stats: parts.RunningStatistics
@@ -156,7 +155,7 @@ class TrainState:
 
 
 class Noise(NamedTuple):
-    """Random numbers of a round's acting."""
+    """Random numbers for the acting in a round."""
 
     step_rng: jax.Array  # (train_every,)
     exploration: jax.Array  # normal, (train_every, num_envs, dimensions)
@@ -165,18 +164,18 @@ class Noise(NamedTuple):
 # --- formulas ---------------------------------------------------------------------------------
 
 
-def correlated(noise, last, correlation):
-    """The next normal numbers, of variance 1, for independent ones and the last."""
+def correlated(noise, last, correlation):  # detail 3
+    """z_t = c z_{t-1} + sqrt(1 - c**2) noise_t, of variance 1 for independent normal noise."""
     return correlation * last + jnp.sqrt(1.0 - correlation**2) * noise
 
 
-def noisy(action, noise):
-    """Actions with noise, in [-1, 1]."""
+def noisy(action, noise):  # detail 2
+    """clip(action + noise, -1, 1), (batch, dimensions)."""
     return jnp.clip(action + noise, -1.0, 1.0)
 
 
 def uniform(noise):
-    """Actions uniform in [-1, 1], of normal noise."""
+    """erf(noise / sqrt(2)), uniform in [-1, 1] for normal noise."""
     return jax.scipy.special.erf(noise / math.sqrt(2.0))
 
 
@@ -211,7 +210,7 @@ def normalize(config, policy, x):
 
 
 def check(config: Config, env: Any, env_params: Any) -> None:
-    """Raises a ValueError that names the setting, its value and what would do."""
+    """Raises a ValueError that names the setting, its value and a value that works."""
     positive = ("total_timesteps", "num_envs", "num_evals")
     parts.check_sizes(config, positive, ("num_eval_episodes",))
     parts.check_network(config, "hidden_sizes", "critic_hidden_sizes")
@@ -223,7 +222,7 @@ def check(config: Config, env: Any, env_params: Any) -> None:
 def make_train(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns the jitted train(rng, state=None, num_evals=None) -> state, metrics.
 
-    `parts.program` says what it takes; without env and env_params they are those of the config.
+    `parts.program` describes the arguments. Without env and env_params the config names them.
 
     Raises:
       ValueError: a setting that cannot work, a space that DDPG cannot take, or a buffer larger than
@@ -235,9 +234,9 @@ def make_train(config: Config, env: Any = None, env_params: Any = None) -> Calla
 
 
 def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
-    """How a run begins, and an update: a stretch of rounds of acting and learning."""
+    """The first state, an update (a stretch of rounds of acting and learning), and the policy."""
     buffer = parts.ReplayBuffer.of(config)
-    rounds = parts.Rounds(config, buffer)
+    rounds = parts.Rounds(config, buffer)  # detail 1
     environments = envs.batch(env, config.num_envs, rounds.num_steps)
     space = env.action_space(env_params)
     size = parts.num_outputs(space)
@@ -268,7 +267,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         )
 
     def update(state):
-        """A stretch of rounds, whose random numbers are drawn at once."""
+        """A stretch of rounds. Its random numbers are drawn at once, which costs far less."""
         rng, start_rng, step_rng, explore_rng, draw_rng = jax.random.split(state.rng, 5)
         noise = Noise(
             step_rng=jax.random.split(step_rng, rounds.acting[:2]),
@@ -290,14 +289,14 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         return state, metrics, rollout
 
     def act(state, ready, noise):
-        """Steps of every environment."""
+        """`train_every` steps of every environment."""
 
         def step(state, inputs):
             step_rng, noise = inputs
             x = normalize(config, state.policy, state.observation)
             noise = correlated(noise, state.exploration, config.noise_correlation)
             action = noisy(actor.apply(state.policy.params, x), config.exploration_noise * noise)
-            action = jnp.where(ready, action, uniform(noise))
+            action = jnp.where(ready, action, uniform(noise))  # detail 6
             observation, env_state, reward, terminated, truncated, info = environments.step(
                 step_rng, state.env_state, parts.rescale_to(space, action), env_params
             )
@@ -307,7 +306,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
                 reward=reward,
                 terminated=terminated,
                 done=terminated | truncated,
-                final_observation=info["final_observation"],
+                final_observation=info["final_observation"],  # detail 5
             )
             state = state.replace(env_state=env_state, observation=observation, exploration=noise)
             return state, transition
@@ -315,21 +314,23 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         return jax.lax.scan(step, state, (noise.step_rng, noise.exploration))
 
     def targets(state, window):
-        """What values should be, (batch_size,)."""
+        """y = reward_scale R_n + gamma**n Q'(s_n, mu'(s_n)), (batch_size,); R_n: n-step return."""
         x = normalize(config, state.policy, window.final_observation)
         action = actor.apply(state.target_params.actor, x)
         next_value = critic.apply(state.target_params.critic, x, action)
         return config.reward_scale * window.returns + window.discount * next_value
 
     def critic_loss(params, x, action, target):
+        """The mean of (Q(s, a) - y)**2; and the mean of Q(s, a)."""
         values = critic.apply(params, x, action)
         return jnp.square(values - target).mean(), values.mean()
 
     def actor_loss(params, critic_params, x):
+        """The mean of -Q(s, mu(s))."""
         return -critic.apply(critic_params, x, actor.apply(params, x)).mean()
 
     def gradient_step(state, draws, now):
-        """From a batch of windows."""
+        """Learns from a batch of windows."""
         draw = buffer.draw(state.replay, draws)
         window = buffer.windows(state.replay.transitions, draw.index, config.gamma)
         x, action = normalize(config, state.policy, window.observation), window.action
@@ -341,7 +342,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         critic_params, critic_opt_state, grad_norm = step(
             state.critic_params, state.critic_opt_state, grads, config.learning_rate * left
         )
-        actor_loss_now, grads = jax.value_and_grad(actor_loss)(
+        actor_loss_now, grads = jax.value_and_grad(actor_loss)(  # detail 4
             state.policy.params, critic_params, x
         )
         params, actor_opt_state, _ = step(

@@ -12,23 +12,20 @@ https://arxiv.org/abs/2410.09754).
     state, metrics = jax.vmap(train)(jax.random.split(jax.random.key(0), 8))
 
 Implementation details:
-  1 Several environments act at once. A round is `train_every` steps of each, then
-    `updates_per_step` gradient steps: the replay ratio is updates_per_step over
-    num_envs * train_every.
-  2 Actions are tanh of a Gaussian, in [-1, 1], and rescaled to the environment's box outside of
-    all formulas. log_prob is exact for the draw before tanh: nothing is inverted or clipped, so
-    that saturated actions give finite numbers.
+  1 A round is `train_every` steps of each environment, then `updates_per_step` gradient steps: the
+    replay ratio is updates_per_step / (num_envs * train_every).
+  2 Actions are tanh of a Gaussian, in [-1, 1] in all formulas, and rescaled to the environment's
+    box outside of them. log_prob comes from the draw before tanh: nothing is inverted or clipped,
+    so that saturated actions give finite numbers.
   3 log_std is squashed to [-5, 2] (as in CleanRL).
   4 `num_critics` critics are one vmapped network; targets and the actor take their minimum.
-  5 Critics, actor and temperature take their gradient steps at once, from the same parameters,
-    as one vector for Adam.
+  5 Critics, actor and temperature step at once, from the same parameters, as one vector for Adam.
   6 The temperature is exp of a parameter, and follows equation 18 of the second paper;
-    target_entropy is of a dimension of the action in [-1, 1].
-  7 A transition leads to the observation before any restart: where an episode was cut by its time
-    limit the target bootstraps from there, and only a terminated one has no future.
-  8 With n_step above 1 the entropy of the steps between is left out.
-  9 Before `learning_starts` actions are uniform over the box, and gradient steps are computed and
-    thrown away: a branch on a counter would select between two copies of the buffer under vmap.
+    target_entropy is per dimension of the action in [-1, 1].
+  7 A transition leads to the observation before any restart. The target bootstraps from it, also
+    where a time limit cut the episode, but not where the episode terminated.
+  8 With n_step above 1, targets leave out the entropy of the steps between.
+  9 Before `learning_starts` actions are uniform over the box.
 """
 
 import math
@@ -76,7 +73,7 @@ class Config:
     n_step: int = static(1)  # rewards in a target before it bootstraps
     reward_scale: float = real(1.0, "(0, inf)")  # factor on the rewards learned from
     tau: float = real(0.005, "[0, 1]")  # share that the target critics move at a gradient step
-    num_critics: int = static(2)  # whose minimum counts
+    num_critics: int = static(2)  # their minimum counts
     initial_temperature: float = real(1.0, "(0, inf)")  # weight of the entropy at first
     learn_temperature: bool = static(True)  # keep the entropy at its target
     target_entropy: float = real(-1.0, "(-inf, inf)")  # of a dimension of the action
@@ -116,7 +113,7 @@ class Actor(nn.Module):
     def __call__(self, x):
         x = torso(self.config, self.config.hidden_sizes)(x)
         mean = nn.Dense(self.size, name="mean_head")(x)
-        squashed = nn.tanh(nn.Dense(self.size, name="std_head")(x))
+        squashed = nn.tanh(nn.Dense(self.size, name="std_head")(x))  # detail 3
         return Gaussian(mean, LOG_STD[0] + 0.5 * (LOG_STD[1] - LOG_STD[0]) * (squashed + 1.0))
 
 
@@ -136,14 +133,14 @@ class Critic(nn.Module):
 
 @struct.dataclass
 class PolicyState:
-    """What acting needs."""
+    """The part of the state that acting needs."""
 
     params: Any
     obs_stats: parts.RunningStatistics
 
 
 class Params(NamedTuple):
-    """What learns."""
+    """All parameters that learn."""
 
     actor: Any
     critics: Any  # leading axis num_critics
@@ -169,7 +166,7 @@ class TrainState:
 
 
 class Noise(NamedTuple):
-    """Random numbers of a round's acting."""
+    """Random numbers for the acting in a round."""
 
     step_rng: jax.Array  # (train_every,)
     exploration: jax.Array  # normal, (train_every, num_envs, dimensions)
@@ -179,7 +176,7 @@ class Draws(NamedTuple):
     """Random numbers of a gradient step."""
 
     windows: jax.Array  # (batch_size,), see parts.ReplayBuffer
-    actions: jax.Array  # normal, (2, batch_size, dimensions): here, and next
+    actions: jax.Array  # normal, (2, batch_size, dimensions): for s, and for s_n
 
 
 LOG_STD = (-5.0, 2.0)
@@ -188,10 +185,11 @@ LOG_STD = (-5.0, 2.0)
 # --- formulas ---------------------------------------------------------------------------------
 
 
-def squash(gaussian, noise):
-    """Actions (batch, dimensions) in [-1, 1] and their log_prob (batch,), for normal noise.
+def squash(gaussian, noise):  # detail 2
+    """a = tanh(u), u = mean + std * noise, (batch, dimensions), and its log_prob (batch,):
+    log pi(a) = sum_d [log N(u_d; mean_d, std_d) - log(1 - a_d**2)], appendix C of Haarnoja et al.
 
-    log(1 - tanh(u)**2) is written such that it does not overflow, nor round to log(0).
+    log(1 - tanh(u)**2) = 2 (log 2 - u - softplus(-2 u)) neither overflows nor rounds to log(0).
     """
     u = gaussian.mean + jnp.exp(gaussian.log_std) * noise
     normal = -0.5 * (noise**2 + math.log(2.0 * math.pi)) - gaussian.log_std
@@ -200,7 +198,7 @@ def squash(gaussian, noise):
 
 
 def uniform(noise):
-    """Actions uniform in [-1, 1], of normal noise."""
+    """erf(noise / sqrt(2)), uniform in [-1, 1] for normal noise."""
     return jax.scipy.special.erf(noise / math.sqrt(2.0))
 
 
@@ -211,7 +209,7 @@ def uniform(noise):
 def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns policy(state, observation, memory=None, rng=None, mask=None) -> action, memory.
 
-    For one environment. tanh of the mean without rng, a sample with it; in the environment's box.
+    For one environment, in its box. Without rng tanh of the mean, with it a sample.
     """
     env, env_params = parts.world(config, env, env_params)
     space = env.action_space(env_params)
@@ -235,7 +233,7 @@ def normalize(config, policy, x):
 
 
 def check(config: Config, env: Any, env_params: Any) -> None:
-    """Raises a ValueError that names the setting, its value and what would do."""
+    """Raises a ValueError that names the setting, its value and a value that works."""
     positive = ("total_timesteps", "num_envs", "num_critics", "num_evals")
     parts.check_sizes(config, positive, ("num_eval_episodes",))
     parts.check_network(config, "hidden_sizes", "critic_hidden_sizes")
@@ -247,7 +245,7 @@ def check(config: Config, env: Any, env_params: Any) -> None:
 def make_train(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns the jitted train(rng, state=None, num_evals=None) -> state, metrics.
 
-    `parts.program` says what it takes; without env and env_params they are those of the config.
+    `parts.program` describes the arguments. Without env and env_params the config names them.
 
     Raises:
       ValueError: a setting that cannot work, a space that SAC cannot take, or a buffer larger than
@@ -259,9 +257,9 @@ def make_train(config: Config, env: Any = None, env_params: Any = None) -> Calla
 
 
 def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
-    """How a run begins, and an update: a stretch of rounds of acting and learning."""
+    """The first state, an update (a stretch of rounds of acting and learning), and the policy."""
     buffer = parts.ReplayBuffer.of(config)
-    rounds = parts.Rounds(config, buffer)
+    rounds = parts.Rounds(config, buffer)  # detail 1
     environments = envs.batch(env, config.num_envs, rounds.num_steps)
     space = env.action_space(env_params)
     size = parts.num_outputs(space)
@@ -269,8 +267,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     optimizer = parts.FlatOptimizer(optax.scale_by_adam(eps=config.adam_eps))
 
     def critics(params, x, action):
-        """Values (num_critics, batch). Inputs that all shared would make one product of their first
-        layers, whose results XLA turns round to go on, which is slower."""
+        """Values (num_critics, batch). Every critic gets its own copy of the inputs: shared ones
+        would fuse the first layers into one product, whose result XLA transposes: slower."""
         own = lambda x: jnp.broadcast_to(x, (config.num_critics, *x.shape))
         return jax.vmap(critic.apply)(params, own(x), own(action))
 
@@ -301,7 +299,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         )
 
     def update(state):
-        """A stretch of rounds, whose random numbers are drawn at once."""
+        """A stretch of rounds. Its random numbers are drawn at once, which costs far less."""
         rng, start_rng, step_rng, explore_rng, draw_rng, action_rng = jax.random.split(state.rng, 6)
         steps = rounds.gradient_steps
         draws = Draws(
@@ -327,13 +325,13 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         return state, metrics, rollout
 
     def act(state, ready, noise):
-        """Steps of every environment."""
+        """`train_every` steps of every environment."""
 
         def step(state, inputs):
             step_rng, noise = inputs
             x = normalize(config, state.policy, state.observation)
             action, _ = squash(actor.apply(state.policy.params, x), noise)
-            action = jnp.where(ready, action, uniform(noise))
+            action = jnp.where(ready, action, uniform(noise))  # detail 9
             observation, env_state, reward, terminated, truncated, info = environments.step(
                 step_rng, state.env_state, parts.rescale_to(space, action), env_params
             )
@@ -343,18 +341,19 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
                 reward=reward,
                 terminated=terminated,
                 done=terminated | truncated,
-                final_observation=info["final_observation"],
+                final_observation=info["final_observation"],  # detail 7
             )
             return state.replace(env_state=env_state, observation=observation), transition
 
         return jax.lax.scan(step, state, (noise.step_rng, noise.exploration))
 
     def targets(state, window, noise):
-        """y = r + gamma**n (min_k Q'_k(s', a') - alpha log pi(a'|s')), (batch_size,)."""
+        """y = reward_scale R_n + gamma**n (min_k Q'_k(s_n, a) - alpha log pi(a|s_n)) with a ~ pi,
+        (batch_size,). R_n is the n-step return."""
         x = normalize(config, state.policy, window.final_observation)
         action, log_prob = squash(actor.apply(state.policy.params, x), noise)
-        value = critics(state.target_params, x, action).min(0)
-        soft_value = value - jnp.exp(state.log_temperature) * log_prob
+        value = critics(state.target_params, x, action).min(0)  # detail 4
+        soft_value = value - jnp.exp(state.log_temperature) * log_prob  # detail 8
         return config.reward_scale * window.returns + window.discount * soft_value
 
     def critic_loss(params, x, action, target):
@@ -365,16 +364,16 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     def actor_loss(params, state, x, noise):
         """The mean of alpha log pi(a|s) - min_k Q_k(s, a); and log pi(a|s), (batch_size,)."""
         action, log_prob = squash(actor.apply(params, x), noise)
-        value = critics(state.critic_params, x, action).min(0)
+        value = critics(state.critic_params, x, action).min(0)  # detail 4
         return (jnp.exp(state.log_temperature) * log_prob - value).mean(), log_prob
 
-    def temperature_loss(log_temperature, entropy):
-        """alpha (H - target); its gradient raises alpha where the entropy H is too small."""
+    def temperature_loss(log_temperature, entropy):  # detail 6
+        """alpha (H - target): its gradient step raises alpha where the entropy H is too small."""
         surplus = entropy - size * config.target_entropy
         return jnp.exp(log_temperature) * surplus * config.learn_temperature
 
     def gradient_step(state, draws, now):
-        """From a batch of windows; all three losses see the parameters before it."""
+        """Learns from a batch of windows; all three losses see the parameters before it."""
         draw = buffer.draw(state.replay, draws.windows)
         window = buffer.windows(state.replay.transitions, draw.index, config.gamma)
         here, following = draws.actions
@@ -396,7 +395,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         grads = Params(actor=of_actor, critics=of_critics, log_temperature=of_temperature)
         decay = Params(actor=config.weight_decay, critics=config.weight_decay, log_temperature=0.0)
         left = jnp.maximum(1.0 - now.progress, 0.0) if config.anneal_lr else 1.0
-        params, opt_state, grad_norm = optimizer.step(
+        params, opt_state, grad_norm = optimizer.step(  # detail 5
             params, state.opt_state, grads, config.learning_rate * left, decay
         )
         metrics = {

@@ -11,25 +11,20 @@ Paper: Christodoulou 2019, https://arxiv.org/abs/1910.07207, with the temperatur
     state, metrics = jax.vmap(train)(jax.random.split(jax.random.key(0), 8))
 
 Implementation details:
-  1 Several environments act at once. A round is `train_every` steps of each, then
-    `updates_per_step` gradient steps: the replay ratio is updates_per_step over
-    num_envs * train_every.
+  1 A round is `train_every` steps of each environment, then `updates_per_step` gradient steps: the
+    replay ratio is updates_per_step / (num_envs * train_every).
   2 Critics give the values of all actions, and expectations over the policy's actions are sums:
     no loss draws an action.
   3 `num_critics` critics are one vmapped network; targets and the actor take their minimum.
-  4 Critics, actor and temperature take their gradient steps at once, from the same parameters,
-    as one vector for Adam.
-  5 The temperature is exp of a parameter. The target of the entropy is a share of the largest there
-    is, log of the number of actions allowed; the paper's 0.98 is a nearly uniform policy. The first
-    temperature is small: where rewards are costs, one above them pays for never coming to an end.
+  4 Critics, actor and temperature step at once, from the same parameters, as one vector for Adam.
+  5 The temperature is exp of a parameter. The target entropy is a share of the largest entropy, the
+    log of the number of allowed actions; the paper's 0.98 is a nearly uniform policy. The first
+    temperature is small: where rewards are costs, a larger one pays for never ending the episode.
   6 Forbidden actions have no probability, in acting, in expectations and in entropies.
-  7 A transition leads to the observation before any restart: where an episode was cut by its time
-    limit the target bootstraps from there, and only a terminated one has no future.
-  8 With n_step above 1 the entropy of the steps between is left out.
-  9 Observations in the buffer keep the environment's dtype, or take `buffer_dtype`: bool undoes
-    gymnax's cast of MinAtar's bits.
- 10 Before `learning_starts` actions are uniform, and gradient steps are computed and thrown away: a
-    branch on a counter would select between two copies of the buffer under vmap.
+  7 A transition leads to the observation before any restart. The target bootstraps from it, also
+    where a time limit cut the episode, but not where the episode terminated.
+  8 With n_step above 1, targets leave out the entropy of the steps between.
+  9 Before `learning_starts` actions are uniform.
 """
 
 import sys
@@ -77,7 +72,7 @@ class Config:
     n_step: int = static(3)  # rewards in a target before it bootstraps
     reward_scale: float = real(0.1, "(0, inf)")  # factor on the rewards learned from
     tau: float = real(0.02, "[0, 1]")  # share that the target critics move at a gradient step
-    num_critics: int = static(2)  # whose minimum counts
+    num_critics: int = static(2)  # their minimum counts
     initial_temperature: float = real(3e-3, "(0, inf)")  # weight of the entropy at first
     learn_temperature: bool = static(True)  # keep the entropy at its target
     target_entropy: float = real(0.2, "[0, 1]")  # as a share of the largest
@@ -129,14 +124,14 @@ class Critic(nn.Module):
 
 @struct.dataclass
 class PolicyState:
-    """What acting needs."""
+    """The part of the state that acting needs."""
 
     params: Any
     obs_stats: parts.RunningStatistics
 
 
 class Params(NamedTuple):
-    """What learns."""
+    """All parameters that learn."""
 
     actor: Any
     critics: Any  # leading axis num_critics
@@ -162,7 +157,7 @@ class TrainState:
 
 
 class Noise(NamedTuple):
-    """Random numbers of a round's acting."""
+    """Random numbers for the acting in a round."""
 
     step_rng: jax.Array  # (train_every,)
     exploration: jax.Array  # Gumbel, (train_every, num_envs, num_actions)
@@ -174,18 +169,18 @@ DTYPES = ("", "bool", "int8", "float16", "bfloat16", "float32")
 # --- formulas ---------------------------------------------------------------------------------
 
 
-def allowed(logits, mask):
-    """Logits (batch, num_actions), of forbidden actions so low that they have no probability."""
+def allowed(logits, mask):  # detail 6
+    """Logits (batch, num_actions); -1e9 for forbidden actions, whose probability is then 0."""
     return logits if mask is None else jnp.where(mask, logits, -1e9)
 
 
 def entropy_of(log_probs):
-    """Entropies (batch,) of log-probabilities (batch, num_actions)."""
+    """H = -sum_a pi(a) log pi(a), (batch,), of log-probabilities (batch, num_actions)."""
     return -(jnp.exp(log_probs) * log_probs).sum(-1)
 
 
 def largest_entropy(log_probs, mask):
-    """Of all policies that take allowed actions, (batch,)."""
+    """log(number of allowed actions), (batch,): the entropy of a uniform policy."""
     number = log_probs.shape[-1] if mask is None else mask.sum(-1)
     return jnp.log(jnp.broadcast_to(number, log_probs.shape[:-1]).astype(jnp.float32))
 
@@ -197,8 +192,8 @@ def largest_entropy(log_probs, mask):
 def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns policy(state, observation, memory=None, rng=None, mask=None) -> action, memory.
 
-    For one environment. The likeliest action without rng, a sample with it. mask (num_actions,):
-    what `env.action_mask` allows.
+    For one environment. Without rng the most probable action, with it a sample. mask
+    (num_actions,): `env.action_mask`, the allowed actions.
     """
     env, env_params = parts.world(config, env, env_params)
     network = Actor(config, env.action_space(env_params).n)
@@ -220,7 +215,7 @@ def normalize(config, policy, x):
 
 
 def check(config: Config, env: Any, env_params: Any) -> None:
-    """Raises a ValueError that names the setting, its value and what would do."""
+    """Raises a ValueError that names the setting, its value and a value that works."""
     positive = ("total_timesteps", "num_envs", "num_critics", "num_evals")
     parts.check_sizes(config, positive, ("num_eval_episodes",))
     parts.check_network(config, "hidden_sizes", "critic_hidden_sizes")
@@ -233,7 +228,7 @@ def check(config: Config, env: Any, env_params: Any) -> None:
 def make_train(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns the jitted train(rng, state=None, num_evals=None) -> state, metrics.
 
-    `parts.program` says what it takes; without env and env_params they are those of the config.
+    `parts.program` describes the arguments. Without env and env_params the config names them.
 
     Raises:
       ValueError: a setting that cannot work, a space that it cannot take, or a buffer larger than
@@ -245,9 +240,9 @@ def make_train(config: Config, env: Any = None, env_params: Any = None) -> Calla
 
 
 def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
-    """How a run begins, and an update: a stretch of rounds of acting and learning."""
+    """The first state, an update (a stretch of rounds of acting and learning), and the policy."""
     buffer = parts.ReplayBuffer.of(config)
-    rounds = parts.Rounds(config, buffer)
+    rounds = parts.Rounds(config, buffer)  # detail 1
     environments = envs.batch(env, config.num_envs, rounds.num_steps)
     num_actions = env.action_space(env_params).n
     actor, critic = Actor(config, num_actions), Critic(config, num_actions)
@@ -281,7 +276,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         )
 
     def update(state):
-        """A stretch of rounds, whose random numbers are drawn at once."""
+        """A stretch of rounds. Its random numbers are drawn at once, which costs far less."""
         rng, start_rng, step_rng, explore_rng, draw_rng = jax.random.split(state.rng, 5)
         noise = Noise(
             step_rng=jax.random.split(step_rng, rounds.acting[:2]),
@@ -303,13 +298,13 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         return state, metrics, rollout
 
     def act(state, ready, noise):
-        """Steps of every environment."""
+        """`train_every` steps of every environment."""
 
         def step(state, inputs):
             step_rng, noise = inputs
             x = normalize(config, state.policy, state.observation)
             mask = environments.action_mask(state.env_state, env_params)
-            logits = jnp.where(ready, actor.apply(state.policy.params, x), 0.0)
+            logits = jnp.where(ready, actor.apply(state.policy.params, x), 0.0)  # detail 9
             action = jnp.argmax(allowed(logits, mask) + noise, -1)
             observation, env_state, reward, terminated, truncated, info = environments.step(
                 step_rng, state.env_state, action, env_params
@@ -320,7 +315,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
                 reward=reward,
                 terminated=terminated,
                 done=terminated | truncated,
-                final_observation=info["final_observation"],
+                final_observation=info["final_observation"],  # detail 7
                 action_mask=mask,
                 final_action_mask=info.get("final_action_mask"),
             )
@@ -332,30 +327,32 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         return nn.log_softmax(allowed(actor.apply(params, x), mask))
 
     def targets(state, window):
-        """y = r + gamma**n E_pi[min_k Q'_k(s', a') - alpha log pi(a'|s')], (batch_size,)."""
+        """y = reward_scale R_n + gamma**n E_pi[min_k Q'_k(s_n, a) - alpha log pi(a|s_n)],
+        (batch_size,); E_pi = sum_a pi(a|s_n), R_n is the n-step return."""
         x = normalize(config, state.policy, window.final_observation)
         log_probs = log_probs_of(state.policy.params, x, window.final_action_mask)
+        # details 3 and 8
         values = critics(state.target_params, x).min(0) - jnp.exp(state.log_temperature) * log_probs
         returns = config.reward_scale * window.returns
-        return returns + window.discount * (jnp.exp(log_probs) * values).sum(-1)
+        return returns + window.discount * (jnp.exp(log_probs) * values).sum(-1)  # detail 2
 
     def critic_loss(params, x, action, target):
-        """Sum over critics of the mean of (Q_k(s, a) - y)**2; and min_k Q_k, one of each action."""
+        """Sum over k of the mean of (Q_k(s, a) - y)**2; min_k Q_k (batch_size, num_actions)."""
         values = critics(params, x)  # (num_critics, batch, num_actions)
         chosen = jnp.einsum("cba,ba->cb", values, jax.nn.one_hot(action, num_actions))
-        return jnp.square(chosen - target).mean(1).sum(), values.min(0)
+        return jnp.square(chosen - target).mean(1).sum(), values.min(0)  # detail 3
 
     def actor_loss(params, x, mask, values, temperature):
-        """The mean of E_pi[alpha log pi(a|s) - min_k Q_k(s, a)]; and log pi, of each action."""
+        """The mean of sum_a pi(a|s) (alpha log pi(a|s) - min_k Q_k(s, a)); log pi(.|s)."""
         log_probs = log_probs_of(params, x, mask)
         return (jnp.exp(log_probs) * (temperature * log_probs - values)).sum(-1).mean(), log_probs
 
-    def temperature_loss(log_temperature, surplus):
-        """alpha (H - target); its gradient raises alpha where the entropy H is too small."""
+    def temperature_loss(log_temperature, surplus):  # detail 5
+        """alpha (H - target): its gradient step raises alpha where the entropy H is too small."""
         return jnp.exp(log_temperature) * surplus * config.learn_temperature
 
     def gradient_step(state, draws, now):
-        """From a batch of windows; all three losses see the parameters before it."""
+        """Learns from a batch of windows; all three losses see the parameters before it."""
         draw = buffer.draw(state.replay, draws)
         window = buffer.windows(state.replay.transitions, draw.index, config.gamma)
         x, mask = normalize(config, state.policy, window.observation), window.action_mask
@@ -377,7 +374,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         grads = Params(actor=of_actor, critics=of_critics, log_temperature=of_temperature)
         decay = Params(actor=config.weight_decay, critics=config.weight_decay, log_temperature=0.0)
         left = jnp.maximum(1.0 - now.progress, 0.0) if config.anneal_lr else 1.0
-        params, opt_state, grad_norm = optimizer.step(
+        params, opt_state, grad_norm = optimizer.step(  # detail 4
             params, state.opt_state, grads, config.learning_rate * left, decay
         )
         metrics = {

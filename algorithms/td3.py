@@ -11,22 +11,20 @@ Paper: Fujimoto et al. 2018, https://arxiv.org/abs/1802.09477. By flag: SimBa's 
     state, metrics = jax.vmap(train)(jax.random.split(jax.random.key(0), 8))
 
 Implementation details:
-  1 Several environments act at once. A round is `train_every` steps of each, then
-    `updates_per_step` gradient steps: the replay ratio is updates_per_step over
-    num_envs * train_every.
-  2 Actions are tanh of the actor's outputs, in [-1, 1], and rescaled to the environment's box
-    outside of all formulas: all noises are in units of half the box, clipped to it afterwards.
-  3 The noise of exploration is normal; with `noise_correlation` above 0 it is an
+  1 A round is `train_every` steps of each environment, then `updates_per_step` gradient steps: the
+    replay ratio is updates_per_step / (num_envs * train_every).
+  2 Actions are tanh of the actor's outputs, in [-1, 1] in all formulas, and rescaled to the
+    environment's box outside of them: noise is in units of half the box, clipped to it afterwards.
+  3 The noise of exploration is normal. With `noise_correlation` above 0 it is an
     Ornstein-Uhlenbeck process of the same variance, which runs on through the ends of episodes.
   4 `num_critics` critics are one vmapped network; targets take their minimum, the actor follows
-    the first one. The target's action is smoothed by clipped noise.
+    the first one. Clipped noise smooths the target's action.
   5 After every `policy_every`-th gradient step of the critics the actor takes one, up the critic
-    just learned, and all target networks move. Which steps those are does not depend on the state,
-    so that a branch decides it: it stays a branch under vmap.
-  6 A transition leads to the observation before any restart: where an episode was cut by its time
-    limit the target bootstraps from there, and only a terminated one has no future.
-  7 Before `learning_starts` actions are uniform over the box, and gradient steps are computed and
-    thrown away: a branch on a counter would select between two copies of the buffer under vmap.
+    just learned, and all target networks move. All runs agree on these steps, so that
+    under vmap the branch stays a branch.
+  6 A transition leads to the observation before any restart. The target bootstraps from it, also
+    where a time limit cut the episode, but not where the episode terminated.
+  7 Before `learning_starts` actions are uniform over the box.
 """
 
 import math
@@ -74,7 +72,7 @@ class Config:
     n_step: int = static(1)  # rewards in a target before it bootstraps
     reward_scale: float = real(1.0, "(0, inf)")  # factor on the rewards learned from
     tau: float = real(0.005, "[0, 1]")  # share that target networks move, with the actor
-    num_critics: int = static(2)  # whose minimum counts
+    num_critics: int = static(2)  # their minimum counts
     policy_every: int = static(2)  # gradient steps of the critics to one of the actor
     exploration_noise: float = real(0.1, "[0, inf)")  # its deviation; half the box is 1
     noise_correlation: float = real(0.0, "[0, 1)")  # of that noise with the last step's
@@ -127,7 +125,7 @@ class Critic(nn.Module):
 
 @struct.dataclass
 class PolicyState:
-    """What acting needs."""
+    """The part of the state that acting needs."""
 
     params: Any
     obs_stats: parts.RunningStatistics
@@ -141,7 +139,7 @@ class Targets(NamedTuple):
 
 
 class Delayed(NamedTuple):
-    """What changes in every `policy_every`-th gradient step only."""
+    """The part of the state that changes only in every `policy_every`-th gradient step."""
 
     policy: PolicyState
     actor_opt_state: optax.OptState
@@ -168,7 +166,7 @@ class TrainState:
 
 
 class Noise(NamedTuple):
-    """Random numbers of a round's acting."""
+    """Random numbers for the acting in a round."""
 
     step_rng: jax.Array  # (train_every,)
     exploration: jax.Array  # normal, (train_every, num_envs, dimensions)
@@ -179,24 +177,24 @@ class Draws(NamedTuple):
 
     windows: jax.Array  # (batch_size,), see parts.ReplayBuffer
     targets: jax.Array  # normal, (batch_size, dimensions)
-    turn: jax.Array  # bool: whether the actor learns, not random at all
+    turn: jax.Array  # bool, not random: whether the actor learns in this step
 
 
 # --- formulas ---------------------------------------------------------------------------------
 
 
-def correlated(noise, last, correlation):
-    """The next normal numbers, of variance 1, for independent ones and the last."""
+def correlated(noise, last, correlation):  # detail 3
+    """z_t = c z_{t-1} + sqrt(1 - c**2) noise_t, of variance 1 for independent normal noise."""
     return correlation * last + jnp.sqrt(1.0 - correlation**2) * noise
 
 
-def noisy(action, noise):
-    """Actions with noise, in [-1, 1]."""
+def noisy(action, noise):  # detail 2
+    """clip(action + noise, -1, 1), (batch, dimensions)."""
     return jnp.clip(action + noise, -1.0, 1.0)
 
 
 def uniform(noise):
-    """Actions uniform in [-1, 1], of normal noise."""
+    """erf(noise / sqrt(2)), uniform in [-1, 1] for normal noise."""
     return jax.scipy.special.erf(noise / math.sqrt(2.0))
 
 
@@ -231,7 +229,7 @@ def normalize(config, policy, x):
 
 
 def check(config: Config, env: Any, env_params: Any) -> None:
-    """Raises a ValueError that names the setting, its value and what would do."""
+    """Raises a ValueError that names the setting, its value and a value that works."""
     positive = ("total_timesteps", "num_envs", "num_critics", "policy_every", "num_evals")
     parts.check_sizes(config, positive, ("num_eval_episodes",))
     parts.check_network(config, "hidden_sizes", "critic_hidden_sizes")
@@ -243,7 +241,7 @@ def check(config: Config, env: Any, env_params: Any) -> None:
 def make_train(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns the jitted train(rng, state=None, num_evals=None) -> state, metrics.
 
-    `parts.program` says what it takes; without env and env_params they are those of the config.
+    `parts.program` describes the arguments. Without env and env_params the config names them.
 
     Raises:
       ValueError: a setting that cannot work, a space that TD3 cannot take, or a buffer larger than
@@ -255,9 +253,9 @@ def make_train(config: Config, env: Any = None, env_params: Any = None) -> Calla
 
 
 def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
-    """How a run begins, and an update: a stretch of rounds of acting and learning."""
+    """The first state, an update (a stretch of rounds of acting and learning), and the policy."""
     buffer = parts.ReplayBuffer.of(config)
-    rounds = parts.Rounds(config, buffer, period=config.policy_every)
+    rounds = parts.Rounds(config, buffer, period=config.policy_every)  # detail 1
     environments = envs.batch(env, config.num_envs, rounds.num_steps)
     space = env.action_space(env_params)
     size = parts.num_outputs(space)
@@ -265,8 +263,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     optimizer = parts.FlatOptimizer(optax.scale_by_adam(eps=config.adam_eps))
 
     def critics(params, x, action):
-        """Values (num_critics, batch). Inputs that all shared would make one product of their first
-        layers, whose results XLA turns round to go on, which is slower."""
+        """Values (num_critics, batch). Every critic gets its own copy of the inputs: shared ones
+        would fuse the first layers into one product, whose result XLA transposes: slower."""
         own = lambda x: jnp.broadcast_to(x, (config.num_critics, *x.shape))
         return jax.vmap(critic.apply)(params, own(x), own(action))
 
@@ -295,7 +293,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         )
 
     def update(state):
-        """A stretch of rounds, whose random numbers are drawn at once."""
+        """A stretch of rounds. Its random numbers are drawn at once, which costs far less."""
         rng, start_rng, step_rng, explore_rng, draw_rng, target_rng = jax.random.split(state.rng, 6)
         steps = rounds.gradient_steps
         draws = Draws(
@@ -322,14 +320,14 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         return state, metrics, rollout
 
     def act(state, ready, noise):
-        """Steps of every environment."""
+        """`train_every` steps of every environment."""
 
         def step(state, inputs):
             step_rng, noise = inputs
             x = normalize(config, state.policy, state.observation)
             noise = correlated(noise, state.exploration, config.noise_correlation)
             action = noisy(actor.apply(state.policy.params, x), config.exploration_noise * noise)
-            action = jnp.where(ready, action, uniform(noise))
+            action = jnp.where(ready, action, uniform(noise))  # detail 7
             observation, env_state, reward, terminated, truncated, info = environments.step(
                 step_rng, state.env_state, parts.rescale_to(space, action), env_params
             )
@@ -339,7 +337,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
                 reward=reward,
                 terminated=terminated,
                 done=terminated | truncated,
-                final_observation=info["final_observation"],
+                final_observation=info["final_observation"],  # detail 6
             )
             state = state.replace(env_state=env_state, observation=observation, exploration=noise)
             return state, transition
@@ -347,24 +345,27 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         return jax.lax.scan(step, state, (noise.step_rng, noise.exploration))
 
     def targets(state, window, noise):
-        """What values should be, (batch_size,)."""
+        """y = reward_scale R_n + gamma**n min_k Q'_k(s_n, noisy(mu'(s_n), e)), (batch_size,), with
+        clipped noise e and R_n the n-step return."""
         x = normalize(config, state.policy, window.final_observation)
         clip = config.target_noise_clip
         noise = jnp.clip(config.target_noise * noise, -clip, clip)
         action = noisy(actor.apply(state.target_params.actor, x), noise)
-        next_value = critics(state.target_params.critics, x, action).min(0)
+        next_value = critics(state.target_params.critics, x, action).min(0)  # detail 4
         return config.reward_scale * window.returns + window.discount * next_value
 
     def critic_loss(params, x, action, target):
+        """Sum over critics of the mean of (Q_k(s, a) - y)**2; and the mean of min_k Q_k."""
         values = critics(params, x, action)
         return jnp.square(values - target).mean(1).sum(), values.min(0).mean()
 
-    def actor_loss(params, critic_params, x):
+    def actor_loss(params, critic_params, x):  # detail 4
+        """The mean of -Q_1(s, mu(s))."""
         first = jax.tree.map(lambda x: x[0], critic_params)
         return -critic.apply(first, x, actor.apply(params, x)).mean()
 
     def gradient_step(state, draws, now):
-        """From a batch of windows."""
+        """Learns from a batch of windows."""
         draw = buffer.draw(state.replay, draws.windows)
         window = buffer.windows(state.replay.transitions, draw.index, config.gamma)
         x, action = normalize(config, state.policy, window.observation), window.action
@@ -379,7 +380,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         state = state.replace(critic_params=critic_params, critic_opt_state=critic_opt_state)
 
         def improve(old):
-            """The actor's gradient step, and the move of all targets."""
+            """The actor's gradient step, and the move of all target networks."""
             loss, grads = jax.value_and_grad(actor_loss)(old.policy.params, critic_params, x)
             params, opt_state, _ = optimizer.step(
                 old.policy.params, old.actor_opt_state, grads, learning_rate, config.weight_decay
@@ -392,6 +393,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             )
 
         old = Delayed(state.policy, state.actor_opt_state, state.target_params)
+        # detail 5
         loss_of_actor, new = jax.lax.cond(draws.turn, improve, lambda old: (0.0, old), old)
         metrics = {
             "critic_loss": loss,
