@@ -10,9 +10,9 @@ estimation (Schulman et al. 2016, https://arxiv.org/abs/1506.02438).
     state, metrics = train(jax.random.key(0))
     state, metrics = jax.vmap(train)(jax.random.split(jax.random.key(0), 16))
 
-Implementation details taken, numbered as in Huang et al. 2022, "The 37 implementation details
-of proximal policy optimization" (ICLR blog track):
-  core: 1 vectorised environments whose episodes run on across rollouts; 2 orthogonal
+Implementation details, numbered as in Huang et al. 2022, "The 37 implementation details of
+proximal policy optimization" (ICLR blog track):
+  core: 1 vectorised environments, whose episodes run on across rollouts; 2 orthogonal
   initialisation, gains sqrt(2), 0.01 (policy) and 1 (value), biases 0; 3 Adam's epsilon, here
   1e-4; 4 linear annealing of the learning rate at every gradient step; 5 GAE; 6 shuffled
   minibatches, a new order in every epoch; 7 advantages standardised in each; 8 clipped
@@ -22,9 +22,10 @@ of proximal policy optimization" (ICLR blog track):
   continuous: 1-3 diagonal Gaussian, state-independent log std, independent components; 5 the
   environment gets the clipped action, log_prob refers to the unclipped one; 6-9 running
   normalisation and clipping of observations and rewards, here for discrete actions too.
-Unlike the list: a truncated episode bootstraps from its final observation, and statistics stand
-still during a rollout and the learning from it. With an epsilon of 1e-5 and rewards as they come
-perfect policies fall: once the critic is right Adam takes full steps along noise (docs/tuning.md).
+Unlike the list: a truncated episode bootstraps from its final observation, and statistics do not
+change during a rollout and the learning from it. Without the large epsilon and normalised rewards
+perfect policies are lost: with an accurate critic Adam takes full steps along noise
+(docs/tuning.md).
 """
 
 import math
@@ -92,7 +93,7 @@ class Config:
 
 
 class Actions(NamedTuple):
-    """What determines the distribution over actions."""
+    """The parameters of a distribution over actions."""
 
     output: jax.Array  # logits (batch, num_actions), or means (batch, dimensions)
     log_std: jax.Array | None  # (dimensions,), continuous actions only
@@ -104,13 +105,13 @@ class Actions(NamedTuple):
         return distrax.MultivariateNormalDiag(self.output, std)
 
     def sample(self, noise):
-        """From standard Gumbel (discrete) or normal noise, drawn for a whole rollout at once."""
+        """argmax(logits + Gumbel noise), or mean + std * normal noise; noise as the output."""
         if self.log_std is None:
             return jnp.argmax(self.output + noise, axis=-1)
         return self.output + jnp.exp(self.log_std) * noise
 
     def log_prob_and_entropy(self, action):
-        """Both (batch,). A distrax.Categorical would normalise its logits once more for each."""
+        """log pi(a) and entropy -sum pi log pi, (batch,); distrax would normalise logits twice."""
         policy = self.distribution()
         if self.log_std is not None:
             return policy.log_prob(action), policy.entropy()
@@ -128,14 +129,14 @@ class ActorCritic(nn.Module):
     def setup(self):
         torso = (self.config.hidden_sizes, self.config.activation, self.config.conv_layers)
         size = parts.num_outputs(self.space)
-        self.actor_torso = parts.Torso(*torso)
+        self.actor_torso = parts.Torso(*torso)  # core 13
         self.critic_torso = self.actor_torso if self.config.shared_torso else parts.Torso(*torso)
         self.actor_head, self.critic_head = nn.Dense(size), nn.Dense(1)
         if not parts.is_discrete(self.space):
-            self.log_std = self.param("log_std", nn.initializers.zeros, (size,))
+            self.log_std = self.param("log_std", nn.initializers.zeros, (size,))  # continuous 1-3
 
     def actor(self, x, mask=None):
-        """Where the mask (batch, num_actions) is False, an action has no probability."""
+        """An action has no probability where the mask (batch, num_actions) is False."""
         output = self.actor_head(self.actor_torso(x))
         if not parts.is_discrete(self.space):
             return Actions(output, self.log_std)
@@ -153,7 +154,7 @@ class ActorCritic(nn.Module):
 
 @struct.dataclass
 class PolicyState:
-    """What acting needs."""
+    """The part of the state that acting needs."""
 
     params: Any
     obs_stats: parts.RunningStatistics
@@ -179,12 +180,12 @@ class Transition(NamedTuple):
     """A rollout; leading axes (num_steps, num_envs)."""
 
     observation: jax.Array
-    mask: jax.Array | None  # actions that may be taken
+    mask: jax.Array | None  # allowed actions
     action: jax.Array  # unclipped
     reward: jax.Array
     terminated: jax.Array
     done: jax.Array  # terminated or truncated
-    final_observation: jax.Array  # what the action led to, before any restart
+    final_observation: jax.Array  # after the action, before any restart
 
 
 class Batch(NamedTuple):
@@ -213,10 +214,11 @@ class Learned(NamedTuple):
 
 
 def gae(rewards, values, next_values, terminated, done, gamma, gae_lambda):
-    """Generalised advantage estimation, equations 11 to 16 of Schulman et al. 2016.
+    """A_t = delta_t + gamma lambda (1 - done_t) A_{t+1}, equations 11-16 of Schulman et al. 2016,
+    with delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t), and 0 after the last step.
 
-    All arrays are (num_steps, num_envs). `next_values` belong to what each action led to, before
-    any restart; they count unless `terminated`. `done`, also when truncated, cuts the trace.
+    All arrays are (num_steps, num_envs). `next_values` are V(s'_t) of the observations after the
+    actions, before any restart. `done` also marks truncated episodes.
     """
     deltas = rewards + gamma * next_values * (1.0 - terminated) - values
     decays = gamma * gae_lambda * (1.0 - done)
@@ -230,15 +232,16 @@ def gae(rewards, values, next_values, terminated, done, gamma, gae_lambda):
 
 
 def clipped_surrogate(log_ratio, advantages, clip_eps):
-    """The negative of equation 7 of Schulman et al. 2017, a mean."""
+    """-mean min(q A, clip(q, 1 - eps, 1 + eps) A), q = exp(log_ratio), all (batch,): equation 7 of
+    Schulman et al. 2017, negated."""
     ratio = jnp.exp(log_ratio)
     clipped = jnp.clip(ratio, 1.0 - clip_eps, 1.0 + clip_eps)
     return -jnp.minimum(ratio * advantages, clipped * advantages).mean()
 
 
 def value_error(values, old_values, targets, clip_eps, clip):
-    """Half the mean squared error; with `clip`, the larger one of that and of the error of the
-    value kept within clip_eps of the old value."""
+    """mean (V - y)**2 / 2, all (batch,); with `clip` mean max((V - y)**2, (V_c - y)**2) / 2, where
+    V_c = V_old + clip(V - V_old, -eps, eps)."""
     error = jnp.square(values - targets)
     if clip:
         kept = old_values + jnp.clip(values - old_values, -clip_eps, clip_eps)
@@ -247,13 +250,13 @@ def value_error(values, old_values, targets, clip_eps, clip):
 
 
 def kl_estimate(log_ratio):
-    """KL(old, new) by the k3 estimator, a mean (http://joschu.net/blog/kl-approx.html)."""
+    """mean (q - 1 - log q), the k3 estimate of KL(old, new): joschu.net/blog/kl-approx.html."""
     return (jnp.expm1(log_ratio) - log_ratio).mean()
 
 
 def learning_rates(config, num_updates, update, epoch):
-    """Of the gradient steps of an epoch, (num_minibatches,): linear to zero over the run, counted
-    in nominal progress (a run whose epochs end early anneals no later)."""
+    """learning_rate (1 - p) for each gradient step of an epoch, (num_minibatches,), with nominal
+    progress p in [0, 1] through the run: a run whose epochs end early anneals no later."""
     epochs = update.astype(jnp.float32) * config.update_epochs + epoch
     done = epochs + jnp.arange(config.num_minibatches) / config.num_minibatches
     left = jnp.maximum(1.0 - done / float(num_updates * config.update_epochs), 0.0)
@@ -267,8 +270,8 @@ def learning_rates(config, num_updates, update, epoch):
 def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns policy(state, observation, memory=None, rng=None, mask=None) -> action, memory.
 
-    For one environment. The most probable action, or the mean, without rng; a sample with it.
-    mask (num_actions,): what `env.action_mask` allows.
+    For one environment. Without rng the most probable action, or the mean; with it a sample.
+    mask (num_actions,): `env.action_mask`, the allowed actions.
     """
     env, env_params = parts.world(config, env, env_params)
     space = env.action_space(env_params)
@@ -291,7 +294,7 @@ def normalize(config, policy, x):
 
 
 def check(config: Config, env: Any, env_params: Any) -> None:
-    """Raises a ValueError that names the setting, its value and what would do."""
+    """Raises a ValueError that names the setting, its value and a value that works."""
     positive = ("total_timesteps", "num_envs", "num_steps", "update_epochs", "num_minibatches")
     parts.check_sizes(config, (*positive, "num_evals"), ("num_eval_episodes",))
     parts.check_spaces(INFO, config, env, env_params)
@@ -310,7 +313,7 @@ def check(config: Config, env: Any, env_params: Any) -> None:
 def make_train(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns the jitted train(rng, state=None, num_evals=None) -> state, metrics.
 
-    `parts.program` says what it takes; without env and env_params they are those of the config.
+    `parts.program` describes the arguments. Without env and env_params the config names them.
 
     Raises:
       ValueError: a setting that cannot work, or a space that PPO cannot take.
@@ -321,16 +324,16 @@ def make_train(config: Config, env: Any = None, env_params: Any = None) -> Calla
 
 
 def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
-    """How a run begins, and an update: one rollout and what is learned from it."""
+    """The first state, an update (a rollout and the learning from it), and the policy."""
     batch_size = config.num_envs * config.num_steps
     num_updates = parts.num_updates(config, batch_size)
-    environments = envs.batch(env, config.num_envs, config.num_steps)
+    environments = envs.batch(env, config.num_envs, config.num_steps)  # core 1
     space = env.action_space(env_params)
     network = ActorCritic(config, space)
     optimizer = parts.FlatOptimizer(
         optax.chain(
-            optax.clip_by_global_norm(config.max_grad_norm),
-            optax.scale_by_adam(eps=config.adam_eps),
+            optax.clip_by_global_norm(config.max_grad_norm),  # core 11
+            optax.scale_by_adam(eps=config.adam_eps),  # core 3
         )
     )
 
@@ -338,6 +341,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         order_rng, network_rng, reset_rng, rollout_rng, eval_rng = jax.random.split(rng, 5)
         observation, env_state = environments.reset(reset_rng, env_params)
         x = observation.astype(jnp.float32)
+        # core 2
         params = parts.orthogonal(network, network_rng, x, actor_head=0.01, critic_head=1.0)
         return TrainState(
             policy=PolicyState(params, parts.RunningStatistics.create(observation.shape[1:])),
@@ -353,7 +357,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         )
 
     def update(state):
-        """One rollout and what is learned from it."""
+        """A rollout and the learning from it."""
         state, rollout = collect(state)
         batch = prepare(state, rollout)
         state, metrics = learn(state, batch)
@@ -363,13 +367,13 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         return state.replace(update=state.update + 1), metrics
 
     def collect(state):
-        """A rollout. Values and log_probs are left for later, for all steps at once."""
+        """A rollout. `prepare` computes values and log_probs, for all steps at once."""
         rng, start_rng, step_rng, noise_rng = jax.random.split(state.rollout_rng, 4)
         noise = parts.action_noise(noise_rng, space, (config.num_steps, config.num_envs))
 
         def step(state, inputs):
             step_rng, noise = inputs
-            x = normalize(config, state.policy, state.observation)
+            x = normalize(config, state.policy, state.observation)  # continuous 6-7
             mask = environments.action_mask(state.env_state, env_params)
             action = network.apply(state.policy.params, x, mask, method="actor").sample(noise)
             observation, env_state, reward, terminated, truncated, info = environments.step(
@@ -378,7 +382,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             transition = Transition(
                 observation=state.observation,
                 mask=mask,
-                action=action,
+                action=action,  # continuous 5
                 reward=reward,
                 terminated=terminated,
                 done=terminated | truncated,
@@ -399,8 +403,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         next_values = network.apply(state.policy.params, final_x, method="critic")
         reward = rollout.reward
         if config.normalize_reward:
-            reward = state.reward_scale.scale(reward, config.clip_reward)
-        advantages = gae(
+            reward = state.reward_scale.scale(reward, config.clip_reward)  # continuous 8-9
+        advantages = gae(  # core 5
             reward,
             values.reshape(reward.shape),
             next_values.reshape(reward.shape),
@@ -424,26 +428,26 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         actions, values = network.apply(params, batch.observation, batch.mask)
         log_prob, entropy = actions.log_prob_and_entropy(batch.action)
         log_ratio, advantages, entropy = log_prob - batch.log_prob, batch.advantage, entropy.mean()
-        if config.normalize_advantage:
+        if config.normalize_advantage:  # core 7
             advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
-        policy_loss = clipped_surrogate(log_ratio, advantages, config.clip_eps)
-        value_loss = value_error(
+        policy_loss = clipped_surrogate(log_ratio, advantages, config.clip_eps)  # core 8
+        value_loss = value_error(  # core 9
             values, batch.value, batch.target, config.clip_eps, config.clip_vloss
         )
-        total = policy_loss + config.vf_coef * value_loss - config.ent_coef * entropy
+        total = policy_loss + config.vf_coef * value_loss - config.ent_coef * entropy  # core 10
         return total, {
             "loss": total,
             "policy_loss": policy_loss,
             "value_loss": value_loss,
             "entropy": entropy,
-            "approx_kl": kl_estimate(log_ratio),
+            "approx_kl": kl_estimate(log_ratio),  # core 12
             "clip_fraction": (jnp.abs(jnp.expm1(log_ratio)) > config.clip_eps).mean(),
         }
 
     def learn(state, batch):
-        """Epochs of minibatches, until the KL has gone too far."""
+        """Epochs of minibatches, until the KL of an epoch exceeds target_kl."""
         rng, order_rng = jax.random.split(state.order_rng)
-        orders = parts.permutations(order_rng, config.update_epochs, batch_size)
+        orders = parts.permutations(order_rng, config.update_epochs, batch_size)  # core 6
 
         def gradient_step(carry, inputs):
             params, opt_state = carry
@@ -455,7 +459,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
 
         def epoch(learned):
             order = orders[learned.epochs].reshape(config.num_minibatches, -1)
-            rates = learning_rates(config, num_updates, state.update, learned.epochs)
+            rates = learning_rates(config, num_updates, state.update, learned.epochs)  # core 4
             start = learned.params, learned.opt_state
             (params, opt_state), metrics = jax.lax.scan(gradient_step, start, (order, rates))
             means = jax.tree.map(jnp.mean, metrics)
@@ -471,21 +475,17 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         def unfinished(learned):
             return (learned.epochs < config.update_epochs) & ~(learned.kl > config.target_kl)
 
-        zero, none = jnp.zeros(()), jnp.zeros((), jnp.int32)
-        sums = parts.zeros(loss, state.policy.params, batch)[1] | {"grad_norm": zero}
-        start = Learned(
-            params=state.policy.params, opt_state=state.opt_state, epochs=none, kl=zero, sums=sums
-        )
+        params, zero, count = state.policy.params, jnp.zeros(()), jnp.zeros((), jnp.int32)
+        sums = parts.zeros(loss, params, batch)[1] | {"grad_norm": zero}
+        start = Learned(params=params, opt_state=state.opt_state, epochs=count, kl=zero, sums=sums)
         learned = jax.lax.while_loop(unfinished, epoch, start)
         metrics = {name: total / learned.epochs for name, total in learned.sums.items()}
-        return state.replace(
-            policy=state.policy.replace(params=learned.params),
-            opt_state=learned.opt_state,
-            order_rng=rng,
-        ), metrics | {"epochs": learned.epochs}
+        policy = state.policy.replace(params=learned.params)
+        state = state.replace(policy=policy, opt_state=learned.opt_state, order_rng=rng)
+        return state, metrics | {"epochs": learned.epochs}
 
     def update_statistics(state, rollout):
-        """With the rollout that has been learned from."""
+        """Merges the rollout, after the learning from it."""
         state = state.replace(episodes=state.episodes.update(rollout.reward, rollout.done))
         if config.normalize_obs:
             obs_stats = state.policy.obs_stats.update(rollout.observation)

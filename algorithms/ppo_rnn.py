@@ -12,28 +12,27 @@ RNNs all we needed?", https://arxiv.org/abs/2410.01201).
     state, metrics = train(jax.random.key(0))
     state, metrics = jax.vmap(train)(jax.random.split(jax.random.key(0), 16))
 
-This is ppo.py of this folder with a memory between the dense layers and the two heads. Actor and
-critic share layers and memory (as in CleanRL's ppo_atari_lstm.py and PureJaxRL's ppo_rnn.py): what
-the one must remember the other must, too, and the sequential part is there only once. Large errors
-of the value would drown the policy's gradients, hence rewards are normalised unless one says no.
-What the memory adds to the implementation details listed in ppo.py:
-  - it runs on from rollout to rollout, and is zeroed where an episode ended, terminated or
-    truncated, in collection and in learning alike;
-  - sequences are learned whole, from the memory that the rollout began with, and minibatches are
-    sets of environments (Huang et al. 2022, LSTM details 3 to 5). From the second gradient step on
-    that memory is stale, since older parameters made it: accepted, as everywhere;
-  - the value of what an action led to belongs to the final observation together with the memory of
-    the episode that ends there. Looking does not move the memory on;
-  - kernels of the memory are orthogonal with gain 1 (LSTM detail 1); biases start at zero. A
-    positive forget_bias, added to the gate that keeps the memory (Jozefowicz et al. 2015), is in
-    the presets of tasks that cannot do without one; MountainCar is solved less often with it;
-  - the heads see what goes into the memory, too, so that what needs none is learned as by PPO;
-  - advantages are standardised over the rollout: a minibatch may be one sequence, whose own mean
-    and spread would make a failure as good as a success.
-Adam's epsilon is larger than usual, for once the critic is right gradients are noise, and steps as
-long as ever make perfect policies fall (docs/tuning.md).
-With `previous_inputs` the network also sees what it did last and the reward for that, zeros at the
-start of an episode. The cells, and how they are fast, are in parts/recurrence.py.
+This is ppo.py with a memory between the dense layers and the two heads. It adds to the details
+listed there (LSTM details: Huang et al. 2022):
+  1 Actor and critic share layers and memory (as in CleanRL's ppo_atari_lstm.py and PureJaxRL's
+    ppo_rnn.py): both must remember the same, and the sequential part is computed once. Large value
+    errors would drown the policy's gradients, hence rewards are normalised by default.
+  2 The memory runs on from rollout to rollout. It is zeroed where an episode ended, terminated or
+    truncated, in collection and in learning alike.
+  3 Sequences are learned whole, from the memory that the rollout began with. Minibatches are sets
+    of environments (LSTM details 3 to 5). From the second gradient step on, older parameters made
+    that memory: this staleness is accepted, as elsewhere.
+  4 A final observation is valued with the memory of the episode that ends there, which does not
+    move on by it.
+  5 Kernels of the memory are orthogonal with gain 1 (LSTM detail 1); biases start at zero. Presets
+    of tasks that need it add a positive forget_bias to the gate that keeps the memory (Jozefowicz
+    et al. 2015); MountainCar is solved less often with it.
+  6 The heads also see the inputs of the memory: a task without need of memory is learned as by PPO.
+  7 Advantages are standardised over the rollout: a minibatch may be one sequence, whose own mean
+    and spread would make a failure look as good as a success.
+  8 With `previous_inputs` the network also sees the last action and its reward, zeros at first.
+Adam's epsilon is large: once the critic is accurate gradients are noise, and with a smaller one
+perfect policies are lost (docs/tuning.md). The cells are in parts/recurrence.py.
 """
 
 import math
@@ -106,7 +105,7 @@ class Config:
 
 
 class Actions(NamedTuple):
-    """What determines the distribution over actions."""
+    """The parameters of a distribution over actions."""
 
     output: jax.Array  # logits (batch, num_actions), or means (batch, dimensions)
     log_std: jax.Array | None  # (dimensions,), continuous actions only
@@ -118,13 +117,13 @@ class Actions(NamedTuple):
         return distrax.MultivariateNormalDiag(self.output, std)
 
     def sample(self, noise):
-        """From standard Gumbel (discrete) or normal noise, drawn for a whole rollout at once."""
+        """argmax(logits + Gumbel noise), or mean + std * normal noise; noise as the output."""
         if self.log_std is None:
             return jnp.argmax(self.output + noise, axis=-1)
         return self.output + jnp.exp(self.log_std) * noise
 
     def log_prob_and_entropy(self, action):
-        """Both (batch,). A distrax.Categorical would normalise its logits once more for each."""
+        """log pi(a) and entropy -sum pi log pi, (batch,); distrax would normalise logits twice."""
         policy = self.distribution()
         if self.log_std is not None:
             return policy.log_prob(action), policy.entropy()
@@ -134,7 +133,7 @@ class Actions(NamedTuple):
 
 
 class ActorCritic(nn.Module):
-    """Memories and observations to Actions, and to values (batch,)."""
+    """Memories and observations to memories, Actions and values; see the methods for shapes."""
 
     config: Config
     space: Any  # of actions
@@ -143,6 +142,7 @@ class ActorCritic(nn.Module):
         config, outputs = self.config, parts.num_outputs(self.space)
         size, (from_inputs, from_memory) = config.memory_size, parts.CELLS[config.cell]
         zeros, shape = nn.initializers.zeros, (size, from_memory * size)
+        # detail 1
         self.torso = parts.Torso(config.hidden_sizes, config.activation, config.conv_layers)
         self.gates = nn.Dense(from_inputs * size, dot_general=parts.product)
         self.kernel = self.param("memory", zeros, shape) if from_memory else None
@@ -151,29 +151,30 @@ class ActorCritic(nn.Module):
         self.log_std = None if discrete else self.param("log_std", zeros, (outputs,))
 
     def __call__(self, memory, x, mask=None):
-        """One step: the memory after the observations x (batch, ...), and what follows from it."""
+        """One step: the memory after observations x (batch, ...), Actions and values (batch,)."""
         config, seen = self.config, self.torso(x, *parts.last_step(memory))
         rest = self.kernel, config.forget_bias
         memory = parts.advance(config.cell, memory, self.gates(seen), *rest)
         return memory, *self.heads(memory.hidden, seen, mask)
 
     def heads(self, hidden, seen, mask=None):
-        """The Actions and values of memories and of the features that went into them; all leading
-        axes are kept. Where the mask (..., num_actions) is False, an action has no probability."""
+        """Actions and values (...) of memories (..., memory_size) and of their input features. An
+        action has no probability where the mask (..., num_actions) is False."""
+        # detail 6
         features = jnp.concatenate([hidden, seen], -1) if self.config.skip else hidden
         output, values = self.actor_head(features), self.critic_head(features)[..., 0]
         output = output if mask is None else jnp.where(mask, output, -1e9)
         return Actions(output, self.log_std), values
 
     def review(self, hidden, x, mask=None, previous=()):
-        """Of a whole rollout x (num_steps, num_envs, ...) with the memories after its steps.
-        `previous` is what `parts.last_step` has said at each of them."""
+        """Actions and values of a rollout x (num_steps, num_envs, ...) with the memories after
+        its steps. `previous` holds `parts.last_step` of every step."""
         seen = self.torso(*(x.reshape(-1, *x.shape[2:]) for x in (x, *previous)))
         return self.heads(hidden, seen.reshape(*hidden.shape[:2], -1), mask)
 
     def unroll(self, memory, x, done, mask=None, previous=()):
-        """Of a whole rollout from its first memory. `done` (num_steps, num_envs) says with which
-        steps episodes ended."""
+        """Actions and values of a rollout, from its first memory. `done` (num_steps, num_envs)
+        marks the last steps of episodes."""
         seen = self.torso(*(x.reshape(-1, *x.shape[2:]) for x in (x, *previous)))
         seen, gates = (y.reshape(*done.shape, -1) for y in (seen, self.gates(seen)))
         rest = self.kernel, done, self.config.forget_bias
@@ -186,7 +187,7 @@ class ActorCritic(nn.Module):
 
 @struct.dataclass
 class PolicyState:
-    """What acting needs."""
+    """The part of the state that acting needs."""
 
     params: Any
     obs_stats: parts.RunningStatistics
@@ -200,7 +201,7 @@ class TrainState:
     opt_state: optax.OptState
     env_state: envs.BatchState
     observation: jax.Array  # (num_envs, ...)
-    memory: parts.Memory  # before it; zeros if it is an episode's first
+    memory: parts.Memory  # before the observation; zeros before an episode's first
     episodes: parts.EpisodeStatistics
     reward_scale: parts.RewardScale
     rollout_rng: jax.Array  # for acting and the environments
@@ -213,13 +214,13 @@ class Transition(NamedTuple):
     """A rollout; leading axes (num_steps, num_envs)."""
 
     observation: jax.Array
-    previous: tuple[jax.Array, ...]  # see `parts.last_step`
-    mask: jax.Array | None  # actions that may be taken
+    previous: tuple[jax.Array, ...]  # `parts.last_step`
+    mask: jax.Array | None  # allowed actions
     action: jax.Array  # unclipped
     reward: jax.Array
     terminated: jax.Array
     done: jax.Array  # terminated or truncated
-    final_observation: jax.Array  # what the action led to, before any restart
+    final_observation: jax.Array  # after the action, before any restart
     memory: parts.Memory  # after the observation
 
 
@@ -233,7 +234,7 @@ class Batch(NamedTuple):
     action: jax.Array
     log_prob: jax.Array
     value: jax.Array
-    advantage: jax.Array  # standardised, if that is done over the rollout
+    advantage: jax.Array  # standardised with normalize_over="rollout"
     target: jax.Array
 
 
@@ -251,10 +252,11 @@ class Learned(NamedTuple):
 
 
 def gae(rewards, values, next_values, terminated, done, gamma, gae_lambda):
-    """Generalised advantage estimation, equations 11 to 16 of Schulman et al. 2016.
+    """A_t = delta_t + gamma lambda (1 - done_t) A_{t+1}, equations 11-16 of Schulman et al. 2016,
+    with delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t), and 0 after the last step.
 
-    All arrays are (num_steps, num_envs). `next_values` belong to what each action led to, before
-    any restart; they count unless `terminated`. `done`, also when truncated, cuts the trace.
+    All arrays are (num_steps, num_envs). `next_values` are V(s'_t) of the observations after the
+    actions, before any restart. `done` also marks truncated episodes.
     """
     deltas = rewards + gamma * next_values * (1.0 - terminated) - values
     decays = gamma * gae_lambda * (1.0 - done)
@@ -268,15 +270,16 @@ def gae(rewards, values, next_values, terminated, done, gamma, gae_lambda):
 
 
 def clipped_surrogate(log_ratio, advantages, clip_eps):
-    """The negative of equation 7 of Schulman et al. 2017, a mean."""
+    """-mean min(q A, clip(q, 1 - eps, 1 + eps) A), q = exp(log_ratio), all (batch,): equation 7 of
+    Schulman et al. 2017, negated."""
     ratio = jnp.exp(log_ratio)
     clipped = jnp.clip(ratio, 1.0 - clip_eps, 1.0 + clip_eps)
     return -jnp.minimum(ratio * advantages, clipped * advantages).mean()
 
 
 def value_error(values, old_values, targets, clip_eps, clip):
-    """Half the mean squared error; with `clip`, the larger one of that and of the error of the
-    value kept within clip_eps of the old value."""
+    """mean (V - y)**2 / 2, all (batch,); with `clip` mean max((V - y)**2, (V_c - y)**2) / 2, where
+    V_c = V_old + clip(V - V_old, -eps, eps)."""
     error = jnp.square(values - targets)
     if clip:
         kept = old_values + jnp.clip(values - old_values, -clip_eps, clip_eps)
@@ -285,18 +288,18 @@ def value_error(values, old_values, targets, clip_eps, clip):
 
 
 def kl_estimate(log_ratio):
-    """KL(old, new) by the k3 estimator, a mean (http://joschu.net/blog/kl-approx.html)."""
+    """mean (q - 1 - log q), the k3 estimate of KL(old, new): joschu.net/blog/kl-approx.html."""
     return (jnp.expm1(log_ratio) - log_ratio).mean()
 
 
 def standardize(x):
-    """With mean 0 and deviation 1."""
+    """(x - mean x) / std x."""
     return (x - x.mean()) / (x.std() + 1e-8)
 
 
 def learning_rates(config, num_updates, update, epoch):
-    """Of the gradient steps of an epoch, (num_minibatches,): linear to zero over the run, counted
-    in nominal progress (a run whose epochs end early anneals no later)."""
+    """learning_rate (1 - p) for each gradient step of an epoch, (num_minibatches,), with nominal
+    progress p in [0, 1] through the run: a run whose epochs end early anneals no later."""
     epochs = update.astype(jnp.float32) * config.update_epochs + epoch
     done = epochs + jnp.arange(config.num_minibatches) / config.num_minibatches
     left = jnp.maximum(1.0 - done / float(num_updates * config.update_epochs), 0.0)
@@ -310,10 +313,9 @@ def learning_rates(config, num_updates, update, epoch):
 def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns policy(state, observation, memory=None, rng=None, mask=None) -> action, memory.
 
-    For one environment. The most probable action, or the mean, without rng; a sample with it. No
-    memory is a fresh one: that of a first step. mask (num_actions,): what `env.action_mask` allows.
-    With previous_inputs, whoever steps the environment puts the reward into the memory
-    (`envs.evaluation.rewarded`).
+    For one environment. Without rng the most probable action, or the mean; with it a sample.
+    memory=None is a fresh memory. mask (num_actions,): `env.action_mask`, the allowed actions. With
+    previous_inputs, pass each reward back: memory = envs.evaluation.rewarded(memory, reward).
     """
     env, env_params = parts.world(config, env, env_params)
     space = env.action_space(env_params)
@@ -340,7 +342,7 @@ def normalize(config, policy, x):
 
 
 def check(config: Config, env: Any, env_params: Any) -> None:
-    """Raises a ValueError that names the setting, its value and what would do."""
+    """Raises a ValueError that names the setting, its value and a value that works."""
     positive = ("total_timesteps", "num_envs", "num_steps", "update_epochs", "num_minibatches")
     positive += ("memory_size", "num_evals")
     parts.check_sizes(config, positive, ("num_eval_episodes",))
@@ -360,7 +362,7 @@ def check(config: Config, env: Any, env_params: Any) -> None:
 def make_train(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns the jitted train(rng, state=None, num_evals=None) -> state, metrics.
 
-    `parts.program` says what it takes; without env and env_params they are those of the config.
+    `parts.program` describes the arguments. Without env and env_params the config names them.
 
     Raises:
       ValueError: a setting that cannot work, or a space that PPO cannot take.
@@ -371,7 +373,7 @@ def make_train(config: Config, env: Any = None, env_params: Any = None) -> Calla
 
 
 def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
-    """How a run begins, and an update: one rollout and what is learned from it."""
+    """The first state, an update (a rollout and the learning from it), and the policy."""
     batch_size = config.num_envs * config.num_steps
     num_updates = parts.num_updates(config, batch_size)
     environments = envs.batch(env, config.num_envs, config.num_steps)
@@ -386,7 +388,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         memory = parts.fresh_memory(config, space, config.num_envs)
         x = observation.astype(jnp.float32)
         gains = {"actor_head": 0.01, "critic_head": 1.0, "gates": 1.0, "memory": 1.0}
-        params = parts.orthogonal(network, network_rng, memory, x, **gains)
+        params = parts.orthogonal(network, network_rng, memory, x, **gains)  # detail 5
         return TrainState(
             policy=PolicyState(params, parts.RunningStatistics.create(observation.shape[1:])),
             opt_state=optimizer.init(params),
@@ -402,7 +404,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         )
 
     def update(state):
-        """One rollout and what is learned from it."""
+        """A rollout and the learning from it."""
         memory = state.memory
         state, rollout = collect(state)
         batch = prepare(state, rollout)
@@ -413,7 +415,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         return state.replace(update=state.update + 1), metrics
 
     def collect(state):
-        """A rollout. Values and log_probs are left for later, for all steps at once."""
+        """A rollout. `prepare` computes values and log_probs, for all steps at once."""
         rng, start_rng, step_rng, noise_rng = jax.random.split(state.rollout_rng, 4)
         noise = parts.action_noise(noise_rng, space, (config.num_steps, config.num_envs))
 
@@ -430,7 +432,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             memory = parts.did(config, space, memory, taken, reward, info)
             transition = Transition(
                 observation=state.observation,
-                previous=parts.last_step(state.memory),
+                previous=parts.last_step(state.memory),  # detail 8
                 mask=mask,
                 action=action,
                 reward=reward,
@@ -440,6 +442,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
                 memory=memory,
             )
             state = state.replace(env_state=env_state, observation=observation)
+            # detail 2
             return state.replace(memory=parts.forget(memory, transition.done)), transition
 
         env_state = environments.refill(start_rng, state.env_state, env_params)
@@ -447,13 +450,12 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         return jax.lax.scan(step, state, (jax.random.split(step_rng, config.num_steps), noise))
 
     def prepare(state, rollout):
-        """Sequences with advantages and targets, from the memories that collection went through."""
+        """Sequences with advantages and targets, from the memories of the collection."""
         params = state.policy.params
         x = normalize(config, state.policy, rollout.observation)
         inputs = rollout.memory.hidden, x, rollout.mask, rollout.previous
         actions, values = network.apply(params, *inputs, method="review")
-        # One step further for all of them at once, with what each action led to: after the last
-        # observation of an episode the memory is still that of the episode.
+        # detail 4: one step further for all at once, from the memory after the last observation.
         flat = lambda x: x.reshape(batch_size, *x.shape[2:])
         final_x = normalize(config, state.policy, flat(rollout.final_observation))
         _, _, next_values = network.apply(params, jax.tree.map(flat, rollout.memory), final_x)
@@ -470,7 +472,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             config.gae_lambda,
         )
         targets, (log_prob, _) = advantages + values, actions.log_prob_and_entropy(rollout.action)
-        if config.normalize_advantage and config.normalize_over == "rollout":
+        if config.normalize_advantage and config.normalize_over == "rollout":  # detail 7
             advantages = standardize(advantages)
         return Batch(
             observation=x,
@@ -506,7 +508,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         }
 
     def learn(state, memory, batch):
-        """Epochs of minibatches, until the KL has gone too far. The rollout began with `memory`."""
+        """Epochs of minibatches, until the KL of an epoch exceeds target_kl. The rollout began with
+        `memory`."""
         rng, order_rng = jax.random.split(state.order_rng)
         keys = jax.random.split(order_rng, config.update_epochs)
         orders = jax.vmap(jax.random.permutation, (0, None))(keys, config.num_envs)
@@ -514,7 +517,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         def gradient_step(carry, inputs):
             (params, opt_state), (indices, learning_rate) = carry, inputs
             first = jax.tree.map(lambda x: x[indices], memory)
-            sequences = jax.tree.map(lambda x: x[:, indices], batch)
+            sequences = jax.tree.map(lambda x: x[:, indices], batch)  # detail 3
             grads, metrics = jax.grad(loss, has_aux=True)(params, first, sequences)
             params, opt_state, norm = optimizer.step(params, opt_state, grads, learning_rate)
             return (params, opt_state), metrics | {"grad_norm": norm}
@@ -537,9 +540,9 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         def unfinished(learned):
             return (learned.epochs < config.update_epochs) & ~(learned.kl > config.target_kl)
 
-        params, zero, none = state.policy.params, jnp.zeros(()), jnp.zeros((), jnp.int32)
+        params, zero, count = state.policy.params, jnp.zeros(()), jnp.zeros((), jnp.int32)
         sums = parts.zeros(loss, params, memory, batch)[1] | {"grad_norm": zero}
-        start = Learned(params=params, opt_state=state.opt_state, epochs=none, kl=zero, sums=sums)
+        start = Learned(params=params, opt_state=state.opt_state, epochs=count, kl=zero, sums=sums)
         learned = jax.lax.while_loop(unfinished, epoch, start)
         metrics = {name: total / learned.epochs for name, total in learned.sums.items()}
         policy = state.policy.replace(params=learned.params)
@@ -547,7 +550,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         return state, metrics | {"epochs": learned.epochs}
 
     def update_statistics(state, rollout):
-        """With the rollout that has been learned from."""
+        """Merges the rollout, after the learning from it."""
         obs_stats, scale = state.policy.obs_stats, state.reward_scale
         if config.normalize_obs:
             obs_stats = obs_stats.update(rollout.observation)

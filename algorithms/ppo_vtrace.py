@@ -12,21 +12,22 @@ https://arxiv.org/abs/1511.05952), Muon (Jordan et al. 2024, https://kellerjorda
     state, metrics = train(jax.random.key(0))
     state, metrics = jax.vmap(train)(jax.random.split(jax.random.key(0), 16))
 
-A *segment* is one agent of one environment over a whole rollout. How a rollout is learned from:
-  - every gradient step draws segments without replacement, with probabilities proportional to
-    (sum of |advantage| over the segment) ** priority_alpha; no pass over all of them is promised;
-  - (number of segments * probability) ** -beta weighs their advantages in the policy loss, after
-    standardisation over the minibatch; beta goes from priority_beta to 1 over the run;
-  - ratios, values, V-trace advantages and, from then on, priorities of the segments drawn are those
-    of the loss's own forward pass: a segment drawn twice knows how far the policy has moved;
-  - one network serves all agents; Muon steps its matrices and Adam all else, along a cosine;
-  - squashed actions are tanh of a Gaussian, kept as before it; their entropy is a numerical sum;
-  - episodes restart within a rollout; a truncated one bootstraps from its final observation;
-  - the policy learns no steps of agents that left (`info["alive"]`), nor padding
+A *segment* is one agent of one environment over a whole rollout. Implementation details:
+  1 Every gradient step draws segments without replacement, with probabilities proportional to
+    (sum of |advantage| over the segment) ** priority_alpha. No pass over all of them is promised.
+  2 (number of segments * probability) ** -beta weighs their advantages in the policy loss, after
+    standardisation over the minibatch; beta goes from priority_beta to 1 over the run.
+  3 The loss's own forward pass gives ratios, values and V-trace advantages of the segments drawn,
+    and from then on their priorities: a segment drawn twice knows how far the policy has moved.
+  4 One network serves all agents.
+  5 Muon steps its matrices and Adam all else, along a cosine. With an accurate critic gradients are
+    noise, of which Muon makes full steps: with an epsilon of 1e-5 perfect policies are lost
+    (docs/tuning.md).
+  6 Squashed actions are tanh of a Gaussian, stored before tanh; their entropy is a numerical sum.
+  7 Episodes restart within a rollout; a truncated one bootstraps from its final observation.
+  8 The policy learns no steps of agents that left (`info["alive"]`), nor padding
     (`env.action_dimensions`). An agent's own rewards end with it; where the team has one reward
     (`env.shared_reward`), only the episode ends, and values are learned of these steps, too.
-Once the critic is right gradients are noise, of which Muon makes steps as long as of a signal:
-with an epsilon of 1e-5 perfect policies fall (docs/tuning.md).
 """
 
 import math
@@ -108,7 +109,7 @@ class Config:
 
 
 class Actions(NamedTuple):
-    """What determines the distribution over actions."""
+    """The parameters of a distribution over actions."""
 
     output: jax.Array  # logits (..., num_actions), or means (..., dimensions)
     log_std: jax.Array | None  # (..., dimensions), continuous actions only
@@ -119,13 +120,13 @@ class Actions(NamedTuple):
         return distrax.Normal(self.output, jnp.exp(self.log_std))
 
     def sample(self, noise):
-        """From standard Gumbel (discrete) or normal noise, drawn for a whole rollout at once."""
+        """argmax(logits + Gumbel noise), or mean + std * normal noise; noise as the output."""
         if self.log_std is None:
             return jnp.argmax(self.output + noise, axis=-1)
         return self.output + jnp.exp(self.log_std) * noise
 
     def log_prob_and_entropy(self, action, squash, real):
-        """Both (...), of actions before they are squashed, and of dimensions that are real."""
+        """log pi(a) and entropy (...) of actions before squashing, over real dimensions."""
         policy = self.distribution()
         if self.log_std is None:
             log_probs = policy.logits  # normalised; distrax's log_prob and entropy do it once more
@@ -134,13 +135,13 @@ class Actions(NamedTuple):
         log_prob, entropy = policy.log_prob(action), policy.entropy()
         if squash:
             log_prob -= log_slope(action)
-            entropy += squashing_entropy(self.output, self.log_std)
+            entropy += squashing_entropy(self.output, self.log_std)  # detail 6
         return (log_prob * real).sum(-1), (entropy * real).sum(-1)
 
 
 def clip_straight_through(log_std):
-    """In [-5, 2] with the gradient of the identity: that of jnp.clip is 0 outside, so that a
-    deviation that gets there would never return."""
+    """clip(log_std, -5, 2) with gradient 1: with jnp.clip's gradient, 0 outside, a deviation that
+    gets there would never return."""
     fixed = jax.lax.stop_gradient(log_std)
     return jnp.clip(fixed, -5.0, 2.0) + (log_std - fixed)
 
@@ -181,7 +182,7 @@ class ActorCritic(nn.Module):
 
 @struct.dataclass
 class PolicyState:
-    """What acting needs."""
+    """The part of the state that acting needs."""
 
     params: Any
     obs_stats: parts.RunningStatistics
@@ -210,16 +211,16 @@ class Transition(NamedTuple):
     observation: jax.Array
     action: jax.Array  # neither clipped nor squashed
     reward: jax.Array
-    alive: jax.Array  # when it acted; float32, a weight
+    alive: jax.Array  # when the agent acted; float32, a weight
     valued: jax.Array  # whether its value is learned; float32, a weight
-    terminated: jax.Array  # the episode, or this agent, which has left
+    terminated: jax.Array  # the episode ended, or this agent left it
     done: jax.Array  # terminated or truncated
-    final_observation: jax.Array  # what the action led to, before any restart
-    ended: jax.Array  # episodes, (num_steps, num_envs)
+    final_observation: jax.Array  # after the action, before any restart
+    ended: jax.Array  # (num_steps, num_envs), the episode
 
 
 class Segments(NamedTuple):
-    """What is learned from; leading axes (num_segments, num_steps), or a minibatch of them."""
+    """Segments to learn from; leading axes (num_segments, num_steps), or those of a minibatch."""
 
     observation: jax.Array  # normalised
     action: jax.Array
@@ -227,10 +228,10 @@ class Segments(NamedTuple):
     value: jax.Array  # when the rollout was collected
     bootstrap: jax.Array  # the value of the final observation; 0 if terminated
     reward: jax.Array
-    ends: jax.Array  # where traces do: done, and at the last step
+    ends: jax.Array  # where traces end: at done, and at the last step
     alive: jax.Array
     valued: jax.Array
-    real: jax.Array  # not there to fill up an agent's action, (num_segments, 1, dimensions)
+    real: jax.Array  # not padding of an agent's action, (num_segments, 1, dimensions)
 
 
 class Learned(NamedTuple):
@@ -255,11 +256,11 @@ def backward_sums(x, decays):
 
 
 def vtrace(config, segments, values, log_ratio):
-    """Advantages in the manner of V-trace (section 4.1 of Espeholt et al. 2018).
+    """A_t = rho_t (r_t + gamma V_{t+1} - V_t) + gamma lambda c_t (1 - end_t) A_{t+1}, after section
+    4.1 of Espeholt et al. 2018, (segments, num_steps); V_{t+1} is the bootstrap value at an end.
 
-    `values` and `log_ratio` (segments, num_steps) are those of the networks as they are now. With
-    ratios of 1 and clips of 1 or more this is generalised advantage estimation; so it is without
-    `vtrace`, whatever the clips.
+    rho_t = min(q_t, rho_clip) and c_t = min(q_t, c_clip) of the ratios q = exp(log_ratio); without
+    `vtrace` both are 1, which is GAE. `values` and `log_ratio` are of the current networks.
     """
     next_values = jnp.where(segments.ends, segments.bootstrap, jnp.roll(values, -1, axis=1))
     ratios, rho, c = jnp.exp(log_ratio), 1.0, 1.0
@@ -270,10 +271,11 @@ def vtrace(config, segments, values, log_ratio):
 
 
 def draw(config, sizes, noise, progress, shape):
-    """Indices of segments and their importance weights, in this shape, by sums of |advantage|
-    (equation 1 and section 3.4 of Schaul et al. 2016). The largest log-probabilities plus Gumbel
-    noise are a draw without replacement (Kool et al. 2019, https://arxiv.org/abs/1903.06059)."""
-    alpha = jnp.minimum(config.priority_alpha, 1e30)  # times a logarithm it is finite
+    """Indices of segments, and importance weights (N P_i) ** -beta, both in this shape, with
+    P_i = size_i**alpha / sum_j size_j**alpha (equation 1 and section 3.4 of Schaul et al. 2016).
+    The largest log P_i + Gumbel noise are a draw without replacement (Kool et al. 2019,
+    https://arxiv.org/abs/1903.06059). sizes (num_segments,) are sums of |advantage|."""
+    alpha = jnp.minimum(config.priority_alpha, 1e30)  # finite when multiplied by a logarithm
     log_probs = jax.nn.log_softmax(alpha * jnp.log(jnp.maximum(sizes, 1e-8)))
     done = jnp.minimum(progress, 1.0) if config.anneal_beta else 0.0
     beta = config.priority_beta + (1.0 - config.priority_beta) * done
@@ -283,21 +285,24 @@ def draw(config, sizes, noise, progress, shape):
 
 
 def learning_rate_at(config, progress):
-    """From progress 0, the first gradient step, to 1, the last one, along a cosine to the floor."""
+    """learning_rate (f + (1 - f) ((1 + cos(pi progress)) / 2) ** lr_exponent), f = lr_floor, with
+    progress 0 at the first gradient step and 1 at the last."""
     wave = 0.5 * (1.0 + jnp.cos(jnp.pi * jnp.minimum(progress, 1.0)))
     left = config.lr_floor + (1.0 - config.lr_floor) * wave**config.lr_exponent
     return config.learning_rate * (left if config.anneal_lr else 1.0)
 
 
 def clipped_surrogate(log_ratio, advantages, clip_eps):
-    """The negative of the terms of equation 7 of Schulman et al. 2017."""
+    """-min(q A, clip(q, 1 - eps, 1 + eps) A), q = exp(log_ratio), elementwise: the terms of
+    equation 7 of Schulman et al. 2017, negated."""
     ratio = jnp.exp(log_ratio)
     clipped = jnp.clip(ratio, 1.0 - clip_eps, 1.0 + clip_eps)
     return -jnp.minimum(ratio * advantages, clipped * advantages)
 
 
 def value_error(values, old_values, targets, clip_eps, clip):
-    """Half the squared errors; with `clip`, no less than those of values near the old ones."""
+    """(V - y)**2 / 2, elementwise; with `clip` max((V - y)**2, (V_c - y)**2) / 2, where
+    V_c = V_old + clip(V - V_old, -eps, eps)."""
     error = jnp.square(values - targets)
     if clip:
         kept = old_values + jnp.clip(values - old_values, -clip_eps, clip_eps)
@@ -306,13 +311,13 @@ def value_error(values, old_values, targets, clip_eps, clip):
 
 
 def log_slope(x):
-    """log(d tanh(x) / dx), which stays finite."""
+    """log(1 - tanh(x)**2) = 2 (log 2 - x - softplus(-2 x)), which stays finite."""
     return 2.0 * (math.log(2.0) - x - jax.nn.softplus(-2.0 * x))
 
 
 def squashing_entropy(mean, log_std):
-    """What squashing adds to the entropies of Gaussians (...): the expectation of log_slope, a sum
-    over 21 points (off by 1e-4 for deviations up to 2, by 0.06 at e**2)."""
+    """E[log_slope(x)] of Gaussians x (...), which squashing adds to their entropies: a sum over 21
+    points (off by 1e-4 for deviations up to 2, by 0.06 at e**2)."""
     points = jnp.linspace(-5.0, 5.0, 21)
     weights = jax.nn.softmax(-0.5 * jnp.square(points))
     x = mean[..., None] + jnp.exp(log_std)[..., None] * points
@@ -326,8 +331,8 @@ def squashing_entropy(mean, log_std):
 def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns policy(state, observation, memory=None, rng=None, mask=None) -> action, memory.
 
-    For one environment; with several agents observation and action are (num_agents, ...). The most
-    probable action, or the (squashed) mean, without rng; a sample with it. There are no masks.
+    For one environment; with several agents observation and action are (num_agents, ...). Without
+    rng the most probable action, or the (squashed) mean; with it a sample. `mask` is not used.
     """
     env, env_params = parts.world(config, env, env_params)
     space, several = env.action_space(env_params), hasattr(env, "num_agents")
@@ -351,7 +356,7 @@ def normalize(config, policy, x):
 
 
 def to_space(config, space, action):
-    """What the environment takes of actions (...) or (..., dimensions); leading axes are kept."""
+    """Actions (...) or (..., dimensions), clipped or squashed into the environment's space."""
     if not config.squash:
         return parts.clip_to(space, action)
     share = 0.5 * (jnp.tanh(action).reshape(action.shape[:-1] + space.shape) + 1.0)
@@ -359,7 +364,7 @@ def to_space(config, space, action):
 
 
 def check(config: Config, env: Any, env_params: Any) -> None:
-    """Raises a ValueError that names the setting, its value and what would do."""
+    """Raises a ValueError that names the setting, its value and a value that works."""
     positive = ("total_timesteps", "num_envs", "num_steps", "num_minibatches", "update_epochs")
     positive += ("accumulate", "num_evals")
     parts.check_sizes(config, positive, ("num_eval_episodes",))
@@ -391,7 +396,7 @@ def check(config: Config, env: Any, env_params: Any) -> None:
 def make_train(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns the jitted train(rng, state=None, num_evals=None) -> state, metrics.
 
-    `parts.program` says what it takes; without env and env_params they are those of the config.
+    `parts.program` describes the arguments. Without env and env_params the config names them.
 
     Raises:
       ValueError: a setting that cannot work, or a space that the algorithm cannot take.
@@ -402,7 +407,7 @@ def make_train(config: Config, env: Any = None, env_params: Any = None) -> Calla
 
 
 def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
-    """How a run begins, and an update: one rollout and what is learned from it."""
+    """The first state, an update (a rollout and the learning from it), and the policy."""
     agents = (env.num_agents,) if hasattr(env, "num_agents") else ()
     lanes, num_agents = (config.num_envs, *agents), math.prod(agents)
     num_segments, batch_size = math.prod(lanes), config.num_envs * config.num_steps
@@ -410,12 +415,12 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     total_steps = parts.num_updates(config, batch_size) * gradient_steps
     environments = envs.batch(env, config.num_envs, config.num_steps)
     space, team = env.action_space(env_params), getattr(env, "shared_reward", False)
-    network, size = ActorCritic(config, space), parts.num_outputs(space)
+    network, size = ActorCritic(config, space), parts.num_outputs(space)  # detail 4
     real = getattr(env, "action_dimensions", jnp.ones((num_agents, size), bool))
     real = jnp.tile(real, (config.num_envs, 1))[:, None]
     scale = optax.scale_by_adam(eps=config.adam_eps)
     if config.optimizer == "muon":
-        scale = parts.scale_by_muon(config.muon_momentum, config.adam_eps)
+        scale = parts.scale_by_muon(config.muon_momentum, config.adam_eps)  # detail 5
     clip = optax.clip_by_global_norm(config.max_grad_norm)
     optimizer = parts.FlatOptimizer(optax.chain(clip, scale))
     fold = lambda x: x.reshape(num_segments, *x.shape[len(lanes) :])  # environments and agents
@@ -446,14 +451,14 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         )
 
     def update(state):
-        """One rollout and what is learned from it."""
+        """A rollout and the learning from it."""
         state, rollout = collect(state)
         state, metrics = learn(state, prepare(state, rollout))
         state = update_statistics(state, rollout)
         return state.replace(update=state.update + 1), metrics | {"score": rollout.reward.mean()}
 
     def collect(state):
-        """A rollout. Values and log_probs are left for later, for all steps at once."""
+        """A rollout. `prepare` computes values and log_probs, for all steps at once."""
         rng, start_rng, step_rng, noise_rng = jax.random.split(state.rollout_rng, 4)
         noise = parts.action_noise(noise_rng, space, (config.num_steps, num_segments))
 
@@ -467,7 +472,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             )
             ended = terminated | truncated
             alive, weight = fold(info.get("alive", jnp.ones(lanes, bool))), 1.0 * state.alive
-            left = jnp.zeros_like(alive) if team else ~alive  # a team's return goes on
+            left = jnp.zeros_like(alive) if team else ~alive  # detail 8: a team's return goes on
             transition = Transition(
                 observation=state.observation,
                 action=action,
@@ -476,7 +481,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
                 valued=jnp.ones_like(weight) if team else weight,
                 terminated=of_agents(terminated) | left,
                 done=of_agents(ended) | left,
-                final_observation=fold(info["final_observation"]),
+                final_observation=fold(info["final_observation"]),  # detail 7
                 ended=ended,
             )
             state = state.replace(env_state=env_state, observation=fold(observation))
@@ -487,7 +492,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         return jax.lax.scan(step, state, (jax.random.split(step_rng, config.num_steps), noise))
 
     def prepare(state, rollout):
-        """Segments, with what the networks that acted say of them."""
+        """Segments, with values and log_probs of the networks that acted."""
         rollout = jax.tree.map(lambda x: x.swapaxes(0, 1), rollout)
         x = normalize(config, state.policy, rollout.observation)
         final_x = normalize(config, state.policy, rollout.final_observation)
@@ -514,16 +519,17 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         )
 
     def loss(params, segments, importance):
-        """Of segments (m, num_steps), importance (m,); with metrics and sizes of advantages."""
+        """Of segments (m, num_steps), importance (m,); metrics; sums of |advantage| (m,)."""
         actions, values = over_segments(params, segments.observation)
         weights, real = segments.alive, segments.real
         log_prob, entropy = actions.log_prob_and_entropy(segments.action, config.squash, real)
         log_ratio = log_prob - segments.log_prob
         fixed = jax.lax.stop_gradient((values, log_ratio))
-        corrected = advantages = vtrace(config, segments, *fixed)
+        corrected = advantages = vtrace(config, segments, *fixed)  # detail 3
         if config.normalize_advantage:
             centred = corrected - parts.mean(corrected, weights)
             advantages = centred / (jnp.sqrt(parts.mean(jnp.square(centred), weights)) + 1e-8)
+        # detail 2
         surrogate = clipped_surrogate(log_ratio, advantages * importance[:, None], config.clip_eps)
         targets = corrected + fixed[0]
         error = value_error(values, segments.value, targets, config.clip_eps, config.clip_vloss)
@@ -541,17 +547,17 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         return metrics["loss"], (metrics, (jnp.abs(corrected) * segments.valued).sum(1))
 
     def learn(state, segments):
-        """Gradient steps, each on the segments that its draw gives."""
+        """Gradient steps, each on its own draw of segments."""
         rng, draw_rng = jax.random.split(state.draw_rng)
         noise = jax.random.gumbel(draw_rng, (gradient_steps * num_segments,))
         noise = noise.reshape(gradient_steps, num_segments)
         steps = state.update.astype(jnp.float32) * gradient_steps + jnp.arange(gradient_steps)
-        progress = steps / float(max(total_steps - 1, 1))  # may be no int32
+        progress = steps / float(max(total_steps - 1, 1))  # total_steps may exceed an int32
         shape = (config.accumulate, num_segments // config.num_minibatches)
 
         def gradient_step(learned, inputs):
             noise, progress = inputs
-            indices, importance = draw(config, learned.sizes, noise, progress, shape)
+            indices, importance = draw(config, learned.sizes, noise, progress, shape)  # detail 1
             samples = jax.tree.map(lambda x: x[indices], segments)
             gradient = lambda inputs: jax.grad(loss, has_aux=True)(learned.params, *inputs)
             grads, (metrics, sizes) = jax.lax.map(gradient, (samples, importance))
@@ -578,7 +584,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         return state.replace(policy=policy, opt_state=learned.opt_state, draw_rng=rng), metrics
 
     def update_statistics(state, rollout):
-        """With the rollout that has been learned from."""
+        """Merges the rollout, after the learning from it."""
         reward, done = rollout.reward, rollout.done
         episodes = state.episodes.update(reward.reshape(-1, *lanes), rollout.ended)
         state = state.replace(episodes=episodes)

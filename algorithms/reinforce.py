@@ -11,21 +11,23 @@ Paper: Williams 1992, https://doi.org/10.1007/BF00992696, with the baseline of S
     state, metrics = jax.vmap(train)(jax.random.split(jax.random.key(0), 16))
 
 Implementation details:
-  - rollouts of many environments, whose episodes run on across them; the log-probabilities of
-    actions are only good for one gradient step, so every rollout makes exactly one;
-  - the gradient climbs: it makes actions more probable whose return exceeds the baseline;
-  - returns bootstrap from the value where the rollout ends, and with gae_lambda below 1 a little at
+  1 Rollouts of many environments, whose episodes run on across them. The log-probabilities of
+    actions serve one gradient step only, so every rollout makes exactly one.
+  2 The gradient climbs: it makes actions more probable whose return exceeds the baseline.
+  3 Returns bootstrap from the value where the rollout ends, and with gae_lambda below 1 a little at
     every step; 1 gives plain returns. A truncated episode bootstraps from the value of its final
-    observation, a terminated one does not;
-  - what exceeds the baseline is standardised over the rollout (a flag), which makes the
-    learning rate independent of the size of rewards;
-  - actor and critic are separate, with orthogonal initialisation, under one Adam whose learning
-    rate is annealed linearly, with an entropy bonus and clipping by global norm. Its epsilon is
-    large, or quiet gradients, which are noise, would make steps as long as any (docs/tuning.md);
-  - continuous actions are diagonal Gaussians with a state-independent log std; the environment gets
-    the clipped action, log_prob refers to the unclipped one;
-  - observations and rewards may be normalised by running statistics, which stand still during a
-    rollout and the learning from it.
+    observation, a terminated one does not.
+  4 Advantages (returns minus the baseline) are standardised over the rollout, by a flag, which
+    makes the learning rate independent of the size of rewards.
+  5 Actor and critic are separate, with orthogonal initialisation.
+  6 One Adam for both, with clipping by global norm and a learning rate annealed linearly. Its
+    epsilon is large: a smaller one makes full steps of small gradients, which are noise
+    (docs/tuning.md).
+  7 An entropy bonus.
+  8 Continuous actions are diagonal Gaussians with a state-independent log std. The environment gets
+    the clipped action, log_prob refers to the unclipped one.
+  9 Running statistics may normalise observations and rewards. They do not change during a rollout
+    and the learning from it.
 """
 
 import sys
@@ -66,7 +68,7 @@ class Config:
     adam_eps: float = real(1e-4, "(0, inf)")  # Adam's epsilon
     gamma: float = real(0.99, "[0, 1]")  # discount factor
     gae_lambda: float = real(0.98, "[0, 1]")  # decay of the lambda-returns; 1: the plain ones
-    normalize_advantage: bool = static(True)  # standardise what exceeds the baseline
+    normalize_advantage: bool = static(True)  # standardise returns minus baseline
     ent_coef: float = real(0.01, "[0, inf)")  # weight of the entropy bonus
     vf_coef: float = real(0.5, "[0, inf)")  # weight of the value loss
     max_grad_norm: float = real(0.5, "(0, inf]")  # clip to this global norm; inf for never
@@ -86,7 +88,7 @@ class Config:
 
 
 class Actions(NamedTuple):
-    """What determines the distribution over actions."""
+    """The parameters of a distribution over actions."""
 
     output: jax.Array  # logits (batch, num_actions), or means (batch, dimensions)
     log_std: jax.Array | None  # (dimensions,), continuous actions only
@@ -98,13 +100,13 @@ class Actions(NamedTuple):
         return distrax.MultivariateNormalDiag(self.output, std)
 
     def sample(self, noise):
-        """From standard Gumbel (discrete) or normal noise, drawn for a whole rollout at once."""
+        """argmax(logits + Gumbel noise), or mean + std * normal noise; noise as the output."""
         if self.log_std is None:
             return jnp.argmax(self.output + noise, axis=-1)
         return self.output + jnp.exp(self.log_std) * noise
 
     def log_prob_and_entropy(self, action):
-        """Both (batch,). A distrax.Categorical would normalise its logits once more for each."""
+        """log pi(a) and entropy -sum pi log pi, (batch,); distrax would normalise logits twice."""
         policy = self.distribution()
         if self.log_std is not None:
             return policy.log_prob(action), policy.entropy()
@@ -122,11 +124,11 @@ class ActorCritic(nn.Module):
     def setup(self):
         torso = (self.config.hidden_sizes, self.config.activation, self.config.conv_layers)
         size = parts.num_outputs(self.space)
-        self.actor_torso = parts.Torso(*torso)
+        self.actor_torso = parts.Torso(*torso)  # detail 5
         self.critic_torso = parts.Torso(*torso)
         self.actor_head, self.critic_head = nn.Dense(size), nn.Dense(1)
         if not parts.is_discrete(self.space):
-            self.log_std = self.param("log_std", nn.initializers.zeros, (size,))
+            self.log_std = self.param("log_std", nn.initializers.zeros, (size,))  # detail 8
 
     def actor(self, x):
         output = self.actor_head(self.actor_torso(x))
@@ -144,7 +146,7 @@ class ActorCritic(nn.Module):
 
 @struct.dataclass
 class PolicyState:
-    """What acting needs."""
+    """The part of the state that acting needs."""
 
     params: Any
     obs_stats: parts.RunningStatistics
@@ -173,7 +175,7 @@ class Transition(NamedTuple):
     reward: jax.Array
     terminated: jax.Array
     done: jax.Array  # terminated or truncated
-    final_observation: jax.Array  # what the action led to, before any restart
+    final_observation: jax.Array  # after the action, before any restart
 
 
 class Batch(NamedTuple):
@@ -188,11 +190,11 @@ class Batch(NamedTuple):
 
 
 def lambda_returns(rewards, next_values, terminated, done, gamma, gae_lambda):
-    """G_t = r_t + gamma ((1 - lambda) V(s') + lambda G_t+1), equation 12.18 of Sutton and Barto.
+    """G_t = r_t + gamma ((1 - lambda) V(s'_t) + lambda G_{t+1}): equation 12.18, Sutton and Barto.
 
-    All arrays are (num_steps, num_envs). `next_values` belong to what each action led to, before
-    any restart; they count unless `terminated`. At `done`, also when truncated, and at the
-    rollout's end there is no G_t+1 of the same episode, and V(s') takes its place.
+    All arrays are (num_steps, num_envs). `next_values` are V(s'_t) of the observations after the
+    actions, before any restart, and count 0 where `terminated`. V(s'_t) replaces G_{t+1} at `done`,
+    also when truncated, and at the rollout's end.
     """
     follows = (1.0 - jnp.asarray(done)).at[-1].set(0.0)
     bootstrap = (1.0 - gae_lambda * follows) * (1.0 - terminated) * next_values
@@ -208,12 +210,12 @@ def lambda_returns(rewards, next_values, terminated, done, gamma, gae_lambda):
 
 
 def policy_gradient_loss(log_prob, advantages):
-    """Its gradient is minus that of the expected return; a mean over samples."""
+    """-mean(log pi(a|s) A), all (batch,): its gradient is minus that of the expected return."""
     return -(log_prob * advantages).mean()
 
 
 def learning_rate_at(config, num_updates, update):
-    """Linear to zero over the run."""
+    """learning_rate (1 - update / num_updates), ()."""
     left = jnp.maximum(1.0 - update.astype(jnp.float32) / num_updates, 0.0)
     return config.learning_rate * (left if config.anneal_lr else 1.0)
 
@@ -225,8 +227,8 @@ def learning_rate_at(config, num_updates, update):
 def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns policy(state, observation, memory=None, rng=None, mask=None) -> action, memory.
 
-    For one environment. The most probable action, or the mean, without rng; a sample with it.
-    No mask is heeded: environments that have one are refused.
+    For one environment. Without rng the most probable action, or the mean; with it a sample.
+    `mask` is not used: environments with action masks are refused.
     """
     env, env_params = parts.world(config, env, env_params)
     space = env.action_space(env_params)
@@ -249,7 +251,7 @@ def normalize(config, policy, x):
 
 
 def check(config: Config, env: Any, env_params: Any) -> None:
-    """Raises a ValueError that names the setting, its value and what would do."""
+    """Raises a ValueError that names the setting, its value and a value that works."""
     positive = ("total_timesteps", "num_envs", "num_steps", "num_evals")
     parts.check_sizes(config, positive, ("num_eval_episodes",))
     parts.check_spaces(INFO, config, env, env_params)
@@ -266,7 +268,7 @@ def check(config: Config, env: Any, env_params: Any) -> None:
 def make_train(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns the jitted train(rng, state=None, num_evals=None) -> state, metrics.
 
-    `parts.program` says what it takes; without env and env_params they are those of the config.
+    `parts.program` describes the arguments. Without env and env_params the config names them.
 
     Raises:
       ValueError: a setting that cannot work, or a space that REINFORCE cannot take.
@@ -277,13 +279,13 @@ def make_train(config: Config, env: Any = None, env_params: Any = None) -> Calla
 
 
 def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
-    """How a run begins, and an update: one rollout and what is learned from it."""
+    """The first state, an update (a rollout and the learning from it), and the policy."""
     batch_size = config.num_envs * config.num_steps
     num_updates = parts.num_updates(config, batch_size)
     environments = envs.batch(env, config.num_envs, config.num_steps)
     space = env.action_space(env_params)
     network = ActorCritic(config, space)
-    optimizer = parts.FlatOptimizer(
+    optimizer = parts.FlatOptimizer(  # detail 6
         optax.chain(
             optax.clip_by_global_norm(config.max_grad_norm),
             optax.scale_by_adam(eps=config.adam_eps),
@@ -308,7 +310,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         )
 
     def update(state):
-        """One rollout and what is learned from it."""
+        """A rollout and the learning from it."""
         state, rollout = collect(state)
         batch = prepare(state, rollout)
         state, metrics = learn(state, batch)
@@ -316,7 +318,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         return state.replace(update=state.update + 1), metrics
 
     def collect(state):
-        """A rollout. Log_probs are left for later, for all steps at once."""
+        """A rollout. `loss` computes log_probs, for all steps at once."""
         rng, start_rng, step_rng, noise_rng = jax.random.split(state.rollout_rng, 4)
         noise = parts.action_noise(noise_rng, space, (config.num_steps, config.num_envs))
 
@@ -350,7 +352,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         reward = rollout.reward
         if config.normalize_reward:
             reward = state.reward_scale.scale(reward, config.clip_reward)
-        targets = lambda_returns(
+        targets = lambda_returns(  # detail 3
             reward,
             next_values.reshape(reward.shape),
             rollout.terminated,
@@ -364,11 +366,11 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         actions, values = network.apply(params, batch.observation)
         log_prob, entropy = actions.log_prob_and_entropy(batch.action)
         advantages, entropy = jax.lax.stop_gradient(batch.target - values), entropy.mean()
-        if config.normalize_advantage:
+        if config.normalize_advantage:  # detail 4
             advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
-        policy_loss = policy_gradient_loss(log_prob, advantages)
+        policy_loss = policy_gradient_loss(log_prob, advantages)  # detail 2
         value_loss = 0.5 * jnp.square(values - batch.target).mean()
-        total = policy_loss + config.vf_coef * value_loss - config.ent_coef * entropy
+        total = policy_loss + config.vf_coef * value_loss - config.ent_coef * entropy  # detail 7
         return total, {
             "loss": total,
             "policy_loss": policy_loss,
@@ -380,8 +382,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
 
     def learn(state, batch):
         """The gradient step of a rollout."""
-        grads, metrics = jax.grad(loss, has_aux=True)(state.policy.params, batch)
-        learning_rate = learning_rate_at(config, num_updates, state.update)
+        grads, metrics = jax.grad(loss, has_aux=True)(state.policy.params, batch)  # detail 1
+        learning_rate = learning_rate_at(config, num_updates, state.update)  # detail 6
         params, opt_state, metrics["grad_norm"] = optimizer.step(
             state.policy.params, state.opt_state, grads, learning_rate
         )
@@ -389,8 +391,9 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         return state.replace(policy=policy, opt_state=opt_state), metrics
 
     def update_statistics(state, rollout):
-        """With the rollout that has been learned from."""
+        """Merges the rollout, after the learning from it."""
         state = state.replace(episodes=state.episodes.update(rollout.reward, rollout.done))
+        # detail 9
         if config.normalize_obs:
             obs_stats = state.policy.obs_stats.update(rollout.observation)
             state = state.replace(policy=state.policy.replace(obs_stats=obs_stats))
