@@ -12,14 +12,15 @@ https://doi.org/10.1007/BF00114731).
     state, metrics = jax.vmap(train)(jax.random.split(jax.random.key(0), 16))
 
 Implementation details, from the paper and its public code (purejaxql, CleanRL's pqn.py):
-  - layer norm between each layer and its activation; He initialisation;
-  - epsilon-greedy actions, one epsilon for a whole rollout, annealed from rollout to rollout;
-  - targets computed once a rollout, then epochs of shuffled minibatches on half the squared error;
-  - rectified Adam, clipping by global norm, linear annealing of the learning rate, here at every
-    gradient step;
-  - rewards may be scaled: values near 1 are learned sooner than values near 100.
-Unlike that code: targets are right also where a rollout ends, a truncated episode bootstraps from
-the values of its final observation, and statistics for normalisation stand still during a rollout
+  1 Layer norm between each layer and its activation; He initialisation.
+  2 Epsilon-greedy actions, with one epsilon for a whole rollout, annealed from rollout to rollout.
+  3 Targets are computed once a rollout, then epochs of shuffled minibatches reduce half the squared
+    error.
+  4 Rectified Adam, clipping by global norm, linear annealing of the learning rate, here at every
+    gradient step.
+  5 Rewards may be scaled: values near 1 are learned sooner than values near 100.
+Unlike that code: targets are also right where a rollout ends, a truncated episode bootstraps from
+the values of its final observation, and statistics for normalisation do not change during a rollout
 and the learning from it.
 """
 
@@ -101,7 +102,7 @@ class QNetwork(nn.Module):
         return nn.Dense(self.num_actions, kernel_init=init)(x)
 
     def activate(self, x):
-        x = parts.LayerNorm()(x) if self.config.layer_norm else x
+        x = parts.LayerNorm()(x) if self.config.layer_norm else x  # detail 1
         return getattr(nn, self.config.activation)(x)
 
 
@@ -110,7 +111,7 @@ class QNetwork(nn.Module):
 
 @struct.dataclass
 class PolicyState:
-    """What acting needs."""
+    """The part of the state that acting needs."""
 
     params: Any
     obs_stats: parts.RunningStatistics
@@ -136,12 +137,12 @@ class Transition(NamedTuple):
 
     observation: jax.Array
     action: jax.Array
-    value: jax.Array  # max-Q of the observation
+    value: jax.Array  # max_a Q of the observation
     reward: jax.Array
     terminated: jax.Array
     done: jax.Array  # terminated or truncated
-    final_observation: jax.Array  # what the action led to, before any restart
-    final_mask: jax.Array | None  # actions that may be taken there
+    final_observation: jax.Array  # after the action, before any restart
+    final_mask: jax.Array | None  # allowed actions there
 
 
 class Batch(NamedTuple):
@@ -155,8 +156,8 @@ class Batch(NamedTuple):
 class Noise(NamedTuple):
     """Random numbers of a rollout; leading axes (num_steps, num_envs)."""
 
-    uniform: jax.Array  # in [0, 1): below epsilon the action is a random one
-    action: jax.Array  # that one, where all may be taken
+    uniform: jax.Array  # in [0, 1); below epsilon the action is random
+    action: jax.Array  # the random action, where all are allowed
 
 
 class Learned(NamedTuple):
@@ -174,11 +175,11 @@ EXPLORATION = ("constant", "linear", "exponential")
 
 
 def q_lambda_targets(rewards, next_values, terminated, done, gamma, q_lambda):
-    """Peng's Q(lambda): G_t = r_t + gamma ((1 - lambda) max Q(s') + lambda G_t+1).
+    """Peng's Q(lambda): G_t = r_t + gamma ((1 - lambda) max_a Q(s'_t, a) + lambda G_{t+1}).
 
-    All arrays are (num_steps, num_envs). `next_values` are max-Q of what each action led to, before
-    any restart; they count unless `terminated`. At `done`, also when truncated, and at the
-    rollout's end there is no G_t+1 of the same episode, and max-Q takes its place.
+    All arrays are (num_steps, num_envs). `next_values` are max_a Q(s'_t, a) of the observations
+    after the actions, before any restart, and count 0 where `terminated`. They replace G_{t+1} at
+    `done`, also when truncated, and at the rollout's end.
     """
     follows = (1.0 - jnp.asarray(done)).at[-1].set(0.0)
     bootstrap = (1.0 - q_lambda * follows) * (1.0 - terminated) * next_values
@@ -203,20 +204,21 @@ def of_action(values, action):
 
 
 def epsilon_at(config, progress):
-    """Probability of a random action; progress is the share of the run that is done."""
+    """eps_end + left (eps_start - eps_end), the probability of a random action; `left` is 0,
+    max(1 - d, 0) or exp(-5 d) with d = progress / exploration_fraction, progress in [0, 1]."""
     done = progress / config.exploration_fraction
     if config.exploration == "constant":
         left = jnp.zeros_like(done)
     elif config.exploration == "linear":
         left = jnp.maximum(1.0 - done, 0.0)
-    else:  # less than 1 % is left when the others are done
+    else:  # less than 1 % is left at d = 1
         left = jnp.exp(-5.0 * done)
     return config.eps_end + left * (config.eps_start - config.eps_end)
 
 
 def draw_noise(rng, shape, num_actions):
-    """For a whole rollout: many random numbers at once cost far less than a few at every step,
-    and a flat array of them compiles faster."""
+    """For a whole rollout at once, which costs far less than a few random numbers at every step;
+    a flat array of them compiles faster."""
     uniform_rng, action_rng = jax.random.split(rng)
     uniform = jax.random.uniform(uniform_rng, (math.prod(shape),))
     action = jax.random.randint(action_rng, (math.prod(shape),), 0, num_actions)
@@ -226,12 +228,13 @@ def draw_noise(rng, shape, num_actions):
 def epsilon_greedy(values, epsilon, noise, mask=None):
     """Actions (batch,) for values (batch, num_actions) and noise (batch,).
 
-    Random ones are uniform among those that the mask (batch, num_actions) allows.
+    With probability epsilon uniform among those that the mask (batch, num_actions) allows, else
+    greedy.
     """
     random = noise.action
     if mask is not None:
-        # Where the uniform number is below epsilon it is itself uniform up to there, and chooses
-        # the action before which so many others are allowed.
+        # Noise below epsilon is uniform in [0, epsilon): it chooses how many allowed actions stand
+        # before the random one.
         number = mask.sum(-1)
         before = jnp.minimum(noise.uniform / epsilon * number, number - 1).astype(jnp.int32)
         random = jnp.argmax(jnp.cumsum(mask, -1) > before[:, None], -1)
@@ -239,7 +242,7 @@ def epsilon_greedy(values, epsilon, noise, mask=None):
 
 
 def learning_rates(config, num_updates, update):
-    """Of all gradient steps of an update: linear to zero over the run."""
+    """learning_rate (1 - done / num_updates) for each gradient step of an update, (number,)."""
     number = config.update_epochs * config.num_minibatches
     done = update.astype(jnp.float32) + jnp.arange(number) / number
     left = jnp.maximum(1.0 - done / num_updates, 0.0)
@@ -253,8 +256,8 @@ def learning_rates(config, num_updates, update):
 def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns policy(state, observation, memory=None, rng=None, mask=None) -> action, memory.
 
-    For one environment. The action of highest value without rng; with it epsilon-greedy at eps_end.
-    mask (num_actions,): what `env.action_mask` allows.
+    For one environment. Without rng the action of the highest value, with it epsilon-greedy at
+    eps_end. mask (num_actions,): `env.action_mask`, the allowed actions.
     """
     env, env_params = parts.world(config, env, env_params)
     num_actions = env.action_space(env_params).n
@@ -279,7 +282,7 @@ def normalize(config, policy, x):
 
 
 def check(config: Config, env: Any, env_params: Any) -> None:
-    """Raises a ValueError that names the setting, its value and what would do."""
+    """Raises a ValueError that names the setting, its value and a value that works."""
     positive = ("total_timesteps", "num_envs", "num_steps", "update_epochs", "num_minibatches")
     parts.check_sizes(config, (*positive, "num_evals"), ("num_eval_episodes",))
     parts.check_choices(config, optimizer=OPTIMIZERS, exploration=EXPLORATION)
@@ -294,7 +297,7 @@ def check(config: Config, env: Any, env_params: Any) -> None:
 def make_train(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns the jitted train(rng, state=None, num_evals=None) -> state, metrics.
 
-    `parts.program` says what it takes; without env and env_params they are those of the config.
+    `parts.program` describes the arguments. Without env and env_params the config names them.
 
     Raises:
       ValueError: a setting that cannot work, or a space that PQN cannot take.
@@ -305,14 +308,14 @@ def make_train(config: Config, env: Any = None, env_params: Any = None) -> Calla
 
 
 def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
-    """How a run begins, and an update: one rollout and what is learned from it."""
+    """The first state, an update (a rollout and the learning from it), and the policy."""
     batch_size = config.num_envs * config.num_steps
     num_updates = parts.num_updates(config, batch_size)
     num_actions = env.action_space(env_params).n
     environments = envs.batch(env, config.num_envs, config.num_steps)
     network = QNetwork(config, num_actions)
     adam = optax.scale_by_radam if config.optimizer == "radam" else optax.scale_by_adam
-    optimizer = parts.FlatOptimizer(
+    optimizer = parts.FlatOptimizer(  # detail 4
         optax.chain(optax.clip_by_global_norm(config.max_grad_norm), adam(eps=config.adam_eps))
     )
 
@@ -333,8 +336,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         )
 
     def update(state):
-        """One rollout and what is learned from it."""
-        epsilon = epsilon_at(config, state.update / num_updates)
+        """A rollout and the learning from it."""
+        epsilon = epsilon_at(config, state.update / num_updates)  # detail 2
         state, rollout = collect(state, epsilon)
         state, metrics = learn(state, prepare(state, rollout))
         metrics |= {"mean_value": rollout.value.mean(), "epsilon": epsilon}
@@ -378,8 +381,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         final_x = normalize(config, state.policy, flat.final_observation)
         final_values = network.apply(state.policy.params, final_x)
         next_values = of_action(final_values, greedy(final_values, flat.final_mask))
-        targets = q_lambda_targets(
-            config.reward_scale * rollout.reward,
+        targets = q_lambda_targets(  # detail 3
+            config.reward_scale * rollout.reward,  # detail 5
             next_values.reshape(rollout.reward.shape),
             rollout.terminated,
             rollout.done,
@@ -389,6 +392,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         return Batch(observation=x, action=flat.action, target=targets.reshape(batch_size))
 
     def loss(params, batch):
+        """The mean of (Q(s, a) - y)**2 / 2."""
         values = of_action(network.apply(params, batch.observation), batch.action)
         return 0.5 * jnp.square(values - batch.target).mean()
 
@@ -416,7 +420,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         return state, jax.tree.map(jnp.mean, metrics)
 
     def update_statistics(state, rollout):
-        """With the rollout that has been learned from."""
+        """Merges the rollout, after the learning from it."""
         state = state.replace(episodes=state.episodes.update(rollout.reward, rollout.done))
         if config.normalize_obs:
             obs_stats = state.policy.obs_stats.update(rollout.observation)

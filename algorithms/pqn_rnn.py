@@ -12,18 +12,17 @@ https://arxiv.org/abs/2410.01201).
     state, metrics = train(jax.random.key(0))
     state, metrics = jax.vmap(train)(jax.random.split(jax.random.key(0), 16))
 
-This is pqn.py of this folder with a memory between the dense layers and the values of actions. What
-it adds to the implementation details listed there, as in ppo_rnn.py:
-  - it runs on from rollout to rollout, and is zeroed where an episode ended, terminated or
-    truncated, in collection and in learning alike;
-  - targets are computed once a rollout, from the memories that collection went through; the value
-    of what an action led to belongs to the final observation together with the memory of the
-    episode that ends there;
-  - sequences are learned whole, from the memory that the rollout began with, and minibatches are
-    sets of environments;
-  - with `previous_inputs` the network also sees the last action, one-hot, and its reward r as
-    sign(r) log(1 + |r|); zeros at the start of an episode;
-  - kernels are orthogonal, and values begin near 0.
+This is pqn.py with a memory between the dense layers and the values of actions. It adds to the
+details listed there, as in ppo_rnn.py:
+  1 The memory runs on from rollout to rollout. It is zeroed where an episode ended, terminated or
+    truncated, in collection and in learning alike.
+  2 Targets are computed once a rollout, from the memories of the collection. A final observation is
+    valued with the memory of the episode that ends there.
+  3 Sequences are learned whole, from the memory that the rollout began with. Minibatches are sets
+    of environments.
+  4 With `previous_inputs` the network also sees the last action, one-hot, and its reward r as
+    sign(r) log(1 + |r|); zeros at the start of an episode.
+  5 Kernels are orthogonal, and values begin near 0.
 """
 
 import math
@@ -100,8 +99,8 @@ class QNetwork(nn.Module):
 
     @nn.compact
     def __call__(self, memory, inputs, done):
-        """`memory` (num_envs, ...) is from before the first step; `done` (num_steps, num_envs) says
-        with which steps episodes ended."""
+        """`memory` (num_envs, ...) is from before the first step; `done` (num_steps, num_envs)
+        marks the last steps of episodes."""
         config, (from_inputs, from_memory) = self.config, parts.CELLS[self.config.cell]
         x, *more = (x.reshape(-1, *x.shape[2:]) for x in inputs)
         if x.ndim == 4 and config.conv_layers != "none":
@@ -132,7 +131,7 @@ def one_step(network, params, memory, inputs):
 
 @struct.dataclass
 class PolicyState:
-    """What acting needs."""
+    """The part of the state that acting needs."""
 
     params: Any
     obs_stats: parts.RunningStatistics
@@ -146,7 +145,7 @@ class TrainState:
     opt_state: optax.OptState
     env_state: envs.BatchState
     observation: jax.Array  # (num_envs, ...)
-    memory: parts.Memory  # before it; zeros if it is an episode's first
+    memory: parts.Memory  # before the observation; zeros before an episode's first
     episodes: parts.EpisodeStatistics
     rollout_rng: jax.Array  # for acting and the environments
     order_rng: jax.Array  # for the order of samples
@@ -158,15 +157,15 @@ class Transition(NamedTuple):
     """A rollout; leading axes (num_steps, num_envs)."""
 
     observation: jax.Array
-    previous: tuple[jax.Array, ...]  # what was known of the step before
+    previous: tuple[jax.Array, ...]  # `parts.last_step`
     action: jax.Array
-    value: jax.Array  # max-Q of the observation
+    value: jax.Array  # max_a Q of the observation
     reward: jax.Array
     terminated: jax.Array
     done: jax.Array  # terminated or truncated
-    final_observation: jax.Array  # what the action led to, before any restart
-    final_mask: jax.Array | None  # actions that may be taken there
-    memory: parts.Memory  # after the observation, and with what was done then
+    final_observation: jax.Array  # after the action, before any restart
+    final_mask: jax.Array | None  # allowed actions there
+    memory: parts.Memory  # after the observation; it holds the action and its reward
 
 
 class Batch(NamedTuple):
@@ -181,8 +180,8 @@ class Batch(NamedTuple):
 class Noise(NamedTuple):
     """Random numbers of a rollout; leading axes (num_steps, num_envs)."""
 
-    uniform: jax.Array  # in [0, 1): below epsilon the action is a random one
-    action: jax.Array  # that one, where all may be taken
+    uniform: jax.Array  # in [0, 1); below epsilon the action is random
+    action: jax.Array  # the random action, where all are allowed
 
 
 OPTIMIZERS = ("radam", "adam")
@@ -193,11 +192,11 @@ EXPLORATION = ("constant", "linear", "exponential")
 
 
 def q_lambda_targets(rewards, next_values, terminated, done, gamma, q_lambda):
-    """Peng's Q(lambda): G_t = r_t + gamma ((1 - lambda) max Q(s') + lambda G_t+1).
+    """Peng's Q(lambda): G_t = r_t + gamma ((1 - lambda) max_a Q(s'_t, a) + lambda G_{t+1}).
 
-    All arrays are (num_steps, num_envs). `next_values` are max-Q of what each action led to, before
-    any restart; they count unless `terminated`. At `done`, also when truncated, and at the
-    rollout's end there is no G_t+1 of the same episode, and max-Q takes its place.
+    All arrays are (num_steps, num_envs). `next_values` are max_a Q(s'_t, a) of the observations
+    after the actions, before any restart, and count 0 where `terminated`. They replace G_{t+1} at
+    `done`, also when truncated, and at the rollout's end.
     """
     follows = (1.0 - jnp.asarray(done)).at[-1].set(0.0)
     bootstrap = (1.0 - q_lambda * follows) * (1.0 - terminated) * next_values
@@ -222,20 +221,21 @@ def of_action(values, action):
 
 
 def epsilon_at(config, progress):
-    """Probability of a random action; progress is the share of the run that is done."""
+    """eps_end + left (eps_start - eps_end), the probability of a random action; `left` is 0,
+    max(1 - d, 0) or exp(-5 d) with d = progress / exploration_fraction, progress in [0, 1]."""
     done = progress / config.exploration_fraction
     if config.exploration == "constant":
         left = jnp.zeros_like(done)
     elif config.exploration == "linear":
         left = jnp.maximum(1.0 - done, 0.0)
-    else:  # less than 1 % is left when the others are done
+    else:  # less than 1 % is left at d = 1
         left = jnp.exp(-5.0 * done)
     return config.eps_end + left * (config.eps_start - config.eps_end)
 
 
 def draw_noise(rng, shape, num_actions):
-    """For a whole rollout: many random numbers at once cost far less than a few at every step,
-    and a flat array of them compiles faster."""
+    """For a whole rollout at once, which costs far less than a few random numbers at every step;
+    a flat array of them compiles faster."""
     uniform_rng, action_rng = jax.random.split(rng)
     uniform = jax.random.uniform(uniform_rng, (math.prod(shape),))
     action = jax.random.randint(action_rng, (math.prod(shape),), 0, num_actions)
@@ -245,12 +245,13 @@ def draw_noise(rng, shape, num_actions):
 def epsilon_greedy(values, epsilon, noise, mask=None):
     """Actions (batch,) for values (batch, num_actions) and noise (batch,).
 
-    Random ones are uniform among those that the mask (batch, num_actions) allows.
+    With probability epsilon uniform among those that the mask (batch, num_actions) allows, else
+    greedy.
     """
     random = noise.action
     if mask is not None:
-        # Where the uniform number is below epsilon it is itself uniform up to there, and chooses
-        # the action before which so many others are allowed.
+        # Noise below epsilon is uniform in [0, epsilon): it chooses how many allowed actions stand
+        # before the random one.
         number = mask.sum(-1)
         before = jnp.minimum(noise.uniform / epsilon * number, number - 1).astype(jnp.int32)
         random = jnp.argmax(jnp.cumsum(mask, -1) > before[:, None], -1)
@@ -258,7 +259,7 @@ def epsilon_greedy(values, epsilon, noise, mask=None):
 
 
 def learning_rates(config, num_updates, update):
-    """Of all gradient steps of an update: linear to zero over the run."""
+    """learning_rate (1 - done / num_updates) for each gradient step of an update, (number,)."""
     number = config.update_epochs * config.num_minibatches
     done = update.astype(jnp.float32) + jnp.arange(number) / number
     left = jnp.maximum(1.0 - done / num_updates, 0.0)
@@ -272,10 +273,10 @@ def learning_rates(config, num_updates, update):
 def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns policy(state, observation, memory=None, rng=None, mask=None) -> action, memory.
 
-    For one environment. The action of highest value without rng; with it epsilon-greedy at eps_end.
-    No memory is a fresh one: that of a first step. mask (num_actions,): what `env.action_mask`
-    allows. With previous_inputs, whoever steps the environment puts the reward into the memory
-    (`envs.evaluation.rewarded`).
+    For one environment. Without rng the action of the highest value, with it epsilon-greedy at
+    eps_end. memory=None is a fresh memory. mask (num_actions,): `env.action_mask`, the allowed
+    actions. With previous_inputs, pass each reward back: memory = envs.evaluation.rewarded(memory,
+    reward).
     """
     env, env_params = parts.world(config, env, env_params)
     space = env.action_space(env_params)
@@ -303,7 +304,7 @@ def normalize(config, policy, x):
 
 
 def check(config: Config, env: Any, env_params: Any) -> None:
-    """Raises a ValueError that names the setting, its value and what would do."""
+    """Raises a ValueError that names the setting, its value and a value that works."""
     positive = ("total_timesteps", "num_envs", "num_steps", "update_epochs", "num_minibatches")
     parts.check_sizes(config, (*positive, "memory_size", "num_evals"), ("num_eval_episodes",))
     parts.check_choices(config, optimizer=OPTIMIZERS, exploration=EXPLORATION)
@@ -318,7 +319,7 @@ def check(config: Config, env: Any, env_params: Any) -> None:
 def make_train(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns the jitted train(rng, state=None, num_evals=None) -> state, metrics.
 
-    `parts.program` says what it takes; without env and env_params they are those of the config.
+    `parts.program` describes the arguments. Without env and env_params the config names them.
 
     Raises:
       ValueError: a setting that cannot work, or a space that PQN cannot take.
@@ -329,7 +330,7 @@ def make_train(config: Config, env: Any = None, env_params: Any = None) -> Calla
 
 
 def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
-    """How a run begins, and an update: one rollout and what is learned from it."""
+    """The first state, an update (a rollout and the learning from it), and the policy."""
     batch_size = config.num_envs * config.num_steps
     num_updates = parts.num_updates(config, batch_size)
     space = env.action_space(env_params)
@@ -347,6 +348,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         inputs = observation.astype(jnp.float32), *parts.last_step(memory)
         inputs = jax.tree.map(lambda x: x[None], inputs)
         done, gains = jnp.zeros((1, config.num_envs), bool), {"gates": 1.0, "memory": 1.0}
+        # detail 5
         params = parts.orthogonal(network, network_rng, memory, inputs, done, head=0.01, **gains)
         return TrainState(
             policy=PolicyState(params, parts.RunningStatistics.create(observation.shape[1:])),
@@ -362,7 +364,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         )
 
     def update(state):
-        """One rollout and what is learned from it."""
+        """A rollout and the learning from it."""
         epsilon, memory = epsilon_at(config, state.update / num_updates), state.memory
         state, rollout = collect(state, epsilon)
         state, metrics = learn(state, memory, prepare(state, rollout))
@@ -377,7 +379,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
 
         def step(state, inputs):
             step_rng, noise = inputs
-            previous = parts.last_step(state.memory)
+            previous = parts.last_step(state.memory)  # detail 4
             inputs = normalize(config, state.policy, state.observation), *previous
             memory, values = one_step(network, state.policy.params, state.memory, inputs)
             mask = environments.action_mask(state.env_state, env_params)
@@ -399,6 +401,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
                 memory=memory,
             )
             state = state.replace(env_state=env_state, observation=observation)
+            # detail 1
             return state.replace(memory=parts.forget(memory, transition.done)), transition
 
         env_state = environments.refill(start_rng, state.env_state, env_params)
@@ -406,10 +409,10 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         return jax.lax.scan(step, state, (jax.random.split(step_rng, config.num_steps), noise))
 
     def prepare(state, rollout):
-        """Sequences with targets, from the memories that collection went through."""
+        """Sequences with targets, from the memories of the collection."""
         policy = state.policy
         inputs = normalize(config, policy, rollout.observation), *rollout.previous
-        # One step further for all at once: what actions led to, with the memory of that episode.
+        # detail 2: one step further for all at once, from the memory after the last observation.
         final_x = normalize(config, policy, rollout.final_observation)
         final = rollout.memory, (final_x, *parts.last_step(rollout.memory))
         final = jax.tree.map(lambda x: x.reshape(batch_size, *x.shape[2:]), final)
@@ -426,6 +429,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         return Batch(inputs=inputs, action=rollout.action, done=rollout.done, target=targets)
 
     def loss(params, memory, batch):
+        """The mean of (Q(s, a) - y)**2 / 2."""
         _, values = network.apply(params, memory, batch.inputs, batch.done)
         return 0.5 * jnp.square(of_action(values, batch.action) - batch.target).mean()
 
@@ -439,7 +443,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         def gradient_step(carry, inputs):
             (params, opt_state), (indices, learning_rate) = carry, inputs
             first = jax.tree.map(lambda x: x[indices], memory)
-            sequences = jax.tree.map(lambda x: x[:, indices], batch)
+            sequences = jax.tree.map(lambda x: x[:, indices], batch)  # detail 3
             total, grads = jax.value_and_grad(loss)(params, first, sequences)
             params, opt_state, norm = optimizer.step(params, opt_state, grads, learning_rate)
             return (params, opt_state), {"loss": total, "grad_norm": norm}
@@ -450,7 +454,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         return state.replace(order_rng=rng), jax.tree.map(jnp.mean, metrics)
 
     def update_statistics(state, rollout):
-        """With the rollout that has been learned from."""
+        """Merges the rollout, after the learning from it."""
         state = state.replace(episodes=state.episodes.update(rollout.reward, rollout.done))
         if config.normalize_obs:
             obs_stats = state.policy.obs_stats.update(rollout.observation)

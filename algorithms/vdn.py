@@ -12,25 +12,25 @@ https://arxiv.org/abs/2407.04811: no replay buffer, no target network, but layer
     state, metrics = train(jax.random.key(0))
     state, metrics = jax.vmap(train)(jax.random.split(jax.random.key(0), 16))
 
-This is pqn.py of this folder for agents that share one network. What is learned is what a *mixer*
-makes of the values of the actions that the agents took:
-  - none (IQL): each agent's own, of its own rewards, as if the others belonged to the environment;
-  - sum (VDN): the team's value is the sum of the agents';
-  - monotonic (QMIX): it is a network of them, whose weights come from the world state (or else all
-    observations) by hypernetworks, and lose their signs.
-In each the team does best where every agent takes its own best action: lambda-returns look ahead to
-the largest value of each agent, mixed.
-
-What agents add to the implementation details listed in pqn.py:
-  - the team's reward is the sum of the agents' rewards, or, where the environment says that they
-    always have the same one (`env.shared_reward`), that one: their mean, if shaped ones differ;
-  - an agent that has left (`info["alive"]`) counts in no mix. With mixer=none its own rewards end
-    with it; a team's one reward does not, and its values are learned until the episode ends;
-  - agents' kernels are orthogonal; at first their values are near 0, and a mix is near their sum.
-What a memory adds, as in ppo_rnn.py: it is zeroed where an episode ended, in collection and in
-learning alike; minibatches are sets of environments, learned whole, from the memory that the
-rollout began with; final observations go with the memory of the episode that they end. With
-`previous_inputs` an agent also sees its last action and its reward for it, 0 at an episode's start.
+This is pqn.py for agents that share one network. A *mixer* turns the values of the agents' actions
+into the values that are learned. It adds to the details listed there:
+  1 Mixer none (IQL): each agent's own value, of its own rewards, as if the others belonged to the
+    environment.
+  2 Mixer sum (VDN): the team's value is the sum of the agents'.
+  3 Mixer monotonic (QMIX): the team's value is a network of the agents', whose weights are absolute
+    values made by hypernetworks from the world state (or else all observations).
+  4 The team does best where every agent takes its own best action: lambda-returns look ahead to
+    the largest value of each agent, mixed.
+  5 The team's reward is the sum of the agents' rewards. Where the environment says that they are
+    always the same (`env.shared_reward`) it is their mean, also if shaped ones differ.
+  6 An agent that has left (`info["alive"]`) counts in no mix. With mixer=none its own rewards end
+    with it; a shared reward does not, and its values are learned until the episode ends.
+  7 Agents' kernels are orthogonal. At first their values are near 0, and a mix is near their sum.
+With a memory, as in ppo_rnn.py:
+  8 It is zeroed where an episode ended, in collection and in learning alike.
+  9 Minibatches are sets of environments, learned whole, from the rollout's first memory.
+ 10 A final observation is valued with the memory of the episode that it ends.
+ 11 With `previous_inputs` an agent also sees its last action and its reward, zeros at first.
 """
 
 import math
@@ -109,7 +109,7 @@ class QNetwork(nn.Module):
     @nn.compact
     def __call__(self, memory, inputs, done):
         """`memory` (num_envs, num_agents, ...) is from before the first step; `done` (num_steps,
-        num_envs) says with which steps episodes ended."""
+        num_envs) marks the last steps of episodes."""
         config, leading = self.config, inputs[0].shape[:3]
         x, *more = (x.reshape(-1, *x.shape[3:]) for x in inputs)
         if x.ndim == 4 and config.conv_layers != "none":
@@ -138,24 +138,25 @@ def one_step(network, params, memory, inputs):
 
 
 class Mixer(nn.Module):
-    """Agents' values (..., num_agents) to those that are learned, (..., num_values): the team's
-    one, or with mixer=none the agents' own. Who is not alive counts 0."""
+    """Agents' values q_i (..., num_agents) to learned values (..., num_values): none q_i, sum
+    sum_i q_i, monotonic |w_2| . elu(sum_i q_i |W_1i| + b_1) + b_2 (Rashid et al. 2018, figure 2),
+    whose weights depend on `view`. Values of agents that are not alive count 0."""
 
     config: Config
 
     @nn.compact
     def __call__(self, values, alive, view=None):
-        """`view` (..., size) is what the weights of the monotonic mixer are made from."""
+        """`view` (..., size) is the hypernetworks' input; only the monotonic mixer uses it."""
         values = values * alive
-        if self.config.mixer == "none":
+        if self.config.mixer == "none":  # detail 1
             return values
-        if self.config.mixer == "sum":
+        if self.config.mixer == "sum":  # detail 2
             return values.sum(-1, keepdims=True)
-        # Rows: XLA's CPU code is far slower where an axis in front of them has length 1.
+        # detail 3. In rows: XLA's CPU code is far slower with a leading axis of length 1.
         leading, values = values.shape[:-1], values.reshape(-1, values.shape[-1])
         view = view.reshape(-1, view.shape[-1])
         size, zeros, normal = self.config.mixing_size, nn.initializers.zeros, jax.random.normal
-        # Nearly a sum at first: weights near 1 (both layers scaled, or the ELU is flat), biases 0.
+        # detail 7: nearly a sum at first. Weights are near 1, scaled so that the ELU is not flat.
         of_view = lambda features, name, **init: nn.Dense(features, name=name, **init)(view)
         first = jnp.abs(of_view(values.shape[-1] * size, "weights", bias_init=normal)) / size**0.5
         last = jnp.abs(of_view(size, "last_weights", bias_init=normal)) / size**0.5
@@ -173,12 +174,12 @@ class Params(NamedTuple):
     """What is learned."""
 
     agent: Any  # of the network that all agents share
-    mixer: Any  # empty where it has none
+    mixer: Any  # empty without a monotonic mixer
 
 
 @struct.dataclass
 class PolicyState:
-    """What acting needs, and what is learned and normalised with it."""
+    """The part of the state that acting needs, with the mixer and the statistics of its input."""
 
     params: Params
     obs_stats: parts.RunningStatistics
@@ -194,7 +195,7 @@ class TrainState:
     env_state: envs.BatchState
     observation: jax.Array  # (num_envs, num_agents, ...)
     alive: jax.Array  # (num_envs, num_agents)
-    memory: parts.Memory  # before it, (num_envs, num_agents, ...); empty without a cell
+    memory: parts.Memory  # before the observation, (num_envs, num_agents, ...); may be empty
     episodes: parts.EpisodeStatistics
     rollout_rng: jax.Array  # for acting and the environments
     order_rng: jax.Array  # for the order of samples
@@ -205,20 +206,20 @@ class TrainState:
 class Transition(NamedTuple):
     """A rollout; leading axes (num_steps, num_envs)."""
 
-    observation: jax.Array  # (..., num_agents, ...), as most have it
-    previous: tuple[jax.Array, ...]  # what the agents know of the step before
+    observation: jax.Array  # (..., num_agents, ...), like all fields without a shape here
+    previous: tuple[jax.Array, ...]  # `parts.last_step`
     world_state: jax.Array | None  # (..., size), of the environment
     action: jax.Array
-    value: jax.Array  # each agent's max-Q of the observation
+    value: jax.Array  # each agent's max_a Q of the observation
     reward: jax.Array
     alive: jax.Array  # when it acted
     terminated: jax.Array  # (...), the episode
     done: jax.Array  # (...), terminated or truncated
-    final_observation: jax.Array  # what the actions led to, before any restart
-    final_mask: jax.Array | None  # actions that may be taken there
+    final_observation: jax.Array  # after the actions, before any restart
+    final_mask: jax.Array | None  # allowed actions there
     final_world_state: jax.Array | None
     final_alive: jax.Array
-    memory: parts.Memory  # after the observation, and with what was done then
+    memory: parts.Memory  # after the observation; it holds the action and its reward
 
 
 class Batch(NamedTuple):
@@ -231,25 +232,25 @@ class Batch(NamedTuple):
     alive: jax.Array
     done: jax.Array  # (...), the episode
     target: jax.Array  # (..., num_values)
-    weight: jax.Array  # the same: 0 where an agent that learns by itself is not there
+    weight: jax.Array  # (..., num_values): 0 where an agent that learns by itself is not alive
 
 
 class Noise(NamedTuple):
     """Random numbers of a rollout; leading axes (num_steps, num_envs, num_agents)."""
 
-    uniform: jax.Array  # in [0, 1): below epsilon the action is a random one
-    action: jax.Array  # that one, where all may be taken
+    uniform: jax.Array  # in [0, 1); below epsilon the action is random
+    action: jax.Array  # the random action, where all are allowed
 
 
 # --- formulas ---------------------------------------------------------------------------------
 
 
 def q_lambda_targets(rewards, next_values, terminated, done, gamma, q_lambda):
-    """Peng's Q(lambda): G_t = r_t + gamma ((1 - lambda) max Q(s') + lambda G_t+1).
+    """Peng's Q(lambda): G_t = r_t + gamma ((1 - lambda) mix(max_a Q_i(s'_t, a)) + lambda G_{t+1}).
 
-    All arrays are (num_steps, num_envs, num_values). `next_values` are each agent's max-Q, mixed,
-    of what actions led to, before any restart; they count unless `terminated`. At `done`, also when
-    truncated, and at the rollout's end there is no G_t+1 of the same episode: they take its place.
+    All arrays are (num_steps, num_envs, num_values). `next_values` are the mixed values of the
+    observations after the actions, before any restart, and count 0 where `terminated`. They replace
+    G_{t+1} at `done`, also when truncated, and at the rollout's end.
     """
     follows = (1.0 - jnp.asarray(done)).at[-1].set(0.0)
     bootstrap = (1.0 - q_lambda * follows) * (1.0 - terminated) * next_values
@@ -274,7 +275,8 @@ def of_action(values, action):
 
 
 def epsilon_at(config, progress):
-    """Probability of a random action, linear; progress is the share of the run that is done."""
+    """eps_end + max(1 - progress / exploration_fraction, 0) (eps_start - eps_end), the probability
+    of a random action; progress in [0, 1]."""
     left = jnp.maximum(1.0 - progress / config.exploration_fraction, 0.0)
     return config.eps_end + left * (config.eps_start - config.eps_end)
 
@@ -288,12 +290,12 @@ def draw_noise(rng, shape, num_actions):
 
 
 def epsilon_greedy(values, epsilon, noise, mask=None):
-    """Actions (...) for values (..., num_actions) and noise (...). Random ones are uniform among
-    those that the mask (..., num_actions) allows."""
+    """Actions (...) for values (..., num_actions) and noise (...): with probability epsilon uniform
+    among those that the mask (..., num_actions) allows, else greedy."""
     random = noise.action
     if mask is not None:
-        # Where the uniform number is below epsilon it is itself uniform up to there, and chooses
-        # the action before which so many others are allowed.
+        # Noise below epsilon is uniform in [0, epsilon): it chooses how many allowed actions stand
+        # before the random one.
         number = mask.sum(-1)
         before = jnp.minimum(noise.uniform / epsilon * number, number - 1).astype(jnp.int32)
         random = jnp.argmax(jnp.cumsum(mask, -1) > before[..., None], -1)
@@ -301,7 +303,7 @@ def epsilon_greedy(values, epsilon, noise, mask=None):
 
 
 def learning_rates(config, num_updates, update):
-    """Of all gradient steps of an update: linear to zero over the run."""
+    """learning_rate (1 - done / num_updates) for each gradient step of an update, (number,)."""
     number = config.update_epochs * config.num_minibatches
     done = update.astype(jnp.float32) + jnp.arange(number) / number
     left = jnp.maximum(1.0 - done / num_updates, 0.0)
@@ -315,10 +317,10 @@ def learning_rates(config, num_updates, update):
 def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns policy(state, observation, memory=None, rng=None, mask=None) -> action, memory.
 
-    For all agents of one environment: observation, action and memory (num_agents, ...). Actions of
-    highest value without rng, with it epsilon-greedy at eps_end. No memory is a fresh one. mask
-    (num_agents, num_actions): what `env.action_mask` allows. With previous_inputs, whoever steps
-    the environment puts the rewards into the memory (`envs.evaluation.rewarded`).
+    For all agents of one environment: observation, action and memory (num_agents, ...). Without rng
+    the actions of the highest values, with it epsilon-greedy at eps_end. memory=None is a fresh
+    memory. mask (num_agents, num_actions): `env.action_mask`, the allowed actions. With
+    previous_inputs, pass rewards back: memory = envs.evaluation.rewarded(memory, reward).
     """
     env, env_params = parts.world(config, env, env_params)
     space = env.action_space(env_params)
@@ -340,7 +342,7 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
 
 
 def fresh_memory(config, space, *axes):
-    """Of agents (*axes, ...); empty where they have none."""
+    """The memory of agents (*axes, ...); empty with cell="none"."""
     none = config.cell == "none"
     return parts.Memory(None, None) if none else parts.fresh_memory(config, space, *axes)
 
@@ -351,8 +353,8 @@ def normalize(config, stats, x):
 
 
 def make_inputs(config, policy, observation, previous):
-    """What the network sees, a tuple of arrays (..., num_agents, ...): the observation, with
-    `agent_ids` the agent's number, one-hot, and what is known of the step before."""
+    """The network's inputs, a tuple of arrays (..., num_agents, ...): the observation, with
+    `agent_ids` the agent's number, one-hot, and `previous`, of `parts.last_step`."""
     x = normalize(config, policy.obs_stats, observation)
     leading = x.shape[: x.ndim - policy.obs_stats.mean.ndim]
     ids = (jnp.broadcast_to(jnp.eye(leading[-1]), (*leading, leading[-1])),)
@@ -360,8 +362,8 @@ def make_inputs(config, policy, observation, previous):
 
 
 def make_view(config, policy, inputs, world_state):
-    """What the monotonic mixer sees (num_steps, num_envs, size): the world state, normalised, or
-    else the observations of all agents. None for other mixers."""
+    """The monotonic mixer's view (num_steps, num_envs, size): the world state, normalised, or else
+    the observations of all agents. None for other mixers."""
     if config.mixer != "monotonic":
         return None
     view = inputs[0]
@@ -371,7 +373,7 @@ def make_view(config, policy, inputs, world_state):
 
 
 def check(config: Config, env: Any, env_params: Any) -> None:
-    """Raises a ValueError that names the setting, its value and what would do."""
+    """Raises a ValueError that names the setting, its value and a value that works."""
     positive = ("total_timesteps", "num_envs", "num_steps", "update_epochs", "num_minibatches")
     positive += ("mixing_size", "memory_size", "num_evals")
     parts.check_sizes(config, positive, ("num_eval_episodes",))
@@ -392,7 +394,7 @@ def check(config: Config, env: Any, env_params: Any) -> None:
 def make_train(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns the jitted train(rng, state=None, num_evals=None) -> state, metrics.
 
-    `parts.program` says what it takes; without env and env_params they are those of the config.
+    `parts.program` describes the arguments. Without env and env_params the config names them.
     Returns have the agents as last axis.
 
     Raises:
@@ -404,7 +406,7 @@ def make_train(config: Config, env: Any = None, env_params: Any = None) -> Calla
 
 
 def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
-    """How a run begins, and an update: one rollout and what is learned from it."""
+    """The first state, an update (a rollout and the learning from it), and the policy."""
     batch_size, num_agents = config.num_envs * config.num_steps, env.num_agents
     num_updates = parts.num_updates(config, batch_size)
     space = env.action_space(env_params)
@@ -412,10 +414,10 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     network, mixer = QNetwork(config, space.n), Mixer(config)
     clip, radam = optax.clip_by_global_norm, optax.scale_by_radam(eps=config.adam_eps)
     optimizer = parts.FlatOptimizer(optax.chain(clip(config.max_grad_norm), radam))
-    central = config.mixer == "monotonic"  # what mixes sees the world state, where there is one
+    central = config.mixer == "monotonic"  # the mixer sees the world state
     team = getattr(env, "shared_reward", False)
     alone = config.mixer == "none" and team  # each learns the team's reward, also after leaving
-    counted = lambda alive: jnp.ones_like(alive) if alone else alive
+    counted = lambda alive: jnp.ones_like(alive) if alone else alive  # detail 6
     world_of = lambda state: environments.world_state(state, env_params) if central else None
 
     def init(rng):
@@ -430,7 +432,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         inputs = make_inputs(config, policy, observation, parts.last_step(memory))
         first = inputs, alive, world_state
         inputs, present, world_state = jax.tree.map(lambda x: x[None], first)
-        gains = {"head": 0.01, "gates": 1.0, "memory": 1.0}
+        gains = {"head": 0.01, "gates": 1.0, "memory": 1.0}  # detail 7
         agent = parts.orthogonal(network, agent_rng, memory, inputs, present[..., 0], **gains)
         view = make_view(config, policy, inputs, world_state)
         mixing = mixer.init(mixer_rng, 1.0 * present, present, view)
@@ -450,10 +452,10 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         )
 
     def update(state):
-        """One rollout and what is learned from it."""
+        """A rollout and the learning from it."""
         epsilon, memory = epsilon_at(config, state.update / num_updates), state.memory
         state, rollout = collect(state, epsilon)
-        state = look_around(state, rollout)
+        state = update_world_stats(state, rollout)
         batch, value = prepare(state, rollout)
         state, metrics = learn(state, memory, batch)
         metrics |= {"mean_value": value, "epsilon": epsilon}
@@ -466,7 +468,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
 
         def step(state, inputs):
             step_rng, noise = inputs
-            previous = parts.last_step(state.memory)
+            previous = parts.last_step(state.memory)  # detail 11
             inputs = make_inputs(config, state.policy, state.observation, previous)
             memory, values = one_step(network, state.policy.params.agent, state.memory, inputs)
             mask = environments.action_mask(state.env_state, env_params)
@@ -492,25 +494,25 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
                 final_alive=alive,
                 memory=memory,
             )
-            alive = alive | done[:, None]  # all are, after a restart
+            alive = alive | done[:, None]  # all agents are, after a restart
             state = state.replace(env_state=env_state, observation=observation, alive=alive)
-            return state.replace(memory=parts.forget(memory, done)), transition
+            return state.replace(memory=parts.forget(memory, done)), transition  # detail 8
 
         env_state = environments.refill(start_rng, state.env_state, env_params)
         state = state.replace(env_state=env_state, rollout_rng=rng)
         return jax.lax.scan(step, state, (jax.random.split(step_rng, config.num_steps), noise))
 
-    def look_around(state, rollout):
-        """World states are for learning alone: what is learned first is normalised, too."""
+    def update_world_stats(state, rollout):
+        """Before the learning: acting uses no world states, and even the first are normalised."""
         stats = state.policy.world_stats and state.policy.world_stats.update(rollout.world_state)
         return state.replace(policy=state.policy.replace(world_stats=stats))
 
     def prepare(state, rollout):
-        """Sequences with targets, and the mean of the values that the team expected."""
+        """Sequences with targets, and the mean of the learned values."""
         policy = state.policy
         inputs = make_inputs(config, policy, rollout.observation, rollout.previous)
         view = make_view(config, policy, inputs, rollout.world_state)
-        # One step further for all at once: what actions led to, with the memory of that episode.
+        # detail 10: one step further for all at once, from the memory after the last observation.
         previous = parts.last_step(rollout.memory)
         final_inputs = make_inputs(config, policy, rollout.final_observation, previous)
         final_view = make_view(config, policy, final_inputs, rollout.final_world_state)
@@ -520,9 +522,11 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         values = values.reshape(*rollout.alive.shape, -1)
         best = of_action(values, greedy(values, rollout.final_mask))
         alive, final_alive = counted(rollout.alive), counted(rollout.final_alive)
+        # detail 4
         next_values = mixer.apply(policy.params.mixer, best, final_alive, final_view)
-        reward, left = rollout.reward, ~final_alive  # whose next value is 0
-        if config.mixer != "none":  # a team goes on without those who left
+        reward, left = rollout.reward, ~final_alive  # agents whose next value is 0
+        if config.mixer != "none":  # a team goes on without agents that left
+            # detail 5
             reward, left = (reward.mean if team else reward.sum)(-1, keepdims=True), False
         targets = q_lambda_targets(
             config.reward_scale * reward,
@@ -546,6 +550,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         return batch, parts.mean(values, weight)
 
     def loss(params, memory, batch):
+        """The weighted mean of (mix(Q_i(s, a_i)) - y)**2 / 2."""
         _, values = network.apply(params.agent, memory, batch.inputs, batch.done)
         values = of_action(values, batch.action)
         values = mixer.apply(params.mixer, values, batch.alive, batch.view)
@@ -563,7 +568,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         def gradient_step(carry, inputs):
             (params, opt_state), (indices, learning_rate) = carry, inputs
             first = jax.tree.map(lambda x: x[indices], memory)
-            sequences = jax.tree.map(lambda x: x[:, indices], batch)
+            sequences = jax.tree.map(lambda x: x[:, indices], batch)  # detail 9
             total, grads = jax.value_and_grad(loss)(params, first, sequences)
             params, opt_state, norm = optimizer.step(params, opt_state, grads, learning_rate)
             return (params, opt_state), {"loss": total, "grad_norm": norm}
@@ -574,7 +579,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         return state.replace(order_rng=rng), jax.tree.map(jnp.mean, metrics)
 
     def update_statistics(state, rollout):
-        """With the rollout that has been learned from."""
+        """Merges the rollout, after the learning from it."""
         episodes = state.episodes.update(rollout.reward, rollout.done)
         state, obs_stats = state.replace(episodes=episodes), state.policy.obs_stats
         if config.normalize_obs:
