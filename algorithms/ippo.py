@@ -12,24 +12,22 @@ effectiveness of PPO in cooperative multi-agent games" (MAPPO), https://arxiv.or
     state, metrics = train(jax.random.key(0))
     state, metrics = jax.vmap(train)(jax.random.split(jax.random.key(0), 16))
 
-A *learner* is a pair of actor and critic with what they learn from. With share_params=False every
-agent is a learner: parameters, optimisers, losses, clipping, statistics and the KL early stop are
-its own. With share_params=True there is one learner, whose samples are those of all agents.
-Arrays of environments are (num_envs, num_agents, ...), those of learners (learners, samples, ...):
-`fold` makes them. How to learn is written for one learner, and jax.vmap does it for all.
+With share_params=False every agent has its own *network*: actor, critic, optimisers, losses,
+clipping, statistics and KL early stop. With True one network serves all agents. Learning is written
+for one network, and jax.vmap does it for all. `learner` has a table of the axes.
 
-Implementation details taken, beside those of ppo.py in this folder (Huang et al. 2022):
-  - actor and critic have an optimiser, learning rate, clipping and number of epochs each; their
-    settings without a prefix are the actor's (separate networks: detail 13);
-  - the epochs of an actor end when the mean KL estimate of the last one passes target_kl, its
-    critic goes on;
-  - minibatches of shuffled samples, or of whole trajectories (one agent over a rollout);
-  - a central critic sees the environment's world state, or else all observations (Yu et al.);
-    a one-hot agent id beside the observations of a shared network is a choice;
-  - no actor learns the steps of an agent that has left (`info["alive"]`). Its own rewards end with
+Implementation details, beside those of ppo.py (Huang et al. 2022):
+  1 Actor and critic have an optimiser, learning rate, clipping and number of epochs each. Settings
+    without a prefix are the actor's.
+  2 The epochs of an actor end when the mean KL estimate of the last one exceeds target_kl; its
+    critic goes on.
+  3 Minibatches of shuffled samples, or of whole trajectories (one agent over a rollout).
+  4 A central critic sees the environment's world state, or else all observations (Yu et al.).
+  5 With `agent_ids` a shared network also sees the agent's number, one-hot.
+  6 No actor learns the steps of an agent that has left (`info["alive"]`). Its own rewards end with
     it; where the team has one reward (`env.shared_reward`), only the episode ends, and critics
-    learn these steps, too;
-  - forbidden actions (`env.action_mask`) get logits of -1e9; dimensions of an action that only
+    learn these steps, too.
+  7 Forbidden actions (`env.action_mask`) get logits of -1e9. Dimensions of an action that only
     other agents have (`env.action_dimensions`) count in no log_prob and no entropy.
 """
 
@@ -107,11 +105,11 @@ class Config:
 
 
 class Actions(NamedTuple):
-    """What determines the distribution over actions; leading axes (batch,), or more."""
+    """The parameters of a distribution over actions; leading axes (batch,), or more."""
 
     output: jax.Array  # logits (batch, num_actions), or means (batch, dimensions)
     log_std: jax.Array | None  # (batch, dimensions), continuous actions only
-    real: jax.Array | None  # (batch, dimensions), bool: which ones the agent has
+    real: jax.Array | None  # (batch, dimensions), bool: dimensions that the agent has
 
     def distribution(self):
         """Of the action, or of each of its dimensions."""
@@ -120,13 +118,13 @@ class Actions(NamedTuple):
         return distrax.Normal(self.output, jnp.exp(self.log_std))
 
     def sample(self, noise):
-        """From standard Gumbel (discrete) or normal noise, drawn for a whole rollout at once."""
+        """argmax(logits + Gumbel noise), or mean + std * normal noise; noise as the output."""
         if self.log_std is None:
             return jnp.argmax(self.output + noise, axis=-1)
         return self.output + jnp.exp(self.log_std) * noise
 
     def log_prob_and_entropy(self, action):
-        """Both (batch,). A distrax.Categorical would normalise its logits once more for each."""
+        """log pi(a) and entropy -sum pi log pi, (batch,); distrax would normalise logits twice."""
         policy = self.distribution()
         if self.log_std is not None:
             of_dimensions = policy.log_prob(action), policy.entropy()
@@ -144,13 +142,13 @@ class Actor(nn.Module):
 
     @nn.compact
     def __call__(self, x, mask=None):
-        """Where the mask is False: a forbidden action, or a dimension that the agent lacks."""
+        """The mask is False for forbidden actions and for dimensions that the agent lacks."""
         c, size = self.config, parts.num_outputs(self.space)
         x = parts.Torso(c.hidden_sizes, c.activation, c.conv_layers)(x)
         output = nn.Dense(size, name="actor_head")(x)
         mask = jnp.ones_like(output, bool) if mask is None else mask
         if parts.is_discrete(self.space):
-            return Actions(jnp.where(mask, output, -1e9), None, None)
+            return Actions(jnp.where(mask, output, -1e9), None, None)  # detail 7
         log_std = self.param("log_std", nn.initializers.zeros, (size,))
         return Actions(output, jnp.broadcast_to(log_std, output.shape), mask)
 
@@ -172,11 +170,11 @@ class Critic(nn.Module):
 
 @struct.dataclass
 class PolicyState:
-    """What acting needs, and all that inputs are normalised by; leading axis learners."""
+    """The part of the state that acting needs, and statistics of inputs; leading axis networks."""
 
     params: Any  # of the actors
     obs_stats: parts.RunningStatistics
-    world_stats: parts.RunningStatistics | None  # of world states; all learners have one
+    world_stats: parts.RunningStatistics | None  # of world states; one for all networks
 
 
 @struct.dataclass
@@ -184,7 +182,7 @@ class TrainState:
     """Everything that a run needs to go on."""
 
     policy: PolicyState
-    critic_params: Any  # leading axis learners, and so have the next three
+    critic_params: Any  # leading axis networks, like the next three
     opt_state: optax.OptState
     critic_opt_state: optax.OptState
     reward_scale: parts.RewardScale
@@ -205,22 +203,22 @@ class Transition(NamedTuple):
     mask: jax.Array | None  # see Actor
     action: jax.Array  # unclipped
     reward: jax.Array
-    alive: jax.Array  # when it acted
-    terminated: jax.Array  # with the episode, or by leaving it
+    alive: jax.Array  # when the agent acted
+    terminated: jax.Array  # the episode ended, or the agent left it
     done: jax.Array  # terminated or truncated
-    final_observation: jax.Array  # what the actions led to, before any restart
+    final_observation: jax.Array  # after the actions, before any restart
 
 
 class Common(NamedTuple):
-    """What agents have in common in a rollout; leading axes (num_steps, num_envs)."""
+    """The part of a rollout that agents share; leading axes (num_steps, num_envs)."""
 
-    done: jax.Array  # the episode
+    done: jax.Array  # the episode ended
     world_state: jax.Array | None
     final_world_state: jax.Array | None
 
 
 class Batch(NamedTuple):
-    """What one learner learns from; leading axis num_steps * samples, or that of a minibatch."""
+    """Samples of one network; leading axis num_steps * samples, or that of a minibatch."""
 
     observation: jax.Array  # input of the actor
     critic_observation: jax.Array  # input of the critic
@@ -232,18 +230,18 @@ class Batch(NamedTuple):
 
 
 class Task(NamedTuple):
-    """What a network learns, and how."""
+    """How an actor or a critic learns."""
 
     loss: Callable  # (params, minibatch) -> loss, metrics
     optimizer: parts.FlatOptimizer
     learning_rate: jax.Array
     epochs: int
     num_updates: int  # of the run
-    counts: Callable  # alive -> which samples it learns
+    counts: Callable  # alive -> samples that it learns
 
 
 class Learned(NamedTuple):
-    """The carry of the epochs of one network."""
+    """The carry of the epochs of an actor or a critic."""
 
     params: Any
     opt_state: optax.OptState
@@ -256,10 +254,11 @@ class Learned(NamedTuple):
 
 
 def gae(rewards, values, next_values, terminated, done, gamma, gae_lambda):
-    """Generalised advantage estimation, equations 11 to 16 of Schulman et al. 2016.
+    """A_t = delta_t + gamma lambda (1 - done_t) A_{t+1}, equations 11-16 of Schulman et al. 2016,
+    with delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t), and 0 after the last step.
 
-    All arrays are (num_steps, samples). `next_values` belong to what each action led to, before
-    any restart; they count unless `terminated`. `done`, also when truncated, cuts the trace.
+    All arrays are (num_steps, samples). `next_values` are V(s'_t) of the observations after the
+    actions, before any restart. `done` also marks truncated episodes.
     """
     deltas = rewards + gamma * next_values * (1.0 - terminated) - values
     decays = gamma * gae_lambda * (1.0 - done)
@@ -273,15 +272,16 @@ def gae(rewards, values, next_values, terminated, done, gamma, gae_lambda):
 
 
 def clipped_surrogate(log_ratio, advantages, clip_eps):
-    """The negative of the terms of equation 7 of Schulman et al. 2017."""
+    """-min(q A, clip(q, 1 - eps, 1 + eps) A), q = exp(log_ratio), elementwise: the terms of
+    equation 7 of Schulman et al. 2017, negated."""
     ratio = jnp.exp(log_ratio)
     clipped = jnp.clip(ratio, 1.0 - clip_eps, 1.0 + clip_eps)
     return -jnp.minimum(ratio * advantages, clipped * advantages)
 
 
 def value_error(values, old_values, targets, clip_eps, clip):
-    """Half the squared errors; with `clip`, the larger ones of those and of the errors of values
-    kept within clip_eps of the old ones."""
+    """(V - y)**2 / 2, elementwise; with `clip` max((V - y)**2, (V_c - y)**2) / 2, where
+    V_c = V_old + clip(V - V_old, -eps, eps)."""
     error = jnp.square(values - targets)
     if clip:
         kept = old_values + jnp.clip(values - old_values, -clip_eps, clip_eps)
@@ -290,13 +290,13 @@ def value_error(values, old_values, targets, clip_eps, clip):
 
 
 def kl_estimate(log_ratio):
-    """Terms of KL(old, new) by the k3 estimator (http://joschu.net/blog/kl-approx.html)."""
+    """q - 1 - log q, terms of the k3 estimate of KL(old, new): joschu.net/blog/kl-approx.html."""
     return jnp.expm1(log_ratio) - log_ratio
 
 
 def learning_rates(config, task, update, epoch):
-    """Of the gradient steps of an epoch, (num_minibatches,): linear to zero over the run, counted
-    in nominal progress (a run whose epochs end early anneals no later)."""
+    """learning_rate (1 - p) for each gradient step of an epoch, (num_minibatches,), with nominal
+    progress p in [0, 1] through the run: a run whose epochs end early anneals no later."""
     epochs = update.astype(jnp.float32) * task.epochs + epoch
     done = epochs + jnp.arange(config.num_minibatches) / config.num_minibatches
     left = jnp.maximum(1.0 - done / float(task.num_updates * task.epochs), 0.0)
@@ -304,9 +304,9 @@ def learning_rates(config, task, update, epoch):
 
 
 def fit(config, task, update, params, opt_state, batch, order_rng):
-    """Epochs of minibatches for one network of one learner, until its KL has gone too far."""
-    # What is shuffled: samples, or trajectories, whose samples lie those of a step apart.
-    length = config.num_steps if config.minibatch_of == "trajectories" else 1
+    """Epochs of minibatches for one actor or critic, until the KL of an epoch exceeds target_kl."""
+    # Shuffles samples, or trajectories: their samples are as far apart as a step has samples.
+    length = config.num_steps if config.minibatch_of == "trajectories" else 1  # detail 3
     orders = parts.permutations(order_rng, task.epochs, len(batch.value) // length)
     orders = orders[..., None] + len(batch.value) // config.num_steps * jnp.arange(length)
 
@@ -331,23 +331,23 @@ def fit(config, task, update, params, opt_state, batch, order_rng):
         )
 
     def unfinished(learned):
-        return (learned.epochs < task.epochs) & ~(learned.kl > config.target_kl)
+        return (learned.epochs < task.epochs) & ~(learned.kl > config.target_kl)  # detail 2
 
-    zero, none = jnp.zeros(()), jnp.zeros((), jnp.int32)
+    zero, count = jnp.zeros(()), jnp.zeros((), jnp.int32)
     sums = parts.zeros(task.loss, params, batch)[1] | {"grad_norm": zero, "living": zero}
-    start = Learned(params=params, opt_state=opt_state, epochs=none, kl=zero, sums=sums)
+    start = Learned(params=params, opt_state=opt_state, epochs=count, kl=zero, sums=sums)
     ended = jax.lax.while_loop(unfinished, epoch, start)
     means = {name: total / ended.epochs for name, total in ended.sums.items()}
-    living = means.pop("living")  # share of minibatches; in the others all else is 0
+    living = means.pop("living")  # share of minibatches with samples; in the others all else is 0
     return ended, {name: parts.Average(x, living) for name, x in means.items()}
 
 
-# --- agents and learners, acting and training -------------------------------------------------
+# --- agents and networks, acting and training -------------------------------------------------
 
 
 def fold(config, arrays):
-    """(num_envs, num_agents, ...) to (learners, samples, ...): the samples of a learner are those
-    of its agent, or of all agents, in all environments. arrays: one, or a tuple of them."""
+    """(num_envs, num_agents, ...) to (networks, samples, ...): a network's samples are those of its
+    agent, or of all agents, in all environments. arrays: one, or a tuple of them."""
     together = lambda x: x.reshape(1, -1, *x.shape[2:])
     apart = lambda x: x.swapaxes(0, 1)
     return jax.tree.map(together if config.share_params else apart, arrays)
@@ -359,27 +359,27 @@ def unfold(config, x, num_agents):
 
 
 def fold_rollout(config, arrays):
-    """(num_steps, num_envs, num_agents, ...) to (learners, num_steps, samples, ...)."""
+    """(num_steps, num_envs, num_agents, ...) to (networks, num_steps, samples, ...)."""
     return jax.vmap(functools.partial(fold, config), out_axes=1)(arrays)
 
 
 def normalize(config, stats, x):
-    """(num_envs, num_agents, ...) by statistics (learners, ...): its agent's, or the only ones."""
+    """(num_envs, num_agents, ...) by statistics (networks, ...): its agent's, or the only ones."""
     return stats.normalize(x, config.clip_obs) if config.normalize_obs else parts.scaled(x)
 
 
 def make_inputs(config, policy, observation, world_state=None):
-    """What actors and critics see of observations (num_envs, num_agents, ...), in such arrays.
+    """Inputs of actors and critics (num_envs, num_agents, ...) from observations of that shape.
 
     Central critics see the world state (num_envs, ...), or all observations if there is none. With
-    `agent_ids`, the agent's number comes behind the rest, one-hot.
+    `agent_ids`, the agent's number follows, one-hot.
     """
     x = critic_x = normalize(config, policy.obs_stats, observation)
     num_envs, num_agents = x.shape[:2]
-    if config.central_critic:
+    if config.central_critic:  # detail 4
         view = x if world_state is None else normalize(config, policy.world_stats, world_state)
         critic_x = jnp.repeat(view.reshape(num_envs, 1, -1), num_agents, axis=1)
-    if config.agent_ids:
+    if config.agent_ids:  # detail 5
         ids = jnp.broadcast_to(jnp.eye(num_agents), (num_envs, num_agents, num_agents))
         x, critic_x = (jnp.concatenate([x, ids], axis=-1) for x in (x, critic_x))
     return x, critic_x
@@ -389,9 +389,9 @@ def make_inputs(config, policy, observation, world_state=None):
 def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns policy(state, observation, memory=None, rng=None, mask=None) -> action, memory.
 
-    For all agents of one environment: observation and action (num_agents, ...). The most probable
-    action, or the mean, without rng; a sample with it. mask (num_agents, num_actions): what
-    `env.action_mask` allows.
+    For all agents of one environment: observation and action (num_agents, ...). Without rng the
+    most probable actions, or the means; with it samples. mask (num_agents, num_actions):
+    `env.action_mask`, the allowed actions.
     """
     env, env_params = parts.world(config, env, env_params)
     space = env.action_space(env_params)
@@ -407,13 +407,13 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
 
 
 def act(config, network, policy, observation, mask):
-    """Actions (learners, samples, ...) on observations (num_envs, num_agents, ...)."""
+    """Actions (networks, samples, ...) on observations (num_envs, num_agents, ...)."""
     x, _ = make_inputs(config, policy, observation)
     return jax.vmap(network.apply)(policy.params, *fold(config, (x, mask)))
 
 
 def check(config: Config, env: Any, env_params: Any) -> None:
-    """Raises a ValueError that names the setting, its value and what would do."""
+    """Raises a ValueError that names the setting, its value and a value that works."""
     positive = ("total_timesteps", "num_envs", "num_steps", "update_epochs", "critic_epochs")
     positive += ("num_minibatches", "num_evals")
     parts.check_sizes(config, positive, ("num_eval_episodes",))
@@ -438,7 +438,7 @@ def check(config: Config, env: Any, env_params: Any) -> None:
 def make_train(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns the jitted train(rng, state=None, num_evals=None) -> state, metrics.
 
-    `parts.program` says what it takes; without env and env_params they are those of the config.
+    `parts.program` describes the arguments. Without env and env_params the config names them.
     Returns and, with share_params=False, losses have the agents as last axis.
 
     Raises:
@@ -450,23 +450,35 @@ def make_train(config: Config, env: Any = None, env_params: Any = None) -> Calla
 
 
 def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
-    """How a run begins, and an update: one rollout and what all learners learn from it."""
+    """The first state, an update (a rollout and the learning from it), and the policy.
+
+    Leading axes of arrays; (networks, samples) is (num_agents, num_envs), with share_params
+    (1, num_envs * num_agents):
+
+        (num_envs, num_agents)             a step: observations, masks, actions, rewards
+        (num_steps, num_envs, num_agents)  a rollout: Transition
+        (num_steps, num_envs)              a rollout: Common
+        (networks, samples)                a step, by `fold`, undone by `unfold`
+        (networks, num_steps, samples)     a rollout, by `fold_rollout`
+        (networks, num_steps * samples)    a Batch; a minibatch has fewer samples
+        (networks,)                        parameters, optimiser states, statistics, metrics
+    """
     batch_size, num_agents = config.num_envs * config.num_steps, env.num_agents
-    num_learners = 1 if config.share_params else num_agents
-    samples = config.num_envs * num_agents // num_learners  # of a learner at one step
+    num_networks = 1 if config.share_params else num_agents
+    samples = config.num_envs * num_agents // num_networks  # of a network at one step
     num_updates = parts.num_updates(config, batch_size)
     environments = envs.batch(env, config.num_envs, config.num_steps)
     space = env.action_space(env_params)
     actor, critic = Actor(config, space), Critic(config)
     team = getattr(env, "shared_reward", False)
-    of_critic = lambda alive: jnp.ones_like(alive) if team else alive  # which samples it learns
+    critic_learns = lambda alive: jnp.ones_like(alive) if team else alive
     make_adam = lambda max_norm, eps: parts.FlatOptimizer(
         optax.chain(optax.clip_by_global_norm(max_norm), optax.scale_by_adam(eps=eps))
     )
     adam = make_adam(config.max_grad_norm, config.adam_eps)
-    critic_adam = make_adam(config.critic_max_grad_norm, config.critic_adam_eps)
+    critic_adam = make_adam(config.critic_max_grad_norm, config.critic_adam_eps)  # detail 1
 
-    def see(env_state):
+    def world_and_mask(env_state):
         """World states for central critics, masks for actors; None where there are none."""
         mask, central = environments.action_mask(env_state, env_params), config.central_critic
         if hasattr(env, "action_dimensions"):
@@ -476,17 +488,17 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     def init(rng):
         order_rng, actor_rng, critic_rng, env_rng, rollout_rng, eval_rng = jax.random.split(rng, 6)
         observation, env_state = environments.reset(env_rng, env_params)
-        (world_state, _), world_stats = see(env_state), None
+        (world_state, _), world_stats = world_and_mask(env_state), None
         if world_state is not None:
             world_stats = parts.RunningStatistics.create(world_state.shape[1:])
-        for_learners = lambda tree: jax.tree.map(lambda x: jnp.stack([x] * num_learners), tree)
-        obs_stats = for_learners(parts.RunningStatistics.create(observation.shape[2:]))
+        per_network = lambda tree: jax.tree.map(lambda x: jnp.stack([x] * num_networks), tree)
+        obs_stats = per_network(parts.RunningStatistics.create(observation.shape[2:]))
         policy = PolicyState(None, obs_stats, world_stats)
         x, critic_x = make_inputs(config, policy, observation, world_state)
 
         def parameters(network, key, x, **gains):
             start = lambda key, x: parts.orthogonal(network, key, x, **gains)
-            return jax.vmap(start)(jax.random.split(key, num_learners), fold(config, x))
+            return jax.vmap(start)(jax.random.split(key, num_networks), fold(config, x))
 
         params = parameters(actor, actor_rng, x, actor_head=0.01)
         critic_params = parameters(critic, critic_rng, critic_x, critic_head=1.0)
@@ -495,7 +507,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             critic_params=critic_params,
             opt_state=jax.vmap(adam.init)(params),
             critic_opt_state=jax.vmap(critic_adam.init)(critic_params),
-            reward_scale=for_learners(parts.RewardScale.create(samples)),
+            reward_scale=per_network(parts.RewardScale.create(samples)),
             env_state=env_state,
             observation=observation,
             alive=jnp.ones((config.num_envs, num_agents), bool),
@@ -507,19 +519,19 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         )
 
     def update(state):
-        """One rollout and what is learned from it."""
+        """A rollout and the learning from it."""
         state, (rollout, common) = collect(state)
         batch = prepare(state, rollout, common)
         order_rng, actor_rng, critic_rng = jax.random.split(state.order_rng, 3)
 
         def train(task, params, opt_state, rng):
-            """One network of all learners."""
+            """All actors or all critics, by jax.vmap."""
             one = functools.partial(fit, config, task, state.update)
-            return jax.vmap(one)(params, opt_state, batch, jax.random.split(rng, num_learners))
+            return jax.vmap(one)(params, opt_state, batch, jax.random.split(rng, num_networks))
 
         actors, metrics = train(for_actor, state.policy.params, state.opt_state, actor_rng)
         critics, theirs = train(for_critic, state.critic_params, state.critic_opt_state, critic_rng)
-        valued = of_critic(batch.rollout.alive)
+        valued = critic_learns(batch.rollout.alive)
         metrics |= {
             "epochs": actors.epochs,
             "value_loss": theirs["value_loss"],
@@ -529,7 +541,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
                 batch.value, batch.target, valued
             ),
         }
-        if config.share_params:  # there is no axis of learners to tell
+        if config.share_params:  # no axis of networks
             metrics = jax.tree.map(lambda x: x[0], metrics)
         state = state.replace(
             policy=state.policy.replace(params=actors.params),
@@ -542,21 +554,21 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         return update_statistics(state, rollout, common), metrics
 
     def collect(state):
-        """A rollout. Values and log_probs are left for later, for all steps at once."""
+        """A rollout. `prepare` computes values and log_probs, for all steps at once."""
         rng, start_rng, step_rng, noise_rng = jax.random.split(state.rollout_rng, 4)
-        shape = config.num_steps, num_learners, samples
+        shape = config.num_steps, num_networks, samples
         noise = parts.action_noise(noise_rng, space, shape)
 
         def step(state, inputs):
             step_rng, noise = inputs
-            world_state, mask = see(state.env_state)
+            world_state, mask = world_and_mask(state.env_state)
             action = act(config, actor, state.policy, state.observation, mask).sample(noise)
             action = unfold(config, action, num_agents)
             observation, env_state, reward, terminated, truncated, info = environments.step(
                 step_rng, state.env_state, parts.clip_to(space, action), env_params
             )
             alive, done = info.get("alive", jnp.ones_like(state.alive)), terminated | truncated
-            left = jnp.zeros_like(alive) if team else ~alive  # a team's return goes on
+            left = jnp.zeros_like(alive) if team else ~alive  # detail 6: a team's return goes on
             transition = Transition(
                 observation=state.observation,
                 mask=mask,
@@ -568,7 +580,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
                 final_observation=info["final_observation"],
             )
             final = info.get("final_world_state") if config.central_critic else None
-            alive = alive | done[:, None]  # all are, after a restart
+            alive = alive | done[:, None]  # all agents are, after a restart
             state = state.replace(env_state=env_state, observation=observation, alive=alive)
             common = Common(done=done, world_state=world_state, final_world_state=final)
             return state, (transition, common)
@@ -578,13 +590,13 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         return jax.lax.scan(step, state, (jax.random.split(step_rng, config.num_steps), noise))
 
     def prepare(state, rollout, common):
-        """The learners' batches, with advantages and targets."""
+        """The Batch of all networks, with advantages and targets."""
         every_step = jax.vmap(functools.partial(make_inputs, config, state.policy))
         x, critic_x = every_step(rollout.observation, common.world_state)
         _, final_critic_x = every_step(rollout.final_observation, common.final_world_state)
 
         def batch(params, critic_params, spread, folded):
-            """Of one learner, from arrays (num_steps, samples, ...)."""
+            """Of one network, from arrays (num_steps, samples, ...)."""
             flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), folded)
             x, critic_x, final_critic_x, rollout = flat
             log_prob, _ = actor.apply(params, x, rollout.mask).log_prob_and_entropy(rollout.action)
@@ -635,7 +647,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     def critic_loss(params, batch):
         values = critic.apply(params, batch.critic_observation)
         error = value_error(values, batch.value, batch.target, config.clip_eps, config.clip_vloss)
-        value_loss = parts.mean(error, of_critic(batch.rollout.alive))
+        value_loss = parts.mean(error, critic_learns(batch.rollout.alive))
         return config.vf_coef * value_loss, {"value_loss": value_loss}
 
     for_actor = Task(
@@ -652,11 +664,11 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         learning_rate=config.critic_learning_rate,
         epochs=config.critic_epochs,
         num_updates=num_updates,
-        counts=of_critic,
+        counts=critic_learns,
     )
 
     def update_statistics(state, rollout, common):
-        """With the rollout that has been learned from."""
+        """Merges the rollout, after the learning from it."""
         state = state.replace(episodes=state.episodes.update(rollout.reward, common.done))
         policy, rollout = state.policy, fold_rollout(config, rollout)
         if config.normalize_obs:
@@ -667,7 +679,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             policy = policy.replace(world_stats=policy.world_stats.update(common.world_state))
         if config.normalize_reward:
             learn = jax.vmap(parts.RewardScale.update, (0, 0, 0, None, 0))
-            arrays = rollout.reward, rollout.done, config.gamma, of_critic(rollout.alive)
+            arrays = rollout.reward, rollout.done, config.gamma, critic_learns(rollout.alive)
             state = state.replace(reward_scale=learn(state.reward_scale, *arrays))
         return state.replace(policy=policy)
 

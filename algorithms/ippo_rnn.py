@@ -11,20 +11,19 @@ effectiveness of PPO in cooperative multi-agent games" (MAPPO), https://arxiv.or
     state, metrics = train(jax.random.key(0))
     state, metrics = jax.vmap(train)(jax.random.split(jax.random.key(0), 16))
 
-This is ippo.py of this folder with a memory in front of the heads, of actor and critic each its
-own: GRU, minGRU or LSTM (parts/recurrence.py). As there, a *learner* is an actor and a critic
-with what they learn from: with share_params=False every agent's own, with True one pair for all.
-Arrays of environments are (num_envs, num_agents, ...), those of learners (learners, samples, ...):
-`fold` makes them. How to learn is written for one learner, and jax.vmap does it for all.
-
-What the memory adds to the implementation details listed in ippo.py, as in ppo_rnn.py:
-  - it runs on from rollout to rollout, and is zeroed where an agent's episode ended, in collection
-    and in learning alike: terminated, truncated or (unless the reward is the team's) left;
-  - sequences are learned whole, from the memory that the rollout began with; minibatches are sets
-    of them, each of one agent in one environment;
-  - critics go through a rollout afterwards. The value of what an action led to belongs to the final
-    observation together with the memory of the episode that ends there; looking does not move it;
-  - with `previous_inputs` networks see the last action and reward, too; zeros at first.
+This is ippo.py with a memory in front of the heads: GRU, minGRU or LSTM (parts/recurrence.py). As
+there, every agent has its own *network* (actor, critic and all that learning needs), or with
+share_params=True one network serves all. Learning is written for one network, and jax.vmap does it
+for all. `learner` has a table of the axes. The memory adds to the details listed in ippo.py, as in
+ppo_rnn.py:
+  1 Actor and critic have a memory each.
+  2 It runs on from rollout to rollout. It is zeroed where an agent's episode ended, in collection
+    and in learning alike: terminated, truncated or (unless the reward is the team's) left.
+  3 Sequences are learned whole, from the memory that the rollout began with. Minibatches are sets
+    of them, each of one agent in one environment.
+  4 Critics go through a rollout after its collection. A final observation is valued with the memory
+    of the episode that ends there, which does not move on by it.
+  5 With `previous_inputs` networks also see the last action and its reward, zeros at first.
 """
 
 import functools
@@ -104,21 +103,21 @@ class Config:
 
 
 class Actions(NamedTuple):
-    """What determines the distribution over actions; leading axes (batch,), or more."""
+    """The parameters of a distribution over actions; leading axes (batch,), or more."""
 
     output: jax.Array  # logits (batch, num_actions), or means (batch, dimensions)
     log_std: jax.Array | None  # (batch, dimensions), continuous actions only
-    real: jax.Array | None  # (batch, dimensions), bool: which ones the agent has
+    real: jax.Array | None  # (batch, dimensions), bool: dimensions that the agent has
 
     def sample(self, noise):
-        """From standard Gumbel (discrete) or normal noise, drawn for a whole rollout at once; the
-        most probable action, or the mean, of zeros."""
+        """argmax(logits + Gumbel noise), or mean + std * normal noise; noise as the output. Zeros
+        give the most probable action, or the mean."""
         if self.log_std is None:
             return jnp.argmax(self.output + noise, axis=-1)
         return self.output + jnp.exp(self.log_std) * noise
 
     def log_prob_and_entropy(self, action):
-        """Both (batch,). A distrax.Categorical would normalise its logits once more for each."""
+        """log pi(a) and entropy -sum pi log pi, (batch,); distrax would normalise logits twice."""
         if self.log_std is not None:
             policy = distrax.Normal(self.output, jnp.exp(self.log_std))
             of_dimensions = policy.log_prob(action), policy.entropy()
@@ -129,14 +128,14 @@ class Actions(NamedTuple):
 
 
 class Actor(nn.Module):
-    """To the memories after each of the inputs, see parts.Recurrent, and to Actions."""
+    """Inputs (see parts.Recurrent) to the memories after each of them, and to Actions."""
 
     config: Config
     space: Any  # of actions
 
     @nn.compact
     def __call__(self, memory, inputs, done, mask=None):
-        """Where the mask is False: a forbidden action, or a dimension that the agent lacks."""
+        """The mask is False for forbidden actions and for dimensions that the agent lacks."""
         memories = parts.Recurrent(self.config)(memory, inputs, done)
         size = parts.num_outputs(self.space)
         output = nn.Dense(size, name="actor_head")(memories.hidden)
@@ -148,7 +147,7 @@ class Actor(nn.Module):
 
 
 class Critic(nn.Module):
-    """The same, with values (num_steps, batch) in place of the Actions."""
+    """Inputs (see parts.Recurrent) to the memories, and to values (num_steps, batch)."""
 
     config: Config
 
@@ -163,11 +162,11 @@ class Critic(nn.Module):
 
 @struct.dataclass
 class PolicyState:
-    """What acting needs, and all that inputs are normalised by; leading axis learners."""
+    """The part of the state that acting needs, and statistics of inputs; leading axis networks."""
 
     params: Any  # of the actors
     obs_stats: parts.RunningStatistics
-    world_stats: parts.RunningStatistics | None  # of world states; all learners have one
+    world_stats: parts.RunningStatistics | None  # of world states; one for all networks
 
 
 @struct.dataclass
@@ -175,14 +174,14 @@ class TrainState:
     """Everything that a run needs to go on."""
 
     policy: PolicyState
-    critic_params: Any  # leading axis learners, and so have the next three
+    critic_params: Any  # leading axis networks, like the next three
     opt_state: optax.OptState
     critic_opt_state: optax.OptState
     reward_scale: parts.RewardScale
     env_state: envs.BatchState
     observation: jax.Array  # (num_envs, num_agents, ...)
-    memory: parts.Memory  # of actors before it, (num_envs, num_agents, ...)
-    critic_memory: parts.Memory  # (learners, samples, ...)
+    memory: parts.Memory  # of actors before the observation, (num_envs, num_agents, ...)
+    critic_memory: parts.Memory  # (networks, samples, ...)
     alive: jax.Array  # (num_envs, num_agents)
     episodes: parts.EpisodeStatistics
     rollout_rng: jax.Array  # for acting and the environments
@@ -195,28 +194,28 @@ class Transition(NamedTuple):
     """A rollout; leading axes (num_steps, num_envs, num_agents), or those of a Batch."""
 
     observation: jax.Array
-    previous: tuple[jax.Array, ...]  # see `parts.last_step`
+    previous: tuple[jax.Array, ...]  # `parts.last_step`
     mask: jax.Array | None  # see Actor
     action: jax.Array  # unclipped
     log_prob: jax.Array
     reward: jax.Array
-    alive: jax.Array  # when it acted
-    terminated: jax.Array  # with the episode, or by leaving it
+    alive: jax.Array  # when the agent acted
+    terminated: jax.Array  # the episode ended, or the agent left it
     done: jax.Array  # terminated or truncated
-    final_observation: jax.Array  # what the actions led to, before any restart
-    final_previous: tuple[jax.Array, ...]  # with it
+    final_observation: jax.Array  # after the actions, before any restart
+    final_previous: tuple[jax.Array, ...]  # of the final observation
 
 
 class Common(NamedTuple):
-    """What agents have in common in a rollout; leading axes (num_steps, num_envs)."""
+    """The part of a rollout that agents share; leading axes (num_steps, num_envs)."""
 
-    done: jax.Array  # the episode
+    done: jax.Array  # the episode ended
     world_state: jax.Array | None
     final_world_state: jax.Array | None
 
 
 class Batch(NamedTuple):
-    """What one learner learns from; leading axes (num_steps, samples), or those of a minibatch."""
+    """Sequences of one network; leading axes (num_steps, samples), or those of a minibatch."""
 
     inputs: tuple[jax.Array, ...]  # of the actor
     critic_inputs: tuple[jax.Array, ...]
@@ -227,18 +226,18 @@ class Batch(NamedTuple):
 
 
 class Task(NamedTuple):
-    """What a network learns, and how."""
+    """How an actor or a critic learns."""
 
     loss: Callable  # (params, memory before the minibatch, minibatch) -> loss, metrics
     optimizer: parts.FlatOptimizer
     learning_rate: jax.Array
     epochs: int
     num_updates: int  # of the run
-    counts: Callable  # alive -> which samples it learns
+    counts: Callable  # alive -> samples that it learns
 
 
 class Learned(NamedTuple):
-    """The carry of the epochs of one network."""
+    """The carry of the epochs of an actor or a critic."""
 
     params: Any
     opt_state: optax.OptState
@@ -251,10 +250,11 @@ class Learned(NamedTuple):
 
 
 def gae(rewards, values, next_values, terminated, done, gamma, gae_lambda):
-    """Generalised advantage estimation, equations 11 to 16 of Schulman et al. 2016.
+    """A_t = delta_t + gamma lambda (1 - done_t) A_{t+1}, equations 11-16 of Schulman et al. 2016,
+    with delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t), and 0 after the last step.
 
-    All arrays are (num_steps, samples). `next_values` belong to what each action led to, before
-    any restart; they count unless `terminated`. `done`, also when truncated, cuts the trace.
+    All arrays are (num_steps, samples). `next_values` are V(s'_t) of the observations after the
+    actions, before any restart. `done` also marks truncated episodes.
     """
     deltas = rewards + gamma * next_values * (1.0 - terminated) - values
     decays = gamma * gae_lambda * (1.0 - done)
@@ -268,15 +268,16 @@ def gae(rewards, values, next_values, terminated, done, gamma, gae_lambda):
 
 
 def clipped_surrogate(log_ratio, advantages, clip_eps):
-    """The negative of the terms of equation 7 of Schulman et al. 2017."""
+    """-min(q A, clip(q, 1 - eps, 1 + eps) A), q = exp(log_ratio), elementwise: the terms of
+    equation 7 of Schulman et al. 2017, negated."""
     ratio = jnp.exp(log_ratio)
     clipped = jnp.clip(ratio, 1.0 - clip_eps, 1.0 + clip_eps)
     return -jnp.minimum(ratio * advantages, clipped * advantages)
 
 
 def value_error(values, old_values, targets, clip_eps, clip):
-    """Half the squared errors; with `clip`, the larger ones of those and of the errors of values
-    kept within clip_eps of the old ones."""
+    """(V - y)**2 / 2, elementwise; with `clip` max((V - y)**2, (V_c - y)**2) / 2, where
+    V_c = V_old + clip(V - V_old, -eps, eps)."""
     error = jnp.square(values - targets)
     if clip:
         kept = old_values + jnp.clip(values - old_values, -clip_eps, clip_eps)
@@ -285,13 +286,13 @@ def value_error(values, old_values, targets, clip_eps, clip):
 
 
 def kl_estimate(log_ratio):
-    """Terms of KL(old, new) by the k3 estimator (http://joschu.net/blog/kl-approx.html)."""
+    """q - 1 - log q, terms of the k3 estimate of KL(old, new): joschu.net/blog/kl-approx.html."""
     return jnp.expm1(log_ratio) - log_ratio
 
 
 def learning_rates(config, task, update, epoch):
-    """Of the gradient steps of an epoch, (num_minibatches,): linear to zero over the run, counted
-    in nominal progress (a run whose epochs end early anneals no later)."""
+    """learning_rate (1 - p) for each gradient step of an epoch, (num_minibatches,), with nominal
+    progress p in [0, 1] through the run: a run whose epochs end early anneals no later."""
     epochs = update.astype(jnp.float32) * task.epochs + epoch
     done = epochs + jnp.arange(config.num_minibatches) / config.num_minibatches
     left = jnp.maximum(1.0 - done / float(task.num_updates * task.epochs), 0.0)
@@ -299,14 +300,14 @@ def learning_rates(config, task, update, epoch):
 
 
 def fit(config, task, update, params, opt_state, memory, batch, order_rng):
-    """Epochs of minibatches for one network of one learner, until its KL has gone too far. The
-    rollout began with `memory`."""
+    """Epochs of minibatches for one actor or critic, until the KL of an epoch exceeds target_kl.
+    The rollout began with `memory`."""
     orders = parts.permutations(order_rng, task.epochs, batch.value.shape[1])
 
     def gradient_step(carry, inputs):
         (params, opt_state), (indices, rate) = carry, inputs
         first = jax.tree.map(lambda x: x[indices], memory)
-        sequences = jax.tree.map(lambda x: x[:, indices], batch)
+        sequences = jax.tree.map(lambda x: x[:, indices], batch)  # detail 3
         grads, metrics = jax.grad(task.loss, has_aux=True)(params, first, sequences)
         living = 1.0 * task.counts(sequences.rollout.alive).any()
         params, opt_state, norm = task.optimizer.step(params, opt_state, grads, living * rate)
@@ -326,35 +327,35 @@ def fit(config, task, update, params, opt_state, memory, batch, order_rng):
     def unfinished(learned):
         return (learned.epochs < task.epochs) & ~(learned.kl > config.target_kl)
 
-    zero, none = jnp.zeros(()), jnp.zeros((), jnp.int32)
+    zero, count = jnp.zeros(()), jnp.zeros((), jnp.int32)
     sums = parts.zeros(task.loss, params, memory, batch)[1] | dict(grad_norm=zero, living=zero)
-    start = Learned(params=params, opt_state=opt_state, epochs=none, kl=zero, sums=sums)
+    start = Learned(params=params, opt_state=opt_state, epochs=count, kl=zero, sums=sums)
     ended = jax.lax.while_loop(unfinished, epoch, start)
     means = {name: total / ended.epochs for name, total in ended.sums.items()}
-    living = means.pop("living")  # share of minibatches; in the others all else is 0
+    living = means.pop("living")  # share of minibatches with samples; in the others all else is 0
     return ended, {name: parts.Average(x, living) for name, x in means.items()}
 
 
-# --- agents and learners, acting and training -------------------------------------------------
+# --- agents and networks, acting and training -------------------------------------------------
 
 
 def fold(config, arrays):
-    """(num_envs, num_agents, ...) to (learners, samples, ...): the samples of a learner are those
-    of its agent, or of all agents, in all environments. arrays: one, or a tree of them."""
+    """(num_envs, num_agents, ...) to (networks, samples, ...): a network's samples are those of its
+    agent, or of all agents, in all environments. arrays: one, or a tree of them."""
     together, apart = lambda x: x.reshape(1, -1, *x.shape[2:]), lambda x: x.swapaxes(0, 1)
     return jax.tree.map(together if config.share_params else apart, arrays)
 
 
 def normalize(config, stats, x):
-    """(num_envs, num_agents, ...) by statistics (learners, ...): its agent's, or the only ones."""
+    """(num_envs, num_agents, ...) by statistics (networks, ...): its agent's, or the only ones."""
     return stats.normalize(x, config.clip_obs) if config.normalize_obs else parts.scaled(x)
 
 
 def make_inputs(config, policy, observation, previous, world_state=None):
-    """What actors and critics see: tuples of arrays (num_envs, num_agents, ...).
+    """Inputs of actors and critics: tuples of arrays (num_envs, num_agents, ...).
 
-    Central critics see the world state (num_envs, ...), or all observations if there is none.
-    Behind that come the agent's number, one-hot, with `agent_ids`, and what was done last.
+    Central critics see the world state (num_envs, ...), or all observations if there is none. With
+    `agent_ids` the agent's number follows, one-hot; then `previous`, of `parts.last_step`.
     """
     x = critic_x = normalize(config, policy.obs_stats, observation)
     num_envs, num_agents = x.shape[:2]
@@ -371,10 +372,10 @@ def make_inputs(config, policy, observation, previous, world_state=None):
 def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns policy(state, observation, memory=None, rng=None, mask=None) -> action, memory.
 
-    For all agents of one environment: observation, action and memory (num_agents, ...). The most
-    probable action, or the mean, without rng; a sample with it. No memory is a fresh one. mask
-    (num_agents, num_actions): what `env.action_mask` allows. With previous_inputs, whoever steps
-    the environment puts the rewards into the memory (`envs.evaluation.rewarded`).
+    For all agents of one environment: observation, action and memory (num_agents, ...). Without rng
+    the most probable actions, or the means; with it samples. memory=None is a fresh memory. mask
+    (num_agents, num_actions): `env.action_mask`, the allowed actions. With previous_inputs, pass
+    rewards back: memory = envs.evaluation.rewarded(memory, reward).
     """
     env, env_params = parts.world(config, env, env_params)
     space = env.action_space(env_params)
@@ -404,7 +405,7 @@ def act(config, actor, policy, memory, observation, mask):
 
 
 def check(config: Config, env: Any, env_params: Any) -> None:
-    """Raises a ValueError that names the setting, its value and what would do."""
+    """Raises a ValueError that names the setting, its value and a value that works."""
     positive = ("total_timesteps", "num_envs", "num_steps", "update_epochs", "critic_epochs")
     positive += ("num_minibatches", "memory_size", "num_evals")
     parts.check_sizes(config, positive, ("num_eval_episodes",))
@@ -425,7 +426,7 @@ def check(config: Config, env: Any, env_params: Any) -> None:
 def make_train(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns the jitted train(rng, state=None, num_evals=None) -> state, metrics.
 
-    `parts.program` says what it takes; without env and env_params they are those of the config.
+    `parts.program` describes the arguments. Without env and env_params the config names them.
     Returns and, with share_params=False, losses have the agents as last axis.
 
     Raises:
@@ -437,24 +438,35 @@ def make_train(config: Config, env: Any = None, env_params: Any = None) -> Calla
 
 
 def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
-    """How a run begins, and an update: one rollout and what all learners learn from it."""
+    """The first state, an update (a rollout and the learning from it), and the policy.
+
+    Leading axes of arrays; (networks, samples) is (num_agents, num_envs), with share_params
+    (1, num_envs * num_agents):
+
+        (num_envs, num_agents)             a step: observations, masks, actions, rewards, memories
+        (num_steps, num_envs, num_agents)  a rollout: Transition
+        (num_steps, num_envs)              a rollout: Common
+        (networks, samples)                a step, by `fold`, and critics' memories
+        (networks, num_steps, samples)     a rollout, by `fold_steps`; a minibatch has fewer samples
+        (networks,)                        parameters, optimiser states, statistics, metrics
+    """
     batch_size, num_agents = config.num_envs * config.num_steps, env.num_agents
-    num_learners = 1 if config.share_params else num_agents
-    samples = config.num_envs * num_agents // num_learners  # sequences of a learner
+    num_networks = 1 if config.share_params else num_agents
+    samples = config.num_envs * num_agents // num_networks  # sequences of a network
     num_updates = parts.num_updates(config, batch_size)
     fold_steps = jax.vmap(functools.partial(fold, config), out_axes=1)  # time comes second
     environments = envs.batch(env, config.num_envs, config.num_steps)
     space = env.action_space(env_params)
     actor, critic = Actor(config, space), Critic(config)
     team = getattr(env, "shared_reward", False)
-    of_critic = lambda alive: jnp.ones_like(alive) if team else alive  # which samples it learns
+    critic_learns = lambda alive: jnp.ones_like(alive) if team else alive
     make_adam = lambda max_norm, eps: parts.FlatOptimizer(
         optax.chain(optax.clip_by_global_norm(max_norm), optax.scale_by_adam(eps=eps))
     )
     adam = make_adam(config.max_grad_norm, config.adam_eps)
     critic_adam = make_adam(config.critic_max_grad_norm, config.critic_adam_eps)
 
-    def see(env_state):
+    def world_and_mask(env_state):
         """World states for central critics, masks for actors; None where there are none."""
         mask, central = environments.action_mask(env_state, env_params), config.central_critic
         if hasattr(env, "action_dimensions"):
@@ -464,11 +476,11 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     def init(rng):
         order_rng, actor_rng, critic_rng, env_rng, rollout_rng, eval_rng = jax.random.split(rng, 6)
         observation, env_state = environments.reset(env_rng, env_params)
-        (world_state, _), world_stats = see(env_state), None
+        (world_state, _), world_stats = world_and_mask(env_state), None
         if world_state is not None:
             world_stats = parts.RunningStatistics.create(world_state.shape[1:])
-        for_learners = lambda tree: jax.tree.map(lambda x: jnp.stack([x] * num_learners), tree)
-        obs_stats = for_learners(parts.RunningStatistics.create(observation.shape[2:]))
+        per_network = lambda tree: jax.tree.map(lambda x: jnp.stack([x] * num_networks), tree)
+        obs_stats = per_network(parts.RunningStatistics.create(observation.shape[2:]))
         policy = PolicyState(None, obs_stats, world_stats)
         memory = parts.fresh_memory(config, space, config.num_envs, num_agents)
         x, critic_x = make_inputs(config, policy, observation, parts.last_step(memory), world_state)
@@ -477,9 +489,9 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
 
         def parameters(network, key, x):
             sequence = jax.tree.map(lambda x: x[:, None], fold(config, x))  # of one step
-            arrays = fold(config, memory), sequence, jnp.zeros((num_learners, 1, samples), bool)
+            arrays = fold(config, memory), sequence, jnp.zeros((num_networks, 1, samples), bool)
             start = lambda key, *arrays: parts.orthogonal(network, key, *arrays, **gains)
-            return jax.vmap(start)(jax.random.split(key, num_learners), *arrays)
+            return jax.vmap(start)(jax.random.split(key, num_networks), *arrays)
 
         params = parameters(actor, actor_rng, x)
         critic_params = parameters(critic, critic_rng, critic_x)
@@ -488,10 +500,10 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             critic_params=critic_params,
             opt_state=jax.vmap(adam.init)(params),
             critic_opt_state=jax.vmap(critic_adam.init)(critic_params),
-            reward_scale=for_learners(parts.RewardScale.create(samples)),
+            reward_scale=per_network(parts.RewardScale.create(samples)),
             env_state=env_state,
             observation=observation,
-            memory=memory,
+            memory=memory,  # detail 1
             critic_memory=fold(config, memory._replace(action=None, reward=None)),
             alive=jnp.ones((config.num_envs, num_agents), bool),
             episodes=parts.EpisodeStatistics.create(config.num_envs, (num_agents,)),
@@ -502,22 +514,22 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         )
 
     def update(state):
-        """One rollout and what is learned from it."""
+        """A rollout and the learning from it."""
         memory = fold(config, state.memory)
         state, (rollout, common) = collect(state)
         batch, critic_memory = prepare(state, rollout, common)
         order_rng, actor_rng, critic_rng = jax.random.split(state.order_rng, 3)
 
         def train(task, params, opt_state, memory, rng):
-            """One network of all learners."""
+            """All actors or all critics, by jax.vmap."""
             one = functools.partial(fit, config, task, state.update)
-            rngs = jax.random.split(rng, num_learners)
+            rngs = jax.random.split(rng, num_networks)
             return jax.vmap(one)(params, opt_state, memory, batch, rngs)
 
         old, critic_params = state.critic_memory, state.critic_params
         actors, metrics = train(for_actor, state.policy.params, state.opt_state, memory, actor_rng)
         critics, theirs = train(for_critic, critic_params, state.critic_opt_state, old, critic_rng)
-        valued = of_critic(batch.rollout.alive)
+        valued = critic_learns(batch.rollout.alive)
         metrics |= {
             "epochs": actors.epochs,
             "value_loss": theirs["value_loss"],
@@ -529,7 +541,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
                 batch.value, batch.target, valued
             ),
         }
-        if config.share_params:  # there is no axis of learners to tell
+        if config.share_params:  # no axis of networks
             metrics = jax.tree.map(lambda x: x[0], metrics)
         state = state.replace(
             policy=state.policy.replace(params=actors.params),
@@ -543,14 +555,14 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         return update_statistics(state, rollout, common), metrics
 
     def collect(state):
-        """A rollout. Values are left for later, for all steps at once."""
+        """A rollout. `prepare` computes values, for all steps at once."""
         rng, start_rng, step_rng, noise_rng = jax.random.split(state.rollout_rng, 4)
         shape = config.num_steps, config.num_envs, num_agents
         noise = parts.action_noise(noise_rng, space, shape)
 
         def step(state, inputs):
             step_rng, noise = inputs
-            world_state, mask = see(state.env_state)
+            world_state, mask = world_and_mask(state.env_state)
             memory, actions = act(
                 config, actor, state.policy, state.memory, state.observation, mask
             )
@@ -565,7 +577,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             log_prob, _ = actions.log_prob_and_entropy(action)
             transition = Transition(
                 observation=state.observation,
-                previous=parts.last_step(state.memory),
+                previous=parts.last_step(state.memory),  # detail 5
                 mask=mask,
                 action=action,
                 log_prob=log_prob,
@@ -577,9 +589,9 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
                 final_previous=parts.last_step(memory),
             )
             final = info.get("final_world_state") if config.central_critic else None
-            alive = alive | ended[:, None]  # all are, after a restart
+            alive = alive | ended[:, None]  # all agents are, after a restart
             state = state.replace(env_state=env_state, observation=observation, alive=alive)
-            state = state.replace(memory=parts.forget(memory, transition.done))
+            state = state.replace(memory=parts.forget(memory, transition.done))  # detail 2
             common = Common(done=ended, world_state=world_state, final_world_state=final)
             return state, (transition, common)
 
@@ -588,18 +600,17 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         return jax.lax.scan(step, state, (jax.random.split(step_rng, config.num_steps), noise))
 
     def prepare(state, rollout, common):
-        """The learners' batches, with advantages and targets, and critics' memories after them."""
+        """The Batch of all networks, with advantages and targets; critics' memories after it."""
         every_step = jax.vmap(functools.partial(make_inputs, config, state.policy))
         x = every_step(rollout.observation, rollout.previous, common.world_state)
         final = rollout.final_observation, rollout.final_previous, common.final_world_state
         final_x = every_step(*final)[1]
 
         def batch(params, memory, spread, folded):
-            """Of one learner, from arrays (num_steps, samples, ...)."""
+            """Of one network, from arrays (num_steps, samples, ...)."""
             (x, critic_x), final_x, rollout = folded
             memories, values = critic.apply(params, memory, critic_x, rollout.done)
-            # One step further for all of them at once, with what each action led to: after the last
-            # observation of an episode the memory is still that of the episode.
+            # detail 4: one step further for all at once, from the memory after an observation.
             flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (memories, final_x))
             next_values = parts.one_step(critic, params, *flat)[1].reshape(values.shape)
             reward = rollout.reward
@@ -626,8 +637,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             return batch, after
 
         folded = fold_steps((x, final_x, rollout))
-        learners = state.critic_params, state.critic_memory, state.reward_scale
-        return jax.vmap(batch)(*learners, folded)
+        critics = state.critic_params, state.critic_memory, state.reward_scale
+        return jax.vmap(batch)(*critics, folded)
 
     def actor_loss(params, memory, batch):
         rollout, advantages, weights = batch.rollout, batch.advantage, batch.rollout.alive
@@ -648,7 +659,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     def critic_loss(params, memory, batch):
         _, values = critic.apply(params, memory, batch.critic_inputs, batch.rollout.done)
         error = value_error(values, batch.value, batch.target, config.clip_eps, config.clip_vloss)
-        value_loss = parts.mean(error, of_critic(batch.rollout.alive))
+        value_loss = parts.mean(error, critic_learns(batch.rollout.alive))
         return config.vf_coef * value_loss, {"value_loss": value_loss}
 
     for_actor = Task(
@@ -665,11 +676,11 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         learning_rate=config.critic_learning_rate,
         epochs=config.critic_epochs,
         num_updates=num_updates,
-        counts=of_critic,
+        counts=critic_learns,
     )
 
     def update_statistics(state, rollout, common):
-        """With the rollout that has been learned from."""
+        """Merges the rollout, after the learning from it."""
         state = state.replace(episodes=state.episodes.update(rollout.reward, common.done))
         policy, rollout = state.policy, fold_steps(rollout)
         if config.normalize_obs:
@@ -680,7 +691,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             policy = policy.replace(world_stats=policy.world_stats.update(common.world_state))
         if config.normalize_reward:
             learn = jax.vmap(parts.RewardScale.update, (0, 0, 0, None, 0))
-            arrays = rollout.reward, rollout.done, config.gamma, of_critic(rollout.alive)
+            arrays = rollout.reward, rollout.done, config.gamma, critic_learns(rollout.alive)
             state = state.replace(reward_scale=learn(state.reward_scale, *arrays))
         return state.replace(policy=policy)
 

@@ -455,7 +455,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         x = normalize(config, state.policy, rollout.observation)
         inputs = rollout.memory.hidden, x, rollout.mask, rollout.previous
         actions, values = network.apply(params, *inputs, method="review")
-        # detail 4: one step further for all at once, from the memory after the last observation.
+        # detail 4: one step further for all at once, from the memory after an observation.
         flat = lambda x: x.reshape(batch_size, *x.shape[2:])
         final_x = normalize(config, state.policy, flat(rollout.final_observation))
         _, _, next_values = network.apply(params, jax.tree.map(flat, rollout.memory), final_x)

@@ -412,7 +412,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         """Sequences with targets, from the memories of the collection."""
         policy = state.policy
         inputs = normalize(config, policy, rollout.observation), *rollout.previous
-        # detail 2: one step further for all at once, from the memory after the last observation.
+        # detail 2: one step further for all at once, from the memory after an observation.
         final_x = normalize(config, policy, rollout.final_observation)
         final = rollout.memory, (final_x, *parts.last_step(rollout.memory))
         final = jax.tree.map(lambda x: x.reshape(batch_size, *x.shape[2:]), final)

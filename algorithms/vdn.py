@@ -512,7 +512,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         policy = state.policy
         inputs = make_inputs(config, policy, rollout.observation, rollout.previous)
         view = make_view(config, policy, inputs, rollout.world_state)
-        # detail 10: one step further for all at once, from the memory after the last observation.
+        # detail 10: one step further for all at once, from the memory after an observation.
         previous = parts.last_step(rollout.memory)
         final_inputs = make_inputs(config, policy, rollout.final_observation, previous)
         final_view = make_view(config, policy, final_inputs, rollout.final_world_state)
