@@ -1,7 +1,7 @@
 """What every algorithm's program needs and no algorithm is about.
 
-A part is something all of whose right implementations give the same distribution of results; what
-decides what is learned stands in the algorithm's file.
+A part is code whose right implementations all give the same distribution of results. Code that
+decides what an agent learns stands in the algorithm's file.
 """
 
 from algorithms.parts.cells import Recurrent, did, fresh_memory, last_step, one_step

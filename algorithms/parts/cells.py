@@ -1,4 +1,4 @@
-"""What networks carry from step to step, and a network that does; recurrence.py has the cells."""
+"""Fresh memories, previous inputs and a recurrent network; recurrence.py has the cells."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from envs import shaping
 
 
 def fresh_memory(config: Any, space: Any, *axes: int) -> Memory:
-    """Zeros with these leading axes: nothing is known, and nothing has been done.
+    """A memory of zeros with these leading axes, as at the start of an episode.
 
     Args:
       config: `cell`, `memory_size` and `previous_inputs` are used.
@@ -28,8 +28,11 @@ def fresh_memory(config: Any, space: Any, *axes: int) -> Memory:
 def did(
     config: Any, space: Any, memory: Memory, action: jax.Array, reward: jax.Array, info: Any = None
 ) -> Memory:
-    """With `previous_inputs`, a memory that knows of an action, as the environment takes it, and of
-    its reward (batch,), without what `info` says that shaping added: an evaluation has none."""
+    """The memory, with `previous_inputs` with an action and its reward (batch,) in it.
+
+    The action is as the environment takes it. Shaping's share of the reward, which `info` tells, is
+    subtracted: evaluations have no shaping.
+    """
     if not config.previous_inputs:
         return memory
     own = reward - (info or {}).get(shaping.NAME, 0.0)
@@ -38,22 +41,22 @@ def did(
 
 
 def last_step(memory: Memory) -> tuple[jax.Array, ...]:
-    """What networks see of the last step: the action, and the reward r as sign(r) log(1 + |r|), so
-    that large ones stay in reach (symlog: Hafner et al. 2023, arXiv:2301.04104); or nothing."""
+    """A memory's last action, and its reward r as sign(r) log(1 + |r|), which keeps large rewards
+    in reach (symlog: Hafner et al. 2023, arXiv:2301.04104); () without `previous_inputs`."""
     if memory.reward is None:
         return ()
     return memory.action, jnp.sign(memory.reward) * jnp.log1p(jnp.abs(memory.reward))
 
 
 class Recurrent(nn.Module):
-    """Dense layers (and convolutions, for images), and a memory behind them."""
+    """Dense layers (after convolutions, for images), then a memory."""
 
-    config: Any  # its sizes of layers and their names are used, and those of the memory
+    config: Any  # its fields of layers and of the memory are used
 
     @nn.compact
     def __call__(self, memory, inputs, done):
-        """Memories after each of the inputs, a tuple of arrays (num_steps, batch, ...), of which
-        the first may be images; the rest is as of `unroll`."""
+        """Memories after each of the inputs, a tuple of arrays (num_steps, batch, ...). The first
+        array may hold images. `memory` and `done` are as of `unroll`."""
         c, (from_inputs, from_memory) = self.config, CELLS[self.config.cell]
         flat = [x.reshape(-1, *x.shape[2:]) for x in inputs]
         x = Torso(c.hidden_sizes, c.activation, c.conv_layers)(*flat).reshape(*done.shape, -1)
@@ -64,7 +67,7 @@ class Recurrent(nn.Module):
 
 
 def one_step(network: nn.Module, params: Any, memory: Memory, inputs: Any, *more: Any) -> Any:
-    """What a network of sequences makes of inputs (batch, ...), memory first; no episode ends."""
+    """A network of sequences on one step of inputs (batch, ...), without an episode's end."""
     done = jnp.zeros(len(memory.hidden), bool)
     sequences = jax.tree.map(lambda x: x[None], (inputs, done, *more))
     return jax.tree.map(lambda x: x[0], network.apply(params, memory, *sequences))

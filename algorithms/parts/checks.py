@@ -1,4 +1,4 @@
-"""Refusals; each raises a ValueError that names the setting, its value and what would do."""
+"""Refusals: each raises a ValueError that names the setting, its value and one that works."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ SPACES = {"discrete": "Discrete", "continuous": "Box"}  # of actions, by INFO's 
 
 
 def check_sizes(config: Any, positive: tuple[str, ...], not_negative: tuple[str, ...] = ()) -> None:
-    """Refuses what is no whole number, too small or too large, and unknown activations."""
+    """Refuses sizes that are no whole numbers, too small or too large, and unknown activations."""
     sizes = [(name, getattr(config, name), 1) for name in positive]
     sizes += [(name, getattr(config, name), 0) for name in not_negative]
     sizes += [("hidden_sizes", size, 1) for size in config.hidden_sizes]
@@ -38,7 +38,7 @@ def check_choices(config: Any, **choices: tuple[str, ...]) -> None:
 
 
 def check_network(config: Any, *names: str) -> None:
-    """Refuses an unknown network, sizes that are none, and those that simba cannot add up.
+    """Refuses an unknown network, bad sizes of layers, and different sizes with simba.
 
     Args:
       config: `network` is used, and the fields of these names: sizes of layers.
@@ -53,7 +53,7 @@ def check_network(config: Any, *names: str) -> None:
 
 
 def check_divides(name: str, number: int, what: str, size: int) -> None:
-    """Refuses a number that does not divide a size, which is told as `what`."""
+    """Refuses a number that does not divide a size; the message calls the size `what`."""
     if size % number:
         divisors = [d for d in range(1, size + 1) if size % d == 0]
         near = sorted(sorted(divisors, key=lambda d: abs(d - number))[:4])
@@ -115,14 +115,14 @@ def _do(names: list[str], one: str, many: str) -> str:
 
 
 def is_bounded(space: Any) -> bool:
-    """Whether a Box is finite, as far as its bounds are known by now."""
+    """Whether a Box is finite; bounds that are traced count as finite."""
     bounds = [x for x in (space.low, space.high) if not isinstance(x, jax.core.Tracer)]
     return all(np.isfinite(x).all() for x in bounds)
 
 
 def check_replay(config: Any, buffer: Any, env: Any, env_params: Any) -> None:
-    """Refuses a replay buffer that cannot work or is larger than the device's memory, and sizes of
-    rounds that cannot be.
+    """Refuses a replay buffer that cannot work or exceeds the device's memory, and impossible sizes
+    of rounds.
 
     Args:
       config: sizes of the buffer, of rounds and of the run are used.

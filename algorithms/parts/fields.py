@@ -1,7 +1,7 @@
-"""Fields of a Config: those that shape the program, and floats with the range that makes sense.
+"""Fields of a Config: static ones, which shape the program, and floats with their ranges.
 
-A float is a leaf of the pytree, which may be traced or batched, so that its range is checked where
-it is a number: by the shell, before anything runs.
+A float is a leaf of the pytree and may be traced or batched. The command line checks its range
+before anything runs, while it is still a number.
 """
 
 import dataclasses
@@ -40,14 +40,14 @@ def check_reals(config: Any) -> None:
         value, low, high = np.broadcast_arrays(_number(config, name), low, high)
         above = value >= low if interval[0] == "[" else value > low
         below = value <= high if interval[-1] == "]" else value < high
-        for i in np.argwhere(~(above & below)):  # where NaN is, too
+        for i in np.argwhere(~(above & below)):  # also where a value is NaN
             bounds = f"{interval[0]}{low[*i]:g}, {high[*i]:g}{interval[-1]}"
             bounds = bounds if bounds == interval else f"{interval}, here {bounds}"
             raise ValueError(f"{name}={value[*i]}: give a number in {bounds}{reason}")
 
 
 def _number(config: Any, word: str) -> np.ndarray:
-    """What a field has, or else the number that the word is."""
+    """A field's value, or the number that the word spells."""
     given = getattr(config, word, word)
     for one in np.ravel(given).tolist():
         try:
@@ -58,7 +58,7 @@ def _number(config: Any, word: str) -> np.ndarray:
 
 
 def _intervals(config: Any) -> Iterator[tuple[str, str, str]]:
-    """Names of fields, their intervals, and which static field decides that, in words."""
+    """Names of fields, their intervals, and the reason in words if a static field decides them."""
     for field in dataclasses.fields(config):
         if "interval" not in field.metadata:
             continue

@@ -1,4 +1,4 @@
-"""Layers in forms that XLA is fast at on a CPU too, and initialisation without LAPACK."""
+"""Layers in forms that XLA also runs fast on a CPU, and initialisation without LAPACK."""
 
 import math
 from collections.abc import Callable
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 class Conv3x3(nn.Dense):
     """A 3x3 convolution without padding, of images (batch, height, width, channels).
 
-    As patches times a matrix: on a CPU XLA's own convolution is 9 times slower.
+    Patches times a matrix: on a CPU XLA's own convolution is 9 times slower.
     """
 
     @nn.compact
@@ -64,9 +64,9 @@ NETWORKS = ("mlp", "simba")
 class Torso(nn.Module):
     """Observations (batch, ...) to features (batch, sizes[-1]); images are convolved first.
 
-    More inputs (batch, ...), such as actions, join what the convolutions make. A network "mlp" has
-    a dense layer for each of the sizes; "simba" a residual block with layer norm for each, which
-    are all one size, and a layer norm at last (Lee et al. 2024, arXiv:2410.09754, section 4).
+    More inputs (batch, ...), such as actions, join the output of the convolutions. Network "mlp"
+    has a dense layer for each size. "simba" has a residual block with layer norm for each size (all
+    sizes are equal) and a last layer norm (Lee et al. 2024, arXiv:2410.09754, section 4).
     """
 
     sizes: tuple[int, ...]
@@ -91,13 +91,13 @@ class Torso(nn.Module):
 
 
 def scaled(observation: jax.Array) -> jax.Array:
-    """In float32; bytes are taken for the pixels of an image, and become numbers in [0, 1]."""
+    """In float32. Bytes count as pixels of an image and become numbers in [0, 1]."""
     x = observation.astype(jnp.float32)
     return x / 255.0 if observation.dtype == jnp.uint8 else x
 
 
 class LayerNorm(nn.Module):
-    """Features (..., size) with mean 0 and variance 1, then a scale and a bias for each.
+    """(x - mean x) / std x * scale + bias, over the last axis of x (..., size).
 
     Means are products with a vector: XLA's own sums along the last axis are slow on CPUs.
     """
@@ -114,10 +114,11 @@ class LayerNorm(nn.Module):
 
 
 def orthogonal(network: nn.Module, key: jax.Array, *inputs: Any, **gains: float) -> Any:
-    """Parameters with orthogonal matrices, scales and variances of norms one, all else zero.
+    """Parameters with orthogonal matrices; scales and variances of norms are 1, all else is 0.
 
     The polar factor of a Gaussian matrix is uniform over orthogonal matrices. Newton-Schulz finds
-    it without LAPACK, whose batched QR can hang on CPUs under vmap; all at once compile fastest.
+    it without LAPACK, whose batched QR can hang on CPUs under vmap. One loop over all matrices
+    compiles fastest.
 
     Args:
       network: takes `inputs`; only their shapes are used.

@@ -1,4 +1,4 @@
-"""Loops that XLA leaves alone."""
+"""Loops that XLA does not inline."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -17,16 +17,16 @@ class Looped(NamedTuple):
 
 
 def scan_rows(step: Callable, carry: Any, rows: Any, first: jax.Array, count: int) -> Looped:
-    """`jax.lax.scan` of step(carry, row) -> carry, outputs over some rows, adding outputs up.
+    """`jax.lax.scan` of step(carry, row) -> carry, outputs over some rows; it sums the outputs.
 
-    XLA inlines a loop that it can see has one trip. What writes a replay buffer and what reads it
-    then become one operation, which copies the whole buffer at every step. Where `first` comes from
-    the counter of a loop around this one, XLA cannot tell how many trips there are.
+    XLA inlines a loop with a single trip, if it can tell. Writing and reading a replay buffer then
+    become one operation, which copies the whole buffer at every step. XLA cannot tell the number of
+    trips where `first` comes from the counter of an outer loop.
 
     Args:
-      rows: leading axis all rows there are.
-      first: index of the first row.
-      count: how many there are.
+      rows: leading axis: all rows.
+      first: index of the first row of the loop.
+      count: number of its rows.
     """
 
     def body(index, looped):

@@ -1,4 +1,4 @@
-"""How much memory there is."""
+"""The bytes that a device or this process may use."""
 
 import os
 from collections.abc import Iterator
@@ -6,15 +6,15 @@ from pathlib import Path
 
 import jax
 
-MOUNTED = Path("/sys/fs/cgroup")  # control groups, which limit what a job or a container may take
+MOUNTED = Path("/sys/fs/cgroup")  # control groups: the limits of jobs and containers
 MINE = Path("/proc/self/cgroup")  # the groups that this process is in
 
 
 def device_memory(device: jax.Device | None = None) -> int:
     """Bytes that a device may use, by default the first one; all CPU devices share the machine's.
 
-    Accelerators tell their own limit (XLA takes three quarters of a GPU unless told otherwise). A
-    CPU has the physical memory, or less where a container or a job is allowed less.
+    Accelerators report their own limit (by default XLA takes three quarters of a GPU). A CPU has
+    the physical memory, or the limit of its container or job if that is smaller.
     """
     device = device or jax.local_devices()[0]
     limit = (device.memory_stats() or {}).get("bytes_limit")

@@ -24,11 +24,11 @@ class FlatOptimizer(NamedTuple):
         learning_rate: jax.Array,
         weight_decay: Any = None,
     ) -> tuple[Any, optax.OptState, jax.Array]:
-        """Goes against the gradients. Returns params, opt_state and the gradients' global norm.
+        """params -= learning_rate * (direction + weight_decay * params), with the direction of the
+        transformation. Returns params, opt_state and the gradients' global norm.
 
-        Where the transformation needs parameters (for their shapes), it gets the tree of them.
-        A weight decay makes Adam AdamW: params -= learning_rate * (direction + decay * params), of
-        Loshchilov & Hutter 2019, https://arxiv.org/abs/1711.05101.
+        The transformation also gets the tree of parameters, for their shapes. A weight decay makes
+        Adam AdamW (Loshchilov & Hutter 2019, https://arxiv.org/abs/1711.05101).
 
         Args:
           weight_decay: one number, or a tree of them, each for all parameters below its place.

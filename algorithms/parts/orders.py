@@ -9,9 +9,9 @@ import jax.numpy as jnp
 def permutations(key: jax.Array, number: int, size: int) -> jax.Array:
     """Random orders of range(size), (number, size).
 
-    Sorting random numbers, as jax.random.permutation does, can take longer than learning from the
-    samples. Here the numbers are written as a table, and every column is turned by a random
-    amount, then every row, six times: a Feistel network (Luby and Rackoff 1988).
+    jax.random.permutation sorts random numbers, which can take longer than learning from the
+    samples. Here the numbers form a table whose columns, then rows, are rotated by random amounts,
+    six times: a Feistel network (Luby and Rackoff 1988).
     """
     rows = next(d for d in range(math.isqrt(size), 0, -1) if size % d == 0)
     columns = size // rows

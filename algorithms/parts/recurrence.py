@@ -1,9 +1,9 @@
-"""How a memory goes on from step to step, and how gradients come back: LSTM, GRU and minGRU.
+"""Memories from step to step, and their gradients: LSTM, GRU and minGRU.
 
-A file makes `gates` from its inputs, for all steps at once; only the product with the memory of the
-step before is left inside the scan over time (flax's cells have the inputs' products in there,
-too), and minGRU, which has none, goes through a rollout by an associative scan. The gradients of
-LSTM and GRU are written out: they keep less of every step than automatic ones do.
+A file makes `gates` from its inputs, for all steps at once. Only the product with the last step's
+memory stays inside the scan over time (flax's cells also have the inputs' products there). minGRU
+has no such product: an associative scan takes it through a rollout. The gradients of LSTM and GRU
+are written out: they store less of every step than automatic ones.
 """
 
 import functools
@@ -16,14 +16,13 @@ import jax.numpy as jnp
 
 
 class Memory(NamedTuple):
-    """What is remembered; zeros are a fresh memory. Leading axes (batch,), or more or none.
+    """A memory; zeros are a fresh one. Leading axes (batch,), or more or none.
 
-    Where networks see what was done last, it is here, too. A policy does not know what its action
-    brought: who steps the environment puts the reward into a memory that has one
-    (`envs.evaluation.rewarded`).
+    With `previous_inputs` it also holds the last action and its reward. A policy does not know the
+    reward of its action: `envs.evaluation.rewarded` puts it into the memory after the step.
     """
 
-    hidden: jax.Array  # (batch, memory_size), what heads see
+    hidden: jax.Array  # (batch, memory_size), the input of the heads
     cell: jax.Array | None  # the same shape, LSTM only
     action: jax.Array | None = None  # the last one, (batch, num_outputs)
     reward: jax.Array | None = None  # for it, (batch,)
@@ -58,13 +57,13 @@ def advance(cell: str, memory: Memory, gates: jax.Array, kernel: Any, forget_bia
 def unroll(
     cell: str, memory: Memory, gates: jax.Array, kernel: Any, done: jax.Array, forget_bias: Any
 ) -> Memory:
-    """The memories after each step's input, before any end is heeded, (num_steps, batch, ...).
+    """The memories after each step's input, (num_steps, batch, ...), not yet zeroed at ends.
 
     Args:
-      cell, kernel, forget_bias: as of `advance`; of the forget bias no gradient is to be taken.
+      cell, kernel, forget_bias: as of `advance`; do not differentiate by the forget bias.
       memory: from before the first step.
       gates: (num_steps, batch, blocks * memory_size).
-      done: (num_steps, batch), with which steps an episode ended: what comes after begins anew.
+      done: (num_steps, batch), last steps of episodes: the memory is zeroed after them.
     """
     if cell == "mingru":
         return Memory(mingru_scan(memory, gates, done, forget_bias), None)
@@ -77,7 +76,7 @@ def _unroll(cell, *arrays):
 
 
 def _forward(cell, memory, gates, kernel, done, forget_bias):
-    """The memories, and what gradients are made from."""
+    """The memories, and the arrays that `_backward` needs."""
 
     def step(memory, inputs):
         gates, done = inputs
@@ -89,7 +88,7 @@ def _forward(cell, memory, gates, kernel, done, forget_bias):
 
 
 def _backward(cell, kept, given):
-    """Gradients of the arguments of `_unroll` after those of its result."""
+    """Gradients of the arguments of `_unroll`, given those of its result."""
     *kept, kernel = kept
 
     def step(later, inputs):
@@ -109,18 +108,19 @@ _unroll.defvjp(_forward, _backward)
 
 
 class Step(NamedTuple):
-    """A cell's step, but for the product with its kernel, whose result is `recurrent`."""
+    """A cell's step, without the product with its kernel, whose result is `recurrent`."""
 
-    # (memory, gates, recurrent, forget_bias) -> the memory after it, what `backward` needs
+    # (memory, gates, recurrent, forget_bias) -> the memory after it, arrays for `backward`
     forward: Callable
-    # (gradient of the memory after it, memory, that) -> gradients of memory, gates and recurrent
+    # (gradient of the memory after it, memory, arrays) -> of memory, gates and recurrent
     backward: Callable
 
 
 def gru(memory, gates, recurrent, forget_bias):
-    """h' = z h + (1 - z) n, as in flax."""
+    """h' = z h + (1 - z) n, n = tanh(g_n + r u_n), r = sigmoid(g_r + u_r), z = sigmoid(g_z + u_z +
+    forget_bias), with gates g of the inputs and u = recurrent, as in flax."""
     size = memory.hidden.shape[-1]
-    # One sigmoid for both: of two, XLA's CPU code takes twice the time.
+    # One sigmoid for both: two take XLA's CPU code twice the time.
     both = gates[..., : 2 * size] + recurrent[..., : 2 * size]
     bias = jnp.concatenate([jnp.zeros(size), jnp.full(size, forget_bias)])
     r, z = jnp.split(nn.sigmoid(both + bias), 2, -1)
@@ -140,6 +140,8 @@ def gru_backward(of_after, memory, kept):
 
 
 def lstm(memory, gates, recurrent, forget_bias):
+    """c' = sigmoid(f + forget_bias) c + sigmoid(i) tanh(g), h' = sigmoid(o) tanh(c'), with
+    i, f, g, o the four blocks of gates + recurrent."""
     i, f, g, o = jnp.split(gates + recurrent, 4, -1)
     i, f, g, o = nn.sigmoid(i), nn.sigmoid(f + forget_bias), jnp.tanh(g), nn.sigmoid(o)
     cell = f * memory.cell + i * g
@@ -160,8 +162,8 @@ STEPS = {"gru": Step(gru, gru_backward), "lstm": Step(lstm, lstm_backward)}
 
 
 def product(x: jax.Array, kernel: jax.Array, *_: Any, **__: Any) -> jax.Array:
-    """`nn.Dense(dot_general=product)` for gates: the kernel's gradient without a transposed copy of
-    theirs, which XLA's CPU code makes of what comes out of a scan (a fifth of a gradient step)."""
+    """`nn.Dense(dot_general=product)` for gates. The kernel's gradient needs no transposed copy of
+    the gates' gradient, which costs XLA's CPU code a fifth of a gradient step after a scan."""
     return _product(x, kernel)
 
 
@@ -177,13 +179,14 @@ _product.defvjp(
 
 
 def _of_kernel(x, given):
-    """The gradient (k, n) of the kernel in x (..., k) @ kernel, of that of the product (..., n)."""
+    """The gradient (k, n) of the kernel in x (..., k) @ kernel, given the product's (..., n)."""
     rows = lambda x: x.reshape(-1, x.shape[-1])
     return jax.lax.dot_general(rows(x), rows(given), (((0,), (0,)), ((), ())))
 
 
 def mingru_gates(gates: jax.Array, forget_bias: Any) -> tuple[jax.Array, jax.Array]:
-    """h_t = keep h_t-1 + new: 1 - z_t, and z_t times the candidate (Feng et al. 2024, 3.1)."""
+    """(1 - z_t, z_t c_t) of h_t = (1 - z_t) h_{t-1} + z_t c_t, with z_t = sigmoid(gate -
+    forget_bias) and the candidate c_t (Feng et al. 2024, section 3.1)."""
     z, candidate = jnp.split(gates, 2, -1)
     z = nn.sigmoid(z - forget_bias)
     return 1.0 - z, z * candidate
@@ -193,7 +196,7 @@ def mingru_scan(memory: Memory, gates: jax.Array, done: jax.Array, forget_bias: 
     """All steps of a minGRU at once, in logarithmically many passes: (num_steps, batch, size)."""
     keep, new = mingru_gates(gates, forget_bias)
     new = new.at[0].add(keep[0] * memory.hidden)
-    # After the end of an episode nothing is kept: exactly zero, however the passes group the steps.
+    # Exactly zero after an episode's end, however the passes group the steps.
     keep = keep.at[1:].multiply(~_like(done[:-1], keep))
     then = lambda first, second: (first[0] * second[0], first[1] * second[0] + second[1])
     return jax.lax.associative_scan(then, (keep, new))[1]

@@ -1,8 +1,8 @@
 """A replay buffer: a ring of arrays written in place, windows of n steps, uniform and by priority.
 
-Transitions are drawn with replacement, which needs no sorting. None of this branches on a counter:
-under vmap that would select between two copies of the buffer. Counters are bounded by the capacity,
-so that a run may be as long as it likes.
+Transitions are drawn with replacement, which needs no sorting. Nothing branches on a counter: under
+vmap a branch would select between two copies of the buffer. The capacity bounds all counters, so
+that runs may be of any length.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ class Transition(NamedTuple):
     reward: jax.Array
     terminated: jax.Array
     done: jax.Array  # terminated or truncated
-    final_observation: jax.Array  # what the action led to, before any restart
+    final_observation: jax.Array  # after the action, before any restart
     action_mask: jax.Array | None = None  # (..., num_actions), of the observation
     final_action_mask: jax.Array | None = None  # of the final observation
 
@@ -45,13 +45,13 @@ class Replay:
 
     transitions: Transition  # (capacity, ...)
     priorities: jax.Array | None  # a flat cube of at least capacity; 0 where no draw may start
-    max_priority: jax.Array  # ever seen, ()
-    position: jax.Array  # where the next rollout goes, int32 ()
-    size: jax.Array  # transitions there are, int32 ()
+    max_priority: jax.Array  # the largest so far, ()
+    position: jax.Array  # row of the next rollout, int32 ()
+    size: jax.Array  # number of transitions, int32 ()
 
 
 class Draw(NamedTuple):
-    """Where windows start, (batch_size,)."""
+    """First rows of windows, (batch_size,)."""
 
     index: jax.Array
     probability: jax.Array
@@ -74,7 +74,7 @@ class ReplayBuffer:
 
     @classmethod
     def of(cls, config: Any) -> "ReplayBuffer":
-        """Of the fields of a Config; `prioritized` and `buffer_dtype` may be missing."""
+        """From the fields of a Config; `prioritized` and `buffer_dtype` may be missing."""
         return cls(
             buffer_size=config.buffer_size,
             num_envs=config.num_envs,
@@ -91,14 +91,14 @@ class ReplayBuffer:
 
     @property
     def waiting(self) -> int:
-        """How many of the newest transitions no window can start from yet."""
+        """The number of newest transitions without a whole window yet."""
         return (self.n_step - 1) * self.num_envs
 
     def create(self, env: Any, env_params: Any) -> Replay:
         """An empty buffer for transitions of `env`.
 
         Raises:
-          ValueError: another dtype for bytes, which networks take for pixels.
+          ValueError: another dtype for bytes, which count as pixels.
         """
 
         def example(key):
@@ -136,8 +136,8 @@ class ReplayBuffer:
         priorities = replay.priorities
         if self.prioritized:
             priorities = write(priorities, jnp.zeros(new))
-            complete = jnp.arange(new) - self.waiting  # their windows are full now
-            older = jnp.minimum(replay.size, self.capacity - new)  # what the rollout leaves of them
+            complete = jnp.arange(new) - self.waiting  # rows whose windows are full now
+            older = jnp.minimum(replay.size, self.capacity - new)  # transitions that stay
             there = jnp.where(older + complete >= 0, replay.max_priority, 0.0)
             priorities = priorities.at[(replay.position + complete) % self.capacity].set(there)
         return replay.replace(
@@ -148,7 +148,7 @@ class ReplayBuffer:
         )
 
     def noise(self, key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-        """Random numbers for `draw`, of batches (..., batch_size): many at once cost far less."""
+        """Random numbers for `draw`, of batches (..., batch_size); many at once cost far less."""
         draw = jax.random.uniform if self.prioritized else jax.random.bits
         shape = (*shape, 3) if self.prioritized else shape
         return draw(key, (math.prod(shape),)).reshape(shape)
@@ -164,7 +164,7 @@ class ReplayBuffer:
         return Draw((oldest + age) % self.capacity, share)
 
     def num_windows(self, replay: Replay) -> jax.Array:
-        """How many there are to draw from, at least 1."""
+        """The number of windows to draw from, at least 1."""
         return jnp.maximum(replay.size - self.waiting, 1)
 
     def prioritize(
@@ -198,10 +198,10 @@ class ReplayBuffer:
 
 
 def n_step_return(rewards, terminated, done, gamma):
-    """Discounted rewards up to the end of the episode or of the window, whichever comes first.
+    """sum_{i <= last} gamma**i r_i; gamma**(last + 1), or 0 if terminated; and last, each (batch,).
 
-    All arrays are (n, batch), in the order of time. Returns, each (batch,): the sum; the factor of
-    the bootstrap value, 0 if terminated; and the index of the last step that counts.
+    The last step is the first with done, or step n - 1. Arrays are (n, batch), in time's order. The
+    second result is the factor of the bootstrap value.
     """
     ended_before = jnp.cumsum(done, 0) - done > 0
     last = (~ended_before).sum(0) - 1
@@ -212,17 +212,17 @@ def n_step_return(rewards, terminated, done, gamma):
 
 
 def cube_side(capacity: int) -> int:
-    """Of the smallest cube that holds a priority for each transition."""
+    """The side of the smallest cube that holds a priority for each transition."""
     side = round(capacity ** (1 / 3))
     return side if side**3 >= capacity else side + 1
 
 
 def draw_by_priority(priorities: jax.Array, noise: jax.Array) -> Draw:
-    """Draws with probability proportional to priorities (side**3,), never one without any.
+    """Draws with probability proportional to priorities (side**3,), never an entry of priority 0.
 
     Uniform noise (batch_size, 3) picks a plane of the cube by the sums of its planes, then a row of
-    it, then an entry: as fast as a tree at 50k transitions, and no state. A number of its own for
-    each choice reaches every one of millions of entries, which one float32 would not.
+    it, then an entry. This is as fast as a tree at 50k transitions, and needs no state. Three
+    numbers reach every one of millions of entries; a single float32 would not.
     """
     side = round(len(priorities) ** (1 / 3))
     cube = priorities.reshape(side, side, side)
@@ -236,10 +236,10 @@ def draw_by_priority(priorities: jax.Array, noise: jax.Array) -> Draw:
 
 
 def pick(masses, noise):
-    """Columns (batch,) of masses (batch or 1, side) in proportion to them, none of mass 0; and the
-    sums of the masses."""
-    # A product with a triangle is a cumulative sum, and faster for many short rows. Its columns are
-    # rounded each on its own, so that a sum may grow where there is no mass: such columns are out.
+    """Columns (batch,) drawn in proportion to masses (batch or 1, side), never one of mass 0; and
+    the sums of the masses."""
+    # A product with a triangle is a cumulative sum, and faster for many short rows. Each column
+    # rounds on its own, so that a sum may grow where the mass is 0: such columns are left out.
     sums = jnp.dot(masses, jnp.tri(masses.shape[1]).T, precision="highest")  # not TF32 on a GPU
     sums = jnp.where(masses > 0.0, sums, 0.0)
     total = sums.max(-1)

@@ -1,4 +1,4 @@
-"""Rounds of acting and learning, of which a run with a replay buffer consists."""
+"""Rounds of acting and learning: the loop of a run with a replay buffer."""
 
 import dataclasses
 import math
@@ -16,28 +16,28 @@ STRETCH = 16  # steps of an environment for which random numbers are drawn at on
 
 
 class Round(NamedTuple):
-    """Where in the run a round is."""
+    """The place of a round in the run."""
 
     progress: jax.Array  # share of the run before it, ()
     learned: jax.Array  # share of the rounds with learning before it; negative without any, ()
-    ready: jax.Array  # whether there is enough to learn from, bool ()
-    draws: Any  # random numbers of gradient steps, leading axis all of the update
+    ready: jax.Array  # whether the round learns, bool ()
+    draws: Any  # random numbers of gradient steps; leading axis: all steps of the update
     first: jax.Array  # index of the round's first gradient step in them, int32 ()
 
 
 @dataclasses.dataclass(frozen=True)
 class Rounds:
-    """How a run is cut into rounds and updates.
+    """The division of a run into rounds and updates.
 
     A round is `train_every` steps of each environment, then `updates_per_step` gradient steps. An
-    update is a stretch of rounds: random numbers for all of them at once cost far less than a few
-    for each. Gradient steps before `learning_starts`, or before the buffer's first whole window,
-    are computed and thrown away: a branch would under vmap select between two copies of the buffer.
+    update is a stretch of rounds: drawing random numbers for all of them at once costs far less.
+    Gradient steps before `learning_starts`, or before the buffer's first whole window, are computed
+    and discarded: under vmap a branch would select between two copies of the buffer.
     """
 
-    config: Any  # its sizes are used
+    config: Any  # its sizes of rounds and of the run are used
     buffer: ReplayBuffer
-    period: int = 1  # gradient steps; an update has whole periods of them
+    period: int = 1  # an update has a multiple of so many gradient steps
 
     @property
     def count(self) -> int:
@@ -62,7 +62,7 @@ class Rounds:
 
     @property
     def gradient_steps(self) -> int:
-        """Of an update."""
+        """Gradient steps of an update."""
         return self.count * self.config.updates_per_step
 
     @property
@@ -77,8 +77,8 @@ class Rounds:
         Args:
           round: round(state, noise, now) -> state, metrics, rollout, with `now` a Round.
           state: with `episodes` and `update`.
-          noise: random numbers of acting, leading axis the rounds.
-          draws: those of gradient steps, leading axis all of them.
+          noise: random numbers of acting; leading axis: the rounds.
+          draws: random numbers of gradient steps; leading axis: all steps.
         """
         total = num_updates(self.config, self.steps) * self.count  # of the whole run
 
@@ -106,12 +106,12 @@ class Rounds:
     def learn(self, gradient_step: Callable, state: Any, now: Round) -> tuple[Any, dict]:
         """The gradient steps of a round: the state after them, and metrics, each an Average.
 
-        Until `now.ready` they change nothing but `state.replay`, which a step has to spare itself:
-        a choice between two buffers would copy them.
+        Until `now.ready` their results are discarded, except `state.replay`: choosing between two
+        buffers would copy them, so that a step must leave its buffer alone until then.
 
         Args:
-          gradient_step: gradient_step(state, draws, now) -> state, metrics; a metric is a number,
-            or an Average of those steps that have one.
+          gradient_step: gradient_step(state, draws, now) -> state, metrics. A metric is a number,
+            or an Average whose weight is 0 in steps without it.
         """
 
         def step(old, draws):

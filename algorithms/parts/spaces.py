@@ -1,4 +1,4 @@
-"""What a policy's head has to know of an action space."""
+"""Action spaces: sizes of heads, clipping, rescaling and noise."""
 
 import math
 from typing import Any
@@ -17,7 +17,7 @@ def num_outputs(space: Any) -> int:
 
 
 def clip_to(space: Any, action: jax.Array) -> jax.Array:
-    """What the environment takes of actions (...) or (..., dimensions); leading axes are kept."""
+    """Actions (...) or (..., dimensions) in the environment's space and shape, clipped to a Box."""
     if is_discrete(space):
         return action
     return jnp.clip(action.reshape(action.shape[:-1] + space.shape), space.low, space.high)
@@ -32,7 +32,7 @@ def rescale_to(space: Any, action: jax.Array) -> jax.Array:
 def action_noise(key: jax.Array, space: Any, shape: tuple[int, ...]) -> jax.Array:
     """Standard Gumbel (discrete) or normal noise of actions, (*shape, num_outputs(space)).
 
-    argmax(logits + noise) and mean + std * noise are samples. Drawn flat it compiles much faster.
+    argmax(logits + noise) and mean + std * noise are samples. A flat draw compiles much faster.
     """
     draw = jax.random.gumbel if is_discrete(space) else jax.random.normal
     shape = *shape, num_outputs(space)

@@ -1,7 +1,7 @@
-"""Sums, running statistics of observations and rewards, and of episodes: pytrees, pure updates.
+"""Running statistics of observations, rewards and episodes: pytrees with pure updates.
 
-One set serves all parallel environments. It is part of the state of training: frozen while
-a rollout is collected and learned from, updated afterwards.
+One set serves all parallel environments. It is part of the state of training. It does not change
+while a rollout is collected and learned from, and is updated afterwards.
 """
 
 from typing import Any
@@ -15,11 +15,11 @@ from envs.sums import Sum, mean
 
 @struct.dataclass
 class RunningStatistics:
-    """Mean and variance of everything seen so far, merged batch by batch (Chan et al. 1979).
+    """Mean and variance of all samples so far, merged batch by batch (Chan et al. 1979).
 
-    The mean moves by a difference of means and the variance is a convex combination, so that
-    float32 does not cancel however many samples come. (When the count stands still in float32, at
-    2**24 batches of one size, older samples begin to fade. That is all.)
+    The mean moves by a difference of means and the variance is a convex combination: nothing
+    cancels in float32, however many samples come. At 2**24 batches of one size the count stops
+    growing in float32, and older samples begin to fade.
     """
 
     mean: jax.Array  # (...)
@@ -32,7 +32,7 @@ class RunningStatistics:
         return cls(jnp.zeros(shape), jnp.ones(shape), jnp.zeros(()))
 
     def update(self, x: jax.Array, weights: jax.Array | None = None) -> "RunningStatistics":
-        """Statistics with the samples x (..., *shape) merged in; weights (...) 0 leave some out."""
+        """Merges samples x (..., *shape), without those whose weight (...) is 0."""
         axes = tuple(range(x.ndim - self.mean.ndim))
         x = x.astype(jnp.float32)
         if weights is None:
@@ -44,7 +44,8 @@ class RunningStatistics:
         return self.merge(RunningStatistics(mean, (shares * (x - mean) ** 2).sum(axes), size))
 
     def merge(self, other: "RunningStatistics") -> "RunningStatistics":
-        """Statistics of both sets of samples."""
+        """Of both sets: mean + w d and var + w (other var - var) + w (1 - w) d**2, with the other's
+        share w of the count and d = other mean - mean."""
         count = self.count + other.count
         weight = other.count / jnp.maximum(count, 1.0)
         delta = other.mean - self.mean
@@ -58,12 +59,12 @@ class RunningStatistics:
 
 @struct.dataclass
 class RewardScale:
-    """The spread of the discounted sums of rewards so far, by which rewards are divided.
+    """Divides rewards by the standard deviation of their discounted sums so far.
 
     As in Engstrom et al. 2020, https://arxiv.org/abs/2005.12729.
     """
 
-    discounted: jax.Array  # sums of the episodes under way, (num_envs,)
+    discounted: jax.Array  # sums of the current episodes, (num_envs,)
     stats: RunningStatistics  # of the sums at all steps
 
     @classmethod
@@ -71,7 +72,7 @@ class RewardScale:
         return cls(jnp.zeros(num_envs), RunningStatistics.create())
 
     def scale(self, rewards: jax.Array, clip: Any) -> jax.Array:
-        """Rewards of any shape over the spread (their mean stays), clipped to [-clip, clip]."""
+        """Rewards of any shape over the deviation (not centred), clipped to [-clip, clip]."""
         return jnp.clip(rewards * jax.lax.rsqrt(self.stats.var + 1e-8), -clip, clip)
 
     def update(
@@ -79,7 +80,7 @@ class RewardScale:
     ) -> "RewardScale":
         """With a rollout: rewards, done and weights (0 leaves steps out) are (num_steps, num_envs).
 
-        An episode's end, terminated or truncated, is the end of its sum.
+        g_t = gamma (1 - done_{t-1}) g_{t-1} + r_t; `done` includes truncation.
         """
 
         def step(total, inputs):
@@ -93,12 +94,12 @@ class RewardScale:
 
 @struct.dataclass
 class EpisodeStatistics:
-    """Sums over the episodes that ended, from rollouts as they come.
+    """Sums over the episodes that ended, updated by rollouts.
 
     Returns may have trailing axes (one for each agent).
     """
 
-    running_return: jax.Array  # of the episodes under way, (num_envs, ...)
+    running_return: jax.Array  # of the current episodes, (num_envs, ...)
     running_length: jax.Array  # (num_envs,)
     returns: Sum  # over ended episodes, (...)
     lengths: Sum  # ()

@@ -16,9 +16,9 @@ from envs.sums import Sum
 
 
 class State(Protocol):
-    """What the program needs of an algorithm's state, a flax dataclass."""
+    """The fields of an algorithm's state, a flax dataclass, that the program uses."""
 
-    policy: Any  # what acting needs
+    policy: Any  # the part that acting needs
     env_state: envs.BatchState
     episodes: EpisodeStatistics
     eval_rng: jax.Array  # the same at every evaluation
@@ -28,7 +28,7 @@ class State(Protocol):
 
 
 class Average(NamedTuple):
-    """A metric of an update that counts with a weight; 0 where it has nothing to say."""
+    """A metric of an update with a weight, which is 0 where there are no data."""
 
     total: jax.Array  # weight times value
     weight: jax.Array
@@ -38,11 +38,11 @@ class Progress(NamedTuple):
     """The carry of the updates between two points."""
 
     state: State
-    sums: Sum  # of all metrics; of those that are averages, of totals and weights
+    sums: Sum  # of all metrics; for an Average, of its total and its weight
 
 
 class Learner(NamedTuple):
-    """What an algorithm is, once its settings are known."""
+    """An algorithm with its settings."""
 
     init: Callable[[jax.Array], State]  # of a key
     update: Callable[[State], tuple[State, dict[str, jax.Array | Average]]]  # with its metrics
@@ -51,18 +51,18 @@ class Learner(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """How long a run is: `train.plan`."""
+    """The length of a run: `train.plan`."""
 
     points: int  # of the learning curve, without the one before training
-    updates: int  # of all points, as many for each
+    updates: int  # of all points together; each point has as many
     steps: int  # environment steps of all updates
 
 
 def world(config: Any, env: Any, env_params: Any) -> tuple[Any, Any]:
-    """The environment and parameters that were given, or those that the config names.
+    """The given environment and parameters, or those that the config names.
 
     Raises:
-      ValueError: one without the other, or what `envs.make` says.
+      ValueError: one without the other, or an error of `envs.make`.
     """
     if env is None and env_params is None:
         return envs.make(config.env, **dict(config.env_settings))
@@ -76,7 +76,7 @@ def world(config: Any, env: Any, env_params: Any) -> tuple[Any, Any]:
 
 
 def num_points(config: Any, steps: int) -> int:
-    """Points of the learning curve: `num_evals`, or as many as the run has updates if that is less.
+    """Points of the learning curve: `num_evals`, or the number of updates if that is smaller.
 
     Args:
       config: `total_timesteps` and `num_evals` are used.
@@ -88,8 +88,8 @@ def num_points(config: Any, steps: int) -> int:
 def num_updates(config: Any, steps: int) -> int:
     """Updates of the whole run, a multiple of the number of points.
 
-    They exceed `total_timesteps` by less than an update for each point. Points of runs of 2**31
-    steps and more are rounded up until a float32 holds their timesteps.
+    The run exceeds `total_timesteps` by less than an update for each point. In runs of 2**31 steps
+    and more, points are rounded up until a float32 holds their timesteps.
 
     Args:
       config: `total_timesteps` and `num_evals` are used.
@@ -115,7 +115,7 @@ def num_updates(config: Any, steps: int) -> int:
 
 
 def timestep(config: Any, steps: int, update: jax.Array) -> jax.Array:
-    """Environment steps of so many updates: int32, or float32 if the run goes beyond that.
+    """Environment steps of this many updates: int32, or float32 in runs beyond an int32.
 
     Exact at the points of the curve (`num_updates`), else within half a unit of float32.
     """
@@ -130,22 +130,21 @@ def zeros(function: Callable, *args: Any) -> Any:
 
 
 def between_updates(state: State) -> State:
-    """Without the start states in stock, of which every update draws its own: neither points nor
-    checkpoints need them."""
+    """Without the stock of start states: every update draws its own, and neither points nor
+    checkpoints need it."""
     return state.replace(env_state=state.env_state.without_stock())
 
 
 def program(learner: Callable, config: Any, env: Any, env_params: Any) -> Callable:
     """The jitted train(rng, state=None, num_evals=None) -> state, metrics.
 
-    Without a state training starts; with one it goes on, and rng is not used. num_evals (static)
-    is how many points of the learning curve to run, by default all; 0 without a state gives the
-    initial one. `train.plan` is a `Plan`. Metrics have the points as leading axis; metrics without
-    data are NaN (under jax_debug_nans -0.0, see `envs.sums`), and those of updates with data that
-    are not finite are infinite. Floats of config and env_params may be traced, so train can be
-    vmapped over them as well as over rng. A fourth argument, learn=False, only evaluates: points
-    then have no updates (it may be traced, so that a point before training needs no program of its
-    own).
+    Without a state training starts; with one it goes on, and rng is not used. num_evals (static) is
+    the number of points of the learning curve to run, by default all; 0 without a state gives the
+    initial state. `train.plan` is a `Plan`. Metrics have the points as leading axis. Without data
+    they are NaN (under jax_debug_nans -0.0, see `envs.sums`); with data that are not finite they
+    are infinite. Floats of config and env_params may be traced: train can be vmapped over them and
+    over rng. A fourth argument, learn=False, only evaluates: points then have no updates. It may be
+    traced, so that a point before training needs no program of its own.
 
     Args:
       learner: learner(config, env, env_params) -> Learner; the function itself is static.
@@ -153,7 +152,7 @@ def program(learner: Callable, config: Any, env: Any, env_params: Any) -> Callab
       env, env_params: of `envs.make`.
 
     Raises:
-      ValueError: episodes are to be played whole that may never end.
+      ValueError: evaluation plays whole episodes, and the environment's may never end.
     """
     if config.num_eval_episodes:
         envs.check_ends(env, env_params)
@@ -181,7 +180,7 @@ def _train(config, env_params, rng, state, learn, learner, env, num_evals, debug
     update = jax.jit(update)  # traced once, for its metrics and for the loop
 
     def updates(state, count):
-        """So many updates, and their metrics."""
+        """The state after `count` updates, and their metrics."""
 
         def vector(metrics):  # one, for a smaller program
             return ravel_pytree(jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), metrics))
@@ -192,17 +191,17 @@ def _train(config, env_params, rng, state, learn, learner, env, num_evals, debug
 
         none, unravel = vector(zeros(lambda state: update(state)[1], state))
         progress = Progress(state, Sum.create(none.shape))
-        if num_evals:  # else there is an initial state to make, and nothing to learn
+        if num_evals:  # else only the initial state is asked for
             progress = jax.lax.fori_loop(0, count, step, progress)
 
         def mean(x):
             weighted = x if isinstance(x, Average) else Average(x, count.astype(jnp.float32))
             by = lambda total, weight: total * (1.0 / weight)  # a quotient rounds otherwise vmapped
             value = sums.mean(weighted.total, weighted.weight, by)
-            if debug_nans:  # which is to stop at them
+            if debug_nans:  # then jax stops at a NaN
                 return value
-            # NaN says "no data". Where there are data that are not finite it is inf, or else
-            # nobody could tell a broken run from one that has not begun to learn.
+            # NaN says "no data". Data that are not finite give inf: else a broken run would look
+            # like one that has not begun to learn.
             return jnp.where(jnp.isnan(weighted.total) & (weighted.weight > 0), jnp.inf, value)
 
         metrics = unravel(progress.sums.total)
@@ -216,11 +215,11 @@ def _train(config, env_params, rng, state, learn, learner, env, num_evals, debug
         return {f"eval_{name}": x for name, x in (values | own).items()}
 
     def point(state, count):
-        """A row of the learning curve, after so many updates."""
+        """A row of the learning curve, after `count` updates."""
         state, metrics = updates(state, count)
         episodes, cleared = state.episodes.metrics()
         own, env_metrics = state.env_state.metrics.read()
-        if shaping.NAME in own:  # returns are those of the environment's own rewards
+        if shaping.NAME in own:  # returns are of the environment's own rewards
             plain = episodes["episode_return"] - own[shaping.NAME]
             episodes["episode_return"] = sums.missing(plain, episodes["num_episodes"])
         metrics |= episodes | {f"episode_{name}": x for name, x in own.items()}
@@ -234,7 +233,7 @@ def _train(config, env_params, rng, state, learn, learner, env, num_evals, debug
     if state is None:
         state = between_updates(init(rng))
         counts = [0] * config.eval_at_start + counts
-    # Behind a barrier, so that XLA cannot make another program for another number of points: the
-    # slices of a run are then bit for bit the whole.
+    # The barrier keeps XLA from specialising the program to the number of points: the slices of a
+    # run are then bit for bit the whole.
     counts = jax.lax.optimization_barrier(jnp.array(counts, jnp.int32))
     return jax.lax.scan(point, state, jnp.where(learn, counts, 0))
