@@ -61,13 +61,13 @@ INFO = {
 @struct.dataclass
 class Config:
     env: str = static("CartPole-v1")  # name of the environment
-    env_settings: tuple[tuple[str, Any], ...] = static(())  # its settings, name=value,...
+    env_settings: tuple[tuple[str, Any], ...] = static(())  # env settings, name=value,...
     total_timesteps: int = static(500_000)  # environment steps of the whole run
     num_envs: int = static(16)  # parallel environments
     train_every: int = static(1)  # steps of each environment between two rounds of learning
     updates_per_step: int = static(1)  # gradient steps in a round of learning
     buffer_size: int = static(50_000)  # transitions kept, of all environments together
-    buffer_dtype: str = static("")  # of the observations in it, such as bool; "": as they come
+    buffer_dtype: str = static("")  # of stored observations, such as bool; "": as they come
     batch_size: int = static(128)  # transitions in a gradient step
     learning_starts: int = static(10_000)  # environment steps before the first gradient step
     learning_rate: float = real(1e-3, "[0, inf)")  # Adam's step size
@@ -80,7 +80,7 @@ class Config:
     dueling: bool = static(False)  # separate streams for values and advantages
     huber_delta: float = real(math.inf, "(0, inf]")  # errors beyond count linearly; inf: none
     target_every: int = static(50)  # gradient steps between two moves of the target network
-    tau: float = real(1.0, "[0, 1]")  # share of the way that it moves; 1: all of it
+    tau: float = real(1.0, "[0, 1]")  # share of the target network's way; 1: a copy
     exploration: str = static("linear")  # epsilon over time: constant, linear or exponential
     eps_start: float = real(1.0, "[0, 1]")  # epsilon at first
     eps_end: float = real(0.2, "[0, 1]")  # epsilon at last, and always if constant
@@ -89,16 +89,16 @@ class Config:
     prioritized: bool = static(False)  # sample by the size of the last error
     priority_alpha: float = real(0.6, "[0, inf)")  # exponent of priorities; 0 is uniform
     priority_beta: float = real(0.4, "[0, 1]")  # exponent of importance weights at first; 1 at last
-    priority_eps: float = real(1e-3, "[0, inf)")  # added to errors, so that none is lost
+    priority_eps: float = real(1e-3, "[0, inf)")  # added to errors, so that none is 0
     max_grad_norm: float = real(1.0, "(0, inf]")  # clip to this global norm; inf for never
     hidden_sizes: tuple[int, ...] = static((64, 64))  # dense layers
     activation: str = static("relu")  # any function of flax.linen: tanh, relu, swish, ...
-    conv_layers: str = static("small")  # before them, for images: none, small, nature or impala
-    normalize_obs: bool = static(False)  # by their running mean and variance
+    conv_layers: str = static("small")  # for images: none, small, nature or impala
+    normalize_obs: bool = static(False)  # by running mean and variance
     clip_obs: float = real(10.0, "(0, inf]")  # normalised observations are kept within +- this
     num_evals: int = static(20)  # points of the learning curve
     num_eval_episodes: int = static(32)  # episodes of the evaluation at each point; 0: none
-    eval_at_start: bool = static(True)  # a point before training, too
+    eval_at_start: bool = static(True)  # also a point before training
 
 
 # --- network ----------------------------------------------------------------------------------

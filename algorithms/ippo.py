@@ -63,7 +63,7 @@ INFO = {
 @struct.dataclass
 class Config:
     env: str = static("Pursuit-v0")  # name of the environment
-    env_settings: tuple[tuple[str, Any], ...] = static(())  # its settings, name=value,...
+    env_settings: tuple[tuple[str, Any], ...] = static(())  # env settings, name=value,...
     total_timesteps: int = static(1_000_000)  # environment steps of the whole run
     num_envs: int = static(16)  # parallel environments
     num_steps: int = static(128)  # steps of each environment in a rollout
@@ -91,14 +91,14 @@ class Config:
     target_kl: float = real(math.inf, "(0, inf]")  # end epochs at a KL above this; inf: never
     hidden_sizes: tuple[int, ...] = static((64, 64))  # dense layers of actor and critic
     activation: str = static("tanh")  # any function of flax.linen: tanh, relu, swish, ...
-    conv_layers: str = static("small")  # before them, for images: none, small, nature or impala
-    normalize_obs: bool = static(False)  # by their running mean and variance
+    conv_layers: str = static("small")  # for images: none, small, nature or impala
+    normalize_obs: bool = static(False)  # by running mean and variance
     normalize_reward: bool = static(False)  # by the running spread of discounted returns
     clip_obs: float = real(10.0, "(0, inf]")  # normalised observations are kept within +- this
     clip_reward: float = real(10.0, "(0, inf]")  # normalised rewards are kept within +- this
     num_evals: int = static(20)  # points of the learning curve
     num_eval_episodes: int = static(32)  # episodes of the evaluation at each point; 0: none
-    eval_at_start: bool = static(True)  # a point before training, too
+    eval_at_start: bool = static(True)  # also a point before training
 
 
 # --- network ----------------------------------------------------------------------------------

@@ -58,14 +58,14 @@ INFO = {
 @struct.dataclass
 class Config:
     env: str = static("Pursuit-v0")  # name of the environment
-    env_settings: tuple[tuple[str, Any], ...] = static(())  # its settings, name=value,...
+    env_settings: tuple[tuple[str, Any], ...] = static(())  # env settings, name=value,...
     total_timesteps: int = static(1_000_000)  # environment steps of the whole run
     num_envs: int = static(16)  # parallel environments
     num_steps: int = static(128)  # steps of each environment in a rollout
     share_params: bool = static(False)  # one network for all agents
     agent_ids: bool = static(False)  # with share_params: which agent it is, as a one-hot input
     central_critic: bool = static(False)  # the critic sees the world state or all observations
-    previous_inputs: bool = static(False)  # the last action and its reward are inputs, too
+    previous_inputs: bool = static(False)  # the last action and its reward are inputs
     update_epochs: int = static(4)  # passes of the actor over each rollout
     critic_epochs: int = static(4)  # passes of the critic over each rollout
     num_minibatches: int = static(4)  # gradient steps in a pass, each with its sequences
@@ -85,18 +85,18 @@ class Config:
     critic_max_grad_norm: float = real(0.5, "(0, inf]")  # clip the critic; inf for never
     target_kl: float = real(math.inf, "(0, inf]")  # end epochs at a KL above this; inf: never
     cell: str = static("gru")  # the memory: gru, mingru or lstm
-    memory_size: int = static(64)  # numbers in it (an LSTM has twice as many)
+    memory_size: int = static(64)  # numbers in the memory (LSTM: twice)
     forget_bias: float = real(1.0, "(-inf, inf)")  # added to the gate that keeps the memory
     hidden_sizes: tuple[int, ...] = static((64,))  # dense layers before the memory
     activation: str = static("tanh")  # any function of flax.linen: tanh, relu, swish, ...
-    conv_layers: str = static("small")  # before them, for images: none, small, nature or impala
-    normalize_obs: bool = static(False)  # by their running mean and variance
+    conv_layers: str = static("small")  # for images: none, small, nature or impala
+    normalize_obs: bool = static(False)  # by running mean and variance
     normalize_reward: bool = static(False)  # by the running spread of discounted returns
     clip_obs: float = real(10.0, "(0, inf]")  # normalised observations are kept within +- this
     clip_reward: float = real(10.0, "(0, inf]")  # normalised rewards are kept within +- this
     num_evals: int = static(20)  # points of the learning curve
     num_eval_episodes: int = static(32)  # episodes of the evaluation at each point; 0: none
-    eval_at_start: bool = static(True)  # a point before training, too
+    eval_at_start: bool = static(True)  # also a point before training
 
 
 # --- network ----------------------------------------------------------------------------------

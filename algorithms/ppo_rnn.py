@@ -65,7 +65,7 @@ INFO = {
 @struct.dataclass
 class Config:
     env: str = static("CartPole-v1")  # name of the environment
-    env_settings: tuple[tuple[str, Any], ...] = static(())  # its settings, name=value,...
+    env_settings: tuple[tuple[str, Any], ...] = static(())  # env settings, name=value,...
     total_timesteps: int = static(500_000)  # environment steps of the whole run
     num_envs: int = static(4)  # parallel environments
     num_steps: int = static(128)  # steps of each environment in a rollout
@@ -79,26 +79,26 @@ class Config:
     clip_eps: float = real(0.2, "(0, inf]")  # range of the ratio, and of values with clip_vloss
     clip_vloss: bool = static(False)  # clip the value loss
     normalize_advantage: bool = static(True)  # standardise advantages
-    normalize_over: str = static("rollout")  # over what: each rollout or each minibatch
+    normalize_over: str = static("rollout")  # over a rollout or a minibatch
     ent_coef: float = real(0.01, "[0, inf)")  # weight of the entropy bonus
     vf_coef: float = real(0.5, "[0, inf)")  # weight of the value loss
     max_grad_norm: float = real(0.5, "(0, inf]")  # clip to this global norm; inf for never
     target_kl: float = real(math.inf, "(0, inf]")  # end epochs at a KL above this; inf: never
-    previous_inputs: bool = static(False)  # the last action and its reward are inputs, too
+    previous_inputs: bool = static(False)  # the last action and its reward are inputs
     cell: str = static("lstm")  # the memory: lstm, gru or mingru
-    memory_size: int = static(64)  # numbers in it (an LSTM has twice as many)
+    memory_size: int = static(64)  # numbers in the memory (LSTM: twice)
     forget_bias: float = real(0.0, "(-inf, inf)")  # added to the gate that keeps the memory
-    skip: bool = static(True)  # the heads see what goes into the memory, too
+    skip: bool = static(True)  # the heads also see the memory's input
     hidden_sizes: tuple[int, ...] = static((64, 64))  # dense layers before the memory
     activation: str = static("tanh")  # any function of flax.linen: tanh, relu, swish, ...
-    conv_layers: str = static("small")  # before them, for images: none, small, nature or impala
-    normalize_obs: bool = static(True)  # by their running mean and variance
+    conv_layers: str = static("small")  # for images: none, small, nature or impala
+    normalize_obs: bool = static(True)  # by running mean and variance
     normalize_reward: bool = static(True)  # by the running spread of discounted returns
     clip_obs: float = real(10.0, "(0, inf]")  # normalised observations are kept within +- this
     clip_reward: float = real(10.0, "(0, inf]")  # normalised rewards are kept within +- this
     num_evals: int = static(20)  # points of the learning curve
     num_eval_episodes: int = static(32)  # episodes of the evaluation at each point; 0: none
-    eval_at_start: bool = static(True)  # a point before training, too
+    eval_at_start: bool = static(True)  # also a point before training
 
 
 # --- network ----------------------------------------------------------------------------------

@@ -61,12 +61,12 @@ INFO = {
 @struct.dataclass
 class Config:
     env: str = static("CartPole-v1")  # name of the environment
-    env_settings: tuple[tuple[str, Any], ...] = static(())  # its settings, name=value,...
+    env_settings: tuple[tuple[str, Any], ...] = static(())  # env settings, name=value,...
     total_timesteps: int = static(500_000)  # environment steps of the whole run
     num_envs: int = static(8)  # parallel environments
     num_steps: int = static(128)  # steps of each environment in a rollout
     num_minibatches: int = static(4)  # drawn in an epoch; together as large as a rollout
-    update_epochs: int = static(4)  # how many times a sample is drawn from a rollout on average
+    update_epochs: int = static(4)  # mean number of times that a sample of a rollout is drawn
     accumulate: int = static(1)  # minibatches whose gradients are averaged for a step
     optimizer: str = static("muon")  # or adam
     learning_rate: float = real(4e-3, "[0, inf)")  # step size
@@ -77,32 +77,32 @@ class Config:
     muon_momentum: float = real(0.8, "[0, 1]")  # decay of Muon's mean of gradients
     gamma: float = real(0.99, "[0, 1]")  # discount factor
     gae_lambda: float = real(0.95, "[0, 1]")  # decay of the advantage trace
-    vtrace: bool = static(True)  # correct advantages for the policy having moved
+    vtrace: bool = static(True)  # correct advantages for a changed policy
     rho_clip: float = real(1.0, "(0, inf]")  # largest weight of a temporal difference; inf for any
     c_clip: float = real(1.0, "(0, inf]")  # largest ratio in the trace; inf for any
     priority_alpha: float = real(0.8, "[0, inf)")  # exponent of priorities; 0: all alike
     priority_beta: float = real(0.2, "[0, 1]")  # exponent of importance weights at the start
-    anneal_beta: bool = static(True)  # take that exponent to 1 over the run
+    anneal_beta: bool = static(True)  # take priority_beta to 1 over the run
     clip_eps: float = real(0.2, "(0, inf]")  # range of the ratio, and of values with clip_vloss
     clip_vloss: bool = static(False)  # clip the value loss
     normalize_advantage: bool = static(True)  # standardise advantages in each minibatch
     ent_coef: float = real(0.01, "[0, inf)")  # weight of the entropy bonus
     vf_coef: float = real(0.5, "[0, inf)")  # weight of the value loss
     max_grad_norm: float = real(0.5, "(0, inf]")  # clip to this global norm; inf for never
-    reward_trace: float = real(0.0, "[0, 1]")  # decay of later rewards' way to earlier steps
+    reward_trace: float = real(0.0, "[0, 1]")  # decay of later rewards added to a step's
     squash: bool = static(False)  # continuous actions by tanh, not by clipping
     sigma_head: bool = static(False)  # standard deviations depend on the observation
     hidden_sizes: tuple[int, ...] = static((64, 64))  # dense layers of each tower
     activation: str = static("tanh")  # any function of flax.linen: tanh, relu, swish, ...
-    conv_layers: str = static("small")  # before them, for images: none, small, nature or impala
+    conv_layers: str = static("small")  # for images: none, small, nature or impala
     shared_torso: bool = static(False)  # one tower for actor and critic
-    normalize_obs: bool = static(True)  # by their running mean and variance
+    normalize_obs: bool = static(True)  # by running mean and variance
     normalize_reward: bool = static(True)  # by the running spread of discounted returns
     clip_obs: float = real(10.0, "(0, inf]")  # normalised observations are kept within +- this
     clip_reward: float = real(10.0, "(0, inf]")  # normalised rewards are kept within +- this
     num_evals: int = static(20)  # points of the learning curve
     num_eval_episodes: int = static(32)  # episodes of the evaluation at each point; 0: none
-    eval_at_start: bool = static(True)  # a point before training, too
+    eval_at_start: bool = static(True)  # also a point before training
 
 
 # --- network ----------------------------------------------------------------------------------

@@ -54,7 +54,7 @@ INFO = {
 @struct.dataclass
 class Config:
     env: str = static("CartPole-v1")  # name of the environment
-    env_settings: tuple[tuple[str, Any], ...] = static(())  # its settings, name=value,...
+    env_settings: tuple[tuple[str, Any], ...] = static(())  # env settings, name=value,...
     total_timesteps: int = static(500_000)  # environment steps of the whole run
     num_envs: int = static(16)  # parallel environments
     num_steps: int = static(64)  # steps of each environment in a rollout
@@ -73,18 +73,18 @@ class Config:
     eps_end: float = real(0.2, "[0, 1]")  # epsilon at last, and always if constant
     exploration_fraction: float = real(0.5, "(0, inf]")  # share of the run until eps_end
     cell: str = static("gru")  # the memory: lstm, gru or mingru
-    memory_size: int = static(64)  # numbers in it (an LSTM has twice as many)
+    memory_size: int = static(64)  # numbers in the memory (LSTM: twice)
     forget_bias: float = real(1.0, "(-inf, inf)")  # added to the gate that keeps the memory
-    previous_inputs: bool = static(False)  # the last action and its reward are inputs, too
+    previous_inputs: bool = static(False)  # the last action and its reward are inputs
     hidden_sizes: tuple[int, ...] = static((64,))  # dense layers before the memory
     activation: str = static("relu")  # any function of flax.linen: tanh, relu, swish, ...
     layer_norm: bool = static(True)  # before each activation
-    conv_layers: str = static("small")  # before them, for images: none, small, nature or impala
-    normalize_obs: bool = static(False)  # by their running mean and variance
+    conv_layers: str = static("small")  # for images: none, small, nature or impala
+    normalize_obs: bool = static(False)  # by running mean and variance
     clip_obs: float = real(10.0, "(0, inf]")  # normalised observations are kept within +- this
     num_evals: int = static(20)  # points of the learning curve
     num_eval_episodes: int = static(32)  # episodes of the evaluation at each point; 0: none
-    eval_at_start: bool = static(True)  # a point before training, too
+    eval_at_start: bool = static(True)  # also a point before training
 
 
 # --- network ----------------------------------------------------------------------------------

@@ -57,7 +57,7 @@ INFO = {
 @struct.dataclass
 class Config:
     env: str = static("Pendulum-v1")  # name of the environment
-    env_settings: tuple[tuple[str, Any], ...] = static(())  # its settings, name=value,...
+    env_settings: tuple[tuple[str, Any], ...] = static(())  # env settings, name=value,...
     total_timesteps: int = static(50_000)  # environment steps of the whole run
     num_envs: int = static(1)  # parallel environments
     train_every: int = static(1)  # steps of each environment between two rounds of learning
@@ -68,7 +68,7 @@ class Config:
     learning_rate: float = real(1e-3, "[0, inf)")  # Adam's step size
     anneal_lr: bool = static(False)  # take the learning rate linearly to zero
     adam_eps: float = real(1e-8, "(0, inf)")  # Adam's epsilon
-    weight_decay: float = real(0.0, "[0, inf)")  # of AdamW, as SimBa has it; 0: plain Adam
+    weight_decay: float = real(0.0, "[0, inf)")  # of AdamW, as in SimBa; 0: plain Adam
     gamma: float = real(0.99, "[0, 1]")  # discount factor
     n_step: int = static(1)  # rewards in a target before it bootstraps
     reward_scale: float = real(1.0, "(0, inf)")  # factor on the rewards learned from
@@ -76,17 +76,17 @@ class Config:
     num_critics: int = static(2)  # their minimum counts
     initial_temperature: float = real(1.0, "(0, inf)")  # weight of the entropy at first
     learn_temperature: bool = static(True)  # keep the entropy at its target
-    target_entropy: float = real(-1.0, "(-inf, inf)")  # of a dimension of the action
+    target_entropy: float = real(-1.0, "(-inf, inf)")  # per dimension of the action
     network: str = static("mlp")  # mlp, or simba: a residual block for each of the sizes below
     hidden_sizes: tuple[int, ...] = static((256, 256))  # dense layers of the actor
     critic_hidden_sizes: tuple[int, ...] = static((256, 256))  # and of each critic
     activation: str = static("relu")  # any function of flax.linen: tanh, relu, swish, ...
-    conv_layers: str = static("small")  # before them, for images: none, small, nature or impala
-    normalize_obs: bool = static(False)  # by their running mean and variance
+    conv_layers: str = static("small")  # for images: none, small, nature or impala
+    normalize_obs: bool = static(False)  # by running mean and variance
     clip_obs: float = real(10.0, "(0, inf]")  # normalised observations are kept within +- this
     num_evals: int = static(20)  # points of the learning curve
     num_eval_episodes: int = static(32)  # episodes of the evaluation at each point; 0: none
-    eval_at_start: bool = static(True)  # a point before training, too
+    eval_at_start: bool = static(True)  # also a point before training
 
 
 # --- network ----------------------------------------------------------------------------------

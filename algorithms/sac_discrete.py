@@ -55,19 +55,19 @@ INFO = {
 @struct.dataclass
 class Config:
     env: str = static("CartPole-v1")  # name of the environment
-    env_settings: tuple[tuple[str, Any], ...] = static(())  # its settings, name=value,...
+    env_settings: tuple[tuple[str, Any], ...] = static(())  # env settings, name=value,...
     total_timesteps: int = static(500_000)  # environment steps of the whole run
     num_envs: int = static(16)  # parallel environments
     train_every: int = static(1)  # steps of each environment between two rounds of learning
     updates_per_step: int = static(1)  # gradient steps in a round of learning
     buffer_size: int = static(50_000)  # transitions kept, of all environments together
-    buffer_dtype: str = static("")  # of the observations in it, such as bool; "": as they come
+    buffer_dtype: str = static("")  # of stored observations, such as bool; "": as they come
     batch_size: int = static(128)  # transitions in a gradient step
     learning_starts: int = static(10_000)  # environment steps before the first gradient step
     learning_rate: float = real(3e-4, "[0, inf)")  # Adam's step size
     anneal_lr: bool = static(False)  # take the learning rate linearly to zero
     adam_eps: float = real(1e-8, "(0, inf)")  # Adam's epsilon
-    weight_decay: float = real(0.0, "[0, inf)")  # of AdamW, as SimBa has it; 0: plain Adam
+    weight_decay: float = real(0.0, "[0, inf)")  # of AdamW, as in SimBa; 0: plain Adam
     gamma: float = real(0.99, "[0, 1]")  # discount factor
     n_step: int = static(3)  # rewards in a target before it bootstraps
     reward_scale: float = real(0.1, "(0, inf)")  # factor on the rewards learned from
@@ -80,12 +80,12 @@ class Config:
     hidden_sizes: tuple[int, ...] = static((64, 64))  # dense layers of the actor
     critic_hidden_sizes: tuple[int, ...] = static((64, 64))  # and of each critic
     activation: str = static("relu")  # any function of flax.linen: tanh, relu, swish, ...
-    conv_layers: str = static("small")  # before them, for images: none, small, nature or impala
-    normalize_obs: bool = static(False)  # by their running mean and variance
+    conv_layers: str = static("small")  # for images: none, small, nature or impala
+    normalize_obs: bool = static(False)  # by running mean and variance
     clip_obs: float = real(10.0, "(0, inf]")  # normalised observations are kept within +- this
     num_evals: int = static(20)  # points of the learning curve
     num_eval_episodes: int = static(32)  # episodes of the evaluation at each point; 0: none
-    eval_at_start: bool = static(True)  # a point before training, too
+    eval_at_start: bool = static(True)  # also a point before training
 
 
 # --- network ----------------------------------------------------------------------------------

@@ -63,7 +63,7 @@ INFO = {
 @struct.dataclass
 class Config:
     env: str = static("Hunt-v0")  # name of the environment
-    env_settings: tuple[tuple[str, Any], ...] = static(())  # its settings, name=value,...
+    env_settings: tuple[tuple[str, Any], ...] = static(())  # env settings, name=value,...
     total_timesteps: int = static(1_000_000)  # environment steps of the whole run
     num_envs: int = static(32)  # parallel environments
     num_steps: int = static(32)  # steps of each environment in a rollout
@@ -71,7 +71,7 @@ class Config:
     mixing_size: int = static(32)  # units of the monotonic mixer's hidden layer
     agent_ids: bool = static(True)  # which agent it is, as a one-hot input
     cell: str = static("none")  # the memory: none, lstm, gru or mingru
-    memory_size: int = static(64)  # numbers in it (an LSTM has twice as many)
+    memory_size: int = static(64)  # numbers in the memory (LSTM: twice)
     forget_bias: float = real(1.0, "(-inf, inf)")  # added to the gate that keeps the memory
     previous_inputs: bool = static(False)  # with a memory: the last action and reward, as inputs
     update_epochs: int = static(4)  # passes over each rollout
@@ -88,12 +88,12 @@ class Config:
     exploration_fraction: float = real(0.3, "(0, inf]")  # share of the run until eps_end
     hidden_sizes: tuple[int, ...] = static((64, 64))  # dense layers, before a memory
     activation: str = static("relu")  # any function of flax.linen: tanh, relu, swish, ...
-    conv_layers: str = static("small")  # before them, for images: none, small, nature or impala
-    normalize_obs: bool = static(False)  # by their running mean and variance
+    conv_layers: str = static("small")  # for images: none, small, nature or impala
+    normalize_obs: bool = static(False)  # by running mean and variance
     clip_obs: float = real(10.0, "(0, inf]")  # normalised observations are kept within +- this
     num_evals: int = static(20)  # points of the learning curve
     num_eval_episodes: int = static(32)  # episodes of the evaluation at each point; 0: none
-    eval_at_start: bool = static(True)  # a point before training, too
+    eval_at_start: bool = static(True)  # also a point before training
 
 
 # --- networks ---------------------------------------------------------------------------------
