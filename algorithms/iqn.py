@@ -58,7 +58,7 @@ INFO = {
 }
 
 RISKS = ("neutral", "cvar", "wang", "cpw", "power")
-RANGES = {"cvar": "[0, 1]", "cpw": "[0, inf)"}  # of their levels
+RANGES = {"cvar": "[0, 1]", "cpw": "[0, inf)"}  # of risk_level
 
 
 @struct.dataclass

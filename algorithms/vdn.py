@@ -171,7 +171,7 @@ class Mixer(nn.Module):
 
 
 class Params(NamedTuple):
-    """What is learned."""
+    """All parameters that learn."""
 
     agent: Any  # of the network that all agents share
     mixer: Any  # empty without a monotonic mixer
@@ -212,7 +212,7 @@ class Transition(NamedTuple):
     action: jax.Array
     value: jax.Array  # each agent's max_a Q of the observation
     reward: jax.Array
-    alive: jax.Array  # when it acted
+    alive: jax.Array  # when the agent acted
     terminated: jax.Array  # (...), the episode
     done: jax.Array  # (...), terminated or truncated
     final_observation: jax.Array  # after the actions, before any restart
