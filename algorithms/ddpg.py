@@ -27,7 +27,6 @@ Implementation details:
 """
 
 import functools
-import math
 import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -174,11 +173,6 @@ def noisy(action, noise):  # detail 2
     return jnp.clip(action + noise, -1.0, 1.0)
 
 
-def uniform(noise):
-    """erf(noise / sqrt(2)), uniform in [-1, 1] for normal noise."""
-    return jax.scipy.special.erf(noise / math.sqrt(2.0))
-
-
 # --- acting and training ----------------------------------------------------------------------
 
 
@@ -296,7 +290,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             x = normalize(config, state.policy, state.observation)
             noise = correlated(noise, state.exploration, config.noise_correlation)
             action = noisy(actor.apply(state.policy.params, x), config.exploration_noise * noise)
-            action = jnp.where(ready, action, uniform(noise))  # detail 6
+            action = jnp.where(ready, action, parts.uniform_of(noise))  # detail 6
             observation, env_state, reward, terminated, truncated, info = environments.step(
                 step_rng, state.env_state, parts.rescale_to(space, action), env_params
             )

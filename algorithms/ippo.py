@@ -426,11 +426,7 @@ def check(config: Config, env: Any, env_params: Any) -> None:
     number, units = config.num_minibatches, config.minibatch_of
     count = size // (config.num_steps if units == "trajectories" else 1)
     parts.check_divides("num_minibatches", number, f"the {count} {units} of a rollout", count)
-    if config.normalize_advantage and size == number:
-        raise ValueError(
-            f"num_minibatches={number} leaves one sample to a minibatch, and normalize_advantage "
-            f"makes its advantage zero; {max(1, number // 2)} would do"
-        )
+    parts.check_samples(config, size)
     parts.num_updates(config, config.num_envs * config.num_steps)
 
 

@@ -31,7 +31,6 @@ Implementation details:
     https://arxiv.org/abs/2006.01782), until the episode ends or they are not allowed.
 """
 
-import functools
 import math
 import sys
 from collections.abc import Callable
@@ -120,7 +119,7 @@ class ImplicitQuantileNetwork(nn.Module):
         *sizes, last = self.config.hidden_sizes
         x = parts.Torso(tuple(sizes), self.config.activation, self.config.conv_layers)(x)
         # All levels in one axis: with more axes the gradients of kernels take longer on a CPU.
-        embedding = cosines(levels.reshape(-1), self.config.num_cosines)
+        embedding = parts.cosines(levels.reshape(-1), self.config.num_cosines)  # equation 4
         embedding = nn.Dense(x.shape[-1], name="embedding")(embedding)
         embedding = getattr(nn, self.config.activation)(embedding).reshape(*levels.shape, -1)
         x = (x[:, None] * embedding).reshape(-1, x.shape[-1])  # detail 7
@@ -220,15 +219,6 @@ def distort(levels, risk, level):
         power = 1.0 / (1.0 + jnp.abs(level))
         return jnp.where(level >= 0.0, levels**power, 1.0 - (1.0 - levels) ** power)
     return levels
-
-
-def cosines(levels, number):
-    """cos(pi i level), i = 0, ..., number - 1, on a new last axis: equation 4. By the series of
-    sin(pi / 2 - angle): on a CPU XLA's own cosines take a sixth of a gradient step."""
-    turns = levels[..., None] * (0.5 * jnp.arange(number))
-    x = math.pi * (0.5 - 2.0 * jnp.abs(turns - jnp.round(turns)))  # in [-pi / 2, pi / 2]
-    series = [(-1.0) ** k / math.factorial(2 * k + 1) for k in range(6)]
-    return x * functools.reduce(lambda total, c: total * x**2 + c, reversed(series))
 
 
 def action_values(config, network, params, x):

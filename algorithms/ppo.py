@@ -301,11 +301,7 @@ def check(config: Config, env: Any, env_params: Any) -> None:
     size, number = config.num_envs * config.num_steps, config.num_minibatches
     what = f"num_envs * num_steps = {config.num_envs} * {config.num_steps} = {size}"
     parts.check_divides("num_minibatches", number, what, size)
-    if config.normalize_advantage and size == number:
-        raise ValueError(
-            f"num_minibatches={number} leaves one sample to a minibatch, and normalize_advantage "
-            f"makes its advantage zero; {max(1, number // 2)} would do"
-        )
+    parts.check_samples(config, size)
     parts.num_updates(config, size)
 
 

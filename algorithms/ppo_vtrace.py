@@ -134,7 +134,7 @@ class Actions(NamedTuple):
             return (log_probs * chosen).sum(-1), -(jnp.exp(log_probs) * log_probs).sum(-1)
         log_prob, entropy = policy.log_prob(action), policy.entropy()
         if squash:
-            log_prob -= log_slope(action)
+            log_prob -= parts.log_tanh_slope(action)
             entropy += squashing_entropy(self.output, self.log_std)  # detail 6
         return (log_prob * real).sum(-1), (entropy * real).sum(-1)
 
@@ -310,18 +310,13 @@ def value_error(values, old_values, targets, clip_eps, clip):
     return 0.5 * error
 
 
-def log_slope(x):
-    """log(1 - tanh(x)**2) = 2 (log 2 - x - softplus(-2 x)), which stays finite."""
-    return 2.0 * (math.log(2.0) - x - jax.nn.softplus(-2.0 * x))
-
-
 def squashing_entropy(mean, log_std):
-    """E[log_slope(x)] of Gaussians x (...), which squashing adds to their entropies: a sum over 21
-    points (off by 1e-4 for deviations up to 2, by 0.06 at e**2)."""
+    """E[log(1 - tanh(x)**2)] of Gaussians x (...), which squashing adds to their entropies: a sum
+    over 21 points (off by 1e-4 for deviations up to 2, by 0.06 at e**2)."""
     points = jnp.linspace(-5.0, 5.0, 21)
     weights = jax.nn.softmax(-0.5 * jnp.square(points))
     x = mean[..., None] + jnp.exp(log_std)[..., None] * points
-    return (log_slope(x) * weights).sum(-1)
+    return (parts.log_tanh_slope(x) * weights).sum(-1)
 
 
 # --- acting and training ----------------------------------------------------------------------
@@ -380,11 +375,7 @@ def check(config: Config, env: Any, env_params: Any) -> None:
             f"accumulate={config.accumulate} does not divide the {drawn} minibatches drawn from a "
             f"rollout, or exceeds num_minibatches={number}; {', '.join(map(str, fits))} would do"
         )
-    if config.normalize_advantage and segments * config.num_steps == number:
-        raise ValueError(
-            f"num_minibatches={number} leaves one sample to a minibatch, and normalize_advantage "
-            f"makes its advantage zero; {max(1, number // 2)} would do"
-        )
+    parts.check_samples(config, segments * config.num_steps)
     actions = env.action_space(env_params)
     width = jnp.inf if parts.is_discrete(actions) else jnp.asarray(actions.high - actions.low)
     if config.squash and not isinstance(width, jax.core.Tracer) and not jnp.isfinite(width).all():

@@ -188,18 +188,10 @@ LOG_STD = (-5.0, 2.0)
 def squash(gaussian, noise):  # detail 2
     """a = tanh(u), u = mean + std * noise, (batch, dimensions), and its log_prob (batch,):
     log pi(a) = sum_d [log N(u_d; mean_d, std_d) - log(1 - a_d**2)], appendix C of Haarnoja et al.
-
-    log(1 - tanh(u)**2) = 2 (log 2 - u - softplus(-2 u)) neither overflows nor rounds to log(0).
     """
     u = gaussian.mean + jnp.exp(gaussian.log_std) * noise
     normal = -0.5 * (noise**2 + math.log(2.0 * math.pi)) - gaussian.log_std
-    slope = 2.0 * (math.log(2.0) - u - nn.softplus(-2.0 * u))
-    return jnp.tanh(u), (normal - slope).sum(-1)
-
-
-def uniform(noise):
-    """erf(noise / sqrt(2)), uniform in [-1, 1] for normal noise."""
-    return jax.scipy.special.erf(noise / math.sqrt(2.0))
+    return jnp.tanh(u), (normal - parts.log_tanh_slope(u)).sum(-1)
 
 
 # --- acting and training ----------------------------------------------------------------------
@@ -331,7 +323,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             step_rng, noise = inputs
             x = normalize(config, state.policy, state.observation)
             action, _ = squash(actor.apply(state.policy.params, x), noise)
-            action = jnp.where(ready, action, uniform(noise))  # detail 9
+            action = jnp.where(ready, action, parts.uniform_of(noise))  # detail 9
             observation, env_state, reward, terminated, truncated, info = environments.step(
                 step_rng, state.env_state, parts.rescale_to(space, action), env_params
             )

@@ -10,6 +10,7 @@ from algorithms.parts.checks import (
     check_divides,
     check_network,
     check_replay,
+    check_samples,
     check_sizes,
     check_spaces,
 )
@@ -19,6 +20,7 @@ from algorithms.parts.layers import (
     Convolutions,
     LayerNorm,
     Torso,
+    cosines,
     orthogonal,
     scaled,
 )
@@ -31,7 +33,15 @@ from algorithms.parts.precision import without_x64
 from algorithms.parts.recurrence import CELLS, Memory, advance, forget, product, unroll
 from algorithms.parts.replay import Replay, ReplayBuffer, Transition
 from algorithms.parts.rounds import Round, Rounds
-from algorithms.parts.spaces import action_noise, clip_to, is_discrete, num_outputs, rescale_to
+from algorithms.parts.spaces import (
+    action_noise,
+    clip_to,
+    is_discrete,
+    log_tanh_slope,
+    num_outputs,
+    rescale_to,
+    uniform_of,
+)
 from algorithms.parts.statistics import EpisodeStatistics, RewardScale, RunningStatistics
 from algorithms.parts.training import (
     Average,
@@ -71,9 +81,11 @@ __all__ = [
     "check_network",
     "check_replay",
     "check_reals",
+    "check_samples",
     "check_sizes",
     "check_spaces",
     "clip_to",
+    "cosines",
     "device_memory",
     "did",
     "explained_variance",
@@ -81,6 +93,7 @@ __all__ = [
     "fresh_memory",
     "is_discrete",
     "last_step",
+    "log_tanh_slope",
     "mean",
     "num_outputs",
     "num_points",
@@ -95,6 +108,7 @@ __all__ = [
     "scale_by_muon",
     "scaled",
     "static",
+    "uniform_of",
     "unroll",
     "without_x64",
     "world",

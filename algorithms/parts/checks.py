@@ -62,6 +62,21 @@ def check_divides(name: str, number: int, what: str, size: int) -> None:
         )
 
 
+def check_samples(config: Any, size: int) -> None:
+    """Refuses minibatches of one sample, whose standardised advantage would be zero.
+
+    Args:
+      config: `num_minibatches` and `normalize_advantage` are used.
+      size: samples of all minibatches.
+    """
+    number = config.num_minibatches
+    if config.normalize_advantage and size == number:
+        raise ValueError(
+            f"num_minibatches={number} leaves one sample to a minibatch, and normalize_advantage "
+            f"makes its advantage zero; {max(1, number // 2)} would do"
+        )
+
+
 def check_spaces(info: Info, config: Any, env: Any, env_params: Any) -> None:
     """Refuses environments that an algorithm cannot take, and names the files beside it that can.
 

@@ -1,5 +1,6 @@
 """Layers in forms that XLA also runs fast on a CPU, and initialisation without LAPACK."""
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -94,6 +95,18 @@ def scaled(observation: jax.Array) -> jax.Array:
     """In float32. Bytes count as pixels of an image and become numbers in [0, 1]."""
     x = observation.astype(jnp.float32)
     return x / 255.0 if observation.dtype == jnp.uint8 else x
+
+
+def cosines(levels: jax.Array, number: int) -> jax.Array:
+    """cos(pi i level), i = 0, ..., number - 1, on a new last axis of levels (...).
+
+    A series of sin(pi / 2 - angle): on a CPU XLA's own cosines take a sixth of a gradient step of
+    implicit quantile networks.
+    """
+    turns = levels[..., None] * (0.5 * jnp.arange(number))
+    x = math.pi * (0.5 - 2.0 * jnp.abs(turns - jnp.round(turns)))  # in [-pi / 2, pi / 2]
+    series = [(-1.0) ** k / math.factorial(2 * k + 1) for k in range(6)]
+    return x * functools.reduce(lambda total, c: total * x**2 + c, reversed(series))
 
 
 class LayerNorm(nn.Module):

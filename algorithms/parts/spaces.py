@@ -29,6 +29,17 @@ def rescale_to(space: Any, action: jax.Array) -> jax.Array:
     return space.low + 0.5 * (action + 1.0) * (space.high - space.low)
 
 
+def uniform_of(noise: jax.Array) -> jax.Array:
+    """erf(noise / sqrt(2)), uniform in [-1, 1] for standard normal noise of any shape."""
+    return jax.scipy.special.erf(noise / math.sqrt(2.0))
+
+
+def log_tanh_slope(x: jax.Array) -> jax.Array:
+    """log(1 - tanh(x)**2) = 2 (log 2 - x - softplus(-2 x)), which neither overflows nor rounds to
+    log(0); x has any shape."""
+    return 2.0 * (math.log(2.0) - x - jax.nn.softplus(-2.0 * x))
+
+
 def action_noise(key: jax.Array, space: Any, shape: tuple[int, ...]) -> jax.Array:
     """Standard Gumbel (discrete) or normal noise of actions, (*shape, num_outputs(space)).
 

@@ -66,12 +66,6 @@ def test_actions_and_their_log_prob_are_those_of_the_change_of_variables():
     np.testing.assert_allclose(log_prob, np.log(density).sum(-1), rtol=1e-4, atol=1e-4)
 
 
-def test_normal_noise_becomes_uniform():
-    noise = jax.random.normal(jax.random.key(0), (40_000,))
-    counts = np.histogram(crossq.uniform(noise), 10, (-1.0, 1.0))[0] / 40_000
-    np.testing.assert_allclose(counts, 0.1, atol=0.008)
-
-
 # --- batch renormalisation --------------------------------------------------------------------
 
 

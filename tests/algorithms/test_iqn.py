@@ -136,13 +136,6 @@ def test_risks_decide_in_acting_and_in_targets(risk_level, best):
 # --- formulas ---------------------------------------------------------------------------------
 
 
-def test_cosines_are_those_of_the_paper():
-    levels = np.random.default_rng(0).random((3, 5))
-    result = iqn.cosines(jnp.array(levels), 6)
-    expected = [[[np.cos(np.pi * i * t) for i in range(6)] for t in row] for row in levels]
-    np.testing.assert_allclose(result, expected, atol=1e-5)
-
-
 def test_the_network_multiplies_features_by_the_embedding():
     config = iqn.Config(hidden_sizes=(6, 5), num_cosines=4)
     network = iqn.ImplicitQuantileNetwork(config, 3)

@@ -82,12 +82,6 @@ def test_saturated_actions_have_finite_numbers(mean):
     assert np.isfinite(value) and slope == pytest.approx(2.0 * np.sign(mean), rel=1e-5)
 
 
-def test_normal_noise_becomes_uniform():
-    noise = jax.random.normal(jax.random.key(0), (40_000,))
-    counts = np.histogram(sac.uniform(noise), 10, (-1.0, 1.0))[0] / 40_000
-    np.testing.assert_allclose(counts, 0.1, atol=0.008)
-
-
 def test_a_box_without_bounds_is_refused():
     class Endless(tasks.Probe):
         def action_space(self, params):

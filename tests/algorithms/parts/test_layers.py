@@ -215,3 +215,10 @@ def test_layer_norm_is_flax_s():
     np.testing.assert_allclose(*results, rtol=1e-4, atol=1e-5)
     small = [norm.apply(params, 1e-3 * x) for norm in (parts.LayerNorm(), nn.LayerNorm())]
     np.testing.assert_allclose(*small, rtol=1e-3, atol=1e-4)  # what is added to the variance
+
+
+def test_cosines_are_numpy_s():
+    levels = np.random.default_rng(0).random((3, 5))
+    result = parts.cosines(jnp.array(levels), 6)
+    expected = [[[np.cos(np.pi * i * t) for i in range(6)] for t in row] for row in levels]
+    np.testing.assert_allclose(result, expected, atol=1e-5)

@@ -1,5 +1,6 @@
 """What a head has to know of an action space."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -29,6 +30,21 @@ def test_actions_are_rescaled_to_the_box():
     action = jnp.array([[-1.0, -1.0], [0.0, 0.5], [1.0, 1.0]])
     expected = [[[-2.0, 0.0]], [[0.0, 7.5]], [[2.0, 10.0]]]
     np.testing.assert_allclose(parts.rescale_to(space, action), expected, rtol=1e-6)
+
+
+def test_normal_noise_becomes_uniform():
+    noise = jax.random.normal(jax.random.key(0), (40_000,))
+    counts = np.histogram(parts.uniform_of(noise), 10, (-1.0, 1.0))[0] / 40_000
+    np.testing.assert_allclose(counts, 0.1, atol=0.008)
+
+
+def test_the_slope_of_tanh_stays_finite():
+    x = np.linspace(-5.0, 5.0, 101)
+    expected = np.log(1.0 - np.tanh(x) ** 2)
+    np.testing.assert_allclose(parts.log_tanh_slope(jnp.array(x)), expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        parts.log_tanh_slope(jnp.array([-60.0, 60.0])), 2 * np.log(2.0) - 120.0
+    )
 
 
 def test_discrete_actions_are_what_they_are():
