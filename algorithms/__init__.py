@@ -3,6 +3,8 @@
 import importlib.util
 import pathlib
 
+__version__ = "0.1.0"
+
 
 def _check_envs() -> None:
     """Refuses another package `envs` than the one beside this package.

@@ -24,7 +24,7 @@ import jax
 
 from envs import interface, suggest
 
-KIT = Path(__file__).parents[1]
+KIT = [Path(__file__).parents[1] / package for package in ("algorithms", "envs")]
 # What nobody wants to read about when code of theirs fails.
 LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))
 INTERFACE = (
@@ -140,7 +140,7 @@ def _load(spec: importlib.machinery.ModuleSpec) -> None:
 
 def _is_of_kit(top: str) -> bool:
     origin = _origin(top)
-    return origin is not None and Path(origin).is_relative_to(KIT)
+    return origin is not None and any(Path(origin).is_relative_to(place) for place in KIT)
 
 
 def _origin(top: str) -> str | None:

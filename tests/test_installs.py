@@ -1,15 +1,20 @@
 """Which code runs: of several clones, of an installed package, beside a project's own packages."""
 
+import ast
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from algorithms.launch import cli
+import algorithms
+from algorithms import ppo
+from algorithms.launch import cli, console, copies
 
 ROOT = Path(__file__).parents[1]
 
@@ -74,3 +79,77 @@ def test_another_package_envs_gets_a_sentence(clone, has_init):
     code, _, err = run("-c", "import algorithms.tiny", cwd=own.parent, path=[clone])
     assert code == 1
     assert f"algorithms needs its own package envs, {clone / 'envs'}, but Python finds {own}" in err
+
+
+# --- packaging -------------------------------------------------------------------------------
+
+
+def test_every_library_that_the_kit_imports_is_declared():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lists = [project["dependencies"], *project["optional-dependencies"].values()]
+    declared = {re.split(r"[<>=\[]", text)[0].lower() for one in lists for text in one}
+    declared |= {"numpy", "scipy", "msgpack", "gymnasium"}  # of jax, flax and gymnax
+    declared |= {"tensorboardx", "mujoco", "mujoco_playground"}  # named where they are missing
+    imported = set()
+    for file in [*(ROOT / "algorithms").rglob("*.py"), *(ROOT / "envs").rglob("*.py")]:
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                imported.add(node.module.partition(".")[0])
+    imported |= {"gymnax"}  # envs/gymnax.py imports it by its name
+    imported -= sys.stdlib_module_names | {"algorithms", "envs"}
+    assert {"jax", "PIL"} <= imported
+    assert {{"PIL": "pillow"}.get(name, name).lower() for name in imported} <= declared
+
+
+def test_an_installed_package_is_copied_from(tmp_path, monkeypatch):
+    """pip leaves neither pyproject.toml nor LICENSE beside the packages, but a dist-info."""
+    info = tmp_path / f"single_file_rl-{algorithms.__version__}.dist-info"
+    (info / "licenses").mkdir(parents=True)
+    (info / "METADATA").write_text("Name: single-file-rl\n")
+    (info / "licenses" / "LICENSE").write_text("as you like")
+    monkeypatch.setattr(copies, "KIT", tmp_path)
+    copied = copies.copy(Path(ppo.__file__))
+    assert copied["rl_support/LICENSE"] == b"as you like"
+    assert f"of single-file-rl {algorithms.__version__}, MIT" in copied["ppo.py"].decode()
+
+
+def call(capsys, function, *arguments):
+    """Returns exit code, stdout and stderr."""
+    try:
+        function(*arguments)
+        code = 0
+    except SystemExit as stop:
+        code = stop.code
+    return code, *capsys.readouterr()
+
+
+def test_the_version_is_told(capsys):
+    told = (0, f"single-file-rl {algorithms.__version__}\n", "")
+    assert call(capsys, console.main, ["--version"]) == told
+    assert call(capsys, cli.main, ppo, ["--version"]) == told
+
+
+def test_the_console_command_is_an_algorithm_s_command_line(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["single-file-rl"])
+    seen = []
+    monkeypatch.setattr(cli, "dispatch", lambda module, words: seen.append((module, words)))
+    assert call(capsys, console.main, ["ppo", "--gamma", "0.9"]) == (0, "", "")
+    assert seen == [(ppo, ["--gamma", "0.9"])]
+    assert sys.argv[0] == ppo.__file__, "for `to go on: python ppo.py --resume ...`"
+
+
+@pytest.mark.parametrize(
+    "words, code, text",
+    [
+        (["--help"], 0, "algorithms: c51 "),
+        ([], 2, "algorithms: c51 "),
+        (["pp"], 2, "unknown algorithm 'pp'; did you mean ppo"),
+        (["parts"], 2, "unknown algorithm 'parts'"),
+        (["compare", "nowhere"], 2, "nowhere"),
+    ],
+)
+def test_words_of_the_console_command(capsys, words, code, text):
+    found, out, err = call(capsys, console.main, words)
+    assert found == code and text in out + err

@@ -35,6 +35,11 @@ def text(algorithm: str) -> str:
     )
 
 
+def algorithms() -> list[str]:
+    """The names of the files."""
+    return list(of_folder(FOLDER))
+
+
 def environments() -> dict[str, str]:
     """The names that `envs.make` takes, by library, gymnax's by their kind."""
     groups: dict[str, str] = {"of the kit": ", ".join(registry.OWN)}

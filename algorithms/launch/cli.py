@@ -17,6 +17,7 @@ from algorithms.launch.presets import PRESETS
 from algorithms.launch.run_dir import SWEEP
 from algorithms.launch.sweep_dir import read_asked
 from algorithms.launch.trainer import algorithm_name
+from algorithms.launch.versions import kit
 
 NOT_FINITE = 3  # an exit code, as those below
 STOPPED = {"SIGINT": 128 + signal.SIGINT, "SIGTERM": 128 + signal.SIGTERM}  # exit codes
@@ -74,6 +75,9 @@ def dispatch(module: Any, argv: list[str]) -> int:
         return copy(module, shell)
     if command == "list":
         return show_all(module)
+    if command == "version":
+        print(kit())
+        return 0
     return train(module, *single_out(base[0], config), shell)
 
 
@@ -152,6 +156,7 @@ TAKES = {
     "render": ("render", "seed", "point", "agent"),
     "copy": ("copy",),
     "list": ("list",),
+    "version": ("version",),
     "resume": ("resume", "point", "quiet", "total_timesteps", *Options._fields, *PROCESSES),
     "run": ("point", "agent", "episodes"),  # those that do not
 }

@@ -18,11 +18,11 @@ import ast
 import os
 import re
 import tempfile
-import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 
 from algorithms.launch.errors import UserError
+from algorithms.launch.versions import kit, licence
 
 KIT = Path(__file__).parents[2]
 ENVS, PARTS = KIT / "envs", KIT / "algorithms" / "parts"
@@ -127,13 +127,11 @@ def copy(file: Path, support: str = SHARED) -> dict[str, bytes]:
     Raises:
       UserError: something that cannot be copied.
     """
-    project = tomllib.loads((KIT / "pyproject.toml").read_text())["project"]
-    kit = f"{project['name']} {project['version']}"
-    head = f"# Copy of {file.name} of {kit}, {project['license']} licence: {support}/LICENSE\n"
-    about = f'"""What copies of files of {kit} need: environments, and parts of algorithms."""\n'
+    head = f"# Copy of {file.name} of {kit()}, MIT licence: {support}/LICENSE\n"
+    about = f'"""What copies of files of {kit()} need: environments, and parts of algorithms."""\n'
     source = Source(file)
     modules = _modules(source.parts_used().values())
-    files = {"__init__.py": about.encode(), "LICENSE": (KIT / "LICENSE").read_bytes()}
+    files = {"__init__.py": about.encode(), "LICENSE": licence(KIT)}
     for path in modules:
         place = path.relative_to(ENVS.parent if path.is_relative_to(ENVS) else PARTS.parent)
         files[place.as_posix()] = Source(path).as_module("." * len(place.parts))

@@ -43,6 +43,7 @@ class Shell:
     copy: Annotated[str | None, DIRECTORY] = None
     """write this file, with what it needs of the kit, into a directory of another project"""
     list: bool = False  # print what there is: algorithms, environments, presets
+    version: bool = False  # print the kit's version
     point: str = "last"
     """of --evaluate, --render: last, best or a number; of --resume: last or that of a kept state"""
     agent: int | None = None  # of --evaluate (default: all), --render (0); number in results.csv

@@ -6,9 +6,28 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import algorithms
 from algorithms.launch import devices
 
+NAME = "single-file-rl"  # of the kit, as pip knows it
 LIBRARIES = ("jax", "jaxlib", "flax", "optax", "distrax", "gymnax", "numpy")
+
+
+def kit() -> str:
+    """The kit's name and version."""
+    return f"{NAME} {algorithms.__version__}"
+
+
+def licence(folder: Path) -> bytes:
+    """The text of the kit's licence.
+
+    Args:
+      folder: that `algorithms` and `envs` are in: a clone, or where pip has installed them.
+    """
+    for installed in importlib.metadata.distributions(name=NAME, path=[str(folder)]):
+        if text := installed.read_text("licenses/LICENSE"):
+            return text.encode()
+    return (folder / "LICENSE").read_bytes()
 
 
 def versions(module: Any, layout: devices.Layout) -> dict[str, Any]:
