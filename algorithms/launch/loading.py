@@ -3,17 +3,25 @@
 import importlib
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from flax import struct
 
 from algorithms.launch import files, programs
+from algorithms.launch.brief import brief
 from algorithms.launch.errors import UserError
 from algorithms.launch.metrics import Metrics, mean_returns, over_episodes, stack
 from algorithms.launch.run_dir import SWEEP, RunDir
 from algorithms.launch.settings import Agents
+
+
+@struct.dataclass
+class Acting:
+    """A state of which the policy alone was kept, which is all that acting needs."""
+
+    policy: Any
 
 
 class Loaded(NamedTuple):
@@ -21,12 +29,14 @@ class Loaded(NamedTuple):
 
     module: Any
     config: Any  # with agent=None and swept floats, these are (num_agents,)
-    state: Any  # the whole state where it was kept, else an object with nothing but `policy`
+    state: Any  # the whole state where it was kept, else `Acting`: a pytree, too
     policy: Callable  # policy(state, observation, memory=None, rng=None) -> action, memory
     metrics: Metrics  # up to that point, of all agents, (num_agents, points, ...)
     points: list[int]  # numbers of those points
     point: Any  # the number of the point, or one for each agent
     agents: Agents  # seeds and swept floats, of one agent or all
+
+    __repr__ = brief
 
 
 def load(
@@ -85,10 +95,10 @@ def _read(run_dir: RunDir, chosen: list[int], agents: range, like: Any, whole: b
     if whole and len(set(chosen)) == 1 and chosen[0] in run_dir.points("state"):
         return run_dir.read(chosen[0], "state", like, agents)
     if len(set(chosen)) == 1:
-        return SimpleNamespace(policy=run_dir.read(chosen[0], "policy", like.policy, agents))
+        return Acting(run_dir.read(chosen[0], "policy", like.policy, agents))
     policies = {p: run_dir.read(p, "policy", like.policy, agents) for p in set(chosen)}
     own = lambda *leaves: np.stack([leaf[i] for i, leaf in enumerate(leaves)])
-    return SimpleNamespace(policy=jax.tree.map(own, *[policies[p] for p in chosen]))
+    return Acting(jax.tree.map(own, *[policies[p] for p in chosen]))
 
 
 def locate(path: Path, agent: int | None) -> tuple[RunDir, int | None]:
@@ -135,10 +145,7 @@ def _choose(run_dir: RunDir, point: Any, history: dict[int, Metrics], agent: int
 
 def one_agent(state: Any, agent: int) -> Any:
     """Without the agent axis."""
-    pick = lambda tree: jax.tree.map(lambda x: jax.numpy.asarray(x[agent]), tree)
-    if isinstance(state, SimpleNamespace):
-        return SimpleNamespace(policy=pick(state.policy))
-    return pick(state)
+    return jax.tree.map(lambda x: jax.numpy.asarray(x[agent]), state)
 
 
 def find_module(algorithm: str) -> Any:

@@ -3,12 +3,13 @@
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import MappingProxyType, SimpleNamespace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from algorithms.launch import devices, hosts, loading, programs
+from algorithms.launch.brief import brief
 from algorithms.launch.errors import UserError, warn
 from algorithms.launch.interrupts import survive
 from algorithms.launch.metrics import Metrics, stack
@@ -29,6 +30,8 @@ class Point(NamedTuple):
     get_state: Callable[[], Any]  # a hook's copy of this process's states, on the host
     run_dir: Path | None
     is_finite: np.ndarray  # whether an agent's policy and losses have been so far, (num_agents,)
+
+    __repr__ = brief
 
 
 class Start(NamedTuple):
@@ -146,7 +149,7 @@ class Record:
         session = self.session
         with survive(f"no GIF of point {point.index}", Exception):
             policy = session.layout.get(states.policy)
-            state = loading.one_agent(SimpleNamespace(policy=policy), 0)
+            state = loading.one_agent(loading.Acting(policy), 0)
             config = session.agents.config(session.config, 0)
             file = self.path / f"episode_{point.index:06d}.gif"
             file = render.render(session.module, config, state, file, session.agents.seeds[0])

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from algorithms.launch.brief import brief
 from algorithms.launch.metrics import Metrics, as_csv, mean_returns
 from algorithms.launch.settings import Agents, plain
 
@@ -21,6 +22,8 @@ class Outcome(NamedTuple):
     is_finite: bool  # the numbers of its policy and its losses
     run: str  # name of the directory it is in
     agent: int  # which one it is there
+
+    __repr__ = brief
 
     @property
     def final(self) -> float:
@@ -90,6 +93,8 @@ class Ranked(NamedTuple):
 
     setting: dict[str, Any]
     agents: list[Outcome]
+
+    __repr__ = brief
 
     @property
     def finals(self) -> np.ndarray:

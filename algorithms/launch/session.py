@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from algorithms.launch import hosts, programs
+from algorithms.launch.brief import brief
 from algorithms.launch.errors import warn
 from algorithms.launch.interrupts import Interrupt, Stop, in_background
 from algorithms.launch.metrics import Metrics, infinite_losses, mean_returns, stack, with_nan
@@ -24,12 +25,16 @@ from algorithms.launch.trainer import Trainer, excess, length
 class Result(NamedTuple):
     """What a run has come to."""
 
-    state: Any  # leaves (num_agents, ...), on the host; of several processes, each has its agents
+    # On the host, with leaves (num_agents, ...) if there are several agents; of one agent as a
+    # policy takes it. Of several processes, each has its agents.
+    state: Any
     metrics: Metrics  # (num_agents, points, ...)
     run_dir: Path | None
     objective: float  # to minimise: minus the mean return at the last point
     is_finite: np.ndarray  # whether an agent's policy and losses always were, (num_agents,)
     stopped: str = ""  # before the last point: by SIGINT (Ctrl-C), SIGTERM or what a hook says
+
+    __repr__ = brief
 
     @property
     def failed(self) -> bool:
@@ -187,6 +192,8 @@ class Session:
     ) -> Result:
         """What the run has come to."""
         metrics = stack(record.rows)
+        if self.agents.count == len(self.layout.own) == 1:
+            state = jax.tree.map(lambda x: x[0, ...], state)
         objective = -float(np.mean(mean_returns(metrics)[:, -1])) if metrics else np.nan
         return Result(state, metrics, record.path, objective, is_finite, stopped)
 

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from algorithms.launch import devices, hosts, loading, plans, progress, results, runner, settings
+from algorithms.launch.brief import brief
 from algorithms.launch.errors import UserError
 from algorithms.launch.interrupts import Interrupt, in_background
 from algorithms.launch.locks import locked
@@ -38,6 +39,8 @@ class Swept(NamedTuple):
     sweep_dir: Path | None
     objective: float  # to minimise: minus the best setting's mean return at the last point
     stopped: str = ""  # before the end: by SIGINT (Ctrl-C), SIGTERM or what a hook says
+
+    __repr__ = brief
 
     @property
     def failed(self) -> bool:

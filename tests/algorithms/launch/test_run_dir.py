@@ -287,6 +287,9 @@ def test_a_run_with_an_environment_object(tmp_path):
 def test_load_of_an_older_point_has_policy_and_history(run_dir):
     loaded = launch.load(run_dir, 2, module=toy)
     assert vars(loaded.state).keys() == {"policy"} and loaded.point == 2
+    observation = np.ones(4, np.float32)
+    action, _ = jax.jit(loaded.policy)(loaded.state, observation)
+    assert action == loaded.policy(loaded.state, observation)[0]
     assert loaded.points == [0, 1, 2] and loaded.metrics["eval_return"].shape == (3, 3, 4)
     assert launch.load(run_dir, 3, module=toy).state.update == 30  # still there whole
     with pytest.raises(UserError, match="no point 9; it has 0 to 4"):
@@ -386,7 +389,7 @@ def test_a_run_survives_a_full_disk(tmp_path, monkeypatch, capsys):
         assert f"point {point} was not saved, the last good one stays" in warnings
     run_dir = RunDir.open(tmp_path / "run")
     assert run_dir.points("policy") == [0, 1, 4] and run_dir.points("state") == [1, 4]
-    assert same(launch.load(run_dir.path, agent=None, module=toy).state, result.state)
+    assert same(launch.load(run_dir.path, module=toy).state, result.state)
 
 
 def test_all_states_are_kept_if_asked_for(tmp_path, capsys):

@@ -17,9 +17,11 @@ from algorithms.launch import devices, evaluation, metrics, plots, session, trac
 from algorithms.launch.errors import UserError
 from algorithms.launch.options import Options
 from algorithms.launch.progress import Progress
-from algorithms.launch.record import Start
+from algorithms.launch.record import Point, Start
+from algorithms.launch.results import Outcome, Ranked
 from algorithms.launch.run_dir import RunDir
 from algorithms.launch.settings import Agents
+from algorithms.launch.sweeps import Swept
 from algorithms.launch.trainer import Trainer, excess
 from tests.algorithms import test_dqn
 from tests.algorithms.launch import toy
@@ -46,6 +48,11 @@ def assert_same(a, b):
     leaves = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
     for x, y in leaves:
         np.testing.assert_array_equal(devices.plain(x), devices.plain(y))
+
+
+def of_one_agent(metrics):
+    """Without the agent axis."""
+    return {name: values[0] for name, values in metrics.items()}
 
 
 def assert_same_files(a, b):
@@ -77,7 +84,7 @@ def whole(tmp_path_factory):
 def test_one_agent_is_exactly_a_call_of_train():
     result = launch.run(toy, CONFIG, seed=4, save=False)
     state, metrics = jax.jit(toy.make_train(CONFIG))(jax.random.key(4))
-    assert_same(jax.tree.map(lambda x: x[0], (result.state, result.metrics)), (state, metrics))
+    assert_same((result.state, of_one_agent(result.metrics)), (state, metrics))
     assert result.run_dir is None and not result.interrupted
     assert result.objective == -np.mean(metrics["eval_return"][-1])
 
@@ -89,6 +96,21 @@ def test_agents_are_exactly_the_vmapped_train(whole):
     state, metrics = train(configs, keys)
     assert_same((whole.state, whole.metrics), (state, jax.tree.map(np.asarray, metrics)))
     assert whole.objective == pytest.approx(-metrics["eval_return"][:, -1].mean())
+
+
+def test_results_show_themselves_on_a_screen(whole):
+    swept = Swept([], [], None, 0.0)
+    loaded = launch.load(whole.run_dir, agent=None, module=toy)
+    point = Point(0, 0, whole.metrics, lambda: None, whole.run_dir, whole.is_finite)
+    for record in (whole, loaded, swept, point):
+        lines = repr(record).splitlines()
+        assert len(lines) < 25 and lines[0] == f"{type(record).__name__}("
+    assert "  state=<State of 4 arrays>" in repr(whole).splitlines()
+    assert "    eval_return: float32[3, 11, 4]" in repr(whole).splitlines()
+    assert f"  config={CONFIG}" in repr(loaded).splitlines()
+    agents = [Outcome({"gamma": 0.9}, 0, np.arange(9), np.arange(9.0), True, "run", 0)] * 500
+    for record in (swept._replace(agents=agents), Ranked({"gamma": 0.9}, agents), agents[0]):
+        assert len(repr(record)) < 300, repr(record)
 
 
 def test_hooks_see_every_point(tmp_path):
@@ -142,7 +164,7 @@ def test_a_run_with_few_updates_has_few_points_and_goes_on(tmp_path, capsys):
     result = launch.resume(tmp_path / "run", module=toy)
     state, metrics = jax.jit(toy.make_train(config))(jax.random.key(0))
     assert metrics["timestep"].tolist() == [0, 400, 800]
-    assert_same(jax.tree.map(lambda x: x[0], (result.state, result.metrics)), (state, metrics))
+    assert_same((result.state, of_one_agent(result.metrics)), (state, metrics))
     resume = lambda total: launch.resume(
         tmp_path / "run", module=toy, total_timesteps=total, quiet=False
     )
@@ -536,7 +558,7 @@ def test_ppo_through_the_shell_is_exactly_train_and_so_is_resumed(tmp_path, jitt
     result = launch.resume(tmp_path / "run")
     with compiled_as_for_users():
         state, metrics = ppo.make_train(PPO)(jax.random.key(3))
-    assert_same(jax.tree.map(lambda x: x[0], (result.state, result.metrics)), (state, metrics))
+    assert_same((result.state, of_one_agent(result.metrics)), (state, metrics))
     loaded = launch.load(tmp_path / "run")
     assert loaded.module is ppo and loaded.config == PPO
     assert_same(loaded.state, state)
