@@ -11,7 +11,7 @@ Kinds and moments come from --seed; --only 17 repeats the fault of that number.
     kill, term, interrupt   signals, from the start of a process to its end, also several in turn;
                             SIGTERM and Ctrl-C finish and save the point: exit codes 143 and 130
     requeue                 the same with one command, --run-dir DIR --resume-if-exists
-    disk                    full for a while: a warning for each point that is not saved, no more
+    disk                    full for a while: what is not saved is named, and no more is lost
     byte                    a file is damaged: a state is named and the one before it taken; other
                             files are made anew, done without, or named by a refusal
     missing                 files are gone: without any state, but with policies, a run is refused
@@ -39,6 +39,7 @@ from types import SimpleNamespace
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
+from algorithms.launch import cli  # noqa: E402
 from tests import broken  # noqa: E402
 from tests.broken import (  # noqa: E402
     Case,
@@ -137,11 +138,18 @@ def disk(case: Case) -> None:
         if killed:
             case.pause(child)
             case.strike(child, KILL)
-        case.end(child, 0, *[-KILL] * killed, *[2] * (not began))
+        case.end(child, 0, cli.NOT_SAVED, *[-KILL] * killed, *[2] * (not began))
         case.lost += count_lost(before)
-        warned = re.findall(r"point (\d+) was not saved", case.text(child))
-        case.excused["unsaved"] = set(map(int, warned))
+        case.excused["unsaved"] = unsaved_points(case.text(child))
         case.finish()
+
+
+def unsaved_points(text: str) -> set[int]:
+    """The points that warnings name: the first one of a failure, and all when it is over."""
+    found = re.findall(r"points? ([\d, to]+) w(?:as|ere) not saved", text)
+    found += re.findall(r"not saved: checkpoints of points? ([\d, to]+)", text)
+    spans = [span for part in found for span in re.findall(r"(\d+)(?: to (\d+))?", part)]
+    return {i for first, last in spans for i in range(int(first), int(last or first) + 1)}
 
 
 def byte(case: Case) -> None:

@@ -20,6 +20,7 @@ from algorithms.launch.trainer import algorithm_name
 from algorithms.launch.versions import kit
 
 NOT_FINITE = 3  # an exit code, as those below
+NOT_SAVED = 4
 STOPPED = {"SIGINT": 128 + signal.SIGINT, "SIGTERM": 128 + signal.SIGTERM}  # exit codes
 
 
@@ -27,8 +28,8 @@ def main(module: Any, argv: list[str] | None = None) -> None:
     """The command line of an algorithm's module.
 
     Exit codes: 0; 2 for a user's mistake, with one line that says what; 3 for a run with losses or
-    policies that are not finite, and for a sweep of which all are; 130 after Ctrl-C; 143 after
-    SIGTERM; 141 where nobody reads the output any more.
+    policies that are not finite, and for a sweep of which all are; 4 where something could not be
+    saved; 130 after Ctrl-C; 143 after SIGTERM; 141 where nobody reads the output any more.
     """
     try:
         code = dispatch(module, sys.argv[1:] if argv is None else argv)
@@ -184,6 +185,8 @@ def train(module: Any, config: Any, grid: dict[str, Any], shell: Shell) -> int:
     else:
         result = runner.run(module, config, run_dir=shell.run_dir, **first, **keywords)
     if not result.interrupted:
+        if result.unsaved:
+            return NOT_SAVED
         return NOT_FINITE if result.failed else 0
     if hosts.is_first():
         place = getattr(result, "run_dir", None) or result.sweep_dir

@@ -14,6 +14,8 @@ import numpy as np
 from algorithms.launch.errors import warn
 from algorithms.launch.metrics import Metrics, columns
 
+NOT_SAVED = "not all of it saved"
+
 
 class Place(NamedTuple):
     """Where a run is in a sweep."""
@@ -102,12 +104,20 @@ class Progress:
         end = self.place.total - self.place.before if self.place else self.num_points
         return float(each * (end - point))
 
-    def close(self, point: int, metrics: Metrics, run_dir: Path | None, broken: np.ndarray) -> None:
+    def close(
+        self,
+        point: int,
+        metrics: Metrics,
+        run_dir: Path | None,
+        broken: np.ndarray,
+        unsaved: bool = False,
+    ) -> None:
         """What came out, where it is, where the time went; metrics (num_agents, points, ...)."""
         stopped = f"stopped at point {point} of {self.num_points}"
         final = ", ".join(returns({name: values[:, -1] for name, values in metrics.items()}))
         place = f", in {run_dir}" if run_dir else ""
-        how = ", ".join(["done" if point == self.num_points else stopped, *not_finite(broken)])
+        how = ["done" if point == self.num_points else stopped, *[NOT_SAVED] * unsaved]
+        how = ", ".join([*how, *not_finite(broken)])
         self.say(f"{how}: {final}{place}")
         self.tell_times()
 

@@ -12,6 +12,7 @@ from algorithms.launch import devices, hosts, loading, programs
 from algorithms.launch.brief import brief
 from algorithms.launch.errors import UserError, warn
 from algorithms.launch.interrupts import survive
+from algorithms.launch.losses import Losses
 from algorithms.launch.metrics import Metrics, stack
 from algorithms.launch.options import describe
 from algorithms.launch.run_dir import RunDir
@@ -54,6 +55,7 @@ class Record:
         self.session, self.run_dir, self.options = session, run_dir, session.options
         self.path = run_dir and run_dir.path
         self.rows = list(start.history.values())
+        self.losses = Losses(session.view.warn)
         self.trackers: list[Any] = []
         self.drawn = time.perf_counter()
         self.were_finite = np.ones(session.agents.count, bool)
@@ -106,12 +108,13 @@ class Record:
                 self.draw()
 
     def add(self, point: Point, states: Any) -> None:
-        """Takes a point, and the states on the devices. A full disk costs files, not the run."""
+        """Takes a point, and the states on the devices. A full disk does not end the run."""
         if point.metrics:
             self.rows.append(point.metrics)
         if not self.run_dir:
             return
-        with survive(f"point {point.index} was not saved, the last good one stays", OSError):
+        what = f"point {point.index} was not saved, the last good one stays"
+        with self.losses.survive("checkpoints", what, OSError, point=point.index):
             layout, keep = self.session.layout, self.options.keep_states
             self.run_dir.save(point.index, states, layout, point.metrics, point.is_finite, keep)
         if hosts.is_first():
@@ -120,7 +123,8 @@ class Record:
     def _publish(self, point: Point, states: Any) -> None:
         """What people look at."""
         if point.metrics:
-            with survive(f"metrics.csv lacks point {point.index} until a --resume", OSError):
+            what = f"metrics.csv lacks point {point.index} until a --resume"
+            with self.losses.survive("rows of metrics.csv", what, OSError, point=point.index):
                 self.run_dir.append_metrics(point.index, point.metrics)
             for tracker in self.trackers:
                 tracker.log(point.metrics, point.timestep)
@@ -147,7 +151,7 @@ class Record:
         from algorithms.launch import render
 
         session = self.session
-        with survive(f"no GIF of point {point.index}", Exception):
+        with self.losses.survive("GIFs", f"no GIF of point {point.index}", Exception):
             policy = session.layout.get(states.policy)
             state = loading.one_agent(loading.Acting(policy), 0)
             config = session.agents.config(session.config, 0)
@@ -163,7 +167,7 @@ class Record:
             return
         from algorithms.launch import plots
 
-        with survive("curve.png was not drawn", Exception):
+        with self.losses.survive("curve.png", "curve.png was not drawn", Exception):
             metrics, file = stack(self.rows), self.path / "curve.png"
             plots.curve(metrics, self.session.agents, self.session.trainer.name, file)
 
@@ -171,3 +175,15 @@ class Record:
         self.draw()
         for tracker in self.trackers:
             tracker.close()
+        if lost := self.losses.in_words():
+            self.session.view.warn(f"not saved: {lost}; {self._what_would_do()}")
+
+    def _what_would_do(self) -> str:
+        """About what was not saved."""
+        last = max(self.run_dir.points("state"), default=-1)
+        if last < 0:
+            return f"--config {self.path}/config.json trains anew"
+        if last < max(self.losses.points.get("checkpoints", [0])):
+            return f"--resume {self.path} trains again what comes after point {last}"
+        rows = f"; --resume {self.path} completes metrics.csv"
+        return f"point {last} is saved{rows * ('rows of metrics.csv' in self.losses.points)}"

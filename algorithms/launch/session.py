@@ -33,6 +33,7 @@ class Result(NamedTuple):
     objective: float  # to minimise: minus the mean return at the last point
     is_finite: np.ndarray  # whether an agent's policy and losses always were, (num_agents,)
     stopped: str = ""  # before the last point: by SIGINT (Ctrl-C), SIGTERM or what a hook says
+    unsaved: str = ""  # what could not be written, as on a full disk
 
     __repr__ = brief
 
@@ -99,7 +100,8 @@ class Session:
         state = self.layout.get(states)
         result = self._result(record, point, state, record.were_finite, stopped)
         if not self.in_sweep:
-            self.view.close(point, result.metrics, result.run_dir, ~result.is_finite)
+            broken, unsaved = ~result.is_finite, bool(result.unsaved)
+            self.view.close(point, result.metrics, result.run_dir, broken, unsaved)
         return result
 
     def _announce(self, start: Start, place: str) -> None:
@@ -195,7 +197,8 @@ class Session:
         if self.agents.count == len(self.layout.own) == 1:
             state = jax.tree.map(lambda x: x[0, ...], state)
         objective = -float(np.mean(mean_returns(metrics)[:, -1])) if metrics else np.nan
-        return Result(state, metrics, record.path, objective, is_finite, stopped)
+        unsaved = record.losses.in_words()
+        return Result(state, metrics, record.path, objective, is_finite, stopped, unsaved)
 
     def _is_finite(self, states: Any) -> np.ndarray:
         """Whether all numbers of an agent's policy are, (num_agents,), in all processes."""

@@ -15,7 +15,7 @@ from algorithms.launch import files, hosts, results, settings
 from algorithms.launch.description import VERSION, check_version, fill
 from algorithms.launch.directories import make, make_named
 from algorithms.launch.errors import UserError
-from algorithms.launch.interrupts import survive
+from algorithms.launch.losses import Losses
 from algorithms.launch.metrics import stack
 from algorithms.launch.options import Options, describe
 from algorithms.launch.record import Start
@@ -122,19 +122,24 @@ def _words(asked: dict[str, Any]) -> list[str]:
     return ["+".join(map(str, envs)), asked["algorithm"], "sweep"]
 
 
-def publish(sweep_dir: Path | None, agents: list[Outcome], chunks: list[Chunk]) -> None:
-    """Files about all agents so far."""
+def publish(
+    sweep_dir: Path | None, agents: list[Outcome], chunks: list[Chunk], losses: Losses
+) -> bool:
+    """Files about all agents so far. Returns whether they are there, pictures aside."""
     if not (sweep_dir and agents and hosts.is_first()):
-        return
+        return True
     from algorithms.launch import plots
 
     ranked = results.rank(agents)
     title = title_of(chunks[0].trainer.module, [chunk.trainer.config for chunk in chunks])
-    with survive("results.csv was not written", OSError, UserError):
+    written = False
+    with losses.survive("results.csv", "results.csv was not written", OSError, UserError):
         files.write_whole(sweep_dir / "results.csv", results.csv(agents).encode())
         files.write_json(sweep_dir / "best.json", _best(sweep_dir, ranked[0]))
-    with survive("sweep.png was not drawn", Exception):
+        written = True
+    with losses.survive("sweep.png", "sweep.png was not drawn", Exception):
         plots.sweep(ranked, title, sweep_dir / "sweep.png")
+    return written
 
 
 def _best(sweep_dir: Path, setting: results.Ranked) -> dict[str, Any]:

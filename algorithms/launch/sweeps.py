@@ -15,6 +15,7 @@ from algorithms.launch.brief import brief
 from algorithms.launch.errors import UserError
 from algorithms.launch.interrupts import Interrupt, in_background
 from algorithms.launch.locks import locked
+from algorithms.launch.losses import Losses
 from algorithms.launch.options import (
     Options,
     check_algorithm,
@@ -39,6 +40,7 @@ class Swept(NamedTuple):
     sweep_dir: Path | None
     objective: float  # to minimise: minus the best setting's mean return at the last point
     stopped: str = ""  # before the end: by SIGINT (Ctrl-C), SIGTERM or what a hook says
+    unsaved: str = ""  # what could not be written, as on a full disk
 
     __repr__ = brief
 
@@ -235,7 +237,7 @@ def _train(
     """Trains what is not finished; after each chunk the results are written anew."""
     agents: list[Outcome] = []
     ends = np.cumsum([chunk.trainer.plan.points for chunk in chunks])
-    stopped = ""
+    stopped, losses, unsaved = "", Losses(view.warn), []
     with Interrupt() as interrupt:
         for i, (chunk, end) in enumerate(zip(chunks, ends)):
             if stopped := interrupt.agreed():
@@ -252,12 +254,15 @@ def _train(
             agents += results.outcomes(
                 chunk.static, chunk.agents, result.metrics, result.is_finite, run
             )
+            unsaved += [f"{result.unsaved} of {run}"] * bool(result.unsaved)
             if stopped := result.stopped:
                 break
             if i + 1 < len(chunks):
-                publish(sweep_dir, agents, chunks)
-    publish(sweep_dir, agents, chunks)
-    return _close(agents, view, sweep_dir, stopped)
+                publish(sweep_dir, agents, chunks, losses)
+    if not publish(sweep_dir, agents, chunks, losses):
+        unsaved.append("results.csv and best.json")
+        view.warn(f"not saved: results.csv and best.json; --resume {sweep_dir} writes them")
+    return _close(agents, view, sweep_dir, stopped, "; ".join(unsaved))
 
 
 def _train_one(
@@ -287,7 +292,11 @@ def _out_of_memory(error: Exception, chunk: Chunk) -> Exception:
 
 
 def _close(
-    agents: list[Outcome], view: progress.Progress, sweep_dir: Path | None, stopped: str
+    agents: list[Outcome],
+    view: progress.Progress,
+    sweep_dir: Path | None,
+    stopped: str,
+    unsaved: str,
 ) -> Swept:
     """The table, and where everything is."""
     ranked = results.rank(agents)
@@ -295,6 +304,7 @@ def _close(
         view.say(results.table(ranked))
     if broken := [agent for agent in agents if not agent.is_finite]:
         view.say(results.broken(broken))
-    view.finish("stopped" if stopped else "done", f", in {sweep_dir}" if sweep_dir else "")
+    how = ["stopped" if stopped else "done", *[progress.NOT_SAVED] * bool(unsaved)]
+    view.finish(", ".join(how), f", in {sweep_dir}" if sweep_dir else "")
     objective = -ranked[0].mean if ranked else float("inf")
-    return Swept(agents, ranked, sweep_dir, objective, stopped)
+    return Swept(agents, ranked, sweep_dir, objective, stopped, unsaved)

@@ -12,7 +12,7 @@ import pytest
 
 import envs
 from algorithms import launch
-from algorithms.launch import devices, files, loading, metrics, runner
+from algorithms.launch import cli, devices, files, loading, losses, metrics, runner
 from algorithms.launch import settings as configurations
 from algorithms.launch.errors import UserError
 from algorithms.launch.run_dir import RunDir
@@ -377,6 +377,7 @@ def test_every_kind_of_number_comes_back(tmp_path, dtype):
 
 
 def test_a_run_survives_a_full_disk(tmp_path, monkeypatch, capsys):
+    """It warns once, and again when there is space."""
     fsync = os.fsync
 
     def fill_up(point):
@@ -384,12 +385,35 @@ def test_a_run_survives_a_full_disk(tmp_path, monkeypatch, capsys):
 
     result = launch.run(toy, CONFIG, run_dir=tmp_path / "run", hooks=[fill_up])
     assert result.metrics["timestep"].shape == (1, 5)
-    warnings = capsys.readouterr().err
-    for point in (2, 3):
-        assert f"point {point} was not saved, the last good one stays" in warnings
+    first, again, end = capsys.readouterr().err.splitlines()
+    assert first.startswith("warning: point 2 was not saved, the last good one stays: OSError")
+    lost = "checkpoints of points 2 to 3"
+    assert again == f"warning: {lost} were not saved, those of point 4 were"
+    assert end == f"warning: not saved: {lost}; point 4 is saved" and result.unsaved == lost
     run_dir = RunDir.open(tmp_path / "run")
     assert run_dir.points("policy") == [0, 1, 4] and run_dir.points("state") == [1, 4]
     assert same(launch.load(run_dir.path, module=toy).state, result.state)
+
+
+def test_a_disk_that_stays_full_is_told_by_the_exit_code(tmp_path, monkeypatch, capsys):
+    path, save = tmp_path / "run", RunDir.save
+    full = lambda self, point, *rest: full_disk(point) if point > 1 else save(self, point, *rest)
+    monkeypatch.setattr(RunDir, "save", full)
+    words = ["--total-timesteps", "200", "--num-evals", "4", "--run-dir", str(path)]
+    with pytest.raises(SystemExit) as stop:
+        cli.main(toy, words)
+    out, err = capsys.readouterr()
+    assert stop.value.code == 4 and "done, not all of it saved: " in out
+    assert err.count("warning") == 2 and "not saved: checkpoints of points 2 to 4" in err
+    assert f"--resume {path} trains again what comes after point 1" in err
+    monkeypatch.setattr(RunDir, "save", save)
+    cli.main(toy, ["--resume", str(path)])
+    assert RunDir.open(path).points("policy") == [0, 1, 2, 3, 4]
+
+
+def test_points_in_words():
+    assert losses.spans([3]) == "point 3"
+    assert losses.spans([0, 2, 3, 4, 8, 9]) == "points 0, 2 to 4, 8 to 9"
 
 
 def test_all_states_are_kept_if_asked_for(tmp_path, capsys):

@@ -427,7 +427,9 @@ def test_a_full_disk_costs_files_and_not_the_sweep(tmp_path, monkeypatch, capsys
     monkeypatch.setattr(files, "write_whole", full)
     swept = launch.sweep(toy, CONFIG, GRID, max_parallel=3, sweep_dir=tmp_path / "x")
     err = capsys.readouterr().err
-    assert "results.csv was not written" in err and "was not saved" in err
+    assert err.count("results.csv was not written") == 1 and "was not saved" in err
+    assert swept.unsaved.startswith("checkpoints of points 0 to ")
+    assert swept.unsaved.endswith("results.csv and best.json") and "of chunk_001; " in swept.unsaved
     assert curves(swept) == curves(launch.sweep(toy, CONFIG, GRID, save=False))
 
 
