@@ -134,13 +134,15 @@ class RunDir:
             readable += [point] * (not state)
         if readable:
             return readable[0]
-        if not kept and not trained:
+        # Without any checkpoint metrics.csv alone tells that the run has got somewhere.
+        if not kept and not trained and not any(point > 0 for point in self._written()):
             return None
         what = "none of its states is whole" if kept else "it has no .state file"
         there = f"; it has the policies of points 0 to {max(trained)}" if trained else ""
+        play = "--evaluate plays a policy, " if trained else ""
         raise UserError(
-            f"{self.path} cannot go on, {what} (and nothing was changed){there}: --evaluate "
-            f"plays a policy, --config {self.path}/config.json trains anew"
+            f"{self.path} cannot go on, {what} (and nothing was changed){there}: {play}"
+            f"--config {self.path}/config.json trains anew"
         )
 
     def _damage(self, point: int, kind: str) -> str:
@@ -255,6 +257,7 @@ class RunDir:
 
     def rewind(self, last: int, history: dict[int, Metrics]) -> None:
         """Drops all that is past a point, and what a killed process has left behind."""
+        self.checkpoints.mkdir(exist_ok=True)  # a copy of the directory may lack an empty folder
         for file in self.checkpoints.glob("[0-9]*.*"):
             if _number(file) > last:
                 file.unlink()

@@ -81,6 +81,25 @@ def test_a_run_that_has_lost_all_states_is_left_alone(broken):
     assert tree(broken) == before
 
 
+@pytest.mark.parametrize("gone", ["checkpoints", "checkpoints/*"])
+def test_a_run_that_has_lost_all_checkpoints_is_left_alone(broken, gone):
+    """Its metrics.csv is all that is left of the training; another run would overwrite it."""
+    for path in broken.glob(gone):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    before = tree(broken)
+    with pytest.raises(UserError, match=r"cannot go on, it has no .state file .*: --config "):
+        launch.resume(broken, module=toy)
+    assert tree(broken) == before
+
+
+def test_a_run_that_has_nothing_to_lose_begins_anew_and_saves(whole, broken):
+    shutil.rmtree(broken / "checkpoints")
+    for name in ("metrics.csv", "versions.json"):
+        (broken / name).unlink()
+    launch.resume(broken, module=toy)
+    assert not differences(whole, broken)
+
+
 def test_nothing_is_changed_before_the_state_has_been_read(broken):
     """One that does not fit: the configuration is of another network."""
     described = json.loads((broken / "config.json").read_text())
