@@ -1,15 +1,16 @@
 """Directories of runs and sweeps, which appear whole or not at all, in a place that is free."""
 
+import contextlib
 import errno
 import os
 import re
 import secrets
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from algorithms.launch import files
+from algorithms.launch import files, hosts
 from algorithms.launch.errors import UserError
 
 TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
@@ -27,6 +28,21 @@ def make(path: Path, write: Callable[[Path], None]) -> None:
         raise UserError(f"{path} exists: a run is never overwritten") from None
     except OSError as error:
         raise UserError(f"{path} cannot be made: {error.strerror}") from error
+
+
+@contextlib.contextmanager
+def withdrawn_unless_begun(path: Path) -> Iterator[None]:
+    """Removes a new directory again if what follows fails before it has saved anything.
+
+    A start that fails then does not block the name: the same command may be given again.
+    """
+    try:
+        yield
+    except BaseException:
+        begun = any(path.rglob("checkpoints/*")) or any(path.rglob("metrics.csv"))
+        if hosts.is_first() and not begun:
+            shutil.rmtree(path, ignore_errors=True)
+        raise
 
 
 def make_named(root: Path, words: list[str], write: Callable[[Path], None]) -> Path:

@@ -8,7 +8,7 @@ from typing import Any
 
 from algorithms.launch import devices, files, hosts, loading, programs, progress, settings
 from algorithms.launch.description import fill
-from algorithms.launch.directories import make, make_named
+from algorithms.launch.directories import make, make_named, withdrawn_unless_begun
 from algorithms.launch.errors import UserError
 from algorithms.launch.locks import locked
 from algorithms.launch.options import (
@@ -79,7 +79,7 @@ def run(
     if not save:
         return session.train(None, Start())
     made = create(described, Path(root), run_dir)
-    with locked(made.path):
+    with locked(made.path), withdrawn_unless_begun(made.path):
         return session.train(made, Start())
 
 

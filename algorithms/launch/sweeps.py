@@ -12,6 +12,7 @@ import numpy as np
 
 from algorithms.launch import devices, hosts, loading, plans, progress, results, runner, settings
 from algorithms.launch.brief import brief
+from algorithms.launch.directories import withdrawn_unless_begun
 from algorithms.launch.errors import UserError
 from algorithms.launch.interrupts import Interrupt, in_background
 from algorithms.launch.locks import locked
@@ -137,7 +138,7 @@ def sweep(
     asked["block"] = trainers[0].layout.block
     made, chunks = create(asked, chunks, options, Path(root), sweep_dir)
     view.say(f"in {made}")
-    with locked(made):
+    with locked(made), withdrawn_unless_begun(made):
         return _train(chunks, options, hooks, view, made)
 
 

@@ -422,6 +422,25 @@ def test_a_tracker_without_its_library_leaves_nothing(tmp_path, monkeypatch, opt
     assert not list(tmp_path.iterdir())
 
 
+def test_a_start_that_fails_does_not_block_its_directory(tmp_path, monkeypatch):
+    """As --track does without a login, which is found out when the directory is there."""
+
+    def no_login(*, run_dir, **_):
+        (run_dir / "wandb").mkdir()
+        raise UserError("--track: wandb cannot start")
+
+    monkeypatch.setattr(trackers, "check_libraries", lambda *_: None)
+    monkeypatch.setattr(trackers, "open_trackers", no_login)
+    grid = {"gamma": [0.5, 0.9]}
+    for start in (
+        lambda: launch.run(toy, CONFIG, run_dir=tmp_path / "x", track=True),
+        lambda: launch.sweep(toy, CONFIG, grid, sweep_dir=tmp_path / "x", track=True),
+    ):
+        with pytest.raises(UserError, match="wandb cannot start"):
+            start()
+        assert not list(tmp_path.iterdir())
+
+
 def test_a_folder_of_wandb_s_runs_is_no_library(tmp_path, monkeypatch):
     (tmp_path / "wandb").mkdir()
     monkeypatch.delitem(sys.modules, "wandb", raising=False)
