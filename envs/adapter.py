@@ -7,7 +7,7 @@ its environments is asked for, and a class derived from `Adapter`.
 import importlib
 import inspect
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import jax
@@ -45,6 +45,9 @@ def library(module: str, name: str) -> types.ModuleType:
         if (error.name or "").partition(".")[0] == module.partition(".")[0]:
             raise ValueError(f"{name}/... needs {name}: {install(name)}") from error
         raise ValueError(f"{name}/... cannot be imported: {error}; {install(name)}") from error
+    except ImportError as error:  # it, or what it needs, is there and broken
+        why = str(error).partition("\n")[0]
+        raise ValueError(f"{name}/... cannot be imported: {why}") from error
 
 
 def split(settings: dict[str, Any], *known: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -94,6 +97,7 @@ class Adapter(environment.Environment):
 
     Attributes:
       wrapped: the library's environment.
+      arguments: names of the settings that its constructor takes.
       metrics: of each name in `info["metrics"]`, whether an episode's value is its "last" or "sum".
     """
 
@@ -101,6 +105,12 @@ class Adapter(environment.Environment):
         super().__init__()
         self._name, self.wrapped, self._max_steps, self._space = name, wrapped, max_steps, space
         self.metrics: dict[str, str] = {}
+        self.arguments: tuple[str, ...] = ()
+
+    def taking(self, arguments: Iterable[str]) -> "Adapter":
+        """The same, with the names of the settings that its constructor takes."""
+        self.arguments = tuple(arguments)
+        return self
 
     # What a library's class says.
 

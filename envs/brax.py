@@ -31,9 +31,13 @@ MAX_STEPS = 1000
 START_WINDOW = 64  # a state of the physics is large
 
 
+# Why what brax knows cannot be had.
+BROKEN = {"swimmer": "brax 0.14 calls jnp.clip with a_min, which jax does not take any more"}
+
+
 def names() -> list[str]:
-    """Every name that brax knows, but for `fast`, its own tests' toy."""
-    return [name for name in _envs()._envs if name != "fast"]
+    """Every name that brax knows and can step, but for `fast`, its own tests' toy."""
+    return [name for name in _envs()._envs if name not in ("fast", *BROKEN)]
 
 
 def construct(name: str, settings: dict[str, Any]) -> tuple["Physics", dict[str, Any]]:
@@ -45,12 +49,13 @@ def construct(name: str, settings: dict[str, Any]) -> tuple["Physics", dict[str,
       ValueError: brax is missing, or its constructor refuses the settings.
     """
     factory = _envs()._envs[name]
-    taken, left = adapter.split(settings, *adapter.arguments(factory))
+    known = adapter.arguments(factory)
+    taken, left = adapter.split(settings, *known)
     try:
         wrapped = _envs().get_environment(name, **taken)
     except (TypeError, ValueError, AssertionError, KeyError) as error:
         raise ValueError(f"brax/{name} with {taken}: {error}") from error
-    return Brax(f"brax/{name}", wrapped, MAX_STEPS), left
+    return Brax(f"brax/{name}", wrapped, MAX_STEPS).taking(known), left
 
 
 @functools.cache

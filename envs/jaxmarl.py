@@ -91,6 +91,17 @@ def names() -> list[str]:
     return [name for name in _library().registered_envs if name not in NOT_TAKEN]
 
 
+def listed() -> list[str]:
+    """Those of `names` that can be made here, and by their name alone."""
+    names_of = importlib.import_module(f"{_library().__name__}.environments")
+    there = lambda name: (
+        name != "LearnedPolicyEnemySMAX"  # takes a policy and its parameters
+        and (names_of.MABRAX_AVAILABLE or name not in MABRAX)
+        and (names_of.SUBMODULE_ENVIRONMENTS or not name.startswith("JaxRobotarium"))
+    )
+    return [name for name in names() if there(name)]
+
+
 def construct(name: str, settings: dict[str, Any]) -> tuple["JaxMARL", dict[str, Any]]:
     """Builds an environment with those settings that its constructor takes.
 
@@ -125,7 +136,9 @@ def construct(name: str, settings: dict[str, Any]) -> tuple["JaxMARL", dict[str,
     known = _arguments(type(wrapped))
     left.update({k: v for k, v in arguments.items() if k not in known})
     kind = next((KINDS[c.__name__] for c in type(wrapped).__mro__ if c.__name__ in KINDS), JaxMARL)
-    return kind(name, wrapped), left
+    env = kind(name, wrapped)
+    env.arguments = tuple(sorted(known))
+    return env, left
 
 
 @functools.cache

@@ -50,12 +50,13 @@ def construct(name: str, settings: dict[str, Any]) -> tuple["Jumanji", dict[str,
     spec = _specs()[name]
     module, _, kind = spec.entry_point.partition(":")
     known = adapter.arguments(getattr(library(module, "jumanji"), kind))
-    taken, left = adapter.split(settings, *(k for k in known if k not in ("viewer", "time_limit")))
+    usable = [k for k in known if k not in ("viewer", "time_limit")]
+    taken, left = adapter.split(settings, *usable)
     try:
         limit = int(getattr(_jumanji().make(spec.id, **taken), "time_limit", ENDLESS))
         endless = {"time_limit": ENDLESS} if "time_limit" in known else {}
         wrapped = _jumanji().make(spec.id, **taken, **endless)
-        return Jumanji(f"jumanji/{name}", wrapped, limit), left
+        return Jumanji(f"jumanji/{name}", wrapped, limit).taking(usable), left
     except (TypeError, ValueError, AssertionError) as error:
         raise ValueError(f"jumanji/{name} with {taken}: {error}") from error
 

@@ -54,7 +54,8 @@ def construct(name: str, settings: dict[str, Any]) -> tuple["Navix", dict[str, A
         )
     full = next(n for n in navix.registry() if _short(n) == name)
     function = getattr(navix.observations, observation)
-    return Navix(f"navix/{name}", navix.make(full, observation_fn=function), observation), left
+    wrapped = navix.make(full, observation_fn=function)
+    return Navix(f"navix/{name}", wrapped, observation).taking(["observation"]), left
 
 
 @functools.cache

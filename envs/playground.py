@@ -54,7 +54,7 @@ def construct(name: str, settings: dict[str, Any]) -> tuple["Playground", dict[s
     except (*REFUSALS, OSError, subprocess.CalledProcessError) as error:  # or no network
         raise ValueError(f"playground/{name} with {taken}: {error}") from error
     limit = int(taken.get("episode_length", own_limit))
-    return Playground(f"playground/{name}", wrapped, limit), left
+    return Playground(f"playground/{name}", wrapped, limit).taking(known), left
 
 
 @functools.cache

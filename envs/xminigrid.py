@@ -38,9 +38,11 @@ def construct(name: str, settings: dict[str, Any]) -> tuple["XMiniGrid", dict[st
     Raises:
       ValueError: the library is missing, or refuses the settings.
     """
-    taken, left = adapter.split(settings, "height", "width", "view_size")
+    known = ("height", "width", "view_size")
+    taken, left = adapter.split(settings, *known)
     try:
-        return XMiniGrid(f"xminigrid/{name}", *_library().make(name, **taken)), left
+        env = XMiniGrid(f"xminigrid/{name}", *_library().make(name, **taken))
+        return env.taking(known), left
     except (TypeError, ValueError, AssertionError) as error:
         raise ValueError(f"xminigrid/{name} with {taken}: {error}") from error
 

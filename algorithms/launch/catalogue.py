@@ -48,7 +48,8 @@ def environments() -> dict[str, str]:
         groups[f"gymnax, {kind.replace('_', ' ')}"] = ", ".join(names)
     for library, module in registry.LIBRARIES.items():
         try:
-            names = importlib.import_module(module, registry.__package__).names()
+            adapter = importlib.import_module(module, registry.__package__)
+            names = getattr(adapter, "listed", adapter.names)()
         except (ValueError, ImportError) as error:  # not installed: it names the pip command
             names = [str(error)]
         groups[f"{library}/NAME"] = ", ".join(names)

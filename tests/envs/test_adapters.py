@@ -333,7 +333,7 @@ def module_of(name):
 REFUSED = [
     ("brax/hoper", {}, "unknown environment of brax 'hoper'; did you mean hopper"),
     ("brax/hopper", {"backend": "sprong"}, "brax/hopper with .*sprong.*: backend should be"),
-    ("brax/hopper", {"backnd": "spring"}, "unknown setting of brax/hopper: 'backnd'"),
+    ("brax/hopper", {"backnd": "spring"}, "setting of brax/hopper: 'backnd'; did you mean backend"),
     ("playground/Cheetah", {}, "of playground 'Cheetah'; did you mean CheetahRun"),
     ("playground/CartpoleBalance", {"cntrl_dt": 0.1}, "unknown setting of playground/Cart"),
     ("craftax/Classic", {}, "unknown environment of craftax 'Classic'; did you mean Classic-"),
@@ -355,6 +355,16 @@ REFUSED = [
 def test_what_cannot_be_made_is_refused(name, settings, message):
     with pytest.raises(ValueError, match=message):
         envs.make(name, **settings)
+
+
+def test_what_brax_itself_has_broken_is_not_listed_and_says_why(monkeypatch):
+    from envs import brax
+
+    known = types.SimpleNamespace(_envs=dict.fromkeys(("ant", "fast", "swimmer")))
+    monkeypatch.setattr(brax, "_envs", lambda: known)
+    assert brax.names() == ["ant"]
+    with pytest.raises(ValueError, match="brax/swimmer cannot be made: brax 0.14 calls"):
+        envs.make("brax/swimmer")
 
 
 def test_a_missing_library_is_named_with_what_would_do(monkeypatch):

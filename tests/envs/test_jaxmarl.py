@@ -515,7 +515,11 @@ def test_what_jaxmarl_does_not_draw_is_refused():
     [
         ("MPE_simple_sprad_v3", {}, "unknown environment of jaxmarl.*MPE_simple_spread_v3"),
         ("HeuristicEnemySMAX", {"scenario": "3n"}, "unknown scenario '3n'; there are 3m"),
-        ("MPE_simple_spread_v3", {"num_agnts": 4}, "unknown setting of .*'num_agnts'"),
+        (
+            "MPE_simple_spread_v3",
+            {"num_agnts": 4},
+            "setting of .*'num_agnts'; did you mean num_agents",
+        ),
         ("switch_riddle", {"num_agnts": 4}, "unexpected keyword argument 'num_agnts'"),
         ("storm", {}, "unknown environment of jaxmarl 'storm'; did you mean storm_np"),
     ],

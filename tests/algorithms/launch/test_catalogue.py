@@ -56,6 +56,19 @@ def test_list_has_the_names_of_libraries_that_are_there():
     assert "MPE_simple_spread_v3" in catalogue.environments()["jaxmarl/NAME"].split(", ")
 
 
+@pytest.mark.needs("jaxmarl")
+def test_list_has_only_what_can_be_made():
+    from envs import jaxmarl
+
+    named = jaxmarl.listed()
+    library = importlib.import_module("jaxmarl.environments")
+    gone = set(jaxmarl.names()) - set(named)
+    assert "LearnedPolicyEnemySMAX" in gone and "storm" not in named and "storm_np" in named
+    assert ("JaxRobotarium_rware" in gone) != library.SUBMODULE_ENVIRONMENTS
+    assert ("ant_4x2" in gone) != library.MABRAX_AVAILABLE
+    assert catalogue.environments()["jaxmarl/NAME"].split(", ") == named
+
+
 def test_list_goes_with_nothing_else(capsys):
     code, out, err = main(capsys, "--list", "--seed", 3)
     assert code == 2 and not out and "--list does not go with --seed 3 (in place of 0)" in err
