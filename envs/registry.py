@@ -96,6 +96,7 @@ def _build(env: Any, settings: dict[str, Any]) -> tuple[Any, Any]:
         if name not in fields:
             known = [*_arguments(env, label), *fields, *WRAPPER_SETTINGS]
             raise ValueError(suggest.unknown(f"setting of {label}:", name, known))
+        _check_number(label, name, settings[name], getattr(params, name))
     params = params.replace(**settings) if settings else params
 
     env = Gymnax(env)
@@ -127,9 +128,18 @@ def _build(env: Any, settings: dict[str, Any]) -> tuple[Any, Any]:
 
 
 def _arguments(env: Any, label: str) -> list[str]:
-    """What the constructor of a registered environment, or of the user's own, takes."""
-    adapted = "/" in label
-    return [] if adapted else list(inspect.signature(type(env)).parameters)
+    """What the constructor of a registered environment, or of the user's own, takes; of an outside
+    library's, what its adapter hands on."""
+    if "/" in label:
+        return [name for name in getattr(env, "arguments", ()) if name != "self"]
+    return list(inspect.signature(type(env)).parameters)
+
+
+def _check_number(label: str, name: str, value: Any, default: Any) -> None:
+    """Refuses a word or several numbers where a parameter is one number."""
+    if isinstance(default, int | float) and isinstance(value, str | tuple | list):
+        text = value if isinstance(value, str) else ",".join(map(str, value))
+        raise ValueError(f"setting of {label}: {name}={text}: give one number, as {default}")
 
 
 def _construct(name: str, settings: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -144,6 +154,8 @@ def _construct(name: str, settings: dict[str, Any]) -> tuple[Any, dict[str, Any]
         if library not in LIBRARIES:
             raise ValueError(_unknown_library(library, rest))
         adapter = importlib.import_module(LIBRARIES[library], __package__)
+        if rest in getattr(adapter, "BROKEN", {}):
+            raise ValueError(f"{name} cannot be made: {adapter.BROKEN[rest]}")
         if rest not in adapter.names():
             what = f"environment of {library}"
             raise ValueError(suggest.unknown_environment(what, rest, adapter.names()))
@@ -161,7 +173,10 @@ def _construct(name: str, settings: dict[str, Any]) -> tuple[Any, dict[str, Any]
     arguments = inspect.signature(factory).parameters
     taken = {k: v for k, v in settings.items() if k in arguments}
     left = {k: v for k, v in settings.items() if k not in taken}
-    return factory(**taken), left
+    try:
+        return factory(**taken), left
+    except OSError as error:  # MNISTBandit-bsuite fetches its pictures
+        raise ValueError(f"{name} cannot be made: its data cannot be had: {error}") from error
 
 
 def _unknown_library(library: str, rest: str) -> str:

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import urllib.error
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,15 @@ NAMES = [n for n in gymnax.registered_envs if "MNIST" not in n]  # MNIST needs a
 
 
 # --- make -------------------------------------------------------------------------------------
+
+
+def test_data_that_cannot_be_fetched_are_a_sentence(monkeypatch):
+    def offline():
+        raise urllib.error.URLError("Name or service not known")
+
+    monkeypatch.setattr(gymnax.utils.load_mnist, "load_mnist", offline)
+    with pytest.raises(ValueError, match="MNISTBandit-bsuite cannot be made: .* not known"):
+        envs.make("MNISTBandit-bsuite", fraction=0.01)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -115,6 +125,7 @@ def test_settings_reach_parameters_and_constructors():
         ("JaxMARL/hanabi", {}, r"unknown library 'JaxMARL'; did you mean jaxmarl/\.\.\.\?"),
         ("gym/cartpole-v1", {}, r"unknown library 'gym'; did you mean CartPole-v1\?"),
         ("CartPole-v1", {"gravitty": 1.0}, "'gravitty'; did you mean gravity"),
+        ("CartPole-v1", {"gravity": (9.8, 12)}, "gravity=9.8,12: give one number, as 9.8"),
         ("CartPole-v1", {"max_steps": 0}, "max_steps=0: give a whole number"),
         ("CartPole-v1", {"max_steps": "x"}, "max_steps=x: give a whole number"),
         ("CartPole-v1", {"frame_stack": 0}, "frame_stack=0: give a whole number of observations"),
