@@ -55,6 +55,6 @@ def _acquire(directory: Path) -> Any:
             raise
         warn(f"{directory}: no locks here ({error.strerror}); let nothing else train in it")
     file.truncate(0)
-    file.write(f"process {os.getpid()} on {socket.gethostname()}")
-    file.flush()
+    with contextlib.suppress(OSError):  # a full disk: the lock holds without its note
+        os.write(file.fileno(), f"process {os.getpid()} on {socket.gethostname()}".encode())
     return file

@@ -17,6 +17,7 @@ import pytest
 from algorithms import launch
 from algorithms.launch import plots, runner
 from algorithms.launch.errors import UserError
+from algorithms.launch.locks import locked
 from algorithms.launch.run_dir import RunDir
 from tests.algorithms.launch import toy
 from tests.algorithms.launch.test_runner import Stop, stop_at
@@ -189,6 +190,16 @@ def test_a_full_disk_leaves_gaps_and_no_half_rows(whole, tmp_path, monkeypatch):
     launch.run(toy, CONFIG, num_seeds=3, run_dir=run_dir, hooks=[fill_up])
     launch.resume(run_dir, module=toy)
     assert not differences(whole, run_dir, unsaved={4, 5})
+
+
+def test_a_lock_holds_on_a_full_disk(tmp_path, monkeypatch):
+    def no_space(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "write", no_space)
+    twice = pytest.raises(UserError, match="trained by another process")
+    with locked(tmp_path), twice, locked(tmp_path):
+        pytest.fail("two at once")
 
 
 # --- processes -------------------------------------------------------------------------------
