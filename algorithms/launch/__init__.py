@@ -13,13 +13,14 @@ can still be chosen.
 """
 
 import importlib
+import os
+import sys
 from typing import Any
 
 _HOMES = {
     "LogUniform": "settings",
     "Uniform": "settings",
     "UserError": "errors",
-    "main": "cli",
     "run": "runner",
     "resume": "sweeps",
     "sweep": "sweeps",
@@ -28,6 +29,16 @@ _HOMES = {
 }
 
 __all__ = ["LogUniform", "Stop", "Uniform", "UserError", "load", "main", "resume", "run", "sweep"]
+
+
+def main(module: Any, argv: list[str] | None = None) -> None:
+    """The command line of an algorithm's module, see `cli.main`. Ctrl-C ends its import, too."""
+    try:
+        from algorithms.launch import cli
+    except KeyboardInterrupt:
+        print("\naborted; nothing had begun", file=sys.stderr, flush=True)
+        os._exit(130)  # half of an import is no place to go on from
+    cli.main(module, argv)
 
 
 def __getattr__(name: str) -> Any:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from algorithms.launch import hosts, loading, progress, runner, settings, sweeps
+from algorithms.launch import devices, errors, hosts, loading, progress, runner, settings, sweeps
 from algorithms.launch.description import read_description
 from algorithms.launch.errors import UserError, unknown
 from algorithms.launch.flags import Shell, parse, single_out, size_in_bytes
@@ -31,6 +31,7 @@ def main(module: Any, argv: list[str] | None = None) -> None:
     policies that are not finite, and for a sweep of which all are; 4 where something could not be
     saved; 130 after Ctrl-C; 143 after SIGTERM; 141 where nobody reads the output any more.
     """
+    errors.write_anything(sys.stdout)
     try:
         code = dispatch(module, sys.argv[1:] if argv is None else argv)
     except UserError as error:
@@ -234,6 +235,7 @@ def copy(module: Any, shell: Shell) -> int:
 def show_all(module: Any) -> int:
     from algorithms.launch import catalogue
 
+    devices.check_backend()  # gymnax starts it
     print(catalogue.text(algorithm_name(module)))
     return 0
 

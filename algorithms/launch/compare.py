@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from algorithms.launch import comparison, loading, plots, results, settings
-from algorithms.launch.errors import UserError, warn
+from algorithms.launch.errors import UserError, warn, write_anything
 from algorithms.launch.metrics import Metrics, stack
 from algorithms.launch.run_dir import SWEEP, RunDir
 from algorithms.launch.sweep_dir import read_asked
@@ -161,6 +161,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--out", metavar="FILE.png", help="a new file; default: compare.png here")
     words = parser.parse_args(argv)
+    write_anything(sys.stdout)
     try:
         compared = compare(words.runs, words.metric, words.out)
     except UserError as error:

@@ -15,6 +15,7 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from algorithms.launch import hosts
+from algorithms.launch.errors import UserError
 
 CACHE = "single-file-rl"  # a folder of the user's cache directory
 
@@ -47,6 +48,21 @@ def use_cores(num_agents: int, config: Any) -> bool:
     except RuntimeError:  # jax's way to say that the backend has started
         return False
     return True
+
+
+def check_backend() -> None:
+    """Starts jax's backend, if nothing has.
+
+    Raises:
+      UserError: jax cannot start it, as where JAX_PLATFORMS names a platform that is not there.
+    """
+    try:
+        jax.devices()
+    except Exception as error:  # RuntimeError, or AssertionError where jax lacks the plugin
+        asked = os.environ.get("JAX_PLATFORMS", "")
+        why = str(error).partition("\n")[0] or "its plugin is not installed"
+        hint = f"JAX_PLATFORMS={asked}: leave it out, or name one that is there, as cpu"
+        raise UserError(f"jax cannot start ({why}); {hint}") from error
 
 
 def are_operations_small(config: Any) -> bool:

@@ -3,6 +3,7 @@
 import difflib
 import sys
 from collections.abc import Iterable
+from typing import Any
 
 
 class UserError(Exception):
@@ -15,6 +16,12 @@ def unknown(what: str, name: str, known: Iterable[str]) -> UserError:
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
     hint = f"did you mean {', '.join(near)}?" if near else f"there are {', '.join(known) or 'none'}"
     return UserError(f"unknown {what} '{name}'; {hint}")
+
+
+def write_anything(stream: Any) -> None:
+    """Has a stream write what its encoding lacks as \\xfc: a name must not end a run."""
+    if getattr(stream, "errors", "") == "strict":
+        stream.reconfigure(errors="backslashreplace")
 
 
 def warn(message: str) -> None:

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec
 
 import envs
 from algorithms import parts
-from algorithms.launch.devices import Layout, like_key, plain
+from algorithms.launch.devices import Layout, check_backend, like_key, plain
 from algorithms.launch.errors import UserError
 
 
@@ -27,8 +27,9 @@ def make_environment(module: Any, config: Any) -> tuple[Any, Any, parts.Plan]:
     A `train` without a plan has config.num_evals points; updates and steps are 0 for unknown.
 
     Raises:
-      UserError: what `envs.make` or `make_train` say against the settings.
+      UserError: what `envs.make` or `make_train` say against the settings, or jax has no device.
     """
+    check_backend()
     try:
         env, env_params = envs.make(config.env, **dict(config.env_settings))
         train = module.make_train(config, env, env_params)

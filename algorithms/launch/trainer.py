@@ -1,5 +1,6 @@
 """A configuration on devices: its environment, its compiled programs, and what they need."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -160,7 +161,11 @@ def excess(config: Any, plan: parts.Plan) -> str:
 
 
 def check_floats(config: Any) -> None:
-    """Refuses floats that cannot work; they are concrete only here."""
+    """Refuses floats that cannot work, those of the environment's settings, too; they are concrete
+    only here."""
+    for name, value in config.env_settings:
+        if isinstance(value, float) and math.isnan(value):
+            raise UserError(f"env_settings: {name}=nan: give a number")
     try:
         parts.check_reals(config)
     except ValueError as error:

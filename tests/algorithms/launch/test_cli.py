@@ -1,6 +1,7 @@
 """The command line, from outside wherever a process, a signal or a kill matters."""
 
 import importlib
+import io
 import json
 import os
 import signal
@@ -160,6 +161,9 @@ REFUSED = [
     ("--env-settings max_steps", "'max_steps' is not name=value"),
     ("--env-settings 0,2", "'0' is not name=value"),
     ("--env-settings max_stepz=3", "did you mean max_steps"),
+    ("--env-settings gravity=nan", "env_settings: gravity=nan: give a number"),
+    ("--env-settings gravity=9.8,12", "gravity=9.8,12: give one number, as 9.8"),
+    ("--env-settings gravity=low", "gravity=low: give one number, as 9.8"),
     ("--anneal-lr perhaps", "neither true nor false"),
     ("--gif sometimes", "'sometimes'"),
     ("--gamma 1.5", "gamma=1.5: give a number in [0, 1]"),
@@ -378,6 +382,39 @@ def test_trackers_get_every_point(capsys, tmp_path):
     assert events.read_bytes().count(b"eval_return") == 4
     (config,) = tmp_path.glob("*/config.json")
     assert json.loads(config.read_text())["options"]["tensorboard"]
+
+
+def test_names_that_the_output_cannot_encode_are_written_all_the_same(tmp_path, monkeypatch):
+    output = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", output)
+    cli.main(toy, ["--num-evals", "2", "--run-dir", str(tmp_path / "rüns")])
+    output.flush()
+    assert rb"r\xfcns" in output.buffer.getvalue()
+
+
+def test_ctrl_c_while_the_command_line_is_imported():
+    code = (
+        "import sys, types\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'algorithms.launch.cli': raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Finder())\n"
+        "from algorithms import launch\n"
+        "launch.main(None, [])"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (130, "") and done.stderr.strip().startswith("aborted")
+
+
+def test_a_platform_that_is_not_there_is_named(monkeypatch):
+    def fail():
+        raise RuntimeError("Unable to initialize backend 'cuda': no plugin\nand more")
+
+    monkeypatch.setattr(jax, "devices", fail)
+    monkeypatch.setenv("JAX_PLATFORMS", "cuda")
+    with pytest.raises(launch.UserError, match="'cuda': no plugin.; JAX_PLATFORMS=cuda: leave it"):
+        launch.run(toy, toy.Config(), save=False)
 
 
 def test_output_that_nobody_reads_is_no_error():
