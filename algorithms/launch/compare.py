@@ -1,13 +1,13 @@
-"""Compares runs: one picture of their learning curves, one table of what they came to.
+"""Compares runs: a table of what they came to and, with --out, a picture of their learning curves.
 
     python -m algorithms.launch.compare runs/RUN runs/SWEEP ... [--metric episode_return]
+    python -m algorithms.launch.compare runs/RUN runs/SWEEP ... --out compare.png
 
 Seeds of equal settings are pooled, whatever runs they are in.
 """
 
 import argparse
 import contextlib
-import itertools
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,7 +29,7 @@ class Compared(NamedTuple):
 
     panels: dict[str, list[comparison.Curve]]  # {environment: curves, the best one first}
     text: str  # tables
-    picture: Path
+    picture: Path | None  # where one was asked for
 
 
 class _Run(NamedTuple):
@@ -46,12 +46,12 @@ class _Run(NamedTuple):
 def compare(
     runs: Sequence[Path | str], metric: str | None = None, out: Path | str | None = None
 ) -> Compared:
-    """Compares runs and sweeps, of any algorithms and environments, and draws a picture.
+    """Compares runs and sweeps, of any algorithms and environments.
 
     Args:
       runs: their directories.
       metric: "eval_return" or "episode_return"; by default the first one if all runs have it.
-      out: of the picture, a new PNG; by default compare.png, compare-1.png, ... here.
+      out: a new PNG to draw their learning curves in; by default none is drawn.
 
     Raises:
       UserError: what is given is no run, has no metrics yet or not this one, or the picture exists.
@@ -64,7 +64,8 @@ def compare(
     agents = [agent for run in read for agent in _agents(run, metric)]
     panels = comparison.curves(agents)
     title = f"{METRICS[metric]}, interquartile mean"
-    plots.comparison(panels, title, picture)
+    if picture:
+        plots.comparison(panels, title, picture)
     tables = [comparison.table(panels), comparison.aggregate(panels)]
     return Compared(panels, "\n\n".join([f"{METRICS[metric]}:", *filter(None, tables)]), picture)
 
@@ -134,11 +135,10 @@ def _agents(run: _Run, metric: str) -> list[comparison.Agent]:
     ]
 
 
-def _picture(out: Path | str | None) -> Path:
-    """A file that is not there yet."""
+def _picture(out: Path | str | None) -> Path | None:
+    """A file that is not there yet, if one is asked for."""
     if out is None:
-        names = itertools.chain(["compare.png"], (f"compare-{i}.png" for i in itertools.count(1)))
-        return next(path for path in map(Path, names) if not path.exists())
+        return None
     path = Path(out)
     if path.suffix != ".png":
         raise UserError(f"--out {path}: give the name of a .png")
@@ -153,13 +153,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     """The command line. Exit code 2 for a user's mistake, with one line that says what."""
     parser = argparse.ArgumentParser(
         prog="python -m algorithms.launch.compare",
-        description="Learning curves of runs in one picture, and a table of what they came to.",
+        description="A table of what runs came to and, with --out, a picture of their curves.",
     )
     parser.add_argument("runs", nargs="+", metavar="RUN", help="directory of a run or a sweep")
     parser.add_argument(
         "--metric", help=f"{' or '.join(METRICS)}; default: the first if all have it"
     )
-    parser.add_argument("--out", metavar="FILE.png", help="a new file; default: compare.png here")
+    parser.add_argument("--out", metavar="FILE.png", help="draw the curves into this new file")
     words = parser.parse_args(argv)
     write_anything(sys.stdout)
     try:
@@ -168,7 +168,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     print(compared.text)
-    print(f"\ncurves in {compared.picture}")
+    drawn = f"curves in {compared.picture}"
+    print(f"\n{drawn if compared.picture else 'curves are drawn with --out FILE.png'}")
 
 
 if __name__ == "__main__":
