@@ -5,8 +5,11 @@ import dataclasses
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from algorithms.launch import devices, errors, hosts, loading, progress, runner, settings, sweeps
 from algorithms.launch.description import read_description
@@ -15,7 +18,7 @@ from algorithms.launch.flags import Shell, parse, single_out, size_in_bytes
 from algorithms.launch.options import Options, check_algorithm, make_options
 from algorithms.launch.presets import PRESETS
 from algorithms.launch.run_dir import SWEEP
-from algorithms.launch.sweep_dir import read_asked
+from algorithms.launch.sweep_dir import best_trials, read_asked
 from algorithms.launch.trainer import algorithm_name
 from algorithms.launch.versions import kit
 
@@ -134,7 +137,9 @@ def from_run(module: Any, source: str, path: Path) -> tuple[Any, Shell]:
     """The settings of a run; its seeds and options, too, where it is run again or goes on."""
     if (path / SWEEP).exists():
         if source == "config":
-            raise UserError(f"--config {path} is a sweep: its best.json is its best setting")
+            best = sorted(file.name for file in path.glob("best*.json")) or ["best.json"]
+            settings_are = "is its best setting" if len(best) == 1 else "are its best settings"
+            raise UserError(f"--config {path} is a sweep: its {', '.join(best)} {settings_are}")
         described = read_asked(path)
         seed, num_seeds = described["seed"], described["num_seeds"]
     else:
@@ -154,13 +159,13 @@ def from_run(module: Any, source: str, path: Path) -> tuple[Any, Shell]:
 PROCESSES = ("distributed", "coordinator", "num_processes", "process_id")
 # The flags that go with a command; a run that is there keeps its settings.
 TAKES = {
-    "evaluate": ("evaluate", "seed", "point", "agent", "episodes"),
+    "evaluate": ("evaluate", "seed", "point", "agent", "episodes", "json"),
     "render": ("render", "seed", "point", "agent"),
     "copy": ("copy",),
     "list": ("list",),
     "version": ("version",),
     "resume": ("resume", "point", "quiet", "total_timesteps", *Options._fields, *PROCESSES),
-    "run": ("point", "agent", "episodes"),  # those that do not
+    "run": ("point", "agent", "episodes", "json"),  # those that do not
 }
 
 # --- commands --------------------------------------------------------------------------------
@@ -200,28 +205,67 @@ def evaluate(module: Any, shell: Shell) -> int:
 
     if shell.episodes < 1:
         raise UserError(f"--episodes {shell.episodes}: give 1 or more")
-    loaded = loading.load(
-        shell.evaluate, point_of(shell), agent=shell.agent, module=module, whole=False
-    )
-    for i in range(loaded.agents.count):
-        number, config, state, point = shell.agent, loaded.config, loaded.state, loaded.point
-        if number is None:
-            number, state, point = i, loading.one_agent(state, i), point[i]
-            config = loaded.agents.one(config, i)
+    played = []
+    for number, config, state, point, agents in loaded_agents(module, shell, shell.evaluate):
         episodes = evaluation.evaluate(module, config, state, shell.seed, shell.episodes)
-        title = f"agent {number} ({loaded.agents.label(i)}) at point {point}"
-        print(evaluation.table(episodes, title))
+        setting = {"env": settings.env_name(config), **agents.setting(0)}
+        played.append(evaluation.Played(number, agents.seeds[0], setting, point, episodes))
+        if not shell.json:
+            title = f"agent {number} ({agents.label(0)}) at point {point}"
+            print(evaluation.table(episodes, title), flush=True)
+    print(evaluation.as_json(played) if shell.json else evaluation.totals(played), end="")
     return 0
+
+
+def loaded_agents(module: Any, shell: Shell, path: str, only: int | None = None) -> Iterator[tuple]:
+    """What is asked for of a run or a sweep: number, config, state, point and Agents of each.
+
+    Without --agent that is all of a run, and of a sweep its best setting (said on stderr).
+
+    Args:
+      only: how many at most, of a sweep those with the highest return.
+    """
+    point, several = point_of(shell), (Path(path) / SWEEP).exists()
+    numbers = [shell.agent]
+    if shell.agent is None and several:
+        numbers = best_of_sweep(Path(path), only)
+    elif shell.agent is None and only:
+        numbers = list(range(only))
+    for number in numbers:
+        loaded = loading.load(path, point, agent=number, module=module, whole=False)
+        if number is not None:
+            yield number, loaded.config, loaded.state, loaded.point, loaded.agents
+            continue
+        for i in range(loaded.agents.count):
+            config, state = loaded.agents.one(loaded.config, i), loading.one_agent(loaded.state, i)
+            yield i, config, state, loaded.point[i], loaded.agents.part(i, i + 1)
+
+
+def best_of_sweep(path: Path, only: int | None) -> list[int]:
+    """The trials of a sweep's best setting, or so many of them with the highest return; of each
+    environment, where there are several."""
+    chosen = []
+    for setting, numbers in best_trials(path):
+        finals = [np.nan_to_num(trial.final, nan=-np.inf) for trial in setting.agents]
+        order = sorted(range(len(numbers)), key=lambda i, y=finals: -y[i])[:only]
+        mine = [numbers[i] for i in sorted(order)]
+        name = ", ".join(settings.text_of(setting.setting)) or "the only one"
+        who = f"agent{'s' * (len(mine) > 1)} {', '.join(map(str, mine))}"
+        print(
+            f"{path} is a sweep; its best setting is {name} (return {setting.mean:.5g}): {who}",
+            file=sys.stderr,
+            flush=True,
+        )
+        chosen += mine
+    return chosen
 
 
 def render(module: Any, shell: Shell) -> int:
     from algorithms.launch import render
 
-    agent = shell.agent or 0
-    loaded = loading.load(shell.render, point_of(shell), agent=agent, module=module, whole=False)
-    name = f"episode_agent{agent}_point{loaded.point}_seed{shell.seed}.gif"
-    path = Path(shell.render) / name
-    print(render.render(module, loaded.config, loaded.state, path, shell.seed))
+    for number, config, state, point, _ in loaded_agents(module, shell, shell.render, only=1):
+        path = Path(shell.render) / f"episode_agent{number}_point{point}_seed{shell.seed}.gif"
+        print(render.render(module, config, state, path, shell.seed))
     return 0
 
 

@@ -48,7 +48,7 @@ def withdrawn_unless_begun(path: Path) -> Iterator[None]:
 def make_named(root: Path, words: list[str], write: Callable[[Path], None]) -> Path:
     """The same, as `<word>__<word>__<time>` in root; with -1, -2, ... if that is taken."""
     words = [*words, time.strftime("%Y%m%d-%H%M%S")]
-    name = "__".join(re.sub(r"[^\w.+-]", "-", word) for word in words)
+    name = "__".join(map(as_file_name, words))
     for count in range(10**6):
         path = Path(root) / (f"{name}-{count}" if count else name)
         if path.exists():
@@ -61,6 +61,11 @@ def make_named(root: Path, words: list[str], write: Callable[[Path], None]) -> P
         except OSError as error:
             raise UserError(f"{path} cannot be made: {error.strerror}") from error
     raise UserError(f"{root} has a million runs named {name}")
+
+
+def as_file_name(word: str) -> str:
+    """A name without what a file's name should not have."""
+    return re.sub(r"[^\w.+-]", "-", word)
 
 
 def _make(path: Path, fill: Callable[[Path], None]) -> None:

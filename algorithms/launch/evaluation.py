@@ -1,14 +1,16 @@
 """Whole episodes of a saved policy, and numbers that sum them up."""
 
 import functools
+from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 import envs
 from algorithms import parts
+from algorithms.launch import metrics
 from algorithms.launch.errors import UserError
 
 ROWS = (("episode_return", "return"), ("length", "length"), ("last_reward", "last reward"))
@@ -82,12 +84,12 @@ def table(episodes: dict[str, np.ndarray], title: str = "") -> str:
     ends = ", ".join(f"{end} {100 * episodes[end].mean():.3g} %" for end in ENDS)
     head = f"{len(episodes['length'])} episodes: {ends}"
     lines = [f"{title}: {head}" if title else head]
-    metrics = [
+    reported = [
         (key, key.removeprefix("metrics/")) for key in episodes if key.startswith("metrics/")
     ]
-    width = max(16, *(len(name) + 2 for _, name in metrics)) if metrics else 16
+    width = max(16, *(len(name) + 2 for _, name in reported)) if reported else 16
     rows = [["", *COLUMNS, "NaN"]]
-    for key, label in (*ROWS, *metrics):
+    for key, label in (*ROWS, *reported):
         values = np.asarray(episodes[key])
         columns = {label: values} if values.ndim == 1 else _by_player(label, values)
         rows += [_row(name, summary(column)) for name, column in columns.items()]
@@ -95,6 +97,70 @@ def table(episodes: dict[str, np.ndarray], title: str = "") -> str:
     for name, *numbers, nan in rows:
         lines.append(f"{name:<{width}}" + "".join(f"  {n:>{cells}}" for n in numbers) + f"   {nan}")
     return "\n".join(lines)
+
+
+class Played(NamedTuple):
+    """One agent's episodes."""
+
+    agent: int
+    seed: int
+    setting: dict[str, Any]  # the environment and the swept floats
+    point: int
+    episodes: dict[str, np.ndarray]
+
+
+def totals(played: Sequence[Played]) -> str:
+    """The tables of settings with several seeds, over all of their episodes; ends with a newline
+    if there are any."""
+    lines = []
+    for same in _by_setting(played):
+        if len(same) > 1:
+            means = np.array([one.episodes["episode_return"].mean() for one in same], np.float64)
+            error = means.std(ddof=1) / len(means) ** 0.5
+            lines.append(table(_together(same), f"all {len(same)} seeds"))
+            lines.append(
+                f"mean return of a seed: {means.mean():.6g}, standard error {error:.3g}, "
+                f"from {means.min():.6g} to {means.max():.6g}"
+            )
+    return "".join(f"{line}\n" for line in lines)
+
+
+def as_json(played: Sequence[Played]) -> str:
+    """The same numbers for programs: a list with an entry for each setting."""
+    entries = []
+    for same in _by_setting(played):
+        agents = [
+            {"agent": one.agent, "seed": one.seed, "point": one.point, **_numbers(one.episodes)}
+            for one in same
+        ]
+        total = {"total": _numbers(_together(same))}
+        entries.append({"setting": same[0].setting, "agents": agents, **total})
+    return metrics.as_json(entries) + "\n"
+
+
+def _by_setting(played: Sequence[Played]) -> list[list[Played]]:
+    groups: dict[str, list[Played]] = {}
+    for one in played:
+        groups.setdefault(str(one.setting), []).append(one)
+    return list(groups.values())
+
+
+def _together(played: Sequence[Played]) -> dict[str, np.ndarray]:
+    """The episodes of all seeds of a setting."""
+    names = played[0].episodes
+    return {name: np.concatenate([one.episodes[name] for one in played]) for name in names}
+
+
+def _numbers(episodes: dict[str, np.ndarray]) -> dict[str, Any]:
+    """What `table` shows; a quantity of several players is a list with an entry for each."""
+    shares = {end: float(episodes[end].mean()) for end in ENDS}
+    found: dict[str, Any] = {"episodes": len(episodes["length"]), **shares}
+    for name, values in episodes.items():
+        if name not in ENDS:
+            columns = [values] if values.ndim == 1 else list(values.T)
+            sums = [summary(column) for column in columns]
+            found[name] = sums[0] if values.ndim == 1 else sums
+    return found
 
 
 def _by_player(label: str, values: np.ndarray) -> dict[str, np.ndarray]:

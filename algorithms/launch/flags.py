@@ -46,8 +46,10 @@ class Shell:
     version: bool = False  # print the kit's version
     point: str = "last"
     """of --evaluate, --render: last, best or a number; of --resume: last or that of a kept state"""
-    agent: int | None = None  # of --evaluate (default: all), --render (0); number in results.csv
+    agent: int | None = None
+    """of --evaluate (default: all), --render (0); of a sweep: number in results.csv (the best)"""
     episodes: int = 100  # that --evaluate plays with each agent
+    json: bool = False  # of --evaluate: JSON in place of tables
     keep_states: bool = False  # keep the whole state of every point, not of the last two only
     track: bool = False  # log to wandb
     tensorboard: bool = False  # write event files for TensorBoard

@@ -6,6 +6,7 @@ one of players at the end.
 
 import csv
 import io
+import json
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -76,6 +77,19 @@ def as_csv(rows: Iterable[Sequence[Any]]) -> str:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([map(cell, row) for row in rows])
     return text.getvalue()
+
+
+def as_json(values: Any) -> str:
+    """Strict JSON of plain values; numbers that are not finite are null."""
+
+    def known(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: known(item) for name, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [known(item) for item in value]
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    return json.dumps(known(values), indent=2, allow_nan=False)
 
 
 def cell(value: Any) -> Any:

@@ -97,6 +97,11 @@ class Ranked(NamedTuple):
     __repr__ = brief
 
     @property
+    def environment(self) -> str:
+        """Its environment where that was swept; else empty."""
+        return plain(self.setting["env"]) if "env" in self.setting else ""
+
+    @property
     def finals(self) -> np.ndarray:
         """Returns at the last point of the agents that have one."""
         values = np.array([agent.final for agent in self.agents])
@@ -127,21 +132,39 @@ def rank(agents: Sequence[Outcome]) -> list[Ranked]:
     """Settings by their mean final return, those with broken agents last.
 
     Of equal final returns the one with the higher mean over the curve comes first: it learned
-    faster. What still ties keeps its order.
+    faster. What still ties keeps its order. Returns of different environments say nothing about
+    one another: where several were trained, one environment's settings stand after another's.
     """
     groups: dict[str, Ranked] = {}
     for agent in agents:
         key = str(agent.setting)
         groups.setdefault(key, Ranked(agent.setting, [])).agents.append(agent)
-    return sorted(groups.values(), key=lambda s: (s.broken > 0, -s.mean, -s.area))
+    ranked = sorted(groups.values(), key=lambda s: (s.broken > 0, -s.mean, -s.area))
+    environments = list(dict.fromkeys(group.environment for group in groups.values()))
+    return sorted(ranked, key=lambda s: environments.index(s.environment))
+
+
+def by_environment(ranked: Sequence[Ranked]) -> dict[str, list[Ranked]]:
+    """The settings of each environment, the best first; one name, "", where one was trained."""
+    groups: dict[str, list[Ranked]] = {}
+    for setting in ranked:
+        groups.setdefault(setting.environment, []).append(setting)
+    return groups
 
 
 def table(ranked: Sequence[Ranked]) -> str:
-    """The best settings, with what their seeds tell about the mean.
+    """The best settings of each environment, with what their seeds tell about the mean.
 
     Steps are there where they differ, and the mean over the curve where it broke a tie.
     """
-    names = list(ranked[0].setting)
+    groups = by_environment(ranked)
+    if len(groups) == 1:
+        return _table(ranked, list(ranked[0].setting))
+    names = [name for name in ranked[0].setting if name != "env"]
+    return "\n".join(f"{env}:\n{_table(those, names)}" for env, those in groups.items())
+
+
+def _table(ranked: Sequence[Ranked], names: Sequence[str]) -> str:
     steps = ["steps"] * (len({setting.steps for setting in ranked}) > 1)
     means = [setting.mean for setting in ranked]
     curve = ["mean of curve"] * (len(set(means)) < len(means))

@@ -53,8 +53,8 @@ def config_from_json(cls: type, values: dict[str, Any], source: Path, env: Any =
         if name not in fields:
             raise UserError(f"{source}: {unknown('setting', name, fields)}")
     values = lenient(with_defaults(cls, values))
-    values = {k: _tuples(v) for k, v in values.items() if k != "env_settings"} | {
-        "env_settings": tuple((k, _tuples(v)) for k, v in values["env_settings"].items())
+    values = {k: tuples(v) for k, v in values.items() if k != "env_settings"} | {
+        "env_settings": tuple((k, tuples(v)) for k, v in values["env_settings"].items())
     }
     if env is None and isinstance(values["env"], dict):
         raise UserError(
@@ -68,6 +68,16 @@ def with_defaults(cls: type, values: dict[str, Any]) -> dict[str, Any]:
     """A config.json's values, and the defaults of fields that it is older than: a new field's
     default does what was done without it."""
     return config_to_json(cls()) | values
+
+
+def value_of(value: Any) -> Any:
+    """One field's value of a config.json, as a Config has it."""
+    value = lenient(value)
+    return (
+        tuple((k, tuples(v)) for k, v in value.items())
+        if isinstance(value, dict)
+        else tuples(value)
+    )
 
 
 def strict(values: Any) -> Any:
@@ -99,8 +109,9 @@ def _map_plain(function: Callable, value: Any) -> Any:
     return function(value)
 
 
-def _tuples(value: Any) -> Any:
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+def tuples(value: Any) -> Any:
+    """A value with tuples in place of lists, as a Config has it."""
+    return tuple(map(tuples, value)) if isinstance(value, list) else value
 
 
 # --- agents ----------------------------------------------------------------------------------

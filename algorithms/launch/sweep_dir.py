@@ -4,7 +4,7 @@ sweep.json          what was asked for, and the chunks in their order
 chunk_000/ ...      a run's directory each, with agents that train at once
 results.csv         a row for each agent
 sweep.png           returns against swept fields, and learning curves
-best.json           the best setting, for --config
+best.json           the best setting, for --config; with several environments, best-NAME.json each
 .lock               held by the process that trains here (locks.py)
 """
 
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from algorithms.launch import files, hosts, results, settings
 from algorithms.launch.description import VERSION, check_version, fill
-from algorithms.launch.directories import make, make_named
+from algorithms.launch.directories import as_file_name, make, make_named
 from algorithms.launch.errors import UserError
 from algorithms.launch.losses import Losses
 from algorithms.launch.metrics import stack
@@ -135,11 +135,40 @@ def publish(
     written = False
     with losses.survive("results.csv", "results.csv was not written", OSError, UserError):
         files.write_whole(sweep_dir / "results.csv", results.csv(agents).encode())
-        files.write_json(sweep_dir / "best.json", _best(sweep_dir, ranked[0]))
+        several = len({settings.env_name(chunk.trainer.config) for chunk in chunks}) > 1
+        for environment, its_own in results.by_environment(ranked).items():
+            name = f"best-{as_file_name(environment)}.json" if several else "best.json"
+            files.write_json(sweep_dir / name, _best(sweep_dir, its_own[0]))
         written = True
     with losses.survive("sweep.png", "sweep.png was not drawn", Exception):
         plots.sweep(ranked, title, sweep_dir / "sweep.png")
     return written
+
+
+def best_trials(sweep_dir: Path) -> list[tuple[results.Ranked, list[int]]]:
+    """The best setting of each environment, and the numbers of its trials in results.csv.
+
+    Raises:
+      UserError: it is no sweep, or nothing has been trained yet.
+    """
+    asked = read_asked(sweep_dir)
+    outcomes: list[Outcome] = []
+    firsts: dict[str, int] = {}  # the number of a chunk's first trial
+    first = 0
+    for chunk in asked["chunks"]:
+        run_dir, firsts[chunk["run"]] = RunDir.open(sweep_dir / chunk["run"]), first
+        first += chunk["agents"]
+        if history := run_dir.history():
+            config = run_dir.description["config"]
+            swept = [n for n in asked["grid"] if n not in run_dir.agents.floats]
+            static = {n: settings.value_of(config[n]) for n in swept}
+            is_finite = run_dir.is_finite(max(history))
+            metrics = stack(history.values())
+            outcomes += results.outcomes(static, run_dir.agents, metrics, is_finite, chunk["run"])
+    if not outcomes:
+        raise UserError(f"{sweep_dir} has no metrics yet")
+    best = [those[0] for those in results.by_environment(results.rank(outcomes)).values()]
+    return [(one, [firsts[trial.run] + trial.agent for trial in one.agents]) for one in best]
 
 
 def _best(sweep_dir: Path, setting: results.Ranked) -> dict[str, Any]:

@@ -37,9 +37,9 @@ class Swept(NamedTuple):
     """What a sweep has come to."""
 
     agents: list[Outcome]  # in the order of results.csv, as far as they came
-    ranked: list[results.Ranked]  # the best setting first
+    ranked: list[results.Ranked]  # the best setting first, of one environment after another
     sweep_dir: Path | None
-    objective: float  # to minimise: minus the best setting's mean return at the last point
+    objective: float  # to minimise: minus the best settings' mean return at the last point
     stopped: str = ""  # before the end: by SIGINT (Ctrl-C), SIGTERM or what a hook says
     unsaved: str = ""  # what could not be written, as on a full disk
 
@@ -307,5 +307,6 @@ def _close(
         view.say(results.broken(broken))
     how = ["stopped" if stopped else "done", *[progress.NOT_SAVED] * bool(unsaved)]
     view.finish(", ".join(how), f", in {sweep_dir}" if sweep_dir else "")
-    objective = -ranked[0].mean if ranked else float("inf")
+    best = [those[0].mean for those in results.by_environment(ranked).values()]
+    objective = -float(np.mean(best)) if ranked else float("inf")
     return Swept(agents, ranked, sweep_dir, objective, stopped, unsaved)

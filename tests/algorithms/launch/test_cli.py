@@ -348,8 +348,24 @@ def test_evaluate_prints_a_table_per_agent(capsys, whole):
     for agent in range(3):
         point = launch.load(whole[0], "best", agent=agent, module=toy).point
         assert f"agent {agent} (seed {agent}) at point {point}: 5 episodes" in out
+    assert "\nall 3 seeds: 15 episodes" in out and "\nmean return of a seed: " in out
     code, out, _ = main(capsys, *words, "--agent", 1)
-    assert code == 0 and "agent 1" in out and "agent 0" not in out
+    assert code == 0 and "agent 1" in out and "agent 0" not in out and "all" not in out
+
+
+def test_evaluate_prints_json(capsys, whole):
+    words = ("--evaluate", whole[0], "--episodes", 5, "--json")
+    code, out, err = main(capsys, *words)
+    (entry,) = json.loads(out)
+    total = entry["total"]
+    assert code == 0 and not err and entry["setting"] == {"env": "CartPole-v1"}
+    assert [(one["agent"], one["seed"], one["point"]) for one in entry["agents"]] == [
+        (seed, seed, 120) for seed in range(3)
+    ]
+    means = [one["episode_return"]["mean"] for one in entry["agents"]]
+    assert total["episodes"] == 15 and total["terminated"] + total["truncated"] == 1
+    assert total["episode_return"]["mean"] == pytest.approx(np.mean(means))
+    assert main(capsys, "--json")[0] == 2
 
 
 def test_render_writes_a_gif(capsys, whole):

@@ -17,6 +17,7 @@ from algorithms.launch import (
     devices,
     flags,
     plots,
+    render,
     results,
     session,
     settings,
@@ -586,10 +587,55 @@ def test_a_sweep_from_the_command_line(tmp_path, monkeypatch, capsys):
     )
 
 
+def test_a_sweep_is_evaluated_and_drawn_by_its_best_setting(whole, capsys, monkeypatch):
+    best = whole.ranked[0]
+    numbers = [whole.agents.index(trial) for trial in best.agents]
+    cli.main(toy, ["--evaluate", str(whole.sweep_dir), "--episodes", "2"])
+    out, err = capsys.readouterr()
+    assert [line.split()[1] for line in out.splitlines() if line.startswith("agent ")] == [
+        str(number) for number in numbers
+    ]
+    assert "all 2 seeds: 4 episodes" in out
+    values = ", ".join(settings.text_of(best.setting))
+    assert f"its best setting is {values} (return {best.mean:.5g}): agents " in err
+    drawn = []
+    monkeypatch.setattr(render, "render", lambda *given: drawn.append(given) or given[3])
+    cli.main(toy, ["--render", str(whole.sweep_dir)])
+    top = max(numbers, key=lambda number: whole.agents[number].final)
+    ((_, config, _, path, _),) = drawn
+    assert path.name == f"episode_agent{top}_point4_seed0.gif" and f": agent {top}\n" in (
+        capsys.readouterr().err
+    )
+    assert {name: getattr(config, name) for name in GRID} == best.setting
+
+
+def test_environments_are_not_ranked_against_each_other(tmp_path, capsys):
+    far, near = {"env": "Far-v0", "x": 1.0}, {"env": "Near-v0", "x": 1.0}
+    agents = [outcome(far, 500.0), outcome(far | {"x": 2.0}, 400.0)]
+    agents += [outcome(near, 1.0), outcome(near | {"x": 2.0}, 2.0)]
+    ranked = results.rank([agents[0], agents[2], agents[1], agents[3]])
+    order = [(one.environment, one.setting["x"]) for one in ranked]
+    assert order == [("Far-v0", 1.0), ("Far-v0", 2.0), ("Near-v0", 2.0), ("Near-v0", 1.0)]
+    lines = results.table(ranked).splitlines()
+    assert [lines[0], lines[4]] == ["Far-v0:", "Near-v0:"] and "env" not in lines[1]
+    assert [line.split()[:2] for line in lines[5:]] == [["rank", "x"], ["1", "2"], ["2", "1"]]
+    config = CONFIG.replace(num_evals=2)
+    grid = {"env": ["CartPole-v1", "Acrobot-v1"], "gamma": [0.9, 1.0]}
+    swept = launch.sweep(toy, config, grid, sweep_dir=tmp_path / "x")
+    made = sorted(file.name for file in (tmp_path / "x").glob("best*"))
+    assert made == ["best-Acrobot-v1.json", "best-CartPole-v1.json"]
+    again, _ = cli.defaults(toy, ["--config", str(tmp_path / "x" / made[0])])
+    assert again.env == "Acrobot-v1"
+    best = [one.mean for one in (swept.ranked[0], swept.ranked[2])]
+    assert swept.objective == pytest.approx(-np.mean(best))
+    with pytest.raises(SystemExit):
+        cli.main(toy, ["--config", str(tmp_path / "x")])
+    assert f"its {', '.join(made)} are its best settings" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "words, message",
     [
-        ("--evaluate SWEEP", "is a sweep: say which agent"),
         ("--evaluate SWEEP --agent 12", "agents 0 to 11"),
         ("--config SWEEP", "its best.json is its best setting"),
         ("--config SWEEP/chunk_000", "has many settings"),
