@@ -15,6 +15,7 @@ from algorithms.launch.interrupts import survive
 from algorithms.launch.losses import Losses
 from algorithms.launch.metrics import Metrics, stack
 from algorithms.launch.options import describe
+from algorithms.launch.pace import Pace
 from algorithms.launch.run_dir import RunDir
 from algorithms.launch.trainer import in_words
 from algorithms.launch.versions import versions
@@ -59,6 +60,13 @@ class Record:
         self.trackers: list[Any] = []
         self.drawn = time.perf_counter()
         self.were_finite = np.ones(session.agents.count, bool)
+        self.pace = Pace(0.0, 0)
+
+    def begin(self, start: Start) -> None:
+        """Starts the clock of a session; what is compiled by now does not count."""
+        before = self.run_dir.seconds(start.point) if self.run_dir and start.history else 0.0
+        last = start.history.get(start.point, {}).get("timestep", np.zeros(1))
+        self.pace = Pace(before, int(last.max()))
 
     def open(self, start: Start) -> None:
         """Brings the directory to where the session starts, and opens the trackers."""
@@ -123,11 +131,14 @@ class Record:
     def _publish(self, point: Point, states: Any) -> None:
         """What people look at."""
         if point.metrics:
+            session = self.session
+            about = (session.module, session.config, session.agents, session.trainer.plan)
+            logged = self.pace.at(point.timestep, *about)
             what = f"metrics.csv lacks point {point.index} until a --resume"
             with self.losses.survive("rows of metrics.csv", what, OSError, point=point.index):
-                self.run_dir.append_metrics(point.index, point.metrics)
+                self.run_dir.append_metrics(point.index, point.metrics, logged)
             for tracker in self.trackers:
-                tracker.log(point.metrics, point.timestep)
+                tracker.log(point.metrics | logged, point.timestep)
         last = self.session.num_points
         if point.index == {"start": 0, "end": last, "every": point.index}.get(self.options.gif):
             self._draw_gif(point, states)

@@ -13,14 +13,17 @@ or not at all, the .policy before the .state, and older states go only after tha
 moment leaves the last good point.
 """
 
+import contextlib
 import csv
+import math
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from algorithms.launch import devices, files, hosts, settings
+from algorithms.launch import devices, files, hosts, pace, settings
 from algorithms.launch.description import fill, read_description, with_checksum
 from algorithms.launch.directories import make
 from algorithms.launch.errors import UserError, warn
@@ -228,22 +231,23 @@ class RunDir:
 
     # --- metrics.csv -----------------------------------------------------------------------------
 
-    def append_metrics(self, point: int, metrics: Metrics) -> None:
-        """Adds a row for each seed to metrics.csv."""
+    def append_metrics(self, point: int, metrics: Metrics, logged: Metrics) -> None:
+        """Adds a row for each seed to metrics.csv; `logged` are the columns of `pace`."""
         with open(self.path / "metrics.csv", "ab") as file:
             end = file.tell()
             head = [] if end else [self._head(metrics)]
             try:
-                file.write(as_csv([*head, *self._rows(point, metrics)]).encode())
+                rows = self._rows(point, metrics, zip(*(x.tolist() for x in logged.values())))
+                file.write(as_csv([*head, *rows]).encode())
                 file.flush()
             except OSError:  # a full disk: no half rows
                 file.truncate(end)
                 raise
 
     def _head(self, metrics: Metrics) -> list[str]:
-        return ["seed", *self.agents.floats, "point", *columns(metrics)]
+        return ["seed", *self.agents.floats, "point", *columns(metrics), *pace.NAMES]
 
-    def _rows(self, point: int, metrics: Metrics) -> list[list[Any]]:
+    def _rows(self, point: int, metrics: Metrics, logged: Iterable[Iterable]) -> list[list[Any]]:
         numbers = columns(metrics).values()
         return [
             [
@@ -251,8 +255,9 @@ class RunDir:
                 *self.agents.setting(i).values(),
                 point,
                 *(column[i].item() for column in numbers),
+                *own,
             ]
-            for i, seed in enumerate(self.agents.seeds)
+            for i, (seed, own) in enumerate(zip(self.agents.seeds, logged, strict=True))
         ]
 
     def rewind(self, last: int, history: dict[int, Metrics]) -> None:
@@ -266,29 +271,49 @@ class RunDir:
         self.mend_metrics(last, history)
 
     def mend_metrics(self, last: int, history: dict[int, Metrics]) -> None:
-        """Brings metrics.csv to a point; of points that the history lacks it keeps what it has."""
-        rows = {p: r for p, r in self._written().items() if p <= last}
-        if rows and not history:
+        """Brings metrics.csv to a point; of points that the history lacks it keeps what it has.
+
+        What a clock has logged stands nowhere else: it is kept, and NaN where it is lost.
+        """
+        table = {p: r for p, r in self.table().items() if p <= last}
+        if table and not history:
             return
-        rows |= {point: self._rows(point, metrics) for point, metrics in history.items()}
-        head = [self._head(metrics) for metrics in list(history.values())[:1]]
-        text = as_csv([*head, *(row for point in sorted(rows) for row in rows[point])]).encode()
+        heads = [self._head(metrics) for metrics in list(history.values())[:1]]
+        rows = {p: [[r.get(n, "nan") for n in heads[0]] for r in t] for p, t in table.items()}
+        nothing = [{}] * self.agents.count
+        for point, metrics in history.items():
+            logged = [map(row.get, pace.NAMES) for row in table.get(point, nothing)]
+            logged = [[x if _is_number(x) else math.nan for x in own] for own in logged]
+            rows[point] = self._rows(point, metrics, logged)
+        text = as_csv([*heads, *(row for point in sorted(rows) for row in rows[point])]).encode()
         file = self.path / "metrics.csv"
         if not file.exists() or file.read_bytes() != text:
             files.write_whole(file, text)
 
-    def _written(self) -> dict[int, list[list[str]]]:
-        """Whole rows of metrics.csv, by points."""
+    def table(self) -> dict[int, list[dict[str, str]]]:
+        """Whole rows of metrics.csv, one for each agent, by points."""
         try:
             head, *lines = csv.reader((self.path / "metrics.csv").read_text().splitlines())
         except (OSError, ValueError, csv.Error):  # not there, or no table
             return {}
-        rows: dict[int, list[list[str]]] = {}
+        rows: dict[int, list[dict[str, str]]] = {}
         place = 1 + len(self.agents.floats)
         for line in lines:
             if len(line) == len(head) and line[place].isdigit():
-                rows.setdefault(int(line[place]), []).append(line)
+                rows.setdefault(int(line[place]), []).append(dict(zip(head, line)))
         return {point: lines for point, lines in rows.items() if len(lines) == self.agents.count}
+
+    def seconds(self, point: int) -> float:
+        """Of training up to a point, as metrics.csv says; 0 if it does not."""
+        written = [row.get("seconds", "") for row in self.table().get(point, [])[:1]]
+        return sum(float(x) for x in written if _is_number(x) and math.isfinite(float(x)))
+
+
+def _is_number(text: str | None) -> bool:
+    with contextlib.suppress(TypeError, ValueError):
+        float(text)
+        return True
+    return False
 
 
 def _number(file: Path) -> int:

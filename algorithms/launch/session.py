@@ -93,6 +93,7 @@ class Session:
             in_background(self.trainer.compile, start.get_state is None)
         if not self.in_sweep:
             self.trainer.check_memory("max_parallel={fewer} trains them in turn")
+        record.begin(start)
         with contextlib.nullcontext(interrupt) if interrupt else Interrupt() as interrupt:
             point, states, stopped = self._loop(start.point, states, record, interrupt)
         with self.view.timed("save"):

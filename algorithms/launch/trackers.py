@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from algorithms.launch import pace
 from algorithms.launch.errors import UserError, warn
 from algorithms.launch.plots import by_player, mean_and_error
 from algorithms.launch.settings import Agents, text_of
@@ -77,7 +78,7 @@ def open_trackers(
       track: log to wandb; $WANDB_MODE=offline, $WANDB_PROJECT and wandb's other variables work.
       tensorboard: write event files below run_dir/tensorboard.
       one_run_per_seed: give every agent a run of its own (grouped in wandb, a folder each in
-        TensorBoard); else one run for each setting of a sweep has `seed_3/eval_return` and so on
+        TensorBoard); else one run for each setting of a sweep has `seed_3/eval/return` and so on
         beside their means.
       run_dir: everything is written in here.
       name: of the run.
@@ -127,21 +128,31 @@ def split(agents: Agents, one_run_per_seed: bool) -> list[Part]:
 
 
 def scalars(point: dict[str, np.ndarray], seeds: Sequence[int]) -> dict[str, float]:
-    """One point of some agents as named numbers: evaluations averaged over episodes.
+    """One point of some agents as tagged numbers: evaluations averaged over episodes.
 
     Several seeds give the mean over those that have a value, and `seed_<seed>/` numbers. The
-    players of a game become `episode_return/player 0` and so on.
+    players of a game become `episode/return/player 0` and so on.
     """
     row = {}
     for key, value in point.items():
         if key == "timestep":
             continue
         for player, values in by_player(key, np.asarray(value)[:, None]).items():
-            name = f"{key}/{player}" if player else key
+            name = f"{tag(key)}/{player}" if player else tag(key)
             row[name] = float(mean_and_error(values)[0][0])
-            if len(seeds) > 1:
+            if len(seeds) > 1 and key not in pace.OF_ALL:
                 row |= {f"seed_{s}/{name}": float(v[0]) for s, v in zip(seeds, values)}
     return row
+
+
+def tag(name: str) -> str:
+    """A metric's name in a group of its kind: eval, episode (of training), time or train."""
+    group, _, rest = name.partition("_")
+    if group in ("eval", "episode"):
+        return f"{group}/{rest}"
+    if name in pace.OF_ALL:
+        return f"time/{name}"
+    return f"episode/{name}" if name == "num_episodes" else f"train/{name}"
 
 
 def _rows(point: dict[str, np.ndarray], parts: list[Part]) -> list[dict[str, float]]:

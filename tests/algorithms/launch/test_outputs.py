@@ -214,10 +214,10 @@ POINT = {
     "episode_return": np.array([np.nan, 9.0]),
     "value_loss": np.array([0.25, 0.75]),
 }
-MEANS = {"eval_return": 4.0, "episode_return": 9.0, "value_loss": 0.5}
+MEANS = {"eval/return": 4.0, "episode/return": 9.0, "train/value_loss": 0.5}
 EACH = (
-    {"eval_return": 2.0, "episode_return": np.nan, "value_loss": 0.25},
-    {"eval_return": 6.0, "episode_return": 9.0, "value_loss": 0.75},
+    {"eval/return": 2.0, "episode/return": np.nan, "train/value_loss": 0.25},
+    {"eval/return": 6.0, "episode/return": 9.0, "train/value_loss": 0.75},
 )
 TOGETHER = MEANS | {f"seed_{s}/{k}": v for s, e in zip(SEEDS, EACH) for k, v in e.items()}
 
@@ -289,9 +289,21 @@ def _assert_row(row: dict[str, Any], expected: dict[str, float]) -> None:
 
 def test_scalars_of_games_and_of_one_seed():
     game = {"timestep": np.array([5]), "eval_return": np.array([[[1.0, -1.0], [3.0, -3.0]]])}
-    players = {"eval_return/player 0": 2.0, "eval_return/player 1": -2.0}
+    players = {"eval/return/player 0": 2.0, "eval/return/player 1": -2.0}
     assert trackers.scalars(game, [0]) == players
-    assert trackers.scalars({"loss": np.array([2.0])}, [7]) == {"loss": 2.0}
+    assert trackers.scalars({"loss": np.array([2.0])}, [7]) == {"train/loss": 2.0}
+
+
+def test_tags_are_grouped_and_what_all_share_is_there_once():
+    both = np.ones(2)
+    names = ("eval_length", "episode_return", "num_episodes", "seconds", "steps_per_second")
+    names += ("current_learning_rate",)
+    shown = trackers.scalars(dict.fromkeys(names, both), [3, 4])
+    alone = ["eval/length", "episode/return", "episode/num_episodes", "time/seconds"]
+    alone += ["time/steps_per_second", "train/current_learning_rate"]
+    assert [tag for tag in shown if not tag.startswith("seed_")] == alone
+    per_seed = {tag for tag in shown if tag.startswith("seed_3/")}
+    assert per_seed == {f"seed_3/{tag}" for tag in alone if not tag.startswith("time/")}
 
 
 @pytest.mark.needs("tensorboardX")
@@ -309,7 +321,7 @@ def test_tensorboard_files_read_back(tmp_path):
     tracker.log({k: v + 1 for k, v in POINT.items()}, 300)
     tracker.close()
     found = _events(tmp_path / "tensorboard")
-    assert found[300]["eval_return"] == 5.0 and found[100]["eval_return"] == 4.0
+    assert found[300]["eval/return"] == 5.0 and found[100]["eval/return"] == 4.0
 
 
 @pytest.mark.needs("tensorboardX")

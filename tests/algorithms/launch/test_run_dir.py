@@ -1,18 +1,21 @@
 """The directory of a run: whole files, damaged files, best points, configurations as text."""
 
+import csv
 import errno
+import itertools
 import json
 import math
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
 
 import envs
-from algorithms import launch
-from algorithms.launch import cli, devices, files, loading, losses, metrics, runner
+from algorithms import launch, ppo_vtrace
+from algorithms.launch import cli, devices, files, loading, losses, metrics, pace, runner
 from algorithms.launch import settings as configurations
 from algorithms.launch.errors import UserError
 from algorithms.launch.run_dir import RunDir
@@ -66,7 +69,10 @@ def test_directory_has_a_telling_name_and_all_files(run_dir):
 
 def test_metrics_csv_has_a_row_per_seed_and_point(run_dir):
     lines = (run_dir / "metrics.csv").read_text().splitlines()
-    assert lines[0] == "seed,point,timestep,episode_return,eval_return,loss"
+    assert lines[0] == (
+        "seed,point,timestep,episode_return,eval_return,loss,"
+        "seconds,steps_per_second,current_learning_rate"
+    )
     rows = [line.split(",") for line in lines[1:]]
     assert [(int(r[0]), int(r[1])) for r in rows] == [(s, p) for p in range(5) for s in (5, 6, 7)]
     assert [int(r[2]) for r in rows[::3]] == [0, 50, 100, 150, 200]
@@ -75,6 +81,39 @@ def test_metrics_csv_has_a_row_per_seed_and_point(run_dir):
     np.testing.assert_array_equal(written, metrics["episode_return"])
     written = np.array([float(r[4]) for r in rows], np.float32).reshape(5, 3).T
     np.testing.assert_array_equal(written, metrics["eval_return"].mean(-1))
+
+
+def test_metrics_csv_has_seconds_steps_per_second_and_the_learning_rate(tmp_path):
+    """Seconds go on after a break, and the rate is that of the schedule at each point."""
+    config = CONFIG.replace(anneal_lr=True)
+
+    def stop(point):
+        if point.index == 2:
+            raise launch.Stop
+
+    launch.run(toy, config, num_seeds=2, run_dir=tmp_path / "run", hooks=[stop])
+    launch.resume(tmp_path / "run", module=toy)
+    with open(tmp_path / "run" / "metrics.csv") as file:
+        rows = [row for row in csv.DictReader(file) if row["seed"] == "1"]
+    seconds = [float(row["seconds"]) for row in rows]
+    assert all(0 <= b - a < 60 for a, b in itertools.pairwise(seconds)) and seconds[-1] > 0
+    assert seconds[2] <= seconds[3], "it goes on where it was"
+    speeds = [float(row["steps_per_second"]) for row in rows]
+    assert speeds[0] == 0.0 and all(speed > 0 for speed in speeds[1:])
+    rates = [float(row["current_learning_rate"]) for row in rows]
+    assert rates == pytest.approx([0.1, 0.075, 0.05, 0.025, 0.0])
+
+
+def test_the_learning_rate_is_that_of_the_setting_and_of_the_module_s_own_schedule():
+    agents = configurations.Agents([0, 0], {"learning_rate": np.array([0.1, 0.2])})
+    assert pace.learning_rate(toy, CONFIG, agents, 0.5).tolist() == [0.1, 0.2]
+    own = SimpleNamespace(learning_rate_at=lambda config, progress: config.learning_rate * progress)
+    assert pace.learning_rate(own, CONFIG, agents, 0.5).tolist() == [0.05, 0.1]
+    config = ppo_vtrace.Config(learning_rate=0.5, lr_floor=0.1)
+    ends = [pace.learning_rate(ppo_vtrace, config, configurations.Agents([0]), x) for x in (0, 1)]
+    np.testing.assert_allclose(np.ravel(ends), [0.5, 0.05], rtol=1e-5)
+    without = pace.learning_rate(toy, SimpleNamespace(), configurations.Agents([0]), 0.5)
+    assert np.isnan(without).all()
 
 
 def test_players_of_a_game_have_columns_of_their_own():
