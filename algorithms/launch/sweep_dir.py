@@ -3,6 +3,7 @@
 sweep.json          what was asked for, and the chunks in their order
 chunk_000/ ...      a run's directory each, with agents that train at once
 results.csv         a row for each agent
+trials.csv          a row for each agent and point: what the chunks' metrics.csv have, in one table
 sweep.png           returns against swept fields, and learning curves
 best.json           the best setting, for --config; with several environments, best-NAME.json each
 .lock               held by the process that trains here (locks.py)
@@ -11,17 +12,17 @@ best.json           the best setting, for --config; with several environments, b
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from algorithms.launch import files, hosts, results, settings
+from algorithms.launch import files, hosts, pace, results, settings
 from algorithms.launch.description import VERSION, check_version, fill
 from algorithms.launch.directories import as_file_name, make, make_named
 from algorithms.launch.errors import UserError
 from algorithms.launch.losses import Losses
-from algorithms.launch.metrics import stack
+from algorithms.launch.metrics import as_csv, stack
 from algorithms.launch.options import Options, describe
 from algorithms.launch.record import Start
 from algorithms.launch.results import Outcome
 from algorithms.launch.run_dir import SWEEP, RunDir
-from algorithms.launch.settings import Agents, Distribution
+from algorithms.launch.settings import Agents, Distribution, plain
 from algorithms.launch.trainer import Trainer, algorithm_name
 
 
@@ -135,6 +136,7 @@ def publish(
     written = False
     with losses.survive("results.csv", "results.csv was not written", OSError, UserError):
         files.write_whole(sweep_dir / "results.csv", results.csv(agents).encode())
+        files.write_whole(sweep_dir / "trials.csv", trials_csv(chunks).encode())
         several = len({settings.env_name(chunk.trainer.config) for chunk in chunks}) > 1
         for environment, its_own in results.by_environment(ranked).items():
             name = f"best-{as_file_name(environment)}.json" if several else "best.json"
@@ -143,6 +145,24 @@ def publish(
     with losses.survive("sweep.png", "sweep.png was not drawn", Exception):
         plots.sweep(ranked, title, sweep_dir / "sweep.png")
     return written
+
+
+def trials_csv(chunks: list[Chunk]) -> str:
+    """One long table of a sweep: trial (agent of results.csv), settings, seed, point and metrics.
+
+    Where programs have different metrics, cells without a value are empty.
+    """
+    rows: list[dict[str, Any]] = []
+    first = 0
+    for chunk in chunks:
+        table, static = chunk.run_dir.table(), {k: plain(v) for k, v in chunk.static.items()}
+        for i in range(chunk.agents.count):
+            trial = {"trial": first + i, **static, **dict.fromkeys(chunk.agents.floats), "seed": 0}
+            rows += [trial | table[point][i] for point in sorted(table)]
+        first += chunk.agents.count
+    names = dict.fromkeys(name for row in rows for name in row if name not in pace.NAMES)
+    head = [*names, *pace.NAMES]
+    return as_csv([head, *([row.get(name, "") for name in head] for row in rows)])
 
 
 def best_trials(sweep_dir: Path) -> list[tuple[results.Ranked, list[int]]]:

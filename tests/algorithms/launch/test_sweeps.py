@@ -8,6 +8,7 @@ import signal
 
 import jax
 import numpy as np
+import pandas
 import pytest
 from scipy import stats
 
@@ -16,6 +17,7 @@ from algorithms.launch import (
     cli,
     devices,
     flags,
+    pace,
     plots,
     render,
     results,
@@ -456,6 +458,26 @@ def test_results_have_a_row_for_each_agent(whole):
         assert int(row["best_timestep"]) == steps[best] and int(row["timestep"]) == 200
         area = sum((returns[j] + returns[j + 1]) / 2 for j in range(4)) / 4  # equal steps
         np.testing.assert_allclose(float(row["mean_return"]), area, rtol=1e-6)
+
+
+def test_a_sweep_is_one_long_table(tmp_path):
+    grid = {"num_envs": [5, 10], "learning_rate": [0.1, 0.2]}
+    swept = launch.sweep(toy, CONFIG, grid, num_seeds=2, sweep_dir=tmp_path / "x")
+    table = pandas.read_csv(tmp_path / "x" / "trials.csv")
+    head = ["trial", "num_envs", "learning_rate", "seed", "point", "timestep"]
+    assert list(table.columns[:6]) == head and list(table.columns[-3:]) == list(pace.NAMES)
+    assert len(table) == 8 * 5 and sorted(table.trial.unique()) == list(range(8))
+    for number, trial in enumerate(swept.agents):
+        rows = table[table.trial == number]
+        assert {name: rows[name].unique().tolist() for name in grid} == {
+            name: [value] for name, value in trial.setting.items()
+        }
+        assert set(rows.seed) == {trial.seed} and rows.timestep.tolist() == trial.timesteps.tolist()
+        np.testing.assert_allclose(rows.eval_return, trial.returns, rtol=1e-6)
+    before = (tmp_path / "x" / "trials.csv").read_bytes()
+    (tmp_path / "x" / "trials.csv").unlink()
+    launch.resume(tmp_path / "x", module=toy)
+    assert (tmp_path / "x" / "trials.csv").read_bytes() == before
 
 
 def outcome(setting, final, seed=0, is_finite=True):
