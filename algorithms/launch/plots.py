@@ -1,7 +1,7 @@
 """The learning curve of a run, and what a sweep came to, as pictures."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from algorithms.launch.settings import Agents
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 CURVES = 6  # settings of a sweep whose curves are drawn
 PANELS = (("eval_return", "evaluation return"), ("episode_return", "training return"))
+MOST_TICKS = 8  # whole numbers that are marked one by one
 # Of an environment's own metrics (envs/metrics.py): panels of more would be too small to read.
 MOST_METRICS = 3
 ENDINGS = ("return", "length", "terminated", "truncated", "last_reward")  # of every episode
@@ -111,46 +112,61 @@ def mean_and_error(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return mean, np.sqrt(variance / np.maximum(count, 1))
 
 
-def sweep(ranked: Sequence[results.Ranked], title: str, path: Path) -> None:
+def sweep(
+    ranked: Sequence[results.Ranked], title: str, path: Path, linear: Collection[str] = ()
+) -> None:
     """Draws final returns over each swept field, and the best settings' learning curves.
 
     A dot is an agent, the line goes through the means of all agents with that value. A curve is the
     interquartile mean over a setting's seeds, in a band of 95 % of bootstrap resamples of them.
+    Where several environments were trained, each has a row of panels.
 
     Args:
       ranked: the settings, the best one first.
       title: above the panels.
+      linear: fields whose axis is linear, however wide their values are apart.
       path: of the PNG; whatever was there is replaced in one step.
     """
     from matplotlib.figure import Figure
 
-    fields = list(ranked[0].setting)
+    groups = results.by_environment(ranked)
+    fields = [name for name in ranked[0].setting if name != "env" or len(groups) == 1]
     panels = len(fields) + 1
     columns = min(panels, 3)
-    rows = -(-panels // columns)
+    rows = -(-panels // columns) * len(groups)
     figure = Figure(figsize=(1.0 + 5.0 * columns, 0.6 + 3.8 * rows), layout="constrained")
-    axes = figure.subplots(rows, columns, squeeze=False).ravel()
+    axes = figure.subplots(rows, columns, squeeze=False).reshape(len(groups), -1)
     broken = sum(setting.broken for setting in ranked)
     figure.suptitle(f"{title} ({broken} agents not finite)" if broken else title)
-    for ax, field in zip(axes, fields):
-        _returns_over(ax, ranked, field)
-    _best_curves(axes[len(fields)], ranked)
-    for ax in axes[panels:]:
-        ax.remove()
+    for (environment, its_own), row in zip(groups.items(), axes):
+        for ax, field in zip(row, fields):
+            _returns_over(ax, its_own, field, field in linear)
+        _best_curves(row[len(fields)], its_own)
+        for ax in row[:panels] if len(groups) > 1 else ():
+            ax.set_title(environment)
+        for ax in row[panels:]:
+            ax.remove()
     _save(figure, path)
 
 
-def _returns_over(ax: Any, ranked: Sequence[results.Ranked], field: str) -> None:
-    """Agents' final returns over one field; values that are not numbers stand side by side."""
+def _returns_over(ax: Any, ranked: Sequence[results.Ranked], field: str, linear: bool) -> None:
+    """Agents' final returns over one field.
+
+    Whole numbers are marked on the axis; booleans, and what is no number, stand side by side.
+    """
     agents = [agent for setting in ranked for agent in setting.agents]
     values = [agent.setting[field] for agent in agents]
-    if all(isinstance(value, int | float) and np.isfinite(value) for value in values):
+    kinds = {type(value) for value in values}
+    if kinds <= {int, float} and np.isfinite(values).all():
         x = np.array(values, np.float64)
-        if x.min() > 0 and x.max() > 5 * x.min():
+        if x.min() > 0 and x.max() > 5 * x.min() and not linear:
             ax.set_xscale("log")
+        if kinds == {int}:
+            _mark(ax, sorted(set(values)))
     else:
-        names = sorted({settings.plain(value) for value in values})
-        x = np.array([names.index(settings.plain(value)) for value in values], np.float64)
+        name = lambda value: str(value).lower() if kinds == {bool} else settings.plain(value)
+        names = sorted(map(name, set(values)))
+        x = np.array([names.index(name(value)) for value in values], np.float64)
         ax.set_xticks(range(len(names)), names)
     y = np.array([agent.final for agent in agents])
     ax.plot(x, y, "o", color=COLOURS[0], markersize=5, alpha=0.5, markeredgewidth=0)
@@ -163,6 +179,17 @@ def _returns_over(ax: Any, ranked: Sequence[results.Ranked], field: str) -> None
     ax.set_ylabel("return at the last point")
     ax.grid(alpha=0.3)
     ax.spines[["top", "right"]].set_visible(False)
+
+
+def _mark(ax: Any, values: Sequence[int]) -> None:
+    """Ticks at whole numbers: at these if they are few, else wherever one is whole."""
+    from matplotlib.ticker import MaxNLocator, NullLocator
+
+    if len(values) <= MOST_TICKS:
+        ax.set_xticks(values, [f"{value:,}" for value in values])
+        ax.xaxis.set_minor_locator(NullLocator())
+    elif ax.get_xscale() == "linear":
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
 def _best_curves(ax: Any, ranked: Sequence[results.Ranked]) -> None:

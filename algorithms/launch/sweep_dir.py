@@ -143,7 +143,9 @@ def publish(
             files.write_json(sweep_dir / name, _best(sweep_dir, its_own[0]))
         written = True
     with losses.survive("sweep.png", "sweep.png was not drawn", Exception):
-        plots.sweep(ranked, title, sweep_dir / "sweep.png")
+        grid = read_asked(sweep_dir)["grid"].items()
+        linear = [name for name, asked in grid if str(asked).startswith("uniform:")]
+        plots.sweep(ranked, title, sweep_dir / "sweep.png", linear)
     return written
 
 

@@ -20,7 +20,7 @@ import pytest
 from PIL import Image, ImageSequence
 
 import envs
-from algorithms.launch import evaluation, plots, render, trackers
+from algorithms.launch import evaluation, plots, render, results, trackers
 from algorithms.launch.errors import UserError
 from algorithms.launch.settings import Agents
 from tests.probe import RecallState, Reporting
@@ -168,6 +168,34 @@ def test_what_an_environment_reports_has_panels_of_its_own(tmp_path, monkeypatch
     assert labels[1] == ["training return", "training episodes: won"] and labels[2] == returns
     mean = figures[0].axes[2].lines[-1].get_ydata()
     np.testing.assert_allclose(mean, np.full(points, 3 / 5))
+
+
+def test_a_sweep_s_axes_are_of_their_kinds(tmp_path, monkeypatch):
+    """Booleans and whole numbers are marked, what was drawn uniformly is linear."""
+    figures = []
+    monkeypatch.setattr(plots, "_save", lambda figure, path: figures.append(figure))
+    values = {"anneal_lr": (True, False), "num_envs": (4, 64), "gamma": (0.1, 0.9)}
+    values |= {"learning_rate": (1e-4, 1e-2)}
+    settings = [dict(zip(values, one)) for one in itertools.product(*values.values())]
+    steps, curve = np.array([0, 10]), np.array([0.0, 1.0])
+    agents = [results.Outcome(one, 0, steps, curve, True, "r", 0) for one in settings]
+    plots.sweep(results.rank(agents), "one", tmp_path / "x.png", ["gamma"])
+    axes = {ax.get_xlabel(): ax for ax in figures[0].axes}
+    labels = {name: [text.get_text() for text in axes[name].get_xticklabels()] for name in values}
+    assert labels["anneal_lr"] == ["false", "true"] and labels["num_envs"] == ["4", "64"]
+    scales = {name: axes[name].get_xscale() for name in values}
+    expected = {"num_envs": "log", "gamma": "linear", "learning_rate": "log"}
+    assert scales == {"anneal_lr": "linear"} | expected
+    several = [
+        agent._replace(setting={"env": env, "x": agent.setting["gamma"]})
+        for agent in agents
+        for env in ("A-v0", "B-v0")
+    ]
+    plots.sweep(results.rank(several), "two", tmp_path / "x.png")
+    titles = [(ax.get_title(), ax.get_xlabel()) for ax in figures[1].axes]
+    labels = ("x", "environment steps")
+    rows = list(itertools.product(("A-v0", "B-v0"), labels))
+    assert titles == rows, "a row of panels for each environment"
 
 
 def test_a_failing_curve_leaves_the_old_one(tmp_path, monkeypatch):
