@@ -24,7 +24,6 @@ the values of its final observation, and statistics for normalisation do not cha
 and the learning from it.
 """
 
-import math
 import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -153,13 +152,6 @@ class Batch(NamedTuple):
     target: jax.Array
 
 
-class Noise(NamedTuple):
-    """Random numbers of a rollout; leading axes (num_steps, num_envs)."""
-
-    uniform: jax.Array  # in [0, 1); below epsilon the action is random
-    action: jax.Array  # the random action, where all are allowed
-
-
 class Learned(NamedTuple):
     """The carry of the gradient steps."""
 
@@ -216,15 +208,6 @@ def epsilon_at(config, progress):
     return config.eps_end + left * (config.eps_start - config.eps_end)
 
 
-def draw_noise(rng, shape, num_actions):
-    """For a whole rollout at once, which costs far less than a few random numbers at every step;
-    a flat array of them compiles faster."""
-    uniform_rng, action_rng = jax.random.split(rng)
-    uniform = jax.random.uniform(uniform_rng, (math.prod(shape),))
-    action = jax.random.randint(action_rng, (math.prod(shape),), 0, num_actions)
-    return Noise(uniform.reshape(shape), action.reshape(shape))
-
-
 def epsilon_greedy(values, epsilon, noise, mask=None):
     """Actions (batch,) for values (batch, num_actions) and noise (batch,).
 
@@ -268,7 +251,7 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
         values, mask = network.apply(state.policy.params, x), None if mask is None else mask[None]
         if rng is None:
             return greedy(values, mask)[0], memory
-        noise = draw_noise(rng, (1,), num_actions)
+        noise = parts.epsilon_noise(rng, (1,), num_actions)
         return epsilon_greedy(values, config.eps_end, noise, mask)[0], memory
 
     return policy
@@ -347,7 +330,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     def collect(state, epsilon):
         """A rollout."""
         rng, start_rng, step_rng, noise_rng = jax.random.split(state.rollout_rng, 4)
-        noise = draw_noise(noise_rng, (config.num_steps, config.num_envs), num_actions)
+        noise = parts.epsilon_noise(noise_rng, (config.num_steps, config.num_envs), num_actions)
 
         def step(state, inputs):
             step_rng, noise = inputs

@@ -25,7 +25,6 @@ details listed there, as in ppo_rnn.py:
   5 Kernels are orthogonal, and values begin near 0.
 """
 
-import math
 import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -177,13 +176,6 @@ class Batch(NamedTuple):
     target: jax.Array
 
 
-class Noise(NamedTuple):
-    """Random numbers of a rollout; leading axes (num_steps, num_envs)."""
-
-    uniform: jax.Array  # in [0, 1); below epsilon the action is random
-    action: jax.Array  # the random action, where all are allowed
-
-
 OPTIMIZERS = ("radam", "adam")
 EXPLORATION = ("constant", "linear", "exponential")
 
@@ -233,15 +225,6 @@ def epsilon_at(config, progress):
     return config.eps_end + left * (config.eps_start - config.eps_end)
 
 
-def draw_noise(rng, shape, num_actions):
-    """For a whole rollout at once, which costs far less than a few random numbers at every step;
-    a flat array of them compiles faster."""
-    uniform_rng, action_rng = jax.random.split(rng)
-    uniform = jax.random.uniform(uniform_rng, (math.prod(shape),))
-    action = jax.random.randint(action_rng, (math.prod(shape),), 0, num_actions)
-    return Noise(uniform.reshape(shape), action.reshape(shape))
-
-
 def epsilon_greedy(values, epsilon, noise, mask=None):
     """Actions (batch,) for values (batch, num_actions) and noise (batch,).
 
@@ -289,7 +272,8 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
         memory, values = one_step(network, state.policy.params, memory, inputs)
         action = greedy(values, mask)
         if rng is not None:
-            action = epsilon_greedy(values, config.eps_end, draw_noise(rng, (1,), space.n), mask)
+            noise = parts.epsilon_noise(rng, (1,), space.n)
+            action = epsilon_greedy(values, config.eps_end, noise, mask)
         memory = parts.did(config, space, memory, action, jnp.zeros(1))  # the reward comes later
         return jax.tree.map(lambda x: x[0], (action, memory))
 
@@ -375,7 +359,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     def collect(state, epsilon):
         """A rollout."""
         rng, start_rng, step_rng, noise_rng = jax.random.split(state.rollout_rng, 4)
-        noise = draw_noise(noise_rng, (config.num_steps, config.num_envs), space.n)
+        noise = parts.epsilon_noise(noise_rng, (config.num_steps, config.num_envs), space.n)
 
         def step(state, inputs):
             step_rng, noise = inputs

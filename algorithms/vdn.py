@@ -33,7 +33,6 @@ With a memory, as in ppo_rnn.py:
  11 With `previous_inputs` an agent also sees its last action and its reward, zeros at first.
 """
 
-import math
 import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -235,13 +234,6 @@ class Batch(NamedTuple):
     weight: jax.Array  # (..., num_values): 0 where an agent that learns by itself is not alive
 
 
-class Noise(NamedTuple):
-    """Random numbers of a rollout; leading axes (num_steps, num_envs, num_agents)."""
-
-    uniform: jax.Array  # in [0, 1); below epsilon the action is random
-    action: jax.Array  # the random action, where all are allowed
-
-
 # --- formulas ---------------------------------------------------------------------------------
 
 
@@ -279,14 +271,6 @@ def epsilon_at(config, progress):
     of a random action; progress in [0, 1]."""
     left = jnp.maximum(1.0 - progress / config.exploration_fraction, 0.0)
     return config.eps_end + left * (config.eps_start - config.eps_end)
-
-
-def draw_noise(rng, shape, num_actions):
-    """For a whole rollout at once, which costs far less; a flat array compiles faster."""
-    uniform_rng, action_rng = jax.random.split(rng)
-    uniform = jax.random.uniform(uniform_rng, (math.prod(shape),))
-    action = jax.random.randint(action_rng, (math.prod(shape),), 0, num_actions)
-    return Noise(uniform.reshape(shape), action.reshape(shape))
 
 
 def epsilon_greedy(values, epsilon, noise, mask=None):
@@ -333,7 +317,7 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
         memory, values = one_step(network, state.policy.params.agent, memory, inputs)
         action = greedy(values, mask)
         if rng is not None:
-            noise = draw_noise(rng, action.shape, space.n)
+            noise = parts.epsilon_noise(rng, action.shape, space.n)
             action = epsilon_greedy(values, config.eps_end, noise, mask)
         memory = parts.did(config, space, memory, action, 0.0 * action)  # the reward comes later
         return jax.tree.map(lambda x: x[0], (action, memory))
@@ -464,7 +448,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     def collect(state, epsilon):
         """A rollout."""
         rng, start_rng, step_rng, noise_rng = jax.random.split(state.rollout_rng, 4)
-        noise = draw_noise(noise_rng, (config.num_steps, *state.alive.shape), space.n)
+        noise = parts.epsilon_noise(noise_rng, (config.num_steps, *state.alive.shape), space.n)
 
         def step(state, inputs):
             step_rng, noise = inputs

@@ -34,8 +34,10 @@ from algorithms.parts.recurrence import CELLS, Memory, advance, forget, product,
 from algorithms.parts.replay import Replay, ReplayBuffer, Transition
 from algorithms.parts.rounds import Round, Rounds
 from algorithms.parts.spaces import (
+    EpsilonNoise,
     action_noise,
     clip_to,
+    epsilon_noise,
     is_discrete,
     log_tanh_slope,
     num_outputs,
@@ -60,6 +62,7 @@ __all__ = [
     "Average",
     "Convolutions",
     "EpisodeStatistics",
+    "EpsilonNoise",
     "FlatOptimizer",
     "LayerNorm",
     "Learner",
@@ -88,6 +91,7 @@ __all__ = [
     "cosines",
     "device_memory",
     "did",
+    "epsilon_noise",
     "explained_variance",
     "forget",
     "fresh_memory",

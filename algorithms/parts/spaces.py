@@ -1,10 +1,17 @@
 """Action spaces: sizes of heads, clipping, rescaling and noise."""
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+
+
+class EpsilonNoise(NamedTuple):
+    """Random numbers of epsilon-greedy actions."""
+
+    uniform: jax.Array  # in [0, 1); below epsilon the action is random
+    action: jax.Array  # the random action, where all are allowed, int32
 
 
 def is_discrete(space: Any) -> bool:
@@ -48,3 +55,15 @@ def action_noise(key: jax.Array, space: Any, shape: tuple[int, ...]) -> jax.Arra
     draw = jax.random.gumbel if is_discrete(space) else jax.random.normal
     shape = *shape, num_outputs(space)
     return draw(key, (math.prod(shape),)).reshape(shape)
+
+
+def epsilon_noise(key: jax.Array, shape: tuple[int, ...], num_actions: int) -> EpsilonNoise:
+    """Noise of epsilon-greedy actions, arrays of this shape.
+
+    Drawn for a whole rollout at once it costs far less than step by step. A flat draw compiles much
+    faster.
+    """
+    uniform_key, action_key = jax.random.split(key)
+    uniform = jax.random.uniform(uniform_key, (math.prod(shape),))
+    action = jax.random.randint(action_key, (math.prod(shape),), 0, num_actions)
+    return EpsilonNoise(uniform.reshape(shape), action.reshape(shape))

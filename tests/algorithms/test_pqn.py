@@ -7,7 +7,7 @@ import optax
 import pytest
 import rlax
 
-from algorithms import pqn
+from algorithms import parts, pqn
 from tests import probe as tasks
 from tests.algorithms.contract import *  # noqa: F403
 from tests.algorithms.contract import again
@@ -98,7 +98,7 @@ def test_epsilon_over_time():
 @pytest.mark.parametrize("forbidden", [None, 1])
 def test_actions_are_random_as_often_as_epsilon_says_and_evenly(forbidden):
     """Of four actions the best one is 2, or would be 1 if that were allowed."""
-    noise = pqn.draw_noise(jax.random.key(0), (40_000,), 4)
+    noise = parts.epsilon_noise(jax.random.key(0), (40_000,), 4)
     values = jnp.tile(jnp.array([0.0, 0.0 if forbidden is None else 9.0, 1.0, 0.5]), (40_000, 1))
     allowed = np.arange(4) != forbidden
     mask = None if forbidden is None else jnp.broadcast_to(jnp.array(allowed), values.shape)
@@ -114,7 +114,7 @@ def test_random_actions_are_even_under_masks_of_their_own():
     """Pairs of mask and action, each mask by itself."""
     masks = np.array([m for m in np.ndindex(2, 2, 2) if any(m)], bool)
     mask = jnp.tile(jnp.array(masks), (6_000, 1))
-    noise = pqn.draw_noise(jax.random.key(0), (len(mask),), 3)
+    noise = parts.epsilon_noise(jax.random.key(0), (len(mask),), 3)
     actions = pqn.epsilon_greedy(jnp.zeros(mask.shape), 1.0, noise, mask)
     shares = np.asarray(jax.nn.one_hot(actions, 3)).reshape(-1, len(masks), 3).mean(0)
     np.testing.assert_allclose(shares, masks / masks.sum(1, keepdims=True), atol=0.03)

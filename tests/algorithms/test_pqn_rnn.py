@@ -40,7 +40,7 @@ TINY = pqn_rnn.Config(
 
 # --- formulas ---------------------------------------------------------------------------------
 
-SHARED = ("q_lambda_targets", "epsilon_at", "draw_noise", "epsilon_greedy", "learning_rates")
+SHARED = ("q_lambda_targets", "epsilon_at", "epsilon_greedy", "learning_rates")
 
 
 @pytest.mark.parametrize("name", (*SHARED, "normalize"))

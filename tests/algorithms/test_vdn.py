@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import envs
-from algorithms import pqn, vdn
+from algorithms import parts, pqn, vdn
 from envs.evaluation import rewarded
 from envs.gymnax import Wrapper
 from tests.algorithms.contract import again, assert_close
@@ -61,13 +61,13 @@ def test_what_pqn_has_too_is_what_it_has():
     rng = np.random.default_rng(0)
     values = jnp.array(rng.normal(size=(6, 2, 4)), jnp.float32)
     mask = jnp.array(rng.random((6, 2, 4)) < 0.5).at[..., 0].set(True)
-    noise = vdn.draw_noise(jax.random.key(0), (6, 2), 4)
+    noise = parts.epsilon_noise(jax.random.key(0), (6, 2), 4)
     flat = lambda x: x.reshape(12, *x.shape[2:])
     for m in (None, mask):
         given = None if m is None else flat(m)
         for epsilon in (0.0, 0.5, 1.0):
             result = vdn.epsilon_greedy(values, epsilon, noise, m)
-            theirs = pqn.Noise(*map(flat, noise))
+            theirs = parts.EpsilonNoise(*map(flat, noise))
             expected = pqn.epsilon_greedy(flat(values), epsilon, theirs, given)
             np.testing.assert_array_equal(flat(result), expected)
     config, theirs = vdn.Config(eps_start=0.9, eps_end=0.1), pqn.Config(eps_start=0.9, eps_end=0.1)
@@ -274,7 +274,7 @@ class Plain:
         """Of every step what happened to each environment, with the file's own random numbers."""
         c, batch = self.config, envs.batch(self.env, self.config.num_envs, self.config.num_steps)
         _, start, keys, noise = jax.random.split(state.rollout_rng, 4)
-        noise = vdn.draw_noise(noise, (c.num_steps, c.num_envs, 2), 3)
+        noise = parts.epsilon_noise(noise, (c.num_steps, c.num_envs, 2), 3)
         env_state = jax.jit(batch.refill)(start, state.env_state, params)
         alive, steps, observation = np.asarray(state.alive), [], state.observation
         advance, allowed = jax.jit(batch.step), jax.jit(batch.action_mask)
