@@ -1,10 +1,12 @@
 """Shared by all tests: no key may be used twice, there is one device, and programs compile fast."""
 
+import collections
 import contextlib
 import functools
 import gc
 import importlib.util
 import os
+import pathlib
 import sys
 
 import jax
@@ -12,10 +14,6 @@ import pytest
 
 from algorithms.parts import training
 
-# Tests that others import.
-SHARED = ("actor_critics", "actor_teams", "contract", "delayed_actors", "distributional")
-for shared in (*SHARED, "policy_gradients", "probes", "teams", "value_based"):
-    pytest.register_assert_rewrite(f"tests.algorithms.{shared}")
 jax.config.update("jax_debug_key_reuse", True)
 # Whatever runs on several devices does so in a process of its own.
 jax.config.update("jax_num_cpu_devices", 1)
@@ -36,13 +34,52 @@ AS_FOR_USERS = {
 gc.set_threshold(100_000, 20, 50)
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist looks
 def pytest_collection_modifyitems(items):
-    """Tests of optional libraries run where these are installed; `-m needs` are those tests."""
+    """Tests of optional libraries run where these are installed; `-m needs` are those tests. Those
+    of a group run in one process."""
     for item in items:
+        item.add_marker(pytest.mark.xdist_group(group_of(item)))
         for marker in item.iter_markers("needs"):
             (library,) = marker.args
             if importlib.util.find_spec(library) is None:
                 item.add_marker(pytest.mark.skip(reason=f"{library} is not installed"))
+
+
+class InOrder:
+    """Groups one after another, those that compile most first; in them modules, as pytest has
+    ordered these."""
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items):
+        sizes = collections.Counter(map(group_of, items))
+        rank = lambda item: (not of_algorithm(item), -sizes[group_of(item)], group_of(item))
+        items.sort(key=lambda item: (*rank(item), item.path))
+
+
+def pytest_configure(config):
+    config.pluginmanager.register(InOrder())
+
+
+def of_algorithm(item):
+    """Whether it is about an algorithm's file."""
+    return item.path.parent == pathlib.Path(__file__).parent / "algorithms"
+
+
+def group_of(item):
+    """Whose compiled programs a test shares: those of the algorithm's file, or of its own."""
+    case = item.callspec.params.get("case") if hasattr(item, "callspec") else None
+    if case is not None:
+        return case.name
+    return (
+        item.path.stem.removeprefix("test_") if of_algorithm(item) else item.nodeid.split("::")[0]
+    )
+
+
+def pytest_runtest_teardown(item, nextitem):
+    """Compiled programs of a group would otherwise stay to the end: gigabytes of them."""
+    if nextitem is None or group_of(item) != group_of(nextitem):
+        jax.clear_caches()
 
 
 @functools.cache
@@ -74,13 +111,6 @@ def jitted_as_for_users(monkeypatch):
         )
 
     monkeypatch.setattr(jax, "jit", jit)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def release():
-    """Compiled programs of a file would otherwise stay to the end: gigabytes of them."""
-    yield
-    jax.clear_caches()
 
 
 @pytest.fixture

@@ -9,30 +9,20 @@ import rlax
 from algorithms import c51
 from algorithms.launch import trainer
 from algorithms.launch.errors import UserError
-from tests.algorithms.distributional import *  # noqa: F403
-from tests.algorithms.distributional import ACTION, GAMMA, REWARD, X_NEXT, X
-from tests.algorithms.value_based import *  # noqa: F403  the contract
-from tests.algorithms.value_based import REFUSED, SMALL
+from tests.algorithms.cases import Case
+from tests.algorithms.test_value_based import (
+    ACTION,
+    GAMMA,
+    OF_CASES,
+    REFUSED,
+    REWARD,
+    SMALL,
+    X_NEXT,
+    X,
+    played,
+)
 
-# In test_slices.py, which is slow.
-del test_slices_are_exact_under_vmap_too  # noqa: F821
-del test_slices_are_exactly_the_whole  # noqa: F821
-del test_the_buffer_is_never_copied  # noqa: F821
-
-MODULE = c51
 TINY = c51.Config(**SMALL, num_atoms=11, v_max=10.0)
-METRICS = {"loss", "mean_value", "grad_norm"}
-REFUSED = [
-    *REFUSED,
-    (dict(num_atoms=1), "num_atoms=1: give a whole number, 2 or more"),
-    (dict(v_min=10.0), "v_min=10.0 and v_max=10.0: give a v_min below v_max"),
-    (dict(v_max=-150), "v_min=-100.0 and v_max=-150: give"),
-]
-PINNED = {
-    "loss": [np.nan, 2.39961, 2.39794],
-    "grad_norm": [np.nan, 0.0341544, 0.0309028],
-    "mean_value": [np.nan, -44.5775, -44.6949],
-}
 
 ATOMS = np.linspace(-2.0, 3.0, 11).astype(np.float32)
 
@@ -82,6 +72,31 @@ def expected_loss(config, online, target, best, state):
 def mean_values(config, state, x):
     logits = c51.CategoricalNetwork(config, 3).apply(state.policy.params, x)[0]
     return plain_softmax(logits) @ np.linspace(-100.0, 10.0, 11)
+
+
+CASE = Case(
+    module=c51,
+    tiny=TINY,
+    metrics={"loss", "mean_value", "grad_norm"},
+    pinned={
+        "loss": [np.nan, 2.39961, 2.39794],
+        "grad_norm": [np.nan, 0.0341544, 0.0309028],
+        "mean_value": [np.nan, -44.5775, -44.6949],
+    },
+    refused=(
+        *REFUSED,
+        (dict(num_atoms=1), "num_atoms=1: give a whole number, 2 or more"),
+        (dict(v_min=10.0), "v_min=10.0 and v_max=10.0: give a v_min below v_max"),
+        (dict(v_max=-150), "v_min=-100.0 and v_max=-150: give"),
+    ),
+    probes={"discrete": False},
+    played=played,
+    action_values=action_values,
+    prefer=prefer,
+    expected_loss=expected_loss,
+    mean_values=mean_values,
+    **OF_CASES,
+)
 
 
 # --- formulas ---------------------------------------------------------------------------------

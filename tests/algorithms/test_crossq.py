@@ -8,36 +8,22 @@ import pytest
 
 import envs
 from algorithms import crossq, parts
-from tests.algorithms.actor_critics import *  # noqa: F403  the contract
-from tests.algorithms.actor_critics import (
+from envs.gymnax import spaces
+from tests.algorithms.cases import Case, again, assert_close, assert_same
+from tests.algorithms.test_actor_critics import (
+    OF_CASES,
     PROBE,
     REFUSED,
     SMALL,
     TAKES_BOX,
     TwoMotors,
     assert_apart,
+    played,
     two_motors,
 )
-from tests.algorithms.contract import again, assert_close, assert_same
-from tests.algorithms.delayed_actors import *  # noqa: F403
 
-MODULE = crossq
 RENORM = dict(renorm_warmup=0.09, renorm_r_max=1.05, renorm_d_max=0.05)
 TINY = crossq.Config(**SMALL, **RENORM, policy_every=2)
-METRICS = {"critic_loss", "actor_loss", "mean_value", "entropy", "temperature", "grad_norm"}
-REFUSED = [
-    *REFUSED,
-    (dict(policy_every=0), "policy_every=0"),
-    (dict(num_critics=0), "num_critics=0: give a whole number, 1 or more"),
-    TAKES_BOX,
-]
-LEARNS = ("policy", "critics", "log_temperature", "policy_opt_state", "critic_opt_state")
-ACTOR_STATE = "policy_opt_state"
-PINNED = {
-    "critic_loss": [156.877, 107.737, 66.0791],
-    "actor_loss": [0.0817005, 0.256523, 0.1627],
-    "entropy": [-0.101343, -0.202302, -0.040417],
-}
 
 
 def learned(state):
@@ -359,3 +345,28 @@ def test_simba_learns_with_normalised_observations():
 # --- probe tasks ------------------------------------------------------------------------------
 
 PROBE = crossq.Config(**PROBE, initial_temperature=1e-2, learn_temperature=False)
+CASE = Case(
+    module=crossq,
+    tiny=TINY,
+    metrics={"critic_loss", "actor_loss", "mean_value", "entropy", "temperature", "grad_norm"},
+    pinned={
+        "critic_loss": [156.877, 107.737, 66.0791],
+        "actor_loss": [0.0817005, 0.256523, 0.1627],
+        "entropy": [-0.101343, -0.202302, -0.040417],
+    },
+    refused=(
+        *REFUSED,
+        (dict(policy_every=0), "policy_every=0"),
+        (dict(num_critics=0), "num_critics=0: give a whole number, 1 or more"),
+        TAKES_BOX,
+    ),
+    probe=PROBE,
+    probes={"continuous": False},
+    played=played,
+    learns=("policy", "critics", "log_temperature", "policy_opt_state", "critic_opt_state"),
+    mean_action=mean_action,
+    lowest_value=lowest_value,
+    learned=learned,
+    actor_state="policy_opt_state",
+    **OF_CASES,
+)

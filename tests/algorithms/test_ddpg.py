@@ -7,20 +7,18 @@ import optax
 import pytest
 
 from algorithms import ddpg, parts
-from tests.algorithms.actor_critics import *  # noqa: F403  the contract
-from tests.algorithms.actor_critics import PROBE, REFUSED, SMALL, TAKES_BOX, two_motors
-from tests.algorithms.contract import again, assert_close, assert_same
+from tests.algorithms.cases import Case, again, assert_close, assert_same
+from tests.algorithms.test_actor_critics import (
+    OF_CASES,
+    PROBE,
+    REFUSED,
+    SMALL,
+    TAKES_BOX,
+    played,
+    two_motors,
+)
 
-MODULE = ddpg
 TINY = ddpg.Config(**SMALL, tau=0.05, noise_correlation=0.5)
-METRICS = {"critic_loss", "actor_loss", "mean_value", "grad_norm"}
-REFUSED = [*REFUSED, TAKES_BOX]
-LEARNS = ("policy", "critic_params", "target_params", "actor_opt_state", "critic_opt_state")
-PINNED = {
-    "critic_loss": [67.7065, 45.2391, 28.8646],
-    "actor_loss": [1.09164, 0.97905, 1.66373],
-    "mean_value": [-1.09164, -0.980645, -1.66307],
-}
 
 
 def mean_action(config, state, x, size=1):
@@ -110,3 +108,24 @@ def test_heads_start_with_their_gains(slices):
 # --- probe tasks ------------------------------------------------------------------------------
 
 PROBE = ddpg.Config(**PROBE, actor_learning_rate=1e-2, tau=0.05, exploration_noise=0.3)
+CASE = Case(
+    module=ddpg,
+    tiny=TINY,
+    metrics={"critic_loss", "actor_loss", "mean_value", "grad_norm"},
+    pinned={
+        "critic_loss": [67.7065, 45.2391, 28.8646],
+        "actor_loss": [1.09164, 0.97905, 1.66373],
+        "mean_value": [-1.09164, -0.980645, -1.66307],
+    },
+    refused=(
+        *REFUSED,
+        TAKES_BOX,
+    ),
+    probe=PROBE,
+    probes={"continuous": False},
+    played=played,
+    learns=("policy", "critic_params", "target_params", "actor_opt_state", "critic_opt_state"),
+    mean_action=mean_action,
+    lowest_value=lowest_value,
+    **OF_CASES,
+)

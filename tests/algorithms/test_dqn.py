@@ -9,36 +9,20 @@ import pytest
 import rlax
 
 from algorithms import dqn
-from tests.algorithms.distributional import (  # noqa: F401  what is not about distributions
+from tests.algorithms.cases import Case
+from tests.algorithms.test_value_based import (
     ACTION,
     GAMMA,
+    OF_CASES,
+    REFUSED,
     REWARD,
+    SMALL,
     X_NEXT,
     X,
-    one_step,
-    test_masks_and_statistics_belong_to_what_was_seen,
-    test_mean_value_is_that_of_the_best_allowed_action,
-    test_the_loss_of_a_transition_is_the_paper_s,
-    test_the_policy_sees_normalised_observations,
-    test_the_target_network_moves_by_tau,
+    played,
 )
-from tests.algorithms.probes import *  # noqa: F403
-from tests.algorithms.value_based import *  # noqa: F403  the contract
-from tests.algorithms.value_based import REFUSED, SMALL, played
 
-# In test_slices.py, which is slow.
-del test_slices_are_exact_under_vmap_too  # noqa: F821
-del test_slices_are_exactly_the_whole  # noqa: F821
-
-MODULE = dqn
 TINY = dqn.Config(**SMALL, prioritized=True, dueling=True, reward_scale=0.5)
-METRICS = {"loss", "td_error", "mean_value", "grad_norm"}
-REFUSED = [*REFUSED, (dict(hidden_sizes=()), "dueling=True splits the last of hidden_sizes")]
-PINNED = {
-    "loss": [0.438857, 0.388939],
-    "grad_norm": [1.30434, 1.66184],
-    "mean_value": [0.295509, 0.278464],
-}
 
 
 def action_values(config, space, params, x):
@@ -55,11 +39,6 @@ def prefer(config, params, action, by):
     return params
 
 
-@pytest.fixture(scope="module")
-def probed(file):
-    return played(file)
-
-
 # --- one gradient step ------------------------------------------------------------------------
 
 
@@ -73,6 +52,29 @@ def expected_loss(config, online, target, best, state):
 
 def mean_values(config, state, x):
     return np.asarray(dqn.QNetwork(config, 3).apply(state.policy.params, x))[0]
+
+
+CASE = Case(
+    module=dqn,
+    tiny=TINY,
+    metrics={"loss", "td_error", "mean_value", "grad_norm"},
+    pinned={
+        "loss": [0.438857, 0.388939],
+        "grad_norm": [1.30434, 1.66184],
+        "mean_value": [0.295509, 0.278464],
+    },
+    refused=(
+        *REFUSED,
+        (dict(hidden_sizes=()), "dueling=True splits the last of hidden_sizes"),
+    ),
+    probes={"discrete": True},
+    played=played,
+    action_values=action_values,
+    prefer=prefer,
+    expected_loss=expected_loss,
+    mean_values=mean_values,
+    **OF_CASES,
+)
 
 
 # --- targets ----------------------------------------------------------------------------------
@@ -182,14 +184,6 @@ def test_importance_weights_undo_the_priorities():
     expected = [(1 / (4 * p)) ** 0.4 for p in share]
     half = dqn.importance_weights(jnp.array(share), 4, 0.4)
     np.testing.assert_allclose(half, np.array(expected) / max(expected), rtol=1e-5)
-
-
-def test_priorities_are_written_back_and_the_largest_is_remembered(points):
-    """At first all are the same, that of what has not been drawn yet."""
-    _, (start, first, second, _) = points
-    assert (first.replay.priorities[:30] == 1.0).all() and start.replay.max_priority == 1.0
-    seen = np.unique(np.asarray(second.replay.priorities))
-    assert len(seen) > 10 and second.replay.max_priority >= seen.max() > 1.0
 
 
 # --- network ----------------------------------------------------------------------------------

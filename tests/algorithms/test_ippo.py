@@ -11,13 +11,18 @@ import pytest
 
 import envs
 from algorithms import ippo, parts, ppo
-from tests.algorithms.actor_teams import *  # noqa: F403
-from tests.algorithms.actor_teams import METRICS, ONCE, OPPOSITE, PLAY, SEEDS, Still, train_probes
-from tests.algorithms.contract import again, assert_close, assert_same
-from tests.algorithms.policy_gradients import (  # noqa: F401
-    test_only_the_environment_and_memories_see_the_clipped_action,
-)
+from tests.algorithms.cases import Case, again, assert_close, assert_same
 from tests.algorithms.test_ppo import random_rollout
+from tests.algorithms.test_teams import (
+    METRICS,
+    OF_CASES,
+    ONCE,
+    OPPOSITE,
+    PLAY,
+    SEEDS,
+    Still,
+    train_probes,
+)
 from tests.probe import (
     LEAVING,
     OTHERS,
@@ -29,7 +34,6 @@ from tests.probe import (
     struct,
 )
 
-MODULE = ippo
 TINY = ippo.Config(
     total_timesteps=3 * 16,
     num_envs=2,
@@ -43,7 +47,6 @@ TINY = ippo.Config(
 )
 PROBE = ippo.Config(**PLAY)
 WORLD = Pair(), PairParams()
-AT_ONCE = {}
 
 
 # --- formulas ---------------------------------------------------------------------------------
@@ -567,30 +570,38 @@ def test_minibatches_hold_every_sample_once_or_whole_trajectories(
 
 # --- the contract -----------------------------------------------------------------------------
 
-SWEPT = dict(clip_vloss=True)
-SWEPT |= dict(vf_coef=1e-3)  # or the critic's Adam would not feel its weight
-SWEPT_WORLD = WORLD[0], PairParams(task=LEAVING)
-REFUSED = [
-    (
-        dict(num_minibatches=3),
-        "num_minibatches=3 does not divide the 16 samples .*; 1, 2, 4, 8 would do",
+CASE = Case(
+    module=ippo,
+    tiny=TINY,
+    pinned={  # of both agents
+        "critic_grad_norm": [[0.477768, 0.296233], [0.452973, 0.231835], [0.484851, 0.606082]],
+        "entropy": [[0.693117, 0.693141], [0.693071, 0.693061], [0.693011, 0.693076]],
+        "grad_norm": [[1.01436, 0.82121], [0.908825, 0.889684], [1.07444, 0.954635]],
+        "mean_value": [[-0.0545029, 0.0240298], [0.0496607, 0.164244], [0.0664806, -0.103544]],
+        "value_loss": [[0.272456, 0.201407], [0.286548, 0.17495], [0.244607, 0.351919]],
+    },
+    refused=(
+        (
+            dict(num_minibatches=3),
+            "num_minibatches=3 does not divide the 16 samples .*; 1, 2, 4, 8 would do",
+        ),
+        (
+            dict(minibatch_of="trajectories", num_minibatches=4),
+            "the 2 trajectories .*; 1, 2 would do",
+        ),
+        (dict(num_minibatches=16), "one sample to a minibatch"),
+        (dict(minibatch_of="steps"), "minibatch_of='steps': give samples or trajectories"),
+        (dict(num_minibatches=8, num_steps=1, num_envs=8), "one sample to a minibatch"),
+        (dict(agent_ids=True), "agent_ids=True needs share_params=True"),
+        (dict(critic_epochs=0), "critic_epochs=0"),
     ),
-    (dict(minibatch_of="trajectories", num_minibatches=4), "the 2 trajectories .*; 1, 2 would do"),
-    (dict(num_minibatches=16), "one sample to a minibatch"),
-    (dict(minibatch_of="steps"), "minibatch_of='steps': give samples or trajectories"),
-    (dict(num_minibatches=8, num_steps=1, num_envs=8), "one sample to a minibatch"),
-    (dict(agent_ids=True), "agent_ids=True needs share_params=True"),
-    (dict(critic_epochs=0), "critic_epochs=0"),
-]
-
-
-PINNED = {  # of both agents
-    "critic_grad_norm": [[0.477768, 0.296233], [0.452973, 0.231835], [0.484851, 0.606082]],
-    "entropy": [[0.693117, 0.693141], [0.693071, 0.693061], [0.693011, 0.693076]],
-    "grad_norm": [[1.01436, 0.82121], [0.908825, 0.889684], [1.07444, 0.954635]],
-    "mean_value": [[-0.0545029, 0.0240298], [0.0496607, 0.164244], [0.0664806, -0.103544]],
-    "value_loss": [[0.272456, 0.201407], [0.286548, 0.17495], [0.244607, 0.351919]],
-}
+    world=WORLD,
+    # The weight is small, or the critic's Adam would not feel it.
+    swept=dict(clip_vloss=True, vf_coef=1e-3),
+    swept_world=(WORLD[0], PairParams(task=LEAVING)),
+    probe=PROBE,
+    **OF_CASES,
+)
 
 
 def test_each_file_names_the_other_for_environments_it_cannot_take(pair):

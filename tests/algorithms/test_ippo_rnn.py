@@ -14,16 +14,20 @@ import pytest
 import envs
 from algorithms import ippo, ippo_rnn, parts
 from tests import probe as tasks
-from tests.algorithms.actor_teams import *  # noqa: F403
-from tests.algorithms.actor_teams import METRICS, ONCE, OPPOSITE, PLAY, SEEDS, Still, train_probes
-from tests.algorithms.contract import again, assert_close, assert_same
-from tests.algorithms.policy_gradients import (  # noqa: F401
-    test_only_the_environment_and_memories_see_the_clipped_action,
-)
+from tests.algorithms.cases import Case, again, assert_close, assert_same
 from tests.algorithms.test_ippo import Crowd, CrowdParams, Squad, advantages_of, random_rollout
+from tests.algorithms.test_teams import (
+    METRICS,
+    OF_CASES,
+    ONCE,
+    OPPOSITE,
+    PLAY,
+    SEEDS,
+    Still,
+    train_probes,
+)
 from tests.probe import LEAVING, OTHERS, OWN, Pair, PairParams, RecallParams, Twins
 
-MODULE = ippo_rnn
 CELLS = tuple(parts.CELLS)
 TINY = ippo_rnn.Config(
     total_timesteps=3 * 16,
@@ -38,7 +42,6 @@ TINY = ippo_rnn.Config(
     num_eval_episodes=2,
 )
 WORLD = Twins(), RecallParams()  # episodes of 6 steps, which rollouts cut in two
-AT_ONCE = dict(previous_inputs=True, cell="mingru")
 
 
 # --- formulas ---------------------------------------------------------------------------------
@@ -645,29 +648,48 @@ def test_a_policy_s_memory_is_that_of_training(change):
 
 # --- the contract -----------------------------------------------------------------------------
 
-SWEPT = dict(cell="mingru", clip_vloss=True)
-SWEPT |= dict(vf_coef=1e-3, num_eval_episodes=0)  # or Adam would not feel its weight
-SWEPT_WORLD = Pair(), PairParams(task=LEAVING)
-REFUSED = [
-    (dict(cell="rnn"), "cell='rnn': give lstm or gru or mingru"),
-    (dict(memory_size=0), "memory_size=0"),
-    (
-        dict(num_minibatches=3),
-        "num_minibatches=3 does not divide the 2 sequences of a rollout; 1, 2 would do",
+CASE = Case(
+    module=ippo_rnn,
+    tiny=TINY,
+    pinned={  # of both agents
+        "critic_grad_norm": [
+            [0.00273148, 0.00712144],
+            [0.264968, 0.135977],
+            [0.199399, 0.00251296],
+        ],
+        "entropy": [[0.693147, 0.693146], [0.693146, 0.693139], [0.693144, 0.693135]],
+        "grad_norm": [[0.276735, 0.110864], [0.345423, 0.365349], [0.311098, 0.246145]],
+        "mean_value": [
+            [0.00355299, -0.0243654],
+            [-0.00461908, -0.00210846],
+            [0.00733661, -0.00391509],
+        ],
+        "value_loss": [[0.000110792, 0.000312812], [0.206272, 0.107437], [0.138087, 0.000228598]],
+    },
+    refused=(
+        (dict(cell="rnn"), "cell='rnn': give lstm or gru or mingru"),
+        (dict(memory_size=0), "memory_size=0"),
+        (
+            dict(num_minibatches=3),
+            "num_minibatches=3 does not divide the 2 sequences of a rollout; 1, 2 would do",
+        ),
+        (dict(num_minibatches=4), "num_minibatches=4 does not divide the 2 sequences"),
+        (
+            dict(num_minibatches=3, share_params=True),
+            "the 4 sequences of a rollout; 1, 2, 4 would do",
+        ),
+        (dict(num_steps=1), "one sample to a minibatch"),
+        (dict(agent_ids=True), "agent_ids=True needs share_params=True"),
+        (dict(critic_epochs=0), "critic_epochs=0"),
     ),
-    (dict(num_minibatches=4), "num_minibatches=4 does not divide the 2 sequences"),
-    (dict(num_minibatches=3, share_params=True), "the 4 sequences of a rollout; 1, 2, 4 would do"),
-    (dict(num_steps=1), "one sample to a minibatch"),
-    (dict(agent_ids=True), "agent_ids=True needs share_params=True"),
-    (dict(critic_epochs=0), "critic_epochs=0"),
-]
-PINNED = {  # of both agents
-    "critic_grad_norm": [[0.00273148, 0.00712144], [0.264968, 0.135977], [0.199399, 0.00251296]],
-    "entropy": [[0.693147, 0.693146], [0.693146, 0.693139], [0.693144, 0.693135]],
-    "grad_norm": [[0.276735, 0.110864], [0.345423, 0.365349], [0.311098, 0.246145]],
-    "mean_value": [[0.00355299, -0.0243654], [-0.00461908, -0.00210846], [0.00733661, -0.00391509]],
-    "value_loss": [[0.000110792, 0.000312812], [0.206272, 0.107437], [0.138087, 0.000228598]],
-}
+    world=WORLD,
+    # The weight is small, or the critic's Adam would not feel it.
+    swept=dict(cell="mingru", clip_vloss=True, vf_coef=1e-3, num_eval_episodes=0),
+    swept_world=(Pair(), PairParams(task=LEAVING)),
+    probe=PROBE,
+    at_once=dict(previous_inputs=True, cell="mingru"),
+    **OF_CASES,
+)
 
 
 def test_an_environment_of_one_agent_is_refused():

@@ -10,26 +10,22 @@ import scipy.stats
 
 from algorithms import iqn, parts
 from tests import probe as tasks
-from tests.algorithms.distributional import *  # noqa: F403
-from tests.algorithms.distributional import (
+from tests.algorithms.cases import Case
+from tests.algorithms.launch.test_cli import main
+from tests.algorithms.test_value_based import (
     ACTION,
     GAMMA,
+    OF_CASES,
+    REFUSED,
     REWARD,
+    SMALL,
     X_NEXT,
     X,
     gradient_step,
     plain_quantile_huber,
+    played,
 )
-from tests.algorithms.launch.test_cli import main
-from tests.algorithms.value_based import *  # noqa: F403  the contract
-from tests.algorithms.value_based import REFUSED, SMALL
 
-# In test_slices.py, which is slow.
-del test_slices_are_exact_under_vmap_too  # noqa: F821
-del test_slices_are_exactly_the_whole  # noqa: F821
-del test_the_buffer_is_never_copied  # noqa: F821
-
-MODULE = iqn
 TINY = iqn.Config(
     **SMALL,
     num_levels=3,
@@ -40,18 +36,6 @@ TINY = iqn.Config(
     risk="cvar",
     risk_level=1.0,
 )
-METRICS = {"loss", "mean_value", "grad_norm"}
-REFUSED = [
-    *REFUSED,
-    (dict(hidden_sizes=()), r"hidden_sizes=\(\) leaves no layer that sees the levels"),
-    (dict(num_policy_levels=0), "num_policy_levels=0: give a whole number, 1 or more"),
-    (dict(risk="none"), "risk='none': give neutral or cvar or wang"),
-]
-PINNED = {
-    "loss": [np.nan, 0.0715063, 0.0661224],
-    "grad_norm": [np.nan, 0.135495, 0.128643],
-    "mean_value": [np.nan, -0.0183177, -0.00796978],
-}
 
 LEVELS = np.linspace(0.05, 0.95, 7)
 
@@ -100,6 +84,31 @@ def mean_values(config, state, x):
     """Over the levels whose quantiles are learned."""
     levels, _ = levels_of(config, state)
     return quantiles_of(config, state.policy.params, x, levels).mean((0, 1))
+
+
+CASE = Case(
+    module=iqn,
+    tiny=TINY,
+    metrics={"loss", "mean_value", "grad_norm"},
+    pinned={
+        "loss": [np.nan, 0.0715063, 0.0661224],
+        "grad_norm": [np.nan, 0.135495, 0.128643],
+        "mean_value": [np.nan, -0.0183177, -0.00796978],
+    },
+    refused=(
+        *REFUSED,
+        (dict(hidden_sizes=()), r"hidden_sizes=\(\) leaves no layer that sees the levels"),
+        (dict(num_policy_levels=0), "num_policy_levels=0: give a whole number, 1 or more"),
+        (dict(risk="none"), "risk='none': give neutral or cvar or wang"),
+    ),
+    probes={"discrete": False},
+    played=played,
+    action_values=action_values,
+    prefer=prefer,
+    expected_loss=expected_loss,
+    mean_values=mean_values,
+    **OF_CASES,
+)
 
 
 # --- risks ------------------------------------------------------------------------------------

@@ -14,18 +14,11 @@ import rlax
 
 from algorithms import parts, ppo
 from tests import probe as tasks
-from tests.algorithms.contract import *  # noqa: F403
-from tests.algorithms.contract import assert_same, joined
-from tests.algorithms.policy_gradients import *  # noqa: F403
-from tests.algorithms.probes import *  # noqa: F403
-from tests.algorithms.probes import of_critic, play_probes
+from tests.algorithms.cases import Case, assert_same, joined
+from tests.algorithms.test_probes import play_actor_critic
 from tests.conftest import compiled_as_for_users
 from tests.probe import ProbeParams
 
-del test_slices_are_exact_under_vmap_too  # noqa: F821  in test_slices.py, which is slow
-
-MODULE = ppo
-HEEDS_MASKS = True
 ROOT = pathlib.Path(__file__).parents[2]
 # What is simple to compute by hand; flags are set where they are tested.
 PLAIN = dict(normalize_obs=False, normalize_reward=False, adam_eps=1e-5)
@@ -180,33 +173,45 @@ PROBE = ppo.Config(
 )
 
 
-@pytest.fixture(scope="module", params=["discrete", "continuous"])
-def probed(request):
-    continuous = request.param == "continuous"
-    return request.param, *play_probes(ppo, PROBE, of_critic(ppo), continuous)
-
-
 # --- the contract -----------------------------------------------------------------------------
 
-METRICS = {"loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction"}
-METRICS |= {"grad_norm", "mean_value", "explained_variance", "epochs"}
-SWEPT = dict(clip_vloss=True)
-OTHER = {"adam_eps": 1e-2, "target_kl": 1e-9, "clip_eps": 1e-3}
-REFUSED = [
-    (dict(num_minibatches=3), "num_minibatches=3 does not divide .* 16; 1, 2, 4, 8 would do"),
-    (dict(num_minibatches=16), "one sample to a minibatch"),
-    (dict(env_settings=(("gravitty", 1.0),)), "did you mean gravity"),
-    (dict(env_settings=(("max_steps", 0),)), "max_steps=0"),
-    (dict(env_settings=(("clip_action", True),)), "continuous actions"),
-]
-# The policy loss is a mean of terms around 1 that cancel: it is close absolutely.
-PINNED = {
-    "entropy": [0.693138, 0.693033, 0.693032],
-    "grad_norm": [3.00925, 2.44876, 2.70335],
-    "mean_value": [0.17429, 0.0231037, -0.163266],
-    "policy_loss": [-0.00128828, -0.000796636, 8.94051e-05],
-    "value_loss": [9.93369, 6.45251, 8.31884],
-}
+CASE = Case(
+    module=ppo,
+    tiny=TINY,
+    metrics={
+        "loss",
+        "policy_loss",
+        "value_loss",
+        "entropy",
+        "approx_kl",
+        "clip_fraction",
+        "grad_norm",
+        "mean_value",
+        "explained_variance",
+        "epochs",
+    },
+    # The policy loss is a mean of terms around 1 that cancel: it is close absolutely.
+    pinned={
+        "entropy": [0.693138, 0.693033, 0.693032],
+        "grad_norm": [3.00925, 2.44876, 2.70335],
+        "mean_value": [0.17429, 0.0231037, -0.163266],
+        "policy_loss": [-0.00128828, -0.000796636, 8.94051e-05],
+        "value_loss": [9.93369, 6.45251, 8.31884],
+    },
+    refused=(
+        (dict(num_minibatches=3), "num_minibatches=3 does not divide .* 16; 1, 2, 4, 8 would do"),
+        (dict(num_minibatches=16), "one sample to a minibatch"),
+        (dict(env_settings=(("gravitty", 1.0),)), "did you mean gravity"),
+        (dict(env_settings=(("max_steps", 0),)), "max_steps=0"),
+        (dict(env_settings=(("clip_action", True),)), "continuous actions"),
+    ),
+    exact=True,
+    swept=dict(clip_vloss=True),
+    other={"adam_eps": 1e-2, "target_kl": 1e-9, "clip_eps": 1e-3},
+    probe=PROBE,
+    probes={"discrete": True, "continuous": True},
+    played=play_actor_critic,
+)
 
 
 @pytest.mark.slow
@@ -269,25 +274,6 @@ def test_kl_stops_epochs_and_infinity_never_does(monkeypatch):
     clipped = (np.abs(ratio - 1.0) > 0.02).mean()
     np.testing.assert_allclose(metrics["clip_fraction"].mean(), clipped, rtol=1e-2)
     assert 0.1 < clipped < 0.9
-
-
-def test_actor_and_critic_may_share_a_torso_and_both_teach_it(file):
-    for shared, torsos in ((False, {"actor_torso", "critic_torso"}), (True, {"actor_torso"})):
-        config = file.TINY.replace(shared_torso=shared)
-        network, x = file.MODULE.ActorCritic(config, tasks.spaces.Discrete(2)), jnp.ones((1, 4))
-        params = jax.jit(network.init)(jax.random.key(0), x)
-        assert params["params"].keys() == torsos | {"actor_head", "critic_head"}
-
-        @jax.jit
-        def slopes(params, network=network, x=x):
-            actions, values = jax.jacrev(network.apply)(params, x)
-            return jax.tree.map(lambda x: jnp.abs(x).max(), (actions.output, values))
-
-        actor, critic = (x["params"] for x in slopes(params))
-        for of_one, own, other in ((actor, "actor", "critic"), (critic, "critic", "actor")):
-            taught = {name for name, x in of_one.items() if max(jax.tree.leaves(x)) > 0.0}
-            torso = "actor" if shared else own
-            assert taught == {f"{torso}_torso", f"{own}_head"}, other
 
 
 def test_policy_applies_the_observation_statistics(probe):

@@ -13,20 +13,11 @@ import pytest
 import envs
 from algorithms import parts, ppo, ppo_rnn
 from tests import probe as tasks
-from tests.algorithms.contract import *  # noqa: F403
-from tests.algorithms.contract import again, assert_close, assert_same
-from tests.algorithms.policy_gradients import *  # noqa: F403
+from tests.algorithms.cases import Case, again, assert_close, assert_same
 from tests.algorithms.test_ppo import random_rollout
 from tests.probe import RecallParams
 
-# In test_slices.py, which is slow.
-del test_slices_are_exact_under_vmap_too  # noqa: F821
-del test_slices_are_exactly_the_whole  # noqa: F821
-
-MODULE = ppo_rnn
-HEEDS_MASKS = True
 CELLS = tuple(parts.CELLS)
-READ = dict(cell="mingru")
 TINY = ppo_rnn.Config(
     learning_rate=2.5e-3,
     adam_eps=1e-5,
@@ -441,27 +432,42 @@ def test_a_policy_s_memory_is_that_of_training(cell):
 
 # --- the contract -----------------------------------------------------------------------------
 
-METRICS = {"loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction"}
-METRICS |= {"grad_norm", "mean_value", "explained_variance", "epochs"}
-SWEPT = dict(cell="mingru", clip_vloss=True, num_eval_episodes=0)
-OTHER = {"adam_eps": 1e-2, "target_kl": 1e-9, "clip_eps": 1e-3}
-REFUSED = [
-    (dict(cell="rnn"), "cell='rnn': give lstm or gru or mingru"),
-    (dict(memory_size=0), "memory_size=0"),
-    (dict(num_minibatches=3), "num_minibatches=3 does not divide num_envs=2, .* 1, 2 would do"),
-    (dict(num_minibatches=4), "num_minibatches=4 does not divide num_envs=2"),
-    (dict(num_steps=1, normalize_over="minibatch"), "one sample to a minibatch"),
-    (dict(num_envs=1, num_minibatches=1, num_steps=1), "one sample to a rollout"),
-    (dict(normalize_over="epoch"), "normalize_over='epoch': give rollout or minibatch"),
-    (dict(env_settings=(("observe", (4,)),)), "observe=.4,.: give indices from 0 to 3"),
-]
-PINNED = {
-    "entropy": [0.693107, 0.692203, 0.690902],
-    "grad_norm": [2.81864, 1.75401, 1.11227],
-    "mean_value": [0.0215879, 0.220451, 0.222446],
-    "policy_loss": [-0.00417462, -0.00268364, 0.000269607],
-    "value_loss": [9.3059, 1.58816, 0.440209],
-}
+CASE = Case(
+    module=ppo_rnn,
+    tiny=TINY,
+    metrics={
+        "loss",
+        "policy_loss",
+        "value_loss",
+        "entropy",
+        "approx_kl",
+        "clip_fraction",
+        "grad_norm",
+        "mean_value",
+        "explained_variance",
+        "epochs",
+    },
+    pinned={
+        "entropy": [0.693107, 0.692203, 0.690902],
+        "grad_norm": [2.81864, 1.75401, 1.11227],
+        "mean_value": [0.0215879, 0.220451, 0.222446],
+        "policy_loss": [-0.00417462, -0.00268364, 0.000269607],
+        "value_loss": [9.3059, 1.58816, 0.440209],
+    },
+    refused=(
+        (dict(cell="rnn"), "cell='rnn': give lstm or gru or mingru"),
+        (dict(memory_size=0), "memory_size=0"),
+        (dict(num_minibatches=3), "num_minibatches=3 does not divide num_envs=2, .* 1, 2 would do"),
+        (dict(num_minibatches=4), "num_minibatches=4 does not divide num_envs=2"),
+        (dict(num_steps=1, normalize_over="minibatch"), "one sample to a minibatch"),
+        (dict(num_envs=1, num_minibatches=1, num_steps=1), "one sample to a rollout"),
+        (dict(normalize_over="epoch"), "normalize_over='epoch': give rollout or minibatch"),
+        (dict(env_settings=(("observe", (4,)),)), "observe=.4,.: give indices from 0 to 3"),
+    ),
+    swept=dict(cell="mingru", clip_vloss=True, num_eval_episodes=0),
+    other={"adam_eps": 1e-2, "target_kl": 1e-9, "clip_eps": 1e-3},
+    read=dict(cell="mingru"),
+)
 
 
 def test_exactly_update_epochs_without_a_threshold(floats, trained, swept):

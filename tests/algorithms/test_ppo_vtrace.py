@@ -11,29 +11,12 @@ import rlax
 
 from algorithms import ppo, ppo_vtrace
 from tests import probe as tasks
-from tests.algorithms.actor_teams import Team
-from tests.algorithms.contract import *  # noqa: F403
-from tests.algorithms.contract import again, assert_close, assert_same, change_leaves
-from tests.algorithms.policy_gradients import (  # noqa: F401
-    test_only_the_environment_and_memories_see_the_clipped_action,
-    test_the_entropy_bonus_raises_the_entropy,
-)
-from tests.algorithms.probes import *  # noqa: F403
-from tests.algorithms.probes import of_critic, play_probes
-from tests.algorithms.teams import test_a_team_is_paid_after_one_leaves  # noqa: F401
-from tests.algorithms.test_ppo import (  # noqa: F401
-    test_actor_and_critic_may_share_a_torso_and_both_teach_it,
-)
+from tests.algorithms.cases import Case, again, assert_close, assert_same, change_leaves
+from tests.algorithms.test_probes import of_critic, play_probes
+from tests.algorithms.test_teams import Team
 from tests.conftest import compiled_as_for_users
 from tests.probe import LEAVING, OWN, Pair, PairParams, ProbeParams
 
-del test_several_agents_are_refused  # noqa: F821  it takes them
-# In test_slices.py, which is slow.
-del test_slices_are_exact_under_vmap_too  # noqa: F821
-del test_slices_are_exactly_the_whole  # noqa: F821
-
-MODULE = ppo_vtrace
-TAKES_SEVERAL = True
 # What is simple to compute by hand; flags are set where they are tested.
 PLAIN = dict(normalize_obs=False, normalize_reward=False, adam_eps=1e-5)
 TINY = ppo_vtrace.Config(
@@ -276,14 +259,11 @@ PROBE = ppo_vtrace.Config(
 )
 
 
-DISCRETE = pytest.param("discrete", marks=pytest.mark.slow)
-
-
-@pytest.fixture(scope="module", params=[DISCRETE, "continuous"])
-def probed(request):
-    continuous = request.param == "continuous"
+def played(case, kind):
+    """For test_probes.py."""
+    continuous = kind == "continuous"
     config = PROBE.replace(squash=continuous, sigma_head=continuous)
-    return request.param, *play_probes(ppo_vtrace, config, of_critic(ppo_vtrace), continuous)
+    return kind, *play_probes(ppo_vtrace, config, of_critic(ppo_vtrace), continuous)
 
 
 @pytest.mark.parametrize(
@@ -534,19 +514,7 @@ def test_without_annealing_rate_and_exponent_stay():
 METRICS = {"loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction"}
 METRICS |= {"mean_ratio", "importance", "grad_norm", "step_size", "score", "mean_value"}
 METRICS |= {"explained_variance"}
-SWEPT = dict(clip_vloss=True, learning_rate=0.05)
-OTHER = {"adam_eps": 1e-2, "clip_eps": 1e-3, "max_grad_norm": 1e-2, "lr_floor": 0.5}
-OTHER |= {"reward_trace": 0.5}
 STATIC_WORLD = tasks.Probe(continuous=True), ProbeParams()  # two settings are of continuous actions
-TOLERANCE = dict(rtol=1e-3, atol=1e-4)
-REFUSED = [
-    (dict(num_minibatches=3), "num_minibatches=3 does not divide the 4 segments .*; 1, 2, 4 would"),
-    (dict(accumulate=3), "accumulate=3 does not divide the 4 minibatches .*; 1, 2 would do"),
-    (dict(accumulate=4), "exceeds num_minibatches=2; 1, 2 would do"),
-    (dict(num_steps=1, num_minibatches=4), "one sample to a minibatch"),
-    (dict(optimizer="sgd"), "optimizer='sgd': give muon or adam"),
-    (dict(squash=True), "squash=True needs continuous, bounded actions"),
-]
 # With Adam: Muon's steps are not close enough between machines.
 PINNED = {
     "entropy": [0.692936, 0.692749, 0.693039],
@@ -557,17 +525,50 @@ PINNED = {
 }
 
 
+def compared(state, metrics):
+    """After one rollout: steps this large make the most of rounding."""
+    return jax.tree.map(lambda x: x[0], metrics)
+
+
+CASE = Case(
+    module=ppo_vtrace,
+    tiny=TINY,
+    metrics=METRICS,
+    pinned={},  # with Adam, see below
+    refused=(
+        (
+            dict(num_minibatches=3),
+            "num_minibatches=3 does not divide the 4 segments .*; 1, 2, 4 would",
+        ),
+        (dict(accumulate=3), "accumulate=3 does not divide the 4 minibatches .*; 1, 2 would do"),
+        (dict(accumulate=4), "exceeds num_minibatches=2; 1, 2 would do"),
+        (dict(num_steps=1, num_minibatches=4), "one sample to a minibatch"),
+        (dict(optimizer="sgd"), "optimizer='sgd': give muon or adam"),
+        (dict(squash=True), "squash=True needs continuous, bounded actions"),
+    ),
+    swept=dict(clip_vloss=True, learning_rate=0.05),
+    other={
+        "adam_eps": 1e-2,
+        "clip_eps": 1e-3,
+        "max_grad_norm": 1e-2,
+        "lr_floor": 0.5,
+        "reward_trace": 0.5,
+    },
+    compared=compared,
+    tolerance=dict(rtol=1e-3, atol=1e-4),
+    static_world=STATIC_WORLD,
+    probe=PROBE,
+    probes={"discrete": False, "continuous": True},
+    played=played,
+)
+
+
 def test_pinned_values():
     """Close values for seed 0; a change here is a change of the algorithm."""
     with compiled_as_for_users():
         _, metrics = train(TINY.replace(optimizer="adam", num_eval_episodes=0, eval_at_start=False))
     for name, expected in PINNED.items():
         np.testing.assert_allclose(metrics[name], expected, rtol=1e-4, atol=1e-6, err_msg=name)
-
-
-def compared(state, metrics):
-    """After one rollout: steps this large make the most of rounding."""
-    return jax.tree.map(lambda x: x[0], metrics)
 
 
 def test_rewards_are_scored(trained):

@@ -9,16 +9,9 @@ import rlax
 
 from algorithms import parts, pqn
 from tests import probe as tasks
-from tests.algorithms.contract import *  # noqa: F403
-from tests.algorithms.contract import again
+from tests.algorithms.cases import Case, again
 from tests.probe import ProbeParams
 
-# In test_slices.py, which is slow.
-del test_slices_are_exact_under_vmap_too  # noqa: F821
-del test_slices_are_exactly_the_whole  # noqa: F821
-
-MODULE = pqn
-HEEDS_MASKS = True
 TINY = pqn.Config(
     total_timesteps=3 * 16,
     num_envs=2,
@@ -302,22 +295,30 @@ def test_probe_actions(probed):
 
 # --- the contract -----------------------------------------------------------------------------
 
-METRICS = {"loss", "grad_norm", "mean_value", "epsilon"}
-OTHER = {"adam_eps": 1e-2, "max_grad_norm": 1e-2}
-REFUSED = [
-    (dict(num_minibatches=3), "num_minibatches=3 does not divide .* 16; 1, 2, 4, 8 would do"),
-    (dict(optimizer="sgd"), "optimizer='sgd': give radam or adam"),
-    (dict(exploration="cosine"), "exploration='cosine': give constant or linear or exponential"),
-    (dict(env="Pendulum-v1"), "has actions .*; pqn takes Discrete"),
-]
-PINNED = {
-    "loss": [0.984357, 0.523785, 0.210654],
-    "grad_norm": [10.0019, 6.05042, 3.41141],
-    "mean_value": [1.7474, 1.45057, 1.13035],
-}
+CASE = Case(
+    module=pqn,
+    tiny=TINY,
+    metrics={"loss", "grad_norm", "mean_value", "epsilon"},
+    pinned={
+        "loss": [0.984357, 0.523785, 0.210654],
+        "grad_norm": [10.0019, 6.05042, 3.41141],
+        "mean_value": [1.7474, 1.45057, 1.13035],
+    },
+    refused=(
+        (dict(num_minibatches=3), "num_minibatches=3 does not divide .* 16; 1, 2, 4, 8 would do"),
+        (dict(optimizer="sgd"), "optimizer='sgd': give radam or adam"),
+        (
+            dict(exploration="cosine"),
+            "exploration='cosine': give constant or linear or exponential",
+        ),
+        (dict(env="Pendulum-v1"), "has actions .*; pqn takes Discrete"),
+    ),
+    other={"adam_eps": 1e-2, "max_grad_norm": 1e-2},
+)
 
 
-def test_epsilon_falls_over_a_run(trained):
+@pytest.mark.cases(lambda case: case.of_family("action values") and not case.replay)
+def test_epsilon_falls_over_a_run(case, trained):
     """Of 3 updates the second begins after a third of the run, the last one after two."""
     expected = [1.0, 1.0 - 0.8 * (1 / 3) / 0.5, 0.2]
     np.testing.assert_allclose(trained[1]["epsilon"][1:], expected, rtol=1e-5)

@@ -12,17 +12,9 @@ import pytest
 from algorithms import parts, pqn, pqn_rnn
 from envs.evaluation import rewarded
 from tests import probe as tasks
-from tests.algorithms.contract import *  # noqa: F403
-from tests.algorithms.contract import again, assert_close, assert_same
-from tests.algorithms.test_pqn import test_epsilon_falls_over_a_run  # noqa: F401
+from tests.algorithms.cases import Case, again, assert_close, assert_same
 from tests.probe import ProbeParams, RecallParams
 
-# In test_slices.py, which is slow.
-del test_slices_are_exact_under_vmap_too  # noqa: F821
-del test_slices_are_exactly_the_whole  # noqa: F821
-
-MODULE = pqn_rnn
-HEEDS_MASKS = True
 CELLS = ("lstm", "gru", "mingru")
 TINY = pqn_rnn.Config(
     total_timesteps=3 * 16,
@@ -278,21 +270,28 @@ def test_a_policy_s_memory_is_that_of_training(cell):
 
 # --- the contract -----------------------------------------------------------------------------
 
-METRICS = {"loss", "grad_norm", "mean_value", "epsilon"}
-OTHER = {"adam_eps": 1e-2, "max_grad_norm": 1e-2}
-REFUSED = [
-    (dict(num_minibatches=4), "num_minibatches=4 does not divide num_envs=2, .* 1, 2 would do"),
-    (dict(cell="none"), "cell='none': give lstm or gru or mingru"),
-    (dict(memory_size=0), "memory_size=0"),
-    (dict(optimizer="sgd"), "optimizer='sgd': give radam or adam"),
-    (dict(exploration="cosine"), "exploration='cosine': give constant or linear or exponential"),
-    (dict(env="Pendulum-v1"), "has actions .*; pqn_rnn takes Discrete"),
-]
-PINNED = {
-    "loss": [0.0260875, 0.0213718, 0.0260596],
-    "grad_norm": [0.178248, 0.184862, 0.200859],
-    "mean_value": [0.00183018, 0.00283492, 0.00396304],
-}
+CASE = Case(
+    module=pqn_rnn,
+    tiny=TINY,
+    metrics={"loss", "grad_norm", "mean_value", "epsilon"},
+    pinned={
+        "loss": [0.0260875, 0.0213718, 0.0260596],
+        "grad_norm": [0.178248, 0.184862, 0.200859],
+        "mean_value": [0.00183018, 0.00283492, 0.00396304],
+    },
+    refused=(
+        (dict(num_minibatches=4), "num_minibatches=4 does not divide num_envs=2, .* 1, 2 would do"),
+        (dict(cell="none"), "cell='none': give lstm or gru or mingru"),
+        (dict(memory_size=0), "memory_size=0"),
+        (dict(optimizer="sgd"), "optimizer='sgd': give radam or adam"),
+        (
+            dict(exploration="cosine"),
+            "exploration='cosine': give constant or linear or exponential",
+        ),
+        (dict(env="Pendulum-v1"), "has actions .*; pqn_rnn takes Discrete"),
+    ),
+    other={"adam_eps": 1e-2, "max_grad_norm": 1e-2},
+)
 
 
 def check_kernels(params):

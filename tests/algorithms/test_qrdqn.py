@@ -7,33 +7,22 @@ import pytest
 import rlax
 
 from algorithms import qrdqn
-from tests.algorithms.distributional import *  # noqa: F403
-from tests.algorithms.distributional import (
+from tests.algorithms.cases import Case
+from tests.algorithms.test_value_based import (
     ACTION,
     GAMMA,
+    OF_CASES,
+    OTHER,
+    REFUSED,
     REWARD,
+    SMALL,
     X_NEXT,
     X,
     plain_quantile_huber,
+    played,
 )
-from tests.algorithms.value_based import *  # noqa: F403  the contract
-from tests.algorithms.value_based import OTHER, REFUSED, SMALL
 
-# In test_slices.py, which is slow.
-del test_slices_are_exact_under_vmap_too  # noqa: F821
-del test_slices_are_exactly_the_whole  # noqa: F821
-del test_the_buffer_is_never_copied  # noqa: F821
-
-MODULE = qrdqn
 TINY = qrdqn.Config(**SMALL, num_quantiles=5, kappa=10.0, reward_scale=0.5)
-METRICS = {"loss", "mean_value", "grad_norm"}
-REFUSED = [*REFUSED, (dict(num_quantiles=0), "num_quantiles=0: give a whole number, 1 or more")]
-OTHER = OTHER | {"kappa": 0.1}
-PINNED = {
-    "loss": [np.nan, 1.45396, 1.35581],
-    "grad_norm": [np.nan, 1.999, 2.12723],
-    "mean_value": [np.nan, 0.0371577, 0.071841],
-}
 
 
 def action_values(config, space, params, x):
@@ -64,6 +53,29 @@ def expected_loss(config, online, target, best, state):
 def mean_values(config, state, x):
     network = qrdqn.QuantileNetwork(config, 3)
     return np.asarray(network.apply(state.policy.params, x))[0].mean(-1)
+
+
+CASE = Case(
+    module=qrdqn,
+    tiny=TINY,
+    metrics={"loss", "mean_value", "grad_norm"},
+    pinned={
+        "loss": [np.nan, 1.45396, 1.35581],
+        "grad_norm": [np.nan, 1.999, 2.12723],
+        "mean_value": [np.nan, 0.0371577, 0.071841],
+    },
+    refused=(
+        *REFUSED,
+        (dict(num_quantiles=0), "num_quantiles=0: give a whole number, 1 or more"),
+    ),
+    probes={"discrete": False},
+    played=played,
+    action_values=action_values,
+    prefer=prefer,
+    expected_loss=expected_loss,
+    mean_values=mean_values,
+    **OF_CASES | dict(other=OTHER | {"kappa": 0.1}),
+)
 
 
 # --- formulas ---------------------------------------------------------------------------------

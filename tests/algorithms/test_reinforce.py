@@ -10,21 +10,10 @@ import rlax
 
 from algorithms import parts, ppo, reinforce
 from tests import probe as tasks
-from tests.algorithms.contract import *  # noqa: F403
-from tests.algorithms.policy_gradients import *  # noqa: F403
-from tests.algorithms.probes import *  # noqa: F403
-from tests.algorithms.probes import of_critic, play_probes
+from tests.algorithms.cases import Case
+from tests.algorithms.test_probes import play_actor_critic
 from tests.probe import ProbeParams
 
-del test_epochs_end_with_the_first_whose_mean_kl_is_too_large  # noqa: F821  it has none
-
-del test_clipped_values_stay_near_those_of_the_rollout  # noqa: F821  they go where they want
-del test_log_probs_and_entropy_heed_the_mask  # noqa: F821  masks are refused
-# In test_slices.py, which is slow.
-del test_slices_are_exact_under_vmap_too  # noqa: F821
-del test_slices_are_exactly_the_whole  # noqa: F821
-
-MODULE = reinforce
 TINY = reinforce.Config(
     total_timesteps=3 * 16,
     num_envs=2,
@@ -146,31 +135,33 @@ PROBE = reinforce.Config(
 )
 
 
-@pytest.fixture(scope="module", params=["discrete", "continuous"])
-def probed(request):
-    continuous = request.param == "continuous"
-    critic = of_critic(reinforce)
-    return request.param, *play_probes(reinforce, PROBE, critic, continuous, number=8)
-
-
-def test_probe_action_in_an_endless_task(probed):
-    kind, _, actions = probed
-    expected, tolerance = (1, 0.0) if kind == "discrete" else (0.5, 0.1)
-    np.testing.assert_allclose(actions[tasks.ARM, :, 1], expected, rtol=0.0, atol=tolerance)
-
-
 # --- the contract -----------------------------------------------------------------------------
 
-METRICS = {"loss", "policy_loss", "value_loss", "entropy", "grad_norm", "mean_value"}
-METRICS |= {"explained_variance"}
-OTHER = {"adam_eps": 1e-2, "max_grad_norm": 1e-2}
-REFUSED = [(dict(num_envs=1, num_steps=1), "one sample to a rollout")]
-PINNED = {
-    "value_loss": [10.883, 1.63973, 0.823433],
-    "grad_norm": [3.22995, 1.17553, 0.867048],
-    "mean_value": [0.08508, 0.0748883, 0.128045],
-    "entropy": [0.693127, 0.693026, 0.692885],
-}
+CASE = Case(
+    module=reinforce,
+    tiny=TINY,
+    metrics={
+        "loss",
+        "policy_loss",
+        "value_loss",
+        "entropy",
+        "grad_norm",
+        "mean_value",
+        "explained_variance",
+    },
+    pinned={
+        "value_loss": [10.883, 1.63973, 0.823433],
+        "grad_norm": [3.22995, 1.17553, 0.867048],
+        "mean_value": [0.08508, 0.0748883, 0.128045],
+        "entropy": [0.693127, 0.693026, 0.692885],
+    },
+    refused=((dict(num_envs=1, num_steps=1), "one sample to a rollout"),),
+    other={"adam_eps": 1e-2, "max_grad_norm": 1e-2},
+    probe=PROBE,
+    probes={"discrete": True, "continuous": True},
+    played=play_actor_critic,
+    num_probes=8,
+)
 
 
 def test_normalisation_leaves_raw_returns_in_the_metrics_and_reaches_the_policy(probe):

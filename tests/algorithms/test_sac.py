@@ -9,35 +9,20 @@ import pytest
 from algorithms import parts, sac
 from envs.gymnax import spaces
 from tests import probe as tasks
-from tests.algorithms.actor_critics import *  # noqa: F403  the contract
-from tests.algorithms.actor_critics import (
+from tests.algorithms.cases import Case, again, assert_close, assert_same
+from tests.algorithms.test_actor_critics import (
+    OF_CASES,
     PROBE,
     REFUSED,
     SMALL,
     TAKES_BOX,
     assert_apart,
     learner_of,
+    played,
     two_motors,
 )
-from tests.algorithms.contract import again, assert_close, assert_same
 
-MODULE = sac
 TINY = sac.Config(**SMALL, tau=0.05)
-METRICS = {"critic_loss", "actor_loss", "mean_value", "entropy", "temperature", "grad_norm"}
-REFUSED = [
-    *REFUSED,
-    (dict(updates_per_step=0), "updates_per_step=0"),
-    (dict(num_critics=0), "num_critics=0: give a whole number, 1 or more"),
-    (dict(network="simba", critic_hidden_sizes=(8, 4)), "simba's blocks are one size"),
-    (dict(network="simba", hidden_sizes=()), "hidden_sizes=.*: simba's blocks are one size"),
-    TAKES_BOX,
-]
-LEARNS = ("policy", "critic_params", "target_params", "log_temperature", "opt_state")
-PINNED = {
-    "critic_loss": [139.337, 90.308, 71.3393],
-    "actor_loss": [-0.0313113, 0.0279889, 0.275612],
-    "entropy": [-0.0424428, 0.0981965, 0.364876],
-}
 
 
 def mean_action(config, state, x, size=1):
@@ -171,8 +156,8 @@ def test_a_gradient_step_is_the_papers(step):
         assert float(metrics[name].total) == pytest.approx(float(value), rel=1e-3), name
 
 
-def test_a_fixed_temperature_stays(file, slices):
-    _, update = learner_of(file, learn_temperature=False)
+def test_a_fixed_temperature_stays(case, slices):
+    _, update = learner_of(case, learn_temperature=False)
     state, metrics = update(again(slices[0][0]).replace(log_temperature=jnp.log(0.2)))
     assert float(state.log_temperature) == pytest.approx(np.log(0.2))
     assert metrics["actor_loss"].weight > 0
@@ -201,6 +186,31 @@ def test_simba_learns_with_normalised_observations():
 # --- probe tasks ------------------------------------------------------------------------------
 
 PROBE = sac.Config(**PROBE, tau=0.05, initial_temperature=1e-2, learn_temperature=False)
+CASE = Case(
+    module=sac,
+    tiny=TINY,
+    metrics={"critic_loss", "actor_loss", "mean_value", "entropy", "temperature", "grad_norm"},
+    pinned={
+        "critic_loss": [139.337, 90.308, 71.3393],
+        "actor_loss": [-0.0313113, 0.0279889, 0.275612],
+        "entropy": [-0.0424428, 0.0981965, 0.364876],
+    },
+    refused=(
+        *REFUSED,
+        (dict(updates_per_step=0), "updates_per_step=0"),
+        (dict(num_critics=0), "num_critics=0: give a whole number, 1 or more"),
+        (dict(network="simba", critic_hidden_sizes=(8, 4)), "simba's blocks are one size"),
+        (dict(network="simba", hidden_sizes=()), "hidden_sizes=.*: simba's blocks are one size"),
+        TAKES_BOX,
+    ),
+    probe=PROBE,
+    probes={"continuous": False},
+    played=played,
+    learns=("policy", "critic_params", "target_params", "log_temperature", "opt_state"),
+    mean_action=mean_action,
+    lowest_value=lowest_value,
+    **OF_CASES,
+)
 
 
 def test_the_entropy_reaches_its_target():

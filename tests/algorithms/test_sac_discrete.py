@@ -10,42 +10,20 @@ import envs
 from algorithms import parts, sac_discrete
 from envs.gymnax import Wrapper, spaces
 from tests import probe as tasks
-from tests.algorithms.actor_critics import *  # noqa: F403  the contract
-from tests.algorithms.actor_critics import PROBE, REFUSED, SMALL, assert_apart, learner_of
-from tests.algorithms.contract import again, assert_close, assert_same, change_leaves
-from tests.algorithms.probes import play_probes
-from tests.algorithms.value_based import module, test_images_can_be_stored_as_bits, tiny  # noqa: F401
+from tests.algorithms.cases import Case, again, assert_close, assert_same, change_leaves
+from tests.algorithms.test_actor_critics import (
+    OF_CASES,
+    PROBE,
+    REFUSED,
+    SMALL,
+    assert_apart,
+    learner_of,
+)
+from tests.algorithms.test_probes import play_probes
 from tests.conftest import AS_FOR_USERS
 
-# Of continuous actions.
-del test_what_is_kept_is_the_action_in_its_unit_and_what_it_led_to  # noqa: F821
-del test_observation_statistics_are_of_what_was_acted_on  # noqa: F821
-del test_actions_are_uniform_and_then_the_policys  # noqa: F821
-del test_a_policy_with_a_key_explores_within_the_box  # noqa: F821
-
-MODULE = sac_discrete
-CONTINUOUS, HEEDS_MASKS = False, True
 CARTPOLE = dict(env="CartPole-v1", learning_rate=1e-3, initial_temperature=1.0, tau=0.05)
 TINY = sac_discrete.Config(**SMALL, **CARTPOLE)
-METRICS = {"critic_loss", "actor_loss", "mean_value", "entropy", "temperature", "grad_norm"}
-REFUSED = [
-    *REFUSED,
-    (dict(updates_per_step=0), "updates_per_step=0"),
-    (dict(buffer_dtype="int7"), "buffer_dtype='int7': give \"\" or bool or int8"),
-    (dict(num_critics=0), "num_critics=0: give a whole number, 1 or more"),
-    (dict(network="simba", critic_hidden_sizes=(8, 4)), "simba's blocks are one size"),
-    (dict(network="simba", hidden_sizes=()), "hidden_sizes=.*: simba's blocks are one size"),
-    (
-        dict(env="Pendulum-v1", env_settings=()),
-        "Pendulum-v1 has actions .*; sac_discrete takes Disc",
-    ),
-]
-LEARNS = ("policy", "critic_params", "target_params", "log_temperature", "opt_state")
-PINNED = {
-    "critic_loss": [4.77733, 4.09035, 3.38092],
-    "actor_loss": [-0.693605, -0.746278, -0.640022],
-    "temperature": [0.991326, 0.974206, 0.963473],
-}
 
 
 # --- formulas ---------------------------------------------------------------------------------
@@ -198,8 +176,8 @@ def test_what_is_kept_leads_to_what_came_before_any_restart(step):
     assert seen.action_mask[np.arange(64), seen.action].all()
 
 
-def test_a_fixed_temperature_stays(file, slices):
-    _, update = learner_of(file, learn_temperature=False)
+def test_a_fixed_temperature_stays(case, slices):
+    _, update = learner_of(case, learn_temperature=False)
     state, metrics = update(again(slices[0][0]).replace(log_temperature=jnp.log(0.2)))
     assert float(state.log_temperature) == pytest.approx(np.log(0.2))
     assert metrics["actor_loss"].weight > 0
@@ -256,14 +234,43 @@ PROBE = sac_discrete.Config(
 )
 
 
-def played(_):
-    """In test_probes.py, which is slow."""
+def played(case, kind):
+    """For test_probes.py."""
 
     def values_of(config, space, state, x):
         critics = jax.vmap(sac_discrete.Critic(config, 2).apply, (0, None))
         return critics(state.critic_params, x).min(0).max(-1)
 
-    return "discrete", *play_probes(sac_discrete, PROBE, values_of, options=AS_FOR_USERS)
+    return kind, *play_probes(sac_discrete, PROBE, values_of, options=AS_FOR_USERS)
+
+
+CASE = Case(
+    module=sac_discrete,
+    tiny=TINY,
+    metrics={"critic_loss", "actor_loss", "mean_value", "entropy", "temperature", "grad_norm"},
+    pinned={
+        "critic_loss": [4.77733, 4.09035, 3.38092],
+        "actor_loss": [-0.693605, -0.746278, -0.640022],
+        "temperature": [0.991326, 0.974206, 0.963473],
+    },
+    refused=(
+        *REFUSED,
+        (dict(updates_per_step=0), "updates_per_step=0"),
+        (dict(buffer_dtype="int7"), "buffer_dtype='int7': give \"\" or bool or int8"),
+        (dict(num_critics=0), "num_critics=0: give a whole number, 1 or more"),
+        (dict(network="simba", critic_hidden_sizes=(8, 4)), "simba's blocks are one size"),
+        (dict(network="simba", hidden_sizes=()), "hidden_sizes=.*: simba's blocks are one size"),
+        (
+            dict(env="Pendulum-v1", env_settings=()),
+            "Pendulum-v1 has actions .*; sac_discrete takes Disc",
+        ),
+    ),
+    probe=PROBE,
+    probes={"discrete": False},
+    played=played,
+    learns=("policy", "critic_params", "target_params", "log_temperature", "opt_state"),
+    **OF_CASES,
+)
 
 
 def test_the_entropy_reaches_its_target():

@@ -7,34 +7,19 @@ import optax
 import pytest
 
 from algorithms import parts, td3
-from tests.algorithms.actor_critics import *  # noqa: F403  the contract
-from tests.algorithms.actor_critics import (
+from tests.algorithms.cases import Case, again, assert_close, assert_same
+from tests.algorithms.test_actor_critics import (
+    OF_CASES,
     PROBE,
     REFUSED,
     SMALL,
     TAKES_BOX,
     assert_apart,
+    played,
     two_motors,
 )
-from tests.algorithms.contract import again, assert_close, assert_same
-from tests.algorithms.delayed_actors import *  # noqa: F403
 
-MODULE = td3
 TINY = td3.Config(**SMALL, tau=0.05, noise_correlation=0.5)
-METRICS = {"critic_loss", "actor_loss", "mean_value", "grad_norm"}
-REFUSED = [
-    *REFUSED,
-    (dict(policy_every=0), "policy_every=0"),
-    (dict(num_critics=0), "num_critics=0: give a whole number, 1 or more"),
-    TAKES_BOX,
-]
-LEARNS = ("policy", "critic_params", "target_params", "actor_opt_state", "critic_opt_state")
-ACTOR_STATE = "actor_opt_state"
-PINNED = {
-    "critic_loss": [139.824, 95.3288, 65.5662],
-    "actor_loss": [-0.257338, -0.238237, -1.04215],
-    "mean_value": [0.0177642, -0.110717, -0.540637],
-}
 
 
 def mean_action(config, state, x, size=1):
@@ -154,3 +139,27 @@ def test_critics_start_apart_and_heads_with_their_gains(slices):
 # --- probe tasks ------------------------------------------------------------------------------
 
 PROBE = td3.Config(**PROBE, tau=0.05, exploration_noise=0.3, target_noise=0.0)
+CASE = Case(
+    module=td3,
+    tiny=TINY,
+    metrics={"critic_loss", "actor_loss", "mean_value", "grad_norm"},
+    pinned={
+        "critic_loss": [139.824, 95.3288, 65.5662],
+        "actor_loss": [-0.257338, -0.238237, -1.04215],
+        "mean_value": [0.0177642, -0.110717, -0.540637],
+    },
+    refused=(
+        *REFUSED,
+        (dict(policy_every=0), "policy_every=0"),
+        (dict(num_critics=0), "num_critics=0: give a whole number, 1 or more"),
+        TAKES_BOX,
+    ),
+    probe=PROBE,
+    probes={"continuous": False},
+    played=played,
+    learns=("policy", "critic_params", "target_params", "actor_opt_state", "critic_opt_state"),
+    mean_action=mean_action,
+    lowest_value=lowest_value,
+    actor_state="actor_opt_state",
+    **OF_CASES,
+)

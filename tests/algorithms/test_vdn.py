@@ -11,19 +11,12 @@ import envs
 from algorithms import parts, pqn, vdn
 from envs.evaluation import rewarded
 from envs.gymnax import Wrapper
-from tests.algorithms.contract import again, assert_close
-from tests.algorithms.teams import *  # noqa: F403
+from tests.algorithms.cases import Case, again, assert_close
 from tests.algorithms.test_ippo import Crowd, CrowdParams
-from tests.algorithms.test_pqn import (  # noqa: F401
-    plain_targets,
-    random_rollout,
-    test_epsilon_falls_over_a_run,
-)
+from tests.algorithms.test_pqn import plain_targets, random_rollout
 from tests.algorithms.test_pqn_rnn import check_kernels
 from tests.probe import LEAVING, Pair, PairParams, environment, spaces, struct
 
-MODULE = vdn
-PER_AGENT = False
 TINY = vdn.Config(
     total_timesteps=3 * 16,
     num_envs=2,
@@ -635,27 +628,35 @@ def test_images_are_convolved_and_ids_and_what_was_done_come_behind():
 # --- the contract -----------------------------------------------------------------------------
 
 METRICS = {"loss", "grad_norm", "mean_value", "epsilon"}
-SWEPT_WORLD = WORLD[0], PairParams(task=LEAVING)
-OTHER = {"adam_eps": 1e-1, "max_grad_norm": 1e-2}
-REFUSED = [
-    (dict(num_minibatches=4), "num_minibatches=4 does not divide num_envs=2, .* 1, 2 would do"),
-    (
-        dict(num_minibatches=3, cell="none", previous_inputs=False),
-        "num_minibatches=3 does not divide num_envs . num_steps = .* 16; 1, 2, 4, 8 would do",
+CASE = Case(
+    module=vdn,
+    tiny=TINY,
+    metrics=METRICS,
+    pinned={
+        "loss": [0.711551, 0.701536, 0.78519],
+        "grad_norm": [2.8939, 2.25505, 3.51693],
+        "mean_value": [4.85699e-05, 0.0149648, 0.0216866],
+    },
+    refused=(
+        (dict(num_minibatches=4), "num_minibatches=4 does not divide num_envs=2, .* 1, 2 would do"),
+        (
+            dict(num_minibatches=3, cell="none", previous_inputs=False),
+            "num_minibatches=3 does not divide num_envs . num_steps = .* 16; 1, 2, 4, 8 would do",
+        ),
+        (dict(mixer="mean"), "mixer='mean': give none or sum or monotonic"),
+        (dict(cell="rnn"), "cell='rnn': give none or lstm or gru or mingru"),
+        (dict(mixing_size=0), "mixing_size=0"),
+        (dict(memory_size=0), "memory_size=0"),
+        (dict(cell="none"), "previous_inputs=True needs a memory; cell='gru' would do"),
+        (dict(env="CartPole-v1", env_settings=()), "has one agent .*, pqn, .* take it"),
+        (dict(env="Pursuit-v0", env_settings=()), "has actions .*; vdn takes Discrete"),
     ),
-    (dict(mixer="mean"), "mixer='mean': give none or sum or monotonic"),
-    (dict(cell="rnn"), "cell='rnn': give none or lstm or gru or mingru"),
-    (dict(mixing_size=0), "mixing_size=0"),
-    (dict(memory_size=0), "memory_size=0"),
-    (dict(cell="none"), "previous_inputs=True needs a memory; cell='gru' would do"),
-    (dict(env="CartPole-v1", env_settings=()), "has one agent .*, pqn, .* take it"),
-    (dict(env="Pursuit-v0", env_settings=()), "has actions .*; vdn takes Discrete"),
-]
-PINNED = {
-    "loss": [0.711551, 0.701536, 0.78519],
-    "grad_norm": [2.8939, 2.25505, 3.51693],
-    "mean_value": [4.85699e-05, 0.0149648, 0.0216866],
-}
+    world=WORLD,
+    swept_world=(WORLD[0], PairParams(task=LEAVING)),
+    other={"adam_eps": 1e-1, "max_grad_norm": 1e-2},
+    probe=PROBE,
+    per_agent=False,
+)
 
 
 def test_defaults_are_a_team_that_can_be_trained():

@@ -1,12 +1,13 @@
 """What the files have in common that learn an actor and critics from a replay buffer, beside the
-contract. Each file's tests import these with those of its gradient step, and define
+contract. A file's case has
 
-    PROBE                                the probe tasks' config
-    LEARNS                               the fields of its state that change when it learns
+    probe                                the probe tasks' config
+    learns                               the fields of its state that change when it learns
     mean_action(config, state, x, size)  what the actor does without noise, in [-1, 1]
     lowest_value(config, state, x, a)    of all critics
+    actor_state                          where the actor learns seldom, its optimiser's field
 
-where actions are continuous; otherwise those from `kept` on are not theirs.
+The last three are of continuous actions.
 """
 
 import jax
@@ -16,18 +17,13 @@ import pytest
 
 import envs
 from envs.gymnax import Wrapper, spaces
-from tests.algorithms.contract import *  # noqa: F403  the contract
-from tests.algorithms.contract import again, assert_same
-from tests.algorithms.probes import play_probes
+from tests.algorithms.cases import EVALUATION, again, assert_same
+from tests.algorithms.test_probes import play_probes
 from tests.conftest import AS_FOR_USERS
 
-# In test_slices.py, which is slow.
-del test_slices_are_exact_under_vmap_too  # noqa: F821
-del test_slices_are_exactly_the_whole  # noqa: F821
-# Of rollouts; with a replay buffer all observations are at hand.
-del test_running_statistics_are_of_what_was_acted_on_and_paid  # noqa: F821
+pytestmark = pytest.mark.cases(lambda case: case.of_family("actor-critics"))
+continuous = pytest.mark.cases(lambda case: case.continuous)
 
-CONTINUOUS = True
 # The settings under which every float of the file matters, and a buffer that wraps around.
 SMALL = dict(
     env_settings=(("max_steps", 20),),
@@ -56,49 +52,50 @@ REFUSED = [
     (dict(buffer_size=2, n_step=3), "buffer_size=2 does not hold n_step=3 .* 6 would do"),
 ]
 TAKES_BOX = (dict(env="CartPole-v1", env_settings=()), "CartPole-v1 has actions .* takes Box")
+OF_CASES = dict(other=OTHER, tolerance=TOLERANCE)
 
 
-def test_metrics_have_the_points_as_leading_axis(file, trained):
+def test_metrics_have_the_points_as_leading_axis(case, trained):
     """Learning starts within the first point."""
     state, metrics = trained
     assert list(metrics["timestep"]) == [0, 32, 64, 96]
     assert metrics["eval_return"].shape == (4, 2) and metrics["eval_length"].shape == (4, 2)
-    for name in file.METRICS:
+    for name in case.metrics:
         assert np.isnan(metrics[name][0]) and np.isfinite(metrics[name][1:]).all(), name
     others = {"timestep", "num_episodes", "episode_return", "episode_length"}
-    assert set(metrics) == file.METRICS | others | file.EVALUATION
+    assert set(metrics) == case.metrics | others | EVALUATION
     assert int(state.update) == 3
 
 
 # --- when it learns ---------------------------------------------------------------------------
 
 
-def test_learning_waits_and_is_annealed_to_nothing(file, slices):
-    config = file.TINY.replace(learning_starts=60, num_eval_episodes=0)
-    train, start = file.MODULE.make_train(config), slices[0][0]
+def test_learning_waits_and_is_annealed_to_nothing(case, slices):
+    config = case.tiny.replace(learning_starts=60, num_eval_episodes=0)
+    train, start = case.module.make_train(config), slices[0][0]
     state, metrics = train(None, again(start), 1)
-    for name in file.LEARNS:
+    for name in case.learns:
         assert_same(getattr(state, name), getattr(start, name))
     assert np.isnan(metrics["critic_loss"]).all() and np.isnan(metrics["actor_loss"]).all()
     late, _ = train(None, state, 1)
-    for name in file.LEARNS:
+    for name in case.learns:
         with pytest.raises(AssertionError):
             assert_same(getattr(late, name), getattr(start, name))
     end, _ = train(None, late, 1)
     beyond, _ = train(None, again(end), 1)
-    assert_same(file.learned(beyond), file.learned(end))
+    assert_same(case.learned(beyond), case.learned(end))
 
 
-def learner_of(file, **changes):
+def learner_of(case, **changes):
     """Of TINY with changes that leave the shapes of its state alone; and its compiled update."""
-    config = file.TINY.replace(learning_starts=0, **changes)
-    learner = file.MODULE.learner(config, *envs.make(config.env, max_steps=20))
+    config = case.tiny.replace(learning_starts=0, **changes)
+    learner = case.module.learner(config, *envs.make(config.env, max_steps=20))
     return learner, jax.jit(learner.update)
 
 
-def test_learning_waits_for_a_whole_window(file, slices):
+def test_learning_waits_for_a_whole_window(case, slices):
     """Of 12 steps of both environments, which 12 of the 16 rounds make: the last 5 learn, twice."""
-    _, update = learner_of(file, n_step=12)
+    _, update = learner_of(case, n_step=12)
     _, metrics = update(again(slices[0][0]))
     assert metrics["critic_loss"].weight == 10
 
@@ -138,19 +135,20 @@ def two_motors(wrapper=TwoMotors):
 
 
 @pytest.fixture(scope="module")
-def kept(file):
+def kept(case):
     """The world, the config, the last state, and a buffer that keeps everything: 48 steps of 32
     environments, the last third the policy's."""
-    config = file.TINY.replace(learning_starts=1000, total_timesteps=3 * 512, num_envs=32)
+    config = case.tiny.replace(learning_starts=1000, total_timesteps=3 * 512, num_envs=32)
     config = config.replace(buffer_size=1536, learning_rate=0.0, num_eval_episodes=0)
     config = config.replace(normalize_obs=True)
     if hasattr(config, "exploration_noise"):
         config = config.replace(exploration_noise=0.3)
     world = two_motors()
-    state, _ = file.MODULE.make_train(config, *world)(jax.random.key(0))
+    state, _ = case.module.make_train(config, *world)(jax.random.key(0))
     return world, config, state, jax.tree.map(np.asarray, state.replay.transitions)
 
 
+@continuous
 def test_what_is_kept_is_the_action_in_its_unit_and_what_it_led_to(kept):
     """Held against Pendulum's own equation. The middle of a box may be anywhere."""
     *_, seen = kept
@@ -161,6 +159,7 @@ def test_what_is_kept_is_the_action_in_its_unit_and_what_it_led_to(kept):
     assert seen.done[19 * 32 : 20 * 32].all() and not seen.terminated.any()
 
 
+@continuous
 def test_observation_statistics_are_of_what_was_acted_on(kept):
     *_, state, seen = kept
     stats = state.policy.obs_stats
@@ -168,10 +167,11 @@ def test_observation_statistics_are_of_what_was_acted_on(kept):
     np.testing.assert_allclose(stats.var, seen.observation.var(0), rtol=1e-3, atol=1e-5)
 
 
-def test_actions_are_uniform_and_then_the_policys(file, kept):
+@continuous
+def test_actions_are_uniform_and_then_the_policys(case, kept):
     """Each dimension's by itself. Noise is correlated from step to step, actions with it; a policy
     that has none of its own has a standard deviation of exp(-1.5) before tanh at first."""
-    actions, noisy = kept[-1].action, hasattr(file.TINY, "exploration_noise")
+    actions, noisy = kept[-1].action, hasattr(case.tiny, "exploration_noise")
     for drawn in (actions[:960], actions[1024:]):
         assert np.corrcoef(drawn.T)[0, 1] == pytest.approx(0.0, abs=0.15 if noisy else 0.1)
     for own in actions.T:
@@ -187,22 +187,56 @@ def test_actions_are_uniform_and_then_the_policys(file, kept):
         assert correlation == pytest.approx(0.5, abs=0.1)
 
 
-def test_a_policy_with_a_key_explores_within_the_box(file, kept, vmapped_keys):
+@continuous
+def test_a_policy_with_a_key_explores_within_the_box(case, kept, vmapped_keys):
     world, config, state, _ = kept
-    noisy = hasattr(file.TINY, "exploration_noise")
+    noisy = hasattr(case.tiny, "exploration_noise")
     config = config.replace(**dict(exploration_noise=0.7) if noisy else {})
-    policy = file.MODULE.make_policy(config, *world)
+    policy = case.module.make_policy(config, *world)
     x = jnp.array([0.5, 0.5, 1.0])
     keys = jax.random.split(jax.random.key(1), 400)
     act = jax.jit(jax.vmap(lambda key: (policy(state, x)[0], policy(state, x, None, key)[0])))
     (greedy, *_), actions = act(keys)
     assert actions.shape == (400, 2) and ((actions >= LOW) & (actions <= HIGH)).all()
     seen = state.policy.obs_stats.normalize(x[None], config.clip_obs)
-    mean = LOW + 0.5 * (file.mean_action(config, state, seen, 2)[0] + 1.0) * (HIGH - LOW)
+    mean = LOW + 0.5 * (case.mean_action(config, state, seen, 2)[0] + 1.0) * (HIGH - LOW)
     np.testing.assert_allclose(greedy, mean, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(np.median(actions, 0), mean, atol=0.15)
     assert (np.std(actions, 0) > np.array([0.6, 0.3]) * (1.5 if noisy else 0.5)).all()
     assert np.corrcoef(actions.T)[0, 1] == pytest.approx(0.0, abs=0.15)
+
+
+# --- actors that learn once in `policy_every` steps of the critics ---------------------------
+
+delayed = pytest.mark.cases(lambda case: case.has("policy_every"))
+
+
+@delayed
+@pytest.mark.parametrize("every, updates, rounds", [(3, 2, 15), (2, 4, 16)])
+def test_the_actor_learns_at_every_so_many_of_the_critics_steps(
+    case, slices, every, updates, rounds
+):
+    """Through the ends of stretches, which are whole periods. n_step=2 makes the first round wait,
+    and the steps of the actor in it."""
+    learner, update = learner_of(case, policy_every=every, updates_per_step=updates)
+    assert learner.steps == rounds * case.tiny.num_envs
+    state, metrics = update(again(slices[0][0]))
+    total = rounds * updates
+    assert metrics["critic_loss"].weight == total - updates
+    assert metrics["actor_loss"].weight == total // every - updates // every
+    assert int(state.critic_opt_state.count) == total - updates
+    assert int(getattr(state, case.actor_state).count) == total // every - updates // every
+    state, metrics = update(state)
+    assert metrics["actor_loss"].weight == total // every
+
+
+@delayed
+def test_the_actors_steps_stay_a_branch_under_vmap(case, vmapped_keys):
+    """Else all of them are computed, and most thrown away."""
+    config = case.tiny.replace(num_eval_episodes=0)
+    learner = case.module.learner(config, *envs.make(config.env, max_steps=20))
+    states = jax.eval_shape(jax.vmap(learner.init), jax.random.split(jax.random.key(0), 3))
+    assert "cond[" in str(jax.make_jaxpr(jax.vmap(learner.update))(states))
 
 
 # --- probe tasks ------------------------------------------------------------------------------
@@ -225,11 +259,10 @@ PROBE = dict(
 )
 
 
-def played(file):
-    """In test_probes.py, which is slow."""
+def played(case, kind):
+    """For test_probes.py."""
 
     def values_of(config, space, state, x):
-        return file.lowest_value(config, state, x, file.mean_action(config, state, x))
+        return case.lowest_value(config, state, x, case.mean_action(config, state, x))
 
-    probes = play_probes(file.MODULE, file.PROBE, values_of, True, options=AS_FOR_USERS)
-    return "continuous", *probes
+    return kind, *play_probes(case.module, case.probe, values_of, True, options=AS_FOR_USERS)

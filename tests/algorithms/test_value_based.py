@@ -1,10 +1,17 @@
-"""What all files that learn values from a replay buffer have in common, beside the contract. Each
-file's tests import these with those of its formulas, and define
+"""What the files have in common that learn values from a replay buffer, beside the contract: how
+they explore, what they keep, and one gradient step from a transition made by hand. A file's case
+has, with `online` and `target` as parameters,
 
     action_values(config, space, params, x)     what the network expects of all actions
     prefer(config, params, action, by)          parameters by which an action is worth more by `by`,
                                                 all others what they are, for any observation
+    expected_loss(config, online, target, best, state)
+                                    in plain NumPy, of the transition from X to X_NEXT; `best` is
+                                    the action of the target
+    mean_values(config, state, x)   of all actions, as `mean_value` has them
 """
+
+import inspect
 
 import jax
 import jax.numpy as jnp
@@ -12,13 +19,15 @@ import numpy as np
 import pytest
 
 import envs
+from algorithms import dqn, parts
 from algorithms.parts import memory
 from envs.gymnax import Wrapper
 from tests import probe as tasks
-from tests.algorithms.contract import *  # noqa: F403
-from tests.algorithms.contract import again, assert_same
-from tests.algorithms.probes import play_probes
+from tests.algorithms.cases import EVALUATION, again, assert_same
+from tests.algorithms.test_probes import play_probes
 from tests.conftest import AS_FOR_USERS
+
+pytestmark = pytest.mark.cases(lambda case: case.of_family("action values") and case.replay)
 
 # The settings under which every float of the file matters, and a buffer that wraps around.
 SMALL = dict(
@@ -38,7 +47,6 @@ SMALL = dict(
     num_evals=3,
     num_eval_episodes=2,
 )
-HEEDS_MASKS = True
 # Where half the default is not a change, or none that can be felt in 96 steps.
 OTHER = {"adam_eps": 1e-2, "eps_end": 0.9, "max_grad_norm": 1e-3, "huber_delta": 0.1}
 OTHER |= {"priority_eps": 0.5, "duration_exponent": 1.5}
@@ -64,27 +72,27 @@ def compared(state, metrics):
     return {name: metrics[name][:3] for name in names}
 
 
-# --- the contract -----------------------------------------------------------------------------
+OF_CASES = dict(other=OTHER, tolerance=TOLERANCE, compared=compared)
 
 
 @pytest.fixture(scope="module")
-def module(file):
-    return file.MODULE
+def module(case):
+    return case.module
 
 
 @pytest.fixture(scope="module")
-def tiny(file):
-    return file.TINY
+def tiny(case):
+    return case.tiny
 
 
-def test_metrics_have_the_points_as_leading_axis(file, trained):
+def test_metrics_have_the_points_as_leading_axis(case, trained):
     state, metrics = trained
     assert list(metrics["timestep"]) == [0, 32, 64, 96]
     assert metrics["eval_return"].shape == (4, 2) and metrics["eval_length"].shape == (4, 2)
-    for name in file.METRICS:  # learning starts after the second point
+    for name in case.metrics:  # learning starts after the second point
         assert np.isnan(metrics[name][:2]).all() and np.isfinite(metrics[name][2:]).all(), name
     others = {"timestep", "num_episodes", "episode_return", "episode_length", "epsilon"}
-    assert set(metrics) == file.METRICS | others | file.EVALUATION
+    assert set(metrics) == case.metrics | others | EVALUATION
     assert int(state.update) == 3  # of 8 rounds with two gradient steps each
     left = np.maximum(1.0 - np.arange(24) / 24 / 0.2, 0.0).reshape(3, 8).mean(1)
     np.testing.assert_allclose(metrics["epsilon"][1:], 0.05 + 0.95 * left, rtol=1e-5)
@@ -159,6 +167,7 @@ def test_the_learning_rate_is_annealed(points):
     assert distance[1] < 0.6 * distance[0]
 
 
+@pytest.mark.cases(slow=lambda case: case.name != "dqn")
 def test_the_buffer_is_never_copied(module, tiny, vmapped_keys):
     """Eight agents that go on from their states, as `launch` runs them, and eight that start: what
     the program needs beside its arguments and results is far less than a buffer. One gradient step
@@ -188,13 +197,13 @@ def test_a_buffer_larger_than_the_memory_is_refused_with_one_that_fits(module, t
         module.make_train(tiny.replace(buffer_size=2 * fits))
 
 
-def test_images_can_be_stored_as_bits(module, tiny):
-    config = tiny.replace(env="Breakout-MinAtar", buffer_dtype="bool", num_eval_episodes=0)
-    state, _ = jax.eval_shape(module.make_train(config), jax.eval_shape(lambda: jax.random.key(0)))
-    replay = state.replay.transitions
-    assert replay.observation.shape == replay.final_observation.shape == (40, 10, 10, 4)
-    assert replay.observation.dtype == replay.final_observation.dtype == bool
-    assert len(jax.tree.leaves(state.policy.params)) >= 6  # a convolution, too
+@pytest.mark.cases(lambda case: case.has("prioritized"))
+def test_priorities_are_written_back_and_the_largest_is_remembered(points):
+    """At first all are the same, that of what has not been drawn yet."""
+    _, (start, first, second, _) = points
+    assert (first.replay.priorities[:30] == 1.0).all() and start.replay.max_priority == 1.0
+    seen = np.unique(np.asarray(second.replay.priorities))
+    assert len(seen) > 10 and second.replay.max_priority >= seen.max() > 1.0
 
 
 class Signs(Wrapper):
@@ -293,6 +302,162 @@ def test_what_is_held_is_let_go_where_it_is_not_allowed(module, tiny):
     assert len(np.unique(played.action)) == 2
 
 
+# --- one gradient step ------------------------------------------------------------------------
+
+GAMMA, REWARD, ACTION = 0.9, 2.0, 1
+COUNT = 1e6  # of observations whose statistics are known: so many that a rollout hardly moves them
+# Steps of three, and one gradient step of an update; the buffer holds the transition, nearly alone.
+ONE = dict(
+    total_timesteps=16,
+    num_envs=1,
+    train_every=16,
+    updates_per_step=1,
+    buffer_size=100_000,
+    learning_starts=0,
+    gamma=GAMMA,
+    n_step=3,
+    normalize_obs=True,
+)
+
+
+def gradient_step(module, config, networks, masked):
+    """The state before an update and after it, and what the gradient step says. `networks` makes
+    parameters of both networks from some."""
+    env = tasks.Probe(masked=masked)
+    max_steps = 5 if masked else 1000
+    env_params = tasks.ProbeParams(task=tasks.SWING, max_steps_in_episode=max_steps)
+    learner = module.learner(config.replace(**ONE), env, env_params)
+    state = jax.jit(learner.init)(jax.random.key(0))
+    transition = parts.Transition(
+        observation=jnp.array([-1.0]),
+        action=jnp.int32(ACTION),
+        reward=jnp.float32(REWARD),
+        terminated=jnp.bool_(False),
+        done=jnp.bool_(False),
+        final_observation=jnp.array([2.0]),
+        action_mask=jnp.array([False, True, False]) if masked else None,
+        final_action_mask=jnp.array([True, True, False]) if masked else None,
+    )
+    fill = lambda x, one: jnp.broadcast_to(one, x.shape).astype(x.dtype)
+    transitions = jax.tree.map(fill, state.replay.transitions, transition)
+    replay = state.replay.replace(transitions=transitions, size=jnp.int32(100_000))
+    if replay.priorities is not None:
+        replay = replay.replace(priorities=replay.priorities.at[:100_000].set(1.0))
+    stats = state.policy.obs_stats
+    stats = stats.replace(mean=stats.mean + 0.5, var=4.0 * stats.var, count=jnp.float32(COUNT))
+    online, target = networks(state.policy.params)
+    policy = state.policy.replace(params=online, obs_stats=stats)
+    state = state.replace(policy=policy, target_params=target, replay=replay)
+    before = again(state)
+    after, metrics = jax.jit(learner.update)(state)
+    averages = {name: x for name, x in metrics.items() if isinstance(x, parts.Average)}
+    assert all(x.weight == 1 for x in averages.values())
+    return before, after, {name: float(x.total) for name, x in averages.items()}
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["single", "double"])
+def one_step(request, case):
+    """With networks that do not agree: action 2 is the best for both; then the online network
+    prefers action 0, and the target network action 1."""
+    config = case.tiny.replace(double=request.param)
+
+    def networks(params):
+        noise = np.random.default_rng(0)
+        for second in (0, 1):
+            draw = lambda x: jnp.asarray(0.3 * noise.normal(size=x.shape), jnp.float32)
+            drawn = jax.tree.map(draw, params)
+            yield case.prefer(config, case.prefer(config, drawn, 2, 20.0), second, 10.0)
+
+    return config, *gradient_step(case.module, config, networks, masked=True)
+
+
+X, X_NEXT = np.array([[-0.75]], np.float32), np.array([[0.75]], np.float32)  # as networks see them
+
+
+def test_the_loss_of_a_transition_is_the_paper_s(case, one_step):
+    """Of a window of three steps that bootstraps, where an action is forbidden that both networks
+    like best."""
+    config, state, _, metrics = one_step
+    online, target = state.policy.params, state.target_params
+    space = tasks.spaces.Discrete(3)
+    values = [case.action_values(config, space, p, X_NEXT)[0] for p in (online, target)]
+    assert list(np.argsort(values[0])) == [1, 0, 2] and list(np.argsort(values[1])) == [0, 1, 2]
+    best = 0 if config.double else 1
+    expected = case.expected_loss(config, online, target, best, state)
+    np.testing.assert_allclose(metrics["loss"], expected, rtol=1e-4)
+
+
+def test_mean_value_is_that_of_the_best_allowed_action(case, one_step):
+    config, state, _, metrics = one_step
+    values = case.mean_values(config, state, X)
+    assert list(np.argsort(values)) == [1, 0, 2]
+    np.testing.assert_allclose(metrics["mean_value"], values[1], rtol=1e-4)
+
+
+def test_masks_and_statistics_belong_to_what_was_seen(one_step):
+    """In episodes of 5 steps, cut where x = -1 and action 0 is allowed, begun where x = 1 and it is
+    not: 10 of the 16 observations are 1, and only 6 of those that actions led to."""
+    _, _, after, _ = one_step
+    played = jax.tree.map(lambda x: np.asarray(x[:16]), after.replay.transitions)
+    np.testing.assert_array_equal(np.flatnonzero(played.done), [4, 9, 14])
+    assert after.episodes.count == 3
+    moved = (after.policy.obs_stats.mean - 0.5) * COUNT / 16
+    np.testing.assert_allclose(moved, 4 / 16 - 0.5, atol=0.02)
+    for mask, x in (
+        (played.action_mask, played.observation),
+        (played.final_action_mask, played.final_observation),
+    ):
+        np.testing.assert_array_equal(mask[:, 0], x[:, 0] <= 0)
+
+
+def test_the_target_network_moves_by_tau(one_step):
+    config, before, after, _ = one_step
+    move = lambda old, new: config.tau * new + (1.0 - config.tau) * old
+    expected = jax.tree.map(move, before.target_params, after.policy.params)
+    assert_close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
+    jax.tree.map(assert_close, after.target_params, expected)
+
+
+def test_the_policy_sees_normalised_observations(case):
+    config, env, env_params = case.tiny.replace(**ONE), tasks.Probe(), tasks.ProbeParams()
+    learner = case.module.learner(config, env, env_params)
+    state = jax.jit(learner.init)(jax.random.key(0))
+    policy = state.policy
+    stats = policy.obs_stats.replace(mean=jnp.array([5.0]), var=jnp.array([4.0]))
+    state = state.replace(policy=policy.replace(obs_stats=stats))
+    x = np.linspace(-5.0, 15.0, 81, dtype=np.float32)[:, None]
+    actions = jax.vmap(lambda x: learner.policy(state, x)[0])(x)
+    values = lambda x: case.action_values(config, env.action_space(env_params), policy.params, x)
+    np.testing.assert_array_equal(actions, values((x - 5.0) / 2.0).argmax(-1))
+    assert (actions != values(x).argmax(-1)).any()
+
+
+SHARED = ("greedy", "epsilon_at", "epsilon_greedy", "durations", "hold", "normalize")
+
+
+@pytest.mark.cases(lambda case: case.module is not dqn)
+@pytest.mark.parametrize("name", SHARED)
+def test_what_is_repeated_is_dqn_s(module, name):
+    """Its own tests hold for these."""
+    assert inspect.getsource(getattr(module, name)) == inspect.getsource(getattr(dqn, name))
+
+
+# --- quantiles ---------------------------------------------------------------------------------
+
+
+def plain_quantile_huber(quantiles, levels, targets, kappa):
+    """The loss and its slopes, of quantiles at levels (num,) and targets (num_targets,)."""
+    loss, slopes = 0.0, np.zeros(len(quantiles))
+    for i, level in enumerate(levels):
+        for target in targets:
+            u = target - quantiles[i]
+            size = 0.5 * u**2 if abs(u) <= kappa else kappa * (abs(u) - 0.5 * kappa)
+            weight = abs(level - (u < 0)) / len(targets)
+            loss += weight * size
+            slopes[i] -= weight * np.clip(u, -kappa, kappa)
+    return loss, slopes
+
+
 # --- probe tasks ------------------------------------------------------------------------------
 
 PROBE = dict(
@@ -317,15 +482,15 @@ PROBE = dict(
 )
 
 
-def played(file):
-    """In test_probes.py, which is slow, but for DQN."""
-    module = file.MODULE
+def played(case, kind):
+    """For test_probes.py."""
+    module = case.module
     support = dict(v_min=-2.0, v_max=12.0) if hasattr(module.Config, "v_min") else {}
     scale = dict(reward_scale=1.0) if hasattr(module.Config, "reward_scale") else {}
     config = module.Config(**PROBE, **support, **scale)
 
     def values_of(config, space, state, x):
-        return file.action_values(config, space, state.policy.params, x).max(-1)
+        return case.action_values(config, space, state.policy.params, x).max(-1)
 
     # So many rounds take longer than compiling them well.
-    return "discrete", *play_probes(module, config, values_of, options=AS_FOR_USERS)
+    return kind, *play_probes(module, config, values_of, options=AS_FOR_USERS)

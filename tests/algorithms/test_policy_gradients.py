@@ -1,7 +1,6 @@
-"""What files that learn a policy by its gradient have in common, beside the contract: what a
-gradient step does, read off how the parameters move. Those with one network for actor and critic
-and one agent import all of these, the others the first two. `READ` are changes of TINY under which
-what is read off does not take longer than it has to.
+"""What the files have in common that learn a policy by its gradient, beside the contract: what a
+gradient step does, read off how the parameters move. The `read` of a file's case are changes of
+`tiny` under which what is read off does not take longer than it has to.
 """
 
 import math
@@ -14,18 +13,23 @@ import pytest
 from flax import struct
 
 from tests import probe as tasks
-from tests.algorithms.contract import change_leaves, compiled, several
+from tests.algorithms.cases import change_leaves, compiled
 from tests.probe import ProbeParams, environment, spaces
 
+pytestmark = pytest.mark.cases(lambda case: case.of_family("policy gradients"))
+of_one_agent = pytest.mark.cases(lambda case: case.info["agents"] == "one")
+with_settings = lambda *names: pytest.mark.cases(lambda case: case.has(*names))
 
-def test_the_entropy_bonus_raises_the_entropy(file, slices, request):
+
+@pytest.mark.cases(lambda case: not case.several)
+def test_the_entropy_bonus_raises_the_entropy(case, slices):
     """Of a policy that prefers an action, where nothing else matters much. With the programs of
     `slices`."""
     floats = dict(ent_coef=100.0, learning_rate=0.05)
-    train = file.MODULE.make_train(file.TINY.replace(**floats), *file.WORLD)
+    train = case.module.make_train(case.tiny.replace(**floats), *case.world)
     state = change_leaves(slices[0][0], ("actor_head", "bias"), lambda x: x.at[..., 0].add(1.0))
     entropy = []
-    with compiled(request.module):
+    with compiled(case):
         for _ in range(3):
             state, row = train(None, state, 1)
             entropy.append(np.asarray(row["entropy"][0]))
@@ -64,19 +68,19 @@ class Echo(environment.Environment):
         return spaces.Box(-1.0, 3.0, (3, 2))
 
 
-def test_only_the_environment_and_memories_see_the_clipped_action(file, monkeypatch, vmapped_keys):
+def test_only_the_environment_and_memories_see_the_clipped_action(case, monkeypatch, vmapped_keys):
     """Learning sees the unclipped one, which its log_prob belongs to. A wide Gaussian leaves each
     dimension's own bounds again and again, which are what arrives then."""
-    seen, original = [], file.MODULE.Actions.log_prob_and_entropy
+    seen, original = [], case.module.Actions.log_prob_and_entropy
 
     def spy(actions, action, *args):
         jax.debug.callback(lambda x: seen.append(np.abs(x).max()), action)
         return original(actions, action, *args)
 
-    monkeypatch.setattr(file.MODULE.Actions, "log_prob_and_entropy", spy)
-    env = tasks.Twins(Echo()) if several(file) else Echo()
-    on = dict(previous_inputs=True) if hasattr(file.TINY, "previous_inputs") else {}
-    learner = file.MODULE.learner(file.TINY.replace(**on), env, env.default_params)
+    monkeypatch.setattr(case.module.Actions, "log_prob_and_entropy", spy)
+    env = tasks.Twins(Echo()) if case.several else Echo()
+    on = dict(previous_inputs=True) if hasattr(case.tiny, "previous_inputs") else {}
+    learner = case.module.learner(case.tiny.replace(**on), env, env.default_params)
     state = jax.jit(learner.init)(jax.random.key(0))
     state = change_leaves(state, ("log_std",), lambda x: x + 2.0)
     state, _ = jax.block_until_ready(jax.jit(learner.update)(state))
@@ -97,20 +101,19 @@ def test_only_the_environment_and_memories_see_the_clipped_action(file, monkeypa
 
 # --- what a gradient step does ----------------------------------------------------------------
 
-READ = {}
 UPDATES = EPOCHS = 3
 RATE = 1e-2  # so little that all gradient steps of an update see about the same gradient
 
 
 @pytest.fixture(scope="module")
-def read(file):
+def read(case):
     """read(reward, log_std=0.0, updates=1, task=CONSTANT, **changes of the config): how the
     parameters moved in so many updates, and the metrics.
 
     Adam divides by the size of gradients; with an epsilon this large a gradient step at the full
     learning rate moves the parameters by RATE times the gradient.
     """
-    config = file.TINY.replace(
+    config = case.tiny.replace(
         total_timesteps=UPDATES * 1024,
         num_envs=64,
         num_steps=16,
@@ -125,17 +128,17 @@ def read(file):
         num_evals=UPDATES,
         num_eval_episodes=0,
         eval_at_start=False,
-        **file.READ,
+        **case.read,
     )
-    config = config.replace(**dict(update_epochs=EPOCHS) if epochs(file) > 1 else {})
+    config = config.replace(**dict(update_epochs=EPOCHS) if epochs(case) > 1 else {})
     env = tasks.Probe(continuous=True)
-    train = file.MODULE.make_train(config, env, ProbeParams())
+    train = case.module.make_train(config, env, ProbeParams())
     start, _ = train(jax.random.key(0), None, 0)
     start = change_leaves(start, ("critic_head", "kernel"), jnp.zeros_like)  # all values are zero
 
     def moves(reward, log_std=0.0, updates=1, task=tasks.CONSTANT, **changes):
         params = ProbeParams(task=task, reward=reward)
-        train = file.MODULE.make_train(config.replace(**changes), env, params)
+        train = case.module.make_train(config.replace(**changes), env, params)
         state = change_leaves(start, ("log_std",), lambda x: jnp.full_like(x, log_std))
         moves, rows = [], []
         for _ in range(updates):
@@ -148,35 +151,39 @@ def read(file):
     return moves
 
 
-def epochs(file):
-    return EPOCHS if hasattr(file.TINY, "update_epochs") else 1
+def epochs(case):
+    return EPOCHS if hasattr(case.tiny, "update_epochs") else 1
 
 
-def rates(file):
+def rates(case):
     """The sums of an update's learning rates, (UPDATES,): linear to zero over the run."""
-    steps = epochs(file) * getattr(file.TINY, "num_minibatches", 1)
+    steps = epochs(case) * getattr(case.tiny, "num_minibatches", 1)
     left = 1.0 - np.arange(UPDATES * steps) / (UPDATES * steps)
     return RATE * left.reshape(UPDATES, steps).sum(1)
 
 
-def test_the_entropy_grows_and_learning_rates_are_annealed(file, read):
+@of_one_agent
+def test_the_entropy_grows_and_learning_rates_are_annealed(case, read):
     """Without rewards nothing else moves: the log std at the same rate always."""
     moves, _ = read(0.0, updates=UPDATES, ent_coef=0.1)
-    for move, rate in zip(moves, rates(file)):
+    for move, rate in zip(moves, rates(case)):
         np.testing.assert_allclose(move.pop("log_std"), 0.1 * rate, rtol=1e-3)
         for leaf in jax.tree.leaves(move):
             np.testing.assert_allclose(leaf, 0.0, atol=1e-7)
 
 
-def test_values_move_to_their_targets_in_proportion_to_vf_coef(file, read):
+@of_one_agent
+def test_values_move_to_their_targets_in_proportion_to_vf_coef(case, read):
     for vf_coef in (0.25, 0.5):
         (move,), (metrics,) = read(2.0, vf_coef=vf_coef)
-        expected = rates(file)[0] * 2.0 * vf_coef
+        expected = rates(case)[0] * 2.0 * vf_coef
         np.testing.assert_allclose(move["critic_head"]["bias"], expected, rtol=0.05)
         np.testing.assert_allclose(metrics["value_loss"], 0.5 * 2.0**2, rtol=0.05)
 
 
-def test_clipped_values_stay_near_those_of_the_rollout(file, read):
+@of_one_agent
+@with_settings("clip_vloss")
+def test_clipped_values_stay_near_those_of_the_rollout(case, read):
     """They are where they have to stay after one gradient step, and only momentum goes on."""
     (free,), _ = read(2.0, vf_coef=0.5)
     (kept,), _ = read(2.0, vf_coef=0.5, clip_vloss=True, clip_eps=1e-6)
@@ -184,18 +191,21 @@ def test_clipped_values_stay_near_those_of_the_rollout(file, read):
     assert 0.2 < moved < 0.7
 
 
+@of_one_agent
 def test_the_environment_gets_clipped_actions(read):
     """Of a wide Gaussian; the worst action that there is costs 2.25."""
     _, (metrics,) = read(1.0, log_std=3.0, task=tasks.ACTION)
     assert -2.25 <= metrics["episode_return"] < -0.5
 
 
-def test_gradients_are_clipped_by_their_global_norm(file, read):
+@of_one_agent
+def test_gradients_are_clipped_by_their_global_norm(case, read):
     (move,), (metrics,) = read(2.0, vf_coef=1.0, max_grad_norm=1e-2)
-    np.testing.assert_allclose(optax.tree.norm(move), 1e-2 * rates(file)[0], rtol=1e-2)
+    np.testing.assert_allclose(optax.tree.norm(move), 1e-2 * rates(case)[0], rtol=1e-2)
     assert metrics["grad_norm"] > 1.0  # before clipping
 
 
+@of_one_agent
 def test_rewards_are_scaled_by_what_was_known_before_the_rollout(read):
     """At first nothing is; then that there is no spread, and rewards are clipped."""
     _, rows = read(2.0, updates=2, normalize_reward=True, clip_reward=5.0)
@@ -204,12 +214,15 @@ def test_rewards_are_scaled_by_what_was_known_before_the_rollout(read):
         np.testing.assert_allclose(metrics["episode_return"], 2.0)
 
 
+@of_one_agent
 def test_advantages_that_are_all_the_same_are_standardised_to_nothing(read):
     for normalize, least, most in ((True, 0.0, 1e-5), (False, 0.9, 2.0)):
         _, (metrics,) = read(1.0, normalize_advantage=normalize)
         assert least <= abs(metrics["policy_loss"][0]) <= most
 
 
+@of_one_agent
+@with_settings("target_kl")
 def test_epochs_end_with_the_first_whose_mean_kl_is_too_large(read):
     """Whatever that of a minibatch or the sum over epochs is."""
 
@@ -233,26 +246,50 @@ def assert_epochs(learn):
     assert number > 2
 
 
-def test_log_probs_and_entropy_heed_the_mask(file):
+@of_one_agent
+@pytest.mark.cases(lambda case: case.heeds_masks)
+def test_log_probs_and_entropy_heed_the_mask(case):
     """In half of the states one of three actions may be taken, in the others two, with about the
     same probability. The same masks before and after make the ratio one."""
     env = tasks.Probe(masked=True)
     params = ProbeParams(task=tasks.SWING, max_steps_in_episode=4)
     one_step = dict(num_minibatches=1, update_epochs=1, clip_eps=1e-5)
-    config = file.TINY.replace(**one_step, num_eval_episodes=0, eval_at_start=False)
-    _, metrics = file.MODULE.make_train(config, env, params)(jax.random.key(0), None, 1)
+    config = case.tiny.replace(**one_step, num_eval_episodes=0, eval_at_start=False)
+    _, metrics = case.module.make_train(config, env, params)(jax.random.key(0), None, 1)
     np.testing.assert_allclose(metrics["entropy"], 0.5 * math.log(2.0), rtol=1e-3)
     np.testing.assert_array_equal(metrics["clip_fraction"], 0.0)
 
 
-def test_the_loss_is_the_sum_of_its_parts(file, trained):
+@of_one_agent
+def test_the_loss_is_the_sum_of_its_parts(case, trained):
     _, metrics = trained
-    expected = metrics["policy_loss"] + file.TINY.vf_coef * metrics["value_loss"]
-    expected -= file.TINY.ent_coef * metrics["entropy"]
+    expected = metrics["policy_loss"] + case.tiny.vf_coef * metrics["value_loss"]
+    expected -= case.tiny.ent_coef * metrics["entropy"]
     np.testing.assert_allclose(metrics["loss"], expected, rtol=1e-5)
 
 
+@of_one_agent
 def test_what_values_explain_of_their_targets_is_little_at_first(trained):
     """They hardly differ yet; the other way round it would be far less than nothing."""
     _, metrics = trained
     assert (np.abs(metrics["explained_variance"][1:]) < 0.5).all()
+
+
+@with_settings("shared_torso")
+def test_actor_and_critic_may_share_a_torso_and_both_teach_it(case):
+    for shared, torsos in ((False, {"actor_torso", "critic_torso"}), (True, {"actor_torso"})):
+        config = case.tiny.replace(shared_torso=shared)
+        network, x = case.module.ActorCritic(config, tasks.spaces.Discrete(2)), jnp.ones((1, 4))
+        params = jax.jit(network.init)(jax.random.key(0), x)
+        assert params["params"].keys() == torsos | {"actor_head", "critic_head"}
+
+        @jax.jit
+        def slopes(params, network=network, x=x):
+            actions, values = jax.jacrev(network.apply)(params, x)
+            return jax.tree.map(lambda x: jnp.abs(x).max(), (actions.output, values))
+
+        actor, critic = (x["params"] for x in slopes(params))
+        for of_one, own, other in ((actor, "actor", "critic"), (critic, "critic", "actor")):
+            taught = {name for name, x in of_one.items() if max(jax.tree.leaves(x)) > 0.0}
+            torso = "actor" if shared else own
+            assert taught == {f"{torso}_torso", f"{own}_head"}, other

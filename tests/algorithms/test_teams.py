@@ -1,8 +1,9 @@
-"""What IPPO's files, with and without memory, have in common beside what all `teams` have: agents
-that learn a policy, each its own or all the same one, with critics of their own. Each file's tests
-import these and say
+"""What the files about several agents have in common, beside the contract. A file's case has
 
-    AT_ONCE changes of TINY under which agents could hear of each other
+probe       a config that learns small tasks
+per_agent   whether what it says about its updates is about each of its agents
+at_once     of files with an actor and a critic for each: changes of `tiny` under which agents
+            could hear of each other
 """
 
 import jax
@@ -11,10 +12,13 @@ import numpy as np
 import pytest
 
 from algorithms import parts
-from tests.algorithms.contract import again, assert_same
-from tests.algorithms.policy_gradients import assert_epochs
-from tests.algorithms.teams import *  # noqa: F403
-from tests.probe import LEAVING, Pair, PairParams, PairState
+from tests.algorithms.cases import EVALUATION, again, assert_same
+from tests.algorithms.test_policy_gradients import assert_epochs
+from tests.probe import LEAVING, Pair, PairParams, PairState, Sacrifice, SacrificeParams
+
+pytestmark = pytest.mark.cases(lambda case: case.takes_several)
+of_teams = pytest.mark.cases(lambda case: case.several)
+of_actors = pytest.mark.cases(lambda case: case.several and case.of_family("policy gradients"))
 
 METRICS = {"policy_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm", "value_loss"}
 METRICS |= {"critic_grad_norm", "mean_value", "explained_variance", "epochs"}
@@ -66,6 +70,10 @@ def compared(state, metrics):
     return state.policy, state.critic_params, metrics
 
 
+# What ippo's and ippo_rnn's cases share.
+OF_CASES = dict(metrics=METRICS, other=OTHER, learned=learned, compared=compared)
+
+
 def train_probes(module, env, config, tasks):
     """Critics, actions of both agents at x = -1, 0, 1, and metrics, (tasks, SEEDS, ...)."""
 
@@ -83,24 +91,77 @@ def train_probes(module, env, config, tasks):
         return jax.jit(jax.vmap(over_seeds, (0, None)))(jnp.array(tasks), keys)
 
 
+# --- the contract of teams ----------------------------------------------------------------------
+
+
+@of_teams
+def test_metrics_have_the_points_as_leading_axis(case, trained):
+    """And agents as the last one, of returns and of what is said about each."""
+    state, metrics = trained
+    assert list(metrics["timestep"]) == [0, 16, 32, 48]
+    others = {"timestep", "num_episodes", "episode_return", "episode_length"}
+    assert set(metrics) == case.metrics | others | EVALUATION
+    for name in case.metrics:
+        assert metrics[name].shape == ((4, 2) if case.per_agent else (4,)), name
+        assert np.isnan(metrics[name][0]).all() and np.isfinite(metrics[name][1:]).all(), name
+    assert metrics["episode_return"].shape == (4, 2)
+    assert metrics["episode_length"].shape == metrics["num_episodes"].shape == (4,)
+    for name in ("eval_return", "eval_last_reward"):
+        assert metrics[name].shape == (4, 2, 2), name
+    for name in ("eval_length", "eval_terminated", "eval_truncated"):
+        assert metrics[name].shape == (4, 2), name
+    assert int(state.update) == 3
+
+
+def test_a_team_is_paid_after_one_leaves(case):
+    """On all of three seeds agent 1 leaves, which makes the team's return 4.0 in place of 0.5;
+    nobody learns from what it would see then, even if it is NaN."""
+    config = case.probe.replace(num_eval_episodes=1)
+    train = case.module.make_train(config, Sacrifice(), SacrificeParams(broken=True))
+    with jax.debug_key_reuse(False):  # see conftest.vmapped_keys
+        keys = jax.random.split(jax.random.key(0), 3)
+        state, metrics = jax.jit(jax.vmap(train))(keys)
+    np.testing.assert_allclose(metrics["eval_return"], 4.0, rtol=1e-5)
+    for leaf in jax.tree.leaves(case.learned(state)):
+        assert np.isfinite(leaf).all()
+
+
+@of_teams
+def test_forbidden_actions_are_never_taken(case):
+    """Each would cost 100: neither in training nor in evaluation does any return fall below 0.
+    Nor by a policy with a key, though it explores as much as it may."""
+    env = Pair(masked=True)
+    config = case.tiny.replace(num_eval_episodes=32)
+    state, metrics = case.module.make_train(config, env, PairParams())(jax.random.key(0))
+    assert (np.asarray(metrics["episode_return"][1:]) >= 0.0).all()
+    assert (np.asarray(metrics["eval_return"]) >= 0.0).all()
+    config = config.replace(**dict(eps_end=1.0) if hasattr(config, "eps_end") else {})
+    policy = jax.jit(case.module.make_policy(config, env, PairParams()))
+    mask = jnp.array([[False, False, True], [True, False, False]])
+    for key in (None, *map(jax.random.key, range(1, 5))):
+        action, _ = policy(state, jnp.ones((2, 1)), rng=key, mask=mask)
+        np.testing.assert_array_equal(action, [2, 0])
+
+
 # --- independence -----------------------------------------------------------------------------
 
 
-def test_independent_agents_do_not_hear_of_each_other_s_rewards(file, pair):
+@of_actors
+def test_independent_agents_do_not_hear_of_each_other_s_rewards(case, pair):
     """Agent 0 is bit-identical whatever agent 1 is paid, and is not with shared parameters."""
 
     def agents(config, reward):
         params = PairParams(rewards=jnp.array([1.0, reward]))
-        state, metrics = file.MODULE.make_train(config, pair, params)(jax.random.key(0))
+        state, metrics = case.module.make_train(config, pair, params)(jax.random.key(0))
         learned = state.policy, state.critic_params, state.opt_state, state.critic_opt_state
         learned += (getattr(state, "critic_memory", None),)
         zeroth = jax.tree.map(lambda x: x[0], learned)
         last = jax.tree.map(lambda x: x[-1], learned)
         return (zeroth, metrics["policy_loss"].reshape(3, -1)[:, 0]), last
 
-    config = file.TINY.replace(
+    config = case.tiny.replace(
         normalize_obs=True, normalize_reward=True, num_eval_episodes=0, eval_at_start=False,
-        target_kl=0.01, **file.AT_ONCE,
+        target_kl=0.01, **case.at_once,
     )  # fmt: skip
     before, after = agents(config, 1.0), agents(config, -7.0)
     assert_same(before[0], after[0])
@@ -111,20 +172,21 @@ def test_independent_agents_do_not_hear_of_each_other_s_rewards(file, pair):
         assert_same(agents(shared, 1.0)[0], agents(shared, -7.0)[0])
 
 
-def test_one_agent_stops_at_its_kl_while_the_other_goes_on(file, pair):
+@of_actors
+def test_one_agent_stops_at_its_kl_while_the_other_goes_on(case, pair):
     """Agent 1 is paid nothing and its values start at 0: no gradient, hence no KL. What counts is
     the mean over the minibatches of the last epoch."""
     params = PairParams(rewards=jnp.array([1.0, 0.0]))
-    config = file.TINY.replace(
+    config = case.tiny.replace(
         ent_coef=0.0, normalize_advantage=False, critic_learning_rate=0.0, update_epochs=5,
         learning_rate=1e-2, num_eval_episodes=0, eval_at_start=False,
     )  # fmt: skip
-    train = file.MODULE.make_train(config, pair, params)
+    train = case.module.make_train(config, pair, params)
     state, _ = train(jax.random.key(0), None, 0)
     state = state.replace(critic_params=jax.tree.map(jnp.zeros_like, state.critic_params))
 
     def learn(target):
-        train = file.MODULE.make_train(config.replace(target_kl=target), pair, params)
+        train = case.module.make_train(config.replace(target_kl=target), pair, params)
         _, metrics = train(None, again(state), 1)
         (epochs,), (kl,) = metrics["epochs"], metrics["approx_kl"]
         assert epochs[1] == 5 and kl[1] == 0.0
@@ -133,9 +195,10 @@ def test_one_agent_stops_at_its_kl_while_the_other_goes_on(file, pair):
     assert_epochs(learn)
 
 
-def test_every_epoch_has_an_order_of_its_own(file, pair, monkeypatch):
+@of_actors
+def test_every_epoch_has_an_order_of_its_own(case, pair, monkeypatch):
     """Turning round the order of the second epoch changes what is learned."""
-    original, config = parts.permutations, file.TINY.replace(num_envs=4, num_minibatches=4)
+    original, config = parts.permutations, case.tiny.replace(num_envs=4, num_minibatches=4)
 
     @jax.jit
     def params(turn):
@@ -144,7 +207,7 @@ def test_every_epoch_has_an_order_of_its_own(file, pair, monkeypatch):
             return orders.at[1].set(jnp.where(turn, orders[1, ::-1], orders[1]))
 
         monkeypatch.setattr(parts, "permutations", permutations)
-        learner = file.MODULE.learner(config, pair, jax.tree.map(jnp.asarray, PairParams()))
+        learner = case.module.learner(config, pair, jax.tree.map(jnp.asarray, PairParams()))
         return learner.update(learner.init(jax.random.key(0)))[0].policy.params
 
     with pytest.raises(AssertionError):
@@ -162,10 +225,12 @@ class Still(Pair):
         return state.x[:, None], state, jnp.zeros(2), jnp.zeros((), bool), {}
 
 
-def test_exactly_update_epochs_without_a_threshold(file, trained):
-    np.testing.assert_array_equal(trained[1]["epochs"][1:], file.TINY.update_epochs)
+@of_actors
+def test_exactly_update_epochs_without_a_threshold(case, trained):
+    np.testing.assert_array_equal(trained[1]["epochs"][1:], case.tiny.update_epochs)
 
 
+@of_actors
 def test_clipped_values_stay_near_those_of_the_rollout(floats, swept):
     """The nearer, the more is lost; the first update's values know of no other policy."""
     _, _, (_, metrics) = swept
@@ -176,21 +241,22 @@ def test_clipped_values_stay_near_those_of_the_rollout(floats, swept):
 # --- agents that are not there ----------------------------------------------------------------
 
 
-def halves_of_an_episode(file, env):
+def halves_of_an_episode(case, env):
     """States after rollouts of five of ten steps, and the metrics of the second rollout. Agent 1
     leaves with the first step."""
-    config = file.TINY.replace(num_steps=5, num_minibatches=1, total_timesteps=3 * 10)
+    config = case.tiny.replace(num_steps=5, num_minibatches=1, total_timesteps=3 * 10)
     params = jax.tree.map(jnp.asarray, PairParams(task=LEAVING))
-    learner = file.MODULE.learner(config, env, params)
+    learner = case.module.learner(config, env, params)
     update = jax.jit(learner.update)
     first, _ = update(jax.jit(learner.init)(jax.random.key(0)))
     return first, *update(again(first))
 
 
-def test_nothing_is_learned_from_a_rollout_that_one_did_not_live_to_see(file):
+@of_actors
+def test_nothing_is_learned_from_a_rollout_that_one_did_not_live_to_see(case):
     """Agent 1 leaves with the first of ten steps: the second rollout of five is agent 0's alone,
     and what Adam remembers of the first one does not move agent 1."""
-    first, second, _ = halves_of_an_episode(file, Pair())
+    first, second, _ = halves_of_an_episode(case, Pair())
     before, after = learned(first), learned(second)
     assert_same(jax.tree.map(lambda x: x[1], before), jax.tree.map(lambda x: x[1], after))
     for params in zip(before, after):
@@ -202,11 +268,12 @@ class Team(Pair):
     shared_reward = True
 
 
-def test_critics_of_a_team_learn_what_one_did_not_live_to_see(file):
+@of_actors
+def test_critics_of_a_team_learn_what_one_did_not_live_to_see(case):
     """The same rollouts, of a team: agent 1's critic moves, its actor does not."""
-    first, second, metrics = halves_of_an_episode(file, Team())
+    first, second, metrics = halves_of_an_episode(case, Team())
     (actor, critic), (later_actor, later_critic) = (
-        jax.tree.map(lambda x: x[1], file.learned(state)) for state in (first, second)
+        jax.tree.map(lambda x: x[1], case.learned(state)) for state in (first, second)
     )
     assert_same(actor, later_actor)
     with pytest.raises(AssertionError):
@@ -222,21 +289,22 @@ class Half(Still):
         return seen, state, 1.0 * action, ended, {"alive": state.x > 0}
 
 
-def test_the_kl_that_stops_is_of_minibatches_in_which_one_lived(file):
+@of_actors
+def test_the_kl_that_stops_is_of_minibatches_in_which_one_lived(case):
     """As the metric is: those of environments without the agent are left out, not zeros."""
-    config = file.TINY.replace(num_envs=8, num_minibatches=8, total_timesteps=3 * 64)
+    config = case.tiny.replace(num_envs=8, num_minibatches=8, total_timesteps=3 * 64)
     config = config.replace(num_eval_episodes=0, update_epochs=1, learning_rate=1e-2)
     if hasattr(config, "minibatch_of"):
         config = config.replace(minibatch_of="trajectories")
 
     params = PairParams()
-    learner = file.MODULE.learner(config, Half(), params)
+    learner = case.module.learner(config, Half(), params)
     # With the first step everybody is there.
     state, _ = jax.jit(lambda key: learner.update(learner.init(key)))(jax.random.key(0))
     assert (np.asarray(state.observation[..., 0] > 0).mean(0) < 0.9).all(), "not everywhere"
 
     def metrics(**changes):
-        learner = file.MODULE.learner(config.replace(**changes), Half(), params)
+        learner = case.module.learner(config.replace(**changes), Half(), params)
         return jax.jit(learner.update)(again(state))[1]
 
     one = metrics()["approx_kl"]

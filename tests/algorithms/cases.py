@@ -1,0 +1,215 @@
+"""What the shared tests know of each algorithm's file: one Case each, CASE in its test_<name>.py.
+
+A test with an argument `case` runs for all of them, or for those that `pytest.mark.cases` leaves;
+in test_<name>.py it runs for that file's. conftest.py has the fixtures that go with a case.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import importlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import algorithms
+from algorithms.parts import info
+from envs.gymnax import Wrapper
+from tests.conftest import compiled_as_for_users
+
+EVALUATION = {"eval_return", "eval_length", "eval_last_reward", "eval_terminated"}
+EVALUATION |= {"eval_truncated"}
+FOLDER = Path(algorithms.__file__).parent
+settings = functools.partial(dataclasses.field, default_factory=dict)  # none by default
+
+
+def params_of(state):
+    return state.policy.params
+
+
+def policy_and_metrics(state, metrics):
+    return state.policy, metrics
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Case:
+    """What tests say about a file."""
+
+    module: ModuleType  # the algorithm
+    tiny: Any  # a small config, of three updates at three points
+    metrics: set[str]  # the names of what it says about its updates
+    pinned: Mapping[str, Any]  # values of some metrics at the points, for seed 0
+    refused: tuple[tuple[dict, str], ...] = ()  # (change of tiny, error), beside those of all
+    world: tuple = ()  # environment and parameters, if not those that tiny names
+    exact: bool = False  # whether slices are compared bit for bit in every run of the tests
+    # Floats
+    swept: Mapping[str, Any] = settings()  # changes under which each matters, with all normalised
+    swept_world: tuple | None = None  # where they do, if not in world
+    other: Mapping[str, Any] = settings()  # values that change what is learned, if halves would not
+    learned: Callable = params_of  # of a state: what every float has to change
+    compared: Callable = policy_and_metrics  # of a state and metrics: what is close in a batch
+    tolerance: Mapping[str, float] = settings()  # of that, if not the usual one
+    static_world: tuple | None = None  # where static settings matter, if not in a probe of its kind
+    # Probe tasks
+    probe: Any = None  # a config that learns small tasks
+    probes: Mapping[str, bool] = settings()  # kinds of actions that play them: whether in every run
+    num_probes: int = 7  # the first ones
+    played: Callable | None = None  # of a case and a kind: the kind, values and actions
+    # Values and actors from a replay buffer, see test_value_based.py and test_actor_critics.py
+    action_values: Callable | None = None
+    prefer: Callable | None = None
+    expected_loss: Callable | None = None
+    mean_values: Callable | None = None
+    mean_action: Callable | None = None
+    lowest_value: Callable | None = None
+    learns: tuple[str, ...] = ()
+    actor_state: str = ""
+    # Policy gradients and teams, see test_policy_gradients.py and test_teams.py
+    read: Mapping[str, Any] = settings()
+    per_agent: bool = True
+    at_once: Mapping[str, Any] = settings()
+
+    @property
+    def name(self) -> str:
+        return self.module.__name__.rpartition(".")[2]
+
+    @property
+    def info(self) -> info.Info:
+        return self.module.INFO
+
+    @property
+    def several(self) -> bool:
+        """Whether it is about several agents, and never about one."""
+        return not info.takes_agents(self.info, several=False)
+
+    @property
+    def takes_several(self) -> bool:
+        return info.takes_agents(self.info, several=True)
+
+    @property
+    def continuous(self) -> bool:
+        """Whether it takes continuous actions only."""
+        return info.kinds_of(self.info) == ("continuous",)
+
+    @property
+    def heeds_masks(self) -> bool:
+        return self.info["masks"]
+
+    @property
+    def replay(self) -> bool:
+        return self.has("buffer_size")
+
+    def has(self, *settings: str) -> bool:
+        """Whether its Config has all of these."""
+        return set(settings) <= {field.name for field in dataclasses.fields(self.tiny)}
+
+    def of_family(self, name: str) -> bool:
+        return self.info["family"] == name
+
+    def make_train(self, **changes: Any) -> Callable:
+        """Of tiny with changes, in its world."""
+        return self.module.make_train(self.tiny.replace(**changes), *self.world)
+
+
+@functools.cache
+def cases() -> tuple[Case, ...]:
+    """Of all files, in alphabetical order."""
+    tests = [f"tests.algorithms.test_{name}" for name in info.of_folder(FOLDER)]
+    return tuple(importlib.import_module(test).CASE for test in tests)
+
+
+# --- what tests are written with --------------------------------------------------------------
+def assert_same(a, b):
+    """Bit for bit, NaN equal to NaN."""
+    jax.tree.map(lambda x, y: np.testing.assert_array_equal(data(x), data(y)), a, b)
+
+
+def assert_close(a, b, rtol=1e-4, atol=1e-6):
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(data(x), data(y), rtol, atol), a, b)
+
+
+def data(x):
+    is_key = jnp.issubdtype(jnp.asarray(x).dtype, jax.dtypes.prng_key)
+    return np.asarray(jax.random.key_data(x) if is_key else x)
+
+
+def joined(*metrics, axis=0):
+    return jax.tree.map(lambda *x: np.concatenate(x, axis), *metrics)
+
+
+def whole(points):
+    """The final state and all metrics."""
+    return points[-1][0], joined(*(row for _, row in points))
+
+
+def by_points(train, key):
+    """Every state and row; the first one is before training."""
+    points = [train(key, None, 0)]
+    for _ in range(3):
+        points.append(train(None, points[-1][0], 1))
+    return points
+
+
+def again(state):
+    """A state whose keys have not been used yet."""
+    is_key = lambda x: jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+    return jax.tree.map(lambda x: jax.random.clone(x) if is_key(x) else x, state)
+
+
+def change_leaves(state, names, change):
+    """A state with some of the policy's parameters changed."""
+    there = lambda path: all(f"'{name}'" in str(path) for name in names)
+    params = jax.tree_util.tree_map_with_path(
+        lambda path, x: change(x) if there(path) else x, state.policy.params
+    )
+    return again(state).replace(policy=state.policy.replace(params=params))
+
+
+def in_tree(field):
+    return field.metadata.get("pytree_node", True)
+
+
+def of_swept(case, config):
+    """The train of a config that differs from `tiny` in floats."""
+    world = case.world if case.swept_world is None else case.swept_world
+    return case.module.make_train(config, *world)
+
+
+def stacked(configs):
+    return jax.tree.map(lambda *x: jnp.array(x, jnp.float32), *configs)
+
+
+def go_on(case):
+    """train(configs, states, points), of a batch."""
+
+    def train(configs, states, points):
+        of_one = lambda config, state: of_swept(case, config)(None, state, points)
+        return jax.vmap(of_one)(configs, states)
+
+    return train
+
+
+def compiled(case):
+    """As for users where slices are compared bit for bit, which takes twice as long."""
+    return compiled_as_for_users() if case.exact else contextlib.nullcontext()
+
+
+class Spread(Wrapper):
+    """Observations three times as far apart, around five."""
+
+    def reset_env(self, key, params):
+        observation, state = self.env.reset_env(key, params)
+        return spread(observation), state
+
+    def step_env(self, key, state, action, params):
+        observation, *rest = self.env.step_env(key, state, action, params)
+        return spread(observation), *rest
+
+
+def spread(x):
+    return 3.0 * x + 5.0
