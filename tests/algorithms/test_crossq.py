@@ -8,7 +8,6 @@ import pytest
 
 import envs
 from algorithms import crossq, parts
-from envs.gymnax import spaces
 from tests.algorithms.cases import Case, again, assert_close, assert_same
 from tests.algorithms.test_actor_critics import (
     OF_CASES,
