@@ -14,7 +14,7 @@ import pytest
 
 import algorithms
 from algorithms import ppo
-from algorithms.launch import cli, console, copies
+from algorithms.launch.commands import cli, console, copies
 
 ROOT = Path(__file__).parents[1]
 
@@ -26,7 +26,7 @@ def clone(tmp_path):
     for package in ("envs", "algorithms/envs", "algorithms/parts", "algorithms/launch"):
         (kit / package).mkdir(parents=True)
         (kit / package / "__init__.py").touch()
-    (kit / "algorithms" / "launch" / "cli.py").touch()
+    (kit / "algorithms" / "launch" / "__init__.py").touch()
     for file in ("algorithms/__init__.py", "algorithms/envs/__init__.py"):
         shutil.copy(ROOT / file, kit / file)
     lines = ["import envs", "from algorithms import parts"]

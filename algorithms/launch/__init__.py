@@ -18,14 +18,14 @@ import sys
 from typing import Any
 
 _HOMES = {
-    "LogUniform": "settings",
-    "Uniform": "settings",
+    "LogUniform": "training.grid",
+    "Uniform": "training.grid",
     "UserError": "errors",
-    "run": "runner",
-    "resume": "sweeps",
-    "sweep": "sweeps",
-    "Stop": "interrupts",
-    "load": "loading",
+    "run": "training.runner",
+    "resume": "training.sweeps",
+    "sweep": "training.sweeps",
+    "Stop": "compute.interrupts",
+    "load": "storage.loading",
 }
 
 __all__ = ["LogUniform", "Stop", "Uniform", "UserError", "load", "main", "resume", "run", "sweep"]
@@ -34,7 +34,7 @@ __all__ = ["LogUniform", "Stop", "Uniform", "UserError", "load", "main", "resume
 def main(module: Any, argv: list[str] | None = None) -> None:
     """The command line of an algorithm's module, see `cli.main`. Ctrl-C ends its import, too."""
     try:
-        from algorithms.launch import cli
+        from algorithms.launch.commands import cli
     except KeyboardInterrupt:
         print("\naborted; nothing had begun", file=sys.stderr, flush=True)
         os._exit(130)  # half of an import is no place to go on from

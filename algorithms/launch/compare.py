@@ -15,11 +15,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from algorithms.launch import comparison, loading, plots, results, settings
+from algorithms.launch import settings
 from algorithms.launch.errors import UserError, warn, write_anything
 from algorithms.launch.metrics import Metrics, stack
-from algorithms.launch.run_dir import SWEEP, RunDir
-from algorithms.launch.sweep_dir import read_asked
+from algorithms.launch.show import comparison, plots, results
+from algorithms.launch.storage import loading
+from algorithms.launch.storage.run_dir import SWEEP, RunDir
+from algorithms.launch.training.sweep_dir import read_asked
 
 METRICS = {"eval_return": "evaluation return", "episode_return": "training return"}
 

@@ -7,8 +7,8 @@ import pytest
 import rlax
 
 from algorithms import c51
-from algorithms.launch import trainer
 from algorithms.launch.errors import UserError
+from algorithms.launch.training import trainer
 from tests.algorithms.cases import Case
 from tests.algorithms.test_value_based import (
     ACTION,

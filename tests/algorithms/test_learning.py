@@ -27,7 +27,7 @@ from algorithms import (
     td3,
     vdn,
 )
-from algorithms.launch.presets import PRESETS
+from algorithms.launch.commands.presets import PRESETS
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("vmapped_keys", "jitted_as_for_users")]
 

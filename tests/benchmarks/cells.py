@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from algorithms.launch.presets import PRESETS as SETTINGS
+from algorithms.launch.commands.presets import PRESETS as SETTINGS
 
 
 class Cell(NamedTuple):

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from algorithms.launch.devices import CACHE
+from algorithms.launch.compute.devices import CACHE
 
 REJAX, GYMNAX = "rejax==0.1.3", "gymnax==0.0.9"  # the gymnax that it is written for
 JAXMARL = "jaxmarl==0.2.0"

@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from algorithms.launch import catalogue, plots
+from algorithms.launch.commands import catalogue
 from algorithms.launch.metrics import as_csv
+from algorithms.launch.show import plots
 from algorithms.parts import info
 from tests.benchmarks import report
 from tests.benchmarks.cells import CELLS, Cell

@@ -9,8 +9,11 @@ from typing import Any
 import numpy as np
 
 from algorithms import ppo
-from algorithms.launch import catalogue, devices, results, versions
+from algorithms.launch.commands import catalogue
+from algorithms.launch.compute import devices
 from algorithms.launch.metrics import as_csv
+from algorithms.launch.show import results
+from algorithms.launch.storage import versions
 from tests.benchmarks.cells import CELLS, PEERS, Cell
 
 ROOT = Path(__file__).parents[2]

@@ -173,7 +173,7 @@ def agents_program(module: Any, config: Any, num_seeds: int) -> Program:
     import numpy as np
 
     import envs
-    from algorithms.launch import devices, programs
+    from algorithms.launch.compute import devices, programs
 
     devices.use_cores(num_seeds, config)
     env, env_params = envs.make(config.env, **dict(config.env_settings))
@@ -423,7 +423,7 @@ def floor(case: Case) -> dict[str, float]:
     """FLOPs of the products for an environment step, and the seconds that those of a run take."""
     import envs
     from algorithms import parts
-    from algorithms.launch import devices
+    from algorithms.launch.compute import devices
 
     env, env_params = envs.make(case.env)
     num_outputs = parts.num_outputs(env.action_space(env_params))
@@ -444,7 +444,7 @@ def product_seconds(m: int, k: int, n: int, layout: Any) -> float:
     import jax.numpy as jnp
     import numpy as np
 
-    from algorithms.launch import devices, programs
+    from algorithms.launch.compute import devices, programs
 
     iterations = min(20_000, max(10, 10**9 // (2 * m * k * n)))
 

@@ -498,8 +498,8 @@ def test_overcooked_v2_draws_itself(no_display):
 
 
 def test_what_jaxmarl_does_not_draw_is_refused():
-    from algorithms.launch import render
     from algorithms.launch.errors import UserError
+    from algorithms.launch.show import render
 
     config = lambda env: types.SimpleNamespace(env=f"jaxmarl/{env}", env_settings=())
     render.check_drawable(config("MPE_simple_spread_v3"))

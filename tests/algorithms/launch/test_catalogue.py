@@ -10,8 +10,8 @@ import pytest
 
 import envs
 from algorithms import ppo
-from algorithms.launch import catalogue
-from algorithms.launch.presets import PRESETS
+from algorithms.launch.commands import catalogue
+from algorithms.launch.commands.presets import PRESETS
 from algorithms.parts import info
 from envs import registry
 from tests.algorithms.launch.test_cli import main
@@ -75,7 +75,9 @@ def test_list_goes_with_nothing_else(capsys):
 
 
 def test_algorithms_are_not_imported():
-    code = "import sys; from algorithms.launch import catalogue; text = catalogue.text('ppo')"
+    code = (
+        "import sys; from algorithms.launch.commands import catalogue; text = catalogue.text('ppo')"
+    )
     code += "; print([m for m in sys.modules if m in others])"
     others = ["distrax", "matplotlib.pyplot", *(f"algorithms.{name}" for name in ALGORITHMS)]
     code = f"others = {others}; {code}"

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from algorithms import dqn, launch, ppo
-from algorithms.launch import cli, flags, presets
-from algorithms.launch.run_dir import RunDir
+from algorithms.launch.commands import cli, flags, presets
+from algorithms.launch.storage.run_dir import RunDir
 from tests.algorithms.launch import toy
 from tests.broken import untimed
 
@@ -415,7 +415,7 @@ def test_ctrl_c_while_the_command_line_is_imported():
         "import sys, types\n"
         "class Finder:\n"
         "    def find_spec(self, name, *_):\n"
-        "        if name == 'algorithms.launch.cli': raise KeyboardInterrupt\n"
+        "        if name == 'algorithms.launch.commands.cli': raise KeyboardInterrupt\n"
         "sys.meta_path.insert(0, Finder())\n"
         "from algorithms import launch\n"
         "launch.main(None, [])"
@@ -438,7 +438,7 @@ def test_a_platform_that_is_not_there_is_named(monkeypatch):
 def test_output_that_nobody_reads_is_no_error():
     """As in `| head`: no traceback."""
     code = (
-        "from algorithms.launch import cli\n"
+        "from algorithms.launch.commands import cli\n"
         "cli.dispatch = lambda *_: print('x' * 100_000, flush=True)\n"
         "cli.main(None, [])"
     )

@@ -8,11 +8,13 @@ from PIL import Image
 from scipy import stats
 
 from algorithms import launch
-from algorithms.launch import compare, comparison, files, plots, results, settings
-from algorithms.launch.comparison import Agent
-from algorithms.launch.description import VERSION
+from algorithms.launch import compare, settings
 from algorithms.launch.errors import UserError
-from algorithms.launch.run_dir import RunDir
+from algorithms.launch.show import comparison, plots, results
+from algorithms.launch.show.comparison import Agent
+from algorithms.launch.storage import files
+from algorithms.launch.storage.description import VERSION
+from algorithms.launch.storage.run_dir import RunDir
 from tests.algorithms.launch import toy
 
 

@@ -20,7 +20,7 @@ import pytest
 
 import envs
 from algorithms import ppo
-from algorithms.launch import cli, copies
+from algorithms.launch.commands import cli, copies
 from algorithms.launch.errors import UserError
 from envs import registry
 

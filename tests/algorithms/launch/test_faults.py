@@ -15,10 +15,11 @@ from types import SimpleNamespace
 import pytest
 
 from algorithms import launch
-from algorithms.launch import plots, runner
 from algorithms.launch.errors import UserError
-from algorithms.launch.locks import locked
-from algorithms.launch.run_dir import RunDir
+from algorithms.launch.show import plots
+from algorithms.launch.storage.locks import locked
+from algorithms.launch.storage.run_dir import RunDir
+from algorithms.launch.training import runner
 from tests.algorithms.launch import toy
 from tests.algorithms.launch.test_runner import Stop, stop_at
 from tests.broken import ROOT, Case, count_lost, damage, differences, saved, tree, untimed

@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 
 from algorithms import launch, ppo
-from algorithms.launch import hosts, plots
+from algorithms.launch.compute import hosts
 from algorithms.launch.errors import UserError
-from algorithms.launch.run_dir import RunDir
+from algorithms.launch.show import plots
+from algorithms.launch.storage.run_dir import RunDir
 from tests.algorithms.launch import toy
 from tests.algorithms.launch.test_sweeps import PPO, Stop
 
@@ -134,7 +135,7 @@ def test_a_user_s_mistake_ends_all_processes(tmp_path):
 ALONE = """
 import sys, jax
 from algorithms import launch
-from algorithms.launch import hosts
+from algorithms.launch.compute import hosts
 from tests.algorithms.launch import toy
 
 def hook(point):
@@ -186,7 +187,8 @@ import jax
 jax.config.update("jax_num_cpu_devices", 4)
 import numpy as np
 from algorithms import launch, ppo
-from algorithms.launch import devices, plots, programs
+from algorithms.launch.compute import devices, programs
+from algorithms.launch.show import plots
 from tests.algorithms.launch.test_sweeps import PPO
 
 plots.curve = plots.sweep = lambda *_: None

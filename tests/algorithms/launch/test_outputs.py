@@ -20,9 +20,9 @@ import pytest
 from PIL import Image, ImageSequence
 
 import envs
-from algorithms.launch import evaluation, plots, render, results, trackers
 from algorithms.launch.errors import UserError
 from algorithms.launch.settings import Agents
+from algorithms.launch.show import evaluation, plots, render, results, trackers
 from tests.probe import RecallState, Reporting
 
 STRIP = 42  # pixels of text above every picture

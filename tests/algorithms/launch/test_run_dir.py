@@ -15,10 +15,15 @@ import pytest
 
 import envs
 from algorithms import launch, ppo_vtrace
-from algorithms.launch import cli, devices, files, loading, losses, metrics, pace, runner
+from algorithms.launch import metrics
 from algorithms.launch import settings as configurations
+from algorithms.launch.commands import cli
+from algorithms.launch.compute import devices
 from algorithms.launch.errors import UserError
-from algorithms.launch.run_dir import RunDir
+from algorithms.launch.show import pace
+from algorithms.launch.storage import files, loading, losses
+from algorithms.launch.storage.run_dir import RunDir
+from algorithms.launch.training import runner
 from tests.algorithms.launch import toy
 
 CONFIG = toy.Config(total_timesteps=200, num_evals=4)

@@ -13,16 +13,19 @@ import numpy as np
 import pytest
 
 from algorithms import dqn, launch, ppo
-from algorithms.launch import devices, evaluation, metrics, pace, plots, session, trackers
+from algorithms.launch import metrics
+from algorithms.launch.compute import devices
 from algorithms.launch.errors import UserError
-from algorithms.launch.options import Options
-from algorithms.launch.progress import Progress
-from algorithms.launch.record import Point, Start
-from algorithms.launch.results import Outcome, Ranked
-from algorithms.launch.run_dir import RunDir
 from algorithms.launch.settings import Agents
-from algorithms.launch.sweeps import Swept
-from algorithms.launch.trainer import Trainer, excess
+from algorithms.launch.show import evaluation, pace, plots, trackers
+from algorithms.launch.show.progress import Progress
+from algorithms.launch.show.results import Outcome, Ranked
+from algorithms.launch.storage.run_dir import RunDir
+from algorithms.launch.training import session
+from algorithms.launch.training.options import Options
+from algorithms.launch.training.record import Point, Start
+from algorithms.launch.training.sweeps import Swept
+from algorithms.launch.training.trainer import Trainer, excess
 from tests.algorithms import test_dqn
 from tests.algorithms.launch import toy
 from tests.broken import untimed

@@ -1,0 +1,312 @@
+"""The command line of an algorithm file: flags from its Config, and what to do with them."""
+
+import argparse
+import dataclasses
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from algorithms.launch import errors, settings
+from algorithms.launch.commands.flags import Shell, parse, single_out, size_in_bytes
+from algorithms.launch.commands.presets import PRESETS
+from algorithms.launch.compute import devices, hosts
+from algorithms.launch.errors import UserError, unknown
+from algorithms.launch.show import progress
+from algorithms.launch.storage import loading
+from algorithms.launch.storage.description import read_description
+from algorithms.launch.storage.run_dir import SWEEP
+from algorithms.launch.storage.versions import kit
+from algorithms.launch.training import runner, sweeps
+from algorithms.launch.training.options import Options, check_algorithm, make_options
+from algorithms.launch.training.sweep_dir import best_trials, read_asked
+from algorithms.launch.training.trainer import algorithm_name
+
+NOT_FINITE = 3  # an exit code, as those below
+NOT_SAVED = 4
+STOPPED = {"SIGINT": 128 + signal.SIGINT, "SIGTERM": 128 + signal.SIGTERM}  # exit codes
+
+
+def main(module: Any, argv: list[str] | None = None) -> None:
+    """The command line of an algorithm's module.
+
+    Exit codes: 0; 2 for a user's mistake, with one line that says what; 3 for a run with losses or
+    policies that are not finite, and for a sweep of which all are; 4 where something could not be
+    saved; 130 after Ctrl-C; 143 after SIGTERM; 141 where nobody reads the output any more.
+    """
+    errors.write_anything(sys.stdout)
+    try:
+        code = dispatch(module, sys.argv[1:] if argv is None else argv)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        code = 2
+    except BrokenPipeError:  # `| head` has seen enough; what Python still flushes goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 141
+    except KeyboardInterrupt as interrupt:
+        print("\naborted; what was saved stays", file=sys.stderr, flush=True)
+        sys.stdout.flush()
+        # Not sys.exit, which would wait for the program on the devices.
+        os._exit(128 + (*interrupt.args, signal.SIGINT)[0])
+    if code:
+        sys.exit(code)
+
+
+def check_kit(module: Any) -> None:
+    """Refuses a file of another kit: under `python -P` a started file imports an installed one."""
+    folder = Path(module.__file__).resolve().parent
+    own = Path(__file__).resolve().parents[2]
+    if folder != own and (folder / "launch" / "__init__.py").exists():
+        raise UserError(
+            f"{module.__file__} would run the code of another kit, {own}: start it without -P and "
+            f"PYTHONSAFEPATH, or set PYTHONPATH={folder.parent}"
+        )
+
+
+def dispatch(module: Any, argv: list[str]) -> int:
+    """Does what the flags say. Returns the exit code."""
+    check_kit(module)
+    base = defaults(module, argv)
+    config, shell = parse(module, argv, *base)
+    join_others(shell)
+    asked = [command for command in TAKES if getattr(shell, command, None)]
+    command = asked[0] if asked else "run"
+    refuse_others(command, base, (config, shell))
+    if command == "evaluate":
+        return evaluate(module, shell)
+    if command == "render":
+        return render(module, shell)
+    if command == "copy":
+        return copy(module, shell)
+    if command == "list":
+        return show_all(module)
+    if command == "version":
+        print(kit())
+        return 0
+    return train(module, *single_out(base[0], config), shell)
+
+
+def join_others(shell: Shell) -> None:
+    """Meets the other processes of a distributed run, before anything uses jax."""
+    told = (shell.coordinator, shell.num_processes, shell.process_id)
+    if shell.distributed:
+        hosts.start(*told)
+    elif told != (None, None, None):
+        names = "--coordinator, --num-processes and --process-id"
+        raise UserError(f"{names} go with --distributed, which is missing")
+
+
+# --- flags -----------------------------------------------------------------------------------
+
+
+def defaults(module: Any, argv: list[str]) -> tuple[Any, Shell]:
+    """What holds where no flag says otherwise: the settings of a preset, a file or a run."""
+    early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    sources = ("preset", "config", "resume", "evaluate", "render")
+    for name in sources:
+        early.add_argument(f"--{name}", nargs="?")
+    given = {k: v for k, v in vars(early.parse_known_args(argv)[0]).items() if v is not None}
+    if len(given) > 1:
+        raise UserError(f"{' and '.join(f'--{name}' for name in given)}: use one of them")
+    if not given:
+        return module.Config(), Shell()
+    source, value = given.popitem()
+    if source == "preset":
+        return preset(module, value), Shell()
+    return from_run(module, source, Path(value))
+
+
+def preset(module: Any, name: str) -> Any:
+    """The algorithm's defaults with a preset's settings."""
+    algorithm = algorithm_name(module)
+    known = PRESETS.get(algorithm, {})
+    if name not in known:
+        raise unknown_preset(algorithm, name)
+    return module.Config(**{"env": name, **known[name]})
+
+
+def unknown_preset(algorithm: str, name: str) -> UserError:
+    """What to say of a preset that this algorithm does not have; others may."""
+    others = [other for other, table in PRESETS.items() if name in table]
+    if not others:
+        return unknown(f"preset of {algorithm}", name, PRESETS.get(algorithm, {}))
+    return UserError(f"{algorithm} has no preset '{name}'; these have: {', '.join(others)}")
+
+
+def from_run(module: Any, source: str, path: Path) -> tuple[Any, Shell]:
+    """The settings of a run; its seeds and options, too, where it is run again or goes on."""
+    if (path / SWEEP).exists():
+        if source == "config":
+            best = sorted(file.name for file in path.glob("best*.json")) or ["best.json"]
+            settings_are = "is its best setting" if len(best) == 1 else "are its best settings"
+            raise UserError(f"--config {path} is a sweep: its {', '.join(best)} {settings_are}")
+        described = read_asked(path)
+        seed, num_seeds = described["seed"], described["num_seeds"]
+    else:
+        file = path / "config.json" if path.is_dir() or source != "config" else path
+        described = read_description(file, edited=source == "config")
+        seed, num_seeds = described["seeds"][0], len(described["seeds"])
+        if described["floats"] and source == "config":
+            raise UserError(f"--config {path} has many settings: the sweep's best.json has one")
+    check_algorithm(module, described["algorithm"], path)
+    shell = Shell()
+    if source in ("config", "resume"):
+        options = make_options(described["options"])._asdict()
+        shell = Shell(seed=seed, num_seeds=num_seeds, **options)
+    return settings.config_from_json(module.Config, described["config"], path), shell
+
+
+PROCESSES = ("distributed", "coordinator", "num_processes", "process_id")
+# The flags that go with a command; a run that is there keeps its settings.
+TAKES = {
+    "evaluate": ("evaluate", "seed", "point", "agent", "episodes", "json"),
+    "render": ("render", "seed", "point", "agent"),
+    "copy": ("copy",),
+    "list": ("list",),
+    "version": ("version",),
+    "resume": ("resume", "point", "quiet", "total_timesteps", *Options._fields, *PROCESSES),
+    "run": ("point", "agent", "episodes", "json"),  # those that do not
+}
+
+# --- commands --------------------------------------------------------------------------------
+
+
+def train(module: Any, config: Any, grid: dict[str, Any], shell: Shell) -> int:
+    """A new run or sweep, or one that goes on."""
+    keywords = {name: getattr(shell, name) for name in Options._fields}
+    keywords |= {"quiet": shell.quiet, "import_seconds": progress.process_age()}
+    first = {"seed": shell.seed, "num_seeds": shell.num_seeds, "root": shell.run_dir_root}
+    first["resume_if_exists"] = shell.resume_if_exists
+    limits = {"max_parallel": shell.max_parallel, "samples": shell.samples}
+    if shell.memory_limit is not None:
+        limits["memory_limit"] = size_in_bytes(shell.memory_limit)
+    if shell.resume:
+        more = {"total_timesteps": config.total_timesteps, "point": point_of(shell)}
+        result = sweeps.resume(shell.resume, module=module, **more, **keywords)
+    elif grid or any(limit is not None for limit in limits.values()):
+        limits["sampler"] = shell.sampler
+        result = sweeps.sweep(
+            module, config, grid, sweep_dir=shell.run_dir, **limits, **first, **keywords
+        )
+    else:
+        result = runner.run(module, config, run_dir=shell.run_dir, **first, **keywords)
+    if not result.interrupted:
+        if result.unsaved:
+            return NOT_SAVED
+        return NOT_FINITE if result.failed else 0
+    if hosts.is_first():
+        place = getattr(result, "run_dir", None) or result.sweep_dir
+        print(f"to go on: python {sys.argv[0]} --resume {place}", flush=True)
+    return STOPPED.get(result.stopped, 0)
+
+
+def evaluate(module: Any, shell: Shell) -> int:
+    from algorithms.launch.show import evaluation
+
+    if shell.episodes < 1:
+        raise UserError(f"--episodes {shell.episodes}: give 1 or more")
+    played = []
+    for number, config, state, point, agents in loaded_agents(module, shell, shell.evaluate):
+        episodes = evaluation.evaluate(module, config, state, shell.seed, shell.episodes)
+        setting = {"env": settings.env_name(config), **agents.setting(0)}
+        played.append(evaluation.Played(number, agents.seeds[0], setting, point, episodes))
+        if not shell.json:
+            title = f"agent {number} ({agents.label(0)}) at point {point}"
+            print(evaluation.table(episodes, title), flush=True)
+    print(evaluation.as_json(played) if shell.json else evaluation.totals(played), end="")
+    return 0
+
+
+def loaded_agents(module: Any, shell: Shell, path: str, only: int | None = None) -> Iterator[tuple]:
+    """What is asked for of a run or a sweep: number, config, state, point and Agents of each.
+
+    Without --agent that is all of a run, and of a sweep its best setting (said on stderr).
+
+    Args:
+      only: how many at most, of a sweep those with the highest return.
+    """
+    point, several = point_of(shell), (Path(path) / SWEEP).exists()
+    numbers = [shell.agent]
+    if shell.agent is None and several:
+        numbers = best_of_sweep(Path(path), only)
+    elif shell.agent is None and only:
+        numbers = list(range(only))
+    for number in numbers:
+        loaded = loading.load(path, point, agent=number, module=module, whole=False)
+        if number is not None:
+            yield number, loaded.config, loaded.state, loaded.point, loaded.agents
+            continue
+        for i in range(loaded.agents.count):
+            config, state = loaded.agents.one(loaded.config, i), loading.one_agent(loaded.state, i)
+            yield i, config, state, loaded.point[i], loaded.agents.part(i, i + 1)
+
+
+def best_of_sweep(path: Path, only: int | None) -> list[int]:
+    """The trials of a sweep's best setting, or so many of them with the highest return; of each
+    environment, where there are several."""
+    chosen = []
+    for setting, numbers in best_trials(path):
+        finals = [np.nan_to_num(trial.final, nan=-np.inf) for trial in setting.agents]
+        order = sorted(range(len(numbers)), key=lambda i, y=finals: -y[i])[:only]
+        mine = [numbers[i] for i in sorted(order)]
+        name = ", ".join(settings.text_of(setting.setting)) or "the only one"
+        who = f"agent{'s' * (len(mine) > 1)} {', '.join(map(str, mine))}"
+        print(
+            f"{path} is a sweep; its best setting is {name} (return {setting.mean:.5g}): {who}",
+            file=sys.stderr,
+            flush=True,
+        )
+        chosen += mine
+    return chosen
+
+
+def render(module: Any, shell: Shell) -> int:
+    from algorithms.launch.show import render
+
+    for number, config, state, point, _ in loaded_agents(module, shell, shell.render, only=1):
+        path = Path(shell.render) / f"episode_agent{number}_point{point}_seed{shell.seed}.gif"
+        print(render.render(module, config, state, path, shell.seed))
+    return 0
+
+
+def copy(module: Any, shell: Shell) -> int:
+    from algorithms.launch.commands import copies
+
+    print(*copies.write(Path(module.__file__), Path(shell.copy)), sep="\n")
+    return 0
+
+
+def show_all(module: Any) -> int:
+    from algorithms.launch.commands import catalogue
+
+    devices.check_backend()  # gymnax starts it
+    print(catalogue.text(algorithm_name(module)))
+    return 0
+
+
+def point_of(shell: Shell) -> int | str:
+    """What --point says."""
+    if shell.point.isdigit():
+        return int(shell.point)
+    allowed = ("last",) if shell.resume else ("last", "best")
+    if shell.point not in allowed:
+        raise UserError(f"--point {shell.point}: give {', '.join(allowed)} or a number")
+    return shell.point
+
+
+def refuse_others(command: str, base: tuple[Any, Shell], given: tuple[Any, Shell]) -> None:
+    """Refuses what was given but does not go with the command, as a pair of Config and Shell."""
+    fields = [(f.name, i) for i in range(2) for f in dataclasses.fields(base[i])]
+    refused = [
+        f"--{name.replace('_', '-')} {new} (in place of {old})"
+        for name, i in fields
+        if (old := getattr(base[i], name)) != (new := getattr(given[i], name))
+        and (name in TAKES[command]) == (command == "run")
+    ]
+    if refused:
+        what = "a new run" if command == "run" else f"--{command}"
+        raise UserError(f"{what} does not go with {', '.join(refused)}")

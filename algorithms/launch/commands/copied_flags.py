@@ -1,0 +1,54 @@
+"""The flags of a copied file: those of its Config, in the words of the kit's command line."""
+
+import sys
+import typing
+from typing import Any
+
+import tyro
+
+from algorithms.launch.commands.flags import (
+    named_values,
+    named_values_text,
+    whole_number,
+    whole_numbers,
+)
+from algorithms.parts.fields import check_reals
+
+
+def parse(config: type, about: str) -> Any:
+    """The Config that the command line asks for.
+
+    The process ends for --help (exit code 0), and for what cannot be read or is out of range (2).
+
+    Args:
+      config: the Config's class.
+      about: a text whose first line --help begins with.
+    """
+    registry = tyro.constructors.ConstructorRegistry()
+
+    @registry.primitive_rule
+    def rule(info: tyro.constructors.PrimitiveTypeInfo) -> Any:
+        items = typing.get_args(info.type)
+        if info.type is int:
+            metavar, read, write = "INT", whole_number, str
+        elif items == (int, ...):
+            metavar, read, write = "INT,INT,...", whole_numbers, lambda x: ",".join(map(str, x))
+        elif items and typing.get_origin(items[0]) is tuple:
+            metavar, read, write = "NAME=VALUE,...", named_values, named_values_text
+        else:
+            return None
+        return tyro.constructors.PrimitiveConstructorSpec(
+            nargs=1,
+            metavar=metavar,
+            instance_from_str=lambda words: read(words[0]),
+            is_instance=lambda value: isinstance(value, int | tuple),
+            str_from_instance=lambda value: [write(value)],
+        )
+
+    asked = tyro.cli(config, description=about.partition("\n")[0], registry=registry)
+    try:
+        check_reals(asked)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    return asked

@@ -1,0 +1,261 @@
+"""The flags of an algorithm file: those of its Config, and those that every file has."""
+
+import dataclasses
+import typing
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from algorithms.launch import settings
+from algorithms.launch.errors import UserError
+from algorithms.launch.training import grid
+
+DIRECTORY = tyro.conf.arg(metavar="DIR", help_behavior_hint="")
+
+
+@dataclasses.dataclass(frozen=True)
+class Shell:
+    """Flags that every algorithm has."""
+
+    seed: int = 0  # of the first agent; with --evaluate and --render: of the episodes
+    num_seeds: int = 1  # agents trained at once, with seeds seed, seed + 1, ...
+    preset: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
+    """settings known to work, see algorithms/launch/commands/presets.py; other flags win"""
+    config: Annotated[str | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
+    """take the settings of a run's config.json or a sweep's best.json; other flags win"""
+    samples: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")] = None
+    """draws of the floats that are given as log:LOW:HIGH or uniform:LOW:HIGH"""
+    sampler: Literal["sobol", "random"] = "sobol"  # sobol fills the space evenly
+    max_parallel: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")] = None
+    """agents to train at once; default: as many as fit into the memory"""
+    memory_limit: Annotated[str | None, tyro.conf.arg(metavar="SIZE", help_behavior_hint="")] = None
+    """memory of each device to use, as 500MB or 16GB; default: nine tenths of it"""
+    run_dir_root: str = "runs"  # where the directories of runs are made
+    run_dir: Annotated[str | None, DIRECTORY] = None
+    """the directory of this run or sweep, in place of one below run_dir_root"""
+    resume_if_exists: bool = False  # go on with what is in --run-dir, if it is there
+    resume: Annotated[str | None, DIRECTORY] = None
+    """go on with a run or a sweep; a larger --total-timesteps makes a run longer"""
+    evaluate: Annotated[str | None, DIRECTORY] = None
+    """play episodes with the policy of a run and sum them up"""
+    render: Annotated[str | None, DIRECTORY] = None
+    """write a GIF of an episode of a run"""
+    copy: Annotated[str | None, DIRECTORY] = None
+    """write this file, with what it needs of the kit, into a directory of another project"""
+    list: bool = False  # print what there is: algorithms, environments, presets
+    version: bool = False  # print the kit's version
+    point: str = "last"
+    """of --evaluate, --render: last, best or a number; of --resume: last or that of a kept state"""
+    agent: int | None = None
+    """of --evaluate (default: all), --render (0); of a sweep: number in results.csv (the best)"""
+    episodes: int = 100  # that --evaluate plays with each agent
+    json: bool = False  # of --evaluate: JSON in place of tables
+    keep_states: bool = False  # keep the whole state of every point, not of the last two only
+    track: bool = False  # log to wandb
+    tensorboard: bool = False  # write event files for TensorBoard
+    one_run_per_seed: bool = False  # trackers get a run for each seed, not one for all
+    gif: Literal["never", "start", "end", "every"] = "never"  # points to draw an episode at
+    quiet: bool = False  # show no progress
+    distributed: bool = False  # one of several processes, as a cluster starts them
+    coordinator: Annotated[str | None, tyro.conf.arg(metavar="HOST:PORT")] = None
+    """with --distributed, outside a cluster: where the first process is"""
+    num_processes: int | None = None  # with --distributed, outside a cluster
+    process_id: int | None = None  # with --distributed, outside a cluster: 0, 1, ...
+
+
+def parse(module: Any, argv: list[str], config: Any, shell: Shell) -> tuple[Any, Shell]:
+    """Reads the flags. tyro ends the process for --help (0) and for what it cannot read (2)."""
+
+    @dataclasses.dataclass
+    class Flags:
+        run: Shell
+        # Several values of a setting make a sweep, as do draws, log:1e-5:1e-2 with --samples.
+        algorithm: SEVERAL[module.Config]
+
+    flags = tyro.cli(
+        Flags,
+        args=with_words(module.Config, argv),
+        default=Flags(shell, config),
+        prog=Path(module.__file__).name,
+        description=(module.__doc__ or "").partition("\n")[0],
+        config=(tyro.conf.OmitArgPrefixes,),
+        registry=value_types(),
+    )
+    return flags.algorithm, flags.run
+
+
+SEVERAL = tyro.conf.FlagConversionOff  # marks the flags that take more than one value
+WORDS_OF_BOOL = {"true": True, "false": False}
+
+
+class Several(tuple):
+    """What a flag with several values stands for, or with one distribution."""
+
+
+def with_words(config_class: type, argv: list[str]) -> list[str]:
+    """The arguments with `--anneal-lr true` for `--anneal-lr`, and false for `--no-anneal-lr`."""
+    names = [f.name for f in dataclasses.fields(config_class) if isinstance(f.default, bool)]
+    plain = {f"--{name.replace('_', '-')}" for name in names}
+    words: list[str] = []
+    for i, word in enumerate(argv):
+        flag = word.replace("_", "-")
+        if flag in plain:
+            alone = i + 1 == len(argv) or argv[i + 1].startswith("-")
+            words += [flag, "true"] if alone else [flag]
+        elif flag.startswith("--no-") and f"--{flag[5:]}" in plain:
+            words += [f"--{flag[5:]}", "false"]
+        else:
+            words.append(word)
+    return words
+
+
+def single_out(base: Any, config: Any) -> tuple[Any, dict[str, Any]]:
+    """A Config with one value in each field, and the grid of those that have several."""
+    fields = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
+    several = {name: value for name, value in fields.items() if isinstance(value, Several)}
+    drawn = lambda values: isinstance(values[0], grid.Distribution)
+    first = {n: getattr(base, n) if drawn(v) else v[0] for n, v in several.items()}
+    alone = lambda values: values[0] if drawn(values) and len(values) == 1 else list(values)
+    return config.replace(**first), {name: alone(values) for name, values in several.items()}
+
+
+def value_types() -> tyro.constructors.ConstructorRegistry:
+    """How words become values: 5e5 is a whole number, and a tuple is one word with commas.
+
+    Flags of the algorithm take one word or more.
+    """
+    registry = tyro.constructors.ConstructorRegistry()
+
+    @registry.primitive_rule
+    def rule(info: tyro.constructors.PrimitiveTypeInfo) -> Any:
+        kind = reader(info.type)
+        if SEVERAL not in info.markers:
+            return words_of(*kind, one=True) if info.type is int else None
+        return words_of(*kind, one=False) if kind else None
+
+    return registry
+
+
+def reader(kind: Any) -> tuple[Any, ...] | None:
+    """For a field's type: its metavar, how a word is read, what it gives, how that is written."""
+    if kind is int:
+        return "INT", whole_number, int, str
+    if kind is float:
+        return "FLOAT", number_or_draw, int | float, settings.plain
+    if kind is bool:
+        return "TRUE|FALSE", bool_of, bool, lambda value: str(value).lower()
+    if kind is str:
+        return "STR", str, str, str
+    if typing.get_origin(kind) is not tuple:
+        return None
+    items = typing.get_args(kind)
+    if items == (int, ...):
+        return "INT,INT,...", whole_numbers, tuple, lambda value: ",".join(map(str, value))
+    if typing.get_origin(items[0]) is tuple:
+        return "NAME=VALUE,...", named_values, tuple, named_values_text
+    return None
+
+
+def words_of(metavar: str, read: Any, kind: Any, write: Any, one: bool) -> Any:
+    """A value that takes one word of the command line, or several values with a word each."""
+
+    def values(words: list[str]) -> Any:
+        if not words:
+            raise ValueError("a value is missing")
+        read_words = Several(map(read, words))
+        alone = len(words) == 1 and not isinstance(read_words[0], grid.Distribution)
+        return read_words[0] if alone else read_words
+
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1 if one else "*",
+        metavar=metavar if one else f"{metavar} ...",
+        instance_from_str=values,
+        is_instance=lambda value: isinstance(value, kind),
+        str_from_instance=lambda value: [write(value)],
+    )
+
+
+def number_or_draw(word: str) -> float | grid.Distribution:
+    """A number, or log:1e-5:1e-2."""
+    return grid.distribution(word) if ":" in word else float(word)
+
+
+def bool_of(word: str) -> bool:
+    """true or false."""
+    if word.lower() not in WORDS_OF_BOOL:
+        raise ValueError(f"{word!r} is neither true nor false")
+    return WORDS_OF_BOOL[word.lower()]
+
+
+def size_in_bytes(word: str) -> int:
+    """500MB, 16GB, 1e9.
+
+    Raises:
+      UserError: it is none of these.
+    """
+    units = {"KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
+    number, unit = (
+        (word[:-2], units[word[-2:].upper()]) if word[-2:].upper() in units else (word, 1)
+    )
+    try:
+        return int(float(number) * unit)
+    except (ValueError, OverflowError):
+        raise UserError(f"--memory-limit {word}: give a size, as 500MB or 16GB") from None
+
+
+def whole_number(word: str) -> int:
+    """An int, also written as 5e5.
+
+    Raises:
+      ValueError: it is not whole.
+    """
+    if ":" in word:
+        raise ValueError(f"{word!r}: only floats are drawn; list whole numbers, as 1 2 4 8")
+    try:
+        return int(word)
+    except ValueError:
+        value = float(word) if word else 0.5
+    if not value.is_integer():
+        raise ValueError(f"{word!r} is not a whole number")
+    return int(value)
+
+
+def whole_numbers(word: str) -> tuple[int, ...]:
+    """Whole numbers with commas between them; none for an empty word."""
+    return tuple(whole_number(part) for part in word.split(",") if part)
+
+
+def named_values(word: str) -> tuple[tuple[str, Any], ...]:
+    """name=value pairs with commas between them; a value may be whole numbers, name=0,2."""
+    pairs: list[tuple[str, Any]] = []
+    for part in filter(None, word.split(",")):
+        name, equals, value = part.partition("=")
+        number = plain_value(part)
+        if pairs and type(number) is int:  # one more of a tuple
+            last, before = pairs.pop()
+            before = before if isinstance(before, tuple) else (before,)
+            pairs.append((last, (*before, number)))
+        elif name and equals and value:
+            pairs.append((name, plain_value(value)))
+        else:
+            raise ValueError(f"{part!r} is not name=value")
+    return tuple(pairs)
+
+
+def named_values_text(pairs: tuple[tuple[str, Any], ...]) -> str:
+    """The inverse."""
+    text = lambda x: ",".join(map(str, x)) if isinstance(x, tuple) else str(x)
+    return ",".join(f"{name}={text(x)}" for name, x in pairs)
+
+
+def plain_value(word: str) -> Any:
+    """A bool, an int, a float or else the word itself."""
+    if word.lower() in ("true", "false"):
+        return word.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(word)
+        except ValueError:
+            continue
+    return word

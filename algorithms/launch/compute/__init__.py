@@ -1,0 +1,7 @@
+"""Devices and processes.
+
+devices        which devices serve which agents
+hosts          several processes that train together
+programs       the compiled programs of a run
+interrupts     `launch.Stop`, Ctrl-C and SIGTERM
+"""

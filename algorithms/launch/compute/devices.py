@@ -1,0 +1,220 @@
+"""Which devices serve which agents, and how trees get there and back.
+
+Every tree that belongs to agents has them as its leading axis, also when there is only one. The
+devices are those of all processes, where there are several (hosts.py).
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from algorithms.launch.compute import hosts
+from algorithms.launch.errors import UserError
+
+CACHE = "single-file-rl"  # a folder of the user's cache directory
+
+
+def use_compilation_cache() -> None:
+    """Turns jax's persistent compilation cache on, unless the user has chosen a place for it."""
+    if jax.config.jax_compilation_cache_dir is None:
+        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        jax.config.update("jax_compilation_cache_dir", str(Path(home) / CACHE / "jax"))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+
+
+def use_cores(num_agents: int, config: Any) -> bool:
+    """Asks for a CPU device per core, at most one per agent, where this can still be chosen.
+
+    A single agent with small operations gets one thread: XLA would spread them over all cores,
+    and handing them over takes longer than doing them (PPO is a fifth faster without; the numbers
+    are the same). NPROC in the environment, which XLA reads when it starts, overrides this.
+
+    Returns False if jax is in use already; its devices then stay as they are.
+    """
+    chosen = jax.config.jax_num_cpu_devices > 0
+    chosen |= "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
+    if num_agents == 1 and are_operations_small(config):
+        os.environ.setdefault("NPROC", "1")
+    if num_agents == 1 or chosen:
+        return True
+    try:
+        jax.config.update("jax_num_cpu_devices", min(num_cores(), num_agents))
+    except RuntimeError:  # jax's way to say that the backend has started
+        return False
+    return True
+
+
+def check_backend() -> None:
+    """Starts jax's backend, if nothing has.
+
+    Raises:
+      UserError: jax cannot start it, as where JAX_PLATFORMS names a platform that is not there.
+    """
+    try:
+        jax.devices()
+    except Exception as error:  # RuntimeError, or AssertionError where jax lacks the plugin
+        asked = os.environ.get("JAX_PLATFORMS", "")
+        why = str(error).partition("\n")[0] or "its plugin is not installed"
+        hint = f"JAX_PLATFORMS={asked}: leave it out, or name one that is there, as cpu"
+        raise UserError(f"jax cannot start ({why}); {hint}") from error
+
+
+def are_operations_small(config: Any) -> bool:
+    """Whether the largest matrix product of a gradient step is too small to be worth threads."""
+    try:
+        samples = getattr(config, "batch_size", None)  # of what learns from a replay buffer
+        if samples is None:
+            rollout = config.num_envs * config.num_steps
+            samples = rollout // getattr(config, "num_minibatches", 1)
+        return samples * max(config.hidden_sizes) ** 2 <= 2**20
+    except (AttributeError, ValueError, TypeError, ZeroDivisionError):  # no such settings, or wrong
+        return False
+
+
+def num_cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+class Layout(NamedTuple):
+    """Which devices serve the agents; copies of the last agent fill up the last devices."""
+
+    num_agents: int
+    per_device: int
+    devices: tuple[Any, ...]  # in order of the processes that they belong to
+    block: int  # agents that a device vmaps; it takes its blocks in turn
+
+    @property
+    def padded(self) -> int:
+        return self.per_device * len(self.devices)
+
+    @property
+    def mesh(self) -> jax.sharding.Mesh:
+        shape, types = (len(self.devices),), (AxisType.Auto,)
+        return jax.make_mesh(shape, ("agents",), types, devices=self.devices)
+
+    @property
+    def _places(self) -> range:
+        """What this process's devices hold of the padded axis."""
+        mine = [i for i, d in enumerate(self.devices) if d.process_index == jax.process_index()]
+        return range(mine[0] * self.per_device, (mine[-1] + 1) * self.per_device)
+
+    @property
+    def own(self) -> range:
+        """The agents that this process keeps, perhaps none."""
+        return range(*(min(i, self.num_agents) for i in (self._places.start, self._places.stop)))
+
+    @property
+    def needed(self) -> range:
+        """The agents whose states this process's devices need, at least one."""
+        return range(min(self._places.start, self.num_agents - 1), max(self.own.stop, 1))
+
+    def sharding(self, *spec: str) -> Any:
+        """Where trees live: "agents" for those with an agent axis, nothing for shared ones."""
+        if len(self.devices) == 1:
+            return jax.sharding.SingleDeviceSharding(self.devices[0])
+        return NamedSharding(self.mesh, PartitionSpec(*spec))
+
+    def put(self, tree: Any, first: int = 0) -> Any:
+        """Host arrays of agents, from the first on, on the devices (padded, ...)."""
+        index = np.minimum(np.arange(self.padded), self.num_agents - 1) - first
+        sharding = self.sharding("agents")
+
+        def place(x):
+            data = np.asarray(plain(x))
+            shape = (self.padded, *data.shape[1:])
+            part = lambda where: data[index[where[0]]]
+            return like_key(jax.make_array_from_callback(shape, sharding, part), x)
+
+        return jax.tree.map(place, tree)
+
+    def share(self, tree: Any) -> Any:
+        """Host arrays on all devices."""
+        sharding = self.sharding()
+
+        def place(x):
+            data = np.asarray(x, jnp.result_type(x))
+            return jax.make_array_from_callback(data.shape, sharding, lambda where: data[where])
+
+        return jax.tree.map(place, tree)
+
+    def pieces(self, x: Any) -> Iterator[np.ndarray]:
+        """The rows that this process keeps of an array on the devices, one device at a time."""
+        left = len(self.own)
+        for shard in sorted(x.addressable_shards, key=lambda s: s.index[0].start or 0):
+            piece = np.asarray(shard.data)[:left]
+            left -= len(piece)
+            yield piece
+
+    def get(self, tree: Any) -> Any:
+        """Host copies of the agents that this process keeps, of what is on the devices."""
+        copy = lambda x: like_key(np.concatenate(list(self.pieces(plain(x)))), x)
+        return jax.tree.map(copy, tree)
+
+    def gather(self, tree: Any) -> Any:
+        """Host copies (num_agents, ...) of all agents, in all processes."""
+        return jax.tree.map(lambda x: x[: self.num_agents], hosts.gather(tree))
+
+
+def arrange(num_agents: int, block: int | None = None) -> Layout:
+    """The fewest devices on which no device serves more agents than it must.
+
+    Several processes use all of their devices, also for fewer agents. `block` sets how many agents
+    are vmapped; an agent's numbers depend on it to the last bit, and on nothing else here.
+    """
+    devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
+    share = -(-num_agents // len(devices))
+    block = block or block_size(share, devices[0].platform)
+    per_device = -(-share // block) * block
+    used = len(devices) if hosts.count() > 1 else -(-num_agents // per_device)
+    return Layout(num_agents, per_device, tuple(devices[:used]), block)
+
+
+def block_size(num_agents: int, platform: str) -> int:
+    """Agents to vmap on a device that has so many; all of them but on a CPU.
+
+    There few are best, as a core has no more lanes to fill and its cache holds no more: of PPO's
+    agents (64x64 units, one thread) 4 do 13 % and 8 do 12 % more in a second than one, 32 do 8 %
+    less. Of the numbers near four the one that leaves the fewest places to copies.
+    """
+    if platform != "cpu" or num_agents <= 4:
+        return num_agents
+    return min((4, 5, 6, 3), key=lambda block: -num_agents % block)
+
+
+def cut(num_agents: int, at_most: int) -> list[range]:
+    """Chunks of agents, as few as can be, of one size; the last one may be shorter."""
+    chunks = -(-num_agents // at_most)
+    size = -(-num_agents // chunks)
+    return [range(i, min(i + size, num_agents)) for i in range(0, num_agents, size)]
+
+
+def is_key(x: Any) -> bool:
+    """Whether an array holds typed PRNG keys, which files and NumPy do not know."""
+    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def plain(x: Any) -> Any:
+    """An array without typed keys."""
+    return jax.random.key_data(x) if is_key(x) else x
+
+
+def like_key(data: Any, x: Any) -> Any:
+    """The inverse of `plain`: data as typed keys if x has them."""
+    if not is_key(x):
+        return data
+    return jax.random.wrap_key_data(data, impl=jax.random.key_impl(jnp.empty((), x.dtype)))
+
+
+def size(tree: Any) -> int:
+    """Bytes of the arrays in a tree, which may be shapes alone."""
+    leaves = jax.tree.leaves(jax.eval_shape(lambda t: jax.tree.map(plain, t), tree))
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)

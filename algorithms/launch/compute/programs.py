@@ -1,0 +1,181 @@
+"""The two programs of a run: one starts all agents, another takes them all one point further.
+
+Agents are mapped over devices with shard_map, so that a loop whose length depends on data makes no
+device wait for another; a device vmaps its agents, on a CPU some at a time. A device with a single
+agent runs exactly what `make_train(config)(key)` runs.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
+
+import envs
+from algorithms import parts
+from algorithms.launch.compute.devices import Layout, check_backend, like_key, plain
+from algorithms.launch.errors import UserError
+
+
+@parts.without_x64
+def make_environment(module: Any, config: Any) -> tuple[Any, Any, parts.Plan]:
+    """The environment, its parameters as arrays and the plan, once the algorithm has agreed.
+
+    A `train` without a plan has config.num_evals points; updates and steps are 0 for unknown.
+
+    Raises:
+      UserError: what `envs.make` or `make_train` say against the settings, or jax has no device.
+    """
+    check_backend()
+    try:
+        env, env_params = envs.make(config.env, **dict(config.env_settings))
+        train = module.make_train(config, env, env_params)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    env_params = jax.tree.map(lambda x: np.asarray(x, jnp.result_type(x)), env_params)
+    return env, env_params, getattr(train, "plan", parts.Plan(config.num_evals, 0, 0))
+
+
+def initial_state(module: Any, config: Any) -> Any:
+    """Shapes and dtypes of the state of one agent."""
+    train = lambda rng: module.make_train(config.replace(eval_at_start=False))(rng, None, 0)[0]
+    return jax.eval_shape(train, jax.eval_shape(lambda: jax.random.key(0)))
+
+
+class Shared(NamedTuple):
+    """What the programs take that belongs to no agent."""
+
+    env_params: Any
+    learn: Any  # bool: False only evaluates
+
+
+class Programs(NamedTuple):
+    """What runs on the devices, compiled. Metrics have the axes (padded, 1)."""
+
+    start: Callable | None  # (shared, configs, keys) -> states
+    advance: Callable  # (shared, configs, states) -> states, metrics; uses the states up
+
+    @property
+    def bytes_per_device(self) -> int:
+        """What the larger one needs of a device's memory, as its compiler says."""
+        return max(_bytes(program) for program in self if program)
+
+
+def _bytes(program: Any) -> int:
+    """Arguments, results and temporary buffers; what is donated counts once."""
+    memory = program.memory_analysis()
+    ends = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
+    return ends + memory.temp_size_in_bytes + memory.generated_code_size_in_bytes
+
+
+def compile_programs(
+    module: Any, config: Any, env: Any, env_params: Any, layout: Layout, start: bool
+) -> Programs:
+    """Compiles both programs at the same time, or only `advance` when the run has started already.
+
+    The start does not evaluate: the point before training is made by `advance`, without learning.
+
+    Args:
+      config: the algorithm's Config; of its floats only the shape of a batch is used.
+      env, env_params: of `envs.make`. The parameters are arguments of the programs, as they are in
+        the algorithm's own jit: constants would be folded, and other numbers come out.
+      start: whether to compile `start`.
+    """
+
+    def first(shared, config, rng):
+        silent = config.replace(eval_at_start=False)
+        return module.make_train(silent, env, shared.env_params)(rng, None, 0)[0]
+
+    def one_point(shared, config, state):
+        return module.make_train(config, env, shared.env_params)(None, state, 1, shared.learn)
+
+    sharded = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=layout.sharding("agents"))
+    leaf = jax.ShapeDtypeStruct((layout.padded,), jnp.float32)
+    configs = jax.tree.map(lambda _: sharded(leaf), config)
+    keys = sharded(jax.eval_shape(lambda: jax.random.split(jax.random.key(0), layout.padded)))
+    shared = layout.share(Shared(env_params, True))
+    # Named, or else XLA puts what is empty (some physics states have such arrays) on all devices.
+    spread = {"out_shardings": layout.sharding("agents")}
+    starting = jax.jit(over_agents(first, layout), **spread).trace(shared, configs, keys)
+    states = jax.tree.map(sharded, starting.out_info)
+    whole = over_agents(one_point, layout, in_place=True)
+    advancing = jax.jit(whole, donate_argnums=2, **spread)
+    traced = [advancing.trace(shared, configs, states), *[starting] * start]
+    lowered = [program.lower() for program in traced]
+    with ThreadPoolExecutor(len(lowered)) as pool:
+        advance, *rest = pool.map(lambda program: program.compile(), lowered)
+    return Programs(rest[0] if start else None, advance)
+
+
+@jax.jit
+@jax.vmap
+def is_finite(tree: Any) -> jax.Array:
+    """Whether all floats in a tree of agents are finite, (agents,)."""
+    leaves = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.floating)]
+    return jnp.all(jnp.array([jnp.all(jnp.isfinite(x)) for x in leaves] or [True]))
+
+
+def over_agents(function: Callable, layout: Layout, in_place: bool = False) -> Callable:
+    """The function (shared, *own) of one agent as a function of all, with leading axes on `own`.
+
+    Args:
+      function: of one agent.
+      layout: of the agents.
+      in_place: the first result has the shapes of the last argument, and takes its memory.
+    """
+    mapped = jax.vmap(function, (None, 0, 0)) if layout.block > 1 else _of_one(function)
+    if layout.per_device > 1 and layout.devices[0].platform == "cpu":
+        mapped = _in_turn(mapped, layout.per_device // layout.block, in_place)
+    if len(layout.devices) == 1:
+        return mapped
+    agents, same = PartitionSpec("agents"), PartitionSpec()
+    return jax.shard_map(
+        mapped,
+        mesh=layout.mesh,
+        in_specs=(same, agents, agents),
+        out_specs=agents,
+        check_vma=False,
+    )
+
+
+def _in_turn(function: Callable, blocks: int, in_place: bool) -> Callable:
+    """Takes blocks of agents one after another, in one program whatever their number."""
+
+    def mapped(shared, *own):
+        block = jax.tree.map(lambda x: x[: x.shape[0] // blocks], own)
+        shapes = jax.eval_shape(function, shared, *block)
+        # Without typed keys: to those who look for keys used twice, a part stands for the whole.
+        apart = lambda x: x.reshape(blocks, x.shape[0] // blocks, *x.shape[1:])
+        own = jax.tree.map(lambda x: apart(plain(x)), own)
+        empty = lambda x: jnp.zeros((blocks, *x.shape), x.dtype)
+        results = jax.tree.map(lambda x: empty(jax.eval_shape(plain, x)), shapes)
+        if in_place:
+            results = (own[-1], *results[1:])
+
+        def body(i, results):
+            given = (*own[:-1], results[0]) if in_place else own
+            take = lambda x, like: like_key(jax.lax.dynamic_index_in_dim(x, i, 0, False), like)
+            put = lambda x, one: jax.lax.dynamic_update_index_in_dim(x, plain(one), i, 0)
+            done = function(shared, *jax.tree.map(take, given, block))
+            return jax.tree.map(put, results, done)
+
+        # The barrier keeps a loop of one trip from being taken apart, and rounded differently.
+        count = jax.lax.optimization_barrier(jnp.int32(blocks))
+        results = jax.lax.fori_loop(0, count, body, results)
+        join = lambda x, like: like_key(x.reshape(x.shape[0] * x.shape[1], *x.shape[2:]), like)
+        return jax.tree.map(join, results, shapes)
+
+    return mapped
+
+
+def _of_one(function: Callable) -> Callable:
+    """Takes the agent axis off and puts it back: vmap would turn branches into selections."""
+
+    def mapped(shared, *own):
+        own = jax.tree.map(lambda x: x[0], own)
+        return jax.tree.map(lambda x: x[None], function(shared, *own))
+
+    return mapped

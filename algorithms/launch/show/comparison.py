@@ -1,0 +1,198 @@
+"""Runs side by side: learning curves by environment, algorithm and setting, and what they came to.
+
+Statistics are those of Agarwal et al. 2021, https://arxiv.org/abs/2108.13264: interquartile means,
+with intervals from a bootstrap that is stratified by environment.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from algorithms.launch import settings
+from algorithms.launch.errors import UserError, warn
+from algorithms.launch.show import results
+
+SHOWN = 20  # curves of an environment in the table
+
+
+class Agent(NamedTuple):
+    """One seed of a run."""
+
+    algorithm: str
+    environment: str
+    outcome: results.Outcome  # its setting is the whole configuration, but for the environment
+    run: Path  # as it was given, a run or a sweep
+
+
+class Curve(NamedTuple):
+    """All seeds of an algorithm with one setting in one environment."""
+
+    environment: str
+    label: str  # the algorithm, and what differs between its settings in this environment
+    agents: list[Agent]
+    timesteps: np.ndarray  # (points,), those that all agents have come to
+    returns: np.ndarray  # (points, seeds), without the agents whose policy is not finite
+
+    @property
+    def finals(self) -> np.ndarray:
+        """Returns at the last point, of the seeds that have one."""
+        last = self.returns[-1] if len(self.returns) else np.zeros(0)
+        return last[~np.isnan(last)]
+
+    @property
+    def middle(self) -> float:
+        """Their interquartile mean."""
+        return float(results.interquartile_mean(self.finals)) if len(self.finals) else np.nan
+
+
+def curves(agents: Sequence[Agent]) -> dict[str, list[Curve]]:
+    """Pools seeds of equal settings. Returns {environment: curves, the best one first}.
+
+    Raises:
+      UserError: agents with equal settings have no timestep in common.
+    """
+    panels: dict[str, list[Curve]] = {}
+    for (environment, algorithm), those in _grouped(agents, _task).items():
+        names = _differing([agent.outcome.setting for agent in those])
+        values = functools.partial(_setting, names=names)
+        for pooled in _grouped(those, lambda agent, of=values: str(of(agent))).values():
+            label = ", ".join([algorithm, *settings.text_of(values(pooled[0]))])
+            panels.setdefault(environment, []).append(_curve(environment, label, pooled))
+    value = lambda curve: -np.inf if np.isnan(curve.middle) else curve.middle
+    return {env: sorted(panel, key=value, reverse=True) for env, panel in panels.items()}
+
+
+def _curve(environment: str, label: str, agents: list[Agent]) -> Curve:
+    name = f"{label} on {environment}"
+    seeds = _grouped(agents, lambda agent: agent.outcome.seed)
+    if twice := [agent for same in seeds.values() if len(same) > 1 for agent in same]:
+        who = ", ".join(map(str, dict.fromkeys(agent.outcome.seed for agent in twice)))
+        warn(f"{name}: seed {who} is in more than one of {_runs(twice)}; each one counts")
+    finite = [agent.outcome for agent in agents if agent.outcome.is_finite]
+    if not finite:
+        return Curve(environment, label, agents, np.zeros(0, int), np.zeros((0, 0)))
+    x = functools.reduce(np.intersect1d, [outcome.timesteps for outcome in finite])
+    if not len(x):
+        raise UserError(f"{name}: {_runs(agents)} have no timestep in common")
+    ends = sorted({int(outcome.timesteps[-1]) for outcome in finite})
+    if len(ends) > 1:
+        warn(
+            f"{name}: its runs end between timesteps {ends[0]:,} and {ends[-1]:,}; "
+            f"what counts is up to {x[-1]:,}"
+        )
+    returns = [outcome.returns[np.isin(outcome.timesteps, x)] for outcome in finite]
+    return Curve(environment, label, agents, x, np.stack(returns, 1))
+
+
+def _grouped(items: Sequence[Any], key: Callable[[Any], Any]) -> dict[Any, list[Any]]:
+    groups: dict[Any, list[Any]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
+
+
+def _task(agent: Agent) -> tuple[str, str]:
+    return agent.environment, agent.algorithm
+
+
+def _setting(agent: Agent, names: Sequence[str]) -> dict[str, Any]:
+    """Some fields, as a Config has them."""
+    return {name: _plain(agent.outcome.setting.get(name)) for name in names}
+
+
+def _runs(agents: Sequence[Agent]) -> str:
+    return ", ".join(dict.fromkeys(str(agent.run) for agent in agents))
+
+
+def _differing(configs: Sequence[dict[str, Any]]) -> list[str]:
+    names = dict.fromkeys(name for config in configs for name in config)
+    return [n for n in names if any(config.get(n) != configs[0].get(n) for config in configs)]
+
+
+def _plain(value: Any) -> Any:
+    """A value of config.json without its lists and dictionaries."""
+    if isinstance(value, dict):
+        return tuple((k, _plain(v)) for k, v in value.items())
+    return tuple(map(_plain, value)) if isinstance(value, list) else value
+
+
+# --- tables ----------------------------------------------------------------------------------
+
+
+def table(panels: dict[str, list[Curve]]) -> str:
+    """A row for each curve: what its seeds have come to at its last timestep."""
+    rows = [["curve", "runs", "seeds", "final IQM", "95 %", "mean", "worst", "timestep", ""]]
+    more = 0
+    for environment, panel in panels.items():
+        if len(panels) > 1:
+            rows.append([f"{environment}:", *[""] * 8])
+        indent = "  " * (len(panels) > 1)
+        for curve in panel[:SHOWN]:
+            rows.append([f"{indent}{curve.label}", *_cells(curve)])
+        more += len(panel[SHOWN:])
+    return "\n".join([*results.aligned(rows), *[f"... and {more} curves more"] * bool(more)])
+
+
+def _cells(curve: Curve) -> list[str]:
+    finals, runs = curve.finals, {agent.run for agent in curve.agents}
+    numbers = ["-"] * 4
+    if len(finals):
+        values = curve.middle, finals.mean(), finals.min()
+        middle, mean, worst = (f"{value:.5g}" for value in values)
+        numbers = [middle, _interval(finals), mean, worst]
+    broken = sum(not agent.outcome.is_finite for agent in curve.agents)
+    without = len(curve.agents) - broken - len(finals)
+    notes = [f"{broken} not finite"] * bool(broken) + [f"{without} without a return"] * bool(
+        without
+    )
+    last = f"{curve.timesteps[-1]:,}" if len(curve.timesteps) else "-"
+    return [str(len(runs)), str(len(curve.agents)), *numbers, last, ", ".join(notes)]
+
+
+def _interval(scores: np.ndarray | Sequence[np.ndarray]) -> str:
+    if sum(map(np.size, scores)) < 2:
+        return "-"
+    low, high = results.bootstrap_interval(scores)
+    return f"{low:.5g} to {high:.5g}"
+
+
+def aggregate(panels: dict[str, list[Curve]]) -> str:
+    """A row for each label that is there in all environments, over all of them; "" for none.
+
+    Scores are final returns, 0 for the lowest and 1 for the highest of all that is compared in an
+    environment; one where all are equal says nothing and is left out. Every score counts the same.
+    Timesteps of the last points are there where they differ.
+    """
+    scores: dict[str, dict[str, np.ndarray]] = {}  # {label: {environment: (seeds,)}}
+    last: dict[tuple[str, str], str] = {}  # {(label, environment): timestep}
+    environments = []
+    for environment, panel in panels.items():
+        finals = np.concatenate([curve.finals for curve in panel])
+        if not len(finals) or finals.min() == finals.max():
+            continue
+        environments.append(environment)
+        for curve in panel:
+            if len(curve.finals):
+                share = (curve.finals - finals.min()) / (finals.max() - finals.min())
+                scores.setdefault(curve.label, {})[environment] = share
+                last[curve.label, environment] = f"{curve.timesteps[-1]:,}"
+    everywhere = {k: list(s.values()) for k, s in scores.items() if len(s) == len(environments)}
+    if len(environments) < 2 or not everywhere:
+        return ""
+    steps = {label: "+".join(last[label, env] for env in environments) for label in everywhere}
+    differ = len(set(steps.values())) > 1
+    rows = [["curve", "seeds", *["steps"] * differ, "IQM", "95 %", "mean"]]
+    for label, strata in everywhere.items():
+        together = np.concatenate(strata)
+        middle, mean = results.interquartile_mean(together), together.mean()
+        seeds = "+".join(str(len(stratum)) for stratum in strata)
+        own = [steps[label]] * differ
+        rows.append([label, seeds, *own, f"{middle:.4f}", _interval(strata), f"{mean:.4f}"])
+    head = (
+        f"over {', '.join(environments)}: scores from 0 (the lowest final return of all that is\n"
+        "compared in an environment) to 1 (the highest), resampled within each environment:"
+    )
+    return "\n".join([head, *results.aligned(rows)])

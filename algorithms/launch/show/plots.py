@@ -1,0 +1,298 @@
+"""The learning curve of a run, and what a sweep came to, as pictures."""
+
+import os
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from algorithms.launch import settings
+from algorithms.launch.metrics import Metrics, players
+from algorithms.launch.settings import Agents
+from algorithms.launch.show import results
+
+# Okabe and Ito's palette without its yellow: distinct for every kind of eyesight, dark on white.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+CURVES = 6  # settings of a sweep whose curves are drawn
+PANELS = (("eval_return", "evaluation return"), ("episode_return", "training return"))
+MOST_TICKS = 8  # whole numbers that are marked one by one
+# Of an environment's own metrics (envs/metrics.py): panels of more would be too small to read.
+MOST_METRICS = 3
+ENDINGS = ("return", "length", "terminated", "truncated", "last_reward")  # of every episode
+
+
+def curve(metrics: Metrics, agents: Agents, title: str, path: Path) -> None:
+    """Draws returns over environment steps: every agent thin, their mean thick, in a band.
+
+    The band is the mean plus and minus one standard error over the agents. Evaluation and training
+    returns get a panel each, on one scale; points where no episode ended are left out. Where
+    players compete, a further panel shows who wins. What the environment reports of itself gets a
+    panel each, if that is not too much.
+
+    Args:
+      metrics: `timestep` (agents, points), and any of `eval_return` (agents, points, episodes) and
+        `episode_return` (agents, points), and metrics of environments named likewise. A trailing
+        axis of returns is the players of a game.
+      agents: their seeds and settings.
+      title: above the panels.
+      path: of the PNG; whatever was there is replaced in one step.
+    """
+    from matplotlib.figure import Figure
+
+    panels = [(label, by_player(key, metrics[key])) for key, label in PANELS if key in metrics]
+    outcomes = [("share of evaluation episodes", shares)] if (shares := wins(metrics)) else []
+    outcomes += [(label, by_player(key, metrics[key])) for key, label in reported(metrics).items()]
+    number = max(len(panels + outcomes), 1)
+    figure = Figure(figsize=(1.0 + 5.0 * number, 4.2), layout="constrained")
+    axes = figure.subplots(1, number, squeeze=False)[0]
+    figure.suptitle(title)
+    for ax in axes[1 : len(panels)]:
+        ax.sharey(axes[0])
+    for ax, (label, curves) in zip(axes, panels + outcomes):
+        _panel(ax, metrics["timestep"], curves, agents)
+        ax.set_ylabel(label)
+    for ax in axes:
+        _style(ax, last_step=max(np.max(metrics["timestep"], initial=0), 1))
+    _save(figure, path)
+
+
+def by_player(key: str, values: np.ndarray) -> dict[str, np.ndarray]:
+    """{"": (agents, points)}, or {"player 0": (agents, points), ...} for a game."""
+    curves = [np.asarray(curve, np.float64) for curve in players(key, values)]
+    return {f"player {i}" * (len(curves) > 1): curve for i, curve in enumerate(curves)}
+
+
+def wins(metrics: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Who wins a game, from how its evaluation episodes end.
+
+    An episode that terminates is won by the players whose last reward is positive; one that is
+    truncated is a stalemate.
+
+    Args:
+      metrics: `eval_last_reward` (agents, points, episodes, players) and `eval_terminated` (agents,
+        points, episodes), if they are there.
+
+    Returns:
+      {"player 0 wins": (agents, points), ..., "stalemate": (agents, points)}; nothing where no
+      episode was won by some and lost by others.
+    """
+    last = np.asarray(metrics.get("eval_last_reward", ()))
+    if last.ndim != 4:
+        return {}
+    ended = np.asarray(metrics["eval_terminated"], bool)
+    won = ended[..., None] & (last > 0)
+    if not np.any(won.any(-1) & (last < 0).any(-1)):
+        return {}
+    shares = {f"player {i} wins": won[..., i].mean(2) for i in range(last.shape[-1])}
+    return shares | {"stalemate": 1.0 - ended.mean(2)}
+
+
+def reported(metrics: Metrics) -> dict[str, str]:
+    """What an environment reports besides returns, and how to call it: of evaluations where there
+    are any, else of training; nothing where that is more than `MOST_METRICS`."""
+    for prefix, label in (("eval_", "evaluation"), ("episode_", "training")):
+        names = [key.removeprefix(prefix) for key in metrics if key.startswith(prefix)]
+        if names:
+            own = [name for name in names if name not in ENDINGS]
+            own = own if len(own) <= MOST_METRICS else []
+            return {f"{prefix}{name}": f"{label} episodes: {name}" for name in own}
+    return {}
+
+
+def mean_and_error(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard error over axis 0 of the values that are not NaN.
+
+    The mean is NaN where there are none, the error 0 where there is only one.
+    """
+    there = ~np.isnan(values)
+    count = there.sum(axis=0)
+    mean = np.where(there, values, 0.0).sum(axis=0) / np.where(count, count, np.nan)
+    squares = np.where(there, np.square(values - mean), 0.0).sum(axis=0)
+    variance = squares / np.maximum(count - 1, 1)
+    return mean, np.sqrt(variance / np.maximum(count, 1))
+
+
+def sweep(
+    ranked: Sequence[results.Ranked], title: str, path: Path, linear: Collection[str] = ()
+) -> None:
+    """Draws final returns over each swept field, and the best settings' learning curves.
+
+    A dot is an agent, the line goes through the means of all agents with that value. A curve is the
+    interquartile mean over a setting's seeds, in a band of 95 % of bootstrap resamples of them.
+    Where several environments were trained, each has a row of panels.
+
+    Args:
+      ranked: the settings, the best one first.
+      title: above the panels.
+      linear: fields whose axis is linear, however wide their values are apart.
+      path: of the PNG; whatever was there is replaced in one step.
+    """
+    from matplotlib.figure import Figure
+
+    groups = results.by_environment(ranked)
+    fields = [name for name in ranked[0].setting if name != "env" or len(groups) == 1]
+    panels = len(fields) + 1
+    columns = min(panels, 3)
+    rows = -(-panels // columns) * len(groups)
+    figure = Figure(figsize=(1.0 + 5.0 * columns, 0.6 + 3.8 * rows), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False).reshape(len(groups), -1)
+    broken = sum(setting.broken for setting in ranked)
+    figure.suptitle(f"{title} ({broken} agents not finite)" if broken else title)
+    for (environment, its_own), row in zip(groups.items(), axes):
+        for ax, field in zip(row, fields):
+            _returns_over(ax, its_own, field, field in linear)
+        _best_curves(row[len(fields)], its_own)
+        for ax in row[:panels] if len(groups) > 1 else ():
+            ax.set_title(environment)
+        for ax in row[panels:]:
+            ax.remove()
+    _save(figure, path)
+
+
+def _returns_over(ax: Any, ranked: Sequence[results.Ranked], field: str, linear: bool) -> None:
+    """Agents' final returns over one field.
+
+    Whole numbers are marked on the axis; booleans, and what is no number, stand side by side.
+    """
+    agents = [agent for setting in ranked for agent in setting.agents]
+    values = [agent.setting[field] for agent in agents]
+    kinds = {type(value) for value in values}
+    if kinds <= {int, float} and np.isfinite(values).all():
+        x = np.array(values, np.float64)
+        if x.min() > 0 and x.max() > 5 * x.min() and not linear:
+            ax.set_xscale("log")
+        if kinds == {int}:
+            _mark(ax, sorted(set(values)))
+    else:
+        name = lambda value: str(value).lower() if kinds == {bool} else settings.plain(value)
+        names = sorted(map(name, set(values)))
+        x = np.array([names.index(name(value)) for value in values], np.float64)
+        ax.set_xticks(range(len(names)), names)
+    y = np.array([agent.final for agent in agents])
+    ax.plot(x, y, "o", color=COLOURS[0], markersize=5, alpha=0.5, markeredgewidth=0)
+    kinds = np.unique(x)
+    if len(kinds) < len(ranked) or len(kinds) <= 12:  # a line through draws would be noise
+        means = [mean_and_error(y[x == kind])[0] for kind in kinds]
+        ax.plot(kinds, means, color=COLOURS[1], linewidth=2, label="mean")
+        ax.legend(frameon=False, fontsize="small")
+    ax.set_xlabel(field)
+    ax.set_ylabel("return at the last point")
+    ax.grid(alpha=0.3)
+    ax.spines[["top", "right"]].set_visible(False)
+
+
+def _mark(ax: Any, values: Sequence[int]) -> None:
+    """Ticks at whole numbers: at these if they are few, else wherever one is whole."""
+    from matplotlib.ticker import MaxNLocator, NullLocator
+
+    if len(values) <= MOST_TICKS:
+        ax.set_xticks(values, [f"{value:,}" for value in values])
+        ax.xaxis.set_minor_locator(NullLocator())
+    elif ax.get_xscale() == "linear":
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def _best_curves(ax: Any, ranked: Sequence[results.Ranked]) -> None:
+    last = 1
+    for colour, setting in zip(COLOURS, ranked[:CURVES]):
+        points = min(len(agent.returns) for agent in setting.agents)
+        returns = np.stack([agent.returns[:points] for agent in setting.agents], 1)
+        x = setting.agents[0].timesteps[:points]
+        label = ", ".join(settings.text_of(setting.setting)) or f"{returns.shape[1]} seeds"
+        _interquartile(ax, x, returns, color=colour, label=label)
+        last = max(last, *x)
+    _style(ax, last)
+    ax.set_ylabel("return, interquartile mean")
+    best = f"the best {CURVES} of {len(ranked)} settings" if len(ranked) > CURVES else ""
+    ax.legend(frameon=False, fontsize="x-small", loc="best", title=best, title_fontsize="x-small")
+
+
+def _interquartile(ax: Any, x: np.ndarray, returns: np.ndarray, **style: Any) -> None:
+    """The interquartile mean of returns (points, seeds) in a band of 95 % of resampled seeds, at
+    the points where all seeds have a return."""
+    there = ~np.isnan(returns).any(1)
+    if not there.any():
+        return
+    marks = {"marker": "o", "markersize": 4} if len(x) <= 30 else {}
+    ax.plot(x[there], results.interquartile_mean(returns[there]), linewidth=1.8, **marks, **style)
+    if returns.shape[1] > 1:
+        band = [results.bootstrap_interval(row, resamples=500) for row in returns[there]]
+        ax.fill_between(x[there], *zip(*band), color=style["color"], alpha=0.15, linewidth=0)
+
+
+def comparison(panels: Mapping[str, Sequence[Any]], title: str, path: Path) -> None:
+    """Draws curves of several runs, a panel for each environment.
+
+    A curve is the interquartile mean over its seeds, in a band of 95 % of bootstrap resamples of
+    them; one label has one colour in all panels.
+
+    Args:
+      panels: {environment: curves, the best one first}; a curve has a `label`, `timesteps`
+        (points,) and `returns` (points, seeds).
+      title: of the vertical axes.
+      path: of the PNG; whatever was there is replaced in one step.
+    """
+    from matplotlib.figure import Figure
+
+    columns = min(len(panels), 3)
+    rows = -(-len(panels) // columns)
+    figure = Figure(figsize=(1.0 + 5.0 * columns, 0.6 + 3.8 * rows), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False).ravel()
+    labels = sorted({curve.label for curves in panels.values() for curve in curves[:CURVES]})
+    for ax, (environment, curves) in zip(axes, panels.items()):
+        for curve in curves[:CURVES]:
+            colour = COLOURS[labels.index(curve.label) % len(COLOURS)]
+            _interquartile(ax, curve.timesteps, curve.returns, color=colour, label=curve.label)
+        _style(ax, max([1, *(x for c in curves[:CURVES] for x in c.timesteps)]))
+        ax.set(title=environment, ylabel=title)
+        best = f"the best {CURVES} of {len(curves)}" if len(curves) > CURVES else ""
+        if ax.get_legend_handles_labels()[0]:
+            ax.legend(frameon=False, fontsize="x-small", title=best, title_fontsize="x-small")
+    for ax in axes[len(panels) :]:
+        ax.remove()
+    _save(figure, path)
+
+
+def _panel(ax: Any, timesteps: np.ndarray, curves: dict, agents: Agents) -> None:
+    x = np.asarray(timesteps)[0]
+    many = agents.count > 1
+    for colour, (player, values) in zip(COLOURS * len(curves), curves.items()):
+        mean, error = mean_and_error(values)
+        label = f"mean of {agents.in_words}, ±1 standard error" if many else agents.label(0)
+        for one in values if many else ():
+            _line(ax, x, one, color=colour, linewidth=0.7, alpha=max(0.12, 0.5 - agents.count / 50))
+        if many:
+            ax.fill_between(x, mean - error, mean + error, color=colour, alpha=0.25, linewidth=0)
+        style = {"marker": "o", "markersize": 4} if len(x) <= 30 else {}
+        label = f"{player}: {label}" if player else label
+        _line(ax, x, mean, color=colour, linewidth=2.0, label=label, **style)
+    ax.legend(frameon=False, fontsize="small", loc="best")
+
+
+def _line(ax: Any, x: np.ndarray, y: np.ndarray, **style: Any) -> None:
+    """A line through the points that have a value, also where a neighbour has none."""
+    there = ~np.isnan(y)
+    ax.plot(x[there], y[there], **style)
+
+
+def _style(ax: Any, last_step: float) -> None:
+    from matplotlib.ticker import EngFormatter
+
+    ax.set_xlabel("environment steps")
+    ax.xaxis.set_major_formatter(EngFormatter(sep=""))
+    ax.xaxis.get_major_locator().set_params(integer=True)
+    ax.tick_params(labelleft=True)
+    ax.grid(alpha=0.3)
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.set_xlim(-0.02 * last_step, 1.02 * last_step)
+
+
+def _save(figure: Any, path: Path) -> None:
+    path = Path(path)
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        figure.savefig(part, format="png", dpi=130)
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)

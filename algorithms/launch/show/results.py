@@ -1,0 +1,237 @@
+"""What came of a sweep: a row for each agent, settings in order of their returns."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from algorithms.launch.metrics import Metrics, as_csv, mean_returns
+from algorithms.launch.settings import Agents, plain
+from algorithms.launch.show.brief import brief
+
+SHOWN = 10  # settings in the table on the screen
+
+
+class Outcome(NamedTuple):
+    """One agent and its learning curve."""
+
+    setting: dict[str, Any]  # swept fields, static ones first
+    seed: int
+    timesteps: np.ndarray  # (points,)
+    returns: np.ndarray  # (points,); of evaluations if there are any, else of training
+    is_finite: bool  # the numbers of its policy and its losses
+    run: str  # name of the directory it is in
+    agent: int  # which one it is there
+
+    __repr__ = brief
+
+    @property
+    def final(self) -> float:
+        """The return at the last point; NaN for an agent that broke."""
+        return float(self.returns[-1]) if self.is_finite and len(self.returns) else np.nan
+
+    @property
+    def area(self) -> float:
+        """The mean return over the curve (the area under it, divided by its length)."""
+        there = ~np.isnan(self.returns)
+        x, y = self.timesteps[there], self.returns[there]
+        if len(x) < 2:
+            return float(y[0]) if len(y) else np.nan
+        return float(np.trapezoid(y, x) / (x[-1] - x[0]))
+
+
+def outcomes(
+    static: dict[str, Any],
+    agents: Agents,
+    metrics: Metrics,
+    is_finite: np.ndarray,
+    run: str,
+    metric: str | None = None,
+) -> list[Outcome]:
+    """Takes a run apart; metrics are (num_agents, points, ...).
+
+    Returns are those of a metric, by default of evaluations if there are any.
+    """
+    if not metrics:
+        return []
+    returns = mean_returns(metrics, metric)
+    return [
+        Outcome(
+            static | agents.setting(i),
+            agents.seeds[i],
+            metrics["timestep"][i],
+            returns[i],
+            bool(is_finite[i]),
+            run,
+            i,
+        )
+        for i in range(agents.count)
+    ]
+
+
+def csv(agents: Sequence[Outcome]) -> str:
+    """A row for each agent: settings, seed, final and best return, area under the curve."""
+    names = list(agents[0].setting)
+    head = ["agent", *names, "seed", "final_return", "best_return", "best_timestep", "timestep"]
+    rows = [[*head, "mean_return", "is_finite", "run", "agent_of_run"]]
+    for number, agent in enumerate(agents):
+        curve = np.where(np.isnan(agent.returns), -np.inf, agent.returns)
+        best = int(np.argmax(curve))
+        values = [agent.setting[name] for name in names]
+        row = [number, *(v if isinstance(v, int | float) else plain(v) for v in values), agent.seed]
+        row += [float(agent.returns[-1]), float(agent.returns[best]), int(agent.timesteps[best])]
+        row += [int(agent.timesteps[-1]), agent.area, int(agent.is_finite), agent.run, agent.agent]
+        rows.append(row)
+    return as_csv(rows)
+
+
+# --- settings --------------------------------------------------------------------------------
+
+
+class Ranked(NamedTuple):
+    """A setting and its seeds."""
+
+    setting: dict[str, Any]
+    agents: list[Outcome]
+
+    __repr__ = brief
+
+    @property
+    def environment(self) -> str:
+        """Its environment where that was swept; else empty."""
+        return plain(self.setting["env"]) if "env" in self.setting else ""
+
+    @property
+    def finals(self) -> np.ndarray:
+        """Returns at the last point of the agents that have one."""
+        values = np.array([agent.final for agent in self.agents])
+        return values[~np.isnan(values)]
+
+    @property
+    def steps(self) -> int:
+        """The timestep of its last point, of the agent that has come furthest."""
+        return max((int(agent.timesteps[-1]) for agent in self.agents), default=0)
+
+    @property
+    def broken(self) -> int:
+        return sum(not agent.is_finite for agent in self.agents)
+
+    @property
+    def mean(self) -> float:
+        return float(self.finals.mean()) if len(self.finals) else -np.inf
+
+    @property
+    def area(self) -> float:
+        """The mean return over the curves of the agents that have one."""
+        values = np.array([agent.area for agent in self.agents])
+        values = values[~np.isnan(values)]
+        return float(values.mean()) if len(values) else -np.inf
+
+
+def rank(agents: Sequence[Outcome]) -> list[Ranked]:
+    """Settings by their mean final return, those with broken agents last.
+
+    Of equal final returns the one with the higher mean over the curve comes first: it learned
+    faster. What still ties keeps its order. Returns of different environments say nothing about
+    one another: where several were trained, one environment's settings stand after another's.
+    """
+    groups: dict[str, Ranked] = {}
+    for agent in agents:
+        key = str(agent.setting)
+        groups.setdefault(key, Ranked(agent.setting, [])).agents.append(agent)
+    ranked = sorted(groups.values(), key=lambda s: (s.broken > 0, -s.mean, -s.area))
+    environments = list(dict.fromkeys(group.environment for group in groups.values()))
+    return sorted(ranked, key=lambda s: environments.index(s.environment))
+
+
+def by_environment(ranked: Sequence[Ranked]) -> dict[str, list[Ranked]]:
+    """The settings of each environment, the best first; one name, "", where one was trained."""
+    groups: dict[str, list[Ranked]] = {}
+    for setting in ranked:
+        groups.setdefault(setting.environment, []).append(setting)
+    return groups
+
+
+def table(ranked: Sequence[Ranked]) -> str:
+    """The best settings of each environment, with what their seeds tell about the mean.
+
+    Steps are there where they differ, and the mean over the curve where it broke a tie.
+    """
+    groups = by_environment(ranked)
+    if len(groups) == 1:
+        return _table(ranked, list(ranked[0].setting))
+    names = [name for name in ranked[0].setting if name != "env"]
+    return "\n".join(f"{env}:\n{_table(those, names)}" for env, those in groups.items())
+
+
+def _table(ranked: Sequence[Ranked], names: Sequence[str]) -> str:
+    steps = ["steps"] * (len({setting.steps for setting in ranked}) > 1)
+    means = [setting.mean for setting in ranked]
+    curve = ["mean of curve"] * (len(set(means)) < len(means))
+    head = ["rank", *names, "seeds", *steps, "return", "95 % of means", "lowest", *curve, ""]
+    rows = [head]
+    for place, setting in enumerate(ranked[:SHOWN], 1):
+        finals = np.sort(setting.finals)
+        low, high = bootstrap_interval(finals, lambda drawn: drawn.mean(-1))
+        numbers = ["-"] * (3 + len(curve))
+        if len(finals):
+            mean, low, high, lowest = (f"{x:.5g}" for x in (setting.mean, low, high, finals[0]))
+            interval = f"{low} to {high}" if len(finals) > 1 else "-"
+            numbers = [mean, interval, lowest, *[f"{setting.area:.5g}" for _ in curve]]
+        note = f"{setting.broken} not finite" if setting.broken else ""
+        values = [plain(setting.setting[name]) for name in names]
+        values += [str(len(setting.agents)), *[f"{setting.steps:,}" for _ in steps]]
+        rows.append([str(place), *values, *numbers, note])
+    lines = aligned(rows)
+    if len(ranked) > SHOWN:
+        lines.append(f"... and {len(ranked) - SHOWN} settings more")
+    return "\n".join(lines)
+
+
+def broken(agents: Sequence[Outcome]) -> str:
+    """The settings and seeds of agents that are not finite."""
+    seeds: dict[str, list[str]] = {}
+    for agent in agents:
+        named = [f"{name}={plain(value)}" for name, value in agent.setting.items()]
+        seeds.setdefault(", ".join(named), []).append(str(agent.seed))
+    lines = [f"{name}: seeds {', '.join(s)}" for name, s in list(seeds.items())[:SHOWN]]
+    more = [f"{len(seeds) - SHOWN} settings more"] * (len(seeds) > SHOWN)
+    return f"not finite: {'; '.join(lines + more)}"
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows of cells as lines, with every column as wide as it needs to be."""
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    return ["  ".join(cell.ljust(w) for cell, w in zip(row, widths)).rstrip() for row in rows]
+
+
+# --- numbers ---------------------------------------------------------------------------------
+
+
+def interquartile_mean(scores: np.ndarray) -> np.ndarray:
+    """Over the last axis, without a quarter of the values, rounded down, at either end."""
+    cut = scores.shape[-1] // 4
+    return np.sort(scores, axis=-1)[..., cut : scores.shape[-1] - cut].mean(axis=-1)
+
+
+def bootstrap_interval(
+    scores: np.ndarray | Sequence[np.ndarray],
+    statistic: Callable = interquartile_mean,
+    resamples: int = 10_000,
+) -> tuple[float, float]:
+    """95 % of a statistic of scores drawn with replacement (stratified percentile bootstrap).
+
+    Args:
+      scores: (n,), or such an array for each stratum, which is drawn from by itself (Agarwal et
+        al. 2021, https://arxiv.org/abs/2108.13264); NaNs come out where there are none.
+      statistic: of the last axis, where the strata stand side by side.
+      resamples: how often all n scores are drawn.
+    """
+    strata = [scores] if isinstance(scores, np.ndarray) else scores
+    strata = [stratum for stratum in strata if len(stratum)]
+    if not strata:
+        return np.nan, np.nan
+    rng = np.random.default_rng(0)
+    drawn = [rng.choice(stratum, (resamples, len(stratum))) for stratum in strata]
+    low, high = np.percentile(statistic(np.concatenate(drawn, axis=-1)), [2.5, 97.5])
+    return float(low), float(high)

@@ -1,0 +1,11 @@
+"""What is on the disk.
+
+loading        `launch.load`
+run_dir        the directory of a run
+files          files that appear whole, checkpoints
+directories    directories that appear whole
+description    config.json
+versions       versions.json
+locks          one process at a time
+losses         what could not be written
+"""

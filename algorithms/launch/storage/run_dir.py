@@ -1,0 +1,324 @@
+"""The directory of a run: configuration, versions, metrics and checkpoints.
+
+    config.json         algorithm, options, every field of the Config, the agents' seeds and floats
+    versions.json       libraries, device and git commit, one entry for each session
+    metrics.csv         one row for each agent and point
+    checkpoints/000007.policy    state.policy of all agents, and the metrics of that point
+    checkpoints/000007.state     the whole state, for the last two points
+    .lock               held by the process that trains here (locks.py)
+
+Several processes write a part each, 000007.16-32.state for agents 16 to 31, and any number of
+processes can read them. A point is saved when the .state of all agents is there. Files appear whole
+or not at all, the .policy before the .state, and older states go only after that: a kill at any
+moment leaves the last good point.
+"""
+
+import contextlib
+import csv
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from algorithms.launch import settings
+from algorithms.launch.compute import devices, hosts
+from algorithms.launch.errors import UserError, warn
+from algorithms.launch.metrics import Metrics, as_csv, columns
+from algorithms.launch.settings import Agents
+from algorithms.launch.show import pace
+from algorithms.launch.storage import files
+from algorithms.launch.storage.description import fill, read_description, with_checksum
+from algorithms.launch.storage.directories import make
+
+KEPT_STATES = 2
+SWEEP = "sweep.json"  # in the directory of a sweep
+
+
+class RunDir:
+    """A run on disk; `description` is what config.json holds."""
+
+    def __init__(self, path: Path, description: dict[str, Any]):
+        self.path, self.description = Path(path), description
+        self.checkpoints = self.path / "checkpoints"
+        self.algorithm: str = description["algorithm"]
+        self.agents = Agents.from_json(description)
+
+    @classmethod
+    def create(cls, path: Path, description: dict[str, Any]) -> "RunDir":
+        """A new directory.
+
+        Raises:
+          UserError: it exists and is not empty, or it cannot be made.
+        """
+        make(path, lambda folder: fill(folder, description))
+        return cls(path, description)
+
+    @classmethod
+    def open(cls, path: Path) -> "RunDir":
+        """An existing run.
+
+        Raises:
+          UserError: there is none.
+        """
+        if (Path(path) / SWEEP).exists():
+            raise UserError(f"{path} is a sweep; its runs are {path}/chunk_000 and so on")
+        return cls(path, read_description(Path(path) / "config.json"))
+
+    def describe(self, description: dict[str, Any]) -> None:
+        """Writes config.json."""
+        self.description = description
+        files.write_json(self.path / "config.json", with_checksum(description))
+
+    def config(self, cls: type, env: Any = None) -> Any:
+        """The configuration, as an instance of the Config; with an environment object if given."""
+        values = self.description["config"]
+        return settings.config_from_json(cls, values, self.path / "config.json", env)
+
+    def write_versions(self, versions: dict[str, Any], point: int) -> list[str]:
+        """Adds a session that begins at a point; returns what is not as in the one before it."""
+        file = self.path / "versions.json"
+        try:
+            sessions = files.read_json(file) if file.exists() else []
+        except UserError as error:
+            warn(f"{error}; it begins anew")
+            sessions = []
+        before = sessions[-1] if sessions else versions
+        sessions.append({"from_point": point, **versions})
+        files.write_json(file, sessions)
+        names = [name for name, value in versions.items() if before.get(name) != value]
+        return [f"{name} {before.get(name)} -> {versions[name]}" for name in names]
+
+    # --- which points there are ----------------------------------------------------------------
+
+    def file(self, point: int, kind: str, part: range | None = None) -> Path:
+        """The file of a point of this kind, "policy" or "state", of all agents or some."""
+        own = "" if part in (None, range(self.agents.count)) else f".{part.start}-{part.stop}"
+        return self.checkpoints / f"{point:06d}{own}.{kind}"
+
+    def files(self, kind: str) -> dict[int, dict[range, Path]]:
+        """{point: {agents: file}} of the points that have such files for all agents, in order."""
+        found: dict[int, dict[range, Path]] = {}
+        everybody = range(self.agents.count)
+        for file in self.checkpoints.glob(f"[0-9]*.{kind}"):
+            first, _, last = file.stem.partition(".")[2].partition("-")
+            part = range(int(first), int(last)) if last else everybody
+            found.setdefault(_number(file), {})[part] = file
+        for point, parts in sorted(found.items()):
+            parts = dict(sorted(parts.items(), key=lambda item: item[0].start))
+            del found[point]  # and back, in order
+            if [i for part in parts for i in part] == list(everybody):
+                found[point] = parts
+        return found
+
+    def parts(self, point: int, kind: str) -> dict[range, Path]:
+        """The files of a point, and the agents that each one has; none unless all are there."""
+        return self.files(kind).get(point, {})
+
+    def points(self, kind: str) -> list[int]:
+        """The points that have such files for all agents, in order."""
+        return list(self.files(kind))
+
+    def newest_whole(self) -> int | None:
+        """The last point whose files can be read; None if none was ever saved.
+
+        A policy that is damaged or gone is made again from the point before it, if that is there.
+
+        Raises:
+          UserError: the run has got somewhere, but there is no state to go on from.
+        """
+        kept, trained = self.points("state"), [p for p in self.points("policy") if p > 0]
+        readable = []
+        for point in reversed(kept):
+            state = self._damage(point, "state")
+            damage = state or self._damage(point, "policy")
+            if not damage:
+                return point
+            warn(f"{damage}; the point before it is tried")
+            readable += [point] * (not state)
+        if readable:
+            return readable[0]
+        # Without any checkpoint metrics.csv alone tells that the run has got somewhere.
+        if not kept and not trained and not any(point > 0 for point in self._written()):
+            return None
+        what = "none of its states is whole" if kept else "it has no .state file"
+        there = f"; it has the policies of points 0 to {max(trained)}" if trained else ""
+        play = "--evaluate plays a policy, " if trained else ""
+        raise UserError(
+            f"{self.path} cannot go on, {what} (and nothing was changed){there}: {play}"
+            f"--config {self.path}/config.json trains anew"
+        )
+
+    def _damage(self, point: int, kind: str) -> str:
+        """What is wrong with the files of a point."""
+        try:
+            for file in self.parts(point, kind).values():
+                files.verify(file, self.algorithm)
+            return "" if self.parts(point, kind) else f"{self.file(point, kind)} does not exist"
+        except UserError as error:
+            return str(error)
+
+    # --- what they hold --------------------------------------------------------------------------
+
+    def read(self, point: int, kind: str, like: Any, agents: range | None = None) -> Any:
+        """What a point's files hold of some agents (default: all), as host arrays (agents, ...).
+
+        Args:
+          like: shapes and dtypes for one agent.
+        """
+        agents = range(self.agents.count) if agents is None else agents
+        pieces = []
+        for part, file in self.parts(point, kind).items():
+            first, last = max(part.start, agents.start), min(part.stop, agents.stop)
+            if first < last:
+                rows = range(first - part.start, last - part.start)
+                pieces.append(files.read_checkpoint(file, self.algorithm, like, len(part), rows))
+        if not pieces:
+            raise UserError(f"{self.file(point, kind)} does not exist")
+        join = lambda *x: devices.like_key(np.concatenate([devices.plain(p) for p in x]), x[0])
+        return jax.tree.map(join, *pieces) if len(pieces) > 1 else pieces[0]
+
+    def save(
+        self,
+        point: int,
+        states: Any,
+        layout: devices.Layout,
+        metrics: Metrics,
+        is_finite: np.ndarray,
+        keep_states: bool,
+    ) -> None:
+        """Saves a point.
+
+        Args:
+          point: its number.
+          states: of the agents, on the devices.
+          layout: of the agents; this process saves its own.
+          metrics: of this point, (num_agents, ...); empty if the curve has no such point.
+          is_finite: whether all numbers of an agent's policy are, (num_agents,).
+          keep_states: keep all whole states and not only the last two.
+        """
+        header = {"algorithm": self.algorithm, "point": point}
+        policy = header | {"metrics": metrics, "is_finite": is_finite}
+        if len(layout.own):
+            for kind, head, tree in (("policy", policy, states.policy), ("state", header, states)):
+                arrays = files.streams(tree, layout)
+                files.write_checkpoint(self.file(point, kind, layout.own), head, arrays)
+        if not keep_states and hosts.is_first():  # what goes has been complete for long
+            for old in list(self.files("state").values())[:-KEPT_STATES]:
+                for file in old.values():
+                    file.unlink()
+
+    def history(self, last: int | None = None) -> dict[int, Metrics]:
+        """Metrics (num_agents, ...) of the curve's points, up to the last one that is wanted.
+
+        What is damaged is left out, with a warning.
+        """
+        rows = {}
+        for point, parts in self.files("policy").items():
+            if last is None or point <= last:
+                try:
+                    rows[point] = self._header(parts)["metrics"]
+                except UserError as error:
+                    warn(f"{error}; the curve goes on without point {point}")
+        return {point: row for point, row in rows.items() if row}
+
+    def is_finite(self, point: int) -> np.ndarray:
+        """Whether all numbers of an agent's policy are finite at a point, (num_agents,)."""
+        return self._header(self.parts(point, "policy"))["is_finite"]
+
+    def _header(self, parts: dict[range, Path]) -> dict[str, Any]:
+        """Every part's header has the metrics of all agents."""
+        return files.read_header(next(iter(parts.values())), self.algorithm)
+
+    # --- metrics.csv -----------------------------------------------------------------------------
+
+    def append_metrics(self, point: int, metrics: Metrics, logged: Metrics) -> None:
+        """Adds a row for each seed to metrics.csv; `logged` are the columns of `pace`."""
+        with open(self.path / "metrics.csv", "ab") as file:
+            end = file.tell()
+            head = [] if end else [self._head(metrics)]
+            try:
+                rows = self._rows(point, metrics, zip(*(x.tolist() for x in logged.values())))
+                file.write(as_csv([*head, *rows]).encode())
+                file.flush()
+            except OSError:  # a full disk: no half rows
+                file.truncate(end)
+                raise
+
+    def _head(self, metrics: Metrics) -> list[str]:
+        return ["seed", *self.agents.floats, "point", *columns(metrics), *pace.NAMES]
+
+    def _rows(self, point: int, metrics: Metrics, logged: Iterable[Iterable]) -> list[list[Any]]:
+        numbers = columns(metrics).values()
+        return [
+            [
+                seed,
+                *self.agents.setting(i).values(),
+                point,
+                *(column[i].item() for column in numbers),
+                *own,
+            ]
+            for i, (seed, own) in enumerate(zip(self.agents.seeds, logged, strict=True))
+        ]
+
+    def rewind(self, last: int, history: dict[int, Metrics]) -> None:
+        """Drops all that is past a point, and what a killed process has left behind."""
+        self.checkpoints.mkdir(exist_ok=True)  # a copy of the directory may lack an empty folder
+        for file in self.checkpoints.glob("[0-9]*.*"):
+            if _number(file) > last:
+                file.unlink()
+        for part in self.checkpoints.glob(".*.part"):
+            part.unlink()
+        self.mend_metrics(last, history)
+
+    def mend_metrics(self, last: int, history: dict[int, Metrics]) -> None:
+        """Brings metrics.csv to a point; of points that the history lacks it keeps what it has.
+
+        What a clock has logged stands nowhere else: it is kept, and NaN where it is lost.
+        """
+        table = {p: r for p, r in self.table().items() if p <= last}
+        if table and not history:
+            return
+        heads = [self._head(metrics) for metrics in list(history.values())[:1]]
+        rows = {p: [[r.get(n, "nan") for n in heads[0]] for r in t] for p, t in table.items()}
+        nothing = [{}] * self.agents.count
+        for point, metrics in history.items():
+            logged = [map(row.get, pace.NAMES) for row in table.get(point, nothing)]
+            logged = [[x if _is_number(x) else math.nan for x in own] for own in logged]
+            rows[point] = self._rows(point, metrics, logged)
+        text = as_csv([*heads, *(row for point in sorted(rows) for row in rows[point])]).encode()
+        file = self.path / "metrics.csv"
+        if not file.exists() or file.read_bytes() != text:
+            files.write_whole(file, text)
+
+    def table(self) -> dict[int, list[dict[str, str]]]:
+        """Whole rows of metrics.csv, one for each agent, by points."""
+        try:
+            head, *lines = csv.reader((self.path / "metrics.csv").read_text().splitlines())
+        except (OSError, ValueError, csv.Error):  # not there, or no table
+            return {}
+        rows: dict[int, list[dict[str, str]]] = {}
+        place = 1 + len(self.agents.floats)
+        for line in lines:
+            if len(line) == len(head) and line[place].isdigit():
+                rows.setdefault(int(line[place]), []).append(dict(zip(head, line)))
+        return {point: lines for point, lines in rows.items() if len(lines) == self.agents.count}
+
+    def seconds(self, point: int) -> float:
+        """Of training up to a point, as metrics.csv says; 0 if it does not."""
+        written = [row.get("seconds", "") for row in self.table().get(point, [])[:1]]
+        return sum(float(x) for x in written if _is_number(x) and math.isfinite(float(x)))
+
+
+def _is_number(text: str | None) -> bool:
+    with contextlib.suppress(TypeError, ValueError):
+        float(text)
+        return True
+    return False
+
+
+def _number(file: Path) -> int:
+    """The point of a checkpoint's file."""
+    return int(file.name.partition(".")[0])

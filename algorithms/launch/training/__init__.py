@@ -1,0 +1,12 @@
+"""Runs and sweeps, from their settings to their last point.
+
+runner         `launch.run`, and how one run goes on
+sweeps         `launch.sweep` and `launch.resume`
+grid           the settings of a sweep: `launch.Uniform`, `launch.LogUniform`
+options        what a run does beside training
+trainer        a configuration on devices
+plans          which agents train at once
+session        the loop over the points of a learning curve
+record         what remains of it
+sweep_dir      the directory of a sweep
+"""

@@ -1,0 +1,77 @@
+"""What a run does beside training, and what is refused before anything runs."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from algorithms.launch import settings
+from algorithms.launch.errors import UserError, unknown
+from algorithms.launch.settings import Agents
+from algorithms.launch.storage.description import VERSION
+from algorithms.launch.training.trainer import algorithm_name
+
+GIF_CHOICES = ("never", "start", "end", "every")
+
+
+class Options(NamedTuple):
+    """Kept in config.json, so that resuming goes on with it."""
+
+    keep_states: bool = False
+    track: bool = False
+    one_run_per_seed: bool = False
+    tensorboard: bool = False
+    gif: str = "never"
+
+
+def make_options(values: dict[str, Any]) -> Options:
+    """Options from keywords; unknown ones are refused."""
+    for name in values:
+        if name not in Options._fields:
+            raise unknown("option", name, Options._fields)
+    options = Options(**values)
+    if options.gif not in GIF_CHOICES:
+        raise UserError(f"gif={options.gif!r}: choose one of {', '.join(GIF_CHOICES)}")
+    if options.one_run_per_seed and not (options.track or options.tensorboard):
+        raise UserError("one_run_per_seed=True is about trackers: use it with track or tensorboard")
+    return options
+
+
+def check_seeds(seed: int, num_seeds: int) -> None:
+    if num_seeds < 1:
+        raise UserError(f"num_seeds={num_seeds}: give 1 or more")
+    if seed < 0 or seed + num_seeds > 2**32:
+        raise UserError(f"seed={seed}: seeds go from 0 to {2**32 - 1}")
+
+
+def check_outputs(config: Any, options: Options) -> None:
+    """Refuses what cannot be drawn or tracked, before anything runs or is written."""
+    if options.track or options.tensorboard:
+        from algorithms.launch.show import trackers
+
+        trackers.check_libraries(options.track, options.tensorboard)
+    if options.gif != "never":
+        from algorithms.launch.show import render
+
+        render.check_drawable(config)
+
+
+def check_files(options: Options, save: bool) -> None:
+    if not save and options != Options():
+        raise UserError("save=False: keep_states, track, tensorboard and gif need files")
+
+
+def check_algorithm(module: Any, algorithm: str, path: Path) -> None:
+    if algorithm != algorithm_name(module):
+        raise UserError(
+            f"{path} is a run of {algorithm}, not of {algorithm_name(module)}: use {algorithm}.py"
+        )
+
+
+def describe(module: Any, config: Any, agents: Agents, options: Options) -> dict[str, Any]:
+    """What config.json holds."""
+    return {
+        "version": VERSION,
+        "algorithm": algorithm_name(module),
+        "options": options._asdict(),
+        "config": settings.config_to_json(config),
+        **agents.to_json(),
+    }

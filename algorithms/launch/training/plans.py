@@ -1,0 +1,97 @@
+"""Which agents of a sweep train at once: programs are compiled, chunks cut, and both said."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from algorithms.launch.compute import devices, hosts
+from algorithms.launch.compute.interrupts import in_background
+from algorithms.launch.errors import UserError, warn
+from algorithms.launch.show import progress
+from algorithms.launch.training import grid
+from algorithms.launch.training.sweep_dir import Chunk, title_of
+from algorithms.launch.training.trainer import Trainer, excess, in_words, length, usable_memory
+
+
+def check_limits(max_parallel: int | None, memory_limit: int | None) -> None:
+    if max_parallel is not None and max_parallel < 1:
+        raise UserError(f"max_parallel={max_parallel}: give 1 or more")
+    if memory_limit is not None and memory_limit < 1:
+        raise UserError(f"memory_limit={memory_limit}: give a number of bytes")
+
+
+def announce(
+    view: progress.Progress,
+    trainers: list[Trainer],
+    programs: list[grid.Program],
+    num_seeds: int,
+) -> None:
+    each = programs[0].agents.count
+    count = len(programs) * each
+    kinds = f"{count // num_seeds} settings x {num_seeds} seed{'s' * (num_seeds > 1)}"
+    name = title_of(trainers[0].module, [program.config for program in programs])
+    view.say(f"{name}: a sweep of {count} agents, {kinds}")
+    for program, trainer in zip(programs, trainers):
+        longer = excess(program.config, trainer.plan)
+        if longer and hosts.is_first():
+            warn(": ".join(filter(None, [program.label, longer])))
+
+
+def announce_resumed(view: progress.Progress, sweep_dir: Path, chunks: list[Chunk]) -> None:
+    finished = sum(c.is_finished for c in chunks)
+    devices = len(chunks[0].trainer.layout.devices)
+    view.say(
+        f"{title_of(chunks[0].trainer.module, [c.trainer.config for c in chunks])}: going on with "
+        f"{sweep_dir}, {finished} of {len(chunks)} chunks "
+        f"are done; {devices} device{'s' * (devices > 1)}"
+    )
+
+
+def compile(
+    trainers: list[Trainer],
+    num_agents: int,
+    at_most: int | None,
+    memory_limit: int | None,
+    view: progress.Progress,
+) -> list[list[range]]:
+    """Compiles all programs, some at a time. Returns the chunks of each."""
+    limit = memory_limit or usable_memory(trainers[0].layout)
+
+    def fit(trainer):
+        return trainer.fit(num_agents, at_most, limit, start=True)
+
+    def fit_all():
+        with ThreadPoolExecutor(devices.num_cores()) as pool:
+            return list(pool.map(fit, trainers))
+
+    with view.timed("compile"):
+        return in_background(fit_all)
+
+
+def compile_unfinished(chunks: list[Chunk]) -> None:
+    """The programs of what is left, and whether they fit on the devices of today."""
+    for trainer in {id(c.trainer): c.trainer for c in chunks if not c.is_finished}.values():
+        mine = [c for c in chunks if c.trainer is trainer and not c.is_finished]
+        trainer.compile(start=any(c.start.get_state is None for c in mine))
+        trainer.check_memory("as many devices as before would do")
+
+
+def say_plan(
+    view: progress.Progress,
+    programs: list[grid.Program],
+    trainers: list[Trainer],
+    plans: list[list[range]],
+) -> None:
+    for number, (program, trainer, plan) in enumerate(zip(programs, trainers, plans), 1):
+        layout = trainer.layout
+        which = f"program {number} of {len(programs)}"
+        name = f"{which} ({program.label})" if program.label else which
+        count, used = len(plan), len(layout.devices)
+        chunks = f"{count} chunks of {len(plan[0])}" if count > 1 else "all at once"
+        where = f"{used} {layout.devices[0].platform} device{'s' * (used > 1)}"
+        each = in_words(trainer.bytes_per_device / layout.per_device)
+        whole = in_words(trainer.bytes_per_device)
+        points = [length(trainer.plan), f"{trainer.plan.points} points"]
+        view.say(
+            f"{name}: {program.agents.count} agents, {chunks}, on {where}; "
+            f"{each} an agent, {whole} a device; {', '.join(filter(None, points))}"
+        )

@@ -1,0 +1,201 @@
+"""What remains of a session: metrics and, with a directory, files, trackers and pictures."""
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from algorithms.launch.compute import devices, hosts, programs
+from algorithms.launch.compute.interrupts import survive
+from algorithms.launch.errors import UserError, warn
+from algorithms.launch.metrics import Metrics, stack
+from algorithms.launch.show.brief import brief
+from algorithms.launch.show.pace import Pace
+from algorithms.launch.storage import loading
+from algorithms.launch.storage.losses import Losses
+from algorithms.launch.storage.run_dir import RunDir
+from algorithms.launch.storage.versions import versions
+from algorithms.launch.training.options import describe
+from algorithms.launch.training.trainer import in_words
+
+DRAW_SECONDS = 60.0  # between two drawings of the curve while the run goes on
+
+
+class Point(NamedTuple):
+    """What a hook gets: hook(point)."""
+
+    index: int  # number of the point; 0 is before training
+    timestep: int
+    metrics: Metrics  # of this point, (num_agents, ...)
+    get_state: Callable[[], Any]  # a hook's copy of this process's states, on the host
+    run_dir: Path | None
+    is_finite: np.ndarray  # whether an agent's policy and losses have been so far, (num_agents,)
+
+    __repr__ = brief
+
+
+class Start(NamedTuple):
+    """Where a session begins."""
+
+    point: int = 0
+    get_state: Callable | None = None  # get_state(agents): host arrays; None: they are to be made
+    history: Mapping[int, Metrics] = MappingProxyType({})  # of the points so far, (num_agents, ...)
+    resumed: bool = False
+
+
+def labels_of(agents: Any, which: np.ndarray) -> str:
+    """Settings and seeds of some agents, of the first five if there are more."""
+    labels = "; ".join(agents.label(i) for i in which[:5])
+    return f"{labels} and {len(which) - 5} more" if len(which) > 5 else labels
+
+
+class Record:
+    def __init__(self, session: Any, run_dir: RunDir | None, start: Start):
+        self.session, self.run_dir, self.options = session, run_dir, session.options
+        self.path = run_dir and run_dir.path
+        self.rows = list(start.history.values())
+        self.losses = Losses(session.view.warn)
+        self.trackers: list[Any] = []
+        self.drawn = time.perf_counter()
+        self.were_finite = np.ones(session.agents.count, bool)
+        self.pace = Pace(0.0, 0)
+
+    def begin(self, start: Start) -> None:
+        """Starts the clock of a session; what is compiled by now does not count."""
+        before = self.run_dir.seconds(start.point) if self.run_dir and start.history else 0.0
+        last = start.history.get(start.point, {}).get("timestep", np.zeros(1))
+        self.pace = Pace(before, int(last.max()))
+
+    def open(self, start: Start) -> None:
+        """Brings the directory to where the session starts, and opens the trackers."""
+        if self.run_dir and hosts.is_first():
+            try:
+                self._open(start)
+            except OSError as error:
+                raise UserError(f"{self.path} cannot be written: {error.strerror}") from error
+        hosts.wait()  # so that nobody saves what is then dropped
+
+    def _open(self, start: Start) -> None:
+        session, options = self.session, self.options
+        if start.resumed:
+            described = describe(session.module, session.config, session.agents, options)
+            self.run_dir.describe(described)
+            last = -1 if start.get_state is None else start.point
+            self.run_dir.rewind(last, start.history)
+        found = versions(session.module, session.layout)
+        changes = self.run_dir.write_versions(found, start.point)
+        if changes:
+            warn(f"the last digits may differ from an unbroken run's: {', '.join(changes)}")
+        if options.keep_states:
+            bytes_of_one = devices.size(programs.initial_state(session.module, session.config))
+            whole = bytes_of_one * session.agents.count * (session.num_points + 1)
+            session.view.say(f"all states are kept: {in_words(whole)} when the run is done")
+        if options.track or options.tensorboard:
+            from algorithms.launch.show import trackers
+
+            self.trackers = trackers.open_trackers(
+                track=options.track,
+                tensorboard=options.tensorboard,
+                one_run_per_seed=options.one_run_per_seed,
+                run_dir=self.path,
+                name=self.path.name,
+                group=self.path.parent.name if session.in_sweep else None,
+                config={"algorithm": self.run_dir.algorithm, **self.run_dir.description["config"]},
+                agents=session.agents,
+                resume=start.resumed,
+            )
+
+    def mend(self, start: Start) -> None:
+        """Makes what people look at of a run that is finished, if its end was cut short."""
+        if self.run_dir and hosts.is_first():
+            with survive("metrics.csv was not mended", OSError):
+                self.run_dir.mend_metrics(start.point, start.history)
+            if not (self.path / "curve.png").exists():
+                self.draw()
+
+    def add(self, point: Point, states: Any) -> None:
+        """Takes a point, and the states on the devices. A full disk does not end the run."""
+        if point.metrics:
+            self.rows.append(point.metrics)
+        if not self.run_dir:
+            return
+        what = f"point {point.index} was not saved, the last good one stays"
+        with self.losses.survive("checkpoints", what, OSError, point=point.index):
+            layout, keep = self.session.layout, self.options.keep_states
+            self.run_dir.save(point.index, states, layout, point.metrics, point.is_finite, keep)
+        if hosts.is_first():
+            self._publish(point, states)
+
+    def _publish(self, point: Point, states: Any) -> None:
+        """What people look at."""
+        if point.metrics:
+            session = self.session
+            about = (session.module, session.config, session.agents, session.trainer.plan)
+            logged = self.pace.at(point.timestep, *about)
+            what = f"metrics.csv lacks point {point.index} until a --resume"
+            with self.losses.survive("rows of metrics.csv", what, OSError, point=point.index):
+                self.run_dir.append_metrics(point.index, point.metrics, logged)
+            for tracker in self.trackers:
+                tracker.log(point.metrics | logged, point.timestep)
+        last = self.session.num_points
+        if point.index == {"start": 0, "end": last, "every": point.index}.get(self.options.gif):
+            self._draw_gif(point, states)
+        if time.perf_counter() - self.drawn > DRAW_SECONDS:
+            self.draw()
+
+    def tell_of_broken(self, point: Point, infinite: dict[str, np.ndarray]) -> None:
+        """Warns of agents that are not finite for the first time; `infinite` says in what."""
+        broken = np.flatnonzero(self.were_finite & ~point.is_finite)
+        self.were_finite = point.is_finite
+        if broken.size and hosts.is_first():
+            who = "an agent is" if broken.size == 1 else f"{broken.size} agents are"
+            where = f"from point {point.index} on (step {point.timestep:,})"
+            names = ", ".join(name for name, which in infinite.items() if which[broken].any())
+            labels = labels_of(self.session.agents, broken)
+            left = int(point.is_finite.sum())
+            others = ("", "; the other one goes on", f"; the other {left} go on")[min(left, 2)]
+            self.session.view.warn(f"{who} not finite {where}: {names} of {labels}{others}")
+
+    def _draw_gif(self, point: Point, states: Any) -> None:
+        from algorithms.launch.show import render
+
+        session = self.session
+        with self.losses.survive("GIFs", f"no GIF of point {point.index}", Exception):
+            policy = session.layout.get(states.policy)
+            state = loading.one_agent(loading.Acting(policy), 0)
+            config = session.agents.config(session.config, 0)
+            file = self.path / f"episode_{point.index:06d}.gif"
+            file = render.render(session.module, config, state, file, session.agents.seeds[0])
+            for tracker in self.trackers:
+                tracker.gif(file, point.timestep)
+
+    def draw(self) -> None:
+        """Draws curve.png."""
+        self.drawn = time.perf_counter()
+        if not self.run_dir or not self.rows or not hosts.is_first():
+            return
+        from algorithms.launch.show import plots
+
+        with self.losses.survive("curve.png", "curve.png was not drawn", Exception):
+            metrics, file = stack(self.rows), self.path / "curve.png"
+            plots.curve(metrics, self.session.agents, self.session.trainer.name, file)
+
+    def close(self) -> None:
+        self.draw()
+        for tracker in self.trackers:
+            tracker.close()
+        if lost := self.losses.in_words():
+            self.session.view.warn(f"not saved: {lost}; {self._what_would_do()}")
+
+    def _what_would_do(self) -> str:
+        """About what was not saved."""
+        last = max(self.run_dir.points("state"), default=-1)
+        if last < 0:
+            return f"--config {self.path}/config.json trains anew"
+        if last < max(self.losses.points.get("checkpoints", [0])):
+            return f"--resume {self.path} trains again what comes after point {last}"
+        rows = f"; --resume {self.path} completes metrics.csv"
+        return f"point {last} is saved{rows * ('rows of metrics.csv' in self.losses.points)}"

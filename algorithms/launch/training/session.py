@@ -1,0 +1,206 @@
+"""One process's part of a run: the loop over the points of its agents' curves."""
+
+import contextlib
+import functools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from algorithms.launch.compute import hosts, programs
+from algorithms.launch.compute.interrupts import Interrupt, Stop, in_background
+from algorithms.launch.errors import warn
+from algorithms.launch.metrics import Metrics, infinite_losses, mean_returns, stack, with_nan
+from algorithms.launch.settings import Agents
+from algorithms.launch.show.brief import brief
+from algorithms.launch.show.progress import not_finite
+from algorithms.launch.storage.run_dir import RunDir
+from algorithms.launch.training.options import Options, check_outputs
+from algorithms.launch.training.record import Point, Record, Start
+from algorithms.launch.training.trainer import Trainer, excess, length
+
+
+class Result(NamedTuple):
+    """What a run has come to."""
+
+    # On the host, with leaves (num_agents, ...) if there are several agents; of one agent as a
+    # policy takes it. Of several processes, each has its agents.
+    state: Any
+    metrics: Metrics  # (num_agents, points, ...)
+    run_dir: Path | None
+    objective: float  # to minimise: minus the mean return at the last point
+    is_finite: np.ndarray  # whether an agent's policy and losses always were, (num_agents,)
+    stopped: str = ""  # before the last point: by SIGINT (Ctrl-C), SIGTERM or what a hook says
+    unsaved: str = ""  # what could not be written, as on a full disk
+
+    __repr__ = brief
+
+    @property
+    def failed(self) -> bool:
+        """Whether an agent is not finite."""
+        return not self.is_finite.all()
+
+    @property
+    def interrupted(self) -> bool:
+        return bool(self.stopped)
+
+
+class Session:
+    """One process's part of a run: the loop over the points of its agents' curves.
+
+    Args:
+      trainer: with a layout for at least as many agents.
+      in_sweep: the run is a chunk of a sweep, which says what a run says by itself otherwise.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        agents: Agents,
+        options: Options,
+        hooks: Sequence[Callable[[Point], None]],
+        in_sweep: bool = False,
+    ):
+        self.trainer, self.agents, self.options, self.hooks = trainer, agents, options, hooks
+        self.module, self.config, self.view = trainer.module, trainer.config, trainer.view
+        self.in_sweep, self.num_points = in_sweep, trainer.plan.points
+        check_outputs(self.config, options)
+        self.layout = trainer.layout._replace(num_agents=agents.count)
+        self.configs = self.layout.put(agents.configs(trainer.config))
+
+    def train(
+        self, run_dir: RunDir | None, start: Start, interrupt: Interrupt | None = None
+    ) -> Result:
+        """From the start to the last point, or to Ctrl-C."""
+        record = Record(self, run_dir, start)
+        if not self.in_sweep:
+            self._announce(start, f", in {run_dir.path}" if run_dir else "")
+        self.view.begin(start.point, self.num_points, self.agents.count)
+        if start.point >= self.num_points:
+            self.view.say("this run is finished; a larger total_timesteps would go on with it")
+            record.mend(start)
+            state = start.get_state(self.layout.own)
+            result = self._result(record, start.point, state, run_dir.is_finite(start.point))
+            for note in not_finite(~result.is_finite):
+                self.view.say(note)
+            return result
+        states = self._restore(start, record)  # before anything is changed on the disk
+        with self.view.timed("save"):
+            record.open(start)
+        with self.view.timed("compile"):
+            in_background(self.trainer.compile, start.get_state is None)
+        if not self.in_sweep:
+            self.trainer.check_memory("max_parallel={fewer} trains them in turn")
+        record.begin(start)
+        with contextlib.nullcontext(interrupt) if interrupt else Interrupt() as interrupt:
+            point, states, stopped = self._loop(start.point, states, record, interrupt)
+        with self.view.timed("save"):
+            record.close()
+        state = self.layout.get(states)
+        result = self._result(record, point, state, record.were_finite, stopped)
+        if not self.in_sweep:
+            broken, unsaved = ~result.is_finite, bool(result.unsaved)
+            self.view.close(point, result.metrics, result.run_dir, broken, unsaved)
+        return result
+
+    def _announce(self, start: Start, place: str) -> None:
+        count, used, seeds = self.agents.count, len(self.layout.devices), self.agents.seeds
+        if count == 1:
+            who = f"1 agent ({self.agents.label(0)})"
+        elif self.agents.floats:
+            who = f"{count} agents ({self.agents.in_words})"
+        else:
+            who = f"{count} agents (seeds {seeds[0]} to {seeds[-1]})"
+        where = f"{used} {self.layout.devices[0].platform} device{'s' * (used > 1)}"
+        points = [length(self.trainer.plan), f"points {start.point} to {self.num_points}"]
+        points = ", ".join(filter(None, points))
+        self.view.say(f"{self.trainer.name}: {who} on {where}, {points}{place}")
+        longer = excess(self.config, self.trainer.plan)
+        if longer and start.point == 0 and hosts.is_first():
+            warn(longer)
+
+    def _restore(self, start: Start, record: Record) -> Any:
+        """The states on the devices, of a run that has started already."""
+        if start.get_state is None:
+            return None
+        needed = self.layout.needed
+        states = self.layout.put(start.get_state(needed), needed.start)
+        record.were_finite = self._is_finite(states)
+        if start.point in start.history:  # losses, too
+            record.were_finite = record.were_finite & record.run_dir.is_finite(start.point)
+        return states
+
+    def _loop(
+        self, point: int, states: Any, record: Record, interrupt: Interrupt
+    ) -> tuple[int, Any, str]:
+        """Returns the number of the last point, the states on the devices, and what stopped it."""
+        if states is None:
+            keys = jax.numpy.stack([jax.random.key(seed) for seed in self.agents.seeds])
+            states, row = self._run(self.trainer.programs.start, self.layout.put(keys)), {}
+            if self.config.eval_at_start:
+                states, row = self._advance(states, learn=False)
+            self._finish(point, states, row, record, interrupt)
+        while point < self.num_points:
+            if stopped := interrupt.agreed():
+                return point, states, stopped
+            point += 1
+            states, row = self._advance(states)
+            self._finish(point, states, row, record, interrupt)
+        return point, states, ""
+
+    def _run(self, program: Callable, argument: Any, learn: bool = True) -> Any:
+        shared = self.layout.share(programs.Shared(self.trainer.host_params, learn))
+        with self.view.timed("run"):
+            run = lambda: jax.block_until_ready(program(shared, self.configs, argument))
+            try:
+                return in_background(run)
+            except Exception as error:
+                if type(error).__name__ != "InternalFloatingPointError":  # jax has no public name
+                    raise
+                raise FloatingPointError(
+                    "there is a NaN in what the program of a point gives, and jax_debug_nans is "
+                    "set; the points before it are saved"
+                ) from error
+
+    def _advance(self, states: Any, learn: bool = True) -> tuple[Any, Metrics]:
+        """One point. Returns the states on the devices and all agents' metrics."""
+        states, metrics = self._run(self.trainer.programs.advance, states, learn)
+        row = {name: with_nan(name, x[:, 0]) for name, x in self.layout.gather(metrics).items()}
+        row["timestep"] = row["timestep"].astype(np.int64)  # a float32 in very long runs, but whole
+        return states, row
+
+    def _finish(
+        self, point: int, states: Any, row: Metrics, record: Record, interrupt: Interrupt
+    ) -> None:
+        """Everything that happens at a point; without a row when none is asked for."""
+        timestep = int(row["timestep"].max()) if row else 0
+        get_state = functools.cache(lambda: self.layout.get(states))
+        infinite = infinite_losses(row) | {"policy": ~self._is_finite(states)}
+        is_finite = record.were_finite & ~np.any(list(infinite.values()), axis=0)
+        seen = Point(point, timestep, row, get_state, record.path, is_finite)
+        record.tell_of_broken(seen, infinite)
+        with self.view.timed("save"):
+            record.add(seen, states)
+        self.view.point(point, row, ~is_finite)
+        for hook in self.hooks if row else ():
+            try:
+                hook(seen)
+            except Stop as stop:
+                interrupt.stop(str(stop))
+
+    def _result(
+        self, record: Record, point: int, state: Any, is_finite: np.ndarray, stopped: str = ""
+    ) -> Result:
+        """What the run has come to."""
+        metrics = stack(record.rows)
+        if self.agents.count == len(self.layout.own) == 1:
+            state = jax.tree.map(lambda x: x[0, ...], state)
+        objective = -float(np.mean(mean_returns(metrics)[:, -1])) if metrics else np.nan
+        unsaved = record.losses.in_words()
+        return Result(state, metrics, record.path, objective, is_finite, stopped, unsaved)
+
+    def _is_finite(self, states: Any) -> np.ndarray:
+        """Whether all numbers of an agent's policy are, (num_agents,), in all processes."""
+        return self.layout.gather(programs.is_finite(states.policy))

@@ -1,0 +1,213 @@
+"""What a sweep leaves on disk.
+
+sweep.json          what was asked for, and the chunks in their order
+chunk_000/ ...      a run's directory each, with agents that train at once
+results.csv         a row for each agent
+trials.csv          a row for each agent and point: what the chunks' metrics.csv have, in one table
+sweep.png           returns against swept fields, and learning curves
+best.json           the best setting, for --config; with several environments, best-NAME.json each
+.lock               held by the process that trains here (locks.py)
+"""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from algorithms.launch import settings
+from algorithms.launch.compute import hosts
+from algorithms.launch.errors import UserError
+from algorithms.launch.metrics import as_csv, stack
+from algorithms.launch.settings import Agents, plain
+from algorithms.launch.show import pace, results
+from algorithms.launch.show.results import Outcome
+from algorithms.launch.storage import files
+from algorithms.launch.storage.description import VERSION, check_version, fill
+from algorithms.launch.storage.directories import as_file_name, make, make_named
+from algorithms.launch.storage.losses import Losses
+from algorithms.launch.storage.run_dir import SWEEP, RunDir
+from algorithms.launch.training import grid
+from algorithms.launch.training.grid import Distribution
+from algorithms.launch.training.options import Options, describe
+from algorithms.launch.training.record import Start
+from algorithms.launch.training.trainer import Trainer, algorithm_name
+
+
+class Chunk(NamedTuple):
+    """Agents that train at once."""
+
+    trainer: Trainer
+    static: dict[str, Any]  # swept static fields
+    agents: Agents
+    run_dir: RunDir | None = None
+    start: Start = Start()
+
+    @property
+    def is_finished(self) -> bool:
+        return self.start.point >= self.trainer.plan.points
+
+    def outcomes(self, name: str) -> list[Outcome]:
+        """What came of a chunk that is finished; `name` is its directory's."""
+        metrics = stack(self.start.history.values())
+        is_finite = self.run_dir.is_finite(self.start.point)
+        return results.outcomes(self.static, self.agents, metrics, is_finite, name)
+
+
+def asked_for(
+    module: Any,
+    config: Any,
+    grid: dict[str, Any],
+    samples: int | None,
+    sampler: str,
+    seeds: range,
+    options: Options,
+) -> dict[str, Any]:
+    """What sweep.json says before anything is known of chunks."""
+    return {
+        "version": VERSION,
+        "algorithm": algorithm_name(module),
+        "config": settings.config_to_json(config),
+        "grid": {name: _grid_to_json(values) for name, values in grid.items()},
+        "samples": samples,
+        "sampler": sampler,
+        "seed": seeds.start,
+        "num_seeds": len(seeds),
+        "options": options._asdict(),
+    }
+
+
+def read_asked(sweep_dir: Path) -> dict[str, Any]:
+    """What sweep.json holds.
+
+    Raises:
+      UserError: there is none, or it is of another version of the kit.
+    """
+    asked = files.read_json(sweep_dir / SWEEP)
+    check_version(sweep_dir / SWEEP, asked)
+    return asked
+
+
+def _grid_to_json(values: Any) -> Any:
+    if isinstance(values, Distribution):
+        name = next(n for n, kind in grid.DISTRIBUTIONS.items() if kind is type(values))
+        return f"{name}:{values.low}:{values.high}"
+    for value in values:
+        if not isinstance(value, int | float | str | tuple | list):
+            raise UserError(f"grid: {value!r} cannot be saved: name it, or give save=False")
+    return settings.strict([list(v) if isinstance(v, tuple) else v for v in values])
+
+
+def create(
+    asked: dict[str, Any],
+    chunks: list[Chunk],
+    options: Options,
+    root: Path,
+    path: Path | str | None,
+) -> tuple[Path, list[Chunk]]:
+    """Makes the directory of a sweep; it is one as soon as sweep.json is there."""
+    names = [f"chunk_{i:03d}" for i in range(len(chunks))]
+    described = [describe(c.trainer.module, c.trainer.config, c.agents, options) for c in chunks]
+    parts = [{"run": name, "agents": c.agents.count} for name, c in zip(names, chunks)]
+
+    def write(folder: Path) -> None:
+        for name, description in zip(names, described):
+            fill(folder / name, description)
+        files.write_json(folder / SWEEP, asked | {"chunks": parts})
+
+    def make_one() -> str:
+        if path is None:
+            return str(make_named(root, _words(asked), write))
+        make(Path(path), write)
+        return str(path)
+
+    folder = Path(hosts.from_first(make_one))
+    run_dirs = [RunDir(folder / name, d) for name, d in zip(names, described)]
+    return folder, [c._replace(run_dir=run_dir) for c, run_dir in zip(chunks, run_dirs)]
+
+
+def _words(asked: dict[str, Any]) -> list[str]:
+    envs = asked["grid"].get("env", [settings.env_label(asked["config"]["env"])])
+    return ["+".join(map(str, envs)), asked["algorithm"], "sweep"]
+
+
+def publish(
+    sweep_dir: Path | None, agents: list[Outcome], chunks: list[Chunk], losses: Losses
+) -> bool:
+    """Files about all agents so far. Returns whether they are there, pictures aside."""
+    if not (sweep_dir and agents and hosts.is_first()):
+        return True
+    from algorithms.launch.show import plots
+
+    ranked = results.rank(agents)
+    title = title_of(chunks[0].trainer.module, [chunk.trainer.config for chunk in chunks])
+    written = False
+    with losses.survive("results.csv", "results.csv was not written", OSError, UserError):
+        files.write_whole(sweep_dir / "results.csv", results.csv(agents).encode())
+        files.write_whole(sweep_dir / "trials.csv", trials_csv(chunks).encode())
+        several = len({settings.env_name(chunk.trainer.config) for chunk in chunks}) > 1
+        for environment, its_own in results.by_environment(ranked).items():
+            name = f"best-{as_file_name(environment)}.json" if several else "best.json"
+            files.write_json(sweep_dir / name, _best(sweep_dir, its_own[0]))
+        written = True
+    with losses.survive("sweep.png", "sweep.png was not drawn", Exception):
+        grid = read_asked(sweep_dir)["grid"].items()
+        linear = [name for name, asked in grid if str(asked).startswith("uniform:")]
+        plots.sweep(ranked, title, sweep_dir / "sweep.png", linear)
+    return written
+
+
+def trials_csv(chunks: list[Chunk]) -> str:
+    """One long table of a sweep: trial (agent of results.csv), settings, seed, point and metrics.
+
+    Where programs have different metrics, cells without a value are empty.
+    """
+    rows: list[dict[str, Any]] = []
+    first = 0
+    for chunk in chunks:
+        table, static = chunk.run_dir.table(), {k: plain(v) for k, v in chunk.static.items()}
+        for i in range(chunk.agents.count):
+            trial = {"trial": first + i, **static, **dict.fromkeys(chunk.agents.floats), "seed": 0}
+            rows += [trial | table[point][i] for point in sorted(table)]
+        first += chunk.agents.count
+    names = dict.fromkeys(name for row in rows for name in row if name not in pace.NAMES)
+    head = [*names, *pace.NAMES]
+    return as_csv([head, *([row.get(name, "") for name in head] for row in rows)])
+
+
+def best_trials(sweep_dir: Path) -> list[tuple[results.Ranked, list[int]]]:
+    """The best setting of each environment, and the numbers of its trials in results.csv.
+
+    Raises:
+      UserError: it is no sweep, or nothing has been trained yet.
+    """
+    asked = read_asked(sweep_dir)
+    outcomes: list[Outcome] = []
+    firsts: dict[str, int] = {}  # the number of a chunk's first trial
+    first = 0
+    for chunk in asked["chunks"]:
+        run_dir, firsts[chunk["run"]] = RunDir.open(sweep_dir / chunk["run"]), first
+        first += chunk["agents"]
+        if history := run_dir.history():
+            config = run_dir.description["config"]
+            swept = [n for n in asked["grid"] if n not in run_dir.agents.floats]
+            static = {n: settings.value_of(config[n]) for n in swept}
+            is_finite = run_dir.is_finite(max(history))
+            metrics = stack(history.values())
+            outcomes += results.outcomes(static, run_dir.agents, metrics, is_finite, chunk["run"])
+    if not outcomes:
+        raise UserError(f"{sweep_dir} has no metrics yet")
+    best = [those[0] for those in results.by_environment(results.rank(outcomes)).values()]
+    return [(one, [firsts[trial.run] + trial.agent for trial in one.agents]) for one in best]
+
+
+def _best(sweep_dir: Path, setting: results.Ranked) -> dict[str, Any]:
+    """The best setting as a run's config.json would have it."""
+    first = setting.agents[0]
+    run_dir = RunDir.open(sweep_dir / first.run)
+    floats = settings.strict(run_dir.agents.setting(first.agent))
+    seeds = [agent.seed for agent in setting.agents]
+    config = run_dir.description["config"] | floats
+    return run_dir.description | {"config": config, "seeds": seeds, "floats": {}}
+
+
+def title_of(module: Any, configs: list[Any]) -> str:
+    envs = sorted({settings.env_name(config) for config in configs})
+    return f"{algorithm_name(module)} on {', '.join(envs)}"

@@ -1,0 +1,179 @@
+"""A configuration on devices: its environment, its compiled programs, and what they need."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from algorithms import parts
+from algorithms.launch import settings
+from algorithms.launch.compute import devices, hosts, programs
+from algorithms.launch.errors import UserError
+from algorithms.launch.show import progress
+
+SPARE = 0.1  # of the memory, for what the compiler does not know of
+EXCESS = 0.05  # of total_timesteps, from which on a longer plan is warned of
+
+
+class Trainer:
+    """A configuration that trains agents: its environment, devices and programs.
+
+    Every chunk of agents of one size uses the same.
+    """
+
+    def __init__(
+        self,
+        module: Any,
+        config: Any,
+        num_agents: int,
+        view: progress.Progress,
+    ):
+        self.module, self.config, self.view = module, config, view
+        self.name = f"{algorithm_name(module)} on {settings.env_name(config)}"
+        check_floats(config)
+        devices.use_compilation_cache()
+        if not devices.use_cores(num_agents, config):
+            view.say("jax is in use already: the devices that it has are used")
+        with view.timed("import"):  # of the environment's library
+            self.env, self.host_params, self.plan = programs.make_environment(module, config)
+        view.quiet |= not hosts.is_first()
+        self.arrange(num_agents)
+
+    def arrange(self, num_agents: int, block: int | None = None) -> None:
+        """Chooses devices for so many agents at once; `block` as of `devices.arrange`."""
+        self.programs: programs.Programs | None = None
+        self.layout = devices.arrange(num_agents, block)
+
+    def compile(self, start: bool) -> None:
+        """Compiles what is not there yet; `start`: also what new agents need."""
+        if self.programs is None or (start and self.programs.start is None):
+            self.programs = programs.compile_programs(
+                self.module, self.config, self.env, self.host_params, self.layout, start
+            )
+
+    @property
+    def bytes_per_device(self) -> int:
+        """What the compiled programs take of a device's memory, with their agents."""
+        return self.programs.bytes_per_device
+
+    def check_memory(self, advice: str) -> None:
+        """Refuses programs that do not fit, before anything runs; `{fewer}` agents would."""
+        needed, limit = self.bytes_per_device, usable_memory(self.layout)
+        if needed > limit and self.layout.per_device == 1:
+            raise self._too_large(limit)
+        if needed > limit:
+            raise UserError(
+                f"{self.layout.num_agents} agents need {in_words(needed)} of each device's memory "
+                f"and may take {in_words(limit)}: {advice.format(fewer=self._fewer(limit))}"
+            )
+
+    def fit(self, num_agents: int, at_most: int | None, limit: int, start: bool) -> list[range]:
+        """Compiles for as many agents at once as the memory takes. Returns the chunks of them.
+
+        Args:
+          num_agents: altogether.
+          at_most: at once, whatever the memory takes.
+          limit: bytes of each device.
+          start: as of `compile`.
+
+        Raises:
+          UserError: not even one agent on each device fits.
+        """
+        at_once = min(at_most or num_agents, num_agents)
+        while True:
+            block, chunks = self._cut(num_agents, at_once)
+            self.arrange(len(chunks[0]), block)
+            self.compile(start)
+            if self.bytes_per_device <= limit:
+                return chunks
+            if self.layout.per_device == 1:
+                raise self._too_large(limit)
+            at_once = self._fewer(limit)
+
+    def _too_large(self, limit: int) -> UserError:
+        """What to say where a device cannot hold a single agent."""
+        return UserError(
+            f"{self.name}: an agent needs {in_words(self.bytes_per_device)} and may take "
+            f"{in_words(limit)} of a device's memory: fewer num_envs, a smaller buffer or "
+            "network would do"
+        )
+
+    def _cut(self, num_agents: int, at_once: int) -> tuple[int, list[range]]:
+        """Chunks of whole blocks, and the block: that of all agents, so that the numbers agree.
+
+        Fewer agents at once than such a block on each device make a smaller one.
+        """
+        block, count = devices.arrange(num_agents).block, jax.device_count()
+        if at_once >= num_agents:
+            return block, [range(num_agents)]
+        block = max(1, min(block, at_once // count))
+        size = max(at_once // (block * count) * block * count, min(at_once, block * count))
+        return block, devices.cut(num_agents, size)
+
+    def _fewer(self, limit: int) -> int:
+        """Agents at once that should fit where these do not."""
+        layout = self.layout
+        share = int(layout.per_device * limit / self.bytes_per_device)
+        return max(1, min(share, layout.per_device - 1)) * len(layout.devices)
+
+
+def usable_memory(layout: devices.Layout) -> int:
+    """Bytes that programs may take of each device; CPU devices share the machine's memory."""
+    device = layout.devices[0]
+    sharing = jax.local_device_count() if device.platform == "cpu" else 1
+    return hosts.from_first(lambda: int((1.0 - SPARE) * parts.device_memory(device) / sharing))
+
+
+def in_words(number: float) -> str:
+    """Bytes for people."""
+    for unit, letters in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if number >= unit:
+            return f"{number / unit:.3g} {letters}"
+    return f"{number:.0f} B"
+
+
+# --- how long it is ---------------------------------------------------------------------------
+
+
+def length(plan: parts.Plan) -> str:
+    """A plan's steps and updates for people; empty where they are unknown."""
+    if not plan.updates:
+        return ""
+    return f"{plan.steps:,} steps in {plan.updates:,} update{'s' * (plan.updates > 1)}"
+
+
+def excess(config: Any, plan: parts.Plan) -> str:
+    """What to say of a plan that is longer than `total_timesteps` by more than EXCESS; else ""."""
+    total, most = config.total_timesteps, (1.0 + EXCESS) * config.total_timesteps
+    if plan.steps <= most:
+        return ""
+    steps = plan.steps // plan.updates
+    updates = -(-total // steps)
+    better = [n for n in range(1, plan.points) if -(-updates // n) * n * steps <= most]
+    sizes = " or ".join(name for name in ("num_envs", "num_steps") if hasattr(config, name))
+    hint = f"an update takes {steps:,} steps, fewer {sizes} would come closer"
+    if better:
+        hint = f"every point takes as many updates, num_evals={better[-1]} would come closer"
+    more = f"{100 * (plan.steps / total - 1):,.0f} % more"
+    return f"total_timesteps={total} makes {plan.steps:,} steps, {more}: {hint}"
+
+
+# --- checks ----------------------------------------------------------------------------------
+
+
+def check_floats(config: Any) -> None:
+    """Refuses floats that cannot work, those of the environment's settings, too; they are concrete
+    only here."""
+    for name, value in config.env_settings:
+        if isinstance(value, float) and math.isnan(value):
+            raise UserError(f"env_settings: {name}=nan: give a number")
+    try:
+        parts.check_reals(config)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+
+
+def algorithm_name(module: Any) -> str:
+    """The name of the algorithm's file, also when it is the program that was started."""
+    return Path(module.__file__).stem
