@@ -18,8 +18,8 @@ import sys
 from typing import Any
 
 _HOMES = {
-    "LogUniform": "training.grid",
-    "Uniform": "training.grid",
+    "LogUniform": "training.grids",
+    "Uniform": "training.grids",
     "UserError": "errors",
     "run": "training.runner",
     "resume": "training.sweeps",

@@ -9,7 +9,7 @@ import tyro
 
 from algorithms.launch import settings
 from algorithms.launch.errors import UserError
-from algorithms.launch.training import grid
+from algorithms.launch.training import grids
 
 DIRECTORY = tyro.conf.arg(metavar="DIR", help_behavior_hint="")
 
@@ -114,7 +114,7 @@ def single_out(base: Any, config: Any) -> tuple[Any, dict[str, Any]]:
     """A Config with one value in each field, and the grid of those that have several."""
     fields = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
     several = {name: value for name, value in fields.items() if isinstance(value, Several)}
-    drawn = lambda values: isinstance(values[0], grid.Distribution)
+    drawn = lambda values: isinstance(values[0], grids.Distribution)
     first = {n: getattr(base, n) if drawn(v) else v[0] for n, v in several.items()}
     alone = lambda values: values[0] if drawn(values) and len(values) == 1 else list(values)
     return config.replace(**first), {name: alone(values) for name, values in several.items()}
@@ -164,7 +164,7 @@ def words_of(metavar: str, read: Any, kind: Any, write: Any, one: bool) -> Any:
         if not words:
             raise ValueError("a value is missing")
         read_words = Several(map(read, words))
-        alone = len(words) == 1 and not isinstance(read_words[0], grid.Distribution)
+        alone = len(words) == 1 and not isinstance(read_words[0], grids.Distribution)
         return read_words[0] if alone else read_words
 
     return tyro.constructors.PrimitiveConstructorSpec(
@@ -176,9 +176,9 @@ def words_of(metavar: str, read: Any, kind: Any, write: Any, one: bool) -> Any:
     )
 
 
-def number_or_draw(word: str) -> float | grid.Distribution:
+def number_or_draw(word: str) -> float | grids.Distribution:
     """A number, or log:1e-5:1e-2."""
-    return grid.distribution(word) if ":" in word else float(word)
+    return grids.distribution(word) if ":" in word else float(word)
 
 
 def bool_of(word: str) -> bool:

@@ -141,7 +141,7 @@ class RunDir:
         if readable:
             return readable[0]
         # Without any checkpoint metrics.csv alone tells that the run has got somewhere.
-        if not kept and not trained and not any(point > 0 for point in self._written()):
+        if not kept and not trained and not any(point > 0 for point in self.table()):
             return None
         what = "none of its states is whole" if kept else "it has no .state file"
         there = f"; it has the policies of points 0 to {max(trained)}" if trained else ""

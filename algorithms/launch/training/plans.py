@@ -7,7 +7,7 @@ from algorithms.launch.compute import devices, hosts
 from algorithms.launch.compute.interrupts import in_background
 from algorithms.launch.errors import UserError, warn
 from algorithms.launch.show import progress
-from algorithms.launch.training import grid
+from algorithms.launch.training import grids
 from algorithms.launch.training.sweep_dir import Chunk, title_of
 from algorithms.launch.training.trainer import Trainer, excess, in_words, length, usable_memory
 
@@ -22,7 +22,7 @@ def check_limits(max_parallel: int | None, memory_limit: int | None) -> None:
 def announce(
     view: progress.Progress,
     trainers: list[Trainer],
-    programs: list[grid.Program],
+    programs: list[grids.Program],
     num_seeds: int,
 ) -> None:
     each = programs[0].agents.count
@@ -77,7 +77,7 @@ def compile_unfinished(chunks: list[Chunk]) -> None:
 
 def say_plan(
     view: progress.Progress,
-    programs: list[grid.Program],
+    programs: list[grids.Program],
     trainers: list[Trainer],
     plans: list[list[range]],
 ) -> None:

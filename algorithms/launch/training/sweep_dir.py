@@ -24,8 +24,8 @@ from algorithms.launch.storage.description import VERSION, check_version, fill
 from algorithms.launch.storage.directories import as_file_name, make, make_named
 from algorithms.launch.storage.losses import Losses
 from algorithms.launch.storage.run_dir import SWEEP, RunDir
-from algorithms.launch.training import grid
-from algorithms.launch.training.grid import Distribution
+from algorithms.launch.training import grids
+from algorithms.launch.training.grids import Distribution
 from algorithms.launch.training.options import Options, describe
 from algorithms.launch.training.record import Start
 from algorithms.launch.training.trainer import Trainer, algorithm_name
@@ -87,7 +87,7 @@ def read_asked(sweep_dir: Path) -> dict[str, Any]:
 
 def _grid_to_json(values: Any) -> Any:
     if isinstance(values, Distribution):
-        name = next(n for n, kind in grid.DISTRIBUTIONS.items() if kind is type(values))
+        name = next(n for n, kind in grids.DISTRIBUTIONS.items() if kind is type(values))
         return f"{name}:{values.low}:{values.high}"
     for value in values:
         if not isinstance(value, int | float | str | tuple | list):

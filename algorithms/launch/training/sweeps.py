@@ -22,7 +22,7 @@ from algorithms.launch.storage.directories import withdrawn_unless_begun
 from algorithms.launch.storage.locks import locked
 from algorithms.launch.storage.losses import Losses
 from algorithms.launch.storage.run_dir import SWEEP, RunDir
-from algorithms.launch.training import plans, runner
+from algorithms.launch.training import grids, plans, runner
 from algorithms.launch.training.options import (
     Options,
     check_algorithm,
@@ -114,7 +114,7 @@ def sweep(
     plans.check_limits(max_parallel, memory_limit)
     grid = dict(grid or {})
     seeds = range(seed, seed + num_seeds)
-    programs = grid.expand(config, grid, seeds, samples, sampler)
+    programs = grids.expand(config, grid, seeds, samples, sampler)
     for program in programs:
         check_floats(program.config.replace(**program.agents.floats))
     asked = asked_for(module, config, grid, samples, sampler, seeds, options) if save else {}

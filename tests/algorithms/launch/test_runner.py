@@ -596,7 +596,7 @@ def test_cells_without_data_are_empty_under_jax_debug_nans(tmp_path, debug_nans)
     always = {"seed", "point", "timestep", "num_episodes", *pace.NAMES}
     always |= {name for name in rows[0] if name.startswith("eval_")}
     missing = [{name for name, cell in row.items() if cell == ""} for row in rows]
-    assert missing == [rows[0].keys() - always, test_dqn.METRICS, set(), set()]
+    assert missing == [rows[0].keys() - always, test_dqn.CASE.metrics, set(), set()]
     for name in rows[0].keys() - {"seed", "point", *pace.NAMES}:
         gone = [name in names for names in missing]
         found = np.isnan(result.metrics[name][0]).reshape(len(rows), -1).any(1)

@@ -20,8 +20,8 @@ from algorithms.launch.errors import UserError
 from algorithms.launch.show import pace, plots, render, results, trackers
 from algorithms.launch.show.progress import Progress
 from algorithms.launch.storage.run_dir import RunDir
-from algorithms.launch.training import grid, session, trainer
-from algorithms.launch.training.grid import LogUniform, Uniform
+from algorithms.launch.training import grids, session, trainer
+from algorithms.launch.training.grids import LogUniform, Uniform
 from tests import probe as tasks
 from tests.algorithms.launch import toy
 from tests.broken import untimed
@@ -96,7 +96,7 @@ def table(sweep_dir):
 
 def test_seeds_vary_fastest_then_floats_then_programs():
     grid = {"num_envs": [5, 7], "learning_rate": [0.1, 0.2], "gamma": [0.5, 0.6]}
-    programs = grid.expand(CONFIG, grid, range(3, 5))
+    programs = grids.expand(CONFIG, grid, range(3, 5))
     assert [(p.config.num_envs, p.static) for p in programs] == [
         (5, {"num_envs": 5}),
         (7, {"num_envs": 7}),
@@ -111,25 +111,25 @@ def test_seeds_vary_fastest_then_floats_then_programs():
         assert configs.learning_rate.dtype == np.float32 and configs.target_kl.shape == (8,)
 
 
-@pytest.mark.parametrize("sampler", grid.SAMPLERS)
+@pytest.mark.parametrize("sampler", grids.SAMPLERS)
 def test_draws_have_their_distributions_and_begin_alike(sampler):
     drawn = {"learning_rate": LogUniform(1e-5, 1e-1), "gamma": Uniform(0.9, 1.0)}
-    draws = grid.draw(drawn, 512, sampler, 0)
+    draws = grids.draw(drawn, 512, sampler, 0)
     assert all(np.all((d.low <= draws[n]) & (draws[n] <= d.high)) for n, d in drawn.items())
     uniform = {"learning_rate": stats.uniform(-5, 4), "gamma": stats.uniform(0.9, 0.1)}
     exponents = draws | {"learning_rate": np.log10(draws["learning_rate"])}
     for name, distribution in uniform.items():
         assert stats.kstest(exponents[name], distribution.cdf).pvalue > 1e-4
     assert abs(stats.spearmanr(*draws.values()).statistic) < 0.15
-    fewer = grid.draw(drawn, 100, sampler, 0)
-    other = grid.draw(drawn, 100, sampler, 1)
+    fewer = grids.draw(drawn, 100, sampler, 0)
+    other = grids.draw(drawn, 100, sampler, 1)
     for name in drawn:
         np.testing.assert_array_equal(fewer[name], draws[name][:100])
         assert not np.any(fewer[name] == other[name])
 
 
 def test_sobol_leaves_no_gaps():
-    draws = grid.draw({"x": Uniform(0, 1), "y": Uniform(0, 1)}, 64, "sobol", 0)
+    draws = grids.draw({"x": Uniform(0, 1), "y": Uniform(0, 1)}, 64, "sobol", 0)
     for values in draws.values():
         assert sorted(np.floor(values * 64)) == list(range(64))
     cells = set(zip(np.floor(draws["x"] * 8), np.floor(draws["y"] * 8)))
@@ -138,7 +138,7 @@ def test_sobol_leaves_no_gaps():
 
 def test_draws_are_crossed_with_lists():
     grid = {"learning_rate": LogUniform(1e-3, 1e-1), "gamma": [0.5, 0.6]}
-    (program,) = grid.expand(CONFIG, grid, [0], samples=3)
+    (program,) = grids.expand(CONFIG, grid, [0], samples=3)
     rates = program.agents.floats["learning_rate"]
     np.testing.assert_array_equal(rates[:3], rates[3:])
     np.testing.assert_array_equal(program.agents.floats["gamma"], [0.5] * 3 + [0.6] * 3)
@@ -530,7 +530,7 @@ def test_the_best_setting_can_be_run_again(whole, monkeypatch):
 
 
 def test_trackers_have_a_run_for_each_setting():
-    (program,) = grid.expand(CONFIG, {"gamma": [0.5, 0.6]}, [3, 4])
+    (program,) = grids.expand(CONFIG, {"gamma": [0.5, 0.6]}, [3, 4])
     by_setting = trackers.split(program.agents, one_run_per_seed=False)
     assert [(p.label, p.rows, p.seeds) for p in by_setting] == [
         ("gamma_0.5", [0, 1], [3, 4]),
@@ -584,7 +584,7 @@ def test_sizes_that_are_none(word):
 )
 def test_distributions_that_are_none(word):
     with pytest.raises(ValueError):
-        grid.distribution(word)
+        grids.distribution(word)
 
 
 def test_a_sweep_from_the_command_line(tmp_path, monkeypatch, capsys):
