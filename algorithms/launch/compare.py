@@ -19,9 +19,7 @@ from algorithms.launch import settings
 from algorithms.launch.errors import UserError, warn, write_anything
 from algorithms.launch.metrics import Metrics, stack
 from algorithms.launch.show import comparison, plots, results
-from algorithms.launch.storage import loading
-from algorithms.launch.storage.run_dir import SWEEP, RunDir
-from algorithms.launch.training.sweep_dir import read_asked
+from algorithms.launch.storage import experiment, loading
 
 METRICS = {"eval_return": "evaluation return", "episode_return": "training return"}
 
@@ -78,12 +76,8 @@ def read_runs(path: Path) -> list[_Run]:
     Raises:
       UserError: there is none.
     """
-    paths = [path]
-    if (path / SWEEP).exists():
-        chunks = read_asked(path)["chunks"]
-        paths = [path / chunk["run"] for chunk in chunks]
     runs = []
-    for run_dir in map(RunDir.open, paths):
+    for run_dir in experiment.open(path).run_dirs():
         history = run_dir.history()
         is_finite = run_dir.is_finite(max(history)) if history else np.zeros(0, bool)
         metrics = stack(history.values())

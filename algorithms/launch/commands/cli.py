@@ -17,13 +17,12 @@ from algorithms.launch.commands.presets import PRESETS
 from algorithms.launch.compute import devices, hosts
 from algorithms.launch.errors import UserError, unknown
 from algorithms.launch.show import progress
-from algorithms.launch.storage import loading
+from algorithms.launch.storage import experiment, loading
 from algorithms.launch.storage.description import read_description
-from algorithms.launch.storage.run_dir import SWEEP
 from algorithms.launch.storage.versions import kit
 from algorithms.launch.training import runner, sweeps
 from algorithms.launch.training.options import Options, check_algorithm, make_options
-from algorithms.launch.training.sweep_dir import best_trials, read_asked
+from algorithms.launch.training.sweep_dir import best_trials
 from algorithms.launch.training.trainer import algorithm_name
 
 NOT_FINITE = 3  # an exit code, as those below
@@ -139,24 +138,23 @@ def unknown_preset(algorithm: str, name: str) -> UserError:
 
 def from_run(module: Any, source: str, path: Path) -> tuple[Any, Shell]:
     """The settings of a run; its seeds and options, too, where it is run again or goes on."""
-    if (path / SWEEP).exists():
+    if experiment.is_sweep(path):
         if source == "config":
             best = sorted(file.name for file in path.glob("best*.json")) or ["best.json"]
             settings_are = "is its best setting" if len(best) == 1 else "are its best settings"
             raise UserError(f"--config {path} is a sweep: its {', '.join(best)} {settings_are}")
-        described = read_asked(path)
-        seed, num_seeds = described["seed"], described["num_seeds"]
+        described, seeds = (there := experiment.open(path)).description, there.seeds
     else:
         file = path / "config.json" if path.is_dir() or source != "config" else path
         described = read_description(file, edited=source == "config")
-        seed, num_seeds = described["seeds"][0], len(described["seeds"])
+        seeds = described["seeds"]
         if described["floats"] and source == "config":
             raise UserError(f"--config {path} has many settings: the sweep's best.json has one")
     check_algorithm(module, described["algorithm"], path)
     shell = Shell()
     if source in ("config", "resume"):
         options = make_options(described["options"])._asdict()
-        shell = Shell(seed=seed, num_seeds=num_seeds, **options)
+        shell = Shell(seed=seeds[0], num_seeds=len(seeds), **options)
     return settings.config_from_json(module.Config, described["config"], path), shell
 
 
@@ -229,7 +227,7 @@ def loaded_agents(module: Any, shell: Shell, path: str, only: int | None = None)
     Args:
       only: how many at most, of a sweep those with the highest return.
     """
-    point, several = point_of(shell), (Path(path) / SWEEP).exists()
+    point, several = point_of(shell), experiment.is_sweep(path)
     numbers = [shell.agent]
     if shell.agent is None and several:
         numbers = best_of_sweep(Path(path), only)

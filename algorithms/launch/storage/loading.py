@@ -14,8 +14,8 @@ from algorithms.launch.errors import UserError
 from algorithms.launch.metrics import Metrics, mean_returns, over_episodes, stack
 from algorithms.launch.settings import Agents
 from algorithms.launch.show.brief import brief
-from algorithms.launch.storage import files
-from algorithms.launch.storage.run_dir import SWEEP, RunDir
+from algorithms.launch.storage import experiment
+from algorithms.launch.storage.run_dir import RunDir
 
 
 @struct.dataclass
@@ -65,7 +65,7 @@ def load(
     Raises:
       UserError: no such run, point or agent, or a checkpoint that is damaged or does not fit.
     """
-    run_dir, agent = locate(Path(run_dir), agent)
+    run_dir, agent = experiment.open(run_dir).locate(agent)
     module = module or find_module(run_dir.algorithm)
     config = run_dir.config(module.Config, env)
     agents, count = run_dir.agents, run_dir.agents.count
@@ -100,24 +100,6 @@ def _read(run_dir: RunDir, chosen: list[int], agents: range, like: Any, whole: b
     policies = {p: run_dir.read(p, "policy", like.policy, agents) for p in set(chosen)}
     own = lambda *leaves: np.stack([leaf[i] for i, leaf in enumerate(leaves)])
     return Acting(jax.tree.map(own, *[policies[p] for p in chosen]))
-
-
-def locate(path: Path, agent: int | None) -> tuple[RunDir, int | None]:
-    """The run that has an agent, and which one it is there: a sweep is many runs.
-
-    Raises:
-      UserError: there is no such run or agent, or it is a sweep and no agent is named.
-    """
-    if not (path / SWEEP).exists():
-        return RunDir.open(path), agent
-    if agent is None:
-        raise UserError(f"{path} is a sweep: say which agent, they are in its results.csv")
-    first = 0
-    for chunk in files.read_json(path / SWEEP)["chunks"]:
-        if first <= agent < first + chunk["agents"]:
-            return RunDir.open(path / chunk["run"]), agent - first
-        first += chunk["agents"]
-    raise UserError(f"agent={agent}: {path} has agents 0 to {first - 1}")
 
 
 def _choose(run_dir: RunDir, point: Any, history: dict[int, Metrics], agent: int) -> int:

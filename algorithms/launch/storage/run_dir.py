@@ -34,7 +34,6 @@ from algorithms.launch.storage.description import fill, read_description, with_c
 from algorithms.launch.storage.directories import make
 
 KEPT_STATES = 2
-SWEEP = "sweep.json"  # in the directory of a sweep
 
 
 class RunDir:
@@ -63,8 +62,6 @@ class RunDir:
         Raises:
           UserError: there is none.
         """
-        if (Path(path) / SWEEP).exists():
-            raise UserError(f"{path} is a sweep; its runs are {path}/chunk_000 and so on")
         return cls(path, read_description(Path(path) / "config.json"))
 
     def describe(self, description: dict[str, Any]) -> None:

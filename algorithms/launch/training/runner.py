@@ -11,7 +11,7 @@ from algorithms.launch.compute import devices, hosts, programs
 from algorithms.launch.errors import UserError
 from algorithms.launch.settings import Agents
 from algorithms.launch.show import progress
-from algorithms.launch.storage import files, loading
+from algorithms.launch.storage import experiment, files, loading
 from algorithms.launch.storage.description import fill
 from algorithms.launch.storage.directories import make, make_named, withdrawn_unless_begun
 from algorithms.launch.storage.locks import locked
@@ -73,7 +73,7 @@ def run(
     agents = Agents(list(range(seed, seed + num_seeds)))
     described = describe(module, config, agents, options)
     if resume_if_exists and is_there(run_dir, "config.json"):
-        check_same(run_dir, module, RunDir.open(Path(run_dir)).description, described)
+        check_same(run_dir, module, experiment.open(run_dir).description, described)
         given = {"hooks": hooks, "quiet": quiet, "import_seconds": import_seconds}
         env = None if isinstance(config.env, str) else config.env
         return resume(run_dir, module=module, env=env, **given, **options._asdict())
@@ -120,7 +120,7 @@ def resume(
         process trains there.
     """
     with contextlib.ExitStack() as locks:
-        run_dir = RunDir.open(Path(run_dir))
+        run_dir = experiment.open(run_dir).run_dir()
         module = module or loading.find_module(run_dir.algorithm)
         check_algorithm(module, run_dir.algorithm, run_dir.path)
         options = make_options(run_dir.description["options"] | options)

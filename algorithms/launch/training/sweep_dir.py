@@ -19,11 +19,11 @@ from algorithms.launch.metrics import as_csv, stack
 from algorithms.launch.settings import Agents, plain
 from algorithms.launch.show import pace, results
 from algorithms.launch.show.results import Outcome
-from algorithms.launch.storage import files
-from algorithms.launch.storage.description import VERSION, check_version, fill
+from algorithms.launch.storage import experiment, files
+from algorithms.launch.storage.description import VERSION, fill
 from algorithms.launch.storage.directories import as_file_name, make, make_named
 from algorithms.launch.storage.losses import Losses
-from algorithms.launch.storage.run_dir import SWEEP, RunDir
+from algorithms.launch.storage.run_dir import RunDir
 from algorithms.launch.training import grids
 from algorithms.launch.training.grids import Distribution
 from algorithms.launch.training.options import Options, describe
@@ -74,17 +74,6 @@ def asked_for(
     }
 
 
-def read_asked(sweep_dir: Path) -> dict[str, Any]:
-    """What sweep.json holds.
-
-    Raises:
-      UserError: there is none, or it is of another version of the kit.
-    """
-    asked = files.read_json(sweep_dir / SWEEP)
-    check_version(sweep_dir / SWEEP, asked)
-    return asked
-
-
 def _grid_to_json(values: Any) -> Any:
     if isinstance(values, Distribution):
         name = next(n for n, kind in grids.DISTRIBUTIONS.items() if kind is type(values))
@@ -110,7 +99,7 @@ def create(
     def write(folder: Path) -> None:
         for name, description in zip(names, described):
             fill(folder / name, description)
-        files.write_json(folder / SWEEP, asked | {"chunks": parts})
+        files.write_json(folder / experiment.SWEEP, asked | {"chunks": parts})
 
     def make_one() -> str:
         if path is None:
@@ -148,7 +137,7 @@ def publish(
             files.write_json(sweep_dir / name, _best(sweep_dir, its_own[0]))
         written = True
     with losses.survive("sweep.png", "sweep.png was not drawn", Exception):
-        grid = read_asked(sweep_dir)["grid"].items()
+        grid = experiment.open(sweep_dir).description["grid"].items()
         linear = [name for name, asked in grid if str(asked).startswith("uniform:")]
         plots.sweep(ranked, title, sweep_dir / "sweep.png", linear)
     return written
@@ -178,20 +167,22 @@ def best_trials(sweep_dir: Path) -> list[tuple[results.Ranked, list[int]]]:
     Raises:
       UserError: it is no sweep, or nothing has been trained yet.
     """
-    asked = read_asked(sweep_dir)
+    there = experiment.open(sweep_dir)
     outcomes: list[Outcome] = []
     firsts: dict[str, int] = {}  # the number of a chunk's first trial
     first = 0
-    for chunk in asked["chunks"]:
-        run_dir, firsts[chunk["run"]] = RunDir.open(sweep_dir / chunk["run"]), first
-        first += chunk["agents"]
+    for run_dir in there.run_dirs():
+        firsts[run_dir.path.name] = first
+        first += run_dir.agents.count
         if history := run_dir.history():
             config = run_dir.description["config"]
-            swept = [n for n in asked["grid"] if n not in run_dir.agents.floats]
+            swept = [n for n in there.description["grid"] if n not in run_dir.agents.floats]
             static = {n: settings.value_of(config[n]) for n in swept}
             is_finite = run_dir.is_finite(max(history))
             metrics = stack(history.values())
-            outcomes += results.outcomes(static, run_dir.agents, metrics, is_finite, chunk["run"])
+            outcomes += results.outcomes(
+                static, run_dir.agents, metrics, is_finite, run_dir.path.name
+            )
     if not outcomes:
         raise UserError(f"{sweep_dir} has no metrics yet")
     best = [those[0] for those in results.by_environment(results.rank(outcomes)).values()]

@@ -17,11 +17,11 @@ from algorithms.launch.errors import UserError
 from algorithms.launch.show import progress, results
 from algorithms.launch.show.brief import brief
 from algorithms.launch.show.results import Outcome
-from algorithms.launch.storage import loading
+from algorithms.launch.storage import experiment, loading
 from algorithms.launch.storage.directories import withdrawn_unless_begun
 from algorithms.launch.storage.locks import locked
 from algorithms.launch.storage.losses import Losses
-from algorithms.launch.storage.run_dir import SWEEP, RunDir
+from algorithms.launch.storage.run_dir import RunDir
 from algorithms.launch.training import grids, plans, runner
 from algorithms.launch.training.options import (
     Options,
@@ -33,7 +33,7 @@ from algorithms.launch.training.options import (
 )
 from algorithms.launch.training.record import Record, Start
 from algorithms.launch.training.session import Result, Session
-from algorithms.launch.training.sweep_dir import Chunk, asked_for, create, publish, read_asked
+from algorithms.launch.training.sweep_dir import Chunk, asked_for, create, publish
 from algorithms.launch.training.trainer import Trainer, check_floats
 
 
@@ -119,8 +119,8 @@ def sweep(
         check_floats(program.config.replace(**program.agents.floats))
     asked = asked_for(module, config, grid, samples, sampler, seeds, options) if save else {}
     view = progress.Progress(quiet, import_seconds)
-    if resume_if_exists and runner.is_there(sweep_dir, SWEEP):
-        runner.check_same(sweep_dir, module, read_asked(Path(sweep_dir)), asked)
+    if resume_if_exists and hosts.from_first(lambda: experiment.is_sweep(sweep_dir)):
+        runner.check_same(sweep_dir, module, experiment.open(sweep_dir).description, asked)
         given = {"hooks": hooks, "quiet": quiet, "import_seconds": import_seconds}
         env = None if isinstance(config.env, str) else config.env
         return resume(sweep_dir, module=module, env=env, **given, **options._asdict())
@@ -171,32 +171,32 @@ def resume(
     """
     more = {"total_timesteps": total_timesteps, "point": point}
     common = {"module": module, "env": env, "hooks": hooks, "quiet": quiet}
-    if not (Path(path) / SWEEP).exists():
+    there = experiment.open(path)
+    if not there.is_sweep:
         return runner.resume(path, import_seconds=import_seconds, **common, **more, **options)
-    asked = read_asked(Path(path))
-    if more not in ({"total_timesteps": t, "point": "last"} for t in (None, _total(asked))):
+    total = there.description["config"]["total_timesteps"]
+    if more not in ({"total_timesteps": t, "point": "last"} for t in (None, total)):
         raise UserError(
             f"{path} is a sweep, which goes on as it was: total_timesteps and point are for "
             "its runs, chunk_000 and so on"
         )
     view = progress.Progress(quiet, import_seconds)
     with locked(Path(path)):
-        return _resume(Path(path), asked, module, env, hooks, view, options)
+        return _resume(there, module, env, hooks, view, options)
 
 
 def _resume(
-    sweep_dir: Path,
-    asked: dict[str, Any],
+    there: experiment.Experiment,
     module: Any,
     env: Any,
     hooks: runner.Hooks,
     view: progress.Progress,
     options: dict[str, Any],
 ) -> Swept:
-    module = module or loading.find_module(asked["algorithm"])
+    sweep_dir, asked, run_dirs = there.path, there.description, there.run_dirs()
+    module = module or loading.find_module(there.algorithm)
     options = make_options(asked["options"] | options)
-    run_dirs = [RunDir.open(sweep_dir / chunk["run"]) for chunk in asked["chunks"]]
-    check_algorithm(module, asked["algorithm"], sweep_dir)
+    check_algorithm(module, there.algorithm, sweep_dir)
     configs = [run_dir.config(module.Config, env) for run_dir in run_dirs]
     sizes = [run_dir.agents.count for run_dir in run_dirs]
     devices.use_cores(max(sizes), configs[0])
@@ -215,10 +215,6 @@ def _resume(
     with view.timed("compile"):
         in_background(plans.compile_unfinished, chunks)
     return _train(chunks, options, hooks, view, sweep_dir)
-
-
-def _total(asked: dict[str, Any]) -> int:
-    return asked["config"]["total_timesteps"]
 
 
 def _starting(trainer: Trainer, run_dir: RunDir) -> Start:
