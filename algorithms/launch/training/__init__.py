@@ -2,7 +2,7 @@
 
 runner         `launch.run`, and how one run goes on
 sweeps         `launch.sweep` and `launch.resume`
-grid           the settings of a sweep: `launch.Uniform`, `launch.LogUniform`
+grids          the settings of a sweep: `launch.Uniform`, `launch.LogUniform`
 options        what a run does beside training
 trainer        a configuration on devices
 plans          which agents train at once
