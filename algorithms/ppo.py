@@ -474,6 +474,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         params, zero, count = state.policy.params, jnp.zeros(()), jnp.zeros((), jnp.int32)
         sums = parts.zeros(loss, params, batch)[1] | {"grad_norm": zero}
         start = Learned(params=params, opt_state=state.opt_state, epochs=count, kl=zero, sums=sums)
+        # A scan that keeps the old carry takes 2.2 times as long if the first epoch is the last.
         learned = jax.lax.while_loop(unfinished, epoch, start)
         metrics = {name: total / learned.epochs for name, total in learned.sums.items()}
         policy = state.policy.replace(params=learned.params)
