@@ -224,7 +224,8 @@ def test_curve_leaves_pyplot_alone(tmp_path):
     """In a fresh process: the user's backend and figures stay as they are."""
     code = (
         "import sys, numpy as np; from pathlib import Path;"
-        "from algorithms.launch import plots, settings;"
+        "from algorithms.launch import settings;"
+        "from algorithms.launch.show import plots;"
         "assert 'matplotlib' not in sys.modules;"
         "t = np.arange(3.)[None]; path = Path(sys.argv[1]) / 'curve.png';"
         "plots.curve({'timestep': t, 'episode_return': t}, settings.Agents([0]), 't', path);"
