@@ -1,5 +1,6 @@
 """What is on the disk.
 
+experiment     a run or a sweep, and which of the two
 loading        `launch.load`
 run_dir        the directory of a run
 files          files that appear whole, checkpoints
