@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from envs.gymnax import environment
+from envs.gymnax import Environment
 
 # As in the extras of pyproject.toml, which an installed package and a copied file do not have.
 REQUIREMENTS = {
@@ -92,7 +92,7 @@ class Step(NamedTuple):
     metrics: dict[str, jax.Array]
 
 
-class Adapter(environment.Environment):
+class Adapter(Environment):
     """One environment behind gymnax's interface. It counts its own steps, up to a limit.
 
     Attributes:

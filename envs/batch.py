@@ -11,6 +11,7 @@ times; 1 repeats none. Where a start state is large, or costs much to draw, long
 (docs/environments.md).
 """
 
+import dataclasses
 import math
 from typing import Any
 
@@ -36,7 +37,7 @@ class BatchState:
 
     def without_stock(self) -> "BatchState":
         """What there is between two rollouts: `refill` comes before the next step."""
-        return self.replace(starts=None)
+        return dataclasses.replace(self, starts=None)
 
 
 def transition(env: Any, key: jax.Array, state: Any, action: jax.Array, params: Any):
@@ -75,7 +76,7 @@ class Batch:
         """Draws new start states; call it once every `num_steps` steps."""
         before = None if state.before is None else state.before + state.steps
         starts, steps = self._draw(key, params), jnp.zeros((), jnp.int32)
-        return state.replace(starts=starts, steps=steps, before=before)
+        return dataclasses.replace(state, starts=starts, steps=steps, before=before)
 
     def step(self, key: jax.Array, state: BatchState, action: jax.Array, params: Any):
         """Steps every environment and restarts those whose episode ended.
@@ -104,7 +105,8 @@ class Batch:
             info[shaping.NAME] = weight * info["shaped_reward"]
             reward = reward + info[shaping.NAME]
         metrics = state.metrics.update(self.env, info, done)
-        state = state.replace(env=env_state, steps=state.steps + 1, metrics=metrics)
+        steps = state.steps + 1
+        state = dataclasses.replace(state, env=env_state, steps=steps, metrics=metrics)
         return observation, state, reward, terminated, truncated, info
 
     def action_mask(self, state: BatchState, params: Any) -> jax.Array | None:
@@ -135,8 +137,9 @@ def batch(env: Any, num_envs: int, num_steps: int = 1, window: int | None = None
       window: steps for which one start state serves (this module's docstring says what it trades);
         by default the environment's `start_window`, or 8.
     """
-    window = window or getattr(env, "start_window", START_WINDOW)
-    return Batch(env, num_envs, math.ceil(num_steps / window), window)
+    default: int = getattr(env, "start_window", START_WINDOW)
+    served = window or default
+    return Batch(env, num_envs, math.ceil(num_steps / served), served)
 
 
 def _like(flag: jax.Array, x: jax.Array) -> jax.Array:

@@ -40,6 +40,7 @@ def _import_gymnax() -> types.ModuleType:
 
 gymnax = _import_gymnax()
 environment = importlib.import_module("gymnax.environments.environment")
+Environment: Any = environment.Environment
 spaces = importlib.import_module("gymnax.environments.spaces")
 
 
@@ -48,7 +49,7 @@ def parameter_names(params: Any) -> list[str]:
     return list(getattr(params, "__dataclass_fields__", {}))
 
 
-class Wrapper(environment.Environment):
+class Wrapper(Environment):
     """Base of all wrappers: hands everything on to the environment inside (`env`)."""
 
     def __init__(self, env: Any):
@@ -128,7 +129,8 @@ class Gymnax(Wrapper):
     def _state(self, state: Any, params: Any) -> Any:
         """The state with the dtypes that `reset` gives, all strong."""
         leaves, structure = jax.tree.flatten(interface.shapes(params))
-        like = _first_state(self, structure, tuple(leaves), jax.config.jax_enable_x64)
+        x64 = jax.config.jax_enable_x64  # type: ignore[attr-defined]  # set at run time
+        like = _first_state(self, structure, tuple(leaves), x64)
         interface.check_state(self, like, state, casting="same_kind")
         return jax.tree.map(lambda x, to: _strong(x, to.dtype), state, like)
 

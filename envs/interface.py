@@ -5,7 +5,7 @@ the rest before training. Errors of the environment's own code come through as t
 """
 
 import functools
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,7 @@ import numpy as np
 from envs import shaping
 from envs.metrics import kinds
 
+Casting = Literal["no", "same_kind"]  # as for `numpy.can_cast`
 RESET, STEP = "observation, state", "observation, state, reward, terminated, info"
 
 
@@ -134,7 +135,7 @@ def _is_array(value: Any) -> bool:
     return hasattr(value, "shape") and hasattr(value, "dtype")
 
 
-def check_state(env: Any, first: Any, after: Any, casting: str = "no") -> None:
+def check_state(env: Any, first: Any, after: Any, casting: Casting = "no") -> None:
     """Refuses a step whose state is not like that of the reset, weak types aside.
 
     Args:
@@ -143,7 +144,8 @@ def check_state(env: Any, first: Any, after: Any, casting: str = "no") -> None:
       casting: which other dtypes are taken after a step, as for `numpy.can_cast`.
     """
     told, old, new = f"step_env of {name_of(env)} returns", _leaves(first), _leaves(after)
-    if jax.tree.structure(first) != jax.tree.structure(after):
+    structures: list[Any] = [jax.tree.structure(state) for state in (first, after)]
+    if structures[0] != structures[1]:
         beside, missing = [x for x in new if x not in old], [x for x in old if x not in new]
         if beside:
             raise Refusal(f"{told} {', '.join(beside)}, which reset_env does not")
@@ -164,7 +166,7 @@ def _leaves(state: Any) -> dict[str, tuple]:
     return {name(path): (np.shape(x), jnp.result_type(x)) for path, x in leaves}
 
 
-def _casts(dtype: Any, to: Any, casting: str) -> bool:
+def _casts(dtype: Any, to: Any, casting: Casting) -> bool:
     """Whether a dtype may stand for another; those of keys and the like stand for themselves."""
     plain = all(isinstance(x, np.dtype) for x in (dtype, to))
     return dtype == to or (plain and np.can_cast(dtype, to, casting))

@@ -68,13 +68,13 @@ import numpy as np
 from flax import struct
 
 from envs.adapter import Params, install
-from envs.gymnax import environment, spaces
+from envs.gymnax import Environment, spaces
 
 NOT_TAKEN = ("storm", "storm_2p")  # agents that observe two arrays each
 OVERCOOKED = ("overcooked", "overcooked_v2")
 MABRAX = ("ant_4x2", "halfcheetah_6x1", "hopper_3x1", "humanoid_9|8", "walker2d_2x3")
 # Keyword arguments of MPE that stand in no signature; it ignores names that it does not know.
-MPE_ARGUMENTS = (
+MPE_ARGUMENTS: tuple[str, ...] = (
     "accel",
     "c_noise",
     "collide",
@@ -118,7 +118,8 @@ def construct(name: str, settings: dict[str, Any]) -> tuple["JaxMARL", dict[str,
         refuses the settings.
     """
     settings = {k: _named(name, k, v) for k, v in settings.items()}
-    arguments, left = dict(settings), {}
+    arguments = dict(settings)
+    left: dict[str, Any] = {}
     limit = arguments.pop("max_steps_in_episode", None)
     if name in OVERCOOKED:
         left = {k: arguments.pop(k) for k in ("shaped", "shaped_steps") if k in arguments}
@@ -144,8 +145,9 @@ def construct(name: str, settings: dict[str, Any]) -> tuple["JaxMARL", dict[str,
 @functools.cache
 def _library() -> types.ModuleType:
     # It prints which extras it has not found, and leaves other streams behind than it found.
-    streams = sys.stdout, sys.stderr, sys.__stdout__
-    sys.stdout = sys.__stdout__ = io.StringIO()
+    streams = {name: vars(sys)[name] for name in ("stdout", "stderr", "__stdout__")}
+    unread = io.StringIO()
+    vars(sys).update(stdout=unread, __stdout__=unread)
     try:
         return importlib.import_module("jaxmarl")
     except ModuleNotFoundError as error:
@@ -153,7 +155,7 @@ def _library() -> types.ModuleType:
             raise
         raise ValueError(f"jaxmarl/... needs JaxMARL: {install('jaxmarl')}") from error
     finally:
-        sys.stdout, sys.stderr, sys.__stdout__ = streams
+        vars(sys).update(streams)
 
 
 def _named(name: str, setting: str, value: Any) -> Any:
@@ -174,8 +176,8 @@ def _named(name: str, setting: str, value: Any) -> Any:
 
 def _arguments(kind: type) -> set[str]:
     """The arguments of a constructor and of those that it hands **kwargs on to."""
-    known = set()
-    chain = [k.__init__ for k in kind.__mro__[:-1] if "__init__" in vars(k)]
+    known: set[str] = set()
+    chain = [vars(k)["__init__"] for k in kind.__mro__[:-1] if "__init__" in vars(k)]
     if "EnemySMAX" in [k.__name__ for k in kind.__mro__]:  # builds a SMAX instead of being one
         chain.append(importlib.import_module("jaxmarl.environments").SMAX.__init__)
     if "SimpleMPE" in [k.__name__ for k in kind.__mro__]:
@@ -202,7 +204,7 @@ class State:
     terminated: jax.Array
 
 
-class JaxMARL(environment.Environment):
+class JaxMARL(Environment):
     """One JaxMARL environment behind gymnax's interface; every end is a termination.
 
     Attributes:
@@ -577,7 +579,7 @@ def _picture(figure: Any) -> np.ndarray:
 
 
 @contextlib.contextmanager
-def _without_display(module: types.ModuleType) -> Iterator[None]:
+def _without_display(module: Any) -> Iterator[None]:
     """In a module that draws by pyplot, which would look for one."""
     pyplot, module.plt = module.plt, types.SimpleNamespace(subplots=_subplots)
     try:

@@ -30,8 +30,8 @@ from envs.adapter import Adapter, Step, library
 from envs.gymnax import spaces
 
 ENDLESS = 2**30
-NOT_TAKEN = ("Cleaner", "Connector", "JobShop", "LevelBasedForaging", "MMST", "MultiCVRP")
-NOT_TAKEN += ("RobotWarehouse", "SearchAndRescue", "Sokoban")
+NOT_TAKEN: tuple[str, ...] = ("Cleaner", "Connector", "JobShop", "LevelBasedForaging", "MMST")
+NOT_TAKEN += ("MultiCVRP", "RobotWarehouse", "SearchAndRescue", "Sokoban")
 
 
 def names() -> list[str]:

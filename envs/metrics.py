@@ -4,6 +4,7 @@
 episode's value is its "last" one or its "sum".
 """
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -69,7 +70,8 @@ class EpisodeMetrics:
         if self.count is None:
             return {}, self
         means = {n: mean(total.total, self.count) for n, total in self.totals.items()}
-        cleared = self.replace(
+        cleared = dataclasses.replace(
+            self,
             totals={n: Sum.create(x.shape) for n, x in means.items()},
             count=jnp.zeros_like(self.count),
         )

@@ -117,10 +117,11 @@ def _own_name(module: str, here: str) -> tuple[str, importlib.machinery.ModuleSp
     theirs = importlib.machinery.PathFinder.find_spec(top, [here])
     if theirs is None or not _is_of_kit(top) or theirs.origin == _origin(top):
         return module, None
+    spec: importlib.machinery.ModuleSpec | None
     alias, folders = f"_user_{top}", theirs.submodule_search_locations
     if theirs.origin is None:  # a folder without an __init__.py
         spec = importlib.machinery.ModuleSpec(alias, None, is_package=True)
-        spec.submodule_search_locations = list(folders)
+        spec.submodule_search_locations = list(folders or [])
     else:
         spec = importlib.util.spec_from_file_location(
             alias, theirs.origin, submodule_search_locations=folders
@@ -131,7 +132,7 @@ def _own_name(module: str, here: str) -> tuple[str, importlib.machinery.ModuleSp
 def _load(spec: importlib.machinery.ModuleSpec) -> None:
     sys.modules[spec.name] = module = importlib.util.module_from_spec(spec)
     try:
-        if spec.origin is not None:
+        if spec.origin is not None and spec.loader is not None:
             spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[spec.name]
@@ -148,7 +149,7 @@ def _origin(top: str) -> str | None:
     if top in sys.modules:
         return getattr(sys.modules[top], "__file__", None)
     spec = importlib.util.find_spec(top)
-    return spec and spec.origin
+    return spec.origin if spec else None
 
 
 def _arguments(factory: Callable) -> dict[str, inspect.Parameter]:

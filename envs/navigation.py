@@ -1,5 +1,6 @@
 """Navigation: discs in a box steer to their goals and bump into walls and into one another."""
 
+import dataclasses
 import math
 from typing import Any
 
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from envs.gymnax import environment, spaces
+from envs.gymnax import Environment, spaces
 
 COLLISIONS = ("elastic", "penalised")
 # No force, right, up, left, down.
@@ -53,7 +54,7 @@ class NavigationParams:
     effort_cost: float = 0.001  # for a step, times the square of the action's length
 
 
-class Navigation(environment.Environment):
+class Navigation(Environment):
     """Discs with inertia and linear drag, in gymnax's interface with a leading agent axis.
 
     A step: the action's force and the drag change the velocities (the drag implicitly, which is
@@ -132,7 +133,8 @@ class Navigation(environment.Environment):
         if self.collisions == "elastic":
             position, velocity, collided = self._collide(position, velocity, params)
         position, velocity = _hold(position, velocity, params)
-        after = state.replace(position=position, velocity=velocity, time=state.time + 1)
+        time = state.time + 1
+        after = dataclasses.replace(state, position=position, velocity=velocity, time=time)
         before_distance, distance = _goal_distance(state), _goal_distance(after)
         reached = distance < params.goal_radius
         reward = (

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from envs.gymnax import environment, spaces
+from envs.gymnax import Environment, spaces
 
 PREYS = ("learned", "random", "flee")
 DIRECTIONS = ((1.0, 0.0), (0.0, 1.0), (-1.0, 0.0), (0.0, -1.0))  # right, up, left, down
@@ -45,7 +45,7 @@ class PursuitParams:
     helper_share: float = 0.5  # of the catcher's reward, for every other predator
 
 
-class Pursuit(environment.Environment):
+class Pursuit(Environment):
     """One prey and its predators, in gymnax's interface with a leading agent axis.
 
     A step: all players move at once by speed * dt along their headings, and positions are clipped

@@ -27,7 +27,7 @@ class Sum:
 
 def mean(total: jax.Array, count: jax.Array, divide: Callable = jnp.divide) -> jax.Array:
     """total / count, where the count is 0 what `missing` says."""
-    if not jax.config.jax_debug_nans:
+    if not debug_nans():
         return divide(total, count)
     return missing(divide(total, jnp.where(count == 0, 1, count)), count)
 
@@ -38,4 +38,9 @@ def missing(values: jax.Array, count: jax.Array) -> jax.Array:
     Under jax_debug_nans, which stops a program at any NaN, they are -0.0. No mean of data is that:
     a sum that begins with 0.0 never gets there.
     """
-    return jnp.where(count == 0, -0.0, values) if jax.config.jax_debug_nans else values
+    return jnp.where(count == 0, -0.0, values) if debug_nans() else values
+
+
+def debug_nans() -> bool:
+    """Whether jax_debug_nans is set."""
+    return jax.config.jax_debug_nans  # type: ignore[attr-defined]  # set at run time
