@@ -43,7 +43,7 @@ def did(
 def last_step(memory: Memory) -> tuple[jax.Array, ...]:
     """A memory's last action, and its reward r as sign(r) log(1 + |r|), which keeps large rewards
     in reach (symlog: Hafner et al. 2023, arXiv:2301.04104); () without `previous_inputs`."""
-    if memory.reward is None:
+    if memory.action is None or memory.reward is None:
         return ()
     return memory.action, jnp.sign(memory.reward) * jnp.log1p(jnp.abs(memory.reward))
 

@@ -105,7 +105,7 @@ def cosines(levels: jax.Array, number: int) -> jax.Array:
     """
     turns = levels[..., None] * (0.5 * jnp.arange(number))
     x = math.pi * (0.5 - 2.0 * jnp.abs(turns - jnp.round(turns)))  # in [-pi / 2, pi / 2]
-    series = [(-1.0) ** k / math.factorial(2 * k + 1) for k in range(6)]
+    series: list[Any] = [(-1.0) ** k / math.factorial(2 * k + 1) for k in range(6)]
     return x * functools.reduce(lambda total, c: total * x**2 + c, reversed(series))
 
 

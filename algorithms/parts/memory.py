@@ -27,7 +27,7 @@ def host_memory() -> int:
     Control groups are nested (systemd's slices, SLURM's jobs and steps), and each may have a limit.
     """
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min(physical, *map(_number_in, _limits()))
+    return int(min(physical, *map(_number_in, _limits())))
 
 
 def _limits() -> Iterator[Path]:

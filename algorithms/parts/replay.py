@@ -44,7 +44,8 @@ class Replay:
     """A buffer's state; its rows are all environments at one time, then all at the next."""
 
     transitions: Transition  # (capacity, ...)
-    priorities: jax.Array | None  # a flat cube of at least capacity; 0 where no draw may start
+    # A flat cube of at least capacity, 0 where no draw may start; None if none is by priority.
+    priorities: Any
     max_priority: jax.Array  # the largest so far, ()
     position: jax.Array  # row of the next rollout, int32 ()
     size: jax.Array  # number of transitions, int32 ()
@@ -53,7 +54,8 @@ class Replay:
 class Draw(NamedTuple):
     """First rows of windows, (batch_size,)."""
 
-    index: jax.Array
+    # Nobody looks for values in it as in a tuple.
+    index: jax.Array  # type: ignore[assignment]
     probability: jax.Array
 
 
@@ -140,7 +142,8 @@ class ReplayBuffer:
             older = jnp.minimum(replay.size, self.capacity - new)  # transitions that stay
             there = jnp.where(older + complete >= 0, replay.max_priority, 0.0)
             priorities = priorities.at[(replay.position + complete) % self.capacity].set(there)
-        return replay.replace(
+        return dataclasses.replace(
+            replay,
             transitions=jax.tree.map(write, replay.transitions, flat),
             priorities=priorities,
             position=(replay.position + new) % self.capacity,
@@ -173,7 +176,8 @@ class ReplayBuffer:
         """Gives the windows that start at index their priorities, if `when`."""
         new = jnp.where(when, priorities, replay.priorities[index])
         largest = jnp.where(when, priorities.max(), 0.0)
-        return replay.replace(
+        return dataclasses.replace(
+            replay,
             priorities=replay.priorities.at[index].set(new),
             max_priority=jnp.maximum(replay.max_priority, largest),
         )

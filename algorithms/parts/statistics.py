@@ -4,6 +4,7 @@ One set serves all parallel environments. It is part of the state of training. I
 while a rollout is collected and learned from, and is updated afterwards.
 """
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -141,7 +142,7 @@ class EpisodeStatistics:
             "num_episodes": self.count,
         }
         cleared = {name: jax.tree.map(jnp.zeros_like, getattr(self, name)) for name in SUMS}
-        return means, self.replace(**cleared)
+        return means, dataclasses.replace(self, **cleared)
 
 
 SUMS = ("returns", "lengths", "count")  # of EpisodeStatistics, over ended episodes

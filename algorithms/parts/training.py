@@ -167,8 +167,9 @@ def program(learner: Callable, config: Any, env: Any, env_params: Any) -> Callab
         debug_nans = jax.config.jax_debug_nans
         return _train(floats, env_params, rng, state, learn, learner, env, count, debug_nans)
 
-    train.plan = Plan(points, updates, updates * steps)
-    return train
+    planned: Any = train
+    planned.plan = Plan(points, updates, updates * steps)
+    return planned
 
 
 STATIC = ("learner", "env", "num_evals", "debug_nans")  # the last one is read in `envs.sums`
