@@ -11,8 +11,9 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import jax
 import numpy as np
+
+from envs.sums import debug_nans
 
 Metrics = dict[str, np.ndarray]
 
@@ -21,7 +22,7 @@ def with_nan(name: str, values: np.ndarray) -> np.ndarray:
     """A metric with NaN for missing data, where the program has -0.0 under jax_debug_nans
     (`envs.sums.missing`); evaluations always have data."""
     is_mean = not name.startswith("eval_") and np.issubdtype(values.dtype, np.floating)
-    if not (jax.config.jax_debug_nans and is_mean):
+    if not (debug_nans() and is_mean):
         return values
     return np.where((values == 0) & np.signbit(values), np.nan, values).astype(values.dtype)
 
@@ -33,7 +34,7 @@ def infinite_losses(row: Metrics) -> dict[str, np.ndarray]:
     buffer fills. `parts.program` makes NaNs among the data infinite.
     """
     losses = {name: x for name, x in row.items() if name.endswith(("loss", "grad_norm"))}
-    return {name: np.isinf(x).reshape(len(x), -1).any(1) for name, x in losses.items()}
+    return {name: np.any(np.isinf(x).reshape(len(x), -1), axis=1) for name, x in losses.items()}
 
 
 def stack(rows: Iterable[Metrics]) -> Metrics:
@@ -59,12 +60,12 @@ def players(name: str, values: np.ndarray) -> list[np.ndarray]:
 def mean_returns(curves: Metrics, name: str | None = None) -> np.ndarray:
     """Returns over all players (agents, points): evaluation returns, or else those of training."""
     name = name or ("eval_return" if "eval_return" in curves else "episode_return")
-    return np.mean(players(name, curves[name]), axis=0, dtype=np.float64)
+    return np.asarray(np.mean(players(name, curves[name]), axis=0, dtype=np.float64))
 
 
 def columns(row: Metrics) -> Metrics:
     """A row as named columns (agents,): one for each player, the timestep first."""
-    result = {}
+    result: Metrics = {}
     for name in sorted(row, key=lambda name: name != "timestep"):
         apart = players(name, np.asarray(row[name])[:, None])
         names = [name] if len(apart) == 1 else [f"{name}_{i}" for i in range(len(apart))]
@@ -96,5 +97,5 @@ def cell(value: Any) -> Any:
     """As text; missing data are "nan", and empty under jax_debug_nans."""
     if not isinstance(value, float):
         return value
-    missing = jax.config.jax_debug_nans and math.isnan(value)
+    missing = debug_nans() and math.isnan(value)
     return "" if missing else format(value, ".9g")

@@ -119,7 +119,7 @@ class Agents(NamedTuple):
     floats: Mapping[str, np.ndarray] = MappingProxyType({})  # {field: (num_agents,)}
 
     @property
-    def count(self) -> int:
+    def count(self) -> int:  # type: ignore[override]  # nobody counts in it as in a tuple
         return len(self.seeds)
 
     @property
@@ -157,8 +157,8 @@ class Agents(NamedTuple):
     def configs(self, config: Any) -> Any:
         """The configurations of all: every float leaf is (num_agents,), float32."""
         names = float_fields(config)
-        column = lambda name: np.broadcast_to(self.floats.get(name, getattr(config, name)), n)
         n = (self.count,)
+        column = lambda name: np.broadcast_to(self.floats.get(name, getattr(config, name)), n)
         return config.replace(**{name: column(name).astype(np.float32) for name in names})
 
     def one(self, configs: Any, agent: int) -> Any:
