@@ -22,7 +22,7 @@ CACHE = "single-file-rl"  # a folder of the user's cache directory
 
 def use_compilation_cache() -> None:
     """Turns jax's persistent compilation cache on, unless the user has chosen a place for it."""
-    if jax.config.jax_compilation_cache_dir is None:
+    if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]  # set at run time
         home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
         jax.config.update("jax_compilation_cache_dir", str(Path(home) / CACHE / "jax"))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
@@ -37,7 +37,7 @@ def use_cores(num_agents: int, config: Any) -> bool:
 
     Returns False if jax is in use already; its devices then stay as they are.
     """
-    chosen = jax.config.jax_num_cpu_devices > 0
+    chosen = jax.config.jax_num_cpu_devices > 0  # type: ignore[attr-defined]  # set at run time
     chosen |= "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
     if num_agents == 1 and are_operations_small(config):
         os.environ.setdefault("NPROC", "1")

@@ -55,7 +55,7 @@ class Shared(NamedTuple):
 class Programs(NamedTuple):
     """What runs on the devices, compiled. Metrics have the axes (padded, 1)."""
 
-    start: Callable | None  # (shared, configs, keys) -> states
+    start: Any  # (shared, configs, keys) -> states; None for a run that has started already
     advance: Callable  # (shared, configs, states) -> states, metrics; uses the states up
 
     @property
