@@ -134,7 +134,7 @@ def _with_checksum(arrays: Iterable[Stream]) -> Iterator[Any]:
     for array in arrays:
         for piece in array.pieces:
             data = np.ascontiguousarray(piece).reshape(-1).view(np.uint8)
-            digest.update(data)
+            digest.update(data.data)
             yield data
     yield digest.digest()
 

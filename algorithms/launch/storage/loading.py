@@ -37,7 +37,8 @@ class Loaded(NamedTuple):
     point: Any  # the number of the point, or one for each agent
     agents: Agents  # seeds and swept floats, of one agent or all
 
-    __repr__ = brief
+    def __repr__(self) -> str:
+        return brief(self)
 
 
 def load(
@@ -65,17 +66,17 @@ def load(
     Raises:
       UserError: no such run, point or agent, or a checkpoint that is damaged or does not fit.
     """
-    run_dir, agent = experiment.open(run_dir).locate(agent)
-    module = module or find_module(run_dir.algorithm)
-    config = run_dir.config(module.Config, env)
-    agents, count = run_dir.agents, run_dir.agents.count
+    run, agent = experiment.open(run_dir).locate(agent)
+    module = module or find_module(run.algorithm)
+    config = run.config(module.Config, env)
+    agents, count = run.agents, run.agents.count
     if agent is not None and not 0 <= agent < count:
-        raise UserError(f"agent={agent}: {run_dir.path} has agents 0 to {count - 1}")
-    history = run_dir.history()
+        raise UserError(f"agent={agent}: {run.path} has agents 0 to {count - 1}")
+    history = run.history()
     wanted = range(count) if agent is None else range(agent, agent + 1)
-    chosen = [_choose(run_dir, point, history, i) for i in wanted]
+    chosen = [_choose(run, point, history, i) for i in wanted]
     programs.make_environment(module, config)
-    state = _read(run_dir, chosen, wanted, programs.initial_state(module, config), whole)
+    state = _read(run, chosen, wanted, programs.initial_state(module, config), whole)
     points = [p for p in history if p <= max(chosen)]
     if agents.floats:
         config = agents.configs(config) if agent is None else agents.config(config, agent)

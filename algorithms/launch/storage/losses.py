@@ -14,7 +14,8 @@ class Losses:
     """
 
     def __init__(self, say: Callable[[str], None] = warn):
-        self.say, self.failing = say, set()
+        self.say = say
+        self.failing: set[str] = set()
         self.points: dict[str, list[int]] = {}  # {kind: points that are lost}
 
     @contextlib.contextmanager
@@ -45,8 +46,8 @@ class Losses:
 
     def in_words(self, *kinds: str) -> str:
         """Kinds and their points, "checkpoints of points 3 to 7, 9"; empty if nothing is lost."""
-        kinds = [kind for kind in kinds or self.points if kind in self.points]
-        return " and ".join(f"{kind} of {spans(self.points[kind])}" for kind in kinds)
+        lost = [kind for kind in kinds or self.points if kind in self.points]
+        return " and ".join(f"{kind} of {spans(self.points[kind])}" for kind in lost)
 
 
 def spans(points: list[int]) -> str:

@@ -16,7 +16,7 @@ moment leaves the last good point.
 import contextlib
 import csv
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -260,7 +260,7 @@ class RunDir:
             for i, (seed, own) in enumerate(zip(self.agents.seeds, logged, strict=True))
         ]
 
-    def rewind(self, last: int, history: dict[int, Metrics]) -> None:
+    def rewind(self, last: int, history: Mapping[int, Metrics]) -> None:
         """Drops all that is past a point, and what a killed process has left behind."""
         self.checkpoints.mkdir(exist_ok=True)  # a copy of the directory may lack an empty folder
         for file in self.checkpoints.glob("[0-9]*.*"):
@@ -270,7 +270,7 @@ class RunDir:
             part.unlink()
         self.mend_metrics(last, history)
 
-    def mend_metrics(self, last: int, history: dict[int, Metrics]) -> None:
+    def mend_metrics(self, last: int, history: Mapping[int, Metrics]) -> None:
         """Brings metrics.csv to a point; of points that the history lacks it keeps what it has.
 
         What a clock has logged stands nowhere else: it is kept, and NaN where it is lost.
@@ -280,10 +280,10 @@ class RunDir:
             return
         heads = [self._head(metrics) for metrics in list(history.values())[:1]]
         rows = {p: [[r.get(n, "nan") for n in heads[0]] for r in t] for p, t in table.items()}
-        nothing = [{}] * self.agents.count
+        nothing: list[dict[str, str]] = [{}] * self.agents.count
         for point, metrics in history.items():
-            logged = [map(row.get, pace.NAMES) for row in table.get(point, nothing)]
-            logged = [[x if _is_number(x) else math.nan for x in own] for own in logged]
+            read = [[row.get(n) for n in pace.NAMES] for row in table.get(point, nothing)]
+            logged = [[x if _is_number(x) else math.nan for x in own] for own in read]
             rows[point] = self._rows(point, metrics, logged)
         text = as_csv([*heads, *(row for point in sorted(rows) for row in rows[point])]).encode()
         file = self.path / "metrics.csv"
@@ -310,8 +310,8 @@ class RunDir:
 
 
 def _is_number(text: str | None) -> bool:
-    with contextlib.suppress(TypeError, ValueError):
-        float(text)
+    with contextlib.suppress(ValueError):
+        float(text or "")
         return True
     return False
 
