@@ -57,9 +57,9 @@ def curves(agents: Sequence[Agent]) -> dict[str, list[Curve]]:
     panels: dict[str, list[Curve]] = {}
     for (environment, algorithm), those in _grouped(agents, _task).items():
         names = _differing([agent.outcome.setting for agent in those])
-        values = functools.partial(_setting, names=names)
-        for pooled in _grouped(those, lambda agent, of=values: str(of(agent))).values():
-            label = ", ".join([algorithm, *settings.text_of(values(pooled[0]))])
+        text = functools.partial(_text, names=names)
+        for pooled in _grouped(those, text).values():
+            label = ", ".join([algorithm, *settings.text_of(_setting(pooled[0], names))])
             panels.setdefault(environment, []).append(_curve(environment, label, pooled))
     value = lambda curve: -np.inf if np.isnan(curve.middle) else curve.middle
     return {env: sorted(panel, key=value, reverse=True) for env, panel in panels.items()}
@@ -101,6 +101,10 @@ def _task(agent: Agent) -> tuple[str, str]:
 def _setting(agent: Agent, names: Sequence[str]) -> dict[str, Any]:
     """Some fields, as a Config has them."""
     return {name: _plain(agent.outcome.setting.get(name)) for name in names}
+
+
+def _text(agent: Agent, names: Sequence[str]) -> str:
+    return str(_setting(agent, names))
 
 
 def _runs(agents: Sequence[Agent]) -> str:

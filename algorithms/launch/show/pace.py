@@ -39,7 +39,8 @@ class Pace:
         self.timestep, self.last = timestep, now
         progress = timestep / (plan.steps or config.total_timesteps)
         rates = learning_rate(module, config, agents, progress)
-        values = (round(self.before + now - self.began, 3), round(speed, 1), rates)
+        seconds = round(self.before + now - self.began, 3)
+        values: list[float | np.ndarray] = [seconds, round(speed, 1), rates]
         return {name: np.broadcast_to(v, agents.count) for name, v in zip(NAMES, values)}
 
 

@@ -171,10 +171,10 @@ def _returns_over(ax: Any, ranked: Sequence[results.Ranked], field: str, linear:
         ax.set_xticks(range(len(names)), names)
     y = np.array([agent.final for agent in agents])
     ax.plot(x, y, "o", color=COLOURS[0], markersize=5, alpha=0.5, markeredgewidth=0)
-    kinds = np.unique(x)
-    if len(kinds) < len(ranked) or len(kinds) <= 12:  # a line through draws would be noise
-        means = [mean_and_error(y[x == kind])[0] for kind in kinds]
-        ax.plot(kinds, means, color=COLOURS[1], linewidth=2, label="mean")
+    places = np.unique(x)
+    if len(places) < len(ranked) or len(places) <= 12:  # a line through draws would be noise
+        means = [mean_and_error(y[x == place])[0] for place in places]
+        ax.plot(places, means, color=COLOURS[1], linewidth=2, label="mean")
         ax.legend(frameon=False, fontsize="small")
     ax.set_xlabel(field)
     ax.set_ylabel("return at the last point")

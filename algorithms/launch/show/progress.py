@@ -117,8 +117,7 @@ class Progress:
         final = ", ".join(returns({name: values[:, -1] for name, values in metrics.items()}))
         place = f", in {run_dir}" if run_dir else ""
         how = ["done" if point == self.num_points else stopped, *[NOT_SAVED] * unsaved]
-        how = ", ".join([*how, *not_finite(broken)])
-        self.say(f"{how}: {final}{place}")
+        self.say(f"{', '.join([*how, *not_finite(broken)])}: {final}{place}")
         self.tell_times()
 
     def finish(self, how: str, place: str) -> None:

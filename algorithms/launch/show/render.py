@@ -185,7 +185,7 @@ def _classic(env: Any, env_params: Any, states: Any) -> Iterator[np.ndarray]:
     import pygame
     from PIL import Image
 
-    canvas = gymnasium.make(env.name, render_mode="rgb_array").unwrapped
+    canvas: Any = gymnasium.make(env.name, render_mode="rgb_array").unwrapped
     # With a surface in place it does not start pygame's sound and window system.
     size = [getattr(canvas, name, 500) for name in ("screen_width", "screen_height")]
     canvas.screen = pygame.Surface(size)
@@ -320,10 +320,9 @@ def _with_palette(frame: Any) -> Any:
 
 def _save(frames: Iterator[Any], milliseconds: int, path: Path) -> Path:
     """Writes a GIF that repeats and rests on its last frame, to a name that is not taken."""
-    frames = [_with_palette(frame) for frame in frames]
-    times = [milliseconds] * (len(frames) - 1) + [1500]
+    first, *rest = [_with_palette(frame) for frame in frames]
+    times = [milliseconds] * len(rest) + [1500]
     whole = io.BytesIO()
-    first, *rest = frames
     first.save(whole, "GIF", save_all=True, append_images=rest, duration=times, loop=0)
     path.parent.mkdir(parents=True, exist_ok=True)
     number, target = 0, path

@@ -23,7 +23,8 @@ class Outcome(NamedTuple):
     run: str  # name of the directory it is in
     agent: int  # which one it is there
 
-    __repr__ = brief
+    def __repr__(self) -> str:
+        return brief(self)
 
     @property
     def final(self) -> float:
@@ -73,7 +74,7 @@ def csv(agents: Sequence[Outcome]) -> str:
     """A row for each agent: settings, seed, final and best return, area under the curve."""
     names = list(agents[0].setting)
     head = ["agent", *names, "seed", "final_return", "best_return", "best_timestep", "timestep"]
-    rows = [[*head, "mean_return", "is_finite", "run", "agent_of_run"]]
+    rows: list[list[Any]] = [[*head, "mean_return", "is_finite", "run", "agent_of_run"]]
     for number, agent in enumerate(agents):
         curve = np.where(np.isnan(agent.returns), -np.inf, agent.returns)
         best = int(np.argmax(curve))
@@ -94,7 +95,8 @@ class Ranked(NamedTuple):
     setting: dict[str, Any]
     agents: list[Outcome]
 
-    __repr__ = brief
+    def __repr__(self) -> str:
+        return brief(self)
 
     @property
     def environment(self) -> str:
@@ -175,8 +177,9 @@ def _table(ranked: Sequence[Ranked], names: Sequence[str]) -> str:
         low, high = bootstrap_interval(finals, lambda drawn: drawn.mean(-1))
         numbers = ["-"] * (3 + len(curve))
         if len(finals):
-            mean, low, high, lowest = (f"{x:.5g}" for x in (setting.mean, low, high, finals[0]))
-            interval = f"{low} to {high}" if len(finals) > 1 else "-"
+            shown = (setting.mean, low, high, finals[0])
+            mean, least, most, lowest = (f"{x:.5g}" for x in shown)
+            interval = f"{least} to {most}" if len(finals) > 1 else "-"
             numbers = [mean, interval, lowest, *[f"{setting.area:.5g}" for _ in curve]]
         note = f"{setting.broken} not finite" if setting.broken else ""
         values = [plain(setting.setting[name]) for name in names]
