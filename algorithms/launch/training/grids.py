@@ -34,7 +34,7 @@ class LogUniform(NamedTuple):
 
 
 Distribution = Uniform | LogUniform
-DISTRIBUTIONS = {"uniform": Uniform, "log": LogUniform}
+DISTRIBUTIONS: dict[str, type[Uniform] | type[LogUniform]] = {"uniform": Uniform, "log": LogUniform}
 
 
 def distribution(word: str) -> Distribution:
@@ -96,14 +96,14 @@ def expand(
     floats = float_fields(config)
     drawn = {name: value for name, value in grid.items() if isinstance(value, Distribution)}
     listed = {name: _listed(name, value) for name, value in grid.items() if name not in drawn}
-    _check_draws(drawn, floats, samples, sampler)
+    num_draws = _check_draws(drawn, floats, samples, sampler)
     static = {name: values for name, values in listed.items() if name not in floats}
     listed = {name: values for name, values in listed.items() if name in floats}
-    draws = draw(drawn, samples, sampler, seeds[0]) if drawn else {}
+    draws = draw(drawn, num_draws, sampler, seeds[0]) if drawn else {}
     rows = [
         {**combination, **{name: float(values[i]) for name, values in draws.items()}}
         for combination in combinations(listed)
-        for i in range(samples if drawn else 1)
+        for i in range(num_draws)
     ]
     table = {name: np.repeat([row[name] for row in rows], len(seeds)) for name in rows[0]}
     agents = Agents([*seeds] * len(rows), table)
@@ -148,7 +148,8 @@ def _listed(name: str, values: Any) -> list[Any]:
 
 def _check_draws(
     drawn: Mapping[str, Distribution], floats: list[str], samples: int | None, sampler: str
-) -> None:
+) -> int:
+    """How many draws of each combination; 1 where nothing is drawn."""
     for name in drawn:
         if name not in floats:
             raise UserError(f"{name} is not a float: list its values, they become programs")
@@ -160,3 +161,4 @@ def _check_draws(
         raise UserError(f"samples={samples}: give 1 or more")
     if sampler not in SAMPLERS:
         raise unknown("sampler", sampler, SAMPLERS)
+    return samples or 1

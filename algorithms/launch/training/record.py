@@ -27,14 +27,16 @@ DRAW_SECONDS = 60.0  # between two drawings of the curve while the run goes on
 class Point(NamedTuple):
     """What a hook gets: hook(point)."""
 
-    index: int  # number of the point; 0 is before training
+    # Number of the point; 0 is before training. Nobody looks for values in it as in a tuple.
+    index: int  # type: ignore[assignment]
     timestep: int
     metrics: Metrics  # of this point, (num_agents, ...)
     get_state: Callable[[], Any]  # a hook's copy of this process's states, on the host
     run_dir: Path | None
     is_finite: np.ndarray  # whether an agent's policy and losses have been so far, (num_agents,)
 
-    __repr__ = brief
+    def __repr__(self) -> str:
+        return brief(self)
 
 
 class Start(NamedTuple):
@@ -55,7 +57,7 @@ def labels_of(agents: Any, which: np.ndarray) -> str:
 class Record:
     def __init__(self, session: Any, run_dir: RunDir | None, start: Start):
         self.session, self.run_dir, self.options = session, run_dir, session.options
-        self.path = run_dir and run_dir.path
+        self.path = run_dir.path if run_dir else None
         self.rows = list(start.history.values())
         self.losses = Losses(session.view.warn)
         self.trackers: list[Any] = []
@@ -73,20 +75,20 @@ class Record:
         """Brings the directory to where the session starts, and opens the trackers."""
         if self.run_dir and hosts.is_first():
             try:
-                self._open(start)
+                self._open(self.run_dir, start)
             except OSError as error:
                 raise UserError(f"{self.path} cannot be written: {error.strerror}") from error
         hosts.wait()  # so that nobody saves what is then dropped
 
-    def _open(self, start: Start) -> None:
+    def _open(self, run_dir: RunDir, start: Start) -> None:
         session, options = self.session, self.options
         if start.resumed:
             described = describe(session.module, session.config, session.agents, options)
-            self.run_dir.describe(described)
+            run_dir.describe(described)
             last = -1 if start.get_state is None else start.point
-            self.run_dir.rewind(last, start.history)
+            run_dir.rewind(last, start.history)
         found = versions(session.module, session.layout)
-        changes = self.run_dir.write_versions(found, start.point)
+        changes = run_dir.write_versions(found, start.point)
         if changes:
             warn(f"the last digits may differ from an unbroken run's: {', '.join(changes)}")
         if options.keep_states:
@@ -100,10 +102,10 @@ class Record:
                 track=options.track,
                 tensorboard=options.tensorboard,
                 one_run_per_seed=options.one_run_per_seed,
-                run_dir=self.path,
-                name=self.path.name,
-                group=self.path.parent.name if session.in_sweep else None,
-                config={"algorithm": self.run_dir.algorithm, **self.run_dir.description["config"]},
+                run_dir=run_dir.path,
+                name=run_dir.path.name,
+                group=run_dir.path.parent.name if session.in_sweep else None,
+                config={"algorithm": run_dir.algorithm, **run_dir.description["config"]},
                 agents=session.agents,
                 resume=start.resumed,
             )
@@ -113,7 +115,7 @@ class Record:
         if self.run_dir and hosts.is_first():
             with survive("metrics.csv was not mended", OSError):
                 self.run_dir.mend_metrics(start.point, start.history)
-            if not (self.path / "curve.png").exists():
+            if not (self.run_dir.path / "curve.png").exists():
                 self.draw()
 
     def add(self, point: Point, states: Any) -> None:
@@ -127,9 +129,9 @@ class Record:
             layout, keep = self.session.layout, self.options.keep_states
             self.run_dir.save(point.index, states, layout, point.metrics, point.is_finite, keep)
         if hosts.is_first():
-            self._publish(point, states)
+            self._publish(self.run_dir, point, states)
 
-    def _publish(self, point: Point, states: Any) -> None:
+    def _publish(self, run_dir: RunDir, point: Point, states: Any) -> None:
         """What people look at."""
         if point.metrics:
             session = self.session
@@ -137,12 +139,12 @@ class Record:
             logged = self.pace.at(point.timestep, *about)
             what = f"metrics.csv lacks point {point.index} until a --resume"
             with self.losses.survive("rows of metrics.csv", what, OSError, point=point.index):
-                self.run_dir.append_metrics(point.index, point.metrics, logged)
+                run_dir.append_metrics(point.index, point.metrics, logged)
             for tracker in self.trackers:
                 tracker.log(point.metrics | logged, point.timestep)
         last = self.session.num_points
         if point.index == {"start": 0, "end": last, "every": point.index}.get(self.options.gif):
-            self._draw_gif(point, states)
+            self._draw_gif(run_dir, point, states)
         if time.perf_counter() - self.drawn > DRAW_SECONDS:
             self.draw()
 
@@ -159,7 +161,7 @@ class Record:
             others = ("", "; the other one goes on", f"; the other {left} go on")[min(left, 2)]
             self.session.view.warn(f"{who} not finite {where}: {names} of {labels}{others}")
 
-    def _draw_gif(self, point: Point, states: Any) -> None:
+    def _draw_gif(self, run_dir: RunDir, point: Point, states: Any) -> None:
         from algorithms.launch.show import render
 
         session = self.session
@@ -167,7 +169,7 @@ class Record:
             policy = session.layout.get(states.policy)
             state = loading.one_agent(loading.Acting(policy), 0)
             config = session.agents.config(session.config, 0)
-            file = self.path / f"episode_{point.index:06d}.gif"
+            file = run_dir.path / f"episode_{point.index:06d}.gif"
             file = render.render(session.module, config, state, file, session.agents.seeds[0])
             for tracker in self.trackers:
                 tracker.gif(file, point.timestep)
@@ -180,22 +182,23 @@ class Record:
         from algorithms.launch.show import plots
 
         with self.losses.survive("curve.png", "curve.png was not drawn", Exception):
-            metrics, file = stack(self.rows), self.path / "curve.png"
+            metrics, file = stack(self.rows), self.run_dir.path / "curve.png"
             plots.curve(metrics, self.session.agents, self.session.trainer.name, file)
 
     def close(self) -> None:
         self.draw()
         for tracker in self.trackers:
             tracker.close()
-        if lost := self.losses.in_words():
-            self.session.view.warn(f"not saved: {lost}; {self._what_would_do()}")
+        lost = self.losses.in_words()
+        if self.run_dir and lost:
+            self.session.view.warn(f"not saved: {lost}; {self._what_would_do(self.run_dir)}")
 
-    def _what_would_do(self) -> str:
+    def _what_would_do(self, run_dir: RunDir) -> str:
         """About what was not saved."""
-        last = max(self.run_dir.points("state"), default=-1)
+        last = max(run_dir.points("state"), default=-1)
         if last < 0:
-            return f"--config {self.path}/config.json trains anew"
+            return f"--config {run_dir.path}/config.json trains anew"
         if last < max(self.losses.points.get("checkpoints", [0])):
-            return f"--resume {self.path} trains again what comes after point {last}"
-        rows = f"; --resume {self.path} completes metrics.csv"
+            return f"--resume {run_dir.path} trains again what comes after point {last}"
+        rows = f"; --resume {run_dir.path} completes metrics.csv"
         return f"point {last} is saved{rows * ('rows of metrics.csv' in self.losses.points)}"

@@ -65,20 +65,20 @@ def run(
       UserError: a setting that cannot work (among them the ValueErrors of `make_train`), or
         a run_dir that exists. Where several processes train together it ends all of them.
     """
-    options = make_options(options)
+    chosen = make_options(options)
     check_seeds(seed, num_seeds)
-    check_files(options, save)
+    check_files(chosen, save)
     check_place(run_dir, resume_if_exists)
     check_floats(config)
     agents = Agents(list(range(seed, seed + num_seeds)))
-    described = describe(module, config, agents, options)
-    if resume_if_exists and is_there(run_dir, "config.json"):
+    described = describe(module, config, agents, chosen)
+    if resume_if_exists and run_dir is not None and is_there(run_dir, "config.json"):
         check_same(run_dir, module, experiment.open(run_dir).description, described)
-        given = {"hooks": hooks, "quiet": quiet, "import_seconds": import_seconds}
+        given: dict[str, Any] = {"hooks": hooks, "quiet": quiet, "import_seconds": import_seconds}
         env = None if isinstance(config.env, str) else config.env
-        return resume(run_dir, module=module, env=env, **given, **options._asdict())
+        return resume(run_dir, module=module, env=env, **given, **chosen._asdict())
     view = progress.Progress(quiet, import_seconds)
-    session = Session(Trainer(module, config, num_seeds, view), agents, options, hooks)
+    session = Session(Trainer(module, config, num_seeds, view), agents, chosen, hooks)
     if not save:
         return session.train(None, Start())
     made = create(described, Path(root), run_dir)
@@ -120,26 +120,27 @@ def resume(
         process trains there.
     """
     with contextlib.ExitStack() as locks:
-        run_dir = experiment.open(run_dir).run_dir()
-        module = module or loading.find_module(run_dir.algorithm)
-        check_algorithm(module, run_dir.algorithm, run_dir.path)
-        options = make_options(run_dir.description["options"] | options)
-        config = run_dir.config(module.Config, env)
-        agents = run_dir.agents
+        there = experiment.open(run_dir).run_dir()
+        module = module or loading.find_module(there.algorithm)
+        check_algorithm(module, there.algorithm, there.path)
+        chosen = make_options(there.description["options"] | options)
+        config = there.config(module.Config, env)
+        agents = there.agents
         view = progress.Progress(quiet, import_seconds)
         devices.use_cores(agents.count, config)
-        locks.enter_context(locked(run_dir.path))
-        start = starting(module, config, run_dir, None if point == "last" else point)
-        notes = []
+        locks.enter_context(locked(there.path))
+        wanted: Any = None if point == "last" else point
+        start = starting(module, config, there, wanted)
+        notes: list[str] = []
         if total_timesteps is not None and total_timesteps != config.total_timesteps:
             config, notes = extend(module, config, total_timesteps, start)
-        session = Session(Trainer(module, config, agents.count, view), agents, options, hooks)
-        if point != "last" and point != run_dir.points("state")[-1]:
-            run_dir = fork(run_dir, describe(module, config, agents, options), point)
-            locks.enter_context(locked(run_dir.path))
+        session = Session(Trainer(module, config, agents.count, view), agents, chosen, hooks)
+        if wanted is not None and wanted != there.points("state")[-1]:
+            there = fork(there, describe(module, config, agents, chosen), wanted)
+            locks.enter_context(locked(there.path))
         for note in notes:
             view.say(note)
-        return session.train(run_dir, start)
+        return session.train(there, start)
 
 
 # --- the directory ---------------------------------------------------------------------------

@@ -35,7 +35,8 @@ class Result(NamedTuple):
     stopped: str = ""  # before the last point: by SIGINT (Ctrl-C), SIGTERM or what a hook says
     unsaved: str = ""  # what could not be written, as on a full disk
 
-    __repr__ = brief
+    def __repr__(self) -> str:
+        return brief(self)
 
     @property
     def failed(self) -> bool:
@@ -78,7 +79,7 @@ class Session:
         if not self.in_sweep:
             self._announce(start, f", in {run_dir.path}" if run_dir else "")
         self.view.begin(start.point, self.num_points, self.agents.count)
-        if start.point >= self.num_points:
+        if run_dir and start.get_state and start.point >= self.num_points:
             self.view.say("this run is finished; a larger total_timesteps would go on with it")
             record.mend(start)
             state = start.get_state(self.layout.own)
@@ -114,8 +115,8 @@ class Session:
         else:
             who = f"{count} agents (seeds {seeds[0]} to {seeds[-1]})"
         where = f"{used} {self.layout.devices[0].platform} device{'s' * (used > 1)}"
-        points = [length(self.trainer.plan), f"points {start.point} to {self.num_points}"]
-        points = ", ".join(filter(None, points))
+        points = f"points {start.point} to {self.num_points}"
+        points = ", ".join(filter(None, [length(self.trainer.plan), points]))
         self.view.say(f"{self.trainer.name}: {who} on {where}, {points}{place}")
         longer = excess(self.config, self.trainer.plan)
         if longer and start.point == 0 and hosts.is_first():
@@ -128,7 +129,7 @@ class Session:
         needed = self.layout.needed
         states = self.layout.put(start.get_state(needed), needed.start)
         record.were_finite = self._is_finite(states)
-        if start.point in start.history:  # losses, too
+        if record.run_dir and start.point in start.history:  # losses, too
             record.were_finite = record.were_finite & record.run_dir.is_finite(start.point)
         return states
 
@@ -138,7 +139,8 @@ class Session:
         """Returns the number of the last point, the states on the devices, and what stopped it."""
         if states is None:
             keys = jax.numpy.stack([jax.random.key(seed) for seed in self.agents.seeds])
-            states, row = self._run(self.trainer.programs.start, self.layout.put(keys)), {}
+            row: Metrics = {}
+            states = self._run(self.trainer.compiled.start, self.layout.put(keys))
             if self.config.eval_at_start:
                 states, row = self._advance(states, learn=False)
             self._finish(point, states, row, record, interrupt)
@@ -166,7 +168,7 @@ class Session:
 
     def _advance(self, states: Any, learn: bool = True) -> tuple[Any, Metrics]:
         """One point. Returns the states on the devices and all agents' metrics."""
-        states, metrics = self._run(self.trainer.programs.advance, states, learn)
+        states, metrics = self._run(self.trainer.compiled.advance, states, learn)
         row = {name: with_nan(name, x[:, 0]) for name, x in self.layout.gather(metrics).items()}
         row["timestep"] = row["timestep"].astype(np.int64)  # a float32 in very long runs, but whole
         return states, row

@@ -44,11 +44,11 @@ class Chunk(NamedTuple):
     def is_finished(self) -> bool:
         return self.start.point >= self.trainer.plan.points
 
-    def outcomes(self, name: str) -> list[Outcome]:
-        """What came of a chunk that is finished; `name` is its directory's."""
+    def outcomes(self, run_dir: RunDir) -> list[Outcome]:
+        """What came of a chunk that is finished, in its directory."""
         metrics = stack(self.start.history.values())
-        is_finite = self.run_dir.is_finite(self.start.point)
-        return results.outcomes(self.static, self.agents, metrics, is_finite, name)
+        is_finite = run_dir.is_finite(self.start.point)
+        return results.outcomes(self.static, self.agents, metrics, is_finite, run_dir.path.name)
 
 
 def asked_for(
@@ -151,7 +151,8 @@ def trials_csv(chunks: list[Chunk]) -> str:
     rows: list[dict[str, Any]] = []
     first = 0
     for chunk in chunks:
-        table, static = chunk.run_dir.table(), {k: plain(v) for k, v in chunk.static.items()}
+        table = chunk.run_dir.table() if chunk.run_dir else {}
+        static = {k: plain(v) for k, v in chunk.static.items()}
         for i in range(chunk.agents.count):
             trial = {"trial": first + i, **static, **dict.fromkeys(chunk.agents.floats), "seed": 0}
             rows += [trial | table[point][i] for point in sorted(table)]

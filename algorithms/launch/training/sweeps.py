@@ -47,7 +47,8 @@ class Swept(NamedTuple):
     stopped: str = ""  # before the end: by SIGINT (Ctrl-C), SIGTERM or what a hook says
     unsaved: str = ""  # what could not be written, as on a full disk
 
-    __repr__ = brief
+    def __repr__(self) -> str:
+        return brief(self)
 
     @property
     def failed(self) -> bool:
@@ -107,9 +108,9 @@ def sweep(
       UserError: a setting that cannot work, in any of the programs, before the first one runs.
     """
     module = sys.modules[module.__module__] if inspect.isfunction(module) else module
-    options = make_options(options)
+    chosen = make_options(options)
     check_seeds(seed, num_seeds)
-    check_files(options, save)
+    check_files(chosen, save)
     runner.check_place(sweep_dir, resume_if_exists)
     plans.check_limits(max_parallel, memory_limit)
     grid = dict(grid or {})
@@ -117,18 +118,19 @@ def sweep(
     programs = grids.expand(config, grid, seeds, samples, sampler)
     for program in programs:
         check_floats(program.config.replace(**program.agents.floats))
-    asked = asked_for(module, config, grid, samples, sampler, seeds, options) if save else {}
+    asked = asked_for(module, config, grid, samples, sampler, seeds, chosen) if save else {}
     view = progress.Progress(quiet, import_seconds)
-    if resume_if_exists and hosts.from_first(lambda: experiment.is_sweep(sweep_dir)):
-        runner.check_same(sweep_dir, module, experiment.open(sweep_dir).description, asked)
-        given = {"hooks": hooks, "quiet": quiet, "import_seconds": import_seconds}
+    if resume_if_exists and sweep_dir is not None and runner.is_there(sweep_dir, experiment.SWEEP):
+        there = experiment.open(sweep_dir)
+        runner.check_same(sweep_dir, module, there.description, asked)
         env = None if isinstance(config.env, str) else config.env
-        return resume(sweep_dir, module=module, env=env, **given, **options._asdict())
+        with locked(there.path):
+            return _resume(there, module, env, hooks, view, chosen._asdict())
     largest = programs[0].agents.count
     devices.use_cores(min(max_parallel or largest, largest), config)
     trainers = [Trainer(module, program.config, largest, view) for program in programs]
     for program in programs:
-        check_outputs(program.config, options)
+        check_outputs(program.config, chosen)
     plans.announce(view, trainers, programs, num_seeds)
     planned = plans.compile(trainers, largest, max_parallel, memory_limit, view)
     chunks = [
@@ -138,12 +140,12 @@ def sweep(
     ]
     plans.say_plan(view, programs, trainers, planned)
     if not save:
-        return _train(chunks, options, hooks, view, None)
+        return _train(chunks, chosen, hooks, view, None)
     asked["block"] = trainers[0].layout.block
-    made, chunks = create(asked, chunks, options, Path(root), sweep_dir)
+    made, chunks = create(asked, chunks, chosen, Path(root), sweep_dir)
     view.say(f"in {made}")
     with locked(made), withdrawn_unless_begun(made):
-        return _train(chunks, options, hooks, view, made)
+        return _train(chunks, chosen, hooks, view, made)
 
 
 @hosts.together()
@@ -169,8 +171,8 @@ def resume(
     Raises:
       UserError: there is no such run, it is damaged, or a setting cannot work.
     """
-    more = {"total_timesteps": total_timesteps, "point": point}
-    common = {"module": module, "env": env, "hooks": hooks, "quiet": quiet}
+    more: dict[str, Any] = {"total_timesteps": total_timesteps, "point": point}
+    common: dict[str, Any] = {"module": module, "env": env, "hooks": hooks, "quiet": quiet}
     there = experiment.open(path)
     if not there.is_sweep:
         return runner.resume(path, import_seconds=import_seconds, **common, **more, **options)
@@ -195,7 +197,7 @@ def _resume(
 ) -> Swept:
     sweep_dir, asked, run_dirs = there.path, there.description, there.run_dirs()
     module = module or loading.find_module(there.algorithm)
-    options = make_options(asked["options"] | options)
+    chosen = make_options(asked["options"] | options)
     check_algorithm(module, there.algorithm, sweep_dir)
     configs = [run_dir.config(module.Config, env) for run_dir in run_dirs]
     sizes = [run_dir.agents.count for run_dir in run_dirs]
@@ -214,7 +216,7 @@ def _resume(
     plans.announce_resumed(view, sweep_dir, chunks)
     with view.timed("compile"):
         in_background(plans.compile_unfinished, chunks)
-    return _train(chunks, options, hooks, view, sweep_dir)
+    return _train(chunks, chosen, hooks, view, sweep_dir)
 
 
 def _starting(trainer: Trainer, run_dir: RunDir) -> Start:
@@ -244,10 +246,10 @@ def _train(
             if stopped := interrupt.agreed():
                 break
             run = chunk.run_dir.path.name if chunk.run_dir else f"chunk_{i:03d}"
-            if chunk.is_finished:
+            if chunk.run_dir and chunk.is_finished:
                 session = Session(chunk.trainer, chunk.agents, options, hooks, True)
                 Record(session, chunk.run_dir, chunk.start).mend(chunk.start)
-                agents += chunk.outcomes(run)
+                agents += chunk.outcomes(chunk.run_dir)
                 continue
             place = f"chunk {i + 1} of {len(chunks)}" if len(chunks) > 1 else ""
             view.place = progress.Place(place, end - chunk.trainer.plan.points, ends[-1])

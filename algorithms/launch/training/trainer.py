@@ -53,9 +53,16 @@ class Trainer:
             )
 
     @property
+    def compiled(self) -> programs.Programs:
+        """What `compile` has made."""
+        if self.programs is None:
+            raise RuntimeError(f"{self.name} is not compiled")
+        return self.programs
+
+    @property
     def bytes_per_device(self) -> int:
         """What the compiled programs take of a device's memory, with their agents."""
-        return self.programs.bytes_per_device
+        return self.compiled.bytes_per_device
 
     def check_memory(self, advice: str) -> None:
         """Refuses programs that do not fit, before anything runs; `{fewer}` agents would."""
