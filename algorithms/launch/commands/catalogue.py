@@ -49,10 +49,10 @@ def environments() -> dict[str, str]:
     for library, module in registry.LIBRARIES.items():
         try:
             adapter = importlib.import_module(module, registry.__package__)
-            names = getattr(adapter, "listed", adapter.names)()
+            listed = getattr(adapter, "listed", adapter.names)()
         except (ValueError, ImportError) as error:  # not installed: it names the pip command
-            names = [str(error)]
-        groups[f"{library}/NAME"] = ", ".join(names)
+            listed = [str(error)]
+        groups[f"{library}/NAME"] = ", ".join(listed)
     return groups
 
 
@@ -68,7 +68,7 @@ def table() -> list[list[str]]:
     rows = [["file", "algorithm", "paper", "family", "actions", "agents", "memory"]]
     found = sorted(of_folder(FOLDER).items(), key=lambda one: FAMILIES.index(one[1]["family"]))
     for name, info in found:
-        memory = {False: "no", True: "yes"}.get(info["memory"], info["memory"])
+        memory = {False: "no", True: "yes"}.get(info["memory"], str(info["memory"]))
         file, about = f"[{name}.py]({name}.py)", [info[key] for key in ("title", "paper", "family")]
         rows.append([file, *about, _actions(info), info["agents"], memory])
     return rows

@@ -5,7 +5,7 @@ import dataclasses
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from algorithms.launch.storage.description import read_description
 from algorithms.launch.storage.versions import kit
 from algorithms.launch.training import runner, sweeps
 from algorithms.launch.training.options import Options, check_algorithm, make_options
+from algorithms.launch.training.session import Result
 from algorithms.launch.training.sweep_dir import best_trials
 from algorithms.launch.training.trainer import algorithm_name
 
@@ -75,12 +76,12 @@ def dispatch(module: Any, argv: list[str]) -> int:
     asked = [command for command in TAKES if getattr(shell, command, None)]
     command = asked[0] if asked else "run"
     refuse_others(command, base, (config, shell))
-    if command == "evaluate":
-        return evaluate(module, shell)
-    if command == "render":
-        return render(module, shell)
-    if command == "copy":
-        return copy(module, shell)
+    if shell.evaluate:
+        return evaluate(module, shell, shell.evaluate)
+    if shell.render:
+        return render(module, shell, shell.render)
+    if shell.copy:
+        return copy(module, shell.copy)
     if command == "list":
         return show_all(module)
     if command == "version":
@@ -175,15 +176,16 @@ TAKES = {
 
 def train(module: Any, config: Any, grid: dict[str, Any], shell: Shell) -> int:
     """A new run or sweep, or one that goes on."""
-    keywords = {name: getattr(shell, name) for name in Options._fields}
+    keywords: dict[str, Any] = {name: getattr(shell, name) for name in Options._fields}
     keywords |= {"quiet": shell.quiet, "import_seconds": progress.process_age()}
-    first = {"seed": shell.seed, "num_seeds": shell.num_seeds, "root": shell.run_dir_root}
-    first["resume_if_exists"] = shell.resume_if_exists
-    limits = {"max_parallel": shell.max_parallel, "samples": shell.samples}
+    first: dict[str, Any] = {"seed": shell.seed, "num_seeds": shell.num_seeds}
+    first |= {"root": shell.run_dir_root, "resume_if_exists": shell.resume_if_exists}
+    limits: dict[str, Any] = {"max_parallel": shell.max_parallel, "samples": shell.samples}
     if shell.memory_limit is not None:
         limits["memory_limit"] = size_in_bytes(shell.memory_limit)
+    result: Result | sweeps.Swept
     if shell.resume:
-        more = {"total_timesteps": config.total_timesteps, "point": point_of(shell)}
+        more: dict[str, Any] = {"total_timesteps": config.total_timesteps, "point": point_of(shell)}
         result = sweeps.resume(shell.resume, module=module, **more, **keywords)
     elif grid or any(limit is not None for limit in limits.values()):
         limits["sampler"] = shell.sampler
@@ -197,18 +199,18 @@ def train(module: Any, config: Any, grid: dict[str, Any], shell: Shell) -> int:
             return NOT_SAVED
         return NOT_FINITE if result.failed else 0
     if hosts.is_first():
-        place = getattr(result, "run_dir", None) or result.sweep_dir
+        place = result.run_dir if isinstance(result, Result) else result.sweep_dir
         print(f"to go on: python {sys.argv[0]} --resume {place}", flush=True)
     return STOPPED.get(result.stopped, 0)
 
 
-def evaluate(module: Any, shell: Shell) -> int:
+def evaluate(module: Any, shell: Shell, path: str) -> int:
     from algorithms.launch.show import evaluation
 
     if shell.episodes < 1:
         raise UserError(f"--episodes {shell.episodes}: give 1 or more")
     played = []
-    for number, config, state, point, agents in loaded_agents(module, shell, shell.evaluate):
+    for number, config, state, point, agents in loaded_agents(module, shell, path):
         episodes = evaluation.evaluate(module, config, state, shell.seed, shell.episodes)
         setting = {"env": settings.env_name(config), **agents.setting(0)}
         played.append(evaluation.Played(number, agents.seeds[0], setting, point, episodes))
@@ -228,7 +230,7 @@ def loaded_agents(module: Any, shell: Shell, path: str, only: int | None = None)
       only: how many at most, of a sweep those with the highest return.
     """
     point, several = point_of(shell), experiment.is_sweep(path)
-    numbers = [shell.agent]
+    numbers: Sequence[int | None] = [shell.agent]
     if shell.agent is None and several:
         numbers = best_of_sweep(Path(path), only)
     elif shell.agent is None and only:
@@ -248,8 +250,8 @@ def best_of_sweep(path: Path, only: int | None) -> list[int]:
     environment, where there are several."""
     chosen = []
     for setting, numbers in best_trials(path):
-        finals = [np.nan_to_num(trial.final, nan=-np.inf) for trial in setting.agents]
-        order = sorted(range(len(numbers)), key=lambda i, y=finals: -y[i])[:only]
+        losses = [-np.nan_to_num(trial.final, nan=-np.inf) for trial in setting.agents]
+        order = sorted(range(len(numbers)), key=losses.__getitem__)[:only]
         mine = [numbers[i] for i in sorted(order)]
         name = ", ".join(settings.text_of(setting.setting)) or "the only one"
         who = f"agent{'s' * (len(mine) > 1)} {', '.join(map(str, mine))}"
@@ -262,19 +264,19 @@ def best_of_sweep(path: Path, only: int | None) -> list[int]:
     return chosen
 
 
-def render(module: Any, shell: Shell) -> int:
+def render(module: Any, shell: Shell, run: str) -> int:
     from algorithms.launch.show import render
 
-    for number, config, state, point, _ in loaded_agents(module, shell, shell.render, only=1):
-        path = Path(shell.render) / f"episode_agent{number}_point{point}_seed{shell.seed}.gif"
+    for number, config, state, point, _ in loaded_agents(module, shell, run, only=1):
+        path = Path(run) / f"episode_agent{number}_point{point}_seed{shell.seed}.gif"
         print(render.render(module, config, state, path, shell.seed))
     return 0
 
 
-def copy(module: Any, shell: Shell) -> int:
+def copy(module: Any, folder: str) -> int:
     from algorithms.launch.commands import copies
 
-    print(*copies.write(Path(module.__file__), Path(shell.copy)), sep="\n")
+    print(*copies.write(Path(module.__file__), Path(folder)), sep="\n")
     return 0
 
 

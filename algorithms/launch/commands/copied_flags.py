@@ -2,6 +2,7 @@
 
 import sys
 import typing
+from collections.abc import Callable
 from typing import Any
 
 import tyro
@@ -29,6 +30,8 @@ def parse(config: type, about: str) -> Any:
     @registry.primitive_rule
     def rule(info: tyro.constructors.PrimitiveTypeInfo) -> Any:
         items = typing.get_args(info.type)
+        read: Callable[[str], Any]
+        write: Callable[[Any], str]
         if info.type is int:
             metavar, read, write = "INT", whole_number, str
         elif items == (int, ...):
@@ -45,7 +48,7 @@ def parse(config: type, about: str) -> Any:
             str_from_instance=lambda value: [write(value)],
         )
 
-    asked = tyro.cli(config, description=about.partition("\n")[0], registry=registry)
+    asked: Any = tyro.cli(config, description=about.partition("\n")[0], registry=registry)
     try:
         check_reals(asked)
     except ValueError as error:

@@ -231,7 +231,7 @@ class Source:
         elif OF_THE_KIT.match(text):
             raise self._refusal(node, "`import envs` and `from envs.x import y` can be copied")
 
-    def _refusal(self, node: ast.AST, why: str) -> UserError:
+    def _refusal(self, node: ast.stmt | ast.expr, why: str) -> UserError:
         return UserError(f"{self.path}, line {node.lineno}: `{ast.unparse(node)}`: {why}")
 
     def parts_used(self) -> dict[str, str]:
@@ -274,7 +274,7 @@ class Source:
         """Its text with other statements in the place of some, or with none ("")."""
         lines = self.text.splitlines(keepends=True)
         for node in sorted(edits, key=lambda node: -node.lineno):
-            first, last = node.lineno - 1, node.end_lineno
+            first, last = node.lineno - 1, node.end_lineno or node.lineno
             before, after = lines[first][: node.col_offset], lines[last - 1][node.end_col_offset :]
             if before.strip() or after.strip()[:1] not in (b"", b"#"):
                 raise self._refusal(node, "it needs a line of its own")

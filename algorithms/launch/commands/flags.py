@@ -71,7 +71,7 @@ def parse(module: Any, argv: list[str], config: Any, shell: Shell) -> tuple[Any,
     class Flags:
         run: Shell
         # Several values of a setting make a sweep, as do draws, log:1e-5:1e-2 with --samples.
-        algorithm: SEVERAL[module.Config]
+        algorithm: Annotated[module.Config, SEVERAL]
 
     flags = tyro.cli(
         Flags,
@@ -130,14 +130,16 @@ def value_types() -> tyro.constructors.ConstructorRegistry:
     @registry.primitive_rule
     def rule(info: tyro.constructors.PrimitiveTypeInfo) -> Any:
         kind = reader(info.type)
+        if kind is None:
+            return None
         if SEVERAL not in info.markers:
             return words_of(*kind, one=True) if info.type is int else None
-        return words_of(*kind, one=False) if kind else None
+        return words_of(*kind, one=False)
 
     return registry
 
 
-def reader(kind: Any) -> tuple[Any, ...] | None:
+def reader(kind: Any) -> tuple[str, Any, Any, Any] | None:
     """For a field's type: its metavar, how a word is read, what it gives, how that is written."""
     if kind is int:
         return "INT", whole_number, int, str
