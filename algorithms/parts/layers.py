@@ -140,7 +140,7 @@ def orthogonal(network: nn.Module, key: jax.Array, *inputs: Any, **gains: float)
     """
     shapes = flax.traverse_util.flatten_dict(jax.eval_shape(network.init, key, *inputs))
     ones = ("scale", "var")
-    params = {p: jnp.full(leaf.shape, float(p[-1] in ones)) for p, leaf in shapes.items()}
+    params = {p: jnp.full(x.shape, float(p[-1] in ones), x.dtype) for p, x in shapes.items()}
     kernels = {path: leaf for path, leaf in params.items() if leaf.ndim > 1}
     noise = jax.random.normal(key, (sum(kernel.size for kernel in kernels.values()),))
     matrices = []

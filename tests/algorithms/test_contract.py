@@ -110,6 +110,12 @@ def test_types_are_the_same_under_jax_enable_x64(case, trained):
         assert types_(jax.eval_shape(act, state, jnp.zeros(shape), rng)) == types_(acted)
 
 
+def test_all_states_of_a_run_have_the_same_types(slices):
+    """Also weak types: the program of a point would else be compiled twice."""
+    start, *later = (jax.tree.map(jax.typeof, state) for state, _ in slices)
+    assert all(types == start for types in later)
+
+
 SELDOM = dict(slow=lambda case: not case.exact)  # what compiles longest
 
 
