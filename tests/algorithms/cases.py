@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import algorithms
-from algorithms.parts import info
+from algorithms.parts import info, training
 from envs.gymnax import Wrapper
 from tests.conftest import compiled_as_for_users
 
@@ -192,6 +192,21 @@ def go_on(case):
         return jax.vmap(of_one)(configs, states)
 
     return train
+
+
+def programs(learner):
+    """A learner's init and update. Their states are those between updates of a run and have one
+    type, also where the config's floats are Python's: however many follow one another, one program
+    is compiled."""
+    between = lambda state: jax.tree.map(
+        lambda x: x.astype(x.dtype), training.between_updates(state)
+    )
+
+    def update(state):
+        state, metrics = learner.update(state)
+        return between(state), metrics
+
+    return jax.jit(lambda key: between(learner.init(key))), jax.jit(update)
 
 
 def compiled(case):

@@ -17,7 +17,7 @@ import pytest
 
 import envs
 from envs.gymnax import Wrapper, spaces
-from tests.algorithms.cases import EVALUATION, again, assert_same
+from tests.algorithms.cases import EVALUATION, again, assert_same, programs
 from tests.algorithms.test_probes import play_probes
 from tests.conftest import AS_FOR_USERS
 
@@ -90,7 +90,7 @@ def learner_of(case, **changes):
     """Of TINY with changes that leave the shapes of its state alone; and its compiled update."""
     config = case.tiny.replace(learning_starts=0, **changes)
     learner = case.module.learner(config, *envs.make(config.env, max_steps=20))
-    return learner, jax.jit(learner.update)
+    return learner, programs(learner)[1]
 
 
 def test_learning_waits_for_a_whole_window(case, slices):

@@ -141,18 +141,14 @@ def test_a_point_without_learning_is_the_one_before_training(case, exact_slices)
         assert_same(without_learning(case, exact_slices), exact_slices[0])
 
 
-@functools.cache
-def spread_out(env):  # the same object for all tests of a file
-    return Spread(env)
-
-
 def test_observations_are_normalised_wherever_a_network_sees_them(case, slices):
     """With statistics that undo it, an environment that is spread out is learned from as the plain
     one; and also rewards are normalised by what was known before the rollout, which is nothing."""
     replay = hasattr(case.tiny, "learning_starts")
     env, params = case.world or envs.make(case.tiny.env, **dict(case.tiny.env_settings))
     on = {name: True for name in ("normalize_obs", "normalize_reward") if hasattr(case.tiny, name)}
-    train = case.module.make_train(case.tiny.replace(**on), spread_out(env), params)
+    config = case.tiny.replace(num_eval_episodes=0, **on)  # the policy has a test of its own
+    train = case.module.make_train(config, Spread(env), params)
     state = again(slices[0][0])
     stats = state.policy.obs_stats
     stats = stats.replace(
@@ -184,7 +180,7 @@ def test_the_policy_normalises_what_it_sees(case, slices):
         policy = case.module.make_policy(
             case.tiny.replace(normalize_obs=normalize_obs), *case.world
         )
-        return jax.vmap(lambda x: policy(state, x)[0])(x)
+        return jax.jit(jax.vmap(lambda x: policy(state, x)[0]))(x)
 
     plain = actions(state, x, False)
     assert_close(actions(known, spread(x), True), plain, rtol=1e-3, atol=1e-5)

@@ -8,7 +8,7 @@ import pytest
 
 import envs
 from algorithms import crossq, parts
-from tests.algorithms.cases import Case, again, assert_close, assert_same
+from tests.algorithms.cases import Case, again, assert_close, assert_same, programs
 from tests.algorithms.test_actor_critics import (
     OF_CASES,
     PROBE,
@@ -128,10 +128,10 @@ def steps():
     config = config.replace(learning_rate=0.1, adam_eps=1.0)  # or a first step is a sign's
     config = config.replace(weight_decay=0.2)
     learner = crossq.learner(config, *two_motors(Fragile))
-    update = jax.jit(learner.update)
-    state = update(jax.jit(learner.init)(jax.random.key(0)))[0]
+    init, update = programs(learner)
+    state = update(init(jax.random.key(0)))[0]
     state = state.replace(
-        log_temperature=jnp.log(0.3),
+        log_temperature=jnp.float32(np.log(0.3)),
         policy_opt_state=jax.tree.map(jnp.zeros_like, state.policy_opt_state),
         critic_opt_state=jax.tree.map(jnp.zeros_like, state.critic_opt_state),
     )

@@ -7,7 +7,7 @@ import optax
 import pytest
 
 from algorithms import ddpg, parts
-from tests.algorithms.cases import Case, again, assert_close, assert_same
+from tests.algorithms.cases import Case, again, assert_close, assert_same, programs
 from tests.algorithms.test_actor_critics import (
     OF_CASES,
     PROBE,
@@ -40,8 +40,8 @@ def step():
     config = config.replace(learning_rate=0.1, adam_eps=1.0)  # or a first step is a sign's
     config = config.replace(weight_decay=0.2)
     learner = ddpg.learner(config, *two_motors())
-    update = jax.jit(learner.update)
-    state = update(jax.jit(learner.init)(jax.random.key(0)))[0]
+    init, update = programs(learner)
+    state = update(init(jax.random.key(0)))[0]
     # Networks that differ from their targets
     state = state.replace(
         target_params=jax.tree.map(lambda x: 1.3 * x + 0.05, state.target_params),

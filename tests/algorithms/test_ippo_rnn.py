@@ -14,7 +14,7 @@ import pytest
 import envs
 from algorithms import ippo, ippo_rnn, parts
 from tests import probe as tasks
-from tests.algorithms.cases import Case, again, assert_close, assert_same
+from tests.algorithms.cases import Case, again, assert_close, assert_same, programs
 from tests.algorithms.test_ippo import Crowd, CrowdParams, Squad, advantages_of, random_rollout
 from tests.algorithms.test_teams import (
     METRICS,
@@ -354,8 +354,8 @@ def test_an_update_is_that_of_plain_lists(arrangement):
     change, env = ARRANGEMENTS[arrangement]
     config, params = PLAIN.replace(**change), CrowdParams()
     learner = ippo_rnn.learner(config, env, params)
-    update = jax.jit(learner.update)
-    state, _ = update(jax.jit(learner.init)(jax.random.key(5)))
+    init, update = programs(learner)
+    state, _ = update(init(jax.random.key(5)))
     state = again(state)
     after, metrics = update(state)
     averages = {name: x for name, x in metrics.items() if isinstance(x, parts.Average)}

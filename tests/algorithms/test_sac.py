@@ -9,7 +9,7 @@ import pytest
 from algorithms import parts, sac
 from envs.gymnax import spaces
 from tests import probe as tasks
-from tests.algorithms.cases import Case, again, assert_close, assert_same
+from tests.algorithms.cases import Case, again, assert_close, assert_same, programs
 from tests.algorithms.test_actor_critics import (
     OF_CASES,
     PROBE,
@@ -87,12 +87,12 @@ def step():
     config = config.replace(learning_rate=0.1, adam_eps=1.0)  # or a first step is a sign's
     config = config.replace(weight_decay=0.2)
     learner = sac.learner(config, *two_motors())
-    update = jax.jit(learner.update)
-    state = update(jax.jit(learner.init)(jax.random.key(0)))[0]
+    init, update = programs(learner)
+    state = update(init(jax.random.key(0)))[0]
     # Critics that differ from their targets, and a temperature of their own
     state = state.replace(
         target_params=jax.tree.map(lambda x: 1.3 * x + 0.05, state.target_params),
-        log_temperature=jnp.log(0.3),
+        log_temperature=jnp.float32(np.log(0.3)),
         opt_state=jax.tree.map(jnp.zeros_like, state.opt_state),
     )
     return config, state, *update(again(state))
@@ -158,7 +158,7 @@ def test_a_gradient_step_is_the_papers(step):
 
 def test_a_fixed_temperature_stays(case, slices):
     _, update = learner_of(case, learn_temperature=False)
-    state, metrics = update(again(slices[0][0]).replace(log_temperature=jnp.log(0.2)))
+    state, metrics = update(again(slices[0][0]).replace(log_temperature=jnp.float32(np.log(0.2))))
     assert float(state.log_temperature) == pytest.approx(np.log(0.2))
     assert metrics["actor_loss"].weight > 0
 

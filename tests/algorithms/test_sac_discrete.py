@@ -10,7 +10,7 @@ import envs
 from algorithms import parts, sac_discrete
 from envs.gymnax import Wrapper, spaces
 from tests import probe as tasks
-from tests.algorithms.cases import Case, again, assert_close, assert_same, change_leaves
+from tests.algorithms.cases import Case, again, assert_close, assert_same, change_leaves, programs
 from tests.algorithms.test_actor_critics import (
     OF_CASES,
     PROBE,
@@ -81,13 +81,13 @@ def step():
     config = config.replace(weight_decay=0.2)
     env, params = envs.make(config.env, max_steps=9)
     learner = sac_discrete.learner(config, Masked(env), params)
-    update = jax.jit(learner.update)
-    state = update(jax.jit(learner.init)(jax.random.key(0)))[0]
+    init, update = programs(learner)
+    state = update(init(jax.random.key(0)))[0]
     # Critics that differ from their targets, a policy with preferences, a temperature of its own
     state = state.replace(
         policy=state.policy.replace(params=jax.tree.map(lambda x: 20.0 * x, state.policy.params)),
         target_params=jax.tree.map(lambda x: 1.3 * x + 0.05, state.target_params),
-        log_temperature=jnp.log(0.3),
+        log_temperature=jnp.float32(np.log(0.3)),
         opt_state=jax.tree.map(jnp.zeros_like, state.opt_state),
     )
     return config, state, *update(again(state))
@@ -178,7 +178,7 @@ def test_what_is_kept_leads_to_what_came_before_any_restart(step):
 
 def test_a_fixed_temperature_stays(case, slices):
     _, update = learner_of(case, learn_temperature=False)
-    state, metrics = update(again(slices[0][0]).replace(log_temperature=jnp.log(0.2)))
+    state, metrics = update(again(slices[0][0]).replace(log_temperature=jnp.float32(np.log(0.2))))
     assert float(state.log_temperature) == pytest.approx(np.log(0.2))
     assert metrics["actor_loss"].weight > 0
 

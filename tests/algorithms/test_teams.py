@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from algorithms import parts
-from tests.algorithms.cases import EVALUATION, again, assert_same
+from tests.algorithms.cases import EVALUATION, again, assert_same, programs
 from tests.algorithms.test_policy_gradients import assert_epochs
 from tests.probe import LEAVING, Pair, PairParams, PairState, Sacrifice, SacrificeParams
 
@@ -247,8 +247,8 @@ def halves_of_an_episode(case, env):
     config = case.tiny.replace(num_steps=5, num_minibatches=1, total_timesteps=3 * 10)
     params = jax.tree.map(jnp.asarray, PairParams(task=LEAVING))
     learner = case.module.learner(config, env, params)
-    update = jax.jit(learner.update)
-    first, _ = update(jax.jit(learner.init)(jax.random.key(0)))
+    init, update = programs(learner)
+    first, _ = update(init(jax.random.key(0)))
     return first, *update(again(first))
 
 
@@ -293,20 +293,20 @@ class Half(Still):
 def test_the_kl_that_stops_is_of_minibatches_in_which_one_lived(case):
     """As the metric is: those of environments without the agent are left out, not zeros."""
     config = case.tiny.replace(num_envs=8, num_minibatches=8, total_timesteps=3 * 64)
-    config = config.replace(num_eval_episodes=0, update_epochs=1, learning_rate=1e-2)
+    config = config.replace(num_eval_episodes=0, update_epochs=3, learning_rate=1e-2)
     if hasattr(config, "minibatch_of"):
         config = config.replace(minibatch_of="trajectories")
 
-    params = PairParams()
-    learner = case.module.learner(config, Half(), params)
+    learner_of = lambda target: case.module.learner(
+        config.replace(target_kl=target), Half(), PairParams()
+    )
+    init, _ = programs(learner_of(jnp.inf))
+    update = jax.jit(lambda target, state: programs(learner_of(target))[1](state))
     # With the first step everybody is there.
-    state, _ = jax.jit(lambda key: learner.update(learner.init(key)))(jax.random.key(0))
+    state, _ = update(jnp.inf, init(jax.random.key(0)))
     assert (np.asarray(state.observation[..., 0] > 0).mean(0) < 0.9).all(), "not everywhere"
-
-    def metrics(**changes):
-        learner = case.module.learner(config.replace(**changes), Half(), params)
-        return jax.jit(learner.update)(again(state))[1]
-
-    one = metrics()["approx_kl"]
-    kl = float((one.total / one.weight).min())
-    np.testing.assert_array_equal(metrics(update_epochs=3, target_kl=0.95 * kl)["epochs"], 1)
+    _, least = update(1e-12, again(state))
+    np.testing.assert_array_equal(least["epochs"], 1)
+    of_one_epoch = least["approx_kl"].total / least["approx_kl"].weight
+    _, metrics = update(0.95 * float(of_one_epoch.min()), again(state))
+    np.testing.assert_array_equal(metrics["epochs"], 1)

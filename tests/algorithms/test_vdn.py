@@ -11,7 +11,7 @@ import envs
 from algorithms import parts, pqn, vdn
 from envs.evaluation import rewarded
 from envs.gymnax import Wrapper
-from tests.algorithms.cases import Case, again, assert_close
+from tests.algorithms.cases import Case, again, assert_close, programs
 from tests.algorithms.test_ippo import Crowd, CrowdParams
 from tests.algorithms.test_pqn import plain_targets, random_rollout
 from tests.algorithms.test_pqn_rnn import check_kernels
@@ -352,8 +352,8 @@ def updates(arrangement):
     change, env = ARRANGEMENTS[arrangement]
     config, params = PLAIN.replace(**change), CrowdParams()
     learner = vdn.learner(config, env, params)
-    state, update = jax.jit(learner.init)(jax.random.key(3)), jax.jit(learner.update)
-    state, _ = update(state)
+    init, update = programs(learner)
+    state, _ = update(init(jax.random.key(3)))
     large = lambda path, x: x + jnp.sin(jnp.arange(x.size)).reshape(x.shape) / (2 * len(x))
     weights = jax.tree_util.tree_map_with_path(large, state.policy.params)
     state = state.replace(policy=state.policy.replace(params=weights))
