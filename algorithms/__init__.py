@@ -12,14 +12,13 @@ def _check_envs() -> None:
     Raises:
       ImportError: Python finds a project's own `envs` first, or that of another kit, or none.
     """
-    own, spec = (
-        pathlib.Path(__file__).resolve().parents[1] / "envs",
-        importlib.util.find_spec("envs"),
-    )
-    found = list(spec.submodule_search_locations or [spec.origin]) if spec else ["none"]
-    if own not in [pathlib.Path(place).resolve() for place in found]:
+    own = pathlib.Path(__file__).resolve().parents[1] / "envs"
+    spec = importlib.util.find_spec("envs")
+    places = [] if spec is None else list(spec.submodule_search_locations or [spec.origin or ""])
+    if own not in [pathlib.Path(place).resolve() for place in places]:
+        found = places[0] if places else "none"
         raise ImportError(
-            f"algorithms needs its own package envs, {own}, but Python finds {found[0]}: rename "
+            f"algorithms needs its own package envs, {own}, but Python finds {found}: rename "
             "yours, or put the kit's folder first on the path, or take a copy along, which has "
             "its own (python algorithms/ppo.py --copy DIR)"
         )
