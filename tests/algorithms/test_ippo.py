@@ -103,9 +103,15 @@ def test_log_prob_and_entropy_are_distrax_s_and_padding_does_not_count(continuou
         return
     real = jnp.arange(4) < jnp.array([1, 2, 3, 4, 4, 1])[:, None]
     result = ippo.Actions(mean, log_std, real).log_prob_and_entropy(action)
+
+    @jax.jit
+    def of_distrax(mean, log_std, action):
+        policy = distrax.MultivariateNormalDiag(mean, jnp.exp(log_std))
+        return policy.log_prob(action), policy.entropy()
+
+    columns = [np.asarray(x) for x in (mean, log_std, action)]
     for i, size in enumerate([1, 2, 3, 4, 4, 1]):
-        expected = distrax.MultivariateNormalDiag(mean[i, :size], jnp.exp(log_std[i, :size]))
-        expected = expected.log_prob(action[i, :size]), expected.entropy()
+        expected = of_distrax(*(x[i, :size] for x in columns))
         assert_close(tuple(x[i] for x in result), expected, rtol=1e-5)
     noise = jnp.where(real, 0.0, 9.0)
     other = ippo.Actions(mean + noise, log_std - noise, real).log_prob_and_entropy(action + noise)
@@ -542,8 +548,15 @@ def test_a_world_state_is_what_central_critics_see(share_params):
 # --- minibatches ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("share_params", [False, True])
-@pytest.mark.parametrize("minibatch_of", ["samples", "trajectories"])
+@pytest.mark.parametrize(
+    "minibatch_of, share_params",
+    [
+        ("samples", False),
+        ("trajectories", True),
+        pytest.param("samples", True, marks=pytest.mark.slow),
+        pytest.param("trajectories", False, marks=pytest.mark.slow),
+    ],
+)
 def test_minibatches_hold_every_sample_once_or_whole_trajectories(
     monkeypatch, minibatch_of, share_params
 ):

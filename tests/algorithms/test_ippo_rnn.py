@@ -446,7 +446,7 @@ def test_the_ratio_is_one_as_long_as_parameters_do_not_move(change):
             assert (np.asarray(metrics["grad_norm"]) > 1e-3).all()
 
 
-@pytest.mark.parametrize("share_params", [False, True])
+@pytest.mark.parametrize("share_params", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_minibatches_are_whole_sequences(monkeypatch, share_params):
     """Of an agent in an environment; each is in one minibatch of every epoch."""
     seen, original = [], ippo_rnn.value_error
@@ -526,10 +526,12 @@ def probed():
     return train_probes(ippo_rnn, Pair(), PROBE, [OWN, OTHERS, LEAVING])
 
 
+@pytest.mark.slow  # each of these three: ippo.py's do the same in every run
 def test_each_agent_learns_its_own_task(probed):
     np.testing.assert_array_equal(np.asarray(probed[1][OWN])[:, [0, 2]], OPPOSITE)
 
 
+@pytest.mark.slow
 def test_an_agent_that_left_has_terminated_and_counts_no_more(probed):
     """Its value is 1 (one reward), though it would be paid 100 later; the other one's value is
     that of an endless task, which the time limit does not end."""
@@ -555,6 +557,7 @@ def test_what_is_said_of_an_agent_is_of_the_minibatches_in_which_it_lived(pair):
         np.testing.assert_array_equal(np.isfinite(metrics[name]), [[True, True], [True, False]])
 
 
+@pytest.mark.slow
 def test_a_critic_on_its_own_does_not_know_what_others_see(probed):
     assert (np.asarray(probed[2]["explained_variance"][OTHERS]) < 0.1).all()
 

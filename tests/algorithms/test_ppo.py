@@ -290,6 +290,7 @@ def test_rollout_learning_starts_at_ratio_one():
     np.testing.assert_allclose(metrics["approx_kl"][1:], 0.0, atol=1e-10)
 
 
+@pytest.mark.slow  # in every run: no file's program calls LAPACK (test_contract.py)
 def test_sixteen_vmapped_seeds_do_not_hang():
     """Batched LAPACK calls would deadlock here (jaxlib 0.10 on a CPU)."""
     code = (

@@ -228,7 +228,12 @@ def large(state):
     return state.replace(policy=state.policy.replace(params=params))
 
 
-@pytest.fixture(scope="module", params=[*CELLS, "gru, previous inputs"])
+# The first and the last of these run every time: of other cells, parts test the memory.
+ALL_INPUTS = (*CELLS, "gru, previous inputs")
+SELDOM = [pytest.param(cell, marks=pytest.mark.slow) for cell in ALL_INPUTS[1:-1]]
+
+
+@pytest.fixture(scope="module", params=[ALL_INPUTS[0], *SELDOM, ALL_INPUTS[-1]])
 def one_step(request):
     """A config, an initial state, and train(params, state), which learns from one rollout."""
     cell, _, previous = request.param.partition(", ")
@@ -423,7 +428,8 @@ def test_a_policy_s_memory_is_that_of_training(cell):
         previous = [np.repeat(one[:, None], 3, axis=1) for one in previous]
         previous[1] = previous[1][..., 0]
     x = stats.normalize(x, config.clip_obs)
-    expected, _ = network.apply(weights, fresh, x, done, None, previous, method="unroll")
+    unroll = jax.jit(functools.partial(network.apply, method="unroll"))
+    expected, _ = unroll(weights, fresh, x, done, None, previous)
     wanted = np.clip(expected.output[:, 1], -1.0, 1.0)
     np.testing.assert_allclose(actions, wanted, rtol=1e-4, atol=1e-4)
     assert (np.abs(expected.output[:, 1]) < 1.0).any()

@@ -89,12 +89,12 @@ def test_quantile_huber_is_the_plain_sum_and_rlax_s(kappa):
     rows = [plain_quantile_huber(q, levels, t, kappa) for q, t in zip(quantiles, targets)]
     expected, slopes = zip(*rows)
     loss = lambda q: qrdqn.quantile_huber(q, levels, jnp.array(targets), kappa)
-    result = loss(jnp.array(quantiles))
+    result = jax.jit(loss)(jnp.array(quantiles))
     np.testing.assert_allclose(result, expected, rtol=1e-4)
-    gradient = jax.grad(lambda q: loss(q).sum())(jnp.array(quantiles))
+    gradient = jax.jit(jax.grad(lambda q: loss(q).sum()))(jnp.array(quantiles))
     np.testing.assert_allclose(gradient, slopes, rtol=1e-4, atol=1e-6)
     loss = lambda q, t: rlax.quantile_regression_loss(q, levels, t, kappa)
-    expected = jax.vmap(loss)(jnp.array(quantiles), jnp.array(targets))
+    expected = jax.jit(jax.vmap(loss))(jnp.array(quantiles), jnp.array(targets))
     np.testing.assert_allclose(result, expected, rtol=1e-4)
 
 

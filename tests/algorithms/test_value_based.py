@@ -167,11 +167,14 @@ def test_the_learning_rate_is_annealed(points):
     assert distance[1] < 0.6 * distance[0]
 
 
+# Of code that all of these files repeat, or of a part: every run looks at one file.
+SELDOM = pytest.mark.cases(slow=lambda case: case.name != "dqn")
+
 # What decides which buffers there are, without what only makes machine code fast.
 FUSED_AS_FOR_USERS = {name: AS_FOR_USERS[name] for name in ("xla_cpu_use_fusion_emitters",)}
 
 
-@pytest.mark.cases(slow=lambda case: case.name != "dqn")
+@SELDOM
 def test_the_buffer_is_never_copied(module, tiny, vmapped_keys):
     """Eight agents that go on from their states, as `launch` runs them, and eight that start: what
     the program needs beside its arguments and results is far less than a buffer. One gradient step
@@ -229,6 +232,7 @@ class Signs(Wrapper):
         return self.one * (x > 0).astype(self.dtype), *rest
 
 
+@SELDOM
 def test_bytes_are_stored_as_they_are_and_learned_from_as_pixels(module, tiny):
     env, params = envs.make("CartPole-v1")
     config = tiny.replace(num_eval_episodes=0, total_timesteps=64, learning_starts=8, num_evals=1)
@@ -248,11 +252,11 @@ def test_a_policy_with_a_key_explores(module, tiny, trained, vmapped_keys):
     policy = module.make_policy(tiny.replace(eps_end=1.0))
     observation = jnp.array([0.01, 0.02, 0.03, 0.04])
     keys = jax.random.split(jax.random.key(1), 200)
-    actions = jax.vmap(lambda key: policy(state, observation, None, key)[0])(keys)
-    assert 60 < int(actions.sum()) < 140
     never = module.make_policy(tiny.replace(eps_end=0.0))
-    greedy = policy(state, observation)[0]
-    assert (jax.vmap(lambda key: never(state, observation, None, key)[0])(keys) == greedy).all()
+    act = lambda key: [of(state, observation, None, key)[0] for of in (policy, never)]
+    actions, same = jax.jit(jax.vmap(act))(keys)
+    assert 60 < int(actions.sum()) < 140
+    assert (same == policy(state, observation)[0]).all()
 
 
 def explored(module, tiny, env, env_params, **settings):
@@ -274,6 +278,7 @@ def explored(module, tiny, env, env_params, **settings):
     return jax.tree.map(apart, played), np.asarray(left)
 
 
+@SELDOM
 def test_random_actions_last_until_the_episode_ends(module, tiny):
     """With an exponent of nearly 1 they would for thousands of steps, and what is not random
     never does."""
@@ -296,6 +301,7 @@ def test_random_actions_last_until_the_episode_ends(module, tiny):
     np.testing.assert_allclose((left[some] > 0).mean(), (expected > 0).mean(), atol=0.07)
 
 
+@SELDOM
 def test_what_is_held_is_let_go_where_it_is_not_allowed(module, tiny):
     """Of two actions one is allowed at every other step."""
     env, env_params = tasks.Probe(masked=True), tasks.ProbeParams(task=tasks.SWING)
