@@ -22,8 +22,8 @@ _HOMES = {
     "Uniform": "training.grids",
     "UserError": "errors",
     "run": "training.runner",
-    "resume": "training.sweeps",
-    "sweep": "training.sweeps",
+    "resume": "training.runner",
+    "sweep": "training.runner",
     "Stop": "compute.interrupts",
     "load": "storage.loading",
 }

@@ -20,7 +20,8 @@ from algorithms.launch.show import progress
 from algorithms.launch.storage import experiment, loading
 from algorithms.launch.storage.description import read_description
 from algorithms.launch.storage.versions import kit
-from algorithms.launch.training import runner, sweeps
+from algorithms.launch.training import runner
+from algorithms.launch.training.loop import Swept
 from algorithms.launch.training.options import Options, check_algorithm, make_options
 from algorithms.launch.training.session import Result
 from algorithms.launch.training.sweep_dir import best_trials
@@ -183,13 +184,13 @@ def train(module: Any, config: Any, grid: dict[str, Any], shell: Shell) -> int:
     limits: dict[str, Any] = {"max_parallel": shell.max_parallel, "samples": shell.samples}
     if shell.memory_limit is not None:
         limits["memory_limit"] = size_in_bytes(shell.memory_limit)
-    result: Result | sweeps.Swept
+    result: Result | Swept
     if shell.resume:
         more: dict[str, Any] = {"total_timesteps": config.total_timesteps, "point": point_of(shell)}
-        result = sweeps.resume(shell.resume, module=module, **more, **keywords)
+        result = runner.resume(shell.resume, module=module, **more, **keywords)
     elif grid or any(limit is not None for limit in limits.values()):
         limits["sampler"] = shell.sampler
-        result = sweeps.sweep(
+        result = runner.sweep(
             module, config, grid, sweep_dir=shell.run_dir, **limits, **first, **keywords
         )
     else:

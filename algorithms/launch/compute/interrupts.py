@@ -29,9 +29,13 @@ class Interrupt:
     def __enter__(self) -> "Interrupt":
         self.asked = 0  # the number of the signal, or HOOK
         self.reason = ""
-        mine = threading.current_thread() is threading.main_thread()
-        self.before = {s: signal.signal(s, self._handle) for s in SIGNALS} if mine else {}
+        self.before: dict[int, Any] = {}
         return self
+
+    def listen(self) -> None:
+        """Heeds signals from here on; before that the first one aborts."""
+        if not self.before and threading.current_thread() is threading.main_thread():
+            self.before = {s: signal.signal(s, self._handle) for s in SIGNALS}
 
     def __exit__(self, *_: Any) -> None:
         for number, before in self.before.items():

@@ -1,6 +1,6 @@
 """What came of a sweep: a row for each agent, settings in order of their returns."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,7 +42,7 @@ class Outcome(NamedTuple):
 
 
 def outcomes(
-    static: dict[str, Any],
+    static: Mapping[str, Any],
     agents: Agents,
     metrics: Metrics,
     is_finite: np.ndarray,
@@ -58,7 +58,7 @@ def outcomes(
     returns = mean_returns(metrics, metric)
     return [
         Outcome(
-            static | agents.setting(i),
+            {**static, **agents.setting(i)},
             agents.seeds[i],
             metrics["timestep"][i],
             returns[i],

@@ -6,9 +6,12 @@ A sweep has chunks, each of which is a run; a run is a sweep whose only chunk is
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from algorithms.launch import settings
+from algorithms.launch.compute import hosts
 from algorithms.launch.errors import UserError
 from algorithms.launch.storage import files
-from algorithms.launch.storage.description import check_version, read_description
+from algorithms.launch.storage.description import check_version, fill, read_description
+from algorithms.launch.storage.directories import make, make_named
 from algorithms.launch.storage.run_dir import RunDir
 
 SWEEP = "sweep.json"  # in the directory of a sweep
@@ -70,8 +73,51 @@ class Experiment(NamedTuple):
         raise UserError(f"agent={trial}: {self.path} has agents 0 to {first - 1}")
 
 
+def create(
+    description: dict[str, Any],
+    runs: list[dict[str, Any]],
+    root: Path | str,
+    path: Path | str | None = None,
+) -> tuple[Path, list[RunDir]]:
+    """Makes the directory of a run or a sweep, below root unless a path is given.
+
+    Args:
+      description: what its config.json or sweep.json is to hold; a sweep's has a grid.
+      runs: the description of each chunk; a run's is its own.
+    """
+    sweeps = "grid" in description
+    names = [f"chunk_{i:03d}" * sweeps for i in range(len(runs))]
+    environment, last = settings.env_label(description["config"]["env"]), "sweep"
+    if sweeps:
+        environment = "+".join(map(str, description["grid"].get("env", [environment])))
+    else:
+        last = str(description["seeds"][0])
+
+    def write(folder: Path) -> None:
+        for name, run in zip(names, runs):
+            fill(folder / name, run)
+        if sweeps:
+            chunks = [{"run": n, "agents": len(run["seeds"])} for n, run in zip(names, runs)]
+            files.write_json(folder / SWEEP, description | {"chunks": chunks})
+
+    def make_one() -> str:
+        if path is None:
+            return str(make_named(Path(root), [environment, description["algorithm"], last], write))
+        make(Path(path), write)
+        return str(path)
+
+    made = Path(hosts.from_first(make_one))
+    return made, [RunDir(made / name, run) for name, run in zip(names, runs)]
+
+
 def is_sweep(path: Path | str) -> bool:
     return (Path(path) / SWEEP).exists()
+
+
+def is_there(path: Path | str, sweeps: bool) -> bool:
+    """Whether a directory has a sweep, or a run; the first process looks for all."""
+    name = SWEEP if sweeps else "config.json"
+    return hosts.from_first(lambda: (Path(path) / name).exists())
 
 
 def open(path: Path | str) -> Experiment:

@@ -1,7 +1,8 @@
 """Runs and sweeps, from their settings to their last point.
 
-runner         `launch.run`, and how one run goes on
-sweeps         `launch.sweep` and `launch.resume`
+runner         `launch.run`, `launch.sweep` and `launch.resume`
+loop           their chunks, trained in turn
+starts         where a chunk goes on
 grids          the settings of a sweep: `launch.Uniform`, `launch.LogUniform`
 options        what a run does beside training
 trainer        a configuration on devices

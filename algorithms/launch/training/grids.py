@@ -3,6 +3,7 @@
 import itertools
 import warnings
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,6 +53,16 @@ def distribution(word: str) -> Distribution:
     if name == "log" and low <= 0:
         raise ValueError(f"{word!r}: the logarithm needs a lower bound above 0")
     return DISTRIBUTIONS[name](low, high)
+
+
+class Asked(NamedTuple):
+    """What a sweep is asked for beside a run."""
+
+    grid: Mapping[str, Any] = MappingProxyType({})
+    samples: int | None = None
+    sampler: str = "sobol"
+    max_parallel: int | None = None
+    memory_limit: int | None = None
 
 
 class Program(NamedTuple):

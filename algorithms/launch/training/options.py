@@ -35,11 +35,11 @@ def make_options(values: dict[str, Any]) -> Options:
     return options
 
 
-def check_seeds(seed: int, num_seeds: int) -> None:
-    if num_seeds < 1:
-        raise UserError(f"num_seeds={num_seeds}: give 1 or more")
-    if seed < 0 or seed + num_seeds > 2**32:
-        raise UserError(f"seed={seed}: seeds go from 0 to {2**32 - 1}")
+def check_seeds(seeds: range) -> None:
+    if not seeds:
+        raise UserError(f"num_seeds={seeds.stop - seeds.start}: give 1 or more")
+    if seeds.start < 0 or seeds.stop > 2**32:
+        raise UserError(f"seed={seeds.start}: seeds go from 0 to {2**32 - 1}")
 
 
 def check_outputs(config: Any, options: Options) -> None:

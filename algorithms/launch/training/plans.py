@@ -8,18 +8,48 @@ from algorithms.launch.compute.interrupts import in_background
 from algorithms.launch.errors import UserError, warn
 from algorithms.launch.show import progress
 from algorithms.launch.training import grids
-from algorithms.launch.training.sweep_dir import Chunk, title_of
+from algorithms.launch.training.session import Chunk
+from algorithms.launch.training.sweep_dir import title_of
 from algorithms.launch.training.trainer import Trainer, excess, in_words, length, usable_memory
 
 
-def check_limits(max_parallel: int | None, memory_limit: int | None) -> None:
-    if max_parallel is not None and max_parallel < 1:
-        raise UserError(f"max_parallel={max_parallel}: give 1 or more")
-    if memory_limit is not None and memory_limit < 1:
-        raise UserError(f"memory_limit={memory_limit}: give a number of bytes")
+def check_limits(asked: grids.Asked) -> None:
+    if asked.max_parallel is not None and asked.max_parallel < 1:
+        raise UserError(f"max_parallel={asked.max_parallel}: give 1 or more")
+    if asked.memory_limit is not None and asked.memory_limit < 1:
+        raise UserError(f"memory_limit={asked.memory_limit}: give a number of bytes")
 
 
-def announce(
+def cut(
+    view: progress.Progress,
+    trainers: list[Trainer],
+    programs: list[grids.Program],
+    num_seeds: int,
+    asked: grids.Asked,
+) -> list[Chunk]:
+    """Compiles all programs, some at a time. Returns the chunks of all, in turn."""
+    _announce(view, trainers, programs, num_seeds)
+    limit = asked.memory_limit or usable_memory(trainers[0].layout)
+    count = programs[0].agents.count
+
+    def fit(trainer: Trainer) -> list[range]:
+        return trainer.fit(count, asked.max_parallel, limit, start=True)
+
+    def fit_all() -> list[list[range]]:
+        with ThreadPoolExecutor(devices.num_cores()) as pool:
+            return list(pool.map(fit, trainers))
+
+    with view.timed("compile"):
+        plans = in_background(fit_all)
+    _say_plan(view, programs, trainers, plans)
+    return [
+        Chunk(trainer, program.agents.part(part.start, part.stop), program.static)
+        for trainer, program, plan in zip(trainers, programs, plans)
+        for part in plan
+    ]
+
+
+def _announce(
     view: progress.Progress,
     trainers: list[Trainer],
     programs: list[grids.Program],
@@ -46,27 +76,6 @@ def announce_resumed(view: progress.Progress, sweep_dir: Path, chunks: list[Chun
     )
 
 
-def compile(
-    trainers: list[Trainer],
-    num_agents: int,
-    at_most: int | None,
-    memory_limit: int | None,
-    view: progress.Progress,
-) -> list[list[range]]:
-    """Compiles all programs, some at a time. Returns the chunks of each."""
-    limit = memory_limit or usable_memory(trainers[0].layout)
-
-    def fit(trainer):
-        return trainer.fit(num_agents, at_most, limit, start=True)
-
-    def fit_all():
-        with ThreadPoolExecutor(devices.num_cores()) as pool:
-            return list(pool.map(fit, trainers))
-
-    with view.timed("compile"):
-        return in_background(fit_all)
-
-
 def compile_unfinished(chunks: list[Chunk]) -> None:
     """The programs of what is left, and whether they fit on the devices of today."""
     for trainer in {id(c.trainer): c.trainer for c in chunks if not c.is_finished}.values():
@@ -75,7 +84,7 @@ def compile_unfinished(chunks: list[Chunk]) -> None:
         trainer.check_memory("as many devices as before would do")
 
 
-def say_plan(
+def _say_plan(
     view: progress.Progress,
     programs: list[grids.Program],
     trainers: list[Trainer],

@@ -55,33 +55,36 @@ def labels_of(agents: Any, which: np.ndarray) -> str:
 
 
 class Record:
-    def __init__(self, session: Any, run_dir: RunDir | None, start: Start):
-        self.session, self.run_dir, self.options = session, run_dir, session.options
-        self.path = run_dir.path if run_dir else None
-        self.rows = list(start.history.values())
+    def __init__(self, session: Any):
+        self.session, self.options = session, session.options
+        self.run_dir: RunDir | None = session.chunk.run_dir
+        self.start: Start = session.chunk.start
+        self.path = self.run_dir.path if self.run_dir else None
+        self.rows = list(self.start.history.values())
         self.losses = Losses(session.view.warn)
         self.trackers: list[Any] = []
         self.drawn = time.perf_counter()
         self.were_finite = np.ones(session.agents.count, bool)
         self.pace = Pace(0.0, 0)
 
-    def begin(self, start: Start) -> None:
+    def begin(self) -> None:
         """Starts the clock of a session; what is compiled by now does not count."""
+        start = self.start
         before = self.run_dir.seconds(start.point) if self.run_dir and start.history else 0.0
         last = start.history.get(start.point, {}).get("timestep", np.zeros(1))
         self.pace = Pace(before, int(last.max()))
 
-    def open(self, start: Start) -> None:
+    def open(self) -> None:
         """Brings the directory to where the session starts, and opens the trackers."""
         if self.run_dir and hosts.is_first():
             try:
-                self._open(self.run_dir, start)
+                self._open(self.run_dir)
             except OSError as error:
                 raise UserError(f"{self.path} cannot be written: {error.strerror}") from error
         hosts.wait()  # so that nobody saves what is then dropped
 
-    def _open(self, run_dir: RunDir, start: Start) -> None:
-        session, options = self.session, self.options
+    def _open(self, run_dir: RunDir) -> None:
+        session, options, start = self.session, self.options, self.start
         if start.resumed:
             described = describe(session.module, session.config, session.agents, options)
             run_dir.describe(described)
@@ -110,11 +113,11 @@ class Record:
                 resume=start.resumed,
             )
 
-    def mend(self, start: Start) -> None:
+    def mend(self) -> None:
         """Makes what people look at of a run that is finished, if its end was cut short."""
         if self.run_dir and hosts.is_first():
             with survive("metrics.csv was not mended", OSError):
-                self.run_dir.mend_metrics(start.point, start.history)
+                self.run_dir.mend_metrics(self.start.point, self.start.history)
             if not (self.run_dir.path / "curve.png").exists():
                 self.draw()
 

@@ -1,36 +1,37 @@
-"""`run` and `resume`: one run, from the settings to its end."""
+"""`run`, `sweep` and `resume`: a run is a sweep of one group of agents, in one chunk."""
 
 import contextlib
-import math
-from collections.abc import Callable, Sequence
+import inspect
+import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 from algorithms.launch import settings
-from algorithms.launch.compute import devices, hosts, programs
+from algorithms.launch.compute import devices, hosts
+from algorithms.launch.compute.interrupts import in_background
 from algorithms.launch.errors import UserError
-from algorithms.launch.settings import Agents
-from algorithms.launch.show import progress
+from algorithms.launch.show.progress import Progress
 from algorithms.launch.storage import experiment, files, loading
-from algorithms.launch.storage.description import fill
-from algorithms.launch.storage.directories import make, make_named, withdrawn_unless_begun
+from algorithms.launch.storage.directories import withdrawn_unless_begun
 from algorithms.launch.storage.locks import locked
-from algorithms.launch.storage.run_dir import RunDir
+from algorithms.launch.training import grids, loop, plans, starts
+from algorithms.launch.training.loop import Swept
 from algorithms.launch.training.options import (
     check_algorithm,
     check_files,
+    check_outputs,
     check_seeds,
     describe,
     make_options,
 )
-from algorithms.launch.training.record import Point, Start
-from algorithms.launch.training.session import Result, Session
+from algorithms.launch.training.session import Chunk, Hooks, Result
+from algorithms.launch.training.sweep_dir import describe_sweep
 from algorithms.launch.training.trainer import Trainer, check_floats
 
-Hooks = Sequence[Callable[[Point], None]]
+# --- what a Python user calls ----------------------------------------------------------------
 
 
-@hosts.together()
 def run(
     module: Any,
     config: Any,
@@ -65,30 +66,66 @@ def run(
       UserError: a setting that cannot work (among them the ValueErrors of `make_train`), or
         a run_dir that exists. Where several processes train together it ends all of them.
     """
-    chosen = make_options(options)
-    check_seeds(seed, num_seeds)
-    check_files(chosen, save)
-    check_place(run_dir, resume_if_exists)
-    check_floats(config)
-    agents = Agents(list(range(seed, seed + num_seeds)))
-    described = describe(module, config, agents, chosen)
-    if resume_if_exists and run_dir is not None and is_there(run_dir, "config.json"):
-        check_same(run_dir, module, experiment.open(run_dir).description, described)
-        given: dict[str, Any] = {"hooks": hooks, "quiet": quiet, "import_seconds": import_seconds}
-        env = None if isinstance(config.env, str) else config.env
-        return resume(run_dir, module=module, env=env, **given, **chosen._asdict())
-    view = progress.Progress(quiet, import_seconds)
-    session = Session(Trainer(module, config, num_seeds, view), agents, chosen, hooks)
-    if not save:
-        return session.train(None, Start())
-    made = create(described, Path(root), run_dir)
-    with locked(made.path), withdrawn_unless_begun(made.path):
-        return session.train(made, Start())
+    place = Place(run_dir, resume_if_exists, root, save)
+    view, seeds = Progress(quiet, import_seconds), range(seed, seed + num_seeds)
+    result = _begin(module, config, None, seeds, place, hooks, view, options)
+    return cast(Result, result)
+
+
+def sweep(
+    module: Any,
+    config: Any,
+    grid: Mapping[str, Any] | None = None,
+    *,
+    samples: int | None = None,
+    sampler: str = "sobol",
+    seed: int = 0,
+    num_seeds: int = 1,
+    max_parallel: int | None = None,
+    memory_limit: int | None = None,
+    sweep_dir: Path | str | None = None,
+    resume_if_exists: bool = False,
+    root: Path | str = "runs",
+    save: bool = True,
+    hooks: Hooks = (),
+    quiet: bool = True,
+    import_seconds: float = 0.0,
+    **options: Any,
+) -> Swept:
+    """Trains every setting of a grid, or of draws at random, with every seed.
+
+    Float fields train side by side in one program; each combination of other fields has a program
+    of its own. All programs are compiled before anything runs, and agents that do not fit into the
+    memory together train in chunks of one size.
+
+    Args:
+      module: the algorithm's module, or its make_train.
+      config: its Config, for what the grid leaves out.
+      grid: {field: list of values}; for a float that is drawn, `Uniform` or `LogUniform`.
+      samples: how many draws.
+      sampler: "sobol" (fills the space evenly) or "random".
+      seed, num_seeds: agents of each setting have the keys jax.random.key(seed + i).
+      max_parallel: agents at once, if they are to be fewer than fit.
+      memory_limit: bytes of each device to use, in place of nine tenths of what there is.
+      sweep_dir: the directory to make; by default one named after the sweep, below `root`.
+      resume_if_exists: go on with the sweep in sweep_dir if it is there; it must be this one.
+      save, hooks, quiet, import_seconds, **options: as of `run`; a hook sees one chunk at a time,
+        and one that raises `launch.Stop` ends the sweep.
+
+    Raises:
+      UserError: a setting that cannot work, in any of the programs, before the first one runs.
+    """
+    module = sys.modules[module.__module__] if inspect.isfunction(module) else module
+    asked = grids.Asked(dict(grid or {}), samples, sampler, max_parallel, memory_limit)
+    place = Place(sweep_dir, resume_if_exists, root, save)
+    view, seeds = Progress(quiet, import_seconds), range(seed, seed + num_seeds)
+    result = _begin(module, config, asked, seeds, place, hooks, view, options)
+    return cast(Swept, result)
 
 
 @hosts.together()
 def resume(
-    run_dir: Path | str,
+    path: Path | str,
     *,
     module: Any = None,
     env: Any = None,
@@ -98,20 +135,21 @@ def resume(
     quiet: bool = True,
     import_seconds: float = 0.0,
     **options: Any,
-) -> Result:
-    """Goes on with a run, to exactly the result that it would have had without the break.
+) -> Result | Swept:
+    """Goes on with a run, or with a sweep: its finished chunks stay, the others go on.
 
-    Nothing is changed on the disk before the state to go on from has been read. If the newest one
-    is damaged it is the one before that.
+    The result is exactly what it would have been without the break. Nothing is changed on the disk
+    before the state to go on from has been read; if the newest one is damaged it is the one before.
 
     Args:
-      run_dir: the run's directory.
+      path: the directory of the run or sweep.
       module: the algorithm, if it is not one of `algorithms`.
       env: the environment, if the run was made with an object in place of a name.
       total_timesteps: a larger number adds points of as many updates each. A schedule that
         depends on the total follows the new one from here on.
       point: "last", or the number of a point whose whole state was kept; what goes on from an
-        earlier point is a new run in a directory of its own.
+        earlier point is a new run in a directory of its own. A sweep goes on as it was, so that
+        total_timesteps and point are for its chunks alone.
       hooks, quiet, import_seconds: as for `run`.
       **options: fields of `Options` that are to change.
 
@@ -120,131 +158,142 @@ def resume(
         process trains there.
     """
     with contextlib.ExitStack() as locks:
-        there = experiment.open(run_dir).run_dir()
+        there = experiment.open(path)
+        config, wanted = there.description["config"], None if point == "last" else point
+        longer = total_timesteps not in (None, config["total_timesteps"])
+        if there.is_sweep and (longer or wanted is not None):
+            raise UserError(
+                f"{path} is a sweep, which goes on as it was: total_timesteps and point are for "
+                "its runs, chunk_000 and so on"
+            )
         module = module or loading.find_module(there.algorithm)
         check_algorithm(module, there.algorithm, there.path)
         chosen = make_options(there.description["options"] | options)
-        config = there.config(module.Config, env)
-        agents = there.agents
-        view = progress.Progress(quiet, import_seconds)
-        devices.use_cores(agents.count, config)
         locks.enter_context(locked(there.path))
-        wanted: Any = None if point == "last" else point
-        start = starting(module, config, there, wanted)
+        view = Progress(quiet, import_seconds)
+        chunks = _chunks_of(there, module, env, wanted, view)
         notes: list[str] = []
-        if total_timesteps is not None and total_timesteps != config.total_timesteps:
-            config, notes = extend(module, config, total_timesteps, start)
-        session = Session(Trainer(module, config, agents.count, view), agents, chosen, hooks)
-        if wanted is not None and wanted != there.points("state")[-1]:
-            there = fork(there, describe(module, config, agents, chosen), wanted)
-            locks.enter_context(locked(there.path))
+        if total_timesteps is not None and longer:
+            chunks[0], notes = starts.extended(chunks[0], total_timesteps)
+        for chunk in chunks:
+            check_outputs(chunk.trainer.config, chosen)
+        if wanted is not None and wanted != (old := there.run_dir()).points("state")[-1]:
+            run_dir = starts.forked(chunks[0], old, chosen)
+            locks.enter_context(locked(run_dir.path))
+            chunks[0] = chunks[0]._replace(run_dir=run_dir)
         for note in notes:
             view.say(note)
-        return session.train(there, start)
+        if there.is_sweep:
+            plans.announce_resumed(view, there.path, chunks)
+            with view.timed("compile"):
+                in_background(plans.compile_unfinished, chunks)
+        return loop.train(chunks, chosen, hooks, there.path, there.is_sweep)
 
 
-# --- the directory ---------------------------------------------------------------------------
+def _chunks_of(
+    there: experiment.Experiment, module: Any, env: Any, point: Any, view: Progress
+) -> list[Chunk]:
+    """What is on the disk, and where it goes on; a point is a run's."""
+    run_dirs = there.run_dirs()
+    configs = [run_dir.config(module.Config, env) for run_dir in run_dirs]
+    _use_cores(max(run_dir.agents.count for run_dir in run_dirs), configs[0], view)
+    floats = settings.float_fields(configs[0])
+    swept = [name for name in there.description.get("grid", ()) if name not in floats]
+    block = there.description.get("block")
+    chunks: list[Chunk] = []
+    for run_dir, config in zip(run_dirs, configs):
+        size = run_dir.agents.count
+        if not chunks or chunks[-1].trainer.config != config:
+            trainer = Trainer(module, config, size, view)
+            free = len(trainer.layout.devices)
+            if len(devices.arrange(size, block).devices) >= free:  # to the last bit, then
+                trainer.arrange(size, block)
+        static = {name: getattr(config, name) for name in swept}
+        start = starts.starting(trainer, run_dir, point, there.is_sweep)
+        chunks.append(Chunk(trainer, run_dir.agents, static, run_dir, start))
+    return chunks
 
 
-def check_place(run_dir: Path | str | None, resume_if_exists: bool) -> None:
-    if resume_if_exists and run_dir is None:
+# --- how they begin --------------------------------------------------------------------------
+
+
+class Place(NamedTuple):
+    """Where a run or a sweep is to be."""
+
+    path: Path | str | None  # None: named after it, below root
+    resume_if_exists: bool
+    root: Path | str
+    save: bool
+
+
+@hosts.together()
+def _begin(
+    module: Any,
+    config: Any,
+    asked: grids.Asked | None,
+    seeds: range,
+    place: Place,
+    hooks: Hooks,
+    view: Progress,
+    options: dict[str, Any],
+) -> Result | Swept:
+    """A sweep, or without `asked` a run: one group of agents, which train at once."""
+    chosen, is_sweep = make_options(options), asked is not None
+    check_seeds(seeds)
+    check_files(chosen, place.save)
+    if place.resume_if_exists and place.path is None:
         raise UserError("resume_if_exists: say which directory, run_dir=... (--run-dir DIR)")
+    asked = asked or grids.Asked()
+    plans.check_limits(asked)
+    groups = grids.expand(config, asked.grid, seeds, asked.samples, asked.sampler)
+    for group in groups:
+        check_floats(group.config.replace(**group.agents.floats))
+    described: dict[str, Any] = {}
+    if place.save and is_sweep:
+        described = describe_sweep(module, config, asked, seeds, chosen)
+    elif place.save:
+        described = describe(module, config, groups[0].agents, chosen)
+    there = place.path if place.resume_if_exists and place.save else None
+    if there is not None and experiment.is_there(there, is_sweep):
+        _check_same(there, module, described)
+        given: dict[str, Any] = {"hooks": hooks, "quiet": view.quiet, **chosen._asdict()}
+        env, spent = None if isinstance(config.env, str) else config.env, view.seconds["import"]
+        return resume(there, module=module, env=env, import_seconds=spent, **given)
+    largest = groups[0].agents.count
+    _use_cores(min(asked.max_parallel or largest, largest), config, view)
+    trainers = [Trainer(module, group.config, largest, view) for group in groups]
+    for group in groups:
+        check_outputs(group.config, chosen)
+    if is_sweep:
+        chunks = plans.cut(view, trainers, groups, len(seeds), asked)
+        described |= {"block": trainers[0].layout.block}
+    else:
+        chunks = [Chunk(trainers[0], groups[0].agents)]
+    if not place.save:
+        return loop.train(chunks, chosen, hooks, None, is_sweep)
+    runs = [describe(module, c.trainer.config, c.agents, chosen) for c in chunks]
+    made, run_dirs = experiment.create(described, runs, place.root, place.path)
+    chunks = [chunk._replace(run_dir=run_dir) for chunk, run_dir in zip(chunks, run_dirs)]
+    if is_sweep:
+        view.say(f"in {made}")
+    with locked(made), withdrawn_unless_begun(made):
+        return loop.train(chunks, chosen, hooks, made, is_sweep)
 
 
-def is_there(folder: Path | str, name: str) -> bool:
-    """Whether a directory has this file; the first process looks for all."""
-    return hosts.from_first(lambda: (Path(folder) / name).exists())
+def _use_cores(count: int, config: Any, view: Progress) -> None:
+    if not devices.use_cores(count, config):
+        view.say("jax is in use already: the devices that it has are used")
 
 
-def check_same(
-    folder: Path | str, module: Any, there: dict[str, Any], asked: dict[str, Any]
-) -> None:
+def _check_same(path: Any, module: Any, asked: dict[str, Any]) -> None:
     """Refuses to go on with what has other settings; `config` is compared field by field."""
     fields = lambda d: settings.with_defaults(module.Config, d["config"])
     compared = lambda d: {k: v for k, v in d.items() if k != "options"} | fields(d)
-    old, new = compared(there), compared(files.as_read(asked))
+    old, new = compared(experiment.open(path).description), compared(files.as_read(asked))
     differ = [k for k in new if k != "config" and old.get(k) != new[k]]
     if differ:
         named = ", ".join(f"{k} {old.get(k)} (asked for: {new[k]})" for k in differ)
         raise UserError(
-            f"{folder} was made with other settings, {named}: give another directory, or "
-            f"--resume {folder}"
+            f"{path} was made with other settings, {named}: give another directory, or "
+            f"--resume {path}"
         )
-
-
-def create(described: dict[str, Any], root: Path, path: Path | str | None = None) -> RunDir:
-    """The directory of a new run, below root unless a path is given."""
-    first, write = str(described["seeds"][0]), lambda folder: fill(folder, described)
-    words = [settings.env_label(described["config"]["env"]), described["algorithm"], first]
-
-    def make_one() -> str:
-        if path is None:
-            return str(make_named(root, words, write))
-        make(Path(path), write)
-        return str(path)
-
-    return RunDir(Path(hosts.from_first(make_one)), described)
-
-
-def fork(run_dir: RunDir, described: dict[str, Any], last: int) -> RunDir:
-    """A new run next to an old one, with that one's points up to the last."""
-    forked = create(described, run_dir.path.parent)
-    policies = [found for point, found in run_dir.files("policy").items() if point <= last]
-    parts = [*policies, run_dir.parts(last, "state")] * hosts.is_first()
-    for file in [file for part in parts for file in part.values()]:
-        files.copy_whole(file, forked.checkpoints / file.name)
-    hosts.wait()
-    return forked
-
-
-# --- where it goes on ------------------------------------------------------------------------
-
-
-def starting(module: Any, config: Any, run_dir: RunDir, point: int | None = None) -> Start:
-    """Where a run that is there goes on: at its last whole state, or at that of a point.
-
-    Raises:
-      UserError: there is no state to go on from, or not that one.
-    """
-    if point is None:
-        point = hosts.from_first(run_dir.newest_whole)
-    elif point not in (kept := run_dir.points("state")):
-        raise UserError(
-            f"{run_dir.path} has no whole state of point {point}; it has {kept}: a run with "
-            "--keep-states keeps those of all points"
-        )
-    if point is None:
-        return Start(resumed=True)
-    programs.make_environment(module, config)
-    like = programs.initial_state(module, config)
-    read = lambda agents: run_dir.read(point, "state", like, agents)
-    return Start(point, read, run_dir.history(point), True)
-
-
-def extend(module: Any, config: Any, total: int, start: Start) -> tuple[Any, list[str]]:
-    """A configuration for more timesteps with as many updates to a point, and what to say."""
-    if total < config.total_timesteps:
-        raise UserError(
-            f"total_timesteps={total} is less than the {config.total_timesteps} of the run: "
-            "a run can only be made longer"
-        )
-    if not start.point:
-        return config.replace(total_timesteps=total), []
-    last = max(start.history, default=0)
-    if not last:
-        raise UserError(f"total_timesteps={total}: no policy says how long the run's points are")
-    steps = int(start.history[last]["timestep"][0]) // last
-    points = math.ceil(total / steps)
-    notes = [f"now {points} points of {steps} timesteps each, {points * steps} in all"]
-    schedules = [
-        name
-        for name in config.__dataclass_fields__
-        if name.startswith("anneal_") and getattr(config, name)
-    ]
-    before = programs.make_environment(module, config)[2].points
-    if schedules and points != before:
-        notes.append(
-            f"{', '.join(schedules)}: the schedule depends on the total and follows the new one "
-            "from here on; a run that was so long from the beginning would be another"
-        )
-    return config.replace(total_timesteps=points * steps, num_evals=points), notes

@@ -1,9 +1,9 @@
 """One process's part of a run: the loop over the points of its agents' curves."""
 
-import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -17,9 +17,11 @@ from algorithms.launch.settings import Agents
 from algorithms.launch.show.brief import brief
 from algorithms.launch.show.progress import not_finite
 from algorithms.launch.storage.run_dir import RunDir
-from algorithms.launch.training.options import Options, check_outputs
+from algorithms.launch.training.options import Options
 from algorithms.launch.training.record import Point, Record, Start
 from algorithms.launch.training.trainer import Trainer, excess, length
+
+Hooks = Sequence[Callable[[Point], None]]
 
 
 class Result(NamedTuple):
@@ -48,55 +50,60 @@ class Result(NamedTuple):
         return bool(self.stopped)
 
 
+class Chunk(NamedTuple):
+    """Agents that train at once: all of a run, some of a sweep."""
+
+    trainer: Trainer  # with a layout for at least as many agents
+    agents: Agents
+    static: Mapping[str, Any] = MappingProxyType({})  # swept static fields
+    run_dir: RunDir | None = None
+    start: Start = Start()
+
+    @property
+    def is_finished(self) -> bool:
+        return self.start.point >= self.trainer.plan.points
+
+
 class Session:
     """One process's part of a run: the loop over the points of its agents' curves.
 
     Args:
-      trainer: with a layout for at least as many agents.
       in_sweep: the run is a chunk of a sweep, which says what a run says by itself otherwise.
     """
 
-    def __init__(
-        self,
-        trainer: Trainer,
-        agents: Agents,
-        options: Options,
-        hooks: Sequence[Callable[[Point], None]],
-        in_sweep: bool = False,
-    ):
-        self.trainer, self.agents, self.options, self.hooks = trainer, agents, options, hooks
+    def __init__(self, chunk: Chunk, options: Options, hooks: Hooks = (), in_sweep: bool = False):
+        self.chunk, self.options, self.hooks, self.in_sweep = chunk, options, hooks, in_sweep
+        self.trainer, self.agents, trainer = chunk.trainer, chunk.agents, chunk.trainer
         self.module, self.config, self.view = trainer.module, trainer.config, trainer.view
-        self.in_sweep, self.num_points = in_sweep, trainer.plan.points
-        check_outputs(self.config, options)
-        self.layout = trainer.layout._replace(num_agents=agents.count)
-        self.configs = self.layout.put(agents.configs(trainer.config))
+        self.num_points = trainer.plan.points
+        self.layout = trainer.layout._replace(num_agents=chunk.agents.count)
+        self.configs = self.layout.put(chunk.agents.configs(trainer.config))
 
-    def train(
-        self, run_dir: RunDir | None, start: Start, interrupt: Interrupt | None = None
-    ) -> Result:
-        """From the start to the last point, or to Ctrl-C."""
-        record = Record(self, run_dir, start)
+    def train(self, interrupt: Interrupt) -> Result:
+        """From the start to the last point, or to Ctrl-C once the first point is computed."""
+        start, run_dir, record = self.chunk.start, self.chunk.run_dir, Record(self)
         if not self.in_sweep:
-            self._announce(start, f", in {run_dir.path}" if run_dir else "")
+            self._announce()
         self.view.begin(start.point, self.num_points, self.agents.count)
-        if run_dir and start.get_state and start.point >= self.num_points:
-            self.view.say("this run is finished; a larger total_timesteps would go on with it")
-            record.mend(start)
-            state = start.get_state(self.layout.own)
+        if run_dir and self.chunk.is_finished:
+            record.mend()
+            state = start.get_state(self.layout.own) if start.get_state else None
             result = self._result(record, start.point, state, run_dir.is_finite(start.point))
-            for note in not_finite(~result.is_finite):
-                self.view.say(note)
+            if not self.in_sweep:
+                more = "this run is finished; a larger total_timesteps would go on with it"
+                for line in [more, *not_finite(~result.is_finite)]:
+                    self.view.say(line)
             return result
-        states = self._restore(start, record)  # before anything is changed on the disk
+        states = self._restore(record)  # before anything is changed on the disk
         with self.view.timed("save"):
-            record.open(start)
+            record.open()
         with self.view.timed("compile"):
             in_background(self.trainer.compile, start.get_state is None)
         if not self.in_sweep:
             self.trainer.check_memory("max_parallel={fewer} trains them in turn")
-        record.begin(start)
-        with contextlib.nullcontext(interrupt) if interrupt else Interrupt() as interrupt:
-            point, states, stopped = self._loop(start.point, states, record, interrupt)
+        record.begin()
+        interrupt.listen()
+        point, states, stopped = self._loop(start.point, states, record, interrupt)
         with self.view.timed("save"):
             record.close()
         state = self.layout.get(states)
@@ -106,7 +113,8 @@ class Session:
             self.view.close(point, result.metrics, result.run_dir, broken, unsaved)
         return result
 
-    def _announce(self, start: Start, place: str) -> None:
+    def _announce(self) -> None:
+        start, run_dir = self.chunk.start, self.chunk.run_dir
         count, used, seeds = self.agents.count, len(self.layout.devices), self.agents.seeds
         if count == 1:
             who = f"1 agent ({self.agents.label(0)})"
@@ -117,13 +125,15 @@ class Session:
         where = f"{used} {self.layout.devices[0].platform} device{'s' * (used > 1)}"
         points = f"points {start.point} to {self.num_points}"
         points = ", ".join(filter(None, [length(self.trainer.plan), points]))
+        place = f", in {run_dir.path}" if run_dir else ""
         self.view.say(f"{self.trainer.name}: {who} on {where}, {points}{place}")
         longer = excess(self.config, self.trainer.plan)
         if longer and start.point == 0 and hosts.is_first():
             warn(longer)
 
-    def _restore(self, start: Start, record: Record) -> Any:
+    def _restore(self, record: Record) -> Any:
         """The states on the devices, of a run that has started already."""
+        start = self.chunk.start
         if start.get_state is None:
             return None
         needed = self.layout.needed

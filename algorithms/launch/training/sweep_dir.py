@@ -10,64 +10,38 @@ best.json           the best setting, for --config; with several environments, b
 """
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from algorithms.launch import settings
 from algorithms.launch.compute import hosts
 from algorithms.launch.errors import UserError
 from algorithms.launch.metrics import as_csv, stack
-from algorithms.launch.settings import Agents, plain
+from algorithms.launch.settings import plain
 from algorithms.launch.show import pace, results
 from algorithms.launch.show.results import Outcome
 from algorithms.launch.storage import experiment, files
-from algorithms.launch.storage.description import VERSION, fill
-from algorithms.launch.storage.directories import as_file_name, make, make_named
+from algorithms.launch.storage.description import VERSION
+from algorithms.launch.storage.directories import as_file_name
 from algorithms.launch.storage.losses import Losses
 from algorithms.launch.storage.run_dir import RunDir
 from algorithms.launch.training import grids
 from algorithms.launch.training.grids import Distribution
-from algorithms.launch.training.options import Options, describe
-from algorithms.launch.training.record import Start
-from algorithms.launch.training.trainer import Trainer, algorithm_name
+from algorithms.launch.training.options import Options
+from algorithms.launch.training.session import Chunk
+from algorithms.launch.training.trainer import algorithm_name
 
 
-class Chunk(NamedTuple):
-    """Agents that train at once."""
-
-    trainer: Trainer
-    static: dict[str, Any]  # swept static fields
-    agents: Agents
-    run_dir: RunDir | None = None
-    start: Start = Start()
-
-    @property
-    def is_finished(self) -> bool:
-        return self.start.point >= self.trainer.plan.points
-
-    def outcomes(self, run_dir: RunDir) -> list[Outcome]:
-        """What came of a chunk that is finished, in its directory."""
-        metrics = stack(self.start.history.values())
-        is_finite = run_dir.is_finite(self.start.point)
-        return results.outcomes(self.static, self.agents, metrics, is_finite, run_dir.path.name)
-
-
-def asked_for(
-    module: Any,
-    config: Any,
-    grid: dict[str, Any],
-    samples: int | None,
-    sampler: str,
-    seeds: range,
-    options: Options,
+def describe_sweep(
+    module: Any, config: Any, asked: grids.Asked, seeds: range, options: Options
 ) -> dict[str, Any]:
     """What sweep.json says before anything is known of chunks."""
     return {
         "version": VERSION,
         "algorithm": algorithm_name(module),
         "config": settings.config_to_json(config),
-        "grid": {name: _grid_to_json(values) for name, values in grid.items()},
-        "samples": samples,
-        "sampler": sampler,
+        "grid": {name: _grid_to_json(values) for name, values in asked.grid.items()},
+        "samples": asked.samples,
+        "sampler": asked.sampler,
         "seed": seeds.start,
         "num_seeds": len(seeds),
         "options": options._asdict(),
@@ -82,39 +56,6 @@ def _grid_to_json(values: Any) -> Any:
         if not isinstance(value, int | float | str | tuple | list):
             raise UserError(f"grid: {value!r} cannot be saved: name it, or give save=False")
     return settings.strict([list(v) if isinstance(v, tuple) else v for v in values])
-
-
-def create(
-    asked: dict[str, Any],
-    chunks: list[Chunk],
-    options: Options,
-    root: Path,
-    path: Path | str | None,
-) -> tuple[Path, list[Chunk]]:
-    """Makes the directory of a sweep; it is one as soon as sweep.json is there."""
-    names = [f"chunk_{i:03d}" for i in range(len(chunks))]
-    described = [describe(c.trainer.module, c.trainer.config, c.agents, options) for c in chunks]
-    parts = [{"run": name, "agents": c.agents.count} for name, c in zip(names, chunks)]
-
-    def write(folder: Path) -> None:
-        for name, description in zip(names, described):
-            fill(folder / name, description)
-        files.write_json(folder / experiment.SWEEP, asked | {"chunks": parts})
-
-    def make_one() -> str:
-        if path is None:
-            return str(make_named(root, _words(asked), write))
-        make(Path(path), write)
-        return str(path)
-
-    folder = Path(hosts.from_first(make_one))
-    run_dirs = [RunDir(folder / name, d) for name, d in zip(names, described)]
-    return folder, [c._replace(run_dir=run_dir) for c, run_dir in zip(chunks, run_dirs)]
-
-
-def _words(asked: dict[str, Any]) -> list[str]:
-    envs = asked["grid"].get("env", [settings.env_label(asked["config"]["env"])])
-    return ["+".join(map(str, envs)), asked["algorithm"], "sweep"]
 
 
 def publish(

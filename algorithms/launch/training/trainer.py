@@ -33,8 +33,6 @@ class Trainer:
         self.name = f"{algorithm_name(module)} on {settings.env_name(config)}"
         check_floats(config)
         devices.use_compilation_cache()
-        if not devices.use_cores(num_agents, config):
-            view.say("jax is in use already: the devices that it has are used")
         with view.timed("import"):  # of the environment's library
             self.env, self.host_params, self.plan = programs.make_environment(module, config)
         view.quiet |= not hosts.is_first()

@@ -17,9 +17,9 @@ import pytest
 from algorithms import launch
 from algorithms.launch.errors import UserError
 from algorithms.launch.show import plots
+from algorithms.launch.storage import experiment
 from algorithms.launch.storage.locks import locked
 from algorithms.launch.storage.run_dir import RunDir
-from algorithms.launch.training import runner
 from tests.algorithms.launch import toy
 from tests.algorithms.launch.test_runner import Stop, stop_at
 from tests.broken import ROOT, Case, count_lost, damage, differences, saved, tree, untimed
@@ -222,7 +222,7 @@ def test_new_runs_at_the_same_moment_have_directories_of_their_own(whole, tmp_pa
 
     def make():
         together.wait()
-        made.append(runner.create(description, tmp_path).path)
+        made.append(experiment.create(description, [description], tmp_path)[0])
 
     threads = [threading.Thread(target=make) for _ in range(16)]
     for thread in threads:

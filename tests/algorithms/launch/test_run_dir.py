@@ -21,9 +21,8 @@ from algorithms.launch.commands import cli
 from algorithms.launch.compute import devices
 from algorithms.launch.errors import UserError
 from algorithms.launch.show import pace
-from algorithms.launch.storage import files, loading, losses
+from algorithms.launch.storage import experiment, files, loading, losses
 from algorithms.launch.storage.run_dir import RunDir
-from algorithms.launch.training import runner
 from tests.algorithms.launch import toy
 
 CONFIG = toy.Config(total_timesteps=200, num_evals=4)
@@ -150,7 +149,7 @@ def test_config_survives_strict_json(run_dir):
 def test_runs_are_never_overwritten(tmp_path, run_dir):
     described = json.loads((run_dir / "config.json").read_text())
     described["config"]["env"] = "pgx/go 9x9"
-    made = [runner.create(described, tmp_path).path for _ in range(3)]
+    made = [experiment.create(described, [described], tmp_path)[0] for _ in range(3)]
     assert len(set(made)) == 3 and all(path.parent == tmp_path for path in made)
     assert made[0].name.startswith("pgx-go-9x9__toy__5__")
     with pytest.raises(UserError, match="never overwritten"):

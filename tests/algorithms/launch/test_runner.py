@@ -22,9 +22,9 @@ from algorithms.launch.show.progress import Progress
 from algorithms.launch.show.results import Outcome, Ranked
 from algorithms.launch.storage.run_dir import RunDir
 from algorithms.launch.training import session
+from algorithms.launch.training.loop import Swept
 from algorithms.launch.training.options import Options
-from algorithms.launch.training.record import Point, Start
-from algorithms.launch.training.sweeps import Swept
+from algorithms.launch.training.record import Point
 from algorithms.launch.training.trainer import Trainer, excess
 from tests.algorithms import test_dqn
 from tests.algorithms.launch import toy
@@ -149,7 +149,7 @@ def test_hooks_see_every_point(tmp_path):
 def test_how_long_a_run_will_be_is_said_before_it_starts(capsys, total, num_evals, line, excess):
     config = CONFIG.replace(total_timesteps=total, num_evals=num_evals)
     trainer = Trainer(toy, config, 1, Progress(False, 0.0))
-    session.Session(trainer, Agents([0]), Options(), ())._announce(Start(), "")
+    session.Session(session.Chunk(trainer, Agents([0])), Options())._announce()
     out, err = capsys.readouterr()
     assert line in out
     assert bool(err) == bool(excess) and re.search(excess, err)
@@ -340,6 +340,23 @@ def test_one_call_starts_goes_on_and_is_done(whole, tmp_path):
         result = call()
         assert_same((result.state, result.metrics), (whole.state, whole.metrics))
     assert_same_files(tmp_path / "run", whole.run_dir)
+
+
+def test_without_files_a_run_that_is_there_is_left_alone(whole):
+    again = {"run_dir": whole.run_dir, "resume_if_exists": True, "save": False}
+    result = launch.run(toy, CONFIG, num_seeds=3, **again)
+    assert result.run_dir is None
+    assert_same((result.state, result.metrics), (whole.state, whole.metrics))
+
+
+@pytest.mark.parametrize("seeds, advice", [(1, "fewer num_envs"), (5, "max_parallel=2$")])
+@pytest.mark.parametrize("begin", [launch.run, launch.sweep])
+def test_running_out_of_memory_says_what_would_do(begin, seeds, advice):
+    def fill_up(_):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: a device is full")
+
+    with pytest.raises(UserError, match=advice):
+        begin(toy, CONFIG, num_seeds=seeds, save=False, hooks=[fill_up])
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,82 @@
+"""Where a chunk that is there goes on: at which state, for how long, and in which directory."""
+
+import math
+
+from algorithms.launch.compute import hosts, programs
+from algorithms.launch.errors import UserError
+from algorithms.launch.storage import experiment, files
+from algorithms.launch.storage.run_dir import RunDir
+from algorithms.launch.training.options import Options, describe
+from algorithms.launch.training.record import Start
+from algorithms.launch.training.session import Chunk
+from algorithms.launch.training.trainer import Trainer
+
+
+def starting(trainer: Trainer, run_dir: RunDir, point: int | None, in_sweep: bool) -> Start:
+    """Where a run that is there goes on: at its last whole state, or at that of a point.
+
+    Of a chunk of a sweep that is finished no state is read.
+
+    Raises:
+      UserError: there is no state to go on from, or not that one.
+    """
+    last = max(run_dir.points("state"), default=-1)
+    if in_sweep and last >= trainer.plan.points:
+        return Start(last, None, run_dir.history(), True)
+    if point is None:
+        point = hosts.from_first(run_dir.newest_whole)
+    elif point not in (kept := run_dir.points("state")):
+        raise UserError(
+            f"{run_dir.path} has no whole state of point {point}; it has {kept}: a run with "
+            "--keep-states keeps those of all points"
+        )
+    if point is None:
+        return Start(resumed=True)
+    like = programs.initial_state(trainer.module, trainer.config)
+    read = lambda agents: run_dir.read(point, "state", like, agents)
+    return Start(point, read, run_dir.history(point), True)
+
+
+def extended(chunk: Chunk, total: int) -> tuple[Chunk, list[str]]:
+    """The chunk with more timesteps and as many updates to a point, and what to say."""
+    start, trainer, config = chunk.start, chunk.trainer, chunk.trainer.config
+    if total < config.total_timesteps:
+        raise UserError(
+            f"total_timesteps={total} is less than the {config.total_timesteps} of the run: "
+            "a run can only be made longer"
+        )
+    again = lambda **changes: chunk._replace(
+        trainer=Trainer(trainer.module, config.replace(**changes), chunk.agents.count, trainer.view)
+    )
+    if not start.point:
+        return again(total_timesteps=total), []
+    last = max(start.history, default=0)
+    if not last:
+        raise UserError(f"total_timesteps={total}: no policy says how long the run's points are")
+    steps = int(start.history[last]["timestep"][0]) // last
+    points = math.ceil(total / steps)
+    notes = [f"now {points} points of {steps} timesteps each, {points * steps} in all"]
+    schedules = [
+        name
+        for name in config.__dataclass_fields__
+        if name.startswith("anneal_") and getattr(config, name)
+    ]
+    if schedules and points != trainer.plan.points:
+        notes.append(
+            f"{', '.join(schedules)}: the schedule depends on the total and follows the new one "
+            "from here on; a run that was so long from the beginning would be another"
+        )
+    return again(total_timesteps=points * steps, num_evals=points), notes
+
+
+def forked(chunk: Chunk, run_dir: RunDir, options: Options) -> RunDir:
+    """A new run next to an old one, with that one's points up to where the chunk starts."""
+    last = chunk.start.point
+    described = describe(chunk.trainer.module, chunk.trainer.config, chunk.agents, options)
+    _, (made,) = experiment.create(described, [described], run_dir.path.parent)
+    policies = [found for point, found in run_dir.files("policy").items() if point <= last]
+    parts = [*policies, run_dir.parts(last, "state")] * hosts.is_first()
+    for file in [file for part in parts for file in part.values()]:
+        files.copy_whole(file, made.checkpoints / file.name)
+    hosts.wait()
+    return made
