@@ -1,4 +1,4 @@
-"""Environments: built by name, many at once, and whole episodes of a policy in them.
+"""Environments: made by name, batched, and played for whole evaluation episodes.
 
     env, env_params = envs.make("CartPole-v1", max_steps=200)
     batch = envs.batch(env, num_envs=8, num_steps=128)
@@ -8,8 +8,8 @@
         key, state, action, env_params
     )
 
-Importing this package is cheap: gymnax and every other environment library is imported by the
-first `make` that asks for it.
+Importing this package is cheap. The first `make` that needs an environment library imports it; this
+includes gymnax.
 """
 
 from envs.batch import BatchState, batch

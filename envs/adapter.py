@@ -1,7 +1,8 @@
-"""What adapters of libraries with one agent share: their classes say how to reset and to step.
+"""The base of adapters for libraries with one agent.
 
-An adapter is a module with `names()` and `construct(name, settings)`, imported when the first of
-its environments is asked for, and a class derived from `Adapter`.
+An adapter is a module with `names()`, `construct(name, settings)` and a class derived from
+`Adapter`, which defines how to reset and to step. The module is imported when one of its
+environments is asked for.
 """
 
 import importlib
@@ -16,7 +17,7 @@ from flax import struct
 
 from envs.gymnax import Environment
 
-# As in the extras of pyproject.toml, which an installed package and a copied file do not have.
+# The extras of pyproject.toml. An installed package and a copied file do not have that file.
 REQUIREMENTS = {
     "brax": "brax==0.14.2",
     "craftax": "craftax==1.6.1",
@@ -37,7 +38,7 @@ def library(module: str, name: str) -> types.ModuleType:
     """A module of an optional library, an extra of this package.
 
     Raises:
-      ValueError: it cannot be imported; says what would do.
+      ValueError: the import fails; the message gives the pip command.
     """
     try:
         return importlib.import_module(module)
@@ -45,19 +46,19 @@ def library(module: str, name: str) -> types.ModuleType:
         if (error.name or "").partition(".")[0] == module.partition(".")[0]:
             raise ValueError(f"{name}/... needs {name}: {install(name)}") from error
         raise ValueError(f"{name}/... cannot be imported: {error}; {install(name)}") from error
-    except ImportError as error:  # it, or what it needs, is there and broken
+    except ImportError as error:  # the library is installed, but it or a dependency is broken
         why = str(error).partition("\n")[0]
         raise ValueError(f"{name}/... cannot be imported: {why}") from error
 
 
 def split(settings: dict[str, Any], *known: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Settings that a constructor takes, and those that are left."""
+    """The settings that a constructor takes, and the others."""
     taken = {k: v for k, v in settings.items() if k in known}
     return taken, {k: v for k, v in settings.items() if k not in known}
 
 
 def arguments(function: Callable) -> tuple[str, ...]:
-    """Names of the keyword arguments of a function or of a class and those it derives from."""
+    """Names of the keyword arguments of a function, or of a class and its base classes."""
     kinds = function.__mro__[:-1] if isinstance(function, type) else (function,)
     signatures = [inspect.signature(k).parameters.values() for k in kinds]
     named = [
@@ -75,7 +76,7 @@ class Params:
 
 @struct.dataclass
 class State:
-    """The library's own state, the steps of this episode, and whether the last one ended it."""
+    """The library's own state, the steps of this episode, and whether its last step terminated."""
 
     inner: Any
     steps: jax.Array  # int32 ()
@@ -83,7 +84,7 @@ class State:
 
 
 class Step(NamedTuple):
-    """What a library's step gives; `terminated` by the task's own rules, not by the clock."""
+    """The result of a library's step; `terminated` by the task's own rules, not by the clock."""
 
     observation: Any
     inner: Any
@@ -98,7 +99,7 @@ class Adapter(Environment):
     Attributes:
       wrapped: the library's environment.
       arguments: names of the settings that its constructor takes.
-      metrics: of each name in `info["metrics"]`, whether an episode's value is its "last" or "sum".
+      metrics: whether an episode's value is "last" or "sum", by name in `info["metrics"]`.
     """
 
     def __init__(self, name: str, wrapped: Any, max_steps: int, space: Any):
@@ -108,14 +109,14 @@ class Adapter(Environment):
         self.arguments: tuple[str, ...] = ()
 
     def taking(self, arguments: Iterable[str]) -> "Adapter":
-        """The same, with the names of the settings that its constructor takes."""
+        """This adapter, with the names of the settings that its constructor takes."""
         self.arguments = tuple(arguments)
         return self
 
-    # What a library's class says.
+    # A library's class defines these.
 
     def first(self, key: jax.Array, params: Any) -> tuple[Any, Any]:
-        """A start: observation, inner state."""
+        """Starts an episode: observation, inner state."""
         raise NotImplementedError
 
     def next(self, key: jax.Array, inner: Any, action: jax.Array, params: Any) -> Step:
@@ -162,6 +163,9 @@ class Adapter(Environment):
 
 
 def flat(tree: Any) -> jax.Array:
-    """All arrays of a tree, raveled, in one float32 vector: dictionaries in the order of their
-    sorted keys, tuples and dataclasses in the order of their fields."""
+    """All arrays of a tree, raveled, in one float32 vector.
+
+    Dictionaries are in the order of their sorted keys, tuples and dataclasses in that of their
+    fields.
+    """
     return jnp.concatenate([jnp.asarray(x, jnp.float32).ravel() for x in jax.tree.leaves(tree)])

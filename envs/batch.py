@@ -1,13 +1,13 @@
 """Many copies of one environment stepped at once, with a fast auto-reset.
 
 gymnax resets every environment at every step and throws nearly all of that work away. Here each
-environment has a few start states in stock. `refill` draws them anew, all in one batch, once a
-rollout; the stock is num_steps / window deep, and each start lasts for `window` steps.
+environment has a stock of start states. `refill` draws a new stock once a rollout, in one batch.
+The stock holds num_steps / window start states, and each of them serves for `window` steps.
 
-What this trades: every start state is an exact, independent draw of `reset_env`, and two different
-environments never share one. An environment repeats its own start when two of its episodes end
-within one window, so episodes shorter than the window see each of their starts up to `window`
-times; 1 repeats none. Where a start state is large, or costs much to draw, longer windows pay
+Every start state is an exact, independent draw of `reset_env`, and two environments never share
+one. The price: if two episodes of an environment end within one window, both restart from the same
+state. Episodes shorter than the window may repeat a start up to `window` times; a window of 1
+repeats none. Longer windows pay where a start state is large or slow to draw
 (docs/environments.md).
 """
 
@@ -30,22 +30,22 @@ class BatchState:
     """The state of `num_envs` environments."""
 
     env: Any  # the environments' own states, leading axis num_envs
-    starts: Any  # (observation, state) in stock, leading axes (depth, num_envs); None: no stock
-    steps: jax.Array  # since the last refill, int32 ()
-    metrics: EpisodeMetrics  # that the environment reports
+    starts: Any  # the stock: (observation, state), leading axes (depth, num_envs), or None
+    steps: jax.Array  # steps since the last refill, int32 ()
+    metrics: EpisodeMetrics  # metrics that the environment reports
     before: jax.Array | None = None  # steps up to the last refill, int32 (), if rewards are shaped
 
     def without_stock(self) -> "BatchState":
-        """What there is between two rollouts: `refill` comes before the next step."""
+        """The state between two rollouts, without the stock; call `refill` before a step."""
         return dataclasses.replace(self, starts=None)
 
 
 def transition(env: Any, key: jax.Array, state: Any, action: jax.Array, params: Any):
     """One step of one environment without any reset.
 
-    Returns observation, state, reward, terminated, truncated, info. Where both flags would be
-    True, terminated wins. What is not finite in the observation of a dead agent is 0: a weight of
-    0 would not keep it out of a loss.
+    Returns observation, state, reward, terminated, truncated, info. Where both flags would be True,
+    terminated wins. NaN and infinity in the observation of a dead agent become 0, because even a
+    weight of 0 would not keep them out of a loss.
     """
     observation, state, reward, terminated, info = env.step_env(key, state, action, params)
     if "alive" in info:
@@ -62,7 +62,7 @@ class Batch:
         self.env, self.num_envs, self.depth, self.window = env, num_envs, depth, window
 
     def reset(self, key: jax.Array, params: Any) -> tuple[Any, BatchState]:
-        """Starts every environment; `refill` comes next, as the stock has been drawn from.
+        """Starts every environment, which takes starts from the stock; `refill` comes next.
 
         Returns observations (num_envs, ...) and the state.
         """
@@ -82,10 +82,10 @@ class Batch:
         """Steps every environment and restarts those whose episode ended.
 
         Returns observation, state, reward, terminated, truncated, info, each with a leading axis
-        num_envs; `info["final_observation"]` is the observation before a restart, and so are
+        num_envs. `info["final_observation"]` is the observation before a restart. So are
         `info["final_action_mask"]` and `info["final_world_state"]` where the environment has an
         `action_mask` and a `world_state`. Where rewards are shaped (envs/shaping.py),
-        `info["shaping"]` is the part of the reward that has been added.
+        `info["shaping"]` is the part added to the reward.
         """
         keys = jax.random.split(key, self.num_envs)
         step = jax.vmap(lambda k, s, a: transition(self.env, k, s, a, params))
@@ -110,11 +110,11 @@ class Batch:
         return observation, state, reward, terminated, truncated, info
 
     def action_mask(self, state: BatchState, params: Any) -> jax.Array | None:
-        """Actions that may be taken, (num_envs, ..., num_actions); None if all always may."""
+        """Allowed actions, (num_envs, ..., num_actions); None if all are always allowed."""
         return self._view("action_mask", state.env, params)
 
     def world_state(self, state: BatchState, params: Any) -> jax.Array | None:
-        """What a central critic sees, (num_envs, ...); None if the environment has no such view."""
+        """The input of a central critic, (num_envs, ...); None if the environment has none."""
         return self._view("world_state", state.env, params)
 
     def _view(self, name: str, state: Any, params: Any) -> Any:
@@ -122,7 +122,7 @@ class Batch:
         return view and jax.vmap(view, (0, None))(state, params)
 
     def _draw(self, key: jax.Array, params: Any) -> Any:
-        keys = jax.random.split(key, self.depth * self.num_envs)  # flat: it compiles much faster
+        keys = jax.random.split(key, self.depth * self.num_envs)  # flat: compiles much faster
         starts = jax.vmap(self.env.reset_env, (0, None))(keys, params)
         return jax.tree.map(lambda x: x.reshape(self.depth, self.num_envs, *x.shape[1:]), starts)
 
@@ -132,10 +132,10 @@ def batch(env: Any, num_envs: int, num_steps: int = 1, window: int | None = None
 
     Args:
       env: an environment of `envs.make`.
-      num_envs: how many.
+      num_envs: number of environments.
       num_steps: steps between two calls of `refill`.
-      window: steps for which one start state serves (this module's docstring says what it trades);
-        by default the environment's `start_window`, or 8.
+      window: steps for which one start state serves, see this module's docstring; by default the
+        environment's `start_window`, or 8.
     """
     default: int = getattr(env, "start_window", START_WINDOW)
     served = window or default

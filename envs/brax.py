@@ -3,13 +3,14 @@
     env, env_params = envs.make("brax/hopper", backend="spring")
     env, env_params = envs.make("brax/ant", backend="mjx", terminate_when_unhealthy=False)
 
-Raw environments, without brax's wrappers, which restart an episode at its one first state and lose
-the final observation. `done` of the task terminates; brax itself knows no time limit, and here it
-is the 1000 steps of its trainer (`max_steps`). Settings are arguments of the environment's
-constructor. Actions are in [-1, 1], as brax's agents give them. Where the physics diverges, what is
-not finite is zero in the observation and in the reward.
+It takes raw environments. brax's wrappers restart every episode at one start state and lose the
+final observation. The task's `done` terminates. brax itself has no time limit; the limit here is
+the 1000 steps of brax's trainer (`max_steps`). Settings are arguments of the environment's
+constructor. Actions are in [-1, 1], as in brax. Where the physics diverges, NaN and infinity become
+zero in the observation and in the reward.
 
-Parts of rewards (`reward_ctrl`, ...) are summed over an episode, other metrics are its last ones.
+Parts of rewards (`reward_ctrl`, ...) are summed over an episode. Other metrics have their last
+value.
 """
 
 import functools
@@ -31,19 +32,19 @@ MAX_STEPS = 1000
 START_WINDOW = 64  # a state of the physics is large
 
 
-# Why what brax knows cannot be had.
+# Names that brax lists and that do not run, with the reason.
 BROKEN = {"swimmer": "brax 0.14 calls jnp.clip with a_min, which jax does not take any more"}
 
 
 def names() -> list[str]:
-    """Every name that brax knows and can step, but for `fast`, its own tests' toy."""
+    """Every name of brax's that can be stepped, except `fast`, a toy of brax's own tests."""
     return [name for name in _envs()._envs if name not in ("fast", *BROKEN)]
 
 
 def construct(name: str, settings: dict[str, Any]) -> tuple["Physics", dict[str, Any]]:
     """Builds an environment with those settings that its constructor takes.
 
-    Returns the environment and the settings that are left.
+    Returns the environment and the other settings.
 
     Raises:
       ValueError: brax is missing, or its constructor refuses the settings.
@@ -64,7 +65,7 @@ def _envs() -> Any:
 
 
 class Physics(Adapter):
-    """What brax and MuJoCo playground have in common: a state that holds all that a step gives."""
+    """The common part of brax and MuJoCo playground: a state that holds all results of a step."""
 
     start_window = START_WINDOW
 
@@ -90,7 +91,7 @@ class Physics(Adapter):
         return spaces.Box(-jnp.inf, jnp.inf, (self._size,), jnp.float32)
 
     def drawn(self, inner: Any) -> tuple[Any, Any, Any]:
-        """What MuJoCo draws of a state: its model, positions and velocities."""
+        """MuJoCo's view of a state: its model, positions and velocities."""
         raise NotImplementedError
 
     def render(self, state: Any, params: Any) -> np.ndarray:

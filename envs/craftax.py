@@ -3,12 +3,12 @@
     env, env_params = envs.make("craftax/Classic-Symbolic")
     env, env_params = envs.make("craftax/Symbolic", max_timesteps=10_000, day_length=200)
 
-Environments that do not restart by themselves. Craftax has one flag, done: an episode is truncated
-when its clock has reached `max_timesteps` (10,000 steps; without Classic 100,000), and terminated
-by death, lava or the last boss. Settings are the fields of Craftax's parameters, which may be
-traced and batched. Pixels are floats in [0, 1], as they come.
+It takes the environments without auto-reset. Craftax has one flag, done. An episode is truncated
+when its clock reaches `max_timesteps`: 10,000 steps for Classic, else 100,000. It is terminated by
+death, by lava or after the last boss. Settings are the fields of Craftax's parameters, which may be
+traced and batched. Pixels are floats in [0, 1], as in Craftax.
 
-Metrics: each achievement, 1 if it was reached in the episode, and how many were.
+Metrics: each achievement, 1 if it was reached in the episode, and their number.
 """
 
 import functools
@@ -26,7 +26,7 @@ NAMES = ("Classic-Symbolic", "Classic-Pixels", "Symbolic", "Pixels")
 
 
 def names() -> list[str]:
-    """The four that there are."""
+    """The four environments."""
     _make()
     return list(NAMES)
 
@@ -84,7 +84,7 @@ class Craftax(Adapter):
         return spaces.Box(space.low, space.high, space.shape, space.dtype)
 
     def render(self, state: Any, params: Any) -> np.ndarray:
-        """What the agent sees, and what it carries."""
+        """The agent's view and its inventory."""
         return np.asarray(self._renderer(state.inner)).astype(np.uint8)
 
     @functools.cached_property

@@ -12,14 +12,14 @@ from envs.precision import without_x64
 
 
 class Episodes(NamedTuple):
-    """What happened in each episode; leading axis num_episodes, rewards may have trailing axes."""
+    """The results of episodes; leading axis num_episodes. Rewards may have trailing axes."""
 
     episode_return: jax.Array  # raw rewards, undiscounted
     length: jax.Array  # steps, int32
     terminated: jax.Array  # else it was truncated
     truncated: jax.Array
     last_reward: jax.Array
-    metrics: dict[str, jax.Array]  # that the environment reports, see envs/metrics.py
+    metrics: dict[str, jax.Array]  # reported by the environment, see envs/metrics.py
 
 
 class _Carry(NamedTuple):
@@ -31,15 +31,15 @@ class _Carry(NamedTuple):
 
 
 def limit_name(env: Any) -> str:
-    """The name of the parameter that says how many steps an episode may have."""
+    """The name of the parameter with the time limit."""
     return getattr(env, "limit_name", "max_steps_in_episode")
 
 
 def check_ends(env: Any, env_params: Any) -> None:
-    """An evaluation plays whole episodes, and has to know that they end.
+    """Refuses an environment whose episodes may never end: an evaluation plays whole episodes.
 
     Raises:
-      ValueError: an environment that has no time limit, and does not say that it ends without.
+      ValueError: the environment has neither a time limit nor `ends = True`.
     """
     if not (hasattr(env_params, limit_name(env)) or getattr(env, "ends", False)):
         raise ValueError(
@@ -50,7 +50,7 @@ def check_ends(env: Any, env_params: Any) -> None:
 
 
 def rewarded(memory: Any, reward: jax.Array) -> Any:
-    """A policy's memory after a step: where it has a reward, this is what the step brought."""
+    """A policy's memory after a step: if it has a `reward`, this is the reward of the step."""
     if getattr(memory, "reward", None) is None:
         return memory
     return memory._replace(reward=jnp.asarray(reward, jnp.float32))
@@ -68,16 +68,16 @@ def evaluate(
     """Runs whole episodes of the deterministic policy, and stops when all have ended.
 
     Args:
-      policy: `policy(state, observation, memory) -> action, memory` for one environment; a
-        fresh memory must be zeros, and one with a `reward` is told what the action brought. Where
-        the environment has an `action_mask`, the policy gets it as `mask`.
-      state: handed to the policy.
-      env, env_params: of `envs.make`; an environment that may never end needs `max_steps`.
-      rng: start states and the environment's own randomness.
-      num_episodes: how many, static.
+      policy: `policy(state, observation, memory) -> action, memory` for one environment. A fresh
+        memory must be zeros. If it has a `reward`, it receives the reward of each step. Where the
+        environment has an `action_mask`, the policy gets it as `mask`.
+      state: passed to the policy.
+      env, env_params: from `envs.make`; an environment that may never end needs `max_steps`.
+      rng: key for start states and the environment's own randomness.
+      num_episodes: number of episodes, static.
 
     Raises:
-      ValueError: what `check_ends` says.
+      ValueError: as in `check_ends`.
     """
     check_ends(env, env_params)
     rng, reset_rng = jax.random.split(rng)

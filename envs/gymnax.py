@@ -1,8 +1,8 @@
-"""The adapter for gymnax 1.x; it repairs at the boundary what some environments get wrong.
+"""The adapter for gymnax 1.x. It repairs common mistakes of environments.
 
-Repaired: integer rewards and rewards of shape (1,), observations of another dtype than their
-space, and weakly typed leaves (which differ between reset and step, and would make loops and
-compiled functions see two types of one state). The rest is refused, see envs/interface.py.
+It repairs integer rewards, rewards of shape (1,), and observations whose dtype is not that of their
+space. It also makes weak types strong: they differ between reset and step, so loops and compiled
+functions would see two types of one state. Other mistakes are refused, see envs/interface.py.
 """
 
 import functools
@@ -18,8 +18,10 @@ from envs import interface
 
 
 def _import_gymnax() -> types.ModuleType:
-    """Imports gymnax without its plotting libraries, which it imports on top and which take
-    most of its import time: they are put off until somebody draws."""
+    """Imports gymnax and defers its plotting libraries until something is drawn.
+
+    Those libraries take most of gymnax's import time.
+    """
     importing = True
 
     class Deferred(types.ModuleType):
@@ -50,14 +52,14 @@ def parameter_names(params: Any) -> list[str]:
 
 
 class Wrapper(Environment):
-    """Base of all wrappers: hands everything on to the environment inside (`env`)."""
+    """Base of all wrappers: passes everything on to the environment inside (`env`)."""
 
     def __init__(self, env: Any):
         super().__init__()
         self.env = env
 
     def __getattr__(self, name: str) -> Any:
-        if name == "env":  # not there yet while unpickling
+        if name == "env":  # absent while unpickling
             raise AttributeError(name)
         return getattr(self.env, name)
 
@@ -137,8 +139,7 @@ class Gymnax(Wrapper):
 
 @functools.lru_cache(maxsize=64)
 def _first_state(env: Gymnax, structure: Any, leaves: tuple, x64: bool) -> Any:
-    """Shapes of the state that the environment inside has after a reset; large physics take
-    seconds to trace."""
+    """Shapes of the inner state after a reset. They are kept: tracing physics can take seconds."""
     key = jax.eval_shape(lambda: jax.random.key(0))
     return jax.eval_shape(env.env.reset_env, key, jax.tree.unflatten(structure, leaves))[1]
 

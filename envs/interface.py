@@ -1,7 +1,7 @@
-"""Whether an environment keeps to the interface: by shapes and dtypes, nothing is run.
+"""Checks that an environment keeps to the interface, by shapes and dtypes. Nothing is run.
 
-`envs.gymnax.Gymnax` refuses what it cannot repair, wherever it is traced, and `check_interface`
-the rest before training. Errors of the environment's own code come through as they are.
+`envs.gymnax.Gymnax` refuses what it cannot repair whenever it is traced. `check_interface` refuses
+the rest before training. Errors raised by the environment's own code are passed on unchanged.
 """
 
 import functools
@@ -19,7 +19,7 @@ RESET, STEP = "observation, state", "observation, state, reward, terminated, inf
 
 
 class Refusal(ValueError):
-    """What was found, and what is expected."""
+    """A mistake: the value found, and the value expected."""
 
 
 def check_interface(env: Any, env_params: Any) -> None:
@@ -28,19 +28,19 @@ def check_interface(env: Any, env_params: Any) -> None:
     They are traced once for each environment and shapes of its parameters.
 
     Args:
-      env, env_params: of `envs.make`. The parameters may be traced.
+      env, env_params: from `envs.make`. The parameters may be traced.
 
     Raises:
-      ValueError: what was found, and what is expected.
+      ValueError: the value found, and the value expected.
     """
     strong = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), shapes(env_params))
-    leaves, structure = jax.tree.flatten(strong)  # as the parameters of programs
+    leaves, structure = jax.tree.flatten(strong)  # as in programs, which take them as arguments
     actions, observations = env.action_space(env_params), env.observation_space(env_params)
     number = int(actions.n) if hasattr(actions, "n") else None
     action = (tuple(actions.shape), jnp.float32) if number is None else ((), jnp.int32)
     try:
         _check(env, structure, tuple(leaves), tuple(observations.shape), action, number)
-    except Refusal as refusal:  # without jax's frames and its note on them
+    except Refusal as refusal:  # without jax's frames and its note about them
         raise ValueError(str(refusal)) from None
 
 
@@ -71,7 +71,7 @@ def _check(env, structure, leaves, shape, action, num_actions):
 
 
 def name_of(env: Any) -> str:
-    """An environment's name; its class's where it has none."""
+    """An environment's name, or the name of its class."""
     inner = env
     while not hasattr(env, "name") and "env" in vars(inner):
         inner = inner.env
@@ -89,7 +89,7 @@ def shapes(tree: Any) -> Any:
 
 
 def unpack(name: str, part: str, returned: Any, values: str) -> tuple:
-    """The values that reset_env or step_env returned, if they are as many as they must be."""
+    """The values that reset_env or step_env returned, if their number is right."""
     count, several = len(values.split(", ")), isinstance(returned, tuple | list)
     if several and len(returned) == count:
         return tuple(returned)
@@ -109,7 +109,7 @@ def as_array(env: Any, part: str, what: str, value: Any, dtype: Any) -> jax.Arra
 def check_observation(
     env: Any, part: str, value: Any, shape: tuple[int, ...], dtype: Any = None
 ) -> None:
-    """Refuses what is not one array, with the shape of the space for each agent."""
+    """Refuses an observation that is not one array with the shape of the space for each agent."""
     shape = (*shaping.reward_shape(env), *shape)
     check_array(env, part, "an observation", value, shape, dtype)
 
@@ -117,7 +117,7 @@ def check_observation(
 def check_array(
     env: Any, part: str, what: str, value: Any, shape: tuple | None = None, dtype: Any = None
 ) -> None:
-    """Refuses what is not one array, and another shape or dtype than is given."""
+    """Refuses a value that is not one array of the given shape and dtype."""
     if not _is_array(value):
         found, expected = f"type {type(value).__name__}", "one array"
     elif shape not in (None, value.shape):
@@ -136,12 +136,12 @@ def _is_array(value: Any) -> bool:
 
 
 def check_state(env: Any, first: Any, after: Any, casting: Casting = "no") -> None:
-    """Refuses a step whose state is not like that of the reset, weak types aside.
+    """Refuses a step whose state differs from that of the reset, weak types aside.
 
     Args:
       env: for its name.
       first, after: the states of reset_env and of step_env.
-      casting: which other dtypes are taken after a step, as for `numpy.can_cast`.
+      casting: other dtypes that are accepted after a step, as in `numpy.can_cast`.
     """
     told, old, new = f"step_env of {name_of(env)} returns", _leaves(first), _leaves(after)
     structures: list[Any] = [jax.tree.structure(state) for state in (first, after)]
@@ -160,20 +160,20 @@ def check_state(env: Any, first: Any, after: Any, casting: Casting = "no") -> No
 
 
 def _leaves(state: Any) -> dict[str, tuple]:
-    """Of each leaf of a state its shape and dtype."""
+    """The shape and dtype of each leaf of a state."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(state)
     name = lambda path: f"state{jax.tree_util.keystr(path)}"
     return {name(path): (np.shape(x), jnp.result_type(x)) for path, x in leaves}
 
 
 def _casts(dtype: Any, to: Any, casting: Casting) -> bool:
-    """Whether a dtype may stand for another; those of keys and the like stand for themselves."""
+    """Whether one dtype may replace another; that of a key replaces only itself."""
     plain = all(isinstance(x, np.dtype) for x in (dtype, to))
     return dtype == to or (plain and np.can_cast(dtype, to, casting))
 
 
 def check_info(env: Any, info: Any) -> None:
-    """Refuses metrics that are not those that the environment names, and other shapes."""
+    """Refuses metrics other than those that the environment names, and other shapes."""
     named, agents = kinds(env), shaping.reward_shape(env)
     if not isinstance(info, dict):
         raise Refusal(
@@ -200,6 +200,6 @@ def check_info(env: Any, info: Any) -> None:
 
 
 def kind(value: Any) -> str:
-    """What it is, with an article."""
+    """The kind of a value, with an article."""
     name = "array" if _is_array(value) else type(value).__name__
     return f"a{'n' * (name[0] in 'AEIOUaeiou')} {name}"

@@ -4,52 +4,53 @@
     env, env_params = envs.make("jaxmarl/HeuristicEnemySMAX", scenario="3m")
     env, env_params = envs.make("jaxmarl/overcooked", layout="cramped_room", shaped=1.0)
 
-JaxMARL hands out dictionaries by agent; here they are arrays in the order of `env.agents`. Where
-agents differ, observations and continuous actions are padded with zeros at their end to the largest
-agent's, and `env.action_dimensions` says which dimensions of an action an agent has; where numbers
-of actions differ, `env.action_mask` forbids those that an agent does not have (a forbidden action
-is handed on as it is). Environments with an action mask (SMAX, Hanabi) or
-a world state (SMAX, JaxNav) of their own pass it on; all others lack these two methods. Images
-stay images; all observations are float32. What `info` holds by agent is stacked likewise.
+JaxMARL returns dictionaries by agent. Here they are arrays in the order of `env.agents`; entries of
+`info` by agent are stacked likewise. Observations are float32, and images stay images.
 
-JaxMARL has one flag, done. What an end means here, from the rules of each environment:
+Where agents differ, observations and continuous actions are padded with zeros at their end to the
+largest agent's size. `env.action_dimensions` then marks the dimensions that each agent has. Where
+numbers of actions differ, `env.action_mask` forbids those that an agent does not have; a forbidden
+action is passed on unchanged. An action mask of JaxMARL's own (SMAX, Hanabi) and a world state
+(SMAX, JaxNav) are passed on. Other environments lack these two methods.
 
-  MPE             truncated only. It counts a step after it has checked its limit, so that an
-                  episode has max_steps + 1 steps: 26
-  overcooked, v2  truncated only (400 steps); the metric `deliveries` is how many soups were served
-                  (in v2 in how many steps)
-  SMAX            terminated when a team is dead, else truncated; it counts like MPE, 101 steps.
-                  info["alive"] is False for dead units, which still get their team's reward;
-                  the metric `won` is 1 if the enemies alone are dead at last: what JaxMARL's
-                  SMAXLogWrapper tells by a last reward of 1 or more
+JaxMARL has one flag, done. It means, by the rules of each environment:
+
+  MPE             truncated only. It checks its limit before it counts the step, so an episode has
+                  max_steps + 1 steps: 26
+  overcooked, v2  truncated only (400 steps). The metric `deliveries` is the number of soups served
+                  (v2: of steps with a soup served)
+  SMAX            terminated when a team is dead, else truncated after 101 steps, counted as in MPE.
+                  info["alive"] is False for dead units, which still get their team's reward.
+                  The metric `won` is 1 if at the end only the enemies are dead. JaxMARL's
+                  SMAXLogWrapper infers this from a last reward of 1 or more
   switch_riddle   terminated when the agent in the room tells, else truncated
                   (4 num_agents - 6 steps)
   jaxnav          terminated when every agent has crashed or arrived, else truncated (500 steps).
-                  info["alive"] is False for agents that have, where these leave (`evaporating`)
+                  With `evaporating`, info["alive"] is False for agents that have
   hanabi          terminated only
   mabrax          terminated when brax says so, else truncated (1000 steps)
-  coin_game,      truncated only, at the end of the last inner game; as after every inner game, the
+  coin_game,      truncated only, at the end of the last inner game. After every inner game, the
   storm_np        observation is the first one of a fresh game
   anything else   cannot be told apart: every end is a termination
 
 All agents always have the same reward (`shared_reward`) in MPE_simple_speaker_listener, overcooked,
-overcooked_v2, SMAX against a built-in team, switch_riddle, hanabi and mabrax; everywhere else they
-are taken to differ, as those of simple_spread do.
+overcooked_v2, SMAX against a built-in team, switch_riddle, hanabi and mabrax. Everywhere else
+rewards count as different, which they are in simple_spread.
 
-Soups of overcooked are 20 for everybody, and too far to be found. Its shaped rewards, each agent's
-own, are for onions in the pot, plates and soups taken: `shaped` is their weight in the rewards that
-are learned from, `shaped_steps` the environment steps in which it falls to 0 (envs/shaping.py).
-JaxMARL's scripts have 1 and 2.5e6, half of a run; of both agents' its VDN takes the sum, which in
-vdn.py, whose teams take the mean, is a weight of 2.
+A soup in overcooked pays every agent 20, and exploration rarely finds one. The shaped rewards are
+each agent's own, for onions in the pot, plates and soups taken. `shaped` is their weight in the
+rewards of training. It falls to 0 in `shaped_steps` environment steps (envs/shaping.py). JaxMARL's
+scripts have 1 and 2.5e6, half of a run. JaxMARL's VDN takes the sum over both agents. Teams of
+vdn.py take the mean, so the same is a weight of 2 there.
 
-`max_steps` of `envs.make` truncates earlier, or later where the parameters have
-`max_steps_in_episode`. jaxnav, hanabi, coin_game and storm_np have none and keep their own end.
-`max_steps_in_episode` of overcooked and jaxnav goes to their constructor, as they show the agents
-that time runs out (overcooked's urgency layer; jaxnav's world state); `max_steps` does not.
+`max_steps` of `envs.make` truncates earlier. It truncates later only where the parameters have
+`max_steps_in_episode`; jaxnav, hanabi, coin_game and storm_np have none and keep their own end.
+`max_steps_in_episode` of overcooked and jaxnav goes to their constructor, because they show the
+agents the remaining time (overcooked's urgency layer; jaxnav's world state). `max_steps` does not.
 
 MPE, SMAX and Overcooked are drawn as JaxMARL draws them, without a display.
 
-Not taken: storm and storm_2p, whose agents see two arrays each.
+Refused: storm and storm_2p, whose agents observe two arrays each.
 """
 
 import contextlib
@@ -73,7 +74,7 @@ from envs.gymnax import Environment, spaces
 NOT_TAKEN = ("storm", "storm_2p")  # agents that observe two arrays each
 OVERCOOKED = ("overcooked", "overcooked_v2")
 MABRAX = ("ant_4x2", "halfcheetah_6x1", "hopper_3x1", "humanoid_9|8", "walker2d_2x3")
-# Keyword arguments of MPE that stand in no signature; it ignores names that it does not know.
+# Keyword arguments of MPE that are in no signature. MPE ignores names that it does not know.
 MPE_ARGUMENTS: tuple[str, ...] = (
     "accel",
     "c_noise",
@@ -87,12 +88,12 @@ MPE_ARGUMENTS += ("max_speed", "moveable", "rad", "silent", "u_noise")
 
 
 def names() -> list[str]:
-    """Every name that can be taken; some need a further library, which JaxMARL names."""
+    """Every supported name. Some need a further library, which JaxMARL names."""
     return [name for name in _library().registered_envs if name not in NOT_TAKEN]
 
 
 def listed() -> list[str]:
-    """Those of `names` that can be made here, and by their name alone."""
+    """The names that can be made here without settings."""
     names_of = importlib.import_module(f"{_library().__name__}.environments")
     there = lambda name: (
         name != "LearnedPolicyEnemySMAX"  # takes a policy and its parameters
@@ -111,7 +112,7 @@ def construct(name: str, settings: dict[str, Any]) -> tuple["JaxMARL", dict[str,
         be names, and `max_steps_in_episode` takes the place of `max_steps`.
 
     Returns:
-      The environment and the settings that are left.
+      The environment and the other settings.
 
     Raises:
       ValueError: JaxMARL or a library that this environment needs is missing, or its constructor
@@ -128,9 +129,9 @@ def construct(name: str, settings: dict[str, Any]) -> tuple["JaxMARL", dict[str,
     elif limit is not None:
         left["max_steps_in_episode"] = limit
     if name in MABRAX:
-        arguments["auto_reset"] = False  # it would take the final observation
+        arguments["auto_reset"] = False  # True would take the final observation
     try:
-        with jax.ensure_compile_time_eval():  # its arrays outlive a trace that asks for it
+        with jax.ensure_compile_time_eval():  # concrete arrays, also when called inside a trace
             wrapped = _library().make(name, **arguments)
     except (TypeError, ImportError, ValueError) as error:
         raise ValueError(f"jaxmarl/{name}: {error}") from error
@@ -144,7 +145,7 @@ def construct(name: str, settings: dict[str, Any]) -> tuple["JaxMARL", dict[str,
 
 @functools.cache
 def _library() -> types.ModuleType:
-    # It prints which extras it has not found, and leaves other streams behind than it found.
+    # Importing it prints the extras that are missing, and replaces the standard streams.
     streams = {name: vars(sys)[name] for name in ("stdout", "stderr", "__stdout__")}
     unread = io.StringIO()
     vars(sys).update(stdout=unread, __stdout__=unread)
@@ -159,7 +160,7 @@ def _library() -> types.ModuleType:
 
 
 def _named(name: str, setting: str, value: Any) -> Any:
-    """The scenario or layout of that name, for a command line cannot give the objects."""
+    """The scenario or layout of that name, because a command line cannot pass the objects."""
     if not isinstance(value, str):
         return value
     if name.endswith("SMAX") and setting == "scenario":
@@ -175,7 +176,7 @@ def _named(name: str, setting: str, value: Any) -> Any:
 
 
 def _arguments(kind: type) -> set[str]:
-    """The arguments of a constructor and of those that it hands **kwargs on to."""
+    """The arguments of a constructor and of the base constructors that get its **kwargs."""
     known: set[str] = set()
     chain = [vars(k)["__init__"] for k in kind.__mro__[:-1] if "__init__" in vars(k)]
     if "EnemySMAX" in [k.__name__ for k in kind.__mro__]:  # builds a SMAX instead of being one
@@ -193,7 +194,7 @@ def _arguments(kind: type) -> set[str]:
 
 @struct.dataclass
 class NoParams:
-    """An environment without a time limit that could be moved."""
+    """An environment without an adjustable time limit."""
 
 
 @struct.dataclass
@@ -210,14 +211,14 @@ class JaxMARL(Environment):
     Attributes:
       wrapped: JaxMARL's environment.
       agents: its agents' names, in the order of every array's agent axis.
-      num_agents: how many.
-      shared_reward: whether all of them always have the same reward.
-      action_mask(state, params): which actions each agent may take, bool (num_agents,
-        num_actions); only there if some action is ever forbidden.
-      action_dimensions: which dimensions of its continuous action each agent has, a NumPy array of
-        bool (num_agents, dimensions); only there if agents differ. The others do nothing.
-      world_state(state, params): everything in one float32 array (size,); only there if JaxMARL
-        has it.
+      num_agents: number of agents.
+      shared_reward: whether all agents always have the same reward.
+      action_mask(state, params): the actions that each agent may take, bool (num_agents,
+        num_actions); absent if no action is ever forbidden.
+      action_dimensions: the dimensions of its continuous action that each agent has, a NumPy array
+        of bool (num_agents, dimensions). The others do nothing. Absent if agents do not differ.
+      world_state(state, params): the whole state in one float32 array (size,); absent if JaxMARL
+        has none.
     """
 
     def __init__(self, name: str, wrapped: Any):
@@ -294,7 +295,7 @@ class JaxMARL(Environment):
         # Padding is zero.
         return spaces.Box(min(0.0, *low), max(0.0, *high), self._observation_shape, jnp.float32)
 
-    # What the kinds of environments below differ in.
+    # Kinds of environments below override these.
 
     def _terminated(self, before: Any, after: Any, actions: list, dones: dict) -> Any:
         """Whether this step ended the episode by the task's own rules."""
@@ -305,14 +306,14 @@ class JaxMARL(Environment):
         return False
 
     def _alive(self, inner: Any) -> Any:
-        """Which agents live on (num_agents,), or None where none can die alone."""
+        """Whether each agent is alive (num_agents,), or None where no agent can die alone."""
         return None
 
     def _reported(self, inner: Any, reward: jax.Array) -> dict[str, jax.Array]:
         """The values of `metrics` after a step."""
         return {}
 
-    metrics: dict[str, str] = {}  # noqa: RUF012, what is reported of an episode
+    metrics: dict[str, str] = {}  # noqa: RUF012, metrics of an episode
     shared_reward = False
     _available: Any = None  # inner -> the mask of each agent's actions, by agent
     _world_state: Any = None  # state, params -> one array
@@ -341,7 +342,7 @@ class JaxMARL(Environment):
 
 
 class TimeLimited(JaxMARL):
-    """Ends by nothing but its time limit, in `max_steps` steps."""
+    """Ended only by its time limit, in `max_steps` steps."""
 
     @property
     def default_params(self) -> Params:
@@ -355,7 +356,7 @@ class TimeLimited(JaxMARL):
 
 
 class Late(TimeLimited):
-    """Checks its limit, and counts then: it ends after `max_steps` + 1 steps."""
+    """Checks its limit before it counts the step, so it ends after `max_steps` + 1 steps."""
 
     @property
     def default_params(self) -> Params:
@@ -366,7 +367,7 @@ class MPE(Late):
     frame_milliseconds = 100
 
     def render(self, state: State, params: Any) -> np.ndarray:
-        """Agents and landmarks, and what is said."""
+        """Agents, landmarks and messages."""
         visualizer = importlib.import_module("jaxmarl.environments.mpe.mpe_visualizer")
         with _without_display(visualizer), contextlib.redirect_stdout(io.StringIO()):
             return _picture(visualizer.MPEVisualizer(self.wrapped, [state.inner]).fig)
@@ -378,7 +379,7 @@ class SpeakerListener(MPE):
 
 @struct.dataclass
 class ShapedParams(Params):
-    """The time limit, and what envs/shaping.py says."""
+    """The time limit, and the parameters of envs/shaping.py."""
 
     shaped: float = 0.0
     shaped_steps: float = np.inf
@@ -401,7 +402,7 @@ class Overcooked(AnyOvercooked):
         return {"deliveries": reward[0] / module.DELIVERY_REWARD}
 
     def render(self, state: State, params: Any) -> np.ndarray:
-        """The kitchen; the small thing at an agent is what it holds."""
+        """The kitchen. A small object beside an agent is what it holds."""
         visualizer = importlib.import_module("jaxmarl.viz.overcooked_visualizer")
         grid = np.asarray(state.inner.maze_map)
         edge = (len(grid) - self.wrapped.height) // 2
@@ -432,7 +433,7 @@ class SMAX(Late):
     """SMAX with both teams, or (`EnemySMAX`) against a built-in one."""
 
     metrics = {"won": "last"}  # noqa: RUF012
-    frame_milliseconds = 250  # eight steps of the battle
+    frame_milliseconds = 250  # an action lasts eight steps of the battle
 
     def _units(self, inner):
         return inner.state if hasattr(inner, "enemy_policy_state") else inner
@@ -458,13 +459,13 @@ class SMAX(Late):
         return jnp.asarray(self.wrapped.get_world_state(state.inner), jnp.float32)
 
     def render(self, state: State, params: Any) -> np.ndarray:
-        """The units that live, by team and kind, and the shots of the step before, half-way."""
+        """The living units, by team and kind, and the shots of the step before, half-way."""
         units = self._units(state.inner)
         agents = getattr(self.wrapped, "all_agents", self.wrapped.agents)
         shots = dict(zip(agents, units.prev_attack_actions))
         half, step = self.wrapped.world_steps_per_env_step // 2, int(units.step)
         _, axes = _subplots()
-        with jax.disable_jit():  # it branches by lax.cond, unit by unit
+        with jax.disable_jit():  # SMAX branches by lax.cond, unit by unit
             image = self.wrapped.init_render(axes, (None, units, shots), half, step)
         return np.asarray(image.get_array())[..., :3]
 
@@ -485,7 +486,7 @@ class JaxNav(JaxMARL):
     ends = True
 
     def _finished(self, inner):
-        # `term` is who had finished before this step: agents that evaporate are in it alone.
+        # `term` marks agents that had finished before this step. Evaporated agents are only in it.
         return inner.move_term | inner.goal_reached | inner.term
 
     def _terminated(self, before, after, actions, dones):
@@ -498,7 +499,7 @@ class JaxNav(JaxMARL):
         return ~self._finished(inner) if self.wrapped.evaporating else None
 
     def _world_state(self, state, params):
-        """What all agents' rows share, once, and then each agent's own observation."""
+        """The part that all agents' rows share, once, and then each agent's own observation."""
         rows = jnp.asarray(self.wrapped.get_world_state(state.inner), jnp.float32)
         own = self._observation_shape[0]
         return jnp.concatenate([rows[0, self.num_agents : -own], rows[:, -own:].ravel()])
@@ -530,7 +531,7 @@ class Meta(JaxMARL):
         return inner.done
 
 
-# JaxMARL's classes, by name: importing them is left to those who ask for one.
+# JaxMARL's classes, by name, so that a class is imported only when it is needed.
 KINDS = {
     "SimpleMPE": MPE,
     "SimpleSpeakerListenerMPE": SpeakerListener,
@@ -548,12 +549,12 @@ KINDS = {
 
 
 def _by_agent(values: Any, agents: list) -> list:
-    """The values of each agent, of a dictionary or of a sequence in the order of the agents."""
+    """The values of each agent, from a dictionary or from a sequence in the order of the agents."""
     return [values[a] for a in agents] if isinstance(values, dict) else list(values)
 
 
 def _bounds(space: Any) -> tuple[float, float]:
-    """The least and the largest value in a space; infinite where they are not known."""
+    """The least and the largest value in a space; infinite where unknown."""
     if hasattr(space, "num_categories"):
         return 0.0, float(np.asarray(space.num_categories).max()) - 1.0
     if hasattr(space, "low"):
@@ -565,7 +566,7 @@ def _bounds(space: Any) -> tuple[float, float]:
 
 
 def _subplots(*_: Any, **__: Any) -> tuple[Any, Any]:
-    """A figure that needs no window, and its axes."""
+    """A figure without a window, and its axes."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -580,7 +581,7 @@ def _picture(figure: Any) -> np.ndarray:
 
 @contextlib.contextmanager
 def _without_display(module: Any) -> Iterator[None]:
-    """In a module that draws by pyplot, which would look for one."""
+    """Runs a drawing module of JaxMARL's without a display, which its pyplot would look for."""
     pyplot, module.plt = module.plt, types.SimpleNamespace(subplots=_subplots)
     try:
         yield

@@ -4,17 +4,17 @@
     env, env_params = envs.make("jumanji/Game2048", mask_actions=False)
 
 Names are Jumanji's without the version. Some of its environments end an episode at a time limit as
-if it were over: they are built without theirs, and the limit is this adapter's (`max_steps`), so
-that `terminated` is an end by the rules and `truncated` the clock's. Settings are the other
+if the task were over. They are built without their limit, and this adapter has it (`max_steps`). So
+`terminated` is an end by the rules, and `truncated` one by the clock. Settings are the other
 arguments of the constructor that are numbers or strings.
 
 An observation of several arrays becomes one float32 vector: the arrays in the order of the fields
 of Jumanji's observation, without its `action_mask`, which is `env.action_mask`. An observation of
-one array keeps its shape. Actions with several parts of which a mask knows all combinations (a
-Tetris piece's turn and column) are one number, the last part running fastest. What `extras` says is
-in the metrics, its last value in an episode.
+one array keeps its shape. Actions with several parts, such as the turn and column of a Tetris
+piece, become one number if a mask covers all combinations. The last part runs fastest. Jumanji's
+`extras` are in the metrics, with their last value in an episode.
 
-Not taken: environments of several agents, and Sokoban, whose levels come from the network.
+Refused: environments of several agents, and Sokoban, whose levels come from the network.
 """
 
 import functools
@@ -35,14 +35,14 @@ NOT_TAKEN += ("MultiCVRP", "RobotWarehouse", "SearchAndRescue", "Sokoban")
 
 
 def names() -> list[str]:
-    """Every name that can be taken."""
+    """Every supported name."""
     return [name for name in _specs() if name not in NOT_TAKEN]
 
 
 def construct(name: str, settings: dict[str, Any]) -> tuple["Jumanji", dict[str, Any]]:
     """Builds an environment with those settings that its constructor takes.
 
-    Returns the environment and the settings that are left.
+    Returns the environment and the other settings.
 
     Raises:
       ValueError: Jumanji is missing, or refuses the settings.
@@ -114,7 +114,7 @@ class Jumanji(Adapter):
         return state.inner[1]
 
     def render(self, state: Any, params: Any) -> np.ndarray:
-        """What Jumanji's viewer draws."""
+        """The picture of Jumanji's viewer."""
         viewer = self.wrapped._viewer
         viewer.figure_size, viewer._display = (4.0, 4.0), viewer._display_rgb_array
         return np.array(viewer.render(state.inner[0])[..., :3])

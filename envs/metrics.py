@@ -1,7 +1,7 @@
-"""What an environment reports of itself besides rewards: win, distance, achievements, ...
+"""Metrics that an environment reports besides rewards: won, distance, achievements, ...
 
-`info["metrics"]` is a dictionary of numbers, and `env.metrics` says of each name whether an
-episode's value is its "last" one or its "sum".
+`info["metrics"]` is a dictionary of numbers. `env.metrics` says for each name whether an episode's
+value is its "last" one or its "sum".
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from envs.sums import Sum, mean
 
 
 def kinds(env: Any) -> dict[str, str]:
-    """Of each metric of an environment: "last" or "sum"."""
+    """"last" or "sum", for each metric of an environment."""
     found = dict(getattr(env, "metrics", None) or {})
     for name, kind in found.items():
         if kind not in ("last", "sum"):
@@ -31,12 +31,11 @@ def after(kind: str, before: jax.Array, value: jax.Array) -> jax.Array:
 
 @struct.dataclass
 class EpisodeMetrics:
-    """Metrics of the episodes under way and sums over those that ended; empty where an environment
-    has none."""
+    """Metrics of the running episodes, and sums over those that ended; empty without metrics."""
 
-    running: dict[str, jax.Array]  # (num_envs,); of what was added to rewards (num_envs, ...)
+    running: dict[str, jax.Array]  # (num_envs,); added rewards (num_envs, ...)
     totals: dict[str, Sum]
-    count: jax.Array | None  # of ended episodes, int32 (); None where there is nothing to count
+    count: jax.Array | None  # of ended episodes, int32 (); None without metrics
 
     @classmethod
     def create(cls, env: Any, num_envs: int) -> "EpisodeMetrics":
@@ -47,7 +46,7 @@ class EpisodeMetrics:
         return cls(running, totals, jnp.zeros((), jnp.int32) if running else None)
 
     def update(self, env: Any, info: dict[str, Any], done: jax.Array) -> "EpisodeMetrics":
-        """With a step of all environments; `done` (num_envs,)."""
+        """Adds a step of all environments; `done` (num_envs,)."""
         if self.count is None:
             return self
         values, names = info.get("metrics", {}), kinds(env)
@@ -66,7 +65,7 @@ class EpisodeMetrics:
         )
 
     def read(self) -> tuple[dict[str, jax.Array], "EpisodeMetrics"]:
-        """Means over the episodes that ended, without data if none did, and this without them."""
+        """Means over the ended episodes, without data if none ended; and cleared sums."""
         if self.count is None:
             return {}, self
         means = {n: mean(total.total, self.count) for n, total in self.totals.items()}

@@ -1,8 +1,8 @@
 """Environments of the user's own modules: `envs.make("my_module:MyEnv", size=3)`.
 
-The module is imported as Python does, with the working directory as the last place to look; what
-stands after the colon is a class or a function that returns an environment with gymnax's 1.x
-interface. A folder is a dot: `my_envs.maze:Maze` is my_envs/maze.py.
+Python imports the module, with the working directory as the last place to look. The name after the
+colon is a class, or a function that returns an environment with gymnax's 1.x interface. A folder is
+a dot: `my_envs.maze:Maze` is my_envs/maze.py.
 """
 
 import importlib
@@ -25,7 +25,7 @@ import jax
 from envs import interface, suggest
 
 KIT = [Path(__file__).parents[1] / package for package in ("algorithms", "envs")]
-# What nobody wants to read about when code of theirs fails.
+# Frames from these folders are left out of the message when a user's code fails.
 LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))
 INTERFACE = (
     "reset_env",
@@ -38,22 +38,22 @@ INTERFACE = (
 
 
 def construct(name: str, settings: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Builds the environment that `module:name` says, with those settings that its signature has.
+    """Builds the environment of a `module:name`, with those settings that its signature has.
 
-    Shapes are traced through a reset and a step, so that what fails there is told at once.
+    Shapes are traced through a reset and a step, so that errors in them show at once.
 
     Returns:
-      The environment and the settings that are left (fields of its parameters).
+      The environment and the other settings (fields of its parameters).
 
     Raises:
-      ValueError: there is no such module or name, it is nothing to call, what it gives is no
-        environment, or its code raises an error; all of them in one line.
+      ValueError: the module or the name does not exist, cannot be called, or does not give an
+        environment, or its code raises an error; always in one line.
     """
     if not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", name) or ".py:" in name:
         raise ValueError(
             f"environment '{name}': give my_module:MyEnv, without .py and with dots between folders"
         )
-    with jax.ensure_compile_time_eval():  # its arrays outlive a trace that asks for it
+    with jax.ensure_compile_time_eval():  # concrete arrays, also when called inside a trace
         factory = _find(name)
         arguments = _arguments(factory)
         taken = {k: v for k, v in settings.items() if k in arguments}
@@ -68,7 +68,7 @@ def construct(name: str, settings: dict[str, Any]) -> tuple[Any, dict[str, Any]]
 
 
 def _find(name: str) -> Callable:
-    """What stands after the colon."""
+    """The class or function after the colon."""
     module_name, _, attribute = name.partition(":")
     module = _import(name, module_name)
     public = {k: v for k, v in vars(module).items() if callable(v) and not k.startswith("_")}
@@ -86,7 +86,7 @@ def _find(name: str) -> Callable:
 def _import(name: str, module: str) -> types.ModuleType:
     here = os.getcwd()
     if here not in sys.path:
-        # It stays there: modules import others also later. Last, so that nothing is hidden by it.
+        # It stays there, because modules may import others later. It is last, so it hides nothing.
         sys.path.append(here)
     actual, spec = _own_name(module, here)
     try:
@@ -100,7 +100,7 @@ def _import(name: str, module: str) -> types.ModuleType:
             why = f"there is no module {module}, neither installed nor in the working directory"
             raise ValueError(f"environment '{name}': {why} ({here})") from error
         why = "is not installed"
-        if spec and missing.startswith(f"{module.partition('.')[0]}."):  # of the folder's own
+        if spec and missing.startswith(f"{module.partition('.')[0]}."):  # of the same folder
             why = "is looked for in this kit: import it relatively, as in `from .x import y`"
         raise ValueError(
             f"environment '{name}': {module} imports {missing}, which {why}"
@@ -108,10 +108,10 @@ def _import(name: str, module: str) -> types.ModuleType:
 
 
 def _own_name(module: str, here: str) -> tuple[str, importlib.machinery.ModuleSpec | None]:
-    """The name to import a module by.
+    """The name to import a module by, and how to load it if that differs.
 
-    One in the working directory that is called as one of the kit (`envs`; `dqn`, too, where a file
-    of algorithms/ is the program) is not that one: it gets another name, and how to load it.
+    A module in the working directory may have the name of one of the kit's: `envs`, or `dqn` when a
+    file of algorithms/ is the program. It then gets another name.
     """
     top, dot, rest = module.partition(".")
     theirs = importlib.machinery.PathFinder.find_spec(top, [here])
@@ -145,7 +145,7 @@ def _is_of_kit(top: str) -> bool:
 
 
 def _origin(top: str) -> str | None:
-    """The file that the name of a module stands for."""
+    """The file that a module's name stands for."""
     if top in sys.modules:
         return getattr(sys.modules[top], "__file__", None)
     spec = importlib.util.find_spec(top)
@@ -153,17 +153,17 @@ def _origin(top: str) -> str | None:
 
 
 def _arguments(factory: Callable) -> dict[str, inspect.Parameter]:
-    """Those that can be given by name."""
+    """The arguments that can be given by name."""
     try:
         parameters = inspect.signature(factory).parameters
-    except (TypeError, ValueError):  # of a class that is not written in Python
+    except (TypeError, ValueError):  # the signature of a class that is not written in Python
         return {}
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return {name: p for name, p in parameters.items() if p.kind in kinds}
 
 
 def _check(name: str, env: Any) -> None:
-    """Refuses what is no environment, or one whose reset or step cannot be traced."""
+    """Refuses a value that is no environment, or one whose reset or step cannot be traced."""
     from envs.gymnax import environment
 
     with _told(name):
@@ -213,7 +213,7 @@ def _has(env: Any, part: str, base: type) -> bool:
 
 @contextmanager
 def _told(name: str, *but: type[Exception]) -> Iterator[None]:
-    """Turns an error into one line with its type, its first line and where it comes from."""
+    """Turns an error into one line: its type, its first line and its place."""
     try:
         yield
     except but:
@@ -225,7 +225,7 @@ def _told(name: str, *but: type[Exception]) -> Iterator[None]:
 
 
 def _place(error: BaseException) -> str:
-    """file:line of the innermost code that is not a library's, if there is any."""
+    """file:line of the innermost code outside the libraries, or of the innermost code."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{Path(error.filename).name}:{error.lineno}"
     frames = [(Path(f.filename), f.lineno) for f in traceback.extract_tb(error.__traceback__)]

@@ -14,7 +14,7 @@ from envs.gymnax import Environment, spaces
 COLLISIONS = ("elastic", "penalised")
 # No force, right, up, left, down.
 FORCES = ((0.0, 0.0), (1.0, 0.0), (0.0, 1.0), (-1.0, 0.0), (0.0, -1.0))
-NUM_NEIGHBOURS = 3  # at most, that a disc sees
+NUM_NEIGHBOURS = 3  # the most discs that a disc sees
 
 SIDE, MARGIN = 304, 8  # pixels: the box and around it
 PAPER, FIELD, LINE = (255, 255, 255), (240, 240, 240), (60, 64, 72)
@@ -57,32 +57,35 @@ class NavigationParams:
 class Navigation(Environment):
     """Discs with inertia and linear drag, in gymnax's interface with a leading agent axis.
 
-    A step: the action's force and the drag change the velocities (the drag implicitly, which is
-    stable at any size), velocities the positions; then discs collide and walls hold them back.
-    The task is to reach the goal and to hold it. It never terminates: were the episode to end when
-    all goals are reached, that would take away the rewards for holding them, and the policies
-    would learn to stay just outside. After `max_steps_in_episode` steps it is truncated.
+    In a step, the action's force and the drag change the velocities, and velocities change the
+    positions. The drag is implicit, which is stable at any size. Then discs collide, and walls hold
+    them back.
 
-    Starts keep clear of one another and so do goals: each set lies in different cells of a grid,
-    shuffled, with a uniform place within each cell (2 * radius must fit into a cell; one disc has
-    the whole box). A goal may be under some disc, its own included.
+    The task is to reach the goal and to hold it. It never terminates. An end when all goals are
+    reached would take away the rewards for holding them, and policies would learn to stay just
+    outside. After `max_steps_in_episode` steps it is truncated.
 
-    Reward of an agent: progress_reward * decrease of its distance to the goal, + goal_reward at
-    the goal, - collision_cost if it touched another disc, - effort_cost * |action|^2.
+    Starts keep clear of one another, and so do goals. Each set lies in different cells of a grid,
+    shuffled, with a uniform place within each cell. 2 * radius must fit into a cell; one disc has
+    the whole box. A goal may be under a disc, even its own.
+
+    Reward of an agent: progress_reward * decrease of its distance to the goal, + goal_reward at the
+    goal, - collision_cost if it touched another disc, - effort_cost * |action|^2.
 
     Observation of an agent, (6 + 4 * k,) with k = min(3, num_agents - 1): the vector to its goal,
-    its velocity, its position; then for the k nearest other discs, the nearest first, the vector
-    to it and its velocity relative to the agent's. Lengths are in half widths of the box.
-    `info["reached"]` (num_agents,) says who was at its goal after this step, `info["collided"]`
-    who touched another disc in it.
+    its velocity and its position. For the k nearest other discs, the nearest first, the vector to
+    it and its velocity relative to the agent's follow. Lengths are in half widths of the box.
+
+    `info["reached"]` (num_agents,) marks agents at their goal after this step, and
+    `info["collided"]` those that touched another disc in it.
 
     Args:
       num_agents: number of discs.
       collisions: "elastic": discs that overlap and approach exchange the velocities along their
-        normal, and are moved apart. "penalised": nothing but a spring between discs that overlap,
-        so that in the main the collision's cost keeps them apart.
-      continuous: an action is a force, Box(-1, 1, (2,)), times max_force; otherwise one of none,
-        right, up, left, down, Discrete(5).
+        normal, and are moved apart. "penalised": only a spring pushes overlapping discs apart, and
+        mainly the collision's cost keeps agents from touching.
+      continuous: an action is a force, Box(-1, 1, (2,)), times max_force; otherwise it is
+        nothing, right, up, left or down, Discrete(5).
 
     Raises:
       ValueError: a setting that is none of these.
@@ -98,7 +101,7 @@ class Navigation(Environment):
         super().__init__()
         self.num_agents, self.collisions, self.continuous = num_agents, collisions, continuous
         self.num_neighbours = min(NUM_NEIGHBOURS, num_agents - 1)
-        # Twice as many cells as discs at least: with all of them taken, starts would differ little.
+        # At least twice as many cells as discs: with all cells taken, starts would hardly differ.
         self.cells = 1 if num_agents == 1 else math.ceil(math.sqrt(2 * num_agents))  # along a side
         self.rounds = _rounds(num_agents)
 
@@ -159,8 +162,11 @@ class Navigation(Environment):
         return spaces.Box(-jnp.inf, jnp.inf, (6 + 4 * self.num_neighbours,))
 
     def render(self, state: NavigationState, params: NavigationParams) -> np.ndarray:
-        """A picture (height, width, 3) uint8: goals are rings (of the goal's radius) in the colour
-        of their disc, and a line shows where a disc will be in half a unit of time."""
+        """A picture (height, width, 3) uint8.
+
+        Goals are rings of the goal's radius in the colour of their disc. A line shows where a disc
+        will be in half a unit of time.
+        """
         from PIL import Image, ImageDraw
 
         side, margin = 2 * SIDE, 2 * MARGIN  # twice the size, for smooth edges
@@ -177,7 +183,7 @@ class Navigation(Environment):
         colours = [COLOURS[i % len(COLOURS)] for i in range(self.num_agents)]
         for place, colour in zip(places, colours):
             draw.ellipse([*(place - size), *(place + size)], colour, LINE, 2)
-        for goal, colour in zip(goals, colours):  # on top: a disc would hide its goal
+        for goal, colour in zip(goals, colours):  # on top, because a disc would hide its goal
             draw.ellipse([*(goal - ring), *(goal + ring)], outline=LINE, width=8)
             draw.ellipse([*(goal - ring + 1), *(goal + ring - 1)], outline=colour, width=6)
         for place, end in zip(places, ends):
@@ -185,7 +191,7 @@ class Navigation(Environment):
         return np.asarray(image.reduce(2))
 
     def _places(self, key: jax.Array, params: NavigationParams) -> jax.Array:
-        """Places (num_agents, 2) of discs that do not overlap."""
+        """Positions (num_agents, 2) of discs that do not overlap."""
         cell_key, place_key = jax.random.split(key)
         cell = jax.random.permutation(cell_key, self.cells**2)[: self.num_agents]
         corner = jnp.stack([cell % self.cells, cell // self.cells], axis=-1)
@@ -205,7 +211,7 @@ class Navigation(Environment):
         return jnp.concatenate(parts, axis=-1) / params.half_width
 
     def _spring(self, position, params):
-        """The force that pushes overlapping discs apart, and who overlaps."""
+        """The force that pushes overlapping discs apart, and the discs that overlap."""
         apart = position[:, None] - position  # from each other disc to this one
         distance = jnp.linalg.norm(apart, axis=-1) + 1e9 * jnp.eye(self.num_agents)
         overlap = jnp.maximum(2.0 * params.radius - distance, 0.0)
@@ -214,10 +220,10 @@ class Navigation(Environment):
         return force, jnp.any(overlap > 0.0, axis=1)
 
     def _collide(self, position, velocity, params):
-        """Positions and velocities after all collisions, and who touched another disc.
+        """Positions and velocities after all collisions, and the discs that touched another one.
 
-        Pairs are settled in rounds, as in a tournament: no disc is in two pairs at once, so that
-        each round conserves momentum and energy exactly, however many discs meet.
+        Pairs are settled in rounds, as in a tournament. No disc is in two pairs at once, so each
+        round conserves momentum and energy exactly, however many discs meet.
         """
 
         def settle(carry, partner):
@@ -227,7 +233,8 @@ class Navigation(Environment):
             distance = jnp.linalg.norm(apart, axis=-1, keepdims=True)
             overlap = 2.0 * params.radius - distance
             touching = (overlap > 0.0) & (partner != index)[:, None]
-            # Two centres in one place: apart along x, the one with the lower index to the left.
+            # Two discs at the same position move apart along x, the one with the lower index to the
+            # left.
             fallback = jnp.stack([jnp.sign(index - partner), jnp.zeros_like(index)], axis=-1)
             normal = jnp.where(distance > 0.0, apart / jnp.maximum(distance, 1e-12), fallback)
             speed = ((velocity - velocity[partner]) * normal).sum(-1, keepdims=True)
@@ -269,7 +276,7 @@ def _nearest(position: jax.Array, count: int) -> jax.Array:
 def _rounds(num_agents: int) -> np.ndarray:
     """Partners (num_rounds, num_agents) of a tournament in which each pair meets once.
 
-    The circle method; where the number is odd, one has itself for a partner in each round.
+    This is the circle method. If the number is odd, one disc per round is its own partner.
     """
     size = num_agents + num_agents % 2
     players, rounds = list(range(size)), []

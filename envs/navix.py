@@ -3,12 +3,14 @@
     env, env_params = envs.make("navix/DoorKey-5x5")
     env, env_params = envs.make("navix/DoorKey-5x5", observation="symbolic_first_person")
 
-Names are NAVIX's without `Navix-` and `-v0`. `step_type` tells terminated (2) and truncated (1)
-apart; its own `step` restarts at the step after, so what is called is the one inside. The time
-limit is NAVIX's (100 steps; its version 4: by the size of the grid). `observation` is one of its
-observation functions, `symbolic` unless given: the whole grid, or with `_first_person` the 7x7
-cells in front of the agent. Symbols (height, width, 3) are the kinds, colours and states of things,
-of dtype int8, since they are no pixels; `rgb` is an image of 32 pixels a cell, of dtype uint8.
+Names are NAVIX's without `Navix-` and `-v0`. `step_type` separates terminated (2) from truncated
+(1). NAVIX's own `step` restarts one step later, so this adapter calls the inner one. The time limit
+is NAVIX's: 100 steps, in its version 4 by the size of the grid.
+
+`observation` is one of its observation functions, by default `symbolic`, the whole grid. With
+`_first_person` it is the 7x7 cells in front of the agent. Symbols (height, width, 3) are the kinds,
+colours and states of things. Their dtype is int8, because they are no pixels. `rgb` is an image of
+32 pixels a cell, of dtype uint8.
 """
 
 import functools
@@ -33,14 +35,14 @@ OBSERVATIONS = (
 
 
 def names() -> list[str]:
-    """Every name that NAVIX knows."""
+    """Every name that NAVIX has."""
     return [_short(name) for name in _navix().registry()]
 
 
 def construct(name: str, settings: dict[str, Any]) -> tuple["Navix", dict[str, Any]]:
     """Builds an environment. Settings: `observation`.
 
-    Returns the environment and the settings that are left.
+    Returns the environment and the other settings.
 
     Raises:
       ValueError: NAVIX is missing, or has no such observation.
@@ -86,7 +88,7 @@ class Navix(Adapter):
 
     def _step(self, timestep: Any) -> Step:
         terminated = timestep.is_termination()
-        if not self._pictures:  # 3 kB for each cell, which nobody looks at
+        if not self._pictures:  # 3 kB for each cell, and unused
             timestep = timestep.replace(state=timestep.state.replace(cache=None))
         seen = timestep.observation.astype(self._seen.dtype)
         return Step(seen, timestep, timestep.reward, terminated, {})

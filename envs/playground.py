@@ -3,16 +3,18 @@
     env, env_params = envs.make("playground/CheetahRun")
     env, env_params = envs.make("playground/CartpoleSwingup", action_repeat=2, ctrl_dt=0.02)
 
-Raw environments, without playground's wrappers, which restart an episode at its one first state
-and lose the final observation. `done` of the task terminates; the time limit is `episode_length` of
-the task's configuration (`max_steps` moves it). Settings are entries of that configuration, with a
-dot where it is nested. Physics is MJX's in JAX (`impl="jax"`), unless a setting says otherwise.
-Observations that are a dictionary (`state`, `privileged_state`) become one vector in the order of
-the names. Where the physics diverges, what is not finite is zero in observation and reward.
+It takes raw environments. playground's wrappers restart every episode at one start state and lose
+the final observation. The task's `done` terminates. The time limit is `episode_length` of the
+task's configuration, and `max_steps` changes it. Settings are entries of that configuration, nested
+ones with dots. Physics is MJX in JAX (`impl="jax"`), unless a setting says otherwise.
 
-Parts of rewards (`reward/upright`, ...) are summed over an episode, other metrics are its last.
+An observation that is a dictionary (`state`, `privileged_state`) becomes one vector in the order of
+the names. Where the physics diverges, NaN and infinity become zero in observation and reward.
 
-The suites other than dm_control's fetch meshes from the network when they are first asked for.
+Parts of rewards (`reward/upright`, ...) are summed over an episode. Other metrics have their last
+value.
+
+The suites other than dm_control's download meshes when they are first used.
 """
 
 import contextlib
@@ -26,18 +28,18 @@ from envs.adapter import library
 from envs.brax import Physics
 
 REFUSALS = (TypeError, ValueError, KeyError, AssertionError)
-OWN = ("action_repeat", "vision")  # the kit's setting of that name, and what needs a renderer
+OWN = ("action_repeat", "vision")  # a setting of the kit's, and entries that need a renderer
 
 
 def names() -> list[str]:
-    """Every name that playground knows."""
+    """Every name that playground has."""
     return list(_registry().ALL_ENVS)
 
 
 def construct(name: str, settings: dict[str, Any]) -> tuple["Playground", dict[str, Any]]:
     """Builds an environment with those settings that its configuration has.
 
-    Returns the environment and the settings that are left.
+    Returns the environment and the other settings.
 
     Raises:
       ValueError: playground is missing, or refuses the settings.

@@ -1,4 +1,4 @@
-"""float32 stays float32 under jax_enable_x64, which other packages switch on."""
+"""float32 stays float32 under jax_enable_x64, which other packages may switch on."""
 
 import functools
 import inspect
@@ -11,10 +11,10 @@ import numpy as np
 
 
 def without_x64(function: Callable) -> Callable:
-    """The function as it is without jax_enable_x64, and so is a function that it returns.
+    """The function without jax_enable_x64; functions that it returns run without it too.
 
-    All programs of the kit have 32 bits: with 64, carries of loops would change their types, and
-    other random numbers would be drawn. Arrays of 64 bits among the arguments become 32-bit ones.
+    All programs of the kit have 32 bits. With 64, carries of loops would change their types, and
+    random numbers would differ. 64-bit arrays among the arguments become 32-bit ones.
     """
 
     @functools.wraps(function)
@@ -26,14 +26,14 @@ def without_x64(function: Callable) -> Callable:
                 args = [_cast(x) for x in args]
                 kwargs = {name: _cast(x) for name, x in kwargs.items()}
                 result = function(*args, **kwargs)
-        # Also if the setting changes before it is called.
+        # Also if the setting changes before the call.
         return without_x64(result) if inspect.isfunction(result) else result
 
     return narrow
 
 
 def _cast(tree: Any) -> Any:
-    """The same object where it has no array of 64 bits: environments are compared by identity."""
+    """Returns an object without 64-bit arrays as it is: environments are compared by identity."""
     if not any(map(_is_wide, jax.tree.leaves(tree))):
         return tree
     canonical = jax.dtypes.canonicalize_dtype

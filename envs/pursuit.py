@@ -1,7 +1,7 @@
 """Pursuit: predators hunt a prey in the unit square.
 
-Every player moves at a speed of its own and chooses only where to. The prey gains by every step
-that it is free and the predators lose by it, until one of them catches it or time is up.
+Every player has a speed of its own and chooses only its heading. The prey gains and the predators
+lose at every step, until a predator catches the prey or time is up.
 """
 
 import math
@@ -40,37 +40,37 @@ class PursuitParams:
     dt: float = 0.01  # a step
     time_limit: float = 1.0  # truncates; rounded to whole steps
     catch_radius: float = 0.2  # a predator at this distance or nearer has caught the prey
-    step_reward: float = 1.0  # of the prey for a step without a catch; predators get it negated
-    catch_reward: float = 100.0  # of the catcher; the prey gets it negated
+    step_reward: float = 1.0  # of the prey for a step without a catch; predators get its negative
+    catch_reward: float = 100.0  # of the catcher; the prey gets its negative
     helper_share: float = 0.5  # of the catcher's reward, for every other predator
 
 
 class Pursuit(Environment):
     """One prey and its predators, in gymnax's interface with a leading agent axis.
 
-    A step: all players move at once by speed * dt along their headings, and positions are clipped
-    to the square. If a predator is then within the catch radius, the nearest one (of equals the
-    one with the lowest index) is the catcher and the episode terminates; catch rewards take the
-    place of the step's. Starts are independent and uniform, so that a predator may start within
-    the catch radius. That is no catch yet: the first step decides.
+    In a step, all players move at once by speed * dt along their headings, and positions are
+    clipped to the square. If a predator is then within the catch radius, the nearest one is the
+    catcher and the episode terminates. Ties go to the lowest index. Catch rewards replace the
+    step's rewards. Starts are independent and uniform. A predator that starts within the catch
+    radius has not caught the prey yet: the first step decides.
 
-    Observation, the same for every agent, (1 + 4 * num_players,): the share of the time limit that
-    has passed; all positions; all headings of the last step as (cos, sin). `info["caught"]` says
-    whether this step was a catch.
+    Observation, the same for every agent, (1 + 4 * num_players,): the elapsed share of the time
+    limit; all positions; all headings of the last step as (cos, sin). `info["caught"]` says whether
+    this step was a catch.
 
     Args:
       num_players: one prey and num_players - 1 predators.
-      continuous: an action is a heading in radians, Box(-pi, pi, (1,)); otherwise one of
-        right, up, left, down, Discrete(4).
-      prey: "learned": the prey is agent 0 and the predators follow. "random": it goes in another
-        random direction at every step. "flee": it runs straight away from the nearest predator.
-        If it is not learned, it moves as `continuous` says too, and the agents are the predators.
+      continuous: an action is a heading in radians, Box(-pi, pi, (1,)); otherwise it is
+        right, up, left or down, Discrete(4).
+      prey: "learned": the prey is agent 0, before the predators. "random": it moves in a new random
+        direction at every step. "flee": it runs straight away from the nearest predator. A prey
+        that is not learned is no agent, and moves by `continuous` too.
 
     Raises:
       ValueError: a setting that is none of these.
     """
 
-    ends = True  # by its time limit, which is in seconds
+    ends = True  # the time limit of the parameters, which is in seconds
 
     def __init__(self, num_players: int = 2, continuous: bool = True, prey: str = "learned"):
         if type(num_players) is not int or num_players < 2:
@@ -118,7 +118,7 @@ class Pursuit(Environment):
         return near & (state.time > 0)
 
     def is_truncated(self, state: PursuitState, params: PursuitParams) -> jax.Array:
-        # Sums of dt miss the limit by a rounding error; whole steps do not.
+        # A sum of dt misses the limit by a rounding error; a count of steps does not.
         return state.time >= jnp.round(params.time_limit / params.dt)
 
     def action_space(self, params: PursuitParams) -> Any:
@@ -130,8 +130,11 @@ class Pursuit(Environment):
         return spaces.Box(-1.0, 1.0, (1 + 4 * self.num_players,))
 
     def render(self, state: PursuitState, params: PursuitParams) -> np.ndarray:
-        """A picture (height, width, 3) uint8: a circle of the catch radius around every predator,
-        a line where each player headed, and below how much of the time has passed."""
+        """A picture (height, width, 3) uint8.
+
+        Every predator has a circle of the catch radius, and a line shows where each player headed.
+        The bar below shows the elapsed time.
+        """
         from PIL import Image, ImageDraw
 
         side, margin, strip = 2 * SIDE, 2 * MARGIN, 2 * STRIP  # twice the size, for smooth edges
@@ -179,7 +182,7 @@ class Pursuit(Environment):
 
 
 class Hunt(Pursuit):
-    """Pursuit for a team: three predators, as fast as the prey, which flees; discrete headings."""
+    """Pursuit for a team: three predators as fast as the prey, which flees; discrete headings."""
 
     def __init__(self, num_players: int = 4, continuous: bool = False, prey: str = "flee"):
         super().__init__(num_players, continuous, prey)
@@ -193,7 +196,7 @@ class Hunt(Pursuit):
         return "Hunt-v0"
 
 
-# --- scripted players, to compare with ----------------------------------------------------------
+# --- scripted players, for comparison -----------------------------------------------------------
 
 
 def chase(observation: jax.Array, player: Any, continuous: bool = True) -> jax.Array:
@@ -201,8 +204,8 @@ def chase(observation: jax.Array, player: Any, continuous: bool = True) -> jax.A
 
     Args:
       observation: of one agent, (..., 1 + 4 * num_players).
-      player: which one it is, 1 to num_players - 1 (0 is the prey, also where it is no agent).
-      continuous: as the environment's.
+      player: the predator's index, 1 to num_players - 1; 0 is the prey, even if it is no agent.
+      continuous: as in the environment.
 
     Returns:
       The heading to the prey, (..., 1), or the nearest of the four directions, int32 (...).
@@ -212,31 +215,32 @@ def chase(observation: jax.Array, player: Any, continuous: bool = True) -> jax.A
 
 
 def flee(observation: jax.Array, continuous: bool = True) -> jax.Array:
-    """The action of a prey that runs straight away from the nearest predator; as for `chase`."""
+    """The action of a prey that runs straight away from the nearest predator; arguments as in
+    `chase`."""
     return _actions(_away(_positions(observation)), continuous)
 
 
 def _positions(observation: jax.Array) -> jax.Array:
-    """Those of all players, (..., num_players, 2)."""
+    """The positions of all players, (..., num_players, 2)."""
     num_players = (observation.shape[-1] - 1) // 4
     position = observation[..., 1 : 1 + 2 * num_players]
     return position.reshape(*observation.shape[:-1], num_players, 2)
 
 
 def _distances(position: jax.Array) -> jax.Array:
-    """From the prey to each predator, (..., num_players - 1)."""
+    """The distances from the prey to each predator, (..., num_players - 1)."""
     return jnp.linalg.norm(position[..., 1:, :] - position[..., :1, :], axis=-1)
 
 
 def _away(position: jax.Array) -> jax.Array:
-    """From the nearest predator to the prey, (..., 2)."""
+    """The vector from the nearest predator to the prey, (..., 2)."""
     nearest = 1 + jnp.argmin(_distances(position), axis=-1)[..., None, None]
     predator = jnp.take_along_axis(position, nearest, axis=-2)[..., 0, :]
     return position[..., 0, :] - predator
 
 
 def _actions(direction: jax.Array, continuous: bool) -> jax.Array:
-    """The action that goes along a vector (..., 2) of any length (right, if it is zero)."""
+    """The action along a vector (..., 2) of any length; a zero vector gives right."""
     if continuous:
         return jnp.arctan2(direction[..., 1], direction[..., 0])[..., None]
     return jnp.argmax(direction @ jnp.array(DIRECTIONS).T, axis=-1).astype(jnp.int32)

@@ -17,8 +17,8 @@ OWN: dict[str, tuple[str, str]] = {
     "Navigator-v0": (".navigation", "Navigation"),
     "MultiNavigator-v0": (".navigation", "MultiNavigation"),
 }
-# Outside libraries, asked for as `library/name`: the adapter's module. An adapter has `names()`
-# and `construct(name, settings)`, which returns an environment and the settings that are left.
+# Outside libraries, named `library/name`, and the adapter's module. An adapter has `names()` and
+# `construct(name, settings)`, which returns an environment and the other settings.
 LIBRARIES: dict[str, str] = {
     name: f".{name}"
     for name in ("jaxmarl", "playground", "brax", "craftax", "navix", "xminigrid", "jumanji")
@@ -39,7 +39,7 @@ WRAPPER_SETTINGS = {
 
 
 def names() -> list[str]:
-    """Every name that `make` knows, without those of outside libraries."""
+    """Every name of gymnax and the kit, without those of outside libraries."""
     from envs.gymnax import gymnax
 
     return [*gymnax.registered_envs, *OWN]
@@ -51,7 +51,7 @@ def make(env: Any, **settings: Any) -> tuple[Any, Any]:
 
     Args:
       env: a registered name; `library/name` for an environment of an outside library;
-        `my_module:MyEnv` for a class or a function of a module of the user's own; or an
+        `my_module:MyEnv` for a class or a function of the user's own module; or an
         environment object with gymnax's 1.x interface (`reset_env`, `step_env`, `is_truncated`,
         the two spaces and `default_params`). With several agents it has `num_agents`; its spaces
         are then those of one agent.
@@ -63,20 +63,20 @@ def make(env: Any, **settings: Any) -> tuple[Any, Any]:
       with it as a static argument are compiled once. Parameters may be traced and batched.
 
     Raises:
-      ValueError: an unknown name (the nearest names are listed) or setting, or a module of the
-        user's own that has no such environment or fails.
+      ValueError: the name is unknown (the nearest names are listed), a setting is unknown, or the
+        user's module has no such environment or fails.
     """
     if not isinstance(env, str):
         return _build(env, settings)
     try:
         return _cached(env, tuple(sorted(settings.items())))
-    except TypeError:  # a setting that cannot be hashed
+    except TypeError:  # an unhashable setting
         return _build(env, settings)
 
 
 @functools.cache
 def _cached(name: str, settings: tuple[tuple[str, Any], ...]) -> tuple[Any, Any]:
-    # What is kept must be made of arrays, also where it is first asked for inside a trace.
+    # The cache must hold concrete arrays, even if the first call is inside a trace.
     with jax.ensure_compile_time_eval():
         return _build(name, dict(settings))
 
@@ -128,8 +128,7 @@ def _build(env: Any, settings: dict[str, Any]) -> tuple[Any, Any]:
 
 
 def _arguments(env: Any, label: str) -> list[str]:
-    """What the constructor of a registered environment, or of the user's own, takes; of an outside
-    library's, what its adapter hands on."""
+    """The constructor's arguments, or for an outside library those that its adapter passes on."""
     if "/" in label:
         return [name for name in getattr(env, "arguments", ()) if name != "self"]
     return list(inspect.signature(type(env)).parameters)
@@ -143,9 +142,9 @@ def _check_number(label: str, name: str, value: Any, default: Any) -> None:
 
 
 def _construct(name: str, settings: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Builds a registered environment with those settings that its constructor takes.
+    """Builds an environment by its name, with those settings that its constructor takes.
 
-    Returns the environment and the settings that are left (fields of its parameters).
+    Returns the environment and the other settings (fields of its parameters).
     """
     if ":" in name:
         return modules.construct(name, settings)
@@ -175,12 +174,12 @@ def _construct(name: str, settings: dict[str, Any]) -> tuple[Any, dict[str, Any]
     left = {k: v for k, v in settings.items() if k not in taken}
     try:
         return factory(**taken), left
-    except OSError as error:  # MNISTBandit-bsuite fetches its pictures
+    except OSError as error:  # MNISTBandit-bsuite downloads its images
         raise ValueError(f"{name} cannot be made: its data cannot be had: {error}") from error
 
 
 def _unknown_library(library: str, rest: str) -> str:
-    """One line; gymnax's environments and the kit's have no library in their names."""
+    """The error in one line; names of gymnax's and the kit's environments have no library."""
     plain = {name.lower(): name for name in names()}.get(rest.lower())
     if plain:
         return f"unknown library '{library}'; did you mean {plain}?"

@@ -1,19 +1,19 @@
-"""One line for a name that nobody knows: the nearest ones that there are."""
+"""One line about an unknown name, with the nearest known ones."""
 
 import difflib
 from collections.abc import Iterable
 
-NEAR = 0.7  # likeness from which an environment is suggested, 1 for the same
-SHORTEST = 3  # letters that say something when they are a part of another name
+NEAR = 0.7  # least similarity of a suggested environment; 1 for equal names
+SHORTEST = 3  # shortest part of a name that counts as a match
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> str:
-    """Names what was asked for and the nearest things there are, or all of them."""
+    """Names the unknown thing and the nearest known ones, or all of them."""
     return f"unknown {what} '{name}'; {hint(name, known)}"
 
 
 def hint(name: str, known: Iterable[str]) -> str:
-    """`did you mean ...?` or `there are ...`; small and capital letters are the same."""
+    """`did you mean ...?` or `there are ...`; case does not matter."""
     folded = {k.lower(): k for k in known}
     near = difflib.get_close_matches(name.lower(), folded, n=3, cutoff=0.4)
     return _answer([folded[k] for k in near], folded.values())
@@ -22,7 +22,7 @@ def hint(name: str, known: Iterable[str]) -> str:
 def unknown_environment(what: str, name: str, known: Iterable[str]) -> str:
     """The same for names such as CartPole-v1 and Breakout-MinAtar.
 
-    They are compared without what follows the last dash: -v1 and -bsuite make any two names alike.
+    The part after the last dash is not compared: -v1 and -bsuite make any two names similar.
     """
     known = list(known)
     folded, stem = name.lower(), _stem(name)

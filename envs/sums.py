@@ -1,4 +1,4 @@
-"""A sum that stays exact however many terms it has, and means that may have no data."""
+"""A sum that stays accurate over any number of terms, and means that may have no data."""
 
 from collections.abc import Callable
 
@@ -9,11 +9,13 @@ from flax import struct
 
 @struct.dataclass
 class Sum:
-    """A float32 sum as good however many terms it has: what rounding took goes into the next one
-    (Kahan 1965, https://doi.org/10.1145/363707.363723)."""
+    """A float32 sum whose error does not grow with its terms: it carries the rounding error along.
+
+    Source: Kahan 1965, https://doi.org/10.1145/363707.363723.
+    """
 
     total: jax.Array
-    excess: jax.Array  # what the total has too much
+    excess: jax.Array  # the excess of the total
 
     @classmethod
     def create(cls, shape: tuple[int, ...] = ()) -> "Sum":
@@ -26,16 +28,16 @@ class Sum:
 
 
 def mean(total: jax.Array, count: jax.Array, divide: Callable = jnp.divide) -> jax.Array:
-    """total / count, where the count is 0 what `missing` says."""
+    """total / count, or `missing` where the count is 0."""
     if not debug_nans():
         return divide(total, count)
     return missing(divide(total, jnp.where(count == 0, 1, count)), count)
 
 
 def missing(values: jax.Array, count: jax.Array) -> jax.Array:
-    """Means over `count` terms, which without data are NaN.
+    """Means over `count` terms; NaN without data.
 
-    Under jax_debug_nans, which stops a program at any NaN, they are -0.0. No mean of data is that:
+    Under jax_debug_nans, which stops a program at any NaN, they are -0.0. No mean of data is -0.0:
     a sum that begins with 0.0 never gets there.
     """
     return jnp.where(count == 0, -0.0, values) if debug_nans() else values

@@ -1,4 +1,4 @@
-"""Wrappers around one environment; they stack, and `envs.make` applies them by its settings."""
+"""Wrappers around one environment, which stack. `envs.make` applies them by its settings."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from envs.shaping import shapes
 
 
 def _whole(name: str, value: Any, what: str) -> int:
-    """A setting that counts something."""
+    """A setting that is a count."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or value != int(value) or value < 1:
         raise ValueError(f"{name}={value}: give a whole number of {what}, 1 or more")
@@ -21,11 +21,11 @@ def _whole(name: str, value: Any, what: str) -> int:
 
 
 class _WithState(Wrapper):
-    """Keeps something beside the state of the environment inside, which is `state.inner`."""
+    """Keeps extra state beside that of the environment inside, which is `state.inner`."""
 
     def __getattr__(self, name: str) -> Any:
         value = super().__getattr__(name)
-        if name in ("action_mask", "world_state"):  # they read the state of the environment inside
+        if name in ("action_mask", "world_state"):  # both read the state of the environment inside
             return lambda state, params: value(state.inner, params)
         return value
 
@@ -49,9 +49,9 @@ class TimeLimitState:
 
 
 class TimeLimit(_WithState):
-    """Truncates any environment after `max_steps` steps, and says so.
+    """Truncates any environment after `max_steps` steps.
 
-    A truncation of the environment's own stays one.
+    A truncation by the environment itself stays one.
     """
 
     ends = True
@@ -75,8 +75,10 @@ class TimeLimit(_WithState):
 
 
 class LimitTerminates(Wrapper):
-    """Takes the time limit for a rule of the task: reaching it is a termination, after which there
-    is nothing to be had. (A truncated episode would have gone on, and is bootstrapped.)"""
+    """Makes the time limit a rule of the task: reaching it terminates, and nothing is bootstrapped.
+
+    A truncated episode is bootstrapped, because it would have gone on.
+    """
 
     def step_env(self, key, state, action, params):
         observation, state, reward, terminated, info = self.env.step_env(key, state, action, params)
@@ -99,8 +101,10 @@ class FrameStackState:
 
 
 class FrameStack(_WithState):
-    """Shows the last `frame_stack` observations side by side along their last axis, so that an
-    image has more channels; an episode begins with as many copies of its first one."""
+    """Shows the last `frame_stack` observations side by side along their last axis.
+
+    An image thus has more channels. An episode begins with copies of its first observation.
+    """
 
     def __init__(self, env: Any, params: Any, frame_stack: int):
         super().__init__(env)
@@ -131,7 +135,7 @@ class FrameStack(_WithState):
 
 
 def limit_time(env: Any, params: Any, max_steps: int) -> tuple[TimeLimit, Any]:
-    """A time limit that also lifts a shorter one which the environment's parameters hold."""
+    """A time limit that also lifts a shorter one in the environment's parameters."""
     name, env = limit_name(env), TimeLimit(env, max_steps)
     own = getattr(params, name, None)
     if own is not None and own < max_steps:
@@ -140,11 +144,11 @@ def limit_time(env: Any, params: Any, max_steps: int) -> tuple[TimeLimit, Any]:
 
 
 class ActionRepeat(Wrapper):
-    """Takes each action for `action_repeat` frames, or up to the end of the episode.
+    """Repeats each action for `action_repeat` frames, or up to the end of the episode.
 
-    A step gives the sum of the frames' rewards (and of metrics that are sums), and the observation,
-    the state, `terminated` and `info` of its last frame: frames after the end are not played.
-    Whatever is inside, a time limit too, counts frames; whoever steps this counts actions.
+    A step returns the sum of the frames' rewards, and of metrics that are sums. Observation, state,
+    `terminated` and `info` are those of its last frame: frames after the end are not played. The
+    environment inside counts frames, and so does its time limit. Wrappers outside count actions.
     """
 
     def __init__(self, env: Any, action_repeat: int):
@@ -166,7 +170,7 @@ class ActionRepeat(Wrapper):
         return jax.lax.scan(frame, first, keys[1:])[0]
 
     def _summed(self, before: dict[str, Any], info: dict[str, Any]) -> dict[str, Any]:
-        """Metrics that are sums over an episode are sums over frames, as shaped rewards are."""
+        """Sums over the frames: metrics that are sums over an episode, and shaped rewards."""
         sums = [name for name, kind in kinds(self.env).items() if kind == "sum"]
         values = info.get("metrics", {})
         added = {name: before["metrics"][name] + values[name] for name in sums}
@@ -177,7 +181,7 @@ class ActionRepeat(Wrapper):
 
 
 class ObserveEntries(Wrapper):
-    """Keeps some entries of a flat observation, in the order given; the others stay hidden."""
+    """Keeps some entries of a flat observation, in the order given, and hides the others."""
 
     def __init__(self, env: Any, params: Any, observe: tuple[int, ...] | int):
         indices = tuple(observe) if isinstance(observe, tuple | list) else (observe,)
@@ -212,7 +216,7 @@ class ObserveEntries(Wrapper):
 
 
 class UnmaskedActions(Wrapper):
-    """Hides the mask of actions, so that algorithms which know none can be compared."""
+    """Hides the action mask, for comparison with algorithms that do not take one."""
 
     def __getattr__(self, name: str) -> Any:
         if name == "action_mask":
@@ -221,7 +225,7 @@ class UnmaskedActions(Wrapper):
 
 
 class StartWindow(Wrapper):
-    """Says for how many steps of `envs.batch` one start state serves."""
+    """Sets for how many steps of `envs.batch` one start state serves."""
 
     def __init__(self, env: Any, start_window: int):
         super().__init__(env)

@@ -4,13 +4,12 @@
     env, env_params = envs.make("xminigrid/XLand-MiniGrid-R1-9x9", view_size=5)
 
 Names are the library's. The last step of an episode is terminated if its discount is 0, else
-truncated; the time limit (`max_steps`) is the library's, and so is its part in the reward: 1 - 0.9
-of the share of the limit that was needed. Settings: `view_size`, `height`, `width`. Observations
-(view_size, view_size, 2) are what the agent sees in front of it, kinds and colours, of dtype int8,
-since they are no pixels.
+truncated. The time limit (`max_steps`) is the library's. Its reward is 1 - 0.9 of the share of the
+limit that was needed. Settings: `view_size`, `height`, `width`. Observations (view_size, view_size,
+2) are the kinds and colours in front of the agent. Their dtype is int8, because they are no pixels.
 
-Tasks of XLand's are the trivial ruleset that its environments come with; benchmarks of rulesets
-are fetched from the network by the library, and are not taken.
+XLand's tasks are the trivial ruleset that its environments come with. Benchmarks of rulesets are
+refused, because the library downloads them.
 """
 
 import functools
@@ -26,14 +25,14 @@ from envs.gymnax import spaces
 
 
 def names() -> list[str]:
-    """Every name that the library knows."""
+    """Every name that the library has."""
     return list(_library().registered_environments())
 
 
 def construct(name: str, settings: dict[str, Any]) -> tuple["XMiniGrid", dict[str, Any]]:
     """Builds an environment with those settings that its parameters have.
 
-    Returns the environment and the settings that are left.
+    Returns the environment and the other settings.
 
     Raises:
       ValueError: the library is missing, or refuses the settings.
@@ -76,5 +75,5 @@ class XMiniGrid(Adapter):
         return self._seen
 
     def render(self, state: Any, params: Any) -> np.ndarray:
-        """The whole grid, lighter where the agent sees it."""
+        """The whole grid, lighter in the agent's view."""
         return np.asarray(self.wrapped.render(self._params, state.inner), np.uint8)
