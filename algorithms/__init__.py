@@ -7,7 +7,7 @@ __version__ = "0.1.0"
 
 
 def _check_envs() -> None:
-    """Refuses another package `envs` than the one beside this package.
+    """Refuses a package `envs` that is not the one beside this package.
 
     Raises:
       ImportError: Python finds a project's own `envs` first, or that of another kit, or none.

@@ -1,4 +1,4 @@
-"""CrossQ, soft actor-critic without target networks, replay included, a run in one XLA program.
+"""CrossQ, SAC without target networks. A whole run, replay included, is one XLA program.
 
 Paper: Bhatt et al. 2024, https://arxiv.org/abs/1902.05605. By flag: SimBa's network (Lee et al.
 2024, https://arxiv.org/abs/2410.09754), with batch renormalisation in place of its layer norms.
@@ -11,23 +11,23 @@ Paper: Bhatt et al. 2024, https://arxiv.org/abs/1902.05605. By flag: SimBa's net
     state, metrics = jax.vmap(train)(jax.random.split(jax.random.key(0), 8))
 
 Implementation details:
-  1 A round is `train_every` steps of each environment, then `updates_per_step` gradient steps: the
+  1 A round is `train_every` steps of each environment, then `updates_per_step` gradient steps. The
     replay ratio is updates_per_step / (num_envs * train_every).
-  2 There are no target networks. The critics see both ends of the transitions as one batch: both
+  2 There are no target networks. The critics see both ends of the transitions as one batch, so both
     have the same moments. No gradient goes through the next values.
   3 Batch renormalisation (Ioffe 2017, https://arxiv.org/abs/1702.03275) stands before the first
-    layer and after each activation, in the actor as well. It takes a batch's moments, corrected
-    towards the running ones after a share `renorm_warmup` of the run. The running moments alone
-    serve acting, evaluation, next actions, and the critics that the actor climbs.
-  4 Actions are tanh of a Gaussian, in [-1, 1] in all formulas, and rescaled to the environment's
-    box outside of them. log_prob comes from the draw before tanh: nothing is inverted or clipped,
-    so that saturated actions give finite numbers. log_std is squashed to [-5, 2].
-  5 After every `policy_every`-th gradient step of the critics the actor and the temperature take
-    one. All runs agree on these steps, so that under vmap the branch stays a branch.
+    layer and after each activation, in the actor as well. It uses a batch's moments, corrected
+    towards the running ones after a share `renorm_warmup` of the run. Acting, evaluation, next
+    actions and the actor's loss use the running moments alone.
+  4 Actions are tanh of a Gaussian. Formulas have them in [-1, 1]; the environment gets them
+    rescaled to its box. log_prob comes from the draw before tanh. Nothing is inverted or clipped,
+    so saturated actions give finite numbers. log_std is squashed to [-5, 2].
+  5 After every `policy_every`-th gradient step of the critics, the actor and the temperature take
+    one. All vmapped runs take it at the same steps, so the branch stays a branch.
   6 A transition leads to the observation before any restart. The target bootstraps from it, also
     where a time limit cut the episode, but not where the episode terminated.
-  7 With n_step above 1, targets leave out the entropy of the steps between.
-  8 Before `learning_starts` actions are uniform over the box.
+  7 With n_step above 1, targets leave out the entropy of the intermediate steps.
+  8 Before `learning_starts`, actions are uniform over the box.
 """
 
 import functools
@@ -65,36 +65,36 @@ class Config:
     num_envs: int = static(1)  # parallel environments
     train_every: int = static(1)  # steps of each environment between two rounds of learning
     updates_per_step: int = static(1)  # gradient steps in a round of learning
-    buffer_size: int = static(100_000)  # transitions kept, of all environments together
+    buffer_size: int = static(100_000)  # transitions kept, over all environments
     batch_size: int = static(256)  # transitions in a gradient step
     learning_starts: int = static(1_000)  # environment steps before the first gradient step
     learning_rate: float = real(1e-3, "[0, inf)")  # Adam's step size
     anneal_lr: bool = static(False)  # take the learning rate linearly to zero
     adam_b1: float = real(0.5, "[0, 1)")  # decay of Adam's mean of gradients
     adam_eps: float = real(1e-8, "(0, inf)")  # Adam's epsilon
-    weight_decay: float = real(0.0, "[0, inf)")  # of AdamW, as in SimBa; 0: plain Adam
+    weight_decay: float = real(0.0, "[0, inf)")  # AdamW's weight decay, as in SimBa; 0: plain Adam
     gamma: float = real(0.99, "[0, 1]")  # discount factor
     n_step: int = static(1)  # rewards in a target before it bootstraps
     reward_scale: float = real(1.0, "(0, inf)")  # factor on the rewards learned from
-    num_critics: int = static(2)  # their minimum counts
-    policy_every: int = static(3)  # gradient steps of the critics to one of the actor
-    renorm_momentum: float = real(0.99, "[0, 1]")  # of the running moments of features
-    renorm_warmup: float = real(0.1, "[0, 1]")  # share of the run in plain batch norm; 1: all of it
+    num_critics: int = static(2)  # critics; their minimum counts
+    policy_every: int = static(3)  # gradient steps of the critics for each of the actor
+    renorm_momentum: float = real(0.99, "[0, 1]")  # share of the running moments kept at each step
+    renorm_warmup: float = real(0.1, "[0, 1]")  # share of the run with plain batch norm; 1: all
     renorm_r_max: float = real(3.0, "[1, inf]")  # after the warm-up: largest ratio of deviations
     renorm_d_max: float = real(5.0, "[0, inf]")  # after the warm-up: largest shift, in deviations
-    initial_temperature: float = real(1.0, "(0, inf)")  # weight of the entropy at first
+    initial_temperature: float = real(1.0, "(0, inf)")  # initial weight of the entropy
     learn_temperature: bool = static(True)  # keep the entropy at its target
-    target_entropy: float = real(-1.0, "(-inf, inf)")  # per dimension of the action
+    target_entropy: float = real(-1.0, "(-inf, inf)")  # target entropy per dimension of the action
     network: str = static("mlp")  # mlp, or simba: a residual block for each of the sizes below
     hidden_sizes: tuple[int, ...] = static((256, 256))  # dense layers of the actor
-    critic_hidden_sizes: tuple[int, ...] = static((256, 256))  # and of each critic
+    critic_hidden_sizes: tuple[int, ...] = static((256, 256))  # dense layers of each critic
     activation: str = static("relu")  # any function of flax.linen: tanh, relu, swish, ...
     conv_layers: str = static("small")  # for images: none, small, nature or impala
-    normalize_obs: bool = static(False)  # by running mean and variance
-    clip_obs: float = real(10.0, "(0, inf]")  # normalised observations are kept within +- this
+    normalize_obs: bool = static(False)  # normalise observations by running mean and variance
+    clip_obs: float = real(10.0, "(0, inf]")  # clip normalised observations to +- this
     num_evals: int = static(20)  # points of the learning curve
-    num_eval_episodes: int = static(32)  # episodes of the evaluation at each point; 0: none
-    eval_at_start: bool = static(True)  # also a point before training
+    num_eval_episodes: int = static(32)  # evaluation episodes at each point; 0: none
+    eval_at_start: bool = static(True)  # evaluate before training too
 
 
 # --- network ----------------------------------------------------------------------------------
@@ -206,7 +206,7 @@ class Delayed(NamedTuple):
 
 @struct.dataclass
 class TrainState:
-    """Everything that a run needs to go on."""
+    """Everything that a run needs to continue."""
 
     policy: PolicyState
     critics: dict[str, Any]  # their variables, leading axis num_critics
@@ -218,7 +218,7 @@ class TrainState:
     observation: jax.Array  # (num_envs, ...)
     episodes: parts.EpisodeStatistics
     rng: jax.Array
-    eval_rng: jax.Array  # the same at every evaluation
+    eval_rng: jax.Array  # constant: all evaluations use it
     update: jax.Array  # stretches of rounds so far, int32
 
 
@@ -259,9 +259,10 @@ def squash(gaussian, noise):  # detail 4
 def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns policy(state, observation, memory=None, rng=None, mask=None) -> action, memory.
 
-    For one environment, in its box. Without rng tanh of the mean, with it a sample.
+    The policy is for one environment, and its actions are in the environment's box. Without rng it
+    takes tanh of the mean, with rng a sample.
     """
-    env, env_params = parts.world(config, env, env_params)
+    env, env_params = parts.make_env(config, env, env_params)
     space = env.action_space(env_params)
     network = Actor(config, parts.num_outputs(space))
 
@@ -301,13 +302,13 @@ def make_train(config: Config, env: Any = None, env_params: Any = None) -> Calla
       ValueError: a setting that cannot work, a space that CrossQ cannot take, or a buffer larger
         than the device's memory.
     """
-    env, env_params = parts.world(config, env, env_params)
+    env, env_params = parts.make_env(config, env, env_params)
     check(config, env, env_params)
     return parts.program(learner, config, env, env_params)
 
 
 def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
-    """The first state, an update (a stretch of rounds of acting and learning), and the policy."""
+    """The first state, an update (some rounds of acting and learning), and the policy."""
     buffer = parts.ReplayBuffer.of(config)
     rounds = parts.Rounds(config, buffer, period=config.policy_every)  # detail 1
     environments = envs.batch(env, config.num_envs, rounds.num_steps)
@@ -341,7 +342,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         )
 
     def update(state):
-        """A stretch of rounds. Its random numbers are drawn at once, which costs far less."""
+        """Runs some rounds. Their random numbers are drawn at once, which costs far less."""
         rng, start_rng, step_rng, explore_rng, draw_rng, action_rng = jax.random.split(state.rng, 6)
         steps = rounds.gradient_steps
         draws = Draws(
@@ -456,9 +457,9 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             )
 
         old = Delayed(state.policy, state.log_temperature, state.policy_opt_state)
-        none = dict.fromkeys(("actor_loss", "entropy", "temperature"), jnp.zeros(()))
+        no_metrics = dict.fromkeys(("actor_loss", "entropy", "temperature"), jnp.zeros(()))
         # detail 5
-        delayed, new = jax.lax.cond(draws.turn, improve, lambda old: (none, old), old)
+        delayed, new = jax.lax.cond(draws.turn, improve, lambda old: (no_metrics, old), old)
         metrics |= {name: parts.Average(x, draws.turn) for name, x in delayed.items()}
         return state.replace(**new._asdict()), metrics
 

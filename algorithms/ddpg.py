@@ -1,4 +1,4 @@
-"""Deep deterministic policy gradient, DDPG, replay included, a run in one XLA program.
+"""Deep deterministic policy gradient, DDPG. A whole run, replay included, is one XLA program.
 
 Paper: Lillicrap et al. 2015, https://arxiv.org/abs/1509.02971. By flag: SimBa's network (Lee et al.
 2024, https://arxiv.org/abs/2410.09754).
@@ -11,19 +11,20 @@ Paper: Lillicrap et al. 2015, https://arxiv.org/abs/1509.02971. By flag: SimBa's
     state, metrics = jax.vmap(train)(jax.random.split(jax.random.key(0), 8))
 
 Implementation details:
-  1 A round is `train_every` steps of each environment, then `updates_per_step` gradient steps: the
+  1 A round is `train_every` steps of each environment, then `updates_per_step` gradient steps. The
     replay ratio is updates_per_step / (num_envs * train_every).
-  2 Actions are tanh of the actor's outputs, in [-1, 1] in all formulas, and rescaled to the
-    environment's box outside of them: noise is in units of half the box, clipped to it afterwards.
-  3 The noise of exploration is normal. With `noise_correlation` above 0 it is the paper's
-    Ornstein-Uhlenbeck process (its theta of 0.15 is a correlation of 0.85), whose variance does not
-    depend on the correlation; it runs on through the ends of episodes.
+  2 Actions are tanh of the actor's outputs. Formulas have them in [-1, 1]; the environment gets
+    them rescaled to its box. Noise is in half widths of the box, and noisy actions are clipped to
+    it.
+  3 Exploration noise is normal. With `noise_correlation` above 0 it is the paper's
+    Ornstein-Uhlenbeck process; its theta of 0.15 is a correlation of 0.85. The variance does not
+    depend on the correlation, and the process runs on through the ends of episodes.
   4 In a gradient step the critic learns first, then the actor climbs it, then both target networks
-    move. There is no batch norm and by default no weight decay; the critic sees the action
-    from its first layer on.
+    move. There is no batch norm, and by default no weight decay. The critic sees the action from
+    its first layer on.
   5 A transition leads to the observation before any restart. The target bootstraps from it, also
     where a time limit cut the episode, but not where the episode terminated.
-  6 Before `learning_starts` actions are uniform over the box.
+  6 Before `learning_starts`, actions are uniform over the box.
 """
 
 import functools
@@ -60,30 +61,30 @@ class Config:
     num_envs: int = static(1)  # parallel environments
     train_every: int = static(1)  # steps of each environment between two rounds of learning
     updates_per_step: int = static(1)  # gradient steps in a round of learning
-    buffer_size: int = static(100_000)  # transitions kept, of all environments together
+    buffer_size: int = static(100_000)  # transitions kept, over all environments
     batch_size: int = static(256)  # transitions in a gradient step
     learning_starts: int = static(1_000)  # environment steps before the first gradient step
     learning_rate: float = real(1e-3, "[0, inf)")  # Adam's step size for the critic
-    actor_learning_rate: float = real(1e-3, "[0, inf)")  # and for the actor
+    actor_learning_rate: float = real(1e-3, "[0, inf)")  # Adam's step size for the actor
     anneal_lr: bool = static(False)  # take the learning rates linearly to zero
     adam_eps: float = real(1e-8, "(0, inf)")  # Adam's epsilon
-    weight_decay: float = real(0.0, "[0, inf)")  # of AdamW, as in SimBa; 0: plain Adam
+    weight_decay: float = real(0.0, "[0, inf)")  # AdamW's weight decay, as in SimBa; 0: plain Adam
     gamma: float = real(0.99, "[0, 1]")  # discount factor
     n_step: int = static(1)  # rewards in a target before it bootstraps
     reward_scale: float = real(1.0, "(0, inf)")  # factor on the rewards learned from
     tau: float = real(0.005, "[0, 1]")  # share that target networks move at a gradient step
-    exploration_noise: float = real(0.1, "[0, inf)")  # deviation; half the box is 1
-    noise_correlation: float = real(0.0, "[0, 1)")  # of the noise with the last step's
+    exploration_noise: float = real(0.1, "[0, inf)")  # standard deviation in half widths of the box
+    noise_correlation: float = real(0.0, "[0, 1)")  # correlation of noise with the last step's
     network: str = static("mlp")  # mlp, or simba: a residual block for each of the sizes below
     hidden_sizes: tuple[int, ...] = static((256, 256))  # dense layers of the actor
-    critic_hidden_sizes: tuple[int, ...] = static((256, 256))  # and of the critic
+    critic_hidden_sizes: tuple[int, ...] = static((256, 256))  # dense layers of the critic
     activation: str = static("relu")  # any function of flax.linen: tanh, relu, swish, ...
     conv_layers: str = static("small")  # for images: none, small, nature or impala
-    normalize_obs: bool = static(False)  # by running mean and variance
-    clip_obs: float = real(10.0, "(0, inf]")  # normalised observations are kept within +- this
+    normalize_obs: bool = static(False)  # normalise observations by running mean and variance
+    clip_obs: float = real(10.0, "(0, inf]")  # clip normalised observations to +- this
     num_evals: int = static(20)  # points of the learning curve
-    num_eval_episodes: int = static(32)  # episodes of the evaluation at each point; 0: none
-    eval_at_start: bool = static(True)  # also a point before training
+    num_eval_episodes: int = static(32)  # evaluation episodes at each point; 0: none
+    eval_at_start: bool = static(True)  # evaluate before training too
 
 
 # --- network ----------------------------------------------------------------------------------
@@ -136,7 +137,7 @@ class Targets(NamedTuple):
 
 @struct.dataclass
 class TrainState:
-    """Everything that a run needs to go on."""
+    """Everything that a run needs to continue."""
 
     policy: PolicyState
     critic_params: Any
@@ -149,7 +150,7 @@ class TrainState:
     exploration: jax.Array  # noise of the last step, of variance 1, (num_envs, dimensions)
     episodes: parts.EpisodeStatistics
     rng: jax.Array
-    eval_rng: jax.Array  # the same at every evaluation
+    eval_rng: jax.Array  # constant: all evaluations use it
     update: jax.Array  # stretches of rounds so far, int32
 
 
@@ -180,9 +181,10 @@ def noisy(action, noise):  # detail 2
 def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns policy(state, observation, memory=None, rng=None, mask=None) -> action, memory.
 
-    For one environment, in its box. With rng there is noise, never correlated.
+    The policy is for one environment, and its actions are in the environment's box. With rng it
+    adds noise that is not correlated.
     """
-    env, env_params = parts.world(config, env, env_params)
+    env, env_params = parts.make_env(config, env, env_params)
     space = env.action_space(env_params)
     network = Actor(config, parts.num_outputs(space))
 
@@ -222,13 +224,13 @@ def make_train(config: Config, env: Any = None, env_params: Any = None) -> Calla
       ValueError: a setting that cannot work, a space that DDPG cannot take, or a buffer larger than
         the device's memory.
     """
-    env, env_params = parts.world(config, env, env_params)
+    env, env_params = parts.make_env(config, env, env_params)
     check(config, env, env_params)
     return parts.program(learner, config, env, env_params)
 
 
 def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
-    """The first state, an update (a stretch of rounds of acting and learning), and the policy."""
+    """The first state, an update (some rounds of acting and learning), and the policy."""
     buffer = parts.ReplayBuffer.of(config)
     rounds = parts.Rounds(config, buffer)  # detail 1
     environments = envs.batch(env, config.num_envs, rounds.num_steps)
@@ -261,7 +263,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         )
 
     def update(state):
-        """A stretch of rounds. Its random numbers are drawn at once, which costs far less."""
+        """Runs some rounds. Their random numbers are drawn at once, which costs far less."""
         rng, start_rng, step_rng, explore_rng, draw_rng = jax.random.split(state.rng, 5)
         noise = Noise(
             step_rng=jax.random.split(step_rng, rounds.acting[:2]),

@@ -1,4 +1,4 @@
-"""Deep Q-learning, replay included, a run in one XLA program.
+"""Deep Q-learning. A whole run, replay included, is one XLA program.
 
 Paper: Mnih et al. 2015, https://doi.org/10.1038/nature14236. By flag: double Q-learning (van
 Hasselt et al. 2016, https://arxiv.org/abs/1509.06461), duelling networks (Wang et al. 2016,
@@ -20,15 +20,15 @@ Implementation details:
     where a time limit cut the episode, but not where the episode terminated.
   4 n-step returns stop at the end of an episode and bootstrap with gamma ** (steps taken). No
     window reaches past the newest transition.
-  5 Every `target_every` gradient steps the target network moves by `tau` towards the online one:
-    tau=1 copies it (Mnih et al.), target_every=1 with a small tau averages over time (Polyak).
+  5 Every `target_every` gradient steps the target network moves by `tau` towards the online one.
+    tau=1 copies it (Mnih et al.); target_every=1 with a small tau is Polyak averaging.
   6 Huber loss, linear beyond `huber_delta`; inf makes it the squared error.
   7 Each duelling stream has its own last hidden layer, and advantages are centred on their mean.
   8 Priorities are (|TD error| + priority_eps) ** priority_alpha. New transitions get the largest
     so far. Importance weights are divided by the batch's largest, and beta goes linearly to 1.
   9 Orthogonal initialisation; Adam with a large epsilon (docs/tuning.md); clipping by global norm.
- 10 With a finite `duration_exponent` random actions last (Dabney et al. 2021,
-    https://arxiv.org/abs/2006.01782): a car that is pushed another way at every step never leaves
+ 10 With a finite `duration_exponent`, random actions last several steps (Dabney et al. 2021,
+    https://arxiv.org/abs/2006.01782). New random actions at every step never get MountainCar out of
     its valley. A held action ends with the episode, or where it is not allowed.
 """
 
@@ -66,8 +66,8 @@ class Config:
     num_envs: int = static(16)  # parallel environments
     train_every: int = static(1)  # steps of each environment between two rounds of learning
     updates_per_step: int = static(1)  # gradient steps in a round of learning
-    buffer_size: int = static(50_000)  # transitions kept, of all environments together
-    buffer_dtype: str = static("")  # of stored observations, such as bool; "": as they come
+    buffer_size: int = static(50_000)  # transitions kept, over all environments
+    buffer_dtype: str = static("")  # dtype of stored observations, such as bool; "": unchanged
     batch_size: int = static(128)  # transitions in a gradient step
     learning_starts: int = static(10_000)  # environment steps before the first gradient step
     learning_rate: float = real(1e-3, "[0, inf)")  # Adam's step size
@@ -78,27 +78,27 @@ class Config:
     reward_scale: float = real(1.0, "(0, inf)")  # factor on the rewards learned from
     double: bool = static(True)  # the online network chooses the action of the target
     dueling: bool = static(False)  # separate streams for values and advantages
-    huber_delta: float = real(math.inf, "(0, inf]")  # errors beyond count linearly; inf: none
+    huber_delta: float = real(math.inf, "(0, inf]")  # larger errors count linearly; inf: never
     target_every: int = static(50)  # gradient steps between two moves of the target network
-    tau: float = real(1.0, "[0, 1]")  # share of the target network's way; 1: a copy
+    tau: float = real(1.0, "[0, 1]")  # share that the target network moves; 1: a copy
     exploration: str = static("linear")  # epsilon over time: constant, linear or exponential
-    eps_start: float = real(1.0, "[0, 1]")  # epsilon at first
-    eps_end: float = real(0.2, "[0, 1]")  # epsilon at last, and always if constant
-    exploration_fraction: float = real(0.2, "(0, inf]")  # share of the run until eps_end
-    duration_exponent: float = real(math.inf, "(1, inf]")  # random actions last: 2 long, inf a step
-    prioritized: bool = static(False)  # sample by the size of the last error
-    priority_alpha: float = real(0.6, "[0, inf)")  # exponent of priorities; 0 is uniform
-    priority_beta: float = real(0.4, "[0, 1]")  # exponent of importance weights at first; 1 at last
-    priority_eps: float = real(1e-3, "[0, inf)")  # added to errors, so that none is 0
-    max_grad_norm: float = real(1.0, "(0, inf]")  # clip to this global norm; inf for never
+    eps_start: float = real(1.0, "[0, 1]")  # initial epsilon
+    eps_end: float = real(0.2, "[0, 1]")  # final epsilon; the only one if constant
+    exploration_fraction: float = real(0.2, "(0, inf]")  # share of the run until epsilon is eps_end
+    duration_exponent: float = real(math.inf, "(1, inf]")  # length of random actions; inf: one step
+    prioritized: bool = static(False)  # draw windows by their last TD error
+    priority_alpha: float = real(0.6, "[0, inf)")  # exponent of priorities; 0: uniform
+    priority_beta: float = real(0.4, "[0, 1]")  # initial exponent of importance weights; ends at 1
+    priority_eps: float = real(1e-3, "[0, inf)")  # added to errors, so that no priority is 0
+    max_grad_norm: float = real(1.0, "(0, inf]")  # clip gradients to this global norm; inf: never
     hidden_sizes: tuple[int, ...] = static((64, 64))  # dense layers
     activation: str = static("relu")  # any function of flax.linen: tanh, relu, swish, ...
     conv_layers: str = static("small")  # for images: none, small, nature or impala
-    normalize_obs: bool = static(False)  # by running mean and variance
-    clip_obs: float = real(10.0, "(0, inf]")  # normalised observations are kept within +- this
+    normalize_obs: bool = static(False)  # normalise observations by running mean and variance
+    clip_obs: float = real(10.0, "(0, inf]")  # clip normalised observations to +- this
     num_evals: int = static(20)  # points of the learning curve
-    num_eval_episodes: int = static(32)  # episodes of the evaluation at each point; 0: none
-    eval_at_start: bool = static(True)  # also a point before training
+    num_eval_episodes: int = static(32)  # evaluation episodes at each point; 0: none
+    eval_at_start: bool = static(True)  # evaluate before training too
 
 
 # --- network ----------------------------------------------------------------------------------
@@ -138,12 +138,12 @@ class Held(NamedTuple):
     """Actions that may last several steps, (num_envs,)."""
 
     action: jax.Array
-    left: jax.Array  # steps for which it is still taken, int32
+    left: jax.Array  # remaining steps of the action, int32
 
 
 @struct.dataclass
 class TrainState:
-    """Everything that a run needs to go on."""
+    """Everything that a run needs to continue."""
 
     policy: PolicyState
     target_params: Any
@@ -155,7 +155,7 @@ class TrainState:
     held: Held  # actions that last into the next step
     episodes: parts.EpisodeStatistics
     rng: jax.Array
-    eval_rng: jax.Array  # the same at every evaluation
+    eval_rng: jax.Array  # constant: all evaluations use it
     update: jax.Array  # stretches of rounds so far, int32
 
 
@@ -164,12 +164,12 @@ class Noise(NamedTuple):
 
     step_rng: jax.Array  # (train_every,)
     exploration: jax.Array  # uniform, (train_every, num_envs)
-    duration: jax.Array  # steps of a random action that begins here, the same
+    duration: jax.Array  # length of a random action that begins here, same shape
 
 
 EXPLORATION = ("constant", "linear", "exponential")
 DTYPES = ("", "bool", "int8", "float16", "bfloat16", "float32")
-LONGEST = 10_000  # steps that a random action may last
+LONGEST = 10_000  # longest random action, in steps
 
 
 # --- formulas ---------------------------------------------------------------------------------
@@ -197,8 +197,11 @@ def huber(error, delta):  # detail 6
 
 
 def epsilon_at(config, progress):
-    """eps_end + left (eps_start - eps_end), the probability of a random action; `left` is 0,
-    max(1 - d, 0) or exp(-5 d) with d = progress / exploration_fraction, progress in [0, 1]."""
+    """The probability of a random action: eps_end + left (eps_start - eps_end).
+
+    `left` is 0 (constant), max(1 - d, 0) (linear) or exp(-5 d) (exponential), with d = progress /
+    exploration_fraction and progress in [0, 1].
+    """
     done = progress / config.exploration_fraction
     if config.exploration == "constant":
         left = jnp.zeros_like(done)
@@ -212,24 +215,27 @@ def epsilon_at(config, progress):
 def epsilon_greedy(values, epsilon, noise, mask=None):
     """Actions (batch,) for values (batch, num_actions) and uniform noise (batch,).
 
-    With probability epsilon uniform among those that the mask (batch, num_actions) allows, else
-    greedy. Noise below epsilon is uniform in [0, epsilon): it chooses the random action, too.
+    With probability epsilon, an action is uniform over those that the mask (batch, num_actions)
+    allows; else it is greedy. Noise below epsilon is uniform in [0, epsilon), so it also chooses
+    the random action.
     """
     number = values.shape[-1] if mask is None else mask.sum(-1)
     random = jnp.minimum(noise / epsilon * number, number - 1).astype(jnp.int32)
-    if mask is not None:  # the action with this many allowed ones before it
+    if mask is not None:  # the index of a random allowed action
         random = jnp.argmax(jnp.cumsum(mask, -1) > random[:, None], -1)
     return jnp.where(noise < epsilon, random, greedy(values, mask))
 
 
 def durations(noise, exponent):
-    """Steps that random actions last: floor(u ** (-1 / (exponent - 1))) for uniform u, so that
-    P(n or more) = n ** (1 - exponent), the tail of the zeta law of Dabney et al. 2021."""
+    """Lengths of random actions in steps: floor(u ** (-1 / (exponent - 1))) for uniform u.
+
+    P(n or more) = n ** (1 - exponent), the tail of the zeta law of Dabney et al. 2021.
+    """
     return jnp.minimum(noise ** (-1.0 / (exponent - 1.0)), LONGEST).astype(jnp.int32)
 
 
 def hold(held, chosen, mask=None):
-    """The actions taken: held ones that last and are allowed, else the chosen ones."""
+    """The actions to take: a held one while it lasts and is allowed, else the chosen one."""
     lasts = held.left > 0
     if mask is not None:
         lasts &= (mask * jax.nn.one_hot(held.action, mask.shape[-1])).any(-1)
@@ -249,10 +255,11 @@ def importance_weights(probabilities, size, beta):
 def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns policy(state, observation, memory=None, rng=None, mask=None) -> action, memory.
 
-    For one environment. Without rng the action of the highest value, with it epsilon-greedy at
-    eps_end, anew at every step. mask (num_actions,): `env.action_mask`, the allowed actions.
+    The policy is for one environment. Without rng it takes the action of the highest value. With
+    rng it is epsilon-greedy at eps_end, with a new draw at every step. mask (num_actions,):
+    `env.action_mask`, the allowed actions.
     """
-    env, env_params = parts.world(config, env, env_params)
+    env, env_params = parts.make_env(config, env, env_params)
     network = QNetwork(config, env.action_space(env_params).n)
 
     def policy(state, observation, memory=None, rng=None, mask=None):
@@ -292,13 +299,13 @@ def make_train(config: Config, env: Any = None, env_params: Any = None) -> Calla
       ValueError: a setting that cannot work, a space that DQN cannot take, or a buffer larger than
         the device's memory.
     """
-    env, env_params = parts.world(config, env, env_params)
+    env, env_params = parts.make_env(config, env, env_params)
     check(config, env, env_params)
     return parts.program(learner, config, env, env_params)
 
 
 def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
-    """The first state, an update (a stretch of rounds of acting and learning), and the policy."""
+    """The first state, an update (some rounds of acting and learning), and the policy."""
     buffer = parts.ReplayBuffer.of(config)  # detail 2
     rounds = parts.Rounds(config, buffer)  # detail 1
     environments = envs.batch(env, config.num_envs, rounds.num_steps)
@@ -331,7 +338,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         )
 
     def update(state):
-        """A stretch of rounds. Its random numbers are drawn at once, which costs far less."""
+        """Runs some rounds. Their random numbers are drawn at once, which costs far less."""
         rng, start_rng, step_rng, explore_rng, draw_rng = jax.random.split(state.rng, 5)
         uniform = jax.random.uniform(explore_rng, (2 * rounds.steps,))
         exploration, duration = uniform.reshape(2, *rounds.acting)
@@ -386,8 +393,10 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         return jax.lax.scan(step, state, noise)
 
     def targets(state, window):
-        """y = reward_scale R_n + gamma**n Q'(s_n, a*), (batch_size,), with target network Q' and
-        a* = argmax_a Q'(s_n, a), or with `double` argmax_a Q(s_n, a). R_n: n-step return."""
+        """y = reward_scale R_n + gamma**n Q'(s_n, a*), (batch_size,), with the n-step return R_n.
+
+        Q' is the target network. a* = argmax_a Q'(s_n, a), or with `double` argmax_a Q(s_n, a).
+        """
         x = normalize(config, state.policy, window.final_observation)
         next_values = network.apply(state.target_params, x)
         selecting = network.apply(state.policy.params, x) if config.double else next_values

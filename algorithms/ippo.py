@@ -1,4 +1,4 @@
-"""Independent PPO for several agents in one environment, a run in one XLA program.
+"""Independent PPO for several agents in one environment. A whole run is one XLA program.
 
 Papers: de Witt et al. 2020, "Is independent learning all you need in the StarCraft multi-agent
 challenge?", https://arxiv.org/abs/2011.09533; with `central_critic` Yu et al. 2022, "The surprising
@@ -13,22 +13,24 @@ effectiveness of PPO in cooperative multi-agent games" (MAPPO), https://arxiv.or
     state, metrics = jax.vmap(train)(jax.random.split(jax.random.key(0), 16))
 
 With share_params=False every agent has its own *network*: actor, critic, optimisers, losses,
-clipping, statistics and KL early stop. With True one network serves all agents. Learning is written
-for one network, and jax.vmap does it for all. `learner` has a table of the axes.
+clipping, statistics and KL early stop. With share_params=True one network serves all agents.
+Learning is written for one network, and jax.vmap does it for all. `learner` has a table of the
+axes.
 
-Implementation details, beside those of ppo.py (Huang et al. 2022):
+Implementation details, in addition to those of ppo.py (Huang et al. 2022):
   1 Actor and critic have an optimiser, learning rate, clipping and number of epochs each. Settings
     without a prefix are the actor's.
-  2 The epochs of an actor end when the mean KL estimate of the last one exceeds target_kl; its
-    critic goes on.
+  2 The epochs of an actor end when the mean KL estimate of the last epoch exceeds target_kl. Its
+    critic continues.
   3 Minibatches of shuffled samples, or of whole trajectories (one agent over a rollout).
-  4 A central critic sees the environment's world state, or else all observations (Yu et al.).
-  5 With `agent_ids` a shared network also sees the agent's number, one-hot.
-  6 No actor learns the steps of an agent that has left (`info["alive"]`). Its own rewards end with
-    it; where the team has one reward (`env.shared_reward`), only the episode ends, and critics
-    learn these steps, too.
-  7 Forbidden actions (`env.action_mask`) get logits of -1e9. Dimensions of an action that only
-    other agents have (`env.action_dimensions`) count in no log_prob and no entropy.
+  4 A central critic sees the environment's world state, or without one all observations (Yu et
+    al.).
+  5 With `agent_ids`, a shared network also sees the agent's number, one-hot.
+  6 No actor learns the steps of an agent that has left (`info["alive"]`). The agent's own rewards
+    end with it. A team's reward (`env.shared_reward`) ends with the episode, and critics learn
+    these steps too.
+  7 Forbidden actions (`env.action_mask`) get logits of -1e9. Dimensions that only other agents have
+    (`env.action_dimensions`) are left out of log_prob and entropy.
 """
 
 import functools
@@ -68,9 +70,9 @@ class Config:
     num_envs: int = static(16)  # parallel environments
     num_steps: int = static(128)  # steps of each environment in a rollout
     share_params: bool = static(False)  # one network for all agents
-    agent_ids: bool = static(False)  # with share_params: which agent it is, as a one-hot input
+    agent_ids: bool = static(False)  # with share_params: the agent's one-hot id is an input
     central_critic: bool = static(False)  # the critic sees the world state or all observations
-    minibatch_of: str = static("samples")  # or trajectories: an agent's whole rollouts
+    minibatch_of: str = static("samples")  # samples, or trajectories: an agent's rollouts
     update_epochs: int = static(4)  # passes of the actor over each rollout
     critic_epochs: int = static(4)  # passes of the critic over each rollout
     num_minibatches: int = static(4)  # gradient steps in a pass
@@ -86,19 +88,19 @@ class Config:
     normalize_advantage: bool = static(True)  # standardise advantages in each minibatch
     ent_coef: float = real(0.01, "[0, inf)")  # weight of the entropy bonus
     vf_coef: float = real(0.5, "[0, inf)")  # weight of the value loss
-    max_grad_norm: float = real(0.5, "(0, inf]")  # clip the actor to this norm; inf for never
-    critic_max_grad_norm: float = real(0.5, "(0, inf]")  # clip the critic; inf for never
+    max_grad_norm: float = real(0.5, "(0, inf]")  # clip the actor's gradients to this; inf: never
+    critic_max_grad_norm: float = real(0.5, "(0, inf]")  # clip the critic's gradients; inf: never
     target_kl: float = real(math.inf, "(0, inf]")  # end epochs at a KL above this; inf: never
     hidden_sizes: tuple[int, ...] = static((64, 64))  # dense layers of actor and critic
     activation: str = static("tanh")  # any function of flax.linen: tanh, relu, swish, ...
     conv_layers: str = static("small")  # for images: none, small, nature or impala
-    normalize_obs: bool = static(False)  # by running mean and variance
-    normalize_reward: bool = static(False)  # by the running spread of discounted returns
-    clip_obs: float = real(10.0, "(0, inf]")  # normalised observations are kept within +- this
-    clip_reward: float = real(10.0, "(0, inf]")  # normalised rewards are kept within +- this
+    normalize_obs: bool = static(False)  # normalise observations by running mean and variance
+    normalize_reward: bool = static(False)  # divide rewards by the std of discounted returns
+    clip_obs: float = real(10.0, "(0, inf]")  # clip normalised observations to +- this
+    clip_reward: float = real(10.0, "(0, inf]")  # clip normalised rewards to +- this
     num_evals: int = static(20)  # points of the learning curve
-    num_eval_episodes: int = static(32)  # episodes of the evaluation at each point; 0: none
-    eval_at_start: bool = static(True)  # also a point before training
+    num_eval_episodes: int = static(32)  # evaluation episodes at each point; 0: none
+    eval_at_start: bool = static(True)  # evaluate before training too
 
 
 # --- network ----------------------------------------------------------------------------------
@@ -112,7 +114,7 @@ class Actions(NamedTuple):
     real: jax.Array | None  # (batch, dimensions), bool: dimensions that the agent has
 
     def distribution(self):
-        """Of the action, or of each of its dimensions."""
+        """The distribution of the action, or of each of its dimensions."""
         if self.log_std is None:
             return distrax.Categorical(logits=self.output)
         return distrax.Normal(self.output, jnp.exp(self.log_std))
@@ -170,16 +172,17 @@ class Critic(nn.Module):
 
 @struct.dataclass
 class PolicyState:
-    """The part of the state that acting needs, and statistics of inputs; leading axis networks."""
+    """The part of the state that acting needs, with the inputs' statistics; leading axis
+    networks."""
 
     params: Any  # of the actors
     obs_stats: parts.RunningStatistics
-    world_stats: parts.RunningStatistics | None  # of world states; one for all networks
+    world_stats: parts.RunningStatistics | None  # statistics of world states; one for all networks
 
 
 @struct.dataclass
 class TrainState:
-    """Everything that a run needs to go on."""
+    """Everything that a run needs to continue."""
 
     policy: PolicyState
     critic_params: Any  # leading axis networks, like the next three
@@ -190,9 +193,9 @@ class TrainState:
     observation: jax.Array  # (num_envs, num_agents, ...)
     alive: jax.Array  # (num_envs, num_agents)
     episodes: parts.EpisodeStatistics
-    rollout_rng: jax.Array  # for acting and the environments
-    order_rng: jax.Array  # for the order of samples
-    eval_rng: jax.Array  # the same at every evaluation
+    rollout_rng: jax.Array  # key for acting and the environments
+    order_rng: jax.Array  # key for the order of samples
+    eval_rng: jax.Array  # constant: all evaluations use it
     update: jax.Array  # rollouts learned from so far, int32
 
 
@@ -204,7 +207,7 @@ class Transition(NamedTuple):
     action: jax.Array  # unclipped
     reward: jax.Array
     alive: jax.Array  # when the agent acted
-    terminated: jax.Array  # the episode ended, or the agent left it
+    terminated: jax.Array  # the episode ended, or the agent left
     done: jax.Array  # terminated or truncated
     final_observation: jax.Array  # after the actions, before any restart
 
@@ -246,7 +249,7 @@ class Learned(NamedTuple):
     params: Any
     opt_state: optax.OptState
     epochs: jax.Array  # done, int32
-    kl: jax.Array  # mean over the last one; 0 for a critic
+    kl: jax.Array  # mean over the last epoch; 0 for a critic
     sums: dict[str, jax.Array]  # metrics, summed over epochs
 
 
@@ -254,11 +257,11 @@ class Learned(NamedTuple):
 
 
 def gae(rewards, values, next_values, terminated, done, gamma, gae_lambda):
-    """A_t = delta_t + gamma lambda (1 - done_t) A_{t+1}, equations 11-16 of Schulman et al. 2016,
-    with delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t), and 0 after the last step.
+    """A_t = delta_t + gamma lambda (1 - done_t) A_{t+1}, with A = 0 after the last step.
 
-    All arrays are (num_steps, samples). `next_values` are V(s'_t) of the observations after the
-    actions, before any restart. `done` also marks truncated episodes.
+    delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t): equations 11-16 of Schulman et al.
+    2016. All arrays are (num_steps, samples). `next_values` are V(s'_t) of the observations after
+    the actions, before any restart. `done` also marks truncated episodes.
     """
     deltas = rewards + gamma * next_values * (1.0 - terminated) - values
     decays = gamma * gae_lambda * (1.0 - done)
@@ -295,8 +298,10 @@ def kl_estimate(log_ratio):
 
 
 def learning_rates(config, task, update, epoch):
-    """learning_rate (1 - p) for each gradient step of an epoch, (num_minibatches,), with nominal
-    progress p in [0, 1] through the run: a run whose epochs end early anneals no later."""
+    """learning_rate (1 - p) for each gradient step of an epoch, (num_minibatches,).
+
+    p in [0, 1] is nominal progress through the run. Epochs that end early do not delay annealing.
+    """
     epochs = update.astype(jnp.float32) * task.epochs + epoch
     done = epochs + jnp.arange(config.num_minibatches) / config.num_minibatches
     left = jnp.maximum(1.0 - done / float(task.num_updates * task.epochs), 0.0)
@@ -338,7 +343,7 @@ def fit(config, task, update, params, opt_state, batch, order_rng):
     start = Learned(params=params, opt_state=opt_state, epochs=count, kl=zero, sums=sums)
     ended = jax.lax.while_loop(unfinished, epoch, start)
     means = {name: total / ended.epochs for name, total in ended.sums.items()}
-    living = means.pop("living")  # share of minibatches with samples; in the others all else is 0
+    living = means.pop("living")  # share of minibatches with samples
     return ended, {name: parts.Average(x, living) for name, x in means.items()}
 
 
@@ -346,8 +351,11 @@ def fit(config, task, update, params, opt_state, batch, order_rng):
 
 
 def fold(config, arrays):
-    """(num_envs, num_agents, ...) to (networks, samples, ...): a network's samples are those of its
-    agent, or of all agents, in all environments. arrays: one, or a tuple of them."""
+    """From (num_envs, num_agents, ...) to (networks, samples, ...), of an array or a tuple of
+    arrays.
+
+    The samples of a network come from all environments, and from its agent, or from all agents.
+    """
     together = lambda x: x.reshape(1, -1, *x.shape[2:])
     apart = lambda x: x.swapaxes(0, 1)
     return jax.tree.map(together if config.share_params else apart, arrays)
@@ -364,7 +372,7 @@ def fold_rollout(config, arrays):
 
 
 def normalize(config, stats, x):
-    """(num_envs, num_agents, ...) by statistics (networks, ...): its agent's, or the only ones."""
+    """Normalises (num_envs, num_agents, ...) by statistics (networks, ...)."""
     return stats.normalize(x, config.clip_obs) if config.normalize_obs else parts.scaled(x)
 
 
@@ -389,11 +397,11 @@ def make_inputs(config, policy, observation, world_state=None):
 def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns policy(state, observation, memory=None, rng=None, mask=None) -> action, memory.
 
-    For all agents of one environment: observation and action (num_agents, ...). Without rng the
-    most probable actions, or the means; with it samples. mask (num_agents, num_actions):
-    `env.action_mask`, the allowed actions.
+    The policy is for all agents of one environment: observation and action (num_agents, ...).
+    Without rng it takes the most probable actions, or the means; with rng it takes samples. mask
+    (num_agents, num_actions): `env.action_mask`, the allowed actions.
     """
-    env, env_params = parts.world(config, env, env_params)
+    env, env_params = parts.make_env(config, env, env_params)
     space = env.action_space(env_params)
     network = Actor(config, space)
 
@@ -440,7 +448,7 @@ def make_train(config: Config, env: Any = None, env_params: Any = None) -> Calla
     Raises:
       ValueError: a setting that cannot work, or a space that IPPO cannot take.
     """
-    env, env_params = parts.world(config, env, env_params)
+    env, env_params = parts.make_env(config, env, env_params)
     check(config, env, env_params)
     return parts.program(learner, config, env, env_params)
 
@@ -475,7 +483,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     critic_adam = make_adam(config.critic_max_grad_norm, config.critic_adam_eps)  # detail 1
 
     def world_and_mask(env_state):
-        """World states for central critics, masks for actors; None where there are none."""
+        """World states for central critics and masks for actors, or None."""
         mask, central = environments.action_mask(env_state, env_params), config.central_critic
         if hasattr(env, "action_dimensions"):
             mask = jnp.stack([env.action_dimensions] * config.num_envs)
@@ -515,7 +523,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         )
 
     def update(state):
-        """A rollout and the learning from it."""
+        """Collects a rollout and learns from it."""
         state, (rollout, common) = collect(state)
         batch = prepare(state, rollout, common)
         order_rng, actor_rng, critic_rng = jax.random.split(state.order_rng, 3)
@@ -550,7 +558,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         return update_statistics(state, rollout, common), metrics
 
     def collect(state):
-        """A rollout. `prepare` computes values and log_probs, for all steps at once."""
+        """Collects a rollout. `prepare` computes values and log_probs, for all steps at once."""
         rng, start_rng, step_rng, noise_rng = jax.random.split(state.rollout_rng, 4)
         shape = config.num_steps, num_networks, samples
         noise = parts.action_noise(noise_rng, space, shape)
@@ -576,7 +584,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
                 final_observation=info["final_observation"],
             )
             final = info.get("final_world_state") if config.central_critic else None
-            alive = alive | done[:, None]  # all agents are, after a restart
+            alive = alive | done[:, None]  # after a restart all agents are alive
             state = state.replace(env_state=env_state, observation=observation, alive=alive)
             common = Common(done=done, world_state=world_state, final_world_state=final)
             return state, (transition, common)
@@ -592,7 +600,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         _, final_critic_x = every_step(rollout.final_observation, common.final_world_state)
 
         def batch(params, critic_params, spread, folded):
-            """Of one network, from arrays (num_steps, samples, ...)."""
+            """The Batch of one network, from arrays (num_steps, samples, ...)."""
             flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), folded)
             x, critic_x, final_critic_x, rollout = flat
             log_prob, _ = actor.apply(params, x, rollout.mask).log_prob_and_entropy(rollout.action)
@@ -664,7 +672,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     )
 
     def update_statistics(state, rollout, common):
-        """Merges the rollout, after the learning from it."""
+        """Merges the rollout into the statistics, after learning from it."""
         state = state.replace(episodes=state.episodes.update(rollout.reward, common.done))
         policy, rollout = state.policy, fold_rollout(config, rollout)
         if config.normalize_obs:

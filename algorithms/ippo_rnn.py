@@ -1,4 +1,4 @@
-"""Independent PPO with memory for several agents in one environment, a run in one XLA program.
+"""Independent PPO with memory for several agents. A whole run is one XLA program.
 
 Papers: de Witt et al. 2020, "Is independent learning all you need in the StarCraft multi-agent
 challenge?", https://arxiv.org/abs/2011.09533; with `central_critic` Yu et al. 2022, "The surprising
@@ -12,18 +12,18 @@ effectiveness of PPO in cooperative multi-agent games" (MAPPO), https://arxiv.or
     state, metrics = jax.vmap(train)(jax.random.split(jax.random.key(0), 16))
 
 This is ippo.py with a memory in front of the heads: GRU, minGRU or LSTM (parts/recurrence.py). As
-there, every agent has its own *network* (actor, critic and all that learning needs), or with
-share_params=True one network serves all. Learning is written for one network, and jax.vmap does it
-for all. `learner` has a table of the axes. The memory adds to the details listed in ippo.py, as in
-ppo_rnn.py:
+in ippo.py, every agent has its own *network*: actor, critic and their state of learning. With
+share_params=True one network serves all agents. Learning is written for one network, and jax.vmap
+does it for all. `learner` has a table of the axes. The memory adds these details, as in ppo_rnn.py:
   1 Actor and critic have a memory each.
   2 It runs on from rollout to rollout. It is zeroed where an agent's episode ended, in collection
-    and in learning alike: terminated, truncated or (unless the reward is the team's) left.
-  3 Sequences are learned whole, from the memory that the rollout began with. Minibatches are sets
-    of them, each of one agent in one environment.
-  4 Critics go through a rollout after its collection. A final observation is valued with the memory
-    of the episode that ends there, which does not move on by it.
-  5 With `previous_inputs` networks also see the last action and its reward, zeros at first.
+    and in learning alike. An end is a termination, a truncation or, unless the reward is the
+    team's, leaving.
+  3 Sequences are learned whole, from the memory before the rollout. A sequence is one agent in one
+    environment, and a minibatch is a set of sequences.
+  4 Critics process a rollout after its collection. A final observation is valued with the memory of
+    the episode that ends there. The memory itself does not advance.
+  5 With `previous_inputs`, networks also see the last action and its reward, initially zeros.
 """
 
 import functools
@@ -63,7 +63,7 @@ class Config:
     num_envs: int = static(16)  # parallel environments
     num_steps: int = static(128)  # steps of each environment in a rollout
     share_params: bool = static(False)  # one network for all agents
-    agent_ids: bool = static(False)  # with share_params: which agent it is, as a one-hot input
+    agent_ids: bool = static(False)  # with share_params: the agent's one-hot id is an input
     central_critic: bool = static(False)  # the critic sees the world state or all observations
     previous_inputs: bool = static(False)  # the last action and its reward are inputs
     update_epochs: int = static(4)  # passes of the actor over each rollout
@@ -81,22 +81,22 @@ class Config:
     normalize_advantage: bool = static(True)  # standardise advantages in each minibatch
     ent_coef: float = real(0.01, "[0, inf)")  # weight of the entropy bonus
     vf_coef: float = real(0.5, "[0, inf)")  # weight of the value loss
-    max_grad_norm: float = real(0.5, "(0, inf]")  # clip the actor to this norm; inf for never
-    critic_max_grad_norm: float = real(0.5, "(0, inf]")  # clip the critic; inf for never
+    max_grad_norm: float = real(0.5, "(0, inf]")  # clip the actor's gradients to this; inf: never
+    critic_max_grad_norm: float = real(0.5, "(0, inf]")  # clip the critic's gradients; inf: never
     target_kl: float = real(math.inf, "(0, inf]")  # end epochs at a KL above this; inf: never
     cell: str = static("gru")  # the memory: gru, mingru or lstm
-    memory_size: int = static(64)  # numbers in the memory (LSTM: twice)
+    memory_size: int = static(64)  # size of the memory (LSTM: twice)
     forget_bias: float = real(1.0, "(-inf, inf)")  # added to the gate that keeps the memory
     hidden_sizes: tuple[int, ...] = static((64,))  # dense layers before the memory
     activation: str = static("tanh")  # any function of flax.linen: tanh, relu, swish, ...
     conv_layers: str = static("small")  # for images: none, small, nature or impala
-    normalize_obs: bool = static(False)  # by running mean and variance
-    normalize_reward: bool = static(False)  # by the running spread of discounted returns
-    clip_obs: float = real(10.0, "(0, inf]")  # normalised observations are kept within +- this
-    clip_reward: float = real(10.0, "(0, inf]")  # normalised rewards are kept within +- this
+    normalize_obs: bool = static(False)  # normalise observations by running mean and variance
+    normalize_reward: bool = static(False)  # divide rewards by the std of discounted returns
+    clip_obs: float = real(10.0, "(0, inf]")  # clip normalised observations to +- this
+    clip_reward: float = real(10.0, "(0, inf]")  # clip normalised rewards to +- this
     num_evals: int = static(20)  # points of the learning curve
-    num_eval_episodes: int = static(32)  # episodes of the evaluation at each point; 0: none
-    eval_at_start: bool = static(True)  # also a point before training
+    num_eval_episodes: int = static(32)  # evaluation episodes at each point; 0: none
+    eval_at_start: bool = static(True)  # evaluate before training too
 
 
 # --- network ----------------------------------------------------------------------------------
@@ -162,16 +162,17 @@ class Critic(nn.Module):
 
 @struct.dataclass
 class PolicyState:
-    """The part of the state that acting needs, and statistics of inputs; leading axis networks."""
+    """The part of the state that acting needs, with the inputs' statistics; leading axis
+    networks."""
 
     params: Any  # of the actors
     obs_stats: parts.RunningStatistics
-    world_stats: parts.RunningStatistics | None  # of world states; one for all networks
+    world_stats: parts.RunningStatistics | None  # statistics of world states; one for all networks
 
 
 @struct.dataclass
 class TrainState:
-    """Everything that a run needs to go on."""
+    """Everything that a run needs to continue."""
 
     policy: PolicyState
     critic_params: Any  # leading axis networks, like the next three
@@ -184,9 +185,9 @@ class TrainState:
     critic_memory: parts.Memory  # (networks, samples, ...)
     alive: jax.Array  # (num_envs, num_agents)
     episodes: parts.EpisodeStatistics
-    rollout_rng: jax.Array  # for acting and the environments
-    order_rng: jax.Array  # for the order of sequences
-    eval_rng: jax.Array  # the same at every evaluation
+    rollout_rng: jax.Array  # key for acting and the environments
+    order_rng: jax.Array  # key for the order of sequences
+    eval_rng: jax.Array  # constant: all evaluations use it
     update: jax.Array  # rollouts learned from so far, int32
 
 
@@ -200,7 +201,7 @@ class Transition(NamedTuple):
     log_prob: jax.Array
     reward: jax.Array
     alive: jax.Array  # when the agent acted
-    terminated: jax.Array  # the episode ended, or the agent left it
+    terminated: jax.Array  # the episode ended, or the agent left
     done: jax.Array  # terminated or truncated
     final_observation: jax.Array  # after the actions, before any restart
     final_previous: tuple[jax.Array, ...]  # of the final observation
@@ -242,7 +243,7 @@ class Learned(NamedTuple):
     params: Any
     opt_state: optax.OptState
     epochs: jax.Array  # done, int32
-    kl: jax.Array  # mean over the last one; 0 for a critic
+    kl: jax.Array  # mean over the last epoch; 0 for a critic
     sums: dict[str, jax.Array]  # metrics, summed over epochs
 
 
@@ -250,11 +251,11 @@ class Learned(NamedTuple):
 
 
 def gae(rewards, values, next_values, terminated, done, gamma, gae_lambda):
-    """A_t = delta_t + gamma lambda (1 - done_t) A_{t+1}, equations 11-16 of Schulman et al. 2016,
-    with delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t), and 0 after the last step.
+    """A_t = delta_t + gamma lambda (1 - done_t) A_{t+1}, with A = 0 after the last step.
 
-    All arrays are (num_steps, samples). `next_values` are V(s'_t) of the observations after the
-    actions, before any restart. `done` also marks truncated episodes.
+    delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t): equations 11-16 of Schulman et al.
+    2016. All arrays are (num_steps, samples). `next_values` are V(s'_t) of the observations after
+    the actions, before any restart. `done` also marks truncated episodes.
     """
     deltas = rewards + gamma * next_values * (1.0 - terminated) - values
     decays = gamma * gae_lambda * (1.0 - done)
@@ -291,8 +292,10 @@ def kl_estimate(log_ratio):
 
 
 def learning_rates(config, task, update, epoch):
-    """learning_rate (1 - p) for each gradient step of an epoch, (num_minibatches,), with nominal
-    progress p in [0, 1] through the run: a run whose epochs end early anneals no later."""
+    """learning_rate (1 - p) for each gradient step of an epoch, (num_minibatches,).
+
+    p in [0, 1] is nominal progress through the run. Epochs that end early do not delay annealing.
+    """
     epochs = update.astype(jnp.float32) * task.epochs + epoch
     done = epochs + jnp.arange(config.num_minibatches) / config.num_minibatches
     left = jnp.maximum(1.0 - done / float(task.num_updates * task.epochs), 0.0)
@@ -301,7 +304,9 @@ def learning_rates(config, task, update, epoch):
 
 def fit(config, task, update, params, opt_state, memory, batch, order_rng):
     """Epochs of minibatches for one actor or critic, until the KL of an epoch exceeds target_kl.
-    The rollout began with `memory`."""
+
+    `memory` is from before the rollout's first step.
+    """
     orders = parts.permutations(order_rng, task.epochs, batch.value.shape[1])
 
     def gradient_step(carry, inputs):
@@ -332,7 +337,7 @@ def fit(config, task, update, params, opt_state, memory, batch, order_rng):
     start = Learned(params=params, opt_state=opt_state, epochs=count, kl=zero, sums=sums)
     ended = jax.lax.while_loop(unfinished, epoch, start)
     means = {name: total / ended.epochs for name, total in ended.sums.items()}
-    living = means.pop("living")  # share of minibatches with samples; in the others all else is 0
+    living = means.pop("living")  # share of minibatches with samples
     return ended, {name: parts.Average(x, living) for name, x in means.items()}
 
 
@@ -340,14 +345,17 @@ def fit(config, task, update, params, opt_state, memory, batch, order_rng):
 
 
 def fold(config, arrays):
-    """(num_envs, num_agents, ...) to (networks, samples, ...): a network's samples are those of its
-    agent, or of all agents, in all environments. arrays: one, or a tree of them."""
+    """From (num_envs, num_agents, ...) to (networks, samples, ...), of an array or a tree of
+    arrays.
+
+    The samples of a network come from all environments, and from its agent, or from all agents.
+    """
     together, apart = lambda x: x.reshape(1, -1, *x.shape[2:]), lambda x: x.swapaxes(0, 1)
     return jax.tree.map(together if config.share_params else apart, arrays)
 
 
 def normalize(config, stats, x):
-    """(num_envs, num_agents, ...) by statistics (networks, ...): its agent's, or the only ones."""
+    """Normalises (num_envs, num_agents, ...) by statistics (networks, ...)."""
     return stats.normalize(x, config.clip_obs) if config.normalize_obs else parts.scaled(x)
 
 
@@ -372,12 +380,13 @@ def make_inputs(config, policy, observation, previous, world_state=None):
 def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns policy(state, observation, memory=None, rng=None, mask=None) -> action, memory.
 
-    For all agents of one environment: observation, action and memory (num_agents, ...). Without rng
-    the most probable actions, or the means; with it samples. memory=None is a fresh memory. mask
-    (num_agents, num_actions): `env.action_mask`, the allowed actions. With previous_inputs, pass
-    rewards back: memory = envs.evaluation.rewarded(memory, reward).
+    The policy is for all agents of one environment: observation, action and memory (num_agents,
+    ...). Without rng it takes the most probable actions, or the means; with rng it takes samples.
+    memory=None is a fresh memory. mask (num_agents, num_actions): `env.action_mask`, the allowed
+    actions. With previous_inputs, pass rewards back: memory = envs.evaluation.rewarded(memory,
+    reward).
     """
-    env, env_params = parts.world(config, env, env_params)
+    env, env_params = parts.make_env(config, env, env_params)
     space = env.action_space(env_params)
     actor = Actor(config, space)
 
@@ -389,7 +398,8 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
         zeros = jnp.zeros((1, env.num_agents))
         action = actions.sample(0.0 if rng is None else parts.action_noise(rng, space, zeros.shape))
         action = parts.clip_to(space, action)
-        memory = parts.did(config, space, memory, action, zeros)  # the reward comes later
+        # The reward is not known yet.
+        memory = parts.with_last_step(config, space, memory, action, zeros)
         return jax.tree.map(lambda x: x[0], (action, memory))
 
     return policy
@@ -432,7 +442,7 @@ def make_train(config: Config, env: Any = None, env_params: Any = None) -> Calla
     Raises:
       ValueError: a setting that cannot work, or a space that IPPO cannot take.
     """
-    env, env_params = parts.world(config, env, env_params)
+    env, env_params = parts.make_env(config, env, env_params)
     check(config, env, env_params)
     return parts.program(learner, config, env, env_params)
 
@@ -467,7 +477,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     critic_adam = make_adam(config.critic_max_grad_norm, config.critic_adam_eps)
 
     def world_and_mask(env_state):
-        """World states for central critics, masks for actors; None where there are none."""
+        """World states for central critics and masks for actors, or None."""
         mask, central = environments.action_mask(env_state, env_params), config.central_critic
         if hasattr(env, "action_dimensions"):
             mask = jnp.stack([env.action_dimensions] * config.num_envs)
@@ -514,7 +524,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         )
 
     def update(state):
-        """A rollout and the learning from it."""
+        """Collects a rollout and learns from it."""
         memory = fold(config, state.memory)
         state, (rollout, common) = collect(state)
         batch, critic_memory = prepare(state, rollout, common)
@@ -555,7 +565,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         return update_statistics(state, rollout, common), metrics
 
     def collect(state):
-        """A rollout. `prepare` computes values, for all steps at once."""
+        """Collects a rollout. `prepare` computes values, for all steps at once."""
         rng, start_rng, step_rng, noise_rng = jax.random.split(state.rollout_rng, 4)
         shape = config.num_steps, config.num_envs, num_agents
         noise = parts.action_noise(noise_rng, space, shape)
@@ -571,7 +581,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             observation, env_state, reward, terminated, truncated, info = environments.step(
                 step_rng, state.env_state, taken, env_params
             )
-            memory = parts.did(config, space, memory, taken, reward, info)
+            memory = parts.with_last_step(config, space, memory, taken, reward, info)
             alive, ended = info.get("alive", jnp.ones_like(state.alive)), terminated | truncated
             left = jnp.zeros_like(alive) if team else ~alive  # a team's return goes on
             log_prob, _ = actions.log_prob_and_entropy(action)
@@ -589,7 +599,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
                 final_previous=parts.last_step(memory),
             )
             final = info.get("final_world_state") if config.central_critic else None
-            alive = alive | ended[:, None]  # all agents are, after a restart
+            alive = alive | ended[:, None]  # after a restart all agents are alive
             state = state.replace(env_state=env_state, observation=observation, alive=alive)
             state = state.replace(memory=parts.forget(memory, transition.done))  # detail 2
             common = Common(done=ended, world_state=world_state, final_world_state=final)
@@ -607,7 +617,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         final_x = every_step(*final)[1]
 
         def batch(params, memory, spread, folded):
-            """Of one network, from arrays (num_steps, samples, ...)."""
+            """The Batch of one network, from arrays (num_steps, samples, ...)."""
             (x, critic_x), final_x, rollout = folded
             memories, values = critic.apply(params, memory, critic_x, rollout.done)
             # detail 4: one step further for all at once, from the memory after an observation.
@@ -680,7 +690,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     )
 
     def update_statistics(state, rollout, common):
-        """Merges the rollout, after the learning from it."""
+        """Merges the rollout into the statistics, after learning from it."""
         state = state.replace(episodes=state.episodes.update(rollout.reward, common.done))
         policy, rollout = state.policy, fold_steps(rollout)
         if config.normalize_obs:

@@ -1,4 +1,4 @@
-"""Implicit quantile networks, IQN, replay included, a run in one XLA program.
+"""Implicit quantile networks, IQN. A whole run, replay included, is one XLA program.
 
 Paper: Dabney et al. 2018, https://arxiv.org/abs/1806.06923. By flag: double Q-learning (van
 Hasselt et al. 2016, https://arxiv.org/abs/1509.06461) and n-step returns.
@@ -17,17 +17,17 @@ Implementation details:
     where a time limit cut the episode, but not where the episode terminated.
   4 n-step returns stop at the end of an episode and bootstrap with gamma ** (steps taken). No
     window reaches past the newest transition.
-  5 Every `target_every` gradient steps the target network moves by `tau` towards the online one:
-    tau=1 copies it, target_every=1 with a small tau averages over time (Polyak).
-  6 With `double` the online network chooses the action whose distribution is the target.
-  7 The network gives the quantile of the return at any level in [0, 1]: the features of the
-    observation times an embedding of the level by `num_cosines` cosines. A gradient step compares
-    `num_levels` random levels with `num_target_levels` others by the quantile Huber loss.
-  8 Actions are chosen by the mean over `num_policy_levels` levels. The paper draws them; here they
-    are the middles of equal shares, so that the policy is deterministic and errs less. `risk`
-    distorts them, and with them the greedy action, also in targets (section 3.2).
+  5 Every `target_every` gradient steps the target network moves by `tau` towards the online one.
+    tau=1 copies it; target_every=1 with a small tau is Polyak averaging.
+  6 With `double`, the online network chooses the action of the target distribution.
+  7 The network gives the quantile of the return at any level in [0, 1]. It multiplies the features
+    of the observation with an embedding of the level by `num_cosines` cosines. A gradient step
+    compares `num_levels` random levels with `num_target_levels` others by the quantile Huber loss.
+  8 Actions are chosen by the mean over `num_policy_levels` levels. The paper draws the levels. Here
+    they are the middles of equal shares, so the policy is deterministic and errs less. `risk`
+    distorts the levels, and so the greedy action, also in targets (section 3.2).
   9 Orthogonal initialisation; Adam with a large epsilon (docs/tuning.md); clipping by global norm.
- 10 With a finite `duration_exponent` random actions last (Dabney et al. 2021,
+ 10 With a finite `duration_exponent`, random actions last several steps (Dabney et al. 2021,
     https://arxiv.org/abs/2006.01782), until the episode ends or they are not allowed.
 """
 
@@ -68,8 +68,8 @@ class Config:
     num_envs: int = static(16)  # parallel environments
     train_every: int = static(1)  # steps of each environment between two rounds of learning
     updates_per_step: int = static(1)  # gradient steps in a round of learning
-    buffer_size: int = static(50_000)  # transitions kept, of all environments together
-    buffer_dtype: str = static("")  # of stored observations, such as bool; "": as they come
+    buffer_size: int = static(50_000)  # transitions kept, over all environments
+    buffer_dtype: str = static("")  # dtype of stored observations, such as bool; "": unchanged
     batch_size: int = static(128)  # transitions in a gradient step
     learning_starts: int = static(10_000)  # environment steps before the first gradient step
     learning_rate: float = real(1e-3, "[0, inf)")  # Adam's step size
@@ -79,37 +79,37 @@ class Config:
     n_step: int = static(3)  # rewards in a target before it bootstraps
     reward_scale: float = real(0.1, "(0, inf)")  # factor on the rewards learned from
     double: bool = static(False)  # the online network chooses the action of the target
-    num_levels: int = static(4)  # levels that a gradient step corrects
+    num_levels: int = static(4)  # levels of the online quantiles
     num_target_levels: int = static(4)  # levels of the target quantiles
-    num_policy_levels: int = static(8)  # levels over which action values are means
-    num_cosines: int = static(32)  # to embed a level
-    kappa: float = real(1.0, "(0, inf)")  # errors beyond this count linearly
+    num_policy_levels: int = static(8)  # levels whose mean is the action value
+    num_cosines: int = static(32)  # cosines that embed a level
+    kappa: float = real(1.0, "(0, inf)")  # larger errors count linearly
     risk: str = static("neutral")  # distortion of levels: neutral, cvar, wang, cpw or power
     risk_level: float = real(0.0, "(-inf, inf)", risk=RANGES)  # 0: neutral; cvar: the worst share
     target_every: int = static(50)  # gradient steps between two moves of the target network
-    tau: float = real(1.0, "[0, 1]")  # share of the target network's way; 1: a copy
+    tau: float = real(1.0, "[0, 1]")  # share that the target network moves; 1: a copy
     exploration: str = static("linear")  # epsilon over time: constant, linear or exponential
-    eps_start: float = real(1.0, "[0, 1]")  # epsilon at first
-    eps_end: float = real(0.1, "[0, 1]")  # epsilon at last, and always if constant
-    exploration_fraction: float = real(0.2, "(0, inf]")  # share of the run until eps_end
-    duration_exponent: float = real(math.inf, "(1, inf]")  # random actions last: 2 long, inf a step
-    max_grad_norm: float = real(10.0, "(0, inf]")  # clip to this global norm; inf for never
+    eps_start: float = real(1.0, "[0, 1]")  # initial epsilon
+    eps_end: float = real(0.1, "[0, 1]")  # final epsilon; the only one if constant
+    exploration_fraction: float = real(0.2, "(0, inf]")  # share of the run until epsilon is eps_end
+    duration_exponent: float = real(math.inf, "(1, inf]")  # length of random actions; inf: one step
+    max_grad_norm: float = real(10.0, "(0, inf]")  # clip gradients to this global norm; inf: never
     hidden_sizes: tuple[int, ...] = static((64, 64))  # dense layers
     activation: str = static("relu")  # any function of flax.linen: tanh, relu, swish, ...
     conv_layers: str = static("small")  # for images: none, small, nature or impala
-    normalize_obs: bool = static(False)  # by running mean and variance
-    clip_obs: float = real(10.0, "(0, inf]")  # normalised observations are kept within +- this
+    normalize_obs: bool = static(False)  # normalise observations by running mean and variance
+    clip_obs: float = real(10.0, "(0, inf]")  # clip normalised observations to +- this
     num_evals: int = static(20)  # points of the learning curve
-    num_eval_episodes: int = static(32)  # episodes of the evaluation at each point; 0: none
-    eval_at_start: bool = static(True)  # also a point before training
+    num_eval_episodes: int = static(32)  # evaluation episodes at each point; 0: none
+    eval_at_start: bool = static(True)  # evaluate before training too
 
 
 # --- network ----------------------------------------------------------------------------------
 
 
 class ImplicitQuantileNetwork(nn.Module):
-    """Observations (batch, ...) and levels (batch, num), or (1, num) for all of them, to quantiles
-    (batch, num, num_actions)."""
+    """Observations (batch, ...) and levels (batch or 1, num) to quantiles (batch, num,
+    num_actions)."""
 
     config: Config
     num_actions: int
@@ -143,12 +143,12 @@ class Held(NamedTuple):
     """Actions that may last several steps, (num_envs,)."""
 
     action: jax.Array
-    left: jax.Array  # steps for which it is still taken, int32
+    left: jax.Array  # remaining steps of the action, int32
 
 
 @struct.dataclass
 class TrainState:
-    """Everything that a run needs to go on."""
+    """Everything that a run needs to continue."""
 
     policy: PolicyState
     target_params: Any
@@ -160,7 +160,7 @@ class TrainState:
     held: Held  # actions that last into the next step
     episodes: parts.EpisodeStatistics
     rng: jax.Array
-    eval_rng: jax.Array  # the same at every evaluation
+    eval_rng: jax.Array  # constant: all evaluations use it
     update: jax.Array  # stretches of rounds so far, int32
 
 
@@ -169,7 +169,7 @@ class Noise(NamedTuple):
 
     step_rng: jax.Array  # (train_every,)
     exploration: jax.Array  # uniform, (train_every, num_envs)
-    duration: jax.Array  # steps of a random action that begins here, the same
+    duration: jax.Array  # length of a random action that begins here, same shape
 
 
 class Draws(NamedTuple):
@@ -181,7 +181,7 @@ class Draws(NamedTuple):
 
 EXPLORATION = ("constant", "linear", "exponential")
 DTYPES = ("", "bool", "int8", "float16", "bfloat16", "float32")
-LONGEST = 10_000  # steps that a random action may last
+LONGEST = 10_000  # longest random action, in steps
 
 
 # --- formulas ---------------------------------------------------------------------------------
@@ -198,12 +198,14 @@ def of_action(outputs, action):
 
 
 def distort(levels, risk, level):
-    """Levels t in (0, 1) as a risk-sensitive policy sees them; level 0 changes nothing.
+    """Levels t in (0, 1), distorted for a risk-sensitive policy; `risk_level` 0 changes nothing.
 
-    Section 3.2 of Dabney et al. 2018, with l for the level: cvar l t (only the worst share l of
-    outcomes); wang Phi(Phi^-1(t) + l); power t**p, p = 1 / (1 + |l|), or 1 - (1 - t)**p below 0;
-    both are pessimistic below 0; cpw t**l / (t**l + (1 - t)**l)**(1 / l), which overrates rare
-    events below l = 1 (people: 0.71).
+    Section 3.2 of Dabney et al. 2018, with l for `risk_level`:
+
+      cvar   l t: only the worst share l of outcomes counts
+      wang   Phi(Phi^-1(t) + l); pessimistic below 0
+      power  t**p with p = 1 / (1 + |l|), below 0 1 - (1 - t)**p; pessimistic below 0
+      cpw    t**l / (t**l + (1 - t)**l)**(1 / l); overrates rare events below 1 (people: 0.71)
     """
     if risk in RANGES:  # 1 is neutral
         level = jnp.where(level == 0.0, 1.0, level)
@@ -244,12 +246,15 @@ def quantile_huber(quantiles, levels, targets, kappa):
     mean = lambda x: jnp.einsum("bti,t->bi", x, share)
     losses = mean(weights * kept * (errors - 0.5 * kept))
     slopes = -mean(weights * kept)
-    return (losses + slopes * (quantiles - fixed)).sum(-1)  # adds 0, and the slopes
+    return (losses + slopes * (quantiles - fixed)).sum(-1)  # the slopes are the gradient
 
 
 def epsilon_at(config, progress):
-    """eps_end + left (eps_start - eps_end), the probability of a random action; `left` is 0,
-    max(1 - d, 0) or exp(-5 d) with d = progress / exploration_fraction, progress in [0, 1]."""
+    """The probability of a random action: eps_end + left (eps_start - eps_end).
+
+    `left` is 0 (constant), max(1 - d, 0) (linear) or exp(-5 d) (exponential), with d = progress /
+    exploration_fraction and progress in [0, 1].
+    """
     done = progress / config.exploration_fraction
     if config.exploration == "constant":
         left = jnp.zeros_like(done)
@@ -263,24 +268,27 @@ def epsilon_at(config, progress):
 def epsilon_greedy(values, epsilon, noise, mask=None):
     """Actions (batch,) for values (batch, num_actions) and uniform noise (batch,).
 
-    With probability epsilon uniform among those that the mask (batch, num_actions) allows, else
-    greedy. Noise below epsilon is uniform in [0, epsilon): it chooses the random action, too.
+    With probability epsilon, an action is uniform over those that the mask (batch, num_actions)
+    allows; else it is greedy. Noise below epsilon is uniform in [0, epsilon), so it also chooses
+    the random action.
     """
     number = values.shape[-1] if mask is None else mask.sum(-1)
     random = jnp.minimum(noise / epsilon * number, number - 1).astype(jnp.int32)
-    if mask is not None:  # the action with this many allowed ones before it
+    if mask is not None:  # the index of a random allowed action
         random = jnp.argmax(jnp.cumsum(mask, -1) > random[:, None], -1)
     return jnp.where(noise < epsilon, random, greedy(values, mask))
 
 
 def durations(noise, exponent):
-    """Steps that random actions last: floor(u ** (-1 / (exponent - 1))) for uniform u, so that
-    P(n or more) = n ** (1 - exponent), the tail of the zeta law of Dabney et al. 2021."""
+    """Lengths of random actions in steps: floor(u ** (-1 / (exponent - 1))) for uniform u.
+
+    P(n or more) = n ** (1 - exponent), the tail of the zeta law of Dabney et al. 2021.
+    """
     return jnp.minimum(noise ** (-1.0 / (exponent - 1.0)), LONGEST).astype(jnp.int32)
 
 
 def hold(held, chosen, mask=None):
-    """The actions taken: held ones that last and are allowed, else the chosen ones."""
+    """The actions to take: a held one while it lasts and is allowed, else the chosen one."""
     lasts = held.left > 0
     if mask is not None:
         lasts &= (mask * jax.nn.one_hot(held.action, mask.shape[-1])).any(-1)
@@ -294,10 +302,11 @@ def hold(held, chosen, mask=None):
 def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns policy(state, observation, memory=None, rng=None, mask=None) -> action, memory.
 
-    For one environment. Without rng the action of the highest value, with it epsilon-greedy at
-    eps_end, anew at every step. mask (num_actions,): `env.action_mask`, the allowed actions.
+    The policy is for one environment. Without rng it takes the action of the highest value. With
+    rng it is epsilon-greedy at eps_end, with a new draw at every step. mask (num_actions,):
+    `env.action_mask`, the allowed actions.
     """
-    env, env_params = parts.world(config, env, env_params)
+    env, env_params = parts.make_env(config, env, env_params)
     network = ImplicitQuantileNetwork(config, env.action_space(env_params).n)
 
     def policy(state, observation, memory=None, rng=None, mask=None):
@@ -339,13 +348,13 @@ def make_train(config: Config, env: Any = None, env_params: Any = None) -> Calla
       ValueError: a setting that cannot work, a space that IQN cannot take, or a buffer larger than
         the device's memory.
     """
-    env, env_params = parts.world(config, env, env_params)
+    env, env_params = parts.make_env(config, env, env_params)
     check(config, env, env_params)
     return parts.program(learner, config, env, env_params)
 
 
 def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
-    """The first state, an update (a stretch of rounds of acting and learning), and the policy."""
+    """The first state, an update (some rounds of acting and learning), and the policy."""
     buffer = parts.ReplayBuffer.of(config)  # detail 2
     rounds = parts.Rounds(config, buffer)  # detail 1
     environments = envs.batch(env, config.num_envs, rounds.num_steps)
@@ -378,7 +387,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         )
 
     def update(state):
-        """A stretch of rounds. Its random numbers are drawn at once, which costs far less."""
+        """Runs some rounds. Their random numbers are drawn at once, which costs far less."""
         rng, start_rng, step_rng, explore_rng, draw_rng, level_rng = jax.random.split(state.rng, 6)
         uniform = jax.random.uniform(explore_rng, (2 * rounds.steps,))
         exploration, duration = uniform.reshape(2, *rounds.acting)
@@ -438,8 +447,11 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         return jax.lax.scan(step, state, noise)
 
     def targets(state, window, levels):
-        """y = reward_scale R_n + gamma**n q'(s_n, a*, levels), of the levels' shape, with target
-        network q', Q' and a* = argmax_a Q'(s_n, a), or with `double` argmax_a Q(s_n, a)."""
+        """y = reward_scale R_n + gamma**n q'(s_n, a*, levels), of the levels' shape.
+
+        q' and Q' are of the target network. a* = argmax_a Q'(s_n, a), or with `double` argmax_a
+        Q(s_n, a).
+        """
         x = normalize(config, state.policy, window.final_observation)
         selecting = state.policy.params if config.double else state.target_params  # detail 6
         best = greedy(action_values(config, network, selecting, x), window.final_action_mask)

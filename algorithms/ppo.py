@@ -1,4 +1,4 @@
-"""Proximal policy optimisation for discrete and continuous actions, a run in one XLA program.
+"""Proximal policy optimisation for discrete and continuous actions. A whole run is one XLA program.
 
 Paper: Schulman et al. 2017, https://arxiv.org/abs/1707.06347, with generalised advantage
 estimation (Schulman et al. 2016, https://arxiv.org/abs/1506.02438).
@@ -12,7 +12,7 @@ estimation (Schulman et al. 2016, https://arxiv.org/abs/1506.02438).
 
 Implementation details, numbered as in Huang et al. 2022, "The 37 implementation details of
 proximal policy optimization" (ICLR blog track):
-  core: 1 vectorised environments, whose episodes run on across rollouts; 2 orthogonal
+  core: 1 vectorised environments; episodes run on across rollouts; 2 orthogonal
   initialisation, gains sqrt(2), 0.01 (policy) and 1 (value), biases 0; 3 Adam's epsilon, here
   1e-4; 4 linear annealing of the learning rate at every gradient step; 5 GAE; 6 shuffled
   minibatches, a new order in every epoch; 7 advantages standardised in each; 8 clipped
@@ -22,10 +22,10 @@ proximal policy optimization" (ICLR blog track):
   continuous: 1-3 diagonal Gaussian, state-independent log std, independent components; 5 the
   environment gets the clipped action, log_prob refers to the unclipped one; 6-9 running
   normalisation and clipping of observations and rewards, here for discrete actions too.
-Unlike the list: a truncated episode bootstraps from its final observation, and statistics do not
-change during a rollout and the learning from it. Without the large epsilon and normalised rewards
-perfect policies are lost: with an accurate critic Adam takes full steps along noise
-(docs/tuning.md).
+Two things differ from the list. A truncated episode bootstraps from its final observation, and
+statistics do not change while a rollout is collected and learned from. Without the large epsilon
+and normalised rewards perfect policies are lost, because with an accurate critic Adam takes full
+steps along noise (docs/tuning.md).
 """
 
 import math
@@ -74,19 +74,19 @@ class Config:
     normalize_advantage: bool = static(True)  # standardise advantages in each minibatch
     ent_coef: float = real(0.01, "[0, inf)")  # weight of the entropy bonus
     vf_coef: float = real(0.5, "[0, inf)")  # weight of the value loss
-    max_grad_norm: float = real(0.5, "(0, inf]")  # clip to this global norm; inf for never
+    max_grad_norm: float = real(0.5, "(0, inf]")  # clip gradients to this global norm; inf: never
     target_kl: float = real(math.inf, "(0, inf]")  # end epochs at a KL above this; inf: never
     hidden_sizes: tuple[int, ...] = static((64, 64))  # dense layers of each tower
     activation: str = static("tanh")  # any function of flax.linen: tanh, relu, swish, ...
     conv_layers: str = static("small")  # for images: none, small, nature or impala
     shared_torso: bool = static(False)  # one tower for actor and critic
-    normalize_obs: bool = static(True)  # by running mean and variance
-    normalize_reward: bool = static(True)  # by the running spread of discounted returns
-    clip_obs: float = real(10.0, "(0, inf]")  # normalised observations are kept within +- this
-    clip_reward: float = real(10.0, "(0, inf]")  # normalised rewards are kept within +- this
+    normalize_obs: bool = static(True)  # normalise observations by running mean and variance
+    normalize_reward: bool = static(True)  # divide rewards by the std of discounted returns
+    clip_obs: float = real(10.0, "(0, inf]")  # clip normalised observations to +- this
+    clip_reward: float = real(10.0, "(0, inf]")  # clip normalised rewards to +- this
     num_evals: int = static(20)  # points of the learning curve
-    num_eval_episodes: int = static(32)  # episodes of the evaluation at each point; 0: none
-    eval_at_start: bool = static(True)  # also a point before training
+    num_eval_episodes: int = static(32)  # evaluation episodes at each point; 0: none
+    eval_at_start: bool = static(True)  # evaluate before training too
 
 
 # --- network ----------------------------------------------------------------------------------
@@ -162,7 +162,7 @@ class PolicyState:
 
 @struct.dataclass
 class TrainState:
-    """Everything that a run needs to go on."""
+    """Everything that a run needs to continue."""
 
     policy: PolicyState
     opt_state: optax.OptState
@@ -170,9 +170,9 @@ class TrainState:
     observation: jax.Array  # (num_envs, ...)
     episodes: parts.EpisodeStatistics
     reward_scale: parts.RewardScale
-    rollout_rng: jax.Array  # for acting and the environments
-    order_rng: jax.Array  # for the order of samples
-    eval_rng: jax.Array  # the same at every evaluation
+    rollout_rng: jax.Array  # key for acting and the environments
+    order_rng: jax.Array  # key for the order of samples
+    eval_rng: jax.Array  # constant: all evaluations use it
     update: jax.Array  # rollouts learned from so far, int32
 
 
@@ -206,7 +206,7 @@ class Learned(NamedTuple):
     params: Any
     opt_state: optax.OptState
     epochs: jax.Array  # done, int32
-    kl: jax.Array  # mean over the last one
+    kl: jax.Array  # mean over the last epoch
     sums: dict[str, jax.Array]  # metrics, summed over epochs
 
 
@@ -214,11 +214,11 @@ class Learned(NamedTuple):
 
 
 def gae(rewards, values, next_values, terminated, done, gamma, gae_lambda):
-    """A_t = delta_t + gamma lambda (1 - done_t) A_{t+1}, equations 11-16 of Schulman et al. 2016,
-    with delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t), and 0 after the last step.
+    """A_t = delta_t + gamma lambda (1 - done_t) A_{t+1}, with A = 0 after the last step.
 
-    All arrays are (num_steps, num_envs). `next_values` are V(s'_t) of the observations after the
-    actions, before any restart. `done` also marks truncated episodes.
+    delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t): equations 11-16 of Schulman et al.
+    2016. All arrays are (num_steps, num_envs). `next_values` are V(s'_t) of the observations after
+    the actions, before any restart. `done` also marks truncated episodes.
     """
     deltas = rewards + gamma * next_values * (1.0 - terminated) - values
     decays = gamma * gae_lambda * (1.0 - done)
@@ -255,8 +255,10 @@ def kl_estimate(log_ratio):
 
 
 def learning_rates(config, num_updates, update, epoch):
-    """learning_rate (1 - p) for each gradient step of an epoch, (num_minibatches,), with nominal
-    progress p in [0, 1] through the run: a run whose epochs end early anneals no later."""
+    """learning_rate (1 - p) for each gradient step of an epoch, (num_minibatches,).
+
+    p in [0, 1] is nominal progress through the run. Epochs that end early do not delay annealing.
+    """
     epochs = update.astype(jnp.float32) * config.update_epochs + epoch
     done = epochs + jnp.arange(config.num_minibatches) / config.num_minibatches
     left = jnp.maximum(1.0 - done / float(num_updates * config.update_epochs), 0.0)
@@ -270,10 +272,10 @@ def learning_rates(config, num_updates, update, epoch):
 def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns policy(state, observation, memory=None, rng=None, mask=None) -> action, memory.
 
-    For one environment. Without rng the most probable action, or the mean; with it a sample.
-    mask (num_actions,): `env.action_mask`, the allowed actions.
+    The policy is for one environment. Without rng it takes the most probable action, or the mean;
+    with rng it takes a sample. mask (num_actions,): `env.action_mask`, the allowed actions.
     """
-    env, env_params = parts.world(config, env, env_params)
+    env, env_params = parts.make_env(config, env, env_params)
     space = env.action_space(env_params)
     network = ActorCritic(config, space)
 
@@ -314,13 +316,13 @@ def make_train(config: Config, env: Any = None, env_params: Any = None) -> Calla
     Raises:
       ValueError: a setting that cannot work, or a space that PPO cannot take.
     """
-    env, env_params = parts.world(config, env, env_params)
+    env, env_params = parts.make_env(config, env, env_params)
     check(config, env, env_params)
     return parts.program(learner, config, env, env_params)
 
 
 def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
-    """The first state, an update (a rollout and the learning from it), and the policy."""
+    """The first state, an update (collects a rollout and learns from it), and the policy."""
     batch_size = config.num_envs * config.num_steps
     num_updates = parts.num_updates(config, batch_size)
     environments = envs.batch(env, config.num_envs, config.num_steps)  # core 1
@@ -353,7 +355,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         )
 
     def update(state):
-        """A rollout and the learning from it."""
+        """Collects a rollout and learns from it."""
         state, rollout = collect(state)
         batch = prepare(state, rollout)
         state, metrics = learn(state, batch)
@@ -363,7 +365,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         return state.replace(update=state.update + 1), metrics
 
     def collect(state):
-        """A rollout. `prepare` computes values and log_probs, for all steps at once."""
+        """Collects a rollout. `prepare` computes values and log_probs, for all steps at once."""
         rng, start_rng, step_rng, noise_rng = jax.random.split(state.rollout_rng, 4)
         noise = parts.action_noise(noise_rng, space, (config.num_steps, config.num_envs))
 
@@ -482,7 +484,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         return state, metrics | {"epochs": learned.epochs}
 
     def update_statistics(state, rollout):
-        """Merges the rollout, after the learning from it."""
+        """Merges the rollout into the statistics, after learning from it."""
         state = state.replace(episodes=state.episodes.update(rollout.reward, rollout.done))
         if config.normalize_obs:
             obs_stats = state.policy.obs_stats.update(rollout.observation)

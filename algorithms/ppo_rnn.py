@@ -1,4 +1,4 @@
-"""PPO with memory, for discrete and continuous actions, a run in one XLA program.
+"""PPO with memory, for discrete and continuous actions. A whole run is one XLA program.
 
 Paper: Schulman et al. 2017, https://arxiv.org/abs/1707.06347, with generalised advantage estimation
 (Schulman et al. 2016, https://arxiv.org/abs/1506.02438). Memories: LSTM (Hochreiter and Schmidhuber
@@ -12,27 +12,28 @@ RNNs all we needed?", https://arxiv.org/abs/2410.01201).
     state, metrics = train(jax.random.key(0))
     state, metrics = jax.vmap(train)(jax.random.split(jax.random.key(0), 16))
 
-This is ppo.py with a memory between the dense layers and the two heads. It adds to the details
-listed there (LSTM details: Huang et al. 2022):
-  1 Actor and critic share layers and memory (as in CleanRL's ppo_atari_lstm.py and PureJaxRL's
-    ppo_rnn.py): both must remember the same, and the sequential part is computed once. Large value
-    errors would drown the policy's gradients, hence rewards are normalised by default.
+This is ppo.py with a memory between the dense layers and the two heads. It adds these details
+(LSTM details: Huang et al. 2022):
+  1 Actor and critic share layers and memory, as in CleanRL's ppo_atari_lstm.py and PureJaxRL's
+    ppo_rnn.py. Both must remember the same, and the sequential part is computed once. Large value
+    errors would drown the policy's gradients, so rewards are normalised by default.
   2 The memory runs on from rollout to rollout. It is zeroed where an episode ended, terminated or
     truncated, in collection and in learning alike.
-  3 Sequences are learned whole, from the memory that the rollout began with. Minibatches are sets
-    of environments (LSTM details 3 to 5). From the second gradient step on, older parameters made
-    that memory: this staleness is accepted, as elsewhere.
-  4 A final observation is valued with the memory of the episode that ends there, which does not
-    move on by it.
+  3 Sequences are learned whole, from the memory before the rollout. Minibatches are sets of
+    environments (LSTM details 3 to 5). From the second gradient step on, that memory comes from
+    older parameters. The staleness is accepted, as in other implementations.
+  4 A final observation is valued with the memory of the episode that ends there. The memory itself
+    does not advance.
   5 Kernels of the memory are orthogonal with gain 1 (LSTM detail 1); biases start at zero. Presets
-    of tasks that need it add a positive forget_bias to the gate that keeps the memory (Jozefowicz
-    et al. 2015); MountainCar is solved less often with it.
-  6 The heads also see the inputs of the memory: a task without need of memory is learned as by PPO.
-  7 Advantages are standardised over the rollout: a minibatch may be one sequence, whose own mean
-    and spread would make a failure look as good as a success.
-  8 With `previous_inputs` the network also sees the last action and its reward, zeros at first.
-Adam's epsilon is large: once the critic is accurate gradients are noise, and with a smaller one
-perfect policies are lost (docs/tuning.md). The cells are in parts/recurrence.py.
+    of tasks that need a memory add a positive forget_bias to the gate that keeps it (Jozefowicz et
+    al. 2015). MountainCar is solved less often with one.
+  6 The heads also see the inputs of the memory, so a task that needs no memory is learned as by
+    PPO.
+  7 Advantages are standardised over the rollout. A minibatch may be one sequence, and standardised
+    on its own, a failure would look as good as a success.
+  8 With `previous_inputs`, the network also sees the last action and its reward, initially zeros.
+Adam's epsilon is large. Once the critic is accurate, gradients are noise, and a smaller epsilon
+loses perfect policies (docs/tuning.md). The cells are in parts/recurrence.py.
 """
 
 import math
@@ -79,26 +80,26 @@ class Config:
     clip_eps: float = real(0.2, "(0, inf]")  # range of the ratio, and of values with clip_vloss
     clip_vloss: bool = static(False)  # clip the value loss
     normalize_advantage: bool = static(True)  # standardise advantages
-    normalize_over: str = static("rollout")  # over a rollout or a minibatch
+    normalize_over: str = static("rollout")  # standardise over a rollout or a minibatch
     ent_coef: float = real(0.01, "[0, inf)")  # weight of the entropy bonus
     vf_coef: float = real(0.5, "[0, inf)")  # weight of the value loss
-    max_grad_norm: float = real(0.5, "(0, inf]")  # clip to this global norm; inf for never
+    max_grad_norm: float = real(0.5, "(0, inf]")  # clip gradients to this global norm; inf: never
     target_kl: float = real(math.inf, "(0, inf]")  # end epochs at a KL above this; inf: never
     previous_inputs: bool = static(False)  # the last action and its reward are inputs
     cell: str = static("lstm")  # the memory: lstm, gru or mingru
-    memory_size: int = static(64)  # numbers in the memory (LSTM: twice)
+    memory_size: int = static(64)  # size of the memory (LSTM: twice)
     forget_bias: float = real(0.0, "(-inf, inf)")  # added to the gate that keeps the memory
     skip: bool = static(True)  # the heads also see the memory's input
     hidden_sizes: tuple[int, ...] = static((64, 64))  # dense layers before the memory
     activation: str = static("tanh")  # any function of flax.linen: tanh, relu, swish, ...
     conv_layers: str = static("small")  # for images: none, small, nature or impala
-    normalize_obs: bool = static(True)  # by running mean and variance
-    normalize_reward: bool = static(True)  # by the running spread of discounted returns
-    clip_obs: float = real(10.0, "(0, inf]")  # normalised observations are kept within +- this
-    clip_reward: float = real(10.0, "(0, inf]")  # normalised rewards are kept within +- this
+    normalize_obs: bool = static(True)  # normalise observations by running mean and variance
+    normalize_reward: bool = static(True)  # divide rewards by the std of discounted returns
+    clip_obs: float = real(10.0, "(0, inf]")  # clip normalised observations to +- this
+    clip_reward: float = real(10.0, "(0, inf]")  # clip normalised rewards to +- this
     num_evals: int = static(20)  # points of the learning curve
-    num_eval_episodes: int = static(32)  # episodes of the evaluation at each point; 0: none
-    eval_at_start: bool = static(True)  # also a point before training
+    num_eval_episodes: int = static(32)  # evaluation episodes at each point; 0: none
+    eval_at_start: bool = static(True)  # evaluate before training too
 
 
 # --- network ----------------------------------------------------------------------------------
@@ -158,8 +159,10 @@ class ActorCritic(nn.Module):
         return memory, *self.heads(memory.hidden, seen, mask)
 
     def heads(self, hidden, seen, mask=None):
-        """Actions and values (...) of memories (..., memory_size) and of their input features. An
-        action has no probability where the mask (..., num_actions) is False."""
+        """Actions and values (...) of memories (..., memory_size) and of their input features.
+
+        An action has no probability where the mask (..., num_actions) is False.
+        """
         # detail 6
         features = jnp.concatenate([hidden, seen], -1) if self.config.skip else hidden
         output, values = self.actor_head(features), self.critic_head(features)[..., 0]
@@ -195,7 +198,7 @@ class PolicyState:
 
 @struct.dataclass
 class TrainState:
-    """Everything that a run needs to go on."""
+    """Everything that a run needs to continue."""
 
     policy: PolicyState
     opt_state: optax.OptState
@@ -204,9 +207,9 @@ class TrainState:
     memory: parts.Memory  # before the observation; zeros before an episode's first
     episodes: parts.EpisodeStatistics
     reward_scale: parts.RewardScale
-    rollout_rng: jax.Array  # for acting and the environments
-    order_rng: jax.Array  # for the order of samples
-    eval_rng: jax.Array  # the same at every evaluation
+    rollout_rng: jax.Array  # key for acting and the environments
+    order_rng: jax.Array  # key for the order of samples
+    eval_rng: jax.Array  # constant: all evaluations use it
     update: jax.Array  # rollouts learned from so far, int32
 
 
@@ -244,7 +247,7 @@ class Learned(NamedTuple):
     params: Any
     opt_state: optax.OptState
     epochs: jax.Array  # done, int32
-    kl: jax.Array  # mean over the last one
+    kl: jax.Array  # mean over the last epoch
     sums: dict[str, jax.Array]  # metrics, summed over epochs
 
 
@@ -252,11 +255,11 @@ class Learned(NamedTuple):
 
 
 def gae(rewards, values, next_values, terminated, done, gamma, gae_lambda):
-    """A_t = delta_t + gamma lambda (1 - done_t) A_{t+1}, equations 11-16 of Schulman et al. 2016,
-    with delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t), and 0 after the last step.
+    """A_t = delta_t + gamma lambda (1 - done_t) A_{t+1}, with A = 0 after the last step.
 
-    All arrays are (num_steps, num_envs). `next_values` are V(s'_t) of the observations after the
-    actions, before any restart. `done` also marks truncated episodes.
+    delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t): equations 11-16 of Schulman et al.
+    2016. All arrays are (num_steps, num_envs). `next_values` are V(s'_t) of the observations after
+    the actions, before any restart. `done` also marks truncated episodes.
     """
     deltas = rewards + gamma * next_values * (1.0 - terminated) - values
     decays = gamma * gae_lambda * (1.0 - done)
@@ -298,8 +301,10 @@ def standardize(x):
 
 
 def learning_rates(config, num_updates, update, epoch):
-    """learning_rate (1 - p) for each gradient step of an epoch, (num_minibatches,), with nominal
-    progress p in [0, 1] through the run: a run whose epochs end early anneals no later."""
+    """learning_rate (1 - p) for each gradient step of an epoch, (num_minibatches,).
+
+    p in [0, 1] is nominal progress through the run. Epochs that end early do not delay annealing.
+    """
     epochs = update.astype(jnp.float32) * config.update_epochs + epoch
     done = epochs + jnp.arange(config.num_minibatches) / config.num_minibatches
     left = jnp.maximum(1.0 - done / float(num_updates * config.update_epochs), 0.0)
@@ -313,11 +318,12 @@ def learning_rates(config, num_updates, update, epoch):
 def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns policy(state, observation, memory=None, rng=None, mask=None) -> action, memory.
 
-    For one environment. Without rng the most probable action, or the mean; with it a sample.
-    memory=None is a fresh memory. mask (num_actions,): `env.action_mask`, the allowed actions. With
-    previous_inputs, pass each reward back: memory = envs.evaluation.rewarded(memory, reward).
+    The policy is for one environment. Without rng it takes the most probable action, or the mean;
+    with rng it takes a sample. memory=None is a fresh memory. mask (num_actions,):
+    `env.action_mask`, the allowed actions. With previous_inputs, pass each reward back: memory =
+    envs.evaluation.rewarded(memory, reward).
     """
-    env, env_params = parts.world(config, env, env_params)
+    env, env_params = parts.make_env(config, env, env_params)
     space = env.action_space(env_params)
     network = ActorCritic(config, space)
 
@@ -328,7 +334,8 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
         one, actions, _ = network.apply(state.policy.params, one, x, mask)
         actions = actions.distribution()
         action = parts.clip_to(space, actions.mode() if rng is None else actions.sample(seed=rng))
-        one = parts.did(config, space, one, action, jnp.zeros(1))  # the reward comes later
+        # The reward is not known yet.
+        one = parts.with_last_step(config, space, one, action, jnp.zeros(1))
         return jax.tree.map(lambda x: x[0], (action, one))
 
     return policy
@@ -367,13 +374,13 @@ def make_train(config: Config, env: Any = None, env_params: Any = None) -> Calla
     Raises:
       ValueError: a setting that cannot work, or a space that PPO cannot take.
     """
-    env, env_params = parts.world(config, env, env_params)
+    env, env_params = parts.make_env(config, env, env_params)
     check(config, env, env_params)
     return parts.program(learner, config, env, env_params)
 
 
 def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
-    """The first state, an update (a rollout and the learning from it), and the policy."""
+    """The first state, an update (collects a rollout and learns from it), and the policy."""
     batch_size = config.num_envs * config.num_steps
     num_updates = parts.num_updates(config, batch_size)
     environments = envs.batch(env, config.num_envs, config.num_steps)
@@ -404,7 +411,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         )
 
     def update(state):
-        """A rollout and the learning from it."""
+        """Collects a rollout and learns from it."""
         memory = state.memory
         state, rollout = collect(state)
         batch = prepare(state, rollout)
@@ -415,7 +422,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         return state.replace(update=state.update + 1), metrics
 
     def collect(state):
-        """A rollout. `prepare` computes values and log_probs, for all steps at once."""
+        """Collects a rollout. `prepare` computes values and log_probs, for all steps at once."""
         rng, start_rng, step_rng, noise_rng = jax.random.split(state.rollout_rng, 4)
         noise = parts.action_noise(noise_rng, space, (config.num_steps, config.num_envs))
 
@@ -429,7 +436,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             observation, env_state, reward, terminated, truncated, info = environments.step(
                 step_rng, state.env_state, taken, env_params
             )
-            memory = parts.did(config, space, memory, taken, reward, info)
+            memory = parts.with_last_step(config, space, memory, taken, reward, info)
             transition = Transition(
                 observation=state.observation,
                 previous=parts.last_step(state.memory),  # detail 8
@@ -508,8 +515,10 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         }
 
     def learn(state, memory, batch):
-        """Epochs of minibatches, until the KL of an epoch exceeds target_kl. The rollout began with
-        `memory`."""
+        """Epochs of minibatches, until the KL of an epoch exceeds target_kl.
+
+        `memory` is from before the rollout's first step.
+        """
         rng, order_rng = jax.random.split(state.order_rng)
         keys = jax.random.split(order_rng, config.update_epochs)
         orders = jax.vmap(jax.random.permutation, (0, None))(keys, config.num_envs)
@@ -550,7 +559,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         return state, metrics | {"epochs": learned.epochs}
 
     def update_statistics(state, rollout):
-        """Merges the rollout, after the learning from it."""
+        """Merges the rollout into the statistics, after learning from it."""
         obs_stats, scale = state.policy.obs_stats, state.reward_scale
         if config.normalize_obs:
             obs_stats = obs_stats.update(rollout.observation)

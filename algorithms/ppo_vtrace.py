@@ -1,9 +1,10 @@
-"""PPO whose minibatches are segments drawn by priority, with V-trace advantages; one XLA program.
+"""PPO on segments drawn by priority, with V-trace advantages. A whole run is one XLA program.
 
-After the trainer of PufferLib (Suarez 2024, https://arxiv.org/abs/2406.12905), for one agent or
-many. Papers: PPO (Schulman et al. 2017, https://arxiv.org/abs/1707.06347), V-trace (Espeholt et
+It follows the trainer of PufferLib (Suarez 2024, https://arxiv.org/abs/2406.12905), for one agent
+or many. Papers: PPO (Schulman et al. 2017, https://arxiv.org/abs/1707.06347), V-trace (Espeholt et
 al. 2018, https://arxiv.org/abs/1802.01561), prioritised sampling (Schaul et al. 2016,
-https://arxiv.org/abs/1511.05952), Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon).
+https://arxiv.org/abs/1511.05952), Muon (Jordan et al. 2024,
+https://kellerjordan.github.io/posts/muon).
 
     python algorithms/ppo_vtrace.py --env CartPole-v1 --seed 0
     python algorithms/ppo_vtrace.py --preset MultiNavigator-v0 --num-seeds 5
@@ -13,21 +14,22 @@ https://arxiv.org/abs/1511.05952), Muon (Jordan et al. 2024, https://kellerjorda
     state, metrics = jax.vmap(train)(jax.random.split(jax.random.key(0), 16))
 
 A *segment* is one agent of one environment over a whole rollout. Implementation details:
-  1 Every gradient step draws segments without replacement, with probabilities proportional to
-    (sum of |advantage| over the segment) ** priority_alpha. No pass over all of them is promised.
-  2 (number of segments * probability) ** -beta weighs their advantages in the policy loss, after
-    standardisation over the minibatch; beta goes from priority_beta to 1 over the run.
-  3 The loss's own forward pass gives ratios, values and V-trace advantages of the segments drawn,
-    and from then on their priorities: a segment drawn twice knows how far the policy has moved.
+  1 Every gradient step draws segments without replacement, with probabilities proportional to (sum
+    of |advantage| over the segment) ** priority_alpha. Some segments may never be drawn.
+  2 (number of segments * probability) ** -beta weighs advantages in the policy loss, after they are
+    standardised over the minibatch. beta goes from priority_beta to 1 over the run.
+  3 The loss's own forward pass gives ratios, values and V-trace advantages of the drawn segments,
+    and then their priorities. So a second draw of a segment accounts for the policy's change.
   4 One network serves all agents.
-  5 Muon steps its matrices and Adam all else, along a cosine. With an accurate critic gradients are
-    noise, of which Muon makes full steps: with an epsilon of 1e-5 perfect policies are lost
-    (docs/tuning.md).
-  6 Squashed actions are tanh of a Gaussian, stored before tanh; their entropy is a numerical sum.
+  5 Muon steps the matrices and Adam the other parameters, with a cosine schedule. With an accurate
+    critic, gradients are noise, and Muon takes full steps along it. With an epsilon of 1e-5 perfect
+    policies are lost (docs/tuning.md).
+  6 Squashed actions are tanh of a Gaussian and stored before tanh. Their entropy is a numerical
+    sum.
   7 Episodes restart within a rollout; a truncated one bootstraps from its final observation.
   8 The policy learns no steps of agents that left (`info["alive"]`), nor padding
-    (`env.action_dimensions`). An agent's own rewards end with it; where the team has one reward
-    (`env.shared_reward`), only the episode ends, and values are learned of these steps, too.
+    (`env.action_dimensions`). An agent's own rewards end with it. A team's reward
+    (`env.shared_reward`) ends with the episode, and values learn these steps too.
 """
 
 import math
@@ -65,44 +67,44 @@ class Config:
     total_timesteps: int = static(500_000)  # environment steps of the whole run
     num_envs: int = static(8)  # parallel environments
     num_steps: int = static(128)  # steps of each environment in a rollout
-    num_minibatches: int = static(4)  # drawn in an epoch; together as large as a rollout
+    num_minibatches: int = static(4)  # minibatches of an epoch; together a rollout
     update_epochs: int = static(4)  # mean number of times that a sample of a rollout is drawn
     accumulate: int = static(1)  # minibatches whose gradients are averaged for a step
-    optimizer: str = static("muon")  # or adam
+    optimizer: str = static("muon")  # muon or adam
     learning_rate: float = real(4e-3, "[0, inf)")  # step size
     anneal_lr: bool = static(True)  # take the learning rate to its floor along a cosine
-    lr_floor: float = real(0.0, "[0, 1]")  # share of the rate left at the last step
-    lr_exponent: float = real(1.0, "[0, inf)")  # of the cosine; above 1 the rate falls sooner
-    adam_eps: float = real(3e-4, "(0, inf)")  # of Adam and Muon: gradients this small count less
+    lr_floor: float = real(0.0, "[0, 1]")  # share of the learning rate at the last step
+    lr_exponent: float = real(1.0, "[0, inf)")  # exponent of the cosine; above 1: falls sooner
+    adam_eps: float = real(3e-4, "(0, inf)")  # epsilon of Adam and Muon
     muon_momentum: float = real(0.8, "[0, 1]")  # decay of Muon's mean of gradients
     gamma: float = real(0.99, "[0, 1]")  # discount factor
     gae_lambda: float = real(0.95, "[0, 1]")  # decay of the advantage trace
     vtrace: bool = static(True)  # correct advantages for a changed policy
-    rho_clip: float = real(1.0, "(0, inf]")  # largest weight of a temporal difference; inf for any
-    c_clip: float = real(1.0, "(0, inf]")  # largest ratio in the trace; inf for any
-    priority_alpha: float = real(0.8, "[0, inf)")  # exponent of priorities; 0: all alike
-    priority_beta: float = real(0.2, "[0, 1]")  # exponent of importance weights at the start
+    rho_clip: float = real(1.0, "(0, inf]")  # largest weight of a TD error; inf: no limit
+    c_clip: float = real(1.0, "(0, inf]")  # largest ratio in the trace; inf: no limit
+    priority_alpha: float = real(0.8, "[0, inf)")  # exponent of priorities; 0: uniform
+    priority_beta: float = real(0.2, "[0, 1]")  # initial exponent of importance weights
     anneal_beta: bool = static(True)  # take priority_beta to 1 over the run
     clip_eps: float = real(0.2, "(0, inf]")  # range of the ratio, and of values with clip_vloss
     clip_vloss: bool = static(False)  # clip the value loss
     normalize_advantage: bool = static(True)  # standardise advantages in each minibatch
     ent_coef: float = real(0.01, "[0, inf)")  # weight of the entropy bonus
     vf_coef: float = real(0.5, "[0, inf)")  # weight of the value loss
-    max_grad_norm: float = real(0.5, "(0, inf]")  # clip to this global norm; inf for never
+    max_grad_norm: float = real(0.5, "(0, inf]")  # clip gradients to this global norm; inf: never
     reward_trace: float = real(0.0, "[0, 1]")  # decay of later rewards added to a step's
-    squash: bool = static(False)  # continuous actions by tanh, not by clipping
+    squash: bool = static(False)  # bound continuous actions by tanh, not by clipping
     sigma_head: bool = static(False)  # standard deviations depend on the observation
     hidden_sizes: tuple[int, ...] = static((64, 64))  # dense layers of each tower
     activation: str = static("tanh")  # any function of flax.linen: tanh, relu, swish, ...
     conv_layers: str = static("small")  # for images: none, small, nature or impala
     shared_torso: bool = static(False)  # one tower for actor and critic
-    normalize_obs: bool = static(True)  # by running mean and variance
-    normalize_reward: bool = static(True)  # by the running spread of discounted returns
-    clip_obs: float = real(10.0, "(0, inf]")  # normalised observations are kept within +- this
-    clip_reward: float = real(10.0, "(0, inf]")  # normalised rewards are kept within +- this
+    normalize_obs: bool = static(True)  # normalise observations by running mean and variance
+    normalize_reward: bool = static(True)  # divide rewards by the std of discounted returns
+    clip_obs: float = real(10.0, "(0, inf]")  # clip normalised observations to +- this
+    clip_reward: float = real(10.0, "(0, inf]")  # clip normalised rewards to +- this
     num_evals: int = static(20)  # points of the learning curve
-    num_eval_episodes: int = static(32)  # episodes of the evaluation at each point; 0: none
-    eval_at_start: bool = static(True)  # also a point before training
+    num_eval_episodes: int = static(32)  # evaluation episodes at each point; 0: none
+    eval_at_start: bool = static(True)  # evaluate before training too
 
 
 # --- network ----------------------------------------------------------------------------------
@@ -129,7 +131,7 @@ class Actions(NamedTuple):
         """log pi(a) and entropy (...) of actions before squashing, over real dimensions."""
         policy = self.distribution()
         if self.log_std is None:
-            log_probs = policy.logits  # normalised; distrax's log_prob and entropy do it once more
+            log_probs = policy.logits  # normalised once; distrax would do it again
             chosen = jax.nn.one_hot(action, log_probs.shape[-1])
             return (log_probs * chosen).sum(-1), -(jnp.exp(log_probs) * log_probs).sum(-1)
         log_prob, entropy = policy.log_prob(action), policy.entropy()
@@ -140,8 +142,10 @@ class Actions(NamedTuple):
 
 
 def clip_straight_through(log_std):
-    """clip(log_std, -5, 2) with gradient 1: with jnp.clip's gradient, 0 outside, a deviation that
-    gets there would never return."""
+    """clip(log_std, -5, 2) with gradient 1.
+
+    jnp.clip's gradient is 0 outside the limits, so a deviation beyond them would never return.
+    """
     fixed = jax.lax.stop_gradient(log_std)
     return jnp.clip(fixed, -5.0, 2.0) + (log_std - fixed)
 
@@ -158,7 +162,7 @@ class ActorCritic(nn.Module):
         self.actor_torso = parts.Torso(*torso)
         self.critic_torso = self.actor_torso if self.config.shared_torso else parts.Torso(*torso)
         self.actor_head, self.critic_head = nn.Dense(size), nn.Dense(1)
-        self.sigma_head = nn.Dense(size)  # without parameters where it is not called
+        self.sigma_head = nn.Dense(size)  # has no parameters if it is not called
         if not (parts.is_discrete(self.space) or self.config.sigma_head):
             self.log_std = self.param("log_std", nn.initializers.zeros, (size,))
 
@@ -190,7 +194,7 @@ class PolicyState:
 
 @struct.dataclass
 class TrainState:
-    """Everything that a run needs to go on."""
+    """Everything that a run needs to continue."""
 
     policy: PolicyState
     opt_state: optax.OptState
@@ -199,21 +203,22 @@ class TrainState:
     alive: jax.Array  # (num_segments,)
     episodes: parts.EpisodeStatistics
     reward_scale: parts.RewardScale
-    rollout_rng: jax.Array  # for acting and the environments
-    draw_rng: jax.Array  # for the drawing of segments
-    eval_rng: jax.Array  # the same at every evaluation
+    rollout_rng: jax.Array  # key for acting and the environments
+    draw_rng: jax.Array  # for drawing segments
+    eval_rng: jax.Array  # constant: all evaluations use it
     update: jax.Array  # rollouts learned from so far, int32
 
 
 class Transition(NamedTuple):
-    """A rollout; leading axes (num_steps, num_segments), agents of one environment in a row."""
+    """A rollout; leading axes (num_steps, num_segments). Agents of one environment are
+    neighbours."""
 
     observation: jax.Array
     action: jax.Array  # neither clipped nor squashed
     reward: jax.Array
     alive: jax.Array  # when the agent acted; float32, a weight
     valued: jax.Array  # whether its value is learned; float32, a weight
-    terminated: jax.Array  # the episode ended, or this agent left it
+    terminated: jax.Array  # the episode ended, or this agent left
     done: jax.Array  # terminated or truncated
     final_observation: jax.Array  # after the action, before any restart
     ended: jax.Array  # (num_steps, num_envs), the episode
@@ -256,11 +261,12 @@ def backward_sums(x, decays):
 
 
 def vtrace(config, segments, values, log_ratio):
-    """A_t = rho_t (r_t + gamma V_{t+1} - V_t) + gamma lambda c_t (1 - end_t) A_{t+1}, after section
-    4.1 of Espeholt et al. 2018, (segments, num_steps); V_{t+1} is the bootstrap value at an end.
+    """A_t = rho_t (r_t + gamma V_{t+1} - V_t) + gamma lambda c_t (1 - end_t) A_{t+1}.
 
-    rho_t = min(q_t, rho_clip) and c_t = min(q_t, c_clip) of the ratios q = exp(log_ratio); without
-    `vtrace` both are 1, which is GAE. `values` and `log_ratio` are of the current networks.
+    This follows section 4.1 of Espeholt et al. 2018; arrays are (segments, num_steps). At an end,
+    V_{t+1} is the bootstrap value. rho_t = min(q_t, rho_clip) and c_t = min(q_t, c_clip) of the
+    ratios q = exp(log_ratio). Without `vtrace` both are 1, which is GAE. `values` and `log_ratio`
+    are of the current networks.
     """
     next_values = jnp.where(segments.ends, segments.bootstrap, jnp.roll(values, -1, axis=1))
     ratios, rho, c = jnp.exp(log_ratio), 1.0, 1.0
@@ -271,11 +277,13 @@ def vtrace(config, segments, values, log_ratio):
 
 
 def draw(config, sizes, noise, progress, shape):
-    """Indices of segments, and importance weights (N P_i) ** -beta, both in this shape, with
+    """Indices of segments, and importance weights (N P_i) ** -beta, both in this shape.
+
     P_i = size_i**alpha / sum_j size_j**alpha (equation 1 and section 3.4 of Schaul et al. 2016).
-    The largest log P_i + Gumbel noise are a draw without replacement (Kool et al. 2019,
-    https://arxiv.org/abs/1903.06059). sizes (num_segments,) are sums of |advantage|."""
-    alpha = jnp.minimum(config.priority_alpha, 1e30)  # finite when multiplied by a logarithm
+    sizes (num_segments,) are sums of |advantage|. The largest log P_i + Gumbel noise are a draw
+    without replacement (Kool et al. 2019, https://arxiv.org/abs/1903.06059).
+    """
+    alpha = jnp.minimum(config.priority_alpha, 1e30)  # keeps the product with a logarithm finite
     log_probs = jax.nn.log_softmax(alpha * jnp.log(jnp.maximum(sizes, 1e-8)))
     done = jnp.minimum(progress, 1.0) if config.anneal_beta else 0.0
     beta = config.priority_beta + (1.0 - config.priority_beta) * done
@@ -311,8 +319,10 @@ def value_error(values, old_values, targets, clip_eps, clip):
 
 
 def squashing_entropy(mean, log_std):
-    """E[log(1 - tanh(x)**2)] of Gaussians x (...), which squashing adds to their entropies: a sum
-    over 21 points (off by 1e-4 for deviations up to 2, by 0.06 at e**2)."""
+    """E[log(1 - tanh(x)**2)] of Gaussians x (...): squashing adds it to their entropies.
+
+    It is a sum over 21 points, off by 1e-4 for deviations up to 2 and by 0.06 at e**2.
+    """
     points = jnp.linspace(-5.0, 5.0, 21)
     weights = jax.nn.softmax(-0.5 * jnp.square(points))
     x = mean[..., None] + jnp.exp(log_std)[..., None] * points
@@ -326,10 +336,11 @@ def squashing_entropy(mean, log_std):
 def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns policy(state, observation, memory=None, rng=None, mask=None) -> action, memory.
 
-    For one environment; with several agents observation and action are (num_agents, ...). Without
-    rng the most probable action, or the (squashed) mean; with it a sample. `mask` is not used.
+    The policy is for one environment; with several agents, observation and action are (num_agents,
+    ...). Without rng it takes the most probable action, or the (squashed) mean; with rng it takes a
+    sample. `mask` is not used.
     """
-    env, env_params = parts.world(config, env, env_params)
+    env, env_params = parts.make_env(config, env, env_params)
     space, several = env.action_space(env_params), hasattr(env, "num_agents")
     network = ActorCritic(config, space)
 
@@ -392,13 +403,13 @@ def make_train(config: Config, env: Any = None, env_params: Any = None) -> Calla
     Raises:
       ValueError: a setting that cannot work, or a space that the algorithm cannot take.
     """
-    env, env_params = parts.world(config, env, env_params)
+    env, env_params = parts.make_env(config, env, env_params)
     check(config, env, env_params)
     return parts.program(learner, config, env, env_params)
 
 
 def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
-    """The first state, an update (a rollout and the learning from it), and the policy."""
+    """The first state, an update (collects a rollout and learns from it), and the policy."""
     agents = (env.num_agents,) if hasattr(env, "num_agents") else ()
     lanes, num_agents = (config.num_envs, *agents), math.prod(agents)
     num_segments, batch_size = math.prod(lanes), config.num_envs * config.num_steps
@@ -442,14 +453,14 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         )
 
     def update(state):
-        """A rollout and the learning from it."""
+        """Collects a rollout and learns from it."""
         state, rollout = collect(state)
         state, metrics = learn(state, prepare(state, rollout))
         state = update_statistics(state, rollout)
         return state.replace(update=state.update + 1), metrics | {"score": rollout.reward.mean()}
 
     def collect(state):
-        """A rollout. `prepare` computes values and log_probs, for all steps at once."""
+        """Collects a rollout. `prepare` computes values and log_probs, for all steps at once."""
         rng, start_rng, step_rng, noise_rng = jax.random.split(state.rollout_rng, 4)
         noise = parts.action_noise(noise_rng, space, (config.num_steps, num_segments))
 
@@ -476,7 +487,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
                 ended=ended,
             )
             state = state.replace(env_state=env_state, observation=fold(observation))
-            return state.replace(alive=alive | of_agents(ended)), transition  # a restart wakes all
+            return state.replace(alive=alive | of_agents(ended)), transition  # restarts revive all
 
         env_state = environments.refill(start_rng, state.env_state, env_params)
         state = state.replace(env_state=env_state, rollout_rng=rng)
@@ -510,7 +521,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         )
 
     def loss(params, segments, importance):
-        """Of segments (m, num_steps), importance (m,); metrics; sums of |advantage| (m,)."""
+        """The loss of segments (m, num_steps) with importance (m,); metrics; sums of |advantage|
+        (m,)."""
         actions, values = over_segments(params, segments.observation)
         weights, real = segments.alive, segments.real
         log_prob, entropy = actions.log_prob_and_entropy(segments.action, config.squash, real)
@@ -575,7 +587,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         return state.replace(policy=policy, opt_state=learned.opt_state, draw_rng=rng), metrics
 
     def update_statistics(state, rollout):
-        """Merges the rollout, after the learning from it."""
+        """Merges the rollout into the statistics, after learning from it."""
         reward, done = rollout.reward, rollout.done
         episodes = state.episodes.update(reward.reshape(-1, *lanes), rollout.ended)
         state = state.replace(episodes=episodes)

@@ -1,4 +1,4 @@
-"""Parallelised Q-learning: no replay buffer, no target network, a run in one XLA program.
+"""Parallelised Q-learning: no replay buffer, no target network. A whole run is one XLA program.
 
 Paper: Gallici et al. 2024, https://arxiv.org/abs/2407.04811. Many environments act at once, layer
 norm keeps Q-learning stable, and the targets are Peng's Q(lambda) (Peng and Williams 1996,
@@ -13,15 +13,16 @@ https://doi.org/10.1007/BF00114731).
 
 Implementation details, from the paper and its public code (purejaxql, CleanRL's pqn.py):
   1 Layer norm between each layer and its activation; He initialisation.
-  2 Epsilon-greedy actions, with one epsilon for a whole rollout, annealed from rollout to rollout.
-  3 Targets are computed once a rollout, then epochs of shuffled minibatches reduce half the squared
+  2 Actions are epsilon-greedy, with one epsilon for a whole rollout, annealed from rollout to
+    rollout.
+  3 Targets are computed once a rollout. Then epochs of shuffled minibatches reduce half the squared
     error.
   4 Rectified Adam, clipping by global norm, linear annealing of the learning rate, here at every
     gradient step.
-  5 Rewards may be scaled: values near 1 are learned sooner than values near 100.
-Unlike that code: targets are also right where a rollout ends, a truncated episode bootstraps from
-the values of its final observation, and statistics for normalisation do not change during a rollout
-and the learning from it.
+  5 Rewards may be scaled, because values near 1 are learned sooner than values near 100.
+Three things differ from that code. Targets are also right where a rollout ends. A truncated episode
+bootstraps from the values of its final observation. Statistics for normalisation do not change
+while a rollout is collected and learned from.
 """
 
 import sys
@@ -62,23 +63,23 @@ class Config:
     learning_rate: float = real(1e-3, "[0, inf)")  # the optimiser's step size
     anneal_lr: bool = static(True)  # take the learning rate linearly to zero
     adam_eps: float = real(1e-5, "(0, inf)")  # the optimiser's epsilon
-    max_grad_norm: float = real(10.0, "(0, inf]")  # clip to this global norm; inf for never
+    max_grad_norm: float = real(10.0, "(0, inf]")  # clip gradients to this global norm; inf: never
     gamma: float = real(0.995, "[0, 1]")  # discount factor
     q_lambda: float = real(0.65, "[0, 1]")  # decay of the trace; 0: one-step targets
     reward_scale: float = real(0.1, "(0, inf)")  # factor on the rewards learned from
     exploration: str = static("linear")  # epsilon over time: constant, linear or exponential
-    eps_start: float = real(1.0, "[0, 1]")  # epsilon, the probability of a random action, at first
-    eps_end: float = real(0.2, "[0, 1]")  # epsilon at last, and always if constant
-    exploration_fraction: float = real(0.5, "(0, inf]")  # share of the run until eps_end
+    eps_start: float = real(1.0, "[0, 1]")  # initial epsilon, the probability of a random action
+    eps_end: float = real(0.2, "[0, 1]")  # final epsilon; the only one if constant
+    exploration_fraction: float = real(0.5, "(0, inf]")  # share of the run until epsilon is eps_end
     hidden_sizes: tuple[int, ...] = static((64, 64))  # dense layers
     activation: str = static("relu")  # any function of flax.linen: tanh, relu, swish, ...
-    layer_norm: bool = static(True)  # before each activation
+    layer_norm: bool = static(True)  # layer norm before each activation
     conv_layers: str = static("small")  # for images: none, small, nature or impala
-    normalize_obs: bool = static(False)  # by running mean and variance
-    clip_obs: float = real(10.0, "(0, inf]")  # normalised observations are kept within +- this
+    normalize_obs: bool = static(False)  # normalise observations by running mean and variance
+    clip_obs: float = real(10.0, "(0, inf]")  # clip normalised observations to +- this
     num_evals: int = static(20)  # points of the learning curve
-    num_eval_episodes: int = static(32)  # episodes of the evaluation at each point; 0: none
-    eval_at_start: bool = static(True)  # also a point before training
+    num_eval_episodes: int = static(32)  # evaluation episodes at each point; 0: none
+    eval_at_start: bool = static(True)  # evaluate before training too
 
 
 # --- network ----------------------------------------------------------------------------------
@@ -118,16 +119,16 @@ class PolicyState:
 
 @struct.dataclass
 class TrainState:
-    """Everything that a run needs to go on."""
+    """Everything that a run needs to continue."""
 
     policy: PolicyState
     opt_state: optax.OptState
     env_state: envs.BatchState
     observation: jax.Array  # (num_envs, ...)
     episodes: parts.EpisodeStatistics
-    rollout_rng: jax.Array  # for acting and the environments
-    order_rng: jax.Array  # for the order of samples
-    eval_rng: jax.Array  # the same at every evaluation
+    rollout_rng: jax.Array  # key for acting and the environments
+    order_rng: jax.Array  # key for the order of samples
+    eval_rng: jax.Array  # constant: all evaluations use it
     update: jax.Array  # rollouts learned from so far, int32
 
 
@@ -196,8 +197,11 @@ def of_action(values, action):
 
 
 def epsilon_at(config, progress):
-    """eps_end + left (eps_start - eps_end), the probability of a random action; `left` is 0,
-    max(1 - d, 0) or exp(-5 d) with d = progress / exploration_fraction, progress in [0, 1]."""
+    """The probability of a random action: eps_end + left (eps_start - eps_end).
+
+    `left` is 0 (constant), max(1 - d, 0) (linear) or exp(-5 d) (exponential), with d = progress /
+    exploration_fraction and progress in [0, 1].
+    """
     done = progress / config.exploration_fraction
     if config.exploration == "constant":
         left = jnp.zeros_like(done)
@@ -211,8 +215,8 @@ def epsilon_at(config, progress):
 def epsilon_greedy(values, epsilon, noise, mask=None):
     """Actions (batch,) for values (batch, num_actions) and noise (batch,).
 
-    With probability epsilon uniform among those that the mask (batch, num_actions) allows, else
-    greedy.
+    With probability epsilon, an action is uniform over those that the mask (batch, num_actions)
+    allows; else it is greedy.
     """
     random = noise.action
     if mask is not None:
@@ -239,10 +243,11 @@ def learning_rates(config, num_updates, update):
 def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns policy(state, observation, memory=None, rng=None, mask=None) -> action, memory.
 
-    For one environment. Without rng the action of the highest value, with it epsilon-greedy at
-    eps_end. mask (num_actions,): `env.action_mask`, the allowed actions.
+    The policy is for one environment. Without rng it takes the action of the highest value. With
+    rng it is epsilon-greedy at eps_end. mask (num_actions,): `env.action_mask`, the allowed
+    actions.
     """
-    env, env_params = parts.world(config, env, env_params)
+    env, env_params = parts.make_env(config, env, env_params)
     num_actions = env.action_space(env_params).n
     network = QNetwork(config, num_actions)
 
@@ -285,13 +290,13 @@ def make_train(config: Config, env: Any = None, env_params: Any = None) -> Calla
     Raises:
       ValueError: a setting that cannot work, or a space that PQN cannot take.
     """
-    env, env_params = parts.world(config, env, env_params)
+    env, env_params = parts.make_env(config, env, env_params)
     check(config, env, env_params)
     return parts.program(learner, config, env, env_params)
 
 
 def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
-    """The first state, an update (a rollout and the learning from it), and the policy."""
+    """The first state, an update (collects a rollout and learns from it), and the policy."""
     batch_size = config.num_envs * config.num_steps
     num_updates = parts.num_updates(config, batch_size)
     num_actions = env.action_space(env_params).n
@@ -319,7 +324,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         )
 
     def update(state):
-        """A rollout and the learning from it."""
+        """Collects a rollout and learns from it."""
         epsilon = epsilon_at(config, state.update / num_updates)  # detail 2
         state, rollout = collect(state, epsilon)
         state, metrics = learn(state, prepare(state, rollout))
@@ -328,7 +333,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         return state.replace(update=state.update + 1), metrics
 
     def collect(state, epsilon):
-        """A rollout."""
+        """Collects a rollout."""
         rng, start_rng, step_rng, noise_rng = jax.random.split(state.rollout_rng, 4)
         noise = parts.epsilon_noise(noise_rng, (config.num_steps, config.num_envs), num_actions)
 
@@ -403,7 +408,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         return state, jax.tree.map(jnp.mean, metrics)
 
     def update_statistics(state, rollout):
-        """Merges the rollout, after the learning from it."""
+        """Merges the rollout into the statistics, after learning from it."""
         state = state.replace(episodes=state.episodes.update(rollout.reward, rollout.done))
         if config.normalize_obs:
             obs_stats = state.policy.obs_stats.update(rollout.observation)

@@ -1,4 +1,4 @@
-"""Parallelised Q-learning with memory: no replay buffer, no target network, in one XLA program.
+"""Parallelised Q-learning with memory and no target network. A whole run is one XLA program.
 
 Paper: Gallici et al. 2024, https://arxiv.org/abs/2407.04811, with Peng's Q(lambda) (Peng and
 Williams 1996, https://doi.org/10.1007/BF00114731). Memories: LSTM (Hochreiter and Schmidhuber
@@ -12,16 +12,16 @@ https://arxiv.org/abs/2410.01201).
     state, metrics = train(jax.random.key(0))
     state, metrics = jax.vmap(train)(jax.random.split(jax.random.key(0), 16))
 
-This is pqn.py with a memory between the dense layers and the values of actions. It adds to the
-details listed there, as in ppo_rnn.py:
+This is pqn.py with a memory between the dense layers and the values of actions. It adds these
+details, as in ppo_rnn.py:
   1 The memory runs on from rollout to rollout. It is zeroed where an episode ended, terminated or
     truncated, in collection and in learning alike.
   2 Targets are computed once a rollout, from the memories of the collection. A final observation is
     valued with the memory of the episode that ends there.
-  3 Sequences are learned whole, from the memory that the rollout began with. Minibatches are sets
-    of environments.
-  4 With `previous_inputs` the network also sees the last action, one-hot, and its reward r as
-    sign(r) log(1 + |r|); zeros at the start of an episode.
+  3 Sequences are learned whole, from the memory before the rollout. Minibatches are sets of
+    environments.
+  4 With `previous_inputs`, the network also sees the last action, one-hot, and its reward r as
+    sign(r) log(1 + |r|). Both are zeros at the start of an episode.
   5 Kernels are orthogonal, and values begin near 0.
 """
 
@@ -63,35 +63,38 @@ class Config:
     learning_rate: float = real(1e-3, "[0, inf)")  # the optimiser's step size
     anneal_lr: bool = static(True)  # take the learning rate linearly to zero
     adam_eps: float = real(1e-5, "(0, inf)")  # the optimiser's epsilon
-    max_grad_norm: float = real(10.0, "(0, inf]")  # clip to this global norm; inf for never
+    max_grad_norm: float = real(10.0, "(0, inf]")  # clip gradients to this global norm; inf: never
     gamma: float = real(0.995, "[0, 1]")  # discount factor
     q_lambda: float = real(0.65, "[0, 1]")  # decay of the trace; 0: one-step targets
     reward_scale: float = real(0.1, "(0, inf)")  # factor on the rewards learned from
     exploration: str = static("linear")  # epsilon over time: constant, linear or exponential
-    eps_start: float = real(1.0, "[0, 1]")  # epsilon, the probability of a random action, at first
-    eps_end: float = real(0.2, "[0, 1]")  # epsilon at last, and always if constant
-    exploration_fraction: float = real(0.5, "(0, inf]")  # share of the run until eps_end
+    eps_start: float = real(1.0, "[0, 1]")  # initial epsilon, the probability of a random action
+    eps_end: float = real(0.2, "[0, 1]")  # final epsilon; the only one if constant
+    exploration_fraction: float = real(0.5, "(0, inf]")  # share of the run until epsilon is eps_end
     cell: str = static("gru")  # the memory: lstm, gru or mingru
-    memory_size: int = static(64)  # numbers in the memory (LSTM: twice)
+    memory_size: int = static(64)  # size of the memory (LSTM: twice)
     forget_bias: float = real(1.0, "(-inf, inf)")  # added to the gate that keeps the memory
     previous_inputs: bool = static(False)  # the last action and its reward are inputs
     hidden_sizes: tuple[int, ...] = static((64,))  # dense layers before the memory
     activation: str = static("relu")  # any function of flax.linen: tanh, relu, swish, ...
-    layer_norm: bool = static(True)  # before each activation
+    layer_norm: bool = static(True)  # layer norm before each activation
     conv_layers: str = static("small")  # for images: none, small, nature or impala
-    normalize_obs: bool = static(False)  # by running mean and variance
-    clip_obs: float = real(10.0, "(0, inf]")  # normalised observations are kept within +- this
+    normalize_obs: bool = static(False)  # normalise observations by running mean and variance
+    clip_obs: float = real(10.0, "(0, inf]")  # clip normalised observations to +- this
     num_evals: int = static(20)  # points of the learning curve
-    num_eval_episodes: int = static(32)  # episodes of the evaluation at each point; 0: none
-    eval_at_start: bool = static(True)  # also a point before training
+    num_eval_episodes: int = static(32)  # evaluation episodes at each point; 0: none
+    eval_at_start: bool = static(True)  # evaluate before training too
 
 
 # --- network ----------------------------------------------------------------------------------
 
 
 class QNetwork(nn.Module):
-    """Inputs, a tuple of arrays (num_steps, num_envs, ...), to the memories after each step and the
-    values of all actions, (num_steps, num_envs, num_actions)."""
+    """Inputs to memories after each step and the values of all actions.
+
+    Inputs are a tuple of arrays (num_steps, num_envs, ...), values (num_steps, num_envs,
+    num_actions).
+    """
 
     config: Config
     num_actions: int
@@ -120,7 +123,7 @@ class QNetwork(nn.Module):
 
 
 def one_step(network, params, memory, inputs):
-    """On inputs (num_envs, ...): the memory after them, and values (num_envs, num_actions)."""
+    """The memory after inputs (num_envs, ...), and values (num_envs, num_actions)."""
     done, inputs = jnp.zeros((1, len(inputs[0])), bool), jax.tree.map(lambda x: x[None], inputs)
     return jax.tree.map(lambda x: x[0], network.apply(params, memory, inputs, done))
 
@@ -138,7 +141,7 @@ class PolicyState:
 
 @struct.dataclass
 class TrainState:
-    """Everything that a run needs to go on."""
+    """Everything that a run needs to continue."""
 
     policy: PolicyState
     opt_state: optax.OptState
@@ -146,9 +149,9 @@ class TrainState:
     observation: jax.Array  # (num_envs, ...)
     memory: parts.Memory  # before the observation; zeros before an episode's first
     episodes: parts.EpisodeStatistics
-    rollout_rng: jax.Array  # for acting and the environments
-    order_rng: jax.Array  # for the order of samples
-    eval_rng: jax.Array  # the same at every evaluation
+    rollout_rng: jax.Array  # key for acting and the environments
+    order_rng: jax.Array  # key for the order of samples
+    eval_rng: jax.Array  # constant: all evaluations use it
     update: jax.Array  # rollouts learned from so far, int32
 
 
@@ -213,8 +216,11 @@ def of_action(values, action):
 
 
 def epsilon_at(config, progress):
-    """eps_end + left (eps_start - eps_end), the probability of a random action; `left` is 0,
-    max(1 - d, 0) or exp(-5 d) with d = progress / exploration_fraction, progress in [0, 1]."""
+    """The probability of a random action: eps_end + left (eps_start - eps_end).
+
+    `left` is 0 (constant), max(1 - d, 0) (linear) or exp(-5 d) (exponential), with d = progress /
+    exploration_fraction and progress in [0, 1].
+    """
     done = progress / config.exploration_fraction
     if config.exploration == "constant":
         left = jnp.zeros_like(done)
@@ -228,8 +234,8 @@ def epsilon_at(config, progress):
 def epsilon_greedy(values, epsilon, noise, mask=None):
     """Actions (batch,) for values (batch, num_actions) and noise (batch,).
 
-    With probability epsilon uniform among those that the mask (batch, num_actions) allows, else
-    greedy.
+    With probability epsilon, an action is uniform over those that the mask (batch, num_actions)
+    allows; else it is greedy.
     """
     random = noise.action
     if mask is not None:
@@ -256,12 +262,12 @@ def learning_rates(config, num_updates, update):
 def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns policy(state, observation, memory=None, rng=None, mask=None) -> action, memory.
 
-    For one environment. Without rng the action of the highest value, with it epsilon-greedy at
-    eps_end. memory=None is a fresh memory. mask (num_actions,): `env.action_mask`, the allowed
-    actions. With previous_inputs, pass each reward back: memory = envs.evaluation.rewarded(memory,
-    reward).
+    The policy is for one environment. Without rng it takes the action of the highest value. With
+    rng it is epsilon-greedy at eps_end. memory=None is a fresh memory. mask (num_actions,):
+    `env.action_mask`, the allowed actions. With previous_inputs, pass each reward back: memory =
+    envs.evaluation.rewarded(memory, reward).
     """
-    env, env_params = parts.world(config, env, env_params)
+    env, env_params = parts.make_env(config, env, env_params)
     space = env.action_space(env_params)
     network, fresh = QNetwork(config, space.n), parts.fresh_memory(config, space, 1)
 
@@ -274,7 +280,8 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
         if rng is not None:
             noise = parts.epsilon_noise(rng, (1,), space.n)
             action = epsilon_greedy(values, config.eps_end, noise, mask)
-        memory = parts.did(config, space, memory, action, jnp.zeros(1))  # the reward comes later
+        # The reward is not known yet.
+        memory = parts.with_last_step(config, space, memory, action, jnp.zeros(1))
         return jax.tree.map(lambda x: x[0], (action, memory))
 
     return policy
@@ -308,13 +315,13 @@ def make_train(config: Config, env: Any = None, env_params: Any = None) -> Calla
     Raises:
       ValueError: a setting that cannot work, or a space that PQN cannot take.
     """
-    env, env_params = parts.world(config, env, env_params)
+    env, env_params = parts.make_env(config, env, env_params)
     check(config, env, env_params)
     return parts.program(learner, config, env, env_params)
 
 
 def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
-    """The first state, an update (a rollout and the learning from it), and the policy."""
+    """The first state, an update (collects a rollout and learns from it), and the policy."""
     batch_size = config.num_envs * config.num_steps
     num_updates = parts.num_updates(config, batch_size)
     space = env.action_space(env_params)
@@ -348,7 +355,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         )
 
     def update(state):
-        """A rollout and the learning from it."""
+        """Collects a rollout and learns from it."""
         epsilon, memory = epsilon_at(config, state.update / num_updates), state.memory
         state, rollout = collect(state, epsilon)
         state, metrics = learn(state, memory, prepare(state, rollout))
@@ -357,7 +364,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         return state.replace(update=state.update + 1), metrics
 
     def collect(state, epsilon):
-        """A rollout."""
+        """Collects a rollout."""
         rng, start_rng, step_rng, noise_rng = jax.random.split(state.rollout_rng, 4)
         noise = parts.epsilon_noise(noise_rng, (config.num_steps, config.num_envs), space.n)
 
@@ -371,7 +378,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             observation, env_state, reward, terminated, truncated, info = environments.step(
                 step_rng, state.env_state, action, env_params
             )
-            memory = parts.did(config, space, memory, action, reward, info)
+            memory = parts.with_last_step(config, space, memory, action, reward, info)
             transition = Transition(
                 observation=state.observation,
                 previous=previous,
@@ -418,7 +425,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         return 0.5 * jnp.square(of_action(values, batch.action) - batch.target).mean()
 
     def learn(state, memory, batch):
-        """Epochs of minibatches. The rollout began with `memory`."""
+        """Epochs of minibatches. `memory` is from before the rollout's first step."""
         rng, order_rng = jax.random.split(state.order_rng)
         orders = parts.permutations(order_rng, config.update_epochs, config.num_envs)
         rates = learning_rates(config, num_updates, state.update)
@@ -438,7 +445,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         return state.replace(order_rng=rng), jax.tree.map(jnp.mean, metrics)
 
     def update_statistics(state, rollout):
-        """Merges the rollout, after the learning from it."""
+        """Merges the rollout into the statistics, after learning from it."""
         state = state.replace(episodes=state.episodes.update(rollout.reward, rollout.done))
         if config.normalize_obs:
             obs_stats = state.policy.obs_stats.update(rollout.observation)

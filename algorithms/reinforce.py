@@ -1,4 +1,4 @@
-"""REINFORCE with a value baseline and lambda-returns, a run in one XLA program.
+"""REINFORCE with a value baseline and lambda-returns. A whole run is one XLA program.
 
 Paper: Williams 1992, https://doi.org/10.1007/BF00992696, with the baseline of Sutton and Barto
 2018 (section 13.4) and their lambda-return (equation 12.18), for discrete and continuous actions.
@@ -11,23 +11,23 @@ Paper: Williams 1992, https://doi.org/10.1007/BF00992696, with the baseline of S
     state, metrics = jax.vmap(train)(jax.random.split(jax.random.key(0), 16))
 
 Implementation details:
-  1 Rollouts of many environments, whose episodes run on across them. The log-probabilities of
-    actions serve one gradient step only, so every rollout makes exactly one.
-  2 The gradient climbs: it makes actions more probable whose return exceeds the baseline.
-  3 Returns bootstrap from the value where the rollout ends, and with gae_lambda below 1 a little at
+  1 Rollouts come from many environments, and episodes run on across them. The log-probabilities of
+    actions are valid for one gradient step only, so every rollout makes exactly one.
+  2 The gradient makes actions more probable if their return exceeds the baseline.
+  3 Returns bootstrap from the value at the rollout's end, and with gae_lambda below 1 partly at
     every step; 1 gives plain returns. A truncated episode bootstraps from the value of its final
-    observation, a terminated one does not.
-  4 Advantages (returns minus the baseline) are standardised over the rollout, by a flag, which
-    makes the learning rate independent of the size of rewards.
+    observation; a terminated one does not.
+  4 A flag standardises advantages (returns minus the baseline) over the rollout. The learning rate
+    then does not depend on the size of rewards.
   5 Actor and critic are separate, with orthogonal initialisation.
   6 One Adam for both, with clipping by global norm and a learning rate annealed linearly. Its
-    epsilon is large: a smaller one makes full steps of small gradients, which are noise
+    epsilon is large. A smaller one takes full steps along small gradients, which are noise
     (docs/tuning.md).
   7 An entropy bonus.
   8 Continuous actions are diagonal Gaussians with a state-independent log std. The environment gets
-    the clipped action, log_prob refers to the unclipped one.
-  9 Running statistics may normalise observations and rewards. They do not change during a rollout
-    and the learning from it.
+    the clipped action; log_prob is of the unclipped one.
+  9 Running statistics may normalise observations and rewards. They do not change while a rollout is
+    collected and learned from.
 """
 
 import sys
@@ -67,21 +67,21 @@ class Config:
     anneal_lr: bool = static(True)  # take the learning rate linearly to zero
     adam_eps: float = real(1e-4, "(0, inf)")  # Adam's epsilon
     gamma: float = real(0.99, "[0, 1]")  # discount factor
-    gae_lambda: float = real(0.98, "[0, 1]")  # decay of the lambda-returns; 1: the plain ones
+    gae_lambda: float = real(0.98, "[0, 1]")  # decay of the lambda-returns; 1: plain returns
     normalize_advantage: bool = static(True)  # standardise returns minus baseline
     ent_coef: float = real(0.01, "[0, inf)")  # weight of the entropy bonus
     vf_coef: float = real(0.5, "[0, inf)")  # weight of the value loss
-    max_grad_norm: float = real(0.5, "(0, inf]")  # clip to this global norm; inf for never
+    max_grad_norm: float = real(0.5, "(0, inf]")  # clip gradients to this global norm; inf: never
     hidden_sizes: tuple[int, ...] = static((64, 64))  # dense layers of each tower
     activation: str = static("tanh")  # any function of flax.linen: tanh, relu, swish, ...
     conv_layers: str = static("small")  # for images: none, small, nature or impala
-    normalize_obs: bool = static(False)  # by running mean and variance
-    normalize_reward: bool = static(True)  # by the running spread of discounted returns
-    clip_obs: float = real(10.0, "(0, inf]")  # normalised observations are kept within +- this
-    clip_reward: float = real(10.0, "(0, inf]")  # normalised rewards are kept within +- this
+    normalize_obs: bool = static(False)  # normalise observations by running mean and variance
+    normalize_reward: bool = static(True)  # divide rewards by the std of discounted returns
+    clip_obs: float = real(10.0, "(0, inf]")  # clip normalised observations to +- this
+    clip_reward: float = real(10.0, "(0, inf]")  # clip normalised rewards to +- this
     num_evals: int = static(20)  # points of the learning curve
-    num_eval_episodes: int = static(32)  # episodes of the evaluation at each point; 0: none
-    eval_at_start: bool = static(True)  # also a point before training
+    num_eval_episodes: int = static(32)  # evaluation episodes at each point; 0: none
+    eval_at_start: bool = static(True)  # evaluate before training too
 
 
 # --- network ----------------------------------------------------------------------------------
@@ -154,7 +154,7 @@ class PolicyState:
 
 @struct.dataclass
 class TrainState:
-    """Everything that a run needs to go on."""
+    """Everything that a run needs to continue."""
 
     policy: PolicyState
     opt_state: optax.OptState
@@ -162,8 +162,8 @@ class TrainState:
     observation: jax.Array  # (num_envs, ...)
     episodes: parts.EpisodeStatistics
     reward_scale: parts.RewardScale
-    rollout_rng: jax.Array  # for acting and the environments
-    eval_rng: jax.Array  # the same at every evaluation
+    rollout_rng: jax.Array  # key for acting and the environments
+    eval_rng: jax.Array  # constant: all evaluations use it
     update: jax.Array  # rollouts learned from so far, int32
 
 
@@ -227,10 +227,10 @@ def learning_rate_at(config, num_updates, update):
 def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns policy(state, observation, memory=None, rng=None, mask=None) -> action, memory.
 
-    For one environment. Without rng the most probable action, or the mean; with it a sample.
-    `mask` is not used: environments with action masks are refused.
+    The policy is for one environment. Without rng it takes the most probable action, or the mean;
+    with rng it takes a sample. `mask` is not used: environments with action masks are refused.
     """
-    env, env_params = parts.world(config, env, env_params)
+    env, env_params = parts.make_env(config, env, env_params)
     space = env.action_space(env_params)
     network = ActorCritic(config, space)
 
@@ -273,13 +273,13 @@ def make_train(config: Config, env: Any = None, env_params: Any = None) -> Calla
     Raises:
       ValueError: a setting that cannot work, or a space that REINFORCE cannot take.
     """
-    env, env_params = parts.world(config, env, env_params)
+    env, env_params = parts.make_env(config, env, env_params)
     check(config, env, env_params)
     return parts.program(learner, config, env, env_params)
 
 
 def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
-    """The first state, an update (a rollout and the learning from it), and the policy."""
+    """The first state, an update (collects a rollout and learns from it), and the policy."""
     batch_size = config.num_envs * config.num_steps
     num_updates = parts.num_updates(config, batch_size)
     environments = envs.batch(env, config.num_envs, config.num_steps)
@@ -310,7 +310,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         )
 
     def update(state):
-        """A rollout and the learning from it."""
+        """Collects a rollout and learns from it."""
         state, rollout = collect(state)
         batch = prepare(state, rollout)
         state, metrics = learn(state, batch)
@@ -318,7 +318,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         return state.replace(update=state.update + 1), metrics
 
     def collect(state):
-        """A rollout. `loss` computes log_probs, for all steps at once."""
+        """Collects a rollout. `loss` computes log_probs, for all steps at once."""
         rng, start_rng, step_rng, noise_rng = jax.random.split(state.rollout_rng, 4)
         noise = parts.action_noise(noise_rng, space, (config.num_steps, config.num_envs))
 
@@ -381,7 +381,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         }
 
     def learn(state, batch):
-        """The gradient step of a rollout."""
+        """Makes the gradient step of a rollout."""
         grads, metrics = jax.grad(loss, has_aux=True)(state.policy.params, batch)  # detail 1
         learning_rate = learning_rate_at(config, num_updates, state.update)  # detail 6
         params, opt_state, metrics["grad_norm"] = optimizer.step(
@@ -391,7 +391,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         return state.replace(policy=policy, opt_state=opt_state), metrics
 
     def update_statistics(state, rollout):
-        """Merges the rollout, after the learning from it."""
+        """Merges the rollout into the statistics, after learning from it."""
         state = state.replace(episodes=state.episodes.update(rollout.reward, rollout.done))
         # detail 9
         if config.normalize_obs:

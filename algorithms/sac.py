@@ -1,4 +1,4 @@
-"""Soft actor-critic with a learned temperature, replay included, a run in one XLA program.
+"""Soft actor-critic with a learned temperature. A whole run, replay included, is one XLA program.
 
 Papers: Haarnoja et al. 2018, https://arxiv.org/abs/1801.01290 and, with the temperature,
 https://arxiv.org/abs/1812.05905. By flag: SimBa's network (Lee et al. 2024,
@@ -12,20 +12,20 @@ https://arxiv.org/abs/2410.09754).
     state, metrics = jax.vmap(train)(jax.random.split(jax.random.key(0), 8))
 
 Implementation details:
-  1 A round is `train_every` steps of each environment, then `updates_per_step` gradient steps: the
+  1 A round is `train_every` steps of each environment, then `updates_per_step` gradient steps. The
     replay ratio is updates_per_step / (num_envs * train_every).
-  2 Actions are tanh of a Gaussian, in [-1, 1] in all formulas, and rescaled to the environment's
-    box outside of them. log_prob comes from the draw before tanh: nothing is inverted or clipped,
-    so that saturated actions give finite numbers.
+  2 Actions are tanh of a Gaussian. Formulas have them in [-1, 1]; the environment gets them
+    rescaled to its box. log_prob comes from the draw before tanh. Nothing is inverted or clipped,
+    so saturated actions give finite numbers.
   3 log_std is squashed to [-5, 2] (as in CleanRL).
   4 `num_critics` critics are one vmapped network; targets and the actor take their minimum.
   5 Critics, actor and temperature step at once, from the same parameters, as one vector for Adam.
-  6 The temperature is exp of a parameter, and follows equation 18 of the second paper;
+  6 The temperature is exp of a parameter, and follows equation 18 of the second paper.
     target_entropy is per dimension of the action in [-1, 1].
   7 A transition leads to the observation before any restart. The target bootstraps from it, also
     where a time limit cut the episode, but not where the episode terminated.
-  8 With n_step above 1, targets leave out the entropy of the steps between.
-  9 Before `learning_starts` actions are uniform over the box.
+  8 With n_step above 1, targets leave out the entropy of the intermediate steps.
+  9 Before `learning_starts`, actions are uniform over the box.
 """
 
 import math
@@ -62,31 +62,31 @@ class Config:
     num_envs: int = static(1)  # parallel environments
     train_every: int = static(1)  # steps of each environment between two rounds of learning
     updates_per_step: int = static(1)  # gradient steps in a round of learning
-    buffer_size: int = static(100_000)  # transitions kept, of all environments together
+    buffer_size: int = static(100_000)  # transitions kept, over all environments
     batch_size: int = static(256)  # transitions in a gradient step
     learning_starts: int = static(1_000)  # environment steps before the first gradient step
     learning_rate: float = real(1e-3, "[0, inf)")  # Adam's step size
     anneal_lr: bool = static(False)  # take the learning rate linearly to zero
     adam_eps: float = real(1e-8, "(0, inf)")  # Adam's epsilon
-    weight_decay: float = real(0.0, "[0, inf)")  # of AdamW, as in SimBa; 0: plain Adam
+    weight_decay: float = real(0.0, "[0, inf)")  # AdamW's weight decay, as in SimBa; 0: plain Adam
     gamma: float = real(0.99, "[0, 1]")  # discount factor
     n_step: int = static(1)  # rewards in a target before it bootstraps
     reward_scale: float = real(1.0, "(0, inf)")  # factor on the rewards learned from
     tau: float = real(0.005, "[0, 1]")  # share that the target critics move at a gradient step
-    num_critics: int = static(2)  # their minimum counts
-    initial_temperature: float = real(1.0, "(0, inf)")  # weight of the entropy at first
+    num_critics: int = static(2)  # critics; their minimum counts
+    initial_temperature: float = real(1.0, "(0, inf)")  # initial weight of the entropy
     learn_temperature: bool = static(True)  # keep the entropy at its target
-    target_entropy: float = real(-1.0, "(-inf, inf)")  # per dimension of the action
+    target_entropy: float = real(-1.0, "(-inf, inf)")  # target entropy per dimension of the action
     network: str = static("mlp")  # mlp, or simba: a residual block for each of the sizes below
     hidden_sizes: tuple[int, ...] = static((256, 256))  # dense layers of the actor
-    critic_hidden_sizes: tuple[int, ...] = static((256, 256))  # and of each critic
+    critic_hidden_sizes: tuple[int, ...] = static((256, 256))  # dense layers of each critic
     activation: str = static("relu")  # any function of flax.linen: tanh, relu, swish, ...
     conv_layers: str = static("small")  # for images: none, small, nature or impala
-    normalize_obs: bool = static(False)  # by running mean and variance
-    clip_obs: float = real(10.0, "(0, inf]")  # normalised observations are kept within +- this
+    normalize_obs: bool = static(False)  # normalise observations by running mean and variance
+    clip_obs: float = real(10.0, "(0, inf]")  # clip normalised observations to +- this
     num_evals: int = static(20)  # points of the learning curve
-    num_eval_episodes: int = static(32)  # episodes of the evaluation at each point; 0: none
-    eval_at_start: bool = static(True)  # also a point before training
+    num_eval_episodes: int = static(32)  # evaluation episodes at each point; 0: none
+    eval_at_start: bool = static(True)  # evaluate before training too
 
 
 # --- network ----------------------------------------------------------------------------------
@@ -149,7 +149,7 @@ class Params(NamedTuple):
 
 @struct.dataclass
 class TrainState:
-    """Everything that a run needs to go on."""
+    """Everything that a run needs to continue."""
 
     policy: PolicyState
     critic_params: Any  # leading axis num_critics
@@ -161,7 +161,7 @@ class TrainState:
     observation: jax.Array  # (num_envs, ...)
     episodes: parts.EpisodeStatistics
     rng: jax.Array
-    eval_rng: jax.Array  # the same at every evaluation
+    eval_rng: jax.Array  # constant: all evaluations use it
     update: jax.Array  # stretches of rounds so far, int32
 
 
@@ -201,9 +201,10 @@ def squash(gaussian, noise):  # detail 2
 def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns policy(state, observation, memory=None, rng=None, mask=None) -> action, memory.
 
-    For one environment, in its box. Without rng tanh of the mean, with it a sample.
+    The policy is for one environment, and its actions are in the environment's box. Without rng it
+    takes tanh of the mean, with rng a sample.
     """
-    env, env_params = parts.world(config, env, env_params)
+    env, env_params = parts.make_env(config, env, env_params)
     space = env.action_space(env_params)
     network = Actor(config, parts.num_outputs(space))
 
@@ -243,13 +244,13 @@ def make_train(config: Config, env: Any = None, env_params: Any = None) -> Calla
       ValueError: a setting that cannot work, a space that SAC cannot take, or a buffer larger than
         the device's memory.
     """
-    env, env_params = parts.world(config, env, env_params)
+    env, env_params = parts.make_env(config, env, env_params)
     check(config, env, env_params)
     return parts.program(learner, config, env, env_params)
 
 
 def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
-    """The first state, an update (a stretch of rounds of acting and learning), and the policy."""
+    """The first state, an update (some rounds of acting and learning), and the policy."""
     buffer = parts.ReplayBuffer.of(config)
     rounds = parts.Rounds(config, buffer)  # detail 1
     environments = envs.batch(env, config.num_envs, rounds.num_steps)
@@ -259,8 +260,11 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     optimizer = parts.FlatOptimizer(optax.scale_by_adam(eps=config.adam_eps))
 
     def critics(params, x, action):
-        """Values (num_critics, batch). Every critic gets its own copy of the inputs: shared ones
-        would fuse the first layers into one product, whose result XLA transposes: slower."""
+        """Values (num_critics, batch).
+
+        Every critic gets its own copy of the inputs. With shared inputs, XLA would fuse the first
+        layers into one product and transpose its result, which is slower.
+        """
         own = lambda x: jnp.broadcast_to(x, (config.num_critics, *x.shape))
         return jax.vmap(critic.apply)(params, own(x), own(action))
 
@@ -291,7 +295,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         )
 
     def update(state):
-        """A stretch of rounds. Its random numbers are drawn at once, which costs far less."""
+        """Runs some rounds. Their random numbers are drawn at once, which costs far less."""
         rng, start_rng, step_rng, explore_rng, draw_rng, action_rng = jax.random.split(state.rng, 6)
         steps = rounds.gradient_steps
         draws = Draws(

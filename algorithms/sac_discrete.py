@@ -1,4 +1,4 @@
-"""Soft actor-critic for discrete actions, replay included, a run in one XLA program.
+"""Soft actor-critic for discrete actions. A whole run, replay included, is one XLA program.
 
 Paper: Christodoulou 2019, https://arxiv.org/abs/1910.07207, with the temperature of Haarnoja et al.
 2018, https://arxiv.org/abs/1812.05905.
@@ -11,20 +11,20 @@ Paper: Christodoulou 2019, https://arxiv.org/abs/1910.07207, with the temperatur
     state, metrics = jax.vmap(train)(jax.random.split(jax.random.key(0), 8))
 
 Implementation details:
-  1 A round is `train_every` steps of each environment, then `updates_per_step` gradient steps: the
+  1 A round is `train_every` steps of each environment, then `updates_per_step` gradient steps. The
     replay ratio is updates_per_step / (num_envs * train_every).
-  2 Critics give the values of all actions, and expectations over the policy's actions are sums:
-    no loss draws an action.
+  2 Critics give the values of all actions. Expectations over the policy's actions are sums, so no
+    loss draws an action.
   3 `num_critics` critics are one vmapped network; targets and the actor take their minimum.
   4 Critics, actor and temperature step at once, from the same parameters, as one vector for Adam.
   5 The temperature is exp of a parameter. The target entropy is a share of the largest entropy, the
-    log of the number of allowed actions; the paper's 0.98 is a nearly uniform policy. The first
-    temperature is small: where rewards are costs, a larger one pays for never ending the episode.
+    log of the number of allowed actions. The paper's 0.98 is a nearly uniform policy. The initial
+    temperature is small: where rewards are costs, a larger one rewards never ending the episode.
   6 Forbidden actions have no probability, in acting, in expectations and in entropies.
   7 A transition leads to the observation before any restart. The target bootstraps from it, also
     where a time limit cut the episode, but not where the episode terminated.
-  8 With n_step above 1, targets leave out the entropy of the steps between.
-  9 Before `learning_starts` actions are uniform.
+  8 With n_step above 1, targets leave out the entropy of the intermediate steps.
+  9 Before `learning_starts`, actions are uniform.
 """
 
 import sys
@@ -60,32 +60,32 @@ class Config:
     num_envs: int = static(16)  # parallel environments
     train_every: int = static(1)  # steps of each environment between two rounds of learning
     updates_per_step: int = static(1)  # gradient steps in a round of learning
-    buffer_size: int = static(50_000)  # transitions kept, of all environments together
-    buffer_dtype: str = static("")  # of stored observations, such as bool; "": as they come
+    buffer_size: int = static(50_000)  # transitions kept, over all environments
+    buffer_dtype: str = static("")  # dtype of stored observations, such as bool; "": unchanged
     batch_size: int = static(128)  # transitions in a gradient step
     learning_starts: int = static(10_000)  # environment steps before the first gradient step
     learning_rate: float = real(3e-4, "[0, inf)")  # Adam's step size
     anneal_lr: bool = static(False)  # take the learning rate linearly to zero
     adam_eps: float = real(1e-8, "(0, inf)")  # Adam's epsilon
-    weight_decay: float = real(0.0, "[0, inf)")  # of AdamW, as in SimBa; 0: plain Adam
+    weight_decay: float = real(0.0, "[0, inf)")  # AdamW's weight decay, as in SimBa; 0: plain Adam
     gamma: float = real(0.99, "[0, 1]")  # discount factor
     n_step: int = static(3)  # rewards in a target before it bootstraps
     reward_scale: float = real(0.1, "(0, inf)")  # factor on the rewards learned from
     tau: float = real(0.02, "[0, 1]")  # share that the target critics move at a gradient step
-    num_critics: int = static(2)  # their minimum counts
-    initial_temperature: float = real(3e-3, "(0, inf)")  # weight of the entropy at first
+    num_critics: int = static(2)  # critics; their minimum counts
+    initial_temperature: float = real(3e-3, "(0, inf)")  # initial weight of the entropy
     learn_temperature: bool = static(True)  # keep the entropy at its target
-    target_entropy: float = real(0.2, "[0, 1]")  # as a share of the largest
+    target_entropy: float = real(0.2, "[0, 1]")  # target entropy as a share of the largest one
     network: str = static("mlp")  # mlp, or simba: a residual block for each of the sizes below
     hidden_sizes: tuple[int, ...] = static((64, 64))  # dense layers of the actor
-    critic_hidden_sizes: tuple[int, ...] = static((64, 64))  # and of each critic
+    critic_hidden_sizes: tuple[int, ...] = static((64, 64))  # dense layers of each critic
     activation: str = static("relu")  # any function of flax.linen: tanh, relu, swish, ...
     conv_layers: str = static("small")  # for images: none, small, nature or impala
-    normalize_obs: bool = static(False)  # by running mean and variance
-    clip_obs: float = real(10.0, "(0, inf]")  # normalised observations are kept within +- this
+    normalize_obs: bool = static(False)  # normalise observations by running mean and variance
+    clip_obs: float = real(10.0, "(0, inf]")  # clip normalised observations to +- this
     num_evals: int = static(20)  # points of the learning curve
-    num_eval_episodes: int = static(32)  # episodes of the evaluation at each point; 0: none
-    eval_at_start: bool = static(True)  # also a point before training
+    num_eval_episodes: int = static(32)  # evaluation episodes at each point; 0: none
+    eval_at_start: bool = static(True)  # evaluate before training too
 
 
 # --- network ----------------------------------------------------------------------------------
@@ -140,7 +140,7 @@ class Params(NamedTuple):
 
 @struct.dataclass
 class TrainState:
-    """Everything that a run needs to go on."""
+    """Everything that a run needs to continue."""
 
     policy: PolicyState
     critic_params: Any  # leading axis num_critics
@@ -152,7 +152,7 @@ class TrainState:
     observation: jax.Array  # (num_envs, ...)
     episodes: parts.EpisodeStatistics
     rng: jax.Array
-    eval_rng: jax.Array  # the same at every evaluation
+    eval_rng: jax.Array  # constant: all evaluations use it
     update: jax.Array  # stretches of rounds so far, int32
 
 
@@ -192,10 +192,10 @@ def largest_entropy(log_probs, mask):
 def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns policy(state, observation, memory=None, rng=None, mask=None) -> action, memory.
 
-    For one environment. Without rng the most probable action, with it a sample. mask
-    (num_actions,): `env.action_mask`, the allowed actions.
+    The policy is for one environment. Without rng it takes the most probable action, with rng a
+    sample. mask (num_actions,): `env.action_mask`, the allowed actions.
     """
-    env, env_params = parts.world(config, env, env_params)
+    env, env_params = parts.make_env(config, env, env_params)
     network = Actor(config, env.action_space(env_params).n)
 
     def policy(state, observation, memory=None, rng=None, mask=None):
@@ -234,13 +234,13 @@ def make_train(config: Config, env: Any = None, env_params: Any = None) -> Calla
       ValueError: a setting that cannot work, a space that it cannot take, or a buffer larger than
         the device's memory.
     """
-    env, env_params = parts.world(config, env, env_params)
+    env, env_params = parts.make_env(config, env, env_params)
     check(config, env, env_params)
     return parts.program(learner, config, env, env_params)
 
 
 def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
-    """The first state, an update (a stretch of rounds of acting and learning), and the policy."""
+    """The first state, an update (some rounds of acting and learning), and the policy."""
     buffer = parts.ReplayBuffer.of(config)
     rounds = parts.Rounds(config, buffer)  # detail 1
     environments = envs.batch(env, config.num_envs, rounds.num_steps)
@@ -276,7 +276,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         )
 
     def update(state):
-        """A stretch of rounds. Its random numbers are drawn at once, which costs far less."""
+        """Runs some rounds. Their random numbers are drawn at once, which costs far less."""
         rng, start_rng, step_rng, explore_rng, draw_rng = jax.random.split(state.rng, 5)
         noise = Noise(
             step_rng=jax.random.split(step_rng, rounds.acting[:2]),

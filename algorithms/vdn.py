@@ -1,8 +1,9 @@
-"""Parallelised Q-learning for teams (IQL, VDN, QMIX), by flag with memory, in one XLA program.
+"""Parallelised Q-learning for teams: IQL, VDN, QMIX. A whole run is one XLA program.
 
 Papers: VDN, Sunehag et al. 2018, https://arxiv.org/abs/1706.05296; QMIX, Rashid et al. 2018,
 https://arxiv.org/abs/1803.11485; independent learners, Tan 1993; and PQN, Gallici et al. 2024,
-https://arxiv.org/abs/2407.04811: no replay buffer, no target network, but layer norm throughout.
+https://arxiv.org/abs/2407.04811. There is no replay buffer and no target network, but layer norm
+throughout. `--cell` adds a memory.
 
     python algorithms/vdn.py --preset Hunt-v0 --seed 0   # three predators hunt a prey
     python algorithms/vdn.py --preset MPE_simple_spread_v3 --mixer monotonic
@@ -13,24 +14,26 @@ https://arxiv.org/abs/2407.04811: no replay buffer, no target network, but layer
     state, metrics = jax.vmap(train)(jax.random.split(jax.random.key(0), 16))
 
 This is pqn.py for agents that share one network. A *mixer* turns the values of the agents' actions
-into the values that are learned. It adds to the details listed there:
-  1 Mixer none (IQL): each agent's own value, of its own rewards, as if the others belonged to the
-    environment.
+into the values that are learned. These details add to those of pqn.py:
+  1 Mixer none (IQL): each agent learns the value of its own rewards, as if the others were part of
+    the environment.
   2 Mixer sum (VDN): the team's value is the sum of the agents'.
-  3 Mixer monotonic (QMIX): the team's value is a network of the agents', whose weights are absolute
-    values made by hypernetworks from the world state (or else all observations).
-  4 The team does best where every agent takes its own best action: lambda-returns look ahead to
-    the largest value of each agent, mixed.
-  5 The team's reward is the sum of the agents' rewards. Where the environment says that they are
-    always the same (`env.shared_reward`) it is their mean, also if shaped ones differ.
+  3 Mixer monotonic (QMIX): the team's value is a network of the agents' values. Its weights are
+    absolute values, made by hypernetworks from the world state, or without one from all
+    observations.
+  4 The team does best where every agent takes its own best action, so lambda-returns bootstrap from
+    the mix of each agent's largest value.
+  5 The team's reward is the sum of the agents' rewards. Where these are always the same
+    (`env.shared_reward`), it is their mean, also if shaped rewards differ.
   6 An agent that has left (`info["alive"]`) counts in no mix. With mixer=none its own rewards end
-    with it; a shared reward does not, and its values are learned until the episode ends.
+    with it. A shared reward does not, and the agent's values are learned until the episode ends.
   7 Agents' kernels are orthogonal. At first their values are near 0, and a mix is near their sum.
 With a memory, as in ppo_rnn.py:
-  8 It is zeroed where an episode ended, in collection and in learning alike.
-  9 Minibatches are sets of environments, learned whole, from the rollout's first memory.
+  8 The memory is zeroed where an episode ended, in collection and in learning alike.
+  9 Minibatches are sets of environments. Sequences are learned whole, from the memory before the
+    rollout.
  10 A final observation is valued with the memory of the episode that it ends.
- 11 With `previous_inputs` an agent also sees its last action and its reward, zeros at first.
+ 11 With `previous_inputs`, an agent also sees its last action and its reward, initially zeros.
 """
 
 import sys
@@ -68,39 +71,42 @@ class Config:
     num_steps: int = static(32)  # steps of each environment in a rollout
     mixer: str = static("sum")  # none (IQL), sum (VDN) or monotonic (QMIX)
     mixing_size: int = static(32)  # units of the monotonic mixer's hidden layer
-    agent_ids: bool = static(True)  # which agent it is, as a one-hot input
+    agent_ids: bool = static(True)  # the agent's one-hot id is an input
     cell: str = static("none")  # the memory: none, lstm, gru or mingru
-    memory_size: int = static(64)  # numbers in the memory (LSTM: twice)
+    memory_size: int = static(64)  # size of the memory (LSTM: twice)
     forget_bias: float = real(1.0, "(-inf, inf)")  # added to the gate that keeps the memory
     previous_inputs: bool = static(False)  # with a memory: the last action and reward, as inputs
     update_epochs: int = static(4)  # passes over each rollout
     num_minibatches: int = static(8)  # gradient steps in a pass
     learning_rate: float = real(3e-3, "[0, inf)")  # step size of rectified Adam
     anneal_lr: bool = static(True)  # take the learning rate linearly to zero
-    adam_eps: float = real(1e-5, "(0, inf)")  # its epsilon
-    max_grad_norm: float = real(10.0, "(0, inf]")  # clip to this global norm; inf for never
+    adam_eps: float = real(1e-5, "(0, inf)")  # epsilon of rectified Adam
+    max_grad_norm: float = real(10.0, "(0, inf]")  # clip gradients to this global norm; inf: never
     gamma: float = real(0.9, "[0, 1]")  # discount factor
     q_lambda: float = real(0.65, "[0, 1]")  # decay of the trace; 0: one-step targets
     reward_scale: float = real(0.1, "(0, inf)")  # factor on the rewards learned from
-    eps_start: float = real(1.0, "[0, 1]")  # epsilon, the probability of a random action, at first
-    eps_end: float = real(0.05, "[0, 1]")  # epsilon at last
-    exploration_fraction: float = real(0.3, "(0, inf]")  # share of the run until eps_end
+    eps_start: float = real(1.0, "[0, 1]")  # initial epsilon, the probability of a random action
+    eps_end: float = real(0.05, "[0, 1]")  # final epsilon
+    exploration_fraction: float = real(0.3, "(0, inf]")  # share of the run until epsilon is eps_end
     hidden_sizes: tuple[int, ...] = static((64, 64))  # dense layers, before a memory
     activation: str = static("relu")  # any function of flax.linen: tanh, relu, swish, ...
     conv_layers: str = static("small")  # for images: none, small, nature or impala
-    normalize_obs: bool = static(False)  # by running mean and variance
-    clip_obs: float = real(10.0, "(0, inf]")  # normalised observations are kept within +- this
+    normalize_obs: bool = static(False)  # normalise observations by running mean and variance
+    clip_obs: float = real(10.0, "(0, inf]")  # clip normalised observations to +- this
     num_evals: int = static(20)  # points of the learning curve
-    num_eval_episodes: int = static(32)  # episodes of the evaluation at each point; 0: none
-    eval_at_start: bool = static(True)  # also a point before training
+    num_eval_episodes: int = static(32)  # evaluation episodes at each point; 0: none
+    eval_at_start: bool = static(True)  # evaluate before training too
 
 
 # --- networks ---------------------------------------------------------------------------------
 
 
 class QNetwork(nn.Module):
-    """Inputs, a tuple of arrays (num_steps, num_envs, num_agents, ...), to the memories after each
-    step and the values of all actions, (num_steps, num_envs, num_agents, num_actions)."""
+    """Inputs to memories after each step and the values of all actions.
+
+    Inputs are a tuple of arrays (num_steps, num_envs, num_agents, ...), and values are (num_steps,
+    num_envs, num_agents, num_actions).
+    """
 
     config: Config
     num_actions: int
@@ -131,15 +137,18 @@ class QNetwork(nn.Module):
 
 
 def one_step(network, params, memory, inputs):
-    """On inputs (num_envs, num_agents, ...): the memory after them, and values."""
+    """The memory after inputs (num_envs, num_agents, ...), and values."""
     done, inputs = jnp.zeros((1, len(inputs[0])), bool), jax.tree.map(lambda x: x[None], inputs)
     return jax.tree.map(lambda x: x[0], network.apply(params, memory, inputs, done))
 
 
 class Mixer(nn.Module):
-    """Agents' values q_i (..., num_agents) to learned values (..., num_values): none q_i, sum
-    sum_i q_i, monotonic |w_2| . elu(sum_i q_i |W_1i| + b_1) + b_2 (Rashid et al. 2018, figure 2),
-    whose weights depend on `view`. Values of agents that are not alive count 0."""
+    """Agents' values q_i (..., num_agents) to learned values (..., num_values).
+
+    none is q_i, and sum is sum_i q_i. monotonic is |w_2| . elu(sum_i q_i |W_1i| + b_1) + b_2, with
+    weights that depend on `view` (Rashid et al. 2018, figure 2). Values of agents that are not
+    alive count 0.
+    """
 
     config: Config
 
@@ -187,7 +196,7 @@ class PolicyState:
 
 @struct.dataclass
 class TrainState:
-    """Everything that a run needs to go on."""
+    """Everything that a run needs to continue."""
 
     policy: PolicyState
     opt_state: optax.OptState
@@ -196,9 +205,9 @@ class TrainState:
     alive: jax.Array  # (num_envs, num_agents)
     memory: parts.Memory  # before the observation, (num_envs, num_agents, ...); may be empty
     episodes: parts.EpisodeStatistics
-    rollout_rng: jax.Array  # for acting and the environments
-    order_rng: jax.Array  # for the order of samples
-    eval_rng: jax.Array  # the same at every evaluation
+    rollout_rng: jax.Array  # key for acting and the environments
+    order_rng: jax.Array  # key for the order of samples
+    eval_rng: jax.Array  # constant: all evaluations use it
     update: jax.Array  # rollouts learned from so far, int32
 
 
@@ -223,7 +232,9 @@ class Transition(NamedTuple):
 
 class Batch(NamedTuple):
     """Sequences to learn from; leading axes (num_steps, num_envs), or a minibatch's num_envs.
-    Without memory every step is a sequence: (1, num_steps * num_envs)."""
+
+    Without memory every step is a sequence: (1, num_steps * num_envs).
+    """
 
     inputs: tuple[jax.Array, ...]  # of the agents' network, (..., num_agents, ...)
     view: jax.Array | None  # input of the mixer
@@ -267,15 +278,20 @@ def of_action(values, action):
 
 
 def epsilon_at(config, progress):
-    """eps_end + max(1 - progress / exploration_fraction, 0) (eps_start - eps_end), the probability
-    of a random action; progress in [0, 1]."""
+    """The probability of a random action: eps_end + max(1 - d, 0) (eps_start - eps_end).
+
+    d = progress / exploration_fraction, with progress in [0, 1].
+    """
     left = jnp.maximum(1.0 - progress / config.exploration_fraction, 0.0)
     return config.eps_end + left * (config.eps_start - config.eps_end)
 
 
 def epsilon_greedy(values, epsilon, noise, mask=None):
-    """Actions (...) for values (..., num_actions) and noise (...): with probability epsilon uniform
-    among those that the mask (..., num_actions) allows, else greedy."""
+    """Actions (...) for values (..., num_actions) and noise (...).
+
+    With probability epsilon, an action is uniform over those that the mask (..., num_actions)
+    allows; else it is greedy.
+    """
     random = noise.action
     if mask is not None:
         # Noise below epsilon is uniform in [0, epsilon): it chooses how many allowed actions stand
@@ -301,12 +317,13 @@ def learning_rates(config, num_updates, update):
 def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns policy(state, observation, memory=None, rng=None, mask=None) -> action, memory.
 
-    For all agents of one environment: observation, action and memory (num_agents, ...). Without rng
-    the actions of the highest values, with it epsilon-greedy at eps_end. memory=None is a fresh
-    memory. mask (num_agents, num_actions): `env.action_mask`, the allowed actions. With
-    previous_inputs, pass rewards back: memory = envs.evaluation.rewarded(memory, reward).
+    The policy is for all agents of one environment: observation, action and memory (num_agents,
+    ...). Without rng it takes the actions of the highest values. With rng it is epsilon-greedy at
+    eps_end. memory=None is a fresh memory. mask (num_agents, num_actions): `env.action_mask`, the
+    allowed actions. With previous_inputs, pass rewards back: memory =
+    envs.evaluation.rewarded(memory, reward).
     """
-    env, env_params = parts.world(config, env, env_params)
+    env, env_params = parts.make_env(config, env, env_params)
     space = env.action_space(env_params)
     network, fresh = QNetwork(config, space.n), fresh_memory(config, space, 1, env.num_agents)
 
@@ -319,7 +336,8 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
         if rng is not None:
             noise = parts.epsilon_noise(rng, action.shape, space.n)
             action = epsilon_greedy(values, config.eps_end, noise, mask)
-        memory = parts.did(config, space, memory, action, 0.0 * action)  # the reward comes later
+        # The reward is not known yet.
+        memory = parts.with_last_step(config, space, memory, action, 0.0 * action)
         return jax.tree.map(lambda x: x[0], (action, memory))
 
     return policy
@@ -384,13 +402,13 @@ def make_train(config: Config, env: Any = None, env_params: Any = None) -> Calla
     Raises:
       ValueError: a setting that cannot work, or a space that VDN cannot take.
     """
-    env, env_params = parts.world(config, env, env_params)
+    env, env_params = parts.make_env(config, env, env_params)
     check(config, env, env_params)
     return parts.program(learner, config, env, env_params)
 
 
 def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
-    """The first state, an update (a rollout and the learning from it), and the policy."""
+    """The first state, an update (collects a rollout and learns from it), and the policy."""
     batch_size, num_agents = config.num_envs * config.num_steps, env.num_agents
     num_updates = parts.num_updates(config, batch_size)
     space = env.action_space(env_params)
@@ -400,7 +418,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     optimizer = parts.FlatOptimizer(optax.chain(clip(config.max_grad_norm), radam))
     central = config.mixer == "monotonic"  # the mixer sees the world state
     team = getattr(env, "shared_reward", False)
-    alone = config.mixer == "none" and team  # each learns the team's reward, also after leaving
+    alone = config.mixer == "none" and team  # each learns the team's reward, even after it left
     counted = lambda alive: jnp.ones_like(alive) if alone else alive  # detail 6
     world_of = lambda state: environments.world_state(state, env_params) if central else None
 
@@ -436,7 +454,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         )
 
     def update(state):
-        """A rollout and the learning from it."""
+        """Collects a rollout and learns from it."""
         epsilon, memory = epsilon_at(config, state.update / num_updates), state.memory
         state, rollout = collect(state, epsilon)
         state = update_world_stats(state, rollout)
@@ -446,7 +464,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         return update_statistics(state.replace(update=state.update + 1), rollout), metrics
 
     def collect(state, epsilon):
-        """A rollout."""
+        """Collects a rollout."""
         rng, start_rng, step_rng, noise_rng = jax.random.split(state.rollout_rng, 4)
         noise = parts.epsilon_noise(noise_rng, (config.num_steps, *state.alive.shape), space.n)
 
@@ -461,7 +479,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
                 step_rng, state.env_state, action, env_params
             )
             alive, done = info.get("alive", jnp.ones_like(state.alive)), terminated | truncated
-            memory = parts.did(config, space, memory, action, reward, info)
+            memory = parts.with_last_step(config, space, memory, action, reward, info)
             transition = Transition(
                 observation=state.observation,
                 previous=previous,
@@ -478,7 +496,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
                 final_alive=alive,
                 memory=memory,
             )
-            alive = alive | done[:, None]  # all agents are, after a restart
+            alive = alive | done[:, None]  # after a restart all agents are alive
             state = state.replace(env_state=env_state, observation=observation, alive=alive)
             return state.replace(memory=parts.forget(memory, done)), transition  # detail 8
 
@@ -487,7 +505,11 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         return jax.lax.scan(step, state, (jax.random.split(step_rng, config.num_steps), noise))
 
     def update_world_stats(state, rollout):
-        """Before the learning: acting uses no world states, and even the first are normalised."""
+        """Merges the rollout before the learning, so that even the first world states are
+        normalised.
+
+        Acting uses no world states.
+        """
         stats = state.policy.world_stats and state.policy.world_stats.update(rollout.world_state)
         return state.replace(policy=state.policy.replace(world_stats=stats))
 
@@ -508,7 +530,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         alive, final_alive = counted(rollout.alive), counted(rollout.final_alive)
         # detail 4
         next_values = mixer.apply(policy.params.mixer, best, final_alive, final_view)
-        reward, left = rollout.reward, ~final_alive  # agents whose next value is 0
+        reward, left = rollout.reward, ~final_alive  # next values of these agents are 0
         if config.mixer != "none":  # a team goes on without agents that left
             # detail 5
             reward, left = (reward.mean if team else reward.sum)(-1, keepdims=True), False
@@ -541,7 +563,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         return 0.5 * parts.mean(jnp.square(values - batch.target), batch.weight)
 
     def learn(state, memory, batch):
-        """Epochs of minibatches. The rollout began with `memory`."""
+        """Epochs of minibatches. `memory` is from before the rollout's first step."""
         rng, order_rng = jax.random.split(state.order_rng)
         if config.cell == "none":
             batch = jax.tree.map(lambda x: x.reshape(1, batch_size, *x.shape[2:]), batch)
@@ -563,7 +585,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         return state.replace(order_rng=rng), jax.tree.map(jnp.mean, metrics)
 
     def update_statistics(state, rollout):
-        """Merges the rollout, after the learning from it."""
+        """Merges the rollout into the statistics, after learning from it."""
         episodes = state.episodes.update(rollout.reward, rollout.done)
         state, obs_stats = state.replace(episodes=episodes), state.policy.obs_stats
         if config.normalize_obs:

@@ -16,7 +16,7 @@ from envs.sums import Sum, mean
 
 
 def kinds(env: Any) -> dict[str, str]:
-    """"last" or "sum", for each metric of an environment."""
+    """The kind of each metric of an environment: "last" or "sum"."""
     found = dict(getattr(env, "metrics", None) or {})
     for name, kind in found.items():
         if kind not in ("last", "sum"):

@@ -4,7 +4,7 @@ A part is code whose right implementations all give the same distribution of res
 decides what an agent learns stands in the algorithm's file.
 """
 
-from algorithms.parts.cells import Recurrent, did, fresh_memory, last_step, one_step
+from algorithms.parts.cells import Recurrent, fresh_memory, last_step, one_step, with_last_step
 from algorithms.parts.checks import (
     check_choices,
     check_divides,
@@ -49,10 +49,10 @@ from algorithms.parts.training import (
     Average,
     Learner,
     Plan,
+    make_env,
     num_points,
     num_updates,
     program,
-    world,
     zeros,
 )
 
@@ -90,7 +90,6 @@ __all__ = [
     "clip_to",
     "cosines",
     "device_memory",
-    "did",
     "epsilon_noise",
     "explained_variance",
     "forget",
@@ -98,6 +97,7 @@ __all__ = [
     "is_discrete",
     "last_step",
     "log_tanh_slope",
+    "make_env",
     "mean",
     "num_outputs",
     "num_points",
@@ -114,7 +114,7 @@ __all__ = [
     "static",
     "uniform_of",
     "unroll",
+    "with_last_step",
     "without_x64",
-    "world",
     "zeros",
 ]

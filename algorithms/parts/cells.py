@@ -25,7 +25,7 @@ def fresh_memory(config: Any, space: Any, *axes: int) -> Memory:
     return Memory(zeros(config.memory_size), cell, *previous)
 
 
-def did(
+def with_last_step(
     config: Any, space: Any, memory: Memory, action: jax.Array, reward: jax.Array, info: Any = None
 ) -> Memory:
     """The memory, with `previous_inputs` with an action and its reward (batch,) in it.

@@ -58,7 +58,7 @@ class Plan(NamedTuple):
     steps: int  # environment steps of all updates
 
 
-def world(config: Any, env: Any, env_params: Any) -> tuple[Any, Any]:
+def make_env(config: Any, env: Any, env_params: Any) -> tuple[Any, Any]:
     """The given environment and parameters, or those that the config names.
 
     Raises:

@@ -78,12 +78,12 @@ def test_what_was_done_is_one_hot_or_as_it_is_and_forgotten_at_an_end():
     config = make_config(previous_inputs=True)
     memory = jax.tree.map(lambda x: x + 1.0, parts.fresh_memory(config, spaces.Discrete(3), 2))
     reward = jnp.array([3, -7])  # whole numbers, as some environments have them
-    after = parts.did(config, spaces.Discrete(3), memory, jnp.array([2, 0]), reward)
+    after = parts.with_last_step(config, spaces.Discrete(3), memory, jnp.array([2, 0]), reward)
     np.testing.assert_array_equal(after.action, [[0, 0, 1], [1, 0, 0]])
     action, squashed = parts.last_step(after)
     assert action is after.action and after.reward.dtype == jnp.float32
     np.testing.assert_allclose(squashed, [np.log(4.0), -np.log(8.0)], rtol=1e-6)
-    shaped = parts.did(
+    shaped = parts.with_last_step(
         config,
         spaces.Discrete(3),
         memory,
@@ -93,14 +93,14 @@ def test_what_was_done_is_one_hot_or_as_it_is_and_forgotten_at_an_end():
     )
     np.testing.assert_array_equal(shaped.reward, [2, -9])
     box = jnp.arange(8.0).reshape(2, 2, 2)
-    after = parts.did(config, spaces.Box(-1, 1, (2, 2)), memory, box, reward)
+    after = parts.with_last_step(config, spaces.Box(-1, 1, (2, 2)), memory, box, reward)
     np.testing.assert_array_equal(after.action, box.reshape(2, 4))
     gone = parts.forget(after, jnp.array([True, False]))
     for before, now in zip(jax.tree.leaves(after), jax.tree.leaves(gone), strict=True):
         np.testing.assert_array_equal(now[0], 0.0)
         np.testing.assert_array_equal(now[1], before[1])
     plain = parts.fresh_memory(make_config(), spaces.Discrete(3), 2)
-    assert parts.did(make_config(), spaces.Discrete(3), plain, None, None) is plain
+    assert parts.with_last_step(make_config(), spaces.Discrete(3), plain, None, None) is plain
     assert parts.last_step(plain) == ()
 
 

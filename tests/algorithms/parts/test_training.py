@@ -24,17 +24,17 @@ def make_config(**settings):
 
 
 def test_the_world_is_the_config_s_or_the_one_that_is_given(probe):
-    env, params = parts.world(make_config(), None, None)
+    env, params = parts.make_env(make_config(), None, None)
     assert (env, params) == envs.make("CartPole-v1", max_steps=9)
     given = probe, tasks.ProbeParams()
-    assert parts.world(make_config(), *given) == given
+    assert parts.make_env(make_config(), *given) == given
 
 
 def test_an_environment_and_its_parameters_come_together(probe):
     with pytest.raises(ValueError, match=r"env was given without env_params: give both .*neither"):
-        parts.world(make_config(), probe, None)
+        parts.make_env(make_config(), probe, None)
     with pytest.raises(ValueError, match=r"env_params was given without env: give both .*neither"):
-        parts.world(make_config(), None, tasks.ProbeParams())
+        parts.make_env(make_config(), None, tasks.ProbeParams())
 
 
 # --- counting ---------------------------------------------------------------------------------
