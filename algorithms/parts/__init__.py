@@ -1,7 +1,7 @@
-"""What every algorithm's program needs and no algorithm is about.
+"""Code that every algorithm needs and that decides nothing about learning.
 
-A part is code whose right implementations all give the same distribution of results. Code that
-decides what an agent learns stands in the algorithm's file.
+All correct implementations of a part give the same distribution of results. Code that decides what
+an agent learns stands in the algorithm's file.
 """
 
 from algorithms.parts.cells import Recurrent, fresh_memory, last_step, one_step, with_last_step

@@ -16,8 +16,8 @@ def fresh_memory(config: Any, space: Any, *axes: int) -> Memory:
     """A memory of zeros with these leading axes, as at the start of an episode.
 
     Args:
-      config: `cell`, `memory_size` and `previous_inputs` are used.
-      space: of actions.
+      config: its `cell`, `memory_size` and `previous_inputs` are used.
+      space: the action space.
     """
     zeros = lambda *shape: jnp.zeros((*axes, *shape))
     cell = zeros(config.memory_size) if config.cell == "lstm" else None
@@ -28,10 +28,10 @@ def fresh_memory(config: Any, space: Any, *axes: int) -> Memory:
 def with_last_step(
     config: Any, space: Any, memory: Memory, action: jax.Array, reward: jax.Array, info: Any = None
 ) -> Memory:
-    """The memory, with `previous_inputs` with an action and its reward (batch,) in it.
+    """The memory with the last action and its reward (batch,), if `previous_inputs` is on.
 
-    The action is as the environment takes it. Shaping's share of the reward, which `info` tells, is
-    subtracted: evaluations have no shaping.
+    The action is as the environment takes it. The shaped part of the reward, from `info`, is
+    subtracted, because evaluations have no shaping.
     """
     if not config.previous_inputs:
         return memory
@@ -41,8 +41,10 @@ def with_last_step(
 
 
 def last_step(memory: Memory) -> tuple[jax.Array, ...]:
-    """A memory's last action, and its reward r as sign(r) log(1 + |r|), which keeps large rewards
-    in reach (symlog: Hafner et al. 2023, arXiv:2301.04104); () without `previous_inputs`."""
+    """A memory's last action and its reward r as sign(r) log(1 + |r|), if it has `previous_inputs`.
+
+    The logarithm keeps large rewards in reach (symlog: Hafner et al. 2023, arXiv:2301.04104).
+    """
     if memory.action is None or memory.reward is None:
         return ()
     return memory.action, jnp.sign(memory.reward) * jnp.log1p(jnp.abs(memory.reward))
@@ -55,8 +57,10 @@ class Recurrent(nn.Module):
 
     @nn.compact
     def __call__(self, memory, inputs, done):
-        """Memories after each of the inputs, a tuple of arrays (num_steps, batch, ...). The first
-        array may hold images. `memory` and `done` are as of `unroll`."""
+        """Inputs (num_steps, batch, ...), a tuple of arrays, to the memories after each step.
+
+        The first array may hold images. `memory` and `done` are as in `unroll`.
+        """
         c, (from_inputs, from_memory) = self.config, CELLS[self.config.cell]
         flat = [x.reshape(-1, *x.shape[2:]) for x in inputs]
         x = Torso(c.hidden_sizes, c.activation, c.conv_layers)(*flat).reshape(*done.shape, -1)
@@ -67,7 +71,7 @@ class Recurrent(nn.Module):
 
 
 def one_step(network: nn.Module, params: Any, memory: Memory, inputs: Any, *more: Any) -> Any:
-    """A network of sequences on one step of inputs (batch, ...), without an episode's end."""
+    """Applies a network of sequences to one step of inputs (batch, ...) within an episode."""
     done = jnp.zeros(len(memory.hidden), bool)
     sequences = jax.tree.map(lambda x: x[None], (inputs, done, *more))
     return jax.tree.map(lambda x: x[0], network.apply(params, memory, *sequences))

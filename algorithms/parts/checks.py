@@ -12,11 +12,11 @@ from algorithms.parts.info import Info, file_of, kinds_of, takes_agents, that_ta
 from algorithms.parts.training import num_updates
 
 LARGEST = 2**31 - 1  # sizes are int32 inside the program
-SPACES = {"discrete": "Discrete", "continuous": "Box"}  # of actions, by INFO's words
+SPACES = {"discrete": "Discrete", "continuous": "Box"}  # action spaces, by INFO's words
 
 
 def check_sizes(config: Any, positive: tuple[str, ...], not_negative: tuple[str, ...] = ()) -> None:
-    """Refuses sizes that are no whole numbers, too small or too large, and unknown activations."""
+    """Refuses sizes that are not whole numbers, too small or too large, and unknown activations."""
     sizes = [(name, getattr(config, name), 1) for name in positive]
     sizes += [(name, getattr(config, name), 0) for name in not_negative]
     sizes += [("hidden_sizes", size, 1) for size in config.hidden_sizes]
@@ -30,7 +30,7 @@ def check_sizes(config: Any, positive: tuple[str, ...], not_negative: tuple[str,
 
 
 def check_choices(config: Any, **choices: tuple[str, ...]) -> None:
-    """Refuses other values of these fields."""
+    """Refuses values of these fields that are not among the choices."""
     for name, allowed in choices.items():
         if getattr(config, name) not in allowed:
             words = " or ".join(word or '""' for word in allowed)
@@ -41,7 +41,7 @@ def check_network(config: Any, *names: str) -> None:
     """Refuses an unknown network, bad sizes of layers, and different sizes with simba.
 
     Args:
-      config: `network` is used, and the fields of these names: sizes of layers.
+      config: its `network` is used, and its fields of these names, which are sizes of layers.
     """
     check_choices(config, network=layers.NETWORKS)
     for name in names:
@@ -63,11 +63,11 @@ def check_divides(name: str, number: int, what: str, size: int) -> None:
 
 
 def check_samples(config: Any, size: int) -> None:
-    """Refuses minibatches of one sample, whose standardised advantage would be zero.
+    """Refuses minibatches of one sample, because its standardised advantage would be zero.
 
     Args:
-      config: `num_minibatches` and `normalize_advantage` are used.
-      size: samples of all minibatches.
+      config: its `num_minibatches` and `normalize_advantage` are used.
+      size: number of samples in all minibatches.
     """
     number = config.num_minibatches
     if config.normalize_advantage and size == number:
@@ -78,12 +78,12 @@ def check_samples(config: Any, size: int) -> None:
 
 
 def check_spaces(info: Info, config: Any, env: Any, env_params: Any) -> None:
-    """Refuses environments that an algorithm cannot take, and names the files beside it that can.
+    """Refuses environments that an algorithm cannot take, and names other files that can.
 
     Args:
-      info: its INFO, which has the kinds of actions, masks and agents.
-      config: `conv_layers` is used, and its class for where the algorithm's file is.
-      env, env_params: of `envs.make`.
+      info: the algorithm's INFO, with its kinds of actions, masks and agents.
+      config: its `conv_layers` is used, and its class, to find the algorithm's file.
+      env, env_params: from `envs.make`.
     """
     file, kinds = file_of(config), kinds_of(info)
     algorithm = file.stem if file else info["title"]
@@ -124,7 +124,7 @@ def check_spaces(info: Info, config: Any, env: Any, env_params: Any) -> None:
 
 
 def _do(names: list[str], one: str, many: str) -> str:
-    """Who does something: "c51 and dqn do"; "" if nobody is known."""
+    """A subject with its verb: "c51 and dqn do"; "" without names."""
     listed = " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
     return f"{listed} {one if len(names) == 1 else many}" if names else ""
 
@@ -136,13 +136,12 @@ def is_bounded(space: Any) -> bool:
 
 
 def check_replay(config: Any, buffer: Any, env: Any, env_params: Any) -> None:
-    """Refuses a replay buffer that cannot work or exceeds the device's memory, and impossible sizes
-    of rounds.
+    """Refuses impossible sizes of rounds, and a replay buffer that cannot work or is too large.
 
     Args:
-      config: sizes of the buffer, of rounds and of the run are used.
-      buffer: the ReplayBuffer.
-      env, env_params: of `envs.make`.
+      config: its sizes of the buffer, of rounds and of the run are used.
+      buffer: the ReplayBuffer. It must fit the device's memory.
+      env, env_params: from `envs.make`.
     """
     positive = ("train_every", "updates_per_step", "buffer_size", "batch_size", "n_step")
     check_sizes(config, positive, ("learning_starts",))

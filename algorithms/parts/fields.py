@@ -24,13 +24,13 @@ def real(default: float, interval: str, **others: dict[Any, str]) -> Any:
       default: its value.
       interval: as in mathematics, "[0, 1]" or "(0, inf)"; a bracket includes its end, so that
         "(0, inf]" allows infinity. An end may be another field, "(v_min, inf)".
-      **others: {value: interval} of a static field, where it has one of these values.
+      **others: {value: interval} of a static field; its value replaces the interval.
     """
     return struct.field(default=default, metadata={"interval": interval, "others": others})
 
 
 def check_reals(config: Any) -> None:
-    """Refuses floats outside of their intervals; every float may be an array.
+    """Refuses floats outside their intervals; every float may be an array.
 
     Raises:
       ValueError: a field, its value and its interval.
@@ -58,7 +58,7 @@ def _number(config: Any, word: str) -> np.ndarray:
 
 
 def _intervals(config: Any) -> Iterator[tuple[str, str, str]]:
-    """Names of fields, their intervals, and the reason in words if a static field decides them."""
+    """The name of each float field, its interval, and the static field that decides it."""
     for field in dataclasses.fields(config):
         if "interval" not in field.metadata:
             continue

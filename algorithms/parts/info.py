@@ -1,4 +1,4 @@
-"""INFO: what an algorithm's file says of itself, a literal that follows its imports.
+"""INFO: an algorithm's description of itself, a literal after the imports of its file.
 
     title    what it is, in a few words
     paper    references with their URLs, as Markdown links
@@ -9,7 +9,7 @@
     agents   how many agents an environment may have: one of AGENTS
     memory   whether its policy carries a memory: one of MEMORY
 
-Lists of files are made by reading these literals; no algorithm is imported for it.
+Lists of files are made by reading these literals, without importing the algorithms.
 """
 
 import ast
@@ -46,13 +46,13 @@ def of_folder(folder: Path) -> dict[str, Info]:
 
 
 def file_of(config: Any) -> Path | None:
-    """The file that defines a Config; None outside of files, as in a notebook."""
+    """The file that defines a Config; None outside a file, as in a notebook."""
     file = getattr(sys.modules.get(type(config).__module__), "__file__", None)
     return file and Path(file)
 
 
 def kinds_of(info: Info) -> tuple[str, ...]:
-    """The kinds of actions as a tuple, also if there is one."""
+    """The kinds of actions as a tuple, even if there is only one."""
     actions = info["actions"]
     return (actions,) if isinstance(actions, str) else tuple(actions)
 
@@ -63,14 +63,14 @@ def takes_agents(info: Info, several: bool) -> bool:
 
 
 def that_take(file: Path | None, kind: str, masked: bool, several: bool, **same: str) -> list[str]:
-    """The files beside a file that take such environments.
+    """The other files in a file's folder that take such environments.
 
     Args:
-      file: in the folder; without one none are known.
-      kind: of actions.
+      file: the file; None gives none.
+      kind: kind of actions.
       masked: whether the environment has an `action_mask`.
       several: whether it has several agents.
-      same: what their INFO says besides.
+      same: other entries that their INFO must have.
     """
     return [
         name

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 class Conv3x3(nn.Dense):
     """A 3x3 convolution without padding, of images (batch, height, width, channels).
 
-    Patches times a matrix: on a CPU XLA's own convolution is 9 times slower.
+    It multiplies patches with a matrix: XLA's own convolution is 9 times slower on a CPU.
     """
 
     @nn.compact
@@ -24,7 +24,7 @@ class Conv3x3(nn.Dense):
         return super().__call__(jnp.concatenate(patches, -1))
 
 
-CONV_LAYERS = {"none": 1, "small": 3, "nature": 36, "impala": 1}  # the smallest image of each
+CONV_LAYERS = {"none": 1, "small": 3, "nature": 36, "impala": 1}  # smallest side of an image
 
 
 class Convolutions(nn.Module):
@@ -66,8 +66,8 @@ class Torso(nn.Module):
     """Observations (batch, ...) to features (batch, sizes[-1]); images are convolved first.
 
     More inputs (batch, ...), such as actions, join the output of the convolutions. Network "mlp"
-    has a dense layer for each size. "simba" has a residual block with layer norm for each size (all
-    sizes are equal) and a last layer norm (Lee et al. 2024, arXiv:2410.09754, section 4).
+    has a dense layer for each size. "simba" has a residual block with layer norm for each size, and
+    a last layer norm (Lee et al. 2024, arXiv:2410.09754, section 4). Its sizes are all equal.
     """
 
     sizes: tuple[int, ...]
@@ -92,7 +92,7 @@ class Torso(nn.Module):
 
 
 def scaled(observation: jax.Array) -> jax.Array:
-    """In float32. Bytes count as pixels of an image and become numbers in [0, 1]."""
+    """In float32. Bytes count as pixels, and are divided by 255."""
     x = observation.astype(jnp.float32)
     return x / 255.0 if observation.dtype == jnp.uint8 else x
 
@@ -100,8 +100,8 @@ def scaled(observation: jax.Array) -> jax.Array:
 def cosines(levels: jax.Array, number: int) -> jax.Array:
     """cos(pi i level), i = 0, ..., number - 1, on a new last axis of levels (...).
 
-    A series of sin(pi / 2 - angle): on a CPU XLA's own cosines take a sixth of a gradient step of
-    implicit quantile networks.
+    It is a series of sin(pi / 2 - angle). XLA's own cosines take a sixth of a gradient step of
+    implicit quantile networks on a CPU.
     """
     turns = levels[..., None] * (0.5 * jnp.arange(number))
     x = math.pi * (0.5 - 2.0 * jnp.abs(turns - jnp.round(turns)))  # in [-pi / 2, pi / 2]
@@ -112,7 +112,7 @@ def cosines(levels: jax.Array, number: int) -> jax.Array:
 class LayerNorm(nn.Module):
     """(x - mean x) / std x * scale + bias, over the last axis of x (..., size).
 
-    Means are products with a vector: XLA's own sums along the last axis are slow on CPUs.
+    Means are products with a vector, because XLA's own sums along the last axis are slow on CPUs.
     """
 
     @nn.compact
@@ -127,7 +127,7 @@ class LayerNorm(nn.Module):
 
 
 def orthogonal(network: nn.Module, key: jax.Array, *inputs: Any, **gains: float) -> Any:
-    """Parameters with orthogonal matrices; scales and variances of norms are 1, all else is 0.
+    """Parameters with orthogonal matrices; scales and variances of norms are 1, all others are 0.
 
     The polar factor of a Gaussian matrix is uniform over orthogonal matrices. Newton-Schulz finds
     it without LAPACK, whose batched QR can hang on CPUs under vmap. One loop over all matrices
@@ -135,8 +135,8 @@ def orthogonal(network: nn.Module, key: jax.Array, *inputs: Any, **gains: float)
 
     Args:
       network: takes `inputs`; only their shapes are used.
-      key: of the Gaussian matrices.
-      gains: of layers by their name in the network; sqrt(2) for all others.
+      key: key of the Gaussian matrices.
+      gains: gains of layers by their name in the network; sqrt(2) for all others.
     """
     shapes = flax.traverse_util.flatten_dict(jax.eval_shape(network.init, key, *inputs))
     ones = ("scale", "var")
@@ -154,7 +154,7 @@ def orthogonal(network: nn.Module, key: jax.Array, *inputs: Any, **gains: float)
 
 
 def polar_factors(matrices: list[jax.Array]) -> list[jax.Array]:
-    """The nearest matrices with orthonormal columns (or rows, where there are fewer of them)."""
+    """The nearest matrices with orthonormal columns, or rows where there are fewer rows."""
     upright = lambda x: x if x.shape[0] >= x.shape[1] else x.T
     refine = lambda _, tall: [1.5 * x - 0.5 * x @ (x.T @ x) for x in tall]
     tall = jax.lax.fori_loop(0, 40, refine, [upright(x / jnp.linalg.norm(x)) for x in matrices])

@@ -19,12 +19,12 @@ class Looped(NamedTuple):
 def scan_rows(step: Callable, carry: Any, rows: Any, first: jax.Array, count: int) -> Looped:
     """`jax.lax.scan` of step(carry, row) -> carry, outputs over some rows; it sums the outputs.
 
-    XLA inlines a loop with a single trip, if it can tell. Writing and reading a replay buffer then
-    become one operation, which copies the whole buffer at every step. XLA cannot tell the number of
-    trips where `first` comes from the counter of an outer loop.
+    XLA inlines a loop if it knows that it has a single trip. Writing and reading a replay buffer
+    then become one operation, which copies the whole buffer at every step. XLA does not know the
+    number of trips if `first` comes from the counter of an outer loop.
 
     Args:
-      rows: leading axis: all rows.
+      rows: all rows, along the leading axis.
       first: index of the first row of the loop.
       count: number of its rows.
     """

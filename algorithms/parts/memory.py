@@ -1,4 +1,4 @@
-"""The bytes that a device or this process may use."""
+"""The device memory and the host memory that this process may use, in bytes."""
 
 import os
 from collections.abc import Iterator
@@ -7,14 +7,14 @@ from pathlib import Path
 import jax
 
 MOUNTED = Path("/sys/fs/cgroup")  # control groups: the limits of jobs and containers
-MINE = Path("/proc/self/cgroup")  # the groups that this process is in
+MINE = Path("/proc/self/cgroup")  # names the groups of this process
 
 
 def device_memory(device: jax.Device | None = None) -> int:
-    """Bytes that a device may use, by default the first one; all CPU devices share the machine's.
+    """Bytes that a device may use, by default the first one. All CPU devices share the machine's.
 
-    Accelerators report their own limit (by default XLA takes three quarters of a GPU). A CPU has
-    the physical memory, or the limit of its container or job if that is smaller.
+    Accelerators report their own limit; by default XLA takes three quarters of a GPU. A CPU has the
+    physical memory, or the limit of its container or job if that is smaller.
     """
     device = device or jax.local_devices()[0]
     limit = (device.memory_stats() or {}).get("bytes_limit")
@@ -31,7 +31,7 @@ def host_memory() -> int:
 
 
 def _limits() -> Iterator[Path]:
-    """The files with the limits of this process's groups and of those around them."""
+    """The files with the limits of this process's groups and of the groups around them."""
     yield from (MOUNTED / "memory.max", MOUNTED / "memory/memory.limit_in_bytes")
     try:
         lines = MINE.read_text().splitlines()

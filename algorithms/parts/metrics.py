@@ -16,8 +16,8 @@ def explained_variance(
 ) -> Average:
     """1 - Var(targets - values) / Var(targets), arrays of one shape.
 
-    1 if values predict their targets, 0 if they are no better than the targets' mean. Targets that
-    do not differ give an Average without weight. Samples of weight 0 are left out.
+    It is 1 if values predict their targets, and 0 if they are no better than the targets' mean.
+    Equal targets give an Average without weight. Samples of weight 0 are left out.
     """
     average = jnp.mean if weights is None else lambda x: mean(x, weights)
     variance = jnp.var if weights is None else lambda x: average(jnp.square(x - average(x)))

@@ -16,9 +16,11 @@ class MuonState(NamedTuple):
 
 
 def orthogonalize(matrices):
-    """Matrices with the same singular vectors and singular values near 1: five Newton-Schulz steps
-    X <- a X + (b X X^T + c (X X^T)^2) X with a, b, c of Jordan et al. 2024. One loop over all
-    matrices makes a small program."""
+    """Matrices with the same singular vectors and singular values near 1.
+
+    Five Newton-Schulz steps X <- a X + (b X X^T + c (X X^T)^2) X with a, b, c of Jordan et al.
+    2024. One loop over all matrices makes a small program.
+    """
     wide = [x if x.shape[0] <= x.shape[1] else x.T for x in matrices]
     wide = [x / (jnp.linalg.norm(x) + 1e-8) for x in wide]
 
@@ -31,14 +33,14 @@ def orthogonalize(matrices):
 
 
 def scale_by_muon(decay, eps) -> optax.GradientTransformation:
-    """Steps for matrices by Muon with Nesterov momentum, for all other parameters by Adam.
+    """Muon with Nesterov momentum for matrices, and Adam for all other parameters.
 
     A matrix's step is 0.2 sqrt(max(rows, columns)) s / (s + eps) times its orthogonalised momentum,
-    whose root mean square is s. The first factors make steps as large as Adam's, so that one
-    learning rate serves both (Liu et al. 2025, https://arxiv.org/abs/2502.16982). The last makes
-    them smaller where s is not far above eps, as Adam's: else noise would count like a signal.
-    Gradients, steps and moments are one long vector (few and large operations); `update` needs the
-    parameters for their shapes.
+    whose root mean square is s. The first factors make steps as large as Adam's, so one learning
+    rate serves both (Liu et al. 2025, https://arxiv.org/abs/2502.16982). As in Adam, the last
+    factor shrinks steps where s is not far above eps. Without it, noise would count like a signal.
+    Gradients, steps and moments are one long vector, which makes operations few and large. `update`
+    needs the parameters for their shapes.
     """
     adam = optax.scale_by_adam(eps=eps)
 

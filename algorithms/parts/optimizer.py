@@ -9,7 +9,7 @@ from jax.flatten_util import ravel_pytree
 
 
 class FlatOptimizer(NamedTuple):
-    """An optax transformation that sees all parameters as one vector."""
+    """An optax transformation of all parameters as one vector."""
 
     transformation: optax.GradientTransformation
 
@@ -24,14 +24,14 @@ class FlatOptimizer(NamedTuple):
         learning_rate: jax.Array,
         weight_decay: Any = None,
     ) -> tuple[Any, optax.OptState, jax.Array]:
-        """params -= learning_rate * (direction + weight_decay * params), with the direction of the
-        transformation. Returns params, opt_state and the gradients' global norm.
+        """params -= learning_rate * (direction + weight_decay * params).
 
-        The transformation also gets the tree of parameters, for their shapes. A weight decay makes
-        Adam AdamW (Loshchilov & Hutter 2019, https://arxiv.org/abs/1711.05101).
+        The transformation gives the direction. Returns params, opt_state and the gradients' global
+        norm. The transformation also gets the tree of parameters, for their shapes. Adam with a
+        weight decay is AdamW (Loshchilov & Hutter 2019, https://arxiv.org/abs/1711.05101).
 
         Args:
-          weight_decay: one number, or a tree of them, each for all parameters below its place.
+          weight_decay: one number, or a tree of numbers, each for all parameters below its place.
         """
         flat, unravel = ravel_pytree(grads)
         direction, opt_state = self.transformation.update(flat, opt_state, params)

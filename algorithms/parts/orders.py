@@ -10,8 +10,8 @@ def permutations(key: jax.Array, number: int, size: int) -> jax.Array:
     """Random orders of range(size), (number, size).
 
     jax.random.permutation sorts random numbers, which can take longer than learning from the
-    samples. Here the numbers form a table whose columns, then rows, are rotated by random amounts,
-    six times: a Feistel network (Luby and Rackoff 1988).
+    samples. Here the numbers form a table. Random rotations turn its columns, then its rows, six
+    times: a Feistel network (Luby and Rackoff 1988).
     """
     rows = next(d for d in range(math.isqrt(size), 0, -1) if size % d == 0)
     columns = size // rows

@@ -1,4 +1,4 @@
-"""float32 stays float32 under jax_enable_x64: in algorithms as in environments."""
+"""float32 stays float32 under jax_enable_x64, in algorithms as in environments."""
 
 from envs.precision import without_x64
 

@@ -1,9 +1,9 @@
 """Memories from step to step, and their gradients: LSTM, GRU and minGRU.
 
-A file makes `gates` from its inputs, for all steps at once. Only the product with the last step's
-memory stays inside the scan over time (flax's cells also have the inputs' products there). minGRU
-has no such product: an associative scan takes it through a rollout. The gradients of LSTM and GRU
-are written out: they store less of every step than automatic ones.
+A file computes `gates` from its inputs, for all steps at once. Only the product with the previous
+memory stays inside the scan over time; flax's cells also have the inputs' products there. minGRU
+has no such product, so an associative scan runs it over a rollout. The gradients of LSTM and GRU
+are written out, and store less of every step than automatic ones.
 """
 
 import functools
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 
 class Memory(NamedTuple):
-    """A memory; zeros are a fresh one. Leading axes (batch,), or more or none.
+    """A memory; zeros are a fresh one. Leading axes are (batch,), or more or none.
 
     With `previous_inputs` it also holds the last action and its reward. A policy does not know the
     reward of its action: `envs.evaluation.rewarded` puts it into the memory after the step.
@@ -24,11 +24,11 @@ class Memory(NamedTuple):
 
     hidden: jax.Array  # (batch, memory_size), the input of the heads
     cell: jax.Array | None  # the same shape, LSTM only
-    action: jax.Array | None = None  # the last one, (batch, num_outputs)
+    action: jax.Array | None = None  # the last action, (batch, num_outputs)
     reward: jax.Array | None = None  # for it, (batch,)
 
 
-# Blocks of memory_size numbers: gates made from the inputs, and those made from the memory.
+# Blocks of memory_size numbers in the gates from the inputs, and in those from the memory.
 CELLS = {"lstm": (4, 4), "gru": (3, 3), "mingru": (2, 0)}
 
 
@@ -41,10 +41,10 @@ def advance(cell: str, memory: Memory, gates: jax.Array, kernel: Any, forget_bia
     """The memory one step later, without an action or a reward.
 
     Args:
-      cell: of CELLS. LSTM: Hochreiter and Schmidhuber 1997; GRU: Cho et al. 2014, arXiv:1406.1078;
-        minGRU: Feng et al. 2024, arXiv:2410.01201.
+      cell: one of CELLS. LSTM: Hochreiter and Schmidhuber 1997; GRU: Cho et al. 2014,
+        arXiv:1406.1078; minGRU: Feng et al. 2024, arXiv:2410.01201.
       memory: (batch, memory_size).
-      gates: made from the inputs, (batch, blocks * memory_size).
+      gates: from the inputs, (batch, blocks * memory_size).
       kernel: makes the memory's gates, (memory_size, blocks * memory_size); None: minGRU has none.
       forget_bias: added to the gate that keeps the memory (Jozefowicz et al. 2015).
     """
@@ -60,7 +60,7 @@ def unroll(
     """The memories after each step's input, (num_steps, batch, ...), not yet zeroed at ends.
 
     Args:
-      cell, kernel, forget_bias: as of `advance`; do not differentiate by the forget bias.
+      cell, kernel, forget_bias: as in `advance`. The forget bias has no gradient.
       memory: from before the first step.
       gates: (num_steps, batch, blocks * memory_size).
       done: (num_steps, batch), last steps of episodes: the memory is zeroed after them.
@@ -108,7 +108,7 @@ _unroll.defvjp(_forward, _backward)
 
 
 class Step(NamedTuple):
-    """A cell's step, without the product with its kernel, whose result is `recurrent`."""
+    """A cell's step. The product with its kernel, computed outside, is `recurrent`."""
 
     # (memory, gates, recurrent, forget_bias) -> the memory after it, arrays for `backward`
     forward: Callable
@@ -117,10 +117,12 @@ class Step(NamedTuple):
 
 
 def gru(memory, gates, recurrent, forget_bias):
-    """h' = z h + (1 - z) n, n = tanh(g_n + r u_n), r = sigmoid(g_r + u_r), z = sigmoid(g_z + u_z +
-    forget_bias), with gates g of the inputs and u = recurrent, as in flax."""
+    """h' = z h + (1 - z) n, with gates g of the inputs and u = recurrent, as in flax.
+
+    n = tanh(g_n + r u_n), r = sigmoid(g_r + u_r), z = sigmoid(g_z + u_z + forget_bias).
+    """
     size = memory.hidden.shape[-1]
-    # One sigmoid for both: two take XLA's CPU code twice the time.
+    # One sigmoid for both gates: two take twice the time in XLA's CPU code.
     both = gates[..., : 2 * size] + recurrent[..., : 2 * size]
     bias = jnp.concatenate([jnp.zeros(size), jnp.full(size, forget_bias)])
     r, z = jnp.split(nn.sigmoid(both + bias), 2, -1)
@@ -140,8 +142,10 @@ def gru_backward(of_after, memory, kept):
 
 
 def lstm(memory, gates, recurrent, forget_bias):
-    """c' = sigmoid(f + forget_bias) c + sigmoid(i) tanh(g), h' = sigmoid(o) tanh(c'), with
-    i, f, g, o the four blocks of gates + recurrent."""
+    """c' = sigmoid(f + forget_bias) c + sigmoid(i) tanh(g), h' = sigmoid(o) tanh(c').
+
+    i, f, g, o are the four blocks of gates + recurrent.
+    """
     i, f, g, o = jnp.split(gates + recurrent, 4, -1)
     i, f, g, o = nn.sigmoid(i), nn.sigmoid(f + forget_bias), jnp.tanh(g), nn.sigmoid(o)
     cell = f * memory.cell + i * g
@@ -162,8 +166,11 @@ STEPS = {"gru": Step(gru, gru_backward), "lstm": Step(lstm, lstm_backward)}
 
 
 def product(x: jax.Array, kernel: jax.Array, *_: Any, **__: Any) -> jax.Array:
-    """`nn.Dense(dot_general=product)` for gates. The kernel's gradient needs no transposed copy of
-    the gates' gradient, which costs XLA's CPU code a fifth of a gradient step after a scan."""
+    """A dense layer's product for gates: `nn.Dense(dot_general=product)`.
+
+    The kernel's gradient needs no transposed copy of the gates' gradient. The copy costs XLA's CPU
+    code a fifth of a gradient step after a scan.
+    """
     return _product(x, kernel)
 
 
@@ -185,8 +192,10 @@ def _of_kernel(x, given):
 
 
 def mingru_gates(gates: jax.Array, forget_bias: Any) -> tuple[jax.Array, jax.Array]:
-    """(1 - z_t, z_t c_t) of h_t = (1 - z_t) h_{t-1} + z_t c_t, with z_t = sigmoid(gate -
-    forget_bias) and the candidate c_t (Feng et al. 2024, section 3.1)."""
+    """(1 - z_t, z_t c_t) of h_t = (1 - z_t) h_{t-1} + z_t c_t, with the candidate c_t.
+
+    z_t = sigmoid(gate - forget_bias): Feng et al. 2024, section 3.1.
+    """
     z, candidate = jnp.split(gates, 2, -1)
     z = nn.sigmoid(z - forget_bias)
     return 1.0 - z, z * candidate

@@ -1,8 +1,8 @@
 """A replay buffer: a ring of arrays written in place, windows of n steps, uniform and by priority.
 
-Transitions are drawn with replacement, which needs no sorting. Nothing branches on a counter: under
-vmap a branch would select between two copies of the buffer. The capacity bounds all counters, so
-that runs may be of any length.
+Transitions are drawn with replacement, which needs no sorting. No branch depends on a counter,
+because under vmap it would select between two copies of the buffer. The capacity bounds all
+counters, so runs may have any length.
 """
 
 import dataclasses
@@ -41,12 +41,12 @@ class Window(NamedTuple):
 
 @struct.dataclass
 class Replay:
-    """A buffer's state; its rows are all environments at one time, then all at the next."""
+    """A buffer's state. Its rows are all environments at one time, then all at the next."""
 
     transitions: Transition  # (capacity, ...)
-    # A flat cube of at least capacity, 0 where no draw may start; None if none is by priority.
+    # A flat cube with capacity or more entries; 0 where no draw may start; None without priorities.
     priorities: Any
-    max_priority: jax.Array  # the largest so far, ()
+    max_priority: jax.Array  # the largest priority so far, ()
     position: jax.Array  # row of the next rollout, int32 ()
     size: jax.Array  # number of transitions, int32 ()
 
@@ -54,7 +54,7 @@ class Replay:
 class Draw(NamedTuple):
     """First rows of windows, (batch_size,)."""
 
-    # Nobody looks for values in it as in a tuple.
+    # `index` hides the tuple's method of that name, which nothing uses here
     index: jax.Array  # type: ignore[assignment]
     probability: jax.Array
 
@@ -63,8 +63,8 @@ class Draw(NamedTuple):
 class ReplayBuffer:
     """The sizes of a ring that holds at least buffer_size transitions.
 
-    The capacity is rounded up to whole rollouts, so that no rollout is split between the ring's end
-    and its start. A smaller dtype saves memory: bool undoes gymnax's cast of MinAtar's bits.
+    The capacity is rounded up to whole rollouts, so no rollout is split between the ring's end and
+    its start. A smaller dtype saves memory: bool undoes gymnax's cast of MinAtar's bits.
     """
 
     buffer_size: int
@@ -76,7 +76,7 @@ class ReplayBuffer:
 
     @classmethod
     def of(cls, config: Any) -> "ReplayBuffer":
-        """From the fields of a Config; `prioritized` and `buffer_dtype` may be missing."""
+        """A buffer with the fields of a Config; `prioritized` and `buffer_dtype` may be missing."""
         return cls(
             buffer_size=config.buffer_size,
             num_envs=config.num_envs,
@@ -100,7 +100,7 @@ class ReplayBuffer:
         """An empty buffer for transitions of `env`.
 
         Raises:
-          ValueError: another dtype for bytes, which count as pixels.
+          ValueError: another dtype is asked for observations of bytes, which count as pixels.
         """
 
         def example(key):
@@ -127,7 +127,7 @@ class ReplayBuffer:
         )
 
     def add(self, replay: Replay, rollout: Transition) -> Replay:
-        """Puts a rollout (num_steps, num_envs, ...) in place of the oldest transitions."""
+        """Overwrites the oldest transitions with a rollout (num_steps, num_envs, ...)."""
         new = self.num_steps * self.num_envs
         flat = jax.tree.map(lambda x: x.reshape(new, *x.shape[2:]), rollout)
 
@@ -151,13 +151,14 @@ class ReplayBuffer:
         )
 
     def noise(self, key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-        """Random numbers for `draw`, of batches (..., batch_size); many at once cost far less."""
+        """Random numbers for `draw`, (..., batch_size); many drawn at once cost far less."""
         draw = jax.random.uniform if self.prioritized else jax.random.bits
         shape = (*shape, 3) if self.prioritized else shape
         return draw(key, (math.prod(shape),)).reshape(shape)
 
     def draw(self, replay: Replay, noise: jax.Array) -> Draw:
-        """Windows, uniformly or in proportion to their priorities; noise is (batch_size, ...)."""
+        """Draws windows, uniformly or in proportion to their priorities; noise is (batch_size,
+        ...)."""
         if self.prioritized:
             return draw_by_priority(replay.priorities, noise)
         number = self.num_windows(replay)
@@ -173,7 +174,7 @@ class ReplayBuffer:
     def prioritize(
         self, replay: Replay, index: jax.Array, priorities: jax.Array, when: jax.Array
     ) -> Replay:
-        """Gives the windows that start at index their priorities, if `when`."""
+        """Sets the priorities of the windows that start at index, if `when`."""
         new = jnp.where(when, priorities, replay.priorities[index])
         largest = jnp.where(when, priorities.max(), 0.0)
         return dataclasses.replace(
@@ -204,8 +205,8 @@ class ReplayBuffer:
 def n_step_return(rewards, terminated, done, gamma):
     """sum_{i <= last} gamma**i r_i; gamma**(last + 1), or 0 if terminated; and last, each (batch,).
 
-    The last step is the first with done, or step n - 1. Arrays are (n, batch), in time's order. The
-    second result is the factor of the bootstrap value.
+    The last step is the first one with done, or step n - 1. Arrays are (n, batch), in order of
+    time. The second result is the factor of the bootstrap value.
     """
     ended_before = jnp.cumsum(done, 0) - done > 0
     last = (~ended_before).sum(0) - 1
@@ -240,10 +241,13 @@ def draw_by_priority(priorities: jax.Array, noise: jax.Array) -> Draw:
 
 
 def pick(masses, noise):
-    """Columns (batch,) drawn in proportion to masses (batch or 1, side), never one of mass 0; and
-    the sums of the masses."""
+    """Columns (batch,) drawn in proportion to masses (batch or 1, side), and the sums of the
+    masses.
+
+    A column of mass 0 is never drawn.
+    """
     # A product with a triangle is a cumulative sum, and faster for many short rows. Each column
-    # rounds on its own, so that a sum may grow where the mass is 0: such columns are left out.
+    # rounds on its own, so a sum may grow where the mass is 0. Such columns are left out.
     sums = jnp.dot(masses, jnp.tri(masses.shape[1]).T, precision="highest")  # not TF32 on a GPU
     sums = jnp.where(masses > 0.0, sums, 0.0)
     total = sums.max(-1)

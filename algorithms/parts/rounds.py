@@ -12,14 +12,14 @@ from algorithms.parts.loops import scan_rows
 from algorithms.parts.replay import ReplayBuffer
 from algorithms.parts.training import Average, num_updates
 
-STRETCH = 16  # steps of an environment for which random numbers are drawn at once
+STRETCH = 16  # steps of an environment whose random numbers are drawn at once
 
 
 class Round(NamedTuple):
     """The place of a round in the run."""
 
-    progress: jax.Array  # share of the run before it, ()
-    learned: jax.Array  # share of the rounds with learning before it; negative without any, ()
+    progress: jax.Array  # share of the run before this round, ()
+    learned: jax.Array  # share of the learning rounds before it; negative before learning, ()
     ready: jax.Array  # whether the round learns, bool ()
     draws: Any  # random numbers of gradient steps; leading axis: all steps of the update
     first: jax.Array  # index of the round's first gradient step in them, int32 ()
@@ -30,14 +30,14 @@ class Rounds:
     """The division of a run into rounds and updates.
 
     A round is `train_every` steps of each environment, then `updates_per_step` gradient steps. An
-    update is a stretch of rounds: drawing random numbers for all of them at once costs far less.
+    update is several rounds: drawing the random numbers for all of them at once costs far less.
     Gradient steps before `learning_starts`, or before the buffer's first whole window, are computed
-    and discarded: under vmap a branch would select between two copies of the buffer.
+    and discarded. Under vmap a branch would select between two copies of the buffer.
     """
 
     config: Any  # its sizes of rounds and of the run are used
     buffer: ReplayBuffer
-    period: int = 1  # an update has a multiple of so many gradient steps
+    period: int = 1  # the gradient steps of an update are a multiple of this
 
     @property
     def count(self) -> int:
@@ -67,7 +67,7 @@ class Rounds:
 
     @property
     def waiting(self) -> int:
-        """Rounds of the run before the first with learning."""
+        """Rounds of the run before the first round that learns."""
         waits = max(self.config.learning_starts, self.buffer.waiting + 1)  # for a whole window
         return -(-waits // (self.config.num_envs * self.config.train_every)) - 1
 
@@ -77,7 +77,7 @@ class Rounds:
         Args:
           round: round(state, noise, now) -> state, metrics, rollout, with `now` a Round.
           state: with `episodes` and `update`.
-          noise: random numbers of acting; leading axis: the rounds.
+          noise: random numbers for acting; leading axis: the rounds.
           draws: random numbers of gradient steps; leading axis: all steps.
         """
         total = num_updates(self.config, self.steps) * self.count  # of the whole run
@@ -107,7 +107,7 @@ class Rounds:
         """The gradient steps of a round: the state after them, and metrics, each an Average.
 
         Until `now.ready` their results are discarded, except `state.replay`: choosing between two
-        buffers would copy them, so that a step must leave its buffer alone until then.
+        buffers would copy them. So a gradient step must leave the buffer unchanged until then.
 
         Args:
           gradient_step: gradient_step(state, draws, now) -> state, metrics. A metric is a number,

@@ -11,7 +11,7 @@ class EpsilonNoise(NamedTuple):
     """Random numbers of epsilon-greedy actions."""
 
     uniform: jax.Array  # in [0, 1); below epsilon the action is random
-    action: jax.Array  # the random action, where all are allowed, int32
+    action: jax.Array  # the random action if all are allowed, int32
 
 
 def is_discrete(space: Any) -> bool:
@@ -19,7 +19,7 @@ def is_discrete(space: Any) -> bool:
 
 
 def num_outputs(space: Any) -> int:
-    """Actions of a Discrete space, dimensions of a Box."""
+    """Number of actions of a Discrete space, or of dimensions of a Box."""
     return space.n if is_discrete(space) else math.prod(space.shape)
 
 
@@ -31,7 +31,7 @@ def clip_to(space: Any, action: jax.Array) -> jax.Array:
 
 
 def rescale_to(space: Any, action: jax.Array) -> jax.Array:
-    """low + (a + 1) / 2 (high - low): actions a (..., dimensions) in [-1, 1] to those of a Box."""
+    """low + (a + 1) / 2 (high - low): maps actions a (..., dimensions) in [-1, 1] to a Box."""
     action = action.reshape(action.shape[:-1] + space.shape)
     return space.low + 0.5 * (action + 1.0) * (space.high - space.low)
 
@@ -42,8 +42,10 @@ def uniform_of(noise: jax.Array) -> jax.Array:
 
 
 def log_tanh_slope(x: jax.Array) -> jax.Array:
-    """log(1 - tanh(x)**2) = 2 (log 2 - x - softplus(-2 x)), which neither overflows nor rounds to
-    log(0); x has any shape."""
+    """log(1 - tanh(x)**2) = 2 (log 2 - x - softplus(-2 x)) for x of any shape.
+
+    This form neither overflows nor rounds to log(0).
+    """
     return 2.0 * (math.log(2.0) - x - jax.nn.softplus(-2.0 * x))
 
 
@@ -60,8 +62,8 @@ def action_noise(key: jax.Array, space: Any, shape: tuple[int, ...]) -> jax.Arra
 def epsilon_noise(key: jax.Array, shape: tuple[int, ...], num_actions: int) -> EpsilonNoise:
     """Noise of epsilon-greedy actions, arrays of this shape.
 
-    Drawn for a whole rollout at once it costs far less than step by step. A flat draw compiles much
-    faster.
+    Drawing it for a whole rollout at once costs far less than step by step. A flat draw compiles
+    much faster.
     """
     uniform_key, action_key = jax.random.split(key)
     uniform = jax.random.uniform(uniform_key, (math.prod(shape),))

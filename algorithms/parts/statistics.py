@@ -1,7 +1,7 @@
 """Running statistics of observations, rewards and episodes: pytrees with pure updates.
 
-One set serves all parallel environments. It is part of the state of training. It does not change
-while a rollout is collected and learned from, and is updated afterwards.
+One set serves all parallel environments and is part of the training state. It does not change while
+a rollout is collected and learned from, and is updated afterwards.
 """
 
 import dataclasses
@@ -18,8 +18,8 @@ from envs.sums import Sum, mean
 class RunningStatistics:
     """Mean and variance of all samples so far, merged batch by batch (Chan et al. 1979).
 
-    The mean moves by a difference of means and the variance is a convex combination: nothing
-    cancels in float32, however many samples come. At 2**24 batches of one size the count stops
+    The mean moves by a difference of means, and the variance is a convex combination. So nothing
+    cancels in float32, even after many samples. At 2**24 batches of one size the count stops
     growing in float32, and older samples begin to fade.
     """
 
@@ -45,8 +45,10 @@ class RunningStatistics:
         return self.merge(RunningStatistics(mean, (shares * (x - mean) ** 2).sum(axes), size))
 
     def merge(self, other: "RunningStatistics") -> "RunningStatistics":
-        """Of both sets: mean + w d and var + w (other var - var) + w (1 - w) d**2, with the other's
-        share w of the count and d = other mean - mean."""
+        """Merges both sets: mean + w d and var + w (other var - var) + w (1 - w) d**2.
+
+        w is the other's share of the count, and d = other mean - mean.
+        """
         count = self.count + other.count
         weight = other.count / jnp.maximum(count, 1.0)
         delta = other.mean - self.mean
@@ -79,7 +81,8 @@ class RewardScale:
     def update(
         self, rewards: jax.Array, done: jax.Array, gamma: Any, weights: jax.Array | None = None
     ) -> "RewardScale":
-        """With a rollout: rewards, done and weights (0 leaves steps out) are (num_steps, num_envs).
+        """Adds a rollout: rewards, done and weights (0 leaves a step out) are (num_steps,
+        num_envs).
 
         g_t = gamma (1 - done_{t-1}) g_{t-1} + r_t; `done` includes truncation.
         """
@@ -115,8 +118,9 @@ class EpisodeStatistics:
     def update(self, rewards: jax.Array, done: jax.Array) -> "EpisodeStatistics":
         """Adds a rollout: rewards (num_steps, num_envs, ...), done (num_steps, num_envs).
 
-        Episodes follow one another without a gap, so the returns of those that ended in an
-        environment add up to its rewards until the last end; the rest belongs to the next one.
+        Episodes follow one another without a gap. So the returns of those that ended in an
+        environment add up to its rewards until the last end, and the remaining rewards belong to
+        the next episode.
         """
         steps = jnp.arange(1, len(done) + 1)[:, None]
         last_end = jnp.max(jnp.where(done, steps, 0), axis=0)  # 0: none ended

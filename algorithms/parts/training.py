@@ -38,11 +38,11 @@ class Progress(NamedTuple):
     """The carry of the updates between two points."""
 
     state: State
-    sums: Sum  # of all metrics; for an Average, of its total and its weight
+    sums: Sum  # sums of all metrics; for an Average, its total and its weight
 
 
 class Learner(NamedTuple):
-    """An algorithm with its settings."""
+    """An algorithm's functions, with its settings."""
 
     init: Callable[[jax.Array], State]  # of a key
     update: Callable[[State], tuple[State, dict[str, jax.Array | Average]]]  # with its metrics
@@ -53,8 +53,8 @@ class Learner(NamedTuple):
 class Plan(NamedTuple):
     """The length of a run: `train.plan`."""
 
-    points: int  # of the learning curve, without the one before training
-    updates: int  # of all points together; each point has as many
+    points: int  # points of the learning curve, without the one before training
+    updates: int  # updates of all points together; each point has as many
     steps: int  # environment steps of all updates
 
 
@@ -62,7 +62,7 @@ def make_env(config: Any, env: Any, env_params: Any) -> tuple[Any, Any]:
     """The given environment and parameters, or those that the config names.
 
     Raises:
-      ValueError: one without the other, or an error of `envs.make`.
+      ValueError: one is given without the other, or an error of `envs.make`.
     """
     if env is None and env_params is None:
         return envs.make(config.env, **dict(config.env_settings))
@@ -79,7 +79,7 @@ def num_points(config: Any, steps: int) -> int:
     """Points of the learning curve: `num_evals`, or the number of updates if that is smaller.
 
     Args:
-      config: `total_timesteps` and `num_evals` are used.
+      config: its `total_timesteps` and `num_evals` are used.
       steps: environment steps of an update.
     """
     return min(config.num_evals, -(-config.total_timesteps // steps))
@@ -92,7 +92,7 @@ def num_updates(config: Any, steps: int) -> int:
     and more, points are rounded up until a float32 holds their timesteps.
 
     Args:
-      config: `total_timesteps` and `num_evals` are used.
+      config: its `total_timesteps` and `num_evals` are used.
       steps: environment steps of an update.
 
     Raises:
@@ -102,7 +102,7 @@ def num_updates(config: Any, steps: int) -> int:
     per_point = -(-config.total_timesteps // (steps * points))
     total = per_point * points * steps
     if total >= 2**31:
-        unit = 2 ** (total.bit_length() - 23)  # float32 has 24 bits, one is spare for rounding up
+        unit = 2 ** (total.bit_length() - 23)  # float32 has 24 bits; one is kept for rounding up
         together = unit // math.gcd(unit, steps)
         per_point = -(-per_point // together) * together
     updates = per_point * points
@@ -117,7 +117,7 @@ def num_updates(config: Any, steps: int) -> int:
 def timestep(config: Any, steps: int, update: jax.Array) -> jax.Array:
     """Environment steps of this many updates: int32, or float32 in runs beyond an int32.
 
-    Exact at the points of the curve (`num_updates`), else within half a unit of float32.
+    It is exact at the points of the curve (`num_updates`), else within half a unit of float32.
     """
     if num_updates(config, steps) * steps < 2**31:
         return update * steps
@@ -125,38 +125,40 @@ def timestep(config: Any, steps: int, update: jax.Array) -> jax.Array:
 
 
 def zeros(function: Callable, *args: Any) -> Any:
-    """Zeros in the shapes and dtypes that function(*args) would have."""
+    """Zeros in the shapes and dtypes of function(*args)."""
     return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(function, *args))
 
 
 def between_updates(state: State) -> State:
-    """Without the stock of start states: every update draws its own, and neither points nor
-    checkpoints need it."""
+    """The state without its start states, which every update draws anew before it needs them."""
     return state.replace(env_state=state.env_state.without_stock())
 
 
 def program(learner: Callable, config: Any, env: Any, env_params: Any) -> Callable:
     """The jitted train(rng, state=None, num_evals=None) -> state, metrics.
 
-    Without a state training starts; with one it goes on, and rng is not used. num_evals (static) is
-    the number of points of the learning curve to run, by default all; 0 without a state gives the
-    initial state. `train.plan` is a `Plan`. Metrics have the points as leading axis. Without data
-    they are NaN (under jax_debug_nans -0.0, see `envs.sums`); with data that are not finite they
-    are infinite. Floats of config and env_params may be traced: train can be vmapped over them and
-    over rng. A fourth argument, learn=False, only evaluates: points then have no updates. It may be
-    traced, so that a point before training needs no program of its own.
+    Without a state, training starts. With a state it continues, and rng is not used. num_evals
+    (static) is the number of points of the learning curve to run, by default all; 0 without a state
+    gives the initial state. `train.plan` is a `Plan`.
+
+    Metrics have the points as leading axis. Without data they are NaN (under jax_debug_nans -0.0,
+    see `envs.sums`). With data that are not finite they are infinite.
+
+    Floats of config and env_params may be traced: train can be vmapped over them and over rng. A
+    fourth argument, learn=False, only evaluates, and points then have no updates. It may be traced,
+    so that a point before training needs no program of its own.
 
     Args:
       learner: learner(config, env, env_params) -> Learner; the function itself is static.
-      config: of the algorithm.
-      env, env_params: of `envs.make`.
+      config: the algorithm's Config.
+      env, env_params: from `envs.make`.
 
     Raises:
-      ValueError: evaluation plays whole episodes, and the environment's may never end.
+      ValueError: an episode of the environment may never end, and evaluation plays whole episodes.
     """
     if config.num_eval_episodes:
         envs.check_ends(env, env_params)
-    # Arguments of the compiled program, all strongly typed: other values do not compile again.
+    # Arguments of the compiled program, all strongly typed. Other values do not compile again.
     floats = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), config)
     env_params = jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x)), env_params)
     steps = learner(config, env, env_params).steps
@@ -172,13 +174,13 @@ def program(learner: Callable, config: Any, env: Any, env_params: Any) -> Callab
     return planned
 
 
-STATIC = ("learner", "env", "num_evals", "debug_nans")  # the last one is read in `envs.sums`
+STATIC = ("learner", "env", "num_evals", "debug_nans")  # `envs.sums` reads the last argument
 
 
 @functools.partial(jax.jit, static_argnames=STATIC)
 def _train(config, env_params, rng, state, learn, learner, env, num_evals, debug_nans):
     init, update, policy, steps = learner(config, env, env_params)
-    update = jax.jit(update)  # traced once, for its metrics and for the loop
+    update = jax.jit(update)  # traced once, for the metrics and for the loop
 
     def updates(state, count):
         """The state after `count` updates, and their metrics."""
@@ -190,18 +192,19 @@ def _train(config, env_params, rng, state, learn, learner, env, num_evals, debug
             state, metrics = update(progress.state)
             return Progress(between_updates(state), progress.sums.add(vector(metrics)[0]))
 
-        none, unravel = vector(zeros(lambda state: update(state)[1], state))
-        progress = Progress(state, Sum.create(none.shape))
-        if num_evals:  # else only the initial state is asked for
+        empty, unravel = vector(zeros(lambda state: update(state)[1], state))
+        progress = Progress(state, Sum.create(empty.shape))
+        if num_evals:  # otherwise only the initial state is needed
             progress = jax.lax.fori_loop(0, count, step, progress)
 
         def mean(x):
             weighted = x if isinstance(x, Average) else Average(x, count.astype(jnp.float32))
-            by = lambda total, weight: total * (1.0 / weight)  # a quotient rounds otherwise vmapped
+            # The quotient would round differently under vmap.
+            by = lambda total, weight: total * (1.0 / weight)
             value = sums.mean(weighted.total, weighted.weight, by)
             if debug_nans:  # then jax stops at a NaN
                 return value
-            # NaN says "no data". Data that are not finite give inf: else a broken run would look
+            # NaN means "no data". Data that are not finite give inf, so a broken run does not look
             # like one that has not begun to learn.
             return jnp.where(jnp.isnan(weighted.total) & (weighted.weight > 0), jnp.inf, value)
 
@@ -234,7 +237,7 @@ def _train(config, env_params, rng, state, learn, learner, env, num_evals, debug
     if state is None:
         state = between_updates(init(rng))
         counts = [0] * config.eval_at_start + counts
-    # The barrier keeps XLA from specialising the program to the number of points: the slices of a
-    # run are then bit for bit the whole.
+    # The barrier keeps XLA from specialising the program to the number of points. So the slices of
+    # a run give bit for bit the result of the whole.
     counts = jax.lax.optimization_barrier(jnp.array(counts, jnp.int32))
     return jax.lax.scan(point, state, jnp.where(learn, counts, 0))
