@@ -1,4 +1,4 @@
-"""A run in processes of its own that a test breaks, and what is then left of it on disk."""
+"""Runs in processes that a test breaks, and checks of the files that they leave behind."""
 
 import contextlib
 import hashlib
@@ -17,9 +17,9 @@ from types import SimpleNamespace
 
 ROOT = Path(__file__).parents[1]
 FILES = {"toy": "tests/algorithms/launch/toy.py", "ppo": "algorithms/ppo.py"}
-SECONDS = 240  # that no process may take
-MOUNTS = "FAULTS_MAY_MOUNT"  # set where this process has mounts of its own
-# Where nothing may be mounted: a full disk as Python sees it, while a file is there.
+SECONDS = 240  # an address that no process may take
+MOUNTS = "FAULTS_MAY_MOUNT"  # set in a process that has its own mounts
+# Folders to mount a full disk on. The disk is full for Python while a file exists.
 NO_SPACE = """
 import errno, os
 def fsync(file, fsync=os.fsync):
@@ -31,7 +31,7 @@ os.fsync = fsync
 
 
 class Failure(Exception):
-    """Something does not hold that must."""
+    """A condition that must hold does not."""
 
 
 # --- on disk ---------------------------------------------------------------------------------
@@ -43,43 +43,43 @@ def number(file: Path) -> int:
 
 
 def states(root: Path, without: tuple[Path, ...] = ()) -> dict[Path, list[Path]]:
-    """Of each folder with checkpoints: the files of whole states, in order."""
+    """For each folder with checkpoints, the files of whole states, in order."""
     folders = [f for depth in ("", "*/", "*/*/") for f in root.glob(f"{depth}checkpoints")]
     every = {folder: sorted(folder.glob("[0-9]*.state")) for folder in folders}
     return {folder: [f for f in files if f not in without] for folder, files in every.items()}
 
 
 def newest(root: Path) -> int:
-    """The newest whole state's point (the sum of the chunks' in a sweep); -1 for none."""
+    """The point of the newest whole state, in a sweep the sum over its chunks; -1 for none."""
     last = [number(files[-1]) for files in states(root).values() if files]
     return sum(last) if last else -1
 
 
 def saved(root: Path, without: tuple[Path, ...] = ()) -> dict[Path, int]:
-    """Policies up to the newest whole state, and when each was written."""
+    """Policies up to the newest whole state, and the time when each was written."""
     last = {folder: number(f[-1]) for folder, f in states(root, without).items() if f}
     policies = [f for folder in last for f in folder.glob("[0-9]*.policy")]
     return {f: f.stat().st_mtime_ns for f in policies if number(f) <= last[f.parent]}
 
 
 def count_lost(before: dict[Path, int]) -> int:
-    """How many of these are gone or were written again."""
+    """How many of these policies are gone or were written again."""
     return sum(not f.exists() or f.stat().st_mtime_ns != at for f, at in before.items())
 
 
 def tree(root: Path) -> dict[str, str]:
-    """All files below a directory, and what they hold."""
+    """All files below a directory, with their contents."""
     digest = lambda file: hashlib.sha256((root / file).read_bytes()).hexdigest()
     return {str(file): digest(file) for file in sorted(files(root))}
 
 
 def files(root: Path) -> set[Path]:
-    """All files below a directory but locks, which hold no more than who has them."""
+    """All files below a directory except locks, which only name their holder."""
     return {f.relative_to(root) for f in root.rglob("*") if f.is_file() and f.name != ".lock"}
 
 
 def untimed(table: bytes) -> bytes:
-    """A metrics.csv without its last columns, which a clock writes."""
+    """A metrics.csv without its last columns, which depend on the clock."""
     lines = [line.split(b",") for line in table.splitlines()]
     if not lines or b"seconds" not in lines[0]:
         return table
@@ -88,7 +88,7 @@ def untimed(table: bytes) -> bytes:
 
 
 def damage(file: Path, how: str, rng: random.Random) -> None:
-    """Flips a bit of a file, cuts its end off or empties it."""
+    """Flips a bit of a file, truncates it or empties it."""
     data = bytearray(file.read_bytes())
     if how == "flip":
         data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
@@ -98,12 +98,12 @@ def damage(file: Path, how: str, rng: random.Random) -> None:
 def differences(
     whole: Path, found: Path, unsaved: set[int] | tuple = (), spoilt: set[str] | tuple = ()
 ) -> list[str]:
-    """In words, where a directory is not that of an unbroken run.
+    """The differences of a directory from that of an unbroken run, in words.
 
     Args:
-      whole, found: the two.
+      whole, found: the directory of the unbroken run, and the other one.
       unsaved: points that may lack their policy and their rows.
-      spoilt: names of files that may be anything.
+      spoilt: names of files that may have any content.
     """
     wrong, expected = [], files(whole)
     for name in sorted(expected):
@@ -116,14 +116,14 @@ def differences(
         elif not alike(one, other, unsaved):
             wrong.append(f"{name} differs")
     for file in found.rglob("checkpoints/*"):
-        kept = file.suffix == ".state" and unsaved  # two are kept, whichever they are
+        kept = file.suffix == ".state" and unsaved  # two are kept, no matter which
         if file.relative_to(found) not in expected and not kept:
             wrong.append(f"{file.relative_to(found)} should not be there")
     return wrong
 
 
 def alike(one: Path, other: Path, unsaved: set[int] | tuple) -> bool:
-    """Whether a file is as in an unbroken run; of versions and pictures, whether it is one."""
+    """Whether a file equals that of an unbroken run. Versions and pictures need only exist."""
     data, expected = other.read_bytes(), one.read_bytes()
     if one.name == "metrics.csv":
         data, expected = untimed(data), untimed(expected)
@@ -146,7 +146,7 @@ def alike(one: Path, other: Path, unsaved: set[int] | tuple) -> bool:
 
 
 class Case:
-    """One fault: a folder of its own, a generator, and what has been seen of it."""
+    """One fault: a folder of its own, a random generator, and what was observed."""
 
     def __init__(
         self,
@@ -159,9 +159,9 @@ class Case:
         """Makes the folder.
 
         Args:
-          lab: what all have in common: the folder `work`, the module's name, the environment, and
+          lab: shared by all cases: the folder `work`, the module's name, the environment, and
             the seconds to the first state, the last state and the end of an unbroken process.
-          name: of its folder in lab.work.
+          name: name of its folder in lab.work.
           words: settings of its runs.
           whole: the directory of an unbroken run or sweep with these settings.
         """
@@ -177,7 +177,7 @@ class Case:
         self.excused: dict[str, set] = {}  # of `differences`
 
     def start(self, *words: str | Path) -> subprocess.Popen:
-        """A process of the command line."""
+        """Starts a process of the command line."""
         base = self.folder / f"{len(self.children)}"
         command = [sys.executable, str(ROOT / FILES[self.lab.module]), *map(str, words)]
         with open(f"{base}.out", "w") as out, open(f"{base}.err", "w") as err:
@@ -189,16 +189,16 @@ class Case:
         return child
 
     def new(self) -> subprocess.Popen:
-        """A new run or sweep."""
+        """Starts a new run or sweep."""
         return self.start(*self.words, "--run-dir-root", self.root)
 
     def directory(self) -> Path | None:
-        """The run or sweep that can be gone on with."""
+        """The run or sweep that can be resumed."""
         found = [f.parent for kind in ("config", "sweep") for f in self.root.glob(f"*/{kind}.json")]
         return found[-1] if found else None
 
     def go_on(self) -> subprocess.Popen:
-        """Goes on with what is there, or begins."""
+        """Resumes the run if there is one, or starts one."""
         return self.start("--resume", self.directory()) if self.directory() else self.new()
 
     def has_finished(self) -> bool:
@@ -206,8 +206,10 @@ class Case:
         return bool(self.directory()) and all((self.directory() / f).exists() for f in wanted)
 
     def pause(self, child: subprocess.Popen) -> None:
-        """Waits for a random moment of a process's life; by its points once it trains, so that
-        a machine that is busy changes nothing."""
+        """Waits for a random moment of a process's life.
+
+        Once it trains, the moment is counted in points, so a busy machine changes nothing.
+        """
         lab, moment = self.lab, self.rng.uniform(0, self.lab.life)
         if moment < lab.first:
             time.sleep(moment)
@@ -218,7 +220,7 @@ class Case:
         time.sleep(max(moment - lab.last, 0.0) + self.rng.uniform(0, 0.03))
 
     def await_state(self, child: subprocess.Popen, goal: float) -> None:
-        """Waits until a whole state is so new, or the process has ended."""
+        """Waits for a whole state of this point or later, or for the end of the process."""
         while child.poll() is None and newest(self.root) < goal:
             time.sleep(0.005)
 
@@ -233,11 +235,11 @@ class Case:
         child.send_signal(signal_number)
 
     def text(self, child: subprocess.Popen, kind: str = "err") -> str:
-        """What a process has written."""
+        """The output of a process."""
         return Path(f"{child.base}.{kind}").read_text()
 
     def end(self, child: subprocess.Popen, *codes: int, aborted: bool = False) -> int:
-        """Waits for an exit code, one of these."""
+        """Waits for a process to end with one of these exit codes."""
         code, text = child.wait(SECONDS), self.text(child)
         self.codes.append(code)
         importing = signal.SIGINT in child.signals and not re.search(r"cli.py.* in main\n", text)
@@ -249,14 +251,15 @@ class Case:
         return code
 
     def finish(self, *without: Path, start=None) -> subprocess.Popen:
-        """Goes on to the end."""
+        """Resumes until the run is finished."""
         before, child = saved(self.root, without), (start or self.go_on)()
         self.end(child, 0)
         self.lost += count_lost(before)
         return child
 
     def kill_near(self, last: int, finished: float = 0.0) -> bool:
-        """Kills a new run up to a point; with some probability it ends by itself. Has it?"""
+        """Kills a new run near a point. With some probability it ends by itself; returns whether it
+        did."""
         point, whole = self.rng.randint(3, last), self.rng.random() < finished
         child = self.new()
         self.await_state(child, math.inf if whole else point)
@@ -265,7 +268,7 @@ class Case:
         return self.has_finished()
 
     def expect_refusal(self, child: subprocess.Popen, before: dict[str, str], name="") -> None:
-        """Checks that a process was refused and why, and that no file has changed."""
+        """Checks that a process was refused with the right reason and changed no file."""
         self.end(child, 2)
         after = tree(self.root)
         changed = sorted(f for f in before | after if before.get(f) != after.get(f))
@@ -277,7 +280,7 @@ class Case:
 
 @contextlib.contextmanager
 def small_disk(case: Case):
-    """A disk for a case. Gives two functions: one fills it, the other makes room."""
+    """A small disk for a case. Returns two functions: one fills it, the other makes room."""
     if not os.environ.get(MOUNTS):
         (case.folder / "sitecustomize.py").write_text(NO_SPACE)
         full = case.folder / "full"

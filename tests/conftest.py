@@ -1,4 +1,4 @@
-"""Shared by all tests: no key may be used twice, there is one device, and programs compile fast."""
+"""Setup for all tests: no key may be used twice, there is one device, and programs compile fast."""
 
 import collections
 import contextlib
@@ -15,10 +15,10 @@ import pytest
 from algorithms.parts import training
 
 jax.config.update("jax_debug_key_reuse", True)
-# Whatever runs on several devices does so in a process of its own.
+# A test that needs several devices runs in its own process.
 jax.config.update("jax_num_cpu_devices", 1)
-# Nearly all of the time goes into compiling, and most of that into making programs fast. Also in
-# processes that tests start; what is claimed bit for bit is compiled as for users, see below.
+# Compiling takes nearly all of the time, and optimising most of that. This also holds for processes
+# that tests start. Bit-for-bit claims are compiled as for users, see below.
 QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 QUICK += " --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICK}"
@@ -30,14 +30,16 @@ AS_FOR_USERS = {
     "xla_cpu_use_fusion_emitters": True,
     "xla_cpu_parallel_codegen_split_count": 32,
 }
-# Tracing makes many objects and little garbage.
+# Tracing makes many objects and little garbage, so collections only cost time.
 gc.set_threshold(100_000, 20, 50)
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist looks
 def pytest_collection_modifyitems(items):
-    """Tests of optional libraries run where these are installed; `-m needs` are those tests. Those
-    of a group run in one process."""
+    """Runs tests of optional libraries where these are installed; `-m needs` selects those tests.
+
+    Tests of a group run in one process.
+    """
     for item in items:
         item.add_marker(pytest.mark.xdist_group(group_of(item)))
         for marker in item.iter_markers("needs"):
@@ -47,8 +49,7 @@ def pytest_collection_modifyitems(items):
 
 
 class InOrder:
-    """Groups one after another, those that compile most first; in them modules, as pytest has
-    ordered these."""
+    """Runs groups one after another, those that compile most first; modules keep pytest's order."""
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items):
@@ -62,12 +63,12 @@ def pytest_configure(config):
 
 
 def of_algorithm(item):
-    """Whether it is about an algorithm's file."""
+    """Whether a test is about an algorithm's file."""
     return item.path.parent == pathlib.Path(__file__).parent / "algorithms"
 
 
 def group_of(item):
-    """Whose compiled programs a test shares: those of the algorithm's file, or of its own."""
+    """The group of a test that shares compiled programs: its algorithm's file, or its own file."""
     case = item.callspec.params.get("case") if hasattr(item, "callspec") else None
     if case is not None:
         return case.name
@@ -77,7 +78,7 @@ def group_of(item):
 
 
 def pytest_runtest_teardown(item, nextitem):
-    """Compiled programs of a group would otherwise stay to the end: gigabytes of them."""
+    """Frees the compiled programs of a group, which would otherwise fill gigabytes to the end."""
     if nextitem is None or group_of(item) != group_of(nextitem):
         jax.clear_caches()
 
@@ -93,7 +94,7 @@ def train_as_for_users():
 
 @contextlib.contextmanager
 def compiled_as_for_users():
-    """Calls of every algorithm's train, compiled with XLA's own defaults."""
+    """Compiles every algorithm's train with XLA's own defaults."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training, "_train", train_as_for_users())
         yield True
@@ -101,7 +102,7 @@ def compiled_as_for_users():
 
 @pytest.fixture
 def jitted_as_for_users(monkeypatch):
-    """Whatever the shell calls jax.jit for; a jit inside another takes no options."""
+    """Compiles what the launcher jits as for users; a jit inside another takes no options."""
     plain = jax.jit
 
     def jit(function, **settings):
@@ -115,16 +116,18 @@ def jitted_as_for_users(monkeypatch):
 
 @pytest.fixture
 def vmapped_keys():
-    """Turns the checker off where keys are vmapped: it takes the transposition of a batch of keys
-    on its way into a scan for a use (jax 0.10), whatever the program does with them."""
-    jax.config.update("jax_debug_key_reuse", False)  # in all threads: the shell compiles in one
+    """Turns the key checker off where keys are vmapped.
+
+    jax 0.10 counts the transposition of a batch of keys on its way into a scan as a use.
+    """
+    jax.config.update("jax_debug_key_reuse", False)  # the launcher compiles in a thread
     yield
     jax.config.update("jax_debug_key_reuse", True)
 
 
 @pytest.fixture
 def debug_nans():
-    """JAX_DEBUG_NANS=1 (in all threads: the shell trains in one)."""
+    """Sets JAX_DEBUG_NANS=1 in all threads, because the launcher trains in one."""
     jax.config.update("jax_debug_nans", True)
     yield
     jax.config.update("jax_debug_nans", False)

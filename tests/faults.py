@@ -1,25 +1,25 @@
-"""Breaks training processes at random moments: what they come to must be what an unbroken run is.
+"""Breaks training processes at random moments, and compares the result with an unbroken run.
 
     python tests/faults.py [--faults 100] [--seed 0] [--module toy] [--kinds kill,term] [--jobs 2]
                            [--only 17] [--keep DIR]
 
-Each fault starts a run by the command line, breaks it, goes on by the command line until it is
-finished, and compares all files with those of a run that nothing broke, bit for bit. What came
-after the newest whole state may be lost; a point up to it may not be trained or written again.
-Kinds and moments come from --seed; --only 17 repeats the fault of that number.
+Each fault starts a run by the command line, breaks it and resumes it until it is finished. Then all
+files must equal those of an unbroken run, bit for bit. Points after the newest whole state may be
+lost. Points up to it may not be trained or written again. Kinds and moments come from --seed;
+--only 17 repeats the fault of that number.
 
     kill, term, interrupt   signals, from the start of a process to its end, also several in turn;
                             SIGTERM and Ctrl-C finish and save the point: exit codes 143 and 130
     requeue                 the same with one command, --run-dir DIR --resume-if-exists
-    disk                    full for a while: what is not saved is named, and no more is lost
-    byte                    a file is damaged: a state is named and the one before it taken; other
-                            files are made anew, done without, or named by a refusal
+    disk                    full for a while: unsaved points are named, and no more are lost
+    byte                    a file is damaged: a damaged state is named and the one before it used;
+                            other files are made anew, left out, or named by a refusal
     missing                 files are gone: without any state, but with policies, a run is refused
     two                     processes on one directory: one of them trains, the other is refused
     sweep                   signals in a sweep of several chunks
 
-Who is refused ends with exit code 2, and no file has changed. A traceback is always a failure, but
-for those of an abort by a second Ctrl-C and of Ctrl-C while Python still imports.
+A refused process ends with exit code 2 and changes no file. A traceback is always a failure, with
+two exceptions: an abort by a second Ctrl-C, and Ctrl-C while Python still imports.
 """
 
 import argparse
@@ -55,7 +55,7 @@ from tests.broken import (  # noqa: E402
     tree,
 )
 
-SMALL = {  # runs that take no longer than their saves
+SMALL = {  # runs that take no longer than saving them
     "toy": "--total-timesteps 2000 --num-eval-episodes 1",
     "ppo": "--total-timesteps 6400 --num-eval-episodes 1 --num-envs 2 --num-steps 16 "
     "--hidden-sizes 8",
@@ -70,7 +70,7 @@ KILL, TERM, INT = signal.SIGKILL, signal.SIGTERM, signal.SIGINT
 
 
 def break_off(case: Case, number_: int, start=None, twice: bool = False) -> None:
-    """Ends a process by a signal and looks at what it leaves."""
+    """Ends a process by a signal and checks the files that it leaves."""
     before, child = saved(case.root), (start or case.go_on)()
     case.pause(child)
     case.strike(child, number_)
@@ -81,7 +81,7 @@ def break_off(case: Case, number_: int, start=None, twice: bool = False) -> None
     if child.struck >= newest(case.whole) - 2:  # perhaps after it
         codes |= {0, -number_}
     if child.struck <= child.first:  # perhaps before the loop
-        codes |= {-number_} | ({1} if number_ == INT else set())  # 1: an import that failed
+        codes |= {-number_} | ({1} if number_ == INT else set())  # 1: an import failed
     code = case.end(child, *codes, aborted=twice)
     case.lost += count_lost(before)
     for folder, files in states(case.root).items():
@@ -145,7 +145,7 @@ def disk(case: Case) -> None:
 
 
 def unsaved_points(text: str) -> set[int]:
-    """The points that warnings name: the first one of a failure, and all when it is over."""
+    """The points that warnings name: the first one of a failure, and all of them at its end."""
     found = re.findall(r"points? ([\d, to]+) w(?:as|ere) not saved", text)
     found += re.findall(r"not saved: checkpoints of points? ([\d, to]+)", text)
     spans = [span for part in found for span in re.findall(r"(\d+)(?: to (\d+))?", part)]
@@ -215,7 +215,8 @@ def two(case: Case) -> None:
 
 
 def second(case: Case) -> None:
-    """A resume while a run trains, which is halted for that long: it would be done too soon."""
+    """Resumes a run while it trains. The first process is paused, so that it does not finish
+    first."""
     first, point = case.new(), case.rng.randint(0, 150)
     case.await_state(first, point)
     case.strike(first, signal.SIGSTOP)
@@ -225,7 +226,7 @@ def second(case: Case) -> None:
 
 
 def both(case: Case) -> None:
-    """Two resumes at once."""
+    """Starts two resumes at once."""
     case.kill_near(50)
     before, children = saved(case.root), [case.go_on(), case.go_on()]
     codes = [child.wait(broken.SECONDS) for child in children]
@@ -235,7 +236,7 @@ def both(case: Case) -> None:
 
 
 def twins(case: Case) -> None:
-    """Two new runs in one folder at once."""
+    """Starts two new runs in one folder at once."""
     for child in [case.new(), case.new()]:
         case.end(child, 0)
     made = sorted(case.root.iterdir())
@@ -245,7 +246,7 @@ def twins(case: Case) -> None:
 
 
 def heir(case: Case) -> None:
-    """A resume at once after a kill."""
+    """Resumes at once after a kill."""
     child = case.new()
     case.pause(child)
     case.strike(child, KILL)
@@ -261,7 +262,7 @@ KINDS = {f.__name__: f for f in (kill, term, interrupt, requeue, disk, byte, mis
 def try_fault(
     lab: SimpleNamespace, wholes: dict[str, Path], index: int, kind: str, seed: int
 ) -> tuple[str, int, bool]:
-    """Returns the kind, how many points were lost, and whether something failed."""
+    """Returns the kind, the number of lost points, and whether something failed."""
     what = "sweep" if kind == "sweep" else "run"
     words = f"{SMALL[lab.module]} {WHAT[what]}".split()
     case = Case(lab, f"{index:03d}-{kind}", words, wholes[what], seed)
@@ -282,7 +283,7 @@ def try_fault(
 
 
 def unbroken(lab: SimpleNamespace, kind: str) -> Path:
-    """A run or sweep that nothing breaks, twice: the two must be the same to begin with."""
+    """Runs an unbroken run or sweep twice, and checks that both give the same files."""
     made = []
     for name in (f"whole-{kind}", f"again-{kind}"):
         case = Case(lab, name, f"{SMALL[lab.module]} {WHAT[kind]}".split())
@@ -301,7 +302,7 @@ def unbroken(lab: SimpleNamespace, kind: str) -> Path:
 
 
 def summary(outcomes: list[tuple[str, int, bool]]) -> int:
-    """Prints what came of all faults, by kind. Returns the exit code."""
+    """Prints the results of all faults, by kind. Returns the exit code."""
     print(f"{'kind':9} faults  lost  failed")
     for kind in [*KINDS, "all"]:
         mine = [outcome for outcome in outcomes if kind in (outcome[0], "all")]
@@ -312,7 +313,7 @@ def summary(outcomes: list[tuple[str, int, bool]]) -> int:
 
 
 def isolate() -> None:
-    """Starts this program again with mounts of its own, where that is allowed."""
+    """Starts this program again with its own mounts, where that is allowed."""
     if not os.environ.get(broken.MOUNTS) and shutil.which("unshare"):
         test = ["unshare", "-rm", "mount", "-t", "tmpfs", "tmpfs", tempfile.gettempdir()]
         if not subprocess.run(test, capture_output=True).returncode:
@@ -331,7 +332,7 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, metavar="DIR", help="where to leave all files")
     asked = parser.parse_args()
     isolate()
-    signal.signal(INT, signal.default_int_handler)  # children inherit it if it is ignored
+    signal.signal(INT, signal.default_int_handler)  # children inherit an ignored signal
     rng, kinds = random.Random(asked.seed), asked.kinds.split(",")
     drawn = [(i, rng.choice(kinds), rng.getrandbits(32)) for i in range(asked.faults)]
     if asked.only is not None:

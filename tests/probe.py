@@ -1,7 +1,7 @@
 """One environment with eight tiny tasks whose right values and actions are known.
 
-Which task it is, is a number in the parameters, so that all tasks and seeds train in one vmapped
-program. Observations are (x,) with x in {-1, 0, 1}; with actions a in {0, 1}, or in [-1, 1]:
+A number in the parameters selects the task, so that all tasks and seeds train in one vmapped
+program. Observations are (x,) with x in {-1, 0, 1}, and actions a are in {0, 1}, or in [-1, 1]:
 
   task               episode                                      right value or action
   CONSTANT           one step, reward 1                           V = 1
@@ -100,8 +100,10 @@ class ReportingState:
 
 
 class Reporting(environment.Environment):
-    """Episodes of 4 steps (with `spread` of 1 to 8), or of what its state says; reports the step,
-    and all added up."""
+    """Episodes of 4 steps (with `spread`, of 1 to 8), or of the length in the state.
+
+    They report the step, and the sum of the steps.
+    """
 
     metrics = {"place": "last", "travel": "sum"}  # noqa: RUF012
 
@@ -197,8 +199,11 @@ class Recall(environment.Environment):
 
 
 class Guess(environment.Environment):
-    """There is nothing to see: reward 1 for the right action, drawn for each episode, at each of
-    `length` steps. Whoever sees what its last action brought is right from the second one on."""
+    """Nothing is observed: reward 1 for the right action, drawn for each episode, in `length`
+    steps.
+
+    A policy that sees its last action and reward is right from the second step on.
+    """
 
     @property
     def default_params(self):
@@ -243,7 +248,7 @@ class PairParams:
 
 
 class Pair(environment.Environment):
-    """Two agents that cannot influence one another.
+    """Two agents that cannot influence each other.
 
       task      episode                                             right value or action
       OWN       one step, reward for a > 0 where x > 0; agent 1     +-0.5, or 1 and 0
@@ -310,15 +315,16 @@ class Pair(environment.Environment):
 
 @struct.dataclass
 class SacrificeParams:
-    broken: bool = False  # whether an agent that has left sees NaN
+    broken: bool = False  # whether an agent that has left observes NaN
     max_steps_in_episode: int = 99
 
 
 class Sacrifice(environment.Environment):
-    """Five steps, one reward for both agents. Agent 1 may leave with the first one (action 1, or a
-    > 0): then the team is paid 1 in each of the other four, else 0.1 in each of five.
+    """Five steps, one reward for both agents.
 
-    Observations are the time and whether agent 1 is there.
+    Agent 1 may leave in the first step (action 1, or a > 0). Then the team is paid 1 in each of the
+    other four steps, else 0.1 in each of the five. Observations are the time and whether agent 1 is
+    there.
     """
 
     num_agents, shared_reward, name = 2, True, "Sacrifice"
@@ -355,8 +361,10 @@ class Sacrifice(environment.Environment):
 
 
 class Twins(environment.Environment):
-    """Two agents, each in an environment of its own of the same kind; both end together. With
-    `team`, each is paid the mean of both."""
+    """Two agents, each in its own environment of the same kind; both end together.
+
+    With `team`, each is paid the mean of both rewards.
+    """
 
     num_agents = 2
 

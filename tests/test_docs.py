@@ -1,6 +1,6 @@
 """README.md and docs/: links lead somewhere, every page can be reached, two commands install.
 
-Algorithm files: every implementation detail that they list is marked where it happens.
+In algorithm files, every listed implementation detail is marked where it happens.
 """
 
 import ast
@@ -23,12 +23,12 @@ FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
 
 def text(page):
-    """Without blocks of code."""
+    """The text of a page without blocks of code."""
     return FENCED.sub("", page.read_text())
 
 
 def links(page):
-    """(path, heading or "") of what a page links to or shows, other sites left out."""
+    """(path, heading or "") of a page's links and pictures, without other sites."""
     targets = re.findall(r"\]\(([^()\s]+)\)", text(page))
     return [t.partition("#")[::2] for t in targets if not t.startswith(("https://", "http://"))]
 
@@ -38,7 +38,7 @@ def file_of(page, path):
 
 
 def anchors(page):
-    """What a link may have behind #, as GitHub makes it of the headings."""
+    """The anchors that GitHub makes of a page's headings."""
     headings = re.findall(r"^#+ (.+)$", text(page), re.MULTILINE)
     return [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
 
@@ -64,7 +64,7 @@ def test_every_page_and_picture_can_be_reached_from_the_readme():
 
 
 def test_the_readme_has_the_two_commands_that_ci_runs():
-    """.ci/run finds them as lines of four spaces and `pip install -r`."""
+    """.ci/run finds them: their lines begin with four spaces and `pip install -r`."""
     commands = re.findall(r"^    (pip install -r .*)", (ROOT / "README.md").read_text(), re.M)
     assert len(commands) == 2
     assert "algorithms/ppo.py" in commands[0] and "pytest" in commands[1]
@@ -72,7 +72,7 @@ def test_the_readme_has_the_two_commands_that_ci_runs():
 
 @pytest.mark.parametrize("page", [*ROOT_PAGES, *sorted(DOCS.glob("*.md"))], ids=lambda p: p.stem)
 def test_lines_have_at_most_100_characters(page):
-    """Rows of tables cannot be broken, and blocks of code show what commands print."""
+    """Rows of tables cannot be broken, and blocks of code show the output of commands."""
     lines = [line for line in text(page).splitlines() if not line.startswith("|")]
     assert not [line for line in lines if len(line) > 100]
 
@@ -113,7 +113,7 @@ MARK = re.compile(r"\b(detail|core|continuous)s? ((?:(?:\d+(?:-\d+)?)(?:, | and 
 
 
 def numbers(text):
-    """Of "1-3, 5 and 7"."""
+    """The numbers in a text such as "1-3, 5 and 7"."""
     for first, last in re.findall(r"(\d+)(?:-(\d+))?", text):
         yield from range(int(first), int(last or first) + 1)
 
@@ -144,7 +144,7 @@ def test_details_are_marked_where_they_happen(file):
 
 
 def test_details_are_found_in_lists_and_comments():
-    """Not in code, nor in the middle of a sentence."""
+    """They are not found in code or in the middle of a sentence."""
     text = '''"""A.
 
   1 One: 4 of it.

@@ -1,4 +1,4 @@
-"""Which code runs: of several clones, of an installed package, beside a project's own packages."""
+"""Which code runs with several clones, an installed package, or a project's own packages."""
 
 import ast
 import os
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.fixture
 def clone(tmp_path):
-    """A second kit, with a file that says what it runs and needs no library."""
+    """A second kit with a file that prints its own path and needs no library."""
     kit = tmp_path / "clone"
     for package in ("envs", "algorithms/envs", "algorithms/parts", "algorithms/launch"):
         (kit / package).mkdir(parents=True)
@@ -35,7 +35,7 @@ def clone(tmp_path):
 
 
 def run(*words, cwd, path):
-    """A Python process; `path` is where it finds what is installed. Returns code, stdout, stderr"""
+    """Runs a Python process that finds packages on `path`. Returns code, stdout, stderr."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, path))}
     pipes = {"capture_output": True, "text": True, "timeout": 60}
     done = subprocess.run([sys.executable, *words], cwd=cwd, env=environment, **pipes)
@@ -44,7 +44,7 @@ def run(*words, cwd, path):
 
 @pytest.mark.parametrize("words", [["algorithms/tiny.py"], ["-m", "algorithms.tiny"]])
 def test_a_started_file_runs_its_own_kit_s_code(clone, words):
-    """And not that of a kit that is installed."""
+    """It does not run the code of an installed kit."""
     code, out, err = run(*words, cwd=clone, path=[ROOT])
     assert code == 0, err
     for place in ("envs", "algorithms/parts"):
@@ -52,7 +52,7 @@ def test_a_started_file_runs_its_own_kit_s_code(clone, words):
 
 
 def test_every_file_imports_envs_first():
-    """By that import a started file finds its own kit."""
+    """By that import, a started file finds its own kit."""
     for file in sorted((ROOT / "algorithms").glob("*.py")):
         lines = file.read_text().splitlines()
         own = [n for n in lines if n.startswith(("import envs", "from envs", "from algorithms"))]
@@ -69,13 +69,13 @@ def test_a_file_of_another_kit_is_refused_where_python_hides_its_folder(clone, c
 
 @pytest.mark.parametrize("has_init", [True, False])
 def test_another_package_envs_gets_a_sentence(clone, has_init):
-    """Also a folder without an __init__.py, which Python takes for a package."""
+    """A folder without an __init__.py, which Python takes for a package, gets one too."""
     own = clone.parent / "project" / "envs"
     own.mkdir(parents=True)
     if has_init:
         (own / "__init__.py").touch()
     else:
-        shutil.rmtree(clone / "envs")  # an installed one comes after it, from no folder on the path
+        shutil.rmtree(clone / "envs")  # the installed one comes later, from no folder
     code, _, err = run("-c", "import algorithms.tiny", cwd=own.parent, path=[clone])
     assert code == 1
     assert f"algorithms needs its own package envs, {clone / 'envs'}, but Python finds {own}" in err
@@ -104,7 +104,7 @@ def test_every_library_that_the_kit_imports_is_declared():
 
 
 def test_an_installed_package_is_copied_from(tmp_path, monkeypatch):
-    """pip leaves neither pyproject.toml nor LICENSE beside the packages, but a dist-info."""
+    """pip installs neither pyproject.toml nor LICENSE beside the packages, only a dist-info."""
     info = tmp_path / f"single_file_rl-{algorithms.__version__}.dist-info"
     (info / "licenses").mkdir(parents=True)
     (info / "METADATA").write_text("Name: single-file-rl\n")

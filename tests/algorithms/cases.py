@@ -1,7 +1,7 @@
-"""What the shared tests know of each algorithm's file: one Case each, CASE in its test_<name>.py.
+"""What the shared tests need to know about each algorithm file: CASE in its test_<name>.py.
 
-A test with an argument `case` runs for all of them, or for those that `pytest.mark.cases` leaves;
-in test_<name>.py it runs for that file's. conftest.py has the fixtures that go with a case.
+A test with an argument `case` runs for all cases, or for those that `pytest.mark.cases` selects. In
+test_<name>.py it runs for that file's case. conftest.py has the fixtures for cases.
 """
 
 import contextlib
@@ -38,28 +38,28 @@ def policy_and_metrics(state, metrics):
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Case:
-    """What tests say about a file."""
+    """The shared tests' knowledge of one file."""
 
     module: ModuleType  # the algorithm
-    tiny: Any  # a small config, of three updates at three points
-    metrics: set[str]  # the names of what it says about its updates
+    tiny: Any  # a small config with three updates at three points
+    metrics: set[str]  # the names of the metrics of an update
     pinned: Mapping[str, Any]  # values of some metrics at the points, for seed 0
-    refused: tuple[tuple[dict, str], ...] = ()  # (change of tiny, error), beside those of all
-    world: tuple = ()  # environment and parameters, if not those that tiny names
-    exact: bool = False  # whether slices are compared bit for bit in every run of the tests
+    refused: tuple[tuple[dict, str], ...] = ()  # (change of tiny, error), beyond the shared ones
+    world: tuple = ()  # environment and parameters, if tiny does not name them
+    exact: bool = False  # whether every test run compares slices bit for bit
     # Floats
-    swept: Mapping[str, Any] = settings()  # changes under which each matters, with all normalised
-    swept_world: tuple | None = None  # where they do, if not in world
-    other: Mapping[str, Any] = settings()  # values that change what is learned, if halves would not
-    learned: Callable = params_of  # of a state: what every float has to change
-    compared: Callable = policy_and_metrics  # of a state and metrics: what is close in a batch
-    tolerance: Mapping[str, float] = settings()  # of that, if not the usual one
-    static_world: tuple | None = None  # where static settings matter, if not in a probe of its kind
+    swept: Mapping[str, Any] = settings()  # changes under which each float matters
+    swept_world: tuple | None = None  # their environment, if not `world`
+    other: Mapping[str, Any] = settings()  # values of floats, if half does not change learning
+    learned: Callable = params_of  # the part of a state that every float must change
+    compared: Callable = policy_and_metrics  # the parts that are close in a batch
+    tolerance: Mapping[str, float] = settings()  # the tolerance, if not the usual one
+    static_world: tuple | None = None  # where static settings matter, if not in a probe
     # Probe tasks
     probe: Any = None  # a config that learns small tasks
-    probes: Mapping[str, bool] = settings()  # kinds of actions that play them: whether in every run
+    probes: Mapping[str, bool] = settings()  # {kind of actions: whether in every test run}
     num_probes: int = 7  # the first ones
-    played: Callable | None = None  # of a case and a kind: the kind, values and actions
+    played: Callable | None = None  # values and actions for a case and a kind
     # Values and actors from a replay buffer, see test_value_based.py and test_actor_critics.py
     action_values: Callable | None = None
     prefer: Callable | None = None
@@ -84,7 +84,7 @@ class Case:
 
     @property
     def several(self) -> bool:
-        """Whether it is about several agents, and never about one."""
+        """Whether a file is for several agents, and never for one."""
         return not info.takes_agents(self.info, several=False)
 
     @property
@@ -93,7 +93,7 @@ class Case:
 
     @property
     def continuous(self) -> bool:
-        """Whether it takes continuous actions only."""
+        """Whether a file takes continuous actions only."""
         return info.kinds_of(self.info) == ("continuous",)
 
     @property
@@ -105,27 +105,27 @@ class Case:
         return self.has("buffer_size")
 
     def has(self, *settings: str) -> bool:
-        """Whether its Config has all of these."""
+        """Whether a file's Config has all of these fields."""
         return set(settings) <= {field.name for field in dataclasses.fields(self.tiny)}
 
     def of_family(self, name: str) -> bool:
         return self.info["family"] == name
 
     def make_train(self, **changes: Any) -> Callable:
-        """Of tiny with changes, in its world."""
+        """make_train of `tiny` with changes, in the case's environment."""
         return self.module.make_train(self.tiny.replace(**changes), *self.world)
 
 
 @functools.cache
 def cases() -> tuple[Case, ...]:
-    """Of all files, in alphabetical order."""
+    """The cases of all files, in alphabetical order."""
     tests = [f"tests.algorithms.test_{name}" for name in info.of_folder(FOLDER)]
     return tuple(importlib.import_module(test).CASE for test in tests)
 
 
-# --- what tests are written with --------------------------------------------------------------
+# --- helpers of tests -------------------------------------------------------------------------
 def assert_same(a, b):
-    """Bit for bit, NaN equal to NaN."""
+    """Asserts equality bit for bit, with NaN equal to NaN."""
     jax.tree.map(lambda x, y: np.testing.assert_array_equal(data(x), data(y)), a, b)
 
 
@@ -148,7 +148,7 @@ def whole(points):
 
 
 def by_points(train, key):
-    """Every state and row; the first one is before training."""
+    """Every state and row of metrics; the first one is before training."""
     points = [train(key, None, 0)]
     for _ in range(3):
         points.append(train(None, points[-1][0], 1))
@@ -156,7 +156,7 @@ def by_points(train, key):
 
 
 def again(state):
-    """A state whose keys have not been used yet."""
+    """A copy of a state whose keys have not been used yet."""
     is_key = lambda x: jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
     return jax.tree.map(lambda x: jax.random.clone(x) if is_key(x) else x, state)
 
@@ -175,7 +175,7 @@ def in_tree(field):
 
 
 def of_swept(case, config):
-    """The train of a config that differs from `tiny` in floats."""
+    """The train of a config whose floats differ from `tiny`."""
     world = case.world if case.swept_world is None else case.swept_world
     return case.module.make_train(config, *world)
 
@@ -185,7 +185,7 @@ def stacked(configs):
 
 
 def go_on(case):
-    """train(configs, states, points), of a batch."""
+    """Runs train(configs, states, points) on a batch."""
 
     def train(configs, states, points):
         of_one = lambda config, state: of_swept(case, config)(None, state, points)
@@ -195,9 +195,11 @@ def go_on(case):
 
 
 def programs(learner):
-    """A learner's init and update. Their states are those between updates of a run and have one
-    type, also where the config's floats are Python's: however many follow one another, one program
-    is compiled."""
+    """A learner's init and update.
+
+    Their states are those between updates of a run and have one type, even if the config's floats
+    are Python's. So any number of updates needs one compiled program.
+    """
     between = lambda state: jax.tree.map(
         lambda x: x.astype(x.dtype), training.between_updates(state)
     )
@@ -210,12 +212,12 @@ def programs(learner):
 
 
 def compiled(case):
-    """As for users where slices are compared bit for bit, which takes twice as long."""
+    """Compiled as for users where slices are compared bit for bit, which takes twice as long."""
     return compiled_as_for_users() if case.exact else contextlib.nullcontext()
 
 
 class Spread(Wrapper):
-    """Observations three times as far apart, around five."""
+    """Observations three times as far apart, centred at five."""
 
     def reset_env(self, key, params):
         observation, state = self.env.reset_env(key, params)

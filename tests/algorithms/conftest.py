@@ -1,4 +1,4 @@
-"""Cases of algorithms' files and what is made of each once, and an order in which it is."""
+"""Fixtures for the cases of algorithm files, each made once, and the order of the tests."""
 
 import dataclasses
 
@@ -20,11 +20,11 @@ from tests.algorithms.cases import (
 
 
 def pytest_generate_tests(metafunc):
-    """Runs a test with `case` for the cases that all its marks take, else for its file's own.
+    """Runs a test with `case` for the cases that all its marks select, else for its file's own.
 
-    pytest.mark.cases(*conditions, slow=None, rows=None): `conditions` are functions of a case;
-    `rows` gives {id: row} of one, each a run of its own; `slow(case)`, or with rows
-    `slow(case, row)`, says which are.
+    pytest.mark.cases(*conditions, slow=None, rows=None): `conditions` are functions of a case.
+    `rows` gives {id: row} of a case, each a test of its own. `slow(case)`, or with rows `slow(case,
+    row)`, selects the slow ones.
     """
     if "case" not in metafunc.fixturenames:
         return
@@ -91,9 +91,11 @@ def trained(slices):
 
 @pytest.fixture(scope="session")
 def swept(case, floats):
-    """One program that trains with each float changed in turn, and at last as they are, with two
-    seeds: configs, initial state and metrics, final ones. States are arguments, as in `launch`,
-    so that even counters are batched."""
+    """One program that trains with each float changed in turn, and last unchanged, with two seeds.
+
+    Returns configs, initial states and metrics, final states and metrics. States are arguments, as
+    in the launcher, so that even counters are batched.
+    """
     on = {name: True for name in ("normalize_obs", "normalize_reward") if case.has(name)}
     base = case.tiny.replace(eval_at_start=False, **{**on, **case.swept})
     changed = {"clip_obs": 0.1, "clip_reward": 0.1, **case.other}

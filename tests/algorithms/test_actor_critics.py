@@ -1,13 +1,14 @@
-"""What the files have in common that learn an actor and critics from a replay buffer, beside the
-contract. A file's case has
+"""Shared tests of files that learn an actor and critics from a replay buffer.
+
+They add to the contract. A file's case has
 
     probe                                the probe tasks' config
     learns                               the fields of its state that change when it learns
-    mean_action(config, state, x, size)  what the actor does without noise, in [-1, 1]
-    lowest_value(config, state, x, a)    of all critics
-    actor_state                          where the actor learns seldom, its optimiser's field
+    mean_action(config, state, x, size)  the actor's action without noise, in [-1, 1]
+    lowest_value(config, state, x, a)    the minimum over all critics
+    actor_state                          where the actor learns rarely, its optimiser's field
 
-The last three are of continuous actions.
+The last three are for continuous actions.
 """
 
 import jax
@@ -24,7 +25,7 @@ from tests.conftest import AS_FOR_USERS
 pytestmark = pytest.mark.cases(lambda case: case.of_family("actor-critics"))
 continuous = pytest.mark.cases(lambda case: case.continuous)
 
-# The settings under which every float of the file matters, and a buffer that wraps around.
+# Settings under which every float of the file matters, with a buffer that wraps around.
 SMALL = dict(
     env_settings=(("max_steps", 20),),
     total_timesteps=3 * 32,
@@ -87,21 +88,23 @@ def test_learning_waits_and_is_annealed_to_nothing(case, slices):
 
 
 def learner_of(case, **changes):
-    """Of TINY with changes that leave the shapes of its state alone; and its compiled update."""
+    """A learner of TINY, with changes that keep the shapes of its state, and its compiled
+    update."""
     config = case.tiny.replace(learning_starts=0, **changes)
     learner = case.module.learner(config, *envs.make(config.env, max_steps=20))
     return learner, programs(learner)[1]
 
 
 def test_learning_waits_for_a_whole_window(case, slices):
-    """Of 12 steps of both environments, which 12 of the 16 rounds make: the last 5 learn, twice."""
+    """A window is 12 steps of both environments, from 12 of the 16 rounds; the last 5 rounds
+    learn."""
     _, update = learner_of(case, n_step=12)
     _, metrics = update(again(slices[0][0]))
     assert metrics["critic_loss"].weight == 10
 
 
 def assert_apart(critics, size=1):
-    """Two critics' parameters, which started with heads of gain 1."""
+    """Asserts that two critics' parameters differ, with heads that started at gain 1."""
     first, second = (jax.tree.map(lambda x, i=i: x[i], critics["value_head"]) for i in (0, 1))
     for head in (first["kernel"], second["kernel"]):
         np.testing.assert_allclose(head.T @ head, np.eye(size), atol=1e-5)
@@ -111,11 +114,11 @@ def assert_apart(critics, size=1):
 # --- acting -----------------------------------------------------------------------------------
 
 
-LOW, HIGH = np.array([-1.0, 0.0]), np.array([3.0, 2.0])  # of a box with another middle than zero
+LOW, HIGH = np.array([-1.0, 0.0]), np.array([3.0, 2.0])  # the middle of the box is not zero
 
 
 class TwoMotors(Wrapper):
-    """Pendulum with two motors that are not alike."""
+    """Pendulum with two motors of different strength."""
 
     def action_space(self, params):
         return spaces.Box(jnp.array(LOW), jnp.array(HIGH), (2,))
@@ -125,7 +128,7 @@ class TwoMotors(Wrapper):
 
 
 def torque(action):
-    """Of actions (..., 2) in their box, within Pendulum's limits."""
+    """The torque of actions (..., 2) in their box, within Pendulum's limits."""
     return 0.4 * action[..., 0] - 0.3 * action[..., 1]
 
 
@@ -136,8 +139,10 @@ def two_motors(wrapper=TwoMotors):
 
 @pytest.fixture(scope="module")
 def kept(case):
-    """The world, the config, the last state, and a buffer that keeps everything: 48 steps of 32
-    environments, the last third the policy's."""
+    """The environment, the config, the last state, and a buffer that keeps all transitions.
+
+    These are 48 steps of 32 environments. The policy acts in the last third.
+    """
     config = case.tiny.replace(learning_starts=1000, total_timesteps=3 * 512, num_envs=32)
     config = config.replace(buffer_size=1536, learning_rate=0.0, num_eval_episodes=0)
     config = config.replace(normalize_obs=True)
@@ -150,7 +155,7 @@ def kept(case):
 
 @continuous
 def test_what_is_kept_is_the_action_in_its_unit_and_what_it_led_to(kept):
-    """Held against Pendulum's own equation. The middle of a box may be anywhere."""
+    """Compared with Pendulum's own equation; the middle of the box may be anywhere."""
     *_, seen = kept
     x, x_next = seen.observation, seen.final_observation
     taken = torque(LOW + 0.5 * (seen.action + 1.0) * (HIGH - LOW))
@@ -169,8 +174,11 @@ def test_observation_statistics_are_of_what_was_acted_on(kept):
 
 @continuous
 def test_actions_are_uniform_and_then_the_policys(case, kept):
-    """Each dimension's by itself. Noise is correlated from step to step, actions with it; a policy
-    that has none of its own has a standard deviation of exp(-1.5) before tanh at first."""
+    """Each dimension is drawn by itself.
+
+    Noise is correlated from step to step, and so are actions. A policy without noise of its own has
+    an initial standard deviation of exp(-1.5) before tanh.
+    """
     actions, noisy = kept[-1].action, hasattr(case.tiny, "exploration_noise")
     for drawn in (actions[:960], actions[1024:]):
         assert np.corrcoef(drawn.T)[0, 1] == pytest.approx(0.0, abs=0.15 if noisy else 0.1)
@@ -216,8 +224,10 @@ delayed = pytest.mark.cases(lambda case: case.has("policy_every"))
 def test_the_actor_learns_at_every_so_many_of_the_critics_steps(
     case, slices, every, updates, rounds
 ):
-    """Through the ends of stretches, which are whole periods. n_step=2 makes the first round wait,
-    and the steps of the actor in it."""
+    """The period runs on through the ends of updates, which are whole periods.
+
+    n_step=2 makes the first round wait, and with it the actor's steps in that round.
+    """
     learner, update = learner_of(case, policy_every=every, updates_per_step=updates)
     assert learner.steps == rounds * case.tiny.num_envs
     state, metrics = update(again(slices[0][0]))
@@ -232,7 +242,7 @@ def test_the_actor_learns_at_every_so_many_of_the_critics_steps(
 
 @delayed
 def test_the_actors_steps_stay_a_branch_under_vmap(case, vmapped_keys):
-    """Else all of them are computed, and most thrown away."""
+    """Otherwise all steps would be computed, and most of them discarded."""
     config = case.tiny.replace(num_eval_episodes=0)
     learner = case.module.learner(config, *envs.make(config.env, max_steps=20))
     states = jax.eval_shape(jax.vmap(learner.init), jax.random.split(jax.random.key(0), 3))
@@ -260,7 +270,7 @@ PROBE = dict(
 
 
 def played(case, kind):
-    """For test_probes.py."""
+    """Values and actions for test_probes.py."""
 
     def values_of(config, space, state, x):
         return case.lowest_value(config, state, x, case.mean_action(config, state, x))

@@ -33,7 +33,7 @@ def action_values(config, space, params, x):
 
 
 def prefer(config, params, action, by):
-    """Large returns become more probable: values are bounded."""
+    """Parameters that make large returns more probable, because values are bounded."""
     params = jax.tree.map(lambda x: x, params)
     head = params["params"]["action_head"]
     bias = head["bias"].reshape(-1, config.num_atoms)
@@ -51,7 +51,7 @@ def plain_softmax(x):
 
 
 def plain_project(probabilities, targets, atoms):
-    """Of one distribution: each target's mass goes to the two atoms beside it."""
+    """The projection of one distribution: each target's mass goes to the two atoms beside it."""
     result, spacing = np.zeros(len(atoms)), atoms[1] - atoms[0]
     for p, target in zip(probabilities, targets):
         position = (np.clip(target, atoms[0], atoms[-1]) - atoms[0]) / spacing
@@ -117,7 +117,7 @@ def test_projection_agrees_with_the_loop_and_with_rlax():
     expected = [plain_project(p, t, ATOMS) for p, t in zip(probabilities, targets)]
     result = project(probabilities, targets)
     np.testing.assert_allclose(result, expected, atol=1e-5)
-    order = np.argsort(targets, 1)  # rlax wants supports in order
+    order = np.argsort(targets, 1)  # rlax needs supports in order
     of_rlax = jax.vmap(rlax.categorical_l2_project, (0, 0, None))(
         jnp.array(np.take_along_axis(targets, order, 1)),
         jnp.array(np.take_along_axis(probabilities, order, 1)),
@@ -165,7 +165,7 @@ def test_of_action_takes_the_rows_of_the_actions():
 
 
 def test_the_shell_refuses_an_empty_support_of_any_agent():
-    """There all floats are numbers, those of a sweep side by side."""
+    """In the launcher all floats are numbers, those of a sweep side by side."""
     ends = lambda low, high: TINY.replace(v_min=np.array(low), v_max=np.array(high))
     trainer.check_floats(ends([0.0, 20.0], [10.0, 30.0]))
     trainer.check_floats(ends(-1.0, [0.0, 30.0]))

@@ -1,4 +1,4 @@
-"""What every algorithm's file promises, for each of them: `-k "[ppo"` runs what is about ppo.py."""
+"""The contract of every algorithm file; `-k "[ppo"` runs the tests of ppo.py."""
 
 import dataclasses
 import functools
@@ -54,7 +54,7 @@ REFUSED_BY_ALL = [
 # --- one agent --------------------------------------------------------------------------------
 
 
-@pytest.mark.cases(lambda case: not case.replay and not case.several)  # as others have theirs
+@pytest.mark.cases(lambda case: not case.replay and not case.several)  # the other file's names
 def test_metrics_have_the_points_as_leading_axis(case, trained):
     state, metrics = trained
     np.testing.assert_allclose(metrics["timestep"], np.arange(4) * case.tiny.total_timesteps / 3)
@@ -75,9 +75,9 @@ def test_episode_return_is_nan_until_an_episode_ends(trained):
         assert (none == np.isnan(metrics[name]).T).all(), name  # of every agent
 
 
-@pytest.mark.slow  # another program of each file; parts and the launcher have quick ones
+@pytest.mark.slow  # a second program for each file; parts and the launcher have quick tests
 def test_metrics_without_data_are_minus_zero_under_jax_debug_nans(case, trained, debug_nans):
-    """So that this setting stops a run at a NaN of its losses only."""
+    """So this setting stops a run only at a NaN of its losses."""
     train = case.make_train()
     _, checked = train(jax.random.key(0))
     for name, values in trained[1].items():
@@ -89,7 +89,7 @@ def test_metrics_without_data_are_minus_zero_under_jax_debug_nans(case, trained,
 
 
 def test_types_are_the_same_under_jax_enable_x64(case, trained):
-    """Those of a run and of a policy; all that is given has 64 bits."""
+    """Checked for a run and a policy; all inputs have 64 bits."""
     types_ = lambda tree: jax.tree.map(lambda x: (x.shape, str(x.dtype)), tree)
     env, env_params = case.world or envs.make(case.tiny.env, **dict(case.tiny.env_settings))
     shape = env.observation_space(env_params).shape
@@ -111,7 +111,7 @@ def test_types_are_the_same_under_jax_enable_x64(case, trained):
 
 
 def test_all_states_of_a_run_have_the_same_types(slices):
-    """Also weak types: the program of a point would else be compiled twice."""
+    """This includes weak types: otherwise the program of a point would be compiled twice."""
     start, *later = (jax.tree.map(jax.typeof, state) for state, _ in slices)
     assert all(types == start for types in later)
 
@@ -126,7 +126,8 @@ def test_slices_are_exactly_the_whole(case, exact_slices):
 
 
 def without_learning(case, slices):
-    """As the shell makes the point before training, with the program of all other points."""
+    """Trains without learning: the launcher makes the point before training with the same
+    program."""
     return case.make_train()(None, again(slices[0][0]), 1, False)
 
 
@@ -142,8 +143,10 @@ def test_a_point_without_learning_is_the_one_before_training(case, exact_slices)
 
 
 def test_observations_are_normalised_wherever_a_network_sees_them(case, slices):
-    """With statistics that undo it, an environment that is spread out is learned from as the plain
-    one; and also rewards are normalised by what was known before the rollout, which is nothing."""
+    """Normalised observations of a spread-out environment give the same learning as plain ones.
+
+    Rewards are normalised by the statistics from before the rollout, which are empty here.
+    """
     replay = hasattr(case.tiny, "learning_starts")
     env, params = case.world or envs.make(case.tiny.env, **dict(case.tiny.env_settings))
     on = {name: True for name in ("normalize_obs", "normalize_reward") if hasattr(case.tiny, name)}
@@ -169,7 +172,7 @@ def test_observations_are_normalised_wherever_a_network_sees_them(case, slices):
 
 
 def test_the_policy_normalises_what_it_sees(case, slices):
-    """By the statistics in its state: what is spread out is acted on as the plain thing."""
+    """Statistics in the state undo a spread of the observations."""
     state = slices[0][0]
     stats = state.policy.obs_stats
     stats = stats.replace(mean=jnp.full_like(stats.mean, 5.0), var=jnp.full_like(stats.var, 9.0))
@@ -188,8 +191,8 @@ def test_the_policy_normalises_what_it_sees(case, slices):
 
 
 class Leavers(tasks.Twins):
-    """Two agents, the second one of which leaves after three steps. The state of the world is what
-    the first one sees."""
+    """Two agents; the second one leaves after three steps. The world state is agent 0's
+    observation."""
 
     def step_env(self, key, state, action, params):
         observation, state, reward, ended, info = super().step_env(key, state, action, params)
@@ -201,8 +204,11 @@ class Leavers(tasks.Twins):
 
 
 def plain_statistics(steps, length, terminates, lives):
-    """Of CLOCK in episodes of some steps, of which an agent lives the first ones: observations and
-    discounted sums of rewards as it lived, the sum that goes on, rewards of ended episodes."""
+    """Statistics of CLOCK for an agent that lives the first steps of each episode.
+
+    Returns the observations and discounted sums of rewards while it lived, the running sum, and the
+    rewards of ended episodes.
+    """
     time, total, rewards, seen, sums, returns = 0, 0.0, 0.0, [], [], []
     for _ in range(steps):
         observation = [np.cos(3.0 * time), float(terminates and time == length - 1)]
@@ -220,17 +226,20 @@ def plain_statistics(steps, length, terminates, lives):
 
 
 def assert_statistics(stats, samples):
-    """Of each agent's samples, or of those of all."""
+    """Asserts the statistics of each agent's samples, or of those of all agents."""
     samples = samples if stats.count.ndim else [np.concatenate(samples)]
     for found, moment in ((stats.mean, np.mean), (stats.var, np.var)):
         expected = np.reshape([moment(x, axis=0) for x in samples], found.shape)
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.cases(lambda case: not case.of_family("actor-critics"))  # which look at what is kept
+@pytest.mark.cases(lambda case: not case.of_family("actor-critics"))  # these read the buffer
 def test_running_statistics_are_of_what_was_acted_on_and_paid(case):
-    """Held against plain NumPy after each of two rollouts, in which episodes of 5 steps terminate
-    or are cut. Nothing here depends on an action: XLA leaves out what is learned."""
+    """Compared with NumPy after each of two rollouts, in which episodes of 5 steps terminate or are
+    cut.
+
+    Nothing here depends on an action, so XLA leaves out the learning.
+    """
     env, lives = tasks.Recall(case.continuous), (5,)
     if case.takes_several:
         env, lives = Leavers(env), (5, 3)
@@ -268,7 +277,7 @@ def test_running_statistics_are_of_what_was_acted_on_and_paid(case):
 
 
 def test_the_program_has_no_host_callback_and_no_lapack(case, slices):
-    """Neither that of the start nor that of a point, traced as for `slices`."""
+    """Checked for the start and for a point, traced as for `slices`."""
     train = jax.jit(case.make_train(), static_argnums=2)
     for arguments in ((jax.random.key(0), None, 0), (None, again(slices[0][0]), 1)):
         text = train.lower(*arguments).as_text()
@@ -279,7 +288,7 @@ def test_the_program_has_no_host_callback_and_no_lapack(case, slices):
 
 @pytest.mark.cases(lambda case: case.pinned)
 def test_pinned_values(case, trained):
-    """Close values for seed 0; a change here is a change of the algorithm."""
+    """Values close to the pinned ones for seed 0; a change here is a change of the algorithm."""
     _, metrics = trained
     for name, expected in case.pinned.items():
         result = metrics[name][-len(expected) :]
@@ -290,8 +299,8 @@ def test_pinned_values(case, trained):
 
 
 def test_every_float_can_be_vmapped_and_matters(case, floats, swept):
-    """Each agent is close to its single run, also that with another seed, and all single runs are
-    one program."""
+    """Each run is close to its single run, also with another seed, and single runs share a
+    program."""
     configs, (_, first), (state, rest) = swept
     state, metrics = jax.tree.map(data, state), joined(first, rest, axis=1)
     numbers_of_programs = set()
@@ -322,8 +331,8 @@ def test_slices_are_exact_under_vmap_too(case, swept, vmapped_keys):
 
 # --- static settings --------------------------------------------------------------------------
 
-STATIC_BASE = dict(share_params=True)  # changes of TINY under which each one matters
-# Other values, where neither the opposite nor twice as much would do.
+STATIC_BASE = dict(share_params=True)  # changes of TINY under which each setting matters
+# Other values, for settings where neither the opposite nor twice the value would do.
 STATIC_OTHER = dict(
     activation="swish",
     buffer_dtype="bfloat16",
@@ -339,10 +348,11 @@ STATIC_OTHER = dict(
     optimizer="adam",
     risk="wang",
 )
-# Two name the world, which is given here; see test_the_config_names_the_environment. The third
-# needs images; see test_every_network_has_the_layers_that_the_config_names.
+# The first two name the environment, which is given here; see
+# test_the_config_names_the_environment. The third needs images; see
+# test_every_network_has_the_layers_that_the_config_names.
 STATIC_ELSEWHERE = {"env", "env_settings", "conv_layers"}
-OF_RUNS = {"num_evals", "num_eval_episodes", "eval_at_start"}  # they do nothing to an update
+OF_RUNS = {"num_evals", "num_eval_episodes", "eval_at_start"}  # these do not change an update
 
 
 @pytest.fixture(scope="module")
@@ -372,7 +382,7 @@ def other_static(case, config, name):
 
 
 def programs(case, config, world):
-    """The start and an update, as text. One at a time: tracing an update takes long."""
+    """The programs of the start and of an update as text, one at a time: tracing takes long."""
     env, params = world
     learner, key = case.module.learner, jax.eval_shape(lambda: jax.random.key(0))
     floats, params = (jax.tree.map(jnp.asarray, x) for x in (config, params))
@@ -384,14 +394,14 @@ def programs(case, config, world):
 
 
 def text(program):
-    """What leads to results. Variables are numbered in the order in which they come."""
+    """The equations that lead to results, with variables numbered in order of appearance."""
     found = str(dce_jaxpr(program.jaxpr, [True] * len(program.jaxpr.outvars))[0])
     assert not re.search(r"\b0x[0-9a-f]{6}", found), "an address would always differ"
     return found
 
 
 def of_run(case, config, world):
-    """How long a run is, and its metrics, whatever an update does."""
+    """The length of a run and its metrics, whatever an update does."""
     with pytest.MonkeyPatch.context() as patch:
         learner = case.module.learner
         idle = lambda *world: learner(*world)._replace(update=lambda state: (state, {}))
@@ -402,7 +412,7 @@ def of_run(case, config, world):
 
 
 def test_every_static_setting_changes_the_program(case, static_base, static_world):
-    """By comparing jaxprs: nothing is compiled."""
+    """Jaxprs are compared; nothing is compiled."""
     names = {field.name for field in dataclasses.fields(case.tiny) if not in_tree(field)}
     with jax.debug_key_reuse(False):  # which takes time
         for traced, own in ((programs, names - OF_RUNS), (of_run, names & OF_RUNS)):
@@ -445,7 +455,7 @@ def pictured(x):
 
 
 def towers(case, config, env, params):
-    """Shapes of all parts of networks that see observations, by their place in the state."""
+    """Shapes of all network parts that process observations, by their place in the state."""
     init = case.module.learner(config, env, jax.tree.map(jnp.asarray, params)).init
     state = jax.eval_shape(init, jax.random.key(0))
     found = {}
@@ -460,7 +470,7 @@ def towers(case, config, env, params):
 
 
 def test_every_network_has_the_layers_that_the_config_names(case, static_base, static_world):
-    """On images."""
+    """Checked with images."""
     env, params = static_world
     shapes = lambda config: towers(case, config, Pictures(env), params)
     base = shapes(static_base)
@@ -476,7 +486,7 @@ def test_every_network_has_the_layers_that_the_config_names(case, static_base, s
 
 
 def refused(case):
-    """Rows of a parametrised test."""
+    """The rows of a parametrised test."""
     common = [(change, message) for change, message in REFUSED_BY_ALL if case.has(*change)]
     return {str(change): (change, message) for change, message in (*common, *case.refused)}
 
@@ -509,7 +519,7 @@ def test_spaces_that_cannot_be_taken_are_refused(case):
 
 
 def test_an_environment_whose_observations_are_not_those_of_its_space_is_refused(case):
-    """By shapes; tests/envs/test_interface.py has everything that is checked."""
+    """Compared by shapes; tests/envs/test_interface.py covers all checks."""
     probe, params = tasks.Probe, tasks.ProbeParams()
     if case.several:
         probe, params = tasks.Pair, tasks.PairParams()
@@ -539,7 +549,7 @@ def test_images_too_small_to_convolve_are_refused(case):
 
 
 def test_the_network_sees_pixels_between_zero_and_one_or_normalised(case):
-    """`normalize` is what acting, learning and the policy call."""
+    """Acting, learning and the policy all call `normalize`."""
     stats = parts.RunningStatistics(jnp.full(3, 10.0), jnp.full(3, 4.0), jnp.ones(()))
     policy = stats if case.several else types.SimpleNamespace(obs_stats=stats)
     see = lambda normalize, x, **clip: case.module.normalize(
@@ -573,7 +583,7 @@ def test_the_config_names_the_environment(case, static_world, monkeypatch):
 
 @pytest.mark.cases(lambda case: not case.several)
 def test_forbidden_actions_are_never_taken_or_refused(case):
-    """Each would cost 100: neither in training nor in evaluation does any return fall below 0."""
+    """A forbidden action would cost 100, and no return falls below 0 in training or evaluation."""
     env = tasks.Probe(case.continuous, masked=True)
     params = tasks.ProbeParams(task=tasks.SWING, max_steps_in_episode=3)
     if not case.heeds_masks:

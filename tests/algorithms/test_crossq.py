@@ -55,7 +55,7 @@ def test_actions_and_their_log_prob_are_those_of_the_change_of_variables():
 
 
 def normed(config, x, moments, train, warm):
-    """Features and new moments, of a scale of 2 and a bias of 1."""
+    """Features and new moments, with a scale of 2 and a bias of 1."""
     size = x.shape[1:]
     params = {"scale": np.full(size, 2.0, np.float32), "bias": np.ones(size, np.float32)}
     variables = {"params": params, "moments": moments}
@@ -100,7 +100,7 @@ def test_in_training_it_is_ioffes(features, warm):
 
 
 def test_no_gradient_goes_through_the_corrections(features):
-    """Through the batch's own moments it does: features moved all together stay as they are."""
+    """Gradients do go through the batch's own moments: shifting all features changes nothing."""
     x, moments = features
     config = TINY.replace(renorm_r_max=3.0, renorm_d_max=20.0)
     weights = np.random.default_rng(1).normal(size=x.shape)
@@ -112,7 +112,7 @@ def test_no_gradient_goes_through_the_corrections(features):
 
 
 class Fragile(TwoMotors):
-    """Which a fast turn ends."""
+    """An environment whose episode a fast turn ends."""
 
     def step_env(self, key, state, action, params):
         observation, state, reward, _, info = super().step_env(key, state, action, params)
@@ -121,11 +121,13 @@ class Fragile(TwoMotors):
 
 @pytest.fixture(scope="module")
 def steps():
-    """The states before and after an update of one round with two gradient steps, the config. The
-    first is one of plain batch normalisation, the second not."""
+    """The states before and after an update of one round with two gradient steps, and the config.
+
+    The first step uses plain batch normalisation, the second batch renormalisation.
+    """
     config = TINY.replace(train_every=16, learning_starts=0, anneal_lr=False, num_eval_episodes=0)
     config = config.replace(buffer_size=200, num_critics=3, policy_every=2, renorm_warmup=0.6)
-    config = config.replace(learning_rate=0.1, adam_eps=1.0)  # or a first step is a sign's
+    config = config.replace(learning_rate=0.1, adam_eps=1.0)  # else the step is only a sign
     config = config.replace(weight_decay=0.2)
     learner = crossq.learner(config, *two_motors(Fragile))
     init, update = programs(learner)
@@ -140,8 +142,10 @@ def steps():
 
 
 def test_gradient_steps_are_the_papers(steps):
-    """The critics take two; after the second the actor and the temperature take one, with the
-    critics as they are by then, frozen."""
+    """The critics take two steps; after the second the actor and the temperature take one.
+
+    The critics are frozen in it, with their new parameters.
+    """
     config, state, after, metrics = steps
     warm, temperature = True, jnp.exp(state.log_temperature)
     _, _, _, _, draw_rng, action_rng = jax.random.split(again(state).rng, 6)
@@ -149,7 +153,7 @@ def test_gradient_steps_are_the_papers(steps):
     draws = buffer.noise(draw_rng, shape)[0]
     noises = jax.random.normal(action_rng, (1, 2, 2, config.batch_size, 2))[0]
     actor, critic = crossq.Actor(config, 2), crossq.Critic(config)
-    # The temperature, which is a scalar, does not decay.
+    # The temperature is a scalar and does not decay.
     decays = lambda params: jax.tree.map(lambda x: x.ndim > 0, params)
     adam = optax.adamw(
         config.learning_rate, 0.5, eps=config.adam_eps, weight_decay=0.2, mask=decays
@@ -163,7 +167,7 @@ def test_gradient_steps_are_the_papers(steps):
         return optax.apply_updates(params, changes), opt_state
 
     def adam_of(flat, params):
-        """optax's state of a tree, from that of one long vector."""
+        """optax's state for a tree, from the state for one long vector."""
         unravel = jax.flatten_util.ravel_pytree(params)[1]
         start = adam.init(params)
         first = start[0]._replace(count=flat.count, mu=unravel(flat.mu), nu=unravel(flat.nu))
@@ -243,7 +247,7 @@ def test_gradient_steps_are_the_papers(steps):
 
 
 def test_only_what_terminated_has_no_future(steps):
-    """Held against the environment's own rule; a time limit ends episodes, too."""
+    """Compared with the environment's own rule; a time limit ends episodes, too."""
     _, _, after, _ = steps
     seen = jax.tree.map(lambda x: np.asarray(x[:96]), after.replay.transitions)
     np.testing.assert_array_equal(seen.terminated, seen.final_observation[:, 2] > 3.0)
@@ -253,8 +257,10 @@ def test_only_what_terminated_has_no_future(steps):
 
 @pytest.fixture(scope="module")
 def warmed():
-    """States after an update, of a fixed temperature, and of plain batch normalisation for none of
-    its 32 gradient steps (of 96), for 8 and for all."""
+    """States after an update at a fixed temperature, with plain batch normalisation for some steps.
+
+    Of its 32 gradient steps (of 96 in the run), these are none, 8 or all.
+    """
     env, params = envs.make(TINY.env, max_steps=20)
     fixed = TINY.replace(learn_temperature=False, initial_temperature=0.2)
 
@@ -274,8 +280,7 @@ def test_plain_batch_normalisation_ends_with_the_warm_up(warmed):
 
 
 def test_a_warm_up_is_a_share_of_the_rounds_that_learn():
-    """These are 41 of 48. All of them never end, whatever the limits of what would come after, and
-    also beyond the end."""
+    """41 of 48 rounds learn. A warm-up of all rounds never ends, whatever the later limits are."""
     env, params = envs.make(TINY.env, max_steps=20)
     config = TINY.replace(anneal_lr=False, learning_starts=16)
 

@@ -34,10 +34,10 @@ def lowest_value(config, state, x, action):
 
 @pytest.fixture(scope="module")
 def step():
-    """The state before and after an update of one round with one gradient step, the config."""
+    """The state before and after an update of one round with one gradient step, and the config."""
     config = TINY.replace(train_every=16, learning_starts=0, anneal_lr=False, num_eval_episodes=0)
     config = config.replace(buffer_size=200, updates_per_step=1, actor_learning_rate=0.5)
-    config = config.replace(learning_rate=0.1, adam_eps=1.0)  # or a first step is a sign's
+    config = config.replace(learning_rate=0.1, adam_eps=1.0)  # else the step is only a sign
     config = config.replace(weight_decay=0.2)
     learner = ddpg.learner(config, *two_motors())
     init, update = programs(learner)
@@ -52,8 +52,8 @@ def step():
 
 
 def papers_step(config, state, replay):
-    """The critic's, then the actor's up the critic as it is by then, then the targets'; and what
-    is said of it."""
+    """The paper's step and metrics: the critic's, then the actor's up the new critic, then the
+    targets'."""
     _, _, _, _, draw_rng = jax.random.split(state.rng, 5)
     buffer = parts.ReplayBuffer.of(config)
     draw = buffer.draw(replay, buffer.noise(draw_rng, (1, 1, config.batch_size))[0, 0])

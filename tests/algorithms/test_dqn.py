@@ -30,7 +30,8 @@ def action_values(config, space, params, x):
 
 
 def prefer(config, params, action, by):
-    """Advantages are centred: what all of them lose, the value gains."""
+    """Parameters that prefer an action. Advantages are centred, so the value gains what they
+    lose."""
     params = jax.tree.map(lambda x: x, params)
     heads = params["params"]
     heads["action_head"]["bias"] = heads["action_head"]["bias"].at[action].add(by)

@@ -171,8 +171,7 @@ class CrowdParams:
 
 
 class Crowd(environment.Environment):
-    """Two agents to whom everything happens: they act on noise, leave now and then, and episodes
-    terminate or are cut."""
+    """Two agents that act on noise and sometimes leave; episodes terminate or are cut."""
 
     num_agents = 2
 
@@ -196,7 +195,7 @@ class Crowd(environment.Environment):
 
     def draw(self, key):
         x = jnp.clip(jax.random.normal(key, (2, 3)), -3.0, 3.0)
-        return x.at[:, 0].set(jnp.abs(x[:, 0]))  # one action is allowed
+        return x.at[:, 0].set(jnp.abs(x[:, 0]))  # one action is always allowed
 
     def reset_env(self, key, params):
         state = CrowdState(self.draw(key), jnp.ones(2, bool), jnp.zeros((), jnp.int32))
@@ -218,7 +217,7 @@ class Crowd(environment.Environment):
 
 
 class Squad(Crowd):
-    """They are paid the same."""
+    """A team with one reward."""
 
     shared_reward = True
 
@@ -246,7 +245,7 @@ ARRANGEMENTS = {
 
 
 def advantages_of(rewards, values, next_values, terminated, done, gamma, gae_lambda):
-    """One agent's in one environment, by the plain recursion."""
+    """One agent's advantages in one environment, by the plain recursion."""
     advantages, advantage = np.zeros(len(rewards)), 0.0
     for t in reversed(range(len(rewards))):
         future = 0.0 if terminated[t] else gamma * next_values[t]
@@ -256,7 +255,7 @@ def advantages_of(rewards, values, next_values, terminated, done, gamma, gae_lam
 
 
 class Plain:
-    """The second one of three updates, of samples of agents that are there, in lists."""
+    """The second of three updates, in plain lists of the samples of agents that are there."""
 
     def __init__(self, config, env, params, state):
         self.config, self.env, self.state = config, env, state
@@ -272,7 +271,7 @@ class Plain:
         return jax.tree.map(lambda x: x[0 if self.config.share_params else agent], tree)
 
     def inputs(self, observation, world, agent):
-        """Of actor and critic, for all environments."""
+        """Inputs of actor and critic, for all environments."""
         x, everything = observation[:, agent], observation.reshape(len(observation), -1)
         critic_x = x
         if self.config.central_critic:
@@ -283,7 +282,7 @@ class Plain:
         return x, critic_x
 
     def play(self, params):
-        """What happened at every step, with the file's own random numbers."""
+        """Every step of the rollout, with the file's own random numbers."""
         config, env, state = self.config, self.env, self.state
         batch, size = (
             envs.batch(env, config.num_envs, config.num_steps),
@@ -308,7 +307,7 @@ class Plain:
                 x, _ = self.inputs(observation, before, i)
                 out = self.actor(self.own(state.policy.params, i), x).output
                 if env.continuous:
-                    actions.append(out + drawn[:, i])  # standard deviations are 1 at first
+                    actions.append(out + drawn[:, i])  # standard deviations start at 1
                 else:
                     actions.append(
                         jnp.argmax(jnp.where(mask[:, i], out, -jnp.inf) + drawn[:, i], 1)
@@ -331,12 +330,15 @@ class Plain:
         return steps
 
     def left(self, info):
-        """Whose returns end; a team's do not."""
+        """Whether the agent's return ends when it leaves; a team's does not."""
         return ~info["alive"] & (not hasattr(self.env, "shared_reward"))
 
     def samples_of(self, steps, learner, agents):
-        """A learner's inputs, masks, actions, advantages, values, and whether it was there; a
-        team's also where it was not."""
+        """A learner's inputs, masks, actions, advantages and values, and whether the agent was
+        there.
+
+        A team's samples include steps at which the agent was not there.
+        """
         config, found = self.config, []
         for i in agents:
             seen = [self.inputs(s["observation"], s["world"], i) for s in steps]
@@ -379,7 +381,8 @@ class Plain:
         return self.config.vf_coef * 0.5 * (errors**2).mean(), 0.5 * (errors**2).mean()
 
     def descend(self, loss, params, samples, rates, max_norm, eps):
-        """Steps of Adam at these learning rates; parameters and what the loss says first."""
+        """Parameters after steps of Adam at these learning rates, and the first loss and
+        metrics."""
         clip, adam = optax.clip_by_global_norm(max_norm), optax.scale_by_adam(eps=eps)
         moments, said = adam.init(params), []
 
@@ -422,12 +425,12 @@ class Plain:
     "arrangement", [*OFTEN, pytest.param(OWN_OBSERVATIONS, marks=pytest.mark.slow)]
 )
 def test_an_update_is_that_of_plain_lists(arrangement):
-    """Learning, what it says about it, and the statistics, which move afterwards."""
+    """Parameters, metrics, and the statistics, which change after learning."""
     change, env = ARRANGEMENTS[arrangement]
     config, params = PLAIN.replace(**change), CrowdParams()
     learner = ippo.learner(config, env, params)
     state = jax.jit(learner.init)(jax.random.key(3)).replace(update=jnp.int32(1))
-    var = 4.0 * state.reward_scale.stats.var  # which makes rewards half as large
+    var = 4.0 * state.reward_scale.stats.var  # rewards become about half as large
     scale = state.reward_scale.replace(stats=state.reward_scale.stats.replace(var=var))
     state = state.replace(reward_scale=scale)
     after, metrics = jax.jit(learner.update)(again(state))
@@ -488,9 +491,11 @@ def test_each_agent_learns_its_own_task(probed):
 
 
 def test_an_agent_that_left_has_terminated_and_counts_no_more(probed):
-    """Its value is 1 (one reward), though it would be paid 100 later; the other one's value is
-    that of an endless task, which the time limit does not end."""
-    inputs = jnp.array([[[0.0]], [[1.0]]])  # of agent 0 later, of agent 1 at the start
+    """Its value is 1 (one reward), though it would be paid 100 later.
+
+    The other agent's value is that of an endless task, because the time limit only truncates.
+    """
+    inputs = jnp.array([[[0.0]], [[1.0]]])  # agent 0 later, and agent 1 at the start
     of_seeds = jax.vmap(jax.vmap(ippo.Critic(PROBE).apply), (0, None))
     values = of_seeds(jax.tree.map(lambda x: x[LEAVING], probed[1]), inputs)
     np.testing.assert_allclose(values[:, 0, 0], 1.0 / (1.0 - 0.9), rtol=0.05)
@@ -500,8 +505,10 @@ def test_an_agent_that_left_has_terminated_and_counts_no_more(probed):
 
 
 def test_what_is_said_of_an_agent_is_of_the_minibatches_in_which_it_lived(pair):
-    """Of 4 steps of an episode agent 1 lives in the first one, hence in one minibatch of two; and
-    of 4 more in none."""
+    """Of an episode's 4 steps agent 1 lives in the first one, so in one minibatch of two.
+
+    In 4 more steps it lives in none.
+    """
     config = TINY.replace(num_envs=1, num_steps=4, total_timesteps=8, num_evals=2)
     config = config.replace(num_eval_episodes=0, eval_at_start=False)
     _, metrics = ippo.make_train(config, pair, PairParams(task=LEAVING))(jax.random.key(0))
@@ -522,7 +529,7 @@ def test_a_critic_on_its_own_does_not_know_what_others_see(probed):
     ids=["independent, trajectories", "shared, ids"],
 )
 def test_a_central_critic_knows_and_actors_learn_in_every_arrangement(pair, change):
-    """Ids tell agents that share parameters what is right for each."""
+    """With shared parameters, the ids tell agents what is right for each."""
     config = PROBE.replace(central_critic=True, hidden_sizes=(32, 32), **change)
     _, actions, metrics = train_probes(ippo, pair, config, [OWN, OTHERS])
     np.testing.assert_array_equal(actions[0][:, [0, 2]], OPPOSITE)
@@ -532,7 +539,7 @@ def test_a_central_critic_knows_and_actors_learn_in_every_arrangement(pair, chan
 
 @pytest.mark.parametrize("share_params", [False, True])
 def test_a_world_state_is_what_central_critics_see(share_params):
-    """Normalised by statistics that all agents share; before a restart at the end of episodes."""
+    """Statistics that all agents share normalise it; at an end it is the one before the restart."""
     config = PROBE.replace(central_critic=True, normalize_obs=True, share_params=share_params)
     env, params = Pair(world=True), PairParams(task=OTHERS)
     state, metrics = ippo.make_train(config, env, params)(jax.random.key(0))
@@ -541,7 +548,7 @@ def test_a_world_state_is_what_central_critics_see(share_params):
     stats = state.policy.world_stats
     assert stats.mean.shape == (2,) and float(stats.count) == PROBE.total_timesteps
     np.testing.assert_allclose(stats.var, 100.0, rtol=0.01)
-    if not share_params:  # what is shared does not know which agent it is
+    if not share_params:  # a shared network without ids does not know the agent
         assert (np.asarray(metrics["explained_variance"][-1]) > 0.9).all()
 
 
@@ -560,7 +567,7 @@ def test_a_world_state_is_what_central_critics_see(share_params):
 def test_minibatches_hold_every_sample_once_or_whole_trajectories(
     monkeypatch, minibatch_of, share_params
 ):
-    """Of an agent in an environment, whose values are all the same here."""
+    """A trajectory is one agent in one environment; all its values are equal here."""
     seen, original = [], ippo.value_error
 
     def spy(values, old_values, *args):
@@ -609,7 +616,7 @@ CASE = Case(
         (dict(critic_epochs=0), "critic_epochs=0"),
     ),
     world=WORLD,
-    # The weight is small, or the critic's Adam would not feel it.
+    # A small weight would not change the critic's Adam.
     swept=dict(clip_vloss=True, vf_coef=1e-3),
     swept_world=(WORLD[0], PairParams(task=LEAVING)),
     probe=PROBE,

@@ -41,7 +41,7 @@ TINY = ippo_rnn.Config(
     num_evals=3,
     num_eval_episodes=2,
 )
-WORLD = Twins(), RecallParams()  # episodes of 6 steps, which rollouts cut in two
+WORLD = Twins(), RecallParams()  # episodes of 6 steps, which rollouts cut
 
 
 # --- formulas ---------------------------------------------------------------------------------
@@ -49,7 +49,7 @@ WORLD = Twins(), RecallParams()  # episodes of 6 steps, which rollouts cut in tw
 
 @pytest.mark.parametrize("seed", range(3))
 def test_gae_is_the_plain_recursion_of_each_agent(seed):
-    """Random ends; who has left an episode has terminated there."""
+    """Ends are random; an agent that has left an episode has terminated there."""
     rewards, values, next_values, terminated, done = random_rollout(seed)
     left = np.random.default_rng(seed).random(done.shape) < 0.2
     terminated, done = (np.maximum(x, left) for x in (terminated, done))
@@ -141,7 +141,7 @@ ARRANGEMENTS = {
 
 
 class Plain:
-    """An update of agents one by one, step by step, with memories that are zeroed by hand."""
+    """An update agent by agent and step by step, with memories that are zeroed by hand."""
 
     def __init__(self, config, env, params, state):
         self.config, self.env, self.state = config, env, state
@@ -160,7 +160,7 @@ class Plain:
         self.advantages = self.advantages_of_all()
 
     def of_agents(self, memory):
-        """Without what was done last."""
+        """Memories without the last action and reward."""
         bare = parts.Memory(memory.hidden, memory.cell)
         return [jax.tree.map(lambda x, i=i: np.asarray(x[:, i]), bare) for i in (0, 1)]
 
@@ -168,7 +168,7 @@ class Plain:
         return jax.tree.map(lambda x: x[0 if self.config.share_params else agent], tree)
 
     def inputs(self, observation, world, done_last, agent):
-        """Of actor and critic, for all environments."""
+        """Inputs of actor and critic, for all environments."""
         config, policy = self.config, self.state.policy
         see = lambda stats, x: np.clip((x - stats.mean) / np.sqrt(stats.var + 1e-8), -10.0, 10.0)
         of_all = [see(self.own(policy.obs_stats, i), observation[:, i]) for i in (0, 1)]
@@ -186,7 +186,7 @@ class Plain:
         return (x, *rest), (critic_x, *rest)
 
     def play(self):
-        """What happened at every step, with the file's own random numbers."""
+        """Every step of the rollout, with the file's own random numbers."""
         config, env, state, params = self.config, self.env, self.state, self.params
         batch = envs.batch(env, config.num_envs, config.num_steps)
         _, start, keys, noise = jax.random.split(state.rollout_rng, 4)
@@ -315,7 +315,7 @@ class Plain:
         return self.config.vf_coef * error, error
 
     def descend(self, loss, params, moments, agents, rates, max_norm, eps):
-        """Steps of Adam at these learning rates; parameters and what the loss says, on average."""
+        """Parameters after steps of Adam at these learning rates, and the mean loss and metrics."""
         clip, adam = optax.clip_by_global_norm(max_norm), optax.scale_by_adam(eps=eps)
         gradient, said = jax.jit(jax.value_and_grad(lambda p: loss(p, agents), has_aux=True)), []
         flat, back = jax.flatten_util.ravel_pytree(params)
@@ -350,7 +350,7 @@ class Plain:
 
 @pytest.mark.parametrize("arrangement", [*OFTEN, pytest.param(SELDOM, marks=pytest.mark.slow)])
 def test_an_update_is_that_of_plain_lists(arrangement):
-    """The second one: memories have come from the first, and statistics are known."""
+    """This is the second update, with memories from the first and known statistics."""
     change, env = ARRANGEMENTS[arrangement]
     config, params = PLAIN.replace(**change), CrowdParams()
     learner = ippo_rnn.learner(config, env, params)
@@ -410,7 +410,7 @@ def test_an_update_is_that_of_plain_lists(arrangement):
 
 
 def large(state):
-    """A state whose logits and memories are well away from zero."""
+    """A state whose logits and memories are far from zero."""
     scale = lambda path, x: (1000.0 if "actor_head" in str(path) else 2.0) * x
     params = jax.tree_util.tree_map_with_path(scale, state.policy.params)
     return state.replace(policy=state.policy.replace(params=params))
@@ -428,8 +428,10 @@ def large(state):
     ids=lambda change: change["cell"],
 )
 def test_the_ratio_is_one_as_long_as_parameters_do_not_move(change):
-    """In every minibatch of every epoch; episodes of 6 and 7 steps end inside rollouts of 10, and
-    run on from one to the next."""
+    """It is one in every minibatch of every epoch.
+
+    Episodes of 6 and 7 steps end inside rollouts of 10, and run on from one to the next.
+    """
     env = Twins(tasks.Recall())
     config = TINY.replace(
         total_timesteps=4 * 60, num_envs=6, num_steps=10, learning_rate=0.0, clip_eps=1e-4,
@@ -448,7 +450,7 @@ def test_the_ratio_is_one_as_long_as_parameters_do_not_move(change):
 
 @pytest.mark.parametrize("share_params", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_minibatches_are_whole_sequences(monkeypatch, share_params):
-    """Of an agent in an environment; each is in one minibatch of every epoch."""
+    """A sequence is one agent in one environment, and is in one minibatch of every epoch."""
     seen, original = [], ippo_rnn.value_error
 
     def spy(values, old_values, *args):
@@ -476,7 +478,7 @@ def test_minibatches_are_whole_sequences(monkeypatch, share_params):
 
 
 def test_memories_of_actors_and_critics_are_apart(pair):
-    """Neither hears of the other's parameters; both start at zero, and are zero after an end."""
+    """Neither depends on the other's parameters. Both start at zero, and are zero after an end."""
     config = TINY.replace(num_eval_episodes=0, eval_at_start=False)
     train = ippo_rnn.make_train(config, Twins(tasks.Recall()), RecallParams(length=8))
     start, _ = train(jax.random.key(0), None, 0)
@@ -497,7 +499,7 @@ def test_memories_of_actors_and_critics_are_apart(pair):
 
 @pytest.mark.parametrize("cell", CELLS)
 def test_kernels_are_orthogonal_with_the_usual_gains(cell):
-    """Of both learners, which are not the same."""
+    """Actor and critic have different ones."""
     learner = ippo_rnn.learner(TINY.replace(cell=cell), Twins(), RecallParams())
     state = jax.jit(learner.init)(jax.random.key(0))
     gains, kernels = {"actor_head": 0.01, "critic_head": 1.0, "gates": 1.0, "memory": 1.0}, 0
@@ -533,8 +535,10 @@ def test_each_agent_learns_its_own_task(probed):
 
 @pytest.mark.slow
 def test_an_agent_that_left_has_terminated_and_counts_no_more(probed):
-    """Its value is 1 (one reward), though it would be paid 100 later; the other one's value is
-    that of an endless task, which the time limit does not end."""
+    """Its value is 1 (one reward), though it would be paid 100 later.
+
+    The other agent's value is that of an endless task, because the time limit only truncates.
+    """
     critic, fresh = ippo_rnn.Critic(PROBE), parts.fresh_memory(PROBE, None, 1)
     seen = jnp.array([1.0] + [0.0] * 9).reshape(10, 1, 1)  # of a whole episode
     run = lambda params: critic.apply(params, fresh, (seen,), jnp.zeros((10, 1), bool))[1][:, 0]
@@ -546,7 +550,7 @@ def test_an_agent_that_left_has_terminated_and_counts_no_more(probed):
 
 
 def test_what_is_said_of_an_agent_is_of_the_minibatches_in_which_it_lived(pair):
-    """Of two rollouts of 4 steps agent 1 lives in the first one's first step."""
+    """Of two rollouts of 4 steps, agent 1 lives in the first rollout's first step."""
     config = TINY.replace(num_envs=1, num_steps=4, num_minibatches=1, total_timesteps=8)
     config = config.replace(num_evals=2, num_eval_episodes=0, eval_at_start=False)
     train = ippo_rnn.make_train(config, pair, PairParams(task=LEAVING))
@@ -584,7 +588,7 @@ REMEMBER = PROBE.replace(
 
 
 def last_returns(env, config):
-    """Of training and of evaluation, (SEEDS, 2)."""
+    """Returns of training and of evaluation, (SEEDS, 2)."""
     keys = jax.random.split(jax.random.key(0), SEEDS)
     _, metrics = jax.jit(jax.vmap(ippo_rnn.make_train(config, env, RecallParams())))(keys)
     evaluated = np.asarray(metrics["eval_return"])[:, -1].mean(1)
@@ -593,7 +597,7 @@ def last_returns(env, config):
 
 @pytest.mark.slow
 def test_a_team_remembers_its_cues(vmapped_keys):
-    """Each its own, and the mean of both is paid at the end: 0.5 without a memory."""
+    """Each agent has its own cue, and the mean of both is paid at the end: 0.5 without a memory."""
     config = REMEMBER.replace(share_params=True, num_evals=8)
     trained, evaluated = last_returns(Twins(tasks.Recall(), team=True), config)
     assert trained.mean() > 0.9 and evaluated.mean() > 0.95, (trained, evaluated)
@@ -602,7 +606,7 @@ def test_a_team_remembers_its_cues(vmapped_keys):
 @pytest.mark.slow
 @pytest.mark.parametrize("previous_inputs, least, most", [(True, 5.2, 5.8), (False, 2.5, 3.6)])
 def test_only_who_sees_the_last_reward_guesses_once(previous_inputs, least, most, vmapped_keys):
-    """Of 6 steps the first is a guess. Evaluations tell a policy what its actions brought."""
+    """The first of 6 steps is a guess. Evaluations tell a policy the rewards of its actions."""
     config = REMEMBER.replace(previous_inputs=previous_inputs, total_timesteps=80 * 192)
     _, evaluated = last_returns(Twins(tasks.Guess()), config)
     assert least < evaluated.mean() < most, evaluated
@@ -613,7 +617,8 @@ def test_only_who_sees_the_last_reward_guesses_once(previous_inputs, least, most
 
 @pytest.mark.parametrize("change", [dict(cell="lstm"), dict(cell="gru", share_params=True)])
 def test_a_policy_s_memory_is_that_of_training(change):
-    """Step by step, told of rewards, its actions are the means of the unrolled network."""
+    """Step by step and with rewards passed back, its actions are the means of the unrolled
+    network."""
     env, params = Twins(tasks.Recall(continuous=True)), RecallParams()
     config = TINY.replace(previous_inputs=True, normalize_obs=True, **change)
     state, _ = ippo_rnn.make_train(config, env, params)(jax.random.key(0), None, 0)
@@ -686,7 +691,7 @@ CASE = Case(
         (dict(critic_epochs=0), "critic_epochs=0"),
     ),
     world=WORLD,
-    # The weight is small, or the critic's Adam would not feel it.
+    # A small weight would not change the critic's Adam.
     swept=dict(cell="mingru", clip_vloss=True, vf_coef=1e-3, num_eval_episodes=0),
     swept_world=(Pair(), PairParams(task=LEAVING)),
     probe=PROBE,

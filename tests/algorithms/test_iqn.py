@@ -56,7 +56,8 @@ def prefer(config, params, action, by):
 
 
 def levels_of(config, state):
-    """Of the gradient step: (batch_size, num_levels) and (batch_size, num_target_levels)."""
+    """The levels of the gradient step: (batch_size, num_levels) and (batch_size,
+    num_target_levels)."""
     key = jax.random.split(jax.random.clone(state.rng), 6)[5]
     numbers = config.num_levels, config.num_target_levels
     levels = jax.random.uniform(key, (config.batch_size * sum(numbers),))
@@ -81,7 +82,7 @@ def expected_loss(config, online, target, best, state):
 
 
 def mean_values(config, state, x):
-    """Over the levels whose quantiles are learned."""
+    """Mean values over the levels whose quantiles are learned."""
     levels, _ = levels_of(config, state)
     return quantiles_of(config, state.policy.params, x, levels).mean((0, 1))
 
@@ -116,8 +117,10 @@ CASE = Case(
 
 @pytest.mark.parametrize("risk_level, best", [(1.0, 1), (0.25, 0)])
 def test_risks_decide_in_acting_and_in_targets(risk_level, best):
-    """Action 0 is worth 1 for sure. The returns of action 1 reach from -10 far up: better in the
-    mean, but not in the mean of the worst quarter."""
+    """Action 0 is worth 1 for sure. The returns of action 1 start at -10 and reach far higher.
+
+    Action 1 is better in the mean, but not in the mean of the worst quarter.
+    """
     config = TINY.replace(
         risk_level=risk_level,
         hidden_sizes=(1,),
@@ -136,7 +139,7 @@ def test_risks_decide_in_acting_and_in_targets(risk_level, best):
     params = before.target_params
     expected = expected_loss(config, params, params, best, before)
     np.testing.assert_allclose(metrics["loss"], expected, rtol=1e-4)
-    actions = after.replay.transitions.action[:16]  # x is 1, -1, ..., and then nothing is risked
+    actions = after.replay.transitions.action[:16]  # x = 1, -1, ...; no risk at -1
     np.testing.assert_array_equal(actions, [best, 0] * 8)
     policy = iqn.make_policy(config.replace(normalize_obs=True), tasks.Probe(), tasks.ProbeParams())
     assert policy(before, jnp.ones(1))[0] == best
@@ -206,7 +209,7 @@ def test_each_risk_is_neutral_by_default_and_finite_wherever_it_may_be(risk):
     ],
 )
 def test_each_risk_has_its_range(risk, inside, outside, capsys):
-    """Also on the command line, and among those that are swept."""
+    """Ranges are also checked on the command line and in sweeps."""
     for level in inside:
         parts.check_reals(iqn.Config(risk=risk, risk_level=level))
     for level in outside:

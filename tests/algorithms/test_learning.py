@@ -1,6 +1,7 @@
-"""Learning runs of minutes: `python -m pytest tests -m slow`.
+"""Learning runs that take minutes: `python -m pytest tests -m slow`.
 
-Score: mean over seeds, from 0 on, of the mean return of 32 whole episodes at the last point.
+The score is the mean over seeds, from 0 on, of the mean return of 32 whole episodes at the last
+point.
 """
 
 import numpy as np
@@ -57,7 +58,7 @@ def train(module, preset, tmp_path, **settings):
 
 
 def test_a_predator_catches_a_prey_that_moves_at_random(tmp_path):
-    """In at least 95 % of episodes, mean of 5 seeds after 1M steps."""
+    """It catches it in at least 95 % of episodes, in the mean of 5 seeds after 1M steps."""
     settings = dict(env_settings=(("prey", "random"),), total_timesteps=1_000_000)
     metrics = train(ippo, "Pursuit-v0", tmp_path, **settings)
     assert metrics["eval_terminated"][:, -1].mean() >= 0.95
@@ -65,25 +66,29 @@ def test_a_predator_catches_a_prey_that_moves_at_random(tmp_path):
 
 @pytest.mark.parametrize("module, steps", [(ippo, 1_000_000), (ppo_vtrace, 500_000)])
 def test_four_discs_reach_their_goals(module, steps, tmp_path):
-    """Over 95 % are at their goal in the last step, mean of 5 seeds."""
+    """Over 95 % are at their goal in the last step, in the mean of 5 seeds."""
     settings = dict(total_timesteps=steps, num_eval_episodes=128)
     metrics = train(module, "MultiNavigator-v0", tmp_path, **settings)
-    at_goal = metrics["eval_last_reward"][:, -1] > 0.04  # the reward for being there is 0.05
+    at_goal = metrics["eval_last_reward"][:, -1] > 0.04  # the reward at the goal is 0.05
     assert at_goal.mean() > 0.95
 
 
 def test_a_speaker_and_a_listener_find_a_language(tmp_path):
-    """5M steps, 5 seeds, of which not all do (9 of 10 reported ones, 2 of these). Whoever knew the
-    goal and walked straight to it would get -7.4, and who never hears of it gets -16 in the middle
-    of all places (4096 episodes each)."""
+    """5M steps, 5 seeds. Not every seed does: 9 of 10 published seeds, and 2 of these 5.
+
+    Walking straight to a known goal gets -7.4. Without any message, the middle of all places gets
+    -16 (4096 episodes each).
+    """
     metrics = train(ippo, "MPE_simple_speaker_listener_v4", tmp_path)
     returns = metrics["episode_return"][:, -1].mean(-1)
     assert returns.max() < 0.0 and np.sort(returns)[-2] > -8.5 and returns.mean() > -11.0, returns
 
 
 def test_prisoners_with_a_memory_do_what_none_without_can(tmp_path):
-    """In the riddle of three, 300k steps, 5 seeds. Without a memory nothing pays more than 0.158;
-    who knew when all have been inside would get 0.741."""
+    """The riddle of three players, 300k steps, 5 seeds.
+
+    Without a memory at most 0.158 is possible; perfect information scores 0.741.
+    """
     metrics = train(ippo_rnn, "switch_riddle", tmp_path, num_eval_episodes=512)
     scores = metrics["eval_return"][:, -1, :, 0].mean(-1)
     assert scores.mean() > 0.5 and scores.min() > 0.4, scores
@@ -91,14 +96,16 @@ def test_prisoners_with_a_memory_do_what_none_without_can(tmp_path):
 
 @pytest.mark.parametrize("mixer, mean", [("sum", -33.0), ("monotonic", -31.0)])
 def test_a_team_covers_all_places(mixer, mean, tmp_path):
-    """2M steps, 5 seeds: the return of all three agents together."""
+    """2M steps, 5 seeds: the summed return of all three agents."""
     metrics = train(vdn, "MPE_simple_spread_v3", tmp_path, mixer=mixer)
     assert metrics["eval_return"][:, -1].sum(-1).mean() > mean
 
 
 def test_a_team_with_memory_does_better_than_any_without(tmp_path):
-    """In the riddle of three players, 500k steps, 5 seeds. Without memory nothing pays more than
-    0.158; who knew when everybody has been there would get 0.74."""
+    """The riddle of three players, 500k steps, 5 seeds.
+
+    Without a memory at most 0.158 is possible; perfect information scores 0.741.
+    """
     metrics = train(vdn, "switch_riddle", tmp_path, total_timesteps=500_000)
     assert metrics["eval_return"][:, -1, :, 0].mean() > 0.4
 
@@ -134,8 +141,8 @@ def test_value_based_files_reach_the_published_numbers(module, preset, mean, tmp
     assert scores.shape == (10,) and scores.mean() >= mean, scores
 
 
-# Mean over the 5 seeds 0 to 4; 20k steps (DDPG 30k), 12.5k of four steps of the car each, and
-# 500k of discrete actions.
+# Mean over the 5 seeds 0 to 4. 20k steps; DDPG 30k; the mountain car 12.5k, of four frames each;
+# discrete actions 500k.
 SOFT_AND_TWIN = [
     (sac, "Pendulum-v1", -155.0),
     (sac, "MountainCarContinuous-v0", 94.0),
@@ -174,7 +181,8 @@ def test_memories_solve_what_is_hidden(preset, mean, least, tmp_path):
 
 
 def test_a_memory_is_not_in_the_way_where_none_is_needed(tmp_path):
-    """MountainCar by the defaults, 500k steps, 5 seeds; with all inputs through it a third fail."""
+    """MountainCar with the defaults, 500k steps, 5 seeds; without `skip` a third of the seeds
+    fail."""
     config = ppo_rnn.Config(env="MountainCar-v0")
     result = launch.run(ppo_rnn, config, seed=0, num_seeds=5, run_dir=tmp_path / "run")
     scores = np.asarray(result.metrics["eval_return"])[:, -1].mean(-1)
@@ -191,7 +199,7 @@ def test_pqn_with_memory_solves_the_chain(tmp_path):
     "preset, without", [("MemoryChain-bsuite", 0.3), ("CartPole-v1-positions", 100.0)]
 )
 def test_without_a_memory_it_stays_hidden(preset, without, tmp_path):
-    """ppo.py with its defaults stays below; on the chain chance is 0."""
+    """ppo.py with its defaults stays below; on the chain, chance gives 0."""
     settings = PRESETS["ppo_rnn"][preset]
     same = {"env", "env_settings", "total_timesteps"} & settings.keys()
     settings = {name: settings[name] for name in same}

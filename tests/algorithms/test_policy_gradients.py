@@ -1,6 +1,7 @@
-"""What the files have in common that learn a policy by its gradient, beside the contract: what a
-gradient step does, read off how the parameters move. The `read` of a file's case are changes of
-`tiny` under which what is read off does not take longer than it has to.
+"""Shared tests of files that learn a policy by its gradient: what a gradient step does.
+
+The moves of the parameters show it. `read` in a file's case is a change of `tiny` that makes these
+tests quick. The tests add to the contract.
 """
 
 import math
@@ -23,7 +24,7 @@ with_settings = lambda *names: pytest.mark.cases(lambda case: case.has(*names))
 
 @pytest.mark.cases(lambda case: not case.several)
 def test_the_entropy_bonus_raises_the_entropy(case, slices):
-    """Of a policy that prefers an action, where nothing else matters much. With the programs of
+    """A policy prefers an action, and nothing else matters much. The programs are those of
     `slices`."""
     floats = dict(ent_coef=100.0, learning_rate=0.05)
     train = case.module.make_train(case.tiny.replace(**floats), *case.world)
@@ -36,17 +37,17 @@ def test_the_entropy_bonus_raises_the_entropy(case, slices):
     assert (entropy[0] < 0.65).all() and (entropy[-1] > entropy[0] + 0.005).all(), entropy
 
 
-LOW, HIGH = np.array([-1.0, 0.0]), np.array([3.0, 2.0])  # of a box with another middle than zero
+LOW, HIGH = np.array([-1.0, 0.0]), np.array([3.0, 2.0])  # the middle of the box is not zero
 
 
 @struct.dataclass
 class Arrived:
-    x: jax.Array  # the last action, the least and the most of each dimension, (3, 2)
+    x: jax.Array  # the last action, the lowest and the highest of each dimension, (3, 2)
     time: jax.Array
 
 
 class Echo(environment.Environment):
-    """Says what has arrived of actions."""
+    """Reports the actions that arrive."""
 
     @property
     def default_params(self):
@@ -69,8 +70,10 @@ class Echo(environment.Environment):
 
 
 def test_only_the_environment_and_memories_see_the_clipped_action(case, monkeypatch, vmapped_keys):
-    """Learning sees the unclipped one, which its log_prob belongs to. A wide Gaussian leaves each
-    dimension's own bounds again and again, which are what arrives then."""
+    """Learning sees the unclipped action, to which its log_prob belongs.
+
+    A wide Gaussian often leaves each dimension's bounds, and then the bounds arrive.
+    """
     seen, original = [], case.module.Actions.log_prob_and_entropy
 
     def spy(actions, action, *args):
@@ -102,16 +105,16 @@ def test_only_the_environment_and_memories_see_the_clipped_action(case, monkeypa
 # --- what a gradient step does ----------------------------------------------------------------
 
 UPDATES = EPOCHS = 3
-RATE = 1e-2  # so little that all gradient steps of an update see about the same gradient
+RATE = 1e-2  # so small that all gradient steps of an update have nearly the same gradient
 
 
 @pytest.fixture(scope="module")
 def read(case):
-    """read(reward, log_std=0.0, updates=1, task=CONSTANT, **changes of the config): how the
-    parameters moved in so many updates, and the metrics.
+    """The moves of the parameters and the metrics, as a function read(reward, log_std=0.0, ...).
 
-    Adam divides by the size of gradients; with an epsilon this large a gradient step at the full
-    learning rate moves the parameters by RATE times the gradient.
+    Its other arguments are updates=1, task=CONSTANT and changes of the config. Adam divides by the
+    size of gradients. With an epsilon this large, a gradient step at the full learning rate moves
+    the parameters by RATE times the gradient.
     """
     config = case.tiny.replace(
         total_timesteps=UPDATES * 1024,
@@ -156,7 +159,8 @@ def epochs(case):
 
 
 def rates(case):
-    """The sums of an update's learning rates, (UPDATES,): linear to zero over the run."""
+    """The sums of an update's learning rates, (UPDATES,), which fall linearly to zero over the
+    run."""
     steps = epochs(case) * getattr(case.tiny, "num_minibatches", 1)
     left = 1.0 - np.arange(UPDATES * steps) / (UPDATES * steps)
     return RATE * left.reshape(UPDATES, steps).sum(1)
@@ -164,7 +168,7 @@ def rates(case):
 
 @of_one_agent
 def test_the_entropy_grows_and_learning_rates_are_annealed(case, read):
-    """Without rewards nothing else moves: the log std at the same rate always."""
+    """Without rewards only the log std moves, and its gradient is constant."""
     moves, _ = read(0.0, updates=UPDATES, ent_coef=0.1)
     for move, rate in zip(moves, rates(case)):
         np.testing.assert_allclose(move.pop("log_std"), 0.1 * rate, rtol=1e-3)
@@ -184,7 +188,7 @@ def test_values_move_to_their_targets_in_proportion_to_vf_coef(case, read):
 @of_one_agent
 @with_settings("clip_vloss")
 def test_clipped_values_stay_near_those_of_the_rollout(case, read):
-    """They are where they have to stay after one gradient step, and only momentum goes on."""
+    """They reach the limit in one gradient step, and then only momentum moves them."""
     (free,), _ = read(2.0, vf_coef=0.5)
     (kept,), _ = read(2.0, vf_coef=0.5, clip_vloss=True, clip_eps=1e-6)
     moved = kept["critic_head"]["bias"] / free["critic_head"]["bias"]
@@ -193,7 +197,7 @@ def test_clipped_values_stay_near_those_of_the_rollout(case, read):
 
 @of_one_agent
 def test_the_environment_gets_clipped_actions(read):
-    """Of a wide Gaussian; the worst action that there is costs 2.25."""
+    """The Gaussian is wide, and the worst possible action costs 2.25."""
     _, (metrics,) = read(1.0, log_std=3.0, task=tasks.ACTION)
     assert -2.25 <= metrics["episode_return"] < -0.5
 
@@ -207,7 +211,7 @@ def test_gradients_are_clipped_by_their_global_norm(case, read):
 
 @of_one_agent
 def test_rewards_are_scaled_by_what_was_known_before_the_rollout(read):
-    """At first nothing is; then that there is no spread, and rewards are clipped."""
+    """At first nothing is known; then the spread is zero, and rewards are clipped."""
     _, rows = read(2.0, updates=2, normalize_reward=True, clip_reward=5.0)
     for metrics, reward in zip(rows, (2.0, 5.0)):
         np.testing.assert_allclose(metrics["value_loss"], 0.5 * reward**2, rtol=1e-3)
@@ -224,7 +228,7 @@ def test_advantages_that_are_all_the_same_are_standardised_to_nothing(read):
 @of_one_agent
 @with_settings("target_kl")
 def test_epochs_end_with_the_first_whose_mean_kl_is_too_large(read):
-    """Whatever that of a minibatch or the sum over epochs is."""
+    """The KL of a single minibatch or the sum over epochs does not matter."""
 
     def learn(target):
         _, (metrics,) = read(1.0, task=tasks.ACTION, target_kl=target, learning_rate=1e3)
@@ -234,8 +238,11 @@ def test_epochs_end_with_the_first_whose_mean_kl_is_too_large(read):
 
 
 def assert_epochs(learn):
-    """learn(target_kl) says how many of 3 or more epochs there were, and the mean of their KLs:
-    means over one and over two say those of both."""
+    """Asserts that epochs end after the first one whose KL exceeds target_kl.
+
+    learn(target_kl) returns how many of 3 or more epochs ran, and the mean of their KLs. The means
+    over one and over two epochs give the KL of each.
+    """
     number, first = learn(1e-12)
     assert number == 1
     number, mean = learn(1.01 * first)
@@ -249,8 +256,11 @@ def assert_epochs(learn):
 @of_one_agent
 @pytest.mark.cases(lambda case: case.heeds_masks)
 def test_log_probs_and_entropy_heed_the_mask(case):
-    """In half of the states one of three actions may be taken, in the others two, with about the
-    same probability. The same masks before and after make the ratio one."""
+    """In half of the states one of three actions is allowed, in the others two.
+
+    Allowed actions have about the same probability. The same masks in acting and learning make the
+    ratio one.
+    """
     env = tasks.Probe(masked=True)
     params = ProbeParams(task=tasks.SWING, max_steps_in_episode=4)
     one_step = dict(num_minibatches=1, update_epochs=1, clip_eps=1e-5)
@@ -270,7 +280,7 @@ def test_the_loss_is_the_sum_of_its_parts(case, trained):
 
 @of_one_agent
 def test_what_values_explain_of_their_targets_is_little_at_first(trained):
-    """They hardly differ yet; the other way round it would be far less than nothing."""
+    """Values hardly differ yet. With its arguments swapped, the result would be far below zero."""
     _, metrics = trained
     assert (np.abs(metrics["explained_variance"][1:]) < 0.5).all()
 

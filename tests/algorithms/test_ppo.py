@@ -20,7 +20,7 @@ from tests.conftest import compiled_as_for_users
 from tests.probe import ProbeParams
 
 ROOT = pathlib.Path(__file__).parents[2]
-# What is simple to compute by hand; flags are set where they are tested.
+# Settings that are simple to compute by hand; tests set further flags.
 PLAIN = dict(normalize_obs=False, normalize_reward=False, adam_eps=1e-5)
 TINY = ppo.Config(
     **PLAIN,
@@ -51,7 +51,7 @@ def test_gae_is_the_plain_recursion(seed):
     gamma, lam = 0.9, 0.8
     expected = np.zeros_like(rewards)
     for env in range(rewards.shape[1]):
-        for start in range(len(rewards)):  # the sum of discounted errors, from its definition
+        for start in range(len(rewards)):  # the definition: the sum of discounted errors
             weight = 1.0
             for t in range(start, len(rewards)):
                 future = 0.0 if terminated[t, env] else gamma * next_values[t, env]
@@ -179,7 +179,7 @@ CASE = Case(
         "explained_variance",
         "epochs",
     },
-    # The policy loss is a mean of terms around 1 that cancel: it is close absolutely.
+    # The policy loss is a mean of terms around 1 that cancel, so its tolerance is absolute.
     pinned={
         "entropy": [0.693138, 0.693033, 0.693032],
         "grad_norm": [3.00925, 2.44876, 2.70335],
@@ -217,8 +217,10 @@ def test_exactly_update_epochs_without_a_threshold(trained):
 
 
 def test_env_params_can_be_vmapped_and_metrics_have_raw_returns(probe, vmapped_keys):
-    """Whatever the observations and rewards that are learned from are divided by: the statistics
-    of what was acted on, and of sums that end with the time limit, too."""
+    """Learned observations and rewards are divided by statistics, and metrics are not.
+
+    Statistics are of the observations acted on, and of sums that end with the time limit, too.
+    """
     config = TINY.replace(normalize_obs=True, normalize_reward=True, eval_at_start=False)
 
     def train(task, reward):
@@ -229,18 +231,18 @@ def test_env_params_can_be_vmapped_and_metrics_have_raw_returns(probe, vmapped_k
     state, metrics = jax.jit(jax.vmap(train))(played, jnp.array([50.0, -2.0, 1.0, 1.0]))
     expected = np.repeat([[50.0], [-2.0], [1.0], [10.0]], 3, axis=1)
     np.testing.assert_allclose(metrics["eval_return"][..., 0], expected)
-    expected[3, 0] = np.nan  # 8 steps of 10 until the time limit
+    expected[3, 0] = np.nan  # 8 of the 10 steps until the time limit
     np.testing.assert_allclose(metrics["episode_return"], expected)
     np.testing.assert_array_equal(state.policy.obs_stats.count, 48.0)
     np.testing.assert_array_equal(state.reward_scale.stats.count, 48.0)
-    # Of two steps, from x = 0 to 1 to the end; and 4 steps of the third endless episode.
+    # Two steps, from x = 0 to 1 to the end; and 4 steps of the third endless episode.
     np.testing.assert_allclose(state.policy.obs_stats.mean[2], 0.5, rtol=1e-5)
     sums = np.sum(config.gamma ** np.arange(4))
     np.testing.assert_allclose(state.reward_scale.discounted[3], sums, rtol=1e-5)
 
 
 def test_kl_stops_epochs_and_infinity_never_does(monkeypatch):
-    """And metrics are means over the epochs that there were, of the ratios that were seen."""
+    """Metrics are means over the epochs that ran, and ratios those of their minibatches."""
     seen, original = [], ppo.clipped_surrogate
 
     def spy(log_ratio, *args):
@@ -284,7 +286,8 @@ def test_policy_applies_the_observation_statistics(probe):
 
 
 def test_rollout_learning_starts_at_ratio_one():
-    """Statistics stand still while a rollout is learned from: the first gradient step sees KL 0."""
+    """Statistics do not change while a rollout is learned from: the first gradient step has KL
+    0."""
     config = TINY.replace(normalize_obs=True, update_epochs=1, num_minibatches=1, num_evals=3)
     _, metrics = ppo.make_train(config)(jax.random.key(0))
     np.testing.assert_allclose(metrics["approx_kl"][1:], 0.0, atol=1e-10)

@@ -35,7 +35,7 @@ TINY = ppo_rnn.Config(
 
 
 def network_with_params(config, space):
-    """For observations (2,)."""
+    """A network and its parameters for observations (2,)."""
     network, memory = ppo_rnn.ActorCritic(config, space), parts.fresh_memory(config, space, 1)
     initialize = lambda key: parts.orthogonal(network, key, memory, jnp.zeros((1, 2)))
     return network, jax.jit(initialize)(jax.random.key(0))
@@ -43,7 +43,7 @@ def network_with_params(config, space):
 
 @functools.cache
 def network_and_params(cell):
-    """With large parameters: a memory that did not matter would hide mistakes."""
+    """A network with large parameters: a memory without influence would hide mistakes."""
     network, params = network_with_params(TINY.replace(cell=cell), tasks.spaces.Discrete(2))
     return network, jax.tree.map(lambda x: 2.0 * np.asarray(x) + 0.1, params)
 
@@ -56,7 +56,7 @@ def applied(cell):
 
 
 def random_sequence(seed, num_steps=12, num_envs=3, memory_size=8):
-    """Observations, flags and a memory of an LSTM."""
+    """Observations, flags and an LSTM's memory."""
     rng = np.random.default_rng(seed)
     x = jnp.array(rng.normal(size=(num_steps, num_envs, 2)), jnp.float32)
     done = jnp.array(rng.random((num_steps, num_envs)) < 0.3)
@@ -86,7 +86,7 @@ def test_unrolling_is_stepping_with_a_zeroed_memory_after_every_end(cell):
 
 @pytest.mark.parametrize("cell", CELLS)
 def test_a_memory_after_a_reset_is_a_fresh_one_bit_for_bit(cell):
-    """And nothing from before the reset, memory or observations, reaches what is learned after."""
+    """Nothing from before the reset reaches the later learning, neither memory nor observations."""
     params, (step, unroll) = network_and_params(cell)[1], applied(cell)
     x, _, memory = random_sequence(2)
     memory = memory_for(cell, memory)
@@ -128,7 +128,7 @@ def test_masks_take_probability_from_actions_and_nothing_else(cell):
     x, done, memory = random_sequence(5)
     memory = memory_for(cell, memory)
     mask = jnp.array(np.random.default_rng(5).random((12, 3)) < 0.5)
-    mask = jnp.stack([mask, jnp.ones_like(mask)], -1)  # of two actions one may always be taken
+    mask = jnp.stack([mask, jnp.ones_like(mask)], -1)  # one of two actions is always allowed
     free, values = unroll(params, memory, x, done)
     masked, same_values = unroll(params, memory, x, done, mask)
     assert_same(values, same_values)
@@ -142,7 +142,7 @@ def test_masks_take_probability_from_actions_and_nothing_else(cell):
 
 @pytest.mark.parametrize("skip", [True, False])
 def test_heads_see_memories_and_by_a_skip_what_goes_into_them(skip):
-    """In a look back as a plain computation says, with one dense layer."""
+    """`review` agrees with a plain computation, with one dense layer."""
     config, (x, _, memory) = TINY.replace(skip=skip), random_sequence(5)
     network, params = network_with_params(config, tasks.spaces.Discrete(2))
     rng, p = np.random.default_rng(6), params["params"]
@@ -205,8 +205,8 @@ def test_what_ppo_has_too_is_tested_there(name):
 
 # --- probe tasks ------------------------------------------------------------------------------
 
-# One gradient step a rollout, before which the ratio must be one: whatever is further away than
-# clip_eps counts in clip_fraction.
+# One gradient step a rollout, before which the ratio must be one. clip_fraction counts every ratio
+# further away than clip_eps.
 ONE_STEP = TINY.replace(
     total_timesteps=4 * 60,
     num_envs=6,
@@ -222,7 +222,7 @@ ONE_STEP = TINY.replace(
 
 
 def large(state):
-    """A state whose logits, values and memories are well away from zero."""
+    """A state whose logits, values and memories are far from zero."""
     scale = lambda path, x: (1000.0 if "actor_head" in str(path) else 2.0) * x
     params = jax.tree_util.tree_map_with_path(scale, state.policy.params)
     return state.replace(policy=state.policy.replace(params=params))
@@ -271,15 +271,17 @@ def seen(time, params, num_envs):
 
 @pytest.mark.parametrize("ending", ["terminated", "truncated"])
 def test_values_and_bootstraps_are_those_of_a_plain_loop(one_step, ending):
-    """Of two rollouts: the memory runs on, is zeroed after an end, and the value of the final
-    observation has the memory of the episode that ends with it."""
+    """Checked over two rollouts: the memory runs on and is zeroed after an end.
+
+    The value of a final observation uses the memory of the episode that ends there.
+    """
     config, start, train = one_step
     params = RecallParams(tasks.CLOCK, *((6, 99) if ending == "terminated" else (99, 6)))
     env, time = tasks.Recall(), 0
     space = env.action_space(params)
     apply = jax.jit(ppo_rnn.ActorCritic(config, space).apply)
     state = start().replace(observation=seen(0, params, 6))
-    if config.previous_inputs:  # actions are random: they shall not be seen, but rewards
+    if config.previous_inputs:  # actions are random; networks see only rewards
         kernel = state.policy.params["params"]["torso"]["Dense_0"]["kernel"]
         state.policy.params["params"]["torso"]["Dense_0"]["kernel"] = kernel.at[2:4].set(0.0)
         config = config.replace(learning_rate=0.0)
@@ -326,7 +328,7 @@ def test_a_single_minibatch_is_standardised_as_the_rollout_is():
 
 
 def test_memories_are_zero_exactly_where_an_episode_has_just_ended(one_step):
-    """Episodes of 5 steps all end with the last step of a rollout of 10, those of 6 do not."""
+    """Episodes of 5 steps end with the last step of a rollout of 10; episodes of 6 steps do not."""
     _, start, train = one_step
     for length, zero in ((5, True), (6, False)):
         params = RecallParams(tasks.CLOCK, 99, length)
@@ -383,7 +385,7 @@ def test_a_cue_is_remembered_by_every_cell(cell, kind, vmapped_keys):
 @pytest.mark.slow
 @pytest.mark.parametrize("previous_inputs, least, most", [(True, 5.2, 5.8), (False, 2.5, 3.6)])
 def test_only_who_sees_the_last_reward_guesses_once(previous_inputs, least, most, vmapped_keys):
-    """Of 6 steps the first is a guess. Evaluations tell a policy what its actions brought."""
+    """The first of 6 steps is a guess. Evaluations tell a policy the rewards of its actions."""
     settings = RECALL | dict(total_timesteps=80 * 192, num_evals=1, num_eval_episodes=64)
     config = ppo_rnn.Config(cell="mingru", previous_inputs=previous_inputs, **settings)
     keys = jax.random.split(jax.random.key(0), SEEDS)
@@ -402,8 +404,8 @@ def test_without_a_memory_the_cue_is_lost(vmapped_keys):
 
 @pytest.mark.parametrize("cell", CELLS)
 def test_a_policy_s_memory_is_that_of_training(cell):
-    """Actions of one environment step by step, the means of a continuous policy, are those of the
-    unrolled network; no memory is a fresh one."""
+    """The policy's actions step by step are those of the unrolled network; memory=None is a fresh
+    one."""
     env, params = tasks.Recall(continuous=True), RecallParams()
     config = TINY.replace(cell=cell, normalize_obs=True, previous_inputs=cell == "gru")
     network, weights = network_with_params(config, env.action_space(params))
@@ -483,7 +485,7 @@ def test_exactly_update_epochs_without_a_threshold(floats, trained, swept):
 
 
 def test_returns_are_those_of_raw_rewards(swept):
-    """Of which there is one a step; every step has been seen once."""
+    """There is one reward a step, and every step has been counted once."""
     state, metrics = swept[2]
     np.testing.assert_array_equal(metrics["episode_return"], metrics["episode_length"])
     assert (np.asarray(metrics["num_episodes"]) > 0).any()

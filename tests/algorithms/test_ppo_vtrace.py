@@ -17,7 +17,7 @@ from tests.algorithms.test_teams import Team
 from tests.conftest import compiled_as_for_users
 from tests.probe import LEAVING, OWN, Pair, PairParams, ProbeParams
 
-# What is simple to compute by hand; flags are set where they are tested.
+# Settings that are simple to compute by hand; tests set further flags.
 PLAIN = dict(normalize_obs=False, normalize_reward=False, adam_eps=1e-5)
 TINY = ppo_vtrace.Config(
     **PLAIN,
@@ -56,7 +56,7 @@ def test_backward_sums_are_the_plain_recursion(length):
 
 
 def random_segments(seed, truncation=0.2):
-    """Segments as far as V-trace needs them, values and log-ratios, (5, 17)."""
+    """Segments with the fields that V-trace needs, values and log-ratios, (5, 17)."""
     rng = np.random.default_rng(seed)
     rewards, values, log_ratio, bootstrap = rng.normal(size=(4, 5, 17)).astype(np.float32)
     terminated = rng.random((5, 17)) < 0.2
@@ -112,7 +112,7 @@ def test_vtrace_agrees_with_rlax_without_truncation():
 
 
 def drawn(sizes, noise, number, progress=0.0, **floats):
-    """Of one minibatch."""
+    """The draws of one minibatch."""
     config = TINY.replace(**floats)
     return ppo_vtrace.draw(config, jnp.array(sizes), jnp.array(noise), progress, (1, number))
 
@@ -139,7 +139,7 @@ def test_importance_weights_are_those_of_the_priorities():
     "sizes", [(3.0, 40.0), (0.0, 5.0), (0.0, 0.0), (1e-20, 3e38), (3e38, 3e38)]
 )
 def test_importance_weights_are_finite(alpha, sizes):
-    """The larger one comes first, with a weight below 1, unless they are alike."""
+    """The larger segment comes first, with a weight below 1, unless both are equal."""
     alike = sizes[0] == sizes[1] or alpha == 0.0
     for progress in (0.0, 1.0):
         indices, weights = drawn(sizes, np.zeros(2), 2, progress, priority_alpha=alpha)
@@ -151,7 +151,7 @@ def test_importance_weights_are_finite(alpha, sizes):
 
 
 def test_draws_follow_the_probabilities_without_replacement():
-    """The second of two draws is, too: P(j second) = sum over i of p_i p_j / (1 - p_i)."""
+    """So does the second of two draws: P(j second) = sum over i of p_i p_j / (1 - p_i)."""
     p = np.array([0.5, 0.25, 0.15, 0.1])
     noise = jax.random.gumbel(jax.random.key(0), (40_000, 4))
     of_one = lambda noise: drawn(p, noise, 2, priority_alpha=1.0)[0][0]
@@ -186,7 +186,7 @@ def test_means_of_terms_are_those_of_ppo():
 
 @pytest.mark.parametrize("mean, log_std", [(0.0, 0.0), (1.5, -1.0), (-3.0, 0.5)])
 def test_squashed_densities_integrate_to_one_and_entropy_is_theirs(mean, log_std):
-    """By a fine sum over the actions themselves; two dimensions are independent."""
+    """Checked by a fine sum over the actions themselves; two dimensions are independent."""
     x = np.linspace(-12.0, 12.0, 200_001)
     of_size = lambda *shape: ppo_vtrace.Actions(jnp.full(shape, mean), jnp.full(shape, log_std))
     log_prob, _ = of_size(len(x), 1).log_prob_and_entropy(jnp.array(x[:, None]), True, True)
@@ -260,7 +260,7 @@ PROBE = ppo_vtrace.Config(
 
 
 def played(case, kind):
-    """For test_probes.py."""
+    """Values and actions for test_probes.py."""
     continuous = kind == "continuous"
     config = PROBE.replace(squash=continuous, sigma_head=continuous)
     return kind, *play_probes(ppo_vtrace, config, of_critic(ppo_vtrace), continuous)
@@ -270,9 +270,11 @@ def played(case, kind):
     "env, rewards, expected", [(Pair(), [1.0, 1.0], [10.0, 5.5]), (Team(), [1.0, 0.03], [20, 18.5])]
 )
 def test_several_agents_share_a_network_and_one_leaves(env, rewards, expected):
-    """At the start both agents see 1, and the value is the mean of 10 (endless) and 1 (leaves);
-    later only agent 0 is there, whatever agent 1 would be paid. In a team both are valued, by the
-    mean of 1 and 3 for ever, and by a first reward of 1 and 0.03."""
+    """At the start both agents see 1, and the value is the mean of 10 (endless) and 1 (leaves).
+
+    Later only agent 0 is there, whatever agent 1 would be paid. In a team both are valued, by the
+    mean of 1 and 3 for ever, and by a first reward of 1 and 0.03.
+    """
     params = PairParams(task=LEAVING, rewards=jnp.array(rewards))
     config = PROBE.replace(optimizer="adam", gae_lambda=0.8)
     state, metrics = ppo_vtrace.make_train(config, env, params)(jax.random.key(0))
@@ -288,7 +290,7 @@ def test_several_agents_share_a_network_and_one_leaves(env, rewards, expected):
 
 @pytest.fixture
 def first_segments(monkeypatch):
-    """Gives a function of a state that makes an update: what it learned from."""
+    """A function of a state that makes an update and returns the segments that it learned from."""
     seen, original = [], ppo_vtrace.vtrace
 
     def spy(config, segments, *args):
@@ -307,7 +309,7 @@ def first_segments(monkeypatch):
 
 
 def test_segments_end_with_the_value_of_the_final_observation(first_segments):
-    """In SWING that is the negative of what was seen, at limits, too; DELAYED terminates."""
+    """In SWING this value is the negative of the last one, also at limits; DELAYED terminates."""
     env, config = tasks.Probe(), TINY.replace(normalize_reward=True)
     network = ppo_vtrace.ActorCritic(config, env.action_space(ProbeParams()))
     for task in (tasks.SWING, tasks.DELAYED):
@@ -362,7 +364,7 @@ def test_padded_dimensions_count_in_no_log_prob_and_no_entropy(first_segments):
     np.testing.assert_array_equal(leaves, [False, True] * 6)
     np.testing.assert_array_equal(found.real[:, 0, 1], ~leaves)
     assert found.real[:, 0, 0].all()
-    z = found.action / np.exp([0.0, 1.0])  # means are 0.01 or less at first
+    z = found.action / np.exp([0.0, 1.0])  # initial means are at most 0.01
     log_probs = -0.5 * z**2 - 0.5 * math.log(2.0 * math.pi) - np.array([0.0, 1.0])
     expected = np.where(found.real, log_probs, 0.0).sum(-1)
     np.testing.assert_allclose(found.log_prob, expected, atol=0.15)
@@ -399,7 +401,7 @@ def train(config):
 
 
 def test_learning_starts_at_ratio_one():
-    """Statistics stand still while a rollout is learned from."""
+    """Statistics do not change while a rollout is learned from."""
     _, metrics = train(ONE_STEP)
     np.testing.assert_allclose(metrics["approx_kl"], 0.0, atol=1e-10)
     np.testing.assert_allclose(metrics["mean_ratio"], 1.0, atol=1e-5)
@@ -413,7 +415,8 @@ def test_the_policy_s_moving_matters_from_the_second_gradient_step_on():
 
 
 def test_priorities_of_what_was_drawn_are_refreshed(monkeypatch):
-    """Two of four segments in each gradient step; the first one finds what was collected."""
+    """Each gradient step draws two of four segments; the first one uses the collected
+    advantages."""
     seen, original = [], ppo_vtrace.draw
 
     def spy(config, sizes, *args):
@@ -430,7 +433,7 @@ def test_priorities_of_what_was_drawn_are_refreshed(monkeypatch):
 
 
 def test_large_priorities_leave_all_finite():
-    """Of two segments the weight of the one that is hardly ever drawn overflowed."""
+    """The weight of the segment that is hardly ever drawn would overflow."""
     config = TINY.replace(num_envs=2, num_minibatches=1, num_eval_episodes=0, eval_at_start=False)
     params, metrics = train(config.replace(priority_alpha=1e4, max_grad_norm=math.inf))
     for x in jax.tree.leaves((params, *(metrics[name] for name in METRICS))):
@@ -439,16 +442,16 @@ def test_large_priorities_leave_all_finite():
 
 
 def test_accumulation_is_one_step_of_a_larger_minibatch():
-    """Averaged, not summed."""
+    """Gradients are averaged, not summed."""
     config = TINY.replace(normalize_advantage=False, num_eval_episodes=0)
     whole, parts = train(config), train(config.replace(num_minibatches=4, accumulate=2))
     assert_close(whole[0], parts[0], rtol=1e-3, atol=1e-5)
-    # Muon does not feel the length of its gradients.
+    # Muon does not depend on the length of its gradients.
     assert_close(whole[1]["grad_norm"], parts[1]["grad_norm"], rtol=1e-3)
 
 
 def test_clipped_values_stay_near_those_of_the_rollout():
-    """Where others follow their targets from the second gradient step on."""
+    """Other values follow their targets from the second gradient step on."""
     config = THREE_STEPS.replace(learning_rate=0.05, clip_eps=1e-6, vf_coef=10.0)
     free, kept = (train(config.replace(clip_vloss=on))[1]["value_loss"] for on in (False, True))
     assert kept[0] > 1.01 * free[0]
@@ -464,7 +467,7 @@ def test_heads_start_with_their_gains():
 
 
 def test_a_reward_trace_ends_with_the_episode():
-    """One-step episodes: there is nothing to carry back."""
+    """Episodes have one step, so no reward is carried back."""
     env, params = tasks.Probe(), ProbeParams(task=tasks.OBSERVATION)
     config = ONE_STEP.replace(env="Probe")
     learned = [
@@ -496,7 +499,7 @@ def test_schedules_of_a_run_of_ten_to_the_ten_steps_do_not_wrap():
 
 
 def test_without_annealing_rate_and_exponent_stay():
-    """Importance weights with beta 0 are 1; where beta goes from 0 to 1 they end like beta 1."""
+    """Importance weights with beta 0 are 1. If beta goes from 0 to 1, they end as with beta 1."""
     flat = ONE_STEP.replace(anneal_lr=False, anneal_beta=False, priority_beta=0.0)
     _, metrics = train(flat)
     np.testing.assert_allclose(metrics["step_size"], flat.learning_rate, rtol=1e-6)
@@ -515,7 +518,7 @@ METRICS = {"loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fr
 METRICS |= {"mean_ratio", "importance", "grad_norm", "step_size", "score", "mean_value"}
 METRICS |= {"explained_variance"}
 STATIC_WORLD = tasks.Probe(continuous=True), ProbeParams()  # two settings are of continuous actions
-# With Adam: Muon's steps are not close enough between machines.
+# With Adam, because Muon's steps differ too much between machines.
 PINNED = {
     "entropy": [0.692936, 0.692749, 0.693039],
     "grad_norm": [2.96846, 2.22538, 3.81727],
@@ -526,7 +529,7 @@ PINNED = {
 
 
 def compared(state, metrics):
-    """After one rollout: steps this large make the most of rounding."""
+    """The parts compared after one rollout; steps this large amplify rounding."""
     return jax.tree.map(lambda x: x[0], metrics)
 
 
@@ -564,7 +567,7 @@ CASE = Case(
 
 
 def test_pinned_values():
-    """Close values for seed 0; a change here is a change of the algorithm."""
+    """Values close to the pinned ones for seed 0; a change here is a change of the algorithm."""
     with compiled_as_for_users():
         _, metrics = train(TINY.replace(optimizer="adam", num_eval_episodes=0, eval_at_start=False))
     for name, expected in PINNED.items():
@@ -576,7 +579,7 @@ def test_rewards_are_scored(trained):
 
 
 def test_a_vmapped_seed_is_close_to_the_single_run(trained, vmapped_keys):
-    """To the end, with steps of the usual length."""
+    """Close to the end, with steps of the usual length."""
     keys = jnp.stack([jax.random.key(0), jax.random.key(1)])
     state, metrics = jax.jit(jax.vmap(ppo_vtrace.make_train(TINY)))(keys)
     mine = jax.tree.map(lambda x: x[0], (state.policy, metrics))

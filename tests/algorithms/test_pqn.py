@@ -35,15 +35,17 @@ def random_rollout(seed, shape):
 
 
 def n_step_return(rewards, next_values, terminated, start, n, gamma):
-    """Of one environment: n rewards, then the value of what the last of these actions led to."""
+    """The return in one environment of n rewards and the value of the last final observation."""
     total = sum(gamma**k * rewards[start + k] for k in range(n))
     last = start + n - 1
     return total + (0.0 if terminated[last] else gamma**n * next_values[last])
 
 
 def plain_targets(rewards, next_values, terminated, done, gamma, lam):
-    """From the definition: (1 - lambda) lambda^(n - 1) for the n-step return, and what is left of
-    the weight for the longest one within the episode and the rollout."""
+    """The definition: weight (1 - lambda) lambda^(n - 1) for the n-step return.
+
+    The longest return within the episode and the rollout has the remaining weight.
+    """
     steps, envs = rewards.shape
     expected = np.zeros((steps, envs))
     for env in range(envs):
@@ -90,7 +92,7 @@ def test_epsilon_over_time():
 
 @pytest.mark.parametrize("forbidden", [None, 1])
 def test_actions_are_random_as_often_as_epsilon_says_and_evenly(forbidden):
-    """Of four actions the best one is 2, or would be 1 if that were allowed."""
+    """The best of four actions is 2, or 1 if it were allowed."""
     noise = parts.epsilon_noise(jax.random.key(0), (40_000,), 4)
     values = jnp.tile(jnp.array([0.0, 0.0 if forbidden is None else 9.0, 1.0, 0.5]), (40_000, 1))
     allowed = np.arange(4) != forbidden
@@ -104,7 +106,7 @@ def test_actions_are_random_as_often_as_epsilon_says_and_evenly(forbidden):
 
 
 def test_random_actions_are_even_under_masks_of_their_own():
-    """Pairs of mask and action, each mask by itself."""
+    """Each pair of mask and action is counted, for each mask by itself."""
     masks = np.array([m for m in np.ndindex(2, 2, 2) if any(m)], bool)
     mask = jnp.tile(jnp.array(masks), (6_000, 1))
     noise = parts.epsilon_noise(jax.random.key(0), (len(mask),), 3)
@@ -115,7 +117,7 @@ def test_random_actions_are_even_under_masks_of_their_own():
 
 
 def test_where_nothing_is_allowed_the_value_is_still_a_number():
-    """Episodes end there, and what zero is multiplied with must be finite."""
+    """Episodes end there, and a number that is multiplied by zero must be finite."""
     values = jnp.array([[1.0, 2.0]])
     assert pqn.of_action(values, pqn.greedy(values, jnp.zeros((1, 2), bool)))[0] in (1.0, 2.0)
 
@@ -155,8 +157,10 @@ LINEAR = TINY.replace(
 
 @pytest.fixture(scope="module", params=[False, True], ids=["free", "masked"])
 def linear(request):
-    """Of a linear network in SWING, cut after three steps: train, a state, the values of actions
-    and which are allowed. If they were, forbidden actions would be the best ones."""
+    """A linear network in SWING, cut after three steps: train, a state, action values and masks.
+
+    If they were allowed, the forbidden actions would be the best ones.
+    """
     masked = request.param
     env, params = tasks.Probe(masked=masked), ProbeParams(tasks.SWING, 1.0, 3)
     train = pqn.make_train(LINEAR, env, params)
@@ -176,13 +180,13 @@ def linear(request):
 
 
 def test_an_update_minimises_the_squared_distance_to_the_targets(linear):
-    """Of seven steps, by hand: final observations, masks and statistics, which stand still."""
+    """Seven steps by hand, with final observations and masks; statistics do not change."""
     train, state, values_of, allowed = linear
     values = lambda x: np.asarray(values_of(x))
     best = lambda x: int(np.argmax(np.where(allowed(x), values(x), -np.inf)))
     highest = lambda x: values(x)[best(x)]
     xs, finals = [1, -1, 1, 1, -1, 1, 1], [-1, 1, -1, -1, 1, -1, -1]
-    done = [False, False, True, False, False, True, False]  # all of them truncated
+    done = [False, False, True, False, False, True, False]  # all episodes truncated
     target, targets = highest(finals[-1]), []
     for t in reversed(range(7)):
         follows = highest(finals[t]) if done[t] else target
@@ -199,8 +203,10 @@ def test_an_update_minimises_the_squared_distance_to_the_targets(linear):
 
 
 def test_the_learning_rate_is_annealed(linear):
-    """The same step, in the first and in the last but one of four updates: radam begins with
-    momentum alone, so that its length is the rate times that of the gradient."""
+    """The same step, in the first and in the last but one of four updates.
+
+    radam begins with momentum alone, so a step's length is the rate times that of the gradient.
+    """
     train, state, *_ = linear
     lengths = []
     for update in (0, 2):
@@ -222,7 +228,7 @@ PROBE = pqn.Config(
     reward_scale=1.0,
     eps_end=0.5,
     hidden_sizes=(16,),
-    activation="tanh",  # relu would be dead where x = 0
+    activation="tanh",  # relu is dead at x = 0
     num_evals=1,
     num_eval_episodes=0,
     eval_at_start=False,
@@ -232,8 +238,10 @@ SEEDS = 3
 
 @pytest.fixture(scope="module")
 def probed():
-    """All tasks and seeds in one program: the values of both actions at x = -1, 0, 1, and the
-    policy's actions there."""
+    """All tasks and seeds in one program: the values of both actions, and the policy's actions.
+
+    Both are at x = -1, 0, 1.
+    """
     env = tasks.Probe()
 
     def train(task, q_lambda, key):
@@ -247,7 +255,8 @@ def probed():
 
     keys = jax.random.split(jax.random.key(0), SEEDS)
     over_seeds = jax.vmap(train, (None, None, 0))
-    # A trace follows the actions taken, random ones too; where they matter later on, none.
+    # A trace follows the actions taken, including random ones. Where these matter later on, there
+    # is no trace.
     q_lambdas = jnp.full(8, 0.5).at[tasks.ARM].set(0.0)
     with jax.debug_key_reuse(False):  # see conftest.vmapped_keys
         over_tasks = jax.jit(jax.vmap(over_seeds, (0, 0, None)))
@@ -319,13 +328,13 @@ CASE = Case(
 
 @pytest.mark.cases(lambda case: case.of_family("action values") and not case.replay)
 def test_epsilon_falls_over_a_run(case, trained):
-    """Of 3 updates the second begins after a third of the run, the last one after two."""
+    """Of 3 updates, the second begins after a third of the run, and the last after two thirds."""
     expected = [1.0, 1.0 - 0.8 * (1 / 3) / 0.5, 0.2]
     np.testing.assert_allclose(trained[1]["epsilon"][1:], expected, rtol=1e-5)
 
 
 class Images(tasks.Probe):
-    """The probe whose observation x is an image (4, 3, 2) full of 10 x + 5."""
+    """The probe whose observation x is an image (4, 3, 2) filled with 10 x + 5."""
 
     def reset_env(self, key, params):
         x, state = super().reset_env(key, params)
@@ -343,7 +352,7 @@ class Images(tasks.Probe):
 
 
 def test_other_settings_learn_too_from_images():
-    """Adam, no layer norm, normalised observations, rewards out of all proportion."""
+    """Adam, no layer norm, normalised observations, very large rewards."""
     config = PROBE.replace(
         total_timesteps=30 * 256,
         optimizer="adam",
@@ -354,7 +363,7 @@ def test_other_settings_learn_too_from_images():
     )
     env, params = Images(), ProbeParams(task=tasks.BOTH, reward=50.0)
     state, metrics = pqn.make_train(config, env, params)(jax.random.key(0))
-    assert 30.0 < metrics["episode_return"][-1] < 45.0  # raw, and with many a random action
+    assert 30.0 < metrics["episode_return"][-1] < 45.0  # raw rewards, with many random actions
     stats = state.policy.obs_stats
     assert float(stats.count) == 30 * 256
     np.testing.assert_allclose(stats.mean, 5.0, atol=0.5)
@@ -371,8 +380,11 @@ def test_other_settings_learn_too_from_images():
 
 
 def test_gradients_are_clipped_by_their_global_norm():
-    """Rectified Adam begins without dividing by the spread, so a step is as long as its gradient;
-    clipped one by one, the elements together would be longer."""
+    """Rectified Adam begins without dividing by the deviation, so a step is as long as its
+    gradient.
+
+    Clipped one by one, the elements together would be longer.
+    """
     train = pqn.make_train(TINY.replace(max_grad_norm=1e-3, learning_rate=1.0))
     before, _ = train(jax.random.key(0), None, 0)
     after, metrics = train(None, before, 1)

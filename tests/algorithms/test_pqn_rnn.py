@@ -53,8 +53,10 @@ def test_values_of_actions_are_those_of_pqn():
 
 @functools.cache
 def network_and_params(cell):
-    """For observations (2,), with large parameters: a memory that did not matter would hide
-    mistakes."""
+    """A network and its parameters for observations (2,), with large parameters.
+
+    A memory without influence would hide mistakes.
+    """
     config = TINY.replace(cell=cell, previous_inputs=False)
     network, memory = pqn_rnn.QNetwork(config, 2), parts.fresh_memory(config, None, 3)
     inputs, done = (jnp.zeros((1, 3, 2)),), jnp.zeros((1, 3), bool)
@@ -84,7 +86,7 @@ STILL = TINY.replace(
     num_envs=6,
     num_steps=10,
     update_epochs=1,
-    learning_rate=0.0,  # each minibatch is looked at with the same parameters
+    learning_rate=0.0,  # each minibatch uses the same parameters
     gamma=0.9,
     q_lambda=0.6,
     reward_scale=0.5,
@@ -103,7 +105,7 @@ SELDOM = [pytest.param(cell, marks=pytest.mark.slow) for cell in CELLS[1:]]
 
 @pytest.fixture(scope="module", params=[CELLS[0], *SELDOM])
 def still(request):
-    """A config, an initial state whose values are well away from 0, and train(params, state)."""
+    """A config, an initial state whose values are far from 0, and train(params, state)."""
     config, env = STILL.replace(cell=request.param), tasks.Recall()
     initial, _ = pqn_rnn.make_train(config, env, RecallParams())(jax.random.key(0), None, 0)
     large = lambda path, x: (100.0 if "head" in str(path) else 2.0) * x
@@ -117,7 +119,7 @@ def still(request):
 
 
 def seen(time, length):
-    """The observation of CLOCK, which nothing changes."""
+    """The observation of CLOCK, which no action changes."""
     return np.array([math.cos(3.0 * time), float(time == length - 1)])
 
 
@@ -127,8 +129,10 @@ def symlog(x):
 
 @pytest.mark.parametrize("ending", ["terminated", "truncated"])
 def test_an_update_is_that_of_a_plain_loop(still, ending):
-    """Of two rollouts: the memory runs on, is zeroed after an end, and the value of the final
-    observation has the memory of the episode that ends with it."""
+    """Checked over two rollouts: the memory runs on and is zeroed after an end.
+
+    The value of a final observation uses the memory of the episode that ends there.
+    """
     config, start, train = still
     length, limit = (6, 99) if ending == "terminated" else (99, 6)
     params = RecallParams(tasks.CLOCK, length, limit)
@@ -175,7 +179,7 @@ def test_an_update_is_that_of_a_plain_loop(still, ending):
 
 
 def test_memories_are_zero_exactly_where_an_episode_has_just_ended(still):
-    """Episodes of 5 steps all end with the last step of a rollout of 10, those of 6 do not."""
+    """Episodes of 5 steps end with the last step of a rollout of 10; episodes of 6 steps do not."""
     _, start, train = still
     for length, zero in ((5, True), (6, False)):
         state, _ = train(RecallParams(tasks.CLOCK, 99, length), start())
@@ -184,7 +188,7 @@ def test_memories_are_zero_exactly_where_an_episode_has_just_ended(still):
 
 
 def test_every_environment_is_in_one_minibatch_with_its_own_memory(still):
-    """At random cues: as one minibatch, two of them have the same mean loss."""
+    """Cues are random: one minibatch and two of them have the same mean loss."""
     config, start, train = still
     params, env = RecallParams(length=7), tasks.Recall()
     state, _ = train(params, start())
@@ -195,7 +199,7 @@ def test_every_environment_is_in_one_minibatch_with_its_own_memory(still):
 
 
 def test_what_a_forbidden_action_would_be_worth_changes_nothing():
-    """Neither what is done, nor what is hoped for, nor the look ahead to final observations."""
+    """It changes neither actions, nor values, nor bootstraps from final observations."""
     env, params = tasks.Probe(masked=True), ProbeParams(tasks.SWING, 1.0, 3)
     train = pqn_rnn.make_train(STILL, env, params)
     state, _ = train(jax.random.key(0), None, 0)
@@ -217,7 +221,7 @@ def test_what_a_forbidden_action_would_be_worth_changes_nothing():
     "cell", ["gru", *(pytest.param(cell, marks=pytest.mark.slow) for cell in ("lstm", "mingru"))]
 )
 def test_a_cue_is_remembered(cell, vmapped_keys):
-    """Who does not know it gets half of the reward; actions are random ones now and then."""
+    """A policy that does not know the cue gets half of the reward; some actions are random."""
     config = pqn_rnn.Config(
         cell=cell,
         total_timesteps=80 * 192,
@@ -244,7 +248,8 @@ def test_a_cue_is_remembered(cell, vmapped_keys):
 
 @pytest.mark.parametrize("cell", CELLS)
 def test_a_policy_s_memory_is_that_of_training(cell):
-    """Step by step of one environment, and who steps it tells the rewards; no memory is fresh."""
+    """Checked step by step in one environment, with rewards passed back; memory=None is a fresh
+    one."""
     env, params = tasks.Recall(), RecallParams()
     config = STILL.replace(cell=cell, eps_end=1.0)
     state, _ = pqn_rnn.make_train(config, env, params)(jax.random.key(0), None, 0)
@@ -301,7 +306,7 @@ CASE = Case(
 
 
 def check_kernels(params):
-    """Orthogonal, each with its gain."""
+    """Checks that kernels are orthogonal, each with its gain."""
     gains, found = {"head": 0.01, "gates": 1.0, "memory": 1.0}, set()
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         if leaf.ndim > 1:

@@ -1,4 +1,4 @@
-"""The probe tasks of one agent: values and actions that can be known by hand are learned."""
+"""The probe tasks of one agent: the file learns values and actions that are known by hand."""
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +16,10 @@ SEEDS = 3
 
 
 def play_probes(module, config, values_of, continuous=False, number=7, max_steps=5, options=None):
-    """The first tasks with all seeds in one program: `values_of(config, action_space, state, x)`
-    and actions at x = -1, 0, 1, (tasks, SEEDS, 3)."""
+    """Values and actions of the first tasks at x = -1, 0, 1, with all seeds in one program.
+
+    `values_of(config, action_space, state, x)` gives values; results are (tasks, SEEDS, 3).
+    """
     env = tasks.Probe(continuous)
 
     def train(task, key):
@@ -44,7 +46,7 @@ def of_critic(module):
 
 
 def play_actor_critic(case, kind):
-    """For cases of files with an ActorCritic."""
+    """Values and actions for files with an ActorCritic."""
     critic, number = of_critic(case.module), case.num_probes
     return kind, *play_probes(case.module, case.probe, critic, kind == "continuous", number)
 
@@ -69,14 +71,15 @@ def test_probe_endless_task_bootstraps_at_the_time_limit(probed):
 
 
 def test_probe_swing_bootstraps_from_final_observations_and_cuts_traces(probed):
-    """From the reset observation they would be -1 / (1 - gamma) and so on: see tests/probe.py."""
+    """From the reset observation, values would be -1 / (1 - gamma) and so on: see
+    tests/probe.py."""
     _, values, _ = probed
     for x, expected in ((0, -1.0 / 1.9), (2, 1.0 / 1.9)):
         np.testing.assert_allclose(values[tasks.SWING, :, x], expected, atol=0.1)
 
 
 def test_probe_actions(probed):
-    """With the gradient's sign the other way round, these would be the worst ones."""
+    """With the wrong sign of the gradient, these would be the worst actions."""
     kind, _, actions = probed
     if kind == "discrete":
         np.testing.assert_array_equal(actions[tasks.ACTION, :, 1], 1)

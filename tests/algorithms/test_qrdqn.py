@@ -99,10 +99,10 @@ def test_quantile_huber_is_the_plain_sum_and_rlax_s(kappa):
 
 
 def test_quantile_regression_finds_the_quantiles():
-    """Of an exponential distribution, whose quantile at level p is -log(1 - p)."""
+    """Checked for an exponential distribution, whose quantile at level p is -log(1 - p)."""
     samples = jnp.array(np.random.default_rng(0).exponential(size=(1, 5_000)), jnp.float32)
     levels = qrdqn.midpoints(8)
-    kappa = 0.01  # in its limit 0 the slopes are kappa times those of quantile regression
+    kappa = 0.01  # as kappa goes to 0, slopes are kappa times those of quantile regression
     gradient = jax.grad(lambda q: qrdqn.quantile_huber(q[None], levels, samples, kappa)[0] / kappa)
 
     @jax.jit

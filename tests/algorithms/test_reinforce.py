@@ -39,8 +39,10 @@ def random_rollout(seed, shape):
 @pytest.mark.parametrize("lam", [0.7, 1.0])
 @pytest.mark.parametrize("seed, shape", [(0, (17, 5)), (1, (32, 3)), (2, (1, 4))])
 def test_lambda_returns_are_the_weighted_n_step_returns(seed, shape, lam):
-    """From the definition: (1 - lambda) lambda^(n - 1) for the n-step return, and what is left of
-    the weight for the longest one within the episode and the rollout."""
+    """The definition: weight (1 - lambda) lambda^(n - 1) for the n-step return.
+
+    The longest return within the episode and the rollout has the remaining weight.
+    """
     rewards, next_values, terminated, done = random_rollout(seed, shape)
     gamma = 0.9
     expected = np.zeros(shape)
@@ -70,7 +72,8 @@ def test_lambda_returns_agree_with_rlax_without_truncation():
 
 
 def test_the_policy_gradient_is_the_sum_from_its_definition():
-    """For logits it is advantage * (one_hot(action) - probabilities), and the loss goes against."""
+    """For logits it is advantage * (one_hot(action) - probabilities), and the loss has its
+    negative."""
     rng = np.random.default_rng(0)
     logits, advantages = rng.normal(size=(6, 3)), rng.normal(size=6)
     action = np.array([0, 1, 2, 2, 1, 0])
@@ -86,7 +89,7 @@ def test_the_policy_gradient_is_the_sum_from_its_definition():
 
 
 def test_the_policy_gradient_climbs_the_expected_return():
-    """On average over actions: against finite differences of the return of a softmax policy."""
+    """Averaged over actions, it equals finite differences of a softmax policy's return."""
     logits, returns = jnp.array([0.3, -0.5, 1.0]), jnp.array([1.0, -2.0, 0.5])
     actions = jax.random.categorical(jax.random.key(0), logits, shape=(200_000,))
 

@@ -39,7 +39,7 @@ def lowest_value(config, state, x, action):
 
 @pytest.mark.parametrize("mean, log_std", [(0.0, 0.0), (1.5, -1.0), (-0.7, 0.5)])
 def test_the_density_of_squashed_actions_integrates_to_one(mean, log_std):
-    """Over actions, each of which comes of one normal number."""
+    """The integral is over actions, each of which comes from one normal number."""
     noise = jnp.linspace(-9.0, 9.0, 20_001)
     gaussian = sac.Gaussian(jnp.full((len(noise), 1), mean), jnp.full((len(noise), 1), log_std))
     action, log_prob = (np.asarray(x, np.float64) for x in sac.squash(gaussian, noise[:, None]))
@@ -81,15 +81,15 @@ def test_a_box_without_bounds_is_refused():
 
 @pytest.fixture(scope="module")
 def step():
-    """The state before and after an update of one round with one gradient step, the config."""
+    """The state before and after an update of one round with one gradient step, and the config."""
     config = TINY.replace(train_every=16, updates_per_step=1, learning_starts=0, anneal_lr=False)
     config = config.replace(buffer_size=200, num_critics=3, num_eval_episodes=0)
-    config = config.replace(learning_rate=0.1, adam_eps=1.0)  # or a first step is a sign's
+    config = config.replace(learning_rate=0.1, adam_eps=1.0)  # else the step is only a sign
     config = config.replace(weight_decay=0.2)
     learner = sac.learner(config, *two_motors())
     init, update = programs(learner)
     state = update(init(jax.random.key(0)))[0]
-    # Critics that differ from their targets, and a temperature of their own
+    # Critics that differ from their targets, and another temperature
     state = state.replace(
         target_params=jax.tree.map(lambda x: 1.3 * x + 0.05, state.target_params),
         log_temperature=jnp.float32(np.log(0.3)),
@@ -99,8 +99,8 @@ def step():
 
 
 def papers_step(config, state, replay):
-    """Each part by its own loss alone, with an Adam of its own; targets by their average; and
-    what is said of it."""
+    """The paper's step: each part by its own loss, with its own Adam; targets by their average;
+    metrics."""
     _, _, _, _, draw_rng, action_rng = jax.random.split(state.rng, 6)
     buffer = parts.ReplayBuffer.of(config)
     draw = buffer.draw(replay, buffer.noise(draw_rng, (1, 1, config.batch_size))[0, 0])
@@ -214,7 +214,7 @@ CASE = Case(
 
 
 def test_the_entropy_reaches_its_target():
-    """On a bandit with a best action: the temperature is what makes it so."""
+    """On a bandit with a best action, the temperature brings it there."""
     config = PROBE.replace(learn_temperature=True, initial_temperature=0.1, target_entropy=-0.5)
     params = tasks.ProbeParams(task=tasks.ACTION, max_steps_in_episode=5)
     train = sac.make_train(config.replace(num_evals=4), tasks.Probe(True), params)

@@ -58,8 +58,10 @@ def test_entropies_are_of_allowed_actions():
 
 
 class Masked(Wrapper):
-    """CartPole with a third action, which is forbidden; so is the first one while it moves to the
-    left. Too fast a cart ends it."""
+    """CartPole with a third, forbidden action. The first one is forbidden while it moves left.
+
+    The episode ends if the cart is too fast.
+    """
 
     def action_space(self, params):
         return spaces.Discrete(3)
@@ -74,16 +76,16 @@ class Masked(Wrapper):
 
 @pytest.fixture(scope="module")
 def step():
-    """The state before and after an update of one round with one gradient step, the config."""
+    """The state before and after an update of one round with one gradient step, and the config."""
     config = TINY.replace(train_every=16, updates_per_step=1, learning_starts=0, anneal_lr=False)
     config = config.replace(buffer_size=200, num_critics=3, num_eval_episodes=0)
-    config = config.replace(learning_rate=0.1, adam_eps=1.0)  # or a first step is a sign's
+    config = config.replace(learning_rate=0.1, adam_eps=1.0)  # else the step is only a sign
     config = config.replace(weight_decay=0.2)
     env, params = envs.make(config.env, max_steps=9)
     learner = sac_discrete.learner(config, Masked(env), params)
     init, update = programs(learner)
     state = update(init(jax.random.key(0)))[0]
-    # Critics that differ from their targets, a policy with preferences, a temperature of its own
+    # Critics that differ from their targets, a policy with preferences, another temperature
     state = state.replace(
         policy=state.policy.replace(params=jax.tree.map(lambda x: 20.0 * x, state.policy.params)),
         target_params=jax.tree.map(lambda x: 1.3 * x + 0.05, state.target_params),
@@ -94,8 +96,10 @@ def step():
 
 
 def test_a_gradient_step_is_the_papers(step):
-    """Each part by its own loss alone, with an Adam of its own; targets by their average.
-    Expectations are means over every action by name, weighted."""
+    """Each part steps by its own loss, with its own Adam; targets move by their average.
+
+    Expectations are weighted sums over the actions.
+    """
     config, state, after, metrics = step
     _, _, _, _, draw_rng = jax.random.split(again(state).rng, 5)
     buffer = parts.ReplayBuffer.of(config)
@@ -112,7 +116,7 @@ def test_a_gradient_step_is_the_papers(step):
         return odds / odds.sum(-1, keepdims=True)
 
     def expected(probs, values):
-        """Over actions that have a probability."""
+        """The expectation over actions that have a probability."""
         return sum(jnp.where(probs[:, a] > 0, probs[:, a] * values[:, a], 0.0) for a in range(3))
 
     log = lambda probs: jnp.log(jnp.maximum(probs, 1e-30))
@@ -162,7 +166,7 @@ def test_a_gradient_step_is_the_papers(step):
 
 
 def test_what_is_kept_leads_to_what_came_before_any_restart(step):
-    """Held against CartPole's own equations, and against the rules of its wrapper."""
+    """Compared with CartPole's own equations, and with the rules of its wrapper."""
     _, _, after, _ = step
     seen = jax.tree.map(lambda x: np.asarray(x[:64]), after.replay.transitions)
     x, x_next = seen.observation, seen.final_observation
@@ -187,7 +191,7 @@ def test_a_fixed_temperature_stays(case, slices):
 
 
 def test_actions_are_uniform_and_then_the_policys():
-    """A policy that prefers action 1 by a logit of 2. All observations are in the statistics."""
+    """The policy prefers action 1 by a logit of 2. The statistics have all observations."""
     config = TINY.replace(learning_starts=1000, total_timesteps=3 * 512, num_envs=32)
     config = config.replace(buffer_size=1536, learning_rate=0.0, num_eval_episodes=0)
     config = config.replace(normalize_obs=True)
@@ -235,7 +239,7 @@ PROBE = sac_discrete.Config(
 
 
 def played(case, kind):
-    """For test_probes.py."""
+    """Values and actions for test_probes.py."""
 
     def values_of(config, space, state, x):
         critics = jax.vmap(sac_discrete.Critic(config, 2).apply, (0, None))
@@ -274,7 +278,7 @@ CASE = Case(
 
 
 def test_the_entropy_reaches_its_target():
-    """On a bandit with a best action: the temperature is what makes it so."""
+    """On a bandit with a best action, the temperature brings it there."""
     config = PROBE.replace(learn_temperature=True, initial_temperature=0.1, target_entropy=0.5)
     params = tasks.ProbeParams(task=tasks.ACTION, max_steps_in_episode=5)
     train = sac_discrete.make_train(config.replace(num_evals=4), tasks.Probe(), params)

@@ -48,10 +48,11 @@ def test_correlated_noise_keeps_its_variance_and_forgets():
 
 @pytest.fixture(scope="module")
 def steps():
-    """The states before and after an update of one round with two gradient steps, the config."""
+    """The states before and after an update of one round with two gradient steps, and the
+    config."""
     config = TINY.replace(train_every=16, learning_starts=0, anneal_lr=False, num_eval_episodes=0)
     config = config.replace(buffer_size=200, num_critics=3, target_noise=0.4, policy_every=2)
-    config = config.replace(learning_rate=0.1, adam_eps=1.0)  # or a first step is a sign's
+    config = config.replace(learning_rate=0.1, adam_eps=1.0)  # else the step is only a sign
     config = config.replace(weight_decay=0.2)
     learner = td3.learner(config, *two_motors())
     init, update = programs(learner)
@@ -66,8 +67,11 @@ def steps():
 
 
 def papers_steps(config, state, replay):
-    """The critics take two, in Adam's order; after the second the actor takes one, up the first
-    critic as it is by then, and the targets follow. And what is said of it, and all noise."""
+    """The papers' steps, their metrics and all noise.
+
+    The critics take two steps in Adam's order. After the second, the actor takes one up the new
+    first critic, and the targets follow.
+    """
     _, _, _, _, draw_rng, target_rng = jax.random.split(state.rng, 6)
     buffer, shape = parts.ReplayBuffer.of(config), (1, 2, config.batch_size)
     draws = buffer.noise(draw_rng, shape)[0]

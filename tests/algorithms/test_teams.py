@@ -1,9 +1,9 @@
-"""What the files about several agents have in common, beside the contract. A file's case has
+"""Shared tests of files for several agents. They add to the contract. A file's case has
 
 probe       a config that learns small tasks
-per_agent   whether what it says about its updates is about each of its agents
-at_once     of files with an actor and a critic for each: changes of `tiny` under which agents
-            could hear of each other
+per_agent   whether the metrics of its updates have an axis of agents
+at_once     for files with an actor and a critic for each agent: changes of `tiny` under which
+            agents could influence each other
 """
 
 import jax
@@ -24,7 +24,7 @@ METRICS = {"policy_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm", 
 METRICS |= {"critic_grad_norm", "mean_value", "explained_variance", "epochs"}
 OTHER = {"adam_eps": 1e-2, "critic_adam_eps": 1e-2, "max_grad_norm": 1e-2, "target_kl": 1e-9}
 OTHER |= {"critic_max_grad_norm": 1e-2, "clip_eps": 1e-3}
-# An update that plain code can do again.
+# An update that plain code can repeat.
 ONCE = dict(
     num_envs=2,
     num_minibatches=1,
@@ -70,7 +70,7 @@ def compared(state, metrics):
     return state.policy, state.critic_params, metrics
 
 
-# What ippo's and ippo_rnn's cases share.
+# The common fields of the cases of ippo and ippo_rnn.
 OF_CASES = dict(metrics=METRICS, other=OTHER, learned=learned, compared=compared)
 
 
@@ -96,7 +96,7 @@ def train_probes(module, env, config, tasks):
 
 @of_teams
 def test_metrics_have_the_points_as_leading_axis(case, trained):
-    """And agents as the last one, of returns and of what is said about each."""
+    """Returns, and metrics of single agents, have the agents as last axis."""
     state, metrics = trained
     assert list(metrics["timestep"]) == [0, 16, 32, 48]
     others = {"timestep", "num_episodes", "episode_return", "episode_length"}
@@ -114,8 +114,10 @@ def test_metrics_have_the_points_as_leading_axis(case, trained):
 
 
 def test_a_team_is_paid_after_one_leaves(case):
-    """On all of three seeds agent 1 leaves, which makes the team's return 4.0 in place of 0.5;
-    nobody learns from what it would see then, even if it is NaN."""
+    """On all of three seeds agent 1 leaves, and the team's return is 4.0 instead of 0.5.
+
+    No agent learns from what agent 1 would then observe, even if it is NaN.
+    """
     config = case.probe.replace(num_eval_episodes=1)
     train = case.module.make_train(config, Sacrifice(), SacrificeParams(broken=True))
     with jax.debug_key_reuse(False):  # see conftest.vmapped_keys
@@ -128,8 +130,10 @@ def test_a_team_is_paid_after_one_leaves(case):
 
 @of_teams
 def test_forbidden_actions_are_never_taken(case):
-    """Each would cost 100: neither in training nor in evaluation does any return fall below 0.
-    Nor by a policy with a key, though it explores as much as it may."""
+    """A forbidden action would cost 100, and no return falls below 0 in training or evaluation.
+
+    A policy with a key, exploring as much as it may, does not take one either.
+    """
     env = Pair(masked=True)
     config = case.tiny.replace(num_eval_episodes=32)
     state, metrics = case.module.make_train(config, env, PairParams())(jax.random.key(0))
@@ -148,7 +152,7 @@ def test_forbidden_actions_are_never_taken(case):
 
 @of_actors
 def test_independent_agents_do_not_hear_of_each_other_s_rewards(case, pair):
-    """Agent 0 is bit-identical whatever agent 1 is paid, and is not with shared parameters."""
+    """Agent 0 is bit-identical whatever agent 1 is paid; with shared parameters it is not."""
 
     def agents(config, reward):
         params = PairParams(rewards=jnp.array([1.0, reward]))
@@ -174,8 +178,10 @@ def test_independent_agents_do_not_hear_of_each_other_s_rewards(case, pair):
 
 @of_actors
 def test_one_agent_stops_at_its_kl_while_the_other_goes_on(case, pair):
-    """Agent 1 is paid nothing and its values start at 0: no gradient, hence no KL. What counts is
-    the mean over the minibatches of the last epoch."""
+    """Agent 1 is paid nothing and its values start at 0, so it has no gradient and no KL.
+
+    The mean over the minibatches of the last epoch counts.
+    """
     params = PairParams(rewards=jnp.array([1.0, 0.0]))
     config = case.tiny.replace(
         ent_coef=0.0, normalize_advantage=False, critic_learning_rate=0.0, update_epochs=5,
@@ -197,7 +203,7 @@ def test_one_agent_stops_at_its_kl_while_the_other_goes_on(case, pair):
 
 @of_actors
 def test_every_epoch_has_an_order_of_its_own(case, pair, monkeypatch):
-    """Turning round the order of the second epoch changes what is learned."""
+    """Reversing the order of the second epoch changes what is learned."""
     original, config = parts.permutations, case.tiny.replace(num_envs=4, num_minibatches=4)
 
     @jax.jit
@@ -215,7 +221,7 @@ def test_every_epoch_has_an_order_of_its_own(case, pair, monkeypatch):
 
 
 class Still(Pair):
-    """Every environment stays where it began, and says who it is."""
+    """Every environment stays at its start, and its observation identifies it."""
 
     def reset_env(self, key, params):
         state = PairState(jax.random.normal(key, (2,)), jnp.zeros((), jnp.int32))
@@ -232,7 +238,7 @@ def test_exactly_update_epochs_without_a_threshold(case, trained):
 
 @of_actors
 def test_clipped_values_stay_near_those_of_the_rollout(floats, swept):
-    """The nearer, the more is lost; the first update's values know of no other policy."""
+    """A smaller limit raises the value loss at every point."""
     _, _, (_, metrics) = swept
     losses = metrics["value_loss"][:, 0]
     assert (losses[floats.index("clip_eps")] > 1.0001 * losses[-2]).all()
@@ -242,8 +248,10 @@ def test_clipped_values_stay_near_those_of_the_rollout(floats, swept):
 
 
 def halves_of_an_episode(case, env):
-    """States after rollouts of five of ten steps, and the metrics of the second rollout. Agent 1
-    leaves with the first step."""
+    """States after rollouts of five of ten steps, and the metrics of the second rollout.
+
+    Agent 1 leaves with the first step.
+    """
     config = case.tiny.replace(num_steps=5, num_minibatches=1, total_timesteps=3 * 10)
     params = jax.tree.map(jnp.asarray, PairParams(task=LEAVING))
     learner = case.module.learner(config, env, params)
@@ -254,8 +262,10 @@ def halves_of_an_episode(case, env):
 
 @of_actors
 def test_nothing_is_learned_from_a_rollout_that_one_did_not_live_to_see(case):
-    """Agent 1 leaves with the first of ten steps: the second rollout of five is agent 0's alone,
-    and what Adam remembers of the first one does not move agent 1."""
+    """Agent 1 leaves in the first of ten steps, so the second rollout of five is agent 0's alone.
+
+    Adam's memory of the first rollout does not move agent 1.
+    """
     first, second, _ = halves_of_an_episode(case, Pair())
     before, after = learned(first), learned(second)
     assert_same(jax.tree.map(lambda x: x[1], before), jax.tree.map(lambda x: x[1], after))
@@ -270,7 +280,7 @@ class Team(Pair):
 
 @of_actors
 def test_critics_of_a_team_learn_what_one_did_not_live_to_see(case):
-    """The same rollouts, of a team: agent 1's critic moves, its actor does not."""
+    """In the same rollouts of a team, agent 1's critic moves, and its actor does not."""
     first, second, metrics = halves_of_an_episode(case, Team())
     (actor, critic), (later_actor, later_critic) = (
         jax.tree.map(lambda x: x[1], case.learned(state)) for state in (first, second)
@@ -282,7 +292,7 @@ def test_critics_of_a_team_learn_what_one_did_not_live_to_see(case):
 
 
 class Half(Still):
-    """Agents live, and go on living, where they began above 0."""
+    """An agent lives, and stays alive, if it began above 0."""
 
     def step_env(self, key, state, action, params):
         seen, state, _, ended, _ = super().step_env(key, state, action, params)
@@ -291,7 +301,7 @@ class Half(Still):
 
 @of_actors
 def test_the_kl_that_stops_is_of_minibatches_in_which_one_lived(case):
-    """As the metric is: those of environments without the agent are left out, not zeros."""
+    """Like the metric, it leaves out environments without the agent; it does not count zeros."""
     config = case.tiny.replace(num_envs=8, num_minibatches=8, total_timesteps=3 * 64)
     config = config.replace(num_eval_episodes=0, update_epochs=3, learning_rate=1e-2)
     if hasattr(config, "minibatch_of"):
@@ -302,7 +312,7 @@ def test_the_kl_that_stops_is_of_minibatches_in_which_one_lived(case):
     )
     init, _ = programs(learner_of(jnp.inf))
     update = jax.jit(lambda target, state: programs(learner_of(target))[1](state))
-    # With the first step everybody is there.
+    # In the first step all agents are there.
     state, _ = update(jnp.inf, init(jax.random.key(0)))
     assert (np.asarray(state.observation[..., 0] > 0).mean(0) < 0.9).all(), "not everywhere"
     _, least = update(1e-12, again(state))

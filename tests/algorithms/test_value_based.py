@@ -1,14 +1,15 @@
-"""What the files have in common that learn values from a replay buffer, beside the contract: how
-they explore, what they keep, and one gradient step from a transition made by hand. A file's case
-has, with `online` and `target` as parameters,
+"""Shared tests of files that learn values from a replay buffer.
 
-    action_values(config, space, params, x)     what the network expects of all actions
-    prefer(config, params, action, by)          parameters by which an action is worth more by `by`,
-                                                all others what they are, for any observation
+They check exploration, the stored transitions, and a gradient step from a transition made by hand.
+They add to the contract. A file's case has, with `online` and `target` as parameters,
+
+    action_values(config, space, params, x)     the network's expected values of all actions
+    prefer(config, params, action, by)          parameters that add `by` to the value of an action
+                                                and keep all others, for any observation
     expected_loss(config, online, target, best, state)
-                                    in plain NumPy, of the transition from X to X_NEXT; `best` is
+                                    in plain NumPy, for the transition from X to X_NEXT; `best` is
                                     the action of the target
-    mean_values(config, state, x)   of all actions, as `mean_value` has them
+    mean_values(config, state, x)   values of all actions, as in `mean_value`
 """
 
 import inspect
@@ -29,7 +30,7 @@ from tests.conftest import AS_FOR_USERS
 
 pytestmark = pytest.mark.cases(lambda case: case.of_family("action values") and case.replay)
 
-# The settings under which every float of the file matters, and a buffer that wraps around.
+# Settings under which every float of the file matters, with a buffer that wraps around.
 SMALL = dict(
     total_timesteps=3 * 32,
     num_envs=2,
@@ -47,7 +48,7 @@ SMALL = dict(
     num_evals=3,
     num_eval_episodes=2,
 )
-# Where half the default is not a change, or none that can be felt in 96 steps.
+# Floats for which half the default is no change, or none that shows within 96 steps.
 OTHER = {"adam_eps": 1e-2, "eps_end": 0.9, "max_grad_norm": 1e-3, "huber_delta": 0.1}
 OTHER |= {"priority_eps": 0.5, "duration_exponent": 1.5}
 TOLERANCE = dict(rtol=1e-4, atol=1e-5)
@@ -67,7 +68,7 @@ REFUSED = [
 
 
 def compared(state, metrics):
-    """The first 14 gradient steps; rounding grows, and may at last choose another sample."""
+    """The first 14 gradient steps; rounding grows, and may later choose another sample."""
     names = {"loss", "td_error", "mean_value", "grad_norm"} & metrics.keys()
     return {name: metrics[name][:3] for name in names}
 
@@ -100,8 +101,10 @@ def test_metrics_have_the_points_as_leading_axis(case, trained):
 
 @pytest.fixture(scope="module")
 def points(module, tiny):
-    """A run of CartPole in episodes of at most 12 steps whose buffer keeps everything, and whose
-    target network is copied after 14 gradient steps: what goes a point on, and every state."""
+    """The state and a point of a run of CartPole that keeps all transitions, and every state.
+
+    Episodes have at most 12 steps. The target network is copied after 14 gradient steps.
+    """
     config = tiny.replace(buffer_size=96, target_every=14, tau=1.0, num_eval_episodes=0)
     env, env_params = envs.make(config.env)
     train = module.make_train(config, env, env_params.replace(max_steps_in_episode=12))
@@ -119,7 +122,8 @@ def test_learning_waits(points):
 
 
 def test_learning_waits_for_a_whole_window(module, tiny):
-    """Of 12 steps of both environments, which 6 of the 8 rounds make: the last 3 learn, twice."""
+    """A window is 12 steps of both environments, from 6 of the 8 rounds; the last 3 rounds
+    learn."""
     config = tiny.replace(learning_starts=0, n_step=12)
     learner = module.learner(config, *envs.make(config.env))
     _, metrics = jax.jit(learner.update)(jax.jit(learner.init)(jax.random.key(0)))
@@ -127,7 +131,7 @@ def test_learning_waits_for_a_whole_window(module, tiny):
 
 
 def test_transitions_lead_to_what_came_before_any_restart(points):
-    """Held against CartPole's own equations and limits."""
+    """Compared with CartPole's own equations and limits."""
     replay = points[1][-1].replay
     replay = jax.tree.map(np.asarray, replay.transitions)
     x, x_next = replay.observation, replay.final_observation
@@ -146,7 +150,7 @@ def test_transitions_lead_to_what_came_before_any_restart(points):
 
 
 def test_targets_are_copied_on_time(points):
-    """14 gradient steps end the second point, and 16 are in the third."""
+    """The 14th gradient step ends the second point, and 16 are in the third."""
     *_, second, third = points[1]
     assert (int(second.target_age), int(third.target_age)) == (0, 2)
     near = lambda a, b: jax.tree.all(jax.tree.map(lambda x, y: np.allclose(x, y, 1e-5, 1e-7), a, b))
@@ -156,8 +160,10 @@ def test_targets_are_copied_on_time(points):
 
 
 def test_the_learning_rate_is_annealed(points):
-    """From the same state, steps are longer where it is earlier in the run: rates add up to
-    16 + ... + 9 there, to 8 + ... + 1 here."""
+    """From the same state, steps are longer earlier in the run.
+
+    Their rates are proportional to 16 + ... + 9 there, and to 8 + ... + 1 here.
+    """
     train, (*_, state, _) = points
     distance = []
     for updates in (1, 2):
@@ -170,15 +176,17 @@ def test_the_learning_rate_is_annealed(points):
 # Of code that all of these files repeat, or of a part: every run looks at one file.
 SELDOM = pytest.mark.cases(slow=lambda case: case.name != "dqn")
 
-# What decides which buffers there are, without what only makes machine code fast.
+# Options that decide which buffers exist, without those that only make machine code fast.
 FUSED_AS_FOR_USERS = {name: AS_FOR_USERS[name] for name in ("xla_cpu_use_fusion_emitters",)}
 
 
 @SELDOM
 def test_the_buffer_is_never_copied(module, tiny, vmapped_keys):
-    """Eight agents that go on from their states, as `launch` runs them, and eight that start: what
-    the program needs beside its arguments and results is far less than a buffer. One gradient step
-    for each step of one environment is what XLA would like best to make one operation of."""
+    """Eight trials that continue from their states, as in the launcher, and eight that start.
+
+    The program needs far less than a buffer beside its arguments and results. With one gradient
+    step for each step of one environment, XLA would most likely merge writing and reading.
+    """
     config = tiny.replace(buffer_size=100_000, num_eval_episodes=0)
     config = config.replace(num_envs=1, train_every=1, updates_per_step=1)
     train = module.make_train(config)
@@ -206,7 +214,7 @@ def test_a_buffer_larger_than_the_memory_is_refused_with_one_that_fits(module, t
 
 @pytest.mark.cases(lambda case: case.has("prioritized"))
 def test_priorities_are_written_back_and_the_largest_is_remembered(points):
-    """At first all are the same, that of what has not been drawn yet."""
+    """At first all have the priority of transitions that have not been drawn yet."""
     _, (start, first, second, _) = points
     assert (first.replay.priorities[:30] == 1.0).all() and start.replay.max_priority == 1.0
     seen = np.unique(np.asarray(second.replay.priorities))
@@ -214,7 +222,7 @@ def test_priorities_are_written_back_and_the_largest_is_remembered(points):
 
 
 class Signs(Wrapper):
-    """Of CartPole's four numbers, 0 or 1; or as bytes, 0 or 255."""
+    """The signs of CartPole's four numbers, 0 or 1; or as bytes, 0 or 255."""
 
     def __init__(self, env, dtype):
         super().__init__(env)
@@ -260,8 +268,10 @@ def test_a_policy_with_a_key_explores(module, tiny, trained, vmapped_keys):
 
 
 def explored(module, tiny, env, env_params, **settings):
-    """The transitions of three updates, (48, 256), in episodes of 7 steps, and for how long actions
-    are still held then; by one program for all that differ."""
+    """The transitions of three updates, (48, 256), in episodes of 7 steps, by one program.
+
+    Returns also for how many steps actions are still held.
+    """
     env_params = env_params.replace(max_steps_in_episode=7)
     names, values = settings.keys(), jnp.array(list(settings.values())).T
     config = tiny.replace(num_envs=256, buffer_size=48 * 256, exploration="constant")
@@ -280,8 +290,7 @@ def explored(module, tiny, env, env_params, **settings):
 
 @SELDOM
 def test_random_actions_last_until_the_episode_ends(module, tiny):
-    """With an exponent of nearly 1 they would for thousands of steps, and what is not random
-    never does."""
+    """With an exponent near 1 they would last for thousands of steps. Greedy actions never last."""
     env, env_params = envs.make("CartPole-v1")
     settings = dict(duration_exponent=[1.00001, np.inf, 1.00001, np.inf, 3.0])
     settings |= dict(eps_end=[1.0, 1.0, 0.0, 0.0, 0.3])
@@ -303,7 +312,7 @@ def test_random_actions_last_until_the_episode_ends(module, tiny):
 
 @SELDOM
 def test_what_is_held_is_let_go_where_it_is_not_allowed(module, tiny):
-    """Of two actions one is allowed at every other step."""
+    """At every other step, only one of two actions is allowed."""
     env, env_params = tasks.Probe(masked=True), tasks.ProbeParams(task=tasks.SWING)
     settings = dict(duration_exponent=[1.5], eps_end=[1.0])
     played, _ = explored(module, tiny, env, env_params, **settings)
@@ -314,8 +323,9 @@ def test_what_is_held_is_let_go_where_it_is_not_allowed(module, tiny):
 # --- one gradient step ------------------------------------------------------------------------
 
 GAMMA, REWARD, ACTION = 0.9, 2.0, 1
-COUNT = 1e6  # of observations whose statistics are known: so many that a rollout hardly moves them
-# Steps of three, and one gradient step of an update; the buffer holds the transition, nearly alone.
+COUNT = 1e6  # so many observations in the statistics that a rollout hardly changes them
+# Windows of three steps and one gradient step an update; the buffer holds almost only the
+# transition.
 ONE = dict(
     total_timesteps=16,
     num_envs=1,
@@ -330,8 +340,10 @@ ONE = dict(
 
 
 def gradient_step(module, config, networks, masked):
-    """The state before an update and after it, and what the gradient step says. `networks` makes
-    parameters of both networks from some."""
+    """The state before an update and after it, and the gradient step's metrics.
+
+    `networks` makes parameters of both networks from initial ones.
+    """
     env = tasks.Probe(masked=masked)
     max_steps = 5 if masked else 1000
     env_params = tasks.ProbeParams(task=tasks.SWING, max_steps_in_episode=max_steps)
@@ -366,8 +378,10 @@ def gradient_step(module, config, networks, masked):
 
 @pytest.fixture(scope="module", params=[False, True], ids=["single", "double"])
 def one_step(request, case):
-    """With networks that do not agree: action 2 is the best for both; then the online network
-    prefers action 0, and the target network action 1."""
+    """Two networks that disagree: action 2 is the best for both.
+
+    Of the others, the online network prefers action 0, and the target network action 1.
+    """
     config = case.tiny.replace(double=request.param)
 
     def networks(params):
@@ -380,12 +394,11 @@ def one_step(request, case):
     return config, *gradient_step(case.module, config, networks, masked=True)
 
 
-X, X_NEXT = np.array([[-0.75]], np.float32), np.array([[0.75]], np.float32)  # as networks see them
+X, X_NEXT = np.array([[-0.75]], np.float32), np.array([[0.75]], np.float32)  # normalised
 
 
 def test_the_loss_of_a_transition_is_the_paper_s(case, one_step):
-    """Of a window of three steps that bootstraps, where an action is forbidden that both networks
-    like best."""
+    """A window of three steps bootstraps, and both networks' favourite action is forbidden."""
     config, state, _, metrics = one_step
     online, target = state.policy.params, state.target_params
     space = tasks.spaces.Discrete(3)
@@ -404,8 +417,10 @@ def test_mean_value_is_that_of_the_best_allowed_action(case, one_step):
 
 
 def test_masks_and_statistics_belong_to_what_was_seen(one_step):
-    """In episodes of 5 steps, cut where x = -1 and action 0 is allowed, begun where x = 1 and it is
-    not: 10 of the 16 observations are 1, and only 6 of those that actions led to."""
+    """Episodes have 5 steps, cut where x = -1 and action 0 is allowed, and begun where it is not.
+
+    They begin at x = 1: 10 of the 16 observations are 1, and only 6 of the final ones.
+    """
     _, _, after, _ = one_step
     played = jax.tree.map(lambda x: np.asarray(x[:16]), after.replay.transitions)
     np.testing.assert_array_equal(np.flatnonzero(played.done), [4, 9, 14])
@@ -447,7 +462,7 @@ SHARED = ("greedy", "epsilon_at", "epsilon_greedy", "durations", "hold", "normal
 @pytest.mark.cases(lambda case: case.module is not dqn)
 @pytest.mark.parametrize("name", SHARED)
 def test_what_is_repeated_is_dqn_s(module, name):
-    """Its own tests hold for these."""
+    """DQN's own tests hold for the copies."""
     assert inspect.getsource(getattr(module, name)) == inspect.getsource(getattr(dqn, name))
 
 
@@ -501,5 +516,5 @@ def played(case, kind):
     def values_of(config, space, state, x):
         return case.action_values(config, space, state.policy.params, x).max(-1)
 
-    # So many rounds take longer than compiling them well.
+    # So many rounds take longer than optimised compilation.
     return kind, *play_probes(module, config, values_of, options=AS_FOR_USERS)

@@ -1,4 +1,4 @@
-"""VDN: mixers, an update against plain NumPy, games that tell the mixers apart, the contract."""
+"""VDN: mixers, an update against plain NumPy, games that separate the mixers, the contract."""
 
 import functools
 
@@ -86,7 +86,7 @@ def elu(x):
 
 
 def mix(config, params, values, alive, view):
-    """Of one team at one step."""
+    """The mix of one team at one step."""
     values = np.where(alive, values, 0.0)
     if config.mixer == "none":
         return values
@@ -102,7 +102,8 @@ def mix(config, params, values, alive, view):
 
 @pytest.fixture(scope="module")
 def mixed():
-    """50 teams of 3, of whom some have left, and monotonic mixers of any parameters."""
+    """50 teams of 3, some of whose agents have left, and monotonic mixers with random
+    parameters."""
     rng = np.random.default_rng(0)
     values, view = 3.0 * rng.normal(size=(50, 3)), rng.normal(size=(50, 5))
     config, alive = TINY.replace(mixing_size=6), rng.random((50, 3)) < 0.7
@@ -152,7 +153,7 @@ PLAIN = TINY.replace(
     num_steps=10,
     total_timesteps=3 * 40,
     update_epochs=1,
-    learning_rate=0.0,  # each minibatch is looked at with the same parameters
+    learning_rate=0.0,  # each minibatch uses the same parameters
     gamma=0.9,
     q_lambda=0.6,
     reward_scale=0.5,
@@ -165,7 +166,7 @@ PLAIN = TINY.replace(
 
 
 class Paid(Crowd):
-    """All agents get the reward of the last one, and something for each, as when it is shaped."""
+    """All agents get the reward of the last one, and each a bonus, as if it were shaped."""
 
     shared_reward = True
 
@@ -176,7 +177,7 @@ class Paid(Crowd):
 
 ARRANGEMENTS = {
     "monotonic, world state, gru": (
-        dict(mixer="monotonic", normalize_obs=False),  # of world states it is not asked
+        dict(mixer="monotonic", normalize_obs=False),  # never called for world states
         Crowd(False, world=True),
     ),
     "monotonic, all observations, lstm, shared rewards": (
@@ -204,7 +205,7 @@ def symlog(x):
 
 
 class Plain:
-    """What the next update of a state says, agent by agent and step by step."""
+    """The metrics of the next update of a state, agent by agent and step by step."""
 
     def __init__(self, config, env, params, state):
         self.config, self.env, self.policy = config, env, jax.tree.map(np.asarray, state.policy)
@@ -264,7 +265,7 @@ class Plain:
         return self.normal(self.policy.world_stats, world)
 
     def play(self, params, state):
-        """Of every step what happened to each environment, with the file's own random numbers."""
+        """Every step of each environment, with the file's own random numbers."""
         c, batch = self.config, envs.batch(self.env, self.config.num_envs, self.config.num_steps)
         _, start, keys, noise = jax.random.split(state.rollout_rng, 4)
         noise = parts.epsilon_noise(noise, (c.num_steps, c.num_envs, 2), 3)
@@ -314,7 +315,7 @@ class Plain:
         return steps
 
     def learn(self, steps, errors, values):
-        """Of one environment: what its values miss, and the largest ones at each step."""
+        """The errors of one environment's values, and the largest values at each step."""
         c, params, target = self.config, self.policy.params.mixer.get("params"), None
         for t, step in reversed(list(enumerate(steps))):
             best = [np.max(q[m]) for q, m in zip(step["values"], step["mask"])]
@@ -348,7 +349,7 @@ class Plain:
 
 @functools.cache
 def updates(arrangement):
-    """Two updates: config, environment, states before the second one and after it, metrics."""
+    """Two updates: config, environment, states before and after the second one, metrics."""
     change, env = ARRANGEMENTS[arrangement]
     config, params = PLAIN.replace(**change), CrowdParams()
     learner = vdn.learner(config, env, params)
@@ -366,7 +367,7 @@ def updates(arrangement):
 
 @pytest.mark.parametrize("arrangement", [*OFTEN, pytest.param(SELDOM, marks=pytest.mark.slow)])
 def test_an_update_is_that_of_plain_lists(arrangement):
-    """Masks, deaths, ends of both kinds, memories, and what all is normalised by."""
+    """Checked with masks, deaths, both kinds of ends, memories, and normalisation."""
     config, env, state, after, metrics = updates(arrangement)
     knows = again(state)
     knows = knows.replace(policy=knows.policy.replace(world_stats=after.policy.world_stats))
@@ -390,7 +391,7 @@ def test_an_update_is_that_of_plain_lists(arrangement):
 
 @pytest.mark.parametrize("arrangement", ["monotonic, world state, gru", "none, no memory"])
 def test_a_policy_s_memory_is_that_of_training(arrangement):
-    """Step by step, with rewards that whoever steps the environment tells it."""
+    """Checked step by step, with rewards passed back to the policy."""
     config, env, state, *_ = updates(arrangement)
     plain = Plain.__new__(Plain)
     plain.config, plain.policy = config, jax.tree.map(np.asarray, state.policy)
@@ -422,7 +423,7 @@ def test_a_policy_with_a_key_explores(vmapped_keys):
 
 
 class One(Wrapper):
-    """An environment of one agent as one of several."""
+    """An environment of one agent, in the interface of several."""
 
     num_agents = 1
 
@@ -437,7 +438,7 @@ class One(Wrapper):
 
 @pytest.mark.parametrize("mixer", ["none", "sum"])
 def test_one_agent_learns_what_pqn_learns(mixer):
-    """From the same parameters: three updates of several epochs and minibatches."""
+    """From the same parameters, through three updates of several epochs and minibatches."""
     env, params = envs.make("CartPole-v1")
     same = dict(total_timesteps=48, num_envs=2, num_steps=8, num_minibatches=2, update_epochs=2)
     same |= dict(hidden_sizes=(8, 4), num_evals=3, num_eval_episodes=2, learning_rate=1e-2)
@@ -476,8 +477,10 @@ class GameParams:
 
 
 class Game(environment.Environment):
-    """In the first step the first agent chooses one of two games (0, or any other action), which
-    both play in the second one: Rashid et al. 2018, section 5. Both are paid the same."""
+    """In the first step the first agent chooses one of two games: action 0, or any other action.
+
+    Both agents play it in the second step and are paid the same (Rashid et al. 2018, section 5).
+    """
 
     num_agents, shared_reward, name = 2, True, "Game"
 
@@ -507,17 +510,17 @@ class Game(environment.Environment):
         return spaces.Box(0.0, 1.0, (3,))
 
 
-# A sum of two agents' values that is nearest to the second game is 5.3 at its 8, below the first
-# one's 7 (with a third action, as there are three below).
+# The sum of two agents' values nearest to the second game is 5.3 at its 8, below the first game's
+# 7. There is a third action, as below.
 TWO_STEPS = np.array([np.full((3, 3), 7.0), [[0, 0, 1], [0, 0, 1], [1, 1, 8]]], np.float32)
-# Son et al. 2019, table 1a: what is best for one depends on what the other one does.
+# Son et al. 2019, table 1a: the best action of an agent depends on the other agent's.
 NOT_MONOTONIC = np.stack([[[8, -12, -12], [-12, 0, 0], [-12, 0, 0]]] * 2).astype(np.float32)
 GAMES = jnp.stack([TWO_STEPS, NOT_MONOTONIC])
 
 
 @pytest.fixture(scope="module")
 def played():
-    """What two seeds of VDN and QMIX are paid in both games in the end, (games, seeds)."""
+    """The final returns of two seeds of VDN and QMIX in both games, (games, seeds)."""
     config = vdn.Config(
         total_timesteps=250 * 256,
         num_envs=32,
@@ -583,7 +586,9 @@ PROBE = vdn.Config(
 @pytest.mark.parametrize("mixer", ["none", "sum"])
 def test_who_left_has_terminated_alone_and_counts_in_no_mix(mixer):
     """Reward 1 for ever, cut by time; agent 1 leaves after its first step and is paid 100 then.
-    Alone, its value is 1 and that of the other one 10; the team's is 101 without end."""
+
+    Alone, its value is 1 and the other agent's 10; the team's is 101 without end.
+    """
     config = PROBE.replace(mixer=mixer)
     env, params = Pair(), PairParams(task=LEAVING)
     state, metrics = vdn.make_train(config, env, params)(jax.random.key(0))
