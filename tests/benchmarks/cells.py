@@ -1,4 +1,5 @@
-"""What is reported: environments, settings and seeds of every algorithm, and when it is solved."""
+"""The cells of the tables: environments, settings and seeds of every algorithm, and solved
+returns."""
 
 from typing import NamedTuple
 
@@ -6,16 +7,16 @@ from algorithms.launch.commands.presets import PRESETS as SETTINGS
 
 
 class Cell(NamedTuple):
-    """A row of a table. Its settings are words of the command line, and so it can be repeated."""
+    """A row of a table. Its settings are words of the command line, so that it can be repeated."""
 
     algorithm: str
     name: str  # unique in its algorithm
     words: str  # after `python algorithms/<algorithm>.py`
-    seeds: int  # 100 where they take at most 12 minutes on two cores, else 30 or 10
+    seeds: int  # 100 for runs of at most 12 minutes on two cores, else 30 or 10
     solved: float = float("nan")  # the least return that counts as solved
     tables: tuple[str, ...] = ("results",)
-    what: str = ""  # was run, where the algorithm's name alone would mislead
-    metric: str = ""  # of the environment, kept and shown beside the return
+    what: str = ""  # the algorithm in words, where its name would mislead
+    metric: str = ""  # a metric of the environment, shown beside the return
 
     @property
     def key(self) -> str:
@@ -31,14 +32,14 @@ SOLVED |= {
     "xminigrid/MiniGrid-DoorKey": 0.9,
     "brax/inverted_pendulum": 1000.0,
 }
-MEMORIES = ("", "-gru", "-mingru")  # presets of ppo_rnn, that of an LSTM first
+MEMORIES = ("", "-gru", "-mingru")  # presets of ppo_rnn, an LSTM's first
 CLASSIC = ("CartPole-v1", "Acrobot-v1", "MountainCar-v0")
-# What only a memory can do, for files without one
+# Tasks that need a memory, for files without one
 CHAIN = "--env MemoryChain-bsuite --env-settings memory_length=60 --total-timesteps 400000"
 POSITIONS = "--env CartPole-v1 --env-settings observe=0,2 --total-timesteps 500000"
 BOX = ("Pendulum-v1", "MountainCarContinuous-v0")
 UNMASKED = "--env-settings max_steps=4000,mask_actions=false"
-HELD = "actions held for {} steps"  # of the environment; steps of a run are actions
+HELD = "actions held for {} steps"  # settings of the environment; steps of a run are actions
 SPREAD = "MPE_simple_spread_v3"
 SIMBA = "--network simba --normalize-obs --hidden-sizes 128,128 --critic-hidden-sizes 256,256"
 # The preset of CartpoleSwingup, for the rest of the suite
@@ -50,30 +51,30 @@ GAMES |= {"Freeway": 5_000_000, "SpaceInvaders": 5_000_000}
 
 
 def bar(name: str) -> float:
-    """When a cell is solved, by the environment that its name begins with."""
+    """The solved return of a cell, by the environment that its name begins with."""
     known = [key for key in SOLVED if name.startswith(key)]
     return SOLVED[max(known, key=len)] if known else float("nan")
 
 
 def preset(algorithm: str, name: str, steps: int, seeds: int) -> Cell:
-    """In both tables if the preset leaves the defaults as they are."""
+    """A preset's cell, in both tables if the preset keeps the defaults."""
     words = f"--preset {name} --total-timesteps {steps}"
     tables = ("results",) if SETTINGS[algorithm][name] else ("results", "defaults")
     return Cell(algorithm, name, words, seeds, bar(name), tables, WHAT.get(algorithm, ""))
 
 
 def also(table: str, cell: Cell) -> Cell:
-    """In one more table."""
+    """The cell in one more table."""
     return cell._replace(tables=(*cell.tables, table))
 
 
 def shown(cell: Cell) -> Cell:
-    """Also in the table of flags, beside rows with one."""
+    """The cell also in the table of flags, beside rows with one."""
     return also("flags", cell)
 
 
 def squared(algorithm: str, env: str, words: str) -> Cell:
-    """Errors of quantiles squared: expectiles are learned, and bootstrapped as if quantiles."""
+    """Squared errors of quantiles: expectiles are learned, and bootstrapped as if quantiles."""
     words = f"--preset {env} --kappa 100 {words}".rstrip()
     words += " --total-timesteps 500000"
     what = "kappa 100: expectiles"
@@ -81,19 +82,19 @@ def squared(algorithm: str, env: str, words: str) -> Cell:
 
 
 def defaults(algorithm: str, *envs: str) -> tuple[Cell, ...]:
-    """Of the environments whose preset is not empty, which would be the same run."""
+    """The defaults on environments with a preset that is not empty; others would repeat a run."""
     others = [env for env in envs if SETTINGS[algorithm].get(env) != {}]
     return tuple(default(algorithm, env, 500_000, 30) for env in others)
 
 
 def default(algorithm: str, env: str, steps: int, seeds: int) -> Cell:
-    """Config's defaults, whatever the environment."""
+    """Config's defaults on one environment."""
     words, what = f"--env {env} --total-timesteps {steps}", WHAT.get(algorithm, "")
     return Cell(algorithm, f"{env}, defaults", words, seeds, bar(env), ("defaults",), what)
 
 
 def flag(algorithm: str, env: str, words: str, steps: int = 500_000, seeds: int = 30) -> Cell:
-    """A preset with a flag, beside the preset without."""
+    """A preset with a flag, beside the preset without it."""
     name, words = f"{env} {words}", f"--preset {env} {words} --total-timesteps {steps}"
     return Cell(algorithm, name, words, seeds, bar(env), ("flags",), WHAT.get(algorithm, ""))
 
@@ -208,8 +209,8 @@ LIBRARIES = tuple(
     )
 )
 SMAX, KITCHEN = "SMAX-3m", "overcooked-cramped_room"
-# Of what was tried for independent learners the best on seeds for tuning (docs/tuning.md): passes
-# and step size are those of JaxMARL's script.
+# The best settings of independent learners on seeds for tuning (docs/tuning.md): passes and step
+# size are those of JaxMARL's script.
 CURIOUS = "--eps-end 0.05 --exploration-fraction 0.5 --learning-rate 5e-4 --update-epochs 8"
 SMAX_CELLS = (
     preset("ippo", SMAX, 2_000_000, 5),
@@ -233,7 +234,7 @@ OF_TEAMS = tuple(
 
 
 def jaxmarl(env: str, metric: str, *scripts: str, seeds: int = 1) -> tuple[Cell, ...]:
-    """JaxMARL's own scripts."""
+    """Cells of JaxMARL's own scripts."""
     new = lambda script: Cell(f"jaxmarl-{script}", env, "", seeds, tables=("teams",), metric=metric)
     return tuple(map(new, scripts))
 

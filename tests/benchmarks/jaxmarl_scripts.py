@@ -1,17 +1,17 @@
 """JaxMARL 0.2.0's own training scripts as functions; runs in JaxMARL's Python, see peer_python.py.
 
-They are the files in the folder baselines of its repository at COMMIT (its package has none), read
-as they are. Only hydra and omegaconf, which read their settings, and wandb, which takes what they
-log, are replaced by what does nothing. Settings are those of the YAML files beside the scripts, but
-for the environment and what SETTINGS says.
+They are the files in the folder baselines of its repository at COMMIT, unchanged; its package has
+none of them. hydra and omegaconf, which read their settings, and wandb, which takes their logs, are
+replaced by stand-ins that do nothing. Settings are those of the YAML files beside the scripts,
+except for the environment and SETTINGS.
 
-One seed is trained at a time, without the scripts' own vmap over seeds: several can hang on a CPU,
-and one alone would turn every lax.cond into a select, so that what they do now and then (learn,
-once there is enough; evaluate) would be computed at every update. Their own evaluations are off.
+Seeds are trained one at a time, without the scripts' own vmap over seeds. Several seeds can hang on
+a CPU. Even one seed would turn every lax.cond into a select, and rare work (learning once there is
+enough data, evaluation) would be computed at every update. The scripts' own evaluations are off.
 
-Two settings leave the files, for what they have would not end in half an hour on a core of a CPU:
-SMAX's Q-learning has 64 hidden units in place of 512, and ten times the learning rate; VDN's
-convolutions for Overcooked (24 steps/s) give way to a dense layer of 64 on flattened observations,
+Two settings differ from the files, because those would not end in half an hour on a CPU core.
+SMAX's Q-learning has 64 hidden units instead of 512, and ten times the learning rate. VDN on
+Overcooked has a dense layer of 64 on flattened observations instead of convolutions (24 steps/s),
 as the script of IPPO has it.
 """
 
@@ -24,11 +24,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
-# What is not in the standard library is imported late: this kit's Python reads the settings, too.
+# Only the standard library is imported early, because this kit's Python reads the settings, too.
 
 REPOSITORY = "https://github.com/FLAIROx/JaxMARL"
-COMMIT = "c793d095618c6d3edfb5632802348f57b70a4b94"  # of July 2026, as 0.2.0 is
-EPISODES = 256  # of the policy's best action, after training
+COMMIT = "c793d095618c6d3edfb5632802348f57b70a4b94"  # from July 2026, like 0.2.0
+EPISODES = 256  # episodes of the policy's best action, after training
 
 SMAX_3M = {
     "ENV_NAME": "HeuristicEnemySMAX",
@@ -112,7 +112,7 @@ VALUES_SMAX = {
     "NUM_STEPS": 128,
     "BUFFER_SIZE": 5000,
     "BUFFER_BATCH_SIZE": 32,
-    "HIDDEN_SIZE": 64,  # 512, with a tenth of this learning rate, would take hours
+    "HIDDEN_SIZE": 64,  # 512 units, with a tenth of this learning rate, would take hours
     "MIXER_EMBEDDING_DIM": 64,
     "MIXER_HYPERNET_HIDDEN_DIM": 256,
     "MIXER_INIT_SCALE": 0.001,
@@ -143,10 +143,10 @@ VALUES_OVERCOOKED = {
 
 
 class Script(NamedTuple):
-    """A file of JaxMARL's, and what it trains on what."""
+    """A file of JaxMARL's, with its algorithm and environment."""
 
     file: str  # in the folder baselines
-    network: str  # the class of it that acts
+    network: str  # its class that acts
     settings: dict[str, Any]
     total_timesteps: int
 
@@ -187,7 +187,7 @@ class Run(NamedTuple):
     env: Any
     memory_size: int
     timesteps: int  # that it takes
-    logged: list[dict[str, Any]]  # what it hands to wandb
+    logged: list[dict[str, Any]]  # the metrics that it hands to wandb
 
 
 def make(folder: str, name: str, **more: Any) -> Run:
@@ -220,7 +220,7 @@ def load(file: Path) -> Any:
         sys.modules[name] = mock.MagicMock()
     spec = importlib.util.spec_from_file_location(file.stem, file)
     module = importlib.util.module_from_spec(spec)
-    # JaxMARL prints which extras it has not found, and leaves other streams behind than it found.
+    # Importing JaxMARL prints the extras that are missing, and replaces the standard streams.
     streams = sys.stdout, sys.stderr, sys.__stdout__
     sys.stdout = sys.__stdout__ = io.StringIO()
     try:
@@ -231,7 +231,7 @@ def load(file: Path) -> Any:
 
 
 def dense_layer() -> Any:
-    """What takes the place of convolutions."""
+    """The replacement of convolutions."""
     import flax.linen as nn
 
     class Dense(nn.Module):
@@ -253,7 +253,7 @@ def make_env(config: dict[str, Any]) -> Any:
 
 
 def with_layout(config: dict[str, Any]) -> dict[str, Any]:
-    """The same with Overcooked's layout in place of its name."""
+    """The settings with Overcooked's layout instead of its name."""
     from jaxmarl.environments.overcooked import overcooked_layouts
 
     config = copy.deepcopy(config)
@@ -263,9 +263,9 @@ def with_layout(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def actor(kind: str, module: Any, config: dict[str, Any], env: Any) -> Callable:
-    """act(params, memory, observations, done, mask) -> memory, the actions that look best.
+    """act(params, memory, observations, done, mask) -> memory, the best actions.
 
-    Arrays have the agents as first axis; `done` says who has died, whose memories are fresh.
+    Arrays have the agents as first axis. `done` marks dead agents, whose memories are fresh.
     """
     import jax.numpy as jnp
 
@@ -284,7 +284,7 @@ def actor(kind: str, module: Any, config: dict[str, Any], env: Any) -> Callable:
         return memory, jnp.argmax(network.apply(params, flat)[0].logits, -1)
 
     def recurrent_values(params, memory, observations, done, mask):
-        # As their rollouts have it: who they are comes behind, and the dead see nothing.
+        # As in the scripts' rollouts: agents' ids follow, and dead agents observe zeros.
         inputs = jnp.concatenate([observations, jnp.eye(len(observations))], -1)
         inputs = jnp.where(done[:, None], 0.0, inputs)[None]
         network = Network(num_actions, config["HIDDEN_SIZE"])
@@ -301,7 +301,7 @@ def actor(kind: str, module: Any, config: dict[str, Any], env: Any) -> Callable:
 
 
 def parameters(trained: dict[str, Any]) -> Any:
-    """Of the first train state of what a script returns, which is the actor's."""
+    """The actor's parameters: those of the first train state in a script's result."""
     state = trained["runner_state"]
     while not hasattr(state, "params"):
         state = state[0]
@@ -309,7 +309,7 @@ def parameters(trained: dict[str, Any]) -> Any:
 
 
 def evaluate(run: Run, params: Any, rng: Any) -> dict[str, Any]:
-    """Mean return of the agents over EPISODES episodes, and the share that SMAX's team wins."""
+    """Mean return of the agents over EPISODES episodes, and the share of battles won in SMAX."""
     import jax
     import jax.numpy as jnp
 
@@ -333,7 +333,7 @@ def evaluate(run: Run, params: Any, rng: Any) -> dict[str, Any]:
             actions = dict(zip(agents, actions))
             observations, state, reward, dones, _ = env.step_env(step_rng, state, actions)
             reward = stack(reward).reshape(-1).astype(jnp.float32)
-            won = reward[0] >= 1.0  # as JaxMARL's wrapper of SMAX has it: the bonus for a victory
+            won = reward[0] >= 1.0  # the bonus for a victory, as in JaxMARL's wrapper of SMAX
             done, over = stack(dones).reshape(-1), dones["__all__"]
             return observations, state, memory, done, rng, total + reward.mean(), won, over
 
@@ -349,8 +349,11 @@ def evaluate(run: Run, params: Any, rng: Any) -> dict[str, Any]:
 
 
 def scores(folder: str, name: str, first: int, count: int, **more: Any) -> list[dict[str, float]]:
-    """Trains seeds one after the other: of each its score and the share of episodes won, and of the
-    last twentieth of the training, where the script logs it, the mean return and the share won."""
+    """Trains seeds one after the other. Returns each seed's score and share of episodes won.
+
+    Where the script logs them, it adds the mean return and share won in the last twentieth of
+    training.
+    """
     import jax
 
     run = make(folder, name, **more)
@@ -371,7 +374,8 @@ def scores(folder: str, name: str, first: int, count: int, **more: Any) -> list[
 
 
 def last(logged: list[dict[str, Any]], *names: str) -> float:
-    """The mean of what is logged by one of these names in the last twentieth; NaN for nothing."""
+    """The mean of the values logged by one of these names in the last twentieth; NaN without
+    any."""
     import numpy as np
 
     logs = sorted(logged, key=lambda log: float(log["env_step"]))[-max(1, len(logged) // 20) :]

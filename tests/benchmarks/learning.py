@@ -1,20 +1,20 @@
 """How well the algorithms learn: cells of many seeds, whose scores docs/results/ keeps.
 
-    python tests/benchmarks/learning.py                          # what there is
-    python tests/benchmarks/learning.py ppo/CartPole-v1 dqn      # report a cell, and all of a file
+    python tests/benchmarks/learning.py                          # lists all cells
+    python tests/benchmarks/learning.py ppo/CartPole-v1 dqn      # publish a cell, and all of a file
     python tests/benchmarks/learning.py ppo --look 100           # on seeds for tuning, not kept
     python tests/benchmarks/learning.py ppo --look 100 --more "--adam-eps 1e-5" --topic eps  # kept
-    python tests/benchmarks/learning.py --write                  # tables, pictures of what is kept
+    python tests/benchmarks/learning.py --write                  # tables and pictures of kept rows
 
-A score is what one seed reaches at the *last* point of its run: the mean return of whole episodes
+A score belongs to one seed at the *last* point of its run. It is the mean return of whole episodes
 of the deterministic policy (32 unless the settings say otherwise), over all players. No checkpoint
-is picked. Seeds 0 to 999 are for tuning, as often as one likes. A cell is reported on seeds 10_000
-and up, once; if its settings change after somebody has looked, the next report takes 20_000 and up
-(--block 2), and its row says so. Without --block a cell is run again on the seeds that it has.
+is picked. Seeds 0 to 999 are for tuning, as often as one likes. A cell is published once, on seeds
+10_000 and up. If its settings change after that, the next published run takes 20_000 and up
+(--block 2), and its row says so. Without --block a cell is run again on its own seeds.
 
-A cell that was stopped or killed goes on where it was. Every seed's curve goes to
-docs/results/<algorithm>.csv with the command, the commit and the versions, and a tuning run's row
-to docs/results/tuning.csv, whose conclusions docs/tuning.md has. Tables and pictures are made of
+A stopped or killed cell continues where it was. Every seed's curve goes to
+docs/results/<algorithm>.csv with the command, the commit and the versions. A tuning run's row goes
+to docs/results/tuning.csv; docs/tuning.md has the conclusions. Tables and pictures are made from
 these files alone (report.py, pictures.py).
 """
 
@@ -44,13 +44,13 @@ def settings(cell: Cell) -> tuple[Any, Any]:
 
 
 def command(cell: Cell, first_seed: int) -> str:
-    """What repeats a cell on the command line."""
+    """The command that repeats a cell."""
     seeds = f"--seed {first_seed} --num-seeds {cell.seeds}"
     return f"python algorithms/{cell.algorithm}.py {cell.words} {seeds}"
 
 
 def train(cell: Cell, first_seed: int, run_dir: Path | None) -> list[dict[str, Any]]:
-    """Trains all seeds at once, or goes on with them. Returns a row for each.
+    """Trains all seeds at once, or resumes them. Returns a row for each seed.
 
     Raises:
       KeyboardInterrupt: Ctrl-C, after the point that was being computed.
@@ -80,16 +80,16 @@ def train(cell: Cell, first_seed: int, run_dir: Path | None) -> list[dict[str, A
 
 
 def of_metric(name: str, metrics: dict[str, Any], agent: int) -> dict[str, float]:
-    """What a row says of it, at the last point: of the evaluation, and of training."""
+    """A row's values of the metric at the last point: of the evaluation, and of training."""
     evaluated, training = metrics[f"eval_{name}"][agent, -1], metrics[f"episode_{name}"][agent, -1]
     return {name: float(evaluated.mean()), f"{name} in training": float(training)}
 
 
 def chosen(names: list[str], among: tuple[Cell, ...] = CELLS) -> list[Cell]:
-    """The cells that are named, by themselves or by their algorithm.
+    """The cells with these names, or of these algorithms.
 
     Raises:
-      UserError: a name that nothing has.
+      UserError: an unknown name.
     """
     found: list[Cell] = []
     for name in names:
@@ -101,14 +101,14 @@ def chosen(names: list[str], among: tuple[Cell, ...] = CELLS) -> list[Cell]:
 
 
 def show() -> None:
-    """The cells, and how many seeds of each are kept."""
+    """Prints the cells, and how many seeds of each are kept."""
     for cell in CELLS:
         kept = len(report.kept(cell))
         print(f"{cell.key:45} {cell.seeds:4} seeds, {kept} kept   {cell.words}")
 
 
 def write() -> None:
-    """Writes tables and pictures of what is kept."""
+    """Writes tables and pictures of the kept rows."""
     for page in report.PAGES:
         page.write_text(report.page(page.read_text()))
     pictures.write()

@@ -8,19 +8,19 @@ from pathlib import Path
 
 from algorithms.launch.compute.devices import CACHE
 
-REJAX, GYMNAX = "rejax==0.1.3", "gymnax==0.0.9"  # the gymnax that it is written for
+REJAX, GYMNAX = "rejax==0.1.3", "gymnax==0.0.9"  # the gymnax version that it needs
 JAXMARL = "jaxmarl==0.2.0"
-# What its scripts need, in this kit's versions; distrax asks for any nightly of tfp.
+# Packages of its scripts, in this kit's versions; distrax accepts any nightly of tfp.
 SHARED = ("flax", "optax", "distrax", "tfp-nightly", "gymnax")
 
 
 def rejax() -> str:
-    """The Python of an environment with rejax and this one's jax, made if it is not there."""
+    """The Python of an environment with rejax and this jax version; it is made if missing."""
     return _python("rejax", REJAX, GYMNAX)
 
 
 def jaxmarl() -> str:
-    """The same for JaxMARL, with what its training scripts import."""
+    """The Python of an environment with JaxMARL and the imports of its training scripts."""
     shared = (f"{name}=={importlib.metadata.version(name)}" for name in SHARED)
     return _python("jaxmarl, flashbax, distrax", JAXMARL, "flashbax==0.1.3", *shared)
 
@@ -38,7 +38,7 @@ def _python(modules: str, kit: str, *others: str) -> str:
 
 
 def checkout(repository: str, commit: str, *folders: str) -> Path:
-    """A repository's files, cloned once; of these folders alone, if any are named."""
+    """A repository's files, cloned once; only these folders, if any are named."""
     folder = cache() / repository.rpartition("/")[2].lower()
     git = ["git", "-C", str(folder)]
     if not folder.exists():

@@ -1,21 +1,22 @@
-"""How well other kits learn: their own settings, our protocol, a Python environment of their own.
+"""How well other kits learn: their own settings and Python environment, and this kit's protocol.
 
     python tests/benchmarks/peers.py                           # all cells of the table of peers
     python tests/benchmarks/peers.py rejax-ppo/CartPole-v1     # one
     python tests/benchmarks/peers.py rejax-ppo/CartPole-v1 --look 8   # seeds for tuning, not kept
 
-rejax 0.1.3 has the settings of its configs/gymnax for the same environment, PureJaxRL (at COMMIT)
-those at the end of its ppo.py; only the budget is ours, 500k steps. A score is the mean return of
-32 episodes of the policy's most likely action after the last step, as for ours; their own
-evaluation samples actions. PureJaxRL evaluates nothing while it trains, so that whether it had
-been better before is not known.
+rejax 0.1.3 has the settings of its configs/gymnax for the same environment. PureJaxRL (at COMMIT)
+has those at the end of its ppo.py. Only the budget is this kit's, 500k steps. A score is the mean
+return of 32 episodes of the policy's most likely action after the last step, as for this kit; their
+own evaluations sample actions. PureJaxRL does not evaluate while it trains, so earlier returns are
+not known.
 
-JaxMARL 0.2.0's scripts have their own settings (jaxmarl_scripts.py), one seed trained after the
-other: 2M steps of SMAX and of MPE's spread, 5M of Overcooked. Scores are means of 256 episodes.
+JaxMARL 0.2.0's scripts have their own settings (jaxmarl_scripts.py), and seeds are trained one
+after the other: 2M steps of SMAX and of MPE's spread, 5M of Overcooked. Scores are means of 256
+episodes.
 
-brax's SAC and PPO, of the installed brax, evaluate themselves, 32 episodes as well. SAC has the
-settings that brax's notebook gives for the hopper, but for networks of 64 units, as sac.py's preset
-has them; for PPO there are none, and those for the ant are taken, for 5M steps.
+The installed brax's SAC and PPO evaluate themselves, over 32 episodes as well. SAC has the settings
+of brax's notebook for the hopper, with networks of 64 units as in sac.py's preset. The notebook has
+none for PPO, so it takes those for the ant, for 5M steps.
 """
 
 import argparse
@@ -30,7 +31,8 @@ from unittest import mock
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-# Workers run this file with another kit's Python, which lacks what ours needs: imports come late.
+# Workers run this file with another kit's Python, without the packages of this one: imports come
+# late.
 COMMIT = "31756b197773a52db763fdbe6d635e4b46522a73"
 PUREJAXRL = "https://github.com/luchris429/purejaxrl"
 STEPS, POINTS, EPISODES = 500_000, 20, 32
@@ -174,7 +176,7 @@ def train_rejax(kind, environment):
 
 
 def train_purejaxrl(environment, folder):
-    """train(key) -> curve (points,), of which only the last is known."""
+    """train(key) -> curve (points,); only the last point is known."""
     sys.path.insert(0, str(Path(folder) / "purejaxrl"))
     for name in ("brax", "brax.envs", "brax.envs.wrappers", "brax.envs.wrappers.training", "navix"):
         sys.modules[name] = mock.MagicMock()  # of wrappers that are not used here
@@ -197,7 +199,7 @@ def train_purejaxrl(environment, folder):
 
 
 def curves(train, first, count):
-    """Of seeds trained side by side: train(key) -> curve."""
+    """Curves of seeds trained side by side: train(key) -> curve."""
     import jax
     import numpy as np
 
@@ -207,7 +209,7 @@ def curves(train, first, count):
 
 
 def train_brax(kind, seed):
-    """A seed of brax's SAC or PPO on its hopper, whose physics are the spring ones."""
+    """Trains a seed of brax's SAC or PPO on its hopper, with spring physics."""
     import functools
     import importlib
 
@@ -215,7 +217,7 @@ def train_brax(kind, seed):
     import jax.numpy as jnp
     from brax import envs
 
-    # brax 0.14 uses it, jax 0.10 has it no more.
+    # brax 0.14 uses it, and jax 0.10 has removed it.
     first = lambda tree, devices: jax.tree.map(lambda x: jnp.asarray(x)[None], tree)
     jax.device_put_replicated = getattr(jax, "device_put_replicated", first)
     agent, points = f"brax.training.agents.{kind}", []
@@ -239,7 +241,7 @@ def train_brax(kind, seed):
 
 
 def train_jaxmarl(name, folder, first, count):
-    """Of seeds trained one after the other. Their curves before the last point are not known."""
+    """Trains seeds one after the other. Their curves before the last point are not known."""
     from tests.benchmarks import jaxmarl_scripts
 
     found = jaxmarl_scripts.scores(folder, name, first, count)
@@ -247,7 +249,7 @@ def train_jaxmarl(name, folder, first, count):
 
 
 def serve(name, first, count, folder=None):
-    """Prints what seeds came to as JSON."""
+    """Prints the seeds' results as JSON."""
     import jax
 
     algorithm, _, environment = name.partition("/")
@@ -271,7 +273,7 @@ def serve(name, first, count, folder=None):
 
 
 def train(cell, first: int) -> list[dict]:
-    """A row for each seed, as learning.py has them; of JaxMARL's also how many were won."""
+    """A row for each seed, as in learning.py; JaxMARL's also has the share won."""
     from tests.benchmarks import jaxmarl_scripts, peer_python
 
     words, kit = [cell.key, str(first), str(cell.seeds)], cell.algorithm.partition("-")[0]

@@ -1,4 +1,4 @@
-"""Pictures of the documentation, made of docs/results/*.csv and of nothing else."""
+"""Pictures of the documentation, made only from docs/results/*.csv."""
 
 import hashlib
 from pathlib import Path
@@ -28,7 +28,7 @@ class Curve(NamedTuple):
 
 
 def panels(name: str, folder: Path = report.FOLDER) -> dict[str, list[Curve]]:
-    """What a picture shows: {title: curves of the cells of the first table}."""
+    """The panels of a picture: {title: curves of the cells of the first table}."""
     found: dict[str, list[Curve]] = {}
     family_of = {name: one["family"] for name, one in info.of_folder(catalogue.FOLDER).items()}
     for environment in PICTURES[name]:
@@ -47,7 +47,7 @@ def _curve(cell: Cell, rows: report.Rows) -> Curve:
 
 
 def digest(name: str, folder: Path = report.FOLDER) -> str:
-    """Of the numbers that a picture shows."""
+    """A digest of the numbers that a picture shows."""
     sha = hashlib.sha256()
     for title, curves in panels(name, folder).items():
         for label, timesteps, returns in curves:
@@ -56,7 +56,7 @@ def digest(name: str, folder: Path = report.FOLDER) -> str:
 
 
 def write(folder: Path = report.FOLDER) -> None:
-    """Draws those that show other numbers than before, and notes which numbers they show."""
+    """Draws the pictures whose numbers have changed, and records these numbers."""
     before = {row["picture"]: row["sha256"] for row in report.read("pictures", folder)}
     after = {name: digest(name, folder) for name in PICTURES}
     for name, sha in after.items():

@@ -1,12 +1,12 @@
-"""What a round of the replay buffer costs: this kit's part against flashbax's flat buffers.
+"""The cost of a round of the replay buffer: this kit's part against flashbax's flat buffers.
 
     pip install --no-deps flashbax==0.1.3 && python tests/benchmarks/replay.py
 
-A round puts 16 transitions of CartPole's size into 50,000 and draws 128 of them, dqn.py's defaults,
-uniformly or (prioritized) also sets the priorities of those drawn. 2,000 rounds make one compiled
-loop, for one buffer and for eight vmapped ones; the two sides take turns, medians and ranges of
-`--runs` runs after one that is not counted. Memory is what the compiler plans beside arguments and
-results, in buffers: 0 if nothing is copied.
+A round puts 16 transitions of CartPole's size into 50,000 and draws 128 of them, as in dqn.py's
+defaults. It draws uniformly, or (prioritized) also sets the priorities of the drawn ones. 2,000
+rounds make one compiled loop, for one buffer and for eight vmapped ones. The two sides take turns;
+figures are medians and ranges of `--runs` runs after one that is not counted. Memory is the
+compiler's plan beside arguments and results, in buffers: 0 if nothing is copied.
 """
 
 import argparse
@@ -25,7 +25,7 @@ ROUNDS = 2_000
 
 
 def ours(prioritized: bool, observation: jax.Array) -> tuple[Callable, Callable]:
-    """create() -> buffer and round_(buffer, index, rng) -> buffer, a number."""
+    """create() -> buffer and round_(buffer, index, rng) -> buffer, a number, for this kit."""
     config = dqn.Config(prioritized=prioritized, n_step=1)
     env, env_params = envs.make("CartPole-v1")
     flag, buffer = jnp.zeros(config.num_envs, bool), parts.ReplayBuffer.of(config)
@@ -48,7 +48,7 @@ def ours(prioritized: bool, observation: jax.Array) -> tuple[Callable, Callable]
 
 
 def flashbax(prioritized: bool, observation: jax.Array) -> tuple[Callable, Callable]:
-    """The same. Its pairs of neighbours serve for next observations, as in flashbax's examples."""
+    """The same for flashbax. Pairs of neighbours have the next observations, as in its examples."""
     import flashbax as fbx
 
     config = dqn.Config()
@@ -96,7 +96,7 @@ def compiled(side: Callable, prioritized: bool, buffers: int):
             replay, read = round_(replay, index, jax.random.fold_in(jax.random.key(seed), index))
             return (replay, total + read), None
 
-        start = 4 * dqn.Config().batch_size  # as if so many rounds had been: enough to draw from
+        start = 4 * dqn.Config().batch_size  # as after many rounds, with enough to draw from
         carry, _ = jax.lax.scan(body, (create(), 0.0), start + jnp.arange(ROUNDS))
         return carry
 

@@ -1,4 +1,4 @@
-"""Tables of the documentation, made of docs/results/*.csv and of each algorithm's INFO."""
+"""Tables of the documentation, made from docs/results/*.csv and each algorithm's INFO."""
 
 import csv
 import re
@@ -35,24 +35,24 @@ Rows = list[dict[str, str]]
 
 
 def read(name: str, folder: Path = FOLDER) -> Rows:
-    """What is kept of an algorithm, a row for each cell and seed; or of "tuning"."""
+    """The kept rows of an algorithm, one for each cell and seed; or of "tuning"."""
     file = folder / f"{name}.csv"
     return list(csv.DictReader(file.open())) if file.exists() else []
 
 
 def kept(cell: Cell, folder: Path = FOLDER) -> Rows:
-    """Those of a cell; none if it has not been reported."""
+    """The kept rows of a cell; none if it has not been published."""
     return [row for row in read(cell.algorithm, folder) if row["cell"] == cell.name]
 
 
 def keep(algorithm: str, rows: Sequence[dict[str, Any]], folder: Path = FOLDER) -> None:
-    """Puts a cell's rows in place of those that were there."""
+    """Replaces a cell's rows."""
     others = [row for row in read(algorithm, folder) if row["cell"] != rows[0]["cell"]]
     _write(algorithm, [*others, *rows], folder)
 
 
 def keep_look(topic: str, cell: Cell, rows: Rows, folder: Path = FOLDER) -> None:
-    """Puts a tuning run's row in tuning.csv where the same run's was, or at the end."""
+    """Puts a tuning run's row in tuning.csv in place of the same run's, or at the end."""
     rows = [{k: str(v) for k, v in row.items()} for row in rows]
     found = summary(rows, cell.solved)
     line = {"topic": topic, "algorithm": cell.algorithm, "settings": cell.words}
@@ -71,10 +71,11 @@ def keep_look(topic: str, cell: Cell, rows: Rows, folder: Path = FOLDER) -> None
 def keep_speeds(
     kind: str, columns: Sequence[str], rows: Sequence[Any], folder: Path = FOLDER
 ) -> None:
-    """Puts cases of a benchmark where they were, or at the end, with what they were measured of.
+    """Puts cases of a benchmark in their place or at the end, with the measured commit and
+    versions.
 
     Args:
-      kind: of benchmark.
+      kind: kind of benchmark.
       columns, rows: text; the first column names the case.
     """
     made = versions.versions(ppo, devices.arrange(1))
@@ -105,7 +106,7 @@ def summary(rows: Rows, bar: float) -> dict[str, Any]:
 
     Args:
       rows: one for each seed.
-      bar: the least return that counts as solved; NaN for none.
+      bar: the least return that counts as solved, or NaN.
     """
     column = lambda name: np.array([float(row[name]) for row in rows])
     scores, training = column("score"), column("training")
@@ -130,12 +131,12 @@ def summary(rows: Rows, bar: float) -> dict[str, Any]:
 
 
 def block_of(rows: Rows) -> int:
-    """Which report of their cell rows are: the first takes seeds from BLOCK on."""
+    """The number of a cell's published run, by its seeds: the first takes seeds from BLOCK on."""
     return min((int(row["seed"]) for row in rows), default=BLOCK) // BLOCK
 
 
 def line(cell: Cell, rows: Rows) -> list[str]:
-    """A reported cell's line of its table."""
+    """A published cell's line of its table."""
     found, block = summary(rows, cell.solved), block_of(rows)
     low, high = found["interval"]
     has_bar, count = not np.isnan(cell.solved), f"of {len(rows)}"
@@ -155,7 +156,7 @@ def line(cell: Cell, rows: Rows) -> list[str]:
 
 
 def team_line(cell: Cell, rows: Rows) -> list[str]:
-    """The same in the table of teams, with the metric that was kept."""
+    """Its line in the table of teams, with the kept metric."""
     found, block = summary(rows, cell.solved), block_of(rows)
     labels = [cell.what] * bool(cell.what) + [f"report {block}"] * (block > 1)
     several = len(rows) > 1  # one seed has no interval
@@ -179,7 +180,7 @@ def team_line(cell: Cell, rows: Rows) -> list[str]:
 
 
 def environment(cell: Cell) -> str:
-    """Its name, without flags."""
+    """The name of a cell's environment, without flags."""
     return cell.name.partition(" ")[0]
 
 
@@ -192,7 +193,7 @@ def number(value: float) -> str:
 
 
 def table(name: str, folder: Path = FOLDER) -> str:
-    """Markdown of a table's published cells, of a speed, or of all algorithms."""
+    """Markdown of a table: published cells, a speed, or all algorithms."""
     if name == "algorithms":
         head, *rows = catalogue.table()
         lines = [head, ["---"] * len(head), *rows]

@@ -1,17 +1,18 @@
-"""How fast the kit's batches of a library's environment are next to the library's own.
+"""The speed of the kit's batches of a library's environment, next to the library's own.
 
     python tests/benchmarks/restarts.py                        # all that are installed
     python tests/benchmarks/restarts.py navix/DoorKey-5x5      # one
-    python tests/benchmarks/restarts.py --windows              # what start states in stock cost
+    python tests/benchmarks/restarts.py --windows              # cost of start states in stock
     python tests/benchmarks/restarts.py --keep                 # and keep it in docs/results
 
-Each library restarts its environments with its own wrapper, `envs.batch` by its stock of start
+Each library restarts its environments with its own wrapper. `envs.batch` uses its stock of start
 states, refilled for every rollout of 128 steps. Both take the same random actions under one scan,
-give observations, rewards and ends, and run as many environments for as many steps. The sides take
-turns, after one round that is not counted; medians of `--runs`. (craftax, NAVIX, XLand-MiniGrid and
-playground with `full_reset` draw a start for every environment at every step; Jumanji only when an
-episode ends, one environment after the other. By default playground puts every episode back to the
-one start that its environment had at first, and so does brax, which has nothing else.)
+return observations, rewards and ends, and run as many environments for as many steps. The sides
+take turns, after one round that is not counted; figures are medians of `--runs` runs.
+
+craftax, NAVIX, XLand-MiniGrid and playground with `full_reset` draw a start for every environment
+at every step. Jumanji draws one only when an episode ends, one environment after the other. By
+default playground puts every episode back to the first start of its environment. brax always does.
 
 `--windows` compares `envs.batch` with itself, for windows of 1, 8 and 64 steps that share a start
 state: speed, and the memory that the compiled program plans.
@@ -46,7 +47,7 @@ class Case(NamedTuple):
     name: str
     num_envs: int
     rollouts: int  # in a run
-    theirs: Callable  # of the library's environment; gives reset(keys) and step(state, actions)
+    theirs: Callable  # reset(keys) and step(state, actions) of the library's environment
     note: str = ""
 
 
@@ -128,7 +129,7 @@ def ours(env: Any, env_params: Any, case: Case) -> Callable:
             observation, state, reward, terminated, truncated, _ = seen
             return state, observe(observation, reward, terminated | truncated)
 
-        # All at once, as the algorithms do it: a split for every step takes as long as small steps.
+        # All at once, as the algorithms do it: a split at every step takes as long as a small step.
         state, sums = jax.lax.scan(step, state, jax.random.split(key, (ROLLOUT, 2)))
         return state.without_stock(), sums
 
@@ -167,7 +168,7 @@ def actions(env: Any, env_params: Any, key: jax.Array, num_envs: int) -> jax.Arr
 
 
 def observe(observation: Any, reward: jax.Array, ended: jax.Array) -> Any:
-    """Sums that need all of it; how many episodes ended is looked at."""
+    """Sums that need every result. Only the number of ended episodes is read."""
     total = sum(jnp.sum(x, dtype=jnp.float32) for x in jax.tree.leaves(observation))
     return total + reward.sum(), jnp.sum(ended, dtype=jnp.int32)
 
@@ -192,7 +193,7 @@ def alternate(sides: Sequence[Callable], runs: int) -> list[list[float]]:
 
 
 def against_library(case: Case, runs: int) -> list[str]:
-    """A row: how many times as many steps a second as with the library's own wrapper."""
+    """A row: how many times as fast as the library's own wrapper."""
     env, env_params = made(case)
     sides = [jax.jit(side(env, env_params, case)) for side in (library, ours)]
     ends = [int(side(jax.random.key(1))[1].sum()) for side in sides]
@@ -204,7 +205,7 @@ def against_library(case: Case, runs: int) -> list[str]:
 
 
 def of_windows(case: Case, runs: int) -> list[str]:
-    """A row: how fast other windows are, and what the program needs beside its results."""
+    """A row: the speed of other windows, and the memory of the program beside its results."""
     sides = []
     for window in WINDOWS:
         env, env_params = made(case, start_window=window)

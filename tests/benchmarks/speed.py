@@ -1,47 +1,54 @@
-"""How fast PPO, PQN, DQN, SAC and TD3 are here: against rejax 0.1.3, and against matrix products.
+"""The speed of PPO, PQN, DQN, SAC and TD3, against rejax 0.1.3 and against matrix products.
 
     python tests/benchmarks/speed.py                     # every case, median of 5 runs
     python tests/benchmarks/speed.py --cases pendulum    # some of them
     python tests/benchmarks/speed.py --memory            # peak memory for 1M and for 10M steps
-    python tests/benchmarks/speed.py --resets            # what each kind of auto-reset costs
-    python tests/benchmarks/speed.py --agents            # seconds against the number of agents
+    python tests/benchmarks/speed.py --resets            # cost of each kind of auto-reset
+    python tests/benchmarks/speed.py --agents            # seconds against the number of trials
     python tests/benchmarks/speed.py --agents --keep     # and put it into the documentation
 
-rejax gets a virtual environment of its own, made once in the user's cache directory, with the same
-version of jax. Each side has a process that compiles once and then waits; timed runs go round the
-sides in turn, the last of one round being the first of the next, so that whatever else the machine
-does hits all alike. Everything runs on the CPU. Compile time is tracing, lowering and compiling,
-with the persistent cache off; imports are not in it. Run time is all of `train`, initialisation
-too. Both sides return the whole trained state, so that nothing can be optimised away.
+rejax gets its own virtual environment, made once in the user's cache directory, with the same
+version of jax. Each side has a process that compiles once and then waits. Timed runs alternate, and
+the last side of one round is the first of the next, so that other load hits all sides alike.
+Everything runs on the CPU. Compile time is tracing, lowering and compiling, with the persistent
+cache off; imports are not in it. Run time is all of `train`, with initialisation. Both sides return
+the whole trained state, so that nothing can be optimised away.
 
-PPO, equal on both sides: environment and number of environments, steps in a rollout, epochs (4) and
-minibatches (4); the network, two towers of 64 and 64 tanh units on flattened observations; Adam at
-a constant learning rate, GAE, clipped surrogate, clipped value loss and entropy bonus; no
-evaluation. PQN: rejax's own settings for CartPole (5 epochs of 16 minibatches, two layers of 64
-units with layer norm), Adam in both. DQN: rejax's own settings for CartPole (10 environments, 5
-gradient steps of 100 samples to a step of each; Polyak averaging, double, swish), but for its
-duelling network: there value and advantages are two linear layers on the last hidden one. Nearest
-to its products are those of this kit's network without duelling, less one column; with `dueling`
-this kit splits the last hidden layer as well, as the paper has it (dqn-10x1-dueling). rejax's DQN
-samples without replacement. SAC and TD3: rejax's own settings for Pendulum (a gradient step on 256
-and 100 transitions to a step of one environment, two layers of 64, swish), and SAC with 1024
-environments, four gradient steps of 1024 to a step of all. Not equal:
+PPO, equal on both sides: environment and number of environments, steps of a rollout, epochs (4) and
+minibatches (4). The network has two towers of 64 and 64 tanh units on flattened observations. Adam
+has a constant learning rate. GAE, clipped surrogate, clipped value loss and entropy bonus are
+equal. There is no evaluation.
+
+PQN: rejax's own settings for CartPole (5 epochs of 16 minibatches, two layers of 64 units with
+layer norm), with Adam on both sides.
+
+DQN: rejax's own settings for CartPole (10 environments, 5 gradient steps of 100 samples for a step
+of each; Polyak averaging, double, swish), except for its duelling network. In rejax, value and
+advantages are two linear layers on the last hidden one. Without duelling, this kit's network has
+the same products but for one column. With `dueling` it splits the last hidden layer as well, as in
+the paper (dqn-10x1-dueling). rejax's DQN samples without replacement.
+
+SAC and TD3: rejax's own settings for Pendulum, with two layers of 64 and swish. A gradient step on
+256 or 100 transitions follows each step of one environment. SAC also has a case of 1024
+environments, with four gradient steps on 1024 for a step of all.
+
+Not equal:
   - rejax clips every element of the gradient, this kit its global norm;
   - rejax resets every environment at every step, this kit holds start states in stock;
-  - rejax takes truncation for termination; this kit bootstraps there from the final observation,
-    for which PPO evaluates the critic on every observation twice; in PQN rejax does so as well,
-    step by step;
+  - rejax takes truncation for termination. This kit bootstraps there from the final observation,
+    so PPO evaluates the critic on every observation twice. In PQN rejax does so as well, step by
+    step;
   - rejax stores log_probs and values while it acts, this kit computes them afterwards, all at once;
   - rejax initialises its layers with lecun_normal, this kit orthogonally (PPO) or as He et al.;
   - this kit averages episodes and losses, rejax has no training metrics at all;
   - rejax needs gymnax 0.0.9, this kit 1.x, so that an environment's code may differ;
-  - several seeds are vmapped on one device in rejax, as its documentation shows; this kit spreads
+  - several seeds are vmapped on one device in rejax, as its documentation shows. This kit spreads
     them over a CPU device per core, as its command line does.
 
-The floor is the time that the matrix products of the updates take alone, every one timed in a
-compiled loop at its very shape, on as many devices at once as the case uses: each actor layer (PQN:
-each layer) for every step of a rollout, each critic layer for all of it at once, and in every epoch
-the forward and backward passes of both towers (PQN: of its one).
+The floor is the time of the updates' matrix products alone. Each product is timed in a compiled
+loop at its own shape, on as many devices at once as the case uses. Each actor layer (PQN: each
+layer) counts for every step of a rollout, and each critic layer for all of it at once. Every epoch
+adds the forward and backward passes of both towers (PQN: of its one).
 """
 
 import argparse
@@ -64,7 +71,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-# The worker of rejax runs this file too, so what is not in the standard library is imported late.
+# The worker of rejax runs this file too, so packages outside the standard library are imported
+# late.
 
 EPOCHS = MINIBATCHES = 4
 PQN_EPOCHS, PQN_MINIBATCHES = 5, 16
@@ -77,7 +85,7 @@ LARGE = (("batch_size", 1024), ("updates_per_step", 4), ("buffer_size", 131_072)
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """What one timed run trains."""
+    """The settings of one timed run."""
 
     name: str
     env: str
@@ -92,7 +100,7 @@ class Case:
 
     @property
     def timesteps(self) -> int:
-        """Of each seed."""
+        """Environment steps of each seed."""
         return self.updates * self.num_envs * self.num_steps
 
 
@@ -168,7 +176,7 @@ def ours(case: Case) -> Program:
 
 
 def agents_program(module: Any, config: Any, num_seeds: int) -> Program:
-    """All agents of a run, on devices as algorithms.launch puts them there."""
+    """All trials of a run, on devices as the launcher puts them there."""
     import jax
     import numpy as np
 
@@ -312,7 +320,7 @@ THEIRS |= {"updates_per_step": "num_epochs"}
 
 
 def start_per_step(case: Case) -> Program:
-    """A start state in stock for every step: none serves twice."""
+    """A start state in stock for every step, so that none serves twice."""
     import envs
 
     envs.batch = functools.partial(envs.batch, window=1)
@@ -320,7 +328,7 @@ def start_per_step(case: Case) -> Program:
 
 
 def reset_every_step(case: Case) -> Program:
-    """Every environment is reset at every step, as gymnax does it."""
+    """Every environment is reset at every step, as in gymnax."""
     import jax
 
     import envs
@@ -350,7 +358,7 @@ SIDES = {"rejax": rejax, **RESET_SIDES}
 
 
 def products(case: Case, num_inputs: int, num_outputs: int) -> collections.Counter:
-    """The matrix products (m, k) @ (k, n) of one update of one agent: {(m, k, n): how many}."""
+    """The matrix products (m, k) @ (k, n) of one update of one trial: {(m, k, n): count}."""
     tower = lambda outputs: tuple(itertools.pairwise((num_inputs, *HIDDEN_SIZES, outputs)))
     actor, critic, batch_size = tower(num_outputs), tower(1), case.num_envs * case.num_steps
     learned, epochs, minibatches = (actor, critic), EPOCHS, MINIBATCHES
@@ -375,8 +383,10 @@ def products(case: Case, num_inputs: int, num_outputs: int) -> collections.Count
 
 
 def dqn_products(case: Case, num_inputs: int, num_outputs: int) -> collections.Counter:
-    """The same for DQN, in a round of acting and learning; double Q-learning needs two forward
-    passes more than the one that has a gradient."""
+    """The products of DQN, in a round of acting and learning.
+
+    Double Q-learning needs two forward passes in addition to the one with a gradient.
+    """
     layers = list(itertools.pairwise((num_inputs, *HIDDEN_SIZES, num_outputs)))
     if dict(case.settings).get("dueling"):
         layers += itertools.pairwise((*HIDDEN_SIZES, 1))
@@ -390,7 +400,7 @@ def dqn_products(case: Case, num_inputs: int, num_outputs: int) -> collections.C
 
 
 def actor_critic_products(case: Case, num_inputs: int, num_outputs: int) -> collections.Counter:
-    """The same for SAC and TD3, in a round of acting and learning with two critics."""
+    """The products of SAC and TD3, in a round of acting and learning with two critics."""
     settings = OUR_SETTINGS[case.algorithm] | dict(case.settings)
     batch, counts = settings["batch_size"], collections.Counter()
     actor = list(itertools.pairwise((num_inputs, *HIDDEN_SIZES, num_outputs)))
@@ -420,7 +430,7 @@ COUNTS = {"dqn": dqn_products, "sac": actor_critic_products, "td3": actor_critic
 
 
 def floor(case: Case) -> dict[str, float]:
-    """FLOPs of the products for an environment step, and the seconds that those of a run take."""
+    """FLOPs of the products for an environment step, and seconds of the products of a run."""
     import envs
     from algorithms import parts
     from algorithms.launch.compute import devices
@@ -439,7 +449,8 @@ def floor(case: Case) -> dict[str, float]:
 
 
 def product_seconds(m: int, k: int, n: int, layout: Any) -> float:
-    """Of (m, k) @ (k, n), where every device of the layout does its own at the same time."""
+    """Seconds of (m, k) @ (k, n), with one product on every device of the layout at the same
+    time."""
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -452,7 +463,7 @@ def product_seconds(m: int, k: int, n: int, layout: Any) -> float:
         def body(_, carry):
             kernel = carry[0]
             product = x @ kernel
-            # Another kernel each time, or the compiler would take the product out of the loop.
+            # A new kernel each time; otherwise the compiler would move the product out of the loop.
             return kernel.at[0, 0].set(1e-3 * product[0, 0]), product
 
         return jax.lax.fori_loop(0, iterations, body, (kernel, jnp.zeros((m, n))))[1]
@@ -476,7 +487,7 @@ def run_seconds(program: Program) -> float:
 
 
 def memory(program: Program) -> tuple[float, float]:
-    """Megabytes: the most that this process ever had, and what the program's buffers take."""
+    """Megabytes: the peak of this process, and the buffers of the program."""
     unit = 1 if sys.platform == "darwin" else 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
     sizes = program.compiled.memory_analysis()
@@ -485,7 +496,7 @@ def memory(program: Program) -> tuple[float, float]:
 
 
 def serve(side: Callable[[Any], Program], case: Any) -> None:
-    """A worker's life: it compiles, then answers commands on stdin, a line of JSON to each."""
+    """The loop of a worker: it compiles, then answers each command on stdin with a line of JSON."""
     answers, sys.stdout = sys.stdout, sys.stderr
     program = side(case)
     commands = {
@@ -515,13 +526,13 @@ class Worker:
         )
         atexit.register(self.close)
         self.compile_seconds = self.ask("compile")
-        self.ask("run")  # the first one meets fresh memory
+        self.ask("run")  # the first run meets fresh memory
 
     def ask(self, command: str) -> Any:
-        """The answer to a command, or None if there is none; `error` then says why."""
+        """The answer to a command, or None without one; `error` then says why."""
         if self.error:
             return None
-        with contextlib.suppress(BrokenPipeError):  # of one that died; the answer is empty then
+        with contextlib.suppress(BrokenPipeError):  # a dead worker, whose answer is empty
             print(command, file=self.process.stdin, flush=True)
         if not select.select([self.process.stdout], [], [], self.time_limit)[0]:
             self.error = "hangs"
@@ -539,7 +550,7 @@ class Worker:
 
 
 def alternate(workers: Sequence[Worker], runs: int) -> None:
-    """Timed runs of all workers, in turn."""
+    """Runs all workers in turn, and times them."""
     for i in range(runs):
         for worker in workers if i % 2 == 0 else reversed(workers):
             worker.seconds.append(worker.ask("run"))
@@ -575,7 +586,7 @@ COLUMNS += ("FLOPs a step", "products run at", "time over floor")
 
 
 def against_rejax(case: Case, args: argparse.Namespace) -> list[str]:
-    """A row: both sides, and this kit's distance from the floor."""
+    """A row: both sides, and this kit's time over the floor."""
     kit = Worker("this kit", case, args.time_limit)
     peer = Worker("rejax", case, args.time_limit, args.peer_python)
     alternate([kit, peer], args.runs)
@@ -613,7 +624,7 @@ MEMORY_COLUMNS = ("run", "most memory of the process", "buffers of the program")
 
 
 def of_memory(case: Case, args: argparse.Namespace) -> list[str]:
-    """A row: memory that the process and the program needed."""
+    """A row: memory of the process and of the program."""
     worker = Worker("this kit", case, args.time_limit)
     sizes = worker.ask("memory")
     worker.close()
@@ -625,7 +636,7 @@ AGENT_COLUMNS += ("compile",)
 
 
 def of_agents(case: Case, args: argparse.Namespace) -> list[str]:
-    """A row: agents side by side, and how much more they do in a second than one alone."""
+    """A row: trials side by side, and their throughput compared with one alone."""
     one = dataclasses.replace(case, num_seeds=1)
     workers = many, alone = [Worker("this kit", c, args.time_limit) for c in (case, one)]
     alternate(workers, args.runs)
@@ -643,7 +654,7 @@ def of_agents(case: Case, args: argparse.Namespace) -> list[str]:
     ]
 
 
-KINDS = {  # of measurements: cases, columns, and what makes a row
+KINDS = {  # benchmarks: cases, columns, and the function for a row
     "speed": (CASES, COLUMNS, against_rejax),
     "resets": (RESET_CASES, RESET_COLUMNS, of_resets),
     "memory": (MEMORY_CASES, MEMORY_COLUMNS, of_memory),

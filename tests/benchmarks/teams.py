@@ -1,33 +1,35 @@
-"""How fast ippo_rnn and vdn are beside JaxMARL 0.2.0's own scripts with the same settings.
+"""The speed of ippo_rnn and vdn, beside JaxMARL 0.2.0's own scripts with the same settings.
 
     python tests/benchmarks/teams.py                              # every case, median of 3 runs
     python tests/benchmarks/teams.py --cases vdn-8x26 --runs 5    # some of them
     python tests/benchmarks/teams.py --keep                       # and into the documentation
 
-Processes that take turns, times and what is in them are as in speed.py; JaxMARL has a virtual
-environment of its own, with the same version of jax, and its scripts are run as they are
-(jaxmarl_scripts.py). One seed, no evaluation, CPU.
+Processes take turns, and times are measured, as in speed.py. JaxMARL has its own virtual
+environment with the same version of jax, and its scripts are run as they are (jaxmarl_scripts.py).
+One seed, no evaluation, CPU.
 
-MAPPO (mappo_rnn_smax.py and mappo_rnn_mpe.py against ippo_rnn.py with a central critic and shared
-parameters), equal on both sides: environment, number of environments, steps in a rollout, 4 epochs
-of 4 minibatches of whole sequences, networks apart for actor and critic, each with a GRU of 128
-units and two dense layers of 128, ReLU, clipped value loss, Adam. Not equal:
+MAPPO: mappo_rnn_smax.py and mappo_rnn_mpe.py, against ippo_rnn.py with a central critic and shared
+parameters. Equal are environment, number of environments, steps of a rollout, and 4 epochs of 4
+minibatches of whole sequences. Actor and critic are separate networks, each with a GRU of 128 units
+and two dense layers of 128, ReLU. Clipped value loss and Adam are equal. Not equal:
   - JaxMARL's second dense layer is behind the memory, this kit's before it: the same products;
-  - JaxMARL's critic goes along with every step of a rollout; this kit's goes through the rollout
-    afterwards, and once more over what every action led to, for exact bootstrap values;
+  - JaxMARL's critic runs at every step of a rollout. This kit's runs over the rollout afterwards,
+    and again over the final observations, for exact bootstrap values;
   - JaxMARL resets every environment at every step and calls back to log after every update.
 
-VDN and QMIX (vdn_rnn.py and qmix_rnn.py against vdn.py with a GRU), equal: environment, number of
-environments, whole episodes of 26 steps as rollouts, a dense layer and a GRU of 64 units each,
-rectified Adam, and that each sample is learned from four times: in 8x26 JaxMARL's own gradient step
-on 32 sequences of its buffer after every rollout of 8, here four on the 8 sequences of the rollout;
-in 32x26 on both sides four on 32 sequences after every rollout of 32. Not equal:
-  - JaxMARL has a buffer and a target network, whose values double Q-learning asks for; this kit has
+VDN and QMIX: vdn_rnn.py and qmix_rnn.py, against vdn.py with a GRU. Equal are environment, number
+of environments, whole episodes of 26 steps as rollouts, a dense layer and a GRU of 64 units, and
+rectified Adam. Each sample is learned from four times. In 8x26, JaxMARL makes a gradient step on 32
+sequences of its buffer after every rollout of 8, and this kit makes four on the 8 sequences of the
+rollout. In 32x26, both sides make four on 32 sequences after every rollout of 32. Not equal:
+  - JaxMARL has a buffer and a target network, which double Q-learning evaluates; this kit has
     neither, but layer norm and lambda-returns;
   - JaxMARL begins to learn after 32 rollouts, this kit at once;
   - JaxMARL's hypernetworks have a hidden layer of 128, this kit's none.
-vdn-own and qmix-own are what each side reports of spread: JaxMARL's 8x26 as above, and this kit's
-defaults, 32 environments, 32 steps, four epochs of eight minibatches, two layers and no memory.
+
+vdn-own and qmix-own have each side's published settings for spread. JaxMARL's are 8x26 as above.
+This kit's are its defaults: 32 environments, 32 steps, four epochs of eight minibatches, two layers
+and no memory.
 """
 
 import argparse
@@ -63,12 +65,12 @@ VALUES = {"cell": "gru", "hidden_sizes": (64,), "num_minibatches": 1, "learning_
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """What one timed run trains."""
+    """The settings of one timed run."""
 
     name: str
-    script: str  # JaxMARL's, by its name in jaxmarl_scripts
+    script: str  # JaxMARL's script, by its name in jaxmarl_scripts
     algorithm: str  # this kit's
-    settings: dict[str, Any]  # this kit's; epochs are its defaults, 4
+    settings: dict[str, Any]  # this kit's settings; epochs are its defaults, 4
     num_envs: int
     num_steps: int
     updates: int
@@ -81,7 +83,7 @@ class Case:
 
 
 def values(script: str, mixer: str, num_envs: int, updates: int, **more: Any) -> Case:
-    """Of spread, whose episodes have 26 steps."""
+    """A case of spread, whose episodes have 26 steps."""
     settings = SPREAD | VALUES | {"mixer": mixer}
     name = f"{script}-{num_envs}x26", f"{script}/MPE_simple_spread_v3", "vdn"
     return Case(*name, settings, num_envs, 26, updates, tuple(more.items()))

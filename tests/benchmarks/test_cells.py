@@ -19,10 +19,10 @@ Z = 3.29  # half of a 99.9 % interval, in standard errors
 
 
 def drawn() -> list:
-    """Three of the reported cells; CELLS_SEED repeats a draw."""
+    """Three of the published cells; CELLS_SEED repeats a draw."""
     steps = lambda rows: len(rows) * int(rows[0]["timestep"])
     kept = [(cell, rows) for cell in CELLS if (rows := report.kept(cell))]
-    here = jax.devices()[0].platform  # what a GPU did in minutes takes a CPU hours
+    here = jax.devices()[0].platform  # a GPU's run of minutes takes a CPU hours
     kept = [(cell, rows) for cell, rows in kept if rows[0]["device"].split()[0] == here]
     short = [cell for cell, rows in kept if steps(rows) <= SLOWEST and "MinAtar" not in cell.name]
     seed = int(os.environ.get("CELLS_SEED", time.time()))
@@ -32,8 +32,11 @@ def drawn() -> list:
 
 @pytest.mark.slow
 def test_three_reported_cells_come_out_again(tmp_path):
-    """Exactly on the machine and with the versions of the report; elsewhere, where rounding or
-    drawing differ, the means of all seeds agree within a 99.9 % interval of their difference."""
+    """Scores are equal on the machine and with the versions of the published run.
+
+    Elsewhere rounding or draws differ. Then the means of all seeds agree within a 99.9 % interval
+    of their difference.
+    """
     cells = drawn()
     assert len(cells) == 3
     for number, cell in enumerate(cells):
@@ -52,7 +55,8 @@ def test_three_reported_cells_come_out_again(tmp_path):
 
 
 def again_of(key: str, first: int, folder: Path) -> report.Rows:
-    """Rows of a cell, from a process as a user starts it: jax has its own flags and devices."""
+    """Rows of a cell, from a process as a user starts it, because jax has its own flags and
+    devices."""
     code = "from tests.benchmarks import learning, report; from pathlib import Path; "
     code += f"cell, = learning.chosen([{key!r}]); "
     code += "learning.devices.use_cores(cell.seeds, None); "

@@ -1,4 +1,4 @@
-"""What the tables say of the scores that are kept."""
+"""The tables agree with the kept scores."""
 
 import itertools
 
@@ -15,7 +15,7 @@ CELL = Cell("toy", "CartPole-v1", "--env CartPole-v1", 4, solved=475.0)
 
 
 def rows(scores, before, cell="CartPole-v1", first=10_000):
-    """Seeds with four points: nothing, what was reached before, the same, and the score."""
+    """Seeds with four points: before training, the earlier return twice, and the score."""
     return [
         {"cell": cell, "seed": first + i, "timestep": 6000, "score": s, "training": s - 1}
         | {"curve": f"0 {b} {b} {s}", "command": "python x.py"}

@@ -1,12 +1,12 @@
-"""How fast variants of an algorithm are next to one another.
+"""The speed of an algorithm's variants, next to one another.
 
     python tests/benchmarks/variants.py           # all of them
     python tests/benchmarks/variants.py --keep    # and put it into the documentation
 
-ppo_rnn with each memory against minGRU (eight environments, 16 gradient steps on sequences
-of 128 steps), and ppo_vtrace with Muon and with Adam against ppo (rollouts, gradient steps and
-samples in each are equal). CartPole-v1, one seed, no evaluation. The sides of a comparison take
-turns, so that whatever else the machine does hits all alike; medians of `--runs` runs, after one
+ppo_rnn runs with each memory against minGRU, with eight environments and 16 gradient steps on
+sequences of 128 steps. ppo_vtrace runs with Muon and with Adam against ppo, with equal rollouts,
+gradient steps and samples in each. CartPole-v1, one seed, no evaluation. The sides of a comparison
+take turns, so that other load hits all sides alike. Figures are medians of `--runs` runs, after one
 that is not counted.
 """
 
@@ -38,7 +38,7 @@ class Comparison(NamedTuple):
     sides: dict[str, Side]  # the first is what the others are compared with
 
 
-# All goes through the memory.
+# All inputs pass through the memory.
 THROUGH = {"skip": False, "normalize_over": "minibatch", "hidden_sizes": (64,)}
 MEMORIES = {c: Side(ppo_rnn, {"cell": c, **THROUGH}) for c in ("mingru", "gru", "lstm")}
 OPTIMIZERS = {
@@ -56,7 +56,7 @@ COLUMNS = ("case", "times the steps/s of", "median", "least", "most")
 
 
 def compiled(comparison: Comparison, side: Side) -> Any:
-    """A train that has run once."""
+    """A compiled train that has run once."""
     num_envs, num_steps = comparison.num_envs, comparison.num_steps
     config = side.module.Config(
         num_envs=num_envs,

@@ -93,9 +93,7 @@ class Case(NamedTuple):
     name: str
     settings: dict
     their: Any
-    ends: (
-        str  # what random actions come to within STEPS steps or max_steps, if any: an end by rules
-    )
+    ends: str  # expected after STEPS steps or max_steps: an end by the rules, or none
 
 
 CUBE = "jumanji/RubiksCube-partly-scrambled"  # 20 steps
@@ -128,7 +126,7 @@ def random_action(env, params, key):
 
 @functools.cache
 def side_by_side(index):
-    """Both sides' observations, rewards and ends for STEPS random steps that no end interrupts."""
+    """Both sides' observations, rewards and ends for STEPS random steps without an end."""
     case, (env, params) = CASES[index], world(index)
     reset, their_step = case.their(env.wrapped, params)
 
@@ -195,7 +193,7 @@ def test_spaces_hold_what_comes(case):
 
 @pytest.mark.parametrize("case", PARAMS)
 def test_a_batch_restarts_at_fresh_states_after_the_true_final_observation(case):
-    """Under a limit of 5 steps, which are of the adapter's own making."""
+    """The limit is 5 steps, set by the adapter."""
     env, params = world(index(case))
     limited, limited_params = envs.make(case.name, **{**case.settings, "max_steps": 5})
     batch = envs.batch(limited, 3, num_steps=10, window=5)
@@ -271,7 +269,7 @@ def test_craftax_takes_batched_parameters():
 
 @pytest.mark.needs("xminigrid")
 def test_xminigrid_s_reward_knows_the_limit():
-    """1 - 0.9 of the share of the limit that was needed."""
+    """The reward is 1 - 0.9 of the used share of the limit."""
     env, params = envs.make("xminigrid/MiniGrid-Empty-5x5")
     assert params.max_steps_in_episode == 100  # the library's: 4 * 5 * 5
 
@@ -307,7 +305,7 @@ def test_what_is_not_finite_reaches_no_network():
 # --- pictures and refusals ---------------------------------------------------------------------
 
 PIXELS = [p for p, c in zip(PARAMS, CASES) if c.library in ("craftax", "navix", "xminigrid")]
-PIXELS.append(PARAMS[6])  # of Jumanji's, which take a second each
+PIXELS.append(PARAMS[6])  # Jumanji's pictures, which take a second each
 
 
 @pytest.mark.parametrize("case", PIXELS)
@@ -321,7 +319,7 @@ def test_environments_of_cells_draw_themselves(case):
 
 
 def as_array(x):
-    """As the shell hands states over: NumPy, but for typed keys."""
+    """A state as the launcher passes it on: NumPy, except for typed keys."""
     return x if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else np.asarray(x)
 
 

@@ -33,7 +33,8 @@ def test_data_that_cannot_be_fetched_are_a_sentence(monkeypatch):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_gymnax_environment_is_repaired_at_the_boundary(name):
-    """float32 rewards, dtypes of the spaces, strong types, a state of one type; traced params."""
+    """float32 rewards, dtypes of the spaces, strong types, a state of one type; traced
+    parameters."""
     env, params = envs.make(name)
     params = jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x)), params)
 
@@ -83,7 +84,7 @@ def test_make_gives_one_object_for_one_name_and_settings():
 
 @pytest.mark.parametrize("name", [*NAMES, *registry.OWN])
 def test_what_is_first_made_inside_a_trace_is_of_use_after_it(name):
-    """It is kept for all later calls, so that nothing of the trace may be in it."""
+    """It is kept for all later calls, so it must hold nothing of the trace."""
     registry._cached.cache_clear()
     inside = lambda x: (x, envs.make(name))[0]
     jax.eval_shape(jax.jit(jax.vmap(inside)), jnp.zeros(2))
@@ -296,8 +297,10 @@ def test_observe_keeps_entries_of_every_agent_and_hands_all_else_on():
     ],
 )
 def test_repeated_actions_are_a_plain_loop(name, settings, repeat, last):
-    """Observation, state, summed rewards, flags and info of frames played one by one, up to the
-    end; `last` is how many frames the last step has."""
+    """Observation, state, summed rewards, flags and info equal those of frames played one by one.
+
+    Frames stop at the end of the episode; `last` is the number of frames of the last step.
+    """
     base, params = envs.make(name, **settings)
     env, _ = envs.make(name, action_repeat=repeat, **settings)
     observation, state = base.reset_env(jax.random.key(0), params)
@@ -342,7 +345,7 @@ def test_repeated_actions_of_several_agents():
         )
         steps.append((*map(float, reward), bool(terminated), bool(truncated)))
         np.testing.assert_array_equal(info["alive"], [True, False])
-    # Agent 1 is paid 1 and then 100 a frame; the limit cuts the second step after two frames.
+    # Agent 1 is paid 1, then 100 a frame; the limit cuts the second step after two frames.
     assert steps == [(4.0, 301.0, False, False), (2.0, 200.0, False, True)]
     np.testing.assert_array_equal(env.world_state(state, params), 10.0 * state.inner.x)
 
@@ -352,7 +355,7 @@ def test_a_batch_restarts_after_repeated_actions_with_the_right_final_observatio
     batch = envs.batch(env, 2, 2)
     _, state = batch.reset(jax.random.key(0), params)
     actions, expected = jnp.array([[1.0], [-1.0]]), state.env
-    for i, limit in enumerate([3, 1]):  # frames, of which the second step has one
+    for i, limit in enumerate([3, 1]):  # frames; the second step has one
         key = jax.random.fold_in(jax.random.key(1), i)
         frames = jax.vmap(jax.random.split, (0, None))(jax.random.split(jax.random.clone(key)), 3)
         for frame in range(limit):
@@ -411,7 +414,7 @@ def test_a_mask_may_be_hidden_and_the_window_of_starts_set():
 
 
 def test_a_time_limit_can_be_a_rule_of_the_task():
-    """The episode ends where it did, with the other flag."""
+    """The episode ends at the same step, with the other flag."""
     for settings, expected in (({}, (False, True)), ({"limit_terminates": True}, (True, False))):
         env, params = envs.make("CartPole-v1", max_steps=3, **settings)
         _, state = env.reset_env(jax.random.key(0), params)
@@ -480,7 +483,8 @@ def test_truncated_episodes_restart_too(probe):
 
 
 def test_start_states_have_the_distribution_of_reset():
-    """CartPole starts uniformly in [-0.05, 0.05]^4: Kolmogorov-Smirnov on starts after restarts."""
+    """CartPole starts uniformly in [-0.05, 0.05]^4: Kolmogorov-Smirnov test of starts after
+    restarts."""
     env, params = envs.make("CartPole-v1")
     _, (_, after, _, _, terminated, truncated) = roll(env, params, 64, 256)
     starts = np.asarray(after)[np.asarray(terminated | truncated)]
@@ -497,7 +501,7 @@ def test_two_environments_never_share_a_start_and_one_only_within_a_window():
     done = np.asarray(terminated | truncated)
     starts = np.asarray(after)
     assert done[3].all() and done[7].all()
-    # Steps 3 and 7 of one environment end in one window and repeat its start; all else differs.
+    # Steps 3 and 7 of one environment end in one window and repeat its start; all others differ.
     np.testing.assert_array_equal(starts[3], starts[7])
     assert len(np.unique(starts[done].round(7), axis=0)) == done.sum() // 2
     _, (_, after, *_) = roll(env, params, 8, 64, window=1)
@@ -513,7 +517,8 @@ def test_batch_steps_are_those_of_gymnax_until_an_episode_ends():
 
 
 def forbidden(x):
-    """Where a third action is forbidden always, and action 0 where x > 0."""
+    """The probe with a third action that is always forbidden, and action 0 forbidden where x >
+    0."""
     return np.stack([x > 0, x > 2, x < 2], -1)
 
 
@@ -565,7 +570,7 @@ def test_an_environment_without_masks_has_none(probe):
 
 
 def test_evaluation_plays_whole_episodes_and_stops():
-    """CartPole, pushed right and left in turn (which takes a memory), against a plain loop."""
+    """CartPole, pushed right and left in turn (which needs a memory), against a plain loop."""
     env, params = envs.make("CartPole-v1")
 
     def policy(state, observation, memory=None, rng=None):
@@ -597,7 +602,7 @@ def test_evaluation_tells_truncation_and_the_last_reward(probe):
 
 
 def test_evaluation_hands_the_policy_the_mask_of_what_it_sees():
-    """The policy takes the first action that is allowed: 1 where x > 0, else 0."""
+    """The policy takes the first allowed action: 1 where x > 0, else 0."""
     env, params = envs.make(tasks.Probe(masked=True), task=tasks.BOTH)
     policy = lambda state, observation, memory=None, rng=None, mask=None: (
         jnp.argmax(jnp.ones(3) if mask is None else mask),

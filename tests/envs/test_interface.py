@@ -1,4 +1,4 @@
-"""Environments that do not keep to the interface are refused in a sentence that names them."""
+"""Environments that break the interface are refused in a sentence that names them."""
 
 import re
 
@@ -14,8 +14,10 @@ PARTS = ("observation", "state", "reward", "terminated", "info")
 
 
 class Changed(Wrapper):
-    """What reset_env and step_env return is changed part by part, or `all` of it; other attributes
-    are replaced."""
+    """An environment with changed results of reset_env and step_env, in parts or `all`.
+
+    Other attributes are replaced.
+    """
 
     def __init__(self, env, reset=None, step=None, **attributes):
         super().__init__(env)
@@ -52,7 +54,7 @@ def as_dict(state):
 
 
 class Dicts(tasks.Probe):
-    """States are dictionaries."""
+    """An environment whose states are dictionaries."""
 
     def reset_env(self, key, params):
         observation, state = super().reset_env(key, params)
@@ -188,7 +190,7 @@ TEAM = [
 
 
 def refuse(env, message):
-    """As it is, and as `envs.make` hands it out."""
+    """Refused both as it is and from `envs.make`."""
     for given in ((env, env.default_params), envs.make(env)):
         with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
             envs.check_interface(*given)
@@ -223,7 +225,7 @@ def test_what_keeps_to_it_is_taken_however_it_is_wrapped(env):
 
 
 def test_make_repairs_what_it_repaired():
-    """Numbers of other kinds, a reward (1,), and a state's integers in place of floats."""
+    """Numbers of other kinds, a reward (1,), and a state's integers instead of floats."""
     for changes in (
         step(reward=lambda x: x.astype(jnp.int32)),
         step(reward=lambda x: x[None], terminated=lambda x: x.astype(jnp.int32)),

@@ -31,7 +31,7 @@ def jitted(env, params):
 
 
 def both_step(env, params, key, state, inner, action):
-    """One step of the adapter's and JaxMARL's own; XLA compiles what they share once."""
+    """One step of the adapter and of JaxMARL; XLA compiles their common part once."""
     ours = transition(env, key, state, action, params)
     sizes = [env.wrapped.action_space(agent).shape for agent in env.agents]
     own = [a[: n[0]] if n else a for a, n in zip(action, sizes)]
@@ -40,7 +40,7 @@ def both_step(env, params, key, state, inner, action):
 
 
 def assert_same(env, ours, theirs):
-    """Observations (padded with zeros), rewards and done of a step of both."""
+    """Compares observations (padded with zeros), rewards and done of a step."""
     observation, _, reward, terminated, truncated, _ = ours
     assert observation.dtype == reward.dtype == jnp.float32
     for row, agent in zip(np.asarray(observation), env.agents):
@@ -93,7 +93,7 @@ def test_agents_that_differ_are_padded_and_masked():
 
 
 def test_dimensions_of_actions_that_an_agent_lacks_are_named_and_do_nothing():
-    """Also through a wrapper: the speaker has 3 of the listener's 5."""
+    """This also holds through a wrapper: the speaker has 3 of the listener's 5 dimensions."""
     continuous = {"action_type": "Continuous"}
     env, params = make("MPE_simple_speaker_listener_v4", continuous, max_steps=3)
     dimensions = env.action_dimensions
@@ -131,7 +131,7 @@ def test_only_what_jaxmarl_has_is_there(name, settings):
 
 @pytest.fixture(scope="module")
 def smax():
-    """The environment, a start, and a step of the adapter's and JaxMARL's own."""
+    """The environment, a start, and a step of the adapter and of JaxMARL."""
     env, params = make(*SMAX)
 
     @jax.jit
@@ -146,7 +146,7 @@ def smax():
 
 
 def units(state, **changes):
-    """The state with other units."""
+    """The state with changed units."""
     inner = state.inner.state
     return state.replace(inner=state.inner.replace(state=inner.replace(**changes)))
 
@@ -199,7 +199,8 @@ def test_smax_terminates_with_a_dead_team_and_is_truncated_by_time(smax, dead, t
 
 
 def test_a_win_is_what_jaxmarl_s_own_wrapper_takes_for_one(smax):
-    """Nobody dead, the enemies, the allies, all, and the enemies but one when time is up."""
+    """Five cases: nobody, the enemies, the allies or all are dead, or all enemies but one at the
+    limit."""
     from jaxmarl.wrappers.baselines import SMAXLogEnvState, SMAXLogWrapper
 
     env, _, state, step = smax
@@ -226,9 +227,12 @@ SOUP = np.array(ONION * 3 + PLATE + [4] * 20 + SERVE)
 
 @pytest.fixture(scope="module")
 def kitchen():
-    """Metrics, rewards, what JaxMARL calls shaped and what is added, of nine rollouts of five steps
-    in two kitchens: in the second one the other cook does all that in a mirror, where plates are in
-    the place of the counter, and the counter in that of the plates."""
+    """Metrics, rewards, JaxMARL's shaped rewards and the added ones, in nine rollouts of five
+    steps.
+
+    There are two kitchens. In the second one the other cook acts as in a mirror, and plates and
+    counter are swapped.
+    """
     settings = {"layout": "cramped_room", "max_steps_in_episode": 45}
     env, params = make("overcooked", settings, shaped=0.5, shaped_steps=60.0)
     mirror = np.array([0, 1, 3, 2, 4, 5])  # the second one stands on the right
@@ -267,7 +271,7 @@ def test_shaped_rewards_are_the_cook_s_own_and_lose_their_weight(kitchen):
     metrics, _, shaped, added = kitchen
     own = np.zeros((45, 2, 2))
     own[[4, 9, 14, 17, 40], 0, 0] = 3, 3, 3, 3, 5
-    own[[4, 9, 14, 44], 1, 1] = 3  # a plate at last, where the first one serves
+    own[[4, 9, 14, 44], 1, 1] = 3  # a plate at last, at the first cook's serving place
     np.testing.assert_array_equal(shaped, own)
     weight = 0.5 * np.maximum(1.0 - np.arange(9) * 10 / 60, 0.0)  # ten steps in each rollout
     np.testing.assert_allclose(added, np.repeat(weight, 5)[:, None, None] * own, rtol=1e-5)
@@ -329,7 +333,7 @@ def test_batches_truncate_mpe_and_keep_the_final_observation(vmapped_keys):
     ],
 )
 def test_rewards_are_shared_where_it_says_so(name, settings, shared):
-    """At random actions, of 16 environments in 60 steps."""
+    """Checked with random actions, of 16 environments in 60 steps."""
     env, params = make(name, settings)
     batch = envs.batch(env, 16, 60)
 
@@ -355,19 +359,19 @@ def test_rewards_are_shared_where_it_says_so(name, settings, shared):
 
 @pytest.mark.parametrize("name", ["overcooked", "hanabi"])
 def test_these_teams_share_their_rewards_too(name):
-    """Which random actions never or hardly find."""
+    """Random actions rarely or never find the rewards of these environments."""
     assert make(name, {})[0].shared_reward
 
 
 def riddle(actions, **settings):
-    """The two flags after every step of a game in which whoever is in the room does this."""
+    """The two flags after every step of a game in which the agent in the room takes this action."""
     env, params = make("switch_riddle", settings)
     step = jitted(env, params)
     _, state = jax.jit(env.reset_env)(jax.random.key(0), params)
     flags = []
     for i, action in enumerate(actions):
         inner = state.inner.inner if hasattr(env, "max_steps") else state.inner
-        action = jnp.full(3, 2).at[inner.agent_in_room].set(action)  # who is outside does not count
+        action = jnp.full(3, 2).at[inner.agent_in_room].set(action)  # others are outside
         _, state, _, terminated, truncated, _ = step(jax.random.key(i), state, action)
         flags.append((bool(terminated), bool(truncated)))
     return flags
@@ -378,7 +382,7 @@ def test_the_riddle_terminates_when_someone_tells_and_is_truncated_by_time():
     assert riddle([0, 1, 2]) == [none, none, told]
     assert riddle([0, 1, 0, 1, 0, 1]) == [none] * 5 + [late]
     assert riddle([0, 1, 0, 1, 0, 2]) == [none] * 5 + [told]
-    assert riddle([2], reward_all_die=0.0) == [told]  # the reward does not tell
+    assert riddle([2], reward_all_die=0.0) == [told]  # the reward does not show it
 
 
 @pytest.mark.parametrize("limit", [2, 9])
@@ -408,7 +412,7 @@ def test_evaluation_tells_each_agent_s_return():
 
 @pytest.fixture
 def no_display(monkeypatch):
-    """pyplot would look for one."""
+    """Fails if pyplot looks for a display."""
     from matplotlib import pyplot
 
     def refuse(*_, **__):
@@ -419,14 +423,14 @@ def no_display(monkeypatch):
 
 
 def drawn(env, params, state):
-    """A picture of a state, as the shell hands it over."""
+    """A picture of a state as the launcher passes it on."""
     picture = env.render(jax.tree.map(np.asarray, state), params)
     assert picture.dtype == np.uint8 and picture.ndim == 3 and picture.shape[2] == 3
     return picture
 
 
 def middle(picture, colour):
-    """Of the pixels of a colour: row and column; None where there are none."""
+    """Row and column of the mean pixel of a colour, or None."""
     found = np.argwhere(np.abs(picture.astype(int) - colour).max(-1) < 8)
     return found.mean(0) if len(found) else None
 
@@ -449,7 +453,7 @@ def test_smax_shows_units_that_live_where_they_are(smax, no_display):
 
 
 def test_smax_shows_who_is_shot_at(smax, no_display):
-    """The last enemy is near the first ally, and its third target is that one."""
+    """The last enemy is near the first ally and shoots at it: its third target."""
     env, params, state, _ = smax
     places = state.inner.state.unit_positions.at[5].set(state.inner.state.unit_positions[0] + 2.0)
     shots = state.inner.state.prev_attack_actions.at[5].set(7)

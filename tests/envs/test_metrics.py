@@ -1,4 +1,4 @@
-"""What an environment reports of an episode: its last value, or its sum."""
+"""Metrics that an environment reports of an episode: its last value, or its sum."""
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ from tests import probe as tasks
 
 
 def test_sums_and_last_values_of_episodes_one_after_the_other():
-    """Against a loop over random values and ends."""
+    """Compared with a loop over random values and ends."""
     rng = np.random.default_rng(0)
     values, done = rng.normal(size=(50, 3)).astype(np.float32), rng.random((50, 3)) < 0.2
     env = tasks.Reporting()

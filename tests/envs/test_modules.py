@@ -1,4 +1,4 @@
-"""Environments of the user's own modules, `my_module:MyEnv`, in a directory that has no kit."""
+"""Environments of the user's own modules, `my_module:MyEnv`, in a directory without the kit."""
 
 import itertools
 import sys
@@ -72,7 +72,7 @@ fresh = (f"walk_{number}" for number in itertools.count())
 
 @pytest.fixture
 def module(tmp_path, monkeypatch):
-    """Writes a module of a new name into the working directory, which is on no path; its name."""
+    """Writes a new module into the working directory, which is on no path. Returns its name."""
     monkeypatch.chdir(tmp_path)
     before = set(sys.modules)
     monkeypatch.setattr(sys, "path", [p for p in sys.path if p not in ("", str(tmp_path))])
@@ -130,7 +130,7 @@ def test_modules_in_folders_and_helpers_beside_them_are_found(module):
 
 @pytest.mark.parametrize("name", ["envs", "envs.mine", "algorithms.mine.deep"])
 def test_a_module_named_as_one_of_the_kit_s_is_not_taken_for_it(module, tmp_path, name):
-    """With and without an __init__.py; what the kit has there stays what it was."""
+    """With and without an __init__.py; the kit's module stays the same."""
     folder = Path(*name.split(".")).parent
     (tmp_path / folder).mkdir(parents=True, exist_ok=True)
     module("SIZE = 7", f"{folder}/sizes".replace("/", ".").lstrip("."))
@@ -148,7 +148,7 @@ def test_a_folder_called_as_the_kit_s_imports_relatively_or_is_told_to(module):
 
 
 def test_several_agents_and_an_environment_of_no_base_class(module):
-    """The kit's own game with nothing but what the interface asks for."""
+    """The kit's own game, reduced to the members of the interface."""
     name = module("""
         from envs.pursuit import Pursuit
 

@@ -13,7 +13,7 @@ from envs.batch import transition
 from envs.navigation import MultiNavigation, Navigation, NavigationState, _rounds
 
 NONE, RIGHT, UP, LEFT, DOWN = range(5)
-# One number off its default for each that enters the dynamics, so that none can be left out.
+# One number off its default for each parameter of the dynamics, so that none can be left out.
 ODD = dict(half_width=1.5, radius=0.12, mass=0.7, max_force=1.3, drag=0.4, stiffness=30.0)
 ODD |= dict(wall_bounce=0.6, dt=0.07, goal_radius=0.2, progress_reward=2.0, goal_reward=0.3)
 ODD |= dict(collision_cost=0.25, effort_cost=0.05)
@@ -87,7 +87,8 @@ def reference(position, velocity, goal, action, params, collisions):
 
 @pytest.mark.parametrize("collisions", ["elastic", "penalised"])
 def test_steps_are_those_of_numpy(collisions):
-    """Five crowded discs, one of which pauses in each round of pairs; each step from one state."""
+    """Five crowded discs, one of which has no partner in each round; each step starts from one
+    state."""
     _, params, reset, step = compiled(5, collisions)
     params = params.replace(**ODD)
     random, hits, goals = np.random.default_rng(0), 0, 0
@@ -294,7 +295,7 @@ def test_the_time_limit_truncates_and_nothing_terminates():
 
 
 def test_a_steering_rule_reaches_nearly_all_goals_and_forces_can_be_swept():
-    """Proportional steering with damping, of four discs that take no notice of one another."""
+    """Proportional steering with damping, of four discs that ignore one another."""
     env, params = envs.make("MultiNavigator-v0")
     batch = envs.batch(env, 32, 200)
 

@@ -1,4 +1,4 @@
-"""Functions that keep to 32 bits where jax_enable_x64 is on."""
+"""Functions that stay at 32 bits where jax_enable_x64 is on."""
 
 import jax
 import jax.numpy as jnp

@@ -96,7 +96,8 @@ def test_start_positions_are_uniform_and_catches_by_starting_near_wait_for_the_f
 
 @pytest.mark.parametrize("gap, caught", [(0.1875, True), (0.25, True), (0.3125, False)])
 def test_a_catch_is_a_distance_of_the_radius_or_less(duel, gap, caught):
-    """All numbers are exact in binary: both go right by the same step, so the gap stays."""
+    """All numbers are exact in binary. Both players move right by the same step, so the gap
+    stays."""
     params, step = duel
     params = params.replace(catch_radius=0.25, dt=0.0625)
     _, _, reward, terminated, truncated, info = step(
@@ -107,7 +108,7 @@ def test_a_catch_is_a_distance_of_the_radius_or_less(duel, gap, caught):
 
 
 def test_distances_are_measured_after_the_move(duel):
-    """0.21 apart, each 0.01 to the other: caught."""
+    """0.21 apart, each moves 0.01 towards the other: caught."""
     params, step = duel
     state = at((0.4, 0.5), (0.61, 0.5))
     towards, apart = jnp.array([[0.0], [np.pi]]), jnp.array([[np.pi], [0.0]])

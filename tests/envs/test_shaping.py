@@ -1,4 +1,4 @@
-"""Shaped rewards: added to what is learned from, with a weight that falls, and not counted."""
+"""Shaped rewards: learned from with a weight that falls, and not counted in returns."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ class Params:
 
 
 class Alone(environment.Environment):
-    """Step t of an episode is t, and 10 t is on the way to it."""
+    """Step t of an episode has reward t and shaped reward 10 t."""
 
     shapes_rewards, name, way = True, "Steps", 10.0
 
@@ -51,7 +51,7 @@ class Alone(environment.Environment):
 
 
 class Steps(Alone):
-    """Two agents; step t of an episode is t for both, and (10 t, -t) is on the way to it."""
+    """Two agents; step t of an episode has reward t for both, and shaped rewards (10 t, -t)."""
 
     num_agents, way = 2, (10.0, -1.0)
 
@@ -65,7 +65,7 @@ class Steps(Alone):
     ],
 )
 def test_the_weight_falls_with_the_steps_of_all_environments(shaped, steps, weights):
-    """Three of them, in rollouts of two steps; the weight is that at a rollout's start."""
+    """Three environments in rollouts of two steps; the weight is that at a rollout's start."""
     env, params = envs.make(Steps(), shaped=shaped, shaped_steps=steps)
     batch = envs.batch(env, 3, 2)
     step = jax.jit(batch.step)
@@ -121,7 +121,7 @@ class Config:
 
 
 def learner(config, env, env_params):
-    """Steps two environments four times an update, and says what the rewards came to."""
+    """Steps two environments four times an update, and reports the sums of rewards."""
     batch = envs.batch(env, 2, 4)
 
     def init(rng):
@@ -149,7 +149,7 @@ def learner(config, env, env_params):
 
 
 def test_returns_are_without_shaping_also_in_training():
-    """Episodes are of 1 + 2 + 3, and of half of (10, -1) times that."""
+    """An episode has 1 + 2 + 3, and shaped rewards of half of (10, -1) times that."""
     env, params = envs.make(Steps(), shaped=0.5, shaped_steps=1e9)
     with jax.debug_key_reuse(False):
         _, metrics = parts.program(learner, Config(), env, params)(jax.random.key(0))
@@ -170,7 +170,7 @@ def test_returns_without_episodes_are_minus_zero_under_jax_debug_nans(debug_nans
 
 @pytest.mark.parametrize("module", [ippo_rnn, vdn, ppo_rnn, pqn_rnn])
 def test_the_last_reward_that_a_network_sees_is_the_environments_own(module):
-    """As in evaluations, which have no shaping. The second step of an episode is 2 for both."""
+    """Evaluations have no shaping. The second step of an episode has reward 2 for both."""
     env = Steps() if module in (ippo_rnn, vdn) else Alone()
     config = module.Config(num_envs=2, num_steps=2, num_minibatches=1, total_timesteps=8)
     config = config.replace(cell="gru", previous_inputs=True, hidden_sizes=(4,), memory_size=4)

@@ -1,4 +1,4 @@
-"""Memories: recurrent networks step by step, what was done last, and its reward."""
+"""Memories: recurrent networks step by step, the last action, and its reward."""
 
 import types
 
@@ -23,7 +23,7 @@ def make_config(**settings):
 
 
 class Pixels(nn.Module):
-    """A network of images, and what comes beside them."""
+    """A network of images and of numbers beside them."""
 
     config: types.SimpleNamespace
 
@@ -35,7 +35,8 @@ class Pixels(nn.Module):
 
 @pytest.mark.parametrize("cell", CELLS)
 def test_a_recurrent_network_is_its_single_steps(cell):
-    """Of images and numbers, which both matter; ends cut it, and one step heeds none."""
+    """Images and numbers both matter; ends of episodes cut the memory, and `one_step` has no
+    ends."""
     config, rng = make_config(cell=cell), np.random.default_rng(2)
     network, (done, memory) = Pixels(config), random_sequence(2)
     memory = memory_for(cell, memory)
@@ -77,7 +78,7 @@ def test_a_fresh_memory_is_zeros_of_what_the_settings_ask_for(cell):
 def test_what_was_done_is_one_hot_or_as_it_is_and_forgotten_at_an_end():
     config = make_config(previous_inputs=True)
     memory = jax.tree.map(lambda x: x + 1.0, parts.fresh_memory(config, spaces.Discrete(3), 2))
-    reward = jnp.array([3, -7])  # whole numbers, as some environments have them
+    reward = jnp.array([3, -7])  # integer rewards, as in some environments
     after = parts.with_last_step(config, spaces.Discrete(3), memory, jnp.array([2, 0]), reward)
     np.testing.assert_array_equal(after.action, [[0, 0, 1], [1, 0, 0]])
     action, squashed = parts.last_step(after)

@@ -1,4 +1,4 @@
-"""What is refused says which setting it is, its value and what would do."""
+"""Refusals name the setting, its value and a value that works."""
 
 import sys
 import types
@@ -134,7 +134,7 @@ MASKED_BOX = tasks.Probe(continuous=True, masked=True)
 
 @pytest.fixture
 def place(monkeypatch):
-    """place(folder): the file zzz.py, which defines the config, is there."""
+    """place(folder) writes the file zzz.py, which defines the config, into the folder."""
 
     def place(folder):
         module = types.SimpleNamespace(__file__=folder and str(folder / "zzz.py"))
@@ -231,7 +231,7 @@ NEEDS = [
 
 @pytest.mark.parametrize("env, params, takes, message, alone", NEEDS, ids=["many", "one", "mask"])
 def test_files_beside_it_are_named(place, tmp_path, env, params, takes, message, alone):
-    """Those that can do it, whatever else lies there: all of one folder or none."""
+    """It names the files that can, whatever else is in the folder: all of them or none."""
     (tmp_path / "notes.py").write_text("this is no Python")
     (tmp_path / "settings.py").write_text("INFO = {'title': 'of something else'}")
     (tmp_path / "dynamic.py").write_text("INFO = dict(title='no literal')")
@@ -260,7 +260,7 @@ def test_small_images_need_no_convolution():
 
 
 def test_what_is_observed_has_the_shape_of_the_space():
-    """tests/envs/test_interface.py has everything that is checked."""
+    """tests/envs/test_interface.py covers all checks."""
     found = r"step_env of Probe returns an observation of shape \(1,\), in place of \(2, 5, 1\)$"
     with pytest.raises(ValueError, match=found):
         parts.check_spaces(INFO, make_config(conv_layers="none"), Flat(), PARAMS)
@@ -273,7 +273,7 @@ ROUNDS = dict(train_every=1, updates_per_step=1, batch_size=1, num_evals=1)
 
 
 def check_ring(**settings):
-    """Of one step of each environment at a time."""
+    """Checks a buffer that stores one step of each environment at a time."""
     usual = dict(buffer_size=50_000, num_envs=16, n_step=1, learning_starts=0)
     config = make_config(**ROUNDS | usual | settings)
     buffer = parts.ReplayBuffer(config.buffer_size, config.num_envs, 1, config.n_step)
@@ -315,7 +315,7 @@ def test_a_buffer_larger_than_the_memory_is_refused_with_one_that_fits(monkeypat
     monkeypatch.setattr(memory, "device_memory", lambda: 1_000_000)
     buffer = lambda size: parts.ReplayBuffer(size, num_envs=1, num_steps=1)
 
-    def check(size):  # 18 bytes for each transition, and 12 that count them
+    def check(size):  # 18 bytes for each transition, and 12 for the counters
         settings = dict(learning_starts=0, total_timesteps=1, n_step=1, num_envs=1)
         config = make_config(buffer_size=size, **ROUNDS | settings)
         parts.check_replay(config, buffer(size), tasks.Probe(), PARAMS)

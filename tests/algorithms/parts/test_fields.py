@@ -86,7 +86,7 @@ def test_every_float_of_every_file_has_one():
 
 
 def test_no_file_divides_by_the_root_of_second_moments_alone():
-    """Where a gradient is 0 that would be 0 / 0, and all parameters NaN."""
+    """Where a gradient is 0, that would be 0 / 0, and all parameters NaN."""
     for config in configs_of_all_files():
         names = [name for name in config.__dataclass_fields__ if "adam_eps" in name]
         assert names, config

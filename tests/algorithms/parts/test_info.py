@@ -1,4 +1,4 @@
-"""What each algorithm's file says of itself can be read without an import, and is whole."""
+"""Each algorithm file's INFO is complete and can be read without an import."""
 
 import ast
 import importlib

@@ -42,7 +42,8 @@ def test_kernels_are_orthogonal_with_their_gains_and_all_else_is_zero(shape, con
 
 
 def test_orthogonal_matrices_are_uniform():
-    """Columns are as likely in any direction: their mean is 0, each entry's square 1 / rows."""
+    """Columns are uniform over directions: their mean is 0, and each entry's square averages 1 /
+    rows."""
     keys, x = jax.random.split(jax.random.key(0), 4000), jnp.zeros((1, 4))
 
     class One(nn.Module):
@@ -65,7 +66,7 @@ def test_initialisation_has_no_lapack_under_vmap():
     for word in ("lapack", "geqrf", "custom_call"):
         assert word not in text, word
     qr = jax.jit(jax.vmap(lambda x: jnp.linalg.qr(x)[0])).lower(jnp.zeros((16, 4, 4)))
-    assert "lapack" in qr.as_text().lower()  # so it would be called
+    assert "lapack" in qr.as_text().lower()  # the name that LAPACK's call would have
 
 
 def test_a_convolution_is_xla_s():
@@ -162,7 +163,8 @@ def test_nature_s_layers():
 
 
 def test_impala_s_layers():
-    """Espeholt et al. 2018, figure 3: three times a convolution, a maximum and two residuals."""
+    """Espeholt et al. 2018, figure 3: three times a convolution, a max pooling and two
+    residuals."""
     images = jax.random.normal(jax.random.key(0), (2, 20, 18, 3))
     network = parts.Convolutions("impala", nn.relu)
     params = random_biases(network.init(jax.random.key(1), images))
@@ -214,7 +216,7 @@ def test_layer_norm_is_flax_s():
     results = [norm.apply(params, x) for norm in (parts.LayerNorm(), nn.LayerNorm())]
     np.testing.assert_allclose(*results, rtol=1e-4, atol=1e-5)
     small = [norm.apply(params, 1e-3 * x) for norm in (parts.LayerNorm(), nn.LayerNorm())]
-    np.testing.assert_allclose(*small, rtol=1e-3, atol=1e-4)  # what is added to the variance
+    np.testing.assert_allclose(*small, rtol=1e-3, atol=1e-4)  # the epsilon added to the variance
 
 
 def test_cosines_are_numpy_s():

@@ -1,4 +1,4 @@
-"""A loop over rows, and that programs with it leave a replay buffer where it is."""
+"""A loop over rows, and no copies of a replay buffer in programs that use it."""
 
 import functools
 import re
@@ -40,7 +40,7 @@ def test_rows_are_taken_in_order_and_outputs_added_up(count):
 
 @pytest.mark.parametrize("module, vmapped", [(ddpg, False), (ddpg, True), (sac_discrete, False)])
 def test_a_replay_buffer_is_never_copied_while_training(module, vmapped, vmapped_keys):
-    """Neither one agent's nor those of three seeds."""
+    """Checked for one trial and for three vmapped seeds."""
     names = ("hidden_sizes", "critic_hidden_sizes")
     config = module.Config(
         total_timesteps=64,

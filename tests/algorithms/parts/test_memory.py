@@ -1,4 +1,4 @@
-"""How much memory there is."""
+"""How many bytes of memory this process may use."""
 
 import os
 import types

@@ -15,7 +15,7 @@ from algorithms import parts
 
 @pytest.mark.parametrize("eps", [1e-8, 0.3])
 def test_muon_is_the_plain_recursion_and_everything_else_adam_s(eps):
-    """Steps of small gradients are small: by the size of a gradient beside eps."""
+    """Steps of small gradients are small, by the ratio of the gradient's size to eps."""
     rng = np.random.default_rng(0)
     params = {"kernel": jnp.zeros((6, 3)), "bias": jnp.zeros(3), "wide": jnp.zeros((4, 8))}
     optimizer = parts.scale_by_muon(0.9, eps)

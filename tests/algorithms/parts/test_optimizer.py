@@ -1,4 +1,4 @@
-"""Steps on one long vector against the same leaf by leaf."""
+"""Steps on one long vector, compared with the same steps leaf by leaf."""
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ from algorithms import parts
 
 
 def test_steps_are_those_of_optax_leaf_by_leaf():
-    """The clipping of the second step must be by the norm of all leaves together."""
+    """The second step must be clipped by the norm of all leaves together."""
     rng = np.random.default_rng(0)
     params = {"a": rng.normal(size=(3, 4)), "b": [rng.normal(size=5), rng.normal(size=())]}
     params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), params)
@@ -29,7 +29,7 @@ def test_steps_are_those_of_optax_leaf_by_leaf():
 
 
 def test_weights_decay_as_optax_has_it_where_they_shall():
-    """By the learning rate, unlike a penalty on the loss, which Adam would divide."""
+    """The decay scales with the learning rate. Adam would divide a penalty on the loss."""
     rng = np.random.default_rng(1)
     draw = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
     params = {"a": {"kernel": draw(3, 4), "bias": draw(4)}, "b": draw(5), "free": draw()}

@@ -1,4 +1,4 @@
-"""Random orders: each is one, and all are as likely."""
+"""Random orders: each is a permutation, and all are equally likely."""
 
 import math
 
@@ -19,7 +19,7 @@ def test_permutations_are_permutations_and_differ(size):
 
 
 def test_permutations_spread_every_sample_evenly():
-    """Chi-squared of where each of 64 samples lands, and of who lands next to whom."""
+    """Chi-squared tests of where each of 64 samples lands, and of which one lands next to which."""
     keys = jax.random.split(jax.random.key(1), 20)
     draw = jax.jit(lambda key: parts.permutations(key, 320, 64))
     orders = np.concatenate([draw(key) for key in keys])

@@ -25,7 +25,7 @@ def memory_for(cell, memory):
 
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
 def test_cells_are_those_of_flax(cell):
-    """flax's own cells with the same kernels, and the forget bias among their biases."""
+    """flax's own cells have the same kernels, and the forget bias among their biases."""
     size, letters = 5, {"lstm": "ifgo", "gru": "rzn"}[cell]
     rng = np.random.default_rng(0)
     x, hidden, memory_cell = rng.normal(size=(3, 4, size)).astype(np.float32)
@@ -94,8 +94,10 @@ def test_unrolling_is_advancing_with_a_zeroed_memory_after_every_end(cell):
 @pytest.mark.parametrize("axes", [(3,), (3, 2)])
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
 def test_gradients_are_the_automatic_ones(cell, axes):
-    """Written out, they are what jax.grad makes of the same steps, of the first memory, the inputs
-    and the kernel, with ends in between."""
+    """The written-out gradients equal jax.grad's for the first memory, the inputs and the kernel.
+
+    Episodes end in between.
+    """
     rng, (blocks, _) = np.random.default_rng(3), parts.CELLS[cell]
     normal = lambda *shape: jnp.array(rng.normal(size=shape), jnp.float32)
     done = jnp.array(rng.random((12, 3)) < 0.2).at[4, 0].set(True).at[11, 1].set(True)

@@ -67,7 +67,7 @@ def test_cube_side(capacity):
 
 
 def test_draws_by_priority_follow_their_share_and_never_have_none():
-    """Also at the very ends of the unit interval, where rounding might overshoot."""
+    """This holds at the very ends of the unit interval too, where rounding might overshoot."""
     rng = np.random.default_rng(0)
     priorities = np.zeros(5**3, np.float32)
     chosen = rng.choice(120, 40, replace=False)
@@ -85,8 +85,10 @@ def test_draws_by_priority_follow_their_share_and_never_have_none():
 
 
 def test_no_entry_without_mass_is_drawn_where_cumulative_sums_are_rounded_up(monkeypatch):
-    """Each column of a product may be rounded by itself, as on a GPU: here every other one has a
-    little too much. Noise goes where the sums of empty columns end."""
+    """Each column of a product may be rounded by itself, as on a GPU.
+
+    Here every other one is a little too large. The noise falls where the sums of empty columns end.
+    """
     rng, side = np.random.default_rng(0), 37
     rounding = (1.0 + 3e-7 * (np.arange(side) % 2)).astype(np.float32)
     dot = jnp.dot
@@ -103,7 +105,7 @@ def test_no_entry_without_mass_is_drawn_where_cumulative_sums_are_rounded_up(mon
         edges = np.clip(np.append(edges, 1.0), 0.0, 1 - 2**-24).astype(np.float32)
         last = np.full_like(edges, 1 - 2**-24)
         noise = jnp.stack([last, last, edges], -1)
-        # One row has all the mass, so that every choice is one among columns without any.
+        # One row has all the mass, so every choice is among columns without any.
         index, _ = module.draw_by_priority(jnp.zeros(side**3).at[:side].set(masses), noise)
         assert (index < side).all() and (masses[np.minimum(index, side - 1)] > 0).all()
 
@@ -111,7 +113,7 @@ def test_no_entry_without_mass_is_drawn_where_cumulative_sums_are_rounded_up(mon
 @pytest.mark.parametrize("axis", [0, 1, 2])
 @pytest.mark.parametrize("mass", [1.0, 0.1, 7e4])
 def test_neighbouring_noise_reaches_neighbouring_entries(axis, mass):
-    """Of a cube of 37 ** 3 equal masses, along each axis."""
+    """Checked in a cube of 37 ** 3 equal masses, along each axis."""
     draw, edges = jax.jit(module.draw_by_priority), np.arange(1, 37) / 37
     for shift, expected in ((-1e-6, np.arange(36)), (1e-6, np.arange(1, 37))):
         noise = np.full((36, 3), 1e-3)
@@ -121,7 +123,7 @@ def test_neighbouring_noise_reaches_neighbouring_entries(axis, mass):
 
 
 def test_every_entry_of_a_million_can_be_drawn():
-    """Planes, rows and entries have noise of their own: a hundred values of each reach all."""
+    """Planes, rows and entries have their own noise: a hundred values of each reach all entries."""
     capacity, centres = 10**6, (np.arange(100) + 0.5) / 100
     priorities = jnp.ones(module.cube_side(capacity) ** 3)
     draw, drawn = jax.jit(module.draw_by_priority), np.zeros(capacity, int)
@@ -154,8 +156,10 @@ def test_draws_by_priority_survive_very_unequal_ones():
 
 @pytest.fixture(scope="module", params=[(1, 1), (1, 3), (2, 3)], ids=str)
 def rings(request):
-    """A ring after some of 20 rollouts, with its buffer; rewards count the steps of a run, and a
-    hundred times the environment."""
+    """A ring after some of 20 rollouts, with its buffer.
+
+    A reward is the run's step plus a hundred times the environment's index.
+    """
     num_steps, n_step = request.param
     buffer = parts.ReplayBuffer(35, 3, num_steps, n_step, prioritized=True)
     add, history = jax.jit(buffer.add), []
@@ -211,7 +215,7 @@ def test_windows_cross_neither_the_write_head_nor_an_episode_s_end(rings, priori
         return draw, buffer.windows(replay.transitions, draw.index, GAMMA)
 
     for written, replay in history:
-        complete = written - 3 * (n - 1)  # transitions whose n steps have been seen
+        complete = written - 3 * (n - 1)  # transitions whose n steps are complete
         if complete < 1:
             continue
         draw, batch = jax.tree.map(np.asarray, windows(replay))
@@ -228,7 +232,7 @@ def test_windows_cross_neither_the_write_head_nor_an_episode_s_end(rings, priori
         for i, start in enumerate(starts[:300]):
             total, step = 0.0, start
             for k in range(n):
-                step = start + k  # the same environment, one step later: it must be there
+                step = start + k  # the same environment one step later must be stored
                 total += GAMMA**k * step
                 if done[position[float(step)]]:
                     break
@@ -241,8 +245,10 @@ def test_windows_cross_neither_the_write_head_nor_an_episode_s_end(rings, priori
 
 
 def small_rings(number):
-    """Sizes (buffer_size, num_envs, num_steps, n_step) that hold a window, most of them so small
-    that a rollout overwrites what windows that it completes begin with."""
+    """Sizes (buffer_size, num_envs, num_steps, n_step) that hold a window.
+
+    Most are so small that a rollout overwrites the first transitions of windows that it completes.
+    """
     rng, found = np.random.default_rng(0), [(8, 2, 4, 3)]
     while len(found) < number:
         size, num_envs, steps, n = (int(rng.integers(1, 1 + most)) for most in (24, 3, 4, 5))
@@ -255,8 +261,11 @@ def small_rings(number):
 
 @pytest.mark.parametrize("sizes", small_rings(8), ids=str)
 def test_the_smallest_rings_draw_every_whole_window_and_no_other(sizes):
-    """After each rollout, against the list of all steps, the newest of which are kept. Their
-    rewards count them, and nothing else of them is stored."""
+    """After each rollout, the draws are compared with a list of all steps, of which the newest
+    remain.
+
+    Rewards number the steps, and nothing else is compared.
+    """
     buffer = parts.ReplayBuffer(*sizes, prioritized=True)
     (_, num_envs, num_steps, n), capacity = sizes, buffer.capacity
     rollouts = 2 * capacity // (num_envs * num_steps) + n
@@ -307,7 +316,7 @@ def test_every_transition_is_drawn_about_as_often(prioritized):
 
 
 def zeros_for(buffer, env, params):
-    """A rollout of nothing, in the buffer's shapes."""
+    """A rollout of zeros, in the buffer's shapes."""
     shapes = jax.eval_shape(lambda: buffer.create(env, params)).transitions
     lead = (buffer.num_steps, buffer.num_envs)
     return jax.tree.map(lambda x: jnp.zeros((*lead, *x.shape[1:]), x.dtype), shapes)
@@ -315,7 +324,7 @@ def zeros_for(buffer, env, params):
 
 @pytest.mark.parametrize("prioritized", [False, True])
 def test_position_and_size_stay_within_the_capacity(prioritized):
-    """So that no counter wraps, however long a run is."""
+    """So no counter wraps, however long a run is."""
     buffer = parts.ReplayBuffer(35, 3, 2, 2, prioritized)
     env, params = envs.make(tasks.Probe())
     rollout = zeros_for(buffer, env, params)

@@ -1,4 +1,4 @@
-"""How a run with a replay buffer is cut into rounds, and what its gradient steps leave behind."""
+"""The rounds of a run with a replay buffer, and the effects of their gradient steps."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -42,7 +42,7 @@ def rounds_of(period=1, **sizes):
         (dict(train_every=100), 1, 1),
         (dict(), 5, 15),  # whole periods of five gradient steps
         (dict(updates_per_step=2), 5, 15),
-        (dict(updates_per_step=5), 5, 16),  # each round has a whole one
+        (dict(updates_per_step=5), 5, 16),  # each round has a whole period
         (dict(train_every=8), 3, 3),
     ],
 )
@@ -57,7 +57,7 @@ def test_an_update_has_whole_periods_and_about_sixteen_steps(sizes, period, coun
 @pytest.mark.parametrize(
     "sizes, waiting",
     [
-        (dict(learning_starts=0), 0),  # the first round adds what is learned from
+        (dict(learning_starts=0), 0),  # the first round adds the transitions to learn from
         (dict(learning_starts=2), 0),
         (dict(learning_starts=3), 1),
         (dict(learning_starts=0, n_step=3), 2),  # until the first window of three steps
@@ -69,7 +69,7 @@ def test_rounds_without_learning(sizes, waiting):
 
 
 def run(updates=1, **sizes):
-    """Updates whose gradient steps add up; returns the state, metrics and each round's place."""
+    """Updates whose gradient steps count; returns the state, metrics and each round's place."""
     rounds, places = rounds_of(**sizes), []
 
     def gradient_step(state, draws, now):
@@ -100,10 +100,10 @@ def test_gradient_steps_leave_no_trace_until_there_is_enough_to_learn_from():
     drawn = np.arange(4, 16)
     assert state.x == (1 + drawn).sum()
     assert state.fixed == 7.0 and state.update == 1
-    assert state.replay == 16  # which steps spare themselves
+    assert state.replay == 16  # a metric that some steps leave out
     total, weight = metrics["draw"]
     assert (total, weight) == (drawn.sum(), len(drawn))
-    total, weight = metrics["even"]  # those that say so, and are ready
+    total, weight = metrics["even"]  # rounds that have it and are ready
     assert (total, weight) == (drawn[drawn % 2 == 0].sum(), (drawn % 2 == 0).sum())
     assert metrics["noise"] == np.arange(16).mean()  # of all rounds
 

@@ -1,4 +1,4 @@
-"""What a head has to know of an action space."""
+"""Properties of action spaces that heads need."""
 
 import jax
 import jax.numpy as jnp

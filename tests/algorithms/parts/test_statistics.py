@@ -1,4 +1,4 @@
-"""Sums and running statistics against plain NumPy, also where float32 would lose count."""
+"""Sums and running statistics against plain NumPy, also where float32 would lose precision."""
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ as_for_users = lambda function: jax.jit(function, compiler_options=AS_FOR_USERS)
 
 @pytest.mark.parametrize("options", [None, AS_FOR_USERS], ids=["quick", "as_for_users"])
 def test_a_sum_is_as_good_as_its_terms_however_many_there_are(options):
-    """Four million terms; a plain sum is off by percents. No compiler may find that it is one."""
+    """Four million terms; a plain sum is off by percents. No compiler may simplify it to one."""
     number = 4_000_000
 
     def sums(term):
@@ -56,7 +56,7 @@ def test_running_statistics_are_those_of_all_samples_in_any_order_of_merging():
 
 
 def test_running_statistics_are_safe_in_float32():
-    """A large mean with a small spread, many times over: sums of squares would cancel."""
+    """A large mean with a small deviation, many times over: sums of squares would cancel."""
     rng = np.random.default_rng(0)
     stats = parts.RunningStatistics.create()
     update = jax.jit(lambda stats, x: stats.update(x))
@@ -86,7 +86,7 @@ def test_running_statistics_leave_out_samples_of_weight_zero():
 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_rewards_are_divided_by_the_spread_of_their_discounted_sums(weighted):
-    """Two rollouts, as the plain recursion; an episode's sum goes on from one to the next."""
+    """Two rollouts, against the plain recursion; an episode's sum continues in the next rollout."""
     rng = np.random.default_rng(0)
     scale, total, sums, weights = parts.RewardScale.create(3), np.zeros(3), [], None
     for _ in range(2):
@@ -139,7 +139,7 @@ def test_episode_statistics_count_whole_episodes_once(agents):
     np.testing.assert_array_equal(cleared.running_length, length)
     none, _ = cleared.metrics()
     assert float(none["num_episodes"]) == 0 and np.isnan(none["episode_return"]).all()
-    # What is left over from before counts for the next episodes, and what was cleared does not.
+    # The rest from before counts for the next episodes, and cleared sums do not.
     stats = cleared.update(jnp.ones((1, num_envs, *agents)), jnp.ones((1, num_envs), bool))
     metrics, _ = stats.metrics()
     np.testing.assert_allclose(metrics["episode_return"], (running + 1).mean(0), rtol=1e-4)
@@ -147,7 +147,7 @@ def test_episode_statistics_count_whole_episodes_once(agents):
 
 
 def test_episodes_are_counted_beyond_what_a_float32_counts():
-    """More than 2**24 episodes of one step, worth 499 and 500 and 501, 63 at a time."""
+    """More than 2**24 episodes of one step, with returns 499, 500 and 501, 63 at a time."""
     number = 2**18 + 2**14
     rewards, done = jnp.tile(jnp.array([499.0, 500.0, 501.0]), 21)[None], jnp.ones((1, 63), bool)
 

@@ -1,4 +1,4 @@
-"""From init and update to a learning curve: worlds, counts that do not wrap, means by weight."""
+"""From init and update to a learning curve: environments, large counts, weighted means."""
 
 import types
 from typing import Any
@@ -126,7 +126,7 @@ class Config:
 
 
 def learner(config, env, env_params):
-    """Counts; `late` says something from the third update on, with a weight that grows."""
+    """A learner that counts. `late` has data from the third update on, with a weight that grows."""
 
     def init(rng):
         episodes = parts.EpisodeStatistics.create(1)
@@ -169,7 +169,7 @@ def test_metrics_are_means_over_the_updates_of_a_point_by_their_weight(curve):
 
 
 def test_data_that_are_not_finite_are_told_from_no_data():
-    """At a point that has one NaN or infinity among its updates; others are as they would be."""
+    """They make infinite the points with a NaN or infinity among their updates, and no others."""
 
     def broken(config, env, env_params):
         whole = learner(config, env, env_params)
@@ -196,7 +196,7 @@ def test_data_that_are_not_finite_are_told_from_no_data():
 
 
 def test_metrics_without_data_are_minus_zero_under_jax_debug_nans(curve, debug_nans):
-    """Also of a train that has run without it."""
+    """This holds even if train has run without it before."""
     train, _, metrics = curve
     _, checked = train(jax.random.key(0))
     for name, values in metrics.items():
@@ -252,7 +252,7 @@ def test_an_evaluation_of_episodes_that_may_never_end_is_refused_at_once(probe):
 
 
 def test_metrics_of_the_environment_are_averaged_over_the_episodes_that_ended():
-    """Every update is a step of two environments whose episodes have 3 and 5 steps."""
+    """Every update is a step of two environments, whose episodes have 3 and 5 steps."""
     env, params = envs.make(tasks.Reporting())
 
     def learner(config, env, env_params):
