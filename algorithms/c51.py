@@ -156,7 +156,6 @@ class Noise(NamedTuple):
 
 
 EXPLORATION = ("constant", "linear", "exponential")
-DTYPES = ("", "bool", "int8", "float16", "bfloat16", "float32")
 LONGEST = 10_000  # longest random action, in steps
 
 
@@ -281,9 +280,9 @@ def check(config: Config, env: Any, env_params: Any) -> None:
     ends = config.v_min, config.v_max
     if all(isinstance(x, int | float) for x in ends) and not ends[0] < ends[1]:  # else traced
         raise ValueError(f"v_min={ends[0]} and v_max={ends[1]}: give a v_min below v_max")
-    parts.check_choices(config, buffer_dtype=DTYPES, exploration=EXPLORATION)
+    parts.check_choices(config, exploration=EXPLORATION)
     parts.check_spaces(INFO, config, env, env_params)
-    parts.check_replay(config, parts.ReplayBuffer.of(config), env, env_params)
+    parts.check_replay(config, env, env_params)
 
 
 @parts.without_x64

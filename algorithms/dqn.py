@@ -168,7 +168,6 @@ class Noise(NamedTuple):
 
 
 EXPLORATION = ("constant", "linear", "exponential")
-DTYPES = ("", "bool", "int8", "float16", "bfloat16", "float32")
 LONGEST = 10_000  # longest random action, in steps
 
 
@@ -284,9 +283,9 @@ def check(config: Config, env: Any, env_params: Any) -> None:
     parts.check_sizes(config, positive, ("num_eval_episodes",))
     if config.dueling and not config.hidden_sizes:
         raise ValueError("dueling=True splits the last of hidden_sizes=(): give one or more")
-    parts.check_choices(config, buffer_dtype=DTYPES, exploration=EXPLORATION)
+    parts.check_choices(config, exploration=EXPLORATION)
     parts.check_spaces(INFO, config, env, env_params)
-    parts.check_replay(config, parts.ReplayBuffer.of(config), env, env_params)
+    parts.check_replay(config, env, env_params)
 
 
 @parts.without_x64

@@ -180,7 +180,6 @@ class Draws(NamedTuple):
 
 
 EXPLORATION = ("constant", "linear", "exponential")
-DTYPES = ("", "bool", "int8", "float16", "bfloat16", "float32")
 LONGEST = 10_000  # longest random action, in steps
 
 
@@ -333,9 +332,9 @@ def check(config: Config, env: Any, env_params: Any) -> None:
     parts.check_sizes(config, positive, ("num_eval_episodes",))
     if not config.hidden_sizes:
         raise ValueError("hidden_sizes=() leaves no layer that sees the levels: give one or more")
-    parts.check_choices(config, buffer_dtype=DTYPES, exploration=EXPLORATION, risk=RISKS)
+    parts.check_choices(config, exploration=EXPLORATION, risk=RISKS)
     parts.check_spaces(INFO, config, env, env_params)
-    parts.check_replay(config, parts.ReplayBuffer.of(config), env, env_params)
+    parts.check_replay(config, env, env_params)
 
 
 @parts.without_x64

@@ -156,7 +156,6 @@ class Noise(NamedTuple):
 
 
 EXPLORATION = ("constant", "linear", "exponential")
-DTYPES = ("", "bool", "int8", "float16", "bfloat16", "float32")
 LONGEST = 10_000  # longest random action, in steps
 
 
@@ -277,9 +276,9 @@ def check(config: Config, env: Any, env_params: Any) -> None:
     """Raises a ValueError that names the setting, its value and a value that works."""
     positive = ("total_timesteps", "num_envs", "target_every", "num_quantiles", "num_evals")
     parts.check_sizes(config, positive, ("num_eval_episodes",))
-    parts.check_choices(config, buffer_dtype=DTYPES, exploration=EXPLORATION)
+    parts.check_choices(config, exploration=EXPLORATION)
     parts.check_spaces(INFO, config, env, env_params)
-    parts.check_replay(config, parts.ReplayBuffer.of(config), env, env_params)
+    parts.check_replay(config, env, env_params)
 
 
 @parts.without_x64

@@ -163,9 +163,6 @@ class Noise(NamedTuple):
     exploration: jax.Array  # Gumbel, (train_every, num_envs, num_actions)
 
 
-DTYPES = ("", "bool", "int8", "float16", "bfloat16", "float32")
-
-
 # --- formulas ---------------------------------------------------------------------------------
 
 
@@ -219,9 +216,8 @@ def check(config: Config, env: Any, env_params: Any) -> None:
     positive = ("total_timesteps", "num_envs", "num_critics", "num_evals")
     parts.check_sizes(config, positive, ("num_eval_episodes",))
     parts.check_network(config, "hidden_sizes", "critic_hidden_sizes")
-    parts.check_choices(config, buffer_dtype=DTYPES)
     parts.check_spaces(INFO, config, env, env_params)
-    parts.check_replay(config, parts.ReplayBuffer.of(config), env, env_params)
+    parts.check_replay(config, env, env_params)
 
 
 @parts.without_x64

@@ -230,7 +230,7 @@ def check(config: Config, env: Any, env_params: Any) -> None:
     parts.check_sizes(config, positive, ("num_eval_episodes",))
     parts.check_network(config, "hidden_sizes", "critic_hidden_sizes")
     parts.check_spaces(INFO, config, env, env_params)
-    parts.check_replay(config, parts.ReplayBuffer.of(config), env, env_params)
+    parts.check_replay(config, env, env_params)
 
 
 @parts.without_x64

@@ -9,7 +9,6 @@ from algorithms.parts.checks import (
     check_choices,
     check_divides,
     check_network,
-    check_replay,
     check_samples,
     check_sizes,
     check_spaces,
@@ -31,7 +30,7 @@ from algorithms.parts.optimizer import FlatOptimizer
 from algorithms.parts.orders import permutations
 from algorithms.parts.precision import without_x64
 from algorithms.parts.recurrence import CELLS, Memory, advance, forget, product, unroll
-from algorithms.parts.replay import Replay, ReplayBuffer, Transition
+from algorithms.parts.replay import Replay, ReplayBuffer, Transition, check_replay
 from algorithms.parts.rounds import Round, Rounds
 from algorithms.parts.spaces import (
     EpsilonNoise,

@@ -7,9 +7,8 @@ import jax
 import numpy as np
 
 import envs
-from algorithms.parts import layers, memory
+from algorithms.parts import layers
 from algorithms.parts.info import Info, file_of, kinds_of, takes_agents, that_take
-from algorithms.parts.training import num_updates
 
 LARGEST = 2**31 - 1  # sizes are int32 inside the program
 SPACES = {"discrete": "Discrete", "continuous": "Box"}  # action spaces, by INFO's words
@@ -133,42 +132,3 @@ def is_bounded(space: Any) -> bool:
     """Whether a Box is finite; bounds that are traced count as finite."""
     bounds = [x for x in (space.low, space.high) if not isinstance(x, jax.core.Tracer)]
     return all(np.isfinite(x).all() for x in bounds)
-
-
-def check_replay(config: Any, buffer: Any, env: Any, env_params: Any) -> None:
-    """Refuses impossible sizes of rounds, and a replay buffer that cannot work or is too large.
-
-    Args:
-      config: its sizes of the buffer, of rounds and of the run are used.
-      buffer: the ReplayBuffer. It must fit the device's memory.
-      env, env_params: from `envs.make`.
-    """
-    positive = ("train_every", "updates_per_step", "buffer_size", "batch_size", "n_step")
-    check_sizes(config, positive, ("learning_starts",))
-    num_updates(config, config.num_envs * config.train_every)
-    if config.learning_starts >= config.total_timesteps:
-        raise ValueError(
-            f"learning_starts={config.learning_starts} leaves nothing of total_timesteps="
-            f"{config.total_timesteps} to learn in; {config.total_timesteps // 10} would do"
-        )
-    if buffer.waiting >= config.total_timesteps:
-        raise ValueError(
-            f"n_step={config.n_step} steps of num_envs={config.num_envs} leave nothing of "
-            f"total_timesteps={config.total_timesteps} to learn in; "
-            f"{max(1, config.total_timesteps // (10 * config.num_envs))} would do"
-        )
-    window = config.n_step * config.num_envs
-    if buffer.capacity < window:
-        raise ValueError(
-            f"buffer_size={config.buffer_size} does not hold n_step={config.n_step} steps of "
-            f"num_envs={config.num_envs}; {window} would do"
-        )
-    shapes = jax.eval_shape(lambda: buffer.create(env, env_params))
-    needed = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes))
-    available = memory.device_memory()
-    if needed > available:
-        fits = int(0.8 * available / needed * buffer.capacity)
-        raise ValueError(
-            f"buffer_size={config.buffer_size} takes {needed / 1e9:.1f} GB of the device's "
-            f"{available / 1e9:.1f} GB; {fits} would fit"
-        )

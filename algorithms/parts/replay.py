@@ -13,6 +13,13 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from algorithms.parts import memory
+from algorithms.parts.checks import check_choices, check_sizes
+from algorithms.parts.training import num_updates
+
+# of stored observations; "" keeps the environment's
+DTYPES = ("", "bool", "int8", "float16", "bfloat16", "float32")
+
 
 class Transition(NamedTuple):
     """Steps of environments; leading axis a buffer's, a batch's, or (num_steps, num_envs)."""
@@ -72,7 +79,7 @@ class ReplayBuffer:
     num_steps: int  # of a rollout
     n_step: int = 1  # steps of a window
     prioritized: bool = False
-    dtype: str = ""  # of observations, such as bool; "" keeps the environment's
+    dtype: str = ""  # of observations, one of DTYPES
 
     @classmethod
     def of(cls, config: Any) -> "ReplayBuffer":
@@ -255,3 +262,45 @@ def pick(masses, noise):
     columns = jnp.arange(masses.shape[1])
     first = jnp.where(sums > target[:, None], columns, masses.shape[1]).min(-1)
     return first, total
+
+
+def check_replay(config: Any, env: Any, env_params: Any) -> None:
+    """Refuses impossible sizes of rounds, and a replay buffer that cannot work or is too large.
+
+    Args:
+      config: its sizes of the buffer, of rounds and of the run are used, and its `buffer_dtype` if
+        it has one. The buffer must fit the device's memory.
+      env, env_params: from `envs.make`.
+    """
+    positive = ("train_every", "updates_per_step", "buffer_size", "batch_size", "n_step")
+    check_sizes(config, positive, ("learning_starts",))
+    if hasattr(config, "buffer_dtype"):
+        check_choices(config, buffer_dtype=DTYPES)
+    num_updates(config, config.num_envs * config.train_every)
+    buffer = ReplayBuffer.of(config)
+    if config.learning_starts >= config.total_timesteps:
+        raise ValueError(
+            f"learning_starts={config.learning_starts} leaves nothing of total_timesteps="
+            f"{config.total_timesteps} to learn in; {config.total_timesteps // 10} would do"
+        )
+    if buffer.waiting >= config.total_timesteps:
+        raise ValueError(
+            f"n_step={config.n_step} steps of num_envs={config.num_envs} leave nothing of "
+            f"total_timesteps={config.total_timesteps} to learn in; "
+            f"{max(1, config.total_timesteps // (10 * config.num_envs))} would do"
+        )
+    window = config.n_step * config.num_envs
+    if buffer.capacity < window:
+        raise ValueError(
+            f"buffer_size={config.buffer_size} does not hold n_step={config.n_step} steps of "
+            f"num_envs={config.num_envs}; {window} would do"
+        )
+    shapes = jax.eval_shape(lambda: buffer.create(env, env_params))
+    needed = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes))
+    available = memory.device_memory()
+    if needed > available:
+        fits = int(0.8 * available / needed * buffer.capacity)
+        raise ValueError(
+            f"buffer_size={config.buffer_size} takes {needed / 1e9:.1f} GB of the device's "
+            f"{available / 1e9:.1f} GB; {fits} would fit"
+        )

@@ -276,8 +276,7 @@ def check_ring(**settings):
     """Checks a buffer that stores one step of each environment at a time."""
     usual = dict(buffer_size=50_000, num_envs=16, n_step=1, learning_starts=0)
     config = make_config(**ROUNDS | usual | settings)
-    buffer = parts.ReplayBuffer(config.buffer_size, config.num_envs, 1, config.n_step)
-    parts.check_replay(config, buffer, tasks.Probe(), PARAMS)
+    parts.check_replay(config, tasks.Probe(), PARAMS)
 
 
 @pytest.mark.parametrize(
@@ -308,17 +307,22 @@ def test_replay_that_never_learns_is_refused(settings, message, would_do):
     check_ring(**settings | would_do)
 
 
+def test_observations_are_stored_in_a_known_dtype():
+    check_ring(buffer_dtype="bool")
+    with pytest.raises(ValueError, match="buffer_dtype='int7': give \"\" or bool or int8"):
+        check_ring(buffer_dtype="int7")
+
+
 # --- memory -----------------------------------------------------------------------------------
 
 
 def test_a_buffer_larger_than_the_memory_is_refused_with_one_that_fits(monkeypatch):
     monkeypatch.setattr(memory, "device_memory", lambda: 1_000_000)
-    buffer = lambda size: parts.ReplayBuffer(size, num_envs=1, num_steps=1)
 
     def check(size):  # 18 bytes for each transition, and 12 for the counters
         settings = dict(learning_starts=0, total_timesteps=1, n_step=1, num_envs=1)
         config = make_config(buffer_size=size, **ROUNDS | settings)
-        parts.check_replay(config, buffer(size), tasks.Probe(), PARAMS)
+        parts.check_replay(config, tasks.Probe(), PARAMS)
 
     check(55_554)
     message = "buffer_size=500000 takes 0.0 GB of the device's 0.0 GB; 44444 would fit"
