@@ -71,7 +71,7 @@ class Config:
     anneal_lr: bool = static(True)  # take the learning rate linearly to zero
     adam_eps: float = real(1e-3, "(0, inf)")  # Adam's epsilon
     gamma: float = real(0.99, "[0, 1]")  # discount factor
-    n_step: int = static(3)  # rewards in a target before it bootstraps
+    n_step: int = static(3)  # steps of reward before bootstrapping
     double: bool = static(False)  # the online network chooses the action of the target
     num_atoms: int = static(51)  # atoms of the return's distribution
     v_min: float = real(-100.0, "(-inf, inf)")  # smallest return
@@ -144,7 +144,7 @@ class TrainState:
     episodes: parts.EpisodeStatistics
     rng: jax.Array
     eval_rng: jax.Array  # constant: all evaluations use it
-    update: jax.Array  # stretches of rounds so far, int32
+    update: jax.Array  # updates so far, int32
 
 
 class Noise(NamedTuple):

@@ -74,7 +74,7 @@ class Config:
     adam_eps: float = real(1e-8, "(0, inf)")  # Adam's epsilon
     weight_decay: float = real(0.0, "[0, inf)")  # AdamW's weight decay, as in SimBa; 0: plain Adam
     gamma: float = real(0.99, "[0, 1]")  # discount factor
-    n_step: int = static(1)  # rewards in a target before it bootstraps
+    n_step: int = static(1)  # steps of reward before bootstrapping
     reward_scale: float = real(1.0, "(0, inf)")  # factor on the rewards learned from
     num_critics: int = static(2)  # critics; their minimum counts
     policy_every: int = static(3)  # gradient steps of the critics for each of the actor
@@ -192,7 +192,7 @@ class Critic(nn.Module):
 class PolicyState:
     """The part of the state that acting needs."""
 
-    variables: dict[str, Any]  # params, and moments: the running ones of features
+    variables: dict[str, Any]  # params, and the running moments of features
     obs_stats: parts.RunningStatistics
 
 
@@ -212,14 +212,14 @@ class TrainState:
     critics: dict[str, Any]  # their variables, leading axis num_critics
     log_temperature: jax.Array  # ()
     critic_opt_state: optax.OptState
-    policy_opt_state: optax.OptState  # of the actor and the temperature
+    policy_opt_state: optax.OptState  # for the actor and the temperature
     replay: parts.Replay
     env_state: envs.BatchState
     observation: jax.Array  # (num_envs, ...)
     episodes: parts.EpisodeStatistics
     rng: jax.Array
     eval_rng: jax.Array  # constant: all evaluations use it
-    update: jax.Array  # stretches of rounds so far, int32
+    update: jax.Array  # updates so far, int32
 
 
 class Noise(NamedTuple):
@@ -411,8 +411,10 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         return loss, (changed, {"critic_loss": loss, "mean_value": values.min(0).mean()})
 
     def policy_loss(params, log_temperature, state, window, noise, warm):
-        """The mean of alpha log pi(a|s) - min_k Q_k(s, a), plus alpha (H - target) with the entropy
-        H for the temperature; the running moments after it; metrics."""
+        """The mean of alpha log pi(a|s) - min_k Q_k(s, a), plus the temperature's loss.
+
+        This is alpha (H - target) with the entropy H. Also returns new running moments and metrics.
+        """
         x = normalize(config, state.policy, window.observation)
         temperature = jnp.exp(log_temperature)
         variables = state.policy.variables | {"params": params}

@@ -74,7 +74,7 @@ class Config:
     anneal_lr: bool = static(True)  # take the learning rate linearly to zero
     adam_eps: float = real(1e-3, "(0, inf)")  # Adam's epsilon
     gamma: float = real(0.995, "[0, 1]")  # discount factor
-    n_step: int = static(3)  # rewards in a target before it bootstraps
+    n_step: int = static(3)  # steps of reward before bootstrapping
     reward_scale: float = real(1.0, "(0, inf)")  # factor on the rewards learned from
     double: bool = static(True)  # the online network chooses the action of the target
     dueling: bool = static(False)  # separate streams for values and advantages
@@ -156,7 +156,7 @@ class TrainState:
     episodes: parts.EpisodeStatistics
     rng: jax.Array
     eval_rng: jax.Array  # constant: all evaluations use it
-    update: jax.Array  # stretches of rounds so far, int32
+    update: jax.Array  # updates so far, int32
 
 
 class Noise(NamedTuple):

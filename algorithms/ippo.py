@@ -240,7 +240,7 @@ class Task(NamedTuple):
     learning_rate: jax.Array
     epochs: int
     num_updates: int  # of the run
-    counts: Callable  # alive -> samples that it learns
+    counts: Callable  # alive -> samples that count
 
 
 class Learned(NamedTuple):
@@ -469,7 +469,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     """
     batch_size, num_agents = config.num_envs * config.num_steps, env.num_agents
     num_networks = 1 if config.share_params else num_agents
-    samples = config.num_envs * num_agents // num_networks  # of a network at one step
+    samples = config.num_envs * num_agents // num_networks  # samples of a network at one step
     num_updates = parts.num_updates(config, batch_size)
     environments = envs.batch(env, config.num_envs, config.num_steps)
     space = env.action_space(env_params)

@@ -181,7 +181,7 @@ class TrainState:
     reward_scale: parts.RewardScale
     env_state: envs.BatchState
     observation: jax.Array  # (num_envs, num_agents, ...)
-    memory: parts.Memory  # of actors before the observation, (num_envs, num_agents, ...)
+    memory: parts.Memory  # actors' memory before the observation, (num_envs, num_agents, ...)
     critic_memory: parts.Memory  # (networks, samples, ...)
     alive: jax.Array  # (num_envs, num_agents)
     episodes: parts.EpisodeStatistics
@@ -234,7 +234,7 @@ class Task(NamedTuple):
     learning_rate: jax.Array
     epochs: int
     num_updates: int  # of the run
-    counts: Callable  # alive -> samples that it learns
+    counts: Callable  # alive -> samples that count
 
 
 class Learned(NamedTuple):
@@ -583,7 +583,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             )
             memory = parts.with_last_step(config, space, memory, taken, reward, info)
             alive, ended = info.get("alive", jnp.ones_like(state.alive)), terminated | truncated
-            left = jnp.zeros_like(alive) if team else ~alive  # a team's return goes on
+            left = jnp.zeros_like(alive) if team else ~alive  # a team's return continues
             log_prob, _ = actions.log_prob_and_entropy(action)
             transition = Transition(
                 observation=state.observation,
@@ -620,7 +620,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             """The Batch of one network, from arrays (num_steps, samples, ...)."""
             (x, critic_x), final_x, rollout = folded
             memories, values = critic.apply(params, memory, critic_x, rollout.done)
-            # detail 4: one step further for all at once, from the memory after an observation.
+            # detail 4: one more step from the memory after each observation, for all at once.
             flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (memories, final_x))
             next_values = parts.one_step(critic, params, *flat)[1].reshape(values.shape)
             reward = rollout.reward

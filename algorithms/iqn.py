@@ -76,7 +76,7 @@ class Config:
     anneal_lr: bool = static(True)  # take the learning rate linearly to zero
     adam_eps: float = real(1e-4, "(0, inf)")  # Adam's epsilon
     gamma: float = real(0.99, "[0, 1]")  # discount factor
-    n_step: int = static(3)  # rewards in a target before it bootstraps
+    n_step: int = static(3)  # steps of reward before bootstrapping
     reward_scale: float = real(0.1, "(0, inf)")  # factor on the rewards learned from
     double: bool = static(False)  # the online network chooses the action of the target
     num_levels: int = static(4)  # levels of the online quantiles
@@ -161,7 +161,7 @@ class TrainState:
     episodes: parts.EpisodeStatistics
     rng: jax.Array
     eval_rng: jax.Array  # constant: all evaluations use it
-    update: jax.Array  # stretches of rounds so far, int32
+    update: jax.Array  # updates so far, int32
 
 
 class Noise(NamedTuple):

@@ -204,7 +204,7 @@ class TrainState:
     opt_state: optax.OptState
     env_state: envs.BatchState
     observation: jax.Array  # (num_envs, ...)
-    memory: parts.Memory  # before the observation; zeros before an episode's first
+    memory: parts.Memory  # memory before the observation; initially zeros
     episodes: parts.EpisodeStatistics
     reward_scale: parts.RewardScale
     rollout_rng: jax.Array  # key for acting and the environments
@@ -462,7 +462,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         x = normalize(config, state.policy, rollout.observation)
         inputs = rollout.memory.hidden, x, rollout.mask, rollout.previous
         actions, values = network.apply(params, *inputs, method="review")
-        # detail 4: one step further for all at once, from the memory after an observation.
+        # detail 4: one more step from the memory after each observation, for all at once.
         flat = lambda x: x.reshape(batch_size, *x.shape[2:])
         final_x = normalize(config, state.policy, flat(rollout.final_observation))
         _, _, next_values = network.apply(params, jax.tree.map(flat, rollout.memory), final_x)

@@ -68,7 +68,7 @@ class Config:
     num_envs: int = static(8)  # parallel environments
     num_steps: int = static(128)  # steps of each environment in a rollout
     num_minibatches: int = static(4)  # minibatches of an epoch; together a rollout
-    update_epochs: int = static(4)  # mean number of times that a sample of a rollout is drawn
+    update_epochs: int = static(4)  # mean number of draws of each sample
     accumulate: int = static(1)  # minibatches whose gradients are averaged for a step
     optimizer: str = static("muon")  # muon or adam
     learning_rate: float = real(4e-3, "[0, inf)")  # step size
@@ -91,7 +91,7 @@ class Config:
     ent_coef: float = real(0.01, "[0, inf)")  # weight of the entropy bonus
     vf_coef: float = real(0.5, "[0, inf)")  # weight of the value loss
     max_grad_norm: float = real(0.5, "(0, inf]")  # clip gradients to this global norm; inf: never
-    reward_trace: float = real(0.0, "[0, 1]")  # decay of later rewards added to a step's
+    reward_trace: float = real(0.0, "[0, 1]")  # decay of the later rewards added to a reward
     squash: bool = static(False)  # bound continuous actions by tanh, not by clipping
     sigma_head: bool = static(False)  # standard deviations depend on the observation
     hidden_sizes: tuple[int, ...] = static((64, 64))  # dense layers of each tower
@@ -216,8 +216,8 @@ class Transition(NamedTuple):
     observation: jax.Array
     action: jax.Array  # neither clipped nor squashed
     reward: jax.Array
-    alive: jax.Array  # when the agent acted; float32, a weight
-    valued: jax.Array  # whether its value is learned; float32, a weight
+    alive: jax.Array  # whether the agent acted; a float32 weight
+    valued: jax.Array  # whether its value is learned; a float32 weight
     terminated: jax.Array  # the episode ended, or this agent left
     done: jax.Array  # terminated or truncated
     final_observation: jax.Array  # after the action, before any restart
@@ -229,14 +229,14 @@ class Segments(NamedTuple):
 
     observation: jax.Array  # normalised
     action: jax.Array
-    log_prob: jax.Array  # of the policy that acted
-    value: jax.Array  # when the rollout was collected
+    log_prob: jax.Array  # under the acting policy
+    value: jax.Array  # from the rollout
     bootstrap: jax.Array  # the value of the final observation; 0 if terminated
     reward: jax.Array
     ends: jax.Array  # where traces end: at done, and at the last step
     alive: jax.Array
     valued: jax.Array
-    real: jax.Array  # not padding of an agent's action, (num_segments, 1, dimensions)
+    real: jax.Array  # False for padding of actions, (num_segments, 1, dimensions)
 
 
 class Learned(NamedTuple):

@@ -147,7 +147,7 @@ class TrainState:
     opt_state: optax.OptState
     env_state: envs.BatchState
     observation: jax.Array  # (num_envs, ...)
-    memory: parts.Memory  # before the observation; zeros before an episode's first
+    memory: parts.Memory  # memory before the observation; initially zeros
     episodes: parts.EpisodeStatistics
     rollout_rng: jax.Array  # key for acting and the environments
     order_rng: jax.Array  # key for the order of samples
@@ -167,7 +167,7 @@ class Transition(NamedTuple):
     done: jax.Array  # terminated or truncated
     final_observation: jax.Array  # after the action, before any restart
     final_mask: jax.Array | None  # allowed actions there
-    memory: parts.Memory  # after the observation; it holds the action and its reward
+    memory: parts.Memory  # memory after the observation, with the action and its reward
 
 
 class Batch(NamedTuple):
@@ -403,7 +403,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         """Sequences with targets, from the memories of the collection."""
         policy = state.policy
         inputs = normalize(config, policy, rollout.observation), *rollout.previous
-        # detail 2: one step further for all at once, from the memory after an observation.
+        # detail 2: one more step from the memory after each observation, for all at once.
         final_x = normalize(config, policy, rollout.final_observation)
         final = rollout.memory, (final_x, *parts.last_step(rollout.memory))
         final = jax.tree.map(lambda x: x.reshape(batch_size, *x.shape[2:]), final)

@@ -70,7 +70,7 @@ class Config:
     adam_eps: float = real(1e-8, "(0, inf)")  # Adam's epsilon
     weight_decay: float = real(0.0, "[0, inf)")  # AdamW's weight decay, as in SimBa; 0: plain Adam
     gamma: float = real(0.99, "[0, 1]")  # discount factor
-    n_step: int = static(1)  # rewards in a target before it bootstraps
+    n_step: int = static(1)  # steps of reward before bootstrapping
     reward_scale: float = real(1.0, "(0, inf)")  # factor on the rewards learned from
     tau: float = real(0.005, "[0, 1]")  # share that the target critics move at a gradient step
     num_critics: int = static(2)  # critics; their minimum counts
@@ -162,7 +162,7 @@ class TrainState:
     episodes: parts.EpisodeStatistics
     rng: jax.Array
     eval_rng: jax.Array  # constant: all evaluations use it
-    update: jax.Array  # stretches of rounds so far, int32
+    update: jax.Array  # updates so far, int32
 
 
 class Noise(NamedTuple):

@@ -164,7 +164,7 @@ class Mixer(nn.Module):
         leading, values = values.shape[:-1], values.reshape(-1, values.shape[-1])
         view = view.reshape(-1, view.shape[-1])
         size, zeros, normal = self.config.mixing_size, nn.initializers.zeros, jax.random.normal
-        # detail 7: nearly a sum at first. Weights are near 1, scaled so that the ELU is not flat.
+        # detail 7: initially nearly a sum. Weights are near 1, scaled so that the ELU is not flat.
         of_view = lambda features, name, **init: nn.Dense(features, name=name, **init)(view)
         first = jnp.abs(of_view(values.shape[-1] * size, "weights", bias_init=normal)) / size**0.5
         last = jnp.abs(of_view(size, "last_weights", bias_init=normal)) / size**0.5
@@ -181,7 +181,7 @@ class Mixer(nn.Module):
 class Params(NamedTuple):
     """All parameters that learn."""
 
-    agent: Any  # of the network that all agents share
+    agent: Any  # parameters of the agents' shared network
     mixer: Any  # empty without a monotonic mixer
 
 
@@ -214,9 +214,9 @@ class TrainState:
 class Transition(NamedTuple):
     """A rollout; leading axes (num_steps, num_envs)."""
 
-    observation: jax.Array  # (..., num_agents, ...), like all fields without a shape here
+    observation: jax.Array  # (..., num_agents, ...), as in all fields without a shape
     previous: tuple[jax.Array, ...]  # `parts.last_step`
-    world_state: jax.Array | None  # (..., size), of the environment
+    world_state: jax.Array | None  # (..., size), the environment's
     action: jax.Array
     value: jax.Array  # each agent's max_a Q of the observation
     reward: jax.Array
@@ -227,7 +227,7 @@ class Transition(NamedTuple):
     final_mask: jax.Array | None  # allowed actions there
     final_world_state: jax.Array | None
     final_alive: jax.Array
-    memory: parts.Memory  # after the observation; it holds the action and its reward
+    memory: parts.Memory  # memory after the observation, with the action and its reward
 
 
 class Batch(NamedTuple):
@@ -236,7 +236,7 @@ class Batch(NamedTuple):
     Without memory every step is a sequence: (1, num_steps * num_envs).
     """
 
-    inputs: tuple[jax.Array, ...]  # of the agents' network, (..., num_agents, ...)
+    inputs: tuple[jax.Array, ...]  # inputs of the agents' network, (..., num_agents, ...)
     view: jax.Array | None  # input of the mixer
     action: jax.Array
     alive: jax.Array
@@ -518,7 +518,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         policy = state.policy
         inputs = make_inputs(config, policy, rollout.observation, rollout.previous)
         view = make_view(config, policy, inputs, rollout.world_state)
-        # detail 10: one step further for all at once, from the memory after an observation.
+        # detail 10: one more step from the memory after each observation, for all at once.
         previous = parts.last_step(rollout.memory)
         final_inputs = make_inputs(config, policy, rollout.final_observation, previous)
         final_view = make_view(config, policy, final_inputs, rollout.final_world_state)

@@ -44,8 +44,8 @@ def transition(env: Any, key: jax.Array, state: Any, action: jax.Array, params: 
     """One step of one environment without any reset.
 
     Returns observation, state, reward, terminated, truncated, info. Where both flags would be True,
-    terminated wins. NaN and infinity in the observation of a dead agent become 0, because even a
-    weight of 0 would not keep them out of a loss.
+    terminated wins. NaN and infinity in the observation of a dead agent become 0: even a weight of
+    0 would not keep them out of a loss.
     """
     observation, state, reward, terminated, info = env.step_env(key, state, action, params)
     if "alive" in info:

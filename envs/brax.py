@@ -104,7 +104,7 @@ class Physics(Adapter):
         mujoco.mj_forward(model, data)
         if not hasattr(self, "_renderer"):
             if sys.platform == "linux" and "MUJOCO_GL" not in os.environ:
-                os.environ["MUJOCO_GL"] = "egl"  # in software, if need be
+                os.environ["MUJOCO_GL"] = "egl"  # software rendering, if needed
                 importlib.reload(importlib.import_module("mujoco.rendering.classic.gl_context"))
             self._renderer = mujoco.Renderer(model, 240, 320)
         self._renderer.update_scene(data)

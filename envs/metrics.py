@@ -35,7 +35,7 @@ class EpisodeMetrics:
 
     running: dict[str, jax.Array]  # (num_envs,); added rewards (num_envs, ...)
     totals: dict[str, Sum]
-    count: jax.Array | None  # of ended episodes, int32 (); None without metrics
+    count: jax.Array | None  # ended episodes, int32 (); None without metrics
 
     @classmethod
     def create(cls, env: Any, num_envs: int) -> "EpisodeMetrics":

@@ -46,8 +46,8 @@ def construct(name: str, settings: dict[str, Any]) -> tuple[Any, dict[str, Any]]
       The environment and the other settings (fields of its parameters).
 
     Raises:
-      ValueError: the module or the name does not exist, cannot be called, or does not give an
-        environment, or its code raises an error; always in one line.
+      ValueError: the module or the name does not exist, is not callable, gives no environment,
+        or raises an error; always in one line.
     """
     if not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", name) or ".py:" in name:
         raise ValueError(

@@ -38,20 +38,20 @@ class NavigationState:
 class NavigationParams:
     """Lengths, times and masses share units of their own."""
 
-    half_width: float = 1.0  # of the box, a square
-    radius: float = 0.1  # of a disc; less by default where there are more than 12
-    goal_radius: float = 0.1  # a disc is at its goal when its centre is nearer than this
+    half_width: float = 1.0  # half the side of the square box
+    radius: float = 0.1  # radius of a disc; smaller by default with more than 12
+    goal_radius: float = 0.1  # a disc is at its goal if its centre is nearer than this
     mass: float = 1.0
-    max_force: float = 1.0  # along each axis, for an action of 1
+    max_force: float = 1.0  # force along each axis for an action of 1
     drag: float = 1.0  # force per velocity; the speed tends to max_force / drag
     stiffness: float = 100.0  # force per overlap of two discs ("penalised" only)
     wall_bounce: float = 0.5  # share of the speed kept at a wall: 0 stops, 1 reflects
     dt: float = 0.05
     max_steps_in_episode: float = 200.0  # truncates
-    progress_reward: float = 1.0  # for each unit of distance that the goal has come nearer
-    goal_reward: float = 0.05  # for a step that ends at the goal
-    collision_cost: float = 0.1  # for a step in which another disc was touched
-    effort_cost: float = 0.001  # for a step, times the square of the action's length
+    progress_reward: float = 1.0  # reward per unit of distance gained
+    goal_reward: float = 0.05  # reward for a step that ends at the goal
+    collision_cost: float = 0.1  # cost of a step in which another disc was touched
+    effort_cost: float = 0.001  # cost of a step per square of the action's length
 
 
 class Navigation(Environment):
@@ -85,7 +85,7 @@ class Navigation(Environment):
         normal, and are moved apart. "penalised": only a spring pushes overlapping discs apart, and
         mainly the collision's cost keeps agents from touching.
       continuous: an action is a force, Box(-1, 1, (2,)), times max_force; otherwise it is
-        nothing, right, up, left or down, Discrete(5).
+        no force, right, up, left or down, Discrete(5).
 
     Raises:
       ValueError: a setting that is none of these.

@@ -27,7 +27,7 @@ class PursuitState:
     """Player 0 is the prey."""
 
     position: jax.Array  # (num_players, 2), in [0, 1]
-    heading: jax.Array  # of the last step, unit vectors (num_players, 2); zeros at the start
+    heading: jax.Array  # last step's unit vectors (num_players, 2); initially zeros
     time: jax.Array  # steps, int32 ()
 
 
@@ -36,13 +36,13 @@ class PursuitParams:
     """Lengths in sides of the square, times in seconds."""
 
     prey_speed: float = 1.0
-    predator_speed: float = 1.0  # 0.1 by default where there are several predators
+    predator_speed: float = 1.0  # 0.1 by default for several predators
     dt: float = 0.01  # a step
     time_limit: float = 1.0  # truncates; rounded to whole steps
     catch_radius: float = 0.2  # a predator at this distance or nearer has caught the prey
-    step_reward: float = 1.0  # of the prey for a step without a catch; predators get its negative
-    catch_reward: float = 100.0  # of the catcher; the prey gets its negative
-    helper_share: float = 0.5  # of the catcher's reward, for every other predator
+    step_reward: float = 1.0  # the prey's, for a step without a catch; predators get its negative
+    catch_reward: float = 100.0  # the catcher's; the prey gets its negative
+    helper_share: float = 0.5  # share of the catcher's reward for every other predator
 
 
 class Pursuit(Environment):

@@ -17,7 +17,7 @@ from algorithms.parts import memory
 from algorithms.parts.checks import check_choices, check_sizes
 from algorithms.parts.training import num_updates
 
-# of stored observations; "" keeps the environment's
+# Dtypes of stored observations; "" keeps the environment's.
 DTYPES = ("", "bool", "int8", "float16", "bfloat16", "float32")
 
 
@@ -41,7 +41,7 @@ class Window(NamedTuple):
     action: jax.Array
     action_mask: jax.Array | None
     returns: jax.Array  # discounted rewards up to the end of the window or the episode
-    discount: jax.Array  # of the bootstrap value, 0 if terminated
+    discount: jax.Array  # factor of the bootstrap value, 0 if terminated
     final_observation: jax.Array  # to bootstrap from
     final_action_mask: jax.Array | None
 
@@ -79,7 +79,7 @@ class ReplayBuffer:
     num_steps: int  # of a rollout
     n_step: int = 1  # steps of a window
     prioritized: bool = False
-    dtype: str = ""  # of observations, one of DTYPES
+    dtype: str = ""  # dtype of observations, one of DTYPES; "": unchanged
 
     @classmethod
     def of(cls, config: Any) -> "ReplayBuffer":

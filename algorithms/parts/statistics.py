@@ -68,7 +68,7 @@ class RewardScale:
     """
 
     discounted: jax.Array  # sums of the current episodes, (num_envs,)
-    stats: RunningStatistics  # of the sums at all steps
+    stats: RunningStatistics  # statistics of these sums at all steps
 
     @classmethod
     def create(cls, num_envs: int) -> "RewardScale":
@@ -103,11 +103,11 @@ class EpisodeStatistics:
     Returns may have trailing axes (one for each agent).
     """
 
-    running_return: jax.Array  # of the current episodes, (num_envs, ...)
+    running_return: jax.Array  # sums of the current episodes, (num_envs, ...)
     running_length: jax.Array  # (num_envs,)
     returns: Sum  # over ended episodes, (...)
     lengths: Sum  # ()
-    count: jax.Array  # of ended episodes, int32 ()
+    count: jax.Array  # number of ended episodes, int32 ()
 
     @classmethod
     def create(cls, num_envs: int, shape: tuple[int, ...] = ()) -> "EpisodeStatistics":
@@ -149,4 +149,4 @@ class EpisodeStatistics:
         return means, dataclasses.replace(self, **cleared)
 
 
-SUMS = ("returns", "lengths", "count")  # of EpisodeStatistics, over ended episodes
+SUMS = ("returns", "lengths", "count")  # fields of EpisodeStatistics over ended episodes

@@ -21,7 +21,7 @@ class State(Protocol):
     policy: Any  # the part that acting needs
     env_state: envs.BatchState
     episodes: EpisodeStatistics
-    eval_rng: jax.Array  # the same at every evaluation
+    eval_rng: jax.Array  # constant: all evaluations use it
     update: jax.Array  # updates so far, int32 ()
 
     def replace(self, **changes: Any) -> "State": ...
@@ -54,7 +54,7 @@ class Plan(NamedTuple):
     """The length of a run: `train.plan`."""
 
     points: int  # points of the learning curve, without the one before training
-    updates: int  # updates of all points together; each point has as many
+    updates: int  # updates of all points; every point has the same number
     steps: int  # environment steps of all updates
 
 
@@ -185,7 +185,7 @@ def _train(config, env_params, rng, state, learn, learner, env, num_evals, debug
     def updates(state, count):
         """The state after `count` updates, and their metrics."""
 
-        def vector(metrics):  # one, for a smaller program
+        def vector(metrics):  # one vector makes a smaller program
             return ravel_pytree(jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), metrics))
 
         def step(_, progress):
@@ -202,7 +202,7 @@ def _train(config, env_params, rng, state, learn, learner, env, num_evals, debug
             # The quotient would round differently under vmap.
             by = lambda total, weight: total * (1.0 / weight)
             value = sums.mean(weighted.total, weighted.weight, by)
-            if debug_nans:  # then jax stops at a NaN
+            if debug_nans:  # jax then stops at a NaN
                 return value
             # NaN means "no data". Data that are not finite give inf, so a broken run does not look
             # like one that has not begun to learn.

@@ -86,7 +86,7 @@ def test_unrolling_is_stepping_with_a_zeroed_memory_after_every_end(cell):
 
 @pytest.mark.parametrize("cell", CELLS)
 def test_a_memory_after_a_reset_is_a_fresh_one_bit_for_bit(cell):
-    """Nothing from before the reset reaches the later learning, neither memory nor observations."""
+    """Neither memory nor observations from before the reset affect later learning."""
     params, (step, unroll) = network_and_params(cell)[1], applied(cell)
     x, _, memory = random_sequence(2)
     memory = memory_for(cell, memory)
