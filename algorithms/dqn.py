@@ -75,7 +75,7 @@ class Config:
     adam_eps: float = real(1e-3, "(0, inf)")  # Adam's epsilon
     gamma: float = real(0.995, "[0, 1]")  # discount factor
     n_step: int = static(3)  # steps of reward before bootstrapping
-    reward_scale: float = real(1.0, "(0, inf)")  # factor on the rewards learned from
+    reward_scale: float = real(1.0, "(0, inf)")  # factor on rewards for learning
     double: bool = static(True)  # the online network chooses the action of the target
     dueling: bool = static(False)  # separate streams for values and advantages
     huber_delta: float = real(math.inf, "(0, inf]")  # larger errors count linearly; inf: never
@@ -292,7 +292,7 @@ def check(config: Config, env: Any, env_params: Any) -> None:
 def make_train(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns the jitted train(rng, state=None, num_evals=None) -> state, metrics.
 
-    `parts.program` describes the arguments. Without env and env_params the config names them.
+    `parts.program` describes the arguments. Without env and env_params, the config gives them.
 
     Raises:
       ValueError: a setting that cannot work, a space that DQN cannot take, or a buffer larger than

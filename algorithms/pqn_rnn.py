@@ -66,7 +66,7 @@ class Config:
     max_grad_norm: float = real(10.0, "(0, inf]")  # clip gradients to this global norm; inf: never
     gamma: float = real(0.995, "[0, 1]")  # discount factor
     q_lambda: float = real(0.65, "[0, 1]")  # decay of the trace; 0: one-step targets
-    reward_scale: float = real(0.1, "(0, inf)")  # factor on the rewards learned from
+    reward_scale: float = real(0.1, "(0, inf)")  # factor on rewards for learning
     exploration: str = static("linear")  # epsilon over time: constant, linear or exponential
     eps_start: float = real(1.0, "[0, 1]")  # initial epsilon, the probability of a random action
     eps_end: float = real(0.2, "[0, 1]")  # final epsilon; the only one if constant
@@ -310,7 +310,7 @@ def check(config: Config, env: Any, env_params: Any) -> None:
 def make_train(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns the jitted train(rng, state=None, num_evals=None) -> state, metrics.
 
-    `parts.program` describes the arguments. Without env and env_params the config names them.
+    `parts.program` describes the arguments. Without env and env_params, the config gives them.
 
     Raises:
       ValueError: a setting that cannot work, or a space that PQN cannot take.

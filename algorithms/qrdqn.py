@@ -72,7 +72,7 @@ class Config:
     adam_eps: float = real(1e-3, "(0, inf)")  # Adam's epsilon
     gamma: float = real(0.99, "[0, 1]")  # discount factor
     n_step: int = static(5)  # steps of reward before bootstrapping
-    reward_scale: float = real(0.1, "(0, inf)")  # factor on the rewards learned from
+    reward_scale: float = real(0.1, "(0, inf)")  # factor on rewards for learning
     double: bool = static(False)  # the online network chooses the action of the target
     num_quantiles: int = static(32)  # quantiles of the return
     kappa: float = real(1.0, "(0, inf)")  # larger errors count linearly
@@ -285,7 +285,7 @@ def check(config: Config, env: Any, env_params: Any) -> None:
 def make_train(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns the jitted train(rng, state=None, num_evals=None) -> state, metrics.
 
-    `parts.program` describes the arguments. Without env and env_params the config names them.
+    `parts.program` describes the arguments. Without env and env_params, the config gives them.
 
     Raises:
       ValueError: a setting that cannot work, a space that QR-DQN cannot take, or a buffer larger

@@ -268,7 +268,7 @@ def check(config: Config, env: Any, env_params: Any) -> None:
 def make_train(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns the jitted train(rng, state=None, num_evals=None) -> state, metrics.
 
-    `parts.program` describes the arguments. Without env and env_params the config names them.
+    `parts.program` describes the arguments. Without env and env_params, the config gives them.
 
     Raises:
       ValueError: a setting that cannot work, or a space that REINFORCE cannot take.

@@ -71,7 +71,7 @@ class Config:
     weight_decay: float = real(0.0, "[0, inf)")  # AdamW's weight decay, as in SimBa; 0: plain Adam
     gamma: float = real(0.99, "[0, 1]")  # discount factor
     n_step: int = static(1)  # steps of reward before bootstrapping
-    reward_scale: float = real(1.0, "(0, inf)")  # factor on the rewards learned from
+    reward_scale: float = real(1.0, "(0, inf)")  # factor on rewards for learning
     tau: float = real(0.005, "[0, 1]")  # share that the target critics move at a gradient step
     num_critics: int = static(2)  # critics; their minimum counts
     initial_temperature: float = real(1.0, "(0, inf)")  # initial weight of the entropy
@@ -238,7 +238,7 @@ def check(config: Config, env: Any, env_params: Any) -> None:
 def make_train(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns the jitted train(rng, state=None, num_evals=None) -> state, metrics.
 
-    `parts.program` describes the arguments. Without env and env_params the config names them.
+    `parts.program` describes the arguments. Without env and env_params, the config gives them.
 
     Raises:
       ValueError: a setting that cannot work, a space that SAC cannot take, or a buffer larger than

@@ -84,7 +84,7 @@ class Config:
     max_grad_norm: float = real(10.0, "(0, inf]")  # clip gradients to this global norm; inf: never
     gamma: float = real(0.9, "[0, 1]")  # discount factor
     q_lambda: float = real(0.65, "[0, 1]")  # decay of the trace; 0: one-step targets
-    reward_scale: float = real(0.1, "(0, inf)")  # factor on the rewards learned from
+    reward_scale: float = real(0.1, "(0, inf)")  # factor on rewards for learning
     eps_start: float = real(1.0, "[0, 1]")  # initial epsilon, the probability of a random action
     eps_end: float = real(0.05, "[0, 1]")  # final epsilon
     exploration_fraction: float = real(0.3, "(0, inf]")  # share of the run until epsilon is eps_end
@@ -160,7 +160,7 @@ class Mixer(nn.Module):
             return values
         if self.config.mixer == "sum":  # detail 2
             return values.sum(-1, keepdims=True)
-        # detail 3. In rows: XLA's CPU code is far slower with a leading axis of length 1.
+        # detail 3. In rows, because XLA's CPU code is far slower with a leading axis of length 1.
         leading, values = values.shape[:-1], values.reshape(-1, values.shape[-1])
         view = view.reshape(-1, view.shape[-1])
         size, zeros, normal = self.config.mixing_size, nn.initializers.zeros, jax.random.normal
@@ -396,7 +396,7 @@ def check(config: Config, env: Any, env_params: Any) -> None:
 def make_train(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns the jitted train(rng, state=None, num_evals=None) -> state, metrics.
 
-    `parts.program` describes the arguments. Without env and env_params the config names them.
+    `parts.program` describes the arguments. Without env and env_params, the config gives them.
     Returns have the agents as last axis.
 
     Raises:

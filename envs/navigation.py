@@ -58,8 +58,8 @@ class Navigation(Environment):
     """Discs with inertia and linear drag, in gymnax's interface with a leading agent axis.
 
     In a step, the action's force and the drag change the velocities, and velocities change the
-    positions. The drag is implicit, which is stable at any size. Then discs collide, and walls hold
-    them back.
+    positions. The drag is integrated implicitly, so it is stable at any size. Then discs collide,
+    and walls hold them back.
 
     The task is to reach the goal and to hold it. It never terminates. An end when all goals are
     reached would take away the rewards for holding them, and policies would learn to stay just

@@ -64,7 +64,7 @@ class Pursuit(Environment):
         right, up, left or down, Discrete(4).
       prey: "learned": the prey is agent 0, before the predators. "random": it moves in a new random
         direction at every step. "flee": it runs straight away from the nearest predator. A prey
-        that is not learned is no agent, and moves by `continuous` too.
+        that is not learned is not an agent. `continuous` applies to its moves too.
 
     Raises:
       ValueError: a setting that is none of these.

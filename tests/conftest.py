@@ -18,7 +18,7 @@ jax.config.update("jax_debug_key_reuse", True)
 # A test that needs several devices runs in its own process.
 jax.config.update("jax_num_cpu_devices", 1)
 # Compiling takes nearly all of the time, and optimising most of that. This also holds for processes
-# that tests start. Bit-for-bit claims are compiled as for users, see below.
+# that tests start. Tests of bit-for-bit equality compile as for users, see below.
 QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 QUICK += " --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICK}"

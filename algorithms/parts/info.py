@@ -27,7 +27,7 @@ Info = Mapping[str, Any]
 
 
 def read(file: Path) -> Info | None:
-    """INFO of a file; None if it has none with these KEYS, or is not Python."""
+    """INFO of a file; None if the file has no INFO with these KEYS, or is not Python."""
     try:
         body = ast.parse(file.read_bytes()).body
         named = [

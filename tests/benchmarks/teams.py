@@ -12,7 +12,7 @@ MAPPO: mappo_rnn_smax.py and mappo_rnn_mpe.py, against ippo_rnn.py with a centra
 parameters. Equal are environment, number of environments, steps of a rollout, and 4 epochs of 4
 minibatches of whole sequences. Actor and critic are separate networks, each with a GRU of 128 units
 and two dense layers of 128, ReLU. Clipped value loss and Adam are equal. Not equal:
-  - JaxMARL's second dense layer is behind the memory, this kit's before it: the same products;
+  - JaxMARL's second dense layer comes after the memory, this kit's before it: the same products;
   - JaxMARL's critic runs at every step of a rollout. This kit's runs over the rollout afterwards,
     and again over the final observations, for exact bootstrap values;
   - JaxMARL resets every environment at every step and calls back to log after every update.

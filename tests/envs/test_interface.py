@@ -190,7 +190,7 @@ TEAM = [
 
 
 def refuse(env, message):
-    """Refused both as it is and from `envs.make`."""
+    """Asserts that an environment is refused, both directly and through `envs.make`."""
     for given in ((env, env.default_params), envs.make(env)):
         with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
             envs.check_interface(*given)

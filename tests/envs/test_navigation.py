@@ -26,7 +26,7 @@ def key(seed=0):
 
 @functools.cache
 def compiled(num_agents, collisions="elastic", continuous=True):
-    """The environment as made, a compiled reset and a compiled step of one environment."""
+    """The environment, its compiled reset and its compiled step."""
     settings = dict(num_agents=num_agents, collisions=collisions, continuous=continuous)
     env, params = envs.make("MultiNavigator-v0", **settings)
     return env, params, jax.jit(env.reset_env), jax.jit(lambda *args: transition(env, *args))

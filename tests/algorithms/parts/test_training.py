@@ -169,7 +169,7 @@ def test_metrics_are_means_over_the_updates_of_a_point_by_their_weight(curve):
 
 
 def test_data_that_are_not_finite_are_told_from_no_data():
-    """They make infinite the points with a NaN or infinity among their updates, and no others."""
+    """Points with a NaN or an infinity among their updates become infinite, and no others."""
 
     def broken(config, env, env_params):
         whole = learner(config, env, env_params)
