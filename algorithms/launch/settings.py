@@ -85,6 +85,11 @@ def lenient(values: Any) -> Any:
     return _map_plain(lambda x: float(x) if x in ("inf", "-inf") else x, values)
 
 
+def algorithm_name(module: Any) -> str:
+    """The name of the algorithm's file, also when it is the program that was started."""
+    return Path(module.__file__).stem
+
+
 def env_name(config: Any) -> str:
     """The environment's name, also of an object."""
     env = config.env

@@ -8,7 +8,7 @@ import rlax
 
 from algorithms import c51
 from algorithms.launch.errors import UserError
-from algorithms.launch.training import trainer
+from algorithms.launch.training import options
 from tests.algorithms.cases import Case
 from tests.algorithms.test_value_based import (
     ACTION,
@@ -167,11 +167,11 @@ def test_of_action_takes_the_rows_of_the_actions():
 def test_the_shell_refuses_an_empty_support_of_any_agent():
     """In the launcher all floats are numbers, those of a sweep side by side."""
     ends = lambda low, high: TINY.replace(v_min=np.array(low), v_max=np.array(high))
-    trainer.check_floats(ends([0.0, 20.0], [10.0, 30.0]))
-    trainer.check_floats(ends(-1.0, [0.0, 30.0]))
+    options.check_floats(ends([0.0, 20.0], [10.0, 30.0]))
+    options.check_floats(ends(-1.0, [0.0, 30.0]))
     with pytest.raises(
         UserError, match=r"v_max=10.0: give a number in \(v_min, inf\), here \(20, inf\)"
     ):
-        trainer.check_floats(ends([0.0, 20.0], [10.0, 10.0]))
+        options.check_floats(ends([0.0, 20.0], [10.0, 10.0]))
     with pytest.raises(UserError, match=r"v_max=10.0: give .*, here \(10, inf\)"):
-        trainer.check_floats(TINY.replace(v_min=10.0))
+        options.check_floats(TINY.replace(v_min=10.0))

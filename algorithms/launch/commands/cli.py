@@ -16,6 +16,7 @@ from algorithms.launch.commands.flags import Shell, parse, single_out, size_in_b
 from algorithms.launch.commands.presets import PRESETS
 from algorithms.launch.compute import devices, hosts
 from algorithms.launch.errors import UserError, unknown
+from algorithms.launch.settings import algorithm_name
 from algorithms.launch.show import progress
 from algorithms.launch.storage import experiment, loading
 from algorithms.launch.storage.description import read_description
@@ -25,7 +26,6 @@ from algorithms.launch.training.loop import Swept
 from algorithms.launch.training.options import Options, check_algorithm, make_options
 from algorithms.launch.training.session import Result
 from algorithms.launch.training.sweep_dir import best_trials
-from algorithms.launch.training.trainer import algorithm_name
 
 NOT_FINITE = 3  # an exit code, as those below
 NOT_SAVED = 4

@@ -24,7 +24,7 @@ class Pace:
         self.before, self.timestep = seconds, timestep
         self.began = self.last = time.perf_counter()
 
-    def at(self, timestep: int, module: Any, config: Any, agents: Agents, plan: Any) -> dict:
+    def at(self, timestep: int, trainer: Any, agents: Agents) -> dict:
         """The numbers of a point just finished, each (num_agents,).
 
         seconds: of training, evaluating and saving so far, over all sessions. Compilation and the
@@ -37,8 +37,8 @@ class Pace:
         steps = (timestep - self.timestep) * agents.count
         speed = steps / max(now - self.last, 1e-9)
         self.timestep, self.last = timestep, now
-        progress = timestep / (plan.steps or config.total_timesteps)
-        rates = learning_rate(module, config, agents, progress)
+        progress = timestep / (trainer.plan.steps or trainer.config.total_timesteps)
+        rates = learning_rate(trainer.module, trainer.config, agents, progress)
         seconds = round(self.before + now - self.began, 3)
         values: list[float | np.ndarray] = [seconds, round(speed, 1), rates]
         return {name: np.broadcast_to(v, agents.count) for name, v in zip(NAMES, values)}

@@ -1,13 +1,14 @@
 """What a run does beside training, and what is refused before anything runs."""
 
+import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from algorithms import parts
 from algorithms.launch import settings
 from algorithms.launch.errors import UserError, unknown
-from algorithms.launch.settings import Agents
+from algorithms.launch.settings import Agents, algorithm_name
 from algorithms.launch.storage.description import VERSION
-from algorithms.launch.training.trainer import algorithm_name
 
 GIF_CHOICES = ("never", "start", "end", "every")
 
@@ -40,6 +41,18 @@ def check_seeds(seeds: range) -> None:
         raise UserError(f"num_seeds={seeds.stop - seeds.start}: give 1 or more")
     if seeds.start < 0 or seeds.stop > 2**32:
         raise UserError(f"seed={seeds.start}: seeds go from 0 to {2**32 - 1}")
+
+
+def check_floats(config: Any) -> None:
+    """Refuses floats that cannot work, those of the environment's settings, too; they are concrete
+    only here."""
+    for name, value in config.env_settings:
+        if isinstance(value, float) and math.isnan(value):
+            raise UserError(f"env_settings: {name}=nan: give a number")
+    try:
+        parts.check_reals(config)
+    except ValueError as error:
+        raise UserError(str(error)) from error
 
 
 def check_outputs(config: Any, options: Options) -> None:

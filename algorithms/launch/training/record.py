@@ -85,17 +85,18 @@ class Record:
 
     def _open(self, run_dir: RunDir) -> None:
         session, options, start = self.session, self.options, self.start
+        trainer = session.trainer
         if start.resumed:
-            described = describe(session.module, session.config, session.agents, options)
+            described = describe(trainer.module, trainer.config, session.agents, options)
             run_dir.describe(described)
             last = -1 if start.get_state is None else start.point
             run_dir.rewind(last, start.history)
-        found = versions(session.module, session.layout)
+        found = versions(trainer.module, session.layout)
         changes = run_dir.write_versions(found, start.point)
         if changes:
             warn(f"the last digits may differ from an unbroken run's: {', '.join(changes)}")
         if options.keep_states:
-            bytes_of_one = devices.size(programs.initial_state(session.module, session.config))
+            bytes_of_one = devices.size(programs.initial_state(trainer.module, trainer.config))
             whole = bytes_of_one * session.agents.count * (session.num_points + 1)
             session.view.say(f"all states are kept: {in_words(whole)} when the run is done")
         if options.track or options.tensorboard:
@@ -137,9 +138,7 @@ class Record:
     def _publish(self, run_dir: RunDir, point: Point, states: Any) -> None:
         """What people look at."""
         if point.metrics:
-            session = self.session
-            about = (session.module, session.config, session.agents, session.trainer.plan)
-            logged = self.pace.at(point.timestep, *about)
+            logged = self.pace.at(point.timestep, self.session.trainer, self.session.agents)
             what = f"metrics.csv lacks point {point.index} until a --resume"
             with self.losses.survive("rows of metrics.csv", what, OSError, point=point.index):
                 run_dir.append_metrics(point.index, point.metrics, logged)
@@ -167,13 +166,13 @@ class Record:
     def _draw_gif(self, run_dir: RunDir, point: Point, states: Any) -> None:
         from algorithms.launch.show import render
 
-        session = self.session
+        session, trainer = self.session, self.session.trainer
         with self.losses.survive("GIFs", f"no GIF of point {point.index}", Exception):
             policy = session.layout.get(states.policy)
             state = loading.one_agent(loading.Acting(policy), 0)
-            config = session.agents.config(session.config, 0)
+            config = session.agents.config(trainer.config, 0)
             file = run_dir.path / f"episode_{point.index:06d}.gif"
-            file = render.render(session.module, config, state, file, session.agents.seeds[0])
+            file = render.render(trainer.module, config, state, file, session.agents.seeds[0])
             for tracker in self.trackers:
                 tracker.gif(file, point.timestep)
 

@@ -20,6 +20,7 @@ from algorithms.launch.training.loop import Swept
 from algorithms.launch.training.options import (
     check_algorithm,
     check_files,
+    check_floats,
     check_outputs,
     check_seeds,
     describe,
@@ -27,7 +28,9 @@ from algorithms.launch.training.options import (
 )
 from algorithms.launch.training.session import Chunk, Hooks, Result
 from algorithms.launch.training.sweep_dir import describe_sweep
-from algorithms.launch.training.trainer import Trainer, check_floats
+from algorithms.launch.training.trainer import Trainer
+
+IN_USE = "jax is in use already: the devices that it has are used"
 
 # --- what a Python user calls ----------------------------------------------------------------
 
@@ -196,7 +199,9 @@ def _chunks_of(
     """What is on the disk, and where it goes on; a point is a run's."""
     run_dirs = there.run_dirs()
     configs = [run_dir.config(module.Config, env) for run_dir in run_dirs]
-    _use_cores(max(run_dir.agents.count for run_dir in run_dirs), configs[0], view)
+    largest = max(run_dir.agents.count for run_dir in run_dirs)
+    if not devices.use_cores(largest, configs[0]):
+        view.say(IN_USE)
     floats = settings.float_fields(configs[0])
     swept = [name for name in there.description.get("grid", ()) if name not in floats]
     block = there.description.get("block")
@@ -204,6 +209,7 @@ def _chunks_of(
     for run_dir, config in zip(run_dirs, configs):
         size = run_dir.agents.count
         if not chunks or chunks[-1].trainer.config != config:
+            check_floats(config)
             trainer = Trainer(module, config, size, view)
             free = len(trainer.layout.devices)
             if len(devices.arrange(size, block).devices) >= free:  # to the last bit, then
@@ -260,7 +266,8 @@ def _begin(
         env, spent = None if isinstance(config.env, str) else config.env, view.seconds["import"]
         return resume(there, module=module, env=env, import_seconds=spent, **given)
     largest = groups[0].agents.count
-    _use_cores(min(asked.max_parallel or largest, largest), config, view)
+    if not devices.use_cores(min(asked.max_parallel or largest, largest), config):
+        view.say(IN_USE)
     trainers = [Trainer(module, group.config, largest, view) for group in groups]
     for group in groups:
         check_outputs(group.config, chosen)
@@ -278,11 +285,6 @@ def _begin(
         view.say(f"in {made}")
     with locked(made), withdrawn_unless_begun(made):
         return loop.train(chunks, chosen, hooks, made, is_sweep)
-
-
-def _use_cores(count: int, config: Any, view: Progress) -> None:
-    if not devices.use_cores(count, config):
-        view.say("jax is in use already: the devices that it has are used")
 
 
 def _check_same(path: Any, module: Any, asked: dict[str, Any]) -> None:

@@ -74,8 +74,7 @@ class Session:
     def __init__(self, chunk: Chunk, options: Options, hooks: Hooks = (), in_sweep: bool = False):
         self.chunk, self.options, self.hooks, self.in_sweep = chunk, options, hooks, in_sweep
         self.trainer, self.agents, trainer = chunk.trainer, chunk.agents, chunk.trainer
-        self.module, self.config, self.view = trainer.module, trainer.config, trainer.view
-        self.num_points = trainer.plan.points
+        self.view, self.num_points = trainer.view, trainer.plan.points
         self.layout = trainer.layout._replace(num_agents=chunk.agents.count)
         self.configs = self.layout.put(chunk.agents.configs(trainer.config))
 
@@ -127,7 +126,7 @@ class Session:
         points = ", ".join(filter(None, [length(self.trainer.plan), points]))
         place = f", in {run_dir.path}" if run_dir else ""
         self.view.say(f"{self.trainer.name}: {who} on {where}, {points}{place}")
-        longer = excess(self.config, self.trainer.plan)
+        longer = excess(self.trainer.config, self.trainer.plan)
         if longer and start.point == 0 and hosts.is_first():
             warn(longer)
 
@@ -151,7 +150,7 @@ class Session:
             keys = jax.numpy.stack([jax.random.key(seed) for seed in self.agents.seeds])
             row: Metrics = {}
             states = self._run(self.trainer.compiled.start, self.layout.put(keys))
-            if self.config.eval_at_start:
+            if self.trainer.config.eval_at_start:
                 states, row = self._advance(states, learn=False)
             self._finish(point, states, row, record, interrupt)
         while point < self.num_points:

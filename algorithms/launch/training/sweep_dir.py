@@ -16,7 +16,7 @@ from algorithms.launch import settings
 from algorithms.launch.compute import hosts
 from algorithms.launch.errors import UserError
 from algorithms.launch.metrics import as_csv, stack
-from algorithms.launch.settings import plain
+from algorithms.launch.settings import algorithm_name, plain
 from algorithms.launch.show import pace, results
 from algorithms.launch.show.results import Outcome
 from algorithms.launch.storage import experiment, files
@@ -28,7 +28,6 @@ from algorithms.launch.training import grids
 from algorithms.launch.training.grids import Distribution
 from algorithms.launch.training.options import Options
 from algorithms.launch.training.session import Chunk
-from algorithms.launch.training.trainer import algorithm_name
 
 
 def describe_sweep(

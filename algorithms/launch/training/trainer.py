@@ -1,7 +1,5 @@
 """A configuration on devices: its environment, its compiled programs, and what they need."""
 
-import math
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -30,8 +28,7 @@ class Trainer:
         view: progress.Progress,
     ):
         self.module, self.config, self.view = module, config, view
-        self.name = f"{algorithm_name(module)} on {settings.env_name(config)}"
-        check_floats(config)
+        self.name = f"{settings.algorithm_name(module)} on {settings.env_name(config)}"
         devices.use_compilation_cache()
         with view.timed("import"):  # of the environment's library
             self.env, self.host_params, self.plan = programs.make_environment(module, config)
@@ -162,23 +159,3 @@ def excess(config: Any, plan: parts.Plan) -> str:
         hint = f"every point takes as many updates, num_evals={better[-1]} would come closer"
     more = f"{100 * (plan.steps / total - 1):,.0f} % more"
     return f"total_timesteps={total} makes {plan.steps:,} steps, {more}: {hint}"
-
-
-# --- checks ----------------------------------------------------------------------------------
-
-
-def check_floats(config: Any) -> None:
-    """Refuses floats that cannot work, those of the environment's settings, too; they are concrete
-    only here."""
-    for name, value in config.env_settings:
-        if isinstance(value, float) and math.isnan(value):
-            raise UserError(f"env_settings: {name}=nan: give a number")
-    try:
-        parts.check_reals(config)
-    except ValueError as error:
-        raise UserError(str(error)) from error
-
-
-def algorithm_name(module: Any) -> str:
-    """The name of the algorithm's file, also when it is the program that was started."""
-    return Path(module.__file__).stem
