@@ -26,7 +26,7 @@ This is ppo.py with a memory between the dense layers and the two heads. It adds
     does not advance.
   5 Kernels of the memory are orthogonal with gain 1 (LSTM detail 1); biases start at zero. Presets
     of tasks that need a memory add a positive forget_bias to the gate that keeps it (Jozefowicz et
-    al. 2015). MountainCar is solved less often with one.
+    al. 2015). On MountainCar this solves fewer seeds.
   6 The heads also see the inputs of the memory, so a task that needs no memory is learned as by
     PPO.
   7 Advantages are standardised over the rollout. A minibatch may be one sequence, and standardised

@@ -68,7 +68,7 @@ def test_a_file_of_another_kit_is_refused_where_python_hides_its_folder(clone, c
 
 
 @pytest.mark.parametrize("has_init", [True, False])
-def test_another_package_envs_gets_a_sentence(clone, has_init):
+def test_another_package_envs_is_refused_in_a_sentence(clone, has_init):
     """A folder without an __init__.py, which Python takes for a package, gets one too."""
     own = clone.parent / "project" / "envs"
     own.mkdir(parents=True)

@@ -154,7 +154,7 @@ def kept(case):
 
 
 @continuous
-def test_what_is_kept_is_the_action_in_its_unit_and_what_it_led_to(kept):
+def test_transitions_have_the_action_in_its_unit_and_the_final_observation(kept):
     """Compared with Pendulum's own equation; the middle of the box may be anywhere."""
     *_, seen = kept
     x, x_next = seen.observation, seen.final_observation
@@ -165,7 +165,7 @@ def test_what_is_kept_is_the_action_in_its_unit_and_what_it_led_to(kept):
 
 
 @continuous
-def test_observation_statistics_are_of_what_was_acted_on(kept):
+def test_observation_statistics_are_of_the_observations_acted_on(kept):
     *_, state, seen = kept
     stats = state.policy.obs_stats
     np.testing.assert_allclose(stats.mean, seen.observation.mean(0), rtol=1e-3, atol=1e-5)

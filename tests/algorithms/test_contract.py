@@ -171,7 +171,7 @@ def test_observations_are_normalised_wherever_a_network_sees_them(case, slices):
         )
 
 
-def test_the_policy_normalises_what_it_sees(case, slices):
+def test_the_policy_normalises_observations(case, slices):
     """Statistics in the state undo a spread of the observations."""
     state = slices[0][0]
     stats = state.policy.obs_stats
@@ -234,7 +234,7 @@ def assert_statistics(stats, samples):
 
 
 @pytest.mark.cases(lambda case: not case.of_family("actor-critics"))  # these read the buffer
-def test_running_statistics_are_of_what_was_acted_on_and_paid(case):
+def test_running_statistics_are_of_observations_acted_on_and_rewards(case):
     """Compared with NumPy after each of two rollouts, in which episodes of 5 steps terminate or are
     cut.
 
@@ -492,7 +492,7 @@ def refused(case):
 
 
 @pytest.mark.cases(rows=refused)
-def test_refused_settings_say_what_would_do(case, row):
+def test_refused_settings_name_a_remedy(case, row):
     change, message = row
     world = () if {"env", "env_settings"} & change.keys() else case.world
     with pytest.raises(ValueError, match=message):

@@ -246,7 +246,7 @@ def test_gradient_steps_are_the_papers(steps):
     assert float(metrics["actor_loss"].total) == pytest.approx(without, rel=1e-3)
 
 
-def test_only_what_terminated_has_no_future(steps):
+def test_only_terminated_steps_have_no_bootstrap_value(steps):
     """Compared with the environment's own rule; a time limit ends episodes, too."""
     _, _, after, _ = steps
     seen = jax.tree.map(lambda x: np.asarray(x[:96]), after.replay.transitions)

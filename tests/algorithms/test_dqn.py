@@ -152,7 +152,7 @@ def test_random_actions_are_uniform_among_the_allowed_ones():
     assert counts[1] == 0.0
 
 
-def test_random_actions_last_as_long_as_the_law_says():
+def test_random_actions_last_as_the_zeta_law_says():
     noise = jax.random.uniform(jax.random.key(0), (100_000,))
     for exponent in (1.5, 2.0, 3.0):
         steps = np.asarray(dqn.durations(noise, exponent))
@@ -164,7 +164,7 @@ def test_random_actions_last_as_long_as_the_law_says():
 
 
 @pytest.mark.parametrize("masked", [False, True])
-def test_what_is_held_goes_on_while_it_lasts_and_is_allowed(masked):
+def test_held_actions_continue_while_they_last_and_are_allowed(masked):
     rng = np.random.default_rng(0)
     held, chosen = (dqn.Held(rng.integers(0, 3, 50), rng.integers(0, 3, 50)) for _ in range(2))
     mask = rng.random((50, 3)) < 0.6

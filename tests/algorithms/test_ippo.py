@@ -131,7 +131,7 @@ def test_folding_keeps_every_agent_s_samples(share_params):
         np.testing.assert_array_equal(folded[1], x[:, :, 1])
 
 
-def test_inputs_are_one_s_own_or_what_all_see_and_who_one_is():
+def test_inputs_are_own_or_all_observations_and_the_agent_s_id():
     x = np.arange(4 * 3 * 2, dtype=np.float32).reshape(4, 3, 2)
     world, ids = -np.arange(4 * 5, dtype=np.float32).reshape(4, 5), np.tile(np.eye(3), (4, 1, 1))
     stats = parts.RunningStatistics(jnp.arange(6.0).reshape(3, 2), jnp.full((3, 2), 4.0), 1.0)
@@ -504,7 +504,7 @@ def test_an_agent_that_left_has_terminated_and_counts_no_more(probed):
     assert (mean_value[:, 1] < 1.5).all() and (mean_value[:, 0] > 2.0).all()
 
 
-def test_what_is_said_of_an_agent_is_of_the_minibatches_in_which_it_lived(pair):
+def test_metrics_of_an_agent_are_of_minibatches_with_the_agent_alive(pair):
     """Of an episode's 4 steps agent 1 lives in the first one, so in one minibatch of two.
 
     In 4 more steps it lives in none.
@@ -518,7 +518,7 @@ def test_what_is_said_of_an_agent_is_of_the_minibatches_in_which_it_lived(pair):
         np.testing.assert_array_equal(np.isfinite(metrics[name]), [[True, True], [True, False]])
 
 
-def test_a_critic_on_its_own_does_not_know_what_others_see(probed):
+def test_a_critic_without_world_state_does_not_know_others_observations(probed):
     assert (probed[3]["explained_variance"][OTHERS] < 0.1).all()
 
 
@@ -538,7 +538,7 @@ def test_a_central_critic_knows_and_actors_learn_in_every_arrangement(pair, chan
 
 
 @pytest.mark.parametrize("share_params", [False, True])
-def test_a_world_state_is_what_central_critics_see(share_params):
+def test_central_critics_see_the_world_state(share_params):
     """Statistics that all agents share normalise it; at an end it is the one before the restart."""
     config = PROBE.replace(central_critic=True, normalize_obs=True, share_params=share_params)
     env, params = Pair(world=True), PairParams(task=OTHERS)

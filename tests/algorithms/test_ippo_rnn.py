@@ -64,7 +64,7 @@ SHARED = ("gae", "clipped_surrogate", "value_error", "kl_estimate", "normalize",
 
 
 @pytest.mark.parametrize("name", SHARED)
-def test_what_ippo_has_too_is_tested_there(name):
+def test_code_shared_with_ippo_is_tested_there(name):
     text = lambda module: inspect.getsource(getattr(module, name))
     assert text(ippo_rnn) == text(ippo)
 
@@ -90,7 +90,7 @@ def test_folding_keeps_every_agent_s_samples(share_params):
     np.testing.assert_array_equal(folded, ippo.fold(config, jnp.array(x)))
 
 
-def test_inputs_are_one_s_own_or_what_all_see_who_one_is_and_what_was_done():
+def test_inputs_are_own_or_all_observations_the_agent_s_id_and_last_step():
     x = np.arange(4 * 3 * 2, dtype=np.float32).reshape(4, 3, 2)
     world, ids = -np.arange(4 * 5, dtype=np.float32).reshape(4, 5), np.tile(np.eye(3), (4, 1, 1))
     stats = parts.RunningStatistics(jnp.arange(6.0).reshape(3, 2), jnp.full((3, 2), 4.0), 1.0)
@@ -549,7 +549,7 @@ def test_an_agent_that_left_has_terminated_and_counts_no_more(probed):
     assert (mean_value[:, 1] < 1.5).all() and (mean_value[:, 0] > 2.0).all()
 
 
-def test_what_is_said_of_an_agent_is_of_the_minibatches_in_which_it_lived(pair):
+def test_metrics_of_an_agent_are_of_minibatches_with_the_agent_alive(pair):
     """Of two rollouts of 4 steps, agent 1 lives in the first rollout's first step."""
     config = TINY.replace(num_envs=1, num_steps=4, num_minibatches=1, total_timesteps=8)
     config = config.replace(num_evals=2, num_eval_episodes=0, eval_at_start=False)
@@ -562,7 +562,7 @@ def test_what_is_said_of_an_agent_is_of_the_minibatches_in_which_it_lived(pair):
 
 
 @pytest.mark.slow
-def test_a_critic_on_its_own_does_not_know_what_others_see(probed):
+def test_a_critic_without_world_state_does_not_know_others_observations(probed):
     assert (np.asarray(probed[2]["explained_variance"][OTHERS]) < 0.1).all()
 
 
@@ -605,7 +605,9 @@ def test_a_team_remembers_its_cues(vmapped_keys):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("previous_inputs, least, most", [(True, 5.2, 5.8), (False, 2.5, 3.6)])
-def test_only_who_sees_the_last_reward_guesses_once(previous_inputs, least, most, vmapped_keys):
+def test_only_a_policy_that_sees_the_last_reward_guesses_once(
+    previous_inputs, least, most, vmapped_keys
+):
     """The first of 6 steps is a guess. Evaluations tell a policy the rewards of its actions."""
     config = REMEMBER.replace(previous_inputs=previous_inputs, total_timesteps=80 * 192)
     _, evaluated = last_returns(Twins(tasks.Guess()), config)

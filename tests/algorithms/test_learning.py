@@ -84,7 +84,7 @@ def test_a_speaker_and_a_listener_find_a_language(tmp_path):
     assert returns.max() < 0.0 and np.sort(returns)[-2] > -8.5 and returns.mean() > -11.0, returns
 
 
-def test_prisoners_with_a_memory_do_what_none_without_can(tmp_path):
+def test_prisoners_with_a_memory_beat_all_without(tmp_path):
     """The riddle of three players, 300k steps, 5 seeds.
 
     Without a memory at most 0.158 is possible; perfect information scores 0.741.
@@ -173,14 +173,14 @@ REMEMBERED = [
 
 
 @pytest.mark.parametrize("preset, mean, least", REMEMBERED)
-def test_memories_solve_what_is_hidden(preset, mean, least, tmp_path):
+def test_memories_solve_tasks_with_hidden_state(preset, mean, least, tmp_path):
     config = ppo_rnn.Config(**PRESETS["ppo_rnn"][preset])
     result = launch.run(ppo_rnn, config, seed=0, num_seeds=5, run_dir=tmp_path / "run")
     scores = np.asarray(result.metrics["eval_return"])[:, -1].mean(-1)
     assert scores.mean() >= mean and scores.min() >= least, scores
 
 
-def test_a_memory_is_not_in_the_way_where_none_is_needed(tmp_path):
+def test_a_memory_does_not_hurt_tasks_that_need_none(tmp_path):
     """MountainCar with the defaults, 500k steps, 5 seeds; without `skip` a third of the seeds
     fail."""
     config = ppo_rnn.Config(env="MountainCar-v0")

@@ -210,7 +210,7 @@ def test_gradients_are_clipped_by_their_global_norm(case, read):
 
 
 @of_one_agent
-def test_rewards_are_scaled_by_what_was_known_before_the_rollout(read):
+def test_rewards_are_scaled_by_statistics_from_before_the_rollout(read):
     """At first nothing is known; then the spread is zero, and rewards are clipped."""
     _, rows = read(2.0, updates=2, normalize_reward=True, clip_reward=5.0)
     for metrics, reward in zip(rows, (2.0, 5.0)):
@@ -279,7 +279,7 @@ def test_the_loss_is_the_sum_of_its_parts(case, trained):
 
 
 @of_one_agent
-def test_what_values_explain_of_their_targets_is_little_at_first(trained):
+def test_initial_explained_variance_is_small(trained):
     """Values hardly differ yet. With its arguments swapped, the result would be far below zero."""
     _, metrics = trained
     assert (np.abs(metrics["explained_variance"][1:]) < 0.5).all()

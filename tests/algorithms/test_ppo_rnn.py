@@ -141,7 +141,7 @@ def test_masks_take_probability_from_actions_and_nothing_else(cell):
 
 
 @pytest.mark.parametrize("skip", [True, False])
-def test_heads_see_memories_and_by_a_skip_what_goes_into_them(skip):
+def test_heads_see_memories_and_with_skip_their_inputs(skip):
     """`review` agrees with a plain computation, with one dense layer."""
     config, (x, _, memory) = TINY.replace(skip=skip), random_sequence(5)
     network, params = network_with_params(config, tasks.spaces.Discrete(2))
@@ -199,7 +199,7 @@ SHARED += ("learning_rates",)
 
 
 @pytest.mark.parametrize("name", SHARED)
-def test_what_ppo_has_too_is_tested_there(name):
+def test_code_shared_with_ppo_is_tested_there(name):
     assert inspect.getsource(getattr(ppo_rnn, name)) == inspect.getsource(getattr(ppo, name))
 
 
@@ -384,7 +384,9 @@ def test_a_cue_is_remembered_by_every_cell(cell, kind, vmapped_keys):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("previous_inputs, least, most", [(True, 5.2, 5.8), (False, 2.5, 3.6)])
-def test_only_who_sees_the_last_reward_guesses_once(previous_inputs, least, most, vmapped_keys):
+def test_only_a_policy_that_sees_the_last_reward_guesses_once(
+    previous_inputs, least, most, vmapped_keys
+):
     """The first of 6 steps is a guess. Evaluations tell a policy the rewards of its actions."""
     settings = RECALL | dict(total_timesteps=80 * 192, num_evals=1, num_eval_episodes=64)
     config = ppo_rnn.Config(cell="mingru", previous_inputs=previous_inputs, **settings)

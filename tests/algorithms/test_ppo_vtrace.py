@@ -376,7 +376,7 @@ def test_padded_dimensions_count_in_no_log_prob_and_no_entropy(first_segments):
     np.testing.assert_allclose(metrics["approx_kl"], 0.0, atol=1e-10)
 
 
-def test_what_is_padding_for_all_agents_is_not_learned():
+def test_dimensions_that_pad_all_agents_are_not_learned():
     env = Padded(continuous=True)
     env.action_dimensions = np.array([[True, False], [True, False]])
     config = ONE_STEP.replace(optimizer="adam")
@@ -414,7 +414,7 @@ def test_the_policy_s_moving_matters_from_the_second_gradient_step_on():
         assert_close(train(moving)[0], train(moving.replace(vtrace=False))[0])
 
 
-def test_priorities_of_what_was_drawn_are_refreshed(monkeypatch):
+def test_priorities_of_drawn_segments_are_updated(monkeypatch):
     """Each gradient step draws two of four segments; the first one uses the collected
     advantages."""
     seen, original = [], ppo_vtrace.draw

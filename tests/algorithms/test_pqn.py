@@ -35,7 +35,7 @@ def random_rollout(seed, shape):
 
 
 def n_step_return(rewards, next_values, terminated, start, n, gamma):
-    """The return in one environment of n rewards and the value of the last final observation."""
+    """One environment's n-step return: n rewards, then the value of the final observation."""
     total = sum(gamma**k * rewards[start + k] for k in range(n))
     last = start + n - 1
     return total + (0.0 if terminated[last] else gamma**n * next_values[last])
@@ -116,7 +116,7 @@ def test_random_actions_are_even_under_masks_of_their_own():
     assert (shares[~masks] == 0).all()
 
 
-def test_where_nothing_is_allowed_the_value_is_still_a_number():
+def test_values_are_finite_where_no_action_is_allowed():
     """Episodes end there, and a number that is multiplied by zero must be finite."""
     values = jnp.array([[1.0, 2.0]])
     assert pqn.of_action(values, pqn.greedy(values, jnp.zeros((1, 2), bool)))[0] in (1.0, 2.0)
@@ -289,7 +289,7 @@ def test_probe_swing_bootstraps_from_final_observations_and_cuts_traces(probed):
 
 
 @pytest.mark.slow
-def test_probe_values_go_on_with_the_better_action(probed):
+def test_probe_values_continue_with_the_better_action(probed):
     values, _ = probed
     np.testing.assert_allclose(values[tasks.ARM, :, 1], [[9.0, 10.0]] * SEEDS, rtol=0.05)
 

@@ -36,7 +36,7 @@ SHARED = ("q_lambda_targets", "epsilon_at", "epsilon_greedy", "learning_rates")
 
 
 @pytest.mark.parametrize("name", (*SHARED, "normalize"))
-def test_what_pqn_has_too_is_tested_there(name):
+def test_code_shared_with_pqn_is_tested_there(name):
     assert inspect.getsource(getattr(pqn_rnn, name)) == inspect.getsource(getattr(pqn, name))
 
 
@@ -198,7 +198,7 @@ def test_every_environment_is_in_one_minibatch_with_its_own_memory(still):
     np.testing.assert_allclose(metrics["loss"], expected["loss"], rtol=1e-4)
 
 
-def test_what_a_forbidden_action_would_be_worth_changes_nothing():
+def test_the_value_of_a_forbidden_action_changes_nothing():
     """It changes neither actions, nor values, nor bootstraps from final observations."""
     env, params = tasks.Probe(masked=True), ProbeParams(tasks.SWING, 1.0, 3)
     train = pqn_rnn.make_train(STILL, env, params)

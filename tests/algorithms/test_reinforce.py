@@ -116,7 +116,7 @@ def test_learning_rates_are_linear_reach_their_floor_and_never_wrap():
 
 
 @pytest.mark.parametrize("name", ["Actions", "normalize"])
-def test_what_ppo_has_too_is_tested_there(name):
+def test_code_shared_with_ppo_is_tested_there(name):
     assert inspect.getsource(getattr(reinforce, name)) == inspect.getsource(getattr(ppo, name))
 
 

@@ -165,7 +165,7 @@ def test_a_gradient_step_is_the_papers(step):
         assert float(metrics[name].total) == pytest.approx(float(value), rel=1e-3), name
 
 
-def test_what_is_kept_leads_to_what_came_before_any_restart(step):
+def test_stored_transitions_lead_to_the_observation_before_any_restart(step):
     """Compared with CartPole's own equations, and with the rules of its wrapper."""
     _, _, after, _ = step
     seen = jax.tree.map(lambda x: np.asarray(x[:64]), after.replay.transitions)

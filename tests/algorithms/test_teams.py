@@ -279,7 +279,7 @@ class Team(Pair):
 
 
 @of_actors
-def test_critics_of_a_team_learn_what_one_did_not_live_to_see(case):
+def test_critics_of_a_team_learn_steps_after_an_agent_left(case):
     """In the same rollouts of a team, agent 1's critic moves, and its actor does not."""
     first, second, metrics = halves_of_an_episode(case, Team())
     (actor, critic), (later_actor, later_critic) = (
@@ -300,7 +300,7 @@ class Half(Still):
 
 
 @of_actors
-def test_the_kl_that_stops_is_of_minibatches_in_which_one_lived(case):
+def test_the_kl_that_stops_is_of_minibatches_with_the_agent_alive(case):
     """Like the metric, it leaves out environments without the agent; it does not count zeros."""
     config = case.tiny.replace(num_envs=8, num_minibatches=8, total_timesteps=3 * 64)
     config = config.replace(num_eval_episodes=0, update_epochs=3, learning_rate=1e-2)

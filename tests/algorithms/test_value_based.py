@@ -130,7 +130,7 @@ def test_learning_waits_for_a_whole_window(module, tiny):
     assert metrics["loss"].weight == 6
 
 
-def test_transitions_lead_to_what_came_before_any_restart(points):
+def test_transitions_lead_to_the_observation_before_any_restart(points):
     """Compared with CartPole's own equations and limits."""
     replay = points[1][-1].replay
     replay = jax.tree.map(np.asarray, replay.transitions)
@@ -311,7 +311,7 @@ def test_random_actions_last_until_the_episode_ends(module, tiny):
 
 
 @SELDOM
-def test_what_is_held_is_let_go_where_it_is_not_allowed(module, tiny):
+def test_held_actions_end_where_they_are_not_allowed(module, tiny):
     """At every other step, only one of two actions is allowed."""
     env, env_params = tasks.Probe(masked=True), tasks.ProbeParams(task=tasks.SWING)
     settings = dict(duration_exponent=[1.5], eps_end=[1.0])
@@ -416,7 +416,7 @@ def test_mean_value_is_that_of_the_best_allowed_action(case, one_step):
     np.testing.assert_allclose(metrics["mean_value"], values[1], rtol=1e-4)
 
 
-def test_masks_and_statistics_belong_to_what_was_seen(one_step):
+def test_masks_and_statistics_belong_to_their_observations(one_step):
     """Episodes have 5 steps, cut where x = -1 and action 0 is allowed, and begun where it is not.
 
     They begin at x = 1: 10 of the 16 observations are 1, and only 6 of the final ones.
@@ -461,7 +461,7 @@ SHARED = ("greedy", "epsilon_at", "epsilon_greedy", "durations", "hold", "normal
 
 @pytest.mark.cases(lambda case: case.module is not dqn)
 @pytest.mark.parametrize("name", SHARED)
-def test_what_is_repeated_is_dqn_s(module, name):
+def test_repeated_code_equals_dqn_s(module, name):
     """DQN's own tests hold for the copies."""
     assert inspect.getsource(getattr(module, name)) == inspect.getsource(getattr(dqn, name))
 

@@ -50,7 +50,7 @@ def test_targets_are_the_weighted_n_step_returns(seed, shape):
     np.testing.assert_allclose(result, plain_targets(*rollout, 0.9, 0.7), rtol=1e-4, atol=1e-5)
 
 
-def test_what_pqn_has_too_is_what_it_has():
+def test_code_shared_with_pqn_equals_pqn_s():
     rng = np.random.default_rng(0)
     values = jnp.array(rng.normal(size=(6, 2, 4)), jnp.float32)
     mask = jnp.array(rng.random((6, 2, 4)) < 0.5).at[..., 0].set(True)
@@ -122,7 +122,7 @@ def test_mixers_are_those_of_plain_lists(mixed, mixer):
     assert result.shape == (50, 3 if mixer == "none" else 1)
 
 
-def test_no_agent_s_value_lowers_the_monotonic_mix_and_who_left_has_no_part_in_it(mixed):
+def test_no_agent_s_value_lowers_the_monotonic_mix_and_agents_that_left_do_not_count(mixed):
     config, params, values, alive, view = mixed
     total = lambda values: vdn.Mixer(config).apply(params, values, alive, view).sum()
     derivatives = np.asarray(jax.grad(total)(values))
@@ -437,7 +437,7 @@ class One(Wrapper):
 
 
 @pytest.mark.parametrize("mixer", ["none", "sum"])
-def test_one_agent_learns_what_pqn_learns(mixer):
+def test_one_agent_learns_as_in_pqn(mixer):
     """From the same parameters, through three updates of several epochs and minibatches."""
     env, params = envs.make("CartPole-v1")
     same = dict(total_timesteps=48, num_envs=2, num_steps=8, num_minibatches=2, update_epochs=2)
@@ -552,13 +552,13 @@ def played():
 
 
 @pytest.mark.slow
-def test_a_sum_is_too_little_for_what_a_monotonic_mixer_can_tell(played):
+def test_a_monotonic_mixer_solves_games_that_a_sum_cannot(played):
     np.testing.assert_array_equal(played["sum"][0], 7.0)
     np.testing.assert_array_equal(played["monotonic"][0], 8.0)
 
 
 @pytest.mark.slow
-def test_neither_finds_what_is_best_only_together(played):
+def test_no_mixer_finds_actions_that_are_best_only_together(played):
     assert (played["sum"][1] < 8.0).all() and (played["monotonic"][1] < 8.0).all()
 
 
@@ -584,7 +584,7 @@ PROBE = vdn.Config(
 
 
 @pytest.mark.parametrize("mixer", ["none", "sum"])
-def test_who_left_has_terminated_alone_and_counts_in_no_mix(mixer):
+def test_an_agent_that_left_has_terminated_and_counts_in_no_mix(mixer):
     """Reward 1 for ever, cut by time; agent 1 leaves after its first step and is paid 100 then.
 
     Alone, its value is 1 and the other agent's 10; the team's is 101 without end.
@@ -622,7 +622,7 @@ class Pictures(Pair):
         return spaces.Box(-1.0, 1.0, (3, 4, 1))
 
 
-def test_images_are_convolved_and_ids_and_what_was_done_come_behind():
+def test_images_are_convolved_and_ids_and_last_steps_follow():
     state, _ = vdn.make_train(TINY, Pictures(), PairParams())(jax.random.key(0), None, 0)
     params = state.policy.params.agent["params"]
     assert params["Convolutions_0"]["Conv3x3_0"]["kernel"].shape == (9, 16)

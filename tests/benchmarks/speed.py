@@ -35,7 +35,7 @@ environments, with four gradient steps on 1024 for a step of all.
 Not equal:
   - rejax clips every element of the gradient, this kit its global norm;
   - rejax resets every environment at every step, this kit holds start states in stock;
-  - rejax takes truncation for termination. This kit bootstraps there from the final observation,
+  - rejax treats truncation as termination. This kit bootstraps there from the final observation,
     so PPO evaluates the critic on every observation twice. In PQN rejax does so as well, step by
     step;
   - rejax stores log_probs and values while it acts, this kit computes them afterwards, all at once;

@@ -31,7 +31,7 @@ def drawn() -> list:
 
 
 @pytest.mark.slow
-def test_three_reported_cells_come_out_again(tmp_path):
+def test_three_published_cells_can_be_repeated(tmp_path):
     """Scores are equal on the machine and with the versions of the published run.
 
     Elsewhere rounding or draws differ. Then the means of all seeds agree within a 99.9 % interval

@@ -149,7 +149,7 @@ def test_speeds_of_teams_are_of_settings_that_work():
         assert config.num_envs == case.num_envs or case.name.endswith("own")
 
 
-def test_a_cell_is_trained_and_its_rows_are_those_of_its_seeds(tmp_path, monkeypatch):
+def test_training_a_cell_gives_a_row_for_each_seed(tmp_path, monkeypatch):
     config = toy.Config(total_timesteps=200, num_evals=4)
     monkeypatch.setattr(learning, "settings", lambda cell: (toy, config))
     cell = CELL._replace(algorithm="toy", seeds=2)

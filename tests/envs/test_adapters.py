@@ -181,7 +181,7 @@ def test_an_end_is_the_library_s_and_either_terminated_or_truncated(case):
 
 
 @pytest.mark.parametrize("case", PARAMS)
-def test_spaces_hold_what_comes(case):
+def test_spaces_contain_observations(case):
     env, params = world(index(case))
     space = env.observation_space(params)
     (observation, *_), _ = side_by_side(index(case))
@@ -289,7 +289,7 @@ def test_xminigrid_s_reward_knows_the_limit():
         np.testing.assert_allclose(reward, [0, 0, 0, 0, 1 - 0.9 * 5 / limit], rtol=1e-6)
 
 
-def test_what_is_not_finite_reaches_no_network():
+def test_observations_that_are_not_finite_reach_no_network():
     from envs.brax import Physics
 
     seen = {"a": jnp.array([jnp.nan, 1.0]), "b": jnp.array([jnp.inf, -jnp.inf])}
@@ -350,12 +350,12 @@ REFUSED = [
     "name, settings, message",
     [pytest.param(*r, marks=pytest.mark.needs(module_of(r[0]))) for r in REFUSED],
 )
-def test_what_cannot_be_made_is_refused(name, settings, message):
+def test_environments_that_cannot_be_made_are_refused(name, settings, message):
     with pytest.raises(ValueError, match=message):
         envs.make(name, **settings)
 
 
-def test_what_brax_itself_has_broken_is_not_listed_and_says_why(monkeypatch):
+def test_environments_that_brax_has_broken_are_not_listed_and_refused_with_the_reason(monkeypatch):
     from envs import brax
 
     known = types.SimpleNamespace(_envs=dict.fromkeys(("ant", "fast", "swimmer")))
@@ -365,7 +365,7 @@ def test_what_brax_itself_has_broken_is_not_listed_and_says_why(monkeypatch):
         envs.make("brax/swimmer")
 
 
-def test_a_missing_library_is_named_with_what_would_do(monkeypatch):
+def test_a_missing_library_is_named_with_its_pip_command(monkeypatch):
     from envs import brax
 
     for name in [n for n in sys.modules if n.partition(".")[0] == "brax"] + ["brax"]:

@@ -83,7 +83,7 @@ def test_make_gives_one_object_for_one_name_and_settings():
 
 
 @pytest.mark.parametrize("name", [*NAMES, *registry.OWN])
-def test_what_is_first_made_inside_a_trace_is_of_use_after_it(name):
+def test_environments_first_made_inside_a_trace_work_after_it(name):
     """It is kept for all later calls, so it must hold nothing of the trace."""
     registry._cached.cache_clear()
     inside = lambda x: (x, envs.make(name))[0]
@@ -145,7 +145,7 @@ def test_settings_reach_parameters_and_constructors():
         ("Breakout-MinAtar", {"observe": (0,)}, "observe=.0,. needs flat observations; Breakout"),
     ],
 )
-def test_what_cannot_be_made_is_refused(name, settings, message):
+def test_environments_that_cannot_be_made_are_refused(name, settings, message):
     with pytest.raises(ValueError, match=message):
         envs.make(name, **settings)
 
@@ -208,7 +208,7 @@ def test_time_limit_truncates_and_lifts_the_environment_s_own(probe, limit):
     assert [s[1:] for s in steps] == [(False, False)] * (limit - 1) + [(False, True)]
 
 
-def test_clip_and_rescale_change_what_the_environment_gets():
+def test_clip_and_rescale_change_the_environment_s_actions():
     base, params = envs.make("Pendulum-v1")
     clipped, _ = envs.make("Pendulum-v1", clip_action=True)
     rescaled, _ = envs.make("Pendulum-v1", rescale_action=True)
@@ -591,7 +591,7 @@ def test_evaluation_plays_whole_episodes_and_stops():
     assert episodes.terminated.all() and not episodes.truncated.any()
 
 
-def test_evaluation_tells_truncation_and_the_last_reward(probe):
+def test_evaluation_has_truncation_and_the_last_reward(probe):
     env, params = envs.make(probe, task=tasks.ENDLESS, reward=3.0)
     policy = lambda state, observation, memory=None, rng=None: (jnp.int32(0), memory)
     episodes = envs.evaluate(policy, None, env, params, jax.random.key(0), 2)
@@ -601,7 +601,7 @@ def test_evaluation_tells_truncation_and_the_last_reward(probe):
     assert episodes.truncated.all() and not episodes.terminated.any()
 
 
-def test_evaluation_hands_the_policy_the_mask_of_what_it_sees():
+def test_evaluation_passes_the_mask_of_the_observation_to_the_policy():
     """The policy takes the first allowed action: 1 where x > 0, else 0."""
     env, params = envs.make(tasks.Probe(masked=True), task=tasks.BOTH)
     policy = lambda state, observation, memory=None, rng=None, mask=None: (

@@ -218,13 +218,13 @@ def test_several_agents(changes, message):
     ],
     ids=lambda env: env.name,
 )
-def test_what_keeps_to_it_is_taken_however_it_is_wrapped(env):
+def test_environments_that_keep_to_the_interface_are_taken_in_any_wrapper(env):
     envs.check_interface(env, env.default_params)
     for settings in ({}, {"max_steps": 3}, {"frame_stack": 2}, {"action_repeat": 2}):
         envs.check_interface(*envs.make(env, **settings))
 
 
-def test_make_repairs_what_it_repaired():
+def test_make_still_repairs_common_mistakes():
     """Numbers of other kinds, a reward (1,), and a state's integers instead of floats."""
     for changes in (
         step(reward=lambda x: x.astype(jnp.int32)),

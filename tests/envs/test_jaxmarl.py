@@ -120,7 +120,7 @@ def test_overcooked_keeps_its_images_and_shaped_rewards():
     "name, settings",
     [SPREAD, ("MPE_simple_spread_v3", {"action_type": "Continuous"}), RIDDLE, ("overcooked", {})],
 )
-def test_only_what_jaxmarl_has_is_there(name, settings):
+def test_optional_methods_exist_only_if_jaxmarl_has_them(name, settings):
     env, _ = make(name, settings, max_steps=3)
     for name in ("action_mask", "world_state", "action_dimensions"):
         assert not hasattr(env, name), name
@@ -198,7 +198,7 @@ def test_smax_terminates_with_a_dead_team_and_is_truncated_by_time(smax, dead, t
     assert bool(theirs[3]["__all__"]) == any(flags)
 
 
-def test_a_win_is_what_jaxmarl_s_own_wrapper_takes_for_one(smax):
+def test_wins_are_those_of_jaxmarl_s_own_wrapper(smax):
     """Five cases: nobody, the enemies, the allies or all are dead, or all enemies but one at the
     limit."""
     from jaxmarl.wrappers.baselines import SMAXLogEnvState, SMAXLogWrapper
@@ -332,7 +332,7 @@ def test_batches_truncate_mpe_and_keep_the_final_observation(vmapped_keys):
         ("SMAX", {"scenario": "3m"}, False),
     ],
 )
-def test_rewards_are_shared_where_it_says_so(name, settings, shared):
+def test_rewards_are_shared_where_shared_reward_is_true(name, settings, shared):
     """Checked with random actions, of 16 environments in 60 steps."""
     env, params = make(name, settings)
     batch = envs.batch(env, 16, 60)
@@ -397,7 +397,7 @@ def test_a_limit_that_agents_can_see_reaches_the_constructor():
     assert make(*SPREAD, num_agents=4)[0].num_agents == 4
 
 
-def test_evaluation_tells_each_agent_s_return():
+def test_evaluation_has_each_agent_s_return():
     env, params = make(*RIDDLE)
     policy = lambda state, observation, memory=None, rng=None: (jnp.full(3, 2), memory)
     episodes = jax.jit(lambda key: envs.evaluate(policy, None, env, params, key, 4))(
@@ -438,7 +438,7 @@ def middle(picture, colour):
 BLUE, GREEN = (0, 0, 255), (0, 128, 0)
 
 
-def test_smax_shows_units_that_live_where_they_are(smax, no_display):
+def test_smax_shows_living_units_at_their_positions(smax, no_display):
     env, params, state, _ = smax
     places = jnp.array([[8.0, 8.0], [8.0, 8.0], [8.0, 8.0], [24.0, 16.0], [24.0, 16.0], [24, 16]])
     alive = jnp.array([True, False, False, False, True, False])
@@ -452,7 +452,7 @@ def test_smax_shows_units_that_live_where_they_are(smax, no_display):
     assert middle(dead, BLUE) is None and middle(dead, GREEN) is None
 
 
-def test_smax_shows_who_is_shot_at(smax, no_display):
+def test_smax_shows_shots_at_their_targets(smax, no_display):
     """The last enemy is near the first ally and shoots at it: its third target."""
     env, params, state, _ = smax
     places = state.inner.state.unit_positions.at[5].set(state.inner.state.unit_positions[0] + 2.0)
@@ -501,7 +501,7 @@ def test_overcooked_v2_draws_itself(no_display):
     assert middle(picture, (255, 0, 0)) is not None and middle(picture, BLUE) is not None
 
 
-def test_what_jaxmarl_does_not_draw_is_refused():
+def test_environments_that_jaxmarl_does_not_draw_are_refused():
     from algorithms.launch.errors import UserError
     from algorithms.launch.show import render
 
@@ -528,7 +528,7 @@ def test_what_jaxmarl_does_not_draw_is_refused():
         ("storm", {}, "unknown environment of jaxmarl 'storm'; did you mean storm_np"),
     ],
 )
-def test_what_cannot_be_made_is_refused(name, settings, message):
+def test_environments_that_cannot_be_made_are_refused(name, settings, message):
     with pytest.raises(ValueError, match=message):
         make(name, settings)
 

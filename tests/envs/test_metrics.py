@@ -54,7 +54,7 @@ def test_an_unknown_kind_is_refused():
         kinds(env)
 
 
-def test_repeated_actions_add_up_what_is_a_sum():
+def test_repeated_actions_add_up_metrics_that_are_sums():
     env, params = envs.make(tasks.Reporting(), action_repeat=3)
     _, state = env.reset_env(jax.random.key(0), params)
     found = []

@@ -102,7 +102,7 @@ def test_settings_go_to_the_constructor_the_parameters_and_the_wrappers(module):
     assert (reward, terminated) == (2.0, True), "three places in one step"
 
 
-def test_a_function_may_make_it_and_takes_what_it_names(module):
+def test_a_function_may_make_it_and_takes_its_arguments(module):
     name = module(WALK)
     env, params = envs.make(f"{name}:short", pay=5.0)
     assert env.size == 3 and params.pay == 1.0
@@ -140,7 +140,7 @@ def test_a_module_named_as_one_of_the_kit_s_is_not_taken_for_it(module, tmp_path
     assert Path(sys.modules["envs"].__file__) == Path(envs.__file__) == ROOT / "envs/__init__.py"
 
 
-def test_a_folder_called_as_the_kit_s_imports_relatively_or_is_told_to(module):
+def test_a_folder_named_like_the_kit_s_needs_relative_imports(module):
     module("SIZE = 7", "envs.sizes")
     module("from envs.sizes import SIZE", "envs.other")
     with pytest.raises(ValueError, match=r"envs.other imports envs.sizes, .* relatively"):
@@ -223,7 +223,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize("text, name, message", REFUSED, ids=[m for _, _, m in REFUSED])
-def test_what_is_wrong_is_one_line(module, text, name, message):
+def test_errors_are_one_line(module, text, name, message):
     here = module(text)
     with pytest.raises(ValueError, match=message.replace("MODULE", here)) as caught:
         envs.make(name.replace("MODULE", here))

@@ -205,7 +205,7 @@ def test_elastic_collisions_conserve_momentum_and_energy(num_agents):
     assert hits > 20
 
 
-def test_discs_that_part_are_left_to_part_and_those_that_do_not_touch_are_left_alone():
+def test_discs_that_separate_or_do_not_touch_do_not_collide():
     _, params, _, step = compiled(2)
     for gap, velocity in ((0.19, 0.1), (0.25, -0.1)):
         start = at([[0, 0], [gap, 0]], [[0, 0], [velocity, 0]])

@@ -13,7 +13,7 @@ def dtypes(*arrays):
     return [str(x.dtype) for x in arrays]
 
 
-def test_a_function_and_what_it_returns_have_32_bits_whatever_they_are_given():
+def test_a_function_and_its_results_have_32_bits():
     inner = lambda x, y=0: (x, jnp.asarray(y), jnp.zeros(2), jnp.arange(2))
     function = without_x64(lambda x: (x, inner)[1] if x is None else inner(x))
     before = function(None)

@@ -64,7 +64,7 @@ def test_a_recurrent_network_is_its_single_steps(cell):
 
 
 @pytest.mark.parametrize("cell", CELLS)
-def test_a_fresh_memory_is_zeros_of_what_the_settings_ask_for(cell):
+def test_a_fresh_memory_is_zeros_in_the_shapes_of_the_settings(cell):
     fresh = parts.fresh_memory(make_config(cell=cell), spaces.Discrete(3), 5, 2)
     assert fresh.hidden.shape == (5, 2, 8) and fresh.action is None and fresh.reward is None
     assert (fresh.cell is None) == (cell != "lstm")
@@ -75,7 +75,7 @@ def test_a_fresh_memory_is_zeros_of_what_the_settings_ask_for(cell):
         assert all((np.asarray(leaf) == 0.0).all() for leaf in jax.tree.leaves(fresh))
 
 
-def test_what_was_done_is_one_hot_or_as_it_is_and_forgotten_at_an_end():
+def test_last_actions_are_one_hot_or_unchanged_and_forgotten_at_an_end():
     config = make_config(previous_inputs=True)
     memory = jax.tree.map(lambda x: x + 1.0, parts.fresh_memory(config, spaces.Discrete(3), 2))
     reward = jnp.array([3, -7])  # integer rewards, as in some environments
@@ -105,7 +105,7 @@ def test_what_was_done_is_one_hot_or_as_it_is_and_forgotten_at_an_end():
     assert parts.last_step(plain) == ()
 
 
-def test_who_steps_the_environment_tells_the_reward():
+def test_rewards_are_passed_back_to_the_policy():
     config = make_config(previous_inputs=True)
     memory = parts.fresh_memory(config, spaces.Discrete(3))
     told = evaluation.rewarded(memory, jnp.int32(4))

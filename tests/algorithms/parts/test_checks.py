@@ -259,7 +259,7 @@ def test_small_images_need_no_convolution():
     parts.check_spaces(INFO, make_config(conv_layers="none"), Narrow(), PARAMS)
 
 
-def test_what_is_observed_has_the_shape_of_the_space():
+def test_observations_have_the_shape_of_the_space():
     """tests/envs/test_interface.py covers all checks."""
     found = r"step_env of Probe returns an observation of shape \(1,\), in place of \(2, 5, 1\)$"
     with pytest.raises(ValueError, match=found):

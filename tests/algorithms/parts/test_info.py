@@ -14,7 +14,7 @@ FILES = sorted(file.stem for file in FOLDER.glob("*.py") if file.stem != "__init
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_each_file_says_what_it_is(name):
+def test_each_file_has_an_info(name):
     found = info.read(FOLDER / f"{name}.py")
     assert found == importlib.import_module(f"algorithms.{name}").INFO
     assert tuple(found) == info.KEYS

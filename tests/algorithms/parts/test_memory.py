@@ -60,6 +60,6 @@ NESTED = [
 
 
 @pytest.mark.parametrize("mine, limits, expected", NESTED)
-def test_a_container_or_a_job_has_what_its_groups_allow(groups, mine, limits, expected):
+def test_the_limits_of_a_container_or_a_job_hold(groups, mine, limits, expected):
     groups(mine, limits)
     assert parts.device_memory() == expected

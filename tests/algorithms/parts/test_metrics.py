@@ -15,7 +15,7 @@ def samples():
     return values, targets, (rng.random(50) < 0.6).astype(np.float32)
 
 
-def test_means_leave_out_what_has_no_weight(samples):
+def test_means_leave_out_samples_without_weight(samples):
     values, _, weights = samples
     kept = values[weights > 0]
     np.testing.assert_allclose(parts.mean(values, weights), kept.mean(), rtol=1e-5)

@@ -28,7 +28,7 @@ def test_steps_are_those_of_optax_leaf_by_leaf():
         np.testing.assert_allclose(norm, np.sqrt(squares), rtol=1e-5)  # before clipping
 
 
-def test_weights_decay_as_optax_has_it_where_they_shall():
+def test_selected_weights_decay_as_in_optax():
     """The decay scales with the learning rate. Adam would divide a penalty on the loss."""
     rng = np.random.default_rng(1)
     draw = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)

@@ -363,7 +363,7 @@ def test_priorities_are_written_if_they_count():
     np.testing.assert_array_equal(newer.priorities[6:12], [5.0] * 6)
 
 
-def test_masks_are_stored_where_there_are_some():
+def test_masks_are_stored_if_the_environment_has_them():
     buffer = parts.ReplayBuffer(8, 2, 1)
     masked = buffer.create(*envs.make(tasks.Probe(masked=True))).transitions
     assert masked.action_mask.shape == masked.final_action_mask.shape == (8, 3)

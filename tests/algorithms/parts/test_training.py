@@ -168,7 +168,7 @@ def test_metrics_are_means_over_the_updates_of_a_point_by_their_weight(curve):
     assert metrics["eval_terminated"].dtype == metrics["eval_truncated"].dtype == bool
 
 
-def test_data_that_are_not_finite_are_told_from_no_data():
+def test_data_that_are_not_finite_differ_from_no_data():
     """Points with a NaN or an infinity among their updates become infinite, and no others."""
 
     def broken(config, env, env_params):
@@ -205,7 +205,7 @@ def test_metrics_without_data_are_minus_zero_under_jax_debug_nans(curve, debug_n
         np.testing.assert_array_equal(np.signbit(checked[name]), missing, name)
 
 
-def test_a_plan_is_what_train_does(curve):
+def test_train_follows_its_plan(curve):
     train, state, metrics = curve
     assert train.plan == parts.Plan(points=3, updates=6, steps=24)
     assert len(metrics["timestep"]) == 1 + 3 and state.update == 6
@@ -216,7 +216,7 @@ def test_a_plan_is_what_train_does(curve):
     assert metrics["timestep"].shape == (1 + 2,)
 
 
-def test_a_run_goes_on_from_its_state_and_may_only_look(curve):
+def test_a_run_continues_from_its_state_and_may_only_evaluate(curve):
     train, _, metrics = curve
     state, first = train(jax.random.key(0), None, 1)
     np.testing.assert_array_equal(first["slope"], metrics["slope"][:2])
