@@ -325,7 +325,7 @@ def test_networks_start_apart_with_their_gains_and_moments(slices):
 
 
 def test_simba_adds_blocks_that_begin_with_a_renormalisation():
-    """Frozen, of moments 0 and 1."""
+    """The renormalisation is frozen, with moments 0 and 1."""
     torso = crossq.Torso(TINY.replace(network="simba"), (4, 4))
     x = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
     variables = jax.tree.map(np.asarray, torso.init(jax.random.key(0), False, False, x))

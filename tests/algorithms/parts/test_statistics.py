@@ -139,7 +139,7 @@ def test_episode_statistics_count_whole_episodes_once(agents):
     np.testing.assert_array_equal(cleared.running_length, length)
     none, _ = cleared.metrics()
     assert float(none["num_episodes"]) == 0 and np.isnan(none["episode_return"]).all()
-    # The rest from before counts for the next episodes, and cleared sums do not.
+    # Unfinished episodes still count after clearing, and ended ones do not.
     stats = cleared.update(jnp.ones((1, num_envs, *agents)), jnp.ones((1, num_envs), bool))
     metrics, _ = stats.metrics()
     np.testing.assert_allclose(metrics["episode_return"], (running + 1).mean(0), rtol=1e-4)
