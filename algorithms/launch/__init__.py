@@ -1,4 +1,4 @@
-"""The shell around an algorithm file: flags, devices, progress, logs, checkpoints, plots, GIFs.
+"""The launcher of an algorithm file: flags, devices, progress, logs, checkpoints, plots, GIFs.
 
     launch.main(sys.modules[__name__])                   # the command line of an algorithm file
     result = launch.run(ppo, ppo.Config(), num_seeds=4)  # the same from Python

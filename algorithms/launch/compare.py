@@ -38,9 +38,9 @@ class _Run(NamedTuple):
     given: Path  # the run, or the sweep that it is a chunk of
     algorithm: str
     config: dict[str, Any]  # as in config.json
-    agents: settings.Agents
-    metrics: Metrics  # (num_agents, points, ...); empty where there are none yet
-    is_finite: np.ndarray  # (num_agents,)
+    trials: settings.Trials
+    metrics: Metrics  # (num_trials, points, ...); empty where there are none yet
+    is_finite: np.ndarray  # (num_trials,)
 
 
 def compare(
@@ -61,8 +61,8 @@ def compare(
     names = {Path(run).resolve(): Path(run) for run in runs}
     read = _completed([run for path in given for run in _with_metrics(names[path])])
     metric = _metric(read, metric)
-    agents = [agent for run in read for agent in _agents(run, metric)]
-    panels = comparison.curves(agents)
+    trials = [trial for run in read for trial in _trials(run, metric)]
+    panels = comparison.curves(trials)
     title = f"{METRICS[metric]}, interquartile mean"
     if picture:
         plots.comparison(panels, title, picture)
@@ -81,8 +81,8 @@ def read_runs(path: Path) -> list[_Run]:
         history = run_dir.history()
         is_finite = run_dir.is_finite(max(history)) if history else np.zeros(0, bool)
         metrics = stack(history.values())
-        config, agents = run_dir.description["config"], run_dir.agents
-        runs.append(_Run(path, run_dir.algorithm, config, agents, metrics, is_finite))
+        config, trials = run_dir.description["config"], run_dir.trials
+        runs.append(_Run(path, run_dir.algorithm, config, trials, metrics, is_finite))
     return runs
 
 
@@ -120,14 +120,14 @@ def _metric(runs: Sequence[_Run], metric: str | None) -> str:
     return metric or ("eval_return" if everywhere else "episode_return")
 
 
-def _agents(run: _Run, metric: str) -> list[comparison.Agent]:
+def _trials(run: _Run, metric: str) -> list[comparison.Trial]:
     config = settings.lenient(run.config)
     environment = settings.env_label(config.pop("env"))
     outcomes = results.outcomes(
-        config, run.agents, run.metrics, run.is_finite, run.given.name, metric
+        config, run.trials, run.metrics, run.is_finite, run.given.name, metric
     )
     return [
-        comparison.Agent(run.algorithm, environment, outcome, run.given) for outcome in outcomes
+        comparison.Trial(run.algorithm, environment, outcome, run.given) for outcome in outcomes
     ]
 
 

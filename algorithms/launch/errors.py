@@ -1,4 +1,4 @@
-"""What the shell says to its user when something does not go as asked."""
+"""What the launcher says to its user when something does not go as asked."""
 
 import difflib
 import sys

@@ -1,4 +1,4 @@
-"""Metrics of a run: rows of points (agents, ...), curves (agents, points, ...), and tables.
+"""Metrics of a run: rows of points (trials, ...), curves (trials, points, ...), and tables.
 
 Those that start with `eval_` have an axis of episodes after that, and returns of several players
 one of players at the end.
@@ -28,7 +28,7 @@ def with_nan(name: str, values: np.ndarray) -> np.ndarray:
 
 
 def infinite_losses(row: Metrics) -> dict[str, np.ndarray]:
-    """Which agents' losses and norms of gradients are infinite: {name: (num_agents,)}.
+    """Which trials' losses and norms of gradients are infinite: {name: (num_trials,)}.
 
     A NaN is no sign of that: it says that there are no data, as before training or while a replay
     buffer fills. `parts.program` makes NaNs among the data infinite.
@@ -44,13 +44,13 @@ def stack(rows: Iterable[Metrics]) -> Metrics:
 
 
 def over_episodes(name: str, values: np.ndarray) -> np.ndarray:
-    """Evaluations (agents, points, episodes, ...) as their means, whatever else as it is."""
+    """Evaluations (trials, points, episodes, ...) as their means, whatever else as it is."""
     values = np.asarray(values)
     return values.mean(axis=2) if name.startswith("eval_") and values.ndim > 2 else values
 
 
 def players(name: str, values: np.ndarray) -> list[np.ndarray]:
-    """A curve (agents, points) for each player, one where there is one; the mean of episodes."""
+    """A curve (trials, points) for each player, one where there is one; the mean of episodes."""
     values = over_episodes(name, values)
     if values.ndim == 2:
         return [values]
@@ -58,13 +58,13 @@ def players(name: str, values: np.ndarray) -> list[np.ndarray]:
 
 
 def mean_returns(curves: Metrics, name: str | None = None) -> np.ndarray:
-    """Returns over all players (agents, points): evaluation returns, or else those of training."""
+    """Returns over all players (trials, points): evaluation returns, or else those of training."""
     name = name or ("eval_return" if "eval_return" in curves else "episode_return")
     return np.asarray(np.mean(players(name, curves[name]), axis=0, dtype=np.float64))
 
 
 def columns(row: Metrics) -> Metrics:
-    """A row as named columns (agents,): one for each player, the timestep first."""
+    """A row as named columns (trials,): one for each player, the timestep first."""
     result: Metrics = {}
     for name in sorted(row, key=lambda name: name != "timestep"):
         apart = players(name, np.asarray(row[name])[:, None])

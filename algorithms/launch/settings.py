@@ -1,4 +1,4 @@
-"""Configurations as text, and who trains: settings and seeds."""
+"""Configurations as text, and trials: settings with their seeds."""
 
 import dataclasses
 import math
@@ -114,14 +114,14 @@ def tuples(value: Any) -> Any:
     return tuple(map(tuples, value)) if isinstance(value, list) else value
 
 
-# --- agents ----------------------------------------------------------------------------------
+# --- trials ----------------------------------------------------------------------------------
 
 
-class Agents(NamedTuple):
-    """Who trains: the floats that differ between agents, and seeds; the rest is in the Config."""
+class Trials(NamedTuple):
+    """Settings with seeds: the floats that differ between trials; the rest is in the Config."""
 
     seeds: list[int]
-    floats: Mapping[str, np.ndarray] = MappingProxyType({})  # {field: (num_agents,)}
+    floats: Mapping[str, np.ndarray] = MappingProxyType({})  # {field: (num_trials,)}
 
     @property
     def count(self) -> int:  # type: ignore[override]  # nobody counts in it as in a tuple
@@ -141,40 +141,40 @@ class Agents(NamedTuple):
         return {"seeds": list(self.seeds), "floats": strict(floats)}
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> "Agents":
+    def from_json(cls, values: Mapping[str, Any]) -> "Trials":
         """The inverse."""
         floats = lenient(values["floats"])
         return cls(values["seeds"], {k: np.array(v, np.float64) for k, v in floats.items()})
 
-    def part(self, start: int, stop: int) -> "Agents":
+    def part(self, start: int, stop: int) -> "Trials":
         """Some of them."""
         floats = {name: values[start:stop] for name, values in self.floats.items()}
-        return Agents(self.seeds[start:stop], floats)
+        return Trials(self.seeds[start:stop], floats)
 
-    def setting(self, agent: int) -> dict[str, float]:
-        """The floats of one agent."""
-        return {name: float(values[agent]) for name, values in self.floats.items()}
+    def setting(self, trial: int) -> dict[str, float]:
+        """The floats of one trial."""
+        return {name: float(values[trial]) for name, values in self.floats.items()}
 
-    def config(self, config: Any, agent: int) -> Any:
-        """The configuration of one agent."""
-        return config.replace(**self.setting(agent))
+    def config(self, config: Any, trial: int) -> Any:
+        """The configuration of one trial."""
+        return config.replace(**self.setting(trial))
 
     def configs(self, config: Any) -> Any:
-        """The configurations of all: every float leaf is (num_agents,), float32."""
+        """The configurations of all: every float leaf is (num_trials,), float32."""
         names = float_fields(config)
         n = (self.count,)
         column = lambda name: np.broadcast_to(self.floats.get(name, getattr(config, name)), n)
         return config.replace(**{name: column(name).astype(np.float32) for name in names})
 
-    def one(self, configs: Any, agent: int) -> Any:
-        """One of `configs`; of a Config without an agent axis, that itself if nothing is swept."""
+    def one(self, configs: Any, trial: int) -> Any:
+        """One of `configs`; of a Config without a trial axis, that itself if nothing is swept."""
         if not self.floats:
             return configs
-        return configs.replace(**{n: getattr(configs, n)[agent] for n in float_fields(configs)})
+        return configs.replace(**{n: getattr(configs, n)[trial] for n in float_fields(configs)})
 
-    def label(self, agent: int) -> str:
-        """What a person calls an agent."""
-        return ", ".join([*text_of(self.setting(agent)), f"seed {self.seeds[agent]}"])
+    def label(self, trial: int) -> str:
+        """What a person calls a trial."""
+        return ", ".join([*text_of(self.setting(trial)), f"seed {self.seeds[trial]}"])
 
 
 def text_of(setting: Mapping[str, Any]) -> list[str]:

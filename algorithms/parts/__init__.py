@@ -4,6 +4,7 @@ All correct implementations of a part give the same distribution of results. Cod
 an agent learns stands in the algorithm's file.
 """
 
+from algorithms.parts.capacity import device_capacity
 from algorithms.parts.cells import Recurrent, fresh_memory, last_step, one_step, with_last_step
 from algorithms.parts.checks import (
     check_choices,
@@ -23,7 +24,6 @@ from algorithms.parts.layers import (
     orthogonal,
     scaled,
 )
-from algorithms.parts.memory import device_memory
 from algorithms.parts.metrics import explained_variance, mean
 from algorithms.parts.muon import scale_by_muon
 from algorithms.parts.optimizer import FlatOptimizer
@@ -88,7 +88,7 @@ __all__ = [
     "check_spaces",
     "clip_to",
     "cosines",
-    "device_memory",
+    "device_capacity",
     "epsilon_noise",
     "explained_variance",
     "forget",

@@ -21,7 +21,7 @@ import pytest
 
 import envs
 from algorithms import dqn, parts
-from algorithms.parts import memory
+from algorithms.parts import capacity
 from envs.gymnax import Wrapper
 from tests import probe as tasks
 from tests.algorithms.cases import EVALUATION, again, assert_same
@@ -203,7 +203,7 @@ def test_the_buffer_is_never_copied(module, tiny, vmapped_keys):
 
 
 def test_a_buffer_larger_than_the_memory_is_refused_with_one_that_fits(module, tiny, monkeypatch):
-    monkeypatch.setattr(memory, "device_memory", lambda: 10_000_000)
+    monkeypatch.setattr(capacity, "device_capacity", lambda: 10_000_000)
     with pytest.raises(ValueError, match=r"buffer_size=1000000 takes .* GB .* would fit") as error:
         module.make_train(tiny.replace(buffer_size=1_000_000))
     fits = int(str(error.value).split("; ")[1].split()[0])

@@ -193,7 +193,7 @@ def agents_program(module: Any, config: Any, num_seeds: int) -> Program:
         return module.make_train(config, env, env_params)(rng)
 
     args = (layout.share(env_params), layout.put(configs), layout.put(keys))
-    return compile_program(programs.over_agents(train, layout), *args)
+    return compile_program(programs.over_trials(train, layout), *args)
 
 
 OUR_SETTINGS: dict[str, dict[str, Any]] = {
@@ -469,9 +469,9 @@ def product_seconds(m: int, k: int, n: int, layout: Any) -> float:
         return jax.lax.fori_loop(0, iterations, body, (kernel, jnp.zeros((m, n))))[1]
 
     each = devices.arrange(len(layout.devices))
-    operands = [np.full((each.num_agents, *shape), 0.1, np.float32) for shape in ((m, k), (k, n))]
+    operands = [np.full((each.num_trials, *shape), 0.1, np.float32) for shape in ((m, k), (k, n))]
     args = (None, *map(each.put, operands))
-    program = compile_program(programs.over_agents(repeat, each), *args)
+    program = compile_program(programs.over_trials(repeat, each), *args)
     return min(run_seconds(program) for _ in range(5)) / iterations
 
 

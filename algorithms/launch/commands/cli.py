@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from algorithms.launch import errors, settings
-from algorithms.launch.commands.flags import Shell, parse, single_out, size_in_bytes
+from algorithms.launch.commands.flags import Flags, parse, single_out, size_in_bytes
 from algorithms.launch.commands.presets import PRESETS
 from algorithms.launch.compute import devices, hosts
 from algorithms.launch.errors import UserError, unknown
@@ -72,29 +72,29 @@ def dispatch(module: Any, argv: list[str]) -> int:
     """Does what the flags say. Returns the exit code."""
     check_kit(module)
     base = defaults(module, argv)
-    config, shell = parse(module, argv, *base)
-    join_others(shell)
-    asked = [command for command in TAKES if getattr(shell, command, None)]
+    config, flags = parse(module, argv, *base)
+    join_others(flags)
+    asked = [command for command in TAKES if getattr(flags, command, None)]
     command = asked[0] if asked else "run"
-    refuse_others(command, base, (config, shell))
-    if shell.evaluate:
-        return evaluate(module, shell, shell.evaluate)
-    if shell.render:
-        return render(module, shell, shell.render)
-    if shell.copy:
-        return copy(module, shell.copy)
+    refuse_others(command, base, (config, flags))
+    if flags.evaluate:
+        return evaluate(module, flags, flags.evaluate)
+    if flags.render:
+        return render(module, flags, flags.render)
+    if flags.copy:
+        return copy(module, flags.copy)
     if command == "list":
         return show_all(module)
     if command == "version":
         print(kit())
         return 0
-    return train(module, *single_out(base[0], config), shell)
+    return train(module, *single_out(base[0], config), flags)
 
 
-def join_others(shell: Shell) -> None:
+def join_others(flags: Flags) -> None:
     """Meets the other processes of a distributed run, before anything uses jax."""
-    told = (shell.coordinator, shell.num_processes, shell.process_id)
-    if shell.distributed:
+    told = (flags.coordinator, flags.num_processes, flags.process_id)
+    if flags.distributed:
         hosts.start(*told)
     elif told != (None, None, None):
         names = "--coordinator, --num-processes and --process-id"
@@ -104,7 +104,7 @@ def join_others(shell: Shell) -> None:
 # --- flags -----------------------------------------------------------------------------------
 
 
-def defaults(module: Any, argv: list[str]) -> tuple[Any, Shell]:
+def defaults(module: Any, argv: list[str]) -> tuple[Any, Flags]:
     """What holds where no flag says otherwise: the settings of a preset, a file or a run."""
     early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     sources = ("preset", "config", "resume", "evaluate", "render")
@@ -114,10 +114,10 @@ def defaults(module: Any, argv: list[str]) -> tuple[Any, Shell]:
     if len(given) > 1:
         raise UserError(f"{' and '.join(f'--{name}' for name in given)}: use one of them")
     if not given:
-        return module.Config(), Shell()
+        return module.Config(), Flags()
     source, value = given.popitem()
     if source == "preset":
-        return preset(module, value), Shell()
+        return preset(module, value), Flags()
     return from_run(module, source, Path(value))
 
 
@@ -138,7 +138,7 @@ def unknown_preset(algorithm: str, name: str) -> UserError:
     return UserError(f"{algorithm} has no preset '{name}'; these have: {', '.join(others)}")
 
 
-def from_run(module: Any, source: str, path: Path) -> tuple[Any, Shell]:
+def from_run(module: Any, source: str, path: Path) -> tuple[Any, Flags]:
     """The settings of a run; its seeds and options, too, where it is run again or goes on."""
     if experiment.is_sweep(path):
         if source == "config":
@@ -153,48 +153,48 @@ def from_run(module: Any, source: str, path: Path) -> tuple[Any, Shell]:
         if described["floats"] and source == "config":
             raise UserError(f"--config {path} has many settings: the sweep's best.json has one")
     check_algorithm(module, described["algorithm"], path)
-    shell = Shell()
+    flags = Flags()
     if source in ("config", "resume"):
         options = make_options(described["options"])._asdict()
-        shell = Shell(seed=seeds[0], num_seeds=len(seeds), **options)
-    return settings.config_from_json(module.Config, described["config"], path), shell
+        flags = Flags(seed=seeds[0], num_seeds=len(seeds), **options)
+    return settings.config_from_json(module.Config, described["config"], path), flags
 
 
 PROCESSES = ("distributed", "coordinator", "num_processes", "process_id")
 # The flags that go with a command; a run that is there keeps its settings.
 TAKES = {
-    "evaluate": ("evaluate", "seed", "point", "agent", "episodes", "json"),
-    "render": ("render", "seed", "point", "agent"),
+    "evaluate": ("evaluate", "seed", "point", "trial", "episodes", "json"),
+    "render": ("render", "seed", "point", "trial"),
     "copy": ("copy",),
     "list": ("list",),
     "version": ("version",),
     "resume": ("resume", "point", "quiet", "total_timesteps", *Options._fields, *PROCESSES),
-    "run": ("point", "agent", "episodes", "json"),  # those that do not
+    "run": ("point", "trial", "episodes", "json"),  # those that do not
 }
 
 # --- commands --------------------------------------------------------------------------------
 
 
-def train(module: Any, config: Any, grid: dict[str, Any], shell: Shell) -> int:
+def train(module: Any, config: Any, grid: dict[str, Any], flags: Flags) -> int:
     """A new run or sweep, or one that goes on."""
-    keywords: dict[str, Any] = {name: getattr(shell, name) for name in Options._fields}
-    keywords |= {"quiet": shell.quiet, "import_seconds": progress.process_age()}
-    first: dict[str, Any] = {"seed": shell.seed, "num_seeds": shell.num_seeds}
-    first |= {"root": shell.run_dir_root, "resume_if_exists": shell.resume_if_exists}
-    limits: dict[str, Any] = {"max_parallel": shell.max_parallel, "samples": shell.samples}
-    if shell.memory_limit is not None:
-        limits["memory_limit"] = size_in_bytes(shell.memory_limit)
+    keywords: dict[str, Any] = {name: getattr(flags, name) for name in Options._fields}
+    keywords |= {"quiet": flags.quiet, "import_seconds": progress.process_age()}
+    first: dict[str, Any] = {"seed": flags.seed, "num_seeds": flags.num_seeds}
+    first |= {"root": flags.run_dir_root, "resume_if_exists": flags.resume_if_exists}
+    limits: dict[str, Any] = {"max_parallel": flags.max_parallel, "samples": flags.samples}
+    if flags.memory_limit is not None:
+        limits["memory_limit"] = size_in_bytes(flags.memory_limit)
     result: Result | Swept
-    if shell.resume:
-        more: dict[str, Any] = {"total_timesteps": config.total_timesteps, "point": point_of(shell)}
-        result = runner.resume(shell.resume, module=module, **more, **keywords)
+    if flags.resume:
+        more: dict[str, Any] = {"total_timesteps": config.total_timesteps, "point": point_of(flags)}
+        result = runner.resume(flags.resume, module=module, **more, **keywords)
     elif grid or any(limit is not None for limit in limits.values()):
-        limits["sampler"] = shell.sampler
+        limits["sampler"] = flags.sampler
         result = runner.sweep(
-            module, config, grid, sweep_dir=shell.run_dir, **limits, **first, **keywords
+            module, config, grid, sweep_dir=flags.run_dir, **limits, **first, **keywords
         )
     else:
-        result = runner.run(module, config, run_dir=shell.run_dir, **first, **keywords)
+        result = runner.run(module, config, run_dir=flags.run_dir, **first, **keywords)
     if not result.interrupted:
         if result.unsaved:
             return NOT_SAVED
@@ -205,45 +205,45 @@ def train(module: Any, config: Any, grid: dict[str, Any], shell: Shell) -> int:
     return STOPPED.get(result.stopped, 0)
 
 
-def evaluate(module: Any, shell: Shell, path: str) -> int:
+def evaluate(module: Any, flags: Flags, path: str) -> int:
     from algorithms.launch.show import evaluation
 
-    if shell.episodes < 1:
-        raise UserError(f"--episodes {shell.episodes}: give 1 or more")
+    if flags.episodes < 1:
+        raise UserError(f"--episodes {flags.episodes}: give 1 or more")
     played = []
-    for number, config, state, point, agents in loaded_agents(module, shell, path):
-        episodes = evaluation.evaluate(module, config, state, shell.seed, shell.episodes)
-        setting = {"env": settings.env_name(config), **agents.setting(0)}
-        played.append(evaluation.Played(number, agents.seeds[0], setting, point, episodes))
-        if not shell.json:
-            title = f"agent {number} ({agents.label(0)}) at point {point}"
+    for number, config, state, point, trials in loaded_trials(module, flags, path):
+        episodes = evaluation.evaluate(module, config, state, flags.seed, flags.episodes)
+        setting = {"env": settings.env_name(config), **trials.setting(0)}
+        played.append(evaluation.Played(number, trials.seeds[0], setting, point, episodes))
+        if not flags.json:
+            title = f"trial {number} ({trials.label(0)}) at point {point}"
             print(evaluation.table(episodes, title), flush=True)
-    print(evaluation.as_json(played) if shell.json else evaluation.totals(played), end="")
+    print(evaluation.as_json(played) if flags.json else evaluation.totals(played), end="")
     return 0
 
 
-def loaded_agents(module: Any, shell: Shell, path: str, only: int | None = None) -> Iterator[tuple]:
-    """What is asked for of a run or a sweep: number, config, state, point and Agents of each.
+def loaded_trials(module: Any, flags: Flags, path: str, only: int | None = None) -> Iterator[tuple]:
+    """What is asked for of a run or a sweep: number, config, state, point and Trials of each.
 
-    Without --agent that is all of a run, and of a sweep its best setting (said on stderr).
+    Without --trial that is all of a run, and of a sweep its best setting (said on stderr).
 
     Args:
       only: how many at most, of a sweep those with the highest return.
     """
-    point, several = point_of(shell), experiment.is_sweep(path)
-    numbers: Sequence[int | None] = [shell.agent]
-    if shell.agent is None and several:
+    point, several = point_of(flags), experiment.is_sweep(path)
+    numbers: Sequence[int | None] = [flags.trial]
+    if flags.trial is None and several:
         numbers = best_of_sweep(Path(path), only)
-    elif shell.agent is None and only:
+    elif flags.trial is None and only:
         numbers = list(range(only))
     for number in numbers:
-        loaded = loading.load(path, point, agent=number, module=module, whole=False)
+        loaded = loading.load(path, point, trial=number, module=module, whole=False)
         if number is not None:
-            yield number, loaded.config, loaded.state, loaded.point, loaded.agents
+            yield number, loaded.config, loaded.state, loaded.point, loaded.trials
             continue
-        for i in range(loaded.agents.count):
-            config, state = loaded.agents.one(loaded.config, i), loading.one_agent(loaded.state, i)
-            yield i, config, state, loaded.point[i], loaded.agents.part(i, i + 1)
+        for i in range(loaded.trials.count):
+            config, state = loaded.trials.one(loaded.config, i), loading.one_trial(loaded.state, i)
+            yield i, config, state, loaded.point[i], loaded.trials.part(i, i + 1)
 
 
 def best_of_sweep(path: Path, only: int | None) -> list[int]:
@@ -251,11 +251,11 @@ def best_of_sweep(path: Path, only: int | None) -> list[int]:
     environment, where there are several."""
     chosen = []
     for setting, numbers in best_trials(path):
-        losses = [-np.nan_to_num(trial.final, nan=-np.inf) for trial in setting.agents]
+        losses = [-np.nan_to_num(trial.final, nan=-np.inf) for trial in setting.trials]
         order = sorted(range(len(numbers)), key=losses.__getitem__)[:only]
         mine = [numbers[i] for i in sorted(order)]
         name = ", ".join(settings.text_of(setting.setting)) or "the only one"
-        who = f"agent{'s' * (len(mine) > 1)} {', '.join(map(str, mine))}"
+        who = f"trial{'s' * (len(mine) > 1)} {', '.join(map(str, mine))}"
         print(
             f"{path} is a sweep; its best setting is {name} (return {setting.mean:.5g}): {who}",
             file=sys.stderr,
@@ -265,12 +265,12 @@ def best_of_sweep(path: Path, only: int | None) -> list[int]:
     return chosen
 
 
-def render(module: Any, shell: Shell, run: str) -> int:
+def render(module: Any, flags: Flags, run: str) -> int:
     from algorithms.launch.show import render
 
-    for number, config, state, point, _ in loaded_agents(module, shell, run, only=1):
-        path = Path(run) / f"episode_agent{number}_point{point}_seed{shell.seed}.gif"
-        print(render.render(module, config, state, path, shell.seed))
+    for number, config, state, point, _ in loaded_trials(module, flags, run, only=1):
+        path = Path(run) / f"episode_agent{number}_point{point}_seed{flags.seed}.gif"
+        print(render.render(module, config, state, path, flags.seed))
     return 0
 
 
@@ -289,18 +289,18 @@ def show_all(module: Any) -> int:
     return 0
 
 
-def point_of(shell: Shell) -> int | str:
+def point_of(flags: Flags) -> int | str:
     """What --point says."""
-    if shell.point.isdigit():
-        return int(shell.point)
-    allowed = ("last",) if shell.resume else ("last", "best")
-    if shell.point not in allowed:
-        raise UserError(f"--point {shell.point}: give {', '.join(allowed)} or a number")
-    return shell.point
+    if flags.point.isdigit():
+        return int(flags.point)
+    allowed = ("last",) if flags.resume else ("last", "best")
+    if flags.point not in allowed:
+        raise UserError(f"--point {flags.point}: give {', '.join(allowed)} or a number")
+    return flags.point
 
 
-def refuse_others(command: str, base: tuple[Any, Shell], given: tuple[Any, Shell]) -> None:
-    """Refuses what was given but does not go with the command, as a pair of Config and Shell."""
+def refuse_others(command: str, base: tuple[Any, Flags], given: tuple[Any, Flags]) -> None:
+    """Refuses what was given but does not go with the command, as a pair of Config and Flags."""
     fields = [(f.name, i) for i in range(2) for f in dataclasses.fields(base[i])]
     refused = [
         f"--{name.replace('_', '-')} {new} (in place of {old})"

@@ -1,6 +1,7 @@
 """The flags of an algorithm file: those of its Config, and those that every file has."""
 
 import dataclasses
+import sys
 import typing
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -15,11 +16,11 @@ DIRECTORY = tyro.conf.arg(metavar="DIR", help_behavior_hint="")
 
 
 @dataclasses.dataclass(frozen=True)
-class Shell:
+class Flags:
     """Flags that every algorithm has."""
 
-    seed: int = 0  # of the first agent; with --evaluate and --render: of the episodes
-    num_seeds: int = 1  # agents trained at once, with seeds seed, seed + 1, ...
+    seed: int = 0  # of the first trial; with --evaluate and --render: of the episodes
+    num_seeds: int = 1  # trials trained at once, with seeds seed, seed + 1, ...
     preset: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
     """settings known to work, see algorithms/launch/commands/presets.py; other flags win"""
     config: Annotated[str | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
@@ -28,7 +29,7 @@ class Shell:
     """draws of the floats that are given as log:LOW:HIGH or uniform:LOW:HIGH"""
     sampler: Literal["sobol", "random"] = "sobol"  # sobol fills the space evenly
     max_parallel: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")] = None
-    """agents to train at once; default: as many as fit into the memory"""
+    """trials to train at once; default: as many as fit into the memory"""
     memory_limit: Annotated[str | None, tyro.conf.arg(metavar="SIZE", help_behavior_hint="")] = None
     """memory of each device to use, as 500MB or 16GB; default: nine tenths of it"""
     run_dir_root: str = "runs"  # where the directories of runs are made
@@ -47,9 +48,9 @@ class Shell:
     version: bool = False  # print the kit's version
     point: str = "last"
     """of --evaluate, --render: last, best or a number; of --resume: last or that of a kept state"""
-    agent: int | None = None
+    trial: int | None = None
     """of --evaluate (default: all), --render (0); of a sweep: number in results.csv (the best)"""
-    episodes: int = 100  # that --evaluate plays with each agent
+    episodes: int = 100  # that --evaluate plays with each trial
     json: bool = False  # of --evaluate: JSON in place of tables
     keep_states: bool = False  # keep the whole state of every point, not of the last two only
     track: bool = False  # log to wandb
@@ -64,27 +65,28 @@ class Shell:
     process_id: int | None = None  # with --distributed, outside a cluster: 0, 1, ...
 
 
-def parse(module: Any, argv: list[str], config: Any, shell: Shell) -> tuple[Any, Shell]:
+def parse(module: Any, argv: list[str], config: Any, flags: Flags) -> tuple[Any, Flags]:
     """Reads the flags. tyro ends the process for --help (0) and for what it cannot read (2)."""
 
     @dataclasses.dataclass
-    class Flags:
-        run: Shell
+    class Both:
+        shared: Flags
         # Several values of a setting make a sweep, as do draws, log:1e-5:1e-2 with --samples.
         algorithm: Annotated[module.Config, SEVERAL]
 
-    flags = tyro.cli(
-        Flags,
+    asked = tyro.cli(
+        Both,
         args=with_words(module.Config, argv),
-        default=Flags(shell, config),
+        default=Both(flags, config),
         prog=Path(module.__file__).name,
         description=(module.__doc__ or "").partition("\n")[0],
         config=(tyro.conf.OmitArgPrefixes,),
         registry=value_types(),
     )
-    return flags.algorithm, flags.run
+    return asked.algorithm, asked.shared
 
 
+RENAMED = {"--agent": "--trial"}  # the earlier names of flags
 SEVERAL = tyro.conf.FlagConversionOff  # marks the flags that take more than one value
 WORDS_OF_BOOL = {"true": True, "false": False}
 
@@ -94,11 +96,19 @@ class Several(tuple):
 
 
 def with_words(config_class: type, argv: list[str]) -> list[str]:
-    """The arguments with `--anneal-lr true` for `--anneal-lr`, and false for `--no-anneal-lr`."""
+    """The arguments with `--anneal-lr true` for `--anneal-lr`, and false for `--no-anneal-lr`.
+
+    Flags by their earlier names get the present ones, with a hint on stderr.
+    """
     names = [f.name for f in dataclasses.fields(config_class) if isinstance(f.default, bool)]
     plain = {f"--{name.replace('_', '-')}" for name in names}
     words: list[str] = []
     for i, word in enumerate(argv):
+        flag, equals, value = word.partition("=")
+        if new := RENAMED.get(flag):
+            print(f"hint: {flag} is {new} now", file=sys.stderr)
+            words.append(f"{new}{equals}{value}")
+            continue
         flag = word.replace("_", "-")
         if flag in plain:
             alone = i + 1 == len(argv) or argv[i + 1].startswith("-")

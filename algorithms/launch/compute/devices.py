@@ -1,6 +1,6 @@
-"""Which devices serve which agents, and how trees get there and back.
+"""Which devices serve which trials, and how trees get there and back.
 
-Every tree that belongs to agents has them as its leading axis, also when there is only one. The
+Every tree that belongs to trials has them as its leading axis, also when there is only one. The
 devices are those of all processes, where there are several (hosts.py).
 """
 
@@ -28,10 +28,10 @@ def use_compilation_cache() -> None:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 
 
-def use_cores(num_agents: int, config: Any) -> bool:
-    """Asks for a CPU device per core, at most one per agent, where this can still be chosen.
+def use_cores(num_trials: int, config: Any) -> bool:
+    """Asks for a CPU device per core, at most one per trial, where this can still be chosen.
 
-    A single agent with small operations gets one thread: XLA would spread them over all cores,
+    A single trial with small operations gets one thread: XLA would spread them over all cores,
     and handing them over takes longer than doing them (PPO is a fifth faster without; the numbers
     are the same). NPROC in the environment, which XLA reads when it starts, overrides this.
 
@@ -39,12 +39,12 @@ def use_cores(num_agents: int, config: Any) -> bool:
     """
     chosen = jax.config.jax_num_cpu_devices > 0  # type: ignore[attr-defined]  # set at run time
     chosen |= "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
-    if num_agents == 1 and are_operations_small(config):
+    if num_trials == 1 and are_operations_small(config):
         os.environ.setdefault("NPROC", "1")
-    if num_agents == 1 or chosen:
+    if num_trials == 1 or chosen:
         return True
     try:
-        jax.config.update("jax_num_cpu_devices", min(num_cores(), num_agents))
+        jax.config.update("jax_num_cpu_devices", min(num_cores(), num_trials))
     except RuntimeError:  # jax's way to say that the backend has started
         return False
     return True
@@ -85,12 +85,12 @@ def num_cores() -> int:
 
 
 class Layout(NamedTuple):
-    """Which devices serve the agents; copies of the last agent fill up the last devices."""
+    """Which devices serve the trials; copies of the last trial fill up the last devices."""
 
-    num_agents: int
+    num_trials: int
     per_device: int
     devices: tuple[Any, ...]  # in order of the processes that they belong to
-    block: int  # agents that a device vmaps; it takes its blocks in turn
+    block: int  # trials that a device vmaps; it takes its blocks in turn
 
     @property
     def padded(self) -> int:
@@ -99,7 +99,7 @@ class Layout(NamedTuple):
     @property
     def mesh(self) -> jax.sharding.Mesh:
         shape, types = (len(self.devices),), (AxisType.Auto,)
-        return jax.make_mesh(shape, ("agents",), types, devices=self.devices)
+        return jax.make_mesh(shape, ("trials",), types, devices=self.devices)
 
     @property
     def _places(self) -> range:
@@ -109,24 +109,24 @@ class Layout(NamedTuple):
 
     @property
     def own(self) -> range:
-        """The agents that this process keeps, perhaps none."""
-        return range(*(min(i, self.num_agents) for i in (self._places.start, self._places.stop)))
+        """The trials that this process keeps, perhaps none."""
+        return range(*(min(i, self.num_trials) for i in (self._places.start, self._places.stop)))
 
     @property
     def needed(self) -> range:
-        """The agents whose states this process's devices need, at least one."""
-        return range(min(self._places.start, self.num_agents - 1), max(self.own.stop, 1))
+        """The trials whose states this process's devices need, at least one."""
+        return range(min(self._places.start, self.num_trials - 1), max(self.own.stop, 1))
 
     def sharding(self, *spec: str) -> Any:
-        """Where trees live: "agents" for those with an agent axis, nothing for shared ones."""
+        """Where trees live: "trials" for those with a trial axis, nothing for shared ones."""
         if len(self.devices) == 1:
             return jax.sharding.SingleDeviceSharding(self.devices[0])
         return NamedSharding(self.mesh, PartitionSpec(*spec))
 
     def put(self, tree: Any, first: int = 0) -> Any:
-        """Host arrays of agents, from the first on, on the devices (padded, ...)."""
-        index = np.minimum(np.arange(self.padded), self.num_agents - 1) - first
-        sharding = self.sharding("agents")
+        """Host arrays of trials, from the first on, on the devices (padded, ...)."""
+        index = np.minimum(np.arange(self.padded), self.num_trials - 1) - first
+        sharding = self.sharding("trials")
 
         def place(x):
             data = np.asarray(plain(x))
@@ -155,46 +155,46 @@ class Layout(NamedTuple):
             yield piece
 
     def get(self, tree: Any) -> Any:
-        """Host copies of the agents that this process keeps, of what is on the devices."""
+        """Host copies of the trials that this process keeps, of what is on the devices."""
         copy = lambda x: like_key(np.concatenate(list(self.pieces(plain(x)))), x)
         return jax.tree.map(copy, tree)
 
     def gather(self, tree: Any) -> Any:
-        """Host copies (num_agents, ...) of all agents, in all processes."""
-        return jax.tree.map(lambda x: x[: self.num_agents], hosts.gather(tree))
+        """Host copies (num_trials, ...) of all trials, in all processes."""
+        return jax.tree.map(lambda x: x[: self.num_trials], hosts.gather(tree))
 
 
-def arrange(num_agents: int, block: int | None = None) -> Layout:
-    """The fewest devices on which no device serves more agents than it must.
+def arrange(num_trials: int, block: int | None = None) -> Layout:
+    """The fewest devices on which no device serves more trials than it must.
 
-    Several processes use all of their devices, also for fewer agents. `block` sets how many agents
-    are vmapped; an agent's numbers depend on it to the last bit, and on nothing else here.
+    Several processes use all of their devices, also for fewer trials. `block` sets how many trials
+    are vmapped; a trial's numbers depend on it to the last bit, and on nothing else here.
     """
     devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
-    share = -(-num_agents // len(devices))
+    share = -(-num_trials // len(devices))
     block = block or block_size(share, devices[0].platform)
     per_device = -(-share // block) * block
-    used = len(devices) if hosts.count() > 1 else -(-num_agents // per_device)
-    return Layout(num_agents, per_device, tuple(devices[:used]), block)
+    used = len(devices) if hosts.count() > 1 else -(-num_trials // per_device)
+    return Layout(num_trials, per_device, tuple(devices[:used]), block)
 
 
-def block_size(num_agents: int, platform: str) -> int:
-    """Agents to vmap on a device that has so many; all of them but on a CPU.
+def block_size(num_trials: int, platform: str) -> int:
+    """Trials to vmap on a device that has so many; all of them but on a CPU.
 
     There few are best, as a core has no more lanes to fill and its cache holds no more: of PPO's
-    agents (64x64 units, one thread) 4 do 13 % and 8 do 12 % more in a second than one, 32 do 8 %
+    trials (64x64 units, one thread) 4 do 13 % and 8 do 12 % more in a second than one, 32 do 8 %
     less. Of the numbers near four the one that leaves the fewest places to copies.
     """
-    if platform != "cpu" or num_agents <= 4:
-        return num_agents
-    return min((4, 5, 6, 3), key=lambda block: -num_agents % block)
+    if platform != "cpu" or num_trials <= 4:
+        return num_trials
+    return min((4, 5, 6, 3), key=lambda block: -num_trials % block)
 
 
-def cut(num_agents: int, at_most: int) -> list[range]:
-    """Chunks of agents, as few as can be, of one size; the last one may be shorter."""
-    chunks = -(-num_agents // at_most)
-    size = -(-num_agents // chunks)
-    return [range(i, min(i + size, num_agents)) for i in range(0, num_agents, size)]
+def cut(num_trials: int, at_most: int) -> list[range]:
+    """Chunks of trials, as few as can be, of one size; the last one may be shorter."""
+    chunks = -(-num_trials // at_most)
+    size = -(-num_trials // chunks)
+    return [range(i, min(i + size, num_trials)) for i in range(0, num_trials, size)]
 
 
 def is_key(x: Any) -> bool:

@@ -1,6 +1,6 @@
-"""Several processes, on one machine or many, that train the agents of one run together.
+"""Several processes, on one machine or many, that train the trials of one run together.
 
-All of them run the same code on the same numbers; a program's agents are spread over the devices
+All of them run the same code on the same numbers; a program's trials are spread over the devices
 of all. The first process alone speaks, draws and keeps the directory; it and the others tell each
 other no more than the metrics of each point, whether somebody was asked to stop, and what failed.
 """
@@ -33,7 +33,7 @@ def start(coordinator: str | None, num_processes: int | None, process_id: int | 
     Raises:
       UserError: nobody tells who the others are, or they cannot be reached.
     """
-    jax.config.update("jax_enable_preemption_service", False)  # SIGTERM is heeded by the shell
+    jax.config.update("jax_enable_preemption_service", False)  # SIGTERM is heeded by the launcher
     try:
         jax.distributed.initialize(coordinator, num_processes, process_id)
     except (ValueError, TypeError, RuntimeError) as error:

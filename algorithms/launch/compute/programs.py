@@ -1,8 +1,8 @@
-"""The two programs of a run: one starts all agents, another takes them all one point further.
+"""The two programs of a run: one starts all trials, another takes them all one point further.
 
-Agents are mapped over devices with shard_map, so that a loop whose length depends on data makes no
-device wait for another; a device vmaps its agents, on a CPU some at a time. A device with a single
-agent runs exactly what `make_train(config)(key)` runs.
+Trials are mapped over devices with shard_map, so that a loop whose length depends on data makes no
+device wait for another; a device vmaps its trials, on a CPU some at a time. A device with a single
+trial runs exactly what `make_train(config)(key)` runs.
 """
 
 from collections.abc import Callable
@@ -40,13 +40,13 @@ def make_environment(module: Any, config: Any) -> tuple[Any, Any, parts.Plan]:
 
 
 def initial_state(module: Any, config: Any) -> Any:
-    """Shapes and dtypes of the state of one agent."""
+    """Shapes and dtypes of the state of one trial."""
     train = lambda rng: module.make_train(config.replace(eval_at_start=False))(rng, None, 0)[0]
     return jax.eval_shape(train, jax.eval_shape(lambda: jax.random.key(0)))
 
 
 class Shared(NamedTuple):
-    """What the programs take that belongs to no agent."""
+    """What the programs take that belongs to no trial."""
 
     env_params: Any
     learn: Any  # bool: False only evaluates
@@ -92,16 +92,16 @@ def compile_programs(
     def one_point(shared, config, state):
         return module.make_train(config, env, shared.env_params)(None, state, 1, shared.learn)
 
-    sharded = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=layout.sharding("agents"))
+    sharded = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=layout.sharding("trials"))
     leaf = jax.ShapeDtypeStruct((layout.padded,), jnp.float32)
     configs = jax.tree.map(lambda _: sharded(leaf), config)
     keys = sharded(jax.eval_shape(lambda: jax.random.split(jax.random.key(0), layout.padded)))
     shared = layout.share(Shared(env_params, True))
     # Named, or else XLA puts what is empty (some physics states have such arrays) on all devices.
-    spread = {"out_shardings": layout.sharding("agents")}
-    starting = jax.jit(over_agents(first, layout), **spread).trace(shared, configs, keys)
+    spread = {"out_shardings": layout.sharding("trials")}
+    starting = jax.jit(over_trials(first, layout), **spread).trace(shared, configs, keys)
     states = jax.tree.map(sharded, starting.out_info)
-    whole = over_agents(one_point, layout, in_place=True)
+    whole = over_trials(one_point, layout, in_place=True)
     advancing = jax.jit(whole, donate_argnums=2, **spread)
     traced = [advancing.trace(shared, configs, states), *[starting] * start]
     lowered = [program.lower() for program in traced]
@@ -113,17 +113,17 @@ def compile_programs(
 @jax.jit
 @jax.vmap
 def is_finite(tree: Any) -> jax.Array:
-    """Whether all floats in a tree of agents are finite, (agents,)."""
+    """Whether all floats in a tree of trials are finite, (trials,)."""
     leaves = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.floating)]
     return jnp.all(jnp.array([jnp.all(jnp.isfinite(x)) for x in leaves] or [True]))
 
 
-def over_agents(function: Callable, layout: Layout, in_place: bool = False) -> Callable:
-    """The function (shared, *own) of one agent as a function of all, with leading axes on `own`.
+def over_trials(function: Callable, layout: Layout, in_place: bool = False) -> Callable:
+    """The function (shared, *own) of one trial as a function of all, with leading axes on `own`.
 
     Args:
-      function: of one agent.
-      layout: of the agents.
+      function: of one trial.
+      layout: of the trials.
       in_place: the first result has the shapes of the last argument, and takes its memory.
     """
     mapped = jax.vmap(function, (None, 0, 0)) if layout.block > 1 else _of_one(function)
@@ -131,18 +131,18 @@ def over_agents(function: Callable, layout: Layout, in_place: bool = False) -> C
         mapped = _in_turn(mapped, layout.per_device // layout.block, in_place)
     if len(layout.devices) == 1:
         return mapped
-    agents, same = PartitionSpec("agents"), PartitionSpec()
+    trials, same = PartitionSpec("trials"), PartitionSpec()
     return jax.shard_map(
         mapped,
         mesh=layout.mesh,
-        in_specs=(same, agents, agents),
-        out_specs=agents,
+        in_specs=(same, trials, trials),
+        out_specs=trials,
         check_vma=False,
     )
 
 
 def _in_turn(function: Callable, blocks: int, in_place: bool) -> Callable:
-    """Takes blocks of agents one after another, in one program whatever their number."""
+    """Takes blocks of trials one after another, in one program whatever their number."""
 
     def mapped(shared, *own):
         block = jax.tree.map(lambda x: x[: x.shape[0] // blocks], own)
@@ -172,7 +172,7 @@ def _in_turn(function: Callable, blocks: int, in_place: bool) -> Callable:
 
 
 def _of_one(function: Callable) -> Callable:
-    """Takes the agent axis off and puts it back: vmap would turn branches into selections."""
+    """Takes the trial axis off and puts it back: vmap would turn branches into selections."""
 
     def mapped(shared, *own):
         own = jax.tree.map(lambda x: x[0], own)

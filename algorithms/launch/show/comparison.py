@@ -18,7 +18,7 @@ from algorithms.launch.show import results
 SHOWN = 20  # curves of an environment in the table
 
 
-class Agent(NamedTuple):
+class Trial(NamedTuple):
     """One seed of a run."""
 
     algorithm: str
@@ -32,9 +32,9 @@ class Curve(NamedTuple):
 
     environment: str
     label: str  # the algorithm, and what differs between its settings in this environment
-    agents: list[Agent]
-    timesteps: np.ndarray  # (points,), those that all agents have come to
-    returns: np.ndarray  # (points, seeds), without the agents whose policy is not finite
+    trials: list[Trial]
+    timesteps: np.ndarray  # (points,), those that all trials have come to
+    returns: np.ndarray  # (points, seeds), without the trials whose policy is not finite
 
     @property
     def finals(self) -> np.ndarray:
@@ -48,15 +48,15 @@ class Curve(NamedTuple):
         return float(results.interquartile_mean(self.finals)) if len(self.finals) else np.nan
 
 
-def curves(agents: Sequence[Agent]) -> dict[str, list[Curve]]:
+def curves(trials: Sequence[Trial]) -> dict[str, list[Curve]]:
     """Pools seeds of equal settings. Returns {environment: curves, the best one first}.
 
     Raises:
-      UserError: agents with equal settings have no timestep in common.
+      UserError: trials with equal settings have no timestep in common.
     """
     panels: dict[str, list[Curve]] = {}
-    for (environment, algorithm), those in _grouped(agents, _task).items():
-        names = _differing([agent.outcome.setting for agent in those])
+    for (environment, algorithm), those in _grouped(trials, _task).items():
+        names = _differing([trial.outcome.setting for trial in those])
         text = functools.partial(_text, names=names)
         for pooled in _grouped(those, text).values():
             label = ", ".join([algorithm, *settings.text_of(_setting(pooled[0], names))])
@@ -65,18 +65,18 @@ def curves(agents: Sequence[Agent]) -> dict[str, list[Curve]]:
     return {env: sorted(panel, key=value, reverse=True) for env, panel in panels.items()}
 
 
-def _curve(environment: str, label: str, agents: list[Agent]) -> Curve:
+def _curve(environment: str, label: str, trials: list[Trial]) -> Curve:
     name = f"{label} on {environment}"
-    seeds = _grouped(agents, lambda agent: agent.outcome.seed)
-    if twice := [agent for same in seeds.values() if len(same) > 1 for agent in same]:
-        who = ", ".join(map(str, dict.fromkeys(agent.outcome.seed for agent in twice)))
+    seeds = _grouped(trials, lambda trial: trial.outcome.seed)
+    if twice := [trial for same in seeds.values() if len(same) > 1 for trial in same]:
+        who = ", ".join(map(str, dict.fromkeys(trial.outcome.seed for trial in twice)))
         warn(f"{name}: seed {who} is in more than one of {_runs(twice)}; each one counts")
-    finite = [agent.outcome for agent in agents if agent.outcome.is_finite]
+    finite = [trial.outcome for trial in trials if trial.outcome.is_finite]
     if not finite:
-        return Curve(environment, label, agents, np.zeros(0, int), np.zeros((0, 0)))
+        return Curve(environment, label, trials, np.zeros(0, int), np.zeros((0, 0)))
     x = functools.reduce(np.intersect1d, [outcome.timesteps for outcome in finite])
     if not len(x):
-        raise UserError(f"{name}: {_runs(agents)} have no timestep in common")
+        raise UserError(f"{name}: {_runs(trials)} have no timestep in common")
     ends = sorted({int(outcome.timesteps[-1]) for outcome in finite})
     if len(ends) > 1:
         warn(
@@ -84,7 +84,7 @@ def _curve(environment: str, label: str, agents: list[Agent]) -> Curve:
             f"what counts is up to {x[-1]:,}"
         )
     returns = [outcome.returns[np.isin(outcome.timesteps, x)] for outcome in finite]
-    return Curve(environment, label, agents, x, np.stack(returns, 1))
+    return Curve(environment, label, trials, x, np.stack(returns, 1))
 
 
 def _grouped(items: Sequence[Any], key: Callable[[Any], Any]) -> dict[Any, list[Any]]:
@@ -94,21 +94,21 @@ def _grouped(items: Sequence[Any], key: Callable[[Any], Any]) -> dict[Any, list[
     return groups
 
 
-def _task(agent: Agent) -> tuple[str, str]:
-    return agent.environment, agent.algorithm
+def _task(trial: Trial) -> tuple[str, str]:
+    return trial.environment, trial.algorithm
 
 
-def _setting(agent: Agent, names: Sequence[str]) -> dict[str, Any]:
+def _setting(trial: Trial, names: Sequence[str]) -> dict[str, Any]:
     """Some fields, as a Config has them."""
-    return {name: _plain(agent.outcome.setting.get(name)) for name in names}
+    return {name: _plain(trial.outcome.setting.get(name)) for name in names}
 
 
-def _text(agent: Agent, names: Sequence[str]) -> str:
-    return str(_setting(agent, names))
+def _text(trial: Trial, names: Sequence[str]) -> str:
+    return str(_setting(trial, names))
 
 
-def _runs(agents: Sequence[Agent]) -> str:
-    return ", ".join(dict.fromkeys(str(agent.run) for agent in agents))
+def _runs(trials: Sequence[Trial]) -> str:
+    return ", ".join(dict.fromkeys(str(trial.run) for trial in trials))
 
 
 def _differing(configs: Sequence[dict[str, Any]]) -> list[str]:
@@ -141,19 +141,19 @@ def table(panels: dict[str, list[Curve]]) -> str:
 
 
 def _cells(curve: Curve) -> list[str]:
-    finals, runs = curve.finals, {agent.run for agent in curve.agents}
+    finals, runs = curve.finals, {trial.run for trial in curve.trials}
     numbers = ["-"] * 4
     if len(finals):
         values = curve.middle, finals.mean(), finals.min()
         middle, mean, worst = (f"{value:.5g}" for value in values)
         numbers = [middle, _interval(finals), mean, worst]
-    broken = sum(not agent.outcome.is_finite for agent in curve.agents)
-    without = len(curve.agents) - broken - len(finals)
+    broken = sum(not trial.outcome.is_finite for trial in curve.trials)
+    without = len(curve.trials) - broken - len(finals)
     notes = [f"{broken} not finite"] * bool(broken) + [f"{without} without a return"] * bool(
         without
     )
     last = f"{curve.timesteps[-1]:,}" if len(curve.timesteps) else "-"
-    return [str(len(runs)), str(len(curve.agents)), *numbers, last, ", ".join(notes)]
+    return [str(len(runs)), str(len(curve.trials)), *numbers, last, ", ".join(notes)]
 
 
 def _interval(scores: np.ndarray | Sequence[np.ndarray]) -> str:

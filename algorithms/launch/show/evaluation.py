@@ -22,12 +22,12 @@ COLUMNS = ("mean", "std", "variance", "min", "median", "max")
 def evaluate(
     module: Any, config: Any, state: Any, seed: int, num_episodes: int
 ) -> dict[str, np.ndarray]:
-    """Runs whole episodes of the deterministic policy of one agent.
+    """Runs whole episodes of the deterministic policy of one trial.
 
     Args:
       module: the algorithm's module (only `make_policy` is used).
-      config: of that agent.
-      state: anything whose `policy` is that agent's (no agent axis).
+      config: of that trial.
+      state: anything whose `policy` is that trial's (no trial axis).
       seed: of the start states and of the environment's own randomness.
       num_episodes: how many; all run in parallel.
 
@@ -53,7 +53,7 @@ def evaluate(
 
 @functools.partial(jax.jit, static_argnames=("module", "env", "num_episodes"))
 def _episodes(config, env_params, policy_state, rng, module, env, num_episodes):
-    """Compiled once for all agents of a run: `envs.make` gives the same object every time."""
+    """Compiled once for all trials of a run: `envs.make` gives the same object every time."""
     policy = module.make_policy(config, env, env_params)
     state = SimpleNamespace(policy=policy_state)
     return envs.evaluate(policy, state, env, env_params, rng, num_episodes)
@@ -100,9 +100,9 @@ def table(episodes: dict[str, np.ndarray], title: str = "") -> str:
 
 
 class Played(NamedTuple):
-    """One agent's episodes."""
+    """One trial's episodes."""
 
-    agent: int
+    trial: int
     seed: int
     setting: dict[str, Any]  # the environment and the swept floats
     point: int
@@ -129,12 +129,12 @@ def as_json(played: Sequence[Played]) -> str:
     """The same numbers for programs: a list with an entry for each setting."""
     entries = []
     for same in _by_setting(played):
-        agents = [
-            {"agent": one.agent, "seed": one.seed, "point": one.point, **_numbers(one.episodes)}
+        trials = [
+            {"agent": one.trial, "seed": one.seed, "point": one.point, **_numbers(one.episodes)}
             for one in same
         ]
         total = {"total": _numbers(_together(same))}
-        entries.append({"setting": same[0].setting, "agents": agents, **total})
+        entries.append({"setting": same[0].setting, "agents": trials, **total})
     return metrics.as_json(entries) + "\n"
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from algorithms.launch import settings
 from algorithms.launch.metrics import Metrics, players
-from algorithms.launch.settings import Agents
+from algorithms.launch.settings import Trials
 from algorithms.launch.show import results
 
 # Okabe and Ito's palette without its yellow: distinct for every kind of eyesight, dark on white.
@@ -22,19 +22,19 @@ MOST_METRICS = 3
 ENDINGS = ("return", "length", "terminated", "truncated", "last_reward")  # of every episode
 
 
-def curve(metrics: Metrics, agents: Agents, title: str, path: Path) -> None:
-    """Draws returns over environment steps: every agent thin, their mean thick, in a band.
+def curve(metrics: Metrics, trials: Trials, title: str, path: Path) -> None:
+    """Draws returns over environment steps: every trial thin, their mean thick, in a band.
 
-    The band is the mean plus and minus one standard error over the agents. Evaluation and training
+    The band is the mean plus and minus one standard error over the trials. Evaluation and training
     returns get a panel each, on one scale; points where no episode ended are left out. Where
     players compete, a further panel shows who wins. What the environment reports of itself gets a
     panel each, if that is not too much.
 
     Args:
-      metrics: `timestep` (agents, points), and any of `eval_return` (agents, points, episodes) and
-        `episode_return` (agents, points), and metrics of environments named likewise. A trailing
+      metrics: `timestep` (trials, points), and any of `eval_return` (trials, points, episodes) and
+        `episode_return` (trials, points), and metrics of environments named likewise. A trailing
         axis of returns is the players of a game.
-      agents: their seeds and settings.
+      trials: their seeds and settings.
       title: above the panels.
       path: of the PNG; whatever was there is replaced in one step.
     """
@@ -50,7 +50,7 @@ def curve(metrics: Metrics, agents: Agents, title: str, path: Path) -> None:
     for ax in axes[1 : len(panels)]:
         ax.sharey(axes[0])
     for ax, (label, curves) in zip(axes, panels + outcomes):
-        _panel(ax, metrics["timestep"], curves, agents)
+        _panel(ax, metrics["timestep"], curves, trials)
         ax.set_ylabel(label)
     for ax in axes:
         _style(ax, last_step=max(np.max(metrics["timestep"], initial=0), 1))
@@ -58,7 +58,7 @@ def curve(metrics: Metrics, agents: Agents, title: str, path: Path) -> None:
 
 
 def by_player(key: str, values: np.ndarray) -> dict[str, np.ndarray]:
-    """{"": (agents, points)}, or {"player 0": (agents, points), ...} for a game."""
+    """{"": (trials, points)}, or {"player 0": (trials, points), ...} for a game."""
     curves = [np.asarray(curve, np.float64) for curve in players(key, values)]
     return {f"player {i}" * (len(curves) > 1): curve for i, curve in enumerate(curves)}
 
@@ -70,11 +70,11 @@ def wins(metrics: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     truncated is a stalemate.
 
     Args:
-      metrics: `eval_last_reward` (agents, points, episodes, players) and `eval_terminated` (agents,
+      metrics: `eval_last_reward` (trials, points, episodes, players) and `eval_terminated` (trials,
         points, episodes), if they are there.
 
     Returns:
-      {"player 0 wins": (agents, points), ..., "stalemate": (agents, points)}; nothing where no
+      {"player 0 wins": (trials, points), ..., "stalemate": (trials, points)}; nothing where no
       episode was won by some and lost by others.
     """
     last = np.asarray(metrics.get("eval_last_reward", ()))
@@ -118,7 +118,7 @@ def sweep(
 ) -> None:
     """Draws final returns over each swept field, and the best settings' learning curves.
 
-    A dot is an agent, the line goes through the means of all agents with that value. A curve is the
+    A dot is a trial, the line goes through the means of all trials with that value. A curve is the
     interquartile mean over a setting's seeds, in a band of 95 % of bootstrap resamples of them.
     Where several environments were trained, each has a row of panels.
 
@@ -138,7 +138,7 @@ def sweep(
     figure = Figure(figsize=(1.0 + 5.0 * columns, 0.6 + 3.8 * rows), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False).reshape(len(groups), -1)
     broken = sum(setting.broken for setting in ranked)
-    figure.suptitle(f"{title} ({broken} agents not finite)" if broken else title)
+    figure.suptitle(f"{title} ({broken} trials not finite)" if broken else title)
     for (environment, its_own), row in zip(groups.items(), axes):
         for ax, field in zip(row, fields):
             _returns_over(ax, its_own, field, field in linear)
@@ -151,12 +151,12 @@ def sweep(
 
 
 def _returns_over(ax: Any, ranked: Sequence[results.Ranked], field: str, linear: bool) -> None:
-    """Agents' final returns over one field.
+    """Trials' final returns over one field.
 
     Whole numbers are marked on the axis; booleans, and what is no number, stand side by side.
     """
-    agents = [agent for setting in ranked for agent in setting.agents]
-    values = [agent.setting[field] for agent in agents]
+    trials = [trial for setting in ranked for trial in setting.trials]
+    values = [trial.setting[field] for trial in trials]
     kinds = {type(value) for value in values}
     if kinds <= {int, float} and np.isfinite(values).all():
         x = np.array(values, np.float64)
@@ -169,7 +169,7 @@ def _returns_over(ax: Any, ranked: Sequence[results.Ranked], field: str, linear:
         names = sorted(map(name, set(values)))
         x = np.array([names.index(name(value)) for value in values], np.float64)
         ax.set_xticks(range(len(names)), names)
-    y = np.array([agent.final for agent in agents])
+    y = np.array([trial.final for trial in trials])
     ax.plot(x, y, "o", color=COLOURS[0], markersize=5, alpha=0.5, markeredgewidth=0)
     places = np.unique(x)
     if len(places) < len(ranked) or len(places) <= 12:  # a line through draws would be noise
@@ -196,9 +196,9 @@ def _mark(ax: Any, values: Sequence[int]) -> None:
 def _best_curves(ax: Any, ranked: Sequence[results.Ranked]) -> None:
     last = 1
     for colour, setting in zip(COLOURS, ranked[:CURVES]):
-        points = min(len(agent.returns) for agent in setting.agents)
-        returns = np.stack([agent.returns[:points] for agent in setting.agents], 1)
-        x = setting.agents[0].timesteps[:points]
+        points = min(len(trial.returns) for trial in setting.trials)
+        returns = np.stack([trial.returns[:points] for trial in setting.trials], 1)
+        x = setting.trials[0].timesteps[:points]
         label = ", ".join(settings.text_of(setting.setting)) or f"{returns.shape[1]} seeds"
         _interquartile(ax, x, returns, color=colour, label=label)
         last = max(last, *x)
@@ -254,14 +254,14 @@ def comparison(panels: Mapping[str, Sequence[Any]], title: str, path: Path) -> N
     _save(figure, path)
 
 
-def _panel(ax: Any, timesteps: np.ndarray, curves: dict, agents: Agents) -> None:
+def _panel(ax: Any, timesteps: np.ndarray, curves: dict, trials: Trials) -> None:
     x = np.asarray(timesteps)[0]
-    many = agents.count > 1
+    many = trials.count > 1
     for colour, (player, values) in zip(COLOURS * len(curves), curves.items()):
         mean, error = mean_and_error(values)
-        label = f"mean of {agents.in_words}, ±1 standard error" if many else agents.label(0)
+        label = f"mean of {trials.in_words}, ±1 standard error" if many else trials.label(0)
         for one in values if many else ():
-            _line(ax, x, one, color=colour, linewidth=0.7, alpha=max(0.12, 0.5 - agents.count / 50))
+            _line(ax, x, one, color=colour, linewidth=0.7, alpha=max(0.12, 0.5 - trials.count / 50))
         if many:
             ax.fill_between(x, mean - error, mean + error, color=colour, alpha=0.25, linewidth=0)
         style = {"marker": "o", "markersize": 4} if len(x) <= 30 else {}

@@ -37,7 +37,7 @@ class Progress:
         self.quiet, self.terminal = quiet, sys.stdout.isatty()
         self.seconds = {"import": import_seconds, "compile": 0.0, "run": 0.0, "save": 0.0}
         self.width = self.tenths = 0  # of the line that updates itself; of the run shown so far
-        self.start = self.num_points = self.num_agents = 0
+        self.start = self.num_points = self.num_trials = 0
         self.before = dict(self.seconds)  # when this run began
         self.place: Place | None = None
 
@@ -60,16 +60,16 @@ class Progress:
         print(self._wipe(), end="", flush=True)
         warn(text)
 
-    def begin(self, start: int, num_points: int, num_agents: int) -> None:
+    def begin(self, start: int, num_points: int, num_trials: int) -> None:
         """From which point to which a run goes."""
-        self.start, self.num_points, self.num_agents = start, num_points, num_agents
+        self.start, self.num_points, self.num_trials = start, num_points, num_trials
         self.before = dict(self.seconds)
         self.tenths = self._tenths(start)
 
     def point(self, point: int, metrics: Metrics, broken: np.ndarray | tuple = ()) -> None:
-        """Shows a point just finished; metrics are (num_agents, ...), or empty.
+        """Shows a point just finished; metrics are (num_trials, ...), or empty.
 
-        broken: which agents are not finite, (num_agents,).
+        broken: which trials are not finite, (num_trials,).
         """
         if self.quiet or not metrics:
             return
@@ -112,7 +112,7 @@ class Progress:
         broken: np.ndarray,
         unsaved: bool = False,
     ) -> None:
-        """What came out, where it is, where the time went; metrics (num_agents, points, ...)."""
+        """What came out, where it is, where the time went; metrics (num_trials, points, ...)."""
         stopped = f"stopped at point {point} of {self.num_points}"
         final = ", ".join(returns({name: values[:, -1] for name, values in metrics.items()}))
         place = f", in {run_dir}" if run_dir else ""
@@ -136,7 +136,7 @@ class Progress:
             parts.insert(1, self.place.label)
         parts += returns(metrics)[:1] + not_finite(broken)
         if point > self.start:
-            steps = timestep / point * (point - self.start) * self.num_agents  # equal points
+            steps = timestep / point * (point - self.start) * self.num_trials  # equal points
             speed = short(steps / self._spent("run"))
             parts += [f"{speed} steps/s", f"{duration(self._left(point))} left"]
         return " | ".join(parts)
@@ -149,16 +149,16 @@ class Progress:
 
 
 def returns(metrics: Metrics) -> list[str]:
-    """Evaluation and training return: mean over the agents, and the range of several [min, max]."""
+    """Evaluation and training return: mean over the trials, and the range of several [min, max]."""
     labels = {"eval_return": "evaluation return", "episode_return": "training return"}
     texts = {label: columns({n: metrics[n]}) for n, label in labels.items() if n in metrics}
     return [f"{label} {', '.join(map(_spread, v.values()))}" for label, v in texts.items()]
 
 
 def not_finite(broken: np.ndarray | tuple) -> list[str]:
-    """What to say of agents of which some are not finite; nothing if none are."""
+    """What to say of trials of which some are not finite; nothing if none are."""
     count, several = int(np.sum(broken)), len(broken) > 1
-    return [f"{count} of {len(broken)} agents not finite" if several else "not finite"] * (
+    return [f"{count} of {len(broken)} trials not finite" if several else "not finite"] * (
         count > 0
     )
 

@@ -48,12 +48,12 @@ class Episode(NamedTuple):
 def render(
     module: Any, config: Any, state: Any, path: Path, seed: int = 0, max_frames: int = 1000
 ) -> Path:
-    """Writes a GIF of one whole episode of one agent's deterministic policy.
+    """Writes a GIF of one whole episode of one trial's deterministic policy.
 
     Args:
       module: the algorithm's module (only `make_policy` is used).
-      config: of that agent.
-      state: anything whose `policy` is that agent's (no agent axis).
+      config: of that trial.
+      state: anything whose `policy` is that trial's (no trial axis).
       path: of the GIF. If there is one already, -1, -2, ... is added to the name.
       seed: of the start state and of the environment's own randomness.
       max_frames: a longer episode is cut here, and says so in its last frame.

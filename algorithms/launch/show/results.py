@@ -1,4 +1,4 @@
-"""What came of a sweep: a row for each agent, settings in order of their returns."""
+"""What came of a sweep: a row for each trial, settings in order of their returns."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -6,14 +6,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from algorithms.launch.metrics import Metrics, as_csv, mean_returns
-from algorithms.launch.settings import Agents, plain
+from algorithms.launch.settings import Trials, plain
 from algorithms.launch.show.brief import brief
 
 SHOWN = 10  # settings in the table on the screen
 
 
 class Outcome(NamedTuple):
-    """One agent and its learning curve."""
+    """One trial and its learning curve."""
 
     setting: dict[str, Any]  # swept fields, static ones first
     seed: int
@@ -21,14 +21,19 @@ class Outcome(NamedTuple):
     returns: np.ndarray  # (points,); of evaluations if there are any, else of training
     is_finite: bool  # the numbers of its policy and its losses
     run: str  # name of the directory it is in
-    agent: int  # which one it is there
+    trial: int  # which one it is there
 
     def __repr__(self) -> str:
         return brief(self)
 
     @property
+    def agent(self) -> int:
+        """The earlier name of `trial`."""
+        return self.trial
+
+    @property
     def final(self) -> float:
-        """The return at the last point; NaN for an agent that broke."""
+        """The return at the last point; NaN for a trial that broke."""
         return float(self.returns[-1]) if self.is_finite and len(self.returns) else np.nan
 
     @property
@@ -43,13 +48,13 @@ class Outcome(NamedTuple):
 
 def outcomes(
     static: Mapping[str, Any],
-    agents: Agents,
+    trials: Trials,
     metrics: Metrics,
     is_finite: np.ndarray,
     run: str,
     metric: str | None = None,
 ) -> list[Outcome]:
-    """Takes a run apart; metrics are (num_agents, points, ...).
+    """Takes a run apart; metrics are (num_trials, points, ...).
 
     Returns are those of a metric, by default of evaluations if there are any.
     """
@@ -58,30 +63,30 @@ def outcomes(
     returns = mean_returns(metrics, metric)
     return [
         Outcome(
-            {**static, **agents.setting(i)},
-            agents.seeds[i],
+            {**static, **trials.setting(i)},
+            trials.seeds[i],
             metrics["timestep"][i],
             returns[i],
             bool(is_finite[i]),
             run,
             i,
         )
-        for i in range(agents.count)
+        for i in range(trials.count)
     ]
 
 
-def csv(agents: Sequence[Outcome]) -> str:
-    """A row for each agent: settings, seed, final and best return, area under the curve."""
-    names = list(agents[0].setting)
+def csv(trials: Sequence[Outcome]) -> str:
+    """A row for each trial: settings, seed, final and best return, area under the curve."""
+    names = list(trials[0].setting)
     head = ["agent", *names, "seed", "final_return", "best_return", "best_timestep", "timestep"]
     rows: list[list[Any]] = [[*head, "mean_return", "is_finite", "run", "agent_of_run"]]
-    for number, agent in enumerate(agents):
-        curve = np.where(np.isnan(agent.returns), -np.inf, agent.returns)
+    for number, trial in enumerate(trials):
+        curve = np.where(np.isnan(trial.returns), -np.inf, trial.returns)
         best = int(np.argmax(curve))
-        values = [agent.setting[name] for name in names]
-        row = [number, *(v if isinstance(v, int | float) else plain(v) for v in values), agent.seed]
-        row += [float(agent.returns[-1]), float(agent.returns[best]), int(agent.timesteps[best])]
-        row += [int(agent.timesteps[-1]), agent.area, int(agent.is_finite), agent.run, agent.agent]
+        values = [trial.setting[name] for name in names]
+        row = [number, *(v if isinstance(v, int | float) else plain(v) for v in values), trial.seed]
+        row += [float(trial.returns[-1]), float(trial.returns[best]), int(trial.timesteps[best])]
+        row += [int(trial.timesteps[-1]), trial.area, int(trial.is_finite), trial.run, trial.trial]
         rows.append(row)
     return as_csv(rows)
 
@@ -93,10 +98,15 @@ class Ranked(NamedTuple):
     """A setting and its seeds."""
 
     setting: dict[str, Any]
-    agents: list[Outcome]
+    trials: list[Outcome]
 
     def __repr__(self) -> str:
         return brief(self)
+
+    @property
+    def agents(self) -> list[Outcome]:
+        """The earlier name of `trials`."""
+        return self.trials
 
     @property
     def environment(self) -> str:
@@ -105,18 +115,18 @@ class Ranked(NamedTuple):
 
     @property
     def finals(self) -> np.ndarray:
-        """Returns at the last point of the agents that have one."""
-        values = np.array([agent.final for agent in self.agents])
+        """Returns at the last point of the trials that have one."""
+        values = np.array([trial.final for trial in self.trials])
         return values[~np.isnan(values)]
 
     @property
     def steps(self) -> int:
-        """The timestep of its last point, of the agent that has come furthest."""
-        return max((int(agent.timesteps[-1]) for agent in self.agents), default=0)
+        """The timestep of its last point, of the trial that has come furthest."""
+        return max((int(trial.timesteps[-1]) for trial in self.trials), default=0)
 
     @property
     def broken(self) -> int:
-        return sum(not agent.is_finite for agent in self.agents)
+        return sum(not trial.is_finite for trial in self.trials)
 
     @property
     def mean(self) -> float:
@@ -124,23 +134,23 @@ class Ranked(NamedTuple):
 
     @property
     def area(self) -> float:
-        """The mean return over the curves of the agents that have one."""
-        values = np.array([agent.area for agent in self.agents])
+        """The mean return over the curves of the trials that have one."""
+        values = np.array([trial.area for trial in self.trials])
         values = values[~np.isnan(values)]
         return float(values.mean()) if len(values) else -np.inf
 
 
-def rank(agents: Sequence[Outcome]) -> list[Ranked]:
-    """Settings by their mean final return, those with broken agents last.
+def rank(trials: Sequence[Outcome]) -> list[Ranked]:
+    """Settings by their mean final return, those with broken trials last.
 
     Of equal final returns the one with the higher mean over the curve comes first: it learned
     faster. What still ties keeps its order. Returns of different environments say nothing about
     one another: where several were trained, one environment's settings stand after another's.
     """
     groups: dict[str, Ranked] = {}
-    for agent in agents:
-        key = str(agent.setting)
-        groups.setdefault(key, Ranked(agent.setting, [])).agents.append(agent)
+    for trial in trials:
+        key = str(trial.setting)
+        groups.setdefault(key, Ranked(trial.setting, [])).trials.append(trial)
     ranked = sorted(groups.values(), key=lambda s: (s.broken > 0, -s.mean, -s.area))
     environments = list(dict.fromkeys(group.environment for group in groups.values()))
     return sorted(ranked, key=lambda s: environments.index(s.environment))
@@ -183,7 +193,7 @@ def _table(ranked: Sequence[Ranked], names: Sequence[str]) -> str:
             numbers = [mean, interval, lowest, *[f"{setting.area:.5g}" for _ in curve]]
         note = f"{setting.broken} not finite" if setting.broken else ""
         values = [plain(setting.setting[name]) for name in names]
-        values += [str(len(setting.agents)), *[f"{setting.steps:,}" for _ in steps]]
+        values += [str(len(setting.trials)), *[f"{setting.steps:,}" for _ in steps]]
         rows.append([str(place), *values, *numbers, note])
     lines = aligned(rows)
     if len(ranked) > SHOWN:
@@ -191,12 +201,12 @@ def _table(ranked: Sequence[Ranked], names: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
-def broken(agents: Sequence[Outcome]) -> str:
-    """The settings and seeds of agents that are not finite."""
+def broken(trials: Sequence[Outcome]) -> str:
+    """The settings and seeds of trials that are not finite."""
     seeds: dict[str, list[str]] = {}
-    for agent in agents:
-        named = [f"{name}={plain(value)}" for name, value in agent.setting.items()]
-        seeds.setdefault(", ".join(named), []).append(str(agent.seed))
+    for trial in trials:
+        named = [f"{name}={plain(value)}" for name, value in trial.setting.items()]
+        seeds.setdefault(", ".join(named), []).append(str(trial.seed))
     lines = [f"{name}: seeds {', '.join(s)}" for name, s in list(seeds.items())[:SHOWN]]
     more = [f"{len(seeds) - SHOWN} settings more"] * (len(seeds) > SHOWN)
     return f"not finite: {'; '.join(lines + more)}"

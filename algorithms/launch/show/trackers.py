@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from algorithms.launch.errors import UserError, warn
-from algorithms.launch.settings import Agents, text_of
+from algorithms.launch.settings import Trials, text_of
 from algorithms.launch.show import pace
 from algorithms.launch.show.plots import by_player, mean_and_error
 
@@ -24,7 +24,7 @@ class Tracker(Protocol):
     """Where the points of a learning curve go while the run goes on."""
 
     def log(self, point: dict[str, np.ndarray], timestep: int) -> None:
-        """Takes one point: arrays (agents,), those named `eval_` (agents, episodes)."""
+        """Takes one point: arrays (trials,), those named `eval_` (trials, episodes)."""
 
     def gif(self, path: Path, timestep: int) -> None:
         """Takes an animation of the first seed."""
@@ -66,7 +66,7 @@ def open_trackers(
     run_dir: Path,
     name: str,
     config: dict[str, Any],
-    agents: Agents,
+    trials: Trials,
     resume: bool,
     group: str | None = None,
 ) -> list[Tracker]:
@@ -77,20 +77,20 @@ def open_trackers(
     Args:
       track: log to wandb; $WANDB_MODE=offline, $WANDB_PROJECT and wandb's other variables work.
       tensorboard: write event files below run_dir/tensorboard.
-      one_run_per_seed: give every agent a run of its own (grouped in wandb, a folder each in
+      one_run_per_seed: give every trial a run of its own (grouped in wandb, a folder each in
         TensorBoard); else one run for each setting of a sweep has `seed_3/eval/return` and so on
         beside their means.
       run_dir: everything is written in here.
       name: of the run.
       config: what wandb's table of runs shows.
-      agents: their seeds and swept floats.
+      trials: their seeds and swept floats.
       resume: go on with the wandb runs noted in run_dir.
       group: of the runs in wandb, if it is not the name.
 
     Raises:
       UserError: a library is missing, or wandb cannot start.
     """
-    parts = split(agents, one_run_per_seed)
+    parts = split(trials, one_run_per_seed)
     opened: list[Tracker] = []
     if tensorboard:
         opened.append(_Guarded("TensorBoard", _TensorBoard(parts, Path(run_dir), config)))
@@ -101,7 +101,7 @@ def open_trackers(
 
 
 class Part(NamedTuple):
-    """The agents that a tracker's run shows."""
+    """The trials that a tracker's run shows."""
 
     label: str  # empty if they are all
     rows: list[int]
@@ -109,26 +109,26 @@ class Part(NamedTuple):
     setting: dict[str, float]  # swept floats
 
 
-def split(agents: Agents, one_run_per_seed: bool) -> list[Part]:
-    """One part for each setting, or for each agent."""
+def split(trials: Trials, one_run_per_seed: bool) -> list[Part]:
+    """One part for each setting, or for each trial."""
     together: dict[tuple, list[int]] = {}
-    for row in range(agents.count):
-        together.setdefault(tuple(agents.setting(row).items()), []).append(row)
-    parts = [[row] for row in range(agents.count)] if one_run_per_seed else together.values()
-    labels = [agents.setting(rows[0]) for rows in parts]
+    for row in range(trials.count):
+        together.setdefault(tuple(trials.setting(row).items()), []).append(row)
+    parts = [[row] for row in range(trials.count)] if one_run_per_seed else together.values()
+    labels = [trials.setting(rows[0]) for rows in parts]
     if one_run_per_seed:
-        labels = [label | {"seed": agents.seeds[rows[0]]} for label, rows in zip(labels, parts)]
+        labels = [label | {"seed": trials.seeds[rows[0]]} for label, rows in zip(labels, parts)]
     named = [",".join(text_of(label)).replace("=", "_") for label in labels]
     return [
         Part(
-            name * (len(parts) > 1), rows, [agents.seeds[i] for i in rows], agents.setting(rows[0])
+            name * (len(parts) > 1), rows, [trials.seeds[i] for i in rows], trials.setting(rows[0])
         )
         for name, rows in zip(named, parts)
     ]
 
 
 def scalars(point: dict[str, np.ndarray], seeds: Sequence[int]) -> dict[str, float]:
-    """One point of some agents as tagged numbers: evaluations averaged over episodes.
+    """One point of some trials as tagged numbers: evaluations averaged over episodes.
 
     Several seeds give the mean over those that have a value, and `seed_<seed>/` numbers. The
     players of a game become `episode/return/player 0` and so on.

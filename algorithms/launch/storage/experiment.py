@@ -64,13 +64,13 @@ class Experiment(NamedTuple):
         if not self.is_sweep:
             return self.run_dir(), trial
         if trial is None:
-            raise UserError(f"{self.path} is a sweep: say which agent, they are in its results.csv")
+            raise UserError(f"{self.path} is a sweep: say which trial, they are in its results.csv")
         first = 0
         for path, size in self.sizes.items():
             if first <= trial < first + size:
                 return RunDir.open(path), trial - first
             first += size
-        raise UserError(f"agent={trial}: {self.path} has agents 0 to {first - 1}")
+        raise UserError(f"trial={trial}: {self.path} has trials 0 to {first - 1}")
 
 
 def create(

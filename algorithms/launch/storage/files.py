@@ -8,7 +8,7 @@ A checkpoint is, one after another:
     arrays      their bytes, in that order, as they lie in memory (C order)
     checksum    SHA-256 of the arrays' bytes
 
-An array is written piece by piece as it comes from the devices and read a few agents at a time, so
+An array is written piece by piece as it comes from the devices and read a few trials at a time, so
 that a state needs no second place in memory. Whatever was changed or cut off is found.
 """
 
@@ -111,7 +111,7 @@ class Stream(NamedTuple):
 
 
 def streams(tree: Any, layout: devices.Layout) -> list[Stream]:
-    """The arrays of a tree on the devices, of the agents that this process keeps."""
+    """The arrays of a tree on the devices, of the trials that this process keeps."""
     result = []
     for name, leaf in named_leaves(tree):
         data = devices.plain(leaf)
@@ -179,14 +179,14 @@ def verify(path: Path, algorithm: str) -> None:
         _verify(file, path, _entries(file, _read_header(file, path, algorithm)))
 
 
-def read_checkpoint(path: Path, algorithm: str, like: Any, num_agents: int, rows: range) -> Any:
+def read_checkpoint(path: Path, algorithm: str, like: Any, num_trials: int, rows: range) -> Any:
     """The pytree in a checkpoint, as host arrays (len(rows), ...).
 
     Args:
       path: of the file.
       algorithm: that wrote it.
-      like: shapes and dtypes for one agent; typed keys are wrapped again.
-      num_agents: in the file.
+      like: shapes and dtypes for one trial; typed keys are wrapped again.
+      num_trials: in the file.
       rows: which of them.
 
     Raises:
@@ -194,7 +194,7 @@ def read_checkpoint(path: Path, algorithm: str, like: Any, num_agents: int, rows
     """
     with _open(path) as file:
         entries = _entries(file, _read_header(file, path, algorithm))
-        _check_fit(path, entries, like, num_agents)
+        _check_fit(path, entries, like, num_trials)
         _verify(file, path, entries)
         read = lambda name, leaf: devices.like_key(entries[name].read(file, rows), leaf)
         leaves = [read(name, leaf) for name, leaf in named_leaves(like)]
@@ -208,12 +208,12 @@ def named_leaves(tree: Any) -> list[tuple[str, Any]]:
     ]
 
 
-def _check_fit(path: Path, entries: dict[str, _Entry], like: Any, num_agents: int) -> None:
+def _check_fit(path: Path, entries: dict[str, _Entry], like: Any, num_trials: int) -> None:
     misfit = f"{path} does not fit this configuration:"
     names = [name for name, _ in named_leaves(like)]
     for name, leaf in named_leaves(like):
         stored = jax.eval_shape(devices.plain, leaf)
-        expected = (num_agents, *stored.shape)
+        expected = (num_trials, *stored.shape)
         if name not in entries:
             raise UserError(f"{misfit} it has no {name}")
         found = entries[name]

@@ -3,6 +3,7 @@
 import importlib
 from collections.abc import Callable
 from pathlib import Path
+from types import EllipsisType
 from typing import Any, NamedTuple
 
 import jax
@@ -12,7 +13,7 @@ from flax import struct
 from algorithms.launch.compute import programs
 from algorithms.launch.errors import UserError
 from algorithms.launch.metrics import Metrics, mean_returns, over_episodes, stack
-from algorithms.launch.settings import Agents
+from algorithms.launch.settings import Trials
 from algorithms.launch.show.brief import brief
 from algorithms.launch.storage import experiment
 from algorithms.launch.storage.run_dir import RunDir
@@ -26,84 +27,92 @@ class Acting:
 
 
 class Loaded(NamedTuple):
-    """A run, at one point. With agent=None what belongs to agents has an axis (num_agents,)."""
+    """A run, at one point. With trial=None what belongs to trials has an axis (num_trials,)."""
 
     module: Any
-    config: Any  # with agent=None and swept floats, these are (num_agents,)
+    config: Any  # with trial=None and swept floats, these are (num_trials,)
     state: Any  # the whole state where it was kept, else `Acting`: a pytree, too
     policy: Callable  # policy(state, observation, memory=None, rng=None) -> action, memory
-    metrics: Metrics  # up to that point, of all agents, (num_agents, points, ...)
+    metrics: Metrics  # up to that point, of all trials, (num_trials, points, ...)
     points: list[int]  # numbers of those points
-    point: Any  # the number of the point, or one for each agent
-    agents: Agents  # seeds and swept floats, of one agent or all
+    point: Any  # the number of the point, or one for each trial
+    trials: Trials  # seeds and swept floats, of one trial or all
 
     def __repr__(self) -> str:
         return brief(self)
+
+    @property
+    def agents(self) -> Trials:
+        """The earlier name of `trials`."""
+        return self.trials
 
 
 def load(
     run_dir: Path | str,
     point: int | str | Callable = "last",
     *,
-    agent: int | None = 0,
+    trial: int | None = 0,
     module: Any = None,
     env: Any = None,
     whole: bool = True,
+    agent: int | EllipsisType | None = ...,
 ) -> Loaded:
     """Reads a run back.
 
     Args:
       run_dir: the run's directory, or a sweep's for an agent of results.csv.
-      point: a point's number; "last"; "best", which is each agent's own point of highest mean
+      point: a point's number; "last"; "best", which is each trial's own point of highest mean
         evaluation return (training return if it was not evaluated); or a function of an
-        agent's history {name: (points,)} that gives a score for each point, the highest being best.
-      agent: which one (agent i has seed + i), or None for all with a leading axis.
+        trial's history {name: (points,)} that gives a score for each point, the highest being best.
+      trial: which one (trial i has seed + i), or None for all with a leading axis.
       module: the algorithm, if it is not one of `algorithms`.
       env: the environment, if the run was made with an object in place of a name.
       whole: read the whole state where it was kept; False reads the policy alone, which is all
         that acting needs.
+      agent: the earlier name of `trial`.
 
     Raises:
-      UserError: no such run, point or agent, or a checkpoint that is damaged or does not fit.
+      UserError: no such run, point or trial, or a checkpoint that is damaged or does not fit.
     """
-    run, agent = experiment.open(run_dir).locate(agent)
+    trial = trial if isinstance(agent, EllipsisType) else agent
+    run, trial = experiment.open(run_dir).locate(trial)
     module = module or find_module(run.algorithm)
     config = run.config(module.Config, env)
-    agents, count = run.agents, run.agents.count
-    if agent is not None and not 0 <= agent < count:
-        raise UserError(f"agent={agent}: {run.path} has agents 0 to {count - 1}")
+    trials, count = run.trials, run.trials.count
+    if trial is not None and not 0 <= trial < count:
+        raise UserError(f"trial={trial}: {run.path} has trials 0 to {count - 1}")
     history = run.history()
-    wanted = range(count) if agent is None else range(agent, agent + 1)
+    wanted = range(count) if trial is None else range(trial, trial + 1)
     chosen = [_choose(run, point, history, i) for i in wanted]
     programs.make_environment(module, config)
     state = _read(run, chosen, wanted, programs.initial_state(module, config), whole)
     points = [p for p in history if p <= max(chosen)]
-    if agents.floats:
-        config = agents.configs(config) if agent is None else agents.config(config, agent)
+    if trials.floats:
+        config = trials.configs(config) if trial is None else trials.config(config, trial)
     return Loaded(
         module,
         config,
-        state if agent is None else one_agent(state, 0),
+        state if trial is None else one_trial(state, 0),
         module.make_policy(config),
         stack(history[p] for p in points),
         points,
-        chosen if agent is None else chosen[0],
-        agents if agent is None else agents.part(agent, agent + 1),
+        chosen if trial is None else chosen[0],
+        trials if trial is None else trials.part(trial, trial + 1),
     )
 
 
-def _read(run_dir: RunDir, chosen: list[int], agents: range, like: Any, whole: bool) -> Any:
-    """The states (agents, ...) of some agents, each at its own point."""
+def _read(run_dir: RunDir, chosen: list[int], trials: range, like: Any, whole: bool) -> Any:
+    """The states (trials, ...) of some trials, each at its own point."""
     if whole and len(set(chosen)) == 1 and chosen[0] in run_dir.points("state"):
-        return run_dir.read(chosen[0], "state", like, agents)
+        return run_dir.read(chosen[0], "state", like, trials)
     if len(set(chosen)) == 1:
-        return Acting(run_dir.read(chosen[0], "policy", like.policy, agents))
-    policies = {p: run_dir.read(p, "policy", like.policy, agents) for p in set(chosen)}
+        return Acting(run_dir.read(chosen[0], "policy", like.policy, trials))
+    policies = {p: run_dir.read(p, "policy", like.policy, trials) for p in set(chosen)}
     own = lambda *leaves: np.stack([leaf[i] for i, leaf in enumerate(leaves)])
     return Acting(jax.tree.map(own, *[policies[p] for p in chosen]))
 
 
-def _choose(run_dir: RunDir, point: Any, history: dict[int, Metrics], agent: int) -> int:
+def _choose(run_dir: RunDir, point: Any, history: dict[int, Metrics], trial: int) -> int:
     """The number of the point that is asked for."""
     saved = run_dir.points("policy")
     if not saved:
@@ -118,7 +127,7 @@ def _choose(run_dir: RunDir, point: Any, history: dict[int, Metrics], agent: int
         return point
     if not history:
         raise UserError(f"{run_dir.path} has no metrics to tell which point is best")
-    curves = {name: v[agent : agent + 1] for name, v in stack(history.values()).items()}
+    curves = {name: v[trial : trial + 1] for name, v in stack(history.values()).items()}
     if callable(point):
         scores = point({name: over_episodes(name, v)[0] for name, v in curves.items()})
     else:
@@ -127,9 +136,9 @@ def _choose(run_dir: RunDir, point: Any, history: dict[int, Metrics], agent: int
     return list(history)[np.argmax(np.where(np.isnan(scores), -np.inf, scores))]
 
 
-def one_agent(state: Any, agent: int) -> Any:
-    """Without the agent axis."""
-    return jax.tree.map(lambda x: jax.numpy.asarray(x[agent]), state)
+def one_trial(state: Any, trial: int) -> Any:
+    """Without the trial axis."""
+    return jax.tree.map(lambda x: jax.numpy.asarray(x[trial]), state)
 
 
 def find_module(algorithm: str) -> Any:

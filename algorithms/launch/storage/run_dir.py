@@ -1,14 +1,14 @@
 """The directory of a run: configuration, versions, metrics and checkpoints.
 
-    config.json         algorithm, options, every field of the Config, the agents' seeds and floats
+    config.json         algorithm, options, every field of the Config, the trials' seeds and floats
     versions.json       libraries, device and git commit, one entry for each session
-    metrics.csv         one row for each agent and point
-    checkpoints/000007.policy    state.policy of all agents, and the metrics of that point
+    metrics.csv         one row for each trial and point
+    checkpoints/000007.policy    state.policy of all trials, and the metrics of that point
     checkpoints/000007.state     the whole state, for the last two points
     .lock               held by the process that trains here (locks.py)
 
-Several processes write a part each, 000007.16-32.state for agents 16 to 31, and any number of
-processes can read them. A point is saved when the .state of all agents is there. Files appear whole
+Several processes write a part each, 000007.16-32.state for trials 16 to 31, and any number of
+processes can read them. A point is saved when the .state of all trials is there. Files appear whole
 or not at all, the .policy before the .state, and older states go only after that: a kill at any
 moment leaves the last good point.
 """
@@ -27,7 +27,7 @@ from algorithms.launch import settings
 from algorithms.launch.compute import devices, hosts
 from algorithms.launch.errors import UserError, warn
 from algorithms.launch.metrics import Metrics, as_csv, columns
-from algorithms.launch.settings import Agents
+from algorithms.launch.settings import Trials
 from algorithms.launch.show import pace
 from algorithms.launch.storage import files
 from algorithms.launch.storage.description import fill, read_description, with_checksum
@@ -43,7 +43,7 @@ class RunDir:
         self.path, self.description = Path(path), description
         self.checkpoints = self.path / "checkpoints"
         self.algorithm: str = description["algorithm"]
-        self.agents = Agents.from_json(description)
+        self.trials = Trials.from_json(description)
 
     @classmethod
     def create(cls, path: Path, description: dict[str, Any]) -> "RunDir":
@@ -91,14 +91,14 @@ class RunDir:
     # --- which points there are ----------------------------------------------------------------
 
     def file(self, point: int, kind: str, part: range | None = None) -> Path:
-        """The file of a point of this kind, "policy" or "state", of all agents or some."""
-        own = "" if part in (None, range(self.agents.count)) else f".{part.start}-{part.stop}"
+        """The file of a point of this kind, "policy" or "state", of all trials or some."""
+        own = "" if part in (None, range(self.trials.count)) else f".{part.start}-{part.stop}"
         return self.checkpoints / f"{point:06d}{own}.{kind}"
 
     def files(self, kind: str) -> dict[int, dict[range, Path]]:
-        """{point: {agents: file}} of the points that have such files for all agents, in order."""
+        """{point: {trials: file}} of the points that have such files for all trials, in order."""
         found: dict[int, dict[range, Path]] = {}
-        everybody = range(self.agents.count)
+        everybody = range(self.trials.count)
         for file in self.checkpoints.glob(f"[0-9]*.{kind}"):
             first, _, last = file.stem.partition(".")[2].partition("-")
             part = range(int(first), int(last)) if last else everybody
@@ -111,11 +111,11 @@ class RunDir:
         return found
 
     def parts(self, point: int, kind: str) -> dict[range, Path]:
-        """The files of a point, and the agents that each one has; none unless all are there."""
+        """The files of a point, and the trials that each one has; none unless all are there."""
         return self.files(kind).get(point, {})
 
     def points(self, kind: str) -> list[int]:
-        """The points that have such files for all agents, in order."""
+        """The points that have such files for all trials, in order."""
         return list(self.files(kind))
 
     def newest_whole(self) -> int | None:
@@ -159,16 +159,16 @@ class RunDir:
 
     # --- what they hold --------------------------------------------------------------------------
 
-    def read(self, point: int, kind: str, like: Any, agents: range | None = None) -> Any:
-        """What a point's files hold of some agents (default: all), as host arrays (agents, ...).
+    def read(self, point: int, kind: str, like: Any, trials: range | None = None) -> Any:
+        """What a point's files hold of some trials (default: all), as host arrays (trials, ...).
 
         Args:
-          like: shapes and dtypes for one agent.
+          like: shapes and dtypes for one trial.
         """
-        agents = range(self.agents.count) if agents is None else agents
+        trials = range(self.trials.count) if trials is None else trials
         pieces = []
         for part, file in self.parts(point, kind).items():
-            first, last = max(part.start, agents.start), min(part.stop, agents.stop)
+            first, last = max(part.start, trials.start), min(part.stop, trials.stop)
             if first < last:
                 rows = range(first - part.start, last - part.start)
                 pieces.append(files.read_checkpoint(file, self.algorithm, like, len(part), rows))
@@ -190,10 +190,10 @@ class RunDir:
 
         Args:
           point: its number.
-          states: of the agents, on the devices.
-          layout: of the agents; this process saves its own.
-          metrics: of this point, (num_agents, ...); empty if the curve has no such point.
-          is_finite: whether all numbers of an agent's policy are, (num_agents,).
+          states: of the trials, on the devices.
+          layout: of the trials; this process saves its own.
+          metrics: of this point, (num_trials, ...); empty if the curve has no such point.
+          is_finite: whether all numbers of a trial's policy are, (num_trials,).
           keep_states: keep all whole states and not only the last two.
         """
         header = {"algorithm": self.algorithm, "point": point}
@@ -208,7 +208,7 @@ class RunDir:
                     file.unlink()
 
     def history(self, last: int | None = None) -> dict[int, Metrics]:
-        """Metrics (num_agents, ...) of the curve's points, up to the last one that is wanted.
+        """Metrics (num_trials, ...) of the curve's points, up to the last one that is wanted.
 
         What is damaged is left out, with a warning.
         """
@@ -222,11 +222,11 @@ class RunDir:
         return {point: row for point, row in rows.items() if row}
 
     def is_finite(self, point: int) -> np.ndarray:
-        """Whether all numbers of an agent's policy are finite at a point, (num_agents,)."""
+        """Whether all numbers of a trial's policy are finite at a point, (num_trials,)."""
         return self._header(self.parts(point, "policy"))["is_finite"]
 
     def _header(self, parts: dict[range, Path]) -> dict[str, Any]:
-        """Every part's header has the metrics of all agents."""
+        """Every part's header has the metrics of all trials."""
         return files.read_header(next(iter(parts.values())), self.algorithm)
 
     # --- metrics.csv -----------------------------------------------------------------------------
@@ -245,19 +245,19 @@ class RunDir:
                 raise
 
     def _head(self, metrics: Metrics) -> list[str]:
-        return ["seed", *self.agents.floats, "point", *columns(metrics), *pace.NAMES]
+        return ["seed", *self.trials.floats, "point", *columns(metrics), *pace.NAMES]
 
     def _rows(self, point: int, metrics: Metrics, logged: Iterable[Iterable]) -> list[list[Any]]:
         numbers = columns(metrics).values()
         return [
             [
                 seed,
-                *self.agents.setting(i).values(),
+                *self.trials.setting(i).values(),
                 point,
                 *(column[i].item() for column in numbers),
                 *own,
             ]
-            for i, (seed, own) in enumerate(zip(self.agents.seeds, logged, strict=True))
+            for i, (seed, own) in enumerate(zip(self.trials.seeds, logged, strict=True))
         ]
 
     def rewind(self, last: int, history: Mapping[int, Metrics]) -> None:
@@ -280,7 +280,7 @@ class RunDir:
             return
         heads = [self._head(metrics) for metrics in list(history.values())[:1]]
         rows = {p: [[r.get(n, "nan") for n in heads[0]] for r in t] for p, t in table.items()}
-        nothing: list[dict[str, str]] = [{}] * self.agents.count
+        nothing: list[dict[str, str]] = [{}] * self.trials.count
         for point, metrics in history.items():
             read = [[row.get(n) for n in pace.NAMES] for row in table.get(point, nothing)]
             logged = [[x if _is_number(x) else math.nan for x in own] for own in read]
@@ -291,17 +291,17 @@ class RunDir:
             files.write_whole(file, text)
 
     def table(self) -> dict[int, list[dict[str, str]]]:
-        """Whole rows of metrics.csv, one for each agent, by points."""
+        """Whole rows of metrics.csv, one for each trial, by points."""
         try:
             head, *lines = csv.reader((self.path / "metrics.csv").read_text().splitlines())
         except (OSError, ValueError, csv.Error):  # not there, or no table
             return {}
         rows: dict[int, list[dict[str, str]]] = {}
-        place = 1 + len(self.agents.floats)
+        place = 1 + len(self.trials.floats)
         for line in lines:
             if len(line) == len(head) and line[place].isdigit():
                 rows.setdefault(int(line[place]), []).append(dict(zip(head, line)))
-        return {point: lines for point, lines in rows.items() if len(lines) == self.agents.count}
+        return {point: lines for point, lines in rows.items() if len(lines) == self.trials.count}
 
     def seconds(self, point: int) -> float:
         """Of training up to a point, as metrics.csv says; 0 if it does not."""

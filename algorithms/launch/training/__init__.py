@@ -6,7 +6,7 @@ starts         where a chunk goes on
 grids          the settings of a sweep: `launch.Uniform`, `launch.LogUniform`
 options        what a run does beside training
 trainer        a configuration on devices
-plans          which agents train at once
+plans          which trials train at once
 session        the loop over the points of a learning curve
 record         what remains of it
 sweep_dir      the directory of a sweep

@@ -1,4 +1,4 @@
-"""The settings of a sweep: which agents come of which values."""
+"""The settings of a sweep: which trials come of which values."""
 
 import itertools
 import warnings
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from algorithms.launch.errors import UserError, unknown
-from algorithms.launch.settings import Agents, float_fields, plain, text_of
+from algorithms.launch.settings import Trials, float_fields, plain, text_of
 
 SAMPLERS = ("sobol", "random")
 
@@ -65,12 +65,12 @@ class Asked(NamedTuple):
     memory_limit: int | None = None
 
 
-class Program(NamedTuple):
-    """Agents that one compiled program can train: static fields agree."""
+class Group(NamedTuple):
+    """Trials that one compiled program can train: static fields agree."""
 
     config: Any
     static: dict[str, Any]  # the swept ones among them
-    agents: Agents
+    trials: Trials
 
     @property
     def label(self) -> str:
@@ -83,17 +83,17 @@ def expand(
     seeds: Sequence[int],
     samples: int | None = None,
     sampler: str = "sobol",
-) -> list[Program]:
-    """All agents: every combination of static values, of float values, of draws, and every seed.
+) -> list[Group]:
+    """All trials: every combination of static values, of float values, of draws, and every seed.
 
-    Seeds vary fastest, then the floats, then the static fields, which become programs of their own.
+    Seeds vary fastest, then the floats, then the static fields, whose combinations are the groups.
     The draws are the same for all the other combinations. Which numbers are drawn depends on the
     first seed.
 
     Args:
       config: what holds where the grid says nothing.
       grid: {field: values}, a `Uniform` or `LogUniform` for a float that is drawn.
-      seeds: of the agents of each setting.
+      seeds: of the trials of each setting.
       samples: how many draws, if anything is drawn.
       sampler: "sobol", which fills the space evenly (scrambled), or "random".
 
@@ -117,8 +117,8 @@ def expand(
         for i in range(num_draws)
     ]
     table = {name: np.repeat([row[name] for row in rows], len(seeds)) for name in rows[0]}
-    agents = Agents([*seeds] * len(rows), table)
-    return [Program(config.replace(**fixed), fixed, agents) for fixed in combinations(static)]
+    trials = Trials([*seeds] * len(rows), table)
+    return [Group(config.replace(**fixed), fixed, trials) for fixed in combinations(static)]
 
 
 def combinations(values: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
@@ -163,7 +163,7 @@ def _check_draws(
     """How many draws of each combination; 1 where nothing is drawn."""
     for name in drawn:
         if name not in floats:
-            raise UserError(f"{name} is not a float: list its values, they become programs")
+            raise UserError(f"{name} is not a float: list its values, each makes a group")
     if drawn and samples is None:
         raise UserError(f"{', '.join(drawn)} is drawn at random: say how often, samples=64")
     if samples is not None and not drawn:

@@ -22,7 +22,7 @@ from algorithms.launch.training.sweep_dir import Chunk, publish
 class Swept(NamedTuple):
     """What a sweep has come to."""
 
-    agents: list[Outcome]  # in the order of results.csv, as far as they came
+    trials: list[Outcome]  # in the order of results.csv, as far as they came
     ranked: list[results.Ranked]  # the best setting first, of one environment after another
     sweep_dir: Path | None
     objective: float  # to minimise: minus the best settings' mean return at the last point
@@ -33,9 +33,14 @@ class Swept(NamedTuple):
         return brief(self)
 
     @property
+    def agents(self) -> list[Outcome]:
+        """The earlier name of `trials`."""
+        return self.trials
+
+    @property
     def failed(self) -> bool:
-        """Whether no agent is finite; a setting that breaks is a result of a sweep."""
-        return bool(self.agents) and not any(agent.is_finite for agent in self.agents)
+        """Whether no trial is finite; a setting that breaks is a result of a sweep."""
+        return bool(self.trials) and not any(trial.is_finite for trial in self.trials)
 
     @property
     def interrupted(self) -> bool:
@@ -48,7 +53,7 @@ def train(
     """Trains what is not finished. After each chunk of a sweep its results are written anew."""
     view, losses = chunks[0].trainer.view, Losses(chunks[0].trainer.view.warn)
     ends = np.cumsum([chunk.trainer.plan.points for chunk in chunks])
-    agents: list[Outcome] = []
+    trials: list[Outcome] = []
     unsaved: list[str] = []
     with Interrupt() as interrupt:
         for i, (chunk, end) in enumerate(zip(chunks, ends)):
@@ -59,29 +64,29 @@ def train(
             if not is_sweep:
                 return result
             run = chunk.run_dir.path.name if chunk.run_dir else f"chunk_{i:03d}"
-            given = (chunk.static, chunk.agents, result.metrics, result.is_finite, run)
-            agents += results.outcomes(*given)
+            given = (chunk.static, chunk.trials, result.metrics, result.is_finite, run)
+            trials += results.outcomes(*given)
             unsaved += [f"{result.unsaved} of {run}"] * bool(result.unsaved)
             stopped = result.stopped
             if not stopped and i + 1 < len(chunks):
                 if not chunk.is_finished:
-                    publish(path, agents, chunks, losses)
+                    publish(path, trials, chunks, losses)
                 stopped = interrupt.agreed()
             if stopped:
                 break
-    if not publish(path, agents, chunks, losses):
+    if not publish(path, trials, chunks, losses):
         unsaved.append("results.csv and best.json")
         view.warn(f"not saved: results.csv and best.json; --resume {path} writes them")
-    ranked = results.rank(agents)
+    ranked = results.rank(trials)
     if ranked:
         view.say(results.table(ranked))
-    if broken := [agent for agent in agents if not agent.is_finite]:
+    if broken := [trial for trial in trials if not trial.is_finite]:
         view.say(results.broken(broken))
     how = ["stopped" if stopped else "done", *[progress.NOT_SAVED] * bool(unsaved)]
     view.finish(", ".join(how), f", in {path}" if path else "")
     best = [those[0].mean for those in results.by_environment(ranked).values()]
     objective = -float(np.mean(best)) if ranked else float("inf")
-    return Swept(agents, ranked, path, objective, stopped, "; ".join(unsaved))
+    return Swept(trials, ranked, path, objective, stopped, "; ".join(unsaved))
 
 
 def _train_one(session: Session, interrupt: Interrupt) -> Result:
@@ -93,9 +98,9 @@ def _train_one(session: Session, interrupt: Interrupt) -> Result:
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        count = chunk.agents.count
+        count = chunk.trials.count
         fewer = f"begin anew with max_parallel={count // 2}"
         raise UserError(
-            f"out of memory with {chunk.agents.in_words} at once, in spite of what the compiler "
+            f"out of memory with {chunk.trials.in_words} at once, in spite of what the compiler "
             f"said: {fewer if count > 1 else 'fewer num_envs or a smaller network would do'}"
         ) from error

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from algorithms import parts
 from algorithms.launch import settings
 from algorithms.launch.errors import UserError, unknown
-from algorithms.launch.settings import Agents, algorithm_name
+from algorithms.launch.settings import Trials, algorithm_name
 from algorithms.launch.storage.description import VERSION
 
 GIF_CHOICES = ("never", "start", "end", "every")
@@ -79,12 +79,12 @@ def check_algorithm(module: Any, algorithm: str, path: Path) -> None:
         )
 
 
-def describe(module: Any, config: Any, agents: Agents, options: Options) -> dict[str, Any]:
+def describe(module: Any, config: Any, trials: Trials, options: Options) -> dict[str, Any]:
     """What config.json holds."""
     return {
         "version": VERSION,
         "algorithm": algorithm_name(module),
         "options": options._asdict(),
         "config": settings.config_to_json(config),
-        **agents.to_json(),
+        **trials.to_json(),
     }

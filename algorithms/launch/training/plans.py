@@ -1,4 +1,4 @@
-"""Which agents of a sweep train at once: programs are compiled, chunks cut, and both said."""
+"""Which trials of a sweep train at once: programs are compiled, chunks cut, and both said."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,7 +10,7 @@ from algorithms.launch.show import progress
 from algorithms.launch.training import grids
 from algorithms.launch.training.session import Chunk
 from algorithms.launch.training.sweep_dir import title_of
-from algorithms.launch.training.trainer import Trainer, excess, in_words, length, usable_memory
+from algorithms.launch.training.trainer import Trainer, excess, in_words, length, usable_capacity
 
 
 def check_limits(asked: grids.Asked) -> None:
@@ -23,14 +23,14 @@ def check_limits(asked: grids.Asked) -> None:
 def cut(
     view: progress.Progress,
     trainers: list[Trainer],
-    programs: list[grids.Program],
+    groups: list[grids.Group],
     num_seeds: int,
     asked: grids.Asked,
 ) -> list[Chunk]:
-    """Compiles all programs, some at a time. Returns the chunks of all, in turn."""
-    _announce(view, trainers, programs, num_seeds)
-    limit = asked.memory_limit or usable_memory(trainers[0].layout)
-    count = programs[0].agents.count
+    """Compiles the program of each group, some at a time. Returns the chunks of all, in turn."""
+    _announce(view, trainers, groups, num_seeds)
+    limit = asked.memory_limit or usable_capacity(trainers[0].layout)
+    count = groups[0].trials.count
 
     def fit(trainer: Trainer) -> list[range]:
         return trainer.fit(count, asked.max_parallel, limit, start=True)
@@ -41,10 +41,10 @@ def cut(
 
     with view.timed("compile"):
         plans = in_background(fit_all)
-    _say_plan(view, programs, trainers, plans)
+    _say_plan(view, groups, trainers, plans)
     return [
-        Chunk(trainer, program.agents.part(part.start, part.stop), program.static)
-        for trainer, program, plan in zip(trainers, programs, plans)
+        Chunk(trainer, group.trials.part(part.start, part.stop), group.static)
+        for trainer, group, plan in zip(trainers, groups, plans)
         for part in plan
     ]
 
@@ -52,18 +52,18 @@ def cut(
 def _announce(
     view: progress.Progress,
     trainers: list[Trainer],
-    programs: list[grids.Program],
+    groups: list[grids.Group],
     num_seeds: int,
 ) -> None:
-    each = programs[0].agents.count
-    count = len(programs) * each
+    each = groups[0].trials.count
+    count = len(groups) * each
     kinds = f"{count // num_seeds} settings x {num_seeds} seed{'s' * (num_seeds > 1)}"
-    name = title_of(trainers[0].module, [program.config for program in programs])
-    view.say(f"{name}: a sweep of {count} agents, {kinds}")
-    for program, trainer in zip(programs, trainers):
-        longer = excess(program.config, trainer.plan)
+    name = title_of(trainers[0].module, [group.config for group in groups])
+    view.say(f"{name}: a sweep of {count} trials, {kinds}")
+    for group, trainer in zip(groups, trainers):
+        longer = excess(group.config, trainer.plan)
         if longer and hosts.is_first():
-            warn(": ".join(filter(None, [program.label, longer])))
+            warn(": ".join(filter(None, [group.label, longer])))
 
 
 def announce_resumed(view: progress.Progress, sweep_dir: Path, chunks: list[Chunk]) -> None:
@@ -81,19 +81,19 @@ def compile_unfinished(chunks: list[Chunk]) -> None:
     for trainer in {id(c.trainer): c.trainer for c in chunks if not c.is_finished}.values():
         mine = [c for c in chunks if c.trainer is trainer and not c.is_finished]
         trainer.compile(start=any(c.start.get_state is None for c in mine))
-        trainer.check_memory("as many devices as before would do")
+        trainer.check_capacity("as many devices as before would do")
 
 
 def _say_plan(
     view: progress.Progress,
-    programs: list[grids.Program],
+    groups: list[grids.Group],
     trainers: list[Trainer],
     plans: list[list[range]],
 ) -> None:
-    for number, (program, trainer, plan) in enumerate(zip(programs, trainers, plans), 1):
+    for number, (group, trainer, plan) in enumerate(zip(groups, trainers, plans), 1):
         layout = trainer.layout
-        which = f"program {number} of {len(programs)}"
-        name = f"{which} ({program.label})" if program.label else which
+        which = f"group {number} of {len(groups)}"
+        name = f"{which} ({group.label})" if group.label else which
         count, used = len(plan), len(layout.devices)
         chunks = f"{count} chunks of {len(plan[0])}" if count > 1 else "all at once"
         where = f"{used} {layout.devices[0].platform} device{'s' * (used > 1)}"
@@ -101,6 +101,6 @@ def _say_plan(
         whole = in_words(trainer.bytes_per_device)
         points = [length(trainer.plan), f"{trainer.plan.points} points"]
         view.say(
-            f"{name}: {program.agents.count} agents, {chunks}, on {where}; "
-            f"{each} an agent, {whole} a device; {', '.join(filter(None, points))}"
+            f"{name}: {group.trials.count} trials, {chunks}, on {where}; "
+            f"{each} a trial, {whole} a device; {', '.join(filter(None, points))}"
         )

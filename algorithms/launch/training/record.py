@@ -30,10 +30,10 @@ class Point(NamedTuple):
     # Number of the point; 0 is before training. Nobody looks for values in it as in a tuple.
     index: int  # type: ignore[assignment]
     timestep: int
-    metrics: Metrics  # of this point, (num_agents, ...)
+    metrics: Metrics  # of this point, (num_trials, ...)
     get_state: Callable[[], Any]  # a hook's copy of this process's states, on the host
     run_dir: Path | None
-    is_finite: np.ndarray  # whether an agent's policy and losses have been so far, (num_agents,)
+    is_finite: np.ndarray  # whether a trial's policy and losses have been so far, (num_trials,)
 
     def __repr__(self) -> str:
         return brief(self)
@@ -43,14 +43,14 @@ class Start(NamedTuple):
     """Where a session begins."""
 
     point: int = 0
-    get_state: Callable | None = None  # get_state(agents): host arrays; None: they are to be made
-    history: Mapping[int, Metrics] = MappingProxyType({})  # of the points so far, (num_agents, ...)
+    get_state: Callable | None = None  # get_state(trials): host arrays; None: they are to be made
+    history: Mapping[int, Metrics] = MappingProxyType({})  # of the points so far, (num_trials, ...)
     resumed: bool = False
 
 
-def labels_of(agents: Any, which: np.ndarray) -> str:
-    """Settings and seeds of some agents, of the first five if there are more."""
-    labels = "; ".join(agents.label(i) for i in which[:5])
+def labels_of(trials: Any, which: np.ndarray) -> str:
+    """Settings and seeds of some trials, of the first five if there are more."""
+    labels = "; ".join(trials.label(i) for i in which[:5])
     return f"{labels} and {len(which) - 5} more" if len(which) > 5 else labels
 
 
@@ -64,7 +64,7 @@ class Record:
         self.losses = Losses(session.view.warn)
         self.trackers: list[Any] = []
         self.drawn = time.perf_counter()
-        self.were_finite = np.ones(session.agents.count, bool)
+        self.were_finite = np.ones(session.trials.count, bool)
         self.pace = Pace(0.0, 0)
 
     def begin(self) -> None:
@@ -87,7 +87,7 @@ class Record:
         session, options, start = self.session, self.options, self.start
         trainer = session.trainer
         if start.resumed:
-            described = describe(trainer.module, trainer.config, session.agents, options)
+            described = describe(trainer.module, trainer.config, session.trials, options)
             run_dir.describe(described)
             last = -1 if start.get_state is None else start.point
             run_dir.rewind(last, start.history)
@@ -97,7 +97,7 @@ class Record:
             warn(f"the last digits may differ from an unbroken run's: {', '.join(changes)}")
         if options.keep_states:
             bytes_of_one = devices.size(programs.initial_state(trainer.module, trainer.config))
-            whole = bytes_of_one * session.agents.count * (session.num_points + 1)
+            whole = bytes_of_one * session.trials.count * (session.num_points + 1)
             session.view.say(f"all states are kept: {in_words(whole)} when the run is done")
         if options.track or options.tensorboard:
             from algorithms.launch.show import trackers
@@ -110,7 +110,7 @@ class Record:
                 name=run_dir.path.name,
                 group=run_dir.path.parent.name if session.in_sweep else None,
                 config={"algorithm": run_dir.algorithm, **run_dir.description["config"]},
-                agents=session.agents,
+                trials=session.trials,
                 resume=start.resumed,
             )
 
@@ -138,7 +138,7 @@ class Record:
     def _publish(self, run_dir: RunDir, point: Point, states: Any) -> None:
         """What people look at."""
         if point.metrics:
-            logged = self.pace.at(point.timestep, self.session.trainer, self.session.agents)
+            logged = self.pace.at(point.timestep, self.session.trainer, self.session.trials)
             what = f"metrics.csv lacks point {point.index} until a --resume"
             with self.losses.survive("rows of metrics.csv", what, OSError, point=point.index):
                 run_dir.append_metrics(point.index, point.metrics, logged)
@@ -151,14 +151,14 @@ class Record:
             self.draw()
 
     def tell_of_broken(self, point: Point, infinite: dict[str, np.ndarray]) -> None:
-        """Warns of agents that are not finite for the first time; `infinite` says in what."""
+        """Warns of trials that are not finite for the first time; `infinite` says in what."""
         broken = np.flatnonzero(self.were_finite & ~point.is_finite)
         self.were_finite = point.is_finite
         if broken.size and hosts.is_first():
-            who = "an agent is" if broken.size == 1 else f"{broken.size} agents are"
+            who = "a trial is" if broken.size == 1 else f"{broken.size} trials are"
             where = f"from point {point.index} on (step {point.timestep:,})"
             names = ", ".join(name for name, which in infinite.items() if which[broken].any())
-            labels = labels_of(self.session.agents, broken)
+            labels = labels_of(self.session.trials, broken)
             left = int(point.is_finite.sum())
             others = ("", "; the other one goes on", f"; the other {left} go on")[min(left, 2)]
             self.session.view.warn(f"{who} not finite {where}: {names} of {labels}{others}")
@@ -169,10 +169,10 @@ class Record:
         session, trainer = self.session, self.session.trainer
         with self.losses.survive("GIFs", f"no GIF of point {point.index}", Exception):
             policy = session.layout.get(states.policy)
-            state = loading.one_agent(loading.Acting(policy), 0)
-            config = session.agents.config(trainer.config, 0)
+            state = loading.one_trial(loading.Acting(policy), 0)
+            config = session.trials.config(trainer.config, 0)
             file = run_dir.path / f"episode_{point.index:06d}.gif"
-            file = render.render(trainer.module, config, state, file, session.agents.seeds[0])
+            file = render.render(trainer.module, config, state, file, session.trials.seeds[0])
             for tracker in self.trackers:
                 tracker.gif(file, point.timestep)
 
@@ -185,7 +185,7 @@ class Record:
 
         with self.losses.survive("curve.png", "curve.png was not drawn", Exception):
             metrics, file = stack(self.rows), self.run_dir.path / "curve.png"
-            plots.curve(metrics, self.session.agents, self.session.trainer.name, file)
+            plots.curve(metrics, self.session.trials, self.session.trainer.name, file)
 
     def close(self) -> None:
         self.draw()

@@ -1,4 +1,4 @@
-"""`run`, `sweep` and `resume`: a run is a sweep of one group of agents, in one chunk."""
+"""`run`, `sweep` and `resume`: a run is a sweep of one group of trials, in one chunk."""
 
 import contextlib
 import inspect
@@ -50,12 +50,12 @@ def run(
     import_seconds: float = 0.0,
     **options: Any,
 ) -> Result:
-    """Trains num_seeds agents at once; agent i has the key jax.random.key(seed + i).
+    """Trains num_seeds trials at once; trial i has the key jax.random.key(seed + i).
 
     Args:
       module: the algorithm's module.
       config: its Config.
-      seed, num_seeds: which agents.
+      seed, num_seeds: which trials.
       run_dir: the directory to make; by default one named after the run, below `root`.
       resume_if_exists: go on with the run in run_dir if it is there; it must have these settings.
       save: False writes no files.
@@ -97,9 +97,9 @@ def sweep(
 ) -> Swept:
     """Trains every setting of a grid, or of draws at random, with every seed.
 
-    Float fields train side by side in one program; each combination of other fields has a program
-    of its own. All programs are compiled before anything runs, and agents that do not fit into the
-    memory together train in chunks of one size.
+    Float fields train side by side in one program; each combination of other fields is a group with
+    a program of its own. All programs are compiled before anything runs, and trials that do not fit
+    into a device together train in chunks of one size.
 
     Args:
       module: the algorithm's module, or its make_train.
@@ -107,8 +107,8 @@ def sweep(
       grid: {field: list of values}; for a float that is drawn, `Uniform` or `LogUniform`.
       samples: how many draws.
       sampler: "sobol" (fills the space evenly) or "random".
-      seed, num_seeds: agents of each setting have the keys jax.random.key(seed + i).
-      max_parallel: agents at once, if they are to be fewer than fit.
+      seed, num_seeds: trials of each setting have the keys jax.random.key(seed + i).
+      max_parallel: trials at once, if they are to be fewer than fit.
       memory_limit: bytes of each device to use, in place of nine tenths of what there is.
       sweep_dir: the directory to make; by default one named after the sweep, below `root`.
       resume_if_exists: go on with the sweep in sweep_dir if it is there; it must be this one.
@@ -199,7 +199,7 @@ def _chunks_of(
     """What is on the disk, and where it goes on; a point is a run's."""
     run_dirs = there.run_dirs()
     configs = [run_dir.config(module.Config, env) for run_dir in run_dirs]
-    largest = max(run_dir.agents.count for run_dir in run_dirs)
+    largest = max(run_dir.trials.count for run_dir in run_dirs)
     if not devices.use_cores(largest, configs[0]):
         view.say(IN_USE)
     floats = settings.float_fields(configs[0])
@@ -207,7 +207,7 @@ def _chunks_of(
     block = there.description.get("block")
     chunks: list[Chunk] = []
     for run_dir, config in zip(run_dirs, configs):
-        size = run_dir.agents.count
+        size = run_dir.trials.count
         if not chunks or chunks[-1].trainer.config != config:
             check_floats(config)
             trainer = Trainer(module, config, size, view)
@@ -216,7 +216,7 @@ def _chunks_of(
                 trainer.arrange(size, block)
         static = {name: getattr(config, name) for name in swept}
         start = starts.starting(trainer, run_dir, point, there.is_sweep)
-        chunks.append(Chunk(trainer, run_dir.agents, static, run_dir, start))
+        chunks.append(Chunk(trainer, run_dir.trials, static, run_dir, start))
     return chunks
 
 
@@ -243,7 +243,7 @@ def _begin(
     view: Progress,
     options: dict[str, Any],
 ) -> Result | Swept:
-    """A sweep, or without `asked` a run: one group of agents, which train at once."""
+    """A sweep, or without `asked` a run: one group of trials, which train at once."""
     chosen, is_sweep = make_options(options), asked is not None
     check_seeds(seeds)
     check_files(chosen, place.save)
@@ -253,19 +253,19 @@ def _begin(
     plans.check_limits(asked)
     groups = grids.expand(config, asked.grid, seeds, asked.samples, asked.sampler)
     for group in groups:
-        check_floats(group.config.replace(**group.agents.floats))
+        check_floats(group.config.replace(**group.trials.floats))
     described: dict[str, Any] = {}
     if place.save and is_sweep:
         described = describe_sweep(module, config, asked, seeds, chosen)
     elif place.save:
-        described = describe(module, config, groups[0].agents, chosen)
+        described = describe(module, config, groups[0].trials, chosen)
     there = place.path if place.resume_if_exists and place.save else None
     if there is not None and experiment.is_there(there, is_sweep):
         _check_same(there, module, described)
         given: dict[str, Any] = {"hooks": hooks, "quiet": view.quiet, **chosen._asdict()}
         env, spent = None if isinstance(config.env, str) else config.env, view.seconds["import"]
         return resume(there, module=module, env=env, import_seconds=spent, **given)
-    largest = groups[0].agents.count
+    largest = groups[0].trials.count
     if not devices.use_cores(min(asked.max_parallel or largest, largest), config):
         view.say(IN_USE)
     trainers = [Trainer(module, group.config, largest, view) for group in groups]
@@ -275,10 +275,10 @@ def _begin(
         chunks = plans.cut(view, trainers, groups, len(seeds), asked)
         described |= {"block": trainers[0].layout.block}
     else:
-        chunks = [Chunk(trainers[0], groups[0].agents)]
+        chunks = [Chunk(trainers[0], groups[0].trials)]
     if not place.save:
         return loop.train(chunks, chosen, hooks, None, is_sweep)
-    runs = [describe(module, c.trainer.config, c.agents, chosen) for c in chunks]
+    runs = [describe(module, c.trainer.config, c.trials, chosen) for c in chunks]
     made, run_dirs = experiment.create(described, runs, place.root, place.path)
     chunks = [chunk._replace(run_dir=run_dir) for chunk, run_dir in zip(chunks, run_dirs)]
     if is_sweep:

@@ -1,4 +1,4 @@
-"""One process's part of a run: the loop over the points of its agents' curves."""
+"""One process's part of a run: the loop over the points of its trials' curves."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +13,7 @@ from algorithms.launch.compute import hosts, programs
 from algorithms.launch.compute.interrupts import Interrupt, Stop, in_background
 from algorithms.launch.errors import warn
 from algorithms.launch.metrics import Metrics, infinite_losses, mean_returns, stack, with_nan
-from algorithms.launch.settings import Agents
+from algorithms.launch.settings import Trials
 from algorithms.launch.show.brief import brief
 from algorithms.launch.show.progress import not_finite
 from algorithms.launch.storage.run_dir import RunDir
@@ -27,13 +27,13 @@ Hooks = Sequence[Callable[[Point], None]]
 class Result(NamedTuple):
     """What a run has come to."""
 
-    # On the host, with leaves (num_agents, ...) if there are several agents; of one agent as a
-    # policy takes it. Of several processes, each has its agents.
+    # On the host, with leaves (num_trials, ...) if there are several; of one trial as a
+    # policy takes it. Of several processes, each has its trials.
     state: Any
-    metrics: Metrics  # (num_agents, points, ...)
+    metrics: Metrics  # (num_trials, points, ...)
     run_dir: Path | None
     objective: float  # to minimise: minus the mean return at the last point
-    is_finite: np.ndarray  # whether an agent's policy and losses always were, (num_agents,)
+    is_finite: np.ndarray  # whether a trial's policy and losses always were, (num_trials,)
     stopped: str = ""  # before the last point: by SIGINT (Ctrl-C), SIGTERM or what a hook says
     unsaved: str = ""  # what could not be written, as on a full disk
 
@@ -42,7 +42,7 @@ class Result(NamedTuple):
 
     @property
     def failed(self) -> bool:
-        """Whether an agent is not finite."""
+        """Whether a trial is not finite."""
         return not self.is_finite.all()
 
     @property
@@ -51,10 +51,10 @@ class Result(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Agents that train at once: all of a run, some of a sweep."""
+    """Trials that train at once: all of a run, some of a sweep."""
 
-    trainer: Trainer  # with a layout for at least as many agents
-    agents: Agents
+    trainer: Trainer  # with a layout for at least as many trials
+    trials: Trials
     static: Mapping[str, Any] = MappingProxyType({})  # swept static fields
     run_dir: RunDir | None = None
     start: Start = Start()
@@ -65,7 +65,7 @@ class Chunk(NamedTuple):
 
 
 class Session:
-    """One process's part of a run: the loop over the points of its agents' curves.
+    """One process's part of a run: the loop over the points of its trials' curves.
 
     Args:
       in_sweep: the run is a chunk of a sweep, which says what a run says by itself otherwise.
@@ -73,17 +73,17 @@ class Session:
 
     def __init__(self, chunk: Chunk, options: Options, hooks: Hooks = (), in_sweep: bool = False):
         self.chunk, self.options, self.hooks, self.in_sweep = chunk, options, hooks, in_sweep
-        self.trainer, self.agents, trainer = chunk.trainer, chunk.agents, chunk.trainer
+        self.trainer, self.trials, trainer = chunk.trainer, chunk.trials, chunk.trainer
         self.view, self.num_points = trainer.view, trainer.plan.points
-        self.layout = trainer.layout._replace(num_agents=chunk.agents.count)
-        self.configs = self.layout.put(chunk.agents.configs(trainer.config))
+        self.layout = trainer.layout._replace(num_trials=chunk.trials.count)
+        self.configs = self.layout.put(chunk.trials.configs(trainer.config))
 
     def train(self, interrupt: Interrupt) -> Result:
         """From the start to the last point, or to Ctrl-C once the first point is computed."""
         start, run_dir, record = self.chunk.start, self.chunk.run_dir, Record(self)
         if not self.in_sweep:
             self._announce()
-        self.view.begin(start.point, self.num_points, self.agents.count)
+        self.view.begin(start.point, self.num_points, self.trials.count)
         if run_dir and self.chunk.is_finished:
             record.mend()
             state = start.get_state(self.layout.own) if start.get_state else None
@@ -99,7 +99,7 @@ class Session:
         with self.view.timed("compile"):
             in_background(self.trainer.compile, start.get_state is None)
         if not self.in_sweep:
-            self.trainer.check_memory("max_parallel={fewer} trains them in turn")
+            self.trainer.check_capacity("max_parallel={fewer} trains them in turn")
         record.begin()
         interrupt.listen()
         point, states, stopped = self._loop(start.point, states, record, interrupt)
@@ -114,13 +114,13 @@ class Session:
 
     def _announce(self) -> None:
         start, run_dir = self.chunk.start, self.chunk.run_dir
-        count, used, seeds = self.agents.count, len(self.layout.devices), self.agents.seeds
+        count, used, seeds = self.trials.count, len(self.layout.devices), self.trials.seeds
         if count == 1:
-            who = f"1 agent ({self.agents.label(0)})"
-        elif self.agents.floats:
-            who = f"{count} agents ({self.agents.in_words})"
+            who = f"1 trial ({self.trials.label(0)})"
+        elif self.trials.floats:
+            who = f"{count} trials ({self.trials.in_words})"
         else:
-            who = f"{count} agents (seeds {seeds[0]} to {seeds[-1]})"
+            who = f"{count} trials (seeds {seeds[0]} to {seeds[-1]})"
         where = f"{used} {self.layout.devices[0].platform} device{'s' * (used > 1)}"
         points = f"points {start.point} to {self.num_points}"
         points = ", ".join(filter(None, [length(self.trainer.plan), points]))
@@ -147,7 +147,7 @@ class Session:
     ) -> tuple[int, Any, str]:
         """Returns the number of the last point, the states on the devices, and what stopped it."""
         if states is None:
-            keys = jax.numpy.stack([jax.random.key(seed) for seed in self.agents.seeds])
+            keys = jax.numpy.stack([jax.random.key(seed) for seed in self.trials.seeds])
             row: Metrics = {}
             states = self._run(self.trainer.compiled.start, self.layout.put(keys))
             if self.trainer.config.eval_at_start:
@@ -176,7 +176,7 @@ class Session:
                 ) from error
 
     def _advance(self, states: Any, learn: bool = True) -> tuple[Any, Metrics]:
-        """One point. Returns the states on the devices and all agents' metrics."""
+        """One point. Returns the states on the devices and all trials' metrics."""
         states, metrics = self._run(self.trainer.compiled.advance, states, learn)
         row = {name: with_nan(name, x[:, 0]) for name, x in self.layout.gather(metrics).items()}
         row["timestep"] = row["timestep"].astype(np.int64)  # a float32 in very long runs, but whole
@@ -206,12 +206,12 @@ class Session:
     ) -> Result:
         """What the run has come to."""
         metrics = stack(record.rows)
-        if self.agents.count == len(self.layout.own) == 1:
+        if self.trials.count == len(self.layout.own) == 1:
             state = jax.tree.map(lambda x: x[0, ...], state)
         objective = -float(np.mean(mean_returns(metrics)[:, -1])) if metrics else np.nan
         unsaved = record.losses.in_words()
         return Result(state, metrics, record.path, objective, is_finite, stopped, unsaved)
 
     def _is_finite(self, states: Any) -> np.ndarray:
-        """Whether all numbers of an agent's policy are, (num_agents,), in all processes."""
+        """Whether all numbers of a trial's policy are, (num_trials,), in all processes."""
         return self.layout.gather(programs.is_finite(states.policy))

@@ -33,7 +33,7 @@ def starting(trainer: Trainer, run_dir: RunDir, point: int | None, in_sweep: boo
     if point is None:
         return Start(resumed=True)
     like = programs.initial_state(trainer.module, trainer.config)
-    read = lambda agents: run_dir.read(point, "state", like, agents)
+    read = lambda trials: run_dir.read(point, "state", like, trials)
     return Start(point, read, run_dir.history(point), True)
 
 
@@ -46,7 +46,7 @@ def extended(chunk: Chunk, total: int) -> tuple[Chunk, list[str]]:
             "a run can only be made longer"
         )
     again = lambda **changes: chunk._replace(
-        trainer=Trainer(trainer.module, config.replace(**changes), chunk.agents.count, trainer.view)
+        trainer=Trainer(trainer.module, config.replace(**changes), chunk.trials.count, trainer.view)
     )
     if not start.point:
         return again(total_timesteps=total), []
@@ -72,7 +72,7 @@ def extended(chunk: Chunk, total: int) -> tuple[Chunk, list[str]]:
 def forked(chunk: Chunk, run_dir: RunDir, options: Options) -> RunDir:
     """A new run next to an old one, with that one's points up to where the chunk starts."""
     last = chunk.start.point
-    described = describe(chunk.trainer.module, chunk.trainer.config, chunk.agents, options)
+    described = describe(chunk.trainer.module, chunk.trainer.config, chunk.trials, options)
     _, (made,) = experiment.create(described, [described], run_dir.path.parent)
     policies = [found for point, found in run_dir.files("policy").items() if point <= last]
     parts = [*policies, run_dir.parts(last, "state")] * hosts.is_first()

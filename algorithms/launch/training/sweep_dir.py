@@ -1,9 +1,9 @@
 """What a sweep leaves on disk.
 
 sweep.json          what was asked for, and the chunks in their order
-chunk_000/ ...      a run's directory each, with agents that train at once
-results.csv         a row for each agent
-trials.csv          a row for each agent and point: what the chunks' metrics.csv have, in one table
+chunk_000/ ...      a run's directory each, with trials that train at once
+results.csv         a row for each trial
+trials.csv          a row for each trial and point: what the chunks' metrics.csv have, in one table
 sweep.png           returns against swept fields, and learning curves
 best.json           the best setting, for --config; with several environments, best-NAME.json each
 .lock               held by the process that trains here (locks.py)
@@ -58,18 +58,18 @@ def _grid_to_json(values: Any) -> Any:
 
 
 def publish(
-    sweep_dir: Path | None, agents: list[Outcome], chunks: list[Chunk], losses: Losses
+    sweep_dir: Path | None, trials: list[Outcome], chunks: list[Chunk], losses: Losses
 ) -> bool:
-    """Files about all agents so far. Returns whether they are there, pictures aside."""
-    if not (sweep_dir and agents and hosts.is_first()):
+    """Files about all trials so far. Returns whether they are there, pictures aside."""
+    if not (sweep_dir and trials and hosts.is_first()):
         return True
     from algorithms.launch.show import plots
 
-    ranked = results.rank(agents)
+    ranked = results.rank(trials)
     title = title_of(chunks[0].trainer.module, [chunk.trainer.config for chunk in chunks])
     written = False
     with losses.survive("results.csv", "results.csv was not written", OSError, UserError):
-        files.write_whole(sweep_dir / "results.csv", results.csv(agents).encode())
+        files.write_whole(sweep_dir / "results.csv", results.csv(trials).encode())
         files.write_whole(sweep_dir / "trials.csv", trials_csv(chunks).encode())
         several = len({settings.env_name(chunk.trainer.config) for chunk in chunks}) > 1
         for environment, its_own in results.by_environment(ranked).items():
@@ -93,10 +93,10 @@ def trials_csv(chunks: list[Chunk]) -> str:
     for chunk in chunks:
         table = chunk.run_dir.table() if chunk.run_dir else {}
         static = {k: plain(v) for k, v in chunk.static.items()}
-        for i in range(chunk.agents.count):
-            trial = {"trial": first + i, **static, **dict.fromkeys(chunk.agents.floats), "seed": 0}
+        for i in range(chunk.trials.count):
+            trial = {"trial": first + i, **static, **dict.fromkeys(chunk.trials.floats), "seed": 0}
             rows += [trial | table[point][i] for point in sorted(table)]
-        first += chunk.agents.count
+        first += chunk.trials.count
     names = dict.fromkeys(name for row in rows for name in row if name not in pace.NAMES)
     head = [*names, *pace.NAMES]
     return as_csv([head, *([row.get(name, "") for name in head] for row in rows)])
@@ -114,28 +114,28 @@ def best_trials(sweep_dir: Path) -> list[tuple[results.Ranked, list[int]]]:
     first = 0
     for run_dir in there.run_dirs():
         firsts[run_dir.path.name] = first
-        first += run_dir.agents.count
+        first += run_dir.trials.count
         if history := run_dir.history():
             config = run_dir.description["config"]
-            swept = [n for n in there.description["grid"] if n not in run_dir.agents.floats]
+            swept = [n for n in there.description["grid"] if n not in run_dir.trials.floats]
             static = {n: settings.value_of(config[n]) for n in swept}
             is_finite = run_dir.is_finite(max(history))
             metrics = stack(history.values())
             outcomes += results.outcomes(
-                static, run_dir.agents, metrics, is_finite, run_dir.path.name
+                static, run_dir.trials, metrics, is_finite, run_dir.path.name
             )
     if not outcomes:
         raise UserError(f"{sweep_dir} has no metrics yet")
     best = [those[0] for those in results.by_environment(results.rank(outcomes)).values()]
-    return [(one, [firsts[trial.run] + trial.agent for trial in one.agents]) for one in best]
+    return [(one, [firsts[trial.run] + trial.trial for trial in one.trials]) for one in best]
 
 
 def _best(sweep_dir: Path, setting: results.Ranked) -> dict[str, Any]:
     """The best setting as a run's config.json would have it."""
-    first = setting.agents[0]
+    first = setting.trials[0]
     run_dir = RunDir.open(sweep_dir / first.run)
-    floats = settings.strict(run_dir.agents.setting(first.agent))
-    seeds = [agent.seed for agent in setting.agents]
+    floats = settings.strict(run_dir.trials.setting(first.trial))
+    seeds = [trial.seed for trial in setting.trials]
     config = run_dir.description["config"] | floats
     return run_dir.description | {"config": config, "seeds": seeds, "floats": {}}
 

@@ -15,16 +15,16 @@ EXCESS = 0.05  # of total_timesteps, from which on a longer plan is warned of
 
 
 class Trainer:
-    """A configuration that trains agents: its environment, devices and programs.
+    """A configuration on devices: its environment, layout and programs.
 
-    Every chunk of agents of one size uses the same.
+    Every chunk of trials of one size uses the same.
     """
 
     def __init__(
         self,
         module: Any,
         config: Any,
-        num_agents: int,
+        num_trials: int,
         view: progress.Progress,
     ):
         self.module, self.config, self.view = module, config, view
@@ -33,15 +33,15 @@ class Trainer:
         with view.timed("import"):  # of the environment's library
             self.env, self.host_params, self.plan = programs.make_environment(module, config)
         view.quiet |= not hosts.is_first()
-        self.arrange(num_agents)
+        self.arrange(num_trials)
 
-    def arrange(self, num_agents: int, block: int | None = None) -> None:
-        """Chooses devices for so many agents at once; `block` as of `devices.arrange`."""
+    def arrange(self, num_trials: int, block: int | None = None) -> None:
+        """Chooses devices for so many trials at once; `block` as of `devices.arrange`."""
         self.programs: programs.Programs | None = None
-        self.layout = devices.arrange(num_agents, block)
+        self.layout = devices.arrange(num_trials, block)
 
     def compile(self, start: bool) -> None:
-        """Compiles what is not there yet; `start`: also what new agents need."""
+        """Compiles what is not there yet; `start`: also what new trials need."""
         if self.programs is None or (start and self.programs.start is None):
             self.programs = programs.compile_programs(
                 self.module, self.config, self.env, self.host_params, self.layout, start
@@ -56,35 +56,35 @@ class Trainer:
 
     @property
     def bytes_per_device(self) -> int:
-        """What the compiled programs take of a device's memory, with their agents."""
+        """What the compiled programs take of a device's memory, with their trials."""
         return self.compiled.bytes_per_device
 
-    def check_memory(self, advice: str) -> None:
-        """Refuses programs that do not fit, before anything runs; `{fewer}` agents would."""
-        needed, limit = self.bytes_per_device, usable_memory(self.layout)
+    def check_capacity(self, advice: str) -> None:
+        """Refuses programs that do not fit, before anything runs; `{fewer}` trials would."""
+        needed, limit = self.bytes_per_device, usable_capacity(self.layout)
         if needed > limit and self.layout.per_device == 1:
             raise self._too_large(limit)
         if needed > limit:
             raise UserError(
-                f"{self.layout.num_agents} agents need {in_words(needed)} of each device's memory "
+                f"{self.layout.num_trials} trials need {in_words(needed)} of each device's memory "
                 f"and may take {in_words(limit)}: {advice.format(fewer=self._fewer(limit))}"
             )
 
-    def fit(self, num_agents: int, at_most: int | None, limit: int, start: bool) -> list[range]:
-        """Compiles for as many agents at once as the memory takes. Returns the chunks of them.
+    def fit(self, num_trials: int, at_most: int | None, limit: int, start: bool) -> list[range]:
+        """Compiles for as many trials at once as the memory takes. Returns the chunks of them.
 
         Args:
-          num_agents: altogether.
+          num_trials: altogether.
           at_most: at once, whatever the memory takes.
           limit: bytes of each device.
           start: as of `compile`.
 
         Raises:
-          UserError: not even one agent on each device fits.
+          UserError: not even one trial on each device fits.
         """
-        at_once = min(at_most or num_agents, num_agents)
+        at_once = min(at_most or num_trials, num_trials)
         while True:
-            block, chunks = self._cut(num_agents, at_once)
+            block, chunks = self._cut(num_trials, at_once)
             self.arrange(len(chunks[0]), block)
             self.compile(start)
             if self.bytes_per_device <= limit:
@@ -94,37 +94,37 @@ class Trainer:
             at_once = self._fewer(limit)
 
     def _too_large(self, limit: int) -> UserError:
-        """What to say where a device cannot hold a single agent."""
+        """What to say where a device cannot hold a single trial."""
         return UserError(
-            f"{self.name}: an agent needs {in_words(self.bytes_per_device)} and may take "
+            f"{self.name}: a trial needs {in_words(self.bytes_per_device)} and may take "
             f"{in_words(limit)} of a device's memory: fewer num_envs, a smaller buffer or "
             "network would do"
         )
 
-    def _cut(self, num_agents: int, at_once: int) -> tuple[int, list[range]]:
-        """Chunks of whole blocks, and the block: that of all agents, so that the numbers agree.
+    def _cut(self, num_trials: int, at_once: int) -> tuple[int, list[range]]:
+        """Chunks of whole blocks, and the block: that of all trials, so that the numbers agree.
 
-        Fewer agents at once than such a block on each device make a smaller one.
+        Fewer trials at once than such a block on each device make a smaller one.
         """
-        block, count = devices.arrange(num_agents).block, jax.device_count()
-        if at_once >= num_agents:
-            return block, [range(num_agents)]
+        block, count = devices.arrange(num_trials).block, jax.device_count()
+        if at_once >= num_trials:
+            return block, [range(num_trials)]
         block = max(1, min(block, at_once // count))
         size = max(at_once // (block * count) * block * count, min(at_once, block * count))
-        return block, devices.cut(num_agents, size)
+        return block, devices.cut(num_trials, size)
 
     def _fewer(self, limit: int) -> int:
-        """Agents at once that should fit where these do not."""
+        """Trials at once that should fit where these do not."""
         layout = self.layout
         share = int(layout.per_device * limit / self.bytes_per_device)
         return max(1, min(share, layout.per_device - 1)) * len(layout.devices)
 
 
-def usable_memory(layout: devices.Layout) -> int:
+def usable_capacity(layout: devices.Layout) -> int:
     """Bytes that programs may take of each device; CPU devices share the machine's memory."""
     device = layout.devices[0]
     sharing = jax.local_device_count() if device.platform == "cpu" else 1
-    return hosts.from_first(lambda: int((1.0 - SPARE) * parts.device_memory(device) / sharing))
+    return hosts.from_first(lambda: int((1.0 - SPARE) * parts.device_capacity(device) / sharing))
 
 
 def in_words(number: float) -> str:

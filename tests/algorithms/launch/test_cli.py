@@ -61,7 +61,7 @@ def main(capsys, *words, module=toy):
 
 @pytest.fixture(scope="session")
 def whole(tmp_path_factory):
-    """The directory of an uninterrupted run of three agents, and what it printed."""
+    """The directory of an uninterrupted run of three trials, and what it printed."""
     root = tmp_path_factory.mktemp("whole")
     code, out, err = call(root, *POINTS)
     assert code == 0, err
@@ -84,7 +84,7 @@ def test_what_a_run_prints(whole):
     run_dir, out = whole
     first, *points, done, times = out.splitlines()
     count = min(len(os.sched_getaffinity(0)), 3) if hasattr(os, "sched_getaffinity") else 1
-    assert "toy on CartPole-v1: 3 agents (seeds 0 to 2)" in first and run_dir.name in first
+    assert "toy on CartPole-v1: 3 trials (seeds 0 to 2)" in first and run_dir.name in first
     assert f"on {count} cpu device" in first or jax.devices()[0].platform != "cpu"
     assert [line[:4] for line in points] == [f"{share:3}%" for share in range(0, 101, 10)]
     assert "step 600 | evaluation return" in points[5] and "steps/s" in points[5]
@@ -93,13 +93,13 @@ def test_what_a_run_prints(whole):
     assert times.startswith("time: import") and "compile" in times and "run" in times
 
 
-def test_agents_are_close_to_single_runs(whole):
-    """Agents on several devices, the last of them padded, against one alone."""
-    for agent in range(3):
-        loaded = launch.load(whole[0], agent=agent, module=toy)
-        alone = launch.run(toy, loaded.config, seed=agent, save=False)
+def test_trials_are_close_to_single_runs(whole):
+    """Trials on several devices, the last of them padded, against one alone."""
+    for trial in range(3):
+        loaded = launch.load(whole[0], trial=trial, module=toy)
+        alone = launch.run(toy, loaded.config, seed=trial, save=False)
         for name, values in loaded.metrics.items():
-            np.testing.assert_allclose(values[agent, :4], alone.metrics[name][0, :4], rtol=1e-4)
+            np.testing.assert_allclose(values[trial, :4], alone.metrics[name][0, :4], rtol=1e-4)
 
 
 def test_quiet_is_quiet(capsys, tmp_path):
@@ -119,7 +119,7 @@ def parsed(*words, module=toy):
 def test_flags_become_settings():
     words = "--total-timesteps 5e5 --num-envs 1e1 --hidden-sizes 64,32 --anneal-lr --gamma=0.5"
     words += " --learning-rate 1e-3 --target-kl inf --env-settings max_steps=200,x=1.5,on=true,s=a"
-    config, shell = parsed(*words.split(), "--seed", 7)
+    config, given = parsed(*words.split(), "--seed", 7)
     settings = (("max_steps", 200), ("x", 1.5), ("on", True), ("s", "a"))
     assert config == toy.Config(
         env_settings=settings,
@@ -130,7 +130,7 @@ def test_flags_become_settings():
         gamma=0.5,
         hidden_sizes=(64, 32),
     )
-    assert type(config.total_timesteps) is int and shell == flags.Shell(seed=7)
+    assert type(config.total_timesteps) is int and given == flags.Flags(seed=7)
     assert parsed("--no-anneal-lr", "--num_envs", 3)[0] == toy.Config(num_envs=3)
     assert parsed("--hidden-sizes", "", "--env-settings", "")[0].hidden_sizes == ()
 
@@ -191,7 +191,7 @@ REFUSED = [
     ("--evaluate RUN --point first", "give last, best or a number"),
     ("--evaluate RUN --episodes 0", "--episodes 0: give 1 or more"),
     ("--evaluate RUN --track", "--evaluate does not go with --track"),
-    ("--render RUN --agent 3", "agents 0 to 2"),
+    ("--render RUN --trial 3", "trials 0 to 2"),
     ("--render RUN --total-timesteps 9", "--render does not go with --total-timesteps 9"),
 ]
 
@@ -233,9 +233,9 @@ def test_explicit_flags_win_over_presets_and_files(monkeypatch, whole):
     )
     assert parsed("--preset=b")[0].env == "Acrobot-v1"
     file = whole[0] / "config.json"
-    config, shell = parsed("--config", file, "--gamma", 0.8, "--num-seeds", 2)
+    config, given = parsed("--config", file, "--gamma", 0.8, "--num-seeds", 2)
     assert config == toy.Config(total_timesteps=1200, num_evals=120, gamma=0.8)
-    assert (shell.seed, shell.num_seeds) == (0, 2)
+    assert (given.seed, given.num_seeds) == (0, 2)
 
 
 def test_presets_are_settings_of_their_algorithm():
@@ -343,16 +343,23 @@ def kill_during_save(tmp_path, words):
 # --- runs that are there ---------------------------------------------------------------------
 
 
-def test_evaluate_prints_a_table_per_agent(capsys, whole):
+@pytest.mark.parametrize("words", [("--agent", 1), ("--agent=1",)])
+def test_a_flag_answers_to_its_earlier_name(capsys, whole, words):
+    code, out, err = main(capsys, "--evaluate", whole[0], *words, "--episodes", 2)
+    assert code == 0 and "trial 1 (seed 1)" in out and "trial 0" not in out
+    assert err == "hint: --agent is --trial now\n"
+
+
+def test_evaluate_prints_a_table_per_trial(capsys, whole):
     words = ("--evaluate", whole[0], "--episodes", 5, "--point", "best")
     code, out, err = main(capsys, *words)
     assert code == 0, err
-    for agent in range(3):
-        point = launch.load(whole[0], "best", agent=agent, module=toy).point
-        assert f"agent {agent} (seed {agent}) at point {point}: 5 episodes" in out
+    for trial in range(3):
+        point = launch.load(whole[0], "best", trial=trial, module=toy).point
+        assert f"trial {trial} (seed {trial}) at point {point}: 5 episodes" in out
     assert "\nall 3 seeds: 15 episodes" in out and "\nmean return of a seed: " in out
-    code, out, _ = main(capsys, *words, "--agent", 1)
-    assert code == 0 and "agent 1" in out and "agent 0" not in out and "all" not in out
+    code, out, _ = main(capsys, *words, "--trial", 1)
+    assert code == 0 and "trial 1" in out and "trial 0" not in out and "all" not in out
 
 
 def test_evaluate_prints_json(capsys, whole):
@@ -371,7 +378,7 @@ def test_evaluate_prints_json(capsys, whole):
 
 
 def test_render_writes_a_gif(capsys, whole):
-    words = ("--render", whole[0], "--agent", 1, "--point", 7, "--seed", 3)
+    words = ("--render", whole[0], "--trial", 1, "--point", 7, "--seed", 3)
     for name in ("episode_agent1_point7_seed3.gif", "episode_agent1_point7_seed3-1.gif"):
         code, out, err = main(capsys, *words)
         assert code == 0 and out.strip() == str(whole[0] / name), err

@@ -11,17 +11,17 @@ from algorithms import launch
 from algorithms.launch import compare, settings
 from algorithms.launch.errors import UserError
 from algorithms.launch.show import comparison, plots, results
-from algorithms.launch.show.comparison import Agent
+from algorithms.launch.show.comparison import Trial
 from algorithms.launch.storage import files
 from algorithms.launch.storage.description import VERSION
 from algorithms.launch.storage.run_dir import RunDir
 from tests.algorithms.launch import toy
 
 
-def agent(final, seed, env="A-v0", algorithm="toy", x=(0, 10, 20), run="r", finite=True, **setting):
+def trial(final, seed, env="A-v0", algorithm="toy", x=(0, 10, 20), run="r", finite=True, **setting):
     returns = np.linspace(0.0, final, len(x))
     outcome = results.Outcome(setting, seed, np.array(x), returns, finite, run, seed)
-    return Agent(algorithm, env, outcome, run)
+    return Trial(algorithm, env, outcome, run)
 
 
 def rows(text):
@@ -33,16 +33,16 @@ def rows(text):
 def write_run(
     path, returns, env="A-v0", algorithm="toy", x=None, seeds=None, floats=None, **config
 ):
-    """A run's directory with these evaluation returns (agents, points) and nothing to act with."""
+    """A run's directory with these evaluation returns (trials, points) and nothing to act with."""
     returns = np.asarray(returns, np.float32)
-    agents = settings.Agents(list(seeds or range(len(returns))), floats or {})
+    trials = settings.Trials(list(seeds or range(len(returns))), floats or {})
     x = np.arange(returns.shape[1]) * 100 if x is None else np.array(x)
     described = {
         "version": VERSION,
         "algorithm": algorithm,
         "options": {},
         "config": {"env": env, "gamma": 0.99, "target_kl": "inf", "layers": [4, 4], **config},
-        **agents.to_json(),
+        **trials.to_json(),
     }
     run_dir = RunDir.create(path, described)
     for point, timestep in enumerate(x):
@@ -90,13 +90,13 @@ def test_strata_are_drawn_from_by_themselves():
 def test_seeds_of_equal_settings_are_pooled_over_runs():
     """Settings are told apart by what differs within an algorithm and an environment."""
     common = {"gamma": 0.9, "layers": [4, 4]}
-    agents = [
-        *(agent(i, i, run="one", lr=0.1, **common) for i in range(4)),
-        *(agent(10 + i, 4 + i, run="two", lr=0.1, **common) for i in range(4)),
-        *(agent(20 + i, i, run="three", lr=0.2, **common) for i in range(2)),
-        agent(5, 0, run="four", algorithm="other", lr=0.7, **common | {"gamma": 0.5}),
+    trials = [
+        *(trial(i, i, run="one", lr=0.1, **common) for i in range(4)),
+        *(trial(10 + i, 4 + i, run="two", lr=0.1, **common) for i in range(4)),
+        *(trial(20 + i, i, run="three", lr=0.2, **common) for i in range(2)),
+        trial(5, 0, run="four", algorithm="other", lr=0.7, **common | {"gamma": 0.5}),
     ]
-    (panel,) = comparison.curves(agents).values()
+    (panel,) = comparison.curves(trials).values()
     assert [curve.label for curve in panel] == ["toy, lr=0.2", "toy, lr=0.1", "other"]
     _, pooled, _ = panel
     assert pooled.finals.tolist() == [0, 1, 2, 3, 10, 11, 12, 13]
@@ -109,63 +109,63 @@ def test_seeds_of_equal_settings_are_pooled_over_runs():
 
 
 def test_curves_keep_their_timesteps_and_seeds_share_theirs(capsys):
-    agents = [
-        agent(2, 0, x=(0, 10, 20)),
-        agent(9, 1, x=(0, 10, 20, 30), run="longer"),
-        agent(3, 0, algorithm="other", x=(0, 7)),
+    trials = [
+        trial(2, 0, x=(0, 10, 20)),
+        trial(9, 1, x=(0, 10, 20, 30), run="longer"),
+        trial(3, 0, algorithm="other", x=(0, 7)),
     ]
-    (panel,) = comparison.curves(agents).values()
+    (panel,) = comparison.curves(trials).values()
     assert {c.label: c.timesteps.tolist() for c in panel} == {"toy": [0, 10, 20], "other": [0, 7]}
     assert panel[0].finals.tolist() == [2, 6]
     assert "toy on A-v0: its runs end between timesteps 20 and 30" in capsys.readouterr().err
     with pytest.raises(UserError, match="toy on A-v0: r, other have no timestep in common"):
-        comparison.curves([agent(1, 0, x=(1, 3)), agent(1, 1, x=(2, 4), run="other")])
+        comparison.curves([trial(1, 0, x=(1, 3)), trial(1, 1, x=(2, 4), run="other")])
 
 
 def test_broken_seeds_are_left_out_and_told(capsys):
-    agents = [agent(4, 0), agent(6, 1), agent(99, 2, finite=False), agent(np.nan, 3)]
-    (panel,) = comparison.curves(agents).values()
+    trials = [trial(4, 0), trial(6, 1), trial(99, 2, finite=False), trial(np.nan, 3)]
+    (panel,) = comparison.curves(trials).values()
     table = rows(comparison.table({"A-v0": panel}))
     assert table["toy"][:3] == ["1", "4", "5"] and table["toy"][4:6] == ["5", "4"]
     assert table["toy"][-1] == "1 not finite, 1 without a return"
-    broken = comparison.curves([agent(4, 0, finite=False)])
+    broken = comparison.curves([trial(4, 0, finite=False)])
     assert rows(comparison.table(broken))["toy"] == [*"11----", "-", "1 not finite"]
     assert not capsys.readouterr().err
 
 
 def test_a_seed_that_is_there_twice_is_told(capsys):
-    comparison.curves([agent(1, 3, run="a"), agent(1, 3, run="b"), agent(1, 4, run="b")])
+    comparison.curves([trial(1, 3, run="a"), trial(1, 3, run="b"), trial(1, 4, run="b")])
     assert "seed 3 is in more than one of a, b; each one counts" in capsys.readouterr().err
 
 
 def test_the_aggregate_is_over_scores_within_each_environment():
     """Environments on other scales; one where all are equal and one curve that is in one only."""
     finals = {"A-v0": [0.0, 1.0, 3.0, 4.0], "B-v0": [-100.0, 0.0, 0.0, 100.0]}
-    agents = [agent(x, i, env=env) for env, xs in finals.items() for i, x in enumerate(xs)]
-    agents += [
-        agent(x, i, env=env, algorithm="b")
+    trials = [trial(x, i, env=env) for env, xs in finals.items() for i, x in enumerate(xs)]
+    trials += [
+        trial(x, i, env=env, algorithm="b")
         for env, x in (("A-v0", 4), ("B-v0", 0))
         for i in range(2)
     ]
-    agents += [agent(2, 0, algorithm="only"), agent(7, 0, env="C-v0"), agent(7, 1, env="C-v0")]
-    text = comparison.aggregate(comparison.curves(agents))
+    trials += [trial(2, 0, algorithm="only"), trial(7, 0, env="C-v0"), trial(7, 1, env="C-v0")]
+    text = comparison.aggregate(comparison.curves(trials))
     assert text.startswith("over A-v0, B-v0: scores from 0") and "only" not in text
     scores = np.array([0.0, 0.25, 0.75, 1.0, 0.0, 0.5, 0.5, 1.0])
     expected = f"{stats.trim_mean(scores, 0.25):.4f}"
     assert rows(text)["toy"][:2] == ["4+4", expected] and rows(text)["toy"][3] == "0.5000"
     assert rows(text)["b"] == ["2+2", "0.7500", "0.75 to 0.75", "0.7500"]
-    assert comparison.aggregate(comparison.curves([agent(i, i) for i in range(3)])) == ""
+    assert comparison.aggregate(comparison.curves([trial(i, i) for i in range(3)])) == ""
 
 
 def test_the_aggregate_has_the_steps_where_they_differ():
     envs = ("A-v0", "B-v0")
-    agents = [agent(i, i, env=env) for env in envs for i in range(2)]
-    agents += [agent(3, 0, env=env, algorithm="b", x=(0, 10, 1500)) for env in envs]
-    text = comparison.aggregate(comparison.curves(agents))
+    trials = [trial(i, i, env=env) for env in envs for i in range(2)]
+    trials += [trial(3, 0, env=env, algorithm="b", x=(0, 10, 1500)) for env in envs]
+    text = comparison.aggregate(comparison.curves(trials))
     assert rows(text)["curve"][:3] == ["seeds", "steps", "IQM"]
     assert rows(text)["toy"][:2] == ["2+2", "20+20"]
     assert rows(text)["b"][:2] == ["1+1", "1,500+1,500"]
-    same = [agent(i, i, env=env) for env in envs for i in range(2)]
+    same = [trial(i, i, env=env) for env in envs for i in range(2)]
     assert rows(comparison.aggregate(comparison.curves(same)))["curve"][:2] == ["seeds", "IQM"]
 
 
@@ -225,7 +225,7 @@ def test_real_runs_and_sweeps(tmp_path, monkeypatch):
     out = tmp_path / "all.png"
     compared = compare.compare([run.run_dir, sweep.sweep_dir], out=out)
     (panel,) = compared.panels.values()
-    assert {c.label: len(c.agents) for c in panel} == {"toy, gamma=0.99": 4, "toy, gamma=0.5": 2}
+    assert {c.label: len(c.trials) for c in panel} == {"toy, gamma=0.99": 4, "toy, gamma=0.5": 2}
     both = next(curve for curve in panel if "0.99" in curve.label)
     expected = [*run.metrics["eval_return"][:, -1].mean(1)]
     np.testing.assert_allclose(both.finals[:2], expected, rtol=1e-6)
@@ -239,7 +239,7 @@ def test_what_a_run_is_older_than_is_as_by_default(tmp_path):
         write_run(tmp_path / name, [[0, 1]], algorithm="reinforce", seeds=[seed], **more)
     runs = [tmp_path / name for name in settings]
     compared = compare.compare(runs, out=tmp_path / "x.png")
-    labels = {curve.label: len(curve.agents) for curve in compared.panels["A-v0"]}
+    labels = {curve.label: len(curve.trials) for curve in compared.panels["A-v0"]}
     assert labels == {"reinforce, clip_obs=10": 2, "reinforce, clip_obs=5": 1}
 
 

@@ -42,7 +42,7 @@ def test_runs_and_sweeps_load(algorithm):
     np.testing.assert_allclose(actions.mean(), MEAN_ACTION[algorithm], rtol=1e-3)
     rows = list(csv.DictReader((EARLIER / f"{algorithm}-sweep" / "results.csv").open()))
     for row in rows:
-        trial = launch.load(EARLIER / f"{algorithm}-sweep", agent=int(row["agent"]))
+        trial = launch.load(EARLIER / f"{algorithm}-sweep", trial=int(row["agent"]))
         assert trial.config.learning_rate == float(row["learning_rate"])
         score = trial.metrics["eval_return"][int(row["agent_of_run"]), -1].mean()
         assert score == pytest.approx(float(row["final_return"]), rel=1e-6)
@@ -59,7 +59,7 @@ def test_runs_and_sweeps_are_compared(tmp_path):
 
 @pytest.mark.parametrize("kind", ["run", "sweep"])
 def test_runs_and_trials_are_evaluated(kind, capsys):
-    words = "--evaluate", EARLIER / f"dqn-{kind}", "--agent", 0, "--episodes", 3
+    words = "--evaluate", EARLIER / f"dqn-{kind}", "--trial", 0, "--episodes", 3
     code, out, err = main(capsys, *words, module=module_of("dqn"))
     assert code == 0 and "3 episodes" in out and not err
 

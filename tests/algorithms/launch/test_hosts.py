@@ -1,4 +1,4 @@
-"""Several devices and several processes: the agents of a sweep are the same on all of them."""
+"""Several devices and several processes: the trials of a sweep are the same on all of them."""
 
 import csv
 import os
@@ -81,10 +81,10 @@ def wait_for(process, text):
 def assert_close(sweep_dir, alone):
     with open(sweep_dir / "results.csv") as file:
         rows = list(csv.DictReader(file))
-    for row, agent in zip(rows, alone.agents, strict=True):
-        assert float(row["learning_rate"]) == agent.setting["learning_rate"]
-        np.testing.assert_allclose(float(row["final_return"]), agent.final, rtol=1e-4)
-        np.testing.assert_allclose(float(row["mean_return"]), agent.area, rtol=1e-4)
+    for row, trial in zip(rows, alone.trials, strict=True):
+        assert float(row["learning_rate"]) == trial.setting["learning_rate"]
+        np.testing.assert_allclose(float(row["final_return"]), trial.final, rtol=1e-4)
+        np.testing.assert_allclose(float(row["mean_return"]), trial.area, rtol=1e-4)
 
 
 @pytest.mark.slow
@@ -122,7 +122,7 @@ def test_a_killed_run_of_two_processes_goes_on_with_four_and_then_with_one(
     assert chunk.points("policy") == list(range(201))
     lines = (chunk.path / "metrics.csv").read_text().splitlines()
     assert len(lines) == 1 + 5 * 201, "the history is whole, whoever wrote it"
-    assert launch.load(sweep_dir, agent=4, module=toy).state.policy["weights"].shape == (3, 2)
+    assert launch.load(sweep_dir, trial=4, module=toy).state.policy["weights"].shape == (3, 2)
 
 
 def test_a_user_s_mistake_ends_all_processes(tmp_path):
@@ -170,7 +170,7 @@ def test_others_that_cannot_be_known_are_the_user_s_to_name(monkeypatch):
         hosts.start(None, None, None)
 
 
-def test_devices_of_one_process_share_agents(tmp_path, alone):
+def test_devices_of_one_process_share_trials(tmp_path, alone):
     """Of whose states some arrays are empty, which XLA would put on all devices."""
     environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_NUM_CPU_DEVICES": "2"}
     command = [sys.executable, TOY, *WORDS]
@@ -204,8 +204,8 @@ print(jax.jit(lambda x: x - x.sum()).lower(layout.put(np.ones(4))).compile().as_
 
 
 @pytest.mark.slow
-def test_devices_share_agents_without_a_word_between_them(tmp_path, vmapped_keys):
-    """Five agents of PPO after one update on one device go on with two more on three devices."""
+def test_devices_share_trials_without_a_word_between_them(tmp_path, vmapped_keys):
+    """Five trials of PPO after one update on one device go on with two more on three devices."""
 
     def crash(point):
         if point.index == 1:
@@ -219,14 +219,14 @@ def test_devices_share_agents_without_a_word_between_them(tmp_path, vmapped_keys
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("2 3\n"), "two agents a device, of which one is a copy"
+    assert done.stdout.startswith("2 3\n"), "two trials a device, of which one is a copy"
     trained, control = done.stdout.split("CONTROL")
     assert "num_partitions=3" in trained and not re.search(COLLECTIVES, trained)
     assert re.search(COLLECTIVES, control)
     assert "num_devices 1 -> 3" in done.stderr
     for i in range(5):
         one, other = (
-            launch.load(d, agent=i).state.policy for d in (whole.sweep_dir, tmp_path / "x")
+            launch.load(d, trial=i).state.policy for d in (whole.sweep_dir, tmp_path / "x")
         )
         import jax
 

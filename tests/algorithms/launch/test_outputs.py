@@ -21,7 +21,7 @@ from PIL import Image, ImageSequence
 
 import envs
 from algorithms.launch.errors import UserError
-from algorithms.launch.settings import Agents
+from algorithms.launch.settings import Trials
 from algorithms.launch.show import evaluation, plots, render, results, trackers
 from tests.probe import RecallState, Reporting
 
@@ -62,12 +62,12 @@ def frames_of(path: Path) -> np.ndarray:
 BAND = "#BFDBEC"  # a quarter of the first colour, on white
 
 
-def _metrics(agents: int, points: int = 11, players: int = 0) -> dict[str, np.ndarray]:
+def _metrics(trials: int, points: int = 11, players: int = 0) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(0)
-    steps = np.broadcast_to(np.linspace(0, 1e5, points), (agents, points))
-    returns = steps / 1e3 * rng.uniform(0.5, 1.5, (agents, 1)) + rng.normal(size=(agents, points))
+    steps = np.broadcast_to(np.linspace(0, 1e5, points), (trials, points))
+    returns = steps / 1e3 * rng.uniform(0.5, 1.5, (trials, 1)) + rng.normal(size=(trials, points))
     returns[:, 0] = np.nan  # no episode has ended yet
-    evals = returns[..., None] + rng.normal(size=(agents, points, 5))
+    evals = returns[..., None] + rng.normal(size=(trials, points, 5))
     evals[:, 0] = 0.0
     if players:
         returns, evals = (np.stack([x, -x], axis=-1) for x in (returns, evals))
@@ -83,10 +83,10 @@ def _ink(path: Path, colour: str) -> int:
 
 def test_curve_draws_each_seed_the_mean_and_a_band(tmp_path):
     path = tmp_path / "curve.png"
-    plots.curve(_metrics(1), Agents([0]), "one", path)
+    plots.curve(_metrics(1), Trials([0]), "one", path)
     one = np.asarray(Image.open(path).convert("RGB"), int)
     assert one.shape[1] > 1000 and _ink(path, plots.COLOURS[0]) > 1000 and _ink(path, BAND) < 1000
-    plots.curve(_metrics(4), Agents([0, 1, 2, 3]), "four", path)  # over the first, in one step
+    plots.curve(_metrics(4), Trials([0, 1, 2, 3]), "four", path)  # over the first, in one step
     four = np.asarray(Image.open(path).convert("RGB"), int)
     assert _ink(path, BAND) > 3000
     blue = lambda picture: (picture[..., 2] - picture[..., 0] > 60).sum()  # the lines
@@ -95,39 +95,39 @@ def test_curve_draws_each_seed_the_mean_and_a_band(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "agents, label",
+    "trials, label",
     [
-        (Agents([3]), "seed 3"),
-        (Agents([0, 1, 2]), "mean of 3 seeds, ±1 standard error"),
+        (Trials([3]), "seed 3"),
+        (Trials([0, 1, 2]), "mean of 3 seeds, ±1 standard error"),
         (
-            Agents([0, 1] * 3, {"gamma": np.array([0.9, 0.9, 0.8, 0.8, 0.7, 0.7])}),
+            Trials([0, 1] * 3, {"gamma": np.array([0.9, 0.9, 0.8, 0.8, 0.7, 0.7])}),
             "mean of 3 settings x 2 seeds, ±1 standard error",
         ),
-        (Agents([5] * 2, {"gamma": np.array([0.9, 0.8])}), "mean of 2 settings x 1 seed, ±1"),
+        (Trials([5] * 2, {"gamma": np.array([0.9, 0.8])}), "mean of 2 settings x 1 seed, ±1"),
     ],
 )
-def test_curve_says_whose_mean_it_is(tmp_path, monkeypatch, agents, label):
+def test_curve_says_whose_mean_it_is(tmp_path, monkeypatch, trials, label):
     figures = []
     monkeypatch.setattr(plots, "_save", lambda figure, path: figures.append(figure))
-    plots.curve(_metrics(agents.count), agents, "title", tmp_path / "curve.png")
+    plots.curve(_metrics(trials.count), trials, "title", tmp_path / "curve.png")
     (text, *_) = figures[0].axes[0].get_legend().get_texts()
     assert text.get_text().startswith(label)
 
 
 def test_curve_takes_games_no_evaluation_one_point_and_nothing_yet(tmp_path):
     path = tmp_path / "curve.png"
-    plots.curve(_metrics(3, players=2), Agents([0, 1, 2]), "game", path)
+    plots.curve(_metrics(3, players=2), Trials([0, 1, 2]), "game", path)
     assert _ink(path, plots.COLOURS[0]) > 1000 and _ink(path, plots.COLOURS[1]) > 1000
     without = {k: v for k, v in _metrics(2).items() if k != "eval_return"}
-    plots.curve(without, Agents([0, 1]), "no evaluation", path)
+    plots.curve(without, Trials([0, 1]), "no evaluation", path)
     assert Image.open(path).width < 900 and _ink(path, plots.COLOURS[0]) > 500
-    plots.curve({k: v[:, :1] for k, v in _metrics(2).items()}, Agents([0, 1]), "one point", path)
+    plots.curve({k: v[:, :1] for k, v in _metrics(2).items()}, Trials([0, 1]), "one point", path)
     assert _ink(path, plots.COLOURS[0]) > 20
-    plots.curve({k: v[:, :0] for k, v in _metrics(2).items()}, Agents([0, 1]), "nothing", path)
+    plots.curve({k: v[:, :0] for k, v in _metrics(2).items()}, Trials([0, 1]), "nothing", path)
 
 
 def test_wins_and_stalemates_come_from_the_ends_of_episodes(tmp_path):
-    """One agent, one point, four episodes: player 1 wins, player 0 wins, a stalemate with rewards
+    """One trial, one point, four episodes: player 1 wins, player 0 wins, a stalemate with rewards
     of either sign, and both win."""
     last = np.array([[-1.0, 1.0], [2.0, -3.0], [1.0, -1.0], [1.0, 1.0]])[None, None]
     ended = np.array([True, True, False, True])[None, None]
@@ -141,9 +141,9 @@ def test_wins_and_stalemates_come_from_the_ends_of_episodes(tmp_path):
     points, episodes = game["eval_return"].shape[1:3]
     game["eval_last_reward"] = np.broadcast_to([1.0, -1.0], (1, points, episodes, 2))
     game["eval_terminated"] = np.ones((1, points, episodes), bool)
-    plots.curve(game, Agents([0]), "game", tmp_path / "game.png")
+    plots.curve(game, Trials([0]), "game", tmp_path / "game.png")
     with_wins = Image.open(tmp_path / "game.png").width
-    plots.curve(_metrics(1, players=2), Agents([0]), "game", tmp_path / "plain.png")
+    plots.curve(_metrics(1, players=2), Trials([0]), "game", tmp_path / "plain.png")
     assert with_wins > 1.3 * Image.open(tmp_path / "plain.png").width
 
 
@@ -157,11 +157,11 @@ def test_what_an_environment_reports_has_panels_of_its_own(tmp_path, monkeypatch
     won[:, :, : episodes // 2 + 1] = 1.0
     ends = {f"eval_{name}": won for name in plots.ENDINGS[1:]}
     metrics |= ends | {"eval_won": won, "episode_won": won[..., 0], "loss": won[..., 0]}
-    plots.curve(metrics, Agents([0, 1]), "both", tmp_path / "curve.png")
+    plots.curve(metrics, Trials([0, 1]), "both", tmp_path / "curve.png")
     without = {k: v for k, v in metrics.items() if not k.startswith("eval_")}
-    plots.curve(without, Agents([0, 1]), "no evaluation", tmp_path / "curve.png")
+    plots.curve(without, Trials([0, 1]), "no evaluation", tmp_path / "curve.png")
     many = metrics | {f"eval_{name}": won for name in "abc"}
-    plots.curve(many, Agents([0, 1]), "many", tmp_path / "curve.png")
+    plots.curve(many, Trials([0, 1]), "many", tmp_path / "curve.png")
     labels = [[ax.get_ylabel() for ax in figure.axes] for figure in figures]
     returns = ["evaluation return", "training return"]
     assert labels[0] == [*returns, "evaluation episodes: won"]
@@ -178,8 +178,8 @@ def test_a_sweep_s_axes_are_of_their_kinds(tmp_path, monkeypatch):
     values |= {"learning_rate": (1e-4, 1e-2)}
     settings = [dict(zip(values, one)) for one in itertools.product(*values.values())]
     steps, curve = np.array([0, 10]), np.array([0.0, 1.0])
-    agents = [results.Outcome(one, 0, steps, curve, True, "r", 0) for one in settings]
-    plots.sweep(results.rank(agents), "one", tmp_path / "x.png", ["gamma"])
+    trials = [results.Outcome(one, 0, steps, curve, True, "r", 0) for one in settings]
+    plots.sweep(results.rank(trials), "one", tmp_path / "x.png", ["gamma"])
     axes = {ax.get_xlabel(): ax for ax in figures[0].axes}
     labels = {name: [text.get_text() for text in axes[name].get_xticklabels()] for name in values}
     assert labels["anneal_lr"] == ["false", "true"] and labels["num_envs"] == ["4", "64"]
@@ -187,8 +187,8 @@ def test_a_sweep_s_axes_are_of_their_kinds(tmp_path, monkeypatch):
     expected = {"num_envs": "log", "gamma": "linear", "learning_rate": "log"}
     assert scales == {"anneal_lr": "linear"} | expected
     several = [
-        agent._replace(setting={"env": env, "x": agent.setting["gamma"]})
-        for agent in agents
+        trial._replace(setting={"env": env, "x": trial.setting["gamma"]})
+        for trial in trials
         for env in ("A-v0", "B-v0")
     ]
     plots.sweep(results.rank(several), "two", tmp_path / "x.png")
@@ -200,7 +200,7 @@ def test_a_sweep_s_axes_are_of_their_kinds(tmp_path, monkeypatch):
 
 def test_a_failing_curve_leaves_the_old_one(tmp_path, monkeypatch):
     path = tmp_path / "curve.png"
-    plots.curve(_metrics(1), Agents([0]), "old", path)
+    plots.curve(_metrics(1), Trials([0]), "old", path)
     before = path.read_bytes()
 
     def full(*_):
@@ -208,7 +208,7 @@ def test_a_failing_curve_leaves_the_old_one(tmp_path, monkeypatch):
 
     monkeypatch.setattr(plots.os, "replace", full)
     with pytest.raises(OSError, match="no space"):
-        plots.curve(_metrics(2), Agents([0, 1]), "new", path)
+        plots.curve(_metrics(2), Trials([0, 1]), "new", path)
     assert path.read_bytes() == before and len(list(tmp_path.iterdir())) == 1
 
 
@@ -228,7 +228,7 @@ def test_curve_leaves_pyplot_alone(tmp_path):
         "from algorithms.launch.show import plots;"
         "assert 'matplotlib' not in sys.modules;"
         "t = np.arange(3.)[None]; path = Path(sys.argv[1]) / 'curve.png';"
-        "plots.curve({'timestep': t, 'episode_return': t}, settings.Agents([0]), 't', path);"
+        "plots.curve({'timestep': t, 'episode_return': t}, settings.Trials([0]), 't', path);"
         "assert path.stat().st_size > 5000 and 'matplotlib.pyplot' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
@@ -254,7 +254,7 @@ TOGETHER = MEANS | {f"seed_{s}/{k}": v for s, e in zip(SEEDS, EACH) for k, v in 
 def _open(run_dir: Path, **options: Any) -> list[trackers.Tracker]:
     defaults = {"track": False, "tensorboard": False, "one_run_per_seed": False, "resume": False}
     config = {"learning_rate": 1e-3, "target_kl": float("inf"), "hidden_sizes": (64, 64)}
-    common = {"run_dir": run_dir, "name": "a run", "config": config, "agents": Agents(list(SEEDS))}
+    common = {"run_dir": run_dir, "name": "a run", "config": config, "trials": Trials(list(SEEDS))}
     return trackers.open_trackers(**(defaults | options), **common)
 
 

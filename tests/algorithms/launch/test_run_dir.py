@@ -30,7 +30,7 @@ CONFIG = toy.Config(total_timesteps=200, num_evals=4)
 
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory):
-    """A finished run of three agents with seeds 5 to 7."""
+    """A finished run of three trials with seeds 5 to 7."""
     root = tmp_path_factory.mktemp("runs")
     return launch.run(toy, CONFIG, seed=5, num_seeds=3, root=root).run_dir
 
@@ -109,14 +109,14 @@ def test_metrics_csv_has_seconds_steps_per_second_and_the_learning_rate(tmp_path
 
 
 def test_the_learning_rate_is_that_of_the_setting_and_of_the_module_s_own_schedule():
-    agents = configurations.Agents([0, 0], {"learning_rate": np.array([0.1, 0.2])})
-    assert pace.learning_rate(toy, CONFIG, agents, 0.5).tolist() == [0.1, 0.2]
+    trials = configurations.Trials([0, 0], {"learning_rate": np.array([0.1, 0.2])})
+    assert pace.learning_rate(toy, CONFIG, trials, 0.5).tolist() == [0.1, 0.2]
     own = SimpleNamespace(learning_rate_at=lambda config, progress: config.learning_rate * progress)
-    assert pace.learning_rate(own, CONFIG, agents, 0.5).tolist() == [0.05, 0.1]
+    assert pace.learning_rate(own, CONFIG, trials, 0.5).tolist() == [0.05, 0.1]
     config = ppo_vtrace.Config(learning_rate=0.5, lr_floor=0.1)
-    ends = [pace.learning_rate(ppo_vtrace, config, configurations.Agents([0]), x) for x in (0, 1)]
+    ends = [pace.learning_rate(ppo_vtrace, config, configurations.Trials([0]), x) for x in (0, 1)]
     np.testing.assert_allclose(np.ravel(ends), [0.5, 0.05], rtol=1e-5)
-    without = pace.learning_rate(toy, SimpleNamespace(), configurations.Agents([0]), 0.5)
+    without = pace.learning_rate(toy, SimpleNamespace(), configurations.Trials([0]), 0.5)
     assert np.isnan(without).all()
 
 
@@ -300,20 +300,20 @@ def test_rewinding_drops_all_past_a_point_and_parts_of_files(broken):
 # --- load ------------------------------------------------------------------------------------
 
 
-def test_load_gives_one_agent_or_all(run_dir):
-    everyone = launch.load(run_dir, agent=None, module=toy)
-    assert everyone.agents.seeds == [5, 6, 7] and everyone.config == CONFIG
-    for agent in range(3):
-        loaded = launch.load(run_dir, agent=agent, module=toy)
-        assert same(loaded.state, loading.one_agent(everyone.state, agent))
+def test_load_gives_one_trial_or_all(run_dir):
+    everyone = launch.load(run_dir, trial=None, module=toy)
+    assert everyone.trials.seeds == [5, 6, 7] and everyone.config == CONFIG
+    for trial in range(3):
+        loaded = launch.load(run_dir, trial=trial, module=toy)
+        assert same(loaded.state, loading.one_trial(everyone.state, trial))
     state, _ = jax.jit(toy.make_train(CONFIG))(jax.random.key(7))
     np.testing.assert_allclose(
         loaded.state.policy["weights"], state.policy["weights"], rtol=1e-4, atol=1e-6
     )
     action, memory = loaded.policy(loaded.state, np.ones(4, np.float32))
     assert action.shape == () and memory is None
-    with pytest.raises(UserError, match="agents 0 to 2"):
-        launch.load(run_dir, agent=3, module=toy)
+    with pytest.raises(UserError, match="trials 0 to 2"):
+        launch.load(run_dir, trial=3, module=toy)
 
 
 def test_a_run_with_an_environment_object(tmp_path):
@@ -339,17 +339,23 @@ def test_load_of_an_older_point_has_policy_and_history(run_dir):
         launch.load(run_dir, 9, module=toy)
 
 
-def test_best_is_per_agent(run_dir):
+def test_trials_answer_to_their_earlier_name(run_dir):
+    earlier = launch.load(run_dir, agent=2, module=toy)
+    assert earlier.agents.seeds == earlier.trials.seeds == [7]
+    assert launch.load(run_dir, agent=None, module=toy).trials.seeds == [5, 6, 7]
+
+
+def test_best_is_per_trial(run_dir):
     history = launch.load(run_dir, module=toy).metrics
     best = history["eval_return"].mean(-1).argmax(1)
-    assert len(set(best)) > 1, "the test needs agents whose best points differ"
-    everyone = launch.load(run_dir, "best", agent=None, module=toy)
-    for agent in range(3):
-        expected = launch.load(run_dir, int(best[agent]), agent=agent, module=toy)
-        loaded = launch.load(run_dir, "best", agent=agent, module=toy)
-        assert loaded.point == best[agent] == everyone.point[agent]
+    assert len(set(best)) > 1, "the test needs trials whose best points differ"
+    everyone = launch.load(run_dir, "best", trial=None, module=toy)
+    for trial in range(3):
+        expected = launch.load(run_dir, int(best[trial]), trial=trial, module=toy)
+        loaded = launch.load(run_dir, "best", trial=trial, module=toy)
+        assert loaded.point == best[trial] == everyone.point[trial]
         assert same(loaded.state.policy, expected.state.policy)
-        assert same(loading.one_agent(everyone.state.policy, agent), expected.state.policy)
+        assert same(loading.one_trial(everyone.state.policy, trial), expected.state.policy)
 
 
 def test_best_by_a_function_of_the_history(run_dir):
@@ -358,9 +364,9 @@ def test_best_by_a_function_of_the_history(run_dir):
         return -history["loss"]  # NaN before training: never best
 
     loss = launch.load(run_dir, module=toy).metrics["loss"]
-    for agent in range(3):
-        loaded = launch.load(run_dir, lowest_loss, agent=agent, module=toy)
-        assert loaded.point == np.nanargmin(loss[agent])
+    for trial in range(3):
+        loaded = launch.load(run_dir, lowest_loss, trial=trial, module=toy)
+        assert loaded.point == np.nanargmin(loss[trial])
 
 
 def test_the_policy_alone_needs_no_state(broken):

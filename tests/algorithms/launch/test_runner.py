@@ -1,4 +1,4 @@
-"""`run` and `resume` from Python, on a toy for the shell's own work and on ppo for exactness."""
+"""`run` and `resume` from Python, on a toy for the launcher's own work and on ppo for exactness."""
 
 import csv
 import importlib.util
@@ -16,7 +16,7 @@ from algorithms import dqn, launch, ppo
 from algorithms.launch import metrics
 from algorithms.launch.compute import devices
 from algorithms.launch.errors import UserError
-from algorithms.launch.settings import Agents
+from algorithms.launch.settings import Trials
 from algorithms.launch.show import evaluation, pace, plots, trackers
 from algorithms.launch.show.progress import Progress
 from algorithms.launch.show.results import Outcome, Ranked
@@ -54,8 +54,8 @@ def assert_same(a, b):
         np.testing.assert_array_equal(devices.plain(x), devices.plain(y))
 
 
-def of_one_agent(metrics):
-    """Without the agent axis."""
+def of_one_trial(metrics):
+    """Without the trial axis."""
     return {name: values[0] for name, values in metrics.items()}
 
 
@@ -79,22 +79,22 @@ def quick_curves():
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """An uninterrupted run of three agents."""
+    """An uninterrupted run of three trials."""
     return launch.run(toy, CONFIG, num_seeds=3, root=tmp_path_factory.mktemp("runs"))
 
 
 # --- run -------------------------------------------------------------------------------------
 
 
-def test_one_agent_is_exactly_a_call_of_train():
+def test_one_trial_is_exactly_a_call_of_train():
     result = launch.run(toy, CONFIG, seed=4, save=False)
     state, metrics = jax.jit(toy.make_train(CONFIG))(jax.random.key(4))
-    assert_same((result.state, of_one_agent(result.metrics)), (state, metrics))
+    assert_same((result.state, of_one_trial(result.metrics)), (state, metrics))
     assert result.run_dir is None and not result.interrupted
     assert result.objective == -np.mean(metrics["eval_return"][-1])
 
 
-def test_agents_are_exactly_the_vmapped_train(whole):
+def test_trials_are_exactly_the_vmapped_train(whole):
     keys = jax.vmap(jax.random.key)(np.arange(3))
     configs = jax.tree.map(lambda x: np.full(3, x, np.float32), CONFIG)
     train = jax.jit(jax.vmap(lambda config, key: toy.make_train(config)(key)))
@@ -105,7 +105,7 @@ def test_agents_are_exactly_the_vmapped_train(whole):
 
 def test_results_show_themselves_on_a_screen(whole):
     swept = Swept([], [], None, 0.0)
-    loaded = launch.load(whole.run_dir, agent=None, module=toy)
+    loaded = launch.load(whole.run_dir, trial=None, module=toy)
     point = Point(0, 0, whole.metrics, lambda: None, whole.run_dir, whole.is_finite)
     for record in (whole, loaded, swept, point):
         lines = repr(record).splitlines()
@@ -113,8 +113,8 @@ def test_results_show_themselves_on_a_screen(whole):
     assert "  state=<State of 4 arrays>" in repr(whole).splitlines()
     assert "    eval_return: float32[3, 11, 4]" in repr(whole).splitlines()
     assert f"  config={CONFIG}" in repr(loaded).splitlines()
-    agents = [Outcome({"gamma": 0.9}, 0, np.arange(9), np.arange(9.0), True, "run", 0)] * 500
-    for record in (swept._replace(agents=agents), Ranked({"gamma": 0.9}, agents), agents[0]):
+    trials = [Outcome({"gamma": 0.9}, 0, np.arange(9), np.arange(9.0), True, "run", 0)] * 500
+    for record in (swept._replace(trials=trials), Ranked({"gamma": 0.9}, trials), trials[0]):
         assert len(repr(record)) < 300, repr(record)
 
 
@@ -149,7 +149,7 @@ def test_hooks_see_every_point(tmp_path):
 def test_how_long_a_run_will_be_is_said_before_it_starts(capsys, total, num_evals, line, excess):
     config = CONFIG.replace(total_timesteps=total, num_evals=num_evals)
     trainer = Trainer(toy, config, 1, Progress(False, 0.0))
-    session.Session(session.Chunk(trainer, Agents([0])), Options())._announce()
+    session.Session(session.Chunk(trainer, Trials([0])), Options())._announce()
     out, err = capsys.readouterr()
     assert line in out
     assert bool(err) == bool(excess) and re.search(excess, err)
@@ -169,7 +169,7 @@ def test_a_run_with_few_updates_has_few_points_and_goes_on(tmp_path, capsys):
     result = launch.resume(tmp_path / "run", module=toy)
     state, metrics = jax.jit(toy.make_train(config))(jax.random.key(0))
     assert metrics["timestep"].tolist() == [0, 400, 800]
-    assert_same((result.state, of_one_agent(result.metrics)), (state, metrics))
+    assert_same((result.state, of_one_trial(result.metrics)), (state, metrics))
     resume = lambda total: launch.resume(
         tmp_path / "run", module=toy, total_timesteps=total, quiet=False
     )
@@ -219,8 +219,8 @@ def test_another_float_does_not_compile_again(compilation_cache):
         ("cpu", {1: (1, 1, 1), 5: (2, 3, 2), 16: (4, 4, 4), 20: (5, 4, 5), 65: (18, 4, 6)}),
     ],
 )
-def test_agents_fill_few_devices(monkeypatch, platform, shapes):
-    """Agents on each of four devices, devices, and how many of them are vmapped."""
+def test_trials_fill_few_devices(monkeypatch, platform, shapes):
+    """Trials on each of four devices, devices, and how many of them are vmapped."""
     device = lambda i: types.SimpleNamespace(process_index=0, id=i, platform=platform)
     monkeypatch.setattr(jax, "devices", lambda: [device(i) for i in range(4)])
     layouts = {n: devices.arrange(n) for n in shapes}
@@ -263,19 +263,19 @@ def test_trackers_are_told_the_algorithm(tmp_path, monkeypatch):
     assert told[0]["config"]["algorithm"] == "toy" and told[0]["config"]["gamma"] == 0.99
 
 
-def test_an_agent_that_is_not_finite_is_told_of_once(tmp_path, capsys):
+def test_an_trial_that_is_not_finite_is_told_of_once(tmp_path, capsys):
     config = CONFIG.replace(gamma=1.0, learning_rate=3e38)  # its weights become NaN
     with pytest.raises(Stop):
         launch.run(toy, config, run_dir=tmp_path / "run", hooks=[stop_at(4)])
     err = capsys.readouterr().err
-    assert "an agent is not finite from point 1 on (step 50): policy of seed 0\n" in err
+    assert "a trial is not finite from point 1 on (step 50): policy of seed 0\n" in err
     result = launch.resume(tmp_path / "run", module=toy)
     assert not result.is_finite.any() and "not finite" not in capsys.readouterr().err
     assert result.failed
 
 
 def with_infinite_loss(at):
-    """The toy with a loss that is infinite at a timestep, of agents with large steps."""
+    """The toy with a loss that is infinite at a timestep, of trials with large steps."""
     module = types.ModuleType("toy")
     vars(module).update(vars(toy))
 
@@ -307,7 +307,7 @@ def test_losses_that_are_not_finite_are_told_of_at_once_and_at_the_end(tmp_path,
     assert seen == [True, True, True, False, False]
     out, err = capsys.readouterr()
     assert err.count("not finite") == 1
-    assert "an agent is not finite from point 3 on (step 300): loss of seed 0\n" in err
+    assert "a trial is not finite from point 3 on (step 300): loss of seed 0\n" in err
     lines = [line for line in out.splitlines() if line.startswith((" ", "1"))]
     assert [" | not finite | " in line for line in lines] == [False] * 3 + [True] * 2
     result = launch.resume(tmp_path / "run", module=module, quiet=False)
@@ -593,13 +593,13 @@ PPO = ppo.Config(
 )
 
 
-def test_ppo_through_the_shell_is_exactly_train_and_so_is_resumed(tmp_path, jitted_as_for_users):
+def test_ppo_through_the_launcher_is_exactly_train_and_so_is_resumed(tmp_path, jitted_as_for_users):
     with pytest.raises(Stop):
         launch.run(ppo, PPO, seed=3, run_dir=tmp_path / "run", hooks=[stop_at(2)])
     result = launch.resume(tmp_path / "run")
     with compiled_as_for_users():
         state, metrics = ppo.make_train(PPO)(jax.random.key(3))
-    assert_same((result.state, of_one_agent(result.metrics)), (state, metrics))
+    assert_same((result.state, of_one_trial(result.metrics)), (state, metrics))
     loaded = launch.load(tmp_path / "run")
     assert loaded.module is ppo and loaded.config == PPO
     assert_same(loaded.state, state)
@@ -622,7 +622,7 @@ def test_cells_without_data_are_empty_under_jax_debug_nans(tmp_path, debug_nans)
 
 @pytest.fixture
 def enable_x64():
-    """JAX_ENABLE_X64=1 (in all threads: the shell trains in one)."""
+    """JAX_ENABLE_X64=1 (in all threads: the launcher trains in one)."""
     set_ = lambda on: jax.config.update("jax_enable_x64", on)
     yield set_
     set_(False)

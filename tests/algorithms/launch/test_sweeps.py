@@ -1,4 +1,4 @@
-"""Sweeps: which agents there are, chunks and memory, what comes out, and what breaks on the way."""
+"""Sweeps: which trials there are, chunks and memory, what comes out, and what breaks on the way."""
 
 import csv
 import json
@@ -56,29 +56,29 @@ def quick_pictures():
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A sweep of six settings with two seeds, all twelve agents at once."""
+    """A sweep of six settings with two seeds, all twelve trials at once."""
     return launch.sweep(toy, CONFIG, GRID, num_seeds=2, root=tmp_path_factory.mktemp("whole"))
 
 
 def curves(swept):
-    """What an agent is, and its curve."""
-    key = lambda agent: (*agent.setting.items(), agent.seed)
+    """What a trial is, and its curve."""
+    key = lambda trial: (*trial.setting.items(), trial.seed)
     return {
-        key(agent): (agent.timesteps.tolist(), agent.returns.tolist()) for agent in swept.agents
+        key(trial): (trial.timesteps.tolist(), trial.returns.tolist()) for trial in swept.trials
     }
 
 
-def state(swept_dir, agent):
-    """Plain arrays of an agent's state at the last point."""
-    loaded = launch.load(swept_dir, agent=agent, module=toy)
+def state(swept_dir, trial):
+    """Plain arrays of a trial's state at the last point."""
+    loaded = launch.load(swept_dir, trial=trial, module=toy)
     return jax.tree.map(lambda x: np.asarray(devices.plain(x)), loaded.state)
 
 
 def assert_same_sweeps(one, other):
     """Bit for bit: curves, states, and the rows of results.csv but for where they are."""
     assert curves(one) == curves(other)
-    for agent in range(len(one.agents)):
-        pair = state(one.sweep_dir, agent), state(other.sweep_dir, agent)
+    for trial in range(len(one.trials)):
+        pair = state(one.sweep_dir, trial), state(other.sweep_dir, trial)
         jax.tree.map(np.testing.assert_array_equal, *pair)
     rows = [table(swept.sweep_dir) for swept in (one, other)]
     for row in (*rows[0], *rows[1]):
@@ -94,20 +94,20 @@ def table(sweep_dir):
 # --- settings --------------------------------------------------------------------------------
 
 
-def test_seeds_vary_fastest_then_floats_then_programs():
+def test_seeds_vary_fastest_then_floats_then_groups():
     grid = {"num_envs": [5, 7], "learning_rate": [0.1, 0.2], "gamma": [0.5, 0.6]}
-    programs = grids.expand(CONFIG, grid, range(3, 5))
-    assert [(p.config.num_envs, p.static) for p in programs] == [
+    groups = grids.expand(CONFIG, grid, range(3, 5))
+    assert [(p.config.num_envs, p.static) for p in groups] == [
         (5, {"num_envs": 5}),
         (7, {"num_envs": 7}),
     ]
-    for program in programs:
-        agents = program.agents
-        assert agents.seeds == [3, 4] * 4
-        np.testing.assert_array_equal(agents.floats["learning_rate"], [0.1] * 4 + [0.2] * 4)
-        np.testing.assert_array_equal(agents.floats["gamma"], [0.5, 0.5, 0.6, 0.6] * 2)
-        assert agents.label(3) == "learning_rate=0.1, gamma=0.6, seed 4"
-        configs = agents.configs(program.config)
+    for group in groups:
+        trials = group.trials
+        assert trials.seeds == [3, 4] * 4
+        np.testing.assert_array_equal(trials.floats["learning_rate"], [0.1] * 4 + [0.2] * 4)
+        np.testing.assert_array_equal(trials.floats["gamma"], [0.5, 0.5, 0.6, 0.6] * 2)
+        assert trials.label(3) == "learning_rate=0.1, gamma=0.6, seed 4"
+        configs = trials.configs(group.config)
         assert configs.learning_rate.dtype == np.float32 and configs.target_kl.shape == (8,)
 
 
@@ -138,16 +138,16 @@ def test_sobol_leaves_no_gaps():
 
 def test_draws_are_crossed_with_lists():
     grid = {"learning_rate": LogUniform(1e-3, 1e-1), "gamma": [0.5, 0.6]}
-    (program,) = grids.expand(CONFIG, grid, [0], samples=3)
-    rates = program.agents.floats["learning_rate"]
+    (group,) = grids.expand(CONFIG, grid, [0], samples=3)
+    rates = group.trials.floats["learning_rate"]
     np.testing.assert_array_equal(rates[:3], rates[3:])
-    np.testing.assert_array_equal(program.agents.floats["gamma"], [0.5] * 3 + [0.6] * 3)
+    np.testing.assert_array_equal(group.trials.floats["gamma"], [0.5] * 3 + [0.6] * 3)
 
 
-def test_agents_survive_json():
-    agents = settings.Agents([1, 2], {"target_kl": np.array([math.inf, 0.1])})
-    text = json.dumps(agents.to_json(), allow_nan=False)
-    back = settings.Agents.from_json(json.loads(text))
+def test_trials_survive_json():
+    trials = settings.Trials([1, 2], {"target_kl": np.array([math.inf, 0.1])})
+    text = json.dumps(trials.to_json(), allow_nan=False)
+    back = settings.Trials.from_json(json.loads(text))
     assert back.seeds == [1, 2] and back.setting(0) == {"target_kl": math.inf}
 
 
@@ -173,7 +173,7 @@ def test_agents_survive_json():
         ({}, {"memory_limit": 0}, "memory_limit=0"),
         ({}, {"num_seeds": 0}, "num_seeds=0"),
         ({}, {"save": False, "gif": "end"}, "need files"),
-        ({}, {"memory_limit": 100}, "an agent needs"),
+        ({}, {"memory_limit": 100}, "a trial needs"),
         ({"env": ["CartPole-v1", "SimpleBandit-bsuite"]}, {"gif": "end"}, "cannot be drawn"),
         ({"env": [tasks.Probe()]}, {}, "cannot be saved: name it, or give save=False"),
     ],
@@ -195,22 +195,28 @@ def test_an_existing_sweep_is_not_overwritten(whole):
     assert sorted(run_dir.iterdir()) == before
 
 
-# --- agents and chunks -----------------------------------------------------------------------
+# --- trials and chunks -----------------------------------------------------------------------
 
 
-def test_an_agent_is_exactly_or_close_to_its_single_run(whole):
+def test_an_trial_is_exactly_or_close_to_its_single_run(whole):
     for number in (0, 7):
-        agent = whole.agents[number]
-        config = CONFIG.replace(**agent.setting)
-        alone = launch.run(toy, config, seed=agent.seed, save=False)
+        trial = whole.trials[number]
+        config = CONFIG.replace(**trial.setting)
+        alone = launch.run(toy, config, seed=trial.seed, save=False)
         expected = alone.metrics["eval_return"][0].mean(1)
-        np.testing.assert_allclose(agent.returns, expected, rtol=1e-4)
-        loaded = launch.load(whole.sweep_dir, agent=number, module=toy)
-        assert loaded.config == config and loaded.agents.seeds == [agent.seed]
+        np.testing.assert_allclose(trial.returns, expected, rtol=1e-4)
+        loaded = launch.load(whole.sweep_dir, trial=number, module=toy)
+        assert loaded.config == config and loaded.trials.seeds == [trial.seed]
 
 
 @pytest.mark.slow
-def test_ppo_s_agents_are_close_to_single_runs_and_chunks_exactly_the_whole(
+def test_results_answer_to_their_earlier_names(whole):
+    assert whole.agents is whole.trials and len(whole.agents) == 12
+    assert whole.ranked[0].agents is whole.ranked[0].trials
+    assert [one.agent for one in whole.agents] == list(range(12))
+
+
+def test_ppo_s_trials_are_close_to_single_runs_and_chunks_exactly_the_whole(
     tmp_path, vmapped_keys, jitted_as_for_users
 ):
     """Three updates of PPO with other learning rates, entropy bonuses and clips."""
@@ -218,14 +224,14 @@ def test_ppo_s_agents_are_close_to_single_runs_and_chunks_exactly_the_whole(
     whole = launch.sweep(ppo, PPO, grid, seed=5, sweep_dir=tmp_path / "whole")
     chunks = launch.sweep(ppo, PPO, grid, seed=5, max_parallel=4, sweep_dir=tmp_path / "chunks")
     assert len(list((tmp_path / "chunks").glob("chunk_*"))) == 2
-    for number, agent in enumerate(whole.agents):
-        one = launch.load(whole.sweep_dir, agent=number)
-        other = launch.load(chunks.sweep_dir, agent=number)
-        assert chunks.agents[number].setting == agent.setting
+    for number, trial in enumerate(whole.trials):
+        one = launch.load(whole.sweep_dir, trial=number)
+        other = launch.load(chunks.sweep_dir, trial=number)
+        assert chunks.trials[number].setting == trial.setting
         plain = lambda tree: jax.tree.map(lambda x: np.asarray(devices.plain(x)), tree)
         jax.tree.map(np.testing.assert_array_equal, plain(one.state), plain(other.state))
         if number in (0, 6):
-            trained, _ = ppo.make_train(PPO.replace(**agent.setting))(jax.random.key(5))
+            trained, _ = ppo.make_train(PPO.replace(**trial.setting))(jax.random.key(5))
             close = lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6)
             jax.tree.map(close, plain(one.state.policy), plain(trained.policy))
 
@@ -238,11 +244,11 @@ def test_chunks_are_exactly_the_whole(whole, tmp_path, at_once, sizes):
         toy, CONFIG, GRID, num_seeds=2, max_parallel=at_once, sweep_dir=tmp_path / "x"
     )
     runs = [RunDir.open(path) for path in sorted((tmp_path / "x").glob("chunk_*"))]
-    assert [run_dir.agents.count for run_dir in runs] == sizes
+    assert [run_dir.trials.count for run_dir in runs] == sizes
     assert_same_sweeps(whole, chunks)
 
 
-def test_chunks_cover_all_agents_and_are_of_one_size():
+def test_chunks_cover_all_trials_and_are_of_one_size():
     for count in range(1, 40):
         for at_most in range(1, count + 1):
             chunks = devices.cut(count, at_most)
@@ -253,11 +259,11 @@ def test_chunks_cover_all_agents_and_are_of_one_size():
 
 
 def test_too_little_memory_makes_chunks_of_what_fits(whole, tmp_path, capsys):
-    """64 agents where 20 would fit: the same results, from chunks that keep to the limit."""
+    """64 trials where 20 would fit: the same results, from chunks that keep to the limit."""
     grid = GRID | {"learning_rate": list(np.linspace(0.1, 0.5, 32))}
     options = {"num_seeds": 1, "quiet": False}
     plenty = launch.sweep(toy, CONFIG, grid, sweep_dir=tmp_path / "plenty", **options)
-    assert "64 agents, all at once, on 1 cpu device" in capsys.readouterr().out
+    assert "64 trials, all at once, on 1 cpu device" in capsys.readouterr().out
     twenty = trainer.Trainer(toy, CONFIG, 64, Progress(True, 0.0))
     twenty.arrange(20, block=4)
     twenty.compile(start=True)
@@ -265,16 +271,16 @@ def test_too_little_memory_makes_chunks_of_what_fits(whole, tmp_path, capsys):
     tight = launch.sweep(
         toy, CONFIG, grid, memory_limit=limit, sweep_dir=tmp_path / "tight", **options
     )
-    assert "64 agents, 4 chunks of 16, on 1 cpu device" in capsys.readouterr().out
+    assert "64 trials, 4 chunks of 16, on 1 cpu device" in capsys.readouterr().out
     assert_same_sweeps(plenty, tight)
 
 
 def test_a_run_that_does_not_fit_is_refused_with_what_would(tmp_path, monkeypatch):
-    monkeypatch.setattr(trainer, "usable_memory", lambda _: 2000)
-    with pytest.raises(UserError, match=r"9 agents need .* 2 kB: max_parallel=\d trains them in"):
+    monkeypatch.setattr(trainer, "usable_capacity", lambda _: 2000)
+    with pytest.raises(UserError, match=r"9 trials need .* 2 kB: max_parallel=\d trains them in"):
         launch.run(toy, CONFIG, num_seeds=9, save=False)
-    monkeypatch.setattr(trainer, "usable_memory", lambda _: 100)
-    with pytest.raises(UserError, match="an agent needs .* fewer num_envs, a smaller buffer"):
+    monkeypatch.setattr(trainer, "usable_capacity", lambda _: 100)
+    with pytest.raises(UserError, match="a trial needs .* fewer num_envs, a smaller buffer"):
         launch.run(toy, CONFIG, save=False)
 
 
@@ -291,11 +297,11 @@ def test_static_fields_become_programs_one_after_another(tmp_path, capsys):
     grid = {"num_envs": [5, 10], "gamma": [0.9, 1.0], "hidden_sizes": [(3, 2), (4,)]}
     swept = launch.sweep(toy, CONFIG, grid, quiet=False, sweep_dir=tmp_path / "x")
     out = capsys.readouterr().out
-    assert "a sweep of 8 agents, 8 settings x 1 seed" in out
-    assert "program 2 of 4 (num_envs=5, hidden_sizes=4): 2 agents" in out
-    assert [agent.run for agent in swept.agents] == [f"chunk_{i // 2:03d}" for i in range(8)]
+    assert "a sweep of 8 trials, 8 settings x 1 seed" in out
+    assert "group 2 of 4 (num_envs=5, hidden_sizes=4): 2 trials" in out
+    assert [trial.run for trial in swept.trials] == [f"chunk_{i // 2:03d}" for i in range(8)]
     for i, row in enumerate(table(tmp_path / "x")):
-        loaded = launch.load(tmp_path / "x", agent=i, module=toy)
+        loaded = launch.load(tmp_path / "x", trial=i, module=toy)
         assert row["num_envs"] == str(loaded.config.num_envs)
         assert row["hidden_sizes"] == ",".join(map(str, loaded.config.hidden_sizes))
         assert float(row["gamma"]) == loaded.config.gamma
@@ -313,7 +319,7 @@ def test_programs_have_as_many_points_as_updates_and_the_table_their_steps(tmp_p
         "150 steps, fewer num_envs would come closer\n"
     )
     assert "100% | chunk 2 of 2 | step 300" in out
-    assert [agent.timesteps.tolist() for agent in swept.agents] == [
+    assert [trial.timesteps.tolist() for trial in swept.trials] == [
         [0, 50, 100, 150, 200],
         [0, 150, 300],
     ]
@@ -364,7 +370,7 @@ def test_ctrl_c_stops_the_sweep_and_not_the_chunk_alone(tmp_path, capsys):
 
     keywords = {"max_parallel": 4, "sweep_dir": tmp_path / "x", "quiet": False}
     stopped = launch.sweep(toy, CONFIG, GRID, hooks=[interrupt], **keywords)
-    assert stopped.interrupted and len(stopped.agents) == 3
+    assert stopped.interrupted and len(stopped.trials) == 3
     assert {row["timestep"] for row in table(tmp_path / "x")} == {"100"}
     assert not RunDir.open(tmp_path / "x" / "chunk_001").points("state")
     assert "stopped, in" in capsys.readouterr().out
@@ -390,20 +396,20 @@ def test_what_a_kill_left_undone_of_a_finished_chunk_is_made_up_for(tmp_path, mo
 # --- what breaks -----------------------------------------------------------------------------
 
 
-def test_an_agent_that_is_not_finite_is_shown_and_the_others_go_on(tmp_path, capsys):
+def test_an_trial_that_is_not_finite_is_shown_and_the_others_go_on(tmp_path, capsys):
     config = CONFIG.replace(gamma=1.0)
     rates = [0.1, 3e38, 0.2]  # float32 ends at 3.4e38: the second one's weights become NaN
     swept = launch.sweep(
         toy, config, {"learning_rate": rates}, num_seeds=2, quiet=False, sweep_dir=tmp_path / "x"
     )
     out, err = capsys.readouterr()
-    assert "2 agents are not finite from point 1 on (step 50): policy of " in err
+    assert "2 trials are not finite from point 1 on (step 50): policy of " in err
     assert "learning_rate=3e+38, seed 0" in err and err.count("not finite") == 1
     assert err.endswith("; the other 4 go on\n")
-    assert [agent.is_finite for agent in swept.agents] == [True] * 2 + [False] * 2 + [True] * 2
+    assert [trial.is_finite for trial in swept.trials] == [True] * 2 + [False] * 2 + [True] * 2
     assert [row["is_finite"] for row in table(tmp_path / "x")] == list("110011")
     assert swept.ranked[-1].setting == {"learning_rate": 3e38} and "2 not finite" in out
-    assert "2 of 6 agents not finite |" in out and not swept.failed
+    assert "2 of 6 trials not finite |" in out and not swept.failed
     assert "\nnot finite: learning_rate=3e+38: seeds 0, 1\ndone" in out
     assert math.isfinite(swept.objective)
     alone = launch.sweep(toy, config, {"learning_rate": [0.1, 0.2]}, num_seeds=2, save=False)
@@ -435,15 +441,15 @@ def test_a_full_disk_costs_files_and_not_the_sweep(tmp_path, monkeypatch, capsys
 # --- what comes out --------------------------------------------------------------------------
 
 
-def test_results_have_a_row_for_each_agent(whole):
+def test_results_have_a_row_for_each_trial(whole):
     rows = table(whole.sweep_dir)
     assert len(rows) == 12
-    for i, (row, agent) in enumerate(zip(rows, whole.agents, strict=True)):
-        metrics = launch.load(whole.sweep_dir, agent=i, module=toy).metrics
+    for i, (row, trial) in enumerate(zip(rows, whole.trials, strict=True)):
+        metrics = launch.load(whole.sweep_dir, trial=i, module=toy).metrics
         returns = metrics["eval_return"][i].mean(1)
         steps = metrics["timestep"][i]
         best = np.argmax(returns)
-        assert int(row["agent"]) == i and int(row["seed"]) == agent.seed == i % 2
+        assert int(row["agent"]) == i and int(row["seed"]) == trial.seed == i % 2
         assert float(row["learning_rate"]) == GRID["learning_rate"][i // 4]
         np.testing.assert_allclose(float(row["final_return"]), returns[-1], rtol=1e-6)
         np.testing.assert_allclose(float(row["best_return"]), returns[best], rtol=1e-6)
@@ -459,7 +465,7 @@ def test_a_sweep_is_one_long_table(tmp_path):
     head = ["trial", "num_envs", "learning_rate", "seed", "point", "timestep"]
     assert list(table.columns[:6]) == head and list(table.columns[-3:]) == list(pace.NAMES)
     assert len(table) == 8 * 5 and sorted(table.trial.unique()) == list(range(8))
-    for number, trial in enumerate(swept.agents):
+    for number, trial in enumerate(swept.trials):
         rows = table[table.trial == number]
         assert {name: rows[name].unique().tolist() for name in grid} == {
             name: [value] for name, value in trial.setting.items()
@@ -479,9 +485,9 @@ def outcome(setting, final, seed=0, is_finite=True):
 
 def test_settings_are_ranked_by_their_means_and_broken_ones_last():
     returns = {1.0: (5.0, 7.0), 2.0: (9.0, 1.0), 3.0: (50.0, 50.0), 4.0: (8.0, np.nan)}
-    agents = [outcome({"x": x}, r, i) for x, pair in returns.items() for i, r in enumerate(pair)]
-    agents[5] = agents[5]._replace(is_finite=False)
-    ranked = results.rank(agents)
+    trials = [outcome({"x": x}, r, i) for x, pair in returns.items() for i, r in enumerate(pair)]
+    trials[5] = trials[5]._replace(is_finite=False)
+    ranked = results.rank(trials)
     assert [setting.setting["x"] for setting in ranked] == [4.0, 1.0, 2.0, 3.0]
     assert [setting.mean for setting in ranked] == [8.0, 6.0, 5.0, 50.0]
     lines = results.table(ranked).splitlines()
@@ -496,11 +502,11 @@ def test_settings_are_ranked_by_their_means_and_broken_ones_last():
 def test_ties_go_to_the_setting_that_learned_faster_and_then_to_order():
     curves = ([0.0, 4.0, 9.0], [0.0, 8.0, 9.0], [0.0, 4.0, 9.0], [9.0, 9.0, 8.0])
     steps = np.array([0, 10, 20])
-    agents = [
+    trials = [
         results.Outcome({"x": float(i)}, 0, steps, np.array(curve), True, "chunk_000", i)
         for i, curve in enumerate(curves)
     ]
-    ranked = results.rank(agents)
+    ranked = results.rank(trials)
     assert [setting.setting["x"] for setting in ranked] == [1.0, 0.0, 2.0, 3.0]
     head, first, *_ = results.table(ranked).splitlines()
     assert head.endswith("mean of curve") and first.split()[-1] == "6.25"
@@ -523,20 +529,20 @@ def test_interquartile_mean_and_bootstrap_against_scipy():
 def test_the_best_setting_can_be_run_again(whole, monkeypatch):
     best = whole.ranked[0]
     argv = ["--config", str(whole.sweep_dir / "best.json")]
-    config, shell = cli.defaults(toy, argv)
+    config, given = cli.defaults(toy, argv)
     assert {name: getattr(config, name) for name in GRID} == best.setting
-    assert (shell.seed, shell.num_seeds) == (0, 2)
-    assert whole.objective == -best.mean == -np.mean([agent.final for agent in best.agents])
+    assert (given.seed, given.num_seeds) == (0, 2)
+    assert whole.objective == -best.mean == -np.mean([trial.final for trial in best.trials])
 
 
 def test_trackers_have_a_run_for_each_setting():
-    (program,) = grids.expand(CONFIG, {"gamma": [0.5, 0.6]}, [3, 4])
-    by_setting = trackers.split(program.agents, one_run_per_seed=False)
+    (group,) = grids.expand(CONFIG, {"gamma": [0.5, 0.6]}, [3, 4])
+    by_setting = trackers.split(group.trials, one_run_per_seed=False)
     assert [(p.label, p.rows, p.seeds) for p in by_setting] == [
         ("gamma_0.5", [0, 1], [3, 4]),
         ("gamma_0.6", [2, 3], [3, 4]),
     ]
-    each = trackers.split(program.agents, one_run_per_seed=True)
+    each = trackers.split(group.trials, one_run_per_seed=True)
     assert [(p.label, p.rows) for p in each][1:3] == [
         ("gamma_0.5,seed_4", [1]),
         ("gamma_0.6,seed_3", [2]),
@@ -550,7 +556,7 @@ def test_flags_with_several_values_are_a_grid():
     words = "--learning-rate 1e-3 0.5 --hidden-sizes 3,2 4 --no-anneal-lr --num-envs 6"
     words += " --env CartPole-v1 Acrobot-v1 --gamma uniform:0.5:1 --env-settings max_steps=9"
     base = toy.Config(gamma=0.7)
-    config, _ = flags.parse(toy, words.split(), base, flags.Shell())
+    config, _ = flags.parse(toy, words.split(), base, flags.Flags())
     config, grid = flags.single_out(base, config)
     assert grid == {
         "learning_rate": [1e-3, 0.5],
@@ -560,9 +566,9 @@ def test_flags_with_several_values_are_a_grid():
     }
     assert config.num_envs == 6 and config.anneal_lr is False and config.gamma == 0.7
     assert config.env == "CartPole-v1" and config.env_settings == (("max_steps", 9),)
-    config, _ = flags.parse(toy, ["--anneal-lr", "true", "false"], base, flags.Shell())
+    config, _ = flags.parse(toy, ["--anneal-lr", "true", "false"], base, flags.Flags())
     assert flags.single_out(base, config)[1] == {"anneal_lr": [True, False]}
-    config, _ = flags.parse(toy, ["--anneal-lr", "--quiet"], base, flags.Shell())
+    config, _ = flags.parse(toy, ["--anneal-lr", "--quiet"], base, flags.Flags())
     assert config.anneal_lr is True
 
 
@@ -592,36 +598,36 @@ def test_a_sweep_from_the_command_line(tmp_path, monkeypatch, capsys):
     words = "--learning-rate log:1e-3:1 --samples 4 --num-seeds 2 --max-parallel 4 --num-evals 2"
     cli.main(toy, words.split())
     out = capsys.readouterr().out
-    assert "toy on CartPole-v1: a sweep of 8 agents, 4 settings x 2 seeds" in out
-    assert "8 agents, 2 chunks of 4" in out and "left, says the first point" in out
+    assert "toy on CartPole-v1: a sweep of 8 trials, 4 settings x 2 seeds" in out
+    assert "8 trials, 2 chunks of 4" in out and "left, says the first point" in out
     assert "rank  learning_rate" in out
     (sweep_dir,) = (tmp_path / "runs").iterdir()
     assert len(table(sweep_dir)) == 8
     cli.main(toy, ["--resume", str(sweep_dir)])
     assert "2 of 2 chunks are done" in capsys.readouterr().out
-    cli.main(toy, ["--evaluate", str(sweep_dir), "--agent", "5", "--episodes", "2"])
-    assert f"agent 5 (learning_rate={float(table(sweep_dir)[5]['learning_rate']):.6g}, seed 1)" in (
+    cli.main(toy, ["--evaluate", str(sweep_dir), "--trial", "5", "--episodes", "2"])
+    assert f"trial 5 (learning_rate={float(table(sweep_dir)[5]['learning_rate']):.6g}, seed 1)" in (
         capsys.readouterr().out
     )
 
 
 def test_a_sweep_is_evaluated_and_drawn_by_its_best_setting(whole, capsys, monkeypatch):
     best = whole.ranked[0]
-    numbers = [whole.agents.index(trial) for trial in best.agents]
+    numbers = [whole.trials.index(trial) for trial in best.trials]
     cli.main(toy, ["--evaluate", str(whole.sweep_dir), "--episodes", "2"])
     out, err = capsys.readouterr()
-    assert [line.split()[1] for line in out.splitlines() if line.startswith("agent ")] == [
+    assert [line.split()[1] for line in out.splitlines() if line.startswith("trial ")] == [
         str(number) for number in numbers
     ]
     assert "all 2 seeds: 4 episodes" in out
     values = ", ".join(settings.text_of(best.setting))
-    assert f"its best setting is {values} (return {best.mean:.5g}): agents " in err
+    assert f"its best setting is {values} (return {best.mean:.5g}): trials " in err
     drawn = []
     monkeypatch.setattr(render, "render", lambda *given: drawn.append(given) or given[3])
     cli.main(toy, ["--render", str(whole.sweep_dir)])
-    top = max(numbers, key=lambda number: whole.agents[number].final)
+    top = max(numbers, key=lambda number: whole.trials[number].final)
     ((_, config, _, path, _),) = drawn
-    assert path.name == f"episode_agent{top}_point4_seed0.gif" and f": agent {top}\n" in (
+    assert path.name == f"episode_agent{top}_point4_seed0.gif" and f": trial {top}\n" in (
         capsys.readouterr().err
     )
     assert {name: getattr(config, name) for name in GRID} == best.setting
@@ -629,9 +635,9 @@ def test_a_sweep_is_evaluated_and_drawn_by_its_best_setting(whole, capsys, monke
 
 def test_environments_are_not_ranked_against_each_other(tmp_path, capsys):
     far, near = {"env": "Far-v0", "x": 1.0}, {"env": "Near-v0", "x": 1.0}
-    agents = [outcome(far, 500.0), outcome(far | {"x": 2.0}, 400.0)]
-    agents += [outcome(near, 1.0), outcome(near | {"x": 2.0}, 2.0)]
-    ranked = results.rank([agents[0], agents[2], agents[1], agents[3]])
+    trials = [outcome(far, 500.0), outcome(far | {"x": 2.0}, 400.0)]
+    trials += [outcome(near, 1.0), outcome(near | {"x": 2.0}, 2.0)]
+    ranked = results.rank([trials[0], trials[2], trials[1], trials[3]])
     order = [(one.environment, one.setting["x"]) for one in ranked]
     assert order == [("Far-v0", 1.0), ("Far-v0", 2.0), ("Near-v0", 2.0), ("Near-v0", 1.0)]
     lines = results.table(ranked).splitlines()
@@ -654,7 +660,7 @@ def test_environments_are_not_ranked_against_each_other(tmp_path, capsys):
 @pytest.mark.parametrize(
     "words, message",
     [
-        ("--evaluate SWEEP --agent 12", "agents 0 to 11"),
+        ("--evaluate SWEEP --trial 12", "trials 0 to 11"),
         ("--config SWEEP", "its best.json is its best setting"),
         ("--config SWEEP/chunk_000", "has many settings"),
         ("--resume SWEEP --total-timesteps 900", "is a sweep, which goes on as it was"),

@@ -1,6 +1,6 @@
 """A toy that keeps the contract of an algorithm file and compiles in no time.
 
-It walks at random. Run as a program it has the shell's command line.
+It walks at random. Run as a program it has the launcher's command line.
 """
 
 import sys

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 from algorithms import parts, ppo
-from algorithms.parts import memory
+from algorithms.parts import capacity
 from tests import probe as tasks
 from tests.probe import spaces
 
@@ -317,7 +317,7 @@ def test_observations_are_stored_in_a_known_dtype():
 
 
 def test_a_buffer_larger_than_the_memory_is_refused_with_one_that_fits(monkeypatch):
-    monkeypatch.setattr(memory, "device_memory", lambda: 1_000_000)
+    monkeypatch.setattr(capacity, "device_capacity", lambda: 1_000_000)
 
     def check(size):  # 18 bytes for each transition, and 12 for the counters
         settings = dict(learning_starts=0, total_timesteps=1, n_step=1, num_envs=1)

@@ -10,7 +10,7 @@ MOUNTED = Path("/sys/fs/cgroup")  # control groups: the limits of jobs and conta
 MINE = Path("/proc/self/cgroup")  # names the groups of this process
 
 
-def device_memory(device: jax.Device | None = None) -> int:
+def device_capacity(device: jax.Device | None = None) -> int:
     """Bytes that a device may use, by default the first one. All CPU devices share the machine's.
 
     Accelerators report their own limit; by default XLA takes three quarters of a GPU. A CPU has the
@@ -18,10 +18,10 @@ def device_memory(device: jax.Device | None = None) -> int:
     """
     device = device or jax.local_devices()[0]
     limit = (device.memory_stats() or {}).get("bytes_limit")
-    return limit or host_memory()
+    return limit or host_capacity()
 
 
-def host_memory() -> int:
+def host_capacity() -> int:
     """Bytes that this process may use of the machine's memory.
 
     Control groups are nested (systemd's slices, SLURM's jobs and steps), and each may have a limit.

@@ -6,7 +6,7 @@ import types
 import pytest
 
 from algorithms import parts
-from algorithms.parts import memory
+from algorithms.parts import capacity
 
 PHYSICAL = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
@@ -14,8 +14,8 @@ PHYSICAL = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 @pytest.fixture
 def groups(tmp_path, monkeypatch):
     """Control groups in a folder: groups(mine, limits) of /proc/self/cgroup, and {file: text}."""
-    monkeypatch.setattr(memory, "MOUNTED", tmp_path / "cgroup")
-    monkeypatch.setattr(memory, "MINE", tmp_path / "mine")
+    monkeypatch.setattr(capacity, "MOUNTED", tmp_path / "cgroup")
+    monkeypatch.setattr(capacity, "MINE", tmp_path / "mine")
 
     def write(mine, limits):
         if mine is not None:
@@ -29,9 +29,9 @@ def groups(tmp_path, monkeypatch):
 
 
 def test_memory_is_the_accelerator_s_or_the_machine_s():
-    assert 2**28 < parts.device_memory() <= PHYSICAL
+    assert 2**28 < parts.device_capacity() <= PHYSICAL
     gpu = types.SimpleNamespace(memory_stats=lambda: {"bytes_limit": 77})
-    assert parts.device_memory(gpu) == 77
+    assert parts.device_capacity(gpu) == 77
 
 
 JOB = "0::/system.slice/job_7/step_0\n"
@@ -62,4 +62,4 @@ NESTED = [
 @pytest.mark.parametrize("mine, limits, expected", NESTED)
 def test_the_limits_of_a_container_or_a_job_hold(groups, mine, limits, expected):
     groups(mine, limits)
-    assert parts.device_memory() == expected
+    assert parts.device_capacity() == expected
