@@ -255,20 +255,13 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
     network = CategoricalNetwork(config, env.action_space(env_params).n)
 
     def policy(state, observation, memory=None, rng=None, mask=None):
-        x = normalize(config, state.policy, observation)[None]
+        x = parts.normalize(config, state.policy.obs_stats, observation)[None]
         values = action_values(config, network.apply(state.policy.params, x))
         mask = None if mask is None else mask[None]
         noise = jnp.full(1, jnp.inf) if rng is None else jax.random.uniform(rng, (1,))
         return epsilon_greedy(values, config.eps_end, noise, mask)[0], memory
 
     return policy
-
-
-def normalize(config, policy, x):
-    """Observations as the network sees them."""
-    if config.normalize_obs:
-        return policy.obs_stats.normalize(x, config.clip_obs)
-    return parts.scaled(x)
 
 
 def check(config: Config, env: Any, env_params: Any) -> None:
@@ -306,12 +299,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     rounds = parts.Rounds(config, buffer)  # detail 1
     environments = envs.batch(env, config.num_envs, rounds.num_steps)
     network = CategoricalNetwork(config, env.action_space(env_params).n)
-    optimizer = parts.FlatOptimizer(  # detail 9
-        optax.chain(
-            optax.clip_by_global_norm(config.max_grad_norm),
-            optax.scale_by_adam(eps=config.adam_eps),
-        )
-    )
+    clip = optax.clip_by_global_norm(config.max_grad_norm)  # detail 9
+    optimizer = parts.FlatOptimizer(optax.chain(clip, optax.scale_by_adam(eps=config.adam_eps)))
 
     def init(rng):
         rng, network_rng, reset_rng, eval_rng = jax.random.split(rng, 4)
@@ -363,7 +352,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         """`train_every` steps of every environment."""
 
         def step(state, noise):
-            x = normalize(config, state.policy, state.observation)
+            x = parts.normalize(config, state.policy.obs_stats, state.observation)
             values = action_values(config, network.apply(state.policy.params, x))
             mask = environments.action_mask(state.env_state, env_params)
             chosen = epsilon_greedy(values, epsilon, noise.exploration, mask)
@@ -394,7 +383,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         p' and Q' are of the target network. a* = argmax_a Q'(s_n, a), or with `double` argmax_a
         Q(s_n, a).
         """
-        x = normalize(config, state.policy, window.final_observation)
+        x = parts.normalize(config, state.policy.obs_stats, window.final_observation)
         next_logits = network.apply(state.target_params, x)
         # detail 6
         selecting = network.apply(state.policy.params, x) if config.double else next_logits
@@ -405,7 +394,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
 
     def loss(params, policy, window, target):  # detail 7
         """The mean of -sum_i m_i log p_i(s, a)."""
-        logits = network.apply(params, normalize(config, policy, window.observation))
+        x = parts.normalize(config, policy.obs_stats, window.observation)
+        logits = network.apply(params, x)
         log_probs = jax.nn.log_softmax(of_action(logits, window.action))
         total = -(target * log_probs).sum(-1).mean()
         best = of_action(logits, greedy(action_values(config, logits), window.action_mask))

@@ -267,20 +267,13 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
     network = Actor(config, parts.num_outputs(space))
 
     def policy(state, observation, memory=None, rng=None, mask=None):
-        x = normalize(config, state.policy, observation)[None]
+        x = parts.normalize(config, state.policy.obs_stats, observation)[None]
         gaussian = network.apply(state.policy.variables, x)
         shape = gaussian.mean.shape
         noise = jnp.zeros(shape) if rng is None else jax.random.normal(rng, shape)
         return parts.rescale_to(space, squash(gaussian, noise)[0])[0], memory
 
     return policy
-
-
-def normalize(config, policy, x):
-    """Observations as the networks see them."""
-    if config.normalize_obs:
-        return policy.obs_stats.normalize(x, config.clip_obs)
-    return parts.scaled(x)
 
 
 def check(config: Config, env: Any, env_params: Any) -> None:
@@ -373,7 +366,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
 
         def step(state, inputs):
             step_rng, noise = inputs
-            x = normalize(config, state.policy, state.observation)
+            x = parts.normalize(config, state.policy.obs_stats, state.observation)
             action, _ = squash(actor.apply(state.policy.variables, x), noise)
             action = jnp.where(ready, action, parts.uniform_of(noise))  # detail 8
             observation, env_state, reward, terminated, truncated, info = environments.step(
@@ -396,8 +389,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
 
         y = reward_scale R_n + gamma**n (min_k Q_k(s_n, a') - alpha log pi(a'|s_n)), a' ~ pi.
         """
-        x = normalize(config, state.policy, window.observation)
-        next_x = normalize(config, state.policy, window.final_observation)
+        x = parts.normalize(config, state.policy.obs_stats, window.observation)
+        next_x = parts.normalize(config, state.policy.obs_stats, window.final_observation)
         next_action, next_log_prob = squash(actor.apply(state.policy.variables, next_x), noise)
         both = jnp.concatenate([x, next_x])  # detail 2
         actions = jnp.concatenate([window.action.reshape(-1, size), next_action])
@@ -415,7 +408,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
 
         This is alpha (H - target) with the entropy H. Also returns new running moments and metrics.
         """
-        x = normalize(config, state.policy, window.observation)
+        x = parts.normalize(config, state.policy.obs_stats, window.observation)
         temperature = jnp.exp(log_temperature)
         variables = state.policy.variables | {"params": params}
         gaussian, changed = actor.apply(variables, x, True, warm, mutable="moments")

@@ -371,21 +371,17 @@ def fold_rollout(config, arrays):
     return jax.vmap(functools.partial(fold, config), out_axes=1)(arrays)
 
 
-def normalize(config, stats, x):
-    """Normalises (num_envs, num_agents, ...) by statistics (networks, ...)."""
-    return stats.normalize(x, config.clip_obs) if config.normalize_obs else parts.scaled(x)
-
-
 def make_inputs(config, policy, observation, world_state=None):
     """Inputs of actors and critics (num_envs, num_agents, ...) from observations of that shape.
 
     Central critics see the world state (num_envs, ...), or all observations if there is none. With
     `agent_ids`, the agent's number follows, one-hot.
     """
-    x = critic_x = normalize(config, policy.obs_stats, observation)
+    x = critic_x = parts.normalize(config, policy.obs_stats, observation)
     num_envs, num_agents = x.shape[:2]
     if config.central_critic:  # detail 4
-        view = x if world_state is None else normalize(config, policy.world_stats, world_state)
+        stats = policy.world_stats
+        view = x if world_state is None else parts.normalize(config, stats, world_state)
         critic_x = jnp.repeat(view.reshape(num_envs, 1, -1), num_agents, axis=1)
     if config.agent_ids:  # detail 5
         ids = jnp.broadcast_to(jnp.eye(num_agents), (num_envs, num_agents, num_agents))

@@ -280,19 +280,12 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
     network = ActorCritic(config, space)
 
     def policy(state, observation, memory=None, rng=None, mask=None):
-        x = normalize(config, state.policy, observation)[None]
+        x = parts.normalize(config, state.policy.obs_stats, observation)[None]
         actions = network.apply(state.policy.params, x, mask, method="actor").distribution()
         action = actions.mode() if rng is None else actions.sample(seed=rng)
         return parts.clip_to(space, action[0]), memory
 
     return policy
-
-
-def normalize(config, policy, x):
-    """Observations as the network sees them."""
-    if config.normalize_obs:
-        return policy.obs_stats.normalize(x, config.clip_obs)
-    return parts.scaled(x)
 
 
 def check(config: Config, env: Any, env_params: Any) -> None:
@@ -328,12 +321,9 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     environments = envs.batch(env, config.num_envs, config.num_steps)  # core 1
     space = env.action_space(env_params)
     network = ActorCritic(config, space)
-    optimizer = parts.FlatOptimizer(
-        optax.chain(
-            optax.clip_by_global_norm(config.max_grad_norm),  # core 11
-            optax.scale_by_adam(eps=config.adam_eps),  # core 3
-        )
-    )
+    clip = optax.clip_by_global_norm(config.max_grad_norm)  # core 11
+    adam = optax.scale_by_adam(eps=config.adam_eps)  # core 3
+    optimizer = parts.FlatOptimizer(optax.chain(clip, adam))
 
     def init(rng):
         order_rng, network_rng, reset_rng, rollout_rng, eval_rng = jax.random.split(rng, 5)
@@ -371,7 +361,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
 
         def step(state, inputs):
             step_rng, noise = inputs
-            x = normalize(config, state.policy, state.observation)  # continuous 6-7
+            x = parts.normalize(config, state.policy.obs_stats, state.observation)  # continuous 6-7
             mask = environments.action_mask(state.env_state, env_params)
             action = network.apply(state.policy.params, x, mask, method="actor").sample(noise)
             observation, env_state, reward, terminated, truncated, info = environments.step(
@@ -395,8 +385,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     def prepare(state, rollout):
         """Samples with advantages and targets."""
         flat = jax.tree.map(lambda x: x.reshape(batch_size, *x.shape[2:]), rollout)
-        x = normalize(config, state.policy, flat.observation)
-        final_x = normalize(config, state.policy, flat.final_observation)
+        x = parts.normalize(config, state.policy.obs_stats, flat.observation)
+        final_x = parts.normalize(config, state.policy.obs_stats, flat.final_observation)
         actions, values = network.apply(state.policy.params, x, flat.mask)
         next_values = network.apply(state.policy.params, final_x, method="critic")
         reward = rollout.reward

@@ -328,7 +328,7 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
     network = ActorCritic(config, space)
 
     def policy(state, observation, memory=None, rng=None, mask=None):
-        x = normalize(config, state.policy, observation)[None]
+        x = parts.normalize(config, state.policy.obs_stats, observation)[None]
         memory = parts.fresh_memory(config, space) if memory is None else memory
         one = jax.tree.map(lambda x: x[None], memory)
         one, actions, _ = network.apply(state.policy.params, one, x, mask)
@@ -339,13 +339,6 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
         return jax.tree.map(lambda x: x[0], (action, one))
 
     return policy
-
-
-def normalize(config, policy, x):
-    """Observations as the network sees them."""
-    if config.normalize_obs:
-        return policy.obs_stats.normalize(x, config.clip_obs)
-    return parts.scaled(x)
 
 
 def check(config: Config, env: Any, env_params: Any) -> None:
@@ -428,7 +421,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
 
         def step(state, inputs):
             step_rng, noise = inputs
-            x = normalize(config, state.policy, state.observation)
+            x = parts.normalize(config, state.policy.obs_stats, state.observation)
             mask = environments.action_mask(state.env_state, env_params)
             memory, actions, _ = network.apply(state.policy.params, state.memory, x, mask)
             action = actions.sample(noise)
@@ -459,12 +452,12 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     def prepare(state, rollout):
         """Sequences with advantages and targets, from the memories of the collection."""
         params = state.policy.params
-        x = normalize(config, state.policy, rollout.observation)
+        x = parts.normalize(config, state.policy.obs_stats, rollout.observation)
         inputs = rollout.memory.hidden, x, rollout.mask, rollout.previous
         actions, values = network.apply(params, *inputs, method="review")
         # detail 4: one more step from the memory after each observation, for all at once.
         flat = lambda x: x.reshape(batch_size, *x.shape[2:])
-        final_x = normalize(config, state.policy, flat(rollout.final_observation))
+        final_x = parts.normalize(config, state.policy.obs_stats, flat(rollout.final_observation))
         _, _, next_values = network.apply(params, jax.tree.map(flat, rollout.memory), final_x)
         reward, next_values = rollout.reward, next_values.reshape(values.shape)
         if config.normalize_reward:

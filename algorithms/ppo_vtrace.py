@@ -345,20 +345,14 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
     network = ActorCritic(config, space)
 
     def policy(state, observation, memory=None, rng=None, mask=None):
-        x = normalize(config, state.policy, observation if several else observation[None])
+        x = observation if several else observation[None]
+        x = parts.normalize(config, state.policy.obs_stats, x)
         actions = network.apply(state.policy.params, x, method="actor").distribution()
         action = actions.mode() if rng is None else actions.sample(seed=rng)
         action = to_space(config, space, action)
         return action if several else action[0], memory
 
     return policy
-
-
-def normalize(config, policy, x):
-    """Observations as the network sees them."""
-    if config.normalize_obs:
-        return policy.obs_stats.normalize(x, config.clip_obs)
-    return parts.scaled(x)
 
 
 def to_space(config, space, action):
@@ -466,7 +460,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
 
         def step(state, inputs):
             step_rng, noise = inputs
-            x = normalize(config, state.policy, state.observation)
+            x = parts.normalize(config, state.policy.obs_stats, state.observation)
             action = network.apply(state.policy.params, x, method="actor").sample(noise)
             taken = to_space(config, space, action)
             observation, env_state, reward, terminated, truncated, info = environments.step(
@@ -496,8 +490,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     def prepare(state, rollout):
         """Segments, with values and log_probs of the networks that acted."""
         rollout = jax.tree.map(lambda x: x.swapaxes(0, 1), rollout)
-        x = normalize(config, state.policy, rollout.observation)
-        final_x = normalize(config, state.policy, rollout.final_observation)
+        x = parts.normalize(config, state.policy.obs_stats, rollout.observation)
+        final_x = parts.normalize(config, state.policy.obs_stats, rollout.final_observation)
         params = state.policy.params
         actions, values = over_segments(params, x)
         bootstrap = over_segments(params, final_x, method="critic") * (1.0 - rollout.terminated)

@@ -252,7 +252,7 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
     network = QNetwork(config, num_actions)
 
     def policy(state, observation, memory=None, rng=None, mask=None):
-        x = normalize(config, state.policy, observation)[None]
+        x = parts.normalize(config, state.policy.obs_stats, observation)[None]
         values, mask = network.apply(state.policy.params, x), None if mask is None else mask[None]
         if rng is None:
             return greedy(values, mask)[0], memory
@@ -260,13 +260,6 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
         return epsilon_greedy(values, config.eps_end, noise, mask)[0], memory
 
     return policy
-
-
-def normalize(config, policy, x):
-    """Observations as the network sees them."""
-    if config.normalize_obs:
-        return policy.obs_stats.normalize(x, config.clip_obs)
-    return parts.scaled(x)
 
 
 def check(config: Config, env: Any, env_params: Any) -> None:
@@ -339,7 +332,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
 
         def step(state, inputs):
             step_rng, noise = inputs
-            x = normalize(config, state.policy, state.observation)
+            x = parts.normalize(config, state.policy.obs_stats, state.observation)
             values = network.apply(state.policy.params, x)
             mask = environments.action_mask(state.env_state, env_params)
             action = epsilon_greedy(values, epsilon, noise, mask)
@@ -365,8 +358,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     def prepare(state, rollout):
         """Samples with targets."""
         flat = jax.tree.map(lambda x: x.reshape(batch_size, *x.shape[2:]), rollout)
-        x = normalize(config, state.policy, flat.observation)
-        final_x = normalize(config, state.policy, flat.final_observation)
+        x = parts.normalize(config, state.policy.obs_stats, flat.observation)
+        final_x = parts.normalize(config, state.policy.obs_stats, flat.final_observation)
         final_values = network.apply(state.policy.params, final_x)
         next_values = of_action(final_values, greedy(final_values, flat.final_mask))
         targets = q_lambda_targets(  # detail 3

@@ -274,7 +274,8 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
     def policy(state, observation, memory=None, rng=None, mask=None):
         memory, observation, mask = jax.tree.map(lambda x: x[None], (memory, observation, mask))
         memory = fresh if memory is None else memory
-        inputs = normalize(config, state.policy, observation), *parts.last_step(memory)
+        x = parts.normalize(config, state.policy.obs_stats, observation)
+        inputs = x, *parts.last_step(memory)
         memory, values = one_step(network, state.policy.params, memory, inputs)
         action = greedy(values, mask)
         if rng is not None:
@@ -285,13 +286,6 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
         return jax.tree.map(lambda x: x[0], (action, memory))
 
     return policy
-
-
-def normalize(config, policy, x):
-    """Observations as the network sees them."""
-    if config.normalize_obs:
-        return policy.obs_stats.normalize(x, config.clip_obs)
-    return parts.scaled(x)
 
 
 def check(config: Config, env: Any, env_params: Any) -> None:
@@ -371,7 +365,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         def step(state, inputs):
             step_rng, noise = inputs
             previous = parts.last_step(state.memory)  # detail 4
-            inputs = normalize(config, state.policy, state.observation), *previous
+            inputs = parts.normalize(config, state.policy.obs_stats, state.observation), *previous
             memory, values = one_step(network, state.policy.params, state.memory, inputs)
             mask = environments.action_mask(state.env_state, env_params)
             action = epsilon_greedy(values, epsilon, noise, mask)
@@ -402,9 +396,9 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     def prepare(state, rollout):
         """Sequences with targets, from the memories of the collection."""
         policy = state.policy
-        inputs = normalize(config, policy, rollout.observation), *rollout.previous
+        inputs = parts.normalize(config, policy.obs_stats, rollout.observation), *rollout.previous
         # detail 2: one more step from the memory after each observation, for all at once.
-        final_x = normalize(config, policy, rollout.final_observation)
+        final_x = parts.normalize(config, policy.obs_stats, rollout.final_observation)
         final = rollout.memory, (final_x, *parts.last_step(rollout.memory))
         final = jax.tree.map(lambda x: x.reshape(batch_size, *x.shape[2:]), final)
         _, values = one_step(network, policy.params, *final)

@@ -235,19 +235,12 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
     network = ActorCritic(config, space)
 
     def policy(state, observation, memory=None, rng=None, mask=None):
-        x = normalize(config, state.policy, observation)[None]
+        x = parts.normalize(config, state.policy.obs_stats, observation)[None]
         actions = network.apply(state.policy.params, x, method="actor").distribution()
         action = actions.mode() if rng is None else actions.sample(seed=rng)
         return parts.clip_to(space, action[0]), memory
 
     return policy
-
-
-def normalize(config, policy, x):
-    """Observations as the network sees them."""
-    if config.normalize_obs:
-        return policy.obs_stats.normalize(x, config.clip_obs)
-    return parts.scaled(x)
 
 
 def check(config: Config, env: Any, env_params: Any) -> None:
@@ -285,12 +278,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     environments = envs.batch(env, config.num_envs, config.num_steps)
     space = env.action_space(env_params)
     network = ActorCritic(config, space)
-    optimizer = parts.FlatOptimizer(  # detail 6
-        optax.chain(
-            optax.clip_by_global_norm(config.max_grad_norm),
-            optax.scale_by_adam(eps=config.adam_eps),
-        )
-    )
+    clip = optax.clip_by_global_norm(config.max_grad_norm)  # detail 6
+    optimizer = parts.FlatOptimizer(optax.chain(clip, optax.scale_by_adam(eps=config.adam_eps)))
 
     def init(rng):
         network_rng, reset_rng, rollout_rng, eval_rng = jax.random.split(rng, 4)
@@ -324,7 +313,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
 
         def step(state, inputs):
             step_rng, noise = inputs
-            x = normalize(config, state.policy, state.observation)
+            x = parts.normalize(config, state.policy.obs_stats, state.observation)
             action = network.apply(state.policy.params, x, method="actor").sample(noise)
             observation, env_state, reward, terminated, truncated, info = environments.step(
                 step_rng, state.env_state, parts.clip_to(space, action), env_params
@@ -346,8 +335,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     def prepare(state, rollout):
         """Samples with targets."""
         flat = jax.tree.map(lambda x: x.reshape(batch_size, *x.shape[2:]), rollout)
-        x = normalize(config, state.policy, flat.observation)
-        final_x = normalize(config, state.policy, flat.final_observation)
+        x = parts.normalize(config, state.policy.obs_stats, flat.observation)
+        final_x = parts.normalize(config, state.policy.obs_stats, flat.final_observation)
         next_values = network.apply(state.policy.params, final_x, method="critic")
         reward = rollout.reward
         if config.normalize_reward:

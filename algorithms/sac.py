@@ -209,20 +209,13 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
     network = Actor(config, parts.num_outputs(space))
 
     def policy(state, observation, memory=None, rng=None, mask=None):
-        x = normalize(config, state.policy, observation)[None]
+        x = parts.normalize(config, state.policy.obs_stats, observation)[None]
         gaussian = network.apply(state.policy.params, x)
         shape = gaussian.mean.shape
         noise = jnp.zeros(shape) if rng is None else jax.random.normal(rng, shape)
         return parts.rescale_to(space, squash(gaussian, noise)[0])[0], memory
 
     return policy
-
-
-def normalize(config, policy, x):
-    """Observations as the networks see them."""
-    if config.normalize_obs:
-        return policy.obs_stats.normalize(x, config.clip_obs)
-    return parts.scaled(x)
 
 
 def check(config: Config, env: Any, env_params: Any) -> None:
@@ -325,7 +318,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
 
         def step(state, inputs):
             step_rng, noise = inputs
-            x = normalize(config, state.policy, state.observation)
+            x = parts.normalize(config, state.policy.obs_stats, state.observation)
             action, _ = squash(actor.apply(state.policy.params, x), noise)
             action = jnp.where(ready, action, parts.uniform_of(noise))  # detail 9
             observation, env_state, reward, terminated, truncated, info = environments.step(
@@ -346,7 +339,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     def targets(state, window, noise):
         """y = reward_scale R_n + gamma**n (min_k Q'_k(s_n, a) - alpha log pi(a|s_n)) with a ~ pi,
         (batch_size,). R_n is the n-step return."""
-        x = normalize(config, state.policy, window.final_observation)
+        x = parts.normalize(config, state.policy.obs_stats, window.final_observation)
         action, log_prob = squash(actor.apply(state.policy.params, x), noise)
         value = critics(state.target_params, x, action).min(0)  # detail 4
         soft_value = value - jnp.exp(state.log_temperature) * log_prob  # detail 8
@@ -373,10 +366,11 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         draw = buffer.draw(state.replay, draws.windows)
         window = buffer.windows(state.replay.transitions, draw.index, config.gamma)
         here, following = draws.actions
-        x, action = normalize(config, state.policy, window.observation), window.action
+        x = parts.normalize(config, state.policy.obs_stats, window.observation)
+        action = window.action.reshape(-1, size)
         target = targets(state, window, following)
         (loss, mean_value), of_critics = jax.value_and_grad(critic_loss, has_aux=True)(
-            state.critic_params, x, action.reshape(-1, size), target
+            state.critic_params, x, action, target
         )
         (loss_of_actor, log_prob), of_actor = jax.value_and_grad(actor_loss, has_aux=True)(
             state.policy.params, state, x, here

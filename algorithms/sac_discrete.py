@@ -196,19 +196,12 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
     network = Actor(config, env.action_space(env_params).n)
 
     def policy(state, observation, memory=None, rng=None, mask=None):
-        x = normalize(config, state.policy, observation)[None]
+        x = parts.normalize(config, state.policy.obs_stats, observation)[None]
         logits = allowed(network.apply(state.policy.params, x)[0], mask)
         noise = 0.0 if rng is None else jax.random.gumbel(rng, logits.shape)
         return jnp.argmax(logits + noise), memory
 
     return policy
-
-
-def normalize(config, policy, x):
-    """Observations as the networks see them."""
-    if config.normalize_obs:
-        return policy.obs_stats.normalize(x, config.clip_obs)
-    return parts.scaled(x)
 
 
 def check(config: Config, env: Any, env_params: Any) -> None:
@@ -298,7 +291,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
 
         def step(state, inputs):
             step_rng, noise = inputs
-            x = normalize(config, state.policy, state.observation)
+            x = parts.normalize(config, state.policy.obs_stats, state.observation)
             mask = environments.action_mask(state.env_state, env_params)
             logits = jnp.where(ready, actor.apply(state.policy.params, x), 0.0)  # detail 9
             action = jnp.argmax(allowed(logits, mask) + noise, -1)
@@ -325,7 +318,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     def targets(state, window):
         """y = reward_scale R_n + gamma**n E_pi[min_k Q'_k(s_n, a) - alpha log pi(a|s_n)],
         (batch_size,); E_pi = sum_a pi(a|s_n), R_n is the n-step return."""
-        x = normalize(config, state.policy, window.final_observation)
+        x = parts.normalize(config, state.policy.obs_stats, window.final_observation)
         log_probs = log_probs_of(state.policy.params, x, window.final_action_mask)
         # details 3 and 8
         values = critics(state.target_params, x).min(0) - jnp.exp(state.log_temperature) * log_probs
@@ -351,7 +344,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         """Learns from a batch of windows; all three losses see the parameters before it."""
         draw = buffer.draw(state.replay, draws)
         window = buffer.windows(state.replay.transitions, draw.index, config.gamma)
-        x, mask = normalize(config, state.policy, window.observation), window.action_mask
+        x = parts.normalize(config, state.policy.obs_stats, window.observation)
+        mask = window.action_mask
         temperature = jnp.exp(state.log_temperature)
         (loss, values), of_critics = jax.value_and_grad(critic_loss, has_aux=True)(
             state.critic_params, x, window.action, targets(state, window)

@@ -208,20 +208,13 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
     network = Actor(config, parts.num_outputs(space))
 
     def policy(state, observation, memory=None, rng=None, mask=None):
-        x = normalize(config, state.policy, observation)[None]
+        x = parts.normalize(config, state.policy.obs_stats, observation)[None]
         action = network.apply(state.policy.params, x)
         if rng is not None:
             action = noisy(action, config.exploration_noise * jax.random.normal(rng, action.shape))
         return parts.rescale_to(space, action)[0], memory
 
     return policy
-
-
-def normalize(config, policy, x):
-    """Observations as the networks see them."""
-    if config.normalize_obs:
-        return policy.obs_stats.normalize(x, config.clip_obs)
-    return parts.scaled(x)
 
 
 def check(config: Config, env: Any, env_params: Any) -> None:
@@ -323,7 +316,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
 
         def step(state, inputs):
             step_rng, noise = inputs
-            x = normalize(config, state.policy, state.observation)
+            x = parts.normalize(config, state.policy.obs_stats, state.observation)
             noise = correlated(noise, state.exploration, config.noise_correlation)
             action = noisy(actor.apply(state.policy.params, x), config.exploration_noise * noise)
             action = jnp.where(ready, action, parts.uniform_of(noise))  # detail 7
@@ -346,7 +339,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     def targets(state, window, noise):
         """y = reward_scale R_n + gamma**n min_k Q'_k(s_n, noisy(mu'(s_n), e)), (batch_size,), with
         clipped noise e and R_n the n-step return."""
-        x = normalize(config, state.policy, window.final_observation)
+        x = parts.normalize(config, state.policy.obs_stats, window.final_observation)
         clip = config.target_noise_clip
         noise = jnp.clip(config.target_noise * noise, -clip, clip)
         action = noisy(actor.apply(state.target_params.actor, x), noise)
@@ -367,9 +360,10 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         """Learns from a batch of windows."""
         draw = buffer.draw(state.replay, draws.windows)
         window = buffer.windows(state.replay.transitions, draw.index, config.gamma)
-        x, action = normalize(config, state.policy, window.observation), window.action
+        x = parts.normalize(config, state.policy.obs_stats, window.observation)
+        action = window.action.reshape(-1, size)
         (loss, mean_value), grads = jax.value_and_grad(critic_loss, has_aux=True)(
-            state.critic_params, x, action.reshape(-1, size), targets(state, window, draws.targets)
+            state.critic_params, x, action, targets(state, window, draws.targets)
         )
         left = jnp.maximum(1.0 - now.progress, 0.0) if config.anneal_lr else 1.0
         learning_rate = config.learning_rate * left

@@ -349,15 +349,10 @@ def fresh_memory(config, space, *axes):
     return parts.Memory(None, None) if none else parts.fresh_memory(config, space, *axes)
 
 
-def normalize(config, stats, x):
-    """Observations or world states as networks see them."""
-    return stats.normalize(x, config.clip_obs) if config.normalize_obs else parts.scaled(x)
-
-
 def make_inputs(config, policy, observation, previous):
     """The network's inputs, a tuple of arrays (..., num_agents, ...): the observation, with
     `agent_ids` the agent's number, one-hot, and `previous`, of `parts.last_step`."""
-    x = normalize(config, policy.obs_stats, observation)
+    x = parts.normalize(config, policy.obs_stats, observation)
     leading = x.shape[: x.ndim - policy.obs_stats.mean.ndim]
     ids = (jnp.broadcast_to(jnp.eye(leading[-1]), (*leading, leading[-1])),)
     return (x, *(ids if config.agent_ids else ()), *previous)

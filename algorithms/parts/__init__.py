@@ -43,7 +43,7 @@ from algorithms.parts.spaces import (
     rescale_to,
     uniform_of,
 )
-from algorithms.parts.statistics import EpisodeStatistics, RewardScale, RunningStatistics
+from algorithms.parts.statistics import EpisodeStatistics, RewardScale, RunningStatistics, normalize
 from algorithms.parts.training import (
     Average,
     Learner,
@@ -98,6 +98,7 @@ __all__ = [
     "log_tanh_slope",
     "make_env",
     "mean",
+    "normalize",
     "num_outputs",
     "num_points",
     "num_updates",

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from algorithms.parts.layers import scaled
 from envs.sums import Sum, mean
 
 
@@ -58,6 +59,12 @@ class RunningStatistics:
     def normalize(self, x: jax.Array, clip: Any) -> jax.Array:
         """(x - mean) / std, clipped to [-clip, clip]."""
         return jnp.clip((x - self.mean) * jax.lax.rsqrt(self.var + 1e-8), -clip, clip)
+
+
+def normalize(config: Any, stats: RunningStatistics, x: jax.Array) -> jax.Array:
+    """Observations or world states (..., *shape) as networks see them: with `normalize_obs` by the
+    statistics and clipped to +-`clip_obs`, else `scaled`."""
+    return stats.normalize(x, config.clip_obs) if config.normalize_obs else scaled(x)
 
 
 @struct.dataclass

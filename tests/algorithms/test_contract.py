@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import operator
 import re
-import types
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +13,6 @@ from jax.interpreters.partial_eval import dce_jaxpr
 from jax.tree_util import keystr
 
 import envs
-from algorithms import parts
 from algorithms.parts import training
 from envs.gymnax import Wrapper
 from tests import probe as tasks
@@ -546,20 +544,6 @@ def test_images_too_small_to_convolve_are_refused(case):
     made = (True,) if case.continuous else ()
     with pytest.raises(ValueError, match="conv_layers='small' needs images of 3x3 or more"):
         case.module.make_train(case.tiny, Narrow(*made), params)
-
-
-def test_the_network_sees_pixels_between_zero_and_one_or_normalised(case):
-    """Acting, learning and the policy all call `normalize`."""
-    stats = parts.RunningStatistics(jnp.full(3, 10.0), jnp.full(3, 4.0), jnp.ones(()))
-    policy = stats if case.several else types.SimpleNamespace(obs_stats=stats)
-    see = lambda normalize, x, **clip: case.module.normalize(
-        case.tiny.replace(normalize_obs=normalize, **clip), policy, x
-    )
-    pixels = jnp.array([0, 10, 20], jnp.uint8)
-    np.testing.assert_allclose(see(False, pixels), np.array([0.0, 10.0, 20.0]) / 255, rtol=1e-6)
-    np.testing.assert_array_equal(see(False, pixels.astype(jnp.int8)), [0.0, 10.0, 20.0])
-    np.testing.assert_allclose(see(True, pixels), [-5.0, 0.0, 5.0], rtol=1e-6)
-    np.testing.assert_array_equal(see(True, pixels, clip_obs=2.0), [-2.0, 0.0, 2.0])
 
 
 def test_an_environment_comes_with_its_parameters(case):

@@ -60,7 +60,7 @@ def test_gae_is_the_plain_recursion_of_each_agent(seed):
         np.testing.assert_allclose(result[:, i], expected, rtol=1e-4, atol=1e-5)
 
 
-SHARED = ("gae", "clipped_surrogate", "value_error", "kl_estimate", "normalize", "learning_rates")
+SHARED = ("gae", "clipped_surrogate", "value_error", "kl_estimate", "learning_rates")
 
 
 @pytest.mark.parametrize("name", SHARED)

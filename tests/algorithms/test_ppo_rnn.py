@@ -194,8 +194,7 @@ def test_gae_is_the_plain_recursion():
     np.testing.assert_allclose(result, plain_gae(*rollout, 0.9, 0.8), rtol=1e-4, atol=1e-5)
 
 
-SHARED = ("Actions", "gae", "clipped_surrogate", "value_error", "kl_estimate", "normalize")
-SHARED += ("learning_rates",)
+SHARED = ("Actions", "gae", "clipped_surrogate", "value_error", "kl_estimate", "learning_rates")
 
 
 @pytest.mark.parametrize("name", SHARED)

@@ -35,7 +35,7 @@ TINY = pqn_rnn.Config(
 SHARED = ("q_lambda_targets", "epsilon_at", "epsilon_greedy", "learning_rates")
 
 
-@pytest.mark.parametrize("name", (*SHARED, "normalize"))
+@pytest.mark.parametrize("name", SHARED)
 def test_code_shared_with_pqn_is_tested_there(name):
     assert inspect.getsource(getattr(pqn_rnn, name)) == inspect.getsource(getattr(pqn, name))
 

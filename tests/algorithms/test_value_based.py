@@ -456,7 +456,7 @@ def test_the_policy_sees_normalised_observations(case):
     assert (actions != values(x).argmax(-1)).any()
 
 
-SHARED = ("greedy", "epsilon_at", "epsilon_greedy", "durations", "hold", "normalize")
+SHARED = ("greedy", "epsilon_at", "epsilon_greedy", "durations", "hold")
 
 
 @pytest.mark.cases(lambda case: case.module is not dqn)

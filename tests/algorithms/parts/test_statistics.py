@@ -1,5 +1,7 @@
 """Sums and running statistics against plain NumPy, also where float32 would lose precision."""
 
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -53,6 +55,18 @@ def test_running_statistics_are_those_of_all_samples_in_any_order_of_merging():
     np.testing.assert_allclose(empty.normalize(x, 10.0), x, rtol=1e-5)  # nothing seen yet
     far = one_by_one.normalize(1e6 * x, jnp.inf)
     np.testing.assert_allclose(far, (1e6 * x - every.mean(0)) / every.std(0), rtol=1e-4)
+
+
+def test_networks_see_pixels_between_zero_and_one_or_normalised():
+    stats = parts.RunningStatistics(jnp.full(3, 10.0), jnp.full(3, 4.0), jnp.ones(()))
+    see = lambda normalize, x, clip=10.0: parts.normalize(
+        types.SimpleNamespace(normalize_obs=normalize, clip_obs=clip), stats, x
+    )
+    pixels = jnp.array([0, 10, 20], jnp.uint8)
+    np.testing.assert_allclose(see(False, pixels), np.array([0.0, 10.0, 20.0]) / 255, rtol=1e-6)
+    np.testing.assert_array_equal(see(False, pixels.astype(jnp.int8)), [0.0, 10.0, 20.0])
+    np.testing.assert_allclose(see(True, pixels), [-5.0, 0.0, 5.0], rtol=1e-6)
+    np.testing.assert_array_equal(see(True, pixels, clip=2.0), [-2.0, 0.0, 2.0])
 
 
 def test_running_statistics_are_safe_in_float32():
