@@ -266,8 +266,7 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
 
 def check(config: Config, env: Any, env_params: Any) -> None:
     """Raises a ValueError that names the setting, its value and a value that works."""
-    positive = ("total_timesteps", "num_envs", "target_every", "num_atoms", "num_evals")
-    parts.check_sizes(config, positive, ("num_eval_episodes",))
+    parts.check_sizes(config, "target_every", "num_atoms")
     if config.num_atoms < 2:
         raise ValueError(f"num_atoms={config.num_atoms}: give a whole number, 2 or more")
     ends = config.v_min, config.v_max
@@ -325,8 +324,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     def update(state):
         """Runs some rounds. Their random numbers are drawn at once, which costs far less."""
         rng, start_rng, step_rng, explore_rng, draw_rng = jax.random.split(state.rng, 5)
-        uniform = jax.random.uniform(explore_rng, (2 * rounds.steps,))
-        exploration, duration = uniform.reshape(2, *rounds.acting)
+        uniform = parts.flat_draw(jax.random.uniform, explore_rng, (2, *rounds.acting))
+        exploration, duration = uniform
         noise = Noise(
             step_rng=jax.random.split(step_rng, rounds.acting[:2]),
             exploration=exploration,

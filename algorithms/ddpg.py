@@ -200,8 +200,7 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
 
 def check(config: Config, env: Any, env_params: Any) -> None:
     """Raises a ValueError that names the setting, its value and a value that works."""
-    positive = ("total_timesteps", "num_envs", "num_evals")
-    parts.check_sizes(config, positive, ("num_eval_episodes",))
+    parts.check_sizes(config)
     parts.check_network(config, "hidden_sizes", "critic_hidden_sizes")
     parts.check_spaces(INFO, config, env, env_params)
     parts.check_replay(config, env, env_params)

@@ -418,9 +418,7 @@ def act(config, network, policy, observation, mask):
 
 def check(config: Config, env: Any, env_params: Any) -> None:
     """Raises a ValueError that names the setting, its value and a value that works."""
-    positive = ("total_timesteps", "num_envs", "num_steps", "update_epochs", "critic_epochs")
-    positive += ("num_minibatches", "num_evals")
-    parts.check_sizes(config, positive, ("num_eval_episodes",))
+    parts.check_sizes(config, "num_steps", "update_epochs", "critic_epochs", "num_minibatches")
     parts.check_choices(config, minibatch_of=("samples", "trajectories"))
     parts.check_spaces(INFO, config, env, env_params)
     shape = env.observation_space(env_params).shape

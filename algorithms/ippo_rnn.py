@@ -412,9 +412,8 @@ def act(config, actor, policy, memory, observation, mask):
 
 def check(config: Config, env: Any, env_params: Any) -> None:
     """Raises a ValueError that names the setting, its value and a value that works."""
-    positive = ("total_timesteps", "num_envs", "num_steps", "update_epochs", "critic_epochs")
-    positive += ("num_minibatches", "memory_size", "num_evals")
-    parts.check_sizes(config, positive, ("num_eval_episodes",))
+    positive = ("num_steps", "update_epochs", "critic_epochs", "num_minibatches", "memory_size")
+    parts.check_sizes(config, *positive)
     parts.check_choices(config, cell=tuple(parts.CELLS))
     parts.check_spaces(INFO, config, env, env_params)
     if config.agent_ids and not config.share_params:

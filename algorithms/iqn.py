@@ -320,9 +320,8 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
 
 def check(config: Config, env: Any, env_params: Any) -> None:
     """Raises a ValueError that names the setting, its value and a value that works."""
-    positive = ("total_timesteps", "num_envs", "target_every", "num_evals", "num_levels")
-    positive += ("num_target_levels", "num_policy_levels", "num_cosines")
-    parts.check_sizes(config, positive, ("num_eval_episodes",))
+    positive = "target_every", "num_levels", "num_target_levels", "num_policy_levels", "num_cosines"
+    parts.check_sizes(config, *positive)
     if not config.hidden_sizes:
         raise ValueError("hidden_sizes=() leaves no layer that sees the levels: give one or more")
     parts.check_choices(config, exploration=EXPLORATION, risk=RISKS)
@@ -377,8 +376,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     def update(state):
         """Runs some rounds. Their random numbers are drawn at once, which costs far less."""
         rng, start_rng, step_rng, explore_rng, draw_rng, level_rng = jax.random.split(state.rng, 6)
-        uniform = jax.random.uniform(explore_rng, (2 * rounds.steps,))
-        exploration, duration = uniform.reshape(2, *rounds.acting)
+        uniform = parts.flat_draw(jax.random.uniform, explore_rng, (2, *rounds.acting))
+        exploration, duration = uniform
         noise = Noise(
             step_rng=jax.random.split(step_rng, rounds.acting[:2]),
             exploration=exploration,
@@ -386,10 +385,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         )
         steps = rounds.gradient_steps, config.batch_size
         num_levels = config.num_levels + config.num_target_levels
-        levels = jax.random.uniform(level_rng, (math.prod(steps) * num_levels,))
-        draws = Draws(
-            windows=buffer.noise(draw_rng, steps), levels=levels.reshape(*steps, num_levels)
-        )
+        levels = parts.flat_draw(jax.random.uniform, level_rng, (*steps, num_levels))
+        draws = Draws(windows=buffer.noise(draw_rng, steps), levels=levels)
         env_state = environments.refill(start_rng, state.env_state, env_params)
         state = state.replace(env_state=env_state, rng=rng)
         return rounds.run(round, state, noise, draws)

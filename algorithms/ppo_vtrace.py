@@ -359,15 +359,12 @@ def to_space(config, space, action):
     """Actions (...) or (..., dimensions), clipped or squashed into the environment's space."""
     if not config.squash:
         return parts.clip_to(space, action)
-    share = 0.5 * (jnp.tanh(action).reshape(action.shape[:-1] + space.shape) + 1.0)
-    return jnp.clip(space.low + share * (space.high - space.low), space.low, space.high)
+    return jnp.clip(parts.rescale_to(space, jnp.tanh(action)), space.low, space.high)
 
 
 def check(config: Config, env: Any, env_params: Any) -> None:
     """Raises a ValueError that names the setting, its value and a value that works."""
-    positive = ("total_timesteps", "num_envs", "num_steps", "num_minibatches", "update_epochs")
-    positive += ("accumulate", "num_evals")
-    parts.check_sizes(config, positive, ("num_eval_episodes",))
+    parts.check_sizes(config, "num_steps", "num_minibatches", "update_epochs", "accumulate")
     parts.check_choices(config, optimizer=("muon", "adam"))
     parts.check_spaces(INFO, config, env, env_params)
     segments, number = config.num_envs * getattr(env, "num_agents", 1), config.num_minibatches
@@ -546,8 +543,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     def learn(state, segments):
         """Gradient steps, each on its own draw of segments."""
         rng, draw_rng = jax.random.split(state.draw_rng)
-        noise = jax.random.gumbel(draw_rng, (gradient_steps * num_segments,))
-        noise = noise.reshape(gradient_steps, num_segments)
+        noise = parts.flat_draw(jax.random.gumbel, draw_rng, (gradient_steps, num_segments))
         steps = state.update.astype(jnp.float32) * gradient_steps + jnp.arange(gradient_steps)
         progress = steps / float(max(total_steps - 1, 1))  # total_steps may exceed an int32
         shape = (config.accumulate, num_segments // config.num_minibatches)
@@ -582,15 +578,14 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
 
     def update_statistics(state, rollout):
         """Merges the rollout into the statistics, after learning from it."""
-        reward, done = rollout.reward, rollout.done
-        episodes = state.episodes.update(reward.reshape(-1, *lanes), rollout.ended)
+        episodes = state.episodes.update(rollout.reward.reshape(-1, *lanes), rollout.ended)
         state = state.replace(episodes=episodes)
         if config.normalize_obs:
             obs_stats = state.policy.obs_stats.update(rollout.observation, rollout.alive)
             state = state.replace(policy=state.policy.replace(obs_stats=obs_stats))
         if config.normalize_reward:
-            scale = state.reward_scale.update(reward, done, config.gamma, rollout.valued)
-            state = state.replace(reward_scale=scale)
+            arrays = rollout.reward, rollout.done, config.gamma, rollout.valued
+            state = state.replace(reward_scale=state.reward_scale.update(*arrays))
         return state
 
     return parts.Learner(init, update, make_policy(config, env, env_params), batch_size)

@@ -264,8 +264,7 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
 
 def check(config: Config, env: Any, env_params: Any) -> None:
     """Raises a ValueError that names the setting, its value and a value that works."""
-    positive = ("total_timesteps", "num_envs", "num_steps", "update_epochs", "num_minibatches")
-    parts.check_sizes(config, (*positive, "num_evals"), ("num_eval_episodes",))
+    parts.check_sizes(config, "num_steps", "update_epochs", "num_minibatches")
     parts.check_choices(config, optimizer=OPTIMIZERS, exploration=EXPLORATION)
     parts.check_spaces(INFO, config, env, env_params)
     size = config.num_envs * config.num_steps

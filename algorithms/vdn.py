@@ -371,9 +371,8 @@ def make_view(config, policy, inputs, world_state):
 
 def check(config: Config, env: Any, env_params: Any) -> None:
     """Raises a ValueError that names the setting, its value and a value that works."""
-    positive = ("total_timesteps", "num_envs", "num_steps", "update_epochs", "num_minibatches")
-    positive += ("mixing_size", "memory_size", "num_evals")
-    parts.check_sizes(config, positive, ("num_eval_episodes",))
+    positive = ("num_steps", "update_epochs", "num_minibatches", "mixing_size", "memory_size")
+    parts.check_sizes(config, *positive)
     parts.check_choices(config, mixer=("none", "sum", "monotonic"), cell=("none", *parts.CELLS))
     parts.check_spaces(INFO, config, env, env_params)
     if config.previous_inputs and config.cell == "none":

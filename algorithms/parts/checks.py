@@ -14,10 +14,18 @@ LARGEST = 2**31 - 1  # sizes are int32 inside the program
 SPACES = {"discrete": "Discrete", "continuous": "Box"}  # action spaces, by INFO's words
 
 
-def check_sizes(config: Any, positive: tuple[str, ...], not_negative: tuple[str, ...] = ()) -> None:
-    """Refuses sizes that are not whole numbers, too small or too large, and unknown activations."""
+def check_sizes(config: Any, *positive: str, not_negative: tuple[str, ...] = ()) -> None:
+    """Refuses sizes that are not whole numbers, too small or too large, and unknown activations.
+
+    Args:
+      config: `total_timesteps`, `num_envs`, `num_evals`, `num_eval_episodes`, `hidden_sizes` and
+        `activation` are used, and the fields of these names.
+      positive: sizes that are 1 or more.
+      not_negative: sizes that are 0 or more.
+    """
+    positive = ("total_timesteps", "num_envs", "num_evals", *positive)
     sizes = [(name, getattr(config, name), 1) for name in positive]
-    sizes += [(name, getattr(config, name), 0) for name in not_negative]
+    sizes += [(name, getattr(config, name), 0) for name in ("num_eval_episodes", *not_negative)]
     sizes += [("hidden_sizes", size, 1) for size in config.hidden_sizes]
     for name, value, least in sizes:
         if type(value) is not int or value < least:

@@ -6,7 +6,6 @@ counters, so runs may have any length.
 """
 
 import dataclasses
-import math
 from typing import Any, NamedTuple
 
 import jax
@@ -15,6 +14,7 @@ from flax import struct
 
 from algorithms.parts import capacity
 from algorithms.parts.checks import check_choices, check_sizes
+from algorithms.parts.spaces import flat_draw
 from algorithms.parts.training import num_updates
 
 # Dtypes of stored observations; "" keeps the environment's.
@@ -161,7 +161,7 @@ class ReplayBuffer:
         """Random numbers for `draw`, (..., batch_size); many drawn at once cost far less."""
         draw = jax.random.uniform if self.prioritized else jax.random.bits
         shape = (*shape, 3) if self.prioritized else shape
-        return draw(key, (math.prod(shape),)).reshape(shape)
+        return flat_draw(draw, key, shape)
 
     def draw(self, replay: Replay, noise: jax.Array) -> Draw:
         """Draws windows, uniformly or in proportion to their priorities; noise is (batch_size,
@@ -273,7 +273,7 @@ def check_replay(config: Any, env: Any, env_params: Any) -> None:
       env, env_params: from `envs.make`.
     """
     positive = ("train_every", "updates_per_step", "buffer_size", "batch_size", "n_step")
-    check_sizes(config, positive, ("learning_starts",))
+    check_sizes(config, *positive, not_negative=("learning_starts",))
     if hasattr(config, "buffer_dtype"):
         check_choices(config, buffer_dtype=DTYPES)
     num_updates(config, config.num_envs * config.train_every)

@@ -1,6 +1,8 @@
 """Action spaces: sizes of heads, clipping, rescaling and noise."""
 
+import functools
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -49,23 +51,29 @@ def log_tanh_slope(x: jax.Array) -> jax.Array:
     return 2.0 * (math.log(2.0) - x - jax.nn.softplus(-2.0 * x))
 
 
+def flat_draw(draw: Callable[..., jax.Array], key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """draw(key, shape), for a function of jax.random: drawn as one axis, which compiles much
+    faster."""
+    return draw(key, (math.prod(shape),)).reshape(shape)
+
+
 def action_noise(key: jax.Array, space: Any, shape: tuple[int, ...]) -> jax.Array:
     """Standard Gumbel (discrete) or normal noise of actions, (*shape, num_outputs(space)).
 
-    argmax(logits + noise) and mean + std * noise are samples. A flat draw compiles much faster.
+    argmax(logits + noise) and mean + std * noise are samples.
     """
     draw = jax.random.gumbel if is_discrete(space) else jax.random.normal
-    shape = *shape, num_outputs(space)
-    return draw(key, (math.prod(shape),)).reshape(shape)
+    return flat_draw(draw, key, (*shape, num_outputs(space)))
 
 
 def epsilon_noise(key: jax.Array, shape: tuple[int, ...], num_actions: int) -> EpsilonNoise:
     """Noise of epsilon-greedy actions, arrays of this shape.
 
-    Drawing it for a whole rollout at once costs far less than step by step. A flat draw compiles
-    much faster.
+    Drawing it for a whole rollout at once costs far less than step by step.
     """
     uniform_key, action_key = jax.random.split(key)
-    uniform = jax.random.uniform(uniform_key, (math.prod(shape),))
-    action = jax.random.randint(action_key, (math.prod(shape),), 0, num_actions)
-    return EpsilonNoise(uniform.reshape(shape), action.reshape(shape))
+    randint = functools.partial(jax.random.randint, minval=0, maxval=num_actions)
+    return EpsilonNoise(
+        uniform=flat_draw(jax.random.uniform, uniform_key, shape),
+        action=flat_draw(randint, action_key, shape),
+    )

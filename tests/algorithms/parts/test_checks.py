@@ -25,6 +25,7 @@ class Settings(types.SimpleNamespace):
 
 def make_config(**settings):
     usual = {"total_timesteps": 100, "num_envs": 4, "num_eval_episodes": 0, "conv_layers": "small"}
+    usual |= {"num_evals": 1, "num_steps": 1, "learning_starts": 0}
     usual |= {"hidden_sizes": (8, 8), "activation": "tanh", "kind": "linear", "dtype": ""}
     return Settings(**usual | settings)
 
@@ -39,6 +40,9 @@ def make_config(**settings):
         ({"num_envs": "4"}, "num_envs='4': give a whole number, 1 or more"),
         ({"num_envs": 2**31}, "num_envs=2147483648: give a whole number up to 2147483647"),
         ({"total_timesteps": 0}, "total_timesteps=0: give a whole number, 1 or more"),
+        ({"num_evals": 0}, "num_evals=0: give a whole number, 1 or more"),
+        ({"num_steps": 0}, "num_steps=0: give a whole number, 1 or more"),
+        ({"learning_starts": -1}, "learning_starts=-1: give a whole number, 0 or more"),
         ({"num_eval_episodes": -1}, "num_eval_episodes=-1: give a whole number, 0 or more"),
         ({"num_eval_episodes": 2**31}, "num_eval_episodes=2147483648: give .* up to 2147483647"),
         ({"hidden_sizes": (8, 0)}, "hidden_sizes=0: give a whole number, 1 or more"),
@@ -48,15 +52,13 @@ def make_config(**settings):
 )
 def test_sizes_that_cannot_be_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
-        parts.check_sizes(
-            make_config(**settings), ("total_timesteps", "num_envs"), ("num_eval_episodes",)
-        )
+        parts.check_sizes(make_config(**settings), "num_steps", not_negative=("learning_starts",))
 
 
 def test_sizes_that_can_be_are_taken():
     """A run may have more steps than an int32 counts."""
     for settings in ({}, {"total_timesteps": 10**11, "num_envs": 2**31 - 1}, {"hidden_sizes": ()}):
-        parts.check_sizes(make_config(**settings), ("total_timesteps", "num_envs"))
+        parts.check_sizes(make_config(**settings))
 
 
 def test_networks_are_known_and_simba_s_blocks_one_size():

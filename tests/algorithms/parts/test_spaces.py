@@ -51,3 +51,10 @@ def test_discrete_actions_are_what_they_are():
     np.testing.assert_array_equal(
         parts.clip_to(spaces.Discrete(2), jnp.array([0, 1, 5])), [0, 1, 5]
     )
+
+
+def test_a_flat_draw_has_the_shape_and_the_numbers_of_one_axis():
+    for draw in (jax.random.uniform, jax.random.gumbel, jax.random.bits):
+        drawn = parts.flat_draw(draw, jax.random.key(0), (2, 3, 4))
+        assert drawn.shape == (2, 3, 4)
+        np.testing.assert_array_equal(drawn.reshape(-1), draw(jax.random.key(0), (24,)))
