@@ -350,27 +350,6 @@ def fit(config, task, update, params, opt_state, batch, order_rng):
 # --- agents and networks, acting and training -------------------------------------------------
 
 
-def fold(config, arrays):
-    """From (num_envs, num_agents, ...) to (networks, samples, ...), of an array or a tuple of
-    arrays.
-
-    The samples of a network come from all environments, and from its agent, or from all agents.
-    """
-    together = lambda x: x.reshape(1, -1, *x.shape[2:])
-    apart = lambda x: x.swapaxes(0, 1)
-    return jax.tree.map(together if config.share_params else apart, arrays)
-
-
-def unfold(config, x, num_agents):
-    """The inverse of `fold`, for one array."""
-    return x.reshape(-1, num_agents, *x.shape[2:]) if config.share_params else x.swapaxes(0, 1)
-
-
-def fold_rollout(config, arrays):
-    """(num_steps, num_envs, num_agents, ...) to (networks, num_steps, samples, ...)."""
-    return jax.vmap(functools.partial(fold, config), out_axes=1)(arrays)
-
-
 def make_inputs(config, policy, observation, world_state=None):
     """Inputs of actors and critics (num_envs, num_agents, ...) from observations of that shape.
 
@@ -405,7 +384,7 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
         mask = None if mask is None else mask[None]
         actions = act(config, network, state.policy, observation[None], mask).distribution()
         action = actions.mode() if rng is None else actions.sample(seed=rng)
-        return parts.clip_to(space, unfold(config, action, env.num_agents)[0]), memory
+        return parts.clip_to(space, parts.unfold(config, action, env.num_agents)[0]), memory
 
     return policy
 
@@ -413,7 +392,7 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
 def act(config, network, policy, observation, mask):
     """Actions (networks, samples, ...) on observations (num_envs, num_agents, ...)."""
     x, _ = make_inputs(config, policy, observation)
-    return jax.vmap(network.apply)(policy.params, *fold(config, (x, mask)))
+    return jax.vmap(network.apply)(policy.params, *parts.fold(config, (x, mask)))
 
 
 def check(config: Config, env: Any, env_params: Any) -> None:
@@ -456,8 +435,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         (num_envs, num_agents)             a step: observations, masks, actions, rewards
         (num_steps, num_envs, num_agents)  a rollout: Transition
         (num_steps, num_envs)              a rollout: Common
-        (networks, samples)                a step, by `fold`, undone by `unfold`
-        (networks, num_steps, samples)     a rollout, by `fold_rollout`
+        (networks, samples)                a step, by `parts.fold`, undone by `parts.unfold`
+        (networks, num_steps, samples)     a rollout, by `parts.fold_rollout`
         (networks, num_steps * samples)    a Batch; a minibatch has fewer samples
         (networks,)                        parameters, optimiser states, statistics, metrics
     """
@@ -496,7 +475,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
 
         def parameters(network, key, x, **gains):
             start = lambda key, x: parts.orthogonal(network, key, x, **gains)
-            return jax.vmap(start)(jax.random.split(key, num_networks), fold(config, x))
+            return jax.vmap(start)(jax.random.split(key, num_networks), parts.fold(config, x))
 
         params = parameters(actor, actor_rng, x, actor_head=0.01)
         critic_params = parameters(critic, critic_rng, critic_x, critic_head=1.0)
@@ -561,7 +540,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             step_rng, noise = inputs
             world_state, mask = world_and_mask(state.env_state)
             action = act(config, actor, state.policy, state.observation, mask).sample(noise)
-            action = unfold(config, action, num_agents)
+            action = parts.unfold(config, action, num_agents)
             observation, env_state, reward, terminated, truncated, info = environments.step(
                 step_rng, state.env_state, parts.clip_to(space, action), env_params
             )
@@ -623,7 +602,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
                 target=advantages + values,
             )
 
-        folded = fold_rollout(config, (x, critic_x, final_critic_x, rollout))
+        folded = parts.fold_rollout(config, (x, critic_x, final_critic_x, rollout))
         return jax.vmap(batch)(state.policy.params, state.critic_params, state.reward_scale, folded)
 
     def actor_loss(params, batch):
@@ -668,7 +647,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     def update_statistics(state, rollout, common):
         """Merges the rollout into the statistics, after learning from it."""
         state = state.replace(episodes=state.episodes.update(rollout.reward, common.done))
-        policy, rollout = state.policy, fold_rollout(config, rollout)
+        policy, rollout = state.policy, parts.fold_rollout(config, rollout)
         if config.normalize_obs:
             learn = jax.vmap(parts.RunningStatistics.update)
             obs_stats = learn(policy.obs_stats, rollout.observation, rollout.alive)

@@ -344,16 +344,6 @@ def fit(config, task, update, params, opt_state, memory, batch, order_rng):
 # --- agents and networks, acting and training -------------------------------------------------
 
 
-def fold(config, arrays):
-    """From (num_envs, num_agents, ...) to (networks, samples, ...), of an array or a tree of
-    arrays.
-
-    The samples of a network come from all environments, and from its agent, or from all agents.
-    """
-    together, apart = lambda x: x.reshape(1, -1, *x.shape[2:]), lambda x: x.swapaxes(0, 1)
-    return jax.tree.map(together if config.share_params else apart, arrays)
-
-
 def make_inputs(config, policy, observation, previous, world_state=None):
     """Inputs of actors and critics: tuples of arrays (num_envs, num_agents, ...).
 
@@ -404,10 +394,9 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
 def act(config, actor, policy, memory, observation, mask):
     """Memories after observations (num_envs, num_agents, ...), and the Actions."""
     inputs, _ = make_inputs(config, policy, observation, parts.last_step(memory))
-    folded = fold(config, (memory, inputs, mask))
+    folded = parts.fold(config, (memory, inputs, mask))
     after = jax.vmap(functools.partial(parts.one_step, actor))(policy.params, *folded)
-    unfolded = lambda x: x.reshape(*observation.shape[:2], *x.shape[2:])
-    return jax.tree.map(unfolded if config.share_params else lambda x: x.swapaxes(0, 1), after)
+    return parts.unfold(config, after, observation.shape[1])
 
 
 def check(config: Config, env: Any, env_params: Any) -> None:
@@ -451,15 +440,14 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         (num_envs, num_agents)             a step: observations, masks, actions, rewards, memories
         (num_steps, num_envs, num_agents)  a rollout: Transition
         (num_steps, num_envs)              a rollout: Common
-        (networks, samples)                a step, by `fold`, and critics' memories
-        (networks, num_steps, samples)     a rollout, by `fold_steps`; a minibatch has fewer samples
+        (networks, samples)                a step, by `parts.fold`, and critics' memories
+        (networks, num_steps, samples)     a rollout, by `parts.fold_rollout`, or fewer samples
         (networks,)                        parameters, optimiser states, statistics, metrics
     """
     batch_size, num_agents = config.num_envs * config.num_steps, env.num_agents
     num_networks = 1 if config.share_params else num_agents
     samples = config.num_envs * num_agents // num_networks  # sequences of a network
     num_updates = parts.num_updates(config, batch_size)
-    fold_steps = jax.vmap(functools.partial(fold, config), out_axes=1)  # time comes second
     environments = envs.batch(env, config.num_envs, config.num_steps)
     space = env.action_space(env_params)
     actor, critic = Actor(config, space), Critic(config)
@@ -493,8 +481,9 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         gains = {"actor_head": 0.01, "critic_head": 1.0, "gates": 1.0, "memory": 1.0}
 
         def parameters(network, key, x):
-            sequence = jax.tree.map(lambda x: x[:, None], fold(config, x))  # of one step
-            arrays = fold(config, memory), sequence, jnp.zeros((num_networks, 1, samples), bool)
+            sequence = jax.tree.map(lambda x: x[:, None], parts.fold(config, x))  # of one step
+            done = jnp.zeros((num_networks, 1, samples), bool)
+            arrays = parts.fold(config, memory), sequence, done
             start = lambda key, *arrays: parts.orthogonal(network, key, *arrays, **gains)
             return jax.vmap(start)(jax.random.split(key, num_networks), *arrays)
 
@@ -509,7 +498,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             env_state=env_state,
             observation=observation,
             memory=memory,  # detail 1
-            critic_memory=fold(config, memory._replace(action=None, reward=None)),
+            critic_memory=parts.fold(config, memory._replace(action=None, reward=None)),
             alive=jnp.ones((config.num_envs, num_agents), bool),
             episodes=parts.EpisodeStatistics.create(config.num_envs, (num_agents,)),
             rollout_rng=rollout_rng,
@@ -520,7 +509,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
 
     def update(state):
         """Collects a rollout and learns from it."""
-        memory = fold(config, state.memory)
+        memory = parts.fold(config, state.memory)
         state, (rollout, common) = collect(state)
         batch, critic_memory = prepare(state, rollout, common)
         order_rng, actor_rng, critic_rng = jax.random.split(state.order_rng, 3)
@@ -641,7 +630,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             )
             return batch, after
 
-        folded = fold_steps((x, final_x, rollout))
+        folded = parts.fold_rollout(config, (x, final_x, rollout))
         critics = state.critic_params, state.critic_memory, state.reward_scale
         return jax.vmap(batch)(*critics, folded)
 
@@ -687,7 +676,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     def update_statistics(state, rollout, common):
         """Merges the rollout into the statistics, after learning from it."""
         state = state.replace(episodes=state.episodes.update(rollout.reward, common.done))
-        policy, rollout = state.policy, fold_steps(rollout)
+        policy, rollout = state.policy, parts.fold_rollout(config, rollout)
         if config.normalize_obs:
             learn = jax.vmap(parts.RunningStatistics.update)
             obs_stats = learn(policy.obs_stats, rollout.observation, rollout.alive)

@@ -4,6 +4,7 @@ All correct implementations of a part give the same distribution of results. Cod
 an agent learns stands in the algorithm's file.
 """
 
+from algorithms.parts.agents import fold, fold_rollout, unfold
 from algorithms.parts.capacity import device_capacity
 from algorithms.parts.cells import Recurrent, fresh_memory, last_step, one_step, with_last_step
 from algorithms.parts.checks import (
@@ -93,6 +94,8 @@ __all__ = [
     "epsilon_noise",
     "explained_variance",
     "flat_draw",
+    "fold",
+    "fold_rollout",
     "forget",
     "fresh_memory",
     "is_discrete",
@@ -115,6 +118,7 @@ __all__ = [
     "scaled",
     "static",
     "uniform_of",
+    "unfold",
     "unroll",
     "with_last_step",
     "without_x64",

@@ -118,19 +118,6 @@ def test_log_prob_and_entropy_are_distrax_s_and_padding_does_not_count(continuou
     assert_same(result, other)
 
 
-@pytest.mark.parametrize("share_params", [False, True])
-def test_folding_keeps_every_agent_s_samples(share_params):
-    config = TINY.replace(share_params=share_params)
-    x = np.arange(5 * 4 * 3 * 2, dtype=np.float32).reshape(5, 4, 3, 2)  # steps, envs, agents, ...
-    folded = ippo.fold_rollout(config, (jnp.array(x), None))[0]
-    assert folded.shape == ((1, 5, 12, 2) if share_params else (3, 5, 4, 2))
-    for step in range(5):
-        np.testing.assert_array_equal(ippo.unfold(config, folded[:, step], 3), x[step])
-        np.testing.assert_array_equal(ippo.fold(config, jnp.array(x[step])), folded[:, step])
-    if not share_params:
-        np.testing.assert_array_equal(folded[1], x[:, :, 1])
-
-
 def test_inputs_are_own_or_all_observations_and_the_agent_s_id():
     x = np.arange(4 * 3 * 2, dtype=np.float32).reshape(4, 3, 2)
     world, ids = -np.arange(4 * 5, dtype=np.float32).reshape(4, 5), np.tile(np.eye(3), (4, 1, 1))

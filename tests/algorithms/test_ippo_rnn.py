@@ -81,15 +81,6 @@ def test_actions_are_those_of_ippo(continuous):
     np.testing.assert_array_equal(mine.sample(0.0), theirs.distribution().mode())
 
 
-@pytest.mark.parametrize("share_params", [False, True])
-def test_folding_keeps_every_agent_s_samples(share_params):
-    config = TINY.replace(share_params=share_params)
-    x = np.arange(4 * 3 * 2, dtype=np.float32).reshape(4, 3, 2)  # environments, agents, ...
-    folded, none = ippo_rnn.fold(config, (jnp.array(x), None))
-    assert none is None and folded.shape == ((1, 12, 2) if share_params else (3, 4, 2))
-    np.testing.assert_array_equal(folded, ippo.fold(config, jnp.array(x)))
-
-
 def test_inputs_are_own_or_all_observations_the_agent_s_id_and_last_step():
     x = np.arange(4 * 3 * 2, dtype=np.float32).reshape(4, 3, 2)
     world, ids = -np.arange(4 * 5, dtype=np.float32).reshape(4, 5), np.tile(np.eye(3), (4, 1, 1))

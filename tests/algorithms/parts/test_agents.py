@@ -1,0 +1,23 @@
+"""Arrays by agent and by network hold the same samples."""
+
+import types
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from algorithms import parts
+
+
+@pytest.mark.parametrize("share_params", [False, True])
+def test_folding_keeps_every_agent_s_samples(share_params):
+    config = types.SimpleNamespace(share_params=share_params)
+    x = np.arange(5 * 4 * 3 * 2, dtype=np.float32).reshape(5, 4, 3, 2)  # steps, envs, agents, ...
+    folded, none = parts.fold_rollout(config, (jnp.array(x), None))
+    assert none is None and folded.shape == ((1, 5, 12, 2) if share_params else (3, 5, 4, 2))
+    for step in range(5):
+        unfolded = parts.unfold(config, (folded[:, step], None), 3)
+        np.testing.assert_array_equal(unfolded[0], x[step])
+        np.testing.assert_array_equal(parts.fold(config, jnp.array(x[step])), folded[:, step])
+    if not share_params:
+        np.testing.assert_array_equal(folded[1], x[:, :, 1])
