@@ -239,7 +239,6 @@ class Task(NamedTuple):
     optimizer: parts.FlatOptimizer
     learning_rate: jax.Array
     epochs: int
-    num_updates: int  # of the run
     counts: Callable  # alive -> samples that count
 
 
@@ -304,7 +303,8 @@ def learning_rates(config, task, update, epoch):
     """
     epochs = update.astype(jnp.float32) * task.epochs + epoch
     done = epochs + jnp.arange(config.num_minibatches) / config.num_minibatches
-    left = jnp.maximum(1.0 - done / float(task.num_updates * task.epochs), 0.0)
+    updates = parts.num_updates(config, config.num_envs * config.num_steps)
+    left = jnp.maximum(1.0 - done / float(updates * task.epochs), 0.0)
     return task.learning_rate * (left if config.anneal_lr else jnp.ones_like(left))
 
 
@@ -443,7 +443,6 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     batch_size, num_agents = config.num_envs * config.num_steps, env.num_agents
     num_networks = 1 if config.share_params else num_agents
     samples = config.num_envs * num_agents // num_networks  # samples of a network at one step
-    num_updates = parts.num_updates(config, batch_size)
     environments = envs.batch(env, config.num_envs, config.num_steps)
     space = env.action_space(env_params)
     actor, critic = Actor(config, space), Critic(config)
@@ -508,15 +507,13 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
 
         actors, metrics = train(for_actor, state.policy.params, state.opt_state, actor_rng)
         critics, theirs = train(for_critic, state.critic_params, state.critic_opt_state, critic_rng)
-        valued = critic_learns(batch.rollout.alive)
+        values, targets, valued = batch.value, batch.target, critic_learns(batch.rollout.alive)
         metrics |= {
             "epochs": actors.epochs,
             "value_loss": theirs["value_loss"],
             "critic_grad_norm": theirs["grad_norm"],
-            "mean_value": parts.Average(jax.vmap(parts.mean)(batch.value, valued), valued.any(1)),
-            "explained_variance": jax.vmap(parts.explained_variance)(
-                batch.value, batch.target, valued
-            ),
+            "mean_value": parts.Average(jax.vmap(parts.mean)(values, valued), valued.any(1)),
+            "explained_variance": jax.vmap(parts.explained_variance)(values, targets, valued),
         }
         if config.share_params:  # no axis of networks
             metrics = jax.tree.map(lambda x: x[0], metrics)
@@ -583,15 +580,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             if config.normalize_reward:
                 reward = spread.scale(reward, config.clip_reward)
             over_time = lambda x: x.reshape(config.num_steps, samples)
-            advantages = gae(
-                over_time(reward),
-                over_time(values),
-                over_time(next_values),
-                over_time(rollout.terminated),
-                over_time(rollout.done),
-                config.gamma,
-                config.gae_lambda,
-            ).reshape(-1)
+            arrays = reward, values, next_values, rollout.terminated, rollout.done
+            advantages = gae(*map(over_time, arrays), config.gamma, config.gae_lambda).reshape(-1)
             return Batch(
                 observation=x,
                 critic_observation=critic_x,
@@ -632,7 +622,6 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         optimizer=adam,
         learning_rate=config.learning_rate,
         epochs=config.update_epochs,
-        num_updates=num_updates,
         counts=lambda alive: alive,
     )
     for_critic = Task(
@@ -640,7 +629,6 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         optimizer=critic_adam,
         learning_rate=config.critic_learning_rate,
         epochs=config.critic_epochs,
-        num_updates=num_updates,
         counts=critic_learns,
     )
 

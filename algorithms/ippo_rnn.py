@@ -12,9 +12,8 @@ effectiveness of PPO in cooperative multi-agent games" (MAPPO), https://arxiv.or
     state, metrics = jax.vmap(train)(jax.random.split(jax.random.key(0), 16))
 
 This is ippo.py with a memory in front of the heads: GRU, minGRU or LSTM (parts/recurrence.py). As
-in ippo.py, every agent has its own *network*: actor, critic and their state of learning. With
-share_params=True one network serves all agents. Learning is written for one network, and jax.vmap
-does it for all. `learner` has a table of the axes. The memory adds these details, as in ppo_rnn.py:
+in ippo.py, every agent has its own *network*, or with share_params=True one network serves all.
+`learner` has a table of the axes. The memory adds these details, as in ppo_rnn.py:
   1 Actor and critic have a memory each.
   2 It runs on from rollout to rollout. It is zeroed where an agent's episode ended, in collection
     and in learning alike. An end is a termination, a truncation or, unless the reward is the
@@ -233,7 +232,6 @@ class Task(NamedTuple):
     optimizer: parts.FlatOptimizer
     learning_rate: jax.Array
     epochs: int
-    num_updates: int  # of the run
     counts: Callable  # alive -> samples that count
 
 
@@ -298,7 +296,8 @@ def learning_rates(config, task, update, epoch):
     """
     epochs = update.astype(jnp.float32) * task.epochs + epoch
     done = epochs + jnp.arange(config.num_minibatches) / config.num_minibatches
-    left = jnp.maximum(1.0 - done / float(task.num_updates * task.epochs), 0.0)
+    updates = parts.num_updates(config, config.num_envs * config.num_steps)
+    left = jnp.maximum(1.0 - done / float(updates * task.epochs), 0.0)
     return task.learning_rate * (left if config.anneal_lr else jnp.ones_like(left))
 
 
@@ -447,7 +446,6 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     batch_size, num_agents = config.num_envs * config.num_steps, env.num_agents
     num_networks = 1 if config.share_params else num_agents
     samples = config.num_envs * num_agents // num_networks  # sequences of a network
-    num_updates = parts.num_updates(config, batch_size)
     environments = envs.batch(env, config.num_envs, config.num_steps)
     space = env.action_space(env_params)
     actor, critic = Actor(config, space), Critic(config)
@@ -523,17 +521,13 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         old, critic_params = state.critic_memory, state.critic_params
         actors, metrics = train(for_actor, state.policy.params, state.opt_state, memory, actor_rng)
         critics, theirs = train(for_critic, critic_params, state.critic_opt_state, old, critic_rng)
-        valued = critic_learns(batch.rollout.alive)
+        values, targets, valued = batch.value, batch.target, critic_learns(batch.rollout.alive)
         metrics |= {
             "epochs": actors.epochs,
             "value_loss": theirs["value_loss"],
             "critic_grad_norm": theirs["grad_norm"],
-            "mean_value": parts.Average(
-                jax.vmap(parts.mean)(batch.value, valued), valued.any((1, 2))
-            ),
-            "explained_variance": jax.vmap(parts.explained_variance)(
-                batch.value, batch.target, valued
-            ),
+            "mean_value": parts.Average(jax.vmap(parts.mean)(values, valued), valued.any((1, 2))),
+            "explained_variance": jax.vmap(parts.explained_variance)(values, targets, valued),
         }
         if config.share_params:  # no axis of networks
             metrics = jax.tree.map(lambda x: x[0], metrics)
@@ -610,15 +604,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             reward = rollout.reward
             if config.normalize_reward:
                 reward = spread.scale(reward, config.clip_reward)
-            advantages = gae(
-                reward,
-                values,
-                next_values,
-                rollout.terminated,
-                rollout.done,
-                config.gamma,
-                config.gae_lambda,
-            )
+            arrays = reward, values, next_values, rollout.terminated, rollout.done
+            advantages = gae(*arrays, config.gamma, config.gae_lambda)
             after = parts.forget(jax.tree.map(lambda x: x[-1], memories), rollout.done[-1])
             batch = Batch(
                 inputs=x,
@@ -661,7 +648,6 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         optimizer=adam,
         learning_rate=config.learning_rate,
         epochs=config.update_epochs,
-        num_updates=num_updates,
         counts=lambda alive: alive,
     )
     for_critic = Task(
@@ -669,7 +655,6 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         optimizer=critic_adam,
         learning_rate=config.critic_learning_rate,
         epochs=config.critic_epochs,
-        num_updates=num_updates,
         counts=critic_learns,
     )
 

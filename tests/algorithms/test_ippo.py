@@ -67,28 +67,20 @@ def test_terms_are_those_of_ppo():
 
 
 def test_learning_rates_are_linear_in_the_epochs_of_each_network():
-    config = TINY.replace(num_minibatches=4)
-    task = lambda epochs, rate=0.5, updates=5: ippo.Task(
-        loss=None,
-        optimizer=None,
-        learning_rate=rate,
-        epochs=epochs,
-        num_updates=updates,
-        counts=None,
-    )
-    rates = lambda task, update, epoch, config=config: ippo.learning_rates(
-        config, task, jnp.int32(update), epoch
-    )
+    def rates(epochs, update, epoch, rate=0.5, updates=5, **settings):
+        steps = updates * TINY.num_envs * TINY.num_steps
+        config = TINY.replace(num_minibatches=4, total_timesteps=steps, num_evals=1, **settings)
+        task = ippo.Task(loss=None, optimizer=None, learning_rate=rate, epochs=epochs, counts=None)
+        return ippo.learning_rates(config, task, jnp.int32(update), epoch)
+
     for epochs in (2, 3):
-        run = [rates(task(epochs), u, e) for u in range(5) for e in range(epochs)]
+        run = [rates(epochs, u, e) for u in range(5) for e in range(epochs)]
         expected = 0.5 * (1.0 - np.arange(20 * epochs) / (20 * epochs))
         np.testing.assert_allclose(np.concatenate(run), expected, rtol=1e-5, atol=1e-7)
-        np.testing.assert_array_equal(rates(task(epochs), 7, 0), np.zeros(4))
-    constant = rates(task(2), 3, 1, config.replace(anneal_lr=False))
-    np.testing.assert_array_equal(constant, 0.5)
+        np.testing.assert_array_equal(rates(epochs, 7, 0), np.zeros(4))
+    np.testing.assert_array_equal(rates(2, 3, 1, anneal_lr=False), 0.5)
     updates = 10**10 // 16  # no counter wraps
-    late = jnp.int32(updates - updates // 4)
-    left = ippo.learning_rates(config, task(64, 1.0, updates), late, 0)
+    left = rates(64, updates - updates // 4, 0, 1.0, updates)
     np.testing.assert_allclose(left, 0.25, rtol=1e-5)
 
 
