@@ -451,27 +451,18 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     actor, critic = Actor(config, space), Critic(config)
     team = getattr(env, "shared_reward", False)
     critic_learns = lambda alive: jnp.ones_like(alive) if team else alive
-    make_adam = lambda max_norm, eps: parts.FlatOptimizer(
-        optax.chain(optax.clip_by_global_norm(max_norm), optax.scale_by_adam(eps=eps))
-    )
-    adam = make_adam(config.max_grad_norm, config.adam_eps)
-    critic_adam = make_adam(config.critic_max_grad_norm, config.critic_adam_eps)
-
-    def world_and_mask(env_state):
-        """World states for central critics and masks for actors, or None."""
-        mask, central = environments.action_mask(env_state, env_params), config.central_critic
-        if hasattr(env, "action_dimensions"):
-            mask = jnp.stack([env.action_dimensions] * config.num_envs)
-        return environments.world_state(env_state, env_params) if central else None, mask
+    central = config.central_critic  # whether critics see the world state, if there is one
+    world_of = lambda state: environments.world_state(state, env_params) if central else None
+    adam = parts.clipped_adam(config.max_grad_norm, config.adam_eps)
+    critic_adam = parts.clipped_adam(config.critic_max_grad_norm, config.critic_adam_eps)
 
     def init(rng):
         order_rng, actor_rng, critic_rng, env_rng, rollout_rng, eval_rng = jax.random.split(rng, 6)
         observation, env_state = environments.reset(env_rng, env_params)
-        (world_state, _), world_stats = world_and_mask(env_state), None
-        if world_state is not None:
-            world_stats = parts.RunningStatistics.create(world_state.shape[1:])
+        world_state, stats = world_of(env_state), parts.RunningStatistics.create
+        world_stats = None if world_state is None else stats(world_state.shape[1:])
         per_network = lambda tree: jax.tree.map(lambda x: jnp.stack([x] * num_networks), tree)
-        obs_stats = per_network(parts.RunningStatistics.create(observation.shape[2:]))
+        obs_stats = per_network(stats(observation.shape[2:]))
         policy = PolicyState(None, obs_stats, world_stats)
         memory = parts.fresh_memory(config, space, config.num_envs, num_agents)
         x, critic_x = make_inputs(config, policy, observation, parts.last_step(memory), world_state)
@@ -550,10 +541,10 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
 
         def step(state, inputs):
             step_rng, noise = inputs
-            world_state, mask = world_and_mask(state.env_state)
-            memory, actions = act(
-                config, actor, state.policy, state.memory, state.observation, mask
-            )
+            mask = parts.mask_of_agents(environments, state.env_state, env_params)
+            world_state = world_of(state.env_state)
+            inputs = state.memory, state.observation, mask
+            memory, actions = act(config, actor, state.policy, *inputs)
             action = actions.sample(noise)
             taken = parts.clip_to(space, action)
             observation, env_state, reward, terminated, truncated, info = environments.step(
@@ -576,7 +567,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
                 final_observation=info["final_observation"],
                 final_previous=parts.last_step(memory),
             )
-            final = info.get("final_world_state") if config.central_critic else None
+            final = info.get("final_world_state") if central else None
             alive = alive | ended[:, None]  # after a restart all agents are alive
             state = state.replace(env_state=env_state, observation=observation, alive=alive)
             state = state.replace(memory=parts.forget(memory, transition.done))  # detail 2
@@ -607,15 +598,14 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             arrays = reward, values, next_values, rollout.terminated, rollout.done
             advantages = gae(*arrays, config.gamma, config.gae_lambda)
             after = parts.forget(jax.tree.map(lambda x: x[-1], memories), rollout.done[-1])
-            batch = Batch(
+            return Batch(
                 inputs=x,
                 critic_inputs=critic_x,
                 rollout=rollout,
                 value=values,
                 advantage=advantages,
                 target=advantages + values,
-            )
-            return batch, after
+            ), after
 
         folded = parts.fold_rollout(config, (x, final_x, rollout))
         critics = state.critic_params, state.critic_memory, state.reward_scale

@@ -294,8 +294,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     rounds = parts.Rounds(config, buffer)  # detail 1
     environments = envs.batch(env, config.num_envs, rounds.num_steps)
     network = QuantileNetwork(config, env.action_space(env_params).n)
-    clip = optax.clip_by_global_norm(config.max_grad_norm)  # detail 9
-    optimizer = parts.FlatOptimizer(optax.chain(clip, optax.scale_by_adam(eps=config.adam_eps)))
+    optimizer = parts.clipped_adam(config.max_grad_norm, config.adam_eps)  # detail 9
 
     def init(rng):
         rng, network_rng, reset_rng, eval_rng = jax.random.split(rng, 4)

@@ -277,8 +277,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     environments = envs.batch(env, config.num_envs, config.num_steps)
     space = env.action_space(env_params)
     network = ActorCritic(config, space)
-    clip = optax.clip_by_global_norm(config.max_grad_norm)  # detail 6
-    optimizer = parts.FlatOptimizer(optax.chain(clip, optax.scale_by_adam(eps=config.adam_eps)))
+    optimizer = parts.clipped_adam(config.max_grad_norm, config.adam_eps)  # detail 6
 
     def init(rng):
         network_rng, reset_rng, rollout_rng, eval_rng = jax.random.split(rng, 4)

@@ -4,7 +4,7 @@ All correct implementations of a part give the same distribution of results. Cod
 an agent learns stands in the algorithm's file.
 """
 
-from algorithms.parts.agents import fold, fold_rollout, unfold
+from algorithms.parts.agents import fold, fold_rollout, mask_of_agents, unfold
 from algorithms.parts.capacity import device_capacity
 from algorithms.parts.cells import Recurrent, fresh_memory, last_step, one_step, with_last_step
 from algorithms.parts.checks import (
@@ -27,7 +27,7 @@ from algorithms.parts.layers import (
 )
 from algorithms.parts.metrics import explained_variance, mean
 from algorithms.parts.muon import scale_by_muon
-from algorithms.parts.optimizer import FlatOptimizer
+from algorithms.parts.optimizer import FlatOptimizer, clipped_adam
 from algorithms.parts.orders import permutations
 from algorithms.parts.precision import without_x64
 from algorithms.parts.recurrence import CELLS, Memory, advance, forget, product, unroll
@@ -89,6 +89,7 @@ __all__ = [
     "check_sizes",
     "check_spaces",
     "clip_to",
+    "clipped_adam",
     "cosines",
     "device_capacity",
     "epsilon_noise",
@@ -102,6 +103,7 @@ __all__ = [
     "last_step",
     "log_tanh_slope",
     "make_env",
+    "mask_of_agents",
     "mean",
     "normalize",
     "num_outputs",

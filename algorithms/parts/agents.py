@@ -7,6 +7,7 @@ in all environments. Learning is written for one network, and jax.vmap does it f
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 
 def fold(config: Any, arrays: Any) -> Any:
@@ -26,3 +27,14 @@ def unfold(config: Any, arrays: Any, num_agents: int) -> Any:
 def fold_rollout(config: Any, arrays: Any) -> Any:
     """(num_steps, num_envs, num_agents, ...) to (networks, num_steps, samples, ...)."""
     return jax.vmap(lambda arrays: fold(config, arrays), out_axes=1)(arrays)
+
+
+def mask_of_agents(environments: Any, env_state: Any, env_params: Any) -> jax.Array | None:
+    """Which actions, or which dimensions of an action, agents have, (num_envs, num_agents, ...).
+
+    Their `action_dimensions`, or else `action_mask`, of `envs.batch`'s environments; None without
+    either.
+    """
+    if hasattr(environments.env, "action_dimensions"):
+        return jnp.stack([environments.env.action_dimensions] * environments.num_envs)
+    return environments.action_mask(env_state, env_params)

@@ -42,3 +42,9 @@ class FlatOptimizer(NamedTuple):
             )
             learned = jax.tree.map(decay, weight_decay, learned, params)
         return learned, opt_state, optax.tree.norm(flat)
+
+
+def clipped_adam(max_grad_norm: Any, eps: Any) -> FlatOptimizer:
+    """Adam on gradients clipped to a global norm, without its learning rate; inf: never clipped."""
+    clip = optax.clip_by_global_norm(max_grad_norm)
+    return FlatOptimizer(optax.chain(clip, optax.scale_by_adam(eps=eps)))

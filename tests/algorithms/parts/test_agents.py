@@ -21,3 +21,15 @@ def test_folding_keeps_every_agent_s_samples(share_params):
         np.testing.assert_array_equal(parts.fold(config, jnp.array(x[step])), folded[:, step])
     if not share_params:
         np.testing.assert_array_equal(folded[1], x[:, :, 1])
+
+
+def test_masks_are_of_dimensions_or_of_actions_or_none():
+    mask = jnp.ones((4, 3, 5), bool)
+    env, dimensions = types.SimpleNamespace(), np.array([[True, False], [True, True], [True, True]])
+    environments = types.SimpleNamespace(
+        env=env, num_envs=4, action_mask=lambda state, params: (state, params) and mask
+    )
+    assert parts.mask_of_agents(environments, 1, 2) is mask
+    env.action_dimensions = dimensions
+    result = parts.mask_of_agents(environments, 1, 2)
+    np.testing.assert_array_equal(result, np.tile(dimensions, (4, 1, 1)))

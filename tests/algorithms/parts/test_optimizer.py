@@ -68,3 +68,14 @@ def test_the_transformation_sees_the_parameters():
     params = {"a": jnp.ones((2, 3)), "b": jnp.ones(1)}
     flat.step(params, flat.init(params), params, jnp.float32(0.0))
     assert seen == [{"a": (2, 3), "b": (1,)}]
+
+
+def test_clipped_adam_clips_first():
+    params, grads = jnp.zeros(2), jnp.array([30.0, 40.0])
+    flat = parts.clipped_adam(0.5, 1.0)  # so large an epsilon that the size of gradients matters
+    learned, _, norm = flat.step(params, flat.init(params), grads, 1.0)
+    np.testing.assert_allclose(learned, [-0.3 / 1.3, -0.4 / 1.4], rtol=1e-5)
+    assert norm == 50.0
+    unclipped = parts.clipped_adam(jnp.inf, 1.0)
+    learned, _, _ = unclipped.step(params, unclipped.init(params), grads, 1.0)
+    np.testing.assert_allclose(learned, [-30.0 / 31.0, -40.0 / 41.0], rtol=1e-5)
