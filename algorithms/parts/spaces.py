@@ -1,6 +1,5 @@
 """Action spaces: sizes of heads, clipping, rescaling and noise."""
 
-import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -69,11 +68,10 @@ def action_noise(key: jax.Array, space: Any, shape: tuple[int, ...]) -> jax.Arra
 def epsilon_noise(key: jax.Array, shape: tuple[int, ...], num_actions: int) -> EpsilonNoise:
     """Noise of epsilon-greedy actions, arrays of this shape.
 
-    Drawing it for a whole rollout at once costs far less than step by step.
+    Drawing it for a whole rollout at once costs far less than step by step. A flat draw compiles
+    much faster.
     """
     uniform_key, action_key = jax.random.split(key)
-    randint = functools.partial(jax.random.randint, minval=0, maxval=num_actions)
-    return EpsilonNoise(
-        uniform=flat_draw(jax.random.uniform, uniform_key, shape),
-        action=flat_draw(randint, action_key, shape),
-    )
+    uniform = jax.random.uniform(uniform_key, (math.prod(shape),))
+    action = jax.random.randint(action_key, (math.prod(shape),), 0, num_actions)
+    return EpsilonNoise(uniform.reshape(shape), action.reshape(shape))
