@@ -1,4 +1,8 @@
-"""The flags of an algorithm file: those of its Config, and those that every file has."""
+"""The flags of an algorithm file: those of its Config, and those that every file has.
+
+tyro 1.0 has no rule of its own for several values of a plain field, 5e5 as an int, `--hidden-sizes
+128`, or both `--anneal-lr` and `--anneal-lr true`: `value_types` and `with_words` add them.
+"""
 
 import dataclasses
 import sys

@@ -120,7 +120,9 @@ def _end_all(error: BaseException) -> None:
 
 def _client() -> Any:
     """What the processes share a few words through."""
-    from jax._src import distributed  # jax has no public name for it (orbax takes it from there)
+    # jax has no public name for it (orbax takes it from there, too), and the public collectives of
+    # multihost_utils wait for the process that has failed.
+    from jax._src import distributed
 
     return distributed.global_state.client
 

@@ -60,7 +60,7 @@ def load(
     """Reads a run back.
 
     Args:
-      run_dir: the run's directory, or a sweep's for an agent of results.csv.
+      run_dir: the run's directory, or a sweep's for a trial of results.csv.
       point: a point's number; "last"; "best", which is each trial's own point of highest mean
         evaluation return (training return if it was not evaluated); or a function of an
         trial's history {name: (points,)} that gives a score for each point, the highest being best.

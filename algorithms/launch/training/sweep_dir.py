@@ -84,7 +84,7 @@ def publish(
 
 
 def trials_csv(chunks: list[Chunk]) -> str:
-    """One long table of a sweep: trial (agent of results.csv), settings, seed, point and metrics.
+    """One long table of a sweep: trial (`agent` of results.csv), settings, seed, point and metrics.
 
     Where programs have different metrics, cells without a value are empty.
     """
