@@ -1,4 +1,4 @@
-"""`run` and `resume` from Python, on a toy for the launcher's own work and on ppo for exactness."""
+"""`run` and `resume` from Python, on a toy for the launcher's own work, and on algorithms."""
 
 import csv
 import importlib.util
@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 
-from algorithms import dqn, launch, ppo
+from algorithms import dqn, launch, ppo, reinforce
 from algorithms.launch import metrics
 from algorithms.launch.compute import devices
 from algorithms.launch.errors import UserError
@@ -581,9 +581,9 @@ def test_options_go_on_unless_changed(tmp_path):
     assert RunDir.open(tmp_path / "a").points("state") == [9, 10]
 
 
-# --- ppo -------------------------------------------------------------------------------------
+# --- an algorithm ----------------------------------------------------------------------------
 
-PPO = ppo.Config(
+SMALL = dict(
     total_timesteps=256,
     num_envs=2,
     num_steps=16,
@@ -591,17 +591,19 @@ PPO = ppo.Config(
     num_eval_episodes=2,
     hidden_sizes=(8,),
 )
+REINFORCE = reinforce.Config(**SMALL)
 
 
-def test_ppo_through_the_launcher_is_exactly_train_and_so_is_resumed(tmp_path, jitted_as_for_users):
+def test_a_run_is_exactly_train_and_so_is_a_resumed_one(tmp_path, jitted_as_for_users):
+    """Of the file that compiles fastest."""
     with pytest.raises(Stop):
-        launch.run(ppo, PPO, seed=3, run_dir=tmp_path / "run", hooks=[stop_at(2)])
+        launch.run(reinforce, REINFORCE, seed=3, run_dir=tmp_path / "run", hooks=[stop_at(2)])
     result = launch.resume(tmp_path / "run")
     with compiled_as_for_users():
-        state, metrics = ppo.make_train(PPO)(jax.random.key(3))
+        state, metrics = reinforce.make_train(REINFORCE)(jax.random.key(3))
     assert_same((result.state, of_one_trial(result.metrics)), (state, metrics))
     loaded = launch.load(tmp_path / "run")
-    assert loaded.module is ppo and loaded.config == PPO
+    assert loaded.module is reinforce and loaded.config == REINFORCE
     assert_same(loaded.state, state)
 
 
@@ -660,7 +662,8 @@ def no_key_checks():
 
 @pytest.mark.slow
 def test_ppo_with_several_seeds_resumes_exactly(tmp_path, no_key_checks, jitted_as_for_users):
-    config = PPO.replace(eval_at_start=False, num_eval_episodes=0)  # compiles faster
+    settings = SMALL | dict(eval_at_start=False, num_eval_episodes=0)  # compiles faster
+    config = ppo.Config(**settings)
     whole = launch.run(ppo, config, num_seeds=3, run_dir=tmp_path / "whole")
     with pytest.raises(Stop):
         launch.run(ppo, config, num_seeds=3, run_dir=tmp_path / "run", hooks=[stop_at(2)])
