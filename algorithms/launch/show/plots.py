@@ -239,10 +239,10 @@ def comparison(panels: Mapping[str, Sequence[Any]], title: str, path: Path) -> N
     rows = -(-len(panels) // columns)
     figure = Figure(figsize=(1.0 + 5.0 * columns, 0.6 + 3.8 * rows), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
-    labels = sorted({curve.label for curves in panels.values() for curve in curves[:CURVES]})
+    colours = _colours([[c.label for c in curves[:CURVES]] for curves in panels.values()])
     for ax, (environment, curves) in zip(axes, panels.items()):
         for curve in curves[:CURVES]:
-            colour = COLOURS[labels.index(curve.label) % len(COLOURS)]
+            colour = colours[curve.label]
             _interquartile(ax, curve.timesteps, curve.returns, color=colour, label=curve.label)
         _style(ax, max([1, *(x for c in curves[:CURVES] for x in c.timesteps)]))
         ax.set(title=environment, ylabel=title)
@@ -252,6 +252,16 @@ def comparison(panels: Mapping[str, Sequence[Any]], title: str, path: Path) -> N
     for ax in axes[len(panels) :]:
         ax.remove()
     _save(figure, path)
+
+
+def _colours(panels: list[list[str]]) -> dict[str, str]:
+    """{label: its colour}. Labels of one panel have different colours, as long as there are any."""
+    chosen: dict[str, str] = {}
+    for label in sorted({label for panel in panels for label in panel}):
+        beside = {chosen.get(other) for panel in panels if label in panel for other in panel}
+        free = [colour for colour in COLOURS if colour not in beside]
+        chosen[label] = free[0] if free else COLOURS[len(chosen) % len(COLOURS)]
+    return chosen
 
 
 def _panel(ax: Any, timesteps: np.ndarray, curves: dict, trials: Trials) -> None:

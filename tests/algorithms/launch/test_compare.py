@@ -169,6 +169,14 @@ def test_the_aggregate_has_the_steps_where_they_differ():
     assert rows(comparison.aggregate(comparison.curves(same)))["curve"][:2] == ["seeds", "IQM"]
 
 
+def test_labels_of_a_panel_have_different_colours_and_one_label_has_one():
+    panels = [["a", "b", "c"], ["d", "e", "f"], ["g", "h", "a"], ["h", "b"], list("abcdef")]
+    colours = plots._colours(panels)
+    for panel in panels:
+        assert len({colours[label] for label in panel}) == len(panel)
+    assert len(plots._colours([list("abcdefghij")])) == 10, "more labels than colours"
+
+
 # --- runs on disk ----------------------------------------------------------------------------
 
 
