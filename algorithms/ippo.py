@@ -172,8 +172,7 @@ class Critic(nn.Module):
 
 @struct.dataclass
 class PolicyState:
-    """The part of the state that acting needs, with the inputs' statistics; leading axis
-    networks."""
+    """The part of the state that acting needs; leading axis networks."""
 
     params: Any  # of the actors
     obs_stats: parts.RunningStatistics
@@ -297,10 +296,8 @@ def kl_estimate(log_ratio):
 
 
 def learning_rates(config, task, update, epoch):
-    """learning_rate (1 - p) for each gradient step of an epoch, (num_minibatches,).
-
-    p in [0, 1] is nominal progress through the run. Epochs that end early do not delay annealing.
-    """
+    """learning_rate (1 - p) for each gradient step of an epoch, (num_minibatches,), with nominal
+    progress p in [0, 1] through the run: epochs that end early do not delay annealing."""
     epochs = update.astype(jnp.float32) * task.epochs + epoch
     done = epochs + jnp.arange(config.num_minibatches) / config.num_minibatches
     updates = parts.num_updates(config, config.num_envs * config.num_steps)
@@ -572,8 +569,15 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             if config.normalize_reward:
                 reward = spread.scale(reward, config.clip_reward)
             over_time = lambda x: x.reshape(config.num_steps, samples)
-            arrays = reward, values, next_values, rollout.terminated, rollout.done
-            advantages = gae(*map(over_time, arrays), config.gamma, config.gae_lambda).reshape(-1)
+            advantages = gae(
+                rewards=over_time(reward),
+                values=over_time(values),
+                next_values=over_time(next_values),
+                terminated=over_time(rollout.terminated),
+                done=over_time(rollout.done),
+                gamma=config.gamma,
+                gae_lambda=config.gae_lambda,
+            ).reshape(-1)
             return Batch(
                 observation=x,
                 critic_observation=critic_x,

@@ -15,9 +15,8 @@ This is ippo.py with a memory in front of the heads: GRU, minGRU or LSTM (parts/
 in ippo.py, every agent has its own *network*, or with share_params=True one network serves all.
 `learner` has a table of the axes. The memory adds these details, as in ppo_rnn.py:
   1 Actor and critic have a memory each.
-  2 It runs on from rollout to rollout. It is zeroed where an agent's episode ended, in collection
-    and in learning alike. An end is a termination, a truncation or, unless the reward is the
-    team's, leaving.
+  2 It runs on from rollout to rollout. It is zeroed where an agent's episode ended (terminated,
+    truncated or, unless the reward is the team's, left), in collection and in learning alike.
   3 Sequences are learned whole, from the memory before the rollout. A sequence is one agent in one
     environment, and a minibatch is a set of sequences.
   4 Critics process a rollout after its collection. A final observation is valued with the memory of
@@ -161,8 +160,7 @@ class Critic(nn.Module):
 
 @struct.dataclass
 class PolicyState:
-    """The part of the state that acting needs, with the inputs' statistics; leading axis
-    networks."""
+    """The part of the state that acting needs; leading axis networks."""
 
     params: Any  # of the actors
     obs_stats: parts.RunningStatistics
@@ -290,10 +288,8 @@ def kl_estimate(log_ratio):
 
 
 def learning_rates(config, task, update, epoch):
-    """learning_rate (1 - p) for each gradient step of an epoch, (num_minibatches,).
-
-    p in [0, 1] is nominal progress through the run. Epochs that end early do not delay annealing.
-    """
+    """learning_rate (1 - p) for each gradient step of an epoch, (num_minibatches,), with nominal
+    progress p in [0, 1] through the run: epochs that end early do not delay annealing."""
     epochs = update.astype(jnp.float32) * task.epochs + epoch
     done = epochs + jnp.arange(config.num_minibatches) / config.num_minibatches
     updates = parts.num_updates(config, config.num_envs * config.num_steps)
@@ -302,10 +298,8 @@ def learning_rates(config, task, update, epoch):
 
 
 def fit(config, task, update, params, opt_state, memory, batch, order_rng):
-    """Epochs of minibatches for one actor or critic, until the KL of an epoch exceeds target_kl.
-
-    `memory` is from before the rollout's first step.
-    """
+    """Epochs of minibatches for one actor or critic, until the KL of an epoch exceeds target_kl;
+    `memory` is from before the rollout's first step."""
     orders = parts.permutations(order_rng, task.epochs, batch.value.shape[1])
 
     def gradient_step(carry, inputs):
@@ -365,11 +359,10 @@ def make_inputs(config, policy, observation, previous, world_state=None):
 def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns policy(state, observation, memory=None, rng=None, mask=None) -> action, memory.
 
-    The policy is for all agents of one environment: observation, action and memory (num_agents,
-    ...). Without rng it takes the most probable actions, or the means; with rng it takes samples.
-    memory=None is a fresh memory. mask (num_agents, num_actions): `env.action_mask`, the allowed
-    actions. With previous_inputs, pass rewards back: memory = envs.evaluation.rewarded(memory,
-    reward).
+    For all agents of one environment: observation, action and memory (num_agents, ...). Without rng
+    the most probable actions, or the means; with rng samples. memory=None is a fresh memory.
+    mask (num_agents, num_actions): `env.action_mask`, the allowed actions.
+    With previous_inputs, pass rewards back: memory = envs.evaluation.rewarded(memory, reward).
     """
     env, env_params = parts.make_env(config, env, env_params)
     space = env.action_space(env_params)
@@ -595,8 +588,15 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             reward = rollout.reward
             if config.normalize_reward:
                 reward = spread.scale(reward, config.clip_reward)
-            arrays = reward, values, next_values, rollout.terminated, rollout.done
-            advantages = gae(*arrays, config.gamma, config.gae_lambda)
+            advantages = gae(
+                rewards=reward,
+                values=values,
+                next_values=next_values,
+                terminated=rollout.terminated,
+                done=rollout.done,
+                gamma=config.gamma,
+                gae_lambda=config.gae_lambda,
+            )
             after = parts.forget(jax.tree.map(lambda x: x[-1], memories), rollout.done[-1])
             return Batch(
                 inputs=x,

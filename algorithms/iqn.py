@@ -108,8 +108,7 @@ class Config:
 
 
 class ImplicitQuantileNetwork(nn.Module):
-    """Observations (batch, ...) and levels (batch or 1, num) to quantiles (batch, num,
-    num_actions)."""
+    """Observations (batch, ...), levels (batch or 1, num) to values (batch, num, num_actions)."""
 
     config: Config
     num_actions: int
@@ -268,8 +267,7 @@ def epsilon_greedy(values, epsilon, noise, mask=None):
     """Actions (batch,) for values (batch, num_actions) and uniform noise (batch,).
 
     With probability epsilon, an action is uniform over those that the mask (batch, num_actions)
-    allows; else it is greedy. Noise below epsilon is uniform in [0, epsilon), so it also chooses
-    the random action.
+    allows. Noise below epsilon is uniform in [0, epsilon), so it also chooses the random action.
     """
     number = values.shape[-1] if mask is None else mask.sum(-1)
     random = jnp.minimum(noise / epsilon * number, number - 1).astype(jnp.int32)
@@ -301,9 +299,8 @@ def hold(held, chosen, mask=None):
 def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns policy(state, observation, memory=None, rng=None, mask=None) -> action, memory.
 
-    The policy is for one environment. Without rng it takes the action of the highest value. With
-    rng it is epsilon-greedy at eps_end, with a new draw at every step. mask (num_actions,):
-    `env.action_mask`, the allowed actions.
+    For one environment. Without rng the action of the highest value; with rng it is epsilon-greedy
+    at eps_end, anew at every step. mask (num_actions,): `env.action_mask`, the allowed actions.
     """
     env, env_params = parts.make_env(config, env, env_params)
     network = ImplicitQuantileNetwork(config, env.action_space(env_params).n)
@@ -336,8 +333,7 @@ def make_train(config: Config, env: Any = None, env_params: Any = None) -> Calla
     `parts.program` describes the arguments. Without env and env_params, the config gives them.
 
     Raises:
-      ValueError: a setting that cannot work, a space that IQN cannot take, or a buffer larger than
-        the device's memory.
+      ValueError: a setting that cannot work, a space that IQN cannot take, or too large a buffer.
     """
     env, env_params = parts.make_env(config, env, env_params)
     check(config, env, env_params)
@@ -433,8 +429,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     def targets(state, window, levels):
         """y = reward_scale R_n + gamma**n q'(s_n, a*, levels), of the levels' shape.
 
-        q' and Q' are of the target network. a* = argmax_a Q'(s_n, a), or with `double` argmax_a
-        Q(s_n, a).
+        q', Q': target network. a* = argmax_a Q'(s_n, a), or with `double` argmax_a Q(s_n, a).
         """
         x = parts.normalize(config, state.policy.obs_stats, window.final_observation)
         selecting = state.policy.params if config.double else state.target_params  # detail 6

@@ -255,10 +255,8 @@ def kl_estimate(log_ratio):
 
 
 def learning_rates(config, num_updates, update, epoch):
-    """learning_rate (1 - p) for each gradient step of an epoch, (num_minibatches,).
-
-    p in [0, 1] is nominal progress through the run. Epochs that end early do not delay annealing.
-    """
+    """learning_rate (1 - p) for each gradient step of an epoch, (num_minibatches,), with nominal
+    progress p in [0, 1] through the run: epochs that end early do not delay annealing."""
     epochs = update.astype(jnp.float32) * config.update_epochs + epoch
     done = epochs + jnp.arange(config.num_minibatches) / config.num_minibatches
     left = jnp.maximum(1.0 - done / float(num_updates * config.update_epochs), 0.0)

@@ -24,8 +24,7 @@ A *segment* is one agent of one environment over a whole rollout. Implementation
   5 Muon steps the matrices and Adam the other parameters, with a cosine schedule. With an accurate
     critic, gradients are noise, and Muon takes full steps along it. With an epsilon of 1e-5 perfect
     policies are lost (docs/tuning.md).
-  6 Squashed actions are tanh of a Gaussian and stored before tanh. Their entropy is a numerical
-    sum.
+  6 Squashed actions are tanh of a Gaussian, stored before it. Their entropy is a numerical sum.
   7 Episodes restart within a rollout; a truncated one bootstraps from its final observation.
   8 The policy learns no steps of agents that left (`info["alive"]`), nor padding
     (`env.action_dimensions`). An agent's own rewards end with it. A team's reward
@@ -142,10 +141,8 @@ class Actions(NamedTuple):
 
 
 def clip_straight_through(log_std):
-    """clip(log_std, -5, 2) with gradient 1.
-
-    jnp.clip's gradient is 0 outside the limits, so a deviation beyond them would never return.
-    """
+    """clip(log_std, -5, 2) with gradient 1. Outside the limits jnp.clip's gradient is 0, and so a
+    deviation would never return from there."""
     fixed = jax.lax.stop_gradient(log_std)
     return jnp.clip(fixed, -5.0, 2.0) + (log_std - fixed)
 
@@ -210,8 +207,7 @@ class TrainState:
 
 
 class Transition(NamedTuple):
-    """A rollout; leading axes (num_steps, num_segments). Agents of one environment are
-    neighbours."""
+    """A rollout; leading axes (num_steps, num_segments), an environment's agents side by side."""
 
     observation: jax.Array
     action: jax.Array  # neither clipped nor squashed
@@ -264,9 +260,8 @@ def vtrace(config, segments, values, log_ratio):
     """A_t = rho_t (r_t + gamma V_{t+1} - V_t) + gamma lambda c_t (1 - end_t) A_{t+1}.
 
     This follows section 4.1 of Espeholt et al. 2018; arrays are (segments, num_steps). At an end,
-    V_{t+1} is the bootstrap value. rho_t = min(q_t, rho_clip) and c_t = min(q_t, c_clip) of the
-    ratios q = exp(log_ratio). Without `vtrace` both are 1, which is GAE. `values` and `log_ratio`
-    are of the current networks.
+    V_{t+1} is the bootstrap value. rho_t = min(q_t, rho_clip), c_t = min(q_t, c_clip), with ratios
+    q = exp(log_ratio). Without `vtrace` both are 1: GAE. Values and ratios are of current networks.
     """
     next_values = jnp.where(segments.ends, segments.bootstrap, jnp.roll(values, -1, axis=1))
     ratios, rho, c = jnp.exp(log_ratio), 1.0, 1.0
@@ -319,10 +314,8 @@ def value_error(values, old_values, targets, clip_eps, clip):
 
 
 def squashing_entropy(mean, log_std):
-    """E[log(1 - tanh(x)**2)] of Gaussians x (...): squashing adds it to their entropies.
-
-    It is a sum over 21 points, off by 1e-4 for deviations up to 2 and by 0.06 at e**2.
-    """
+    """E[log(1 - tanh(x)**2)] of Gaussians x (...): squashing adds it to their entropies. The sum
+    over 21 points is off by 1e-4 for deviations up to 2, and by 0.06 at e**2."""
     points = jnp.linspace(-5.0, 5.0, 21)
     weights = jax.nn.softmax(-0.5 * jnp.square(points))
     x = mean[..., None] + jnp.exp(log_std)[..., None] * points
@@ -336,9 +329,8 @@ def squashing_entropy(mean, log_std):
 def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns policy(state, observation, memory=None, rng=None, mask=None) -> action, memory.
 
-    The policy is for one environment; with several agents, observation and action are (num_agents,
-    ...). Without rng it takes the most probable action, or the (squashed) mean; with rng it takes a
-    sample. `mask` is not used.
+    For one environment; of several agents, observation and action are (num_agents, ...). Without
+    rng the most probable action, or the (squashed) mean; with rng a sample. `mask` is not used.
     """
     env, env_params = parts.make_env(config, env, env_params)
     space, several = env.action_space(env_params), hasattr(env, "num_agents")
@@ -512,8 +504,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         )
 
     def loss(params, segments, importance):
-        """The loss of segments (m, num_steps) with importance (m,); metrics; sums of |advantage|
-        (m,)."""
+        """Loss of segments (m, num_steps), importance (m,); metrics; sums of |advantage| (m,)."""
         actions, values = over_segments(params, segments.observation)
         weights, real = segments.alive, segments.real
         log_prob, entropy = actions.log_prob_and_entropy(segments.action, config.squash, real)

@@ -215,8 +215,7 @@ def epsilon_greedy(values, epsilon, noise, mask=None):
     """Actions (batch,) for values (batch, num_actions) and uniform noise (batch,).
 
     With probability epsilon, an action is uniform over those that the mask (batch, num_actions)
-    allows; else it is greedy. Noise below epsilon is uniform in [0, epsilon), so it also chooses
-    the random action.
+    allows. Noise below epsilon is uniform in [0, epsilon), so it also chooses the random action.
     """
     number = values.shape[-1] if mask is None else mask.sum(-1)
     random = jnp.minimum(noise / epsilon * number, number - 1).astype(jnp.int32)
@@ -248,9 +247,8 @@ def hold(held, chosen, mask=None):
 def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns policy(state, observation, memory=None, rng=None, mask=None) -> action, memory.
 
-    The policy is for one environment. Without rng it takes the action of the highest value. With
-    rng it is epsilon-greedy at eps_end, with a new draw at every step. mask (num_actions,):
-    `env.action_mask`, the allowed actions.
+    For one environment. Without rng the action of the highest value; with rng it is epsilon-greedy
+    at eps_end, anew at every step. mask (num_actions,): `env.action_mask`, the allowed actions.
     """
     env, env_params = parts.make_env(config, env, env_params)
     network = QuantileNetwork(config, env.action_space(env_params).n)
@@ -374,8 +372,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     def targets(state, window):
         """y = reward_scale R_n + gamma**n q'(s_n, a*), (batch_size, num_quantiles).
 
-        q' and Q' are of the target network. a* = argmax_a Q'(s_n, a), or with `double` argmax_a
-        Q(s_n, a).
+        q', Q': target network. a* = argmax_a Q'(s_n, a), or with `double` argmax_a Q(s_n, a).
         """
         x = parts.normalize(config, state.policy.obs_stats, window.final_observation)
         next_quantiles = network.apply(state.target_params, x)

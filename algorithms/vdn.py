@@ -104,8 +104,7 @@ class Config:
 class QNetwork(nn.Module):
     """Inputs to memories after each step and the values of all actions.
 
-    Inputs are a tuple of arrays (num_steps, num_envs, num_agents, ...), and values are (num_steps,
-    num_envs, num_agents, num_actions).
+    Inputs: a tuple of arrays (num_steps, num_envs, num_agents, ...). Values: the same leading axes.
     """
 
     config: Config
@@ -145,9 +144,8 @@ def one_step(network, params, memory, inputs):
 class Mixer(nn.Module):
     """Agents' values q_i (..., num_agents) to learned values (..., num_values).
 
-    none is q_i, and sum is sum_i q_i. monotonic is |w_2| . elu(sum_i q_i |W_1i| + b_1) + b_2, with
-    weights that depend on `view` (Rashid et al. 2018, figure 2). Values of agents that are not
-    alive count 0.
+    none is q_i, sum is sum_i q_i; monotonic is |w_2| . elu(sum_i q_i |W_1i| + b_1) + b_2, with
+    weights that depend on `view` (Rashid et al. 2018, figure 2). Agents that left count 0.
     """
 
     config: Config
@@ -232,9 +230,7 @@ class Transition(NamedTuple):
 
 class Batch(NamedTuple):
     """Sequences to learn from; leading axes (num_steps, num_envs), or a minibatch's num_envs.
-
-    Without memory every step is a sequence: (1, num_steps * num_envs).
-    """
+    Without memory every step is a sequence: (1, num_steps * num_envs)."""
 
     inputs: tuple[jax.Array, ...]  # inputs of the agents' network, (..., num_agents, ...)
     view: jax.Array | None  # input of the mixer
@@ -278,10 +274,8 @@ def of_action(values, action):
 
 
 def epsilon_at(config, progress):
-    """The probability of a random action: eps_end + max(1 - d, 0) (eps_start - eps_end).
-
-    d = progress / exploration_fraction, with progress in [0, 1].
-    """
+    """The probability of a random action: eps_end + max(1 - d, 0) (eps_start - eps_end), with d =
+    progress / exploration_fraction and progress in [0, 1]."""
     left = jnp.maximum(1.0 - progress / config.exploration_fraction, 0.0)
     return config.eps_end + left * (config.eps_start - config.eps_end)
 
@@ -317,11 +311,10 @@ def learning_rates(config, num_updates, update):
 def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns policy(state, observation, memory=None, rng=None, mask=None) -> action, memory.
 
-    The policy is for all agents of one environment: observation, action and memory (num_agents,
-    ...). Without rng it takes the actions of the highest values. With rng it is epsilon-greedy at
-    eps_end. memory=None is a fresh memory. mask (num_agents, num_actions): `env.action_mask`, the
-    allowed actions. With previous_inputs, pass rewards back: memory =
-    envs.evaluation.rewarded(memory, reward).
+    For all agents of one environment: observation, action and memory (num_agents, ...). Without rng
+    the actions of the highest values; with rng they are epsilon-greedy at eps_end. mask
+    (num_agents, num_actions): `env.action_mask`, the allowed actions. memory=None is a fresh one.
+    With previous_inputs, pass rewards back: memory = envs.evaluation.rewarded(memory, reward).
     """
     env, env_params = parts.make_env(config, env, env_params)
     space = env.action_space(env_params)
@@ -499,11 +492,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         return jax.lax.scan(step, state, (jax.random.split(step_rng, config.num_steps), noise))
 
     def update_world_stats(state, rollout):
-        """Merges the rollout before the learning, so that even the first world states are
-        normalised.
-
-        Acting uses no world states.
-        """
+        """Merges the rollout before the learning: acting uses no world states, and so even the
+        first ones are normalised."""
         stats = state.policy.world_stats and state.policy.world_stats.update(rollout.world_state)
         return state.replace(policy=state.policy.replace(world_stats=stats))
 
