@@ -16,12 +16,14 @@ from algorithms.launch.commands.flags import (
 from algorithms.parts.fields import check_reals
 
 
-def parse(config: type, about: str) -> Any:
-    """The Config that the command line asks for.
+def make(make_train: Callable, config: type, about: str) -> Any:
+    """make_train of the Config that the command line asks for.
 
-    The process ends for --help (exit code 0), and for what cannot be read or is out of range (2).
+    The process ends for --help (exit code 0). For a flag that cannot be read or used it ends with a
+    message (2).
 
     Args:
+      make_train: the algorithm's.
       config: the Config's class.
       about: a text whose first line --help begins with.
     """
@@ -51,7 +53,7 @@ def parse(config: type, about: str) -> Any:
     asked: Any = tyro.cli(config, description=about.partition("\n")[0], registry=registry)
     try:
         check_reals(asked)
+        return make_train(asked)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-    return asked

@@ -43,8 +43,7 @@ if __name__ == "__main__":
 
     # Prints timestep, mean training return and mean evaluation return at every point of the
     # learning curve.
-    config = flags.parse(Config, __doc__)
-    train, state = make_train(config), None
+    train, state = flags.make(make_train, Config, __doc__), None
     for points in (0, *[1] * train.plan.points):  # 0 for the point before training
         state, metrics = train(jax.random.key(0), state, points)
         names = [n for n in ("timestep", "episode_return", "eval_return") if n in metrics]

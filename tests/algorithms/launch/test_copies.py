@@ -151,14 +151,14 @@ def test_a_copy_runs_as_a_program(project, curve, capsys):
     assert run(project, "scripts/ppo.py", *words) == "".join(expected)
 
 
-def flags_of_a_copy(argv):
-    """The module, as in a copy of ppo, and the Config that these flags ask for."""
+def flags_of_a_copy(argv, make_train=lambda config: config):
+    """What is made of the Config that these flags ask for, in a copy of ppo."""
     module = types.ModuleType("flags")
     text = copies.copy(Path(ppo.__file__))["rl_support/flags.py"].decode()
     exec(text.replace("from .parts", "from algorithms.parts"), vars(module))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["ppo.py", *argv.split()])
-        return module.parse(ppo.Config, ppo.__doc__)
+        return module.make(make_train, ppo.Config, ppo.__doc__)
 
 
 def test_flags_of_a_copy_are_those_of_its_config():
@@ -182,11 +182,13 @@ def test_flags_of_a_copy_are_those_of_its_config():
         ("--gama 0.5", "Unrecognized options: --gama"),
         ("--num-envs 2.5", "'2.5' is not a whole number"),
         ("--gamma 1.5", "gamma=1.5: give a number in [0, 1]"),
+        ("--env CartPol-v1", "error: unknown environment 'CartPol-v1'"),
+        ("--num-envs 0", "error: num_envs=0: give a whole number"),
     ],
 )
 def test_wrong_flags_of_a_copy_are_refused(capsys, words, message):
     with pytest.raises(SystemExit) as stop:
-        flags_of_a_copy(words)
+        flags_of_a_copy(words, ppo.make_train)
     assert stop.value.code == 2 and message in " ".join(capsys.readouterr().err.split())
 
 
