@@ -207,7 +207,8 @@ def broken(trials: Sequence[Outcome]) -> str:
     for trial in trials:
         named = [f"{name}={plain(value)}" for name, value in trial.setting.items()]
         seeds.setdefault(", ".join(named), []).append(str(trial.seed))
-    lines = [f"{name}: seeds {', '.join(s)}" for name, s in list(seeds.items())[:SHOWN]]
+    shown = list(seeds.items())[:SHOWN]
+    lines = [": ".join(filter(None, [name, f"seeds {', '.join(s)}"])) for name, s in shown]
     more = [f"{len(seeds) - SHOWN} settings more"] * (len(seeds) > SHOWN)
     return f"not finite: {'; '.join(lines + more)}"
 

@@ -263,7 +263,7 @@ def test_trackers_are_told_the_algorithm(tmp_path, monkeypatch):
     assert told[0]["config"]["algorithm"] == "toy" and told[0]["config"]["gamma"] == 0.99
 
 
-def test_an_trial_that_is_not_finite_is_told_of_once(tmp_path, capsys):
+def test_a_trial_that_is_not_finite_is_told_of_once(tmp_path, capsys):
     config = CONFIG.replace(gamma=1.0, learning_rate=3e38)  # its weights become NaN
     with pytest.raises(Stop):
         launch.run(toy, config, run_dir=tmp_path / "run", hooks=[stop_at(4)])

@@ -198,7 +198,7 @@ def test_an_existing_sweep_is_not_overwritten(whole):
 # --- trials and chunks -----------------------------------------------------------------------
 
 
-def test_an_trial_is_exactly_or_close_to_its_single_run(whole):
+def test_a_trial_is_exactly_or_close_to_its_single_run(whole):
     for number in (0, 7):
         trial = whole.trials[number]
         config = CONFIG.replace(**trial.setting)
@@ -396,7 +396,7 @@ def test_what_a_kill_left_undone_of_a_finished_chunk_is_made_up_for(tmp_path, mo
 # --- what breaks -----------------------------------------------------------------------------
 
 
-def test_an_trial_that_is_not_finite_is_shown_and_the_others_go_on(tmp_path, capsys):
+def test_a_trial_that_is_not_finite_is_shown_and_the_others_go_on(tmp_path, capsys):
     config = CONFIG.replace(gamma=1.0)
     rates = [0.1, 3e38, 0.2]  # float32 ends at 3.4e38: the second one's weights become NaN
     swept = launch.sweep(
@@ -511,6 +511,11 @@ def test_ties_go_to_the_setting_that_learned_faster_and_then_to_order():
     head, first, *_ = results.table(ranked).splitlines()
     assert head.endswith("mean of curve") and first.split()[-1] == "6.25"
     assert "mean of curve" not in results.table(ranked[2:])
+
+
+def test_broken_trials_of_the_only_setting_are_named_by_their_seeds():
+    assert results.broken([outcome({}, 1.0, seed) for seed in (3, 4)]) == "not finite: seeds 3, 4"
+    assert results.broken([outcome({"x": 2}, 1.0)]) == "not finite: x=2: seeds 0"
 
 
 def test_interquartile_mean_and_bootstrap_against_scipy():
