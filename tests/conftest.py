@@ -7,11 +7,13 @@ import gc
 import importlib.util
 import os
 import pathlib
+import re
 import sys
 
 import jax
 import pytest
 
+import algorithms
 from algorithms.parts import training
 
 jax.config.update("jax_debug_key_reuse", True)
@@ -34,14 +36,9 @@ AS_FOR_USERS = {
 gc.set_threshold(100_000, 20, 50)
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist looks
 def pytest_collection_modifyitems(items):
-    """Runs tests of optional libraries where these are installed; `-m needs` selects those tests.
-
-    Tests of a group run in one process.
-    """
+    """Skips tests of optional libraries that are missing; `-m needs` selects these tests."""
     for item in items:
-        item.add_marker(pytest.mark.xdist_group(group_of(item)))
         for marker in item.iter_markers("needs"):
             (library,) = marker.args
             if importlib.util.find_spec(library) is None:
@@ -53,33 +50,42 @@ class InOrder:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items):
-        sizes = collections.Counter(map(group_of, items))
-        rank = lambda item: (not of_algorithm(item), -sizes[group_of(item)], group_of(item))
-        items.sort(key=lambda item: (*rank(item), item.path))
+        groups = {item: group_of(item.nodeid) for item in items}
+        sizes = collections.Counter(groups.values())
+        rank = lambda group: (group not in ALGORITHMS, -sizes[group], group)
+        items.sort(key=lambda item: (*rank(groups[item]), item.path))
 
 
 def pytest_configure(config):
     config.pluginmanager.register(InOrder())
 
 
-def of_algorithm(item):
-    """Whether a test is about an algorithm's file."""
-    return item.path.parent == pathlib.Path(__file__).parent / "algorithms"
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Runs a group in one process. The groups of xdist 3.8 have no effect under pytest 9.2."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Groups(LoadScopeScheduling):
+        _split_scope = staticmethod(group_of)
+
+    return Groups(config, log)
 
 
-def group_of(item):
+ALGORITHMS = {file.stem for file in pathlib.Path(algorithms.__file__).parent.glob("*.py")}
+
+
+def group_of(nodeid):
     """The group of a test that shares compiled programs: its algorithm's file, or its own file."""
-    case = item.callspec.params.get("case") if hasattr(item, "callspec") else None
-    if case is not None:
-        return case.name
-    return (
-        item.path.stem.removeprefix("test_") if of_algorithm(item) else item.nodeid.split("::")[0]
-    )
+    file, _, test = nodeid.partition("::")
+    if not (of_algorithms := re.fullmatch(r"tests/algorithms/test_(\w+)\.py", file)):
+        return file
+    case = re.search(r"\[(\w+)", test)
+    return case[1] if case and case[1] in ALGORITHMS else of_algorithms[1]
 
 
 def pytest_runtest_teardown(item, nextitem):
     """Frees the compiled programs of a group, which would otherwise fill gigabytes to the end."""
-    if nextitem is None or group_of(item) != group_of(nextitem):
+    if nextitem is None or group_of(item.nodeid) != group_of(nextitem.nodeid):
         jax.clear_caches()
 
 

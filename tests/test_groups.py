@@ -1,0 +1,39 @@
+"""Tests that share compiled programs run in one process, or everything would compile twice."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import group_of
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.parametrize(
+    "nodeid, group",
+    [
+        ("tests/algorithms/test_contract.py::test_pinned_values[ppo_rnn]", "ppo_rnn"),
+        ("tests/algorithms/test_probes.py::test_probe_values[ppo-discrete]", "ppo"),
+        ("tests/algorithms/test_ppo.py::test_gae[seed-3]", "ppo"),
+        ("tests/algorithms/test_teams.py::test_team", "teams"),
+        ("tests/envs/test_envs.py::test_env[ppo]", "tests/envs/test_envs.py"),
+        (
+            "tests/algorithms/parts/test_info.py::test_info[ppo]",
+            "tests/algorithms/parts/test_info.py",
+        ),
+    ],
+)
+def test_a_group_is_an_algorithm_or_a_file(nodeid, group):
+    assert group_of(nodeid) == group
+
+
+@pytest.mark.slow  # three processes
+def test_a_group_runs_in_one_process():
+    words = ["tests/algorithms/parts/test_orders.py", "-vv", "-n", "2"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *words], cwd=ROOT, capture_output=True, text=True
+    )
+    workers = [line.split()[0] for line in done.stdout.splitlines() if line.startswith("[gw")]
+    assert len(workers) > 5 and len(set(workers)) == 1, done.stdout
