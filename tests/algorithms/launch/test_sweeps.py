@@ -209,13 +209,13 @@ def test_a_trial_is_exactly_or_close_to_its_single_run(whole):
         assert loaded.config == config and loaded.trials.seeds == [trial.seed]
 
 
-@pytest.mark.slow
 def test_results_answer_to_their_earlier_names(whole):
     assert whole.agents is whole.trials and len(whole.agents) == 12
     assert whole.ranked[0].agents is whole.ranked[0].trials
     assert [one.agent for one in whole.agents] == list(range(12))
 
 
+@pytest.mark.slow
 def test_ppo_s_trials_are_close_to_single_runs_and_chunks_exactly_the_whole(
     tmp_path, vmapped_keys, jitted_as_for_users
 ):
