@@ -15,11 +15,10 @@ https://arxiv.org/abs/1710.02298).
 
 Implementation details:
   1 A round is `train_every` steps of each environment, then `updates_per_step` gradient steps.
-  2 Windows are drawn with replacement from a ring of the newest transitions.
+  2 Windows are drawn with replacement from a ring, and never reach past its newest transition.
   3 A transition leads to the observation before any restart. The target bootstraps from it, also
     where a time limit cut the episode, but not where the episode terminated.
-  4 n-step returns stop at the end of an episode and bootstrap with gamma ** (steps taken). No
-    window reaches past the newest transition.
+  4 n-step returns stop at the end of an episode and bootstrap with gamma ** (steps taken).
   5 Every `target_every` gradient steps the target network moves by `tau` towards the online one.
     tau=1 copies it (Mnih et al.); target_every=1 with a small tau is Polyak averaging.
   6 Huber loss, linear beyond `huber_delta`; inf makes it the squared error.

@@ -12,20 +12,18 @@ Hasselt et al. 2016, https://arxiv.org/abs/1509.06461) and n-step returns.
 
 Implementation details:
   1 A round is `train_every` steps of each environment, then `updates_per_step` gradient steps.
-  2 Windows are drawn with replacement from a ring of the newest transitions.
+  2 Windows are drawn with replacement from a ring, and never reach past its newest transition.
   3 A transition leads to the observation before any restart. The target bootstraps from it, also
     where a time limit cut the episode, but not where the episode terminated.
-  4 n-step returns stop at the end of an episode and bootstrap with gamma ** (steps taken). No
-    window reaches past the newest transition.
+  4 n-step returns stop at the end of an episode and bootstrap with gamma ** (steps taken).
   5 Every `target_every` gradient steps the target network moves by `tau` towards the online one.
     tau=1 copies it; target_every=1 with a small tau is Polyak averaging.
   6 With `double`, the online network chooses the action of the target distribution.
   7 The network gives the quantile of the return at any level in [0, 1]. It multiplies the features
     of the observation with an embedding of the level by `num_cosines` cosines. A gradient step
     compares `num_levels` random levels with `num_target_levels` others by the quantile Huber loss.
-  8 Actions are chosen by the mean over `num_policy_levels` levels. The paper draws the levels. Here
-    they are the middles of equal shares, so the policy is deterministic and errs less. `risk`
-    distorts the levels, and so the greedy action, also in targets (section 3.2).
+  8 Actions are chosen by the mean over `num_policy_levels` levels, the middles of equal shares. The
+    paper draws them, which errs more. `risk` distorts them, also in targets (section 3.2).
   9 Orthogonal initialisation; Adam with a large epsilon (docs/tuning.md); clipping by global norm.
  10 With a finite `duration_exponent`, random actions last several steps (Dabney et al. 2021,
     https://arxiv.org/abs/2006.01782), until the episode ends or they are not allowed.
@@ -199,7 +197,6 @@ def distort(levels, risk, level):
     """Levels t in (0, 1), distorted for a risk-sensitive policy; `risk_level` 0 changes nothing.
 
     Section 3.2 of Dabney et al. 2018, with l for `risk_level`:
-
       cvar   l t: only the worst share l of outcomes counts
       wang   Phi(Phi^-1(t) + l); pessimistic below 0
       power  t**p with p = 1 / (1 + |l|), below 0 1 - (1 - t)**p; pessimistic below 0
@@ -427,10 +424,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         return jax.lax.scan(step, state, noise)
 
     def targets(state, window, levels):
-        """y = reward_scale R_n + gamma**n q'(s_n, a*, levels), of the levels' shape.
-
-        q', Q': target network. a* = argmax_a Q'(s_n, a), or with `double` argmax_a Q(s_n, a).
-        """
+        """y = reward_scale R_n + gamma**n q'(s_n, a*, levels), of the levels' shape. q', Q': target
+        network. a* = argmax_a Q'(s_n, a), or with `double` argmax_a Q(s_n, a)."""
         x = parts.normalize(config, state.policy.obs_stats, window.final_observation)
         selecting = state.policy.params if config.double else state.target_params  # detail 6
         best = greedy(action_values(config, network, selecting, x), window.final_action_mask)

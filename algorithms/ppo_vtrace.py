@@ -3,8 +3,7 @@
 It follows the trainer of PufferLib (Suarez 2024, https://arxiv.org/abs/2406.12905), for one agent
 or many. Papers: PPO (Schulman et al. 2017, https://arxiv.org/abs/1707.06347), V-trace (Espeholt et
 al. 2018, https://arxiv.org/abs/1802.01561), prioritised sampling (Schaul et al. 2016,
-https://arxiv.org/abs/1511.05952), Muon (Jordan et al. 2024,
-https://kellerjordan.github.io/posts/muon).
+https://arxiv.org/abs/1511.05952), Muon (Jordan 2024, https://kellerjordan.github.io/posts/muon).
 
     python algorithms/ppo_vtrace.py --env CartPole-v1 --seed 0
     python algorithms/ppo_vtrace.py --preset MultiNavigator-v0 --num-seeds 5
@@ -21,9 +20,8 @@ A *segment* is one agent of one environment over a whole rollout. Implementation
   3 The loss's own forward pass gives ratios, values and V-trace advantages of the drawn segments,
     and then their priorities. So a second draw of a segment accounts for the policy's change.
   4 One network serves all agents.
-  5 Muon steps the matrices and Adam the other parameters, with a cosine schedule. With an accurate
-    critic, gradients are noise, and Muon takes full steps along it. With an epsilon of 1e-5 perfect
-    policies are lost (docs/tuning.md).
+  5 Muon steps the matrices and Adam the rest, with a cosine schedule. A small epsilon makes full
+    steps along the noise of small gradients, and loses perfect policies (docs/tuning.md).
   6 Squashed actions are tanh of a Gaussian, stored before it. Their entropy is a numerical sum.
   7 Episodes restart within a rollout; a truncated one bootstraps from its final observation.
   8 The policy learns no steps of agents that left (`info["alive"]`), nor padding
