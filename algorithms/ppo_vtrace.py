@@ -139,8 +139,7 @@ class Actions(NamedTuple):
 
 
 def clip_straight_through(log_std):
-    """clip(log_std, -5, 2) with gradient 1. Outside the limits jnp.clip's gradient is 0, and so a
-    deviation would never return from there."""
+    """clip(log_std, -5, 2) with gradient 1: with jnp.clip's, 0 outside, none would return."""
     fixed = jax.lax.stop_gradient(log_std)
     return jnp.clip(fixed, -5.0, 2.0) + (log_std - fixed)
 
