@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow  # a whole contract
 ROOT = Path(__file__).parents[1]
 
 TEST_FOO = """
@@ -73,7 +74,6 @@ def run(kit, *words):
     return done.stdout
 
 
-@pytest.mark.slow  # a whole contract
 def test_an_added_file_passes_the_contract(kit):
     told = run(kit, "-m", "pytest", "tests/algorithms", "-k", "foo", "-n", "0")
     assert int(told.split(" passed")[0].split()[-1]) > 30
