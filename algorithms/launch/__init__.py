@@ -18,8 +18,8 @@ import sys
 from typing import Any
 
 _HOMES = {
-    "LogUniform": "training.grids",
-    "Uniform": "training.grids",
+    "LogUniform": "search.grids",
+    "Uniform": "search.grids",
     "UserError": "errors",
     "run": "training.runner",
     "resume": "training.runner",

@@ -14,7 +14,7 @@ import tyro
 
 from algorithms.launch import settings
 from algorithms.launch.errors import UserError
-from algorithms.launch.training import grids
+from algorithms.launch.search import grids
 
 DIRECTORY = tyro.conf.arg(metavar="DIR", help_behavior_hint="")
 

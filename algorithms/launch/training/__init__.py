@@ -3,7 +3,6 @@
 runner         `launch.run`, `launch.sweep` and `launch.resume`
 loop           their chunks, trained in turn
 starts         where a chunk goes on
-grids          the settings of a sweep: `launch.Uniform`, `launch.LogUniform`
 options        what a run does beside training
 trainer        a configuration on devices
 plans          which trials train at once

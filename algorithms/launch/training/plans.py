@@ -6,8 +6,8 @@ from pathlib import Path
 from algorithms.launch.compute import devices, hosts
 from algorithms.launch.compute.interrupts import in_background
 from algorithms.launch.errors import UserError, warn
+from algorithms.launch.search import grids
 from algorithms.launch.show import progress
-from algorithms.launch.training import grids
 from algorithms.launch.training.session import Chunk
 from algorithms.launch.training.sweep_dir import title_of
 from algorithms.launch.training.trainer import Trainer, excess, in_words, length, usable_capacity

@@ -11,11 +11,12 @@ from algorithms.launch import settings
 from algorithms.launch.compute import devices, hosts
 from algorithms.launch.compute.interrupts import in_background
 from algorithms.launch.errors import UserError
+from algorithms.launch.search import grids
 from algorithms.launch.show.progress import Progress
 from algorithms.launch.storage import experiment, files, loading
 from algorithms.launch.storage.directories import withdrawn_unless_begun
 from algorithms.launch.storage.locks import locked
-from algorithms.launch.training import grids, loop, plans, starts
+from algorithms.launch.training import loop, plans, starts
 from algorithms.launch.training.loop import Swept
 from algorithms.launch.training.options import (
     check_algorithm,

@@ -16,6 +16,8 @@ from algorithms.launch import settings
 from algorithms.launch.compute import hosts
 from algorithms.launch.errors import UserError
 from algorithms.launch.metrics import as_csv, stack
+from algorithms.launch.search import grids
+from algorithms.launch.search.grids import Distribution
 from algorithms.launch.settings import algorithm_name, plain
 from algorithms.launch.show import pace, results
 from algorithms.launch.show.results import Outcome
@@ -24,8 +26,6 @@ from algorithms.launch.storage.description import VERSION
 from algorithms.launch.storage.directories import as_file_name
 from algorithms.launch.storage.losses import Losses
 from algorithms.launch.storage.run_dir import RunDir
-from algorithms.launch.training import grids
-from algorithms.launch.training.grids import Distribution
 from algorithms.launch.training.options import Options
 from algorithms.launch.training.session import Chunk
 

@@ -17,11 +17,12 @@ from algorithms.launch import settings
 from algorithms.launch.commands import cli, flags
 from algorithms.launch.compute import devices
 from algorithms.launch.errors import UserError
+from algorithms.launch.search import grids
+from algorithms.launch.search.grids import LogUniform, Uniform
 from algorithms.launch.show import pace, plots, render, results, trackers
 from algorithms.launch.show.progress import Progress
 from algorithms.launch.storage.run_dir import RunDir
-from algorithms.launch.training import grids, session, trainer
-from algorithms.launch.training.grids import LogUniform, Uniform
+from algorithms.launch.training import session, trainer
 from tests import probe as tasks
 from tests.algorithms.launch import toy
 from tests.broken import untimed
