@@ -77,11 +77,17 @@ def read_runs(path: Path) -> list[_Run]:
       UserError: there is none.
     """
     runs = []
-    for run_dir in experiment.open(path).run_dirs():
+    there = experiment.open(path)
+    homes = list(there.homes(retest=False).values())
+    for run_dir in there.run_dirs():
+        # Trials that halving has kept stand where they came furthest.
+        rows = [place for home, place in homes if home == run_dir.path]
+        if not rows:
+            continue
         history = run_dir.history()
-        is_finite = run_dir.is_finite(max(history)) if history else np.zeros(0, bool)
-        metrics = stack(history.values())
-        config, trials = run_dir.description["config"], run_dir.trials
+        is_finite = run_dir.is_finite(max(history))[rows] if history else np.zeros(0, bool)
+        metrics = {name: x[rows] for name, x in stack(history.values()).items()}
+        config, trials = run_dir.description["config"], run_dir.trials.some(rows)
         runs.append(_Run(path, run_dir.algorithm, config, trials, metrics, is_finite))
     return runs
 

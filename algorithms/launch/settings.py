@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -147,9 +147,13 @@ class Trials(NamedTuple):
         return cls(values["seeds"], {k: np.array(v, np.float64) for k, v in floats.items()})
 
     def part(self, start: int, stop: int) -> "Trials":
-        """Some of them."""
-        floats = {name: values[start:stop] for name, values in self.floats.items()}
-        return Trials(self.seeds[start:stop], floats)
+        """Those from `start` to `stop`."""
+        return self.some(range(start, stop))
+
+    def some(self, places: Sequence[int]) -> "Trials":
+        """Those in these places."""
+        floats = {name: values[list(places)] for name, values in self.floats.items()}
+        return Trials([self.seeds[i] for i in places], floats)
 
     def setting(self, trial: int) -> dict[str, float]:
         """The floats of one trial."""

@@ -160,6 +160,8 @@ def from_run(module: Any, source: str, path: Path) -> tuple[Any, Flags]:
     return settings.config_from_json(module.Config, described["config"], path), flags
 
 
+# The flags of which one makes a run a sweep, beside several values and --memory-limit.
+OF_SWEEPS = ("samples", "halving", "rungs", "brackets", "retest", "retest_seeds", "max_parallel")
 PROCESSES = ("distributed", "coordinator", "num_processes", "process_id")
 # The flags that go with a command; a run that is there keeps its settings.
 TAKES = {
@@ -181,7 +183,7 @@ def train(module: Any, config: Any, grid: dict[str, Any], flags: Flags) -> int:
     keywords |= {"quiet": flags.quiet, "import_seconds": progress.process_age()}
     first: dict[str, Any] = {"seed": flags.seed, "num_seeds": flags.num_seeds}
     first |= {"root": flags.run_dir_root, "resume_if_exists": flags.resume_if_exists}
-    limits: dict[str, Any] = {"max_parallel": flags.max_parallel, "samples": flags.samples}
+    limits: dict[str, Any] = {name: getattr(flags, name) for name in OF_SWEEPS}
     if flags.memory_limit is not None:
         limits["memory_limit"] = size_in_bytes(flags.memory_limit)
     result: Result | Swept

@@ -32,6 +32,16 @@ class Flags:
     samples: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")] = None
     """draws of the floats that are given as log:LOW:HIGH or uniform:LOW:HIGH"""
     sampler: Literal["sobol", "random"] = "sobol"  # sobol fills the space evenly
+    halving: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")] = None
+    """successive halving: at each rung keep the best setting of N and train it N times as long"""
+    rungs: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")] = None
+    """of --halving; default: as many as settings and --num-evals allow"""
+    brackets: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")] = None
+    """of --halving: Hyperband, divide the settings among N brackets that prune ever later"""
+    retest: Annotated[int | None, tyro.conf.arg(metavar="K", help_behavior_hint="")] = None
+    """train the best K settings of a sweep again, on seeds that it has not used"""
+    retest_seeds: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")] = None
+    """seeds of each setting with --retest; default: 32"""
     max_parallel: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")] = None
     """trials to train at once; default: as many as fit into the memory"""
     memory_limit: Annotated[str | None, tyro.conf.arg(metavar="SIZE", help_behavior_hint="")] = None

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from algorithms.launch.errors import UserError, unknown
+from algorithms.launch.search.halving import Halving
 from algorithms.launch.settings import Trials, float_fields, plain, text_of
 
 SAMPLERS = ("sobol", "random")
@@ -63,6 +64,9 @@ class Asked(NamedTuple):
     sampler: str = "sobol"
     max_parallel: int | None = None
     memory_limit: int | None = None
+    halving: Halving = Halving()
+    retest: int | None = None  # how many of the best settings train again on other seeds
+    retest_seeds: int | None = None
 
 
 class Group(NamedTuple):

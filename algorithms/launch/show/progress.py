@@ -21,8 +21,8 @@ class Place(NamedTuple):
     """Where a run is in a sweep."""
 
     label: str
-    before: int  # points of the runs before it
-    total: int  # points of all
+    before: float  # points of the runs before it; fewer trials count for less
+    total: float  # points of all
 
 
 class Progress:

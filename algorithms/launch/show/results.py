@@ -22,6 +22,10 @@ class Outcome(NamedTuple):
     is_finite: bool  # the numbers of its policy and its losses
     run: str  # name of the directory it is in
     trial: int  # which one it is there
+    bracket: int = 0  # of a sweep with halving
+    rung: int = 0  # of the bracket: the one that it has come to
+    share: float = 1.0  # of the whole run, at which that rung ends
+    number: int = 0  # in results.csv
 
     def __repr__(self) -> str:
         return brief(self)
@@ -78,15 +82,19 @@ def outcomes(
 def csv(trials: Sequence[Outcome]) -> str:
     """A row for each trial: settings, seed, final and best return, area under the curve."""
     names = list(trials[0].setting)
+    halved = len({trial.share for trial in trials}) > 1
     head = ["agent", *names, "seed", "final_return", "best_return", "best_timestep", "timestep"]
-    rows: list[list[Any]] = [[*head, "mean_return", "is_finite", "run", "agent_of_run"]]
-    for number, trial in enumerate(trials):
+    head += ["mean_return", "is_finite", "run", "agent_of_run", *["bracket", "rung"] * halved]
+    rows: list[list[Any]] = [head]
+    for trial in trials:
         curve = np.where(np.isnan(trial.returns), -np.inf, trial.returns)
         best = int(np.argmax(curve))
         values = [trial.setting[name] for name in names]
-        row = [number, *(v if isinstance(v, int | float) else plain(v) for v in values), trial.seed]
+        row = [v if isinstance(v, int | float) else plain(v) for v in values]
+        row = [trial.number, *row, trial.seed]
         row += [float(trial.returns[-1]), float(trial.returns[best]), int(trial.timesteps[best])]
         row += [int(trial.timesteps[-1]), trial.area, int(trial.is_finite), trial.run, trial.trial]
+        row += [trial.bracket, trial.rung] * halved
         rows.append(row)
     return as_csv(rows)
 
@@ -120,6 +128,11 @@ class Ranked(NamedTuple):
         return values[~np.isnan(values)]
 
     @property
+    def share(self) -> float:
+        """How much of the whole run halving has let it train."""
+        return max((trial.share for trial in self.trials), default=1.0)
+
+    @property
     def steps(self) -> int:
         """The timestep of its last point, of the trial that has come furthest."""
         return max((int(trial.timesteps[-1]) for trial in self.trials), default=0)
@@ -143,6 +156,7 @@ class Ranked(NamedTuple):
 def rank(trials: Sequence[Outcome]) -> list[Ranked]:
     """Settings by their mean final return, those with broken trials last.
 
+    Of a sweep with halving the settings that were trained longer come first.
     Of equal final returns the one with the higher mean over the curve comes first: it learned
     faster. What still ties keeps its order. Returns of different environments say nothing about
     one another: where several were trained, one environment's settings stand after another's.
@@ -151,7 +165,7 @@ def rank(trials: Sequence[Outcome]) -> list[Ranked]:
     for trial in trials:
         key = str(trial.setting)
         groups.setdefault(key, Ranked(trial.setting, [])).trials.append(trial)
-    ranked = sorted(groups.values(), key=lambda s: (s.broken > 0, -s.mean, -s.area))
+    ranked = sorted(groups.values(), key=lambda s: (s.broken > 0, -s.share, -s.mean, -s.area))
     environments = list(dict.fromkeys(group.environment for group in groups.values()))
     return sorted(ranked, key=lambda s: environments.index(s.environment))
 
@@ -162,6 +176,50 @@ def by_environment(ranked: Sequence[Ranked]) -> dict[str, list[Ranked]]:
     for setting in ranked:
         groups.setdefault(setting.environment, []).append(setting)
     return groups
+
+
+class Retested(NamedTuple):
+    """A setting on the seeds of a sweep, and on others that had no part in choosing it."""
+
+    tuned: Ranked
+    again: Ranked
+
+    def __repr__(self) -> str:
+        return brief(self)
+
+    @property
+    def luck(self) -> float:
+        """What the sweep's seeds promised too much, mean against mean (Eimer et al. 2023,
+        https://arxiv.org/abs/2306.01324)."""
+        return self.tuned.mean - self.again.mean
+
+
+def retests(ranked: Sequence[Ranked], trials: Sequence[Outcome]) -> list[Retested]:
+    """The retested settings, those that came out best on the new seeds first."""
+    tuned = {str(setting.setting): setting for setting in ranked}
+    return [Retested(tuned[str(again.setting)], again) for again in rank(trials)]
+
+
+def retest_table(retested: Sequence[Retested]) -> str:
+    """Both returns of each setting, and their difference."""
+    groups: dict[str, list[Retested]] = {}
+    for one in retested:
+        groups.setdefault(one.again.environment, []).append(one)
+    blocks = []
+    for environment, those in groups.items():
+        seeds = len(those[0].again.trials)
+        names = [name for name in those[0].again.setting if name != "env" or len(groups) == 1]
+        rows = [["rank", *names, "sweep", f"retest, {seeds} seeds", "95 % of means", "luck"]]
+        for place, one in enumerate(those, 1):
+            low, high = bootstrap_interval(one.again.finals, lambda drawn: drawn.mean(-1))
+            values = [plain(one.again.setting[name]) for name in names]
+            numbers = [f"{one.tuned.mean:.5g}", f"{one.again.mean:.5g}"]
+            rows.append(
+                [str(place), *values, *numbers, f"{low:.5g} to {high:.5g}", f"{one.luck:+.3g}"]
+            )
+        title = f"{environment}:\n" if len(groups) > 1 else ""
+        blocks.append(title + "\n".join(aligned(rows)))
+    return "\n".join(blocks)
 
 
 def table(ranked: Sequence[Ranked]) -> str:

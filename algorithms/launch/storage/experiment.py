@@ -3,6 +3,8 @@
 A sweep has chunks, each of which is a run; a run is a sweep whose only chunk is the run itself.
 """
 
+import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,12 +19,24 @@ from algorithms.launch.storage.run_dir import RunDir
 SWEEP = "sweep.json"  # in the directory of a sweep
 
 
+class Entry(NamedTuple):
+    """A chunk, as sweep.json lists it; a run is its own."""
+
+    path: Path
+    numbers: list[int]  # of its trials in results.csv
+    stage: int = 0  # of the sweep: a rung of halving, or the retest after them
+    retest: bool = False  # its trials tell nothing of the sweep's, whose best ones they repeat
+    last: int | None = None  # the point that it trains to; None: to the end of its curve
+    share: float = 1.0  # of a whole run, at which its stage ends
+    block: int | None = None  # trials that a device vmaps; None: as sweep.json says
+
+
 class Experiment(NamedTuple):
     """A run or a sweep."""
 
     path: Path
     description: dict[str, Any]  # what config.json or sweep.json holds
-    sizes: dict[Path, int]  # how many trials each chunk has, by its directory
+    entries: list[Entry]  # in the order of training
     is_sweep: bool
 
     @property
@@ -43,7 +57,20 @@ class Experiment(NamedTuple):
         Raises:
           UserError: one of them cannot be read.
         """
-        return [RunDir.open(path) for path in self.sizes]
+        return [RunDir.open(entry.path) for entry in self.entries]
+
+    def homes(self, retest: bool = True) -> dict[int, tuple[Path, int]]:
+        """{number of a trial: the chunk that trained it last, and its place there}.
+
+        Args:
+          retest: with the trials of a retest, too.
+        """
+        return {
+            number: (entry.path, place)
+            for entry in self.entries
+            if retest or not entry.retest
+            for place, number in enumerate(entry.numbers)
+        }
 
     def run_dir(self) -> RunDir:
         """The run.
@@ -65,12 +92,11 @@ class Experiment(NamedTuple):
             return self.run_dir(), trial
         if trial is None:
             raise UserError(f"{self.path} is a sweep: say which trial, they are in its results.csv")
-        first = 0
-        for path, size in self.sizes.items():
-            if first <= trial < first + size:
-                return RunDir.open(path), trial - first
-            first += size
-        raise UserError(f"trial={trial}: {self.path} has trials 0 to {first - 1}")
+        homes = self.homes()
+        if trial not in homes:
+            raise UserError(f"trial={trial}: {self.path} has trials 0 to {max(homes)}")
+        path, place = homes[trial]
+        return RunDir.open(path), place
 
 
 def create(
@@ -78,12 +104,14 @@ def create(
     runs: list[dict[str, Any]],
     root: Path | str,
     path: Path | str | None = None,
+    entries: Sequence[dict[str, Any]] = (),
 ) -> tuple[Path, list[RunDir]]:
     """Makes the directory of a run or a sweep, below root unless a path is given.
 
     Args:
       description: what its config.json or sweep.json is to hold; a sweep's has a grid.
       runs: the description of each chunk; a run's is its own.
+      entries: of each chunk, what sweep.json says beside its name and size, of a sweep by stages.
     """
     sweeps = "grid" in description
     names = [f"chunk_{i:03d}" * sweeps for i in range(len(runs))]
@@ -97,7 +125,7 @@ def create(
         for name, run in zip(names, runs):
             fill(folder / name, run)
         if sweeps:
-            chunks = [{"run": n, "agents": len(run["seeds"])} for n, run in zip(names, runs)]
+            chunks = _listed(names, runs, entries or [{}] * len(runs))
             files.write_json(folder / SWEEP, description | {"chunks": chunks})
 
     def make_one() -> str:
@@ -108,6 +136,44 @@ def create(
 
     made = Path(hosts.from_first(make_one))
     return made, [RunDir(made / name, run) for name, run in zip(names, runs)]
+
+
+def extend(
+    path: Path,
+    runs: list[dict[str, Any]],
+    entries: Sequence[dict[str, Any]],
+    fills: Sequence[Callable[[Path], None]],
+) -> list[RunDir]:
+    """Adds chunks to a sweep, which its sweep.json then lists.
+
+    Args:
+      path: of the sweep.
+      runs, entries: as of `create`, of the new chunks.
+      fills: writes what a chunk's directory has in the beginning, given a folder.
+    """
+    there = files.read_json(path / SWEEP)
+    first = len(there["chunks"])
+    names = [f"chunk_{first + i:03d}" for i in range(len(runs))]
+
+    def write() -> None:
+        for name, fill_one in zip(names, fills):
+            if (path / name).exists():  # of a process that was killed before sweep.json had it
+                shutil.rmtree(path / name)
+            make(path / name, fill_one)
+        chunks = there["chunks"] + _listed(names, runs, entries)
+        files.write_json(path / SWEEP, there | {"chunks": chunks})
+
+    hosts.from_first(write)
+    return [RunDir(path / name, run) for name, run in zip(names, runs)]
+
+
+def _listed(
+    names: Sequence[str], runs: Sequence[dict[str, Any]], entries: Sequence[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Chunks as sweep.json has them."""
+    sizes = [len(run["seeds"]) for run in runs]
+    rows = zip(names, sizes, entries, strict=True)
+    return [{"run": name, "agents": size, **more} for name, size, more in rows]
 
 
 def is_sweep(path: Path | str) -> bool:
@@ -129,8 +195,15 @@ def open(path: Path | str) -> Experiment:
     path = Path(path)
     if not is_sweep(path):
         description = read_description(path / "config.json")
-        return Experiment(path, description, {path: len(description["seeds"])}, False)
+        return Experiment(
+            path, description, [Entry(path, [*range(len(description["seeds"]))])], False
+        )
     description = files.read_json(path / SWEEP)
     check_version(path / SWEEP, description)
-    sizes = {path / chunk["run"]: chunk["agents"] for chunk in description["chunks"]}
-    return Experiment(path, description, sizes, True)
+    entries: list[Entry] = []
+    for chunk in description["chunks"]:
+        first = sum(len(entry.numbers) for entry in entries)
+        numbers = chunk.get("trials", [*range(first, first + chunk["agents"])])
+        more = {name: chunk[name] for name in Entry._fields[2:] if name in chunk}
+        entries.append(Entry(path / chunk["run"], numbers, **more))
+    return Experiment(path, description, entries, True)

@@ -223,7 +223,12 @@ class RunDir:
 
     def is_finite(self, point: int) -> np.ndarray:
         """Whether all numbers of a trial's policy are finite at a point, (num_trials,)."""
-        return self._header(self.parts(point, "policy"))["is_finite"]
+        return self.says(point)["is_finite"]
+
+    def says(self, point: int) -> dict[str, Any]:
+        """What a point's policy file says of all trials: `metrics` and `is_finite`."""
+        header = self._header(self.parts(point, "policy"))
+        return {name: header[name] for name in ("metrics", "is_finite")}
 
     def _header(self, parts: dict[range, Path]) -> dict[str, Any]:
         """Every part's header has the metrics of all trials."""

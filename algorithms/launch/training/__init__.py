@@ -2,6 +2,7 @@
 
 runner         `launch.run`, `launch.sweep` and `launch.resume`
 loop           their chunks, trained in turn
+stages         rungs of halving, and retests
 starts         where a chunk goes on
 options        what a run does beside training
 trainer        a configuration on devices

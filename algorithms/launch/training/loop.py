@@ -1,8 +1,9 @@
 """The loop over the chunks of a run or a sweep; a run has one chunk."""
 
 import contextlib
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -15,8 +16,9 @@ from algorithms.launch.show.results import Outcome
 from algorithms.launch.storage.locks import locked
 from algorithms.launch.storage.losses import Losses
 from algorithms.launch.training.options import Options
-from algorithms.launch.training.session import Hooks, Result, Session
-from algorithms.launch.training.sweep_dir import Chunk, publish
+from algorithms.launch.training.session import Chunk, Hooks, Result, Session
+from algorithms.launch.training.stages import Stages, following, name_of, steps_of
+from algorithms.launch.training.sweep_dir import publish
 
 
 class Swept(NamedTuple):
@@ -28,6 +30,7 @@ class Swept(NamedTuple):
     objective: float  # to minimise: minus the best settings' mean return at the last point
     stopped: str = ""  # before the end: by SIGINT (Ctrl-C), SIGTERM or what a hook says
     unsaved: str = ""  # what could not be written, as on a full disk
+    retested: Sequence[results.Retested] = ()  # the best settings on other seeds, the best first
 
     def __repr__(self) -> str:
         return brief(self)
@@ -47,46 +50,129 @@ class Swept(NamedTuple):
         return bool(self.stopped)
 
 
-def train(
-    chunks: list[Chunk], options: Options, hooks: Hooks, path: Path | None, is_sweep: bool
-) -> Result | Swept:
-    """Trains what is not finished. After each chunk of a sweep its results are written anew."""
-    view, losses = chunks[0].trainer.view, Losses(chunks[0].trainer.view.warn)
-    ends = np.cumsum([chunk.trainer.plan.points for chunk in chunks])
-    trials: list[Outcome] = []
-    unsaved: list[str] = []
+def train_run(chunk: Chunk, options: Options, hooks: Hooks) -> Result:
+    """Trains what is not finished of a run."""
     with Interrupt() as interrupt:
-        for i, (chunk, end) in enumerate(zip(chunks, ends)):
-            if is_sweep:
-                label = f"chunk {i + 1} of {len(chunks)}" if len(chunks) > 1 else ""
-                view.place = progress.Place(label, end - chunk.trainer.plan.points, ends[-1])
-            result = _train_one(Session(chunk, options, hooks, is_sweep), interrupt)
-            if not is_sweep:
-                return result
-            run = chunk.run_dir.path.name if chunk.run_dir else f"chunk_{i:03d}"
-            given = (chunk.static, chunk.trials, result.metrics, result.is_finite, run)
-            trials += results.outcomes(*given)
-            unsaved += [f"{result.unsaved} of {run}"] * bool(result.unsaved)
-            stopped = result.stopped
-            if not stopped and i + 1 < len(chunks):
-                if not chunk.is_finished:
-                    publish(path, trials, chunks, losses)
-                stopped = interrupt.agreed()
+        return _train_one(Session(chunk, options, hooks), interrupt)
+
+
+class Standing:
+    """What a sweep has come to so far."""
+
+    def __init__(self, stages: Stages, chunks: list[Chunk], view: progress.Progress):
+        self.stages, self.chunks, self.view = stages, chunks, view
+        self.losses = Losses(view.warn)
+        self.ends: dict[int, tuple[Chunk, int, Result]] = {}  # of the trials of the last stages
+        self.outcomes: dict[int, Outcome] = {}  # by the number of the trial
+        self.retested: dict[int, Outcome] = {}
+        self.unsaved: list[str] = []
+        self.work = stages.work(chunks)
+        self.done = 0  # of the work, in points of trials
+
+    def add(self, chunk: Chunk, result: Result) -> None:
+        """Takes what came of a chunk."""
+        self.done += chunk.trials.count * (chunk.num_points - self.stages.first(chunk))
+        number = next(i for i, other in enumerate(self.chunks) if other is chunk)
+        run = chunk.run_dir.path.name if chunk.run_dir else f"chunk_{number:03d}"
+        self.unsaved += [f"{result.unsaved} of {run}"] * bool(result.unsaved)
+        given = (chunk.static, chunk.trials, result.metrics, result.is_finite, run)
+        outcomes = results.outcomes(*given)
+        rung = None if chunk.retest else self.stages.plan.rungs[chunk.stage]
+        # The next rung goes on from the files, where there are any.
+        kept = result if rung and rung.keep and not chunk.run_dir else result._replace(state=None)
+        for place, (trial, outcome) in enumerate(zip(chunk.numbers, outcomes)):
+            more: dict[str, Any] = {"number": trial}
+            if rung:
+                more |= {"bracket": rung.bracket, "rung": rung.number, "share": rung.share}
+            into = self.retested if chunk.retest else self.outcomes
+            into[trial] = outcome._replace(**more)
+            self.ends[trial] = (chunk, place, kept)
+
+    def place(self, chunk: Chunk, label: str) -> progress.Place:
+        """Where a chunk is in the sweep, in points of as many trials as it has."""
+        size = chunk.trials.count
+        before = self.done / size - self.stages.first(chunk)
+        return progress.Place(label, before, sum(self.work) / size)
+
+    @property
+    def trials(self) -> list[Outcome]:
+        """In the order of results.csv."""
+        return [self.outcomes[number] for number in sorted(self.outcomes)]
+
+    def publish(self) -> bool:
+        again = [self.retested[number] for number in sorted(self.retested)]
+        path = self.stages.path
+        return publish(path, self.trials, again, self.chunks, self.losses)
+
+
+def train_sweep(stages: Stages, chunks: list[Chunk], options: Options, hooks: Hooks) -> Swept:
+    """Trains what is not finished, stage by stage. After each chunk results are written anew."""
+    standing = Standing(stages, list(chunks), chunks[0].trainer.view)
+    with Interrupt() as interrupt:
+        for stage in range(stages.num_stages):
+            mine = [chunk for chunk in standing.chunks if chunk.stage == stage]
+            if not mine:
+                ends = standing.ends
+                mine = following(stages, stage, standing.chunks, standing.outcomes, ends)
+                standing.chunks += mine
+            stopped = _train_stage(standing, stage, mine, options, hooks, interrupt)
             if stopped:
                 break
-    if not publish(path, trials, chunks, losses):
-        unsaved.append("results.csv and best.json")
+    return _swept(standing, stopped)
+
+
+def _train_stage(
+    standing: Standing,
+    stage: int,
+    chunks: list[Chunk],
+    options: Options,
+    hooks: Hooks,
+    interrupt: Interrupt,
+) -> str:
+    """Returns why the sweep stopped before the end of the stage; else an empty text."""
+    view = standing.view
+    for i, chunk in enumerate(chunks):
+        label = f"chunk {i + 1} of {len(chunks)}" if len(chunks) > 1 else ""
+        named = ", ".join(filter(None, [name_of(standing.stages, stage), label]))
+        view.place = standing.place(chunk, named)
+        result = _train_one(Session(chunk, options, hooks, True), interrupt)
+        standing.add(chunk, result)
+        stopped = result.stopped
+        is_last = stage + 1 == standing.stages.num_stages and i + 1 == len(chunks)
+        if not stopped and not is_last:
+            if not chunk.is_finished:
+                standing.publish()
+            stopped = interrupt.agreed()
+        if stopped:
+            return stopped
+    return ""
+
+
+def _swept(standing: Standing, stopped: str) -> Swept:
+    """Says and writes what came of a sweep."""
+    view, path, trials = standing.view, standing.stages.path, standing.trials
+    if not standing.publish():
+        standing.unsaved.append("results.csv and best.json")
         view.warn(f"not saved: results.csv and best.json; --resume {path} writes them")
     ranked = results.rank(trials)
     if ranked:
         view.say(results.table(ranked))
+    trained, whole = steps_of(standing.stages, standing.chunks)
+    if standing.stages.asked.halving.factor and not stopped:
+        saved = f"{100 * (1 - trained / whole):.0f} % saved" if trained < whole else "none saved"
+        view.say(f"halving: {trained:,} environment steps in place of {whole:,}, {saved}")
+    again = results.retests(ranked, list(standing.retested.values()))
+    if again:
+        view.say(results.retest_table(again))
     if broken := [trial for trial in trials if not trial.is_finite]:
         view.say(results.broken(broken))
+    unsaved = standing.unsaved
     how = ["stopped" if stopped else "done", *[progress.NOT_SAVED] * bool(unsaved)]
     view.finish(", ".join(how), f", in {path}" if path else "")
-    best = [those[0].mean for those in results.by_environment(ranked).values()]
+    judged = [one.again for one in again] or ranked
+    best = [those[0].mean for those in results.by_environment(judged).values()]
     objective = -float(np.mean(best)) if ranked else float("inf")
-    return Swept(trials, ranked, path, objective, stopped, "; ".join(unsaved))
+    return Swept(trials, ranked, path, objective, stopped, "; ".join(unsaved), again)
 
 
 def _train_one(session: Session, interrupt: Interrupt) -> Result:

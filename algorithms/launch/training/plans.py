@@ -1,16 +1,36 @@
 """Which trials of a sweep train at once: programs are compiled, chunks cut, and both said."""
 
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from algorithms.launch.compute import devices, hosts
 from algorithms.launch.compute.interrupts import in_background
 from algorithms.launch.errors import UserError, warn
 from algorithms.launch.search import grids
+from algorithms.launch.settings import Trials, text_of
 from algorithms.launch.show import progress
 from algorithms.launch.training.session import Chunk
 from algorithms.launch.training.sweep_dir import title_of
 from algorithms.launch.training.trainer import Trainer, excess, in_words, length, usable_capacity
+
+
+class Portion(NamedTuple):
+    """Trials of one stage that one compiled program can train, before they are cut into chunks."""
+
+    trainer: Trainer
+    trials: Trials
+    numbers: Sequence[int]  # in results.csv
+    static: Mapping[str, Any] = MappingProxyType({})  # swept static fields
+    stage: int = 0
+    retest: bool = False
+    last: int | None = None  # the point that they train to; None: to the end
+
+    @property
+    def label(self) -> str:
+        return ", ".join(text_of(self.static))
 
 
 def check_limits(asked: grids.Asked) -> None:
@@ -21,49 +41,52 @@ def check_limits(asked: grids.Asked) -> None:
 
 
 def cut(
-    view: progress.Progress,
-    trainers: list[Trainer],
-    groups: list[grids.Group],
-    num_seeds: int,
-    asked: grids.Asked,
-) -> list[Chunk]:
-    """Compiles the program of each group, some at a time. Returns the chunks of all, in turn."""
-    _announce(view, trainers, groups, num_seeds)
-    limit = asked.memory_limit or usable_capacity(trainers[0].layout)
-    count = groups[0].trials.count
+    view: progress.Progress, portions: Sequence[Portion], asked: grids.Asked, start: bool
+) -> list[list[Chunk]]:
+    """Compiles the program of each portion, some at a time. Returns the chunks of each.
 
-    def fit(trainer: Trainer) -> list[range]:
-        return trainer.fit(count, asked.max_parallel, limit, start=True)
+    Args:
+      start: the trials are new; others go on from states that exist.
+    """
+    limit = asked.memory_limit or usable_capacity(portions[0].trainer.layout)
+
+    def fit(portion: Portion) -> list[range]:
+        return portion.trainer.fit(portion.trials.count, asked.max_parallel, limit, start)
 
     def fit_all() -> list[list[range]]:
         with ThreadPoolExecutor(devices.num_cores()) as pool:
-            return list(pool.map(fit, trainers))
+            return list(pool.map(fit, portions))
 
     with view.timed("compile"):
         plans = in_background(fit_all)
-    _say_plan(view, groups, trainers, plans)
-    return [
-        Chunk(trainer, group.trials.part(part.start, part.stop), group.static)
-        for trainer, group, plan in zip(trainers, groups, plans)
-        for part in plan
-    ]
+    return [[_chunk(portion, part) for part in plan] for portion, plan in zip(portions, plans)]
 
 
-def _announce(
-    view: progress.Progress,
-    trainers: list[Trainer],
-    groups: list[grids.Group],
-    num_seeds: int,
-) -> None:
-    each = groups[0].trials.count
-    count = len(groups) * each
+def _chunk(portion: Portion, part: range) -> Chunk:
+    return Chunk(
+        trainer=portion.trainer,
+        trials=portion.trials.part(part.start, part.stop),
+        static=portion.static,
+        numbers=portion.numbers[part.start : part.stop],
+        stage=portion.stage,
+        retest=portion.retest,
+        last=portion.last,
+    )
+
+
+def announce(view: progress.Progress, portions: Sequence[Portion], num_seeds: int) -> None:
+    """What a new sweep is, and which of its programs train for longer than asked."""
+    count = sum(portion.trials.count for portion in portions)
     kinds = f"{count // num_seeds} settings x {num_seeds} seed{'s' * (num_seeds > 1)}"
-    name = title_of(trainers[0].module, [group.config for group in groups])
+    trainers = [portion.trainer for portion in portions]
+    name = title_of(trainers[0].module, [trainer.config for trainer in trainers])
     view.say(f"{name}: a sweep of {count} trials, {kinds}")
-    for group, trainer in zip(groups, trainers):
-        longer = excess(group.config, trainer.plan)
-        if longer and hosts.is_first():
-            warn(": ".join(filter(None, [group.label, longer])))
+    longer: dict[str, None] = {}  # each text once, of the brackets of a group
+    for portion in portions:
+        if text := excess(portion.trainer.config, portion.trainer.plan):
+            longer[": ".join(filter(None, [portion.label, text]))] = None
+    for text in longer if hosts.is_first() else ():
+        warn(text)
 
 
 def announce_resumed(view: progress.Progress, sweep_dir: Path, chunks: list[Chunk]) -> None:
@@ -84,23 +107,21 @@ def compile_unfinished(chunks: list[Chunk]) -> None:
         trainer.check_capacity("as many devices as before would do")
 
 
-def _say_plan(
-    view: progress.Progress,
-    groups: list[grids.Group],
-    trainers: list[Trainer],
-    plans: list[list[range]],
+def say_plan(
+    view: progress.Progress, portions: Sequence[Portion], cut_up: Sequence[Sequence[Chunk]]
 ) -> None:
-    for number, (group, trainer, plan) in enumerate(zip(groups, trainers, plans), 1):
-        layout = trainer.layout
-        which = f"group {number} of {len(groups)}"
-        name = f"{which} ({group.label})" if group.label else which
-        count, used = len(plan), len(layout.devices)
-        chunks = f"{count} chunks of {len(plan[0])}" if count > 1 else "all at once"
+    """A line for each portion: its trials, chunks, devices and memory."""
+    for number, (portion, chunks) in enumerate(zip(portions, cut_up), 1):
+        trainer, layout = portion.trainer, portion.trainer.layout
+        which = f"group {number} of {len(portions)}"
+        name = f"{which} ({portion.label})" if portion.label else which
+        count, used = len(chunks), len(layout.devices)
+        parts = f"{count} chunks of {chunks[0].trials.count}" if count > 1 else "all at once"
         where = f"{used} {layout.devices[0].platform} device{'s' * (used > 1)}"
         each = in_words(trainer.bytes_per_device / layout.per_device)
         whole = in_words(trainer.bytes_per_device)
         points = [length(trainer.plan), f"{trainer.plan.points} points"]
         view.say(
-            f"{name}: {group.trials.count} trials, {chunks}, on {where}; "
+            f"{name}: {portion.trials.count} trials, {parts}, on {where}; "
             f"{each} a trial, {whole} a device; {', '.join(filter(None, points))}"
         )

@@ -3,7 +3,7 @@
 import contextlib
 import inspect
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -12,13 +12,15 @@ from algorithms.launch.compute import devices, hosts
 from algorithms.launch.compute.interrupts import in_background
 from algorithms.launch.errors import UserError
 from algorithms.launch.search import grids
+from algorithms.launch.search.halving import Halving
 from algorithms.launch.show.progress import Progress
 from algorithms.launch.storage import experiment, files, loading
 from algorithms.launch.storage.directories import withdrawn_unless_begun
 from algorithms.launch.storage.locks import locked
-from algorithms.launch.training import loop, plans, starts
+from algorithms.launch.training import loop, plans, stages, starts
 from algorithms.launch.training.loop import Swept
 from algorithms.launch.training.options import (
+    Options,
     check_algorithm,
     check_files,
     check_floats,
@@ -28,6 +30,7 @@ from algorithms.launch.training.options import (
     make_options,
 )
 from algorithms.launch.training.session import Chunk, Hooks, Result
+from algorithms.launch.training.stages import Stages
 from algorithms.launch.training.sweep_dir import describe_sweep
 from algorithms.launch.training.trainer import Trainer
 
@@ -85,6 +88,11 @@ def sweep(
     sampler: str = "sobol",
     seed: int = 0,
     num_seeds: int = 1,
+    halving: int | None = None,
+    rungs: int | None = None,
+    brackets: int | None = None,
+    retest: int | None = None,
+    retest_seeds: int | None = None,
     max_parallel: int | None = None,
     memory_limit: int | None = None,
     sweep_dir: Path | str | None = None,
@@ -109,6 +117,12 @@ def sweep(
       samples: how many draws.
       sampler: "sobol" (fills the space evenly) or "random".
       seed, num_seeds: trials of each setting have the keys jax.random.key(seed + i).
+      halving: keep the best setting of so many at each rung (successive halving); by default all
+        train to the end.
+      rungs: of halving; by default as many as settings and points allow.
+      brackets: of Hyperband: the settings are divided among so many, which prune ever later.
+      retest: so many of the best settings train again, on seeds that the sweep has not used.
+      retest_seeds: how many; by default 32.
       max_parallel: trials at once, if they are to be fewer than fit.
       memory_limit: bytes of each device to use, in place of nine tenths of what there is.
       sweep_dir: the directory to make; by default one named after the sweep, below `root`.
@@ -120,7 +134,16 @@ def sweep(
       UserError: a setting that cannot work, in any of the programs, before the first one runs.
     """
     module = sys.modules[module.__module__] if inspect.isfunction(module) else module
-    asked = grids.Asked(dict(grid or {}), samples, sampler, max_parallel, memory_limit)
+    asked = grids.Asked(
+        grid=dict(grid or {}),
+        samples=samples,
+        sampler=sampler,
+        max_parallel=max_parallel,
+        memory_limit=memory_limit,
+        halving=Halving(halving, rungs, brackets),
+        retest=retest,
+        retest_seeds=retest_seeds,
+    )
     place = Place(sweep_dir, resume_if_exists, root, save)
     view, seeds = Progress(quiet, import_seconds), range(seed, seed + num_seeds)
     result = _begin(module, config, asked, seeds, place, hooks, view, options)
@@ -191,7 +214,8 @@ def resume(
             plans.announce_resumed(view, there.path, chunks)
             with view.timed("compile"):
                 in_background(plans.compile_unfinished, chunks)
-        return loop.train(chunks, chosen, hooks, there.path, there.is_sweep)
+            return loop.train_sweep(_stages_of(there, chunks, chosen), chunks, chosen, hooks)
+        return loop.train_run(chunks[0], chosen, hooks)
 
 
 def _chunks_of(
@@ -205,20 +229,61 @@ def _chunks_of(
         view.say(IN_USE)
     floats = settings.float_fields(configs[0])
     swept = [name for name in there.description.get("grid", ()) if name not in floats]
-    block = there.description.get("block")
+    latest = max(entry.stage for entry in there.entries)
     chunks: list[Chunk] = []
-    for run_dir, config in zip(run_dirs, configs):
-        size = run_dir.trials.count
-        if not chunks or chunks[-1].trainer.config != config:
+    for entry, run_dir, config in zip(there.entries, run_dirs, configs):
+        size, block = run_dir.trials.count, entry.block or there.description.get("block")
+        before = chunks[-1] if chunks else None
+        if not before or before.stage != entry.stage or before.trainer.config != config:
             check_floats(config)
             trainer = Trainer(module, config, size, view)
             free = len(trainer.layout.devices)
             if len(devices.arrange(size, block).devices) >= free:  # to the last bit, then
                 trainer.arrange(size, block)
         static = {name: getattr(config, name) for name in swept}
-        start = starts.starting(trainer, run_dir, point, there.is_sweep)
-        chunks.append(Chunk(trainer, run_dir.trials, static, run_dir, start))
+        chunk = Chunk(
+            trainer=trainer,
+            trials=run_dir.trials,
+            static=static,
+            run_dir=run_dir,
+            numbers=entry.numbers,
+            stage=entry.stage,
+            retest=entry.retest,
+            last=entry.last,
+        )
+        # The next rung is made of the states of the latest one, which have to be whole.
+        skipped = there.is_sweep and (entry.last is None or entry.stage < latest)
+        finished = chunk.num_points if skipped else None
+        start = starts.starting(trainer, run_dir, point, finished)
+        chunks.append(chunk._replace(start=start))
     return chunks
+
+
+def _stages_of(there: experiment.Experiment, chunks: list[Chunk], options: Options) -> Stages:
+    """What was asked of a sweep that is there."""
+    said = there.description
+    seeds = range(said["seed"], said["seed"] + said["num_seeds"])
+    asked = grids.Asked(
+        max_parallel=said.get("max_parallel"),
+        memory_limit=said.get("memory_limit"),
+        halving=Halving(**said.get("halving", {})),
+        retest=said.get("retest"),
+        retest_seeds=said.get("retest_seeds"),
+    )
+    first = [chunk for chunk in chunks if not chunk.retest]
+    numbers = {number for chunk in first for number in chunk.numbers}
+    plan = stages.planned(asked, len(numbers) // len(seeds) // _environments(first), _points(first))
+    return Stages(plan, asked, seeds, options, there.path)
+
+
+def _environments(chunks: Sequence[Chunk | plans.Portion]) -> int:
+    """How many environments a sweep has, each with the same settings."""
+    return len({settings.env_name(chunk.trainer.config) for chunk in chunks})
+
+
+def _points(chunks: Sequence[Chunk | plans.Portion]) -> int:
+    """Of the shortest curve."""
+    return min(chunk.trainer.plan.points for chunk in chunks)
 
 
 # --- how they begin --------------------------------------------------------------------------
@@ -266,26 +331,69 @@ def _begin(
         given: dict[str, Any] = {"hooks": hooks, "quiet": view.quiet, **chosen._asdict()}
         env, spent = None if isinstance(config.env, str) else config.env, view.seconds["import"]
         return resume(there, module=module, env=env, import_seconds=spent, **given)
-    largest = groups[0].trials.count
+    largest = max(group.trials.count for group in groups)
     if not devices.use_cores(min(asked.max_parallel or largest, largest), config):
         view.say(IN_USE)
-    trainers = [Trainer(module, group.config, largest, view) for group in groups]
+    trainers = [Trainer(module, group.config, group.trials.count, view) for group in groups]
     for group in groups:
         check_outputs(group.config, chosen)
-    if is_sweep:
-        chunks = plans.cut(view, trainers, groups, len(seeds), asked)
-        described |= {"block": trainers[0].layout.block}
-    else:
-        chunks = [Chunk(trainers[0], groups[0].trials)]
+    if not is_sweep:
+        chunk = Chunk(trainers[0], groups[0].trials)
+        return _begin_run(chunk, described, chosen, hooks, place)
+    portions = _portions(groups, trainers)
+    num_settings = sum(p.trials.count for p in portions) // len(seeds) // _environments(portions)
+    stages.check_retest(asked, num_settings, seeds)
+    plan = stages.planned(asked, num_settings, _points(portions))
+    what = Stages(plan, asked, seeds, chosen)
+    return _begin_sweep(what, portions, described, hooks, place, view)
+
+
+def _begin_run(
+    chunk: Chunk, described: dict[str, Any], options: Options, hooks: Hooks, place: Place
+) -> Result:
     if not place.save:
-        return loop.train(chunks, chosen, hooks, None, is_sweep)
-    runs = [describe(module, c.trainer.config, c.trials, chosen) for c in chunks]
-    made, run_dirs = experiment.create(described, runs, place.root, place.path)
-    chunks = [chunk._replace(run_dir=run_dir) for chunk, run_dir in zip(chunks, run_dirs)]
-    if is_sweep:
-        view.say(f"in {made}")
+        return loop.train_run(chunk, options, hooks)
+    made, (run_dir,) = experiment.create(described, [described], place.root, place.path)
     with locked(made), withdrawn_unless_begun(made):
-        return loop.train(chunks, chosen, hooks, made, is_sweep)
+        return loop.train_run(chunk._replace(run_dir=run_dir), options, hooks)
+
+
+def _begin_sweep(
+    what: Stages,
+    portions: list[plans.Portion],
+    described: dict[str, Any],
+    hooks: Hooks,
+    place: Place,
+    view: Progress,
+) -> Swept:
+    options = what.options
+    plans.announce(view, portions, len(what.seeds))
+    portions = stages.first_portions(what, portions)
+    cut_up = plans.cut(view, portions, what.asked, start=True)
+    plans.say_plan(view, portions, cut_up)
+    chunks = [chunk for one in cut_up for chunk in one]
+    if not place.save:
+        return loop.train_sweep(what, chunks, options, hooks)
+    runs = [describe(c.trainer.module, c.trainer.config, c.trials, options) for c in chunks]
+    described |= {"block": chunks[0].trainer.layout.block}
+    blocks = {chunk.trainer.layout.block for chunk in chunks}
+    plain = what.num_stages == 1 and len(blocks) == 1
+    entries = [] if plain else [stages.entry_of(what, chunk) for chunk in chunks]
+    made, run_dirs = experiment.create(described, runs, place.root, place.path, entries)
+    chunks = [chunk._replace(run_dir=run_dir) for chunk, run_dir in zip(chunks, run_dirs)]
+    view.say(f"in {made}")
+    with locked(made), withdrawn_unless_begun(made):
+        return loop.train_sweep(what._replace(path=made), chunks, options, hooks)
+
+
+def _portions(groups: list[grids.Group], trainers: list[Trainer]) -> list[plans.Portion]:
+    """The groups with the numbers of their trials."""
+    first, found = 0, []
+    for group, trainer in zip(groups, trainers):
+        numbers = range(first, first + group.trials.count)
+        found.append(plans.Portion(trainer, group.trials, numbers, group.static))
+        first += group.trials.count
+    return found
 
 
 def _check_same(path: Any, module: Any, asked: dict[str, Any]) -> None:

@@ -58,10 +58,19 @@ class Chunk(NamedTuple):
     static: Mapping[str, Any] = MappingProxyType({})  # swept static fields
     run_dir: RunDir | None = None
     start: Start = Start()
+    numbers: Sequence[int] = ()  # of its trials in results.csv
+    stage: int = 0  # of the sweep, see `stages`
+    retest: bool = False  # its trials repeat the sweep's best ones
+    last: int | None = None  # the point that it trains to; None: to the end of its curve
+
+    @property
+    def num_points(self) -> int:
+        """The number of its last point."""
+        return self.trainer.plan.points if self.last is None else self.last
 
     @property
     def is_finished(self) -> bool:
-        return self.start.point >= self.trainer.plan.points
+        return self.start.point >= self.num_points
 
 
 class Session:
@@ -74,7 +83,7 @@ class Session:
     def __init__(self, chunk: Chunk, options: Options, hooks: Hooks = (), in_sweep: bool = False):
         self.chunk, self.options, self.hooks, self.in_sweep = chunk, options, hooks, in_sweep
         self.trainer, self.trials, trainer = chunk.trainer, chunk.trials, chunk.trainer
-        self.view, self.num_points = trainer.view, trainer.plan.points
+        self.view, self.num_points = trainer.view, chunk.num_points
         self.layout = trainer.layout._replace(num_trials=chunk.trials.count)
         self.configs = self.layout.put(chunk.trials.configs(trainer.config))
 

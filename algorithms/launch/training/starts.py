@@ -12,16 +12,17 @@ from algorithms.launch.training.session import Chunk
 from algorithms.launch.training.trainer import Trainer
 
 
-def starting(trainer: Trainer, run_dir: RunDir, point: int | None, in_sweep: bool) -> Start:
+def starting(trainer: Trainer, run_dir: RunDir, point: int | None, finished: int | None) -> Start:
     """Where a run that is there goes on: at its last whole state, or at that of a point.
 
-    Of a chunk of a sweep that is finished no state is read.
+    Args:
+      finished: a run that has come to this point starts there, and no state is read.
 
     Raises:
       UserError: there is no state to go on from, or not that one.
     """
     last = max(run_dir.points("state"), default=-1)
-    if in_sweep and last >= trainer.plan.points:
+    if finished is not None and last >= finished:
         return Start(last, None, run_dir.history(), True)
     if point is None:
         point = hosts.from_first(run_dir.newest_whole)

@@ -3,6 +3,7 @@
 sweep.json          what was asked for, and the chunks in their order
 chunk_000/ ...      a run's directory each, with trials that train at once
 results.csv         a row for each trial
+retest.csv          a row for each trial of a retest
 trials.csv          a row for each trial and point: what the chunks' metrics.csv have, in one table
 sweep.png           returns against swept fields, and learning curves
 best.json           the best setting, for --config; with several environments, best-NAME.json each
@@ -44,7 +45,17 @@ def describe_sweep(
         "seed": seeds.start,
         "num_seeds": len(seeds),
         "options": options._asdict(),
-    }
+    } | _more(asked)
+
+
+def _more(asked: grids.Asked) -> dict[str, Any]:
+    """What few sweeps are asked for, so that others' descriptions stay as they were."""
+    halving = asked.halving.to_json()
+    values: dict[str, Any] = {"retest": asked.retest, "retest_seeds": asked.retest_seeds}
+    if halving or asked.retest:  # their later stages are cut as the first one was
+        limits = {"max_parallel": asked.max_parallel, "memory_limit": asked.memory_limit}
+        values |= limits | {"halving": halving or None}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _grid_to_json(values: Any) -> Any:
@@ -58,7 +69,11 @@ def _grid_to_json(values: Any) -> Any:
 
 
 def publish(
-    sweep_dir: Path | None, trials: list[Outcome], chunks: list[Chunk], losses: Losses
+    sweep_dir: Path | None,
+    trials: list[Outcome],
+    retested: list[Outcome],
+    chunks: list[Chunk],
+    losses: Losses,
 ) -> bool:
     """Files about all trials so far. Returns whether they are there, pictures aside."""
     if not (sweep_dir and trials and hosts.is_first()):
@@ -72,7 +87,10 @@ def publish(
         files.write_whole(sweep_dir / "results.csv", results.csv(trials).encode())
         files.write_whole(sweep_dir / "trials.csv", trials_csv(chunks).encode())
         several = len({settings.env_name(chunk.trainer.config) for chunk in chunks}) > 1
-        for environment, its_own in results.by_environment(ranked).items():
+        if retested:
+            files.write_whole(sweep_dir / "retest.csv", results.csv(retested).encode())
+        best = results.by_environment(results.rank(retested) or ranked)
+        for environment, its_own in best.items():
             name = f"best-{as_file_name(environment)}.json" if several else "best.json"
             files.write_json(sweep_dir / name, _best(sweep_dir, its_own[0]))
         written = True
@@ -88,18 +106,21 @@ def trials_csv(chunks: list[Chunk]) -> str:
 
     Where programs have different metrics, cells without a value are empty.
     """
-    rows: list[dict[str, Any]] = []
-    first = 0
+    rows: dict[tuple[int, int], dict[str, Any]] = {}  # by trial and point
     for chunk in chunks:
+        if chunk.retest:
+            continue
         table = chunk.run_dir.table() if chunk.run_dir else {}
         static = {k: plain(v) for k, v in chunk.static.items()}
-        for i in range(chunk.trials.count):
-            trial = {"trial": first + i, **static, **dict.fromkeys(chunk.trials.floats), "seed": 0}
-            rows += [trial | table[point][i] for point in sorted(table)]
-        first += chunk.trials.count
-    names = dict.fromkeys(name for row in rows for name in row if name not in pace.NAMES)
+        for i, number in enumerate(chunk.numbers):
+            trial = {"trial": number, **static, **dict.fromkeys(chunk.trials.floats), "seed": 0}
+            for point, lines in table.items():
+                # Later rungs repeat the points of the first ones, without the time they took.
+                rows.setdefault((number, point), trial | lines[i])
+    lines = [rows[key] for key in sorted(rows)]
+    names = dict.fromkeys(name for row in lines for name in row if name not in pace.NAMES)
     head = [*names, *pace.NAMES]
-    return as_csv([head, *([row.get(name, "") for name in head] for row in rows)])
+    return as_csv([head, *([row.get(name, "") for name in head] for row in lines)])
 
 
 def best_trials(sweep_dir: Path) -> list[tuple[results.Ranked, list[int]]]:
@@ -109,25 +130,24 @@ def best_trials(sweep_dir: Path) -> list[tuple[results.Ranked, list[int]]]:
       UserError: it is no sweep, or nothing has been trained yet.
     """
     there = experiment.open(sweep_dir)
-    outcomes: list[Outcome] = []
-    firsts: dict[str, int] = {}  # the number of a chunk's first trial
-    first = 0
-    for run_dir in there.run_dirs():
-        firsts[run_dir.path.name] = first
-        first += run_dir.trials.count
-        if history := run_dir.history():
-            config = run_dir.description["config"]
-            swept = [n for n in there.description["grid"] if n not in run_dir.trials.floats]
-            static = {n: settings.value_of(config[n]) for n in swept}
-            is_finite = run_dir.is_finite(max(history))
-            metrics = stack(history.values())
-            outcomes += results.outcomes(
-                static, run_dir.trials, metrics, is_finite, run_dir.path.name
-            )
+    outcomes: dict[int, Outcome] = {}
+    retested: dict[int, Outcome] = {}
+    for entry in there.entries:
+        run_dir = RunDir.open(entry.path)
+        if not (history := run_dir.history(entry.last)):
+            continue
+        config = run_dir.description["config"]
+        swept = [n for n in there.description["grid"] if n not in run_dir.trials.floats]
+        static = {n: settings.value_of(config[n]) for n in swept}
+        given = (stack(history.values()), run_dir.is_finite(max(history)), entry.path.name)
+        for number, one in zip(entry.numbers, results.outcomes(static, run_dir.trials, *given)):
+            into = retested if entry.retest else outcomes
+            into[number] = one._replace(number=number, share=entry.share)
     if not outcomes:
         raise UserError(f"{sweep_dir} has no metrics yet")
-    best = [those[0] for those in results.by_environment(results.rank(outcomes)).values()]
-    return [(one, [firsts[trial.run] + trial.trial for trial in one.trials]) for one in best]
+    ranked = results.rank([*retested.values()] or [*outcomes.values()])
+    best = [those[0] for those in results.by_environment(ranked).values()]
+    return [(one, [trial.number for trial in one.trials]) for one in best]
 
 
 def _best(sweep_dir: Path, setting: results.Ranked) -> dict[str, Any]:

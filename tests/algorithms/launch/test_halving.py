@@ -1,0 +1,349 @@
+"""Successive halving, Hyperband and retests: what is kept, what is saved, and going on exactly."""
+
+import csv
+import itertools
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from algorithms import launch
+from algorithms.launch.compute import devices
+from algorithms.launch.errors import UserError
+from algorithms.launch.search import halving
+from algorithms.launch.search.halving import Halving
+from algorithms.launch.show import plots, results
+from algorithms.launch.storage import experiment
+from algorithms.launch.training import sweep_dir
+from tests.algorithms.launch import toy
+
+CONFIG = toy.Config(total_timesteps=900, num_evals=9, num_eval_episodes=1)
+GRID = {"learning_rate": [0.1, 0.2, 0.3, 0.4, 0.5, 0.6], "anneal_lr": [False, True]}
+ASKED = {"halving": 3, "retest": 2, "retest_seeds": 3, "num_seeds": 2, "seed": 5}
+
+
+class Crash(Exception):
+    """What a hook raises to end a sweep as a crash would."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_pictures():
+    """Drawing would take most of the time, and has tests of its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plots, "curve", lambda *_: None)
+        patch.setattr(plots, "sweep", lambda *_: None)
+        yield
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory):
+    """All settings to the end."""
+    root = tmp_path_factory.mktemp("full")
+    return launch.sweep(toy, CONFIG, GRID, num_seeds=2, seed=5, root=root)
+
+
+@pytest.fixture(scope="module")
+def halved(tmp_path_factory):
+    return launch.sweep(toy, CONFIG, GRID, **ASKED, root=tmp_path_factory.mktemp("halved"))
+
+
+def table(file):
+    return list(csv.DictReader(file.open()))
+
+
+def state(path, trial):
+    loaded = launch.load(path, trial=trial, module=toy)
+    return jax.tree.map(lambda x: np.asarray(devices.plain(x)), loaded.state)
+
+
+def named(swept, trials=None):
+    """{setting and seed: curve}."""
+    return {
+        (*trial.setting.items(), trial.seed): trial.returns
+        for trial in (swept.trials if trials is None else trials)
+    }
+
+
+def assert_same(one, other):
+    """Bit for bit: curves, retests, states, and what the tables say but for clocks."""
+    assert one.trials and named(one).keys() == named(other).keys()
+    for key, returns in named(one).items():
+        np.testing.assert_array_equal(returns, named(other)[key])
+    again = [named(s, [t for r in s.retested for t in r.again.trials]) for s in (one, other)]
+    assert again[0].keys() == again[1].keys()
+    for key, returns in again[0].items():
+        np.testing.assert_array_equal(returns, again[1][key])
+    if one.sweep_dir and other.sweep_dir:
+        for name in ("results.csv", "retest.csv", "best.json"):
+            assert (one.sweep_dir / name).read_text() == (other.sweep_dir / name).read_text()
+        for number in experiment.open(one.sweep_dir).homes():
+            pair = state(one.sweep_dir, number), state(other.sweep_dir, number)
+            jax.tree.map(np.testing.assert_array_equal, *pair)
+
+
+# --- the plan ----------------------------------------------------------------------------------
+
+
+def rungs(plan):
+    return [(r.bracket, r.settings, r.last(27), r.keep) for r in plan.rungs]
+
+
+def test_rungs_of_successive_halving():
+    plan = halving.plan(Halving(3), 81, 27)
+    assert rungs(plan) == [(0, 81, 1, 27), (0, 27, 3, 9), (0, 9, 9, 3), (0, 3, 27, 0)]
+    assert plan.settings == [[*range(81)]]
+    plan = halving.plan(Halving(3, rungs=2), 81, 27)
+    assert rungs(plan) == [(0, 81, 9, 27), (0, 27, 27, 0)]
+    assert rungs(halving.plan(Halving(4), 10, 27)) == [(0, 10, 7, 2), (0, 2, 27, 0)]
+
+
+def test_brackets_of_hyperband_cost_about_the_same_and_share_all_settings():
+    plan = halving.plan(Halving(3, brackets=4), 81, 27)
+    assert sorted(itertools.chain(*plan.settings)) == [*range(81)]
+    cost, before = dict.fromkeys(range(4), 0.0), 0
+    for rung in plan.rungs:
+        before = 0 if rung.number == 0 else before
+        cost[rung.bracket] += rung.settings * (rung.last(27) - before)
+        before = rung.last(27)
+    assert max(cost.values()) < 1.35 * min(cost.values())
+    counts = [sum(r.bracket == b for r in plan.rungs) for b in range(4)]
+    assert counts == [4, 3, 2, 1]  # the last bracket prunes nothing
+    for mine in plan.settings:  # no bracket has one end of a grid alone
+        assert min(mine) < 27 and max(mine) >= 54
+
+
+@pytest.mark.parametrize(
+    ("asked", "settings", "points", "words"),
+    [
+        (Halving(1), 9, 9, "halving=1: keep one setting in 2 or more"),
+        (Halving(3), 2, 9, "needs 3 settings and num_evals=3 points"),
+        (Halving(3), 9, 2, "here are 9 and 2"),
+        (Halving(3, rungs=4), 9, 9, "rungs=4: give 2 to 3"),
+        (Halving(3, rungs=1), 9, 9, "rungs=1: give 2 to 3"),
+        (Halving(3, brackets=4), 9, 9, "brackets=4: give 1 to 3"),
+        (Halving(3, brackets=0), 9, 9, "brackets=0: give 1 to 3"),
+    ],
+)
+def test_refused_plans(asked, settings, points, words):
+    with pytest.raises(UserError, match=words):
+        halving.plan(asked, settings, points)
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"rungs": 2}, "rungs go with halving, which is missing"),
+        ({"retest_seeds": 2}, "goes with retest=3"),
+        ({"retest": 13}, "retest=13: give 1 to 12"),
+        ({"retest": 0}, "retest=0: give 1 to 12"),
+        ({"retest": 1, "retest_seeds": 0}, "retest_seeds=0: give 1 or more"),
+        ({"retest": 1, "seed": 2**32 - 2}, "seeds go up to 4294967295"),
+    ],
+)
+def test_refused_sweeps(asked, words):
+    with pytest.raises(UserError, match=words):
+        launch.sweep(toy, CONFIG, GRID, save=False, **asked)
+
+
+# --- what is kept -----------------------------------------------------------------------------
+
+
+def test_the_mean_over_seeds_decides_and_groups_compete(full, halved):
+    """NumPy's halving of the curves of the full grid keeps the same settings."""
+    curves = {}
+    for trial in full.trials:
+        curves.setdefault(tuple(trial.setting.items()), []).append(trial.returns)
+    means = {key: np.mean(value, axis=0) for key, value in curves.items()}
+    # Points 1, 3 and 9; the curve has a point before training, too.
+    kept = [sorted(means, key=lambda key: -means[key][1])[:4]]
+    kept.append(sorted(kept[0], key=lambda key: -means[key][3])[:1])
+    reached = {(*t.setting.items(),): (t.rung, len(t.returns)) for t in halved.trials}
+    assert {key for key, (rung, _) in reached.items() if rung >= 1} == set(kept[0])
+    assert {key for key, (rung, _) in reached.items() if rung == 2} == set(kept[1])
+    assert {length for _, length in reached.values()} == {2, 4, 10}
+    assert halved.ranked[0].setting == dict(kept[1][0])
+
+
+def test_trials_that_go_on_are_those_of_the_full_sweep(full, halved):
+    """Close, not exact: another number of trials is vmapped."""
+    whole = named(full)
+    for key, returns in named(halved).items():
+        np.testing.assert_allclose(returns, whole[key][: len(returns)], rtol=1e-5)
+
+
+def test_results_tell_the_rung_and_every_point_is_there_once(halved):
+    rows = table(halved.sweep_dir / "results.csv")
+    assert [int(row["agent"]) for row in rows] == [*range(24)]
+    assert sorted({int(row["rung"]) for row in rows}) == [0, 1, 2]
+    lines = table(halved.sweep_dir / "trials.csv")
+    keys = [(row["trial"], row["point"]) for row in lines]
+    assert len(keys) == len(set(keys)) == 16 * 2 + 6 * 4 + 2 * 10
+    assert all(float(row["seconds"]) >= 0 for row in lines if row["point"] != "0")
+
+
+def test_a_trial_is_loaded_from_where_it_came_furthest(halved):
+    best = max(t.number for t in halved.trials if t.rung == 2)
+    loaded = launch.load(halved.sweep_dir, trial=best, module=toy)
+    assert loaded.point == 9 and len(loaded.metrics["timestep"][0]) == 10
+    trial = next(t for t in halved.trials if t.number == best)
+    np.testing.assert_array_equal(loaded.metrics["eval_return"][trial.trial, :, 0], trial.returns)
+    assert loaded.trials.seeds == [trial.seed]
+    launch.load(halved.sweep_dir, "best", trial=best, module=toy)
+    with pytest.raises(UserError, match="trials 0 to 29"):
+        launch.load(halved.sweep_dir, trial=30, module=toy)
+
+
+def test_environments_are_halved_each_by_itself(tmp_path):
+    grid = {"env": ["CartPole-v1", "Acrobot-v1"], "learning_rate": [0.1, 0.2, 0.3]}
+    swept = launch.sweep(toy, CONFIG, grid, halving=3, rungs=2, root=tmp_path)
+    kept = [trial.setting["env"] for trial in swept.trials if trial.rung == 1]
+    assert sorted(kept) == ["Acrobot-v1", "CartPole-v1"]
+
+
+# --- what is printed --------------------------------------------------------------------------
+
+
+def test_what_halving_and_a_retest_say(tmp_path, capsys):
+    launch.sweep(toy, CONFIG, GRID, **ASKED, root=tmp_path, quiet=False)
+    said = capsys.readouterr().out
+    assert "rung 2 of 3: 4 of 12 settings go on, to 33 % of the run" in said
+    assert "rung 3 of 3: 1 of 4 settings go on, to 100 % of the run" in said
+    # 24 x 100 + 8 x 200 + 2 x 600 of 24 x 900 steps
+    assert "halving: 5,200 environment steps in place of 21,600, 76 % saved" in said
+    assert "retest: the best 2 settings on 3 other seeds, 7 to 9" in said
+    assert "luck" in said and "100% | retest" in said
+
+
+# --- retest -------------------------------------------------------------------------------------
+
+
+def test_a_retest_takes_other_seeds_and_decides(halved):
+    assert [len(one.again.trials) for one in halved.retested] == [3, 3]
+    for one in halved.retested:
+        assert [trial.seed for trial in one.again.trials] == [7, 8, 9]
+        assert one.luck == one.tuned.mean - one.again.mean
+    first, second = halved.retested
+    assert first.again.mean >= second.again.mean
+    assert {str(one.tuned.setting) for one in halved.retested} == {
+        str(one.setting) for one in halved.ranked[:2]
+    }
+    best = json.loads((halved.sweep_dir / "best.json").read_text())
+    assert best["seeds"] == [7, 8, 9]
+    assert best["config"]["learning_rate"] == first.again.setting["learning_rate"]
+    assert halved.objective == -first.again.mean
+    rows = table(halved.sweep_dir / "retest.csv")
+    assert [int(row["agent"]) for row in rows] == [*range(24, 30)]
+    ((chosen, numbers),) = sweep_dir.best_trials(halved.sweep_dir)
+    assert chosen.setting == first.again.setting and len(numbers) == 3
+
+
+def test_the_winner_of_a_retest_need_not_be_the_sweeps(tmp_path, monkeypatch):
+    """The order of the sweep is turned around on the fresh seeds."""
+    swept = launch.sweep(toy, CONFIG, {"learning_rate": [0.1, 0.5]}, save=False, num_seeds=2)
+    turned = [t._replace(returns=-t.returns, seed=t.seed + 2) for t in swept.trials]
+    one, other = results.retests(swept.ranked, turned)
+    assert one.tuned.setting == swept.ranked[1].setting
+    assert other.luck == pytest.approx(2 * swept.ranked[0].mean)
+
+
+def test_a_retested_setting_is_an_ordinary_run_of_these_seeds(halved):
+    setting = halved.retested[0].again
+    alone = launch.run(toy, CONFIG.replace(**setting.setting), seed=7, num_seeds=3, save=False)
+    returns = [trial.returns for trial in setting.trials]
+    np.testing.assert_allclose(alone.metrics["eval_return"][:, :, 0], returns, rtol=1e-5)
+
+
+# --- going on -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("chunk", "point"),
+    [
+        (0, 1),  # the first rung has another group to train
+        (1, 1),  # the second rung is not made yet
+        (3, 3),  # the second rung is done in both groups
+        (4, 6),  # in the middle of the last one
+        (5, 0),  # at the beginning of the retest
+    ],
+)
+def test_going_on_in_any_rung_and_in_the_retest_is_exact(halved, tmp_path, chunk, point):
+    def crash(seen):
+        if seen.run_dir.name == f"chunk_{chunk:03d}" and seen.index == point:
+            raise Crash
+
+    with pytest.raises(Crash):
+        launch.sweep(toy, CONFIG, GRID, **ASKED, sweep_dir=tmp_path / "x", hooks=[crash])
+    assert_same(halved, launch.resume(tmp_path / "x", module=toy))
+
+
+def test_a_kill_between_a_chunks_directory_and_sweep_json(halved, tmp_path, monkeypatch):
+    """The directory that sweep.json does not know is made anew."""
+    path, write = tmp_path / "x", experiment.files.write_json
+
+    def killed(file, values):
+        if file.name == "sweep.json" and len(values["chunks"]) > 2:
+            raise Crash
+        write(file, values)
+
+    monkeypatch.setattr(experiment.files, "write_json", killed)
+    with pytest.raises(Crash):
+        launch.sweep(toy, CONFIG, GRID, **ASKED, sweep_dir=path)
+    assert (path / "chunk_002").is_dir() and len(experiment.open(path).entries) == 2
+    monkeypatch.undo()
+    assert_same(halved, launch.resume(path, module=toy))
+
+
+def test_a_damaged_state_that_the_next_rung_needs_is_made_again(halved, tmp_path, capsys):
+    path = tmp_path / "x"
+
+    def crash(seen):
+        if seen.run_dir.name == "chunk_001" and seen.index == 1:
+            raise Crash
+
+    with pytest.raises(Crash):
+        launch.sweep(toy, CONFIG, GRID, **ASKED, sweep_dir=path, hooks=[crash])
+    file = path / "chunk_000" / "checkpoints" / "000001.state"
+    file.write_bytes(file.read_bytes()[:-3])
+    assert_same(halved, launch.resume(path, module=toy))
+    assert "the point before it is tried" in capsys.readouterr().err
+
+
+def test_a_finished_sweep_is_left_as_it_is(halved):
+    seen = []
+    assert_same(halved, launch.resume(halved.sweep_dir, module=toy, hooks=[seen.append]))
+    assert not seen
+
+
+def test_without_files_and_in_chunks(halved):
+    """Close, not exact: chunks of three vmap other numbers of trials."""
+    for more in ({}, {"max_parallel": 3}):
+        swept = launch.sweep(toy, CONFIG, GRID, **ASKED, save=False, **more)
+        assert named(swept).keys() == named(halved).keys()
+        for key, returns in named(swept).items():
+            np.testing.assert_allclose(returns, named(halved)[key], rtol=1e-5)
+
+
+def test_chunks_of_rungs_resume_exactly(tmp_path):
+    keywords = {**ASKED, "max_parallel": 5, "brackets": 2, "retest": None, "retest_seeds": None}
+    whole = launch.sweep(toy, CONFIG, GRID, **keywords, sweep_dir=tmp_path / "whole")
+    assert {trial.bracket for trial in whole.trials} == {0, 1}
+    names = [entry.path.name for entry in experiment.open(whole.sweep_dir).entries]
+
+    def crash(seen):
+        if seen.run_dir.name == names[-2] and seen.index > 1:
+            raise Crash
+
+    with pytest.raises(Crash):
+        launch.sweep(toy, CONFIG, GRID, **keywords, sweep_dir=tmp_path / "x", hooks=[crash])
+    resumed = launch.resume(tmp_path / "x", module=toy)
+    assert named(whole).keys() == named(resumed).keys()
+    for key, returns in named(whole).items():
+        np.testing.assert_array_equal(returns, named(resumed)[key])
+
+
+def test_resume_if_exists_is_for_the_same_halving(halved):
+    asked = {**ASKED, "sweep_dir": halved.sweep_dir, "resume_if_exists": True}
+    assert_same(halved, launch.sweep(toy, CONFIG, GRID, **asked))
+    with pytest.raises(UserError, match=r"halving \{'factor': 3\} \(asked for: \{'factor': 2\}\)"):
+        launch.sweep(toy, CONFIG, GRID, **{**asked, "halving": 2})
