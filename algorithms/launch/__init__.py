@@ -18,8 +18,12 @@ import sys
 from typing import Any
 
 _HOMES = {
-    "LogUniform": "search.grids",
-    "Uniform": "search.grids",
+    "Choice": "search.distributions",
+    "Discount": "search.distributions",
+    "Integers": "search.distributions",
+    "LogIntegers": "search.distributions",
+    "LogUniform": "search.distributions",
+    "Uniform": "search.distributions",
     "UserError": "errors",
     "run": "training.runner",
     "resume": "training.runner",
@@ -28,7 +32,7 @@ _HOMES = {
     "load": "storage.loading",
 }
 
-__all__ = ["LogUniform", "Stop", "Uniform", "UserError", "load", "main", "resume", "run", "sweep"]
+__all__ = [*_HOMES, "main"]
 
 
 def main(module: Any, argv: list[str] | None = None) -> None:

@@ -14,7 +14,7 @@ import tyro
 
 from algorithms.launch import settings
 from algorithms.launch.errors import UserError
-from algorithms.launch.search import grids
+from algorithms.launch.search import distributions
 
 DIRECTORY = tyro.conf.arg(metavar="DIR", help_behavior_hint="")
 
@@ -30,7 +30,8 @@ class Flags:
     config: Annotated[str | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
     """take the settings of a run's config.json or a sweep's best.json; other flags win"""
     samples: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")] = None
-    """draws of the floats that are given as log:LOW:HIGH or uniform:LOW:HIGH"""
+    """draws of the settings given as log:LOW:HIGH, uniform:LOW:HIGH, discount:LOW:HIGH (1 - x is
+    log-uniform), int:LOW:HIGH, logint:LOW:HIGH, choice:A,B or, of lists, choice:64,64/128,128"""
     sampler: Literal["sobol", "random"] = "sobol"  # sobol fills the space evenly
     halving: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")] = None
     """successive halving: at each rung keep the best setting of N and train it N times as long"""
@@ -138,7 +139,7 @@ def single_out(base: Any, config: Any) -> tuple[Any, dict[str, Any]]:
     """A Config with one value in each field, and the grid of those that have several."""
     fields = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
     several = {name: value for name, value in fields.items() if isinstance(value, Several)}
-    drawn = lambda values: isinstance(values[0], grids.Distribution)
+    drawn = lambda values: isinstance(values[0], distributions.Distribution)
     first = {n: getattr(base, n) if drawn(v) else v[0] for n, v in several.items()}
     alone = lambda values: values[0] if drawn(values) and len(values) == 1 else list(values)
     return config.replace(**first), {name: alone(values) for name, values in several.items()}
@@ -158,7 +159,8 @@ def value_types() -> tyro.constructors.ConstructorRegistry:
             return None
         if SEVERAL not in info.markers:
             return words_of(*kind, one=True) if info.type is int else None
-        return words_of(*kind, one=False)
+        metavar, read, is_instance, write = kind
+        return words_of(metavar, or_draw(read, info.type), is_instance, write, one=False)
 
     return registry
 
@@ -168,7 +170,7 @@ def reader(kind: Any) -> tuple[str, Any, Any, Any] | None:
     if kind is int:
         return "INT", whole_number, int, str
     if kind is float:
-        return "FLOAT", number_or_draw, int | float, settings.plain
+        return "FLOAT", float, int | float, settings.plain
     if kind is bool:
         return "TRUE|FALSE", bool_of, bool, lambda value: str(value).lower()
     if kind is str:
@@ -190,7 +192,7 @@ def words_of(metavar: str, read: Any, kind: Any, write: Any, one: bool) -> Any:
         if not words:
             raise ValueError("a value is missing")
         read_words = Several(map(read, words))
-        alone = len(words) == 1 and not isinstance(read_words[0], grids.Distribution)
+        alone = len(words) == 1 and not isinstance(read_words[0], distributions.Distribution)
         return read_words[0] if alone else read_words
 
     return tyro.constructors.PrimitiveConstructorSpec(
@@ -202,9 +204,17 @@ def words_of(metavar: str, read: Any, kind: Any, write: Any, one: bool) -> Any:
     )
 
 
-def number_or_draw(word: str) -> float | grids.Distribution:
-    """A number, or log:1e-5:1e-2."""
-    return grids.distribution(word) if ":" in word else float(word)
+def or_draw(read: Any, kind: Any) -> Any:
+    """How a field's word is read that may be a distribution, log:1e-5:1e-2 or choice:tanh,relu."""
+    plain = kind if kind in (float, int, bool, str) else tuple
+    # Names of environments have colons themselves, as have settings of environments.
+    marks = (":",) if plain in (float, int, bool) else ("choice:",)
+
+    def value_or_draw(word: str) -> Any:
+        is_draw = any(mark in word for mark in marks)
+        return distributions.distribution(word, plain, read) if is_draw else read(word)
+
+    return value_or_draw
 
 
 def bool_of(word: str) -> bool:
@@ -236,8 +246,6 @@ def whole_number(word: str) -> int:
     Raises:
       ValueError: it is not whole.
     """
-    if ":" in word:
-        raise ValueError(f"{word!r}: only floats are drawn; list whole numbers, as 1 2 4 8")
     try:
         return int(word)
     except ValueError:

@@ -1,5 +1,6 @@
 """Which settings train, and for how long.
 
-grids          the settings of a sweep: `launch.Uniform`, `launch.LogUniform`
+grids          the settings of a sweep
+distributions  what is drawn: `launch.Uniform`, `launch.Choice` and so on
 halving        successive halving and Hyperband: which trials train for how long
 """

@@ -1,6 +1,7 @@
 """The settings of a sweep: which trials come of which values."""
 
 import itertools
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -9,51 +10,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from algorithms.launch.errors import UserError, unknown
+from algorithms.launch.search import distributions
+from algorithms.launch.search.distributions import Distribution
 from algorithms.launch.search.halving import Halving
 from algorithms.launch.settings import Trials, float_fields, plain, text_of
 
 SAMPLERS = ("sobol", "random")
-
-
-class Uniform(NamedTuple):
-    """Draws between two numbers."""
-
-    low: float
-    high: float
-
-    def at(self, quantile: np.ndarray) -> np.ndarray:
-        return self.low + quantile * (self.high - self.low)
-
-
-class LogUniform(NamedTuple):
-    """Draws between two positive numbers whose logarithms are uniform."""
-
-    low: float
-    high: float
-
-    def at(self, quantile: np.ndarray) -> np.ndarray:
-        return np.exp(Uniform(*np.log(self)).at(quantile))
-
-
-Distribution = Uniform | LogUniform
-DISTRIBUTIONS: dict[str, type[Uniform] | type[LogUniform]] = {"uniform": Uniform, "log": LogUniform}
-
-
-def distribution(word: str) -> Distribution:
-    """`log:1e-5:1e-2` or `uniform:0.9:1`.
-
-    Raises:
-      ValueError: it is neither, or its bounds make no sense.
-    """
-    name, *bounds = word.split(":")
-    if name not in DISTRIBUTIONS or len(bounds) != 2:
-        raise ValueError(f"{word!r} is neither a number nor log:LOW:HIGH or uniform:LOW:HIGH")
-    low, high = map(float, bounds)
-    if not (np.isfinite(low) and np.isfinite(high) and low < high):
-        raise ValueError(f"{word!r}: give two numbers, the lower one first")
-    if name == "log" and low <= 0:
-        raise ValueError(f"{word!r}: the logarithm needs a lower bound above 0")
-    return DISTRIBUTIONS[name](low, high)
+MANY_PROGRAMS = 12  # that draws make, from which on a hint says what would make fewer
 
 
 class Asked(NamedTuple):
@@ -90,13 +53,14 @@ def expand(
 ) -> list[Group]:
     """All trials: every combination of static values, of float values, of draws, and every seed.
 
-    Seeds vary fastest, then the floats, then the static fields, whose combinations are the groups.
-    The draws are the same for all the other combinations. Which numbers are drawn depends on the
-    first seed.
+    Seeds vary fastest, then the floats, then the static fields, whose combinations are the groups:
+    one for equal ones, in the order in which they are drawn. The draws are the same for all the
+    other combinations; a setting that is drawn again is not there twice. Which values are drawn
+    depends on the first seed.
 
     Args:
       config: what holds where the grid says nothing.
-      grid: {field: values}, a `Uniform` or `LogUniform` for a float that is drawn.
+      grid: {field: values}, a `Uniform`, `Choice` or so for a field that is drawn.
       seeds: of the trials of each setting.
       samples: how many draws, if anything is drawn.
       sampler: "sobol", which fills the space evenly (scrambled), or "random".
@@ -111,18 +75,37 @@ def expand(
     floats = float_fields(config)
     drawn = {name: value for name, value in grid.items() if isinstance(value, Distribution)}
     listed = {name: _listed(name, value) for name, value in grid.items() if name not in drawn}
-    num_draws = _check_draws(drawn, floats, samples, sampler)
-    static = {name: values for name, values in listed.items() if name not in floats}
-    listed = {name: values for name, values in listed.items() if name in floats}
+    num_draws = _check_draws(drawn, config, samples, sampler)
     draws = draw(drawn, num_draws, sampler, seeds[0]) if drawn else {}
+    plain_draws = {name: _plain(values, name in floats) for name, values in draws.items()}
+    of_static = {name: values for name, values in listed.items() if name not in floats}
+    of_floats = {name: values for name, values in listed.items() if name in floats}
     rows = [
-        {**combination, **{name: float(values[i]) for name, values in draws.items()}}
-        for combination in combinations(listed)
+        {**fixed, **combination, **{name: values[i] for name, values in plain_draws.items()}}
+        for fixed in combinations(of_static)
+        for combination in combinations(of_floats)
         for i in range(num_draws)
     ]
-    table = {name: np.repeat([row[name] for row in rows], len(seeds)) for name in rows[0]}
-    trials = Trials([*seeds] * len(rows), table)
-    return [Group(config.replace(**fixed), fixed, trials) for fixed in combinations(static)]
+    order = [name for name in grid if name not in floats]
+    return _grouped(config, rows, order, seeds)
+
+
+def _grouped(
+    config: Any, rows: list[dict[str, Any]], order: Sequence[str], seeds: Sequence[int]
+) -> list[Group]:
+    """The groups of settings; `order` is that of the static fields."""
+    groups: dict[str, tuple[dict[str, Any], dict[str, dict[str, Any]]]] = {}
+    for row in rows:
+        static = {name: row[name] for name in order}
+        own = {name: value for name, value in row.items() if name not in static}
+        groups.setdefault(repr(static), (static, {}))[1].setdefault(repr(own), own)
+    found = []
+    for static, settings in groups.values():
+        those = list(settings.values())
+        table = {name: np.repeat([row[name] for row in those], len(seeds)) for name in those[0]}
+        trials = Trials([*seeds] * len(those), table)
+        found.append(Group(config.replace(**static), static, trials))
+    return found
 
 
 def combinations(values: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
@@ -131,19 +114,49 @@ def combinations(values: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
 
 
 def draw(
-    distributions: Mapping[str, Distribution], samples: int, sampler: str, seed: int
-) -> dict[str, np.ndarray]:
+    drawn: Mapping[str, Distribution], samples: int, sampler: str, seed: int
+) -> dict[str, Any]:
     """Draws (samples,) for each name; more samples begin with the same numbers."""
     if sampler == "random":
-        quantiles = np.random.default_rng(seed).random((samples, len(distributions)))
+        quantiles = np.random.default_rng(seed).random((samples, len(drawn)))
     else:
         from scipy.stats import qmc  # jax brings scipy along
 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # counts that are no power of two
-            points = qmc.Sobol(len(distributions), scramble=True, seed=np.random.default_rng(seed))
+            points = qmc.Sobol(len(drawn), scramble=True, seed=np.random.default_rng(seed))
             quantiles = points.random(samples)
-    return {name: d.at(quantiles[:, i]) for i, (name, d) in enumerate(distributions.items())}
+    return {name: d.at(quantiles[:, i]) for i, (name, d) in enumerate(drawn.items())}
+
+
+def remarks(asked: Asked, statics: Sequence[Mapping[str, Any]], num_settings: int) -> list[str]:
+    """What draws come to: the programs that they make, and settings that were drawn twice.
+
+    Args:
+      statics: the swept static fields of each group.
+      num_settings: of all groups.
+    """
+    drawn = [name for name, value in asked.grid.items() if isinstance(value, Distribution)]
+    lengths = [len(values) for name, values in asked.grid.items() if name not in drawn]
+    counts = {
+        name: len({repr(static[name]) for static in statics})
+        for name in drawn
+        if name in statics[0]
+    }
+    said = []
+    if counts:
+        made = [f"{count} values of {name}" for name, count in counts.items()]
+        said.append(f"draws of {' and '.join(made)} make {len(statics)} programs")
+    if drawn and (again := math.prod(lengths) * (asked.samples or 1) - num_settings):
+        said.append(f"{again} settings were drawn again; each trains once")
+    if counts and len(statics) > MANY_PROGRAMS:
+        most = max(counts, key=lambda name: counts[name])
+        values = sorted({static[most] for static in statics if type(static[most]) is int})
+        flag = f"--{most.replace('_', '-')} choice:"
+        few = [str(values[i]) for i in (0, len(values) // 2, -1)] if len(values) > 3 else []
+        example = f", as {flag}{','.join(few)}" if few else ""
+        said.append(f"hint: fewer values of {most} make fewer programs to compile{example}")
+    return said
 
 
 def _listed(name: str, values: Any) -> list[Any]:
@@ -161,13 +174,23 @@ def _listed(name: str, values: Any) -> list[Any]:
     return values
 
 
+def _plain(values: Sequence[Any], is_float: bool) -> list[Any]:
+    """Draws as a Config has them."""
+    if is_float:
+        return [float(value) for value in values]
+    return [value.item() if isinstance(value, np.generic) else value for value in values]
+
+
 def _check_draws(
-    drawn: Mapping[str, Distribution], floats: list[str], samples: int | None, sampler: str
+    drawn: Mapping[str, Distribution], config: Any, samples: int | None, sampler: str
 ) -> int:
     """How many draws of each combination; 1 where nothing is drawn."""
-    for name in drawn:
-        if name not in floats:
-            raise UserError(f"{name} is not a float: list its values, each makes a group")
+    for name, distribution in drawn.items():
+        if name == "env":
+            raise UserError("env: list the environments, each is ranked by itself; none is drawn")
+        kind = float if name in float_fields(config) else type(getattr(config, name))
+        if wrong := distributions.problem(distribution, kind):
+            raise UserError(f"{name}={distribution}: {wrong}")
     if drawn and samples is None:
         raise UserError(f"{', '.join(drawn)} is drawn at random: say how often, samples=64")
     if samples is not None and not drawn:

@@ -74,13 +74,17 @@ def _chunk(portion: Portion, part: range) -> Chunk:
     )
 
 
-def announce(view: progress.Progress, portions: Sequence[Portion], num_seeds: int) -> None:
+def announce(
+    view: progress.Progress, portions: Sequence[Portion], asked: grids.Asked, num_seeds: int
+) -> None:
     """What a new sweep is, and which of its programs train for longer than asked."""
     count = sum(portion.trials.count for portion in portions)
     kinds = f"{count // num_seeds} settings x {num_seeds} seed{'s' * (num_seeds > 1)}"
     trainers = [portion.trainer for portion in portions]
     name = title_of(trainers[0].module, [trainer.config for trainer in trainers])
     view.say(f"{name}: a sweep of {count} trials, {kinds}")
+    for line in grids.remarks(asked, [portion.static for portion in portions], count // num_seeds):
+        view.say(line)
     longer: dict[str, None] = {}  # each text once, of the brackets of a group
     for portion in portions:
         if text := excess(portion.trainer.config, portion.trainer.plan):

@@ -107,13 +107,15 @@ def sweep(
     """Trains every setting of a grid, or of draws at random, with every seed.
 
     Float fields train side by side in one program; each combination of other fields is a group with
-    a program of its own. All programs are compiled before anything runs, and trials that do not fit
-    into a device together train in chunks of one size.
+    a program of its own, of which drawn ones may have different numbers of trials. All programs are
+    compiled before anything runs, and trials that do not fit into a device together train in chunks
+    of one size.
 
     Args:
       module: the algorithm's module, or its make_train.
       config: its Config, for what the grid leaves out.
-      grid: {field: list of values}; for a float that is drawn, `Uniform` or `LogUniform`.
+      grid: {field: list of values}; for a field that is drawn, `Uniform`, `LogUniform` or
+        `Discount` (floats), `Integers` or `LogIntegers` (whole numbers), `Choice` (any field).
       samples: how many draws.
       sampler: "sobol" (fills the space evenly) or "random".
       seed, num_seeds: trials of each setting have the keys jax.random.key(seed + i).
@@ -367,7 +369,7 @@ def _begin_sweep(
     view: Progress,
 ) -> Swept:
     options = what.options
-    plans.announce(view, portions, len(what.seeds))
+    plans.announce(view, portions, what.asked, len(what.seeds))
     portions = stages.first_portions(what, portions)
     cut_up = plans.cut(view, portions, what.asked, start=True)
     plans.say_plan(view, portions, cut_up)

@@ -17,8 +17,8 @@ from algorithms.launch import settings
 from algorithms.launch.compute import hosts
 from algorithms.launch.errors import UserError
 from algorithms.launch.metrics import as_csv, stack
-from algorithms.launch.search import grids
-from algorithms.launch.search.grids import Distribution
+from algorithms.launch.search import distributions, grids
+from algorithms.launch.search.distributions import Distribution
 from algorithms.launch.settings import algorithm_name, plain
 from algorithms.launch.show import pace, results
 from algorithms.launch.show.results import Outcome
@@ -60,8 +60,7 @@ def _more(asked: grids.Asked) -> dict[str, Any]:
 
 def _grid_to_json(values: Any) -> Any:
     if isinstance(values, Distribution):
-        name = next(n for n, kind in grids.DISTRIBUTIONS.items() if kind is type(values))
-        return f"{name}:{values.low}:{values.high}"
+        return distributions.to_json(values)
     for value in values:
         if not isinstance(value, int | float | str | tuple | list):
             raise UserError(f"grid: {value!r} cannot be saved: name it, or give save=False")
@@ -96,7 +95,7 @@ def publish(
         written = True
     with losses.survive("sweep.png", "sweep.png was not drawn", Exception):
         grid = experiment.open(sweep_dir).description["grid"].items()
-        linear = [name for name, asked in grid if str(asked).startswith("uniform:")]
+        linear = [name for name, asked in grid if str(asked).startswith(("uniform:", "int:"))]
         plots.sweep(ranked, title, sweep_dir / "sweep.png", linear)
     return written
 

@@ -17,8 +17,8 @@ from algorithms.launch import settings
 from algorithms.launch.commands import cli, flags
 from algorithms.launch.compute import devices
 from algorithms.launch.errors import UserError
-from algorithms.launch.search import grids
-from algorithms.launch.search.grids import LogUniform, Uniform
+from algorithms.launch.search import distributions, grids
+from algorithms.launch.search.distributions import LogUniform, Uniform
 from algorithms.launch.show import pace, plots, render, results, trackers
 from algorithms.launch.show.progress import Progress
 from algorithms.launch.storage.run_dir import RunDir
@@ -162,7 +162,11 @@ def test_trials_survive_json():
         ({"gamma": [0.9, 0.9]}, {}, "gamma: 0.9 is there twice"),
         ({"gamma": [0.9, 1.1]}, {}, "gamma=1.1: give a number in [0, 1]"),
         ({"gamma": ["high"]}, {}, "gamma=high: give a number"),
-        ({"num_envs": Uniform(1, 2)}, {"samples": 2}, "num_envs is not a float"),
+        (
+            {"num_envs": Uniform(1, 2)},
+            {"samples": 2},
+            "is a whole number: draw it by Integers, LogIntegers, Choice",
+        ),
         ({"gamma": Uniform(0, 1)}, {}, "samples=64"),
         ({"gamma": [Uniform(0, 1), 0.5]}, {"samples": 2}, "a distribution stands alone"),
         ({"gamma": Uniform(0, 1)}, {"samples": 0}, "samples=0: give 1 or more"),
@@ -596,7 +600,7 @@ def test_sizes_that_are_none(word):
 )
 def test_distributions_that_are_none(word):
     with pytest.raises(ValueError):
-        grids.distribution(word)
+        distributions.distribution(word)
 
 
 def test_a_sweep_from_the_command_line(tmp_path, monkeypatch, capsys):
