@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from algorithms.launch import errors, settings
+from algorithms.launch import errors, objectives, settings
 from algorithms.launch.commands.flags import Flags, parse, single_out, size_in_bytes
 from algorithms.launch.commands.presets import PRESETS
 from algorithms.launch.compute import devices, hosts
@@ -161,7 +161,10 @@ def from_run(module: Any, source: str, path: Path) -> tuple[Any, Flags]:
 
 
 # The flags of which one makes a run a sweep, beside several values and --memory-limit.
-OF_SWEEPS = ("samples", "halving", "rungs", "brackets", "retest", "retest_seeds", "max_parallel")
+OF_SWEEPS = (
+    *("samples", "halving", "rungs", "brackets", "retest", "retest_seeds"),
+    *("objective", "max_parallel"),
+)
 PROCESSES = ("distributed", "coordinator", "num_processes", "process_id")
 # The flags that go with a command; a run that is there keeps its settings.
 TAKES = {
@@ -183,14 +186,15 @@ def train(module: Any, config: Any, grid: dict[str, Any], flags: Flags) -> int:
     keywords |= {"quiet": flags.quiet, "import_seconds": progress.process_age()}
     first: dict[str, Any] = {"seed": flags.seed, "num_seeds": flags.num_seeds}
     first |= {"root": flags.run_dir_root, "resume_if_exists": flags.resume_if_exists}
-    limits: dict[str, Any] = {name: getattr(flags, name) for name in OF_SWEEPS}
+    given = {name: getattr(flags, name) for name in OF_SWEEPS}
+    limits: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if flags.memory_limit is not None:
         limits["memory_limit"] = size_in_bytes(flags.memory_limit)
     result: Result | Swept
     if flags.resume:
         more: dict[str, Any] = {"total_timesteps": config.total_timesteps, "point": point_of(flags)}
         result = runner.resume(flags.resume, module=module, **more, **keywords)
-    elif grid or any(limit is not None for limit in limits.values()):
+    elif grid or limits:
         limits["sampler"] = flags.sampler
         result = runner.sweep(
             module, config, grid, sweep_dir=flags.run_dir, **limits, **first, **keywords
@@ -252,14 +256,18 @@ def best_of_sweep(path: Path, only: int | None) -> list[int]:
     """The trials of a sweep's best setting, or so many of them with the highest return; of each
     environment, where there are several."""
     chosen = []
+    objective = experiment.open(path).description.get("objective", objectives.DEFAULT)
     for setting, numbers in best_trials(path):
         losses = [-np.nan_to_num(trial.final, nan=-np.inf) for trial in setting.trials]
         order = sorted(range(len(numbers)), key=losses.__getitem__)[:only]
         mine = [numbers[i] for i in sorted(order)]
         name = ", ".join(settings.text_of(setting.setting)) or "the only one"
+        why = f"return {setting.mean:.5g}"
+        if objective != objectives.DEFAULT:
+            why += f", {objective} {objectives.text(objective, setting.score(objective))}"
         who = f"trial{'s' * (len(mine) > 1)} {', '.join(map(str, mine))}"
         print(
-            f"{path} is a sweep; its best setting is {name} (return {setting.mean:.5g}): {who}",
+            f"{path} is a sweep; its best setting is {name} ({why}): {who}",
             file=sys.stderr,
             flush=True,
         )

@@ -43,6 +43,9 @@ class Flags:
     """train the best K settings of a sweep again, on seeds that it has not used"""
     retest_seeds: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")] = None
     """seeds of each setting with --retest; default: 32"""
+    objective: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
+    """rank a sweep's settings by final_return (the default), mean_return (over the curve),
+    worst_seed or steps_to=RETURN (fewest steps)"""
     max_parallel: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")] = None
     """trials to train at once; default: as many as fit into the memory"""
     memory_limit: Annotated[str | None, tyro.conf.arg(metavar="SIZE", help_behavior_hint="")] = None

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from algorithms.launch import objectives
 from algorithms.launch.errors import UserError, unknown
 from algorithms.launch.search import distributions
 from algorithms.launch.search.distributions import Distribution
@@ -30,6 +31,7 @@ class Asked(NamedTuple):
     halving: Halving = Halving()
     retest: int | None = None  # how many of the best settings train again on other seeds
     retest_seeds: int | None = None
+    objective: str = objectives.DEFAULT  # what settings are ranked by
 
 
 class Group(NamedTuple):

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from algorithms.launch import objectives
 from algorithms.launch.metrics import Metrics, as_csv, mean_returns
 from algorithms.launch.settings import Trials, plain
 from algorithms.launch.show.brief import brief
@@ -79,12 +80,18 @@ def outcomes(
     ]
 
 
-def csv(trials: Sequence[Outcome]) -> str:
-    """A row for each trial: settings, seed, final and best return, area under the curve."""
+def csv(trials: Sequence[Outcome], objective: str = objectives.DEFAULT) -> str:
+    """A row for each trial: settings, seed, final and best return, area under the curve.
+
+    With another objective than the default, what it gives the trial's setting, too.
+    """
     names = list(trials[0].setting)
+    named = objective != objectives.DEFAULT
+    scores = {id(t): s.score(objective) for s in rank(trials) for t in s.trials} if named else {}
     halved = len({trial.share for trial in trials}) > 1
     head = ["agent", *names, "seed", "final_return", "best_return", "best_timestep", "timestep"]
     head += ["mean_return", "is_finite", "run", "agent_of_run", *["bracket", "rung"] * halved]
+    head += ["objective"] * named
     rows: list[list[Any]] = [head]
     for trial in trials:
         curve = np.where(np.isnan(trial.returns), -np.inf, trial.returns)
@@ -95,6 +102,7 @@ def csv(trials: Sequence[Outcome]) -> str:
         row += [float(trial.returns[-1]), float(trial.returns[best]), int(trial.timesteps[best])]
         row += [int(trial.timesteps[-1]), trial.area, int(trial.is_finite), trial.run, trial.trial]
         row += [trial.bracket, trial.rung] * halved
+        row += [objectives.value(objective, scores[id(trial)])] if named else []
         rows.append(row)
     return as_csv(rows)
 
@@ -152,20 +160,26 @@ class Ranked(NamedTuple):
         values = values[~np.isnan(values)]
         return float(values.mean()) if len(values) else -np.inf
 
+    def score(self, objective: str = objectives.DEFAULT) -> float:
+        """How good it is, the higher the better, see `objectives.score`."""
+        return objectives.score(objective, self.trials)
 
-def rank(trials: Sequence[Outcome]) -> list[Ranked]:
-    """Settings by their mean final return, those with broken trials last.
+
+def rank(trials: Sequence[Outcome], objective: str = objectives.DEFAULT) -> list[Ranked]:
+    """Settings by an objective, by default their mean final return; broken trials make them last.
 
     Of a sweep with halving the settings that were trained longer come first.
-    Of equal final returns the one with the higher mean over the curve comes first: it learned
-    faster. What still ties keeps its order. Returns of different environments say nothing about
-    one another: where several were trained, one environment's settings stand after another's.
+    Of equal scores the higher final return comes first, and of equal ones of these the higher mean
+    over the curve: it learned faster. What still ties keeps its order. Returns of different
+    environments say nothing about one another: where several were trained, one environment's
+    settings stand after another's.
     """
     groups: dict[str, Ranked] = {}
     for trial in trials:
         key = str(trial.setting)
         groups.setdefault(key, Ranked(trial.setting, [])).trials.append(trial)
-    ranked = sorted(groups.values(), key=lambda s: (s.broken > 0, -s.share, -s.mean, -s.area))
+    keys = lambda s: (s.broken > 0, -s.share, -s.score(objective), -s.mean, -s.area)
+    ranked = sorted(groups.values(), key=keys)
     environments = list(dict.fromkeys(group.environment for group in groups.values()))
     return sorted(ranked, key=lambda s: environments.index(s.environment))
 
@@ -194,14 +208,17 @@ class Retested(NamedTuple):
         return self.tuned.mean - self.again.mean
 
 
-def retests(ranked: Sequence[Ranked], trials: Sequence[Outcome]) -> list[Retested]:
+def retests(
+    ranked: Sequence[Ranked], trials: Sequence[Outcome], objective: str = objectives.DEFAULT
+) -> list[Retested]:
     """The retested settings, those that came out best on the new seeds first."""
     tuned = {str(setting.setting): setting for setting in ranked}
-    return [Retested(tuned[str(again.setting)], again) for again in rank(trials)]
+    return [Retested(tuned[str(again.setting)], again) for again in rank(trials, objective)]
 
 
-def retest_table(retested: Sequence[Retested]) -> str:
-    """Both returns of each setting, and their difference."""
+def retest_table(retested: Sequence[Retested], objective: str = objectives.DEFAULT) -> str:
+    """Both returns of each setting, and their difference; another objective is that of the new
+    seeds."""
     groups: dict[str, list[Retested]] = {}
     for one in retested:
         groups.setdefault(one.again.environment, []).append(one)
@@ -209,10 +226,14 @@ def retest_table(retested: Sequence[Retested]) -> str:
     for environment, those in groups.items():
         seeds = len(those[0].again.trials)
         names = [name for name in those[0].again.setting if name != "env" or len(groups) == 1]
-        rows = [["rank", *names, "sweep", f"retest, {seeds} seeds", "95 % of means", "luck"]]
+        named = [objective] * (objective != objectives.DEFAULT)
+        rows = [
+            ["rank", *names, *named, "sweep", f"retest, {seeds} seeds", "95 % of means", "luck"]
+        ]
         for place, one in enumerate(those, 1):
             low, high = bootstrap_interval(one.again.finals, lambda drawn: drawn.mean(-1))
             values = [plain(one.again.setting[name]) for name in names]
+            values += [objectives.text(objective, one.again.score(objective)) for _ in named]
             numbers = [f"{one.tuned.mean:.5g}", f"{one.again.mean:.5g}"]
             rows.append(
                 [str(place), *values, *numbers, f"{low:.5g} to {high:.5g}", f"{one.luck:+.3g}"]
@@ -222,23 +243,36 @@ def retest_table(retested: Sequence[Retested]) -> str:
     return "\n".join(blocks)
 
 
-def table(ranked: Sequence[Ranked]) -> str:
+def table(ranked: Sequence[Ranked], objective: str = objectives.DEFAULT) -> str:
     """The best settings of each environment, with what their seeds tell about the mean.
 
-    Steps are there where they differ, and the mean over the curve where it broke a tie.
+    Steps are there where they differ, the objective where it is not the default, and the mean over
+    the curve where it broke a tie.
     """
     groups = by_environment(ranked)
     if len(groups) == 1:
-        return _table(ranked, list(ranked[0].setting))
+        return _table(ranked, list(ranked[0].setting), objective)
     names = [name for name in ranked[0].setting if name != "env"]
-    return "\n".join(f"{env}:\n{_table(those, names)}" for env, those in groups.items())
+    return "\n".join(f"{env}:\n{_table(those, names, objective)}" for env, those in groups.items())
 
 
-def _table(ranked: Sequence[Ranked], names: Sequence[str]) -> str:
+def _table(ranked: Sequence[Ranked], names: Sequence[str], objective: str) -> str:
     steps = ["steps"] * (len({setting.steps for setting in ranked}) > 1)
-    means = [setting.mean for setting in ranked]
-    curve = ["mean of curve"] * (len(set(means)) < len(means))
-    head = ["rank", *names, "seeds", *steps, "return", "95 % of means", "lowest", *curve, ""]
+    ties = [(setting.score(objective), setting.mean) for setting in ranked]
+    curve = ["mean of curve"] * (len(set(ties)) < len(ties))
+    named = [objective] * (objective != objectives.DEFAULT)
+    head = [
+        "rank",
+        *names,
+        "seeds",
+        *steps,
+        *named,
+        "return",
+        "95 % of means",
+        "lowest",
+        *curve,
+        "",
+    ]
     rows = [head]
     for place, setting in enumerate(ranked[:SHOWN], 1):
         finals = np.sort(setting.finals)
@@ -252,6 +286,7 @@ def _table(ranked: Sequence[Ranked], names: Sequence[str]) -> str:
         note = f"{setting.broken} not finite" if setting.broken else ""
         values = [plain(setting.setting[name]) for name in names]
         values += [str(len(setting.trials)), *[f"{setting.steps:,}" for _ in steps]]
+        values += [objectives.text(objective, setting.score(objective)) for _ in named]
         rows.append([str(place), *values, *numbers, note])
     lines = aligned(rows)
     if len(ranked) > SHOWN:

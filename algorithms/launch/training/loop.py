@@ -27,7 +27,7 @@ class Swept(NamedTuple):
     trials: list[Outcome]  # in the order of results.csv, as far as they came
     ranked: list[results.Ranked]  # the best setting first, of one environment after another
     sweep_dir: Path | None
-    objective: float  # to minimise: minus the best settings' mean return at the last point
+    objective: float  # to minimise: minus the best settings' score, by default their mean return
     stopped: str = ""  # before the end: by SIGINT (Ctrl-C), SIGTERM or what a hook says
     unsaved: str = ""  # what could not be written, as on a full disk
     retested: Sequence[results.Retested] = ()  # the best settings on other seeds, the best first
@@ -102,7 +102,8 @@ class Standing:
     def publish(self) -> bool:
         again = [self.retested[number] for number in sorted(self.retested)]
         path = self.stages.path
-        return publish(path, self.trials, again, self.chunks, self.losses)
+        objective = self.stages.asked.objective
+        return publish(path, self.trials, again, self.chunks, self.losses, objective)
 
 
 def train_sweep(stages: Stages, chunks: list[Chunk], options: Options, hooks: Hooks) -> Swept:
@@ -154,23 +155,24 @@ def _swept(standing: Standing, stopped: str) -> Swept:
     if not standing.publish():
         standing.unsaved.append("results.csv and best.json")
         view.warn(f"not saved: results.csv and best.json; --resume {path} writes them")
-    ranked = results.rank(trials)
+    wanted = standing.stages.asked.objective
+    ranked = results.rank(trials, wanted)
     if ranked:
-        view.say(results.table(ranked))
+        view.say(results.table(ranked, wanted))
     trained, whole = steps_of(standing.stages, standing.chunks)
     if standing.stages.asked.halving.factor and not stopped:
         saved = f"{100 * (1 - trained / whole):.0f} % saved" if trained < whole else "none saved"
         view.say(f"halving: {trained:,} environment steps in place of {whole:,}, {saved}")
-    again = results.retests(ranked, list(standing.retested.values()))
+    again = results.retests(ranked, list(standing.retested.values()), wanted)
     if again:
-        view.say(results.retest_table(again))
+        view.say(results.retest_table(again, wanted))
     if broken := [trial for trial in trials if not trial.is_finite]:
         view.say(results.broken(broken))
     unsaved = standing.unsaved
     how = ["stopped" if stopped else "done", *[progress.NOT_SAVED] * bool(unsaved)]
     view.finish(", ".join(how), f", in {path}" if path else "")
     judged = [one.again for one in again] or ranked
-    best = [those[0].mean for those in results.by_environment(judged).values()]
+    best = [those[0].score(wanted) for those in results.by_environment(judged).values()]
     objective = -float(np.mean(best)) if ranked else float("inf")
     return Swept(trials, ranked, path, objective, stopped, "; ".join(unsaved), again)
 

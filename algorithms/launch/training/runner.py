@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from algorithms.launch import settings
+from algorithms.launch import objectives, settings
 from algorithms.launch.compute import devices, hosts
 from algorithms.launch.compute.interrupts import in_background
 from algorithms.launch.errors import UserError
@@ -31,7 +31,7 @@ from algorithms.launch.training.options import (
 )
 from algorithms.launch.training.session import Chunk, Hooks, Result
 from algorithms.launch.training.stages import Stages
-from algorithms.launch.training.sweep_dir import describe_sweep
+from algorithms.launch.training.sweep_dir import OPTIONAL, describe_sweep
 from algorithms.launch.training.trainer import Trainer
 
 IN_USE = "jax is in use already: the devices that it has are used"
@@ -93,6 +93,7 @@ def sweep(
     brackets: int | None = None,
     retest: int | None = None,
     retest_seeds: int | None = None,
+    objective: str = objectives.DEFAULT,
     max_parallel: int | None = None,
     memory_limit: int | None = None,
     sweep_dir: Path | str | None = None,
@@ -125,6 +126,8 @@ def sweep(
       brackets: of Hyperband: the settings are divided among so many, which prune ever later.
       retest: so many of the best settings train again, on seeds that the sweep has not used.
       retest_seeds: how many; by default 32.
+      objective: what settings are ranked by, here and at rungs: "final_return", "mean_return" (over
+        the curve), "worst_seed" (its final return) or "steps_to=475" (fewest steps to a return).
       max_parallel: trials at once, if they are to be fewer than fit.
       memory_limit: bytes of each device to use, in place of nine tenths of what there is.
       sweep_dir: the directory to make; by default one named after the sweep, below `root`.
@@ -145,6 +148,7 @@ def sweep(
         halving=Halving(halving, rungs, brackets),
         retest=retest,
         retest_seeds=retest_seeds,
+        objective=objective,
     )
     place = Place(sweep_dir, resume_if_exists, root, save)
     view, seeds = Progress(quiet, import_seconds), range(seed, seed + num_seeds)
@@ -271,6 +275,7 @@ def _stages_of(there: experiment.Experiment, chunks: list[Chunk], options: Optio
         halving=Halving(**said.get("halving", {})),
         retest=said.get("retest"),
         retest_seeds=said.get("retest_seeds"),
+        objective=said.get("objective", objectives.DEFAULT),
     )
     first = [chunk for chunk in chunks if not chunk.retest]
     numbers = {number for chunk in first for number in chunk.numbers}
@@ -319,6 +324,7 @@ def _begin(
         raise UserError("resume_if_exists: say which directory, run_dir=... (--run-dir DIR)")
     asked = asked or grids.Asked()
     plans.check_limits(asked)
+    objectives.check(asked.objective)
     groups = grids.expand(config, asked.grid, seeds, asked.samples, asked.sampler)
     for group in groups:
         check_floats(group.config.replace(**group.trials.floats))
@@ -403,9 +409,10 @@ def _check_same(path: Any, module: Any, asked: dict[str, Any]) -> None:
     fields = lambda d: settings.with_defaults(module.Config, d["config"])
     compared = lambda d: {k: v for k, v in d.items() if k != "options"} | fields(d)
     old, new = compared(experiment.open(path).description), compared(files.as_read(asked))
-    differ = [k for k in new if k != "config" and old.get(k) != new[k]]
+    keys = dict.fromkeys([*new, *OPTIONAL])
+    differ = [k for k in keys if k != "config" and old.get(k) != new.get(k)]
     if differ:
-        named = ", ".join(f"{k} {old.get(k)} (asked for: {new[k]})" for k in differ)
+        named = ", ".join(f"{k} {old.get(k)} (asked for: {new.get(k)})" for k in differ)
         raise UserError(
             f"{path} was made with other settings, {named}: give another directory, or "
             f"--resume {path}"

@@ -163,7 +163,7 @@ def following(
     if stages.is_retest(stage):
         return _retest(stages, stage, chunks, list(outcomes.values()))
     before = [number for chunk in chunks if chunk.stage == stage - 1 for number in chunk.numbers]
-    ranked = results.rank([outcomes[number] for number in before])
+    ranked = results.rank([outcomes[number] for number in before], stages.asked.objective)
     keep = stages.plan.rungs[stage - 1].keep
     kept = halving.survivors(results.by_environment(ranked), keep)
     numbers = sorted(trial.number for setting in kept for trial in setting.trials)
@@ -211,7 +211,7 @@ def _retest(
     stages: Stages, stage: int, chunks: Sequence[Chunk], outcomes: list[Outcome]
 ) -> list[Chunk]:
     """Chunks of the best settings with seeds that the sweep has not used."""
-    ranked = results.by_environment(results.rank(outcomes))
+    ranked = results.by_environment(results.rank(outcomes, stages.asked.objective))
     best = halving.survivors(ranked, stages.asked.retest or 1)
     seeds = stages.retest_seeds
     homes = {number: chunk for chunk in chunks for number in chunk.numbers}

@@ -13,7 +13,7 @@ best.json           the best setting, for --config; with several environments, b
 from pathlib import Path
 from typing import Any
 
-from algorithms.launch import settings
+from algorithms.launch import objectives, settings
 from algorithms.launch.compute import hosts
 from algorithms.launch.errors import UserError
 from algorithms.launch.metrics import as_csv, stack
@@ -48,10 +48,16 @@ def describe_sweep(
     } | _more(asked)
 
 
+# What sweep.json says only of sweeps that were asked for it.
+OPTIONAL = ("objective", "halving", "retest", "retest_seeds")
+
+
 def _more(asked: grids.Asked) -> dict[str, Any]:
     """What few sweeps are asked for, so that others' descriptions stay as they were."""
     halving = asked.halving.to_json()
+    objective = None if asked.objective == objectives.DEFAULT else asked.objective
     values: dict[str, Any] = {"retest": asked.retest, "retest_seeds": asked.retest_seeds}
+    values |= {"objective": objective}
     if halving or asked.retest:  # their later stages are cut as the first one was
         limits = {"max_parallel": asked.max_parallel, "memory_limit": asked.memory_limit}
         values |= limits | {"halving": halving or None}
@@ -73,22 +79,23 @@ def publish(
     retested: list[Outcome],
     chunks: list[Chunk],
     losses: Losses,
+    objective: str,
 ) -> bool:
     """Files about all trials so far. Returns whether they are there, pictures aside."""
     if not (sweep_dir and trials and hosts.is_first()):
         return True
     from algorithms.launch.show import plots
 
-    ranked = results.rank(trials)
+    ranked = results.rank(trials, objective)
     title = title_of(chunks[0].trainer.module, [chunk.trainer.config for chunk in chunks])
     written = False
     with losses.survive("results.csv", "results.csv was not written", OSError, UserError):
-        files.write_whole(sweep_dir / "results.csv", results.csv(trials).encode())
+        files.write_whole(sweep_dir / "results.csv", results.csv(trials, objective).encode())
         files.write_whole(sweep_dir / "trials.csv", trials_csv(chunks).encode())
         several = len({settings.env_name(chunk.trainer.config) for chunk in chunks}) > 1
         if retested:
-            files.write_whole(sweep_dir / "retest.csv", results.csv(retested).encode())
-        best = results.by_environment(results.rank(retested) or ranked)
+            files.write_whole(sweep_dir / "retest.csv", results.csv(retested, objective).encode())
+        best = results.by_environment(results.rank(retested, objective) or ranked)
         for environment, its_own in best.items():
             name = f"best-{as_file_name(environment)}.json" if several else "best.json"
             files.write_json(sweep_dir / name, _best(sweep_dir, its_own[0]))
@@ -144,7 +151,8 @@ def best_trials(sweep_dir: Path) -> list[tuple[results.Ranked, list[int]]]:
             into[number] = one._replace(number=number, share=entry.share)
     if not outcomes:
         raise UserError(f"{sweep_dir} has no metrics yet")
-    ranked = results.rank([*retested.values()] or [*outcomes.values()])
+    objective = there.description.get("objective", objectives.DEFAULT)
+    ranked = results.rank([*retested.values()] or [*outcomes.values()], objective)
     best = [those[0] for those in results.by_environment(ranked).values()]
     return [(one, [trial.number for trial in one.trials]) for one in best]
 

@@ -1,0 +1,177 @@
+"""What settings are ranked by: in the table, in files, at rungs of halving, and by --evaluate."""
+
+import csv
+import json
+import math
+
+import numpy as np
+import pytest
+
+from algorithms import launch
+from algorithms.launch import objectives
+from algorithms.launch.commands import cli
+from algorithms.launch.errors import UserError
+from algorithms.launch.show import plots, results
+from tests.algorithms.launch import toy
+
+CONFIG = toy.Config(total_timesteps=120, num_evals=4, eval_at_start=False)
+GRID = {"learning_rate": [0.1, 0.3, 0.5, 0.7], "gamma": [0.9, 1.0]}
+# Of two seeds each, at steps 0, 10 and 40.
+CURVES = {
+    "late": [[0.0, 0.0, 10.0], [0.0, 0.0, 10.0]],
+    "early": [[0.0, 9.0, 9.0], [0.0, 8.0, 8.0]],
+    "uneven": [[8.0, 8.0, 16.0], [0.0, 0.0, 6.0]],
+    "steady": [[7.0, 7.0, 7.0], [7.0, 7.0, 7.0]],
+}
+STEPS = np.array([0, 10, 40])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_pictures():
+    """Drawing would take most of the time, and has tests of its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plots, "curve", lambda *_: None)
+        patch.setattr(plots, "sweep", lambda *_: None)
+        yield
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory):
+    """A sweep that is ranked by its worst seeds."""
+    root = tmp_path_factory.mktemp("swept")
+    return launch.sweep(toy, CONFIG, GRID, num_seeds=3, objective="worst_seed", root=root)
+
+
+def outcomes(curves):
+    return [
+        results.Outcome({"x": name}, seed, STEPS, np.array(curve), True, "chunk_000", 0)
+        for name, seeds in curves.items()
+        for seed, curve in enumerate(seeds)
+    ]
+
+
+@pytest.mark.parametrize(
+    "objective, scores",
+    [
+        ("final_return", {"uneven": 11.0, "late": 10.0, "early": 8.5, "steady": 7.0}),
+        # Trapezoids: (0 + 9) / 2 * 10 + 9 * 30 = 315 of early's first seed, over 40 steps.
+        ("mean_return", {"early": 7.4375, "steady": 7.0, "uneven": 6.625, "late": 3.75}),
+        ("worst_seed", {"late": 10.0, "early": 8.0, "steady": 7.0, "uneven": 6.0}),
+        ("steps_to=7", {"steady": 0, "early": -10, "late": -40, "uneven": -math.inf}),
+        ("steps_to=8", {"early": -10, "late": -40, "uneven": -math.inf, "steady": -math.inf}),
+    ],
+)
+def test_settings_are_ranked_by_an_objective(objective, scores):
+    ranked = results.rank(outcomes(CURVES), objective)
+    assert {one.setting["x"]: one.score(objective) for one in ranked} == pytest.approx(scores)
+    assert [one.setting["x"] for one in ranked] == list(scores)
+    if objective == objectives.DEFAULT:
+        default = results.rank(outcomes(CURVES))
+        assert [one.setting for one in default] == [one.setting for one in ranked]
+        assert all(one.score() == one.mean for one in ranked)
+
+
+def test_broken_settings_come_last_whatever_the_objective():
+    trials = outcomes(CURVES)
+    trials[2] = trials[2]._replace(is_finite=False)  # a seed of early
+    for objective in ("mean_return", "worst_seed", "steps_to=7"):
+        ranked = results.rank(trials, objective)
+        assert ranked[-1].setting["x"] == "early" and len(ranked) == 4
+    assert objectives.score("worst_seed", [trials[2]]) == -math.inf
+
+
+def test_the_table_has_a_column_for_another_objective():
+    ranked = results.rank(outcomes(CURVES), "steps_to=7")
+    head, *rows = results.table(ranked, "steps_to=7").splitlines()
+    assert head.split()[:5] == ["rank", "x", "seeds", "steps_to=7", "return"]
+    assert [row.split()[3] for row in rows] == ["0", "10", "40", "never"]
+    assert "mean of curve" not in head
+    assert "final_return" not in results.table(ranked, "final_return")
+    again = results.retests(ranked, outcomes(CURVES), "steps_to=7")
+    assert [one.again.setting["x"] for one in again] == ["steady", "early", "late", "uneven"]
+    head, first, *_ = results.retest_table(again, "steps_to=7").splitlines()
+    assert head.split()[:4] == ["rank", "x", "steps_to=7", "sweep"] and first.split()[2] == "0"
+
+
+@pytest.mark.parametrize(
+    "objective, message",
+    [
+        ("worst", "unknown objective 'worst'; did you mean worst_seed"),
+        ("return", "did you mean mean_return, final_return"),
+        ("best", "steps_to=THRESHOLD"),
+        ("steps_to", "objective=steps_to: give a return to reach, steps_to=475"),
+        ("steps_to=nan", "steps_to=nan: give a return to reach"),
+        ("mean_return=3", "did you mean mean_return"),
+    ],
+)
+def test_objectives_that_are_none_leave_nothing_behind(tmp_path, objective, message):
+    with pytest.raises(UserError) as caught:
+        launch.sweep(toy, CONFIG, GRID, objective=objective, root=tmp_path / "runs")
+    assert message in str(caught.value) and not (tmp_path / "runs").exists()
+
+
+def test_files_and_the_result_follow_the_objective(swept, tmp_path):
+    worst = lambda one: min(trial.final for trial in one.trials)
+    assert [worst(one) for one in swept.ranked] == sorted(map(worst, swept.ranked), reverse=True)
+    by_mean = sorted(swept.ranked, key=lambda one: -one.mean)
+    assert by_mean[0] is not swept.ranked[0], "the test would show nothing"
+    assert swept.objective == -worst(swept.ranked[0])
+    best, _ = cli.defaults(toy, ["--config", str(swept.sweep_dir / "best.json")])
+    assert {name: getattr(best, name) for name in GRID} == swept.ranked[0].setting
+    assert json.loads((swept.sweep_dir / "sweep.json").read_text())["objective"] == "worst_seed"
+    with open(swept.sweep_dir / "results.csv") as file:
+        rows = list(csv.DictReader(file))
+    for one in swept.ranked:
+        mine = [rows[trial.number]["objective"] for trial in one.trials]
+        np.testing.assert_allclose([float(text) for text in mine], worst(one), rtol=1e-6)
+    again = launch.resume(swept.sweep_dir, module=toy)
+    assert [one.setting for one in again.ranked] == [one.setting for one in swept.ranked]
+    plain = launch.sweep(toy, CONFIG, GRID, num_seeds=3, sweep_dir=tmp_path / "plain")
+    assert "objective" not in json.loads((tmp_path / "plain" / "sweep.json").read_text())
+    assert plain.ranked[0].setting == by_mean[0].setting
+    given = {"num_seeds": 3, "sweep_dir": swept.sweep_dir, "resume_if_exists": True}
+    with pytest.raises(UserError, match=r"objective worst_seed \(asked for: None\)"):
+        launch.sweep(toy, CONFIG, GRID, **given)
+
+
+def test_steps_are_to_be_few():
+    threshold = 1.45  # eval_return has a mean of 1.5 of what episodes add
+    objective = f"steps_to={threshold}"
+    swept = launch.sweep(toy, CONFIG, GRID, num_seeds=1, objective=objective, save=False)
+    steps = [
+        next((t for t, r in zip(one.trials[0].timesteps, one.trials[0].returns) if r >= threshold))
+        for one in swept.ranked
+        if one.score(objective) > -math.inf
+    ]
+    assert len(steps) > 1 and steps == sorted(steps) and swept.objective == steps[0] > 0
+
+
+def test_halving_keeps_what_the_objective_prefers():
+    options = {"num_seeds": 3, "save": False, "seed": 4}
+    asked = {"objective": "worst_seed", "halving": 2, "rungs": 2}
+    short = launch.sweep(toy, CONFIG, GRID, **asked, **options)
+    kept = [one.setting for one in short.ranked if one.share == 1.0]
+    whole = launch.sweep(toy, CONFIG, GRID, **options)
+    first = [t._replace(returns=t.returns[:2], timesteps=t.timesteps[:2]) for t in whole.trials]
+    best = lambda objective: [one.setting for one in results.rank(first, objective)[:4]]
+    same = lambda one, other: all(setting in other for setting in one) and len(one) == len(other)
+    assert same(kept, best("worst_seed"))
+    assert not same(kept, best("final_return")), "the test would show nothing"
+
+
+def test_the_best_setting_is_evaluated_by_the_objective(swept, capsys):
+    cli.main(toy, ["--evaluate", str(swept.sweep_dir), "--episodes", "2"])
+    out, err = capsys.readouterr()
+    numbers = [trial.number for trial in swept.ranked[0].trials]
+    played = [line.split()[1] for line in out.splitlines() if line.startswith("trial ")]
+    assert played == [str(number) for number in numbers]
+    assert f", worst_seed {-swept.objective:.5g}): trials " in err
+
+
+def test_the_flag(tmp_path, capsys):
+    words = f"--gamma 0.9 1 --objective mean_return --total-timesteps 60 --run-dir {tmp_path}/x"
+    cli.main(toy, words.split())
+    assert "seeds  mean_return  return" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        cli.main(toy, f"--resume {tmp_path}/x --objective worst_seed".split())
+    assert "--resume does not go with --objective worst_seed" in capsys.readouterr().err
