@@ -2,8 +2,10 @@
 
     python -m algorithms.launch.compare runs/RUN runs/SWEEP ... [--metric episode_return]
     python -m algorithms.launch.compare runs/RUN runs/SWEEP ... --out compare.png
+    python -m algorithms.launch.compare --optuna sqlite:///study.db runs/SWEEP ...
 
-Seeds of equal settings are pooled, whatever runs they are in.
+Seeds of equal settings are pooled, whatever runs they are in. With --optuna sweeps become studies
+for optuna-dashboard, in place of a table.
 """
 
 import argparse
@@ -151,6 +153,17 @@ def _picture(out: Path | str | None) -> Path | None:
     return path
 
 
+def _studies(runs: Sequence[str], url: str, metric: str | None, out: str | None) -> list[str]:
+    from algorithms.launch.search import studies
+
+    if out is not None:
+        raise UserError(f"--out {out} draws a comparison: leave it out with --optuna")
+    if metric is not None and metric not in METRICS:
+        raise UserError(f"--metric {metric}: choose one of {', '.join(METRICS)}")
+    lines = [line for run in runs for line in studies.write(run, url, metric)]
+    return [*lines, f"to look at them: pip install optuna-dashboard && optuna-dashboard {url}"]
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """The command line. Exit code 2 for a user's mistake, with one line that says what."""
     parser = argparse.ArgumentParser(
@@ -162,9 +175,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--metric", help=f"{' or '.join(METRICS)}; default: the first if all have it"
     )
     parser.add_argument("--out", metavar="FILE.png", help="draw the curves into this new file")
+    parser.add_argument(
+        "--optuna", metavar="URL", help="write sweeps as studies into this storage of Optuna"
+    )
     words = parser.parse_args(argv)
     write_anything(sys.stdout)
     try:
+        if words.optuna:
+            return print(*_studies(words.runs, words.optuna, words.metric, words.out), sep="\n")
         compared = compare(words.runs, words.metric, words.out)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -16,6 +16,7 @@ from algorithms.launch.commands.flags import Flags, parse, single_out, size_in_b
 from algorithms.launch.commands.presets import PRESETS
 from algorithms.launch.compute import devices, hosts
 from algorithms.launch.errors import UserError, unknown
+from algorithms.launch.search import outcomes
 from algorithms.launch.settings import algorithm_name
 from algorithms.launch.show import progress
 from algorithms.launch.storage import experiment, loading
@@ -25,7 +26,6 @@ from algorithms.launch.training import runner
 from algorithms.launch.training.loop import Swept
 from algorithms.launch.training.options import Options, check_algorithm, make_options
 from algorithms.launch.training.session import Result
-from algorithms.launch.training.sweep_dir import best_trials
 
 NOT_FINITE = 3  # an exit code, as those below
 NOT_SAVED = 4
@@ -256,8 +256,8 @@ def best_of_sweep(path: Path, only: int | None) -> list[int]:
     """The trials of a sweep's best setting, or so many of them with the highest return; of each
     environment, where there are several."""
     chosen = []
-    objective = experiment.open(path).description.get("objective", objectives.DEFAULT)
-    for setting, numbers in best_trials(path):
+    objective = outcomes.objective_of(experiment.open(path))
+    for setting, numbers in outcomes.best_trials(path):
         losses = [-np.nan_to_num(trial.final, nan=-np.inf) for trial in setting.trials]
         order = sorted(range(len(numbers)), key=losses.__getitem__)[:only]
         mine = [numbers[i] for i in sorted(order)]

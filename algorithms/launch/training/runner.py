@@ -11,7 +11,7 @@ from algorithms.launch import objectives, settings
 from algorithms.launch.compute import devices, hosts
 from algorithms.launch.compute.interrupts import in_background
 from algorithms.launch.errors import UserError
-from algorithms.launch.search import grids
+from algorithms.launch.search import grids, outcomes
 from algorithms.launch.search.halving import Halving
 from algorithms.launch.show.progress import Progress
 from algorithms.launch.storage import experiment, files, loading
@@ -275,7 +275,7 @@ def _stages_of(there: experiment.Experiment, chunks: list[Chunk], options: Optio
         halving=Halving(**said.get("halving", {})),
         retest=said.get("retest"),
         retest_seeds=said.get("retest_seeds"),
-        objective=said.get("objective", objectives.DEFAULT),
+        objective=outcomes.objective_of(there),
     )
     first = [chunk for chunk in chunks if not chunk.retest]
     numbers = {number for chunk in first for number in chunk.numbers}

@@ -16,7 +16,7 @@ from typing import Any
 from algorithms.launch import objectives, settings
 from algorithms.launch.compute import hosts
 from algorithms.launch.errors import UserError
-from algorithms.launch.metrics import as_csv, stack
+from algorithms.launch.metrics import as_csv
 from algorithms.launch.search import distributions, grids
 from algorithms.launch.search.distributions import Distribution
 from algorithms.launch.settings import algorithm_name, plain
@@ -127,34 +127,6 @@ def trials_csv(chunks: list[Chunk]) -> str:
     names = dict.fromkeys(name for row in lines for name in row if name not in pace.NAMES)
     head = [*names, *pace.NAMES]
     return as_csv([head, *([row.get(name, "") for name in head] for row in lines)])
-
-
-def best_trials(sweep_dir: Path) -> list[tuple[results.Ranked, list[int]]]:
-    """The best setting of each environment, and the numbers of its trials in results.csv.
-
-    Raises:
-      UserError: it is no sweep, or nothing has been trained yet.
-    """
-    there = experiment.open(sweep_dir)
-    outcomes: dict[int, Outcome] = {}
-    retested: dict[int, Outcome] = {}
-    for entry in there.entries:
-        run_dir = RunDir.open(entry.path)
-        if not (history := run_dir.history(entry.last)):
-            continue
-        config = run_dir.description["config"]
-        swept = [n for n in there.description["grid"] if n not in run_dir.trials.floats]
-        static = {n: settings.value_of(config[n]) for n in swept}
-        given = (stack(history.values()), run_dir.is_finite(max(history)), entry.path.name)
-        for number, one in zip(entry.numbers, results.outcomes(static, run_dir.trials, *given)):
-            into = retested if entry.retest else outcomes
-            into[number] = one._replace(number=number, share=entry.share)
-    if not outcomes:
-        raise UserError(f"{sweep_dir} has no metrics yet")
-    objective = there.description.get("objective", objectives.DEFAULT)
-    ranked = results.rank([*retested.values()] or [*outcomes.values()], objective)
-    best = [those[0] for those in results.by_environment(ranked).values()]
-    return [(one, [trial.number for trial in one.trials]) for one in best]
 
 
 def _best(sweep_dir: Path, setting: results.Ranked) -> dict[str, Any]:

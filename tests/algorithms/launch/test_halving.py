@@ -11,11 +11,10 @@ import pytest
 from algorithms import launch
 from algorithms.launch.compute import devices
 from algorithms.launch.errors import UserError
-from algorithms.launch.search import halving
+from algorithms.launch.search import halving, outcomes
 from algorithms.launch.search.halving import Halving
 from algorithms.launch.show import plots, results
 from algorithms.launch.storage import experiment
-from algorithms.launch.training import sweep_dir
 from tests.algorithms.launch import toy
 
 CONFIG = toy.Config(total_timesteps=900, num_evals=9, num_eval_episodes=1)
@@ -234,7 +233,7 @@ def test_a_retest_takes_other_seeds_and_decides(halved):
     assert halved.objective == -first.again.mean
     rows = table(halved.sweep_dir / "retest.csv")
     assert [int(row["agent"]) for row in rows] == [*range(24, 30)]
-    ((chosen, numbers),) = sweep_dir.best_trials(halved.sweep_dir)
+    ((chosen, numbers),) = outcomes.best_trials(halved.sweep_dir)
     assert chosen.setting == first.again.setting and len(numbers) == 3
 
 

@@ -1,0 +1,59 @@
+"""What came of a sweep's trials, read back from its directory."""
+
+from pathlib import Path
+
+from algorithms.launch import objectives, settings
+from algorithms.launch.errors import UserError
+from algorithms.launch.metrics import stack
+from algorithms.launch.show import results
+from algorithms.launch.show.results import Outcome
+from algorithms.launch.storage import experiment
+from algorithms.launch.storage.run_dir import RunDir
+
+
+def read(
+    there: experiment.Experiment, metric: str | None = None
+) -> tuple[dict[int, Outcome], dict[int, Outcome]]:
+    """The trials of a sweep that have come to a point, and those of its retest, by their numbers.
+
+    Args:
+      metric: whose returns the curves are; by default of evaluations if there are any.
+
+    Raises:
+      UserError: nothing has been trained yet.
+    """
+    outcomes: dict[int, Outcome] = {}
+    retested: dict[int, Outcome] = {}
+    for entry in there.entries:
+        run_dir = RunDir.open(entry.path)
+        if not (history := run_dir.history(entry.last)):
+            continue
+        config = run_dir.description["config"]
+        swept = [n for n in there.description["grid"] if n not in run_dir.trials.floats]
+        static = {n: settings.value_of(config[n]) for n in swept}
+        given = (stack(history.values()), run_dir.is_finite(max(history)), entry.path.name, metric)
+        for number, one in zip(entry.numbers, results.outcomes(static, run_dir.trials, *given)):
+            into = retested if entry.retest else outcomes
+            into[number] = one._replace(number=number, share=entry.share)
+    if not outcomes:
+        raise UserError(f"{there.path} has no metrics yet")
+    return outcomes, retested
+
+
+def best_trials(sweep_dir: Path) -> list[tuple[results.Ranked, list[int]]]:
+    """The best setting of each environment, and the numbers of its trials in results.csv.
+
+    Raises:
+      UserError: it is no sweep, or nothing has been trained yet.
+    """
+    there = experiment.open(sweep_dir)
+    outcomes, retested = read(there)
+    objective = objective_of(there)
+    ranked = results.rank([*retested.values()] or [*outcomes.values()], objective)
+    best = [those[0] for those in results.by_environment(ranked).values()]
+    return [(one, [trial.number for trial in one.trials]) for one in best]
+
+
+def objective_of(there: experiment.Experiment) -> str:
+    """What a sweep's settings are ranked by."""
+    return there.description.get("objective", objectives.DEFAULT)
