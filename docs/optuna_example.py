@@ -1,42 +1,66 @@
-"""Optuna looks for a learning rate and an entropy bonus, and gives up what does not look good.
+"""Optuna looks for settings of PPO, eight at a time, and gives up what does not look good.
 
     pip install optuna && python docs/optuna_example.py
 
-A trial is a short run of PPO with four seeds. A hook tells Optuna how it goes at every point of the
-learning curve, and stops the run when Optuna says so. Floats are no part of a compiled program, so
-that trials after the first take theirs from jax's compilation cache.
+Each batch of Optuna's trials, with four seeds each, trains side by side in one program. A hook
+reports every trial at every point of the learning curve, and ends the batch as soon as Optuna would
+prune all of it. A trial that Optuna prunes alone goes on to the end, because its program does:
+`launch.sweep(..., halving=3)` stops trials one by one.
 """
 
 import optuna
+from optuna.distributions import FloatDistribution
+from optuna.trial import TrialState
 
 from algorithms import launch, ppo
 
+CONFIG = ppo.Config(env="CartPole-v1", total_timesteps=50_000, num_evals=10)
+SPACE = {
+    "learning_rate": FloatDistribution(1e-5, 1e-1, log=True),
+    "ent_coef": FloatDistribution(0.0, 0.05),
+}
+TRIALS, BATCH, SEEDS = 40, 8, 4
 
-def objective(trial: optuna.Trial) -> float:
-    config = ppo.Config(
-        env="CartPole-v1",
-        total_timesteps=50_000,
-        num_evals=10,
-        learning_rate=trial.suggest_float("learning_rate", 1e-5, 1e-1, log=True),
-        ent_coef=trial.suggest_float("ent_coef", 0.0, 0.05),
-    )
+
+def train(study: optuna.Study) -> bool:
+    """Trains a batch of trials and tells the study what came of them. False after Ctrl-C."""
+    trials = [study.ask(SPACE) for _ in range(BATCH)]
+    pruned = set()
 
     def prune(point):
-        trial.report(-float(point.metrics["eval_return"].mean()), point.index)
-        if trial.should_prune():
+        returns = point.metrics["eval_return"].mean(1)
+        for trial in trials:
+            mine = [i for i, setting in enumerate(point.settings) if setting == trial.params]
+            if mine:  # else it trains in another chunk
+                trial.report(float(returns[mine].mean()), point.index)
+            if trial.should_prune():
+                pruned.add(trial.number)
+        if len(pruned) == len(trials):
             raise launch.Stop("pruned")
 
-    result = launch.run(ppo, config, num_seeds=4, hooks=[prune], save=False)
-    if result.stopped == "pruned":
-        raise optuna.TrialPruned
-    if result.interrupted:  # Ctrl-C ends the study, too
-        raise KeyboardInterrupt
-    return result.objective
+    settings = [trial.params for trial in trials]
+    swept = launch.sweep(ppo, CONFIG, settings=settings, num_seeds=SEEDS, hooks=[prune], save=False)
+    stopped = swept.interrupted and swept.stopped != "pruned"
+    for trial in trials:
+        if trial.number in pruned:
+            study.tell(trial, state=TrialState.PRUNED)
+        elif stopped or swept.of(trial.params).broken:
+            study.tell(trial, state=TrialState.FAIL)
+        else:
+            study.tell(trial, swept.of(trial.params).score())
+    return not stopped
 
 
 if __name__ == "__main__":
-    study = optuna.create_study(pruner=optuna.pruners.MedianPruner(n_startup_trials=3))
-    study.optimize(objective, n_trials=15)
-    pruned = sum(trial.state == optuna.trial.TrialState.PRUNED for trial in study.trials)
-    print(f"{len(study.trials)} trials, {pruned} of them pruned")
-    print(f"return {-study.best_value:.1f} with {study.best_params}")
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study(
+        direction="maximize",
+        # A constant liar keeps the trials of a batch apart.
+        sampler=optuna.samplers.TPESampler(constant_liar=True, seed=0),
+        pruner=optuna.pruners.MedianPruner(n_startup_trials=BATCH),
+    )
+    while len(study.trials) < TRIALS and train(study):
+        best = f"return {study.best_value:.1f} with {study.best_params}"
+        print(f"{len(study.trials)} trials, the best: {best}", flush=True)
+    pruned = sum(trial.state == TrialState.PRUNED for trial in study.trials)
+    print(f"{pruned} of {len(study.trials)} trials were pruned")

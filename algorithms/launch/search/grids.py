@@ -32,6 +32,7 @@ class Asked(NamedTuple):
     retest: int | None = None  # how many of the best settings train again on other seeds
     retest_seeds: int | None = None
     objective: str = objectives.DEFAULT  # what settings are ranked by
+    settings: Sequence[Mapping[str, Any]] | None = None  # one by one, in place of a grid
 
 
 class Group(NamedTuple):
@@ -90,6 +91,45 @@ def expand(
     ]
     order = [name for name in grid if name not in floats]
     return _grouped(config, rows, order, seeds)
+
+
+def groups_of(config: Any, asked: Asked, seeds: Sequence[int]) -> list[Group]:
+    """All trials of what is asked for: of settings that `completed` has, or else of the grid."""
+    if asked.settings is None:
+        return expand(config, asked.grid, seeds, asked.samples, asked.sampler)
+    floats = float_fields(config)
+    order = [name for name in asked.grid if name not in floats]
+    return _grouped(config, [dict(row) for row in asked.settings], order, seeds)
+
+
+def completed(config: Any, asked: Asked) -> Asked:
+    """The same with the whole of each setting that is given, and with a grid that lists their
+    values.
+
+    Raises:
+      UserError: settings beside a grid, an unknown field, or several environments.
+    """
+    if asked.settings is None:
+        return asked
+    if not all(isinstance(row, Mapping) for row in asked.settings):
+        raise UserError("settings: give a list of {field: value}, one for each setting")
+    if asked.grid or asked.samples is not None:
+        raise UserError("settings: they go neither with a grid nor with samples; give one of them")
+    fields, floats = list(config.__dataclass_fields__), float_fields(config)
+    names = dict.fromkeys(name for row in asked.settings for name in row)
+    if not names:
+        raise UserError("settings: there are no values; give {field: value} for each setting")
+    for name in names:
+        if name not in fields:
+            raise unknown("setting", name, fields)
+    whole = [{n: row.get(n, getattr(config, n)) for n in names} for row in asked.settings]
+    columns = {name: _plain([row[name] for row in whole], name in floats) for name in names}
+    rows = [dict(zip(columns, values)) for values in zip(*columns.values())]
+    once = lambda values: list({repr(value): value for value in values}.values())
+    distinct = {name: once(values) for name, values in columns.items()}
+    if len(distinct.get("env", ())) > 1:
+        raise UserError("settings: they have several environments; give a sweep for each")
+    return asked._replace(settings=rows, grid=distinct)
 
 
 def _grouped(
@@ -178,9 +218,10 @@ def _listed(name: str, values: Any) -> list[Any]:
 
 def _plain(values: Sequence[Any], is_float: bool) -> list[Any]:
     """Draws as a Config has them."""
-    if is_float:
-        return [float(value) for value in values]
-    return [value.item() if isinstance(value, np.generic) else value for value in values]
+    values = [value.item() if isinstance(value, np.generic) else value for value in values]
+    if is_float:  # what is no number is refused where ranges are
+        return [float(value) if isinstance(value, int | float) else value for value in values]
+    return [tuple(value) if isinstance(value, list) else value for value in values]
 
 
 def _check_draws(

@@ -1,13 +1,14 @@
 """The loop over the chunks of a run or a sweep; a run has one chunk."""
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
+from algorithms.launch import settings
 from algorithms.launch.compute.interrupts import Interrupt
 from algorithms.launch.errors import UserError
 from algorithms.launch.show import progress, results
@@ -39,6 +40,22 @@ class Swept(NamedTuple):
     def agents(self) -> list[Outcome]:
         """The earlier name of `trials`."""
         return self.trials
+
+    def of(self, setting: Mapping[str, Any]) -> results.Ranked:
+        """What came of a setting; one field or more says which.
+
+        Raises:
+          UserError: there is none with these values, or there are several.
+        """
+        wanted = {name: settings.tuples(value) for name, value in setting.items()}
+        agrees = lambda one: all(
+            name in one.setting and one.setting[name] == value for name, value in wanted.items()
+        )
+        found = [one for one in self.ranked if agrees(one)]
+        if len(found) != 1:
+            named = ", ".join(settings.text_of(wanted)) or "no field"
+            raise UserError(f"{len(found)} settings of the sweep have {named}: give values of one")
+        return found[0]
 
     @property
     def failed(self) -> bool:

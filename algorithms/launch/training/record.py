@@ -1,7 +1,7 @@
 """What remains of a session: metrics and, with a directory, files, trackers and pictures."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -34,6 +34,7 @@ class Point(NamedTuple):
     get_state: Callable[[], Any]  # a hook's copy of this process's states, on the host
     run_dir: Path | None
     is_finite: np.ndarray  # whether a trial's policy and losses have been so far, (num_trials,)
+    settings: Sequence[Mapping[str, Any]] = ()  # the swept fields of each trial
 
     def __repr__(self) -> str:
         return brief(self)

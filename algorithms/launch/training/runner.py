@@ -84,6 +84,7 @@ def sweep(
     config: Any,
     grid: Mapping[str, Any] | None = None,
     *,
+    settings: Sequence[Mapping[str, Any]] | None = None,
     samples: int | None = None,
     sampler: str = "sobol",
     seed: int = 0,
@@ -117,6 +118,8 @@ def sweep(
       config: its Config, for what the grid leaves out.
       grid: {field: list of values}; for a field that is drawn, `Uniform`, `LogUniform` or
         `Discount` (floats), `Integers` or `LogIntegers` (whole numbers), `Choice` (any field).
+      settings: {field: value} for each setting, in place of a grid; a field that one leaves out is
+        as in the Config. `swept.of(setting)` is what came of one.
       samples: how many draws.
       sampler: "sobol" (fills the space evenly) or "random".
       seed, num_seeds: trials of each setting have the keys jax.random.key(seed + i).
@@ -141,6 +144,7 @@ def sweep(
     module = sys.modules[module.__module__] if inspect.isfunction(module) else module
     asked = grids.Asked(
         grid=dict(grid or {}),
+        settings=settings,
         samples=samples,
         sampler=sampler,
         max_parallel=max_parallel,
@@ -325,7 +329,8 @@ def _begin(
     asked = asked or grids.Asked()
     plans.check_limits(asked)
     objectives.check(asked.objective)
-    groups = grids.expand(config, asked.grid, seeds, asked.samples, asked.sampler)
+    asked = grids.completed(config, asked)
+    groups = grids.groups_of(config, asked, seeds)
     for group in groups:
         check_floats(group.config.replace(**group.trials.floats))
     described: dict[str, Any] = {}

@@ -85,6 +85,9 @@ class Session:
         self.trainer, self.trials, trainer = chunk.trainer, chunk.trials, chunk.trainer
         self.view, self.num_points = trainer.view, chunk.num_points
         self.layout = trainer.layout._replace(num_trials=chunk.trials.count)
+        self.settings = [
+            {**chunk.static, **self.trials.setting(i)} for i in range(self.trials.count)
+        ]
         self.configs = self.layout.put(chunk.trials.configs(trainer.config))
 
     def train(self, interrupt: Interrupt) -> Result:
@@ -199,7 +202,7 @@ class Session:
         get_state = functools.cache(lambda: self.layout.get(states))
         infinite = infinite_losses(row) | {"policy": ~self._is_finite(states)}
         is_finite = record.were_finite & ~np.any(list(infinite.values()), axis=0)
-        seen = Point(point, timestep, row, get_state, record.path, is_finite)
+        seen = Point(point, timestep, row, get_state, record.path, is_finite, self.settings)
         record.tell_of_broken(seen, infinite)
         with self.view.timed("save"):
             record.add(seen, states)

@@ -49,7 +49,7 @@ def describe_sweep(
 
 
 # What sweep.json says only of sweeps that were asked for it.
-OPTIONAL = ("objective", "halving", "retest", "retest_seeds")
+OPTIONAL = ("objective", "settings", "halving", "retest", "retest_seeds")
 
 
 def _more(asked: grids.Asked) -> dict[str, Any]:
@@ -57,7 +57,8 @@ def _more(asked: grids.Asked) -> dict[str, Any]:
     halving = asked.halving.to_json()
     objective = None if asked.objective == objectives.DEFAULT else asked.objective
     values: dict[str, Any] = {"retest": asked.retest, "retest_seeds": asked.retest_seeds}
-    values |= {"objective": objective}
+    rows = [{name: _plain(value) for name, value in row.items()} for row in asked.settings or ()]
+    values |= {"objective": objective, "settings": settings.strict(rows) or None}
     if halving or asked.retest:  # their later stages are cut as the first one was
         limits = {"max_parallel": asked.max_parallel, "memory_limit": asked.memory_limit}
         values |= limits | {"halving": halving or None}
@@ -70,7 +71,11 @@ def _grid_to_json(values: Any) -> Any:
     for value in values:
         if not isinstance(value, int | float | str | tuple | list):
             raise UserError(f"grid: {value!r} cannot be saved: name it, or give save=False")
-    return settings.strict([list(v) if isinstance(v, tuple) else v for v in values])
+    return settings.strict([_plain(value) for value in values])
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
 
 
 def publish(

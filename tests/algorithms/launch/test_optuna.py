@@ -1,7 +1,9 @@
 """Sweeps as Optuna studies."""
 
+import importlib.util
 import math
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -203,3 +205,40 @@ def test_storages_that_are_none(written, name, url, message):
     with pytest.raises(UserError) as caught:
         studies.write(swept.sweep_dir / name.removeprefix("sweep").strip("/"), url)
     assert message in str(caught.value)
+
+
+@pytest.mark.needs("optuna")
+def test_the_example_trains_batches_and_ends_those_that_are_pruned(monkeypatch):
+    import optuna
+
+    example = load_example()
+    space = {"learning_rate": optuna.distributions.FloatDistribution(0.1, 0.5)}
+    for name, value in {"ppo": toy, "CONFIG": CONFIG, "SPACE": space, "SEEDS": 2}.items():
+        monkeypatch.setattr(example, name, value)
+    swept = []
+    sweep = launch.sweep
+    monkeypatch.setattr(launch, "sweep", lambda *a, **k: swept.append(sweep(*a, **k)) or swept[-1])
+    study = optuna.create_study(
+        direction="maximize",
+        sampler=optuna.samplers.RandomSampler(seed=0),
+        pruner=optuna.pruners.NopPruner(),
+    )
+    assert example.train(study) and len(study.trials) == example.BATCH
+    for trial in study.trials:
+        one = swept[0].of(trial.params)
+        assert trial.value == one.mean and len(one.trials) == 2
+        curve = np.mean([seed.returns for seed in one.trials], axis=0)
+        assert list(trial.intermediate_values.values()) == pytest.approx(curve.tolist())
+    study.pruner = optuna.pruners.ThresholdPruner(lower=1e9, n_warmup_steps=2)
+    assert example.train(study) and swept[1].stopped == "pruned"
+    pruned = study.trials[example.BATCH :]
+    assert {trial.state.name for trial in pruned} == {"PRUNED"}
+    assert {max(trial.intermediate_values) for trial in pruned} == {2}
+
+
+def load_example():
+    path = Path(studies.__file__).parents[3] / "docs" / "optuna_example.py"
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -229,6 +229,61 @@ def test_halving_keeps_the_best_of_unequal_groups(drawn):
         np.testing.assert_array_equal(trial.returns, same.returns[: len(trial.returns)])
 
 
+# --- settings one by one ---------------------------------------------------------------------
+
+SETTINGS = [
+    {"learning_rate": 0.3, "hidden_sizes": [4]},
+    {"learning_rate": np.float64(0.1), "num_envs": 6},
+    {"learning_rate": 0.2, "hidden_sizes": (4,), "num_envs": 5},
+    {"learning_rate": 0.3, "hidden_sizes": (4,)},  # the first one again
+]
+
+
+def test_settings_that_are_given_train_with_what_they_leave_out(tmp_path):
+    seen = []
+    given = {"settings": SETTINGS, "num_seeds": 2, "sweep_dir": tmp_path / "x"}
+    swept = launch.sweep(toy, CONFIG, hooks=[seen.append], **given)
+    assert [one.run for one in swept.trials] == ["chunk_000"] * 4 + ["chunk_001"] * 2
+    whole = [{"hidden_sizes": (3, 2), "num_envs": 5} | one for one in SETTINGS[:3]]
+    whole[0]["hidden_sizes"] = (4,)
+    for setting, asked in zip(whole, SETTINGS):
+        one = swept.of(asked if len(asked) == 3 else setting)
+        assert one.setting == setting and len(one.trials) == 2
+        alone = launch.run(toy, CONFIG.replace(**setting), num_seeds=2, save=False)
+        expected = alone.metrics["eval_return"][:, -1].mean(1)
+        np.testing.assert_allclose(one.finals, expected, rtol=1e-4)
+    assert swept.of(SETTINGS[3]) is not None and len(swept.ranked) == 3
+    assert [setting["learning_rate"] for setting in seen[0].settings] == [0.3, 0.3, 0.2, 0.2]
+    assert seen[-1].settings == [whole[1]] * 2
+    again = launch.sweep(toy, CONFIG, resume_if_exists=True, **given)
+    assert results.table(again.ranked) == results.table(swept.ranked)
+    with pytest.raises(UserError, match="was made with other settings, grid .*, settings "):
+        launch.sweep(toy, CONFIG, resume_if_exists=True, **given | {"settings": SETTINGS[:2]})
+    with pytest.raises(UserError, match=r"2 settings of the sweep have hidden_sizes=4: give va"):
+        swept.of({"hidden_sizes": [4]})
+    with pytest.raises(UserError, match=r"0 settings of the sweep have gamma=0.5"):
+        swept.of({"gamma": 0.5})
+
+
+@pytest.mark.parametrize(
+    "grid, settings, message",
+    [
+        ({"gamma": [0.5]}, SETTINGS, "go neither with a grid nor with samples"),
+        ({}, [], "there are no values"),
+        ({}, [{}, {}], "there are no values"),
+        ({}, [0.1], "give a list of {field: value}"),
+        ({}, [{"gama": 0.1}], "did you mean gamma"),
+        ({}, [{"gamma": 1.1}, {}], "gamma=1.1: give a number in [0, 1]"),
+        ({}, [{"gamma": "high"}], "gamma=high: give a number"),
+        ({}, [{"env": "CartPole-v1"}, {"env": "Acrobot-v1"}], "have several environments"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(grid, settings, message):
+    with pytest.raises(UserError) as caught:
+        launch.sweep(toy, CONFIG, grid, settings=settings, save=False)
+    assert message in str(caught.value)
+
+
 # --- the command line ------------------------------------------------------------------------
 
 
