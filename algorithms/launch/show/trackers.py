@@ -6,18 +6,22 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from algorithms.launch import objectives
 from algorithms.launch.errors import UserError, warn
-from algorithms.launch.settings import Trials, text_of
+from algorithms.launch.settings import Trials, lenient, plain, text_of
 from algorithms.launch.show import pace
 from algorithms.launch.show.plots import by_player, mean_and_error
+from algorithms.launch.show.results import Outcome
 
 WANDB_PROJECT = "jax-rl"  # unless $WANDB_PROJECT names another
+SUMMARY = ("final_return", "mean_return", "worst_seed")  # objectives that wandb's table shows
 
 
 class Tracker(Protocol):
@@ -29,8 +33,8 @@ class Tracker(Protocol):
     def gif(self, path: Path, timestep: int) -> None:
         """Takes an animation of the first seed."""
 
-    def close(self) -> None:
-        """Writes out what is left."""
+    def close(self, outcomes: Sequence[Outcome] = ()) -> None:
+        """Writes out what is left; `outcomes` are those of all trials."""
 
 
 def check_libraries(track: bool, tensorboard: bool) -> None:
@@ -69,6 +73,7 @@ def open_trackers(
     trials: Trials,
     resume: bool,
     group: str | None = None,
+    static: Mapping[str, Any] = MappingProxyType({}),
 ) -> list[Tracker]:
     """Opens the trackers that were asked for.
 
@@ -85,7 +90,8 @@ def open_trackers(
       config: what wandb's table of runs shows.
       trials: their seeds and swept floats.
       resume: go on with the wandb runs noted in run_dir.
-      group: of the runs in wandb, if it is not the name.
+      group: of the runs in wandb, the name of the sweep that the run is a chunk of.
+      static: the sweep's static fields.
 
     Raises:
       UserError: a library is missing, or wandb cannot start.
@@ -95,7 +101,7 @@ def open_trackers(
     if tensorboard:
         opened.append(_Guarded("TensorBoard", _TensorBoard(parts, Path(run_dir), config)))
     if track:
-        wandb = _Wandb(parts, Path(run_dir), name, group or name, config, resume)
+        wandb = _Wandb(parts, Path(run_dir), name, group, config, resume, static)
         opened.append(_Guarded("wandb", wandb))
     return opened
 
@@ -125,6 +131,14 @@ def split(trials: Trials, one_run_per_seed: bool) -> list[Part]:
         )
         for name, rows in zip(named, parts)
     ]
+
+
+def shown(config: Mapping[str, Any], static: Mapping[str, Any], part: Part) -> dict[str, Any]:
+    """What wandb's table of runs shows of one: numbers where they are swept, no lists, so that
+    it can draw them side by side."""
+    swept = {name: plain(v) if isinstance(v, tuple) else v for name, v in static.items()}
+    seeds = {"seeds": part.seeds} | ({"seed": part.seeds[0]} if len(part.seeds) == 1 else {})
+    return {**lenient(dict(config)), **swept, **part.setting, **seeds}
 
 
 def scalars(point: dict[str, np.ndarray], seeds: Sequence[int]) -> dict[str, float]:
@@ -175,8 +189,8 @@ class _Guarded:
     def gif(self, path: Path, timestep: int) -> None:
         self._try(self.tracker.gif, path, timestep)
 
-    def close(self) -> None:
-        self._try(self.tracker.close)
+    def close(self, outcomes: Sequence[Outcome] = ()) -> None:
+        self._try(self.tracker.close, outcomes)
 
     def _try(self, call: Callable, *args: Any) -> None:
         if self.failed:
@@ -189,16 +203,21 @@ class _Guarded:
 
 
 class _Wandb:
-    """One wandb run for each part, with environment steps as the x axis."""
+    """One wandb run for each part, with environment steps as the x axis.
+
+    In a sweep they are one group. Its wandb.json has their ids, so that what halving keeps goes on
+    in its run, whichever chunk it is in.
+    """
 
     def __init__(
         self,
         parts: list[Part],
         run_dir: Path,
         name: str,
-        group: str,
+        group: str | None,
         config: dict[str, Any],
         resume: bool,
+        static: Mapping[str, Any],
     ):
         try:
             import wandb
@@ -207,17 +226,26 @@ class _Wandb:
         self.wandb, self.parts = wandb, parts
         notes = run_dir / "wandb" / "runs.json"  # run ids, so that a resumed run goes on in them
         ids = json.loads(notes.read_text()) if resume and notes.exists() else {}
+        of_sweep = run_dir.parent / "wandb.json" if group else None
+        shared = json.loads(of_sweep.read_text()) if of_sweep and of_sweep.exists() else {}
         self.runs = []
         for part in parts:
             label = f"{name}__{part.label}" if part.label else name
-            options = {"group": group} if part.label or group != name else {}
-            if label in ids:
-                options |= {"id": ids[label], "resume": "allow"}
-            shown = {**config, **part.setting, "seeds": part.seeds}
-            self.runs.append(self._start(run_dir, label, shown, options))
-            ids[label] = self.runs[-1].id
+            key = ", ".join([*text_of({**static, **part.setting}), f"seeds {part.seeds}"])
+            options = {"group": group or name} if part.label or group else {}
+            if known := ids.get(label) or shared.get(key):
+                options |= {"id": known, "resume": "allow"}
+            columns = shown(config, static, part)
+            # A chunk says nothing: what halving keeps comes to another one.
+            varied = {**static, **part.setting} if group else {}
+            varied |= {"seed": columns["seed"]} if varied and "seed" in columns else {}
+            title = ", ".join(text_of(varied)) or label
+            self.runs.append(self._start(run_dir, title, columns, options))
+            ids[label] = shared[key] = self.runs[-1].id
         notes.parent.mkdir(exist_ok=True)
         notes.write_text(json.dumps(ids, indent=2))
+        if of_sweep:
+            of_sweep.write_text(json.dumps(shared, indent=2))
 
     def _start(self, run_dir: Path, label: str, config: dict, options: dict) -> Any:
         try:
@@ -245,8 +273,11 @@ class _Wandb:
         video = self.wandb.Video(str(path), format="gif")
         self.runs[0].log({"episode": video, "timestep": timestep})
 
-    def close(self) -> None:
-        for run in self.runs:
+    def close(self, outcomes: Sequence[Outcome] = ()) -> None:
+        for run, part in zip(self.runs, self.parts):
+            mine = [outcomes[row] for row in part.rows] if outcomes else []
+            scores = {name: objectives.score(name, mine) for name in SUMMARY}
+            run.summary.update({k: v for k, v in scores.items() if np.isfinite(v)})
             run.finish()
 
 
@@ -292,7 +323,7 @@ class _TensorBoard:
         value = self.summary_pb2.Summary.Value(tag="episode", image=image)
         self._write(self.writers[0], self.summary_pb2.Summary(value=[value]), timestep)
 
-    def close(self) -> None:
+    def close(self, outcomes: Sequence[Outcome] = ()) -> None:
         for writer in self.writers:
             writer.close()
 

@@ -112,6 +112,7 @@ class Record:
                 group=run_dir.path.parent.name if session.in_sweep else None,
                 config={"algorithm": run_dir.algorithm, **run_dir.description["config"]},
                 trials=session.trials,
+                static=session.chunk.static,
                 resume=start.resumed,
             )
 
@@ -188,10 +189,18 @@ class Record:
             metrics, file = stack(self.rows), self.run_dir.path / "curve.png"
             plots.curve(metrics, self.session.trials, self.session.trainer.name, file)
 
+    def _close_trackers(self) -> None:
+        from algorithms.launch.show import results
+
+        static, metrics = self.session.chunk.static, stack(self.rows)
+        given = (static, self.session.trials, metrics, self.were_finite, "")
+        for tracker in self.trackers:
+            tracker.close(results.outcomes(*given))
+
     def close(self) -> None:
         self.draw()
-        for tracker in self.trackers:
-            tracker.close()
+        if self.trackers:
+            self._close_trackers()
         lost = self.losses.in_words()
         if self.run_dir and lost:
             self.session.view.warn(f"not saved: {lost}; {self._what_would_do(self.run_dir)}")

@@ -6,6 +6,7 @@ results.csv         a row for each trial
 retest.csv          a row for each trial of a retest
 trials.csv          a row for each trial and point: what the chunks' metrics.csv have, in one table
 sweep.png           returns against swept fields, and learning curves
+wandb.json          ids of wandb's runs, with --track
 best.json           the best setting, for --config; with several environments, best-NAME.json each
 .lock               held by the process that trains here (locks.py)
 """

@@ -20,9 +20,11 @@ import pytest
 from PIL import Image, ImageSequence
 
 import envs
+from algorithms import launch
 from algorithms.launch.errors import UserError
 from algorithms.launch.settings import Trials
 from algorithms.launch.show import evaluation, plots, render, results, trackers
+from tests.algorithms.launch import toy
 from tests.probe import RecallState, Reporting
 
 STRIP = 42  # pixels of text above every picture
@@ -377,6 +379,72 @@ def test_wandb_offline_runs_read_back(tmp_path, monkeypatch):
     (tracker,) = _open(tmp_path, track=True, resume=True)  # goes on in the same run
     tracker.close()
     assert list(_wandb_runs(tmp_path)) == [run_id]
+
+
+class FakeRun:
+    """A run of wandb that remembers what it is told."""
+
+    def __init__(self, **options):
+        self.options, self.config, self.id = options, options["config"], options.get("id")
+        self.id = self.id or f"id{options['name']}"
+        self.steps, self.summary, self.finished = [], {}, False
+
+    def log(self, row):
+        self.steps.append(row["timestep"])
+
+    def finish(self):
+        self.finished = True
+
+    def define_metric(self, *_, **__):
+        pass
+
+
+@pytest.fixture
+def wandb_runs(monkeypatch):
+    """The runs that are begun, in place of wandb's."""
+    import wandb
+
+    runs: list[FakeRun] = []
+    monkeypatch.setattr(wandb, "init", lambda **o: runs.append(FakeRun(**o)) or runs[-1])
+    return runs
+
+
+def test_a_sweep_is_a_group_of_wandb_with_numbers_to_compare(tmp_path, wandb_runs, monkeypatch):
+    monkeypatch.setattr(plots, "curve", lambda *_: None)
+    monkeypatch.setattr(plots, "sweep", lambda *_: None)
+    config = toy.Config(total_timesteps=120, num_evals=4)
+    grid = {"learning_rate": [0.1, 0.5], "target_kl": [float("inf")], "num_envs": [5, 6]}
+    grid["hidden_sizes"] = [(3, 2)]
+    options = {"num_seeds": 2, "halving": 2, "rungs": 2, "track": True}
+    swept = launch.sweep(toy, config, grid, sweep_dir=tmp_path / "x", **options)
+    assert {run.options["group"] for run in wandb_runs} == {"x"} and len(wandb_runs) == 6
+    last = {run.id: run for run in wandb_runs}  # what halving keeps goes on in its run
+    assert len(last) == 4 and all(run.finished for run in wandb_runs)
+    assert all(run.options["resume"] == "allow" for run in wandb_runs[4:])
+    for run in last.values():
+        values = {name: run.config[name] for name in ("learning_rate", "target_kl", "num_envs")}
+        assert {type(value) for value in values.values()} == {int, float}
+        assert run.config["hidden_sizes"] == "3,2" and run.config["gamma"] == 0.99
+        one = swept.of(values)
+        finals = [trial.final for trial in one.trials]
+        assert run.summary["final_return"] == pytest.approx(np.mean(finals))
+        assert run.summary["worst_seed"] == min(finals) and run.steps[-1] == one.steps
+        assert run.summary["mean_return"] == pytest.approx(one.area)
+        named = f"num_envs={run.config['num_envs']}, hidden_sizes=3,2, learning_rate="
+        assert run.options["name"] == f"{named}{run.config['learning_rate']}, target_kl=inf"
+    steps = [[step for run in wandb_runs if run.id == key for step in run.steps] for key in last]
+    assert max(steps, key=len) == [0, 30, 60, 90, 120]
+
+
+def test_a_run_of_wandb_per_seed_has_its_own_return(tmp_path, wandb_runs, monkeypatch):
+    monkeypatch.setattr(plots, "curve", lambda *_: None)
+    config = toy.Config(total_timesteps=60, num_evals=2)
+    options = {"num_seeds": 2, "track": True, "one_run_per_seed": True}
+    result = launch.run(toy, config, run_dir=tmp_path / "x", **options)
+    assert [run.config["seed"] for run in wandb_runs] == [0, 1]
+    finals = result.metrics["eval_return"][:, -1].mean(1)
+    assert [run.summary["final_return"] for run in wandb_runs] == pytest.approx(finals.tolist())
+    assert [run.options["name"] for run in wandb_runs] == ["x__seed_0", "x__seed_1"]
 
 
 def test_wandb_run_per_seed(tmp_path, monkeypatch):
