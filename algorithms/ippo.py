@@ -17,7 +17,16 @@ clipping, statistics and KL early stop. With share_params=True one network serve
 Learning is written for one network, and jax.vmap does it for all. `learner` has a table of the
 axes.
 
-Implementation details, in addition to those of ppo.py (Huang et al. 2022):
+JaxMARL's IPPO scripts (baselines/IPPO) are this algorithm with share_params=True and
+clip_vloss=True; its MAPPO scripts have central_critic=True, too. NUM_ACTORS is num_envs *
+num_agents. Unlike JaxMARL, here
+  - a truncated episode bootstraps from its final observation, instead of ending with value 0;
+  - learning rates fall at every gradient step, instead of after every rollout;
+  - actor and critic have an optimiser each, as in JaxMARL's MAPPO; its IPPO has one for both;
+  - no actor learns the steps of agents that left (detail 6);
+  - `agent_ids` are inputs of actors, too. JaxMARL's MAPPO on SMAX gives them to critics only.
+
+Implementation details, in addition to those of ppo.py (Huang et al. 2022), which are marked there:
   1 Actor and critic have an optimiser, learning rate, clipping and number of epochs each. Settings
     without a prefix are the actor's.
   2 The epochs of an actor end when the mean KL estimate of the last epoch exceeds target_kl. Its
@@ -111,7 +120,7 @@ class Actions(NamedTuple):
 
     output: jax.Array  # logits (batch, num_actions), or means (batch, dimensions)
     log_std: jax.Array | None  # (batch, dimensions), continuous actions only
-    real: jax.Array | None  # (batch, dimensions), bool: dimensions that the agent has
+    mask: jax.Array | None  # (batch, dimensions), bool: dimensions that the agent has
 
     def distribution(self):
         """The distribution of the action, or of each of its dimensions."""
@@ -130,7 +139,7 @@ class Actions(NamedTuple):
         policy = self.distribution()
         if self.log_std is not None:
             of_dimensions = policy.log_prob(action), policy.entropy()
-            return tuple(jnp.where(self.real, x, 0.0).sum(-1) for x in of_dimensions)
+            return tuple(jnp.where(self.mask, x, 0.0).sum(-1) for x in of_dimensions)  # detail 7
         log_probs = policy.logits
         chosen = jax.nn.one_hot(action, log_probs.shape[-1])
         return (log_probs * chosen).sum(-1), -(jnp.exp(log_probs) * log_probs).sum(-1)
@@ -238,7 +247,7 @@ class Task(NamedTuple):
     optimizer: parts.FlatOptimizer
     learning_rate: jax.Array
     epochs: int
-    counts: Callable  # alive -> samples that count
+    weights: Callable  # alive -> weights of samples, of the same shape
 
 
 class Learned(NamedTuple):
@@ -305,46 +314,7 @@ def learning_rates(config, task, update, epoch):
     return task.learning_rate * (left if config.anneal_lr else jnp.ones_like(left))
 
 
-def fit(config, task, update, params, opt_state, batch, order_rng):
-    """Epochs of minibatches for one actor or critic, until the KL of an epoch exceeds target_kl."""
-    # Shuffles samples, or trajectories: their samples are as far apart as a step has samples.
-    length = config.num_steps if config.minibatch_of == "trajectories" else 1  # detail 3
-    orders = parts.permutations(order_rng, task.epochs, len(batch.value) // length)
-    orders = orders[..., None] + len(batch.value) // config.num_steps * jnp.arange(length)
-
-    def gradient_step(carry, inputs):
-        params, opt_state = carry
-        indices, rate = inputs
-        minibatch = jax.tree.map(lambda x: x[indices], batch)
-        grads, metrics = jax.grad(task.loss, has_aux=True)(params, minibatch)
-        living = 1.0 * task.counts(minibatch.rollout.alive).any()
-        params, opt_state, norm = task.optimizer.step(params, opt_state, grads, living * rate)
-        return (params, opt_state), metrics | {"grad_norm": norm, "living": living}
-
-    def epoch(learned):
-        order = orders[learned.epochs].reshape(config.num_minibatches, -1)
-        rates = learning_rates(config, task, update, learned.epochs)
-        start = learned.params, learned.opt_state
-        (params, opt_state), metrics = jax.lax.scan(gradient_step, start, (order, rates))
-        sums = jax.tree.map(lambda total, x: total + x.mean(), learned.sums, metrics)
-        kl = parts.mean(metrics.get("approx_kl", 0.0), metrics["living"])
-        return Learned(
-            params=params, opt_state=opt_state, epochs=learned.epochs + 1, kl=kl, sums=sums
-        )
-
-    def unfinished(learned):
-        return (learned.epochs < task.epochs) & ~(learned.kl > config.target_kl)  # detail 2
-
-    zero, count = jnp.zeros(()), jnp.zeros((), jnp.int32)
-    sums = parts.zeros(task.loss, params, batch)[1] | {"grad_norm": zero, "living": zero}
-    start = Learned(params=params, opt_state=opt_state, epochs=count, kl=zero, sums=sums)
-    ended = jax.lax.while_loop(unfinished, epoch, start)
-    means = {name: total / ended.epochs for name, total in ended.sums.items()}
-    living = means.pop("living")  # share of minibatches with samples
-    return ended, {name: parts.Average(x, living) for name, x in means.items()}
-
-
-# --- agents and networks, acting and training -------------------------------------------------
+# --- acting and training ----------------------------------------------------------------------
 
 
 def make_inputs(config, policy, observation, world_state=None):
@@ -401,9 +371,9 @@ def check(config: Config, env: Any, env_params: Any) -> None:
     if config.agent_ids and not (config.share_params and len(shape) == 1):
         raise ValueError("agent_ids=True needs share_params=True and flat observations (n,)")
     size = config.num_envs * config.num_steps * (env.num_agents if config.share_params else 1)
-    number, units = config.num_minibatches, config.minibatch_of
-    count = size // (config.num_steps if units == "trajectories" else 1)
-    parts.check_divides("num_minibatches", number, f"the {count} {units} of a rollout", count)
+    count = size // (config.num_steps if config.minibatch_of == "trajectories" else 1)
+    what = f"the {count} {config.minibatch_of} of a rollout"
+    parts.check_divides("num_minibatches", config.num_minibatches, what, count)
     parts.check_samples(config, size)
     parts.num_updates(config, config.num_envs * config.num_steps)
 
@@ -444,11 +414,9 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     space = env.action_space(env_params)
     actor, critic = Actor(config, space), Critic(config)
     team = getattr(env, "shared_reward", False)
-    critic_learns = lambda alive: jnp.ones_like(alive) if team else alive
+    critic_weights = lambda alive: jnp.ones_like(alive) if team else alive  # detail 6
     central = config.central_critic  # whether critics see the world state, if there is one
     world_of = lambda state: environments.world_state(state, env_params) if central else None
-    adam = parts.clipped_adam(config.max_grad_norm, config.adam_eps)  # detail 1
-    critic_adam = parts.clipped_adam(config.critic_max_grad_norm, config.critic_adam_eps)
 
     def init(rng):
         order_rng, actor_rng, critic_rng, env_rng, rollout_rng, eval_rng = jax.random.split(rng, 6)
@@ -457,20 +425,20 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         world_stats = None if world_state is None else stats(world_state.shape[1:])
         per_network = lambda tree: jax.tree.map(lambda x: jnp.stack([x] * num_networks), tree)
         obs_stats = per_network(stats(observation.shape[2:]))
-        policy = PolicyState(None, obs_stats, world_stats)
+        policy = PolicyState(params=None, obs_stats=obs_stats, world_stats=world_stats)
         x, critic_x = make_inputs(config, policy, observation, world_state)
 
         def parameters(network, key, x, **gains):
-            start = lambda key, x: parts.orthogonal(network, key, x, **gains)
-            return jax.vmap(start)(jax.random.split(key, num_networks), parts.fold(config, x))
+            start = lambda key: parts.orthogonal(network, key, parts.fold(config, x)[0], **gains)
+            return jax.vmap(start)(jax.random.split(key, num_networks))
 
         params = parameters(actor, actor_rng, x, actor_head=0.01)
         critic_params = parameters(critic, critic_rng, critic_x, critic_head=1.0)
         return TrainState(
             policy=policy.replace(params=params),
             critic_params=critic_params,
-            opt_state=jax.vmap(adam.init)(params),
-            critic_opt_state=jax.vmap(critic_adam.init)(critic_params),
+            opt_state=jax.vmap(for_actor.optimizer.init)(params),
+            critic_opt_state=jax.vmap(for_critic.optimizer.init)(critic_params),
             reward_scale=per_network(parts.RewardScale.create(samples)),
             env_state=env_state,
             observation=observation,
@@ -488,20 +456,21 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         batch = prepare(state, rollout, common)
         order_rng, actor_rng, critic_rng = jax.random.split(state.order_rng, 3)
 
-        def train(task, params, opt_state, rng):
-            """All actors or all critics, by jax.vmap."""
-            one = functools.partial(fit, config, task, state.update)
+        def learn_all(task, params, opt_state, rng):
+            """All actors or all critics: `learn` for one network, by jax.vmap."""
+            one = functools.partial(learn, task, state.update)
             return jax.vmap(one)(params, opt_state, batch, jax.random.split(rng, num_networks))
 
-        actors, metrics = train(for_actor, state.policy.params, state.opt_state, actor_rng)
-        critics, theirs = train(for_critic, state.critic_params, state.critic_opt_state, critic_rng)
-        values, targets, valued = batch.value, batch.target, critic_learns(batch.rollout.alive)
+        old = state.critic_params, state.critic_opt_state
+        actors, metrics = learn_all(for_actor, state.policy.params, state.opt_state, actor_rng)
+        critics, critic_metrics = learn_all(for_critic, *old, critic_rng)
+        values, targets, weights = batch.value, batch.target, critic_weights(batch.rollout.alive)
         metrics |= {
             "epochs": actors.epochs,
-            "value_loss": theirs["value_loss"],
-            "critic_grad_norm": theirs["grad_norm"],
-            "mean_value": parts.Average(jax.vmap(parts.mean)(values, valued), valued.any(1)),
-            "explained_variance": jax.vmap(parts.explained_variance)(values, targets, valued),
+            "value_loss": critic_metrics["value_loss"],
+            "critic_grad_norm": critic_metrics["grad_norm"],
+            "mean_value": parts.Average(jax.vmap(parts.mean)(values, weights), weights.any(1)),
+            "explained_variance": jax.vmap(parts.explained_variance)(values, targets, weights),
         }
         if config.share_params:  # no axis of networks
             metrics = jax.tree.map(lambda x: x[0], metrics)
@@ -530,7 +499,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             observation, env_state, reward, terminated, truncated, info = environments.step(
                 step_rng, state.env_state, parts.clip_to(space, action), env_params
             )
-            alive, done = info.get("alive", jnp.ones_like(state.alive)), terminated | truncated
+            alive = info.get("alive", jnp.ones_like(state.alive))
+            done = terminated | truncated
             left = jnp.zeros_like(alive) if team else ~alive  # detail 6: a team's return goes on
             transition = Transition(
                 observation=state.observation,
@@ -558,7 +528,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         x, critic_x = every_step(rollout.observation, common.world_state)
         _, final_critic_x = every_step(rollout.final_observation, common.final_world_state)
 
-        def batch(params, critic_params, spread, folded):
+        def batch(params, critic_params, reward_scale, folded):
             """The Batch of one network, from arrays (num_steps, samples, ...)."""
             flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), folded)
             x, critic_x, final_critic_x, rollout = flat
@@ -567,7 +537,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             next_values = critic.apply(critic_params, final_critic_x)
             reward = rollout.reward
             if config.normalize_reward:
-                reward = spread.scale(reward, config.clip_reward)
+                reward = reward_scale.scale(reward, config.clip_reward)
             over_time = lambda x: x.reshape(config.num_steps, samples)
             advantages = gae(
                 rewards=over_time(reward),
@@ -592,7 +562,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         return jax.vmap(batch)(state.policy.params, state.critic_params, state.reward_scale, folded)
 
     def actor_loss(params, batch):
-        rollout, advantages, weights = batch.rollout, batch.advantage, batch.rollout.alive
+        rollout, advantages = batch.rollout, batch.advantage
+        weights = rollout.alive  # detail 6
         actions = actor.apply(params, batch.observation, rollout.mask)
         log_prob, entropy = actions.log_prob_and_entropy(rollout.action)
         log_ratio, entropy = log_prob - batch.log_prob, parts.mean(entropy, weights)
@@ -610,38 +581,75 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     def critic_loss(params, batch):
         values = critic.apply(params, batch.critic_observation)
         error = value_error(values, batch.value, batch.target, config.clip_eps, config.clip_vloss)
-        value_loss = parts.mean(error, critic_learns(batch.rollout.alive))
+        value_loss = parts.mean(error, critic_weights(batch.rollout.alive))
         return config.vf_coef * value_loss, {"value_loss": value_loss}
 
     for_actor = Task(
         loss=actor_loss,
-        optimizer=adam,
+        optimizer=parts.clipped_adam(config.max_grad_norm, config.adam_eps),  # detail 1
         learning_rate=config.learning_rate,
         epochs=config.update_epochs,
-        counts=lambda alive: alive,
+        weights=lambda alive: alive,
     )
     for_critic = Task(
         loss=critic_loss,
-        optimizer=critic_adam,
+        optimizer=parts.clipped_adam(config.critic_max_grad_norm, config.critic_adam_eps),
         learning_rate=config.critic_learning_rate,
         epochs=config.critic_epochs,
-        counts=critic_learns,
+        weights=critic_weights,
     )
+
+    def learn(task, update, params, opt_state, batch, order_rng):
+        """Epochs of minibatches for one network, until the KL of an epoch exceeds target_kl."""
+        # Shuffles samples, or trajectories: step t of trajectory i is sample t * samples + i.
+        length = config.num_steps if config.minibatch_of == "trajectories" else 1  # detail 3
+        orders = parts.permutations(order_rng, task.epochs, len(batch.value) // length)
+        orders = orders[..., None] + samples * jnp.arange(length)
+
+        def gradient_step(carry, inputs):
+            params, opt_state = carry
+            indices, rate = inputs
+            minibatch = jax.tree.map(lambda x: x[indices], batch)
+            grads, metrics = jax.grad(task.loss, has_aux=True)(params, minibatch)
+            living = 1.0 * task.weights(minibatch.rollout.alive).any()  # 0: move no parameter
+            params, opt_state, norm = task.optimizer.step(params, opt_state, grads, living * rate)
+            return (params, opt_state), metrics | {"grad_norm": norm, "living": living}
+
+        def epoch(learned):
+            order = orders[learned.epochs].reshape(config.num_minibatches, -1)
+            rates = learning_rates(config, task, update, learned.epochs)
+            start = learned.params, learned.opt_state
+            (params, opt_state), metrics = jax.lax.scan(gradient_step, start, (order, rates))
+            sums = jax.tree.map(lambda total, x: total + x.mean(), learned.sums, metrics)
+            kl = parts.mean(metrics.get("approx_kl", 0.0), metrics["living"])
+            epochs = learned.epochs + 1
+            return Learned(params=params, opt_state=opt_state, epochs=epochs, kl=kl, sums=sums)
+
+        def unfinished(learned):
+            return (learned.epochs < task.epochs) & ~(learned.kl > config.target_kl)  # detail 2
+
+        zero, count = jnp.zeros(()), jnp.zeros((), jnp.int32)
+        sums = parts.zeros(task.loss, params, batch)[1] | {"grad_norm": zero, "living": zero}
+        start = Learned(params=params, opt_state=opt_state, epochs=count, kl=zero, sums=sums)
+        ended = jax.lax.while_loop(unfinished, epoch, start)
+        means = {name: total / ended.epochs for name, total in ended.sums.items()}
+        living = means.pop("living")  # share of minibatches with samples
+        return ended, {name: parts.Average(x, living) for name, x in means.items()}
 
     def update_statistics(state, rollout, common):
         """Merges the rollout into the statistics, after learning from it."""
         state = state.replace(episodes=state.episodes.update(rollout.reward, common.done))
         policy, rollout = state.policy, parts.fold_rollout(config, rollout)
         if config.normalize_obs:
-            learn = jax.vmap(parts.RunningStatistics.update)
-            obs_stats = learn(policy.obs_stats, rollout.observation, rollout.alive)
+            merge = jax.vmap(parts.RunningStatistics.update)
+            obs_stats = merge(policy.obs_stats, rollout.observation, rollout.alive)
             policy = policy.replace(obs_stats=obs_stats)
         if config.normalize_obs and policy.world_stats is not None:
             policy = policy.replace(world_stats=policy.world_stats.update(common.world_state))
         if config.normalize_reward:
-            learn = jax.vmap(parts.RewardScale.update, (0, 0, 0, None, 0))
-            arrays = rollout.reward, rollout.done, config.gamma, critic_learns(rollout.alive)
-            state = state.replace(reward_scale=learn(state.reward_scale, *arrays))
+            merge = jax.vmap(parts.RewardScale.update, (0, 0, 0, None, 0))
+            arrays = rollout.reward, rollout.done, config.gamma, critic_weights(rollout.alive)
+            state = state.replace(reward_scale=merge(state.reward_scale, *arrays))
         return state.replace(policy=policy)
 
     return parts.Learner(init, update, make_policy(config, env, env_params), batch_size)

@@ -70,7 +70,7 @@ def test_learning_rates_are_linear_in_the_epochs_of_each_network():
     def rates(epochs, update, epoch, rate=0.5, updates=5, **settings):
         steps = updates * TINY.num_envs * TINY.num_steps
         config = TINY.replace(num_minibatches=4, total_timesteps=steps, num_evals=1, **settings)
-        task = ippo.Task(loss=None, optimizer=None, learning_rate=rate, epochs=epochs, counts=None)
+        task = ippo.Task(loss=None, optimizer=None, learning_rate=rate, epochs=epochs, weights=None)
         return ippo.learning_rates(config, task, jnp.int32(update), epoch)
 
     for epochs in (2, 3):
