@@ -11,10 +11,10 @@ effectiveness of PPO in cooperative multi-agent games" (MAPPO), https://arxiv.or
     state, metrics = train(jax.random.key(0))
     state, metrics = jax.vmap(train)(jax.random.split(jax.random.key(0), 16))
 
-This is ippo.py with a memory in front of the heads: GRU, minGRU or LSTM (parts/recurrence.py). As
-in ippo.py, every agent has its own *network*, or with share_params=True one network serves all.
-`learner` has a table of the axes. The memory adds these details, as in ppo_rnn.py:
-  1 Actor and critic have a memory each.
+This is ippo.py with a memory in front of the heads: GRU, minGRU or LSTM (parts/recurrence.py).
+ippo.py says what a *network* is, and compares itself with JaxMARL. `learner` has a table of the
+axes. The memory adds these details, as in ppo_rnn.py:
+  1 Actor and critic have a memory each, as in JaxMARL's MAPPO. In JaxMARL's IPPO they share one.
   2 It runs on from rollout to rollout. It is zeroed where an agent's episode ended (terminated,
     truncated or, unless the reward is the team's, left), in collection and in learning alike.
   3 Sequences are learned whole, from the memory before the rollout. A sequence is one agent in one
@@ -105,11 +105,10 @@ class Actions(NamedTuple):
 
     output: jax.Array  # logits (batch, num_actions), or means (batch, dimensions)
     log_std: jax.Array | None  # (batch, dimensions), continuous actions only
-    real: jax.Array | None  # (batch, dimensions), bool: dimensions that the agent has
+    mask: jax.Array | None  # (batch, dimensions), bool: dimensions that the agent has
 
     def sample(self, noise):
-        """argmax(logits + Gumbel noise), or mean + std * normal noise; noise as the output. Zeros
-        give the most probable action, or the mean."""
+        """argmax(logits + Gumbel noise), or mean + std * normal noise; zeros give the mode."""
         if self.log_std is None:
             return jnp.argmax(self.output + noise, axis=-1)
         return self.output + jnp.exp(self.log_std) * noise
@@ -119,7 +118,7 @@ class Actions(NamedTuple):
         if self.log_std is not None:
             policy = distrax.Normal(self.output, jnp.exp(self.log_std))
             of_dimensions = policy.log_prob(action), policy.entropy()
-            return tuple(jnp.where(self.real, x, 0.0).sum(-1) for x in of_dimensions)
+            return tuple(jnp.where(self.mask, x, 0.0).sum(-1) for x in of_dimensions)
         log_probs = nn.log_softmax(self.output)
         chosen = jax.nn.one_hot(action, log_probs.shape[-1])
         return (log_probs * chosen).sum(-1), -(jnp.exp(log_probs) * log_probs).sum(-1)
@@ -230,7 +229,7 @@ class Task(NamedTuple):
     optimizer: parts.FlatOptimizer
     learning_rate: jax.Array
     epochs: int
-    counts: Callable  # alive -> samples that count
+    weights: Callable  # alive -> weights of samples, of the same shape
 
 
 class Learned(NamedTuple):
@@ -297,44 +296,7 @@ def learning_rates(config, task, update, epoch):
     return task.learning_rate * (left if config.anneal_lr else jnp.ones_like(left))
 
 
-def fit(config, task, update, params, opt_state, memory, batch, order_rng):
-    """Epochs of minibatches for one actor or critic, until the KL of an epoch exceeds target_kl;
-    `memory` is from before the rollout's first step."""
-    orders = parts.permutations(order_rng, task.epochs, batch.value.shape[1])
-
-    def gradient_step(carry, inputs):
-        (params, opt_state), (indices, rate) = carry, inputs
-        first = jax.tree.map(lambda x: x[indices], memory)
-        sequences = jax.tree.map(lambda x: x[:, indices], batch)  # detail 3
-        grads, metrics = jax.grad(task.loss, has_aux=True)(params, first, sequences)
-        living = 1.0 * task.counts(sequences.rollout.alive).any()
-        params, opt_state, norm = task.optimizer.step(params, opt_state, grads, living * rate)
-        return (params, opt_state), metrics | {"grad_norm": norm, "living": living}
-
-    def epoch(learned):
-        order = orders[learned.epochs].reshape(config.num_minibatches, -1)
-        rates = learning_rates(config, task, update, learned.epochs)
-        start = learned.params, learned.opt_state
-        (params, opt_state), metrics = jax.lax.scan(gradient_step, start, (order, rates))
-        sums = jax.tree.map(lambda total, x: total + x.mean(), learned.sums, metrics)
-        kl = parts.mean(metrics.get("approx_kl", 0.0), metrics["living"])
-        return Learned(
-            params=params, opt_state=opt_state, epochs=learned.epochs + 1, kl=kl, sums=sums
-        )
-
-    def unfinished(learned):
-        return (learned.epochs < task.epochs) & ~(learned.kl > config.target_kl)
-
-    zero, count = jnp.zeros(()), jnp.zeros((), jnp.int32)
-    sums = parts.zeros(task.loss, params, memory, batch)[1] | dict(grad_norm=zero, living=zero)
-    start = Learned(params=params, opt_state=opt_state, epochs=count, kl=zero, sums=sums)
-    ended = jax.lax.while_loop(unfinished, epoch, start)
-    means = {name: total / ended.epochs for name, total in ended.sums.items()}
-    living = means.pop("living")  # share of minibatches with samples
-    return ended, {name: parts.Average(x, living) for name, x in means.items()}
-
-
-# --- agents and networks, acting and training -------------------------------------------------
+# --- acting and training ----------------------------------------------------------------------
 
 
 def make_inputs(config, policy, observation, previous, world_state=None):
@@ -369,15 +331,14 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
     actor = Actor(config, space)
 
     def policy(state, observation, memory=None, rng=None, mask=None):
-        fresh = parts.fresh_memory(config, space, env.num_agents)
-        memory = fresh if memory is None else memory
+        if memory is None:
+            memory = parts.fresh_memory(config, space, env.num_agents)
         inputs = jax.tree.map(lambda x: x[None], (memory, observation, mask))
         memory, actions = act(config, actor, state.policy, *inputs)
         zeros = jnp.zeros((1, env.num_agents))
         action = actions.sample(0.0 if rng is None else parts.action_noise(rng, space, zeros.shape))
         action = parts.clip_to(space, action)
-        # The reward is not known yet.
-        memory = parts.with_last_step(config, space, memory, action, zeros)
+        memory = parts.with_last_step(config, space, memory, action, zeros)  # no reward yet
         return jax.tree.map(lambda x: x[0], (action, memory))
 
     return policy
@@ -443,11 +404,9 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     space = env.action_space(env_params)
     actor, critic = Actor(config, space), Critic(config)
     team = getattr(env, "shared_reward", False)
-    critic_learns = lambda alive: jnp.ones_like(alive) if team else alive
+    critic_weights = lambda alive: jnp.ones_like(alive) if team else alive
     central = config.central_critic  # whether critics see the world state, if there is one
     world_of = lambda state: environments.world_state(state, env_params) if central else None
-    adam = parts.clipped_adam(config.max_grad_norm, config.adam_eps)
-    critic_adam = parts.clipped_adam(config.critic_max_grad_norm, config.critic_adam_eps)
 
     def init(rng):
         order_rng, actor_rng, critic_rng, env_rng, rollout_rng, eval_rng = jax.random.split(rng, 6)
@@ -456,10 +415,9 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         world_stats = None if world_state is None else stats(world_state.shape[1:])
         per_network = lambda tree: jax.tree.map(lambda x: jnp.stack([x] * num_networks), tree)
         obs_stats = per_network(stats(observation.shape[2:]))
-        policy = PolicyState(None, obs_stats, world_stats)
+        policy = PolicyState(params=None, obs_stats=obs_stats, world_stats=world_stats)
         memory = parts.fresh_memory(config, space, config.num_envs, num_agents)
         x, critic_x = make_inputs(config, policy, observation, parts.last_step(memory), world_state)
-
         gains = {"actor_head": 0.01, "critic_head": 1.0, "gates": 1.0, "memory": 1.0}
 
         def parameters(network, key, x):
@@ -474,8 +432,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         return TrainState(
             policy=policy.replace(params=params),
             critic_params=critic_params,
-            opt_state=jax.vmap(adam.init)(params),
-            critic_opt_state=jax.vmap(critic_adam.init)(critic_params),
+            opt_state=jax.vmap(for_actor.optimizer.init)(params),
+            critic_opt_state=jax.vmap(for_critic.optimizer.init)(critic_params),
             reward_scale=per_network(parts.RewardScale.create(samples)),
             env_state=env_state,
             observation=observation,
@@ -496,22 +454,22 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         batch, critic_memory = prepare(state, rollout, common)
         order_rng, actor_rng, critic_rng = jax.random.split(state.order_rng, 3)
 
-        def train(task, params, opt_state, memory, rng):
-            """All actors or all critics, by jax.vmap."""
-            one = functools.partial(fit, config, task, state.update)
-            rngs = jax.random.split(rng, num_networks)
-            return jax.vmap(one)(params, opt_state, memory, batch, rngs)
+        def learn_all(task, rng, *of_networks):
+            """All actors or all critics: `learn` for one network, by jax.vmap."""
+            one = functools.partial(learn, task, state.update)
+            return jax.vmap(one)(*of_networks, batch, jax.random.split(rng, num_networks))
 
-        old, critic_params = state.critic_memory, state.critic_params
-        actors, metrics = train(for_actor, state.policy.params, state.opt_state, memory, actor_rng)
-        critics, theirs = train(for_critic, critic_params, state.critic_opt_state, old, critic_rng)
-        values, targets, valued = batch.value, batch.target, critic_learns(batch.rollout.alive)
+        old = state.policy.params, state.opt_state, memory
+        critic_old = state.critic_params, state.critic_opt_state, state.critic_memory
+        actors, metrics = learn_all(for_actor, actor_rng, *old)
+        critics, critic_metrics = learn_all(for_critic, critic_rng, *critic_old)
+        values, targets, weights = batch.value, batch.target, critic_weights(batch.rollout.alive)
         metrics |= {
             "epochs": actors.epochs,
-            "value_loss": theirs["value_loss"],
-            "critic_grad_norm": theirs["grad_norm"],
-            "mean_value": parts.Average(jax.vmap(parts.mean)(values, valued), valued.any((1, 2))),
-            "explained_variance": jax.vmap(parts.explained_variance)(values, targets, valued),
+            "value_loss": critic_metrics["value_loss"],
+            "critic_grad_norm": critic_metrics["grad_norm"],
+            "mean_value": parts.Average(jax.vmap(parts.mean)(values, weights), weights.any((1, 2))),
+            "explained_variance": jax.vmap(parts.explained_variance)(values, targets, weights),
         }
         if config.share_params:  # no axis of networks
             metrics = jax.tree.map(lambda x: x[0], metrics)
@@ -536,16 +494,17 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             step_rng, noise = inputs
             mask = parts.mask_of_agents(environments, state.env_state, env_params)
             world_state = world_of(state.env_state)
-            inputs = state.memory, state.observation, mask
-            memory, actions = act(config, actor, state.policy, *inputs)
+            seen = state.memory, state.observation, mask
+            memory, actions = act(config, actor, state.policy, *seen)
             action = actions.sample(noise)
             taken = parts.clip_to(space, action)
             observation, env_state, reward, terminated, truncated, info = environments.step(
                 step_rng, state.env_state, taken, env_params
             )
             memory = parts.with_last_step(config, space, memory, taken, reward, info)
-            alive, ended = info.get("alive", jnp.ones_like(state.alive)), terminated | truncated
-            left = jnp.zeros_like(alive) if team else ~alive  # a team's return continues
+            alive = info.get("alive", jnp.ones_like(state.alive))
+            done = terminated | truncated
+            left = jnp.zeros_like(alive) if team else ~alive  # a team's return goes on
             log_prob, _ = actions.log_prob_and_entropy(action)
             transition = Transition(
                 observation=state.observation,
@@ -556,15 +515,15 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
                 reward=reward,
                 alive=state.alive,
                 terminated=terminated[:, None] | left,
-                done=ended[:, None] | left,
+                done=done[:, None] | left,
                 final_observation=info["final_observation"],
                 final_previous=parts.last_step(memory),
             )
             final = info.get("final_world_state") if central else None
-            alive = alive | ended[:, None]  # after a restart all agents are alive
+            alive = alive | done[:, None]  # after a restart all agents are alive
             state = state.replace(env_state=env_state, observation=observation, alive=alive)
             state = state.replace(memory=parts.forget(memory, transition.done))  # detail 2
-            common = Common(done=ended, world_state=world_state, final_world_state=final)
+            common = Common(done=done, world_state=world_state, final_world_state=final)
             return state, (transition, common)
 
         env_state = environments.refill(start_rng, state.env_state, env_params)
@@ -574,20 +533,20 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     def prepare(state, rollout, common):
         """The Batch of all networks, with advantages and targets; critics' memories after it."""
         every_step = jax.vmap(functools.partial(make_inputs, config, state.policy))
-        x = every_step(rollout.observation, rollout.previous, common.world_state)
+        inputs = every_step(rollout.observation, rollout.previous, common.world_state)
         final = rollout.final_observation, rollout.final_previous, common.final_world_state
-        final_x = every_step(*final)[1]
+        _, final_inputs = every_step(*final)
 
-        def batch(params, memory, spread, folded):
+        def batch(params, memory, reward_scale, folded):
             """The Batch of one network, from arrays (num_steps, samples, ...)."""
-            (x, critic_x), final_x, rollout = folded
-            memories, values = critic.apply(params, memory, critic_x, rollout.done)
+            (inputs, critic_inputs), final_inputs, rollout = folded
+            memories, values = critic.apply(params, memory, critic_inputs, rollout.done)
             # detail 4: one more step from the memory after each observation, for all at once.
-            flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (memories, final_x))
+            flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (memories, final_inputs))
             next_values = parts.one_step(critic, params, *flat)[1].reshape(values.shape)
             reward = rollout.reward
             if config.normalize_reward:
-                reward = spread.scale(reward, config.clip_reward)
+                reward = reward_scale.scale(reward, config.clip_reward)
             advantages = gae(
                 rewards=reward,
                 values=values,
@@ -599,17 +558,16 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             )
             after = parts.forget(jax.tree.map(lambda x: x[-1], memories), rollout.done[-1])
             return Batch(
-                inputs=x,
-                critic_inputs=critic_x,
+                inputs=inputs,
+                critic_inputs=critic_inputs,
                 rollout=rollout,
                 value=values,
                 advantage=advantages,
                 target=advantages + values,
             ), after
 
-        folded = parts.fold_rollout(config, (x, final_x, rollout))
-        critics = state.critic_params, state.critic_memory, state.reward_scale
-        return jax.vmap(batch)(*critics, folded)
+        folded = parts.fold_rollout(config, (inputs, final_inputs, rollout))
+        return jax.vmap(batch)(state.critic_params, state.critic_memory, state.reward_scale, folded)
 
     def actor_loss(params, memory, batch):
         rollout, advantages, weights = batch.rollout, batch.advantage, batch.rollout.alive
@@ -630,38 +588,72 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     def critic_loss(params, memory, batch):
         _, values = critic.apply(params, memory, batch.critic_inputs, batch.rollout.done)
         error = value_error(values, batch.value, batch.target, config.clip_eps, config.clip_vloss)
-        value_loss = parts.mean(error, critic_learns(batch.rollout.alive))
+        value_loss = parts.mean(error, critic_weights(batch.rollout.alive))
         return config.vf_coef * value_loss, {"value_loss": value_loss}
 
     for_actor = Task(
         loss=actor_loss,
-        optimizer=adam,
+        optimizer=parts.clipped_adam(config.max_grad_norm, config.adam_eps),
         learning_rate=config.learning_rate,
         epochs=config.update_epochs,
-        counts=lambda alive: alive,
+        weights=lambda alive: alive,
     )
     for_critic = Task(
         loss=critic_loss,
-        optimizer=critic_adam,
+        optimizer=parts.clipped_adam(config.critic_max_grad_norm, config.critic_adam_eps),
         learning_rate=config.critic_learning_rate,
         epochs=config.critic_epochs,
-        counts=critic_learns,
+        weights=critic_weights,
     )
+
+    def learn(task, update, params, opt_state, memory, batch, order_rng):
+        """Epochs of minibatches for one network, until the KL of an epoch exceeds target_kl."""
+        orders = parts.permutations(order_rng, task.epochs, samples)
+
+        def gradient_step(carry, inputs):
+            (params, opt_state), (indices, rate) = carry, inputs
+            first = jax.tree.map(lambda x: x[indices], memory)  # from before the rollout
+            sequences = jax.tree.map(lambda x: x[:, indices], batch)  # detail 3
+            grads, metrics = jax.grad(task.loss, has_aux=True)(params, first, sequences)
+            living = 1.0 * task.weights(sequences.rollout.alive).any()  # 0: move no parameter
+            params, opt_state, norm = task.optimizer.step(params, opt_state, grads, living * rate)
+            return (params, opt_state), metrics | {"grad_norm": norm, "living": living}
+
+        def epoch(learned):
+            order = orders[learned.epochs].reshape(config.num_minibatches, -1)
+            rates = learning_rates(config, task, update, learned.epochs)
+            start = learned.params, learned.opt_state
+            (params, opt_state), metrics = jax.lax.scan(gradient_step, start, (order, rates))
+            sums = jax.tree.map(lambda total, x: total + x.mean(), learned.sums, metrics)
+            kl = parts.mean(metrics.get("approx_kl", 0.0), metrics["living"])
+            epochs = learned.epochs + 1
+            return Learned(params=params, opt_state=opt_state, epochs=epochs, kl=kl, sums=sums)
+
+        def unfinished(learned):
+            return (learned.epochs < task.epochs) & ~(learned.kl > config.target_kl)
+
+        zero, count = jnp.zeros(()), jnp.zeros((), jnp.int32)
+        sums = parts.zeros(task.loss, params, memory, batch)[1] | dict(grad_norm=zero, living=zero)
+        start = Learned(params=params, opt_state=opt_state, epochs=count, kl=zero, sums=sums)
+        ended = jax.lax.while_loop(unfinished, epoch, start)
+        means = {name: total / ended.epochs for name, total in ended.sums.items()}
+        living = means.pop("living")  # share of minibatches with samples
+        return ended, {name: parts.Average(x, living) for name, x in means.items()}
 
     def update_statistics(state, rollout, common):
         """Merges the rollout into the statistics, after learning from it."""
         state = state.replace(episodes=state.episodes.update(rollout.reward, common.done))
         policy, rollout = state.policy, parts.fold_rollout(config, rollout)
         if config.normalize_obs:
-            learn = jax.vmap(parts.RunningStatistics.update)
-            obs_stats = learn(policy.obs_stats, rollout.observation, rollout.alive)
+            merge = jax.vmap(parts.RunningStatistics.update)
+            obs_stats = merge(policy.obs_stats, rollout.observation, rollout.alive)
             policy = policy.replace(obs_stats=obs_stats)
         if config.normalize_obs and policy.world_stats is not None:
             policy = policy.replace(world_stats=policy.world_stats.update(common.world_state))
         if config.normalize_reward:
-            learn = jax.vmap(parts.RewardScale.update, (0, 0, 0, None, 0))
-            arrays = rollout.reward, rollout.done, config.gamma, critic_learns(rollout.alive)
-            state = state.replace(reward_scale=learn(state.reward_scale, *arrays))
+            merge = jax.vmap(parts.RewardScale.update, (0, 0, 0, None, 0))
+            arrays = rollout.reward, rollout.done, config.gamma, critic_weights(rollout.alive)
+            state = state.replace(reward_scale=merge(state.reward_scale, *arrays))
         return state.replace(policy=policy)
 
     return parts.Learner(init, update, make_policy(config, env, env_params), batch_size)
