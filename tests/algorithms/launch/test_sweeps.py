@@ -22,7 +22,7 @@ from algorithms.launch.search.distributions import LogUniform, Uniform
 from algorithms.launch.show import pace, plots, render, results, trackers
 from algorithms.launch.show.progress import Progress
 from algorithms.launch.storage.run_dir import RunDir
-from algorithms.launch.training import session, trainer
+from algorithms.launch.training import record, session, trainer
 from tests import probe as tasks
 from tests.algorithms.launch import toy
 from tests.broken import untimed
@@ -366,6 +366,23 @@ def test_a_sweep_killed_before_it_began_is_none(tmp_path):
     (tmp_path / "x" / "chunk_000").mkdir(parents=True)
     with pytest.raises(UserError, match="does not exist"):
         launch.resume(tmp_path / "x", module=toy)
+
+
+def test_ctrl_c_before_the_first_point_aborts_and_leaves_nothing(tmp_path, monkeypatch):
+    begin = record.Record.begin
+
+    def interrupted(self):
+        begin(self)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(record.Record, "begin", interrupted)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs ignore it
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            launch.sweep(toy, CONFIG, GRID, sweep_dir=tmp_path / "x")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert not list(tmp_path.iterdir()), "the same command may be given again"
 
 
 def test_ctrl_c_stops_the_sweep_and_not_the_chunk_alone(tmp_path, capsys):
