@@ -166,7 +166,8 @@ OF_SWEEPS = (
     *("objective", "max_parallel"),
 )
 PROCESSES = ("distributed", "coordinator", "num_processes", "process_id")
-# The flags that go with a command; a run that is there keeps its settings.
+# The flags that go with a command; a run that is there keeps its settings. Of a new run, or sweep,
+# those that do not.
 TAKES = {
     "evaluate": ("evaluate", "seed", "point", "trial", "episodes", "json"),
     "render": ("render", "seed", "point", "trial"),
@@ -174,7 +175,7 @@ TAKES = {
     "list": ("list",),
     "version": ("version",),
     "resume": ("resume", "point", "quiet", "total_timesteps", *Options._fields, *PROCESSES),
-    "run": ("point", "trial", "episodes", "json"),  # those that do not
+    "run": ("point", "trial", "episodes", "json"),
 }
 
 # --- commands --------------------------------------------------------------------------------

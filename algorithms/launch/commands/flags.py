@@ -21,7 +21,7 @@ DIRECTORY = tyro.conf.arg(metavar="DIR", help_behavior_hint="")
 
 @dataclasses.dataclass(frozen=True)
 class Flags:
-    """Flags that every algorithm has."""
+    """Flags that every algorithm has; CONTRIBUTING.md says what else a new one needs."""
 
     seed: int = 0  # of the first trial; with --evaluate and --render: of the episodes
     num_seeds: int = 1  # trials trained at once, with seeds seed, seed + 1, ...

@@ -192,7 +192,8 @@ class RunDir:
           point: its number.
           states: of the trials, on the devices.
           layout: of the trials; this process saves its own.
-          metrics: of this point, (num_trials, ...); empty if the curve has no such point.
+          metrics: of this point, (num_trials, ...); empty if the curve has no such point. The
+            policy's file has them: `history` reads the curve of a resumed run from there.
           is_finite: whether all numbers of a trial's policy are, (num_trials,).
           keep_states: keep all whole states and not only the last two.
         """
