@@ -3,7 +3,7 @@
 import os
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -150,31 +150,58 @@ def sweep(
     _save(figure, path)
 
 
+class Places(NamedTuple):
+    """Where values of a field stand on an axis."""
+
+    x: np.ndarray  # (values,); categories are numbered
+    names: list[str]  # of categories; empty for numbers
+    is_log: bool
+    whole: bool  # integers only
+
+
+def places(values: Sequence[Any], is_log: bool | None = None) -> Places:
+    """Numbers stand where they are; booleans, and what is no number, side by side.
+
+    Args:
+      values: of one field.
+      is_log: whether an axis of numbers is logarithmic; None: if they span more than a factor of 5.
+    """
+    kinds = {type(value) for value in values}
+    if kinds <= {int, float} and np.isfinite(values).all():
+        x = np.array(values, np.float64)
+        is_log = x.max() > 5 * x.min() if is_log is None else is_log
+        return Places(x, [], bool(is_log and x.min() > 0), kinds == {int})
+    name = lambda value: str(value).lower() if kinds == {bool} else settings.plain(value)
+    names = sorted(map(name, set(values)))
+    x = np.array([names.index(name(value)) for value in values], np.float64)
+    return Places(x, names, False, False)
+
+
+def is_log(asked: Any) -> bool | None:
+    """Whether a field's axis is logarithmic, by what sweep.json says of it; None: by its values."""
+    return "log" in asked.split(":")[0] if isinstance(asked, str) else None
+
+
 def _returns_over(ax: Any, ranked: Sequence[results.Ranked], field: str, linear: bool) -> None:
     """Trials' final returns over one field.
 
     Whole numbers are marked on the axis; booleans, and what is no number, stand side by side.
     """
     trials = [trial for setting in ranked for trial in setting.trials]
-    values = [trial.setting[field] for trial in trials]
-    kinds = {type(value) for value in values}
-    if kinds <= {int, float} and np.isfinite(values).all():
-        x = np.array(values, np.float64)
-        if x.min() > 0 and x.max() > 5 * x.min() and not linear:
-            ax.set_xscale("log")
-        if kinds == {int}:
-            _mark(ax, sorted(set(values)))
-    else:
-        name = lambda value: str(value).lower() if kinds == {bool} else settings.plain(value)
-        names = sorted(map(name, set(values)))
-        x = np.array([names.index(name(value)) for value in values], np.float64)
-        ax.set_xticks(range(len(names)), names)
+    there = places([trial.setting[field] for trial in trials], False if linear else None)
+    x = there.x
+    if there.is_log:
+        ax.set_xscale("log")
+    if there.whole:
+        _mark(ax, sorted({int(value) for value in x}))
+    if there.names:
+        ax.set_xticks(range(len(there.names)), there.names)
     y = np.array([trial.final for trial in trials])
     ax.plot(x, y, "o", color=COLOURS[0], markersize=5, alpha=0.5, markeredgewidth=0)
-    places = np.unique(x)
-    if len(places) < len(ranked) or len(places) <= 12:  # a line through draws would be noise
-        means = [mean_and_error(y[x == place])[0] for place in places]
-        ax.plot(places, means, color=COLOURS[1], linewidth=2, label="mean")
+    distinct = np.unique(x)
+    if len(distinct) < len(ranked) or len(distinct) <= 12:  # a line through draws would be noise
+        means = [mean_and_error(y[x == value])[0] for value in distinct]
+        ax.plot(distinct, means, color=COLOURS[1], linewidth=2, label="mean")
         ax.legend(frameon=False, fontsize="small")
     ax.set_xlabel(field)
     ax.set_ylabel("return at the last point")
