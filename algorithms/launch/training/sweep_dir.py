@@ -6,6 +6,7 @@ results.csv         a row for each trial
 retest.csv          a row for each trial of a retest
 trials.csv          a row for each trial and point: what the chunks' metrics.csv have, in one table
 sweep.png           returns against swept fields, and learning curves
+report.html         the ranking, those pictures and more on one page that opens offline
 wandb.json          ids of wandb's runs, with --track
 best.json           the best setting, for --config; with several environments, best-NAME.json each
 .lock               held by the process that trains here (locks.py)
@@ -90,6 +91,7 @@ def publish(
     """Files about all trials so far. Returns whether they are there, pictures aside."""
     if not (sweep_dir and trials and hosts.is_first()):
         return True
+    from algorithms.launch.report import page
     from algorithms.launch.show import plots
 
     ranked = results.rank(trials, objective)
@@ -107,9 +109,14 @@ def publish(
             files.write_json(sweep_dir / name, _best(sweep_dir, its_own[0]))
         written = True
     with losses.survive("sweep.png", "sweep.png was not drawn", Exception):
-        grid = experiment.open(sweep_dir).description["grid"].items()
-        linear = [name for name, asked in grid if str(asked).startswith(("uniform:", "int:"))]
+        grid = experiment.open(sweep_dir).description["grid"]
+        linear = [name for name, asked in grid.items() if plots.is_log(asked) is False]
         plots.sweep(ranked, title, sweep_dir / "sweep.png", linear)
+    with losses.survive("report.html", "report.html was not written", Exception):
+        grid = experiment.open(sweep_dir).description["grid"]
+        again = results.retests(ranked, retested, objective)
+        text = page.page(ranked, title, sweep_dir, grid, again)
+        files.write_whole(sweep_dir / "report.html", text.encode())
     return written
 
 

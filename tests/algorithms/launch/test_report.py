@@ -1,0 +1,416 @@
+"""report.html: its numbers against NumPy, and a whole page for every kind of sweep."""
+
+import itertools
+import json
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+from algorithms import launch
+from algorithms.launch.report import chance, curves, importance, landscapes, page, study, svg
+from algorithms.launch.show import plots, results
+from algorithms.launch.show.results import Outcome
+from tests.algorithms.launch import toy
+
+RATES = [1e-4, 1e-3, 1e-2]
+DRAWS = {"learning_rate": "log:0.0001:0.01", "gamma": "uniform:0.9:1"}
+
+
+def trial(setting, seed, final, points=6, **more):
+    curve = final * np.linspace(0, 1, points) if points > 1 else np.array([final])
+    steps = 100 * np.arange(points)
+    number = {"number": seed} | more
+    return Outcome(
+        setting, seed, steps, curve, **({"is_finite": True, "run": "c", "trial": 0} | number)
+    )
+
+
+def sweep(settings, seeds=2, score=None, **more):
+    """Ranked settings; a score is 100 at a learning rate of 0.001 and less with every decade."""
+    rng = np.random.default_rng(0)
+    rate = lambda setting: 100 - 30 * np.log10(setting.get("learning_rate", 1e-3) / 1e-3) ** 2
+    score = score or (lambda setting: rate(setting) + rng.normal())
+    trials = [
+        trial(one, seed, float(score(one)), **more) for one in settings for seed in range(seeds)
+    ]
+    return results.rank(trials)
+
+
+def product(**values):
+    return [dict(zip(values, one)) for one in itertools.product(*values.values())]
+
+
+def draws(count):
+    rng = np.random.default_rng(1)
+    rates, gammas = 10 ** rng.uniform(-4, -2, count), rng.uniform(0.9, 1, count)
+    return [{"learning_rate": a, "gamma": b} for a, b in zip(rates.tolist(), gammas.tolist())]
+
+
+def listed(settings):
+    """What sweep.json says of a grid of these values."""
+    return {name: list(dict.fromkeys(one[name] for one in settings)) for name in settings[0]}
+
+
+def one_study(ranked, grid):
+    (found,) = study.studies(ranked, grid)
+    return found
+
+
+class Page(HTMLParser):
+    """Elements, text and marks of a page; fails where an end tag does not match."""
+
+    VOID = ("meta", "circle", "path", "rect")
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.heads, self.figures, self.settings, self.tags = [], [], 0, set(), []
+        self.rows = []
+        self.captions, self.text, self.size = [], "", len(text)
+        self.feed(text)
+        assert not self.open
+        head = text.split('id="settings">')[1].split("</script>")[0]
+        self.data = json.loads(head)
+
+    def handle_starttag(self, tag, attrs):
+        attrs = dict(attrs)
+        self.tags.append(tag)
+        self.rows += [int(attrs["data-s"])] if tag == "tr" and "data-s" in attrs else []
+        self.settings |= set(map(int, attrs.get("data-s", "").split()))
+        assert not any("nan" in (attrs.get(name) or "") for name in ("d", "cx", "cy", "x", "y"))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+        if tag not in self.VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data if self.open and self.open[-1] not in ("script", "style") else ""
+        if self.open and self.open[-1] == "figcaption":
+            self.captions.append(data)
+        if self.open and self.open[-1] == "h3":
+            self.heads.append(data)
+
+
+def read(ranked, grid, title="toy", **more):
+    text = page.page(ranked, title, "runs/x", grid, **more)
+    assert "http" not in text and "src=" not in text and "url(" not in text, "it opens offline"
+    found = Page(text)
+    assert all(found.data[i] for i in found.settings), "what can be pointed at has a name"
+    assert len(found.captions) == len(found.heads)
+    return found
+
+
+# --- numbers ---------------------------------------------------------------------------------
+
+
+def test_the_best_of_k_settings_against_all_subsets():
+    scores = np.array([3.0, -1.0, 7.0, 7.0, 2.5, 0.0, 11.0])
+    mean, low, high = chance.best_of(scores)
+    for k in range(1, 8):
+        best = [max(some) for some in itertools.combinations(scores, k)]
+        assert mean[k - 1] == pytest.approx(np.mean(best))
+        quantiles = np.quantile(best, [0.1, 0.9], method="inverted_cdf")
+        np.testing.assert_array_equal([low[k - 1], high[k - 1]], quantiles)
+
+
+def test_the_best_of_many_settings_stays_exact():
+    """C(1000, 500) is no float."""
+    mean, _, _ = chance.best_of(np.arange(1000.0))
+    assert mean[0] == pytest.approx(499.5) and mean[-1] == pytest.approx(999)
+    k = np.arange(1, 1001)
+    np.testing.assert_allclose(mean, k * 1001 / (k + 1) - 1)  # of the numbers from 1 to n, less 1
+
+
+def r_squared(values, scores):
+    """Of a regression on one indicator for each value."""
+    design = np.array(
+        [[float(value == other) for other in sorted(set(values))] for value in values]
+    )
+    fitted = design @ np.linalg.lstsq(design, scores, rcond=None)[0]
+    return 1 - np.square(scores - fitted).sum() / np.square(scores - scores.mean()).sum()
+
+
+def test_importance_in_a_grid_against_regression():
+    settings = product(learning_rate=RATES, num_envs=[4, 8], activation=["relu", "tanh"])
+    ranked = sweep(settings)
+    found = one_study(ranked, listed(settings))
+    shares = importance.importance(found).shares
+    assert next(iter(shares)) == "learning_rate" and sum(shares.values()) <= 1
+    for name, share in shares.items():
+        values = [setting.setting[name] for setting in ranked]
+        assert share == pytest.approx(r_squared(values, found.scores))
+
+
+def test_importance_of_draws_subtracts_chance(monkeypatch):
+    """Adjusted R squared over bins that hold as many settings each."""
+    monkeypatch.setattr(importance.importlib.util, "find_spec", lambda name: None)
+    ranked = sweep(draws(64))
+    found = one_study(ranked, DRAWS)
+    result = importance.importance(found)
+    assert "chance" in result.method and result.of_variance
+    assert result.shares["learning_rate"] > 0.8 and result.shares["gamma"] < 0.15
+    rates = np.array([setting.setting["learning_rate"] for setting in ranked])
+    bins = np.argsort(np.argsort(rates)) // 8
+    plain = r_squared(bins.tolist(), found.scores)
+    assert result.shares["learning_rate"] == pytest.approx(1 - (1 - plain) * 63 / 56)
+
+
+@pytest.mark.needs("optuna")
+def test_importance_of_draws_by_optuna(monkeypatch):
+    found = importance.importance(one_study(sweep(draws(64)), DRAWS))
+    assert "Optuna" in found.method and next(iter(found.shares)) == "learning_rate"
+    settings = [one | {"activation": "relu"} for one in draws(6)]
+    settings += [one | {"activation": "tanh"} for one in draws(12)[6:]]
+    assert set(importance.importance(one_study(sweep(settings), DRAWS)).shares) == {*settings[0]}
+
+
+def test_the_seeds_share_of_the_variance():
+    rng = np.random.default_rng(0)
+    effects = 2.0 * rng.standard_normal(2000)
+    values = effects[:, None] + rng.standard_normal((2000, 4))
+    rows = [trial({"x": float(i)}, j, values[i, j], 1) for i in range(2000) for j in range(4)]
+    found = one_study(results.rank(rows), {})
+    assert chance.noise(found) == pytest.approx(0.25 / 4.25, rel=0.1)
+
+
+def test_settings_that_seeds_cannot_tell_apart():
+    rng = np.random.default_rng(0)
+    finals = {0.1: rng.normal(50, 1, 20), 0.2: rng.normal(49.9, 1, 20), 0.3: rng.normal(0, 1, 20)}
+    rows = [trial({"x": x}, i, y, 1) for x, ys in finals.items() for i, y in enumerate(ys)]
+    found = one_study(results.rank(rows), {})
+    assert chance.rivals(found) == [1]
+    difference, low, high = chance.lead(found.settings[0], found.settings[2])
+    assert low < difference < high and low > 48 and high < 52
+
+
+@pytest.mark.parametrize(
+    "value, text",
+    [
+        (0.001, "0.001"),
+        (3e-5, "3e-5"),
+        (0.00012346, "1.235e-4"),
+        (2560, "2560"),
+        (49152, "49.15k"),
+        (2.5e6, "2.5M"),
+        (-0.0, "0"),
+        (float("nan"), "none"),
+        (-152.34, "-152.3"),
+    ],
+)
+def test_numbers_are_short(value, text):
+    assert svg.number(value) == text
+
+
+def test_axes_are_those_that_were_asked_for():
+    settings = [{"learning_rate": 1e-3 * (1 + i), "gamma": 0.1 * (1 + i)} for i in range(9)]
+    settings = [one | {"num_envs": 2**i} for i, one in enumerate(settings)]
+    asked = {"learning_rate": "log:0.0005:0.01", "gamma": "uniform:0.01:1"}
+    axes = one_study(sweep(settings), asked | {"num_envs": [2**i for i in range(9)]}).axes
+    assert [axes[name].scale.is_log for name in axes] == [True, False, True]
+    assert axes["learning_rate"].scale[:2] == (0.0005, 0.01)
+    assert [label for _, label in axes["num_envs"].scale.ticks()] == ["1", "10", "100"]
+    assert plots.places([0.1, 0.2], True).is_log and not plots.places([0.1, 9.0], False).is_log
+    assert [plots.is_log(x) for x in ("log:1:2", "uniform:1:2", [1, 2])] == [True, False, None]
+
+
+def test_a_curve_ends_where_a_seed_ends_and_is_drawn_with_few_points():
+    rows = [trial({"x": 1.0}, 0, 10.0, 501), trial({"x": 1.0}, 1, 10.0, 1001)]
+    found = curves.curve(results.rank(rows)[0])
+    assert len(found.x) == curves.POINTS and found.x[-1] == 50_000
+    np.testing.assert_allclose(found.mean[-1], (10 + 5) / 2, rtol=1e-6)
+    assert found.low[-1] == pytest.approx(5) and found.high[-1] == pytest.approx(10)
+
+
+# --- sentences -------------------------------------------------------------------------------
+
+
+def test_sentences_are_about_this_sweep():
+    settings = product(learning_rate=RATES, gamma=[0.9, 0.99])
+    score = lambda one: -10 * abs(np.log10(one["learning_rate"]) + 2) - one["gamma"]
+    found = read(sweep(settings, 3, score), listed(settings))
+    assert "learning_rate=0.01, gamma=0.9: mean return -0.9 over 3 seeds." in found.text
+    assert "0.09 above the second setting" in found.text
+    assert (
+        "learning_rate: the best settings lie at the end of its range; try above 0.01."
+        in found.text
+    )
+    assert "The best pair is learning_rate=0.01 with gamma=0.9, mean -0.9" in found.text
+    assert "--config runs/x/best.json --seed 102 --num-seeds 10" in found.text
+    at = found.heads.index("Return over learning_rate")
+    assert "explains 100 % of the variance; best at 0.01, with -0.945" in found.captions[at]
+
+
+def test_ties_and_broken_trials_are_said():
+    settings = draws(16)
+    tie = read(sweep(settings, score=lambda one: 500.0), DRAWS)
+    assert "It ties: 16 settings score 500." in tie.text
+    rows = [t for s in sweep(settings) for t in s.trials]
+    rows = [
+        t._replace(returns=t.returns * (2 if t.setting["learning_rate"] > 3e-3 else 1))
+        for t in rows
+    ]
+    rows = [t._replace(is_finite=t.setting["learning_rate"] < 3e-3 or not t.seed) for t in rows]
+    count = sum(not t.is_finite for t in rows)
+    found = read(results.rank(rows), DRAWS)
+    said = re.search(r"(\d+) trials are not finite, (\d+) of them with learning_rate=", found.text)
+    assert count > 2 and said.group(1) == str(count) and int(said.group(2)) > count / 2
+    sound = max(s.mean for s in results.rank(rows) if not s.broken)
+    assert sound < max(s.mean for s in results.rank(rows))
+    assert f"the best of 16 {svg.number(sound)}." in found.text
+    assert "A setting with a broken trial counts like the worst one." in found.text
+    assert found.text.count("1 not finite") == count
+
+
+def test_halving_compares_at_the_step_that_all_have():
+    settings = [{"learning_rate": 10.0 ** -(2 + i / 4)} for i in range(9)]
+    rows = [
+        trial(one, seed, 10.0 * points + i, points, share=points / 12, rung=points // 4)
+        for i, one in enumerate(settings)
+        for points in [12 if i < 2 else 4]
+        for seed in (0, 1)
+    ]
+    found = one_study(results.rank(rows), {"learning_rate": "log:0.0001:0.01"})
+    assert found.step == 300 and found.peers.tolist() == [0, 1]
+    expected = {i: (10 * 12 + i) * 3 / 11 if i < 2 else 10 * 4 + i for i in range(9)}
+    order = [settings.index(setting.setting) for setting in found.settings]
+    np.testing.assert_allclose(found.scores, [expected[i] for i in order])
+    assert order[:2] == [1, 0]
+    shown = read(results.rank(rows), {"learning_rate": "log:0.0001:0.01"})
+    assert "compare all of them at step 300" in shown.text
+    assert "0 of the other 1" not in shown.text and "1 above the second setting" in shown.text
+
+
+def test_a_retest_answers_whether_it_was_luck():
+    settings = product(learning_rate=RATES)
+    ranked = sweep(settings, 3, lambda one: 1e3 * one["learning_rate"])
+    fresh = [
+        trial(settings[i], 9 + seed, final) for i, final in ((2, 5.0), (1, 8.0)) for seed in (0, 1)
+    ]
+    again = results.retests(ranked, fresh)
+    found = read(ranked, listed(settings), retested=again)
+    assert (
+        "Setting 2 is the best one on 2 fresh seeds (learning_rate=0.001): mean return 8"
+        in found.text
+    )
+    assert "Retest on fresh seeds" in found.text and "try above" not in found.captions
+
+
+# --- kinds of sweeps -------------------------------------------------------------------------
+
+MIXED = product(
+    activation=["tanh", "<script>alert(1)</script>"],
+    hidden_sizes=[(64, 64), (16,)],
+    anneal_lr=[True, False],
+    target_kl=[0.1, float("inf")],
+    learning_rate=RATES,
+)
+KINDS = {
+    "one field": (product(learning_rate=RATES), {}),
+    "one setting, one point": ([{"learning_rate": 1e-3}], dict(seeds=1, points=1)),
+    "nothing swept": ([{}], {}),
+    "strings, tuples, booleans": (MIXED, {}),
+    "only environments": ([{"env": "A-v0"}, {"env": "B-v0"}], {}),
+    "one seed": (product(learning_rate=RATES, num_envs=[4, 8]), dict(seeds=1)),
+    "no trial finite": (product(learning_rate=RATES), dict(is_finite=False)),
+    "no points yet": (product(learning_rate=RATES), dict(points=1)),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_page_for_every_kind_of_sweep(kind):
+    settings, more = KINDS[kind]
+    found = read(sweep(settings, **more), listed(settings), title=f"<script>{kind}</script>")
+    assert found.tags.count("script") == 2 and f"<script>{kind}</script>" in found.text
+    if kind == "strings, tuples, booleans":
+        assert "<script>alert(1)</script>" in found.text, "as text, not as an element"
+        assert found.settings == set(range(len(settings)))
+        assert (
+            "Return over hidden_sizes" in found.heads and "Best of k random settings" in found.heads
+        )
+        assert not any(" and " in head for head in found.heads if "curves" not in head), "no pairs"
+    if kind == "no trial finite":
+        assert "no trial has a finite result" in found.text
+
+
+def test_a_section_for_each_environment():
+    settings = product(env=["A-v0", "B/../v0"], learning_rate=RATES, num_envs=[4, 8])
+    ranked = sweep(settings)
+    found = read(ranked, listed(settings))
+    assert found.tags.count("section") == 2 and found.heads.count("Learning curves") == 2
+    assert found.settings == set(range(12)) == set(found.rows) and "best-B-..-v0.json" in found.text
+    names = [one["name"] for one in found.data]
+    assert len(names) == 12 and names[:6] != names[6:] and "env=" not in "".join(names)
+
+
+def test_stopped_chunks_have_curves_of_their_own_lengths():
+    rows = [trial(one, seed, 5.0 + i, 2 + i) for i, one in enumerate(draws(12)) for seed in (0, 1)]
+    found = read(results.rank(rows), DRAWS)
+    assert found.settings == set(range(12)) and "steps" in found.text
+
+
+def test_a_thousand_settings_are_thinned_out():
+    settings = [one | {f"x{i}": one["gamma"] * i for i in range(1, 6)} for one in draws(1000)]
+    ranked = sweep(settings)
+    found = read(ranked, DRAWS)
+    shown = found.settings
+    assert found.size < 1.5e6 and "at most 300 of the 1000 settings" in found.text
+    assert set(range(100)) < shown and max(shown) == 999 and len(shown) < 320
+
+
+def test_a_tail_of_bad_scores_does_not_hide_the_others():
+    scale = svg.scores_scale(np.array([-1e7, *np.linspace(90, 100, 30)]))
+    assert 85 < scale.low < 91 and scale.high == 100
+    wide = np.linspace(-300, 500, 31)
+    assert svg.scores_scale(wide)[:2] == (-300, 500)
+    assert svg.colour_steps(np.array([-300.0, 500.0, np.nan, 100.0])).tolist() == [0, 8, -1, 4]
+
+
+def test_edges_of_an_axis():
+    settings = [one | {"learning_rate": 10 ** (-4 + i / 15)} for i, one in enumerate(draws(30))]
+    rising = lambda one: np.log(one["learning_rate"])
+    found = one_study(sweep(settings, score=rising), DRAWS)
+    ends = {name: landscapes.edge(found, axis) for name, axis in found.axes.items()}
+    assert ends["learning_rate"] == "high"
+    falling = one_study(sweep(settings, score=lambda one: -rising(one)), DRAWS)
+    assert landscapes.edge(falling, falling.axes["learning_rate"]) == "low"
+    middle = one_study(sweep(settings), DRAWS)
+    assert landscapes.edge(middle, middle.axes["learning_rate"]) == ""
+
+
+# --- in a sweep ------------------------------------------------------------------------------
+
+
+def test_a_sweep_leaves_its_report_and_survives_one_that_fails(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(plots, "sweep", lambda *_: None)
+    monkeypatch.setattr(plots, "curve", lambda *_: None)
+    config = toy.Config(total_timesteps=200, num_evals=4)
+    grid = {"learning_rate": [0.1, 0.2, 0.3], "gamma": [0.9, 1.0]}
+    launch.sweep(toy, config, grid, num_seeds=2, sweep_dir=tmp_path / "x")
+    text = (tmp_path / "x" / "report.html").read_text()
+    found = Page(text)
+    assert "toy on CartPole-v1" in found.text and len(found.data) == 6
+    first = found.data[0]
+    rows = (tmp_path / "x" / "results.csv").read_text().splitlines()[1:]
+    numbers = [row.split(",")[0] for row in rows if row.split(",")[1:3] == settings_of(first)]
+    assert [str(one[3]) for one in first["trials"]] == numbers
+
+    def fail(*_):
+        raise ZeroDivisionError("a corner")
+
+    monkeypatch.setattr(page, "page", fail)
+    swept = launch.sweep(toy, config, grid, num_seeds=2, sweep_dir=tmp_path / "y", quiet=False)
+    assert "report.html was not written: ZeroDivisionError: a corner" in capsys.readouterr().err
+    assert len(swept.ranked) == 6 and (tmp_path / "y" / "best.json").exists()
+    assert not (tmp_path / "y" / "report.html").exists() and not swept.unsaved
+
+
+def settings_of(entry):
+    """Learning rate and gamma of a setting, as results.csv has them."""
+    return re.findall(r"=([\d.]+)", entry["name"])
