@@ -24,7 +24,7 @@ from algorithms.launch.storage.description import read_description
 from algorithms.launch.storage.versions import kit
 from algorithms.launch.training import runner
 from algorithms.launch.training.loop import Swept
-from algorithms.launch.training.options import Options, check_algorithm, make_options
+from algorithms.launch.training.options import INIT, NAMES, check_algorithm, make_options
 from algorithms.launch.training.session import Result
 
 NOT_FINITE = 3  # an exit code, as those below
@@ -155,9 +155,19 @@ def from_run(module: Any, source: str, path: Path) -> tuple[Any, Flags]:
     check_algorithm(module, described["algorithm"], path)
     flags = Flags()
     if source in ("config", "resume"):
-        options = make_options(described["options"])._asdict()
+        options = make_options(described["options"]).to_json()
         flags = Flags(seed=seeds[0], num_seeds=len(seeds), **options)
+        if source == "config" and (begins := described.get("init_from")):
+            flags = dataclasses.replace(flags, **init_flags(begins))
     return settings.config_from_json(module.Config, described["config"], path), flags
+
+
+def init_flags(begins: dict[str, Any]) -> dict[str, Any]:
+    """The flags that ask for a beginning again."""
+    names = {"init_from": "run", "init_trial": "trial", "init_optimizer": "optimizer"}
+    return {flag: begins[name] for flag, name in names.items()} | {
+        "init_point": str(begins["point"])
+    }
 
 
 # The flags of which one makes a run a sweep, beside several values and --memory-limit.
@@ -174,7 +184,7 @@ TAKES = {
     "copy": ("copy",),
     "list": ("list",),
     "version": ("version",),
-    "resume": ("resume", "point", "quiet", "total_timesteps", *Options._fields, *PROCESSES),
+    "resume": ("resume", "point", "quiet", "total_timesteps", *NAMES, *PROCESSES),
     "run": ("point", "trial", "episodes", "json"),
 }
 
@@ -183,17 +193,23 @@ TAKES = {
 
 def train(module: Any, config: Any, grid: dict[str, Any], flags: Flags) -> int:
     """A new run or sweep, or one that goes on."""
-    keywords: dict[str, Any] = {name: getattr(flags, name) for name in Options._fields}
+    keywords: dict[str, Any] = {name: getattr(flags, name) for name in NAMES}
     keywords |= {"quiet": flags.quiet, "import_seconds": progress.process_age()}
     first: dict[str, Any] = {"seed": flags.seed, "num_seeds": flags.num_seeds}
     first |= {"root": flags.run_dir_root, "resume_if_exists": flags.resume_if_exists}
     given = {name: getattr(flags, name) for name in OF_SWEEPS}
     limits: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if not flags.resume:
+        keywords |= {name: getattr(flags, name) for name in INIT}
+        keywords["init_point"] = point_of(flags.init_point, "init-point")
     if flags.memory_limit is not None:
         limits["memory_limit"] = size_in_bytes(flags.memory_limit)
     result: Result | Swept
     if flags.resume:
-        more: dict[str, Any] = {"total_timesteps": config.total_timesteps, "point": point_of(flags)}
+        more: dict[str, Any] = {
+            "total_timesteps": config.total_timesteps,
+            "point": point_of(flags.point, "point", ("last",)),
+        }
         result = runner.resume(flags.resume, module=module, **more, **keywords)
     elif grid or limits:
         limits["sampler"] = flags.sampler
@@ -237,7 +253,7 @@ def loaded_trials(module: Any, flags: Flags, path: str, only: int | None = None)
     Args:
       only: how many at most, of a sweep those with the highest return.
     """
-    point, several = point_of(flags), experiment.is_sweep(path)
+    point, several = point_of(flags.point, "point"), experiment.is_sweep(path)
     numbers: Sequence[int | None] = [flags.trial]
     if flags.trial is None and several:
         numbers = best_of_sweep(Path(path), only)
@@ -300,14 +316,13 @@ def show_all(module: Any) -> int:
     return 0
 
 
-def point_of(flags: Flags) -> int | str:
-    """What --point says."""
-    if flags.point.isdigit():
-        return int(flags.point)
-    allowed = ("last",) if flags.resume else ("last", "best")
-    if flags.point not in allowed:
-        raise UserError(f"--point {flags.point}: give {', '.join(allowed)} or a number")
-    return flags.point
+def point_of(word: str, flag: str, allowed: Sequence[str] = ("last", "best")) -> int | str:
+    """What --point or --init-point says."""
+    if word.isdigit():
+        return int(word)
+    if word not in allowed:
+        raise UserError(f"--{flag} {word}: give {', '.join(allowed)} or a number")
+    return word
 
 
 def refuse_others(command: str, base: tuple[Any, Flags], given: tuple[Any, Flags]) -> None:

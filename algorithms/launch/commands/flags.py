@@ -54,6 +54,13 @@ class Flags:
     run_dir: Annotated[str | None, DIRECTORY] = None
     """the directory of this run or sweep, in place of one below run_dir_root"""
     resume_if_exists: bool = False  # go on with what is in --run-dir, if it is there
+    init_from: Annotated[str | None, DIRECTORY] = None
+    """begin at the policy of a run or a sweep, with other settings or in another environment"""
+    init_point: str = "last"  # of --init-from: last, best or a number
+    init_trial: int | None = None
+    """of --init-from: all seeds begin there; default: seed i at trial i, or all at the best one"""
+    init_optimizer: bool = False
+    """of --init-from: also take the optimizer's state, other networks and the scale of rewards"""
     resume: Annotated[str | None, DIRECTORY] = None
     """go on with a run or a sweep; a larger --total-timesteps makes a run longer"""
     evaluate: Annotated[str | None, DIRECTORY] = None

@@ -169,6 +169,15 @@ def read_header(path: Path, algorithm: str) -> dict[str, Any]:
         return _read_header(file, path, algorithm)
 
 
+def shapes(path: Path, algorithm: str) -> dict[str, tuple[int, ...]]:
+    """The shapes (trials, ...) of a checkpoint's arrays, by their names.
+
+    Raises:
+      UserError: as of `read_header`.
+    """
+    return {name: tuple(shape) for name, _, shape in read_header(path, algorithm)["arrays"]}
+
+
 def verify(path: Path, algorithm: str) -> None:
     """Reads the file through.
 
@@ -179,7 +188,9 @@ def verify(path: Path, algorithm: str) -> None:
         _verify(file, path, _entries(file, _read_header(file, path, algorithm)))
 
 
-def read_checkpoint(path: Path, algorithm: str, like: Any, num_trials: int, rows: range) -> Any:
+def read_checkpoint(
+    path: Path, algorithm: str, like: Any, num_trials: int, rows: range, partly: bool = False
+) -> Any:
     """The pytree in a checkpoint, as host arrays (len(rows), ...).
 
     Args:
@@ -188,13 +199,14 @@ def read_checkpoint(path: Path, algorithm: str, like: Any, num_trials: int, rows
       like: shapes and dtypes for one trial; typed keys are wrapped again.
       num_trials: in the file.
       rows: which of them.
+      partly: the file may have more arrays than `like`.
 
     Raises:
       UserError: the file is missing, damaged, of another algorithm, or does not fit.
     """
     with _open(path) as file:
         entries = _entries(file, _read_header(file, path, algorithm))
-        _check_fit(path, entries, like, num_trials)
+        _check_fit(path, entries, like, num_trials, partly)
         _verify(file, path, entries)
         read = lambda name, leaf: devices.like_key(entries[name].read(file, rows), leaf)
         leaves = [read(name, leaf) for name, leaf in named_leaves(like)]
@@ -208,7 +220,9 @@ def named_leaves(tree: Any) -> list[tuple[str, Any]]:
     ]
 
 
-def _check_fit(path: Path, entries: dict[str, _Entry], like: Any, num_trials: int) -> None:
+def _check_fit(
+    path: Path, entries: dict[str, _Entry], like: Any, num_trials: int, partly: bool
+) -> None:
     misfit = f"{path} does not fit this configuration:"
     names = [name for name, _ in named_leaves(like)]
     for name, leaf in named_leaves(like):
@@ -222,7 +236,7 @@ def _check_fit(path: Path, entries: dict[str, _Entry], like: Any, num_trials: in
                 f"{misfit} {name} is {found.dtype}{found.shape}, expected {stored.dtype}{expected}"
             )
     for name in entries:
-        if name not in names:
+        if name not in names and not partly:
             raise UserError(f"{misfit} {name} is left over")
 
 

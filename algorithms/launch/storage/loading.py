@@ -83,7 +83,7 @@ def load(
         raise UserError(f"trial={trial}: {run.path} has trials 0 to {count - 1}")
     history = run.history()
     wanted = range(count) if trial is None else range(trial, trial + 1)
-    chosen = [_choose(run, point, history, i) for i in wanted]
+    chosen = [choose_point(run, point, history, i) for i in wanted]
     programs.make_environment(module, config)
     state = _read(run, chosen, wanted, programs.initial_state(module, config), whole)
     points = [p for p in history if p <= max(chosen)]
@@ -112,7 +112,7 @@ def _read(run_dir: RunDir, chosen: list[int], trials: range, like: Any, whole: b
     return Acting(jax.tree.map(own, *[policies[p] for p in chosen]))
 
 
-def _choose(run_dir: RunDir, point: Any, history: dict[int, Metrics], trial: int) -> int:
+def choose_point(run_dir: RunDir, point: Any, history: dict[int, Metrics], trial: int) -> int:
     """The number of the point that is asked for."""
     saved = run_dir.points("policy")
     if not saved:

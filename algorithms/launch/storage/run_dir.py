@@ -159,11 +159,19 @@ class RunDir:
 
     # --- what they hold --------------------------------------------------------------------------
 
-    def read(self, point: int, kind: str, like: Any, trials: range | None = None) -> Any:
+    def read(
+        self,
+        point: int,
+        kind: str,
+        like: Any,
+        trials: range | None = None,
+        partly: bool = False,
+    ) -> Any:
         """What a point's files hold of some trials (default: all), as host arrays (trials, ...).
 
         Args:
           like: shapes and dtypes for one trial.
+          partly: the files may have more arrays than `like`.
         """
         trials = range(self.trials.count) if trials is None else trials
         pieces = []
@@ -171,7 +179,8 @@ class RunDir:
             first, last = max(part.start, trials.start), min(part.stop, trials.stop)
             if first < last:
                 rows = range(first - part.start, last - part.start)
-                pieces.append(files.read_checkpoint(file, self.algorithm, like, len(part), rows))
+                given = (file, self.algorithm, like, len(part), rows, partly)
+                pieces.append(files.read_checkpoint(*given))
         if not pieces:
             raise UserError(f"{self.file(point, kind)} does not exist")
         join = lambda *x: devices.like_key(np.concatenate([devices.plain(p) for p in x]), x[0])

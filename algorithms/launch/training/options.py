@@ -7,9 +7,12 @@ from typing import Any, NamedTuple
 from algorithms import parts
 from algorithms.launch import settings
 from algorithms.launch.errors import UserError, unknown
+from algorithms.launch.reuse import initial
+from algorithms.launch.reuse.initial import Initial
 from algorithms.launch.settings import Trials, algorithm_name
 from algorithms.launch.storage.description import VERSION
 
+INIT = ("init_from", "init_point", "init_trial", "init_optimizer")
 GIF_CHOICES = ("never", "start", "end", "every")
 
 
@@ -24,14 +27,24 @@ class Options(NamedTuple):
     one_run_per_seed: bool = False
     tensorboard: bool = False
     gif: str = "never"
+    init: Initial | None = None  # where new trials begin; None: as the algorithm has them
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values; `init` has a place of its own in config.json."""
+        return {name: value for name, value in self._asdict().items() if name != "init"}
+
+
+NAMES = tuple(name for name in Options._fields if name != "init")
 
 
 def make_options(values: dict[str, Any]) -> Options:
-    """Options from keywords; unknown ones are refused."""
+    """Options from keywords, and from those of `INIT`; unknown ones are refused."""
     for name in values:
-        if name not in Options._fields:
-            raise unknown("option", name, Options._fields)
-    options = Options(**values)
+        if name not in NAMES + INIT:
+            raise unknown("option", name, NAMES + INIT)
+    begins = initial.asked({name: value for name, value in values.items() if name in INIT})
+    own = {name: value for name, value in values.items() if name in NAMES}
+    options = Options(**own, init=begins)
     if options.gif not in GIF_CHOICES:
         raise UserError(f"gif={options.gif!r}: choose one of {', '.join(GIF_CHOICES)}")
     if options.one_run_per_seed and not (options.track or options.tensorboard):
@@ -71,7 +84,7 @@ def check_outputs(config: Any, options: Options) -> None:
 
 
 def check_files(options: Options, save: bool) -> None:
-    if not save and options != Options():
+    if not save and options._replace(init=None) != Options():
         raise UserError("save=False: keep_states, track, tensorboard and gif need files")
 
 
@@ -87,7 +100,27 @@ def describe(module: Any, config: Any, trials: Trials, options: Options) -> dict
     return {
         "version": VERSION,
         "algorithm": algorithm_name(module),
-        "options": options._asdict(),
+        "options": options.to_json(),
         "config": settings.config_to_json(config),
         **trials.to_json(),
+        **init_to_json(options),
     }
+
+
+def init_to_json(options: Options) -> dict[str, Any]:
+    """Where trials begin, as config.json and sweep.json have it; nothing for those from scratch."""
+    return {"init_from": options.init._asdict()} if options.init else {}
+
+
+def options_of(description: dict[str, Any], changes: dict[str, Any]) -> Options:
+    """The options of what is there, with changes; where it began does not change.
+
+    Raises:
+      UserError: an option that is unknown, or about the beginning.
+    """
+    for name in changes:
+        if name in INIT:
+            raise UserError(f"{name}: trials that have begun go on from their own states")
+    begins = description.get("init_from")
+    options = make_options(description["options"] | changes)
+    return options._replace(init=Initial(**begins) if begins else None)

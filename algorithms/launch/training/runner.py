@@ -11,6 +11,7 @@ from algorithms.launch import objectives, settings
 from algorithms.launch.compute import devices, hosts
 from algorithms.launch.compute.interrupts import in_background
 from algorithms.launch.errors import UserError
+from algorithms.launch.reuse import initial
 from algorithms.launch.search import grids, outcomes
 from algorithms.launch.search.halving import Halving
 from algorithms.launch.show.progress import Progress
@@ -27,7 +28,9 @@ from algorithms.launch.training.options import (
     check_outputs,
     check_seeds,
     describe,
+    init_to_json,
     make_options,
+    options_of,
 )
 from algorithms.launch.training.session import Chunk, Hooks, Result
 from algorithms.launch.training.stages import Stages
@@ -67,7 +70,10 @@ def run(
         raises `launch.Stop` ends the run after that point.
       quiet: show no progress.
       import_seconds: spent so far, for the closing line.
-      **options: fields of `Options`.
+      **options: fields of `Options`; also init_from, a run or a sweep of this algorithm at whose
+        policy every trial begins, with the rest of its state new: init_point ("last", "best" or a
+        number), init_trial (by default trial i for seed i, of a sweep's best setting, or the best
+        trial where there are fewer), init_optimizer=True (with everything that was learned).
 
     Raises:
       UserError: a setting that cannot work (among them the ValueErrors of `make_train`), or
@@ -205,7 +211,7 @@ def resume(
             )
         module = module or loading.find_module(there.algorithm)
         check_algorithm(module, there.algorithm, there.path)
-        chosen = make_options(there.description["options"] | options)
+        chosen = options_of(there.description, options)
         locks.enter_context(locked(there.path))
         view = Progress(quiet, import_seconds)
         chunks = _chunks_of(there, module, env, wanted, view)
@@ -341,7 +347,7 @@ def _begin(
     there = place.path if place.resume_if_exists and place.save else None
     if there is not None and experiment.is_there(there, is_sweep):
         _check_same(there, module, described)
-        given: dict[str, Any] = {"hooks": hooks, "quiet": view.quiet, **chosen._asdict()}
+        given: dict[str, Any] = {"hooks": hooks, "quiet": view.quiet, **chosen.to_json()}
         env, spent = None if isinstance(config.env, str) else config.env, view.seconds["import"]
         return resume(there, module=module, env=env, import_seconds=spent, **given)
     largest = max(group.trials.count for group in groups)
@@ -350,6 +356,9 @@ def _begin(
     trainers = [Trainer(module, group.config, group.trials.count, view) for group in groups]
     for group in groups:
         check_outputs(group.config, chosen)
+    if chosen.init:
+        chosen = _with_beginnings(chosen, seeds, trainers)
+        described |= init_to_json(chosen)
     if not is_sweep:
         chunk = Chunk(trainers[0], groups[0].trials)
         return _begin_run(chunk, described, chosen, hooks, place)
@@ -409,10 +418,25 @@ def _portions(groups: list[grids.Group], trainers: list[Trainer]) -> list[plans.
     return found
 
 
+def _with_beginnings(options: Options, seeds: range, trainers: list[Trainer]) -> Options:
+    """The options with a trial and a point of another run for each seed, and says which."""
+    assert options.init
+    first = trainers[0]
+    algorithm = settings.algorithm_name(first.module)
+    begins = initial.choose(options.init, seeds, algorithm, outcomes.best_trials)
+    for trainer in trainers:
+        initial.check_fit(begins, trainer.module, trainer.config)
+    state = initial.read(begins, first.module, first.config)
+    first.view.say(initial.in_words(begins, state))
+    return options._replace(init=begins)
+
+
 def _check_same(path: Any, module: Any, asked: dict[str, Any]) -> None:
     """Refuses to go on with what has other settings; `config` is compared field by field."""
     fields = lambda d: settings.with_defaults(module.Config, d["config"])
-    compared = lambda d: {k: v for k, v in d.items() if k != "options"} | fields(d)
+    asked_of = lambda begins: initial.Initial(**begins).asked if begins else None
+    begins = lambda d: {"init_from": asked_of(d.get("init_from"))}
+    compared = lambda d: {k: v for k, v in d.items() if k != "options"} | begins(d) | fields(d)
     old, new = compared(experiment.open(path).description), compared(files.as_read(asked))
     keys = dict.fromkeys([*new, *OPTIONAL])
     differ = [k for k in keys if k != "config" and old.get(k) != new.get(k)]

@@ -13,6 +13,7 @@ from algorithms.launch.compute import hosts, programs
 from algorithms.launch.compute.interrupts import Interrupt, Stop, in_background
 from algorithms.launch.errors import warn
 from algorithms.launch.metrics import Metrics, infinite_losses, mean_returns, stack, with_nan
+from algorithms.launch.reuse import initial
 from algorithms.launch.settings import Trials
 from algorithms.launch.show.brief import brief
 from algorithms.launch.show.progress import not_finite
@@ -162,6 +163,9 @@ class Session:
             keys = jax.numpy.stack([jax.random.key(seed) for seed in self.trials.seeds])
             row: Metrics = {}
             states = self._run(self.trainer.compiled.start, self.layout.put(keys))
+            if self.options.init:
+                given = (states, self.trainer.module, self.trainer.config, self.layout)
+                states = initial.begin(self.options.init, *given, self.trials.seeds)
             if self.trainer.config.eval_at_start:
                 states, row = self._advance(states, learn=False)
             self._finish(point, states, row, record, interrupt)

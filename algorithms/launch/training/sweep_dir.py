@@ -29,7 +29,7 @@ from algorithms.launch.storage.description import VERSION
 from algorithms.launch.storage.directories import as_file_name
 from algorithms.launch.storage.losses import Losses
 from algorithms.launch.storage.run_dir import RunDir
-from algorithms.launch.training.options import Options
+from algorithms.launch.training.options import Options, init_to_json
 from algorithms.launch.training.session import Chunk
 
 
@@ -46,7 +46,8 @@ def describe_sweep(
         "sampler": asked.sampler,
         "seed": seeds.start,
         "num_seeds": len(seeds),
-        "options": options._asdict(),
+        "options": options.to_json(),
+        **init_to_json(options),
     } | _more(asked)
 
 

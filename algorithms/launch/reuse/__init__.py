@@ -1,0 +1,4 @@
+"""What a saved run gives to others.
+
+initial        the policies at which new trials begin
+"""
