@@ -4,6 +4,7 @@
     result = launch.run(ppo, ppo.Config(), num_seeds=4)  # the same from Python
     result = launch.resume("runs/...")                   # goes on where a run or sweep stopped
     loaded = launch.load("runs/...", point="best")       # config, state and policy of a run
+    launch.export("runs/...", "policy.zip")              # a file that acts without the kit
     swept = launch.sweep(                                # settings x seeds, side by side
         ppo, ppo.Config(), {"learning_rate": [1e-4, 1e-3], "num_envs": [4, 8]}, num_seeds=8
     )
@@ -30,6 +31,7 @@ _HOMES = {
     "sweep": "training.runner",
     "Stop": "compute.interrupts",
     "load": "storage.loading",
+    "export": "reuse.export",
 }
 
 __all__ = [*_HOMES, "main"]

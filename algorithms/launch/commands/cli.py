@@ -81,6 +81,8 @@ def dispatch(module: Any, argv: list[str]) -> int:
         return evaluate(module, flags, flags.evaluate)
     if flags.render:
         return render(module, flags, flags.render)
+    if flags.export:
+        return export(module, flags, flags.export)
     if flags.copy:
         return copy(module, flags.copy)
     if command == "list":
@@ -107,7 +109,7 @@ def join_others(flags: Flags) -> None:
 def defaults(module: Any, argv: list[str]) -> tuple[Any, Flags]:
     """What holds where no flag says otherwise: the settings of a preset, a file or a run."""
     early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    sources = ("preset", "config", "resume", "evaluate", "render")
+    sources = ("preset", "config", "resume", "evaluate", "render", "export")
     for name in sources:
         early.add_argument(f"--{name}", nargs="?")
     given = {k: v for k, v in vars(early.parse_known_args(argv)[0]).items() if v is not None}
@@ -181,6 +183,7 @@ PROCESSES = ("distributed", "coordinator", "num_processes", "process_id")
 TAKES = {
     "evaluate": ("evaluate", "seed", "point", "trial", "episodes", "json"),
     "render": ("render", "seed", "point", "trial"),
+    "export": ("export", "point", "trial"),
     "copy": ("copy",),
     "list": ("list",),
     "version": ("version",),
@@ -298,6 +301,18 @@ def render(module: Any, flags: Flags, run: str) -> int:
     for number, config, state, point, _ in loaded_trials(module, flags, run, only=1):
         path = Path(run) / f"episode_agent{number}_point{point}_seed{flags.seed}.gif"
         print(render.render(module, config, state, path, flags.seed))
+    return 0
+
+
+def export(module: Any, flags: Flags, run: str) -> int:
+    from algorithms.launch.reuse.export import export as write
+
+    trial = flags.trial
+    if trial is None and experiment.is_sweep(run):
+        trial, *others = best_of_sweep(Path(run), 1)
+        if others:
+            raise UserError(f"{run} has several environments: say which trial, --trial {trial}")
+    print(write(run, None, point_of(flags.point, "point"), trial=trial, module=module))
     return 0
 
 

@@ -67,14 +67,16 @@ class Flags:
     """play episodes with the policy of a run and sum them up"""
     render: Annotated[str | None, DIRECTORY] = None
     """write a GIF of an episode of a run"""
+    export: Annotated[str | None, DIRECTORY] = None
+    """write the policy of a run into one file that acts without the kit"""
     copy: Annotated[str | None, DIRECTORY] = None
     """write this file, with what it needs of the kit, into a directory of another project"""
     list: bool = False  # print what there is: algorithms, environments, presets
     version: bool = False  # print the kit's version
     point: str = "last"
-    """of --evaluate, --render: last, best or a number; of --resume: last or that of a kept state"""
+    """of --evaluate, --render, --export: last, best or N; of --resume: last or a kept state"""
     trial: int | None = None
-    """of --evaluate (default: all), --render (0); of a sweep: number in results.csv (the best)"""
+    """of --evaluate (default: all), --render (0), --export (best); of a sweep: see results.csv"""
     episodes: int = 100  # that --evaluate plays with each trial
     json: bool = False  # of --evaluate: JSON in place of tables
     keep_states: bool = False  # keep the whole state of every point, not of the last two only

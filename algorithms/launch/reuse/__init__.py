@@ -1,4 +1,5 @@
 """What a saved run gives to others.
 
 initial        the policies at which new trials begin
+export         `launch.export`
 """

@@ -127,6 +127,11 @@ def _trials(
     return [numbers[int(np.argmax(np.where(np.isnan(scores), -np.inf, scores)))]] * count
 
 
+def best_of_run(run: RunDir, point: int | str) -> int:
+    """The trial with the highest return at a point, or, for "best", at any point."""
+    return int(np.argmax(_scores(run, point)))
+
+
 def _scores(run: RunDir, point: int | str) -> np.ndarray:
     """Every trial's return at a point, or its highest one; zeros without any."""
     history = run.history(point if isinstance(point, int) else None)
