@@ -17,6 +17,7 @@ lost. Points up to it may not be trained or written again. Kinds and moments com
     missing                 files are gone: without any state, but with policies, a run is refused
     two                     processes on one directory: one of them trains, the other is refused
     sweep                   signals in a sweep of several chunks
+    halving                 signals in a sweep with rungs and a retest
 
 A refused process ends with exit code 2 and changes no file. A traceback is always a failure, with
 two exceptions: an abort by a second Ctrl-C, and Ctrl-C while Python still imports.
@@ -63,6 +64,8 @@ SMALL = {  # runs that take no longer than saving them
 WHAT = {
     "run": "--num-evals 200 --num-seeds 3",
     "sweep": "--num-evals 50 --max-parallel 2 --learning-rate 0.1 0.2 0.3 0.4 0.5",
+    "halving": "--num-evals 36 --max-parallel 4 --learning-rate 0.1 0.2 0.3 0.4 0.5 0.6 "
+    "--num-seeds 2 --halving 2 --retest 2 --retest-seeds 3",
 }
 KILL, TERM, INT = signal.SIGKILL, signal.SIGTERM, signal.SIGINT
 
@@ -111,6 +114,10 @@ def sweep(case: Case) -> None:
     for _ in range(case.rng.randint(1, 2)):
         break_off(case, case.rng.choice((KILL, KILL, TERM, INT)))
     case.finish()
+
+
+def halving(case: Case) -> None:
+    sweep(case)
 
 
 def requeue(case: Case) -> None:
@@ -256,14 +263,17 @@ def heir(case: Case) -> None:
 
 # --- all of them -----------------------------------------------------------------------------
 
-KINDS = {f.__name__: f for f in (kill, term, interrupt, requeue, disk, byte, missing, two, sweep)}
+KINDS = {
+    f.__name__: f
+    for f in (kill, term, interrupt, requeue, disk, byte, missing, two, sweep, halving)
+}
 
 
 def try_fault(
     lab: SimpleNamespace, wholes: dict[str, Path], index: int, kind: str, seed: int
 ) -> tuple[str, int, bool]:
     """Returns the kind, the number of lost points, and whether something failed."""
-    what = "sweep" if kind == "sweep" else "run"
+    what = kind if kind in WHAT else "run"
     words = f"{SMALL[lab.module]} {WHAT[what]}".split()
     case = Case(lab, f"{index:03d}-{kind}", words, wholes[what], seed)
     wrong = ""
@@ -343,8 +353,9 @@ def main() -> int:
         cache["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
         lab = SimpleNamespace(work=work, module=asked.module, environment=os.environ | cache)
         wholes = {}
-        if any(kind == "sweep" for _, kind, _ in drawn):
-            wholes["sweep"] = unbroken(lab, "sweep")
+        for what in ("sweep", "halving"):
+            if any(kind == what for _, kind, _ in drawn):
+                wholes[what] = unbroken(lab, what)
         wholes["run"] = unbroken(lab, "run")
         full = "a small tmpfs" if os.environ.get(broken.MOUNTS) else "a patched os.fsync"
         print(f"an unbroken run takes {lab.life:.1f} s; the full disk is {full}", flush=True)
