@@ -4,8 +4,9 @@
     python -m algorithms.launch.compare runs/RUN runs/SWEEP ... --out compare.png
     python -m algorithms.launch.compare --optuna sqlite:///study.db runs/SWEEP ...
 
-Seeds of equal settings are pooled, whatever runs they are in. With --optuna sweeps become studies
-for optuna-dashboard, in place of a table.
+Seeds of equal settings are pooled, whatever runs they are in. Of sweeps of the same settings on
+several environments it also says how much tuning for each environment brings. With --optuna sweeps
+become studies for optuna-dashboard, in place of a table.
 """
 
 import argparse
@@ -20,6 +21,7 @@ import numpy as np
 from algorithms.launch import settings
 from algorithms.launch.errors import UserError, warn, write_anything
 from algorithms.launch.metrics import Metrics, stack
+from algorithms.launch.report import sensitivity
 from algorithms.launch.show import comparison, plots, results
 from algorithms.launch.storage import experiment, loading
 
@@ -68,7 +70,8 @@ def compare(
     title = f"{METRICS[metric]}, interquartile mean"
     if picture:
         plots.comparison(panels, title, picture)
-    tables = [comparison.table(panels), comparison.aggregate(panels)]
+    swept = [trial for trial in trials if experiment.is_sweep(trial.run)]
+    tables = [comparison.table(panels), comparison.aggregate(panels), sensitivity.text(swept)]
     return Compared(panels, "\n\n".join([f"{METRICS[metric]}:", *filter(None, tables)]), picture)
 
 

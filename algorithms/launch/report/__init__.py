@@ -9,6 +9,7 @@ table          the ranking with its intervals
 curves         learning curves of the best settings
 landscapes     scores over one setting, over two, and over all of them
 svg            scales, axes and marks
+sensitivity    of `compare`: one setting for several environments, and what tuning each brings
 
 page.css and page.js are put into the page as they are.
 """
