@@ -97,6 +97,16 @@ def read_runs(path: Path) -> list[_Run]:
     return runs
 
 
+def read_trials(path: Path, metric: str | None = None) -> list[comparison.Trial]:
+    """The trials of a run or a sweep, with all their settings.
+
+    Raises:
+      UserError: there is none, or it has no metrics yet.
+    """
+    read = _completed(_with_metrics(path))
+    return [trial for run in read for trial in _trials(run, _metric(read, metric))]
+
+
 def _with_metrics(path: Path) -> list[_Run]:
     runs = read_runs(path)
     ready = [run for run in runs if run.metrics]
