@@ -26,6 +26,7 @@ _HOMES = {
     "LogUniform": "search.distributions",
     "Uniform": "search.distributions",
     "UserError": "errors",
+    "pbt": "training.runner",
     "run": "training.runner",
     "resume": "training.runner",
     "sweep": "training.runner",

@@ -15,7 +15,7 @@ from algorithms.parts.checks import (
     check_sizes,
     check_spaces,
 )
-from algorithms.parts.fields import check_reals, real, static
+from algorithms.parts.fields import bounds, check_reals, real, static
 from algorithms.parts.layers import (
     CONV_LAYERS,
     Convolutions,
@@ -84,6 +84,7 @@ __all__ = [
     "check_divides",
     "check_network",
     "check_replay",
+    "bounds",
     "check_reals",
     "check_samples",
     "check_sizes",

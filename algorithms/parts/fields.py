@@ -46,6 +46,28 @@ def check_reals(config: Any) -> None:
             raise ValueError(f"{name}={value[*i]}: give a number in {bounds}{reason}")
 
 
+def bounds(config: Any, name: str) -> tuple[Any, Any]:
+    """The lowest and the highest float32 that a field may be; infinite without an interval.
+
+    An end that is another field has that one's value, which may be traced.
+    """
+    for field, interval, _ in _intervals(config):
+        if field == name:
+            low, high = (getattr(config, w, None) for w in interval[1:-1].split(", "))
+            low = _end(interval, 0, np.inf) if low is None else low
+            return low, _end(interval, 1, -np.inf) if high is None else high
+    return -np.inf, np.inf
+
+
+def _end(interval: str, which: int, inwards: float) -> np.float32:
+    """An end of an interval, or the number next to it where it does not belong to it."""
+    end = np.float32(interval[1:-1].split(", ")[which])
+    is_open = interval[0] == "(" if which == 0 else interval[-1] == ")"
+    if is_open and end == 0:  # the very next numbers are 0 to a processor
+        return np.copysign(np.finfo(np.float32).tiny, np.float32(inwards))
+    return np.nextafter(end, np.float32(inwards)) if is_open else end
+
+
 def _number(config: Any, word: str) -> np.ndarray:
     """A field's value, or the number that the word spells."""
     given = getattr(config, word, word)

@@ -172,6 +172,8 @@ def init_flags(begins: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+# The flags of populations, without pbt_, and their defaults.
+PBT = {"share": None, "factor": None, "resample": None, "copy_buffer": True, "periods": None}
 # The flags of which one makes a run a sweep, beside several values and --memory-limit.
 OF_SWEEPS = (
     *("samples", "halving", "rungs", "brackets", "retest", "retest_seeds"),
@@ -214,6 +216,16 @@ def train(module: Any, config: Any, grid: dict[str, Any], flags: Flags) -> int:
             "point": point_of(flags.point, "point", ("last",)),
         }
         result = runner.resume(flags.resume, module=module, **more, **keywords)
+    elif flags.pbt is None and any(getattr(flags, f"pbt_{n}") != d for n, d in PBT.items()):
+        named = [f"pbt_{n}" for n, d in PBT.items() if getattr(flags, f"pbt_{n}") != d]
+        raise UserError(f"{', '.join(named)} goes with pbt, which is missing: --pbt 20")
+    elif flags.pbt is not None:
+        if others := [name for name in limits if name != "samples"]:
+            raise UserError(f"pbt does not go with {', '.join(others)}, which are of sweeps")
+        given = {name: getattr(flags, f"pbt_{name}") for name in PBT}
+        given |= {"rounds": flags.pbt, "members": flags.samples, "run_dir": flags.run_dir}
+        first |= {name: value for name, value in given.items() if value is not None}
+        result = runner.pbt(module, config, grid, **first, **keywords)
     elif grid or limits:
         limits["sampler"] = flags.sampler
         result = runner.sweep(
@@ -237,6 +249,7 @@ def evaluate(module: Any, flags: Flags, path: str) -> int:
     if flags.episodes < 1:
         raise UserError(f"--episodes {flags.episodes}: give 1 or more")
     played = []
+    module = loading.module_of(module, path)
     for number, config, state, point, trials in loaded_trials(module, flags, path):
         episodes = evaluation.evaluate(module, config, state, flags.seed, flags.episodes)
         setting = {"env": settings.env_name(config), **trials.setting(0)}
@@ -298,6 +311,7 @@ def best_of_sweep(path: Path, only: int | None) -> list[int]:
 def render(module: Any, flags: Flags, run: str) -> int:
     from algorithms.launch.show import render
 
+    module = loading.module_of(module, run)
     for number, config, state, point, _ in loaded_trials(module, flags, run, only=1):
         path = Path(run) / f"episode_agent{number}_point{point}_seed{flags.seed}.gif"
         print(render.render(module, config, state, path, flags.seed))

@@ -46,6 +46,17 @@ class Flags:
     objective: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
     """rank a sweep's settings by final_return (the default), mean_return (over the curve),
     worst_seed or steps_to=RETURN (fewest steps)"""
+    pbt: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")] = None
+    """population-based training in N rounds: --samples members, of floats given as ranges"""
+    pbt_share: Annotated[float | None, tyro.conf.arg(metavar="X", help_behavior_hint="")] = None
+    """of --pbt: share of the members that copies of the best replace; default: 0.25"""
+    pbt_factor: Annotated[float | None, tyro.conf.arg(metavar="X", help_behavior_hint="")] = None
+    """of --pbt: by which the floats of a copy move up or down; default: 1.25"""
+    pbt_resample: Annotated[float | None, tyro.conf.arg(metavar="P", help_behavior_hint="")] = None
+    """of --pbt: probability that a float of a copy is drawn anew; default: 0"""
+    pbt_copy_buffer: bool = True  # of --pbt: copies take the replay buffer along
+    pbt_periods: Annotated[str | None, tyro.conf.arg(metavar="N,N", help_behavior_hint="")] = None
+    """of --pbt: equal subpopulations, of which each evolves after N rounds (MF-PBT), as 1,4"""
     max_parallel: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")] = None
     """trials to train at once; default: as many as fit into the memory"""
     memory_limit: Annotated[str | None, tyro.conf.arg(metavar="SIZE", help_behavior_hint="")] = None

@@ -128,7 +128,7 @@ def over_trials(function: Callable, layout: Layout, in_place: bool = False) -> C
     """
     mapped = jax.vmap(function, (None, 0, 0)) if layout.block > 1 else _of_one(function)
     if layout.per_device > 1 and layout.devices[0].platform == "cpu":
-        mapped = _in_turn(mapped, layout.per_device // layout.block, in_place)
+        mapped = in_turn(mapped, layout.per_device // layout.block, in_place)
     if len(layout.devices) == 1:
         return mapped
     trials, same = PartitionSpec("trials"), PartitionSpec()
@@ -141,7 +141,7 @@ def over_trials(function: Callable, layout: Layout, in_place: bool = False) -> C
     )
 
 
-def _in_turn(function: Callable, blocks: int, in_place: bool) -> Callable:
+def in_turn(function: Callable, blocks: int, in_place: bool) -> Callable:
     """Takes blocks of trials one after another, in one program whatever their number."""
 
     def mapped(shared, *own):

@@ -15,14 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from algorithms.launch.compute import devices, hosts, programs
+from algorithms.launch.compute.population import LEARNED
 from algorithms.launch.errors import UserError
 from algorithms.launch.metrics import mean_returns, stack
 from algorithms.launch.storage import experiment, files, loading
 from algorithms.launch.storage.run_dir import RunDir
-
-# Names of the fields of a state, beside the policy, that gradient steps change. Rewards are scaled
-# as the values that were learned of them.
-LEARNED = ("params", "opt_state", "critics", "log_temperature", "reward_scale")
 
 
 class Initial(NamedTuple):

@@ -2,6 +2,7 @@
 
 progress       lines on stdout
 plots          learning curves and sweeps as pictures
+lineage        the history of a population
 render         GIFs of episodes
 trackers       wandb and TensorBoard
 results        what came of a sweep

@@ -54,7 +54,7 @@ def curve(metrics: Metrics, trials: Trials, title: str, path: Path) -> None:
         ax.set_ylabel(label)
     for ax in axes:
         _style(ax, last_step=max(np.max(metrics["timestep"], initial=0), 1))
-    _save(figure, path)
+    save(figure, path)
 
 
 def by_player(key: str, values: np.ndarray) -> dict[str, np.ndarray]:
@@ -147,7 +147,7 @@ def sweep(
             ax.set_title(environment)
         for ax in row[panels:]:
             ax.remove()
-    _save(figure, path)
+    save(figure, path)
 
 
 class Places(NamedTuple):
@@ -278,7 +278,7 @@ def comparison(panels: Mapping[str, Sequence[Any]], title: str, path: Path) -> N
             ax.legend(frameon=False, fontsize="x-small", title=best, title_fontsize="x-small")
     for ax in axes[len(panels) :]:
         ax.remove()
-    _save(figure, path)
+    save(figure, path)
 
 
 def _colours(panels: list[list[str]]) -> dict[str, str]:
@@ -325,7 +325,7 @@ def _style(ax: Any, last_step: float) -> None:
     ax.set_xlim(-0.02 * last_step, 1.02 * last_step)
 
 
-def _save(figure: Any, path: Path) -> None:
+def save(figure: Any, path: Path) -> None:
     path = Path(path)
     part = path.with_name(f".{path.name}.{os.getpid()}")
     try:

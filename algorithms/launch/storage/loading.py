@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from flax import struct
 
-from algorithms.launch.compute import programs
+from algorithms.launch.compute import population, programs
 from algorithms.launch.errors import UserError
 from algorithms.launch.metrics import Metrics, mean_returns, over_episodes, stack
 from algorithms.launch.settings import Trials
@@ -76,7 +76,7 @@ def load(
     """
     trial = trial if isinstance(agent, EllipsisType) else agent
     run, trial = experiment.open(run_dir).locate(trial)
-    module = module or find_module(run.algorithm)
+    module = population.of(module or find_module(run.algorithm), run.description)
     config = run.config(module.Config, env)
     trials, count = run.trials, run.trials.count
     if trial is not None and not 0 <= trial < count:
@@ -139,6 +139,11 @@ def choose_point(run_dir: RunDir, point: Any, history: dict[int, Metrics], trial
 def one_trial(state: Any, trial: int) -> Any:
     """Without the trial axis."""
     return jax.tree.map(lambda x: jax.numpy.asarray(x[trial]), state)
+
+
+def module_of(module: Any, path: Path | str) -> Any:
+    """The module of a run, which is a population where the run is of one."""
+    return population.of(module, experiment.open(path).description)
 
 
 def find_module(algorithm: str) -> Any:

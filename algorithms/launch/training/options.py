@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from algorithms import parts
 from algorithms.launch import settings
+from algorithms.launch.compute import population
 from algorithms.launch.errors import UserError, unknown
 from algorithms.launch.reuse import initial
 from algorithms.launch.reuse.initial import Initial
@@ -103,6 +104,7 @@ def describe(module: Any, config: Any, trials: Trials, options: Options) -> dict
         "options": options.to_json(),
         "config": settings.config_to_json(config),
         **trials.to_json(),
+        **population.described(module),
         **init_to_json(options),
     }
 

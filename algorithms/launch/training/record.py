@@ -185,9 +185,20 @@ class Record:
             return
         from algorithms.launch.show import plots
 
+        metrics, file = stack(self.rows), self.run_dir.path / "curve.png"
         with self.losses.survive("curve.png", "curve.png was not drawn", Exception):
-            metrics, file = stack(self.rows), self.run_dir.path / "curve.png"
             plots.curve(metrics, self.session.trials, self.session.trainer.name, file)
+        if "parent" in metrics:
+            self._draw_population(self.run_dir, metrics)
+
+    def _draw_population(self, run_dir: RunDir, metrics: Metrics) -> None:
+        from algorithms.launch.show import lineage
+
+        settings, name = self.session.trainer.module.settings, self.session.trainer.name
+        logarithmic = [name for name, space in settings.ranges.items() if space.kind == "log"]
+        with self.losses.survive("population.png", "population.png was not drawn", Exception):
+            file, seeds = run_dir.path / "population.png", self.session.trials.seeds
+            lineage.draw(metrics, seeds, logarithmic, f"{name}: a population", file)
 
     def _close_trackers(self) -> None:
         from algorithms.launch.show import results

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from algorithms.launch import objectives, settings
-from algorithms.launch.compute import devices, hosts
+from algorithms.launch.compute import devices, hosts, population
+from algorithms.launch.compute.evolution import Range
 from algorithms.launch.compute.interrupts import in_background
 from algorithms.launch.errors import UserError
 from algorithms.launch.reuse import initial
 from algorithms.launch.search import grids, outcomes
+from algorithms.launch.search.distributions import Discount, LogUniform, Uniform
 from algorithms.launch.search.halving import Halving
 from algorithms.launch.show.progress import Progress
 from algorithms.launch.storage import experiment, files, loading
@@ -166,6 +168,90 @@ def sweep(
     return cast(Swept, result)
 
 
+def pbt(
+    module: Any,
+    config: Any,
+    ranges: Mapping[str, Any],
+    *,
+    members: int = 16,
+    rounds: int = 20,
+    share: float = 0.25,
+    factor: float = 1.25,
+    resample: float = 0.0,
+    copy_buffer: bool = True,
+    periods: Sequence[int] | str = (1,),
+    seed: int = 0,
+    num_seeds: int = 1,
+    run_dir: Path | str | None = None,
+    resume_if_exists: bool = False,
+    root: Path | str = "runs",
+    save: bool = True,
+    hooks: Hooks = (),
+    quiet: bool = True,
+    import_seconds: float = 0.0,
+    **options: Any,
+) -> Result:
+    """Population-based training: floats change while members train. One population per seed.
+
+    A run whose trials are populations: a round is a point of its curve, `eval_return` is that of
+    the best member on episodes that had no part in the ranking, and its policy is what is loaded.
+
+    Args:
+      module: the algorithm's module.
+      config: its Config; each member trains for its total_timesteps.
+      ranges: {float: `LogUniform`, `Uniform` or `Discount`}, of the first values.
+      members: of a population.
+      rounds: after each but the last one some members are replaced.
+      share: of the members that become copies of as many best ones; 0 for none.
+      factor: by which the floats of a copy move up or down, in the space of their range.
+      resample: probability that a float is drawn anew in place of moving.
+      copy_buffer: copies take the replay buffer and the environments of the member they copy.
+      periods: several numbers make subpopulations that evolve after so many rounds (MF-PBT).
+      seed, num_seeds: of the populations.
+      run_dir, resume_if_exists, root, save, hooks, quiet, import_seconds, **options: as of `run`.
+
+    Raises:
+      UserError: as of `run`; what is no range; a float that matters at the start of a run alone.
+    """
+    wanted = population.Settings(
+        ranges={name: _range(name, values) for name, values in ranges.items()},
+        members=members,
+        share=share,
+        factor=factor,
+        resample=resample,
+        copy_buffer=copy_buffer,
+        periods=_periods(periods),
+    )
+    config = config.replace(num_evals=rounds)
+    population.check(wanted, config, settings.float_fields(config))
+    for ends in zip(*[(space.low, space.high) for space in wanted.ranges.values()]):
+        check_floats(config.replace(**dict(zip(wanted.ranges, ends))))
+    if options.get("init_from"):
+        raise UserError("init_from does not go with pbt: members begin as the algorithm has them")
+    view = Progress(quiet, import_seconds)
+    place = Place(run_dir, resume_if_exists, root, save)
+    seeds = range(seed, seed + num_seeds)
+    whole = population.Population(module, wanted)
+    result = _begin(whole, config, None, seeds, place, hooks, view, options)
+    return cast(Result, result)
+
+
+def _range(name: str, values: Any) -> Range:
+    kinds = {Uniform: "uniform", LogUniform: "log", Discount: "discount"}
+    if type(values) not in kinds:
+        raise UserError(f"pbt: {name}={values}: give a range, as log:1e-5:1e-2")
+    return Range(kinds[type(values)], float(values.low), float(values.high))
+
+
+def _periods(values: Sequence[int] | str) -> tuple[int, ...]:
+    if not isinstance(values, str):
+        return tuple(values)
+    try:
+        return tuple(int(word) for word in values.split(","))
+    except ValueError:
+        raise UserError(f"pbt_periods={values}: give whole numbers of rounds, as 1,4") from None
+
+
 @hosts.together()
 def resume(
     path: Path | str,
@@ -211,6 +297,7 @@ def resume(
             )
         module = module or loading.find_module(there.algorithm)
         check_algorithm(module, there.algorithm, there.path)
+        module = population.of(module, there.description)
         chosen = options_of(there.description, options)
         locks.enter_context(locked(there.path))
         view = Progress(quiet, import_seconds)
@@ -359,6 +446,9 @@ def _begin(
     if chosen.init:
         chosen = _with_beginnings(chosen, seeds, trainers)
         described |= init_to_json(chosen)
+    if isinstance(module, population.Population):
+        population.check_floats_matter(module.module, config, list(module.settings.ranges))
+        view.say(population.in_words(module.settings, config.num_evals))
     if not is_sweep:
         chunk = Chunk(trainers[0], groups[0].trials)
         return _begin_run(chunk, described, chosen, hooks, place)

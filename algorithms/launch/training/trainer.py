@@ -38,7 +38,8 @@ class Trainer:
     def arrange(self, num_trials: int, block: int | None = None) -> None:
         """Chooses devices for so many trials at once; `block` as of `devices.arrange`."""
         self.programs: programs.Programs | None = None
-        self.layout = devices.arrange(num_trials, block)
+        own = getattr(self.module, "block", None)  # a population fills a core by itself
+        self.layout = devices.arrange(num_trials, block or own)
 
     def compile(self, start: bool) -> None:
         """Compiles what is not there yet; `start`: also what new trials need."""
@@ -106,7 +107,8 @@ class Trainer:
 
         Fewer trials at once than such a block on each device make a smaller one.
         """
-        block, count = devices.arrange(num_trials).block, jax.device_count()
+        self.arrange(num_trials)
+        block, count = self.layout.block, jax.device_count()
         if at_once >= num_trials:
             return block, [range(num_trials)]
         block = max(1, min(block, at_once // count))
