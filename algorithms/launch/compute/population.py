@@ -79,6 +79,10 @@ class Population:
         self.Config = module.Config
 
     @property
+    def members(self) -> int:
+        return self.settings.members
+
+    @property
     def block(self) -> int | None:
         """Trials that a device vmaps: on a CPU one, whose members fill it."""
         return 1 if jax.devices()[0].platform == "cpu" else None

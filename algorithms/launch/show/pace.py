@@ -34,7 +34,8 @@ class Pace:
         current_learning_rate: see `learning_rate`.
         """
         now = time.perf_counter()
-        steps = (timestep - self.timestep) * trials.count
+        members = getattr(trainer.module, "members", 1)  # of a population
+        steps = (timestep - self.timestep) * trials.count * members
         speed = steps / max(now - self.last, 1e-9)
         self.timestep, self.last = timestep, now
         progress = timestep / (trainer.plan.steps or trainer.config.total_timesteps)

@@ -96,7 +96,8 @@ class Session:
         start, run_dir, record = self.chunk.start, self.chunk.run_dir, Record(self)
         if not self.in_sweep:
             self._announce()
-        self.view.begin(start.point, self.num_points, self.trials.count)
+        members = getattr(self.trainer.module, "members", 1)
+        self.view.begin(start.point, self.num_points, self.trials.count * members)
         if run_dir and self.chunk.is_finished:
             record.mend()
             state = start.get_state(self.layout.own) if start.get_state else None
@@ -128,7 +129,10 @@ class Session:
     def _announce(self) -> None:
         start, run_dir = self.chunk.start, self.chunk.run_dir
         count, used, seeds = self.trials.count, len(self.layout.devices), self.trials.seeds
-        if count == 1:
+        if members := getattr(self.trainer.module, "members", 0):
+            who = f"{count} population{'s' * (count > 1)} of {members} members"
+            who += f" (seeds {seeds[0]} to {seeds[-1]})" if count > 1 else f" (seed {seeds[0]})"
+        elif count == 1:
             who = f"1 trial ({self.trials.label(0)})"
         elif self.trials.floats:
             who = f"{count} trials ({self.trials.in_words})"
