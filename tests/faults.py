@@ -18,6 +18,7 @@ lost. Points up to it may not be trained or written again. Kinds and moments com
     two                     processes on one directory: one of them trains, the other is refused
     sweep                   signals in a sweep of several chunks
     halving                 signals in a sweep with rungs and a retest
+    pbt                     signals in a run of populations
 
 A refused process ends with exit code 2 and changes no file. A traceback is always a failure, with
 two exceptions: an abort by a second Ctrl-C, and Ctrl-C while Python still imports.
@@ -66,6 +67,7 @@ WHAT = {
     "sweep": "--num-evals 50 --max-parallel 2 --learning-rate 0.1 0.2 0.3 0.4 0.5",
     "halving": "--num-evals 36 --max-parallel 4 --learning-rate 0.1 0.2 0.3 0.4 0.5 0.6 "
     "--num-seeds 2 --halving 2 --retest 2 --retest-seeds 3",
+    "pbt": "--num-seeds 2 --pbt 60 --samples 6 --learning-rate log:0.01:1",
 }
 KILL, TERM, INT = signal.SIGKILL, signal.SIGTERM, signal.SIGINT
 
@@ -117,6 +119,10 @@ def sweep(case: Case) -> None:
 
 
 def halving(case: Case) -> None:
+    sweep(case)
+
+
+def pbt(case: Case) -> None:
     sweep(case)
 
 
@@ -265,7 +271,7 @@ def heir(case: Case) -> None:
 
 KINDS = {
     f.__name__: f
-    for f in (kill, term, interrupt, requeue, disk, byte, missing, two, sweep, halving)
+    for f in (kill, term, interrupt, requeue, disk, byte, missing, two, sweep, halving, pbt)
 }
 
 
@@ -353,7 +359,7 @@ def main() -> int:
         cache["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
         lab = SimpleNamespace(work=work, module=asked.module, environment=os.environ | cache)
         wholes = {}
-        for what in ("sweep", "halving"):
+        for what in ("sweep", "halving", "pbt"):
             if any(kind == what for _, kind, _ in drawn):
                 wholes[what] = unbroken(lab, what)
         wholes["run"] = unbroken(lab, "run")
