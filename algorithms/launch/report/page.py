@@ -7,12 +7,15 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from algorithms.launch import objectives
 from algorithms.launch.report import curves, landscapes, study, table
 from algorithms.launch.report.answers import answers, setting_text
 from algorithms.launch.report.chance import expected_best
 from algorithms.launch.report.importance import bars, importance
 from algorithms.launch.report.study import Study
 from algorithms.launch.report.svg import number
+from algorithms.launch.settings import text_of
+from algorithms.launch.show import results
 from algorithms.launch.show.results import Ranked, Retested
 from algorithms.launch.storage.directories import as_file_name
 
@@ -30,8 +33,10 @@ def page(
     sweep_dir: Path | str = ".",
     grid: Mapping[str, Any] = MappingProxyType({}),
     retested: Sequence[Retested] = (),
+    objective: str = objectives.DEFAULT,
 ) -> str:
-    """The page as text.
+    """The page as text. It compares final returns, and says so where the sweep has another
+    objective.
 
     Args:
       ranked: the settings, the best one of each environment first.
@@ -39,9 +44,17 @@ def page(
       sweep_dir: that commands on the page name.
       grid: what sweep.json says of it, {field: values or "log:LOW:HIGH"}.
       retested: settings on other seeds, the best one first.
+      objective: that the order of `ranked` is by.
     """
+    note = ""
+    if objective != objectives.DEFAULT:
+        firsts = [those[0] for those in results.by_environment(ranked).values()]
+        names = "; ".join(", ".join(text_of(one.setting)) for one in firsts)
+        note = f"The sweep ranks by {objective}: {names} is first. "
+        note += "This page compares final returns."
+        ranked = results.rank([trial for setting in ranked for trial in setting.trials])
     found = study.studies(ranked, grid)
-    body = [_head(found, title)]
+    body = [_head(found, title, note)]
     for one in found:
         again = [other for other in retested if other.again.environment == one.environment]
         body.append(_section(one, Path(sweep_dir), len(found) > 1, again))
@@ -61,7 +74,7 @@ def _inert(data: str) -> str:
     return data.replace("<", "\\u003c")
 
 
-def _head(found: list[Study], title: str) -> str:
+def _head(found: list[Study], title: str, note: str = "") -> str:
     settings = [setting for one in found for setting in one.settings]
     trials = sum(len(setting.trials) for setting in settings)
     seeds = max(len(setting.trials) for setting in settings)
@@ -78,7 +91,8 @@ def _head(found: list[Study], title: str) -> str:
         f"<a href='#{escape(_anchor(one))}'>{escape(one.environment)}</a> " for one in found
     )
     menu = f"<nav>{links}</nav>" if len(found) > 1 else ""
-    return f"<header><h1>{escape(title)}</h1><p>{', '.join(facts)}</p>{menu}</header>"
+    said = f"<p>{escape(note)}</p>" if note else ""
+    return f"<header><h1>{escape(title)}</h1><p>{', '.join(facts)}</p>{said}{menu}</header>"
 
 
 def _anchor(one: Study) -> str:

@@ -116,7 +116,7 @@ def publish(
     with losses.survive("report.html", "report.html was not written", Exception):
         grid = experiment.open(sweep_dir).description["grid"]
         again = results.retests(ranked, retested, objective)
-        text = page.page(ranked, title, sweep_dir, grid, again)
+        text = page.page(ranked, title, sweep_dir, grid, again, objective)
         files.write_whole(sweep_dir / "report.html", text.encode())
     return written
 

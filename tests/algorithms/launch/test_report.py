@@ -414,3 +414,16 @@ def test_a_sweep_leaves_its_report_and_survives_one_that_fails(tmp_path, monkeyp
 def settings_of(entry):
     """Learning rate and gamma of a setting, as results.csv has them."""
     return re.findall(r"=([\d.]+)", entry["name"])
+
+
+def test_another_objective_is_named_and_final_returns_are_compared():
+    """The worst seeds of 0.01 are better, its mean is not."""
+    settings = product(learning_rate=[1e-3, 1e-2])
+    finals = {(1e-3, 0): 0.0, (1e-3, 1): 100.0, (1e-2, 0): 40.0, (1e-2, 1): 41.0}
+    trials = [trial(one, s, finals[one["learning_rate"], s]) for one in settings for s in (0, 1)]
+    ranked = results.rank(trials, "worst_seed")
+    assert ranked[0].setting == {"learning_rate": 1e-2}
+    text = page.page(ranked, "title", ".", listed(settings), (), "worst_seed")
+    assert "The sweep ranks by worst_seed: learning_rate=0.01 is first." in text
+    assert "learning_rate=0.001" in str(Page(text).data[0])
+    assert "ranks by" not in page.page(ranked, "title", ".", listed(settings))
