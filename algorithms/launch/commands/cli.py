@@ -221,7 +221,7 @@ def train(module: Any, config: Any, grid: dict[str, Any], flags: Flags) -> int:
         raise UserError(f"{', '.join(named)} goes with pbt, which is missing: --pbt 20")
     elif flags.pbt is not None:
         if others := [name for name in limits if name != "samples"]:
-            raise UserError(f"pbt does not go with {', '.join(others)}, which are of sweeps")
+            raise UserError(f"--pbt trains no sweep: leave {', '.join(others)} out, or pbt")
         given = {name: getattr(flags, f"pbt_{name}") for name in PBT}
         given |= {"rounds": flags.pbt, "members": flags.samples, "run_dir": flags.run_dir}
         first |= {name: value for name, value in given.items() if value is not None}

@@ -9,6 +9,7 @@ import pytest
 
 from algorithms import launch, ppo, sac
 from algorithms.launch import Discount, LogUniform, Uniform
+from algorithms.launch.commands import cli
 from algorithms.launch.compute import devices, evolution, population
 from algorithms.launch.compute.evolution import Range
 from algorithms.launch.compute.population import Population, Settings
@@ -328,6 +329,36 @@ def test_resume_if_exists_is_for_the_same_population(run):
 def test_refused(ranges, asked, words):
     with pytest.raises(UserError, match=words):
         launch.pbt(toy, CONFIG, ranges, **{"rounds": 6, "save": False, **asked})
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("--pbt 5", "nothing changes"),
+        ("--pbt-share 0.3 --pbt-periods 1,2", "pbt_share, pbt_periods goes with pbt"),
+        ("--no-pbt-copy-buffer", "pbt_copy_buffer goes with pbt"),
+        ("--pbt 5 --gamma uniform:0.9:0.99 --halving 3", "trains no sweep: leave halving out"),
+        ("--pbt 5 --gamma 0.9 0.99", "gamma=[0.9, 0.99]: give a range"),
+    ],
+)
+def test_refused_flags(words, says, capsys):
+    with pytest.raises(SystemExit) as end:
+        cli.main(toy, words.split())
+    assert end.value.code == 2 and says in capsys.readouterr().err
+
+
+def test_a_population_from_the_command_line(run, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = "--learning-rate log:0.01:1 --gamma discount:0.5:0.99 --samples 8 --pbt 6"
+    words += " --total-timesteps 600 --num-eval-episodes 2 --num-seeds 2 --seed 3 --run-dir one"
+    cli.main(toy, words.split())
+    said = capsys.readouterr().out
+    assert "8 members with learning_rate log:0.01:1, gamma discount:0.5:0.99; 6 rounds" in said
+    assert "2 populations of 8 members (seeds 3 to 4)" in said
+    loaded = launch.load(tmp_path / "one", trial=None, module=toy)
+    np.testing.assert_array_equal(loaded.metrics["parent"], run.metrics["parent"])
+    cli.main(toy, ["--evaluate", "one", "--episodes", "2"])
+    assert "all 2 seeds: 4 episodes" in capsys.readouterr().out
 
 
 def test_only_floats_that_the_update_reads_may_change():
