@@ -110,7 +110,7 @@ def test_curve_draws_each_seed_the_mean_and_a_band(tmp_path):
 )
 def test_curve_says_whose_mean_it_is(tmp_path, monkeypatch, trials, label):
     figures = []
-    monkeypatch.setattr(plots, "_save", lambda figure, path: figures.append(figure))
+    monkeypatch.setattr(plots, "save", lambda figure, path: figures.append(figure))
     plots.curve(_metrics(trials.count), trials, "title", tmp_path / "curve.png")
     (text, *_) = figures[0].axes[0].get_legend().get_texts()
     assert text.get_text().startswith(label)
@@ -152,7 +152,7 @@ def test_wins_and_stalemates_come_from_the_ends_of_episodes(tmp_path):
 def test_what_an_environment_reports_has_panels_of_its_own(tmp_path, monkeypatch):
     """Of evaluations, or else of training; not where they are many."""
     figures = []
-    monkeypatch.setattr(plots, "_save", lambda figure, path: figures.append(figure))
+    monkeypatch.setattr(plots, "save", lambda figure, path: figures.append(figure))
     metrics = _metrics(2)
     points, episodes = metrics["eval_return"].shape[1:]
     won = np.zeros((2, points, episodes))
@@ -175,7 +175,7 @@ def test_what_an_environment_reports_has_panels_of_its_own(tmp_path, monkeypatch
 def test_a_sweep_s_axes_are_of_their_kinds(tmp_path, monkeypatch):
     """Booleans and whole numbers are marked, what was drawn uniformly is linear."""
     figures = []
-    monkeypatch.setattr(plots, "_save", lambda figure, path: figures.append(figure))
+    monkeypatch.setattr(plots, "save", lambda figure, path: figures.append(figure))
     values = {"anneal_lr": (True, False), "num_envs": (4, 64), "gamma": (0.1, 0.9)}
     values |= {"learning_rate": (1e-4, 1e-2)}
     settings = [dict(zip(values, one)) for one in itertools.product(*values.values())]
