@@ -102,11 +102,11 @@ def finals(case: Case, variant: dict[str, Any]) -> np.ndarray:
     return run.metrics["eval_return"][:, -1].mean(axis=1)
 
 
-def compare(name: str, keep: bool) -> None:
+def compare(name: str, variants: list[str], keep: bool) -> None:
     case, found = CASES[name], {}
-    for variant, settings in VARIANTS.items():
-        found[variant] = finals(case, settings)
-        ours, base = found[variant], found["random search"]
+    for variant in variants:
+        found[variant] = finals(case, VARIANTS[variant])
+        ours, base = found[variant], found[variants[0]]
         row: dict[str, Any] = {"case": name, "variant": variant, "mean": ours.mean()}
         row["low"], row["high"] = bootstrap_interval(ours, lambda x: x.mean(-1))
         # Populations of one seed begin with the same members: the differences are paired.
@@ -154,13 +154,14 @@ def seconds(name: str, runs: int = 5) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("case", choices=CASES)
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=[*VARIANTS])
     parser.add_argument("--keep", action="store_true", help="add rows to docs/results")
     parser.add_argument("--time", action="store_true", help="seconds with and without exploit")
     asked = parser.parse_args()
     if asked.time:
         seconds(asked.case)
     else:
-        compare(asked.case, asked.keep)
+        compare(asked.case, asked.variants, asked.keep)
 
 
 if __name__ == "__main__":
