@@ -204,8 +204,9 @@ class Retested(NamedTuple):
     @property
     def luck(self) -> float:
         """What the sweep's seeds promised too much, mean against mean (Eimer et al. 2023,
-        https://arxiv.org/abs/2306.01324)."""
-        return self.tuned.mean - self.again.mean
+        https://arxiv.org/abs/2306.01324). NaN if halving stopped the setting early: its return then
+        is not of the whole run."""
+        return self.tuned.mean - self.again.mean if self.tuned.share == 1.0 else np.nan
 
 
 def retests(
@@ -234,10 +235,11 @@ def retest_table(retested: Sequence[Retested], objective: str = objectives.DEFAU
             low, high = bootstrap_interval(one.again.finals, lambda drawn: drawn.mean(-1))
             values = [plain(one.again.setting[name]) for name in names]
             values += [objectives.text(objective, one.again.score(objective)) for _ in named]
-            numbers = [f"{one.tuned.mean:.5g}", f"{one.again.mean:.5g}"]
-            rows.append(
-                [str(place), *values, *numbers, f"{low:.5g} to {high:.5g}", f"{one.luck:+.3g}"]
-            )
+            early = one.tuned.share < 1.0
+            tuned = f"{one.tuned.mean:.5g}{' (early)' * early}"
+            numbers = [tuned, f"{one.again.mean:.5g}", f"{low:.5g} to {high:.5g}"]
+            numbers.append("-" if early else f"{one.luck:+.3g}")
+            rows.append([str(place), *values, *numbers])
         title = f"{environment}:\n" if len(groups) > 1 else ""
         blocks.append(title + "\n".join(aligned(rows)))
     return "\n".join(blocks)

@@ -212,6 +212,7 @@ def test_what_halving_and_a_retest_say(tmp_path, capsys):
     assert "halving: 5,200 environment steps in place of 21,600, 76 % saved" in said
     assert "retest: the best 2 settings on 3 other seeds, 7 to 9" in said
     assert "luck" in said and "100% | retest" in said
+    assert said.count("(early)") == 1  # halving ends with one setting, and two are retested
 
 
 # --- retest -------------------------------------------------------------------------------------
@@ -221,7 +222,9 @@ def test_a_retest_takes_other_seeds_and_decides(halved):
     assert [len(one.again.trials) for one in halved.retested] == [3, 3]
     for one in halved.retested:
         assert [trial.seed for trial in one.again.trials] == [7, 8, 9]
-        assert one.luck == one.tuned.mean - one.again.mean
+        whole = one.tuned.mean - one.again.mean if one.tuned.share == 1.0 else np.nan
+        np.testing.assert_equal(one.luck, whole)
+    assert sum(np.isnan(one.luck) for one in halved.retested) == 1
     first, second = halved.retested
     assert first.again.mean >= second.again.mean
     assert {str(one.tuned.setting) for one in halved.retested} == {
