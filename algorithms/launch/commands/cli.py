@@ -152,6 +152,8 @@ def from_run(module: Any, source: str, path: Path) -> tuple[Any, Flags]:
         file = path / "config.json" if path.is_dir() or source != "config" else path
         described = read_description(file, edited=source == "config")
         seeds = described["seeds"]
+        if "population" in described and source == "config":
+            raise UserError(f"--config {path} is of populations: give --pbt and the ranges anew")
         if described["floats"] and source == "config":
             raise UserError(f"--config {path} has many settings: the sweep's best.json has one")
     check_algorithm(module, described["algorithm"], path)

@@ -83,6 +83,10 @@ def choose(
 
     def find() -> list[list[int]]:
         there = experiment.open(wanted.run)
+        if "population" in there.description:
+            raise UserError(
+                f"init_from={wanted.run} is a run of populations: give one of single trials"
+            )
         if there.algorithm != algorithm:
             raise UserError(
                 f"init_from={wanted.run} is a run of {there.algorithm}, not of {algorithm}: "

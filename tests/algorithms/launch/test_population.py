@@ -1,6 +1,7 @@
 """Population-based training: who copies whom, what a copy takes, and going on exactly."""
 
 import csv
+import zipfile
 
 import jax
 import jax.numpy as jnp
@@ -359,6 +360,27 @@ def test_a_population_from_the_command_line(run, tmp_path, capsys, monkeypatch):
     np.testing.assert_array_equal(loaded.metrics["parent"], run.metrics["parent"])
     cli.main(toy, ["--evaluate", "one", "--episodes", "2"])
     assert "all 2 seeds: 4 episodes" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("flag", ["--config", "--init-from"])
+def test_populations_are_no_settings_and_no_beginning(run, flag, capsys):
+    with pytest.raises(SystemExit):
+        cli.main(toy, [flag, str(run.run_dir)])
+    assert "populations" in capsys.readouterr().err
+
+
+@pytest.mark.needs("flatbuffers")
+def test_an_exported_population_acts_as_its_best_member(run, tmp_path):
+    from jax import export
+
+    file = launch.export(run.run_dir, tmp_path / "x.zip", "last", trial=0, module=toy)
+    data = zipfile.ZipFile(file).read("policy.jax_export")
+    act = export.deserialize(bytearray(data)).call
+    best = run.metrics["best_member"][0, -1]
+    weights = run.state.members.policy["weights"][0, best].sum()
+    observations = np.array([[1.0, 0, 0, 0], [-1.0, 0, 0, 0]], np.float32)
+    actions, _ = act(observations, (), None)
+    np.testing.assert_array_equal(actions, weights * observations[:, 0] > 0)
 
 
 def test_only_floats_that_the_update_reads_may_change():
