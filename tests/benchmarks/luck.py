@@ -1,0 +1,88 @@
+"""How much of a sweep's winner is luck: its return on the sweep's seeds and on fresh ones.
+
+    python tests/benchmarks/luck.py                 # three environments, ten sweeps each
+    python tests/benchmarks/luck.py --keep          # and keep the rows in docs/results
+
+Each sweep draws 16 settings, trains them on two or five seeds, and retests the best one on 32
+others, as --retest 1 does. Sweeps of one environment have different draws and seeds.
+"""
+
+import argparse
+import csv
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from algorithms import launch, ppo
+from algorithms.launch import Discount, LogUniform
+from algorithms.launch.commands.presets import PRESETS
+from algorithms.launch.show.results import bootstrap_interval
+
+FOLDER = Path(__file__).parents[2] / "docs" / "results"
+SETTINGS, SEEDS, SWEEPS = 16, (2, 5), 10
+GRID = {
+    "learning_rate": LogUniform(1e-4, 1e-1),
+    "gamma": Discount(0.8, 0.999),
+    "gae_lambda": Discount(0.5, 0.99),
+}
+STEPS = {"CartPole-v1": 40_000, "Acrobot-v1": 40_000, "Pendulum-v1": 60_000}
+
+
+def row(env: str, num_seeds: int) -> dict[str, Any]:
+    preset = PRESETS["ppo"].get(env, {})
+    config = ppo.Config(**{"env": env, **preset}).replace(
+        total_timesteps=STEPS[env], num_evals=1, num_eval_episodes=8, eval_at_start=False
+    )
+    tuned, again = [], []
+    for number in range(SWEEPS):
+        swept = launch.sweep(
+            ppo,
+            config,
+            GRID,
+            samples=SETTINGS,
+            seed=100 * number,
+            num_seeds=num_seeds,
+            retest=1,
+            retest_seeds=32,
+            save=False,
+        )
+        (one,) = swept.retested
+        tuned.append(one.tuned.mean)
+        again.append(one.again.mean)
+    luck = np.array(tuned) - np.array(again)
+    low, high = bootstrap_interval(luck, lambda x: x.mean(-1))
+    return {
+        "env": env,
+        "seeds": num_seeds,
+        "sweep": np.mean(tuned),
+        "retest": np.mean(again),
+        "luck": luck.mean(),
+        "low": low,
+        "high": high,
+        "sweeps_with_luck": int((luck > 0).sum()),
+        "lucks": " ".join(f"{x:.2f}" for x in luck),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--keep", action="store_true", help="keep rows in docs/results")
+    asked = parser.parse_args()
+    rows = []
+    for num_seeds in SEEDS:
+        for env in STEPS:
+            rows.append(row(env, num_seeds))
+            print(rows[-1], flush=True)
+    if asked.keep:
+        with (FOLDER / "luck.csv").open("w", newline="") as out:
+            writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
+
+
+if __name__ == "__main__":
+    main()
