@@ -39,16 +39,16 @@ CASES = {
         ppo,
         ppo.Config(
             env="Acrobot-v1",
-            total_timesteps=73_728,
+            total_timesteps=55_296,
             num_evals=9,
-            num_eval_episodes=16,
+            num_eval_episodes=8,
             eval_at_start=False,
         ),
         {
             "learning_rate": [1e-3, 1e-1, 1.0],
             "gamma": [0.5, 0.8, 0.99],
             "gae_lambda": [0.5, 0.9, 1.0],
-            "ent_coef": [0.001, 0.1, 1.0],
+            "ent_coef": [0.001, 10.0, 100.0],
         },
     ),
     "cartpole": Case(
