@@ -54,18 +54,20 @@ CASES = {
     "cartpole": Case(
         dqn,
         dqn.Config(
-            total_timesteps=36_864,
+            total_timesteps=82_944,
+            batch_size=64,
             learning_starts=1_000,
-            train_every=2,
+            n_step=5,
+            target_every=20,
             num_evals=9,
             num_eval_episodes=16,
             eval_at_start=False,
         ),
         {
-            "learning_rate": [1e-5, 1e-3, 1e-1],
-            "gamma": [0.5, 0.9, 0.99],
-            "max_grad_norm": [1e-3, 1.0, 100.0],
-            "eps_end": [0.01, 0.2, 0.9],
+            "learning_rate": [1e-6, 0.03, 10.0],
+            "gamma": [0.0, 0.5, 0.99],
+            "reward_scale": [1e-4, 1.0, 1e4],
+            "eps_end": [0.01, 0.2, 1.0],
         },
     ),
 }
