@@ -18,6 +18,7 @@ from algorithms.launch.compute import hosts
 from algorithms.launch.errors import UserError
 
 CACHE = "single-file-rl"  # a folder of the user's cache directory
+IN_USE = "jax is in use already: the devices that it has are used"
 
 
 def use_compilation_cache() -> None:

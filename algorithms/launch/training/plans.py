@@ -6,6 +6,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from algorithms.launch import settings
 from algorithms.launch.compute import devices, hosts
 from algorithms.launch.compute.interrupts import in_background
 from algorithms.launch.errors import UserError, warn
@@ -31,6 +32,18 @@ class Portion(NamedTuple):
     @property
     def label(self) -> str:
         return ", ".join(text_of(self.static))
+
+
+def num_settings(portions: Sequence[Portion | Chunk], seeds: range) -> int:
+    """How many settings each environment has."""
+    numbers = {number for portion in portions for number in portion.numbers}
+    names = {settings.env_name(portion.trainer.config) for portion in portions}
+    return len(numbers) // len(seeds) // len(names)
+
+
+def num_points(portions: Sequence[Portion | Chunk]) -> int:
+    """Of the shortest curve."""
+    return min(portion.trainer.plan.points for portion in portions)
 
 
 def check_limits(asked: grids.Asked) -> None:

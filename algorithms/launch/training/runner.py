@@ -9,12 +9,10 @@ from typing import Any, NamedTuple, cast
 
 from algorithms.launch import objectives, settings
 from algorithms.launch.compute import devices, hosts, population
-from algorithms.launch.compute.evolution import Range
 from algorithms.launch.compute.interrupts import in_background
 from algorithms.launch.errors import UserError
 from algorithms.launch.reuse import initial
-from algorithms.launch.search import grids, outcomes
-from algorithms.launch.search.distributions import Discount, LogUniform, Uniform
+from algorithms.launch.search import grids, outcomes, populations
 from algorithms.launch.search.halving import Halving
 from algorithms.launch.show.progress import Progress
 from algorithms.launch.storage import experiment, files, loading
@@ -38,8 +36,6 @@ from algorithms.launch.training.session import Chunk, Hooks, Result
 from algorithms.launch.training.stages import Stages
 from algorithms.launch.training.sweep_dir import OPTIONAL, describe_sweep
 from algorithms.launch.training.trainer import Trainer
-
-IN_USE = "jax is in use already: the devices that it has are used"
 
 # --- what a Python user calls ----------------------------------------------------------------
 
@@ -213,17 +209,17 @@ def pbt(
     Raises:
       UserError: as of `run`; what is no range; a float that matters at the start of a run alone.
     """
-    wanted = population.Settings(
-        ranges={name: _range(name, values) for name, values in ranges.items()},
+    config = config.replace(num_evals=rounds)
+    wanted = populations.asked(
+        config,
+        ranges,
         members=members,
         share=share,
         factor=factor,
         resample=resample,
         copy_buffer=copy_buffer,
-        periods=_periods(periods),
+        periods=periods,
     )
-    config = config.replace(num_evals=rounds)
-    population.check(wanted, config, settings.float_fields(config))
     for ends in zip(*[(space.low, space.high) for space in wanted.ranges.values()]):
         check_floats(config.replace(**dict(zip(wanted.ranges, ends))))
     if options.get("init_from"):
@@ -234,22 +230,6 @@ def pbt(
     whole = population.Population(module, wanted)
     result = _begin(whole, config, None, seeds, place, hooks, view, options)
     return cast(Result, result)
-
-
-def _range(name: str, values: Any) -> Range:
-    kinds = {Uniform: "uniform", LogUniform: "log", Discount: "discount"}
-    if type(values) not in kinds:
-        raise UserError(f"pbt: {name}={values}: give a range, as log:1e-5:1e-2")
-    return Range(kinds[type(values)], float(values.low), float(values.high))
-
-
-def _periods(values: Sequence[int] | str) -> tuple[int, ...]:
-    if not isinstance(values, str):
-        return tuple(values)
-    try:
-        return tuple(int(word) for word in values.split(","))
-    except ValueError:
-        raise UserError(f"pbt_periods={values}: give whole numbers of rounds, as 1,4") from None
 
 
 @hosts.together()
@@ -301,7 +281,7 @@ def resume(
         chosen = options_of(there.description, options)
         locks.enter_context(locked(there.path))
         view = Progress(quiet, import_seconds)
-        chunks = _chunks_of(there, module, env, wanted, view)
+        chunks = starts.chunks_of(there, module, env, wanted, view)
         notes: list[str] = []
         if total_timesteps is not None and longer:
             chunks[0], notes = starts.extended(chunks[0], total_timesteps)
@@ -321,47 +301,6 @@ def resume(
         return loop.train_run(chunks[0], chosen, hooks)
 
 
-def _chunks_of(
-    there: experiment.Experiment, module: Any, env: Any, point: Any, view: Progress
-) -> list[Chunk]:
-    """What is on the disk, and where it goes on; a point is a run's."""
-    run_dirs = there.run_dirs()
-    configs = [run_dir.config(module.Config, env) for run_dir in run_dirs]
-    largest = max(run_dir.trials.count for run_dir in run_dirs)
-    if not devices.use_cores(largest, configs[0]):
-        view.say(IN_USE)
-    floats = settings.float_fields(configs[0])
-    swept = [name for name in there.description.get("grid", ()) if name not in floats]
-    latest = max(entry.stage for entry in there.entries)
-    chunks: list[Chunk] = []
-    for entry, run_dir, config in zip(there.entries, run_dirs, configs):
-        size, block = run_dir.trials.count, entry.block or there.description.get("block")
-        before = chunks[-1] if chunks else None
-        if not before or before.stage != entry.stage or before.trainer.config != config:
-            check_floats(config)
-            trainer = Trainer(module, config, size, view)
-            free = len(trainer.layout.devices)
-            if len(devices.arrange(size, block).devices) >= free:  # to the last bit, then
-                trainer.arrange(size, block)
-        static = {name: getattr(config, name) for name in swept}
-        chunk = Chunk(
-            trainer=trainer,
-            trials=run_dir.trials,
-            static=static,
-            run_dir=run_dir,
-            numbers=entry.numbers,
-            stage=entry.stage,
-            retest=entry.retest,
-            last=entry.last,
-        )
-        # The next rung is made of the states of the latest one, which have to be whole.
-        skipped = there.is_sweep and (entry.last is None or entry.stage < latest)
-        finished = chunk.num_points if skipped else None
-        start = starts.starting(trainer, run_dir, point, finished)
-        chunks.append(chunk._replace(start=start))
-    return chunks
-
-
 def _stages_of(there: experiment.Experiment, chunks: list[Chunk], options: Options) -> Stages:
     """What was asked of a sweep that is there."""
     said = there.description
@@ -375,19 +314,8 @@ def _stages_of(there: experiment.Experiment, chunks: list[Chunk], options: Optio
         objective=outcomes.objective_of(there),
     )
     first = [chunk for chunk in chunks if not chunk.retest]
-    numbers = {number for chunk in first for number in chunk.numbers}
-    plan = stages.planned(asked, len(numbers) // len(seeds) // _environments(first), _points(first))
+    plan = stages.planned(asked, plans.num_settings(first, seeds), plans.num_points(first))
     return Stages(plan, asked, seeds, options, there.path)
-
-
-def _environments(chunks: Sequence[Chunk | plans.Portion]) -> int:
-    """How many environments a sweep has, each with the same settings."""
-    return len({settings.env_name(chunk.trainer.config) for chunk in chunks})
-
-
-def _points(chunks: Sequence[Chunk | plans.Portion]) -> int:
-    """Of the shortest curve."""
-    return min(chunk.trainer.plan.points for chunk in chunks)
 
 
 # --- how they begin --------------------------------------------------------------------------
@@ -439,7 +367,7 @@ def _begin(
         return resume(there, module=module, env=env, import_seconds=spent, **given)
     largest = max(group.trials.count for group in groups)
     if not devices.use_cores(min(asked.max_parallel or largest, largest), config):
-        view.say(IN_USE)
+        view.say(devices.IN_USE)
     trainers = [Trainer(module, group.config, group.trials.count, view) for group in groups]
     for group in groups:
         check_outputs(group.config, chosen)
@@ -453,9 +381,9 @@ def _begin(
         chunk = Chunk(trainers[0], groups[0].trials)
         return _begin_run(chunk, described, chosen, hooks, place)
     portions = _portions(groups, trainers)
-    num_settings = sum(p.trials.count for p in portions) // len(seeds) // _environments(portions)
+    num_settings = plans.num_settings(portions, seeds)
     stages.check_retest(asked, num_settings, seeds)
-    plan = stages.planned(asked, num_settings, _points(portions))
+    plan = stages.planned(asked, num_settings, plans.num_points(portions))
     what = Stages(plan, asked, seeds, chosen)
     return _begin_sweep(what, portions, described, hooks, place, view)
 

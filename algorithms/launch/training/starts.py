@@ -1,15 +1,59 @@
-"""Where a chunk that is there goes on: at which state, for how long, and in which directory."""
+"""What a directory has of a run or a sweep, and where, for how long, each chunk goes on."""
 
 import math
+from typing import Any
 
-from algorithms.launch.compute import hosts, programs
+from algorithms.launch import settings
+from algorithms.launch.compute import devices, hosts, programs
 from algorithms.launch.errors import UserError
+from algorithms.launch.show.progress import Progress
 from algorithms.launch.storage import experiment, files
 from algorithms.launch.storage.run_dir import RunDir
-from algorithms.launch.training.options import Options, describe
+from algorithms.launch.training.options import Options, check_floats, describe
 from algorithms.launch.training.record import Start
 from algorithms.launch.training.session import Chunk
 from algorithms.launch.training.trainer import Trainer
+
+
+def chunks_of(
+    there: experiment.Experiment, module: Any, env: Any, point: Any, view: Progress
+) -> list[Chunk]:
+    """What is on the disk, and where it goes on; a point is a run's."""
+    run_dirs = there.run_dirs()
+    configs = [run_dir.config(module.Config, env) for run_dir in run_dirs]
+    largest = max(run_dir.trials.count for run_dir in run_dirs)
+    if not devices.use_cores(largest, configs[0]):
+        view.say(devices.IN_USE)
+    floats = settings.float_fields(configs[0])
+    swept = [name for name in there.description.get("grid", ()) if name not in floats]
+    latest = max(entry.stage for entry in there.entries)
+    chunks: list[Chunk] = []
+    for entry, run_dir, config in zip(there.entries, run_dirs, configs):
+        size, block = run_dir.trials.count, entry.block or there.description.get("block")
+        before = chunks[-1] if chunks else None
+        if not before or before.stage != entry.stage or before.trainer.config != config:
+            check_floats(config)
+            trainer = Trainer(module, config, size, view)
+            free = len(trainer.layout.devices)
+            if len(devices.arrange(size, block).devices) >= free:  # to the last bit, then
+                trainer.arrange(size, block)
+        static = {name: getattr(config, name) for name in swept}
+        chunk = Chunk(
+            trainer=trainer,
+            trials=run_dir.trials,
+            static=static,
+            run_dir=run_dir,
+            numbers=entry.numbers,
+            stage=entry.stage,
+            retest=entry.retest,
+            last=entry.last,
+        )
+        # The next rung is made of the states of the latest one, which have to be whole.
+        skipped = there.is_sweep and (entry.last is None or entry.stage < latest)
+        finished = chunk.num_points if skipped else None
+        start = starting(trainer, run_dir, point, finished)
+        chunks.append(chunk._replace(start=start))
+    return chunks
 
 
 def starting(trainer: Trainer, run_dir: RunDir, point: int | None, finished: int | None) -> Start:
