@@ -1,7 +1,7 @@
 """How much of a sweep's winner is luck: its return on the sweep's seeds and on fresh ones.
 
     python tests/benchmarks/luck.py                 # three environments, ten sweeps each
-    python tests/benchmarks/luck.py --keep          # and keep the rows in docs/results
+    python tests/benchmarks/luck.py --keep          # and adds the rows to docs/results
 
 Each sweep draws 16 settings, trains them on two or five seeds, and retests the best one on 32
 others, as --retest 1 does. Sweeps of one environment have different draws and seeds.
@@ -9,6 +9,7 @@ others, as --retest 1 does. Sweeps of one environment have different draws and s
 
 import argparse
 import csv
+import itertools
 import sys
 from pathlib import Path
 from typing import Any
@@ -70,18 +71,19 @@ def row(env: str, num_seeds: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--keep", action="store_true", help="keep rows in docs/results")
+    parser.add_argument("--envs", nargs="+", choices=STEPS, default=[*STEPS])
+    parser.add_argument("--seeds", nargs="+", type=int, default=[*SEEDS], help="of each setting")
+    parser.add_argument("--keep", action="store_true", help="add rows to docs/results")
     asked = parser.parse_args()
-    rows = []
-    for num_seeds in SEEDS:
-        for env in STEPS:
-            rows.append(row(env, num_seeds))
-            print(rows[-1], flush=True)
-    if asked.keep:
-        with (FOLDER / "luck.csv").open("w", newline="") as out:
-            writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
+    for num_seeds, env in itertools.product(asked.seeds, asked.envs):
+        found = row(env, num_seeds)
+        print(found, flush=True)
+        if asked.keep:
+            file = FOLDER / "luck.csv"
+            begins = not file.exists()
+            with file.open("a", newline="") as out:
+                writer = csv.DictWriter(out, list(found), lineterminator="\n")
+                writer.writerows([*([dict(zip(found, found))] * begins), found])
 
 
 if __name__ == "__main__":
