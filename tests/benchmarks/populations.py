@@ -65,9 +65,10 @@ CASES = {
         )
     ),
     "breakout": Case(
-        ppo.Config(
-            env="Breakout-MinAtar",
-            total_timesteps=300_000,
+        ppo.Config(**{"env": "Breakout-MinAtar", **PRESETS["ppo"]["Breakout-MinAtar"]}).replace(
+            total_timesteps=200_000,
+            num_envs=16,
+            conv_layers="none",
             num_eval_episodes=16,
             anneal_lr=False,
         )
