@@ -48,7 +48,6 @@ import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import distrax
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -122,25 +121,19 @@ class Actions(NamedTuple):
     log_std: jax.Array | None  # (batch, dimensions), continuous actions only
     mask: jax.Array | None  # (batch, dimensions), bool: dimensions that the agent has
 
-    def distribution(self):
-        """The distribution of the action, or of each of its dimensions."""
-        if self.log_std is None:
-            return distrax.Categorical(logits=self.output)
-        return distrax.Normal(self.output, jnp.exp(self.log_std))
-
     def sample(self, noise):
-        """argmax(logits + Gumbel noise), or mean + std * normal noise; noise as the output."""
+        """argmax(logits + Gumbel noise), or mean + std * normal noise; zeros give the mode."""
         if self.log_std is None:
             return jnp.argmax(self.output + noise, axis=-1)
         return self.output + jnp.exp(self.log_std) * noise
 
     def log_prob_and_entropy(self, action):
-        """log pi(a) and entropy -sum pi log pi, (batch,); distrax would normalise logits twice."""
-        policy = self.distribution()
+        """log pi(a) and entropy -sum pi log pi, (batch,)."""
         if self.log_std is not None:
-            of_dimensions = policy.log_prob(action), policy.entropy()
+            log_prob = parts.normal_log_prob(action, self.output, self.log_std)
+            of_dimensions = log_prob, parts.normal_entropy(self.log_std)
             return tuple(jnp.where(self.mask, x, 0.0).sum(-1) for x in of_dimensions)  # detail 7
-        log_probs = policy.logits
+        log_probs = nn.log_softmax(self.output)
         chosen = jax.nn.one_hot(action, log_probs.shape[-1])
         return (log_probs * chosen).sum(-1), -(jnp.exp(log_probs) * log_probs).sum(-1)
 
@@ -349,8 +342,9 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
 
     def policy(state, observation, memory=None, rng=None, mask=None):
         mask = None if mask is None else mask[None]
-        actions = act(config, network, state.policy, observation[None], mask).distribution()
-        action = actions.mode() if rng is None else actions.sample(seed=rng)
+        actions = act(config, network, state.policy, observation[None], mask)
+        noise = 0.0 if rng is None else parts.action_noise(rng, space, actions.output.shape[:-1])
+        action = actions.sample(noise)
         return parts.clip_to(space, parts.unfold(config, action, env.num_agents)[0]), memory
 
     return policy

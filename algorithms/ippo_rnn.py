@@ -30,7 +30,6 @@ import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import distrax
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -114,10 +113,10 @@ class Actions(NamedTuple):
         return self.output + jnp.exp(self.log_std) * noise
 
     def log_prob_and_entropy(self, action):
-        """log pi(a) and entropy -sum pi log pi, (batch,); distrax would normalise logits twice."""
+        """log pi(a) and entropy -sum pi log pi, (batch,)."""
         if self.log_std is not None:
-            policy = distrax.Normal(self.output, jnp.exp(self.log_std))
-            of_dimensions = policy.log_prob(action), policy.entropy()
+            log_prob = parts.normal_log_prob(action, self.output, self.log_std)
+            of_dimensions = log_prob, parts.normal_entropy(self.log_std)
             return tuple(jnp.where(self.mask, x, 0.0).sum(-1) for x in of_dimensions)
         log_probs = nn.log_softmax(self.output)
         chosen = jax.nn.one_hot(action, log_probs.shape[-1])

@@ -33,7 +33,6 @@ import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import distrax
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -98,24 +97,19 @@ class Actions(NamedTuple):
     output: jax.Array  # logits (batch, num_actions), or means (batch, dimensions)
     log_std: jax.Array | None  # (dimensions,), continuous actions only
 
-    def distribution(self):
-        if self.log_std is None:
-            return distrax.Categorical(logits=self.output)
-        std = jnp.broadcast_to(jnp.exp(self.log_std), self.output.shape)
-        return distrax.MultivariateNormalDiag(self.output, std)
-
     def sample(self, noise):
-        """argmax(logits + Gumbel noise), or mean + std * normal noise; noise as the output."""
+        """argmax(logits + Gumbel noise), or mean + std * normal noise; zeros give the mode."""
         if self.log_std is None:
             return jnp.argmax(self.output + noise, axis=-1)
         return self.output + jnp.exp(self.log_std) * noise
 
     def log_prob_and_entropy(self, action):
-        """log pi(a) and entropy -sum pi log pi, (batch,); distrax would normalise logits twice."""
-        policy = self.distribution()
+        """log pi(a) and entropy -sum pi log pi, (batch,)."""
         if self.log_std is not None:
-            return policy.log_prob(action), policy.entropy()
-        log_probs = policy.logits
+            log_prob = parts.normal_log_prob(action, self.output, self.log_std)
+            entropy = parts.normal_entropy(self.log_std).sum()
+            return log_prob.sum(-1), jnp.broadcast_to(entropy, log_prob.shape[:-1])
+        log_probs = nn.log_softmax(self.output)
         chosen = jax.nn.one_hot(action, log_probs.shape[-1])
         return (log_probs * chosen).sum(-1), -(jnp.exp(log_probs) * log_probs).sum(-1)
 
@@ -279,8 +273,9 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
 
     def policy(state, observation, memory=None, rng=None, mask=None):
         x = parts.normalize(config, state.policy.obs_stats, observation)[None]
-        actions = network.apply(state.policy.params, x, mask, method="actor").distribution()
-        action = actions.mode() if rng is None else actions.sample(seed=rng)
+        actions = network.apply(state.policy.params, x, mask, method="actor")
+        noise = 0.0 if rng is None else parts.action_noise(rng, space, actions.output.shape[:-1])
+        action = actions.sample(noise)
         return parts.clip_to(space, action[0]), memory
 
     return policy

@@ -34,7 +34,6 @@ import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import distrax
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -113,25 +112,20 @@ class Actions(NamedTuple):
     output: jax.Array  # logits (..., num_actions), or means (..., dimensions)
     log_std: jax.Array | None  # (..., dimensions), continuous actions only
 
-    def distribution(self):
-        if self.log_std is None:
-            return distrax.Categorical(logits=self.output)
-        return distrax.Normal(self.output, jnp.exp(self.log_std))
-
     def sample(self, noise):
-        """argmax(logits + Gumbel noise), or mean + std * normal noise; noise as the output."""
+        """argmax(logits + Gumbel noise), or mean + std * normal noise; zeros give the mode."""
         if self.log_std is None:
             return jnp.argmax(self.output + noise, axis=-1)
         return self.output + jnp.exp(self.log_std) * noise
 
     def log_prob_and_entropy(self, action, squash, real):
         """log pi(a) and entropy (...) of actions before squashing, over real dimensions."""
-        policy = self.distribution()
         if self.log_std is None:
-            log_probs = policy.logits  # normalised once; distrax would do it again
+            log_probs = nn.log_softmax(self.output)
             chosen = jax.nn.one_hot(action, log_probs.shape[-1])
             return (log_probs * chosen).sum(-1), -(jnp.exp(log_probs) * log_probs).sum(-1)
-        log_prob, entropy = policy.log_prob(action), policy.entropy()
+        log_prob = parts.normal_log_prob(action, self.output, self.log_std)
+        entropy = parts.normal_entropy(self.log_std)
         if squash:
             log_prob -= parts.log_tanh_slope(action)
             entropy += squashing_entropy(self.output, self.log_std)  # detail 6
@@ -336,8 +330,9 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
     def policy(state, observation, memory=None, rng=None, mask=None):
         x = observation if several else observation[None]
         x = parts.normalize(config, state.policy.obs_stats, x)
-        actions = network.apply(state.policy.params, x, method="actor").distribution()
-        action = actions.mode() if rng is None else actions.sample(seed=rng)
+        actions = network.apply(state.policy.params, x, method="actor")
+        noise = 0.0 if rng is None else parts.action_noise(rng, space, actions.output.shape[:-1])
+        action = actions.sample(noise)
         action = to_space(config, space, action)
         return action if several else action[0], memory
 

@@ -1,5 +1,6 @@
 """PPO: formulas against plain NumPy, probe tasks, and the contract of the file."""
 
+import importlib
 import math
 import pathlib
 import subprocess
@@ -14,7 +15,7 @@ import rlax
 
 from algorithms import parts, ppo
 from tests import probe as tasks
-from tests.algorithms.cases import Case, assert_same, joined
+from tests.algorithms.cases import Case, assert_close, assert_same, joined
 from tests.algorithms.test_probes import play_actor_critic
 from tests.conftest import compiled_as_for_users
 from tests.probe import ProbeParams
@@ -126,13 +127,20 @@ def test_learning_rates_of_a_run_of_ten_to_the_ten_steps_do_not_wrap():
     np.testing.assert_allclose(left, 0.25, rtol=1e-5)
 
 
-def test_log_prob_and_entropy_are_distrax_s():
-    logits = jax.random.normal(jax.random.key(0), (6, 4))
+@pytest.mark.parametrize("name", ["ppo", "ppo_rnn", "ppo_vtrace", "reinforce"])
+def test_log_prob_and_entropy_are_distrax_s(name):
+    module = importlib.import_module(f"algorithms.{name}")
+    more = (False, 1.0) if name == "ppo_vtrace" else ()  # not squashed, all dimensions are real
+    output, action = jax.random.normal(jax.random.key(0), (2, 6, 4))
+    log_std = jnp.tile(jnp.array([-3.0, -0.5, 0.2, 1.5]), (6, 1))
+    of_file = log_std if name == "ppo_vtrace" else log_std[0]
+    found = module.Actions(output, of_file).log_prob_and_entropy(action, *more)
+    normal = distrax.MultivariateNormalDiag(output, jnp.exp(log_std))
+    assert_close(found, (normal.log_prob(action), normal.entropy()), rtol=1e-5)
     action = jnp.array([0, 1, 2, 3, 0, 1])
-    log_prob, entropy = ppo.Actions(logits, None).log_prob_and_entropy(action)
-    expected = distrax.Categorical(logits=logits)
-    np.testing.assert_allclose(log_prob, expected.log_prob(action), rtol=1e-5)
-    np.testing.assert_allclose(entropy, expected.entropy(), rtol=1e-5)
+    found = module.Actions(output, None).log_prob_and_entropy(action, *more)
+    categorical = distrax.Categorical(logits=output)
+    assert_close(found, (categorical.log_prob(action), categorical.entropy()), rtol=1e-5)
 
 
 def test_sampling_follows_the_distribution():

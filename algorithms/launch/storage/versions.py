@@ -10,7 +10,7 @@ import algorithms
 from algorithms.launch.compute import devices
 
 NAME = "single-file-rl"  # of the kit, as pip knows it
-LIBRARIES = ("jax", "jaxlib", "flax", "optax", "distrax", "gymnax", "numpy")
+LIBRARIES = ("jax", "jaxlib", "flax", "optax", "gymnax", "numpy")
 
 
 def kit() -> str:

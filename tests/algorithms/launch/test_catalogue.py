@@ -79,7 +79,7 @@ def test_algorithms_are_not_imported():
         "import sys; from algorithms.launch.commands import catalogue; text = catalogue.text('ppo')"
     )
     code += "; print([m for m in sys.modules if m in others])"
-    others = ["distrax", "matplotlib.pyplot", *(f"algorithms.{name}" for name in ALGORITHMS)]
+    others = ["matplotlib.pyplot", *(f"algorithms.{name}" for name in ALGORITHMS)]
     code = f"others = {others}; {code}"
     outside = [name for library in registry.LIBRARIES for name in (library, f"mujoco_{library}")]
     code = f"import sys; sys.modules.update(dict.fromkeys({outside})); {code}"

@@ -260,7 +260,7 @@ def test_presets_are_settings_of_their_algorithm():
 def test_help_and_typos_are_quick(tmp_path):
     """At most 1.5 times as long as the imports that an algorithm needs."""
     imports = tmp_path / "imports.py"
-    imports.write_text("import jax, flax.linen, optax, distrax")
+    imports.write_text("import jax, flax.linen, optax")
 
     def seconds(expected, *words, file):
         began = time.perf_counter()
