@@ -257,13 +257,7 @@ def gae(rewards, values, next_values, terminated, done, gamma, gae_lambda):
     """
     deltas = rewards + gamma * next_values * (1.0 - terminated) - values
     decays = gamma * gae_lambda * (1.0 - done)
-
-    def step(advantage, inputs):
-        delta, decay = inputs
-        advantage = delta + decay * advantage
-        return advantage, advantage
-
-    return jax.lax.scan(step, jnp.zeros_like(deltas[0]), (deltas, decays), reverse=True)[1]
+    return parts.backward_sums(deltas, decays)
 
 
 def clipped_surrogate(log_ratio, advantages, clip_eps):

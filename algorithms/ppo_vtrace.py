@@ -237,16 +237,6 @@ class Learned(NamedTuple):
 # --- formulas ---------------------------------------------------------------------------------
 
 
-def backward_sums(x, decays):
-    """y_t = x_t + decay_t * y_{t+1}, of arrays (segments, num_steps)."""
-
-    def step(total, inputs):
-        total = inputs[0] + inputs[1] * total
-        return total, total
-
-    return jax.lax.scan(step, jnp.zeros_like(x[:, 0]), (x.T, decays.T), reverse=True)[1].T
-
-
 def vtrace(config, segments, values, log_ratio):
     """A_t = rho_t (r_t + gamma V_{t+1} - V_t) + gamma lambda c_t (1 - end_t) A_{t+1}.
 
@@ -259,7 +249,8 @@ def vtrace(config, segments, values, log_ratio):
     if config.vtrace:
         rho, c = jnp.minimum(ratios, config.rho_clip), jnp.minimum(ratios, config.c_clip)
     deltas = rho * (segments.reward + config.gamma * next_values - values)
-    return backward_sums(deltas, config.gamma * config.gae_lambda * c * (1.0 - segments.ends))
+    decays = config.gamma * config.gae_lambda * c * (1.0 - segments.ends)
+    return parts.backward_sums(deltas.T, decays.T).T
 
 
 def draw(config, sizes, noise, progress, shape):
@@ -481,7 +472,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         reward = rollout.reward
         if config.normalize_reward:
             reward = state.reward_scale.scale(reward, config.clip_reward)
-        reward = backward_sums(reward, config.reward_trace * (1.0 - ends))
+        decays = config.reward_trace * (1.0 - ends)
+        reward = parts.backward_sums(reward.T, decays.T).T
         return Segments(
             observation=x,
             action=rollout.action,

@@ -192,15 +192,7 @@ def lambda_returns(rewards, next_values, terminated, done, gamma, gae_lambda):
     """
     follows = (1.0 - jnp.asarray(done)).at[-1].set(0.0)
     bootstrap = (1.0 - gae_lambda * follows) * (1.0 - terminated) * next_values
-    decays = gamma * gae_lambda * follows
-
-    def step(target, inputs):
-        reward, decay = inputs
-        target = reward + decay * target
-        return target, target
-
-    inputs = rewards + gamma * bootstrap, decays
-    return jax.lax.scan(step, jnp.zeros_like(bootstrap[0]), inputs, reverse=True)[1]
+    return parts.backward_sums(rewards + gamma * bootstrap, gamma * gae_lambda * follows)
 
 
 def policy_gradient_loss(log_prob, advantages):

@@ -253,14 +253,7 @@ def q_lambda_targets(rewards, next_values, terminated, done, gamma, q_lambda):
     """
     follows = (1.0 - jnp.asarray(done)).at[-1].set(0.0)
     bootstrap = (1.0 - q_lambda * follows) * (1.0 - terminated) * next_values
-    inputs = rewards + gamma * bootstrap, gamma * q_lambda * follows
-
-    def step(target, inputs):
-        known, decay = inputs
-        target = known + decay * target
-        return target, target
-
-    return jax.lax.scan(step, jnp.zeros_like(inputs[0][0]), inputs, reverse=True)[1]
+    return parts.backward_sums(rewards + gamma * bootstrap, gamma * q_lambda * follows)
 
 
 def greedy(values, mask=None):

@@ -32,6 +32,7 @@ from algorithms.parts.orders import permutations
 from algorithms.parts.precision import without_x64
 from algorithms.parts.recurrence import CELLS, Memory, advance, forget, product, unroll
 from algorithms.parts.replay import Replay, ReplayBuffer, Transition, check_replay
+from algorithms.parts.returns import backward_sums
 from algorithms.parts.rounds import Round, Rounds
 from algorithms.parts.spaces import (
     EpsilonNoise,
@@ -82,6 +83,7 @@ __all__ = [
     "Transition",
     "action_noise",
     "advance",
+    "backward_sums",
     "check_choices",
     "check_divides",
     "check_network",

@@ -43,18 +43,6 @@ THREE_STEPS = ONE_STEP.replace(update_epochs=3)
 # --- formulas ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("length", [1, 7])
-def test_backward_sums_are_the_plain_recursion(length):
-    rng = np.random.default_rng(length)
-    x, decays = rng.normal(size=(3, length)), rng.random((3, length))
-    expected, total = np.zeros_like(x), np.zeros(3)
-    for t in reversed(range(length)):
-        total = x[:, t] + decays[:, t] * total
-        expected[:, t] = total
-    result = ppo_vtrace.backward_sums(jnp.array(x), jnp.array(decays))
-    np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-6)
-
-
 def random_segments(seed, truncation=0.2):
     """Segments with the fields that V-trace needs, values and log-ratios, (5, 17)."""
     rng = np.random.default_rng(seed)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from algorithms import parts
+from algorithms.parts.returns import UNROLL
 from algorithms.parts.statistics import Sum
 from tests.conftest import AS_FOR_USERS
 
@@ -101,15 +102,15 @@ def test_running_statistics_leave_out_samples_of_weight_zero():
 @pytest.mark.parametrize("weighted", [False, True])
 def test_rewards_are_divided_by_the_spread_of_their_discounted_sums(weighted):
     """Two rollouts, against the plain recursion; an episode's sum continues in the next rollout."""
-    rng = np.random.default_rng(0)
+    rng, length = np.random.default_rng(0), UNROLL + 9
     scale, total, sums, weights = parts.RewardScale.create(3), np.zeros(3), [], None
     for _ in range(2):
-        rewards = rng.normal(1.0, 2.0, size=(9, 3)).astype(np.float32)
-        done = rng.random((9, 3)) < 0.3
+        rewards = rng.normal(1.0, 2.0, size=(length, 3)).astype(np.float32)
+        done = rng.random((length, 3)) < 0.3
         if weighted:
-            weights = rng.random((9, 3)) < 0.5
+            weights = rng.random((length, 3)) < 0.5
         scale = scale.update(jnp.array(rewards), jnp.array(done), 0.9, weights)
-        for t in range(9):
+        for t in range(length):
             total = 0.9 * total + rewards[t]
             sums.extend(total if weights is None else total[weights[t]])
             total = np.where(done[t], 0.0, total)

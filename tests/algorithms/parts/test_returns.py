@@ -1,0 +1,21 @@
+"""Sums along a rollout against plain loops."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from algorithms import parts
+from algorithms.parts import returns
+
+
+@pytest.mark.parametrize("length", [1, 7, 2 * returns.UNROLL, 2 * returns.UNROLL + 3])
+def test_backward_sums_are_the_plain_recursion(length):
+    rng = np.random.default_rng(length)
+    x = rng.normal(size=(length, 3))
+    decays = rng.random((length, 3)) * (rng.random((length, 3)) < 0.8)  # 0 where an episode ends
+    expected, later = np.zeros_like(x), np.zeros(3)
+    for t in reversed(range(length)):
+        expected[t] = later = x[t] + decays[t] * later
+    result = jax.jit(parts.backward_sums)(jnp.array(x), jnp.array(decays))
+    np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-6)
