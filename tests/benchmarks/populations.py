@@ -44,6 +44,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
+BREAKOUT = ppo.Config(**{"env": "Breakout-MinAtar", **PRESETS["ppo"]["Breakout-MinAtar"]}).replace(
+    num_envs=16, conv_layers="none", num_eval_episodes=16, anneal_lr=False
+)
+
+
 class Case(NamedTuple):
     config: Any
     rounds: int = 20
@@ -64,15 +69,16 @@ CASES = {
             anneal_lr=False,
         )
     ),
-    "breakout": Case(
-        ppo.Config(**{"env": "Breakout-MinAtar", **PRESETS["ppo"]["Breakout-MinAtar"]}).replace(
-            total_timesteps=200_000,
-            num_envs=16,
-            conv_layers="none",
+    "mountaincar-short": Case(
+        ppo.Config(
+            env="MountainCarContinuous-v0",
+            total_timesteps=40_000,
             num_eval_episodes=16,
             anneal_lr=False,
         )
     ),
+    "breakout": Case(BREAKOUT.replace(total_timesteps=200_000)),
+    "breakout-long": Case(BREAKOUT.replace(total_timesteps=500_000), rounds=25),
     "too-high": Case(
         ppo.Config(**{"env": "Pendulum-v1", **PRESETS["ppo"]["Pendulum-v1"]}).replace(
             total_timesteps=150_000, num_eval_episodes=16, anneal_lr=False
