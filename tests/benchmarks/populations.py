@@ -69,14 +69,6 @@ CASES = {
             anneal_lr=False,
         )
     ),
-    "mountaincar-short": Case(
-        ppo.Config(
-            env="MountainCarContinuous-v0",
-            total_timesteps=40_000,
-            num_eval_episodes=16,
-            anneal_lr=False,
-        )
-    ),
     "breakout": Case(BREAKOUT.replace(total_timesteps=200_000)),
     "breakout-long": Case(BREAKOUT.replace(total_timesteps=500_000), rounds=25),
     "too-high": Case(
