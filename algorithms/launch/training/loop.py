@@ -133,6 +133,7 @@ def train_sweep(stages: Stages, chunks: list[Chunk], options: Options, hooks: Ho
                 ends = standing.ends
                 mine = following(stages, stage, standing.chunks, standing.outcomes, ends)
                 standing.chunks += mine
+                standing.work = stages.work(standing.chunks)
             stopped = _train_stage(standing, stage, mine, options, hooks, interrupt)
             if stopped:
                 break

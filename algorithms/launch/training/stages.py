@@ -58,12 +58,13 @@ class Stages(NamedTuple):
         return self.plan.rungs[chunk.stage - 1].last(chunk.trainer.plan.points)
 
     def work(self, chunks: Sequence[Chunk]) -> list[float]:
-        """Points of all trials in each stage, of chunks that are not made yet by the plan.
+        """Points of all trials in each stage; chunks that are not made yet have the longest curve.
 
         Args:
           chunks: those that are there.
         """
-        points = chunks[0].trainer.plan.points
+        points = max(chunk.trainer.plan.points for chunk in chunks)
+        environments = len({env_name(chunk.trainer.config) for chunk in chunks})
         found, size = [], 0.0
         for stage in range(self.num_stages):
             mine = [chunk for chunk in chunks if chunk.stage == stage]
@@ -71,7 +72,8 @@ class Stages(NamedTuple):
                 size = sum(chunk.trials.count for chunk in mine)
                 done = float(sum(c.trials.count * (c.num_points - self.first(c)) for c in mine))
             elif self.is_retest(stage):
-                done = float((self.asked.retest or 0) * len(self.retest_seeds) * points)
+                retested = environments * (self.asked.retest or 0) * len(self.retest_seeds)
+                done = float(retested * points)
             else:
                 before, rung = self.plan.rungs[stage - 1], self.plan.rungs[stage]
                 size *= before.keep / before.settings

@@ -3,6 +3,7 @@
 import csv
 import itertools
 import json
+import re
 
 import jax
 import numpy as np
@@ -213,6 +214,17 @@ def test_what_halving_and_a_retest_say(tmp_path, capsys):
     assert "retest: the best 2 settings on 3 other seeds, 7 to 9" in said
     assert "luck" in said and "100% | retest" in said
     assert said.count("(early)") == 1  # halving ends with one setting, and two are retested
+
+
+def test_progress_ends_at_the_end_of_a_retest_of_several_environments(tmp_path, capsys):
+    """Also of groups whose curves have different numbers of points, as those of 300 steps."""
+    grid = {"env": ["CartPole-v1", "Acrobot-v1"], "num_envs": [100, 5], "learning_rate": [0.1, 0.2]}
+    more = {"halving": 2, "rungs": 2, "retest": 1, "retest_seeds": 2}
+    launch.sweep(toy, CONFIG.replace(total_timesteps=300), grid, **more, save=False, quiet=False)
+    said = capsys.readouterr().out
+    shares = [int(share) for share in re.findall(r"^ *(\d+)% ", said, re.MULTILINE)]
+    assert shares == sorted(shares) and shares[-1] == 100 and shares.count(100) == 1
+    assert "| -" not in said, "seconds left"
 
 
 # --- retest -------------------------------------------------------------------------------------
