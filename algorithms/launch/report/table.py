@@ -41,20 +41,26 @@ def retest(study: Study, retested: Sequence[Retested]) -> str:
     """The retested settings beside what the sweep's seeds promised, as HTML."""
     names = [str(setting.setting) for setting in study.settings]
     seeds = len(retested[0].again.trials)
-    head = ["", *study.axes, "in the sweep", f"on {seeds} fresh seeds", "95 % of means", "luck"]
-    rows = ["".join(f"<th>{escape(name)}</th>" for name in head)]
+    fresh = f"on {seeds} fresh seed{'s' * (seeds > 1)}"
+    head = ["", *study.axes, "in the sweep", fresh, "95 % of means", "luck"]
+    rows = ["".join(f"<th>{escape(name)}</th>" for name in [*head, "seeds"])]
     for one in retested:
         finals = one.again.finals
         low, high = bootstrap_interval(finals, lambda drawn: drawn.mean(-1), RESAMPLES)
         place = names.index(str(one.again.setting))
         cells = [(value_text(one.again.setting[name]), "", name) for name in study.axes]
-        cells = [(str(place + 1), "rank", ""), *cells, (number(one.tuned.mean), "", head[-4])]
-        cells += [(number(one.again.mean if len(finals) else np.nan), "mean", head[-3])]
-        cells += [(f"{number(low)} to {number(high)}", "", "95 %")]
-        cells += [(number(one.luck if len(finals) else np.nan, 3), "", "luck")]
-        body = "".join(_cell(*cell) for cell in cells)
+        tuned = f"{_mean(one.tuned)}{' (early)' * one.is_early}"
+        cells = [(str(place + 1), "rank", ""), *cells, (tuned, "", head[-4])]
+        cells += [(_mean(one.again), "mean", head[-3])]
+        interval = f"{number(low)} to {number(high)}" if len(finals) > 1 else "none"
+        cells += [(interval, "", "95 %"), (number(one.luck, 3), "", "luck")]
+        body = "".join(_cell(*cell) for cell in cells) + _seeds(one.again)
         rows.append(f'</tr><tr data-s="{study.first + place}" tabindex="0">{body}')
     return f'<div class="ranking"><table><tr>{"".join(rows)}</tr></table></div>'
+
+
+def _mean(setting: Ranked) -> str:
+    return number(setting.mean if len(setting.finals) else np.nan)
 
 
 def _row(study: Study, place: int) -> str:

@@ -204,9 +204,15 @@ class Retested(NamedTuple):
     @property
     def luck(self) -> float:
         """What the sweep's seeds promised too much, mean against mean (Eimer et al. 2023,
-        https://arxiv.org/abs/2306.01324). NaN if halving stopped the setting early: its return then
-        is not of the whole run."""
-        return self.tuned.mean - self.again.mean if self.tuned.share == 1.0 else np.nan
+        https://arxiv.org/abs/2306.01324). NaN without two returns, and if halving stopped the
+        setting early: its return then is not of the whole run."""
+        known = len(self.tuned.finals) and len(self.again.finals) and not self.is_early
+        return self.tuned.mean - self.again.mean if known else np.nan
+
+    @property
+    def is_early(self) -> bool:
+        """Whether halving stopped the setting before the end of its run."""
+        return self.tuned.share < 1.0
 
 
 def retests(
@@ -228,21 +234,31 @@ def retest_table(retested: Sequence[Retested], objective: str = objectives.DEFAU
         seeds = len(those[0].again.trials)
         names = [name for name in those[0].again.setting if name != "env" or len(groups) == 1]
         named = [objective] * (objective != objectives.DEFAULT)
-        rows = [
-            ["rank", *names, *named, "sweep", f"retest, {seeds} seeds", "95 % of means", "luck"]
-        ]
+        means = ["sweep", f"retest, {seeds} seed{'s' * (seeds > 1)}", "95 % of means", "luck"]
+        rows = [["rank", *names, *named, *means, ""]]
         for place, one in enumerate(those, 1):
-            low, high = bootstrap_interval(one.again.finals, lambda drawn: drawn.mean(-1))
             values = [plain(one.again.setting[name]) for name in names]
             values += [objectives.text(objective, one.again.score(objective)) for _ in named]
-            early = one.tuned.share < 1.0
-            tuned = f"{one.tuned.mean:.5g}{' (early)' * early}"
-            numbers = [tuned, f"{one.again.mean:.5g}", f"{low:.5g} to {high:.5g}"]
-            numbers.append("-" if early else f"{one.luck:+.3g}")
-            rows.append([str(place), *values, *numbers])
+            tuned = f"{_mean_text(one.tuned)}{' (early)' * one.is_early}"
+            luck = "-" if np.isnan(one.luck) else f"{one.luck:+.3g}"
+            numbers = [tuned, _mean_text(one.again), _interval_text(one.again.finals), luck]
+            note = f"{one.again.broken} not finite" if one.again.broken else ""
+            rows.append([str(place), *values, *numbers, note])
         title = f"{environment}:\n" if len(groups) > 1 else ""
         blocks.append(title + "\n".join(aligned(rows)))
     return "\n".join(blocks)
+
+
+def _mean_text(setting: Ranked) -> str:
+    return f"{setting.mean:.5g}" if len(setting.finals) else "-"
+
+
+def _interval_text(finals: np.ndarray) -> str:
+    """95 % of the mean over resampled seeds."""
+    if len(finals) < 2:
+        return "-"
+    low, high = bootstrap_interval(finals, lambda drawn: drawn.mean(-1))
+    return f"{low:.5g} to {high:.5g}"
 
 
 def table(ranked: Sequence[Ranked], objective: str = objectives.DEFAULT) -> str:
@@ -278,13 +294,10 @@ def _table(ranked: Sequence[Ranked], names: Sequence[str], objective: str) -> st
     rows = [head]
     for place, setting in enumerate(ranked[:SHOWN], 1):
         finals = np.sort(setting.finals)
-        low, high = bootstrap_interval(finals, lambda drawn: drawn.mean(-1))
         numbers = ["-"] * (3 + len(curve))
         if len(finals):
-            shown = (setting.mean, low, high, finals[0])
-            mean, least, most, lowest = (f"{x:.5g}" for x in shown)
-            interval = f"{least} to {most}" if len(finals) > 1 else "-"
-            numbers = [mean, interval, lowest, *[f"{setting.area:.5g}" for _ in curve]]
+            numbers = [_mean_text(setting), _interval_text(finals), f"{finals[0]:.5g}"]
+            numbers += [f"{setting.area:.5g}" for _ in curve]
         note = f"{setting.broken} not finite" if setting.broken else ""
         values = [plain(setting.setting[name]) for name in names]
         values += [str(len(setting.trials)), *[f"{setting.steps:,}" for _ in steps]]

@@ -184,7 +184,8 @@ def _swept(standing: Standing, stopped: str) -> Swept:
     again = results.retests(ranked, list(standing.retested.values()), wanted)
     if again:
         view.say(results.retest_table(again, wanted))
-    if broken := [trial for trial in trials if not trial.is_finite]:
+    everybody = [*trials, *standing.retested.values()]
+    if broken := [trial for trial in everybody if not trial.is_finite]:
         view.say(results.broken(broken))
     unsaved = standing.unsaved
     how = ["stopped" if stopped else "done", *[progress.NOT_SAVED] * bool(unsaved)]

@@ -261,6 +261,22 @@ def test_the_winner_of_a_retest_need_not_be_the_sweeps(tmp_path, monkeypatch):
     assert other.luck == pytest.approx(2 * swept.ranked[0].mean)
 
 
+def test_a_retest_names_its_broken_trials(tmp_path, capsys):
+    """A setting without a finite seed has no numbers."""
+    more = {"retest": 2, "retest_seeds": 2, "seed": 5, "quiet": False}
+    swept = launch.sweep(toy, CONFIG, {"learning_rate": [0.1, 3e38]}, **more, root=tmp_path)
+    said = capsys.readouterr().out
+    sound, broken = swept.retested
+    assert sound.again.broken == 0 and broken.again.broken == 2 and np.isnan(broken.luck)
+    *_, first, second, names, _, _ = said.splitlines()
+    assert "not finite" not in first
+    assert second.split() == ["2", "3e+38", "-", "-", "-", "-", "2", "not", "finite"]
+    assert names == "not finite: learning_rate=3e+38: seeds 5, 6, 7"
+    report = (swept.sweep_dir / "report.html").read_text().partition("Retest on fresh seeds")[2]
+    assert report.count("2 not finite") == 1 and "none to none" not in report
+    assert "-inf" not in report.partition("Pictures")[0]
+
+
 def test_a_retested_setting_is_an_ordinary_run_of_these_seeds(halved):
     setting = halved.retested[0].again
     alone = launch.run(toy, CONFIG.replace(**setting.setting), seed=7, num_seeds=3, save=False)
