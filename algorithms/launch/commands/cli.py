@@ -77,6 +77,7 @@ def dispatch(module: Any, argv: list[str]) -> int:
     asked = [command for command in TAKES if getattr(flags, command, None)]
     command = asked[0] if asked else "run"
     refuse_others(command, base, (config, flags))
+    check_pbt(base[0], config, flags)
     if flags.evaluate:
         return evaluate(module, flags, flags.evaluate)
     if flags.render:
@@ -218,9 +219,6 @@ def train(module: Any, config: Any, grid: dict[str, Any], flags: Flags) -> int:
             "point": point_of(flags.point, "point", ("last",)),
         }
         result = runner.resume(flags.resume, module=module, **more, **keywords)
-    elif flags.pbt is None and any(getattr(flags, f"pbt_{n}") != d for n, d in PBT.items()):
-        named = [f"pbt_{n}" for n, d in PBT.items() if getattr(flags, f"pbt_{n}") != d]
-        raise UserError(f"{', '.join(named)} goes with pbt, which is missing: --pbt 20")
     elif flags.pbt is not None:
         if others := [name for name in limits if name != "samples"]:
             raise UserError(f"--pbt trains no sweep: leave {', '.join(others)} out, or pbt")
@@ -234,6 +232,8 @@ def train(module: Any, config: Any, grid: dict[str, Any], flags: Flags) -> int:
             module, config, grid, sweep_dir=flags.run_dir, **limits, **first, **keywords
         )
     else:
+        if flags.sampler != Flags.sampler:
+            raise UserError(f"--sampler {flags.sampler}: nothing is drawn, as log:1e-5:1e-2 would")
         result = runner.run(module, config, run_dir=flags.run_dir, **first, **keywords)
     if not result.interrupted:
         if result.unsaved:
@@ -354,6 +354,24 @@ def point_of(word: str, flag: str, allowed: Sequence[str] = ("last", "best")) ->
     if word not in allowed:
         raise UserError(f"--{flag} {word}: give {', '.join(allowed)} or a number")
     return word
+
+
+def check_pbt(base: Any, config: Any, flags: Flags) -> None:
+    """Refuses flags of populations without --pbt, and others that a population would ignore."""
+    if flags.pbt is None:
+        if named := [f"pbt_{n}" for n, d in PBT.items() if getattr(flags, f"pbt_{n}") != d]:
+            raise UserError(f"{', '.join(named)} goes with pbt, which is missing: --pbt 20")
+        return
+    if config.num_evals not in (base.num_evals, flags.pbt):
+        raise UserError(
+            f"--num-evals {config.num_evals}: every round of --pbt {flags.pbt} is a point of the "
+            "curve; leave it out"
+        )
+    if flags.sampler != Flags.sampler:
+        raise UserError(
+            f"--sampler {flags.sampler}: --pbt spreads its first values evenly by itself; leave it "
+            "out"
+        )
 
 
 def refuse_others(command: str, base: tuple[Any, Flags], given: tuple[Any, Flags]) -> None:

@@ -284,8 +284,15 @@ def check(settings: Settings, config: Any, names: Sequence[str]) -> None:
         raise UserError(f"pbt_factor={settings.factor}: give a number above 1, as 1.25")
     if not 0 <= settings.resample <= 1:
         raise UserError(f"pbt_resample={settings.resample}: give a probability, from 0 to 1")
+    if config.num_evals < 2:
+        raise UserError(f"pbt={config.num_evals}: give 2 rounds or more, members change in between")
     if not periods or min(periods) < 1:
         raise UserError(f"pbt_periods={tuple(periods)}: give whole numbers of rounds, 1 or more")
+    if len(periods) > 1 and share not in (0, Settings._field_defaults["share"]):
+        raise UserError(
+            f"pbt_share={share}: with several pbt_periods quarters are replaced; leave it out, or "
+            "give 0 (nobody is replaced)"
+        )
     each = evolution.QUARTERS * len(periods)
     if len(periods) > 1 and members % each:
         raise UserError(
@@ -325,10 +332,17 @@ def check_floats_matter(module: Any, config: Any, names: Sequence[str]) -> None:
 def in_words(settings: Settings, rounds: int) -> str:
     """What a run's output says first."""
     ranges = [f"{n} {s.kind}:{s.low:g}:{s.high:g}" for n, s in settings.ranges.items()]
-    after = "" if tuple(settings.periods) == (1,) else f", periods {settings.periods}"
+    members, periods = settings.members, [str(period) for period in settings.periods]
+    count = evolution.replaced(members, settings.share)
+    after = f"{count} member{'s' * (count > 1)} replaced after "
+    after += "each" if periods == ["1"] else f"every {periods[0]}"
+    if len(periods) > 1:
+        after = f"subpopulations that evolve after {', '.join(periods)} rounds"
+    if not settings.share:
+        after = "nobody is replaced"
     return (
-        f"population-based training: {settings.members} members with {', '.join(ranges)}; "
-        f"{rounds} rounds, {100 * settings.share:.3g} % replaced after each{after}"
+        f"population-based training: {members} members with {', '.join(ranges)}; "
+        f"{rounds} rounds, {after}"
     )
 
 

@@ -238,6 +238,8 @@ def _check_draws(
         raise UserError(f"{', '.join(drawn)} is drawn at random: say how often, samples=64")
     if samples is not None and not drawn:
         raise UserError(f"samples={samples}: nothing is drawn; give a distribution, log:1e-5:1e-2")
+    if sampler != SAMPLERS[0] and sampler in SAMPLERS and not drawn:
+        raise UserError(f"sampler={sampler}: nothing is drawn; leave it out")
     if samples is not None and samples < 1:
         raise UserError(f"samples={samples}: give 1 or more")
     if sampler not in SAMPLERS:

@@ -322,6 +322,8 @@ def test_resume_if_exists_is_for_the_same_population(run):
         (RANGES, {"periods": "1,x"}, "pbt_periods=1,x: give whole numbers"),
         (RANGES, {"periods": (0, 1)}, "1 or more"),
         (RANGES, {"periods": (1, 3), "members": 12}, "a multiple of 8 members"),
+        (RANGES, {"rounds": 1}, "pbt=1: give 2 rounds or more"),
+        (RANGES, {"periods": (1, 3), "share": 0.5}, "pbt_share=0.5: with several pbt_periods"),
         (RANGES, {"periods": (9,)}, "never comes to replace anybody"),
         (RANGES, {"init_from": "runs/x"}, "init_from does not go with pbt"),
         ({"target_kl": LogUniform(0.1, 1)}, {}, "target_kl matters at the start of a run only"),
@@ -333,12 +335,29 @@ def test_refused(ranges, asked, words):
 
 
 @pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({}, "6 rounds, 2 members replaced after each"),
+        ({"members": 3, "share": 0.1}, "6 rounds, 1 member replaced after each"),
+        ({"share": 0}, "6 rounds, nobody is replaced"),
+        ({"periods": (2,)}, "6 rounds, 2 members replaced after every 2"),
+        ({"periods": (1, 2)}, "6 rounds, subpopulations that evolve after 1, 2 rounds"),
+    ],
+)
+def test_the_first_line_says_who_is_replaced(more, says):
+    assert population.in_words(SETTINGS._replace(**more), 6).endswith(says)
+
+
+@pytest.mark.parametrize(
     ("words", "says"),
     [
         ("--pbt 5", "nothing changes"),
         ("--pbt-share 0.3 --pbt-periods 1,2", "pbt_share, pbt_periods goes with pbt"),
         ("--no-pbt-copy-buffer", "pbt_copy_buffer goes with pbt"),
         ("--pbt 5 --gamma uniform:0.9:0.99 --halving 3", "trains no sweep: leave halving out"),
+        ("--pbt 5 --gamma uniform:0.9:0.99 --num-evals 7", "--num-evals 7: every round"),
+        ("--pbt 5 --gamma uniform:0.9:0.99 --sampler random", "--sampler random: --pbt spreads"),
+        ("--sampler random", "--sampler random: nothing is drawn"),
         ("--pbt 5 --gamma 0.9 0.99", "gamma=[0.9, 0.99]: give a range"),
     ],
 )
