@@ -82,28 +82,30 @@ def expected_best(study: Study) -> str:
     k = np.arange(1, len(mean) + 1)
     x = Scale(1, len(k), is_log=len(k) > 20, whole=True)
     frame = Frame(x, Scale(*spread(np.concatenate([mean, low, high]))))
-    says = _says(mean)
+    says = _says(mean, study.at_step)
     if not study.sound.all():
         says += " A setting with a broken trial counts like the worst one."
     shown = k if len(k) <= 150 else np.unique(np.geomspace(1, len(k), 150).astype(int))
     few = shown - 1
     parts = [
-        frame.axes("random settings tried (k)", "best mean return"),
+        frame.axes("random settings tried (k)", f"best mean return{study.at_step}"),
         f'<path class="band c0" d="{frame.band(shown, low[few], high[few])}"/>',
         f'<path class="line c0" d="{frame.line(shown, mean[few])}"/>',
     ]
     return figure("Best of k random settings", picture(parts, says), says)
 
 
-def _says(mean: np.ndarray) -> str:
+def _says(mean: np.ndarray, at_step: str) -> str:
     count, gain = len(mean), mean[-1] - mean[0]
     if gain <= 0:
-        return f"All {count} settings score {number(mean[-1])}: one would have been enough."
+        return (
+            f"All {count} settings score {number(mean[-1])}{at_step}: one would have been enough."
+        )
     enough = int(np.argmax(mean >= mean[0] + 0.95 * gain)) + 1
     half = max(1, count // 2)
     more = float(mean[-1] - mean[half - 1]) / gain
     return (
-        f"One random setting scores {number(mean[0])} on average, the best of {count} "
+        f"One random setting scores {number(mean[0])}{at_step} on average, the best of {count} "
         f"{number(mean[-1])}. The best of {enough} has 95 % of that gain; going from {half} to "
         f"{count} brings {percent(more) if more else 'none'} of it. The band holds 80 % of draws."
     )

@@ -37,7 +37,7 @@ def over_one(study: Study, axis: Axis, found: Importance) -> str:
     if not np.isfinite(finals).any():
         return ""
     frame = Frame(axis.scale, scores_scale(finals))
-    parts = [frame.axes(axis.name, _score_label(study)), *_dots(study, axis, frame)]
+    parts = [frame.axes(axis.name, f"return{study.at_step}"), *_dots(study, axis, frame)]
     means = level_means(study, axis)
     there = np.isfinite(means)
     at = np.array([_middle(axis, level.which) for level in axis.levels])
@@ -51,10 +51,6 @@ def over_one(study: Study, axis: Axis, found: Importance) -> str:
     if hidden:
         says += f" Trials below the axis, at its lower edge: {hidden}."
     return figure(f"Return over {axis.name}", picture(parts, says), says)
-
-
-def _score_label(study: Study) -> str:
-    return "return" if study.step is None else f"return at step {number(study.step)}"
 
 
 def _middle(axis: Axis, which: np.ndarray) -> float:
@@ -83,7 +79,10 @@ def _dots(study: Study, axis: Axis, frame: Frame) -> list[str]:
 
 
 def edge(study: Study, axis: Axis) -> str:
-    """Whether the best settings lie at an end of a numeric axis: "low", "high" or empty."""
+    """Whether the best settings lie at an end of a numeric axis: "low", "high" or empty.
+
+    Where the field cannot have values beyond that end there is nothing to say.
+    """
     means = level_means(study, axis)
     best = study.best
     if not axis.is_number or len(axis.levels) < 3 or not np.isfinite(means).any() or not len(best):
@@ -92,9 +91,10 @@ def edge(study: Study, axis: Axis) -> str:
         return ""
     at = float(np.median(axis.scale.at(axis.x[best])))
     top = int(np.nanargmax(means))
-    if top == 0 and at <= EDGE:
+    if top == 0 and at <= EDGE and axis.scale.low > axis.limits[0]:
         return "low"
-    return "high" if top == len(means) - 1 and at >= 1 - EDGE else ""
+    is_high = top == len(means) - 1 and at >= 1 - EDGE and axis.scale.high < axis.limits[1]
+    return "high" if is_high else ""
 
 
 def _says_one(study: Study, axis: Axis, means: np.ndarray, found: Importance) -> str:
@@ -236,7 +236,7 @@ def over_all(study: Study) -> str:
         if steps[i] >= 0:
             d = "L".join(f"{short(column[i])} {y}" for column, y in zip(columns, lanes))
             parts.append(f'<path class="lane s{steps[i]}" d="M{d}" data-s="{study.first + i}"/>')
-    named = [(axis.name, axis.scale) for axis in axes] + [(f"mean {_score_label(study)}", scale)]
+    named = [(axis.name, axis.scale) for axis in axes] + [(f"mean return{study.at_step}", scale)]
     for (name, its_scale), y in zip(named, lanes):
         parts.append(f'<path class="axis" d="M{left} {y}H{width - right}"/>')
         parts.append(text(4, y - 8, shortened(name, 40), "start", kind="label halo"))

@@ -34,6 +34,7 @@ def page(
     grid: Mapping[str, Any] = MappingProxyType({}),
     retested: Sequence[Retested] = (),
     objective: str = objectives.DEFAULT,
+    limits: Mapping[str, tuple[float, float]] = MappingProxyType({}),
 ) -> str:
     """The page as text. It compares final returns, and says so where the sweep has another
     objective.
@@ -45,6 +46,7 @@ def page(
       grid: what sweep.json says of it, {field: values or "log:LOW:HIGH"}.
       retested: settings on other seeds, the best one first.
       objective: that the order of `ranked` is by.
+      limits: the lowest and the highest value that a field may be.
     """
     note = ""
     if objective != objectives.DEFAULT:
@@ -53,7 +55,7 @@ def page(
         note = f"The sweep ranks by {objective}: {names} is first. "
         note += "This page compares final returns."
         ranked = results.rank([trial for setting in ranked for trial in setting.trials])
-    found = study.studies(ranked, grid)
+    found = study.studies(ranked, grid, limits)
     body = [_head(found, title, note)]
     for one in found:
         again = [other for other in retested if other.again.environment == one.environment]

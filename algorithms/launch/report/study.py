@@ -1,6 +1,7 @@
 """The settings of one environment, their scores, and the axes of the fields that differ."""
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,6 +13,7 @@ from algorithms.launch.show.results import Outcome, Ranked
 
 DRAWN = 300  # settings in one picture; more would make a file of many megabytes
 LEVELS = 8  # more distinct numbers than these are put together in bins
+ANYTHING = (-np.inf, np.inf)
 BEST = 3  # at least so many settings are the best ones
 
 
@@ -36,6 +38,7 @@ class Axis(NamedTuple):
     x: np.ndarray  # (settings,); categories are numbered
     scale: Scale
     levels: list[Level]  # from low to high
+    limits: tuple[float, float] = ANYTHING  # the lowest and the highest value that the field may be
 
     @property
     def is_number(self) -> bool:
@@ -77,6 +80,11 @@ class Study(NamedTuple):
         return places
 
     @property
+    def at_step(self) -> str:
+        """Where the scores are from, for a label: empty where that is the last point."""
+        return "" if self.step is None else f" at step {number(self.step)}"
+
+    @property
     def peers(self) -> np.ndarray:
         """Places of the sound settings that were trained as long as the best one, in their order;
         halving stops the others earlier."""
@@ -105,12 +113,17 @@ class Study(NamedTuple):
         return few and bool(self.has_score.all()) and len(self.settings) == np.prod(sizes)
 
 
-def studies(ranked: Sequence[Ranked], asked: Mapping[str, Any]) -> list[Study]:
+def studies(
+    ranked: Sequence[Ranked],
+    asked: Mapping[str, Any],
+    limits: Mapping[str, tuple[float, float]] = MappingProxyType({}),
+) -> list[Study]:
     """One for each environment.
 
     Args:
       ranked: the settings, the best one of each environment first.
       asked: what sweep.json says of the grid, {field: values or "log:LOW:HIGH"}.
+      limits: the lowest and the highest value that a field may be.
     """
     found: list[Study] = []
     first = 0
@@ -118,7 +131,8 @@ def studies(ranked: Sequence[Ranked], asked: Mapping[str, Any]) -> list[Study]:
         step = _common_step(settings)
         scores = np.array([_mean([score(trial, step) for trial in s.trials]) for s in settings])
         names = [name for name in settings[0].setting if name != "env"]
-        axes = {name: _axis(name, settings, asked.get(name)) for name in names}
+        given = lambda name: (asked.get(name), limits.get(name, ANYTHING))
+        axes = {name: _axis(name, settings, *given(name)) for name in names}
         axes = {name: axis for name, axis in axes.items() if len(axis.levels) > 1}
         found.append(Study(environment, settings, scores, axes, first, step))
         first += len(settings)
@@ -150,14 +164,17 @@ def value_text(value: Any) -> str:
     return number(value, 3) if isinstance(value, float) else plain(value)
 
 
-def _axis(name: str, settings: Sequence[Ranked], asked: Any) -> Axis:
+def _axis(name: str, settings: Sequence[Ranked], asked: Any, limits: tuple[float, float]) -> Axis:
     values = [setting.setting[name] for setting in settings]
+    if all(type(value) is int for value in values):  # counts
+        limits = max(limits[0], 1), limits[1]
     places = plots.places(values, plots.is_log(asked))
     ends = [*places.x.tolist(), *([] if places.names else _bounds(asked))]
     marks = tuple(sorted(set(places.x.tolist()))) if not _bounds(asked) else ()
     names = tuple(places.names)
     scale = Scale(min(ends), max(ends), places.is_log, names, marks, places.whole)
-    return Axis(name, values, places.x, scale, _levels(values, places.x, bool(places.names)))
+    levels = _levels(values, places.x, bool(places.names))
+    return Axis(name, values, places.x, scale, levels, limits)
 
 
 def _bounds(asked: Any) -> list[float]:

@@ -74,15 +74,21 @@ def _decades(low: float, high: float) -> list[float]:
 
 
 def number(value: float, digits: int = 4) -> str:
-    """A number for people: 500, 0.001, 3e-5, 2.5M."""
+    """A number for people: 500, 0.001, 3e-5, 2.5M, 1e30."""
     value = float(value) + 0.0  # no -0
     if not np.isfinite(value):
         return "none" if np.isnan(value) else str(value)
+    if abs(value) >= 1e13:
+        return _with_exponent(value, digits)
     for least, size, letter in ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k")):
         if abs(value) >= least:
             return _fixed(value / size, digits) + letter
     if value == 0 or abs(value) >= 1e-3:
         return _fixed(value, digits)
+    return _with_exponent(value, digits)
+
+
+def _with_exponent(value: float, digits: int) -> str:
     mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
     mantissa = mantissa.rstrip("0").rstrip(".") if "." in mantissa else mantissa
     return f"{mantissa}e{int(exponent)}"

@@ -15,6 +15,7 @@ best.json           the best setting, for --config; with several environments, b
 from pathlib import Path
 from typing import Any
 
+from algorithms import parts
 from algorithms.launch import objectives, settings
 from algorithms.launch.compute import hosts
 from algorithms.launch.errors import UserError
@@ -116,7 +117,9 @@ def publish(
     with losses.survive("report.html", "report.html was not written", Exception):
         grid = experiment.open(sweep_dir).description["grid"]
         again = results.retests(ranked, retested, objective)
-        text = page.page(ranked, title, sweep_dir, grid, again, objective)
+        config = chunks[0].trainer.config
+        limits = {name: parts.bounds(config, name) for name in settings.float_fields(config)}
+        text = page.page(ranked, title, sweep_dir, grid, again, objective, limits)
         files.write_whole(sweep_dir / "report.html", text.encode())
     return written
 

@@ -199,6 +199,8 @@ def test_settings_that_seeds_cannot_tell_apart():
         (2560, "2560"),
         (49152, "49.15k"),
         (2.5e6, "2.5M"),
+        (3e12, "3000G"),
+        (1e30, "1e30"),
         (-0.0, "0"),
         (float("nan"), "none"),
         (-152.34, "-152.3"),
@@ -284,6 +286,8 @@ def test_halving_compares_at_the_step_that_all_have():
     assert order[:2] == [1, 0]
     shown = read(results.rank(rows), {"learning_rate": "log:0.0001:0.01"})
     assert "compare all of them at step 300" in shown.text
+    assert "best mean return at step 300" in shown.text
+    assert re.search(r"One random setting scores [0-9.]+ at step 300 on average", shown.text)
     assert "0 of the other 1" not in shown.text and "1 above the second setting" in shown.text
 
 
@@ -380,8 +384,21 @@ def test_edges_of_an_axis():
     assert ends["learning_rate"] == "high"
     falling = one_study(sweep(settings, score=lambda one: -rising(one)), DRAWS)
     assert landscapes.edge(falling, falling.axes["learning_rate"]) == "low"
+    for score, limits in ((rising, (0.0, 1e-2)), (lambda one: -rising(one), (1e-4, np.inf))):
+        ranked = sweep(settings, score=score)
+        (at_limit,) = study.studies(ranked, DRAWS, {"learning_rate": limits})
+        assert landscapes.edge(at_limit, at_limit.axes["learning_rate"]) == "", "nothing is beyond"
     middle = one_study(sweep(settings), DRAWS)
     assert landscapes.edge(middle, middle.axes["learning_rate"]) == ""
+
+
+def test_no_count_below_one_is_recommended():
+    settings = product(num_envs=[1, 2, 4, 8], gamma=[0.9, 0.99, 0.999])
+    found = one_study(sweep(settings, score=lambda one: -one["num_envs"]), listed(settings))
+    assert landscapes.edge(found, found.axes["num_envs"]) == ""
+    two = product(num_envs=[2, 4, 8], gamma=[0.9, 0.99, 0.999])
+    found = one_study(sweep(two, score=lambda one: -one["num_envs"]), listed(two))
+    assert landscapes.edge(found, found.axes["num_envs"]) == "low"
 
 
 # --- in a sweep ------------------------------------------------------------------------------
@@ -401,7 +418,10 @@ def test_a_sweep_leaves_its_report_and_survives_one_that_fails(tmp_path, monkeyp
     numbers = [row.split(",")[0] for row in rows if row.split(",")[1:3] == settings_of(first)]
     assert [str(one[3]) for one in first["trials"]] == numbers
 
-    def fail(*_):
+    limits = []
+
+    def fail(*given):
+        limits.append(given[-1])
         raise ZeroDivisionError("a corner")
 
     monkeypatch.setattr(page, "page", fail)
@@ -409,6 +429,7 @@ def test_a_sweep_leaves_its_report_and_survives_one_that_fails(tmp_path, monkeyp
     assert "report.html was not written: ZeroDivisionError: a corner" in capsys.readouterr().err
     assert len(swept.ranked) == 6 and (tmp_path / "y" / "best.json").exists()
     assert not (tmp_path / "y" / "report.html").exists() and not swept.unsaved
+    assert limits[-1]["gamma"] == (0, 1) and limits[-1]["learning_rate"][0] == 0
 
 
 def settings_of(entry):
