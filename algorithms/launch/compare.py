@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from algorithms.launch import settings
+from algorithms.launch.compute import population
 from algorithms.launch.errors import UserError, warn, write_anything
 from algorithms.launch.metrics import Metrics, stack
 from algorithms.launch.report import sensitivity
@@ -45,6 +46,7 @@ class _Run(NamedTuple):
     trials: settings.Trials
     metrics: Metrics  # (num_trials, points, ...); empty where there are none yet
     is_finite: np.ndarray  # (num_trials,)
+    population: dict[str, Any] | None = None  # of population-based training
 
 
 def compare(
@@ -70,8 +72,7 @@ def compare(
     title = f"{METRICS[metric]}, interquartile mean"
     if picture:
         plots.comparison(panels, title, picture)
-    swept = [trial for trial in trials if experiment.is_sweep(trial.run)]
-    tables = [comparison.table(panels), comparison.aggregate(panels), sensitivity.text(swept)]
+    tables = [comparison.table(panels), comparison.aggregate(panels), _sensitivity(trials)]
     return Compared(panels, "\n\n".join([f"{METRICS[metric]}:", *filter(None, tables)]), picture)
 
 
@@ -93,7 +94,8 @@ def read_runs(path: Path) -> list[_Run]:
         is_finite = run_dir.is_finite(max(history))[rows] if history else np.zeros(0, bool)
         metrics = {name: x[rows] for name, x in stack(history.values()).items()}
         config, trials = run_dir.description["config"], run_dir.trials.some(rows)
-        runs.append(_Run(path, run_dir.algorithm, config, trials, metrics, is_finite))
+        evolved = run_dir.description.get("population")
+        runs.append(_Run(path, run_dir.algorithm, config, trials, metrics, is_finite, evolved))
     return runs
 
 
@@ -144,12 +146,29 @@ def _metric(runs: Sequence[_Run], metric: str | None) -> str:
 def _trials(run: _Run, metric: str) -> list[comparison.Trial]:
     config = settings.lenient(run.config)
     environment = settings.env_label(config.pop("env"))
+    if run.population:  # which is no run of the Config's floats
+        config |= population.Settings.from_json(run.population).as_fields()
     outcomes = results.outcomes(
         config, run.trials, run.metrics, run.is_finite, run.given.name, metric
     )
     return [
         comparison.Trial(run.algorithm, environment, outcome, run.given) for outcome in outcomes
     ]
+
+
+def _sensitivity(trials: Sequence[comparison.Trial]) -> str:
+    """Of whole sweeps: halving gives settings different lengths, and keeps the best one longest."""
+    swept = [trial for trial in trials if experiment.is_sweep(trial.run)]
+    there = {trial.run: experiment.open(trial.run).description for trial in swept}
+    halved = [run for run, said in there.items() if "halving" in said]
+    parts = [sensitivity.text([trial for trial in swept if trial.run not in halved])]
+    if halved and sensitivity.text(swept):
+        names = ", ".join(map(str, halved))
+        parts.append(
+            f"sensitivity: halving has stopped settings of {names} early, which is left out; it "
+            "takes sweeps without halving"
+        )
+    return "\n\n".join(filter(None, parts))
 
 
 def _picture(out: Path | str | None) -> Path | None:

@@ -40,6 +40,14 @@ class Settings(NamedTuple):
         ranges = {name: list(space) for name, space in self.ranges.items()}
         return self._asdict() | {"ranges": ranges, "periods": list(self.periods)}
 
+    def as_fields(self) -> dict[str, str]:
+        """What stands for the floats that change, and for what else makes it this population."""
+        fields = {n: f"{s.kind}:{s.low:g}:{s.high:g}" for n, s in self.ranges.items()}
+        others = {n: x for n, x in self.to_json().items() if n not in ("ranges", "members")}
+        plain = Settings({}, 0).to_json()
+        more = [f"{name} {value}" for name, value in others.items() if value != plain[name]]
+        return fields | {"pbt": ", ".join([f"{self.members} members", *more])}
+
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "Settings":
         ranges = {name: Range(*space) for name, space in values["ranges"].items()}

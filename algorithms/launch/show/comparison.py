@@ -59,7 +59,8 @@ def curves(trials: Sequence[Trial]) -> dict[str, list[Curve]]:
         names = _differing([trial.outcome.setting for trial in those])
         text = functools.partial(_text, names=names)
         for pooled in _grouped(those, text).values():
-            label = ", ".join([algorithm, *settings.text_of(_setting(pooled[0], names))])
+            has = {n: x for n, x in _setting(pooled[0], names).items() if x is not None}
+            label = ", ".join([algorithm, *settings.text_of(has)])
             panels.setdefault(environment, []).append(_curve(environment, label, pooled))
     value = lambda curve: -np.inf if np.isnan(curve.middle) else curve.middle
     return {env: sorted(panel, key=value, reverse=True) for env, panel in panels.items()}

@@ -289,3 +289,21 @@ def test_training_returns_are_compared_where_one_run_has_no_other(tmp_path):
     compared = compare.compare(runs, out=tmp_path / "x.png")
     assert compared.text.startswith("training return:")
     assert [curve.finals.tolist() for curve in compared.panels["A-v0"]] == [[4.0], [0.0]]
+
+
+def test_a_population_is_not_pooled_with_runs_of_its_config(tmp_path, monkeypatch):
+    """Its config.json has a learning rate that no member trains with."""
+    monkeypatch.setattr(plots, "curve", lambda *_: None)
+    monkeypatch.setattr(plots, "save", lambda *_: None)
+    config = toy.Config(total_timesteps=40, num_evals=2, num_eval_episodes=1)
+    launch.run(toy, config, num_seeds=2, run_dir=tmp_path / "run")
+    for name, share in (("pbt", 0.25), ("other", 0.5)):
+        ranges = {"learning_rate": launch.LogUniform(0.01, 1.0)}
+        more = {"members": 4, "rounds": 2, "share": share}
+        launch.pbt(toy, config, ranges, run_dir=tmp_path / name, **more)
+    panels = compare.compare([tmp_path / "run", tmp_path / "pbt", tmp_path / "other"]).panels
+    assert {curve.label: len(curve.trials) for curve in panels["CartPole-v1"]} == {
+        "toy, learning_rate=0.1": 2,
+        "toy, learning_rate=log:0.01:1, pbt=4 members": 1,
+        "toy, learning_rate=log:0.01:1, pbt=4 members, share 0.5": 1,
+    }

@@ -186,3 +186,17 @@ def test_one_sweep_of_several_environments_or_one_of_each(tmp_path, monkeypatch)
     apart = compare.compare([tmp_path / name for name in names]).text
     assert said[start:] == apart[apart.index("sensitivity of toy") :]
     assert "sensitivity of" not in compare.compare([tmp_path / names[0]]).text
+
+
+def test_halved_sweeps_are_left_out(tmp_path, monkeypatch):
+    for name in ("curve", "sweep"):
+        monkeypatch.setattr(plots, name, lambda *_: None)
+    config = toy.Config(total_timesteps=40, num_evals=2, num_eval_episodes=1)
+    grid = {"env": ["CartPole-v1", "Acrobot-v1"], "learning_rate": [0.1, 0.2]}
+    launch.sweep(toy, config, grid, halving=2, sweep_dir=tmp_path / "halved")
+    text = compare.compare([tmp_path / "halved"]).text
+    assert f"halving has stopped settings of {tmp_path / 'halved'} early" in text
+    assert "one setting for all" not in text
+    one = {**grid, "env": ["CartPole-v1"]}
+    launch.sweep(toy, config, one, halving=2, sweep_dir=tmp_path / "one")
+    assert "sensitivity" not in compare.compare([tmp_path / "one"]).text
