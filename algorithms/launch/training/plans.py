@@ -92,10 +92,10 @@ def announce(
 ) -> None:
     """What a new sweep is, and which of its programs train for longer than asked."""
     count = sum(portion.trials.count for portion in portions)
-    kinds = f"{count // num_seeds} settings x {num_seeds} seed{'s' * (num_seeds > 1)}"
+    kinds = f"{counted(count // num_seeds, 'setting')} x {counted(num_seeds, 'seed')}"
     trainers = [portion.trainer for portion in portions]
     name = title_of(trainers[0].module, [trainer.config for trainer in trainers])
-    view.say(f"{name}: a sweep of {count} trials, {kinds}")
+    view.say(f"{name}: a sweep of {counted(count, 'trial')}, {kinds}")
     for line in grids.remarks(asked, [portion.static for portion in portions], count // num_seeds):
         view.say(line)
     longer: dict[str, None] = {}  # each text once, of the brackets of a group
@@ -124,6 +124,11 @@ def compile_unfinished(chunks: list[Chunk]) -> None:
         trainer.check_capacity("as many devices as before would do")
 
 
+def counted(number: int, noun: str) -> str:
+    """1 trial, 2 trials."""
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
 def say_plan(
     view: progress.Progress, portions: Sequence[Portion], cut_up: Sequence[Sequence[Chunk]]
 ) -> None:
@@ -134,11 +139,11 @@ def say_plan(
         name = f"{which} ({portion.label})" if portion.label else which
         count, used = len(chunks), len(layout.devices)
         parts = f"{count} chunks of {chunks[0].trials.count}" if count > 1 else "all at once"
-        where = f"{used} {layout.devices[0].platform} device{'s' * (used > 1)}"
+        where = counted(used, f"{layout.devices[0].platform} device")
         each = in_words(trainer.bytes_per_device / layout.per_device)
         whole = in_words(trainer.bytes_per_device)
-        points = [length(trainer.plan), f"{trainer.plan.points} points"]
+        points = [length(trainer.plan), counted(trainer.plan.points, "point")]
         view.say(
-            f"{name}: {portion.trials.count} trials, {parts}, on {where}; "
+            f"{name}: {counted(portion.trials.count, 'trial')}, {parts}, on {where}; "
             f"{each} a trial, {whole} a device; {', '.join(filter(None, points))}"
         )

@@ -234,8 +234,8 @@ def _retest(
         portions.append(plans.Portion(trainer, trials, numbers, chunk.static, stage, True))
     view = portions[0].trainer.view
     view.say(
-        f"retest: the best {len(best)} settings on {len(seeds)} other seeds, "
-        f"{seeds[0]} to {seeds[-1]}"
+        f"retest: the best {plans.counted(len(best), 'setting')} on "
+        f"{plans.counted(len(seeds), 'other seed')}, {seeds[0]} to {seeds[-1]}"
     )
     cut_up = plans.cut(view, portions, stages.asked, start=True)
     made = [chunk for one in cut_up for chunk in one]

@@ -216,6 +216,17 @@ def test_what_halving_and_a_retest_say(tmp_path, capsys):
     assert said.count("(early)") == 1  # halving ends with one setting, and two are retested
 
 
+def test_one_is_singular(capsys):
+    more = {"retest": 1, "retest_seeds": 1, "save": False, "quiet": False}
+    config = CONFIG.replace(num_evals=1, total_timesteps=100)
+    launch.sweep(toy, config, {"learning_rate": [0.1]}, **more)
+    said = capsys.readouterr().out
+    assert "a sweep of 1 trial, 1 setting x 1 seed\n" in said
+    assert "group 1 of 1: 1 trial, all at once, on 1 cpu device; " in said and ", 1 point\n" in said
+    assert "retest: the best 1 setting on 1 other seed, 1 to 1\n" in said
+    assert "retest, 1 seed " in said
+
+
 def test_progress_ends_at_the_end_of_a_retest_of_several_environments(tmp_path, capsys):
     """Also of groups whose curves have different numbers of points, as those of 300 steps."""
     grid = {"env": ["CartPole-v1", "Acrobot-v1"], "num_envs": [100, 5], "learning_rate": [0.1, 0.2]}
