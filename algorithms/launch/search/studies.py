@@ -126,7 +126,7 @@ def _trials(
                 str(there.path.resolve() / run) for run in dict.fromkeys(t.run for t in one.trials)
             ],
         }
-        curve = _curve(one)
+        curve = _curve(one, objective)
         steps = one.setting.get("total_timesteps", total)
         state, value = _state(optuna, one, objective, steps, curve)
         trial = optuna.trial.create_trial(
@@ -156,12 +156,16 @@ def _state(
     return states.COMPLETE, value
 
 
-def _curve(one: results.Ranked) -> dict[int, float]:
-    """{timestep: the mean of its seeds' returns}, where all of them have one."""
+def _curve(one: results.Ranked, objective: str) -> dict[int, float]:
+    """{timestep: the mean of its seeds' returns}, where all of them have one.
+
+    A study that minimises has minus the returns: pruners and samplers take the lower ones for good.
+    """
+    sign = -1.0 if objective.startswith(objectives.STEPS_TO) else 1.0
     points = min(len(trial.returns) for trial in one.trials)
     means = np.mean([trial.returns[:points] for trial in one.trials], axis=0)
     steps = one.trials[0].timesteps[:points]
-    return {int(t): float(mean) for t, mean in zip(steps, means) if math.isfinite(mean)}
+    return {int(t): sign * float(mean) for t, mean in zip(steps, means) if math.isfinite(mean)}
 
 
 def _distribution(optuna: Any, asked: Any) -> Any:

@@ -179,6 +179,9 @@ def test_environments_have_studies_of_their_own_and_steps_are_minimised(tmp_path
         steps = -scores[trial.params["learning_rate"]]
         assert trial.value == (steps if math.isfinite(steps) else None)
         assert set(trial.params) == {"learning_rate"}
+        one = swept.of({"env": "CartPole-v1", **trial.params}).trials[0]
+        returns = {int(t): -float(x) for t, x in zip(one.timesteps, one.returns)}
+        assert trial.intermediate_values == pytest.approx(returns), "lower ones are better here"
 
 
 def test_optuna_is_asked_for_by_its_pip_command(tmp_path, monkeypatch, capsys):
