@@ -102,6 +102,20 @@ def groups_of(config: Any, asked: Asked, seeds: Sequence[int]) -> list[Group]:
     return _grouped(config, [dict(row) for row in asked.settings], order, seeds)
 
 
+def check_returns(groups: Sequence[Group]) -> None:
+    """Refuses a ranking of training returns among evaluations.
+
+    Raises:
+      UserError: some groups play no evaluation episodes.
+    """
+    counts = {getattr(group.config, "num_eval_episodes", 0) for group in groups}
+    if 0 in counts and len(counts) > 1:
+        raise UserError(
+            "num_eval_episodes: settings with 0 have training returns only, which do not rank "
+            "among evaluations; give 1 or more"
+        )
+
+
 def completed(config: Any, asked: Asked) -> Asked:
     """The same with the whole of each setting that is given, and with a grid that lists their
     values.

@@ -352,6 +352,7 @@ def _begin(
     objectives.check(asked.objective)
     asked = grids.completed(config, asked)
     groups = grids.groups_of(config, asked, seeds)
+    grids.check_returns(groups)
     for group in groups:
         check_floats(group.config.replace(**group.trials.floats))
     described: dict[str, Any] = {}

@@ -146,6 +146,11 @@ def test_refused_sweeps(asked, words):
         launch.sweep(toy, CONFIG, GRID, save=False, **asked)
 
 
+def test_training_returns_do_not_rank_among_evaluations():
+    with pytest.raises(UserError, match="settings with 0 have training returns only"):
+        launch.sweep(toy, CONFIG, {"num_eval_episodes": [0, 2]}, save=False)
+
+
 # --- what is kept -----------------------------------------------------------------------------
 
 
