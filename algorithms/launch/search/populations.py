@@ -7,7 +7,7 @@ from algorithms.launch import settings
 from algorithms.launch.compute import population
 from algorithms.launch.compute.evolution import Range
 from algorithms.launch.errors import UserError
-from algorithms.launch.search.distributions import Discount, LogUniform, Uniform
+from algorithms.launch.search.distributions import Discount, LogUniform, Uniform, problem
 
 KINDS = {Uniform: "uniform", LogUniform: "log", Discount: "discount"}
 
@@ -32,6 +32,8 @@ def asked(
 def _range(name: str, given: Any) -> Range:
     if type(given) not in KINDS:
         raise UserError(f"pbt: {name}={given}: give a range, as log:1e-5:1e-2")
+    if wrong := problem(given, float):
+        raise UserError(f"pbt: {name}={given}: {wrong}")
     return Range(KINDS[type(given)], float(given.low), float(given.high))
 
 

@@ -348,6 +348,7 @@ def _begin(
     if place.resume_if_exists and place.path is None:
         raise UserError("resume_if_exists: say which directory, run_dir=... (--run-dir DIR)")
     asked = asked or grids.Asked()
+    stages.check_whole(asked)
     plans.check_limits(asked)
     objectives.check(asked.objective)
     asked = grids.completed(config, asked)

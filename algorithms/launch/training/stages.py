@@ -82,6 +82,20 @@ class Stages(NamedTuple):
         return found
 
 
+def check_whole(asked: grids.Asked) -> None:
+    """Refuses what is no int before anything trains.
+
+    Raises:
+      UserError: it names the keyword and its value.
+    """
+    factor, rungs, brackets = asked.halving
+    counts = {"halving": factor, "rungs": rungs, "brackets": brackets}
+    counts |= {"retest": asked.retest, "retest_seeds": asked.retest_seeds}
+    for name, value in counts.items():
+        if value is not None and type(value) is not int:
+            raise UserError(f"{name}={value}: give a whole number")
+
+
 def planned(asked: grids.Asked, num_settings: int, num_points: int) -> halving.Plan:
     """The rungs of a sweep; one of all settings where no halving is asked for.
 

@@ -138,6 +138,9 @@ def test_refused_plans(asked, settings, points, words):
         ({"retest": 13}, "retest=13: give 1 to 12"),
         ({"retest": 0}, "retest=0: give 1 to 12"),
         ({"retest": 1, "retest_seeds": 0}, "retest_seeds=0: give 1 or more"),
+        ({"retest": 1.5}, "retest=1.5: give a whole number"),
+        ({"halving": True}, "halving=True: give a whole number"),
+        ({"halving": 3, "rungs": 2.5}, "rungs=2.5: give a whole number"),
         ({"retest": 1, "seed": 2**32 - 2}, "seeds go up to 4294967295"),
     ],
 )

@@ -313,6 +313,9 @@ def test_resume_if_exists_is_for_the_same_population(run):
     [
         ({}, {}, "nothing changes; give a float a range"),
         ({"learning_rate": [0.1, 0.2]}, {}, "give a range, as log:1e-5:1e-2"),
+        ({"learning_rate": LogUniform(1, 0.1)}, {}, "two numbers, the lower one first"),
+        ({"learning_rate": LogUniform(0, 0.1)}, {}, "needs a lower bound above 0"),
+        ({"gamma": Discount(0.9, 1.0)}, {}, "needs an upper bound below 1"),
         ({"learning_rat": LogUniform(0.1, 1)}, {}, "did you mean learning_rate"),
         ({"gamma": Uniform(0.5, 1.5)}, {}, "gamma=1.5: give a number in"),
         (RANGES, {"members": 1}, "samples=1: a population has 2 members"),
