@@ -50,8 +50,11 @@ def learning_rate(module: Any, config: Any, trials: Trials, progress: float) -> 
 
     Computed from the settings, not read from the program: linear to zero with `anneal_lr`, else
     constant; a module with `learning_rate_at(config, progress)` has its own. Optimisers with other
-    rates (`critic_learning_rate`) are not shown. NaN without such a field.
+    rates (`critic_learning_rate`) are not shown. NaN without such a field, and where the members
+    of a population have rates of their own.
     """
+    if "learning_rate" in getattr(module, "changing", ()):
+        return np.full(trials.count, np.nan)
     rates = trials.floats.get("learning_rate", getattr(config, "learning_rate", np.nan))
     own = getattr(module, "learning_rate_at", None)
     if own and [*inspect.signature(own).parameters] == ["config", "progress"]:
