@@ -151,19 +151,21 @@ def extend(
       runs, entries: as of `create`, of the new chunks.
       fills: writes what a chunk's directory has in the beginning, given a folder.
     """
-    there = files.read_json(path / SWEEP)
-    first = len(there["chunks"])
-    names = [f"chunk_{first + i:03d}" for i in range(len(runs))]
 
-    def write() -> None:
+    def write() -> list[str]:
+        there = files.read_json(path / SWEEP)
+        first = len(there["chunks"])
+        names = [f"chunk_{first + i:03d}" for i in range(len(runs))]
         for name, fill_one in zip(names, fills):
             if (path / name).exists():  # of a process that was killed before sweep.json had it
                 shutil.rmtree(path / name)
             make(path / name, fill_one)
         chunks = there["chunks"] + _listed(names, runs, entries)
         files.write_json(path / SWEEP, there | {"chunks": chunks})
+        return names
 
-    hosts.from_first(write)
+    # Another process may come here when the first one has written sweep.json.
+    names = hosts.from_first(write)
     return [RunDir(path / name, run) for name, run in zip(names, runs)]
 
 

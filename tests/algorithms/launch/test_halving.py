@@ -343,6 +343,21 @@ def test_a_kill_between_a_chunks_directory_and_sweep_json(halved, tmp_path, monk
     assert_same(halved, launch.resume(path, module=toy))
 
 
+def test_a_slow_process_gets_the_names_of_the_first_one(tmp_path, monkeypatch):
+    """It comes to the next rung when sweep.json has that rung's chunks already."""
+    run = {"algorithm": "toy", "seeds": [0], "floats": {}}
+    experiment.files.write_json(tmp_path / "sweep.json", {"chunks": [{"run": "chunk_000"}]})
+    told = []
+    monkeypatch.setattr(
+        experiment.hosts, "from_first", lambda write: told.append(write()) or told[0]
+    )
+    given = (tmp_path, [run], [{}], [lambda _: None])
+    (made,) = experiment.extend(*given)
+    monkeypatch.setattr(experiment.hosts, "from_first", lambda _: told[0])
+    (again,) = experiment.extend(*given)
+    assert made.path == again.path == tmp_path / "chunk_001"
+
+
 def test_a_damaged_state_that_the_next_rung_needs_is_made_again(halved, tmp_path, capsys):
     path = tmp_path / "x"
 
