@@ -1,4 +1,5 @@
-"""Virtual environments of other kits, each made once in the user's cache directory."""
+"""Virtual environments of other kits, and compilers for absent devices, each made once in the
+user's cache directory."""
 
 import importlib.metadata
 import os
@@ -10,6 +11,7 @@ from algorithms.launch.compute.devices import CACHE
 
 REJAX, GYMNAX = "rejax==0.1.3", "gymnax==0.0.9"  # the gymnax version that it needs
 JAXMARL = "jaxmarl==0.2.0"
+NVCC = "nvidia-cuda-nvcc==13.5.37"  # has ptxas, without which CUDA's plugin compiles nothing
 # Packages of its scripts, in this kit's versions; distrax accepts any nightly of tfp.
 SHARED = ("flax", "optax", "distrax", "tfp-nightly", "gymnax")
 
@@ -23,6 +25,31 @@ def jaxmarl() -> str:
     """The Python of an environment with JaxMARL and the imports of its training scripts."""
     shared = (f"{name}=={importlib.metadata.version(name)}" for name in SHARED)
     return _python("jaxmarl, flashbax, distrax", JAXMARL, "flashbax==0.1.3", *shared)
+
+
+def plugins() -> Path:
+    """A folder with the CUDA plugin and libtpu of this jax version; it is made if missing.
+
+    On PYTHONPATH it serves this kit's Python and those of other kits, which share their versions.
+    """
+    folder = plugins_folder()
+    if not folder.exists():
+        print("installing plugins for CUDA and TPU in a folder of their own", file=sys.stderr)
+        jax = importlib.metadata.version("jax")
+        tpu = next(name for name in importlib.metadata.requires("jax") if name.startswith("libtpu"))
+        packages = [f"{name}=={jax}" for name in ("jax-cuda13-plugin", "jax-cuda13-pjrt")]
+        packages += [NVCC, tpu.partition(";")[0].strip()]
+        part = folder.with_name(f"{folder.name}.part{os.getpid()}")
+        install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", part]
+        subprocess.run([*install, *packages], check=True)
+        part.rename(folder)
+    return folder
+
+
+def plugins_folder() -> Path:
+    """The place of the plugins, whether they are there or not."""
+    python = "".join(map(str, sys.version_info[:2]))
+    return cache() / f"plugins-jax-{importlib.metadata.version('jax')}-python{python}"
 
 
 def _python(modules: str, kit: str, *others: str) -> str:

@@ -36,6 +36,8 @@ sys.path.insert(0, str(ROOT))
 COMMIT = "31756b197773a52db763fdbe6d635e4b46522a73"
 PUREJAXRL = "https://github.com/luchris429/purejaxrl"
 STEPS, POINTS, EPISODES = 500_000, 20, 32
+# Libraries of PureJaxRL's wrappers that are not used here
+NOT_USED = ("brax", "brax.envs", "brax.envs.wrappers", "brax.envs.wrappers.training", "navix")
 
 REJAX_PPO = {
     "agent_kwargs": {"activation": "tanh"},
@@ -178,8 +180,8 @@ def train_rejax(kind, environment):
 def train_purejaxrl(environment, folder):
     """train(key) -> curve (points,); only the last point is known."""
     sys.path.insert(0, str(Path(folder) / "purejaxrl"))
-    for name in ("brax", "brax.envs", "brax.envs.wrappers", "brax.envs.wrappers.training", "navix"):
-        sys.modules[name] = mock.MagicMock()  # of wrappers that are not used here
+    for name in NOT_USED:
+        sys.modules[name] = mock.MagicMock()
     import gymnax
     import jax
     import jax.numpy as jnp

@@ -71,18 +71,23 @@ def keep_look(topic: str, cell: Cell, rows: Rows, folder: Path = FOLDER) -> None
 def keep_speeds(
     kind: str, columns: Sequence[str], rows: Sequence[Any], folder: Path = FOLDER
 ) -> None:
-    """Puts cases of a benchmark in their place or at the end, with the measured commit and
-    versions.
+    """Puts cases of a kind of benchmark of speed into its table."""
+    keep_table(f"speed-{kind}", columns, rows, folder)
+
+
+def keep_table(
+    name: str, columns: Sequence[str], rows: Sequence[Any], folder: Path = FOLDER
+) -> None:
+    """Puts rows in their place or at the end of a table, with the measured commit and versions.
 
     Args:
-      kind: kind of benchmark.
-      columns, rows: text; the first column names the case.
+      columns, rows: text; the first column names the row.
     """
     made = versions.versions(ppo, devices.arrange(1))
     stamp = {"of": f"{made['git_commit'][:7]}, jax {made['jax']}"}
     new = {row[0]: dict(zip(columns, row)) | stamp for row in rows}
-    known = {row[columns[0]]: row for row in read(f"speed-{kind}", folder)}
-    _write(f"speed-{kind}", list((known | new).values()), folder)
+    known = {row[columns[0]]: row for row in read(name, folder)}
+    _write(name, list((known | new).values()), folder)
 
 
 def _write(name: str, rows: Sequence[dict[str, Any]], folder: Path) -> None:
@@ -197,7 +202,7 @@ def table(name: str, folder: Path = FOLDER) -> str:
     if name == "algorithms":
         head, *rows = catalogue.table()
         lines = [head, ["---"] * len(head), *rows]
-    elif name.startswith("speed-"):
+    elif name.startswith(("speed-", "launches")):
         rows = read(name, folder)
         heads = [list(row) for row in rows[:1]]
         lines = [*heads, *(["---"] * len(head) for head in heads), *(row.values() for row in rows)]

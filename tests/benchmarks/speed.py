@@ -156,6 +156,11 @@ def compile_program(function: Any, *args: Any) -> Program:
 
 def ours(case: Case) -> Program:
     """This kit's algorithm."""
+    return agents_program(*our_settings(case), case.num_seeds)
+
+
+def our_settings(case: Case) -> tuple[Any, Any]:
+    """This kit's module and its Config."""
     module = importlib.import_module(f"algorithms.{case.algorithm}")
     settings = OUR_SETTINGS[case.algorithm] | dict(case.settings)
     if case.algorithm not in REPLAY:
@@ -172,7 +177,7 @@ def ours(case: Case) -> Program:
         eval_at_start=False,
         **settings,
     )
-    return agents_program(module, config, case.num_seeds)
+    return module, config
 
 
 def agents_program(module: Any, config: Any, num_seeds: int) -> Program:
@@ -241,6 +246,17 @@ OUR_SETTINGS: dict[str, dict[str, Any]] = {
 
 def rejax(case: Case) -> Program:
     import jax
+
+    train = rejax_train(case)
+    keys = jax.random.split(jax.random.PRNGKey(0), case.num_seeds)
+    if case.num_seeds == 1:
+        return compile_program(train, keys[0])
+    return compile_program(jax.vmap(train), keys)
+
+
+def rejax_train(case: Case) -> Callable:
+    """rejax's train(key) -> state."""
+    import jax
     import rejax
 
     same = {THEIRS[name]: value for name, value in case.settings if name in THEIRS}
@@ -256,11 +272,7 @@ def rejax(case: Case) -> Program:
         **settings,
     )
     algorithm = algorithm.replace(eval_callback=lambda algorithm, state, rng: jax.numpy.zeros(()))
-    train = lambda key: algorithm.train(key)[0]
-    keys = jax.random.split(jax.random.PRNGKey(0), case.num_seeds)
-    if case.num_seeds == 1:
-        return compile_program(train, keys[0])
-    return compile_program(jax.vmap(train), keys)
+    return lambda key: algorithm.train(key)[0]
 
 
 REJAX_SETTINGS = {
