@@ -134,7 +134,7 @@ def known_trips(loop: Operation, around: list[Operation], found: dict) -> int | 
     if asked.opcode != "compare" or "direction=LT" not in asked.line:
         return None
     counter, limit = (origin(name, condition) for name in asked.operands)
-    if counter.opcode != "get-tuple-element" or limit.opcode != "constant":
+    if counter.opcode != "get-tuple-element":
         return None
     index = int(counter.value(r"index=(\d+)") or 0)
     first, after = element(loop, around, index), element(body[-1], body, index)
@@ -229,9 +229,10 @@ def label(frames: list[Frame]) -> tuple[str, str]:
     ours = [f for f in frames if not LIBRARIES.search(f.file) and not GENERAL.search(f.file)]
     if not (chosen := (ours or frames)[:1]):
         return "loop", ""
-    name = [part for part in chosen[0].function.split(".") if not part.startswith("<")][-1:]
+    parts = chosen[0].function.split(".<locals>.")
+    name = next((part for part in reversed(parts) if not part.startswith("<")), "loop")
     file = "/".join(chosen[0].file.split("/")[-2:])
-    return (name or ["loop"])[0], f"{file}:{chosen[0].line}"
+    return name, f"{file}:{chosen[0].line}"
 
 
 def read(text: str) -> Program:

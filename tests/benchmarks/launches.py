@@ -120,13 +120,15 @@ def ours(name: str, evaluation: bool) -> Subject:
         return module.make_train(config, env, env_params)(rng)
 
     floats = jax.tree.map(lambda _: jax.ShapeDtypeStruct((), jnp.float32), config)
-    learning = getattr(config, "updates_per_step", getattr(config, "update_epochs", 1))
     return Subject(
         function=train,
         shared=(jax.tree.map(strong, env_params),),
         own=(floats, jax.eval_shape(lambda: jax.random.key(0))),
         updates="updates",
-        trips={"learn": learning},
+        trips={
+            "learn": getattr(config, "update_epochs", 1),
+            "Rounds.learn": getattr(config, "updates_per_step", 1),
+        },
         num_steps=plan.steps // plan.updates // config.num_envs,
     )
 
@@ -307,8 +309,8 @@ def checkouts(side: str) -> dict[str, str]:
 
 # --- tables -----------------------------------------------------------------------------------
 
-COLUMNS = ("program", "launches", "a step", "against peers", "loop by loop", "sorts", "waits")
-COLUMNS += ("calls", "arguments", "temporaries", "output", "compile")
+COLUMNS = ("program", "launches", "a step", "against peers", "loop by loop", "sorts")
+COLUMNS += ("waits for the host", "calls", "memory of an agent", "compile")
 
 
 def row(found: Found, peers: list[Found]) -> list[str]:
@@ -318,22 +320,27 @@ def row(found: Found, peers: list[Found]) -> list[str]:
     ratios = [f"{found.per_step / peer.per_step:.2f} of {peer.job.side}" for peer in peers]
     waits = [node.name for node in inner if node.trips is None or node.kind == "conditional"]
     in_loops = sum(node.sorts for node in inner)
+    sorts = f"{update.sorts + in_loops}{f', {in_loops} in loops' * bool(in_loops)}"
     wrong = [*program.host, *["float64"] * program.float64]
     calls = [f"{name} x {count}" for name, count in program.calls.items()]
-    size = lambda name: f"{found.figures['memory'][name] / job.seeds / 1e6:.3f} MB"
-    unknown = job.side in ("purejaxrl", "jaxmarl")
     return [
         f"{job.title}, {job.device}, {job.seeds} seed{'s' * (job.seeds > 1)}",
         str(found.launches),
         f"{found.per_step:.1f}",
         ", ".join(ratios) or "-",
         hlo.formula(update, found.usual),
-        f"{update.sorts + in_loops}, {in_loops} in loops",
+        sorts,
         ", ".join(waits) or "none",
         ", ".join(wrong + calls) or "none",
-        *(["-"] * 3 if unknown else map(size, ("arguments", "temporaries", "output"))),
+        "-" if job.side in ("purejaxrl", "jaxmarl") else memory(found),
         f"{found.figures['seconds']:.0f} s",
     ]
+
+
+def memory(found: Found) -> str:
+    """Of one seed: all, and its parts."""
+    sizes = [size / found.job.seeds / 1e6 for size in found.figures["memory"].values()]
+    return f"{sum(sizes):.2f} MB ({' + '.join(f'{size:.2f}' for size in sizes)})"
 
 
 def algorithms() -> list[str]:
@@ -400,10 +407,11 @@ def main() -> None:
 
 
 def keep(rows: list[list[str]]) -> None:
-    from tests.benchmarks import learning, report
+    from tests.benchmarks import report
 
     report.keep_table("launches", COLUMNS, rows)
-    learning.write()
+    for page in report.PAGES:
+        page.write_text(report.page(page.read_text()))
 
 
 if __name__ == "__main__":

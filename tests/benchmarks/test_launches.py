@@ -137,6 +137,21 @@ def test_a_loop_has_the_name_of_the_function_that_is_not_a_librarys():
     assert [node.name for node in hlo.read(without).root.inside] == ["loop", "loop"]
 
 
+@pytest.mark.parametrize(
+    "function, name",
+    [
+        ("learner.<locals>.learn.<locals>.<lambda>", "learn"),
+        ("RewardScale.update", "RewardScale.update"),
+        ("<lambda>", "loop"),
+    ],
+)
+def test_names_of_loops(function, name):
+    assert hlo.label([hlo.Frame(function, "/kit/algorithms/x.py", 3)]) == (
+        name,
+        "algorithms/x.py:3",
+    )
+
+
 def test_a_formula_says_where_launches_are():
     program = hlo.read(TEXT)
     twice = lambda node: 2
