@@ -38,6 +38,8 @@ dnn_version_info { major: 9 minor: 10 }
 runtime_version { major: 13 }
 device_description_str: "NVIDIA H100 80GB HBM3"
 """
+# XLA's complaint about a product, and the flag that leaves all products to cuBLAS
+NO_TILES, WITH_CUBLAS = "find output tile sizes", "--xla_gpu_enable_triton_gemm=false"
 DEVICES = {"h100": "cuda", "v5e": "tpu"}  # and their platforms
 
 

@@ -22,6 +22,9 @@ Settings are those of speed.py and teams.py for the algorithms that are there, e
 PPO with a GRU has the sizes of PureJaxRL's. IPPO has the sizes of JaxMARL's script on Overcooked.
 In peers, calls back to Python that log are left out.
 
+Without a device XLA cannot try tilings of matrix products, and finds none for some programs. Their
+products are then compiled as calls of cuBLAS, and the row says so.
+
 Memory is that of the whole program for one seed of them: arguments, temporaries and output. It is
 not shown for PureJaxRL and JaxMARL, which return all metrics of a run.
 """
@@ -32,6 +35,7 @@ import functools
 import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -273,18 +277,29 @@ def compiled(job: Job, keep: Path | None = None) -> Found:
     """
     from tests.benchmarks import peer_python
 
+    env = absent.environment(peer_python.plugins()) | checkouts(job.side)
     with tempfile.TemporaryDirectory() as folder:
         run = [python_of(job.side), __file__, "--worker", json.dumps(dataclasses.asdict(job))]
-        env = absent.environment(peer_python.plugins()) | checkouts(job.side)
-        done = subprocess.run([*run, folder], env=env, capture_output=True, text=True)
+        start = lambda: subprocess.run([*run, folder], env=env, capture_output=True, text=True)
+        done = start()
+        if cublas := absent.NO_TILES in done.stderr:
+            env["XLA_FLAGS"] += f" {absent.WITH_CUBLAS}"
+            done = start()
         if done.returncode:
-            raise RuntimeError(f"{job.title}: {done.stderr[-2000:]}")
+            raise RuntimeError(f"{job.title}: {complaint(done.stderr)}")
         text = (Path(folder) / "text").read_text()
-        figures = json.loads((Path(folder) / "figures").read_text())
+        figures = json.loads((Path(folder) / "figures").read_text()) | {"cublas": cublas}
     if keep:
         keep.mkdir(parents=True, exist_ok=True)
         (keep / f"{job.title}-{job.device}-{job.seeds}.txt".replace(" ", "-")).write_text(text)
     return Found(job, hlo.read(text), figures)
+
+
+def complaint(stderr: str) -> str:
+    """The last error of a process, without the stack of calls before it and after it."""
+    lines = stderr.splitlines()
+    errors = [i for i, line in enumerate(lines) if re.match(r"[\w.]*(Error|Exception)\b", line)]
+    return "\n".join(lines[errors[-1] :][:5]) if errors else stderr[-1000:]
 
 
 @functools.cache
@@ -323,8 +338,9 @@ def row(found: Found, peers: list[Found]) -> list[str]:
     sorts = f"{update.sorts + in_loops}{f', {in_loops} in loops' * bool(in_loops)}"
     wrong = [*program.host, *["float64"] * program.float64]
     calls = [f"{name} x {count}" for name, count in program.calls.items()]
+    cublas = ", by cuBLAS" * found.figures["cublas"]
     return [
-        f"{job.title}, {job.device}, {job.seeds} seed{'s' * (job.seeds > 1)}",
+        f"{job.title}, {job.device}, {job.seeds} seed{'s' * (job.seeds > 1)}{cublas}",
         str(found.launches),
         f"{found.per_step:.1f}",
         ", ".join(ratios) or "-",

@@ -1,10 +1,10 @@
-"""Counting launches, in text by hand and in small programs."""
+"""Launches counted in text by hand and in small programs; and those of three algorithms."""
 
 import jax
 import jax.numpy as jnp
 import pytest
 
-from tests.benchmarks import hlo
+from tests.benchmarks import hlo, launches, peer_python
 
 ONE = lambda node: 1
 # A loop of unknown trips with a known one inside, as CUDA's text has them.
@@ -193,3 +193,74 @@ def test_trips_are_not_guessed(step, first, limit):
     text = jax.jit(loop).lower(jnp.arange(64.0), 6).compile().as_text()
     (found,) = hlo.read(text.replace("known_trip_count", "nothing")).root.inside
     assert found.trips is None
+
+
+# --- of algorithms ----------------------------------------------------------------------------
+
+
+def found(side, num_steps):
+    """A program of the text by hand, with the epochs as its loop over updates."""
+    job = launches.Job(side, "ppo", "h100", 2)
+    memory = {"arguments": 2_000_000, "temporaries": 4_000_000, "output": 1_000_000}
+    figures = {"updates": "learn", "trips": {}, "num_steps": num_steps, "seconds": 3.2}
+    figures["cublas"] = side == "rejax"
+    return launches.Found(job, hlo.read(TEXT), figures | {"memory": memory})
+
+
+def test_a_row_compares_steps_of_the_environments():
+    """A peer whose update has a seventh of the steps launches seven times as much for each."""
+    row = launches.row(found("this kit", 14), [found("rejax", 2)])
+    line = dict(zip(launches.COLUMNS, row))
+    assert line["program"] == "ppo, h100, 2 seeds"
+    assert (line["launches"], line["a step"]) == ("14", "1.0")
+    assert line["against peers"] == "0.14 of rejax"
+    assert line["loop by loop"] == "step 5 x 2 + 4"
+    assert line["sorts"] == "1, 1 in loops" and line["waits for the host"] == "none"
+    assert line["memory of an agent"] == "3.50 MB (1.00 + 2.00 + 0.50)"
+    assert "float64, cusolver_geqrf x 1" in line["calls"]
+    peer = dict(zip(launches.COLUMNS, launches.row(found("purejaxrl", 2), [])))
+    assert peer["program"] == "purejaxrl ppo, h100, 2 seeds" and peer["memory of an agent"] == "-"
+    assert launches.row(found("rejax", 2), [])[0] == "rejax ppo, h100, 2 seeds, by cuBLAS"
+
+
+def test_the_error_of_a_worker_is_told():
+    stderr = "Traceback:\n  line\njax.errors.JaxRuntimeError: INTERNAL: no tiles\n  at f\n"
+    assert launches.complaint(stderr) == "jax.errors.JaxRuntimeError: INTERNAL: no tiles\n  at f"
+    assert launches.complaint("Killed") == "Killed"
+
+
+def test_all_algorithms_are_counted_without_evaluation():
+    names = [*launches.algorithms(), *launches.OF_TEAMS, *launches.MORE]
+    assert len(names) == len(set(names)) and set(launches.PEERS) <= set(names)
+    for name in names:
+        _, config = launches.settings(name)
+        assert (config.num_eval_episodes, config.eval_at_start) == (0, False), name
+    assert launches.ours("ppo", evaluation=True).own[0].num_eval_episodes == 32
+
+
+@pytest.mark.parametrize(
+    "name, num_steps, unknown",
+    [("ppo", 128, {"learn": 4}), ("dqn", 16, {"Rounds.learn": 5})],
+)
+def test_loops_of_an_algorithm_have_the_names_that_are_looked_for(name, num_steps, unknown):
+    subject = launches.ours(name, evaluation=False)
+    text = jax.jit(subject.function).lower(*subject.shared, *subject.own).compile().as_text()
+    job = launches.Job("this kit", name, "cpu", 1)
+    program = launches.Found(job, hlo.read(text), subject._asdict())
+    loops = [node for node in program.update.walk() if node.trips is None]
+    assert subject.num_steps == num_steps
+    assert {node.name: program.usual(node) for node in loops} == {"updates": 1} | unknown
+
+
+RECORDED = {"ppo": 3040, "dqn": 4713, "sac": 1788}  # by jax 0.10.2; smaller is better
+MISSING = "without CUDA's plugin: `python tests/benchmarks/launches.py ppo` installs it"
+
+
+@pytest.mark.skipif(not peer_python.plugins_folder().exists(), reason=MISSING)
+@pytest.mark.skipif(jax.__version__ != "0.10.2", reason="counts are those of jax 0.10.2")
+@pytest.mark.parametrize("name", RECORDED)
+def test_launches_of_an_update_do_not_grow(name):
+    program = launches.compiled(launches.Job("this kit", name, "h100", 64))
+    formula = hlo.formula(program.update, program.usual)
+    assert program.launches <= RECORDED[name], formula
+    assert not (program.program.host or program.program.calls or program.program.float64)
