@@ -93,6 +93,8 @@ def test_speeds_are_kept_a_row_for_each_case(tmp_path):
     lines = report.table("speed-x", tmp_path).splitlines()
     assert lines[:2] == ["| case | rate | of |", "| --- | --- | --- |"] and len(lines) == 4
     assert report.table("speed-y", tmp_path) == "", "not measured yet"
+    report.keep_table("launches", ("program", "launches"), [["a, h100", "3"]], tmp_path)
+    assert report.table("launches", tmp_path).splitlines()[2].startswith("| a, h100 | 3 | ")
 
 
 def test_a_tuning_run_is_kept_once_with_its_dips(tmp_path):
