@@ -13,10 +13,11 @@ for an absent device. Programs are `make_train(config)` with vmapped seeds, with
 plugins of CUDA and TPU are installed on first use, in a folder of the user's cache directory.
 hlo.py says what counts as a launch. Command buffers (CUDA graphs) may start several at once.
 
-Counts are of one update, the body of the outermost loop of training. Replay algorithms make
-several rounds in an update; 'a step' divides by the steps of an environment in an update. Trips
-with a '?' are not known to the compiler: epochs that target_kl may end, and gradient steps of a
-round. They count as they usually run. The host waits for a GPU at each of them.
+Counts are of one update, the body of the outermost loop of training; a step of evaluation stands
+beside it. Replay algorithms make several rounds in an update; 'a step' divides by the steps of an
+environment in an update. Trips with a '?' are not known to the compiler: epochs that target_kl may
+end, and gradient steps of a round. They count as they usually run. The host waits for a GPU at each
+of them.
 
 Settings are those of speed.py and teams.py for the algorithms that are there, else the defaults.
 PPO with a GRU has the sizes of PureJaxRL's. IPPO has the sizes of JaxMARL's script on Overcooked.
@@ -33,6 +34,7 @@ import argparse
 import dataclasses
 import functools
 import importlib
+import itertools
 import json
 import os
 import re
@@ -51,6 +53,7 @@ sys.path.insert(0, str(ROOT))
 # late.
 from tests.benchmarks import absent, hlo, jaxmarl_scripts, speed, teams  # noqa: E402
 
+EVALUATION = "evaluate"  # the function with evaluation's loop
 UPDATES = 101  # of a peer's run: a loop of so many trips is the one over updates
 OF_SPEED = {  # rows with the settings of a case of speed.py
     "ppo": "cartpole-4x128",
@@ -147,8 +150,9 @@ def of_peer(train: Callable, num_steps: int) -> Subject:
 
 def rejax(name: str, evaluation: bool) -> Subject:
     case = next(case for case in speed.CASES if case.name == OF_SPEED[name])
-    case = dataclasses.replace(case, updates=UPDATES)
-    return of_peer(speed.rejax_train(case), case.num_steps)
+    steps = 2 if name == "td3" else 1  # of an iteration: the actor learns in every second one
+    case = dataclasses.replace(case, updates=UPDATES * steps)
+    return of_peer(speed.rejax_train(case), case.num_steps * steps)
 
 
 def purejaxrl(name: str, evaluation: bool) -> Subject:
@@ -250,7 +254,9 @@ class Found:
         """The loop over updates."""
         key = self.figures["updates"]
         loops = (node for node in self.program.root.walk() if key in (node.name, node.trips))
-        return next(loops)
+        if found := next(loops, None):
+            return found
+        raise RuntimeError(f"{self.job.title}: no loop over updates ({key})")
 
     def usual(self, node: hlo.Node) -> int:
         return self.figures["trips"].get(node.name, 1)
@@ -332,8 +338,11 @@ def row(found: Found, peers: list[Found]) -> list[str]:
     """The figures of a program, as text."""
     job, update, program = found.job, found.update, found.program
     inner = [node for node in update.walk() if node is not update]
+    playing = [node for node in program.root.walk() if node.name == EVALUATION]
     ratios = [f"{found.per_step / peer.per_step:.2f} of {peer.job.side}" for peer in peers]
-    waits = [node.name for node in inner if node.trips is None or node.kind == "conditional"]
+    waits = [
+        node.name for node in inner + playing if node.trips is None or node.kind == "conditional"
+    ]
     in_loops = sum(node.sorts for node in inner)
     sorts = f"{update.sorts + in_loops}{f', {in_loops} in loops' * bool(in_loops)}"
     wrong = [*program.host, *["float64"] * program.float64]
@@ -344,7 +353,7 @@ def row(found: Found, peers: list[Found]) -> list[str]:
         str(found.launches),
         f"{found.per_step:.1f}",
         ", ".join(ratios) or "-",
-        hlo.formula(update, found.usual),
+        "; ".join([hlo.formula(update, found.usual), *(hlo.term(n, found.usual) for n in playing)]),
         sorts,
         ", ".join(waits) or "none",
         ", ".join(wrong + calls) or "none",
@@ -382,43 +391,40 @@ def parse() -> argparse.Namespace:
     for name in args.names:
         if name not in known:
             parser.error(f"{name}: choose from {', '.join(known)}")
+    if min(args.seeds) < 1:
+        parser.error(f"--seeds {min(args.seeds)}: at least 1")
     compared = [name for name in known if name in PEERS] if args.peers else []
     args.names = args.names or list(dict.fromkeys([*algorithms(), *compared]))
     return args
 
 
 def measure(name: str, device: str, seeds: int, args: argparse.Namespace) -> list[list[str]]:
-    """The rows of a name: this kit's, and those of its peers."""
-    sides = ("this kit", *(PEERS.get(name, ()) if args.peers else ()))
-    found = []
-    for side in sides:
+    """The rows of a name: this kit's, and those of its peers. Without those that do not compile."""
+    found = {}
+    for side in ("this kit", *(PEERS.get(name, ()) if args.peers else ())):
         job = Job(side, name, device, seeds, args.evaluation and side == "this kit")
         try:
-            found.append(compiled(job, args.text))
+            found[side] = compiled(job, args.text)
         except RuntimeError as error:
             print(error, file=sys.stderr)
             continue
         if args.loops:
-            print(job.title, *hlo.tree(found[-1].program.root, found[-1].usual), sep="\n")
-    kit, others = found[:1], found[1:]
-    if kit and kit[0].job.side != "this kit":
-        kit, others = [], found
-    return [row(one, others) for one in kit] + [row(one, []) for one in others]
+            print(job.title, *hlo.tree(found[side].program.root, found[side].usual), sep="\n")
+    peers = [one for side, one in found.items() if side != "this kit"]
+    return [row(one, peers if side == "this kit" else []) for side, one in found.items()]
 
 
 def main() -> None:
     if sys.argv[1:2] == ["--worker"]:
         return work(Job(**json.loads(sys.argv[2])), Path(sys.argv[3]))
     args, rows = parse(), []
-    for device in args.device:
-        for seeds in args.seeds:
-            for name in args.names:
-                new = measure(name, device, seeds, args)
-                for line in new:
-                    print(", ".join(line), file=sys.stderr)
-                rows += new
-                if args.keep and new:
-                    keep(new)
+    for device, seeds, name in itertools.product(args.device, args.seeds, args.names):
+        new = measure(name, device, seeds, args)
+        for line in new:
+            print(", ".join(line), file=sys.stderr)
+        rows += new
+        if args.keep and new:
+            keep(new)
     print(speed.table(COLUMNS, rows))
 
 
