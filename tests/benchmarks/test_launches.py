@@ -223,6 +223,19 @@ def test_a_row_compares_steps_of_the_environments():
     assert launches.row(found("rejax", 2), [])[0] == "rejax ppo, h100, 2 seeds, by cuBLAS"
 
 
+def test_a_row_has_a_step_of_evaluation_beside_an_update(monkeypatch):
+    monkeypatch.setattr(launches, "EVALUATION", "step")
+    line = dict(zip(launches.COLUMNS, launches.row(found("this kit", 14), [])))
+    assert line["loop by loop"] == "step 5 x 2 + 4; step 5 x 2"
+
+
+def test_a_program_without_its_loop_over_updates_is_refused():
+    program = found("this kit", 14)
+    program.figures["updates"] = 7
+    with pytest.raises(RuntimeError, match="ppo: no loop over updates"):
+        launches.row(program, [])
+
+
 def test_the_error_of_a_worker_is_told():
     stderr = "Traceback:\n  line\njax.errors.JaxRuntimeError: INTERNAL: no tiles\n  at f\n"
     assert launches.complaint(stderr) == "jax.errors.JaxRuntimeError: INTERNAL: no tiles\n  at f"
