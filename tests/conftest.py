@@ -32,6 +32,8 @@ AS_FOR_USERS = {
     "xla_cpu_use_fusion_emitters": True,
     "xla_cpu_parallel_codegen_split_count": 32,
 }
+# Nothing that a test writes has to survive a power cut, and waiting for the disk takes long.
+os.fsync = lambda file: None
 # Tracing makes many objects and little garbage, so collections only cost time.
 gc.set_threshold(100_000, 20, 50)
 

@@ -364,6 +364,10 @@ def static_world(case):
     return case.static_world or (probe, probe.default_params)
 
 
+# Nearly all of their settings are those of dqn, td3, ppo_rnn, ippo, pqn and sac.
+RELATIVES = {"c51", "qrdqn", "iqn", "ddpg", "ippo_rnn", "pqn_rnn", "sac_discrete"}
+
+
 def other_static(case, config, name):
     """The config with another value of a setting."""
     value = getattr(config, name)
@@ -409,6 +413,7 @@ def of_run(case, config, world):
         yield jax.eval_shape(lambda key: train(key)[1], jax.random.key(0))
 
 
+@pytest.mark.cases(slow=lambda case: case.name in RELATIVES)
 def test_every_static_setting_changes_the_program(case, static_base, static_world):
     """Jaxprs are compared; nothing is compiled."""
     names = {field.name for field in dataclasses.fields(case.tiny) if not in_tree(field)}

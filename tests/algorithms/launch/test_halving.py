@@ -1,6 +1,7 @@
 """Successive halving, Hyperband and retests: what is kept, what is saved, and going on exactly."""
 
 import csv
+import functools
 import itertools
 import json
 import re
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from algorithms import launch
-from algorithms.launch.compute import devices
+from algorithms.launch.compute import devices, programs
 from algorithms.launch.errors import UserError
 from algorithms.launch.search import halving, outcomes
 from algorithms.launch.search.halving import Halving
@@ -28,9 +29,10 @@ class Crash(Exception):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def quick_pictures():
-    """Drawing would take most of the time, and has tests of its own."""
+def quick():
+    """Drawing would take most of the time, and has tests of its own; so would tracing 600 starts."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(programs, "initial_state", functools.cache(programs.initial_state))
         patch.setattr(plots, "curve", lambda *_: None)
         patch.setattr(plots, "sweep", lambda *_: None)
         yield
