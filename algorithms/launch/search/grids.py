@@ -226,7 +226,9 @@ def _listed(name: str, values: Any) -> list[Any]:
         if isinstance(value, Distribution):
             raise UserError(f"{name}: a distribution stands alone; it has {len(values) - 1} others")
         if value in values[:i]:
-            raise UserError(f"{name}: {plain(value)} is there twice")
+            joined = ",".join(plain(one) for one in values)
+            hint = f"; one setting of them all is {joined}" if isinstance(value, tuple) else ""
+            raise UserError(f"{name}: {plain(value)} is there twice{hint}")
     return values
 
 

@@ -30,7 +30,7 @@ class Crash(Exception):
 
 @pytest.fixture(scope="module", autouse=True)
 def quick():
-    """Drawing would take most of the time, and has tests of its own; so would tracing 600 starts."""
+    """Drawing, which has tests of its own, and tracing 600 starts would take most of the time."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(programs, "initial_state", functools.cache(programs.initial_state))
         patch.setattr(plots, "curve", lambda *_: None)

@@ -160,6 +160,11 @@ def test_trials_survive_json():
         ({"env": "CartPole-v1"}, {}, "give a list of values"),
         ({"learning_rate": []}, {}, "has no values"),
         ({"gamma": [0.9, 0.9]}, {}, "gamma: 0.9 is there twice"),
+        (
+            {"hidden_sizes": [(64,), (64,)]},
+            {},
+            "hidden_sizes: 64 is there twice; one setting of them all is 64,64",
+        ),
         ({"gamma": [0.9, 1.1]}, {}, "gamma=1.1: give a number in [0, 1]"),
         ({"gamma": ["high"]}, {}, "gamma=high: give a number"),
         (
