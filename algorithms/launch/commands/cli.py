@@ -297,7 +297,7 @@ def best_of_sweep(path: Path, only: int | None) -> list[int]:
         order = sorted(range(len(numbers)), key=losses.__getitem__)[:only]
         mine = [numbers[i] for i in sorted(order)]
         name = ", ".join(settings.text_of(setting.setting)) or "the only one"
-        why = f"return {setting.mean:.5g}"
+        why = f"return {setting.mean:.5g}" if len(setting.finals) else "no finite return"
         if objective != objectives.DEFAULT:
             why += f", {objective} {objectives.text(objective, setting.score(objective))}"
         who = f"trial{'s' * (len(mine) > 1)} {', '.join(map(str, mine))}"
