@@ -291,6 +291,8 @@ def resume(
             run_dir = starts.forked(chunks[0], old, chosen)
             locks.enter_context(locked(run_dir.path))
             chunks[0] = chunks[0]._replace(run_dir=run_dir)
+        elif not there.is_sweep:
+            starts.check_no_rung(there.path)
         for note in notes:
             view.say(note)
         if there.is_sweep:

@@ -1,6 +1,7 @@
 """What a directory has of a run or a sweep, and where, for how long, each chunk goes on."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 from algorithms.launch import settings
@@ -80,6 +81,23 @@ def starting(trainer: Trainer, run_dir: RunDir, point: int | None, finished: int
     like = programs.initial_state(trainer.module, trainer.config)
     read = lambda trials: run_dir.read(point, "state", like, trials)
     return Start(point, read, run_dir.history(point), True)
+
+
+def check_no_rung(path: Path) -> None:
+    """Refuses to train a chunk further than halving has: its sweep would rank the longer curves.
+
+    Raises:
+      UserError: it is a chunk of a rung that is not the last one.
+    """
+    path = path.resolve()
+    if not experiment.is_there(path.parent, True):
+        return
+    entries = experiment.open(path.parent).entries
+    if any(entry.path.name == path.name and entry.last is not None for entry in entries):
+        raise UserError(
+            f"{path} is a rung of the sweep {path.parent}, whose results it would change: go on "
+            "with the sweep, or with a copy of the run elsewhere"
+        )
 
 
 def extended(chunk: Chunk, total: int) -> tuple[Chunk, list[str]]:

@@ -5,6 +5,7 @@ import functools
 import itertools
 import json
 import re
+import shutil
 
 import jax
 import numpy as np
@@ -386,6 +387,16 @@ def test_a_finished_sweep_is_left_as_it_is(halved):
     seen = []
     assert_same(halved, launch.resume(halved.sweep_dir, module=toy, hooks=[seen.append]))
     assert not seen
+
+
+def test_a_rung_is_trained_further_in_a_copy_alone(halved, tmp_path):
+    rung = halved.sweep_dir / "chunk_000"
+    with pytest.raises(UserError, match="is a rung of the sweep .* a copy of the run elsewhere"):
+        launch.resume(rung, module=toy)
+    shutil.copytree(rung, tmp_path / "copy")
+    further = launch.resume(tmp_path / "copy", module=toy)
+    assert further.metrics["timestep"].max() == 900
+    test_a_finished_sweep_is_left_as_it_is(halved)
 
 
 def test_without_files_and_in_chunks(halved):
