@@ -428,10 +428,26 @@ def main() -> None:
     print(speed.table(COLUMNS, rows))
 
 
+def compared(row: list[str], known: dict[str, str]) -> list[str]:
+    """The row; without peers of its own it is compared with those that are kept.
+
+    Args:
+      known: {program: launches for a step}.
+    """
+    place = COLUMNS.index("against peers")
+    if row[place] != "-":
+        return row
+    program, ours = row[0].removesuffix(", by cuBLAS"), float(row[COLUMNS.index("a step")])
+    steps = {kit: known.get(f"{kit} {program}") for kit in SIDES}
+    ratios = [f"{ours / float(step):.2f} of {kit}" for kit, step in steps.items() if step]
+    return [*row[:place], ", ".join(ratios) or "-", *row[place + 1 :]]
+
+
 def keep(rows: list[list[str]]) -> None:
     from tests.benchmarks import report
 
-    report.keep_table("launches", COLUMNS, rows)
+    known = {row["program"]: row["a step"] for row in report.read("launches")}
+    report.keep_table("launches", COLUMNS, [compared(row, known) for row in rows])
     for page in report.PAGES:
         page.write_text(report.page(page.read_text()))
 

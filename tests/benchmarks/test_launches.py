@@ -223,6 +223,15 @@ def test_a_row_compares_steps_of_the_environments():
     assert launches.row(found("rejax", 2), [])[0] == "rejax ppo, h100, 2 seeds, by cuBLAS"
 
 
+def test_a_row_is_compared_with_peers_that_are_kept():
+    known = {"rejax ppo, h100, 64 seeds": "40.0", "rejax ppo, v5e, 64 seeds": "1.0"}
+    row = ["ppo, h100, 64 seeds, by cuBLAS", "2560", "20.0", "-", "loops"]
+    assert launches.compared(row, known)[3:] == ["0.50 of rejax", "loops"]
+    assert launches.compared(["dqn, h100, 64 seeds", *row[1:]], known)[3] == "-"
+    measured = [*row[:3], "0.60 of rejax", "loops"]
+    assert launches.compared(measured, known) == measured
+
+
 def test_a_row_has_a_step_of_evaluation_beside_an_update(monkeypatch):
     monkeypatch.setattr(launches, "EVALUATION", "step")
     line = dict(zip(launches.COLUMNS, launches.row(found("this kit", 14), [])))
