@@ -369,7 +369,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             state = state.replace(env_state=env_state, observation=observation, held=held)
             return state, transition
 
-        return jax.lax.scan(step, state, noise)
+        return parts.scan(step, state, noise)
 
     def targets(state, window):
         """m = project(p'(s_n, a*), R_n + gamma**n z), (batch_size, num_atoms). p', Q': target

@@ -381,7 +381,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             )
             return state.replace(env_state=env_state, observation=observation), transition
 
-        return jax.lax.scan(step, state, (noise.step_rng, noise.exploration))
+        return parts.scan(step, state, (noise.step_rng, noise.exploration))
 
     def critic_loss(params, state, window, noise, warm):
         """Sum over k of the mean of (Q_k(s, a) - y)**2; the running moments after it; metrics.

@@ -299,7 +299,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             state = state.replace(env_state=env_state, observation=observation, exploration=noise)
             return state, transition
 
-        return jax.lax.scan(step, state, (noise.step_rng, noise.exploration))
+        return parts.scan(step, state, (noise.step_rng, noise.exploration))
 
     def targets(state, window):
         """y = reward_scale R_n + gamma**n Q'(s_n, mu'(s_n)), (batch_size,); R_n: n-step return."""

@@ -508,7 +508,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
 
         env_state = environments.refill(start_rng, state.env_state, env_params)
         state = state.replace(env_state=env_state, rollout_rng=rng)
-        return jax.lax.scan(step, state, (jax.random.split(step_rng, config.num_steps), noise))
+        return parts.scan(step, state, (jax.random.split(step_rng, config.num_steps), noise))
 
     def prepare(state, rollout, common):
         """The Batch of all networks, with advantages and targets."""
@@ -607,7 +607,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             order = orders[learned.epochs].reshape(config.num_minibatches, -1)
             rates = learning_rates(config, task, update, learned.epochs)
             start = learned.params, learned.opt_state
-            (params, opt_state), metrics = jax.lax.scan(gradient_step, start, (order, rates))
+            (params, opt_state), metrics = parts.scan(gradient_step, start, (order, rates))
             sums = jax.tree.map(lambda total, x: total + x.mean(), learned.sums, metrics)
             kl = parts.mean(metrics.get("approx_kl", 0.0), metrics["living"])
             epochs = learned.epochs + 1

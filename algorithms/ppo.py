@@ -366,7 +366,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
 
         env_state = environments.refill(start_rng, state.env_state, env_params)
         state = state.replace(env_state=env_state, rollout_rng=rng)
-        return jax.lax.scan(step, state, (jax.random.split(step_rng, config.num_steps), noise))
+        return parts.scan(step, state, (jax.random.split(step_rng, config.num_steps), noise))
 
     def prepare(state, rollout):
         """Samples with advantages and targets."""
@@ -435,7 +435,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             order = orders[learned.epochs].reshape(config.num_minibatches, -1)
             rates = learning_rates(config, num_updates, state.update, learned.epochs)  # core 4
             start = learned.params, learned.opt_state
-            (params, opt_state), metrics = jax.lax.scan(gradient_step, start, (order, rates))
+            (params, opt_state), metrics = parts.scan(gradient_step, start, (order, rates))
             means = jax.tree.map(jnp.mean, metrics)
             sums = jax.tree.map(jnp.add, learned.sums, means)
             return Learned(

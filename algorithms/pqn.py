@@ -345,7 +345,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
 
         env_state = environments.refill(start_rng, state.env_state, env_params)
         state = state.replace(env_state=env_state, rollout_rng=rng)
-        return jax.lax.scan(step, state, (jax.random.split(step_rng, config.num_steps), noise))
+        return parts.scan(step, state, (jax.random.split(step_rng, config.num_steps), noise))
 
     def prepare(state, rollout):
         """Samples with targets."""
@@ -387,7 +387,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
 
         learned = Learned(params=state.policy.params, opt_state=state.opt_state)
         inputs = orders.reshape(len(rates), -1), rates
-        learned, metrics = jax.lax.scan(gradient_step, learned, inputs)
+        learned, metrics = parts.scan(gradient_step, learned, inputs)
         policy = state.policy.replace(params=learned.params)
         state = state.replace(policy=policy, opt_state=learned.opt_state, order_rng=rng)
         return state, jax.tree.map(jnp.mean, metrics)

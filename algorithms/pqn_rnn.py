@@ -383,7 +383,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
 
         env_state = environments.refill(start_rng, state.env_state, env_params)
         state = state.replace(env_state=env_state, rollout_rng=rng)
-        return jax.lax.scan(step, state, (jax.random.split(step_rng, config.num_steps), noise))
+        return parts.scan(step, state, (jax.random.split(step_rng, config.num_steps), noise))
 
     def prepare(state, rollout):
         """Sequences with targets, from the memories of the collection."""

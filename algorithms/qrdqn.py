@@ -366,7 +366,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             state = state.replace(env_state=env_state, observation=observation, held=held)
             return state, transition
 
-        return jax.lax.scan(step, state, noise)
+        return parts.scan(step, state, noise)
 
     def targets(state, window):
         """y = reward_scale R_n + gamma**n q'(s_n, a*), (batch_size, num_quantiles).

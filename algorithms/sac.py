@@ -333,7 +333,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             )
             return state.replace(env_state=env_state, observation=observation), transition
 
-        return jax.lax.scan(step, state, (noise.step_rng, noise.exploration))
+        return parts.scan(step, state, (noise.step_rng, noise.exploration))
 
     def targets(state, window, noise):
         """y = reward_scale R_n + gamma**n (min_k Q'_k(s_n, a) - alpha log pi(a|s_n)) with a ~ pi,

@@ -309,7 +309,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             )
             return state.replace(env_state=env_state, observation=observation), transition
 
-        return jax.lax.scan(step, state, (noise.step_rng, noise.exploration))
+        return parts.scan(step, state, (noise.step_rng, noise.exploration))
 
     def log_probs_of(params, x, mask):
         return nn.log_softmax(allowed(actor.apply(params, x), mask))

@@ -482,7 +482,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
 
         env_state = environments.refill(start_rng, state.env_state, env_params)
         state = state.replace(env_state=env_state, rollout_rng=rng)
-        return jax.lax.scan(step, state, (jax.random.split(step_rng, config.num_steps), noise))
+        return parts.scan(step, state, (jax.random.split(step_rng, config.num_steps), noise))
 
     def update_world_stats(state, rollout):
         """Merges the rollout before the learning: acting uses no world states, and so even the
@@ -557,7 +557,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             return (params, opt_state), {"loss": total, "grad_norm": norm}
 
         start, inputs = (state.policy.params, state.opt_state), (orders, rates)
-        (params, opt_state), metrics = jax.lax.scan(gradient_step, start, inputs)
+        (params, opt_state), metrics = parts.scan(gradient_step, start, inputs)
         state = state.replace(policy=state.policy.replace(params=params), opt_state=opt_state)
         return state.replace(order_rng=rng), jax.tree.map(jnp.mean, metrics)
 

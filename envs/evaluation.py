@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from envs import loops
 from envs.batch import transition
 from envs.metrics import after, kinds
 from envs.precision import without_x64
@@ -132,4 +133,4 @@ def evaluate(
     none = {name: jnp.zeros(num_episodes) for name in kinds(env)}
     episodes = Episodes(zeros, jnp.zeros(num_episodes, jnp.int32), no, no, zeros, none)
     carry = _Carry(rng, observation, env_state, memory, episodes)
-    return jax.lax.while_loop(unfinished, step, carry).episodes
+    return loops.repeat_while(unfinished, step, carry).episodes

@@ -25,6 +25,7 @@ from algorithms.parts.layers import (
     orthogonal,
     scaled,
 )
+from algorithms.parts.loops import zeros
 from algorithms.parts.metrics import explained_variance, mean
 from algorithms.parts.muon import scale_by_muon
 from algorithms.parts.optimizer import FlatOptimizer, clipped_adam
@@ -57,8 +58,8 @@ from algorithms.parts.training import (
     num_points,
     num_updates,
     program,
-    zeros,
 )
+from envs.loops import scan
 
 __all__ = [
     "CELLS",
@@ -125,6 +126,7 @@ __all__ = [
     "rescale_to",
     "scale_by_muon",
     "scaled",
+    "scan",
     "static",
     "uniform_of",
     "unfold",

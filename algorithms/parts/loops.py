@@ -1,27 +1,36 @@
-"""Loops that XLA does not inline."""
+"""The loop over a round's gradient steps."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
 
-from algorithms.parts.training import zeros
+from envs import loops
+
+
+def zeros(function: Callable, *args: Any) -> Any:
+    """Zeros in the shapes and dtypes of function(*args)."""
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(function, *args))
 
 
 class Looped(NamedTuple):
     """The carry of `scan_rows`."""
 
     carry: Any
-    sums: Any  # float32, of outputs
+    sums: jax.Array  # of outputs, float32, as one vector: adding them is one operation
 
 
-def scan_rows(step: Callable, carry: Any, rows: Any, first: jax.Array, count: int) -> Looped:
-    """`jax.lax.scan` of step(carry, row) -> carry, outputs over some rows; it sums the outputs.
+def scan_rows(step: Callable, carry: Any, rows: Any, first: jax.Array, count: int) -> tuple:
+    """`jax.lax.scan` of step(carry, row) -> carry, outputs over some rows.
 
-    XLA inlines a loop if it knows that it has a single trip. Writing and reading a replay buffer
-    then become one operation, which copies the whole buffer at every step. XLA does not know the
-    number of trips if `first` comes from the counter of an outer loop.
+    Returns the carry and the float32 sums of the outputs.
+
+    On a CPU XLA does not know the number of trips: `first` comes from the counter of an outer loop.
+    If it knew that there is a single trip, it would inline the loop. Writing and reading a replay
+    buffer would then become one operation, which copies the whole buffer at every step. An
+    accelerator waits for the host at each trip of such a loop, so there the trips are known.
 
     Args:
       rows: all rows, along the leading axis.
@@ -32,9 +41,17 @@ def scan_rows(step: Callable, carry: Any, rows: Any, first: jax.Array, count: in
     def body(index, looped):
         row = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, index, keepdims=False), rows)
         carry, outputs = step(looped.carry, row)
-        return Looped(carry, jax.tree.map(jnp.add, looped.sums, as_floats(outputs)))
+        return Looped(carry, looped.sums + vector(outputs)[0])
 
-    as_floats = lambda outputs: jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), outputs)
+    def vector(outputs):
+        return ravel_pytree(jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), outputs))
+
     one = jax.tree.map(lambda x: x[0], rows)
-    none = zeros(lambda carry: as_floats(step(carry, one)[1]), carry)
-    return jax.lax.fori_loop(first, first + count, body, Looped(carry, none))
+    none, unravel = vector(zeros(lambda carry: step(carry, one)[1], carry))
+    looped = Looped(carry, none)
+    if loops.platform() == "cpu":
+        looped = jax.lax.fori_loop(first, first + count, body, looped)
+    else:
+        known = lambda looped, i: (body(first + i, looped), None)
+        looped, _ = loops.scan(known, looped, jnp.arange(count))
+    return looped.carry, unravel(looped.sums)

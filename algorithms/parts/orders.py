@@ -5,6 +5,8 @@ import math
 import jax
 import jax.numpy as jnp
 
+from envs.loops import scan
+
 
 def permutations(key: jax.Array, number: int, size: int) -> jax.Array:
     """Random orders of range(size), (number, size).
@@ -28,7 +30,7 @@ def permutations(key: jax.Array, number: int, size: int) -> jax.Array:
         return (row, column), None
 
     def shuffle(turns):
-        row, column = jax.lax.scan(turn, jnp.divmod(jnp.arange(size), columns), turns)[0]
+        row, column = scan(turn, jnp.divmod(jnp.arange(size), columns), turns)[0]
         return row * columns + column
 
     return jax.vmap(shuffle)(turns)

@@ -14,6 +14,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from envs.loops import scan
+
 
 class Memory(NamedTuple):
     """A memory; zeros are a fresh one. Leading axes are (batch,), or more or none.
@@ -83,7 +85,7 @@ def _forward(cell, memory, gates, kernel, done, forget_bias):
         after, kept = STEPS[cell].forward(memory, gates, memory.hidden @ kernel, forget_bias)
         return forget(after, done), (after, memory, kept)
 
-    after, *kept = jax.lax.scan(step, memory, (gates, done))[1]
+    after, *kept = scan(step, memory, (gates, done))[1]
     return after, (*kept, done, kernel)
 
 
@@ -100,7 +102,7 @@ def _backward(cell, kept, given):
         return (of_memory._replace(hidden=through), of_kernel), of_gates
 
     nothing = jax.tree.map(lambda x: jnp.zeros_like(x[0]), given), jnp.zeros_like(kernel)
-    (of_memory, of_kernel), of_gates = jax.lax.scan(step, nothing, (given, *kept), reverse=True)
+    (of_memory, of_kernel), of_gates = scan(step, nothing, (given, *kept), reverse=True)
     return of_memory, of_gates, of_kernel, None, None
 
 

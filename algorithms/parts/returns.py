@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-UNROLL = 16  # steps in one round of a loop: a GPU launches operations per round, not per step
+from envs.loops import scan
 
 
 def backward_sums(x: jax.Array, decays: jax.Array) -> jax.Array:
@@ -14,4 +14,4 @@ def backward_sums(x: jax.Array, decays: jax.Array) -> jax.Array:
         now = now + decay * later
         return now, now
 
-    return jax.lax.scan(step, jnp.zeros_like(x[0]), (x, decays), reverse=True, unroll=UNROLL)[1]
+    return scan(step, jnp.zeros_like(x[0]), (x, decays), reverse=True)[1]

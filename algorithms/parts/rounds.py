@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from algorithms.parts.loops import scan_rows
 from algorithms.parts.replay import ReplayBuffer
 from algorithms.parts.training import Average, num_updates
+from envs.loops import scan
 
 STRETCH = 16  # steps of an environment whose random numbers are drawn at once
 
@@ -96,7 +97,7 @@ class Rounds:
 
         number = jnp.arange(self.count)
         inputs = state.update * self.count + number, number * self.config.updates_per_step, noise
-        state, (metrics, reward, done) = jax.lax.scan(step, state, inputs)
+        state, (metrics, reward, done) = scan(step, state, inputs)
         flat = lambda x: x.reshape(self.num_steps, self.config.num_envs)
         episodes = state.episodes.update(flat(reward), flat(done))
         whole = lambda x: jax.tree.map(jnp.sum, x) if isinstance(x, Average) else x.mean()
@@ -125,4 +126,8 @@ class Rounds:
             total, weight = x if isinstance(x, Average) else (x, True)
             return Average(jnp.where(now.ready, total, 0.0), now.ready & weight)
 
-        return scan_rows(step, state, now.draws, now.first, self.config.updates_per_step)
+        count = self.config.updates_per_step
+        state, metrics = scan_rows(step, state, now.draws, now.first, count)
+        # The next write waits for what was read, or else XLA would write into a copy.
+        replay, metrics = jax.lax.optimization_barrier((state.replay, metrics))
+        return state.replace(replay=replay), metrics

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from algorithms.parts.layers import scaled
-from algorithms.parts.returns import UNROLL
+from envs.loops import scan
 from envs.sums import Sum, mean
 
 
@@ -100,7 +100,7 @@ class RewardScale:
             total = gamma * total + reward
             return jnp.where(ended, 0.0, total), total
 
-        discounted, sums = jax.lax.scan(step, self.discounted, (rewards, done), unroll=UNROLL)
+        discounted, sums = scan(step, self.discounted, (rewards, done))
         return RewardScale(discounted, self.stats.update(sums, weights))
 
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 import envs
+from algorithms.parts.loops import zeros
 from algorithms.parts.statistics import EpisodeStatistics
 from envs import shaping, sums
 from envs.sums import Sum
@@ -122,11 +123,6 @@ def timestep(config: Any, steps: int, update: jax.Array) -> jax.Array:
     if num_updates(config, steps) * steps < 2**31:
         return update * steps
     return update.astype(jnp.float32) * float(steps)
-
-
-def zeros(function: Callable, *args: Any) -> Any:
-    """Zeros in the shapes and dtypes of function(*args)."""
-    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(function, *args))
 
 
 def between_updates(state: State) -> State:

@@ -40,7 +40,8 @@ device_description_str: "NVIDIA H100 80GB HBM3"
 """
 # XLA's complaint about a product, and the flag that leaves all products to cuBLAS
 NO_TILES, WITH_CUBLAS = "find output tile sizes", "--xla_gpu_enable_triton_gemm=false"
-DEVICES = {"h100": "cuda", "v5e": "tpu"}  # and their platforms
+DEVICES = {"h100": "cuda", "v5e": "tpu"}  # and the plugins' platforms
+PLATFORMS = {"h100": "gpu", "v5e": "tpu"}  # as jax.default_backend names them
 
 
 class Compiled(NamedTuple):

@@ -221,7 +221,7 @@ def fields(text: str) -> dict[str, int]:
 
 
 LIBRARIES = re.compile(r"/(jax|flax|optax|distrax|gymnax|gymnasium|chex)/")
-GENERAL = re.compile(r"/parts/loops\.py$")  # whose caller says more
+GENERAL = re.compile(r"(algorithms/parts|envs)/loops\.py$")  # loops of whoever calls them
 
 
 def label(frames: list[Frame]) -> tuple[str, str]:
@@ -301,8 +301,12 @@ def tree(node: Node, usual: Callable[[Node], int], depth: int = 0) -> list[str]:
 
 
 def formula(node: Node, usual: Callable[[Node], int]) -> str:
-    """One trip as a sum: 'collect 128 x 15 + epoch 4 x (gradient_step 4 x 49 + 32) + 7'."""
-    parts = [term(inner, usual) for inner in node.inside if inner.launches(usual)]
+    """One trip as a sum: 'collect 128 x 15 + epoch 4 x (gradient_step 4 x 49 + 32) + 7'.
+
+    Equal terms, of steps that are written out, are one: '8 x (learn 5 x 42)'.
+    """
+    terms = collections.Counter(term(one, usual) for one in node.inside if one.launches(usual))
+    parts = [one if count == 1 else f"{count} x ({one})" for one, count in terms.items()]
     return " + ".join(parts + [str(node.own)] * bool(node.own or not parts))
 
 

@@ -224,6 +224,10 @@ def work(job: Job, folder: Path) -> None:
     """Compiles in this process, and leaves text and figures in the folder."""
     import jax
 
+    if job.side == "this kit":
+        from envs import loops
+
+        loops.platform = lambda: absent.PLATFORMS[job.device]
     subject = SIDES[job.side](job.name, job.evaluation)
     function, own = subject.function, subject.own
     if job.seeds > 1:
@@ -355,7 +359,7 @@ def row(found: Found, peers: list[Found]) -> list[str]:
         ", ".join(ratios) or "-",
         "; ".join([hlo.formula(update, found.usual), *(hlo.term(n, found.usual) for n in playing)]),
         sorts,
-        ", ".join(waits) or "none",
+        ", ".join(dict.fromkeys(waits)) or "none",
         ", ".join(wrong + calls) or "none",
         "-" if job.side in ("purejaxrl", "jaxmarl") else memory(found),
         f"{found.figures['seconds']:.0f} s",

@@ -156,6 +156,10 @@ def test_a_formula_says_where_launches_are():
     program = hlo.read(TEXT)
     twice = lambda node: 2
     assert hlo.formula(program.root, twice) == "learn 2? x (step 5 x 2 + 4) + loop if (3) + 1"
+    program.root.inside.append(program.root.inside[0])
+    assert hlo.formula(program.root, twice) == (
+        "2 x (learn 2? x (step 5 x 2 + 4)) + loop if (3) + 1"
+    )
     assert hlo.tree(program.root, twice)[1].startswith("  learn: ? x 14 (4 of its own)")
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from algorithms import ddpg, sac_discrete
 from algorithms.parts.loops import scan_rows
+from envs import loops
 
 
 def step(carry, row):
@@ -17,17 +18,24 @@ def step(carry, row):
     return carry, {"carry": carry, "large": row["x"] > 1.0}
 
 
-@functools.partial(jax.jit, static_argnums=2)
-def looped(carry, rows, count):
+@pytest.fixture(params=["cpu", "gpu"])
+def platform(request, monkeypatch):
+    """Loops as for this platform; they run on the CPU."""
+    monkeypatch.setattr(loops, "platform", lambda: request.param)
+    return request.param
+
+
+@functools.partial(jax.jit, static_argnums=(2, 3))
+def looped(carry, rows, count, platform):
     """All rows, `count` at a time."""
-    part = lambda carry, first: tuple(scan_rows(step, carry, rows, first, count))
+    part = lambda carry, first: scan_rows(step, carry, rows, first, count)
     return jax.lax.scan(part, carry, jnp.arange(0, 6, count))
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_rows_are_taken_in_order_and_outputs_added_up(count):
+def test_rows_are_taken_in_order_and_outputs_added_up(count, platform):
     rows = {"x": np.array([0.1, 2.0, -1.0, 3.0, 0.5, 1.5], np.float32)}
-    carry, sums = looped(jnp.float32(1.0), rows, count)
+    carry, sums = looped(jnp.float32(1.0), rows, count, platform)
     expected, carries = 1.0, []
     for x in rows["x"]:
         expected = 0.5 * expected + x
@@ -36,6 +44,13 @@ def test_rows_are_taken_in_order_and_outputs_added_up(count):
     of_parts = np.array(carries).reshape(-1, count).sum(1)
     np.testing.assert_allclose(sums["carry"], of_parts, rtol=1e-6)
     np.testing.assert_array_equal(sums["large"], (rows["x"] > 1).reshape(-1, count).sum(1))
+
+
+def test_an_accelerator_knows_the_trips_of_rows(platform):
+    """Else it would wait for the host at each of them."""
+    rows = {"x": np.ones(6, np.float32)}
+    text = str(jax.make_jaxpr(lambda: looped(jnp.float32(1.0), rows, 2, platform))())
+    assert ("while[" in text) == (platform == "cpu")
 
 
 @pytest.mark.parametrize("module, vmapped", [(ddpg, False), (ddpg, True), (sac_discrete, False)])

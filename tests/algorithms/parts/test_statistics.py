@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from algorithms import parts
-from algorithms.parts.returns import UNROLL
 from algorithms.parts.statistics import Sum
 from tests.conftest import AS_FOR_USERS
 
@@ -102,7 +101,7 @@ def test_running_statistics_leave_out_samples_of_weight_zero():
 @pytest.mark.parametrize("weighted", [False, True])
 def test_rewards_are_divided_by_the_spread_of_their_discounted_sums(weighted):
     """Two rollouts, against the plain recursion; an episode's sum continues in the next rollout."""
-    rng, length = np.random.default_rng(0), UNROLL + 9
+    rng, length = np.random.default_rng(0), 25
     scale, total, sums, weights = parts.RewardScale.create(3), np.zeros(3), [], None
     for _ in range(2):
         rewards = rng.normal(1.0, 2.0, size=(length, 3)).astype(np.float32)

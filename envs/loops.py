@@ -1,0 +1,60 @@
+"""Loops in the form that suits the device."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, Jaxpr
+
+ROUNDS = (16, 8, 4, 2)  # steps in one round of a loop on accelerators
+EQUATIONS = 10_000  # of such a round, at most: compiling it takes a time in proportion
+AHEAD = 8  # steps between two questions whether a loop has to go on
+
+
+def platform() -> str:
+    """Of the devices that programs are made for: "cpu", "gpu" or "tpu"."""
+    return jax.default_backend()
+
+
+def scan(step: Callable, carry: Any, xs: Any, reverse: bool = False) -> tuple[Any, Any]:
+    """`jax.lax.scan` of step(carry, x) -> carry, output.
+
+    On accelerators a round of the loop has several steps, fewer if they are large. One operation
+    writes the outputs of all of them, and neighbouring steps share more. A CPU would gain nothing,
+    and compile longer.
+    """
+    unroll = 1 if platform() == "cpu" else steps_of_round(step, carry, xs)
+    return jax.lax.scan(step, carry, xs, reverse=reverse, unroll=unroll)
+
+
+def steps_of_round(step: Callable, carry: Any, xs: Any) -> int:
+    """How many steps a round of the loop has on an accelerator."""
+    first = jax.tree.map(lambda x: x[0], xs)
+    size = equations(jax.make_jaxpr(step)(carry, first))
+    return next((steps for steps in ROUNDS if steps * size <= EQUATIONS), 1)
+
+
+def equations(program: ClosedJaxpr | Jaxpr) -> int:
+    """All equations, also inside others; those of a scan count for each step of a round."""
+    jaxpr = program.jaxpr if isinstance(program, ClosedJaxpr) else program
+    total = len(jaxpr.eqns)
+    for equation in jaxpr.eqns:
+        given: dict[str, Any] = equation.params
+        copies = min(given["unroll"], given["length"]) if "unroll" in given else 1
+        is_program = lambda x: isinstance(x, ClosedJaxpr | Jaxpr)
+        inside = jax.tree.leaves([*given.values()], is_leaf=is_program)
+        total += copies * sum(equations(program) for program in inside if is_program(program))
+    return total
+
+
+def repeat_while(unfinished: Callable, step: Callable, carry: Any) -> Any:
+    """`jax.lax.while_loop` of steps, of which a few more than needed must do no harm.
+
+    An accelerator waits for the host at each trip of such a loop. There a trip has several steps.
+    """
+
+    def several(carry):
+        return scan(lambda carry, _: (step(carry), None), carry, jnp.arange(AHEAD))[0]
+
+    return jax.lax.while_loop(unfinished, step if platform() == "cpu" else several, carry)
