@@ -1,6 +1,8 @@
 """The loop over the chunks of a run or a sweep; a run has one chunk."""
 
 import contextlib
+import math
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,10 +18,11 @@ from algorithms.launch.show.brief import brief
 from algorithms.launch.show.results import Outcome
 from algorithms.launch.storage.locks import locked
 from algorithms.launch.storage.losses import Losses
+from algorithms.launch.training import sweep_dir
 from algorithms.launch.training.options import Options
+from algorithms.launch.training.record import DRAW_SECONDS
 from algorithms.launch.training.session import Chunk, Hooks, Result, Session
 from algorithms.launch.training.stages import Stages, following, name_of, steps_of
-from algorithms.launch.training.sweep_dir import publish
 
 
 class Swept(NamedTuple):
@@ -84,6 +87,7 @@ class Standing:
         self.retested: dict[int, Outcome] = {}
         self.unsaved: list[str] = []
         self.work = stages.work(chunks)
+        self.drawn = -math.inf  # when pictures were drawn last
         self.done = 0  # of the work, in points of trials
 
     def add(self, chunk: Chunk, result: Result) -> None:
@@ -116,15 +120,24 @@ class Standing:
         """In the order of results.csv."""
         return [self.outcomes[number] for number in sorted(self.outcomes)]
 
-    def publish(self) -> bool:
+    def publish(self, last: bool = False) -> bool:
+        """Writes tables, and draws pictures at the end and at most once in DRAW_SECONDS before it.
+
+        Returns whether the tables are there.
+        """
         again = [self.retested[number] for number in sorted(self.retested)]
         path = self.stages.path
         objective = self.stages.asked.objective
-        return publish(path, self.trials, again, self.chunks, self.losses, objective)
+        given = (path, self.trials, again, self.chunks, self.losses, objective)
+        written = sweep_dir.publish(*given)
+        if last or time.perf_counter() - self.drawn > DRAW_SECONDS:
+            sweep_dir.draw(*given)
+            self.drawn = time.perf_counter()
+        return written
 
 
 def train_sweep(stages: Stages, chunks: list[Chunk], options: Options, hooks: Hooks) -> Swept:
-    """Trains what is not finished, stage by stage. After each chunk results are written anew."""
+    """Trains what is not finished, stage by stage. After each chunk tables are written anew."""
     standing = Standing(stages, list(chunks), chunks[0].trainer.view)
     with Interrupt() as interrupt:
         for stage in range(stages.num_stages):
@@ -170,7 +183,7 @@ def _train_stage(
 def _swept(standing: Standing, stopped: str) -> Swept:
     """Says and writes what came of a sweep."""
     view, path, trials = standing.view, standing.stages.path, standing.trials
-    if not standing.publish():
+    if not standing.publish(last=True):
         standing.unsaved.append("results.csv and best.json")
         view.warn(f"not saved: results.csv and best.json; --resume {path} writes them")
     wanted = standing.stages.asked.objective

@@ -90,14 +90,10 @@ def publish(
     losses: Losses,
     objective: str,
 ) -> bool:
-    """Files about all trials so far. Returns whether they are there, pictures aside."""
+    """Tables of all trials so far. Returns whether they are there."""
     if not (sweep_dir and trials and hosts.is_first()):
         return True
-    from algorithms.launch.report import page
-    from algorithms.launch.show import plots
-
     ranked = results.rank(trials, objective)
-    title = title_of(chunks[0].trainer.module, [chunk.trainer.config for chunk in chunks])
     written = False
     with losses.survive("results.csv", "results.csv was not written", OSError, UserError):
         files.write_whole(sweep_dir / "results.csv", results.csv(trials, objective).encode())
@@ -110,6 +106,25 @@ def publish(
             name = f"best-{as_file_name(environment)}.json" if several else "best.json"
             files.write_json(sweep_dir / name, _best(sweep_dir, its_own[0]))
         written = True
+    return written
+
+
+def draw(
+    sweep_dir: Path | None,
+    trials: list[Outcome],
+    retested: list[Outcome],
+    chunks: list[Chunk],
+    losses: Losses,
+    objective: str,
+) -> None:
+    """The picture and the page of all trials so far."""
+    if not (sweep_dir and trials and hosts.is_first()):
+        return
+    from algorithms.launch.report import page
+    from algorithms.launch.show import plots
+
+    ranked = results.rank(trials, objective)
+    title = title_of(chunks[0].trainer.module, [chunk.trainer.config for chunk in chunks])
     with losses.survive("sweep.png", "sweep.png was not drawn", Exception):
         grid = experiment.open(sweep_dir).description["grid"]
         linear = [name for name, asked in grid.items() if plots.is_log(asked) is False]
@@ -121,7 +136,6 @@ def publish(
         limits = {name: parts.bounds(config, name) for name in settings.float_fields(config)}
         text = page.page(ranked, title, sweep_dir, grid, again, objective, limits)
         files.write_whole(sweep_dir / "report.html", text.encode())
-    return written
 
 
 def trials_csv(chunks: list[Chunk]) -> str:

@@ -12,6 +12,7 @@ from algorithms import launch
 from algorithms.launch.report import chance, curves, importance, landscapes, page, study, svg
 from algorithms.launch.show import plots, results
 from algorithms.launch.show.results import Outcome
+from algorithms.launch.training import loop
 from tests.algorithms.launch import toy
 
 RATES = [1e-4, 1e-3, 1e-2]
@@ -448,3 +449,17 @@ def test_another_objective_is_named_and_final_returns_are_compared():
     assert "The sweep ranks by worst_seed: learning_rate=0.01 is first." in text
     assert "learning_rate=0.001" in str(Page(text).data[0])
     assert "ranks by" not in page.page(ranked, "title", ".", listed(settings))
+
+
+@pytest.mark.parametrize("seconds, drawings", [(60.0, 2), (0.0, 3)])
+def test_pictures_do_not_take_the_time_of_many_chunks(seconds, drawings, tmp_path, monkeypatch):
+    """The first of three chunks and the end draw; those between do if enough time has passed."""
+    drawn = []
+    monkeypatch.setattr(plots, "sweep", lambda ranked, *_: drawn.append(len(ranked)))
+    monkeypatch.setattr(plots, "curve", lambda *_: None)
+    monkeypatch.setattr(page, "page", lambda *_: "")
+    monkeypatch.setattr(loop, "DRAW_SECONDS", seconds)
+    config, grid = toy.Config(total_timesteps=200, num_evals=4), {"gamma": [0.9, 0.95, 1.0]}
+    launch.sweep(toy, config, grid, max_parallel=1, sweep_dir=tmp_path / "x")
+    assert drawn == [1, 2, 3][:: 4 - drawings]
+    assert len((tmp_path / "x" / "results.csv").read_text().splitlines()) == 1 + 3
