@@ -81,16 +81,16 @@ CASES = {
 }
 
 
-def finals(case: Case, variant: dict[str, Any]) -> np.ndarray:
-    """Each population's final return, of its best member on fresh episodes, (POPULATIONS,)."""
+def finals(case: Case, variant: dict[str, Any], seed: int, populations: int) -> np.ndarray:
+    """Each population's final return, of its best member on fresh episodes, (populations,)."""
     run = launch.pbt(
         ppo,
         case.config,
         case.ranges,
         members=MEMBERS,
         rounds=case.rounds,
-        seed=FIRST_SEED,
-        num_seeds=POPULATIONS,
+        seed=seed,
+        num_seeds=populations,
         save=False,
         **variant,
     )
@@ -101,12 +101,13 @@ def finals(case: Case, variant: dict[str, Any]) -> np.ndarray:
     return run.metrics["eval_return"][:, -1].mean(axis=1)
 
 
-def compare(name: str, variants: list[str], keep: bool) -> None:
+def compare(name: str, variants: list[str], keep: bool, seed: int, populations: int) -> None:
     case, found = CASES[name], {}
+    of = "" if seed == FIRST_SEED else f", seeds from {seed}"
     for variant in variants:
-        found[variant] = finals(case, VARIANTS[variant])
+        found[variant] = finals(case, VARIANTS[variant], seed, populations)
         ours, base = found[variant], found[variants[0]]
-        row: dict[str, Any] = {"case": name, "variant": variant, "mean": ours.mean()}
+        row: dict[str, Any] = {"case": f"{name}{of}", "variant": variant, "mean": ours.mean()}
         row["low"], row["high"] = bootstrap_interval(ours, lambda x: x.mean(-1))
         # Populations of one seed begin with the same members: the differences are paired.
         difference = ours - base
@@ -155,12 +156,14 @@ def main() -> None:
     parser.add_argument("case", choices=CASES)
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=[*VARIANTS])
     parser.add_argument("--keep", action="store_true", help="add rows to docs/results")
+    parser.add_argument("--first-seed", type=int, default=FIRST_SEED)
+    parser.add_argument("--populations", type=int, default=POPULATIONS)
     parser.add_argument("--time", action="store_true", help="seconds with and without exploit")
     asked = parser.parse_args()
     if asked.time:
         seconds(asked.case)
     else:
-        compare(asked.case, asked.variants, asked.keep)
+        compare(asked.case, asked.variants, asked.keep, asked.first_seed, asked.populations)
 
 
 if __name__ == "__main__":
