@@ -30,8 +30,9 @@ def scan(step: Callable, carry: Any, xs: Any, reverse: bool = False) -> tuple[An
 
 def steps_of_round(step: Callable, carry: Any, xs: Any) -> int:
     """How many steps a round of the loop has on an accelerator."""
-    first = jax.tree.map(lambda x: x[0], xs)
-    size = equations(jax.make_jaxpr(step)(carry, first))
+    like = lambda x, axis=0: jax.ShapeDtypeStruct(jnp.shape(x)[axis:], jnp.result_type(x))
+    given = jax.tree.map(like, carry), jax.tree.map(lambda x: like(x, 1), xs)
+    size = equations(jax.make_jaxpr(step)(*given))
     return next((steps for steps in ROUNDS if steps * size <= EQUATIONS), 1)
 
 

@@ -33,6 +33,7 @@ def scan_rows(step: Callable, carry: Any, rows: Any, first: jax.Array, count: in
     accelerator waits for the host at each trip of such a loop, so there the trips are known.
 
     Args:
+      carry: a struct with a replay buffer, `replay`, that the next rows are written into later.
       rows: all rows, along the leading axis.
       first: index of the first row of the loop.
       count: number of its rows.
@@ -54,4 +55,7 @@ def scan_rows(step: Callable, carry: Any, rows: Any, first: jax.Array, count: in
     else:
         known = lambda looped, i: (body(first + i, looped), None)
         looped, _ = loops.scan(known, looped, jnp.arange(count))
+        # The next write waits for what was read, or else XLA would write into a copy.
+        replay, sums = jax.lax.optimization_barrier((looped.carry.replay, looped.sums))
+        looped = Looped(looped.carry.replace(replay=replay), sums)
     return looped.carry, unravel(looped.sums)

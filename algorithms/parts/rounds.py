@@ -126,8 +126,4 @@ class Rounds:
             total, weight = x if isinstance(x, Average) else (x, True)
             return Average(jnp.where(now.ready, total, 0.0), now.ready & weight)
 
-        count = self.config.updates_per_step
-        state, metrics = scan_rows(step, state, now.draws, now.first, count)
-        # The next write waits for what was read, or else XLA would write into a copy.
-        replay, metrics = jax.lax.optimization_barrier((state.replay, metrics))
-        return state.replace(replay=replay), metrics
+        return scan_rows(step, state, now.draws, now.first, self.config.updates_per_step)

@@ -14,6 +14,7 @@ from jax.tree_util import keystr
 
 import envs
 from algorithms.parts import training
+from envs import loops
 from envs.gymnax import Wrapper
 from tests import probe as tasks
 from tests.algorithms.cases import (
@@ -22,6 +23,7 @@ from tests.algorithms.cases import (
     again,
     assert_close,
     assert_same,
+    by_points,
     data,
     go_on,
     in_tree,
@@ -291,6 +293,18 @@ def test_pinned_values(case, trained):
     for name, expected in case.pinned.items():
         result = metrics[name][-len(expected) :]
         np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.slow  # a second program for each file; the loops have quick tests
+def test_programs_for_accelerators_compute_the_same(case, trained, monkeypatch):
+    """Their loops are written out; here they run on the CPU."""
+    monkeypatch.setattr(loops, "platform", lambda: "gpu")
+    fresh = functools.partial(training._train.__wrapped__)  # or else jax has the CPU's program
+    jitted = jax.jit(fresh, static_argnames=training.STATIC)
+    monkeypatch.setattr(training, "_train", jitted)
+    again = whole(by_points(case.make_train(), jax.random.key(0)))
+    assert jitted._cache_size() > 0
+    assert_close(case.compared(*again), case.compared(*trained), **case.tolerance)
 
 
 # --- several ----------------------------------------------------------------------------------

@@ -7,15 +7,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import struct
 
 from algorithms import ddpg, sac_discrete
 from algorithms.parts.loops import scan_rows
 from envs import loops
 
 
-def step(carry, row):
-    carry = 0.5 * carry + row["x"]
-    return carry, {"carry": carry, "large": row["x"] > 1.0}
+@struct.dataclass
+class State:
+    value: jax.Array
+    replay: jax.Array
+
+
+def step(state, row):
+    value = 0.5 * state.value + row["x"]
+    return state.replace(value=value), {"value": value, "large": row["x"] > 1.0}
 
 
 @pytest.fixture(params=["cpu", "gpu"])
@@ -25,31 +32,32 @@ def platform(request, monkeypatch):
     return request.param
 
 
-@functools.partial(jax.jit, static_argnums=(2, 3))
-def looped(carry, rows, count, platform):
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def looped(rows, count, platform):
     """All rows, `count` at a time."""
-    part = lambda carry, first: scan_rows(step, carry, rows, first, count)
-    return jax.lax.scan(part, carry, jnp.arange(0, 6, count))
+    part = lambda state, first: scan_rows(step, state, rows, first, count)
+    return jax.lax.scan(part, State(jnp.ones(()), jnp.arange(3)), jnp.arange(0, 6, count))
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_rows_are_taken_in_order_and_outputs_added_up(count, platform):
     rows = {"x": np.array([0.1, 2.0, -1.0, 3.0, 0.5, 1.5], np.float32)}
-    carry, sums = looped(jnp.float32(1.0), rows, count, platform)
-    expected, carries = 1.0, []
+    state, sums = looped(rows, count, platform)
+    expected, values = 1.0, []
     for x in rows["x"]:
         expected = 0.5 * expected + x
-        carries.append(expected)
-    np.testing.assert_allclose(carry, expected, rtol=1e-6)
-    of_parts = np.array(carries).reshape(-1, count).sum(1)
-    np.testing.assert_allclose(sums["carry"], of_parts, rtol=1e-6)
+        values.append(expected)
+    np.testing.assert_allclose(state.value, expected, rtol=1e-6)
+    np.testing.assert_array_equal(state.replay, np.arange(3))
+    of_parts = np.array(values).reshape(-1, count).sum(1)
+    np.testing.assert_allclose(sums["value"], of_parts, rtol=1e-6)
     np.testing.assert_array_equal(sums["large"], (rows["x"] > 1).reshape(-1, count).sum(1))
 
 
 def test_an_accelerator_knows_the_trips_of_rows(platform):
     """Else it would wait for the host at each of them."""
     rows = {"x": np.ones(6, np.float32)}
-    text = str(jax.make_jaxpr(lambda: looped(jnp.float32(1.0), rows, 2, platform))())
+    text = str(jax.make_jaxpr(lambda: looped(rows, 2, platform))())
     assert ("while[" in text) == (platform == "cpu")
 
 
