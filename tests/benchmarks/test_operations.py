@@ -1,0 +1,50 @@
+"""Times of operations, of a program and a profile by hand."""
+
+import pytest
+
+from tests.benchmarks import hlo, operations
+from tests.benchmarks.test_launches import TEXT
+
+EVENTS = [
+    {"ph": "X", "name": "fusion.1", "dur": 2.0},
+    {"ph": "X", "name": "fusion.1", "dur": 4.0},
+    {"ph": "X", "name": "copy.9", "dur": 3.0},
+    {"ph": "X", "name": "copy.3", "dur": 1.0},
+    {"ph": "X", "name": "while.1", "dur": 90.0},  # has the time of what is inside
+    {"ph": "M", "name": "fusion.1"},
+    {"ph": "X", "name": "ThunkExecutor::Execute", "dur": 99.0},
+]
+
+
+def test_operations_have_their_loop_their_runs_and_their_time():
+    found = operations.costs(TEXT, EVENTS)
+    short = sorted((one.operation.name, one.loop, one.kind, one.runs, one.seconds) for one in found)
+    assert short == [
+        ("copy.3", "outside of loops", "moves", 1, pytest.approx(1e-6)),
+        ("copy.9", "learn", "moves", 1, pytest.approx(3e-6)),
+        ("fusion.1", "step", "rest", 2, pytest.approx(6e-6)),
+    ], "a call's operations are in the loop around it, and a loop is none"
+
+
+@pytest.mark.parametrize(
+    "inside, kind",
+    [("dot(%p, %p)", "products"), ("reduce(%p), to_apply=%less", "sums"), ("copy(%p)", "moves")],
+)
+def test_a_fusion_has_the_kind_of_its_largest_part(inside, kind):
+    text = TEXT.replace("add(%sine.1, %p)", inside)
+    (found,) = (one for one in operations.costs(text, EVENTS) if one.operation.name == "fusion.1")
+    assert found.kind == kind
+
+
+def test_a_row_is_a_loop_and_a_kind_and_small_ones_share_one(monkeypatch):
+    found = operations.costs(TEXT, EVENTS)
+    monkeypatch.setattr(operations, "SMALL", 0.35)
+    assert operations.table(found, updates=2, whole=8e-6) == [
+        ["step", "rest", "1", "3", "60.0 %"],
+        ["others", "", "1", "2", "40.0 %"],
+        ["all", "", "2", "5", "100.0 %"],
+        ["without the profiler", "", "", "4", ""],
+    ]
+    places = hlo.Places(TEXT)
+    (row,) = operations.largest(found, 1, places, updates=2)
+    assert row[:2] == ["fusion.1", "step"] and row[-2:] == ["1", "3"]
