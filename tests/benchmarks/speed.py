@@ -6,13 +6,14 @@
     python tests/benchmarks/speed.py --resets            # cost of each kind of auto-reset
     python tests/benchmarks/speed.py --agents            # seconds against the number of trials
     python tests/benchmarks/speed.py --agents --keep     # and put it into the documentation
+    python tests/benchmarks/speed.py --gpu               # many agents on this machine's accelerator
 
 rejax gets its own virtual environment, made once in the user's cache directory, with the same
 version of jax. Each side has a process that compiles once and then waits. Timed runs alternate, and
 the last side of one round is the first of the next, so that other load hits all sides alike.
-Everything runs on the CPU. Compile time is tracing, lowering and compiling, with the persistent
-cache off; imports are not in it. Run time is all of `train`, with initialisation. Both sides return
-the whole trained state, so that nothing can be optimised away.
+Everything but --gpu runs on the CPU. Compile time is tracing, lowering and compiling, with the
+persistent cache off; imports are not in it. Run time is all of `train`, with initialisation. Both
+sides return the whole trained state, so that nothing can be optimised away.
 
 PPO, equal on both sides: environment and number of environments, steps of a rollout, epochs (4) and
 minibatches (4). The network has two towers of 64 and 64 tanh units on flattened observations. Adam
@@ -45,6 +46,11 @@ Not equal:
   - several seeds are vmapped on one device in rejax, as its documentation shows. This kit spreads
     them over a CPU device per core, as its command line does.
 
+With --gpu all agents are vmapped on one accelerator, and a case takes at most eight minutes with
+three runs. A Python with rejax and jax for the accelerator is named by --peer-python; where it is
+missing, or its program does not fit, the row has this kit alone. Environments of libraries that are
+not installed are left out.
+
 The floor is the time of the updates' matrix products alone. Each product is timed in a compiled
 loop at its own shape, on as many devices at once as the case uses. Each actor layer (PQN: each
 layer) counts for every step of a rollout, and each critic layer for all of it at once. Every epoch
@@ -69,7 +75,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from importlib.util import find_spec
+from typing import Any, ClassVar, NamedTuple
 
 # The worker of rejax runs this file too, so packages outside the standard library are imported
 # late.
@@ -134,6 +141,21 @@ MEMORY_CASES = tuple(
 AGENT_CASES = tuple(  # of 51,200 steps each
     Case(f"agents-{n}", "CartPole-v1", 4, 128, 100, num_seeds=n)
     for n in (1, 2, 4, 8, 16, 32, 64, 128, 256)
+)
+
+GPU_CASES = (
+    *(Case(f"ppo-cartpole-{n}", "CartPole-v1", 4, 128, 100, n) for n in (1, 64, 1024, 4096)),
+    *(Case(f"ppo-breakout-{n}", "Breakout-MinAtar", 64, 128, 10, n) for n in (1, 64, 1024)),
+    *(
+        Case(f"pqn-breakout-{n}", "Breakout-MinAtar", 16, 128, 20, n, algorithm="pqn")
+        for n in (1, 64, 1024)
+    ),
+    *(
+        Case(f"sac-pendulum-{n}", "Pendulum-v1", 1, 1, 2000, n, algorithm="sac")
+        for n in (1, 64, 1024)
+    ),
+    Case("ppo-brax-ant", "brax/ant", 4096, 16, 10),
+    Case("ppo-craftax", "craftax/Craftax-Symbolic-v1", 1024, 64, 10),
 )
 
 
@@ -498,6 +520,12 @@ def run_seconds(program: Program) -> float:
     return time.perf_counter() - start
 
 
+def device_kind() -> str:
+    import jax
+
+    return jax.devices()[0].device_kind
+
+
 def memory(program: Program) -> tuple[float, float]:
     """Megabytes: the peak of this process, and the buffers of the program."""
     unit = 1 if sys.platform == "darwin" else 1024
@@ -516,6 +544,7 @@ def serve(side: Callable[[Any], Program], case: Any) -> None:
         "run": lambda: run_seconds(program),
         "memory": lambda: memory(program),
         "floor": lambda: floor(case),
+        "device": device_kind,
     }
     for command in sys.stdin:
         print(json.dumps(commands[command.strip()]()), file=answers, flush=True)
@@ -526,6 +555,8 @@ class Worker:
 
     script = __file__  # what it runs
 
+    environment: ClassVar = {"JAX_PLATFORMS": "cpu"}
+
     def __init__(self, side: str, case: Any, time_limit: float, python: str = sys.executable):
         self.side, self.time_limit = side, time_limit
         self.seconds, self.error = [], None
@@ -534,7 +565,7 @@ class Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=os.environ | {"JAX_PLATFORMS": "cpu", "JAX_ENABLE_COMPILATION_CACHE": "false"},
+            env=os.environ | {"JAX_ENABLE_COMPILATION_CACHE": "false"} | self.environment,
         )
         atexit.register(self.close)
         self.compile_seconds = self.ask("compile")
@@ -666,11 +697,36 @@ def of_agents(case: Case, args: argparse.Namespace) -> list[str]:
     ]
 
 
+class OnAccelerator(Worker):
+    """On jax's own choice of a device."""
+
+    environment: ClassVar = {}
+
+
+GPU_COLUMNS = ("case", "this kit, steps/s", "rejax, steps/s", "times faster", "compile", "rejax's")
+GPU_COLUMNS += ("device",)
+
+
+def on_gpu(case: Case, args: argparse.Namespace) -> list[str]:
+    """A row: both sides with all agents on one accelerator."""
+    kit = OnAccelerator("this kit", case, args.time_limit)
+    device, workers = kit.ask("device"), [kit]
+    if args.peer_python and "/" not in case.env:
+        workers.append(OnAccelerator("rejax", case, args.time_limit, args.peer_python))
+    alternate(workers, args.runs)
+    for worker in workers:
+        worker.close()
+    compiling = [f"{w.compile_seconds:.1f} s" if w.compile_seconds else "-" for w in workers]
+    theirs = [rate(case, workers[1]), times_faster(kit, workers[1])] if workers[1:] else ["-", "-"]
+    return [case.name, rate(case, kit), *theirs, *[*compiling, "-"][:2], str(device)]
+
+
 KINDS = {  # benchmarks: cases, columns, and the function for a row
     "speed": (CASES, COLUMNS, against_rejax),
     "resets": (RESET_CASES, RESET_COLUMNS, of_resets),
     "memory": (MEMORY_CASES, MEMORY_COLUMNS, of_memory),
     "agents": (AGENT_CASES, AGENT_COLUMNS, of_agents),
+    "gpu": (GPU_CASES, GPU_COLUMNS, on_gpu),
 }
 
 
@@ -685,6 +741,7 @@ def parse() -> argparse.Namespace:
         ("memory", "peak memory instead"),
         ("resets", "kinds of auto-reset instead"),
         ("agents", "PPO's cost against the number of agents instead"),
+        ("gpu", "many agents on an accelerator instead"),
     ):
         kinds.add_argument(f"--{kind}", dest="kind", action="store_const", const=kind, help=text)
     parser.add_argument("--keep", action="store_true", help="in docs/results and the pages' tables")
@@ -704,6 +761,10 @@ def main() -> None:
         side, description = args.worker
         return serve(SIDES[side], Case(**json.loads(description)))
     cases, columns, make_row = KINDS[args.kind]
+    libraries = {case.name: case.env.partition("/")[0] for case in cases if "/" in case.env}
+    missing = {name for name, library in libraries.items() if not find_spec(library)}
+    if gone := missing & set(args.cases):
+        print(f"left out, for want of its library: {', '.join(sorted(gone))}", file=sys.stderr)
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
     if args.kind == "speed":
         from tests.benchmarks import peer_python
@@ -711,7 +772,7 @@ def main() -> None:
         args.peer_python = args.peer_python or peer_python.rejax()
     rows = []
     for case in cases:
-        if case.name in args.cases:
+        if case.name in set(args.cases) - missing:
             rows.append(make_row(case, args))
             print(", ".join(rows[-1]), file=sys.stderr)
     print(table(columns, rows))

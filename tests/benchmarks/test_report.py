@@ -8,7 +8,7 @@ import pytest
 
 from algorithms import launch
 from tests.algorithms.launch import toy
-from tests.benchmarks import jaxmarl_scripts, learning, peers, pictures, report, teams
+from tests.benchmarks import jaxmarl_scripts, learning, peers, pictures, report, speed, teams
 from tests.benchmarks.cells import CELLS, PEERS, Cell
 
 CELL = Cell("toy", "CartPole-v1", "--env CartPole-v1", 4, solved=475.0)
@@ -138,6 +138,17 @@ def test_other_kits_have_settings_for_their_cells():
     jaxmarl = {cell.key.removeprefix("jaxmarl-") for cell in PEERS if "jaxmarl" in cell.key}
     assert jaxmarl == set(jaxmarl_scripts.SETTINGS)
     assert len(PEERS) == len(rejax) + len(jaxmarl) + 2 + 2, "PureJaxRL on two, two of brax"
+
+
+def test_cases_for_accelerators_have_settings_that_work():
+    names = [case.name for case in speed.GPU_CASES]
+    assert len(set(names)) == len(names) and "ppo-cartpole-4096" in names
+    for name in ("ppo-breakout-1", "pqn-breakout-1", "sac-pendulum-1024"):
+        module, config = speed.our_settings(speed.GPU_CASES[names.index(name)])
+        plan = module.make_train(config).plan
+        assert plan.steps >= speed.GPU_CASES[names.index(name)].timesteps
+    assert speed.Worker.environment == {"JAX_PLATFORMS": "cpu"}
+    assert not speed.OnAccelerator.environment
 
 
 @pytest.mark.needs("jaxmarl")
