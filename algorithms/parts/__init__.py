@@ -25,7 +25,7 @@ from algorithms.parts.layers import (
     orthogonal,
     scaled,
 )
-from algorithms.parts.loops import zeros
+from algorithms.parts.loops import scan, zeros
 from algorithms.parts.metrics import explained_variance, mean
 from algorithms.parts.muon import scale_by_muon
 from algorithms.parts.optimizer import FlatOptimizer, clipped_adam
@@ -59,7 +59,6 @@ from algorithms.parts.training import (
     num_updates,
     program,
 )
-from envs.loops import scan
 
 __all__ = [
     "CELLS",

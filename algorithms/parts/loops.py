@@ -1,4 +1,4 @@
-"""The loop over a round's gradient steps."""
+"""`scan`, and the loop over a round's gradient steps."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 from envs import loops
+from envs.loops import scan
 
 
 def zeros(function: Callable, *args: Any) -> Any:
@@ -54,7 +55,7 @@ def scan_rows(step: Callable, carry: Any, rows: Any, first: jax.Array, count: in
         looped = jax.lax.fori_loop(first, first + count, body, looped)
     else:
         known = lambda looped, i: (body(first + i, looped), None)
-        looped, _ = loops.scan(known, looped, jnp.arange(count))
+        looped, _ = scan(known, looped, jnp.arange(count))
         # The next write waits for what was read, or else XLA would write into a copy.
         replay, sums = jax.lax.optimization_barrier((looped.carry.replay, looped.sums))
         looped = Looped(looped.carry.replace(replay=replay), sums)
