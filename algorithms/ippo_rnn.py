@@ -616,7 +616,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             order = orders[learned.epochs].reshape(config.num_minibatches, -1)
             rates = learning_rates(config, task, update, learned.epochs)
             start = learned.params, learned.opt_state
-            (params, opt_state), metrics = jax.lax.scan(gradient_step, start, (order, rates))
+            (params, opt_state), metrics = parts.scan(gradient_step, start, (order, rates))
             sums = jax.tree.map(lambda total, x: total + x.mean(), learned.sums, metrics)
             kl = parts.mean(metrics.get("approx_kl", 0.0), metrics["living"])
             epochs = learned.epochs + 1

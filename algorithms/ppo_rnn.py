@@ -511,7 +511,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             order = orders[learned.epochs].reshape(config.num_minibatches, -1)
             rates = learning_rates(config, num_updates, state.update, learned.epochs)
             start = learned.params, learned.opt_state
-            (params, opt_state), metrics = jax.lax.scan(gradient_step, start, (order, rates))
+            (params, opt_state), metrics = parts.scan(gradient_step, start, (order, rates))
             means = jax.tree.map(jnp.mean, metrics)
             sums = jax.tree.map(jnp.add, learned.sums, means)
             return Learned(

@@ -543,7 +543,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             opt_state=state.opt_state,
             sizes=(jnp.abs(advantages) * valued).sum(1),
         )
-        learned, metrics = jax.lax.scan(gradient_step, start, (noise, progress))
+        learned, metrics = parts.scan(gradient_step, start, (noise, progress))
         metrics = jax.tree.map(jnp.mean, metrics)
         metrics["mean_value"] = parts.mean(values, valued)
         targets = advantages + values

@@ -426,7 +426,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             return (params, opt_state), {"loss": total, "grad_norm": norm}
 
         start, inputs = (state.policy.params, state.opt_state), (orders, rates)
-        (params, opt_state), metrics = jax.lax.scan(gradient_step, start, inputs)
+        (params, opt_state), metrics = parts.scan(gradient_step, start, inputs)
         state = state.replace(policy=state.policy.replace(params=params), opt_state=opt_state)
         return state.replace(order_rng=rng), jax.tree.map(jnp.mean, metrics)
 

@@ -1,5 +1,6 @@
 """Loops in the form that suits the device."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 
 ROUNDS = (16, 8, 4, 2)  # steps in one round of a loop on accelerators
 EQUATIONS = 10_000  # of such a round, at most: compiling it takes a time in proportion
+SHORT = 8  # steps of a loop inside of another one that may still be written out
 AHEAD = 8  # steps between two questions whether a loop has to go on
 
 
@@ -36,16 +38,21 @@ def steps_of_round(step: Callable, carry: Any, xs: Any) -> int:
     return next((steps for steps in ROUNDS if steps * size <= EQUATIONS), 1)
 
 
-def equations(program: ClosedJaxpr | Jaxpr) -> int:
-    """All equations, also inside others; those of a scan count for each step of a round."""
+def equations(program: ClosedJaxpr | Jaxpr) -> float:
+    """All equations, also inside others; those of a short scan count for each of its steps.
+
+    A longer loop makes the program infinite: next to it, what surrounds a step costs nothing.
+    """
     jaxpr = program.jaxpr if isinstance(program, ClosedJaxpr) else program
-    total = len(jaxpr.eqns)
+    total: float = len(jaxpr.eqns)
     for equation in jaxpr.eqns:
         given: dict[str, Any] = equation.params
-        copies = min(given["unroll"], given["length"]) if "unroll" in given else 1
+        length = given["length"] if "unroll" in given else 1
+        if equation.primitive.name == "while" or length > SHORT:
+            return math.inf
         is_program = lambda x: isinstance(x, ClosedJaxpr | Jaxpr)
         inside = jax.tree.leaves([*given.values()], is_leaf=is_program)
-        total += copies * sum(equations(program) for program in inside if is_program(program))
+        total += length * sum(equations(program) for program in inside if is_program(program))
     return total
 
 
