@@ -54,6 +54,7 @@ INFO = {
     "masks": True,
     "agents": "one",
     "memory": False,
+    "split": True,
 }
 
 

@@ -67,6 +67,7 @@ INFO = {
     "masks": True,
     "agents": "several",
     "memory": False,
+    "split": True,
 }
 
 
@@ -457,7 +458,9 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             "epochs": actors.epochs,
             "value_loss": critic_metrics["value_loss"],
             "critic_grad_norm": critic_metrics["grad_norm"],
-            "mean_value": parts.Average(jax.vmap(parts.mean)(values, weights), weights.any(1)),
+            "mean_value": parts.Average(
+                jax.vmap(parts.mean)(values, weights), parts.any_over_shards(weights.any(1))
+            ),
             "explained_variance": jax.vmap(parts.explained_variance)(values, targets, weights),
         }
         if config.share_params:  # no axis of networks
@@ -556,8 +559,9 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         log_prob, entropy = actions.log_prob_and_entropy(rollout.action)
         log_ratio, entropy = log_prob - batch.log_prob, parts.mean(entropy, weights)
         if config.normalize_advantage:
-            advantages -= parts.mean(advantages, weights)
-            advantages /= jnp.sqrt(parts.mean(jnp.square(advantages), weights)) + 1e-8
+            of_all = lambda x: parts.mean_over_shards(parts.mean(x, weights))
+            advantages -= of_all(advantages)
+            advantages /= jnp.sqrt(of_all(jnp.square(advantages))) + 1e-8
         policy_loss = parts.mean(clipped_surrogate(log_ratio, advantages, config.clip_eps), weights)
         return policy_loss - config.ent_coef * entropy, {
             "policy_loss": policy_loss,
@@ -599,7 +603,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             indices, rate = inputs
             minibatch = jax.tree.map(lambda x: x[indices], batch)
             grads, metrics = jax.grad(task.loss, has_aux=True)(params, minibatch)
-            living = 1.0 * task.weights(minibatch.rollout.alive).any()  # 0: move no parameter
+            some = parts.any_over_shards(task.weights(minibatch.rollout.alive).any())
+            living = 1.0 * some  # 0: move no parameter
             params, opt_state, norm = task.optimizer.step(params, opt_state, grads, living * rate)
             return (params, opt_state), metrics | {"grad_norm": norm, "living": living}
 
@@ -610,6 +615,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             (params, opt_state), metrics = parts.scan(gradient_step, start, (order, rates))
             sums = jax.tree.map(lambda total, x: total + x.mean(), learned.sums, metrics)
             kl = parts.mean(metrics.get("approx_kl", 0.0), metrics["living"])
+            kl = parts.mean_over_shards(kl)
             epochs = learned.epochs + 1
             return Learned(params=params, opt_state=opt_state, epochs=epochs, kl=kl, sums=sums)
 

@@ -51,6 +51,7 @@ INFO = {
     "masks": True,
     "agents": "one",
     "memory": False,
+    "split": True,
 }
 
 
@@ -403,7 +404,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         log_prob, entropy = actions.log_prob_and_entropy(batch.action)
         log_ratio, advantages, entropy = log_prob - batch.log_prob, batch.advantage, entropy.mean()
         if config.normalize_advantage:  # core 7
-            advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+            centre = parts.average(advantages)
+            advantages = (advantages - centre) / (parts.deviation(advantages, centre) + 1e-8)
         policy_loss = clipped_surrogate(log_ratio, advantages, config.clip_eps)  # core 8
         value_loss = value_error(  # core 9
             values, batch.value, batch.target, config.clip_eps, config.clip_vloss
@@ -442,7 +444,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
                 params=params,
                 opt_state=opt_state,
                 epochs=learned.epochs + 1,
-                kl=means["approx_kl"],
+                kl=parts.mean_over_shards(means["approx_kl"]),
                 sums=sums,
             )
 

@@ -59,6 +59,7 @@ INFO = {
     "masks": True,
     "agents": "one",
     "memory": True,
+    "split": True,
 }
 
 
@@ -285,7 +286,8 @@ def kl_estimate(log_ratio):
 
 def standardize(x):
     """(x - mean x) / std x."""
-    return (x - x.mean()) / (x.std() + 1e-8)
+    centre = parts.average(x)
+    return (x - centre) / (parts.deviation(x, centre) + 1e-8)
 
 
 def learning_rates(config, num_updates, update, epoch):
@@ -518,7 +520,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
                 params=params,
                 opt_state=opt_state,
                 epochs=learned.epochs + 1,
-                kl=means["approx_kl"],
+                kl=parts.mean_over_shards(means["approx_kl"]),
                 sums=sums,
             )
 

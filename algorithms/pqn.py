@@ -47,6 +47,7 @@ INFO = {
     "masks": True,
     "agents": "one",
     "memory": False,
+    "split": True,
 }
 
 

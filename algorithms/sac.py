@@ -51,6 +51,7 @@ INFO = {
     "masks": False,
     "agents": "one",
     "memory": False,
+    "split": True,
 }
 
 

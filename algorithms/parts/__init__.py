@@ -35,6 +35,7 @@ from algorithms.parts.recurrence import CELLS, Memory, advance, forget, product,
 from algorithms.parts.replay import Replay, ReplayBuffer, Transition, check_replay
 from algorithms.parts.returns import backward_sums
 from algorithms.parts.rounds import Round, Rounds
+from algorithms.parts.shards import any_over_shards, average, deviation, mean_over_shards
 from algorithms.parts.spaces import (
     EpsilonNoise,
     action_noise,
@@ -49,6 +50,7 @@ from algorithms.parts.spaces import (
     rescale_to,
     uniform_of,
 )
+from algorithms.parts.split import Split
 from algorithms.parts.statistics import EpisodeStatistics, RewardScale, RunningStatistics, normalize
 from algorithms.parts.training import (
     Average,
@@ -79,10 +81,13 @@ __all__ = [
     "Round",
     "Rounds",
     "RunningStatistics",
+    "Split",
     "Torso",
     "Transition",
     "action_noise",
     "advance",
+    "any_over_shards",
+    "average",
     "backward_sums",
     "check_choices",
     "check_divides",
@@ -96,6 +101,7 @@ __all__ = [
     "clip_to",
     "clipped_adam",
     "cosines",
+    "deviation",
     "device_capacity",
     "epsilon_noise",
     "explained_variance",
@@ -110,6 +116,7 @@ __all__ = [
     "make_env",
     "mask_of_agents",
     "mean",
+    "mean_over_shards",
     "normal_entropy",
     "normal_log_prob",
     "normalize",

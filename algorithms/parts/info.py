@@ -8,6 +8,7 @@
     masks    whether it heeds an environment's `action_mask`
     agents   how many agents an environment may have: one of AGENTS
     memory   whether its policy carries a memory: one of MEMORY
+    split    whether one agent can be split over devices (split.py); may be missing, as False
 
 Lists of files are made by reading these literals, without importing the algorithms.
 """
@@ -18,6 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+OPTIONAL = ("split",)
 KEYS = ("title", "paper", "family", "actions", "masks", "agents", "memory")
 FAMILIES = ("policy gradients", "action values", "actor-critics")
 AGENTS = ("one", "several", "one or several")
@@ -27,7 +29,7 @@ Info = Mapping[str, Any]
 
 
 def read(file: Path) -> Info | None:
-    """INFO of a file; None if the file has no INFO with these KEYS, or is not Python."""
+    """INFO of a file; None if it has no INFO with these KEYS (and OPTIONAL), or is not Python."""
     try:
         body = ast.parse(file.read_bytes()).body
         named = [
@@ -36,7 +38,9 @@ def read(file: Path) -> Info | None:
         found = ast.literal_eval(named[0].value) if named else None
     except (OSError, SyntaxError, ValueError):
         return None
-    return found if isinstance(found, dict) and tuple(found) == KEYS else None
+    if not isinstance(found, dict):
+        return None
+    return found if tuple(name for name in found if name not in OPTIONAL) == KEYS else None
 
 
 def of_folder(folder: Path) -> dict[str, Info]:

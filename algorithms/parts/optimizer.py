@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import optax
 from jax.flatten_util import ravel_pytree
 
+from algorithms.parts import shards
+
 
 class FlatOptimizer(NamedTuple):
     """An optax transformation of all parameters as one vector."""
@@ -30,10 +32,14 @@ class FlatOptimizer(NamedTuple):
         norm. The transformation also gets the tree of parameters, for their shapes. Adam with a
         weight decay is AdamW (Loshchilov & Hutter 2019, https://arxiv.org/abs/1711.05101).
 
+        Gradients are averaged over shards first. This mean of means is the gradient of all samples
+        if shards have equally many, or divide by a common sum of weights as `parts.mean` does.
+
         Args:
           weight_decay: one number, or a tree of numbers, each for all parameters below its place.
         """
         flat, unravel = ravel_pytree(grads)
+        flat = shards.mean_over_shards(flat)
         direction, opt_state = self.transformation.update(flat, opt_state, params)
         learned = jax.tree.map(jnp.subtract, params, unravel(learning_rate * direction))
         if weight_decay is not None:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from algorithms.parts import capacity
+from algorithms.parts import capacity, shards
 from algorithms.parts.checks import check_choices, check_sizes
 from algorithms.parts.spaces import flat_draw
 from algorithms.parts.training import num_updates
@@ -297,7 +297,7 @@ def check_replay(config: Any, env: Any, env_params: Any) -> None:
         )
     shapes = jax.eval_shape(lambda: buffer.create(env, env_params))
     needed = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes))
-    available = capacity.device_capacity()
+    available = capacity.device_capacity() * shards.num_devices()
     if needed > available:
         fits = int(0.8 * available / needed * buffer.capacity)
         raise ValueError(

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from algorithms.parts import shards
 from algorithms.parts.layers import scaled
 from envs.loops import scan
 from envs.sums import Sum, mean
@@ -40,11 +41,25 @@ class RunningStatistics:
         x = x.astype(jnp.float32)
         if weights is None:
             size = jnp.asarray(x.size // max(self.mean.size, 1), jnp.float32)
-            return self.merge(RunningStatistics(x.mean(axes), x.var(axes), size))
+            return self.merge(RunningStatistics(x.mean(axes), x.var(axes), size).of_all_shards())
         size = weights.sum(dtype=jnp.float32)
         shares = (weights / jnp.maximum(size, 1.0)).reshape(weights.shape + (1,) * self.mean.ndim)
         mean = (shares * x).sum(axes)
-        return self.merge(RunningStatistics(mean, (shares * (x - mean) ** 2).sum(axes), size))
+        own = RunningStatistics(mean, (shares * (x - mean) ** 2).sum(axes), size)
+        return self.merge(own.of_all_shards())
+
+    def of_all_shards(self) -> "RunningStatistics":
+        """The statistics of all shards' samples together, each shard weighted by its count.
+
+        Their variance is the mean of var_i + (mean_i - mean)**2.
+        """
+        if not shards.here():
+            return self
+        count = shards.sum_over_shards(self.count)
+        share = self.count / jnp.maximum(count, 1.0)
+        mean = shards.sum_over_shards(share * self.mean)
+        var = shards.sum_over_shards(share * (self.var + (self.mean - mean) ** 2))
+        return RunningStatistics(mean, var, count)
 
     def merge(self, other: "RunningStatistics") -> "RunningStatistics":
         """Merges both sets: mean + w d and var + w (other var - var) + w (1 - w) d**2.
@@ -148,10 +163,12 @@ class EpisodeStatistics:
 
     def metrics(self) -> tuple[dict[str, jax.Array], "EpisodeStatistics"]:
         """Means over the episodes since the last call (without data if none), and cleared sums."""
+        sums = self.returns.total, self.lengths.total, self.count
+        returns, lengths, count = shards.sum_over_shards(sums)
         means = {
-            "episode_return": mean(self.returns.total, self.count),
-            "episode_length": mean(self.lengths.total, self.count),
-            "num_episodes": self.count,
+            "episode_return": mean(returns, count),
+            "episode_length": mean(lengths, count),
+            "num_episodes": count,
         }
         cleared = {name: jax.tree.map(jnp.zeros_like, getattr(self, name)) for name in SUMS}
         return means, dataclasses.replace(self, **cleared)

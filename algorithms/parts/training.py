@@ -1,5 +1,6 @@
 """From `init` and `update` to train(rng, state=None, num_evals=None), one XLA program."""
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -10,9 +11,11 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 import envs
+from algorithms.parts import shards
 from algorithms.parts.loops import zeros
 from algorithms.parts.statistics import EpisodeStatistics
 from envs import shaping, sums
+from envs.metrics import EpisodeMetrics
 from envs.sums import Sum
 
 
@@ -118,11 +121,21 @@ def num_updates(config: Any, steps: int) -> int:
 def timestep(config: Any, steps: int, update: jax.Array) -> jax.Array:
     """Environment steps of this many updates: int32, or float32 in runs beyond an int32.
 
-    It is exact at the points of the curve (`num_updates`), else within half a unit of float32.
+    They are those of all shards, exact at the points of the curve (`num_updates`), else within half
+    a unit of float32.
     """
-    if num_updates(config, steps) * steps < 2**31:
-        return update * steps
-    return update.astype(jnp.float32) * float(steps)
+    of_all = steps * shards.count()
+    if num_updates(config, steps) * of_all < 2**31:
+        return update * of_all
+    return update.astype(jnp.float32) * float(of_all)
+
+
+def of_all_shards(metrics: EpisodeMetrics) -> EpisodeMetrics:
+    """An environment's metrics with the sums over all shards."""
+    if not shards.here():
+        return metrics
+    totals, count = shards.sum_over_shards((metrics.totals, metrics.count))
+    return dataclasses.replace(metrics, totals=totals, count=count)
 
 
 def between_updates(state: State) -> State:
@@ -163,20 +176,22 @@ def program(learner: Callable, config: Any, env: Any, env_params: Any) -> Callab
     def train(rng, state=None, num_evals=None, learn=True):
         count = points if num_evals is None else num_evals
         debug_nans = jax.config.jax_debug_nans
-        return _train(floats, env_params, rng, state, learn, learner, env, count, debug_nans)
+        static = learner, env, count, debug_nans, shards.here()
+        return _train(floats, env_params, rng, state, learn, *static)
 
     planned: Any = train
     planned.plan = Plan(points, updates, updates * steps)
     return planned
 
 
-STATIC = ("learner", "env", "num_evals", "debug_nans")  # `envs.sums` reads the last argument
+# `envs.sums` reads debug_nans, and `shards` its own variable: both are here for jit's cache.
+STATIC = ("learner", "env", "num_evals", "debug_nans", "split")
 
 
 @functools.partial(jax.jit, static_argnames=STATIC)
-def _train(config, env_params, rng, state, learn, learner, env, num_evals, debug_nans):
+def _train(config, env_params, rng, state, learn, learner, env, num_evals, debug_nans, split):
     init, update, policy, steps = learner(config, env, env_params)
-    update = jax.jit(update)  # traced once, for the metrics and for the loop
+    update = jax.jit(shards.with_own_keys(update))  # traced once, for the metrics and for the loop
 
     def updates(state, count):
         """The state after `count` updates, and their metrics."""
@@ -204,7 +219,7 @@ def _train(config, env_params, rng, state, learn, learner, env, num_evals, debug
             # like one that has not begun to learn.
             return jnp.where(jnp.isnan(weighted.total) & (weighted.weight > 0), jnp.inf, value)
 
-        metrics = unravel(progress.sums.total)
+        metrics = unravel(shards.mean_over_shards(progress.sums.total))
         return progress.state, {name: mean(x) for name, x in metrics.items()}
 
     def evaluation(state):
@@ -218,7 +233,7 @@ def _train(config, env_params, rng, state, learn, learner, env, num_evals, debug
         """A row of the learning curve, after `count` updates."""
         state, metrics = updates(state, count)
         episodes, cleared = state.episodes.metrics()
-        own, env_metrics = state.env_state.metrics.read()
+        own, env_metrics = of_all_shards(state.env_state.metrics).read()
         if shaping.NAME in own:  # returns are of the environment's own rewards
             plain = episodes["episode_return"] - own[shaping.NAME]
             episodes["episode_return"] = sums.missing(plain, episodes["num_episodes"])

@@ -1,0 +1,130 @@
+"""Sums and means over shards: the parts of one agent's environments, rollouts and minibatches.
+
+A shard runs an algorithm's own update on its share of the environments. What all shards agree on
+(gradients, running statistics, metrics) goes through the functions here. Without shards each of
+them returns its argument, or the plain mean, so that a program of one part stays as it is.
+"""
+
+import contextlib
+import contextvars
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+
+class Shards(NamedTuple):
+    """The mapped axes of the program that is being traced."""
+
+    number: int  # shards on all axes
+    axes: tuple[tuple[str, int], ...]  # names and sizes, from the outer axis to the inner one
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(name for name, _ in self.axes)
+
+
+_HERE: contextvars.ContextVar[Shards | None] = contextvars.ContextVar("shards", default=None)
+_DEVICES: contextvars.ContextVar[int] = contextvars.ContextVar("devices", default=1)
+
+
+def here() -> Shards | None:
+    """The shards of the program that is being traced; None without shards."""
+    return _HERE.get()
+
+
+@contextlib.contextmanager
+def within(axes: tuple[tuple[str, int], ...]) -> Iterator[None]:
+    """What is traced inside runs once for each index of these mapped axes, (name, size)."""
+    number = 1
+    for _, size in axes:
+        number *= size
+    token = _HERE.set(Shards(number, axes))
+    try:
+        yield
+    finally:
+        _HERE.reset(token)
+
+
+@contextlib.contextmanager
+def shared_by(devices: int) -> Iterator[None]:
+    """A state whose size is checked inside is divided among so many devices."""
+    token = _DEVICES.set(devices)
+    try:
+        yield
+    finally:
+        _DEVICES.reset(token)
+
+
+def num_devices() -> int:
+    """The devices among which a state is divided."""
+    return _DEVICES.get()
+
+
+def count() -> int:
+    """The number of shards, 1 without."""
+    found = here()
+    return found.number if found else 1
+
+
+def index() -> jax.Array:
+    """The number of this shard, int32 (); 0 without."""
+    found, position = here(), jnp.int32(0)
+    for name, size in found.axes if found else ():
+        position = position * size + jax.lax.axis_index(name)
+    return position
+
+
+def sum_over_shards(tree: Any) -> Any:
+    """Sums over all shards."""
+    found = here()
+    return jax.lax.psum(tree, found.names) if found else tree
+
+
+def mean_over_shards(tree: Any) -> Any:
+    """Means over all shards. A mean of shards' means is that of all samples if all have as many."""
+    found = here()
+    return jax.lax.pmean(tree, found.names) if found else tree
+
+
+def any_over_shards(flags: jax.Array) -> jax.Array:
+    """Whether a flag is set on any shard; flags are arrays of bools."""
+    return sum_over_shards(flags.astype(jnp.int32)) > 0 if here() else flags
+
+
+def average(x: jax.Array) -> jax.Array:
+    """The mean of the samples of all shards, (); all shards have equally many."""
+    return mean_over_shards(x.mean())
+
+
+def deviation(x: jax.Array, centre: jax.Array) -> jax.Array:
+    """The standard deviation of the samples of all shards, (), around their `average`."""
+    return jnp.sqrt(mean_over_shards(jnp.square(x - centre).mean())) if here() else x.std()
+
+
+def with_own_keys(update: Any) -> Any:
+    """An update whose shards draw different random numbers, from keys that all shards have.
+
+    The keys of the state, `eval_rng` aside, do not depend on the shard: each shard folds its number
+    into them, and the next keys have the number of shards folded in. (No key is ever split that
+    also gets numbers folded in: `split` gives the same keys as folding in 0, 1, ...)
+    """
+    shards = here()
+    if not shards:
+        return update
+
+    def one(state: Any) -> Any:
+        keys = {name: getattr(state, name) for name in own_keys(state)}
+        mine = {name: jax.random.fold_in(key, index()) for name, key in keys.items()}
+        later = {name: jax.random.fold_in(key, shards.number) for name, key in keys.items()}
+        state, metrics = update(state.replace(**mine))
+        return state.replace(**later), metrics
+
+    return one
+
+
+def own_keys(state: Any) -> list[str]:
+    """The state's fields that are typed keys, without the constant one of evaluations."""
+    is_key = lambda x: isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+    return [name for name, x in vars(state).items() if name != "eval_rng" and is_key(x)]
