@@ -95,6 +95,7 @@ class Flags:
     tensorboard: bool = False  # write event files for TensorBoard
     one_run_per_seed: bool = False  # trackers get a run for each seed, not one for all
     gif: Literal["never", "start", "end", "every"] = "never"  # points to draw an episode at
+    split_envs: int = 1  # share each trial's environments and minibatches over N shards, on devices
     quiet: bool = False  # show no progress
     distributed: bool = False  # one of several processes, as a cluster starts them
     coordinator: Annotated[str | None, tyro.conf.arg(metavar="HOST:PORT")] = None

@@ -16,6 +16,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from algorithms.launch.compute import hosts
 from algorithms.launch.errors import UserError
+from algorithms.parts.split import ACROSS, SAME
 
 CACHE = "single-file-rl"  # a folder of the user's cache directory
 IN_USE = "jax is in use already: the devices that it has are used"
@@ -92,31 +93,40 @@ class Layout(NamedTuple):
     per_device: int
     devices: tuple[Any, ...]  # in order of the processes that they belong to
     block: int  # trials that a device vmaps; it takes its blocks in turn
+    across: int = 1  # devices that share the shards of the same trials (parts/split.py)
+    axes: Any = None  # with them, a tree like a state: the axis that shards split, or SAME
 
     @property
     def padded(self) -> int:
-        return self.per_device * len(self.devices)
+        return self.per_device * len(self.devices) // self.across
 
     @property
     def mesh(self) -> jax.sharding.Mesh:
-        shape, types = (len(self.devices),), (AxisType.Auto,)
-        return jax.make_mesh(shape, ("trials",), types, devices=self.devices)
+        names = ("trials", ACROSS)[: 1 + (self.across > 1)]
+        shape = (len(self.devices) // self.across, self.across)[: len(names)]
+        types = (AxisType.Auto,) * len(names)
+        return jax.make_mesh(shape, names, types, devices=self.devices)
 
     @property
     def _places(self) -> range:
         """What this process's devices hold of the padded axis."""
-        mine = [i for i, d in enumerate(self.devices) if d.process_index == jax.process_index()]
+        places = ((i // self.across, d) for i, d in enumerate(self.devices))
+        mine = [i for i, d in places if d.process_index == jax.process_index()]
         return range(mine[0] * self.per_device, (mine[-1] + 1) * self.per_device)
 
     @property
     def own(self) -> range:
-        """The trials that this process keeps, perhaps none."""
+        """The trials that this process keeps, perhaps none; of shared ones the first process's."""
+        first = self.devices[self._places.start // self.per_device * self.across]
+        if first.process_index != jax.process_index():
+            return range(0)
         return range(*(min(i, self.num_trials) for i in (self._places.start, self._places.stop)))
 
     @property
     def needed(self) -> range:
         """The trials whose states this process's devices need, at least one."""
-        return range(min(self._places.start, self.num_trials - 1), max(self.own.stop, 1))
+        stop = min(self._places.stop, self.num_trials)
+        return range(min(self._places.start, self.num_trials - 1), max(stop, 1))
 
     def sharding(self, *spec: str) -> Any:
         """Where trees live: "trials" for those with a trial axis, nothing for shared ones."""
@@ -124,18 +134,31 @@ class Layout(NamedTuple):
             return jax.sharding.SingleDeviceSharding(self.devices[0])
         return NamedSharding(self.mesh, PartitionSpec(*spec))
 
-    def put(self, tree: Any, first: int = 0) -> Any:
+    @property
+    def specs(self) -> Any:
+        """The axes of the mesh that states are spread over: one for all leaves, or a tree."""
+        if self.across == 1:
+            return PartitionSpec("trials")
+        split = lambda axis: [] if axis == SAME else [None] * axis + [ACROSS]
+        return jax.tree.map(lambda axis: PartitionSpec("trials", *split(axis)), self.axes)
+
+    @property
+    def of_states(self) -> Any:
+        """Where states live: a sharding for all leaves, or a tree."""
+        return jax.tree.map(lambda spec: self.sharding(*spec), self.specs)
+
+    def put(self, tree: Any, first: int = 0, are_states: bool = False) -> Any:
         """Host arrays of trials, from the first on, on the devices (padded, ...)."""
         index = np.minimum(np.arange(self.padded), self.num_trials - 1) - first
-        sharding = self.sharding("trials")
 
-        def place(x):
+        def place(x, sharding):
             data = np.asarray(plain(x))
             shape = (self.padded, *data.shape[1:])
-            part = lambda where: data[index[where[0]]]
+            part = lambda where: data[index[where[0]]][(slice(None), *where[1:])]
             return like_key(jax.make_array_from_callback(shape, sharding, part), x)
 
-        return jax.tree.map(place, tree)
+        places = self.of_states if are_states else self.sharding("trials")
+        return jax.tree.map(place, tree, jax.tree.broadcast(places, tree))
 
     def share(self, tree: Any) -> Any:
         """Host arrays on all devices."""
@@ -147,11 +170,17 @@ class Layout(NamedTuple):
 
         return jax.tree.map(place, tree)
 
+    def gathered(self, states: Any) -> Any:
+        """The states, of which a process has whole trials: all get the shards of the others."""
+        if self.across <= jax.local_device_count():
+            return states
+        return jax.jit(_same, out_shardings=self.sharding("trials"))(states)
+
     def pieces(self, x: Any) -> Iterator[np.ndarray]:
         """The rows that this process keeps of an array on the devices, one device at a time."""
-        left = len(self.own)
-        for shard in sorted(x.addressable_shards, key=lambda s: s.index[0].start or 0):
-            piece = np.asarray(shard.data)[:left]
+        left, found = len(self.own), _by_row(x)
+        for first in sorted(found):
+            piece = _whole(found[first])[:left]
             left -= len(piece)
             yield piece
 
@@ -165,18 +194,49 @@ class Layout(NamedTuple):
         return jax.tree.map(lambda x: x[: self.num_trials], hosts.gather(tree))
 
 
-def arrange(num_trials: int, block: int | None = None) -> Layout:
+def _same(tree: Any) -> Any:
+    return tree
+
+
+def _by_row(x: Any) -> dict[int, list[Any]]:
+    """An array's pieces on this process's devices, by the first row that they have."""
+    found: dict[int, list[Any]] = {}
+    for shard in x.addressable_shards:
+        found.setdefault(shard.index[0].start or 0, []).append(shard)
+    return found
+
+
+def _whole(pieces: list[Any]) -> np.ndarray:
+    """Rows of an array of pieces that differ along one axis, or are copies."""
+    first, *others = pieces
+    starts = lambda piece: [part.start or 0 for part in piece.index]
+    differ = [a != b for other in others for a, b in zip(starts(first), starts(other))]
+    if not any(differ):
+        return np.asarray(first.data)
+    axis = differ.index(True) % first.data.ndim
+    ordered = sorted(pieces, key=lambda piece: starts(piece)[axis])
+    return np.concatenate([np.asarray(piece.data) for piece in ordered], axis)
+
+
+def arrange(num_trials: int, block: int | None = None, shards: int = 1) -> Layout:
     """The fewest devices on which no device serves more trials than it must.
 
     Several processes use all of their devices, also for fewer trials. `block` sets how many trials
-    are vmapped; a trial's numbers depend on it to the last bit, and on nothing else here.
+    are vmapped; a trial's numbers depend on it to the last bit, and on nothing else here. Devices
+    that are left when every trial has one share the trials' shards: those of one process, or of
+    several whole ones.
     """
     devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
-    share = -(-num_trials // len(devices))
+    free, local = max(1, len(devices) // num_trials), jax.local_device_count()
+    whole = lambda n: local % n == 0 or (n % local == 0 and len(devices) % n == 0)
+    fits = lambda n: shards % n == 0 and (hosts.count() == 1 or whole(n))
+    across = max(n for n in range(1, free + 1) if fits(n))
+    groups = len(devices) // across
+    share = -(-num_trials // groups)
     block = block or block_size(share, devices[0].platform)
     per_device = -(-share // block) * block
-    used = len(devices) if hosts.count() > 1 else -(-num_trials // per_device)
-    return Layout(num_trials, per_device, tuple(devices[:used]), block)
+    used = groups if hosts.count() > 1 else -(-num_trials // per_device)
+    return Layout(num_trials, per_device, tuple(devices[: used * across]), block, across)
 
 
 def block_size(num_trials: int, platform: str) -> int:

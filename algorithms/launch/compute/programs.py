@@ -84,6 +84,8 @@ def compile_programs(
         the algorithm's own jit: constants would be folded, and other numbers come out.
       start: whether to compile `start`.
     """
+    if isinstance(module, parts.Split):
+        module = module.on(layout.across, layout.axes)
 
     def first(shared, config, rng):
         silent = config.replace(eval_at_start=False)
@@ -98,11 +100,15 @@ def compile_programs(
     keys = sharded(jax.eval_shape(lambda: jax.random.split(jax.random.key(0), layout.padded)))
     shared = layout.share(Shared(env_params, True))
     # Named, or else XLA puts what is empty (some physics states have such arrays) on all devices.
-    spread = {"out_shardings": layout.sharding("trials")}
-    starting = jax.jit(over_trials(first, layout), **spread).trace(shared, configs, keys)
-    states = jax.tree.map(sharded, starting.out_info)
+    places = layout.of_states
+    beginning = jax.jit(over_trials(first, layout), out_shardings=places)
+    starting = beginning.trace(shared, configs, keys)
+    there = lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place)
+    known = starting.out_info
+    states = jax.tree.map(there, known, jax.tree.broadcast(places, known))
     whole = over_trials(one_point, layout, in_place=True)
-    advancing = jax.jit(whole, donate_argnums=2, **spread)
+    spread = places, layout.sharding("trials")
+    advancing = jax.jit(whole, donate_argnums=2, out_shardings=spread)
     traced = [advancing.trace(shared, configs, states), *[starting] * start]
     lowered = [program.lower() for program in traced]
     with ThreadPoolExecutor(len(lowered)) as pool:
@@ -124,19 +130,20 @@ def over_trials(function: Callable, layout: Layout, in_place: bool = False) -> C
     Args:
       function: of one trial.
       layout: of the trials.
-      in_place: the first result has the shapes of the last argument, and takes its memory.
+      in_place: it takes states and gives (states, metrics), and the new states take the memory of
+        the old ones. Without, it gives states.
     """
     mapped = jax.vmap(function, (None, 0, 0)) if layout.block > 1 else _of_one(function)
     if layout.per_device > 1 and layout.devices[0].platform == "cpu":
         mapped = in_turn(mapped, layout.per_device // layout.block, in_place)
     if len(layout.devices) == 1:
         return mapped
-    trials, same = PartitionSpec("trials"), PartitionSpec()
+    trials, same, states = PartitionSpec("trials"), PartitionSpec(), layout.specs
     return jax.shard_map(
         mapped,
         mesh=layout.mesh,
-        in_specs=(same, trials, trials),
-        out_specs=trials,
+        in_specs=(same, trials, states if in_place else trials),
+        out_specs=(states, trials) if in_place else states,
         check_vma=False,
     )
 

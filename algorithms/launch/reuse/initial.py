@@ -255,7 +255,7 @@ def begin(
     if not initial.optimizer:
         states = with_copies(states, found.policy)
     states = states.replace(**{name: getattr(found, name) for name in names})
-    return jax.device_put(states, layout.sharding("trials"))
+    return jax.device_put(states, layout.of_states)
 
 
 def with_copies(states: Any, policy: Any) -> Any:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from algorithms import parts
 from algorithms.launch import settings
-from algorithms.launch.compute import population
+from algorithms.launch.compute import population, split
 from algorithms.launch.errors import UserError, unknown
 from algorithms.launch.reuse import initial
 from algorithms.launch.reuse.initial import Initial
@@ -28,6 +28,7 @@ class Options(NamedTuple):
     one_run_per_seed: bool = False
     tensorboard: bool = False
     gif: str = "never"
+    split_envs: int = 1  # shards of each trial; a run keeps its number
     init: Initial | None = None  # where new trials begin; None: as the algorithm has them
 
     def to_json(self) -> dict[str, Any]:
@@ -85,7 +86,7 @@ def check_outputs(config: Any, options: Options) -> None:
 
 
 def check_files(options: Options, save: bool) -> None:
-    if not save and options._replace(init=None) != Options():
+    if not save and options._replace(init=None, split_envs=1) != Options():
         raise UserError("save=False: keep_states, track, tensorboard and gif need files")
 
 
@@ -124,5 +125,7 @@ def options_of(description: dict[str, Any], changes: dict[str, Any]) -> Options:
         if name in INIT:
             raise UserError(f"{name}: trials that have begun go on from their own states")
     begins = description.get("init_from")
+    number = description["options"].get("split_envs", 1)
+    split.check_same(number, changes.get("split_envs", number))
     options = make_options(description["options"] | changes)
     return options._replace(init=Initial(**begins) if begins else None)

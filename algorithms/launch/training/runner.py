@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from algorithms.launch import objectives, settings
-from algorithms.launch.compute import devices, hosts, population
+from algorithms.launch.compute import devices, hosts, population, split
 from algorithms.launch.compute.interrupts import in_background
 from algorithms.launch.errors import UserError
 from algorithms.launch.reuse import initial
@@ -279,6 +279,7 @@ def resume(
         check_algorithm(module, there.algorithm, there.path)
         module = population.of(module, there.description)
         chosen = options_of(there.description, options)
+        module = split.of(module, chosen.split_envs)
         locks.enter_context(locked(there.path))
         view = Progress(quiet, import_seconds)
         chunks = starts.chunks_of(there, module, env, wanted, view)
@@ -345,6 +346,7 @@ def _begin(
 ) -> Result | Swept:
     """A sweep, or without `asked` a run: one group of trials, which train at once."""
     chosen, is_sweep = make_options(options), asked is not None
+    module = split.of(module, chosen.split_envs)
     check_seeds(seeds)
     check_files(chosen, place.save)
     if place.resume_if_exists and place.path is None:
@@ -370,7 +372,8 @@ def _begin(
         env, spent = None if isinstance(config.env, str) else config.env, view.seconds["import"]
         return resume(there, module=module, env=env, import_seconds=spent, **given)
     largest = max(group.trials.count for group in groups)
-    if not devices.use_cores(min(asked.max_parallel or largest, largest), config):
+    at_once = min(asked.max_parallel or largest, largest)
+    if not devices.use_cores(at_once * chosen.split_envs, config):
         view.say(devices.IN_USE)
     trainers = [Trainer(module, group.config, group.trials.count, view) for group in groups]
     for group in groups:

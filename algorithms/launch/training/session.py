@@ -119,7 +119,7 @@ class Session:
         point, states, stopped = self._loop(start.point, states, record, interrupt)
         with self.view.timed("save"):
             record.close()
-        state = self.layout.get(states)
+        state = self.layout.get(self.layout.gathered(states))
         result = self._result(record, point, state, record.were_finite, stopped)
         if not self.in_sweep:
             broken, unsaved = ~result.is_finite, bool(result.unsaved)
@@ -153,7 +153,7 @@ class Session:
         if start.get_state is None:
             return None
         needed = self.layout.needed
-        states = self.layout.put(start.get_state(needed), needed.start)
+        states = self.layout.put(start.get_state(needed), needed.start, are_states=True)
         record.were_finite = self._is_finite(states)
         if record.run_dir and start.point in start.history:  # losses, too
             record.were_finite = record.were_finite & record.run_dir.is_finite(start.point)
@@ -207,6 +207,7 @@ class Session:
     ) -> None:
         """Everything that happens at a point; without a row when none is asked for."""
         timestep = int(row["timestep"].max()) if row else 0
+        states = self.layout.gathered(states)
         get_state = functools.cache(lambda: self.layout.get(states))
         infinite = infinite_losses(row) | {"policy": ~self._is_finite(states)}
         is_finite = record.were_finite & ~np.any(list(infinite.values()), axis=0)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from algorithms.launch import settings
-from algorithms.launch.compute import devices, hosts, programs
+from algorithms.launch.compute import devices, hosts, programs, split
 from algorithms.launch.errors import UserError
 from algorithms.launch.show.progress import Progress
 from algorithms.launch.storage import experiment, files
@@ -23,7 +23,7 @@ def chunks_of(
     run_dirs = there.run_dirs()
     configs = [run_dir.config(module.Config, env) for run_dir in run_dirs]
     largest = max(run_dir.trials.count for run_dir in run_dirs)
-    if not devices.use_cores(largest, configs[0]):
+    if not devices.use_cores(largest * split.count(module), configs[0]):
         view.say(devices.IN_USE)
     floats = settings.float_fields(configs[0])
     swept = [name for name in there.description.get("grid", ()) if name not in floats]
@@ -36,7 +36,7 @@ def chunks_of(
             check_floats(config)
             trainer = Trainer(module, config, size, view)
             free = len(trainer.layout.devices)
-            if len(devices.arrange(size, block).devices) >= free:  # to the last bit, then
+            if len(trainer.layout_of(size, block).devices) >= free:  # to the last bit, then
                 trainer.arrange(size, block)
         static = {name: getattr(config, name) for name in swept}
         chunk = Chunk(

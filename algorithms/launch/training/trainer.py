@@ -6,7 +6,7 @@ import jax
 
 from algorithms import parts
 from algorithms.launch import settings
-from algorithms.launch.compute import devices, hosts, programs
+from algorithms.launch.compute import devices, hosts, programs, split
 from algorithms.launch.errors import UserError
 from algorithms.launch.show import progress
 
@@ -32,14 +32,22 @@ class Trainer:
         devices.use_compilation_cache()
         with view.timed("import"):  # of the environment's library
             self.env, self.host_params, self.plan = programs.make_environment(module, config)
+        self.axes: Any = None
+        if split.count(module) > 1:
+            self.axes = split.axes(module, config, self.env, self.host_params)
         view.quiet |= not hosts.is_first()
         self.arrange(num_trials)
 
     def arrange(self, num_trials: int, block: int | None = None) -> None:
         """Chooses devices for so many trials at once; `block` as of `devices.arrange`."""
         self.programs: programs.Programs | None = None
+        self.layout = self.layout_of(num_trials, block)
+
+    def layout_of(self, num_trials: int, block: int | None = None) -> devices.Layout:
+        """What `arrange` chooses."""
         own = getattr(self.module, "block", None)  # a population fills a core by itself
-        self.layout = devices.arrange(num_trials, block or own)
+        layout = devices.arrange(num_trials, block or own, split.count(self.module))
+        return layout._replace(axes=self.axes)
 
     def compile(self, start: bool) -> None:
         """Compiles what is not there yet; `start`: also what new trials need."""
@@ -63,7 +71,7 @@ class Trainer:
     def check_capacity(self, advice: str) -> None:
         """Refuses programs that do not fit, before anything runs; `{fewer}` trials would."""
         needed, limit = self.bytes_per_device, usable_capacity(self.layout)
-        if needed > limit and self.layout.per_device == 1:
+        if needed > limit and self._is_least:
             raise self._too_large(limit)
         if needed > limit:
             raise UserError(
@@ -90,9 +98,16 @@ class Trainer:
             self.compile(start)
             if self.bytes_per_device <= limit:
                 return chunks
-            if self.layout.per_device == 1:
+            if self._is_least:
                 raise self._too_large(limit)
             at_once = self._fewer(limit)
+
+    @property
+    def _is_least(self) -> bool:
+        """Whether no device could hold less: of one trial, and of it as few shards as can be."""
+        layout = self.layout
+        alone = layout.padded == 1 or layout.across == split.count(self.module)
+        return layout.per_device == 1 and alone
 
     def _too_large(self, limit: int) -> UserError:
         """What to say where a device cannot hold a single trial."""
@@ -108,7 +123,7 @@ class Trainer:
         Fewer trials at once than such a block on each device make a smaller one.
         """
         self.arrange(num_trials)
-        block, count = self.layout.block, jax.device_count()
+        block, count = self.layout.block, jax.device_count() // self.layout.across
         if at_once >= num_trials:
             return block, [range(num_trials)]
         block = max(1, min(block, at_once // count))
@@ -118,8 +133,11 @@ class Trainer:
     def _fewer(self, limit: int) -> int:
         """Trials at once that should fit where these do not."""
         layout = self.layout
+        if layout.per_device == 1:  # the others' devices then share its shards
+            return layout.padded // 2
         share = int(layout.per_device * limit / self.bytes_per_device)
-        return max(1, min(share, layout.per_device - 1)) * len(layout.devices)
+        each = max(1, min(share, layout.per_device - 1))
+        return each * (len(layout.devices) // layout.across)
 
 
 def usable_capacity(layout: devices.Layout) -> int:

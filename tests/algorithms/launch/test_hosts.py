@@ -37,7 +37,7 @@ def alone():
     return launch.sweep(toy, CONFIG, {"learning_rate": RATES}, save=False)
 
 
-def start(cwd, words, processes=1, devices=1):
+def start(cwd, words, processes=1, devices=1, file=TOY):
     """Starts the processes of a run."""
     port = free_port()
     environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_NUM_CPU_DEVICES": str(devices)}
@@ -45,7 +45,7 @@ def start(cwd, words, processes=1, devices=1):
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return [
         subprocess.Popen(
-            [sys.executable, TOY, *words, *others, str(processes), "--process-id", str(i)],
+            [sys.executable, file, *words, *others, str(processes), "--process-id", str(i)],
             cwd=cwd,
             env=environment,
             **pipes,
