@@ -53,7 +53,7 @@ class Split:
         return Split(self.module, self.number, across, known)
 
     def make_train(self, config: Any, env: Any = None, env_params: Any = None) -> Callable:
-        """train(rng, state=None, num_evals=None, learn=True) of all shards.
+        """train(rng, state=None, num_evals=None, learn=True) of all shards, to be jitted.
 
         Without a state, it gives the first one: num_evals is then 0.
 

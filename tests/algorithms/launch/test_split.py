@@ -159,6 +159,20 @@ def test_two_processes_share_a_trial(tmp_path, monkeypatch, vmapped_keys):
         assert_close(other, whole)
 
 
+def test_a_cpu_is_asked_for_a_device_for_each_shard(four, monkeypatch):
+    def asked(number, config):
+        raise Asked(number)
+
+    class Asked(Exception):
+        pass
+
+    monkeypatch.setattr(devices, "use_cores", asked)
+    with pytest.raises(Asked, match="^8$"):
+        launch.run(ppo, PPO, num_seeds=2, split_envs=4, save=False)
+    with pytest.raises(Asked, match="^4$"):
+        launch.resume(four / "ppo")
+
+
 def test_trials_that_fill_more_than_a_device_take_turns_on_all(monkeypatch):
     """Four trials on four devices do not fit; of two, each has two devices, and of one, four."""
     large = trainer.Trainer(parts.Split(ppo, 4), PPO, 1, Progress(True, 0.0))
