@@ -90,7 +90,7 @@ def on_four_devices(folder, *names, seeds=1):
 
 @pytest.fixture(scope="module")
 def four(tmp_path_factory):
-    return on_four_devices(tmp_path_factory.mktemp("four"), "ppo", "sac")
+    return on_four_devices(tmp_path_factory.mktemp("four"), "ppo")
 
 
 def assert_close(a, b):
@@ -110,14 +110,13 @@ def check_close(name, folder, seeds=1):
     assert memory < LESS.get(name, 0.9) * one[3], "each device holds a part of the state"
 
 
-@pytest.mark.parametrize("name", ["ppo", "sac"])
-def test_four_devices_learn_what_one_does(name, four, vmapped_keys):
-    check_close(name, four)
+def test_four_devices_learn_what_one_does(four, vmapped_keys):
+    check_close("ppo", four)
 
 
 @pytest.mark.slow
 def test_four_devices_learn_what_one_does_in_the_other_files(tmp_path, vmapped_keys):
-    others = [name for name in CONFIGS if name not in ("ppo", "sac")]
+    others = [name for name in CONFIGS if name != "ppo"]
     on_four_devices(tmp_path, *others)
     for name in others:
         check_close(name, tmp_path)
