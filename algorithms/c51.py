@@ -106,7 +106,7 @@ class CategoricalNetwork(nn.Module):
     def __call__(self, x):
         sizes, number = self.config.hidden_sizes, self.config.num_atoms
         x = parts.Torso(sizes, self.config.activation, self.config.conv_layers)(x)
-        logits = nn.Dense(self.num_actions * number, name="action_head")(x)  # detail 7
+        logits = parts.Dense(self.num_actions * number, name="action_head")(x)  # detail 7
         return logits.reshape(-1, self.num_actions, number)
 
 

@@ -145,11 +145,11 @@ class Torso(nn.Module):
         x = norm(parts.Torso((), self.config.activation, self.config.conv_layers)(x, *more))
         if self.config.network == "mlp":
             for size in self.sizes:
-                x = norm(activation(nn.Dense(size)(x)))
+                x = norm(activation(parts.Dense(size)(x)))
             return x
-        x = nn.Dense(self.sizes[0])(x)
+        x = parts.Dense(self.sizes[0])(x)
         for size in self.sizes:
-            x = x + nn.Dense(size)(activation(nn.Dense(4 * size)(norm(x))))
+            x = x + parts.Dense(size)(activation(parts.Dense(4 * size)(norm(x))))
         return norm(x)
 
 
@@ -169,8 +169,8 @@ class Actor(nn.Module):
     @nn.compact
     def __call__(self, x, train=False, warm=False):
         x = Torso(self.config, self.config.hidden_sizes)(train, warm, x)
-        mean = nn.Dense(self.size, name="mean_head")(x)
-        squashed = nn.tanh(nn.Dense(self.size, name="std_head")(x))
+        mean = parts.Dense(self.size, name="mean_head")(x)
+        squashed = nn.tanh(parts.Dense(self.size, name="std_head")(x))
         return Gaussian(mean, LOG_STD[0] + 0.5 * (LOG_STD[1] - LOG_STD[0]) * (squashed + 1.0))
 
 
@@ -182,7 +182,7 @@ class Critic(nn.Module):
     @nn.compact
     def __call__(self, x, action, train=False, warm=False):
         x = Torso(self.config, self.config.critic_hidden_sizes)(train, warm, x, action)
-        return nn.Dense(1, name="value_head")(x)[:, 0]
+        return parts.Dense(1, name="value_head")(x)[:, 0]
 
 
 # --- data types -------------------------------------------------------------------------------

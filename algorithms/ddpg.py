@@ -103,7 +103,7 @@ class Actor(nn.Module):
     @nn.compact
     def __call__(self, x):
         x = torso(self.config, self.config.hidden_sizes)(x)
-        return nn.tanh(nn.Dense(self.size, name="action_head")(x))
+        return nn.tanh(parts.Dense(self.size, name="action_head")(x))
 
 
 class Critic(nn.Module):
@@ -114,7 +114,7 @@ class Critic(nn.Module):
     @nn.compact
     def __call__(self, x, action):
         x = torso(self.config, self.config.critic_hidden_sizes)(x, action)
-        return nn.Dense(1, name="value_head")(x)[:, 0]
+        return parts.Dense(1, name="value_head")(x)[:, 0]
 
 
 # --- data types -------------------------------------------------------------------------------

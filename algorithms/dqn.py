@@ -115,11 +115,11 @@ class QNetwork(nn.Module):
         layers = lambda *sizes: parts.Torso(sizes, self.config.activation, self.config.conv_layers)
         if not self.config.dueling:
             features = layers(*self.config.hidden_sizes)(x)
-            return nn.Dense(self.num_actions, name="action_head")(features)
+            return parts.Dense(self.num_actions, name="action_head")(features)
         *shared, last = self.config.hidden_sizes  # detail 7
         x = layers(*shared)(x)
-        value = nn.Dense(1, name="value_head")(layers(last)(x))
-        advantages = nn.Dense(self.num_actions, name="action_head")(layers(last)(x))
+        value = parts.Dense(1, name="value_head")(layers(last)(x))
+        advantages = parts.Dense(self.num_actions, name="action_head")(layers(last)(x))
         return dueling_values(value, advantages)
 
 

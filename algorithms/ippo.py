@@ -150,7 +150,7 @@ class Actor(nn.Module):
         """The mask is False for forbidden actions and for dimensions that the agent lacks."""
         c, size = self.config, parts.num_outputs(self.space)
         x = parts.Torso(c.hidden_sizes, c.activation, c.conv_layers)(x)
-        output = nn.Dense(size, name="actor_head")(x)
+        output = parts.Dense(size, name="actor_head")(x)
         mask = jnp.ones_like(output, bool) if mask is None else mask
         if parts.is_discrete(self.space):
             return Actions(jnp.where(mask, output, -1e9), None, None)  # detail 7
@@ -167,7 +167,7 @@ class Critic(nn.Module):
     def __call__(self, x):
         c = self.config
         x = parts.Torso(c.hidden_sizes, c.activation, c.conv_layers)(x)
-        return nn.Dense(1, name="critic_head")(x)[..., 0]
+        return parts.Dense(1, name="critic_head")(x)[..., 0]
 
 
 # --- data types -------------------------------------------------------------------------------

@@ -134,7 +134,7 @@ class Actor(nn.Module):
         """The mask is False for forbidden actions and for dimensions that the agent lacks."""
         memories = parts.Recurrent(self.config)(memory, inputs, done)
         size = parts.num_outputs(self.space)
-        output = nn.Dense(size, name="actor_head")(memories.hidden)
+        output = parts.Dense(size, name="actor_head")(memories.hidden)
         mask = jnp.ones_like(output, bool) if mask is None else mask
         if parts.is_discrete(self.space):
             return memories, Actions(jnp.where(mask, output, -1e9), None, None)
@@ -150,7 +150,7 @@ class Critic(nn.Module):
     @nn.compact
     def __call__(self, memory, inputs, done):
         memories = parts.Recurrent(self.config)(memory, inputs, done)
-        return memories, nn.Dense(1, name="critic_head")(memories.hidden)[..., 0]
+        return memories, parts.Dense(1, name="critic_head")(memories.hidden)[..., 0]
 
 
 # --- data types -------------------------------------------------------------------------------

@@ -126,7 +126,7 @@ class ActorCritic(nn.Module):
         size = parts.num_outputs(self.space)
         self.actor_torso = parts.Torso(*torso)  # core 13
         self.critic_torso = self.actor_torso if self.config.shared_torso else parts.Torso(*torso)
-        self.actor_head, self.critic_head = nn.Dense(size), nn.Dense(1)
+        self.actor_head, self.critic_head = parts.Dense(size), parts.Dense(1)
         if not parts.is_discrete(self.space):
             self.log_std = self.param("log_std", nn.initializers.zeros, (size,))  # continuous 1-3
 

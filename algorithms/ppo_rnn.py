@@ -142,7 +142,7 @@ class ActorCritic(nn.Module):
         self.torso = parts.Torso(config.hidden_sizes, config.activation, config.conv_layers)
         self.gates = nn.Dense(from_inputs * size, dot_general=parts.product)
         self.kernel = self.param("memory", zeros, shape) if from_memory else None
-        self.actor_head, self.critic_head = nn.Dense(outputs), nn.Dense(1)
+        self.actor_head, self.critic_head = parts.Dense(outputs), parts.Dense(1)
         discrete = parts.is_discrete(self.space)
         self.log_std = None if discrete else self.param("log_std", zeros, (outputs,))
 

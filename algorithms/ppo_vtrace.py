@@ -149,8 +149,8 @@ class ActorCritic(nn.Module):
         size = parts.num_outputs(self.space)
         self.actor_torso = parts.Torso(*torso)
         self.critic_torso = self.actor_torso if self.config.shared_torso else parts.Torso(*torso)
-        self.actor_head, self.critic_head = nn.Dense(size), nn.Dense(1)
-        self.sigma_head = nn.Dense(size)  # has no parameters if it is not called
+        self.actor_head, self.critic_head = parts.Dense(size), parts.Dense(1)
+        self.sigma_head = parts.Dense(size)  # has no parameters if it is not called
         if not (parts.is_discrete(self.space) or self.config.sigma_head):
             self.log_std = self.param("log_std", nn.initializers.zeros, (size,))
 

@@ -99,8 +99,8 @@ class QNetwork(nn.Module):
             x = parts.Convolutions(self.config.conv_layers, self.activate, init)(x)
         x = x.reshape(x.shape[0], -1)
         for size in self.config.hidden_sizes:
-            x = self.activate(nn.Dense(size, kernel_init=init)(x))
-        return nn.Dense(self.num_actions, kernel_init=init)(x)
+            x = self.activate(parts.Dense(size, kernel_init=init)(x))
+        return parts.Dense(self.num_actions, kernel_init=init)(x)
 
     def activate(self, x):
         x = parts.LayerNorm()(x) if self.config.layer_norm else x  # detail 1

@@ -109,13 +109,13 @@ class QNetwork(nn.Module):
             x = parts.Convolutions(config.conv_layers, self.activate)(x)
         x = jnp.concatenate([x.reshape(len(x), -1) for x in (x, *more)], -1)
         for size in config.hidden_sizes:
-            x = self.activate(nn.Dense(size)(x))
+            x = self.activate(parts.Dense(size)(x))
         size, zeros = config.memory_size, nn.initializers.zeros
         make_gates = nn.Dense(from_inputs * size, name="gates", dot_general=parts.product)
         gates = make_gates(x).reshape(*done.shape, -1)
         kernel = self.param("memory", zeros, (size, from_memory * size)) if from_memory else None
         memory = parts.unroll(config.cell, memory, gates, kernel, done, config.forget_bias)
-        return memory, nn.Dense(self.num_actions, name="head")(memory.hidden)
+        return memory, parts.Dense(self.num_actions, name="head")(memory.hidden)
 
     def activate(self, x):
         x = parts.LayerNorm()(x) if self.config.layer_norm else x

@@ -106,7 +106,7 @@ class QuantileNetwork(nn.Module):
     def __call__(self, x):
         sizes, number = self.config.hidden_sizes, self.config.num_quantiles
         x = parts.Torso(sizes, self.config.activation, self.config.conv_layers)(x)
-        quantiles = nn.Dense(self.num_actions * number, name="action_head")(x)  # detail 7
+        quantiles = parts.Dense(self.num_actions * number, name="action_head")(x)  # detail 7
         return quantiles.reshape(-1, self.num_actions, number)
 
 

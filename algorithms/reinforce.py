@@ -120,7 +120,7 @@ class ActorCritic(nn.Module):
         size = parts.num_outputs(self.space)
         self.actor_torso = parts.Torso(*torso)  # detail 5
         self.critic_torso = parts.Torso(*torso)
-        self.actor_head, self.critic_head = nn.Dense(size), nn.Dense(1)
+        self.actor_head, self.critic_head = parts.Dense(size), parts.Dense(1)
         if not parts.is_discrete(self.space):
             self.log_std = self.param("log_std", nn.initializers.zeros, (size,))  # detail 8
 

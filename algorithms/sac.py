@@ -113,8 +113,8 @@ class Actor(nn.Module):
     @nn.compact
     def __call__(self, x):
         x = torso(self.config, self.config.hidden_sizes)(x)
-        mean = nn.Dense(self.size, name="mean_head")(x)
-        squashed = nn.tanh(nn.Dense(self.size, name="std_head")(x))  # detail 3
+        mean = parts.Dense(self.size, name="mean_head")(x)
+        squashed = nn.tanh(parts.Dense(self.size, name="std_head")(x))  # detail 3
         return Gaussian(mean, LOG_STD[0] + 0.5 * (LOG_STD[1] - LOG_STD[0]) * (squashed + 1.0))
 
 
@@ -126,7 +126,7 @@ class Critic(nn.Module):
     @nn.compact
     def __call__(self, x, action):
         x = torso(self.config, self.config.critic_hidden_sizes)(x, action)
-        return nn.Dense(1, name="value_head")(x)[:, 0]
+        return parts.Dense(1, name="value_head")(x)[:, 0]
 
 
 # --- data types -------------------------------------------------------------------------------

@@ -104,7 +104,7 @@ class Actor(nn.Module):
     @nn.compact
     def __call__(self, x):
         x = torso(self.config, self.config.hidden_sizes)(x)
-        return nn.Dense(self.num_actions, name="action_head")(x)
+        return parts.Dense(self.num_actions, name="action_head")(x)
 
 
 class Critic(nn.Module):
@@ -116,7 +116,7 @@ class Critic(nn.Module):
     @nn.compact
     def __call__(self, x):
         x = torso(self.config, self.config.critic_hidden_sizes)(x)
-        return nn.Dense(self.num_actions, name="value_head")(x)
+        return parts.Dense(self.num_actions, name="value_head")(x)
 
 
 # --- data types -------------------------------------------------------------------------------

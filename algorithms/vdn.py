@@ -120,7 +120,7 @@ class QNetwork(nn.Module):
             x = parts.Convolutions(config.conv_layers, self.activate)(x)
         x = jnp.concatenate([x.reshape(len(x), -1) for x in (x, *more)], -1)
         for size in config.hidden_sizes:
-            x = self.activate(nn.Dense(size)(x))
+            x = self.activate(parts.Dense(size)(x))
         if config.cell != "none":
             size, (from_inputs, from_memory) = config.memory_size, parts.CELLS[config.cell]
             make_gates = nn.Dense(from_inputs * size, name="gates", dot_general=parts.product)
@@ -129,7 +129,7 @@ class QNetwork(nn.Module):
             kernel = self.param("memory", zeros, shape) if from_memory else None
             memory = parts.unroll(config.cell, memory, gates, kernel, done, config.forget_bias)
             x = memory.hidden
-        return memory, nn.Dense(self.num_actions, name="head")(x.reshape(*leading, -1))
+        return memory, parts.Dense(self.num_actions, name="head")(x.reshape(*leading, -1))
 
     def activate(self, x):
         return getattr(nn, self.config.activation)(parts.LayerNorm()(x))
@@ -163,13 +163,13 @@ class Mixer(nn.Module):
         view = view.reshape(-1, view.shape[-1])
         size, zeros, normal = self.config.mixing_size, nn.initializers.zeros, jax.random.normal
         # detail 7: initially nearly a sum. Weights are near 1, scaled so that the ELU is not flat.
-        of_view = lambda features, name, **init: nn.Dense(features, name=name, **init)(view)
+        of_view = lambda features, name, **init: parts.Dense(features, name=name, **init)(view)
         first = jnp.abs(of_view(values.shape[-1] * size, "weights", bias_init=normal)) / size**0.5
         last = jnp.abs(of_view(size, "last_weights", bias_init=normal)) / size**0.5
         hidden = (values[..., None] * first.reshape(*values.shape, size)).sum(-2)
         hidden = nn.elu(hidden + of_view(size, "bias", kernel_init=zeros))
         bias = nn.relu(of_view(size, "bias_hidden"))
-        bias = nn.Dense(1, kernel_init=zeros, name="last_bias")(bias)
+        bias = parts.Dense(1, kernel_init=zeros, name="last_bias")(bias)
         return ((last * hidden).sum(-1, keepdims=True) + bias).reshape(*leading, 1)
 
 

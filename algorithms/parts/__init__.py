@@ -31,6 +31,7 @@ from algorithms.parts.muon import scale_by_muon
 from algorithms.parts.optimizer import FlatOptimizer, clipped_adam
 from algorithms.parts.orders import permutations
 from algorithms.parts.precision import without_x64
+from algorithms.parts.products import Dense
 from algorithms.parts.recurrence import CELLS, Memory, advance, forget, product, unroll
 from algorithms.parts.replay import Replay, ReplayBuffer, Transition, check_replay
 from algorithms.parts.returns import backward_sums
@@ -67,6 +68,7 @@ __all__ = [
     "CONV_LAYERS",
     "Average",
     "Convolutions",
+    "Dense",
     "EpisodeStatistics",
     "EpsilonNoise",
     "FlatOptimizer",

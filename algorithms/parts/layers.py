@@ -10,6 +10,8 @@ import flax.traverse_util
 import jax
 import jax.numpy as jnp
 
+from algorithms.parts.products import Dense
+
 
 class Conv3x3(nn.Dense):
     """A 3x3 convolution without padding, of images (batch, height, width, channels).
@@ -83,11 +85,11 @@ class Torso(nn.Module):
         x = jnp.concatenate([x.reshape(x.shape[0], -1) for x in (x, *more)], -1)
         if self.network == "mlp":
             for size in self.sizes:
-                x = activation(nn.Dense(size)(x))
+                x = activation(Dense(size)(x))
             return x
-        x = nn.Dense(self.sizes[0])(x)
+        x = Dense(self.sizes[0])(x)
         for size in self.sizes:
-            x = x + nn.Dense(size)(activation(nn.Dense(4 * size)(LayerNorm()(x))))
+            x = x + Dense(size)(activation(Dense(4 * size)(LayerNorm()(x))))
         return LayerNorm()(x)
 
 
