@@ -24,7 +24,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 os.environ.setdefault("NPROC", "1")  # one thread, as the launcher has for small operations
@@ -33,7 +33,7 @@ import jax
 
 from tests.benchmarks import hlo, speed
 
-STEPS = 20_000  # environment steps that are profiled; a profile holds about a million events
+UPDATES = 40  # at least; a profile holds about a million events
 SMALL = 0.01  # share of the time
 MOVES = ("copy", "gather", "scatter", "dynamic-update-slice", "dynamic-slice", "concatenate")
 
@@ -137,6 +137,14 @@ def largest(ours: list[Cost], number: int, places: hlo.Places, updates: int) -> 
     return rows
 
 
+def shortened(module: Any, config: Any) -> Any:
+    """The config of a run of few updates, half as long again as it waits to learn."""
+    plan = module.make_train(config).plan
+    steps = plan.steps // plan.updates
+    waits = getattr(config, "learning_starts", 0)
+    return config.replace(total_timesteps=max(UPDATES, -(-3 * waits // (2 * steps))) * steps)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     names = [case.name for case in speed.CASES]
@@ -145,7 +153,7 @@ def main() -> None:
     asked = parser.parse_args()
     case = next(case for case in speed.CASES if case.name == asked.case)
     module, config = speed.our_settings(case)
-    train = module.make_train(config.replace(total_timesteps=STEPS))
+    train = module.make_train(shortened(module, config))
     compiled = jax.jit(lambda key: train(key)).lower(jax.random.key(0)).compile()
     spent = []
     for seed in range(4):  # the first run is not counted

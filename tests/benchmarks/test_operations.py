@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.benchmarks import hlo, operations
+from tests.benchmarks import hlo, operations, speed
 from tests.benchmarks.test_launches import TEXT
 
 EVENTS = [
@@ -48,3 +48,10 @@ def test_a_row_is_a_loop_and_a_kind_and_small_ones_share_one(monkeypatch):
     places = hlo.Places(TEXT)
     (row,) = operations.largest(found, 1, places, updates=2)
     assert row[:2] == ["fusion.1", "step"] and row[-2:] == ["1", "3"]
+
+
+@pytest.mark.parametrize("name, steps", [("cartpole-4x128", 40 * 512), ("td3-1x1", 1504)])
+def test_a_profiled_run_is_short_but_learns(name, steps):
+    case = next(case for case in speed.CASES if case.name == name)
+    config = operations.shortened(*speed.our_settings(case))
+    assert config.total_timesteps == steps
