@@ -37,6 +37,9 @@ from tests.conftest import AS_FOR_USERS, compiled_as_for_users
 
 pytestmark = pytest.mark.cases()
 
+# Nearly all of their settings are those of dqn, td3, ppo_rnn, ippo, pqn and sac.
+RELATIVES = {"c51", "qrdqn", "iqn", "ddpg", "ippo_rnn", "pqn_rnn", "sac_discrete"}
+
 REFUSED_BY_ALL = [
     (dict(num_envs=0), "num_envs=0: give a whole number, 1 or more"),
     (dict(num_steps=8.0), "num_steps=8.0"),
@@ -310,6 +313,7 @@ def test_programs_for_accelerators_compute_the_same(case, trained, monkeypatch):
 # --- several ----------------------------------------------------------------------------------
 
 
+@pytest.mark.cases(slow=lambda case: case.name in RELATIVES)
 def test_every_float_can_be_vmapped_and_matters(case, floats, swept):
     """Each run is close to its single run, also with another seed, and single runs share a
     program."""
@@ -376,10 +380,6 @@ def static_base(case):
 def static_world(case):
     probe = tasks.Pair(world=True) if case.several else tasks.Probe(case.continuous)
     return case.static_world or (probe, probe.default_params)
-
-
-# Nearly all of their settings are those of dqn, td3, ppo_rnn, ippo, pqn and sac.
-RELATIVES = {"c51", "qrdqn", "iqn", "ddpg", "ippo_rnn", "pqn_rnn", "sac_discrete"}
 
 
 def other_static(case, config, name):

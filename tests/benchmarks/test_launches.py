@@ -281,12 +281,12 @@ def test_loops_of_an_algorithm_have_the_names_that_are_looked_for(name, num_step
 # By jax 0.10.2, and memory of an agent in MB; smaller is better.
 RECORDED = {"ppo": (1577, 0.81), "dqn": (3081, 2.6), "sac": (1077, 2.5)}
 MISSING = "without CUDA's plugin: `python tests/benchmarks/launches.py ppo` installs it"
-REPLAY = [pytest.param(name, marks=pytest.mark.slow) for name in ("dqn", "sac")]
 
 
+@pytest.mark.slow  # a GPU's compiler takes half a minute for each
 @pytest.mark.skipif(not peer_python.plugins_folder().exists(), reason=MISSING)
 @pytest.mark.skipif(jax.__version__ != "0.10.2", reason="counts are those of jax 0.10.2")
-@pytest.mark.parametrize("name", ["ppo", *REPLAY])
+@pytest.mark.parametrize("name", RECORDED)
 def test_launches_of_an_update_do_not_grow(name):
     """Nor does its memory, as it would with a second buffer; replay never waits for the host."""
     program = launches.compiled(launches.Job("this kit", name, "h100", 64))

@@ -61,7 +61,12 @@ def test_an_accelerator_knows_the_trips_of_rows(platform):
     assert ("while[" in text) == (platform == "cpu")
 
 
-@pytest.mark.parametrize("module, vmapped", [(ddpg, False), (ddpg, True), (sac_discrete, False)])
+seldom = [
+    pytest.param(*one, marks=pytest.mark.slow) for one in ((ddpg, False), (sac_discrete, False))
+]
+
+
+@pytest.mark.parametrize("module, vmapped", [(ddpg, True), *seldom])
 def test_a_replay_buffer_is_never_copied_while_training(module, vmapped, vmapped_keys):
     """Checked for one trial and for three vmapped seeds."""
     names = ("hidden_sizes", "critic_hidden_sizes")
