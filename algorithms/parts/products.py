@@ -30,7 +30,7 @@ def dense(x: jax.Array, kernel: jax.Array, dimensions: Any, **more: Any) -> jax.
     return _product(x, kernel)
 
 
-Dense = functools.partial(nn.Dense, dot_general=dense)
+Dense = functools.partial(nn.Dense, dot_general=dense)  # flax's layer, with flax's parameters
 
 
 @jax.custom_vjp
