@@ -126,12 +126,17 @@ class Standing:
         Returns whether the tables are there.
         """
         again = [self.retested[number] for number in sorted(self.retested)]
-        path = self.stages.path
-        objective = self.stages.asked.objective
-        given = (path, self.trials, again, self.chunks, self.losses, objective)
-        written = sweep_dir.publish(*given)
+        so_far = sweep_dir.SoFar(
+            sweep_dir=self.stages.path,
+            trials=self.trials,
+            retested=again,
+            chunks=self.chunks,
+            losses=self.losses,
+            objective=self.stages.asked.objective,
+        )
+        written = sweep_dir.publish(so_far)
         if last or time.perf_counter() - self.drawn > DRAW_SECONDS:
-            sweep_dir.draw(*given)
+            sweep_dir.draw(so_far)
             self.drawn = time.perf_counter()
         return written
 

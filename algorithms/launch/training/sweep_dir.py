@@ -13,7 +13,7 @@ best.json           the best setting, for --config; with several environments, b
 """
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from algorithms import parts
 from algorithms.launch import objectives, settings
@@ -82,15 +82,21 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def publish(
-    sweep_dir: Path | None,
-    trials: list[Outcome],
-    retested: list[Outcome],
-    chunks: list[Chunk],
-    losses: Losses,
-    objective: str,
-) -> bool:
-    """Tables of all trials so far. Returns whether they are there."""
+class SoFar(NamedTuple):
+    """What a sweep has come to, and where it is written."""
+
+    sweep_dir: Path | None
+    trials: list[Outcome]
+    retested: list[Outcome]
+    chunks: list[Chunk]
+    losses: Losses
+    objective: str
+
+
+def publish(so_far: SoFar) -> bool:
+    """Writes the tables of all trials so far. Returns whether they are there."""
+    sweep_dir, trials, retested = so_far.sweep_dir, so_far.trials, so_far.retested
+    chunks, losses, objective = so_far.chunks, so_far.losses, so_far.objective
     if not (sweep_dir and trials and hosts.is_first()):
         return True
     ranked = results.rank(trials, objective)
@@ -109,15 +115,10 @@ def publish(
     return written
 
 
-def draw(
-    sweep_dir: Path | None,
-    trials: list[Outcome],
-    retested: list[Outcome],
-    chunks: list[Chunk],
-    losses: Losses,
-    objective: str,
-) -> None:
-    """The picture and the page of all trials so far."""
+def draw(so_far: SoFar) -> None:
+    """Writes the picture and the page of all trials so far."""
+    sweep_dir, trials, retested = so_far.sweep_dir, so_far.trials, so_far.retested
+    chunks, losses, objective = so_far.chunks, so_far.losses, so_far.objective
     if not (sweep_dir and trials and hosts.is_first()):
         return
     from algorithms.launch.report import page
