@@ -103,6 +103,7 @@ class Config:
     hidden_sizes: tuple[int, ...] = static((64, 64))  # dense layers of actor and critic
     activation: str = static("tanh")  # any function of flax.linen: tanh, relu, swish, ...
     conv_layers: str = static("small")  # for images: none, small, nature or impala
+    compute_dtype: str = static("float32")  # of hidden layers: float32 or bfloat16
     normalize_obs: bool = static(False)  # normalise observations by running mean and variance
     normalize_reward: bool = static(False)  # divide rewards by the std of discounted returns
     clip_obs: float = real(10.0, "(0, inf]")  # clip normalised observations to +- this
@@ -149,7 +150,7 @@ class Actor(nn.Module):
     def __call__(self, x, mask=None):
         """The mask is False for forbidden actions and for dimensions that the agent lacks."""
         c, size = self.config, parts.num_outputs(self.space)
-        x = parts.Torso(c.hidden_sizes, c.activation, c.conv_layers)(x)
+        x = parts.Torso(c.hidden_sizes, c.activation, c.conv_layers, dtype=c.compute_dtype)(x)
         output = parts.Dense(size, name="actor_head")(x)
         mask = jnp.ones_like(output, bool) if mask is None else mask
         if parts.is_discrete(self.space):
@@ -166,7 +167,7 @@ class Critic(nn.Module):
     @nn.compact
     def __call__(self, x):
         c = self.config
-        x = parts.Torso(c.hidden_sizes, c.activation, c.conv_layers)(x)
+        x = parts.Torso(c.hidden_sizes, c.activation, c.conv_layers, dtype=c.compute_dtype)(x)
         return parts.Dense(1, name="critic_head")(x)[..., 0]
 
 

@@ -79,6 +79,7 @@ class Config:
     hidden_sizes: tuple[int, ...] = static((64, 64))  # dense layers of each tower
     activation: str = static("tanh")  # any function of flax.linen: tanh, relu, swish, ...
     conv_layers: str = static("small")  # for images: none, small, nature or impala
+    compute_dtype: str = static("float32")  # of hidden layers: float32 or bfloat16
     shared_torso: bool = static(False)  # one tower for actor and critic
     normalize_obs: bool = static(True)  # normalise observations by running mean and variance
     normalize_reward: bool = static(True)  # divide rewards by the std of discounted returns
@@ -122,10 +123,11 @@ class ActorCritic(nn.Module):
     space: Any  # of actions
 
     def setup(self):
-        torso = (self.config.hidden_sizes, self.config.activation, self.config.conv_layers)
-        size = parts.num_outputs(self.space)
-        self.actor_torso = parts.Torso(*torso)  # core 13
-        self.critic_torso = self.actor_torso if self.config.shared_torso else parts.Torso(*torso)
+        config, size = self.config, parts.num_outputs(self.space)
+        torso = (config.hidden_sizes, config.activation, config.conv_layers)
+        make_torso = lambda: parts.Torso(*torso, dtype=config.compute_dtype)
+        self.actor_torso = make_torso()  # core 13
+        self.critic_torso = self.actor_torso if config.shared_torso else make_torso()
         self.actor_head, self.critic_head = parts.Dense(size), parts.Dense(1)
         if not parts.is_discrete(self.space):
             self.log_std = self.param("log_std", nn.initializers.zeros, (size,))  # continuous 1-3

@@ -76,6 +76,7 @@ class Config:
     activation: str = static("relu")  # any function of flax.linen: tanh, relu, swish, ...
     layer_norm: bool = static(True)  # layer norm before each activation
     conv_layers: str = static("small")  # for images: none, small, nature or impala
+    compute_dtype: str = static("float32")  # of hidden layers: float32 or bfloat16
     normalize_obs: bool = static(False)  # normalise observations by running mean and variance
     clip_obs: float = real(10.0, "(0, inf]")  # clip normalised observations to +- this
     num_evals: int = static(20)  # points of the learning curve
@@ -94,13 +95,13 @@ class QNetwork(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        init = nn.initializers.he_normal()
+        init, dtype = nn.initializers.he_normal(), self.config.compute_dtype
         if x.ndim == 4 and self.config.conv_layers != "none":
-            x = parts.Convolutions(self.config.conv_layers, self.activate, init)(x)
+            x = parts.Convolutions(self.config.conv_layers, self.activate, init, dtype)(x)
         x = x.reshape(x.shape[0], -1)
         for size in self.config.hidden_sizes:
-            x = self.activate(parts.Dense(size, kernel_init=init)(x))
-        return parts.Dense(self.num_actions, kernel_init=init)(x)
+            x = self.activate(parts.Dense(size, kernel_init=init, dtype=dtype)(x))
+        return parts.Dense(self.num_actions, kernel_init=init)(x.astype(jnp.float32))
 
     def activate(self, x):
         x = parts.LayerNorm()(x) if self.config.layer_norm else x  # detail 1

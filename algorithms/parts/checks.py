@@ -89,7 +89,8 @@ def check_spaces(info: Info, config: Any, env: Any, env_params: Any) -> None:
 
     Args:
       info: the algorithm's INFO, with its kinds of actions, masks and agents.
-      config: its `conv_layers` is used, and its class, to find the algorithm's file.
+      config: its `conv_layers` and `compute_dtype` are used, and its class, to find the algorithm's
+        file.
       env, env_params: from `envs.make`.
     """
     file, kinds = file_of(config), kinds_of(info)
@@ -121,6 +122,8 @@ def check_spaces(info: Info, config: Any, env: Any, env_params: Any) -> None:
         raise ValueError(f"{env.name} has observations {observations}; {algorithm} takes Box")
     shape = tuple(observations.shape)
     check_choices(config, conv_layers=tuple(layers.CONV_LAYERS))
+    if hasattr(config, "compute_dtype"):
+        check_choices(config, compute_dtype=layers.DTYPES)
     least = layers.CONV_LAYERS[config.conv_layers]
     if len(shape) == 3 and min(shape[:2]) < least:
         raise ValueError(

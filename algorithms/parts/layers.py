@@ -40,11 +40,13 @@ class Convolutions(nn.Module):
     kind: str
     activate: Callable[[jax.Array], jax.Array]
     kernel_init: Callable[..., jax.Array] = nn.initializers.lecun_normal()
+    dtype: str = "float32"  # of DTYPES
 
     @nn.compact
     def __call__(self, x):
         if self.kind == "small":
-            return self.activate(Conv3x3(16, kernel_init=self.kernel_init)(x))
+            layer = Conv3x3(16, kernel_init=self.kernel_init, dtype=self.dtype)
+            return self.activate(layer(x))
         if self.kind == "nature":
             for features, size, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):
                 x = self.activate(self.convolve(x, features, size, stride, "VALID"))
@@ -58,10 +60,11 @@ class Convolutions(nn.Module):
 
     def convolve(self, x, features, size=3, stride=1, padding="SAME"):
         kernel = {"strides": stride, "padding": padding, "kernel_init": self.kernel_init}
-        return nn.Conv(features, (size, size), **kernel)(x)
+        return nn.Conv(features, (size, size), dtype=self.dtype, **kernel)(x)
 
 
 NETWORKS = ("mlp", "simba")
+DTYPES = ("float32", "bfloat16")  # that hidden layers compute in
 
 
 class Torso(nn.Module):
@@ -70,26 +73,31 @@ class Torso(nn.Module):
     More inputs (batch, ...), such as actions, join the output of the convolutions. Network "mlp"
     has a dense layer for each size. "simba" has a residual block with layer norm for each size, and
     a last layer norm (Lee et al. 2024, arXiv:2410.09754, section 4). Its sizes are all equal.
+
+    Parameters, norms, residual sums and features are float32 in any case. With bfloat16 the layers
+    multiply and activate in it.
     """
 
     sizes: tuple[int, ...]
     activation: str  # any function of flax.linen
     conv_layers: str = "none"  # of CONV_LAYERS
     network: str = "mlp"  # of NETWORKS
+    dtype: str = "float32"  # of DTYPES
 
     @nn.compact
     def __call__(self, x, *more):
         activation = getattr(nn, self.activation)
+        layer = functools.partial(Dense, dtype=self.dtype)
         if x.ndim == 4 and self.conv_layers != "none":
-            x = Convolutions(self.conv_layers, activation)(x)
+            x = Convolutions(self.conv_layers, activation, dtype=self.dtype)(x)
         x = jnp.concatenate([x.reshape(x.shape[0], -1) for x in (x, *more)], -1)
         if self.network == "mlp":
             for size in self.sizes:
-                x = activation(Dense(size)(x))
-            return x
-        x = Dense(self.sizes[0])(x)
+                x = activation(layer(size)(x))
+            return x.astype(jnp.float32)
+        x = layer(self.sizes[0])(x).astype(jnp.float32)
         for size in self.sizes:
-            x = x + Dense(size)(activation(Dense(4 * size)(LayerNorm()(x))))
+            x = x + layer(size)(activation(layer(4 * size)(LayerNorm()(x))))
         return LayerNorm()(x)
 
 

@@ -25,7 +25,8 @@ def dense(x: jax.Array, kernel: jax.Array, dimensions: Any, **more: Any) -> jax.
       - 32 to 128 inputs and outputs, more than 128 samples: sums over chunks of samples take 0.6 to
         0.8 of it. Narrower and wider layers lose.
     """
-    if loops.platform() != "cpu" or x.ndim != 2 or kernel.shape[0] < UNITS.start:
+    plain = loops.platform() != "cpu" or x.ndim != 2 or x.dtype != jnp.float32
+    if plain or kernel.shape[0] < UNITS.start:
         return jax.lax.dot_general(x, kernel, dimensions, **more)
     return _product(x, kernel)
 

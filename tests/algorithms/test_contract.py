@@ -5,6 +5,7 @@ import functools
 import operator
 import re
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -48,6 +49,7 @@ REFUSED_BY_ALL = [
     (dict(num_evals=0), "num_evals=0"),
     (dict(num_eval_episodes=-1), "num_eval_episodes=-1"),
     (dict(conv_layers="large"), "conv_layers='large': give none or small or nature or impala"),
+    (dict(compute_dtype="float16"), "compute_dtype='float16': give float32 or bfloat16"),
     (dict(hidden_sizes=(8, 0)), "hidden_sizes=0"),
     (dict(activation="tanhh"), "activation='tanhh'"),
     (dict(env="CartPol-v1"), "did you mean CartPole-v1"),
@@ -353,6 +355,7 @@ STATIC_OTHER = dict(
     activation="swish",
     buffer_dtype="bfloat16",
     cell="mingru",
+    compute_dtype="bfloat16",
     conv_layers="none",
     exploration="exponential",
     minibatch_of="trajectories",
@@ -497,6 +500,29 @@ def test_every_network_has_the_layers_that_the_config_names(case, static_base, s
             other = shapes(other_static(case, static_base, name))
             for place in base:
                 assert other.get(place) != base[place], f"{name} does nothing to {place}"
+
+
+@pytest.mark.cases(lambda case: case.has("compute_dtype"))
+def test_hidden_layers_of_every_network_compute_in_the_dtype(case, static_base, static_world):
+    """Heads, and all of the state, stay float32. Nothing is compiled."""
+    sizes = {name: (37,) for name in ("hidden_sizes", "critic_hidden_sizes") if case.has(name)}
+    config, layers = static_base.replace(compute_dtype="bfloat16", **sizes), []
+
+    def record(apply, args, kwargs, context):
+        if isinstance(context.module, nn.Dense) and context.method_name == "__call__":
+            layers.append((context.module.path, context.module.features, context.module.dtype))
+        return apply(*args, **kwargs)
+
+    env, params = static_world
+    learner = case.module.learner(config, env, jax.tree.map(jnp.asarray, params))
+    with nn.intercept_methods(record):
+        before = jax.eval_shape(learner.init, jax.eval_shape(lambda: jax.random.key(0)))
+        after, _ = jax.eval_shape(learner.update, before)
+    assert len({path for path, *_ in layers}) >= 2
+    for path, features, dtype in layers:
+        assert dtype == ("bfloat16" if features == 37 else None), path
+    dtypes = lambda state: {leaf.dtype for leaf in jax.tree.leaves(state)}
+    assert jnp.dtype("bfloat16") not in dtypes(before) | dtypes(after)
 
 
 # --- what is refused --------------------------------------------------------------------------

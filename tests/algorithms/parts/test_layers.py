@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from algorithms import parts
+from algorithms.parts import layers
 
 
 class Network(nn.Module):
@@ -224,3 +225,25 @@ def test_cosines_are_numpy_s():
     result = parts.cosines(jnp.array(levels), 6)
     expected = [[[np.cos(np.pi * i * t) for i in range(6)] for t in row] for row in levels]
     np.testing.assert_allclose(result, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("network", layers.NETWORKS)
+def test_bfloat16_is_in_hidden_layers_only(network):
+    """Parameters, gradients and features stay float32, and the features are nearly the same."""
+    images = jax.random.normal(jax.random.key(0), (4, 10, 10, 3))
+    torso = lambda dtype: parts.Torso((32, 32), "relu", "small", network, dtype)
+    params = random_biases(torso("bfloat16").init(jax.random.key(1), images))
+    gradient = lambda dtype: lambda params: torso(dtype).apply(params, images).sum()
+    features, gradients = {}, {}
+    for dtype in layers.DTYPES:
+        features[dtype] = torso(dtype).apply(params, images)
+        gradients[dtype] = jax.grad(gradient(dtype))(params)
+        leaves = (features[dtype], *jax.tree.leaves((params, gradients[dtype])))
+        assert {x.dtype for x in leaves} == {jnp.dtype("float32")}
+        program = str(jax.make_jaxpr(torso(dtype).apply)(params, images))
+        products = [line for line in program.splitlines() if "dot_general[" in line]
+        number = {"mlp": 3, "simba": 6}[network]
+        assert sum("bf16" in line for line in products) == number * (dtype == "bfloat16")
+    close = {"rtol": 0.05, "atol": 0.05}
+    np.testing.assert_allclose(features["bfloat16"], features["float32"], **close)
+    assert np.abs(features["bfloat16"] - features["float32"]).max() > 1e-5
