@@ -44,7 +44,6 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
-from unittest import mock
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
@@ -160,12 +159,9 @@ def purejaxrl(name: str, evaluation: bool) -> Subject:
 
     from tests.benchmarks import peers
 
-    sys.path.insert(0, str(Path(os.environ["PUREJAXRL"]) / "purejaxrl"))
-    for library in peers.NOT_USED:
-        sys.modules[library] = mock.MagicMock()
     if "rnn" in name:
         nn.GRUCell = OldGRU
-    kit = importlib.import_module("ppo_rnn" if "rnn" in name else "ppo")
+    kit = peers.purejaxrl_script("ppo_rnn" if "rnn" in name else "ppo", os.environ["PUREJAXRL"])
     sizes = {"ENV_NAME": "CartPole-v1", "ANNEAL_LR": False, "TOTAL_TIMESTEPS": UPDATES * 512}
     return of_peer(kit.make_train({**peers.PUREJAXRL_PPO, **sizes}), 128)
 

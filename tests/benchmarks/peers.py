@@ -177,16 +177,21 @@ def train_rejax(kind, environment):
     return lambda key: algorithm.train(key)[1]
 
 
+def purejaxrl_script(name, folder):
+    """A script of PureJaxRL's checkout, as a module; libraries that it does not need are absent."""
+    sys.path.insert(0, str(Path(folder) / "purejaxrl"))
+    for library in NOT_USED:
+        sys.modules[library] = mock.MagicMock()
+    return importlib.import_module(name)
+
+
 def train_purejaxrl(environment, folder):
     """train(key) -> curve (points,); only the last point is known."""
-    sys.path.insert(0, str(Path(folder) / "purejaxrl"))
-    for name in NOT_USED:
-        sys.modules[name] = mock.MagicMock()
     import gymnax
     import jax
     import jax.numpy as jnp
-    import ppo
 
+    ppo = purejaxrl_script("ppo", folder)
     train = ppo.make_train({**PUREJAXRL_PPO, "ENV_NAME": environment})
     env, env_params = gymnax.make(environment)
     network = ppo.ActorCritic(env.action_space(env_params).n)

@@ -47,9 +47,9 @@ Not equal:
     them over a CPU device per core, as its command line does.
 
 With --gpu all agents are vmapped on one accelerator, and a case takes at most eight minutes with
-three runs. A Python with rejax and jax for the accelerator is named by --peer-python; where it is
-missing, or its program does not fit, the row has this kit alone. Environments of libraries that are
-not installed are left out.
+three runs. A Python with rejax and jax for the accelerator is named by --peer-python, and a
+checkout of PureJaxRL, which runs in it too, by --purejaxrl. Where they are missing, or have no such
+program, the row has this kit alone. Environments of libraries that are not installed are left out.
 
 The floor is the time of the updates' matrix products alone. Each product is timed in a compiled
 loop at its own shape, on as many devices at once as the case uses. Each actor layer (PQN: each
@@ -81,6 +81,7 @@ from typing import Any, ClassVar, NamedTuple
 # The worker of rejax runs this file too, so packages outside the standard library are imported
 # late.
 
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 EPOCHS = MINIBATCHES = 4
 PQN_EPOCHS, PQN_MINIBATCHES = 5, 16
 DQN_UPDATES, DQN_BATCH, DQN_START = 5, 100, 5_000
@@ -349,6 +350,23 @@ REJAX_SETTINGS = {
         normalize_observations=True,
     ),
 }
+
+
+def purejaxrl(case: Case) -> Program:
+    """PureJaxRL's PPO, whose checkout the environment variable PUREJAXRL names."""
+    import jax
+
+    sys.path.insert(0, ROOT)
+    from tests.benchmarks import peers
+
+    script = peers.purejaxrl_script("ppo", os.environ["PUREJAXRL"])
+    sizes = {"NUM_ENVS": case.num_envs, "NUM_STEPS": case.num_steps, "ANNEAL_LR": False}
+    sizes |= {"ENV_NAME": case.env, "TOTAL_TIMESTEPS": case.timesteps}
+    train = script.make_train({**peers.PUREJAXRL_PPO, **sizes})
+    keys = jax.random.split(jax.random.PRNGKey(0), case.num_seeds)
+    return compile_program(jax.vmap(lambda key: train(key)["runner_state"]), keys)
+
+
 THEIRS = {"batch_size": "batch_size", "buffer_size": "buffer_size"}  # names of settings
 THEIRS |= {"updates_per_step": "num_epochs"}
 
@@ -385,7 +403,7 @@ RESET_SIDES = {
     "start per step": start_per_step,
     "reset every step": reset_every_step,
 }
-SIDES = {"rejax": rejax, **RESET_SIDES}
+SIDES = {"rejax": rejax, "purejaxrl": purejaxrl, **RESET_SIDES}
 
 
 # --- the floor -------------------------------------------------------------------------------
@@ -703,22 +721,31 @@ class OnAccelerator(Worker):
     environment: ClassVar = {}
 
 
-GPU_COLUMNS = ("case", "this kit, steps/s", "rejax, steps/s", "times faster", "compile", "rejax's")
-GPU_COLUMNS += ("device",)
+GPU_PEERS = ("rejax", "purejaxrl")
+GPU_COLUMNS: tuple[str, ...] = ("case", "device", "this kit, steps/s", "compile")
+for _name in GPU_PEERS:
+    GPU_COLUMNS += (f"{_name}, steps/s", f"{_name}'s compile", f"times faster than {_name}")
 
 
 def on_gpu(case: Case, args: argparse.Namespace) -> list[str]:
-    """A row: both sides with all agents on one accelerator."""
+    """A row: all sides with all agents on one accelerator."""
     kit = OnAccelerator("this kit", case, args.time_limit)
-    device, workers = kit.ask("device"), [kit]
-    if args.peer_python and "/" not in case.env:
-        workers.append(OnAccelerator("rejax", case, args.time_limit, args.peer_python))
-    alternate(workers, args.runs)
-    for worker in workers:
+    device, gymnax = kit.ask("device"), "/" not in case.env
+    has_case = {"rejax": gymnax, "purejaxrl": gymnax and case.algorithm == "ppo" and args.purejaxrl}
+    peers = {
+        name: OnAccelerator(name, case, args.time_limit, args.peer_python)
+        for name in GPU_PEERS
+        if args.peer_python and has_case[name]
+    }
+    alternate([kit, *peers.values()], args.runs)
+    for worker in (kit, *peers.values()):
         worker.close()
-    compiling = [f"{w.compile_seconds:.1f} s" if w.compile_seconds else "-" for w in workers]
-    theirs = [rate(case, workers[1]), times_faster(kit, workers[1])] if workers[1:] else ["-", "-"]
-    return [case.name, rate(case, kit), *theirs, *[*compiling, "-"][:2], str(device)]
+    compiling = lambda w: f"{w.compile_seconds:.1f} s" if w.compile_seconds else "-"
+    row = [case.name, str(device), rate(case, kit), compiling(kit)]
+    for name in GPU_PEERS:
+        peer = peers.get(name)
+        row += [rate(case, peer), compiling(peer), times_faster(kit, peer)] if peer else ["-"] * 3
+    return row
 
 
 KINDS = {  # benchmarks: cases, columns, and the function for a row
@@ -736,6 +763,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--runs", type=int, default=5, help="timed runs of each side")
     parser.add_argument("--time-limit", type=float, default=300, help="seconds for any one answer")
     parser.add_argument("--peer-python", metavar="PATH", help="a Python that has rejax")
+    parser.add_argument("--purejaxrl", metavar="DIR", help="a checkout of PureJaxRL, with --gpu")
     kinds = parser.add_mutually_exclusive_group()
     for kind, text in (
         ("memory", "peak memory instead"),
@@ -752,6 +780,8 @@ def parse() -> argparse.Namespace:
     for name in set(args.cases or ()) - set(names):
         parser.error(f"--cases {name}: choose from {', '.join(names)}")
     args.cases = args.cases or names
+    if args.purejaxrl:  # for the workers
+        os.environ["PUREJAXRL"] = os.path.abspath(args.purejaxrl)
     return args
 
 
@@ -765,7 +795,7 @@ def main() -> None:
     missing = {name for name, library in libraries.items() if not find_spec(library)}
     if gone := missing & set(args.cases):
         print(f"left out, for want of its library: {', '.join(sorted(gone))}", file=sys.stderr)
-    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+    sys.path.insert(0, ROOT)
     if args.kind == "speed":
         from tests.benchmarks import peer_python
 
