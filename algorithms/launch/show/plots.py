@@ -1,5 +1,7 @@
 """The learning curve of a run, and what a sweep came to, as pictures."""
 
+import contextlib
+import importlib
 import os
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -20,6 +22,13 @@ MOST_TICKS = 8  # whole numbers that are marked one by one
 # Of an environment's own metrics (envs/metrics.py): panels of more would be too small to read.
 MOST_METRICS = 3
 ENDINGS = ("return", "length", "terminated", "truncated", "last_reward")  # of every episode
+
+
+def import_libraries() -> None:
+    """Imports what pictures need, which takes half a second, and more on a machine's first use."""
+    with contextlib.suppress(ImportError):  # a picture that is drawn says why
+        importlib.import_module("matplotlib.figure")
+        importlib.import_module("matplotlib.backends.backend_agg")
 
 
 def curve(metrics: Metrics, trials: Trials, title: str, path: Path) -> None:

@@ -1,5 +1,6 @@
 """What remains of a session: metrics and, with a directory, files, trackers and pictures."""
 
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -74,6 +75,10 @@ class Record:
         before = self.run_dir.seconds(start.point) if self.run_dir and start.history else 0.0
         last = start.history.get(start.point, {}).get("timestep", np.zeros(1))
         self.pace = Pace(before, int(last.max()))
+        if self.run_dir and hosts.is_first():  # while the program runs, which needs no Python
+            from algorithms.launch.show import plots
+
+            threading.Thread(target=plots.import_libraries, daemon=True).start()
 
     def open(self) -> None:
         """Brings the directory to where the session starts, and opens the trackers."""
