@@ -24,6 +24,7 @@ REQUIREMENTS = {
     "jaxmarl": "jaxmarl==0.2.0",
     "jumanji": "jumanji==1.1.2",
     "navix": "navix>=0.7.4",
+    "pgx": "pgx==2.6.0",
     "playground": "playground==0.2.0",
     "xminigrid": "xminigrid==0.9.3",
 }

@@ -21,7 +21,16 @@ OWN: dict[str, tuple[str, str]] = {
 # `construct(name, settings)`, which returns an environment and the other settings.
 LIBRARIES: dict[str, str] = {
     name: f".{name}"
-    for name in ("jaxmarl", "playground", "brax", "craftax", "navix", "xminigrid", "jumanji")
+    for name in (
+        "jaxmarl",
+        "playground",
+        "brax",
+        "craftax",
+        "navix",
+        "xminigrid",
+        "jumanji",
+        "pgx",
+    )
 }
 
 # Constructor arguments of wrappers that `make` applies to any environment.
