@@ -5,6 +5,7 @@ an agent learns stands in the algorithm's file.
 """
 
 from algorithms.parts.agents import fold, fold_rollout, mask_of_agents, unfold
+from algorithms.parts.boards import Symmetries, symmetries
 from algorithms.parts.capacity import device_capacity
 from algorithms.parts.cells import Recurrent, fresh_memory, last_step, one_step, with_last_step
 from algorithms.parts.checks import (
@@ -18,6 +19,7 @@ from algorithms.parts.checks import (
 from algorithms.parts.fields import bounds, check_reals, real, static
 from algorithms.parts.layers import (
     CONV_LAYERS,
+    Conv3x3,
     Convolutions,
     LayerNorm,
     Torso,
@@ -67,6 +69,7 @@ __all__ = [
     "CELLS",
     "CONV_LAYERS",
     "Average",
+    "Conv3x3",
     "Convolutions",
     "Dense",
     "EpisodeStatistics",
@@ -84,6 +87,7 @@ __all__ = [
     "Rounds",
     "RunningStatistics",
     "Split",
+    "Symmetries",
     "Torso",
     "Transition",
     "action_noise",
@@ -136,6 +140,7 @@ __all__ = [
     "scaled",
     "scan",
     "static",
+    "symmetries",
     "uniform_of",
     "unfold",
     "unroll",

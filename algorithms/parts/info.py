@@ -21,8 +21,8 @@ from typing import Any
 
 OPTIONAL = ("split",)
 KEYS = ("title", "paper", "family", "actions", "masks", "agents", "memory")
-FAMILIES = ("policy gradients", "action values", "actor-critics")
-AGENTS = ("one", "several", "one or several")
+FAMILIES = ("policy gradients", "action values", "actor-critics", "search")
+AGENTS = ("one", "several", "one or several", "two players")
 MEMORY = (False, True, "by flag")
 
 Info = Mapping[str, Any]

@@ -52,6 +52,7 @@ class Learner(NamedTuple):
     update: Callable[[State], tuple[State, dict[str, jax.Array | Average]]]  # with its metrics
     policy: Callable  # policy(state, observation, memory=None, rng=None, mask=None)
     steps: int  # environment steps of an update
+    evaluate: Callable | None = None  # evaluate(state, rng) -> metrics, not the policy's episodes
 
 
 class Plan(NamedTuple):
@@ -190,7 +191,7 @@ STATIC = ("learner", "env", "num_evals", "debug_nans", "split")
 
 @functools.partial(jax.jit, static_argnames=STATIC)
 def _train(config, env_params, rng, state, learn, learner, env, num_evals, debug_nans, split):
-    init, update, policy, steps = learner(config, env, env_params)
+    init, update, policy, steps, evaluate = learner(config, env, env_params)
     update = jax.jit(shards.with_own_keys(update))  # traced once, for the metrics and for the loop
 
     def updates(state, count):
@@ -224,6 +225,8 @@ def _train(config, env_params, rng, state, learn, learner, env, num_evals, debug
 
     def evaluation(state):
         rng = jax.random.clone(state.eval_rng)
+        if evaluate is not None:
+            return evaluate(state, rng)
         played = envs.evaluate(policy, state, env, env_params, rng, config.num_eval_episodes)
         values = played._asdict()
         values["return"], own = values.pop("episode_return"), values.pop("metrics")

@@ -1,0 +1,648 @@
+"""AlphaZero for games of two players, with Gumbel or PUCT search. A whole run is one XLA program.
+
+Papers: Danihelka et al. 2022, "Policy improvement by planning with Gumbel" (search "gumbel"),
+https://openreview.net/forum?id=bERaNdoegnO; Silver et al. 2018 (search "puct"),
+https://doi.org/10.1126/science.aar6404. Searches are those of mctx.
+
+    pip install "mctx==0.0.71" "pgx==2.6.0"
+    python algorithms/alphazero.py --env pgx/tic_tac_toe --seed 0
+    python algorithms/alphazero.py --preset tic_tac_toe --search puct --num-seeds 5
+
+    train = make_train(Config(env="pgx/tic_tac_toe"))
+    state, metrics = train(jax.random.key(0))
+    search = make_search(config)  # plays with search from an environment's state
+    action = search(state, env_state, jax.random.key(1))
+
+Self-play: a search on every board gives the move and a target for the policy. The target of a
+value is the game's outcome for the player to move. Implementation details:
+  1 Gumbel: sequential halving at the root; the policy's target is softmax(logits + sigma(q)) with
+    completed q-values (equations 8-11; sigma as in section 3.4 without rescaled values). PUCT:
+    Dirichlet noise at the root; the target is the shares of visits; moves are drawn from them.
+  2 A board is searched only while its game is on: it restarts before the next search. In the tree
+    an ended game has value 0 and discount 0.
+  3 Values are of the player to move, so the discount of a step is -gamma, or gamma if the same
+    player moves again.
+  4 Illegal moves have no probability in priors, targets, the loss and the policy.
+  5 A game that is cut, by the end of a rollout or by a time limit, has no outcome yet. Its targets
+    bootstrap from the network's value of the last position. Without `bootstrap_cut` its values are
+    not learned.
+  6 Games begin with 0 to `opening_moves` uniformly random moves, so that replies to bad moves are
+    learned. Outcomes after a random move say nothing of the position before it: values of these
+    positions are not learned, policies are.
+  7 Symmetries: each sample is turned or mirrored at random in each epoch.
+  8 Layer norm in place of batch norm, so that the state has no running statistics.
+Evaluation: `eval_return` is the greedy policy against random moves, `eval_search_return` against a
+PUCT search that has uniform priors and random playouts, `eval_past_return` against the policy of
+the point before. Each player moves first in half of the games.
+"""
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+from flax import struct
+
+import envs
+from algorithms import parts
+from algorithms.parts import real, static
+from envs import games
+
+try:
+    import mctx
+except ModuleNotFoundError:  # `check` says how to install it
+    mctx = None
+
+INFO = {
+    "title": "AlphaZero (Gumbel or PUCT search)",
+    "paper": "[Danihelka et al. 2022](https://openreview.net/forum?id=bERaNdoegnO), "
+    "[Silver et al. 2018](https://doi.org/10.1126/science.aar6404)",
+    "family": "search",
+    "actions": "discrete",
+    "masks": True,
+    "agents": "two players",
+    "memory": False,
+}
+
+
+@struct.dataclass
+class Config:
+    env: str = static("pgx/tic_tac_toe")  # name of the environment
+    env_settings: tuple[tuple[str, Any], ...] = static(())  # env settings, name=value,...
+    total_timesteps: int = static(500_000)  # moves of self-play of the whole run
+    num_envs: int = static(64)  # parallel boards
+    num_steps: int = static(16)  # moves on each board in a rollout
+    update_epochs: int = static(2)  # passes over each rollout
+    num_minibatches: int = static(4)  # gradient steps in a pass
+    search: str = static("gumbel")  # gumbel or puct
+    num_simulations: int = static(32)  # of each search
+    max_num_considered_actions: int = static(16)  # at the root, by gumbel
+    gumbel_scale: float = real(1.0, "[0, inf)")  # noise of gumbel in self-play
+    c_visit: float = real(50.0, "[0, inf)")  # sigma(q) = (c_visit + most visits) c_scale q
+    c_scale: float = real(0.1, "[0, inf)")  # of sigma
+    dirichlet_fraction: float = real(0.25, "[0, 1]")  # share of noise in priors of puct's root
+    dirichlet_alpha: float = real(1.0, "(0, inf)")  # concentration of that noise
+    pb_c_init: float = real(1.25, "[0, inf)")  # exploration of puct
+    temperature: float = real(1.0, "[0, inf)")  # of puct's moves in self-play
+    opening_moves: int = static(6)  # games begin with 0 to so many random moves
+    symmetries: bool = static(True)  # turn and mirror samples, where a game allows it
+    bootstrap_cut: bool = static(True)  # values of cut games learn from the last position's
+    gamma: float = real(1.0, "[0, 1]")  # discount factor of a move
+    learning_rate: float = real(2e-3, "[0, inf)")  # Adam's step size
+    anneal_lr: bool = static(True)  # take the learning rate linearly to zero
+    adam_eps: float = real(1e-8, "(0, inf)")  # Adam's epsilon
+    weight_decay: float = real(1e-4, "[0, inf)")  # AdamW's
+    vf_coef: float = real(1.0, "[0, inf)")  # weight of the value loss
+    max_grad_norm: float = real(1.0, "(0, inf]")  # clip gradients to this global norm; inf: never
+    network: str = static("dense")  # dense, or residual for boards
+    hidden_sizes: tuple[int, ...] = static((128, 128))  # layers of dense
+    num_blocks: int = static(4)  # of residual
+    num_channels: int = static(64)  # of residual
+    activation: str = static("relu")  # any function of flax.linen: tanh, relu, swish, ...
+    num_evals: int = static(20)  # points of the learning curve
+    num_eval_episodes: int = static(64)  # games against each opponent at each point; 0: none
+    eval_simulations: int = static(32)  # of the opponent that searches without a network; 0: none
+    eval_opening_moves: int = static(2)  # random moves first, not against random moves
+    eval_search: bool = static(False)  # play evaluations with search
+    eval_at_start: bool = static(True)  # evaluate before training too
+
+
+# --- network ----------------------------------------------------------------------------------
+
+
+class Residual(nn.Module):
+    """Boards (batch, height, width, planes) to features (batch, ...): pre-activation blocks."""
+
+    num_blocks: int
+    num_channels: int
+    activation: Callable[[jax.Array], jax.Array]
+
+    @nn.compact
+    def __call__(self, x):
+        x = self.convolve(x)
+        for _ in range(self.num_blocks):
+            inner = self.convolve(self.activation(parts.LayerNorm()(x)))
+            x = x + self.convolve(self.activation(parts.LayerNorm()(inner)))
+        x = self.activation(parts.LayerNorm()(x))
+        return x.reshape(x.shape[0], -1)
+
+    def convolve(self, x):
+        around = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
+        return parts.Conv3x3(self.num_channels)(around)
+
+
+class Network(nn.Module):
+    """Observations (batch, ...) to logits (batch, num_actions) and values (batch,) in [-1, 1]."""
+
+    config: Config
+    num_actions: int
+
+    @nn.compact
+    def __call__(self, x):
+        config, activation = self.config, getattr(nn, self.config.activation)
+        if config.network == "residual":
+            x = Residual(config.num_blocks, config.num_channels, activation, name="torso")(x)
+        else:
+            x = parts.Torso(config.hidden_sizes, config.activation, name="torso")(x)
+        logits = parts.Dense(self.num_actions, name="policy_head")(x)
+        return logits, jnp.tanh(parts.Dense(1, name="value_head")(x)[..., 0])
+
+
+# --- data types -------------------------------------------------------------------------------
+
+
+@struct.dataclass
+class PolicyState:
+    """The part of the state that acting needs."""
+
+    params: Any
+
+
+@struct.dataclass
+class TrainState:
+    """Everything that a run needs to continue."""
+
+    policy: PolicyState
+    past: PolicyState  # of the point before
+    opt_state: optax.OptState
+    env_state: envs.BatchState
+    opening: jax.Array  # random moves left on each board, int32 (num_envs,)
+    episodes: parts.EpisodeStatistics
+    rollout_rng: jax.Array  # key for searches and the environments
+    order_rng: jax.Array  # key for the order of samples and their symmetries
+    eval_rng: jax.Array  # constant: all evaluations use it
+    update: jax.Array  # rollouts learned from so far, int32
+
+
+class Transition(NamedTuple):
+    """A rollout; leading axes (num_steps, num_envs)."""
+
+    observation: jax.Array  # of the player to move
+    mask: jax.Array  # legal moves
+    policy: jax.Array  # the search's, (..., num_actions)
+    player: jax.Array  # who moves, 0 or 1
+    opening: jax.Array  # whether the move is a random one
+    reward: jax.Array  # of both players, (..., 2)
+    terminated: jax.Array
+    done: jax.Array  # terminated or truncated
+    next_observation: jax.Array  # of the player to move after it, before any restart
+    next_player: jax.Array
+
+
+class Batch(NamedTuple):
+    """Samples to learn from; leading axis num_steps * num_envs, or that of a minibatch."""
+
+    observation: jax.Array
+    mask: jax.Array
+    policy: jax.Array  # target
+    target: jax.Array  # of the value
+    weight: jax.Array  # of the value: 0 where there is no target
+
+
+# --- formulas ---------------------------------------------------------------------------------
+
+
+def outcomes(rewards, next_values, terminated, done, gamma):
+    """G_t = r_t + gamma (1 - terminated_t) (V_t if done_t or t is the last step, else G_{t+1}).
+
+    Of both players: rewards and next_values are (num_steps, num_envs, 2), the flags without the
+    last axis. `next_values` V_t are of the positions after the moves, before any restart. In a
+    game with rewards at its end G is the outcome, with opposite signs for the two players.
+    """
+    last = jnp.arange(len(done)) == len(done) - 1
+    cut = (done | last[:, None]) & ~terminated
+    rewards = rewards + gamma * jnp.where(cut[..., None], next_values, 0.0)
+    decays = jnp.where(done, 0.0, gamma)[..., None]
+    return parts.backward_sums(rewards, jnp.broadcast_to(decays, rewards.shape))
+
+
+def has_outcome(terminated, done):
+    """Whether the game of each step terminates in the rollout, 0.0 or 1.0; (num_steps, num_envs)
+    all."""
+    return parts.backward_sums(1.0 * terminated, 1.0 - done)
+
+
+def for_both(player, values):
+    """Values (..., 2) of both players in a game that adds up to zero, from those of one (...)."""
+    return jnp.where(jnp.arange(2) == player[..., None], values[..., None], -values[..., None])
+
+
+def masked(logits, mask):
+    """Logits (..., num_actions), at the lowest number where the mask is False."""
+    return jnp.where(mask, logits, jnp.finfo(logits.dtype).min)
+
+
+def cross_entropy(logits, mask, policy):
+    """-sum_a policy(a) log_softmax(logits)(a) over legal actions, (batch,)."""
+    log_probs = nn.log_softmax(masked(logits, mask))
+    return -jnp.where(mask, policy * log_probs, 0.0).sum(-1)
+
+
+def learning_rates(config, num_updates, update):
+    """learning_rate (1 - p) for each gradient step of an update, (epochs, num_minibatches), with
+    progress p in [0, 1] through the run."""
+    steps = config.update_epochs * config.num_minibatches
+    done = update.astype(jnp.float32) + jnp.arange(steps) / steps
+    left = jnp.maximum(1.0 - done / float(num_updates), 0.0)
+    rates = config.learning_rate * (left if config.anneal_lr else jnp.ones_like(left))
+    return rates.reshape(config.update_epochs, config.num_minibatches)
+
+
+# --- search -----------------------------------------------------------------------------------
+
+
+def by_network(network, params, rng, boards):
+    """Logits (batch, num_actions), masked, and values (batch,) of the players to move."""
+    del rng
+    logits, values = network.apply(params, games.look(boards))
+    return masked(logits, boards.legal_action_mask), values
+
+
+def by_playout(game, params, rng, boards):
+    """Uniform priors, and the outcomes of random moves to the end for the players to move."""
+    del params
+    mask = boards.legal_action_mask
+    return masked(jnp.zeros(mask.shape), mask), games.playout(game, rng, boards)
+
+
+def search_boards(config, game, assess, params, boards, rng, num_simulations, explore):
+    """mctx's PolicyOutput of a search on every board: action, action_weights, search_tree.
+
+    Args:
+      game: pgx's environment.
+      assess: assess(params, rng, boards) -> logits, values: the network, or playouts.
+      boards: pgx's states of running games, leading axis batch.
+      explore: whether root and moves are random, as in self-play; otherwise the best move.
+    """
+
+    def expand(params, rng, action, boards):
+        player, after = boards.current_player, jax.vmap(game.step)(boards, action)
+        logits, value = assess(params, rng, after)
+        ended = after.terminated | after.truncated
+        sign = jnp.where(after.current_player == player, 1.0, -1.0)  # detail 3
+        output = mctx.RecurrentFnOutput(
+            reward=games.of_player(player, after.rewards),
+            discount=jnp.where(ended, 0.0, sign * config.gamma),  # detail 2
+            prior_logits=logits,
+            value=jnp.where(ended, 0.0, value),
+        )
+        return output, after
+
+    rng, root_rng = jax.random.split(rng)
+    logits, value = assess(params, root_rng, boards)
+    common = dict(
+        params=params,
+        rng_key=rng,
+        root=mctx.RootFnOutput(prior_logits=logits, value=value, embedding=boards),
+        recurrent_fn=expand,
+        num_simulations=num_simulations,
+        invalid_actions=~boards.legal_action_mask,
+    )
+    if config.search == "gumbel":  # detail 1
+        return mctx.gumbel_muzero_policy(
+            **common,
+            qtransform=functools.partial(
+                mctx.qtransform_completed_by_mix_value,
+                value_scale=config.c_scale,
+                maxvisit_init=config.c_visit,
+                rescale_values=False,
+            ),
+            max_num_considered_actions=config.max_num_considered_actions,
+            gumbel_scale=config.gumbel_scale if explore else 0.0,
+        )
+    return mctx.muzero_policy(
+        **common,
+        qtransform=functools.partial(mctx.qtransform_by_min_max, min_value=-1.0, max_value=1.0),
+        dirichlet_fraction=config.dirichlet_fraction if explore else 0.0,
+        dirichlet_alpha=config.dirichlet_alpha,
+        pb_c_init=config.pb_c_init,
+        temperature=config.temperature if explore else 0.0,
+    )
+
+
+# --- acting and training ----------------------------------------------------------------------
+
+
+@parts.without_x64
+def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Callable:
+    """Returns policy(state, observation, memory=None, rng=None, mask=None) -> action, memory.
+
+    It acts without search. observation (2, ...) and mask (2, num_actions) are of both players, and
+    so is the action (2,): whose turn it is decides the environment. Without rng it takes the most
+    probable action; with rng a sample.
+    """
+    env, env_params = parts.make_env(config, env, env_params)
+    space = env.action_space(env_params)
+    network = Network(config, space.n)
+
+    def policy(state, observation, memory=None, rng=None, mask=None):
+        logits, _ = network.apply(state.policy.params, observation.astype(jnp.float32))
+        logits = logits if mask is None else masked(logits, mask)
+        noise = 0.0 if rng is None else parts.action_noise(rng, space, logits.shape[:-1])
+        return jnp.argmax(logits + noise, axis=-1), memory
+
+    return policy
+
+
+@parts.without_x64
+def make_search(config: Config, env: Any = None, env_params: Any = None) -> Callable:
+    """Returns search(state, env_state, rng=None) -> action, which plays with search.
+
+    env_state is the state of one environment whose game is on; vmap it for more. The action (2,)
+    is that of both players; one of them waits and has action 0. Without rng it takes the best move
+    that the search finds; with rng it explores as in self-play.
+    """
+    env, env_params = parts.make_env(config, env, env_params)
+    check(config, env, env_params)
+    assess = functools.partial(by_network, Network(config, env.action_space(env_params).n))
+
+    def search(state, env_state, rng=None):
+        boards = jax.tree.map(lambda x: x[None], env_state.inner)
+        key = jax.random.key(0) if rng is None else rng
+        found = search_boards(
+            config=config,
+            game=env.wrapped,
+            assess=assess,
+            params=state.policy.params,
+            boards=boards,
+            rng=key,
+            num_simulations=config.num_simulations,
+            explore=rng is not None,
+        )
+        return games.joint(boards, found.action)[0]
+
+    return search
+
+
+def check(config: Config, env: Any, env_params: Any) -> None:
+    """Raises a ValueError that names the setting, its value and a value that works."""
+    positive = ("num_steps", "update_epochs", "num_minibatches", "num_simulations")
+    positive += ("max_num_considered_actions", "num_blocks", "num_channels")
+    not_negative = ("opening_moves", "eval_simulations", "eval_opening_moves")
+    parts.check_sizes(config, *positive, not_negative=not_negative)
+    parts.check_choices(config, search=("gumbel", "puct"), network=("dense", "residual"))
+    if mctx is None:
+        raise ValueError('alphazero needs mctx: pip install "mctx==0.0.71"')
+    check_game(env, env_params)
+    shape = env.observation_space(env_params).shape
+    if config.network == "residual" and len(shape) != 3:
+        raise ValueError(
+            f"network='residual' needs boards (height, width, planes), and {env.name} has "
+            f"observations {shape}; 'dense' would do"
+        )
+    size, number = config.num_envs * config.num_steps, config.num_minibatches
+    what = f"num_envs * num_steps = {config.num_envs} * {config.num_steps} = {size}"
+    parts.check_divides("num_minibatches", number, what, size)
+    parts.num_updates(config, size)
+
+
+def check_game(env, env_params):
+    """Refuses everything but pgx's games of two players without chance and hidden information."""
+    takes = "alphazero takes pgx's games of two players, such as pgx/tic_tac_toe"
+    state = jax.eval_shape(env.reset_env, jax.eval_shape(lambda: jax.random.key(0)), env_params)[1]
+    board = getattr(state, "inner", None)
+    pgx_game = hasattr(board, "legal_action_mask") and hasattr(env, "chance")
+    if not pgx_game or getattr(env, "num_agents", 1) != 2:
+        raise ValueError(f"{env.name} is no such game: {takes}")
+    if env.chance or env.hidden_information:
+        why = "chance" if env.chance else "hidden information"
+        raise ValueError(f"{env.name} has {why}, which the search cannot plan for: {takes}")
+    shape = tuple(env.observation_space(env_params).shape)
+    if shape != tuple(board.observation.shape):
+        raise ValueError(
+            f"{env.name} has observations {shape}, the search sees {board.observation.shape}: "
+            "leave out env settings that change observations"
+        )
+    envs.check_interface(env, env_params)
+
+
+@parts.without_x64
+def make_train(config: Config, env: Any = None, env_params: Any = None) -> Callable:
+    """Returns the jitted train(rng, state=None, num_evals=None) -> state, metrics.
+
+    `parts.program` describes the arguments. Without env and env_params, the config gives them.
+
+    Raises:
+      ValueError: a setting that cannot work, or an environment that is no game of two players.
+    """
+    env, env_params = parts.make_env(config, env, env_params)
+    check(config, env, env_params)
+    return parts.program(learner, config, env, env_params)
+
+
+def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
+    """The first state, an update (plays a rollout and learns from it), and the policy."""
+    batch_size = config.num_envs * config.num_steps
+    num_updates = parts.num_updates(config, batch_size)
+    per_point = num_updates // parts.num_points(config, batch_size)
+    environments = envs.batch(env, config.num_envs, config.num_steps)
+    game, num_actions = env.wrapped, env.action_space(env_params).n
+    network = Network(config, num_actions)
+    assess = functools.partial(by_network, network)
+    optimizer = parts.clipped_adam(config.max_grad_norm, config.adam_eps)
+    shape = env.observation_space(env_params).shape
+    symmetry = parts.symmetries(game.id, shape, num_actions) if config.symmetries else None
+
+    def draw_openings(rng):
+        return jax.random.randint(rng, (config.num_envs,), 0, config.opening_moves + 1)
+
+    def init(rng):
+        order_rng, network_rng, reset_rng, opening_rng, rollout_rng, eval_rng = jax.random.split(
+            rng, 6
+        )
+        observation, env_state = environments.reset(reset_rng, env_params)
+        x = observation[:, 0].astype(jnp.float32)
+        gains = {"policy_head": 0.01, "value_head": 0.1}
+        policy = PolicyState(parts.orthogonal(network, network_rng, x, **gains))
+        return TrainState(
+            policy=policy,
+            past=policy,
+            opt_state=optimizer.init(policy.params),
+            env_state=env_state,
+            opening=draw_openings(opening_rng),
+            episodes=parts.EpisodeStatistics.create(config.num_envs, (2,)),
+            rollout_rng=rollout_rng,
+            order_rng=order_rng,
+            eval_rng=eval_rng,
+            update=jnp.zeros((), jnp.int32),
+        )
+
+    def update(state):
+        """Plays a rollout and learns from it."""
+        first = state.update % per_point == 0
+        keep = lambda now, past: jnp.where(first, now, past)
+        state = state.replace(past=jax.tree.map(keep, state.policy, state.past))
+        state, rollout = collect(state)
+        batch, metrics = prepare(state, rollout)
+        state, learned = learn(state, batch)
+        episodes = state.episodes.update(rollout.reward, rollout.done)
+        return state.replace(episodes=episodes, update=state.update + 1), metrics | learned
+
+    def collect(state):
+        """Plays num_steps moves on every board, with a search before each."""
+        rng, start_rng, step_rng = jax.random.split(state.rollout_rng, 3)
+
+        def step(state, rng):
+            search_rng, move_rng, opening_rng, env_rng = jax.random.split(rng, 4)
+            boards = state.env_state.env.inner  # detail 2: all games are on
+            found = search_boards(
+                config=config,
+                game=game,
+                assess=assess,
+                params=state.policy.params,
+                boards=boards,
+                rng=search_rng,
+                num_simulations=config.num_simulations,
+                explore=True,
+            )
+            opening = state.opening > 0  # detail 6
+            action = jnp.where(opening, games.random_move(move_rng, boards), found.action)
+            after = jax.vmap(game.step)(boards, action)
+            _, env_state, reward, terminated, truncated, _ = environments.step(
+                env_rng, state.env_state, games.joint(boards, action), env_params
+            )
+            done = terminated | truncated
+            left = jnp.maximum(state.opening - 1, 0)
+            left = jnp.where(done, draw_openings(opening_rng), left)
+            transition = Transition(
+                observation=games.look(boards),
+                mask=boards.legal_action_mask,
+                policy=found.action_weights,
+                player=boards.current_player,
+                opening=opening,
+                reward=reward,
+                terminated=terminated,
+                done=done,
+                next_observation=games.look(after),
+                next_player=after.current_player,
+            )
+            return state.replace(env_state=env_state, opening=left), transition
+
+        env_state = environments.refill(start_rng, state.env_state, env_params)
+        state = state.replace(env_state=env_state, rollout_rng=rng)
+        return parts.scan(step, state, jax.random.split(step_rng, config.num_steps))
+
+    def prepare(state, rollout):
+        """Samples with targets, and metrics of the values before learning."""
+        flat = lambda x: x.reshape(batch_size, *x.shape[2:])
+        values = network.apply(state.policy.params, flat(rollout.observation))[1]
+        next_values = network.apply(state.policy.params, flat(rollout.next_observation))[1]
+        ends = rollout.terminated, rollout.done
+        next_values = for_both(rollout.next_player, next_values.reshape(rollout.done.shape))
+        of_both = outcomes(rollout.reward, next_values, *ends, config.gamma)
+        target = flat(games.of_player(rollout.player, of_both))
+        known = jnp.ones(ends[0].shape) if config.bootstrap_cut else has_outcome(*ends)  # detail 5
+        weight = flat(jnp.where(rollout.opening, 0.0, known))
+        policy = flat(rollout.policy)
+        batch = Batch(flat(rollout.observation), flat(rollout.mask), policy, target, weight)
+        return batch, {
+            "mean_value": values.mean(),
+            "explained_variance": parts.explained_variance(values, target, weight),
+            "target_entropy": -jax.scipy.special.xlogy(policy, policy).sum(-1).mean(),
+        }
+
+    def loss(params, batch):
+        logits, values = network.apply(params, batch.observation)
+        policy_loss = cross_entropy(logits, batch.mask, batch.policy).mean()  # detail 4
+        value_loss = parts.mean(jnp.square(values - batch.target), batch.weight)
+        total = policy_loss + config.vf_coef * value_loss
+        probs = nn.softmax(masked(logits, batch.mask))
+        return total, {
+            "loss": total,
+            "policy_loss": policy_loss,
+            "value_loss": value_loss,
+            "entropy": cross_entropy(logits, batch.mask, probs).mean(),
+        }
+
+    def turn(which, batch):
+        """The batch with sample i turned by symmetry number which[i], int32 (batch,)."""
+        return batch._replace(
+            observation=symmetry.board(which, batch.observation),
+            mask=symmetry.policy(which, batch.mask),
+            policy=symmetry.policy(which, batch.policy),
+        )
+
+    def learn(state, batch):
+        """Epochs of minibatches."""
+        rng, order_rng, turn_rng = jax.random.split(state.order_rng, 3)
+        orders = parts.permutations(order_rng, config.update_epochs, batch_size)
+        orders = orders.reshape(config.update_epochs, config.num_minibatches, -1)
+        which = jnp.zeros(orders.shape, jnp.int32)
+        if symmetry:
+            which = jax.random.randint(turn_rng, orders.shape, 0, len(symmetry.cells))
+
+        def gradient_step(carry, inputs):
+            params, opt_state = carry
+            indices, which, rate = inputs
+            samples = jax.tree.map(lambda x: x[indices], batch)
+            samples = turn(which, samples) if symmetry else samples  # detail 7
+            grads, metrics = jax.grad(loss, has_aux=True)(params, samples)
+            params, opt_state, norm = optimizer.step(
+                params, opt_state, grads, rate, config.weight_decay
+            )
+            return (params, opt_state), metrics | {"grad_norm": norm}
+
+        rates = learning_rates(config, num_updates, state.update)
+        inputs = orders, which, rates
+        steps = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), inputs)
+        start = state.policy.params, state.opt_state
+        (params, opt_state), metrics = parts.scan(gradient_step, start, steps)
+        state = state.replace(policy=PolicyState(params), opt_state=opt_state, order_rng=rng)
+        return state, jax.tree.map(jnp.mean, metrics)
+
+    return parts.Learner(
+        init=init,
+        update=update,
+        policy=make_policy(config, env, env_params),
+        steps=batch_size,
+        evaluate=functools.partial(evaluate, config, env, env_params, network),
+    )
+
+
+# --- evaluation -------------------------------------------------------------------------------
+
+
+def evaluate(config, env, env_params, network, state, rng):
+    """Metrics of games against three opponents, each (num_eval_episodes,); see the docstring."""
+    game = env.wrapped
+    by_net = functools.partial(by_network, network)
+
+    def searching(config, assess, params, num_simulations):
+        def act(rng, boards):
+            found = search_boards(
+                config, game, assess, params, boards, rng, num_simulations, explore=False
+            )
+            return found.action
+
+        return act
+
+    def acting(policy):
+        if config.eval_search:
+            return searching(config, by_net, policy.params, config.num_simulations)
+        greedy = lambda rng, boards: jnp.argmax(by_net(policy.params, rng, boards)[0], axis=-1)
+        return greedy
+
+    opponents = {"random": games.random_move, "past": acting(state.past)}
+    if config.eval_simulations:
+        plain, playout = config.replace(search="puct"), functools.partial(by_playout, game)
+        opponents["search"] = searching(plain, playout, (), config.eval_simulations)
+    metrics = {}
+    for key, (name, opponent) in zip(jax.random.split(rng, 3), opponents.items()):
+        openings = 0 if name == "random" else config.eval_opening_moves
+        number = config.num_eval_episodes
+        played = games.play(env, env_params, acting(state.policy), opponent, number, openings, key)
+        if name == "random":
+            metrics |= {f"eval_{k}": x for k, x in played.items()}
+        else:
+            metrics[f"eval_{name}_return"] = played["return"]
+    return metrics
+
+
+if __name__ == "__main__":
+    from algorithms import launch
+
+    launch.main(sys.modules[__name__])
