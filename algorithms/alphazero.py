@@ -1,8 +1,7 @@
 """AlphaZero for games of two players, with Gumbel or PUCT search. A whole run is one XLA program.
 
-Papers: Danihelka et al. 2022, "Policy improvement by planning with Gumbel" (search "gumbel"),
-https://openreview.net/forum?id=bERaNdoegnO; Silver et al. 2018 (search "puct"),
-https://doi.org/10.1126/science.aar6404. Searches are those of mctx.
+Papers: Danihelka et al. 2022, https://openreview.net/forum?id=bERaNdoegnO (search "gumbel"), and
+Silver et al. 2018, https://doi.org/10.1126/science.aar6404 (search "puct"); searches are mctx's.
 
     pip install "mctx==0.0.71" "pgx==2.6.0"
     python algorithms/alphazero.py --env pgx/tic_tac_toe --seed 0
@@ -23,12 +22,10 @@ value is the game's outcome for the player to move. Implementation details:
   3 Values are of the player to move, so the discount of a step is -gamma, or gamma if the same
     player moves again.
   4 Illegal moves have no probability in priors, targets, the loss and the policy.
-  5 A game that is cut, by the end of a rollout or by a time limit, has no outcome yet. Its targets
-    bootstrap from the network's value of the last position. Without `bootstrap_cut` its values are
-    not learned.
-  6 Games begin with 0 to `opening_moves` uniformly random moves, so that replies to bad moves are
-    learned. Outcomes after a random move say nothing of the position before it: values of these
-    positions are not learned, policies are.
+  5 A game that is cut, by the end of a rollout or by a time limit, has no outcome. Its targets
+    bootstrap from the value of the last position. Without `bootstrap_cut` they are not learned.
+  6 Games begin with 0 to `opening_moves` random moves, so that replies to bad moves are learned.
+    Before a random move the policy is learned, and the value is not.
   7 Symmetries: each sample is turned or mirrored at random in each epoch.
   8 Layer norm in place of batch norm, so that the state has no running statistics.
 Evaluation: `eval_return` is the greedy policy against random moves, `eval_search_return` against a
@@ -59,13 +56,13 @@ except ModuleNotFoundError:  # `check` says how to install it
 
 INFO = {
     "title": "AlphaZero (Gumbel or PUCT search)",
-    "paper": "[Danihelka et al. 2022](https://openreview.net/forum?id=bERaNdoegnO), "
-    "[Silver et al. 2018](https://doi.org/10.1126/science.aar6404)",
+    "paper": "[Danihelka et al. 2022](https://openreview.net/forum?id=bERaNdoegnO)",
     "family": "search",
     "actions": "discrete",
     "masks": True,
     "agents": "two players",
     "memory": False,
+    "needs": ("mctx", "pgx"),
 }
 
 
@@ -114,27 +111,6 @@ class Config:
 # --- network ----------------------------------------------------------------------------------
 
 
-class Residual(nn.Module):
-    """Boards (batch, height, width, planes) to features (batch, ...): pre-activation blocks."""
-
-    num_blocks: int
-    num_channels: int
-    activation: Callable[[jax.Array], jax.Array]
-
-    @nn.compact
-    def __call__(self, x):
-        x = self.convolve(x)
-        for _ in range(self.num_blocks):
-            inner = self.convolve(self.activation(parts.LayerNorm()(x)))
-            x = x + self.convolve(self.activation(parts.LayerNorm()(inner)))
-        x = self.activation(parts.LayerNorm()(x))
-        return x.reshape(x.shape[0], -1)
-
-    def convolve(self, x):
-        around = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
-        return parts.Conv3x3(self.num_channels)(around)
-
-
 class Network(nn.Module):
     """Observations (batch, ...) to logits (batch, num_actions) and values (batch,) in [-1, 1]."""
 
@@ -143,11 +119,12 @@ class Network(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        config, activation = self.config, getattr(nn, self.config.activation)
+        config = self.config
+        torso = parts.Torso(config.hidden_sizes, config.activation, name="torso")
         if config.network == "residual":
-            x = Residual(config.num_blocks, config.num_channels, activation, name="torso")(x)
-        else:
-            x = parts.Torso(config.hidden_sizes, config.activation, name="torso")(x)
+            sizes = config.num_blocks, config.num_channels
+            torso = parts.Tower(*sizes, config.activation, name="torso")
+        x = torso(x)
         logits = parts.Dense(self.num_actions, name="policy_head")(x)
         return logits, jnp.tanh(parts.Dense(1, name="value_head")(x)[..., 0])
 
@@ -226,11 +203,6 @@ def has_outcome(terminated, done):
     return parts.backward_sums(1.0 * terminated, 1.0 - done)
 
 
-def for_both(player, values):
-    """Values (..., 2) of both players in a game that adds up to zero, from those of one (...)."""
-    return jnp.where(jnp.arange(2) == player[..., None], values[..., None], -values[..., None])
-
-
 def masked(logits, mask):
     """Logits (..., num_actions), at the lowest number where the mask is False."""
     return jnp.where(mask, logits, jnp.finfo(logits.dtype).min)
@@ -269,14 +241,15 @@ def by_playout(game, params, rng, boards):
     return masked(jnp.zeros(mask.shape), mask), games.playout(game, rng, boards)
 
 
-def search_boards(config, game, assess, params, boards, rng, num_simulations, explore):
+def search_boards(config, game, assess, params, boards, rng, size, explore):
     """mctx's PolicyOutput of a search on every board: action, action_weights, search_tree.
 
     Args:
       game: pgx's environment.
       assess: assess(params, rng, boards) -> logits, values: the network, or playouts.
       boards: pgx's states of running games, leading axis batch.
-      explore: whether root and moves are random, as in self-play; otherwise the best move.
+      size: number of simulations.
+      explore: whether root and moves are random, as in self-play; otherwise it is the best move.
     """
 
     def expand(params, rng, action, boards):
@@ -299,17 +272,15 @@ def search_boards(config, game, assess, params, boards, rng, num_simulations, ex
         rng_key=rng,
         root=mctx.RootFnOutput(prior_logits=logits, value=value, embedding=boards),
         recurrent_fn=expand,
-        num_simulations=num_simulations,
+        num_simulations=size,
         invalid_actions=~boards.legal_action_mask,
     )
     if config.search == "gumbel":  # detail 1
+        complete = functools.partial(mctx.qtransform_completed_by_mix_value, rescale_values=False)
         return mctx.gumbel_muzero_policy(
             **common,
             qtransform=functools.partial(
-                mctx.qtransform_completed_by_mix_value,
-                value_scale=config.c_scale,
-                maxvisit_init=config.c_visit,
-                rescale_values=False,
+                complete, value_scale=config.c_scale, maxvisit_init=config.c_visit
             ),
             max_num_considered_actions=config.max_num_considered_actions,
             gumbel_scale=config.gumbel_scale if explore else 0.0,
@@ -358,21 +329,15 @@ def make_search(config: Config, env: Any = None, env_params: Any = None) -> Call
     """
     env, env_params = parts.make_env(config, env, env_params)
     check(config, env, env_params)
-    assess = functools.partial(by_network, Network(config, env.action_space(env_params).n))
+    network = Network(config, env.action_space(env_params).n)
+    find = functools.partial(
+        search_boards, config, env.wrapped, functools.partial(by_network, network)
+    )
 
     def search(state, env_state, rng=None):
         boards = jax.tree.map(lambda x: x[None], env_state.inner)
         key = jax.random.key(0) if rng is None else rng
-        found = search_boards(
-            config=config,
-            game=env.wrapped,
-            assess=assess,
-            params=state.policy.params,
-            boards=boards,
-            rng=key,
-            num_simulations=config.num_simulations,
-            explore=rng is not None,
-        )
+        found = find(state.policy.params, boards, key, config.num_simulations, rng is not None)
         return games.joint(boards, found.action)[0]
 
     return search
@@ -387,7 +352,7 @@ def check(config: Config, env: Any, env_params: Any) -> None:
     parts.check_choices(config, search=("gumbel", "puct"), network=("dense", "residual"))
     if mctx is None:
         raise ValueError('alphazero needs mctx: pip install "mctx==0.0.71"')
-    check_game(env, env_params)
+    parts.check_game(INFO, config, env, env_params)
     shape = env.observation_space(env_params).shape
     if config.network == "residual" and len(shape) != 3:
         raise ValueError(
@@ -398,26 +363,6 @@ def check(config: Config, env: Any, env_params: Any) -> None:
     what = f"num_envs * num_steps = {config.num_envs} * {config.num_steps} = {size}"
     parts.check_divides("num_minibatches", number, what, size)
     parts.num_updates(config, size)
-
-
-def check_game(env, env_params):
-    """Refuses everything but pgx's games of two players without chance and hidden information."""
-    takes = "alphazero takes pgx's games of two players, such as pgx/tic_tac_toe"
-    state = jax.eval_shape(env.reset_env, jax.eval_shape(lambda: jax.random.key(0)), env_params)[1]
-    board = getattr(state, "inner", None)
-    pgx_game = hasattr(board, "legal_action_mask") and hasattr(env, "chance")
-    if not pgx_game or getattr(env, "num_agents", 1) != 2:
-        raise ValueError(f"{env.name} is no such game: {takes}")
-    if env.chance or env.hidden_information:
-        why = "chance" if env.chance else "hidden information"
-        raise ValueError(f"{env.name} has {why}, which the search cannot plan for: {takes}")
-    shape = tuple(env.observation_space(env_params).shape)
-    if shape != tuple(board.observation.shape):
-        raise ValueError(
-            f"{env.name} has observations {shape}, the search sees {board.observation.shape}: "
-            "leave out env settings that change observations"
-        )
-    envs.check_interface(env, env_params)
 
 
 @parts.without_x64
@@ -435,14 +380,15 @@ def make_train(config: Config, env: Any = None, env_params: Any = None) -> Calla
 
 
 def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
-    """The first state, an update (plays a rollout and learns from it), and the policy."""
+    """The first state, an update (plays a rollout and learns from it), policy and evaluation."""
     batch_size = config.num_envs * config.num_steps
     num_updates = parts.num_updates(config, batch_size)
     per_point = num_updates // parts.num_points(config, batch_size)
     environments = envs.batch(env, config.num_envs, config.num_steps)
     game, num_actions = env.wrapped, env.action_space(env_params).n
     network = Network(config, num_actions)
-    assess = functools.partial(by_network, network)
+    search = functools.partial(search_boards, config, game, functools.partial(by_network, network))
+    size = config.num_simulations
     optimizer = parts.clipped_adam(config.max_grad_norm, config.adam_eps)
     shape = env.observation_space(env_params).shape
     symmetry = parts.symmetries(game.id, shape, num_actions) if config.symmetries else None
@@ -451,9 +397,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         return jax.random.randint(rng, (config.num_envs,), 0, config.opening_moves + 1)
 
     def init(rng):
-        order_rng, network_rng, reset_rng, opening_rng, rollout_rng, eval_rng = jax.random.split(
-            rng, 6
-        )
+        rng, order_rng, network_rng, reset_rng = jax.random.split(rng, 4)
+        opening_rng, rollout_rng, eval_rng = jax.random.split(rng, 3)
         observation, env_state = environments.reset(reset_rng, env_params)
         x = observation[:, 0].astype(jnp.float32)
         gains = {"policy_head": 0.01, "value_head": 0.1}
@@ -489,16 +434,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         def step(state, rng):
             search_rng, move_rng, opening_rng, env_rng = jax.random.split(rng, 4)
             boards = state.env_state.env.inner  # detail 2: all games are on
-            found = search_boards(
-                config=config,
-                game=game,
-                assess=assess,
-                params=state.policy.params,
-                boards=boards,
-                rng=search_rng,
-                num_simulations=config.num_simulations,
-                explore=True,
-            )
+            found = search(state.policy.params, boards, search_rng, size, explore=True)
             opening = state.opening > 0  # detail 6
             action = jnp.where(opening, games.random_move(move_rng, boards), found.action)
             after = jax.vmap(game.step)(boards, action)
@@ -532,7 +468,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         values = network.apply(state.policy.params, flat(rollout.observation))[1]
         next_values = network.apply(state.policy.params, flat(rollout.next_observation))[1]
         ends = rollout.terminated, rollout.done
-        next_values = for_both(rollout.next_player, next_values.reshape(rollout.done.shape))
+        next_values = games.for_both(rollout.next_player, next_values.reshape(rollout.done.shape))
         of_both = outcomes(rollout.reward, next_values, *ends, config.gamma)
         target = flat(games.of_player(rollout.player, of_both))
         known = jnp.ones(ends[0].shape) if config.bootstrap_cut else has_outcome(*ends)  # detail 5
@@ -581,13 +517,11 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             samples = jax.tree.map(lambda x: x[indices], batch)
             samples = turn(which, samples) if symmetry else samples  # detail 7
             grads, metrics = jax.grad(loss, has_aux=True)(params, samples)
-            params, opt_state, norm = optimizer.step(
-                params, opt_state, grads, rate, config.weight_decay
-            )
+            inputs = params, opt_state, grads, rate, config.weight_decay
+            params, opt_state, norm = optimizer.step(*inputs)
             return (params, opt_state), metrics | {"grad_norm": norm}
 
-        rates = learning_rates(config, num_updates, state.update)
-        inputs = orders, which, rates
+        inputs = orders, which, learning_rates(config, num_updates, state.update)
         steps = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), inputs)
         start = state.policy.params, state.opt_state
         (params, opt_state), metrics = parts.scan(gradient_step, start, steps)
@@ -608,35 +542,27 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
 
 def evaluate(config, env, env_params, network, state, rng):
     """Metrics of games against three opponents, each (num_eval_episodes,); see the docstring."""
-    game = env.wrapped
-    by_net = functools.partial(by_network, network)
+    assess = functools.partial(by_network, network)
 
-    def searching(config, assess, params, num_simulations):
-        def act(rng, boards):
-            found = search_boards(
-                config, game, assess, params, boards, rng, num_simulations, explore=False
-            )
-            return found.action
-
-        return act
+    def searching(config, assess, params, size):
+        search = functools.partial(search_boards, config, env.wrapped, assess, params)
+        return lambda rng, boards: search(boards, rng, size, explore=False).action
 
     def acting(policy):
         if config.eval_search:
-            return searching(config, by_net, policy.params, config.num_simulations)
-        greedy = lambda rng, boards: jnp.argmax(by_net(policy.params, rng, boards)[0], axis=-1)
-        return greedy
+            return searching(config, assess, policy.params, config.num_simulations)
+        return lambda rng, boards: jnp.argmax(assess(policy.params, rng, boards)[0], axis=-1)
 
     opponents = {"random": games.random_move, "past": acting(state.past)}
     if config.eval_simulations:
-        plain, playout = config.replace(search="puct"), functools.partial(by_playout, game)
+        plain, playout = config.replace(search="puct"), functools.partial(by_playout, env.wrapped)
         opponents["search"] = searching(plain, playout, (), config.eval_simulations)
-    metrics = {}
+    number, metrics = config.num_eval_episodes, {}
     for key, (name, opponent) in zip(jax.random.split(rng, 3), opponents.items()):
         openings = 0 if name == "random" else config.eval_opening_moves
-        number = config.num_eval_episodes
         played = games.play(env, env_params, acting(state.policy), opponent, number, openings, key)
         if name == "random":
-            metrics |= {f"eval_{k}": x for k, x in played.items()}
+            metrics |= {f"eval_{kind}": x for kind, x in played.items()}
         else:
             metrics[f"eval_{name}_return"] = played["return"]
     return metrics

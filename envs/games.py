@@ -38,6 +38,11 @@ def of_player(player: jax.Array, of_both: jax.Array) -> jax.Array:
     return jnp.take_along_axis(of_both, player[..., None], -1)[..., 0]
 
 
+def for_both(player: jax.Array, values: jax.Array) -> jax.Array:
+    """Values (..., 2) of both players in a game that adds up to zero, from one player's (...)."""
+    return jnp.where(jnp.arange(2) == player[..., None], values[..., None], -values[..., None])
+
+
 def playout(game: Any, rng: jax.Array, boards: Any) -> jax.Array:
     """Rewards (batch,) of random moves to the end, for the players to move.
 

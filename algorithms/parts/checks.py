@@ -133,6 +133,34 @@ def check_spaces(info: Info, config: Any, env: Any, env_params: Any) -> None:
     envs.check_interface(env, env_params)
 
 
+def check_game(info: Info, config: Any, env: Any, env_params: Any) -> None:
+    """Refuses everything but pgx's games of two players without chance or hidden information.
+
+    Args:
+      info: the algorithm's INFO.
+      config: its class is used, to find the algorithm's file.
+      env, env_params: from `envs.make`.
+    """
+    file = file_of(config)
+    algorithm = file.stem if file else info["title"]
+    takes = f"{algorithm} takes pgx's games of two players, such as pgx/tic_tac_toe"
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    board = getattr(jax.eval_shape(env.reset_env, key, env_params)[1], "inner", None)
+    is_game = hasattr(board, "legal_action_mask") and hasattr(env, "hidden_information")
+    if not is_game or getattr(env, "num_agents", 1) != 2:
+        raise ValueError(f"{env.name} is not such a game: {takes}")
+    if env.chance or env.hidden_information:
+        why = "chance" if env.chance else "hidden information"
+        raise ValueError(f"{env.name} has {why}, which its search cannot plan for: {takes}")
+    shape, seen = tuple(env.observation_space(env_params).shape), tuple(board.observation.shape)
+    if shape != seen:
+        raise ValueError(
+            f"{env.name} has observations {shape}, and its search sees {seen}: "
+            "do without env settings that change observations"
+        )
+    envs.check_interface(env, env_params)
+
+
 def _do(names: list[str], one: str, many: str) -> str:
     """A subject with its verb: "c51 and dqn do"; "" without names."""
     listed = " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))

@@ -9,6 +9,7 @@
     agents   how many agents an environment may have: one of AGENTS
     memory   whether its policy carries a memory: one of MEMORY
     split    whether one agent can be split over devices (split.py); may be missing, as False
+    needs    modules of libraries that not everyone has installed; may be missing, as ()
 
 Lists of files are made by reading these literals, without importing the algorithms.
 """
@@ -19,7 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-OPTIONAL = ("split",)
+OPTIONAL = ("split", "needs")
 KEYS = ("title", "paper", "family", "actions", "masks", "agents", "memory")
 FAMILIES = ("policy gradients", "action values", "actor-critics", "search")
 AGENTS = ("one", "several", "one or several", "two players")

@@ -101,6 +101,28 @@ class Torso(nn.Module):
         return LayerNorm()(x)
 
 
+class Tower(nn.Module):
+    """Boards (batch, height, width, planes) to features (batch, height * width * channels).
+
+    The residual tower of AlphaZero (Silver et al. 2018, doi:10.1126/science.aar6404), with layer
+    norm in place of batch norm, before each activation (He et al. 2016, arXiv:1603.05027).
+    """
+
+    blocks: int
+    channels: int
+    activation: str  # any function of flax.linen
+
+    @nn.compact
+    def __call__(self, x):
+        activation = getattr(nn, self.activation)
+        convolve = lambda x: Conv3x3(self.channels)(jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0))))
+        x = convolve(x)
+        for _ in range(self.blocks):
+            inner = convolve(activation(LayerNorm()(x)))
+            x = x + convolve(activation(LayerNorm()(inner)))
+        return activation(LayerNorm()(x)).reshape(x.shape[0], -1)
+
+
 def scaled(observation: jax.Array) -> jax.Array:
     """In float32. Bytes count as pixels, and are divided by 255."""
     x = observation.astype(jnp.float32)

@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import functools
 import importlib
+import importlib.util
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -46,10 +47,12 @@ class Case:
     pinned: Mapping[str, Any]  # values of some metrics at the points, for seed 0
     refused: tuple[tuple[dict, str], ...] = ()  # (change of tiny, error), beyond the shared ones
     world: tuple = ()  # environment and parameters, if tiny does not name them
+    evaluation: set[str] = dataclasses.field(default_factory=lambda: EVALUATION)  # its metrics
     exact: bool = False  # whether every test run compares slices bit for bit
     # Floats
     swept: Mapping[str, Any] = settings()  # changes under which each float matters
     swept_world: tuple | None = None  # their environment, if not `world`
+    unswept: tuple[str, ...] = ()  # floats that do nothing there, and have tests of their own
     other: Mapping[str, Any] = settings()  # values of floats, if half does not change learning
     learned: Callable = params_of  # the part of a state that every float must change
     compared: Callable = policy_and_metrics  # the parts that are close in a batch
@@ -85,7 +88,12 @@ class Case:
     @property
     def several(self) -> bool:
         """Whether a file is for several agents, and never for one."""
-        return not info.takes_agents(self.info, several=False)
+        return self.takes_several and not info.takes_agents(self.info, several=False)
+
+    @property
+    def game(self) -> bool:
+        """Whether a file is for games of two players, and for nothing else."""
+        return self.info["agents"] == "two players"
 
     @property
     def takes_several(self) -> bool:
@@ -118,8 +126,10 @@ class Case:
 
 @functools.cache
 def cases() -> tuple[Case, ...]:
-    """The cases of all files, in alphabetical order."""
-    tests = [f"tests.algorithms.test_{name}" for name in info.of_folder(FOLDER)]
+    """The cases of all files whose libraries are installed, in alphabetical order."""
+    known = lambda one: all(map(importlib.util.find_spec, one.get("needs", ())))
+    names = [name for name, one in info.of_folder(FOLDER).items() if known(one)]
+    tests = [f"tests.algorithms.test_{name}" for name in names]
     return tuple(importlib.import_module(test).CASE for test in tests)
 
 

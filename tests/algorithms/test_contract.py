@@ -19,7 +19,6 @@ from envs import loops
 from envs.gymnax import Wrapper
 from tests import probe as tasks
 from tests.algorithms.cases import (
-    EVALUATION,
     Spread,
     again,
     assert_close,
@@ -37,6 +36,7 @@ from tests.algorithms.cases import (
 from tests.conftest import AS_FOR_USERS, compiled_as_for_users
 
 pytestmark = pytest.mark.cases()
+of_any_world = pytest.mark.cases(lambda case: not case.game)  # a probe can be its environment
 
 # Nearly all of their settings are those of dqn, td3, ppo_rnn, ippo, pqn and sac.
 RELATIVES = {"c51", "qrdqn", "iqn", "ddpg", "ippo_rnn", "pqn_rnn", "sac_discrete"}
@@ -68,7 +68,7 @@ def test_metrics_have_the_points_as_leading_axis(case, trained):
         assert np.isnan(metrics[name][0]) and np.isfinite(metrics[name][1:]).all(), name
         assert metrics[name].shape == (4,), name
     others = {"timestep", "num_episodes", "episode_return", "episode_length"}
-    assert set(metrics) == case.metrics | others | EVALUATION
+    assert set(metrics) == case.metrics | others | case.evaluation
     assert int(state.update) == 3
 
 
@@ -147,6 +147,7 @@ def test_a_point_without_learning_is_the_one_before_training(case, exact_slices)
         assert_same(without_learning(case, exact_slices), exact_slices[0])
 
 
+@of_any_world
 def test_observations_are_normalised_wherever_a_network_sees_them(case, slices):
     """Normalised observations of a spread-out environment give the same learning as plain ones.
 
@@ -176,6 +177,7 @@ def test_observations_are_normalised_wherever_a_network_sees_them(case, slices):
         )
 
 
+@of_any_world
 def test_the_policy_normalises_observations(case, slices):
     """Statistics in the state undo a spread of the observations."""
     state = slices[0][0]
@@ -238,6 +240,7 @@ def assert_statistics(stats, samples):
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
+@of_any_world
 @pytest.mark.cases(lambda case: not case.of_family("actor-critics"))  # these read the buffer
 def test_running_statistics_are_of_observations_acted_on_and_rewards(case):
     """Compared with NumPy after each of two rollouts, in which episodes of 5 steps terminate or are
@@ -430,6 +433,7 @@ def of_run(case, config, world):
         yield jax.eval_shape(lambda key: train(key)[1], jax.random.key(0))
 
 
+@of_any_world
 @pytest.mark.cases(slow=lambda case: case.name in RELATIVES)
 def test_every_static_setting_changes_the_program(case, static_base, static_world):
     """Jaxprs are compared; nothing is compiled."""
@@ -489,6 +493,7 @@ def towers(case, config, env, params):
     return found
 
 
+@of_any_world
 def test_every_network_has_the_layers_that_the_config_names(case, static_base, static_world):
     """Checked with images."""
     env, params = static_world
@@ -542,6 +547,7 @@ def test_refused_settings_name_a_remedy(case, row):
         case.module.make_train(case.tiny.replace(**change), *world)
 
 
+@of_any_world
 def test_spaces_that_cannot_be_taken_are_refused(case):
     env, params = case.world or (tasks.Probe(case.continuous), tasks.ProbeParams())
 
@@ -561,6 +567,7 @@ def test_spaces_that_cannot_be_taken_are_refused(case):
         case.module.make_train(case.tiny, Named(*made), params)
 
 
+@of_any_world
 def test_an_environment_whose_observations_are_not_those_of_its_space_is_refused(case):
     """Compared by shapes; tests/envs/test_interface.py covers all checks."""
     probe, params = tasks.Probe, tasks.ProbeParams()
@@ -577,6 +584,7 @@ def test_an_environment_whose_observations_are_not_those_of_its_space_is_refused
         case.module.make_train(case.tiny, Wide(*[True] * case.continuous), params)
 
 
+@of_any_world
 def test_images_too_small_to_convolve_are_refused(case):
     probe, params = tasks.Probe, tasks.ProbeParams()
     if case.several:
@@ -600,6 +608,7 @@ def test_an_environment_comes_with_its_parameters(case):
             make(case.tiny, env_params=params)
 
 
+@of_any_world
 def test_the_config_names_the_environment(case, static_world, monkeypatch):
     asked = []
     make = lambda name, **settings: asked.append((name, settings)) or static_world
@@ -610,6 +619,7 @@ def test_the_config_names_the_environment(case, static_world, monkeypatch):
     assert asked == [("Mine", {"size": 3})] * 2
 
 
+@of_any_world
 @pytest.mark.cases(lambda case: not case.several)
 def test_forbidden_actions_are_never_taken_or_refused(case):
     """A forbidden action would cost 100, and no return falls below 0 in training or evaluation."""
@@ -632,6 +642,7 @@ def test_forbidden_actions_are_never_taken_or_refused(case):
         assert act(mask, jax.random.key(1)) == [mask.argmax()] * 2
 
 
+@of_any_world
 def test_several_agents_or_one_are_refused_unless_it_takes_them(case):
     make_train = functools.partial(case.module.make_train, case.tiny)
     if not case.takes_several:
