@@ -5,7 +5,7 @@ Silver et al. 2018, https://doi.org/10.1126/science.aar6404 (search "puct"); sea
 
     pip install "mctx==0.0.71" "pgx==2.6.0"
     python algorithms/alphazero.py --env pgx/tic_tac_toe --seed 0
-    python algorithms/alphazero.py --preset tic_tac_toe --search puct --num-seeds 5
+    python algorithms/alphazero.py --env pgx/connect_four --search puct --network residual
 
     train = make_train(Config(env="pgx/tic_tac_toe"))
     state, metrics = train(jax.random.key(0))
@@ -34,6 +34,7 @@ the point before. Each player moves first in half of the games.
 """
 
 import functools
+import importlib.util
 import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -49,11 +50,6 @@ from algorithms import parts
 from algorithms.parts import real, static
 from envs import games
 
-try:
-    import mctx
-except ModuleNotFoundError:  # `check` says how to install it
-    mctx = None
-
 INFO = {
     "title": "AlphaZero (Gumbel or PUCT search)",
     "paper": "[Danihelka et al. 2022](https://openreview.net/forum?id=bERaNdoegnO)",
@@ -64,6 +60,7 @@ INFO = {
     "memory": False,
     "needs": ("mctx", "pgx"),
 }
+mctx: Any = importlib.import_module("mctx") if importlib.util.find_spec("mctx") else None
 
 
 @struct.dataclass
@@ -120,11 +117,11 @@ class Network(nn.Module):
     @nn.compact
     def __call__(self, x):
         config = self.config
-        torso = parts.Torso(config.hidden_sizes, config.activation, name="torso")
+        torso = functools.partial(parts.Torso, config.hidden_sizes)
         if config.network == "residual":
-            sizes = config.num_blocks, config.num_channels
-            torso = parts.Tower(*sizes, config.activation, name="torso")
-        x = torso(x)
+            size = config.num_blocks, config.num_channels
+            torso = functools.partial(parts.Tower, *size)  # detail 8
+        x = torso(config.activation, name="torso")(x)
         logits = parts.Dense(self.num_actions, name="policy_head")(x)
         return logits, jnp.tanh(parts.Dense(1, name="value_head")(x)[..., 0])
 
@@ -227,6 +224,16 @@ def learning_rates(config, num_updates, update):
 # --- search -----------------------------------------------------------------------------------
 
 
+def noisy(logits, mask, rng, fraction, alpha):
+    """log((1 - f) softmax(logits) + f n), noise n ~ Dirichlet(alpha) over legal actions only.
+
+    mctx's own noise is over all actions, so little of it is left where few of many are legal.
+    """
+    noise = nn.softmax(masked(jax.random.loggamma(rng, alpha, logits.shape), mask))
+    probs = (1.0 - fraction) * nn.softmax(logits) + fraction * noise
+    return masked(jnp.log(jnp.maximum(probs, jnp.finfo(probs.dtype).tiny)), mask)
+
+
 def by_network(network, params, rng, boards):
     """Logits (batch, num_actions), masked, and values (batch,) of the players to move."""
     del rng
@@ -241,20 +248,21 @@ def by_playout(game, params, rng, boards):
     return masked(jnp.zeros(mask.shape), mask), games.playout(game, rng, boards)
 
 
-def search_boards(config, game, assess, params, boards, rng, size, explore):
-    """mctx's PolicyOutput of a search on every board: action, action_weights, search_tree.
+def searcher(config, game, assess):
+    """Returns search(params, boards, rng, size, explore) -> mctx's PolicyOutput of every board.
+
+    It has action (batch,), action_weights (batch, num_actions) and the search_tree.
 
     Args:
-      game: pgx's environment.
+      game: pgx's environment; boards are its states, of running games, leading axis batch.
       assess: assess(params, rng, boards) -> logits, values: the network, or playouts.
-      boards: pgx's states of running games, leading axis batch.
       size: number of simulations.
       explore: whether root and moves are random, as in self-play; otherwise it is the best move.
     """
 
     def expand(params, rng, action, boards):
         player, after = boards.current_player, jax.vmap(game.step)(boards, action)
-        logits, value = assess(params, rng, after)
+        logits, value = assess(params, jax.random.wrap_key_data(rng), after)
         ended = after.terminated | after.truncated
         sign = jnp.where(after.current_player == player, 1.0, -1.0)  # detail 3
         output = mctx.RecurrentFnOutput(
@@ -265,34 +273,35 @@ def search_boards(config, game, assess, params, boards, rng, size, explore):
         )
         return output, after
 
-    rng, root_rng = jax.random.split(rng)
-    logits, value = assess(params, root_rng, boards)
-    common = dict(
-        params=params,
-        rng_key=rng,
-        root=mctx.RootFnOutput(prior_logits=logits, value=value, embedding=boards),
-        recurrent_fn=expand,
-        num_simulations=size,
-        invalid_actions=~boards.legal_action_mask,
-    )
-    if config.search == "gumbel":  # detail 1
-        complete = functools.partial(mctx.qtransform_completed_by_mix_value, rescale_values=False)
+    def search(params, boards, rng, size, explore):
+        rng, root_rng, noise_rng = jax.random.split(rng, 3)
+        logits, value = assess(params, root_rng, boards)
+        mask = boards.legal_action_mask
+        if config.search == "puct" and explore:  # detail 1
+            fraction, alpha = config.dirichlet_fraction, config.dirichlet_alpha
+            logits = noisy(logits, mask, noise_rng, fraction, alpha)
+        root = mctx.RootFnOutput(prior_logits=logits, value=value, embedding=boards)
+        rng = jax.random.key_data(rng)  # the key checker refuses typed keys in mctx's loops
+        common = params, rng, root, expand, size, ~mask
+        if config.search == "puct":
+            return mctx.muzero_policy(
+                *common,
+                qtransform=functools.partial(
+                    mctx.qtransform_by_min_max, min_value=-1.0, max_value=1.0
+                ),
+                dirichlet_fraction=0.0,  # `noisy` in its place
+                pb_c_init=config.pb_c_init,
+                temperature=config.temperature if explore else 0.0,
+            )
+        sigma = dict(value_scale=config.c_scale, maxvisit_init=config.c_visit, rescale_values=False)
         return mctx.gumbel_muzero_policy(
-            **common,
-            qtransform=functools.partial(
-                complete, value_scale=config.c_scale, maxvisit_init=config.c_visit
-            ),
+            *common,
+            qtransform=functools.partial(mctx.qtransform_completed_by_mix_value, **sigma),
             max_num_considered_actions=config.max_num_considered_actions,
             gumbel_scale=config.gumbel_scale if explore else 0.0,
         )
-    return mctx.muzero_policy(
-        **common,
-        qtransform=functools.partial(mctx.qtransform_by_min_max, min_value=-1.0, max_value=1.0),
-        dirichlet_fraction=config.dirichlet_fraction if explore else 0.0,
-        dirichlet_alpha=config.dirichlet_alpha,
-        pb_c_init=config.pb_c_init,
-        temperature=config.temperature if explore else 0.0,
-    )
+
+    return search
 
 
 # --- acting and training ----------------------------------------------------------------------
@@ -330,14 +339,12 @@ def make_search(config: Config, env: Any = None, env_params: Any = None) -> Call
     env, env_params = parts.make_env(config, env, env_params)
     check(config, env, env_params)
     network = Network(config, env.action_space(env_params).n)
-    find = functools.partial(
-        search_boards, config, env.wrapped, functools.partial(by_network, network)
-    )
+    find = searcher(config, env.wrapped, functools.partial(by_network, network))
 
     def search(state, env_state, rng=None):
-        boards = jax.tree.map(lambda x: x[None], env_state.inner)
-        key = jax.random.key(0) if rng is None else rng
-        found = find(state.policy.params, boards, key, config.num_simulations, rng is not None)
+        boards, explore = jax.tree.map(lambda x: x[None], env_state.inner), rng is not None
+        rng = rng if explore else jax.random.key(0)
+        found = find(state.policy.params, boards, rng, config.num_simulations, explore)
         return games.joint(boards, found.action)[0]
 
     return search
@@ -387,8 +394,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     environments = envs.batch(env, config.num_envs, config.num_steps)
     game, num_actions = env.wrapped, env.action_space(env_params).n
     network = Network(config, num_actions)
-    search = functools.partial(search_boards, config, game, functools.partial(by_network, network))
-    size = config.num_simulations
+    search = searcher(config, game, functools.partial(by_network, network))
     optimizer = parts.clipped_adam(config.max_grad_norm, config.adam_eps)
     shape = env.observation_space(env_params).shape
     symmetry = parts.symmetries(game.id, shape, num_actions) if config.symmetries else None
@@ -434,7 +440,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         def step(state, rng):
             search_rng, move_rng, opening_rng, env_rng = jax.random.split(rng, 4)
             boards = state.env_state.env.inner  # detail 2: all games are on
-            found = search(state.policy.params, boards, search_rng, size, explore=True)
+            size, params = config.num_simulations, state.policy.params
+            found = search(params, boards, search_rng, size, explore=True)
             opening = state.opening > 0  # detail 6
             action = jnp.where(opening, games.random_move(move_rng, boards), found.action)
             after = jax.vmap(game.step)(boards, action)
@@ -545,8 +552,8 @@ def evaluate(config, env, env_params, network, state, rng):
     assess = functools.partial(by_network, network)
 
     def searching(config, assess, params, size):
-        search = functools.partial(search_boards, config, env.wrapped, assess, params)
-        return lambda rng, boards: search(boards, rng, size, explore=False).action
+        search = searcher(config, env.wrapped, assess)
+        return lambda rng, boards: search(params, boards, rng, size, explore=False).action
 
     def acting(policy):
         if config.eval_search:

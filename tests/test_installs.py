@@ -143,8 +143,8 @@ def test_the_console_command_is_an_algorithm_s_command_line(capsys, monkeypatch)
 @pytest.mark.parametrize(
     "words, code, text",
     [
-        (["--help"], 0, "algorithms: c51 "),
-        ([], 2, "algorithms: c51 "),
+        (["--help"], 0, "algorithms: alphazero "),
+        ([], 2, "algorithms: alphazero "),
         (["pp"], 2, "unknown algorithm 'pp'; did you mean ppo"),
         (["parts"], 2, "unknown algorithm 'parts'"),
         (["compare", "nowhere"], 2, "nowhere"),

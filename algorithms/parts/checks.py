@@ -145,7 +145,7 @@ def check_game(info: Info, config: Any, env: Any, env_params: Any) -> None:
     algorithm = file.stem if file else info["title"]
     takes = f"{algorithm} takes pgx's games of two players, such as pgx/tic_tac_toe"
     key = jax.eval_shape(lambda: jax.random.key(0))
-    board = getattr(jax.eval_shape(env.reset_env, key, env_params)[1], "inner", None)
+    board: Any = getattr(jax.eval_shape(env.reset_env, key, env_params)[1], "inner", None)
     is_game = hasattr(board, "legal_action_mask") and hasattr(env, "hidden_information")
     if not is_game or getattr(env, "num_agents", 1) != 2:
         raise ValueError(f"{env.name} is not such a game: {takes}")

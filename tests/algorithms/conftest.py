@@ -43,7 +43,9 @@ def pytest_generate_tests(metafunc):
                 else {case.name: (case,)}
             )
             for label, run in runs.items():
-                params.append(pytest.param(*run, id=label, marks=[pytest.mark.slow] * slow(*run)))
+                marks_of = [pytest.mark.needs(name) for name in case.info.get("needs", ())]
+                marks_of += [pytest.mark.slow] * slow(*run)
+                params.append(pytest.param(*run, id=label, marks=marks_of))
     names = ("case", "row") if rows else ("case",)
     metafunc.parametrize(names, params, indirect=True, scope="session")
 

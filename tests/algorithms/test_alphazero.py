@@ -16,6 +16,7 @@ from tests.algorithms.test_contract import programs as texts
 from tests.benchmarks import perfect
 
 mctx, pgx = pytest.importorskip("mctx"), pytest.importorskip("pgx")
+pytestmark = [pytest.mark.needs("mctx"), pytest.mark.needs("pgx")]
 
 TINY = alphazero.Config(
     total_timesteps=3 * 16,
@@ -206,6 +207,7 @@ def network_of(config):
 @pytest.mark.parametrize("kind", ["gumbel", "puct"])
 def test_targets_are_those_of_mctx_used_by_hand(kind):
     config = TINY.replace(search=kind, gamma=0.9, gumbel_scale=0.5, c_scale=0.3, c_visit=20.0)
+    config = config.replace(pb_c_init=2.0, dirichlet_fraction=0.0)
     env, boards, network, params = network_of(config)
     boards = jax.tree.map(lambda x: x[~boards.terminated], boards)
 
@@ -224,7 +226,7 @@ def test_targets_are_those_of_mctx_used_by_hand(kind):
         ), next_board
 
     def by_hand(key):
-        key, _ = jax.random.split(key)
+        key = jax.random.key_data(jax.random.split(key, 3)[0])
         logits, value = network.apply(params, boards.observation.astype(jnp.float32))
         invalid = ~boards.legal_action_mask
         root = mctx.RootFnOutput(prior_logits=logits, value=value, embedding=boards)
@@ -238,12 +240,12 @@ def test_targets_are_those_of_mctx_used_by_hand(kind):
             more = dict(qtransform=scale, max_num_considered_actions=4, gumbel_scale=0.5)
             return mctx.gumbel_muzero_policy(params, key, root, model, 16, invalid, **more)
         scale = functools.partial(mctx.qtransform_by_min_max, min_value=-1, max_value=1)
-        more = dict(dirichlet_alpha=config.dirichlet_alpha, pb_c_init=config.pb_c_init)
+        more = dict(dirichlet_fraction=0.0, pb_c_init=config.pb_c_init)
         return mctx.muzero_policy(params, key, root, model, 16, invalid, qtransform=scale, **more)
 
     assess = functools.partial(alphazero.by_network, network)
-    own = functools.partial(alphazero.search_boards, config, env.wrapped, assess, params, boards)
-    found = jax.jit(lambda key: own(key, 16, True))(jax.random.key(7))
+    own = alphazero.searcher(config, env.wrapped, assess)
+    found = jax.jit(lambda key: own(params, boards, key, 16, True))(jax.random.key(7))
     expected = jax.jit(by_hand)(jax.random.key(7))
     np.testing.assert_array_equal(found.action, expected.action)
     np.testing.assert_allclose(found.action_weights, expected.action_weights, rtol=1e-4, atol=1e-6)
@@ -253,11 +255,25 @@ def test_targets_are_those_of_mctx_used_by_hand(kind):
     assert not illegal[np.arange(len(illegal)), found.action].any()
 
 
+def test_the_noise_of_puct_is_a_share_over_legal_moves():
+    rng = np.random.default_rng(3)
+    mask = np.array([[True] * 3 + [False] * 200] * 500)
+    logits = np.where(mask, rng.normal(size=mask.shape), -1e30).astype(np.float32)
+    key, priors = jax.random.key(0), np.asarray(jax.nn.softmax(logits))
+    noise = np.exp(alphazero.noisy(logits, mask, key, 1.0, 2.0))
+    mixed = np.exp(alphazero.noisy(logits, mask, jax.random.clone(key), 0.25, 2.0))
+    np.testing.assert_allclose(mixed, 0.75 * priors + 0.25 * noise, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(noise.sum(-1), 1.0, rtol=1e-5)
+    assert (noise[~mask] == 0).all()
+    variance = (1 / 3) * (2 / 3) / (3 * 2.0 + 1)  # of Dirichlet(2, 2, 2)
+    np.testing.assert_allclose(noise[mask].var(), variance, rtol=0.1)
+
+
 @pytest.mark.parametrize("kind", ["gumbel", "puct"])
 def test_search_takes_a_win_and_stops_a_threat(kind):
-    """X has 0 and 1, O has 3 and 4: both must play 2 or 5; without noise there is no luck."""
+    """X wins by 2 with 0 and 1, or O has to take it. There is no noise."""
     env, env_params = GAME()
-    config = TINY.replace(search=kind, num_simulations=32, max_num_considered_actions=9)
+    config = TINY.replace(search=kind, num_simulations=200, max_num_considered_actions=9)
     network = alphazero.Network(config, 9)
     _, env_state = env.reset_env(jax.random.key(0), env_params)
     params = parts.orthogonal(network, jax.random.key(3), env_state.inner.observation[None] * 1.0)
@@ -299,7 +315,7 @@ def test_outcomes_alternate_and_cut_games_have_none(bootstrap, monkeypatch):
     lengths = []
     for game in range(done.shape[1]):
         start = 0
-        for end in [*np.flatnonzero(done[:, game]), len(done) - 1]:
+        for end in np.union1d(np.flatnonzero(done[:, game]), len(done) - 1):
             span = slice(start, end + 1)
             signs = (-1.0) ** np.arange(end - start, -1, -1)
             if done[end, game]:
@@ -307,7 +323,7 @@ def test_outcomes_alternate_and_cut_games_have_none(bootstrap, monkeypatch):
                 np.testing.assert_array_equal(targets[span, game], signs * won)
                 assert (weights[span, game] == 1).all()
                 lengths.append(end - start + 1)
-            elif start <= end:
+            else:
                 value = targets[end, game]
                 assert value != 0 and abs(value) < 1
                 np.testing.assert_allclose(targets[span, game], signs * value, rtol=1e-6)
@@ -358,14 +374,17 @@ def marked(step):
 @pytest.mark.parametrize("bug", [False, True])
 def test_no_ended_board_is_searched(bug, monkeypatch):
     """Targets of ended boards are NaN here."""
-    plain = alphazero.search_boards
+    plain = alphazero.searcher
 
-    def search(config, game, assess, params, boards, *args, **kwargs):
-        found = plain(config, game, assess, params, boards, *args, **kwargs)
-        ended = (boards.terminated | boards.truncated)[:, None]
-        return found._replace(action_weights=jnp.where(ended, jnp.nan, found.action_weights))
+    def searcher(*args):
+        def search(params, boards, *more, **flags):
+            found = plain(*args)(params, boards, *more, **flags)
+            ended = (boards.terminated | boards.truncated)[:, None]
+            return found.replace(action_weights=jnp.where(ended, jnp.nan, found.action_weights))
 
-    monkeypatch.setattr(alphazero, "search_boards", search)
+        return search
+
+    monkeypatch.setattr(alphazero, "searcher", searcher)
     if bug:
         batch_class = type(envs.batch(GAME()[0], 1))
         monkeypatch.setattr(batch_class, "step", marked(batch_class.step))
@@ -451,7 +470,7 @@ def test_every_static_setting_changes_the_program():
 
 def test_floats_of_puct_matter():
     """The contract's tests have gumbel's."""
-    base = TINY.replace(search="puct", num_eval_episodes=0, num_evals=1, num_steps=24)
+    base = TINY.replace(search="puct", num_simulations=12, num_steps=24)
 
     def loss(changes):
         learner = alphazero.learner(base.replace(**changes), *GAME())
@@ -563,6 +582,6 @@ CASE = Case(
         (dict(num_minibatches=3), "num_minibatches=3 does not divide num_envs . num_steps"),
     ),
     unswept=OF_PUCT,
-    swept=dict(num_steps=24, num_envs=4),
+    swept=dict(num_steps=24, num_envs=4, total_timesteps=3 * 96),
     other=dict(adam_eps=1e-2, max_grad_norm=1e-2, weight_decay=0.5),
 )
