@@ -148,7 +148,7 @@ def check_game(info: Info, config: Any, env: Any, env_params: Any) -> None:
     board: Any = getattr(jax.eval_shape(env.reset_env, key, env_params)[1], "inner", None)
     is_game = hasattr(board, "legal_action_mask") and hasattr(env, "hidden_information")
     if not is_game or getattr(env, "num_agents", 1) != 2:
-        raise ValueError(f"{env.name} is not such a game: {takes}")
+        raise ValueError(f"{env.name} is no game of two players: {takes}")
     if env.chance or env.hidden_information:
         why = "chance" if env.chance else "hidden information"
         raise ValueError(f"{env.name} has {why}, which its search cannot plan for: {takes}")
