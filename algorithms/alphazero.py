@@ -195,8 +195,7 @@ def outcomes(rewards, next_values, terminated, done, gamma):
 
 
 def has_outcome(terminated, done):
-    """Whether the game of each step terminates in the rollout, 0.0 or 1.0; (num_steps, num_envs)
-    all."""
+    """1.0 if a step's game terminates in the rollout, else 0.0; all (num_steps, num_envs)."""
     return parts.backward_sums(1.0 * terminated, 1.0 - done)
 
 
@@ -212,13 +211,12 @@ def cross_entropy(logits, mask, policy):
 
 
 def learning_rates(config, num_updates, update):
-    """learning_rate (1 - p) for each gradient step of an update, (epochs, num_minibatches), with
+    """learning_rate (1 - p) for each gradient step of an update, (epochs * num_minibatches,), with
     progress p in [0, 1] through the run."""
     steps = config.update_epochs * config.num_minibatches
     done = update.astype(jnp.float32) + jnp.arange(steps) / steps
     left = jnp.maximum(1.0 - done / float(num_updates), 0.0)
-    rates = config.learning_rate * (left if config.anneal_lr else jnp.ones_like(left))
-    return rates.reshape(config.update_epochs, config.num_minibatches)
+    return config.learning_rate * (left if config.anneal_lr else jnp.ones_like(left))
 
 
 # --- search -----------------------------------------------------------------------------------
@@ -284,11 +282,10 @@ def searcher(config, game, assess):
         rng = jax.random.key_data(rng)  # the key checker refuses typed keys in mctx's loops
         common = params, rng, root, expand, size, ~mask
         if config.search == "puct":
+            bounds = dict(min_value=-1.0, max_value=1.0)
             return mctx.muzero_policy(
                 *common,
-                qtransform=functools.partial(
-                    mctx.qtransform_by_min_max, min_value=-1.0, max_value=1.0
-                ),
+                qtransform=functools.partial(mctx.qtransform_by_min_max, **bounds),
                 dirichlet_fraction=0.0,  # `noisy` in its place
                 pb_c_init=config.pb_c_init,
                 temperature=config.temperature if explore else 0.0,
@@ -513,10 +510,9 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         """Epochs of minibatches."""
         rng, order_rng, turn_rng = jax.random.split(state.order_rng, 3)
         orders = parts.permutations(order_rng, config.update_epochs, batch_size)
-        orders = orders.reshape(config.update_epochs, config.num_minibatches, -1)
-        which = jnp.zeros(orders.shape, jnp.int32)
-        if symmetry:
-            which = jax.random.randint(turn_rng, orders.shape, 0, len(symmetry.cells))
+        orders = orders.reshape(config.update_epochs * config.num_minibatches, -1)
+        number = len(symmetry.cells) if symmetry else 1
+        which = jax.random.randint(turn_rng, orders.shape, 0, number)
 
         def gradient_step(carry, inputs):
             params, opt_state = carry
@@ -529,9 +525,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             return (params, opt_state), metrics | {"grad_norm": norm}
 
         inputs = orders, which, learning_rates(config, num_updates, state.update)
-        steps = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), inputs)
         start = state.policy.params, state.opt_state
-        (params, opt_state), metrics = parts.scan(gradient_step, start, steps)
+        (params, opt_state), metrics = parts.scan(gradient_step, start, inputs)
         state = state.replace(policy=PolicyState(params), opt_state=opt_state, order_rng=rng)
         return state, jax.tree.map(jnp.mean, metrics)
 
@@ -562,8 +557,9 @@ def evaluate(config, env, env_params, network, state, rng):
 
     opponents = {"random": games.random_move, "past": acting(state.past)}
     if config.eval_simulations:
-        plain, playout = config.replace(search="puct"), functools.partial(by_playout, env.wrapped)
-        opponents["search"] = searching(plain, playout, (), config.eval_simulations)
+        fixed = config.replace(search="puct", pb_c_init=1.25, gamma=1.0)  # for all learners
+        playout = functools.partial(by_playout, env.wrapped)
+        opponents["search"] = searching(fixed, playout, (), config.eval_simulations)
     number, metrics = config.num_eval_episodes, {}
     for key, (name, opponent) in zip(jax.random.split(rng, 3), opponents.items()):
         openings = 0 if name == "random" else config.eval_opening_moves

@@ -108,11 +108,10 @@ def test_learning_rates_go_to_zero():
     config = TINY.replace(learning_rate=0.5, num_minibatches=3)
     rates = np.concatenate([alphazero.learning_rates(config, 5, jnp.int32(u)) for u in range(5)])
     np.testing.assert_allclose(rates.ravel(), 0.5 * (1 - np.arange(30) / 30), rtol=1e-5)
-    np.testing.assert_array_equal(
-        alphazero.learning_rates(config, 5, jnp.int32(7)), np.zeros((2, 3))
-    )
+    late = alphazero.learning_rates(config, 5, jnp.int32(7))
+    np.testing.assert_array_equal(late, np.zeros(6))
     constant = alphazero.learning_rates(config.replace(anneal_lr=False), 5, jnp.int32(3))
-    np.testing.assert_array_equal(constant, np.full((2, 3), 0.5))
+    np.testing.assert_array_equal(constant, np.full(6, 0.5))
 
 
 # --- boards -----------------------------------------------------------------------------------
@@ -466,6 +465,19 @@ def test_every_static_setting_changes_the_program():
             eval_simulations=3, eval_opening_moves=2, eval_search=True, num_eval_episodes=4
         ).items():
             assert of_evaluation(TINY.replace(**{name: value})) != first, f"{name} does nothing"
+
+
+def test_the_opponent_that_searches_is_the_same_for_all_learners(monkeypatch):
+    """Settings of a learner's own search do not change it."""
+    made, plain = [], alphazero.searcher
+    monkeypatch.setattr(alphazero, "searcher", lambda *args: made.append(args[0]) or plain(*args))
+    config = TINY.replace(search="gumbel", pb_c_init=9.0, gamma=0.5)
+    learner = alphazero.learner(config, *GAME())
+    made.clear()
+    state = jax.eval_shape(learner.init, jax.random.key(0))
+    jax.eval_shape(learner.evaluate, state, jax.random.key(1))
+    (opponent,) = made
+    assert (opponent.search, opponent.pb_c_init, opponent.gamma) == ("puct", 1.25, 1.0)
 
 
 def test_floats_of_puct_matter():

@@ -455,4 +455,5 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
         },
         "Breakout-MinAtar": {**BITS, "adam_eps": 1e-6},
     },
+    "alphazero": {"tic_tac_toe": {"env": "pgx/tic_tac_toe"}},
 }
