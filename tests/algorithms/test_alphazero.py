@@ -206,7 +206,8 @@ def network_of(config):
 @pytest.mark.parametrize("kind", ["gumbel", "puct"])
 def test_targets_are_those_of_mctx_used_by_hand(kind):
     config = TINY.replace(search=kind, gamma=0.9, gumbel_scale=0.5, c_scale=0.3, c_visit=20.0)
-    config = config.replace(pb_c_init=2.0, dirichlet_fraction=0.0)
+    more = dict(pb_c_init=2.0, dirichlet_fraction=0.0, max_num_considered_actions=8)
+    config = config.replace(**more)
     env, boards, network, params = network_of(config)
     boards = jax.tree.map(lambda x: x[~boards.terminated], boards)
 
@@ -236,7 +237,7 @@ def test_targets_are_those_of_mctx_used_by_hand(kind):
                 maxvisit_init=20.0,
                 rescale_values=False,
             )
-            more = dict(qtransform=scale, max_num_considered_actions=4, gumbel_scale=0.5)
+            more = dict(qtransform=scale, max_num_considered_actions=8, gumbel_scale=0.5)
             return mctx.gumbel_muzero_policy(params, key, root, model, 16, invalid, **more)
         scale = functools.partial(mctx.qtransform_by_min_max, min_value=-1, max_value=1)
         more = dict(dirichlet_fraction=0.0, pb_c_init=config.pb_c_init)
