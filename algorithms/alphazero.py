@@ -60,6 +60,7 @@ INFO = {
     "memory": False,
     "needs": ("mctx", "pgx"),
 }
+# Not everyone has it; `check` says how to install it.
 mctx: Any = importlib.import_module("mctx") if importlib.util.find_spec("mctx") else None
 
 

@@ -191,6 +191,11 @@ def test_a_game_for_one_has_no_axis_of_agents():
     mask = env.action_mask(state, params)
     np.testing.assert_array_equal(mask, state.inner.legal_action_mask)
     assert step(state, jnp.argmax(mask))[2].shape == ()
+    boards = [
+        env.step_env(jax.random.key(i), state, jnp.argmax(mask), params)[0].tobytes()
+        for i in range(4)
+    ]
+    assert len(set(boards)) > 1  # where a new tile appears is up to the key
     env, params = envs.make("pgx/minatar-breakout", sticky_action_prob=0.0)
     assert not hasattr(env, "action_mask")
 
