@@ -2,18 +2,96 @@
 
 The state of such an environment has pgx's own as `inner`, here called a board: `current_player`,
 `legal_action_mask`, `observation` (of the player to move), `rewards`, `terminated`, `truncated`.
+
+Players are policies with an interface of two agents (`Player`), or functions of boards (`Act`).
 """
 
+import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from envs import loops
 from envs.batch import transition
+from envs.evaluation import rewarded
 
 Act = Callable[[jax.Array, Any], jax.Array]  # act(rng, boards) -> moves (batch,)
+
+
+class Player(NamedTuple):
+    """A policy that can play for either agent of one game; `vmap` it for more.
+
+    Attributes:
+      policy: policy(state, observation, memory, rng, mask) -> actions (2,), memory. It gets both
+        agents' observations (2, ...) and masks (2, num_actions), and the action of the agent to
+        move counts. A fresh memory must be zeros.
+      state: what the policy acts by, a pytree of arrays.
+      sample: whether the policy gets a key; otherwise `rng` is None.
+      per_turn: whether only the agent to move remembers; then a memory has a leading axis (2,).
+    """
+
+    policy: Callable
+    state: Any = None
+    sample: bool = False
+    per_turn: bool = False
+
+
+def of_one(policy: Callable, state: Any = None, sample: bool = False) -> Player:
+    """A player from a policy for one agent, of the same interface without the axis of agents."""
+
+    def of_both(state, observation, memory, rng, mask):
+        keys = None if rng is None else jax.random.split(rng)
+        return jax.vmap(policy, (None, 0, 0, 0, 0))(state, observation, memory, keys, mask)
+
+    return Player(of_both, state, sample, per_turn=True)
+
+
+def by_function(act: Callable) -> Player:
+    """A player from act(rng, observation, mask) -> action, of the agent to move alone."""
+    return of_one(lambda _, seen, memory, rng, mask: (act(rng, seen, mask), memory), sample=True)
+
+
+def random_action(rng: jax.Array, observation: Any, mask: jax.Array) -> jax.Array:
+    """A uniformly random action that the mask (num_actions,) allows."""
+    return jax.random.categorical(rng, jnp.where(mask, 0.0, -jnp.inf))
+
+
+RANDOM = by_function(random_action)
+
+
+def fresh_memory(player: Player, observation: jax.Array, mask: jax.Array) -> Any:
+    """A player's memory before the first move, given what both agents see (2, ...)."""
+    key = jax.eval_shape(lambda: jax.random.key(0)) if player.sample else None
+    memory = jax.eval_shape(player.policy, player.state, observation, None, key, mask)[1]
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), memory)
+
+
+def answer(
+    player: Player,
+    rng: jax.Array,
+    observation: jax.Array,
+    mask: jax.Array,
+    to_move: jax.Array,
+    memory: Any,
+) -> tuple[jax.Array, Any]:
+    """Actions of both agents, int32 (2,), and the memory after them; `to_move` is the agent."""
+    key = rng if player.sample else None
+    actions, after = player.policy(player.state, observation, memory, key, mask)
+    if player.per_turn:
+        mine = lambda x: (jnp.arange(2) == to_move).reshape(2, *[1] * (x.ndim - 1))
+        after = jax.tree.map(lambda new, old: jnp.where(mine(new), new, old), after, memory)
+    return actions.astype(jnp.int32), after
+
+
+def board(env: Any, env_state: Any) -> Any:
+    """pgx's own state inside the state of an environment with wrappers."""
+    while "env" in vars(env):
+        if hasattr(type(env), "inner_state"):
+            env_state = env.inner_state(env_state)
+        env = env.env
+    return env.inner_state(env_state)
 
 
 def look(boards: Any) -> jax.Array:
@@ -66,8 +144,8 @@ def playout(game: Any, rng: jax.Array, boards: Any) -> jax.Array:
 def play(
     env: Any,
     env_params: Any,
-    mine: Act,
-    other: Act,
+    mine: Act | Player,
+    other: Act | Player,
     number: int,
     openings: int,
     rng: jax.Array,
@@ -77,7 +155,7 @@ def play(
     Returns return, length, last_reward, terminated and truncated of the first player, (number,).
 
     Args:
-      env, env_params: from `envs.make`.
+      env, env_params: from `envs.make`, with two agents.
       mine, other: the players.
       number: of games, static.
       openings: uniformly random moves at the start of each game.
@@ -85,8 +163,8 @@ def play(
     """
     rng, reset_rng = jax.random.split(rng)
     keys = jax.random.split(reset_rng, number)
-    env_state = jax.vmap(env.reset_env, (0, None))(keys, env_params)[1]
-    me = (env_state.inner.current_player + jnp.arange(number)) % 2
+    observation, env_state = jax.vmap(env.reset_env, (0, None))(keys, env_params)
+    me = (board(env, env_state).current_player + jnp.arange(number)) % 2
     no, zero, count = jnp.zeros(number, bool), jnp.zeros(number), jnp.zeros((), jnp.int32)
     played = {"return": zero, "length": jnp.zeros(number, jnp.int32), "last_reward": zero}
     played |= {"terminated": no, "truncated": no}
@@ -94,16 +172,35 @@ def play(
     def one_step(key, env_state, action):
         return transition(env, key, env_state, action, env_params)
 
+    def first_memory(player, observation, env_state):
+        is_player = isinstance(player, Player)
+        mask = env.action_mask(env_state, env_params)
+        return fresh_memory(player, observation, mask) if is_player else None
+
+    def moves_of(player, rng, observation, env_state, memory):
+        """Moves (number,), meant where the player is to move, and the memory after them."""
+        boards = board(env, env_state)
+        if not isinstance(player, Player):
+            return player(rng, boards), memory
+        mask = jax.vmap(env.action_mask, (0, None))(env_state, env_params)
+        inputs = jax.random.split(rng, number), observation, mask, boards.current_player, memory
+        actions, memory = jax.vmap(functools.partial(answer, player))(*inputs)
+        return of_player(boards.current_player, actions), memory
+
     def step(carry):
-        rng, env_state, played, count = carry
+        rng, observation, env_state, memories, played, count = carry
         rng, my_rng, other_rng, random_rng, step_rng = jax.random.split(rng, 5)
-        boards, running = env_state.inner, ~(played["terminated"] | played["truncated"])
-        moves = jnp.where(
-            boards.current_player == me, mine(my_rng, boards), other(other_rng, boards)
-        )
+        boards, running = board(env, env_state), ~(played["terminated"] | played["truncated"])
+        seen = observation, env_state
+        my_moves, my_memory = moves_of(mine, my_rng, *seen, memories[0])
+        other_moves, other_memory = moves_of(other, other_rng, *seen, memories[1])
+        moves = jnp.where(boards.current_player == me, my_moves, other_moves)
         moves = jnp.where(count < openings, random_move(random_rng, boards), moves)
         keys, action = jax.random.split(step_rng, number), joint(boards, moves)
-        _, env_state, reward, terminated, truncated, _ = jax.vmap(one_step)(keys, env_state, action)
+        observation, env_state, reward, terminated, truncated, _ = jax.vmap(one_step)(
+            keys, env_state, action
+        )
+        memories = rewarded(my_memory, reward), rewarded(other_memory, reward)
         reward = of_player(me, reward)
         played = {
             "return": played["return"] + jnp.where(running, reward, 0.0),
@@ -112,9 +209,12 @@ def play(
             "terminated": played["terminated"] | (running & terminated),
             "truncated": played["truncated"] | (running & truncated),
         }
-        return rng, env_state, played, count + 1
+        return rng, observation, env_state, memories, played, count + 1
 
     def unfinished(carry):
-        return ~jnp.all(carry[2]["terminated"] | carry[2]["truncated"])
+        played = carry[4]
+        return ~jnp.all(played["terminated"] | played["truncated"])
 
-    return loops.repeat_while(unfinished, step, (rng, env_state, played, count))[2]
+    first = lambda player: jax.vmap(functools.partial(first_memory, player))(observation, env_state)
+    carry = rng, observation, env_state, (first(mine), first(other)), played, count
+    return loops.repeat_while(unfinished, step, carry)[4]
