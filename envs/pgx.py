@@ -26,6 +26,8 @@ default for these two, an observation ends with two flags (whether this agent mo
 it is to move) and all actions so far. So two positions look alike only if the player cannot tell
 them apart.
 
+With `opponent` a game for two is an environment of one agent, see envs/opponents.py.
+
 `env.chance` says whether a game has dice, deals or other chance events, and
 `env.hidden_information` whether a player sees less than everything. Refused: bridge_bidding, which
 needs a download, and sparrow_mahjong, which has three players. There are no pictures.
@@ -39,13 +41,14 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from envs import adapter
+from envs import adapter, opponents
 from envs.adapter import Adapter, library
 from envs.gymnax import spaces
 
 NOT_TAKEN = ("bridge_bidding", "sparrow_mahjong")
 MOVES = {"kuhn_poker": 3, "leduc_holdem": 8}  # of a game at most, where `history` can be shown
 WITH_CHANCE = ("2048", "backgammon", *MOVES)  # and MinAtar
+REPEATS = ("backgammon", "leduc_holdem")  # a player may move twice in a row
 GO = {"go_9x9": {"size": 9, "komi": 7.5}, "go_19x19": {"size": 19, "komi": 7.5}}
 LIMIT, MINATAR_LIMIT = 10_000, 2_500
 
@@ -55,14 +58,27 @@ def names() -> list[str]:
     return [name for name in _pgx().available_envs() if name not in NOT_TAKEN]
 
 
-def construct(name: str, settings: dict[str, Any]) -> tuple["Game", dict[str, Any]]:
+def construct(name: str, settings: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """Builds an environment with those settings that its constructor takes.
 
     Returns the environment and the other settings.
 
     Raises:
-      ValueError: pgx is missing, or refuses the settings.
+      ValueError: pgx is missing, or refuses the settings, or the opponent cannot play.
     """
+    against, settings = adapter.split(settings, *opponents.SETTINGS)
+    game, left = _game(name, settings)
+    if hasattr(game, "num_agents"):
+        game.taking((*game.arguments, *opponents.SETTINGS))
+    if against and not hasattr(game, "num_agents"):
+        raise ValueError(f"pgx/{name} has one player: leave {', '.join(against)} out")
+    if against and against.get("opponent") is None:
+        raise ValueError(f"setting of pgx/{name}: {', '.join(against)}: goes with an opponent")
+    return (opponents.against(game, against) if against else game), left
+
+
+def _game(name: str, settings: dict[str, Any]) -> tuple["Game", dict[str, Any]]:
+    """The game itself, and the other settings."""
     wrapped = _pgx().make(name)
     known = [k for k in adapter.arguments(type(wrapped)) if k != "self"]
     taken, left = adapter.split(settings, *known)
@@ -122,6 +138,7 @@ class Game(Adapter):
         game for one; absent in MinAtar, where all are legal.
       chance: whether chance decides anything.
       hidden_information: whether a player sees less than everything.
+      alternates: whether the players always move in turn.
     """
 
     def __init__(self, name: str, wrapped: Any, history: bool):
@@ -129,6 +146,7 @@ class Game(Adapter):
         limit = MINATAR_LIMIT if minatar else LIMIT
         super().__init__(f"pgx/{name}", wrapped, limit, spaces.Discrete(wrapped.num_actions))
         self.chance, self.hidden_information = minatar or name in WITH_CHANCE, name in MOVES
+        self.alternates = name not in REPEATS
         self._moves = MOVES[name] if history else 0
         self._players = wrapped.num_players
         if self._players > 1:
