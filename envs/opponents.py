@@ -9,14 +9,13 @@ moves inside `reset` and `step` until the learner is to move. So a step is one m
 and all replies to it; its reward, flags and observation are the learner's own.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 
-from envs import games, loops
+from envs import games, loops, registry
 from envs.evaluation import rewarded
 from envs.gymnax import Environment
 
@@ -28,9 +27,6 @@ SETTINGS = {
     "opponent_sample": False,
 }
 SAVED = ("opponent_point", "opponent_trial", "opponent_sample")
-# find(run_dir, game, point=..., trial=..., sample=...) -> games.Player, or a ValueError. Whoever
-# can read saved runs puts it here, as this package cannot.
-find_run: Callable | None = None
 
 
 @struct.dataclass
@@ -70,11 +66,15 @@ def against(game: Any, settings: dict[str, Any]) -> "Against":
         player = opponent
     elif callable(opponent):
         player = games.by_function(opponent)
-    elif is_run and find_run is not None:
-        player = find_run(opponent, game, **{k.removeprefix("opponent_"): saved[k] for k in SAVED})
+    elif is_run and registry.find_run is not None:
+        asked = {k.removeprefix("opponent_"): saved[k] for k in SAVED}
+        player = registry.find_run(opponent, game, **asked)
+    elif is_run:
+        raise ValueError(f"opponent={opponent!r}: algorithms.launch.load reads runs: import it")
     else:
-        which = "random, or the directory of a saved run (import algorithms first)"
-        raise ValueError(f"opponent={opponent!r}: give {which}, or a function in Python")
+        raise ValueError(
+            f"opponent={opponent!r}: give random, the directory of a run, or in Python a function"
+        )
     _check_fits(player, game, opponent)
     return Against(game, player)
 

@@ -3,6 +3,7 @@
 import functools
 import importlib
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -32,6 +33,10 @@ LIBRARIES: dict[str, str] = {
         "pgx",
     )
 }
+
+# find_run(run_dir, game, point=..., trial=..., sample=...) gives a saved run as a games.Player, or
+# raises a ValueError. This package cannot read runs: the launcher puts its function here.
+find_run: Callable | None = None
 
 # Constructor arguments of wrappers that `make` applies to any environment.
 WRAPPER_SETTINGS = {

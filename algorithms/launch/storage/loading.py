@@ -1,4 +1,4 @@
-"""Reading a run back, for a user's own script, --evaluate and --render."""
+"""Reading a run back, for a user's own script, --evaluate, --render, and as a player of games."""
 
 import importlib
 from collections.abc import Callable
@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from flax import struct
 
+import envs
 from algorithms.launch.compute import population, programs
 from algorithms.launch.errors import UserError
 from algorithms.launch.metrics import Metrics, mean_returns, over_episodes, stack
@@ -17,6 +18,7 @@ from algorithms.launch.settings import Trials
 from algorithms.launch.show.brief import brief
 from algorithms.launch.storage import experiment
 from algorithms.launch.storage.run_dir import RunDir
+from envs import games, registry
 
 
 @struct.dataclass
@@ -75,12 +77,26 @@ def load(
       UserError: no such run, point or trial, or a checkpoint that is damaged or does not fit.
     """
     trial = trial if isinstance(agent, EllipsisType) else agent
-    run, trial = experiment.open(run_dir).locate(trial)
+    return _load(run_dir, point, trial, module, env, whole)
+
+
+def _load(
+    run_dir: Path | str,
+    point: int | str | Callable,
+    trial: int | None,
+    module: Any = None,
+    env: Any = None,
+    whole: bool = False,
+    alone: bool = False,
+) -> Loaded:
+    """`load`; `alone` plays random moves in place of an opponent, whose files it does not need."""
+    run, trial = _located(run_dir, trial)
     module = population.of(module or find_module(run.algorithm), run.description)
     config = run.config(module.Config, env)
+    if alone and is_against(config):
+        others = [(k, v) for k, v in config.env_settings if not k.startswith("opponent")]
+        config = config.replace(env_settings=(*others, ("opponent", "random")))
     trials, count = run.trials, run.trials.count
-    if trial is not None and not 0 <= trial < count:
-        raise UserError(f"trial={trial}: {run.path} has trials 0 to {count - 1}")
     history = run.history()
     wanted = range(count) if trial is None else range(trial, trial + 1)
     chosen = [choose_point(run, point, history, i) for i in wanted]
@@ -99,6 +115,15 @@ def load(
         chosen if trial is None else chosen[0],
         trials if trial is None else trials.part(trial, trial + 1),
     )
+
+
+def _located(run_dir: Path | str, trial: int | None) -> tuple[RunDir, int | None]:
+    """The run that has a trial, and which one it is there."""
+    run, trial = experiment.open(run_dir).locate(trial)
+    count = run.trials.count
+    if trial is not None and not (type(trial) is int and 0 <= trial < count):
+        raise UserError(f"trial={trial}: {run.path} has trials 0 to {count - 1}")
+    return run, trial
 
 
 def _read(run_dir: RunDir, chosen: list[int], trials: range, like: Any, whole: bool) -> Any:
@@ -155,3 +180,89 @@ def find_module(algorithm: str) -> Any:
         if error.name != name:
             raise
         raise UserError(f"{algorithm} is not one of `algorithms`: hand its module over") from None
+
+
+# --- saved runs as players of games ------------------------------------------------------------
+
+
+def is_against(config: Any) -> bool:
+    """Whether its environment is a game against an opponent."""
+    is_game = isinstance(config.env, str) and config.env.startswith("pgx/")
+    return is_game and "opponent" in dict(config.env_settings)
+
+
+def pinned(config: Any) -> Any:
+    """The config with the absolute path of an opponent's run and the number of its point.
+
+    A run then goes on with the same opponent, from wherever it is resumed.
+
+    Raises:
+      UserError: there is no such run, trial or point.
+    """
+    given = dict(config.env_settings)
+    opponent = given.get("opponent")
+    if not is_against(config) or opponent == "random" or not isinstance(opponent, str):
+        return config
+    path = Path(opponent).resolve()
+    run, trial = _located(path, given.get("opponent_trial", 0))
+    point = choose_point(run, given.get("opponent_point", "last"), run.history(), trial or 0)
+    given |= {"opponent": str(path), "opponent_point": point}
+    return config.replace(env_settings=tuple(given.items()))
+
+
+def load_player(run_dir: Path | str, point: int | str | Callable, trial: int) -> Loaded:
+    """As `load`, of a run that can play a game of two; the files of its opponents may be gone.
+
+    Raises:
+      UserError: as `load`, or the run's environment is no such game.
+    """
+    loaded = _load(run_dir, point, trial, alone=True)
+    env = _environment(loaded.config)[0]
+    if not hasattr(env, "hidden_information") or not hasattr(env, "action_mask"):
+        raise UserError(f"{run_dir} is a run of {env.name}, which is no game of two")
+    return loaded
+
+
+def player(loaded: Loaded, sample: bool = False) -> games.Player:
+    """The policy of `load_player` as a player.
+
+    Args:
+      loaded: one trial.
+      sample: whether it samples its actions; otherwise it takes the most probable ones.
+    """
+
+    def policy(state, observation, memory, rng, mask):
+        return loaded.policy(state, observation, memory, rng, mask=mask)
+
+    if hasattr(_environment(loaded.config)[0], "num_agents"):
+        return games.Player(policy, loaded.state, sample)
+    return games.of_one(policy, loaded.state, sample)
+
+
+def check_plays(loaded: Loaded, run_dir: Path | str, env: Any, env_params: Any) -> None:
+    """Refuses a run that has not been trained on what this environment shows and takes."""
+    own, own_params = _environment(loaded.config)
+    spaces = lambda env, params: (tuple(env.observation_space(params).shape), env.num_actions)
+    has, needs = spaces(own, own_params), spaces(env, env_params)
+    if has != needs:
+        raise UserError(
+            f"{run_dir} is a run of {own.name} with observations {has[0]} and {has[1]} actions: it "
+            f"cannot play {env.name}, which has observations {needs[0]} and {needs[1]} actions"
+        )
+
+
+def _environment(config: Any) -> tuple[Any, Any]:
+    return envs.make(config.env, **dict(config.env_settings))
+
+
+def _opponent(run_dir: str, game: Any, point: Any, trial: int, sample: bool) -> games.Player:
+    """A saved run as the opponent in a game, for envs/opponents.py."""
+    try:
+        loaded = load_player(run_dir, point, trial)
+        check_plays(loaded, run_dir, game, game.default_params)
+    except UserError as error:
+        raise ValueError(f"opponent: {error}") from error
+    return player(loaded, sample)
+
+
+registry.find_run = _opponent

@@ -346,6 +346,7 @@ def _begin(
 ) -> Result | Swept:
     """A sweep, or without `asked` a run: one group of trials, which train at once."""
     chosen, is_sweep = make_options(options), asked is not None
+    config = loading.pinned(config)
     module = split.of(module, chosen.split_envs)
     check_seeds(seeds)
     check_files(chosen, place.save)
