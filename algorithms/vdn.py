@@ -363,6 +363,11 @@ def check(config: Config, env: Any, env_params: Any) -> None:
     parts.check_spaces(INFO, config, env, env_params)
     if config.previous_inputs and config.cell == "none":
         raise ValueError("previous_inputs=True needs a memory; cell='gru' would do")
+    if config.mixer != "none" and getattr(env, "zero_sum", False):
+        raise ValueError(
+            f"mixer={config.mixer!r} learns the reward of a team, and agents of {env.name} are "
+            "opponents, whose rewards add up to 0: mixer='none' would do"
+        )
     count = size = config.num_envs * config.num_steps
     what = f"num_envs * num_steps = {config.num_envs} * {config.num_steps} = {size}"
     if config.cell != "none":

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import envs
+from algorithms import vdn
 
 pytestmark = pytest.mark.needs("pgx")
 
@@ -171,6 +172,15 @@ def test_pgx_alone_shows_a_player_of_kuhn_poker_less():
 def test_chance_and_hidden_information(name, chance, hidden):
     env, _ = envs.make(f"pgx/{name}")
     assert (env.chance, env.hidden_information) == (chance, hidden)
+
+
+@pytest.mark.parametrize("mixer", ["sum", "monotonic", "none"])
+def test_opponents_are_no_team(mixer):
+    config = vdn.Config(env="pgx/tic_tac_toe", env_settings=(), mixer=mixer)
+    if mixer == "none":
+        return vdn.make_train(config)
+    with pytest.raises(ValueError, match=f"mixer='{mixer}' .* pgx/tic_tac_toe are opponents"):
+        vdn.make_train(config)
 
 
 def test_sizes_of_boards():
