@@ -1,8 +1,9 @@
 """A GIF of one episode.
 
-Grids (MinAtar, Pong, Catch, mazes) and PointRobot are drawn here, classic control by gymnasium; an
-environment with `render(state, params) -> (height, width, 3) uint8` draws itself, and may say by
-`frame_milliseconds` how long a frame is shown.
+Grids (MinAtar, Pong, Catch, mazes) and PointRobot are drawn here, classic control by gymnasium.
+pgx draws its games, and resvg-py turns that into pixels. An environment with `render(state, params)
+-> (height, width, 3) uint8` draws itself, and may say by `frame_milliseconds` how long a frame is
+shown.
 """
 
 import functools
@@ -83,11 +84,15 @@ def check_drawable(config: Any) -> "_Painter":
     inner, _ = _unwrap(env, None)
     itself = _Painter(_itself, getattr(inner, "frame_milliseconds", 50))
     painter = itself if _draws_itself(inner) else PAINTERS.get(inner.name)
+    if painter is None and inner.name.startswith("pgx/"):
+        painter = MINATAR_OF_PGX if inner.name.startswith("pgx/minatar-") else GAME_OF_PGX
     if painter is None:
         raise UserError(
-            f"env={config.env} cannot be drawn. These can: {', '.join(PAINTERS)}, and any"
-            " environment with a method render(state, params) -> (height, width, 3) uint8"
+            f"env={config.env} cannot be drawn. These can: {', '.join(PAINTERS)}, games of pgx, and"
+            " any environment with a method render(state, params) -> (height, width, 3) uint8"
         )
+    if painter is GAME_OF_PGX and importlib.util.find_spec("resvg_py") is None:
+        raise UserError(f"drawing {inner.name} needs resvg-py: pip install resvg-py")
     if painter.paint is _classic and importlib.util.find_spec("pygame") is None:
         raise UserError(f"drawing {inner.name} needs pygame: pip install pygame")
     return painter
@@ -204,10 +209,35 @@ def _channels(env: Any, env_params: Any, states: Any) -> Iterator[np.ndarray]:
     """Observations (height, width, channels) of zeros and ones; the last channel set wins."""
     key = jax.random.key(0)
     observe = jax.jit(jax.vmap(lambda state: env.observe(key, state, None, env_params)))
-    planes = np.asarray(observe(states)) > 0
+    yield from _planes(np.asarray(observe(states)))
+
+
+def _planes(observations: np.ndarray) -> Iterator[np.ndarray]:
+    planes = observations > 0
     kinds = np.max(planes * np.arange(1, planes.shape[-1] + 1), axis=-1)
     for kind in kinds:
         yield _cells(COLOURS[kind])
+
+
+def _minatar_of_pgx(env: Any, env_params: Any, states: Any) -> Iterator[np.ndarray]:
+    yield from _planes(np.asarray(env.inner_state(states).observation))
+
+
+def _game_of_pgx(env: Any, env_params: Any, states: Any) -> Iterator[np.ndarray]:
+    import matplotlib
+    import resvg_py
+    from PIL import Image
+
+    # A font that is everywhere: a bare machine has none, and shows no numbers then.
+    font = Path(matplotlib.get_data_path(), "fonts", "ttf", "DejaVuSans.ttf")
+    families = dict.fromkeys(("font_family", "serif_family", "sans_serif_family"), "DejaVu Sans")
+    for state in _each(env.inner_state(states)):
+        svg = state.to_svg(color_theme="light")
+        png = resvg_py.svg_to_bytes(svg_string=svg, font_files=[str(font)], **families)
+        picture = Image.open(io.BytesIO(bytes(png))).convert("RGBA")
+        whole = Image.new("RGBA", picture.size, "white")
+        whole.alpha_composite(picture)
+        yield np.asarray(whole.convert("RGB"))
 
 
 def _catch(env: Any, env_params: Any, states: Any) -> Iterator[np.ndarray]:
@@ -273,6 +303,7 @@ GYMNASIUM_PARAMETERS = (  # those that its pictures depend on; gymnax has them i
     "x_threshold", "length", "LINK_LENGTH_1", "LINK_LENGTH_2",
     "min_position", "max_position", "goal_position",
 )  # fmt: skip
+GAME_OF_PGX, MINATAR_OF_PGX = _Painter(_game_of_pgx, 600), _Painter(_minatar_of_pgx, 80)
 GAMES = ("Asterix", "Breakout", "Freeway", "Seaquest", "SpaceInvaders")
 PAINTERS = {
     **{name: _Painter(_classic, 40) for name in CLASSIC},
