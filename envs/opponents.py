@@ -2,6 +2,7 @@
 
     env, env_params = envs.make("pgx/tic_tac_toe", opponent="random")
     env, env_params = envs.make("pgx/tic_tac_toe", opponent=act)  # act(rng, observation, mask)
+    from algorithms.launch import load  # which reads saved runs
     env, env_params = envs.make("pgx/tic_tac_toe", opponent="runs/RUN", opponent_point="best")
 
 The learner is the game's agent 0. Which agent moves first is drawn at every reset, and the opponent
@@ -70,7 +71,8 @@ def against(game: Any, settings: dict[str, Any]) -> "Against":
         asked = {k.removeprefix("opponent_"): saved[k] for k in SAVED}
         player = registry.find_run(opponent, game, **asked)
     elif is_run:
-        raise ValueError(f"opponent={opponent!r}: algorithms.launch.load reads runs: import it")
+        how = "from algorithms.launch import load"
+        raise ValueError(f"opponent={opponent!r}: the launcher reads saved runs: {how} first")
     else:
         raise ValueError(
             f"opponent={opponent!r}: give random, the directory of a run, or in Python a function"

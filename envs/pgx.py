@@ -30,7 +30,7 @@ With `opponent` a game for two is an environment of one agent, see envs/opponent
 
 `env.chance` says whether a game has dice, deals or other chance events, and
 `env.hidden_information` whether a player sees less than everything. Refused: bridge_bidding, which
-needs a download, and sparrow_mahjong, which has three players. There are no pictures.
+needs a download, and sparrow_mahjong, which has three players.
 """
 
 import functools

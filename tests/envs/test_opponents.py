@@ -232,7 +232,7 @@ def test_refusals(name, settings, message):
 
 def test_a_directory_needs_somebody_who_can_read_it(monkeypatch):
     monkeypatch.setattr(registry, "find_run", None)
-    with pytest.raises(ValueError, match="opponent='runs/x': algorithms.launch.load reads"):
+    with pytest.raises(ValueError, match="opponent='runs/x': the launcher reads"):
         envs.make("pgx/tic_tac_toe", opponent="runs/x")
     found = []
     find = lambda path, game, **more: found.append((path, game.name, more)) or games.RANDOM

@@ -232,7 +232,7 @@ def _game_of_pgx(env: Any, env_params: Any, states: Any) -> Iterator[np.ndarray]
     font = Path(matplotlib.get_data_path(), "fonts", "ttf", "DejaVuSans.ttf")
     families = dict.fromkeys(("font_family", "serif_family", "sans_serif_family"), "DejaVu Sans")
     for state in _each(env.inner_state(states)):
-        svg = state.to_svg(color_theme="light")
+        svg = jax.tree.map(jnp.asarray, state).to_svg(color_theme="light")
         png = resvg_py.svg_to_bytes(svg_string=svg, font_files=[str(font)], **families)
         picture = Image.open(io.BytesIO(bytes(png))).convert("RGBA")
         whole = Image.new("RGBA", picture.size, "white")
