@@ -40,6 +40,8 @@ Implementation details, in addition to those of ppo.py (Huang et al. 2022), whic
     these steps too.
   7 Forbidden actions (`env.action_mask`) get logits of -1e9. Dimensions that only other agents have
     (`env.action_dimensions`) are left out of log_prob and entropy.
+  8 No actor learns the steps that allow one action alone, as of a player who waits for the other's
+    move: they count neither in the entropy nor in the standardised advantages. Critics learn them.
 """
 
 import functools
@@ -242,7 +244,7 @@ class Task(NamedTuple):
     optimizer: parts.FlatOptimizer
     learning_rate: jax.Array
     epochs: int
-    weights: Callable  # alive -> weights of samples, of the same shape
+    weights: Callable  # Transition -> weights of samples, of the shape of its `alive`
 
 
 class Learned(NamedTuple):
@@ -286,6 +288,13 @@ def value_error(values, old_values, targets, clip_eps, clip):
         kept = old_values + jnp.clip(values - old_values, -clip_eps, clip_eps)
         error = jnp.maximum(error, jnp.square(kept - targets))
     return 0.5 * error
+
+
+def choosing(space, rollout):
+    """Where an agent is alive and, of discrete actions, has more than one to choose from; bool."""
+    if rollout.mask is None or not parts.is_discrete(space):
+        return rollout.alive
+    return rollout.alive & (rollout.mask.sum(-1) > 1)
 
 
 def kl_estimate(log_ratio):
@@ -404,7 +413,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     space = env.action_space(env_params)
     actor, critic = Actor(config, space), Critic(config)
     team = getattr(env, "shared_reward", False)
-    critic_weights = lambda alive: jnp.ones_like(alive) if team else alive  # detail 6
+    actor_weights = functools.partial(choosing, space)
+    critic_weights = lambda of: jnp.ones_like(of.alive) if team else of.alive  # detail 6
     central = config.central_critic  # whether critics see the world state, if there is one
     world_of = lambda state: environments.world_state(state, env_params) if central else None
 
@@ -454,7 +464,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         old = state.critic_params, state.critic_opt_state
         actors, metrics = learn_all(for_actor, state.policy.params, state.opt_state, actor_rng)
         critics, critic_metrics = learn_all(for_critic, *old, critic_rng)
-        values, targets, weights = batch.value, batch.target, critic_weights(batch.rollout.alive)
+        values, targets, weights = batch.value, batch.target, critic_weights(batch.rollout)
         metrics |= {
             "epochs": actors.epochs,
             "value_loss": critic_metrics["value_loss"],
@@ -555,7 +565,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
 
     def actor_loss(params, batch):
         rollout, advantages = batch.rollout, batch.advantage
-        weights = rollout.alive  # detail 6
+        weights = actor_weights(rollout)  # details 6 and 8
         actions = actor.apply(params, batch.observation, rollout.mask)
         log_prob, entropy = actions.log_prob_and_entropy(rollout.action)
         log_ratio, entropy = log_prob - batch.log_prob, parts.mean(entropy, weights)
@@ -574,7 +584,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     def critic_loss(params, batch):
         values = critic.apply(params, batch.critic_observation)
         error = value_error(values, batch.value, batch.target, config.clip_eps, config.clip_vloss)
-        value_loss = parts.mean(error, critic_weights(batch.rollout.alive))
+        value_loss = parts.mean(error, critic_weights(batch.rollout))
         return config.vf_coef * value_loss, {"value_loss": value_loss}
 
     for_actor = Task(
@@ -582,7 +592,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         optimizer=parts.clipped_adam(config.max_grad_norm, config.adam_eps),  # detail 1
         learning_rate=config.learning_rate,
         epochs=config.update_epochs,
-        weights=lambda alive: alive,
+        weights=actor_weights,
     )
     for_critic = Task(
         loss=critic_loss,
@@ -604,7 +614,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             indices, rate = inputs
             minibatch = jax.tree.map(lambda x: x[indices], batch)
             grads, metrics = jax.grad(task.loss, has_aux=True)(params, minibatch)
-            some = parts.any_over_shards(task.weights(minibatch.rollout.alive).any())
+            some = parts.any_over_shards(task.weights(minibatch.rollout).any())
             living = 1.0 * some  # 0: move no parameter
             params, opt_state, norm = task.optimizer.step(params, opt_state, grads, living * rate)
             return (params, opt_state), metrics | {"grad_norm": norm, "living": living}
@@ -643,7 +653,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             policy = policy.replace(world_stats=policy.world_stats.update(common.world_state))
         if config.normalize_reward:
             merge = jax.vmap(parts.RewardScale.update, (0, 0, 0, None, 0))
-            arrays = rollout.reward, rollout.done, config.gamma, critic_weights(rollout.alive)
+            arrays = rollout.reward, rollout.done, config.gamma, critic_weights(rollout)
             state = state.replace(reward_scale=merge(state.reward_scale, *arrays))
         return state.replace(policy=policy)
 
