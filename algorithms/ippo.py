@@ -355,6 +355,22 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
     return policy
 
 
+@parts.without_x64
+def make_probabilities(config: Config, env: Any = None, env_params: Any = None) -> Callable:
+    """Returns probabilities(state, observation, mask) of the policy that samples discrete actions.
+
+    Of one environment, as for `make_policy`: (num_agents, num_actions).
+    """
+    env, env_params = parts.make_env(config, env, env_params)
+    network = Actor(config, env.action_space(env_params))
+
+    def probabilities(state, observation, mask):
+        actions = act(config, network, state.policy, observation[None], mask[None])
+        return parts.unfold(config, nn.softmax(actions.output), env.num_agents)[0]
+
+    return probabilities
+
+
 def act(config, network, policy, observation, mask):
     """Actions (networks, samples, ...) on observations (num_envs, num_agents, ...)."""
     x, _ = make_inputs(config, policy, observation)
@@ -657,7 +673,13 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             state = state.replace(reward_scale=merge(state.reward_scale, *arrays))
         return state.replace(policy=policy)
 
-    return parts.Learner(init, update, make_policy(config, env, env_params), batch_size)
+    return parts.Learner(
+        init=init,
+        update=update,
+        policy=make_policy(config, env, env_params),
+        steps=batch_size,
+        probabilities=make_probabilities(config, env, env_params),
+    )
 
 
 if __name__ == "__main__":

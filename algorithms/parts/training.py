@@ -14,7 +14,7 @@ import envs
 from algorithms.parts import shards
 from algorithms.parts.loops import zeros
 from algorithms.parts.statistics import EpisodeStatistics
-from envs import shaping, sums
+from envs import exploitability, shaping, sums
 from envs.metrics import EpisodeMetrics
 from envs.sums import Sum
 
@@ -53,6 +53,7 @@ class Learner(NamedTuple):
     policy: Callable  # policy(state, observation, memory=None, rng=None, mask=None)
     steps: int  # environment steps of an update
     evaluate: Callable | None = None  # evaluate(state, rng) -> metrics, not the policy's episodes
+    probabilities: Callable | None = None  # probabilities(state, observation, mask) of actions
 
 
 class Plan(NamedTuple):
@@ -191,7 +192,8 @@ STATIC = ("learner", "env", "num_evals", "debug_nans", "split")
 
 @functools.partial(jax.jit, static_argnames=STATIC)
 def _train(config, env_params, rng, state, learn, learner, env, num_evals, debug_nans, split):
-    init, update, policy, steps, evaluate = learner(config, env, env_params)
+    init, update, policy, steps, evaluate, probabilities = learner(config, env, env_params)
+    table = exploitability.table(env) if probabilities and config.num_eval_episodes else None
     update = jax.jit(shards.with_own_keys(update))  # traced once, for the metrics and for the loop
 
     def updates(state, count):
@@ -230,6 +232,8 @@ def _train(config, env_params, rng, state, learn, learner, env, num_evals, debug
         played = envs.evaluate(policy, state, env, env_params, rng, config.num_eval_episodes)
         values = played._asdict()
         values["return"], own = values.pop("episode_return"), values.pop("metrics")
+        if table is not None:
+            own["exploitability"] = table.of_policy(probabilities, state)
         return {f"eval_{name}": x for name, x in (values | own).items()}
 
     def point(state, count):
