@@ -22,6 +22,7 @@ axes. The memory adds these details, as in ppo_rnn.py:
   4 Critics process a rollout after its collection. A final observation is valued with the memory of
     the episode that ends there. The memory itself does not advance.
   5 With `previous_inputs`, networks also see the last action and its reward, initially zeros.
+As in ippo.py, no actor learns the steps of agents that left, or that allow one action alone.
 """
 
 import functools
@@ -228,7 +229,7 @@ class Task(NamedTuple):
     optimizer: parts.FlatOptimizer
     learning_rate: jax.Array
     epochs: int
-    weights: Callable  # alive -> weights of samples, of the same shape
+    weights: Callable  # Transition -> weights of samples, of the shape of its `alive`
 
 
 class Learned(NamedTuple):
@@ -272,6 +273,13 @@ def value_error(values, old_values, targets, clip_eps, clip):
         kept = old_values + jnp.clip(values - old_values, -clip_eps, clip_eps)
         error = jnp.maximum(error, jnp.square(kept - targets))
     return 0.5 * error
+
+
+def choosing(space, rollout):
+    """Where an agent is alive and, of discrete actions, has more than one to choose from; bool."""
+    if rollout.mask is None or not parts.is_discrete(space):
+        return rollout.alive
+    return rollout.alive & (rollout.mask.sum(-1) > 1)
 
 
 def kl_estimate(log_ratio):
@@ -397,7 +405,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     space = env.action_space(env_params)
     actor, critic = Actor(config, space), Critic(config)
     team = getattr(env, "shared_reward", False)
-    critic_weights = lambda alive: jnp.ones_like(alive) if team else alive
+    actor_weights = functools.partial(choosing, space)
+    critic_weights = lambda of: jnp.ones_like(of.alive) if team else of.alive
     central = config.central_critic  # whether critics see the world state, if there is one
     world_of = lambda state: environments.world_state(state, env_params) if central else None
 
@@ -456,7 +465,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         critic_old = state.critic_params, state.critic_opt_state, state.critic_memory
         actors, metrics = learn_all(for_actor, actor_rng, *old)
         critics, critic_metrics = learn_all(for_critic, critic_rng, *critic_old)
-        values, targets, weights = batch.value, batch.target, critic_weights(batch.rollout.alive)
+        values, targets, weights = batch.value, batch.target, critic_weights(batch.rollout)
         metrics |= {
             "epochs": actors.epochs,
             "value_loss": critic_metrics["value_loss"],
@@ -563,7 +572,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         return jax.vmap(batch)(state.critic_params, state.critic_memory, state.reward_scale, folded)
 
     def actor_loss(params, memory, batch):
-        rollout, advantages, weights = batch.rollout, batch.advantage, batch.rollout.alive
+        rollout, advantages, weights = batch.rollout, batch.advantage, actor_weights(batch.rollout)
         _, actions = actor.apply(params, memory, batch.inputs, rollout.done, rollout.mask)
         log_prob, entropy = actions.log_prob_and_entropy(rollout.action)
         log_ratio, entropy = log_prob - rollout.log_prob, parts.mean(entropy, weights)
@@ -581,7 +590,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     def critic_loss(params, memory, batch):
         _, values = critic.apply(params, memory, batch.critic_inputs, batch.rollout.done)
         error = value_error(values, batch.value, batch.target, config.clip_eps, config.clip_vloss)
-        value_loss = parts.mean(error, critic_weights(batch.rollout.alive))
+        value_loss = parts.mean(error, critic_weights(batch.rollout))
         return config.vf_coef * value_loss, {"value_loss": value_loss}
 
     for_actor = Task(
@@ -589,7 +598,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         optimizer=parts.clipped_adam(config.max_grad_norm, config.adam_eps),
         learning_rate=config.learning_rate,
         epochs=config.update_epochs,
-        weights=lambda alive: alive,
+        weights=actor_weights,
     )
     for_critic = Task(
         loss=critic_loss,
@@ -608,7 +617,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             first = jax.tree.map(lambda x: x[indices], memory)  # from before the rollout
             sequences = jax.tree.map(lambda x: x[:, indices], batch)  # detail 3
             grads, metrics = jax.grad(task.loss, has_aux=True)(params, first, sequences)
-            living = 1.0 * task.weights(sequences.rollout.alive).any()  # 0: move no parameter
+            living = 1.0 * task.weights(sequences.rollout).any()  # 0: move no parameter
             params, opt_state, norm = task.optimizer.step(params, opt_state, grads, living * rate)
             return (params, opt_state), metrics | {"grad_norm": norm, "living": living}
 
@@ -645,7 +654,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             policy = policy.replace(world_stats=policy.world_stats.update(common.world_state))
         if config.normalize_reward:
             merge = jax.vmap(parts.RewardScale.update, (0, 0, 0, None, 0))
-            arrays = rollout.reward, rollout.done, config.gamma, critic_weights(rollout.alive)
+            arrays = rollout.reward, rollout.done, config.gamma, critic_weights(rollout)
             state = state.replace(reward_scale=merge(state.reward_scale, *arrays))
         return state.replace(policy=policy)
 

@@ -160,7 +160,7 @@ class Crowd(environment.Environment):
         if continuous:
             self.action_dimensions = np.array([[True, False], [True, True]])
         else:
-            self.action_mask = lambda state, params: state.x > -1.0
+            self.action_mask = lambda state, params: state.x > -0.5  # at times one action
         if world:
             self.world_state = lambda state, params: 2.0 * state.x.ravel()[:4]
 
@@ -340,8 +340,10 @@ class Plain:
         return [np.concatenate(x) for x in zip(*found)]
 
     def actor_loss(self, params, samples):
-        there = samples[-1]
-        x, _, mask, action, advantages, *_ = [x[there] for x in samples]
+        of_dimensions, there = self.env.continuous, samples[-1]
+        choosing = there if of_dimensions else there & (samples[2].sum(1) > 1)
+        assert of_dimensions or there.sum() > choosing.sum() > 0
+        x, _, mask, action, advantages, *_ = [x[choosing] for x in samples]
         out, log_std, _ = self.actor(params, x)
         if self.env.continuous:
             normal = distrax.Normal(out, jnp.exp(log_std))

@@ -289,7 +289,8 @@ class Plain:
             else:
                 policy = self.policy_of(out, mask)
                 log_prob, entropy = policy.log_prob(action), policy.entropy()
-            samples.append([x[there] for x in (log_prob, entropy, self.advantages[..., i])])
+            choosing = there if self.env.continuous else there & (mask.sum(-1) > 1)
+            samples.append([x[choosing] for x in (log_prob, entropy, self.advantages[..., i])])
         log_probs, entropies, advantages = map(jnp.concatenate, zip(*samples))
         advantages = (advantages - advantages.mean()) / advantages.std()
         # The policy gradient theorem: at a ratio of 1 there is nothing to clip.

@@ -12,6 +12,7 @@ import envs
 from algorithms import parts
 from algorithms.launch import metrics
 from algorithms.launch.errors import UserError
+from envs import exploitability
 
 ROWS = (("episode_return", "return"), ("length", "length"), ("last_reward", "last reward"))
 ENDS = ("terminated", "truncated")
@@ -25,7 +26,7 @@ def evaluate(
     """Runs whole episodes of the deterministic policy of one trial.
 
     Args:
-      module: the algorithm's module (only `make_policy` is used).
+      module: the algorithm's module (only `make_policy` and `make_probabilities` are used).
       config: of that trial.
       state: anything whose `policy` is that trial's (no trial axis).
       seed: of the start states and of the environment's own randomness.
@@ -34,7 +35,8 @@ def evaluate(
     Returns:
       episode_return, length, terminated, truncated and last_reward, each (num_episodes,), and what
       the environment reports under `metrics/NAME`; returns and rewards of a game have a trailing
-      axis of players.
+      axis of players. In poker (envs/exploitability.py) also `exploitability`, (1,), if the module
+      has `make_probabilities`.
 
     Raises:
       UserError: episodes of this environment may never end.
@@ -45,8 +47,8 @@ def evaluate(
     except ValueError as error:
         raise UserError(str(error)) from None
     rng = jax.random.key(seed)
-    episodes = _episodes(config, env_params, state.policy, rng, module, env, num_episodes)
-    values = episodes._asdict()
+    episodes, measured = _episodes(config, env_params, state.policy, rng, module, env, num_episodes)
+    values = episodes._asdict() | measured
     values |= {f"metrics/{name}": value for name, value in values.pop("metrics").items()}
     return {name: np.asarray(value) for name, value in values.items()}
 
@@ -56,7 +58,12 @@ def _episodes(config, env_params, policy_state, rng, module, env, num_episodes):
     """Compiled once for all trials of a run: `envs.make` gives the same object every time."""
     policy = module.make_policy(config, env, env_params)
     state = SimpleNamespace(policy=policy_state)
-    return envs.evaluate(policy, state, env, env_params, rng, num_episodes)
+    episodes = envs.evaluate(policy, state, env, env_params, rng, num_episodes)
+    make, table = getattr(module, "make_probabilities", None), exploitability.table(env)
+    if make is None or table is None:
+        return episodes, {}
+    value = table.of_policy(make(config, env, env_params), state)
+    return episodes, {"exploitability": value[None]}
 
 
 def summary(values: np.ndarray) -> dict[str, Any]:
@@ -89,7 +96,8 @@ def table(episodes: dict[str, np.ndarray], title: str = "") -> str:
     ]
     width = max(16, *(len(name) + 2 for _, name in reported)) if reported else 16
     rows = [["", *COLUMNS, "NaN"]]
-    for key, label in (*ROWS, *reported):
+    of_game = [(name, name) for name in ("exploitability",) if name in episodes]
+    for key, label in (*ROWS, *reported, *of_game):
         values = np.asarray(episodes[key])
         columns = {label: values} if values.ndim == 1 else _by_player(label, values)
         rows += [_row(name, summary(column)) for name, column in columns.items()]
