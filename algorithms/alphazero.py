@@ -302,6 +302,15 @@ def searcher(config, game, assess):
     return search
 
 
+def playout_search(game, size):
+    """Returns act(rng, boards) -> moves (batch,) of a PUCT search without a network.
+
+    It has `size` simulations, uniform priors and random playouts, and is the same for all configs.
+    """
+    search = searcher(Config(search="puct"), game, functools.partial(by_playout, game))
+    return lambda rng, boards: search((), boards, rng, size, explore=False).action
+
+
 # --- acting and training ----------------------------------------------------------------------
 
 
@@ -547,20 +556,15 @@ def evaluate(config, env, env_params, network, state, rng):
     """Metrics of games against three opponents, each (num_eval_episodes,); see the docstring."""
     assess = functools.partial(by_network, network)
 
-    def searching(config, assess, params, size):
-        search = searcher(config, env.wrapped, assess)
-        return lambda rng, boards: search(params, boards, rng, size, explore=False).action
-
     def acting(policy):
         if config.eval_search:
-            return searching(config, assess, policy.params, config.num_simulations)
+            search, size = searcher(config, env.wrapped, assess), config.num_simulations
+            return lambda rng, boards: search(policy.params, boards, rng, size, False).action
         return lambda rng, boards: jnp.argmax(assess(policy.params, rng, boards)[0], axis=-1)
 
     opponents = {"random": games.random_move, "past": acting(state.past)}
     if config.eval_simulations:
-        fixed = config.replace(search="puct", pb_c_init=1.25, gamma=1.0)  # for all learners
-        playout = functools.partial(by_playout, env.wrapped)
-        opponents["search"] = searching(fixed, playout, (), config.eval_simulations)
+        opponents["search"] = playout_search(env.wrapped, config.eval_simulations)
     number, metrics = config.num_eval_episodes, {}
     for key, (name, opponent) in zip(jax.random.split(rng, 3), opponents.items()):
         openings = 0 if name == "random" else config.eval_opening_moves

@@ -1,7 +1,8 @@
-"""A match between two saved runs, or between a run and random moves, in a game of two.
+"""A match in a game of two between saved runs, random moves or searches without a network.
 
     python -m algorithms.launch.match runs/A runs/B --games 200
     python -m algorithms.launch.match runs/A random --search 32
+    python -m algorithms.launch.match runs/A search:1000 --search 32
     python -m algorithms.launch.match runs/A runs/A --point 10,best
 
 Each side moves first in half of the games. Runs of algorithms for several agents can play, and of
@@ -27,6 +28,7 @@ from algorithms.launch.storage import loading
 from envs import games
 
 RANDOM = "random"  # in place of a run
+SEARCH = "search:"  # with a number of simulations, likewise
 OPENINGS = 2  # random moves first, where chance makes no two games differ
 Z = 1.959963984540054  # of a 95 % interval
 
@@ -36,7 +38,8 @@ class Side(NamedTuple):
 
     name: str
     path: Path | str = RANDOM
-    loaded: loading.Loaded | None = None  # None: random moves
+    loaded: loading.Loaded | None = None  # None: no run
+    simulations: int = 0  # of a search without a network; 0: random moves
 
 
 class Score(NamedTuple):
@@ -102,7 +105,8 @@ def match(
     """Plays a match; all games run in parallel, in one program.
 
     Args:
-      run_a, run_b: directories of runs, or "random".
+      run_a, run_b: directories of runs, "random", or "search:N": alphazero's search with N
+        simulations, uniform priors and random playouts.
       env, env_settings: the game; by default the runs' own, without their opponents.
       games: how many, an even number.
       openings: uniformly random moves at the start of each game; by default 2, or none in games
@@ -136,8 +140,14 @@ def match(
 
 
 def _side(run: Path | str, point: int | str, trial: int) -> Side:
-    if str(run) == RANDOM:
+    word = str(run)
+    if word == RANDOM:
         return Side(RANDOM)
+    if word.startswith(SEARCH):
+        number = word.removeprefix(SEARCH)
+        if not number.isdecimal() or int(number) < 1:
+            raise UserError(f"{word}: give a number of simulations, such as {SEARCH}1000")
+        return Side(f"search with random playouts, {number} simulations", simulations=int(number))
     loaded = loading.load_player(run, point, trial)
     own = f", trial {trial}" if trial else ""
     return Side(f"{run} at point {loaded.point}{own}", run, loaded)
@@ -151,7 +161,7 @@ def _environment(sides: Sequence[Side], name: str | None, settings: tuple) -> tu
     if not settings:
         own = {config.env: _settings(config) for config in configs}
         if name is None and not own:
-            raise UserError("random against random: say which game, --env pgx/tic_tac_toe")
+            raise UserError("neither side is a run: say which game, --env pgx/tic_tac_toe")
         if name is None and len(own) > 1:
             raise UserError(f"the runs are of {' and '.join(own)}: say which game, with --env")
         name = name or next(iter(own))
@@ -181,6 +191,9 @@ def _searches(side: Side) -> bool:
 
 def _player(side: Side, env: Any, params: Any, search: int, sample: bool) -> Callable:
     """player(state) -> one side of `games.play`."""
+    if side.simulations:
+        act = _playout_search(env, params, side.simulations)
+        return lambda state: act
     if side.loaded is None:
         return lambda state: games.RANDOM
     if not (search and _searches(side)):
@@ -200,6 +213,15 @@ def _player(side: Side, env: Any, params: Any, search: int, sample: bool) -> Cal
         return act
 
     return searching
+
+
+def _playout_search(env: Any, params: Any, simulations: int) -> Callable:
+    alphazero = loading.find_module("alphazero")
+    try:
+        alphazero.check(alphazero.Config(env=env.name), env, params)
+    except ValueError as error:
+        raise UserError(f"{SEARCH}{simulations}: {error}") from error
+    return alphazero.playout_search(env.wrapped, simulations)
 
 
 def _play(
@@ -283,9 +305,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     """The command line. Exit code 2 for a user's mistake, with one line that says what."""
     parser = argparse.ArgumentParser(
         prog="python -m algorithms.launch.match",
-        description="A match between two saved runs in a game of two.",
+        description="A match in a game of two.",
     )
-    parser.add_argument("runs", nargs=2, metavar="RUN", help="directory of a run, or random")
+    parser.add_argument(
+        "runs", nargs=2, metavar="RUN", help="directory of a run, random, or search:N"
+    )
     parser.add_argument("--env", help="the game; default: the runs' own")
     parser.add_argument("--env-settings", default="", metavar="name=value,...", help="with --env")
     parser.add_argument("--games", type=int, default=200, help="an even number; default 200")

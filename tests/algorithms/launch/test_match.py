@@ -15,7 +15,7 @@ from flax import struct
 from scipy import stats
 
 import envs
-from algorithms import launch
+from algorithms import alphazero, launch
 from algorithms.launch import match
 from algorithms.launch.errors import UserError
 from algorithms.launch.show import plots, render
@@ -175,6 +175,16 @@ def test_search_is_for_runs_that_have_one(runs, monkeypatch):
     assert by_hand(middle, middle) == played.returns[0] == -played.returns[1]
 
 
+@pytest.mark.needs("mctx")
+def test_a_search_without_a_network(monkeypatch):
+    monkeypatch.setattr(loading, "find_module", lambda algorithm: alphazero)
+    played = match.match("search:24", "random", "pgx/tic_tac_toe", games=40)
+    assert played.total.value > 0.8
+    assert "A: search with random playouts, 24 simulations\nB: random\n" in played.text
+    with pytest.raises(UserError, match="search:24: pgx/kuhn_poker has chance"):
+        match.match("search:24", "random", "pgx/kuhn_poker")
+
+
 @pytest.mark.parametrize(
     "words, message",
     [
@@ -189,7 +199,9 @@ def test_search_is_for_runs_that_have_one(runs, monkeypatch):
         (["both", "random", "--env", "pgx/2048"], "pgx/2048 is no game of two"),
         (["both", "random", "--env", "pgx/tictactoe"], "did you mean tic_tac_toe"),
         (["both", "random", "--env-settings", "size=5"], "--env-settings goes with --env"),
-        (["random", "random"], "random against random: say which game"),
+        (["random", "search:9"], "neither side is a run: say which game"),
+        (["both", "search:0"], "search:0: give a number of simulations, such as search:1000"),
+        (["both", "search:x"], "search:x: give a number of simulations"),
         (["both", "one", "--point", "1,2,3"], "--point 1,2,3: give one value, or two"),
         (["both", "one", "--point", "x"], "--point x: give one value"),
         (["both", "one", "--point", "7"], "has no point 7"),
