@@ -167,12 +167,13 @@ def test_openings_and_samples_make_games_differ(runs):
 
 
 def test_search_is_for_runs_that_have_one(runs, monkeypatch):
+    """Cell 8 and then the first legal one, on both sides: who moves second wins with 2, 4, 6."""
     monkeypatch.setattr(loading, "find_module", lambda algorithm: SEARCHES)
-    played = match.match(runs / "both", "random", games=2, openings=0, search=4)
-    assert ", 4 simulations\n" in played.text and "B: random\n" in played.text
-    middle = np.where(np.arange(9) == 4, 1.0, -np.arange(9.0))  # then the first legal cell
-    played = match.match(runs / "both", runs / "one", games=2, openings=0, search=4)
-    assert by_hand(middle, middle) == played.returns[0] == -played.returns[1]
+    played = match.match(runs / "both", runs / "one", games=2, openings=0, search=8)
+    assert "A: " in played.text and played.text.count(", 8 simulations\n") == 2
+    numbers = np.where(np.arange(9) == 8, 1.0, -np.arange(9.0))
+    assert by_hand(numbers, numbers) == played.returns[0] == -played.returns[1] == -1
+    assert (played.first, played.second) == (match.Score(0, 0, 1), match.Score(1, 0, 0))
 
 
 @pytest.mark.needs("mctx")
