@@ -2,12 +2,13 @@
 
     env, env_params = envs.make("pgx/tic_tac_toe", opponent="random")
     env, env_params = envs.make("pgx/tic_tac_toe", opponent=act)  # act(rng, observation, mask)
-    from algorithms.launch import load  # which reads saved runs
     env, env_params = envs.make("pgx/tic_tac_toe", opponent="runs/RUN", opponent_point="best")
 
 The learner is the game's agent 0. Which agent moves first is drawn at every reset, and the opponent
 moves inside `reset` and `step` until the learner is to move. So a step is one move of the learner
 and all replies to it; its reward, flags and observation are the learner's own.
+
+Saved runs are read by the launcher, which has to be imported (`algorithms.launch.load`).
 """
 
 from typing import Any
