@@ -713,3 +713,25 @@ def test_table_of_a_game_has_a_row_for_each_player():
     rows = {line[:16].strip(): line[16:].split() for line in text.splitlines()[2:]}
     assert rows["return [0]"][0] == "5" and rows["return [1]"][0] == "-5"
     assert rows["last reward [1]"][0] == "-1" and rows["length"][0] == "5"
+
+
+@pytest.mark.needs("pgx")
+def test_evaluate_measures_exploitability_in_poker():
+    """Of the uniform policy it is 11/24; several seeds are summed up together."""
+    module = types.ModuleType("fake_poker")
+    policy = lambda state, x, memory=None, rng=None, mask=None: (jnp.argmax(mask, -1), memory)
+    module.make_policy = lambda *world: policy
+    config = Config(env="pgx/kuhn_poker")
+    assert "exploitability" not in evaluation.evaluate(module, config, STATE, 0, 2)
+    uniform = lambda state, observation, mask: mask / mask.sum(-1, keepdims=True)
+    module = types.ModuleType("fake_poker")
+    module.make_policy, module.make_probabilities = lambda *world: policy, lambda *world: uniform
+    episodes = evaluation.evaluate(module, config, STATE, 0, 2)
+    np.testing.assert_allclose(episodes["exploitability"], [11.0 / 24.0], rtol=1e-6)
+    (row,) = [x for x in evaluation.table(episodes).splitlines() if x.startswith("exploitab")]
+    assert row.split()[:2] == ["exploitability", "0.458333"]
+    other = episodes | {"exploitability": np.array([0.0])}
+    both = [evaluation.Played(i, i, {}, 0, x) for i, x in enumerate((episodes, other))]
+    (entry,) = json.loads(evaluation.as_json(both))
+    assert entry["agents"][1]["exploitability"]["mean"] == 0.0
+    assert entry["total"]["exploitability"]["mean"] == pytest.approx(11.0 / 48.0)
