@@ -6,13 +6,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-# Boards whose actions are their cells, row by row, or their columns; other actions come last.
+# Boards whose actions are their cells, row by row, or their columns; other actions come last. Hex has
+# half turns only: each colour joins two sides of its own, which all other turns exchange.
 KINDS = {
     "tic_tac_toe": "dihedral",
     "othello": "dihedral",
     "go_9x9": "dihedral",
     "go_19x19": "dihedral",
     "connect_four": "columns",
+    "hex": "half turns",
 }
 
 
@@ -47,6 +49,10 @@ def symmetries(game: str, shape: tuple[int, ...], num_actions: int) -> Symmetrie
     if KINDS[game] == "columns":
         cells = np.stack([board.ravel(), board[:, ::-1].ravel()])
         return Symmetries(cells, np.stack([actions, actions[::-1]]))
-    cells = np.stack([np.rot90(x, k).ravel() for x in (board, board.T) for k in range(4)])
+    if KINDS[game] == "half turns":
+        turned = [board, np.rot90(board, 2)]
+    else:
+        turned = [np.rot90(x, k) for x in (board, board.T) for k in range(4)]
+    cells = np.stack([x.ravel() for x in turned])
     others = np.tile(actions[board.size :], (len(cells), 1))
     return Symmetries(cells, np.concatenate([cells, others], 1))

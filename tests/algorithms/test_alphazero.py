@@ -160,9 +160,38 @@ def test_turned_boards_have_turned_moves(name, number):
             np.testing.assert_array_equal(own[same], other[same])
 
 
+def test_whole_games_of_hex_turned_by_half():
+    """Random games and their turned copies, of both colours, with and without the swap of colours,
+    have turned observations and legal moves, and the same ends and rewards."""
+    env, _ = envs.make("pgx/hex", size=3)
+    start = jax.vmap(env.wrapped.init)(jax.random.split(jax.random.key(0), 64))
+    table = parts.symmetries("hex", start.observation.shape[1:], 10)
+
+    def step(both, key):
+        plain, turned = both
+        moves = games.random_move(key, turned)
+        turned = jax.vmap(env.wrapped.step)(turned, moves)
+        plain = jax.vmap(env.wrapped.step)(plain, jnp.asarray(table.actions)[1, moves])
+        return (plain, turned), (plain, turned, moves)
+
+    keys = jax.random.split(jax.random.key(1), 10)
+    plain, turned, moves = jax.jit(lambda: jax.lax.scan(step, (start, start), keys)[1])()
+    flat = lambda x: x.reshape(-1, *x.shape[2:])
+    every = jnp.ones(640, jnp.int32)
+    for own, other in (
+        (turned.observation, table.board(every, flat(plain.observation))),
+        (turned.legal_action_mask, table.policy(every, flat(plain.legal_action_mask))),
+        (turned.rewards, plain.rewards),
+        (turned.terminated, plain.terminated),
+    ):
+        np.testing.assert_array_equal(own, other.reshape(own.shape))
+    assert turned.terminated[-1].all() and 0 < (moves[1] == 9).sum() < 64  # 9: swap
+    assert 0 < (turned.rewards[..., 0] > 0).sum() < 64
+
+
 def test_games_without_known_symmetries_have_none():
     assert parts.symmetries("chess", (8, 8, 119), 4672) is None
-    assert set(symmetry_tables.KINDS.values()) == {"dihedral", "columns"}
+    assert set(symmetry_tables.KINDS.values()) == {"dihedral", "columns", "half turns"}
 
 
 def first_legal(rng, boards):
