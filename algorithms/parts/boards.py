@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-# Boards whose actions are their cells, row by row, or their columns; other actions come last. Hex has
-# half turns only: each colour joins two sides of its own, which all other turns exchange.
+# Boards whose actions are their cells, row by row, or their columns; other actions come last. Hex
+# has half turns only: each colour joins two sides of its own, which all other turns exchange.
 KINDS = {
     "tic_tac_toe": "dihedral",
     "othello": "dihedral",
