@@ -1,4 +1,4 @@
-"""Dense layers with products that suit a CPU."""
+"""Dense layers and convolutions with products that suit a CPU."""
 
 import functools
 from typing import Any
@@ -69,3 +69,45 @@ def chunk_of(samples: int, inputs: int, outputs: int) -> int | None:
     if samples <= SAMPLES or inputs not in UNITS or outputs not in UNITS:
         return None
     return next((n for n in range(SAMPLES, SAMPLES // 2 - 1, -1) if samples % n == 0), None)
+
+
+def patches(x: jax.Array) -> jax.Array:
+    """The 3x3 neighbourhoods in images (batch, height, width, channels), without padding: (batch,
+    height - 2, width - 2, 9 channels)."""
+    height, width = x.shape[1] - 2, x.shape[2] - 2
+    shifted = [x[:, i : i + height, j : j + width] for i in range(3) for j in range(3)]
+    return jnp.concatenate(shifted, -1)
+
+
+def padded(x: jax.Array) -> jax.Array:
+    """Images (batch, height, width, channels) with a frame of zeros."""
+    return jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
+
+
+@jax.custom_vjp
+def convolve(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """patches(padded(x)) @ kernel, for a CPU: images (batch, height, width, k), kernel (9 k, n).
+
+    XLA's own convolution takes 0.65 of the time of that product, measured on one core with boards
+    of 6x7 and 32 channels. Inside a loop its gradient of the kernel takes 7 times as long as the
+    product, so this gradient alone is a product. Both ways take 0.8 of the time in all.
+    """
+    window = kernel.reshape(3, 3, x.shape[-1], -1)
+    names = ("NHWC", "HWIO", "NHWC")
+    return jax.lax.conv_general_dilated(x, window, (1, 1), "SAME", dimension_numbers=names)
+
+
+def _convolve_forward(x, kernel):
+    return convolve(x, kernel), (x, kernel)
+
+
+def _convolve_backward(kept, given):
+    x, kernel = kept
+    inputs, outputs = x.shape[-1], kernel.shape[-1]
+    turned = kernel.reshape(9, inputs, outputs)[::-1].swapaxes(1, 2)
+    of_x = convolve(given, turned.reshape(9 * outputs, inputs))
+    rows = patches(padded(x)).reshape(-1, 9 * inputs)
+    return of_x, rows.T @ given.reshape(-1, outputs)
+
+
+convolve.defvjp(_convolve_forward, _convolve_backward)

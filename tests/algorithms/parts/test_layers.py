@@ -84,6 +84,29 @@ def test_a_convolution_is_xla_s():
     np.testing.assert_allclose(result, expected + jnp.arange(4.0), rtol=1e-4, atol=1e-5)
 
 
+def test_a_framed_convolution_and_its_gradients_are_those_of_other_devices(monkeypatch):
+    images, weights = (
+        jax.random.normal(jax.random.key(n), (3, 2, 6, 5, n)) for n in (3, 4)
+    )  # of three seeds
+    layer = parts.layers.Conv3x3(4, framed=True)
+    params = jax.vmap(layer.init, (0, None))(jax.random.split(jax.random.key(1), 3), images[0])
+    params["params"]["bias"] += jnp.arange(4.0)
+
+    def results():
+        total = lambda params, x, weights: (layer.apply(params, x) * weights).sum()
+        return (
+            jax.vmap(layer.init, (0, None))(jax.random.split(jax.random.key(1), 3), images[0]),
+            jax.vmap(layer.apply)(params, images),
+            jax.vmap(jax.grad(total, (0, 1)))(params, images, weights),
+        )
+
+    on_cpu = results()
+    assert on_cpu[1].shape == (3, 2, 6, 5, 4)
+    monkeypatch.setattr(parts.layers.loops, "platform", lambda: "gpu")
+    close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+    jax.tree.map(close, on_cpu, results())
+
+
 def test_a_torso_convolves_images_and_then_has_its_layers():
     images = jax.random.normal(jax.random.key(0), (2, 6, 5, 3))
     torso = parts.Torso((8, 7), "relu", "small")
