@@ -455,5 +455,16 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
         },
         "Breakout-MinAtar": {**BITS, "adam_eps": 1e-6},
     },
-    "alphazero": {"tic_tac_toe": {"env": "pgx/tic_tac_toe"}},
+    "alphazero": {
+        "tic_tac_toe": {"env": "pgx/tic_tac_toe"},
+        "connect_four": {
+            "env": "pgx/connect_four",
+            "total_timesteps": 3_000_000,
+            "num_steps": 32,
+            "update_epochs": 4,
+            "num_minibatches": 8,
+            "learning_rate": 1e-3,
+            "hidden_sizes": (256, 256),
+        },
+    },
 }
