@@ -230,7 +230,9 @@ def _game_of_pgx(env: Any, env_params: Any, states: Any) -> Iterator[np.ndarray]
 
     # A font that is everywhere: a bare machine has none, and shows no numbers then.
     font = Path(matplotlib.get_data_path(), "fonts", "ttf", "DejaVuSans.ttf")
-    families = dict.fromkeys(("font_family", "serif_family", "sans_serif_family"), "DejaVu Sans")
+    families: dict[str, Any] = dict.fromkeys(
+        ("font_family", "serif_family", "sans_serif_family"), "DejaVu Sans"
+    )
     for state in _each(env.inner_state(states)):
         svg = jax.tree.map(jnp.asarray, state).to_svg(color_theme="light")
         png = resvg_py.svg_to_bytes(svg_string=svg, font_files=[str(font)], **families)
