@@ -100,7 +100,8 @@ def test_every_library_that_the_kit_imports_is_declared():
     imported |= {"gymnax"}  # envs/gymnax.py imports it by its name
     imported -= sys.stdlib_module_names | {"algorithms", "envs"}
     assert {"jax", "PIL"} <= imported
-    assert {{"PIL": "pillow"}.get(name, name).lower() for name in imported} <= declared
+    packages = {"PIL": "pillow", "resvg_py": "resvg-py"}
+    assert {packages.get(name, name).lower() for name in imported} <= declared
 
 
 def test_an_installed_package_is_copied_from(tmp_path, monkeypatch):
