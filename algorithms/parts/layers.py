@@ -18,8 +18,8 @@ from envs import loops
 class Conv3x3(nn.Dense):
     """A 3x3 convolution of images (batch, height, width, channels), with a frame of zeros or none.
 
-    It multiplies patches with a matrix: XLA's own convolution is 9 times slower on a CPU. Framed
-    images are wide enough in channels for `products.convolve`.
+    Without a frame it multiplies patches with a matrix: for images of few channels, XLA's own
+    convolution is 9 times slower on a CPU. With a frame it is `products.convolve` on a CPU.
     """
 
     framed: bool = False
