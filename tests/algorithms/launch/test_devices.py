@@ -1,0 +1,43 @@
+"""Which threads XLA gets before it starts."""
+
+import importlib.util
+import os
+
+import jax
+import pytest
+
+from algorithms import ppo
+from algorithms.launch.compute import devices
+
+
+@pytest.mark.parametrize(
+    ("platforms", "plugins", "one_thread"),
+    [
+        (None, (), True),
+        ("cpu", ("jax_plugins",), True),
+        ("cpu,cuda", ("jax_plugins",), True),
+        ("cuda,cpu", ("jax_plugins",), False),
+        (None, ("jax_plugins",), False),
+        (None, ("libtpu",), False),
+    ],
+)
+def test_one_thread_serves_a_small_trial_on_a_cpu_alone(
+    monkeypatch, platforms, plugins, one_thread
+):
+    spec = lambda name: name if name in plugins else None
+    monkeypatch.setattr(importlib.util, "find_spec", spec)
+    monkeypatch.setattr(os, "environ", {})
+    before = jax.config.jax_platforms
+    jax.config.update("jax_platforms", platforms)
+    try:
+        assert devices.use_cores(1, ppo.Config())
+    finally:
+        jax.config.update("jax_platforms", before)
+    assert os.environ == ({"NPROC": "1"} if one_thread else {})
+
+
+def test_large_operations_get_all_threads(monkeypatch):
+    monkeypatch.setattr(devices, "awaits_accelerator", lambda: False)
+    monkeypatch.setattr(os, "environ", {})
+    devices.use_cores(1, ppo.Config(hidden_sizes=(2048,)))
+    assert not os.environ
