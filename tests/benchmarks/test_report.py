@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+import envs
 from algorithms import launch
 from tests.algorithms.launch import toy
 from tests.benchmarks import jaxmarl_scripts, learning, peers, pictures, report, speed, teams
@@ -143,12 +144,20 @@ def test_other_kits_have_settings_for_their_cells():
 def test_cases_for_accelerators_have_settings_that_work():
     names = [case.name for case in speed.GPU_CASES]
     assert len(set(names)) == len(names) and "ppo-cartpole-4096" in names
-    for name in ("ppo-breakout-1", "pqn-breakout-1", "sac-pendulum-1024"):
+    for name in ("ppo-breakout-256", "pqn-breakout-1024", "sac-pendulum-1024"):
         module, config = speed.our_settings(speed.GPU_CASES[names.index(name)])
         plan = module.make_train(config).plan
         assert plan.steps >= speed.GPU_CASES[names.index(name)].timesteps
     assert speed.Worker.environment == {"JAX_PLATFORMS": "cpu"}
-    assert not speed.OnAccelerator.environment
+    shared = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # else the first side takes most of it
+    assert speed.OnAccelerator.environment == shared
+
+
+@pytest.mark.needs("craftax")
+@pytest.mark.needs("brax")
+def test_cases_for_accelerators_have_environments_that_exist():
+    for name in {case.env for case in speed.GPU_CASES}:
+        envs.make(name)
 
 
 @pytest.mark.needs("jaxmarl")
