@@ -203,6 +203,7 @@ def pinned(config: Any) -> Any:
     opponent = given.get("opponent")
     if not is_against(config) or opponent == "random" or not isinstance(opponent, str):
         return config
+    _check_side(opponent)
     path = Path(opponent).resolve()
     run, trial = _located(path, given.get("opponent_trial", 0))
     point = choose_point(run, given.get("opponent_point", "last"), run.history(), trial or 0)
@@ -216,11 +217,17 @@ def load_player(run_dir: Path | str, point: int | str | Callable, trial: int) ->
     Raises:
       UserError: as `load`, or the run's environment is no such game.
     """
+    _check_side(run_dir)
     loaded = _load(run_dir, point, trial, alone=True)
     env = _environment(loaded.config)[0]
     if not hasattr(env, "hidden_information") or not hasattr(env, "action_mask"):
         raise UserError(f"{run_dir} is a run of {env.name}, which is no game of two")
     return loaded
+
+
+def _check_side(run_dir: Path | str) -> None:
+    if not Path(run_dir).is_dir():
+        raise UserError(f"{run_dir} is no directory: give that of a run, or random")
 
 
 def player(loaded: Loaded, sample: bool = False) -> games.Player:

@@ -193,7 +193,7 @@ def test_a_search_without_a_network(monkeypatch):
         (["both", "one", "--games", "0"], "--games 0: give an even number"),
         (["both", "one", "--openings", "-1"], "--openings -1: give 0 or more"),
         (["both", "one", "--search", "8"], "--search 8: neither side is a run of alphazero"),
-        (["both", "nothing"], "nothing"),
+        (["both", "randm"], "randm is no directory: give that of a run, or random"),
         (["both", "pole"], "pole is a run of CartPole-v1, which is no game of two"),
         (["both", "hex"], "the runs are of pgx/tic_tac_toe and pgx/hex: say which game"),
         (["both", "hex", "--env", "pgx/hex"], "both is a run of pgx/tic_tac_toe with observations"),
@@ -274,7 +274,7 @@ def test_a_run_keeps_the_path_and_the_point_of_its_opponent(runs, tmp_path, monk
     [
         ({"opponent": "hex"}, "hex is a run of pgx/hex with observations"),
         ({"opponent": "pole"}, "pole is a run of CartPole-v1, which is no game of two"),
-        ({"opponent": "nothing"}, "nothing"),
+        ({"opponent": "randm"}, "randm is no directory: give that of a run, or random"),
         ({"opponent": "one", "opponent_point": 9}, "has no point 9"),
         ({"opponent": "one", "opponent_trial": 9}, "trial=9"),
         ({"opponent": "one", "opponent_trial": "x"}, "trial=x"),
