@@ -47,6 +47,8 @@ WRAPPER_SETTINGS = {
     "limit_terminates": "true: the time limit is a rule of the task, after which nothing comes",
     "mask_actions": "false: hide which actions are allowed",
     "start_window": "steps for which one start state serves when episodes restart",
+    "randomize": "ranges of parameters that every episode draws anew",
+    "observe_randomized": "true: show what was drawn, at the end of a flat observation",
     "clip_action": "clip Box actions to the bounds of their space",
     "rescale_action": "take Box actions in [-1, 1] and rescale them to the bounds",
 }
@@ -96,7 +98,7 @@ def _cached(name: str, settings: tuple[tuple[str, Any], ...]) -> tuple[Any, Any]
 
 
 def _build(env: Any, settings: dict[str, Any]) -> tuple[Any, Any]:
-    from envs import wrappers
+    from envs import randomized, wrappers
     from envs.gymnax import Gymnax, parameter_names
 
     settings = dict(settings)
@@ -114,6 +116,12 @@ def _build(env: Any, settings: dict[str, Any]) -> tuple[Any, Any]:
     params = params.replace(**settings) if settings else params
 
     env = Gymnax(env)
+    words, seen = (wrapper_settings.get(name) for name in ("randomize", "observe_randomized"))
+    if words is not None:
+        ranges = randomized.ranges(label, params, words)
+        env = randomized.Randomized(env, params, ranges, settings, bool(seen))
+    elif seen:
+        raise ValueError("observe_randomized: nothing is drawn; give randomize too")
     max_steps = wrapper_settings.get("max_steps")
     if max_steps is not None:
         env, params = wrappers.limit_time(env, params, max_steps)

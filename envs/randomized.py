@@ -1,0 +1,166 @@
+"""Parameters of an environment drawn anew for every episode (domain randomisation).
+
+    env, env_params = envs.make("CartPole-v1", randomize="length:uniform:0.25:1/gravity:log:5:20")
+
+Every episode draws its own values, from a uniform distribution or from one that is uniform in the
+logarithm, and keeps them to its end. All other parameters may be traced and batched as before.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from envs import suggest
+from envs.gymnax import parameter_names, spaces
+from envs.wrappers import _WithState
+
+# Parameters that gymnax computes from others when it defines them, by their environment.
+FOLLOWERS: dict[str, dict[str, Callable[[Any], Any]]] = {
+    "CartPole-v1": {
+        "total_mass": lambda p: p.masscart + p.masspole,
+        "polemass_length": lambda p: p.masspole * p.length,
+    },
+    "Acrobot-v1": {
+        "link_com_pos_1": lambda p: 0.5 * p.link_length_1,
+        "link_com_pos_2": lambda p: 0.5 * p.link_length_2,
+    },
+}
+EXAMPLE = "length:uniform:0.25:1/gravity:log:5:20"
+
+
+class Range(NamedTuple):
+    """What one parameter is drawn from."""
+
+    name: str
+    is_log: bool
+    low: float
+    high: float
+
+    def value(self, share: jax.Array) -> jax.Array:
+        """The value at a share of the range, in [0, 1]."""
+        if self.is_log:
+            return self.low * (self.high / self.low) ** share
+        return self.low + (self.high - self.low) * share
+
+
+def ranges(label: str, params: Any, words: Any) -> tuple[Range, ...]:
+    """Reads the setting `randomize`.
+
+    Raises:
+      ValueError: a word is no range, or not of a float of the environment's parameters.
+    """
+    found: dict[str, Range] = {}
+    for word in str(words).split("/"):
+        name, *rest = word.split(":")
+        if len(rest) != 3 or rest[0] not in ("uniform", "log"):
+            raise ValueError(f"randomize={words}: {word!r} is no range; give {EXAMPLE}")
+        if name in found:
+            raise ValueError(f"randomize={words}: {name} has two ranges")
+        _check_float(label, params, name)
+        try:
+            low, high = map(float, rest[1:])
+        except ValueError:
+            raise ValueError(f"randomize={words}: {word!r}: give two numbers at the end") from None
+        if not (math.isfinite(low) and math.isfinite(high) and low < high):
+            raise ValueError(f"randomize={words}: {word!r}: the second number must be the larger")
+        if rest[0] == "log" and low <= 0:
+            raise ValueError(f"randomize={words}: {word!r}: log needs numbers above 0")
+        found[name] = Range(name, rest[0] == "log", low, high)
+    return tuple(found.values())
+
+
+def _check_float(label: str, params: Any, name: str) -> None:
+    names = parameter_names(params)
+    is_float = lambda x: np.shape(x) == () and np.issubdtype(np.result_type(x), np.floating)
+    floats = [known for known in names if is_float(getattr(params, known))]
+    if not floats:
+        raise ValueError(f"randomize: {label} has no parameter that is one float")
+    if name not in names:
+        raise ValueError(suggest.unknown(f"parameter of {label} in randomize:", name, floats))
+    if name not in floats:
+        raise ValueError(
+            f"randomize: {name} of {label} is no float; those that are: {', '.join(floats)}"
+        )
+
+
+@struct.dataclass
+class RandomizedState:
+    """The state of the environment inside, and where in their ranges this episode's parameters
+    are, float32 (number of ranges,) in [0, 1]."""
+
+    inner: Any
+    shares: jax.Array
+
+
+class Randomized(_WithState):
+    """Draws parameters anew for every episode.
+
+    Args:
+      ranges: of `ranges`.
+      fixed: parameters that the user set, which follow no other.
+      observe: whether a flat observation ends with the shares, scaled to [-1, 1].
+    """
+
+    start_window = 1  # a start state that serves twice would repeat its parameters
+
+    def __init__(self, env: Any, params: Any, ranges: tuple[Range, ...], fixed: Any, observe: bool):
+        super().__init__(env)
+        self.ranges, self.observe = ranges, observe
+        drawn = {one.name for one in ranges}
+        followers = FOLLOWERS.get(env.name, {})
+        self.followers = {k: f for k, f in followers.items() if k not in drawn | set(fixed)}
+        space = env.observation_space(params)
+        if observe and len(getattr(space, "shape", None) or ()) != 1:
+            raise ValueError(f"observe_randomized needs flat observations; {env.name} has {space}")
+
+    def __getattr__(self, name: str) -> Any:
+        value = super().__getattr__(name)
+        if name in ("action_mask", "world_state"):
+            return lambda state, params: value(state, self.drawn(state, params))
+        return value
+
+    def drawn(self, state: RandomizedState, params: Any) -> Any:
+        """The parameters of an episode."""
+        own = {one.name: one.value(state.shares[i]) for i, one in enumerate(self.ranges)}
+        params = params.replace(**own)
+        return params.replace(**{name: f(params) for name, f in self.followers.items()})
+
+    def reset_env(self, key: jax.Array, params: Any) -> tuple[jax.Array, RandomizedState]:
+        key, draw_key = jax.random.split(key)
+        shares = jax.random.uniform(draw_key, (len(self.ranges),))
+        own = self.drawn(RandomizedState(None, shares), params)
+        observation, inner = self.env.reset_env(key, own)
+        return self._seen(observation, shares), RandomizedState(inner, shares)
+
+    def step_env(self, key, state, action, params):
+        observation, inner, *rest = self.env.step_env(
+            key, state.inner, action, self.drawn(state, params)
+        )
+        return self._seen(observation, state.shares), RandomizedState(inner, state.shares), *rest
+
+    def is_truncated(self, state: RandomizedState, params: Any) -> jax.Array:
+        return super().is_truncated(state, self.drawn(state, params))
+
+    def is_terminated(self, state: RandomizedState, params: Any) -> jax.Array:
+        return super().is_terminated(state, self.drawn(state, params))
+
+    def observation_space(self, params: Any) -> Any:
+        space = self.env.observation_space(params)
+        if not self.observe:
+            return space
+        low, high = (
+            jnp.concatenate([jnp.broadcast_to(x, space.shape), jnp.full(len(self.ranges), end)])
+            for x, end in ((space.low, -1.0), (space.high, 1.0))
+        )
+        return spaces.Box(low, high, low.shape, space.dtype)
+
+    def _seen(self, observation: jax.Array, shares: jax.Array) -> jax.Array:
+        if not self.observe:
+            return observation
+        more = jnp.broadcast_to(2.0 * shares - 1.0, (*observation.shape[:-1], len(shares)))
+        return jnp.concatenate([observation, more.astype(observation.dtype)], -1)
