@@ -85,6 +85,11 @@ def answer(
     return actions.astype(jnp.int32), after
 
 
+def for_two(env: Any) -> bool:
+    """Whether an environment is a game of two players that are its agents."""
+    return getattr(env, "num_agents", 1) == 2 and hasattr(env, "hidden_information")
+
+
 def board(env: Any, env_state: Any) -> Any:
     """pgx's own state inside the state of an environment with wrappers."""
     while "env" in vars(env):

@@ -175,7 +175,7 @@ def _environment(sides: Sequence[Side], name: str | None, settings: tuple) -> tu
         env, params = envs.make(name, **dict(settings))
     except ValueError as error:
         raise UserError(str(error)) from error
-    if getattr(env, "num_agents", 1) != 2 or not hasattr(env, "hidden_information"):
+    if not games.for_two(env):
         raise UserError(f"{env.name} is no game of two, as pgx/connect_four is")
     return env, params
 

@@ -12,9 +12,10 @@ import envs
 from algorithms import parts
 from algorithms.launch import metrics
 from algorithms.launch.errors import UserError
-from envs import exploitability
+from envs import exploitability, games
 
 ROWS = (("episode_return", "return"), ("length", "length"), ("last_reward", "last reward"))
+OF_GAMES = (("random_return", "against random"), ("exploitability", "exploitability"))
 ENDS = ("terminated", "truncated")
 COLUMNS = ("mean", "std", "variance", "min", "median", "max")
 
@@ -35,8 +36,9 @@ def evaluate(
     Returns:
       episode_return, length, terminated, truncated and last_reward, each (num_episodes,), and what
       the environment reports under `metrics/NAME`; returns and rewards of a game have a trailing
-      axis of players. In poker (envs/exploitability.py) also `exploitability`, (1,), if the module
-      has `make_probabilities`.
+      axis of players. In a game of two that the policy plays against itself also `random_return`,
+      returns of other games against random moves, and in poker (envs/exploitability.py)
+      `exploitability`, (1,), if the module has `make_probabilities`.
 
     Raises:
       UserError: episodes of this environment may never end.
@@ -59,11 +61,18 @@ def _episodes(config, env_params, policy_state, rng, module, env, num_episodes):
     policy = module.make_policy(config, env, env_params)
     state = SimpleNamespace(policy=policy_state)
     episodes = envs.evaluate(policy, state, env, env_params, rng, num_episodes)
+    measured = {}
+    if games.for_two(env):
+        acts = lambda _, seen, memory, rng, mask: policy(state, seen, memory, rng, mask=mask)
+        even = num_episodes + num_episodes % 2  # each colour in half of them
+        key = jax.random.clone(rng)
+        played = games.play(env, env_params, games.Player(acts), games.RANDOM, even, 0, key)
+        measured["random_return"] = played["return"][:num_episodes]
     make, table = getattr(module, "make_probabilities", None), exploitability.table(env)
-    if make is None or table is None:
-        return episodes, {}
-    value = table.of_policy(make(config, env, env_params), state)
-    return episodes, {"exploitability": value[None]}
+    if make is not None and table is not None:
+        value = table.of_policy(make(config, env, env_params), state)
+        measured["exploitability"] = value[None]
+    return episodes, measured
 
 
 def summary(values: np.ndarray) -> dict[str, Any]:
@@ -96,7 +105,7 @@ def table(episodes: dict[str, np.ndarray], title: str = "") -> str:
     ]
     width = max(16, *(len(name) + 2 for _, name in reported)) if reported else 16
     rows = [["", *COLUMNS, "NaN"]]
-    of_game = [(name, name) for name in ("exploitability",) if name in episodes]
+    of_game = [(name, label) for name, label in OF_GAMES if name in episodes]
     for key, label in (*ROWS, *reported, *of_game):
         values = np.asarray(episodes[key])
         columns = {label: values} if values.ndim == 1 else _by_player(label, values)

@@ -716,6 +716,27 @@ def test_table_of_a_game_has_a_row_for_each_player():
 
 
 @pytest.mark.needs("pgx")
+def test_evaluate_plays_against_random_moves_in_games_of_two():
+    """The first legal cell of tic-tac-toe: who moves first wins more, and itself always."""
+
+    def first(state, observation, memory=None, rng=None, mask=None):
+        legal = jnp.ones((*observation.shape[:-3], 9)) if mask is None else mask
+        return jnp.argmax(legal, -1), memory
+
+    module = types.ModuleType("fake_player")
+    module.make_policy = lambda *world: first
+    config = Config(env="pgx/tic_tac_toe")
+    episodes = evaluation.evaluate(module, config, STATE, 0, 401)
+    assert episodes["random_return"].shape == (401,)
+    as_first, as_second = episodes["random_return"][::2], episodes["random_return"][1::2]
+    assert 0.4 < as_first.mean() < 0.8 and -0.4 < as_second.mean() < 0.1
+    (row,) = [x for x in evaluation.table(episodes).splitlines() if x.startswith("against")]
+    assert row.split()[2] == f"{episodes['random_return'].astype(np.float64).mean():.6g}"
+    against = config.replace(env_settings=(("opponent", "random"),))
+    assert "random_return" not in evaluation.evaluate(module, against, STATE, 0, 2)
+
+
+@pytest.mark.needs("pgx")
 def test_evaluate_measures_exploitability_in_poker():
     """Of the uniform policy it is 11/24; several seeds are summed up together."""
     module = types.ModuleType("fake_poker")
