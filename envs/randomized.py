@@ -7,7 +7,7 @@ logarithm, and keeps them to its end. All other parameters may be traced and bat
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 import jax
@@ -17,7 +17,7 @@ from flax import struct
 
 from envs import suggest
 from envs.gymnax import parameter_names, spaces
-from envs.wrappers import _WithState
+from envs.wrappers import WithState
 
 # Parameters that gymnax computes from others when it defines them, by their environment.
 FOLLOWERS: dict[str, dict[str, Callable[[Any], Any]]] = {
@@ -48,11 +48,17 @@ class Range(NamedTuple):
         return self.low + (self.high - self.low) * share
 
 
-def ranges(label: str, params: Any, words: Any) -> tuple[Range, ...]:
+def ranges(label: str, params: Any, words: Any, fixed: Collection[str]) -> tuple[Range, ...]:
     """Reads the setting `randomize`.
 
+    Args:
+      label: names the environment in errors.
+      params: its parameters.
+      words: ranges with / between them.
+      fixed: parameters that the user set.
+
     Raises:
-      ValueError: a word is no range, or not of a float of the environment's parameters.
+      ValueError: a word is no range, or not of a float that is free.
     """
     found: dict[str, Range] = {}
     for word in str(words).split("/"):
@@ -61,6 +67,8 @@ def ranges(label: str, params: Any, words: Any) -> tuple[Range, ...]:
             raise ValueError(f"randomize={words}: {word!r} is no range; give {EXAMPLE}")
         if name in found:
             raise ValueError(f"randomize={words}: {name} has two ranges")
+        if name in fixed:
+            raise ValueError(f"randomize={words}: {name} is set, too; give one of both")
         _check_float(label, params, name)
         try:
             low, high = map(float, rest[1:])
@@ -97,7 +105,7 @@ class RandomizedState:
     shares: jax.Array
 
 
-class Randomized(_WithState):
+class Randomized(WithState):
     """Draws parameters anew for every episode.
 
     Args:
@@ -108,7 +116,14 @@ class Randomized(_WithState):
 
     start_window = 1  # a start state that serves twice would repeat its parameters
 
-    def __init__(self, env: Any, params: Any, ranges: tuple[Range, ...], fixed: Any, observe: bool):
+    def __init__(
+        self,
+        env: Any,
+        params: Any,
+        ranges: tuple[Range, ...],
+        fixed: Collection[str],
+        observe: bool,
+    ):
         super().__init__(env)
         self.ranges, self.observe = ranges, observe
         drawn = {one.name for one in ranges}

@@ -118,7 +118,7 @@ def _build(env: Any, settings: dict[str, Any]) -> tuple[Any, Any]:
     env = Gymnax(env)
     words, seen = (wrapper_settings.get(name) for name in ("randomize", "observe_randomized"))
     if words is not None:
-        ranges = randomized.ranges(label, params, words)
+        ranges = randomized.ranges(label, params, words, settings)
         env = randomized.Randomized(env, params, ranges, settings, bool(seen))
     elif seen:
         raise ValueError("observe_randomized: nothing is drawn; give randomize too")

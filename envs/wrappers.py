@@ -20,7 +20,7 @@ def _whole(name: str, value: Any, what: str) -> int:
     return int(value)
 
 
-class _WithState(Wrapper):
+class WithState(Wrapper):
     """Keeps extra state beside that of the environment inside, which is `state.inner`."""
 
     def __getattr__(self, name: str) -> Any:
@@ -48,7 +48,7 @@ class TimeLimitState:
     steps: jax.Array
 
 
-class TimeLimit(_WithState):
+class TimeLimit(WithState):
     """Truncates any environment after `max_steps` steps.
 
     A truncation by the environment itself stays one.
@@ -100,7 +100,7 @@ class FrameStackState:
     frames: jax.Array  # (..., size of an observation's last axis * number of frames)
 
 
-class FrameStack(_WithState):
+class FrameStack(WithState):
     """Shows the last `frame_stack` observations side by side along their last axis.
 
     An image thus has more channels. An episode begins with copies of its first observation.

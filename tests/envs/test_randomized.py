@@ -156,6 +156,19 @@ def test_every_episode_of_a_batch_draws_anew():
     assert len(np.unique(np.concatenate(found)[:, 0])) == 48
 
 
+def test_all_agents_see_what_was_drawn():
+    settings = {"randomize": "prey_speed:uniform:1:2", "observe_randomized": True}
+    env, params = envs.make("Hunt-v0", **settings)
+    plain = envs.make("Hunt-v0")[0].observation_space(params).shape
+    assert env.observation_space(params).shape == (plain[0] + 1,)
+    observation, state = env.reset_env(jax.random.key(2), params)
+    speed = env.drawn(state, params).prey_speed
+    assert observation.shape == (env.num_agents, plain[0] + 1)
+    np.testing.assert_allclose(
+        observation[:, -1], np.full(env.num_agents, 2 * speed - 3), atol=1e-6
+    )
+
+
 def test_other_floats_can_be_traced():
     env, params = envs.make("CartPole-v1", randomize="length:uniform:0.25:1")
     many = jax.tree.map(lambda x: jnp.broadcast_to(x, (2,)), params).replace(
@@ -196,6 +209,7 @@ def test_every_method_has_the_drawn_parameters():
         ({"randomize": "length:uniform:a:2"}, "give two numbers at the end"),
         ({"randomize": "length:log:0:2"}, "log needs numbers above 0"),
         ({"randomize": "length:log:1:2/length:log:2:3"}, "length has two ranges"),
+        ({"randomize": POLE, "gravity": 9.0}, "gravity is set, too; give one of both"),
         ({"observe_randomized": True}, "nothing is drawn; give randomize too"),
     ],
 )
