@@ -356,7 +356,7 @@ def _begin(
     stages.check_whole(asked)
     plans.check_limits(asked)
     objectives.check(asked.objective)
-    asked = grids.completed(config, asked)
+    asked = _pinned(config, grids.completed(config, asked))
     groups = grids.groups_of(config, asked, seeds)
     grids.check_returns(groups)
     for group in groups:
@@ -394,6 +394,16 @@ def _begin(
     plan = stages.planned(asked, num_settings, plans.num_points(portions))
     what = Stages(plan, asked, seeds, chosen)
     return _begin_sweep(what, portions, described, hooks, place, view)
+
+
+def _pinned(config: Any, asked: grids.Asked) -> grids.Asked:
+    """The same with absolute paths of opponents' runs, so that a sweep goes on from anywhere."""
+    pin = lambda given: loading.pinned(config.replace(env_settings=given)).env_settings
+    grid, rows = dict(asked.grid), asked.settings
+    if "env_settings" in grid:
+        grid["env_settings"] = [pin(given) for given in grid["env_settings"]]
+        rows = rows and [{**row, "env_settings": pin(row["env_settings"])} for row in rows]
+    return asked._replace(grid=grid, settings=rows)
 
 
 def _begin_run(

@@ -269,6 +269,25 @@ def test_a_run_keeps_the_path_and_the_point_of_its_opponent(runs, tmp_path, monk
         launch.load("copy", module=MODULE)
 
 
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_a_sweep_keeps_the_paths_of_its_opponents(runs, tmp_path, monkeypatch, one_by_one):
+    monkeypatch.chdir(runs)
+    against = [(("opponent", "one"), ("opponent_point", p)) for p in (0, "last")]
+    given = {"grid": {"env_settings": against}}
+    if one_by_one:
+        given = {"settings": [{"env_settings": x, "hidden_sizes": (9,)} for x in against]}
+    launch.sweep(MODULE, TINY, **given, sweep_dir=tmp_path / "sweep")
+    saved = [json.loads(x.read_text()) for x in sorted((tmp_path / "sweep").rglob("config.json"))]
+    found = [dict(x["config"]["env_settings"]) for x in saved]
+    path = str(runs / "one")
+    assert sorted(found, key=str) == [
+        {"opponent": path, "opponent_point": point} for point in (0, 2)
+    ]
+    monkeypatch.chdir(tmp_path)
+    launch.resume(tmp_path / "sweep", module=MODULE)
+    launch.resume(tmp_path / "sweep" / "chunk_001", module=MODULE, total_timesteps=20)
+
+
 @pytest.mark.parametrize(
     "settings, message",
     [
