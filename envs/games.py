@@ -126,6 +126,11 @@ def for_both(player: jax.Array, values: jax.Array) -> jax.Array:
     return jnp.where(jnp.arange(2) == player[..., None], values[..., None], -values[..., None])
 
 
+def every_second(tree: Any, start: jax.Array) -> Any:
+    """Entries start, start + 2, ... of arrays (number, ...), (number // 2, ...); start: 0 or 1."""
+    return jax.tree.map(lambda x: x[start + 2 * jnp.arange(x.shape[0] // 2)], tree)
+
+
 def playout(game: Any, rng: jax.Array, boards: Any) -> jax.Array:
     """Rewards (batch,) of random moves to the end, for the players to move.
 
@@ -157,6 +162,9 @@ def play(
 ) -> dict[str, jax.Array]:
     """Plays `number` games, all in parallel; the first player moves first in those of even index.
 
+    Where `env.alternates`, each player moves in every second game by turns. Elsewhere both move in
+    all games, and half of the moves are thrown away.
+
     Returns return, length, last_reward, terminated and truncated of the first player, (number,).
 
     Args:
@@ -170,6 +178,7 @@ def play(
     keys = jax.random.split(reset_rng, number)
     observation, env_state = jax.vmap(env.reset_env, (0, None))(keys, env_params)
     me = (board(env, env_state).current_player + jnp.arange(number)) % 2
+    in_turn = getattr(env, "alternates", False) and number % 2 == 0
     no, zero, count = jnp.zeros(number, bool), jnp.zeros(number), jnp.zeros((), jnp.int32)
     played = {"return": zero, "length": jnp.zeros(number, jnp.int32), "last_reward": zero}
     played |= {"terminated": no, "truncated": no}
@@ -182,24 +191,42 @@ def play(
         mask = env.action_mask(env_state, env_params)
         return fresh_memory(player, observation, mask) if is_player else None
 
-    def moves_of(player, rng, observation, env_state, memory):
-        """Moves (number,), meant where the player is to move, and the memory after them."""
+    def moves_of(player, rng, seen, memory):
+        """Moves (games,), meant where the player is to move, and the memory after them."""
+        observation, env_state = seen
         boards = board(env, env_state)
         if not isinstance(player, Player):
             return player(rng, boards), memory
         mask = jax.vmap(env.action_mask, (0, None))(env_state, env_params)
-        inputs = jax.random.split(rng, number), observation, mask, boards.current_player, memory
+        keys = jax.random.split(rng, mask.shape[0])
+        inputs = keys, observation, mask, boards.current_player, memory
         actions, memory = jax.vmap(functools.partial(answer, player))(*inputs)
         return of_player(boards.current_player, actions), memory
+
+    def moves_in_turn(player, rng, seen, memory, start):
+        """Moves (number // 2,) in every second game, and the memory after them in all games."""
+        if not jax.tree.leaves(memory):
+            return moves_of(player, rng, every_second(seen, start), memory)
+        moves, memory = moves_of(player, rng, seen, memory)  # memories may need every position
+        return every_second(moves, start), memory
 
     def step(carry):
         rng, observation, env_state, memories, played, count = carry
         rng, my_rng, other_rng, random_rng, step_rng = jax.random.split(rng, 5)
         boards, running = board(env, env_state), ~(played["terminated"] | played["truncated"])
         seen = observation, env_state
-        my_moves, my_memory = moves_of(mine, my_rng, *seen, memories[0])
-        other_moves, other_memory = moves_of(other, other_rng, *seen, memories[1])
-        moves = jnp.where(boards.current_player == me, my_moves, other_moves)
+        mine_now = mine, my_rng, seen, memories[0]
+        other_now = other, other_rng, seen, memories[1]
+        if in_turn:
+            start = count % 2  # the first player is to move in games start, start + 2, ...
+            my_moves, my_memory = moves_in_turn(*mine_now, start)
+            other_moves, other_memory = moves_in_turn(*other_now, 1 - start)
+            pairs = jnp.stack([my_moves, other_moves], axis=1)
+            moves = jnp.where(start == 0, pairs, pairs[:, ::-1]).reshape(number)
+        else:
+            my_moves, my_memory = moves_of(*mine_now)
+            other_moves, other_memory = moves_of(*other_now)
+            moves = jnp.where(boards.current_player == me, my_moves, other_moves)
         moves = jnp.where(count < openings, random_move(random_rng, boards), moves)
         keys, action = jax.random.split(step_rng, number), joint(boards, moves)
         observation, env_state, reward, terminated, truncated, _ = jax.vmap(one_step)(

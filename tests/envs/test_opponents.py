@@ -205,6 +205,54 @@ def test_a_match_gives_each_player_its_own_view_and_memory():
     assert np.asarray(played["truncated"]).all() and (np.asarray(played["length"]) == 4).all()
 
 
+def mixed(seen, mask, calls=0):
+    """A legal action that differs from position to position, and by the number of calls so far."""
+    stones = seen.reshape(*seen.shape[:-3], 18).astype(jnp.int32)
+    code = (stones * jnp.arange(1, 19)).sum(-1) + 5 * calls
+    scores = code[..., None] * jnp.array([11, 13, 17, 19, 23, 29, 31, 37, 41]) % 43
+    return jnp.argmax(jnp.where(mask, scores, -1), axis=-1)
+
+
+def counts_calls(state, observation, memory, rng, mask):
+    memory = jnp.zeros(2, jnp.int32) if memory is None else memory
+    return mixed(observation, mask, memory + state), memory + 1
+
+
+SIDES = {
+    "function": lambda rng, boards: mixed(boards.observation, boards.legal_action_mask),
+    "policy": games.Player(lambda _, seen, memory, rng, mask: (mixed(seen, mask, 1), memory)),
+    "memory": games.Player(counts_calls, jnp.int32(2)),
+    "memory of its turns": games.Player(counts_calls, jnp.int32(3), per_turn=True),
+}
+
+
+@pytest.mark.parametrize("mine, other", [("function", "memory"), ("memory of its turns", "policy")])
+def test_games_are_the_same_if_sides_move_only_in_their_turn(mine, other, monkeypatch):
+    env, params = envs.make("pgx/tic_tac_toe")
+    play = lambda: games.play(env, params, SIDES[mine], SIDES[other], 12, 1, jax.random.key(0))
+    in_turn = play()
+    monkeypatch.setattr(env, "alternates", False)
+    assert len(set(zip(*(np.asarray(x).tolist() for x in in_turn.values())))) > 3
+    jax.tree.map(np.testing.assert_array_equal, in_turn, play())
+
+
+@pytest.mark.parametrize(
+    "name, number, searched",
+    [("tic_tac_toe", 6, 3), ("tic_tac_toe", 5, 5), ("leduc_holdem", 6, 6)],
+)
+def test_functions_move_in_half_of_the_games_where_turns_alternate(name, number, searched):
+    sizes = []
+
+    def act(rng, boards):
+        sizes.append(len(boards.current_player))
+        return games.random_move(rng, boards)
+
+    env, params = envs.make(f"pgx/{name}")
+    play = lambda rng: games.play(env, params, act, act, number, 0, rng)
+    jax.eval_shape(play, jax.random.key(0))
+    assert sizes and set(sizes) == {searched}
+
+
 def two_numbers(rng, observation, mask):
     return jnp.zeros(2)
 
