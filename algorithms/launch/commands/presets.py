@@ -110,6 +110,17 @@ SMAX_PPO = {
 }
 
 
+# Poker for two, by self-play. Policies that answer one another go round in circles unless entropy
+# holds them. Its weight is in chips, for advantages are not standardised: more of it settles
+# sooner, further from an equilibrium. A start_window of 1 deals no hand twice.
+POKER = {
+    "env_settings": (("start_window", 1),),
+    "share_params": True,
+    "normalize_advantage": False,
+    "gamma": 1.0,
+}
+
+
 def kitchen(weight: float) -> dict[str, Any]:
     """Soups are learned from what JaxMARL pays for onions and plates on the way, which fades away
     over the first half of the run. After JaxMARL's settings. IPPO serves twelve soups an episode,
@@ -238,6 +249,30 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
             **kitchen(1.0),
             "num_envs": 32,
             "share_params": True,
+        },
+        "kuhn_poker": {
+            **POKER,
+            "env": "pgx/kuhn_poker",
+            "total_timesteps": 8_000_000,
+            "num_envs": 64,
+            "num_steps": 16,
+            "num_minibatches": 2,
+            "learning_rate": 2e-4,
+            "critic_learning_rate": 1e-2,
+            "gae_lambda": 0.7,
+            "ent_coef": 0.06,
+            "hidden_sizes": (32, 32),
+        },
+        "leduc_holdem": {
+            **POKER,
+            "env": "pgx/leduc_holdem",
+            "total_timesteps": 10_000_000,
+            "num_envs": 64,
+            "num_steps": 32,
+            "num_minibatches": 2,
+            "critic_learning_rate": 3e-3,
+            "gae_lambda": 0.9,
+            "ent_coef": 0.2,
         },
     },
     "ippo_rnn": {
