@@ -112,7 +112,7 @@ SMAX_PPO = {
 
 # Poker for two, by self-play. Policies that answer one another go round in circles unless entropy
 # holds them. Its weight is in chips, for advantages are not standardised: more of it settles
-# sooner, further from an equilibrium. A start_window of 1 deals no hand twice.
+# sooner, further from an equilibrium. With a start_window of 1 every hand is dealt anew.
 POKER = {
     "env_settings": (("start_window", 1),),
     "share_params": True,
