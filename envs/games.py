@@ -86,8 +86,9 @@ def answer(
 
 
 def for_two(env: Any) -> bool:
-    """Whether an environment is a game of two players that are its agents."""
-    return getattr(env, "num_agents", 1) == 2 and hasattr(env, "hidden_information")
+    """Whether an environment is a game of two players that are its agents, with masks."""
+    has_moves = hasattr(env, "hidden_information") and hasattr(env, "action_mask")
+    return getattr(env, "num_agents", 1) == 2 and has_moves
 
 
 def board(env: Any, env_state: Any) -> Any:

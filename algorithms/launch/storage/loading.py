@@ -199,9 +199,11 @@ def pinned(config: Any) -> Any:
     Raises:
       UserError: there is no such run, trial or point.
     """
+    if not is_against(config):
+        return config
     given = dict(config.env_settings)
-    opponent = given.get("opponent")
-    if not is_against(config) or opponent == "random" or not isinstance(opponent, str):
+    opponent = given["opponent"]
+    if opponent == "random" or not isinstance(opponent, str):
         return config
     _check_side(opponent)
     path = Path(opponent).resolve()

@@ -400,7 +400,7 @@ def _pinned(config: Any, asked: grids.Asked) -> grids.Asked:
     """The same with absolute paths of opponents' runs, so that a sweep goes on from anywhere."""
     pin = lambda given: loading.pinned(config.replace(env_settings=given)).env_settings
     grid, rows = dict(asked.grid), asked.settings
-    if "env_settings" in grid:
+    if isinstance(grid.get("env_settings"), list | tuple):  # otherwise refused by what comes next
         grid["env_settings"] = [pin(given) for given in grid["env_settings"]]
         rows = rows and [{**row, "env_settings": pin(row["env_settings"])} for row in rows]
     return asked._replace(grid=grid, settings=rows)

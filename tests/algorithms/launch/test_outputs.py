@@ -734,6 +734,8 @@ def test_evaluate_plays_against_random_moves_in_games_of_two():
     assert row.split()[2] == f"{episodes['random_return'].astype(np.float64).mean():.6g}"
     against = config.replace(env_settings=(("opponent", "random"),))
     assert "random_return" not in evaluation.evaluate(module, against, STATE, 0, 2)
+    unmasked = config.replace(env_settings=(("mask_actions", False),))
+    assert "random_return" not in evaluation.evaluate(module, unmasked, STATE, 0, 2)
 
 
 @pytest.mark.needs("pgx")
