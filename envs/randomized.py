@@ -68,7 +68,7 @@ def ranges(label: str, params: Any, words: Any, fixed: Collection[str]) -> tuple
         if name in found:
             raise ValueError(f"randomize={words}: {name} has two ranges")
         if name in fixed:
-            raise ValueError(f"randomize={words}: {name} is set, too; give one of both")
+            raise ValueError(f"randomize={words}: {name} is set as well; leave one of the two out")
         _check_float(label, params, name)
         try:
             low, high = map(float, rest[1:])

@@ -209,7 +209,7 @@ def test_every_method_has_the_drawn_parameters():
         ({"randomize": "length:uniform:a:2"}, "give two numbers at the end"),
         ({"randomize": "length:log:0:2"}, "log needs numbers above 0"),
         ({"randomize": "length:log:1:2/length:log:2:3"}, "length has two ranges"),
-        ({"randomize": POLE, "gravity": 9.0}, "gravity is set, too; give one of both"),
+        ({"randomize": POLE, "gravity": 9.0}, "gravity is set as well; leave one of the two out"),
         ({"observe_randomized": True}, "nothing is drawn; give randomize too"),
     ],
 )
