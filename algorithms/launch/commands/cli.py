@@ -12,7 +12,13 @@ from typing import Any
 import numpy as np
 
 from algorithms.launch import errors, objectives, settings
-from algorithms.launch.commands.flags import Flags, parse, single_out, size_in_bytes
+from algorithms.launch.commands.flags import (
+    Flags,
+    parse,
+    ranges_setting,
+    single_out,
+    size_in_bytes,
+)
 from algorithms.launch.commands.presets import PRESETS
 from algorithms.launch.compute import devices, hosts
 from algorithms.launch.errors import UserError, unknown
@@ -91,7 +97,10 @@ def dispatch(module: Any, argv: list[str]) -> int:
     if command == "version":
         print(kit())
         return 0
-    return train(module, *single_out(base[0], config), flags)
+    config, grid = single_out(base[0], config)
+    if flags.randomize is not None:
+        config, grid = with_ranges(base[0], config, grid, flags.randomize)
+    return train(module, config, grid, flags)
 
 
 def join_others(flags: Flags) -> None:
@@ -173,6 +182,25 @@ def init_flags(begins: dict[str, Any]) -> dict[str, Any]:
     return {flag: begins[name] for flag, name in names.items()} | {
         "init_point": str(begins["point"])
     }
+
+
+def with_ranges(
+    base: Any, config: Any, grid: dict[str, Any], words: str
+) -> tuple[Any, dict[str, Any]]:
+    """The config and the grid with --randomize, in place of ranges of a preset or a file."""
+    ranges = ranges_setting(words)
+
+    def more(env_settings: tuple[tuple[str, Any], ...]) -> tuple[tuple[str, Any], ...]:
+        if env_settings != base.env_settings and "randomize" in dict(env_settings):
+            raise UserError(f"--randomize {words}: --env-settings has randomize; leave one out")
+        others = [pair for pair in env_settings if pair[0] != "randomize"]
+        return (*others, ("randomize", ranges))
+
+    if "env_settings" in grid:
+        if not isinstance(several := grid["env_settings"], list):
+            raise UserError(f"--randomize {words}: write randomize={ranges} into each choice")
+        grid = grid | {"env_settings": [more(one) for one in several]}
+    return config.replace(env_settings=more(config.env_settings)), grid
 
 
 # The flags of populations, without pbt_, and their defaults.

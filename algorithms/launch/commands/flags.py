@@ -29,6 +29,9 @@ class Flags:
     """settings known to work, see algorithms/launch/commands/presets.py; other flags win"""
     config: Annotated[str | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
     """take the settings of a run's config.json or a sweep's best.json; other flags win"""
+    randomize: Annotated[str | None, tyro.conf.arg(metavar="RANGES", help_behavior_hint="")] = None
+    """floats of the environment that every episode draws anew, an env setting by a shorter name:
+    length=uniform:0.25:1,gravity=log:5:20"""
     samples: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")] = None
     """draws of the settings given as log:LOW:HIGH, uniform:LOW:HIGH, discount:LOW:HIGH (1 - x is
     log-uniform), int:LOW:HIGH, logint:LOW:HIGH, choice:A,B or, of lists, choice:64,64/128,128"""
@@ -282,6 +285,11 @@ def whole_number(word: str) -> int:
 def whole_numbers(word: str) -> tuple[int, ...]:
     """Whole numbers with commas between them; none for an empty word."""
     return tuple(whole_number(part) for part in word.split(",") if part)
+
+
+def ranges_setting(word: str) -> str:
+    """length=uniform:0.25:1,gravity=log:5:20 as the setting `randomize` of environments."""
+    return word.replace("=", ":").replace(",", "/")
 
 
 def named_values(word: str) -> tuple[tuple[str, Any], ...]:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from algorithms import dqn, launch, ppo
+from algorithms.launch import errors
 from algorithms.launch.commands import cli, flags, presets
 from algorithms.launch.storage.run_dir import RunDir
 from tests.algorithms.launch import toy
@@ -135,6 +136,29 @@ def test_flags_become_settings():
     assert parsed("--hidden-sizes", "", "--env-settings", "")[0].hidden_sizes == ()
 
 
+def test_ranges_of_the_environment():
+    words = "length=uniform:0.25:1,gravity=log:5:20"
+    ranges = ("randomize", "length:uniform:0.25:1/gravity:log:5:20")
+    base = toy.Config(env_settings=(("max_steps", 3), ("randomize", "length:log:1:2")))
+    both = lambda *given: cli.with_ranges(base, *given, words)
+    config, grid = both(base, {"gamma": [0.9, 0.8]})
+    assert config.env_settings == (("max_steps", 3), ranges), "those of a preset are replaced"
+    assert grid == {"gamma": [0.9, 0.8]}
+    several = [(("max_steps", 3),), (("max_steps", 4),)]
+    config, grid = both(base.replace(env_settings=several[0]), {"env_settings": several})
+    assert grid == {"env_settings": [(("max_steps", 3), ranges), (("max_steps", 4), ranges)]}
+    assert config.env_settings == grid["env_settings"][0]
+    with pytest.raises(errors.UserError, match="leave one out"):
+        both(base.replace(env_settings=(("randomize", "length:log:1:3"),)), {})
+
+
+def test_a_run_with_ranges(capsys, tmp_path):
+    run = tmp_path / "run"
+    main(capsys, "--randomize", "length=uniform:0.25:1", "--run-dir", run)
+    saved = json.loads((run / "config.json").read_text())["config"]["env_settings"]
+    assert saved == {"randomize": "length:uniform:0.25:1"}
+
+
 def test_a_setting_of_the_environment_may_be_several_numbers():
     pairs = (("observe", (0, 2, 3)), ("x", 1.5), ("y", 4))
     assert flags.named_values("observe=0,2,3,x=1.5,y=4") == pairs
@@ -166,6 +190,17 @@ REFUSED = [
     ("--env-settings gravity=nan", "env_settings: gravity=nan: give a number"),
     ("--env-settings gravity=9.8,12", "gravity=9.8,12: give one number, as 9.8"),
     ("--env-settings gravity=low", "gravity=low: give one number, as 9.8"),
+    ("--randomize lenght=uniform:1:2", "did you mean length"),
+    ("--randomize length=1:2", "'length:1:2' is no range"),
+    (
+        "--randomize length=log:1:2 --env-settings randomize=length:log:1:2",
+        "--randomize length=log:1:2: --env-settings has randomize; leave one out",
+    ),
+    (
+        "--randomize length=log:1:2 --env-settings choice:max_steps=2/max_steps=3 --samples 2",
+        "write randomize=length:log:1:2 into each choice",
+    ),
+    ("--resume RUN --randomize length=log:1:2", "--resume does not go with --randomize"),
     ("--anneal-lr perhaps", "neither true nor false"),
     ("--gif sometimes", "'sometimes'"),
     ("--gamma 1.5", "gamma=1.5: give a number in [0, 1]"),
