@@ -47,6 +47,12 @@ class Range(NamedTuple):
             return self.low * (self.high / self.low) ** share
         return self.low + (self.high - self.low) * share
 
+    def share(self, value: float) -> float:
+        """Where in the range a value is; below 0 or above 1 outside of it."""
+        if self.is_log:
+            return math.log(value / self.low) / math.log(self.high / self.low)
+        return (value - self.low) / (self.high - self.low)
+
 
 def ranges(label: str, params: Any, words: Any, fixed: Collection[str]) -> tuple[Range, ...]:
     """Reads the setting `randomize`.
@@ -115,6 +121,7 @@ class Randomized(WithState):
     """
 
     start_window = 1  # a start state that serves twice would repeat its parameters
+    pinned: jax.Array | None = None  # shares of all episodes, see `pinned`
 
     def __init__(
         self,
@@ -148,6 +155,8 @@ class Randomized(WithState):
     def reset_env(self, key: jax.Array, params: Any) -> tuple[jax.Array, RandomizedState]:
         key, draw_key = jax.random.split(key)
         shares = jax.random.uniform(draw_key, (len(self.ranges),))
+        if self.pinned is not None:
+            shares = self.pinned
         own = self.drawn(RandomizedState(None, shares), params)
         observation, inner = self.env.reset_env(key, own)
         return self._seen(observation, shares), RandomizedState(inner, shares)
@@ -179,3 +188,26 @@ class Randomized(WithState):
             return observation
         more = jnp.broadcast_to(2.0 * shares - 1.0, (*observation.shape[:-1], len(shares)))
         return jnp.concatenate([observation, more.astype(observation.dtype)], -1)
+
+
+def of(env: Any) -> Randomized | None:
+    """The wrapper of this module in an environment, under any others."""
+    while env is not None and not isinstance(env, Randomized):
+        env = vars(env).get("env")
+    return env
+
+
+def pinned(env: Any, shares: jax.Array) -> Any:
+    """The environment with the same parameters in every episode.
+
+    Args:
+      env: from `envs.make` with the setting `randomize`.
+      shares: where in their ranges they are, (number of ranges,); may be traced.
+    """
+    copied = object.__new__(type(env))
+    vars(copied).update(vars(env))
+    if isinstance(env, Randomized):
+        copied.pinned = shares
+    else:
+        copied.env = pinned(env.env, shares)
+    return copied

@@ -150,6 +150,7 @@ def test_the_console_command_is_an_algorithm_s_command_line(capsys, monkeypatch)
         (["parts"], 2, "unknown algorithm 'parts'"),
         (["compare", "nowhere"], 2, "nowhere"),
         (["match", "nowhere", "random"], 2, "nowhere"),
+        (["grid", "nowhere"], 2, "nowhere"),
     ],
 )
 def test_words_of_the_console_command(capsys, words, code, text):

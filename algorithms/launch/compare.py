@@ -24,7 +24,7 @@ from algorithms.launch.errors import UserError, warn, write_anything
 from algorithms.launch.metrics import Metrics, stack
 from algorithms.launch.report import sensitivity
 from algorithms.launch.show import comparison, plots, results
-from algorithms.launch.storage import experiment, loading
+from algorithms.launch.storage import experiment, files, loading
 
 METRICS = {"eval_return": "evaluation return", "episode_return": "training return"}
 
@@ -62,7 +62,7 @@ def compare(
     Raises:
       UserError: what is given is no run, has no metrics yet or not this one, or the picture exists.
     """
-    picture = _picture(out)
+    picture = files.new("out", out, ".png")
     given = dict.fromkeys(Path(run).resolve() for run in runs)
     names = {Path(run).resolve(): Path(run) for run in runs}
     read = _completed([run for path in given for run in _with_metrics(names[path])])
@@ -169,20 +169,6 @@ def _sensitivity(trials: Sequence[comparison.Trial]) -> str:
             "takes sweeps without halving"
         )
     return "\n\n".join(filter(None, parts))
-
-
-def _picture(out: Path | str | None) -> Path | None:
-    """A file that is not there yet, if one is asked for."""
-    if out is None:
-        return None
-    path = Path(out)
-    if path.suffix != ".png":
-        raise UserError(f"--out {path}: give the name of a .png")
-    if path.exists():
-        raise UserError(f"--out {path} exists: give the name of a new file")
-    if not path.parent.is_dir():
-        raise UserError(f"--out {path}: {path.parent} is no directory")
-    return path
 
 
 def _studies(runs: Sequence[str], url: str, metric: str | None, out: str | None) -> list[str]:

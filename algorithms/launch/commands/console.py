@@ -3,13 +3,14 @@
 single-file-rl ppo --env CartPole-v1      what `python algorithms/ppo.py ...` does in a clone
 single-file-rl compare runs/A runs/B      what `python -m algorithms.launch.compare ...` does
 single-file-rl match runs/A runs/B        what `python -m algorithms.launch.match ...` does
+single-file-rl grid runs/A                what `python -m algorithms.launch.grid ...` does
 single-file-rl --version
 """
 
 import sys
 from collections.abc import Sequence
 
-from algorithms.launch import compare, match
+from algorithms.launch import compare, grid, match
 from algorithms.launch.commands import catalogue, cli
 from algorithms.launch.errors import unknown
 from algorithms.launch.storage import loading
@@ -19,6 +20,7 @@ ABOUT = """\
 usage: single-file-rl ALGORITHM [flags]     train, resume, evaluate, ...; --help has all flags
        single-file-rl compare RUN RUN ...   learning curves in one picture, and a table
        single-file-rl match RUN RUN         a match between two runs, in a game of two
+       single-file-rl grid RUN ...          returns over a grid of an environment's parameters
        single-file-rl --version
 
 algorithms:"""
@@ -37,6 +39,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         compare.main(words)
     elif name == "match":
         match.main(words)
+    elif name == "grid":
+        grid.main(words)
     elif name in algorithms:
         module = loading.find_module(name)
         sys.argv = [module.__file__, *words]  # which a run that stops tells how to go on with

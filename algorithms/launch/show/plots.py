@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib
+import itertools
 import os
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -332,6 +333,78 @@ def _style(ax: Any, last_step: float) -> None:
     ax.grid(alpha=0.3)
     ax.spines[["top", "right"]].set_visible(False)
     ax.set_xlim(-0.02 * last_step, 1.02 * last_step)
+
+
+def grid(
+    returns: Mapping[str, np.ndarray],
+    values: np.ndarray,
+    ranges: Sequence[Any],
+    title: str,
+    path: Path,
+) -> None:
+    """Draws returns over a grid of an environment's parameters.
+
+    Two parameters give a heat map for each run, of the mean over its trials, all on one scale of
+    colours. Otherwise each parameter has a panel, with a line for each run: the mean over all other
+    parameters and its trials, plus and minus one standard error over the trials.
+
+    Args:
+      returns: (trials, cells) of each run.
+      values: of the parameters, (cells, ranges).
+      ranges: with `name` and `is_log`.
+      title: above the panels.
+      path: of the PNG; whatever was there is replaced in one step.
+    """
+    from matplotlib.figure import Figure
+
+    maps = len(ranges) == 2
+    number = len(returns) if maps else len(ranges)
+    columns = min(number, 3)
+    rows = -(-number // columns)
+    figure = Figure(figsize=(1.0 + 4.6 * columns, 0.8 + 3.8 * rows), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False).reshape(-1)
+    figure.suptitle(title, wrap=True)
+    for ax in axes[number:]:
+        ax.remove()
+    if maps:
+        _heat_maps(figure, axes[:number], returns, values, ranges)
+    else:
+        for ax, one, own in zip(axes, ranges, values.T):
+            _over_parameter(ax, returns, own, one)
+        if len(returns) > 1:
+            axes[0].legend()
+    save(figure, path)
+
+
+def _heat_maps(
+    figure: Any, axes: Any, returns: Mapping[str, np.ndarray], values: np.ndarray, ranges: Any
+) -> None:
+    first, second = (np.unique(column) for column in values.T)
+    shape = len(first), len(second)
+    means = {name: cells.mean(0).reshape(shape) for name, cells in returns.items()}
+    low = min(mean.min() for mean in means.values())
+    high = max(mean.max() for mean in means.values())
+    scale = {"vmin": low, "vmax": high if high > low else low + 1.0}
+    for ax, (name, mean) in zip(axes, means.items()):
+        drawn = ax.imshow(mean, origin="lower", aspect="auto", cmap="viridis", **scale)
+        ax.set_title(name)
+        ax.set(xlabel=ranges[1].name, ylabel=ranges[0].name)
+        for axis, numbers in ((ax.xaxis, second), (ax.yaxis, first)):
+            marked = range(0, len(numbers), -(-len(numbers) // MOST_TICKS))
+            axis.set_ticks(marked, [f"{numbers[i]:.3g}" for i in marked])
+    figure.colorbar(drawn, ax=list(axes), label="mean return")
+
+
+def _over_parameter(ax: Any, returns: Mapping[str, np.ndarray], own: np.ndarray, one: Any) -> None:
+    x = np.unique(own)
+    for (name, cells), colour in zip(returns.items(), itertools.cycle(COLOURS)):
+        curve = np.stack([cells[:, own == value].mean(1) for value in x])  # (values, trials)
+        mean, error = mean_and_error(curve.T)
+        ax.plot(x, mean, color=colour, label=name)
+        ax.fill_between(x, mean - error, mean + error, color=colour, alpha=0.2, linewidth=0)
+    ax.set_xlabel(one.name)
+    ax.set_xscale("log" if one.is_log else "linear")
+    ax.set_ylabel("mean return")
 
 
 def save(figure: Any, path: Path) -> None:

@@ -287,3 +287,21 @@ def _verify(file: Any, path: Path, entries: dict[str, _Entry]) -> None:
 
 def _damaged(path: Path) -> UserError:
     return UserError(f"{path} is damaged: its checksum does not match what it holds")
+
+
+def new(flag: str, name: Path | str | None, suffix: str) -> Path | None:
+    """The file that a flag names, which must not exist yet; None without a name.
+
+    Raises:
+      UserError: it exists, has another suffix, or would stand in no directory.
+    """
+    if name is None:
+        return None
+    path = Path(name)
+    if path.suffix != suffix:
+        raise UserError(f"--{flag} {path}: give the name of a {suffix}")
+    if path.exists():
+        raise UserError(f"--{flag} {path} exists: give the name of a new file")
+    if not path.parent.is_dir():
+        raise UserError(f"--{flag} {path}: {path.parent} is no directory")
+    return path
