@@ -6,13 +6,14 @@
 It takes raw environments. brax's wrappers restart every episode at one start state and lose the
 final observation. The task's `done` terminates. brax itself has no time limit; the limit here is
 the 1000 steps of brax's trainer (`max_steps`). Settings are arguments of the environment's
-constructor. Actions are in [-1, 1], as in brax. Where the physics diverges, NaN and infinity become
-zero in the observation and in the reward.
+constructor, or factors on the physics (envs/physics.py). Actions are in [-1, 1], as in brax. Where
+the physics diverges, NaN and infinity become zero in the observation and in the reward.
 
 Parts of rewards (`reward_ctrl`, ...) are summed over an episode. Other metrics have their last
 value.
 """
 
+import copy
 import functools
 import importlib
 import math
@@ -24,7 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envs import adapter
+from envs import adapter, physics
 from envs.adapter import Adapter, Step, library
 from envs.gymnax import spaces
 
@@ -65,9 +66,18 @@ def _envs() -> Any:
 
 
 class Physics(Adapter):
-    """The common part of brax and MuJoCo playground: a state that holds all results of a step."""
+    """The common part of brax and MuJoCo playground: a state that holds all results of a step.
+
+    Attributes:
+      model: the name of the attribute with the physical model.
+      scales: whether its parameters have factors on the physics, see envs/physics.py.
+    """
+
+    model: str
 
     start_window = START_WINDOW
+    more_params = physics.NAMES  # which `with_more_params` adds
+    scales = False
 
     def __init__(self, name: str, wrapped: Any, max_steps: int):
         space = spaces.Box(-1.0, 1.0, (wrapped.action_size,), jnp.float32)
@@ -77,13 +87,33 @@ class Physics(Adapter):
         self._size = sum(math.prod(x.shape) for x in jax.tree.leaves(state.obs))
         self.metrics = {n: "sum" if n.startswith("reward") else "last" for n in state.metrics}
 
+    def with_more_params(self) -> "Physics":
+        """This environment with factors on its physics. Without them its model is constant, which
+        is faster."""
+        other = copy.copy(self)
+        other.scales = True
+        return other
+
+    @property
+    def default_params(self):
+        params = super().default_params
+        return physics.Scales(params.max_steps_in_episode) if self.scales else params
+
+    def world(self, params: Any) -> Any:
+        """The library's environment with these parameters."""
+        if not self.scales:
+            return self.wrapped
+        world = copy.copy(self.wrapped)
+        setattr(world, self.model, physics.scaled(getattr(world, self.model), params))
+        return world
+
     def first(self, key, params):
-        state = self.wrapped.reset(key)
+        state = self.world(params).reset(key)
         return self._observe(state), state
 
     def next(self, key, inner, action, params):
         inner = jax.tree.map(lambda x: x, inner)  # brax writes into the dictionaries of a state
-        after = self.wrapped.step(inner, action)
+        after = self.world(params).step(inner, action)
         observation, reward = self._observe(after), _finite(after.reward)
         return Step(observation, after, reward, after.done > 0, after.metrics)
 
@@ -119,5 +149,7 @@ def _finite(x: jax.Array) -> jax.Array:
 
 
 class Brax(Physics):
+    model = "sys"
+
     def drawn(self, inner):
         return self.wrapped.sys.mj_model, inner.pipeline_state.q, inner.pipeline_state.qd

@@ -6,7 +6,8 @@
 It takes raw environments. playground's wrappers restart every episode at one start state and lose
 the final observation. The task's `done` terminates. The time limit is `episode_length` of the
 task's configuration, and `max_steps` changes it. Settings are entries of that configuration, nested
-ones with dots. Physics is MJX in JAX (`impl="jax"`), unless a setting says otherwise.
+ones with dots, or factors on the physics (envs/physics.py). Physics is MJX in JAX (`impl="jax"`),
+unless a setting says otherwise.
 
 An observation that is a dictionary (`state`, `privileged_state`) becomes one vector in the order of
 the names. Where the physics diverges, NaN and infinity become zero in observation and reward.
@@ -74,5 +75,7 @@ def _flattened(config: Any, prefix: str = "") -> list[str]:
 
 
 class Playground(Physics):
+    model = "_mjx_model"
+
     def drawn(self, inner):
         return self.wrapped.mj_model, inner.data.qpos, inner.data.qvel

@@ -106,8 +106,12 @@ def _build(env: Any, settings: dict[str, Any]) -> tuple[Any, Any]:
     label = env if isinstance(env, str) else getattr(env, "name", type(env).__name__)
     if isinstance(env, str):
         env, settings = _construct(env, settings)
+    words, seen = (wrapper_settings.get(name) for name in ("randomize", "observe_randomized"))
+    more = getattr(env, "more_params", ())
+    if more and (words is not None or any(name in more for name in settings)):
+        env = env.with_more_params()
     params = env.default_params
-    fields = parameter_names(params)
+    fields = list(dict.fromkeys((*parameter_names(params), *more)))
     for name in settings:
         if name not in fields:
             known = [*_arguments(env, label), *fields, *WRAPPER_SETTINGS]
@@ -116,7 +120,6 @@ def _build(env: Any, settings: dict[str, Any]) -> tuple[Any, Any]:
     params = params.replace(**settings) if settings else params
 
     env = Gymnax(env)
-    words, seen = (wrapper_settings.get(name) for name in ("randomize", "observe_randomized"))
     if words is not None:
         ranges = randomized.ranges(label, params, words, settings)
         env = randomized.Randomized(env, params, ranges, settings, bool(seen))
