@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import envs
+from envs import physics
 
 POLE = {"backend": "generalized"}
 OTHER = {"gravity_scale": 0.5, "mass_scale": 2.0, "friction_scale": 3.0, "strength_scale": 5.0}
@@ -40,14 +41,20 @@ def test_fields_of_the_model(name, settings):
     for field in ("body_invweight0", "dof_invweight0"):
         close(getattr(after, field), np.asarray(getattr(before, field)) / 2)
     close(after.geom_friction, before.geom_friction * np.array([3.0, 1, 1]))
-    for field in ("actuator_gainprm", "actuator_biasprm"):
-        close(getattr(after, field), 5 * np.asarray(getattr(before, field)))
+    close(after.actuator_gainprm, 5 * np.asarray(before.actuator_gainprm))
     if name.startswith("brax"):
         close(after.gravity, np.array([0.0, 0.0, -9.81 / 2]))
         close(after.link.inertia.mass, 2 * np.asarray(before.link.inertia.mass))
         close(after.link.inertia.i, 2 * np.asarray(before.link.inertia.i))
-        for field in ("gain", "bias_q", "bias_qd"):
-            close(getattr(after.actuator, field), 5 * np.asarray(getattr(before.actuator, field)))
+        close(after.actuator.gain, 5 * np.asarray(before.actuator.gain))
+    biased = before.replace(actuator_biasprm=before.actuator_biasprm + 1.0)
+    if name.startswith("brax"):
+        motor = before.actuator.replace(bias_q=jnp.ones(3), bias_qd=jnp.full(3, 2.0))
+        biased = biased.replace(actuator=motor)
+        motor = physics.scaled(biased, params).actuator
+        close(motor.bias_q, np.full(3, 5.0))
+        close(motor.bias_qd, np.full(3, 10.0))
+    close(physics.scaled(biased, params).actuator_biasprm, 5 * np.asarray(biased.actuator_biasprm))
     plain, own = envs.make(name, **settings)
     leaves = [jax.tree.leaves(model) for model in (before, model_of(plain, own))]
     for one, other in zip(*leaves, strict=True):
