@@ -17,6 +17,11 @@ OWN: dict[str, tuple[str, str]] = {
     "Hunt-v0": (".pursuit", "Hunt"),
     "Navigator-v0": (".navigation", "Navigation"),
     "MultiNavigator-v0": (".navigation", "MultiNavigation"),
+    "TMaze-v0": (".recall", "TMaze"),
+    "RepeatPrevious-v0": (".recall", "RepeatPrevious"),
+    "Autoencode-v0": (".recall", "Autoencode"),
+    "Concentration-v0": (".recall", "Concentration"),
+    "RockSample-v0": (".recall", "RockSample"),
 }
 # Outside libraries, named `library/name`, and the adapter's module. An adapter has `names()` and
 # `construct(name, settings)`, which returns an environment and the other settings.
@@ -44,6 +49,8 @@ WRAPPER_SETTINGS = {
     "action_repeat": "take each action for this many frames (which is what max_steps counts then)",
     "frame_stack": "show the last observations side by side, so many of them",
     "observe": "indices of the entries of a flat observation to keep, the others are hidden",
+    "noise": "standard deviation of normal noise in observations",
+    "flicker": "probability that an observation is lost, and zeros are seen",
     "limit_terminates": "true: the time limit is a rule of the task, after which nothing comes",
     "mask_actions": "false: hide which actions are allowed",
     "start_window": "steps for which one start state serves when episodes restart",
@@ -137,6 +144,9 @@ def _build(env: Any, settings: dict[str, Any]) -> tuple[Any, Any]:
         env = wrappers.OneHotObservation(env)
     if wrapper_settings.get("observe") is not None:
         env = wrappers.ObserveEntries(env, params, wrapper_settings["observe"])
+    for name, blurred in (("noise", wrappers.Noise), ("flicker", wrappers.Flicker)):
+        if wrapper_settings.get(name) is not None:
+            env = blurred(env, params, wrapper_settings[name])
     if wrapper_settings.get("frame_stack") is not None:
         env = wrappers.FrameStack(env, params, wrapper_settings["frame_stack"])
     if wrapper_settings.get("mask_actions") is False:

@@ -215,6 +215,56 @@ class ObserveEntries(Wrapper):
         return x[..., jnp.array(self.indices)]
 
 
+class _Blurred(Wrapper):
+    """Changes float observations at random, after all that `observe` keeps and before stacking."""
+
+    def __init__(self, env: Any, params: Any, size: Any):
+        super().__init__(env)
+        name = self.setting
+        if isinstance(size, bool) or not isinstance(size, int | float) or not 0 <= size < self.end:
+            limit = " and less than 1" if self.end == 1 else ""
+            raise ValueError(f"{name}={size}: give a number, at least 0{limit}")
+        space = env.observation_space(params)
+        if not jnp.issubdtype(getattr(space, "dtype", bool), jnp.floating):
+            raise ValueError(f"{name}={size} needs observations of floats; {env.name} has {space}")
+        self.size = float(size)
+
+    def reset_env(self, key: jax.Array, params: Any) -> tuple[jax.Array, Any]:
+        key, own_key = jax.random.split(key)
+        observation, state = self.env.reset_env(key, params)
+        return self._blur(own_key, observation), state
+
+    def step_env(self, key, state, action, params):
+        key, own_key = jax.random.split(key)
+        observation, *rest = self.env.step_env(key, state, action, params)
+        return self._blur(own_key, observation), *rest
+
+
+class Flicker(_Blurred):
+    """Shows zeros in place of an observation with this probability (Hausknecht and Stone 2015,
+    arXiv:1507.06527); each of several agents by itself."""
+
+    setting, end = "flicker", 1.0
+
+    def _blur(self, key, x):
+        axes = 1 if hasattr(self.env, "num_agents") else 0
+        shape = x.shape[:axes] + (1,) * (x.ndim - axes)
+        return jnp.where(jax.random.bernoulli(key, self.size, shape), 0.0, x).astype(x.dtype)
+
+
+class Noise(_Blurred):
+    """Adds normal noise of this standard deviation to each number of an observation."""
+
+    setting, end = "noise", float("inf")
+
+    def _blur(self, key, x):
+        return x + self.size * jax.random.normal(key, x.shape, x.dtype)
+
+    def observation_space(self, params: Any) -> Any:
+        space = self.env.observation_space(params)
+        return spaces.Box(-jnp.inf, jnp.inf, space.shape, space.dtype)
+
+
 class UnmaskedActions(Wrapper):
     """Hides the action mask, for comparison with algorithms that do not take one."""
 

@@ -31,8 +31,12 @@ def test_data_that_cannot_be_fetched_are_a_sentence(monkeypatch):
         envs.make("MNISTBandit-bsuite", fraction=0.01)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_every_gymnax_environment_is_repaired_at_the_boundary(name):
+TEAMS = [name for name in registry.OWN if hasattr(envs.make(name)[0], "num_agents")]
+ALONE = [name for name in registry.OWN if name not in TEAMS]
+
+
+@pytest.mark.parametrize("name", [*NAMES, *ALONE])
+def test_every_environment_of_one_agent_is_right_at_the_boundary(name):
     """float32 rewards, dtypes of the spaces, strong types, a state of one type; traced
     parameters."""
     env, params = envs.make(name)
@@ -55,8 +59,8 @@ def test_every_gymnax_environment_is_repaired_at_the_boundary(name):
         assert not before.weak_type and not after.weak_type
 
 
-@pytest.mark.parametrize("name", registry.OWN)
-def test_the_kit_s_own_environments_have_an_agent_axis_and_strong_types(name):
+@pytest.mark.parametrize("name", TEAMS)
+def test_the_kit_s_own_environments_of_agents_have_an_agent_axis_and_strong_types(name):
     env, params = envs.make(name)
     params = jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x)), params)
 
