@@ -117,7 +117,7 @@ class TMaze(_Task):
         position = jnp.clip(state.position + move, 0, self.length)
         after = state.replace(position=position, time=state.time + 1, turned=turned)
         prize = jnp.where(action == state.goal, params.goal_reward, params.wrong_reward)
-        late = ~turned & (position < after.time)
+        late = position < after.time
         reward = jnp.where(turned, prize, -params.delay_cost * late)
         return self._observe(after), after, reward, self.is_terminated(after, params), {}
 
