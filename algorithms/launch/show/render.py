@@ -68,7 +68,7 @@ def render(
     painter = check_drawable(config)
     env, env_params = envs.make(config.env, **dict(config.env_settings))
     episode = play(module, config, state, seed, max_frames)
-    inner, states = _unwrap(env, episode.states)
+    inner, env_params, states = _unwrap(env, env_params, episode.states)
     pictures = painter.paint(inner, env_params, states)
     frames = _annotate(pictures, inner.name, episode)
     return _save(frames, painter.milliseconds, Path(path))
@@ -81,7 +81,7 @@ def check_drawable(config: Any) -> "_Painter":
       UserError: nothing does (the message lists what can be drawn), or a library is missing.
     """
     env, _ = envs.make(config.env, **dict(config.env_settings))
-    inner, _ = _unwrap(env, None)
+    inner, *_ = _unwrap(env, None, None)
     itself = _Painter(_itself, getattr(inner, "frame_milliseconds", 50))
     painter = itself if _draws_itself(inner) else PAINTERS.get(inner.name)
     if painter is None and inner.name.startswith("pgx/"):
@@ -146,13 +146,18 @@ def _steps(config, env_params, policy_state, rng, module, env, num_steps):
     return first, *steps
 
 
-def _unwrap(env: Any, states: Any) -> tuple[Any, Any]:
-    """Looks through wrappers for what can be drawn: the environment and its part of the states."""
+def _unwrap(env: Any, env_params: Any, states: Any) -> tuple[Any, Any, Any]:
+    """Looks through wrappers for what can be drawn: the environment, the parameters of this episode
+    and the environment's part of the states."""
+    from envs import randomized
+
     while "env" in vars(env) and not _draws_itself(env):
+        if isinstance(env, randomized.Randomized) and states is not None:
+            env_params = env.drawn(jax.tree.map(lambda x: x[0], states), env_params)
         if hasattr(type(env), "inner_state") and states is not None:
             states = env.inner_state(states)
         env = env.env
-    return env, states
+    return env, env_params, states
 
 
 def _draws_itself(env: Any) -> bool:

@@ -558,11 +558,21 @@ def test_cart_is_where_the_state_says():
     zeros = np.zeros(3, np.float32)
     _, state = env.reset_env(jax.random.key(0), params)
     states = state.replace(x=x, x_dot=zeros, theta=zeros, theta_dot=zeros, time=zeros)
-    inner, states = render._unwrap(env, states)
+    inner, _, states = render._unwrap(env, params, states)
     for frame, position in zip(render._classic(inner, params, states), x, strict=True):
         columns = np.nonzero((frame[190:210] < 40).all(axis=-1).sum(axis=0) > 5)[0]
         expected = 200 + position * 400 / 4.8
         assert abs(columns.mean() - expected) < 3
+
+
+def test_a_picture_shows_the_parameters_of_its_episode():
+    config = Config(env_settings=(("randomize", "length:uniform:5:9"), ("max_steps", 4)))
+    env, params = envs.make(config.env, **dict(config.env_settings))
+    states = render.play(FAKE, config, STATE, seed=5, max_frames=1000).states
+    _, shown, _ = render._unwrap(env, params, states)
+    drawn = 5 + 4 * float(states.inner.shares[0, 0])
+    assert float(shown.length) == pytest.approx(drawn) and float(shown.length) > 5
+    assert params.length == 0.5
 
 
 def test_catch_shows_ball_and_paddle_where_they_are(tmp_path):
