@@ -151,6 +151,8 @@ def test_the_console_command_is_an_algorithm_s_command_line(capsys, monkeypatch)
         (["compare", "nowhere"], 2, "nowhere"),
         (["match", "nowhere", "random"], 2, "nowhere"),
         (["grid", "nowhere"], 2, "nowhere"),
+        (["match", "a", "b", "--game", "3"], 2, "unrecognized arguments: --game 3"),
+        (["compare", "a", "--ou", "b"], 2, "unrecognized arguments: --ou b"),
     ],
 )
 def test_words_of_the_console_command(capsys, words, code, text):

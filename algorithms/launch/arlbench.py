@@ -308,6 +308,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m algorithms.launch.arlbench",
         description="A sweep beside the landscapes that ARLBench has published.",
+        allow_abbrev=False,
     )
     parser.add_argument("sweep", metavar="SWEEP", help="directory of a sweep")
     parser.add_argument(

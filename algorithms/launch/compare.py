@@ -187,6 +187,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m algorithms.launch.compare",
         description="A table of what runs came to and, with --out, a picture of their curves.",
+        allow_abbrev=False,
     )
     parser.add_argument("runs", nargs="+", metavar="RUN", help="directory of a run or a sweep")
     parser.add_argument(

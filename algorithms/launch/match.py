@@ -306,6 +306,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m algorithms.launch.match",
         description="A match in a game of two.",
+        allow_abbrev=False,
     )
     parser.add_argument(
         "runs", nargs=2, metavar="RUN", help="directory of a run, random, or search:N"
