@@ -82,7 +82,7 @@ class Config:
     max_grad_norm: float = real(0.5, "(0, inf]")  # clip the actor's gradients to this; inf: never
     critic_max_grad_norm: float = real(0.5, "(0, inf]")  # clip the critic's gradients; inf: never
     target_kl: float = real(math.inf, "(0, inf]")  # end epochs at a KL above this; inf: never
-    cell: str = static("gru")  # the memory: gru, mingru or lstm
+    cell: str = static("gru")  # the memory: gru, lstm, mingru, minlstm or lru
     memory_size: int = static(64)  # size of the memory (LSTM: twice)
     forget_bias: float = real(1.0, "(-inf, inf)")  # added to the gate that keeps the memory
     hidden_sizes: tuple[int, ...] = static((64,))  # dense layers before the memory

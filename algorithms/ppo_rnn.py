@@ -86,7 +86,7 @@ class Config:
     max_grad_norm: float = real(0.5, "(0, inf]")  # clip gradients to this global norm; inf: never
     target_kl: float = real(math.inf, "(0, inf]")  # end epochs at a KL above this; inf: never
     previous_inputs: bool = static(False)  # the last action and its reward are inputs
-    cell: str = static("lstm")  # the memory: lstm, gru or mingru
+    cell: str = static("lstm")  # the memory: lstm, gru, mingru, minlstm or lru
     memory_size: int = static(64)  # size of the memory (LSTM: twice)
     forget_bias: float = real(0.0, "(-inf, inf)")  # added to the gate that keeps the memory
     skip: bool = static(True)  # the heads also see the memory's input
@@ -136,14 +136,13 @@ class ActorCritic(nn.Module):
 
     def setup(self):
         config, outputs = self.config, parts.num_outputs(self.space)
-        size, (from_inputs, from_memory) = config.memory_size, parts.CELLS[config.cell]
-        zeros, shape = nn.initializers.zeros, (size, from_memory * size)
+        size, from_inputs = config.memory_size, parts.CELLS[config.cell][0]
         # detail 1
         self.torso = parts.Torso(config.hidden_sizes, config.activation, config.conv_layers)
         self.gates = nn.Dense(from_inputs * size, dot_general=parts.product)
-        self.kernel = self.param("memory", zeros, shape) if from_memory else None
+        self.kernel = parts.memory_kernel(self, config.cell, size)
         self.actor_head, self.critic_head = parts.Dense(outputs), parts.Dense(1)
-        discrete = parts.is_discrete(self.space)
+        discrete, zeros = parts.is_discrete(self.space), nn.initializers.zeros
         self.log_std = None if discrete else self.param("log_std", zeros, (outputs,))
 
     def __call__(self, memory, x, mask=None):

@@ -71,7 +71,7 @@ class Config:
     eps_start: float = real(1.0, "[0, 1]")  # initial epsilon, the probability of a random action
     eps_end: float = real(0.2, "[0, 1]")  # final epsilon; the only one if constant
     exploration_fraction: float = real(0.5, "(0, inf]")  # share of the run until epsilon is eps_end
-    cell: str = static("gru")  # the memory: lstm, gru or mingru
+    cell: str = static("gru")  # the memory: lstm, gru, mingru, minlstm or lru
     memory_size: int = static(64)  # size of the memory (LSTM: twice)
     forget_bias: float = real(1.0, "(-inf, inf)")  # added to the gate that keeps the memory
     previous_inputs: bool = static(False)  # the last action and its reward are inputs
@@ -103,17 +103,17 @@ class QNetwork(nn.Module):
     def __call__(self, memory, inputs, done):
         """`memory` (num_envs, ...) is from before the first step; `done` (num_steps, num_envs)
         marks the last steps of episodes."""
-        config, (from_inputs, from_memory) = self.config, parts.CELLS[self.config.cell]
+        config, from_inputs = self.config, parts.CELLS[self.config.cell][0]
         x, *more = (x.reshape(-1, *x.shape[2:]) for x in inputs)
         if x.ndim == 4 and config.conv_layers != "none":
             x = parts.Convolutions(config.conv_layers, self.activate)(x)
         x = jnp.concatenate([x.reshape(len(x), -1) for x in (x, *more)], -1)
         for size in config.hidden_sizes:
             x = self.activate(parts.Dense(size)(x))
-        size, zeros = config.memory_size, nn.initializers.zeros
+        size = config.memory_size
         make_gates = nn.Dense(from_inputs * size, name="gates", dot_general=parts.product)
         gates = make_gates(x).reshape(*done.shape, -1)
-        kernel = self.param("memory", zeros, (size, from_memory * size)) if from_memory else None
+        kernel = parts.memory_kernel(self, config.cell, size)
         memory = parts.unroll(config.cell, memory, gates, kernel, done, config.forget_bias)
         return memory, parts.Dense(self.num_actions, name="head")(memory.hidden)
 

@@ -72,7 +72,7 @@ class Config:
     mixer: str = static("sum")  # none (IQL), sum (VDN) or monotonic (QMIX)
     mixing_size: int = static(32)  # units of the monotonic mixer's hidden layer
     agent_ids: bool = static(True)  # the agent's one-hot id is an input
-    cell: str = static("none")  # the memory: none, lstm, gru or mingru
+    cell: str = static("none")  # the memory: none, lstm, gru, mingru, minlstm or lru
     memory_size: int = static(64)  # size of the memory (LSTM: twice)
     forget_bias: float = real(1.0, "(-inf, inf)")  # added to the gate that keeps the memory
     previous_inputs: bool = static(False)  # with a memory: the last action and reward, as inputs
@@ -122,11 +122,10 @@ class QNetwork(nn.Module):
         for size in config.hidden_sizes:
             x = self.activate(parts.Dense(size)(x))
         if config.cell != "none":
-            size, (from_inputs, from_memory) = config.memory_size, parts.CELLS[config.cell]
+            size, from_inputs = config.memory_size, parts.CELLS[config.cell][0]
             make_gates = nn.Dense(from_inputs * size, name="gates", dot_general=parts.product)
             gates = make_gates(x).reshape(*leading, -1)
-            zeros, shape = nn.initializers.zeros, (size, from_memory * size)
-            kernel = self.param("memory", zeros, shape) if from_memory else None
+            kernel = parts.memory_kernel(self, config.cell, size)
             memory = parts.unroll(config.cell, memory, gates, kernel, done, config.forget_bias)
             x = memory.hidden
         return memory, parts.Dense(self.num_actions, name="head")(x.reshape(*leading, -1))

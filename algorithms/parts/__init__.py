@@ -35,7 +35,15 @@ from algorithms.parts.optimizer import FlatOptimizer, clipped_adam
 from algorithms.parts.orders import permutations
 from algorithms.parts.precision import without_x64
 from algorithms.parts.products import Dense
-from algorithms.parts.recurrence import CELLS, Memory, advance, forget, product, unroll
+from algorithms.parts.recurrence import (
+    CELLS,
+    Memory,
+    advance,
+    forget,
+    memory_kernel,
+    product,
+    unroll,
+)
 from algorithms.parts.replay import Replay, ReplayBuffer, Transition, check_replay
 from algorithms.parts.returns import backward_sums
 from algorithms.parts.rounds import Round, Rounds
@@ -122,6 +130,7 @@ __all__ = [
     "last_step",
     "log_tanh_slope",
     "make_env",
+    "memory_kernel",
     "mask_of_agents",
     "mean",
     "mean_over_shards",

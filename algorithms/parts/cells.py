@@ -7,7 +7,14 @@ import jax
 import jax.numpy as jnp
 
 from algorithms.parts.layers import Torso
-from algorithms.parts.recurrence import CELLS, Memory, product, unroll
+from algorithms.parts.recurrence import (
+    CELLS,
+    TWO_PARTS,
+    Memory,
+    memory_kernel,
+    product,
+    unroll,
+)
 from algorithms.parts.spaces import is_discrete, num_outputs
 from envs import shaping
 
@@ -20,7 +27,7 @@ def fresh_memory(config: Any, space: Any, *axes: int) -> Memory:
       space: the action space.
     """
     zeros = lambda *shape: jnp.zeros((*axes, *shape))
-    cell = zeros(config.memory_size) if config.cell == "lstm" else None
+    cell = zeros(config.memory_size) if config.cell in TWO_PARTS else None
     previous = (zeros(num_outputs(space)), zeros()) if config.previous_inputs else (None, None)
     return Memory(zeros(config.memory_size), cell, *previous)
 
@@ -61,12 +68,11 @@ class Recurrent(nn.Module):
 
         The first array may hold images. `memory` and `done` are as in `unroll`.
         """
-        c, (from_inputs, from_memory) = self.config, CELLS[self.config.cell]
+        c, from_inputs = self.config, CELLS[self.config.cell][0]
         flat = [x.reshape(-1, *x.shape[2:]) for x in inputs]
         x = Torso(c.hidden_sizes, c.activation, c.conv_layers)(*flat).reshape(*done.shape, -1)
         gates = nn.Dense(from_inputs * c.memory_size, name="gates", dot_general=product)(x)
-        zeros, shape = nn.initializers.zeros, (c.memory_size, from_memory * c.memory_size)
-        kernel = self.param("memory", zeros, shape) if from_memory else None
+        kernel = memory_kernel(self, c.cell, c.memory_size)
         return unroll(c.cell, memory, gates, kernel, done, c.forget_bias)
 
 

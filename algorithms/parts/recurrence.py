@@ -1,12 +1,14 @@
-"""Memories from step to step, and their gradients: LSTM, GRU and minGRU.
+"""Memories from step to step, and their gradients: LSTM, GRU, minGRU, minLSTM and LRU.
 
 A file computes `gates` from its inputs, for all steps at once. Only the product with the previous
-memory stays inside the scan over time; flax's cells also have the inputs' products there. minGRU
-has no such product, so an associative scan runs it over a rollout. The gradients of LSTM and GRU
+memory stays inside the scan over time; flax's cells also have the inputs' products there. The
+others have no such product: their memory is a linear recurrence, which an associative scan runs
+over a rollout, in logarithmically many passes. The gradients of LSTM and GRU
 are written out, and store less of every step than automatic ones.
 """
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -25,13 +27,43 @@ class Memory(NamedTuple):
     """
 
     hidden: jax.Array  # (batch, memory_size), the input of the heads
-    cell: jax.Array | None  # the same shape, LSTM only
+    cell: jax.Array | None  # the same shape, LSTM and LRU only
     action: jax.Array | None = None  # the last action, (batch, num_outputs)
     reward: jax.Array | None = None  # for it, (batch,)
 
 
 # Blocks of memory_size numbers in the gates from the inputs, and in those from the memory.
-CELLS = {"lstm": (4, 4), "gru": (3, 3), "mingru": (2, 0)}
+CELLS = {"lstm": (4, 4), "gru": (3, 3), "mingru": (2, 0), "minlstm": (3, 0), "lru": (2, 1)}
+TWO_PARTS = ("lstm", "lru")  # those whose memory has a `cell`
+RING = (
+    0.9,
+    0.999,
+)  # moduli of an LRU's eigenvalues at the start of training, at a forget bias of 0
+MAX_PHASE = math.pi / 10  # of these eigenvalues
+
+
+class LRUKernel(NamedTuple):
+    """The parameters of an LRU beside its gates."""
+
+    rates: jax.Array  # (memory_size,), moves moduli and phases from where they started
+    out: jax.Array  # (memory_size, memory_size), from real and imaginary parts to the output
+
+
+def memory_kernel(module: nn.Module, cell: str, size: int) -> Any:
+    """The parameters, of zeros, that `advance` and `unroll` take as `kernel`; None: there are none.
+
+    Raises:
+      ValueError: an LRU of odd size.
+    """
+    blocks, zeros = CELLS[cell][1], nn.initializers.zeros
+    if not blocks:
+        return None
+    kernel = module.param("memory", zeros, (size, blocks * size))
+    if cell != "lru":
+        return kernel
+    if size % 2:
+        raise ValueError(f"memory_size={size}: an LRU needs an even number, as {size + 1}")
+    return LRUKernel(rates=module.param("rates", zeros, (size,)), out=kernel)
 
 
 def forget(memory: Memory, done: jax.Array) -> Memory:
@@ -44,15 +76,20 @@ def advance(cell: str, memory: Memory, gates: jax.Array, kernel: Any, forget_bia
 
     Args:
       cell: one of CELLS. LSTM: Hochreiter and Schmidhuber 1997; GRU: Cho et al. 2014,
-        arXiv:1406.1078; minGRU: Feng et al. 2024, arXiv:2410.01201.
+        arXiv:1406.1078; minGRU and minLSTM: Feng et al. 2024, arXiv:2410.01201; LRU: Orvieto et al.
+        2023, arXiv:2303.06349.
       memory: (batch, memory_size).
       gates: from the inputs, (batch, blocks * memory_size).
-      kernel: makes the memory's gates, (memory_size, blocks * memory_size); None: minGRU has none.
+      kernel: of `memory_kernel`. It makes the memory's gates, (memory_size, blocks * memory_size),
+        or is an `LRUKernel`. minGRU and minLSTM have none.
       forget_bias: added to the gate that keeps the memory (Jozefowicz et al. 2015).
     """
-    if cell == "mingru":
-        keep, new = mingru_gates(gates, forget_bias)
+    if cell in MINIMAL:
+        keep, new = MINIMAL[cell](gates, forget_bias)
         return Memory(keep * memory.hidden + new, None)
+    if cell == "lru":
+        keep, new = lru_gates(gates, kernel, forget_bias)
+        return lru_output(keep * _complex(memory.cell) + new, gates, kernel)
     return STEPS[cell].forward(memory, gates, memory.hidden @ kernel, forget_bias)[0]
 
 
@@ -67,8 +104,13 @@ def unroll(
       gates: (num_steps, batch, blocks * memory_size).
       done: (num_steps, batch), last steps of episodes: the memory is zeroed after them.
     """
-    if cell == "mingru":
-        return Memory(mingru_scan(memory, gates, done, forget_bias), None)
+    if cell in MINIMAL:
+        keep, new = MINIMAL[cell](gates, forget_bias)
+        return Memory(linear_scan(memory.hidden, keep, new, done), None)
+    if cell == "lru":
+        keep, new = lru_gates(gates, kernel, forget_bias)
+        keep = jnp.broadcast_to(keep, new.shape)
+        return lru_output(linear_scan(_complex(memory.cell), keep, new, done), gates, kernel)
     return _unroll(cell, Memory(memory.hidden, memory.cell), gates, kernel, done, forget_bias)
 
 
@@ -203,10 +245,61 @@ def mingru_gates(gates: jax.Array, forget_bias: Any) -> tuple[jax.Array, jax.Arr
     return 1.0 - z, z * candidate
 
 
-def mingru_scan(memory: Memory, gates: jax.Array, done: jax.Array, forget_bias: Any) -> jax.Array:
-    """All steps of a minGRU at once, in logarithmically many passes: (num_steps, batch, size)."""
-    keep, new = mingru_gates(gates, forget_bias)
-    new = new.at[0].add(keep[0] * memory.hidden)
+def minlstm_gates(gates: jax.Array, forget_bias: Any) -> tuple[jax.Array, jax.Array]:
+    """(f', i' c_t) of h_t = f' h_{t-1} + i' c_t with f' = f / (f + i) and i' = i / (f + i).
+
+    f = sigmoid(gate + forget_bias), i = sigmoid(gate): Feng et al. 2024, section 3.2. The order of
+    the gates is i, f, c.
+    """
+    i, f, candidate = jnp.split(gates, 3, -1)
+    # f / (f + i) is a sigmoid of the difference of the logarithms, which cannot be 0 / 0.
+    keep = nn.sigmoid(nn.log_sigmoid(f + forget_bias) - nn.log_sigmoid(i))
+    return keep, (1.0 - keep) * candidate
+
+
+MINIMAL = {"mingru": mingru_gates, "minlstm": minlstm_gates}
+
+
+def lru_gates(gates: jax.Array, kernel: LRUKernel, forget_bias: Any) -> tuple[jax.Array, jax.Array]:
+    """(a, sqrt(1 - |a|**2) u_t) of x_t = a x_{t-1} + sqrt(1 - |a|**2) u_t, complex.
+
+    a = exp(-exp(nu - forget_bias) + i theta) for half as many numbers as memory_size. At first
+    |a|**2 is spread evenly over the ring of Orvieto et al. 2023, appendix A, and theta over
+    [0, MAX_PHASE], in the order of a golden section; theirs are drawn at random. The input's factor
+    follows |a|, while theirs is learned from there.
+    """
+    half = len(kernel.rates) // 2
+    place = (jnp.arange(half) + 0.5) / half
+    squared = RING[0] ** 2 + (RING[1] ** 2 - RING[0] ** 2) * place
+    nu = jnp.log(-0.5 * jnp.log(squared)) + kernel.rates[:half] - forget_bias
+    theta = MAX_PHASE * jnp.mod(jnp.arange(half) * (math.sqrt(5.0) - 1.0) / 2.0, 1.0)
+    theta += kernel.rates[half:]
+    modulus = jnp.exp(-jnp.exp(nu))
+    keep = jax.lax.complex(modulus * jnp.cos(theta), modulus * jnp.sin(theta))
+    # 1 - |a|**2, exact also where |a| is almost 1.
+    return keep, jnp.sqrt(-jnp.expm1(-2.0 * jnp.exp(nu))) * _complex(gates[..., : 2 * half])
+
+
+def lru_output(x: jax.Array, gates: jax.Array, kernel: LRUKernel) -> Memory:
+    """h = gelu(C x + d) with the real matrix C on real and imaginary parts, d the last gates."""
+    cell = jnp.concatenate([x.real, x.imag], -1)
+    return Memory(nn.gelu(cell @ kernel.out + gates[..., cell.shape[-1] :]), cell)
+
+
+def _complex(parts: jax.Array) -> jax.Array:
+    """Numbers from their real parts and their imaginary parts, side by side."""
+    return jax.lax.complex(*jnp.split(parts, 2, -1))
+
+
+def linear_scan(first: jax.Array, keep: jax.Array, new: jax.Array, done: jax.Array) -> jax.Array:
+    """h_t = keep_t h_{t-1} + new_t for all steps, in logarithmically many passes.
+
+    Args:
+      first: from before the first step, (batch, size).
+      keep, new: (num_steps, batch, size).
+      done: (num_steps, batch), last steps of episodes: the next step begins at zero.
+    """
+    new = new.at[0].add(keep[0] * first)
     # Exactly zero after an episode's end, however the passes group the steps.
     keep = keep.at[1:].multiply(~_like(done[:-1], keep))
     then = lambda first, second: (first[0] * second[0], first[1] * second[0] + second[1])

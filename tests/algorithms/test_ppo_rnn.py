@@ -17,7 +17,7 @@ from tests.algorithms.cases import Case, again, assert_close, assert_same
 from tests.algorithms.test_ppo import random_rollout
 from tests.probe import RecallParams
 
-CELLS = tuple(parts.CELLS)
+CELLS = ("lstm", "gru", "mingru")  # parts have tests of all others
 TINY = ppo_rnn.Config(
     learning_rate=2.5e-3,
     adam_eps=1e-5,
@@ -65,13 +65,13 @@ def random_sequence(seed, num_steps=12, num_envs=3, memory_size=8):
 
 
 def memory_for(cell, memory):
-    return memory if cell == "lstm" else memory._replace(cell=None)
+    return memory if cell in ("lstm", "lru") else memory._replace(cell=None)
 
 
 # --- memories ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("cell", [*CELLS, "lru"])
 def test_unrolling_is_stepping_with_a_zeroed_memory_after_every_end(cell):
     params, (step, unroll) = network_and_params(cell)[1], applied(cell)
     x, done, memory = random_sequence(1)
@@ -464,7 +464,7 @@ CASE = Case(
         "value_loss": [9.3059, 1.58816, 0.440209],
     },
     refused=(
-        (dict(cell="rnn"), "cell='rnn': give lstm or gru or mingru"),
+        (dict(cell="rnn"), "cell='rnn': give lstm or gru or mingru or minlstm or lru"),
         (dict(memory_size=0), "memory_size=0"),
         (dict(num_minibatches=3), "num_minibatches=3 does not divide num_envs=2, .* 1, 2 would do"),
         (dict(num_minibatches=4), "num_minibatches=4 does not divide num_envs=2"),

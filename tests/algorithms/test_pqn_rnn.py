@@ -292,7 +292,7 @@ CASE = Case(
     },
     refused=(
         (dict(num_minibatches=4), "num_minibatches=4 does not divide num_envs=2, .* 1, 2 would do"),
-        (dict(cell="none"), "cell='none': give lstm or gru or mingru"),
+        (dict(cell="none"), "cell='none': give lstm or gru or mingru or minlstm or lru"),
         (dict(memory_size=0), "memory_size=0"),
         (dict(optimizer="sgd"), "optimizer='sgd': give radam or adam"),
         (

@@ -58,7 +58,7 @@ def test_a_recurrent_network_is_its_single_steps(cell):
     for other in ((-inputs[0], inputs[1]), (inputs[0], -inputs[1])):
         assert not np.allclose(apply(params, arrays[0], other, done)[1], sums, atol=1e-3)
     inner = params["params"]["Recurrent_0"]
-    for kernel in (inner["gates"]["kernel"], *([] if cell == "mingru" else [inner["memory"]])):
+    for kernel in (inner["gates"]["kernel"], *([inner["memory"]] if "memory" in inner else [])):
         rows = kernel if kernel.shape[0] <= kernel.shape[1] else kernel.T  # with gain 1
         np.testing.assert_allclose(rows @ rows.T, np.eye(len(rows)), atol=1e-5)
 
@@ -67,7 +67,7 @@ def test_a_recurrent_network_is_its_single_steps(cell):
 def test_a_fresh_memory_is_zeros_in_the_shapes_of_the_settings(cell):
     fresh = parts.fresh_memory(make_config(cell=cell), spaces.Discrete(3), 5, 2)
     assert fresh.hidden.shape == (5, 2, 8) and fresh.action is None and fresh.reward is None
-    assert (fresh.cell is None) == (cell != "lstm")
+    assert (fresh.cell is None) == (cell not in ("lstm", "lru"))
     config = make_config(cell=cell, previous_inputs=True)
     for space, size in ((spaces.Discrete(3), 3), (spaces.Box(-1, 1, (2, 2)), 4)):
         fresh = parts.fresh_memory(config, space, 5)

@@ -20,7 +20,17 @@ def random_sequence(seed, num_steps=12, batch=3, size=8):
 
 
 def memory_for(cell, memory):
-    return memory if cell == "lstm" else memory._replace(cell=None)
+    return memory if cell in recurrence.TWO_PARTS else memory._replace(cell=None)
+
+
+def kernel_for(cell, rng, size=8):
+    """Numbers for the parameters beside the gates."""
+    blocks = parts.CELLS[cell][1]
+    if not blocks:
+        return None
+    kernel = rng.normal(size=(size, size * blocks)).astype(np.float32)
+    rates = 0.3 * rng.normal(size=size).astype(np.float32)
+    return recurrence.LRUKernel(rates, kernel) if cell == "lru" else kernel
 
 
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
@@ -54,38 +64,104 @@ def test_cells_are_those_of_flax(cell):
         np.testing.assert_allclose(after.cell, expected[0], rtol=1e-4, atol=1e-5)
 
 
-MINGRU_SCAN = jax.jit(recurrence.mingru_scan)
+UNROLL, ADVANCE = (jax.jit(f, static_argnums=0) for f in (parts.unroll, parts.advance))
+
+
+def sigmoid(x):
+    return 1.0 / (1.0 + np.exp(-np.asarray(x, np.float64)))
+
+
+def mingru(h, gates):
+    z, candidate = np.split(gates, 2, -1)
+    z = sigmoid(z - 0.5)
+    return (1.0 - z) * h + z * candidate
+
+
+def minlstm(h, gates):
+    i, f, candidate = np.split(gates, 3, -1)
+    i, f = sigmoid(i), sigmoid(f + 0.5)
+    return f / (f + i) * h + i / (f + i) * candidate
+
+
+@pytest.mark.parametrize("step", [mingru, minlstm])
+@pytest.mark.parametrize("seed", range(3))
+def test_minimal_cells_are_plain_recursions_step_by_step_and_all_at_once(step, seed):
+    done, memory = random_sequence(seed, num_steps=37)
+    cell = step.__name__
+    rng, memory = np.random.default_rng(seed), memory_for(cell, memory)
+    gates = 2 * rng.normal(size=(37, 3, 8 * parts.CELLS[cell][0])).astype(np.float32)
+    expected, h = [], np.asarray(memory.hidden)
+    for t in range(37):
+        h = step(h, gates[t])
+        expected.append(h)
+        h = np.where(done[t][:, None], 0.0, h)
+    scanned = UNROLL(cell, memory, gates, None, done, 0.5)
+    np.testing.assert_allclose(scanned.hidden, expected, rtol=1e-4, atol=1e-5)
+    one = ADVANCE(cell, memory, gates[0], None, 0.5)
+    np.testing.assert_allclose(one.hidden, expected[0], rtol=1e-4, atol=1e-5)
+
+
+def test_gates_of_a_minlstm_that_are_both_shut_are_finite():
+    memory = parts.Memory(jnp.ones((1, 1)), None)
+    gates = jnp.array([[-200.0, -200.0, 3.0]])
+    total = lambda gates: ADVANCE("minlstm", memory, gates, None, 0.0).hidden.sum()
+    assert total(gates) == pytest.approx(2.0) and np.isfinite(jax.grad(total)(gates)).all()
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_mingru_is_the_plain_recursion_step_by_step_and_all_at_once(seed):
+def test_lru_is_the_plain_recursion_step_by_step_and_all_at_once(seed):
     done, memory = random_sequence(seed, num_steps=37)
     rng = np.random.default_rng(seed)
-    z, candidate = rng.normal(size=(2, 37, 3, 8)).astype(np.float32)
-    gates = jnp.concatenate([z, candidate], -1)
-    expected, h = [], np.asarray(memory.hidden)
+    gates = rng.normal(size=(37, 3, 16)).astype(np.float32)
+    kernel = kernel_for("lru", rng)
+    # Four eigenvalues: moduli and phases from where they start, moved by the rates.
+    squared = 0.9**2 + (0.999**2 - 0.9**2) * np.array([1, 3, 5, 7]) / 8
+    nu = np.log(-np.log(np.sqrt(squared))) + kernel.rates[:4] - 0.5
+    golden = np.arange(4) * (np.sqrt(5) - 1) / 2
+    theta = np.pi / 10 * (golden - np.floor(golden)) + kernel.rates[4:]
+    keep = np.exp(-np.exp(nu) + 1j * theta)
+    cell = np.asarray(memory.cell, np.float64)
+    x, cells, hidden = cell[:, :4] + 1j * cell[:, 4:], [], []
     for t in range(37):
-        gate = 1.0 / (1.0 + np.exp(-(z[t] - 0.5)))
-        h = (1.0 - gate) * h + gate * candidate[t]
-        expected.append(h)
-        h = np.where(done[t][:, None], 0.0, h)
-    scanned = MINGRU_SCAN(memory_for("mingru", memory), gates, done, 0.5)
-    np.testing.assert_allclose(scanned, expected, rtol=1e-4, atol=1e-5)
-    step = parts.advance("mingru", memory_for("mingru", memory), gates[0], None, 0.5)
-    np.testing.assert_allclose(step.hidden, expected[0], rtol=1e-4, atol=1e-5)
+        x = keep * x + np.sqrt(1 - np.abs(keep) ** 2) * (gates[t, :, :4] + 1j * gates[t, :, 4:8])
+        cells.append(np.concatenate([x.real, x.imag], -1))
+        hidden.append(jax.nn.gelu(jnp.array(cells[-1] @ kernel.out + gates[t, :, 8:])))
+        x = np.where(done[t][:, None], 0.0, x)
+    scanned = UNROLL("lru", memory, gates, kernel, done, 0.5)
+    np.testing.assert_allclose(scanned.cell, cells, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(scanned.hidden, hidden, rtol=1e-3, atol=1e-3)
+    one = ADVANCE("lru", memory, gates[0], kernel, 0.5)
+    np.testing.assert_allclose(one.cell, cells[0], rtol=1e-4, atol=1e-5)
+
+
+def test_an_lru_starts_in_its_ring_and_forgets_less_with_a_bias():
+    kernel = recurrence.LRUKernel(jnp.zeros(64), jnp.zeros((64, 64)))
+    keep = lambda bias: np.asarray(recurrence.lru_gates(jnp.zeros(64), kernel, bias)[0])
+    assert 0.9 < np.abs(keep(0.0)).min() < 0.91 and 0.99 < np.abs(keep(0.0)).max() < 0.999
+    assert np.angle(keep(0.0)).min() >= 0 and np.angle(keep(0.0)).max() < np.pi / 10
+    assert len(np.unique(np.angle(keep(0.0)).round(5))) == 32
+    assert (np.abs(keep(2.0)) > np.abs(keep(0.0))).all()
+
+
+def test_an_lru_of_odd_size_is_refused():
+    class Network(nn.Module):
+        @nn.compact
+        def __call__(self):
+            return parts.memory_kernel(self, "lru", 7)
+
+    with pytest.raises(ValueError, match="memory_size=7: an LRU needs an even number, as 8"):
+        Network().init(jax.random.key(0))
 
 
 @pytest.mark.parametrize("cell", CELLS)
 def test_unrolling_is_advancing_with_a_zeroed_memory_after_every_end(cell):
     done, memory = random_sequence(1)
-    memory, (from_inputs, from_memory) = memory_for(cell, memory), parts.CELLS[cell]
-    rng = np.random.default_rng(1)
-    gates = rng.normal(size=(12, 3, 8 * from_inputs)).astype(np.float32)
-    kernel = rng.normal(size=(8, 8 * from_memory)).astype(np.float32) if from_memory else None
-    after = jax.jit(parts.unroll, static_argnums=0)(cell, memory, gates, kernel, done, 0.5)
-    step = jax.jit(parts.advance, static_argnums=0)
+    memory, rng = memory_for(cell, memory), np.random.default_rng(1)
+    gates = rng.normal(size=(12, 3, 8 * parts.CELLS[cell][0])).astype(np.float32)
+    kernel = kernel_for(cell, rng)
+    after = UNROLL(cell, memory, gates, kernel, done, 0.5)
     for t in range(12):
-        memory = step(cell, memory, gates[t], kernel, 0.5)
+        memory = ADVANCE(cell, memory, gates[t], kernel, 0.5)
         for one, other in zip(jax.tree.leaves(after), jax.tree.leaves(memory), strict=True):
             np.testing.assert_allclose(one[t], other, rtol=1e-4, atol=1e-5)
         memory = jax.tree.map(lambda m, t=t: np.where(done[t][:, None], 0.0, m), memory)
