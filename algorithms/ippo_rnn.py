@@ -42,7 +42,7 @@ from algorithms import parts
 from algorithms.parts import real, static
 
 INFO = {
-    "title": "IPPO and MAPPO with an LSTM, a GRU or a minGRU",
+    "title": "IPPO and MAPPO with a memory: LSTM, GRU, minGRU, minLSTM or LRU",
     "paper": "[de Witt et al. 2020](https://arxiv.org/abs/2011.09533), "
     "[Yu et al. 2022](https://arxiv.org/abs/2103.01955)",
     "family": "policy gradients",

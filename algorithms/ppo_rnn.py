@@ -52,7 +52,7 @@ from algorithms import parts
 from algorithms.parts import real, static
 
 INFO = {
-    "title": "PPO with an LSTM, a GRU or a minGRU",
+    "title": "PPO with a memory: LSTM, GRU, minGRU, minLSTM or LRU",
     "paper": "[Schulman et al. 2017](https://arxiv.org/abs/1707.06347)",
     "family": "policy gradients",
     "actions": ("discrete", "continuous"),

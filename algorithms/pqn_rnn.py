@@ -40,7 +40,7 @@ from algorithms import parts
 from algorithms.parts import real, static
 
 INFO = {
-    "title": "PQN with an LSTM, a GRU or a minGRU",
+    "title": "PQN with a memory: LSTM, GRU, minGRU, minLSTM or LRU",
     "paper": "[Gallici et al. 2024](https://arxiv.org/abs/2407.04811)",
     "family": "action values",
     "actions": "discrete",
