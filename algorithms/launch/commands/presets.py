@@ -303,6 +303,16 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
         "MultiNavigator-v0": {"num_envs": 16},  # of four agents each
     },
     "ppo_rnn": {
+        "TMaze-v0": {
+            "total_timesteps": 300_000,
+            "num_envs": 16,
+            "num_steps": 64,
+            "learning_rate": 2.5e-3,
+            "gae_lambda": 0.7,
+            "memory_size": 32,
+            "hidden_sizes": (32,),
+            "forget_bias": 3.0,
+        },
         "MemoryChain-bsuite": CHAIN,
         "MemoryChain-bsuite-gru": {**CHAIN, "cell": "gru"},
         "MemoryChain-bsuite-mingru": {**CHAIN, "cell": "mingru"},
