@@ -15,11 +15,13 @@ includes gymnax.
 from envs.batch import BatchState, batch
 from envs.evaluation import Episodes, check_ends, evaluate
 from envs.interface import check_interface
+from envs.levels import Level
 from envs.registry import make, names
 
 __all__ = [
     "BatchState",
     "Episodes",
+    "Level",
     "batch",
     "check_ends",
     "check_interface",

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from envs import shaping
+from envs import levels, shaping
 from envs.metrics import EpisodeMetrics
 
 START_WINDOW = 8  # steps, unless the environment has a `start_window`
@@ -61,8 +61,10 @@ class Batch:
     def __init__(self, env: Any, num_envs: int, depth: int, window: int):
         self.env, self.num_envs, self.depth, self.window = env, num_envs, depth, window
 
-    def reset(self, key: jax.Array, params: Any) -> tuple[Any, BatchState]:
+    def reset(self, key: jax.Array | levels.Level, params: Any) -> tuple[Any, BatchState]:
         """Starts every environment, which takes starts from the stock; `refill` comes next.
+
+        In place of a key it takes levels, one for each environment.
 
         Returns observations (num_envs, ...) and the state.
         """
@@ -72,11 +74,35 @@ class Batch:
         before = jnp.zeros((), jnp.int32) if shaping.shapes(self.env) else None
         return observation, BatchState(state, starts, jnp.zeros((), jnp.int32), metrics, before)
 
-    def refill(self, key: jax.Array, state: BatchState, params: Any) -> BatchState:
+    def refill(self, key: jax.Array | levels.Level, state: BatchState, params: Any) -> BatchState:
         """Draws new start states; call it once every `num_steps` steps."""
         before = None if state.before is None else state.before + state.steps
         starts, steps = self._draw(key, params), jnp.zeros((), jnp.int32)
         return dataclasses.replace(state, starts=starts, steps=steps, before=before)
+
+    def enter(
+        self,
+        level: levels.Level,
+        where: jax.Array,
+        observation: Any,
+        state: BatchState,
+        params: Any,
+    ) -> tuple[Any, BatchState]:
+        """Moves the environments `where` a flag is set to their levels, in place of `refill`.
+
+        All episodes that start before the next call start in the environment's own level. So the
+        environments without a flag should be in it already.
+
+        Args:
+          level: leading axis num_envs, as `where` (bool) and `observation`.
+
+        Returns the observations and the state.
+        """
+        state = self.refill(level, state, params)
+        start = jax.tree.map(lambda x: x[0], state.starts)
+        metrics = state.metrics.forget(where)
+        observation, env_state = levels.choose(where, start, (observation, state.env))
+        return observation, dataclasses.replace(state, env=env_state, metrics=metrics)
 
     def step(self, key: jax.Array, state: BatchState, action: jax.Array, params: Any):
         """Steps every environment and restarts those whose episode ended.
@@ -93,9 +119,7 @@ class Batch:
         done = terminated | truncated
         slot = (state.steps // self.window) % self.depth
         start = jax.tree.map(lambda x: x[slot], state.starts)
-        observation, env_state = jax.tree.map(
-            lambda new, old: jnp.where(_like(done, old), new, old), start, (final, final_state)
-        )
+        observation, env_state = levels.choose(done, start, (final, final_state))
         info = {**info, "final_observation": final}
         for name in ("action_mask", "world_state"):
             if hasattr(self.env, name):
@@ -121,7 +145,10 @@ class Batch:
         view = getattr(self.env, name, None)
         return view and jax.vmap(view, (0, None))(state, params)
 
-    def _draw(self, key: jax.Array, params: Any) -> Any:
+    def _draw(self, key: jax.Array | levels.Level, params: Any) -> Any:
+        if isinstance(key, levels.Level):
+            starts = jax.vmap(lambda level: levels.start(self.env, level, params))(key)
+            return jax.tree.map(lambda x: jnp.broadcast_to(x, (self.depth, *x.shape)), starts)
         keys = jax.random.split(key, self.depth * self.num_envs)  # flat: compiles much faster
         starts = jax.vmap(self.env.reset_env, (0, None))(keys, params)
         return jax.tree.map(lambda x: x.reshape(self.depth, self.num_envs, *x.shape[1:]), starts)

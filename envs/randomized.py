@@ -17,6 +17,7 @@ from flax import struct
 
 from envs import suggest
 from envs.gymnax import parameter_names, spaces
+from envs.levels import Level, reset_key
 from envs.wrappers import WithState
 
 # Parameters that gymnax computes from others when it defines them, by their environment.
@@ -132,7 +133,7 @@ class Randomized(WithState):
         observe: bool,
     ):
         super().__init__(env)
-        self.ranges, self.observe = ranges, observe
+        self.ranges, self.num_shares, self.observe = ranges, len(ranges), observe
         drawn = {one.name for one in ranges}
         followers = FOLLOWERS.get(env.name, {})
         self.followers = {k: f for k, f in followers.items() if k not in drawn | set(fixed)}
@@ -152,11 +153,14 @@ class Randomized(WithState):
         params = params.replace(**own)
         return params.replace(**{name: f(params) for name, f in self.followers.items()})
 
-    def reset_env(self, key: jax.Array, params: Any) -> tuple[jax.Array, RandomizedState]:
-        key, draw_key = jax.random.split(key)
-        shares = jax.random.uniform(draw_key, (len(self.ranges),))
-        if self.pinned is not None:
-            shares = self.pinned
+    def reset_env(self, key: jax.Array | Level, params: Any) -> tuple[jax.Array, RandomizedState]:
+        if isinstance(key, Level):
+            key, shares = reset_key(key), key.shares
+        else:
+            key, draw_key = jax.random.split(key)
+            shares = jax.random.uniform(draw_key, (len(self.ranges),))
+            if self.pinned is not None:
+                shares = self.pinned
         own = self.drawn(RandomizedState(None, shares), params)
         observation, inner = self.env.reset_env(key, own)
         return self._seen(observation, shares), RandomizedState(inner, shares)

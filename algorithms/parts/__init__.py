@@ -28,6 +28,7 @@ from algorithms.parts.layers import (
     orthogonal,
     scaled,
 )
+from algorithms.parts.levels import LevelBuffer, Play
 from algorithms.parts.loops import scan, zeros
 from algorithms.parts.metrics import explained_variance, mean
 from algorithms.parts.muon import scale_by_muon
@@ -85,8 +86,10 @@ __all__ = [
     "FlatOptimizer",
     "LayerNorm",
     "Learner",
+    "LevelBuffer",
     "Memory",
     "Plan",
+    "Play",
     "Recurrent",
     "Replay",
     "ReplayBuffer",

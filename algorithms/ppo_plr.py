@@ -1,0 +1,566 @@
+"""PPO with prioritised level replay (PLR): trains most on the levels with most left to learn.
+
+Papers: PLR (Jiang et al. 2021a, https://arxiv.org/abs/2010.03934), robust PLR (Jiang et al. 2021b,
+https://arxiv.org/abs/2110.02439) and ACCEL (Parker-Holder et al. 2022,
+https://arxiv.org/abs/2203.01302), on top of PPO (Schulman et al. 2017).
+
+    python algorithms/ppo_plr.py --preset CartPole-v1 --robust
+    python algorithms/ppo_plr.py --preset Acrobot-v1 --robust --edit-share 0.5
+    python algorithms/ppo_plr.py --env xminigrid/MiniGrid-FourRooms
+
+A level is the key of a reset and the parameters that `randomize` draws (docs/environments.md), so
+any environment has levels. An environment keeps its level until an episode has ended in it. At the
+next rollout the level gets its score, and the environment its next level:
+  - the first `replay_share` of the environments replay levels of the buffer, without duplicates;
+  - `edit_share` of the others play a level of the buffer with its parameters moved a little (ACCEL;
+    without `randomize` there is nothing to move);
+  - the rest play new levels. All do until the buffer is full to `min_fill`.
+A level that was not replayed enters the buffer if its score exceeds the lowest. With `robust` only
+replayed levels are learned from; the other environments just look for levels. With `replay_share`
+0 and without `robust`, this is plain domain randomisation.
+
+All kinds of environments share one rollout: a branch between kinds of updates would, under vmap,
+compute every one of them. A level's change cuts its running episode. Such an episode is not counted
+in `episode_return`, which therefore favours short ones; evaluations draw levels as resets do.
+
+PPO's implementation details are those of ppo.py, without clip_vloss and target_kl.
+"""
+
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+from flax import struct
+
+import envs
+from algorithms import parts
+from algorithms.parts import real, static
+from envs import levels
+
+INFO = {
+    "title": "PPO with prioritised level replay (PLR, robust PLR, ACCEL)",
+    "paper": "[Jiang et al. 2021](https://arxiv.org/abs/2010.03934)",
+    "family": "policy gradients",
+    "actions": ("discrete", "continuous"),
+    "masks": True,
+    "agents": "one",
+    "memory": False,
+}
+
+
+@struct.dataclass
+class Config:
+    env: str = static("CartPole-v1")  # name of the environment
+    env_settings: tuple[tuple[str, Any], ...] = static(())  # env settings, name=value,...
+    total_timesteps: int = static(500_000)  # environment steps of the whole run
+    num_envs: int = static(4)  # parallel environments
+    num_steps: int = static(128)  # steps of each environment in a rollout
+    update_epochs: int = static(4)  # passes over each rollout
+    num_minibatches: int = static(4)  # gradient steps in a pass
+    score: str = static("pvl")  # of levels: pvl (positive value loss) or maxmc
+    level_buffer_size: int = static(256)  # levels to replay
+    replay_share: float = real(0.5, "[0, 1]", robust={True: "(0, 1]"})  # replaying environments
+    min_fill: float = real(0.5, "[0, 1]")  # share of the buffer to fill before any replay
+    priority: str = static("rank")  # of levels: rank, or score (proportional)
+    temperature: float = real(0.3, "(0, inf)")  # of priorities; lower: the highest scores only
+    staleness_coef: float = real(0.3, "[0, 1]")  # share of replays for levels not seen for long
+    robust: bool = static(False)  # learn from replayed levels only
+    edit_share: float = real(0.0, "[0, 1]")  # of the other environments: play edited levels
+    edit_std: float = real(0.1, "[0, inf)")  # of an edit, in shares of a parameter's range
+    learning_rate: float = real(1e-3, "[0, inf)")  # Adam's step size
+    anneal_lr: bool = static(True)  # take the learning rate linearly to zero
+    adam_eps: float = real(1e-4, "(0, inf)")  # Adam's epsilon
+    gamma: float = real(0.99, "[0, 1]")  # discount factor
+    gae_lambda: float = real(0.95, "[0, 1]")  # decay of the advantage trace
+    clip_eps: float = real(0.2, "(0, inf]")  # range of the ratio
+    normalize_advantage: bool = static(True)  # standardise advantages in each minibatch
+    ent_coef: float = real(0.01, "[0, inf)")  # weight of the entropy bonus
+    vf_coef: float = real(0.5, "[0, inf)")  # weight of the value loss
+    max_grad_norm: float = real(0.5, "(0, inf]")  # clip gradients to this global norm; inf: never
+    hidden_sizes: tuple[int, ...] = static((64, 64))  # dense layers of each tower
+    activation: str = static("tanh")  # any function of flax.linen: tanh, relu, swish, ...
+    conv_layers: str = static("small")  # for images: none, small, nature or impala
+    compute_dtype: str = static("float32")  # of hidden layers: float32 or bfloat16
+    shared_torso: bool = static(False)  # one tower for actor and critic
+    normalize_obs: bool = static(True)  # normalise observations by running mean and variance
+    normalize_reward: bool = static(True)  # divide rewards by the std of discounted returns
+    clip_obs: float = real(10.0, "(0, inf]")  # clip normalised observations to +- this
+    clip_reward: float = real(10.0, "(0, inf]")  # clip normalised rewards to +- this
+    num_evals: int = static(20)  # points of the learning curve
+    num_eval_episodes: int = static(32)  # evaluation episodes at each point; 0: none
+    eval_at_start: bool = static(True)  # evaluate before training too
+
+
+# --- network ----------------------------------------------------------------------------------
+
+
+class Actions(NamedTuple):
+    """The parameters of a distribution over actions."""
+
+    output: jax.Array  # logits (batch, num_actions), or means (batch, dimensions)
+    log_std: jax.Array | None  # (dimensions,), continuous actions only
+
+    def sample(self, noise):
+        """argmax(logits + Gumbel noise), or mean + std * normal noise; zeros give the mode."""
+        if self.log_std is None:
+            return jnp.argmax(self.output + noise, axis=-1)
+        return self.output + jnp.exp(self.log_std) * noise
+
+    def log_prob_and_entropy(self, action):
+        """log pi(a) and entropy -sum pi log pi, (batch,)."""
+        if self.log_std is not None:
+            log_prob = parts.normal_log_prob(action, self.output, self.log_std)
+            entropy = parts.normal_entropy(self.log_std).sum()
+            return log_prob.sum(-1), jnp.broadcast_to(entropy, log_prob.shape[:-1])
+        log_probs = nn.log_softmax(self.output)
+        chosen = jax.nn.one_hot(action, log_probs.shape[-1])
+        return (log_probs * chosen).sum(-1), -(jnp.exp(log_probs) * log_probs).sum(-1)
+
+
+class ActorCritic(nn.Module):
+    """Observations (batch, ...) to Actions, and to values (batch,)."""
+
+    config: Config
+    space: Any  # of actions
+
+    def setup(self):
+        config, size = self.config, parts.num_outputs(self.space)
+        torso = (config.hidden_sizes, config.activation, config.conv_layers)
+        make_torso = lambda: parts.Torso(*torso, dtype=config.compute_dtype)
+        self.actor_torso = make_torso()  # core 13
+        self.critic_torso = self.actor_torso if config.shared_torso else make_torso()
+        self.actor_head, self.critic_head = parts.Dense(size), parts.Dense(1)
+        if not parts.is_discrete(self.space):
+            self.log_std = self.param("log_std", nn.initializers.zeros, (size,))  # continuous 1-3
+
+    def actor(self, x, mask=None):
+        """An action has no probability where the mask (batch, num_actions) is False."""
+        output = self.actor_head(self.actor_torso(x))
+        if not parts.is_discrete(self.space):
+            return Actions(output, self.log_std)
+        return Actions(output if mask is None else jnp.where(mask, output, -1e9), None)
+
+    def critic(self, x):
+        return self.critic_head(self.critic_torso(x))[..., 0]
+
+    def __call__(self, x, mask=None):
+        return self.actor(x, mask), self.critic(x)
+
+
+# --- data types -------------------------------------------------------------------------------
+
+
+@struct.dataclass
+class PolicyState:
+    """The part of the state that acting needs."""
+
+    params: Any
+    obs_stats: parts.RunningStatistics
+
+
+@struct.dataclass
+class TrainState:
+    """Everything that a run needs to continue."""
+
+    policy: PolicyState
+    opt_state: optax.OptState
+    env_state: envs.BatchState
+    observation: jax.Array  # (num_envs, ...)
+    episodes: parts.EpisodeStatistics
+    reward_scale: parts.RewardScale
+    play: parts.Play  # the levels of the environments
+    levels: parts.LevelBuffer
+    level_rng: jax.Array  # key for levels
+    rollout_rng: jax.Array  # key for acting and the environments
+    order_rng: jax.Array  # key for the order of samples
+    eval_rng: jax.Array  # constant: all evaluations use it
+    update: jax.Array  # rollouts learned from so far, int32
+
+
+class Transition(NamedTuple):
+    """A rollout; leading axes (num_steps, num_envs)."""
+
+    observation: jax.Array
+    mask: jax.Array | None  # allowed actions
+    action: jax.Array  # unclipped
+    reward: jax.Array
+    terminated: jax.Array
+    done: jax.Array  # terminated or truncated
+    final_observation: jax.Array  # after the action, before any restart
+
+
+class Batch(NamedTuple):
+    """Samples to learn from; leading axis num_steps * num_envs, or that of a minibatch."""
+
+    observation: jax.Array  # normalised
+    mask: jax.Array | None
+    action: jax.Array
+    log_prob: jax.Array
+    value: jax.Array
+    advantage: jax.Array
+    target: jax.Array
+    weight: jax.Array  # 1, or 0 where robust PLR does not learn
+
+
+# --- formulas ---------------------------------------------------------------------------------
+
+
+def gae(rewards, values, next_values, terminated, done, gamma, gae_lambda):
+    """A_t = delta_t + gamma lambda (1 - done_t) A_{t+1}, with A = 0 after the last step.
+
+    delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t): equations 11-16 of Schulman et al.
+    2016. All arrays are (num_steps, num_envs). `next_values` are V(s'_t) of the observations after
+    the actions, before any restart. `done` also marks truncated episodes.
+    """
+    deltas = rewards + gamma * next_values * (1.0 - terminated) - values
+    decays = gamma * gae_lambda * (1.0 - done)
+    return parts.backward_sums(deltas, decays)
+
+
+def level_scores(config, play, best):
+    """Scores (num_envs,) of levels, means over the steps in them (Jiang et al. 2021b, section 4.1).
+
+    pvl: max(A_t, 0), the positive value loss. maxmc: R_max - V(s_t). R_max is `best`, the level's
+    highest return so far, which is discounted here, because V is.
+    """
+    mean = play.total / jnp.maximum(play.rollouts, 1.0)
+    return mean if config.score == "pvl" else best - mean
+
+
+def replay_distribution(config, buffer, update):
+    """P = (1 - rho) P_S + rho P_C of the buffer's levels, (level_buffer_size,); 0 in empty slots.
+
+    P_S is proportional to h ** (1 / temperature), where h is 1 / rank or the score itself, at least
+    1e-8. P_C is proportional to the updates since the level was last scored, and rho is
+    staleness_coef: section 3 of Jiang et al. 2021a.
+    """
+    rank = jnp.argsort(jnp.argsort(-buffer.score)) + 1.0  # 1 for the highest score
+    h = 1.0 / rank if config.priority == "rank" else jnp.maximum(buffer.score, 1e-8)
+    logits = jnp.where(buffer.filled, jnp.log(h) / config.temperature, -1e30)
+    of_score = buffer.filled * jnp.exp(logits - logits.max())
+    stale = buffer.filled * (update - buffer.played)
+    stale = jnp.where(stale.sum() > 0, stale, buffer.filled).astype(jnp.float32)
+    share = lambda x: x / jnp.maximum(x.sum(), 1.0)
+    rho = config.staleness_coef
+    return (1.0 - rho) * share(of_score) + rho * share(stale)
+
+
+def reflect(shares):
+    """Shares of any size, folded back into [0, 1] at its ends."""
+    return 1.0 - jnp.abs(jnp.mod(shares, 2.0) - 1.0)
+
+
+def clipped_surrogate(log_ratio, advantages, clip_eps):
+    """-min(q A, clip(q, 1 - eps, 1 + eps) A), q = exp(log_ratio), all (batch,): equation 7 of
+    Schulman et al. 2017, negated."""
+    ratio = jnp.exp(log_ratio)
+    clipped = jnp.clip(ratio, 1.0 - clip_eps, 1.0 + clip_eps)
+    return -jnp.minimum(ratio * advantages, clipped * advantages)
+
+
+def weighted_mean(x, weights):
+    """sum w x / sum w over all axes; 0 where all weights are 0."""
+    return (weights * x).sum() / jnp.maximum(weights.sum(), 1.0)
+
+
+def standardised(advantages, weights):
+    """(A - mean) / (std + 1e-8) of the samples that count, (batch,)."""
+    centred = advantages - weighted_mean(advantages, weights)
+    return centred / (jnp.sqrt(weighted_mean(jnp.square(centred), weights)) + 1e-8)
+
+
+def learning_rates(config, num_updates, update):
+    """learning_rate (1 - p) of an update's gradient steps, (update_epochs * num_minibatches,), with
+    progress p in [0, 1] through the run."""
+    steps = config.update_epochs * config.num_minibatches
+    left = 1.0 - (update.astype(jnp.float32) + jnp.arange(steps) / steps) / float(num_updates)
+    return config.learning_rate * (jnp.maximum(left, 0.0) if config.anneal_lr else jnp.ones(steps))
+
+
+# --- acting and training ----------------------------------------------------------------------
+
+
+@parts.without_x64
+def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Callable:
+    """Returns policy(state, observation, memory=None, rng=None, mask=None) -> action, memory.
+
+    The policy is for one environment. Without rng it takes the most probable action, or the mean;
+    with rng it takes a sample. mask (num_actions,): `env.action_mask`, the allowed actions.
+    """
+    env, env_params = parts.make_env(config, env, env_params)
+    space = env.action_space(env_params)
+    network = ActorCritic(config, space)
+
+    def policy(state, observation, memory=None, rng=None, mask=None):
+        x = parts.normalize(config, state.policy.obs_stats, observation)[None]
+        actions = network.apply(state.policy.params, x, mask, method="actor")
+        noise = 0.0 if rng is None else parts.action_noise(rng, space, actions.output.shape[:-1])
+        action = actions.sample(noise)
+        return parts.clip_to(space, action[0]), memory
+
+    return policy
+
+
+def check(config: Config, env: Any, env_params: Any) -> None:
+    """Raises a ValueError that names the setting, its value and a value that works."""
+    sizes = ("num_steps", "update_epochs", "num_minibatches", "level_buffer_size")
+    parts.check_sizes(config, *sizes)
+    parts.check_choices(config, score=("pvl", "maxmc"), priority=("rank", "score"))
+    parts.check_spaces(INFO, config, env, env_params)
+    if config.level_buffer_size < config.num_envs:
+        raise ValueError(
+            f"level_buffer_size={config.level_buffer_size}: every environment may replay a level "
+            f"of its own; num_envs={config.num_envs} or more would do"
+        )
+    size, number = config.num_envs * config.num_steps, config.num_minibatches
+    what = f"num_envs * num_steps = {config.num_envs} * {config.num_steps} = {size}"
+    parts.check_divides("num_minibatches", number, what, size)
+    parts.check_samples(config, size)
+    parts.num_updates(config, size)
+
+
+@parts.without_x64
+def make_train(config: Config, env: Any = None, env_params: Any = None) -> Callable:
+    """Returns the jitted train(rng, state=None, num_evals=None) -> state, metrics.
+
+    `parts.program` describes the arguments. Without env and env_params, the config gives them.
+
+    Raises:
+      ValueError: a setting that cannot work, or a space that PPO cannot take.
+    """
+    env, env_params = parts.make_env(config, env, env_params)
+    check(config, env, env_params)
+    return parts.program(learner, config, env, env_params)
+
+
+def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
+    """The first state, an update (collects a rollout and learns from it), and the policy."""
+    batch_size = config.num_envs * config.num_steps
+    num_updates = parts.num_updates(config, batch_size)
+    # core 1; a level's start serves for the whole rollout
+    environments = envs.batch(env, config.num_envs, config.num_steps, window=config.num_steps)
+    capacity = config.level_buffer_size  # also stands for "no slot of the buffer"
+    space = env.action_space(env_params)
+    network = ActorCritic(config, space)
+    clip = optax.clip_by_global_norm(config.max_grad_norm)  # core 11
+    adam = optax.scale_by_adam(eps=config.adam_eps)  # core 3
+    optimizer = parts.FlatOptimizer(optax.chain(clip, adam))
+
+    def init(rng):
+        order_rng, network_rng, first_rng, rollout_rng, eval_rng, level_rng, buffer_rng = (
+            jax.random.split(rng, 7)
+        )
+        first = levels.draw(env, first_rng, config.num_envs)
+        observation, env_state = environments.reset(first, env_params)
+        x = observation.astype(jnp.float32)
+        # core 2
+        params = parts.orthogonal(network, network_rng, x, actor_head=0.01, critic_head=1.0)
+        return TrainState(
+            policy=PolicyState(params, parts.RunningStatistics.create(observation.shape[1:])),
+            opt_state=optimizer.init(params),
+            env_state=env_state,
+            observation=observation,
+            episodes=parts.EpisodeStatistics.create(config.num_envs),
+            reward_scale=parts.RewardScale.create(config.num_envs),
+            play=parts.Play.create(first, capacity),
+            levels=parts.LevelBuffer.create(levels.draw(env, buffer_rng, capacity)),
+            level_rng=level_rng,
+            rollout_rng=rollout_rng,
+            order_rng=order_rng,
+            eval_rng=eval_rng,
+            update=jnp.zeros((), jnp.int32),
+        )
+
+    def update(state):
+        """Collects a rollout, learns from it, and changes levels."""
+        state, rollout = collect(state)
+        batch = prepare(state, rollout)
+        state, metrics = learn(state, batch)
+        metrics["mean_value"] = batch.value.mean()
+        metrics["explained_variance"] = parts.explained_variance(batch.value, batch.target)
+        metrics["replayed"] = (state.play.slot < capacity).mean()
+        state, level_metrics = next_levels(score_levels(state, rollout, batch))
+        state = update_statistics(state, rollout)
+        return state.replace(update=state.update + 1), metrics | level_metrics
+
+    def collect(state):
+        """Collects a rollout. `prepare` computes values and log_probs, for all steps at once."""
+        rng, step_rng, noise_rng = jax.random.split(state.rollout_rng, 3)
+        noise = parts.action_noise(noise_rng, space, (config.num_steps, config.num_envs))
+
+        def step(state, inputs):
+            step_rng, noise = inputs
+            x = parts.normalize(config, state.policy.obs_stats, state.observation)  # continuous 6-7
+            mask = environments.action_mask(state.env_state, env_params)
+            action = network.apply(state.policy.params, x, mask, method="actor").sample(noise)
+            observation, env_state, reward, terminated, truncated, info = environments.step(
+                step_rng, state.env_state, parts.clip_to(space, action), env_params
+            )
+            transition = Transition(
+                observation=state.observation,
+                mask=mask,
+                action=action,  # continuous 5
+                reward=reward,
+                terminated=terminated,
+                done=terminated | truncated,
+                final_observation=info["final_observation"],
+            )
+            return state.replace(env_state=env_state, observation=observation), transition
+
+        play = state.play
+        observation, env_state = environments.enter(
+            play.level, play.entering, state.observation, state.env_state, env_params
+        )
+        state = state.replace(env_state=env_state, observation=observation, rollout_rng=rng)
+        return parts.scan(step, state, (jax.random.split(step_rng, config.num_steps), noise))
+
+    def prepare(state, rollout):
+        """Samples with advantages and targets."""
+        flat = jax.tree.map(lambda x: x.reshape(batch_size, *x.shape[2:]), rollout)
+        x = parts.normalize(config, state.policy.obs_stats, flat.observation)
+        final_x = parts.normalize(config, state.policy.obs_stats, flat.final_observation)
+        actions, values = network.apply(state.policy.params, x, flat.mask)
+        next_values = network.apply(state.policy.params, final_x, method="critic")
+        reward = rollout.reward
+        if config.normalize_reward:
+            reward = state.reward_scale.scale(reward, config.clip_reward)  # continuous 8-9
+        advantages = gae(  # core 5
+            reward,
+            values.reshape(reward.shape),
+            next_values.reshape(reward.shape),
+            rollout.terminated,
+            rollout.done,
+            config.gamma,
+            config.gae_lambda,
+        ).reshape(batch_size)
+        log_prob, _ = actions.log_prob_and_entropy(flat.action)
+        counts = (state.play.slot < capacity) | (not config.robust)
+        return Batch(
+            observation=x,
+            mask=flat.mask,
+            action=flat.action,
+            log_prob=log_prob,
+            value=values,
+            advantage=advantages,
+            target=advantages + values,
+            weight=jnp.broadcast_to(1.0 * counts, reward.shape).reshape(batch_size),
+        )
+
+    def loss(params, batch):
+        """The loss of PPO, over the samples that count."""
+        mean = lambda x: weighted_mean(x, batch.weight)
+        actions, values = network.apply(params, batch.observation, batch.mask)
+        log_prob, entropy = actions.log_prob_and_entropy(batch.action)
+        log_ratio, advantages, entropy = log_prob - batch.log_prob, batch.advantage, mean(entropy)
+        if config.normalize_advantage:  # core 7
+            advantages = standardised(advantages, batch.weight)
+        policy_loss = mean(clipped_surrogate(log_ratio, advantages, config.clip_eps))  # core 8
+        value_loss = 0.5 * mean(jnp.square(values - batch.target))
+        total = policy_loss + config.vf_coef * value_loss - config.ent_coef * entropy  # core 10
+        return total, {
+            "loss": total,
+            "policy_loss": policy_loss,
+            "value_loss": value_loss,
+            "entropy": entropy,
+            "approx_kl": mean(jnp.expm1(log_ratio) - log_ratio),  # core 12
+            "clip_fraction": mean(jnp.abs(jnp.expm1(log_ratio)) > config.clip_eps),
+        }
+
+    def learn(state, batch):
+        """Epochs of minibatches."""
+        rng, order_rng = jax.random.split(state.order_rng)
+        orders = parts.permutations(order_rng, config.update_epochs, batch_size)  # core 6
+        orders = orders.reshape(-1, batch_size // config.num_minibatches)
+        rates = learning_rates(config, num_updates, state.update)  # core 4
+
+        def gradient_step(carry, inputs):
+            params, opt_state = carry
+            indices, learning_rate = inputs
+            samples = jax.tree.map(lambda x: x[indices], batch)
+            grads, metrics = jax.grad(loss, has_aux=True)(params, samples)
+            params, opt_state, norm = optimizer.step(params, opt_state, grads, learning_rate)
+            return (params, opt_state), metrics | {"grad_norm": norm}
+
+        start = state.policy.params, state.opt_state
+        (params, opt_state), metrics = parts.scan(gradient_step, start, (orders, rates))
+        policy = state.policy.replace(params=params)
+        state = state.replace(policy=policy, opt_state=opt_state, order_rng=rng)
+        return state, {name: x.mean() for name, x in metrics.items()}
+
+    def score_levels(state, rollout, batch):
+        """Adds the rollout to the levels in play."""
+        signal = jnp.maximum(batch.advantage, 0.0) if config.score == "pvl" else batch.value
+        signal = signal.reshape(rollout.reward.shape).mean(0)
+        play = state.play.add(rollout.reward, rollout.done, signal, config.gamma)
+        return state.replace(play=play)
+
+    def next_levels(state):
+        """Levels that are over go to the buffer, and their environments get the next ones."""
+        play, (rng, draw_rng, new_rng, edit_rng) = state.play, jax.random.split(state.level_rng, 4)
+        best = play.best
+        if config.normalize_reward:
+            best = state.reward_scale.scale(best, jnp.inf)  # as the rewards that V predicts
+        slot = jnp.where(play.over, play.slot, capacity)
+        played = jnp.full(config.num_envs, state.update)
+        seen = parts.LevelBuffer(play.level, level_scores(config, play, best), play.best, played)
+        buffer = state.levels.put(slot, seen)
+        held = buffer.holds(jnp.where(play.over, capacity, play.slot))  # levels still in play
+        is_new = play.over & (play.slot == capacity)
+        buffer = buffer.insert(seen.where(is_new), held)
+
+        chances = jnp.where(held, 0.0, replay_distribution(config, buffer, state.update))
+        gumbel = jax.random.gumbel(draw_rng, (capacity,))  # the top k: drawn without replacement
+        drawn = jax.lax.top_k(jnp.log(chances) + gumbel, config.num_envs)[1]
+        known = jax.tree.map(lambda x: x[drawn], buffer)
+        ready = (buffer.filled.mean() >= config.min_fill) & (chances[drawn] > 0.0)
+        place = (jnp.arange(config.num_envs) + 0.5) / config.num_envs
+        replays = ready & (place < config.replay_share)
+        edits = ready & (place > 1.0 - config.edit_share * (1.0 - config.replay_share))
+        level = levels.draw(env, new_rng, config.num_envs)
+        if levels.num_shares(env):
+            moves = config.edit_std * jax.random.normal(edit_rng, known.level.shares.shape)
+            edited = known.level.replace(shares=reflect(known.level.shares + moves))
+            level = levels.choose(edits, edited, level)
+        following = parts.Play.create(
+            level=levels.choose(replays, known.level, level),
+            slot=jnp.where(replays, drawn, capacity),
+            best=jnp.where(replays, known.best, -jnp.inf),
+            entering=play.over,
+        )
+        stay = play.replace(entering=jnp.zeros_like(play.over))
+        play = levels.choose(play.over, following, stay)
+        state = state.replace(play=play, levels=buffer, level_rng=rng)
+        count = buffer.filled.sum()
+        total = lambda x: jnp.where(buffer.filled, x, 0).sum()
+        return state, {
+            "level_score": parts.Average(total(buffer.score), count),
+            "level_staleness": parts.Average(total(state.update - buffer.played), count),
+            "levels_filled": buffer.filled.mean(),
+        }
+
+    def update_statistics(state, rollout):
+        """Merges the rollout into the statistics, after learning from it."""
+        stays = lambda x: jnp.where(state.play.entering, 0.0, x)  # the running episode is cut
+        episodes = state.episodes.update(rollout.reward, rollout.done)
+        running = stays(episodes.running_return), stays(episodes.running_length)
+        episodes = episodes.replace(running_return=running[0], running_length=running[1])
+        state = state.replace(episodes=episodes)
+        if config.normalize_obs:
+            obs_stats = state.policy.obs_stats.update(rollout.observation)
+            state = state.replace(policy=state.policy.replace(obs_stats=obs_stats))
+        if config.normalize_reward:
+            scale = state.reward_scale.update(rollout.reward, rollout.done, config.gamma)
+            state = state.replace(reward_scale=scale.replace(discounted=stays(scale.discounted)))
+        return state
+
+    return parts.Learner(init, update, make_policy(config, env, env_params), batch_size)
+
+
+if __name__ == "__main__":
+    from algorithms import launch
+
+    launch.main(sys.modules[__name__])

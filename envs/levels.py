@@ -1,0 +1,47 @@
+"""Levels: what a reset draws, kept so that it can be played again.
+
+Any environment has levels: one level always starts in the same state, with the same parameters.
+Without `randomize` a level is the key of a reset alone, as for a maze that the reset draws.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+
+@struct.dataclass
+class Level:
+    """What a reset draws. `reset_env` of an environment with `randomize` takes it as its key."""
+
+    key: jax.Array  # data of the start state's key, uint32 (...)
+    shares: jax.Array  # the parameters' places in their ranges, float32 (num_shares,) in [0, 1]
+
+
+def num_shares(env: Any) -> int:
+    """How many parameters `randomize` draws; 0 without."""
+    return getattr(env, "num_shares", 0)
+
+
+def draw(env: Any, key: jax.Array, number: int) -> Level:
+    """Levels with the distribution of the environment's own resets; leading axis `number`."""
+    key, shares_key = jax.random.split(key)
+    shares = jax.random.uniform(shares_key, (number, num_shares(env)))
+    return Level(jax.random.key_data(jax.random.split(key, number)), shares)
+
+
+def start(env: Any, level: Level, params: Any) -> tuple[Any, Any]:
+    """The observation and state in which every episode of one level starts."""
+    return env.reset_env(level if num_shares(env) else reset_key(level), params)
+
+
+def reset_key(level: Level) -> jax.Array:
+    """The key of the level's start state."""
+    return jax.random.wrap_key_data(level.key)
+
+
+def choose(flags: jax.Array, these: Any, others: Any) -> Any:
+    """The arrays (n, ...) of one tree where a flag (n,) is set, else those of the other."""
+    wide = lambda x: flags.reshape(flags.shape + (1,) * (x.ndim - 1))
+    return jax.tree.map(lambda x, y: jnp.where(wide(y), x, y), these, others)
