@@ -351,10 +351,9 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     optimizer = parts.FlatOptimizer(optax.chain(clip, adam))
 
     def init(rng):
-        order_rng, network_rng, first_rng, rollout_rng, eval_rng, level_rng, buffer_rng = (
-            jax.random.split(rng, 7)
-        )
-        first = levels.draw(env, first_rng, config.num_envs)
+        keys = jax.random.split(rng, 6)
+        order_rng, network_rng, reset_rng, rollout_rng, eval_rng, level_rng = keys
+        first = levels.draw(env, reset_rng, config.num_envs)
         observation, env_state = environments.reset(first, env_params)
         x = observation.astype(jnp.float32)
         # core 2
@@ -367,7 +366,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             episodes=parts.EpisodeStatistics.create(config.num_envs),
             reward_scale=parts.RewardScale.create(config.num_envs),
             play=parts.Play.create(first, capacity),
-            levels=parts.LevelBuffer.create(levels.draw(env, buffer_rng, capacity)),
+            levels=parts.LevelBuffer.create(first, capacity),
             level_rng=level_rng,
             rollout_rng=rollout_rng,
             order_rng=order_rng,

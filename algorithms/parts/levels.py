@@ -24,10 +24,11 @@ class LevelBuffer:
     played: jax.Array  # update in which the level was last scored, int32
 
     @classmethod
-    def create(cls, level: envs.Level) -> "LevelBuffer":
-        """Empty slots; the levels (slots, ...) only give them their shapes."""
-        none = jnp.full(len(level.shares), -jnp.inf)
-        return cls(level, none, none, jnp.zeros(len(level.shares), jnp.int32))
+    def create(cls, level: envs.Level, slots: int) -> "LevelBuffer":
+        """Empty slots for levels of the shapes of these (n, ...)."""
+        blank = lambda x: jnp.zeros((slots, *x.shape[1:]), x.dtype)
+        none = jnp.full(slots, -jnp.inf)
+        return cls(jax.tree.map(blank, level), none, none, jnp.zeros(slots, jnp.int32))
 
     @property
     def filled(self) -> jax.Array:

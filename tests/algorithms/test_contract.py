@@ -368,7 +368,9 @@ STATIC_OTHER = dict(
     num_evals=2,
     num_minibatches=1,
     optimizer="adam",
+    priority="score",
     risk="wang",
+    score="maxmc",
 )
 # The first two name the environment, which is given here; see
 # test_the_config_names_the_environment. The third needs images; see

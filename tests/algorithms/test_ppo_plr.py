@@ -1,0 +1,465 @@
+"""PPO with prioritised level replay: scores, priorities, and which levels are played and learned.
+
+tests/algorithms/parts/test_levels.py has the buffer, and tests/envs/test_levels.py the levels.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import envs
+from algorithms import parts, ppo, ppo_plr
+from tests import probe as tasks
+from tests.algorithms.cases import Case, again, assert_close, change_leaves
+from tests.algorithms.test_ppo import random_rollout
+from tests.algorithms.test_probes import play_actor_critic
+
+PLAIN = dict(normalize_obs=False, normalize_reward=False, adam_eps=1e-5)
+POLE = "length:uniform:0.25:1/gravity:log:5:20"
+# Episodes end with every rollout, so that levels change after it.
+TINY = ppo_plr.Config(
+    **PLAIN,
+    env_settings=(("randomize", POLE), ("max_steps", 5)),
+    total_timesteps=3 * 80,
+    num_envs=4,
+    num_steps=20,
+    num_minibatches=2,
+    update_epochs=2,
+    level_buffer_size=8,
+    hidden_sizes=(8,),
+    num_evals=3,
+    num_eval_episodes=2,
+)
+
+
+# --- formulas ---------------------------------------------------------------------------------
+
+
+def plain_distribution(config, score, played, update):
+    """The probabilities of slots, by the equations of the paper."""
+    filled = [i for i, s in enumerate(score) if s > -np.inf]
+    ordered = sorted(filled, key=lambda i: -score[i])
+    of_score, stale = np.zeros(len(score)), np.zeros(len(score))
+    for i in filled:
+        h = 1.0 / (1 + ordered.index(i)) if config.priority == "rank" else max(score[i], 1e-8)
+        of_score[i] = h ** (1.0 / config.temperature)
+        stale[i] = update - played[i]
+    if filled and stale.sum() == 0:
+        stale[filled] = 1.0
+    rho = config.staleness_coef
+    return (1 - rho) * of_score / of_score.sum() + rho * stale / stale.sum()
+
+
+def buffer_of(score, played):
+    zeros = jnp.zeros(len(score))
+    level = envs.Level(jnp.zeros((len(score), 2), jnp.uint32), zeros[:, None])
+    return parts.LevelBuffer(level, jnp.array(score, jnp.float32), zeros, jnp.array(played))
+
+
+@pytest.mark.parametrize("priority", ["rank", "score"])
+@pytest.mark.parametrize("temperature, rho", [(0.3, 0.3), (1.0, 0.0), (2.5, 0.7), (0.1, 1.0)])
+def test_replay_distribution_is_that_of_the_paper(priority, temperature, rho):
+    rng = np.random.default_rng(0)
+    config = TINY.replace(priority=priority, temperature=temperature, staleness_coef=rho)
+    for empty in (0, 5, 11):
+        score, played = rng.normal(0.3, size=12), rng.integers(0, 40, 12)
+        score[rng.permutation(12)[:empty]] = -np.inf
+        found = ppo_plr.replay_distribution(config, buffer_of(score, played), 40)
+        expected = plain_distribution(config, score, played, 40)
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-7)
+        np.testing.assert_allclose(found.sum(), 1.0, rtol=1e-5)
+
+
+def test_replay_distribution_without_levels_and_with_levels_just_scored():
+    nothing = ppo_plr.replay_distribution(TINY, buffer_of([-np.inf] * 3, [0] * 3), 4)
+    np.testing.assert_array_equal(nothing, np.zeros(3))
+    config = TINY.replace(staleness_coef=1.0)
+    found = ppo_plr.replay_distribution(config, buffer_of([1.0, 2.0, -np.inf], [4, 4, 0]), 4)
+    np.testing.assert_allclose(found, [0.5, 0.5, 0.0])
+
+
+def test_shares_are_reflected_at_the_ends_of_the_range():
+    found = ppo_plr.reflect(jnp.array([0.0, 0.3, 1.0, 1.2, -0.25, 2.1, -1.4]))
+    np.testing.assert_allclose(found, [0.0, 0.3, 1.0, 0.8, 0.25, 0.1, 0.6], atol=1e-6)
+
+
+def test_means_and_deviations_are_of_the_samples_that_count():
+    rng = np.random.default_rng(0)
+    x, counts = rng.normal(3.0, 2.0, 50), rng.random(50) < 0.4
+    weights = jnp.array(1.0 * counts)
+    kept = x[counts]
+    np.testing.assert_allclose(ppo_plr.weighted_mean(x, weights), kept.mean(), rtol=1e-5)
+    found = ppo_plr.standardised(jnp.array(x), weights)
+    expected = (kept - kept.mean()) / (kept.std() + 1e-8)
+    np.testing.assert_allclose(found[counts], expected, rtol=1e-4)
+    assert ppo_plr.weighted_mean(x, jnp.zeros(50)) == 0.0
+    assert np.isfinite(ppo_plr.standardised(jnp.array(x), jnp.zeros(50))).all()
+
+
+def test_formulas_of_ppo_are_the_same():
+    rollout = random_rollout(3)
+    assert_close(ppo_plr.gae(*rollout, 0.9, 0.8), ppo.gae(*rollout, 0.9, 0.8))
+    log_ratio, advantages = np.random.default_rng(0).normal(size=(2, 200)).astype(np.float32)
+    found = ppo_plr.clipped_surrogate(log_ratio, advantages, 0.2)
+    assert found.shape == (200,)
+    np.testing.assert_allclose(
+        found.mean(), ppo.clipped_surrogate(log_ratio, advantages, 0.2), rtol=1e-5
+    )
+
+
+def test_learning_rates_are_linear_and_reach_their_floor():
+    config = ppo_plr.Config(update_epochs=2, num_minibatches=4, learning_rate=0.5)
+    run = np.concatenate([ppo_plr.learning_rates(config, 5, jnp.int32(i)) for i in range(5)])
+    np.testing.assert_allclose(run, 0.5 * (1.0 - np.arange(40) / 40), rtol=1e-5, atol=1e-7)
+    np.testing.assert_array_equal(ppo_plr.learning_rates(config, 5, jnp.int32(7)), np.zeros(8))
+    constant = ppo_plr.learning_rates(config.replace(anneal_lr=False), 5, jnp.int32(3))
+    np.testing.assert_array_equal(constant, np.full(8, 0.5))
+
+
+# --- which levels are played ------------------------------------------------------------------
+
+# A level's reward is 2 share - 1, in episodes of one step. Values are and stay 0, so its advantage,
+# too, is the reward.
+REWARDS = envs.make(tasks.Probe(), randomize="reward:uniform:-1:1")
+STILL = TINY.replace(
+    env_settings=(),
+    num_envs=4,
+    num_steps=2,
+    num_minibatches=1,
+    update_epochs=1,
+    level_buffer_size=16,
+    min_fill=0.5,
+    learning_rate=0.0,
+    gamma=0.9,
+    staleness_coef=0.0,
+)
+
+
+@functools.cache
+def program(score="pvl", robust=False):
+    """init(key), and update(config, state), of STILL."""
+    static = STILL.replace(score=score, robust=robust)
+
+    def init(key):
+        state = ppo_plr.learner(static, *REWARDS).init(key)
+        return change_leaves(state, ("critic_head",), jnp.zeros_like)
+
+    def update(config, state):
+        floats = config.replace(score=score, robust=robust)
+        state, metrics = ppo_plr.learner(floats, *REWARDS).update(state)
+        return state.replace(env_state=state.env_state.without_stock()), metrics
+
+    return jax.jit(init), jax.jit(update)
+
+
+def run(config, updates, score="pvl", robust=False, seed=0):
+    """The states after each update, and their metrics."""
+    init, update = program(score, robust)
+    state, states, rows = init(jax.random.key(seed)), [], []
+    for _ in range(updates):
+        state, row = update(config, again(state))
+        states.append(again(state))
+        rows.append(row)
+    return states, rows
+
+
+def worth(level):
+    return 2.0 * np.asarray(level.shares[..., 0]) - 1.0
+
+
+@pytest.mark.parametrize("score", ["pvl", "maxmc"])
+def test_levels_get_their_scores(score):
+    """With values of 0, pvl is max(A, 0) and maxmc the return of the level's best episode."""
+    states, rows = run(STILL, 8, score)
+    buffer = states[-1].levels
+    filled = np.asarray(buffer.filled)
+    expected = worth(buffer.level) if score == "maxmc" else np.maximum(worth(buffer.level), 0.0)
+    np.testing.assert_allclose(buffer.score[filled], expected[filled], atol=1e-5)
+    np.testing.assert_allclose(buffer.best[filled], worth(buffer.level)[filled], atol=1e-5)
+    total, weight = rows[-1]["level_score"]
+    np.testing.assert_allclose(total / weight, expected[filled].mean(), atol=1e-5)
+    assert weight == filled.sum() and rows[-1]["levels_filled"] == filled.mean()
+    total, weight = rows[-1]["level_staleness"]
+    np.testing.assert_allclose(total / weight, (7 - np.asarray(buffer.played))[filled].mean())
+
+
+def test_maxmc_is_the_best_return_above_the_value_in_the_units_of_values():
+    """All values are 0.5 here, and rewards are divided by a deviation of 2."""
+    config = STILL.replace(score="maxmc", normalize_reward=True, clip_reward=0.1)
+    learner = ppo_plr.learner(config, *REWARDS)
+    state = change_leaves(
+        learner.init(jax.random.key(0)), ("critic_head", "kernel"), jnp.zeros_like
+    )
+    state = change_leaves(state, ("critic_head", "bias"), lambda x: jnp.full_like(x, 0.5))
+    stats = state.reward_scale.stats.replace(var=jnp.array(4.0), count=jnp.array(1e9))
+    state = state.replace(reward_scale=state.reward_scale.replace(stats=stats))
+    state, _ = jax.jit(learner.update)(state)
+    filled = np.asarray(state.levels.filled)
+    assert filled.sum() == 4
+    np.testing.assert_allclose(
+        state.levels.score[filled], (worth(state.levels.level) / 2.0 - 0.5)[filled], atol=1e-3
+    )
+
+
+def test_the_buffer_keeps_the_highest_of_all_scores():
+    """Sixteen slots, and 4 new levels in each update."""
+    states, _ = run(STILL.replace(replay_share=0.0), 12)
+    seen = np.concatenate([worth(state.play.level) for state in states[:-1]])
+    first = worth(program()[0](jax.random.key(0)).play.level)
+    best = np.sort(np.maximum(np.concatenate([first, seen]), 0.0))[-16:]
+    np.testing.assert_allclose(np.sort(states[-1].levels.score), best, atol=1e-5)
+    assert len(np.unique(seen)) == 44, "all levels are new"
+
+
+def test_replays_wait_for_the_buffer_and_keep_their_share():
+    states, rows = run(STILL, 6)
+    slots = np.stack([state.play.slot for state in states])
+    np.testing.assert_array_equal(slots[0], 16)  # 4 levels of 16
+    assert (slots[1:, :2] < 16).all() and (slots[1:, 2:] == 16).all()
+    assert [float(row["replayed"]) for row in rows] == [0.0, 0.0, 0.5, 0.5, 0.5, 0.5]
+    for state in states[1:]:
+        slot = state.play.slot[:2]
+        assert slot[0] != slot[1]
+        np.testing.assert_array_equal(state.levels.level.shares[slot], state.play.level.shares[:2])
+        np.testing.assert_array_equal(state.levels.level.key[slot], state.play.level.key[:2])
+    none, _ = run(STILL.replace(replay_share=0.0), 4)
+    assert all((state.play.slot == 16).all() for state in none)
+    every, _ = run(STILL.replace(replay_share=1.0), 4)
+    assert (every[-1].play.slot < 16).all()
+
+
+def test_replays_are_of_levels_with_something_to_learn():
+    """Half of all levels have a score of 0."""
+    states, _ = run(STILL.replace(temperature=0.1), 30)
+    replayed = np.concatenate([worth(state.play.level)[:2] for state in states[8:]])
+    others = np.concatenate([worth(state.play.level)[2:] for state in states[8:]])
+    assert replayed.min() > 0.5 and abs(others.mean()) < 0.25 and others.min() < -0.5
+
+
+@pytest.mark.parametrize("rho", [0.0, 0.6])
+def test_replays_have_the_distribution_of_the_buffer(rho, vmapped_keys):
+    """The first environment's draws, compared with the paper's equations."""
+    config = STILL.replace(temperature=1.0, staleness_coef=rho, min_fill=0.0)
+    state = run(config, 1)[0][-1]
+    score = jnp.array([0.1, 0.9, -jnp.inf, 0.4, 0.5] + [-jnp.inf] * 11)
+    played = jnp.array([0, 30, 0, 10, 39] + [0] * 11, jnp.int32)
+    levels = state.levels.replace(score=score, played=played)
+    # New levels of rewards below all scores, which the buffer then has no place for but at its end
+    play = state.play.replace(over=jnp.zeros(4, bool).at[0].set(True), total=jnp.full(4, -1.0))
+    state = state.replace(levels=levels, play=play, update=jnp.int32(40))
+    draw = lambda key: program()[1](config, again(state).replace(level_rng=key))[0]
+    after = jax.vmap(draw)(jax.random.split(jax.random.key(1), 4000))
+    counts = np.bincount(after.play.slot[:, 0], minlength=16) / 4000
+    buffer = jax.tree.map(lambda x: x[0], after.levels)
+    expected = plain_distribution(config, np.asarray(buffer.score), np.asarray(buffer.played), 40)
+    np.testing.assert_allclose(counts, expected, atol=0.03)
+
+
+def test_edited_levels_are_played_near_their_parents():
+    """Two environments replay, the last one plays an edited level, and one plays a new level.
+
+    In a public implementation edits are never played, because an index is clamped.
+    """
+    config = STILL.replace(edit_share=0.5, edit_std=0.02)
+    states, _ = run(config, 12)
+    moves = []
+    for state in states[1:]:
+        keys, play = np.asarray(state.levels.level.key)[:, 0], state.play
+        own = np.asarray(play.level.key)[:, 0]
+        assert not np.isin(own[2], keys) and play.slot[2] == play.slot[3] == 16
+        parents = worth(state.levels.level)[keys == own[3]]
+        assert len(parents) >= 1
+        moves.append(np.min(np.abs(parents - worth(play.level)[3])))
+    moves = np.array(moves)
+    assert (moves > 0).all() and moves.max() < 0.2 and moves.max() > 0.02
+    entered = [len(np.unique(np.asarray(state.levels.level.key)[:, 0])) for state in states]
+    assert entered[-1] < np.asarray(states[-1].levels.filled).sum(), "edits enter the buffer"
+    none, _ = run(config.replace(edit_share=0.0), 8)
+    for state in none[1:]:
+        keys = np.asarray(state.levels.level.key)[:, 0]
+        assert not np.isin(np.asarray(state.play.level.key)[2:, 0], keys).any()
+
+
+def test_levels_are_keys_where_nothing_is_randomised():
+    """The probe's start is drawn by its key. Edits have nothing to change, and are new levels."""
+    params = tasks.ProbeParams(task=tasks.OBSERVATION)
+    config = STILL.replace(edit_share=1.0)
+    learner = ppo_plr.learner(config, tasks.Probe(), params)
+    update, state = jax.jit(learner.update), jax.jit(learner.init)(jax.random.key(0))
+    for _ in range(8):
+        state, _ = update(again(state))
+    assert state.play.level.shares.shape == (4, 0)
+    buffer = state.levels
+    assert len(np.unique(np.asarray(buffer.level.key)[:, 0])) == buffer.filled.sum() == 16
+    start = lambda level: envs.levels.start(tasks.Probe(), level, params)[0][0]
+    x = np.asarray(jax.vmap(start)(buffer.level))
+    assert (np.asarray(buffer.best) == x).all() and (x == 1.0).sum() > 8, "those of reward 1"
+
+
+# --- episodes ---------------------------------------------------------------------------------
+
+
+def clock(num_steps, length, updates):
+    """States and metrics of episodes of this length, in rollouts of this one."""
+    env, params = tasks.Recall(), tasks.RecallParams(tasks.CLOCK, length)
+    config = STILL.replace(num_steps=num_steps, normalize_reward=True, normalize_obs=True)
+    learner = ppo_plr.learner(config, env, params)
+    update, state, states = jax.jit(learner.update), jax.jit(learner.init)(jax.random.key(0)), []
+    for _ in range(updates):
+        state, _ = update(again(state))
+        states.append(again(state))
+    return states
+
+
+def test_a_change_of_levels_cuts_the_running_episode():
+    """Episodes of 5 steps in rollouts of 8: one ends, and 3 steps of another do not count."""
+    rewards = np.sin(5.0 * np.arange(1, 6))
+    for i, state in enumerate(clock(8, 5, 3)):
+        assert state.episodes.count == 4 * (i + 1) and state.play.entering.all()
+        np.testing.assert_allclose(state.episodes.lengths.total, 20 * (i + 1))
+        np.testing.assert_allclose(
+            state.episodes.returns.total, 4 * (i + 1) * rewards.sum(), rtol=1e-4
+        )
+        np.testing.assert_array_equal(state.episodes.running_return, np.zeros(4))
+        np.testing.assert_array_equal(state.episodes.running_length, np.zeros(4))
+        np.testing.assert_array_equal(state.reward_scale.discounted, np.zeros(4))
+        sums = [np.sum(0.9 ** np.arange(n)[::-1] * rewards[:n]) for n in (1, 2, 3, 4, 5, 1, 2, 3)]
+        np.testing.assert_allclose(state.reward_scale.stats.mean, np.mean(sums), rtol=1e-4)
+        best = np.sum(0.9 ** np.arange(5) * rewards)
+        np.testing.assert_allclose(state.levels.best[state.levels.filled], best, rtol=1e-4)
+
+
+def test_a_level_is_played_until_an_episode_ends():
+    """Episodes of 12 steps in rollouts of 8."""
+    one, two, three = clock(8, 12, 3)
+    assert not one.play.entering.any() and one.levels.filled.sum() == 0
+    np.testing.assert_array_equal(one.play.rollouts, np.ones(4))
+    np.testing.assert_array_equal(one.episodes.running_length, np.full(4, 8))
+    assert two.play.entering.all() and two.levels.filled.sum() == 4 and two.episodes.count == 4
+    assert not three.play.entering.any()
+    np.testing.assert_array_equal(two.play.level.key, three.play.level.key)
+    rewards = np.sin(5.0 * np.arange(1, 13))
+    best = np.sum(0.9 ** np.arange(12) * rewards)
+    np.testing.assert_allclose(two.levels.best[two.levels.filled], np.full(4, best), rtol=1e-4)
+
+
+def test_levels_in_play_stay_in_the_buffer_and_are_played_once():
+    """Episodes of 1 to 8 steps in rollouts of 4, so that some levels go on."""
+    env = tasks.Reporting(spread=True)
+    config = STILL.replace(num_steps=4, level_buffer_size=6, num_envs=4, replay_share=0.75)
+    learner = ppo_plr.learner(config, env, env.default_params)
+    update, state = jax.jit(learner.update), jax.jit(learner.init)(jax.random.key(0))
+    stayed, replays = 0, 0
+    for _ in range(40):
+        state, _ = update(again(state))
+        slot = np.asarray(state.play.slot)
+        own = slot[slot < 6]
+        assert len(np.unique(own)) == len(own)
+        np.testing.assert_array_equal(
+            state.levels.level.key[own], np.asarray(state.play.level.key)[slot < 6]
+        )
+        stayed += (~np.asarray(state.play.entering) & (slot < 6)).sum()
+        replays += len(own)
+    assert stayed > 10 and replays > 80
+
+
+# --- what is learned --------------------------------------------------------------------------
+
+
+def test_robust_replay_learns_from_replayed_levels_only():
+    """The value loss is that of the levels that count. Others do not move the parameters."""
+    config = STILL.replace(learning_rate=0.1, ent_coef=0.0)
+    start = run(STILL, 3)[0][-1]
+    assert (np.asarray(start.play.slot) < 16).tolist() == [True, True, False, False]
+
+    def changed(which, robust):
+        moved = start.play.level.shares.at[jnp.array(which, int)].set(0.9)
+        level = start.play.level.replace(shares=moved)
+        state = again(start).replace(play=start.play.replace(level=level))
+        state, metrics = program(robust=robust)[1](config, state)
+        return worth(level), state.policy.params, metrics
+
+    same = lambda x, y: all(jax.tree.leaves(jax.tree.map(lambda a, b: (a == b).all(), x, y)))
+    for robust, counts in ((True, slice(2)), (False, slice(4))):
+        base = changed([], robust)
+        np.testing.assert_allclose(
+            base[2]["value_loss"], 0.5 * np.mean(base[0][counts] ** 2), rtol=1e-4
+        )
+        assert same(base[1], changed([2, 3], robust)[1]) == robust
+        assert not same(base[1], changed([0], robust)[1])
+        assert not same(base[1], start.policy.params)
+
+
+def test_robust_replay_does_not_learn_before_it_replays():
+    states, rows = run(STILL.replace(learning_rate=0.1, ent_coef=0.1), 2, robust=True)
+    first = program(robust=True)[0](jax.random.key(0))
+    for state, row in zip(states, rows):
+        assert_close(state.policy.params, first.policy.params, rtol=0.0, atol=0.0)
+        assert row["loss"] == row["entropy"] == row["value_loss"] == 0.0
+
+
+# --- probe tasks ------------------------------------------------------------------------------
+
+PROBE = ppo_plr.Config(
+    **PLAIN,
+    total_timesteps=60 * 256,
+    num_envs=16,
+    num_steps=16,
+    level_buffer_size=16,
+    learning_rate=1e-2,
+    gamma=0.9,
+    hidden_sizes=(16,),
+    num_evals=1,
+    num_eval_episodes=0,
+    eval_at_start=False,
+    ent_coef=0.0,
+)
+
+
+# --- the contract -----------------------------------------------------------------------------
+
+CASE = Case(
+    module=ppo_plr,
+    tiny=TINY,
+    metrics={
+        "loss",
+        "policy_loss",
+        "value_loss",
+        "entropy",
+        "approx_kl",
+        "clip_fraction",
+        "grad_norm",
+        "mean_value",
+        "explained_variance",
+        "replayed",
+        "level_score",
+        "level_staleness",
+        "levels_filled",
+    },
+    # The policy loss is a mean of terms around 1 that cancel, so its tolerance is absolute.
+    pinned={"entropy": [0.0, 0.0, 0.0]},
+    refused=(
+        (dict(num_minibatches=3), "num_minibatches=3 does not divide .* 80; 1, 2, 4, 5 would do"),
+        (dict(num_minibatches=80), "one sample to a minibatch"),
+        (dict(level_buffer_size=3), "level_buffer_size=3: .*; num_envs=4 or more would do"),
+        (dict(level_buffer_size=0), "level_buffer_size=0: give a whole number"),
+        (dict(score="gae"), "score='gae': give pvl or maxmc"),
+        (dict(priority="topk"), "priority='topk': give rank or score"),
+    ),
+    exact=True,
+    swept=dict(edit_share=0.5),
+    other={
+        "adam_eps": 1e-2,
+        "clip_eps": 1e-3,
+        "temperature": 1e3,
+        "min_fill": 0.9,
+        "staleness_coef": 1.0,
+    },
+    probe=PROBE,
+    probes={"discrete": True, "continuous": True},
+    read=dict(level_buffer_size=64),
+    played=play_actor_critic,
+)
