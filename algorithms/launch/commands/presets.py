@@ -302,6 +302,25 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
         "CartPole-v1": {},
         "MultiNavigator-v0": {"num_envs": 16},  # of four agents each
     },
+    # Ranges wide enough that the default's policy fails in a part of them.
+    "ppo_plr": {
+        "CartPole-v1": {"env_settings": (("randomize", "force_mag:log:1:40/tau:log:0.01:0.08"),)},
+        "Acrobot-v1": {
+            "env_settings": (
+                ("randomize", "link_length_1:uniform:0.5:1.5/link_mass_2:uniform:0.5:2"),
+            ),
+            "num_envs": 16,
+        },
+        "Pendulum-v1": {
+            "env_settings": (("randomize", "l:uniform:0.5:1.5/m:uniform:0.5:1.5"),),
+            "num_envs": 16,
+            "update_epochs": 10,
+            "num_minibatches": 16,
+            "learning_rate": 5e-4,
+            "gamma": 0.95,
+            "ent_coef": 0.0,
+        },
+    },
     "ppo_rnn": {
         "TMaze-v0": {
             "total_timesteps": 300_000,

@@ -190,7 +190,7 @@ def test_spaces_that_can_be_taken_are(env, params, takes):
             BOX,
             PARAMS,
             TEAMS | {"family": "policy gradients"},
-            "one agent .*; ppo, ppo_rnn, ppo_vtrace and reinforce take it$",
+            "one agent .*; ppo, ppo_plr, ppo_rnn, ppo_vtrace and reinforce take it$",
         ),
         (BOX, PARAMS, {}, "Probe has actions .*; zzz takes Discrete$"),
         (tasks.Probe(), PARAMS, ONLY_BOX, "Probe has actions .*; zzz takes Box$"),
