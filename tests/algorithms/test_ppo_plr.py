@@ -346,6 +346,22 @@ def test_a_level_is_played_until_an_episode_ends():
     np.testing.assert_allclose(two.levels.best[two.levels.filled], np.full(4, best), rtol=1e-4)
 
 
+def test_the_best_return_of_a_level_never_falls():
+    """A level's return is that of random actions, 0 or 1 in each of two episodes."""
+    params = tasks.ProbeParams(task=tasks.ACTION)
+    config = STILL.replace(score="maxmc", level_buffer_size=4, num_envs=4)
+    learner = ppo_plr.learner(config, tasks.Probe(), params)
+    update, state = jax.jit(learner.update), jax.jit(learner.init)(jax.random.key(0))
+    best, replays = {}, 0
+    for _ in range(20):
+        state, _ = update(again(state))
+        replays += int((state.play.slot < 4).sum())
+        for key, found in zip(np.asarray(state.levels.level.key)[:, 0], state.levels.best):
+            assert found >= best.get(key, 0.0)
+            best[key] = float(found)
+    assert replays > 30
+
+
 def test_levels_in_play_stay_in_the_buffer_and_are_played_once():
     """Episodes of 1 to 8 steps in rollouts of 4, so that some levels go on."""
     env = tasks.Reporting(spread=True)
