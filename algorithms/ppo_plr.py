@@ -57,7 +57,7 @@ class Config:
     env: str = static("CartPole-v1")  # name of the environment
     env_settings: tuple[tuple[str, Any], ...] = static(())  # env settings, name=value,...
     total_timesteps: int = static(500_000)  # environment steps of the whole run
-    num_envs: int = static(4)  # parallel environments
+    num_envs: int = static(16)  # parallel environments
     num_steps: int = static(128)  # steps of each environment in a rollout
     update_epochs: int = static(4)  # passes over each rollout
     num_minibatches: int = static(4)  # gradient steps in a pass

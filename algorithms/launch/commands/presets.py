@@ -302,18 +302,18 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
         "CartPole-v1": {},
         "MultiNavigator-v0": {"num_envs": 16},  # of four agents each
     },
-    # Ranges wide enough that the default's policy fails in a part of them.
+    # Ranges so wide that policies trained with the default parameters fail in a part of them.
     "ppo_plr": {
-        "CartPole-v1": {"env_settings": (("randomize", "force_mag:log:1:40/tau:log:0.01:0.08"),)},
+        "CartPole-v1": {
+            "env_settings": (("randomize", "length:uniform:0.25:4/gravity:log:5:40"),),
+        },
         "Acrobot-v1": {
             "env_settings": (
-                ("randomize", "link_length_1:uniform:0.5:1.5/link_mass_2:uniform:0.5:2"),
+                ("randomize", "link_length_1:uniform:0.5:2/link_mass_2:uniform:0.5:3"),
             ),
-            "num_envs": 16,
         },
         "Pendulum-v1": {
             "env_settings": (("randomize", "l:uniform:0.5:1.5/m:uniform:0.5:1.5"),),
-            "num_envs": 16,
             "update_epochs": 10,
             "num_minibatches": 16,
             "learning_rate": 5e-4,
