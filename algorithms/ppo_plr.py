@@ -43,7 +43,9 @@ from envs import levels
 
 INFO = {
     "title": "PPO with prioritised level replay (PLR, robust PLR, ACCEL)",
-    "paper": "[Jiang et al. 2021](https://arxiv.org/abs/2010.03934)",
+    "paper": "[Jiang et al. 2021a](https://arxiv.org/abs/2010.03934), "
+    "[2021b](https://arxiv.org/abs/2110.02439), "
+    "[Parker-Holder et al. 2022](https://arxiv.org/abs/2203.01302)",
     "family": "policy gradients",
     "actions": ("discrete", "continuous"),
     "masks": True,
