@@ -12,6 +12,7 @@ import pytest
 
 import envs
 from algorithms import parts, ppo, ppo_plr
+from algorithms.parts import training
 from tests import probe as tasks
 from tests.algorithms.cases import Case, again, assert_close, change_leaves
 from tests.algorithms.test_ppo import random_rollout
@@ -239,23 +240,28 @@ def test_replays_are_of_levels_with_something_to_learn():
     assert replayed.min() > 0.5 and abs(others.mean()) < 0.25 and others.min() < -0.5
 
 
-@pytest.mark.parametrize("rho", [0.0, 0.6])
-def test_replays_have_the_distribution_of_the_buffer(rho, vmapped_keys):
+def test_replays_have_the_distribution_of_the_buffer(vmapped_keys):
     """The first environment's draws, compared with the paper's equations."""
-    config = STILL.replace(temperature=1.0, staleness_coef=rho, min_fill=0.0)
+    config = STILL.replace(temperature=1.0, min_fill=0.0)
     state = run(config, 1)[0][-1]
     score = jnp.array([0.1, 0.9, -jnp.inf, 0.4, 0.5] + [-jnp.inf] * 11)
     played = jnp.array([0, 30, 0, 10, 39] + [0] * 11, jnp.int32)
     levels = state.levels.replace(score=score, played=played)
-    # New levels of rewards below all scores, which the buffer then has no place for but at its end
-    play = state.play.replace(over=jnp.zeros(4, bool).at[0].set(True), total=jnp.full(4, -1.0))
-    state = state.replace(levels=levels, play=play, update=jnp.int32(40))
-    draw = lambda key: program()[1](config, again(state).replace(level_rng=key))[0]
-    after = jax.vmap(draw)(jax.random.split(jax.random.key(1), 4000))
-    counts = np.bincount(after.play.slot[:, 0], minlength=16) / 4000
-    buffer = jax.tree.map(lambda x: x[0], after.levels)
-    expected = plain_distribution(config, np.asarray(buffer.score), np.asarray(buffer.played), 40)
-    np.testing.assert_allclose(counts, expected, atol=0.03)
+    over = jnp.array([True, False, False, False])
+    state = state.replace(levels=levels, play=state.play.replace(over=over), update=jnp.int32(40))
+
+    def draw(rho, key):
+        start = again(state).replace(level_rng=key)
+        after, _ = program()[1](config.replace(staleness_coef=rho), start)
+        return after.play.slot[0], after.levels
+
+    rhos, keys = jnp.array([0.0, 0.6]), jax.random.split(jax.random.key(1), 4000)
+    slots, buffers = jax.vmap(jax.vmap(draw, (None, 0)), (0, None))(rhos, keys)
+    for i, rho in enumerate(rhos):
+        buffer = jax.tree.map(lambda x, i=i: np.asarray(x[i, 0]), buffers)
+        config = config.replace(staleness_coef=float(rho))
+        expected = plain_distribution(config, buffer.score, buffer.played, 40)
+        np.testing.assert_allclose(np.bincount(slots[i], minlength=16) / 4000, expected, atol=0.03)
 
 
 def test_edited_levels_are_played_near_their_parents():
@@ -302,14 +308,25 @@ def test_levels_are_keys_where_nothing_is_randomised():
 # --- episodes ---------------------------------------------------------------------------------
 
 
-def clock(num_steps, length, updates):
-    """States and metrics of episodes of this length, in rollouts of this one."""
-    env, params = tasks.Recall(), tasks.RecallParams(tasks.CLOCK, length)
-    config = STILL.replace(num_steps=num_steps, normalize_reward=True, normalize_obs=True)
-    learner = ppo_plr.learner(config, env, params)
-    update, state, states = jax.jit(learner.update), jax.jit(learner.init)(jax.random.key(0)), []
+@functools.cache
+def clock_program():
+    """init(params, key) and update(params, state) of rollouts of 8 steps."""
+    config = STILL.replace(num_steps=8, normalize_reward=True, normalize_obs=True)
+    learner = lambda params: ppo_plr.learner(config, tasks.Recall(), params)
+    init = lambda params, key: training.between_updates(learner(params).init(key))
+
+    def update(params, state):
+        return training.between_updates(learner(params).update(state)[0])
+
+    return jax.jit(init), jax.jit(update)
+
+
+def clock(length, updates):
+    """States after updates with episodes of this length."""
+    params, (init, update) = tasks.RecallParams(tasks.CLOCK, length), clock_program()
+    state, states = init(params, jax.random.key(0)), []
     for _ in range(updates):
-        state, _ = update(again(state))
+        state = update(params, again(state))
         states.append(again(state))
     return states
 
@@ -317,7 +334,7 @@ def clock(num_steps, length, updates):
 def test_a_change_of_levels_cuts_the_running_episode():
     """Episodes of 5 steps in rollouts of 8: one ends, and 3 steps of another do not count."""
     rewards = np.sin(5.0 * np.arange(1, 6))
-    for i, state in enumerate(clock(8, 5, 3)):
+    for i, state in enumerate(clock(5, 3)):
         assert state.episodes.count == 4 * (i + 1) and state.play.entering.all()
         np.testing.assert_allclose(state.episodes.lengths.total, 20 * (i + 1))
         np.testing.assert_allclose(
@@ -334,7 +351,7 @@ def test_a_change_of_levels_cuts_the_running_episode():
 
 def test_a_level_is_played_until_an_episode_ends():
     """Episodes of 12 steps in rollouts of 8."""
-    one, two, three = clock(8, 12, 3)
+    one, two, three = clock(12, 3)
     assert not one.play.entering.any() and one.levels.filled.sum() == 0
     np.testing.assert_array_equal(one.play.rollouts, np.ones(4))
     np.testing.assert_array_equal(one.episodes.running_length, np.full(4, 8))

@@ -119,6 +119,10 @@ PRESETS = (
     also("teams", preset("vdn", "MPE_simple_spread_v3", 2_000_000, 10)._replace(what="VDN")),
     also("teams", preset("vdn", "switch_riddle", 1_000_000, 10)._replace(what="VDN with a GRU")),
     *(preset("reinforce", env, 500_000, 100) for env in ("CartPole-v1", "Acrobot-v1")),
+    *(
+        preset("ppo_plr", env, 500_000, 10)._replace(solved=float("nan"), what="randomised")
+        for env in (*CLASSIC[:2], BOX[0])
+    ),
     preset("sac", "Pendulum-v1", 20_000, 10),
     preset("sac", "MountainCarContinuous-v0", 12_500, 10)._replace(what=HELD.format(4)),
     preset("sac_discrete", "CartPole-v1", 500_000, 30),
