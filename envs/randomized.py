@@ -155,7 +155,7 @@ class Randomized(WithState):
 
     def reset_env(self, key: jax.Array | Level, params: Any) -> tuple[jax.Array, RandomizedState]:
         if isinstance(key, Level):
-            key, shares = reset_key(key), key.shares
+            shares, key = key.shares, reset_key(key)
         else:
             key, draw_key = jax.random.split(key)
             shares = jax.random.uniform(draw_key, (len(self.ranges),))

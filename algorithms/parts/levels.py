@@ -4,6 +4,7 @@ A level is an `envs.Level`, what a reset draws. An environment plays one level a
 rollouts.
 """
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -41,7 +42,7 @@ class LevelBuffer:
 
     def where(self, flags: jax.Array) -> "LevelBuffer":
         """The levels with a flag, and empty slots."""
-        return self.replace(score=jnp.where(flags, self.score, -jnp.inf))
+        return dataclasses.replace(self, score=jnp.where(flags, self.score, -jnp.inf))
 
     def put(self, slots: jax.Array, new: "LevelBuffer") -> "LevelBuffer":
         """Writes new levels (n, ...) into different slots (n,); slots behind the end drop them."""
@@ -103,7 +104,8 @@ class Play:
         def step(play, inputs):
             reward, ended = inputs
             gain = play.gain + play.discount * reward
-            play = play.replace(
+            play = dataclasses.replace(
+                play,
                 gain=jnp.where(ended, 0.0, gain),
                 discount=jnp.where(ended, 1.0, gamma * play.discount),
                 best=jnp.where(ended, jnp.maximum(play.best, gain), play.best),
@@ -112,4 +114,4 @@ class Play:
             return play, None
 
         play, _ = scan(step, self, (rewards, done))
-        return play.replace(total=self.total + signal, rollouts=self.rollouts + 1.0)
+        return dataclasses.replace(play, total=self.total + signal, rollouts=self.rollouts + 1.0)

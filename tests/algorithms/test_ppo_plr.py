@@ -382,7 +382,8 @@ def test_the_best_return_of_a_level_never_falls():
 def test_levels_in_play_stay_in_the_buffer_and_are_played_once():
     """Episodes of 1 to 8 steps in rollouts of 4, so that some levels go on."""
     env = tasks.Reporting(spread=True)
-    config = STILL.replace(num_steps=4, level_buffer_size=6, num_envs=4, replay_share=0.75)
+    sizes = dict(num_steps=4, num_envs=4, level_buffer_size=6)
+    config = STILL.replace(**sizes, replay_share=0.75, temperature=1e6)  # any level is replayed
     learner = ppo_plr.learner(config, env, env.default_params)
     update, state = jax.jit(learner.update), jax.jit(learner.init)(jax.random.key(0))
     stayed, replays = 0, 0
