@@ -383,7 +383,8 @@ def test_levels_in_play_stay_in_the_buffer_and_are_played_once():
     """Episodes of 1 to 8 steps in rollouts of 4, so that some levels go on."""
     env = tasks.Reporting(spread=True)
     sizes = dict(num_steps=4, num_envs=4, level_buffer_size=6)
-    config = STILL.replace(**sizes, replay_share=0.75, temperature=1e6)  # any level is replayed
+    # Any level is replayed, also before there is one for each environment.
+    config = STILL.replace(**sizes, replay_share=0.75, temperature=1e6, min_fill=0.0)
     learner = ppo_plr.learner(config, env, env.default_params)
     update, state = jax.jit(learner.update), jax.jit(learner.init)(jax.random.key(0))
     stayed, replays = 0, 0
@@ -391,7 +392,7 @@ def test_levels_in_play_stay_in_the_buffer_and_are_played_once():
         state, _ = update(again(state))
         slot = np.asarray(state.play.slot)
         own = slot[slot < 6]
-        assert len(np.unique(own)) == len(own)
+        assert len(np.unique(own)) == len(own) and state.levels.filled[own].all()
         np.testing.assert_array_equal(
             state.levels.level.key[own], np.asarray(state.play.level.key)[slot < 6]
         )
