@@ -9,21 +9,19 @@ https://arxiv.org/abs/2203.01302), on top of PPO (Schulman et al. 2017).
     python algorithms/ppo_plr.py --env xminigrid/MiniGrid-FourRooms
 
 A level is the key of a reset and the parameters that `randomize` draws (docs/environments.md), so
-any environment has levels. An environment keeps its level until an episode has ended in it. At the
-next rollout the level gets its score, and the environment its next level:
-  - the first `replay_share` of the environments replay levels of the buffer, without duplicates;
-  - `edit_share` of the others play a level of the buffer with its parameters moved a little (ACCEL;
-    without `randomize` there is nothing to move);
-  - the rest play new levels. All do until the buffer is full to `min_fill`.
-A level that was not replayed enters the buffer if its score exceeds the lowest. With `robust` only
-replayed levels are learned from; the other environments just look for levels. With `replay_share`
-0 and without `robust`, this is plain domain randomisation.
-
-All kinds of environments share one rollout: a branch between kinds of updates would, under vmap,
-compute every one of them. A level's change cuts its running episode. Such an episode is not counted
-in `episode_return`, which therefore favours short ones; evaluations draw levels as resets do.
-
-PPO's implementation details are those of ppo.py, without clip_vloss and target_kl.
+any environment has levels. The learner is that of ppo.py. Implementation details:
+  1 All environments share one rollout, whatever they play. A branch between kinds of updates would,
+    under vmap, compute each of them.
+  2 An environment keeps its level until an episode has ended in it, and changes it between
+    rollouts. The change cuts its running episode, which then does not count in `episode_return`:
+    training returns favour short episodes. Evaluations draw levels as resets do.
+  3 The first `replay_share` of the environments replay levels of the buffer, no level twice at the
+    same time. They play new levels until the buffer is full to `min_fill`.
+  4 `edit_share` of the other environments play a level of the buffer with its parameters moved
+    (ACCEL). Without `randomize` there is nothing to move. The rest play new levels.
+  5 A level that was not replayed enters the buffer if its score exceeds the lowest.
+  6 With `robust`, only replayed levels are learned from; the others are just looked at. With
+    `replay_share` 0 and without `robust`, this is plain domain randomisation.
 """
 
 import sys
@@ -43,8 +41,7 @@ from envs import levels
 
 INFO = {
     "title": "PPO with prioritised level replay (PLR, robust PLR, ACCEL)",
-    "paper": "[Jiang et al. 2021a](https://arxiv.org/abs/2010.03934), "
-    "[2021b](https://arxiv.org/abs/2110.02439), "
+    "paper": "[Jiang et al. 2021](https://arxiv.org/abs/2010.03934), "
     "[Parker-Holder et al. 2022](https://arxiv.org/abs/2203.01302)",
     "family": "policy gradients",
     "actions": ("discrete", "continuous"),
@@ -133,11 +130,11 @@ class ActorCritic(nn.Module):
         config, size = self.config, parts.num_outputs(self.space)
         torso = (config.hidden_sizes, config.activation, config.conv_layers)
         make_torso = lambda: parts.Torso(*torso, dtype=config.compute_dtype)
-        self.actor_torso = make_torso()  # core 13
+        self.actor_torso = make_torso()
         self.critic_torso = self.actor_torso if config.shared_torso else make_torso()
         self.actor_head, self.critic_head = parts.Dense(size), parts.Dense(1)
         if not parts.is_discrete(self.space):
-            self.log_std = self.param("log_std", nn.initializers.zeros, (size,))  # continuous 1-3
+            self.log_std = self.param("log_std", nn.initializers.zeros, (size,))
 
     def actor(self, x, mask=None):
         """An action has no probability where the mask (batch, num_actions) is False."""
@@ -343,13 +340,13 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     """The first state, an update (collects a rollout and learns from it), and the policy."""
     batch_size = config.num_envs * config.num_steps
     num_updates = parts.num_updates(config, batch_size)
-    # core 1; a level's start serves for the whole rollout
+    # detail 1; a level's start serves for the whole rollout
     environments = envs.batch(env, config.num_envs, config.num_steps, window=config.num_steps)
     capacity = config.level_buffer_size  # also stands for "no slot of the buffer"
     space = env.action_space(env_params)
     network = ActorCritic(config, space)
-    clip = optax.clip_by_global_norm(config.max_grad_norm)  # core 11
-    adam = optax.scale_by_adam(eps=config.adam_eps)  # core 3
+    clip = optax.clip_by_global_norm(config.max_grad_norm)
+    adam = optax.scale_by_adam(eps=config.adam_eps)
     optimizer = parts.FlatOptimizer(optax.chain(clip, adam))
 
     def init(rng):
@@ -358,7 +355,6 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         first = levels.draw(env, reset_rng, config.num_envs)
         observation, env_state = environments.reset(first, env_params)
         x = observation.astype(jnp.float32)
-        # core 2
         params = parts.orthogonal(network, network_rng, x, actor_head=0.01, critic_head=1.0)
         return TrainState(
             policy=PolicyState(params, parts.RunningStatistics.create(observation.shape[1:])),
@@ -395,7 +391,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
 
         def step(state, inputs):
             step_rng, noise = inputs
-            x = parts.normalize(config, state.policy.obs_stats, state.observation)  # continuous 6-7
+            x = parts.normalize(config, state.policy.obs_stats, state.observation)
             mask = environments.action_mask(state.env_state, env_params)
             action = network.apply(state.policy.params, x, mask, method="actor").sample(noise)
             observation, env_state, reward, terminated, truncated, info = environments.step(
@@ -404,7 +400,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             transition = Transition(
                 observation=state.observation,
                 mask=mask,
-                action=action,  # continuous 5
+                action=action,
                 reward=reward,
                 terminated=terminated,
                 done=terminated | truncated,
@@ -428,8 +424,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         next_values = network.apply(state.policy.params, final_x, method="critic")
         reward = rollout.reward
         if config.normalize_reward:
-            reward = state.reward_scale.scale(reward, config.clip_reward)  # continuous 8-9
-        advantages = gae(  # core 5
+            reward = state.reward_scale.scale(reward, config.clip_reward)
+        advantages = gae(
             reward,
             values.reshape(reward.shape),
             next_values.reshape(reward.shape),
@@ -439,7 +435,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             config.gae_lambda,
         ).reshape(batch_size)
         log_prob, _ = actions.log_prob_and_entropy(flat.action)
-        counts = (state.play.slot < capacity) | (not config.robust)
+        counts = (state.play.slot < capacity) | (not config.robust)  # detail 6
         return Batch(
             observation=x,
             mask=flat.mask,
@@ -457,26 +453,26 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         actions, values = network.apply(params, batch.observation, batch.mask)
         log_prob, entropy = actions.log_prob_and_entropy(batch.action)
         log_ratio, advantages, entropy = log_prob - batch.log_prob, batch.advantage, mean(entropy)
-        if config.normalize_advantage:  # core 7
+        if config.normalize_advantage:
             advantages = standardised(advantages, batch.weight)
-        policy_loss = mean(clipped_surrogate(log_ratio, advantages, config.clip_eps))  # core 8
+        policy_loss = mean(clipped_surrogate(log_ratio, advantages, config.clip_eps))
         value_loss = 0.5 * mean(jnp.square(values - batch.target))
-        total = policy_loss + config.vf_coef * value_loss - config.ent_coef * entropy  # core 10
+        total = policy_loss + config.vf_coef * value_loss - config.ent_coef * entropy
         return total, {
             "loss": total,
             "policy_loss": policy_loss,
             "value_loss": value_loss,
             "entropy": entropy,
-            "approx_kl": mean(jnp.expm1(log_ratio) - log_ratio),  # core 12
+            "approx_kl": mean(jnp.expm1(log_ratio) - log_ratio),
             "clip_fraction": mean(jnp.abs(jnp.expm1(log_ratio)) > config.clip_eps),
         }
 
     def learn(state, batch):
         """Epochs of minibatches."""
         rng, order_rng = jax.random.split(state.order_rng)
-        orders = parts.permutations(order_rng, config.update_epochs, batch_size)  # core 6
+        orders = parts.permutations(order_rng, config.update_epochs, batch_size)
         orders = orders.reshape(-1, batch_size // config.num_minibatches)
-        rates = learning_rates(config, num_updates, state.update)  # core 4
+        rates = learning_rates(config, num_updates, state.update)
 
         def gradient_step(carry, inputs):
             params, opt_state = carry
@@ -511,7 +507,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         buffer = state.levels.put(slot, seen)
         held = buffer.holds(jnp.where(play.over, capacity, play.slot))  # levels still in play
         is_new = play.over & (play.slot == capacity)
-        buffer = buffer.insert(seen.where(is_new), held)
+        buffer = buffer.insert(seen.where(is_new), held)  # detail 5
 
         chances = jnp.where(held, 0.0, replay_distribution(config, buffer, state.update))
         gumbel = jax.random.gumbel(draw_rng, (capacity,))  # the top k: drawn without replacement
@@ -519,12 +515,12 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         known = jax.tree.map(lambda x: x[drawn], buffer)
         ready = (buffer.filled.mean() >= config.min_fill) & (chances[drawn] > 0.0)
         place = (jnp.arange(config.num_envs) + 0.5) / config.num_envs
-        replays = ready & (place < config.replay_share)
+        replays = ready & (place < config.replay_share)  # detail 3
         edits = ready & (place > 1.0 - config.edit_share * (1.0 - config.replay_share))
         level = levels.draw(env, new_rng, config.num_envs)
         if levels.num_shares(env):
             moves = config.edit_std * jax.random.normal(edit_rng, known.level.shares.shape)
-            edited = known.level.replace(shares=reflect(known.level.shares + moves))
+            edited = known.level.replace(shares=reflect(known.level.shares + moves))  # detail 4
             level = levels.choose(edits, edited, level)
         following = parts.Play.create(
             level=levels.choose(replays, known.level, level),
@@ -533,7 +529,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             entering=play.over,
         )
         stay = play.replace(entering=jnp.zeros_like(play.over))
-        play = levels.choose(play.over, following, stay)
+        play = levels.choose(play.over, following, stay)  # detail 2
         state = state.replace(play=play, levels=buffer, level_rng=rng)
         count = buffer.filled.sum()
         total = lambda x: jnp.where(buffer.filled, x, 0).sum()

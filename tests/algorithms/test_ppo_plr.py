@@ -366,7 +366,7 @@ def test_a_level_is_played_until_an_episode_ends():
 def test_the_best_return_of_a_level_never_falls():
     """A level's return is that of random actions, 0 or 1 in each of two episodes."""
     params = tasks.ProbeParams(task=tasks.ACTION)
-    config = STILL.replace(score="maxmc", level_buffer_size=4, num_envs=4)
+    config = STILL.replace(score="maxmc", level_buffer_size=4, replay_share=1.0)
     learner = ppo_plr.learner(config, tasks.Probe(), params)
     update, state = jax.jit(learner.update), jax.jit(learner.init)(jax.random.key(0))
     best, replays = {}, 0

@@ -201,8 +201,8 @@ def test_spaces_that_can_be_taken_are(env, params, takes):
             MASKED,
             PARAMS,
             BOTH,
-            "Probe has an action_mask, which zzz would not heed; c51, dqn, iqn, ppo, ppo_rnn, pqn, "
-            "pqn_rnn, qrdqn and sac_discrete do$",
+            "Probe has an action_mask, which zzz would not heed; c51, dqn, iqn, ppo, ppo_plr, "
+            "ppo_rnn, pqn, pqn_rnn, qrdqn and sac_discrete do$",
         ),
         (
             MASKED_PAIR,
