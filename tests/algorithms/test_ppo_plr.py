@@ -183,6 +183,7 @@ def test_levels_get_their_scores(score):
     total, weight = rows[-1]["level_score"]
     np.testing.assert_allclose(total / weight, expected[filled].mean(), atol=1e-5)
     assert weight == filled.sum() and rows[-1]["levels_filled"] == filled.mean()
+    assert buffer.played.max() == 7 and buffer.played.min() < 7
     total, weight = rows[-1]["level_staleness"]
     np.testing.assert_allclose(total / weight, (7 - np.asarray(buffer.played))[filled].mean())
 
