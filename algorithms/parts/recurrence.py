@@ -286,8 +286,9 @@ def lru_output(x: jax.Array, gates: jax.Array, kernel: LRUKernel) -> Memory:
     return Memory(nn.gelu(cell @ kernel.out + gates[..., cell.shape[-1] :]), cell)
 
 
-def _complex(parts: jax.Array) -> jax.Array:
+def _complex(parts: jax.Array | None) -> jax.Array:
     """Numbers from their real parts and their imaginary parts, side by side."""
+    assert parts is not None, "fresh_memory gives an LRU its cell"
     return jax.lax.complex(*jnp.split(parts, 2, -1))
 
 
