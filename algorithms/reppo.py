@@ -1,7 +1,8 @@
 """Relative entropy pathwise policy optimisation (REPPO). A whole run is one XLA program.
 
-Paper: Voelcker et al. 2025, https://arxiv.org/abs/2507.11019. An on-policy actor-critic without
-replay: the actor follows the gradient of a learned Q, and stays near the policy that acted.
+Paper: Voelcker et al. 2025, https://arxiv.org/abs/2507.11019. An actor-critic without replay
+buffer or target network: its actor follows the gradient of a learned Q, as SAC's does, and stays
+near the policy that collected the rollout, as PPO's does.
 
     python algorithms/reppo.py --env Pendulum-v1 --seed 0
     python algorithms/reppo.py --preset MountainCarContinuous-v0 --num-seeds 5
@@ -9,6 +10,23 @@ replay: the actor follows the gradient of a learned Q, and stays near the policy
     train = make_train(Config(env="Pendulum-v1"))
     state, metrics = train(jax.random.key(0))
     state, metrics = jax.vmap(train)(jax.random.split(jax.random.key(0), 8))
+
+Implementation details, from the paper and its public code (github.com/cvoelcker/reppo):
+  1 Actions are tanh of a Gaussian. Formulas have them in [-1, 1]; the environment gets them
+    rescaled to its box. log_prob comes from the draw before tanh.
+  2 Targets are TD(lambda) returns with the entropy of the next action, from the current critic
+    and policy. They average `num_action_samples` next actions.
+  3 The critic is a distribution over bins, and learns by HL-Gauss (Farebrother et al. 2024,
+    https://arxiv.org/abs/2403.03950). Its logits start as those of the value 0.
+  4 A minibatch is a step of the critic, then one of the actor, which sees the new critic.
+  5 A sample whose KL from the policy that acted exceeds `kl_bound` only reduces this KL.
+  6 Temperature and multiplier are exp of parameters, and share the actor's optimiser.
+  7 With `auxiliary`, the critic's features also predict the next features and the reward.
+Six things differ from that code. Bins are equidistant in symlog(value) (Hafner et al. 2023,
+https://arxiv.org/abs/2301.04104), and rewards are normalised: no range of values is to be guessed.
+The KL is exact, that of the Gaussians, because tanh is a bijection. The critic learns from
+truncated steps too. A terminated step has no entropy of a next action. Every minibatch has noise of
+its own. Statistics do not change while a rollout is collected and learned from.
 """
 
 import math
@@ -19,6 +37,7 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import optax
 from flax import struct
 
 import envs
@@ -52,19 +71,16 @@ class Config:
     max_grad_norm: float = real(0.5, "(0, inf]")  # clip gradients to this global norm; inf: never
     gamma: float = real(0.99, "[0, 1]")  # discount factor
     td_lambda: float = real(0.95, "[0, 1]")  # decay of the trace; 0: one-step targets
-    kl_bound: float = real(0.1, "(0, inf)")  # the largest KL from the policy that acted
+    kl_bound: float = real(0.1, "(0, inf]")  # largest KL from the policy that acted; inf: any
     initial_multiplier: float = real(0.01, "(0, inf)")  # initial weight of the KL
     initial_temperature: float = real(0.01, "(0, inf)")  # initial weight of the entropy
-    learn_temperature: bool = static(True)  # keep the entropy at its target
     target_entropy: float = real(-0.5, "(-inf, inf)")  # target entropy per dimension of the action
-    num_bins: int = static(51)  # bins of the values' distribution
-    bins: str = static("linear")
-    v_max: float = real(10.0, "(0, inf)")  # bins
-    prior: float = real(40.0, "[0, inf)")
-    aux_coef: float = real(0.0, "[0, inf)")  # weight of the prediction
-    auxiliary: bool = static(False)
-    num_action_samples: int = static(1)
-    norm: str = static("layer")  # of hidden layers: layer, rms or none
+    num_action_samples: int = static(4)  # next actions in a target
+    num_bins: int = static(51)  # bins of the distribution of values
+    symlog_max: float = real(5.0, "(0, inf)")  # the last bin is at symexp of this, the first at -it
+    auxiliary: bool = static(False)  # predict the next features and the reward, too
+    aux_coef: float = real(1.0, "[0, inf)")  # weight of this prediction in the critic's loss
+    norm: str = static("layer")  # before each activation: layer, rms or none
     hidden_sizes: tuple[int, ...] = static((64, 64))  # dense layers of the actor
     critic_hidden_sizes: tuple[int, ...] = static((64, 64))  # dense layers of the critic
     activation: str = static("swish")  # any function of flax.linen: tanh, relu, swish, ...
@@ -82,15 +98,7 @@ class Config:
 # --- network ----------------------------------------------------------------------------------
 
 
-class RMSNorm(nn.Module):
-    """x / rms x * scale, over the last axis of x (..., size)."""
-
-    @nn.compact
-    def __call__(self, x):
-        size = x.shape[-1]
-        scale = self.param("scale", nn.initializers.ones, (size,))
-        square = jnp.dot(jnp.square(x), jnp.full(size, 1.0 / size), precision="highest")
-        return x * jax.lax.rsqrt(square[..., None] + 1e-6) * scale
+NORMS = {"layer": parts.LayerNorm, "rms": nn.RMSNorm, "none": lambda: lambda x: x}
 
 
 class Torso(nn.Module):
@@ -102,14 +110,10 @@ class Torso(nn.Module):
     @nn.compact
     def __call__(self, x, *more):
         config = self.config
-        dtype = config.compute_dtype
-        activation = getattr(nn, config.activation)
+        dtype, activation = config.compute_dtype, getattr(nn, config.activation)
         x = parts.Torso((), config.activation, config.conv_layers, dtype=dtype)(x, *more)
         for size in self.sizes:
-            x = parts.Dense(size, dtype=dtype)(x)
-            if config.norm != "none":
-                x = (parts.LayerNorm if config.norm == "layer" else RMSNorm)()(x)
-            x = activation(x)
+            x = activation(NORMS[config.norm]()(parts.Dense(size, dtype=dtype)(x)))
         return x.astype(jnp.float32)
 
 
@@ -130,15 +134,17 @@ class Actor(nn.Module):
     def __call__(self, x):
         x = Torso(self.config, self.config.hidden_sizes)(x)
         mean = parts.Dense(self.size, name="mean_head")(x)
-        squashed = nn.tanh(parts.Dense(self.size, name="std_head")(x))
-        return Gaussian(mean, LOG_STD[0] + 0.5 * (LOG_STD[1] - LOG_STD[0]) * (squashed + 1.0))
+        share = nn.sigmoid(parts.Dense(self.size, name="std_head")(x) + math.log(2.5))
+        return Gaussian(mean, LOG_STD[0] + (LOG_STD[1] - LOG_STD[0]) * share)
 
 
 class Values(NamedTuple):
-    logits: jax.Array  # (batch, num_bins)
+    """What the critic says of observations and actions."""
+
+    logits: jax.Array  # of the bins, (batch, num_bins)
     value: jax.Array  # (batch,)
-    features: jax.Array
-    prediction: jax.Array | None
+    features: jax.Array  # (batch, critic_hidden_sizes[-1])
+    prediction: jax.Array | None  # of the next features and the reward, (batch, features + 1)
 
 
 class Critic(nn.Module):
@@ -148,16 +154,15 @@ class Critic(nn.Module):
 
     @nn.compact
     def __call__(self, x, action):
-        config = self.config
+        config, prediction = self.config, None
         features = Torso(config, config.critic_hidden_sizes)(x, action)
         logits = parts.Dense(config.num_bins, name="value_head")(features)
-        logits += config.prior * hl_gauss(config, jnp.zeros(()))
-        value = nn.softmax(logits) @ symexp(config, centres(config))
-        prediction = None
+        logits += PRIOR * hl_gauss(jnp.zeros(()), config.num_bins, config.symlog_max)  # detail 3
         if config.auxiliary:
-            y = Torso(config, config.critic_hidden_sizes[-1:])(features)
-            prediction = parts.Dense(features.shape[-1] + 1, name="prediction_head")(y)
-        return Values(logits, value, features, prediction)
+            hidden = Torso(config, config.critic_hidden_sizes[-1:])(features)
+            prediction = parts.Dense(features.shape[-1] + 1, name="prediction_head")(hidden)
+        value = mean_of(logits, config.symlog_max)
+        return Values(logits=logits, value=value, features=features, prediction=prediction)
 
 
 # --- data types -------------------------------------------------------------------------------
@@ -171,10 +176,11 @@ class PolicyState:
     obs_stats: parts.RunningStatistics
 
 
-class ActorParams(NamedTuple):
-    actor: Any
-    log_temperature: jax.Array  # ()
-    log_multiplier: jax.Array  # ()
+class Weights(NamedTuple):
+    """Logarithms of the weights that the actor's optimiser learns too, () each."""  # detail 6
+
+    temperature: jax.Array  # alpha, of the entropy
+    multiplier: jax.Array  # beta, of the KL
 
 
 @struct.dataclass
@@ -183,10 +189,9 @@ class TrainState:
 
     policy: PolicyState
     critic_params: Any
-    log_temperature: jax.Array  # ()
-    log_multiplier: jax.Array  # ()
-    opt_state: Any
-    critic_opt_state: Any
+    weights: Weights
+    opt_state: optax.OptState  # of the actor and the weights
+    critic_opt_state: optax.OptState
     env_state: envs.BatchState
     observation: jax.Array  # (num_envs, ...)
     episodes: parts.EpisodeStatistics
@@ -214,66 +219,69 @@ class Batch(NamedTuple):
     observation: jax.Array  # normalised
     action: jax.Array
     target: jax.Array
-    old: Gaussian
-    outcome: jax.Array | None  # next features and reward
-    continues: jax.Array
-
-
-class Learned(NamedTuple):
-    """The carry of the gradient steps."""
-
-    params: ActorParams
-    opt_state: Any
-    critic_params: Any
-    critic_opt_state: Any
+    acted: Gaussian  # of the policy that acted
+    outcome: jax.Array | None  # next features and reward, which `auxiliary` predicts
+    terminated: jax.Array
 
 
 LOG_STD = (-5.0, 2.0)
+PRIOR = 40.0  # weight of the value 0 in the first logits
+SIGMA = 0.75  # deviation of HL-Gauss, in bins
 
 
 # --- formulas ---------------------------------------------------------------------------------
 
 
-def squash(gaussian, noise):
+def squash(gaussian, noise):  # detail 1
+    """a = tanh(u), u = mean + std * noise, (batch, dimensions), and its log_prob (batch,):
+    log pi(a) = sum_d [log N(u_d; mean_d, std_d) - log(1 - a_d**2)], appendix C of Haarnoja et al.
+    2018, https://arxiv.org/abs/1801.01290.
+    """
     u = gaussian.mean + jnp.exp(gaussian.log_std) * noise
     normal = -0.5 * (noise**2 + math.log(2.0 * math.pi)) - gaussian.log_std
     return jnp.tanh(u), (normal - parts.log_tanh_slope(u)).sum(-1)
 
 
-def symlog(config, x):
-    return jnp.sign(x) * jnp.log1p(jnp.abs(x)) if config.bins == "symlog" else x
-
-
-def symexp(config, x):
-    return jnp.sign(x) * jnp.expm1(jnp.abs(x)) if config.bins == "symlog" else x
-
-
-def centres(config):
-    return jnp.linspace(-1.0, 1.0, config.num_bins) * config.v_max
-
-
-def hl_gauss(config, values):
-    width = 2.0 * config.v_max / (config.num_bins - 1)
-    edges = jnp.linspace(-1.0, 1.0, config.num_bins + 1) * (config.v_max + 0.5 * width)
-    x = jnp.clip(symlog(config, values), -config.v_max, config.v_max)
-    below = jax.scipy.special.erf((edges - x[..., None]) / (math.sqrt(2.0) * 0.75 * width))
-    return (below[..., 1:] - below[..., :-1]) / (below[..., -1:] - below[..., :1])
-
-
-def soft_lambda_targets(
-    rewards, next_values, next_bonus, terminated, done, gamma, td_lambda
-):
-    """G_t = r_t + gamma (1 - terminated_t) (b_t + (1 - lambda) Q(s'_t, a'_t) + lambda G_{t+1})."""
-    follows = (1.0 - jnp.asarray(done)).at[-1].set(0.0)
-    value = next_bonus + (1.0 - td_lambda * follows) * next_values
-    own = rewards + gamma * (1.0 - terminated) * value
-    return parts.backward_sums(own, gamma * td_lambda * follows)
-
-
 def kl_divergence(old, new):
-    variance = jnp.exp(2.0 * (old.log_std - new.log_std))
+    """KL(old, new) of Gaussians, (batch,): the sum over dimensions of
+    log std_new - log std_old + (std_old**2 + (mean_old - mean_new)**2) / (2 std_new**2) - 1 / 2."""
+    spread = jnp.exp(2.0 * (old.log_std - new.log_std))
     shift = jnp.square((old.mean - new.mean) * jnp.exp(-new.log_std))
-    return (new.log_std - old.log_std + 0.5 * (variance + shift - 1.0)).sum(-1)
+    return (new.log_std - old.log_std + 0.5 * (spread + shift - 1.0)).sum(-1)
+
+
+def hl_gauss(values, num_bins, symlog_max):
+    """The histogram (..., num_bins) of a Gaussian around symlog(value), for values (...).
+
+    symlog(y) = sign(y) log(1 + |y|). Bin i is centred at symlog_max (2 i / (num_bins - 1) - 1), and
+    values beyond the outer centres count as these. The Gaussian's deviation is SIGMA bins, and it
+    is cut off at the outer edges: section 3.1 of Farebrother et al. 2024.
+    """
+    width = 2.0 * symlog_max / (num_bins - 1)
+    edges = (symlog_max + 0.5 * width) * jnp.linspace(-1.0, 1.0, num_bins + 1)
+    centre = jnp.clip(jnp.sign(values) * jnp.log1p(jnp.abs(values)), -symlog_max, symlog_max)
+    below = jax.scipy.special.erf((edges - centre[..., None]) / (math.sqrt(2.0) * SIGMA * width))
+    return jnp.diff(below) / (below[..., -1:] - below[..., :1])
+
+
+def mean_of(logits, symlog_max):
+    """sum_i p_i symexp(centre_i), p = softmax(logits), (...) for logits (..., num_bins);
+    symexp(x) = sign(x) (exp|x| - 1)."""
+    centres = symlog_max * jnp.linspace(-1.0, 1.0, logits.shape[-1])
+    return nn.softmax(logits) @ (jnp.sign(centres) * jnp.expm1(jnp.abs(centres)))
+
+
+def soft_lambda_targets(rewards, next_values, next_bonus, terminated, done, gamma, td_lambda):
+    """G_t = r_t + gamma (1 - terminated_t) (b_t + (1 - lambda) Q_t + lambda G_{t+1}).
+
+    All arrays are (num_steps, num_envs). Q_t are `next_values`, of the observations after the
+    actions, before any restart. They replace G_{t+1} at `done`, also when truncated, and at the
+    rollout's end. b_t is `next_bonus`, -alpha log pi of the next action: section 3.1 of the paper.
+    """
+    follows = (1.0 - jnp.asarray(done)).at[-1].set(0.0)
+    bootstrap = next_bonus + (1.0 - td_lambda * follows) * next_values
+    soft_rewards = rewards + gamma * (1.0 - terminated) * bootstrap
+    return parts.backward_sums(soft_rewards, gamma * td_lambda * follows)
 
 
 def learning_rates(config, num_updates, update):
@@ -289,6 +297,11 @@ def learning_rates(config, num_updates, update):
 
 @parts.without_x64
 def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Callable:
+    """Returns policy(state, observation, memory=None, rng=None, mask=None) -> action, memory.
+
+    The policy is for one environment, and its actions are in the environment's box. Without rng it
+    takes tanh of the mean, with rng a sample.
+    """
     env, env_params = parts.make_env(config, env, env_params)
     space = env.action_space(env_params)
     network = Actor(config, parts.num_outputs(space))
@@ -305,7 +318,11 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
 
 def check(config: Config, env: Any, env_params: Any) -> None:
     """Raises a ValueError that names the setting, its value and a value that works."""
-    parts.check_sizes(config, "num_steps", "update_epochs", "num_minibatches")
+    parts.check_sizes(config, "num_steps", "update_epochs", "num_minibatches", "num_action_samples")
+    parts.check_network(config, "critic_hidden_sizes")
+    parts.check_choices(config, norm=tuple(NORMS))
+    if type(config.num_bins) is not int or config.num_bins < 2:
+        raise ValueError(f"num_bins={config.num_bins!r}: give a whole number, 2 or more")
     parts.check_spaces(INFO, config, env, env_params)
     size = config.num_envs * config.num_steps
     what = f"num_envs * num_steps = {config.num_envs} * {config.num_steps} = {size}"
@@ -315,6 +332,13 @@ def check(config: Config, env: Any, env_params: Any) -> None:
 
 @parts.without_x64
 def make_train(config: Config, env: Any = None, env_params: Any = None) -> Callable:
+    """Returns the jitted train(rng, state=None, num_evals=None) -> state, metrics.
+
+    `parts.program` describes the arguments. Without env and env_params, the config gives them.
+
+    Raises:
+      ValueError: a setting that cannot work, or a space that REPPO cannot take.
+    """
     env, env_params = parts.make_env(config, env, env_params)
     check(config, env, env_params)
     return parts.program(learner, config, env, env_params)
@@ -331,21 +355,21 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     optimizer = parts.clipped_adam(config.max_grad_norm, config.adam_eps)
 
     def init(rng):
-        learn_rng, actor_rng, critic_rng, reset_rng, rollout_rng, eval_rng = jax.random.split(rng, 6)
+        keys = jax.random.split(rng, 6)
+        actor_rng, critic_rng, reset_rng, rollout_rng, learn_rng, eval_rng = keys
         observation, env_state = environments.reset(reset_rng, env_params)
         x, action = observation.astype(jnp.float32), jnp.zeros((config.num_envs, size))
-        params = ActorParams(
-            actor=parts.orthogonal(actor, actor_rng, x, mean_head=0.01, std_head=0.01),
-            log_temperature=jnp.log(config.initial_temperature),
-            log_multiplier=jnp.log(config.initial_multiplier),
-        )
+        params = parts.orthogonal(actor, actor_rng, x, mean_head=0.01, std_head=0.01)
         critic_params = parts.orthogonal(critic, critic_rng, x, action, value_head=0.01)
+        weights = Weights(
+            temperature=jnp.log(config.initial_temperature),
+            multiplier=jnp.log(config.initial_multiplier),
+        )
         return TrainState(
-            policy=PolicyState(params.actor, parts.RunningStatistics.create(observation.shape[1:])),
+            policy=PolicyState(params, parts.RunningStatistics.create(observation.shape[1:])),
             critic_params=critic_params,
-            log_temperature=params.log_temperature,
-            log_multiplier=params.log_multiplier,
-            opt_state=optimizer.init(params),
+            weights=weights,
+            opt_state=optimizer.init({"actor": params, "weights": weights}),
             critic_opt_state=optimizer.init(critic_params),
             env_state=env_state,
             observation=observation,
@@ -359,13 +383,12 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
 
     def update(state):
         """Collects a rollout and learns from it."""
-        rng, target_rng, learn_rng = jax.random.split(state.learn_rng, 3)
+        rng, target_rng, order_rng, noise_rng = jax.random.split(state.learn_rng, 4)
         state, rollout = collect(state.replace(learn_rng=rng))
-        batch = prepare(state, rollout, target_rng)
-        state, metrics = learn(state, batch, learn_rng)
-        metrics |= {"mean_target": batch.target.mean(), "max_target": jnp.abs(batch.target).max()}
+        batch, of_values = prepare(state, rollout, target_rng)
+        state, metrics = learn(state, batch, order_rng, noise_rng)
         state = update_statistics(state, rollout)
-        return state.replace(update=state.update + 1), metrics
+        return state.replace(update=state.update + 1), metrics | of_values
 
     def collect(state):
         """Collects a rollout."""
@@ -394,115 +417,117 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         return parts.scan(step, state, (jax.random.split(step_rng, config.num_steps), noise))
 
     def prepare(state, rollout, rng):
-        """Samples with targets."""
+        """Samples with targets, and metrics of the critic before it learns from them."""
         flat = jax.tree.map(lambda x: x.reshape(batch_size, *x.shape[2:]), rollout)
         x = parts.normalize(config, state.policy.obs_stats, flat.observation)
         final_x = parts.normalize(config, state.policy.obs_stats, flat.final_observation)
-        old = actor.apply(state.policy.params, x)
-        following = actor.apply(state.policy.params, final_x)
         noise = parts.action_noise(rng, space, (config.num_action_samples, batch_size))
-        action, log_prob = jax.vmap(squash, (None, 0))(following, noise)
-        values = jax.vmap(lambda a: critic.apply(state.critic_params, final_x, a))(action)
+        gaussian = actor.apply(state.policy.params, final_x)
+        action, log_prob = jax.vmap(squash, (None, 0))(gaussian, noise)  # detail 2
+        evaluate = lambda x, action: critic.apply(state.critic_params, x, action)
+        following = jax.vmap(evaluate, (None, 0))(final_x, action)
+        bonus = -jnp.exp(state.weights.temperature) * log_prob
         reward = rollout.reward
         if config.normalize_reward:
             reward = state.reward_scale.scale(reward, config.clip_reward)
-        shape = reward.shape
-        bonus = -jnp.exp(state.log_temperature) * log_prob.mean(0)
-        targets = soft_lambda_targets(
+        target = soft_lambda_targets(
             reward,
-            values.value.mean(0).reshape(shape),
-            bonus.reshape(shape),
+            following.value.mean(0).reshape(reward.shape),
+            bonus.mean(0).reshape(reward.shape),
             rollout.terminated,
             rollout.done,
             config.gamma,
             config.td_lambda,
-        )
-        outcome = None
-        if config.auxiliary:
-            outcome = jnp.concatenate([values.features[0], reward.reshape(-1, 1)], -1)
-        return Batch(
+        ).reshape(batch_size)
+        outcome = jnp.concatenate([following.features[0], reward.reshape(batch_size, 1)], -1)
+        batch = Batch(
             observation=x,
             action=flat.action,
-            target=targets.reshape(-1),
-            old=old,
-            outcome=outcome,
-            continues=1.0 - flat.terminated,
+            target=target,
+            acted=actor.apply(state.policy.params, x),
+            outcome=outcome if config.auxiliary else None,
+            terminated=flat.terminated,
         )
+        value = evaluate(x, flat.action).value
+        explained = parts.explained_variance(value, target)
+        return batch, {"mean_value": value.mean(), "explained_variance": explained}
 
     def critic_loss(params, batch):
+        """The mean of -sum_i h_i(y) log p_i(s, a), and with `auxiliary` aux_coef times that of the
+        squared error of the prediction, which counts 0 at terminated steps."""
         values = critic.apply(params, batch.observation, batch.action)
-        loss = -(hl_gauss(config, batch.target) * nn.log_softmax(values.logits)).sum(-1).mean()
-        aux = 0.0
-        if config.auxiliary:
-            error = jnp.square(values.prediction - batch.outcome).mean(-1)
-            aux = (batch.continues * error).mean()
-        return loss + config.aux_coef * aux, {
-            "critic_loss": loss,
-            "value_error": jnp.square(values.value - batch.target).mean(),
-            "mean_value": values.value.mean(),
-            "aux": jnp.asarray(aux, jnp.float32),
-        }
+        histogram = hl_gauss(batch.target, config.num_bins, config.symlog_max)
+        loss = -(histogram * nn.log_softmax(values.logits)).sum(-1).mean()
+        if not config.auxiliary:
+            return loss, {"critic_loss": loss}
+        error = jnp.square(values.prediction - batch.outcome).mean(-1)  # detail 7
+        aux_loss = ((1.0 - batch.terminated) * error).mean()
+        return loss + config.aux_coef * aux_loss, {"critic_loss": loss, "aux_loss": aux_loss}
 
-    def actor_loss(params, critic_params, batch, noise):
-        gaussian = actor.apply(params.actor, batch.observation)
+    def actor_loss(params, state, batch, noise):
+        """The mean of alpha log pi(a|s) - Q(s, a), or of beta KL where the KL exceeds its bound:
+        equation 9 of the paper. Also the entropy -mean log pi(a|s), and the KL, (batch,)."""
+        gaussian = actor.apply(params, batch.observation)
         action, log_prob = squash(gaussian, noise)
-        value = critic.apply(critic_params, batch.observation, action).value
-        kl = kl_divergence(batch.old, gaussian)
-        temperature, multiplier = jnp.exp(params.log_temperature), jnp.exp(params.log_multiplier)
-        stopped = jax.lax.stop_gradient((temperature, multiplier, log_prob, kl))
-        loss = jnp.where(kl < config.kl_bound, stopped[0] * log_prob - value, stopped[1] * kl)
-        entropy = -stopped[2].mean()
-        surplus = entropy - size * config.target_entropy
-        total = loss.mean() + temperature * surplus * config.learn_temperature
-        total += multiplier * (config.kl_bound - stopped[3].mean())
-        return total, {
-            "actor_loss": loss.mean(),
-            "entropy": entropy,
-            "approx_kl": kl.mean(),
-            "inside": (kl < config.kl_bound).mean(),
-            "temperature": temperature,
-            "multiplier": multiplier,
-        }
+        value = critic.apply(state.critic_params, batch.observation, action).value
+        kl = kl_divergence(batch.acted, gaussian)
+        improve = jnp.exp(state.weights.temperature) * log_prob - value
+        stay = jnp.exp(state.weights.multiplier) * kl
+        loss = jnp.where(kl < config.kl_bound, improve, stay).mean()  # detail 5
+        return loss, (-log_prob.mean(), kl)
 
-    def learn(state, batch, rng):
+    def weights_loss(weights, entropy, kl):
+        """alpha (H - target) + beta (bound - KL): its gradient step raises alpha where the entropy
+        H is too small, and beta where the KL is too large."""
+        surplus = entropy - size * config.target_entropy
+        of_entropy = jnp.exp(weights.temperature) * surplus
+        return of_entropy + jnp.exp(weights.multiplier) * (config.kl_bound - kl)
+
+    def critic_step(state, batch, learning_rate):
+        grads, metrics = jax.grad(critic_loss, has_aux=True)(state.critic_params, batch)
+        params, opt_state, norm = optimizer.step(
+            state.critic_params, state.critic_opt_state, grads, learning_rate
+        )
+        state = state.replace(critic_params=params, critic_opt_state=opt_state)
+        return state, metrics | {"critic_grad_norm": norm}
+
+    def actor_step(state, batch, noise, learning_rate):
+        of_actor = jax.value_and_grad(actor_loss, has_aux=True)
+        (loss, (entropy, kl)), grads = of_actor(state.policy.params, state, batch, noise)
+        of_weights = jax.grad(weights_loss)(state.weights, entropy, kl.mean())
+        params, opt_state, norm = optimizer.step(
+            {"actor": state.policy.params, "weights": state.weights},
+            state.opt_state,
+            {"actor": grads, "weights": of_weights},
+            learning_rate,
+        )
+        metrics = {
+            "actor_loss": loss,
+            "entropy": entropy,
+            "kl": kl.mean(),
+            "clip_fraction": (kl >= config.kl_bound).mean(),
+            "temperature": jnp.exp(state.weights.temperature),
+            "multiplier": jnp.exp(state.weights.multiplier),
+            "grad_norm": norm,
+        }
+        policy = state.policy.replace(params=params["actor"])
+        return state.replace(policy=policy, weights=params["weights"], opt_state=opt_state), metrics
+
+    def learn(state, batch, order_rng, noise_rng):
         """Epochs of minibatches."""
-        order_rng, noise_rng = jax.random.split(rng)
         orders = parts.permutations(order_rng, config.update_epochs, batch_size)
         rates = learning_rates(config, num_updates, state.update)
-        noise = parts.action_noise(noise_rng, space, (len(rates), batch_size // config.num_minibatches))
+        orders = orders.reshape(len(rates), -1)
 
-        def gradient_step(learned, inputs):
+        def gradient_step(state, inputs):  # detail 4
             indices, noise, learning_rate = inputs
             samples = jax.tree.map(lambda x: x[indices], batch)
-            grads, of_critic = jax.grad(critic_loss, has_aux=True)(learned.critic_params, samples)
-            critic_params, critic_opt_state, norm = optimizer.step(
-                learned.critic_params, learned.critic_opt_state, grads, learning_rate
-            )
-            grads, of_actor = jax.grad(actor_loss, has_aux=True)(
-                learned.params, critic_params, samples, noise
-            )
-            params, opt_state, actor_norm = optimizer.step(
-                learned.params, learned.opt_state, grads, learning_rate
-            )
-            learned = Learned(params, opt_state, critic_params, critic_opt_state)
-            return learned, of_critic | of_actor | {"grad_norm": norm, "actor_grad": actor_norm}
+            state, of_critic = critic_step(state, samples, learning_rate)
+            state, of_actor = actor_step(state, samples, noise, learning_rate)
+            return state, of_critic | of_actor
 
-        params = ActorParams(
-            actor=state.policy.params,
-            log_temperature=state.log_temperature,
-            log_multiplier=state.log_multiplier,
-        )
-        learned = Learned(params, state.opt_state, state.critic_params, state.critic_opt_state)
-        inputs = orders.reshape(len(rates), -1), noise, rates
-        learned, metrics = parts.scan(gradient_step, learned, inputs)
-        state = state.replace(
-            policy=state.policy.replace(params=learned.params.actor),
-            log_temperature=learned.params.log_temperature,
-            log_multiplier=learned.params.log_multiplier,
-            opt_state=learned.opt_state,
-            critic_params=learned.critic_params,
-            critic_opt_state=learned.critic_opt_state,
-        )
+        inputs = orders, parts.action_noise(noise_rng, space, orders.shape), rates
+        state, metrics = parts.scan(gradient_step, state, inputs)
         return state, jax.tree.map(jnp.mean, metrics)
 
     def update_statistics(state, rollout):
