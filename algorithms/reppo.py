@@ -12,8 +12,7 @@ near the policy that collected the rollout, as PPO's does.
     state, metrics = jax.vmap(train)(jax.random.split(jax.random.key(0), 8))
 
 Implementation details, from the paper and its public code (github.com/cvoelcker/reppo):
-  1 Actions are tanh of a Gaussian. Formulas have them in [-1, 1]; the environment gets them
-    rescaled to its box. log_prob comes from the draw before tanh.
+  1 Actions are tanh of a Gaussian, in [-1, 1]; the environment gets them rescaled to its box.
   2 Targets are TD(lambda) returns with the entropy of the next action, from the current critic
     and policy. They average `num_action_samples` next actions.
   3 The critic is a distribution over bins, and learns by HL-Gauss (Farebrother et al. 2024,
@@ -109,11 +108,11 @@ class Torso(nn.Module):
 
     @nn.compact
     def __call__(self, x, *more):
-        config = self.config
-        dtype, activation = config.compute_dtype, getattr(nn, config.activation)
+        config, dtype = self.config, self.config.compute_dtype
         x = parts.Torso((), config.activation, config.conv_layers, dtype=dtype)(x, *more)
         for size in self.sizes:
-            x = activation(NORMS[config.norm]()(parts.Dense(size, dtype=dtype)(x)))
+            x = NORMS[config.norm]()(parts.Dense(size, dtype=dtype)(x))
+            x = getattr(nn, config.activation)(x)
         return x.astype(jnp.float32)
 
 
@@ -144,7 +143,7 @@ class Values(NamedTuple):
     logits: jax.Array  # of the bins, (batch, num_bins)
     value: jax.Array  # (batch,)
     features: jax.Array  # (batch, critic_hidden_sizes[-1])
-    prediction: jax.Array | None  # of the next features and the reward, (batch, features + 1)
+    prediction: jax.Array | None  # of the next features and reward, (batch, features + 1)
 
 
 class Critic(nn.Module):
@@ -159,7 +158,7 @@ class Critic(nn.Module):
         logits = parts.Dense(config.num_bins, name="value_head")(features)
         logits += PRIOR * hl_gauss(jnp.zeros(()), config.num_bins, config.symlog_max)  # detail 3
         if config.auxiliary:
-            hidden = Torso(config, config.critic_hidden_sizes[-1:])(features)
+            hidden = Torso(config, config.critic_hidden_sizes[-1:], name="predictor")(features)
             prediction = parts.Dense(features.shape[-1] + 1, name="prediction_head")(hidden)
         value = mean_of(logits, config.symlog_max)
         return Values(logits=logits, value=value, features=features, prediction=prediction)
@@ -355,8 +354,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     optimizer = parts.clipped_adam(config.max_grad_norm, config.adam_eps)
 
     def init(rng):
-        keys = jax.random.split(rng, 6)
-        actor_rng, critic_rng, reset_rng, rollout_rng, learn_rng, eval_rng = keys
+        actor_rng, critic_rng, reset_rng, *rngs = jax.random.split(rng, 6)
+        rollout_rng, learn_rng, eval_rng = rngs
         observation, env_state = environments.reset(reset_rng, env_params)
         x, action = observation.astype(jnp.float32), jnp.zeros((config.num_envs, size))
         params = parts.orthogonal(actor, actor_rng, x, mean_head=0.01, std_head=0.01)

@@ -30,6 +30,7 @@ TINY = reppo.Config(
     activation="tanh",
     normalize_obs=False,
     normalize_reward=False,
+    clip_reward=100.0,  # Pendulum's are down to -16
     num_evals=3,
     num_eval_episodes=2,
 )
@@ -153,6 +154,7 @@ STEP = TINY.replace(
     aux_coef=0.7,
     normalize_obs=True,
     normalize_reward=True,
+    clip_reward=10.0,
     num_eval_episodes=0,
 )
 SAMPLES = STEP.num_steps * STEP.num_envs
@@ -378,6 +380,7 @@ CASE = Case(
         (dict(critic_hidden_sizes=(8, 0)), "critic_hidden_sizes=.*: give whole numbers, 1 or more"),
         TAKES_BOX,
     ),
+    swept={"kl_bound": 1e-4},
     other={"adam_eps": 1e-2, "max_grad_norm": 1e-2, "kl_bound": 1e-6},
     probe=PROBE,
     probes={"continuous": False},
