@@ -51,7 +51,6 @@ INFO = {
     "masks": False,
     "agents": "one",
     "memory": False,
-    "split": True,
 }
 
 

@@ -371,7 +371,11 @@ CASE = Case(
         *("entropy", "kl", "clip_fraction", "temperature", "multiplier"),
         *("grad_norm", "critic_grad_norm"),
     },
-    pinned={},
+    pinned={
+        "critic_loss": [19.4347, 18.8706, 15.8094],
+        "aux_loss": [7.60484, 5.19845, 6.00831],
+        "entropy": [0.706086, 0.645261, 0.664903],
+    },
     refused=(
         (dict(num_minibatches=3), "num_minibatches=3 does not divide .* 32; 1, 2, 4, 8 would do"),
         (dict(num_action_samples=0), "num_action_samples=0: give a whole number, 1 or more"),

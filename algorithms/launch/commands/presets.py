@@ -448,6 +448,12 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
         },
         "playground/CartpoleSwingup": SUITE,
     },
+    "reppo": {
+        "MountainCarContinuous-v0": {
+            "env_settings": (("action_repeat", 4),),  # as HELD_CAR
+            "total_timesteps": 12_500,
+        },
+    },
     "crossq": {"Pendulum-v1": {"total_timesteps": 20_000, **SMALL}},
     "ddpg": {"Pendulum-v1": {"total_timesteps": 30_000, **SMALL}},
     "dqn": {
