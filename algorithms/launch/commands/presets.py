@@ -449,6 +449,15 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
         "playground/CartpoleSwingup": SUITE,
     },
     "reppo": {
+        # A near horizon, as PPO's, and large steps: with smaller ones a seed in five swings up late.
+        "Pendulum-v1": {
+            "num_envs": 8,
+            "num_steps": 128,
+            "learning_rate": 2.5e-3,
+            "anneal_lr": True,
+            "max_grad_norm": 0.2,
+            "gamma": 0.95,
+        },
         "MountainCarContinuous-v0": {
             "env_settings": (("action_repeat", 4),),  # as HELD_CAR
             "total_timesteps": 12_500,
