@@ -449,7 +449,7 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
         "playground/CartpoleSwingup": SUITE,
     },
     "reppo": {
-        # A near horizon, as PPO's, and large steps: with smaller ones a seed in five swings up late.
+        # A near horizon, as PPO has, and large steps: with smaller ones some seeds swing up late.
         "Pendulum-v1": {
             "num_envs": 8,
             "num_steps": 128,
