@@ -457,6 +457,7 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
             "anneal_lr": True,
             "max_grad_norm": 0.2,
             "gamma": 0.95,
+            "num_evals": 10,  # 50 updates
         },
         "MountainCarContinuous-v0": {
             "env_settings": (("action_repeat", 4),),  # as HELD_CAR
