@@ -177,6 +177,8 @@ def step():
     state = update(init(jax.random.key(0)))[0]
     weights = reppo.Weights(jnp.float32(np.log(ALPHA)), jnp.float32(np.log(BETA)))
     zero = lambda tree: jax.tree.map(jnp.zeros_like, tree)
+    head = state.critic_params["params"]["value_head"]
+    head["kernel"] *= 100.0  # values that differ
     state = state.replace(
         weights=weights,
         opt_state=zero(state.opt_state),
