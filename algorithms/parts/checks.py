@@ -48,14 +48,17 @@ def check_network(config: Any, *names: str) -> None:
     """Refuses an unknown network, bad sizes of layers, and different sizes with simba.
 
     Args:
-      config: its `network` is used, and its fields of these names, which are sizes of layers.
+      config: its `network` is used, if there is one, and its fields of these names, which are sizes
+        of layers.
     """
-    check_choices(config, network=layers.NETWORKS)
+    network = getattr(config, "network", None)
+    if network is not None:
+        check_choices(config, network=layers.NETWORKS)
     for name in names:
         sizes = getattr(config, name)
         if any(type(size) is not int or size < 1 for size in sizes):
             raise ValueError(f"{name}={sizes}: give whole numbers, 1 or more")
-        if config.network == "simba" and len(set(sizes)) != 1:
+        if network == "simba" and len(set(sizes)) != 1:
             raise ValueError(f"{name}={sizes}: simba's blocks are one size, such as 128 or 512,512")
 
 

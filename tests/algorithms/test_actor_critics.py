@@ -22,7 +22,7 @@ from tests.algorithms.cases import EVALUATION, again, assert_same, programs
 from tests.algorithms.test_probes import play_probes
 from tests.conftest import AS_FOR_USERS
 
-pytestmark = pytest.mark.cases(lambda case: case.of_family("actor-critics"))
+pytestmark = pytest.mark.cases(lambda case: case.of_family("actor-critics") and case.replay)
 continuous = pytest.mark.cases(lambda case: case.continuous)
 
 # Settings under which every float of the file matters, with a buffer that wraps around.

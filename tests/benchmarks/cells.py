@@ -130,6 +130,8 @@ PRESETS = (
     preset("td3", "Pendulum-v1", 20_000, 10),
     preset("td3", "MountainCarContinuous-v0", 12_500, 10)._replace(what=HELD.format(4)),
     preset("crossq", "Pendulum-v1", 20_000, 10),
+    preset("reppo", "Pendulum-v1", 50_000, 10),
+    preset("reppo", "MountainCarContinuous-v0", 12_500, 10)._replace(what=HELD.format(4)),
     preset("ddpg", "Pendulum-v1", 30_000, 10),
     preset("alphazero", "tic_tac_toe", 500_000, 10),
     preset("dqn", "CartPole-v1", 500_000, 100),

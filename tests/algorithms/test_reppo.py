@@ -1,0 +1,395 @@
+"""REPPO's formulas against plain NumPy, scipy and optax, probe tasks, and the contract."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import scipy.stats
+
+import envs
+from algorithms import parts, reppo
+from tests.algorithms.cases import Case, again, assert_close, programs
+from tests.algorithms.test_actor_critics import HIGH, LOW, TAKES_BOX, TwoMotors, two_motors
+from tests.algorithms.test_probes import play_probes
+from tests.conftest import AS_FOR_USERS
+
+TINY = reppo.Config(
+    env_settings=(("max_steps", 20),),
+    total_timesteps=3 * 32,
+    num_envs=2,
+    num_steps=16,
+    update_epochs=2,
+    num_minibatches=2,
+    num_action_samples=2,
+    num_bins=11,
+    anneal_lr=True,
+    auxiliary=True,
+    hidden_sizes=(8,),
+    critic_hidden_sizes=(8, 8),
+    activation="tanh",
+    normalize_obs=False,
+    normalize_reward=False,
+    clip_reward=100.0,  # Pendulum's are down to -16
+    num_evals=3,
+    num_eval_episodes=2,
+)
+
+
+# --- formulas ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mean, log_std", [(0.0, 0.0), (1.5, -1.0), (-0.7, 0.5)])
+def test_the_density_of_squashed_actions_integrates_to_one(mean, log_std):
+    """The integral is over actions, each of which comes from one normal number."""
+    noise = jnp.linspace(-9.0, 9.0, 20_001)
+    gaussian = reppo.Gaussian(jnp.full((len(noise), 1), mean), jnp.full((len(noise), 1), log_std))
+    action, log_prob = (np.asarray(x, np.float64) for x in reppo.squash(gaussian, noise[:, None]))
+    assert np.trapezoid(np.exp(log_prob), action[:, 0]) == pytest.approx(1.0, abs=2e-3)
+
+
+def test_log_prob_is_that_of_the_change_of_variables():
+    rng = np.random.default_rng(0)
+    mean, log_std, noise = 0.5 * rng.normal(size=(3, 50, 3)).astype(np.float32)
+    action, log_prob = reppo.squash(reppo.Gaussian(mean, log_std), noise)
+    u = mean + np.exp(log_std) * noise
+    normal = scipy.stats.norm.logpdf(u, mean, np.exp(log_std))
+    np.testing.assert_allclose(action, np.tanh(u), rtol=1e-5)
+    expected = (normal - np.log(1.0 - np.tanh(u) ** 2)).sum(-1)
+    np.testing.assert_allclose(log_prob, expected, rtol=2e-3, atol=2e-3)
+
+
+def test_the_kl_is_that_of_actions_after_tanh():
+    """An integral over squashed actions, whose densities are those of the change of variables."""
+    old = reppo.Gaussian(np.array([[0.3]]), np.array([[-0.5]]))
+    new = reppo.Gaussian(np.array([[-0.2]]), np.array([[-0.1]]))
+    u = np.linspace(-6.0, 6.0, 20_001)
+    density = lambda g: scipy.stats.norm.pdf(u, g.mean[0], np.exp(g.log_std[0])) / slope
+    slope = 1.0 - np.tanh(u) ** 2
+    p, q = density(old), density(new)
+    expected = np.trapezoid(p * np.log(p / q), np.tanh(u))
+    assert float(reppo.kl_divergence(old, new)[0]) == pytest.approx(expected, rel=1e-3)
+    both = reppo.Gaussian(*(np.repeat(x, 2, 1) for x in old))
+    other = reppo.Gaussian(*(np.repeat(x, 2, 1) for x in new))
+    assert float(reppo.kl_divergence(both, other)[0]) == pytest.approx(2 * expected, rel=1e-3)
+
+
+@pytest.mark.parametrize("value", [0.0, 0.3, -7.0, 40.0, 1e6, -1e6])
+def test_histograms_are_those_of_a_gaussian_cut_off_at_the_outer_edges(value):
+    bins, symlog_max = 21, 4.0
+    width = 2 * symlog_max / (bins - 1)
+    centres = np.linspace(-symlog_max, symlog_max, bins)
+    edges = np.append(centres - width / 2, symlog_max + width / 2)
+    symlog = np.clip(np.sign(value) * np.log(1 + abs(value)), -symlog_max, symlog_max)
+    below = scipy.stats.norm.cdf(edges, symlog, 0.75 * width)
+    expected = np.diff(below) / (below[-1] - below[0])
+    found = reppo.hl_gauss(jnp.array([[value]], jnp.float32), bins, symlog_max)
+    assert found.shape == (1, 1, bins)
+    np.testing.assert_allclose(found[0, 0], expected, atol=1e-5)
+
+
+def test_a_histogram_has_the_mean_of_its_value():
+    """Up to its spread in symlog, which makes the mean a little larger."""
+    values = jnp.array([0.0, 0.5, -3.0, 20.0, -90.0])
+    logits = jnp.log(reppo.hl_gauss(values, 401, 5.0) + 1e-12)
+    np.testing.assert_allclose(reppo.mean_of(logits, 5.0), values, rtol=2e-2, atol=1e-3)
+
+
+def test_the_mean_is_over_the_centres_of_the_bins():
+    logits = np.random.default_rng(0).normal(size=(4, 5)).astype(np.float32)
+    p = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    centres = np.array([1 - np.exp(2.0), 1 - np.exp(1.0), 0.0, np.exp(1.0) - 1, np.exp(2.0) - 1])
+    np.testing.assert_allclose(reppo.mean_of(logits, 2.0), p @ centres, rtol=1e-4, atol=1e-4)
+
+
+def plain_targets(rewards, values, bonus, terminated, done, gamma, lam):
+    """The recursion, from each environment's last step to its first."""
+    steps, envs = rewards.shape
+    expected = np.zeros((steps, envs))
+    for env in range(envs):
+        for t in reversed(range(steps)):
+            value = values[t, env]
+            if t + 1 < steps and not done[t, env]:
+                value = (1 - lam) * value + lam * expected[t + 1, env]
+            soft = 0.0 if terminated[t, env] else value + bonus[t, env]
+            expected[t, env] = rewards[t, env] + gamma * soft
+    return expected
+
+
+@pytest.mark.parametrize("seed, shape", [(0, (17, 5)), (1, (32, 3)), (2, (1, 4))])
+@pytest.mark.parametrize("lam", [0.0, 0.7, 1.0])
+def test_targets_are_the_recursion(seed, shape, lam):
+    rng = np.random.default_rng(seed)
+    rewards, values, bonus = rng.normal(size=(3, *shape)).astype(np.float32)
+    terminated, truncated = rng.random((2, *shape)) < 0.15
+    rollout = rewards, values, bonus, terminated, terminated | truncated
+    result = reppo.soft_lambda_targets(*rollout, 0.9, lam)
+    np.testing.assert_allclose(result, plain_targets(*rollout, 0.9, lam), rtol=1e-4, atol=1e-5)
+
+
+def test_learning_rates_are_linear_over_a_run_and_reach_their_floor():
+    config = reppo.Config(update_epochs=2, num_minibatches=4, learning_rate=0.5, anneal_lr=True)
+    rates = lambda update: reppo.learning_rates(config, 5, jnp.int32(update))
+    run = np.concatenate([rates(update) for update in range(5)])
+    np.testing.assert_allclose(run, 0.5 * (1.0 - np.arange(40) / 40), rtol=1e-5, atol=1e-7)
+    np.testing.assert_array_equal(rates(7), np.zeros(8))
+    constant = reppo.learning_rates(config.replace(anneal_lr=False), 5, jnp.int32(3))
+    np.testing.assert_array_equal(constant, np.full(8, 0.5))
+
+
+# --- an update --------------------------------------------------------------------------------
+
+# Two passes over one minibatch, so that the policy is no longer the one that acted.
+STEP = TINY.replace(
+    env_settings=(),
+    num_envs=4,
+    update_epochs=2,
+    num_minibatches=1,
+    num_action_samples=3,
+    anneal_lr=False,
+    learning_rate=0.1,
+    adam_eps=1.0,  # else the step is only a sign
+    max_grad_norm=0.5,
+    kl_bound=1.5e-3,
+    aux_coef=0.7,
+    normalize_obs=True,
+    normalize_reward=True,
+    clip_reward=10.0,
+    num_eval_episodes=0,
+)
+SAMPLES = STEP.num_steps * STEP.num_envs
+ALPHA, BETA = 0.3, 20.0
+
+
+class Falling(TwoMotors):
+    """Ends where the pendulum is fast."""
+
+    def step_env(self, key, state, action, params):
+        x, state, reward, _, info = super().step_env(key, state, action, params)
+        return x, state, reward, jnp.abs(x[2]) > 2.0, info
+
+
+@pytest.fixture(scope="module")
+def step():
+    """The world, the state before and after an update, its rollout and its metrics."""
+    env, params = two_motors(Falling)
+    init, update = programs(reppo.learner(STEP, env, params))
+    state = update(init(jax.random.key(0)))[0]
+    weights = reppo.Weights(jnp.float32(np.log(ALPHA)), jnp.float32(np.log(BETA)))
+    zero = lambda tree: jax.tree.map(jnp.zeros_like, tree)
+    head = state.critic_params["params"]["value_head"]
+    head["kernel"] *= 10.0  # values that differ
+    head["bias"] -= reppo.PRIOR * reppo.hl_gauss(jnp.zeros(()), STEP.num_bins, STEP.symlog_max)
+    state = state.replace(
+        weights=weights,
+        opt_state=zero(state.opt_state),
+        critic_opt_state=zero(state.critic_opt_state),
+    )
+    rollout = jax.jit(lambda state: collected(state, env, params))(again(state))
+    return env.action_space(params), state, rollout, *update(again(state))
+
+
+def collected(state, env, params):
+    """The rollout of an update, one step after the other."""
+    environments, actor = envs.batch(env, STEP.num_envs, STEP.num_steps), reppo.Actor(STEP, 2)
+    _, start_rng, step_rng, noise_rng = jax.random.split(state.rollout_rng, 4)
+    keys, rows = jax.random.split(step_rng, STEP.num_steps), []
+    noise = parts.action_noise(noise_rng, env.action_space(params), (STEP.num_steps, STEP.num_envs))
+    env_state, x = environments.refill(start_rng, state.env_state, params), state.observation
+    for t in range(STEP.num_steps):
+        gaussian = actor.apply(state.policy.params, normalized(state, x))
+        action = jnp.tanh(gaussian.mean + jnp.exp(gaussian.log_std) * noise[t])
+        in_box = LOW + 0.5 * (action + 1.0) * (HIGH - LOW)
+        found = environments.step(keys[t], env_state, in_box, params)
+        following, env_state, reward, terminated, truncated, info = found
+        done = terminated | truncated
+        rows.append((x, action, reward, terminated, done, info["final_observation"]))
+        x = following
+    return reppo.Transition(*(jnp.stack(column) for column in zip(*rows)))
+
+
+def normalized(state, x):
+    stats = state.policy.obs_stats
+    return jnp.clip((x - stats.mean) / jnp.sqrt(stats.var + 1e-8), -10.0, 10.0)
+
+
+def papers_targets(state, rollout, space, rng):
+    """Targets by the recursion, and what the critic's features predict."""
+    actor, critic = reppo.Actor(STEP, 2), reppo.Critic(STEP)
+    flat = lambda x: x.reshape(SAMPLES, *x.shape[2:])
+    x = flat(normalized(state, rollout.final_observation))
+    gaussian = actor.apply(state.policy.params, x)
+    noise = parts.action_noise(rng, space, (3, SAMPLES))
+    drawn = [reppo.squash(gaussian, one) for one in noise]
+    found = [critic.apply(state.critic_params, x, action) for action, _ in drawn]
+    mean = lambda xs: np.mean(xs, 0).reshape(rollout.reward.shape)
+    reward = rollout.reward / jnp.sqrt(state.reward_scale.stats.var + 1e-8)
+    targets = plain_targets(
+        np.asarray(jnp.clip(reward, -10.0, 10.0)),
+        mean([one.value for one in found]),
+        -ALPHA * mean([log_prob for _, log_prob in drawn]),
+        np.asarray(rollout.terminated),
+        np.asarray(rollout.done),
+        STEP.gamma,
+        STEP.td_lambda,
+    )
+    outcome = jnp.concatenate([found[0].features, flat(reward)[:, None]], -1)
+    return jnp.asarray(targets.reshape(SAMPLES), jnp.float32), outcome
+
+
+def papers_update(state, rollout, space):
+    """The critic's parameters, the actor's and the weights after two steps, and metrics."""
+    actor, critic = reppo.Actor(STEP, 2), reppo.Critic(STEP)
+    _, target_rng, order_rng, noise_rng = jax.random.split(state.learn_rng, 4)
+    target, outcome = papers_targets(state, rollout, space, target_rng)
+    flat = lambda x: x.reshape(SAMPLES, *x.shape[2:])
+    x, action, ended = map(flat, (rollout.observation, rollout.action, rollout.terminated))
+    x = normalized(state, x)
+    acted = actor.apply(state.policy.params, x)
+    orders = parts.permutations(order_rng, 2, SAMPLES)
+    noises = parts.action_noise(noise_rng, space, (2, SAMPLES))
+    clip = optax.clip_by_global_norm(STEP.max_grad_norm)
+    adam = optax.chain(clip, optax.adam(STEP.learning_rate, eps=STEP.adam_eps))
+
+    def critic_loss(params, i):
+        found = critic.apply(params, x[i], action[i])
+        histogram = reppo.hl_gauss(target[i], STEP.num_bins, STEP.symlog_max)
+        cross_entropy = -(histogram * jax.nn.log_softmax(found.logits)).sum(-1).mean()
+        errors = jnp.square(found.prediction - outcome[i]).mean(-1)
+        aux = jnp.where(ended[i], 0.0, errors).mean()
+        return cross_entropy + 0.7 * aux, {"critic_loss": cross_entropy, "aux_loss": aux}
+
+    def actor_loss(both, critic_params, i, noise):
+        params, weights = both
+        gaussian = actor.apply(params, x[i])
+        a, log_prob = reppo.squash(gaussian, noise)
+        kl = reppo.kl_divergence(jax.tree.map(lambda x: x[i], acted), gaussian)
+        q = critic.apply(critic_params, x[i], a).value
+        alpha, beta = jnp.exp(weights.temperature), jnp.exp(weights.multiplier)
+        fixed = jax.lax.stop_gradient((alpha, beta, -log_prob.mean(), kl.mean()))
+        loss = jnp.where(kl < STEP.kl_bound, fixed[0] * log_prob - q, fixed[1] * kl).mean()
+        of_alpha = alpha * (fixed[2] - 2 * STEP.target_entropy)
+        of_beta = beta * (STEP.kl_bound - fixed[3])
+        said = {"actor_loss": loss, "entropy": fixed[2], "kl": fixed[3], "temperature": alpha}
+        said |= {"multiplier": beta, "clip_fraction": (kl >= STEP.kl_bound).mean()}
+        return loss + of_alpha + of_beta, said
+
+    both, critic_params = (state.policy.params, state.weights), state.critic_params
+    opt_state, critic_opt_state, rows = adam.init(both), adam.init(critic_params), []
+    for i, noise in zip(orders, noises):
+        grads, said = jax.grad(critic_loss, has_aux=True)(critic_params, i)
+        said["critic_grad_norm"] = optax.tree.norm(grads)
+        changes, critic_opt_state = adam.update(grads, critic_opt_state)
+        critic_params = optax.apply_updates(critic_params, changes)
+        grads, of_actor = jax.grad(actor_loss, has_aux=True)(both, critic_params, i, noise)
+        said |= of_actor | {"grad_norm": optax.tree.norm(grads)}
+        changes, opt_state = adam.update(grads, opt_state)
+        both = optax.apply_updates(both, changes)
+        rows.append(said)
+    said = jax.tree.map(lambda *x: np.mean(x), *rows)
+    value = critic.apply(state.critic_params, x, action).value
+    said["mean_value"] = value.mean()
+    explained = 1.0 - jnp.var(target - value) / jnp.var(target)
+    return critic_params, *both, said, rows, explained
+
+
+def test_an_update_is_the_papers(step):
+    space, state, rollout, after, metrics = step
+    assert rollout.terminated.any() and (rollout.done & ~rollout.terminated).any()
+    critic_params, params, weights, said, rows, explained = papers_update(
+        again(state), rollout, space
+    )
+    assert 0.1 < rows[1]["clip_fraction"] < 0.9, "both branches of the actor's loss"
+    assert float(rows[0]["grad_norm"]) != pytest.approx(STEP.max_grad_norm)
+    assert_close(after.critic_params, critic_params, rtol=1e-3, atol=2e-5)
+    assert_close(after.policy.params, params, rtol=1e-3, atol=2e-5)
+    assert_close(after.weights, weights, rtol=1e-4)
+    for name, value in said.items():
+        assert float(metrics[name]) == pytest.approx(float(value), rel=1e-3, abs=1e-6), name
+    found = metrics["explained_variance"]
+    assert float(found.total) == pytest.approx(float(explained), abs=1e-3) and found.weight == 1
+
+
+def test_the_first_values_are_zero_and_the_first_actions_spread(slices):
+    """PRIOR puts the values near 0, and the deviation before tanh is about 1."""
+    state, _ = slices[0]
+    x = jax.random.normal(jax.random.key(1), (50, 3))
+    found = reppo.Critic(TINY).apply(state.critic_params, x, jnp.zeros((50, 1)))
+    np.testing.assert_allclose(found.value, 0.0, atol=0.05)
+    assert (found.logits.argmax(-1) == TINY.num_bins // 2).all()
+    gaussian = reppo.Actor(TINY, 1).apply(state.policy.params, x)
+    np.testing.assert_allclose(gaussian.mean, 0.0, atol=0.1)
+    np.testing.assert_allclose(gaussian.log_std, 0.0, atol=0.1)
+
+
+@pytest.mark.parametrize("norm", ["layer", "rms", "none"])
+def test_features_are_normalised_before_activations(norm):
+    torso = reppo.Torso(TINY.replace(norm=norm), (16,))
+    x = 5.0 + jax.random.normal(jax.random.key(0), (3, 4))
+    params = torso.init(jax.random.key(1), x)
+    u = np.asarray(x @ params["params"]["Dense_0"]["kernel"])
+    u = u - u.mean(-1, keepdims=True) * (norm == "layer")
+    size = 1.0 if norm == "none" else np.sqrt((u**2).mean(-1, keepdims=True))
+    np.testing.assert_allclose(torso.apply(params, x), np.tanh(u / size), rtol=1e-3, atol=1e-5)
+
+
+# --- probe tasks ------------------------------------------------------------------------------
+
+PROBE = reppo.Config(
+    total_timesteps=16 * 2000,
+    num_envs=16,
+    num_steps=16,
+    update_epochs=8,
+    num_minibatches=4,
+    learning_rate=3e-3,
+    gamma=0.9,
+    td_lambda=0.5,
+    target_entropy=-1.5,
+    symlog_max=3.0,
+    hidden_sizes=(16,),
+    critic_hidden_sizes=(32,),
+    normalize_obs=False,
+    normalize_reward=False,
+    num_evals=1,
+    num_eval_episodes=0,
+    eval_at_start=False,
+)
+
+
+def played(case, kind):
+    """Values and actions for test_probes.py."""
+
+    def values_of(config, space, state, x):
+        action = jnp.tanh(reppo.Actor(config, 1).apply(state.policy.params, x).mean)
+        return reppo.Critic(config).apply(state.critic_params, x, action).value
+
+    return kind, *play_probes(case.module, case.probe, values_of, True, options=AS_FOR_USERS)
+
+
+CASE = Case(
+    module=reppo,
+    tiny=TINY,
+    metrics={
+        *("critic_loss", "aux_loss", "actor_loss", "mean_value", "explained_variance"),
+        *("entropy", "kl", "clip_fraction", "temperature", "multiplier"),
+        *("grad_norm", "critic_grad_norm"),
+    },
+    pinned={
+        "critic_loss": [19.4347, 18.8706, 15.8094],
+        "aux_loss": [7.60484, 5.19845, 6.00831],
+        "entropy": [0.706086, 0.645261, 0.664903],
+    },
+    refused=(
+        (dict(num_minibatches=3), "num_minibatches=3 does not divide .* 32; 1, 2, 4, 8 would do"),
+        (dict(num_action_samples=0), "num_action_samples=0: give a whole number, 1 or more"),
+        (dict(num_bins=1), "num_bins=1: give a whole number, 2 or more"),
+        (dict(norm="batch"), "norm='batch': give layer or rms or none"),
+        (dict(critic_hidden_sizes=(8, 0)), "critic_hidden_sizes=.*: give whole numbers, 1 or more"),
+        TAKES_BOX,
+    ),
+    swept={"kl_bound": 1e-4},
+    other={"adam_eps": 1e-2, "max_grad_norm": 1e-2, "kl_bound": 1e-6},
+    probe=PROBE,
+    probes={"continuous": False},
+    played=played,
+)
