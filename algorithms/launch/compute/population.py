@@ -22,7 +22,7 @@ from algorithms.launch.errors import UserError, unknown
 
 # Names of the fields of a state, beside the policy, that gradient steps change. Rewards are scaled
 # as the values that were learned of them.
-LEARNED = ("params", "opt_state", "critics", "log_temperature", "reward_scale")
+LEARNED = ("params", "opt_state", "critics", "log_temperature", "weights", "reward_scale")
 
 
 class Settings(NamedTuple):
