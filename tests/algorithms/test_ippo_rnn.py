@@ -695,5 +695,5 @@ CASE = Case(
 
 
 def test_an_environment_of_one_agent_is_refused():
-    with pytest.raises(ValueError, match="has one agent .*; ppo, ppo_rnn, .* take it"):
+    with pytest.raises(ValueError, match="has one agent .*; ppo, ppo_plr, .* take it"):
         ippo_rnn.make_train(TINY.replace(env="CartPole-v1"))

@@ -295,7 +295,8 @@ def test_observations_that_are_not_finite_reach_no_network():
     seen = {"a": jnp.array([jnp.nan, 1.0]), "b": jnp.array([jnp.inf, -jnp.inf])}
     state = types.SimpleNamespace(obs=seen, reward=jnp.array(-jnp.inf), done=jnp.ones(()))
     state.metrics = {}
-    env = types.SimpleNamespace(wrapped=types.SimpleNamespace(step=lambda *_: state))
+    wrapped = types.SimpleNamespace(step=lambda *_: state)
+    env = types.SimpleNamespace(world=lambda params: wrapped)
     env._observe = functools.partial(Physics._observe, env)
     step = Physics.next(env, None, None, None, None)
     np.testing.assert_array_equal(step.observation, [0.0, 1.0, 0.0, 0.0])
