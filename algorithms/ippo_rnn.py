@@ -357,7 +357,7 @@ def check(config: Config, env: Any, env_params: Any) -> None:
     """Raises a ValueError that names the setting, its value and a value that works."""
     positive = ("num_steps", "update_epochs", "critic_epochs", "num_minibatches", "memory_size")
     parts.check_sizes(config, *positive)
-    parts.check_choices(config, cell=tuple(parts.CELLS))
+    parts.check_cell(config)
     parts.check_spaces(INFO, config, env, env_params)
     if config.agent_ids and not config.share_params:
         raise ValueError("agent_ids=True needs share_params=True")

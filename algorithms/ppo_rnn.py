@@ -331,7 +331,8 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
 def check(config: Config, env: Any, env_params: Any) -> None:
     """Raises a ValueError that names the setting, its value and a value that works."""
     parts.check_sizes(config, "num_steps", "update_epochs", "num_minibatches", "memory_size")
-    parts.check_choices(config, cell=tuple(parts.CELLS), normalize_over=("rollout", "minibatch"))
+    parts.check_cell(config)
+    parts.check_choices(config, normalize_over=("rollout", "minibatch"))
     parts.check_spaces(INFO, config, env, env_params)
     number, size = config.num_minibatches, config.num_envs * config.num_steps
     what = f"num_envs={config.num_envs}, and minibatches are sets of environments"

@@ -285,7 +285,7 @@ def check(config: Config, env: Any, env_params: Any) -> None:
     """Raises a ValueError that names the setting, its value and a value that works."""
     parts.check_sizes(config, "num_steps", "update_epochs", "num_minibatches", "memory_size")
     parts.check_choices(config, optimizer=OPTIMIZERS, exploration=EXPLORATION)
-    parts.check_choices(config, cell=tuple(parts.CELLS))
+    parts.check_cell(config)
     parts.check_spaces(INFO, config, env, env_params)
     what = f"num_envs={config.num_envs}, and minibatches are sets of environments"
     parts.check_divides("num_minibatches", config.num_minibatches, what, config.num_envs)

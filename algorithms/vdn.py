@@ -358,7 +358,8 @@ def check(config: Config, env: Any, env_params: Any) -> None:
     """Raises a ValueError that names the setting, its value and a value that works."""
     positive = ("num_steps", "update_epochs", "num_minibatches", "mixing_size", "memory_size")
     parts.check_sizes(config, *positive)
-    parts.check_choices(config, mixer=("none", "sum", "monotonic"), cell=("none", *parts.CELLS))
+    parts.check_choices(config, mixer=("none", "sum", "monotonic"))
+    parts.check_cell(config, "none")
     parts.check_spaces(INFO, config, env, env_params)
     if config.previous_inputs and config.cell == "none":
         raise ValueError("previous_inputs=True needs a memory; cell='gru' would do")

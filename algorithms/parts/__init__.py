@@ -7,7 +7,14 @@ an agent learns stands in the algorithm's file.
 from algorithms.parts.agents import fold, fold_rollout, mask_of_agents, unfold
 from algorithms.parts.boards import Symmetries, symmetries
 from algorithms.parts.capacity import device_capacity
-from algorithms.parts.cells import Recurrent, fresh_memory, last_step, one_step, with_last_step
+from algorithms.parts.cells import (
+    Recurrent,
+    check_cell,
+    fresh_memory,
+    last_step,
+    one_step,
+    with_last_step,
+)
 from algorithms.parts.checks import (
     check_choices,
     check_divides,
@@ -107,6 +114,7 @@ __all__ = [
     "any_over_shards",
     "average",
     "backward_sums",
+    "check_cell",
     "check_choices",
     "check_divides",
     "check_game",

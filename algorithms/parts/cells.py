@@ -6,6 +6,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from algorithms.parts.checks import check_choices
 from algorithms.parts.layers import Torso
 from algorithms.parts.recurrence import (
     CELLS,
@@ -17,6 +18,14 @@ from algorithms.parts.recurrence import (
 )
 from algorithms.parts.spaces import is_discrete, num_outputs
 from envs import shaping
+
+
+def check_cell(config: Any, *others: str) -> None:
+    """Refuses a `cell` that is neither one of CELLS nor of others, and an LRU of odd size."""
+    check_choices(config, cell=(*others, *CELLS))
+    size = config.memory_size
+    if config.cell == "lru" and size % 2:
+        raise ValueError(f"memory_size={size}: cell='lru' needs an even number, as {size + 1}")
 
 
 def fresh_memory(config: Any, space: Any, *axes: int) -> Memory:

@@ -51,18 +51,13 @@ class LRUKernel(NamedTuple):
 
 def memory_kernel(module: nn.Module, cell: str, size: int) -> Any:
     """The parameters, of zeros, that `advance` and `unroll` take as `kernel`; None: there are none.
-
-    Raises:
-      ValueError: an LRU of odd size.
-    """
+    The size of an LRU is even."""
     blocks, zeros = CELLS[cell][1], nn.initializers.zeros
     if not blocks:
         return None
     kernel = module.param("memory", zeros, (size, blocks * size))
     if cell != "lru":
         return kernel
-    if size % 2:
-        raise ValueError(f"memory_size={size}: an LRU needs an even number, as {size + 1}")
     return LRUKernel(rates=module.param("rates", zeros, (size,)), out=kernel)
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from algorithms import parts
+from algorithms import ippo_rnn, parts, ppo_rnn, pqn_rnn, vdn
 from envs import evaluation
 from tests.algorithms.parts.test_recurrence import memory_for, random_sequence
 from tests.probe import spaces
@@ -61,6 +61,21 @@ def test_a_recurrent_network_is_its_single_steps(cell):
     for kernel in (inner["gates"]["kernel"], *([inner["memory"]] if "memory" in inner else [])):
         rows = kernel if kernel.shape[0] <= kernel.shape[1] else kernel.T  # with gain 1
         np.testing.assert_allclose(rows @ rows.T, np.eye(len(rows)), atol=1e-5)
+
+
+def test_cells_that_cannot_be_are_refused():
+    parts.check_cell(make_config(cell="lru"))
+    parts.check_cell(make_config(cell="gru", memory_size=7))
+    with pytest.raises(ValueError, match="memory_size=7: cell='lru' needs an even number, as 8"):
+        parts.check_cell(make_config(cell="lru", memory_size=7))
+    with pytest.raises(ValueError, match="cell='rnn': give none or lstm or gru"):
+        parts.check_cell(make_config(cell="rnn"), "none")
+
+
+@pytest.mark.parametrize("module", [ppo_rnn, pqn_rnn, ippo_rnn, vdn])
+def test_every_file_refuses_them_before_it_trains(module):
+    with pytest.raises(ValueError, match="memory_size=7: cell='lru' needs an even number, as 8"):
+        module.make_train(module.Config(cell="lru", memory_size=7))
 
 
 @pytest.mark.parametrize("cell", CELLS)

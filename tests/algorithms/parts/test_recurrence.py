@@ -143,16 +143,6 @@ def test_an_lru_starts_in_its_ring_and_forgets_less_with_a_bias():
     assert (np.abs(keep(2.0)) > np.abs(keep(0.0))).all()
 
 
-def test_an_lru_of_odd_size_is_refused():
-    class Network(nn.Module):
-        @nn.compact
-        def __call__(self):
-            return parts.memory_kernel(self, "lru", 7)
-
-    with pytest.raises(ValueError, match="memory_size=7: an LRU needs an even number, as 8"):
-        Network().init(jax.random.key(0))
-
-
 @pytest.mark.parametrize("cell", CELLS)
 def test_unrolling_is_advancing_with_a_zeroed_memory_after_every_end(cell):
     done, memory = random_sequence(1)
