@@ -41,6 +41,15 @@ def reset_key(level: Level) -> jax.Array:
     return jax.random.wrap_key_data(level.key)
 
 
+def split(key: jax.Array | Level) -> tuple[Any, jax.Array]:
+    """What `reset_env` got, for the environment inside, and a key for a wrapper's own draws."""
+    if not isinstance(key, Level):
+        inner, own = jax.random.split(key)
+        return inner, own
+    inner, own = jax.random.split(reset_key(key))
+    return key.replace(key=jax.random.key_data(inner)), own
+
+
 def choose(flags: jax.Array, these: Any, others: Any) -> Any:
     """The arrays (n, ...) of one tree where a flag (n,) is set, else those of the other."""
     wide = lambda x: flags.reshape(flags.shape + (1,) * (x.ndim - 1))

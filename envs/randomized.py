@@ -49,7 +49,10 @@ class Range(NamedTuple):
         return self.low + (self.high - self.low) * share
 
     def share(self, value: float) -> float:
-        """Where in the range a value is; below 0 or above 1 outside of it."""
+        """Where in the range a value is; below 0 or above 1 outside of it. In a range of logarithms
+        0 is at -inf, and negative values are nowhere, NaN."""
+        if self.is_log and value <= 0:
+            return -math.inf if value == 0 else math.nan
         if self.is_log:
             return math.log(value / self.low) / math.log(self.high / self.low)
         return (value - self.low) / (self.high - self.low)

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from envs import levels
 from envs.evaluation import limit_name
 from envs.gymnax import Wrapper, spaces
 from envs.metrics import kinds
@@ -216,7 +217,7 @@ class ObserveEntries(Wrapper):
 
 
 class _Blurred(Wrapper):
-    """Changes float observations at random, after all that `observe` keeps and before stacking."""
+    """Changes float observations at random. `frame_stack` stacks what it shows."""
 
     def __init__(self, env: Any, params: Any, size: Any):
         super().__init__(env)
@@ -229,8 +230,8 @@ class _Blurred(Wrapper):
             raise ValueError(f"{name}={size} needs observations of floats; {env.name} has {space}")
         self.size = float(size)
 
-    def reset_env(self, key: jax.Array, params: Any) -> tuple[jax.Array, Any]:
-        key, own_key = jax.random.split(key)
+    def reset_env(self, key: jax.Array | levels.Level, params: Any) -> tuple[jax.Array, Any]:
+        key, own_key = levels.split(key)
         observation, state = self.env.reset_env(key, params)
         return self._blur(own_key, observation), state
 

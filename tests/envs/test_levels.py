@@ -109,3 +109,13 @@ def test_moving_to_a_level_forgets_the_metrics_of_the_running_episode():
     means, _ = state.metrics.read()
     assert state.metrics.count == 2
     np.testing.assert_allclose([means["travel"], means["place"]], [10.0, 4.0])
+
+
+@pytest.mark.parametrize("setting", ["flicker", "noise"])
+def test_levels_start_under_blurred_observations(setting):
+    env, params = envs.make("CartPole-v1", randomize="length:uniform:1:2", **{setting: 0.5})
+    level = jax.tree.map(lambda x: x[0], levels.draw(env, jax.random.key(0), 1))
+    seen, state = levels.start(env, level, params)
+    again, _ = levels.start(env, level, params)
+    np.testing.assert_array_equal(seen, again)
+    np.testing.assert_array_equal(state.shares, level.shares)

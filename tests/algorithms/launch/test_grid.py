@@ -105,6 +105,22 @@ def test_returns_of_every_cell(runs):
             np.testing.assert_allclose(default - start[0], 2 * (2.5 + 100), atol=0.1)
 
 
+def test_episodes_seeds_and_points(runs):
+    """Half of the episodes start at 1000, in each of their two steps. At point 0 all act alike."""
+    found = {
+        (seed, point): grid.grid(
+            [runs / "plain"], WORDS, values=2, episodes=64, seed=seed, point=point
+        ).rows[0]
+        for seed, point in ((0, 0), (1, 0), (0, "last"))
+    }
+    starts = found[0, 0].cells[0] - 2 * np.array([11.0, 1001.0, 13.0, 1003.0])
+    assert 600 < starts[0] < 1400 and starts[0] % 2000 != 0
+    assert (found[0, 0].cells[0] != found[1, 0].cells[0]).all()
+    assert (found[0, 0].cells < 100_000).all(), "the first policy takes action 0"
+    taken = [action_of(runs / "plain", trial) for trial in range(3)]
+    assert any(taken) and ((found[0, "last"].cells[:, 0] > 200_000) == taken).all()
+
+
 def test_the_first_run_gives_the_ranges(runs):
     found = grid.grid([runs / "ranged", runs / "plain"], values=2, episodes=1)
     assert [one.name for one in found.ranges] == ["a", "b"]
@@ -218,5 +234,7 @@ def test_pinned_parameters_hold_under_other_wrappers():
 @pytest.mark.parametrize("is_log", [False, True])
 def test_share_is_the_inverse_of_value(is_log):
     one = randomized.Range("a", is_log, 0.5, 8.0)
+    if is_log:
+        assert one.value(one.share(0.0)) == 0.0 and np.isnan(one.share(-1.0))
     for share in (-0.5, 0.0, 0.3, 1.0, 1.5):
         assert one.share(float(one.value(share))) == pytest.approx(share)
