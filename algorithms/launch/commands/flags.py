@@ -30,7 +30,7 @@ class Flags:
     config: Annotated[str | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
     """take the settings of a run's config.json or a sweep's best.json; other flags win"""
     randomize: Annotated[str | None, tyro.conf.arg(metavar="RANGES", help_behavior_hint="")] = None
-    """floats of the environment that every episode draws anew, an env setting by a shorter name:
+    """draw these floats of the environment anew for every episode, as the env setting randomize:
     length=uniform:0.25:1,gravity=log:5:20"""
     samples: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")] = None
     """draws of the settings given as log:LOW:HIGH, uniform:LOW:HIGH, discount:LOW:HIGH (1 - x is
