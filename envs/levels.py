@@ -4,6 +4,7 @@ Any environment has levels: one level always starts in the same state, with the 
 Without `randomize` a level is the key of a reset alone, as for a maze that the reset draws.
 """
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -47,7 +48,7 @@ def split(key: jax.Array | Level) -> tuple[Any, jax.Array]:
         inner, own = jax.random.split(key)
         return inner, own
     inner, own = jax.random.split(reset_key(key))
-    return key.replace(key=jax.random.key_data(inner)), own
+    return dataclasses.replace(key, key=jax.random.key_data(inner)), own
 
 
 def choose(flags: jax.Array, these: Any, others: Any) -> Any:
