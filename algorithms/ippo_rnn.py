@@ -42,7 +42,7 @@ from algorithms import parts
 from algorithms.parts import real, static
 
 INFO = {
-    "title": "IPPO and MAPPO with a memory: LSTM, GRU, minGRU, minLSTM or LRU",
+    "title": "IPPO and MAPPO with a memory: recurrent cells, state spaces or attention",
     "paper": "[de Witt et al. 2020](https://arxiv.org/abs/2011.09533), "
     "[Yu et al. 2022](https://arxiv.org/abs/2103.01955)",
     "family": "policy gradients",
@@ -82,8 +82,10 @@ class Config:
     max_grad_norm: float = real(0.5, "(0, inf]")  # clip the actor's gradients to this; inf: never
     critic_max_grad_norm: float = real(0.5, "(0, inf]")  # clip the critic's gradients; inf: never
     target_kl: float = real(math.inf, "(0, inf]")  # end epochs at a KL above this; inf: never
-    cell: str = static("gru")  # the memory: gru, lstm, mingru, minlstm or lru
+    cell: str = static("gru")  # lstm, gru, mingru, minlstm, lru, s5 or gtrxl
     memory_size: int = static(64)  # size of the memory (LSTM: twice)
+    layers: int = static(1)  # cells, one on top of the other
+    window: int = static(32)  # steps back that a gtrxl sees
     forget_bias: float = real(1.0, "(-inf, inf)")  # added to the gate that keeps the memory
     hidden_sizes: tuple[int, ...] = static((64,))  # dense layers before the memory
     activation: str = static("tanh")  # any function of flax.linen: tanh, relu, swish, ...
@@ -355,7 +357,7 @@ def act(config, actor, policy, memory, observation, mask):
 
 def check(config: Config, env: Any, env_params: Any) -> None:
     """Raises a ValueError that names the setting, its value and a value that works."""
-    positive = ("num_steps", "update_epochs", "critic_epochs", "num_minibatches", "memory_size")
+    positive = ("num_steps", "update_epochs", "critic_epochs", "num_minibatches")
     parts.check_sizes(config, *positive)
     parts.check_cell(config)
     parts.check_spaces(INFO, config, env, env_params)

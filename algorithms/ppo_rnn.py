@@ -52,7 +52,7 @@ from algorithms import parts
 from algorithms.parts import real, static
 
 INFO = {
-    "title": "PPO with a memory: LSTM, GRU, minGRU, minLSTM or LRU",
+    "title": "PPO with a memory: recurrent cells, state spaces or attention",
     "paper": "[Schulman et al. 2017](https://arxiv.org/abs/1707.06347)",
     "family": "policy gradients",
     "actions": ("discrete", "continuous"),
@@ -86,8 +86,10 @@ class Config:
     max_grad_norm: float = real(0.5, "(0, inf]")  # clip gradients to this global norm; inf: never
     target_kl: float = real(math.inf, "(0, inf]")  # end epochs at a KL above this; inf: never
     previous_inputs: bool = static(False)  # the last action and its reward are inputs
-    cell: str = static("lstm")  # the memory: lstm, gru, mingru, minlstm or lru
+    cell: str = static("lstm")  # lstm, gru, mingru, minlstm, lru, s5 or gtrxl
     memory_size: int = static(64)  # size of the memory (LSTM: twice)
+    layers: int = static(1)  # cells, one on top of the other
+    window: int = static(32)  # steps back that a gtrxl sees
     forget_bias: float = real(0.0, "(-inf, inf)")  # added to the gate that keeps the memory
     skip: bool = static(True)  # the heads also see the memory's input
     hidden_sizes: tuple[int, ...] = static((64, 64))  # dense layers before the memory
@@ -136,20 +138,18 @@ class ActorCritic(nn.Module):
 
     def setup(self):
         config, outputs = self.config, parts.num_outputs(self.space)
-        size, from_inputs = config.memory_size, parts.CELLS[config.cell][0]
         # detail 1
         self.torso = parts.Torso(config.hidden_sizes, config.activation, config.conv_layers)
-        self.gates = nn.Dense(from_inputs * size, dot_general=parts.product)
-        self.kernel = parts.memory_kernel(self, config.cell, size)
+        self.cells = parts.Cells(config)
+        nn.share_scope(self, self.cells)
         self.actor_head, self.critic_head = parts.Dense(outputs), parts.Dense(1)
         discrete, zeros = parts.is_discrete(self.space), nn.initializers.zeros
         self.log_std = None if discrete else self.param("log_std", zeros, (outputs,))
 
     def __call__(self, memory, x, mask=None):
         """One step: the memory after observations x (batch, ...), Actions and values (batch,)."""
-        config, seen = self.config, self.torso(x, *parts.last_step(memory))
-        rest = self.kernel, config.forget_bias
-        memory = parts.advance(config.cell, memory, self.gates(seen), *rest)
+        seen = self.torso(x, *parts.last_step(memory))
+        memory = self.cells.step(memory, seen)
         return memory, *self.heads(memory.hidden, seen, mask)
 
     def heads(self, hidden, seen, mask=None):
@@ -173,10 +173,8 @@ class ActorCritic(nn.Module):
         """Actions and values of a rollout, from its first memory. `done` (num_steps, num_envs)
         marks the last steps of episodes."""
         seen = self.torso(*(x.reshape(-1, *x.shape[2:]) for x in (x, *previous)))
-        seen, gates = (y.reshape(*done.shape, -1) for y in (seen, self.gates(seen)))
-        rest = self.kernel, done, self.config.forget_bias
-        memories = parts.unroll(self.config.cell, memory, gates, *rest)
-        return self.heads(memories.hidden, seen, mask)
+        seen = seen.reshape(*done.shape, -1)
+        return self.heads(self.cells(memory, seen, done).hidden, seen, mask)
 
 
 # --- data types -------------------------------------------------------------------------------
@@ -330,7 +328,7 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
 
 def check(config: Config, env: Any, env_params: Any) -> None:
     """Raises a ValueError that names the setting, its value and a value that works."""
-    parts.check_sizes(config, "num_steps", "update_epochs", "num_minibatches", "memory_size")
+    parts.check_sizes(config, "num_steps", "update_epochs", "num_minibatches")
     parts.check_cell(config)
     parts.check_choices(config, normalize_over=("rollout", "minibatch"))
     parts.check_spaces(INFO, config, env, env_params)

@@ -40,7 +40,7 @@ from algorithms import parts
 from algorithms.parts import real, static
 
 INFO = {
-    "title": "PQN with a memory: LSTM, GRU, minGRU, minLSTM or LRU",
+    "title": "PQN with a memory: recurrent cells, state spaces or attention",
     "paper": "[Gallici et al. 2024](https://arxiv.org/abs/2407.04811)",
     "family": "action values",
     "actions": "discrete",
@@ -71,8 +71,10 @@ class Config:
     eps_start: float = real(1.0, "[0, 1]")  # initial epsilon, the probability of a random action
     eps_end: float = real(0.2, "[0, 1]")  # final epsilon; the only one if constant
     exploration_fraction: float = real(0.5, "(0, inf]")  # share of the run until epsilon is eps_end
-    cell: str = static("gru")  # the memory: lstm, gru, mingru, minlstm or lru
+    cell: str = static("gru")  # lstm, gru, mingru, minlstm, lru, s5 or gtrxl
     memory_size: int = static(64)  # size of the memory (LSTM: twice)
+    layers: int = static(1)  # cells, one on top of the other
+    window: int = static(32)  # steps back that a gtrxl sees
     forget_bias: float = real(1.0, "(-inf, inf)")  # added to the gate that keeps the memory
     previous_inputs: bool = static(False)  # the last action and its reward are inputs
     hidden_sizes: tuple[int, ...] = static((64,))  # dense layers before the memory
@@ -103,18 +105,15 @@ class QNetwork(nn.Module):
     def __call__(self, memory, inputs, done):
         """`memory` (num_envs, ...) is from before the first step; `done` (num_steps, num_envs)
         marks the last steps of episodes."""
-        config, from_inputs = self.config, parts.CELLS[self.config.cell][0]
+        config, cells = self.config, parts.Cells(self.config)
+        nn.share_scope(self, cells)
         x, *more = (x.reshape(-1, *x.shape[2:]) for x in inputs)
         if x.ndim == 4 and config.conv_layers != "none":
             x = parts.Convolutions(config.conv_layers, self.activate)(x)
         x = jnp.concatenate([x.reshape(len(x), -1) for x in (x, *more)], -1)
         for size in config.hidden_sizes:
             x = self.activate(parts.Dense(size)(x))
-        size = config.memory_size
-        make_gates = nn.Dense(from_inputs * size, name="gates", dot_general=parts.product)
-        gates = make_gates(x).reshape(*done.shape, -1)
-        kernel = parts.memory_kernel(self, config.cell, size)
-        memory = parts.unroll(config.cell, memory, gates, kernel, done, config.forget_bias)
+        memory = cells(memory, x.reshape(*done.shape, -1), done)
         return memory, parts.Dense(self.num_actions, name="head")(memory.hidden)
 
     def activate(self, x):
@@ -283,7 +282,7 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
 
 def check(config: Config, env: Any, env_params: Any) -> None:
     """Raises a ValueError that names the setting, its value and a value that works."""
-    parts.check_sizes(config, "num_steps", "update_epochs", "num_minibatches", "memory_size")
+    parts.check_sizes(config, "num_steps", "update_epochs", "num_minibatches")
     parts.check_choices(config, optimizer=OPTIMIZERS, exploration=EXPLORATION)
     parts.check_cell(config)
     parts.check_spaces(INFO, config, env, env_params)

@@ -72,8 +72,10 @@ class Config:
     mixer: str = static("sum")  # none (IQL), sum (VDN) or monotonic (QMIX)
     mixing_size: int = static(32)  # units of the monotonic mixer's hidden layer
     agent_ids: bool = static(True)  # the agent's one-hot id is an input
-    cell: str = static("none")  # the memory: none, lstm, gru, mingru, minlstm or lru
+    cell: str = static("none")  # none, lstm, gru, mingru, minlstm, lru, s5 or gtrxl
     memory_size: int = static(64)  # size of the memory (LSTM: twice)
+    layers: int = static(1)  # cells, one on top of the other
+    window: int = static(32)  # steps back that a gtrxl sees
     forget_bias: float = real(1.0, "(-inf, inf)")  # added to the gate that keeps the memory
     previous_inputs: bool = static(False)  # with a memory: the last action and reward, as inputs
     update_epochs: int = static(4)  # passes over each rollout
@@ -122,11 +124,9 @@ class QNetwork(nn.Module):
         for size in config.hidden_sizes:
             x = self.activate(parts.Dense(size)(x))
         if config.cell != "none":
-            size, from_inputs = config.memory_size, parts.CELLS[config.cell][0]
-            make_gates = nn.Dense(from_inputs * size, name="gates", dot_general=parts.product)
-            gates = make_gates(x).reshape(*leading, -1)
-            kernel = parts.memory_kernel(self, config.cell, size)
-            memory = parts.unroll(config.cell, memory, gates, kernel, done, config.forget_bias)
+            cells = parts.Cells(config)
+            nn.share_scope(self, cells)
+            memory = cells(memory, x.reshape(*leading, -1), done)
             x = memory.hidden
         return memory, parts.Dense(self.num_actions, name="head")(x.reshape(*leading, -1))
 
@@ -356,7 +356,7 @@ def make_view(config, policy, inputs, world_state):
 
 def check(config: Config, env: Any, env_params: Any) -> None:
     """Raises a ValueError that names the setting, its value and a value that works."""
-    positive = ("num_steps", "update_epochs", "num_minibatches", "mixing_size", "memory_size")
+    positive = ("num_steps", "update_epochs", "num_minibatches", "mixing_size")
     parts.check_sizes(config, *positive)
     parts.check_choices(config, mixer=("none", "sum", "monotonic"))
     parts.check_cell(config, "none")

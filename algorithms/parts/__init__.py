@@ -8,6 +8,8 @@ from algorithms.parts.agents import fold, fold_rollout, mask_of_agents, unfold
 from algorithms.parts.boards import Symmetries, symmetries
 from algorithms.parts.capacity import device_capacity
 from algorithms.parts.cells import (
+    CELLS,
+    Cells,
     Recurrent,
     check_cell,
     fresh_memory,
@@ -43,15 +45,7 @@ from algorithms.parts.optimizer import FlatOptimizer, clipped_adam
 from algorithms.parts.orders import permutations
 from algorithms.parts.precision import without_x64
 from algorithms.parts.products import Dense
-from algorithms.parts.recurrence import (
-    CELLS,
-    Memory,
-    advance,
-    forget,
-    memory_kernel,
-    product,
-    unroll,
-)
+from algorithms.parts.recurrence import Memory, forget
 from algorithms.parts.replay import Replay, ReplayBuffer, Transition, check_replay
 from algorithms.parts.returns import backward_sums
 from algorithms.parts.rounds import Round, Rounds
@@ -86,6 +80,7 @@ __all__ = [
     "CELLS",
     "CONV_LAYERS",
     "Average",
+    "Cells",
     "Convolutions",
     "Dense",
     "EpisodeStatistics",
@@ -110,7 +105,6 @@ __all__ = [
     "Tower",
     "Transition",
     "action_noise",
-    "advance",
     "any_over_shards",
     "average",
     "backward_sums",
@@ -141,7 +135,6 @@ __all__ = [
     "last_step",
     "log_tanh_slope",
     "make_env",
-    "memory_kernel",
     "mask_of_agents",
     "mean",
     "mean_over_shards",
@@ -154,7 +147,6 @@ __all__ = [
     "one_step",
     "orthogonal",
     "permutations",
-    "product",
     "program",
     "real",
     "rescale_to",
@@ -165,7 +157,6 @@ __all__ = [
     "symmetries",
     "uniform_of",
     "unfold",
-    "unroll",
     "with_last_step",
     "without_x64",
     "zeros",

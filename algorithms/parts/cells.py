@@ -1,4 +1,7 @@
-"""Fresh memories, previous inputs and a recurrent network; recurrence.py has the cells."""
+"""Memories of networks: layers of cells, fresh memories, and the last action and its reward.
+
+recurrence.py and attention.py have the cells.
+"""
 
 from typing import Any
 
@@ -6,12 +9,15 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from algorithms.parts.checks import check_choices
-from algorithms.parts.layers import Torso
+from algorithms.parts.attention import HEADS, Transformer, fresh_window
+from algorithms.parts.checks import check_choices, check_sizes
+from algorithms.parts.layers import LayerNorm, Torso
 from algorithms.parts.recurrence import (
-    CELLS,
+    BLOCKS,
+    STATE_SPACES,
     TWO_PARTS,
     Memory,
+    advance,
     memory_kernel,
     product,
     unroll,
@@ -19,26 +25,103 @@ from algorithms.parts.recurrence import (
 from algorithms.parts.spaces import is_discrete, num_outputs
 from envs import shaping
 
+CELLS = (*BLOCKS, "gtrxl")
+
 
 def check_cell(config: Any, *others: str) -> None:
-    """Refuses a `cell` that is neither one of CELLS nor of others, and an LRU of odd size."""
+    """Refuses a `cell` that is neither one of CELLS nor of others, and sizes it cannot have."""
     check_choices(config, cell=(*others, *CELLS))
-    size = config.memory_size
-    if config.cell == "lru" and size % 2:
-        raise ValueError(f"memory_size={size}: cell='lru' needs an even number, as {size + 1}")
+    check_sizes(config, "memory_size", "layers", "window")
+    size, cell = config.memory_size, config.cell
+    if cell in STATE_SPACES and size % 2:
+        raise ValueError(f"memory_size={size}: cell='{cell}' needs an even number, as {size + 1}")
+    if cell == "gtrxl" and size % HEADS:
+        near = f"a multiple of its {HEADS} heads, as {size + -size % HEADS}"
+        raise ValueError(f"memory_size={size}: cell='gtrxl' needs {near}")
+    if config.layers > 1 and cell in others:
+        raise ValueError(f"layers={config.layers}: cell='{cell}' has none; layers=1 would do")
+
+
+class Cells(nn.Module):
+    """The memory of a network: config.layers cells, one on top of the other.
+
+    The first layer takes what it is given, the others h + cell(norm(h)), h the output of the layer
+    below (gtrxl: `attention.Transformer`). `flax.linen.share_scope(network, cells)` gives a network
+    their parameters under its own name.
+    """
+
+    config: Any  # its `cell`, `memory_size`, `layers`, `window` and `forget_bias` are used
+
+    def setup(self):
+        c = self.config
+        if c.cell == "gtrxl":
+            self.embed = nn.Dense(c.memory_size, name="gates", dot_general=product)
+            self.attention = Transformer(c.memory_size, c.layers, c.window, name="memory")
+            return
+        self.gates = nn.Dense(BLOCKS[c.cell][0] * c.memory_size, dot_general=product)
+        self.kernel = memory_kernel(self, c.cell, c.memory_size)
+        self.above = [Layer(c, name=f"layer_{i}") for i in range(1, c.layers)]
+
+    def step(self, memory: Memory, x: jax.Array) -> Memory:
+        """The memory after inputs x (batch, ...), without an action or a reward."""
+        if self.config.cell == "gtrxl":
+            return self.attention.step(memory, self.embed(x))
+        return self.through(memory, self.gates(x), advance)
+
+    def __call__(self, memory: Memory, x: jax.Array, done: jax.Array) -> Memory:
+        """The memories after each of the inputs x (num_steps, batch, ...), as in `unroll`.
+
+        One step alone is `step`.
+        """
+        if len(x) == 1:
+            return jax.tree.map(lambda x: x[None], self.step(memory, x[0]))
+        if self.config.cell == "gtrxl":
+            return self.attention(memory, self.embed(x), done)
+        return self.through(memory, self.gates(x), unroll, done)
+
+    def through(self, memory, gates, run, *done):
+        c = self.config
+        if c.layers == 1:
+            return run(c.cell, memory, gates, self.kernel, *done, c.forget_bias)
+        below = run(c.cell, memory.cell[0], gates, self.kernel, *done, c.forget_bias)
+        memories, hidden = [below], below.hidden
+        for layer, before in zip(self.above, memory.cell[1:], strict=True):
+            memories.append(layer(before, hidden, run, *done))
+            hidden += memories[-1].hidden
+        return Memory(hidden, tuple(memories))
+
+
+class Layer(nn.Module):
+    """A cell on the normalised output of the one below."""
+
+    config: Any
+
+    @nn.compact
+    def __call__(self, memory, x, run, *done):
+        c = self.config
+        numbers = BLOCKS[c.cell][0] * c.memory_size
+        gates = nn.Dense(numbers, name="gates", dot_general=product)(LayerNorm()(x))
+        kernel = memory_kernel(self, c.cell, c.memory_size)
+        return run(c.cell, memory, gates, kernel, *done, c.forget_bias)
 
 
 def fresh_memory(config: Any, space: Any, *axes: int) -> Memory:
     """A memory of zeros with these leading axes, as at the start of an episode.
 
     Args:
-      config: its `cell`, `memory_size` and `previous_inputs` are used.
+      config: its `cell`, `memory_size`, `layers`, `window` and `previous_inputs` are used.
       space: the action space.
     """
     zeros = lambda *shape: jnp.zeros((*axes, *shape))
-    cell = zeros(config.memory_size) if config.cell in TWO_PARTS else None
+    hidden = lambda: zeros(config.memory_size)
+    one = lambda: Memory(hidden(), hidden() if config.cell in TWO_PARTS else None)
+    cell = one().cell
+    if config.cell == "gtrxl":
+        cell = fresh_window(config, zeros)
+    elif config.layers > 1:
+        cell = tuple(one() for _ in range(config.layers))
     previous = (zeros(num_outputs(space)), zeros()) if config.previous_inputs else (None, None)
-    return Memory(zeros(config.memory_size), cell, *previous)
+    return Memory(hidden(), cell, *previous)
 
 
 def with_last_step(
@@ -77,12 +160,11 @@ class Recurrent(nn.Module):
 
         The first array may hold images. `memory` and `done` are as in `unroll`.
         """
-        c, from_inputs = self.config, CELLS[self.config.cell][0]
+        c, cells = self.config, Cells(self.config)
+        nn.share_scope(self, cells)
         flat = [x.reshape(-1, *x.shape[2:]) for x in inputs]
         x = Torso(c.hidden_sizes, c.activation, c.conv_layers)(*flat).reshape(*done.shape, -1)
-        gates = nn.Dense(from_inputs * c.memory_size, name="gates", dot_general=product)(x)
-        kernel = memory_kernel(self, c.cell, c.memory_size)
-        return unroll(c.cell, memory, gates, kernel, done, c.forget_bias)
+        return cells(memory, x, done)
 
 
 def one_step(network: nn.Module, params: Any, memory: Memory, inputs: Any, *more: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Memories from step to step, and their gradients: LSTM, GRU, minGRU, minLSTM and LRU.
+"""Memories from step to step, and their gradients: LSTM, GRU, minGRU, minLSTM, LRU and S5.
 
 A file computes `gates` from its inputs, for all steps at once. Only the product with the previous
 memory stays inside the scan over time; flax's cells also have the inputs' products there. The
@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from envs.loops import scan
 
@@ -27,38 +28,45 @@ class Memory(NamedTuple):
     """
 
     hidden: jax.Array  # (batch, memory_size), the input of the heads
-    cell: jax.Array | None  # the same shape, LSTM and LRU only
+    cell: Any  # LSTM, LRU and S5: of that shape; several layers: a Memory of each; gtrxl: a Window
     action: jax.Array | None = None  # the last action, (batch, num_outputs)
     reward: jax.Array | None = None  # for it, (batch,)
 
 
 # Blocks of memory_size numbers in the gates from the inputs, and in those from the memory.
-CELLS = {"lstm": (4, 4), "gru": (3, 3), "mingru": (2, 0), "minlstm": (3, 0), "lru": (2, 1)}
-TWO_PARTS = ("lstm", "lru")  # those whose memory has a `cell`
-RING = (
-    0.9,
-    0.999,
-)  # moduli of an LRU's eigenvalues at the start of training, at a forget bias of 0
-MAX_PHASE = math.pi / 10  # of these eigenvalues
+BLOCKS = {
+    "lstm": (4, 4),
+    "gru": (3, 3),
+    "mingru": (2, 0),
+    "minlstm": (3, 0),
+    "lru": (2, 1),
+    "s5": (2, 1),
+}
+TWO_PARTS = ("lstm", "lru", "s5")  # those whose memory has a `cell`
+# Moduli of an LRU's eigenvalues at the start of training, at a forget bias of 0, and their phases.
+RING, MAX_PHASE = (0.9, 0.999), math.pi / 10
+TIME_STEPS = (0.001, 0.1)  # of an S5, at the start of training and a forget bias of 0
+GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
 
 
-class LRUKernel(NamedTuple):
-    """The parameters of an LRU beside its gates."""
+class StateSpace(NamedTuple):
+    """The parameters of an LRU or an S5 beside its gates."""
 
-    rates: jax.Array  # (memory_size,), moves moduli and phases from where they started
+    rates: jax.Array  # (numbers,), how far eigenvalues (S5: time steps, too) moved in training
     out: jax.Array  # (memory_size, memory_size), from real and imaginary parts to the output
 
 
 def memory_kernel(module: nn.Module, cell: str, size: int) -> Any:
     """The parameters, of zeros, that `advance` and `unroll` take as `kernel`; None: there are none.
-    The size of an LRU is even."""
-    blocks, zeros = CELLS[cell][1], nn.initializers.zeros
+    The size of an LRU or an S5 is even."""
+    blocks, zeros = BLOCKS[cell][1], nn.initializers.zeros
     if not blocks:
         return None
     kernel = module.param("memory", zeros, (size, blocks * size))
-    if cell != "lru":
+    if cell not in STATE_SPACES:
         return kernel
-    return LRUKernel(rates=module.param("rates", zeros, (size,)), out=kernel)
+    numbers = {"lru": 2, "s5": 3}[cell] * (size // 2)
+    return StateSpace(rates=module.param("rates", zeros, (numbers,)), out=kernel)
 
 
 def forget(memory: Memory, done: jax.Array) -> Memory:
@@ -70,21 +78,21 @@ def advance(cell: str, memory: Memory, gates: jax.Array, kernel: Any, forget_bia
     """The memory one step later, without an action or a reward.
 
     Args:
-      cell: one of CELLS. LSTM: Hochreiter and Schmidhuber 1997; GRU: Cho et al. 2014,
+      cell: one of BLOCKS. LSTM: Hochreiter and Schmidhuber 1997; GRU: Cho et al. 2014,
         arXiv:1406.1078; minGRU and minLSTM: Feng et al. 2024, arXiv:2410.01201; LRU: Orvieto et al.
-        2023, arXiv:2303.06349.
+        2023, arXiv:2303.06349; S5: Smith et al. 2023, arXiv:2208.04933.
       memory: (batch, memory_size).
       gates: from the inputs, (batch, blocks * memory_size).
       kernel: of `memory_kernel`. It makes the memory's gates, (memory_size, blocks * memory_size),
-        or is an `LRUKernel`. minGRU and minLSTM have none.
+        or is a `StateSpace`. minGRU and minLSTM have none.
       forget_bias: added to the gate that keeps the memory (Jozefowicz et al. 2015).
     """
     if cell in MINIMAL:
         keep, new = MINIMAL[cell](gates, forget_bias)
         return Memory(keep * memory.hidden + new, None)
-    if cell == "lru":
-        keep, new = lru_gates(gates, kernel, forget_bias)
-        return lru_output(keep * _complex(memory.cell) + new, gates, kernel)
+    if cell in STATE_SPACES:
+        keep, new = STATE_SPACES[cell](gates, kernel, forget_bias)
+        return output(keep * _complex(memory.cell) + new, gates, kernel)
     return STEPS[cell].forward(memory, gates, memory.hidden @ kernel, forget_bias)[0]
 
 
@@ -102,10 +110,10 @@ def unroll(
     if cell in MINIMAL:
         keep, new = MINIMAL[cell](gates, forget_bias)
         return Memory(linear_scan(memory.hidden, keep, new, done), None)
-    if cell == "lru":
-        keep, new = lru_gates(gates, kernel, forget_bias)
+    if cell in STATE_SPACES:
+        keep, new = STATE_SPACES[cell](gates, kernel, forget_bias)
         keep = jnp.broadcast_to(keep, new.shape)
-        return lru_output(linear_scan(_complex(memory.cell), keep, new, done), gates, kernel)
+        return output(linear_scan(_complex(memory.cell), keep, new, done), gates, kernel)
     return _unroll(cell, Memory(memory.hidden, memory.cell), gates, kernel, done, forget_bias)
 
 
@@ -255,7 +263,9 @@ def minlstm_gates(gates: jax.Array, forget_bias: Any) -> tuple[jax.Array, jax.Ar
 MINIMAL = {"mingru": mingru_gates, "minlstm": minlstm_gates}
 
 
-def lru_gates(gates: jax.Array, kernel: LRUKernel, forget_bias: Any) -> tuple[jax.Array, jax.Array]:
+def lru_gates(
+    gates: jax.Array, kernel: StateSpace, forget_bias: Any
+) -> tuple[jax.Array, jax.Array]:
     """(a, sqrt(1 - |a|**2) u_t) of x_t = a x_{t-1} + sqrt(1 - |a|**2) u_t, complex.
 
     a = exp(-exp(nu - forget_bias) + i theta) for half as many numbers as memory_size. At first
@@ -267,7 +277,7 @@ def lru_gates(gates: jax.Array, kernel: LRUKernel, forget_bias: Any) -> tuple[ja
     place = (jnp.arange(half) + 0.5) / half
     squared = RING[0] ** 2 + (RING[1] ** 2 - RING[0] ** 2) * place
     nu = jnp.log(-0.5 * jnp.log(squared)) + kernel.rates[:half] - forget_bias
-    theta = MAX_PHASE * jnp.mod(jnp.arange(half) * (math.sqrt(5.0) - 1.0) / 2.0, 1.0)
+    theta = MAX_PHASE * jnp.mod(jnp.arange(half) * GOLDEN, 1.0)
     theta += kernel.rates[half:]
     modulus = jnp.exp(-jnp.exp(nu))
     keep = jax.lax.complex(modulus * jnp.cos(theta), modulus * jnp.sin(theta))
@@ -275,7 +285,43 @@ def lru_gates(gates: jax.Array, kernel: LRUKernel, forget_bias: Any) -> tuple[ja
     return keep, jnp.sqrt(-jnp.expm1(-2.0 * jnp.exp(nu))) * _complex(gates[..., : 2 * half])
 
 
-def lru_output(x: jax.Array, gates: jax.Array, kernel: LRUKernel) -> Memory:
+def s5_gates(gates: jax.Array, kernel: StateSpace, forget_bias: Any) -> tuple[jax.Array, jax.Array]:
+    """(a, (a - 1) / lambda u_t) of x_t = a x_{t-1} + (a - 1) / lambda u_t, a = exp(lambda Delta).
+
+    This is x' = lambda x + u, held for a time Delta. Eigenvalues lambda start as those of the
+    HiPPO-N matrix (Smith et al. 2023, section 3.4); Deltas spread over TIME_STEPS, in the order of
+    a golden section, where theirs are drawn. The forget bias shortens all Deltas. For half as many
+    complex numbers as memory_size.
+    """
+    half = kernel.out.shape[0] // 2
+    moved, of_real, of_imaginary = jnp.split(kernel.rates, 3)
+    place = jnp.mod((0.5 + jnp.arange(half)) * GOLDEN, 1.0)
+    first, last = (math.log(x) for x in TIME_STEPS)
+    time_step = jnp.exp(first + (last - first) * place + moved - forget_bias)
+    real, imaginary = -0.5 * jnp.exp(of_real), _hippo_frequencies(half) + of_imaginary
+    decay, turn = real * time_step, imaginary * time_step
+    keep = jnp.exp(decay) * jax.lax.complex(jnp.cos(turn), jnp.sin(turn))
+    # a - 1, exact also where a is almost 1.
+    change = jnp.expm1(decay) * jnp.cos(turn) - 2.0 * jnp.square(jnp.sin(0.5 * turn))
+    change = jax.lax.complex(change, keep.imag)
+    return keep, change / jax.lax.complex(real, imaginary) * _complex(gates[..., : 2 * half])
+
+
+@functools.cache
+def _hippo_frequencies(half: int) -> np.ndarray:
+    """The positive imaginary parts, (half,), of the eigenvalues of HiPPO-N with 2 half rows.
+
+    All real parts are -1/2. Gu et al. 2022, arXiv:2206.11893, section 4.
+    """
+    odd = np.sqrt(np.arange(2 * half) + 0.5)
+    skew = np.tril(np.outer(odd, odd), -1)
+    return np.linalg.eigvalsh(1j * (skew - skew.T))[half:].astype(np.float32)
+
+
+STATE_SPACES = {"lru": lru_gates, "s5": s5_gates}
+
+
+def output(x: jax.Array, gates: jax.Array, kernel: StateSpace) -> Memory:
     """h = gelu(C x + d) with the real matrix C on real and imaginary parts, d the last gates."""
     cell = jnp.concatenate([x.real, x.imag], -1)
     return Memory(nn.gelu(cell @ kernel.out + gates[..., cell.shape[-1] :]), cell)
@@ -283,7 +329,7 @@ def lru_output(x: jax.Array, gates: jax.Array, kernel: LRUKernel) -> Memory:
 
 def _complex(parts: jax.Array | None) -> jax.Array:
     """Numbers from their real parts and their imaginary parts, side by side."""
-    assert parts is not None, "fresh_memory gives an LRU its cell"
+    assert parts is not None, "fresh_memory gives a state space its cell"
     return jax.lax.complex(*jnp.split(parts, 2, -1))
 
 

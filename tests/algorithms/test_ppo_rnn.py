@@ -84,6 +84,23 @@ def test_unrolling_is_stepping_with_a_zeroed_memory_after_every_end(cell):
         memory = jax.tree.map(lambda m, t=t: np.where(done[t][:, None], 0.0, m), memory)
 
 
+@pytest.mark.parametrize("cell, layers", [("gtrxl", 2), ("s5", 2), ("gru", 3)])
+def test_the_loss_sees_the_log_probabilities_of_acting(cell, layers):
+    """Without a step, policies before and after an update are the same. Rollouts are shorter than
+    episodes and windows, and episodes end in rollouts."""
+    config = TINY.replace(
+        cell=cell, layers=layers, memory_size=8, window=9, learning_rate=0.0, num_steps=7
+    )
+    learner = ppo_rnn.learner(config, *envs.make("CartPole-v1"))
+    state, update = jax.jit(learner.init)(jax.random.key(0)), jax.jit(learner.update)
+    head = state.policy.params["params"]["actor_head"]
+    head["kernel"] = 30.0 * head["kernel"]
+    for _ in range(8):
+        state, metrics = update(state)
+        assert abs(metrics["approx_kl"]) < 1e-10
+    assert state.episodes.count > 2
+
+
 @pytest.mark.parametrize("cell", CELLS)
 def test_a_memory_after_a_reset_is_a_fresh_one_bit_for_bit(cell):
     """Neither memory nor observations from before the reset affect later learning."""

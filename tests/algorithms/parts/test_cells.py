@@ -10,7 +10,7 @@ import pytest
 
 from algorithms import ippo_rnn, parts, ppo_rnn, pqn_rnn, vdn
 from envs import evaluation
-from tests.algorithms.parts.test_recurrence import memory_for, random_sequence
+from tests.algorithms.parts.test_recurrence import random_sequence
 from tests.probe import spaces
 
 CELLS = tuple(parts.CELLS)
@@ -18,6 +18,8 @@ CELLS = tuple(parts.CELLS)
 
 def make_config(**settings):
     fields = dict(cell="lstm", memory_size=8, previous_inputs=False, hidden_sizes=(8,))
+    fields |= dict(layers=1, window=4, num_envs=1, total_timesteps=1, num_evals=1)
+    fields |= dict(num_eval_episodes=0)
     fields |= dict(activation="tanh", conv_layers="small", forget_bias=0.5)
     return types.SimpleNamespace(**fields | settings)
 
@@ -33,13 +35,14 @@ class Pixels(nn.Module):
         return memories, memories.hidden.sum(-1)
 
 
+@pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize("cell", CELLS)
-def test_a_recurrent_network_is_its_single_steps(cell):
+def test_a_recurrent_network_is_its_single_steps(cell, layers):
     """Images and numbers both matter; ends of episodes cut the memory, and `one_step` has no
     ends."""
-    config, rng = make_config(cell=cell), np.random.default_rng(2)
-    network, (done, memory) = Pixels(config), random_sequence(2)
-    memory = memory_for(cell, memory)
+    config, rng = make_config(cell=cell, layers=layers), np.random.default_rng(2)
+    network, done = Pixels(config), random_sequence(2)[0]
+    memory = parts.fresh_memory(config, None, 3)
     images, numbers = rng.normal(size=(12, 3, 4, 4, 1)), rng.normal(size=(12, 3, 2))
     inputs = jnp.array(images, jnp.float32), jnp.array(numbers, jnp.float32)
     arrays = memory, inputs, done
@@ -48,17 +51,23 @@ def test_a_recurrent_network_is_its_single_steps(cell):
         jax.random.key(0)
     )
     apply = jax.jit(network.apply)
+    if cell != "gtrxl":  # whose window holds whole steps
+        numbers_like = lambda x: jnp.array(rng.normal(size=x.shape), jnp.float32)
+        memory = jax.tree.map(numbers_like, memory)
+        arrays = memory, inputs, done
     memories, sums = apply(params, *arrays)
     step = jax.jit(lambda memory, inputs: parts.one_step(network, params, memory, inputs))
     for t in range(12):
         memory, total = step(memory, [x[t] for x in inputs])
-        np.testing.assert_allclose(memories.hidden[t], memory.hidden, rtol=1e-3, atol=1e-5)
+        for one, other in zip(jax.tree.leaves(memories), jax.tree.leaves(memory), strict=True):
+            np.testing.assert_allclose(one[t], other, rtol=1e-3, atol=1e-4)
         np.testing.assert_allclose(sums[t], total, rtol=1e-3, atol=1e-5)
         memory = parts.forget(memory, done[t])
     for other in ((-inputs[0], inputs[1]), (inputs[0], -inputs[1])):
         assert not np.allclose(apply(params, arrays[0], other, done)[1], sums, atol=1e-3)
     inner = params["params"]["Recurrent_0"]
-    for kernel in (inner["gates"]["kernel"], *([inner["memory"]] if "memory" in inner else [])):
+    ours = jax.tree.leaves((inner["gates"], inner.get("memory"), inner.get("layer_1")))
+    for kernel in (x for x in ours if x.ndim == 2):
         rows = kernel if kernel.shape[0] <= kernel.shape[1] else kernel.T  # with gain 1
         np.testing.assert_allclose(rows @ rows.T, np.eye(len(rows)), atol=1e-5)
 
@@ -66,6 +75,20 @@ def test_a_recurrent_network_is_its_single_steps(cell):
 def test_cells_that_cannot_be_are_refused():
     parts.check_cell(make_config(cell="lru"))
     parts.check_cell(make_config(cell="gru", memory_size=7))
+    parts.check_cell(make_config(cell="none"), "none")
+    refused = {
+        "memory_size=7: cell='s5' needs an even number, as 8": dict(cell="s5", memory_size=7),
+        "memory_size=9: cell='gtrxl' needs a multiple of its 4 heads, as 12": dict(
+            cell="gtrxl", memory_size=9
+        ),
+        "layers=2: cell='none' has none; layers=1 would do": dict(cell="none", layers=2),
+        "layers=0": dict(layers=0),
+        "window=0": dict(cell="gtrxl", window=0),
+        "memory_size=0": dict(memory_size=0),
+    }
+    for message, settings in refused.items():
+        with pytest.raises(ValueError, match=message):
+            parts.check_cell(make_config(**settings), "none")
     with pytest.raises(ValueError, match="memory_size=7: cell='lru' needs an even number, as 8"):
         parts.check_cell(make_config(cell="lru", memory_size=7))
     with pytest.raises(ValueError, match="cell='rnn': give none or lstm or gru"):
@@ -82,7 +105,13 @@ def test_every_file_refuses_them_before_it_trains(module):
 def test_a_fresh_memory_is_zeros_in_the_shapes_of_the_settings(cell):
     fresh = parts.fresh_memory(make_config(cell=cell), spaces.Discrete(3), 5, 2)
     assert fresh.hidden.shape == (5, 2, 8) and fresh.action is None and fresh.reward is None
-    assert (fresh.cell is None) == (cell not in ("lstm", "lru"))
+    if cell == "gtrxl":
+        assert fresh.cell.inputs.shape == (5, 2, 1, 4, 8) and fresh.cell.age.shape == (5, 2)
+    else:
+        assert (fresh.cell is None) == (cell not in ("lstm", "lru", "s5"))
+    layers = parts.fresh_memory(make_config(cell=cell, layers=3), spaces.Discrete(3), 5)
+    assert layers.hidden.shape == (5, 8)
+    assert cell == "gtrxl" or [x.hidden.shape for x in layers.cell] == [(5, 8)] * 3
     config = make_config(cell=cell, previous_inputs=True)
     for space, size in ((spaces.Discrete(3), 3), (spaces.Box(-1, 1, (2, 2)), 4)):
         fresh = parts.fresh_memory(config, space, 5)

@@ -9,7 +9,7 @@ import pytest
 from algorithms import parts
 from algorithms.parts import recurrence
 
-CELLS = tuple(parts.CELLS)
+CELLS = tuple(recurrence.BLOCKS)
 
 
 def random_sequence(seed, num_steps=12, batch=3, size=8):
@@ -25,12 +25,12 @@ def memory_for(cell, memory):
 
 def kernel_for(cell, rng, size=8):
     """Numbers for the parameters beside the gates."""
-    blocks = parts.CELLS[cell][1]
+    blocks = recurrence.BLOCKS[cell][1]
     if not blocks:
         return None
     kernel = rng.normal(size=(size, size * blocks)).astype(np.float32)
-    rates = 0.3 * rng.normal(size=size).astype(np.float32)
-    return recurrence.LRUKernel(rates, kernel) if cell == "lru" else kernel
+    rates = 0.3 * rng.normal(size=size // 2 * {"s5": 3}.get(cell, 2)).astype(np.float32)
+    return recurrence.StateSpace(rates, kernel) if cell in ("lru", "s5") else kernel
 
 
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
@@ -58,13 +58,13 @@ def test_cells_are_those_of_flax(cell):
     flat = [np.concatenate(blocks, 1) for blocks in kernels]
     before = memory_for(cell, parts.Memory(hidden, memory_cell))
     gates = x @ flat[0] + biases.reshape(-1)
-    after = jax.jit(parts.advance, static_argnums=0)(cell, before, gates, flat[1], 1.5)
+    after = jax.jit(recurrence.advance, static_argnums=0)(cell, before, gates, flat[1], 1.5)
     np.testing.assert_allclose(after.hidden, expected if cell == "gru" else expected[1], 1e-4, 1e-5)
     if cell == "lstm":
         np.testing.assert_allclose(after.cell, expected[0], rtol=1e-4, atol=1e-5)
 
 
-UNROLL, ADVANCE = (jax.jit(f, static_argnums=0) for f in (parts.unroll, parts.advance))
+UNROLL, ADVANCE = (jax.jit(f, static_argnums=0) for f in (recurrence.unroll, recurrence.advance))
 
 
 def sigmoid(x):
@@ -89,7 +89,7 @@ def test_minimal_cells_are_plain_recursions_step_by_step_and_all_at_once(step, s
     done, memory = random_sequence(seed, num_steps=37)
     cell = step.__name__
     rng, memory = np.random.default_rng(seed), memory_for(cell, memory)
-    gates = 2 * rng.normal(size=(37, 3, 8 * parts.CELLS[cell][0])).astype(np.float32)
+    gates = 2 * rng.normal(size=(37, 3, 8 * recurrence.BLOCKS[cell][0])).astype(np.float32)
     expected, h = [], np.asarray(memory.hidden)
     for t in range(37):
         h = step(h, gates[t])
@@ -134,8 +134,47 @@ def test_lru_is_the_plain_recursion_step_by_step_and_all_at_once(seed):
     np.testing.assert_allclose(one.cell, cells[0], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_s5_is_the_plain_recursion_step_by_step_and_all_at_once(seed):
+    """The eigenvalues are found from the HiPPO-N matrix as Smith et al. write it."""
+    done, memory = random_sequence(seed, num_steps=37)
+    rng = np.random.default_rng(seed)
+    gates = rng.normal(size=(37, 3, 16)).astype(np.float32)
+    kernel = kernel_for("s5", rng)
+    n = np.arange(8)
+    hippo = -np.tril(np.sqrt(np.outer(2 * n + 1, 2 * n + 1)), -1) - np.diag(n + 1.0)
+    normal = hippo + np.outer(np.sqrt(n + 0.5), np.sqrt(n + 0.5))
+    found = np.linalg.eigvals(normal)
+    np.testing.assert_allclose(found.real, -0.5, rtol=1e-6)
+    moved, real, imaginary = np.split(kernel.rates.astype(np.float64), 3)
+    eigen = -0.5 * np.exp(real) + 1j * (np.sort(found.imag)[4:] + imaginary)
+    place = (np.arange(4) + 0.5) * (np.sqrt(5) - 1) / 2 % 1
+    time_step = 0.001 * 100**place * np.exp(moved - 0.5)
+    keep = np.exp(eigen * time_step)
+    cell = np.asarray(memory.cell, np.float64)
+    x, cells, hidden = cell[:, :4] + 1j * cell[:, 4:], [], []
+    for t in range(37):
+        x = keep * x + (keep - 1) / eigen * (gates[t, :, :4] + 1j * gates[t, :, 4:8])
+        cells.append(np.concatenate([x.real, x.imag], -1))
+        hidden.append(jax.nn.gelu(jnp.array(cells[-1] @ kernel.out + gates[t, :, 8:])))
+        x = np.where(done[t][:, None], 0.0, x)
+    scanned = UNROLL("s5", memory, gates, kernel, done, 0.5)
+    np.testing.assert_allclose(scanned.cell, cells, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(scanned.hidden, hidden, rtol=1e-4, atol=1e-5)
+    one = ADVANCE("s5", memory, gates[0], kernel, 0.5)
+    np.testing.assert_allclose(one.cell, cells[0], rtol=1e-4, atol=1e-5)
+
+
+def test_an_s5_starts_with_slow_and_fast_time_steps_and_slower_ones_with_a_bias():
+    kernel = recurrence.StateSpace(jnp.zeros(96), jnp.zeros((64, 64)))
+    keep = lambda bias: np.asarray(recurrence.s5_gates(jnp.zeros(64), kernel, bias)[0])
+    rates = -2.0 * np.log(np.abs(keep(0.0)))
+    assert 0.001 < rates.min() < 0.0015 and 0.07 < rates.max() < 0.1
+    np.testing.assert_allclose(-2.0 * np.log(np.abs(keep(1.0))), rates / np.e, rtol=1e-2)
+
+
 def test_an_lru_starts_in_its_ring_and_forgets_less_with_a_bias():
-    kernel = recurrence.LRUKernel(jnp.zeros(64), jnp.zeros((64, 64)))
+    kernel = recurrence.StateSpace(jnp.zeros(64), jnp.zeros((64, 64)))
     keep = lambda bias: np.asarray(recurrence.lru_gates(jnp.zeros(64), kernel, bias)[0])
     assert 0.9 < np.abs(keep(0.0)).min() < 0.91 and 0.99 < np.abs(keep(0.0)).max() < 0.999
     assert np.angle(keep(0.0)).min() >= 0 and np.angle(keep(0.0)).max() < np.pi / 10
@@ -147,7 +186,7 @@ def test_an_lru_starts_in_its_ring_and_forgets_less_with_a_bias():
 def test_unrolling_is_advancing_with_a_zeroed_memory_after_every_end(cell):
     done, memory = random_sequence(1)
     memory, rng = memory_for(cell, memory), np.random.default_rng(1)
-    gates = rng.normal(size=(12, 3, 8 * parts.CELLS[cell][0])).astype(np.float32)
+    gates = rng.normal(size=(12, 3, 8 * recurrence.BLOCKS[cell][0])).astype(np.float32)
     kernel = kernel_for(cell, rng)
     after = UNROLL(cell, memory, gates, kernel, done, 0.5)
     for t in range(12):
@@ -164,7 +203,7 @@ def test_gradients_are_the_automatic_ones(cell, axes):
 
     Episodes end in between.
     """
-    rng, (blocks, _) = np.random.default_rng(3), parts.CELLS[cell]
+    rng, (blocks, _) = np.random.default_rng(3), recurrence.BLOCKS[cell]
     normal = lambda *shape: jnp.array(rng.normal(size=shape), jnp.float32)
     done = jnp.array(rng.random((12, 3)) < 0.2).at[4, 0].set(True).at[11, 1].set(True)
     gates, kernel = normal(12, *axes, 8 * blocks), normal(8, 8 * blocks)
@@ -174,12 +213,12 @@ def test_gradients_are_the_automatic_ones(cell, axes):
     def plain(memory, gates, kernel):
         memories = []
         for t in range(12):
-            memory = parts.advance(cell, memory, gates[t], kernel, 0.5)
+            memory = recurrence.advance(cell, memory, gates[t], kernel, 0.5)
             memories.append(memory)
             memory = parts.forget(memory, done[t])
         return jax.tree.map(lambda *x: jnp.stack(x), *memories)
 
-    unroll = lambda memory, gates, kernel: parts.unroll(cell, memory, gates, kernel, done, 0.5)
+    unroll = lambda memory, gates, kernel: recurrence.unroll(cell, memory, gates, kernel, done, 0.5)
     total = lambda tree: sum(
         jax.tree.leaves(jax.tree.map(lambda x, w: (x * w).sum(), tree, weights))
     )
@@ -194,8 +233,8 @@ def test_gradients_are_the_automatic_ones(cell, axes):
 def test_the_product_of_gates_and_its_gradients():
     rng = np.random.default_rng(4)
     x, kernel, weights = (rng.normal(size=size) for size in ((5, 3, 4), (4, 6), (5, 3, 6)))
-    total = lambda x, kernel: (parts.product(x, kernel) * weights).sum()
-    np.testing.assert_allclose(parts.product(x, kernel), x @ kernel, rtol=1e-4, atol=1e-5)
+    total = lambda x, kernel: (recurrence.product(x, kernel) * weights).sum()
+    np.testing.assert_allclose(recurrence.product(x, kernel), x @ kernel, rtol=1e-4, atol=1e-5)
     of_x, of_kernel = jax.jit(jax.grad(total, (0, 1)))(jnp.array(x), jnp.array(kernel))
     np.testing.assert_allclose(of_x, weights @ kernel.T, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(of_kernel, np.einsum("tbk,tbn->kn", x, weights), 1e-4, 1e-5)
