@@ -20,8 +20,8 @@ end, and gradient steps of a round. They count as they usually run. The host wai
 of them.
 
 Settings are those of speed.py and teams.py for the algorithms that are there, else the defaults.
-PPO with a GRU has the sizes of PureJaxRL's. IPPO has the sizes of JaxMARL's script on Overcooked.
-In peers, calls back to Python that log are left out.
+PPO with a GRU, or another memory by name, has the sizes of PureJaxRL's. IPPO has the sizes of
+JaxMARL's script on Overcooked. In peers, calls back to Python that log are left out.
 
 Without a device XLA cannot try tilings of matrix products, and finds none for some programs. Their
 products are then compiled as calls of cuBLAS, and the row says so.
@@ -70,6 +70,10 @@ KITCHEN = {
     "conv_layers": "none",
 }
 MORE = {"ppo-defaults": ("ppo", {}), "ppo_rnn-gru": ("ppo_rnn", GRU)}
+MORE |= {
+    f"ppo_rnn-{cell}": ("ppo_rnn", {**GRU, "cell": cell})
+    for cell in ("lstm", "mingru", "minlstm", "lru", "s5", "gtrxl")
+}
 MORE |= {"ippo-overcooked": ("ippo", KITCHEN)}
 IPPO = "ippo/overcooked-cramped_room"
 PEERS = {  # the kits with the same case

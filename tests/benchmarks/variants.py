@@ -40,7 +40,8 @@ class Comparison(NamedTuple):
 
 # All inputs pass through the memory.
 THROUGH = {"skip": False, "normalize_over": "minibatch", "hidden_sizes": (64,)}
-MEMORIES = {c: Side(ppo_rnn, {"cell": c, **THROUGH}) for c in ("mingru", "gru", "lstm")}
+CELLS = ("gru", "lstm", "mingru", "minlstm", "lru", "s5", "gtrxl")
+MEMORIES = {cell: Side(ppo_rnn, {"cell": cell, **THROUGH}) for cell in CELLS}
 OPTIMIZERS = {
     "ppo": Side(ppo, {}),
     "ppo_vtrace, Adam": Side(ppo_vtrace, {"optimizer": "adam"}),

@@ -101,6 +101,25 @@ def test_every_file_refuses_them_before_it_trains(module):
         module.make_train(module.Config(cell="lru", memory_size=7))
 
 
+@pytest.mark.parametrize("cell", ["gtrxl", "s5", "gru"])
+@pytest.mark.parametrize("module", [ppo_rnn, pqn_rnn, ippo_rnn, vdn])
+def test_every_file_takes_layers_of_them(module, cell):
+    """Traced, without compiling: states before and after have the same shapes."""
+    sizes = dict(num_envs=4, num_steps=8, total_timesteps=64, num_evals=1, num_eval_episodes=1)
+    config = module.Config(**sizes, cell=cell, layers=2, window=5, num_minibatches=2)
+    train, key = module.make_train(config), jax.random.key(0)
+    first, _ = jax.eval_shape(lambda key: train(key, num_evals=0), key)
+    after, _ = jax.eval_shape(train, key, first)
+    assert jax.tree.map(jnp.shape, first) == jax.tree.map(jnp.shape, after)
+    memory = first.memory.cell
+    shape = memory.inputs.shape if cell == "gtrxl" else (len(memory),)
+    assert shape[-3:] == (2, 5, 64) if cell == "gtrxl" else shape == (2,)
+    one = module.Config(**sizes, cell=cell, num_minibatches=2)
+    alone, _ = jax.eval_shape(lambda key: module.make_train(one)(key, num_evals=0), key)
+    number = lambda state: sum(x.size for x in jax.tree.leaves(state.policy.params))
+    assert number(first) > number(alone)
+
+
 @pytest.mark.parametrize("cell", CELLS)
 def test_a_fresh_memory_is_zeros_in_the_shapes_of_the_settings(cell):
     fresh = parts.fresh_memory(make_config(cell=cell), spaces.Discrete(3), 5, 2)
