@@ -25,7 +25,7 @@ class Cell(NamedTuple):
 
 WHAT = {"dqn": "double, 3-step"}  # Config's defaults
 SOLVED = {"CartPole-v1": 475.0, "Acrobot-v1": -100.0, "MountainCar-v0": -130.0}
-SOLVED |= {"CartPole-v1-positions": 475.0, "MemoryChain-bsuite": 0.95}
+SOLVED |= {"CartPole-v1-positions": 475.0, "MemoryChain-bsuite": 0.95, "TMaze-v0": 3.9}
 SOLVED |= {"Pendulum-v1": -200.0, "MountainCarContinuous-v0": 90.0}
 SOLVED |= {
     "navix/DoorKey": 0.9,
@@ -240,6 +240,24 @@ OF_TEAMS = tuple(
 )
 
 
+# Tasks that need a memory, with every memory: a preset of ppo_rnn, what its name adds, words and
+# steps.
+RECALL = (
+    ("MemoryChain-bsuite", "", "", 400_000),
+    ("MemoryChain-bsuite", " 200", "--env-settings memory_length=200", 1_000_000),
+    ("TMaze-v0", "", "", 300_000),
+    ("TMaze-v0", " 100", "--env-settings length=100", 1_000_000),
+    ("CartPole-v1-positions", "", "", 500_000),
+)
+MEMORY = tuple(
+    flag("ppo_rnn", env, f"--cell {cell} {words}".rstrip(), steps, 10)._replace(
+        name=f"{env}{more}, {cell}", tables=("memory",)
+    )
+    for env, more, words, steps in RECALL
+    for cell in ("gru", "lstm", "mingru", "minlstm", "lru", "s5", "gtrxl")
+)
+
+
 def jaxmarl(env: str, metric: str, *scripts: str, seeds: int = 1) -> tuple[Cell, ...]:
     """Cells of JaxMARL's own scripts."""
     new = lambda script: Cell(f"jaxmarl-{script}", env, "", seeds, tables=("teams",), metric=metric)
@@ -260,4 +278,4 @@ PEERS = (
     *jaxmarl(KITCHEN, "deliveries", "ippo", "vdn"),
     *jaxmarl(SPREAD, "", "mappo", "vdn", "qmix"),
 )
-CELLS = PRESETS + DEFAULTS + FLAGS + LIBRARIES + OF_TEAMS
+CELLS = PRESETS + DEFAULTS + FLAGS + LIBRARIES + OF_TEAMS + MEMORY

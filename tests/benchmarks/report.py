@@ -18,7 +18,7 @@ from tests.benchmarks.cells import CELLS, PEERS, Cell
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "results"
-WITH_TABLES = ("results", "speed", "sweeps", "several-agents")
+WITH_TABLES = ("results", "speed", "sweeps", "several-agents", "memory")
 PAGES = tuple(ROOT / "docs" / f"{name}.md" for name in WITH_TABLES)
 PAGES += (ROOT / "algorithms" / "README.md",)
 REGION = re.compile(r"(<!-- table ([\w-]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
