@@ -64,8 +64,9 @@ def load(
     Args:
       run_dir: the run's directory, or a sweep's for a trial of results.csv.
       point: a point's number; "last"; "best", which is each trial's own point of highest mean
-        evaluation return (training return if it was not evaluated); or a function of an
-        trial's history {name: (points,)} that gives a score for each point, the highest being best.
+        evaluation return (training return if it was not evaluated), or of least exploitability
+        where that was measured; or a function of a trial's history {name: (points,)} that gives a
+        score for each point, the highest being best.
       trial: which one (trial i has seed + i), or None for all with a leading axis.
       module: the algorithm, if it is not one of `algorithms`.
       env: the environment, if the run was made with an object in place of a name.
@@ -155,6 +156,8 @@ def choose_point(run_dir: RunDir, point: Any, history: dict[int, Metrics], trial
     curves = {name: v[trial : trial + 1] for name, v in stack(history.values()).items()}
     if callable(point):
         scores = point({name: over_episodes(name, v)[0] for name, v in curves.items()})
+    elif "eval_exploitability" in curves:  # the return of a policy against itself says nothing
+        scores = -curves["eval_exploitability"][0]
     else:
         scores = mean_returns(curves)[0]
     scores = np.asarray(scores, np.float64)

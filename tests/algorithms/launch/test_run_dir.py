@@ -358,6 +358,20 @@ def test_best_is_per_trial(run_dir):
         assert same(loading.one_trial(everyone.state.policy, trial), expected.state.policy)
 
 
+def test_best_is_the_least_exploitable_where_that_was_measured():
+    """Returns of a policy against itself tell nothing. Before training it was not measured."""
+    saved = SimpleNamespace(path="run", points=lambda kind: [0, 1, 2, 3])
+    measured = np.array([[np.nan, 0.3, 0.1, 0.2], [np.nan, 0.1, 0.3, 0.2]])
+    returns = np.array([[9.0, 5.0, 1.0, 3.0]] * 2)
+    history = {
+        p: {"eval_return": returns[:, p : p + 1], "eval_exploitability": measured[:, p]}
+        for p in range(4)
+    }
+    assert [loading.choose_point(saved, "best", history, i) for i in range(2)] == [2, 1]
+    alone = {p: {"eval_return": x["eval_return"]} for p, x in history.items()}
+    assert loading.choose_point(saved, "best", alone, 0) == 0
+
+
 def test_best_by_a_function_of_the_history(run_dir):
     def lowest_loss(history):
         assert {k: v.shape for k, v in history.items()} == dict.fromkeys(history, (5,))
