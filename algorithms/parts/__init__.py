@@ -46,7 +46,14 @@ from algorithms.parts.orders import permutations
 from algorithms.parts.precision import without_x64
 from algorithms.parts.products import Dense
 from algorithms.parts.recurrence import Memory, forget
-from algorithms.parts.replay import Replay, ReplayBuffer, Transition, check_replay
+from algorithms.parts.replay import (
+    Replay,
+    ReplayBuffer,
+    Transition,
+    check_fits,
+    check_replay,
+    check_rounds,
+)
 from algorithms.parts.returns import backward_sums
 from algorithms.parts.rounds import Round, Rounds
 from algorithms.parts.shards import any_over_shards, average, deviation, mean_over_shards
@@ -113,7 +120,9 @@ __all__ = [
     "check_divides",
     "check_game",
     "check_network",
+    "check_fits",
     "check_replay",
+    "check_rounds",
     "bounds",
     "check_reals",
     "check_samples",

@@ -6,6 +6,7 @@ counters, so runs may have any length.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -50,7 +51,7 @@ class Window(NamedTuple):
 class Replay:
     """A buffer's state. Its rows are all environments at one time, then all at the next."""
 
-    transitions: Transition  # (capacity, ...)
+    transitions: Any  # Transition (capacity, ...), or the items that `create` was given
     # A flat cube with capacity or more entries; 0 where no draw may start; None without priorities.
     priorities: Any
     max_priority: jax.Array  # the largest priority so far, ()
@@ -80,6 +81,7 @@ class ReplayBuffer:
     n_step: int = 1  # steps of a window
     prioritized: bool = False
     dtype: str = ""  # dtype of observations, one of DTYPES; "": unchanged
+    item_steps: int = 1  # steps of an environment in an item; sizes above count items
 
     @classmethod
     def of(cls, config: Any) -> "ReplayBuffer":
@@ -103,8 +105,13 @@ class ReplayBuffer:
         """The number of newest transitions without a whole window yet."""
         return (self.n_step - 1) * self.num_envs
 
-    def create(self, env: Any, env_params: Any) -> Replay:
+    def create(self, env: Any, env_params: Any, item: Callable | None = None) -> Replay:
         """An empty buffer for transitions of `env`.
+
+        Args:
+          env, env_params: from `envs.make`.
+          item: item(transition) makes an example of what the buffer holds in place of transitions:
+            a tree of arrays, such as several steps with the memory before them.
 
         Raises:
           ValueError: another dtype is asked for observations of bytes, which count as pixels.
@@ -120,7 +127,8 @@ class ReplayBuffer:
             observation = observation.astype(self.dtype or observation.dtype)
             action = jnp.zeros(space.shape, jnp.int32 if hasattr(space, "n") else jnp.float32)
             flag, reward = jnp.zeros((), bool), jnp.zeros(())
-            return Transition(observation, action, reward, flag, flag, observation, mask, mask)
+            step = Transition(observation, action, reward, flag, flag, observation, mask, mask)
+            return step if item is None else item(step)
 
         shapes = jax.eval_shape(example, jax.random.key(0))
         return Replay(
@@ -133,8 +141,8 @@ class ReplayBuffer:
             size=jnp.zeros((), jnp.int32),
         )
 
-    def add(self, replay: Replay, rollout: Transition) -> Replay:
-        """Overwrites the oldest transitions with a rollout (num_steps, num_envs, ...)."""
+    def add(self, replay: Replay, rollout: Any) -> Replay:
+        """Overwrites the oldest transitions with a rollout (num_steps, num_envs, ...) of them."""
         new = self.num_steps * self.num_envs
         flat = jax.tree.map(lambda x: x.reshape(new, *x.shape[2:]), rollout)
 
@@ -169,10 +177,21 @@ class ReplayBuffer:
         if self.prioritized:
             return draw_by_priority(replay.priorities, noise)
         number = self.num_windows(replay)
-        oldest = jnp.where(replay.size == self.capacity, replay.position, 0)
         age = (noise % number.astype(jnp.uint32)).astype(jnp.int32)
         share = jnp.broadcast_to(1.0 / number, noise.shape)
-        return Draw((oldest + age) % self.capacity, share)
+        return Draw((self.oldest(replay) + age) % self.capacity, share)
+
+    def oldest(self, replay: Replay) -> jax.Array:
+        """The row of the oldest transition, ()."""
+        return jnp.where(replay.size == self.capacity, replay.position, 0)
+
+    def after(self, index: jax.Array, steps: Any) -> jax.Array:
+        """Rows of the same environments so many steps later; earlier, if negative."""
+        return (index + self.num_envs * steps) % self.capacity
+
+    def held(self, replay: Replay, index: jax.Array, steps: Any) -> jax.Array:
+        """Whether the buffer still holds the rows so many steps before those at index."""
+        return (index - self.oldest(replay)) % self.capacity >= self.num_envs * steps
 
     def num_windows(self, replay: Replay) -> jax.Array:
         """The number of windows to draw from, at least 1."""
@@ -192,8 +211,7 @@ class ReplayBuffer:
 
     def windows(self, transitions: Transition, index: jax.Array, gamma: Any) -> Window:
         """The windows of n_step transitions that start at index (batch_size,)."""
-        after = lambda steps: (index + self.num_envs * steps) % self.capacity
-        rows = after(jnp.arange(self.n_step)[:, None])  # (n_step, batch_size)
+        rows = self.after(index, jnp.arange(self.n_step)[:, None])  # (n_step, batch_size)
         at = lambda x, i: None if x is None else x[i]
         returns, discount, last = n_step_return(
             transitions.reward[rows], transitions.terminated[rows], transitions.done[rows], gamma
@@ -204,8 +222,8 @@ class ReplayBuffer:
             action_mask=at(transitions.action_mask, index),
             returns=returns,
             discount=discount,
-            final_observation=transitions.final_observation[after(last)],
-            final_action_mask=at(transitions.final_action_mask, after(last)),
+            final_observation=transitions.final_observation[self.after(index, last)],
+            final_action_mask=at(transitions.final_action_mask, self.after(index, last)),
         )
 
 
@@ -272,17 +290,8 @@ def check_replay(config: Any, env: Any, env_params: Any) -> None:
         it has one. The buffer must fit the device's memory.
       env, env_params: from `envs.make`.
     """
-    positive = ("train_every", "updates_per_step", "buffer_size", "batch_size", "n_step")
-    check_sizes(config, *positive, not_negative=("learning_starts",))
-    if hasattr(config, "buffer_dtype"):
-        check_choices(config, buffer_dtype=DTYPES)
-    num_updates(config, config.num_envs * config.train_every)
+    check_rounds(config)
     buffer = ReplayBuffer.of(config)
-    if config.learning_starts >= config.total_timesteps:
-        raise ValueError(
-            f"learning_starts={config.learning_starts} leaves nothing of total_timesteps="
-            f"{config.total_timesteps} to learn in; {config.total_timesteps // 10} would do"
-        )
     if buffer.waiting >= config.total_timesteps:
         raise ValueError(
             f"n_step={config.n_step} steps of num_envs={config.num_envs} leave nothing of "
@@ -295,11 +304,29 @@ def check_replay(config: Any, env: Any, env_params: Any) -> None:
             f"buffer_size={config.buffer_size} does not hold n_step={config.n_step} steps of "
             f"num_envs={config.num_envs}; {window} would do"
         )
-    shapes = jax.eval_shape(lambda: buffer.create(env, env_params))
+    check_fits(config, buffer, jax.eval_shape(lambda: buffer.create(env, env_params)))
+
+
+def check_rounds(config: Any) -> None:
+    """Refuses impossible sizes of rounds, and a run that ends before it learns."""
+    positive = ("train_every", "updates_per_step", "buffer_size", "batch_size", "n_step")
+    check_sizes(config, *positive, not_negative=("learning_starts",))
+    if hasattr(config, "buffer_dtype"):
+        check_choices(config, buffer_dtype=DTYPES)
+    num_updates(config, config.num_envs * config.train_every)
+    if config.learning_starts >= config.total_timesteps:
+        raise ValueError(
+            f"learning_starts={config.learning_starts} leaves nothing of total_timesteps="
+            f"{config.total_timesteps} to learn in; {config.total_timesteps // 10} would do"
+        )
+
+
+def check_fits(config: Any, buffer: ReplayBuffer, shapes: Replay) -> None:
+    """Refuses a buffer of these shapes that is larger than the devices' memory."""
     needed = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes))
     available = capacity.device_capacity() * shards.num_devices()
     if needed > available:
-        fits = int(0.8 * available / needed * buffer.capacity)
+        fits = int(0.8 * available / needed * buffer.capacity * buffer.item_steps)
         raise ValueError(
             f"buffer_size={config.buffer_size} takes {needed / 1e9:.1f} GB of the device's "
             f"{available / 1e9:.1f} GB; {fits} would fit"

@@ -69,7 +69,8 @@ class Rounds:
     @property
     def waiting(self) -> int:
         """Rounds of the run before the first round that learns."""
-        waits = max(self.config.learning_starts, self.buffer.waiting + 1)  # for a whole window
+        window = self.buffer.waiting * self.buffer.item_steps + 1  # steps until one is whole
+        waits = max(self.config.learning_starts, window)
         return -(-waits // (self.config.num_envs * self.config.train_every)) - 1
 
     def run(self, round: Callable, state: Any, noise: Any, draws: Any) -> tuple[Any, dict]:
