@@ -452,6 +452,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             obs_stats = state.policy.obs_stats.update(rollout.observation)
             state = state.replace(policy=state.policy.replace(obs_stats=obs_stats))
         state, metrics = rounds.learn(gradient_step, state, now)
+        if config.staleness_steps:
+            metrics |= measure(state, now)
         return state, metrics | {"epsilon": epsilon}, rollout
 
     def act(state, epsilon, noise):
@@ -544,7 +546,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         return rescale(returns, config.rescale_eps) if config.rescale_values else returns
 
     def loss(params, state, memory, sequence, weights):
-        """Mean of w (y - Q(s, a))**2 / 2 with importance weights w; |TD errors|, values; metrics.
+        """Mean of w (y - Q(s, a))**2 / 2 with importance weights w; |TD errors|; metrics.
 
         Errors are (sequence_length, batch_size), weights (batch_size,).
         """
@@ -555,26 +557,25 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         total = (weights * 0.5 * jnp.square(errors)).mean()
         best = of_action(values, greedy(values, steps.action_mask))
         metrics = {"loss": total, "td_error": errors.mean(), "mean_value": best.mean()}
-        return total, (errors, values, metrics)
+        return total, (errors, metrics)
 
-    def measure(state, index, values):
-        """Staleness of the stored states of the first sequences: detail 9."""
-        index, values = index[:MEASURED], values[:, :MEASURED]
+    def measure(state, now):
+        """Staleness of a few stored states, once a round: detail 9."""
+        index = buffer.draw(state.replay, now.draws[now.first, :MEASURED]).index
         chunks = -(-config.staleness_steps // config.train_every)
-        memory, sequence = replayed(state, index, -chunks)
-        fresh = jax.tree.map(jnp.zeros_like, memory)
-        done = sequence.steps.done
-        _, recomputed = network.apply(state.policy.params, fresh, sequence.inputs, done)
-        recomputed = recomputed[-config.sequence_length :]
-        # Steps that a sequence needs are those after an end; earlier ones may be overwritten.
-        back = chunks - jnp.arange(chunks * config.train_every) // config.train_every
+        memory, sequence = replayed(state, index)
+        _, stored = unroll(state.policy.params, memory, sequence)
+        memory, longer = replayed(state, index, -chunks)
+        fresh, done = jax.tree.map(jnp.zeros_like, memory), longer.steps.done
+        _, recomputed = network.apply(state.policy.params, fresh, longer.inputs, done)
+        ratio = staleness(stored, recomputed[-config.sequence_length :])
+        # An end before the learned steps, in chunks that are not overwritten yet.
+        back = jnp.repeat(jnp.arange(chunks, -config.num_chunks, -1), config.train_every)
         there = buffer.held(state.replay, index, back[:, None])
-        number = chunks * config.train_every + config.burn_in
-        there = jnp.concatenate([there, jnp.ones((config.burn_in, len(index)), bool)])
-        known = (there & done[:number]).any(0)
-        ratio = jnp.where(known, staleness(values, recomputed), 0.0).sum(1)
-        mean = lambda x: parts.Average(x / jnp.maximum(known.sum(), 1), known.any())
-        return {"staleness_first": mean(ratio[0]), "staleness_last": mean(ratio[-1])}
+        known = (there & done)[: -config.sequence_length].any(0) & now.ready
+        total = jnp.where(known, ratio, 0.0).sum(1) / jnp.maximum(known.sum(), 1)
+        average = lambda x: parts.Average(x, known.any())
+        return {"staleness_first": average(total[0]), "staleness_last": average(total[-1])}
 
     def gradient_step(state, draws, now):
         """Learns from a batch of sequences."""
@@ -586,11 +587,9 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             size = buffer.num_windows(state.replay)
             weights = importance_weights(draw.probability, size, beta)
         memory, sequence = replayed(state, draw.index)
-        grads, (errors, values, metrics) = jax.grad(loss, has_aux=True)(
+        grads, (errors, metrics) = jax.grad(loss, has_aux=True)(
             state.policy.params, state, memory, sequence, weights
         )
-        if config.staleness_steps:
-            metrics |= measure(state, draw.index, values)
         left = jnp.maximum(1.0 - now.progress, 0.0) if config.anneal_lr else 1.0
         params, opt_state, metrics["grad_norm"] = optimizer.step(
             state.policy.params, state.opt_state, grads, config.learning_rate * left
