@@ -39,7 +39,7 @@ pytestmark = pytest.mark.cases()
 of_any_world = pytest.mark.cases(lambda case: not case.game)  # a probe can be its environment
 
 # Nearly all of their settings are those of dqn, td3, ppo_rnn, ippo, pqn and sac.
-RELATIVES = {"c51", "qrdqn", "iqn", "ddpg", "ippo_rnn", "pqn_rnn", "sac_discrete"}
+RELATIVES = {"c51", "qrdqn", "iqn", "ddpg", "ippo_rnn", "pqn_rnn", "r2d2", "sac_discrete"}
 
 REFUSED_BY_ALL = [
     (dict(num_envs=0), "num_envs=0: give a whole number, 1 or more"),
@@ -457,7 +457,9 @@ def test_images_can_be_stored_as_bits(case):
         case.module.make_train(config), jax.eval_shape(lambda: jax.random.key(0))
     )
     replay = state.replay.transitions
-    assert replay.observation.shape == replay.final_observation.shape == (40, 10, 10, 4)
+    replay = getattr(replay, "steps", replay)  # of sequences
+    assert replay.observation.shape == replay.final_observation.shape
+    assert replay.observation.shape[-3:] == (10, 10, 4) and replay.observation.size == 40 * 400
     assert replay.observation.dtype == replay.final_observation.dtype == bool
     assert len(jax.tree.leaves(state.policy.params)) >= 6  # a convolution, too
 

@@ -1,4 +1,4 @@
-"""Shared tests of files that learn values from a replay buffer.
+"""Shared tests of files that learn values from a replay buffer, without memory.
 
 They check exploration, the stored transitions, and a gradient step from a transition made by hand.
 They add to the contract. A file's case has, with `online` and `target` as parameters,
@@ -28,7 +28,9 @@ from tests.algorithms.cases import EVALUATION, again, assert_same
 from tests.algorithms.test_probes import play_probes
 from tests.conftest import AS_FOR_USERS
 
-pytestmark = pytest.mark.cases(lambda case: case.of_family("action values") and case.replay)
+pytestmark = pytest.mark.cases(
+    lambda case: case.of_family("action values") and case.replay and not case.info["memory"]
+)
 
 # Settings under which every float of the file matters, with a buffer that wraps around.
 SMALL = dict(
