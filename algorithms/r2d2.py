@@ -1,8 +1,7 @@
 """R2D2: Q-learning with a memory from replayed sequences. A whole run is one XLA program.
 
-Paper: Kapturowski et al. 2019, "Recurrent experience replay in distributed reinforcement learning",
-https://openreview.net/forum?id=r1lyTjAqYX. Value rescaling is that of Pohlen et al. 2018,
-https://arxiv.org/abs/1805.11593; double Q-learning, duelling and priorities are as in dqn.py.
+Paper: Kapturowski et al. 2019, https://openreview.net/forum?id=r1lyTjAqYX, with the value rescaling
+of Pohlen et al. 2018, https://arxiv.org/abs/1805.11593. The networks do not duel as the paper's do.
 
     python algorithms/r2d2.py --env CartPole-v1 --env-settings observe=0,2
     python algorithms/r2d2.py --preset TMaze-v0 --num-seeds 5
@@ -14,31 +13,26 @@ https://arxiv.org/abs/1805.11593; double Q-learning, duelling and priorities are
 Implementation details:
   1 A round is `train_every` steps of each environment, then `updates_per_step` gradient steps. The
     steps of one environment in a round are an item of the replay buffer, a chunk. It holds the
-    memory before its first step, as it was when acting: the stored state.
-  2 A sequence is several chunks, one after another: `burn_in` steps, then the `sequence_length`
-    steps that are learned. It begins at the start of a chunk. Sequences overlap, by half if
-    `train_every` is half of `sequence_length`. The paper's never cross the end of an episode;
-    these do, and the memory is zeroed there, terminated or truncated.
-  3 The online and the target network both unroll the burn-in from the stored state, without
-    gradient.
-  4 n-step double Q-learning. Returns stop at the end of an episode and at the end of the sequence.
-    They bootstrap there from the final observation, before any restart, with the memory of the
-    episode that ends. They do not bootstrap where the episode terminated.
-  5 Values are h(returns) with h(x) = sign(x) (sqrt(|x| + 1) - 1) + eps x (`rescale_values`).
+    memory before its first step as it was when acting: the stored state.
+  2 A sequence is `burn_in` steps, then the `sequence_length` steps that are learned. It begins at
+    the start of a chunk, so sequences overlap, by default by half of the learned steps. The memory
+    is zeroed where an episode ends in a sequence; the paper's sequences end there.
+  3 Online and target network unroll the burn-in from the stored state, without gradient.
+  4 n-step double Q-learning. Returns stop at the end of an episode or of the sequence. They
+    bootstrap from the observation before any restart, with the memory of the episode that ends
+    there, but not where it terminated.
+  5 Values are h(returns), h(x) = sign(x) (sqrt(|x| + 1) - 1) + eps x (`rescale_values`).
   6 A sequence's priority is (eta max |TD error| + (1 - eta) mean |TD error| + priority_eps) **
-    priority_alpha, over its learned steps. New sequences get the largest so far; the paper computes
-    theirs when acting. Importance weights are divided by the batch's largest, and beta goes
-    linearly to 1, where the paper's stays 0.6.
-  7 Random actions are dqn.py's, with one epsilon that falls over time. The paper has a constant one
-    for each of 256 actors.
+    priority_alpha. New sequences get the largest so far; the paper computes theirs when acting.
+    Importance weights are as in dqn.py: beta goes linearly to 1, where the paper's stays 0.6.
+  7 One epsilon falls over time. In the paper each actor has its own, which is constant.
   8 Every `target_every` gradient steps the target network moves by `tau` towards the online one.
-  9 `staleness_first` and `staleness_last` compare the values of all actions from the stored state
-    with those from a recomputed one, at the first and the last learned step:
-    ||q_stored - q_recomputed||_2 / |max q_recomputed|, the maximum over learned steps and actions.
-    Both use the present parameters. The recomputed memory is unrolled from the episode's first
-    step. Sequences whose episode began more than `staleness_steps` steps earlier are left out.
- 10 With `previous_inputs`, as in the paper, the network also sees the last action, one-hot, and its
-    reward r as sign(r) log(1 + |r|). Both are zeros at the start of an episode.
+  9 Staleness: the distance of action values from the stored state and from a recomputed one,
+    ||q_stored - q_recomputed||_2 / |max q_recomputed|, at the first and the last learned step. Both
+    use the present parameters. The recomputed memory is unrolled from the episode's first step;
+    sequences whose episode began over `staleness_steps` steps before them are left out.
+ 10 The paper has `previous_inputs`: the last action, one-hot, and its reward r as sign(r) log(1 +
+    |r|), zeros at the start of an episode.
 """
 
 import sys
@@ -73,53 +67,45 @@ class Config:
     total_timesteps: int = static(500_000)  # environment steps of the whole run
     num_envs: int = static(16)  # parallel environments
     train_every: int = static(16)  # steps of each environment in a round; sequences start so often
-    updates_per_step: int = static(4)  # gradient steps in a round of learning
+    updates_per_step: int = static(2)  # gradient steps in a round of learning
     burn_in: int = static(16)  # first steps of a sequence, which only prepare the memory
     sequence_length: int = static(32)  # steps of a sequence that are learned
     buffer_size: int = static(100_000)  # transitions kept, over all environments
     buffer_dtype: str = static("")  # dtype of stored observations, such as bool; "": unchanged
     batch_size: int = static(32)  # sequences in a gradient step
-    learning_starts: int = static(10_000)  # environment steps before the first gradient step
-    learning_rate: float = real(1e-3, "[0, inf)")  # Adam's step size
+    learning_starts: int = static(4_000)  # environment steps before the first gradient step
+    learning_rate: float = real(4e-3, "[0, inf)")  # Adam's step size
     anneal_lr: bool = static(True)  # take the learning rate linearly to zero
-    adam_eps: float = real(1e-3, "(0, inf)")  # Adam's epsilon
+    adam_eps: float = real(1e-5, "(0, inf)")  # Adam's epsilon
     gamma: float = real(0.995, "[0, 1]")  # discount factor
     n_step: int = static(5)  # steps of reward before bootstrapping
     reward_scale: float = real(1.0, "(0, inf)")  # factor on rewards for learning
     rescale_values: bool = static(True)  # learn h(value), which grows like a square root
     rescale_eps: float = real(1e-3, "[0, inf)")  # slope of h far from 0
     double: bool = static(True)  # the online network chooses the action of the target
-    dueling: bool = static(False)  # separate heads for values and advantages
     target_every: int = static(50)  # gradient steps between two moves of the target network
     tau: float = real(1.0, "[0, 1]")  # share that the target network moves; 1: a copy
-    exploration: str = static("linear")  # epsilon over time: constant, linear or exponential
-    eps_start: float = real(1.0, "[0, 1]")  # initial epsilon
-    eps_end: float = real(0.05, "[0, 1]")  # final epsilon; the only one if constant
+    eps_start: float = real(1.0, "[0, 1]")  # initial epsilon, the probability of a random action
+    eps_end: float = real(0.1, "[0, 1]")  # final epsilon
     exploration_fraction: float = real(0.2, "(0, inf]")  # share of the run until epsilon is eps_end
-    prioritized: bool = static(True)  # draw sequences by their last TD errors
     priority_eta: float = real(0.9, "[0, 1]")  # weight of the largest error; the mean has the rest
     priority_alpha: float = real(0.9, "[0, inf)")  # exponent of priorities; 0: uniform
     priority_beta: float = real(0.6, "[0, 1]")  # initial exponent of importance weights; ends at 1
     priority_eps: float = real(1e-3, "[0, inf)")  # added to errors, so that no priority is 0
     max_grad_norm: float = real(1.0, "(0, inf]")  # clip gradients to this global norm; inf: never
     cell: str = static("lstm")  # the memory: lstm, gru, mingru, minlstm or lru
-    memory_size: int = static(64)  # size of the memory (LSTM: twice)
+    memory_size: int = static(32)  # size of the memory (LSTM: twice)
     forget_bias: float = real(1.0, "(-inf, inf)")  # added to the gate that keeps the memory
-    previous_inputs: bool = static(False)  # the last action and its reward are inputs
-    hidden_sizes: tuple[int, ...] = static((64,))  # dense layers before the memory
+    previous_inputs: bool = static(True)  # the last action and its reward are inputs
+    hidden_sizes: tuple[int, ...] = static((32,))  # dense layers before the memory
     activation: str = static("relu")  # any function of flax.linen: tanh, relu, swish, ...
     conv_layers: str = static("small")  # for images: none, small, nature or impala
-    normalize_obs: bool = static(False)  # normalise observations by running mean and variance
+    normalize_obs: bool = static(True)  # normalise observations by running mean and variance
     clip_obs: float = real(10.0, "(0, inf]")  # clip normalised observations to +- this
     staleness_steps: int = static(64)  # earlier steps replayed to measure staleness; 0: never
     num_evals: int = static(20)  # points of the learning curve
     num_eval_episodes: int = static(32)  # evaluation episodes at each point; 0: none
     eval_at_start: bool = static(True)  # evaluate before training too
-
-    @property
-    def num_chunks(self):
-        """Chunks of a sequence."""
-        return (self.burn_in + self.sequence_length) // self.train_every
 
 
 # --- network ----------------------------------------------------------------------------------
@@ -139,10 +125,7 @@ class QNetwork(nn.Module):
         """`memory` (batch, ...) is from before the first step; `done` (num_steps, batch) marks the
         last steps of episodes."""
         memory = parts.Recurrent(self.config)(memory, inputs, done)
-        values = parts.Dense(self.num_actions, name="action_head")(memory.hidden)
-        if self.config.dueling:
-            values = dueling_values(parts.Dense(1, name="value_head")(memory.hidden), values)
-        return memory, values
+        return memory, parts.Dense(self.num_actions, name="head")(memory.hidden)
 
 
 # --- data types -------------------------------------------------------------------------------
@@ -197,7 +180,6 @@ class Sequence(NamedTuple):
     steps: parts.Transition
 
 
-EXPLORATION = ("constant", "linear", "exponential")
 MEASURED = 8  # sequences of a batch whose staleness is measured
 
 
@@ -210,10 +192,9 @@ def rescale(x, eps):  # detail 5
 
 
 def unscale(y, eps):
-    """The inverse of `rescale`: sign(y) (((sqrt(1 + 4 eps u) - 1) / (2 eps))**2 - 1), u = |y| + 1 +
-    eps.
+    """Its inverse, sign(y) (((sqrt(1 + 4 eps u) - 1) / (2 eps))**2 - 1) with u = |y| + 1 + eps.
 
-    The root's quotient is 2 u / (sqrt(1 + 4 eps u) + 1), which float32 resolves for small eps.
+    The quotient is written as 2 u / (sqrt(1 + 4 eps u) + 1), which is exact for small eps.
     """
     u = jnp.abs(y) + 1.0 + eps
     return jnp.sign(y) * (jnp.square(2.0 * u / (jnp.sqrt(1.0 + 4.0 * eps * u) + 1.0)) - 1.0)
@@ -247,11 +228,6 @@ def staleness(stored, recomputed):  # detail 9
     return jnp.linalg.norm(stored - recomputed, axis=-1) / jnp.maximum(largest, 1e-6)
 
 
-def dueling_values(value, advantages):
-    """Q(s, a) = V(s) + A(s, a) - mean_b A(s, b), (..., num_actions): equation 9 of Wang et al."""
-    return value + advantages - advantages.mean(-1, keepdims=True)
-
-
 def greedy(values, mask=None):
     """Actions (...) of the largest values (..., num_actions) that the mask allows."""
     return jnp.argmax(values if mask is None else jnp.where(mask, values, -jnp.inf), -1)
@@ -262,19 +238,9 @@ def of_action(values, action):
     return (values * jax.nn.one_hot(action, values.shape[-1])).sum(-1)
 
 
-def epsilon_at(config, progress):
-    """The probability of a random action: eps_end + left (eps_start - eps_end).
-
-    `left` is 0 (constant), max(1 - d, 0) (linear) or exp(-5 d) (exponential), with d = progress /
-    exploration_fraction and progress in [0, 1].
-    """
-    done = progress / config.exploration_fraction
-    if config.exploration == "constant":
-        left = jnp.zeros_like(done)
-    elif config.exploration == "linear":
-        left = jnp.maximum(1.0 - done, 0.0)
-    else:  # less than 1 % is left at d = 1
-        left = jnp.exp(-5.0 * done)
+def epsilon_at(config, progress):  # detail 7
+    """The probability of a random action, linear in the progress in [0, 1] until it is eps_end."""
+    left = jnp.maximum(1.0 - progress / config.exploration_fraction, 0.0)
     return config.eps_end + left * (config.eps_start - config.eps_end)
 
 
@@ -328,21 +294,8 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
     return policy
 
 
-def make_buffer(config):
-    """A replay buffer of Chunks, whose windows are sequences (details 1 and 2)."""
-    return parts.ReplayBuffer(
-        buffer_size=-(-config.buffer_size // config.train_every),
-        num_envs=config.num_envs,
-        num_steps=1,
-        n_step=config.num_chunks,
-        prioritized=config.prioritized,
-        dtype=config.buffer_dtype,
-        item_steps=config.train_every,
-    )
-
-
-def empty_buffer(config, env, env_params):
-    """The buffer before the first step."""
+def make_buffer(config, env, env_params):
+    """A replay buffer of Chunks, whose windows are sequences (details 1 and 2); its first state."""
 
     def chunk(step):
         memory = parts.fresh_memory(config, env.action_space(env_params))
@@ -350,34 +303,38 @@ def empty_buffer(config, env, env_params):
         steps, previous = jax.tree.map(repeat, (step, parts.last_step(memory)))
         return Chunk(steps=steps, previous=previous, memory=memory)
 
-    return make_buffer(config).create(env, env_params, chunk)
+    buffer = parts.ReplayBuffer(
+        buffer_size=-(-config.buffer_size // config.train_every),
+        num_envs=config.num_envs,
+        num_steps=1,
+        n_step=(config.burn_in + config.sequence_length) // config.train_every,
+        prioritized=True,
+        dtype=config.buffer_dtype,
+        item_steps=config.train_every,
+    )
+    return buffer, lambda: buffer.create(env, env_params, chunk)
 
 
 def check(config: Config, env: Any, env_params: Any) -> None:
     """Raises a ValueError that names the setting, its value and a value that works."""
     sizes = "target_every", "sequence_length", "memory_size"
     parts.check_sizes(config, *sizes, not_negative=("burn_in", "staleness_steps"))
-    parts.check_choices(config, exploration=EXPLORATION)
     parts.check_cell(config)
     parts.check_spaces(INFO, config, env, env_params)
     parts.check_rounds(config)
     length, every = config.burn_in + config.sequence_length, config.train_every
     if every > config.sequence_length:
-        raise ValueError(
-            f"train_every={every} leaves steps between two sequences that are never learned; "
-            f"sequence_length={config.sequence_length} or less would do"
-        )
+        why = f"leaves steps unlearned; sequence_length={config.sequence_length} or less would do"
+        raise ValueError(f"train_every={every} {why}")
     what = f"burn_in={config.burn_in} and sequence_length={config.sequence_length} together"
     parts.check_divides("train_every", every, what, length)
-    least = length * config.num_envs
     for name in ("total_timesteps", "buffer_size"):
-        if getattr(config, name) < least:
-            raise ValueError(
-                f"{name}={getattr(config, name)} is less than a sequence of {length} steps in each "
-                f"of num_envs={config.num_envs}; {least} would do"
-            )
-    shapes = jax.eval_shape(lambda: empty_buffer(config, env, env_params))
-    parts.check_fits(config, make_buffer(config), shapes)
+        size, least = getattr(config, name), length * config.num_envs
+        if size < least:
+            what = f"a sequence of {length} steps in each of num_envs={config.num_envs}"
+            raise ValueError(f"{name}={size} is less than {what}; {least} would do")
+    buffer, create = make_buffer(config, env, env_params)
+    parts.check_fits(config, buffer, jax.eval_shape(create))
 
 
 @parts.without_x64
@@ -396,7 +353,7 @@ def make_train(config: Config, env: Any = None, env_params: Any = None) -> Calla
 
 def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     """The first state, an update (some rounds of acting and learning), and the policy."""
-    buffer = make_buffer(config)
+    buffer, create = make_buffer(config, env, env_params)
     rounds = parts.Rounds(config, buffer)  # detail 1
     space = env.action_space(env_params)
     environments = envs.batch(env, config.num_envs, rounds.num_steps)
@@ -409,15 +366,14 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         memory = parts.fresh_memory(config, space, config.num_envs)
         inputs = observation.astype(jnp.float32), *parts.last_step(memory)
         inputs = jax.tree.map(lambda x: x[None], inputs)
-        done, heads = jnp.zeros((1, config.num_envs), bool), {"action_head": 1.0, "value_head": 1.0}
-        gains = {"gates": 1.0, "memory": 1.0, **heads}
-        params = parts.orthogonal(network, network_rng, memory, inputs, done, **gains)
+        done, gains = jnp.zeros((1, config.num_envs), bool), {"gates": 1.0, "memory": 1.0}
+        params = parts.orthogonal(network, network_rng, memory, inputs, done, head=1.0, **gains)
         return TrainState(
             policy=PolicyState(params, parts.RunningStatistics.create(observation.shape[1:])),
             target_params=params,
             target_age=jnp.zeros((), jnp.int32),
             opt_state=optimizer.init(params),
-            replay=empty_buffer(config, env, env_params),
+            replay=create(),
             env_state=env_state,
             observation=observation,
             memory=memory,
@@ -464,7 +420,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             inputs = x, *parts.last_step(state.memory)
             memory, values = parts.one_step(network, state.policy.params, state.memory, inputs)
             mask = environments.action_mask(state.env_state, env_params)
-            action = epsilon_greedy(values, epsilon, noise.exploration, mask)  # detail 7
+            action = epsilon_greedy(values, epsilon, noise.exploration, mask)
             observation, env_state, reward, terminated, truncated, info = environments.step(
                 noise.step_rng, state.env_state, action, env_params
             )
@@ -486,12 +442,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         return parts.scan(step, state, noise)
 
     def replayed(state, index, first=0):
-        """The stored state of the sequences at index (batch_size,), and their Sequence.
-
-        It begins at the chunk `first`: at -1, one chunk earlier.
-        """
-        numbers = jnp.arange(first, config.num_chunks)
-        rows = buffer.after(index, numbers[:, None])  # (chunks, batch_size)
+        """Stored states and a Sequence, from chunks at index (batch_size,), or `first` later."""
+        rows = buffer.after(index, jnp.arange(first, buffer.n_step)[:, None])
         chunks = jax.tree.map(lambda x: x[rows], state.replay.transitions)
         in_time = lambda x: x.swapaxes(1, 2).reshape(-1, len(index), *x.shape[3:])
         steps, after = jax.tree.map(in_time, (chunks.steps, chunks.previous))
@@ -500,29 +452,27 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         before = lambda start, x: jnp.concatenate([start[None], reset(x)])
         previous = jax.tree.map(before, parts.last_step(memory), after)
         see = lambda x: parts.normalize(config, state.policy.obs_stats, x)
-        inputs, final = see(steps.observation), see(steps.final_observation)
-        sequence = Sequence(inputs=(inputs, *previous), final_inputs=(final, *after), steps=steps)
+        inputs, final = (see(steps.observation), *previous), (see(steps.final_observation), *after)
+        sequence = Sequence(inputs=inputs, final_inputs=final, steps=steps)
         return memory, sequence
 
     def unroll(params, memory, sequence):
         """Memories after the learned steps, and their values; no gradient through the burn-in."""
         if config.burn_in:  # detail 3
-            prepare = jax.tree.map(lambda x: x[: config.burn_in], sequence)
+            first = jax.tree.map(lambda x: x[: config.burn_in], sequence)
             kept = jax.lax.stop_gradient(params)
-            memories, _ = network.apply(kept, memory, prepare.inputs, prepare.steps.done)
-            last = jax.tree.map(lambda x: x[-1], memories)
-            memory = parts.forget(last, prepare.steps.done[-1])
+            memories, _ = network.apply(kept, memory, first.inputs, first.steps.done)
+            memory = parts.forget(jax.tree.map(lambda x: x[-1], memories), first.steps.done[-1])
         learned = learned_steps(sequence)
         return network.apply(params, memory, learned.inputs, learned.steps.done)
 
-    def learned_steps(sequence):
-        return jax.tree.map(lambda x: x[-config.sequence_length :], sequence)
+    learned_steps = lambda x: jax.tree.map(lambda x: x[-config.sequence_length :], x)
 
     def final_values(params, memories, learned):
         """Values after each step, before any restart, (num_steps, batch_size, num_actions)."""
-        both = memories, learned.final_inputs
-        flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), both)
-        _, values = parts.one_step(network, params, *flat)
+        final = memories, learned.final_inputs
+        final = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), final)
+        _, values = parts.one_step(network, params, *final)
         return values.reshape(*learned.steps.done.shape, -1)
 
     def targets(state, memory, sequence, online):
@@ -533,16 +483,14 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         """
         learned = learned_steps(sequence)
         memories, _ = unroll(state.target_params, memory, sequence)
-        values = final_values(state.target_params, memories, learned)
-        selecting = values
+        values = selecting = final_values(state.target_params, memories, learned)
         if config.double:
             selecting = final_values(state.policy.params, online, learned)
-        next_values = of_action(values, greedy(selecting, learned.steps.final_action_mask))
-        if config.rescale_values:
-            next_values = unscale(next_values, config.rescale_eps)
-        steps = learned.steps
-        rewards, ends = config.reward_scale * steps.reward, (steps.terminated, steps.done)
-        returns = n_step_returns(rewards, next_values, *ends, config.gamma, config.n_step)
+        values = of_action(values, greedy(selecting, learned.steps.final_action_mask))
+        values = unscale(values, config.rescale_eps) if config.rescale_values else values
+        rewards, steps = config.reward_scale * learned.steps.reward, learned.steps
+        ends = steps.terminated, steps.done
+        returns = n_step_returns(rewards, values, *ends, config.gamma, config.n_step)
         return rescale(returns, config.rescale_eps) if config.rescale_values else returns
 
     def loss(params, state, memory, sequence, weights):
@@ -560,7 +508,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         return total, (errors, metrics)
 
     def measure(state, now):
-        """Staleness of a few stored states, once a round: detail 9."""
+        """Staleness of a few stored states, once a round (detail 9)."""
         index = buffer.draw(state.replay, now.draws[now.first, :MEASURED]).index
         chunks = -(-config.staleness_steps // config.train_every)
         memory, sequence = replayed(state, index)
@@ -570,7 +518,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         _, recomputed = network.apply(state.policy.params, fresh, longer.inputs, done)
         ratio = staleness(stored, recomputed[-config.sequence_length :])
         # An end before the learned steps, in chunks that are not overwritten yet.
-        back = jnp.repeat(jnp.arange(chunks, -config.num_chunks, -1), config.train_every)
+        back = jnp.repeat(jnp.arange(chunks, -buffer.n_step, -1), config.train_every)
         there = buffer.held(state.replay, index, back[:, None])
         known = (there & done)[: -config.sequence_length].any(0) & now.ready
         total = jnp.where(known, ratio, 0.0).sum(1) / jnp.maximum(known.sum(), 1)
@@ -578,36 +526,29 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         return {"staleness_first": average(total[0]), "staleness_last": average(total[-1])}
 
     def gradient_step(state, draws, now):
-        """Learns from a batch of sequences."""
+        """Learns from a batch of sequences, and updates their priorities."""
         draw = buffer.draw(state.replay, draws)
-        weights = jnp.ones(config.batch_size)
-        if config.prioritized:
-            # detail 6
-            beta = config.priority_beta + now.progress * (1.0 - config.priority_beta)
-            size = buffer.num_windows(state.replay)
-            weights = importance_weights(draw.probability, size, beta)
+        beta = config.priority_beta + now.progress * (1.0 - config.priority_beta)
+        weights = importance_weights(draw.probability, buffer.num_windows(state.replay), beta)
         memory, sequence = replayed(state, draw.index)
         grads, (errors, metrics) = jax.grad(loss, has_aux=True)(
             state.policy.params, state, memory, sequence, weights
         )
         left = jnp.maximum(1.0 - now.progress, 0.0) if config.anneal_lr else 1.0
-        params, opt_state, metrics["grad_norm"] = optimizer.step(
-            state.policy.params, state.opt_state, grads, config.learning_rate * left
-        )
+        given = state.policy.params, state.opt_state, grads, config.learning_rate * left
+        params, opt_state, metrics["grad_norm"] = optimizer.step(*given)
         age = state.target_age + 1
         tau = jnp.where(age == config.target_every, config.tau, 0.0)  # detail 8
         move = lambda old, new: tau * new + (1.0 - tau) * old
+        priority = sequence_priority(errors, config.priority_eta) + config.priority_eps  # detail 6
+        priority = priority**config.priority_alpha
         state = state.replace(
             policy=state.policy.replace(params=params),
             target_params=jax.tree.map(move, state.target_params, params),
             target_age=age % config.target_every,
             opt_state=opt_state,
+            replay=buffer.prioritize(state.replay, draw.index, priority, now.ready),
         )
-        if config.prioritized:
-            error = sequence_priority(errors, config.priority_eta)
-            priorities = (error + config.priority_eps) ** config.priority_alpha
-            replay = buffer.prioritize(state.replay, draw.index, priorities, now.ready)
-            state = state.replace(replay=replay)
         return state, metrics
 
     policy = make_policy(config, env, env_params)

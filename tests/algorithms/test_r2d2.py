@@ -26,7 +26,6 @@ TINY = r2d2.Config(
     learning_starts=40,
     adam_eps=1e-5,
     n_step=2,
-    dueling=True,
     target_every=1,
     tau=0.05,
     hidden_sizes=(8,),
@@ -102,7 +101,7 @@ def test_staleness_is_a_distance_over_the_largest_value():
     np.testing.assert_allclose(below, [[0.25], [1.0]], 1e-6)
 
 
-@pytest.mark.parametrize("name", ["epsilon_at", "epsilon_greedy", "importance_weights"])
+@pytest.mark.parametrize("name", ["epsilon_greedy", "importance_weights"])
 def test_code_shared_with_dqn_is_tested_there(name):
     assert inspect.getsource(getattr(r2d2, name)) == inspect.getsource(getattr(dqn, name))
 
@@ -132,7 +131,7 @@ ONE = TINY.replace(
     rescale_eps=0.05,
     learning_rate=0.0,  # all use the same parameters
     target_every=100,
-    exploration="constant",
+    eps_start=0.7,
     eps_end=0.7,
     staleness_steps=16,
     normalize_obs=True,
@@ -147,7 +146,7 @@ def large(path, x):
 
 
 @functools.cache
-def programs(double=True, rescale_values=True, task=tasks.CLOCK):
+def programs(double, rescale_values):
     """The initial state, with a memory that is not fresh and two networks; and update."""
     config = ONE.replace(double=double, rescale_values=rescale_values)
     env = tasks.Recall()
@@ -161,7 +160,7 @@ def programs(double=True, rescale_values=True, task=tasks.CLOCK):
         noise = np.random.default_rng(3)
         jitter = lambda x: x + 0.3 * noise.normal(size=x.shape).astype(np.float32)
         target, memory = jax.tree.map(jitter, (online, state.memory))
-        prefer = target["params"]["action_head"]  # the other action, in some steps
+        prefer = target["params"]["head"]  # the other action, in some steps
         prefer["bias"] += jnp.array([0.0, 1.6])
         stats = state.policy.obs_stats
         stats = stats.replace(mean=stats.mean + 0.3, var=4.0 * stats.var, count=jnp.float32(COUNT))
@@ -200,13 +199,13 @@ def loop(config, space, policy, params, memory, steps, stop=lambda t: False):
     return jnp.stack(values), jnp.stack(finals), memories
 
 
-@pytest.mark.parametrize("ending", ENDS)
-@pytest.mark.parametrize("double, rescale_values", [(True, True), (False, False)])
-def test_a_gradient_step_is_that_of_a_plain_loop(ending, double, rescale_values):
+@pytest.mark.parametrize("ending, double", [("terminated", True), ("truncated", False)])
+def test_a_gradient_step_is_that_of_a_plain_loop(ending, double):
     """Burn-in from the stored state, memories zeroed at ends, targets, gradient and priority.
 
     An episode ends at step 6 of the burn-in and at step 4 of the learned steps.
     """
+    rescale_values = double
     config, init, update = programs(double, rescale_values)
     params = RecallParams(tasks.CLOCK, *ENDS[ending])
     before, space = init(params), tasks.Recall().action_space(params)
@@ -262,55 +261,80 @@ def test_a_gradient_step_is_that_of_a_plain_loop(ending, double, rescale_values)
         close(mine, np.asarray(theirs)[0], atol=1e-5)
 
 
-# The first step of the episode that step 32 belongs to, and of the one of step 39.
-STALE = {11: (22, 33), 13: (26, 39), 22: (22, 22), 40: None}
+# The first step of the episode that step 64 belongs to, by the length of episodes. Of the four, one
+# lasts until step 79, one ends in the learned steps, one begins in the burn-in, one is too long.
+STALE = {40: 40, 23: 46, 30: 60, 100: None}
+
+
+@functools.cache
+def rounds_of_one():
+    """A config whose updates are rounds of 16 steps, init and update."""
+    config = ONE.replace(train_every=16, burn_in=16, sequence_length=16, staleness_steps=32)
+    config = config.replace(buffer_size=160, total_timesteps=320)
+    learner = lambda params: r2d2.learner(config, tasks.Recall(), params)
+
+    def init(params):
+        state = learner(params).init(jax.random.key(0))
+        online = jax.tree_util.tree_map_with_path(large, state.policy.params)
+        return state.replace(policy=state.policy.replace(params=online))
+
+    return config, jax.jit(init), jax.jit(lambda params, state: learner(params).update(state))
 
 
 @pytest.mark.parametrize("length", STALE)
 def test_staleness_compares_with_the_memory_since_the_episode_s_start(length):
-    """Steps 32 to 39 are learned, after a burn-in from step 24, and 16 steps before it are in
+    """Steps 64 to 79 are learned, after a burn-in from step 48, and 32 steps before it are in
     reach. The stored states are changed, as by an older network."""
-    config, init, update = programs()
+    config, init, update = rounds_of_one()
     params = RecallParams(tasks.CLOCK, length)
-    space, state = tasks.Recall().action_space(params), init(params)
-    for _ in range(3):
+    state = init(params)
+    for _ in range(5):
         state, _ = update(params, state)
-    fade = lambda x: -0.5 * x
     chunks = state.replay.transitions
-    chunks = chunks._replace(memory=jax.tree.map(fade, chunks.memory))
-    stored, policy = jax.tree.map(lambda x: x[3][None], chunks.memory), state.policy
+    chunks = chunks._replace(memory=jax.tree.map(lambda x: 0.5 - x, chunks.memory))
     only = jnp.zeros_like(state.replay.priorities).at[3].set(1.0)
     replay = state.replay.replace(transitions=chunks, priorities=only, max_priority=jnp.zeros(()))
-    steps, state = rows_of(state), state.replace(replay=replay)
-    _, metrics = update(params, state)
+    state, metrics = update(params, state.replace(replay=replay))
     found = metrics["staleness_first"], metrics["staleness_last"]
     if STALE[length] is None:
         assert all(x.weight == 0 and x.total == 0 for x in found)
         return
+    assert all(x.weight == 1 for x in found)
+    steps, policy, network = rows_of(state), state.policy, r2d2.QNetwork(config, 2)
 
     def unrolled(first, memory):
-        part = jax.tree.map(lambda x: x[first:40], steps)
-        return np.asarray(loop(config, space, policy, policy.params, memory, part)[0])
+        part = jax.tree.map(lambda x: x[first:80], steps)
+        before = jax.tree.map(lambda x: x[first - 1 : 79], steps)
+        action = np.eye(2)[before.action] * ~before.done[:, None]
+        reward = np.array([symlog(r) for r in before.reward * ~before.done])
+        if first == 48:  # the stored state has its own
+            action[0], reward[0] = (np.asarray(x)[0] for x in parts.last_step(memory))
+        x = policy.obs_stats.normalize(part.observation, config.clip_obs)
+        inputs = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32)[:, None], (x, action, reward))
+        return network.apply(policy.params, memory, inputs, part.done[:, None])[1][-16:]
 
-    begin = STALE[length][0]
-    fresh = unrolled(begin, jax.tree.map(jnp.zeros_like, stored))[32 - begin :]
-    expected = r2d2.staleness(unrolled(24, stored)[8:, None], fresh[:, None])[:, 0]
-    assert (expected[0] > 0.01) == (begin < 24) and (expected[-1] > 1e-3) == (length == 22)
-    for average, value in zip(found, (expected[0], expected[-1])):
-        assert average.weight == 2  # both rounds
-        np.testing.assert_allclose(average.total / 2, value, rtol=1e-2, atol=1e-5)
+    stored = jax.tree.map(lambda x: x[3][None], chunks.memory)
+    fresh = unrolled(STALE[length], jax.tree.map(jnp.zeros_like, stored))
+    expected = r2d2.staleness(unrolled(48, stored), fresh)[[0, -1], 0]
+    assert list(expected > 1e-4) == [length != 30, length == 40]
+    for average, value in zip(found, expected):
+        np.testing.assert_allclose(average.total, value, rtol=1e-2, atol=1e-5)
+
+
+def symlog(x):
+    return math.copysign(math.log1p(abs(x)), x)
 
 
 def test_masks_are_of_the_observations_that_actions_are_chosen_at():
     """Whatever a forbidden action is worth to either network, the same is learned."""
     env, params = tasks.Probe(masked=True), ProbeParams(task=tasks.SWING, max_steps_in_episode=5)
-    learner = r2d2.learner(ONE.replace(dueling=False), env, params)
+    learner = r2d2.learner(ONE, env, params)
     update, first = jax.jit(learner.update), jax.jit(learner.init)(jax.random.key(0))
 
     def learn(worth):
         def of(tree):
             tree = jax.tree.map(lambda x: x, tree)
-            head = tree["params"]["action_head"]
+            head = tree["params"]["head"]
             head["bias"] = head["bias"].at[2].set(worth)  # never allowed
             return tree
 
@@ -365,7 +389,6 @@ CASE = Case(
         (dict(staleness_steps=-1), "staleness_steps=-1"),
         (dict(memory_size=0), "memory_size=0"),
         (dict(cell="none"), "cell='none': give lstm or gru or mingru or minlstm or lru"),
-        (dict(exploration="cosine"), "exploration='cosine': give constant or linear or expo"),
         (dict(buffer_dtype="int7"), "buffer_dtype='int7': give \"\" or bool or int8"),
         (dict(train_every=12), "train_every=12 leaves .* sequence_length=8 or less would do"),
         (dict(train_every=5), "train_every=5 does not divide burn_in=4 and .* 4, 6, 3, 2 would do"),

@@ -389,6 +389,19 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
             "forget_bias": 3.0,
         },
     },
+    "r2d2": {
+        "CartPole-v1-positions": {"env": "CartPole-v1", "env_settings": (("observe", (0, 2)),)},
+        # The signal of the first step is all that has to be remembered.
+        "TMaze-v0": {
+            "total_timesteps": 200_000,
+            "learning_rate": 2e-3,
+            "gamma": 0.98,
+            "eps_end": 0.05,
+            "forget_bias": 3.0,
+            "previous_inputs": False,
+            "normalize_obs": False,
+        },
+    },
     "vdn": {
         # A hunt is longer than the ten steps that the defaults look ahead: with them the best
         # actions get stuck where random ones would have gone on.
