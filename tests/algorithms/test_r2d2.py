@@ -12,6 +12,7 @@ import pytest
 from algorithms import dqn, parts, pqn_rnn, r2d2
 from tests import probe as tasks
 from tests.algorithms.cases import Case, again, assert_same
+from tests.algorithms.test_value_based import TOLERANCE, compared
 from tests.probe import ProbeParams, RecallParams
 
 TINY = r2d2.Config(
@@ -31,6 +32,7 @@ TINY = r2d2.Config(
     hidden_sizes=(8,),
     memory_size=8,
     previous_inputs=True,
+    normalize_obs=False,
     staleness_steps=8,
     num_evals=3,
     num_eval_episodes=2,
@@ -379,7 +381,12 @@ CASE = Case(
     module=r2d2,
     tiny=TINY,
     metrics={"loss", "td_error", "mean_value", "grad_norm", "staleness_first", "staleness_last"},
-    pinned={"loss": [], "grad_norm": [], "mean_value": [], "staleness_first": []},
+    pinned={
+        "loss": [0.201233, 0.176429],
+        "grad_norm": [0.595041, 0.608818],
+        "mean_value": [0.0244783, 0.0796171],
+        "staleness_first": [0.0185677],
+    },
     refused=(
         (dict(burn_in=-1), "burn_in=-1"),
         (dict(train_every=0), "train_every=0"),
@@ -391,13 +398,18 @@ CASE = Case(
         (dict(cell="none"), "cell='none': give lstm or gru or mingru or minlstm or lru"),
         (dict(buffer_dtype="int7"), "buffer_dtype='int7': give \"\" or bool or int8"),
         (dict(train_every=12), "train_every=12 leaves .* sequence_length=8 or less would do"),
-        (dict(train_every=5), "train_every=5 does not divide burn_in=4 and .* 4, 6, 3, 2 would do"),
+        (
+            dict(train_every=5),
+            "train_every=5 does not divide burn_in=4 and .*; 2, 3, 4, 6 would do",
+        ),
         (dict(learning_starts=96), "learning_starts=96 leaves nothing .* 9 would do"),
         (dict(buffer_size=23), "buffer_size=23 is less than a sequence of 12 .*; 24 would do"),
         (dict(burn_in=84, buffer_size=400), "total_timesteps=96 is less than .*; 184 would do"),
         (dict(env="Pendulum-v1"), "has actions .*; r2d2 takes Discrete"),
     ),
     other={"adam_eps": 1e-2, "eps_end": 0.9, "max_grad_norm": 1e-3, "priority_eps": 0.5},
+    tolerance=TOLERANCE,
+    compared=compared,
 )
 
 

@@ -394,3 +394,25 @@ def test_continuous_actions_are_stored_as_they_are():
     shapes = jax.eval_shape(lambda: parts.ReplayBuffer(6, 2, 1).create(env, params))
     action = shapes.transitions.action
     assert (action.shape, action.dtype) == ((6, 1), jnp.float32)
+
+
+def test_items_of_several_steps_are_held_until_they_are_overwritten():
+    """Items are pairs of steps with a number of their own; a ring of 4 items of each of 2
+    environments."""
+    env, params = tasks.Probe(), tasks.ProbeParams()
+    twice = lambda step: (jax.tree.map(lambda x: jnp.stack([x, x]), step), jnp.zeros(3))
+    buffer = parts.ReplayBuffer(8, 2, 1, n_step=2, item_steps=2)
+    replay = buffer.create(env, params, twice)
+    assert replay.transitions[0].observation.shape == (8, 2, 1)
+    assert replay.transitions[1].shape == (8, 3)
+    for i in range(6):
+        full = lambda x, i=i: jnp.full((1, 2, *x.shape[1:]), i, x.dtype)
+        replay = buffer.add(replay, jax.tree.map(full, replay.transitions))
+        number = np.asarray(replay.transitions[1])[:, 0]
+        oldest = max(0, i - 3)
+        for row in range(2 * min(i + 1, 4)):
+            for back in range(4):
+                there = number[row] - back >= oldest
+                assert buffer.held(replay, jnp.array([row]), back) == there
+                if there:
+                    assert number[buffer.after(jnp.array([row]), -back)] == number[row] - back

@@ -68,6 +68,15 @@ def test_rounds_without_learning(sizes, waiting):
     assert rounds_of(**sizes).waiting == waiting
 
 
+def test_rounds_without_learning_are_those_of_the_first_window_s_items():
+    """Rounds of 4 steps of 2 environments; a window of three items, each of 4 steps."""
+    config = SimpleNamespace(**SIZES | dict(train_every=4, learning_starts=0))
+    buffer = parts.ReplayBuffer(100, 2, 1, n_step=3, item_steps=4)
+    assert parts.Rounds(config, buffer).waiting == 2
+    config.learning_starts = 25
+    assert parts.Rounds(config, buffer).waiting == 3
+
+
 def run(updates=1, **sizes):
     """Updates whose gradient steps count; returns the state, metrics and each round's place."""
     rounds, places = rounds_of(**sizes), []
