@@ -184,7 +184,7 @@ def test_spaces_that_can_be_taken_are(env, params, takes):
             tasks.Probe(),
             PARAMS,
             TEAMS,
-            "Probe has one agent and no axis of agents; c51, dqn, iqn, pqn, pqn_rnn and qrdqn take",
+            "one agent and no axis of agents; c51, dqn, iqn, pqn, pqn_rnn, qrdqn and r2d2 take it$",
         ),
         (
             BOX,
@@ -202,7 +202,7 @@ def test_spaces_that_can_be_taken_are(env, params, takes):
             PARAMS,
             BOTH,
             "Probe has an action_mask, which zzz would not heed; c51, dqn, iqn, ppo, ppo_plr, "
-            "ppo_rnn, pqn, pqn_rnn, qrdqn and sac_discrete do$",
+            "ppo_rnn, pqn, pqn_rnn, qrdqn, r2d2 and sac_discrete do$",
         ),
         (
             MASKED_PAIR,
