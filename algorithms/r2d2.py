@@ -417,7 +417,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
 
         def step(state, noise):
             x = parts.normalize(config, state.policy.obs_stats, state.observation)
-            inputs = x, *parts.last_step(state.memory)
+            inputs = x, *parts.last_step(state.memory)  # detail 10
             memory, values = parts.one_step(network, state.policy.params, state.memory, inputs)
             mask = environments.action_mask(state.env_state, env_params)
             action = epsilon_greedy(values, epsilon, noise.exploration, mask)
@@ -476,7 +476,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         return values.reshape(*learned.steps.done.shape, -1)
 
     def targets(state, memory, sequence, online):
-        """y_t = h(R_t), with n-step returns that bootstrap from h**-1(Q'(s', a*)): detail 4.
+        """y_t = h(R_t), with n-step returns that bootstrap from h**-1(Q'(s', a*)).
 
         Q' is the target network. a* = argmax_a Q'(s', a), or with `double` argmax_a Q(s', a);
         `online` are Q's memories after the learned steps.
@@ -490,6 +490,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         values = unscale(values, config.rescale_eps) if config.rescale_values else values
         rewards, steps = config.reward_scale * learned.steps.reward, learned.steps
         ends = steps.terminated, steps.done
+        # detail 4
         returns = n_step_returns(rewards, values, *ends, config.gamma, config.n_step)
         return rescale(returns, config.rescale_eps) if config.rescale_values else returns
 
@@ -508,7 +509,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         return total, (errors, metrics)
 
     def measure(state, now):
-        """Staleness of a few stored states, once a round (detail 9)."""
+        """Staleness of a few stored states, once a round."""
         index = buffer.draw(state.replay, now.draws[now.first, :MEASURED]).index
         chunks = -(-config.staleness_steps // config.train_every)
         memory, sequence = replayed(state, index)
