@@ -27,12 +27,10 @@ Implementation details:
     Importance weights are as in dqn.py: beta goes linearly to 1, where the paper's stays 0.6.
   7 One epsilon falls over time. In the paper each actor has its own, which is constant.
   8 Every `target_every` gradient steps the target network moves by `tau` towards the online one.
-  9 Staleness: the distance of action values from the stored state and from a recomputed one,
-    ||q_stored - q_recomputed||_2 / |max q_recomputed|, at the first and the last learned step. Both
-    use the present parameters. The recomputed memory is unrolled from the episode's first step;
-    sequences whose episode began over `staleness_steps` steps before them are left out.
- 10 The paper has `previous_inputs`: the last action, one-hot, and its reward r as sign(r) log(1 +
-    |r|), zeros at the start of an episode.
+  9 Staleness is ||q_stored - q||_2 / |max q|, at the first and the last learned step. Action
+    values q have a memory that the present parameters unroll from the episode's first step.
+    Sequences whose episode began over `staleness_steps` steps before them are left out.
+ 10 The paper has `previous_inputs`: the last action, and its reward r as sign(r) log(1 + |r|).
 """
 
 import sys
@@ -93,8 +91,10 @@ class Config:
     priority_beta: float = real(0.6, "[0, 1]")  # initial exponent of importance weights; ends at 1
     priority_eps: float = real(1e-3, "[0, inf)")  # added to errors, so that no priority is 0
     max_grad_norm: float = real(1.0, "(0, inf]")  # clip gradients to this global norm; inf: never
-    cell: str = static("lstm")  # the memory: lstm, gru, mingru, minlstm or lru
+    cell: str = static("lstm")  # lstm, gru, mingru, minlstm, lru, s5 or gtrxl
     memory_size: int = static(32)  # size of the memory (LSTM: twice)
+    layers: int = static(1)  # cells, one on top of the other
+    window: int = static(32)  # steps back that a gtrxl sees
     forget_bias: float = real(1.0, "(-inf, inf)")  # added to the gate that keeps the memory
     previous_inputs: bool = static(True)  # the last action and its reward are inputs
     hidden_sizes: tuple[int, ...] = static((32,))  # dense layers before the memory
@@ -317,8 +317,8 @@ def make_buffer(config, env, env_params):
 
 def check(config: Config, env: Any, env_params: Any) -> None:
     """Raises a ValueError that names the setting, its value and a value that works."""
-    sizes = "target_every", "sequence_length", "memory_size"
-    parts.check_sizes(config, *sizes, not_negative=("burn_in", "staleness_steps"))
+    sizes, not_negative = ("target_every", "sequence_length"), ("burn_in", "staleness_steps")
+    parts.check_sizes(config, *sizes, not_negative=not_negative)
     parts.check_cell(config)
     parts.check_spaces(INFO, config, env, env_params)
     parts.check_rounds(config)
@@ -504,9 +504,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         target = jax.lax.stop_gradient(targets(state, memory, sequence, online))
         errors = jnp.abs(target - of_action(values, steps.action))
         total = (weights * 0.5 * jnp.square(errors)).mean()
-        best = of_action(values, greedy(values, steps.action_mask))
-        metrics = {"loss": total, "td_error": errors.mean(), "mean_value": best.mean()}
-        return total, (errors, metrics)
+        best = of_action(values, greedy(values, steps.action_mask)).mean()
+        return total, (errors, {"loss": total, "td_error": errors.mean(), "mean_value": best})
 
     def measure(state, now):
         """Staleness of a few stored states, once a round."""
@@ -552,8 +551,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         )
         return state, metrics
 
-    policy = make_policy(config, env, env_params)
-    return parts.Learner(init, update, policy, rounds.steps)
+    return parts.Learner(init, update, make_policy(config, env, env_params), rounds.steps)
 
 
 if __name__ == "__main__":

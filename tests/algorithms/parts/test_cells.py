@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from algorithms import ippo_rnn, parts, ppo_rnn, pqn_rnn, vdn
+from algorithms import ippo_rnn, parts, ppo_rnn, pqn_rnn, r2d2, vdn
 from envs import evaluation
 from tests.algorithms.parts.test_recurrence import random_sequence
 from tests.probe import spaces
@@ -95,26 +95,32 @@ def test_cells_that_cannot_be_are_refused():
         parts.check_cell(make_config(cell="rnn"), "none")
 
 
-@pytest.mark.parametrize("module", [ppo_rnn, pqn_rnn, ippo_rnn, vdn])
+@pytest.mark.parametrize("module", [ppo_rnn, pqn_rnn, ippo_rnn, vdn, r2d2])
 def test_every_file_refuses_them_before_it_trains(module):
     with pytest.raises(ValueError, match="memory_size=7: cell='lru' needs an even number, as 8"):
         module.make_train(module.Config(cell="lru", memory_size=7))
 
 
 @pytest.mark.parametrize("cell", ["gtrxl", "s5", "gru"])
-@pytest.mark.parametrize("module", [ppo_rnn, pqn_rnn, ippo_rnn, vdn])
+@pytest.mark.parametrize("module", [ppo_rnn, pqn_rnn, ippo_rnn, vdn, r2d2])
 def test_every_file_takes_layers_of_them(module, cell):
     """Traced, without compiling: states before and after have the same shapes."""
-    sizes = dict(num_envs=4, num_steps=8, total_timesteps=64, num_evals=1, num_eval_episodes=1)
-    config = module.Config(**sizes, cell=cell, layers=2, window=5, num_minibatches=2)
+    sizes = dict(num_envs=4, total_timesteps=64, num_evals=1, num_eval_episodes=1)
+    sizes |= dict(memory_size=16, window=5)
+    if module is r2d2:
+        sizes |= dict(train_every=4, burn_in=4, sequence_length=4, buffer_size=64)
+        sizes |= dict(learning_starts=32)
+    else:
+        sizes |= dict(num_steps=8, num_minibatches=2)
+    config = module.Config(**sizes, cell=cell, layers=2)
     train, key = module.make_train(config), jax.random.key(0)
     first, _ = jax.eval_shape(lambda key: train(key, num_evals=0), key)
     after, _ = jax.eval_shape(train, key, first)
     assert jax.tree.map(jnp.shape, first) == jax.tree.map(jnp.shape, after)
     memory = first.memory.cell
     shape = memory.inputs.shape if cell == "gtrxl" else (len(memory),)
-    assert shape[-3:] == (2, 5, 64) if cell == "gtrxl" else shape == (2,)
-    one = module.Config(**sizes, cell=cell, num_minibatches=2)
+    assert shape[-3:] == (2, 5, 16) if cell == "gtrxl" else shape == (2,)
+    one = module.Config(**sizes, cell=cell)
     alone, _ = jax.eval_shape(lambda key: module.make_train(one)(key, num_evals=0), key)
     number = lambda state: sum(x.size for x in jax.tree.leaves(state.policy.params))
     assert number(first) > number(alone)
