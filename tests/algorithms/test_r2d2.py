@@ -138,7 +138,9 @@ ONE = TINY.replace(
     staleness_steps=16,
     normalize_obs=True,
 )
-ENDS = {"terminated": (6, 99), "truncated": (99, 6)}  # after 6 steps, length and limit
+# Length and limit of episodes, and the last steps of those in a sequence: the last ones of the
+# burn-in and of the sequence, or one among those that are learned.
+ENDS = {"terminated": (8, 99, [7, 15]), "truncated": (99, 11, [10])}
 COUNT = 1e6  # so many observations in the statistics that a rollout hardly changes them
 
 
@@ -203,26 +205,24 @@ def loop(config, space, policy, params, memory, steps, stop=lambda t: False):
 
 @pytest.mark.parametrize("ending, double", [("terminated", True), ("truncated", False)])
 def test_a_gradient_step_is_that_of_a_plain_loop(ending, double):
-    """Burn-in from the stored state, memories zeroed at ends, targets, gradient and priority.
-
-    An episode ends at step 6 of the burn-in and at step 4 of the learned steps.
-    """
+    """Burn-in from the stored state, memories zeroed at ends, targets, gradient and priority."""
     rescale_values = double
     config, init, update = programs(double, rescale_values)
-    params = RecallParams(tasks.CLOCK, *ENDS[ending])
+    length, limit, ends = ENDS[ending]
+    params = RecallParams(tasks.CLOCK, length, limit)
     before, space = init(params), tasks.Recall().action_space(params)
     policy, target_params, start = before.policy, before.target_params, before.memory
     after, metrics = update(params, before)
     steps = rows_of(after)
     steps = jax.tree.map(lambda x: x[:16], steps)
-    np.testing.assert_array_equal(np.flatnonzero(steps.done), [5, 11])
+    np.testing.assert_array_equal(np.flatnonzero(steps.done), ends)
     assert steps.terminated.any() == (ending == "terminated")
     assert len(np.unique(steps.action)) == 2
 
     @jax.jit
     def plain(steps):
         """Values of both networks before and after each step, and the online one's memories."""
-        steps = steps._replace(done=np.isin(np.arange(16), [5, 11]))  # not traced
+        steps = steps._replace(done=np.isin(np.arange(16), ends))  # not traced
         run = functools.partial(loop, config, space, policy, memory=start, steps=steps)
         return run(params=policy.params), run(params=target_params)[1]
 
@@ -233,12 +233,12 @@ def test_a_gradient_step_is_that_of_a_plain_loop(ending, double):
     h, inverse = (plain_h, plain_inverse) if rescale_values else (lambda x, _: x,) * 2
     eps, rewards = config.rescale_eps, 0.5 * steps.reward[8:]
     best = [inverse(float(x), eps) for x in best]
-    ends = steps.terminated[8:], steps.done[8:]
-    y = np.array([h(float(x), eps) for x in plain_returns(rewards, best, *ends, 0.9, 3)])
+    flags = steps.terminated[8:], steps.done[8:]
+    y = np.array([h(float(x), eps) for x in plain_returns(rewards, best, *flags, 0.9, 3)])
 
     @jax.jit
     def gradient(params, steps):
-        steps = steps._replace(done=np.isin(np.arange(16), [5, 11]))
+        steps = steps._replace(done=np.isin(np.arange(16), ends))
 
         def loss(params):
             stop = lambda t: t == 8

@@ -391,6 +391,18 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "r2d2": {
         "CartPole-v1-positions": {"env": "CartPole-v1", "env_settings": (("observe", (0, 2)),)},
+        # What is remembered pays 60 steps later: sequences as long, learned from their first step.
+        "MemoryChain-bsuite": {
+            "env_settings": (("memory_length", 60),),
+            "total_timesteps": 400_000,
+            "train_every": 32,
+            "burn_in": 0,
+            "sequence_length": 64,
+            "batch_size": 16,
+            "gamma": 0.99,
+            "eps_end": 0.02,
+            "forget_bias": 3.0,
+        },
         # The signal of the first step is all that has to be remembered.
         "TMaze-v0": {
             "total_timesteps": 200_000,
