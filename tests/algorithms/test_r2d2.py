@@ -420,4 +420,4 @@ def test_metrics_begin_with_learning(trained):
     for name in CASE.metrics:
         assert np.isnan(metrics[name][:2]).all() and np.isfinite(metrics[name][3:]).all(), name
     left = np.maximum(1.0 - np.arange(24) / 24 / 0.2, 0.0)[::2].reshape(3, 4).mean(1)
-    np.testing.assert_allclose(metrics["epsilon"][1:], 0.05 + 0.95 * left, rtol=1e-5)
+    np.testing.assert_allclose(metrics["epsilon"][1:], 0.1 + 0.9 * left, rtol=1e-5)
