@@ -352,7 +352,9 @@ def test_slices_are_exact_under_vmap_too(case, swept, vmapped_keys):
 
 # --- static settings --------------------------------------------------------------------------
 
-STATIC_BASE = dict(share_params=True, cell="gtrxl")  # changes of TINY under which each setting matters
+STATIC_BASE = dict(
+    share_params=True, cell="gtrxl"
+)  # changes of TINY under which each setting matters
 # Other values, for settings where neither the opposite nor twice the value would do.
 STATIC_OTHER = dict(
     activation="swish",
