@@ -11,7 +11,7 @@ effectiveness of PPO in cooperative multi-agent games" (MAPPO), https://arxiv.or
     state, metrics = train(jax.random.key(0))
     state, metrics = jax.vmap(train)(jax.random.split(jax.random.key(0), 16))
 
-This is ippo.py with a memory in front of the heads: GRU, minGRU or LSTM (parts/recurrence.py).
+This is ippo.py with a memory in front of the heads (parts/recurrence.py and attention.py have it).
 ippo.py says what a *network* is, and compares itself with JaxMARL. `learner` has a table of the
 axes. The memory adds these details, as in ppo_rnn.py:
   1 Actor and critic have a memory each, as in JaxMARL's MAPPO. In JaxMARL's IPPO they share one.
@@ -83,7 +83,7 @@ class Config:
     critic_max_grad_norm: float = real(0.5, "(0, inf]")  # clip the critic's gradients; inf: never
     target_kl: float = real(math.inf, "(0, inf]")  # end epochs at a KL above this; inf: never
     cell: str = static("gru")  # lstm, gru, mingru, minlstm, lru, s5 or gtrxl
-    memory_size: int = static(64)  # size of the memory (LSTM: twice)
+    memory_size: int = static(64)  # size of the memory (LSTM, LRU, S5: twice)
     layers: int = static(1)  # cells, one on top of the other
     window: int = static(32)  # steps back that a gtrxl sees
     forget_bias: float = real(1.0, "(-inf, inf)")  # added to the gate that keeps the memory

@@ -72,7 +72,7 @@ class Config:
     eps_end: float = real(0.2, "[0, 1]")  # final epsilon; the only one if constant
     exploration_fraction: float = real(0.5, "(0, inf]")  # share of the run until epsilon is eps_end
     cell: str = static("gru")  # lstm, gru, mingru, minlstm, lru, s5 or gtrxl
-    memory_size: int = static(64)  # size of the memory (LSTM: twice)
+    memory_size: int = static(64)  # size of the memory (LSTM, LRU, S5: twice)
     layers: int = static(1)  # cells, one on top of the other
     window: int = static(32)  # steps back that a gtrxl sees
     forget_bias: float = real(1.0, "(-inf, inf)")  # added to the gate that keeps the memory

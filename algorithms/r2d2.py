@@ -92,7 +92,7 @@ class Config:
     priority_eps: float = real(1e-3, "[0, inf)")  # added to errors, so that no priority is 0
     max_grad_norm: float = real(1.0, "(0, inf]")  # clip gradients to this global norm; inf: never
     cell: str = static("lstm")  # lstm, gru, mingru, minlstm, lru, s5 or gtrxl
-    memory_size: int = static(32)  # size of the memory (LSTM: twice)
+    memory_size: int = static(32)  # size of the memory (LSTM, LRU, S5: twice)
     layers: int = static(1)  # cells, one on top of the other
     window: int = static(32)  # steps back that a gtrxl sees
     forget_bias: float = real(1.0, "(-inf, inf)")  # added to the gate that keeps the memory

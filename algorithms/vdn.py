@@ -73,7 +73,7 @@ class Config:
     mixing_size: int = static(32)  # units of the monotonic mixer's hidden layer
     agent_ids: bool = static(True)  # the agent's one-hot id is an input
     cell: str = static("none")  # none, lstm, gru, mingru, minlstm, lru, s5 or gtrxl
-    memory_size: int = static(64)  # size of the memory (LSTM: twice)
+    memory_size: int = static(64)  # size of the memory (LSTM, LRU, S5: twice)
     layers: int = static(1)  # cells, one on top of the other
     window: int = static(32)  # steps back that a gtrxl sees
     forget_bias: float = real(1.0, "(-inf, inf)")  # added to the gate that keeps the memory

@@ -3,8 +3,8 @@
 A file computes `gates` from its inputs, for all steps at once. Only the product with the previous
 memory stays inside the scan over time; flax's cells also have the inputs' products there. The
 others have no such product: their memory is a linear recurrence, which an associative scan runs
-over a rollout, in logarithmically many passes. The gradients of LSTM and GRU
-are written out, and store less of every step than automatic ones.
+over a rollout, in logarithmically many passes. The gradients of LSTM and GRU are written out, and
+store less of every step than automatic ones.
 """
 
 import functools
