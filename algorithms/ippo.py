@@ -42,6 +42,9 @@ Implementation details, in addition to those of ppo.py (Huang et al. 2022), whic
     (`env.action_dimensions`) are left out of log_prob and entropy.
   8 No actor learns the steps that allow one action alone, as of a player who waits for the other's
     move: they count neither in the entropy nor in the standardised advantages. Critics learn them.
+  9 With `average_actor`, policies act by the mean of the actors of the last updates. Self-play in
+    games with hidden cards circles around an equilibrium, and the mean is nearer to it. Rollouts
+    and learning do not use it.
 """
 
 import functools
@@ -90,6 +93,8 @@ class Config:
     learning_rate: float = real(1e-3, "[0, inf)")  # step size of the actor's Adam
     critic_learning_rate: float = real(1e-3, "[0, inf)")  # step size of the critic's Adam
     anneal_lr: bool = static(True)  # take the learning rates linearly to zero
+    average_actor: bool = static(False)  # policies act by a running mean of the actor's parameters
+    average_share: float = real(0.2, "[0, 1]")  # about the share of updates that this mean covers
     adam_eps: float = real(1e-5, "(0, inf)")  # epsilon of the actor's Adam
     critic_adam_eps: float = real(1e-5, "(0, inf)")  # epsilon of the critic's Adam
     gamma: float = real(0.99, "[0, 1]")  # discount factor
@@ -183,6 +188,7 @@ class PolicyState:
     params: Any  # of the actors
     obs_stats: parts.RunningStatistics
     world_stats: parts.RunningStatistics | None  # statistics of world states; one for all networks
+    average: Any = None  # with config.average_actor: the mean of params (detail 9)
 
 
 @struct.dataclass
@@ -302,6 +308,12 @@ def kl_estimate(log_ratio):
     return jnp.expm1(log_ratio) - log_ratio
 
 
+def running_mean(mean, params, number, share):
+    """m + (p - m) / max(1, share n) after n updates: a mean over about the last share of them, in
+    which update k weighs about k**(1 / share - 1), as in Shamir and Zhang 2013, section 4."""
+    return jax.tree.map(lambda m, p: m + (p - m) / jnp.maximum(share * number, 1.0), mean, params)
+
+
 def learning_rates(config, task, update, epoch):
     """learning_rate (1 - p) for each gradient step of an epoch, (num_minibatches,), with nominal
     progress p in [0, 1] through the run: epochs that end early do not delay annealing."""
@@ -347,7 +359,7 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
 
     def policy(state, observation, memory=None, rng=None, mask=None):
         mask = None if mask is None else mask[None]
-        actions = act(config, network, state.policy, observation[None], mask)
+        actions = act(config, network, evaluated(state.policy), observation[None], mask)
         noise = 0.0 if rng is None else parts.action_noise(rng, space, actions.output.shape[:-1])
         action = actions.sample(noise)
         return parts.clip_to(space, parts.unfold(config, action, env.num_agents)[0]), memory
@@ -365,10 +377,15 @@ def make_probabilities(config: Config, env: Any = None, env_params: Any = None) 
     network = Actor(config, env.action_space(env_params))
 
     def probabilities(state, observation, mask):
-        actions = act(config, network, state.policy, observation[None], mask[None])
+        actions = act(config, network, evaluated(state.policy), observation[None], mask[None])
         return parts.unfold(config, nn.softmax(actions.output), env.num_agents)[0]
 
     return probabilities
+
+
+def evaluated(policy):
+    """The policy as others see it: detail 9."""
+    return policy if policy.average is None else policy.replace(params=policy.average)
 
 
 def act(config, network, policy, observation, mask):
@@ -451,7 +468,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         params = parameters(actor, actor_rng, x, actor_head=0.01)
         critic_params = parameters(critic, critic_rng, critic_x, critic_head=1.0)
         return TrainState(
-            policy=policy.replace(params=params),
+            policy=policy.replace(params=params, average=params if config.average_actor else None),
             critic_params=critic_params,
             opt_state=jax.vmap(for_actor.optimizer.init)(params),
             critic_opt_state=jax.vmap(for_critic.optimizer.init)(critic_params),
@@ -492,13 +509,17 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         }
         if config.share_params:  # no axis of networks
             metrics = jax.tree.map(lambda x: x[0], metrics)
+        policy, number = state.policy.replace(params=actors.params), state.update + 1
+        if config.average_actor:
+            mean = running_mean(policy.average, policy.params, number, config.average_share)
+            policy = policy.replace(average=mean)
         state = state.replace(
-            policy=state.policy.replace(params=actors.params),
+            policy=policy,
             critic_params=critics.params,
             opt_state=actors.opt_state,
             critic_opt_state=critics.opt_state,
             order_rng=order_rng,
-            update=state.update + 1,
+            update=number,
         )
         return update_statistics(state, rollout, common), metrics
 

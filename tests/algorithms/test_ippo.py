@@ -84,6 +84,24 @@ def test_learning_rates_are_linear_in_the_epochs_of_each_network():
     np.testing.assert_allclose(left, 0.25, rtol=1e-5)
 
 
+@pytest.mark.parametrize("share", [0.0, 0.2, 0.5, 1.0])
+def test_a_running_mean_covers_about_the_last_share_of_the_updates(share):
+    params = np.random.default_rng(2).normal(size=(40, 3)).astype(np.float32)
+    mean = np.zeros(3, np.float32)
+    for number, x in enumerate(params, 1):
+        mean = ippo.running_mean(mean, x, number, share)
+    weights = np.zeros(40)
+    for number in range(1, 41):
+        rate = 1.0 / max(1.0, share * number)
+        weights *= 1.0 - rate
+        weights[number - 1] = rate
+    np.testing.assert_allclose(mean, weights @ params, rtol=1e-4, atol=1e-6)
+    if share == 1.0:
+        np.testing.assert_allclose(mean, params.mean(0), rtol=1e-4, atol=1e-6)
+    age = weights @ np.arange(39, -1, -1)
+    assert abs(age - 40 * share / (1 + share)) < 1.0
+
+
 @pytest.mark.parametrize("continuous", [False, True])
 def test_log_prob_and_entropy_are_distrax_s_and_padding_does_not_count(continuous):
     mean, log_std, action = jax.random.normal(jax.random.key(0), (3, 6, 4))
@@ -450,6 +468,40 @@ def test_an_update_is_that_of_plain_lists(arrangement):
         assert after.policy.world_stats is None
 
 
+def test_policies_act_by_the_averaged_actor_which_changes_no_learning():
+    config = TINY.replace(average_actor=True, average_share=1.0)
+    states, metrics = [], []
+    for c in (TINY, config):
+        train = ippo.make_train(c, *WORLD)
+        states.append([train(jax.random.key(0), None, 0)[0]])
+        for _ in range(3):  # updates
+            state, said = train(None, again(states[-1][-1]), 1)
+            states[-1].append(state)
+        metrics.append({name: x for name, x in said.items() if not name.startswith("eval")})
+    plain, mine = states
+    assert_same(metrics[0], metrics[1])
+    for x, y in zip(plain, mine):
+        assert_same(x, y.replace(policy=y.policy.replace(average=None)))
+    assert_same(mine[0].policy.average, mine[0].policy.params)
+    params = [state.policy.params for state in mine[1:]]
+    mean = jax.tree.map(lambda *x: np.mean(x, 0), *params)
+    assert_close(mine[-1].policy.average, mean, rtol=1e-4, atol=1e-6)
+    as_if = plain[-1].replace(policy=plain[-1].policy.replace(params=mine[-1].policy.average))
+    many = jax.random.normal(jax.random.key(1), (200, 2, 1))
+    views, mask = many[0], jnp.ones((2, 2), bool)
+    averaged, last, expected = (
+        ippo.make_probabilities(c, *WORLD)(state, views, mask)
+        for c, state in ((config, mine[-1]), (TINY, plain[-1]), (TINY, as_if))
+    )
+    assert_same(averaged, expected)
+    assert not np.allclose(averaged, last, rtol=1e-4)
+    greedy, expected = (
+        jax.vmap(lambda view: ippo.make_policy(c, *WORLD)(state, view)[0])(many)  # noqa: B023
+        for c, state in ((config, mine[-1]), (TINY, as_if))
+    )
+    assert_same(greedy, expected)
+
+
 # --- probe tasks ------------------------------------------------------------------------------
 
 
@@ -598,10 +650,14 @@ CASE = Case(
     ),
     world=WORLD,
     # A small weight would not change the critic's Adam.
-    swept=dict(clip_vloss=True, vf_coef=1e-3),
+    swept=dict(clip_vloss=True, vf_coef=1e-3, average_actor=True),
     swept_world=(WORLD[0], PairParams(task=LEAVING)),
     probe=PROBE,
-    **OF_CASES,
+    **OF_CASES
+    | dict(
+        other=OF_CASES["other"] | {"average_share": 1.0},
+        learned=lambda state: (state.policy.params, state.policy.average, state.critic_params),
+    ),
 )
 
 
