@@ -26,6 +26,7 @@ class Cell(NamedTuple):
 WHAT = {"dqn": "double, 3-step"}  # Config's defaults
 SOLVED = {"CartPole-v1": 475.0, "Acrobot-v1": -100.0, "MountainCar-v0": -130.0}
 SOLVED |= {"CartPole-v1-positions": 475.0, "MemoryChain-bsuite": 0.95, "TMaze-v0": 3.9}
+SOLVED |= {"RepeatPrevious-v0": 0.95}
 SOLVED |= {"Pendulum-v1": -200.0, "MountainCarContinuous-v0": 90.0}
 SOLVED |= {
     "navix/DoorKey": 0.9,
@@ -243,20 +244,25 @@ OF_TEAMS = tuple(
 )
 
 
-# Tasks that need a memory, with every memory: a preset of ppo_rnn, what its name adds, words and
-# steps.
+# Tasks that need a memory, with every memory: a preset of ppo_rnn, an ending of its name, words,
+# steps, seeds and a gtrxl's window. Rollouts and windows span the time from a signal to its reward.
+LONG = "--env-settings memory_length=200 --num-steps 256 --gamma 0.995"
+# With one step in reserve, as in the passive task, no policy that still explores would ever turn.
+FAR = "--env-settings length=100,passive=true,max_steps_in_episode=200 --num-steps 128"
+FAR += " --learning-rate 1e-3 --gamma 0.998 --gae-lambda 0.9 --ent-coef 0.005"
 RECALL = (
-    ("MemoryChain-bsuite", "", "", 400_000),
-    ("MemoryChain-bsuite", " 200", "--env-settings memory_length=200", 1_000_000),
-    ("TMaze-v0", "", "", 300_000),
-    ("TMaze-v0", " 100", "--env-settings length=100", 1_000_000),
-    ("CartPole-v1-positions", "", "", 500_000),
+    ("TMaze-v0", "", "", 300_000, 10, ""),
+    ("TMaze-v0", " 100", FAR, 1_000_000, 5, " --window 128"),
+    ("MemoryChain-bsuite", "", "", 400_000, 10, " --window 64"),
+    ("MemoryChain-bsuite", " 200", LONG, 1_000_000, 5, " --window 256"),
+    ("CartPole-v1-positions", "", "", 500_000, 10, ""),
+    ("RepeatPrevious-v0", "", "", 500_000, 10, ""),
 )
 MEMORY = tuple(
-    flag("ppo_rnn", env, f"--cell {cell} {words}".rstrip(), steps, 10)._replace(
-        name=f"{env}{more}, {cell}", tables=("memory",)
-    )
-    for env, more, words, steps in RECALL
+    flag(
+        "ppo_rnn", env, f"--cell {cell}{window * (cell == 'gtrxl')} {words}".rstrip(), steps, seeds
+    )._replace(name=f"{env}{more}, {cell}", tables=("memory",))
+    for env, more, words, steps, seeds, window in RECALL
     for cell in ("gru", "lstm", "mingru", "minlstm", "lru", "s5", "gtrxl")
 )
 

@@ -337,6 +337,14 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
             "hidden_sizes": (32,),
             "forget_bias": 3.0,
         },
+        "RepeatPrevious-v0": {
+            "num_envs": 16,
+            "num_steps": 64,
+            "learning_rate": 2.5e-3,
+            "gamma": 0.5,  # a card pays at once
+            "gae_lambda": 0.5,
+            "hidden_sizes": (64,),
+        },
         "MemoryChain-bsuite": CHAIN,
         "MemoryChain-bsuite-gru": {**CHAIN, "cell": "gru"},
         "MemoryChain-bsuite-mingru": {**CHAIN, "cell": "mingru"},
