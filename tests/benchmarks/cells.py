@@ -249,7 +249,7 @@ OF_TEAMS = tuple(
 LONG = "--env-settings memory_length=200 --num-steps 256 --gamma 0.995"
 # With one step in reserve, as in the passive task, no policy that still explores would ever turn.
 FAR = "--env-settings length=100,passive=true,max_steps_in_episode=200 --num-steps 128"
-FAR += " --learning-rate 1e-3 --gamma 0.998 --gae-lambda 0.9 --ent-coef 0.005"
+FAR += " --learning-rate 1e-3 --gamma 0.998 --gae-lambda 0.95 --ent-coef 0.005"
 RECALL = (
     ("TMaze-v0", "", "", 300_000, 10, ""),
     ("TMaze-v0", " 100", FAR, 1_000_000, 5, " --window 128"),
@@ -257,6 +257,7 @@ RECALL = (
     ("MemoryChain-bsuite", " 200", LONG, 1_000_000, 5, " --window 256"),
     ("CartPole-v1-positions", "", "", 500_000, 10, ""),
     ("RepeatPrevious-v0", "", "", 500_000, 10, ""),
+    ("RockSample-v0", "", "", 1_000_000, 5, ""),
 )
 MEMORY = tuple(
     flag(

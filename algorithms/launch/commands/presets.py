@@ -345,6 +345,17 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
             "gae_lambda": 0.5,
             "hidden_sizes": (64,),
         },
+        # With less of an entropy bonus, policies leave the map at once.
+        "RockSample-v0": {
+            "total_timesteps": 1_000_000,
+            "num_envs": 64,
+            "num_steps": 64,
+            "gamma": 0.97,
+            "ent_coef": 0.1,
+            "previous_inputs": True,
+            "hidden_sizes": (64,),
+            "forget_bias": 1.0,
+        },
         "MemoryChain-bsuite": CHAIN,
         "MemoryChain-bsuite-gru": {**CHAIN, "cell": "gru"},
         "MemoryChain-bsuite-mingru": {**CHAIN, "cell": "mingru"},
