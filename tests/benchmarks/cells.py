@@ -259,12 +259,13 @@ RECALL = (
     ("RepeatPrevious-v0", "", "", 500_000, 10, ""),
     ("RockSample-v0", "", "", 1_000_000, 5, ""),
 )
+MEMORIES_COMPARED = ("gru", "lstm", "mingru", "minlstm", "lru", "s5", "gtrxl")
 MEMORY = tuple(
     flag(
         "ppo_rnn", env, f"--cell {cell}{window * (cell == 'gtrxl')} {words}".rstrip(), steps, seeds
     )._replace(name=f"{env}{more}, {cell}", tables=("memory",))
     for env, more, words, steps, seeds, window in RECALL
-    for cell in ("gru", "lstm", "mingru", "minlstm", "lru", "s5", "gtrxl")
+    for cell in MEMORIES_COMPARED
 )
 
 

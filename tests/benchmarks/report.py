@@ -14,7 +14,7 @@ from algorithms.launch.compute import devices
 from algorithms.launch.metrics import as_csv
 from algorithms.launch.show import results
 from algorithms.launch.storage import versions
-from tests.benchmarks.cells import CELLS, PEERS, Cell
+from tests.benchmarks.cells import CELLS, MEMORIES_COMPARED, PEERS, Cell
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "results"
@@ -26,6 +26,7 @@ COLUMNS = ("algorithm", "cell", "steps", "seeds", "mean (95 %)", "IQM", "worst",
 COLUMNS += ("solved", "collapsed", "in training")
 TEAMS = ("environment", "algorithm", "steps", "seeds", "return of an agent (95 %)", "worst")
 TEAMS += ("metric (95 %)", "in training", "cell")
+TASKS = ("algorithm", "task", "steps", "seeds", "solved at", *MEMORIES_COMPARED)
 BLOCK = 10_000  # seeds of a report
 LATE = 0.4  # share of a run after which a point below the bar is a dip
 Rows = list[dict[str, str]]
@@ -184,6 +185,23 @@ def team_line(cell: Cell, rows: Rows) -> list[str]:
     ]
 
 
+def task_lines(cells: Sequence[Cell], folder: Path) -> list[list[str]]:
+    """A line for each task that needs a memory: mean returns and solved seeds of all memories."""
+    lines: dict[tuple[str, str], list[str]] = {}
+    for cell in cells:
+        rows = kept(cell, folder)
+        if not rows:
+            continue
+        task, memory = cell.name.split(", ")
+        bar, found = cell.solved, summary(rows, cell.solved)
+        facts = [f"{int(rows[0]['timestep']):,}", str(len(rows))]
+        facts += ["" if np.isnan(bar) else f"{bar:g}", *["-"] * len(MEMORIES_COMPARED)]
+        line = lines.setdefault((cell.algorithm, task), [cell.algorithm, task, *facts])
+        solved = "" if np.isnan(bar) else f" ({found['solved']})"
+        line[TASKS.index(memory)] = number(found["mean"]) + solved
+    return list(lines.values())
+
+
 def environment(cell: Cell) -> str:
     """The name of a cell's environment, without flags."""
     return cell.name.partition(" ")[0]
@@ -206,6 +224,9 @@ def table(name: str, folder: Path = FOLDER) -> str:
         rows = read(name, folder)
         heads = [list(row) for row in rows[:1]]
         lines = [*heads, *(["---"] * len(head) for head in heads), *(row.values() for row in rows)]
+    elif name == "memory":
+        cells = [cell for cell in CELLS if name in cell.tables]
+        lines = [TASKS, ["---"] * len(TASKS), *task_lines(cells, folder)]
     else:
         teams = name == "teams"  # a group for each environment; elsewhere, for each algorithm
         columns, make, group = (
