@@ -84,6 +84,15 @@ def test_a_speaker_and_a_listener_find_a_language(tmp_path):
     assert returns.max() < 0.0 and np.sort(returns)[-2] > -8.5 and returns.mean() > -11.0, returns
 
 
+@pytest.mark.needs("pgx")
+def test_self_play_in_kuhn_poker_comes_near_an_equilibrium(tmp_path):
+    """5.1M steps, 5 seeds; the preset's 20.5M bring every seed below 0.012. The uniform policy's
+    exploitability is 0.458."""
+    metrics = train(ippo, "kuhn_poker", tmp_path, total_timesteps=5_120_000)
+    found = metrics["eval_exploitability"][:, -1]
+    assert found.shape == (5,) and found.mean() < 0.06 and found.max() < 0.08, found
+
+
 def test_prisoners_with_a_memory_beat_all_without(tmp_path):
     """The riddle of three players, 300k steps, 5 seeds.
 
