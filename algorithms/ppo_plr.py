@@ -16,9 +16,10 @@ any environment has levels. The learner is that of ppo.py. Implementation detail
     rollouts. The change cuts its running episode, which then does not count in `episode_return`:
     training returns favour short episodes. Evaluations draw levels as resets do.
   3 The first `replay_share` of the environments replay levels of the buffer, no level twice at the
-    same time. They play new levels until the buffer is full to `min_fill`.
-  4 `edit_share` of the other environments play a level of the buffer with its parameters moved
-    (ACCEL). Without `randomize` there is nothing to move. The rest play new levels.
+    same time. A share between two numbers of environments holds on average. Until the buffer is
+    full to `min_fill`, they play new levels.
+  4 `edit_share` of the other environments play a level that is drawn like a replay, with its
+    parameters moved (ACCEL). Without `randomize` nothing moves. The rest play new levels.
   5 A level that was not replayed enters the buffer if its score exceeds the lowest.
   6 With `robust`, only replayed levels are learned from; the others are just looked at. With
     `replay_share` 0 and without `robust`, this is plain domain randomisation.
@@ -497,8 +498,9 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
 
     def next_levels(state):
         """Levels that are over go to the buffer, and their environments get the next ones."""
-        play, (rng, draw_rng, new_rng, edit_rng) = state.play, jax.random.split(state.level_rng, 4)
-        best = play.best
+        keys = jax.random.split(state.level_rng, 6)
+        rng, share_rng, draw_rng, new_rng, parent_rng, edit_rng = keys
+        play, best = state.play, state.play.best
         if config.normalize_reward:
             best = state.reward_scale.scale(best, jnp.inf)  # as the rewards that V predicts
         slot = jnp.where(play.over, play.slot, capacity)
@@ -509,19 +511,25 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         is_new = play.over & (play.slot == capacity)
         buffer = buffer.insert(seen.where(is_new), held)  # detail 5
 
-        chances = jnp.where(held, 0.0, replay_distribution(config, buffer, state.update))
+        chances = replay_distribution(config, buffer, state.update)
+        free = jnp.where(held, 0.0, chances)
+        count = buffer.filled.sum()
+        ready = count >= jnp.ceil(config.min_fill * capacity - 1e-3)  # exact where a mean is not
+        place = (jnp.arange(config.num_envs) + jax.random.uniform(share_rng)) / config.num_envs
+        asks = play.over & (place < config.replay_share)  # detail 3
         gumbel = jax.random.gumbel(draw_rng, (capacity,))  # the top k: drawn without replacement
-        drawn = jax.lax.top_k(jnp.log(chances) + gumbel, config.num_envs)[1]
+        order = jax.lax.top_k(jnp.log(free) + gumbel, config.num_envs)[1]
+        drawn = order[jnp.cumsum(asks) - 1]  # each that asks takes the next draw
         known = jax.tree.map(lambda x: x[drawn], buffer)
-        ready = (buffer.filled.mean() >= config.min_fill) & (chances[drawn] > 0.0)
-        place = (jnp.arange(config.num_envs) + 0.5) / config.num_envs
-        replays = ready & (place < config.replay_share)  # detail 3
-        edits = ready & (place > 1.0 - config.edit_share * (1.0 - config.replay_share))
+        replays = ready & asks & (free[drawn] > 0.0)
         level = levels.draw(env, new_rng, config.num_envs)
-        if levels.num_shares(env):
-            moves = config.edit_std * jax.random.normal(edit_rng, known.level.shares.shape)
-            edited = known.level.replace(shares=reflect(known.level.shares + moves))  # detail 4
-            level = levels.choose(edits, edited, level)
+        if levels.num_shares(env):  # detail 4
+            of = jax.random.categorical(parent_rng, jnp.log(chances), shape=(config.num_envs,))
+            parent = jax.tree.map(lambda x: x[of], buffer.level)
+            moves = config.edit_std * jax.random.normal(edit_rng, parent.shares.shape)
+            edits = place > 1.0 - config.edit_share * (1.0 - config.replay_share)
+            edited = parent.replace(shares=reflect(parent.shares + moves))
+            level = levels.choose(ready & edits & (chances[of] > 0.0), edited, level)
         following = parts.Play.create(
             level=levels.choose(replays, known.level, level),
             slot=jnp.where(replays, drawn, capacity),
@@ -531,12 +539,11 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         stay = play.replace(entering=jnp.zeros_like(play.over))
         play = levels.choose(play.over, following, stay)  # detail 2
         state = state.replace(play=play, levels=buffer, level_rng=rng)
-        count = buffer.filled.sum()
         total = lambda x: jnp.where(buffer.filled, x, 0).sum()
         return state, {
             "level_score": parts.Average(total(buffer.score), count),
             "level_staleness": parts.Average(total(state.update - buffer.played), count),
-            "levels_filled": buffer.filled.mean(),
+            "levels_filled": count / capacity,
         }
 
     def update_statistics(state, rollout):

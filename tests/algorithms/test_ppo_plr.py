@@ -242,27 +242,86 @@ def test_replays_are_of_levels_with_something_to_learn():
 
 
 def test_replays_have_the_distribution_of_the_buffer(vmapped_keys):
-    """The first environment's draws, compared with the paper's equations."""
-    config = STILL.replace(temperature=1.0, min_fill=0.0)
-    state = run(config, 1)[0][-1]
+    """Draws compared with the paper's equations, of the first environment and of one whose
+    neighbour goes on with its level."""
+    config = STILL.replace(num_steps=4, temperature=1.0, min_fill=0.0)
+    env = tasks.Reporting(spread=True)  # episodes of 1 to 8 steps
+    learner = lambda config: ppo_plr.learner(config, env, env.default_params)
+
+    def next_play(config, state):
+        after, _ = learner(config).update(state)
+        return after.play.slot, after.play.entering, after.levels
+
+    init, update = jax.jit(learner(config).init), jax.jit(next_play)
+    several = jax.jit(jax.vmap(next_play, (None, 0)))
     score = jnp.array([0.1, 0.9, -jnp.inf, 0.4, 0.5] + [-jnp.inf] * 11)
     played = jnp.array([0, 30, 0, 10, 39] + [0] * 11, jnp.int32)
-    levels = state.levels.replace(score=score, played=played)
-    over = jnp.array([True, False, False, False])
-    state = state.replace(levels=levels, play=state.play.replace(over=over), update=jnp.int32(40))
+    tested = set()
+    for seed in range(20):
+        state = init(jax.random.key(seed))
+        state = state.replace(
+            levels=state.levels.replace(score=score, played=played), update=jnp.int32(40)
+        )
+        first = int(np.argmax(update(config, again(state))[1]))  # that gets a level
+        if first > 1 or first in tested:
+            continue
+        tested.add(first)
+        keys = jax.random.split(jax.random.key(1), 4000)
+        states = jax.tree.map(lambda x: jnp.broadcast_to(x, (4000, *x.shape)), again(state))
+        for rho in (0.0, 0.6):
+            config = config.replace(staleness_coef=rho)
+            slots, _, buffers = several(config, states.replace(level_rng=jax.random.clone(keys)))
+            buffer = jax.tree.map(lambda x: np.asarray(x[0]), buffers)
+            expected = plain_distribution(config, buffer.score, buffer.played, 40)
+            found = np.bincount(slots[:, first], minlength=16)[:16] / 4000
+            np.testing.assert_allclose(found, expected, atol=0.03)
+    assert tested == {0, 1}
 
-    def draw(rho, key):
-        start = again(state).replace(level_rng=key)
-        after, _ = program()[1](config.replace(staleness_coef=rho), start)
-        return after.play.slot[0], after.levels
 
-    rhos, keys = jnp.array([0.0, 0.6]), jax.random.split(jax.random.key(1), 4000)
-    slots, buffers = jax.vmap(jax.vmap(draw, (None, 0)), (0, None))(rhos, keys)
-    for i, rho in enumerate(rhos):
-        buffer = jax.tree.map(lambda x, i=i: np.asarray(x[i, 0]), buffers)
-        config = config.replace(staleness_coef=float(rho))
-        expected = plain_distribution(config, buffer.score, buffer.played, 40)
-        np.testing.assert_allclose(np.bincount(slots[i], minlength=16) / 4000, expected, atol=0.03)
+def test_parents_have_the_distribution_of_the_buffer(vmapped_keys):
+    """Edits of size 0 show the parent."""
+    config = STILL.replace(temperature=1.0, min_fill=0.0, replay_share=0.5, edit_share=1.0)
+    config = config.replace(edit_std=0.0)
+    state = run(config, 1)[0][-1]
+    score = jnp.array([0.1, 0.9, -jnp.inf, 0.4, 0.5] + [-jnp.inf] * 11)
+    level = state.levels.level.replace(shares=jnp.arange(16.0)[:, None] / 16)
+    levels = state.levels.replace(level=level, score=score, played=jnp.full(16, 9, jnp.int32))
+    state = state.replace(levels=levels, update=jnp.int32(9))
+
+    def parents(key):
+        after, _ = program()[1](config, again(state).replace(level_rng=key))
+        return after.play.level.shares[2:, 0], after.levels
+
+    found, buffers = jax.vmap(parents)(jax.random.split(jax.random.key(1), 2000))
+    buffer = jax.tree.map(lambda x: np.asarray(x[0]), buffers)
+    expected = plain_distribution(config, buffer.score, buffer.played, 9)
+    for share in np.unique(buffer.level.shares):  # several slots may have the same level
+        chance = expected[buffer.level.shares[:, 0] == share].sum()
+        assert abs((np.asarray(found) == share).mean() - chance) < 0.03
+
+
+def test_shares_between_two_numbers_of_environments_hold_on_average():
+    """A tenth of four environments is one environment in two updates of five."""
+    states, _ = run(STILL.replace(replay_share=0.1, min_fill=0.0), 80)
+    replays = np.stack([state.play.slot for state in states[2:]]) < 16
+    assert 0.2 < replays[:, 0].mean() < 0.6 and not replays[:, 1:].any()
+
+
+def test_a_full_buffer_is_full_whatever_its_size():
+    """The mean of 41 ones in float32 can be less than 1."""
+    config = STILL.replace(level_buffer_size=41, min_fill=1.0)
+    learner = ppo_plr.learner(config, *REWARDS)
+    init, update = jax.jit(learner.init), jax.jit(learner.update)
+    state = init(jax.random.key(0))
+    for full in (30, 41):
+        score = jnp.where(jnp.arange(41) < full, 0.5, -jnp.inf)
+        levels = state.levels.replace(score=score)
+        # Every new level scores 0 or less, and finds no place but an empty one.
+        play = state.play.replace(total=jnp.full(4, -1e9), over=jnp.zeros(4, bool))
+        after, metrics = update(again(state).replace(levels=levels, play=play))
+        filled = int(after.levels.filled.sum())
+        assert metrics["levels_filled"] == pytest.approx(filled / 41)
+        assert (after.play.slot < 41).any() == (filled == 41)
 
 
 def test_edited_levels_are_played_near_their_parents():
