@@ -75,7 +75,7 @@ class Config:
     target_entropy: float = real(-0.5, "(-inf, inf)")  # target entropy per dimension of the action
     num_action_samples: int = static(4)  # next actions in a target
     num_bins: int = static(51)  # bins of the distribution of values
-    symlog_max: float = real(5.0, "(0, inf)")  # the last bin is at symexp of this, the first at -it
+    symlog_max: float = real(5.0, "(0, 80]")  # the last bin is at symexp of this, the first at -it
     auxiliary: bool = static(False)  # predict the next features and the reward, too
     aux_coef: float = real(1.0, "[0, inf)")  # weight of this prediction in the critic's loss
     norm: str = static("layer")  # before each activation: layer, rms or none
@@ -479,7 +479,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         H is too small, and beta where the KL is too large."""
         surplus = entropy - size * config.target_entropy
         of_entropy = jnp.exp(weights.temperature) * surplus
-        return of_entropy + jnp.exp(weights.multiplier) * (config.kl_bound - kl)
+        slack = jnp.where(jnp.isinf(config.kl_bound), 0.0, config.kl_bound - kl)  # inf: no weight
+        return of_entropy + jnp.exp(weights.multiplier) * slack
 
     def critic_step(state, batch, learning_rate):
         grads, metrics = jax.grad(critic_loss, has_aux=True)(state.critic_params, batch)

@@ -1,5 +1,7 @@
 """REPPO's formulas against plain NumPy, scipy and optax, probe tasks, and the contract."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -308,6 +310,19 @@ def test_an_update_is_the_papers(step):
         assert float(metrics[name]) == pytest.approx(float(value), rel=1e-3, abs=1e-6), name
     found = metrics["explained_variance"]
     assert float(found.total) == pytest.approx(float(explained), abs=1e-3) and found.weight == 1
+
+
+def test_without_a_bound_the_kl_has_no_weight(slices):
+    """And the actor learns, where inf in a gradient would end it."""
+    state, _ = slices[0]
+    config = TINY.replace(kl_bound=math.inf)
+    after, metrics = reppo.make_train(config)(None, again(state), 1)
+    assert float(metrics["clip_fraction"][0]) == 0.0
+    assert after.weights.multiplier == state.weights.multiplier
+    assert after.weights.temperature != state.weights.temperature
+    moved = jax.tree.map(lambda x, y: (x != y).any(), after.policy.params, state.policy.params)
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(after.policy.params))
+    assert all(jax.tree.leaves(moved))
 
 
 def test_the_first_values_are_zero_and_the_first_actions_spread(slices):
