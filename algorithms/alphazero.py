@@ -82,7 +82,7 @@ class Config:
     dirichlet_fraction: float = real(0.25, "[0, 1]")  # share of noise in priors of puct's root
     dirichlet_alpha: float = real(1.0, "(0, inf)")  # concentration of that noise
     pb_c_init: float = real(1.25, "[0, inf)")  # exploration of puct
-    temperature: float = real(1.0, "[0, inf)")  # of puct's moves in self-play
+    temperature: float = real(1.0, "[0, 4]")  # of puct's moves in self-play
     opening_moves: int = static(6)  # games begin with 0 to so many random moves
     symmetries: bool = static(True)  # turn and mirror samples, where a game allows it
     bootstrap_cut: bool = static(True)  # values of cut games learn from the last position's
