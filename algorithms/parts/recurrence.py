@@ -251,12 +251,13 @@ def mingru_gates(gates: jax.Array, forget_bias: Any) -> tuple[jax.Array, jax.Arr
 def minlstm_gates(gates: jax.Array, forget_bias: Any) -> tuple[jax.Array, jax.Array]:
     """(f', i' c_t) of h_t = f' h_{t-1} + i' c_t with f' = f / (f + i) and i' = i / (f + i).
 
-    f = sigmoid(gate + forget_bias), i = sigmoid(gate): Feng et al. 2024, section 3.2. The order of
-    the gates is i, f, c.
+    f = sigmoid(gate + forget_bias), i = sigmoid(gate - forget_bias): Feng et al. 2024, section 3.2.
+    With gates of 0, f' is sigmoid(forget_bias), as in the other cells; a bias of f alone would
+    leave it below 2 / 3. The order of the gates is i, f, c.
     """
     i, f, candidate = jnp.split(gates, 3, -1)
     # f / (f + i) is a sigmoid of the difference of the logarithms, which cannot be 0 / 0.
-    keep = nn.sigmoid(nn.log_sigmoid(f + forget_bias) - nn.log_sigmoid(i))
+    keep = nn.sigmoid(nn.log_sigmoid(f + forget_bias) - nn.log_sigmoid(i - forget_bias))
     return keep, (1.0 - keep) * candidate
 
 

@@ -79,7 +79,7 @@ def mingru(h, gates):
 
 def minlstm(h, gates):
     i, f, candidate = np.split(gates, 3, -1)
-    i, f = sigmoid(i), sigmoid(f + 0.5)
+    i, f = sigmoid(i - 0.5), sigmoid(f + 0.5)
     return f / (f + i) * h + i / (f + i) * candidate
 
 
@@ -99,6 +99,17 @@ def test_minimal_cells_are_plain_recursions_step_by_step_and_all_at_once(step, s
     np.testing.assert_allclose(scanned.hidden, expected, rtol=1e-4, atol=1e-5)
     one = ADVANCE(cell, memory, gates[0], None, 0.5)
     np.testing.assert_allclose(one.hidden, expected[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("cell", ["gru", "lstm", "mingru", "minlstm"])
+def test_a_forget_bias_keeps_as_much_of_every_memory(cell):
+    """With gates of 0, the sigmoid of the bias."""
+    memory = memory_for(cell, parts.Memory(jnp.ones((1, 8)), jnp.ones((1, 8))))
+    blocks, of_memory = recurrence.BLOCKS[cell]
+    kernel = jnp.zeros((8, 8 * of_memory)) if of_memory else None
+    after = ADVANCE(cell, memory, jnp.zeros((1, 8 * blocks)), kernel, 3.0)
+    kept = after.cell if cell == "lstm" else after.hidden
+    np.testing.assert_allclose(kept, sigmoid(3.0), rtol=1e-5)
 
 
 def test_gates_of_a_minlstm_that_are_both_shut_are_finite():
