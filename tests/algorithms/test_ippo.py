@@ -656,7 +656,7 @@ CASE = Case(
     **OF_CASES
     | dict(
         other=OF_CASES["other"] | {"average_share": 1.0},
-        learned=lambda state: (state.policy.params, state.policy.average, state.critic_params),
+        learned=lambda state: ((state.policy.params, state.policy.average), state.critic_params),
     ),
 )
 
