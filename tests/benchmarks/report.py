@@ -14,7 +14,7 @@ from algorithms.launch.compute import devices
 from algorithms.launch.metrics import as_csv
 from algorithms.launch.show import results
 from algorithms.launch.storage import versions
-from tests.benchmarks.cells import CELLS, MEMORIES_COMPARED, PEERS, Cell
+from tests.benchmarks.cells import BEST, CELLS, MEMORIES_COMPARED, PEERS, Cell
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "results"
@@ -26,7 +26,7 @@ COLUMNS = ("algorithm", "cell", "steps", "seeds", "mean (95 %)", "IQM", "worst",
 COLUMNS += ("solved", "collapsed", "in training")
 TEAMS = ("environment", "algorithm", "steps", "seeds", "return of an agent (95 %)", "worst")
 TEAMS += ("metric (95 %)", "in training", "cell")
-TASKS = ("algorithm", "task", "steps", "seeds", "solved at", *MEMORIES_COMPARED)
+TASKS = ("algorithm", "task", "steps", "seeds", "best", "solved at", *MEMORIES_COMPARED)
 BLOCK = 10_000  # seeds of a report
 LATE = 0.4  # share of a run after which a point below the bar is a dip
 Rows = list[dict[str, str]]
@@ -186,19 +186,34 @@ def team_line(cell: Cell, rows: Rows) -> list[str]:
 
 
 def task_lines(cells: Sequence[Cell], folder: Path) -> list[list[str]]:
-    """A line for each task that needs a memory: mean returns and solved seeds of all memories."""
-    lines: dict[tuple[str, str], list[str]] = {}
-    for cell in cells:
-        rows = kept(cell, folder)
-        if not rows:
-            continue
+    """A line for each task that needs a memory: mean returns and solved seeds of all memories.
+
+    The last line of an algorithm is the mean over its tasks of what they are of the best return.
+    """
+    lines: list[list[str]] = []
+    for algorithm in dict.fromkeys(map(file_of, cells)):
+        found = [(cell, kept(cell, folder)) for cell in cells if cell.algorithm == algorithm]
+        lines += lines_of_tasks([(cell, rows) for cell, rows in found if rows])
+    return lines
+
+
+def lines_of_tasks(found: Sequence[tuple[Cell, Rows]]) -> list[list[str]]:
+    """Those of one algorithm's cells."""
+    lines: dict[str, list[str]] = {}
+    shares: dict[str, list[float]] = {memory: [] for memory in MEMORIES_COMPARED}
+    for cell, rows in found:
         task, memory = cell.name.split(", ")
-        bar, found = cell.solved, summary(rows, cell.solved)
-        facts = [f"{int(rows[0]['timestep']):,}", str(len(rows))]
+        bar, scores, best = cell.solved, summary(rows, cell.solved), BEST[task.split()[0]]
+        facts = [f"{int(rows[0]['timestep']):,}", str(len(rows)), f"{best:g}"]
         facts += ["" if np.isnan(bar) else f"{bar:g}", *["-"] * len(MEMORIES_COMPARED)]
-        line = lines.setdefault((cell.algorithm, task), [cell.algorithm, task, *facts])
-        solved = "" if np.isnan(bar) else f" ({found['solved']})"
-        line[TASKS.index(memory)] = number(found["mean"]) + solved
+        line = lines.setdefault(task, [cell.algorithm, task, *facts])
+        solved = "" if np.isnan(bar) else f" ({scores['solved']})"
+        line[TASKS.index(memory)] = number(scores["mean"]) + solved
+        shares[memory].append(scores["mean"] / best)
+    if len(lines) > 1:
+        whole = [number(np.mean(s)) if len(s) == len(lines) else "-" for s in shares.values()]
+        head = [found[0][0].algorithm, "mean share of the best", "", "", "", ""]
+        lines["mean"] = [*head, *whole]
     return list(lines.values())
 
 

@@ -87,15 +87,20 @@ def test_the_table_of_teams_is_in_order_of_environments(tmp_path):
 
 def test_a_task_has_a_line_with_all_memories(tmp_path):
     """The number of solved seeds stands behind the mean."""
-    for name, scores in (("gru", [4.0, 0.0]), ("lru", [4.0, 4.0])):
+    for name, scores in (("gru", [4.0, 0.0]), ("lru", [4.0, 4.0]), ("s5", [0.0, 0.0])):
         report.keep("ppo_rnn", rows(scores, [0.0, 0.0], cell=f"TMaze-v0, {name}"), tmp_path)
     report.keep("ppo_rnn", rows([20.0], [0.0], cell="RockSample-v0, s5"), tmp_path)
     lines = [line.split(" | ") for line in report.table("memory", tmp_path).splitlines()]
-    assert lines[0][1:6] == ["task", "steps", "seeds", "solved at", "gru"] and len(lines) == 4
-    maze, rocks = (dict(zip(lines[0], line)) for line in lines[2:])
+    assert lines[0][1:7] == ["task", "steps", "seeds", "best", "solved at", "gru"]
+    assert len(lines) == 5
+    maze, rocks, mean = (dict(zip(lines[0], line)) for line in lines[2:])
     assert (maze["task"], maze["steps"], maze["seeds"]) == ("TMaze-v0", "6,000", "2")
     assert maze["solved at"] == "3.9" and (maze["gru"], maze["lru"]) == ("2.00 (1)", "4.00 (2)")
     assert maze["lstm"] == "-" and rocks["solved at"] == "" and rocks["s5"] == "20.00"
+    assert (maze["best"], rocks["best"]) == ("4", "50")
+    assert mean["task"] == "mean share of the best"
+    assert mean["s5"] == "0.20", "(0 / 4 + 20 / 50) / 2"
+    assert mean["lru"] == mean["lstm"] == "-", "not measured on every task"
 
 
 def test_speeds_are_kept_a_row_for_each_case(tmp_path):
