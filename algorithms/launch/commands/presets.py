@@ -410,6 +410,21 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
             "exploration_fraction": 0.2,
             "forget_bias": 3.0,
         },
+        "TMaze-v0": {
+            "total_timesteps": 300_000,
+            "learning_rate": 2e-3,
+            "gamma": 0.98,
+            "q_lambda": 0.9,
+            "reward_scale": 1.0,
+            "eps_end": 0.05,
+            "forget_bias": 3.0,
+        },
+        # Angles are small beside positions.
+        "CartPole-v1-positions": {
+            "env": "CartPole-v1",
+            "env_settings": (("observe", (0, 2)),),
+            "normalize_obs": True,
+        },
     },
     "r2d2": {
         "CartPole-v1-positions": {"env": "CartPole-v1", "env_settings": (("observe", (0, 2)),)},
