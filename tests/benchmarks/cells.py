@@ -265,10 +265,8 @@ class Recall(NamedTuple):
         source = "--preset" if self.env in SETTINGS[self.algorithm] else "--env"
         words = f"{source} {self.env} --cell {memory} {self.window * attends} {self.words}"
         words = " ".join(f"{words} --total-timesteps {self.steps}".split())
-        name, seeds = (
-            f"{self.env}{self.more}, {memory}",
-            self.seeds_of_gtrxl if attends else self.seeds,
-        )
+        name = f"{self.env}{self.more}, {memory}"
+        seeds = self.seeds_of_gtrxl if attends else self.seeds
         return Cell(self.algorithm, name, words, seeds, bar(self.env), ("memory",))
 
 
