@@ -118,6 +118,7 @@ PRESETS = (
     *(preset("ppo_rnn", f"CartPole-v1-positions{memory}", 500_000, 100) for memory in MEMORIES),
     *(preset("pqn", env, 500_000, 100) for env in CLASSIC),
     *(preset("pqn", f"{game}-MinAtar", steps, 10) for game, steps in GAMES.items()),
+    flag("ppo_rnn", "TMaze-v0", "--num-envs 4", 1_000_000, 10)._replace(tables=("results",)),
     preset("pqn_rnn", "MemoryChain-bsuite", 400_000, 30),
     preset("r2d2", "CartPole-v1-positions", 500_000, 5),
     preset("r2d2", "MemoryChain-bsuite", 400_000, 5),
