@@ -15,20 +15,21 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from envs import suggest
+from envs import shaping, suggest
 from envs.gymnax import parameter_names, spaces
 from envs.levels import Level, reset_key
 from envs.wrappers import WithState
 
-# Parameters that gymnax computes from others when it defines them, by their environment.
-FOLLOWERS: dict[str, dict[str, Callable[[Any], Any]]] = {
+# Parameters that gymnax computes from others when it defines them, by their environment: the names
+# of the others, and how.
+FOLLOWERS: dict[str, dict[str, tuple[tuple[str, ...], Callable[[Any], Any]]]] = {
     "CartPole-v1": {
-        "total_mass": lambda p: p.masscart + p.masspole,
-        "polemass_length": lambda p: p.masspole * p.length,
+        "total_mass": (("masscart", "masspole"), lambda p: p.masscart + p.masspole),
+        "polemass_length": (("masspole", "length"), lambda p: p.masspole * p.length),
     },
     "Acrobot-v1": {
-        "link_com_pos_1": lambda p: 0.5 * p.link_length_1,
-        "link_com_pos_2": lambda p: 0.5 * p.link_length_2,
+        "link_com_pos_1": (("link_length_1",), lambda p: 0.5 * p.link_length_1),
+        "link_com_pos_2": (("link_length_2",), lambda p: 0.5 * p.link_length_2),
     },
 }
 EXAMPLE = "length:uniform:0.25:1/gravity:log:5:20"
@@ -138,11 +139,25 @@ class Randomized(WithState):
         super().__init__(env)
         self.ranges, self.num_shares, self.observe = ranges, len(ranges), observe
         drawn = {one.name for one in ranges}
-        followers = FOLLOWERS.get(env.name, {})
-        self.followers = {k: f for k, f in followers.items() if k not in drawn | set(fixed)}
+        whole = drawn & set(shaping.PARAMETERS) if shaping.shapes(env) else ()
+        if whole:
+            raise ValueError(
+                f"randomize: {', '.join(sorted(whole))} of {env.name} is of the whole batch, not "
+                "of an episode; set it, without a range"
+            )
+        stay = drawn | set(fixed)
+        self.followers = {
+            name: function
+            for name, (others, function) in FOLLOWERS.get(env.name, {}).items()
+            if name not in stay and drawn & set(others)  # else it is as without ranges
+        }
         space = env.observation_space(params)
         if observe and len(getattr(space, "shape", None) or ()) != 1:
             raise ValueError(f"observe_randomized needs flat observations; {env.name} has {space}")
+        if observe and not jnp.issubdtype(getattr(space, "dtype", bool), jnp.floating):
+            raise ValueError(
+                f"observe_randomized needs observations of floats; {env.name} has {space}"
+            )
 
     def __getattr__(self, name: str) -> Any:
         value = super().__getattr__(name)

@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+PARAMETERS = ("shaped", "shaped_steps")
 NAME = "shaping"  # the added reward, in `info` and in the metrics of training
 
 

@@ -101,6 +101,16 @@ def test_followers_that_are_set_or_drawn_stay():
     assert p.total_mass.std() > 0.1 and p.total_mass.min() >= 3
 
 
+def test_ranges_of_other_parameters_change_nothing_that_was_set():
+    """As `algorithms.launch.grid` gives ranges to an environment that a run was trained in."""
+    params = envs.make("CartPole-v1", length=1.0)[1]
+    drawing, others = envs.make("CartPole-v1", length=1.0, randomize="gravity:uniform:9:10")
+    state = drawing.reset_env(jax.random.key(0), others)[1]
+    drawn = drawing.drawn(state, others)
+    assert drawn.gravity != params.gravity
+    assert drawn.replace(gravity=params.gravity) == params
+
+
 def test_an_episode_keeps_its_parameters_and_moves_by_them():
     """Against an environment that has these parameters for good."""
     env, params = envs.make("Pendulum-v1", randomize="g:uniform:1:20/l:uniform:0.5:2")
@@ -223,6 +233,16 @@ def test_images_cannot_show_what_was_drawn():
     envs.make("FourRooms-misc", **settings)
     with pytest.raises(ValueError, match="needs flat observations; FourRooms-misc has Box"):
         envs.make("FourRooms-misc", **settings, observe_randomized=True)
+
+
+def test_whole_numbers_cannot_show_what_was_drawn():
+    class Counts(Everywhere):
+        def observation_space(self, params):
+            return spaces.Box(0, 9, (1,), jnp.int32)
+
+    envs.make(Counts(), randomize="a:uniform:1:2")
+    with pytest.raises(ValueError, match="needs observations of floats; Counts has Box"):
+        envs.make(Counts(), randomize="a:uniform:1:2", observe_randomized=True)
 
 
 def test_an_algorithm_trains_on_it():

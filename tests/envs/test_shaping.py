@@ -56,6 +56,12 @@ class Steps(Alone):
     num_agents, way = 2, (10.0, -1.0)
 
 
+def test_the_weight_cannot_be_drawn_for_an_episode():
+    """Batches add shaped rewards with the weight of their own parameters."""
+    with pytest.raises(ValueError, match="randomize: shaped of Steps is of the whole batch"):
+        envs.make(Alone(), randomize="shaped:uniform:0:1")
+
+
 @pytest.mark.parametrize(
     "shaped, steps, weights",
     [
