@@ -262,7 +262,9 @@ def draw_by_priority(priorities: jax.Array, noise: jax.Array) -> Draw:
     row, _ = pick(rows[plane], noise[:, 1])
     entry, _ = pick(cube[plane, row], noise[:, 2])
     index = (plane * side + row) * side + entry
-    return Draw(index, priorities[index] / total)
+    # Without any priority, before the first whole window, nothing is learned from the draw.
+    share = jnp.where(total > 0.0, priorities[index] / jnp.where(total > 0.0, total, 1.0), 1.0)
+    return Draw(index, share)
 
 
 def pick(masses, noise):

@@ -84,6 +84,12 @@ def test_draws_by_priority_follow_their_share_and_never_have_none():
     assert (priorities[draw(jnp.array(priorities), jnp.float32(ends)).index] > 0).all()
 
 
+def test_draws_without_any_priority_are_finite_under_jax_debug_nans(debug_nans):
+    """As before the first whole window: what is learned from such a draw is discarded."""
+    draw = jax.jit(module.draw_by_priority)(jnp.zeros(27), jnp.full((2, 3), 0.5))
+    np.testing.assert_array_equal(draw.probability, 1.0)
+
+
 def test_no_entry_without_mass_is_drawn_where_cumulative_sums_are_rounded_up(monkeypatch):
     """Each column of a product may be rounded by itself, as on a GPU.
 
