@@ -32,7 +32,8 @@ def check_sizes(config: Any, *positive: str, not_negative: tuple[str, ...] = ())
             raise ValueError(f"{name}={value!r}: give a whole number, {least} or more")
         if value > LARGEST and name != "total_timesteps":
             raise ValueError(f"{name}={value}: give a whole number up to {LARGEST}")
-    if not callable(getattr(nn, config.activation, None)):
+    activation = getattr(nn, config.activation, None)
+    if not callable(activation) or isinstance(activation, type):  # PReLU is a layer
         raise ValueError(f"activation={config.activation!r}: flax.linen has tanh, relu, ...")
 
 

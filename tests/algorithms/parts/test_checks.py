@@ -48,6 +48,7 @@ def make_config(**settings):
         ({"hidden_sizes": (8, 0)}, "hidden_sizes=0: give a whole number, 1 or more"),
         ({"hidden_sizes": (2**31,)}, "hidden_sizes=2147483648: give a whole number up to"),
         ({"activation": "tanhh"}, "activation='tanhh': flax.linen has tanh, relu, ..."),
+        ({"activation": "PReLU"}, "activation='PReLU': flax.linen has tanh, relu, ..."),
     ],
 )
 def test_sizes_that_cannot_be_are_refused(settings, message):
