@@ -7,6 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from envs import modules, suggest
 from envs.precision import without_x64
@@ -42,6 +44,15 @@ LIBRARIES: dict[str, str] = {
 # find_run(run_dir, game, point=..., trial=..., sample=...) gives a saved run as a games.Player, or
 # raises a ValueError. This package cannot read runs: the launcher puts its function here.
 find_run: Callable | None = None
+
+# Those of the settings below that are true or false.
+FLAGS = (
+    "limit_terminates",
+    "mask_actions",
+    "observe_randomized",
+    "clip_action",
+    "rescale_action",
+)
 
 # Constructor arguments of wrappers that `make` applies to any environment.
 WRAPPER_SETTINGS = {
@@ -110,6 +121,9 @@ def _build(env: Any, settings: dict[str, Any]) -> tuple[Any, Any]:
 
     settings = dict(settings)
     wrapper_settings = {k: settings.pop(k) for k in list(settings) if k in WRAPPER_SETTINGS}
+    for name in FLAGS:
+        if not isinstance(wrapper_settings.get(name), bool | None):
+            raise ValueError(f"{name}={wrapper_settings[name]}: give true or false")
     label = env if isinstance(env, str) else getattr(env, "name", type(env).__name__)
     if isinstance(env, str):
         env, settings = _construct(env, settings)
@@ -123,7 +137,7 @@ def _build(env: Any, settings: dict[str, Any]) -> tuple[Any, Any]:
         if name not in fields:
             known = [*_arguments(env, label), *fields, *WRAPPER_SETTINGS]
             raise ValueError(suggest.unknown(f"setting of {label}:", name, known))
-        _check_number(label, name, settings[name], getattr(params, name))
+        settings[name] = _value(label, name, settings[name], getattr(params, name))
     params = params.replace(**settings) if settings else params
 
     env = Gymnax(env)
@@ -169,11 +183,27 @@ def _arguments(env: Any, label: str) -> list[str]:
     return list(inspect.signature(type(env)).parameters)
 
 
-def _check_number(label: str, name: str, value: Any, default: Any) -> None:
-    """Refuses a word or several numbers where a parameter is one number."""
-    if isinstance(default, int | float) and isinstance(value, str | tuple | list):
-        text = value if isinstance(value, str) else ",".join(map(str, value))
-        raise ValueError(f"setting of {label}: {name}={text}: give one number, as {default}")
+def _value(label: str, name: str, value: Any, default: Any) -> Any:
+    """A parameter's value: a float or an array where the default is one.
+
+    Raises:
+      ValueError: a word, or another number of numbers than the default has, or an integer that does
+        not fit into 32 bits.
+    """
+    several = isinstance(value, tuple | list)
+    text = ",".join(map(str, value)) if several else value
+    refusal = f"setting of {label}: {name}={text}: give"
+    if isinstance(default, int | float) and (several or isinstance(value, str)):
+        raise ValueError(f"{refusal} one number, as {default}")
+    if isinstance(default, float) and type(value) is int:
+        return float(value)
+    if type(value) is int and abs(value) >= 2**31:
+        raise ValueError(f"{refusal} a whole number up to {2**31 - 1}")
+    if isinstance(default, jax.Array) and (several or isinstance(value, str)):
+        if np.shape(value) != default.shape or np.asarray(value).dtype.kind not in "iuf":
+            raise ValueError(f"{refusal} numbers in the shape {default.shape}, as {default}")
+        return jnp.asarray(value, default.dtype)
+    return value
 
 
 def _construct(name: str, settings: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -207,10 +237,25 @@ def _construct(name: str, settings: dict[str, Any]) -> tuple[Any, dict[str, Any]
     arguments = inspect.signature(factory).parameters
     taken = {k: v for k, v in settings.items() if k in arguments}
     left = {k: v for k, v in settings.items() if k not in taken}
+    if name not in OWN:  # the kit's own refuse what they do not take
+        for k, v in taken.items():
+            _check_argument(name, k, v, arguments[k].default)
     try:
         return factory(**taken), left
     except OSError as error:  # MNISTBandit-bsuite downloads its images
         raise ValueError(f"{name} cannot be made: its data cannot be had: {error}") from error
+    except (TypeError, AssertionError, LookupError) as error:
+        given, why = ",".join(f"{k}={v}" for k, v in taken.items()), str(error).partition("\n")[0]
+        why = why or type(error).__name__
+        raise ValueError(f"{name} with {given or 'no settings'}: {why}") from error
+
+
+def _check_argument(label: str, name: str, value: Any, default: Any) -> None:
+    """Refuses a value whose type is not that of the default, if this is a number or a bool."""
+    kinds = ((bool, bool, "true or false"), (int, int, "a whole number"), (float, int, "a number"))
+    for kind, other, words in kinds:
+        if type(default) is kind and type(value) not in (kind, other):
+            raise ValueError(f"setting of {label}: {name}={value}: give {words}, as {default}")
 
 
 def _unknown_library(library: str, rest: str) -> str:

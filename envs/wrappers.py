@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 
 from envs import levels
@@ -12,12 +13,15 @@ from envs.gymnax import Wrapper, spaces
 from envs.metrics import kinds
 from envs.shaping import shapes
 
+LARGEST = 2**31 - 1  # counts are int32 inside the program
+
 
 def _whole(name: str, value: Any, what: str) -> int:
     """A setting that is a count."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or value != int(value) or value < 1:
-        raise ValueError(f"{name}={value}: give a whole number of {what}, 1 or more")
+    if not number or not value >= 1 or value > LARGEST or value != int(value):
+        limit = "1 or more" if not number or value <= LARGEST else f"up to {LARGEST}"
+        raise ValueError(f"{name}={value}: give a whole number of {what}, {limit}")
     return int(value)
 
 
@@ -140,7 +144,8 @@ def limit_time(env: Any, params: Any, max_steps: int) -> tuple[TimeLimit, Any]:
     name, env = limit_name(env), TimeLimit(env, max_steps)
     own = getattr(params, name, None)
     if own is not None and own < max_steps:
-        params = params.replace(**{name: type(own)(max_steps)})
+        kind = own.dtype.type if isinstance(own, jax.Array) else type(own)
+        params = params.replace(**{name: kind(max_steps)})
     return env, params
 
 
@@ -321,6 +326,13 @@ class ClipAction(_BoxAction):
 
 class RescaleAction(_BoxAction):
     """Takes actions in [-1, 1] and maps them linearly to the bounds of the Box inside."""
+
+    def __init__(self, env: Any, params: Any):
+        super().__init__(env, params)
+        space = env.action_space(params)
+        bounds = [x for x in (space.low, space.high) if not isinstance(x, jax.core.Tracer)]
+        if not all(np.isfinite(x).all() for x in bounds):
+            raise ValueError(f"rescale_action needs actions with bounds; {env.name} has {space}")
 
     def step_env(self, key, state, action, params):
         space = self.env.action_space(params)

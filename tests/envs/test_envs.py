@@ -142,6 +142,21 @@ def test_settings_reach_parameters_and_constructors():
             "action_repeat=0: give a whole number of frames, 1 or more",
         ),
         ("CartPole-v1", {"action_repeat": 2.5}, "action_repeat=2.5: give a whole number"),
+        ("CartPole-v1", {"max_steps": np.inf}, "max_steps=inf: give a whole number of steps, up"),
+        ("CartPole-v1", {"max_steps": np.nan}, "max_steps=nan: give a whole number of steps"),
+        ("CartPole-v1", {"frame_stack": 2**31}, "frame_stack=2147483648: .*, up to 2147483647"),
+        ("CartPole-v1", {"limit_terminates": "no"}, "limit_terminates=no: give true or false"),
+        ("CartPole-v1", {"mask_actions": "off"}, "mask_actions=off: give true or false"),
+        ("Pendulum-v1", {"rescale_action": 0}, "rescale_action=0: give true or false"),
+        ("Pendulum-v1", {"max_torque": np.inf, "rescale_action": True}, "needs actions with bou"),
+        ("CartPole-v1", {"max_steps_in_episode": 2**31}, "give a whole number up to 2147483647"),
+        ("Acrobot-v1", {"available_torque": (-2, 2)}, r"available_torque=-2,2: give .* \(3,\), as"),
+        ("Acrobot-v1", {"available_torque": "big"}, r"available_torque=big: give .* \(3,\), as"),
+        ("Catch-bsuite", {"rows": "x"}, "rows=x: give a whole number, as 10"),
+        ("Catch-bsuite", {"rows": 2.5}, "rows=2.5: give a whole number, as 10"),
+        ("FrozenLake-misc", {"is_slippery": "no"}, "is_slippery=no: give true or false, as True"),
+        ("FrozenLake-misc", {"success_rate": "x"}, "success_rate=x: give a number, as 0.33"),
+        ("MetaMaze-misc", {"maze_size": 8}, "MetaMaze-misc with maze_size=8: AssertionError"),
         ("CartPole-v1", {"observe": (0, 4)}, "observe=.0, 4.: give indices from 0 to 3"),
         ("CartPole-v1", {"observe": (-1,)}, "observe=.-1,.: give indices from 0 to 3"),
         ("CartPole-v1", {"observe": ()}, "observe=..: give indices from 0 to 3"),
@@ -152,6 +167,16 @@ def test_settings_reach_parameters_and_constructors():
 def test_environments_that_cannot_be_made_are_refused(name, settings, message):
     with pytest.raises(ValueError, match=message):
         envs.make(name, **settings)
+
+
+def test_parameters_have_the_types_of_their_defaults():
+    """Several numbers become an array, which actions traced can index; one number is a float."""
+    env, params = envs.make("Acrobot-v1", available_torque=(-2, 0, 2), link_mass_1=2)
+    assert type(params.link_mass_1) is float
+    state = env.reset_env(jax.random.key(0), params)[1]
+    step = lambda action, params: env.step_env(jax.random.key(1), state, action, params)[0]
+    plain = params.replace(available_torque=jnp.array([-2.0, 0.0, 2.0]))
+    np.testing.assert_array_equal(jax.jit(step)(0, params), step(0, plain))
 
 
 def test_an_environment_object_can_be_made(probe):
@@ -210,6 +235,13 @@ def test_time_limit_truncates_and_lifts_the_environment_s_own(probe, limit):
     env, params = envs.make(probe, task=tasks.ENDLESS, max_steps=limit)
     steps = play(env, params, [0] * limit)
     assert [s[1:] for s in steps] == [(False, False)] * (limit - 1) + [(False, True)]
+
+
+def test_a_time_limit_also_lifts_one_that_is_an_array():
+    class Probe(tasks.Probe):
+        default_params = ProbeParams(max_steps_in_episode=jnp.array(10))
+
+    assert envs.make(Probe(), max_steps=30)[1].max_steps_in_episode == 30
 
 
 def test_clip_and_rescale_change_the_environment_s_actions():
