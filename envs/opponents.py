@@ -62,6 +62,8 @@ def against(game: Any, settings: dict[str, Any]) -> "Against":
     is_run = isinstance(opponent, str) and opponent != "random"
     if not is_run and (given := [k for k in SAVED if k in settings]):
         raise ValueError(f"{given[0]}={settings[given[0]]!r} goes with a saved run as opponent")
+    if not isinstance(saved["opponent_sample"], bool):
+        raise ValueError(f"opponent_sample={saved['opponent_sample']!r}: give true or false")
     if opponent == "random":
         player = games.RANDOM
     elif isinstance(opponent, games.Player):

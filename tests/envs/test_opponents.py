@@ -268,6 +268,7 @@ def fails(rng, observation, mask):
         ("tic_tac_toe", {"opponent_point": 3}, "opponent_point: goes with an opponent"),
         ("tic_tac_toe", {"opponent": "random", "opponent_trial": 1}, "opponent_trial=1 goes with"),
         ("tic_tac_toe", {"opponent": 3}, "opponent=3: give random, the directory"),
+        ("tic_tac_toe", {"opponent": "a", "opponent_sample": "no"}, "'no': give true or false"),
         ("tic_tac_toe", {"opponent": two_numbers}, "an action is a number"),
         ("tic_tac_toe", {"opponent": fails}, "does not fit pgx/tic_tac_toe: no$"),
         ("tic_tac_toe", {"oponent": "random"}, "did you mean opponent"),
