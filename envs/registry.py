@@ -148,7 +148,7 @@ def _build(env: Any, settings: dict[str, Any]) -> tuple[Any, Any]:
         raise ValueError("observe_randomized: nothing is drawn; give randomize too")
     max_steps = wrapper_settings.get("max_steps")
     if max_steps is not None:
-        env, params = wrappers.limit_time(env, params, max_steps)
+        env, params = wrappers.limit_time(env, params, max_steps, settings)
     if wrapper_settings.get("limit_terminates"):
         env = wrappers.LimitTerminates(env)
     if wrapper_settings.get("action_repeat") is not None:

@@ -1,5 +1,6 @@
 """Wrappers around one environment, which stack. `envs.make` applies them by its settings."""
 
+from collections.abc import Collection
 from typing import Any
 
 import jax
@@ -139,11 +140,14 @@ class FrameStack(WithState):
         return jnp.concatenate([x] * self.number, axis=-1)
 
 
-def limit_time(env: Any, params: Any, max_steps: int) -> tuple[TimeLimit, Any]:
-    """A time limit that also lifts a shorter one in the environment's parameters."""
+def limit_time(
+    env: Any, params: Any, max_steps: int, fixed: Collection[str] = ()
+) -> tuple[TimeLimit, Any]:
+    """A time limit that also lifts a shorter one in the environment's parameters, unless this is
+    among the `fixed` ones, which the user set."""
     name, env = limit_name(env), TimeLimit(env, max_steps)
     own = getattr(params, name, None)
-    if own is not None and own < max_steps:
+    if own is not None and own < max_steps and name not in fixed:
         kind = own.dtype.type if isinstance(own, jax.Array) else type(own)
         params = params.replace(**{name: kind(max_steps)})
     return env, params

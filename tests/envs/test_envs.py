@@ -237,6 +237,11 @@ def test_time_limit_truncates_and_lifts_the_environment_s_own(probe, limit):
     assert [s[1:] for s in steps] == [(False, False)] * (limit - 1) + [(False, True)]
 
 
+def test_a_time_limit_lifts_none_that_was_set():
+    params = envs.make("CartPole-v1", max_steps=600, max_steps_in_episode=100)[1]
+    assert params.max_steps_in_episode == 100
+
+
 def test_a_time_limit_also_lifts_one_that_is_an_array():
     class Probe(tasks.Probe):
         default_params = ProbeParams(max_steps_in_episode=jnp.array(10))
