@@ -252,10 +252,15 @@ def _construct(name: str, settings: dict[str, Any]) -> tuple[Any, dict[str, Any]
 
 def _check_argument(label: str, name: str, value: Any, default: Any) -> None:
     """Refuses a value whose type is not that of the default, if this is a number or a bool."""
-    kinds = ((bool, bool, "true or false"), (int, int, "a whole number"), (float, int, "a number"))
-    for kind, other, words in kinds:
-        if type(default) is kind and type(value) not in (kind, other):
-            raise ValueError(f"setting of {label}: {name}={value}: give {words}, as {default}")
+    kinds = {
+        bool: (bool | np.bool_, "true or false"),
+        int: (int | np.integer, "a whole number"),
+        float: (float | int | np.number, "a number"),
+    }
+    taken, words = kinds.get(type(default), (object, ""))
+    mixed = isinstance(value, bool) and type(default) in (int, float)
+    if mixed or not isinstance(value, taken):
+        raise ValueError(f"setting of {label}: {name}={value}: give {words}, as {default}")
 
 
 def _unknown_library(library: str, rest: str) -> str:

@@ -154,6 +154,7 @@ def test_settings_reach_parameters_and_constructors():
         ("Acrobot-v1", {"available_torque": "big"}, r"available_torque=big: give .* \(3,\), as"),
         ("Catch-bsuite", {"rows": "x"}, "rows=x: give a whole number, as 10"),
         ("Catch-bsuite", {"rows": 2.5}, "rows=2.5: give a whole number, as 10"),
+        ("Catch-bsuite", {"rows": True}, "rows=True: give a whole number, as 10"),
         ("FrozenLake-misc", {"is_slippery": "no"}, "is_slippery=no: give true or false, as True"),
         ("FrozenLake-misc", {"success_rate": "x"}, "success_rate=x: give a number, as 0.33"),
         ("MetaMaze-misc", {"maze_size": 8}, "MetaMaze-misc with maze_size=8: AssertionError"),
