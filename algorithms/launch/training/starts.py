@@ -104,6 +104,9 @@ def extended(chunk: Chunk, total: int) -> tuple[Chunk, list[str]]:
     """The chunk with more timesteps and as many updates to a point, and what to say."""
     start, trainer, config = chunk.start, chunk.trainer, chunk.trainer.config
     if total < config.total_timesteps:
+        plan = trainer.plan
+        if plan.steps and -(-total * plan.points // plan.steps) == plan.points:
+            return chunk, []  # an earlier session has rounded it up
         raise UserError(
             f"total_timesteps={total} is less than the {config.total_timesteps} of the run: "
             "a run can only be made longer"

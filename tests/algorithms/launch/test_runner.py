@@ -1,5 +1,6 @@
 """`run` and `resume` from Python, on a toy for the launcher's own work, and on algorithms."""
 
+import contextlib
 import csv
 import importlib.util
 import json
@@ -20,10 +21,11 @@ from algorithms.launch.settings import Trials
 from algorithms.launch.show import evaluation, pace, plots, trackers
 from algorithms.launch.show.progress import Progress
 from algorithms.launch.show.results import Outcome, Ranked
+from algorithms.launch.storage import experiment
 from algorithms.launch.storage.run_dir import RunDir
-from algorithms.launch.training import session
+from algorithms.launch.training import runner, session
 from algorithms.launch.training.loop import Swept
-from algorithms.launch.training.options import Options
+from algorithms.launch.training.options import Options, describe
 from algorithms.launch.training.record import Point
 from algorithms.launch.training.trainer import Trainer, excess
 from tests.algorithms import test_dqn
@@ -548,6 +550,17 @@ def test_a_longer_run_is_exactly_one_that_was_so_long(tmp_path, capsys, index):
     long = launch.run(toy, new, run_dir=tmp_path / "long")
     assert_same((longer.state, longer.metrics), (long.state, long.metrics))
     assert_same_files(tmp_path / "run", tmp_path / "long")
+
+
+def test_the_command_that_made_a_run_longer_may_be_given_again(tmp_path):
+    config = CONFIG.replace(total_timesteps=200, num_evals=4)
+    launch.run(toy, config, run_dir=tmp_path / "run")
+    for stop in ([stop_at(5)], []):  # 310 steps are 7 points of 50
+        with pytest.raises(Stop) if stop else contextlib.nullcontext():
+            longer = launch.resume(tmp_path / "run", module=toy, total_timesteps=310, hooks=stop)
+    assert longer.metrics["timestep"][0].tolist() == [*range(0, 351, 50)]
+    with pytest.raises(UserError, match="total_timesteps=300 is less than the 350 of the run"):
+        launch.resume(tmp_path / "run", module=toy, total_timesteps=300)
 
 
 def test_a_longer_run_with_a_schedule_says_that_it_changes(tmp_path, capsys):
