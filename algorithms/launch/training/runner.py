@@ -474,7 +474,7 @@ def _check_same(path: Any, module: Any, asked: dict[str, Any]) -> None:
     begins = lambda d: {"init_from": asked_of(d.get("init_from"))}
     compared = lambda d: {k: v for k, v in d.items() if k != "options"} | begins(d) | fields(d)
     old, new = compared(experiment.open(path).description), compared(files.as_read(asked))
-    keys = dict.fromkeys([*new, *OPTIONAL])
+    keys = dict.fromkeys([*new, *OPTIONAL, "population"])
     differ = [k for k in keys if k != "config" and old.get(k) != new.get(k)]
     if differ:
         named = ", ".join(f"{k} {old.get(k)} (asked for: {new.get(k)})" for k in differ)

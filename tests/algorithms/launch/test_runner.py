@@ -572,6 +572,14 @@ def test_a_longer_run_with_a_schedule_says_that_it_changes(tmp_path, capsys):
         launch.resume(run_dir, module=toy, total_timesteps=20)
 
 
+def test_a_population_is_not_gone_on_with_as_a_run_of_its_config(tmp_path):
+    asked = describe(toy, CONFIG, Trials([0]), Options())
+    there = asked | {"population": {"members": 4}}
+    path, _ = experiment.create(there, [there], tmp_path)
+    with pytest.raises(UserError, match="was made with other settings, population {'members': 4}"):
+        runner._check_same(path, toy, asked)
+
+
 def test_going_on_from_a_kept_state_is_a_new_run(whole, tmp_path):
     old = launch.run(toy, CONFIG, num_seeds=3, run_dir=tmp_path / "old", keep_states=True).run_dir
     before = {f.name: f.read_bytes() for f in (old / "checkpoints").iterdir()}
