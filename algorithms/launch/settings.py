@@ -76,8 +76,14 @@ def value_of(value: Any) -> Any:
 
 
 def strict(values: Any) -> Any:
-    """Nested dicts and lists as strict JSON has them: infinity becomes "inf"."""
-    return _map_plain(lambda x: str(x) if isinstance(x, float) and math.isinf(x) else x, values)
+    """Nested dicts and lists as strict JSON has them: infinity becomes "inf", and numbers of NumPy
+    those of Python."""
+
+    def known(x: Any) -> Any:
+        x = x.item() if isinstance(x, np.generic) else x
+        return str(x) if isinstance(x, float) and math.isinf(x) else x
+
+    return _map_plain(known, values)
 
 
 def lenient(values: Any) -> Any:

@@ -176,7 +176,7 @@ def _problem_of_choice(choice: Choice, kind: type) -> str:
 def to_json(distribution: Distribution) -> Any:
     """For sweep.json: the word of a flag, and the values of a choice, whose types a word loses."""
     if isinstance(distribution, Choice):
-        return {"choice": [list(v) if isinstance(v, tuple) else v for v in distribution.values]}
+        return {"choice": settings.strict(list(distribution.values))}
     name = next(name for name, cls in DISTRIBUTIONS.items() if cls is type(distribution))
     return f"{name}:{distribution.low}:{distribution.high}"
 
@@ -189,4 +189,5 @@ def from_json(value: Any) -> Distribution | None:
         return None
     name, low, high = value.split(":")
     number = int if DISTRIBUTIONS[name] in WHOLE else float
-    return DISTRIBUTIONS[name](number(low), number(high))
+    # By way of a float: Python may have given 1e3 for a whole number.
+    return DISTRIBUTIONS[name](number(float(low)), number(float(high)))

@@ -15,6 +15,8 @@ best.json           the best setting, for --config; with several environments, b
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from algorithms import parts
 from algorithms.launch import objectives, settings
 from algorithms.launch.compute import hosts
@@ -61,7 +63,7 @@ def _more(asked: grids.Asked) -> dict[str, Any]:
     halving = asked.halving.to_json()
     objective = None if asked.objective == objectives.DEFAULT else asked.objective
     values: dict[str, Any] = {"retest": asked.retest, "retest_seeds": asked.retest_seeds}
-    rows = [{name: _plain(value) for name, value in row.items()} for row in asked.settings or ()]
+    rows = [dict(row) for row in asked.settings or ()]
     values |= {"objective": objective, "settings": settings.strict(rows) or None}
     if halving or asked.retest:  # their later stages are cut as the first one was
         limits = {"max_parallel": asked.max_parallel, "memory_limit": asked.memory_limit}
@@ -73,13 +75,9 @@ def _grid_to_json(values: Any) -> Any:
     if isinstance(values, Distribution):
         return distributions.to_json(values)
     for value in values:
-        if not isinstance(value, int | float | str | tuple | list):
+        if not isinstance(value, int | float | str | tuple | list | np.generic):
             raise UserError(f"grid: {value!r} cannot be saved: name it, or give save=False")
-    return settings.strict([_plain(value) for value in values])
-
-
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
+    return settings.strict(list(values))
 
 
 class SoFar(NamedTuple):

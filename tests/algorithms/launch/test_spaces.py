@@ -12,6 +12,7 @@ from algorithms.launch.commands import cli, flags
 from algorithms.launch.errors import UserError
 from algorithms.launch.search import distributions, grids
 from algorithms.launch.show import plots, results
+from algorithms.launch.training import sweep_dir
 from tests.algorithms.launch import toy
 
 CONFIG = toy.Config(total_timesteps=120, num_evals=2)
@@ -285,6 +286,23 @@ def test_settings_that_cannot_be_are_refused(grid, settings, message):
 
 
 # --- the command line ------------------------------------------------------------------------
+
+
+def test_what_python_draws_is_saved_and_read_back():
+    """Numbers of NumPy, infinity, and whole numbers that were written as floats."""
+    drawn = [
+        launch.Choice([*np.array([4, 8])]),
+        launch.Choice([0.5, float("inf")]),
+        launch.Choice([(("max_steps", 9),), ()]),
+        launch.LogIntegers(1e3, 1e6),
+        launch.Uniform(np.float32(0.5), 1),
+    ]
+    for one in drawn:
+        text = json.dumps(distributions.to_json(one), allow_nan=False)
+        assert distributions.from_json(json.loads(text)) == one
+    listed = {"num_envs": np.array([4, 8]), "gamma": np.array([0.5, 1.0], np.float32)}
+    saved = {name: sweep_dir._grid_to_json(values) for name, values in listed.items()}
+    assert json.loads(json.dumps(saved)) == {"num_envs": [4, 8], "gamma": [0.5, 1.0]}
 
 
 def test_flags_that_draw():
