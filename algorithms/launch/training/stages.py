@@ -15,7 +15,7 @@ from algorithms.launch.compute import hosts, programs
 from algorithms.launch.errors import UserError
 from algorithms.launch.metrics import Metrics
 from algorithms.launch.search import grids, halving
-from algorithms.launch.settings import Trials, env_name, text_of
+from algorithms.launch.settings import Trials, env_name
 from algorithms.launch.show import results
 from algorithms.launch.show.results import Outcome
 from algorithms.launch.storage import experiment, gathering
@@ -269,8 +269,8 @@ def _another(trainer: Trainer, num_trials: int) -> Trainer:
 
 
 def _group_of(chunk: Chunk) -> str:
-    """The same for chunks of one group."""
-    return ", ".join(text_of(chunk.static))
+    """The same for chunks of one group; not `text_of`, which rounds numbers."""
+    return repr(dict(chunk.static))
 
 
 def _on_disk(stages: Stages, chunks: list[Chunk], fills: list) -> list[Chunk]:

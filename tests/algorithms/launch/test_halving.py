@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 import shutil
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -19,6 +20,7 @@ from algorithms.launch.search import halving, outcomes
 from algorithms.launch.search.halving import Halving
 from algorithms.launch.show import plots, results
 from algorithms.launch.storage import experiment
+from algorithms.launch.training import session, stages
 from tests.algorithms.launch import toy
 
 CONFIG = toy.Config(total_timesteps=900, num_evals=9, num_eval_episodes=1)
@@ -91,6 +93,12 @@ def assert_same(one, other):
 
 def rungs(plan):
     return [(r.bracket, r.settings, r.last(27), r.keep) for r in plan.rungs]
+
+
+def test_groups_differ_in_digits_that_labels_do_not_show():
+    static = [{"env_settings": (("gravity", x),)} for x in (9.8000001, 9.8000002)]
+    names = [stages._group_of(SimpleNamespace(static=one)) for one in static]
+    assert names[0] != names[1]
 
 
 def test_rungs_of_successive_halving():
