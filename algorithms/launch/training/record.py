@@ -48,6 +48,7 @@ class Start(NamedTuple):
     get_state: Callable | None = None  # get_state(trials): host arrays; None: they are to be made
     history: Mapping[int, Metrics] = MappingProxyType({})  # of the points so far, (num_trials, ...)
     resumed: bool = False
+    is_finite: np.ndarray | None = None  # which trials have been so far, where no file says it
 
 
 def labels_of(trials: Any, which: np.ndarray) -> str:

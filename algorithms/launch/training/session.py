@@ -155,6 +155,8 @@ class Session:
         needed = self.layout.needed
         states = self.layout.put(start.get_state(needed), needed.start, are_states=True)
         record.were_finite = self._is_finite(states)
+        if start.is_finite is not None:
+            record.were_finite = record.were_finite & start.is_finite
         if record.run_dir and start.point in start.history:  # losses, too
             record.were_finite = record.were_finite & record.run_dir.is_finite(start.point)
         return states

@@ -320,7 +320,8 @@ def _start_in_memory(chunk: Chunk, ends: Ends) -> Start:
                 states.append(gathering.taken(result.state, np.array([place])))
         return gathering.joined(states)
 
-    return Start(point, get_state, history, True)
+    is_finite = np.array([result.is_finite[place] for _, place, result in froms])
+    return Start(point, get_state, history, True, is_finite)
 
 
 def joined(parts: Sequence[Trials]) -> Trials:

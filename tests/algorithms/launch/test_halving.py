@@ -397,6 +397,17 @@ def test_a_finished_sweep_is_left_as_it_is(halved):
     assert not seen
 
 
+@pytest.mark.parametrize("save", [False, True])
+def test_what_broke_in_a_rung_stays_broken(save, tmp_path, monkeypatch):
+    """All losses are infinite at the first point alone, where the first rung ends."""
+    at_first = lambda row: {"loss": row["timestep"] == 100}
+    monkeypatch.setattr(session, "infinite_losses", at_first)
+    config, grid = CONFIG.replace(total_timesteps=200, num_evals=2), {"gamma": [0.5, 0.9]}
+    swept = launch.sweep(toy, config, grid, halving=2, save=save, root=tmp_path)
+    assert len(swept.trials[0].returns) + len(swept.trials[1].returns) == 5  # points 0 to 1 or 2
+    assert [trial.is_finite for trial in swept.trials] == [False, False] and swept.failed
+
+
 def test_a_rung_is_trained_further_in_a_copy_alone(halved, tmp_path):
     rung = halved.sweep_dir / "chunk_000"
     with pytest.raises(UserError, match="is a rung of the sweep .* a copy of the run elsewhere"):
