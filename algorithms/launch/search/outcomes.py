@@ -16,6 +16,8 @@ def read(
 ) -> tuple[dict[int, Outcome], dict[int, Outcome]]:
     """The trials of a sweep that have come to a point, and those of its retest, by their numbers.
 
+    Of a retest that is not over yet there are none: its returns are not those of whole runs.
+
     Args:
       metric: whose returns the curves are; by default of evaluations if there are any.
 
@@ -24,11 +26,14 @@ def read(
     """
     outcomes: dict[int, Outcome] = {}
     retested: dict[int, Outcome] = {}
+    is_over = True
     for entry in there.entries:
         run_dir = RunDir.open(entry.path)
-        if not (history := run_dir.history(entry.last)):
+        history, config = run_dir.history(entry.last), run_dir.description["config"]
+        steps = history[max(history)]["timestep"].min() if history else 0
+        is_over = is_over and (not entry.retest or steps >= config["total_timesteps"])
+        if not history:
             continue
-        config = run_dir.description["config"]
         swept = [n for n in there.description["grid"] if n not in run_dir.trials.floats]
         static = {n: settings.value_of(config[n]) for n in swept}
         given = (stack(history.values()), run_dir.is_finite(max(history)), entry.path.name, metric)
@@ -37,7 +42,7 @@ def read(
             into[number] = one._replace(number=number, share=entry.share)
     if not outcomes:
         raise UserError(f"{there.path} has no metrics yet")
-    return outcomes, retested
+    return outcomes, retested if is_over else {}
 
 
 def best_trials(sweep_dir: Path) -> list[tuple[results.Ranked, list[int]]]:

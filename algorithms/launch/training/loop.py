@@ -85,6 +85,7 @@ class Standing:
         self.ends: dict[int, tuple[Chunk, int, Result]] = {}  # of the trials of the last stages
         self.outcomes: dict[int, Outcome] = {}  # by the number of the trial
         self.retested: dict[int, Outcome] = {}
+        self.retests = 0  # chunks of the retest that have come to their end
         self.unsaved: list[str] = []
         self.work = stages.work(chunks)
         self.drawn = -math.inf  # when pictures were drawn last
@@ -93,6 +94,7 @@ class Standing:
     def add(self, chunk: Chunk, result: Result) -> None:
         """Takes what came of a chunk."""
         self.done += chunk.trials.count * (chunk.num_points - self.stages.first(chunk))
+        self.retests += chunk.retest and not result.stopped
         number = next(i for i, other in enumerate(self.chunks) if other is chunk)
         run = chunk.run_dir.path.name if chunk.run_dir else f"chunk_{number:03d}"
         self.unsaved += [f"{result.unsaved} of {run}"] * bool(result.unsaved)
@@ -120,6 +122,11 @@ class Standing:
         """In the order of results.csv."""
         return [self.outcomes[number] for number in sorted(self.outcomes)]
 
+    @property
+    def is_retested(self) -> bool:
+        """Whether the retest is over: before that its returns are not those of whole runs."""
+        return self.retests == sum(chunk.retest for chunk in self.chunks) > 0
+
     def publish(self, last: bool = False) -> bool:
         """Writes tables, and draws pictures at the end and at most once in DRAW_SECONDS before it.
 
@@ -130,6 +137,7 @@ class Standing:
             sweep_dir=self.stages.path,
             trials=self.trials,
             retested=again,
+            is_retested=self.is_retested,
             chunks=self.chunks,
             losses=self.losses,
             objective=self.stages.asked.objective,
@@ -199,7 +207,8 @@ def _swept(standing: Standing, stopped: str) -> Swept:
     if standing.stages.asked.halving.factor and not stopped:
         saved = f"{100 * (1 - trained / whole):.0f} % saved" if trained < whole else "none saved"
         view.say(f"halving: {trained:,} environment steps in place of {whole:,}, {saved}")
-    again = results.retests(ranked, list(standing.retested.values()), wanted)
+    retested = list(standing.retested.values()) if standing.is_retested else []
+    again = results.retests(ranked, retested, wanted)
     if again:
         view.say(results.retest_table(again, wanted))
     everybody = [*trials, *standing.retested.values()]

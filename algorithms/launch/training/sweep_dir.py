@@ -86,6 +86,7 @@ class SoFar(NamedTuple):
     sweep_dir: Path | None
     trials: list[Outcome]
     retested: list[Outcome]
+    is_retested: bool  # whether the retest is over; until then it chooses nothing
     chunks: list[Chunk]
     losses: Losses
     objective: str
@@ -105,7 +106,8 @@ def publish(so_far: SoFar) -> bool:
         several = len({settings.env_name(chunk.trainer.config) for chunk in chunks}) > 1
         if retested:
             files.write_whole(sweep_dir / "retest.csv", results.csv(retested, objective).encode())
-        best = results.by_environment(results.rank(retested, objective) or ranked)
+        judged = results.rank(retested, objective) if so_far.is_retested else ranked
+        best = results.by_environment(judged)
         for environment, its_own in best.items():
             name = f"best-{as_file_name(environment)}.json" if several else "best.json"
             files.write_json(sweep_dir / name, _best(sweep_dir, its_own[0]))
@@ -130,7 +132,7 @@ def draw(so_far: SoFar) -> None:
         plots.sweep(ranked, title, sweep_dir / "sweep.png", linear)
     with losses.survive("report.html", "report.html was not written", Exception):
         grid = experiment.open(sweep_dir).description["grid"]
-        again = results.retests(ranked, retested, objective)
+        again = results.retests(ranked, retested if so_far.is_retested else [], objective)
         config = chunks[0].trainer.config
         limits = {name: parts.bounds(config, name) for name in settings.float_fields(config)}
         text = page.page(ranked, title, sweep_dir, grid, again, objective, limits)

@@ -397,6 +397,28 @@ def test_a_finished_sweep_is_left_as_it_is(halved):
     assert not seen
 
 
+def test_a_retest_chooses_nothing_before_it_is_over(tmp_path, capsys):
+    """The one that is best at its first point is not the one that is best in the end."""
+    asked = dict(retest=2, retest_seeds=2, sweep_dir=tmp_path / "x")
+    grid = {"learning_rate": [0.1, 0.6]}
+
+    def stop(point):
+        if len(point.settings) == 4 and point.index == 1:
+            raise launch.Stop("enough")
+
+    swept = launch.sweep(toy, CONFIG, grid, **asked, hooks=[stop], quiet=False)
+    assert swept.stopped == "enough" and not swept.retested
+    assert "luck" not in capsys.readouterr().out
+    first, last = outcomes.best_trials(tmp_path / "x"), (tmp_path / "x" / "best.json").read_text()
+    assert first[0][1] == [trial.number for trial in swept.ranked[0].trials]
+    assert json.loads(last)["seeds"] == [0]
+    assert len(table(tmp_path / "x" / "retest.csv")) == 4
+    swept = launch.resume(tmp_path / "x", module=toy)
+    assert len(swept.retested) == 2
+    assert json.loads((tmp_path / "x" / "best.json").read_text())["seeds"] == [1, 2]
+    assert outcomes.best_trials(tmp_path / "x")[0][1] in ([2, 3], [4, 5])
+
+
 @pytest.mark.parametrize("save", [False, True])
 def test_what_broke_in_a_rung_stays_broken(save, tmp_path, monkeypatch):
     """All losses are infinite at the first point alone, where the first rung ends."""
