@@ -173,6 +173,20 @@ def _listed(
     names: Sequence[str], runs: Sequence[dict[str, Any]], entries: Sequence[dict[str, Any]]
 ) -> list[dict[str, Any]]:
     """Chunks as sweep.json has them."""
+def keep_options(there: Experiment, options: dict[str, Any]) -> None:
+    """Writes the options that a sweep goes on with into its sweep.json, if they have changed.
+
+    Raises:
+      UserError: it cannot be written.
+    """
+    if there.description["options"] == options or not hosts.is_first():
+        return
+    try:
+        files.write_json(there.path / SWEEP, there.description | {"options": options})
+    except OSError as error:
+        raise UserError(f"{there.path} cannot be written: {error.strerror}") from error
+
+
     sizes = [len(run["seeds"]) for run in runs]
     rows = zip(names, sizes, entries, strict=True)
     return [{"run": name, "agents": size, **more} for name, size, more in rows]

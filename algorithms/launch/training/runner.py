@@ -300,6 +300,7 @@ def resume(
             plans.announce_resumed(view, there.path, chunks)
             with view.timed("compile"):
                 in_background(plans.compile_unfinished, chunks)
+            experiment.keep_options(there, chosen.to_json())
             return loop.train_sweep(_stages_of(there, chunks, chosen), chunks, chosen, hooks)
         return loop.train_run(chunks[0], chosen, hooks)
 

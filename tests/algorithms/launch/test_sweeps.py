@@ -4,6 +4,7 @@ import csv
 import json
 import math
 import os
+import shutil
 import signal
 
 import jax
@@ -21,6 +22,7 @@ from algorithms.launch.search import distributions, grids
 from algorithms.launch.search.distributions import LogUniform, Uniform
 from algorithms.launch.show import pace, plots, render, results, trackers
 from algorithms.launch.show.progress import Progress
+from algorithms.launch.storage import experiment
 from algorithms.launch.storage.run_dir import RunDir
 from algorithms.launch.training import record, session, trainer
 from tests import probe as tasks
@@ -365,6 +367,14 @@ def test_a_resumed_sweep_is_exactly_an_unbroken_one(whole, tmp_path, chunk, poin
         else (chunk, point) == (2, 4)
     )
     assert_same_sweeps(whole, resumed)
+
+
+def test_options_of_a_sweep_go_on_as_they_were_changed(whole, tmp_path):
+    copy = shutil.copytree(whole.sweep_dir, tmp_path / "x")
+    launch.resume(copy, module=toy, keep_states=True)
+    said = json.loads((copy / "sweep.json").read_text())
+    before = json.loads((whole.sweep_dir / "sweep.json").read_text())
+    assert said == before | {"options": before["options"] | {"keep_states": True}}
 
 
 def test_a_sweep_killed_before_it_began_is_none(tmp_path):
