@@ -17,6 +17,7 @@ from algorithms.launch.storage.directories import make, make_named
 from algorithms.launch.storage.run_dir import RunDir
 
 SWEEP = "sweep.json"  # in the directory of a sweep
+LONGEST = 120  # characters that a directory's name has of environments
 
 
 class Entry(NamedTuple):
@@ -117,7 +118,10 @@ def create(
     names = [f"chunk_{i:03d}" * sweeps for i in range(len(runs))]
     environment, last = settings.env_label(description["config"]["env"]), "sweep"
     if sweeps:
-        environment = "+".join(map(str, description["grid"].get("env", [environment])))
+        names_of = [str(name) for name in description["grid"].get("env", [environment])]
+        environment = "+".join(names_of)
+        if len(environment) > LONGEST:
+            environment = f"{names_of[0]}+{len(names_of) - 1}-others"
     else:
         last = str(description["seeds"][0])
 
@@ -169,10 +173,6 @@ def extend(
     return [RunDir(path / name, run) for name, run in zip(names, runs)]
 
 
-def _listed(
-    names: Sequence[str], runs: Sequence[dict[str, Any]], entries: Sequence[dict[str, Any]]
-) -> list[dict[str, Any]]:
-    """Chunks as sweep.json has them."""
 def keep_options(there: Experiment, options: dict[str, Any]) -> None:
     """Writes the options that a sweep goes on with into its sweep.json, if they have changed.
 
@@ -187,6 +187,10 @@ def keep_options(there: Experiment, options: dict[str, Any]) -> None:
         raise UserError(f"{there.path} cannot be written: {error.strerror}") from error
 
 
+def _listed(
+    names: Sequence[str], runs: Sequence[dict[str, Any]], entries: Sequence[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Chunks as sweep.json has them."""
     sizes = [len(run["seeds"]) for run in runs]
     rows = zip(names, sizes, entries, strict=True)
     return [{"run": name, "agents": size, **more} for name, size, more in rows]

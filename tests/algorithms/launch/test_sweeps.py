@@ -377,6 +377,13 @@ def test_options_of_a_sweep_go_on_as_they_were_changed(whole, tmp_path):
     assert said == before | {"options": before["options"] | {"keep_states": True}}
 
 
+def test_a_sweep_of_many_environments_has_a_name_that_a_directory_can_have(tmp_path):
+    names = [f"Environment{i}-v0" for i in range(30)]
+    described = {"algorithm": "toy", "config": {"env": names[0]}, "grid": {"env": names}}
+    made, _ = experiment.create(described, [], tmp_path)
+    assert made.name.startswith("Environment0-v0+29-others__toy__sweep__"), made.name
+
+
 def test_a_sweep_killed_before_it_began_is_none(tmp_path):
     (tmp_path / "x" / "chunk_000").mkdir(parents=True)
     with pytest.raises(UserError, match="does not exist"):
