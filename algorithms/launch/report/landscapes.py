@@ -286,10 +286,13 @@ def _says_all(study: Study) -> str:
 
 def _says_few(study: Study) -> str:
     """Of settings that are too few, or too equal, to have a best tenth."""
-    first, *_, last = sorted(np.flatnonzero(study.sound), key=lambda i: -study.scores[i])
+    ordered = sorted(np.flatnonzero(study.sound), key=lambda i: -study.scores[i])
+    first, last = ordered[0], ordered[-1]
+    words = lambda i: ", ".join(f"{a.name}={value_text(a.values[i])}" for a in study.axes.values())
+    if len(ordered) == 1:
+        return f"Only {words(first)} has no broken trial; it scores {number(study.scores[first])}."
     if study.scores[first] == study.scores[last]:
         return f"All {study.sound.sum()} settings score {number(study.scores[first])}."
-    words = lambda i: ", ".join(f"{a.name}={value_text(a.values[i])}" for a in study.axes.values())
     return (
         f"From {words(last)} (the worst, {number(study.scores[last])}) to {words(first)} (the "
         f"best, {number(study.scores[first])})."

@@ -271,6 +271,14 @@ def test_ties_and_broken_trials_are_said():
     assert found.text.count("1 not finite") == count
 
 
+def test_one_setting_may_be_the_only_one_without_a_broken_trial():
+    settings = [{"learning_rate": 1e-3}, {"learning_rate": 1e-2}]
+    trials = [trial(one, seed, 10.0 - seed) for one in settings for seed in range(2)]
+    found = read(results.rank([*trials[:3], trials[3]._replace(is_finite=False)]), {})
+    said = "Only learning_rate=0.001 has no broken trial; it scores 9.5."
+    assert said in found.captions[found.heads.index("All settings")]
+
+
 def test_halving_compares_at_the_step_that_all_have():
     settings = [{"learning_rate": 10.0 ** -(2 + i / 4)} for i in range(9)]
     rows = [
