@@ -38,9 +38,10 @@ def infinite_losses(row: Metrics) -> dict[str, np.ndarray]:
 
 
 def stack(rows: Iterable[Metrics]) -> Metrics:
-    """Rows of points as curves."""
+    """Rows of points as curves, of the metrics that all of them have."""
     rows = list(rows)
-    return {name: np.stack([row[name] for row in rows], 1) for name in rows[0]} if rows else {}
+    names = [name for name in rows[0] if all(name in row for row in rows)] if rows else []
+    return {name: np.stack([row[name] for row in rows], 1) for name in names}
 
 
 def over_episodes(name: str, values: np.ndarray) -> np.ndarray:

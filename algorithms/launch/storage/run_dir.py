@@ -16,7 +16,7 @@ moment leaves the last good point.
 import contextlib
 import csv
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -248,32 +248,54 @@ class RunDir:
 
     def append_metrics(self, point: int, metrics: Metrics, logged: Metrics) -> None:
         """Adds a row for each seed to metrics.csv; `logged` are the columns of `pace`."""
-        with open(self.path / "metrics.csv", "ab") as file:
+        head = self._names() or self._head([metrics])
+        if more := [name for name in columns(metrics) if name not in head]:
+            head = self._widen(head, more)
+        rows = self._rows(point, metrics, zip(*(x.tolist() for x in logged.values())), head)
+        # Without a buffer, which would write the rest of it when the file is closed.
+        with open(self.path / "metrics.csv", "ab", buffering=0) as file:
             end = file.tell()
-            head = [] if end else [self._head(metrics)]
+            left = as_csv([*[head] * (not end), *rows]).encode()
             try:
-                rows = self._rows(point, metrics, zip(*(x.tolist() for x in logged.values())))
-                file.write(as_csv([*head, *rows]).encode())
-                file.flush()
+                while left:
+                    left = left[file.write(left) :]
             except OSError:  # a full disk: no half rows
                 file.truncate(end)
                 raise
 
-    def _head(self, metrics: Metrics) -> list[str]:
-        return ["seed", *self.trials.floats, "point", *columns(metrics), *pace.NAMES]
+    def _head(self, rows: Iterable[Metrics]) -> list[str]:
+        """Names of the columns; versions of the kit may give a run's points different metrics."""
+        names = dict.fromkeys(name for metrics in rows for name in columns(metrics))
+        return ["seed", *self.trials.floats, "point", *names, *pace.NAMES]
 
-    def _rows(self, point: int, metrics: Metrics, logged: Iterable[Iterable]) -> list[list[Any]]:
-        numbers = columns(metrics).values()
-        return [
-            [
-                seed,
-                *self.trials.setting(i).values(),
-                point,
-                *(column[i].item() for column in numbers),
-                *own,
-            ]
-            for i, (seed, own) in enumerate(zip(self.trials.seeds, logged, strict=True))
-        ]
+    def _names(self) -> list[str]:
+        """The head of the file that is there; nothing where there is none."""
+        try:
+            with open(self.path / "metrics.csv", newline="") as file:
+                return next(csv.reader(file), [])
+        except (OSError, ValueError, csv.Error):  # not there, or no table
+            return []
+
+    def _widen(self, head: list[str], more: Sequence[str]) -> list[str]:
+        """Gives the file columns that it lacks. Returns its new head."""
+        last = len([name for name in head if name not in pace.NAMES])
+        head = [*head[:last], *more, *head[last:]]
+        lines = [[r.get(n, "nan") for n in head] for rows in self.table().values() for r in rows]
+        files.write_whole(self.path / "metrics.csv", as_csv([head, *lines]).encode())
+        return head
+
+    def _rows(
+        self, point: int, metrics: Metrics, logged: Iterable[Iterable], head: Sequence[str]
+    ) -> list[list[Any]]:
+        """Cells under a head, "nan" where there is nothing."""
+        numbers = columns(metrics)
+        found: list[list[Any]] = []
+        for i, (seed, own) in enumerate(zip(self.trials.seeds, logged, strict=True)):
+            cells: dict[str, Any] = {"seed": seed, **self.trials.setting(i), "point": point}
+            cells |= {name: column[i].item() for name, column in numbers.items()}
+            cells |= dict(zip(pace.NAMES, own))
+            found.append([cells.get(name, "nan") for name in head])
+        return found
 
     def rewind(self, last: int, history: Mapping[int, Metrics]) -> None:
         """Drops all that is past a point, and what a killed process has left behind."""
@@ -293,13 +315,13 @@ class RunDir:
         table = {p: r for p, r in self.table().items() if p <= last}
         if table and not history:
             return
-        heads = [self._head(metrics) for metrics in list(history.values())[:1]]
+        heads = [self._head(history.values())] if history else []
         rows = {p: [[r.get(n, "nan") for n in heads[0]] for r in t] for p, t in table.items()}
         nothing: list[dict[str, str]] = [{}] * self.trials.count
         for point, metrics in history.items():
             read = [[row.get(n) for n in pace.NAMES] for row in table.get(point, nothing)]
             logged = [[x if _is_number(x) else math.nan for x in own] for own in read]
-            rows[point] = self._rows(point, metrics, logged)
+            rows[point] = self._rows(point, metrics, logged, heads[0])
         text = as_csv([*heads, *(row for point in sorted(rows) for row in rows[point])]).encode()
         file = self.path / "metrics.csv"
         if not file.exists() or file.read_bytes() != text:

@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import os
+import resource
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -472,6 +473,48 @@ def test_a_disk_that_stays_full_is_told_by_the_exit_code(tmp_path, monkeypatch, 
     monkeypatch.setattr(RunDir, "save", save)
     cli.main(toy, ["--resume", str(path)])
     assert RunDir.open(path).points("policy") == [0, 1, 2, 3, 4]
+
+
+def test_a_disk_that_fills_up_leaves_no_half_rows(tmp_path):
+    """By a limit of the size of files: the first half of the rows still fits."""
+    described = {"algorithm": "toy", "seeds": [*range(40)], "floats": {}}
+    run_dir, one = RunDir(tmp_path, described), np.ones(40)
+    append = lambda point: run_dir.append_metrics(
+        point, {"timestep": one}, dict.fromkeys(pace.NAMES, one)
+    )
+    append(0)
+    file = tmp_path / "metrics.csv"
+    before, limits = file.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 100, limits[1]))
+    try:
+        with pytest.raises(OSError):
+            append(1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert file.read_bytes() == before
+    append(2)
+    assert list(run_dir.table()) == [0, 2] and len(file.read_text().splitlines()) == 81
+
+
+def test_a_later_version_may_have_other_metrics(tmp_path):
+    """A run that goes on with it keeps every number in the column of its name."""
+    described = {"algorithm": "toy", "seeds": [3, 4], "floats": {}}
+    run_dir, two = RunDir(tmp_path, described), np.array([1.0, 2.0])
+    logged = dict.fromkeys(pace.NAMES, 9 * two)
+    before, after = {"timestep": 0 * two, "loss": two}, {"timestep": two, "average": 3 * two}
+    run_dir.append_metrics(0, before, logged)
+    run_dir.append_metrics(1, after, logged)
+    lines = (tmp_path / "metrics.csv").read_text().splitlines()
+    assert lines == [
+        "seed,point,timestep,loss,average,seconds,steps_per_second,current_learning_rate",
+        "3,0,0,1,nan,9,9,9",
+        "4,0,0,2,nan,18,18,18",
+        "3,1,1,nan,3,9,9,9",
+        "4,1,2,nan,6,18,18,18",
+    ]
+    run_dir.mend_metrics(1, {0: before, 1: after})
+    assert (tmp_path / "metrics.csv").read_text().splitlines() == lines
+    assert list(metrics.stack([before, after])) == ["timestep"]
 
 
 def test_points_in_words():
