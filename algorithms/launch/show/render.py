@@ -362,11 +362,14 @@ def _save(frames: Iterator[Any], milliseconds: int, path: Path) -> Path:
     times = [milliseconds] * len(rest) + [1500]
     whole = io.BytesIO()
     first.save(whole, "GIF", save_all=True, append_images=rest, duration=times, loop=0)
-    path.parent.mkdir(parents=True, exist_ok=True)
     number, target = 0, path
-    while target.exists():
-        number += 1
-        target = path.with_stem(f"{path.stem}-{number}")
-    with target.open("xb") as file:
-        file.write(whole.getbuffer())
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        while target.exists():
+            number += 1
+            target = path.with_stem(f"{path.stem}-{number}")
+        with target.open("xb") as file:
+            file.write(whole.getbuffer())
+    except OSError as error:
+        raise UserError(f"{target} cannot be written: {error.strerror}") from error
     return target

@@ -304,4 +304,6 @@ def new(flag: str, name: Path | str | None, suffix: str) -> Path | None:
         raise UserError(f"--{flag} {path} exists: give the name of a new file")
     if not path.parent.is_dir():
         raise UserError(f"--{flag} {path}: {path.parent} is no directory")
+    if not os.access(path.parent, os.W_OK):
+        raise UserError(f"--{flag} {path}: nothing can be written into {path.parent}")
     return path

@@ -171,6 +171,11 @@ def test_the_best_trial_is_taken_where_none_is_named(run, tmp_path, capsys):
     assert f"{file} exists: give the name of a new file" in capsys.readouterr().err
 
 
+def test_a_file_that_cannot_be_written_is_the_users_to_solve(tmp_path):
+    with pytest.raises(UserError, match="x.zip cannot be written: No such file"):
+        export.write(tmp_path / "gone" / "x.zip", {}, {})
+
+
 def test_what_is_refused(run, tmp_path, monkeypatch):
     with pytest.raises(UserError, match="nowhere is no directory"):
         launch.export(run.run_dir, tmp_path / "nowhere" / "x.zip", module=toy)

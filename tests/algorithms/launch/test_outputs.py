@@ -587,6 +587,13 @@ def test_catch_shows_ball_and_paddle_where_they_are(tmp_path):
             assert np.abs(colour.astype(int) - render.COLOURS[kind]).max() < 8
 
 
+def test_a_gif_that_cannot_be_written_is_the_users_to_solve(tmp_path):
+    (tmp_path / "file").touch()
+    frames = iter([Image.new("RGB", (4, 4))])
+    with pytest.raises(UserError, match="x.gif cannot be written: "):
+        render._save(frames, 50, tmp_path / "file" / "x.gif")
+
+
 def test_long_episodes_are_cut_and_gifs_never_overwritten(tmp_path):
     config, path = Config(env="MountainCar-v0"), tmp_path / "new" / "episode.gif"
     assert render.render(FAKE, config, STATE, path, max_frames=4) == path

@@ -496,6 +496,12 @@ def test_a_disk_that_fills_up_leaves_no_half_rows(tmp_path):
     assert list(run_dir.table()) == [0, 2] and len(file.read_text().splitlines()) == 81
 
 
+def test_where_nothing_can_be_written_is_said_before_the_work(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(UserError, match=r"--out .*x.png: nothing can be written into "):
+        files.new("out", tmp_path / "x.png", ".png")
+
+
 def test_a_later_version_may_have_other_metrics(tmp_path):
     """A run that goes on with it keeps every number in the column of its name."""
     described = {"algorithm": "toy", "seeds": [3, 4], "floats": {}}
