@@ -225,9 +225,9 @@ class _Wandb:
             raise _missing("track", "wandb") from error
         self.wandb, self.parts = wandb, parts
         notes = run_dir / "wandb" / "runs.json"  # run ids, so that a resumed run goes on in them
-        ids = json.loads(notes.read_text()) if resume and notes.exists() else {}
+        ids = _noted(notes) if resume else {}
         of_sweep = run_dir.parent / "wandb.json" if group else None
-        shared = json.loads(of_sweep.read_text()) if of_sweep and of_sweep.exists() else {}
+        shared = _noted(of_sweep) if of_sweep else {}
         self.runs = []
         for part in parts:
             label = f"{name}__{part.label}" if part.label else name
@@ -243,9 +243,9 @@ class _Wandb:
             self.runs.append(self._start(run_dir, title, columns, options))
             ids[label] = shared[key] = self.runs[-1].id
         notes.parent.mkdir(exist_ok=True)
-        notes.write_text(json.dumps(ids, indent=2))
+        _note(notes, ids)
         if of_sweep:
-            of_sweep.write_text(json.dumps(shared, indent=2))
+            _note(of_sweep, shared)
 
     def _start(self, run_dir: Path, label: str, config: dict, options: dict) -> Any:
         try:
@@ -279,6 +279,27 @@ class _Wandb:
             scores = {name: objectives.score(name, mine) for name in SUMMARY}
             run.summary.update({k: v for k, v in scores.items() if np.isfinite(v)})
             run.finish()
+
+
+def _noted(file: Path) -> dict[str, str]:
+    """Ids of wandb's runs; without them, also where the file is damaged, runs are new ones."""
+    try:
+        return json.loads(file.read_text())
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        warn(f"{file} is not readable as JSON, wandb's runs begin anew: {error}")
+        return {}
+
+
+def _note(file: Path, ids: dict[str, str]) -> None:
+    """Writes them, whole or not at all."""
+    part = file.with_name(f".{file.name}.part")
+    try:
+        part.write_text(json.dumps(ids, indent=2))
+        os.replace(part, file)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 class _TensorBoard:

@@ -447,6 +447,16 @@ def test_a_run_of_wandb_per_seed_has_its_own_return(tmp_path, wandb_runs, monkey
     assert [run.options["name"] for run in wandb_runs] == ["x__seed_0", "x__seed_1"]
 
 
+def test_notes_of_wandb_s_runs_may_be_damaged(tmp_path, capsys):
+    """As a full disk leaves them."""
+    notes = tmp_path / "runs.json"
+    assert trackers._noted(notes) == {} and not capsys.readouterr().err
+    trackers._note(notes, {"a run": "abc"})
+    assert trackers._noted(notes) == {"a run": "abc"} and list(tmp_path.iterdir()) == [notes]
+    notes.write_text("")
+    assert trackers._noted(notes) == {} and "begin anew" in capsys.readouterr().err
+
+
 def test_wandb_run_per_seed(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     (tracker,) = _open(tmp_path, track=True, one_run_per_seed=True)
