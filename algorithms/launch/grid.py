@@ -26,6 +26,7 @@ from algorithms.launch.commands import cli, flags
 from algorithms.launch.errors import UserError, write_anything
 from algorithms.launch.show import plots, results
 from algorithms.launch.storage import experiment, files, loading
+from algorithms.launch.training.options import check_seeds
 
 VALUES = 10  # of each parameter
 EPISODES = 16  # in a cell
@@ -86,7 +87,8 @@ def grid(
     Raises:
       UserError: a run that cannot be read, ranges that do not fit, or a number that cannot be.
     """
-    least = {"values": (values, 2), "episodes": (episodes, 1), "seed": (seed, 0)}
+    check_seeds(range(seed, seed + 1))
+    least = {"values": (values, 2), "episodes": (episodes, 1)}
     for name, (number, lowest) in least.items():
         if number < lowest:
             raise UserError(f"--{name} {number}: give {lowest} or more")

@@ -25,6 +25,7 @@ from algorithms import parts
 from algorithms.launch.commands.flags import named_values
 from algorithms.launch.errors import UserError, write_anything
 from algorithms.launch.storage import loading
+from algorithms.launch.training.options import check_seeds
 from envs import games
 
 RANDOM = "random"  # in place of a run
@@ -122,7 +123,8 @@ def match(
     """
     if games < 2 or games % 2:
         raise UserError(f"--games {games}: give an even number, 2 or more")
-    for name, value in (("openings", openings or 0), ("search", search), ("seed", seed)):
+    check_seeds(range(seed, seed + 1))
+    for name, value in (("openings", openings or 0), ("search", search)):
         if value < 0:
             raise UserError(f"--{name} {value}: give 0 or more")
     sides = [_side(*given) for given in zip((run_a, run_b), points, trials)]

@@ -30,7 +30,13 @@ from algorithms.launch.storage.description import read_description
 from algorithms.launch.storage.versions import kit
 from algorithms.launch.training import runner
 from algorithms.launch.training.loop import Swept
-from algorithms.launch.training.options import INIT, NAMES, check_algorithm, make_options
+from algorithms.launch.training.options import (
+    INIT,
+    NAMES,
+    check_algorithm,
+    check_seeds,
+    make_options,
+)
 from algorithms.launch.training.session import Result
 
 NOT_FINITE = 3  # an exit code, as those below
@@ -278,6 +284,7 @@ def evaluate(module: Any, flags: Flags, path: str) -> int:
 
     if flags.episodes < 1:
         raise UserError(f"--episodes {flags.episodes}: give 1 or more")
+    check_seeds(range(flags.seed, flags.seed + 1))
     played = []
     module = loading.module_of(module, path)
     for number, config, state, point, trials in loaded_trials(module, flags, path):
@@ -341,6 +348,7 @@ def best_of_sweep(path: Path, only: int | None) -> list[int]:
 def render(module: Any, flags: Flags, run: str) -> int:
     from algorithms.launch.show import render
 
+    check_seeds(range(flags.seed, flags.seed + 1))
     module = loading.module_of(module, run)
     for number, config, state, point, _ in loaded_trials(module, flags, run, only=1):
         path = Path(run) / f"episode_agent{number}_point{point}_seed{flags.seed}.gif"

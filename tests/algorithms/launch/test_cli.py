@@ -237,6 +237,7 @@ REFUSED = [
     ("--evaluate RUN --point 121", "no point 121; it has 0 to 120"),
     ("--evaluate RUN --point first", "give last, best or a number"),
     ("--evaluate RUN --episodes 0", "--episodes 0: give 1 or more"),
+    ("--evaluate RUN --seed 4294967296", "seed=4294967296: seeds go from 0 to 4294967295"),
     ("--evaluate RUN --track", "--evaluate does not go with --track"),
     ("--render RUN --trial 3", "trials 0 to 2"),
     ("--render RUN --total-timesteps 9", "--render does not go with --total-timesteps 9"),

@@ -205,7 +205,7 @@ def test_pictures_of_other_numbers_of_parameters(words, tmp_path):
         (["plain"], {"randomize": "c:uniform:1:2"}, "unknown parameter of .* 'c'"),
         (["plain"], {"randomize": WORDS, "values": 1}, "--values 1: give 2 or more"),
         (["plain"], {"randomize": WORDS, "episodes": 0}, "--episodes 0: give 1 or more"),
-        (["plain"], {"randomize": WORDS, "seed": -1}, "--seed -1: give 0 or more"),
+        (["plain"], {"randomize": WORDS, "seed": -1}, "seed=-1: seeds go from 0"),
         (["plain"], {"randomize": WORDS, "values": 101}, "10201 cells .* give 100 or less"),
         (["plain", "pole"], {"randomize": WORDS}, "plain is a run of .*Sum and .*pole is a run of"),
         (["seen"], {"randomize": "a:uniform:1:2"}, "leave --randomize out"),
