@@ -26,6 +26,7 @@ import numpy as np
 from algorithms.launch import compare
 from algorithms.launch.errors import UserError, write_anything
 from algorithms.launch.show import results
+from algorithms.launch.storage import experiment
 
 NEAREST = 5  # settings of the landscape that stand for one of the sweep
 BINS = 4  # of a field with more values than that
@@ -248,6 +249,11 @@ def beside(sweep: Path | str, landscapes: Path | str) -> str:
     Raises:
       UserError: the sweep or a landscape cannot be read, or there is none of its environments.
     """
+    if "halving" in experiment.open(sweep).description:
+        raise UserError(
+            f"{sweep}: halving has stopped settings early, and their returns do not compare with "
+            "the others'; give a sweep without it"
+        )
     trials = compare.read_trials(Path(sweep))
     parts, wanted = [], []
     groups: dict[tuple[str, str], list[Any]] = {}

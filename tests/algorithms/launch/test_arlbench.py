@@ -1,6 +1,7 @@
 """Sweeps beside landscapes of ARLBench: files of its form that tests write, no data of its own."""
 
 import csv
+import json
 import math
 
 import numpy as np
@@ -99,6 +100,15 @@ def test_fields_are_those_of_the_files():
 
 
 # --- numbers ---------------------------------------------------------------------------------
+
+
+def test_a_halved_sweep_is_refused(tmp_path, file):
+    write_sweep(tmp_path / "sweep" / "chunk_000", RATES[:2], (0.0, 0.5))
+    said = {"version": 1, "algorithm": "ppo", "grid": {}, "halving": {"factor": 3}}
+    chunk = {"run": "chunk_000", "agents": 4 * SEEDS}
+    (tmp_path / "sweep" / "sweep.json").write_text(json.dumps(said | {"chunks": [chunk]}))
+    with pytest.raises(UserError, match="halving has stopped settings early"):
+        arlbench.beside(tmp_path / "sweep", file)
 
 
 def test_rank_correlation_is_spearman_s():
