@@ -15,6 +15,8 @@ from algorithms.launch.training.record import Start
 from algorithms.launch.training.session import Chunk
 from algorithms.launch.training.trainer import Trainer
 
+SHARES = ("exploration_fraction",)  # fields that are shares of a run
+
 
 def chunks_of(
     there: experiment.Experiment, module: Any, env: Any, point: Any, view: Progress
@@ -122,17 +124,21 @@ def extended(chunk: Chunk, total: int) -> tuple[Chunk, list[str]]:
     steps = int(start.history[last]["timestep"][0]) // last
     points = math.ceil(total / steps)
     notes = [f"now {points} points of {steps} timesteps each, {points * steps} in all"]
-    schedules = [
-        name
-        for name in config.__dataclass_fields__
-        if name.startswith("anneal_") and getattr(config, name)
-    ]
-    if schedules and points != trainer.plan.points:
+    named = schedules(config)
+    if named and points != trainer.plan.points:
         notes.append(
-            f"{', '.join(schedules)}: the schedule depends on the total and follows the new one "
+            f"{', '.join(named)}: the schedule depends on the total and follows the new one "
             "from here on; a run that was so long from the beginning would be another"
         )
     return again(total_timesteps=points * steps, num_evals=points), notes
+
+
+def schedules(config: Any) -> list[str]:
+    """The fields of a Config that make something depend on the length of the run."""
+    constant = getattr(config, "exploration", "") == "constant"
+    shares = [name for name in SHARES if math.isfinite(getattr(config, name, math.inf))]
+    of_bools = [n for n in config.__dataclass_fields__ if n.startswith("anneal_")]
+    return [n for n in of_bools if getattr(config, n)] + shares * (not constant)
 
 
 def forked(chunk: Chunk, run_dir: RunDir, options: Options) -> RunDir:

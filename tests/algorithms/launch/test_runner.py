@@ -23,7 +23,7 @@ from algorithms.launch.show.progress import Progress
 from algorithms.launch.show.results import Outcome, Ranked
 from algorithms.launch.storage import experiment
 from algorithms.launch.storage.run_dir import RunDir
-from algorithms.launch.training import runner, session
+from algorithms.launch.training import runner, session, starts
 from algorithms.launch.training.loop import Swept
 from algorithms.launch.training.options import Options, describe
 from algorithms.launch.training.record import Point
@@ -570,6 +570,14 @@ def test_a_longer_run_with_a_schedule_says_that_it_changes(tmp_path, capsys):
     assert "anneal_lr: the schedule depends on the total" in capsys.readouterr().out
     with pytest.raises(UserError, match="total_timesteps=20 is less than the 1000 of the run"):
         launch.resume(run_dir, module=toy, total_timesteps=20)
+
+
+def test_schedules_of_exploration_depend_on_the_total_too():
+    config = dqn.Config(anneal_lr=True)
+    assert starts.schedules(config) == ["anneal_lr", "exploration_fraction"]
+    assert starts.schedules(config.replace(exploration="constant")) == ["anneal_lr"]
+    never = config.replace(exploration_fraction=float("inf"), anneal_lr=False)
+    assert starts.schedules(never) == []
 
 
 def test_a_population_is_not_gone_on_with_as_a_run_of_its_config(tmp_path):
