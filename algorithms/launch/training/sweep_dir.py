@@ -106,8 +106,8 @@ def publish(so_far: SoFar) -> bool:
         several = len({settings.env_name(chunk.trainer.config) for chunk in chunks}) > 1
         if retested:
             files.write_whole(sweep_dir / "retest.csv", results.csv(retested, objective).encode())
-        judged = results.rank(retested, objective) if so_far.is_retested else ranked
-        best = results.by_environment(judged)
+        judged = results.rank(retested, objective) if so_far.is_retested else []
+        best = results.by_environment(judged or ranked)
         for environment, its_own in best.items():
             name = f"best-{as_file_name(environment)}.json" if several else "best.json"
             files.write_json(sweep_dir / name, _best(sweep_dir, its_own[0]))
