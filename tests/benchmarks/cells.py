@@ -121,7 +121,7 @@ PRESETS = (
     flag("ppo_rnn", "TMaze-v0", "--num-envs 4", 1_000_000, 10)._replace(tables=("results",)),
     preset("pqn_rnn", "MemoryChain-bsuite", 400_000, 30),
     preset("r2d2", "CartPole-v1-positions", 500_000, 5),
-    preset("r2d2", "MemoryChain-bsuite", 400_000, 5),
+    preset("r2d2", "MemoryChain-bsuite", 200_000, 5),
     preset("r2d2", "TMaze-v0", 200_000, 5),
     preset("vdn", "Hunt-v0", 1_000_000, 10)._replace(what="VDN"),
     also("teams", preset("vdn", "MPE_simple_spread_v3", 2_000_000, 10)._replace(what="VDN")),
