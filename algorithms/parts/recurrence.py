@@ -287,25 +287,28 @@ def lru_gates(
 
 
 def s5_gates(gates: jax.Array, kernel: StateSpace, forget_bias: Any) -> tuple[jax.Array, jax.Array]:
-    """(a, (a - 1) / lambda u_t) of x_t = a x_{t-1} + (a - 1) / lambda u_t, a = exp(lambda Delta).
+    """(a, b u_t) of x_t = a x_{t-1} + b u_t, a = exp(lambda Delta), b = (a - 1) / lambda e**bias.
 
-    This is x' = lambda x + u, held for a time Delta. Eigenvalues lambda start as those of the
-    HiPPO-N matrix (Smith et al. 2023, section 3.4); Deltas spread over TIME_STEPS, in the order of
-    a golden section, where theirs are drawn. The forget bias shortens all Deltas. For half as many
+    Without a bias this is x' = lambda x + u, held for a time Delta. Eigenvalues lambda start as
+    those of the HiPPO-N matrix (Smith et al. 2023, section 3.4); Deltas spread over TIME_STEPS, in
+    the order of a golden section, where theirs are drawn. The forget bias divides all Deltas by
+    e**bias, and b makes up for it: an input counts as much as without a bias. For half as many
     complex numbers as memory_size.
     """
     half = kernel.out.shape[0] // 2
     moved, of_real, of_imaginary = jnp.split(kernel.rates, 3)
     place = jnp.mod((0.5 + jnp.arange(half)) * GOLDEN, 1.0)
     first, last = (math.log(x) for x in TIME_STEPS)
-    time_step = jnp.exp(first + (last - first) * place + moved - forget_bias)
+    bias = jnp.clip(forget_bias, -60.0, 60.0)  # of others, a product below is 0 * inf
+    time_step = jnp.exp(first + (last - first) * place + moved - bias)
     real, imaginary = -0.5 * jnp.exp(of_real), _hippo_frequencies(half) + of_imaginary
     decay, turn = real * time_step, imaginary * time_step
     keep = jnp.exp(decay) * jax.lax.complex(jnp.cos(turn), jnp.sin(turn))
     # a - 1, exact also where a is almost 1.
     change = jnp.expm1(decay) * jnp.cos(turn) - 2.0 * jnp.square(jnp.sin(0.5 * turn))
     change = jax.lax.complex(change, keep.imag)
-    return keep, change / jax.lax.complex(real, imaginary) * _complex(gates[..., : 2 * half])
+    size = change * jnp.exp(bias) / jax.lax.complex(real, imaginary)
+    return keep, size * _complex(gates[..., : 2 * half])
 
 
 @functools.cache

@@ -165,7 +165,7 @@ def test_s5_is_the_plain_recursion_step_by_step_and_all_at_once(seed):
     cell = np.asarray(memory.cell, np.float64)
     x, cells, hidden = cell[:, :4] + 1j * cell[:, 4:], [], []
     for t in range(37):
-        x = keep * x + (keep - 1) / eigen * (gates[t, :, :4] + 1j * gates[t, :, 4:8])
+        x = keep * x + (keep - 1) / eigen * np.exp(0.5) * (gates[t, :, :4] + 1j * gates[t, :, 4:8])
         cells.append(np.concatenate([x.real, x.imag], -1))
         hidden.append(jax.nn.gelu(jnp.array(cells[-1] @ kernel.out + gates[t, :, 8:])))
         x = np.where(done[t][:, None], 0.0, x)
@@ -182,6 +182,14 @@ def test_an_s5_starts_with_slow_and_fast_time_steps_and_slower_ones_with_a_bias(
     rates = -2.0 * np.log(np.abs(keep(0.0)))
     assert 0.001 < rates.min() < 0.0015 and 0.07 < rates.max() < 0.1
     np.testing.assert_allclose(-2.0 * np.log(np.abs(keep(1.0))), rates / np.e, rtol=1e-2)
+
+
+def test_a_forget_bias_leaves_inputs_of_an_s5_as_large_as_they_are():
+    """To a thousandth, and nothing is infinite or NaN where time steps vanish."""
+    kernel = recurrence.StateSpace(jnp.zeros(96), jnp.zeros((64, 64)))
+    of_input = lambda bias: np.asarray(recurrence.s5_gates(jnp.ones(64), kernel, bias)[1])
+    np.testing.assert_allclose(of_input(16.0), of_input(12.0), rtol=1e-3)
+    assert np.abs(of_input(16.0)).min() > 0.001 and np.isfinite(of_input(1e6)).all()
 
 
 def test_an_lru_starts_in_its_ring_and_forgets_less_with_a_bias():
