@@ -1,9 +1,8 @@
 """PPO with memory, for discrete and continuous actions. A whole run is one XLA program.
 
 Paper: Schulman et al. 2017, https://arxiv.org/abs/1707.06347, with generalised advantage estimation
-(Schulman et al. 2016, https://arxiv.org/abs/1506.02438). Memories: LSTM (Hochreiter and Schmidhuber
-1997), GRU (Cho et al. 2014, https://arxiv.org/abs/1406.1078) and minGRU (Feng et al. 2024, "Were
-RNNs all we needed?", https://arxiv.org/abs/2410.01201).
+(Schulman et al. 2016, https://arxiv.org/abs/1506.02438). The memories and their papers:
+parts/recurrence.py and attention.py.
 
     python algorithms/ppo_rnn.py --preset CartPole-v1-positions-mingru
     python algorithms/ppo_rnn.py --preset MemoryChain-bsuite --num-seeds 5

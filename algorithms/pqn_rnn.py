@@ -1,9 +1,8 @@
 """Parallelised Q-learning with memory and no target network. A whole run is one XLA program.
 
 Paper: Gallici et al. 2024, https://arxiv.org/abs/2407.04811, with Peng's Q(lambda) (Peng and
-Williams 1996, https://doi.org/10.1007/BF00114731). Memories: LSTM (Hochreiter and Schmidhuber
-1997), GRU (Cho et al. 2014, https://arxiv.org/abs/1406.1078) and minGRU (Feng et al. 2024,
-https://arxiv.org/abs/2410.01201).
+Williams 1996, https://doi.org/10.1007/BF00114731). The memories and their papers:
+parts/recurrence.py and attention.py.
 
     python algorithms/pqn_rnn.py --env CartPole-v1 --env-settings observe=0,2 --cell mingru
     python algorithms/pqn_rnn.py --preset MemoryChain-bsuite --num-seeds 5
