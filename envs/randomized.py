@@ -95,8 +95,7 @@ def ranges(label: str, params: Any, words: Any, fixed: Collection[str]) -> tuple
 
 def _check_float(label: str, params: Any, name: str) -> None:
     names = parameter_names(params)
-    is_float = lambda x: np.shape(x) == () and np.issubdtype(np.result_type(x), np.floating)
-    floats = [known for known in names if is_float(getattr(params, known))]
+    floats = [known for known in names if _is_float(getattr(params, known))]
     if not floats:
         raise ValueError(f"randomize: {label} has no parameter that is one float")
     if name not in names:
@@ -105,6 +104,12 @@ def _check_float(label: str, params: Any, name: str) -> None:
         raise ValueError(
             f"randomize: {name} of {label} is no float; those that are: {', '.join(floats)}"
         )
+
+
+def _is_float(x: Any) -> bool:
+    """Whether it is one float, and no tree (as the state of an opponent) or None."""
+    is_number = isinstance(x, float | np.generic | np.ndarray | jax.Array)
+    return is_number and np.shape(x) == () and np.issubdtype(np.result_type(x), np.floating)
 
 
 @struct.dataclass

@@ -261,6 +261,9 @@ def fails(rng, observation, mask):
     raise TypeError("no\nmore")
 
 
+TREE = games.Player(lambda state, *_: (state["actions"], None), {"actions": jnp.zeros(2)})
+
+
 @pytest.mark.parametrize(
     "name, settings, message",
     [
@@ -272,6 +275,8 @@ def fails(rng, observation, mask):
         ("tic_tac_toe", {"opponent": two_numbers}, "an action is a number"),
         ("tic_tac_toe", {"opponent": fails}, "does not fit pgx/tic_tac_toe: no$"),
         ("tic_tac_toe", {"oponent": "random"}, "did you mean opponent"),
+        ("tic_tac_toe", {"opponent": "random", "randomize": "opponent:log:1:2"}, "no parameter"),
+        ("tic_tac_toe", {"opponent": TREE, "randomize": "komi:log:1:2"}, "has no parameter that"),
     ],
 )
 def test_refusals(name, settings, message):
