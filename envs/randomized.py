@@ -35,6 +35,18 @@ FOLLOWERS: dict[str, dict[str, tuple[tuple[str, ...], Callable[[Any], Any]]]] = 
 EXAMPLE = "length:uniform:0.25:1/gravity:log:5:20"
 
 
+def followers(
+    name: str, changed: Collection[str], fixed: Collection[str]
+) -> dict[str, Callable[[Any], Any]]:
+    """How parameters of the environment `name` follow from others, where some of these `changed`,
+    without those that are `fixed`."""
+    return {
+        follower: function
+        for follower, (others, function) in FOLLOWERS.get(name, {}).items()
+        if follower not in fixed and set(changed) & set(others)
+    }
+
+
 class Range(NamedTuple):
     """What one parameter is drawn from."""
 
@@ -150,12 +162,7 @@ class Randomized(WithState):
                 f"randomize: {', '.join(sorted(whole))} of {env.name} is of the whole batch, not "
                 "of an episode; set it, without a range"
             )
-        stay = drawn | set(fixed)
-        self.followers = {
-            name: function
-            for name, (others, function) in FOLLOWERS.get(env.name, {}).items()
-            if name not in stay and drawn & set(others)  # else it is as without ranges
-        }
+        self.followers = followers(env.name, drawn, drawn | set(fixed))  # others stay as they are
         space = env.observation_space(params)
         if observe and len(getattr(space, "shape", None) or ()) != 1:
             raise ValueError(f"observe_randomized needs flat observations; {env.name} has {space}")

@@ -138,7 +138,10 @@ def _build(env: Any, settings: dict[str, Any]) -> tuple[Any, Any]:
             known = [*_arguments(env, label), *fields, *WRAPPER_SETTINGS]
             raise ValueError(suggest.unknown(f"setting of {label}:", name, known))
         settings[name] = _value(label, name, settings[name], getattr(params, name))
-    params = params.replace(**settings) if settings else params
+    if settings:
+        params = params.replace(**settings)
+        follow = randomized.followers(getattr(env, "name", label), settings, settings)
+        params = params.replace(**{name: function(params) for name, function in follow.items()})
 
     env = Gymnax(env)
     if words is not None:

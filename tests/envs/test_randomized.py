@@ -101,6 +101,20 @@ def test_followers_that_are_set_or_drawn_stay():
     assert p.total_mass.std() > 0.1 and p.total_mass.min() >= 3
 
 
+@pytest.mark.parametrize(
+    "name, settings, followers",
+    [
+        ("CartPole-v1", {"length": 2.0}, {"total_mass": 1.1, "polemass_length": 0.2}),
+        ("CartPole-v1", {"masspole": 1, "length": 2.0, "polemass_length": 7.0}, {"total_mass": 2}),
+        ("Acrobot-v1", {"link_length_2": 3.0}, {"link_com_pos_1": 0.5, "link_com_pos_2": 1.5}),
+    ],
+)
+def test_parameters_that_are_set_are_followed_as_drawn_ones_are(name, settings, followers):
+    params = envs.make(name, **settings)[1]
+    for field, value in (settings | followers).items():
+        assert getattr(params, field) == pytest.approx(value)
+
+
 def test_ranges_of_other_parameters_change_nothing_that_was_set():
     """As `algorithms.launch.grid` gives ranges to an environment that a run was trained in."""
     params = envs.make("CartPole-v1", length=1.0)[1]
