@@ -73,6 +73,8 @@ from envs.gymnax import Environment, spaces
 
 NOT_TAKEN = ("storm", "storm_2p")  # agents that observe two arrays each
 OVERCOOKED = ("overcooked", "overcooked_v2")
+# What constructors raise for settings that they cannot take.
+REFUSALS = (TypeError, ImportError, ValueError, AssertionError, AttributeError, NotImplementedError)
 MABRAX = ("ant_4x2", "halfcheetah_6x1", "hopper_3x1", "humanoid_9|8", "walker2d_2x3")
 # Keyword arguments of MPE that are in no signature. MPE ignores names that it does not know.
 MPE_ARGUMENTS: tuple[str, ...] = (
@@ -133,8 +135,8 @@ def construct(name: str, settings: dict[str, Any]) -> tuple["JaxMARL", dict[str,
     try:
         with jax.ensure_compile_time_eval():  # concrete arrays, also when called inside a trace
             wrapped = _library().make(name, **arguments)
-    except (TypeError, ImportError, ValueError) as error:
-        raise ValueError(f"jaxmarl/{name}: {error}") from error
+    except REFUSALS as error:
+        raise ValueError(f"jaxmarl/{name}: {error or type(error).__name__}") from error
     known = _arguments(type(wrapped))
     left.update({k: v for k, v in arguments.items() if k not in known})
     kind = next((KINDS[c.__name__] for c in type(wrapped).__mro__ if c.__name__ in KINDS), JaxMARL)

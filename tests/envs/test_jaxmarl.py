@@ -525,6 +525,9 @@ def test_environments_that_jaxmarl_does_not_draw_are_refused():
             "setting of .*'num_agnts'; did you mean num_agents",
         ),
         ("switch_riddle", {"num_agnts": 4}, "unexpected keyword argument 'num_agnts'"),
+        ("switch_riddle", {"num_agents": 2}, "jaxmarl/switch_riddle: The minimum number of agents"),
+        ("MPE_simple_v3", {"action_type": "x"}, "jaxmarl/MPE_simple_v3: Action type: x is not"),
+        ("HeuristicEnemySMAX", {"scenario": 3}, "jaxmarl/HeuristicEnemySMAX: 'int' object has no"),
         ("storm", {}, "unknown environment of jaxmarl 'storm'; did you mean storm_np"),
     ],
 )
