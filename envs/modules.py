@@ -229,7 +229,8 @@ def _place(error: BaseException) -> str:
     if isinstance(error, SyntaxError) and error.filename:
         return f"{Path(error.filename).name}:{error.lineno}"
     frames = [(Path(f.filename), f.lineno) for f in traceback.extract_tb(error.__traceback__)]
-    hidden = (*LIBRARIES, str(Path(__file__).parent), "<")
-    theirs = [frame for frame in frames if not str(frame[0]).startswith(hidden)]
+    hidden = [Path(place) for place in (*LIBRARIES, Path(__file__).parent)]
+    is_hidden = lambda file: str(file).startswith("<") or any(map(file.is_relative_to, hidden))
+    theirs = [frame for frame in frames if not is_hidden(frame[0])]
     file, line = (theirs or frames)[-1]
     return f"{file.name}:{line}"

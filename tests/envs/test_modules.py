@@ -9,6 +9,7 @@ import jax
 import pytest
 
 import envs
+from envs import modules
 
 ROOT = Path(__file__).parents[2]
 WALK = '''
@@ -228,3 +229,11 @@ def test_errors_are_one_line(module, text, name, message):
     with pytest.raises(ValueError, match=message.replace("MODULE", here)) as caught:
         envs.make(name.replace("MODULE", here))
     assert "\n" not in str(caught.value)
+
+
+def test_a_file_beside_the_kit_s_folder_is_named_where_it_fails(module, tmp_path, monkeypatch):
+    """Its name begins as the folder's does, whose own files are left out."""
+    monkeypatch.setattr(modules, "__file__", str(tmp_path / "envs" / "modules.py"))
+    here = module(WALK.replace("self.size = size", "1 / 0"), "envs_of_mine")
+    with pytest.raises(ValueError, match=r"ZeroDivisionError: .*\(envs_of_mine\.py:\d+\)"):
+        envs.make(f"{here}:Walk")
