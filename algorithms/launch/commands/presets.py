@@ -93,7 +93,7 @@ GAME_2048 = {"env_settings": (("max_steps", 4000),)}
 
 # Three marines against three that fight by rule. Many steps of each policy, for an episode is won
 # or lost at its end. After JaxMARL's settings. docs/several-agents.md says how many battles each
-# file wins, and has IQL's settings.
+# file wins, docs/tuning.md what IQL needs.
 SMAX_3M = {
     "env": "jaxmarl/HeuristicEnemySMAX",
     "env_settings": (("scenario", "3m"),),
