@@ -47,6 +47,7 @@ def make_config(**settings):
         ({"num_eval_episodes": 2**31}, "num_eval_episodes=2147483648: give .* up to 2147483647"),
         ({"hidden_sizes": (8, 0)}, "hidden_sizes=0: give a whole number, 1 or more"),
         ({"hidden_sizes": (2**31,)}, "hidden_sizes=2147483648: give a whole number up to"),
+        ({"hidden_sizes": 64}, r"hidden_sizes=64: give a tuple, as \(64, 64\)"),
         ({"activation": "tanhh"}, "activation='tanhh': flax.linen has tanh, relu, ..."),
         ({"activation": "PReLU"}, "activation='PReLU': flax.linen has tanh, relu, ..."),
     ],
