@@ -75,7 +75,7 @@ class Config:
     target_entropy: float = real(-0.5, "(-inf, inf)")  # target entropy per dimension of the action
     num_action_samples: int = static(4)  # next actions in a target
     num_bins: int = static(51)  # bins of the distribution of values
-    symlog_max: float = real(5.0, "(0, 80]")  # the last bin is at symexp of this, the first at -it
+    symlog_max: float = real(5.0, "(0, 80]")  # bins go to symexp of this, and down to minus it
     auxiliary: bool = static(False)  # predict the next features and the reward, too
     aux_coef: float = real(1.0, "[0, inf)")  # weight of this prediction in the critic's loss
     norm: str = static("layer")  # before each activation: layer, rms or none
@@ -263,10 +263,17 @@ def hl_gauss(values, num_bins, symlog_max):
 
 
 def mean_of(logits, symlog_max):
-    """sum_i p_i symexp(centre_i), p = softmax(logits), (...) for logits (..., num_bins);
-    symexp(x) = sign(x) (exp|x| - 1)."""
-    centres = symlog_max * jnp.linspace(-1.0, 1.0, logits.shape[-1])
-    return nn.softmax(logits) @ (jnp.sign(centres) * jnp.expm1(jnp.abs(centres)))
+    """sum_i p_i sign(c_i) (exp|c_i| / k - 1), (...), p = softmax(logits (..., num_bins)), c_i the
+    centre of bin i. k = sum_i h_i exp(c_i), with h the histogram of 0.
+
+    With k = 1 this is the mean of symexp. But a histogram of y spreads in symlog, so that its mean
+    would be about k (y + 1) - 1, and bootstrapped targets would grow without end where k gamma is 1
+    or more. With its own k it is y.
+    """
+    number = logits.shape[-1]
+    centres = symlog_max * (2.0 * jnp.arange(number) - (number - 1)) / (number - 1)  # 0 is exact
+    spread = hl_gauss(jnp.zeros(()), number, symlog_max) @ jnp.exp(centres)
+    return nn.softmax(logits) @ (jnp.sign(centres) * (jnp.exp(jnp.abs(centres)) / spread - 1.0))
 
 
 def soft_lambda_targets(rewards, next_values, next_bonus, terminated, done, gamma, td_lambda):
