@@ -229,7 +229,7 @@ def _place(error: BaseException) -> str:
     if isinstance(error, SyntaxError) and error.filename:
         return f"{Path(error.filename).name}:{error.lineno}"
     frames = [(Path(f.filename), f.lineno) for f in traceback.extract_tb(error.__traceback__)]
-    hidden = [Path(place) for place in (*LIBRARIES, Path(__file__).parent)]
+    hidden = [*map(Path, LIBRARIES), Path(__file__).parent]
     is_hidden = lambda file: str(file).startswith("<") or any(map(file.is_relative_to, hidden))
     theirs = [frame for frame in frames if not is_hidden(frame[0])]
     file, line = (theirs or frames)[-1]
