@@ -4,7 +4,7 @@ Paper: Gallici et al. 2024, https://arxiv.org/abs/2407.04811, with Peng's Q(lamb
 Williams 1996, https://doi.org/10.1007/BF00114731). The memories and their papers:
 parts/recurrence.py and attention.py.
 
-    python algorithms/pqn_rnn.py --env CartPole-v1 --env-settings observe=0,2 --cell mingru
+    python algorithms/pqn_rnn.py --preset CartPole-v1-positions
     python algorithms/pqn_rnn.py --preset MemoryChain-bsuite --num-seeds 5
 
     train = make_train(Config(env="CartPole-v1", env_settings=(("observe", (0, 2)),)))
