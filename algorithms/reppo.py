@@ -267,8 +267,8 @@ def mean_of(logits, symlog_max):
     centre of bin i. k = sum_i h_i exp(c_i), with h the histogram of 0.
 
     With k = 1 this is the mean of symexp. But a histogram of y spreads in symlog, so that its mean
-    would be about k (y + 1) - 1, and bootstrapped targets would grow without end where k gamma is 1
-    or more. With its own k it is y.
+    would be about k (y + 1) - 1, and bootstrapped targets would grow towards the last bin where
+    k gamma is 1 or more. With its own k it is y.
     """
     number = logits.shape[-1]
     centres = symlog_max * (2.0 * jnp.arange(number) - (number - 1)) / (number - 1)  # 0 is exact

@@ -272,7 +272,7 @@ class Recall(NamedTuple):
 
 
 # Rollouts and windows span the time from a signal to its reward.
-# In the chain of 200 the answer alone pays, at once: returns from later steps would be noise.
+# In the chain of 200 the answer alone pays, at once: later rewards would only be noise.
 LONG = "--env-settings memory_length=200 --num-steps 256 --gamma 0.5 --gae-lambda 0.5"
 LONG += " --forget-bias 6"
 # With one step in reserve, as in the passive task, no policy that still explores would ever turn.

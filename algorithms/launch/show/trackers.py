@@ -19,6 +19,7 @@ from algorithms.launch.settings import Trials, lenient, plain, text_of
 from algorithms.launch.show import pace
 from algorithms.launch.show.plots import by_player, mean_and_error
 from algorithms.launch.show.results import Outcome
+from algorithms.launch.storage import files
 
 WANDB_PROJECT = "jax-rl"  # unless $WANDB_PROJECT names another
 SUMMARY = ("final_return", "mean_return", "worst_seed")  # objectives that wandb's table shows
@@ -243,9 +244,9 @@ class _Wandb:
             self.runs.append(self._start(run_dir, title, columns, options))
             ids[label] = shared[key] = self.runs[-1].id
         notes.parent.mkdir(exist_ok=True)
-        _note(notes, ids)
+        files.write_json(notes, ids)
         if of_sweep:
-            _note(of_sweep, shared)
+            files.write_json(of_sweep, shared)
 
     def _start(self, run_dir: Path, label: str, config: dict, options: dict) -> Any:
         try:
@@ -290,16 +291,6 @@ def _noted(file: Path) -> dict[str, str]:
     except ValueError as error:
         warn(f"{file} is not readable as JSON, wandb's runs begin anew: {error}")
         return {}
-
-
-def _note(file: Path, ids: dict[str, str]) -> None:
-    """Writes them, whole or not at all."""
-    part = file.with_name(f".{file.name}.part")
-    try:
-        part.write_text(json.dumps(ids, indent=2))
-        os.replace(part, file)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 class _TensorBoard:

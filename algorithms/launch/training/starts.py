@@ -15,7 +15,8 @@ from algorithms.launch.training.record import Start
 from algorithms.launch.training.session import Chunk
 from algorithms.launch.training.trainer import Trainer
 
-SHARES = ("exploration_fraction",)  # fields that are shares of a run
+# Fields that are shares of a run, and values from which on they make no difference; nor does 0.
+SHARES = {"exploration_fraction": math.inf, "renorm_warmup": 1.0}
 
 
 def chunks_of(
@@ -107,7 +108,7 @@ def extended(chunk: Chunk, total: int) -> tuple[Chunk, list[str]]:
     start, trainer, config = chunk.start, chunk.trainer, chunk.trainer.config
     if total < config.total_timesteps:
         plan = trainer.plan
-        if plan.steps and -(-total * plan.points // plan.steps) == plan.points:
+        if plan.steps and math.ceil(total * plan.points / plan.steps) == plan.points:
             return chunk, []  # an earlier session has rounded it up
         raise UserError(
             f"total_timesteps={total} is less than the {config.total_timesteps} of the run: "
@@ -136,7 +137,7 @@ def extended(chunk: Chunk, total: int) -> tuple[Chunk, list[str]]:
 def schedules(config: Any) -> list[str]:
     """The fields of a Config that make something depend on the length of the run."""
     constant = getattr(config, "exploration", "") == "constant"
-    shares = [name for name in SHARES if math.isfinite(getattr(config, name, math.inf))]
+    shares = [name for name, end in SHARES.items() if 0.0 < getattr(config, name, 0.0) < end]
     of_bools = [n for n in config.__dataclass_fields__ if n.startswith("anneal_")]
     return [n for n in of_bools if getattr(config, n)] + shares * (not constant)
 

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import pytest
 
-from algorithms import dqn, launch, ppo, reinforce
+from algorithms import crossq, dqn, launch, ppo, reinforce
 from algorithms.launch import metrics
 from algorithms.launch.compute import devices
 from algorithms.launch.errors import UserError
@@ -578,6 +578,9 @@ def test_schedules_of_exploration_depend_on_the_total_too():
     assert starts.schedules(config.replace(exploration="constant")) == ["anneal_lr"]
     never = config.replace(exploration_fraction=float("inf"), anneal_lr=False)
     assert starts.schedules(never) == []
+    assert starts.schedules(crossq.Config(anneal_lr=False)) == ["renorm_warmup"]
+    for without in (0.0, 1.0):
+        assert starts.schedules(crossq.Config(anneal_lr=False, renorm_warmup=without)) == []
 
 
 def test_a_population_is_not_gone_on_with_as_a_run_of_its_config(tmp_path):
