@@ -19,7 +19,6 @@ from algorithms.launch.settings import Trials, lenient, plain, text_of
 from algorithms.launch.show import pace
 from algorithms.launch.show.plots import by_player, mean_and_error
 from algorithms.launch.show.results import Outcome
-from algorithms.launch.storage import files
 
 WANDB_PROJECT = "jax-rl"  # unless $WANDB_PROJECT names another
 SUMMARY = ("final_return", "mean_return", "worst_seed")  # objectives that wandb's table shows
@@ -73,6 +72,7 @@ def open_trackers(
     config: dict[str, Any],
     trials: Trials,
     resume: bool,
+    save: Callable[[Path, Any], None],
     group: str | None = None,
     static: Mapping[str, Any] = MappingProxyType({}),
 ) -> list[Tracker]:
@@ -91,6 +91,7 @@ def open_trackers(
       config: what wandb's table of runs shows.
       trials: their seeds and swept floats.
       resume: go on with the wandb runs noted in run_dir.
+      save: writes such notes as JSON, whole or not at all.
       group: of the runs in wandb, the name of the sweep that the run is a chunk of.
       static: the sweep's static fields.
 
@@ -102,7 +103,7 @@ def open_trackers(
     if tensorboard:
         opened.append(_Guarded("TensorBoard", _TensorBoard(parts, Path(run_dir), config)))
     if track:
-        wandb = _Wandb(parts, Path(run_dir), name, group, config, resume, static)
+        wandb = _Wandb(parts, Path(run_dir), name, group, config, resume, save, static)
         opened.append(_Guarded("wandb", wandb))
     return opened
 
@@ -218,6 +219,7 @@ class _Wandb:
         group: str | None,
         config: dict[str, Any],
         resume: bool,
+        save: Callable[[Path, Any], None],
         static: Mapping[str, Any],
     ):
         try:
@@ -244,9 +246,9 @@ class _Wandb:
             self.runs.append(self._start(run_dir, title, columns, options))
             ids[label] = shared[key] = self.runs[-1].id
         notes.parent.mkdir(exist_ok=True)
-        files.write_json(notes, ids)
+        save(notes, ids)
         if of_sweep:
-            files.write_json(of_sweep, shared)
+            save(of_sweep, shared)
 
     def _start(self, run_dir: Path, label: str, config: dict, options: dict) -> Any:
         try:

@@ -15,7 +15,7 @@ from algorithms.launch.errors import UserError, warn
 from algorithms.launch.metrics import Metrics, stack
 from algorithms.launch.show.brief import brief
 from algorithms.launch.show.pace import Pace
-from algorithms.launch.storage import loading
+from algorithms.launch.storage import files, loading
 from algorithms.launch.storage.losses import Losses
 from algorithms.launch.storage.run_dir import RunDir
 from algorithms.launch.storage.versions import versions
@@ -120,6 +120,7 @@ class Record:
                 trials=session.trials,
                 static=session.chunk.static,
                 resume=start.resumed,
+                save=files.write_json,
             )
 
     def mend(self) -> None:

@@ -24,6 +24,7 @@ from algorithms import launch
 from algorithms.launch.errors import UserError
 from algorithms.launch.settings import Trials
 from algorithms.launch.show import evaluation, plots, render, results, trackers
+from algorithms.launch.storage import files
 from tests.algorithms.launch import toy
 from tests.probe import RecallState, Reporting
 
@@ -257,7 +258,7 @@ def _open(run_dir: Path, **options: Any) -> list[trackers.Tracker]:
     defaults = {"track": False, "tensorboard": False, "one_run_per_seed": False, "resume": False}
     config = {"learning_rate": 1e-3, "target_kl": float("inf"), "hidden_sizes": (64, 64)}
     common = {"run_dir": run_dir, "name": "a run", "config": config, "trials": Trials(list(SEEDS))}
-    return trackers.open_trackers(**(defaults | options), **common)
+    return trackers.open_trackers(**(defaults | options), **common, save=files.write_json)
 
 
 def _gif(path: Path) -> Path:
