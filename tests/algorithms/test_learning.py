@@ -17,12 +17,15 @@ from algorithms import (
     iqn,
     launch,
     ppo,
+    ppo_plr,
     ppo_rnn,
     ppo_vtrace,
     pqn,
     pqn_rnn,
     qrdqn,
+    r2d2,
     reinforce,
+    reppo,
     sac,
     sac_discrete,
     td3,
@@ -150,22 +153,24 @@ def test_value_based_files_reach_the_published_numbers(module, preset, mean, tmp
     assert scores.shape == (10,) and scores.mean() >= mean, scores
 
 
-# Mean over the 5 seeds 0 to 4. 20k steps; DDPG 30k; the mountain car 12.5k, of four frames each;
-# discrete actions 500k.
-SOFT_AND_TWIN = [
+# Mean over the 5 seeds 0 to 4. 20k steps; DDPG 30k, REPPO 50k; the mountain car 12.5k, of four
+# frames each; discrete actions 500k.
+CONTROL = [
     (sac, "Pendulum-v1", -155.0),
     (sac, "MountainCarContinuous-v0", 94.0),
     (td3, "Pendulum-v1", -155.0),
     (td3, "MountainCarContinuous-v0", 92.8),
     (crossq, "Pendulum-v1", -155.0),
     (ddpg, "Pendulum-v1", -160.0),
+    (reppo, "Pendulum-v1", -175.0),
+    (reppo, "MountainCarContinuous-v0", 93.0),
     (sac_discrete, "CartPole-v1", 490.0),
     (sac_discrete, "Acrobot-v1", -90.0),
 ]
 
 
-@pytest.mark.parametrize("module, preset, mean", SOFT_AND_TWIN)
-def test_actors_with_replay_reach_the_published_numbers(module, preset, mean, tmp_path):
+@pytest.mark.parametrize("module, preset, mean", CONTROL)
+def test_actors_of_a_learned_value_reach_the_published_numbers(module, preset, mean, tmp_path):
     scores = train(module, preset, tmp_path)["eval_return"][:, -1].mean(-1)
     assert scores.shape == (5,) and scores.mean() >= mean, scores
 
@@ -204,6 +209,12 @@ def test_pqn_with_memory_solves_the_chain(tmp_path):
     assert scores.shape == (5,) and scores.mean() >= 0.95, scores
 
 
+def test_r2d2_solves_the_chain(tmp_path):
+    """200k steps, 5 seeds."""
+    scores = train(r2d2, "MemoryChain-bsuite", tmp_path)["eval_return"][:, -1].mean(-1)
+    assert scores.shape == (5,) and scores.mean() >= 0.95, scores
+
+
 @pytest.mark.parametrize(
     "preset, without", [("MemoryChain-bsuite", 0.3), ("CartPole-v1-positions", 100.0)]
 )
@@ -234,3 +245,11 @@ def test_pqn_and_reinforce_reach_the_published_numbers(module, preset, mean, lea
     assert scores.mean() >= mean and scores.min() >= least, scores
     if (module, preset) == (pqn, "Acrobot-v1"):
         assert scores.std(ddof=1) < 5.0, scores
+
+
+@pytest.mark.parametrize("settings", [{}, {"robust": True}])
+def test_replayed_levels_teach_all_of_their_range(settings, tmp_path):
+    """CartPole with other masses and lengths in each episode, 300k steps, 5 seeds."""
+    metrics = train(ppo_plr, "CartPole-v1", tmp_path, total_timesteps=300_000, **settings)
+    scores = metrics["eval_return"][:, -1].mean(-1)
+    assert scores.shape == (5,) and scores.min() >= 475.0, scores

@@ -156,7 +156,7 @@ STEP = TINY.replace(
     learning_rate=0.1,
     adam_eps=1.0,  # else the step is only a sign
     max_grad_norm=0.5,
-    kl_bound=1.5e-3,
+    kl_bound=5e-3,
     aux_coef=0.7,
     normalize_obs=True,
     normalize_reward=True,
@@ -186,6 +186,9 @@ def step():
     head = state.critic_params["params"]["value_head"]
     head["kernel"] *= 10.0  # values that differ
     head["bias"] -= reppo.PRIOR * reppo.hl_gauss(jnp.zeros(()), STEP.num_bins, STEP.symlog_max)
+    actor = state.policy.params["params"]
+    for name in ("mean_head", "std_head"):
+        actor[name]["kernel"] *= 50.0  # actions that depend on what is seen
     state = state.replace(
         weights=weights,
         opt_state=zero(state.opt_state),
