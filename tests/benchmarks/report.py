@@ -18,7 +18,7 @@ from tests.benchmarks.cells import BEST, CELLS, MEMORIES_COMPARED, PEERS, Cell
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "results"
-WITH_TABLES = ("results", "speed", "sweeps", "several-agents", "memory")
+WITH_TABLES = ("results", "speed", "sweeps", "several-agents", "memory", "environments")
 PAGES = tuple(ROOT / "docs" / f"{name}.md" for name in WITH_TABLES)
 PAGES += (ROOT / "algorithms" / "README.md",)
 REGION = re.compile(r"(<!-- table ([\w-]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
@@ -26,7 +26,10 @@ COLUMNS = ("algorithm", "cell", "steps", "seeds", "mean (95 %)", "IQM", "worst",
 COLUMNS += ("solved", "collapsed", "in training")
 TEAMS = ("environment", "algorithm", "steps", "seeds", "return of an agent (95 %)", "worst")
 TEAMS += ("metric (95 %)", "in training", "cell")
+LEVELS = ("task", "policy", "parameters", "trained on", "mean", "worst tenth", "worst cell")
+LEVELS += ("worst tenth less that of the default (95 %)",)
 TASKS = ("algorithm", "task", "steps", "seeds", "best", "solved at", *MEMORIES_COMPARED)
+STATISTICS = ("mean", "worst_tenth", "worst_cell")
 BLOCK = 10_000  # seeds of a report
 LATE = 0.4  # share of a run after which a point below the bar is a dip
 Rows = list[dict[str, str]]
@@ -89,6 +92,17 @@ def keep_table(
     new = {row[0]: dict(zip(columns, row)) | stamp for row in rows}
     known = {row[columns[0]]: row for row in read(name, folder)}
     _write(name, list((known | new).values()), folder)
+
+
+def keep_levels(rows: Rows, folder: Path = FOLDER) -> None:
+    """Replaces the rows of a case of tests/benchmarks/levels.py."""
+    others = [row for row in read("levels", folder) if case_of(row) != case_of(rows[0])]
+    _write("levels", [*others, *rows], folder)
+
+
+def case_of(row: dict[str, str]) -> tuple[str, ...]:
+    """What the rows of a case of levels have in common."""
+    return tuple(row[name] for name in ("environment", "policy", "parameters", "training"))
 
 
 def _write(name: str, rows: Sequence[dict[str, Any]], folder: Path) -> None:
@@ -217,6 +231,31 @@ def lines_of_tasks(found: Sequence[tuple[Cell, Rows]]) -> list[list[str]]:
     return list(lines.values())
 
 
+def level_lines(rows: Rows) -> list[list[str]]:
+    """A line for each case of levels. Differences are paired: both have the same seeds."""
+    cases: dict[tuple[str, ...], Rows] = {}
+    for row in rows:
+        cases.setdefault(case_of(row), []).append(row)
+    lines = []
+    for case, found in cases.items():
+        task, policy, parameters, training = case
+        of = {name: np.array([float(row[name]) for row in found]) for name in STATISTICS}
+        line = [task, policy, parameters, training, *map(with_error, of.values())]
+        base = cases.get((task, policy, "hidden", "default"), [])
+        if training == "default" or len(base) != len(found):
+            lines.append([*line, ""])
+            continue
+        difference = of["worst_tenth"] - [float(row["worst_tenth"]) for row in base]
+        low, high = results.bootstrap_interval(difference, lambda drawn: drawn.mean(-1))
+        lines.append([*line, f"{difference.mean():.0f} ({low:.0f} to {high:.0f})"])
+    return lines
+
+
+def with_error(values: np.ndarray) -> str:
+    """Mean and standard error."""
+    return f"{values.mean():.0f} ± {values.std(ddof=1) / len(values) ** 0.5:.0f}"
+
+
 def environment(cell: Cell) -> str:
     """The name of a cell's environment, without flags."""
     return cell.name.partition(" ")[0]
@@ -239,6 +278,8 @@ def table(name: str, folder: Path = FOLDER) -> str:
         rows = read(name, folder)
         heads = [list(row) for row in rows[:1]]
         lines = [*heads, *(["---"] * len(head) for head in heads), *(row.values() for row in rows)]
+    elif name == "levels":
+        lines = [LEVELS, ["---"] * len(LEVELS), *level_lines(read(name, folder))]
     elif name == "memory":
         cells = [cell for cell in CELLS if name in cell.tables]
         lines = [TASKS, ["---"] * len(TASKS), *task_lines(cells, folder)]

@@ -211,3 +211,33 @@ def test_cells_are_chosen_by_name_or_by_algorithm():
     assert learning.chosen(["c51", "iqn"]) == expected
     with pytest.raises(learning.UserError, match="did you mean ppo/Acrobot-v1"):
         learning.chosen(["ppo/Acrobot"])
+
+
+def level_rows(training, worst, parameters="hidden"):
+    """Rows of a case of levels, as a csv file gives them."""
+    case = {"environment": "CartPole-v1", "policy": "S5", "parameters": parameters}
+    case |= {"training": training, "steps": "300", "mean": "200"}
+    new = lambda i, x: case | {"seed": f"{i}", "worst_tenth": f"{x}", "worst_cell": f"{x - 1}"}
+    return [new(i, x) for i, x in enumerate(worst)]
+
+
+def test_a_kept_case_of_levels_replaces_itself_only(tmp_path):
+    report.keep_levels(level_rows("default", [1, 2]), tmp_path)
+    report.keep_levels(level_rows("PLR", [3, 4]), tmp_path)
+    report.keep_levels(level_rows("PLR", [5, 6], "observed"), tmp_path)
+    report.keep_levels(level_rows("PLR", [7, 8]), tmp_path)
+    found = [row["worst_tenth"] for row in report.read("levels", tmp_path)]
+    assert found == ["1", "2", "5", "6", "7", "8"]
+
+
+def test_lines_of_levels_have_paired_differences_from_the_default():
+    """Seeds differ by more than trainings do, so that only paired differences are this small."""
+    worst = np.arange(0.0, 300.0, 10.0)
+    kept = level_rows("default", worst) + level_rows("PLR", worst + 5.0, "observed")
+    kept += level_rows("ACCEL", worst[:9])  # not the same seeds
+    first, second, third = report.level_lines(kept)
+    error = worst.std(ddof=1) / 30**0.5
+    head = ["CartPole-v1", "S5", "hidden", "default", "200 ± 0"]
+    assert first == [*head, f"145 ± {error:.0f}", f"144 ± {error:.0f}", ""]
+    assert second[2:4] == ["observed", "PLR"] and second[-1] == "5 (5 to 5)"
+    assert third[-1] == ""
