@@ -1,13 +1,15 @@
-"""The speed of an algorithm's variants, next to one another.
+"""The speed of an algorithm's variants, and of algorithms, next to one another.
 
     python tests/benchmarks/variants.py           # all of them
+    python tests/benchmarks/variants.py memories control    # those whose names begin so
     python tests/benchmarks/variants.py --keep    # and put it into the documentation
 
 ppo_rnn runs with each memory against minGRU, with eight environments and 16 gradient steps on
 sequences of 128 steps. ppo_vtrace runs with Muon and with Adam against ppo, with equal rollouts,
-gradient steps and samples in each. CartPole-v1, one seed, no evaluation. The sides of a comparison
-take turns, so that other load hits all sides alike. Figures are medians of `--runs` runs, after one
-that is not counted.
+gradient steps and samples in each, on CartPole-v1. reppo, sac and ppo run with their presets of
+Pendulum-v1, whose steps for each gradient step differ. One seed, no evaluation. The sides of a
+comparison take turns, so that other load hits all sides alike. Figures are medians of `--runs`
+runs, after one that is not counted.
 """
 
 import argparse
@@ -21,7 +23,8 @@ import jax
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from algorithms import ppo, ppo_rnn, ppo_vtrace
+from algorithms import ppo, ppo_rnn, ppo_vtrace, reppo, sac
+from algorithms.launch.commands.presets import PRESETS
 from tests.benchmarks import learning, report
 
 
@@ -32,9 +35,7 @@ class Side(NamedTuple):
 
 class Comparison(NamedTuple):
     name: str
-    num_envs: int
-    num_steps: int
-    updates: int
+    settings: dict[str, Any]  # of all sides
     sides: dict[str, Side]  # the first is what the others are compared with
 
 
@@ -47,27 +48,33 @@ OPTIMIZERS = {
     "ppo_vtrace, Adam": Side(ppo_vtrace, {"optimizer": "adam"}),
     "ppo_vtrace, Muon": Side(ppo_vtrace, {"optimizer": "muon"}),
 }
+PENDULUM = {
+    "reppo, a gradient step for 8 steps": Side(reppo, PRESETS["reppo"]["Pendulum-v1"]),
+    "sac, for 1 step": Side(sac, PRESETS["sac"]["Pendulum-v1"]),
+    "ppo, for 12.8 steps": Side(ppo, PRESETS["ppo"]["Pendulum-v1"]),
+}
+
+
+def rollouts(num_envs: int, num_steps: int, updates: int) -> dict[str, Any]:
+    """Settings of so many rollouts."""
+    total = num_envs * num_steps * updates
+    return {"num_envs": num_envs, "num_steps": num_steps, "total_timesteps": total}
+
+
 COMPARISONS = (
-    Comparison("memories, 8x128", 8, 128, 20, MEMORIES),
-    Comparison("optimisers, 8x128", 8, 128, 150, OPTIMIZERS),
-    Comparison("optimisers, 64x64", 64, 64, 40, OPTIMIZERS),
-    Comparison("optimisers, 256x32", 256, 32, 20, OPTIMIZERS),
+    Comparison("memories, 8x128", rollouts(8, 128, 20), MEMORIES),
+    Comparison("optimisers, 8x128", rollouts(8, 128, 150), OPTIMIZERS),
+    Comparison("optimisers, 64x64", rollouts(64, 64, 40), OPTIMIZERS),
+    Comparison("optimisers, 256x32", rollouts(256, 32, 20), OPTIMIZERS),
+    Comparison("control", {"env": "Pendulum-v1", "total_timesteps": 20_480}, PENDULUM),
 )
 COLUMNS = ("case", "times the steps/s of", "median", "least", "most")
 
 
 def compiled(comparison: Comparison, side: Side) -> Any:
     """A compiled train that has run once."""
-    num_envs, num_steps = comparison.num_envs, comparison.num_steps
-    config = side.module.Config(
-        num_envs=num_envs,
-        num_steps=num_steps,
-        total_timesteps=comparison.updates * num_envs * num_steps,
-        num_evals=1,
-        num_eval_episodes=0,
-        eval_at_start=False,
-        **side.settings,
-    )
+    no_evaluation = {"num_evals": 1, "num_eval_episodes": 0, "eval_at_start": False}
+    config = side.module.Config(**side.settings | comparison.settings | no_evaluation)
     train = jax.jit(side.module.make_train(config)).lower(jax.random.key(0)).compile()
     jax.block_until_ready(train(jax.random.key(0)))
     return train
@@ -96,10 +103,13 @@ def rows(comparison: Comparison, runs: int) -> list[list[str]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help="beginnings of comparisons' names")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--keep", action="store_true", help="in docs/results and docs/speed.md")
     args = parser.parse_args()
-    found = [row for comparison in COMPARISONS for row in rows(comparison, args.runs)]
+    begins = tuple(args.names) or ""
+    chosen = [comparison for comparison in COMPARISONS if comparison.name.startswith(begins)]
+    found = [row for comparison in chosen for row in rows(comparison, args.runs)]
     if args.keep:
         report.keep_speeds("variants", COLUMNS, found)
         learning.write()
