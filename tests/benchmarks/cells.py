@@ -182,11 +182,18 @@ FLAGS = (
     Cell("ppo", "MemoryChain-bsuite, no memory", CHAIN, 30, bar("MemoryChain-bsuite"), ("flags",)),
     Cell("ppo", "CartPole-v1-positions, no memory", POSITIONS, 30, 475.0, ("flags",)),
 )
+MAZE = preset("ppo_plr", "xminigrid/MiniGrid-FourRooms", 2_000_000, 5)
+FOUR_ROOMS = (
+    MAZE._replace(what="PLR"),
+    flag("ppo_plr", MAZE.name, "--robust", 2_000_000, 5)._replace(what="robust PLR"),
+    flag("ppo_plr", MAZE.name, "--replay-share 0", 2_000_000, 5)._replace(what="PPO"),
+)
 LIBRARIES = tuple(
     cell._replace(tables=("libraries",))
     for cell in (
         preset("ppo", "navix/DoorKey-5x5", 1_000_000, 10),
         preset("ppo", "xminigrid/MiniGrid-DoorKey-5x5", 1_000_000, 10),
+        *FOUR_ROOMS,
         preset("ppo", "jumanji/Game2048", 500_000, 10),
         flag("ppo", "jumanji/Game2048", UNMASKED, 500_000, 10)._replace(
             name="jumanji/Game2048, no masks"
@@ -278,8 +285,8 @@ LONG += " --forget-bias 6"
 # With one step in reserve, as in the passive task, no policy that still explores would ever turn.
 FAR = "--env-settings length=100,passive=true,max_steps_in_episode=200 --num-steps 128"
 FAR += " --learning-rate 1e-3 --gamma 0.998 --gae-lambda 0.95 --ent-coef 0.005"
-MAZE = "--num-envs 32 --num-steps 64 --num-minibatches 8 --learning-rate 1e-3 --ent-coef 0.03"
-MAZE += " --hidden-sizes 64 --conv-layers none --forget-bias 3"
+MEMORY_MAZE = "--num-envs 32 --num-steps 64 --num-minibatches 8 --learning-rate 1e-3 --ent-coef 0.03"
+MEMORY_MAZE += " --hidden-sizes 64 --conv-layers none --forget-bias 3"
 RECALL = (
     Recall("ppo_rnn", "TMaze-v0", 300_000, 10, seeds_of_gtrxl=10),
     Recall("ppo_rnn", "TMaze-v0", 1_000_000, 5, " 100", FAR, "--window 128"),
@@ -288,7 +295,7 @@ RECALL = (
     Recall("ppo_rnn", "CartPole-v1-positions", 500_000, 10, seeds_of_gtrxl=10),
     Recall("ppo_rnn", "RepeatPrevious-v0", 500_000, 10),
     Recall("ppo_rnn", "RockSample-v0", 1_000_000, 5),
-    Recall("ppo_rnn", "xminigrid/MiniGrid-MemoryS8", 500_000, 5, words=MAZE),
+    Recall("ppo_rnn", "xminigrid/MiniGrid-MemoryS8", 500_000, 5, words=MEMORY_MAZE),
     Recall("pqn_rnn", "TMaze-v0", 300_000, 5),
     Recall("pqn_rnn", "MemoryChain-bsuite", 400_000, 5, window="--window 64"),
     Recall("pqn_rnn", "CartPole-v1-positions", 500_000, 5),

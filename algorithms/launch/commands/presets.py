@@ -325,6 +325,13 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
             "gamma": 0.95,
             "ent_coef": 0.0,
         },
+        "xminigrid/MiniGrid-FourRooms": {
+            "total_timesteps": 2_000_000,
+            "num_envs": 32,
+            "num_minibatches": 8,
+            "score": "maxmc",  # the reward comes at the end
+            "conv_layers": "none",
+        },
     },
     "ppo_rnn": {
         "TMaze-v0": {
