@@ -63,8 +63,8 @@ class Config:
     num_steps: int = static(64)  # steps of each environment in a rollout
     update_epochs: int = static(8)  # passes over each rollout
     num_minibatches: int = static(16)  # gradient steps in a pass
-    learning_rate: float = real(1e-3, "[0, inf)")  # Adam's step size
-    anneal_lr: bool = static(False)  # take the learning rate linearly to zero
+    learning_rate: float = real(2.5e-3, "[0, inf)")  # Adam's step size
+    anneal_lr: bool = static(True)  # take the learning rate linearly to zero
     adam_eps: float = real(1e-8, "(0, inf)")  # Adam's epsilon
     max_grad_norm: float = real(0.5, "(0, inf]")  # clip gradients to this global norm; inf: never
     gamma: float = real(0.99, "[0, 1]")  # discount factor
@@ -75,7 +75,7 @@ class Config:
     target_entropy: float = real(-0.5, "(-inf, inf)")  # target entropy per dimension of the action
     num_action_samples: int = static(4)  # next actions in a target
     num_bins: int = static(51)  # bins of the distribution of values
-    symlog_max: float = real(5.0, "(0, 80]")  # bins go to symexp of this, and down to minus it
+    symlog_max: float = real(3.0, "(0, 80]")  # bins go to symexp of this, and down to minus it
     auxiliary: bool = static(False)  # predict the next features and the reward, too
     aux_coef: float = real(1.0, "[0, inf)")  # weight of this prediction in the critic's loss
     norm: str = static("layer")  # before each activation: layer, rms or none

@@ -552,12 +552,10 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
         "playground/CartpoleSwingup": SUITE,
     },
     "reppo": {
-        # A near horizon, as PPO has, and large steps: with smaller ones some seeds swing up late.
+        # A near horizon, as PPO has.
         "Pendulum-v1": {
             "num_envs": 8,
             "num_steps": 128,
-            "learning_rate": 2.5e-3,
-            "anneal_lr": True,
             "max_grad_norm": 0.2,
             "gamma": 0.95,
             "num_evals": 10,  # 50 updates
@@ -566,6 +564,12 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
             "env_settings": (("action_repeat", 4),),  # as HELD_CAR
             "total_timesteps": 12_500,
         },
+        "playground/CartpoleSwingup": {
+            "env_settings": (("action_repeat", 2),),
+            "total_timesteps": 250_000,
+            "num_evals": 10,
+        },
+        "playground/CheetahRun": {"total_timesteps": 1_000_000, "num_evals": 5},
     },
     "crossq": {"Pendulum-v1": {"total_timesteps": 20_000, **SMALL}},
     "ddpg": {"Pendulum-v1": {"total_timesteps": 30_000, **SMALL}},
