@@ -287,8 +287,8 @@ LONG += " --forget-bias 6"
 # With one step in reserve, as in the passive task, no policy that still explores would ever turn.
 FAR = "--env-settings length=100,passive=true,max_steps_in_episode=200 --num-steps 128"
 FAR += " --learning-rate 1e-3 --gamma 0.998 --gae-lambda 0.95 --ent-coef 0.005"
-MEMORY_MAZE = "--num-envs 32 --num-steps 64 --num-minibatches 8 --learning-rate 1e-3 --ent-coef 0.03"
-MEMORY_MAZE += " --hidden-sizes 64 --conv-layers none --forget-bias 3"
+MEMORY_MAZE = "--num-envs 32 --num-steps 64 --num-minibatches 8 --learning-rate 1e-3"
+MEMORY_MAZE += " --ent-coef 0.03 --hidden-sizes 64 --conv-layers none --forget-bias 3"
 RECALL = (
     Recall("ppo_rnn", "TMaze-v0", 300_000, 10, seeds_of_gtrxl=10),
     Recall("ppo_rnn", "TMaze-v0", 1_000_000, 5, " 100", FAR, "--window 128"),
