@@ -556,8 +556,10 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
         "Pendulum-v1": {
             "num_envs": 8,
             "num_steps": 128,
+            "learning_rate": 4e-3,
             "max_grad_norm": 0.2,
             "gamma": 0.95,
+            "td_lambda": 0.97,
             "num_evals": 10,  # 50 updates
         },
         "MountainCarContinuous-v0": {
