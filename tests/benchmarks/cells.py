@@ -204,6 +204,9 @@ LIBRARIES = tuple(
         preset("ppo", "playground/CartpoleSwingup", 2_000_000, 10)._replace(what=HELD.format(2)),
         preset("ppo", "playground/PendulumSwingup", 5_000_000, 10),
         preset("ppo", "playground/CheetahRun", 1_000_000, 3),
+        flag("ppo", "playground/CartpoleSwingup", "--num-evals 5", 250_000, 10)._replace(
+            name="playground/CartpoleSwingup, 500,000 frames", what=HELD.format(2)
+        ),
         preset("reppo", "playground/CartpoleSwingup", 250_000, 10)._replace(what=HELD.format(2)),
         preset("reppo", "playground/CheetahRun", 1_000_000, 3),
         *(
