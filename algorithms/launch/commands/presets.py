@@ -572,6 +572,18 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
             "num_evals": 10,
         },
         "playground/CheetahRun": {"total_timesteps": 1_000_000, "num_evals": 5},
+        # A far horizon, as PPO has: single actions matter little, so that a policy that may move
+        # as far as elsewhere follows noise.
+        "brax/hopper": {
+            "env_settings": (("backend", "spring"),),
+            "total_timesteps": 1_000_000,
+            "num_envs": 64,
+            "num_steps": 32,
+            "gamma": 0.997,
+            "kl_bound": 0.005,
+            "symlog_max": 2.5,
+            "num_evals": 10,
+        },
     },
     "crossq": {"Pendulum-v1": {"total_timesteps": 20_000, **SMALL}},
     "ddpg": {"Pendulum-v1": {"total_timesteps": 30_000, **SMALL}},
