@@ -316,6 +316,9 @@ def test_an_update_is_the_papers(step):
     assert_close(after.weights, weights, rtol=1e-4)
     for name, value in said.items():
         assert float(metrics[name]) == pytest.approx(float(value), rel=1e-3, abs=1e-6), name
+    scale = state.reward_scale.update(rollout.reward, rollout.done, STEP.gamma)
+    assert_close(after.reward_scale, scale, rtol=1e-5)
+    assert_close(after.policy.obs_stats, state.policy.obs_stats.update(rollout.observation))
     found = metrics["explained_variance"]
     assert float(found.total) == pytest.approx(float(explained), abs=1e-3) and found.weight == 1
 
