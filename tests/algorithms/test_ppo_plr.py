@@ -188,6 +188,17 @@ def test_levels_get_their_scores(score):
     np.testing.assert_allclose(total / weight, (7 - np.asarray(buffer.played))[filled].mean())
 
 
+def test_scores_are_means_over_the_rollouts_in_a_level():
+    """Of levels played for three rollouts, for one, and for none yet."""
+    play = parts.Play.create(envs.levels.draw(REWARDS[0], jax.random.key(0), 3), slot=16)
+    play = play.replace(total=jnp.array([6.0, 6.0, 0.0]), rollouts=jnp.array([3.0, 1.0, 0.0]))
+    found = ppo_plr.level_scores(STILL.replace(score="pvl"), play, play.best)
+    np.testing.assert_array_equal(found, [2.0, 6.0, 0.0])
+    best = jnp.array([5.0, 5.0, 1.0])
+    found = ppo_plr.level_scores(STILL.replace(score="maxmc"), play, best)
+    np.testing.assert_array_equal(found, [3.0, -1.0, 1.0])
+
+
 def test_maxmc_is_the_best_return_above_the_value_in_the_units_of_values():
     """All values are 0.5 here, and rewards are divided by a deviation of 2."""
     config = STILL.replace(score="maxmc", normalize_reward=True, clip_reward=0.1)
