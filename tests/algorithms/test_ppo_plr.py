@@ -475,6 +475,15 @@ def test_levels_in_play_stay_in_the_buffer_and_are_played_once():
 # --- what is learned --------------------------------------------------------------------------
 
 
+def test_the_scale_of_rewards_is_that_of_returns_of_single_episodes():
+    """Truncated ones: five steps that pay 1 each, four of them in a rollout."""
+    config = TINY.replace(normalize_reward=True, env_settings=(("max_steps", 5),), gamma=0.5)
+    learner = ppo_plr.learner(config, *envs.make("CartPole-v1", max_steps=5))
+    state, _ = jax.jit(learner.update)(jax.jit(learner.init)(jax.random.key(0)))
+    returns = 2.0 * (1.0 - 0.5 ** np.arange(1, 6))
+    assert float(state.reward_scale.stats.var) == pytest.approx(returns.var(), rel=1e-2)
+
+
 def test_robust_replay_learns_from_replayed_levels_only():
     """The value loss is that of the levels that count. Others do not move the parameters."""
     config = STILL.replace(learning_rate=0.1, ent_coef=0.0)
