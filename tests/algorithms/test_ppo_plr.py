@@ -475,6 +475,16 @@ def test_levels_in_play_stay_in_the_buffer_and_are_played_once():
 # --- what is learned --------------------------------------------------------------------------
 
 
+def test_the_loss_rewards_entropy_and_punishes_errors_of_values():
+    config = TINY.replace(ent_coef=0.3, vf_coef=0.7)
+    learner = ppo_plr.learner(config, *envs.make("CartPole-v1", max_steps=5))
+    metrics = jax.jit(learner.update)(jax.jit(learner.init)(jax.random.key(0)))[1]
+    of = {name: float(metrics[name]) for name in ("policy_loss", "value_loss", "entropy", "loss")}
+    expected = of["policy_loss"] + 0.7 * of["value_loss"] - 0.3 * of["entropy"]
+    assert 0.6 < of["entropy"] <= np.log(2.0) + 1e-6, "of two actions"
+    assert of["loss"] == pytest.approx(expected, rel=1e-5)
+
+
 def test_the_scale_of_rewards_is_that_of_returns_of_single_episodes():
     """Truncated ones: five steps that pay 1 each, four of them in a rollout."""
     config = TINY.replace(normalize_reward=True, env_settings=(("max_steps", 5),), gamma=0.5)
