@@ -182,11 +182,15 @@ FLAGS = (
     Cell("ppo", "MemoryChain-bsuite, no memory", CHAIN, 30, bar("MemoryChain-bsuite"), ("flags",)),
     Cell("ppo", "CartPole-v1-positions, no memory", POSITIONS, 30, 475.0, ("flags",)),
 )
+# The settings of that preset, and a new level in each episode
+ROOMS = "--env xminigrid/MiniGrid-FourRooms --num-envs 32 --num-minibatches 8 --conv-layers none"
+ROOMS += " --total-timesteps 2000000"
 MAZE = preset("ppo_plr", "xminigrid/MiniGrid-FourRooms", 2_000_000, 5)
 FOUR_ROOMS = (
     MAZE._replace(what="PLR"),
     flag("ppo_plr", MAZE.name, "--robust", 2_000_000, 5)._replace(what="robust PLR"),
-    flag("ppo_plr", MAZE.name, "--replay-share 0", 2_000_000, 5)._replace(what="PPO"),
+    flag("ppo_plr", MAZE.name, "--replay-share 0", 2_000_000, 5)._replace(what="no replay"),
+    Cell("ppo", MAZE.name, ROOMS, 5),
 )
 LIBRARIES = tuple(
     cell._replace(tables=("libraries",))
