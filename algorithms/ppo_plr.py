@@ -12,15 +12,15 @@ A level is the key of a reset and the parameters that `randomize` draws (docs/en
 any environment has levels. The learner is that of ppo.py. Implementation details:
   1 All environments share one rollout, whatever they play. A branch between kinds of updates would,
     under vmap, compute each of them.
-  2 An environment keeps its level until an episode has ended in it, and changes it between
-    rollouts. The change cuts its running episode, which then does not count in `episode_return`:
-    training returns favour short episodes. Evaluations draw levels as resets do.
-  3 The first `replay_share` of the environments replay levels of the buffer, no level twice at the
-    same time. A share between two numbers of environments holds on average. Until the buffer is
-    full to `min_fill`, they play new levels.
+  2 Each episode is played in the next level of its environment. Levels are drawn before a rollout,
+    one for each environment and window of steps: envs/batch.py.
+  3 The first `replay_share` of the environments replay levels of the buffer, no level twice in a
+    window. A share between two numbers of environments holds on average. Until the buffer is full
+    to `min_fill`, they play new levels.
   4 `edit_share` of the other environments play a level that is drawn like a replay, with its
     parameters moved (ACCEL). Without `randomize` nothing moves. The rest play new levels.
-  5 A level that was not replayed enters the buffer if its score exceeds the lowest.
+  5 A level is scored when its environment has left it. If it was not replayed, it enters the buffer
+    if its score exceeds the lowest.
   6 With `robust`, only replayed levels are learned from; the others are just looked at. With
     `replay_share` 0 and without `robust`, this is plain domain randomisation.
 """
@@ -172,7 +172,8 @@ class TrainState:
     observation: jax.Array  # (num_envs, ...)
     episodes: parts.EpisodeStatistics
     reward_scale: parts.RewardScale
-    play: parts.Play  # the levels of the environments
+    running: parts.Visits  # to the levels of the running episodes
+    returns: parts.EpisodeReturns  # of these episodes, for maxmc
     levels: parts.LevelBuffer
     level_rng: jax.Array  # key for levels
     rollout_rng: jax.Array  # key for acting and the environments
@@ -221,13 +222,13 @@ def gae(rewards, values, next_values, terminated, done, gamma, gae_lambda):
     return parts.backward_sums(deltas, decays)
 
 
-def level_scores(config, play, best):
-    """Scores (num_envs,) of levels, means over the steps in them (Jiang et al. 2021b, section 4.1).
+def level_scores(config, visits, best):
+    """Scores of levels, means over the steps in them (Jiang et al. 2021b, section 4.1).
 
     pvl: max(A_t, 0), the positive value loss. maxmc: R_max - V(s_t). R_max is `best`, the level's
     highest return so far, which is discounted here, because V is.
     """
-    mean = play.total / jnp.maximum(play.rollouts, 1.0)
+    mean = visits.total / jnp.maximum(visits.steps, 1.0)
     return mean if config.score == "pvl" else best - mean
 
 
@@ -341,8 +342,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     """The first state, an update (collects a rollout and learns from it), and the policy."""
     batch_size = config.num_envs * config.num_steps
     num_updates = parts.num_updates(config, batch_size)
-    # detail 1; a level's start serves for the whole rollout
-    environments = envs.batch(env, config.num_envs, config.num_steps, window=config.num_steps)
+    environments = envs.batch(env, config.num_envs, config.num_steps)  # detail 1
+    stock_shape = environments.depth, config.num_envs
     capacity = config.level_buffer_size  # also stands for "no slot of the buffer"
     space = env.action_space(env_params)
     network = ActorCritic(config, space)
@@ -353,8 +354,9 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     def init(rng):
         keys = jax.random.split(rng, 6)
         order_rng, network_rng, reset_rng, rollout_rng, eval_rng, level_rng = keys
-        first = levels.draw(env, reset_rng, config.num_envs)
+        first = levels.draw(env, reset_rng, stock_shape)
         observation, env_state = environments.reset(first, env_params)
+        first = jax.tree.map(lambda x: x[0], first)
         x = observation.astype(jnp.float32)
         params = parts.orthogonal(network, network_rng, x, actor_head=0.01, critic_head=1.0)
         return TrainState(
@@ -364,7 +366,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             observation=observation,
             episodes=parts.EpisodeStatistics.create(config.num_envs),
             reward_scale=parts.RewardScale.create(config.num_envs),
-            play=parts.Play.create(first, capacity),
+            running=parts.Visits.create(first, jnp.full(config.num_envs, capacity, jnp.int32)),
+            returns=parts.EpisodeReturns.create(config.num_envs),
             levels=parts.LevelBuffer.create(first, capacity),
             level_rng=level_rng,
             rollout_rng=rollout_rng,
@@ -374,18 +377,49 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         )
 
     def update(state):
-        """Collects a rollout, learns from it, and changes levels."""
-        state, rollout = collect(state)
-        batch = prepare(state, rollout)
+        """Draws levels, collects a rollout, learns from it, and scores the levels."""
+        state, stock = draw_levels(state)
+        state, rollout = collect(state, stock)
+        visits = state.running.then(stock)
+        visit = parts.visit_of_steps(rollout.done, environments.window)
+        replayed = jnp.take_along_axis(visits.slot, visit[:-1], axis=0) < capacity
+        batch = prepare(state, rollout, replayed)
         state, metrics = learn(state, batch)
         metrics["mean_value"] = batch.value.mean()
         metrics["explained_variance"] = parts.explained_variance(batch.value, batch.target)
-        metrics["replayed"] = (state.play.slot < capacity).mean()
-        state, level_metrics = next_levels(score_levels(state, rollout, batch))
+        metrics["replayed"] = replayed.mean()
+        state, level_metrics = score_levels(state, rollout, batch, visits, visit)
         state = update_statistics(state, rollout)
         return state.replace(update=state.update + 1), metrics | level_metrics
 
-    def collect(state):
+    def draw_levels(state):
+        """The levels of the next episodes, (windows, num_envs)."""
+        keys = jax.random.split(state.level_rng, 6)
+        rng, share_rng, draw_rng, new_rng, parent_rng, edit_rng = keys
+        buffer, last = state.levels, state.update - 1
+        ready = buffer.filled.sum() >= jnp.ceil(config.min_fill * capacity - 1e-3)
+        chances = replay_distribution(config, buffer, last)
+        offset = jax.random.uniform(share_rng, (environments.depth, 1))
+        place = (jnp.arange(config.num_envs) + offset) / config.num_envs
+        asks = place < config.replay_share  # detail 3
+        gumbel = jax.random.gumbel(draw_rng, (environments.depth, capacity))
+        order = jax.lax.top_k(jnp.log(chances) + gumbel, config.num_envs)[1]  # no level twice
+        drawn = jnp.take_along_axis(order, jnp.cumsum(asks, axis=1) - 1, axis=1)
+        replays = ready & asks & (chances[drawn] > 0.0)
+        level = levels.draw(env, new_rng, stock_shape)
+        if levels.num_shares(env):  # detail 4
+            of = jax.random.choice(parent_rng, capacity, stock_shape, p=chances)
+            parent = jax.tree.map(lambda x: x[of], buffer.level)
+            moves = config.edit_std * jax.random.normal(edit_rng, parent.shares.shape)
+            edits = place > 1.0 - config.edit_share * (1.0 - config.replay_share)
+            edited = parent.replace(shares=reflect(parent.shares + moves))
+            level = levels.choose(ready & edits & (chances[of] > 0.0), edited, level)
+        known = jax.tree.map(lambda x: x[drawn], buffer.level)
+        level = levels.choose(replays, known, level)
+        stock = parts.Visits.create(level, jnp.where(replays, drawn, capacity))
+        return state.replace(level_rng=rng), stock
+
+    def collect(state, stock):
         """Collects a rollout. `prepare` computes values and log_probs, for all steps at once."""
         rng, step_rng, noise_rng = jax.random.split(state.rollout_rng, 3)
         noise = parts.action_noise(noise_rng, space, (config.num_steps, config.num_envs))
@@ -409,14 +443,11 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             )
             return state.replace(env_state=env_state, observation=observation), transition
 
-        play = state.play
-        observation, env_state = environments.enter(
-            play.level, play.entering, state.observation, state.env_state, env_params
-        )
-        state = state.replace(env_state=env_state, observation=observation, rollout_rng=rng)
+        env_state = environments.refill(stock.level, state.env_state, env_params)  # detail 2
+        state = state.replace(env_state=env_state, rollout_rng=rng)
         return parts.scan(step, state, (jax.random.split(step_rng, config.num_steps), noise))
 
-    def prepare(state, rollout):
+    def prepare(state, rollout, replayed):
         """Samples with advantages and targets."""
         flat = jax.tree.map(lambda x: x.reshape(batch_size, *x.shape[2:]), rollout)
         x = parts.normalize(config, state.policy.obs_stats, flat.observation)
@@ -436,7 +467,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             config.gae_lambda,
         ).reshape(batch_size)
         log_prob, _ = actions.log_prob_and_entropy(flat.action)
-        counts = (state.play.slot < capacity) | (not config.robust)  # detail 6
+        counts = replayed | (not config.robust)  # detail 6
         return Batch(
             observation=x,
             mask=flat.mask,
@@ -445,7 +476,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             value=values,
             advantage=advantages,
             target=advantages + values,
-            weight=jnp.broadcast_to(1.0 * counts, reward.shape).reshape(batch_size),
+            weight=counts.astype(jnp.float32).reshape(batch_size),
         )
 
     def loss(params, batch):
@@ -489,58 +520,31 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         state = state.replace(policy=policy, opt_state=opt_state, order_rng=rng)
         return state, {name: x.mean() for name, x in metrics.items()}
 
-    def score_levels(state, rollout, batch):
-        """Adds the rollout to the levels in play."""
+    def score_levels(state, rollout, batch, visits, visit):
+        """Adds the rollout to its visits, and the levels that were left to the buffer."""
         signal = jnp.maximum(batch.advantage, 0.0) if config.score == "pvl" else batch.value
-        signal = signal.reshape(rollout.reward.shape).mean(0)
-        play = state.play.add(rollout.reward, rollout.done, signal, config.gamma)
-        return state.replace(play=play)
+        returns, ended = state.returns.add(rollout.reward, rollout.done, config.gamma)
+        visits = visits.add(visit[:-1], signal.reshape(rollout.reward.shape), ended)
+        is_last = jnp.arange(len(visits.slot))[:, None] == visit[-1]
+        running = jax.tree.map(lambda x: x[visit[-1], jnp.arange(config.num_envs)], visits)
+        left = ((visits.steps > 0.0) & ~is_last).reshape(-1)
+        visits = jax.tree.map(lambda x: x.reshape(len(left), *x.shape[2:]), visits)
 
-    def next_levels(state):
-        """Levels that are over go to the buffer, and their environments get the next ones."""
-        keys = jax.random.split(state.level_rng, 6)
-        rng, share_rng, draw_rng, new_rng, parent_rng, edit_rng = keys
-        play, best = state.play, state.play.best
-        if config.normalize_reward:
-            best = state.reward_scale.scale(best, jnp.inf)  # as the rewards that V predicts
-        slot = jnp.where(play.over, play.slot, capacity)
-        played = jnp.full(config.num_envs, state.update)
-        seen = parts.LevelBuffer(play.level, level_scores(config, play, best), play.best, played)
-        buffer = state.levels.put(slot, seen)
-        held = buffer.holds(jnp.where(play.over, capacity, play.slot))  # levels still in play
-        is_new = play.over & (play.slot == capacity)
-        buffer = buffer.insert(seen.where(is_new), held)  # detail 5
+        def scored(visits):
+            best = visits.best
+            if config.normalize_reward:
+                best = state.reward_scale.scale(best, jnp.inf)  # as the rewards that V predicts
+            played = jnp.full(visits.slot.shape, state.update)
+            score = level_scores(config, visits, best)
+            return parts.LevelBuffer(visits.level, score, visits.best, played)
 
-        chances = replay_distribution(config, buffer, state.update)
-        free = jnp.where(held, 0.0, chances)
-        count = buffer.filled.sum()
-        ready = count >= jnp.ceil(config.min_fill * capacity - 1e-3)  # exact where a mean is not
-        place = (jnp.arange(config.num_envs) + jax.random.uniform(share_rng)) / config.num_envs
-        asks = play.over & (place < config.replay_share)  # detail 3
-        gumbel = jax.random.gumbel(draw_rng, (capacity,))  # the top k: drawn without replacement
-        order = jax.lax.top_k(jnp.log(free) + gumbel, config.num_envs)[1]
-        drawn = order[jnp.cumsum(asks) - 1]  # each that asks takes the next draw
-        known = jax.tree.map(lambda x: x[drawn], buffer)
-        replays = ready & asks & (free[drawn] > 0.0)
-        level = levels.draw(env, new_rng, config.num_envs)
-        if levels.num_shares(env):  # detail 4
-            of = jax.random.categorical(parent_rng, jnp.log(chances), shape=(config.num_envs,))
-            parent = jax.tree.map(lambda x: x[of], buffer.level)
-            moves = config.edit_std * jax.random.normal(edit_rng, parent.shares.shape)
-            edits = place > 1.0 - config.edit_share * (1.0 - config.replay_share)
-            edited = parent.replace(shares=reflect(parent.shares + moves))
-            level = levels.choose(ready & edits & (chances[of] > 0.0), edited, level)
-        following = parts.Play.create(
-            level=levels.choose(replays, known.level, level),
-            slot=jnp.where(replays, drawn, capacity),
-            best=jnp.where(replays, known.best, -jnp.inf),
-            entering=play.over,
-        )
-        stay = play.replace(entering=jnp.zeros_like(play.over))
-        play = levels.choose(play.over, following, stay)  # detail 2
-        state = state.replace(play=play, levels=buffer, level_rng=rng)
+        replayed = state.levels.gather(visits, left)
+        buffer = levels.choose(replayed.steps > 0.0, scored(replayed), state.levels)
+        new = scored(visits).where(left & (visits.slot == capacity))
+        buffer = buffer.insert(new, buffer.holds(running.slot))  # detail 5
         total = lambda x: jnp.where(buffer.filled, x, 0).sum()
-        return state, {
+        count = buffer.filled.sum()
+        return state.replace(running=running, returns=returns, levels=buffer), {
             "level_score": parts.Average(total(buffer.score), count),
             "level_staleness": parts.Average(total(state.update - buffer.played), count),
             "levels_filled": count / capacity,
@@ -548,17 +552,13 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
 
     def update_statistics(state, rollout):
         """Merges the rollout into the statistics, after learning from it."""
-        stays = lambda x: jnp.where(state.play.entering, 0.0, x)  # the running episode is cut
-        episodes = state.episodes.update(rollout.reward, rollout.done)
-        running = stays(episodes.running_return), stays(episodes.running_length)
-        episodes = episodes.replace(running_return=running[0], running_length=running[1])
-        state = state.replace(episodes=episodes)
+        state = state.replace(episodes=state.episodes.update(rollout.reward, rollout.done))
         if config.normalize_obs:
             obs_stats = state.policy.obs_stats.update(rollout.observation)
             state = state.replace(policy=state.policy.replace(obs_stats=obs_stats))
         if config.normalize_reward:
             scale = state.reward_scale.update(rollout.reward, rollout.done, config.gamma)
-            state = state.replace(reward_scale=scale.replace(discounted=stays(scale.discounted)))
+            state = state.replace(reward_scale=scale)
         return state
 
     return parts.Learner(init, update, make_policy(config, env, env_params), batch_size)

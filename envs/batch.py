@@ -64,7 +64,7 @@ class Batch:
     def reset(self, key: jax.Array | levels.Level, params: Any) -> tuple[Any, BatchState]:
         """Starts every environment, which takes starts from the stock; `refill` comes next.
 
-        In place of a key it takes levels, one for each environment.
+        In place of a key it takes levels, as `refill` does, and starts in those of the first row.
 
         Returns observations (num_envs, ...) and the state.
         """
@@ -75,34 +75,14 @@ class Batch:
         return observation, BatchState(state, starts, jnp.zeros((), jnp.int32), metrics, before)
 
     def refill(self, key: jax.Array | levels.Level, state: BatchState, params: Any) -> BatchState:
-        """Draws new start states; call it once every `num_steps` steps."""
+        """Draws new start states; call it once every `num_steps` steps.
+
+        In place of a key it takes the levels of the stock, leading axes (depth, num_envs). An
+        episode that ends in window i of the steps is followed by one in its level of row i.
+        """
         before = None if state.before is None else state.before + state.steps
         starts, steps = self._draw(key, params), jnp.zeros((), jnp.int32)
         return dataclasses.replace(state, starts=starts, steps=steps, before=before)
-
-    def enter(
-        self,
-        level: levels.Level,
-        where: jax.Array,
-        observation: Any,
-        state: BatchState,
-        params: Any,
-    ) -> tuple[Any, BatchState]:
-        """Moves the environments `where` a flag is set to their levels, in place of `refill`.
-
-        All episodes that start before the next call start in the environment's own level. So the
-        environments without a flag should be in it already.
-
-        Args:
-          level: leading axis num_envs, as `where` (bool) and `observation`.
-
-        Returns the observations and the state.
-        """
-        state = self.refill(level, state, params)
-        start = jax.tree.map(lambda x: x[0], state.starts)
-        metrics = state.metrics.forget(where)
-        observation, env_state = levels.choose(where, start, (observation, state.env))
-        return observation, dataclasses.replace(state, env=env_state, metrics=metrics)
 
     def step(self, key: jax.Array, state: BatchState, action: jax.Array, params: Any):
         """Steps every environment and restarts those whose episode ended.
@@ -147,10 +127,12 @@ class Batch:
 
     def _draw(self, key: jax.Array | levels.Level, params: Any) -> Any:
         if isinstance(key, levels.Level):
-            starts = jax.vmap(lambda level: levels.start(self.env, level, params))(key)
-            return jax.tree.map(lambda x: jnp.broadcast_to(x, (self.depth, *x.shape)), starts)
-        keys = jax.random.split(key, self.depth * self.num_envs)  # flat: compiles much faster
-        starts = jax.vmap(self.env.reset_env, (0, None))(keys, params)
+            size = self.depth * self.num_envs
+            flat = jax.tree.map(lambda x: x.reshape(size, *x.shape[2:]), key)
+            starts = jax.vmap(lambda level: levels.start(self.env, level, params))(flat)
+        else:
+            keys = jax.random.split(key, self.depth * self.num_envs)  # flat: compiles much faster
+            starts = jax.vmap(self.env.reset_env, (0, None))(keys, params)
         return jax.tree.map(lambda x: x.reshape(self.depth, self.num_envs, *x.shape[1:]), starts)
 
 

@@ -25,11 +25,11 @@ def num_shares(env: Any) -> int:
     return getattr(env, "num_shares", 0)
 
 
-def draw(env: Any, key: jax.Array, number: int) -> Level:
-    """Levels with the distribution of the environment's own resets; leading axis `number`."""
+def draw(env: Any, key: jax.Array, shape: int | tuple[int, ...]) -> Level:
+    """Levels with the distribution of the environment's own resets; leading axes `shape`."""
     key, shares_key = jax.random.split(key)
-    shares = jax.random.uniform(shares_key, (number, num_shares(env)))
-    return Level(jax.random.key_data(jax.random.split(key, number)), shares)
+    keys = jax.random.key_data(jax.random.split(key, shape))
+    return Level(keys, jax.random.uniform(shares_key, (*keys.shape[:-1], num_shares(env))))
 
 
 def start(env: Any, level: Level, params: Any) -> tuple[Any, Any]:
@@ -52,6 +52,7 @@ def split(key: jax.Array | Level) -> tuple[Any, jax.Array]:
 
 
 def choose(flags: jax.Array, these: Any, others: Any) -> Any:
-    """The arrays (n, ...) of one tree where a flag (n,) is set, else those of the other."""
-    wide = lambda x: flags.reshape(flags.shape + (1,) * (x.ndim - 1))
+    """The arrays of one tree where a flag is set, else those of the other. The flags are for the
+    leading axes."""
+    wide = lambda x: flags.reshape(flags.shape + (1,) * (x.ndim - flags.ndim))
     return jax.tree.map(lambda x, y: jnp.where(wide(y), x, y), these, others)

@@ -64,12 +64,6 @@ class EpisodeMetrics:
             count=self.count + done.sum(),
         )
 
-    def forget(self, where: jax.Array) -> "EpisodeMetrics":
-        """Forgets the running episodes where a flag (num_envs,) is set."""
-        wide = lambda x: where.reshape(where.shape + (1,) * (x.ndim - 1))
-        running = {n: jnp.where(wide(x), 0.0, x) for n, x in self.running.items()}
-        return dataclasses.replace(self, running=running)
-
     def read(self) -> tuple[dict[str, jax.Array], "EpisodeMetrics"]:
         """Means over the ended episodes, without data if none ended; and cleared sums."""
         if self.count is None:

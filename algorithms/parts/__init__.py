@@ -37,7 +37,7 @@ from algorithms.parts.layers import (
     orthogonal,
     scaled,
 )
-from algorithms.parts.levels import LevelBuffer, Play
+from algorithms.parts.levels import EpisodeReturns, LevelBuffer, Visits, visit_of_steps
 from algorithms.parts.loops import scan, zeros
 from algorithms.parts.metrics import explained_variance, mean
 from algorithms.parts.muon import scale_by_muon
@@ -90,6 +90,7 @@ __all__ = [
     "Cells",
     "Convolutions",
     "Dense",
+    "EpisodeReturns",
     "EpisodeStatistics",
     "EpsilonNoise",
     "FlatOptimizer",
@@ -98,7 +99,6 @@ __all__ = [
     "LevelBuffer",
     "Memory",
     "Plan",
-    "Play",
     "Recurrent",
     "Replay",
     "ReplayBuffer",
@@ -111,6 +111,7 @@ __all__ = [
     "Torso",
     "Tower",
     "Transition",
+    "Visits",
     "action_noise",
     "any_over_shards",
     "average",
@@ -166,6 +167,7 @@ __all__ = [
     "symmetries",
     "uniform_of",
     "unfold",
+    "visit_of_steps",
     "with_last_step",
     "without_x64",
     "zeros",

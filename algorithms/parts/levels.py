@@ -1,11 +1,11 @@
 """The levels of parallel environments, and a buffer that keeps the levels with the highest scores.
 
-A level is an `envs.Level`, what a reset draws. An environment plays one level at a time, for whole
-rollouts.
+A level is an `envs.Level`, what a reset draws. Before a rollout each environment gets a stock of
+levels, one for each window of steps (envs/batch.py). An episode that ends in a window is followed
+by one in this window's level.
 """
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,83 @@ from flax import struct
 
 import envs
 from envs.loops import scan
+
+
+@struct.dataclass
+class Visits:
+    """Stays of environments in levels; any leading axes."""
+
+    level: envs.Level
+    slot: jax.Array  # of the level in the buffer, int32; behind its end: not from there
+    total: jax.Array  # sum over the steps in the level of what scores are made of
+    steps: jax.Array  # in the level so far, float32
+    best: jax.Array  # highest discounted return of its ended episodes, of raw rewards; -inf: none
+
+    @classmethod
+    def create(cls, level: envs.Level, slot: jax.Array) -> "Visits":
+        """Visits that have not begun; slot: int32 (...)."""
+        zeros, none = jnp.zeros(slot.shape), jnp.full(slot.shape, -jnp.inf, jnp.float32)
+        return cls(level, slot, total=zeros, steps=zeros, best=none)
+
+    def then(self, stock: "Visits") -> "Visits":
+        """These visits (num_envs,) and behind them a stock (windows, num_envs)."""
+        return jax.tree.map(lambda x, y: jnp.concatenate([x[None], y]), self, stock)
+
+    def add(self, visit: jax.Array, signal: jax.Array, returns: jax.Array) -> "Visits":
+        """Adds a rollout to visits (n, num_envs).
+
+        Args, all (num_steps, num_envs):
+          visit: which of an environment's n visits a step belongs to, int32.
+          signal: the step's part of `total`.
+          returns: those of `EpisodeReturns`.
+        """
+        own = visit == jnp.arange(len(self.slot))[:, None, None]
+        return dataclasses.replace(
+            self,
+            total=self.total + jnp.where(own, signal, 0.0).sum(1),
+            steps=self.steps + own.astype(jnp.float32).sum(1),
+            best=jnp.maximum(self.best, jnp.where(own, returns, -jnp.inf).max(1)),
+        )
+
+
+def visit_of_steps(done: jax.Array, window: int) -> jax.Array:
+    """The visits of a rollout's steps and of the step after it, int32 (num_steps + 1, num_envs).
+
+    done: (num_steps, num_envs). window: steps, that of the environments (envs/batch.py). Visit 0 is
+    to the level in which the rollout begins, and 1 + i to that of row i of the stock.
+    """
+    row = 1 + jnp.arange(len(done), dtype=jnp.int32) // window
+    following = jax.lax.cummax(jnp.where(done, row[:, None], 0), axis=0)
+    return jnp.concatenate([jnp.zeros_like(following[:1]), following])
+
+
+@struct.dataclass
+class EpisodeReturns:
+    """Discounted returns of the running episodes so far, (num_envs,)."""
+
+    gain: jax.Array
+    discount: jax.Array  # of the next reward
+
+    @classmethod
+    def create(cls, num_envs: int) -> "EpisodeReturns":
+        return cls(jnp.zeros(num_envs), jnp.ones(num_envs))
+
+    def add(
+        self, rewards: jax.Array, done: jax.Array, gamma: jax.Array | float
+    ) -> tuple["EpisodeReturns", jax.Array]:
+        """Adds a rollout (num_steps, num_envs), and returns at each step the return of the episode
+        that ended there, or -inf."""
+
+        def step(self, inputs):
+            reward, ended = inputs
+            gain = self.gain + self.discount * reward
+            after = EpisodeReturns(
+                gain=jnp.where(ended, 0.0, gain),
+                discount=jnp.where(ended, 1.0, gamma * self.discount),
+            )
+            return after, jnp.where(ended, gain, -jnp.inf)
+
+        return scan(step, self, (rewards, done))
 
 
 @struct.dataclass
@@ -28,7 +105,7 @@ class LevelBuffer:
     def create(cls, level: envs.Level, slots: int) -> "LevelBuffer":
         """Empty slots for levels of the shapes of these (n, ...)."""
         blank = lambda x: jnp.zeros((slots, *x.shape[1:]), x.dtype)
-        none = jnp.full(slots, -jnp.inf)
+        none = jnp.full(slots, -jnp.inf, jnp.float32)
         return cls(jax.tree.map(blank, level), none, none, jnp.zeros(slots, jnp.int32))
 
     @property
@@ -44,74 +121,30 @@ class LevelBuffer:
         """The levels with a flag, and empty slots."""
         return dataclasses.replace(self, score=jnp.where(flags, self.score, -jnp.inf))
 
-    def put(self, slots: jax.Array, new: "LevelBuffer") -> "LevelBuffer":
-        """Writes new levels (n, ...) into different slots (n,); slots behind the end drop them."""
-        return jax.tree.map(lambda x, y: x.at[slots].set(y, mode="drop"), self, new)
+    def gather(self, visits: Visits, flags: jax.Array) -> Visits:
+        """The visits (n,) with a flag, one for each slot: the sums of all visits to its level, and
+        its highest return ever."""
+        slots = jnp.where(flags, visits.slot, len(self.score))
+        total = lambda x: jnp.zeros(len(self.score)).at[slots].add(x, mode="drop")
+        return Visits(
+            level=self.level,
+            slot=jnp.arange(len(self.score), dtype=jnp.int32),
+            total=total(visits.total),
+            steps=total(visits.steps),
+            best=self.best.at[slots].max(visits.best, mode="drop"),
+        )
 
     def insert(self, new: "LevelBuffer", held: jax.Array) -> "LevelBuffer":
         """Each new level in turn replaces the lowest score, if its own is higher.
 
         Args:
-          new: (n, ...), no more than there are slots; levels of score -inf are not inserted.
+          new: (n, ...); levels of score -inf are not inserted.
           held: slots (slots,) that stay as they are.
         """
         # So the highest new score takes the place of the lowest old one, and so on.
-        order = jnp.argsort(-new.score)
+        order = jnp.argsort(-new.score)[: len(held)]
         new = jax.tree.map(lambda x: x[order], new)
         lowest = jnp.where(held, jnp.inf, self.score)
         slots = jnp.argsort(lowest)[: len(order)]
-        return self.put(jnp.where(new.score > lowest[slots], slots, len(held)), new)
-
-
-@struct.dataclass
-class Play:
-    """The level of each environment, and its episodes; leading axis num_envs."""
-
-    level: envs.Level
-    slot: jax.Array  # of the level in the buffer, int32; behind its end: not from there
-    entering: jax.Array  # whether the environment has yet to move to the level, bool
-    over: jax.Array  # whether an episode has ended in the level, bool
-    total: jax.Array  # sum over the rollouts in the level of what scores are made of
-    rollouts: jax.Array  # in the level so far, float32
-    gain: jax.Array  # discounted return of the running episode so far, of raw rewards
-    discount: jax.Array  # of its next reward
-    best: jax.Array  # highest return of the level's ended episodes, ever; -inf: none
-
-    @classmethod
-    def create(
-        cls, level: envs.Level, slot: Any, best: Any = -jnp.inf, entering: Any = False
-    ) -> "Play":
-        """Levels in which no rollout has been played; the other arguments have any shape that
-        broadcasts to (num_envs,)."""
-        number = len(level.shares)
-        full = lambda x, dtype=jnp.float32: jnp.broadcast_to(jnp.asarray(x, dtype), (number,))
-        return cls(
-            level=level,
-            slot=full(slot, jnp.int32),
-            entering=full(entering, bool),
-            over=full(False, bool),
-            total=full(0),
-            rollouts=full(0),
-            gain=full(0),
-            discount=full(1),
-            best=full(best),
-        )
-
-    def add(self, rewards: jax.Array, done: jax.Array, signal: jax.Array, gamma: float) -> "Play":
-        """Adds a rollout: raw rewards and done (num_steps, num_envs), and its part (num_envs,) of
-        `total`."""
-
-        def step(play, inputs):
-            reward, ended = inputs
-            gain = play.gain + play.discount * reward
-            play = dataclasses.replace(
-                play,
-                gain=jnp.where(ended, 0.0, gain),
-                discount=jnp.where(ended, 1.0, gamma * play.discount),
-                best=jnp.where(ended, jnp.maximum(play.best, gain), play.best),
-                over=play.over | ended,
-            )
-            return play, None
-
-        play, _ = scan(step, self, (rewards, done))
-        return dataclasses.replace(play, total=self.total + signal, rollouts=self.rollouts + 1.0)
+        slots = jnp.where(new.score > lowest[slots], slots, len(held))  # behind the end: dropped
+        return jax.tree.map(lambda x, y: x.at[slots].set(y, mode="drop"), self, new)

@@ -7,7 +7,6 @@ import pytest
 
 import envs
 from envs import levels
-from tests import probe as tasks
 
 POLE = "length:uniform:0.25:1/gravity:log:5:20"
 
@@ -67,48 +66,28 @@ def test_levels_without_randomised_parameters_are_keys():
     assert len(np.unique(start(drawn)[:, 0])) == 3
 
 
-def test_episodes_of_a_batch_restart_in_the_level_of_their_environment():
-    """Episodes of 3 steps. Environment 1 does not move to its level: it is in the middle of it."""
+def test_episodes_of_a_batch_restart_in_the_levels_of_their_stock():
+    """Episodes of 3 steps, and two windows of 4."""
     env, params = envs.make("CartPole-v1", randomize=POLE, max_steps=3)
-    batch = envs.batch(env, 3, 8, window=8)
-    drawn = levels.draw(env, jax.random.key(0), 3)
-    observation, state = jax.jit(batch.reset)(drawn, params)
-    start = jax.vmap(lambda level: levels.start(env, level, params)[0])(drawn)
-    np.testing.assert_array_equal(observation, start)
-    step = jax.jit(batch.step)
-    first, state, *_ = step(jax.random.key(1), state, jnp.zeros(3, jnp.int32), params)
-    others = levels.draw(env, jax.random.key(2), 3)
-    where = jnp.array([True, False, True])
-    following = levels.choose(where, others, drawn)
-    observation, state = jax.jit(batch.enter)(following, where, first, state, params)
-    begin = np.asarray(jax.vmap(lambda level: levels.start(env, level, params)[0])(following))
-    expected = np.where(np.asarray(where)[:, None], begin, first)
-    np.testing.assert_array_equal(observation, expected)
-    for t in range(1, 9):
-        key = jax.random.key(10 + t)
-        observation, state, *_ = step(key, state, jnp.zeros(3, jnp.int32), params)
-        np.testing.assert_array_equal(shares_of(state.env), following.shares)
-        for i, ahead in enumerate((0, 1, 0)):
-            at_start = np.array_equal(observation[i], begin[i])
-            assert at_start == ((t + ahead) % 3 == 0)
-
-
-def test_moving_to_a_level_forgets_the_metrics_of_the_running_episode():
-    """Episodes of 4 steps report the sum of their steps, 10; two steps of one are cut."""
-    env, params = envs.make(tasks.Reporting())
-    batch = envs.batch(env, 2, 4, window=4)
-    drawn = levels.draw(env, jax.random.key(0), 2)
-    observation, state = batch.reset(drawn, params)
-    step, no = jax.jit(batch.step), jnp.zeros(2, jnp.int32)
-    for t in range(2):
-        observation, state, *_ = step(jax.random.key(t), state, no, params)
-    where = jnp.array([True, False])
-    observation, state = jax.jit(batch.enter)(drawn, where, observation, state, params)
-    for t in range(4):
-        observation, state, *_ = step(jax.random.key(9 + t), state, no, params)
-    means, _ = state.metrics.read()
-    assert state.metrics.count == 2
-    np.testing.assert_allclose([means["travel"], means["place"]], [10.0, 4.0])
+    batch = envs.batch(env, 2, 8, window=4)
+    drawn = [levels.draw(env, jax.random.key(i), (2, 2)) for i in range(2)]
+    assert drawn[0].key.shape == (2, 2, 2) and len(np.unique(drawn[0].shares)) == 8
+    start = jax.vmap(jax.vmap(lambda level: levels.start(env, level, params)[0]))
+    first, state = jax.jit(batch.reset)(drawn[0], params)
+    np.testing.assert_array_equal(first, start(drawn[0])[0])
+    np.testing.assert_array_equal(shares_of(state.env), drawn[0].shares[0])
+    state, step, begin = (
+        jax.jit(batch.refill)(drawn[1], state, params),
+        jax.jit(batch.step),
+        start(drawn[1]),
+    )
+    np.testing.assert_array_equal(shares_of(state.env), drawn[0].shares[0])
+    for t in range(8):
+        observation, state, *_ = step(jax.random.key(t), state, jnp.zeros(2, jnp.int32), params)
+        if t in (2, 5):  # an episode ended
+            np.testing.assert_array_equal(observation, begin[t // 4])
+        if t >= 2:
+            np.testing.assert_array_equal(shares_of(state.env), drawn[1].shares[(t >= 5) * 1])
 
 
 @pytest.mark.parametrize("setting", ["flicker", "noise"])

@@ -1,11 +1,13 @@
-"""The buffer of levels and the levels in play, against plain Python."""
+"""The buffer of levels and the visits to levels, against plain Python."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import envs
 from algorithms import parts
+from tests import probe as tasks
 
 
 def of(scores, first=0, slots=None):
@@ -52,36 +54,101 @@ def test_each_new_level_replaces_the_lowest_score_if_its_own_is_higher(seed):
         assert contents(buffer)[i] == expected[i]
 
 
-def test_slots_behind_the_end_drop_levels():
-    buffer = of([1.0, 2.0, 3.0]).put(jnp.array([3, 1]), of([7.0, 8.0], first=50))
-    assert contents(buffer) == [(1.0, 0.0), (8.0, 51.0), (3.0, 2.0)]
+def test_more_new_levels_than_slots_leave_the_best():
+    buffer = of([1.0, 5.0, -np.inf]).insert(of([2.0, 6.0, 3.0, 0.5, 4.0], first=50), jnp.zeros(3))
+    assert sorted(score for score, _ in contents(buffer)) == [4.0, 5.0, 6.0]
+
+
+def test_slots_behind_the_end_are_no_slots():
+    buffer = of([1.0, 2.0, 3.0])
     np.testing.assert_array_equal(buffer.holds(jnp.array([3, 2, 3])), [False, False, True])
     np.testing.assert_array_equal(
         buffer.where(jnp.array([True, False, True])).filled, [True, False, True]
     )
 
 
-def test_returns_of_the_episodes_in_a_level():
-    """Two rollouts of 9 steps, against sums written out; both ends of an episode may differ."""
+def test_visits_to_one_level_are_summed():
+    """Two to slot 1, one that is not to count, one to slot 2, and one to a level of no slot."""
+    slot = jnp.array([1, 1, 1, 2, 3])
+    visits = parts.Visits(
+        level=of(np.zeros(5)).level,
+        slot=slot,
+        total=jnp.array([1.0, 2.0, 100.0, 4.0, 100.0]),
+        steps=jnp.array([3.0, 4.0, 100.0, 5.0, 100.0]),
+        best=jnp.array([15.0, 7.0, 100.0, 3.0, 100.0]),
+    )
+    buffer = of([1.0, 2.0, 3.0])
+    found = buffer.gather(visits, jnp.array([True, True, False, True, True]))
+    assert found.total.tolist() == [0.0, 3.0, 4.0] and found.steps.tolist() == [0.0, 7.0, 5.0]
+    assert found.best.tolist() == [0.0, 15.0, 20.0], "that of the buffer is 0, 10 and 20"
+    assert found.slot.tolist() == [0, 1, 2] and found.level is buffer.level
+
+
+@pytest.mark.parametrize("num_steps, window", [(24, 8), (20, 8), (8, 8), (9, 1), (5, 30)])
+def test_steps_belong_to_visits_as_the_batch_restarts(num_steps, window):
+    """The level of each step is read off a real batch, with episodes of 1 to 8 steps."""
+    env, params = envs.make(tasks.Reporting(spread=True), randomize="reward:uniform:0:1")
+    batch = envs.batch(env, 6, num_steps, window)
+    stock = envs.levels.draw(env, jax.random.key(0), (batch.depth, 6))
+    _, state = batch.reset(envs.levels.draw(env, jax.random.key(1), stock.key.shape[:2]), params)
+    first = state.env.shares[:, 0]
+    state, step, played, ended = batch.refill(stock, state, params), jax.jit(batch.step), [], []
+    for t in range(num_steps):
+        played.append(state.env.shares[:, 0])
+        key, no = jax.random.key(t), jnp.zeros(6, jnp.int32)
+        _, state, _, terminated, truncated, _ = step(key, state, no, params)
+        ended.append(terminated | truncated)
+    played.append(state.env.shares[:, 0])
+    visit = parts.visit_of_steps(jnp.stack(ended), batch.window)
+    assert visit.shape == (num_steps + 1, 6) and visit.dtype == jnp.int32
+    shares = jnp.concatenate([first[None], stock.shares[..., 0]])
+    np.testing.assert_array_equal(jnp.take_along_axis(shares, visit, axis=0), jnp.stack(played))
+
+
+def test_visits_add_up_their_steps():
+    """Against sums written out, with visits that had begun before."""
+    rng = np.random.default_rng(1)
+    visit = np.sort(rng.integers(0, 4, (30, 5)), axis=0)
+    signal, returns = rng.normal(size=(2, 30, 5))
+    returns[rng.random((30, 5)) < 0.8] = -np.inf
+    level = jax.tree.map(lambda x: jnp.stack([x, x + 1, x + 2]), of(np.zeros(5)).level)
+    stock = parts.Visits.create(level, jnp.arange(15).reshape(3, 5))
+    running = parts.Visits.create(of(np.zeros(5), first=90).level, jnp.full(5, 99))
+    running = running.replace(
+        total=jnp.full(5, 7.0), steps=jnp.full(5, 3.0), best=jnp.array([0.5, 9.0, -9.0, 0.1, 0.2])
+    )
+    visits = running.then(stock)
+    assert visits.slot[0].tolist() == [99] * 5 and visits.slot[1:].tolist() == stock.slot.tolist()
+    assert visits.level.shares[0, :, 0].tolist() == [90, 91, 92, 93, 94]
+    visits = visits.add(jnp.array(visit), jnp.array(signal), jnp.array(returns))
+    for i, e in np.ndindex(4, 5):
+        own = visit[:, e] == i
+        begun = float(i == 0)
+        assert visits.steps[i, e] == own.sum() + 3 * begun
+        np.testing.assert_allclose(visits.total[i, e], signal[own, e].sum() + 7 * begun, rtol=1e-4)
+        before = float(running.best[e]) if i == 0 else -np.inf
+        best = max([before, *returns[own, e]])
+        np.testing.assert_allclose(visits.best[i, e], best, rtol=1e-5)
+
+
+def test_returns_of_episodes_are_discounted_from_their_first_step():
+    """Two rollouts of 9 steps, against sums written out; episodes run on between them."""
     rng = np.random.default_rng(1)
     rewards, done = rng.normal(size=(18, 5)), rng.random((18, 5)) < 0.2
     done[:, 4] = False
-    level = of(np.zeros(5)).level
-    play = parts.Play.create(level, 7, best=jnp.array([9.0] + [-jnp.inf] * 4), entering=True)
-    assert play.slot.dtype == jnp.int32 and play.entering.all() and play.slot.tolist() == [7] * 5
+    running, found = parts.EpisodeReturns.create(5), []
     for half in (slice(9), slice(9, 18)):
-        play = play.add(jnp.array(rewards[half]), jnp.array(done[half]), jnp.arange(5.0), 0.9)
-    np.testing.assert_allclose(play.total, 2.0 * np.arange(5))
-    np.testing.assert_array_equal(play.rollouts, np.full(5, 2.0))
+        running, returns = running.add(jnp.array(rewards[half]), jnp.array(done[half]), 0.9)
+        found.append(returns)
+    found = np.concatenate(found)
     for i in range(5):
-        returns, gain, discount = [], 0.0, 1.0
+        gain, discount = 0.0, 1.0
         for t in range(18):
             gain, discount = gain + discount * rewards[t, i], 0.9 * discount
+            expected = gain if done[t, i] else -np.inf
+            np.testing.assert_allclose(found[t, i], expected, rtol=1e-4, atol=1e-6)
             if done[t, i]:
-                returns, gain, discount = [*returns, gain], 0.0, 1.0
-        best = max([*returns, 9.0 if i == 0 else -np.inf])
-        np.testing.assert_allclose(play.best[i], best, rtol=1e-4)
-        np.testing.assert_allclose(play.gain[i], gain, rtol=1e-4, atol=1e-6)
-        np.testing.assert_allclose(play.discount[i], discount, rtol=1e-4)
-        assert bool(play.over[i]) == bool(returns)
-    assert play.best[0] == 9.0 and not play.over[4]
+                gain, discount = 0.0, 1.0
+        np.testing.assert_allclose(running.gain[i], gain, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(running.discount[i], discount, rtol=1e-4)
+    assert done[:9].any() and (found[:, 4] == -np.inf).all()
