@@ -305,7 +305,7 @@ def named_values(word: str) -> tuple[tuple[str, Any], ...]:
         elif name and equals and value:
             pairs.append((name, plain_value(value)))
         else:
-            raise ValueError(f"{part!r} is not name=value")
+            raise ValueError(f"{part!r} is not name=value; --env-settings= alone means none")
     return tuple(pairs)
 
 

@@ -186,6 +186,7 @@ REFUSED = [
     ("--hidden-sizes 3,a", "Error parsing --hidden-sizes"),
     ("--env-settings max_steps", "'max_steps' is not name=value"),
     ("--env-settings 0,2", "'0' is not name=value"),
+    ("--env-settings none", "'none' is not name=value; --env-settings= alone means none"),
     ("--env-settings max_stepz=3", "did you mean max_steps"),
     ("--env-settings gravity=nan", "env_settings: gravity=nan: give a number"),
     ("--env-settings gravity=9.8,12", "gravity=9.8,12: give one number, as 9.8"),
