@@ -17,6 +17,8 @@ episodes.
 The installed brax's SAC and PPO evaluate themselves, over 32 episodes as well. SAC has the settings
 of brax's notebook for the hopper, with networks of 64 units as in sac.py's preset. The notebook has
 none for PPO, so it takes those for the ant, for 5M steps.
+
+The official script of REPPO (reppo_script.py) runs on this kit's environments, in its Python.
 """
 
 import argparse
@@ -267,6 +269,11 @@ def serve(name, first, count, folder=None):
         found = train_jaxmarl(f"{kind}/{environment}", folder, first, count)
     elif kit == "brax":
         found = [train_brax(kind, seed) for seed in range(first, first + count)]
+    elif kit == "reppo":
+        from tests.benchmarks import reppo_script
+
+        seeds = range(first, first + count)
+        found = [reppo_script.train(environment, folder, seed) for seed in seeds]
     elif kit == "rejax":
         found = curves(train_rejax(kind, environment), first, count)
     else:
@@ -281,7 +288,7 @@ def serve(name, first, count, folder=None):
 
 def train(cell, first: int) -> list[dict]:
     """A row for each seed, as in learning.py; JaxMARL's also has the share won."""
-    from tests.benchmarks import jaxmarl_scripts, peer_python
+    from tests.benchmarks import jaxmarl_scripts, peer_python, reppo_script
 
     words, kit = [cell.key, str(first), str(cell.seeds)], cell.algorithm.partition("-")[0]
     python, version = peer_python.rejax, peer_python.REJAX
@@ -292,6 +299,10 @@ def train(cell, first: int) -> list[dict]:
         commit = jaxmarl_scripts.COMMIT
         words.append(str(peer_python.checkout(jaxmarl_scripts.REPOSITORY, commit, "baselines")))
         python, version = peer_python.jaxmarl, f"jaxmarl {commit[:7]}"
+    elif kit == "reppo":
+        commit = reppo_script.COMMIT
+        words.append(str(peer_python.checkout(reppo_script.REPOSITORY, commit, "src")))
+        python, version = lambda: sys.executable, f"reppo {commit[:7]}"
     threads = {"NPROC": "1"}  # with more, jax 0.10 hangs in PureJaxRL's vmapped QR
     if kit == "brax":  # has none, and is installed here
         python, version = lambda: sys.executable, f"brax {importlib.metadata.version('brax')}"
