@@ -21,6 +21,8 @@ Implementation details, from the paper and its public code (github.com/cvoelcker
   5 A sample whose KL from the policy that acted exceeds `kl_bound` only reduces this KL.
   6 Temperature and multiplier are exp of parameters, and share the actor's optimiser.
   7 With `auxiliary`, the critic's features also predict the next features and the reward.
+  8 The first episode of each environment is cut at a random step. Else episodes that all last
+    equally long stay in step with each other, and each rollout has only one part of them.
 Six things differ from that code. Bins are equidistant in symlog(value) (Hafner et al. 2023,
 https://arxiv.org/abs/2301.04104), and rewards are normalised: no range of values is to be guessed.
 The KL is exact, that of the Gaussians, because tanh is a bijection. The critic learns from
@@ -76,11 +78,11 @@ class Config:
     num_action_samples: int = static(4)  # next actions in a target
     num_bins: int = static(51)  # bins of the distribution of values
     symlog_max: float = real(3.0, "(0, 80]")  # bins go to symexp of this, and down to minus it
-    auxiliary: bool = static(False)  # predict the next features and the reward, too
+    auxiliary: bool = static(True)  # predict the next features and the reward, too
     aux_coef: float = real(1.0, "[0, inf)")  # weight of this prediction in the critic's loss
     norm: str = static("layer")  # before each activation: layer, rms or none
     hidden_sizes: tuple[int, ...] = static((64, 64))  # dense layers of the actor
-    critic_hidden_sizes: tuple[int, ...] = static((64, 64))  # dense layers of the critic
+    critic_hidden_sizes: tuple[int, ...] = static((64, 64, 64))  # dense layers of the critic
     activation: str = static("swish")  # any function of flax.linen: tanh, relu, swish, ...
     conv_layers: str = static("small")  # for images: none, small, nature or impala
     compute_dtype: str = static("float32")  # of hidden layers: float32 or bfloat16
@@ -132,7 +134,8 @@ class Actor(nn.Module):
     def __call__(self, x):
         x = Torso(self.config, self.config.hidden_sizes)(x)
         mean = parts.Dense(self.size, name="mean_head")(x)
-        share = nn.sigmoid(parts.Dense(self.size, name="std_head")(x) + math.log(2.5))
+        first = math.log(-LOG_STD[0] / LOG_STD[1])  # a std of 1
+        share = nn.sigmoid(parts.Dense(self.size, name="std_head")(x) + first)
         return Gaussian(mean, LOG_STD[0] + (LOG_STD[1] - LOG_STD[0]) * share)
 
 
@@ -222,7 +225,7 @@ class Batch(NamedTuple):
     terminated: jax.Array
 
 
-LOG_STD = (-5.0, 2.0)
+LOG_STD = (math.log(0.1), 2.0)
 PRIOR = 40.0  # weight of the value 0 in the first logits
 SIGMA = 0.75  # deviation of HL-Gauss, in bins
 
@@ -353,7 +356,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     """The first state, an update (collects a rollout and learns from it), and the policy."""
     batch_size = config.num_envs * config.num_steps
     num_updates = parts.num_updates(config, batch_size)
-    environments = envs.batch(env, config.num_envs, config.num_steps)
+    environments = envs.batch(env, config.num_envs, config.num_steps, stagger=True)  # detail 8
     space = env.action_space(env_params)
     size = parts.num_outputs(space)
     actor, critic = Actor(config, size), Critic(config)

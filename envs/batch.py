@@ -33,11 +33,17 @@ class BatchState:
     starts: Any  # the stock: (observation, state), leading axes (depth, num_envs), or None
     steps: jax.Array  # steps since the last refill, int32 ()
     metrics: EpisodeMetrics  # metrics that the environment reports
+    cut: jax.Array | None = None  # steps up to the truncation of the first episode, int32
     before: jax.Array | None = None  # steps up to the last refill, int32 (), if rewards are shaped
 
     def without_stock(self) -> "BatchState":
         """The state between two rollouts, without the stock; call `refill` before a step."""
         return dataclasses.replace(self, starts=None)
+
+
+def limit_name(env: Any) -> str:
+    """The name of the parameter with the time limit."""
+    return getattr(env, "limit_name", "max_steps_in_episode")
 
 
 def transition(env: Any, key: jax.Array, state: Any, action: jax.Array, params: Any):
@@ -58,8 +64,9 @@ def transition(env: Any, key: jax.Array, state: Any, action: jax.Array, params: 
 class Batch:
     """`num_envs` copies of `env`; see `batch`."""
 
-    def __init__(self, env: Any, num_envs: int, depth: int, window: int):
+    def __init__(self, env: Any, num_envs: int, depth: int, window: int, stagger: bool):
         self.env, self.num_envs, self.depth, self.window = env, num_envs, depth, window
+        self.stagger = stagger
 
     def reset(self, key: jax.Array | levels.Level, params: Any) -> tuple[Any, BatchState]:
         """Starts every environment, which takes starts from the stock; `refill` comes next.
@@ -68,11 +75,17 @@ class Batch:
 
         Returns observations (num_envs, ...) and the state.
         """
+        limit, cut = getattr(params, limit_name(self.env), None), None
+        if self.stagger and limit is not None:
+            key, cut_key = jax.random.split(key)
+            steps = -(-limit // getattr(self.env, "action_repeat", 1))  # limits count frames
+            cut = jax.random.randint(cut_key, (self.num_envs,), 1, steps + 1)
         starts = self._draw(key, params)
         observation, state = jax.tree.map(lambda x: x[0], starts)
         metrics = EpisodeMetrics.create(self.env, self.num_envs)
-        before = jnp.zeros((), jnp.int32) if shaping.shapes(self.env) else None
-        return observation, BatchState(state, starts, jnp.zeros((), jnp.int32), metrics, before)
+        zero = jnp.zeros((), jnp.int32)
+        before = zero if shaping.shapes(self.env) else None
+        return observation, BatchState(state, starts, zero, metrics, cut, before)
 
     def refill(self, key: jax.Array | levels.Level, state: BatchState, params: Any) -> BatchState:
         """Draws new start states; call it once every `num_steps` steps.
@@ -96,6 +109,9 @@ class Batch:
         keys = jax.random.split(key, self.num_envs)
         step = jax.vmap(lambda k, s, a: transition(self.env, k, s, a, params))
         final, final_state, reward, terminated, truncated, info = step(keys, state.env, action)
+        if state.cut is not None:
+            state = dataclasses.replace(state, cut=state.cut - 1)
+            truncated |= (state.cut == 0) & ~terminated
         done = terminated | truncated
         slot = (state.steps // self.window) % self.depth
         start = jax.tree.map(lambda x: x[slot], state.starts)
@@ -136,7 +152,13 @@ class Batch:
         return jax.tree.map(lambda x: x.reshape(self.depth, self.num_envs, *x.shape[1:]), starts)
 
 
-def batch(env: Any, num_envs: int, num_steps: int = 1, window: int | None = None) -> Batch:
+def batch(
+    env: Any,
+    num_envs: int,
+    num_steps: int = 1,
+    window: int | None = None,
+    stagger: bool = False,
+) -> Batch:
     """`num_envs` environments behind gymnax's six values, all with a leading axis.
 
     Args:
@@ -145,10 +167,14 @@ def batch(env: Any, num_envs: int, num_steps: int = 1, window: int | None = None
       num_steps: steps between two calls of `refill`.
       window: steps for which one start state serves, see this module's docstring; by default the
         environment's `start_window`, or 8.
+      stagger: whether the first episode of each environment is truncated after a random number of
+        steps, up to the time limit. Else environments whose episodes all last equally long are
+        always at the same time of them, and a rollout has only this part of an episode. Without a
+        time limit nothing is truncated.
     """
     default: int = getattr(env, "start_window", START_WINDOW)
     served = window or default
-    return Batch(env, num_envs, math.ceil(num_steps / served), served)
+    return Batch(env, num_envs, math.ceil(num_steps / served), served, stagger)
 
 
 def _like(flag: jax.Array, x: jax.Array) -> jax.Array:

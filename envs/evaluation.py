@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from envs import loops
-from envs.batch import transition
+from envs.batch import limit_name, transition
 from envs.metrics import after, kinds
 from envs.precision import without_x64
 
@@ -29,11 +29,6 @@ class _Carry(NamedTuple):
     env_state: Any
     memory: Any
     episodes: Episodes
-
-
-def limit_name(env: Any) -> str:
-    """The name of the parameter with the time limit."""
-    return getattr(env, "limit_name", "max_steps_in_episode")
 
 
 def check_ends(env: Any, env_params: Any) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from flax import struct
 
 from envs import levels
-from envs.evaluation import limit_name
+from envs.batch import limit_name
 from envs.gymnax import Wrapper, spaces
 from envs.metrics import kinds
 from envs.shaping import shapes

@@ -656,3 +656,45 @@ def test_evaluation_passes_the_mask_of_the_observation_to_the_policy():
 
 def test_names_are_those_of_gymnax_and_of_the_kit_itself():
     assert set(envs.names()) == {*gymnax.registered_envs, *registry.OWN}
+
+
+# --- staggered episodes -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("repeat", [1, 3])
+def test_first_episodes_are_cut_at_random_steps(repeat):
+    """Ten frames an episode: later episodes are whole, and end at different times."""
+    env, params = envs.make(tasks.Probe(), max_steps=10, action_repeat=repeat)
+    params = params.replace(task=tasks.ENDLESS)
+    limit, number = -(-10 // repeat), 400
+    ends = {}
+    for stagger in (False, True):
+        batch = envs.batch(env, number, 3 * limit, stagger=stagger)
+        _, state = batch.reset(jax.random.key(0), params)
+        step, found = jax.jit(batch.step), []
+        for t in range(3 * limit):
+            action = jnp.zeros(number, jnp.int32)
+            _, state, _, terminated, truncated, _ = step(jax.random.key(t), state, action, params)
+            assert not terminated.any()
+            found.append(truncated)
+        ends[stagger] = np.stack(found)
+    assert (ends[False].sum(1) == np.where(np.arange(1, 3 * limit + 1) % limit, 0, number)).all()
+    first = ends[True].argmax(0) + 1
+    counts = np.bincount(first, minlength=limit + 1)[1:]
+    assert len(counts) == limit and (counts > 0.6 * number / limit).all(), "as a uniform draw"
+    for i in range(number):
+        assert (np.diff(np.flatnonzero(ends[True][:, i])) == limit).all()
+
+
+def test_a_cut_is_no_termination_and_needs_a_time_limit():
+    """Episodes of one step terminate, also where they are cut."""
+    env = tasks.Probe()
+    batch = envs.batch(env, 50, stagger=True)
+    _, state = batch.reset(jax.random.key(0), env.default_params)
+    _, _, _, terminated, truncated, _ = batch.step(
+        jax.random.key(1), state, jnp.zeros(50, jnp.int32), env.default_params
+    )
+    assert (state.cut == 1).any() and terminated.all() and not truncated.any()
+    env.limit_name = "none"
+    _, state = envs.batch(env, 2, stagger=True).reset(jax.random.key(0), env.default_params)
+    assert state.cut is None
