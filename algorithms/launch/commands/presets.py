@@ -579,7 +579,7 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
             "num_envs": 64,
             "num_steps": 32,
             "gamma": 0.997,
-            "kl_bound": 0.005,
+            "kl_bound": 0.01,
             "symlog_max": 2.5,
             "num_evals": 10,
         },
