@@ -76,7 +76,7 @@ class Batch:
         Returns observations (num_envs, ...) and the state.
         """
         limit, cut = getattr(params, limit_name(self.env), None), None
-        if self.stagger and limit is not None:
+        if self.stagger and limit is not None and not isinstance(key, levels.Level):
             key, cut_key = jax.random.split(key)
             steps = -(-limit // getattr(self.env, "action_repeat", 1))  # limits count frames
             cut = jax.random.randint(cut_key, (self.num_envs,), 1, steps + 1)
@@ -169,8 +169,8 @@ def batch(
         environment's `start_window`, or 8.
       stagger: whether the first episode of each environment is truncated after a random number of
         steps, up to the time limit. Else environments whose episodes all last equally long are
-        always at the same time of them, and a rollout has only this part of an episode. Without a
-        time limit nothing is truncated.
+        always at the same time of them, and a rollout has only this part of an episode. Nothing is
+        truncated without a time limit, or where `reset` got levels.
     """
     default: int = getattr(env, "start_window", START_WINDOW)
     served = window or default
