@@ -12,6 +12,7 @@ repeats none. Longer windows pay where a start state is large or slow to draw
 """
 
 import dataclasses
+import functools
 import math
 from typing import Any
 
@@ -33,7 +34,7 @@ class BatchState:
     starts: Any  # the stock: (observation, state), leading axes (depth, num_envs), or None
     steps: jax.Array  # steps since the last refill, int32 ()
     metrics: EpisodeMetrics  # metrics that the environment reports
-    cut: jax.Array | None = None  # steps up to the truncation of the first episode, int32
+    cut: jax.Array | None = None  # steps up to the truncation of `stagger`, int32 (num_envs,)
     before: jax.Array | None = None  # steps up to the last refill, int32 (), if rewards are shaped
 
     def without_stock(self) -> "BatchState":
@@ -75,11 +76,11 @@ class Batch:
 
         Returns observations (num_envs, ...) and the state.
         """
-        limit, cut = getattr(params, limit_name(self.env), None), None
-        if self.stagger and limit is not None and not isinstance(key, levels.Level):
+        limits, cut = _limits(self.env, params), None
+        if self.stagger and limits and not isinstance(key, levels.Level):
             key, cut_key = jax.random.split(key)
-            steps = -(-limit // getattr(self.env, "action_repeat", 1))  # limits count frames
-            cut = jax.random.randint(cut_key, (self.num_envs,), 1, steps + 1)
+            longest = functools.reduce(jnp.minimum, limits)
+            cut = jax.random.randint(cut_key, (self.num_envs,), 1, longest + 1)
         starts = self._draw(key, params)
         observation, state = jax.tree.map(lambda x: x[0], starts)
         metrics = EpisodeMetrics.create(self.env, self.num_envs)
@@ -167,14 +168,21 @@ def batch(
       num_steps: steps between two calls of `refill`.
       window: steps for which one start state serves, see this module's docstring; by default the
         environment's `start_window`, or 8.
-      stagger: whether the first episode of each environment is truncated after a random number of
-        steps, up to the time limit. Else environments whose episodes all last equally long are
-        always at the same time of them, and a rollout has only this part of an episode. Nothing is
-        truncated without a time limit, or where `reset` got levels.
+      stagger: whether each environment truncates one episode, the one that runs at a random step up
+        to the time limit. Else environments whose episodes all last equally long are always at the
+        same time of them, and a rollout has only this part of an episode. Nothing is truncated
+        without a time limit, or where `reset` got levels.
     """
     default: int = getattr(env, "start_window", START_WINDOW)
     served = window or default
     return Batch(env, num_envs, math.ceil(num_steps / served), served, stagger)
+
+
+def _limits(env: Any, params: Any) -> list[Any]:
+    """The time limits of an environment, in steps."""
+    frames = [getattr(params, limit_name(env), None), getattr(env, "max_steps", None)]
+    repeat = getattr(env, "action_repeat", 1)
+    return [-(-limit // repeat) for limit in frames if limit is not None]
 
 
 def _like(flag: jax.Array, x: jax.Array) -> jax.Array:

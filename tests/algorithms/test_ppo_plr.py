@@ -345,6 +345,14 @@ def test_edited_levels_are_played_near_their_parents():
         assert not np.isin(np.asarray(state.running.level.key)[2:, 0], keys).any()
 
 
+def test_nothing_is_edited_before_the_buffer_is_ready():
+    """It is empty before the first update, and not half full before the next one."""
+    states, _ = run(STILL.replace(edit_share=1.0, replay_share=0.0), 2)
+    own = np.stack([state.running.level.key for state in states])
+    assert own.any(-1).all() and len(np.unique(own[..., 0])) == 8
+    assert not np.isin(own[1, :, 0], np.asarray(states[0].levels.level.key)[:, 0]).any()
+
+
 def test_levels_are_keys_where_nothing_is_randomised():
     """The probe's start is drawn by its key. Edits have nothing to change, and are new levels."""
     params = tasks.ProbeParams(task=tasks.OBSERVATION)
@@ -423,6 +431,21 @@ def test_a_level_is_played_until_an_episode_ends():
     rewards = np.sin(5.0 * np.arange(1, 13))
     best = np.sum(0.9 ** np.arange(12) * rewards)
     np.testing.assert_allclose(two.levels.best[two.levels.filled], np.full(4, best), rtol=1e-4)
+
+
+def test_a_level_keeps_its_score_while_it_is_played():
+    """A replayed level, and episodes of 12 steps in rollouts of 8."""
+    params, (init, update) = tasks.RecallParams(tasks.CLOCK, 12), clock_program()
+    state = init(params, jax.random.key(0))
+    score = jnp.full(16, -jnp.inf).at[5].set(9.0)
+    state = state.replace(
+        levels=state.levels.replace(score=score),
+        running=state.running.replace(slot=jnp.array([5, 16, 16, 16], jnp.int32)),
+    )
+    one = update(params, again(state))
+    assert one.levels.score[5] == 9.0
+    two = update(params, again(one))
+    assert two.levels.score[5] != 9.0 and two.levels.played[5] == 1
 
 
 def test_the_best_return_of_a_level_never_falls():

@@ -144,6 +144,29 @@ def test_learning_rates_are_linear_over_a_run_and_reach_their_floor():
     np.testing.assert_array_equal(constant, np.full(8, 0.5))
 
 
+def test_the_std_starts_at_1_and_stays_above_a_tenth():
+    actor = reppo.Actor(TINY, 2)
+    params = actor.init(jax.random.key(0), jnp.ones((1, 3)))
+    kernel = params["params"]["std_head"]["kernel"]
+    std = lambda bias: np.exp(
+        actor.apply(
+            {"params": {**params["params"], "std_head": {"kernel": 0.0 * kernel, "bias": bias}}},
+            jnp.ones((1, 3)),
+        ).log_std
+    )
+    np.testing.assert_allclose(std(jnp.zeros(2)), np.ones((1, 2)), rtol=1e-5)
+    np.testing.assert_allclose(std(jnp.full(2, -50.0)), np.full((1, 2), 0.1), rtol=1e-4)
+    np.testing.assert_allclose(std(jnp.full(2, 50.0)), np.full((1, 2), np.exp(2.0)), rtol=1e-4)
+
+
+def test_first_episodes_are_cut():
+    """So that environments are at different times of episodes that all last 20 steps."""
+    env, params = envs.make("Pendulum-v1", max_steps=20)
+    state = reppo.learner(TINY.replace(num_envs=50), env, params).init(jax.random.key(0))
+    cut = np.asarray(state.env_state.cut)
+    assert cut.min() <= 3 and cut.max() >= 18 and cut.max() <= 20
+
+
 # --- an update --------------------------------------------------------------------------------
 
 # Two passes over one minibatch, so that the policy is no longer the one that acted.
