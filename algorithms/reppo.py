@@ -12,7 +12,8 @@ near the policy that collected the rollout, as PPO's does.
     state, metrics = jax.vmap(train)(jax.random.split(jax.random.key(0), 8))
 
 Implementation details, from the paper and its public code (github.com/cvoelcker/reppo):
-  1 Actions are tanh of a Gaussian, in [-1, 1]; the environment gets them rescaled to its box.
+  1 Actions are tanh of a Gaussian whose std is at least 0.1. They are in [-1, 1], and the
+    environment gets them rescaled to its box.
   2 Targets are TD(lambda) returns with the entropy of the next action, from the current critic
     and policy. They average `num_action_samples` next actions.
   3 The critic is a distribution over bins, and learns by HL-Gauss (Farebrother et al. 2024,
