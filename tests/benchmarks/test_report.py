@@ -9,7 +9,16 @@ import pytest
 import envs
 from algorithms import launch
 from tests.algorithms.launch import toy
-from tests.benchmarks import jaxmarl_scripts, learning, peers, pictures, report, speed, teams
+from tests.benchmarks import (
+    jaxmarl_scripts,
+    learning,
+    peers,
+    pictures,
+    reppo_script,
+    report,
+    speed,
+    teams,
+)
 from tests.benchmarks.cells import CELLS, PEERS, Cell
 
 CELL = Cell("toy", "CartPole-v1", "--env CartPole-v1", 4, solved=475.0)
@@ -156,7 +165,10 @@ def test_other_kits_have_settings_for_their_cells():
     assert rejax == set(peers.SETTINGS)
     jaxmarl = {cell.key.removeprefix("jaxmarl-") for cell in PEERS if "jaxmarl" in cell.key}
     assert jaxmarl == set(jaxmarl_scripts.SETTINGS)
-    assert len(PEERS) == len(rejax) + len(jaxmarl) + 2 + 2, "PureJaxRL on two, two of brax"
+    reppo = {cell.name for cell in PEERS if cell.algorithm == "reppo-script"}
+    assert reppo == set(reppo_script.CASES)
+    number = len(rejax) + len(jaxmarl) + len(reppo)
+    assert len(PEERS) == number + 2 + 2, "PureJaxRL on two, two of brax"
 
 
 def test_cases_for_accelerators_have_settings_that_work():
