@@ -14,8 +14,8 @@ from tests.benchmarks import (
     learning,
     peers,
     pictures,
-    reppo_script,
     report,
+    reppo_script,
     speed,
     teams,
 )
