@@ -76,8 +76,8 @@ class Batch:
 
         Returns observations (num_envs, ...) and the state.
         """
-        limits, cut = _limits(self.env, params), None
-        if self.stagger and limits and not isinstance(key, levels.Level):
+        cut, limits = None, _limits(self.env, params) if self.stagger else []
+        if limits and not isinstance(key, levels.Level):
             key, cut_key = jax.random.split(key)
             longest = functools.reduce(jnp.minimum, limits)
             cut = jax.random.randint(cut_key, (self.num_envs,), 1, longest + 1)
