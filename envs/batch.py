@@ -79,7 +79,7 @@ class Batch:
         cut, limits = None, _limits(self.env, params) if self.stagger else []
         if limits and not isinstance(key, levels.Level):
             key, cut_key = jax.random.split(key)
-            longest = functools.reduce(jnp.minimum, limits)
+            longest = jnp.int32(functools.reduce(jnp.minimum, limits, jnp.array(2**30)))
             cut = jax.random.randint(cut_key, (self.num_envs,), 1, longest + 1)
         starts = self._draw(key, params)
         observation, state = jax.tree.map(lambda x: x[0], starts)

@@ -666,7 +666,7 @@ def test_first_episodes_are_cut_at_random_steps(repeat):
     """Ten frames an episode: later episodes are whole, and end at different times. The time limit
     of the environment's own is longer."""
     env, params = envs.make(tasks.Probe(), max_steps=10, action_repeat=repeat)
-    params = params.replace(max_steps_in_episode=50)
+    params = params.replace(max_steps_in_episode=50.0)
     params = params.replace(task=tasks.ENDLESS)
     limit, number = -(-10 // repeat), 400
     ends = {}
