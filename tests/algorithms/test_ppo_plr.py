@@ -527,6 +527,9 @@ def test_the_scale_of_rewards_is_that_of_returns_of_single_episodes():
     state, _ = jax.jit(learner.update)(jax.jit(learner.init)(jax.random.key(0)))
     returns = 2.0 * (1.0 - 0.5 ** np.arange(1, 6))
     assert float(state.reward_scale.stats.var) == pytest.approx(returns.var(), rel=1e-2)
+    filled = np.asarray(state.levels.filled)
+    assert filled.any()
+    np.testing.assert_allclose(state.levels.best[filled], returns[-1], rtol=1e-5)
 
 
 def test_robust_replay_learns_from_replayed_levels_only():
