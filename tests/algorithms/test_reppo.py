@@ -180,7 +180,7 @@ STEP = TINY.replace(
     learning_rate=0.1,
     adam_eps=1.0,  # else the step is only a sign
     max_grad_norm=0.5,
-    kl_bound=1e-3,
+    kl_bound=2e-3,
     aux_coef=0.7,
     normalize_obs=True,
     normalize_reward=True,
@@ -214,6 +214,7 @@ def step():
     for name in ("mean_head", "std_head"):
         actor[name]["kernel"] *= 50.0  # actions that depend on what is seen
     state = state.replace(
+        env_state=state.env_state.replace(cut=jnp.array([2, 5, 7, 11])),
         weights=weights,
         opt_state=zero(state.opt_state),
         critic_opt_state=zero(state.critic_opt_state),
