@@ -4,11 +4,11 @@ gymnax resets every environment at every step and throws nearly all of that work
 environment has a stock of start states. `refill` draws a new stock once a rollout, in one batch.
 The stock holds num_steps / window start states, and each of them serves for `window` steps.
 
-Every start state is an exact, independent draw of `reset_env`, and two environments never share
-one. The price: if two episodes of an environment end within one window, both restart from the same
-state. Episodes shorter than the window may repeat a start up to `window` times; a window of 1
-repeats none. Longer windows pay where a start state is large or slow to draw
-(docs/environments.md).
+Every start state is an exact, independent draw of `reset_env`. Two environments never share one,
+unless they are given the same level. The price: if two episodes of an environment end within one
+window, both restart from the same state. Episodes shorter than the window may repeat a start up to
+`window` times; a window of 1 repeats none. Longer windows pay where a start state is large or slow
+to draw (docs/environments.md).
 """
 
 import dataclasses

@@ -251,7 +251,7 @@ def test_running_statistics_are_of_observations_acted_on_and_rewards(case):
     env, lives = tasks.Recall(case.continuous), (5,)
     if case.takes_several:
         env, lives = Leavers(env), (5, 3)
-    env.limit_name = "none"  # so that no first episode is cut: batch of reppo
+    env.limit_name = "none"  # REPPO cuts no episode without a limit
     names = ("normalize_obs", "normalize_reward", "central_critic")
     config = case.tiny.replace(gamma=0.5, **{n: True for n in names if hasattr(case.tiny, n)})
     make = lambda params: case.module.learner(config, env, params)

@@ -572,7 +572,7 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
             "num_evals": 10,
         },
         "playground/CheetahRun": {"total_timesteps": 1_000_000, "num_evals": 5},
-        # A far horizon, as PPO has. A small KL bound: with larger ones fewer seeds learn to hop.
+        # A far horizon, as PPO has. With a KL bound of 0.1 two seeds end lower: docs/tuning.md.
         "brax/hopper": {
             "env_settings": (("backend", "spring"),),
             "total_timesteps": 1_000_000,
