@@ -140,7 +140,7 @@ class Torso(nn.Module):
 
     @nn.compact
     def __call__(self, train, warm, x, *more):
-        activation = getattr(nn, self.config.activation)
+        activation = parts.activation(self.config.activation)
         norm = lambda x: BatchRenorm(self.config)(x, train, warm)
         x = norm(parts.Torso((), self.config.activation, self.config.conv_layers)(x, *more))
         if self.config.network == "mlp":

@@ -118,7 +118,7 @@ class ImplicitQuantileNetwork(nn.Module):
         # All levels in one axis: with more axes the gradients of kernels take longer on a CPU.
         embedding = parts.cosines(levels.reshape(-1), self.config.num_cosines)  # equation 4
         embedding = parts.Dense(x.shape[-1], name="embedding")(embedding)
-        embedding = getattr(nn, self.config.activation)(embedding).reshape(*levels.shape, -1)
+        embedding = parts.activation(self.config.activation)(embedding).reshape(*levels.shape, -1)
         x = (x[:, None] * embedding).reshape(-1, x.shape[-1])  # detail 7
         x = parts.Torso((last,), self.config.activation)(x)
         quantiles = parts.Dense(self.num_actions, name="action_head")(x)

@@ -105,7 +105,7 @@ class QNetwork(nn.Module):
 
     def activate(self, x):
         x = parts.LayerNorm()(x) if self.config.layer_norm else x  # detail 1
-        return getattr(nn, self.config.activation)(x)
+        return parts.activation(self.config.activation)(x)
 
 
 # --- data types -------------------------------------------------------------------------------

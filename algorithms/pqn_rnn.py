@@ -117,7 +117,7 @@ class QNetwork(nn.Module):
 
     def activate(self, x):
         x = parts.LayerNorm()(x) if self.config.layer_norm else x
-        return getattr(nn, self.config.activation)(x)
+        return parts.activation(self.config.activation)(x)
 
 
 def one_step(network, params, memory, inputs):

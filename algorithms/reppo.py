@@ -114,7 +114,7 @@ class Torso(nn.Module):
         x = parts.Torso((), config.activation, config.conv_layers, dtype=dtype)(x, *more)
         for size in self.sizes:
             x = NORMS[config.norm]()(parts.Dense(size, dtype=dtype)(x))
-            x = getattr(nn, config.activation)(x)
+            x = parts.activation(config.activation)(x)
         return x.astype(jnp.float32)
 
 

@@ -131,7 +131,7 @@ class QNetwork(nn.Module):
         return memory, parts.Dense(self.num_actions, name="head")(x.reshape(*leading, -1))
 
     def activate(self, x):
-        return getattr(nn, self.config.activation)(parts.LayerNorm()(x))
+        return parts.activation(self.config.activation)(parts.LayerNorm()(x))
 
 
 def one_step(network, params, memory, inputs):

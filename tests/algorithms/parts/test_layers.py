@@ -107,6 +107,28 @@ def test_a_framed_convolution_and_its_gradients_are_those_of_other_devices(monke
     jax.tree.map(close, on_cpu, results())
 
 
+def test_swish_and_its_slopes_are_those_of_its_formula(monkeypatch):
+    x = np.concatenate([np.linspace(-30.0, 30.0, 2401), [-1e4, 1e4]])
+    with np.errstate(over="ignore"):
+        sigmoid = 1.0 / (1.0 + np.exp(-x))
+    slope = sigmoid * (1.0 + x * (1.0 - sigmoid))
+    curvature = sigmoid * (1.0 - sigmoid) * (2.0 + x * (1.0 - 2.0 * sigmoid))
+    swish, given = parts.activation("swish"), jnp.asarray(x, jnp.float32)
+    assert swish is parts.activation("silu") is layers.swish
+
+    def close(result, expected):  # to the rounding of x
+        assert np.max(np.abs(result - expected) / np.maximum(1.0, np.abs(x))) < 5e-7
+
+    close(swish(given), x * sigmoid)
+    close(jax.vmap(jax.grad(swish))(given), slope)
+    close(jax.jvp(swish, (given,), (jnp.full_like(given, 2.0),))[1], 2.0 * slope)
+    close(jax.vmap(jax.grad(jax.grad(swish)))(given), curvature)
+    assert swish(given.astype(jnp.bfloat16)).dtype == jnp.bfloat16
+    assert parts.activation("tanh") is nn.tanh
+    monkeypatch.setattr(layers.loops, "platform", lambda: "gpu")
+    assert parts.activation("swish") is nn.swish
+
+
 def test_a_torso_convolves_images_and_then_has_its_layers():
     images = jax.random.normal(jax.random.key(0), (2, 6, 5, 3))
     torso = parts.Torso((8, 7), "relu", "small")
