@@ -152,8 +152,9 @@ def program(learner: Callable, config: Any, env: Any, env_params: Any) -> Callab
     (static) is the number of points of the learning curve to run, by default all; 0 without a state
     gives the initial state. `train.plan` is a `Plan`.
 
-    Metrics have the points as leading axis. Without data they are NaN (under jax_debug_nans -0.0,
-    see `envs.sums`). With data that are not finite they are infinite.
+    Metrics have the points as leading axis. Without any point the dict is empty. Without data they
+    are NaN (under jax_debug_nans -0.0, see `envs.sums`). With data that are not finite they are
+    infinite.
 
     Floats of config and env_params may be traced: train can be vmapped over them and over rng. A
     fourth argument, learn=False, only evaluates, and points then have no updates. It may be traced,
@@ -208,7 +209,7 @@ def _train(config, env_params, rng, state, learn, learner, env, num_evals, debug
 
         empty, unravel = vector(zeros(lambda state: update(state)[1], state))
         progress = Progress(state, Sum.create(empty.shape))
-        if num_evals:  # otherwise only the initial state is needed
+        if num_evals:  # otherwise the only point is the one before training
             progress = jax.lax.fori_loop(0, count, step, progress)
 
         def mean(x):
@@ -255,6 +256,8 @@ def _train(config, env_params, rng, state, learn, learner, env, num_evals, debug
     if state is None:
         state = between_updates(init(rng))
         counts = [0] * config.eval_at_start + counts
+    if not counts:  # so that nothing else is traced, which takes seconds
+        return state, {}
     # The barrier keeps XLA from specialising the program to the number of points. So the slices of
     # a run give bit for bit the result of the whole.
     counts = jax.lax.optimization_barrier(jnp.array(counts, jnp.int32))
