@@ -74,9 +74,10 @@ def _bytes(program: Any) -> int:
 def compile_programs(
     module: Any, config: Any, env: Any, env_params: Any, layout: Layout, start: bool
 ) -> Programs:
-    """Compiles both programs at the same time, or only `advance` when the run has started already.
+    """Compiles both programs, or only `advance` when the run has started already.
 
-    The start does not evaluate: the point before training is made by `advance`, without learning.
+    The start is compiled while `advance` is traced, lowered and compiled. It does not evaluate: the
+    point before training is made by `advance`, without learning.
 
     Args:
       config: the algorithm's Config; of its floats only the shape of a batch is used.
@@ -109,11 +110,10 @@ def compile_programs(
     whole = over_trials(one_point, layout, in_place=True)
     spread = places, layout.sharding("trials")
     advancing = jax.jit(whole, donate_argnums=2, out_shardings=spread)
-    traced = [advancing.trace(shared, configs, states), *[starting] * start]
-    lowered = [program.lower() for program in traced]
-    with ThreadPoolExecutor(len(lowered)) as pool:
-        advance, *rest = pool.map(lambda program: program.compile(), lowered)
-    return Programs(rest[0] if start else None, advance)
+    with ThreadPoolExecutor(1) as pool:
+        compiling = pool.submit(starting.lower().compile) if start else None
+        advance = advancing.trace(shared, configs, states).lower().compile()
+    return Programs(compiling.result() if compiling else None, advance)
 
 
 @jax.jit
