@@ -226,6 +226,23 @@ def test_a_run_continues_from_its_state_and_may_only_evaluate(curve):
     np.testing.assert_array_equal(rest["slope"], metrics["slope"][2:])
 
 
+def test_a_start_traces_no_update_and_no_evaluation(curve):
+    """It would take as long as tracing the whole run."""
+    train, *_ = curve
+
+    def only_starts(config, env, env_params):
+        parts_of_it = learner(config, env, env_params)
+        return parts_of_it._replace(update=pytest.fail, policy=pytest.fail)
+
+    env, params = envs.make(tasks.Probe(), task=tasks.ENDLESS)
+    start = parts.program(only_starts, Config(eval_at_start=False), env, params)
+    state, metrics = start(jax.random.key(0), None, 0)
+    assert metrics == {}
+    _, first = train(None, state, 3)
+    _, whole = train(jax.random.key(0))
+    np.testing.assert_array_equal(first["slope"], whole["slope"][1:])
+
+
 def test_other_floats_do_not_compile_again(curve):
     _, _, metrics = curve
     env, params = world = envs.make(tasks.Probe(), task=tasks.ENDLESS)
