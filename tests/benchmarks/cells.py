@@ -213,7 +213,7 @@ LIBRARIES = tuple(
         ),
         preset("reppo", "playground/CartpoleSwingup", 250_000, 10)._replace(what=HELD.format(2)),
         preset("reppo", "playground/CheetahRun", 1_000_000, 3),
-        preset("reppo", "brax/hopper", 1_000_000, 10),
+        preset("reppo", "brax/hopper", 983_040, 10),
         *(
             preset("sac", f"playground/{env}", 50_000, 3)._replace(what=HELD.format(2))
             for env in SUITE
