@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from algorithms.parts import shards
-from algorithms.parts.training import make_env
+from algorithms.parts.training import first_state, make_env
 from envs import shaping
 
 # Sizes that count all environments. Each shard gets an equal share of these,
@@ -179,15 +179,15 @@ class Split:
         silent = config.replace(eval_at_start=False)
         whole = self.whole(silent, env, env_params)
         share = self.module.make_train(self.share_of(silent, whole.plan.steps), env, env_params)
-        shapes = lambda train: jax.eval_shape(lambda: train(jax.random.key(0), None, 0)[0])
+        shapes = lambda train: jax.eval_shape(lambda: first_state(train, jax.random.key(0)))
         axis = lambda whole, part: _axis(whole, part, self.number)
         return jax.tree.map(axis, shapes(whole), shapes(share))
 
 
 def first(train: Callable, rng: jax.Array, axes: Any) -> tuple[Any, dict]:
     """A shard's first state: its own environments, and the first shard's parameters and keys."""
-    mine, _ = train(jax.random.fold_in(rng, shards.index()), None, 0)
-    common, _ = train(jax.random.fold_in(rng, 0), None, 0)
+    mine = first_state(train, jax.random.fold_in(rng, shards.index()))
+    common = first_state(train, jax.random.fold_in(rng, 0))
     return jax.tree.map(lambda axis, m, c: c if axis == SAME else m, axes, mine, common), {}
 
 

@@ -150,11 +150,10 @@ def program(learner: Callable, config: Any, env: Any, env_params: Any) -> Callab
 
     Without a state, training starts. With a state it continues, and rng is not used. num_evals
     (static) is the number of points of the learning curve to run, by default all; 0 without a state
-    gives the initial state. `train.plan` is a `Plan`.
+    gives the initial state. `train.plan` is a `Plan`, `train.start` is for `first_state`.
 
-    Metrics have the points as leading axis. Without any point the dict is empty. Without data they
-    are NaN (under jax_debug_nans -0.0, see `envs.sums`). With data that are not finite they are
-    infinite.
+    Metrics have the points as leading axis. Without data they are NaN (under jax_debug_nans -0.0,
+    see `envs.sums`). With data that are not finite they are infinite.
 
     Floats of config and env_params may be traced: train can be vmapped over them and over rng. A
     fourth argument, learn=False, only evaluates, and points then have no updates. It may be traced,
@@ -176,15 +175,24 @@ def program(learner: Callable, config: Any, env: Any, env_params: Any) -> Callab
     steps = learner(config, env, env_params).steps
     points, updates = num_points(config, steps), num_updates(config, steps)
 
-    def train(rng, state=None, num_evals=None, learn=True):
-        count = points if num_evals is None else num_evals
+    def run(rng, state, learn, count):
         debug_nans = jax.config.jax_debug_nans
         static = learner, env, count, debug_nans, shards.here()
         return _train(floats, env_params, rng, state, learn, *static)
 
+    def train(rng, state=None, num_evals=None, learn=True):
+        return run(rng, state, learn, points if num_evals is None else num_evals)
+
     planned: Any = train
     planned.plan = Plan(points, updates, updates * steps)
+    planned.start = lambda rng: run(rng, None, True, None)[0]
     return planned
+
+
+def first_state(train: Any, rng: jax.Array) -> Any:
+    """The state of train(rng, None, 0) without its metrics, whose names take seconds to trace."""
+    start = getattr(train, "start", None)  # a train that is not of `program` may have none
+    return start(rng) if start else train(rng, None, 0)[0]
 
 
 # `envs.sums` reads debug_nans, and `shards` its own variable: both are here for jit's cache.
@@ -194,6 +202,8 @@ STATIC = ("learner", "env", "num_evals", "debug_nans", "split")
 @functools.partial(jax.jit, static_argnames=STATIC)
 def _train(config, env_params, rng, state, learn, learner, env, num_evals, debug_nans, split):
     init, update, policy, steps, evaluate, probabilities = learner(config, env, env_params)
+    if num_evals is None:
+        return between_updates(init(rng)), {}
     table = exploitability.table(env) if probabilities and config.num_eval_episodes else None
     update = jax.jit(shards.with_own_keys(update))  # traced once, for the metrics and for the loop
 
@@ -256,8 +266,6 @@ def _train(config, env_params, rng, state, learn, learner, env, num_evals, debug
     if state is None:
         state = between_updates(init(rng))
         counts = [0] * config.eval_at_start + counts
-    if not counts:  # so that nothing else is traced, which takes seconds
-        return state, {}
     # The barrier keeps XLA from specialising the program to the number of points. So the slices of
     # a run give bit for bit the result of the whole.
     counts = jax.lax.optimization_barrier(jnp.array(counts, jnp.int32))

@@ -161,8 +161,8 @@ class _Program(NamedTuple):
         floats = {n: evolution.first_values(k, ranges[n], size) for n, k in zip(names, drawn)}
         floats = {name: self.bounded(name, values) for name, values in floats.items()}
         keys = jax.random.split(members_rng, size)
-        first = jax.vmap(lambda floats, key: self.member(floats, silent=True)(key, None, 0)[0])
-        members = first(floats, keys)
+        first = lambda floats, key: parts.first_state(self.member(floats, silent=True), key)
+        members = jax.vmap(first)(floats, keys)
         best = _at(0, (members.policy, floats))
         return State(
             policy=Best(*best),

@@ -41,8 +41,9 @@ def make_environment(module: Any, config: Any) -> tuple[Any, Any, parts.Plan]:
 
 def initial_state(module: Any, config: Any) -> Any:
     """Shapes and dtypes of the state of one trial."""
-    train = lambda rng: module.make_train(config.replace(eval_at_start=False))(rng, None, 0)[0]
-    return jax.eval_shape(train, jax.eval_shape(lambda: jax.random.key(0)))
+    silent = config.replace(eval_at_start=False)
+    start = lambda rng: parts.first_state(module.make_train(silent), rng)
+    return jax.eval_shape(start, jax.eval_shape(lambda: jax.random.key(0)))
 
 
 class Shared(NamedTuple):
@@ -90,7 +91,7 @@ def compile_programs(
 
     def first(shared, config, rng):
         silent = config.replace(eval_at_start=False)
-        return module.make_train(silent, env, shared.env_params)(rng, None, 0)[0]
+        return parts.first_state(module.make_train(silent, env, shared.env_params), rng)
 
     def one_point(shared, config, state):
         return module.make_train(config, env, shared.env_params)(None, state, 1, shared.learn)

@@ -236,8 +236,14 @@ def test_a_start_traces_no_update_and_no_evaluation(curve):
 
     env, params = envs.make(tasks.Probe(), task=tasks.ENDLESS)
     start = parts.program(only_starts, Config(eval_at_start=False), env, params)
-    state, metrics = start(jax.random.key(0), None, 0)
-    assert metrics == {}
+    state = parts.first_state(start, jax.random.key(0))
+    other, none = train(jax.random.key(0), None, 0)
+    assert none["slope"].shape == (1,)  # the point before training
+    is_key = lambda x: jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+    data = lambda x: jax.random.key_data(x) if is_key(x) else x
+    jax.tree.map(lambda x, y: np.testing.assert_array_equal(data(x), data(y)), state, other)
+    own = lambda rng, state, num_evals: ((rng, state, num_evals), {})  # not of `program`
+    assert parts.first_state(own, 7) == (7, None, 0)
     _, first = train(None, state, 3)
     _, whole = train(jax.random.key(0))
     np.testing.assert_array_equal(first["slope"], whole["slope"][1:])
