@@ -13,6 +13,7 @@ from jax.flatten_util import ravel_pytree
 import envs
 from algorithms.parts import shards
 from algorithms.parts.loops import zeros
+from algorithms.parts.precision import without_x64
 from algorithms.parts.statistics import EpisodeStatistics
 from envs import exploitability, shaping, sums
 from envs.metrics import EpisodeMetrics
@@ -185,7 +186,7 @@ def program(learner: Callable, config: Any, env: Any, env_params: Any) -> Callab
 
     planned: Any = train
     planned.plan = Plan(points, updates, updates * steps)
-    planned.start = lambda rng: run(rng, None, True, None)[0]
+    planned.start = without_x64(lambda rng: run(rng, None, True, None)[0])
     return planned
 
 
