@@ -1,7 +1,9 @@
 """The command line of an algorithm file: flags from its Config, and what to do with them."""
 
 import argparse
+import atexit
 import dataclasses
+import gc
 import os
 import signal
 import sys
@@ -52,6 +54,7 @@ def main(module: Any, argv: list[str] | None = None) -> None:
     saved; 130 after Ctrl-C; 143 after SIGTERM; 141 where nobody reads the output any more.
     """
     errors.write_anything(sys.stdout)
+    atexit.register(gc.freeze)  # the last collections of what is there would take half a second
     try:
         code = dispatch(module, sys.argv[1:] if argv is None else argv)
     except UserError as error:
