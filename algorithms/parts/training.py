@@ -203,7 +203,7 @@ STATIC = ("learner", "env", "num_evals", "debug_nans", "split")
 @functools.partial(jax.jit, static_argnames=STATIC)
 def _train(config, env_params, rng, state, learn, learner, env, num_evals, debug_nans, split):
     init, update, policy, steps, evaluate, probabilities = learner(config, env, env_params)
-    if num_evals is None:
+    if num_evals is None:  # for `first_state`: nothing else is traced
         return between_updates(init(rng)), {}
     table = exploitability.table(env) if probabilities and config.num_eval_episodes else None
     update = jax.jit(shards.with_own_keys(update))  # traced once, for the metrics and for the loop

@@ -54,7 +54,7 @@ def main(module: Any, argv: list[str] | None = None) -> None:
     saved; 130 after Ctrl-C; 143 after SIGTERM; 141 where nobody reads the output any more.
     """
     errors.write_anything(sys.stdout)
-    atexit.register(gc.freeze)  # the last collections of what is there would take half a second
+    atexit.register(gc.freeze)  # Python's last garbage collections took half a second
     try:
         code = dispatch(module, sys.argv[1:] if argv is None else argv)
     except UserError as error:

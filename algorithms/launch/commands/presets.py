@@ -572,7 +572,7 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
             "num_evals": 10,
         },
         "playground/CheetahRun": {"total_timesteps": 1_000_000, "num_evals": 5},
-        # A far horizon, as PPO has: long rollouts and traces, and more noise: docs/tuning.md.
+        # A far horizon, as PPO has, with long rollouts and traces and more noise (docs/tuning.md).
         "brax/hopper": {
             "env_settings": (("backend", "spring"),),
             "total_timesteps": 983_040,  # 60 updates

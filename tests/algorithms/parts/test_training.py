@@ -231,8 +231,8 @@ def test_a_start_traces_no_update_and_no_evaluation(curve):
     train, *_ = curve
 
     def only_starts(config, env, env_params):
-        parts_of_it = learner(config, env, env_params)
-        return parts_of_it._replace(update=pytest.fail, policy=pytest.fail)
+        whole = learner(config, env, env_params)
+        return whole._replace(update=pytest.fail, policy=pytest.fail)
 
     env, params = envs.make(tasks.Probe(), task=tasks.ENDLESS)
     start = parts.program(only_starts, Config(eval_at_start=False), env, params)
