@@ -106,6 +106,13 @@ class Case:
     algorithm: str = "ppo"
     settings: tuple[tuple[str, Any], ...] = ()  # further ones, this kit only
 
+    @classmethod
+    def read(cls, text: str) -> "Case":
+        """From JSON, which knows no tuples."""
+        fields = json.loads(text)
+        settings = ((k, tuple(v) if isinstance(v, list) else v) for k, v in fields["settings"])
+        return cls(**fields | {"settings": tuple(settings)})
+
     @property
     def timesteps(self) -> int:
         """Environment steps of each seed."""
@@ -144,8 +151,14 @@ AGENT_CASES = tuple(  # of 51,200 steps each
     for n in (1, 2, 4, 8, 16, 32, 64, 128, 256)
 )
 
+WIDE = (("hidden_sizes", (1024, 1024)),)
+CONVOLUTION = (("conv_layers", "impala"),)
+BF16 = (("compute_dtype", "bfloat16"),)
 GPU_CASES = (
-    *(Case(f"ppo-cartpole-{n}", "CartPole-v1", 4, 128, 100, n) for n in (1, 64, 1024, 4096)),
+    *(
+        Case(f"ppo-cartpole-{n}", "CartPole-v1", 4, 128, updates, n)
+        for n, updates in ((1, 100), (64, 100), (1024, 40), (4096, 20))
+    ),
     *(  # for 1024, neither this kit nor rejax has room in 139 GB
         Case(f"ppo-breakout-{n}", "Breakout-MinAtar", 64, 128, 10, n) for n in (1, 64, 256)
     ),
@@ -156,6 +169,22 @@ GPU_CASES = (
     *(
         Case(f"sac-pendulum-{n}", "Pendulum-v1", 1, 1, updates, n, algorithm="sac")
         for n, updates in ((1, 2000), (64, 2000), (1024, 600))
+    ),
+    *(
+        Case(f"{algorithm}-{env}-{n}", full_name, num_envs, 1, updates, n, algorithm=algorithm)
+        for algorithm, env, full_name, num_envs in (
+            ("dqn", "cartpole", "CartPole-v1", 10),
+            ("td3", "pendulum", "Pendulum-v1", 1),
+        )
+        for n, updates in ((1, 4000), (64, 4000), (1024, 2000))
+    ),
+    *(
+        Case(f"ppo-{network}-{name}-1", env, 1024, 32, 20, settings=layers + dtype)
+        for network, env, layers in (
+            ("wide", "CartPole-v1", WIDE),
+            ("convolution", "Breakout-MinAtar", CONVOLUTION),
+        )
+        for name, dtype in (("float32", ()), ("bfloat16", BF16))
     ),
     Case("ppo-brax-ant", "brax/ant", 4096, 16, 10),
     Case("ppo-craftax", "craftax/Symbolic", 1024, 64, 10),
@@ -187,16 +216,15 @@ def ours(case: Case) -> Program:
 def our_settings(case: Case) -> tuple[Any, Any]:
     """This kit's module and its Config."""
     module = importlib.import_module(f"algorithms.{case.algorithm}")
-    settings = OUR_SETTINGS[case.algorithm] | dict(case.settings)
+    settings = {"hidden_sizes": HIDDEN_SIZES, "conv_layers": "none"}
+    settings |= OUR_SETTINGS[case.algorithm] | dict(case.settings)
     if case.algorithm not in REPLAY:
-        settings = settings | {"num_steps": case.num_steps}
+        settings["num_steps"] = case.num_steps
     config = module.Config(
         env=case.env,
         total_timesteps=case.timesteps,
         num_envs=case.num_envs,
         anneal_lr=False,
-        hidden_sizes=HIDDEN_SIZES,
-        conv_layers="none",
         num_evals=case.num_evals,
         num_eval_episodes=case.num_eval_episodes,
         eval_at_start=False,
@@ -358,7 +386,6 @@ def purejaxrl(case: Case) -> Program:
     """PureJaxRL's PPO, whose checkout the environment variable PUREJAXRL names."""
     import jax
 
-    sys.path.insert(0, ROOT)
     from tests.benchmarks import peers
 
     script = peers.purejaxrl_script("ppo", os.environ["PUREJAXRL"])
@@ -732,8 +759,8 @@ for _name in GPU_PEERS:
 def on_gpu(case: Case, args: argparse.Namespace) -> list[str]:
     """A row: all sides with all agents on one accelerator."""
     kit = OnAccelerator("this kit", case, args.time_limit)
-    device, gymnax = kit.ask("device"), "/" not in case.env
-    has_case = {"rejax": gymnax, "purejaxrl": gymnax and case.algorithm == "ppo" and args.purejaxrl}
+    device, equal = kit.ask("device"), "/" not in case.env and not case.settings
+    has_case = {"rejax": equal, "purejaxrl": equal and case.algorithm == "ppo" and args.purejaxrl}
     peers = {
         name: OnAccelerator(name, case, args.time_limit, args.peer_python)
         for name in GPU_PEERS
@@ -789,15 +816,15 @@ def parse() -> argparse.Namespace:
 
 def main() -> None:
     args = parse()
+    sys.path.insert(0, ROOT)
     if args.worker:
         side, description = args.worker
-        return serve(SIDES[side], Case(**json.loads(description)))
+        return serve(SIDES[side], Case.read(description))
     cases, columns, make_row = KINDS[args.kind]
     libraries = {case.name: case.env.partition("/")[0] for case in cases if "/" in case.env}
     missing = {name for name, library in libraries.items() if not find_spec(library)}
     if gone := missing & set(args.cases):
         print(f"left out, for want of its library: {', '.join(sorted(gone))}", file=sys.stderr)
-    sys.path.insert(0, ROOT)
     if args.kind == "speed":
         from tests.benchmarks import peer_python
 
