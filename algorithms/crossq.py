@@ -234,7 +234,6 @@ class Draws(NamedTuple):
 
     windows: jax.Array  # (batch_size,), see parts.ReplayBuffer
     actions: jax.Array  # normal, (2, batch_size, dimensions): for s, and for s_n
-    turn: jax.Array  # bool, not random: whether the actor learns in this step
 
 
 LOG_STD = (-5.0, 2.0)
@@ -340,7 +339,6 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         draws = Draws(
             windows=buffer.noise(draw_rng, (steps, config.batch_size)),
             actions=jax.random.normal(action_rng, (steps, 2, config.batch_size, size)),
-            turn=jnp.arange(steps) % config.policy_every == config.policy_every - 1,
         )
         noise = Noise(
             step_rng=jax.random.split(step_rng, rounds.acting[:2]),
@@ -453,8 +451,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         old = Delayed(state.policy, state.log_temperature, state.policy_opt_state)
         no_metrics = dict.fromkeys(("actor_loss", "entropy", "temperature"), jnp.zeros(()))
         # detail 5
-        delayed, new = jax.lax.cond(draws.turn, improve, lambda old: (no_metrics, old), old)
-        metrics |= {name: parts.Average(x, draws.turn) for name, x in delayed.items()}
+        delayed, new = parts.branch(now.turn, improve, lambda old: (no_metrics, old), old)
+        metrics |= {name: parts.Average(x, now.turn) for name, x in delayed.items()}
         return state.replace(**new._asdict()), metrics
 
     policy = make_policy(config, env, env_params)

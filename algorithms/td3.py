@@ -177,7 +177,6 @@ class Draws(NamedTuple):
 
     windows: jax.Array  # (batch_size,), see parts.ReplayBuffer
     targets: jax.Array  # normal, (batch_size, dimensions)
-    turn: jax.Array  # bool, not random: whether the actor learns in this step
 
 
 # --- formulas ---------------------------------------------------------------------------------
@@ -290,7 +289,6 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         draws = Draws(
             windows=buffer.noise(draw_rng, (steps, config.batch_size)),
             targets=jax.random.normal(target_rng, (steps, config.batch_size, size)),
-            turn=jnp.arange(steps) % config.policy_every == config.policy_every - 1,
         )
         noise = Noise(
             step_rng=jax.random.split(step_rng, rounds.acting[:2]),
@@ -386,12 +384,12 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
 
         old = Delayed(state.policy, state.actor_opt_state, state.target_params)
         # detail 5
-        loss_of_actor, new = jax.lax.cond(draws.turn, improve, lambda old: (0.0, old), old)
+        loss_of_actor, new = parts.branch(now.turn, improve, lambda old: (0.0, old), old)
         metrics = {
             "critic_loss": loss,
             "mean_value": mean_value,
             "grad_norm": grad_norm,
-            "actor_loss": parts.Average(loss_of_actor, draws.turn),
+            "actor_loss": parts.Average(loss_of_actor, now.turn),
         }
         return state.replace(**new._asdict()), metrics
 

@@ -39,7 +39,7 @@ from algorithms.parts.layers import (
     scaled,
 )
 from algorithms.parts.levels import EpisodeReturns, LevelBuffer, Visits, visit_of_steps
-from algorithms.parts.loops import scan, zeros
+from algorithms.parts.loops import branch, scan, zeros
 from algorithms.parts.metrics import explained_variance, mean
 from algorithms.parts.muon import scale_by_muon
 from algorithms.parts.optimizer import FlatOptimizer, clipped_adam
@@ -119,6 +119,7 @@ __all__ = [
     "any_over_shards",
     "average",
     "backward_sums",
+    "branch",
     "check_cell",
     "check_choices",
     "check_divides",

@@ -16,6 +16,20 @@ def zeros(function: Callable, *args: Any) -> Any:
     return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(function, *args))
 
 
+@jax.custom_batching.custom_vmap
+def any_trial(flag: jax.Array) -> jax.Array:
+    """Whether a flag (bool, ()) is set in any trial that vmap runs beside this one.
+
+    It has no axis under vmap, so that it can end a loop of all trials.
+    """
+    return flag
+
+
+@any_trial.def_vmap
+def _(axis_size, in_batched, flags):
+    return any_trial(flags.any(0) if in_batched[0] else flags), False
+
+
 class Looped(NamedTuple):
     """The carry of `scan_rows`."""
 
@@ -23,8 +37,23 @@ class Looped(NamedTuple):
     sums: jax.Array  # of outputs, float32, as one vector: adding them is one operation
 
 
-def scan_rows(step: Callable, carry: Any, rows: Any, first: jax.Array, count: int) -> tuple:
-    """`jax.lax.scan` of step(carry, row) -> carry, outputs over some rows.
+def branch(flag: Any, yes: Callable, no: Callable, operand: Any) -> Any:
+    """`jax.lax.cond`, decided at once if the flag is known when compiling."""
+    if isinstance(flag, bool):
+        return yes(operand) if flag else no(operand)
+    return jax.lax.cond(flag, yes, no, operand)
+
+
+def scan_rows(
+    step: Callable,
+    carry: Any,
+    rows: Any,
+    first: jax.Array,
+    count: int,
+    matters: jax.Array,
+    place: int | None = None,
+) -> tuple:
+    """`jax.lax.scan` of step(carry, row, index) -> carry, outputs over some rows.
 
     Returns the carry and the float32 sums of the outputs.
 
@@ -38,24 +67,33 @@ def scan_rows(step: Callable, carry: Any, rows: Any, first: jax.Array, count: in
       rows: all rows, along the leading axis.
       first: index of the first row of the loop.
       count: number of its rows.
+      matters: bool (). Where it is False a step must change nothing and its outputs must be 0. A
+        CPU leaves such loops out, if they matter to no other trial.
+      place: if given, an accelerator's loop of a few rows is written out, with ints as indices:
+        this one, and those after it.
     """
 
-    def body(index, looped):
-        row = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, index, keepdims=False), rows)
-        carry, outputs = step(looped.carry, row)
+    def body(number, looped, index=None):
+        row = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, number, keepdims=False), rows)
+        carry, outputs = step(looped.carry, row, number if index is None else index)
         return Looped(carry, looped.sums + vector(outputs)[0])
 
     def vector(outputs):
         return ravel_pytree(jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), outputs))
 
     one = jax.tree.map(lambda x: x[0], rows)
-    none, unravel = vector(zeros(lambda carry: step(carry, one)[1], carry))
+    none, unravel = vector(zeros(lambda carry: step(carry, one, first)[1], carry))
     looped = Looped(carry, none)
     if loops.platform() == "cpu":
-        looped = jax.lax.fori_loop(first, first + count, body, looped)
+        end = first + jnp.where(any_trial(matters), count, 0)
+        looped = jax.lax.fori_loop(first, end, body, looped)
     else:
-        known = lambda looped, i: (body(first + i, looped), None)
-        looped, _ = scan(known, looped, jnp.arange(count))
+        if place is not None and count <= loops.SHORT:
+            for i in range(count):
+                looped = body(first + i, looped, place + i)
+        else:
+            known = lambda looped, i: (body(first + i, looped), None)
+            looped, _ = scan(known, looped, jnp.arange(count))
         # The next write waits for what was read, or else XLA would write into a copy.
         replay, sums = jax.lax.optimization_barrier((looped.carry.replay, looped.sums))
         looped = Looped(looped.carry.replace(replay=replay), sums)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 from algorithms.parts.loops import scan_rows
 from algorithms.parts.replay import ReplayBuffer
 from algorithms.parts.training import Average, num_updates
+from envs import loops
 from envs.loops import scan
 
 STRETCH = 16  # steps of an environment whose random numbers are drawn at once
@@ -24,6 +26,8 @@ class Round(NamedTuple):
     ready: jax.Array  # whether the round learns, bool ()
     draws: Any  # random numbers of gradient steps; leading axis: all steps of the update
     first: jax.Array  # index of the round's first gradient step in them, int32 ()
+    place: int | None = None  # this index modulo the period, where it is known when compiling
+    turn: Any = True  # bool, of a gradient step: whether it is the last of its period
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,8 +36,8 @@ class Rounds:
 
     A round is `train_every` steps of each environment, then `updates_per_step` gradient steps. An
     update is several rounds: drawing the random numbers for all of them at once costs far less.
-    Gradient steps before `learning_starts`, or before the buffer's first whole window, are computed
-    and discarded. Under vmap a branch would select between two copies of the buffer.
+    Before `learning_starts`, or the buffer's first whole window, a CPU leaves out gradient steps.
+    Accelerators, which would wait for the host to decide, compute and discard them.
     """
 
     config: Any  # its sizes of rounds and of the run are used
@@ -41,10 +45,14 @@ class Rounds:
     period: int = 1  # the gradient steps of an update are a multiple of this
 
     @property
+    def whole(self) -> int:
+        """Rounds whose gradient steps are a multiple of the period."""
+        return self.period // math.gcd(self.period, self.config.updates_per_step)
+
+    @property
     def count(self) -> int:
         """Rounds of an update."""
-        whole = self.period // math.gcd(self.period, self.config.updates_per_step)
-        return whole * max(1, STRETCH // (self.config.train_every * whole))
+        return self.whole * max(1, STRETCH // (self.config.train_every * self.whole))
 
     @property
     def num_steps(self) -> int:
@@ -84,7 +92,7 @@ class Rounds:
         """
         total = num_updates(self.config, self.steps) * self.count  # of the whole run
 
-        def step(state, inputs):
+        def step(state, inputs, place=None):
             number, first, noise = inputs
             now = Round(
                 progress=number / float(total),
@@ -92,13 +100,29 @@ class Rounds:
                 ready=number >= self.waiting,
                 draws=draws,
                 first=first,
+                place=place,
             )
             state, metrics, rollout = round(state, noise, now)
             return state, (metrics, rollout.reward, rollout.done)
 
+        def period(state, inputs):
+            """Rounds in which it is known when compiling whose `turn` it is."""
+            outputs = []
+            for i in range(self.whole):
+                one = jax.tree.map(operator.itemgetter(i), inputs)
+                state, output = step(state, one, i * self.config.updates_per_step)
+                outputs.append(output)
+            return state, jax.tree.map(lambda *x: jnp.stack(x), *outputs)
+
         number = jnp.arange(self.count)
         inputs = state.update * self.count + number, number * self.config.updates_per_step, noise
-        state, (metrics, reward, done) = scan(step, state, inputs)
+        if loops.platform() == "cpu" or self.period == 1 or self.whole > loops.SHORT:
+            state, outputs = scan(step, state, inputs)
+        else:  # an accelerator would wait for the host to know each `turn`
+            split = lambda x: x.reshape(-1, self.whole, *x.shape[1:])
+            state, outputs = scan(period, state, jax.tree.map(split, inputs))
+            outputs = jax.tree.map(lambda x: x.reshape(self.count, *x.shape[2:]), outputs)
+        metrics, reward, done = outputs
         flat = lambda x: x.reshape(self.num_steps, self.config.num_envs)
         episodes = state.episodes.update(flat(reward), flat(done))
         whole = lambda x: jax.tree.map(jnp.sum, x) if isinstance(x, Average) else x.mean()
@@ -110,14 +134,16 @@ class Rounds:
 
         Until `now.ready` their results are discarded, except `state.replay`: choosing between two
         buffers would copy them. So a gradient step must leave the buffer unchanged until then.
+        Discarding serves accelerators, and trials beside one that is ready.
 
         Args:
           gradient_step: gradient_step(state, draws, now) -> state, metrics. A metric is a number,
             or an Average whose weight is 0 in steps without it.
         """
 
-        def step(old, draws):
-            new, metrics = gradient_step(old, draws, now)
+        def step(old, draws, index):
+            turn = index % self.period == self.period - 1
+            new, metrics = gradient_step(old, draws, now._replace(turn=turn))
             keep = lambda n, o: n if n is o else jnp.where(now.ready, n, o)
             state = jax.tree.map(keep, new.replace(replay=None), old.replace(replay=None))
             metrics = {name: counted(x) for name, x in metrics.items()}
@@ -127,4 +153,5 @@ class Rounds:
             total, weight = x if isinstance(x, Average) else (x, True)
             return Average(jnp.where(now.ready, total, 0.0), now.ready & weight)
 
-        return scan_rows(step, state, now.draws, now.first, self.config.updates_per_step)
+        count = self.config.updates_per_step
+        return scan_rows(step, state, now.draws, now.first, count, now.ready, now.place)

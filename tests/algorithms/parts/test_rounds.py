@@ -10,6 +10,7 @@ import pytest
 from flax import struct
 
 from algorithms import parts
+from envs import loops
 
 SIZES = dict(total_timesteps=96, num_evals=1, num_envs=2, buffer_size=32, batch_size=4, n_step=1)
 SIZES |= dict(train_every=1, updates_per_step=1, learning_starts=10)
@@ -77,6 +78,16 @@ def test_rounds_without_learning_are_those_of_the_first_window_s_items():
     assert parts.Rounds(config, buffer).waiting == 3
 
 
+def fresh_state():
+    return State(
+        x=jnp.zeros(()),
+        fixed=jnp.full((), 7.0),
+        replay=jnp.zeros((), jnp.int32),
+        episodes=parts.EpisodeStatistics.create(2),
+        update=jnp.zeros((), jnp.int32),
+    )
+
+
 def run(updates=1, **sizes):
     """Updates whose gradient steps count; returns the state, metrics and each round's place."""
     rounds, places = rounds_of(**sizes), []
@@ -91,13 +102,7 @@ def run(updates=1, **sizes):
         state, metrics = rounds.learn(gradient_step, state, now)
         return state, metrics | {"noise": 1.0 * noise}, Rollout()
 
-    state = State(
-        x=jnp.zeros(()),
-        fixed=jnp.full((), 7.0),
-        replay=jnp.zeros((), jnp.int32),
-        episodes=parts.EpisodeStatistics.create(2),
-        update=jnp.zeros((), jnp.int32),
-    )
+    state = fresh_state()
     step = jax.jit(lambda state, *inputs: rounds.run(round, state, *inputs))
     for _ in range(updates):
         state, metrics = step(state, jnp.arange(rounds.count), jnp.arange(rounds.gradient_steps))
@@ -109,10 +114,10 @@ def test_gradient_steps_leave_no_trace_until_there_is_enough_to_learn_from():
     drawn = np.arange(4, 16)
     assert state.x == (1 + drawn).sum()
     assert state.fixed == 7.0 and state.update == 1
-    assert state.replay == 16  # a metric that some steps leave out
+    assert state.replay == 12  # the first four are left out
     total, weight = metrics["draw"]
     assert (total, weight) == (drawn.sum(), len(drawn))
-    total, weight = metrics["even"]  # rounds that have it and are ready
+    total, weight = metrics["even"]  # of rounds that have it and are ready
     assert (total, weight) == (drawn[drawn % 2 == 0].sum(), (drawn % 2 == 0).sum())
     assert metrics["noise"] == np.arange(16).mean()  # of all rounds
 
@@ -128,3 +133,37 @@ def test_a_round_knows_its_place_in_the_run():
     np.testing.assert_allclose(places[:, 0], number / 48, rtol=1e-6)
     np.testing.assert_allclose(places[:, 1], (number - 4) / 44, rtol=1e-6, atol=1e-7)
     np.testing.assert_array_equal(places[:, 2], number >= 4)
+
+
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+@pytest.mark.parametrize(
+    "updates_per_step, period", [(1, 1), (1, 2), (1, 3), (2, 2), (2, 3), (3, 2), (9, 2), (1, 9)]
+)
+def test_each_period_ends_with_a_turn(updates_per_step, period, platform, monkeypatch):
+    monkeypatch.setattr(loops, "platform", lambda: platform)
+    rounds = rounds_of(period, updates_per_step=updates_per_step, learning_starts=0)
+    flags, traced = [], []
+
+    def gradient_step(state, draws, now):
+        flags.append(now.turn)
+        moved = parts.branch(now.turn, lambda x: 3.0 * x + draws, lambda x: x + 1.0, state.x)
+        of_turn = parts.Average(jnp.where(now.turn, 1.0 * draws, 0.0), now.turn)
+        return state.replace(x=moved % 1000.0), {"turns": of_turn}
+
+    def round(state, noise, now):
+        traced.append(now)
+        state, metrics = rounds.learn(gradient_step, state, now)
+        return state, metrics | {"noise": 1.0 * noise}, Rollout()
+
+    noise, draws = jnp.arange(rounds.count), jnp.arange(rounds.gradient_steps)
+    state, metrics = jax.jit(lambda state: rounds.run(round, state, noise, draws))(fresh_state())
+    expected, turns = 0.0, [i for i in range(rounds.gradient_steps) if (i + 1) % period == 0]
+    for i in range(rounds.gradient_steps):
+        expected = (3.0 * expected + i if i in turns else expected + 1.0) % 1000.0
+    assert state.x == expected
+    assert metrics["turns"] == (sum(turns), len(turns))
+    np.testing.assert_allclose(metrics["noise"], np.arange(rounds.count).mean(), rtol=1e-6)
+    few = 1 < period <= loops.SHORT and updates_per_step <= loops.SHORT
+    known = platform == "gpu" and few
+    assert isinstance(flags[-1], bool) == known
+    assert platform == "gpu" or len(traced) == 1  # no larger program than needed
