@@ -463,25 +463,32 @@ def products(case: Case, num_inputs: int, num_outputs: int) -> collections.Count
     return counts
 
 
+def learning_share(case: Case) -> float:
+    """The share of a run's rounds that learn, with a replay buffer."""
+    waiting = math.ceil(OUR_SETTINGS[case.algorithm]["learning_starts"] / case.num_envs) - 1
+    return 1.0 - waiting / case.updates
+
+
 def dqn_products(case: Case, num_inputs: int, num_outputs: int) -> collections.Counter:
-    """The products of DQN, in a round of acting and learning.
+    """The products of DQN, in the mean of a run's rounds.
 
     Double Q-learning needs two forward passes in addition to the one with a gradient.
     """
+    updates = DQN_UPDATES * learning_share(case)
     layers = list(itertools.pairwise((num_inputs, *HIDDEN_SIZES, num_outputs)))
     if dict(case.settings).get("dueling"):
         layers += itertools.pairwise((*HIDDEN_SIZES, 1))
     counts = collections.Counter((case.num_envs, k, n) for k, n in layers)
     for k, n in layers:
-        counts[DQN_BATCH, k, n] += 3 * DQN_UPDATES
-        counts[k, DQN_BATCH, n] += DQN_UPDATES
+        counts[DQN_BATCH, k, n] += 3 * updates
+        counts[k, DQN_BATCH, n] += updates
         if k != num_inputs:
-            counts[DQN_BATCH, n, k] += DQN_UPDATES
+            counts[DQN_BATCH, n, k] += updates
     return counts
 
 
 def actor_critic_products(case: Case, num_inputs: int, num_outputs: int) -> collections.Counter:
-    """The products of SAC and TD3, in a round of acting and learning with two critics."""
+    """The products of SAC and TD3 with two critics, in the mean of a run's rounds."""
     settings = OUR_SETTINGS[case.algorithm] | dict(case.settings)
     batch, counts = settings["batch_size"], collections.Counter()
     actor = list(itertools.pairwise((num_inputs, *HIDDEN_SIZES, num_outputs)))
@@ -493,7 +500,7 @@ def actor_critic_products(case: Case, num_inputs: int, num_outputs: int) -> coll
             counts[k, rows, n] += of_kernels
             counts[rows, n, k] += of_inputs if i or to_actions else 0.0
 
-    updates = settings.get("updates_per_step", 1)
+    updates = settings.get("updates_per_step", 1) * learning_share(case)
     if case.algorithm == "sac":
         actor.append(actor[-1])  # mean and deviation
         add(actor, batch, 2 * updates, updates, updates)

@@ -1,5 +1,6 @@
 """Times of operations, of a program and a profile by hand."""
 
+import numpy as np
 import pytest
 
 from tests.benchmarks import hlo, operations, speed
@@ -50,8 +51,18 @@ def test_a_row_is_a_loop_and_a_kind_and_small_ones_share_one(monkeypatch):
     assert row[:2] == ["fusion.1", "step"] and row[-2:] == ["1", "3"]
 
 
-@pytest.mark.parametrize("name, steps", [("cartpole-4x128", 40 * 512), ("td3-1x1", 1504)])
+@pytest.mark.parametrize("name, steps", [("cartpole-4x128", 40 * 512), ("td3-1x1", 40 * 16)])
 def test_a_profiled_run_is_short_but_learns(name, steps):
     case = next(case for case in speed.CASES if case.name == name)
     config = operations.shortened(*speed.our_settings(case))
     assert config.total_timesteps == steps
+    assert getattr(config, "learning_starts", 0) == 0
+
+
+def test_the_floor_has_no_products_before_learning_starts():
+    """rejax has none there either; a run of DQN starts after 500 of its 6000 rounds."""
+    case = next(case for case in speed.CASES if case.name == "dqn-10x1")
+    assert speed.learning_share(case) == 1.0 - 499 / 6000
+    counts = speed.dqn_products(case, 4, 2)
+    np.testing.assert_allclose(counts[100, 64, 64], (3 + 1) * 5 * (5501 / 6000))
+    assert counts[10, 64, 64] == 1  # acting is in every round
