@@ -1,5 +1,6 @@
 """The command line, from outside wherever a process, a signal or a kill matters."""
 
+import gc
 import importlib
 import io
 import json
@@ -479,6 +480,13 @@ def test_ctrl_c_while_the_command_line_is_imported():
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (130, "") and done.stderr.strip().startswith("aborted")
+
+
+def test_nothing_is_left_to_collect_when_python_ends(capsys, monkeypatch):
+    at_end = []
+    monkeypatch.setattr(cli.atexit, "register", at_end.append)
+    main(capsys, "--help")
+    assert gc.freeze in at_end  # half a second
 
 
 def test_a_platform_that_is_not_there_is_named(monkeypatch):
