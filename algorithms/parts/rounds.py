@@ -26,7 +26,7 @@ class Round(NamedTuple):
     ready: jax.Array  # whether the round learns, bool ()
     draws: Any  # random numbers of gradient steps; leading axis: all steps of the update
     first: jax.Array  # index of the round's first gradient step in them, int32 ()
-    place: int | None = None  # this index modulo the period, where it is known when compiling
+    place: int | None = None  # this index up to whole periods, where it is known when compiling
     turn: Any = True  # bool, of a gradient step: whether it is the last of its period
 
 
