@@ -17,6 +17,7 @@ from types import SimpleNamespace
 
 ROOT = Path(__file__).parents[1]
 FILES = {"toy": "tests/algorithms/launch/toy.py", "ppo": "algorithms/ppo.py"}
+STATE = re.compile(r"[0-9].*\.state")
 SECONDS = 240  # an address that no process may take
 MOUNTS = "FAULTS_MAY_MOUNT"  # set in a process that has its own mounts
 # Folders to mount a full disk on. The disk is full for Python while a file exists.
@@ -44,9 +45,10 @@ def number(file: Path) -> int:
 
 def states(root: Path, without: tuple[Path, ...] = ()) -> dict[Path, list[Path]]:
     """For each folder with checkpoints, the files of whole states, in order."""
-    folders = [f for depth in ("", "*/", "*/*/") for f in root.glob(f"{depth}checkpoints")]
-    every = {folder: sorted(folder.glob("[0-9]*.state")) for folder in folders}
-    return {folder: [f for f in files if f not in without] for folder, files in every.items()}
+    # Not by `glob`, which fails if a process renames a folder meanwhile.
+    every = [(Path(at), names) for at, _, names in os.walk(root) if at.endswith("checkpoints")]
+    found = {folder: [folder / f for f in sorted(f) if STATE.fullmatch(f)] for folder, f in every}
+    return {folder: [f for f in files if f not in without] for folder, files in found.items()}
 
 
 def newest(root: Path) -> int:
