@@ -81,6 +81,8 @@ def scan_rows(
     def vector(outputs):
         return ravel_pytree(jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), outputs))
 
+    if loops.platform() == "cpu":
+        step = jax.jit(step)  # traced once, for the outputs and for the loop
     one = jax.tree.map(lambda x: x[0], rows)
     none, unravel = vector(zeros(lambda carry: step(carry, one, first)[1], carry))
     looped = Looped(carry, none)

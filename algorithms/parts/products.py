@@ -47,12 +47,13 @@ def _forward(x, kernel):
 
 def _backward(kept, given):
     x, kernel = kept
-    columns = [given[:, i] for i in range(given.shape[1])]
-    if len(columns) <= NARROW:
+    number = given.shape[1]
+    columns = [given[:, i] for i in range(number)] if number <= FEW else []
+    if number <= NARROW:
         of_x = sum(column[:, None] * row for column, row in zip(columns, kernel.T))
     else:
         of_x = given @ kernel.T
-    if len(columns) <= FEW:
+    if columns:
         return of_x, jnp.stack([column @ x for column in columns], -1)
     if chunk := chunk_of(len(x), *kernel.shape):
         apart = lambda x: x.reshape(-1, chunk, x.shape[-1])
