@@ -335,7 +335,7 @@ def checkouts(side: str) -> dict[str, str]:
 # --- tables -----------------------------------------------------------------------------------
 
 COLUMNS = ("program", "launches", "a step", "against peers", "loop by loop", "sorts")
-COLUMNS += ("waits for the host", "calls", "memory of an agent", "compile")
+COLUMNS += ("waits for the host", "calls", "memory of a trial", "compile")
 
 
 def row(found: Found, peers: list[Found]) -> list[str]:

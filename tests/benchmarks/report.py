@@ -30,7 +30,7 @@ LEVELS = ("task", "policy", "parameters", "trained on", "mean", "worst tenth", "
 LEVELS += ("worst tenth less that of the default (95 %)",)
 TASKS = ("algorithm", "task", "steps", "seeds", "best", "solved at", *MEMORIES_COMPARED)
 STATISTICS = ("mean", "worst_tenth", "worst_cell")
-BLOCK = 10_000  # seeds of a report
+BLOCK = 10_000  # seeds of a published run
 LATE = 0.4  # share of a run after which a point below the bar is a dip
 Rows = list[dict[str, str]]
 
@@ -162,7 +162,7 @@ def line(cell: Cell, rows: Rows) -> list[str]:
     has_bar, count = not np.isnan(cell.solved), f"of {len(rows)}"
     return [
         cell.algorithm + (f" ({cell.what})" if cell.what else ""),
-        cell.name + (f" (report {block})" if block > 1 else ""),
+        cell.name + (f" (run {block})" if block > 1 else ""),
         f"{int(rows[0]['timestep']):,}",
         str(len(rows)),
         f"{number(found['mean'])} ({number(low)} to {number(high)})",
@@ -178,7 +178,7 @@ def line(cell: Cell, rows: Rows) -> list[str]:
 def team_line(cell: Cell, rows: Rows) -> list[str]:
     """Its line in the table of teams, with the kept metric."""
     found, block = summary(rows, cell.solved), block_of(rows)
-    labels = [cell.what] * bool(cell.what) + [f"report {block}"] * (block > 1)
+    labels = [cell.what] * bool(cell.what) + [f"run {block}"] * (block > 1)
     several = len(rows) > 1  # one seed has no interval
     interval_of = lambda low, high: f" ({number(low)} to {number(high)})" if several else ""
     show = lambda mean, *interval: number(mean) + interval_of(*interval)

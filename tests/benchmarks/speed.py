@@ -728,7 +728,7 @@ def of_memory(case: Case, args: argparse.Namespace) -> list[str]:
     return [case.name, *(f"{size:.3f} MB" for size in sizes or ())]
 
 
-AGENT_COLUMNS = ("agents", "seconds", "of one agent, in turn", "steps/s of all", "throughput")
+AGENT_COLUMNS = ("trials", "seconds", "of one trial, in turn", "steps/s of all", "throughput")
 AGENT_COLUMNS += ("compile",)
 
 

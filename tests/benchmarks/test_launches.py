@@ -220,10 +220,10 @@ def test_a_row_compares_steps_of_the_environments():
     assert line["against peers"] == "0.14 of rejax"
     assert line["loop by loop"] == "step 5 x 2 + 4"
     assert line["sorts"] == "1, 1 in loops" and line["waits for the host"] == "none"
-    assert line["memory of an agent"] == "3.50 MB (1.00 + 2.00 + 0.50)"
+    assert line["memory of a trial"] == "3.50 MB (1.00 + 2.00 + 0.50)"
     assert "float64, cusolver_geqrf x 1" in line["calls"]
     peer = dict(zip(launches.COLUMNS, launches.row(found("purejaxrl", 2), [])))
-    assert peer["program"] == "purejaxrl ppo, h100, 2 seeds" and peer["memory of an agent"] == "-"
+    assert peer["program"] == "purejaxrl ppo, h100, 2 seeds" and peer["memory of a trial"] == "-"
     assert launches.row(found("rejax", 2), [])[0] == "rejax ppo, h100, 2 seeds, by cuBLAS"
 
 
@@ -278,7 +278,7 @@ def test_loops_of_an_algorithm_have_the_names_that_are_looked_for(name, num_step
     assert {node.name: program.usual(node) for node in loops} == {"updates": 1} | unknown
 
 
-# By jax 0.10.2, and memory of an agent in MB; smaller is better.
+# By jax 0.10.2, and memory of a trial in MB; smaller is better.
 RECORDED = {"ppo": (1577, 0.81), "dqn": (3081, 2.6), "sac": (1077, 2.5)}
 MISSING = "without CUDA's plugin: `python tests/benchmarks/launches.py ppo` installs it"
 
@@ -293,7 +293,7 @@ def test_launches_of_an_update_do_not_grow(name):
     row = dict(zip(launches.COLUMNS, launches.row(program, [])))
     count, megabytes = RECORDED[name]
     assert program.launches <= count, row["loop by loop"]
-    assert float(row["memory of an agent"].partition(" ")[0]) <= megabytes
+    assert float(row["memory of a trial"].partition(" ")[0]) <= megabytes
     assert (row["waits for the host"], row["calls"]) == (
         "none" if name != "ppo" else "learn",
         "none",

@@ -57,7 +57,7 @@ def test_a_cell_takes_the_place_of_its_own_rows_alone(tmp_path):
     kept = report.read("toy", tmp_path)
     assert [row["score"] for row in kept] == ["3", "4", "5"]
     line = report.line(CELL, kept[1:])
-    assert line[1] == "CartPole-v1 (report 2)", "the second block of seeds"
+    assert line[1] == "CartPole-v1 (run 2)", "the second block of seeds"
     assert report.block_of(kept[1:]) == 2, "so that it is run again on those"
     assert report.block_of([]) == 1, "not yet reported"
 
@@ -78,7 +78,7 @@ def test_a_metric_is_kept_and_shown_in_the_table_of_teams(tmp_path):
     assert found["cell"] == "`toy/CartPole-v1 --a b`", "what learning.py and peers.py take"
     assert line(CELL, kept[2:4])["metric (95 %)"] == "-", "none was asked for"
     again = [row | {"seed": "20000"} for row in kept[2:4]]
-    assert line(CELL, again)["algorithm"] == "toy (report 2)"
+    assert line(CELL, again)["algorithm"] == "toy (run 2)"
     assert line(CELL._replace(metric="won"), kept[1:3])["metric (95 %)"] == "-", "not of all seeds"
     alone = line(CELL._replace(metric="won"), kept[2:3])
     assert alone["return of an agent (95 %)"] == "3.00" and alone["metric (95 %)"] == "won 0.50"
