@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import algorithms
+from algorithms import parts
 from algorithms.parts import info, training
 from envs.gymnax import Wrapper
 from tests.conftest import compiled_as_for_users
@@ -158,8 +159,11 @@ def whole(points):
 
 
 def by_points(train, key):
-    """Every state and row of metrics; the first one is before training."""
-    points = [train(key, None, 0)]
+    """Every state and row of metrics; the first one is before training.
+
+    As in the launcher, one program makes all of them.
+    """
+    points = [train(None, parts.first_state(train, key), 1, False)]
     for _ in range(3):
         points.append(train(None, points[-1][0], 1))
     return points

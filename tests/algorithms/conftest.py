@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from algorithms import parts
 from tests import probe as tasks
 from tests.algorithms.cases import (
     by_points,
@@ -96,8 +97,8 @@ def trained(slices):
 def swept(case, floats):
     """One program that trains with each float changed in turn, and last unchanged, with two seeds.
 
-    Returns configs, initial states and metrics, final states and metrics. States are arguments, as
-    in the launcher, so that even counters are batched.
+    Returns configs, initial states, final states and metrics. States are arguments, as in the
+    launcher, so that even counters are batched.
     """
     on = {name: True for name in ("normalize_obs", "normalize_reward") if case.has(name)}
     base = case.tiny.replace(eval_at_start=False, **{**on, **case.swept})
@@ -105,8 +106,8 @@ def swept(case, floats):
     other = {name: changed.get(name, 0.5 * getattr(base, name)) for name in floats}
     configs = [base.replace(**{name: other[name]}) for name in floats] + [base, base]
     keys = jnp.stack([jax.random.key(0)] * (len(floats) + 1) + [jax.random.key(1)])
-    start = jax.vmap(lambda config, key: of_swept(case, config)(key, None, 0))
+    start = jax.vmap(lambda config, key: parts.first_state(of_swept(case, config), key))
     with jax.debug_key_reuse(False):  # see conftest.vmapped_keys
         start = jax.jit(start)(stacked(configs), keys)
-        rest = jax.jit(go_on(case), static_argnums=2)(stacked(configs), start[0], 3)
+        rest = jax.jit(go_on(case), static_argnums=2)(stacked(configs), start, 3)
     return configs, start, rest

@@ -445,7 +445,7 @@ def test_an_update_of_the_losses_is_that_of_numpy(monkeypatch):
 
 def test_the_past_policy_is_that_of_the_point_before():
     train = alphazero.make_train(TINY.replace(total_timesteps=4 * 16, num_evals=2))
-    start, _ = train(jax.random.key(0), None, 0)
+    start = parts.first_state(train, jax.random.key(0))
     middle, _ = train(None, start, 1)
     end, _ = train(None, middle, 1)
     assert int(end.update) == 4

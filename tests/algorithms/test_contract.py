@@ -130,21 +130,21 @@ def test_slices_are_exactly_the_whole(case, exact_slices):
         assert_same(case.make_train()(jax.random.key(0)), whole(exact_slices))
 
 
-def without_learning(case, slices):
-    """Trains without learning: the launcher makes the point before training with the same
-    program."""
-    return case.make_train()(None, again(slices[0][0]), 1, False)
+def before_training(case):
+    """The point before training, by a program of its own. `slices` has it by the program of all
+    points, which does not learn then."""
+    return case.make_train()(jax.random.key(0), None, 0)
 
 
-@pytest.mark.cases(lambda case: not case.exact)
+@pytest.mark.cases(lambda case: not case.exact, slow=lambda _: True)  # a second program
 def test_a_point_without_learning_is_close_to_the_one_before_training(case, slices):
-    assert_close(without_learning(case, slices), slices[0])
+    assert_close(slices[0], before_training(case))
 
 
 @pytest.mark.cases(**SELDOM)
 def test_a_point_without_learning_is_the_one_before_training(case, exact_slices):
     with compiled_as_for_users():
-        assert_same(without_learning(case, exact_slices), exact_slices[0])
+        assert_same(exact_slices[0], before_training(case))
 
 
 @of_any_world
@@ -287,9 +287,10 @@ def test_running_statistics_are_of_observations_acted_on_and_rewards(case):
 
 def test_the_program_has_no_host_callback_and_no_lapack(case, slices):
     """Checked for the start and for a point, traced as for `slices`."""
-    train = jax.jit(case.make_train(), static_argnums=2)
-    for arguments in ((jax.random.key(0), None, 0), (None, again(slices[0][0]), 1)):
-        text = train.lower(*arguments).as_text()
+    train = case.make_train()
+    start = jax.jit(train.start).lower(jax.random.key(0))
+    point = jax.jit(train, static_argnums=2).lower(None, again(slices[0][0]), 1)
+    for text in (start.as_text(), point.as_text()):
         assert "while" in text
         for word in ("callback", "infeed", "outfeed", "lapack"):
             assert word not in text.lower(), word
@@ -323,8 +324,8 @@ def test_programs_for_accelerators_compute_the_same(case, trained, monkeypatch):
 def test_every_float_can_be_vmapped_and_matters(case, floats, swept):
     """Each run is close to its single run, also with another seed, and single runs share a
     program."""
-    configs, (_, first), (state, rest) = swept
-    state, metrics = jax.tree.map(data, state), joined(first, rest, axis=1)
+    configs, _, (state, metrics) = swept
+    state, metrics = jax.tree.map(data, state), jax.tree.map(np.asarray, metrics)
     numbers_of_programs = set()
     for i, config in enumerate(configs):
         alone = of_swept(case, config)(jax.random.key(int(i == len(floats) + 1)))
@@ -341,7 +342,7 @@ def test_every_float_can_be_vmapped_and_matters(case, floats, swept):
 
 @pytest.mark.slow
 def test_slices_are_exact_under_vmap_too(case, swept, vmapped_keys):
-    configs, (state, _), _ = swept
+    configs, state, _ = swept
     configs = stacked(configs)
     train = jax.jit(go_on(case), static_argnums=2, compiler_options=AS_FOR_USERS)
     expected, rows = train(configs, state, 3), []

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import rlax
 
-from algorithms import dqn
+from algorithms import dqn, parts
 from tests.algorithms.cases import Case
 from tests.algorithms.test_value_based import (
     ACTION,
@@ -193,7 +193,7 @@ def test_importance_weights_undo_the_priorities():
 @pytest.mark.parametrize("dueling", [False, True])
 def test_streams_have_layers_of_their_own_and_heads_gain_one(dueling):
     config = dqn.Config(dueling=dueling, hidden_sizes=(16, 8), num_eval_episodes=0)
-    state, _ = dqn.make_train(config)(jax.random.key(0), None, 0)
+    state = parts.first_state(dqn.make_train(config), jax.random.key(0))
     params = state.policy.params["params"]
     shapes = sorted(x.shape for x in jax.tree.leaves(params) if x.ndim == 2)
     assert shapes == sorted([(4, 16), *[(16, 8)] * (1 + dueling), (8, 2), *[(8, 1)] * dueling])

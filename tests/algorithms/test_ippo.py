@@ -473,7 +473,7 @@ def test_policies_act_by_the_averaged_actor_which_changes_no_learning():
     states, metrics = [], []
     for c in (TINY, config):
         train = ippo.make_train(c, *WORLD)
-        states.append([train(jax.random.key(0), None, 0)[0]])
+        states.append([parts.first_state(train, jax.random.key(0))])
         for _ in range(3):  # updates
             state, said = train(None, again(states[-1][-1]), 1)
             states[-1].append(state)

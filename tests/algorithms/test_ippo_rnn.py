@@ -431,7 +431,7 @@ def test_the_ratio_is_one_as_long_as_parameters_do_not_move(change):
     )  # fmt: skip
     for params in (RecallParams(), RecallParams(length=99, max_steps_in_episode=7)):
         train = ippo_rnn.make_train(config, env, params)
-        state = large(again(train(jax.random.key(0), None, 0)[0]))
+        state = large(again(parts.first_state(train, jax.random.key(0))))
         for _ in range(3):
             state, metrics = train(None, state, 1)
             np.testing.assert_array_equal(metrics["clip_fraction"], 0.0)
@@ -473,7 +473,7 @@ def test_memories_of_actors_and_critics_are_apart(pair):
     """Neither depends on the other's parameters. Both start at zero, and are zero after an end."""
     config = TINY.replace(num_eval_episodes=0, eval_at_start=False)
     train = ippo_rnn.make_train(config, Twins(tasks.Recall()), RecallParams(length=8))
-    start, _ = train(jax.random.key(0), None, 0)
+    start = parts.first_state(train, jax.random.key(0))
     assert all(
         (np.asarray(x) == 0.0).all() for x in (start.memory.hidden, start.critic_memory.hidden)
     )
@@ -615,7 +615,7 @@ def test_a_policy_s_memory_is_that_of_training(change):
     network."""
     env, params = Twins(tasks.Recall(continuous=True)), RecallParams()
     config = TINY.replace(previous_inputs=True, normalize_obs=True, **change)
-    state, _ = ippo_rnn.make_train(config, env, params)(jax.random.key(0), None, 0)
+    state = parts.first_state(ippo_rnn.make_train(config, env, params), jax.random.key(0))
     state = large(state)
     count = 1 if config.share_params else 2
     stats = parts.RunningStatistics(

@@ -13,6 +13,7 @@ import optax
 import pytest
 from flax import struct
 
+from algorithms import parts
 from tests import probe as tasks
 from tests.algorithms.cases import change_leaves, compiled
 from tests.probe import ProbeParams, environment, spaces
@@ -136,7 +137,7 @@ def read(case):
     config = config.replace(**dict(update_epochs=EPOCHS) if epochs(case) > 1 else {})
     env = tasks.Probe(continuous=True)
     train = case.module.make_train(config, env, ProbeParams())
-    start, _ = train(jax.random.key(0), None, 0)
+    start = parts.first_state(train, jax.random.key(0))
     start = change_leaves(start, ("critic_head", "kernel"), jnp.zeros_like)  # all values are zero
 
     def moves(reward, log_std=0.0, updates=1, task=tasks.CONSTANT, **changes):

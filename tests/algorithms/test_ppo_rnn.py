@@ -180,7 +180,7 @@ ENVS = ("Breakout-MinAtar", "CartPole-v1", "Acrobot-v1")
 @pytest.mark.parametrize("cell, env", list(zip(CELLS, ENVS)))
 def test_kernels_are_orthogonal_with_the_usual_gains(cell, env):
     config = ppo_rnn.Config(env=env, cell=cell, num_eval_episodes=0)
-    state, _ = ppo_rnn.make_train(config)(jax.random.key(0), None, 0)
+    state = parts.first_state(ppo_rnn.make_train(config), jax.random.key(0))
     gains = {"actor_head": 0.01, "critic_head": 1.0, "gates": 1.0, "memory": 1.0}
     kernels = 0
     for path, leaf in jax.tree_util.tree_leaves_with_path(state.policy.params["params"]):
@@ -256,7 +256,7 @@ def one_step(request):
     env, tolerance = tasks.Recall(), 1e-4 if cell == "mingru" else 1e-5
     config = ONE_STEP.replace(cell=cell, clip_eps=tolerance, gamma=0.9, gae_lambda=0.8)
     config = config.replace(previous_inputs=bool(previous))
-    initial, _ = ppo_rnn.make_train(config, env, RecallParams())(jax.random.key(0), None, 0)
+    initial = parts.first_state(ppo_rnn.make_train(config, env, RecallParams()), jax.random.key(0))
 
     def start():  # its keys may be used once
         return large(again(initial))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import rlax
 
-from algorithms import ppo, ppo_vtrace
+from algorithms import parts, ppo, ppo_vtrace
 from tests import probe as tasks
 from tests.algorithms.cases import Case, again, assert_close, assert_same, change_leaves
 from tests.algorithms.test_probes import of_critic, play_probes
@@ -303,7 +303,7 @@ def test_segments_end_with_the_value_of_the_final_observation(first_segments):
     for task in (tasks.SWING, tasks.DELAYED):
         params = ProbeParams(task=task, max_steps_in_episode=3)
         train = ppo_vtrace.make_train(config, env, params)
-        state, _ = train(jax.random.key(0), None, 0)
+        state = parts.first_state(train, jax.random.key(0))
         critic = lambda x, params=state.policy.params: np.asarray(
             network.apply(params, jnp.array(x.reshape(-1, 1)), method="critic")
         ).reshape(x.shape)
@@ -326,7 +326,7 @@ def test_segments_keep_actions_as_they_were_before_clipping_and_squashing(squash
     params = ProbeParams(task=tasks.ACTION)
     config = TINY.replace(squash=squash)
     train = ppo_vtrace.make_train(config, tasks.Probe(continuous=True), params)
-    state, _ = train(jax.random.key(0), None, 0)
+    state = parts.first_state(train, jax.random.key(0))
     found = first_segments(train, change_leaves(state, ("log_std",), lambda x: x + 2.0))
     assert np.abs(found.action).max() > 3.0
     np.testing.assert_allclose(np.std(found.action), np.e**2, rtol=0.4)
@@ -345,7 +345,7 @@ def test_padded_dimensions_count_in_no_log_prob_and_no_entropy(first_segments):
     env = Padded(continuous=True)
     config = ONE_STEP.replace(optimizer="adam", num_evals=1, total_timesteps=32, num_envs=6)
     train = ppo_vtrace.make_train(config, env, PairParams(task=LEAVING))
-    state, _ = train(jax.random.key(0), None, 0)
+    state = parts.first_state(train, jax.random.key(0))
     state = change_leaves(state, ("log_std",), lambda x: x + jnp.array([0.0, 1.0]))
     found = first_segments(train, state)
     leaves = ~found.alive.all(1)
@@ -369,7 +369,7 @@ def test_dimensions_that_pad_all_agents_are_not_learned():
     env.action_dimensions = np.array([[True, False], [True, False]])
     config = ONE_STEP.replace(optimizer="adam")
     train = ppo_vtrace.make_train(config, env, PairParams(task=OWN))
-    before, _ = train(jax.random.key(0), None, 0)
+    before = parts.first_state(train, jax.random.key(0))
     after, _ = train(None, again(before), 1)
     for name in ("log_std", ("actor_head", "kernel"), ("actor_head", "bias")):
         old, new = (state.policy.params["params"] for state in (before, after))
@@ -479,7 +479,7 @@ def test_schedules_of_a_run_of_ten_to_the_ten_steps_do_not_wrap():
     points, per_point = 5_000_000, 64
     config = THREE_STEPS.replace(update_epochs=16, total_timesteps=10**10, num_evals=points)
     train = ppo_vtrace.make_train(config)
-    state, _ = train(jax.random.key(0), None, 0)
+    state = parts.first_state(train, jax.random.key(0))
     state = state.replace(update=jnp.int32(0.75 * points * per_point))
     _, metrics = train(None, state, 1)
     expected = config.learning_rate * 0.5 * (1.0 + math.cos(0.75 * math.pi))

@@ -164,7 +164,7 @@ def linear(request):
     masked = request.param
     env, params = tasks.Probe(masked=masked), ProbeParams(tasks.SWING, 1.0, 3)
     train = pqn.make_train(LINEAR, env, params)
-    state, _ = train(jax.random.key(0), None, 0)
+    state = parts.first_state(train, jax.random.key(0))
     kernel, bias = jnp.array([[1.0, 1.0, 2.0]]), jnp.array([2.0, 1.0, 9.0])
     weights = {"kernel": kernel[:, : 2 + masked], "bias": bias[: 2 + masked]}
     stats = state.policy.obs_stats.replace(mean=jnp.array([0.5]), var=jnp.array([4.0]))
@@ -386,7 +386,7 @@ def test_gradients_are_clipped_by_their_global_norm():
     Clipped one by one, the elements together would be longer.
     """
     train = pqn.make_train(TINY.replace(max_grad_norm=1e-3, learning_rate=1.0))
-    before, _ = train(jax.random.key(0), None, 0)
+    before = parts.first_state(train, jax.random.key(0))
     after, metrics = train(None, before, 1)
     moved = optax.tree.norm(jax.tree.map(jnp.subtract, before.policy.params, after.policy.params))
     assert metrics["grad_norm"][0] > 0.1  # before clipping

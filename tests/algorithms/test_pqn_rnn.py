@@ -107,7 +107,7 @@ SELDOM = [pytest.param(cell, marks=pytest.mark.slow) for cell in CELLS[1:]]
 def still(request):
     """A config, an initial state whose values are far from 0, and train(params, state)."""
     config, env = STILL.replace(cell=request.param), tasks.Recall()
-    initial, _ = pqn_rnn.make_train(config, env, RecallParams())(jax.random.key(0), None, 0)
+    initial = parts.first_state(pqn_rnn.make_train(config, env, RecallParams()), jax.random.key(0))
     large = lambda path, x: (100.0 if "head" in str(path) else 2.0) * x
     weights = jax.tree_util.tree_map_with_path(large, initial.policy.params)
     initial = initial.replace(policy=initial.policy.replace(params=weights))
@@ -202,7 +202,7 @@ def test_the_value_of_a_forbidden_action_changes_nothing():
     """It changes neither actions, nor values, nor bootstraps from final observations."""
     env, params = tasks.Probe(masked=True), ProbeParams(tasks.SWING, 1.0, 3)
     train = pqn_rnn.make_train(STILL, env, params)
-    state, _ = train(jax.random.key(0), None, 0)
+    state = parts.first_state(train, jax.random.key(0))
 
     def learn(worth):
         weights = jax.tree.map(lambda x: x, state.policy.params)
@@ -252,7 +252,7 @@ def test_a_policy_s_memory_is_that_of_training(cell):
     one."""
     env, params = tasks.Recall(), RecallParams()
     config = STILL.replace(cell=cell, eps_end=1.0)
-    state, _ = pqn_rnn.make_train(config, env, params)(jax.random.key(0), None, 0)
+    state = parts.first_state(pqn_rnn.make_train(config, env, params), jax.random.key(0))
     stats = parts.RunningStatistics(jnp.array([0.3, -1.0]), jnp.array([2.0, 0.5]), jnp.ones(()))
     weights = jax.tree.map(lambda x: 3.0 * x + 0.05, state.policy.params)
     state = state.replace(policy=pqn_rnn.PolicyState(weights, stats))

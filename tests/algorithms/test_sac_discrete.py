@@ -196,7 +196,7 @@ def test_actions_are_uniform_and_then_the_policys():
     config = config.replace(buffer_size=1536, learning_rate=0.0, num_eval_episodes=0)
     config = config.replace(normalize_obs=True)
     train = sac_discrete.make_train(config)
-    state, _ = train(jax.random.key(0), None, 0)
+    state = parts.first_state(train, jax.random.key(0))
     state = change_leaves(state, ["action_head", "bias"], lambda x: jnp.array([0.0, 2.0]))
     state = change_leaves(state, ["action_head", "kernel"], jnp.zeros_like)
     state, _ = train(None, state, 3)

@@ -188,7 +188,7 @@ def test_one_agent_stops_at_its_kl_while_the_other_goes_on(case, pair):
         learning_rate=1e-2, num_eval_episodes=0, eval_at_start=False,
     )  # fmt: skip
     train = case.module.make_train(config, pair, params)
-    state, _ = train(jax.random.key(0), None, 0)
+    state = parts.first_state(train, jax.random.key(0))
     state = state.replace(critic_params=jax.tree.map(jnp.zeros_like, state.critic_params))
 
     def learn(target):

@@ -110,7 +110,7 @@ def points(module, tiny):
     config = tiny.replace(buffer_size=96, target_every=14, tau=1.0, num_eval_episodes=0)
     env, env_params = envs.make(config.env)
     train = module.make_train(config, env, env_params.replace(max_steps_in_episode=12))
-    states = [train(jax.random.key(0), None, 0)[0]]
+    states = [parts.first_state(train, jax.random.key(0))]
     for _ in range(3):
         states.append(train(None, states[-1], 1)[0])
     return train, states
@@ -193,7 +193,7 @@ def test_the_buffer_is_never_copied(module, tiny, vmapped_keys):
     config = config.replace(num_envs=1, train_every=1, updates_per_step=1)
     train = module.make_train(config)
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 8))
-    states = jax.eval_shape(jax.vmap(lambda key: train(key, None, 0)[0]), keys)
+    states = jax.eval_shape(jax.vmap(lambda key: parts.first_state(train, key)), keys)
     size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(states.replay))
     assert size >= 8 * 100_000 * 42
     go_on = jax.jit(jax.vmap(lambda state: train(None, state, 1)), donate_argnums=0)

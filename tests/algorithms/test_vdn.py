@@ -445,11 +445,11 @@ def test_one_agent_learns_as_in_pqn(mixer):
     same |= dict(gamma=0.9, reward_scale=0.3, eps_end=0.1, exploration_fraction=0.7)
     config = vdn.Config(mixer=mixer, agent_ids=False, **same)
     train = vdn.make_train(config, One(env), params)
-    start, _ = train(jax.random.key(0), None, 0)
+    start = parts.first_state(train, jax.random.key(0))
     weights = dict(start.policy.params.agent["params"])
     weights["Dense_2"] = weights.pop("head")
     theirs = pqn.make_train(pqn.Config(**same), env, params)
-    other, _ = theirs(jax.random.key(0), None, 0)
+    other = parts.first_state(theirs, jax.random.key(0))
     other = other.replace(policy=other.policy.replace(params={"params": weights}))
     state, metrics = train(None, start, 3)
     other, expected = theirs(None, other, 3)
@@ -623,7 +623,7 @@ class Pictures(Pair):
 
 
 def test_images_are_convolved_and_ids_and_last_steps_follow():
-    state, _ = vdn.make_train(TINY, Pictures(), PairParams())(jax.random.key(0), None, 0)
+    state = parts.first_state(vdn.make_train(TINY, Pictures(), PairParams()), jax.random.key(0))
     params = state.policy.params.agent["params"]
     assert params["Convolutions_0"]["Conv3x3_0"]["kernel"].shape == (9, 16)
     assert params["Dense_0"]["kernel"].shape == (1 * 2 * 16 + 2 + 2 + 1, 8)
