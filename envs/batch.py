@@ -42,6 +42,9 @@ class BatchState:
         return dataclasses.replace(self, starts=None)
 
 
+ENDLESS = 2**30  # steps of a limit that is none
+
+
 def limit_name(env: Any) -> str:
     """The name of the parameter with the time limit."""
     return getattr(env, "limit_name", "max_steps_in_episode")
@@ -79,7 +82,7 @@ class Batch:
         cut, limits = None, _limits(self.env, params) if self.stagger else []
         if limits and not isinstance(key, levels.Level):
             key, cut_key = jax.random.split(key)
-            longest = jnp.int32(functools.reduce(jnp.minimum, limits, jnp.array(2**30)))
+            longest = jnp.int32(functools.reduce(jnp.minimum, limits, jnp.array(ENDLESS)))
             cut = jax.random.randint(cut_key, (self.num_envs,), 1, longest + 1)
         starts = self._draw(key, params)
         observation, state = jax.tree.map(lambda x: x[0], starts)

@@ -5,9 +5,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from envs import loops
-from envs.batch import limit_name, transition
+from envs.batch import ENDLESS, limit_name, transition
 from envs.metrics import after, kinds
 from envs.precision import without_x64
 
@@ -37,7 +38,9 @@ def check_ends(env: Any, env_params: Any) -> None:
     Raises:
       ValueError: the environment has neither a time limit nor `ends = True`.
     """
-    if not (hasattr(env_params, limit_name(env)) or getattr(env, "ends", False)):
+    limit = getattr(env_params, limit_name(env), np.inf)
+    is_known = not isinstance(limit, jax.core.Tracer)
+    if is_known and np.max(limit) >= ENDLESS and not getattr(env, "ends", False):
         raise ValueError(
             f"{env.name} has no time limit, and an evaluation might go on for ever: give it one "
             "(--env-settings max_steps=1000), or do without evaluations (--num-eval-episodes 0); "

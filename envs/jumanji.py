@@ -27,9 +27,9 @@ import numpy as np
 
 from envs import adapter
 from envs.adapter import Adapter, Step, library
+from envs.batch import ENDLESS
 from envs.gymnax import spaces
 
-ENDLESS = 2**30
 NOT_TAKEN: tuple[str, ...] = ("Cleaner", "Connector", "JobShop", "LevelBasedForaging", "MMST")
 NOT_TAKEN += ("MultiCVRP", "RobotWarehouse", "SearchAndRescue", "Sokoban")
 
@@ -79,6 +79,7 @@ class Jumanji(Adapter):
         super().__init__(name, wrapped, max_steps, spaces.Discrete(math.prod(self._parts)))
         timestep = jax.eval_shape(wrapped.reset, jax.random.key(0))[1]
         self.metrics = dict.fromkeys(timestep.extras, "last")
+        self.ends = max_steps == ENDLESS  # legal actions come to an end
         seen = jax.eval_shape(self._observe, timestep)
         self._seen = spaces.Box(-jnp.inf, jnp.inf, seen.shape, jnp.float32)
         if hasattr(timestep.observation, "action_mask"):

@@ -283,6 +283,14 @@ class UnmaskedActions(Wrapper):
             raise AttributeError(name)
         return super().__getattr__(name)
 
+    @property
+    def ends(self) -> bool:
+        """Only a time limit ends an episode for sure: forbidden actions may change nothing."""
+        env = self.env
+        while isinstance(env, Wrapper) and not isinstance(env, TimeLimit):
+            env = env.env
+        return isinstance(env, TimeLimit)
+
 
 class StartWindow(Wrapper):
     """Sets for how many steps of `envs.batch` one start state serves."""

@@ -380,3 +380,12 @@ def test_the_commands_for_libraries_install_what_the_extras_do():
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     extras = {name: e for name, (e, *_) in project["optional-dependencies"].items()}
     assert {name: extras[name] for name in registry.LIBRARIES} == adapter.REQUIREMENTS
+
+
+@pytest.mark.needs("jumanji")
+def test_puzzles_end_by_legal_actions_only():
+    """An illegal move leaves the board of 2048 as it is, so a policy may repeat it for ever."""
+    envs.check_ends(*envs.make("jumanji/Game2048"))
+    with pytest.raises(ValueError, match="no time limit"):
+        envs.check_ends(*envs.make("jumanji/Game2048", mask_actions=False))
+    envs.check_ends(*envs.make("jumanji/Game2048", mask_actions=False, max_steps=100))

@@ -1,7 +1,9 @@
 """The environment layer: what `make` repairs and refuses, batches, statistics, evaluation."""
 
+import math
 import subprocess
 import sys
+import types
 import urllib.error
 
 import jax
@@ -478,9 +480,19 @@ def test_an_evaluation_needs_episodes_that_end(probe):
     envs.check_ends(limited, NoParams())
     envs.check_ends(envs.make(limited, action_repeat=2)[0], NoParams())
     envs.check_ends(probe, params)
+    limit = lambda steps: types.SimpleNamespace(max_steps_in_episode=steps)
+    for endless in (math.inf, 2**30, jnp.array([10, 2**30])):
+        with pytest.raises(ValueError, match="no time limit"):
+            envs.check_ends(probe, limit(endless))
+    envs.check_ends(probe, limit(jnp.array([10, 20])))
+    jax.jit(lambda steps: envs.check_ends(probe, limit(steps)))(2**30)  # not known yet
     own = tasks.Probe()
     own.ends = True
     envs.check_ends(envs.make(own, frame_stack=2)[0], NoParams())
+    unmasked = lambda env: wrappers.UnmaskedActions(envs.make(env)[0])
+    with pytest.raises(ValueError, match="no time limit"):
+        envs.check_ends(unmasked(own), NoParams())  # a forbidden action may change nothing
+    envs.check_ends(unmasked(limited), NoParams())
 
 
 # --- batches ----------------------------------------------------------------------------------
