@@ -504,7 +504,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         return total, {
             "loss": total,
             "policy_loss": policy_loss,
-            "value_loss": value_loss,
+            "value_loss": parts.Average(value_loss, 1.0 * batch.weight.any()),
             "entropy": cross_entropy(logits, batch.mask, probs).mean(),
         }
 

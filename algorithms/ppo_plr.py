@@ -506,19 +506,23 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         orders = orders.reshape(-1, batch_size // config.num_minibatches)
         rates = learning_rates(config, num_updates, state.update)
 
-        def gradient_step(carry, inputs):
-            params, opt_state = carry
+        def gradient_step(old, inputs):
+            params, opt_state = old
             indices, learning_rate = inputs
             samples = jax.tree.map(lambda x: x[indices], batch)
             grads, metrics = jax.grad(loss, has_aux=True)(params, samples)
             params, opt_state, norm = optimizer.step(params, opt_state, grads, learning_rate)
-            return (params, opt_state), metrics | {"grad_norm": norm}
+            new, some = (params, opt_state), jnp.bool_(True)
+            if config.robust:  # a minibatch without replayed samples changes nothing
+                some = samples.weight.any()
+                new = levels.choose(some, new, old)
+            return new, (metrics | {"grad_norm": norm}, some)
 
         start = state.policy.params, state.opt_state
-        (params, opt_state), metrics = parts.scan(gradient_step, start, (orders, rates))
+        (params, opt_state), (metrics, some) = parts.scan(gradient_step, start, (orders, rates))
         policy = state.policy.replace(params=params)
         state = state.replace(policy=policy, opt_state=opt_state, order_rng=rng)
-        return state, {name: x.mean() for name, x in metrics.items()}
+        return state, {name: parts.Average(x.mean(), some.mean()) for name, x in metrics.items()}
 
     def score_levels(state, rollout, batch, visits, visit):
         """Adds the rollout to its visits, and the levels that were left to the buffer."""

@@ -385,7 +385,8 @@ def test_no_gradient_comes_from_outcomes_that_are_missing(bootstrap):
         - np.asarray(before.policy.params["params"][name]["kernel"])
     ).max()
     assert (moved("value_head") > 0) == bootstrap and moved("policy_head") > 0
-    assert (metrics["value_loss"] > 0) == bootstrap
+    total, weight = metrics["value_loss"]
+    assert weight == bootstrap and (total > 0) == bootstrap
 
 
 def marked(step):
@@ -435,9 +436,10 @@ def test_an_update_of_the_losses_is_that_of_numpy(monkeypatch):
     _, rows = jax.jit(lambda key: learner.update(learner.init(key)))(jax.random.key(2))
     values, targets, weights = np.asarray(rows["explained_variance"])
     value_loss = (weights * (values - targets) ** 2).sum() / weights.sum()
-    np.testing.assert_allclose(rows["value_loss"], value_loss, rtol=1e-5)
+    assert rows["value_loss"].weight == 1.0
+    np.testing.assert_allclose(rows["value_loss"].total, value_loss, rtol=1e-5)
     np.testing.assert_allclose(rows["mean_value"], values.mean(), rtol=1e-5)
-    total = rows["policy_loss"] + 0.7 * rows["value_loss"]
+    total = rows["policy_loss"] + 0.7 * rows["value_loss"].total
     np.testing.assert_allclose(rows["loss"], total, rtol=1e-6)
     assert rows["target_entropy"] < rows["policy_loss"]  # by the divergence
     assert 0 < weights.mean() < 1

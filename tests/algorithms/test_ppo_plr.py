@@ -514,7 +514,9 @@ def test_the_loss_rewards_entropy_and_punishes_errors_of_values():
     config = TINY.replace(ent_coef=0.3, vf_coef=0.7)
     learner = ppo_plr.learner(config, *envs.make("CartPole-v1", max_steps=5))
     metrics = jax.jit(learner.update)(jax.jit(learner.init)(jax.random.key(0)))[1]
-    of = {name: float(metrics[name]) for name in ("policy_loss", "value_loss", "entropy", "loss")}
+    names = ("policy_loss", "value_loss", "entropy", "loss")
+    of = {name: float(metrics[name].total) for name in names}
+    assert all(metrics[name].weight == 1.0 for name in names)
     expected = of["policy_loss"] + 0.7 * of["value_loss"] - 0.3 * of["entropy"]
     assert 0.6 < of["entropy"] <= np.log(2.0) + 1e-6, "of two actions"
     assert of["loss"] == pytest.approx(expected, rel=1e-5)
@@ -550,20 +552,22 @@ def test_robust_replay_learns_from_replayed_levels_only():
     same = lambda x, y: all(jax.tree.leaves(jax.tree.map(lambda a, b: (a == b).all(), x, y)))
     for robust, counts in ((True, slice(2)), (False, slice(4))):
         base = changed([], robust)
-        np.testing.assert_allclose(
-            base[2]["value_loss"], 0.5 * np.mean(base[0][:, counts] ** 2), rtol=1e-4
-        )
+        total, weight = base[2]["value_loss"]
+        assert weight == 1.0
+        np.testing.assert_allclose(total, 0.5 * np.mean(base[0][:, counts] ** 2), rtol=1e-4)
         assert same(base[1], changed([2, 3], robust)[1]) == robust
         assert not same(base[1], changed([0], robust)[1])
         assert not same(base[1], start.policy.params)
 
 
 def test_robust_replay_does_not_learn_before_it_replays():
+    """Nor does the optimiser count a step, and there are no data for metrics."""
     states, rows = run(STILL.replace(learning_rate=0.1, ent_coef=0.1), 2, robust=True)
     first = program(robust=True)[0](jax.random.key(0))
+    learned = lambda state: (state.policy.params, state.opt_state)
     for state, row in zip(states, rows):
-        assert_close(state.policy.params, first.policy.params, rtol=0.0, atol=0.0)
-        assert row["loss"] == row["entropy"] == row["value_loss"] == 0.0
+        assert_close(learned(state), learned(first), rtol=0.0, atol=0.0)
+        assert all(row[name].weight == 0.0 for name in ("loss", "entropy", "grad_norm"))
 
 
 # --- probe tasks ------------------------------------------------------------------------------
