@@ -445,7 +445,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     environments = envs.batch(env, config.num_envs, config.num_steps)
     space = env.action_space(env_params)
     actor, critic = Actor(config, space), Critic(config)
-    team = getattr(env, "shared_reward", False)
+    team = parts.earns_after_leaving(env)
     actor_weights = functools.partial(choosing, space)
     critic_weights = lambda of: jnp.ones_like(of.alive) if team else of.alive  # detail 6
     central = config.central_critic  # whether critics see the world state, if there is one

@@ -382,7 +382,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     gradient_steps = config.update_epochs * config.num_minibatches // config.accumulate
     total_steps = parts.num_updates(config, batch_size) * gradient_steps
     environments = envs.batch(env, config.num_envs, config.num_steps)
-    space, team = env.action_space(env_params), getattr(env, "shared_reward", False)
+    space, team = env.action_space(env_params), parts.earns_after_leaving(env)
     network, size = ActorCritic(config, space), parts.num_outputs(space)  # detail 4
     real = getattr(env, "action_dimensions", jnp.ones((num_agents, size), bool))
     real = jnp.tile(real, (config.num_envs, 1))[:, None]
@@ -493,7 +493,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         weights, real = segments.alive, segments.real
         log_prob, entropy = actions.log_prob_and_entropy(segments.action, config.squash, real)
         log_ratio = log_prob - segments.log_prob
-        fixed = jax.lax.stop_gradient((values, log_ratio))
+        decided = jnp.where(weights, log_ratio, 0.0)  # an agent that has left decides nothing
+        fixed = jax.lax.stop_gradient((values, decided))
         corrected = advantages = vtrace(config, segments, *fixed)  # detail 3
         if config.normalize_advantage:
             centred = corrected - parts.mean(corrected, weights)

@@ -363,10 +363,10 @@ def check(config: Config, env: Any, env_params: Any) -> None:
     parts.check_spaces(INFO, config, env, env_params)
     if config.previous_inputs and config.cell == "none":
         raise ValueError("previous_inputs=True needs a memory; cell='gru' would do")
-    if config.mixer != "none" and getattr(env, "zero_sum", False):
+    if config.mixer != "none" and getattr(env, "opponents", False):
         raise ValueError(
             f"mixer={config.mixer!r} learns the reward of a team, and agents of {env.name} are "
-            "opponents, whose rewards add up to 0: mixer='none' would do"
+            "opponents, whose rewards go against one another: mixer='none' would do"
         )
     count = size = config.num_envs * config.num_steps
     what = f"num_envs * num_steps = {config.num_envs} * {config.num_steps} = {size}"
@@ -402,8 +402,9 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     clip, radam = optax.clip_by_global_norm, optax.scale_by_radam(eps=config.adam_eps)
     optimizer = parts.FlatOptimizer(optax.chain(clip(config.max_grad_norm), radam))
     central = config.mixer == "monotonic"  # the mixer sees the world state
-    team = getattr(env, "shared_reward", False)
-    alone = config.mixer == "none" and team  # each learns the team's reward, even after it left
+    shared = getattr(env, "shared_reward", False)
+    # Each agent learns its team's reward, even after it left.
+    alone = config.mixer == "none" and parts.earns_after_leaving(env)
     counted = lambda alive: jnp.ones_like(alive) if alone else alive  # detail 6
     world_of = lambda state: environments.world_state(state, env_params) if central else None
 
@@ -515,7 +516,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         reward, left = rollout.reward, ~final_alive  # next values of these agents are 0
         if config.mixer != "none":  # a team goes on without agents that left
             # detail 5
-            reward, left = (reward.mean if team else reward.sum)(-1, keepdims=True), False
+            reward, left = (reward.mean if shared else reward.sum)(-1, keepdims=True), False
         targets = q_lambda_targets(
             config.reward_scale * reward,
             next_values,

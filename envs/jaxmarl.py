@@ -215,6 +215,8 @@ class JaxMARL(Environment):
       agents: its agents' names, in the order of every array's agent axis.
       num_agents: number of agents.
       shared_reward: whether all agents always have the same reward.
+      team_rewards: whether all agents of each team have, also those that have left.
+      opponents: whether rewards of agents go against one another.
       action_mask(state, params): the actions that each agent may take, bool (num_agents,
         num_actions); absent if no action is ever forbidden.
       action_dimensions: the dimensions of its continuous action that each agent has, a NumPy array
@@ -316,7 +318,7 @@ class JaxMARL(Environment):
         return {}
 
     metrics: dict[str, str] = {}  # noqa: RUF012, metrics of an episode
-    shared_reward = False
+    shared_reward = team_rewards = opponents = False
     _available: Any = None  # inner -> the mask of each agent's actions, by agent
     _world_state: Any = None  # state, params -> one array
 
@@ -379,6 +381,10 @@ class SpeakerListener(MPE):
     shared_reward = True
 
 
+class CompetitiveMPE(MPE):
+    opponents = True
+
+
 @struct.dataclass
 class ShapedParams(Params):
     """The time limit, and the parameters of envs/shaping.py."""
@@ -436,6 +442,7 @@ class SMAX(Late):
 
     metrics = {"won": "last"}  # noqa: RUF012
     frame_milliseconds = 250  # an action lasts eight steps of the battle
+    team_rewards = opponents = True
 
     def _units(self, inner):
         return inner.state if hasattr(inner, "enemy_policy_state") else inner
@@ -473,7 +480,7 @@ class SMAX(Late):
 
 
 class EnemySMAX(SMAX):
-    shared_reward = True
+    shared_reward, opponents = True, False
 
 
 class Hanabi(JaxMARL):
@@ -537,6 +544,11 @@ class Meta(JaxMARL):
 KINDS = {
     "SimpleMPE": MPE,
     "SimpleSpeakerListenerMPE": SpeakerListener,
+    "SimpleAdversaryMPE": CompetitiveMPE,
+    "SimpleCryptoMPE": CompetitiveMPE,
+    "SimplePushMPE": CompetitiveMPE,
+    "SimpleTagMPE": CompetitiveMPE,
+    "SimpleWorldCommMPE": CompetitiveMPE,
     "Overcooked": Overcooked,
     "OvercookedV2": OvercookedV2,
     "SwitchRiddle": SwitchRiddle,

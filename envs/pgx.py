@@ -138,7 +138,7 @@ class Game(Adapter):
         game for one; absent in MinAtar, where all are legal.
       chance: whether chance decides anything.
       hidden_information: whether a player sees less than everything.
-      zero_sum: True, that the players are opponents; absent in games for one.
+      opponents: True where there are two players; absent in games for one.
       alternates: whether the players always move in turn.
     """
 
@@ -151,7 +151,7 @@ class Game(Adapter):
         self._moves = MOVES[name] if history else 0
         self._players = wrapped.num_players
         if self._players > 1:
-            self.num_agents, self.zero_sum = self._players, True
+            self.num_agents, self.opponents = self._players, True
         if not minatar:
             self.action_mask = self._action_mask
         key = jax.eval_shape(lambda: jax.random.key(0))

@@ -82,6 +82,7 @@ class Pursuit(Environment):
         super().__init__()
         self.num_players, self.continuous, self.prey = num_players, continuous, prey
         self.num_agents = num_players - (prey != "learned")
+        self.opponents = prey == "learned"
 
     @property
     def default_params(self) -> PursuitParams:

@@ -4,7 +4,13 @@ All correct implementations of a part give the same distribution of results. Cod
 an agent learns stands in the algorithm's file.
 """
 
-from algorithms.parts.agents import fold, fold_rollout, mask_of_agents, unfold
+from algorithms.parts.agents import (
+    earns_after_leaving,
+    fold,
+    fold_rollout,
+    mask_of_agents,
+    unfold,
+)
 from algorithms.parts.boards import Symmetries, symmetries
 from algorithms.parts.capacity import device_capacity
 from algorithms.parts.cells import (
@@ -138,6 +144,7 @@ __all__ = [
     "cosines",
     "deviation",
     "device_capacity",
+    "earns_after_leaving",
     "epsilon_noise",
     "explained_variance",
     "first_state",

@@ -10,6 +10,15 @@ import jax
 import jax.numpy as jnp
 
 
+def earns_after_leaving(env: Any) -> bool:
+    """Whether an agent that has left still gets the reward of its team, which it could influence.
+
+    So it is where all agents have the same reward (`env.shared_reward`), or all of each team
+    (`env.team_rewards`).
+    """
+    return any(getattr(env, name, False) for name in ("shared_reward", "team_rewards"))
+
+
 def fold(config: Any, arrays: Any) -> Any:
     """(num_envs, num_agents, ...) to (networks, samples, ...), of one array or a tree of them."""
     together = lambda x: x.reshape(1, -1, *x.shape[2:])

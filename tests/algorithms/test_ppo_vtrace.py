@@ -273,6 +273,25 @@ def test_several_agents_share_a_network_and_one_leaves(env, rewards, expected):
     assert ppo_vtrace.make_policy(config, env, params)(state, jnp.zeros((2, 1)))[0].shape == (2,)
 
 
+def test_an_agent_that_has_left_decides_nothing(monkeypatch):
+    """What the environment ignores has a ratio of 1, and does not end the trace of the team."""
+    seen, original = [], ppo_vtrace.vtrace
+
+    def spy(config, segments, values, log_ratio):
+        jax.debug.callback(lambda *x: seen.append(x), segments.alive > 0, log_ratio)
+        return original(config, segments, values, log_ratio)
+
+    monkeypatch.setattr(ppo_vtrace, "vtrace", spy)
+    config = PROBE.replace(num_steps=8, learning_rate=0.1)
+    params = jax.tree.map(jnp.asarray, PairParams(task=LEAVING))
+    learner = ppo_vtrace.learner(config, Team(), params)
+    jax.jit(lambda key: learner.update(learner.init(key)))(jax.random.key(0))
+    jax.effects_barrier()
+    alive, log_ratio = map(np.concatenate, zip(*seen))
+    assert not alive.all() and (log_ratio[alive] != 0.0).any()
+    assert (log_ratio[~alive] == 0.0).all()
+
+
 # --- the segments of a rollout ----------------------------------------------------------------
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import envs
+from algorithms import parts
 from envs.batch import transition
 
 pytestmark = pytest.mark.needs("jaxmarl")
@@ -355,6 +356,28 @@ def test_rewards_are_shared_where_shared_reward_is_true(name, settings, shared):
     rewards = np.asarray(play(jax.random.key(0)))
     assert env.shared_reward == shared and rewards.any()
     assert (rewards == rewards[..., :1]).all() == shared
+    if env.team_rewards and not shared:
+        sides = np.split(rewards, 2, axis=-1)
+        assert all((side == side[..., :1]).all() for side in sides)
+
+
+@pytest.mark.parametrize(
+    "name, settings, opponents",
+    [
+        (*SPREAD, False),
+        ("MPE_simple_tag_v3", {}, True),
+        ("MPE_simple_adversary_v3", {}, True),
+        ("MPE_simple_push_v3", {}, True),
+        ("MPE_simple_crypto_v3", {}, True),
+        ("MPE_simple_world_comm_v3", {}, True),
+        (*SMAX, False),
+        ("SMAX", {"scenario": "3m"}, True),
+    ],
+)
+def test_opponents_are_no_team(name, settings, opponents):
+    env, _ = make(name, settings)
+    assert env.opponents == opponents
+    assert parts.earns_after_leaving(env) == name.startswith(("SMAX", "HeuristicEnemySMAX"))
 
 
 @pytest.mark.parametrize("name", ["overcooked", "hanabi"])

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import envs
+from algorithms import vdn
 from envs.batch import transition
 from envs.pursuit import Pursuit, PursuitState, chase, flee
 
@@ -322,3 +323,11 @@ def test_defaults(num_players, predator_speed):
     assert env.observation_space(params).shape == (1 + 4 * num_players,)
     space = env.action_space(params)
     assert (space.shape, space.low, space.high) == ((1,), -np.pi, np.pi)
+
+
+def test_a_learned_prey_and_its_predators_are_no_team():
+    for name in ("Pursuit-v0", "Hunt-v0"):
+        settings = (("prey", "learned"), ("continuous", False))
+        with pytest.raises(ValueError, match="mixer='sum' .* are opponents.*mixer='none' would do"):
+            vdn.make_train(vdn.Config(env=name, env_settings=settings))
+        assert not envs.make(name, prey="flee", continuous=False)[0].opponents

@@ -23,6 +23,12 @@ def test_folding_keeps_every_agent_s_samples(share_params):
         np.testing.assert_array_equal(folded[1], x[:, :, 1])
 
 
+def test_who_left_earns_what_its_team_earns():
+    earns = lambda **attributes: parts.earns_after_leaving(types.SimpleNamespace(**attributes))
+    assert earns(shared_reward=True, team_rewards=False) and earns(team_rewards=True)
+    assert not earns(shared_reward=False) and not earns()
+
+
 def test_masks_are_of_dimensions_or_of_actions_or_none():
     mask = jnp.ones((4, 3, 5), bool)
     env, dimensions = types.SimpleNamespace(), np.array([[True, False], [True, True], [True, True]])
