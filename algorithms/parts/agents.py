@@ -11,9 +11,9 @@ import jax.numpy as jnp
 
 
 def earns_after_leaving(env: Any) -> bool:
-    """Whether an agent that has left still gets the reward of its team, which it could influence.
+    """Whether an agent that has left still gets the reward of its team.
 
-    So it is where all agents have the same reward (`env.shared_reward`), or all of each team
+    It does where all agents have the same reward (`env.shared_reward`), or all of each team
     (`env.team_rewards`).
     """
     return any(getattr(env, name, False) for name in ("shared_reward", "team_rewards"))

@@ -278,10 +278,16 @@ class Team(Pair):
     shared_reward = True
 
 
+class Side(Pair):
+    """One of several teams."""
+
+    team_rewards = True
+
+
 @of_actors
 def test_critics_of_a_team_learn_steps_after_an_agent_left(case):
     """In the same rollouts of a team, agent 1's critic moves, and its actor does not."""
-    first, second, metrics = halves_of_an_episode(case, Team())
+    first, second, metrics = halves_of_an_episode(case, Side())
     (actor, critic), (later_actor, later_critic) = (
         jax.tree.map(lambda x: x[1], case.learned(state)) for state in (first, second)
     )
