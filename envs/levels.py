@@ -17,7 +17,7 @@ class Level:
     """What a reset draws. `reset_env` of an environment with `randomize` takes it as its key."""
 
     key: jax.Array  # data of the start state's key, uint32 (...)
-    shares: jax.Array  # the parameters' places in their ranges, float32 (num_shares,) in [0, 1]
+    shares: jax.Array | None  # places in the parameters' ranges, (num_shares,) in [0, 1]; or none
 
 
 def num_shares(env: Any) -> int:
@@ -28,8 +28,10 @@ def num_shares(env: Any) -> int:
 def draw(env: Any, key: jax.Array, shape: int | tuple[int, ...]) -> Level:
     """Levels with the distribution of the environment's own resets; leading axes `shape`."""
     key, shares_key = jax.random.split(key)
-    keys = jax.random.key_data(jax.random.split(key, shape))
-    return Level(keys, jax.random.uniform(shares_key, (*keys.shape[:-1], num_shares(env))))
+    keys, number = jax.random.key_data(jax.random.split(key, shape)), num_shares(env)
+    # None: jaxlib 0.11 crashes on empty arrays that are sorted or scattered on several devices.
+    shares = jax.random.uniform(shares_key, (*keys.shape[:-1], number)) if number else None
+    return Level(keys, shares)
 
 
 def start(env: Any, level: Level, params: Any) -> tuple[Any, Any]:
