@@ -569,6 +569,7 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
         "playground/CartpoleSwingup": {
             "env_settings": (("action_repeat", 2),),
             "total_timesteps": 250_000,
+            "kl_bound": 0.03,
             "num_evals": 10,
         },
         "playground/CheetahRun": {"total_timesteps": 1_000_000, "num_evals": 5},
@@ -586,8 +587,8 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
             "symlog_max": 2.5,
             "aux_coef": 0.5,
             "max_grad_norm": 1.0,
-            "hidden_sizes": (256, 256),
-            "critic_hidden_sizes": (256, 256, 256),
+            "hidden_sizes": (128, 128),
+            "critic_hidden_sizes": (128, 128, 128),
             "num_evals": 10,
         },
     },
