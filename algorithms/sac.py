@@ -307,7 +307,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
 
     def round(state, noise, now):
         """Act, store, update statistics, learn."""
-        state, rollout = act(state, now.ready, noise)
+        state, rollout = act(state, now.warm_up, noise)
         state = state.replace(replay=buffer.add(state.replay, rollout))
         if config.normalize_obs:
             obs_stats = state.policy.obs_stats.update(rollout.observation)
@@ -315,14 +315,14 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         state, metrics = rounds.learn(gradient_step, state, now)
         return state, metrics, rollout
 
-    def act(state, ready, noise):
+    def act(state, warm_up, noise):
         """`train_every` steps of every environment."""
 
         def step(state, inputs):
             step_rng, noise = inputs
             x = parts.normalize(config, state.policy.obs_stats, state.observation)
             action, _ = squash(actor.apply(state.policy.params, x), noise)
-            action = jnp.where(ready, action, parts.uniform_of(noise))  # detail 9
+            action = jnp.where(warm_up, parts.uniform_of(noise), action)  # detail 9
             observation, env_state, reward, terminated, truncated, info = environments.step(
                 step_rng, state.env_state, parts.rescale_to(space, action), env_params
             )

@@ -277,7 +277,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
 
     def round(state, noise, now):
         """Act, store, update statistics, learn."""
-        state, rollout = act(state, now.ready, noise)
+        state, rollout = act(state, now.warm_up, noise)
         state = state.replace(replay=buffer.add(state.replay, rollout))
         if config.normalize_obs:
             obs_stats = state.policy.obs_stats.update(rollout.observation)
@@ -285,14 +285,14 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         state, metrics = rounds.learn(gradient_step, state, now)
         return state, metrics, rollout
 
-    def act(state, ready, noise):
+    def act(state, warm_up, noise):
         """`train_every` steps of every environment."""
 
         def step(state, inputs):
             step_rng, noise = inputs
             x = parts.normalize(config, state.policy.obs_stats, state.observation)
             mask = environments.action_mask(state.env_state, env_params)
-            logits = jnp.where(ready, actor.apply(state.policy.params, x), 0.0)  # detail 9
+            logits = jnp.where(warm_up, 0.0, actor.apply(state.policy.params, x))  # detail 9
             action = jnp.argmax(allowed(logits, mask) + noise, -1)
             observation, env_state, reward, terminated, truncated, info = environments.step(
                 step_rng, state.env_state, action, env_params

@@ -300,7 +300,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
 
     def round(state, noise, now):
         """Act, store, update statistics, learn."""
-        state, rollout = act(state, now.ready, noise)
+        state, rollout = act(state, now.warm_up, noise)
         state = state.replace(replay=buffer.add(state.replay, rollout))
         if config.normalize_obs:
             obs_stats = state.policy.obs_stats.update(rollout.observation)
@@ -308,7 +308,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         state, metrics = rounds.learn(gradient_step, state, now)
         return state, metrics, rollout
 
-    def act(state, ready, noise):
+    def act(state, warm_up, noise):
         """`train_every` steps of every environment."""
 
         def step(state, inputs):
@@ -316,7 +316,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             x = parts.normalize(config, state.policy.obs_stats, state.observation)
             noise = correlated(noise, state.exploration, config.noise_correlation)
             action = noisy(actor.apply(state.policy.params, x), config.exploration_noise * noise)
-            action = jnp.where(ready, action, parts.uniform_of(noise))  # detail 7
+            action = jnp.where(warm_up, parts.uniform_of(noise), action)  # detail 7
             observation, env_state, reward, terminated, truncated, info = environments.step(
                 step_rng, state.env_state, parts.rescale_to(space, action), env_params
             )

@@ -24,6 +24,7 @@ class Round(NamedTuple):
     progress: jax.Array  # share of the run before this round, ()
     learned: jax.Array  # share of the learning rounds before it; negative before learning, ()
     ready: jax.Array  # whether the round learns, bool ()
+    warm_up: jax.Array  # whether the round acts before the policy may, bool ()
     draws: Any  # random numbers of gradient steps; leading axis: all steps of the update
     first: jax.Array  # index of the round's first gradient step in them, int32 ()
     place: int | None = None  # this index up to whole periods, where it is known when compiling
@@ -65,6 +66,11 @@ class Rounds:
         return self.num_steps * self.config.num_envs
 
     @property
+    def round_steps(self) -> int:
+        """Steps of all environments in a round."""
+        return self.config.num_envs * self.config.train_every
+
+    @property
     def acting(self) -> tuple[int, int, int]:
         """Shape of an update's random numbers for acting: (rounds, train_every, num_envs)."""
         return self.count, self.config.train_every, self.config.num_envs
@@ -79,7 +85,15 @@ class Rounds:
         """Rounds of the run before the first round that learns."""
         window = self.buffer.waiting * self.buffer.item_steps + 1  # steps until one is whole
         waits = max(self.config.learning_starts, window)
-        return -(-waits // (self.config.num_envs * self.config.train_every)) - 1
+        return -(-waits // self.round_steps) - 1
+
+    @property
+    def warm_up(self) -> int:
+        """Rounds of the run that begin before `learning_starts`, or before the first that learns.
+
+        A round that learns may be among them: it acts first.
+        """
+        return max(self.waiting, -(-self.config.learning_starts // self.round_steps))
 
     def run(self, round: Callable, state: Any, noise: Any, draws: Any) -> tuple[Any, dict]:
         """The rounds of an update: the state after them, and metrics.
@@ -98,6 +112,7 @@ class Rounds:
                 progress=number / float(total),
                 learned=(number - self.waiting) / float(total - self.waiting),
                 ready=number >= self.waiting,
+                warm_up=number < self.warm_up,
                 draws=draws,
                 first=first,
                 place=place,

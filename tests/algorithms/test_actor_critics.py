@@ -141,9 +141,11 @@ def two_motors(wrapper=TwoMotors):
 def kept(case):
     """The environment, the config, the last state, and a buffer that keeps all transitions.
 
-    These are 48 steps of 32 environments. The policy acts in the last third.
+    These are three rounds of 16 steps of 32 environments. The second one passes `learning_starts`,
+    and the policy acts in the third.
     """
     config = case.tiny.replace(learning_starts=1000, total_timesteps=3 * 512, num_envs=32)
+    config = config.replace(train_every=16)
     config = config.replace(buffer_size=1536, learning_rate=0.0, num_eval_episodes=0)
     config = config.replace(normalize_obs=True)
     if hasattr(config, "exploration_noise"):
@@ -180,10 +182,10 @@ def test_actions_are_uniform_and_then_the_policys(case, kept):
     an initial standard deviation of exp(-1.5) before tanh.
     """
     actions, noisy = kept[-1].action, hasattr(case.tiny, "exploration_noise")
-    for drawn in (actions[:960], actions[1024:]):
+    for drawn in (actions[:1024], actions[1024:]):
         assert np.corrcoef(drawn.T)[0, 1] == pytest.approx(0.0, abs=0.15 if noisy else 0.1)
     for own in actions.T:
-        shares = np.histogram(own[:960], 4, (-1.0, 1.0))[0] / 960
+        shares = np.histogram(own[:1024], 4, (-1.0, 1.0))[0] / 1024
         np.testing.assert_allclose(shares, 0.25, atol=0.07 if noisy else 0.05)
         own = own[1024:]
         if not noisy:

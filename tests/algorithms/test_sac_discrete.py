@@ -191,8 +191,12 @@ def test_a_fixed_temperature_stays(case, slices):
 
 
 def test_actions_are_uniform_and_then_the_policys():
-    """The policy prefers action 1 by a logit of 2. The statistics have all observations."""
+    """The policy prefers action 1 by a logit of 2. The statistics have all observations.
+
+    The second round of 512 steps passes `learning_starts`, and the policy acts in the third.
+    """
     config = TINY.replace(learning_starts=1000, total_timesteps=3 * 512, num_envs=32)
+    config = config.replace(train_every=16)
     config = config.replace(buffer_size=1536, learning_rate=0.0, num_eval_episodes=0)
     config = config.replace(normalize_obs=True)
     train = sac_discrete.make_train(config)
@@ -201,7 +205,7 @@ def test_actions_are_uniform_and_then_the_policys():
     state = change_leaves(state, ["action_head", "kernel"], jnp.zeros_like)
     state, _ = train(None, state, 3)
     seen = jax.tree.map(np.asarray, state.replay.transitions)
-    assert seen.action[:960].mean() == pytest.approx(0.5, abs=0.05)
+    assert seen.action[:1024].mean() == pytest.approx(0.5, abs=0.05)
     assert seen.action[1024:].mean() == pytest.approx(1.0 / (1.0 + np.exp(-2.0)), abs=0.05)
     stats = state.policy.obs_stats
     np.testing.assert_allclose(stats.mean, seen.observation.mean(0), rtol=1e-3, atol=1e-5)

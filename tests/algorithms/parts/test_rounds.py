@@ -69,6 +69,20 @@ def test_rounds_without_learning(sizes, waiting):
     assert rounds_of(**sizes).waiting == waiting
 
 
+@pytest.mark.parametrize(
+    "sizes, warm_up",
+    [
+        (dict(learning_starts=0), 0),
+        (dict(learning_starts=2), 1),  # the first round acts for two steps, then learns
+        (dict(learning_starts=3), 2),
+        (dict(learning_starts=0, n_step=3), 2),  # nothing to learn from until then
+        (dict(learning_starts=20, train_every=4), 3),
+    ],
+)
+def test_rounds_of_the_warm_up_begin_before_learning_starts(sizes, warm_up):
+    assert rounds_of(**sizes).warm_up == warm_up
+
+
 def test_rounds_without_learning_are_those_of_the_first_window_s_items():
     """Rounds of 4 steps of 2 environments; a window of three items, each of 4 steps."""
     config = SimpleNamespace(**SIZES | dict(train_every=4, learning_starts=0))
