@@ -21,17 +21,25 @@ jax.config.update("jax_debug_key_reuse", True)
 jax.config.update("jax_num_cpu_devices", 1)
 # Compiling takes nearly all of the time, and optimising most of that. This also holds for processes
 # that tests start. Tests of bit-for-bit equality compile as for users, see below.
-QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-QUICK += " --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
-os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICK}"
-
-
+QUICK = {
+    "xla_backend_optimization_level": 0,
+    "xla_llvm_disable_expensive_passes": True,
+    "xla_cpu_parallel_codegen_split_count": 1,
+}
 AS_FOR_USERS = {
     "xla_backend_optimization_level": 3,
     "xla_llvm_disable_expensive_passes": False,
-    "xla_cpu_use_fusion_emitters": True,
     "xla_cpu_parallel_codegen_split_count": 32,
 }
+# The option that decides which buffers exist, without those that only make machine code fast;
+# jaxlib 0.11 has it no longer.
+FUSED_AS_FOR_USERS = {}
+if jax.version.__version_info__ < (0, 11):
+    QUICK["xla_cpu_use_fusion_emitters"] = False
+    FUSED_AS_FOR_USERS["xla_cpu_use_fusion_emitters"] = True
+AS_FOR_USERS |= FUSED_AS_FOR_USERS
+flags = " ".join(f"--{name}={str(value).lower()}" for name, value in QUICK.items())
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}"
 # Nothing that a test writes has to survive a power cut, and waiting for the disk takes long.
 os.fsync = lambda file: None
 # Tracing makes many objects and little garbage, so collections only cost time.

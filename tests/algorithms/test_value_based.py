@@ -26,7 +26,7 @@ from envs.gymnax import Wrapper
 from tests import probe as tasks
 from tests.algorithms.cases import EVALUATION, again, assert_same
 from tests.algorithms.test_probes import play_probes
-from tests.conftest import AS_FOR_USERS
+from tests.conftest import AS_FOR_USERS, FUSED_AS_FOR_USERS
 
 pytestmark = pytest.mark.cases(
     lambda case: case.of_family("action values") and case.replay and not case.info["memory"]
@@ -177,9 +177,6 @@ def test_the_learning_rate_is_annealed(points):
 
 # Of code that all of these files repeat, or of a part: every run looks at one file.
 SELDOM = pytest.mark.cases(slow=lambda case: case.name != "dqn")
-
-# Options that decide which buffers exist, without those that only make machine code fast.
-FUSED_AS_FOR_USERS = {name: AS_FOR_USERS[name] for name in ("xla_cpu_use_fusion_emitters",)}
 
 
 @SELDOM
