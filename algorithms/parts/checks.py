@@ -147,23 +147,24 @@ def check_game(info: Info, config: Any, env: Any, env_params: Any) -> None:
       config: its class is used, to find the algorithm's file.
       env, env_params: from `envs.make`.
     """
+    from envs.gymnax import Gymnax  # late: they import gymnax
+    from envs.wrappers import StartWindow
+
     file = file_of(config)
     algorithm = file.stem if file else info["title"]
     takes = f"{algorithm} takes pgx's games of two players, such as pgx/tic_tac_toe"
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    board: Any = getattr(jax.eval_shape(env.reset_env, key, env_params)[1], "inner", None)
-    is_game = hasattr(board, "legal_action_mask") and hasattr(env, "hidden_information")
-    if not is_game or getattr(env, "num_agents", 1) != 2:
+    if not hasattr(env, "hidden_information") or getattr(env, "num_agents", 1) != 2:
         raise ValueError(f"{env.name} is no game of two players: {takes}")
     if env.chance or env.hidden_information:
         why = "chance" if env.chance else "hidden information"
         raise ValueError(f"{env.name} has {why}, which its search cannot plan for: {takes}")
-    shape, seen = tuple(env.observation_space(env_params).shape), tuple(board.observation.shape)
-    if shape != seen:
-        raise ValueError(
-            f"{env.name} has observations {shape}, and its search sees {seen}: "
-            "do without env settings that change observations"
-        )
+    while not isinstance(env, Gymnax):
+        if not isinstance(env, StartWindow):
+            raise ValueError(
+                f"{env.name} has {type(env).__name__} around it, which its search would not see: "
+                "do without env settings that wrap the game (max_steps_in_episode limits its moves)"
+            )
+        env = env.env
     envs.check_interface(env, env_params)
 
 

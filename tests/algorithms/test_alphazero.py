@@ -547,9 +547,22 @@ def test_other_environments_are_refused(world, message):
         alphazero.make_train(TINY, env, params)
 
 
-def test_frames_that_the_search_would_not_see_are_refused():
-    with pytest.raises(ValueError, match="leave|is no game of two players|do without env settings"):
-        alphazero.make_train(TINY, *GAME(frame_stack=2))
+@pytest.mark.parametrize(
+    "setting, wrapper",
+    [
+        (dict(frame_stack=2), "FrameStack"),
+        (dict(action_repeat=2), "ActionRepeat"),
+        (dict(noise=0.1), "Noise"),
+        (dict(flicker=0.1), "Flicker"),
+        (dict(max_steps=8), "TimeLimit"),
+    ],
+)
+def test_settings_that_the_search_would_not_see_are_refused(setting, wrapper):
+    env, params = envs.make("pgx/tic_tac_toe", **setting)
+    message = f"^pgx/tic_tac_toe has {wrapper} around it, .*max_steps_in_episode limits its moves"
+    with pytest.raises(ValueError, match=message):
+        alphazero.make_train(TINY, env, params)
+    alphazero.make_train(TINY, *envs.make("pgx/tic_tac_toe", start_window=4))
 
 
 def test_a_missing_library_is_one_sentence(monkeypatch):
