@@ -134,12 +134,14 @@ def best_of_run(run: RunDir, point: int | str) -> int:
 
 
 def _scores(run: RunDir, point: int | str) -> np.ndarray:
-    """Every trial's return at a point, or its highest one; zeros without any."""
+    """Every trial's return at a point, or its highest one; zeros without any, and -inf where a
+    policy is not finite."""
     history = run.history(point if isinstance(point, int) else None)
     if not history:
         return np.zeros(run.trials.count)
     returns = mean_returns(stack(history.values()))
-    returns = np.where(np.isnan(returns), -np.inf, returns)
+    is_finite = np.stack([run.is_finite(there) for there in history], axis=1)
+    returns = np.where(np.isnan(returns) | ~is_finite, -np.inf, returns)
     return returns.max(axis=1) if point == "best" else returns[:, -1]
 
 
