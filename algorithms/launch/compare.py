@@ -23,8 +23,10 @@ from algorithms.launch.compute import population
 from algorithms.launch.errors import UserError, warn, write_anything
 from algorithms.launch.metrics import Metrics, stack
 from algorithms.launch.report import sensitivity
+from algorithms.launch.search import outcomes
 from algorithms.launch.show import comparison, plots, results
 from algorithms.launch.storage import experiment, files, loading
+from algorithms.launch.storage.run_dir import RunDir
 
 METRICS = {"eval_return": "evaluation return", "episode_return": "training return"}
 
@@ -47,6 +49,7 @@ class _Run(NamedTuple):
     metrics: Metrics  # (num_trials, points, ...); empty where there are none yet
     is_finite: np.ndarray  # (num_trials,)
     population: dict[str, Any] | None = None  # of population-based training
+    begun: str | None = None  # at the policy of which run; None where no run of the comparison was
 
 
 def compare(
@@ -95,8 +98,20 @@ def read_runs(path: Path) -> list[_Run]:
         metrics = {name: x[rows] for name, x in stack(history.values()).items()}
         config, trials = run_dir.description["config"], run_dir.trials.some(rows)
         evolved = run_dir.description.get("population")
-        runs.append(_Run(path, run_dir.algorithm, config, trials, metrics, is_finite, evolved))
+        begun = _beginning(
+            run_dir.description.get("init_from") or there.description.get("init_from")
+        )
+        run = _Run(path, run_dir.algorithm, config, trials, metrics, is_finite, evolved, begun)
+        runs.append(run)
     return runs
+
+
+def _beginning(init: dict[str, Any] | None) -> str | None:
+    """Where trials began, in words that tell apart what must not be pooled."""
+    if not init:
+        return None
+    trial = "" if init["trial"] is None else f", trial {init['trial']}"
+    return f"{init['run']}, point {init['point']}{trial}" + ", optimizer" * init["optimizer"]
 
 
 def read_trials(path: Path, metric: str | None = None) -> list[comparison.Trial]:
@@ -129,7 +144,13 @@ def _completed(runs: Sequence[_Run]) -> list[_Run]:
     for algorithm in older:
         with contextlib.suppress(UserError):  # not one of `algorithms`
             defaults[algorithm] = settings.with_defaults(loading.find_module(algorithm).Config, {})
-    return [run._replace(config=defaults.get(run.algorithm, {}) | run.config) for run in runs]
+    scratch = "scratch" if any(run.begun for run in runs) else None
+    return [
+        run._replace(
+            config=defaults.get(run.algorithm, {}) | run.config, begun=run.begun or scratch
+        )
+        for run in runs
+    ]
 
 
 def _metric(runs: Sequence[_Run], metric: str | None) -> str:
@@ -148,12 +169,10 @@ def _trials(run: _Run, metric: str) -> list[comparison.Trial]:
     environment = settings.env_label(config.pop("env"))
     if run.population:  # which is no run of the Config's floats
         config |= population.Settings.from_json(run.population).as_fields()
-    outcomes = results.outcomes(
-        config, run.trials, run.metrics, run.is_finite, run.given.name, metric
-    )
-    return [
-        comparison.Trial(run.algorithm, environment, outcome, run.given) for outcome in outcomes
-    ]
+    if run.begun:
+        config["init_from"] = run.begun
+    found = results.outcomes(config, run.trials, run.metrics, run.is_finite, run.given.name, metric)
+    return [comparison.Trial(run.algorithm, environment, outcome, run.given) for outcome in found]
 
 
 def _sensitivity(trials: Sequence[comparison.Trial]) -> str:
@@ -161,7 +180,12 @@ def _sensitivity(trials: Sequence[comparison.Trial]) -> str:
     swept = [trial for trial in trials if experiment.is_sweep(trial.run)]
     there = {trial.run: experiment.open(trial.run).description for trial in swept}
     halved = [run for run, said in there.items() if "halving" in said]
-    parts = [sensitivity.text([trial for trial in swept if trial.run not in halved])]
+    stopped = [run for run in there if run not in halved and _is_stopped(run)]
+    left_out = {*halved, *stopped}
+    parts = [sensitivity.text([trial for trial in swept if trial.run not in left_out])]
+    if stopped and sensitivity.text(swept):
+        names = ", ".join(map(str, stopped))
+        parts.append(f"sensitivity: {names} is not finished, and left out; --resume finishes it")
     if halved and sensitivity.text(swept):
         names = ", ".join(map(str, halved))
         parts.append(
@@ -169,6 +193,15 @@ def _sensitivity(trials: Sequence[comparison.Trial]) -> str:
             "takes sweeps without halving"
         )
     return "\n\n".join(filter(None, parts))
+
+
+def _is_stopped(sweep_dir: Path) -> bool:
+    """Whether a chunk of a sweep has not come to its end."""
+    for entry in experiment.open(sweep_dir).entries:
+        run_dir = RunDir.open(entry.path)
+        if outcomes.reached(entry, run_dir.history(), run_dir.description["config"]) < 1.0:
+            return True
+    return False
 
 
 def _studies(runs: Sequence[str], url: str, metric: str | None, out: str | None) -> list[str]:

@@ -1,10 +1,11 @@
 """What came of a sweep's trials, read back from its directory."""
 
 from pathlib import Path
+from typing import Any
 
 from algorithms.launch import objectives, settings
 from algorithms.launch.errors import UserError
-from algorithms.launch.metrics import stack
+from algorithms.launch.metrics import Metrics, stack
 from algorithms.launch.show import results
 from algorithms.launch.show.results import Outcome
 from algorithms.launch.storage import experiment
@@ -36,13 +37,24 @@ def read(
             continue
         swept = [n for n in there.description["grid"] if n not in run_dir.trials.floats]
         static = {n: settings.value_of(config[n]) for n in swept}
+        more = {"share": entry.share, "reached": reached(entry, history, config)}
         given = (stack(history.values()), run_dir.is_finite(max(history)), entry.path.name, metric)
         for number, one in zip(entry.numbers, results.outcomes(static, run_dir.trials, *given)):
             into = retested if entry.retest else outcomes
-            into[number] = one._replace(number=number, share=entry.share)
+            into[number] = one._replace(number=number, **more)
     if not outcomes:
         raise UserError(f"{there.path} has no metrics yet")
     return outcomes, retested if is_over else {}
+
+
+def reached(entry: experiment.Entry, history: dict[int, Metrics], config: dict[str, Any]) -> float:
+    """The share of its stage that a chunk has trained: less than 1 where a stop cut it short."""
+    if not history:
+        return 0.0
+    point = max(history)
+    whole = entry.last or config.get("total_timesteps")
+    there = point if entry.last else float(history[point]["timestep"].min())
+    return min(1.0, there / whole) if whole else 1.0
 
 
 def best_trials(sweep_dir: Path) -> list[tuple[results.Ranked, list[int]]]:

@@ -26,6 +26,7 @@ class Outcome(NamedTuple):
     bracket: int = 0  # of a sweep with halving
     rung: int = 0  # of the bracket: the one that it has come to
     share: float = 1.0  # of the whole run, at which that rung ends
+    reached: float = 1.0  # share of the way there; less where a stop has cut it short
     number: int = 0  # in results.csv
 
     def __repr__(self) -> str:
@@ -137,8 +138,8 @@ class Ranked(NamedTuple):
 
     @property
     def share(self) -> float:
-        """How much of the whole run halving has let it train."""
-        return max((trial.share for trial in self.trials), default=1.0)
+        """How much of the whole run halving, or a stop, has let all of its trials train."""
+        return min((trial.share * trial.reached for trial in self.trials), default=1.0)
 
     @property
     def steps(self) -> int:
@@ -168,7 +169,8 @@ class Ranked(NamedTuple):
 def rank(trials: Sequence[Outcome], objective: str = objectives.DEFAULT) -> list[Ranked]:
     """Settings by an objective, by default their mean final return; broken trials make them last.
 
-    Of a sweep with halving the settings that were trained longer come first.
+    The settings that were trained longer come first, of a sweep with halving or one that was
+    stopped.
     Of equal scores the higher final return comes first, and of equal ones of these the higher mean
     over the curve: it learned faster. What still ties keeps its order. Returns of different
     environments say nothing about one another: where several were trained, one environment's

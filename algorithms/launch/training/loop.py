@@ -70,6 +70,15 @@ class Swept(NamedTuple):
         return bool(self.stopped)
 
 
+def _reached(chunk: Chunk, result: Result) -> float:
+    """The share of its stage that a chunk has trained: less than 1 where a stop cut it short."""
+    if not result.stopped:
+        return 1.0
+    plan, steps = chunk.trainer.plan, result.metrics.get("timestep")
+    whole = plan.steps * chunk.num_points / plan.points
+    return min(1.0, float(steps[:, -1].min()) / whole) if steps is not None and whole else 0.0
+
+
 def train_run(chunk: Chunk, options: Options, hooks: Hooks) -> Result:
     """Trains what is not finished of a run."""
     with Interrupt() as interrupt:
@@ -101,10 +110,11 @@ class Standing:
         given = (chunk.static, chunk.trials, result.metrics, result.is_finite, run)
         outcomes = results.outcomes(*given)
         rung = None if chunk.retest else self.stages.plan.rungs[chunk.stage]
+        reached = _reached(chunk, result)
         # The next rung goes on from the files, where there are any.
         kept = result if rung and rung.keep and not chunk.run_dir else result._replace(state=None)
         for place, (trial, outcome) in enumerate(zip(chunk.numbers, outcomes)):
-            more: dict[str, Any] = {"number": trial}
+            more: dict[str, Any] = {"number": trial, "reached": reached}
             if rung:
                 more |= {"bracket": rung.bracket, "rung": rung.number, "share": rung.share}
             into = self.retested if chunk.retest else self.outcomes

@@ -240,6 +240,25 @@ def test_real_runs_and_sweeps(tmp_path, monkeypatch):
     assert compared.picture == out and out.exists()
 
 
+def test_what_began_at_another_run_is_not_pooled_with_what_began_from_scratch(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(plots, "curve", lambda *_: None)
+    config, scratch = toy.Config(total_timesteps=40, num_evals=2), tmp_path / "scratch"
+    launch.run(toy, config, num_seeds=2, run_dir=scratch)
+    launch.run(toy, config, seed=10, num_seeds=2, run_dir=tmp_path / "on", init_from=scratch)
+    first = {"init_from": scratch, "init_point": 1, "init_trial": 0}
+    launch.run(toy, config, seed=20, num_seeds=2, run_dir=tmp_path / "first", **first)
+    (panel,) = compare.compare([scratch, tmp_path / "on", tmp_path / "first"]).panels.values()
+    assert {curve.label: len(curve.trials) for curve in panel} == {
+        "toy, init_from=scratch": 2,
+        f"toy, init_from={scratch}, point last": 2,
+        f"toy, init_from={scratch}, point 1, trial 0": 2,
+    }
+    (panel,) = compare.compare([scratch]).panels.values()
+    assert [curve.label for curve in panel] == ["toy"]
+
+
 def test_what_a_run_is_older_than_is_as_by_default(tmp_path):
     """Of an algorithm of the kit; toy is none."""
     settings = {"old": {}, "new": {"clip_obs": 10.0}, "other": {"clip_obs": 5.0}}
