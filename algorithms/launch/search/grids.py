@@ -78,6 +78,8 @@ def expand(
     floats = float_fields(config)
     drawn = {name: value for name, value in grid.items() if isinstance(value, Distribution)}
     listed = {name: _listed(name, value) for name, value in grid.items() if name not in drawn}
+    for name in set(listed) & set(floats):
+        _check_numbers(f"grid: {name}", listed[name])
     num_draws = _check_draws(drawn, config, samples, sampler)
     draws = draw(drawn, num_draws, sampler, seeds[0]) if drawn else {}
     plain_draws = {name: _plain(values, name in floats) for name, values in draws.items()}
@@ -137,6 +139,12 @@ def completed(config: Any, asked: Asked) -> Asked:
         if name not in fields:
             raise unknown("setting", name, fields)
     whole = [{n: row.get(n, getattr(config, n)) for n in names} for row in asked.settings]
+    for name in names:
+        values = [row[name] for row in whole]
+        if any(isinstance(value, Distribution) for value in values):
+            raise UserError(f"settings: {name} is drawn: give draws to grid, and numbers here")
+        if name in floats:
+            _check_numbers(f"settings: {name}", values)
     columns = {name: _plain([row[name] for row in whole], name in floats) for name in names}
     rows = [dict(zip(columns, values)) for values in zip(*columns.values())]
     once = lambda values: list({repr(value): value for value in values}.values())
@@ -230,6 +238,13 @@ def _listed(name: str, values: Any) -> list[Any]:
             hint = f"; one setting of them all is {joined}" if isinstance(value, tuple) else ""
             raise UserError(f"{name}: {plain(value)} is there twice{hint}")
     return values
+
+
+def _check_numbers(what: str, values: Sequence[Any]) -> None:
+    """Refuses several numbers as one value of a float. Words are refused where ranges are."""
+    for value in values:
+        if np.ndim(value):
+            raise UserError(f"{what}={value!r}: give one number for each setting")
 
 
 def _plain(values: Sequence[Any], is_float: bool) -> list[Any]:

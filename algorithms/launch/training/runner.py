@@ -7,12 +7,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+from algorithms import parts
 from algorithms.launch import objectives, settings
 from algorithms.launch.compute import devices, hosts, population, split
 from algorithms.launch.compute.interrupts import in_background
 from algorithms.launch.errors import UserError
 from algorithms.launch.reuse import initial
 from algorithms.launch.search import grids, outcomes, populations
+from algorithms.launch.search.distributions import Choice, Distribution
 from algorithms.launch.search.halving import Halving
 from algorithms.launch.show.progress import Progress
 from algorithms.launch.storage import experiment, files, loading
@@ -384,6 +386,7 @@ def _begin(
         chosen = _with_beginnings(chosen, seeds, trainers)
         described |= init_to_json(chosen)
     if isinstance(module, population.Population):
+        _check_rounds(trainers[0].plan, config)
         population.check_floats_matter(module.module, config, list(module.settings.ranges))
         view.say(population.in_words(module.settings, config.num_evals))
     if not is_sweep:
@@ -401,10 +404,25 @@ def _pinned(config: Any, asked: grids.Asked) -> grids.Asked:
     """The same with absolute paths of opponents' runs, so that a sweep goes on from anywhere."""
     pin = lambda given: loading.pinned(config.replace(env_settings=given)).env_settings
     grid, rows = dict(asked.grid), asked.settings
-    if isinstance(grid.get("env_settings"), list | tuple):  # otherwise refused by what comes next
-        grid["env_settings"] = [pin(given) for given in grid["env_settings"]]
+    given = grid.get("env_settings")
+    if isinstance(given, Choice):  # a tuple, too
+        grid["env_settings"] = Choice([pin(one) for one in given.values])
+    elif isinstance(given, list | tuple) and not isinstance(given, Distribution):
+        # Anything else is refused by what comes next.
+        grid["env_settings"] = [pin(one) for one in given]
         rows = rows and [{**row, "env_settings": pin(row["env_settings"])} for row in rows]
     return asked._replace(grid=grid, settings=rows)
+
+
+def _check_rounds(plan: parts.Plan, config: Any) -> None:
+    """Refuses a population of more rounds than its run has updates."""
+    if plan.points < config.num_evals:
+        steps = plan.steps // plan.updates
+        raise UserError(
+            f"pbt={config.num_evals}: total_timesteps={config.total_timesteps} makes "
+            f"{plan.updates} updates of {steps:,} steps, too few for {config.num_evals} rounds; "
+            f"give total_timesteps={steps * config.num_evals}, or fewer rounds"
+        )
 
 
 def _begin_run(

@@ -233,6 +233,7 @@ REFUSED = [
     ("--resume RUN --gamma 0.5 --seed 3", "--gamma 0.5 (in place of 0.99)"),
     ("--resume RUN --num-evals 3", "--num-evals 3 (in place of 120)"),
     ("--resume RUN --total-timesteps 20", "total_timesteps=20 is less than the 1200"),
+    ("--resume RUN --total-timesteps 2000 3000", "takes no values to sweep over: leave --total-t"),
     ("--resume RUN --point best", "--point best: give last or a number"),
     ("--resume RUN --point 3", "no whole state of point 3; it has [119, 120]: a run with --keep-"),
     ("--resume RUN --evaluate RUN", "--resume and --evaluate: use one of them"),

@@ -330,6 +330,11 @@ def test_resume_if_exists_is_for_the_same_population(run):
         (RANGES, {"periods": (1, 3), "share": 0.5}, "pbt_share=0.5: with several pbt_periods"),
         (RANGES, {"periods": (9,)}, "never comes to replace anybody"),
         (RANGES, {"init_from": "runs/x"}, "init_from does not go with pbt"),
+        (
+            RANGES,
+            {"rounds": 200},
+            "makes 120 updates of 5 steps, too few for 200 rounds; give total_timesteps=1000, or",
+        ),
         ({"target_kl": LogUniform(0.1, 1)}, {}, "target_kl matters at the start of a run only"),
     ],
 )

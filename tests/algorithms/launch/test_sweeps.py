@@ -18,8 +18,8 @@ from algorithms.launch import settings
 from algorithms.launch.commands import cli, flags
 from algorithms.launch.compute import devices
 from algorithms.launch.errors import UserError
-from algorithms.launch.search import distributions, grids
-from algorithms.launch.search.distributions import LogUniform, Uniform
+from algorithms.launch.search import distributions, grids, outcomes
+from algorithms.launch.search.distributions import Choice, LogUniform, Uniform
 from algorithms.launch.show import pace, plots, render, results, trackers
 from algorithms.launch.show.progress import Progress
 from algorithms.launch.storage import experiment
@@ -169,6 +169,14 @@ def test_trials_survive_json():
         ),
         ({"gamma": [0.9, 1.1]}, {}, "gamma=1.1: give a number in [0, 1]"),
         ({"gamma": ["high"]}, {}, "gamma=high: give a number"),
+        ({"gamma": [[0.9, 0.8], [0.7, 0.6]]}, {}, "gamma=[0.9, 0.8]: give one number for each"),
+        (
+            {},
+            {"settings": [{"gamma": [0.9, 0.8]}, {"gamma": [0.7, 0.6]}]},
+            "gamma=[0.9, 0.8]: give one number for each",
+        ),
+        ({}, {"settings": [{"gamma": Uniform(0, 1)}]}, "gamma is drawn: give draws to grid"),
+        ({}, {"settings": [{"num_envs": Choice([2, 3])}]}, "num_envs is drawn: give draws to grid"),
         (
             {"num_envs": Uniform(1, 2)},
             {"samples": 2},
@@ -195,6 +203,37 @@ def test_what_is_refused_leaves_nothing_behind(tmp_path, grid, keywords, message
         launch.sweep(toy, CONFIG, grid, root=tmp_path / "runs", **keywords)
     assert message in str(caught.value)
     assert not (tmp_path / "runs").exists()
+
+
+def test_settings_of_the_environment_are_drawn():
+    limits = [(("max_steps", number),) for number in (2, 3)]
+    grid = {"env_settings": Choice(limits), "gamma": Uniform(0.5, 0.9)}
+    swept = launch.sweep(toy, CONFIG, grid, samples=8, save=False)
+    drawn = [ranked.setting["env_settings"] for ranked in swept.ranked]
+    assert sorted(drawn) == sorted(4 * limits)
+
+
+def test_a_setting_that_a_stop_cut_short_is_behind_those_that_finished(tmp_path, monkeypatch):
+    """At its first point, where its return of 0 is the highest."""
+    for picture in ("curve", "sweep"):
+        monkeypatch.setattr(plots, picture, lambda *_: None)
+    config = CONFIG.replace(num_eval_episodes=1, learning_rate=3.0)
+
+    def stop(point):
+        if point.settings[0]["gamma"] == 0.9:
+            raise launch.Stop
+
+    more = {"seed": 1, "max_parallel": 1, "hooks": [stop], "sweep_dir": tmp_path / "sweep"}
+    swept = launch.sweep(toy, config, {"gamma": [0.5, 0.7, 0.9]}, **more)
+    assert [one.setting["gamma"] for one in swept.ranked] == [0.5, 0.7, 0.9]
+    assert [one.share for one in swept.ranked] == [1.0, 1.0, 0.0]
+    assert swept.ranked[0].mean < swept.ranked[2].mean == 0.0
+    ((best, _),) = outcomes.best_trials(swept.sweep_dir)
+    assert best.setting["gamma"] == 0.5
+    assert json.loads((swept.sweep_dir / "best.json").read_text())["config"]["gamma"] == 0.5
+    launch.resume(swept.sweep_dir, module=toy)
+    ((best, _),) = outcomes.best_trials(swept.sweep_dir)
+    assert best.share == 1.0
 
 
 def test_an_existing_sweep_is_not_overwritten(whole):
