@@ -100,7 +100,8 @@ class Session:
         self.view.begin(start.point, self.num_points, self.trials.count * members)
         if run_dir and self.chunk.is_finished:
             record.mend()
-            state = start.get_state(self.layout.own) if start.get_state else None
+            own = self.layout.own  # perhaps none, of several processes
+            state = start.get_state(own) if start.get_state and len(own) else None
             result = self._result(record, start.point, state, run_dir.is_finite(start.point))
             if not self.in_sweep:
                 more = "this run is finished; a larger total_timesteps would go on with it"

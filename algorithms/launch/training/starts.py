@@ -70,8 +70,8 @@ def starting(trainer: Trainer, run_dir: RunDir, point: int | None, finished: int
       UserError: there is no state to go on from, or not that one.
     """
     last = max(run_dir.points("state"), default=-1)
-    if finished is not None and last >= finished:
-        return Start(last, None, run_dir.history(), True)
+    if finished is not None and last >= finished and last in (history := run_dir.history()):
+        return Start(last, None, history, True)
     if point is None:
         point = hosts.from_first(run_dir.newest_whole)
     elif point not in (kept := run_dir.points("state")):

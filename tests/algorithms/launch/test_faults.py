@@ -153,6 +153,19 @@ def test_the_newest_policy_is_made_again(whole, broken, how):
     assert not differences(whole, broken)
 
 
+@pytest.mark.parametrize("how", ["empty", "gone"])
+def test_the_newest_policy_of_a_finished_chunk_is_made_again(tmp_path, monkeypatch, how):
+    monkeypatch.setattr(plots, "sweep", lambda *_: None)
+    more = {"max_parallel": 1, "sweep_dir": tmp_path / "sweep"}
+    swept = launch.sweep(toy, CONFIG.replace(num_evals=2), {"gamma": [0.5, 0.9]}, **more)
+    policy = swept.sweep_dir / "chunk_000" / "checkpoints" / "000002.policy"
+    before = policy.read_bytes()
+    policy.unlink() if how == "gone" else damage(policy, how, random.Random(0))
+    again = launch.resume(swept.sweep_dir, module=toy)
+    assert policy.read_bytes() == before
+    assert [one.mean for one in again.ranked] == [one.mean for one in swept.ranked]
+
+
 def test_a_run_that_has_lost_its_policies_goes_on_all_the_same(whole, broken):
     lost = {f.name for f in (broken / "checkpoints").glob("*.policy")}
     for name in lost:

@@ -250,6 +250,13 @@ def test_a_hook_stops_a_run_which_can_go_on(whole, tmp_path):
     assert_same_files(tmp_path / "run", whole.run_dir)
 
 
+def test_a_process_without_trials_goes_on_with_a_finished_run(whole, monkeypatch):
+    monkeypatch.setattr(devices.Layout, "own", property(lambda self: range(0)))
+    result = launch.resume(whole.run_dir, module=toy)
+    assert result.state is None and not result.interrupted
+    np.testing.assert_array_equal(result.metrics["timestep"], whole.metrics["timestep"])
+
+
 def test_a_hook_that_stops_at_the_last_point_stops_nothing():
     def late(point):
         if point.index == 10:
