@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from algorithms.launch import settings
-from algorithms.launch.compute import devices, hosts, programs, split
+from algorithms.launch.compute import devices, hosts, population, programs, split
 from algorithms.launch.errors import UserError
 from algorithms.launch.show.progress import Progress
 from algorithms.launch.storage import experiment, files
@@ -131,6 +131,8 @@ def extended(chunk: Chunk, total: int) -> tuple[Chunk, list[str]]:
             f"{', '.join(named)}: the schedule depends on the total and follows the new one "
             "from here on; a run that was so long from the beginning would be another"
         )
+    if isinstance(trainer.module, population.Population) and start.point == trainer.plan.points:
+        notes.append("nobody was replaced after the last round so far, as it was the last one")
     return again(total_timesteps=points * steps, num_evals=points), notes
 
 

@@ -301,6 +301,13 @@ def test_going_on_is_exact(run, tmp_path, point):
         np.testing.assert_array_equal(resumed.metrics[name], values)
 
 
+def test_a_longer_population_is_told_that_the_old_end_replaced_nobody(tmp_path, capsys):
+    asked = {"members": 4, "rounds": 2, "run_dir": tmp_path / "x"}
+    launch.pbt(toy, CONFIG.replace(total_timesteps=40), RANGES, **asked)
+    launch.resume(tmp_path / "x", module=toy, total_timesteps=80, quiet=False)
+    assert "nobody was replaced after the last round so far" in capsys.readouterr().out
+
+
 def test_resume_if_exists_is_for_the_same_population(run):
     asked = {"members": 8, "rounds": 6, "num_seeds": 2, "seed": 3, "run_dir": run.run_dir}
     again = launch.pbt(toy, CONFIG, RANGES, resume_if_exists=True, **asked)
