@@ -191,9 +191,9 @@ CASE = Case(
     tiny=TINY,
     metrics={"critic_loss", "actor_loss", "mean_value", "entropy", "temperature", "grad_norm"},
     pinned={
-        "critic_loss": [139.337, 90.308, 71.3393],
-        "actor_loss": [-0.0313113, 0.0279889, 0.275612],
-        "entropy": [-0.0424428, 0.0981965, 0.364876],
+        "critic_loss": [139.243, 90.9932, 71.3674],
+        "actor_loss": [-0.0306559, 0.0275179, 0.269688],
+        "entropy": [-0.042729, 0.0980264, 0.364719],
     },
     refused=(
         *REFUSED,
