@@ -5,6 +5,7 @@ device wait for another; a device vmaps its trials, on a CPU some at a time. A d
 trial runs exactly what `make_train(config)(key)` runs.
 """
 
+import functools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -140,13 +141,33 @@ def over_trials(function: Callable, layout: Layout, in_place: bool = False) -> C
     if len(layout.devices) == 1:
         return mapped
     trials, same, states = PartitionSpec("trials"), PartitionSpec(), layout.specs
-    return jax.shard_map(
-        mapped,
+    sharded = functools.partial(
+        jax.shard_map,
         mesh=layout.mesh,
         in_specs=(same, trials, states if in_place else trials),
         out_specs=(states, trials) if in_place else states,
         check_vma=False,
     )
+    return _without_empty(mapped, sharded)
+
+
+def _without_empty(function: Callable, sharded: Callable) -> Callable:
+    """sharded(function) for arguments of which some are empty, as in some physics' states.
+
+    jaxlib 0.11 ends with a segmentation fault where they come in; they are made inside.
+    """
+
+    def mapped(*own):
+        filled = lambda x: x if x.size else jnp.zeros([n or 1 for n in x.shape], x.dtype)
+
+        def inside(*parts):
+            shape = lambda part, x: [n and m for n, m in zip(x.shape, part.shape)]
+            empty = lambda part, x: part if x.size else jnp.zeros(shape(part, x), x.dtype)
+            return function(*jax.tree.map(empty, parts, own))
+
+        return sharded(inside)(*jax.tree.map(filled, own))
+
+    return mapped
 
 
 def in_turn(function: Callable, blocks: int, in_place: bool) -> Callable:

@@ -69,15 +69,19 @@ def make_train(config, env=None, env_params=None):
             metrics["eval_return"] = mean + jnp.arange(float(config.num_eval_episodes))
         return state, metrics
 
+    def start(rng):
+        policy = {"weights": jnp.zeros(config.hidden_sizes)}
+        return State(policy, rng, jnp.zeros((), jnp.int32), jnp.zeros((0,)))
+
     def train(rng, state=None, num_evals=None, learn=True):
         counts = [per_point] * (points if num_evals is None else num_evals)
         if state is None:
-            policy = {"weights": jnp.zeros(config.hidden_sizes)}
-            state = State(policy, rng, jnp.zeros((), jnp.int32), jnp.zeros((0,)))
+            state = start(rng)
             counts = [0] * config.eval_at_start + counts
         counts = jax.lax.optimization_barrier(jnp.array(counts, jnp.int32))
         return jax.lax.scan(point, state, jnp.where(learn, counts, 0))
 
+    train.start = start
     train.plan = parts.Plan(points, num_updates, num_updates * config.num_envs)
     return train
 
