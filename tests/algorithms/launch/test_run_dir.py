@@ -361,7 +361,8 @@ def test_best_is_per_trial(run_dir):
 
 def test_best_is_the_least_exploitable_where_that_was_measured():
     """Returns of a policy against itself tell nothing. Before training it was not measured."""
-    saved = SimpleNamespace(path="run", points=lambda kind: [0, 1, 2, 3])
+    finite = lambda point: np.ones(2, bool)
+    saved = SimpleNamespace(path="run", points=lambda kind: [0, 1, 2, 3], is_finite=finite)
     measured = np.array([[np.nan, 0.3, 0.1, 0.2], [np.nan, 0.1, 0.3, 0.2]])
     returns = np.array([[9.0, 5.0, 1.0, 3.0]] * 2)
     history = {
