@@ -4,9 +4,10 @@
     python -m algorithms.launch.compare runs/RUN runs/SWEEP ... --out compare.png
     python -m algorithms.launch.compare --optuna sqlite:///study.db runs/SWEEP ...
 
-Seeds of equal settings are pooled, whatever runs they are in. Of sweeps of the same settings on
-several environments it also says how much tuning for each environment brings. With --optuna sweeps
-become studies for optuna-dashboard, in place of a table.
+Seeds of equal settings are pooled, whatever runs they are in; where a run began (--init-from) is
+one of the settings. Of finished sweeps of the same settings on several environments it also says
+how much tuning for each environment brings. With --optuna sweeps become studies for
+optuna-dashboard, in place of a table.
 """
 
 import argparse
