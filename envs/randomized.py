@@ -185,6 +185,7 @@ class Randomized(WithState):
 
     def reset_env(self, key: jax.Array | Level, params: Any) -> tuple[jax.Array, RandomizedState]:
         if isinstance(key, Level):
+            assert key.shares is not None, "of an environment without randomize"
             shares, key = key.shares, reset_key(key)
         else:
             key, draw_key = jax.random.split(key)

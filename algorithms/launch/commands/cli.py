@@ -252,8 +252,8 @@ def train(module: Any, config: Any, grid: dict[str, Any], flags: Flags) -> int:
     result: Result | Swept
     if flags.resume:
         if grid:
-            given = ", ".join(f"--{name.replace('_', '-')}" for name in grid)
-            raise UserError(f"--resume takes no values to sweep over: leave {given} out")
+            names = ", ".join(f"--{name.replace('_', '-')}" for name in grid)
+            raise UserError(f"--resume takes no values to sweep over: leave {names} out")
         more: dict[str, Any] = {
             "total_timesteps": config.total_timesteps,
             "point": point_of(flags.point, "point", ("last",)),

@@ -37,11 +37,11 @@ def read(
             continue
         swept = [n for n in there.description["grid"] if n not in run_dir.trials.floats]
         static = {n: settings.value_of(config[n]) for n in swept}
-        more = {"share": entry.share, "reached": reached(entry, history, config)}
+        share = reached(entry, history, config)
         given = (stack(history.values()), run_dir.is_finite(max(history)), entry.path.name, metric)
         for number, one in zip(entry.numbers, results.outcomes(static, run_dir.trials, *given)):
             into = retested if entry.retest else outcomes
-            into[number] = one._replace(number=number, **more)
+            into[number] = one._replace(number=number, share=entry.share, reached=share)
     if not outcomes:
         raise UserError(f"{there.path} has no metrics yet")
     return outcomes, retested if is_over else {}
