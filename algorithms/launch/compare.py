@@ -50,7 +50,7 @@ class _Run(NamedTuple):
     metrics: Metrics  # (num_trials, points, ...); empty where there are none yet
     is_finite: np.ndarray  # (num_trials,)
     population: dict[str, Any] | None = None  # of population-based training
-    begun: str | None = None  # at the policy of which run; None where no run of the comparison was
+    begun: str | None = None  # where trials began, if any of the compared runs began at another's
 
 
 def compare(
@@ -136,7 +136,8 @@ def _with_metrics(path: Path) -> list[_Run]:
 
 
 def _completed(runs: Sequence[_Run]) -> list[_Run]:
-    """Those of one algorithm with the same fields: what a run is older than is as by default."""
+    """Those of one algorithm with the same fields: what a run is older than is as by default, and
+    what began at no other run is from scratch."""
     fields: dict[str, set[str]] = {}
     for run in runs:
         fields.setdefault(run.algorithm, set()).update(run.config)

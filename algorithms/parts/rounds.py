@@ -24,7 +24,7 @@ class Round(NamedTuple):
     progress: jax.Array  # share of the run before this round, ()
     learned: jax.Array  # share of the learning rounds before it; negative before learning, ()
     ready: jax.Array  # whether the round learns, bool ()
-    warm_up: jax.Array  # whether the round acts before the policy may, bool ()
+    warm_up: jax.Array  # whether actions are uniform, in files with such a warm-up, bool ()
     draws: Any  # random numbers of gradient steps; leading axis: all steps of the update
     first: jax.Array  # index of the round's first gradient step in them, int32 ()
     place: int | None = None  # this index up to whole periods, where it is known when compiling

@@ -140,7 +140,7 @@ def _scores(run: RunDir, point: int | str) -> np.ndarray:
     if not history:
         return np.zeros(run.trials.count)
     returns = mean_returns(stack(history.values()))
-    is_finite = np.stack([run.is_finite(there) for there in history], axis=1)
+    is_finite = np.stack([run.is_finite(number) for number in history], axis=1)
     returns = np.where(np.isnan(returns) | ~is_finite, -np.inf, returns)
     return returns.max(axis=1) if point == "best" else returns[:, -1]
 

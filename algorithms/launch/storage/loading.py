@@ -161,7 +161,7 @@ def choose_point(run_dir: RunDir, point: Any, history: dict[int, Metrics], trial
     else:
         scores = mean_returns(curves)[0]
     scores = np.asarray(scores, np.float64)
-    is_finite = np.array([run_dir.is_finite(there)[trial] for there in history])
+    is_finite = np.array([run_dir.is_finite(number)[trial] for number in history])
     return list(history)[np.argmax(np.where(np.isnan(scores) | ~is_finite, -np.inf, scores))]
 
 

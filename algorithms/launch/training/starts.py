@@ -132,7 +132,9 @@ def extended(chunk: Chunk, total: int) -> tuple[Chunk, list[str]]:
             "from here on; a run that was so long from the beginning would be another"
         )
     if isinstance(trainer.module, population.Population) and start.point == trainer.plan.points:
-        notes.append("nobody was replaced after the last round so far, as it was the last one")
+        notes.append(
+            "the old end replaced nobody; a population so long from the beginning would have"
+        )
     return again(total_timesteps=points * steps, num_evals=points), notes
 
 

@@ -240,6 +240,23 @@ def test_real_runs_and_sweeps(tmp_path, monkeypatch):
     assert compared.picture == out and out.exists()
 
 
+def test_a_stopped_sweep_says_nothing_of_what_tuning_brings(tmp_path, monkeypatch):
+    monkeypatch.setattr(plots, "sweep", lambda *_: None)
+
+    def stop(point):
+        if point.settings[0]["env"] == "Acrobot-v1" and point.settings[0]["gamma"] == 0.9:
+            raise launch.Stop
+
+    config = toy.Config(total_timesteps=40, num_evals=2)
+    grid = {"env": ["CartPole-v1", "Acrobot-v1"], "gamma": [0.5, 0.9]}
+    where = tmp_path / "sweep"
+    launch.sweep(toy, config, grid, max_parallel=1, sweep_dir=where, hooks=[stop])
+    said = f"sensitivity: {where} is not finished, and left out"
+    assert said in (text := compare.compare([where]).text) and text.count("sensitivity") == 1
+    launch.resume(where, module=toy)
+    assert said not in (text := compare.compare([where]).text) and "sensitivity" in text
+
+
 def test_what_began_at_another_run_is_not_pooled_with_what_began_from_scratch(
     tmp_path, monkeypatch
 ):

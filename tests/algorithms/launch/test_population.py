@@ -305,7 +305,7 @@ def test_a_longer_population_is_told_that_the_old_end_replaced_nobody(tmp_path, 
     asked = {"members": 4, "rounds": 2, "run_dir": tmp_path / "x"}
     launch.pbt(toy, CONFIG.replace(total_timesteps=40), RANGES, **asked)
     launch.resume(tmp_path / "x", module=toy, total_timesteps=80, quiet=False)
-    assert "nobody was replaced after the last round so far" in capsys.readouterr().out
+    assert "the old end replaced nobody" in capsys.readouterr().out
 
 
 def test_resume_if_exists_is_for_the_same_population(run):
