@@ -652,9 +652,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             minibatch = jax.tree.map(lambda x: x[indices], batch)
             grads, metrics = jax.grad(task.loss, has_aux=True)(params, minibatch)
             some = parts.any_over_shards(task.weights(minibatch.rollout).any())
-            living = 1.0 * some  # 0: move no parameter
-            params, opt_state, norm = task.optimizer.step(params, opt_state, grads, living * rate)
-            return (params, opt_state), metrics | {"grad_norm": norm, "living": living}
+            params, opt_state, norm = task.optimizer.step(params, opt_state, grads, rate, some=some)
+            return (params, opt_state), metrics | {"grad_norm": norm, "living": 1.0 * some}
 
         def epoch(learned):
             order = orders[learned.epochs].reshape(config.num_minibatches, -1)

@@ -619,9 +619,9 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             first = jax.tree.map(lambda x: x[indices], memory)  # from before the rollout
             sequences = jax.tree.map(lambda x: x[:, indices], batch)  # detail 3
             grads, metrics = jax.grad(task.loss, has_aux=True)(params, first, sequences)
-            living = 1.0 * task.weights(sequences.rollout).any()  # 0: move no parameter
-            params, opt_state, norm = task.optimizer.step(params, opt_state, grads, living * rate)
-            return (params, opt_state), metrics | {"grad_norm": norm, "living": living}
+            some = task.weights(sequences.rollout).any()
+            params, opt_state, norm = task.optimizer.step(params, opt_state, grads, rate, some=some)
+            return (params, opt_state), metrics | {"grad_norm": norm, "living": 1.0 * some}
 
         def epoch(learned):
             order = orders[learned.epochs].reshape(config.num_minibatches, -1)

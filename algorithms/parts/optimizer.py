@@ -25,6 +25,7 @@ class FlatOptimizer(NamedTuple):
         grads: Any,
         learning_rate: jax.Array,
         weight_decay: Any = None,
+        some: jax.Array | None = None,
     ) -> tuple[Any, optax.OptState, jax.Array]:
         """params -= learning_rate * (direction + weight_decay * params).
 
@@ -37,17 +38,21 @@ class FlatOptimizer(NamedTuple):
 
         Args:
           weight_decay: one number, or a tree of numbers, each for all parameters below its place.
+          some: bool (), whether the gradients are of any sample. Without any, nothing changes.
         """
         flat, unravel = ravel_pytree(grads)
         flat = shards.mean_over_shards(flat)
-        direction, opt_state = self.transformation.update(flat, opt_state, params)
+        direction, updated = self.transformation.update(flat, opt_state, params)
+        if some is not None:
+            learning_rate = learning_rate * some
+            updated = jax.tree.map(lambda x, y: jnp.where(some, x, y), updated, opt_state)
         learned = jax.tree.map(jnp.subtract, params, unravel(learning_rate * direction))
         if weight_decay is not None:
             decay = lambda weight, new, old: jax.tree.map(
                 lambda x, y: x - learning_rate * weight * y, new, old
             )
             learned = jax.tree.map(decay, weight_decay, learned, params)
-        return learned, opt_state, optax.tree.norm(flat)
+        return learned, updated, optax.tree.norm(flat)
 
 
 def clipped_adam(max_grad_norm: Any, eps: Any) -> FlatOptimizer:

@@ -264,9 +264,11 @@ def halves_of_an_episode(case, env):
 def test_nothing_is_learned_from_a_rollout_that_one_did_not_live_to_see(case):
     """Agent 1 leaves in the first of ten steps, so the second rollout of five is agent 0's alone.
 
-    Adam's memory of the first rollout does not move agent 1.
+    Adam's memory of the first rollout does not move agent 1, and is still there afterwards.
     """
     first, second, _ = halves_of_an_episode(case, Pair())
+    of_adam = lambda state: jax.tree.map(lambda x: x[1], (state.opt_state, state.critic_opt_state))
+    assert_same(of_adam(first), of_adam(second))
     before, after = learned(first), learned(second)
     assert_same(jax.tree.map(lambda x: x[1], before), jax.tree.map(lambda x: x[1], after))
     for params in zip(before, after):
