@@ -332,6 +332,7 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
     env, env_params = parts.make_env(config, env, env_params)
     space = env.action_space(env_params)
     actor = Actor(config, space)
+    present = getattr(env, "action_dimensions", 1)  # 0 where only others have a dimension
 
     def policy(state, observation, memory=None, rng=None, mask=None):
         if memory is None:
@@ -340,7 +341,7 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
         memory, actions = act(config, actor, state.policy, *inputs)
         zeros = jnp.zeros((1, env.num_agents))
         action = actions.sample(0.0 if rng is None else parts.action_noise(rng, space, zeros.shape))
-        action = parts.clip_to(space, action)
+        action = present * parts.clip_to(space, action)
         memory = parts.with_last_step(config, space, memory, action, zeros)  # no reward yet
         return jax.tree.map(lambda x: x[0], (action, memory))
 
@@ -405,6 +406,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     samples = config.num_envs * num_agents // num_networks  # sequences of a network
     environments = envs.batch(env, config.num_envs, config.num_steps)
     space = env.action_space(env_params)
+    present = getattr(env, "action_dimensions", 1)
     actor, critic = Actor(config, space), Critic(config)
     team = parts.earns_after_leaving(env)
     actor_weights = functools.partial(choosing, space)
@@ -501,7 +503,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             seen = state.memory, state.observation, mask
             memory, actions = act(config, actor, state.policy, *seen)
             action = actions.sample(noise)
-            taken = parts.clip_to(space, action)
+            taken = present * parts.clip_to(space, action)
             observation, env_state, reward, terminated, truncated, info = environments.step(
                 step_rng, state.env_state, taken, env_params
             )

@@ -559,13 +559,19 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             first = jax.tree.map(lambda x: x[indices], memory)
             sequences = jax.tree.map(lambda x: x[:, indices], batch)  # detail 9
             total, grads = jax.value_and_grad(loss)(params, first, sequences)
-            params, opt_state, norm = optimizer.step(params, opt_state, grads, learning_rate)
-            return (params, opt_state), {"loss": total, "grad_norm": norm}
+            some = sequences.weight.any()  # of an agent that is there
+            params, opt_state, norm = optimizer.step(
+                params, opt_state, grads, learning_rate, some=some
+            )
+            return (params, opt_state), {"loss": total, "grad_norm": norm, "some": 1.0 * some}
 
         start, inputs = (state.policy.params, state.opt_state), (orders, rates)
         (params, opt_state), metrics = parts.scan(gradient_step, start, inputs)
         state = state.replace(policy=state.policy.replace(params=params), opt_state=opt_state)
-        return state.replace(order_rng=rng), jax.tree.map(jnp.mean, metrics)
+        means = jax.tree.map(jnp.mean, metrics)
+        some = means.pop("some")  # share of minibatches with samples
+        means = {name: parts.Average(x, some) for name, x in means.items()}
+        return state.replace(order_rng=rng), means
 
     def update_statistics(state, rollout):
         """Merges the rollout into the statistics, after learning from it."""

@@ -211,7 +211,9 @@ class Plain:
                 log_probs.append(policy.log_prob(actions[i]))
                 values.append(value)
             action = jnp.stack(actions, 1)
-            given = jnp.clip(action, -1.0, 1.0) if env.continuous else action
+            given = action
+            if env.continuous:
+                given = jnp.clip(action, -1.0, 1.0) * env.action_dimensions
             after, env_state, reward, terminated, truncated, info = advance(
                 key, env_state, given, params
             )

@@ -11,7 +11,7 @@ import envs
 from algorithms import parts, pqn, vdn
 from envs.evaluation import rewarded
 from envs.gymnax import Wrapper
-from tests.algorithms.cases import Case, again, assert_close, programs
+from tests.algorithms.cases import Case, again, assert_close, assert_same, programs
 from tests.algorithms.test_ippo import Crowd, CrowdParams
 from tests.algorithms.test_pqn import plain_targets, random_rollout
 from tests.algorithms.test_pqn_rnn import check_kernels
@@ -374,7 +374,8 @@ def test_an_update_is_that_of_plain_lists(arrangement):
     plain = Plain(config, env, CrowdParams(), knows)
     terminated, truncated = np.array(plain.ends).T
     assert terminated.any() and truncated.any() and plain.there < 0.95 * 2 * len(plain.ends)
-    np.testing.assert_allclose(metrics["loss"], plain.loss, rtol=1e-4)
+    assert metrics["loss"].weight == 1
+    np.testing.assert_allclose(metrics["loss"].total, plain.loss, rtol=1e-4)
     np.testing.assert_allclose(metrics["mean_value"], plain.value, rtol=1e-4)
     for name, found in after.memory._asdict().items():
         if found is not None:
@@ -605,6 +606,27 @@ def test_an_agent_that_left_has_terminated_and_counts_in_no_mix(mixer):
         np.testing.assert_allclose(values[1, 0], 0.1 * 101.0 * 2.0, rtol=0.05)
         np.testing.assert_allclose(values[0].sum(), 0.1 * (2.0 + 101.0), rtol=0.05)
     assert np.isfinite(metrics["loss"]).all()
+
+
+class Gone(Pair):
+    """Both agents leave in the first of ten steps."""
+
+    def step_env(self, key, state, action, params):
+        *rest, _ = super().step_env(key, state, action, params)
+        return *rest, {"alive": jnp.zeros(2, bool)}
+
+
+def test_nothing_is_learned_without_an_agent():
+    """The second rollout of five steps has nobody in it; momentum moves no parameter."""
+    config = PROBE.replace(num_steps=5, num_minibatches=1, total_timesteps=3 * 80)
+    params = jax.tree.map(jnp.asarray, PairParams(task=LEAVING))
+    init, update = programs(vdn.learner(config, Gone(), params))
+    first, metrics = update(init(jax.random.key(0)))
+    assert metrics["loss"].weight == 1
+    second, metrics = update(again(first))
+    assert metrics["loss"].weight == metrics["grad_norm"].weight == 0
+    learned = lambda state: (state.policy.params, state.opt_state)
+    assert_same(learned(first), learned(second))
 
 
 class Pictures(Pair):
