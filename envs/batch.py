@@ -18,6 +18,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 
 from envs import levels, shaping
@@ -48,6 +49,20 @@ ENDLESS = 2**30  # steps of a limit that is none
 def limit_name(env: Any) -> str:
     """The name of the parameter with the time limit."""
     return getattr(env, "limit_name", "max_steps_in_episode")
+
+
+def limit_of(env: Any, params: Any) -> Any:
+    """The time limit in the parameters, in steps; None without one.
+
+    An environment whose limit is in another unit has `limit_unit(params)`, a step's length in it.
+    """
+    limit, unit = getattr(params, limit_name(env), None), getattr(env, "limit_unit", None)
+    if limit is None or unit is None:
+        return limit
+    values = limit, unit(params)
+    numbers: Any = jnp if any(isinstance(x, jax.core.Tracer) for x in values) else np
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return numbers.round(numbers.divide(*values))
 
 
 def transition(env: Any, key: jax.Array, state: Any, action: jax.Array, params: Any):
@@ -183,7 +198,7 @@ def batch(
 
 def _limits(env: Any, params: Any) -> list[Any]:
     """The time limits of an environment, in steps."""
-    frames = [getattr(params, limit_name(env), None), getattr(env, "max_steps", None)]
+    frames = [limit_of(env, params), getattr(env, "max_steps", None)]
     repeat = getattr(env, "action_repeat", 1)
     return [-(-limit // repeat) for limit in frames if limit is not None]
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs import loops
-from envs.batch import ENDLESS, limit_name, transition
+from envs.batch import ENDLESS, limit_of, transition
 from envs.metrics import after, kinds
 from envs.precision import without_x64
 
@@ -38,9 +38,10 @@ def check_ends(env: Any, env_params: Any) -> None:
     Raises:
       ValueError: the environment has neither a time limit nor `ends = True`.
     """
-    limit = getattr(env_params, limit_name(env), np.inf)
+    limit = limit_of(env, env_params)
+    limit = np.inf if limit is None else limit
     is_known = not isinstance(limit, jax.core.Tracer)
-    if is_known and np.max(limit) >= ENDLESS and not getattr(env, "ends", False):
+    if is_known and not np.max(limit) < ENDLESS and not getattr(env, "ends", False):
         raise ValueError(
             f"{env.name} has no time limit, and an evaluation might go on for ever: give it one "
             "(--env-settings max_steps=1000), or do without evaluations (--num-eval-episodes 0); "

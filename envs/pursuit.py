@@ -70,7 +70,7 @@ class Pursuit(Environment):
       ValueError: a setting that is none of these.
     """
 
-    ends = True  # the time limit of the parameters, which is in seconds
+    limit_name = "time_limit"  # in seconds
 
     def __init__(self, num_players: int = 2, continuous: bool = True, prey: str = "learned"):
         if type(num_players) is not int or num_players < 2:
@@ -121,6 +121,9 @@ class Pursuit(Environment):
     def is_truncated(self, state: PursuitState, params: PursuitParams) -> jax.Array:
         # A sum of dt misses the limit by a rounding error; a count of steps does not.
         return state.time >= jnp.round(params.time_limit / params.dt)
+
+    def limit_unit(self, params: PursuitParams) -> Any:
+        return params.dt
 
     def action_space(self, params: PursuitParams) -> Any:
         if self.continuous:

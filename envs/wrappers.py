@@ -9,7 +9,7 @@ import numpy as np
 from flax import struct
 
 from envs import levels
-from envs.batch import limit_name
+from envs.batch import limit_name, limit_of
 from envs.gymnax import Wrapper, spaces
 from envs.metrics import kinds
 from envs.shaping import shapes
@@ -145,12 +145,12 @@ def limit_time(
 ) -> tuple[TimeLimit, Any]:
     """A time limit that also lifts a shorter one in the environment's parameters, unless this is
     among the `fixed` ones, which the user set."""
-    name, env = limit_name(env), TimeLimit(env, max_steps)
-    own = getattr(params, name, None)
-    if own is not None and own < max_steps and name not in fixed:
+    name, limit, limited = limit_name(env), limit_of(env, params), TimeLimit(env, max_steps)
+    if limit is not None and limit < max_steps and name not in fixed:
+        own, unit = getattr(params, name), getattr(env, "limit_unit", lambda params: 1)
         kind = own.dtype.type if isinstance(own, jax.Array) else type(own)
-        params = params.replace(**{name: kind(max_steps)})
-    return env, params
+        params = params.replace(**{name: kind(max_steps * unit(params))})
+    return limited, params
 
 
 class ActionRepeat(Wrapper):

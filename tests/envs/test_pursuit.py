@@ -1,5 +1,7 @@
 """Pursuit against its rules, worked out in NumPy or by hand."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -161,6 +163,27 @@ def test_the_time_limit_truncates_after_whole_steps(duel):
             )
             flags.append(tuple(map(bool, flag)))
         assert flags == [(False, False), (False, True)], limit
+
+
+@pytest.mark.parametrize("max_steps", [30, 500])
+def test_max_steps_lifts_a_time_limit_in_seconds(max_steps):
+    env, params = envs.make("Pursuit-v0", max_steps=max_steps, prey_speed=0.0, predator_speed=0.0)
+    assert params.time_limit == max(1.0, max_steps * params.dt)
+    _, state = env.reset_env(key(), params)
+    last = lambda steps: state.replace(
+        inner=state.inner.replace(time=jnp.int32(steps)), steps=jnp.int32(steps)
+    )
+    assert not env.is_truncated(last(max_steps - 1), params)
+    assert env.is_truncated(last(max_steps), params)
+
+
+@pytest.mark.parametrize("settings", [{"time_limit": math.inf}, {"dt": 0.0}])
+def test_an_evaluation_without_end_is_refused(settings):
+    env, params = envs.make("Pursuit-v0", **settings)
+    with pytest.raises(ValueError, match="Pursuit-v0 has no time limit"):
+        envs.check_ends(env, params)
+    envs.check_ends(*envs.make("Pursuit-v0", max_steps=50, **settings))
+    envs.check_ends(*envs.make("Pursuit-v0"))
 
 
 def test_a_catch_in_the_last_step_is_a_termination(duel):
