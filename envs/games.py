@@ -127,6 +127,18 @@ def for_both(player: jax.Array, values: jax.Array) -> jax.Array:
     return jnp.where(jnp.arange(2) == player[..., None], values[..., None], -values[..., None])
 
 
+def last_move(memory: Any, boards: Any, moves: jax.Array) -> Any:
+    """Memories (batch, 2, ...) with the moves (batch,) as last actions, if they have an `action`.
+
+    A move may be a random one of the opening, in place of what the policy would play.
+    """
+    if getattr(memory, "action", None) is None:
+        return memory
+    mine = jnp.arange(2) == boards.current_player[:, None]
+    action = jax.nn.one_hot(moves, memory.action.shape[-1])[:, None]
+    return memory._replace(action=jnp.where(mine[..., None], action, memory.action))
+
+
 def every_second(tree: Any, start: jax.Array) -> Any:
     """Entries start, start + 2, ... of arrays (number, ...), (number // 2, ...); start: 0 or 1."""
     return jax.tree.map(lambda x: x[start + 2 * jnp.arange(x.shape[0] // 2)], tree)
@@ -233,7 +245,10 @@ def play(
         observation, env_state, reward, terminated, truncated, _ = jax.vmap(one_step)(
             keys, env_state, action
         )
-        memories = rewarded(my_memory, reward), rewarded(other_memory, reward)
+        memories = tuple(
+            rewarded(last_move(memory, boards, moves), reward)
+            for memory in (my_memory, other_memory)
+        )
         reward = of_player(me, reward)
         played = {
             "return": played["return"] + jnp.where(running, reward, 0.0),

@@ -209,7 +209,9 @@ class Against(Environment):
 
         def unfinished(carry):
             _, state, _ = carry
-            over = state.inner.terminated | self.is_truncated(state, params)
+            over = (
+                state.inner.terminated | state.inner.inner.truncated
+            )  # replies have no time limit
             return (state.inner.inner.current_player != 0) & ~over
 
         def reply(carry):

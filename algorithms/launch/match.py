@@ -93,7 +93,7 @@ def match(
     run_a: Path | str,
     run_b: Path | str,
     env: str | None = None,
-    env_settings: Sequence[tuple[str, Any]] = (),
+    env_settings: Sequence[tuple[str, Any]] | None = None,
     *,
     games: int = 200,
     openings: int | None = None,
@@ -128,7 +128,9 @@ def match(
         if value < 0:
             raise UserError(f"--{name} {value}: give 0 or more")
     sides = [_side(*given) for given in zip((run_a, run_b), points, trials)]
-    environment, params = _environment(sides, env, tuple(env_settings))
+    environment, params = _environment(
+        sides, env, None if env_settings is None else tuple(env_settings)
+    )
     for side in sides:
         if side.loaded is not None:
             loading.check_plays(side.loaded, side.path, environment, params)
@@ -155,12 +157,14 @@ def _side(run: Path | str, point: int | str, trial: int) -> Side:
     return Side(f"{run} at point {loaded.point}{own}", run, loaded)
 
 
-def _environment(sides: Sequence[Side], name: str | None, settings: tuple) -> tuple[Any, Any]:
+def _environment(
+    sides: Sequence[Side], name: str | None, settings: tuple | None
+) -> tuple[Any, Any]:
     """The game that is asked for, or that of the runs."""
     configs = [side.loaded.config for side in sides if side.loaded is not None]
-    if name is None and settings:
+    if name is None and settings is not None:
         raise UserError("--env-settings goes with --env, which is missing")
-    if not settings:
+    if settings is None:
         own = {config.env: _settings(config) for config in configs}
         if name is None and not own:
             raise UserError("neither side is a run: say which game, --env pgx/tic_tac_toe")
@@ -170,7 +174,10 @@ def _environment(sides: Sequence[Side], name: str | None, settings: tuple) -> tu
         found = {_settings(config): None for config in configs if config.env == name}
         if len(found) > 1:
             texts = " and ".join(str(dict(one)) for one in found)
-            raise UserError(f"the runs have the env settings {texts}: give --env-settings")
+            raise UserError(
+                f"the runs have the env settings {texts}: give --env {name} and --env-settings, "
+                "which may be empty"
+            )
         settings = next(iter(found), ())
     assert name is not None
     try:
@@ -314,7 +321,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "runs", nargs=2, metavar="RUN", help="directory of a run, random, or search:N"
     )
     parser.add_argument("--env", help="the game; default: the runs' own")
-    parser.add_argument("--env-settings", default="", metavar="name=value,...", help="with --env")
+    parser.add_argument("--env-settings", metavar="name=value,...", help="with --env")
     parser.add_argument("--games", type=int, default=200, help="an even number; default 200")
     parser.add_argument(
         "--openings",
@@ -349,7 +356,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(played.text)
 
 
-def _settings_of(word: str) -> tuple[tuple[str, Any], ...]:
+def _settings_of(word: str | None) -> tuple[tuple[str, Any], ...] | None:
+    if word is None:
+        return None
     try:
         return named_values(word)
     except ValueError as error:

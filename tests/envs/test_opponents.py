@@ -1,6 +1,7 @@
 """Games of two for one agent: who moves when, what the learner gets, who may be the opponent."""
 
 import functools
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -142,7 +143,9 @@ def test_time_limits_count_moves_of_the_learner_or_of_both():
     _, state, *_ = step(jax.random.key(0), state, jnp.int32(8), params)
     assert int(state.inner.steps) == 2 and not env.is_truncated(state, params)
     _, state, *_ = step(jax.random.key(0), state, jnp.int32(7), params)
-    assert int(state.inner.steps) == 3 and env.is_truncated(state, params)  # without a reply
+    assert int(state.inner.steps) == 4 and env.is_truncated(state, params)
+    legal = env.action_mask(state, params)  # a reply came, so this is a position of the learner
+    np.testing.assert_array_equal(legal, [0, 0, 1, 1, 1, 1, 1, 0, 0])
 
 
 def test_the_final_observation_shows_the_opponent_s_last_move():
@@ -294,3 +297,29 @@ def test_a_directory_needs_somebody_who_can_read_it(monkeypatch):
     envs.make("pgx/tic_tac_toe", opponent="runs/y", opponent_point=3)
     more = {"point": 3, "trial": 0, "sample": False}
     assert found == [("runs/y", "pgx/tic_tac_toe", more)]
+
+
+class LastMove(NamedTuple):
+    """The last action of both sides, one-hot, as with `previous_inputs`."""
+
+    action: jax.Array
+
+
+def remembers(state, observation, memory, rng, mask):
+    """The first legal action; an illegal one if who waits remembers another move than its last."""
+    stones = observation.reshape(2, 9, 2)
+    memory = LastMove(jnp.zeros((2, 9))) if memory is None else memory
+    own, waits, played = stones[..., 0], mask.sum(-1) == 1, stones[0].sum()
+    wrong = waits & own.any(-1) & ((own * memory.action).sum(-1) == 0)
+    action = jnp.where(wrong.any() & (played < 8), jnp.argmin(mask, -1), jnp.argmax(mask, -1))
+    return action, LastMove(jax.nn.one_hot(action, 9))
+
+
+@pytest.mark.parametrize("number", [4, 3])
+def test_a_memory_has_the_random_moves_of_the_opening(number):
+    env, params = envs.make("pgx/tic_tac_toe")
+    first = lambda rng, boards: jnp.argmax(boards.legal_action_mask, axis=-1)
+    play = lambda player: games.play(env, params, player, player, number, 4, jax.random.key(0))
+    played, expected = jax.jit(lambda: (play(games.Player(remembers)), play(first)))()
+    np.testing.assert_array_equal(played["length"], expected["length"])
+    np.testing.assert_array_equal(played["return"], expected["return"])

@@ -217,6 +217,16 @@ def test_mistakes_are_one_line_each(runs, capsys, monkeypatch, words, message):
     assert stop.value.code == 2 and not out and err.count("\n") == 1 and message in err
 
 
+def test_a_game_of_runs_with_other_settings_can_be_named():
+    configs = [TINY.replace(env_settings=given) for given in ((), (("max_steps", 5),))]
+    sides = [match.Side("", None, types.SimpleNamespace(config=config)) for config in configs]
+    with pytest.raises(UserError, match="give --env pgx/tic_tac_toe and --env-settings"):
+        match._environment(sides, None, None)
+    for settings in ((), (("max_steps", 5),)):
+        env, _ = match._environment(sides, "pgx/tic_tac_toe", settings)
+        assert hasattr(env, "max_steps") == bool(settings)
+
+
 def test_the_table(runs, capsys, monkeypatch):
     monkeypatch.chdir(runs)
     match.main(["both", "random", "--games", "8", "--openings", "1"])
