@@ -254,6 +254,8 @@ def beside(sweep: Path | str, landscapes: Path | str) -> str:
             f"{sweep}: halving has stopped settings early, and their returns do not compare with "
             "the others'; give a sweep without it"
         )
+    if compare.is_stopped(Path(sweep)):
+        raise UserError(f"{sweep} is not finished; --resume finishes it")
     trials = compare.read_trials(Path(sweep))
     parts, wanted = [], []
     groups: dict[tuple[str, str], list[Any]] = {}

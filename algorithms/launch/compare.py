@@ -182,7 +182,7 @@ def _sensitivity(trials: Sequence[comparison.Trial]) -> str:
     swept = [trial for trial in trials if experiment.is_sweep(trial.run)]
     there = {trial.run: experiment.open(trial.run).description for trial in swept}
     halved = [run for run, said in there.items() if "halving" in said]
-    stopped = [run for run in there if run not in halved and _is_stopped(run)]
+    stopped = [run for run in there if run not in halved and is_stopped(run)]
     left_out = {*halved, *stopped}
     parts = [sensitivity.text([trial for trial in swept if trial.run not in left_out])]
     if stopped and sensitivity.text(swept):
@@ -197,7 +197,7 @@ def _sensitivity(trials: Sequence[comparison.Trial]) -> str:
     return "\n\n".join(filter(None, parts))
 
 
-def _is_stopped(sweep_dir: Path) -> bool:
+def is_stopped(sweep_dir: Path) -> bool:
     """Whether a chunk of a sweep has not come to its end."""
     for entry in experiment.open(sweep_dir).entries:
         run_dir = RunDir.open(entry.path)

@@ -27,7 +27,7 @@ def answers(
     Args:
       study: the settings of one environment.
       found: which field mattered.
-      best_json: the file with the best setting, as a command names it.
+      best_json: the file with the best setting, as a command names it; empty if it has another.
       retested: its best settings on other seeds, the best one there first.
     """
     if not study.has_score.any():
@@ -63,6 +63,10 @@ def _winner(study: Study) -> str:
     what = setting_text(study, 0) or "The only setting"
     over = f"over {seeds} seeds" if seeds > 1 else "with one seed"
     broken = f" ({best.broken} of its trials broke)" if best.broken else ""
+    if not seeds:
+        return (
+            f"{what}: it was trained longest, and has no finite return at its last point{broken}."
+        )
     return f"{what}: mean return {number(best.mean)} {over}{broken}."
 
 
@@ -74,7 +78,7 @@ def tied(study: Study) -> int:
 
 def _margin(study: Study) -> str:
     if len(study.peers) < 2:
-        return "Halving stopped all other settings earlier: nothing else was trained as long."
+        return "Halving or a stop ended all other settings earlier: nothing else trained as long."
     best, second = (study.settings[i] for i in study.peers[:2])
     means = [study.settings[i].mean for i in study.peers]
     if (count := tied(study)) > 1:
@@ -149,6 +153,8 @@ def _next(study: Study, found: Importance, best_json: str, retested: bool) -> It
             "steps or a harder environment would."
         )
     yield from _broken(study)
+    if not best_json:
+        return
     seeds = [trial.seed for trial in study.settings[0].trials]
     if retested:
         yield f"Train the setting that was best on fresh seeds: --config {best_json}"

@@ -55,11 +55,14 @@ def page(
         note = f"The sweep ranks by {objective}: {names} is first. "
         note += "This page compares final returns."
         ranked = results.rank([trial for setting in ranked for trial in setting.trials])
+        retested = sorted(retested, key=lambda one: -one.again.mean)
     found = study.studies(ranked, grid, limits)
     body = [_head(found, title, note)]
     for one in found:
         again = [other for other in retested if other.again.environment == one.environment]
-        body.append(_section(one, Path(sweep_dir), len(found) > 1, again))
+        name = f"best-{as_file_name(one.environment)}.json" if len(found) > 1 else "best.json"
+        best_json = "" if note else str(Path(sweep_dir) / name)  # of another order
+        body.append(_section(one, best_json, len(found) > 1, again))
     data = json.dumps([entry for one in found for entry in _entries(one)], separators=(",", ":"))
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
@@ -101,11 +104,10 @@ def _anchor(one: Study) -> str:
     return f"env-{as_file_name(one.environment)}"
 
 
-def _section(one: Study, sweep_dir: Path, several: bool, again: Sequence[Retested]) -> str:
-    best_json = f"best-{as_file_name(one.environment)}.json" if several else "best.json"
+def _section(one: Study, best_json: str, several: bool, again: Sequence[Retested]) -> str:
     found = importance(one)
     parts = [f"<h2>{escape(one.environment)}</h2>"] * several
-    parts.append(answers(one, found, str(sweep_dir / best_json), again))
+    parts.append(answers(one, found, best_json, again))
     parts.append(f"<h2>Ranking</h2>{table.ranking(one)}")
     if again:
         parts.append(f"<h2>Retest on fresh seeds</h2>{table.retest(one, again)}")
@@ -128,8 +130,8 @@ def _left_out(one: Study, names: Sequence[str]) -> str:
     says = []
     if one.step is not None:
         says.append(
-            "Halving stopped some settings early: dots, colours and importance compare all of them "
-            f"at step {number(one.step)}."
+            "Halving or a stop ended some settings early: dots, colours and importance compare all "
+            f"of them at step {number(one.step)}."
         )
     if len(one.drawn()) < len(one.settings):
         says.append(

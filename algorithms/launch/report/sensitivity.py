@@ -265,7 +265,9 @@ def _dimensionality(table: Table, scores: np.ndarray, found: Summary) -> list[st
     if not is_grid(table):
         return ["effective dimensionality: needs all combinations of the fields' values, a grid"]
     steps = tuned_scores(table, scores, found.one)
-    enough = next(k for k, (score, _) in enumerate(steps) if score >= ENOUGH * steps[-1][0])
+    tuned = steps[-1][0]  # below 0 where other algorithms are better
+    least = tuned - (1 - ENOUGH) * abs(tuned)
+    enough = next(k for k, (score, _) in enumerate(steps) if score >= least)
     of = f"effective dimensionality: {enough} of {len(table.fields)}"
     rows = [["tuned for each environment", "score"]]
     rows += [[", ".join(names) or "none", f"{score:.3f}"] for score, names in steps]

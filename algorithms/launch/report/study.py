@@ -145,11 +145,16 @@ def _common_step(settings: Sequence[Ranked]) -> int | None:
 
 
 def score(trial: Outcome, step: int | None) -> float:
-    """The return of a trial at a step, by default at its last point; NaN if it broke."""
+    """The return of a trial at its point nearest to a step, by default at its last point; NaN if it
+    broke.
+
+    Rungs end at equal points, which are not equal steps if settings change what an update takes.
+    """
     if step is None or not trial.is_finite:
         return trial.final
-    until = trial.returns[trial.timesteps <= step]
-    return float(until[-1]) if len(until) else np.nan
+    if not len(trial.returns):
+        return np.nan
+    return float(trial.returns[np.argmin(np.abs(trial.timesteps - step))])
 
 
 def _mean(values: list[float]) -> float:

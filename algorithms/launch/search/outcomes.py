@@ -41,7 +41,8 @@ def read(
         given = (stack(history.values()), run_dir.is_finite(max(history)), entry.path.name, metric)
         for number, one in zip(entry.numbers, results.outcomes(static, run_dir.trials, *given)):
             into = retested if entry.retest else outcomes
-            into[number] = one._replace(number=number, share=entry.share, reached=share)
+            whole = one._replace(number=number, share=entry.share, reached=share)
+            into[number] = whole.after(into.get(number))
     if not outcomes:
         raise UserError(f"{there.path} has no metrics yet")
     return outcomes, retested if is_over else {}
@@ -66,7 +67,8 @@ def best_trials(sweep_dir: Path) -> list[tuple[results.Ranked, list[int]]]:
     there = experiment.open(sweep_dir)
     outcomes, retested = read(there)
     objective = objective_of(there)
-    ranked = results.rank([*retested.values()] or [*outcomes.values()], objective)
+    trials = retested or outcomes
+    ranked = results.rank([trials[number] for number in sorted(trials)], objective)
     best = [those[0] for those in results.by_environment(ranked).values()]
     return [(one, [trial.number for trial in one.trials]) for one in best]
 

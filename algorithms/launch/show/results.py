@@ -37,6 +37,11 @@ class Outcome(NamedTuple):
         """The earlier name of `trial`."""
         return self.trial
 
+    def after(self, before: "Outcome | None") -> "Outcome":
+        """The same, no shorter than its earlier rung, whose end was rounded to a point."""
+        least = before.share * before.reached / self.share if before else 0.0
+        return self._replace(reached=max(self.reached, least))
+
     @property
     def final(self) -> float:
         """The return at the last point; NaN for a trial that broke."""

@@ -118,7 +118,7 @@ class Standing:
             if rung:
                 more |= {"bracket": rung.bracket, "rung": rung.number, "share": rung.share}
             into = self.retested if chunk.retest else self.outcomes
-            into[trial] = outcome._replace(**more)
+            into[trial] = outcome._replace(**more).after(into.get(trial))
             self.ends[trial] = (chunk, place, kept)
 
     def place(self, chunk: Chunk, label: str) -> progress.Place:
@@ -165,6 +165,8 @@ def train_sweep(stages: Stages, chunks: list[Chunk], options: Options, hooks: Ho
     with Interrupt() as interrupt:
         for stage in range(stages.num_stages):
             mine = [chunk for chunk in standing.chunks if chunk.stage == stage]
+            if not mine and not stages.is_retest(stage) and _lack_states(standing.chunks, stage):
+                break  # a full disk: `unsaved` says so, and --resume trains them again
             if not mine:
                 ends = standing.ends
                 mine = following(stages, stage, standing.chunks, standing.outcomes, ends)
@@ -174,6 +176,12 @@ def train_sweep(stages: Stages, chunks: list[Chunk], options: Options, hooks: Ho
             if stopped:
                 break
     return _swept(standing, stopped)
+
+
+def _lack_states(chunks: Sequence[Chunk], stage: int) -> bool:
+    """Whether a chunk of the rung before lacks the states that the next one would go on from."""
+    before = [chunk for chunk in chunks if chunk.stage == stage - 1 and chunk.run_dir]
+    return any(not c.run_dir.parts(c.num_points, "state") for c in before if c.run_dir)
 
 
 def _train_stage(

@@ -177,7 +177,7 @@ def following(
 ) -> list[Chunk]:
     """Makes the chunks of a stage, of what came of those before it."""
     if stages.is_retest(stage):
-        return _retest(stages, stage, chunks, list(outcomes.values()))
+        return _retest(stages, stage, chunks, [outcomes[n] for n in sorted(outcomes)])
     before = [number for chunk in chunks if chunk.stage == stage - 1 for number in chunk.numbers]
     ranked = results.rank([outcomes[number] for number in before], stages.asked.objective)
     keep = stages.plan.rungs[stage - 1].keep

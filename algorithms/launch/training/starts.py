@@ -30,7 +30,7 @@ def chunks_of(
         view.say(devices.IN_USE)
     floats = settings.float_fields(configs[0])
     swept = [name for name in there.description.get("grid", ()) if name not in floats]
-    latest = max(entry.stage for entry in there.entries)
+    made = {entry.stage for entry in there.entries}
     chunks: list[Chunk] = []
     for entry, run_dir, config in zip(there.entries, run_dirs, configs):
         size, block = run_dir.trials.count, entry.block or there.description.get("block")
@@ -52,8 +52,8 @@ def chunks_of(
             retest=entry.retest,
             last=entry.last,
         )
-        # The next rung is made of the states of the latest one, which have to be whole.
-        skipped = there.is_sweep and (entry.last is None or entry.stage < latest)
+        # The next rung is made of the states of this one, which have to be whole until it is there.
+        skipped = there.is_sweep and (entry.last is None or entry.stage + 1 in made)
         finished = chunk.num_points if skipped else None
         start = starting(trainer, run_dir, point, finished)
         chunks.append(chunk._replace(start=start))

@@ -59,7 +59,7 @@ def write_sweep(path, rates, clips, score=peak, **more):
         "learning_rate": np.array([r for r, _ in grid]),
         "clip_eps": np.array([c for _, c in grid]),
     }
-    config = settings.config_to_json(ppo.Config()) | more
+    config = settings.config_to_json(ppo.Config(total_timesteps=100)) | more
     seeds = [*range(SEEDS)] * (len(grid) // SEEDS)
     return write_run(path, returns, algorithm="ppo", floats=floats, seeds=seeds, **config)
 
@@ -108,6 +108,16 @@ def test_a_halved_sweep_is_refused(tmp_path, file):
     chunk = {"run": "chunk_000", "agents": 4 * SEEDS}
     (tmp_path / "sweep" / "sweep.json").write_text(json.dumps(said | {"chunks": [chunk]}))
     with pytest.raises(UserError, match="halving has stopped settings early"):
+        arlbench.beside(tmp_path / "sweep", file)
+
+
+def test_a_stopped_sweep_is_refused(tmp_path, file, monkeypatch):
+    write_sweep(tmp_path / "sweep" / "chunk_000", RATES[:2], (0.0, 0.5))
+    said = {"version": 1, "algorithm": "ppo", "grid": {}}
+    chunk = {"run": "chunk_000", "agents": 4 * SEEDS}
+    (tmp_path / "sweep" / "sweep.json").write_text(json.dumps(said | {"chunks": [chunk]}))
+    monkeypatch.setattr(arlbench.compare, "is_stopped", lambda path: True)
+    with pytest.raises(UserError, match="sweep is not finished; --resume finishes it"):
         arlbench.beside(tmp_path / "sweep", file)
 
 

@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 import shutil
+import signal
 from types import SimpleNamespace
 
 import jax
@@ -20,7 +21,7 @@ from algorithms.launch.search import halving, outcomes
 from algorithms.launch.search.halving import Halving
 from algorithms.launch.show import plots, results
 from algorithms.launch.storage import experiment
-from algorithms.launch.training import session, stages
+from algorithms.launch.training import plans, session, stages
 from tests.algorithms.launch import toy
 
 CONFIG = toy.Config(total_timesteps=900, num_evals=9, num_eval_episodes=1)
@@ -389,6 +390,59 @@ def test_a_damaged_state_that_the_next_rung_needs_is_made_again(halved, tmp_path
     file.write_bytes(file.read_bytes()[:-3])
     assert_same(halved, launch.resume(path, module=toy))
     assert "the point before it is tried" in capsys.readouterr().err
+
+
+def test_a_damaged_state_beside_other_brackets_is_made_again(tmp_path, capsys):
+    """The first rung of bracket 0 has ended, and its next one is not made."""
+    path, grid = tmp_path / "x", {"learning_rate": GRID["learning_rate"][:4]}
+
+    def stop(seen):
+        if seen.run_dir.name == "chunk_000" and seen.index == 4:
+            raise launch.Stop("at the end of the rung")
+
+    asked = dict(halving=2, rungs=2, brackets=2)
+    launch.sweep(toy, CONFIG, grid, **asked, sweep_dir=path, hooks=[stop])
+    capsys.readouterr()
+    file = max((path / "chunk_000" / "checkpoints").glob("*.state"))
+    file.write_bytes(file.read_bytes()[:-3])
+    assert len(launch.resume(path, module=toy).ranked) == 4
+    assert "the point before it is tried" in capsys.readouterr().err
+
+
+def test_who_goes_on_is_not_behind_who_is_out_before_its_first_point(tmp_path, monkeypatch):
+    """A third of ten points ends at point 3, which is less than a third; Ctrl-C follows."""
+    cut, calls = plans.cut, []
+
+    def interrupted(*given, **more):
+        calls.append(given)
+        if len(calls) == 2:
+            signal.raise_signal(signal.SIGINT)
+        return cut(*given, **more)
+
+    monkeypatch.setattr(plans, "cut", interrupted)
+    config = CONFIG.replace(total_timesteps=2000, num_evals=10)
+    grid = {"learning_rate": [round(0.1 * i, 1) for i in range(1, 10)]}
+    swept = launch.sweep(toy, config, grid, halving=3, rungs=2, sweep_dir=tmp_path / "x")
+    assert swept.stopped and len(calls) == 2
+    finals = [setting.mean for setting in swept.ranked]
+    assert finals[0] == max(finals)
+    best = json.loads((tmp_path / "x" / "best.json").read_text())
+    assert best["config"]["learning_rate"] == swept.ranked[0].setting["learning_rate"]
+    (first,) = outcomes.best_trials(tmp_path / "x")
+    assert first[0].setting == swept.ranked[0].setting
+
+
+def test_ties_are_in_the_order_of_trials_everywhere(tmp_path):
+    """Nothing is learned, so all settings have the same returns; brackets train them in another
+    order."""
+    grid = {"learning_rate": [round(0.1 * i, 1) for i in range(1, 9)]}
+    asked = dict(halving=2, rungs=2, brackets=2, retest=2, retest_seeds=2)
+    swept = launch.sweep(toy, CONFIG.replace(gamma=0.0), grid, **asked, sweep_dir=tmp_path / "x")
+    first = [one.setting for one in swept.ranked if one.share == 1.0][:2]
+    assert sorted(map(str, first)) == sorted(str(one.again.setting) for one in swept.retested)
+    best = json.loads((tmp_path / "x" / "best.json").read_text())["config"]["learning_rate"]
+    ((found, _),) = outcomes.best_trials(tmp_path / "x")
+    assert found.setting == {"learning_rate": best}
 
 
 def test_a_finished_sweep_is_left_as_it_is(halved):

@@ -300,6 +300,21 @@ def test_halving_compares_at_the_step_that_all_have():
     assert "0 of the other 1" not in shown.text and "1 above the second setting" in shown.text
 
 
+def test_halving_compares_equal_points_where_updates_take_different_steps():
+    """With 4 environments a point takes 1000 steps, with 16 it takes 1200; 16 are better."""
+    settings = product(num_envs=[4, 16], learning_rate=[0.1, 0.2, 0.3])
+    rows = []
+    for i, one in enumerate(settings):
+        points = 4 if i == 5 else 2
+        returns = np.array([0.0, one["num_envs"], 30.0, 40.0])[:points] + 0.1 * i
+        steps = {4: 1000, 16: 1200}[one["num_envs"]] * np.arange(points)
+        known = dict(share=1.0 if i == 5 else 1 / 3, rung=int(i == 5))
+        rows.append(trial(one, 0, 0.0, points, **known)._replace(timesteps=steps, returns=returns))
+    found = one_study(results.rank(rows), listed(settings))
+    scores = {str(one.setting): score for one, score in zip(found.settings, found.scores)}
+    assert [scores[str(one)] for one in settings] == pytest.approx([4, 4.1, 4.2, 16.3, 16.4, 16.5])
+
+
 def test_a_retest_answers_whether_it_was_luck():
     settings = product(learning_rate=RATES)
     ranked = sweep(settings, 3, lambda one: 1e3 * one["learning_rate"])
@@ -456,6 +471,11 @@ def test_another_objective_is_named_and_final_returns_are_compared():
     text = page.page(ranked, "title", ".", listed(settings), (), "worst_seed")
     assert "The sweep ranks by worst_seed: learning_rate=0.01 is first." in text
     assert "learning_rate=0.001" in str(Page(text).data[0])
+    assert "--config" not in text, "best.json has another setting"
+    fresh = [trial(one, 9, final) for one, final in zip(settings, (7.0, 8.0))]
+    again = results.retests(ranked, fresh, "worst_seed")[::-1]
+    text = Page(page.page(ranked, "title", ".", listed(settings), again, "worst_seed")).text
+    assert "Setting 2 is the best one on 1 fresh seeds (learning_rate=0.01)" in text
     assert "ranks by" not in page.page(ranked, "title", ".", listed(settings))
 
 

@@ -127,6 +127,18 @@ def test_the_effective_dimensionality_is_the_least_that_is_enough():
     assert "sensitivity of toy to rate, coef: 6 settings on A-v0, B-v0, C-v0" in text
 
 
+def test_an_algorithm_far_below_another_has_a_dimensionality():
+    """Its tuned score is negative: normalised by the other's returns."""
+    constant = lambda value, number: {
+        env: {(rate, 0.0): np.full(SEEDS, value + rate) for rate in range(number)}
+        for env in ENVIRONMENTS
+    }
+    good, poor = constant(50.0, 60), constant(-50.0, 2)
+    trials = trials_of(good, "good") + trials_of(poor, "poor")
+    text = sensitivity.text(trials)
+    assert text.count("effective dimensionality: ") == 2
+
+
 def test_intervals_need_several_seeds():
     (table,), _ = sensitivity.tables(trials_of(made_up()))
     low, high = sensitivity.interval(table, [table])
