@@ -1,6 +1,7 @@
 """What the launcher says to its user when something does not go as asked."""
 
 import difflib
+import os
 import sys
 from collections.abc import Iterable
 from typing import Any
@@ -26,4 +27,25 @@ def write_anything(stream: Any) -> None:
 
 def warn(message: str) -> None:
     """Something went wrong that the run survives."""
-    print(f"warning: {message}", file=sys.stderr, flush=True)
+    tell(f"warning: {message}", sys.stderr)
+
+
+def tell(text: str, stream: Any, end: str = "\n") -> None:
+    """Writes a text at once. A log on a full disk does not end a run; a closed pipe does."""
+    try:
+        print(text, file=stream, end=end, flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError:  # it stays in the buffer, for when there is space again
+        pass
+
+
+def let_go(*streams: Any) -> None:
+    """Drops what a full disk has kept from being written, so that Python's end is none of it."""
+    for stream in streams:
+        try:
+            stream.flush()
+        except BrokenPipeError:
+            raise
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

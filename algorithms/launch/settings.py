@@ -48,6 +48,7 @@ def config_from_json(cls: type, values: dict[str, Any], source: Path, env: Any =
         if name not in fields:
             raise UserError(f"{source}: {unknown('setting', name, fields)}")
     values = lenient(with_defaults(cls, values))
+    _check_kinds(cls(), values, source)
     values = {k: tuples(v) for k, v in values.items() if k != "env_settings"} | {
         "env_settings": tuple((k, tuples(v)) for k, v in values["env_settings"].items())
     }
@@ -57,6 +58,16 @@ def config_from_json(cls: type, values: dict[str, Any], source: Path, env: Any =
             "can hold: hand it over from Python, env=..., or name it as --env my_module:MyEnv"
         )
     return cls(**values | ({} if env is None else {"env": env}))
+
+
+def _check_kinds(default: Any, values: dict[str, Any], source: Path) -> None:
+    """Refuses values of another kind than the defaults', as a file edited by hand may have."""
+    floats, plain = float_fields(default), config_to_json(default)
+    for name, value in values.items():
+        kinds = (int, float) if name in floats else (type(plain[name]),)
+        is_object = name == "env" and isinstance(value, dict)
+        if type(value) not in kinds and not is_object:
+            raise UserError(f"{source}: {name} is {value!r}: give one like {plain[name]!r}")
 
 
 def with_defaults(cls: type, values: dict[str, Any]) -> dict[str, Any]:

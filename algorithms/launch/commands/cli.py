@@ -57,6 +57,7 @@ def main(module: Any, argv: list[str] | None = None) -> None:
     atexit.register(gc.freeze)  # Python's last garbage collections took half a second
     try:
         code = dispatch(module, sys.argv[1:] if argv is None else argv)
+        errors.let_go(sys.stdout, sys.stderr)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         code = 2
@@ -193,6 +194,19 @@ def init_flags(begins: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def chosen_before(flags: Flags) -> dict[str, Any]:
+    """Where the trials of --config's run began, unless flags ask for another beginning.
+
+    Its source may have gone on since, and a retest's seeds begin at the trials of its sweep.
+    """
+    path = Path(flags.config or "")
+    file = path / "config.json" if path.is_dir() else path
+    begins = read_description(file, edited=True).get("init_from")
+    if not begins or any(getattr(flags, k) != v for k, v in init_flags(begins).items()):
+        return {}
+    return {f"init_{name}": begins[name] for name in ("seeds", "trials", "points")}
+
+
 def with_ranges(
     base: Any, config: Any, grid: dict[str, Any], words: str
 ) -> tuple[Any, dict[str, Any]]:
@@ -247,6 +261,7 @@ def train(module: Any, config: Any, grid: dict[str, Any], flags: Flags) -> int:
     if not flags.resume:
         keywords |= {name: getattr(flags, name) for name in INIT}
         keywords["init_point"] = point_of(flags.init_point, "init-point")
+        keywords |= chosen_before(flags) if flags.config else {}
     if flags.memory_limit is not None:
         limits["memory_limit"] = size_in_bytes(flags.memory_limit)
     result: Result | Swept

@@ -92,11 +92,13 @@ def choose(
                 f"init_from={wanted.run} is a run of {there.algorithm}, not of {algorithm}: "
                 "parameters of one algorithm do not fit another"
             )
-        trials = _trials(there, wanted, len(seeds), best_of_sweep)
-        return [trials, [_point(there, wanted, trial) for trial in trials]]
+        trials = wanted.trials or _trials(there, wanted, len(seeds), best_of_sweep)
+        points = wanted.points or [wanted.point] * len(trials)
+        each = [_point(there, wanted._replace(point=p), t) for t, p in zip(trials, points)]
+        return [list(trials), each]
 
     trials, points = hosts.from_first(find)
-    return wanted._replace(seeds=list(seeds), trials=trials, points=points)
+    return wanted._replace(seeds=list(wanted.seeds or seeds), trials=trials, points=points)
 
 
 def _trials(

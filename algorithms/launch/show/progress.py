@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from algorithms.launch.errors import warn
+from algorithms.launch.errors import tell, warn
 from algorithms.launch.metrics import Metrics, columns
 
 NOT_SAVED = "not all of it saved"
@@ -53,11 +53,11 @@ class Progress:
     def say(self, text: str) -> None:
         """A line of its own."""
         if not self.quiet:
-            print(self._wipe() + text, flush=True)
+            tell(self._wipe() + text, sys.stdout)
 
     def warn(self, text: str) -> None:
         """A warning that does not run into the line that updates itself."""
-        print(self._wipe(), end="", flush=True)
+        tell(self._wipe(), sys.stdout, end="")
         warn(text)
 
     def begin(self, start: int, num_points: int, num_trials: int) -> None:
@@ -79,10 +79,10 @@ class Progress:
         first = point == self.start and not (place and place.before)
         if self.terminal:
             line = self._line(point, metrics, broken)[: shutil.get_terminal_size().columns - 1]
-            print(self._wipe() + line, end="", flush=True)
+            tell(self._wipe() + line, sys.stdout, end="")
             self.width = len(line)
         elif first or tenths > self.tenths or self._share(point) == 1:
-            print(self._line(point, metrics, broken), flush=True)
+            tell(self._line(point, metrics, broken), sys.stdout)
         self.tenths = tenths
 
     def _share(self, point: int) -> float:

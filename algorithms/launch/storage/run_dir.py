@@ -16,6 +16,7 @@ moment leaves the last good point.
 import contextlib
 import csv
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from algorithms.launch.storage.description import fill, read_description, with_c
 from algorithms.launch.storage.directories import make
 
 KEPT_STATES = 2
+NAME = re.compile(r"\d+(\.\d+-\d+)?\.(policy|state)")  # of a checkpoint
 
 
 class RunDir:
@@ -100,6 +102,8 @@ class RunDir:
         found: dict[int, dict[range, Path]] = {}
         everybody = range(self.trials.count)
         for file in self.checkpoints.glob(f"[0-9]*.{kind}"):
+            if not NAME.fullmatch(file.name):  # a copy that something else has made
+                continue
             first, _, last = file.stem.partition(".")[2].partition("-")
             part = range(int(first), int(last)) if last else everybody
             found.setdefault(_number(file), {})[part] = file
@@ -301,7 +305,7 @@ class RunDir:
         """Drops all that is past a point, and what a killed process has left behind."""
         self.checkpoints.mkdir(exist_ok=True)  # a copy of the directory may lack an empty folder
         for file in self.checkpoints.glob("[0-9]*.*"):
-            if _number(file) > last:
+            if NAME.fullmatch(file.name) and _number(file) > last:
                 file.unlink()
         for part in self.checkpoints.glob(".*.part"):
             part.unlink()

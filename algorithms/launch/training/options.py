@@ -14,6 +14,7 @@ from algorithms.launch.settings import Trials, algorithm_name
 from algorithms.launch.storage.description import VERSION
 
 INIT = ("init_from", "init_point", "init_trial", "init_optimizer")
+CHOSEN = ("init_seeds", "init_trials", "init_points")  # by an earlier run, for --config
 GIF_CHOICES = ("never", "start", "end", "every")
 
 
@@ -42,9 +43,9 @@ NAMES = tuple(name for name in Options._fields if name != "init")
 def make_options(values: dict[str, Any]) -> Options:
     """Options from keywords, and from those of `INIT`; unknown ones are refused."""
     for name in values:
-        if name not in NAMES + INIT:
+        if name not in NAMES + INIT + CHOSEN:
             raise unknown("option", name, NAMES + INIT)
-    begins = initial.asked({name: value for name, value in values.items() if name in INIT})
+    begins = initial.asked({name: value for name, value in values.items() if name in INIT + CHOSEN})
     own = {name: value for name, value in values.items() if name in NAMES}
     options = Options(**own, init=begins)
     if options.gif not in GIF_CHOICES:

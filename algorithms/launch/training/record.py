@@ -226,9 +226,10 @@ class Record:
     def _what_would_do(self, run_dir: RunDir) -> str:
         """About what was not saved."""
         last = max(run_dir.points("state"), default=-1)
-        if last < 0:
+        path = run_dir.path.parent if self.session.in_sweep else run_dir.path
+        if last < 0 and not self.session.in_sweep:
             return f"--config {run_dir.path}/config.json trains anew"
         if last < max(self.losses.points.get("checkpoints", [0])):
-            return f"--resume {run_dir.path} trains again what comes after point {last}"
-        rows = f"; --resume {run_dir.path} completes metrics.csv"
+            return f"--resume {path} trains again what comes after point {last}"
+        rows = f"; --resume {path} completes metrics.csv"
         return f"point {last} is saved{rows * ('rows of metrics.csv' in self.losses.points)}"

@@ -1,6 +1,7 @@
 """Successive halving, Hyperband and retests: what is kept, what is saved, and going on exactly."""
 
 import csv
+import errno
 import functools
 import itertools
 import json
@@ -21,6 +22,7 @@ from algorithms.launch.search import halving, outcomes
 from algorithms.launch.search.halving import Halving
 from algorithms.launch.show import plots, results
 from algorithms.launch.storage import experiment
+from algorithms.launch.storage.run_dir import RunDir
 from algorithms.launch.training import plans, session, stages
 from tests.algorithms.launch import toy
 
@@ -390,6 +392,24 @@ def test_a_damaged_state_that_the_next_rung_needs_is_made_again(halved, tmp_path
     file.write_bytes(file.read_bytes()[:-3])
     assert_same(halved, launch.resume(path, module=toy))
     assert "the point before it is tried" in capsys.readouterr().err
+
+
+def test_a_rung_whose_states_are_lost_ends_the_sweep_until_it_is_resumed(
+    halved, tmp_path, monkeypatch, capsys
+):
+    path, save = tmp_path / "x", RunDir.save
+
+    def full(self, point, *rest):
+        if point:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        save(self, point, *rest)
+
+    monkeypatch.setattr(RunDir, "save", full)
+    swept = launch.sweep(toy, CONFIG, GRID, **ASKED, sweep_dir=path)
+    assert swept.unsaved and len(experiment.open(path).entries) == 2, "no second rung"
+    assert f"--resume {path} trains again what comes after point 0" in capsys.readouterr().err
+    monkeypatch.setattr(RunDir, "save", save)
+    assert_same(halved, launch.resume(path, module=toy))
 
 
 def test_a_damaged_state_beside_other_brackets_is_made_again(tmp_path, capsys):

@@ -306,6 +306,24 @@ def main(*words):
     cli.main(toy, [str(word) for word in words])
 
 
+def test_config_begins_at_the_trials_and_points_of_the_run(source, tmp_path, capsys):
+    """Of a retest's best.json, and where the source has gone on since."""
+    grown = shutil.copytree(source.run_dir, tmp_path / "source")
+    grid = {"learning_rate": [0.1, 0.2]}
+    begun = {"num_seeds": 2, "retest": 1, "retest_seeds": 3, "init_from": grown}
+    launch.sweep(toy, OTHER, grid, sweep_dir=tmp_path / "sweep", **begun)
+    main("--resume", grown, "--total-timesteps", 250, "--quiet")
+    assert launch.load(grown, module=toy).point > 4
+    again = ("--config", tmp_path / "sweep" / "best.json", "--quiet", "--run-dir")
+    main(*again, tmp_path / "same")
+    expected = weights(source.run_dir, "last")
+    np.testing.assert_array_equal(weights(tmp_path / "same", 0), expected[[0, 1, 0]])
+    main(*again, tmp_path / "more", "--num-seeds", 5)
+    np.testing.assert_array_equal(weights(tmp_path / "more", 0), expected[[0, 1, 0, 1, 0]])
+    main(*again, tmp_path / "other", "--init-point", 2)
+    np.testing.assert_array_equal(weights(tmp_path / "other", 0), weights(grown, 2))
+
+
 def test_flags_begin_there_and_config_begins_there_again(source, tmp_path, capsys):
     plain = ("--total-timesteps", 100, "--num-evals", 4, "--quiet")
     begun = ("--init-from", source.run_dir, "--init-point", 2, "--init-trial", 1)

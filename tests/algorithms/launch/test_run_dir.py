@@ -7,6 +7,8 @@ import json
 import math
 import os
 import resource
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -249,6 +251,24 @@ def test_a_config_that_was_changed_on_purpose_is_read(broken):
     assert launch.load(broken, module=toy).config.gamma == 0.9
 
 
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        ("anneal_lr", "false"),
+        ("learning_rate", "3e-1"),
+        ("gamma", True),
+        ("num_envs", 5.0),
+        ("hidden_sizes", 3),
+        ("env_settings", None),
+        ("env", None),
+    ],
+)
+def test_a_config_with_a_value_of_another_kind_is_refused(broken, name, value):
+    change_config(broken, lambda config: config.update({name: value}))
+    with pytest.raises(UserError, match=f"config.json: {name} is .*: give one like "):
+        launch.load(broken, module=toy)
+
+
 def change_config(run_dir, change):
     file = run_dir / "config.json"
     described = json.loads(file.read_text())
@@ -285,6 +305,18 @@ def test_fields_that_a_run_is_older_than_are_as_by_default(broken, capsys):
     for result in (launch.run(toy, CONFIG, **again), launch.resume(broken, module=toy)):
         assert list(result.metrics["timestep"][0]) == [0, 50, 100, 150, 200]
     assert not capsys.readouterr().err
+
+
+def test_copies_of_checkpoints_by_something_else_are_none_of_the_run(broken):
+    """As a file manager or a sync tool makes them."""
+    copies = [broken / "checkpoints" / f"000004{more}" for more in (" (1).policy", "~.state")]
+    for copy in copies:
+        copy.write_bytes(b"x")
+    run_dir = RunDir.open(broken)
+    assert run_dir.points("policy") == [0, 1, 2, 3, 4] and run_dir.points("state") == [3, 4]
+    run_dir.rewind(3, run_dir.history(3))
+    assert launch.resume(broken, module=toy).metrics["timestep"].shape == (3, 5)
+    assert all(copy.exists() for copy in copies)
 
 
 def test_rewinding_drops_all_past_a_point_and_parts_of_files(broken):
@@ -474,6 +506,18 @@ def test_a_disk_that_stays_full_is_told_by_the_exit_code(tmp_path, monkeypatch, 
     monkeypatch.setattr(RunDir, "save", save)
     cli.main(toy, ["--resume", str(path)])
     assert RunDir.open(path).points("policy") == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has it")
+def test_a_log_on_a_full_disk_does_not_end_a_run(tmp_path):
+    """Also its warnings go there. /dev/full is such a disk."""
+    words = ["--total-timesteps", "200", "--num-evals", "4", "--run-dir", tmp_path / "run"]
+    command = [sys.executable, toy.__file__, *words]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=full, env=environment)
+    assert done.returncode == 0
+    assert RunDir.open(tmp_path / "run").points("policy") == [0, 1, 2, 3, 4]
 
 
 def test_a_disk_that_fills_up_leaves_no_half_rows(tmp_path):
