@@ -5,6 +5,7 @@ import atexit
 import dataclasses
 import gc
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -296,7 +297,7 @@ def train(module: Any, config: Any, grid: dict[str, Any], flags: Flags) -> int:
         return NOT_FINITE if result.failed else 0
     if hosts.is_first():
         place = result.run_dir if isinstance(result, Result) else result.sweep_dir
-        print(f"to go on: python {sys.argv[0]} --resume {place}", flush=True)
+        print(f"to go on: python {sys.argv[0]} --resume {shlex.quote(str(place))}", flush=True)
     return STOPPED.get(result.stopped, 0)
 
 

@@ -73,7 +73,8 @@ def export(
     loaded = loading.load(run_dir, point, trial=trial, module=module, env=env, whole=False)
     if file is None:
         file = Path(run_dir) / f"policy_trial{trial}_point{loaded.point}.zip"
-        _check_new(file)
+        if file.exists():
+            raise UserError(f"{file} exists: move it away first")
     about, programs = exported(loaded.module, loaded.config, loaded.state)
     _, place = there.locate(trial)
     last = mean_returns(loaded.metrics)[place, -1] if loaded.metrics else math.nan

@@ -195,10 +195,14 @@ def is_against(config: Any) -> bool:
     return is_game and "opponent" in dict(config.env_settings)
 
 
-def pinned(config: Any) -> Any:
+def pinned(config: Any, there: Path | str | None = None) -> Any:
     """The config with the absolute path of an opponent's run and the number of its point.
 
     A run then goes on with the same opponent, from wherever it is resumed.
+
+    Args:
+      there: a run that the config may be of. Its point is kept where none is named by its number:
+        the opponent may have gone on since.
 
     Raises:
       UserError: there is no such run, trial or point.
@@ -210,9 +214,13 @@ def pinned(config: Any) -> Any:
     if opponent == "random" or not isinstance(opponent, str):
         return config
     _check_side(opponent)
-    path = Path(opponent).resolve()
+    path, point = Path(opponent).resolve(), given.get("opponent_point", "last")
+    if there is not None and isinstance(point, str):
+        before = experiment.open(there).description["config"]["env_settings"]
+        if before.get("opponent") == str(path):
+            point = before.get("opponent_point", point)
     run, trial = _located(path, given.get("opponent_trial", 0))
-    point = choose_point(run, given.get("opponent_point", "last"), run.history(), trial or 0)
+    point = choose_point(run, point, run.history(), trial or 0)
     given |= {"opponent": str(path), "opponent_point": point}
     return config.replace(env_settings=tuple(given.items()))
 

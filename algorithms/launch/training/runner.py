@@ -349,7 +349,10 @@ def _begin(
 ) -> Result | Swept:
     """A sweep, or without `asked` a run: one group of trials, which train at once."""
     chosen, is_sweep = make_options(options), asked is not None
-    config = loading.pinned(config)
+    there = place.path if place.resume_if_exists and place.save else None
+    if there is not None and not experiment.is_there(there, is_sweep):
+        there = None
+    config = loading.pinned(config, there)
     module = split.of(module, chosen.split_envs)
     check_seeds(seeds)
     check_files(chosen, place.save)
@@ -369,8 +372,7 @@ def _begin(
         described = describe_sweep(module, config, asked, seeds, chosen)
     elif place.save:
         described = describe(module, config, groups[0].trials, chosen)
-    there = place.path if place.resume_if_exists and place.save else None
-    if there is not None and experiment.is_there(there, is_sweep):
+    if there is not None:
         _check_same(there, module, described)
         given: dict[str, Any] = {"hooks": hooks, "quiet": view.quiet, **chosen.to_json()}
         env, spent = None if isinstance(config.env, str) else config.env, view.seconds["import"]

@@ -168,7 +168,7 @@ def test_the_best_trial_is_taken_where_none_is_named(run, tmp_path, capsys):
     assert capsys.readouterr().out == f"{file}\n" and file.exists()
     with pytest.raises(SystemExit):
         cli.main(toy, ["--export", str(run.run_dir)])
-    assert f"{file} exists: give the name of a new file" in capsys.readouterr().err
+    assert f"{file} exists: move it away first" in capsys.readouterr().err
 
 
 def test_a_file_that_cannot_be_written_is_the_users_to_solve(tmp_path):

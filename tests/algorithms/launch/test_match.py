@@ -269,6 +269,15 @@ def test_a_run_keeps_the_path_and_the_point_of_its_opponent(runs, tmp_path, monk
     assert said == {"opponent": str(runs / "one"), "opponent_trial": 0, "opponent_point": 2}
     monkeypatch.chdir(tmp_path)
     launch.resume(tmp_path / "run", module=MODULE, total_timesteps=20)
+    # The command that began it resumes it, although the opponent has gone on.
+    grown = shutil.copytree(runs / "one", tmp_path / "one")
+    config = TINY.replace(env_settings=(("opponent", str(grown)),))
+    for total in (20, None):
+        launch.run(MODULE, config, run_dir=tmp_path / "again", resume_if_exists=True)
+        launch.resume(grown, module=MODULE, total_timesteps=total)
+    with pytest.raises(UserError, match="opponent_point: 2|'opponent_point': 2"):
+        other = config.replace(env_settings=(("opponent", str(grown)), ("opponent_point", 3)))
+        launch.run(MODULE, other, run_dir=tmp_path / "again", resume_if_exists=True)
     # A match needs the run alone, and not its opponent.
     shutil.copytree(tmp_path / "run", tmp_path / "copy")
     text = (tmp_path / "copy" / "config.json").read_text().replace(str(runs / "one"), "/gone")
