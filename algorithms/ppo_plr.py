@@ -242,7 +242,7 @@ def replay_distribution(config, buffer, update):
     rank = jnp.argsort(jnp.argsort(-buffer.score)) + 1.0  # 1 for the highest score
     h = 1.0 / rank if config.priority == "rank" else jnp.maximum(buffer.score, 1e-8)
     logits = jnp.where(buffer.filled, jnp.log(h) / config.temperature, -1e30)
-    of_score = buffer.filled * jnp.exp(logits - logits.max())
+    of_score = buffer.filled * jnp.exp(jnp.maximum(logits - logits.max(), -69.0))  # never 0
     stale = buffer.filled * (update - buffer.played)
     stale = jnp.where(stale.sum() > 0, stale, buffer.filled).astype(jnp.float32)
     share = lambda x: x / jnp.maximum(x.sum(), 1.0)

@@ -72,7 +72,7 @@ class Config:
     lr_floor: float = real(0.0, "[0, 1]")  # share of the learning rate at the last step
     lr_exponent: float = real(1.0, "[0, inf)")  # exponent of the cosine; above 1: falls sooner
     adam_eps: float = real(3e-4, "(0, inf)")  # epsilon of Adam and Muon
-    muon_momentum: float = real(0.8, "[0, 1]")  # decay of Muon's mean of gradients
+    muon_momentum: float = real(0.8, "[0, 1)")  # decay of Muon's mean of gradients
     gamma: float = real(0.99, "[0, 1]")  # discount factor
     gae_lambda: float = real(0.95, "[0, 1]")  # decay of the advantage trace
     vtrace: bool = static(True)  # correct advantages for a changed policy
@@ -334,7 +334,7 @@ def to_space(config, space, action):
     """Actions (...) or (..., dimensions), clipped or squashed into the environment's space."""
     if not config.squash:
         return parts.clip_to(space, action)
-    return jnp.clip(parts.rescale_to(space, jnp.tanh(action)), space.low, space.high)
+    return parts.rescale_to(space, jnp.tanh(action))
 
 
 def check(config: Config, env: Any, env_params: Any) -> None:

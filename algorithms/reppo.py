@@ -78,7 +78,7 @@ class Config:
     target_entropy: float = real(-0.5, "(-inf, inf)")  # target entropy per dimension of the action
     num_action_samples: int = static(4)  # next actions in a target
     num_bins: int = static(51)  # bins of the distribution of values
-    symlog_max: float = real(3.0, "(0, 80]")  # bins go to symexp of this, and down to minus it
+    symlog_max: float = real(3.0, "(0, 20]")  # bins go to symexp of this, and down to minus it
     auxiliary: bool = static(True)  # predict the next features and the reward, too
     aux_coef: float = real(1.0, "[0, inf)")  # weight of this prediction in the critic's loss
     norm: str = static("layer")  # before each activation: layer, rms or none

@@ -84,9 +84,10 @@ def check_samples(config: Any, size: int) -> None:
     """
     number = config.num_minibatches
     if config.normalize_advantage and size == number:
+        fewer = next((n for n in range(number // 2, 0, -1) if number % n == 0), None)
         raise ValueError(
             f"num_minibatches={number} leaves one sample to a minibatch, and normalize_advantage "
-            f"makes its advantage zero; {max(1, number // 2)} would do"
+            f"makes its advantage zero; {fewer or 'more num_steps'} would do"
         )
 
 

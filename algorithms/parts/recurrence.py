@@ -278,6 +278,7 @@ def lru_gates(
     place = (jnp.arange(half) + 0.5) / half
     squared = RING[0] ** 2 + (RING[1] ** 2 - RING[0] ** 2) * place
     nu = jnp.log(-0.5 * jnp.log(squared)) + kernel.rates[:half] - forget_bias
+    nu = jnp.clip(nu, -60.0, 60.0)  # of others, a gradient below is 0 * inf
     theta = MAX_PHASE * jnp.mod(jnp.arange(half) * GOLDEN, 1.0)
     theta += kernel.rates[half:]
     modulus = jnp.exp(-jnp.exp(nu))

@@ -32,9 +32,11 @@ def clip_to(space: Any, action: jax.Array) -> jax.Array:
 
 
 def rescale_to(space: Any, action: jax.Array) -> jax.Array:
-    """low + (a + 1) / 2 (high - low): maps actions a (..., dimensions) in [-1, 1] to a Box."""
+    """low + (a + 1) / 2 (high - low), (..., *space.shape): maps actions a (..., dimensions) in
+    [-1, 1] to a Box. A sum that rounding takes out of the box is cut off."""
     action = action.reshape(action.shape[:-1] + space.shape)
-    return space.low + 0.5 * (action + 1.0) * (space.high - space.low)
+    scaled = space.low + 0.5 * (action + 1.0) * (space.high - space.low)
+    return jnp.clip(scaled, space.low, space.high)
 
 
 def uniform_of(noise: jax.Array) -> jax.Array:

@@ -64,7 +64,8 @@ class RunningStatistics:
     def merge(self, other: "RunningStatistics") -> "RunningStatistics":
         """Merges both sets: mean + w d and var + w (other var - var) + w (1 - w) d**2.
 
-        w is the other's share of the count, and d = other mean - mean.
+        w is the other's share of the count, and d = other mean - mean. The first merge, into the
+        variance 1 of no samples, rounds to about 1e-7; later ones wear this off.
         """
         count = self.count + other.count
         weight = other.count / jnp.maximum(count, 1.0)

@@ -74,6 +74,15 @@ def test_replay_distribution_is_that_of_the_paper(priority, temperature, rho):
         np.testing.assert_allclose(found.sum(), 1.0, rtol=1e-5)
 
 
+@pytest.mark.parametrize("priority", ["rank", "score"])
+def test_every_level_can_be_replayed_at_the_lowest_temperature(priority):
+    """Their chances are small, but not 0: a level of chance 0 counts as none."""
+    config = TINY.replace(priority=priority, temperature=0.01, staleness_coef=0.0)
+    score = jnp.array([*np.linspace(-1.0, 3.0, 200), *[-np.inf] * 56], jnp.float32)
+    found = ppo_plr.replay_distribution(config, buffer_of(score, [0] * 256), 4)
+    assert (np.asarray(found[:200]) > 0).all() and not found[200:].any()
+
+
 def test_replay_distribution_without_levels_and_with_levels_just_scored():
     nothing = ppo_plr.replay_distribution(TINY, buffer_of([-np.inf] * 3, [0] * 3), 4)
     np.testing.assert_array_equal(nothing, np.zeros(3))

@@ -63,6 +63,13 @@ def test_sizes_that_can_be_are_taken():
         parts.check_sizes(make_config(**settings))
 
 
+@pytest.mark.parametrize("size, would_do", [(1, "more num_steps"), (7, 1), (9, 3), (16, 8)])
+def test_minibatches_of_one_sample_name_a_number_that_divides(size, would_do):
+    config = types.SimpleNamespace(num_minibatches=size, normalize_advantage=True)
+    with pytest.raises(ValueError, match=f"advantage zero; {would_do} would do"):
+        parts.check_samples(config, size)
+
+
 def test_networks_are_known_and_simba_s_blocks_one_size():
     for network, sizes in (("mlp", ()), ("mlp", (8, 4)), ("simba", (8,)), ("simba", (8, 8))):
         parts.check_network(make_config(network=network, hidden_sizes=sizes), "hidden_sizes")

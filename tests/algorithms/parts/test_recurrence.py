@@ -184,6 +184,16 @@ def test_an_s5_starts_with_slow_and_fast_time_steps_and_slower_ones_with_a_bias(
     np.testing.assert_allclose(-2.0 * np.log(np.abs(keep(1.0))), rates / np.e, rtol=1e-2)
 
 
+@pytest.mark.parametrize("bias", [-1e4, -90.0, 90.0, 1e4])
+def test_gradients_of_an_lru_are_finite_whatever_the_bias(bias):
+    def total(rates):
+        kernel = recurrence.StateSpace(rates, jnp.zeros((8, 8)))
+        keep, given = recurrence.lru_gates(jnp.ones(8), kernel, bias)
+        return jnp.abs(keep).sum() + jnp.abs(given).sum()
+
+    assert np.isfinite(jax.grad(total)(jnp.full(8, 0.1))).all()
+
+
 def test_a_forget_bias_leaves_inputs_of_an_s5_as_large_as_they_are():
     """To a thousandth, and nothing is infinite or NaN where time steps vanish."""
     kernel = recurrence.StateSpace(jnp.zeros(96), jnp.zeros((64, 64)))

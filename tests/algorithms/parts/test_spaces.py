@@ -32,6 +32,16 @@ def test_actions_are_rescaled_to_the_box():
     np.testing.assert_allclose(parts.rescale_to(space, action), expected, rtol=1e-6)
 
 
+def test_rescaled_actions_stay_in_the_box():
+    rng = np.random.default_rng(0)
+    low, high = -rng.uniform(0.0, 3.0, 200), rng.uniform(0.0, 3.0, 200)
+    low, high = low.astype(np.float32), high.astype(np.float32)
+    space = spaces.Box(jnp.array(low), jnp.array(high), (200,))
+    for end in (-1.0, 1.0):
+        action = np.asarray(parts.rescale_to(space, jnp.full(200, end)))
+        assert ((low <= action) & (action <= high)).all()
+
+
 def test_normal_noise_becomes_uniform():
     noise = jax.random.normal(jax.random.key(0), (40_000,))
     counts = np.histogram(parts.uniform_of(noise), 10, (-1.0, 1.0))[0] / 40_000
