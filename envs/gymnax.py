@@ -100,6 +100,10 @@ class Wrapper(Environment):
 class Gymnax(Wrapper):
     """One gymnax environment with strong types, float32 rewards and the dtypes of its spaces."""
 
+    @property
+    def name(self) -> str:
+        return interface.name_of(self.env)
+
     def reset_env(self, key: jax.Array, params: Any) -> tuple[Any, Any]:
         returned, name = self.env.reset_env(key, params), interface.name_of(self)
         observation, state = interface.unpack(name, "reset_env", returned, interface.RESET)

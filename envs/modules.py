@@ -15,18 +15,20 @@ import sys
 import sysconfig
 import traceback
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from envs import interface, suggest
 
 KIT = [Path(__file__).parents[1] / package for package in ("algorithms", "envs")]
 # Frames from these folders are left out of the message when a user's code fails.
 LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))
+NONE = "default_params of {} is None: give a flax dataclass, which may be empty"
 INTERFACE = (
     "reset_env",
     "step_env",
@@ -37,10 +39,15 @@ INTERFACE = (
 )
 
 
-def construct(name: str, settings: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+def construct(
+    name: str, settings: dict[str, Any], of_all: Collection[str] = ()
+) -> tuple[Any, dict[str, Any]]:
     """Builds the environment of a `module:name`, with those settings that its signature has.
 
     Shapes are traced through a reset and a step, so that errors in them show at once.
+
+    Args:
+      of_all: names of given settings that every environment has, as `max_steps`.
 
     Returns:
       The environment and the other settings (fields of its parameters).
@@ -56,6 +63,8 @@ def construct(name: str, settings: dict[str, Any]) -> tuple[Any, dict[str, Any]]
     with jax.ensure_compile_time_eval():  # concrete arrays, also when called inside a trace
         factory = _find(name)
         arguments = _arguments(factory)
+        if taken_away := sorted(arguments.keys() & set(of_all)):
+            raise ValueError(reserved(name, "argument", taken_away[0]))
         taken = {k: v for k, v in settings.items() if k in arguments}
         left = {k: v for k, v in settings.items() if k not in taken}
         needed = [k for k, p in arguments.items() if p.default is p.empty and k not in taken]
@@ -65,6 +74,11 @@ def construct(name: str, settings: dict[str, Any]) -> tuple[Any, dict[str, Any]]
             env = factory(**taken)
     _check(name, env)
     return env, left
+
+
+def reserved(label: str, what: str, name: str) -> str:
+    """Why an environment's own `name` cannot be set."""
+    return f"{label} has its own {what} {name}, which is a setting of every environment: rename it"
 
 
 def _find(name: str) -> Callable:
@@ -176,8 +190,11 @@ def _check(name: str, env: Any) -> None:
     told = lambda part: _told(f"{part} of {name}")
     with told("default_params, action_space or observation_space"):
         params = env.default_params
+        jax.tree.map(jnp.result_type, params)  # numbers and arrays, which can be traced
         space = env.action_space(params)
         env.observation_space(params)
+    if params is None:
+        raise ValueError(NONE.format(name))
 
     def once(key, params):
         reset_key, action_key, step_key = jax.random.split(key, 3)

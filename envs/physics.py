@@ -48,7 +48,8 @@ def scaled(model: Any, scales: Scales) -> Any:
         inertia = inertia.replace(mass=inertia.mass * mass, i=inertia.i * mass)
         own |= {
             "gravity": model.gravity * scales.gravity_scale,
-            "link": model.link.replace(inertia=inertia),
+            "link": model.link.replace(inertia=inertia, invweight=model.link.invweight / mass),
+            "dof": model.dof.replace(invweight=model.dof.invweight / mass),
             "actuator": motor.replace(
                 gain=motor.gain * scales.strength_scale,
                 bias_q=motor.bias_q * scales.strength_scale,

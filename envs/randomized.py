@@ -6,6 +6,7 @@ Every episode draws its own values, from a uniform distribution or from one that
 logarithm, and keeps them to its end. All other parameters may be traced and batched as before.
 """
 
+import functools
 import math
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
@@ -217,6 +218,17 @@ class Randomized(WithState):
             for x, end in ((space.low, -1.0), (space.high, 1.0))
         )
         return spaces.Box(low, high, low.shape, space.dtype)
+
+    def action_space(self, params: Any) -> Any:
+        """The actions of all episodes: its bounds are the widest, where they depend on a range."""
+        space = self.env.action_space(params)
+        if not isinstance(space, spaces.Box):
+            return space
+        ends = [RandomizedState(None, jnp.full(len(self.ranges), end)) for end in (0.0, 1.0)]
+        boxes = [space, *(self.env.action_space(self.drawn(state, params)) for state in ends)]
+        low = functools.reduce(jnp.minimum, [box.low for box in boxes])
+        high = functools.reduce(jnp.maximum, [box.high for box in boxes])
+        return spaces.Box(low, high, space.shape, space.dtype)
 
     def _seen(self, observation: jax.Array, shares: jax.Array) -> jax.Array:
         if not self.observe:

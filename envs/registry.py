@@ -3,7 +3,7 @@
 import functools
 import importlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import jax
@@ -125,17 +125,22 @@ def _build(env: Any, settings: dict[str, Any]) -> tuple[Any, Any]:
         if not isinstance(wrapper_settings.get(name), bool | None):
             raise ValueError(f"{name}={wrapper_settings[name]}: give true or false")
     label = env if isinstance(env, str) else getattr(env, "name", type(env).__name__)
+    own = not isinstance(env, str)
     if isinstance(env, str):
-        env, settings = _construct(env, settings)
+        env, settings = _construct(env, settings, wrapper_settings)
     words, seen = (wrapper_settings.get(name) for name in ("randomize", "observe_randomized"))
     more = getattr(env, "more_params", ())
     if more and (words is not None or any(name in more for name in settings)):
         env = env.with_more_params()
     params = env.default_params
+    if params is None:
+        raise ValueError(modules.NONE.format(label))
     fields = list(dict.fromkeys((*parameter_names(params), *more)))
+    if taken := [name for name in wrapper_settings if name in fields]:
+        raise ValueError(modules.reserved(label, "parameter", taken[0]))
     for name in settings:
         if name not in fields:
-            known = [*_arguments(env, label), *fields, *WRAPPER_SETTINGS]
+            known = [*([] if own else _arguments(env, label)), *fields, *WRAPPER_SETTINGS]
             raise ValueError(suggest.unknown(f"setting of {label}:", name, known))
         settings[name] = _value(label, name, settings[name], getattr(params, name))
     if settings:
@@ -209,13 +214,15 @@ def _value(label: str, name: str, value: Any, default: Any) -> Any:
     return value
 
 
-def _construct(name: str, settings: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+def _construct(
+    name: str, settings: dict[str, Any], of_all: Collection[str]
+) -> tuple[Any, dict[str, Any]]:
     """Builds an environment by its name, with those settings that its constructor takes.
 
     Returns the environment and the other settings (fields of its parameters).
     """
     if ":" in name:
-        return modules.construct(name, settings)
+        return modules.construct(name, settings, of_all)
     library, slash, rest = name.partition("/")
     if slash:
         if library not in LIBRARIES:

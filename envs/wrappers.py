@@ -115,7 +115,12 @@ class FrameStack(WithState):
     def __init__(self, env: Any, params: Any, frame_stack: int):
         super().__init__(env)
         self.number = _whole("frame_stack", frame_stack, "observations")
-        self.size = env.observation_space(params).shape[-1]
+        space = env.observation_space(params)
+        if not (shape := getattr(space, "shape", None)):
+            raise ValueError(
+                f"frame_stack={frame_stack} needs observations with an axis; {env.name} has {space}"
+            )
+        self.size = shape[-1]
 
     def reset_env(self, key: jax.Array, params: Any) -> tuple[jax.Array, FrameStackState]:
         observation, inner = self.env.reset_env(key, params)
@@ -172,12 +177,20 @@ class ActionRepeat(Wrapper):
             _, state, reward, terminated, before = step
             *after, info = self.env.step_env(key, state, action, params)
             over = terminated | self.env.is_truncated(state, params)
-            info = self._summed(before, info)
+            info = self._summed(before, self._floats(info))
             after = (*after[:2], reward + after[2], *after[3:], info)
             return jax.tree.map(lambda old, new: jnp.where(over, old, new), step, after), None
 
-        first = self.env.step_env(keys[0], state, action, params)
-        return jax.lax.scan(frame, first, keys[1:])[0]
+        *first, info = self.env.step_env(keys[0], state, action, params)
+        return jax.lax.scan(frame, (*first, self._floats(info)), keys[1:])[0]
+
+    def _floats(self, info: dict[str, Any]) -> dict[str, Any]:
+        """With what is summed as float32: a bool or a small integer would not hold the sum."""
+        of = lambda values, names: values | {n: jnp.asarray(values[n], jnp.float32) for n in names}
+        sums = [name for name, kind in kinds(self.env).items() if kind == "sum"]
+        if sums:
+            info = {**info, "metrics": of(info["metrics"], sums)}
+        return of(info, ["shaped_reward"]) if shapes(self.env) else info
 
     def _summed(self, before: dict[str, Any], info: dict[str, Any]) -> dict[str, Any]:
         """Sums over the frames: metrics that are sums over an episode, and shaped rewards."""

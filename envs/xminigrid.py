@@ -40,8 +40,11 @@ def construct(name: str, settings: dict[str, Any]) -> tuple["XMiniGrid", dict[st
     known = ("height", "width", "view_size")
     taken, left = adapter.split(settings, *known)
     try:
-        env = XMiniGrid(f"xminigrid/{name}", *_library().make(name, **taken))
-        return env.taking(known), left
+        wrapped, params = _library().make(name)
+        if taken:  # handed to `make`, they would keep the time limit of the size without them
+            own = library("xminigrid.registration", "xminigrid")._REGISTRY[name].kwargs
+            params = wrapped.default_params(**{**own, **taken})
+        return XMiniGrid(f"xminigrid/{name}", wrapped, params).taking(known), left
     except (TypeError, ValueError, AssertionError) as error:
         raise ValueError(f"xminigrid/{name} with {taken}: {error}") from error
 

@@ -137,14 +137,17 @@ def _environment(run: Path | str, config: Any, words: str) -> _World:
             f"{own['randomize']}; leave --randomize out"
         )
     try:
-        env, params = envs.make(config.env, **(own | {"randomize": words}))
+        drawn = {word.partition(":")[0] for word in words.split("/")}
+        others = {name: value for name, value in own.items() if name not in drawn}
+        env, params = envs.make(config.env, **(others | {"randomize": words}))
         envs.check_ends(env, params)
     except ValueError as error:
         raise UserError(str(error)) from None
     wrapper = randomized.of(env)
     assert wrapper is not None
     ranges = wrapper.ranges
-    return _World(env, params, ranges, [r.share(float(getattr(params, r.name))) for r in ranges])
+    trained = [float(own.get(r.name, getattr(params, r.name))) for r in ranges]
+    return _World(env, params, ranges, [r.share(x) for r, x in zip(ranges, trained)])
 
 
 def _shares(number: int, values: int) -> np.ndarray:

@@ -268,6 +268,23 @@ def test_craftax_takes_batched_parameters():
 
 
 @pytest.mark.needs("xminigrid")
+@pytest.mark.parametrize(
+    "name, settings, same",
+    [
+        ("MiniGrid-DoorKey-5x5", {"height": 16, "width": 16}, "MiniGrid-DoorKey-16x16"),
+        ("XLand-MiniGrid-R1-9x9", {"height": 17, "width": 17}, "XLand-MiniGrid-R1-17x17"),
+        ("MiniGrid-DoorKey-5x5", {"view_size": 7}, "MiniGrid-DoorKey-5x5"),
+    ],
+)
+def test_xminigrid_s_limit_is_that_of_its_size(name, settings, same):
+    limits = [
+        envs.make(f"xminigrid/{one}", **given)[1].max_steps_in_episode
+        for one, given in ((name, settings), (same, {}))
+    ]
+    assert limits[0] == limits[1]
+
+
+@pytest.mark.needs("xminigrid")
 def test_xminigrid_s_reward_knows_the_limit():
     """The reward is 1 - 0.9 of the used share of the limit."""
     env, params = envs.make("xminigrid/MiniGrid-Empty-5x5")

@@ -24,6 +24,21 @@ NAMES = [n for n in gymnax.registered_envs if "MNIST" not in n]  # MNIST needs a
 # --- make -------------------------------------------------------------------------------------
 
 
+def test_frames_of_numbers_without_an_axis_are_not_stacked():
+    class Flat(tasks.Probe):
+        def observation_space(self, params):
+            return tasks.spaces.Box(0.0, 1.0, ())
+
+    with pytest.raises(ValueError, match="frame_stack=2 needs observations with an axis; Probe"):
+        wrappers.FrameStack(Flat(), ProbeParams(), 2)
+
+
+def test_arguments_of_an_object_s_class_are_no_settings():
+    with pytest.raises(ValueError, match="setting of Probe: 'continuous'; .*, noise") as caught:
+        envs.make(tasks.Probe(), continuous=True)
+    assert "mean continuous" not in str(caught.value)
+
+
 def test_data_that_cannot_be_fetched_are_a_sentence(monkeypatch):
     def offline():
         raise urllib.error.URLError("Name or service not known")

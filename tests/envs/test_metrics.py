@@ -66,6 +66,19 @@ def test_repeated_actions_add_up_metrics_that_are_sums():
     assert found[1] == {"place": 4, "travel": 4}  # one frame is left
 
 
+@pytest.mark.parametrize("value", [True, np.uint8(100)])
+def test_repeated_actions_add_up_numbers_of_small_types(value):
+    class Small(tasks.Reporting):
+        def step_env(self, key, state, action, params):
+            *rest, info = super().step_env(key, state, action, params)
+            return *rest, {"metrics": info["metrics"] | {"travel": jnp.asarray(value)}}
+
+    env, params = envs.make(Small(), action_repeat=3)
+    _, state = env.reset_env(jax.random.key(0), params)
+    *_, info = transition(env, jax.random.key(1), state, 0, params)
+    assert info["metrics"]["travel"] == 3 * int(value)
+
+
 def test_an_evaluation_s_episodes_have_theirs_up_to_their_ends():
     env, params = envs.make(tasks.Reporting(spread=True), max_steps=6)
     policy = lambda state, observation, memory=None: (jnp.zeros((), jnp.int32), memory)

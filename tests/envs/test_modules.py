@@ -219,8 +219,31 @@ REFUSED = [
         "MODULE:Walk",
         r"step_env of MODULE:Walk: TracerBoolConversionError: .*\(MODULE.py:\d+\)",
     ),
+    (
+        WALK.replace("    @property\n    def default", "    def default"),
+        "MODULE:Walk",
+        "default_params, action_space or observation_space of MODULE:Walk: TypeError: ",
+    ),
+    (WALK.replace("pay: float = 1.0", "pay: str = 'x'"), "MODULE:Walk", "MODULE:Walk: TypeError: "),
+    (WALK.replace("return Params()", "return None"), "MODULE:Walk", "default_params .* is None: "),
     (NO_TIME, "MODULE:Walk", r"is_truncated of MODULE:Walk: AttributeError: .*'time'"),
 ]
+
+
+@pytest.mark.parametrize(
+    "old, new, what",
+    [
+        ("size=5", "size=5, noise=0", "argument"),
+        ("size=5", "size=5, *, noise", "argument"),
+        ("pay: float = 1.0", "pay: float = 1.0\n    noise: float = 0.5", "parameter"),
+    ],
+)
+def test_names_of_settings_of_all_environments_cannot_be_an_environment_s_own(
+    module, old, new, what
+):
+    name = f"{module(WALK.replace(old, new))}:Walk"
+    with pytest.raises(ValueError, match=f"has its own {what} noise, which is a setting of every"):
+        envs.make(name, noise=2.0)
 
 
 @pytest.mark.parametrize("text, name, message", REFUSED, ids=[m for _, _, m in REFUSED])

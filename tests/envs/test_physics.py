@@ -46,6 +46,8 @@ def test_fields_of_the_model(name, settings):
         close(after.gravity, np.array([0.0, 0.0, -9.81 / 2]))
         close(after.link.inertia.mass, 2 * np.asarray(before.link.inertia.mass))
         close(after.link.inertia.i, 2 * np.asarray(before.link.inertia.i))
+        close(after.link.invweight, np.asarray(before.link.invweight) / 2)
+        close(after.dof.invweight, np.asarray(before.dof.invweight) / 2)
         close(after.actuator.gain, 5 * np.asarray(before.actuator.gain))
     biased = before.replace(actuator_biasprm=before.actuator_biasprm + 1.0)
     if name.startswith("brax"):

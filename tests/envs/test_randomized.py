@@ -11,6 +11,7 @@ from gymnax.environments import environment, spaces
 
 import envs
 from algorithms import ppo
+from envs import randomized
 
 POLE = "length:uniform:0.25:1/gravity:log:5:20"
 
@@ -150,6 +151,34 @@ def test_the_limits_of_an_episode_can_be_drawn():
     for x, over in ((limit - 0.01, False), (limit + 0.01, True)):
         at = state.replace(inner=state.inner.replace(x=x, theta=jnp.zeros(())))
         assert bool(env.is_terminated(at, params)) == over
+
+
+def test_actions_have_the_widest_bounds_of_all_episodes():
+    env, _ = envs.make("Pendulum-v1", randomize="max_torque:uniform:1:8", rescale_action=True)
+    params = env.default_params
+    inner = randomized.of(env).action_space(params)
+    assert (float(inner.low), float(inner.high)) == (-8.0, 8.0)
+    speeds = []
+    for share in (0.0, 1.0):
+        pinned = randomized.pinned(env, jnp.array([share]))
+        _, state = pinned.reset_env(jax.random.key(0), params)
+        _, after, *_ = pinned.step_env(jax.random.key(1), state, jnp.ones(1), params)
+        _, still, *_ = pinned.step_env(jax.random.key(1), state, jnp.zeros(1), params)
+        speeds.append(float(after.inner.theta_dot - still.inner.theta_dot))
+    np.testing.assert_allclose(speeds[1], 8 * speeds[0], rtol=1e-4)
+
+
+def test_a_class_without_a_name_has_that_of_its_class():
+    class Plain:
+        """Of no base class."""
+
+    for part in ("reset_env", "step_env", "is_truncated", "action_space", "observation_space"):
+        setattr(Plain, part, getattr(Everywhere, part))
+    Plain.default_params = Everywhere.default_params
+    env, _ = envs.make(Plain(), randomize="a:uniform:0:1")
+    assert env.name == "Plain"
+    with pytest.raises(ValueError, match="indices from 0 to 0, as Plain has observations of 1"):
+        envs.make(Plain(), observe=3)
 
 
 def test_what_was_drawn_can_be_seen():

@@ -105,6 +105,14 @@ def test_returns_of_every_cell(runs):
             np.testing.assert_allclose(default - start[0], 2 * (2.5 + 100), atol=0.1)
 
 
+def test_a_parameter_that_a_run_set_can_be_the_grid_s(tmp_path):
+    """Its own value is the default."""
+    launch.run(toy, TINY.replace(env_settings=(("a", 2.0),)), run_dir=tmp_path / "run")
+    found = grid.grid([tmp_path / "run"], "a:uniform:1:5", values=2, episodes=1)
+    start, other = found.rows[0].cells[0]
+    np.testing.assert_allclose(found.rows[0].default[0] - start, (other - start) / 4, rtol=1e-4)
+
+
 def test_episodes_seeds_and_points(runs):
     """Half of the episodes start at 1000, in each of their two steps. At point 0 all act alike."""
     found = {
