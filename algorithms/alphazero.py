@@ -17,8 +17,8 @@ value is the game's outcome for the player to move. Implementation details:
   1 Gumbel: sequential halving at the root; the policy's target is softmax(logits + sigma(q)) with
     completed q-values (equations 8-11; sigma as in section 3.4 without rescaled values). PUCT:
     Dirichlet noise at the root; the target is the shares of visits; moves are drawn from them.
-  2 A board is searched only while its game is on: it restarts before the next search. In the tree
-    an ended game has value 0 and discount 0.
+  2 A finished game restarts before the next search, so every search begins in a running game. In
+    the tree an ended game has value 0 and discount 0.
   3 Values are of the player to move, so the discount of a step is -gamma, or gamma if the same
     player moves again.
   4 Illegal moves have no probability in priors, targets, the loss and the policy.

@@ -12,7 +12,8 @@ Hasselt et al. 2016, https://arxiv.org/abs/1509.06461) and n-step returns.
 
 Implementation details:
   1 A round is `train_every` steps of each environment, then `updates_per_step` gradient steps.
-  2 Windows are drawn with replacement from a ring, and never reach past its newest transition.
+  2 A window is `n_step` transitions in a row. Windows are drawn with replacement from the buffer, a
+    ring, and never reach past its newest transition.
   3 A transition leads to the observation before any restart. The target bootstraps from it, also
     where a time limit cut the episode, but not where the episode terminated.
   4 n-step returns stop at the end of an episode and bootstrap with gamma ** (steps taken).

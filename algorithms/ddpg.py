@@ -19,9 +19,9 @@ Implementation details:
   3 Exploration noise is normal. With `noise_correlation` above 0 it is the paper's
     Ornstein-Uhlenbeck process; its theta of 0.15 is a correlation of 0.85. The variance does not
     depend on the correlation, and the process runs on through the ends of episodes.
-  4 In a gradient step the critic learns first, then the actor climbs it, then both target networks
-    move. There is no batch norm, and by default no weight decay. The critic sees the action from
-    its first layer on.
+  4 In a gradient step the critic learns first, then the actor follows its gradient, then both
+    target networks move. There is no batch norm, and by default no weight decay. The critic sees
+    the action from its first layer on.
   5 A transition leads to the observation before any restart. The target bootstraps from it, also
     where a time limit cut the episode, but not where the episode terminated.
   6 Before `learning_starts`, actions are uniform over the box.

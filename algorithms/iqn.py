@@ -12,7 +12,8 @@ Hasselt et al. 2016, https://arxiv.org/abs/1509.06461) and n-step returns.
 
 Implementation details:
   1 A round is `train_every` steps of each environment, then `updates_per_step` gradient steps.
-  2 Windows are drawn with replacement from a ring, and never reach past its newest transition.
+  2 A window is `n_step` transitions in a row. Windows are drawn with replacement from the buffer, a
+    ring, and never reach past its newest transition.
   3 A transition leads to the observation before any restart. The target bootstraps from it, also
     where a time limit cut the episode, but not where the episode terminated.
   4 n-step returns stop at the end of an episode and bootstrap with gamma ** (steps taken).
@@ -23,7 +24,7 @@ Implementation details:
     of the observation with an embedding of the level by `num_cosines` cosines. A gradient step
     compares `num_levels` random levels with `num_target_levels` others by the quantile Huber loss.
   8 Actions are chosen by the mean over `num_policy_levels` levels, the middles of equal shares. The
-    paper draws them, which errs more. `risk` distorts them, also in targets (section 3.2).
+    paper samples them, which is less accurate. `risk` distorts them, also in targets (section 3.2).
   9 Orthogonal initialisation; Adam with a large epsilon (docs/tuning.md); clipping by global norm.
  10 With a finite `duration_exponent`, random actions last several steps (Dabney et al. 2021,
     https://arxiv.org/abs/2006.01782), until the episode ends or they are not allowed.

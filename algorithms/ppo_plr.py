@@ -9,19 +9,19 @@ https://arxiv.org/abs/2203.01302), on top of PPO (Schulman et al. 2017).
     python algorithms/ppo_plr.py --env xminigrid/MiniGrid-FourRooms
 
 A level is the key of a reset and the parameters that `randomize` draws (docs/environments.md), so
-any environment has levels. The learner is that of ppo.py. Implementation details:
+any environment has levels. Loss and gradient steps are those of ppo.py. Implementation details:
   1 All environments share one rollout, whatever they play. A branch between kinds of updates would,
     under vmap, compute each of them.
   2 Each episode is played in the next level of its environment. Levels are drawn before a rollout,
     one for each environment and window of steps: envs/batch.py.
   3 The first `replay_share` of the environments replay levels of the buffer, no level twice in a
-    window. A share between two numbers of environments holds on average. Until the buffer is full
-    to `min_fill`, they play new levels.
+    window. A share that is no whole number of environments is met on average. Until the buffer is
+    full to `min_fill`, they play new levels.
   4 `edit_share` of the other environments play a level that is drawn like a replay, with its
     parameters moved (ACCEL). Without `randomize` nothing moves. The rest play new levels.
   5 A level is scored when its environment has left it. If it was not replayed, it enters the buffer
     if its score exceeds the lowest.
-  6 With `robust`, only replayed levels are learned from; the others are just looked at. With
+  6 With `robust`, only replayed levels are learned from; the others are only scored. With
     `replay_share` 0 and without `robust`, this is plain domain randomisation.
 """
 

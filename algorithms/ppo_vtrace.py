@@ -22,7 +22,8 @@ A *segment* is one agent of one environment over a whole rollout. Implementation
   4 One network serves all agents.
   5 Muon steps the matrices and Adam the rest, with a cosine schedule. A small epsilon makes full
     steps along the noise of small gradients, and loses perfect policies (docs/tuning.md).
-  6 Squashed actions are tanh of a Gaussian, stored before it. Their entropy is a numerical sum.
+  6 Squashed actions are tanh of a Gaussian, stored before the tanh. Their entropy is a numerical
+    sum.
   7 Episodes restart within a rollout; a truncated one bootstraps from its final observation.
   8 The policy learns no steps of agents that left (`info["alive"]`), nor padding
     (`env.action_dimensions`). An agent's own rewards end with it. A team's reward

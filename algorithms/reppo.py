@@ -22,11 +22,11 @@ Implementation details, from the paper and its public code (github.com/cvoelcker
   5 A sample whose KL from the policy that acted exceeds `kl_bound` only reduces this KL.
   6 Temperature and multiplier are exp of parameters, and share the actor's optimiser.
   7 With `auxiliary`, the critic's features also predict the next features and the reward.
-  8 An early episode of each environment is cut at a random step. Else episodes that all last
-    equally long stay in step with each other, and each rollout has only one part of them.
+  8 An early episode of each environment is cut at a random step. Otherwise episodes of equal length
+    stay synchronised, and a rollout covers only one part of them.
 Six things differ from that code. Bins are equidistant in symlog(value) (Hafner et al. 2023,
-https://arxiv.org/abs/2301.04104), and rewards are normalised: no range of values is to be guessed.
-The KL is exact, that of the Gaussians, because tanh is a bijection. The critic learns from
+https://arxiv.org/abs/2301.04104), and rewards are normalised, so no range of values has to be
+guessed. The KL is exact, that of the Gaussians, because tanh is a bijection. The critic learns from
 truncated steps too. A terminated step has no entropy of a next action. Every minibatch has noise of
 its own. Statistics do not change while a rollout is collected and learned from.
 """

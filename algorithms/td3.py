@@ -20,9 +20,9 @@ Implementation details:
     process of the same variance, which runs on through the ends of episodes.
   4 `num_critics` critics are one vmapped network; targets take their minimum, the actor follows
     the first one. Clipped noise smooths the target's action.
-  5 After every `policy_every`-th gradient step of the critics, the actor takes one up the new
-    critic, and all target networks move. All vmapped runs do so at the same steps, so the branch
-    stays a branch.
+  5 After every `policy_every`-th gradient step of the critics, the actor takes one that increases
+    the new critic's value, and all target networks move. All vmapped runs do so at the same steps,
+    so the branch stays a branch.
   6 A transition leads to the observation before any restart. The target bootstraps from it, also
     where a time limit cut the episode, but not where the episode terminated.
   7 Before `learning_starts`, actions are uniform over the box.
