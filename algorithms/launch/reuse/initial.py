@@ -93,7 +93,7 @@ def choose(
                 "parameters of one algorithm do not fit another"
             )
         trials = wanted.trials or _trials(there, wanted, len(seeds), best_of_sweep)
-        points = wanted.points or [wanted.point] * len(trials)
+        points: Sequence[int | str] = wanted.points or [wanted.point] * len(trials)
         each = [_point(there, wanted._replace(point=p), t) for t, p in zip(trials, points)]
         return [list(trials), each]
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import inspect
+import itertools
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -222,8 +223,14 @@ def pbt(
         copy_buffer=copy_buffer,
         periods=periods,
     )
-    for ends in zip(*[(space.low, space.high) for space in wanted.ranges.values()]):
-        check_floats(config.replace(**dict(zip(wanted.ranges, ends))))
+    low, high = (
+        {name: getattr(space, end) for name, space in wanted.ranges.items()}
+        for end in ("low", "high")
+    )
+    # One at its other end, too: some fields must be less than others, as v_min than v_max.
+    others = [(low | {name: high[name]}, high | {name: low[name]}) for name in low]
+    for ends in [low, high, *itertools.chain(*others)]:
+        check_floats(config.replace(**ends))
     if options.get("init_from"):
         raise UserError("init_from does not go with pbt: members begin as the algorithm has them")
     view = Progress(quiet, import_seconds)

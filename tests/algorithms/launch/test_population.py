@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from algorithms import launch, ppo, sac
+from algorithms import c51, launch, ppo, sac
 from algorithms.launch import Discount, LogUniform, Uniform
 from algorithms.launch.commands import cli
 from algorithms.launch.compute import devices, evolution, population
@@ -416,6 +416,13 @@ def test_an_exported_population_acts_as_its_best_member(run, tmp_path):
     observations = np.array([[1.0, 0, 0, 0], [-1.0, 0, 0, 0]], np.float32)
     actions, _ = act(observations, (), None)
     np.testing.assert_array_equal(actions, weights * observations[:, 0] > 0)
+
+
+def test_ranges_in_which_one_field_may_pass_another_are_refused():
+    """Both ends are in order, each by itself."""
+    ranges = {"v_min": Uniform(-100.0, 50.0), "v_max": Uniform(0.0, 100.0)}
+    with pytest.raises(UserError, match="v_max"):
+        launch.pbt(c51, c51.Config(), ranges, rounds=4, members=4, save=False)
 
 
 def test_only_floats_that_the_update_reads_may_change():
