@@ -81,9 +81,22 @@ def starting(trainer: Trainer, run_dir: RunDir, point: int | None, finished: int
         )
     if point is None:
         return Start(resumed=True)
+    history = run_dir.history(point)
+    _check_length(trainer, run_dir, history)
     like = programs.initial_state(trainer.module, trainer.config)
     read = lambda trials: run_dir.read(point, "state", like, trials)
-    return Start(point, read, run_dir.history(point), True)
+    return Start(point, read, history, True)
+
+
+def _check_length(trainer: Trainer, run_dir: RunDir, history: dict[int, Any]) -> None:
+    """Refuses a run whose points are not as long as its config says, as after an edit by hand."""
+    plan, last = trainer.plan, max(history, default=0)
+    steps = float(history[last]["timestep"].min()) if last else 0.0
+    if plan.steps and steps * plan.points != float(plan.steps) * last:
+        raise UserError(
+            f"{run_dir.path} has {steps:.0f} steps at point {last}, which its config.json does not "
+            "make: undo what was changed there; --resume with --total-timesteps makes a run longer"
+        )
 
 
 def check_no_rung(path: Path) -> None:

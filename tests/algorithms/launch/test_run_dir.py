@@ -269,6 +269,12 @@ def test_a_config_with_a_value_of_another_kind_is_refused(broken, name, value):
         launch.load(broken, module=toy)
 
 
+def test_a_run_whose_length_was_changed_by_hand_is_not_gone_on_with(broken):
+    change_config(broken, lambda config: config.update(total_timesteps=400))
+    with pytest.raises(UserError, match="has 200 steps at point 4, which its config.json does not"):
+        launch.resume(broken, module=toy)
+
+
 def change_config(run_dir, change):
     file = run_dir / "config.json"
     described = json.loads(file.read_text())
