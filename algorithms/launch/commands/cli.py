@@ -141,7 +141,8 @@ def defaults(module: Any, argv: list[str]) -> tuple[Any, Flags]:
     source, value = given.popitem()
     if source == "preset":
         return preset(module, value), Flags()
-    return from_run(module, source, Path(value))
+    names_env = any(word.partition("=")[0] == "--env" for word in argv)
+    return from_run(module, source, Path(value), names_env)
 
 
 def preset(module: Any, name: str) -> Any:
@@ -161,8 +162,12 @@ def unknown_preset(algorithm: str, name: str) -> UserError:
     return UserError(f"{algorithm} has no preset '{name}'; these have: {', '.join(others)}")
 
 
-def from_run(module: Any, source: str, path: Path) -> tuple[Any, Flags]:
-    """The settings of a run; its seeds and options, too, where it is run again or goes on."""
+def from_run(module: Any, source: str, path: Path, names_env: bool = False) -> tuple[Any, Flags]:
+    """The settings of a run; its seeds and options, too, where it is run again or goes on.
+
+    Args:
+      names_env: whether --env is given, in place of an environment object that no file can hold.
+    """
     if experiment.is_sweep(path):
         if source == "config":
             best = sorted(file.name for file in path.glob("best*.json")) or ["best.json"]
@@ -184,7 +189,10 @@ def from_run(module: Any, source: str, path: Path) -> tuple[Any, Flags]:
         flags = Flags(seed=seeds[0], num_seeds=len(seeds), **options)
         if source == "config" and (begins := described.get("init_from")):
             flags = dataclasses.replace(flags, **init_flags(begins))
-    return settings.config_from_json(module.Config, described["config"], path), flags
+    values = described["config"]
+    if source == "config" and names_env and isinstance(values["env"], dict):
+        values = values | {"env": module.Config().env}
+    return settings.config_from_json(module.Config, values, path), flags
 
 
 def init_flags(begins: dict[str, Any]) -> dict[str, Any]:

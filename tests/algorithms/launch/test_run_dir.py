@@ -361,6 +361,9 @@ def test_a_run_with_an_environment_object(tmp_path):
     loaded = launch.load(path, module=toy, env=env)
     assert loaded.config.env is env and loaded.point == 4
     assert launch.resume(path, module=toy, env=env).objective
+    words = ["--config", str(path / "config.json"), "--quiet", "--run-dir", str(tmp_path / "new")]
+    cli.main(toy, [*words, "--env", "CartPole-v1"])
+    assert launch.load(tmp_path / "new", module=toy).config.env == "CartPole-v1"
     for read in (launch.load, launch.resume):  # not the registered one of that name
         with pytest.raises(UserError, match=r"environment was an object \(CartPole-v1\).*env=..."):
             read(path, module=toy)
