@@ -188,7 +188,7 @@ def project(probabilities, targets, atoms):  # detail 8
     Equation 7 of Bellemare et al. 2017: probabilities p of targets y, both (batch, num_targets),
     on evenly spaced atoms z (num_atoms,), whose distance is dz.
     """
-    spacing = atoms[1] - atoms[0]
+    spacing = (atoms[-1] - atoms[0]) / (len(atoms) - 1)  # of two neighbours it is less exact
     position = (jnp.clip(targets, atoms[0], atoms[-1]) - atoms[0]) / spacing
     distance = jnp.abs(position[:, :, None] - jnp.arange(len(atoms)))
     return jnp.einsum("bta,bt->ba", jnp.maximum(1.0 - distance, 0.0), probabilities)

@@ -14,6 +14,9 @@ from flax import struct
 from envs import shaping
 from envs.sums import Sum, mean
 
+# Metrics of every episode, which an environment's own would replace.
+RESERVED = ("return", "length", "last_reward", "terminated", "truncated", "exploitability")
+
 
 def kinds(env: Any) -> dict[str, str]:
     """The kind of each metric of an environment: "last" or "sum"."""
@@ -21,6 +24,8 @@ def kinds(env: Any) -> dict[str, str]:
     for name, kind in found.items():
         if kind not in ("last", "sum"):
             raise ValueError(f'metric {name} of {env.name}: "{kind}" is neither "last" nor "sum"')
+        if name in RESERVED:
+            raise ValueError(f"metric {name} of {env.name}: every environment has one; rename it")
     return found
 
 

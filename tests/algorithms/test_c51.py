@@ -146,6 +146,15 @@ def test_projection_is_exact_on_atoms_and_at_the_ends():
     np.testing.assert_allclose(result[:, -1], probabilities[:, 3:].sum(1), atol=1e-6)
 
 
+@pytest.mark.parametrize("low, high, number", [(-100.0, 100.0, 501), (1000.0, 1001.0, 51)])
+def test_no_mass_is_lost_with_many_atoms(low, high, number):
+    atoms = jnp.linspace(low, high, number)
+    for target in (low - 5.0, high + 5.0):
+        result = c51.project(jnp.ones((1, 1)), jnp.full((1, 1), target), atoms)[0]
+        assert float(result.sum()) == pytest.approx(1.0, abs=1e-5)
+        assert float(result @ atoms) == pytest.approx(np.clip(target, low, high), rel=1e-5)
+
+
 def test_a_terminated_target_is_its_return():
     config = c51.Config(v_min=-2.0, v_max=3.0, num_atoms=11)
     np.testing.assert_allclose(c51.atoms_of(config), ATOMS, atol=1e-6)

@@ -54,6 +54,14 @@ def test_an_unknown_kind_is_refused():
         kinds(env)
 
 
+@pytest.mark.parametrize("name", ["return", "length", "terminated"])
+def test_names_of_metrics_that_every_episode_has_are_refused(name):
+    env = tasks.Reporting()
+    env.metrics = {name: "last"}
+    with pytest.raises(ValueError, match=f"metric {name} of Reporting: every environment has one"):
+        kinds(env)
+
+
 def test_repeated_actions_add_up_metrics_that_are_sums():
     env, params = envs.make(tasks.Reporting(), action_repeat=3)
     _, state = env.reset_env(jax.random.key(0), params)

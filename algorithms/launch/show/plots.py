@@ -68,16 +68,18 @@ def curve(metrics: Metrics, trials: Trials, title: str, path: Path) -> None:
 
 
 def by_player(key: str, values: np.ndarray) -> dict[str, np.ndarray]:
-    """{"": (trials, points)}, or {"player 0": (trials, points), ...} for a game."""
+    """{"": (trials, points)}, or {"player 0": (trials, points), ...} for a game, or {"member 0":
+    ...} for what a population has of its members."""
     curves = [np.asarray(curve, np.float64) for curve in players(key, values)]
-    return {f"player {i}" * (len(curves) > 1): curve for i, curve in enumerate(curves)}
+    who = "member" if key.startswith("member_") or key == "parent" else "player"
+    return {f"{who} {i}" * (len(curves) > 1): curve for i, curve in enumerate(curves)}
 
 
 def wins(metrics: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Who wins a game, from how its evaluation episodes end.
 
-    An episode that terminates is won by the players whose last reward is positive; one that is
-    truncated is a stalemate.
+    An episode that terminates is won by the players whose last reward is positive; one without a
+    winner, as a draw or one that is truncated, is a stalemate.
 
     Args:
       metrics: `eval_last_reward` (trials, points, episodes, players) and `eval_terminated` (trials,
@@ -95,7 +97,7 @@ def wins(metrics: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     if not np.any(won.any(-1) & (last < 0).any(-1)):
         return {}
     shares = {f"player {i} wins": won[..., i].mean(2) for i in range(last.shape[-1])}
-    return shares | {"stalemate": 1.0 - ended.mean(2)}
+    return shares | {"stalemate": 1.0 - won.any(-1).mean(2)}
 
 
 def reported(metrics: Metrics) -> dict[str, str]:
@@ -118,7 +120,8 @@ def mean_and_error(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     there = ~np.isnan(values)
     count = there.sum(axis=0)
     mean = np.where(there, values, 0.0).sum(axis=0) / np.where(count, count, np.nan)
-    squares = np.where(there, np.square(values - mean), 0.0).sum(axis=0)
+    with np.errstate(invalid="ignore"):  # of infinite values
+        squares = np.where(there, np.square(values - mean), 0.0).sum(axis=0)
     variance = squares / np.maximum(count - 1, 1)
     return mean, np.sqrt(variance / np.maximum(count, 1))
 
@@ -182,7 +185,8 @@ def places(values: Sequence[Any], is_log: bool | None = None) -> Places:
         is_log = x.max() > 5 * x.min() if is_log is None else is_log
         return Places(x, [], bool(is_log and x.min() > 0), kinds == {int})
     name = lambda value: str(value).lower() if kinds == {bool} else settings.plain(value)
-    names = sorted(map(name, set(values)))
+    ordered = sorted(set(values)) if kinds <= {int, float} else ()  # with inf at the end
+    names = list(map(name, ordered)) or sorted(map(name, set(values)))
     x = np.array([names.index(name(value)) for value in values], np.float64)
     return Places(x, names, False, False)
 
@@ -242,7 +246,9 @@ def _best_curves(ax: Any, ranked: Sequence[results.Ranked]) -> None:
     _style(ax, last)
     ax.set_ylabel("return, interquartile mean")
     best = f"the best {CURVES} of {len(ranked)} settings" if len(ranked) > CURVES else ""
-    ax.legend(frameon=False, fontsize="x-small", loc="best", title=best, title_fontsize="x-small")
+    if ax.get_legend_handles_labels()[0]:
+        small = dict(fontsize="x-small", title_fontsize="x-small")
+        ax.legend(frameon=False, loc="best", title=best, **small)
 
 
 def _interquartile(ax: Any, x: np.ndarray, returns: np.ndarray, **style: Any) -> None:

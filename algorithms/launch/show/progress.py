@@ -174,7 +174,7 @@ def _spread(values: np.ndarray) -> str:
 def short(number: float) -> str:
     """A number of steps in three digits."""
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if number >= size:
+        if float(f"{number / size:.3g}") >= 1:  # 999,500 are 1M, not 1e+03k
             return f"{number / size:.3g}{letter}"
     return f"{number:.0f}"
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import types
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -23,7 +24,7 @@ import envs
 from algorithms import launch
 from algorithms.launch.errors import UserError
 from algorithms.launch.settings import Trials
-from algorithms.launch.show import evaluation, plots, render, results, trackers
+from algorithms.launch.show import evaluation, plots, progress, render, results, trackers
 from algorithms.launch.storage import files
 from tests.algorithms.launch import toy
 from tests.probe import RecallState, Reporting
@@ -129,6 +130,34 @@ def test_curve_takes_games_no_evaluation_one_point_and_nothing_yet(tmp_path):
     plots.curve({k: v[:, :0] for k, v in _metrics(2).items()}, Trials([0, 1]), "nothing", path)
 
 
+def test_infinite_values_of_a_field_stand_at_its_end():
+    names = plots.places([2.0, np.inf, 0.5, 10.0, 1e-5, 0.5]).names
+    assert names == ["1e-05", "0.5", "2", "10", "inf"]
+
+
+def test_a_sweep_without_returns_and_diverged_seeds_make_no_warnings(tmp_path):
+    nothing = results.Outcome({"a": 1.0}, 0, np.array([0, 9]), np.full(2, np.nan), True, "c", 0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        plots.sweep(results.rank([nothing]), "nothing", tmp_path / "sweep.png")
+        mean, error = plots.mean_and_error(np.array([[1.0], [np.inf]]))
+    assert mean == np.inf and np.isnan(error)
+
+
+def test_members_of_a_population_are_no_players():
+    assert list(plots.by_player("member_return", np.zeros((1, 2, 3)))) == [
+        f"member {i}" for i in range(3)
+    ]
+
+
+@pytest.mark.parametrize(
+    "number, text",
+    [(999, "999"), (999_499, "999k"), (999_500, "1M"), (1234, "1.23k"), (999_999_999, "1G")],
+)
+def test_steps_have_three_digits(number, text):
+    assert progress.short(number) == text
+
+
 def test_wins_and_stalemates_come_from_the_ends_of_episodes(tmp_path):
     """One trial, one point, four episodes: player 1 wins, player 0 wins, a stalemate with rewards
     of either sign, and both win."""
@@ -137,6 +166,9 @@ def test_wins_and_stalemates_come_from_the_ends_of_episodes(tmp_path):
     metrics = {"eval_last_reward": last, "eval_terminated": ended}
     shares = {name: values.item() for name, values in plots.wins(metrics).items()}
     assert shares == {"player 0 wins": 0.5, "player 1 wins": 0.5, "stalemate": 0.25}
+    drawn = {"eval_last_reward": 0.0 * last, "eval_terminated": ended}
+    both = {name: np.concatenate([metrics[name], drawn[name]], 2) for name in drawn}
+    assert plots.wins(both)["stalemate"].item() == 5 / 8
     assert not plots.wins({"eval_last_reward": np.abs(last), "eval_terminated": ended})
     assert not plots.wins({"eval_last_reward": last, "eval_terminated": ended & False})
     assert not plots.wins({}) and not plots.wins({"eval_last_reward": last[..., 0]})
