@@ -576,13 +576,15 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
         # A far horizon, as PPO has, with long rollouts and traces and more noise (docs/tuning.md).
         "brax/hopper": {
             "env_settings": (("backend", "spring"),),
-            "total_timesteps": 983_040,  # 60 updates
-            "num_envs": 64,
+            "total_timesteps": 983_040,  # 120 updates
+            "num_envs": 32,
             "num_steps": 256,
-            "num_minibatches": 64,
+            "num_minibatches": 32,
+            "learning_rate": 1.5e-3,
+            "anneal_lr": False,
             "gamma": 0.997,
             "td_lambda": 0.99,
-            "kl_bound": 0.03,
+            "kl_bound": 0.01,
             "target_entropy": 0.37,
             "symlog_max": 2.5,
             "aux_coef": 0.5,
