@@ -7,6 +7,7 @@ logarithm, and keeps them to its end. All other parameters may be traced and bat
 """
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
@@ -220,14 +221,22 @@ class Randomized(WithState):
         return spaces.Box(low, high, low.shape, space.dtype)
 
     def action_space(self, params: Any) -> Any:
-        """The actions of all episodes: its bounds are the widest, where they depend on a range."""
+        """The actions of all episodes: the widest bounds at the corners of the ranges."""
         space = self.env.action_space(params)
         if not isinstance(space, spaces.Box):
             return space
-        ends = [RandomizedState(None, jnp.full(len(self.ranges), end)) for end in (0.0, 1.0)]
+        corners: Any = np.array(
+            [*itertools.product((0.0, 1.0), repeat=self.num_shares)], np.float32
+        )
+        ends = [RandomizedState(None, corner) for corner in corners]
         boxes = [space, *(self.env.action_space(self.drawn(state, params)) for state in ends)]
-        low = functools.reduce(jnp.minimum, [box.low for box in boxes])
-        high = functools.reduce(jnp.maximum, [box.high for box in boxes])
+        # Bounds that are known stay known inside a trace, so that others can refuse them.
+        known = not any(
+            isinstance(x, jax.core.Tracer) for box in boxes for x in (box.low, box.high)
+        )
+        numbers: Any = np if known else jnp
+        low = functools.reduce(numbers.minimum, [box.low for box in boxes])
+        high = functools.reduce(numbers.maximum, [box.high for box in boxes])
         return spaces.Box(low, high, space.shape, space.dtype)
 
     def _seen(self, observation: jax.Array, shares: jax.Array) -> jax.Array:

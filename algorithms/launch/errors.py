@@ -36,13 +36,13 @@ def tell(text: str, stream: Any, end: str = "\n") -> None:
         print(text, file=stream, end=end, flush=True)
     except BrokenPipeError:
         raise
-    except OSError:  # it stays in the buffer, for when there is space again
+    except OSError:  # lost, but for what stays in the buffer
         pass
 
 
 def let_go(*streams: Any) -> None:
     """Drops what a full disk has kept from being written, so that Python's end is none of it."""
-    for stream in streams:
+    for stream in filter(None, streams):  # None: the process was started without it
         try:
             stream.flush()
         except BrokenPipeError:

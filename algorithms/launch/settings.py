@@ -66,7 +66,8 @@ def _check_kinds(default: Any, values: dict[str, Any], source: Path) -> None:
     for name, value in values.items():
         kinds = (int, float) if name in floats else (type(plain[name]),)
         is_object = name == "env" and isinstance(value, dict)
-        if type(value) not in kinds and not is_object:
+        is_flag = kinds == (bool,) and value in (0, 1)  # as Python takes them
+        if type(value) not in kinds and not is_object and not is_flag:
             raise UserError(f"{source}: {name} is {value!r}: give one like {plain[name]!r}")
 
 

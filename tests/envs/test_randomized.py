@@ -168,6 +168,17 @@ def test_actions_have_the_widest_bounds_of_all_episodes():
     np.testing.assert_allclose(speeds[1], 8 * speeds[0], rtol=1e-4)
 
 
+def test_the_widest_bounds_may_be_at_any_corner_and_are_known_inside_a_trace():
+    class Geared(Everywhere):
+        def action_space(self, params):
+            high = params.a / params.b
+            return spaces.Box(-high, high, (1,))
+
+    env, params = envs.make(Geared(), randomize="a:uniform:1:4/b:uniform:1:4")
+    assert env.action_space(params).high == 4.0 and env.action_space(params).low == -4.0
+    jax.jit(lambda x: x * float(env.action_space(params).high))(1.0)
+
+
 def test_a_class_without_a_name_has_that_of_its_class():
     class Plain:
         """Of no base class."""

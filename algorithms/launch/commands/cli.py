@@ -305,7 +305,8 @@ def train(module: Any, config: Any, grid: dict[str, Any], flags: Flags) -> int:
         return NOT_FINITE if result.failed else 0
     if hosts.is_first():
         place = result.run_dir if isinstance(result, Result) else result.sweep_dir
-        print(f"to go on: python {sys.argv[0]} --resume {shlex.quote(str(place))}", flush=True)
+        again = f"to go on: python {sys.argv[0]} --resume {shlex.quote(str(place))}"
+        errors.tell(again, sys.stdout)
     return STOPPED.get(result.stopped, 0)
 
 

@@ -89,10 +89,13 @@ def starting(trainer: Trainer, run_dir: RunDir, point: int | None, finished: int
 
 
 def _check_length(trainer: Trainer, run_dir: RunDir, history: dict[int, Any]) -> None:
-    """Refuses a run whose points are not as long as its config says, as after an edit by hand."""
+    """Refuses a run whose points are not as long as its config says, as after an edit by hand.
+
+    Beyond 2**31 steps a run that was made longer has points of another length than a new one.
+    """
     plan, last = trainer.plan, max(history, default=0)
     steps = float(history[last]["timestep"].min()) if last else 0.0
-    if plan.steps and steps * plan.points != float(plan.steps) * last:
+    if 0 < plan.steps < 2**31 and steps * plan.points != float(plan.steps) * last:
         raise UserError(
             f"{run_dir.path} has {steps:.0f} steps at point {last}, which its config.json does not "
             "make: undo what was changed there; --resume with --total-timesteps makes a run longer"

@@ -269,6 +269,11 @@ def test_a_config_with_a_value_of_another_kind_is_refused(broken, name, value):
         launch.load(broken, module=toy)
 
 
+def test_a_flag_may_be_a_number_as_python_takes_it(broken):
+    change_config(broken, lambda config: config.update(anneal_lr=1))
+    assert launch.load(broken, module=toy).config.anneal_lr
+
+
 def test_a_run_whose_length_was_changed_by_hand_is_not_gone_on_with(broken):
     change_config(broken, lambda config: config.update(total_timesteps=400))
     with pytest.raises(UserError, match="has 200 steps at point 4, which its config.json does not"):
@@ -523,6 +528,7 @@ def test_a_log_on_a_full_disk_does_not_end_a_run(tmp_path):
     words = ["--total-timesteps", "200", "--num-evals", "4", "--run-dir", tmp_path / "run"]
     command = [sys.executable, toy.__file__, *words]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    environment.pop("PYTHONUNBUFFERED", None)
     with open("/dev/full", "w") as full:
         done = subprocess.run(command, stdout=full, stderr=full, env=environment)
     assert done.returncode == 0
