@@ -611,6 +611,16 @@ def test_only_a_policy_that_sees_the_last_reward_guesses_once(
 # --- the policy -------------------------------------------------------------------------------
 
 
+def test_a_policy_s_last_action_has_an_agent_s_own_dimensions_alone():
+    env, params = Crowd(continuous=True, world=False), CrowdParams()
+    config = TINY.replace(previous_inputs=True)
+    state = parts.first_state(ippo_rnn.make_train(config, env, params), jax.random.key(0))
+    shape = state.observation.shape[1:]
+    policy = ippo_rnn.make_policy(config, env, params)
+    _, memory = policy(state, jnp.zeros(shape), rng=jax.random.key(1))
+    np.testing.assert_array_equal(memory.action != 0, env.action_dimensions)
+
+
 @pytest.mark.parametrize("change", [dict(cell="lstm"), dict(cell="gru", share_params=True)])
 def test_a_policy_s_memory_is_that_of_training(change):
     """Step by step and with rewards passed back, its actions are the means of the unrolled
