@@ -209,9 +209,8 @@ class Against(Environment):
 
         def unfinished(carry):
             _, state, _ = carry
-            over = (
-                state.inner.terminated | state.inner.inner.truncated
-            )  # replies have no time limit
+            # The time limit waits for replies.
+            over = state.inner.terminated | state.inner.inner.truncated
             return (state.inner.inner.current_player != 0) & ~over
 
         def reply(carry):

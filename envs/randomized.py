@@ -34,6 +34,7 @@ FOLLOWERS: dict[str, dict[str, tuple[tuple[str, ...], Callable[[Any], Any]]]] = 
         "link_com_pos_2": (("link_length_2",), lambda p: 0.5 * p.link_length_2),
     },
 }
+CORNERS = 8  # ranges of which all combinations of ends are looked at
 EXAMPLE = "length:uniform:0.25:1/gravity:log:5:20"
 
 
@@ -225,11 +226,13 @@ class Randomized(WithState):
         space = self.env.action_space(params)
         if not isinstance(space, spaces.Box):
             return space
-        corners: Any = np.array(
-            [*itertools.product((0.0, 1.0), repeat=self.num_shares)], np.float32
-        )
-        ends = [RandomizedState(None, corner) for corner in corners]
-        boxes = [space, *(self.env.action_space(self.drawn(state, params)) for state in ends)]
+        some = itertools.product((0.0, 1.0), repeat=min(self.num_shares, CORNERS))
+        corners: Any = [  # ranges beyond CORNERS move together
+            np.array(corner + corner[-1:] * (self.num_shares - len(corner)), np.float32)
+            for corner in some
+        ]
+        states = [RandomizedState(None, corner) for corner in corners]
+        boxes = [space, *(self.env.action_space(self.drawn(state, params)) for state in states)]
         # Bounds that are known stay known inside a trace, so that others can refuse them.
         known = not any(
             isinstance(x, jax.core.Tracer) for box in boxes for x in (box.low, box.high)
