@@ -64,6 +64,7 @@ def evaluate(
     env_params: Any,
     rng: jax.Array,
     num_episodes: int,
+    only: jax.Array | None = None,
 ) -> Episodes:
     """Runs whole episodes of the deterministic policy, and stops when all have ended.
 
@@ -75,13 +76,20 @@ def evaluate(
       env, env_params: from `envs.make`; an environment that may never end needs `max_steps`.
       rng: key for start states and the environment's own randomness.
       num_episodes: number of episodes, static.
+      only: which of them to play, int (number,); by default all. An episode does not depend on the
+        others.
 
     Raises:
       ValueError: as in `check_ends`.
     """
     check_ends(env, env_params)
+
+    def keys_of(rng):
+        keys = jax.random.split(rng, num_episodes)
+        return keys if only is None else keys[only]
+
     rng, reset_rng = jax.random.split(rng)
-    reset_keys = jax.random.split(reset_rng, num_episodes)
+    reset_keys = keys_of(reset_rng)
     observation, env_state = jax.vmap(env.reset_env, (0, None))(reset_keys, env_params)
 
     masked = hasattr(env, "action_mask")
@@ -101,7 +109,7 @@ def evaluate(
 
     def step(carry: _Carry) -> _Carry:
         rng, step_rng = jax.random.split(carry.rng)
-        keys = jax.random.split(step_rng, num_episodes)
+        keys = keys_of(step_rng)
         observation, env_state, reward, terminated, truncated, values, memory = jax.vmap(one_step)(
             keys, carry.observation, carry.env_state, carry.memory
         )
@@ -126,10 +134,11 @@ def evaluate(
     def unfinished(carry: _Carry) -> jax.Array:
         return ~jnp.all(carry.episodes.terminated | carry.episodes.truncated)
 
-    keys = jax.random.split(jax.random.key(0), num_episodes)  # shapes only
+    keys = keys_of(jax.random.key(0))  # shapes only
     reward = jax.eval_shape(jax.vmap(one_step), keys, observation, env_state, memory)[2]
-    no, zeros = jnp.zeros(num_episodes, bool), jnp.zeros(reward.shape, reward.dtype)
-    none = {name: jnp.zeros(num_episodes) for name in kinds(env)}
-    episodes = Episodes(zeros, jnp.zeros(num_episodes, jnp.int32), no, no, zeros, none)
+    played = keys.shape
+    no, zeros = jnp.zeros(played, bool), jnp.zeros(reward.shape, reward.dtype)
+    none = {name: jnp.zeros(played) for name in kinds(env)}
+    episodes = Episodes(zeros, jnp.zeros(played, jnp.int32), no, no, zeros, none)
     carry = _Carry(rng, observation, env_state, memory, episodes)
     return loops.repeat_while(unfinished, step, carry).episodes

@@ -93,6 +93,28 @@ def any_over_shards(flags: jax.Array) -> jax.Array:
     return sum_over_shards(flags.astype(jnp.int32)) > 0 if here() else flags
 
 
+def divided(function: Any, number: int) -> Any:
+    """function(indices) of so many indices, of which each shard computes a part.
+
+    The results have the indices as leading axis. Without shards the function gets None: all.
+    """
+    if not here():
+        return function(None)
+    share = -(-number // count())
+    first = index() * share
+    # Where the number does not divide, the last indices are computed again and dropped.
+    found = function(jnp.minimum(first + jnp.arange(share), number - 1))
+
+    def of_all(x):
+        dtype = jnp.int32 if x.dtype == bool else x.dtype
+        whole = jnp.zeros((count() * share, *x.shape[1:]), dtype)
+        place = (first, *(0,) * (x.ndim - 1))
+        whole = jax.lax.dynamic_update_slice(whole, x.astype(dtype), place)
+        return sum_over_shards(whole)[:number].astype(x.dtype)
+
+    return jax.tree.map(of_all, found)
+
+
 def average(x: jax.Array) -> jax.Array:
     """The mean of the samples of all shards, (); all shards have equally many."""
     return mean_over_shards(x.mean())

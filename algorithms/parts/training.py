@@ -242,8 +242,9 @@ def _train(config, env_params, rng, state, learn, learner, env, num_evals, debug
         rng = jax.random.clone(state.eval_rng)
         if evaluate is not None:
             return evaluate(state, rng)
-        played = envs.evaluate(policy, state, env, env_params, rng, config.num_eval_episodes)
-        values = played._asdict()
+        number = config.num_eval_episodes
+        play = functools.partial(envs.evaluate, policy, state, env, env_params, rng, number)
+        values = shards.divided(play, number)._asdict()
         values["return"], own = values.pop("episode_return"), values.pop("metrics")
         if table is not None:
             own["exploitability"] = table.of_policy(probabilities, state)

@@ -660,6 +660,15 @@ def test_evaluation_plays_whole_episodes_and_stops():
     assert episodes.terminated.all() and not episodes.truncated.any()
 
 
+def test_some_episodes_of_an_evaluation_are_those_of_the_whole():
+    env, params = envs.make("CartPole-v1")
+    policy = lambda state, observation, memory=None, rng=None: (jnp.int32(1), memory)
+    run = jax.jit(lambda only: envs.evaluate(policy, None, env, params, jax.random.key(0), 5, only))
+    whole, only = run(None), np.array([3, 1, 1])
+    assert len(np.unique(whole.length)) > 1
+    jax.tree.map(lambda x, y: np.testing.assert_array_equal(x[only], y), whole, run(only))
+
+
 def test_evaluation_has_truncation_and_the_last_reward(probe):
     env, params = envs.make(probe, task=tasks.ENDLESS, reward=3.0)
     policy = lambda state, observation, memory=None, rng=None: (jnp.int32(0), memory)

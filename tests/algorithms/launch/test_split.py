@@ -37,7 +37,8 @@ CONFIGS = {
 MODULES = {"ppo": ppo, "sac": sac, "dqn": dqn, "pqn": pqn, "ppo_rnn": ppo_rnn, "ippo": ippo}
 # All-reduces in the program of a point. Of a gradient step: the gradients; PPO's also two for the
 # mean and the deviation of advantages. Of an epoch: the KL. Of an update: for each running
-# statistics the mean and the variance (with weights also the sum of them). Of a point: the metrics.
+# statistics the mean and the variance (with weights also the sum of them). Of a point: the metrics,
+# and those of the episodes that it evaluates.
 AT_MOST = {"ppo": 10, "sac": 3, "dqn": 3, "pqn": 3, "ppo_rnn": 10, "ippo": 16}
 LESS = {"ppo": 0.7, "sac": 0.5}  # memory of each device; where parameters are most of it, more
 PPO, SAC = CONFIGS["ppo"], CONFIGS["sac"]

@@ -41,6 +41,26 @@ def test_without_shards_nothing_changes():
     assert shards.count() == 1 and shards.index() == 0 and shards.here() is None
 
 
+@pytest.mark.parametrize("number", [3, 8, 10])
+def test_each_shard_computes_a_part_of_what_all_of_them_get(number):
+    shapes = []
+
+    def divided(_):
+        def compute(indices):
+            shapes.append(indices.shape)
+            return {"square": indices**2, "odd": indices % 2 == 1, "rows": indices[:, None] * 0.5}
+
+        return shards.divided(compute, number)
+
+    found, all_of_them = on_shards(divided, jnp.zeros(NUMBER)), np.arange(number)
+    assert set(shapes) == {(-(-number // NUMBER),)}
+    np.testing.assert_array_equal(found["square"], all_of_them**2)
+    np.testing.assert_array_equal(found["odd"], all_of_them % 2 == 1)
+    assert found["odd"].dtype == bool
+    np.testing.assert_array_equal(found["rows"], all_of_them[:, None] * 0.5)
+    assert shards.divided(lambda indices: indices, number) is None
+
+
 def test_averages_and_deviations_are_those_of_all_samples(samples):
     def both(x):
         centre = shards.average(x)
