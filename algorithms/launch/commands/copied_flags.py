@@ -1,5 +1,6 @@
 """The flags of a copied file: those of its Config, in the words of the kit's command line."""
 
+import dataclasses
 import sys
 import typing
 from collections.abc import Callable
@@ -8,10 +9,12 @@ from typing import Any
 import tyro
 
 from algorithms.launch.commands.flags import (
+    bool_of,
     named_values,
     named_values_text,
     whole_number,
     whole_numbers,
+    with_words,
 )
 from algorithms.parts.fields import check_reals
 
@@ -36,6 +39,8 @@ def make(make_train: Callable, config: type, about: str) -> Any:
         write: Callable[[Any], str]
         if info.type is int:
             metavar, read, write = "INT", whole_number, str
+        elif info.type is bool:
+            metavar, read, write = "TRUE|FALSE", bool_of, lambda x: str(x).lower()
         elif items == (int, ...):
             metavar, read, write = "INT,INT,...", whole_numbers, lambda x: ",".join(map(str, x))
         elif items and typing.get_origin(items[0]) is tuple:
@@ -50,7 +55,13 @@ def make(make_train: Callable, config: type, about: str) -> Any:
             str_from_instance=lambda value: [write(value)],
         )
 
-    asked: Any = tyro.cli(config, description=about.partition("\n")[0], registry=registry)
+    asked: Any = tyro.cli(
+        config,
+        args=with_words(dataclasses.fields(config), sys.argv[1:]),
+        description=about.partition("\n")[0],
+        config=(tyro.conf.FlagConversionOff,),
+        registry=registry,
+    )
     try:
         check_reals(asked)
         return make_train(asked)

@@ -118,7 +118,7 @@ def parse(module: Any, argv: list[str], config: Any, flags: Flags) -> tuple[Any,
 
     asked = tyro.cli(
         Both,
-        args=with_words(module.Config, argv),
+        args=with_words(dataclasses.fields(module.Config), by_new_names(argv)),
         default=Both(flags, config),
         prog=Path(module.__file__).name,
         description=(module.__doc__ or "").partition("\n")[0],
@@ -130,27 +130,30 @@ def parse(module: Any, argv: list[str], config: Any, flags: Flags) -> tuple[Any,
 
 RENAMED = {"--agent": "--trial"}  # the earlier names of flags
 SEVERAL = tyro.conf.FlagConversionOff  # marks the flags that take more than one value
-WORDS_OF_BOOL = {"true": True, "false": False}
 
 
 class Several(tuple):
     """What a flag with several values stands for, or with one distribution."""
 
 
-def with_words(config_class: type, argv: list[str]) -> list[str]:
-    """The arguments with `--anneal-lr true` for `--anneal-lr`, and false for `--no-anneal-lr`.
-
-    Flags by their earlier names get the present ones, with a hint on stderr.
-    """
-    names = [f.name for f in dataclasses.fields(config_class) if isinstance(f.default, bool)]
-    plain = {f"--{name.replace('_', '-')}" for name in names}
+def by_new_names(argv: list[str]) -> list[str]:
+    """The arguments with flags by their present names, and a hint on stderr for earlier ones."""
     words: list[str] = []
-    for i, word in enumerate(argv):
+    for word in argv:
         flag, equals, value = word.partition("=")
         if new := RENAMED.get(flag):
             print(f"hint: {flag} is {new} now", file=sys.stderr)
-            words.append(f"{new}{equals}{value}")
-            continue
+            word = f"{new}{equals}{value}"
+        words.append(word)
+    return words
+
+
+def with_words(fields: tuple[Any, ...], argv: list[str]) -> list[str]:
+    """The arguments with `--anneal-lr true` for `--anneal-lr`, and false for `--no-anneal-lr`."""
+    names = [field.name for field in fields if isinstance(field.default, bool)]
+    plain = {f"--{name.replace('_', '-')}" for name in names}
+    words: list[str] = []
+    for i, word in enumerate(argv):
         flag = word.replace("_", "-")
         if flag in plain:
             alone = i + 1 == len(argv) or argv[i + 1].startswith("-")
@@ -246,9 +249,9 @@ def or_draw(read: Any, kind: Any) -> Any:
 
 def bool_of(word: str) -> bool:
     """true or false."""
-    if word.lower() not in WORDS_OF_BOOL:
+    if word.lower() not in ("true", "false"):
         raise ValueError(f"{word!r} is neither true nor false")
-    return WORDS_OF_BOOL[word.lower()]
+    return word.lower() == "true"
 
 
 def size_in_bytes(word: str) -> int:

@@ -161,10 +161,11 @@ def flags_of_a_copy(argv, make_train=lambda config: config):
         return module.make(make_train, ppo.Config, ppo.__doc__)
 
 
-def test_flags_of_a_copy_are_those_of_its_config():
+@pytest.mark.parametrize("words", ["--no-anneal-lr", "--anneal-lr false", "--anneal_lr=false"])
+def test_flags_of_a_copy_are_those_of_its_config(words):
     config = flags_of_a_copy(
         "--env Pendulum-v1 --env-settings max_steps=20,x=1.5 --hidden-sizes 64,32 --gamma 0.5 "
-        "--total-timesteps 5e5 --no-anneal-lr"
+        f"--total-timesteps 5e5 --normalize-obs {words}"
     )
     assert config == ppo.Config(
         env="Pendulum-v1",
@@ -172,6 +173,7 @@ def test_flags_of_a_copy_are_those_of_its_config():
         hidden_sizes=(64, 32),
         gamma=0.5,
         total_timesteps=500_000,
+        normalize_obs=True,
         anneal_lr=False,
     )
 
@@ -180,6 +182,7 @@ def test_flags_of_a_copy_are_those_of_its_config():
     "words, message",
     [
         ("--gama 0.5", "Unrecognized options: --gama"),
+        ("--anneal-lr no", "'no' is neither true nor false"),
         ("--num-envs 2.5", "'2.5' is not a whole number"),
         ("--gamma 1.5", "gamma=1.5: give a number in [0, 1]"),
         ("--env CartPol-v1", "error: unknown environment 'CartPol-v1'"),
