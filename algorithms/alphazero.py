@@ -23,9 +23,10 @@ value is the game's outcome for the player to move. Implementation details:
     player moves again.
   4 Illegal moves have no probability in priors, targets, the loss and the policy.
   5 A game that is cut, by the end of a rollout or by a time limit, has no outcome. Its targets
-    bootstrap from the value of the last position. Without `bootstrap_cut` they are not learned.
-  6 Games begin with 0 to `opening_moves` random moves, so that replies to bad moves are learned.
-    Before a random move the policy is learned, and the value is not.
+    bootstrap from the value of the last position. Without `bootstrap_cut` its values are not
+    learned.
+  6 Games begin with 0 to `opening_moves` random moves, so that the network learns replies to bad
+    moves. At a position before a random move only the policy learns, not the value.
   7 Symmetries: each sample is turned or mirrored at random in each epoch.
   8 Layer norm in place of batch norm, so that the state has no running statistics.
 Evaluation: `eval_return` is the greedy policy against random moves, `eval_search_return` against a
@@ -74,34 +75,34 @@ class Config:
     update_epochs: int = static(2)  # passes over each rollout
     num_minibatches: int = static(4)  # gradient steps in a pass
     search: str = static("gumbel")  # gumbel or puct
-    num_simulations: int = static(32)  # of each search
-    max_num_considered_actions: int = static(16)  # at the root, by gumbel
-    gumbel_scale: float = real(1.0, "[0, inf)")  # noise of gumbel in self-play
+    num_simulations: int = static(32)  # simulations of each search
+    max_num_considered_actions: int = static(16)  # actions that gumbel considers at the root
+    gumbel_scale: float = real(1.0, "[0, inf)")  # scale of gumbel's noise in self-play
     c_visit: float = real(50.0, "[0, inf)")  # sigma(q) = (c_visit + most visits) c_scale q
-    c_scale: float = real(0.1, "[0, inf)")  # of sigma
-    dirichlet_fraction: float = real(0.25, "[0, 1]")  # share of noise in priors of puct's root
+    c_scale: float = real(0.1, "[0, inf)")  # scale of q in sigma(q)
+    dirichlet_fraction: float = real(0.25, "[0, 1]")  # share of noise in puct's root priors
     dirichlet_alpha: float = real(1.0, "(0, inf)")  # concentration of that noise
     pb_c_init: float = real(1.25, "[0, inf)")  # exploration of puct
-    temperature: float = real(1.0, "[0, 4]")  # of puct's moves in self-play
-    opening_moves: int = static(6)  # games begin with 0 to so many random moves
+    temperature: float = real(1.0, "[0, 4]")  # temperature of puct's moves in self-play
+    opening_moves: int = static(6)  # most random moves at the start of a game of self-play
     symmetries: bool = static(True)  # turn and mirror samples, where a game allows it
-    bootstrap_cut: bool = static(True)  # values of cut games learn from the last position's
+    bootstrap_cut: bool = static(True)  # values of cut games learn from the last position's value
     gamma: float = real(1.0, "[0, 1]")  # discount factor of a move
     learning_rate: float = real(2e-3, "[0, inf)")  # Adam's step size
     anneal_lr: bool = static(True)  # take the learning rate linearly to zero
     adam_eps: float = real(1e-8, "(0, inf)")  # Adam's epsilon
-    weight_decay: float = real(1e-4, "[0, inf)")  # AdamW's
+    weight_decay: float = real(1e-4, "[0, inf)")  # AdamW's weight decay
     vf_coef: float = real(1.0, "[0, inf)")  # weight of the value loss
     max_grad_norm: float = real(1.0, "(0, inf]")  # clip gradients to this global norm; inf: never
     network: str = static("dense")  # dense, or residual for boards
-    hidden_sizes: tuple[int, ...] = static((128, 128))  # layers of dense
-    num_blocks: int = static(4)  # of residual
-    num_channels: int = static(64)  # of residual
+    hidden_sizes: tuple[int, ...] = static((128, 128))  # layers of the dense network
+    num_blocks: int = static(4)  # blocks of the residual network
+    num_channels: int = static(64)  # channels of the residual network
     activation: str = static("relu")  # any function of flax.linen: tanh, relu, swish, ...
     num_evals: int = static(20)  # points of the learning curve
     num_eval_episodes: int = static(64)  # games against each opponent at each point; 0: none
-    eval_simulations: int = static(32)  # of the opponent that searches without a network; 0: none
-    eval_opening_moves: int = static(2)  # random moves first, not against random moves
+    eval_simulations: int = static(32)  # of a search without a network, as opponent; 0: none
+    eval_opening_moves: int = static(2)  # random moves first, unless against random moves
     eval_search: bool = static(False)  # play evaluations with search
     eval_at_start: bool = static(True)  # evaluate before training too
 

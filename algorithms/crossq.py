@@ -23,7 +23,7 @@ Implementation details:
     rescaled to its box. log_prob comes from the draw before tanh. Nothing is inverted or clipped,
     so saturated actions give finite numbers. log_std is squashed to [-5, 2].
   5 After every `policy_every`-th gradient step of the critics, the actor and the temperature take
-    one. All vmapped runs take it at the same steps, so the branch stays a branch.
+    one. All vmapped runs take it at the same steps, so under vmap the branch stays a branch.
   6 A transition leads to the observation before any restart. The target bootstraps from it, also
     where a time limit cut the episode, but not where the episode terminated.
   7 With n_step above 1, targets leave out the entropy of the intermediate steps.

@@ -95,7 +95,7 @@ class Config:
     hidden_sizes: tuple[int, ...] = static((64, 64))  # dense layers
     activation: str = static("relu")  # any function of flax.linen: tanh, relu, swish, ...
     conv_layers: str = static("small")  # for images: none, small, nature or impala
-    compute_dtype: str = static("float32")  # of hidden layers: float32 or bfloat16
+    compute_dtype: str = static("float32")  # dtype of hidden layers: float32 or bfloat16
     normalize_obs: bool = static(False)  # normalise observations by running mean and variance
     clip_obs: float = real(10.0, "(0, inf]")  # clip normalised observations to +- this
     num_evals: int = static(20)  # points of the learning curve

@@ -23,7 +23,7 @@ num_agents. Unlike JaxMARL, here
   - a truncated episode bootstraps from its final observation, instead of ending with value 0;
   - learning rates fall at every gradient step, instead of after every rollout;
   - actor and critic have an optimiser each, as in JaxMARL's MAPPO; its IPPO has one for both;
-  - no actor learns the steps of agents that left (detail 6);
+  - no actor learns from the steps of agents that left (detail 6);
   - `agent_ids` are inputs of actors, too. JaxMARL's MAPPO on SMAX gives them to critics only.
 
 Implementation details, in addition to those of ppo.py (Huang et al. 2022), which are marked there:
@@ -35,13 +35,14 @@ Implementation details, in addition to those of ppo.py (Huang et al. 2022), whic
   4 A central critic sees the environment's world state, or without one all observations (Yu et
     al.).
   5 With `agent_ids`, a shared network also sees the agent's number, one-hot.
-  6 No actor learns the steps of an agent that has left (`info["alive"]`). The agent's own rewards
-    end with it. A team's reward (`env.shared_reward`) ends with the episode, and critics learn
-    these steps too.
+  6 No actor learns from the steps of an agent that has left (`info["alive"]`). The agent's own
+    rewards end with it. A team's reward (`env.shared_reward`) ends with the episode, and critics
+    learn from these steps too.
   7 Forbidden actions (`env.action_mask`) get logits of -1e9. Dimensions that only other agents have
     (`env.action_dimensions`) are left out of log_prob and entropy.
-  8 No actor learns the steps that allow one action alone, as of a player who waits for the other's
-    move: they count neither in the entropy nor in the standardised advantages. Critics learn them.
+  8 No actor learns from steps that allow a single action, such as those of a player who waits for
+    the other's move. They count neither in the entropy nor in the standardised advantages. Critics
+    learn from them.
   9 With `average_actor`, policies act by the mean of the actors of the last updates. Self-play in
     games with hidden cards circles around an equilibrium, and the mean is nearer to it. Rollouts
     and learning do not use it.
@@ -110,7 +111,7 @@ class Config:
     hidden_sizes: tuple[int, ...] = static((64, 64))  # dense layers of actor and critic
     activation: str = static("tanh")  # any function of flax.linen: tanh, relu, swish, ...
     conv_layers: str = static("small")  # for images: none, small, nature or impala
-    compute_dtype: str = static("float32")  # of hidden layers: float32 or bfloat16
+    compute_dtype: str = static("float32")  # dtype of hidden layers: float32 or bfloat16
     normalize_obs: bool = static(False)  # normalise observations by running mean and variance
     normalize_reward: bool = static(False)  # divide rewards by the std of discounted returns
     clip_obs: float = real(10.0, "(0, inf]")  # clip normalised observations to +- this

@@ -11,7 +11,7 @@ effectiveness of PPO in cooperative multi-agent games" (MAPPO), https://arxiv.or
     state, metrics = train(jax.random.key(0))
     state, metrics = jax.vmap(train)(jax.random.split(jax.random.key(0), 16))
 
-This is ippo.py with a memory in front of the heads (parts/recurrence.py and attention.py have it).
+This is ippo.py with a memory in front of the heads (parts/recurrence.py, parts/attention.py).
 ippo.py says what a *network* is, and compares itself with JaxMARL. `learner` has a table of the
 axes. The memory adds these details, as in ppo_rnn.py:
   1 Actor and critic have a memory each, as in JaxMARL's MAPPO. In JaxMARL's IPPO they share one.
@@ -22,7 +22,7 @@ axes. The memory adds these details, as in ppo_rnn.py:
   4 Critics process a rollout after its collection. A final observation is valued with the memory of
     the episode that ends there. The memory itself does not advance.
   5 With `previous_inputs`, networks also see the last action and its reward, initially zeros.
-As in ippo.py, no actor learns the steps of agents that left, or that allow one action alone.
+As in ippo.py, no actor learns from steps of agents that left, or that allow a single action.
 """
 
 import functools
@@ -84,7 +84,7 @@ class Config:
     target_kl: float = real(math.inf, "(0, inf]")  # end epochs at a KL above this; inf: never
     cell: str = static("gru")  # lstm, gru, mingru, minlstm, lru, s5 or gtrxl
     memory_size: int = static(64)  # size of the memory (LSTM, LRU, S5: twice)
-    layers: int = static(1)  # cells, one on top of the other
+    layers: int = static(1)  # stacked cells
     window: int = static(32)  # steps back that a gtrxl sees
     forget_bias: float = real(1.0, "(-inf, inf)")  # added to the gate that keeps the memory
     hidden_sizes: tuple[int, ...] = static((64,))  # dense layers before the memory

@@ -79,7 +79,7 @@ class Config:
     hidden_sizes: tuple[int, ...] = static((64, 64))  # dense layers of each tower
     activation: str = static("tanh")  # any function of flax.linen: tanh, relu, swish, ...
     conv_layers: str = static("small")  # for images: none, small, nature or impala
-    compute_dtype: str = static("float32")  # of hidden layers: float32 or bfloat16
+    compute_dtype: str = static("float32")  # dtype of hidden layers: float32 or bfloat16
     shared_torso: bool = static(False)  # one tower for actor and critic
     normalize_obs: bool = static(True)  # normalise observations by running mean and variance
     normalize_reward: bool = static(True)  # divide rewards by the std of discounted returns

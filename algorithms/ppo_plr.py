@@ -10,13 +10,13 @@ https://arxiv.org/abs/2203.01302), on top of PPO (Schulman et al. 2017).
 
 A level is the key of a reset and the parameters that `randomize` draws (docs/environments.md), so
 any environment has levels. Loss and gradient steps are those of ppo.py. Implementation details:
-  1 All environments share one rollout, whatever they play. A branch between kinds of updates would,
-    under vmap, compute each of them.
+  1 All environments share one rollout, whatever they play. Under vmap, a branch between kinds of
+    updates would compute all of them.
   2 Each episode is played in the next level of its environment. Levels are drawn before a rollout,
     one for each environment and window of steps: envs/batch.py.
   3 The first `replay_share` of the environments replay levels of the buffer, no level twice in a
-    window. A share that is no whole number of environments is met on average. Until the buffer is
-    full to `min_fill`, they play new levels.
+    window. A share that is not a whole number of environments is met on average. Until a share
+    `min_fill` of the buffer is full, they play new levels.
   4 `edit_share` of the other environments play a level that is drawn like a replay, with its
     parameters moved (ACCEL). Without `randomize` nothing moves. The rest play new levels.
   5 A level is scored when its environment has left it. If it was not replayed, it enters the buffer
@@ -61,16 +61,16 @@ class Config:
     num_steps: int = static(128)  # steps of each environment in a rollout
     update_epochs: int = static(4)  # passes over each rollout
     num_minibatches: int = static(4)  # gradient steps in a pass
-    score: str = static("pvl")  # of levels: pvl (positive value loss) or maxmc
+    score: str = static("pvl")  # score of levels: pvl (positive value loss) or maxmc
     level_buffer_size: int = static(256)  # levels to replay
-    replay_share: float = real(0.5, "[0, 1]", robust={True: "(0, 1]"})  # replaying environments
+    replay_share: float = real(0.5, "[0, 1]", robust={True: "(0, 1]"})  # share of envs that replay
     min_fill: float = real(0.5, "[0, 1]")  # share of the buffer to fill before any replay
-    priority: str = static("rank")  # of levels: rank, or score (proportional)
-    temperature: float = real(0.3, "(0, inf)")  # of priorities; lower: the highest scores only
+    priority: str = static("rank")  # priority of levels: rank, or score (proportional)
+    temperature: float = real(0.3, "(0, inf)")  # temperature of priorities; low favours high scores
     staleness_coef: float = real(0.3, "[0, 1]")  # share of replays for levels not seen for long
     robust: bool = static(False)  # learn from replayed levels only
-    edit_share: float = real(0.0, "[0, 1]")  # of the other environments: play edited levels
-    edit_std: float = real(0.1, "[0, inf)")  # of an edit, in shares of a parameter's range
+    edit_share: float = real(0.0, "[0, 1]")  # share of the others that play edited levels
+    edit_std: float = real(0.1, "[0, inf)")  # standard deviation of an edit, in shares of a range
     learning_rate: float = real(1e-3, "[0, inf)")  # Adam's step size
     anneal_lr: bool = static(True)  # take the learning rate linearly to zero
     adam_eps: float = real(1e-4, "(0, inf)")  # Adam's epsilon
@@ -84,7 +84,7 @@ class Config:
     hidden_sizes: tuple[int, ...] = static((64, 64))  # dense layers of each tower
     activation: str = static("tanh")  # any function of flax.linen: tanh, relu, swish, ...
     conv_layers: str = static("small")  # for images: none, small, nature or impala
-    compute_dtype: str = static("float32")  # of hidden layers: float32 or bfloat16
+    compute_dtype: str = static("float32")  # dtype of hidden layers: float32 or bfloat16
     shared_torso: bool = static(False)  # one tower for actor and critic
     normalize_obs: bool = static(True)  # normalise observations by running mean and variance
     normalize_reward: bool = static(True)  # divide rewards by the std of discounted returns

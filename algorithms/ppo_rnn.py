@@ -87,7 +87,7 @@ class Config:
     previous_inputs: bool = static(False)  # the last action and its reward are inputs
     cell: str = static("lstm")  # lstm, gru, mingru, minlstm, lru, s5 or gtrxl
     memory_size: int = static(64)  # size of the memory (LSTM, LRU, S5: twice)
-    layers: int = static(1)  # cells, one on top of the other
+    layers: int = static(1)  # stacked cells
     window: int = static(32)  # steps back that a gtrxl sees
     forget_bias: float = real(0.0, "(-inf, inf)")  # added to the gate that keeps the memory
     skip: bool = static(True)  # the heads also see the memory's input

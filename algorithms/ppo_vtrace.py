@@ -25,9 +25,9 @@ A *segment* is one agent of one environment over a whole rollout. Implementation
   6 Squashed actions are tanh of a Gaussian, stored before the tanh. Their entropy is a numerical
     sum.
   7 Episodes restart within a rollout; a truncated one bootstraps from its final observation.
-  8 The policy learns no steps of agents that left (`info["alive"]`), nor padding
+  8 The policy does not learn from steps of agents that left (`info["alive"]`), or from padding
     (`env.action_dimensions`). An agent's own rewards end with it. A team's reward
-    (`env.shared_reward`) ends with the episode, and values learn these steps too.
+    (`env.shared_reward`) ends with the episode, and values learn from these steps too.
 """
 
 import math

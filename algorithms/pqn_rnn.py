@@ -72,7 +72,7 @@ class Config:
     exploration_fraction: float = real(0.5, "(0, inf]")  # share of the run until epsilon is eps_end
     cell: str = static("gru")  # lstm, gru, mingru, minlstm, lru, s5 or gtrxl
     memory_size: int = static(64)  # size of the memory (LSTM, LRU, S5: twice)
-    layers: int = static(1)  # cells, one on top of the other
+    layers: int = static(1)  # stacked cells
     window: int = static(32)  # steps back that a gtrxl sees
     forget_bias: float = real(1.0, "(-inf, inf)")  # added to the gate that keeps the memory
     previous_inputs: bool = static(False)  # the last action and its reward are inputs

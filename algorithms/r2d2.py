@@ -1,7 +1,8 @@
 """R2D2: Q-learning with a memory from replayed sequences. A whole run is one XLA program.
 
 Paper: Kapturowski et al. 2019, https://openreview.net/forum?id=r1lyTjAqYX, with the value rescaling
-of Pohlen et al. 2018, https://arxiv.org/abs/1805.11593. The networks do not duel as the paper's do.
+of Pohlen et al. 2018, https://arxiv.org/abs/1805.11593. Unlike the paper's, the networks have no
+duelling heads.
 
     python algorithms/r2d2.py --env CartPole-v1 --env-settings observe=0,2
     python algorithms/r2d2.py --preset TMaze-v0 --num-seeds 5
@@ -27,9 +28,9 @@ Implementation details:
     Importance weights are as in dqn.py: beta goes linearly to 1, where the paper's stays 0.6.
   7 One epsilon falls over time. In the paper each actor has its own, which is constant.
   8 Every `target_every` gradient steps the target network moves by `tau` towards the online one.
-  9 Staleness is ||q_stored - q||_2 / |max q|, at the first and the last learned step. Action
-    values q have a memory that the present parameters unroll from the episode's first step.
-    Sequences whose episode began over `staleness_steps` steps before them are left out.
+  9 Staleness is ||q_stored - q||_2 / |max q|, at the first and the last learned step. For q the
+    current parameters unroll the memory from the episode's first step. Sequences whose episode
+    began more than `staleness_steps` steps earlier are left out.
  10 The paper has `previous_inputs`: the last action, and its reward r as sign(r) log(1 + |r|).
 """
 
@@ -64,7 +65,7 @@ class Config:
     env_settings: tuple[tuple[str, Any], ...] = static(())  # env settings, name=value,...
     total_timesteps: int = static(500_000)  # environment steps of the whole run
     num_envs: int = static(16)  # parallel environments
-    train_every: int = static(16)  # steps of each environment in a round; sequences start so often
+    train_every: int = static(16)  # steps of each environment in a round; sequences start at rounds
     updates_per_step: int = static(2)  # gradient steps in a round of learning
     burn_in: int = static(16)  # first steps of a sequence, which only prepare the memory
     sequence_length: int = static(32)  # steps of a sequence that are learned
@@ -93,7 +94,7 @@ class Config:
     max_grad_norm: float = real(1.0, "(0, inf]")  # clip gradients to this global norm; inf: never
     cell: str = static("lstm")  # lstm, gru, mingru, minlstm, lru, s5 or gtrxl
     memory_size: int = static(32)  # size of the memory (LSTM, LRU, S5: twice)
-    layers: int = static(1)  # cells, one on top of the other
+    layers: int = static(1)  # stacked cells
     window: int = static(32)  # steps back that a gtrxl sees
     forget_bias: float = real(1.0, "(-inf, inf)")  # added to the gate that keeps the memory
     previous_inputs: bool = static(True)  # the last action and its reward are inputs

@@ -86,7 +86,7 @@ class Config:
     critic_hidden_sizes: tuple[int, ...] = static((64, 64, 64))  # dense layers of the critic
     activation: str = static("swish")  # any function of flax.linen: tanh, relu, swish, ...
     conv_layers: str = static("small")  # for images: none, small, nature or impala
-    compute_dtype: str = static("float32")  # of hidden layers: float32 or bfloat16
+    compute_dtype: str = static("float32")  # dtype of hidden layers: float32 or bfloat16
     normalize_obs: bool = static(True)  # normalise observations by running mean and variance
     normalize_reward: bool = static(True)  # divide rewards by the std of discounted returns
     clip_obs: float = real(10.0, "(0, inf]")  # clip normalised observations to +- this

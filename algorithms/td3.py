@@ -22,7 +22,7 @@ Implementation details:
     the first one. Clipped noise smooths the target's action.
   5 After every `policy_every`-th gradient step of the critics, the actor takes one that increases
     the new critic's value, and all target networks move. All vmapped runs do so at the same steps,
-    so the branch stays a branch.
+    so under vmap the branch stays a branch.
   6 A transition leads to the observation before any restart. The target bootstraps from it, also
     where a time limit cut the episode, but not where the episode terminated.
   7 Before `learning_starts`, actions are uniform over the box.

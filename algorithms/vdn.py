@@ -74,7 +74,7 @@ class Config:
     agent_ids: bool = static(True)  # the agent's one-hot id is an input
     cell: str = static("none")  # none, lstm, gru, mingru, minlstm, lru, s5 or gtrxl
     memory_size: int = static(64)  # size of the memory (LSTM, LRU, S5: twice)
-    layers: int = static(1)  # cells, one on top of the other
+    layers: int = static(1)  # stacked cells
     window: int = static(32)  # steps back that a gtrxl sees
     forget_bias: float = real(1.0, "(-inf, inf)")  # added to the gate that keeps the memory
     previous_inputs: bool = static(False)  # with a memory: the last action and reward, as inputs
