@@ -1,4 +1,4 @@
-"""Compares runs: a table of what they came to and, with --out, a picture of their learning curves.
+"""Compares runs: a table of their returns and, with --out, a picture of their learning curves.
 
     python -m algorithms.launch.compare runs/RUN runs/SWEEP ... [--metric episode_return]
     python -m algorithms.launch.compare runs/RUN runs/SWEEP ... --out compare.png
@@ -33,7 +33,7 @@ METRICS = {"eval_return": "evaluation return", "episode_return": "training retur
 
 
 class Compared(NamedTuple):
-    """What came of a comparison."""
+    """The result of a comparison."""
 
     panels: dict[str, list[comparison.Curve]]  # {environment: curves, the best one first}
     text: str  # tables
@@ -41,7 +41,7 @@ class Compared(NamedTuple):
 
 
 class _Run(NamedTuple):
-    """What is read of a run."""
+    """The parts of a run that a comparison reads."""
 
     given: Path  # the run, or the sweep that it is a chunk of
     algorithm: str
@@ -64,7 +64,7 @@ def compare(
       out: a new PNG to draw their learning curves in; by default none is drawn.
 
     Raises:
-      UserError: what is given is no run, has no metrics yet or not this one, or the picture exists.
+      UserError: a directory has no run, no metrics yet or not this one, or the picture exists.
     """
     picture = files.new("out", out, ".png")
     given = dict.fromkeys(Path(run).resolve() for run in runs)
@@ -81,7 +81,7 @@ def compare(
 
 
 def read_runs(path: Path) -> list[_Run]:
-    """The run in a directory, or all chunks of the sweep there: all that is known of files here.
+    """The run in a directory, or all chunks of the sweep there; nothing else here reads files.
 
     Raises:
       UserError: there is none.
@@ -136,8 +136,8 @@ def _with_metrics(path: Path) -> list[_Run]:
 
 
 def _completed(runs: Sequence[_Run]) -> list[_Run]:
-    """Those of one algorithm with the same fields: what a run is older than is as by default, and
-    what began at no other run is from scratch."""
+    """The runs, those of one algorithm with the same fields. A field that a run lacks has its
+    default, and a run without a source begins from scratch."""
     fields: dict[str, set[str]] = {}
     for run in runs:
         fields.setdefault(run.algorithm, set()).update(run.config)
@@ -156,7 +156,7 @@ def _completed(runs: Sequence[_Run]) -> list[_Run]:
 
 
 def _metric(runs: Sequence[_Run], metric: str | None) -> str:
-    """The one that is asked for, or that all have."""
+    """The metric that is asked for, or else one that all runs have."""
     if metric is not None and metric not in METRICS:
         raise UserError(f"--metric {metric}: choose one of {', '.join(METRICS)}")
     without = [run.given for run in runs if metric and metric not in run.metrics]
@@ -178,7 +178,7 @@ def _trials(run: _Run, metric: str) -> list[comparison.Trial]:
 
 
 def _sensitivity(trials: Sequence[comparison.Trial]) -> str:
-    """Of whole sweeps: halving gives settings different lengths, and keeps the best one longest."""
+    """The sensitivity text, of sweeps without halving: it gives settings different lengths."""
     swept = [trial for trial in trials if experiment.is_sweep(trial.run)]
     there = {trial.run: experiment.open(trial.run).description for trial in swept}
     halved = [run for run, said in there.items() if "halving" in said]
@@ -198,7 +198,7 @@ def _sensitivity(trials: Sequence[comparison.Trial]) -> str:
 
 
 def is_stopped(sweep_dir: Path) -> bool:
-    """Whether a chunk of a sweep has not come to its end."""
+    """Whether a chunk of a sweep is unfinished."""
     for entry in experiment.open(sweep_dir).entries:
         run_dir = RunDir.open(entry.path)
         if outcomes.reached(entry, run_dir.history(), run_dir.description["config"]) < 1.0:

@@ -1,4 +1,4 @@
-"""What the launcher says to its user when something does not go as asked."""
+"""Errors and warnings for the user."""
 
 import difflib
 import os
@@ -8,11 +8,11 @@ from typing import Any
 
 
 class UserError(Exception):
-    """A mistake of the user's; the command line shows its message alone, without a traceback."""
+    """A user's mistake; the command line shows its message alone, without a traceback."""
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> UserError:
-    """An error that names what was asked for and the nearest things there are."""
+    """An error that names an unknown name and the nearest known ones."""
     known = list(known)
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
     hint = f"did you mean {', '.join(near)}?" if near else f"there are {', '.join(known) or 'none'}"
@@ -20,13 +20,13 @@ def unknown(what: str, name: str, known: Iterable[str]) -> UserError:
 
 
 def write_anything(stream: Any) -> None:
-    """Has a stream write what its encoding lacks as \\xfc: a name must not end a run."""
+    """Makes a stream write characters that its encoding lacks as \\xfc: no name ends a run."""
     if getattr(stream, "errors", "") == "strict":
         stream.reconfigure(errors="backslashreplace")
 
 
 def warn(message: str) -> None:
-    """Something went wrong that the run survives."""
+    """Warns of a failure that the run survives."""
     tell(f"warning: {message}", sys.stderr)
 
 
@@ -41,7 +41,7 @@ def tell(text: str, stream: Any, end: str = "\n") -> None:
 
 
 def let_go(*streams: Any) -> None:
-    """Drops what a full disk has kept from being written, so that Python's end is none of it."""
+    """Drops output that a full disk refused, so that Python's exit does not fail on it."""
     for stream in filter(None, streams):  # None: the process was started without it
         try:
             stream.flush()

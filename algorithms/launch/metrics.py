@@ -30,8 +30,8 @@ def with_nan(name: str, values: np.ndarray) -> np.ndarray:
 def infinite_losses(row: Metrics) -> dict[str, np.ndarray]:
     """Which trials' losses and norms of gradients are infinite: {name: (num_trials,)}.
 
-    A NaN is no sign of that: it says that there are no data, as before training or while a replay
-    buffer fills. `parts.program` makes NaNs among the data infinite.
+    A NaN only means that there are no data, as before training or while a replay buffer fills.
+    `parts.program` makes NaNs among the data infinite.
     """
     losses = {name: x for name, x in row.items() if name.endswith(("loss", "grad_norm"))}
     return {name: np.any(np.isinf(x).reshape(len(x), -1), axis=1) for name, x in losses.items()}

@@ -1,4 +1,4 @@
-"""What makes one setting of a sweep better than another."""
+"""Objectives: how a sweep ranks its settings."""
 
 import math
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ NAMES = (DEFAULT, "mean_return", "worst_seed", f"{STEPS_TO}=THRESHOLD")
 
 
 def check(objective: str) -> None:
-    """Refuses what is no objective.
+    """Refuses an unknown objective.
 
     Raises:
       UserError: it is unknown, or its threshold is no number.

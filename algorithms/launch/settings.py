@@ -31,7 +31,7 @@ def config_to_json(config: Any) -> dict[str, Any]:
 
 
 def config_from_json(cls: type, values: dict[str, Any], source: Path, env: Any = None) -> Any:
-    """The inverse. A field that the file is older than has its default.
+    """The inverse. A field that an older file lacks has its default.
 
     Args:
       cls: the Config.
@@ -72,8 +72,8 @@ def _check_kinds(default: Any, values: dict[str, Any], source: Path) -> None:
 
 
 def with_defaults(cls: type, values: dict[str, Any]) -> dict[str, Any]:
-    """A config.json's values, and the defaults of fields that it is older than: a new field's
-    default does what was done without it."""
+    """A config.json's values, and the defaults of fields that it lacks: a new field's default acts
+    as the kit did before the field existed."""
     return config_to_json(cls()) | values
 
 
@@ -195,7 +195,7 @@ class Trials(NamedTuple):
         return configs.replace(**{n: getattr(configs, n)[trial] for n in float_fields(configs)})
 
     def label(self, trial: int) -> str:
-        """What a person calls a trial."""
+        """The name of a trial, for people."""
         return ", ".join([*text_of(self.setting(trial)), f"seed {self.seeds[trial]}"])
 
 

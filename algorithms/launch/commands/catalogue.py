@@ -1,4 +1,4 @@
-"""What there is, for --list: algorithms, environments and presets."""
+"""The text of --list: algorithms, environments and presets."""
 
 import importlib
 import itertools
@@ -19,7 +19,7 @@ WIDTH = 96  # characters of a line
 def text(algorithm: str) -> str:
     """Algorithms, environments by library and presets, those of one algorithm first.
 
-    Algorithms are not imported. Of a library that is not installed stands here what would do that.
+    Algorithms are not imported. A library that is not installed has its pip command here.
     """
     others = {name: table for name, table in PRESETS.items() if name != algorithm}
     return "\n\n".join(

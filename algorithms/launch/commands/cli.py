@@ -50,9 +50,9 @@ STOPPED = {"SIGINT": 128 + signal.SIGINT, "SIGTERM": 128 + signal.SIGTERM}  # ex
 def main(module: Any, argv: list[str] | None = None) -> None:
     """The command line of an algorithm's module.
 
-    Exit codes: 0; 2 for a user's mistake, with one line that says what; 3 for a run with losses or
-    policies that are not finite, and for a sweep of which all are; 4 where something could not be
-    saved; 130 after Ctrl-C; 143 after SIGTERM; 141 where nobody reads the output any more.
+    Exit codes: 0; 2 for a user's mistake, with one line that names it; 3 for a run in which a trial
+    is not finite, or a sweep in which no trial is; 4 if something could not be saved; 130 after
+    Ctrl-C; 143 after SIGTERM; 141 if the reader of the output is gone.
     """
     errors.write_anything(sys.stdout)
     atexit.register(gc.freeze)  # Python's last garbage collections took half a second
@@ -115,7 +115,7 @@ def dispatch(module: Any, argv: list[str]) -> int:
 
 
 def join_others(flags: Flags) -> None:
-    """Meets the other processes of a distributed run, before anything uses jax."""
+    """Joins the other processes of a distributed run, before anything uses jax."""
     told = (flags.coordinator, flags.num_processes, flags.process_id)
     if flags.distributed:
         hosts.start(*told)
@@ -128,7 +128,7 @@ def join_others(flags: Flags) -> None:
 
 
 def defaults(module: Any, argv: list[str]) -> tuple[Any, Flags]:
-    """What holds where no flag says otherwise: the settings of a preset, a file or a run."""
+    """The values of flags that are not given: the settings of a preset, a file or a run."""
     early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     sources = ("preset", "config", "resume", "evaluate", "render", "export")
     for name in sources:
@@ -155,7 +155,7 @@ def preset(module: Any, name: str) -> Any:
 
 
 def unknown_preset(algorithm: str, name: str) -> UserError:
-    """What to say of a preset that this algorithm does not have; others may."""
+    """The error for a preset that this algorithm does not have; others may."""
     others = [other for other, table in PRESETS.items() if name in table]
     if not others:
         return unknown(f"preset of {algorithm}", name, PRESETS.get(algorithm, {}))
@@ -163,7 +163,7 @@ def unknown_preset(algorithm: str, name: str) -> UserError:
 
 
 def from_run(module: Any, source: str, path: Path, names_env: bool = False) -> tuple[Any, Flags]:
-    """The settings of a run; its seeds and options, too, where it is run again or goes on.
+    """The settings of a run; for --config and --resume its seeds and options, too.
 
     Args:
       names_env: whether --env is given, in place of an environment object that no file can hold.
@@ -196,7 +196,7 @@ def from_run(module: Any, source: str, path: Path, names_env: bool = False) -> t
 
 
 def init_flags(begins: dict[str, Any]) -> dict[str, Any]:
-    """The flags that ask for a beginning again."""
+    """The flags that repeat the beginning in a config.json."""
     names = {"init_from": "run", "init_trial": "trial", "init_optimizer": "optimizer"}
     return {flag: begins[name] for flag, name in names.items()} | {
         "init_point": str(begins["point"])
@@ -206,7 +206,8 @@ def init_flags(begins: dict[str, Any]) -> dict[str, Any]:
 def chosen_before(flags: Flags) -> dict[str, Any]:
     """Where the trials of --config's run began, unless flags ask for another beginning.
 
-    Its source may have gone on since, and a retest's seeds begin at the trials of its sweep.
+    The source may have trained further since, and a retest's seeds begin at the trials of its
+    sweep.
     """
     path = Path(flags.config or "")
     file = path / "config.json" if path.is_dir() else path
@@ -219,7 +220,7 @@ def chosen_before(flags: Flags) -> dict[str, Any]:
 def with_ranges(
     base: Any, config: Any, grid: dict[str, Any], words: str
 ) -> tuple[Any, dict[str, Any]]:
-    """The config and the grid with --randomize, in place of ranges of a preset or a file."""
+    """The config and the grid with --randomize, which replaces ranges of a preset or a file."""
     ranges = ranges_setting(words)
 
     def more(env_settings: tuple[tuple[str, Any], ...]) -> tuple[tuple[str, Any], ...]:
@@ -260,7 +261,7 @@ TAKES = {
 
 
 def train(module: Any, config: Any, grid: dict[str, Any], flags: Flags) -> int:
-    """A new run or sweep, or one that goes on."""
+    """Trains a new run or sweep, or resumes one."""
     keywords: dict[str, Any] = {name: getattr(flags, name) for name in NAMES}
     keywords |= {"quiet": flags.quiet, "import_seconds": progress.process_age()}
     first: dict[str, Any] = {"seed": flags.seed, "num_seeds": flags.num_seeds}
@@ -330,9 +331,10 @@ def evaluate(module: Any, flags: Flags, path: str) -> int:
 
 
 def loaded_trials(module: Any, flags: Flags, path: str, only: int | None = None) -> Iterator[tuple]:
-    """What is asked for of a run or a sweep: number, config, state, point and Trials of each.
+    """The trials that the flags name: number, config, state, point and Trials of each.
 
-    Without --trial that is all of a run, and of a sweep its best setting (said on stderr).
+    Without --trial these are all trials of a run, or those of a sweep's best setting, which stderr
+    names.
 
     Args:
       only: how many at most, of a sweep those with the highest return.
@@ -354,8 +356,8 @@ def loaded_trials(module: Any, flags: Flags, path: str, only: int | None = None)
 
 
 def best_of_sweep(path: Path, only: int | None) -> list[int]:
-    """The trials of a sweep's best setting, or so many of them with the highest return; of each
-    environment, where there are several."""
+    """The trials of a sweep's best setting, or this many of them with the highest return; one
+    setting for each environment."""
     chosen = []
     objective = outcomes.objective_of(experiment.open(path))
     for setting, numbers in outcomes.best_trials(path):
@@ -415,7 +417,7 @@ def show_all(module: Any) -> int:
 
 
 def point_of(word: str, flag: str, allowed: Sequence[str] = ("last", "best")) -> int | str:
-    """What --point or --init-point says."""
+    """The point that --point or --init-point names."""
     if word.isdigit():
         return int(word)
     if word not in allowed:
@@ -442,7 +444,7 @@ def check_pbt(base: Any, config: Any, flags: Flags) -> None:
 
 
 def refuse_others(command: str, base: tuple[Any, Flags], given: tuple[Any, Flags]) -> None:
-    """Refuses what was given but does not go with the command, as a pair of Config and Flags."""
+    """Refuses settings and flags that do not go with the command; both pairs: Config and Flags."""
     fields = [(f.name, i) for i in range(2) for f in dataclasses.fields(base[i])]
     refused = [
         f"--{name.replace('_', '-')} {new} (in place of {old})"

@@ -6,12 +6,11 @@
     DIR/rl_support/flags.py      the flags of its Config
     DIR/rl_support/LICENSE
 
-Copies in one directory share the support package, to which each adds the parts that it lacks. Where
-its files are not those of this kit (somebody changed them, or another version wrote them), a copy
-gets a package of its own, ppo_support. In it nothing is called as in the kit: it gets along with a
-project's own `envs` and `algorithms`. The files are those of the kit but for their imports, which
-are found in the syntax tree, and for the end of the algorithm's file, which prints the learning
-curve and takes the flags of its Config alone.
+Copies in one directory share the support package; each adds the parts that it lacks. If its files
+are not those of this kit (somebody changed them, or another version wrote them), a copy gets its
+own package, ppo_support. No name in it clashes with a project's own `envs` and `algorithms`. Two
+things differ from the kit's files: imports, which are found in the syntax tree, and the end of the
+algorithm's file, which prints the learning curve and takes only the flags of its Config.
 """
 
 import ast

@@ -23,7 +23,7 @@ DIRECTORY = tyro.conf.arg(metavar="DIR", help_behavior_hint="")
 class Flags:
     """Flags that every algorithm has; CONTRIBUTING.md says what else a new one needs."""
 
-    seed: int = 0  # of the first trial; with --evaluate and --render: of the episodes
+    seed: int = 0  # seed of the first trial; with --evaluate and --render: of the episodes
     num_seeds: int = 1  # trials trained at once, with seeds seed, seed + 1, ...
     preset: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
     """settings known to work, see algorithms/launch/commands/presets.py; other flags win"""
@@ -39,9 +39,9 @@ class Flags:
     halving: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")] = None
     """successive halving: at each rung keep the best setting of N and train it N times as long"""
     rungs: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")] = None
-    """of --halving; default: as many as settings and --num-evals allow"""
+    """of --halving: number of rungs; default: as many as settings and --num-evals allow"""
     brackets: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")] = None
-    """of --halving: Hyperband, divide the settings among N brackets that prune ever later"""
+    """of --halving: divide the settings among N brackets, each pruning later (Hyperband)"""
     retest: Annotated[int | None, tyro.conf.arg(metavar="K", help_behavior_hint="")] = None
     """train the best K settings of a sweep again, on seeds that it has not used"""
     retest_seeds: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")] = None
@@ -52,9 +52,9 @@ class Flags:
     pbt: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")] = None
     """population-based training in N rounds: --samples members, of floats given as ranges"""
     pbt_share: Annotated[float | None, tyro.conf.arg(metavar="X", help_behavior_hint="")] = None
-    """of --pbt: share of the members that copies of the best replace; default: 0.25"""
+    """of --pbt: share of the members that become copies of the best; default: 0.25"""
     pbt_factor: Annotated[float | None, tyro.conf.arg(metavar="X", help_behavior_hint="")] = None
-    """of --pbt: by which the floats of a copy move up or down; default: 1.25"""
+    """of --pbt: factor by which the floats of a copy move up or down; default: 1.25"""
     pbt_resample: Annotated[float | None, tyro.conf.arg(metavar="P", help_behavior_hint="")] = None
     """of --pbt: probability that a float of a copy is drawn anew; default: 0"""
     pbt_copy_buffer: bool = True  # of --pbt: copies take the replay buffer along
@@ -63,48 +63,48 @@ class Flags:
     max_parallel: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")] = None
     """trials to train at once; default: as many as fit into the memory"""
     memory_limit: Annotated[str | None, tyro.conf.arg(metavar="SIZE", help_behavior_hint="")] = None
-    """memory of each device to use, as 500MB or 16GB; default: nine tenths of it"""
-    run_dir_root: str = "runs"  # where the directories of runs are made
+    """device memory that programs may use, as 500MB or 16GB; default: nine tenths of it"""
+    run_dir_root: str = "runs"  # folder for the directories of new runs
     run_dir: Annotated[str | None, DIRECTORY] = None
-    """the directory of this run or sweep, in place of one below run_dir_root"""
-    resume_if_exists: bool = False  # go on with what is in --run-dir, if it is there
+    """directory of this run or sweep, instead of a new one in run_dir_root"""
+    resume_if_exists: bool = False  # continue the run or sweep in --run-dir, if there is one
     init_from: Annotated[str | None, DIRECTORY] = None
     """begin at the policy of a run or a sweep, with other settings or in another environment"""
     init_point: str = "last"  # of --init-from: last, best or a number
     init_trial: int | None = None
-    """of --init-from: all seeds begin there; default: seed i at trial i, or all at the best one"""
+    """of --init-from: the trial for all seeds; default: trial i for seed i, or the best one"""
     init_optimizer: bool = False
     """of --init-from: also take the optimizer's state, other networks and the scale of rewards"""
     resume: Annotated[str | None, DIRECTORY] = None
-    """go on with a run or a sweep; a larger --total-timesteps makes a run longer"""
+    """continue a run or a sweep; a larger --total-timesteps makes a run longer"""
     evaluate: Annotated[str | None, DIRECTORY] = None
-    """play episodes with the policy of a run and sum them up"""
+    """play episodes with the policy of a run and print statistics"""
     render: Annotated[str | None, DIRECTORY] = None
     """write a GIF of an episode of a run"""
     export: Annotated[str | None, DIRECTORY] = None
     """write the policy of a run into one file that acts without the kit"""
     copy: Annotated[str | None, DIRECTORY] = None
-    """write this file, with what it needs of the kit, into a directory of another project"""
-    list: bool = False  # print what there is: algorithms, environments, presets
+    """copy this file, with everything it needs from the kit, into another project"""
+    list: bool = False  # list algorithms, environments and presets
     version: bool = False  # print the kit's version
     point: str = "last"
     """of --evaluate, --render, --export: last, best or N; of --resume: last or a kept state"""
     trial: int | None = None
     """of --evaluate (default: all), --render (0), --export (best); of a sweep: see results.csv"""
-    episodes: int = 100  # that --evaluate plays with each trial
-    json: bool = False  # of --evaluate: JSON in place of tables
+    episodes: int = 100  # episodes that --evaluate plays with each trial
+    json: bool = False  # of --evaluate: print JSON instead of tables
     keep_states: bool = False  # keep the whole state of every point, not of the last two only
     track: bool = False  # log to wandb
     tensorboard: bool = False  # write event files for TensorBoard
     one_run_per_seed: bool = False  # trackers get a run for each seed, not one for all
-    gif: Literal["never", "start", "end", "every"] = "never"  # points to draw an episode at
-    split_envs: int = 1  # share each trial's environments and minibatches over N shards, on devices
+    gif: Literal["never", "start", "end", "every"] = "never"  # when to draw a GIF of an episode
+    split_envs: int = 1  # divide each trial's environments and minibatches into N shards
     quiet: bool = False  # show no progress
-    distributed: bool = False  # one of several processes, as a cluster starts them
+    distributed: bool = False  # this is one of several processes that train together
     coordinator: Annotated[str | None, tyro.conf.arg(metavar="HOST:PORT")] = None
-    """with --distributed, outside a cluster: where the first process is"""
-    num_processes: int | None = None  # with --distributed, outside a cluster
-    process_id: int | None = None  # with --distributed, outside a cluster: 0, 1, ...
+    """with --distributed, outside a cluster: address of the first process"""
+    num_processes: int | None = None  # of --distributed: number of processes, outside a cluster
+    process_id: int | None = None  # of --distributed: 0, 1, ..., outside a cluster
 
 
 def parse(module: Any, argv: list[str], config: Any, flags: Flags) -> tuple[Any, Flags]:

@@ -35,8 +35,8 @@ class Range(NamedTuple):
     def move(self, value: jax.Array, up: jax.Array, factor: float) -> jax.Array:
         """The neighbour of each value: times or divided by the factor, in the space of the range.
 
-        In a uniform range that is a step of half its width times 1 - 1 / factor. Nothing keeps a
-        value in the range: what was wrong about it can be found out.
+        In a uniform range that is a step of half its width times 1 - 1 / factor. Values may leave
+        the range, so a range that was chosen badly does no lasting harm.
         """
         if self.kind == "uniform":
             step = 0.5 * (self.high - self.low) * (1.0 - 1.0 / factor)
@@ -91,10 +91,10 @@ def replaced(members: int, share: float) -> int:
 def frequencies(scores: jax.Array, periods: Sequence[int], round_: jax.Array) -> Parents:
     """MF-PBT: equal subpopulations, of which each evolves after every `period` rounds.
 
-    Its worst quarter become copies of its best one, and explore. Its third quarter take the network
-    of the best members elsewhere where these are better. Floats come along from a subpopulation
-    that evolves more rarely; where it evolves more often, those of the best member here are taken,
-    so that greedy floats do not spread.
+    Its worst quarter become copies of its best one, and explore. Its third quarter take the
+    networks of the best members elsewhere if these are better. Floats come along from a
+    subpopulation that evolves more rarely. With a network of one that evolves more often, they take
+    the floats of their own best member, so that greedy floats do not spread.
 
     Args:
       scores: (members,), the higher the better.

@@ -1,8 +1,8 @@
 """Several processes, on one machine or many, that train the trials of one run together.
 
-All of them run the same code on the same numbers; a program's trials are spread over the devices
-of all. The first process alone speaks, draws and keeps the directory; it and the others tell each
-other no more than the metrics of each point, whether somebody was asked to stop, and what failed.
+All of them run the same code on the same numbers; a program's trials are spread over the devices of
+all. Only the first process prints, draws and keeps the directory. Processes exchange only the
+metrics of each point, requests to stop, and errors.
 """
 
 import contextlib
@@ -28,10 +28,11 @@ SECONDS = 30.0  # to wait, at most, until the others have heard of a failure
 
 
 def start(coordinator: str | None, num_processes: int | None, process_id: int | None) -> None:
-    """Joins the others; what is None comes from the cluster (SLURM, Kubernetes, TPU pods, MPI).
+    """Joins the others; the cluster (SLURM, Kubernetes, TPU pods, MPI) provides arguments that are
+    None.
 
     Raises:
-      UserError: nobody tells who the others are, or they cannot be reached.
+      UserError: the addresses of the others are unknown, or they cannot be reached.
     """
     jax.config.update("jax_enable_preemption_service", False)  # SIGTERM is heeded by the launcher
     try:
@@ -43,10 +44,10 @@ def start(coordinator: str | None, num_processes: int | None, process_id: int | 
 
 @contextlib.contextmanager
 def together() -> Iterator[None]:
-    """All processes end when one of them fails inside; that one says why, as a program would.
+    """Ends all processes when one of them fails inside; that one prints why, as a program would.
 
-    Without this the others would wait for it in their next exchange, for minutes. Where there is
-    one process it does nothing.
+    Without this the others would wait for it in their next exchange, for minutes. With a single
+    process it does nothing.
     """
     global _together
     if count() == 1 or _together:
@@ -86,7 +87,7 @@ def _watch(done: threading.Event) -> None:
 
 
 def _wait(condition: Callable[[], bool]) -> None:
-    """Waits for what must come soon."""
+    """Waits for a message that must arrive soon."""
     end = time.monotonic() + SECONDS
     while time.monotonic() < end:
         with contextlib.suppress(Exception):  # no such key yet
@@ -119,7 +120,7 @@ def _end_all(error: BaseException) -> None:
 
 
 def _client() -> Any:
-    """What the processes share a few words through."""
+    """The client through which the processes exchange short messages."""
     # jax has no public name for it (orbax takes it from there, too), and the public collectives of
     # multihost_utils wait for the process that has failed.
     from jax._src import distributed

@@ -1,4 +1,4 @@
-"""Being asked to stop: Ctrl-C, SIGTERM, or a hook."""
+"""Requests to stop: Ctrl-C, SIGTERM, or a hook."""
 
 import contextlib
 import os

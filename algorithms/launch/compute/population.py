@@ -41,7 +41,7 @@ class Settings(NamedTuple):
         return self._asdict() | {"ranges": ranges, "periods": list(self.periods)}
 
     def as_fields(self) -> dict[str, str]:
-        """What stands for the floats that change, and for what else makes it this population."""
+        """Texts for the fields that change, and for the population's other settings."""
         fields = {n: f"{s.kind}:{s.low:g}:{s.high:g}" for n, s in self.ranges.items()}
         others = {n: x for n, x in self.to_json().items() if n not in ("ranges", "members")}
         plain = Settings({}, 0).to_json()
@@ -95,7 +95,7 @@ class Population:
 
     @property
     def changing(self) -> list[str]:
-        """Floats that members have values of their own of."""
+        """Floats of which each member has its own value."""
         return list(self.settings.ranges)
 
     @property

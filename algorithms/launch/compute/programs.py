@@ -28,7 +28,7 @@ def make_environment(module: Any, config: Any) -> tuple[Any, Any, parts.Plan]:
     A `train` without a plan has config.num_evals points; updates and steps are 0 for unknown.
 
     Raises:
-      UserError: what `envs.make` or `make_train` say against the settings, or jax has no device.
+      UserError: `envs.make` or `make_train` refuse the settings, or jax has no device.
     """
     check_backend()
     try:
@@ -48,7 +48,7 @@ def initial_state(module: Any, config: Any) -> Any:
 
 
 class Shared(NamedTuple):
-    """What the programs take that belongs to no trial."""
+    """Arguments of the programs that all trials share."""
 
     env_params: Any
     learn: Any  # bool: False only evaluates

@@ -1,4 +1,4 @@
-"""What a saved run gives to others.
+"""Uses of a saved run's policy in other runs and programs.
 
 initial        the policies at which new trials begin
 export         `launch.export`

@@ -44,7 +44,7 @@ class Initial(NamedTuple):
 
 
 def asked(values: dict[str, Any]) -> Initial | None:
-    """What the keywords init_from, init_point, init_trial and init_optimizer ask for.
+    """The beginning that the keywords init_from, init_point, init_trial and init_optimizer name.
 
     Raises:
       UserError: one of them without init_from, or a value that it does not take.
@@ -104,8 +104,9 @@ def choose(
 def _trials(
     there: experiment.Experiment, wanted: Initial, count: int, best_of_sweep: Callable
 ) -> list[int]:
-    """A trial for each seed: the one that is asked for; or that of the same number, of a sweep's
-    best setting; or the one with the highest return where there are fewer trials than seeds."""
+    """A trial for each seed: the one that is asked for, or else trial i for seed i (of a sweep,
+    those of its best setting). If there are fewer trials than seeds, all get the one with the
+    highest return."""
     if wanted.trial is not None:
         return [wanted.trial] * count
     if not there.is_sweep:

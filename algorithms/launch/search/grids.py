@@ -1,4 +1,4 @@
-"""The settings of a sweep: which trials come of which values."""
+"""The settings of a sweep: the trials that its values make."""
 
 import itertools
 import math
@@ -21,7 +21,7 @@ MANY_PROGRAMS = 12  # that draws make, from which on a hint says what would make
 
 
 class Asked(NamedTuple):
-    """What a sweep is asked for beside a run."""
+    """The arguments of a sweep that a run does not have."""
 
     grid: Mapping[str, Any] = MappingProxyType({})
     samples: int | None = None
@@ -194,7 +194,7 @@ def draw(
 
 
 def remarks(asked: Asked, statics: Sequence[Mapping[str, Any]], num_settings: int) -> list[str]:
-    """What draws come to: the programs that they make, and settings that were drawn twice.
+    """Remarks about draws: the programs that they make, and settings that were drawn twice.
 
     Args:
       statics: the swept static fields of each group.

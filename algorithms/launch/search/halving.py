@@ -14,7 +14,8 @@ from algorithms.launch.errors import UserError
 
 
 class Halving(NamedTuple):
-    """What a sweep is asked for; None stands for "no halving", and for as many as there can be."""
+    """The arguments of halving. Without a factor nothing is halved; None elsewhere: as many as
+    possible."""
 
     factor: int | None = None
     rungs: int | None = None

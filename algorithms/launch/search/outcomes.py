@@ -1,4 +1,4 @@
-"""What came of a sweep's trials, read back from its directory."""
+"""The results of a sweep's trials, read back from its directory."""
 
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,9 @@ from algorithms.launch.storage.run_dir import RunDir
 def read(
     there: experiment.Experiment, metric: str | None = None
 ) -> tuple[dict[int, Outcome], dict[int, Outcome]]:
-    """The trials of a sweep that have come to a point, and those of its retest, by their numbers.
+    """The trials of a sweep that have reached a point, and those of its retest, by their numbers.
 
-    Of a retest that is not over yet there are none: its returns are not those of whole runs.
+    An unfinished retest gives none, because its returns are not those of whole runs.
 
     Args:
       metric: whose returns the curves are; by default of evaluations if there are any.

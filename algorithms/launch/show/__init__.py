@@ -1,13 +1,13 @@
-"""What people look at.
+"""Output for people: text, pictures and trackers.
 
 progress       lines on stdout
 plots          learning curves and sweeps as pictures
 lineage        the history of a population
 render         GIFs of episodes
 trackers       wandb and TensorBoard
-results        what came of a sweep
+results        the results of a sweep
 comparison     runs side by side
 evaluation     episodes of a saved policy
-brief          what a result shows of itself
+brief          how a result prints itself
 pace           seconds, steps per second, learning rate
 """

@@ -1,4 +1,4 @@
-"""What a result shows of itself: its fields on one screen, arrays and states by their shapes."""
+"""How a result prints itself: its fields on one screen, arrays and states by their shapes."""
 
 import dataclasses
 from collections.abc import Mapping

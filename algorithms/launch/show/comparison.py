@@ -1,4 +1,4 @@
-"""Runs side by side: learning curves by environment, algorithm and setting, and what they came to.
+"""Runs side by side: learning curves by environment, algorithm and setting, and final returns.
 
 Statistics are those of Agarwal et al. 2021, https://arxiv.org/abs/2108.13264: interquartile means,
 with intervals from a bootstrap that is stratified by environment.
@@ -167,9 +167,9 @@ def _interval(scores: np.ndarray | Sequence[np.ndarray]) -> str:
 def aggregate(panels: dict[str, list[Curve]]) -> str:
     """A row for each label that is there in all environments, over all of them; "" for none.
 
-    Scores are final returns, 0 for the lowest and 1 for the highest of all that is compared in an
-    environment; one where all are equal says nothing and is left out. Every score counts the same.
-    Timesteps of the last points are there where they differ.
+    Scores are final returns, scaled so that the lowest in an environment is 0 and the highest 1. An
+    environment in which all are equal is left out. Every score has the same weight. If the last
+    points differ in their timesteps, the rows show these.
     """
     scores: dict[str, dict[str, np.ndarray]] = {}  # {label: {environment: (seeds,)}}
     last: dict[tuple[str, str], str] = {}  # {(label, environment): timestep}

@@ -1,4 +1,4 @@
-"""What is logged beside an algorithm's metrics: seconds, steps per second and the learning rate."""
+"""Logged besides an algorithm's metrics: seconds, steps per second and the learning rate."""
 
 import inspect
 import time

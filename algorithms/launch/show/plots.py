@@ -1,4 +1,4 @@
-"""The learning curve of a run, and what a sweep came to, as pictures."""
+"""The learning curve of a run, and the results of a sweep, as pictures."""
 
 import contextlib
 import importlib
@@ -101,8 +101,8 @@ def wins(metrics: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def reported(metrics: Metrics) -> dict[str, str]:
-    """What an environment reports besides returns, and how to call it: of evaluations where there
-    are any, else of training; nothing where that is more than `MOST_METRICS`."""
+    """An environment's own metrics by their labels: those of evaluations if there are any, else
+    those of training; none if they are more than `MOST_METRICS`."""
     for prefix, label in (("eval_", "evaluation"), ("episode_", "training")):
         names = [key.removeprefix(prefix) for key in metrics if key.startswith(prefix)]
         if names:

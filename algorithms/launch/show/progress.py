@@ -1,4 +1,4 @@
-"""What a session of a run says on stdout, and where its time goes."""
+"""The output of a session on stdout, and where its time goes."""
 
 import contextlib
 import os
@@ -112,7 +112,7 @@ class Progress:
         broken: np.ndarray,
         unsaved: bool = False,
     ) -> None:
-        """What came out, where it is, where the time went; metrics (num_trials, points, ...)."""
+        """Prints the result, its place and the time spent; metrics (num_trials, points, ...)."""
         stopped = f"stopped at point {point} of {self.num_points}"
         final = ", ".join(returns({name: values[:, -1] for name, values in metrics.items()}))
         place = f", in {run_dir}" if run_dir else ""
@@ -156,7 +156,7 @@ def returns(metrics: Metrics) -> list[str]:
 
 
 def not_finite(broken: np.ndarray | tuple) -> list[str]:
-    """What to say of trials of which some are not finite; nothing if none are."""
+    """A text about the trials that are not finite; empty if all are finite."""
     count, several = int(np.sum(broken)), len(broken) > 1
     return [f"{count} of {len(broken)} trials not finite" if several else "not finite"] * (
         count > 0

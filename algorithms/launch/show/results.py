@@ -1,4 +1,4 @@
-"""What came of a sweep: a row for each trial, settings in order of their returns."""
+"""The results of a sweep: a row for each trial, settings in order of their returns."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -174,12 +174,10 @@ class Ranked(NamedTuple):
 def rank(trials: Sequence[Outcome], objective: str = objectives.DEFAULT) -> list[Ranked]:
     """Settings by an objective, by default their mean final return; broken trials make them last.
 
-    The settings that were trained longer come first, of a sweep with halving or one that was
-    stopped.
-    Of equal scores the higher final return comes first, and of equal ones of these the higher mean
-    over the curve: it learned faster. What still ties keeps its order. Returns of different
-    environments say nothing about one another: where several were trained, one environment's
-    settings stand after another's.
+    In a sweep with halving, or one that was stopped, settings that trained longer come first. Of
+    equal scores, the higher final return comes first, then the higher mean over the curve, which
+    learned faster. Settings that still tie keep their order. With several environments, each one's
+    settings stand together, because their returns do not compare.
     """
     groups: dict[str, Ranked] = {}
     for trial in trials:
@@ -210,9 +208,9 @@ class Retested(NamedTuple):
 
     @property
     def luck(self) -> float:
-        """What the sweep's seeds promised too much, mean against mean (Eimer et al. 2023,
-        https://arxiv.org/abs/2306.01324). NaN without two returns, and if halving stopped the
-        setting early: its return then is not of the whole run."""
+        """The mean return on the sweep's seeds minus that on fresh ones (Eimer et al. 2023,
+        https://arxiv.org/abs/2306.01324). NaN if one is missing, or if halving stopped the setting
+        early: its return then is not that of a whole run."""
         known = len(self.tuned.finals) and len(self.again.finals) and not self.is_early
         return self.tuned.mean - self.again.mean if known else np.nan
 

@@ -1,4 +1,4 @@
-"""What is on the disk.
+"""Files and directories of runs and sweeps.
 
 experiment     a run or a sweep, and which of the two
 loading        `launch.load`
@@ -9,5 +9,5 @@ directories    directories that appear whole
 description    config.json
 versions       versions.json
 locks          one process at a time
-losses         what could not be written
+losses         files that could not be written
 """

@@ -1,4 +1,4 @@
-"""What config.json holds of a run, and whether it is as it was written."""
+"""The content of a run's config.json, and its checksum."""
 
 import contextlib
 import hashlib
@@ -15,13 +15,13 @@ HAS = ("algorithm", "seeds", "floats", "options", "config")
 
 
 def fill(folder: Path, description: dict[str, Any]) -> None:
-    """What a run's directory has from the beginning."""
+    """The files that a run's directory has from the beginning."""
     (folder / "checkpoints").mkdir(parents=True)
     files.write_json(folder / "config.json", with_checksum(description))
 
 
 def with_checksum(description: dict[str, Any]) -> dict[str, Any]:
-    """The same with the checksum of it, so that a damaged digit does not train something else."""
+    """The description with its checksum, so that a damaged digit does not change a run."""
     plain = {name: value for name, value in description.items() if name != "checksum"}
     text = json.dumps(plain, sort_keys=True)
     # First, so that what is left is JSON if the line is taken out.
@@ -57,7 +57,7 @@ def read_description(file: Path, edited: bool = False) -> dict[str, Any]:
 
 
 def _with_hint(file: Path, error: UserError) -> UserError:
-    """The same error, with what a line that was taken out may have left."""
+    """The error, with a hint if a removed line has left its comma behind."""
     with contextlib.suppress(OSError, UnicodeDecodeError):
         if re.search(r",\s*}\s*$", file.read_text()):
             return UserError(f"{error}; the comma before the last brace is one too many")

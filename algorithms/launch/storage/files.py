@@ -59,11 +59,11 @@ def write_json(path: Path, values: Any) -> None:
 
 
 def read_json(file: Path, wanted: str = "the directory of a run") -> Any:
-    """What a file holds.
+    """The JSON value in a file.
 
     Args:
       file: its path.
-      wanted: what to give in its place if there is none.
+      wanted: what the user should name, for the error message.
 
     Raises:
       UserError: there is no such file, or it is not JSON.
@@ -79,7 +79,7 @@ def read_json(file: Path, wanted: str = "the directory of a run") -> Any:
 
 
 def as_read(values: Any) -> Any:
-    """What `read_json` gives for values that `write_json` has written."""
+    """The value that `read_json` gives after `write_json` has written this one."""
     return json.loads(json.dumps(values))
 
 

@@ -1,4 +1,4 @@
-"""What could not be written while training went on: warned of once, summed up at the end."""
+"""Failed writes during training: one warning at first, a summary at the end."""
 
 import contextlib
 from collections.abc import Callable, Iterator

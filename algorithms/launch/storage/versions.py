@@ -1,4 +1,4 @@
-"""What a run was made with: nothing that tells a machine or a person."""
+"""Versions, device and commit of a run; nothing identifies a machine or a person."""
 
 import importlib.metadata
 import platform

@@ -26,7 +26,7 @@ from algorithms.launch.training.stages import Stages, following, name_of, steps_
 
 
 class Swept(NamedTuple):
-    """What a sweep has come to."""
+    """The results of a sweep."""
 
     trials: list[Outcome]  # in the order of results.csv, as far as they came
     ranked: list[results.Ranked]  # the best setting first, of one environment after another
@@ -80,13 +80,13 @@ def _reached(chunk: Chunk, result: Result) -> float:
 
 
 def train_run(chunk: Chunk, options: Options, hooks: Hooks) -> Result:
-    """Trains what is not finished of a run."""
+    """Trains the rest of a run."""
     with Interrupt() as interrupt:
         return _train_one(Session(chunk, options, hooks), interrupt)
 
 
 class Standing:
-    """What a sweep has come to so far."""
+    """The results of a sweep so far."""
 
     def __init__(self, stages: Stages, chunks: list[Chunk], view: progress.Progress):
         self.stages, self.chunks, self.view = stages, chunks, view
@@ -101,7 +101,7 @@ class Standing:
         self.done = 0  # of the work, in points of trials
 
     def add(self, chunk: Chunk, result: Result) -> None:
-        """Takes what came of a chunk."""
+        """Adds the results of a chunk."""
         self.done += chunk.trials.count * (chunk.num_points - self.stages.first(chunk))
         self.retests += chunk.retest and not result.stopped
         number = next(i for i, other in enumerate(self.chunks) if other is chunk)
@@ -160,7 +160,7 @@ class Standing:
 
 
 def train_sweep(stages: Stages, chunks: list[Chunk], options: Options, hooks: Hooks) -> Swept:
-    """Trains what is not finished, stage by stage. After each chunk tables are written anew."""
+    """Trains the unfinished chunks, stage by stage, and writes the tables anew after each."""
     standing = Standing(stages, list(chunks), chunks[0].trainer.view)
     with Interrupt() as interrupt:
         for stage in range(stages.num_stages):

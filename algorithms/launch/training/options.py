@@ -1,4 +1,4 @@
-"""What a run does beside training, and what is refused before anything runs."""
+"""What a run does besides training, and checks before anything runs."""
 
 import math
 from pathlib import Path

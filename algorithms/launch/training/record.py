@@ -1,4 +1,4 @@
-"""What remains of a session: metrics and, with a directory, files, trackers and pictures."""
+"""Metrics of a session and, with a directory, its files, trackers and pictures."""
 
 import threading
 import time
@@ -26,7 +26,7 @@ DRAW_SECONDS = 60.0  # between two drawings of the curve while the run goes on
 
 
 class Point(NamedTuple):
-    """What a hook gets: hook(point)."""
+    """The argument of a hook: hook(point)."""
 
     # Number of the point; 0 is before training. Nobody looks for values in it as in a tuple.
     index: int  # type: ignore[assignment]
@@ -224,7 +224,7 @@ class Record:
             self.session.view.warn(f"not saved: {lost}; {self._what_would_do(self.run_dir)}")
 
     def _what_would_do(self, run_dir: RunDir) -> str:
-        """About what was not saved."""
+        """The remedy for points that were not saved."""
         last = max(run_dir.points("state"), default=-1)
         path = run_dir.path.parent if self.session.in_sweep else run_dir.path
         if last < 0 and not self.session.in_sweep:

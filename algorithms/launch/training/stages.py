@@ -1,7 +1,7 @@
 """The stages of a sweep: the rungs of halving, one after another, and a retest of what was best.
 
-A sweep without either has one stage. The chunks of a rung but the first are made when it begins, of
-the states of the trials that were kept; those of a retest have new trials.
+A sweep without either has one stage. When a rung after the first begins, its chunks are made from
+the states of the trials that were kept. The chunks of a retest have new trials.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ RETEST_SEEDS = 32  # of each setting, where nothing else is asked for
 
 
 class Stages(NamedTuple):
-    """What is asked of a sweep beside its grid."""
+    """The arguments of a sweep besides its grid."""
 
     plan: halving.Plan = halving.ALL
     asked: grids.Asked = grids.Asked()
@@ -83,7 +83,7 @@ class Stages(NamedTuple):
 
 
 def check_whole(asked: grids.Asked) -> None:
-    """Refuses what is no int before anything trains.
+    """Refuses values that are not ints, before anything trains.
 
     Raises:
       UserError: it names the keyword and its value.

@@ -1,4 +1,4 @@
-"""What a sweep leaves on disk.
+"""The files of a sweep.
 
 sweep.json          what was asked for, and the chunks in their order
 chunk_000/ ...      a run's directory each, with trials that train at once
@@ -81,7 +81,7 @@ def _grid_to_json(values: Any) -> Any:
 
 
 class SoFar(NamedTuple):
-    """What a sweep has come to, and where it is written."""
+    """The results of a sweep so far, and where they are written."""
 
     sweep_dir: Path | None
     trials: list[Outcome]
