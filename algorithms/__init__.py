@@ -19,8 +19,8 @@ def _check_envs() -> None:
         found = places[0] if places else "none"
         raise ImportError(
             f"algorithms needs its own package envs, {own}, but Python finds {found}: rename "
-            "yours, or put the kit's folder first on the path, or take a copy along, which has "
-            "its own (python algorithms/ppo.py --copy DIR)"
+            "yours, put the kit's folder first on the path, or copy the algorithm's file into your "
+            "project (python algorithms/ppo.py --copy DIR)"
         )
 
 

@@ -365,7 +365,7 @@ def check(config: Config, env: Any, env_params: Any) -> None:
         raise ValueError("previous_inputs=True needs a memory; cell='gru' would do")
     if config.mixer != "none" and getattr(env, "opponents", False):
         raise ValueError(
-            f"mixer={config.mixer!r} learns the reward of a team, and agents of {env.name} are "
+            f"mixer={config.mixer!r} learns the reward of a team, but agents of {env.name} are "
             "opponents, whose rewards go against one another: mixer='none' would do"
         )
     count = size = config.num_envs * config.num_steps

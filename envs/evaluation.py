@@ -43,9 +43,9 @@ def check_ends(env: Any, env_params: Any) -> None:
     is_known = not isinstance(limit, jax.core.Tracer)
     if is_known and not np.max(limit) < ENDLESS and not getattr(env, "ends", False):
         raise ValueError(
-            f"{env.name} has no time limit, and an evaluation might go on for ever: give it one "
-            "(--env-settings max_steps=1000), or do without evaluations (--num-eval-episodes 0); "
-            "an environment whose episodes end by themselves may say so by an attribute ends = True"
+            f"{env.name} has no time limit, so an evaluation might never end: give it one "
+            "(--env-settings max_steps=1000), or turn evaluations off (--num-eval-episodes 0); if "
+            "its episodes always end by themselves, give the environment an attribute ends = True"
         )
 
 

@@ -162,8 +162,8 @@ class Randomized(WithState):
         whole = drawn & set(shaping.PARAMETERS) if shaping.shapes(env) else ()
         if whole:
             raise ValueError(
-                f"randomize: {', '.join(sorted(whole))} of {env.name} is of the whole batch, not "
-                "of an episode; set it, without a range"
+                f"randomize: {', '.join(sorted(whole))} of {env.name} belongs to the whole batch, "
+                "not to an episode; set it, without a range"
             )
         self.followers = followers(env.name, drawn, drawn | set(fixed))  # others stay as they are
         space = env.observation_space(params)

@@ -57,16 +57,16 @@ FLAGS = (
 # Constructor arguments of wrappers that `make` applies to any environment.
 WRAPPER_SETTINGS = {
     "max_steps": "truncate after this many steps",
-    "action_repeat": "take each action for this many frames (which is what max_steps counts then)",
-    "frame_stack": "show the last observations side by side, so many of them",
-    "observe": "indices of the entries of a flat observation to keep, the others are hidden",
+    "action_repeat": "repeat each action for this many frames; max_steps then counts frames",
+    "frame_stack": "show this many of the last observations, side by side",
+    "observe": "indices of the entries of a flat observation to keep; the others are hidden",
     "noise": "standard deviation of normal noise in observations",
-    "flicker": "probability that an observation is lost, and zeros are seen",
-    "limit_terminates": "true: the time limit is a rule of the task, after which nothing comes",
+    "flicker": "probability that zeros replace an observation",
+    "limit_terminates": "true: reaching the time limit terminates, and nothing is bootstrapped",
     "mask_actions": "false: hide which actions are allowed",
     "start_window": "steps for which one start state serves when episodes restart",
     "randomize": "ranges of parameters that every episode draws anew",
-    "observe_randomized": "true: show what was drawn, at the end of a flat observation",
+    "observe_randomized": "true: append the drawn values to a flat observation",
     "clip_action": "clip Box actions to the bounds of their space",
     "rescale_action": "take Box actions in [-1, 1] and rescale them to the bounds",
 }

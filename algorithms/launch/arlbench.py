@@ -286,8 +286,8 @@ def _text(title: str, own: Landscape, published: Landscape, file: Path) -> str:
     varied = [n for n in published.fields if len(np.unique(own.fields[n])) > 1]
     if not varied:
         raise UserError(
-            f"{file}: the sweep varies none of {', '.join(published.fields)}, so that nothing "
-            "compares"
+            f"{file}: the sweep varies none of {', '.join(published.fields)}, so there is "
+            "nothing to compare"
         )
     near, distance = nearest(own, published)
     lines = [

@@ -55,7 +55,7 @@ def config_from_json(cls: type, values: dict[str, Any], source: Path, env: Any =
     if env is None and isinstance(values["env"], dict):
         raise UserError(
             f"{source}: the environment was an object ({values['env']['object']}), which no file "
-            "can hold: hand it over from Python, env=..., or name it as --env my_module:MyEnv"
+            "can hold: pass it from Python as env=..., or name it with --env my_module:MyEnv"
         )
     return cls(**values | ({} if env is None else {"env": env}))
 

@@ -58,7 +58,7 @@ class Steps(Alone):
 
 def test_the_weight_cannot_be_drawn_for_an_episode():
     """Batches add shaped rewards with the weight of their own parameters."""
-    with pytest.raises(ValueError, match="randomize: shaped of Steps is of the whole batch"):
+    with pytest.raises(ValueError, match="randomize: shaped of Steps belongs to the whole batch"):
         envs.make(Alone(), randomize="shaped:uniform:0:1")
 
 

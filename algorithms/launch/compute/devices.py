@@ -20,7 +20,7 @@ from algorithms.launch.errors import UserError
 from algorithms.parts.split import ACROSS, SAME
 
 CACHE = "single-file-rl"  # a folder of the user's cache directory
-IN_USE = "jax is in use already: the devices that it has are used"
+IN_USE = "jax is already in use: its devices are used as they are"
 
 
 def use_compilation_cache() -> None:

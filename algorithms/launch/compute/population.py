@@ -317,8 +317,9 @@ def check(settings: Settings, config: Any, names: Sequence[str]) -> None:
         )
     if max(periods) >= config.num_evals:
         raise UserError(
-            f"pbt_periods={tuple(periods)}: a population of {config.num_evals} rounds never comes "
-            f"to replace anybody after {max(periods)} rounds; give smaller numbers or more rounds"
+            f"pbt_periods={tuple(periods)}: the subpopulation that evolves after "
+            f"{max(periods)} rounds never does in {config.num_evals}; give smaller numbers or more "
+            "rounds"
         )
 
 

@@ -113,8 +113,8 @@ def check_returns(groups: Sequence[Group]) -> None:
     counts = {getattr(group.config, "num_eval_episodes", 0) for group in groups}
     if 0 in counts and len(counts) > 1:
         raise UserError(
-            "num_eval_episodes: settings with 0 have training returns only, which do not rank "
-            "among evaluations; give 1 or more"
+            "num_eval_episodes: settings with 0 have training returns only, which do not compare "
+            "with evaluations; give 1 or more"
         )
 
 

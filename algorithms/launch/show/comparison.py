@@ -82,7 +82,7 @@ def _curve(environment: str, label: str, trials: list[Trial]) -> Curve:
     if len(ends) > 1:
         warn(
             f"{name}: its runs end between timesteps {ends[0]:,} and {ends[-1]:,}; "
-            f"what counts is up to {x[-1]:,}"
+            f"they are compared up to {x[-1]:,}"
         )
     returns = [outcome.returns[np.isin(outcome.timesteps, x)] for outcome in finite]
     return Curve(environment, label, trials, x, np.stack(returns, 1))

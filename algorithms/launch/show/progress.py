@@ -75,7 +75,7 @@ class Progress:
             return
         place, tenths = self.place, self._tenths(point)
         if place and place.before == 0 and point == self.start + 1:
-            self.say(f"about {duration(self._left(point))} left, says the first point")
+            self.say(f"about {duration(self._left(point))} left, judging by the first point")
         first = point == self.start and not (place and place.before)
         if self.terminal:
             line = self._line(point, metrics, broken)[: shutil.get_terminal_size().columns - 1]

@@ -201,7 +201,7 @@ class _Guarded:
             call(*args)
         except Exception as error:  # whatever network or disk come up with: training matters more
             self.failed = True
-            warn(f"{self.label} tracks no further: {type(error).__name__}: {error}")
+            warn(f"{self.label} stops tracking: {type(error).__name__}: {error}")
 
 
 class _Wandb:

@@ -50,7 +50,7 @@ def read_description(file: Path, edited: bool = False) -> dict[str, Any]:
     checksum = description.pop("checksum", None)
     if not edited and checksum not in (None, with_checksum(description)["checksum"]):
         raise UserError(
-            f"{file} is damaged, its checksum does not match what it holds; if you have changed it "
+            f"{file} is damaged: its checksum does not match its content; if you have changed it "
             'on purpose, set "checksum" to null'
         )
     return description
@@ -60,7 +60,7 @@ def _with_hint(file: Path, error: UserError) -> UserError:
     """The error, with a hint if a removed line has left its comma behind."""
     with contextlib.suppress(OSError, UnicodeDecodeError):
         if re.search(r",\s*}\s*$", file.read_text()):
-            return UserError(f"{error}; the comma before the last brace is one too many")
+            return UserError(f"{error}; remove the comma before the last brace")
     return error
 
 

@@ -286,7 +286,7 @@ def _verify(file: Any, path: Path, entries: dict[str, _Entry]) -> None:
 
 
 def _damaged(path: Path) -> UserError:
-    return UserError(f"{path} is damaged: its checksum does not match what it holds")
+    return UserError(f"{path} is damaged: its checksum does not match its content")
 
 
 def new(flag: str, name: Path | str | None, suffix: str) -> Path | None:

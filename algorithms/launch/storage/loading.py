@@ -183,7 +183,7 @@ def find_module(algorithm: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name != name:
             raise
-        raise UserError(f"{algorithm} is not one of `algorithms`: hand its module over") from None
+        raise UserError(f"{algorithm} is not one of `algorithms`: pass its module") from None
 
 
 # --- saved runs as players of games ------------------------------------------------------------

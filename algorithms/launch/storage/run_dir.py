@@ -148,7 +148,7 @@ class RunDir:
         there = f"; it has the policies of points 0 to {max(trained)}" if trained else ""
         play = "--evaluate plays a policy, " if trained else ""
         raise UserError(
-            f"{self.path} cannot go on, {what} (and nothing was changed){there}: {play}"
+            f"{self.path} cannot be resumed, {what} (nothing was changed){there}: {play}"
             f"--config {self.path}/config.json trains anew"
         )
 

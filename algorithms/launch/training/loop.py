@@ -251,8 +251,8 @@ def _train_one(session: Session, interrupt: Interrupt) -> Result:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         count = chunk.trials.count
-        fewer = f"begin anew with max_parallel={count // 2}"
+        fewer = f"start again with max_parallel={count // 2}"
         raise UserError(
-            f"out of memory with {chunk.trials.in_words} at once, in spite of what the compiler "
-            f"said: {fewer if count > 1 else 'fewer num_envs or a smaller network would do'}"
+            f"out of memory with {chunk.trials.in_words} at once, though the compiler's count "
+            f"fits: {fewer if count > 1 else 'fewer num_envs or a smaller network would do'}"
         ) from error

@@ -101,7 +101,7 @@ class Record:
         found = versions(trainer.module, session.layout)
         changes = run_dir.write_versions(found, start.point)
         if changes:
-            warn(f"the last digits may differ from an unbroken run's: {', '.join(changes)}")
+            warn(f"last digits may differ from an uninterrupted run's: {', '.join(changes)}")
         if options.keep_states:
             bytes_of_one = devices.size(programs.initial_state(trainer.module, trainer.config))
             whole = bytes_of_one * session.trials.count * (session.num_points + 1)

@@ -104,7 +104,7 @@ class Session:
             state = start.get_state(own) if start.get_state and len(own) else None
             result = self._result(record, start.point, state, run_dir.is_finite(start.point))
             if not self.in_sweep:
-                more = "this run is finished; a larger total_timesteps would go on with it"
+                more = "this run is finished; a larger total_timesteps continues it"
                 for line in [more, *not_finite(~result.is_finite)]:
                     self.view.say(line)
             return result

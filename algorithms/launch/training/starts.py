@@ -97,8 +97,8 @@ def _check_length(trainer: Trainer, run_dir: RunDir, history: dict[int, Any]) ->
     steps = float(history[last]["timestep"].min()) if last else 0.0
     if 0 < plan.steps < 2**31 and steps * plan.points != float(plan.steps) * last:
         raise UserError(
-            f"{run_dir.path} has {steps:.0f} steps at point {last}, which its config.json does not "
-            "make: undo what was changed there; --resume with --total-timesteps makes a run longer"
+            f"{run_dir.path} has {steps:.0f} steps at point {last}, which does not fit its "
+            "config.json: undo the change there; --resume with --total-timesteps makes a run longer"
         )
 
 
@@ -145,11 +145,12 @@ def extended(chunk: Chunk, total: int) -> tuple[Chunk, list[str]]:
     if named and points != trainer.plan.points:
         notes.append(
             f"{', '.join(named)}: the schedule depends on the total and follows the new one "
-            "from here on; a run that was so long from the beginning would be another"
+            "from here on; a run with this total from the beginning would differ"
         )
     if isinstance(trainer.module, population.Population) and start.point == trainer.plan.points:
         notes.append(
-            "the old end replaced nobody; a population so long from the beginning would have"
+            "no member was replaced at the old end; a run with this total from the beginning "
+            "would have replaced some"
         )
     return again(total_timesteps=points * steps, num_evals=points), notes
 

@@ -89,7 +89,7 @@ def test_a_run_that_has_lost_all_checkpoints_is_left_alone(broken, gone):
     for path in broken.glob(gone):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     before = tree(broken)
-    with pytest.raises(UserError, match=r"cannot go on, it has no .state file .*: --config "):
+    with pytest.raises(UserError, match=r"cannot be resumed, it has no .state file .*: --config "):
         launch.resume(broken, module=toy)
     assert tree(broken) == before
 
@@ -119,7 +119,7 @@ def test_two_damaged_states_leave_nothing_to_go_on_from(broken, capsys):
     for file in (broken / "checkpoints").glob("*.state"):
         damage(file, "empty", random.Random(0))
     before = tree(broken)
-    with pytest.raises(UserError, match="cannot go on, none of its states is whole"):
+    with pytest.raises(UserError, match="cannot be resumed, none of its states is whole"):
         launch.resume(broken, module=toy)
     assert tree(broken) == before
     assert capsys.readouterr().err.count("is not a checkpoint") == 2

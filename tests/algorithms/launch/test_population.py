@@ -305,7 +305,7 @@ def test_a_longer_population_is_told_that_the_old_end_replaced_nobody(tmp_path, 
     asked = {"members": 4, "rounds": 2, "run_dir": tmp_path / "x"}
     launch.pbt(toy, CONFIG.replace(total_timesteps=40), RANGES, **asked)
     launch.resume(tmp_path / "x", module=toy, total_timesteps=80, quiet=False)
-    assert "the old end replaced nobody" in capsys.readouterr().out
+    assert "no member was replaced at the old end" in capsys.readouterr().out
 
 
 def test_resume_if_exists_is_for_the_same_population(run):
@@ -335,7 +335,7 @@ def test_resume_if_exists_is_for_the_same_population(run):
         (RANGES, {"periods": (1, 3), "members": 12}, "a multiple of 8 members"),
         (RANGES, {"rounds": 1}, "pbt=1: give 2 rounds or more"),
         (RANGES, {"periods": (1, 3), "share": 0.5}, "pbt_share=0.5: with several pbt_periods"),
-        (RANGES, {"periods": (9,)}, "never comes to replace anybody"),
+        (RANGES, {"periods": (9,)}, "that evolves after 9 rounds never does"),
         (RANGES, {"init_from": "runs/x"}, "init_from does not go with pbt"),
         (
             RANGES,

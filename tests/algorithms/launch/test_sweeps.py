@@ -340,7 +340,7 @@ def test_out_of_memory_all_the_same_says_what_to_do(monkeypatch):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: 3 GB")
 
     monkeypatch.setattr(session.Session, "_run", exhausted)
-    with pytest.raises(UserError, match="begin anew with max_parallel=3"):
+    with pytest.raises(UserError, match="start again with max_parallel=3"):
         launch.sweep(toy, CONFIG, GRID, save=False)
 
 
@@ -687,7 +687,7 @@ def test_a_sweep_from_the_command_line(tmp_path, monkeypatch, capsys):
     cli.main(toy, words.split())
     out = capsys.readouterr().out
     assert "toy on CartPole-v1: a sweep of 8 trials, 4 settings x 2 seeds" in out
-    assert "8 trials, 2 chunks of 4" in out and "left, says the first point" in out
+    assert "8 trials, 2 chunks of 4" in out and "left, judging by the first point" in out
     assert "rank  learning_rate" in out
     (sweep_dir,) = (tmp_path / "runs").iterdir()
     assert len(table(sweep_dir)) == 8
