@@ -187,9 +187,9 @@ def batch(
       window: steps for which one start state serves, see this module's docstring; by default the
         environment's `start_window`, or 8.
       stagger: whether each environment truncates one episode, the one that runs at a random step up
-        to the time limit. Else environments whose episodes all last equally long are always at the
-        same time of them, and a rollout has only this part of an episode. Nothing is truncated
-        without a time limit, or where `reset` got levels.
+        to the time limit. Otherwise environments whose episodes have equal lengths stay at the same
+        step of them, and a rollout covers only a part of an episode. Nothing is truncated without a
+        time limit, or if `reset` got levels.
     """
     default: int = getattr(env, "start_window", START_WINDOW)
     served = window or default

@@ -112,7 +112,7 @@ def random_move(rng: jax.Array, boards: Any) -> jax.Array:
 
 
 def joint(boards: Any, moves: jax.Array) -> jax.Array:
-    """Actions (batch, 2) of both players from the moves (batch,); who waits has action 0."""
+    """Actions (batch, 2) of both players from the moves (batch,); the waiting one has action 0."""
     mine = jnp.arange(2) == boards.current_player[:, None]
     return jnp.where(mine, moves[:, None], 0)
 
@@ -205,7 +205,7 @@ def play(
         return fresh_memory(player, observation, mask) if is_player else None
 
     def moves_of(player, rng, seen, memory):
-        """Moves (games,), meant where the player is to move, and the memory after them."""
+        """Moves (games,), valid where the player is to move, and the memory after them."""
         observation, env_state = seen
         boards = board(env, env_state)
         if not isinstance(player, Player):

@@ -45,7 +45,8 @@ def reset_key(level: Level) -> jax.Array:
 
 
 def split(key: jax.Array | Level) -> tuple[Any, jax.Array]:
-    """What `reset_env` got, for the environment inside, and a key for a wrapper's own draws."""
+    """The key or level of `reset_env` for the environment inside, and a key for a wrapper's own
+    draws."""
     if not isinstance(key, Level):
         inner, own = jax.random.split(key)
         return inner, own

@@ -15,14 +15,14 @@ AHEAD = 8  # steps between two questions whether a loop has to go on
 
 
 def platform() -> str:
-    """Of the devices that programs are made for: "cpu", "gpu" or "tpu"."""
+    """The platform of the devices that programs are made for: "cpu", "gpu" or "tpu"."""
     return jax.default_backend()
 
 
 def scan(step: Callable, carry: Any, xs: Any, reverse: bool = False) -> tuple[Any, Any]:
     """`jax.lax.scan` of step(carry, x) -> carry, output.
 
-    On accelerators a round of the loop has several steps, fewer if they are large. One operation
+    On accelerators a trip of the loop has several steps, fewer if they are large. One operation
     writes the outputs of all of them, and neighbouring steps share more. A CPU would gain nothing,
     and compile longer.
     """
@@ -31,7 +31,7 @@ def scan(step: Callable, carry: Any, xs: Any, reverse: bool = False) -> tuple[An
 
 
 def steps_of_round(step: Callable, carry: Any, xs: Any) -> int:
-    """How many steps a round of the loop has on an accelerator."""
+    """The number of steps in a trip of the loop on an accelerator."""
     like = lambda x, axis=0: jax.ShapeDtypeStruct(jnp.shape(x)[axis:], jnp.result_type(x))
     given = jax.tree.map(like, carry), jax.tree.map(lambda x: like(x, 1), xs)
     size = equations(jax.make_jaxpr(step)(*given))
@@ -41,7 +41,8 @@ def steps_of_round(step: Callable, carry: Any, xs: Any) -> int:
 def equations(program: ClosedJaxpr | Jaxpr) -> float:
     """All equations, also inside others; those of a short scan count for each of its steps.
 
-    A longer loop makes the program infinite: next to it, what surrounds a step costs nothing.
+    A program with a longer loop counts as infinite: beside that loop the cost of a trip is
+    negligible.
     """
     jaxpr = program.jaxpr if isinstance(program, ClosedJaxpr) else program
     total: float = len(jaxpr.eqns)

@@ -1,4 +1,4 @@
-"""One agent of a game of two against an opponent that does not learn, as one-agent environments.
+"""Two-player games against an opponent that does not learn, as environments of one agent.
 
     env, env_params = envs.make("pgx/tic_tac_toe", opponent="random")
     env, env_params = envs.make("pgx/tic_tac_toe", opponent=act)  # act(rng, observation, mask)
@@ -51,11 +51,11 @@ def against(game: Any, settings: dict[str, Any]) -> "Against":
     """The game for one agent.
 
     Args:
-      game: a game of two of the adapter of pgx.
+      game: a two-player game of the adapter of pgx.
       settings: those of SETTINGS that are given; `opponent` is among them.
 
     Raises:
-      ValueError: the opponent cannot be had, or does not fit the game.
+      ValueError: the opponent cannot be loaded, or does not fit the game.
     """
     opponent = settings["opponent"]
     saved = {k: settings.get(k, SETTINGS[k]) for k in SAVED}
@@ -85,7 +85,7 @@ def against(game: Any, settings: dict[str, Any]) -> "Against":
 
 
 def _check_fits(player: games.Player, game: Any, opponent: Any) -> None:
-    """Refuses an opponent that fails on what it would see, or gives no actions."""
+    """Refuses an opponent that fails on the game's observations, or gives no actions."""
     params = game.default_params
 
     def act(key):
@@ -106,7 +106,7 @@ def _check_fits(player: games.Player, game: Any, opponent: Any) -> None:
 
 
 class Against(Environment):
-    """A game of two as an environment of one agent, against `player`.
+    """A two-player game as an environment of one agent, against `player`.
 
     Attributes:
       wrapped, chance, hidden_information, arguments: as of the game.

@@ -4,29 +4,29 @@
     env, env_params = envs.make("pgx/hex", size=5)
     env, env_params = envs.make("pgx/minatar-seaquest")
 
-A game for two is an environment with two agents, which are pgx's players. Who moves first is drawn
-at every reset, so each agent plays both colours. Both agents act at each step, and the action of
-the agent to move counts. `env.action_mask` allows the other agent action 0 alone, so its
-log-probability is 0 and moves no gradient. Each agent observes the board from its own side. A
-reward reaches both agents in the step that brings it, also if it comes from the other's move. The
-discount factor applies at every move of either side.
+A two-player game is an environment with two agents, which are pgx's players. Who moves first is
+drawn at every reset, so each agent plays both colours. Both agents act at each step, and the action
+of the agent to move counts. `env.action_mask` allows the other agent action 0 alone, so its
+log-probability is 0 and moves no gradient. Each agent observes the board from its own side. Both
+agents get their rewards in the same step, whoever made the move. The discount factor applies at
+every move of either side.
 
 2048 and MinAtar's five games have one agent.
 
 Settings are the arguments of pgx's constructors: `size` of hex and go, `komi`, MinAtar's
 `sticky_action_prob`.
 
-An illegal action ends a game of pgx: who took it gets -1 and the other +1. pgx's own limits of
-moves (as in chess and go) terminate, as if they were rules. The limit of this adapter (`max_steps`)
-truncates: MinAtar after 2,500 steps, all others after 10,000.
+An illegal action ends a game of pgx: the player who took it gets -1 and the other +1. pgx's own
+limits of moves (as in chess and go) terminate, as if they were rules. The limit of this adapter
+(`max_steps`) truncates: MinAtar after 2,500 steps, all others after 10,000.
 
 pgx's Kuhn poker shows a player its card and both players' chips but not who moves first, and its
-Leduc hold'em not the bets so far. Even perfect play on that can be exploited. With `history`, on by
-default for these two, an observation ends with two flags (whether this agent moves first, whether
-it is to move) and all actions so far. So two positions look alike only if the player cannot tell
-them apart.
+Leduc hold'em not the bets so far. Even the best play on these observations can be exploited. With
+`history`, on by default for these two, an observation ends with two flags (whether this agent moves
+first, whether it is to move) and all actions so far. So two positions look alike only if the player
+cannot tell them apart.
 
-With `opponent` a game for two is an environment of one agent, see envs/opponents.py.
+With `opponent` a two-player game is an environment of one agent, see envs/opponents.py.
 
 `env.chance` says whether a game has dice, deals or other chance events, and
 `env.hidden_information` whether a player sees less than everything. Refused: bridge_bidding, which

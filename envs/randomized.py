@@ -51,7 +51,7 @@ def followers(
 
 
 class Range(NamedTuple):
-    """What one parameter is drawn from."""
+    """The range that one parameter is drawn from."""
 
     name: str
     is_log: bool
@@ -65,8 +65,8 @@ class Range(NamedTuple):
         return self.low + (self.high - self.low) * share
 
     def share(self, value: float) -> float:
-        """Where in the range a value is; below 0 or above 1 outside of it. In a range of logarithms
-        0 is at -inf, and negative values are nowhere, NaN."""
+        """Where in the range a value is; below 0 or above 1 outside of it. In a log range 0 gives
+        -inf, and negative values give NaN."""
         if self.is_log and value <= 0:
             return -math.inf if value == 0 else math.nan
         if self.is_log:

@@ -85,8 +85,8 @@ class TMaze(_Task):
     Observation (4,), one-hot: in the first cell with the goal in the north, the same with the goal
     in the south, further on in the corridor, at the junction.
 
-    With its defaults the best return is 4. Without memory it is at most 2, for who stays in the
-    first cell at one of the two goals, and 1.95 for who always walks on.
+    With its defaults the best return is 4. Without memory it is at most 2, by staying in the first
+    cell for one of the two goals, or 1.95 by always walking on.
 
     Args:
       length: steps from the first cell to the junction.
@@ -167,7 +167,7 @@ class _Cards(_Task):
 
 
 class RepeatPrevious(_Cards):
-    """Say the suit of an earlier card: of the kth card back, the one that is seen counting as 1.
+    """Say the suit of the kth card back, where the card that is seen counts as the first.
 
     Observation (4,): the suit of the next card, one-hot. Action: a suit. From the kth card on, a
     step pays 1 / (cards - k) if it is right, and costs as much otherwise, so the best return is 1.

@@ -253,7 +253,7 @@ def _construct(
     try:
         return factory(**taken), left
     except OSError as error:  # MNISTBandit-bsuite downloads its images
-        raise ValueError(f"{name} cannot be made: its data cannot be had: {error}") from error
+        raise ValueError(f"{name} cannot be made: its data is not available: {error}") from error
     except (TypeError, AssertionError, LookupError) as error:
         given, why = ",".join(f"{k}={v}" for k, v in taken.items()), str(error).partition("\n")[0]
         why = why or type(error).__name__

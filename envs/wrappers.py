@@ -185,7 +185,8 @@ class ActionRepeat(Wrapper):
         return jax.lax.scan(frame, (*first, self._floats(info)), keys[1:])[0]
 
     def _floats(self, info: dict[str, Any]) -> dict[str, Any]:
-        """With what is summed as float32: a bool or a small integer would not hold the sum."""
+        """The info with summed entries as float32, because a bool or a small integer cannot hold a
+        sum."""
         of = lambda values, names: values | {n: jnp.asarray(values[n], jnp.float32) for n in names}
         sums = [name for name, kind in kinds(self.env).items() if kind == "sum"]
         if sums:
@@ -265,7 +266,7 @@ class _Blurred(Wrapper):
 
 class Flicker(_Blurred):
     """Shows zeros in place of an observation with this probability (Hausknecht and Stone 2015,
-    arXiv:1507.06527); each of several agents by itself."""
+    arXiv:1507.06527), independently for each agent."""
 
     setting, end = "flicker", 1.0
 

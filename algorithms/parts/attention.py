@@ -168,7 +168,7 @@ class Gate(nn.Module):
 
 
 def normalized(x):
-    """x (..., size) with mean 0 and variance 1: scales would only repeat those of matrices."""
+    """x (..., size) with mean 0 and variance 1. The next matrix makes learned scales redundant."""
     x = x - x.mean(-1, keepdims=True)
     return x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + 1e-6)
 
@@ -186,8 +186,8 @@ def valid(age, window):
 def shifted(far):
     """Scores by distance (..., t, k) to scores by input (..., t, j), k = j - t.
 
-    Distances are window, ..., 0, and inputs window + num_steps; entries that no distance has are
-    of no use.
+    Distances are window, ..., 0, and inputs window + num_steps; entries without a distance have no
+    meaning.
     """
     *axes, steps, number = far.shape
     rows = jnp.pad(far, [(0, 0)] * (far.ndim - 1) + [(0, steps)])

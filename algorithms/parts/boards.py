@@ -19,8 +19,8 @@ KINDS = {
 
 
 class Symmetries(NamedTuple):
-    """A turned board is board[cells[i]], and a turned policy policy[actions[i]]; the first one
-    changes nothing."""
+    """A turned board is board[cells[i]], and a turned policy policy[actions[i]]; the first symmetry
+    is the identity."""
 
     cells: np.ndarray  # (number, height * width), int
     actions: np.ndarray  # (number, num_actions), int

@@ -43,11 +43,11 @@ def check_cell(config: Any, *others: str) -> None:
 
 
 class Cells(nn.Module):
-    """The memory of a network: config.layers cells, one on top of the other.
+    """The memory of a network: a stack of config.layers cells.
 
-    The first layer takes what it is given, the others h + cell(norm(h)), h the output of the layer
-    below (gtrxl: `attention.Transformer`). `flax.linen.share_scope(network, cells)` gives a network
-    their parameters under its own name.
+    The first layer reads the inputs. Each further layer gives h + cell(norm(h)), with h the output
+    of the layer below (gtrxl: `attention.Transformer`). `flax.linen.share_scope(network, cells)`
+    gives a network their parameters under its own name.
     """
 
     config: Any  # its `cell`, `memory_size`, `layers`, `window` and `forget_bias` are used

@@ -49,7 +49,7 @@ def check_reals(config: Any) -> None:
 def bounds(config: Any, name: str) -> tuple[Any, Any]:
     """The lowest and the highest float32 that a field may be; infinite without an interval.
 
-    An end that is another field has that one's value, which may be traced.
+    If an end is another field, its value counts, which may be traced.
     """
     for field, interval, _ in _intervals(config):
         if field == name:
@@ -60,7 +60,7 @@ def bounds(config: Any, name: str) -> tuple[Any, Any]:
 
 
 def _end(interval: str, which: int, inwards: float) -> np.float32:
-    """An end of an interval, or the number next to it where it does not belong to it."""
+    """An end of an interval, or the next float if the end itself is excluded."""
     end = np.float32(interval[1:-1].split(", ")[which])
     is_open = interval[0] == "(" if which == 0 else interval[-1] == ")"
     if is_open and end == 0:  # the very next numbers are 0 to a processor

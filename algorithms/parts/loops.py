@@ -67,10 +67,10 @@ def scan_rows(
       rows: all rows, along the leading axis.
       first: index of the first row of the loop.
       count: number of its rows.
-      matters: bool (). Where it is False a step must change nothing and its outputs must be 0. A
-        CPU leaves such loops out, if they matter to no other trial.
-      place: if given, an accelerator's loop of a few rows is written out, with ints as indices:
-        this one, and those after it.
+      matters: bool (). If it is False, a step must change nothing and its outputs must be 0. A CPU
+        skips such loops if they matter to no other trial.
+      place: if given, an accelerator's loop of a few rows is unrolled, and its indices are the ints
+        place, place + 1, ...
     """
 
     def body(number, looped, index=None):

@@ -27,8 +27,8 @@ def explained_variance(
     """1 - Var(targets - values) / Var(targets), arrays of one shape.
 
     It is 1 if values predict their targets, and 0 if they are no better than the targets' mean.
-    Equal targets give an Average without weight. Samples of weight 0 are left out. With shards it
-    is a shard's own; the metric is their mean.
+    Equal targets give an Average without weight. Samples of weight 0 are left out. Each shard
+    computes its own, and the metric is their mean.
     """
     average = jnp.mean if weights is None else lambda x: _mean_of_shard(x, weights)
     variance = jnp.var if weights is None else lambda x: average(jnp.square(x - average(x)))

@@ -38,7 +38,7 @@ class FlatOptimizer(NamedTuple):
 
         Args:
           weight_decay: one number, or a tree of numbers, each for all parameters below its place.
-          some: bool (), whether the gradients are of any sample. Without any, nothing changes.
+          some: bool (), whether any sample counts in the gradients; if not, nothing changes.
         """
         flat, unravel = ravel_pytree(grads)
         flat = shards.mean_over_shards(flat)

@@ -1,9 +1,9 @@
 """Memories from step to step, and their gradients: LSTM, GRU, minGRU, minLSTM, LRU and S5.
 
 A file computes `gates` from its inputs, for all steps at once. Only the product with the previous
-memory stays inside the scan over time; flax's cells also have the inputs' products there. The
-others have no such product: their memory is a linear recurrence, which an associative scan runs
-over a rollout, in logarithmically many passes. The gradients of LSTM and GRU are written out, and
+memory stays inside the scan over time; flax's cells also have the inputs' products there. The other
+cells have no such product: their memory is a linear recurrence, which an associative scan computes
+for a rollout in logarithmically many passes. The gradients of LSTM and GRU are written by hand, and
 store less of every step than automatic ones.
 """
 
@@ -270,9 +270,9 @@ def lru_gates(
     """(a, sqrt(1 - |a|**2) u_t) of x_t = a x_{t-1} + sqrt(1 - |a|**2) u_t, complex.
 
     a = exp(-exp(nu - forget_bias) + i theta) for half as many numbers as memory_size. At first
-    |a|**2 is spread evenly over the ring of Orvieto et al. 2023, appendix A, and theta over
-    [0, MAX_PHASE], in the order of a golden section; theirs are drawn at random. The input's factor
-    follows |a|, while theirs is learned from there.
+    |a|**2 is spread evenly over the ring of Orvieto et al. 2023, appendix A, and theta over [0,
+    MAX_PHASE], in the order of a golden section; the paper draws both at random. The input's factor
+    follows |a|; the paper only begins there and learns it.
     """
     half = len(kernel.rates) // 2
     place = (jnp.arange(half) + 0.5) / half
@@ -292,7 +292,7 @@ def s5_gates(gates: jax.Array, kernel: StateSpace, forget_bias: Any) -> tuple[ja
 
     Without a bias this is x' = lambda x + u, held for a time Delta. Eigenvalues lambda start as
     those of the HiPPO-N matrix (Smith et al. 2023, section 3.4); Deltas spread over TIME_STEPS, in
-    the order of a golden section, where theirs are drawn. The forget bias divides all Deltas by
+    the order of a golden section, where the paper draws them. The forget bias divides all Deltas by
     e**bias, and b makes up for it: an input counts as much as without a bias. For half as many
     complex numbers as memory_size.
     """

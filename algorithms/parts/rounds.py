@@ -121,7 +121,7 @@ class Rounds:
             return state, (metrics, rollout.reward, rollout.done)
 
         def period(state, inputs):
-            """Rounds in which it is known when compiling whose `turn` it is."""
+            """A period of rounds, in which every `turn` is an int, known when compiling."""
             outputs = []
             for i in range(self.whole):
                 one = jax.tree.map(operator.itemgetter(i), inputs)

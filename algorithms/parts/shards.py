@@ -1,7 +1,7 @@
 """Sums and means over shards: the parts of one agent's environments, rollouts and minibatches.
 
-A shard runs an algorithm's own update on its share of the environments. What all shards agree on
-(gradients, running statistics, metrics) goes through the functions here. Without shards each of
+A shard runs an algorithm's own update on its share of the environments. Values that all shards must
+share (gradients, running statistics, metrics) go through the functions here. Without shards each of
 them returns its argument, or the plain mean, so that a program of one part stays as it is.
 """
 
@@ -129,8 +129,8 @@ def with_own_keys(update: Any) -> Any:
     """An update whose shards draw different random numbers, from keys that all shards have.
 
     The keys of the state, `eval_rng` aside, do not depend on the shard: each shard folds its number
-    into them, and the next keys have the number of shards folded in. (No key is ever split that
-    also gets numbers folded in: `split` gives the same keys as folding in 0, 1, ...)
+    into them, and the next keys have the number of shards folded in. (A key that gets numbers
+    folded in is never split, because `split` gives the same keys as folding in 0, 1, ...)
     """
     shards = here()
     if not shards:

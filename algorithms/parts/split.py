@@ -152,7 +152,7 @@ class Split:
         return env_params.replace(shaped_steps=env_params.shaped_steps / self.number)
 
     def check(self, config: Any, share: Any, env: Any, env_params: Any) -> None:
-        """Refuses what cannot be split.
+        """Refuses settings that cannot be split.
 
         Raises:
           ValueError: it names the setting, its value and what would do.
