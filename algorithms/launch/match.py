@@ -1,4 +1,4 @@
-"""A match in a game of two between saved runs, random moves or searches without a network.
+"""A match between saved runs, random moves or searches without a network, in a two-player game.
 
     python -m algorithms.launch.match runs/A runs/B --games 200
     python -m algorithms.launch.match runs/A random --search 32
@@ -185,7 +185,7 @@ def _environment(
     except ValueError as error:
         raise UserError(str(error)) from error
     if not games.for_two(env):
-        raise UserError(f"{env.name} is no game of two, as pgx/connect_four is")
+        raise UserError(f"{env.name} is no two-player game, as pgx/connect_four is")
     return env, params
 
 
@@ -314,7 +314,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """The command line. Exit code 2 for a user's mistake, with one line that says what."""
     parser = argparse.ArgumentParser(
         prog="python -m algorithms.launch.match",
-        description="A match in a game of two.",
+        description="A match in a two-player game.",
         allow_abbrev=False,
     )
     parser.add_argument(

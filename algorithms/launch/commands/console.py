@@ -19,7 +19,7 @@ from algorithms.launch.storage.versions import kit
 ABOUT = """\
 usage: single-file-rl ALGORITHM [flags]     train, resume, evaluate, ...; --help has all flags
        single-file-rl compare RUN RUN ...   learning curves in one picture, and a table
-       single-file-rl match RUN RUN         a match between two runs, in a game of two
+       single-file-rl match RUN RUN         a match between two runs, in a two-player game
        single-file-rl grid RUN ...          returns over a grid of an environment's parameters
        single-file-rl --version
 

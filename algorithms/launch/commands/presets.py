@@ -1,15 +1,16 @@
 """Settings known to work, or marked as not: {algorithm: {preset: {field: value}}}.
 
-A preset is named for its environment and sets `env` to its name unless it gives another. Where it
-is empty the defaults are what is known to work. docs/tuning.md has what was tried.
+A preset is named after its environment, and sets `env` to its name unless it gives another. An
+empty preset means that the defaults work. docs/tuning.md has the measurements.
 """
 
 from typing import Any
 
-# What only a memory can do: a bit seen at the first of 60 steps, and CartPole without velocities. A
-# memory keeps what it has seen unless it learns otherwise (forget_bias). All goes through that of
-# the chain, of which the defaults' network forgets one in twenty; CartPole's LSTM and GRU have that
-# network, and fall less often. The chain pays once an episode: few steps, which have to be long.
+# Tasks that need a memory: a bit shown at the first of 60 steps, and CartPole without velocities.
+# With forget_bias, a memory initially keeps what it has seen. The chain's presets pass everything
+# through the memory, because the default network fails on one seed in twenty. CartPole's LSTM and
+# GRU keep the default network, and fall less often with it. The chain pays once an episode, so
+# gradients are few and the learning rate is large.
 REMEMBER = {
     "skip": False,
     "normalize_over": "minibatch",
@@ -32,7 +33,7 @@ POSITIONS = {
     "forget_bias": 3.0,
 }
 
-# PQN on the games of MinAtar. Dense layers: a step costs a tenth of that with a convolution.
+# PQN on MinAtar. With dense layers a step costs a tenth of a step with a convolution.
 MINATAR = {
     "total_timesteps": 10_000_000,
     "num_envs": 128,
@@ -48,8 +49,8 @@ MINATAR = {
     "conv_layers": "none",
 }
 
-# MountainCar's goal is found by random actions that last, and its car is far slower than its valley
-# is wide: inputs are normalised.
+# Random actions that last several steps find MountainCar's goal. Velocities are far smaller than
+# positions, so inputs are normalised.
 LASTING = {
     "duration_exponent": 2.0,
     "eps_end": 0.02,
@@ -67,14 +68,14 @@ BITS = {
     "conv_layers": "none",
 }
 
-# As benchmarks of dm_control have it: 100,000 frames, of two to an action.
+# The usual benchmark of dm_control: 100,000 frames, two for each action.
 SUITE = {"env_settings": (("action_repeat", 2),), "total_timesteps": 50_000}
-# Small networks do, and have a fifteenth of the products to compute.
+# Small networks are enough, and need a fifteenth of the multiplications.
 SMALL = {"hidden_sizes": (64, 64), "critic_hidden_sizes": (64, 64)}
-# The goal is found by chance, if actions are held for four steps: 50,000 of the car's.
+# Random actions find the goal if each is held for four steps: 12,500 actions are 50,000 steps.
 HELD_CAR = {"env_settings": (("action_repeat", 4),), "total_timesteps": 12_500, **SMALL}
 
-# Most of what is seen is a map of zeros and ones, which are learned from as they come.
+# Observations are mostly a map of zeros and ones, so they are not normalised.
 CRAFTAX = {
     "total_timesteps": 2_000_000,
     "num_envs": 256,
@@ -88,12 +89,12 @@ CRAFTAX = {
     "normalize_reward": False,
 }
 
-# Without a limit an evaluation of a policy that takes no notice of masks never ends.
+# Without a limit, a policy that ignores masks may never end an evaluation.
 GAME_2048 = {"env_settings": (("max_steps", 4000),)}
 
-# Three marines against three that fight by rule. Many steps of each policy, for an episode is won
-# or lost at its end. After JaxMARL's settings. docs/several-agents.md says how many battles each
-# file wins, docs/tuning.md what IQL needs.
+# Three marines against three scripted ones. An episode is won or lost at its end, so each policy
+# collects many steps. Settings follow JaxMARL's. docs/several-agents.md has the share of battles
+# that each file wins, docs/tuning.md the settings that IQL needs.
 SMAX_3M = {
     "env": "jaxmarl/HeuristicEnemySMAX",
     "env_settings": (("scenario", "3m"),),
@@ -110,9 +111,9 @@ SMAX_PPO = {
 }
 
 
-# Poker for two, by self-play. Policies that answer one another go round in circles unless entropy
-# holds them. Its weight is in chips, for advantages are not standardised: more of it settles
-# sooner, further from an equilibrium. With a start_window of 1 every hand is dealt anew.
+# Poker for two, by self-play. Policies that adapt to one another cycle, unless an entropy bonus
+# holds them. The bonus is in chips, because advantages are not standardised. A larger one settles
+# sooner, but further from an equilibrium. With a start_window of 1 every hand is dealt anew.
 POKER = {
     "env_settings": (("start_window", 1),),
     "share_params": True,
@@ -122,9 +123,9 @@ POKER = {
 
 
 def kitchen(weight: float) -> dict[str, Any]:
-    """Soups are learned from what JaxMARL pays for onions and plates on the way, which fades away
-    over the first half of the run. After JaxMARL's settings. IPPO serves twelve soups an episode,
-    VDN thirteen."""
+    """Agents learn to serve soups from JaxMARL's shaped rewards for onions and plates, which fall
+    to 0 over the first half of the run. Settings follow JaxMARL's. IPPO serves twelve soups an
+    episode, VDN thirteen."""
     shaped = ("shaped", weight), ("shaped_steps", 2_500_000)
     return {
         "env": "jaxmarl/overcooked",
@@ -138,7 +139,7 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     "ppo": {
         "CartPole-v1": {},
         "Acrobot-v1": {},
-        # With the defaults some seeds swing up late: a near horizon, and more passes.
+        # With the defaults some seeds swing up late. A nearer horizon and more passes help.
         "Pendulum-v1": {
             "num_envs": 16,
             "update_epochs": 10,
@@ -147,7 +148,7 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
             "gamma": 0.95,
             "ent_coef": 0.0,
         },
-        # The defaults reach the goal, too, with more fuel.
+        # The defaults reach the goal too, but with more fuel.
         "MountainCarContinuous-v0": {
             "num_envs": 16,
             "num_steps": 256,
@@ -156,7 +157,7 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
             "learning_rate": 5e-4,
             "gamma": 0.9999,
         },
-        # Images of bits, whose rewards are 0 or 1, as they come.
+        # Images are bits and rewards are 0 or 1, so neither is normalised.
         "Breakout-MinAtar": {
             "total_timesteps": 5_000_000,
             "num_envs": 64,
@@ -168,8 +169,8 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
             "normalize_obs": False,
             "normalize_reward": False,
         },
-        # Outside libraries. Grids of five cells a side are too small to be worth convolving, and a
-        # key and a door are found late without a larger entropy bonus.
+        # Outside libraries. Grids of five cells a side are too small for convolutions. Without a
+        # larger entropy bonus, policies find the key and the door late.
         "navix/DoorKey-5x5": {
             "total_timesteps": 1_000_000,
             "num_envs": 32,
@@ -185,7 +186,7 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
         },
         "jumanji/Game2048": {"num_envs": 16, "conv_layers": "none", **GAME_2048},
         "brax/inverted_pendulum": {"num_envs": 16},
-        # Standing still pays 1 a step: a far horizon, many samples of each policy, many passes.
+        # Standing still pays 1 a step, so the horizon is far, with many samples and passes.
         "brax/hopper": {
             "env_settings": (("backend", "spring"),),
             "total_timesteps": 5_000_000,
@@ -219,7 +220,7 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
         "craftax/Classic-Symbolic": CRAFTAX,
     },
     "ippo": {
-        # Both sides learn, so neither stands still: many samples.
+        # Both sides change while they learn, so each update takes many samples.
         "Pursuit-v0": {
             "total_timesteps": 4_000_000,
             "num_envs": 32,
@@ -229,13 +230,13 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
             "normalize_obs": True,
             "normalize_reward": True,
         },
-        # Agents that are alike share a network, which is one to train instead of four.
+        # The agents are alike, so one shared network replaces four.
         "MultiNavigator-v0": {
             "total_timesteps": 1_000_000,
             "share_params": True,
             "normalize_reward": True,
         },
-        # A language takes a critic that knows what both see.
+        # To learn a language, the critic has to see both agents' observations.
         "MPE_simple_speaker_listener_v4": {
             "env": "jaxmarl/MPE_simple_speaker_listener_v4",
             "total_timesteps": 5_000_000,
@@ -281,15 +282,15 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
         },
     },
     "ippo_rnn": {
-        # With a clip_eps of 0.2 policies stay at eight battles of ten.
+        # With a clip_eps of 0.2 policies win no more than eight battles of ten.
         "SMAX-3m": {
             **SMAX_PPO,
             "learning_rate": 4e-3,
             "critic_learning_rate": 4e-3,
             "clip_eps": 0.05,
         },
-        # The last day is a rule of the riddle: were it a truncation, days that nobody lives to see
-        # would be worth ever more, and nobody would tell.
+        # The last day is a rule of the riddle. As a truncation it would bootstrap from days after
+        # the end, whose values keep growing, and nobody would tell.
         "switch_riddle": {
             "env": "jaxmarl/switch_riddle",
             "env_settings": (("limit_terminates", True),),
@@ -307,7 +308,7 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
         "CartPole-v1": {},
         "MultiNavigator-v0": {"num_envs": 16},  # of four agents each
     },
-    # Ranges so wide that policies trained with the default parameters fail in a part of them.
+    # The ranges are so wide that policies trained with default parameters fail in a part of them.
     "ppo_plr": {
         "CartPole-v1": {
             "env_settings": (("randomize", "length:uniform:0.25:4/gravity:log:5:40"),),
@@ -352,7 +353,7 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
             "gae_lambda": 0.5,
             "hidden_sizes": (64,),
         },
-        # With a bonus of 0.05 and without the last action, an LSTM leaves the map at once.
+        # With an entropy bonus of 0.05 and without the last action, an LSTM leaves the map at once.
         "RockSample-v0": {
             "total_timesteps": 1_000_000,
             "num_envs": 64,
@@ -366,12 +367,12 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
         "MemoryChain-bsuite": CHAIN,
         "MemoryChain-bsuite-gru": {**CHAIN, "cell": "gru"},
         "MemoryChain-bsuite-mingru": {**CHAIN, "cell": "mingru"},
-        # Where all went through the memory, an LSTM fell more often with eight environments and a
-        # GRU at larger steps; minGRU's is what was found then.
+        # An LSTM falls less often with 16 environments, and a GRU with smaller steps. minGRU's
+        # settings are from runs that pass everything through the memory.
         "CartPole-v1-positions": {**POSITIONS, "num_envs": 16},
         "CartPole-v1-positions-gru": {**POSITIONS, "cell": "gru", "learning_rate": 5e-4},
         "CartPole-v1-positions-mingru": {**POSITIONS, **REMEMBER, "cell": "mingru"},
-        # 7x7 cells are seen. (Without a memory PPO finds its way, too: docs/results.md.)
+        # The agent sees 7x7 cells. PPO without a memory solves this too (docs/results.md).
         "navix/DoorKey-5x5": {
             "env_settings": (("observation", "symbolic_first_person"),),
             "total_timesteps": 1_000_000,
@@ -387,7 +388,7 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     "pqn": {
         "CartPole-v1": {},
         "Acrobot-v1": {},
-        "MountainCar-v0": {"eps_end": 0.3},  # far from the goal for long
+        "MountainCar-v0": {"eps_end": 0.3},  # a policy that still explores forgets less
         **{f"{game}-MinAtar": MINATAR for game in ("Asterix", "Breakout", "Freeway")},
         "SpaceInvaders-MinAtar": MINATAR,
         "craftax/Classic-Symbolic": {
@@ -403,8 +404,8 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
         },
     },
     "pqn_rnn": {
-        # What is remembered pays 60 steps later: whole returns, hardly any random actions at last,
-        # and a memory that keeps from the start.
+        # The signal pays 60 steps later. So targets are whole returns, few actions are random at
+        # the end, and the memory initially keeps what it has seen.
         "MemoryChain-bsuite": {
             "env_settings": (("memory_length", 60),),
             "total_timesteps": 400_000,
@@ -426,7 +427,7 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
             "eps_end": 0.05,
             "forget_bias": 3.0,
         },
-        # Angles are small beside positions.
+        # Angles are small compared with positions.
         "CartPole-v1-positions": {
             "env": "CartPole-v1",
             "env_settings": (("observe", (0, 2)),),
@@ -435,9 +436,9 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "r2d2": {
         "CartPole-v1-positions": {"env": "CartPole-v1", "env_settings": (("observe", (0, 2)),)},
-        # A sequence of 128 steps has a whole episode in it, wherever it starts. Those of 64 steps
-        # mostly began behind the signal, and one seed of four failed. The answer alone pays, at
-        # once, so a long discount would only add noise.
+        # Wherever a sequence of 128 steps starts, it contains a whole episode. Sequences of 64
+        # steps mostly begin after the signal. Only the answer pays, and at once, so a discount near
+        # 1 would only add noise.
         "MemoryChain-bsuite": {
             "env_settings": (("memory_length", 60),),
             "total_timesteps": 200_000,
@@ -450,7 +451,7 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
             "cell": "mingru",
             "forget_bias": 5.0,
         },
-        # The signal of the first step is all that has to be remembered.
+        # Only the signal of the first step has to be remembered.
         "TMaze-v0": {
             "total_timesteps": 200_000,
             "learning_rate": 2e-3,
@@ -462,16 +463,16 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
         },
     },
     "vdn": {
-        # A hunt is longer than the ten steps that the defaults look ahead: with them the best
-        # actions get stuck where random ones would have gone on.
+        # A hunt is longer than the ten steps that the defaults look ahead. With the defaults,
+        # greedy policies get stuck where random actions would go on.
         "Hunt-v0": {"gamma": 0.99, "q_lambda": 0.9},
         "MPE_simple_spread_v3": {
             "env": "jaxmarl/MPE_simple_spread_v3",
             "total_timesteps": 2_000_000,
         },
-        # Six days, and one bit to leave to those who come. The last day is a rule of the riddle, or
-        # values of what nobody ever lives to see would grow and grow. Memories go through rollouts
-        # step by step, hence short ones of many environments.
+        # Prisoners have six days, and leave one bit to those who come later. The last day is a rule
+        # of the riddle: as a truncation it would bootstrap from values that keep growing. A GRU
+        # learns a rollout step by step, so rollouts are short and environments many.
         "switch_riddle": {
             "env": "jaxmarl/switch_riddle",
             "env_settings": (("limit_terminates", True),),
@@ -496,7 +497,7 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
             "exploration_fraction": 0.2,
         },
         "overcooked-cramped_room": {
-            **kitchen(2.0),  # a team is paid the mean of its agents
+            **kitchen(2.0),  # a team gets the mean over its agents
             "num_envs": 64,
             "num_steps": 16,
             "learning_rate": 1e-3,
@@ -517,7 +518,7 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
         "playground/CartpoleSwingup": SUITE,
         "playground/PendulumSwingup": SUITE,
         "playground/CheetahRun": SUITE,
-        # What brax's notebook has for its own SAC, but for the size of the networks.
+        # Settings of brax's notebook for its own SAC, except for the size of the networks.
         "brax/hopper": {
             "env_settings": (("backend", "spring"),),
             "total_timesteps": 500_000,
@@ -536,23 +537,23 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "sac_discrete": {
         "CartPole-v1": {},
-        # A torque that lasts: chosen anew at every step, at random, it swings nothing, and seeds
-        # that see no end before their values settle never do.
+        # Each torque is held for three steps. Random torques chosen anew at every step do not swing
+        # the pendulum up, and seeds that see no end before their values settle never reach it.
         "Acrobot-v1": {"env_settings": (("action_repeat", 3),), "total_timesteps": 160_000},
     },
     "td3": {
         "Pendulum-v1": {"total_timesteps": 20_000, **SMALL},
-        "MountainCarContinuous-v0": {  # and by pushing the same way for a while
+        "MountainCarContinuous-v0": {  # noise that lasts helps to find the goal
             **HELD_CAR,
             "reward_scale": 0.1,
             "exploration_noise": 0.5,
             "noise_correlation": 0.9,
-            "anneal_lr": True,  # else one seed in twenty ends with pushing more than it must
+            "anneal_lr": True,  # without it one seed in twenty pushes more than it must
         },
         "playground/CartpoleSwingup": SUITE,
     },
     "reppo": {
-        # A near horizon, as PPO has.
+        # A near horizon, as in PPO's preset.
         "Pendulum-v1": {
             "num_envs": 8,
             "num_steps": 128,
@@ -573,7 +574,7 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
             "num_evals": 10,
         },
         "playground/CheetahRun": {"total_timesteps": 1_000_000, "num_evals": 5},
-        # A far horizon, as PPO has, with long rollouts and traces and more noise (docs/tuning.md).
+        # A far horizon, as in PPO's preset, long rollouts and traces, much noise (docs/tuning.md).
         "brax/hopper": {
             "env_settings": (("backend", "spring"),),
             "total_timesteps": 983_040,  # 120 updates
@@ -617,8 +618,8 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     "iqn": {
         "CartPole-v1": {},
         "Acrobot-v1": {},
-        # Still by many large gradient steps, of one-step targets: with one, and random actions that
-        # last, it finds the goal and forgets it.
+        # Many gradient steps on one-step targets. With a single step and random actions that last,
+        # IQN finds the goal and forgets it again.
         "MountainCar-v0": {
             "updates_per_step": 8,
             "learning_rate": 5e-4,

@@ -154,7 +154,7 @@ def over_trials(function: Callable, layout: Layout, in_place: bool = False) -> C
 def _without_empty(function: Callable, sharded: Callable) -> Callable:
     """sharded(function) for arguments of which some are empty, as in some physics' states.
 
-    jaxlib 0.11 ends with a segmentation fault where they come in; they are made inside.
+    jaxlib 0.11 ends with a segmentation fault on empty arguments, so they are made inside.
     """
 
     def mapped(*own):

@@ -81,7 +81,7 @@ def _dots(study: Study, axis: Axis, frame: Frame) -> list[str]:
 def edge(study: Study, axis: Axis) -> str:
     """Whether the best settings lie at an end of a numeric axis: "low", "high" or empty.
 
-    Where the field cannot have values beyond that end there is nothing to say.
+    Empty if the field cannot have values beyond that end.
     """
     means = level_means(study, axis)
     best = study.best

@@ -144,7 +144,7 @@ def _left_out(one: Study, names: Sequence[str]) -> str:
 
 
 def _entries(one: Study) -> list[dict[str, Any]]:
-    """What the page's script shows of each setting; of one that is nowhere drawn, nothing."""
+    """The data of each setting for the page's script; empty for one that is not drawn."""
     shown = {*one.drawn(), *range(table.MOST)}
     found: list[dict[str, Any]] = []
     for place, setting in enumerate(one.settings):

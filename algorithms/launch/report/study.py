@@ -81,7 +81,7 @@ class Study(NamedTuple):
 
     @property
     def at_step(self) -> str:
-        """Where the scores are from, for a label: empty where that is the last point."""
+        """The step of the scores, for a label; empty if it is the last point."""
         return "" if self.step is None else f" at step {number(self.step)}"
 
     @property

@@ -36,9 +36,9 @@ def evaluate(
     Returns:
       episode_return, length, terminated, truncated and last_reward, each (num_episodes,), and what
       the environment reports under `metrics/NAME`; returns and rewards of a game have a trailing
-      axis of players. In a game of two that the policy plays against itself also `random_return`,
-      returns of other games against random moves, and in poker (envs/exploitability.py)
-      `exploitability`, (1,), if the module has `make_probabilities`.
+      axis of players. In a two-player game that the policy plays against itself also
+      `random_return`, returns of other games against random moves, and in poker
+      (envs/exploitability.py) `exploitability`, (1,), if the module has `make_probabilities`.
 
     Raises:
       UserError: episodes of this environment may never end.

@@ -25,7 +25,7 @@ SUMMARY = ("final_return", "mean_return", "worst_seed")  # objectives that wandb
 
 
 class Tracker(Protocol):
-    """Where the points of a learning curve go while the run goes on."""
+    """A destination for the points of a learning curve while the run trains."""
 
     def log(self, point: dict[str, np.ndarray], timestep: int) -> None:
         """Takes one point: arrays (trials,), those named `eval_` (trials, episodes)."""

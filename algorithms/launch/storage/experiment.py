@@ -1,4 +1,4 @@
-"""A run or a sweep on the disk, and which of the two it is: nobody else asks.
+"""A run or a sweep on the disk; only this module asks which of the two it is.
 
 A sweep has chunks, each of which is a run; a run is a sweep whose only chunk is the run itself.
 """

@@ -226,7 +226,7 @@ def pinned(config: Any, there: Path | str | None = None) -> Any:
 
 
 def load_player(run_dir: Path | str, point: int | str | Callable, trial: int) -> Loaded:
-    """As `load`, of a run that can play a game of two; the files of its opponents may be gone.
+    """As `load`, of a run that can play a two-player game; the files of its opponents may be gone.
 
     Raises:
       UserError: as `load`, or the run's environment is no such game.
@@ -235,7 +235,7 @@ def load_player(run_dir: Path | str, point: int | str | Callable, trial: int) ->
     loaded = _load(run_dir, point, trial, alone=True)
     env = _environment(loaded.config)[0]
     if not hasattr(env, "hidden_information") or not hasattr(env, "action_mask"):
-        raise UserError(f"{run_dir} is a run of {env.name}, which is no game of two")
+        raise UserError(f"{run_dir} is a run of {env.name}, which is no two-player game")
     return loaded
 
 

@@ -39,7 +39,7 @@ def locked(directory: Path) -> Iterator[None]:
 
 
 def _acquire(directory: Path) -> Any:
-    """The file, open and locked. It stays for ever: who deletes a lock may let two in."""
+    """The file, open and locked. It is never deleted: two processes could then hold locks."""
     try:
         file = open(directory / NAME, "a+")  # noqa: SIM115, it stays open as long as the lock
     except OSError as error:

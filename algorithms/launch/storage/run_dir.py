@@ -77,7 +77,7 @@ class RunDir:
         return settings.config_from_json(cls, values, self.path / "config.json", env)
 
     def write_versions(self, versions: dict[str, Any], point: int) -> list[str]:
-        """Adds a session that begins at a point; returns what is not as in the one before it."""
+        """Adds a session that begins at a point; returns what has changed since the one before."""
         file = self.path / "versions.json"
         try:
             sessions = files.read_json(file) if file.exists() else []
@@ -128,7 +128,7 @@ class RunDir:
         A policy that is damaged or gone is made again from the point before it, if that is there.
 
         Raises:
-          UserError: the run has got somewhere, but there is no state to go on from.
+          UserError: the run has trained, but no state is left to resume from.
         """
         kept, trained = self.points("state"), [p for p in self.points("policy") if p > 0]
         readable = []
@@ -312,9 +312,9 @@ class RunDir:
         self.mend_metrics(last, history)
 
     def mend_metrics(self, last: int, history: Mapping[int, Metrics]) -> None:
-        """Brings metrics.csv to a point; of points that the history lacks it keeps what it has.
+        """Brings metrics.csv up to a point, and keeps its rows of points that the history lacks.
 
-        What a clock has logged stands nowhere else: it is kept, and NaN where it is lost.
+        Seconds and rates are stored nowhere else: they are kept, or NaN where they are lost.
         """
         table = {p: r for p, r in self.table().items() if p <= last}
         if table and not history:

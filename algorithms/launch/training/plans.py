@@ -1,4 +1,4 @@
-"""Which trials of a sweep train at once: programs are compiled, chunks cut, and both said."""
+"""Which trials of a sweep train at once: compiles programs, cuts chunks, and prints both."""
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -90,7 +90,7 @@ def _chunk(portion: Portion, part: range) -> Chunk:
 def announce(
     view: progress.Progress, portions: Sequence[Portion], asked: grids.Asked, num_seeds: int
 ) -> None:
-    """What a new sweep is, and which of its programs train for longer than asked."""
+    """Prints what a new sweep is, and warns of programs that train for longer than asked."""
     count = sum(portion.trials.count for portion in portions)
     kinds = f"{counted(count // num_seeds, 'setting')} x {counted(num_seeds, 'seed')}"
     trainers = [portion.trainer for portion in portions]
@@ -117,7 +117,7 @@ def announce_resumed(view: progress.Progress, sweep_dir: Path, chunks: list[Chun
 
 
 def compile_unfinished(chunks: list[Chunk]) -> None:
-    """The programs of what is left, and whether they fit on the devices of today."""
+    """Compiles programs of unfinished chunks; refuses those that do not fit on these devices."""
     for trainer in {id(c.trainer): c.trainer for c in chunks if not c.is_finished}.values():
         mine = [c for c in chunks if c.trainer is trainer and not c.is_finished]
         trainer.compile(start=any(c.start.get_state is None for c in mine))

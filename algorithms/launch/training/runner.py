@@ -256,8 +256,8 @@ def resume(
 ) -> Result | Swept:
     """Goes on with a run, or with a sweep: its finished chunks stay, the others go on.
 
-    The result is exactly what it would have been without the break. Nothing is changed on the disk
-    before the state to go on from has been read; if the newest one is damaged it is the one before.
+    The result is exactly that of an uninterrupted run. Nothing on the disk changes before a state
+    has been read: the newest one or, if that is damaged, the one before.
 
     Args:
       path: the directory of the run or sweep.
@@ -265,9 +265,9 @@ def resume(
       env: the environment, if the run was made with an object in place of a name.
       total_timesteps: a larger number adds points of as many updates each. A schedule that
         depends on the total follows the new one from here on.
-      point: "last", or the number of a point whose whole state was kept; what goes on from an
-        earlier point is a new run in a directory of its own. A sweep goes on as it was, so that
-        total_timesteps and point are for its chunks alone.
+      point: "last", or the number of a point whose whole state was kept; continuing from an earlier
+        point makes a new run in its own directory. A sweep continues as it was, so total_timesteps
+        and point are for its chunks alone.
       hooks, quiet, import_seconds: as for `run`.
       **options: fields of `Options` that are to change.
 
@@ -315,7 +315,7 @@ def resume(
 
 
 def _stages_of(there: experiment.Experiment, chunks: list[Chunk], options: Options) -> Stages:
-    """What was asked of a sweep that is there."""
+    """The stages and arguments of an existing sweep."""
     said = there.description
     seeds = range(said["seed"], said["seed"] + said["num_seeds"])
     asked = grids.Asked(
@@ -335,7 +335,7 @@ def _stages_of(there: experiment.Experiment, chunks: list[Chunk], options: Optio
 
 
 class Place(NamedTuple):
-    """Where a run or a sweep is to be."""
+    """The place of a new run or sweep."""
 
     path: Path | str | None  # None: named after it, below root
     resume_if_exists: bool
@@ -496,7 +496,7 @@ def _with_beginnings(options: Options, seeds: range, trainers: list[Trainer]) ->
 
 
 def _check_same(path: Any, module: Any, asked: dict[str, Any]) -> None:
-    """Refuses to go on with what has other settings; `config` is compared field by field."""
+    """Refuses to resume with other settings; `config` is compared field by field."""
     fields = lambda d: settings.with_defaults(module.Config, d["config"])
     asked_of = lambda begins: initial.Initial(**begins).asked if begins else None
     begins = lambda d: {"init_from": asked_of(d.get("init_from"))}

@@ -1,4 +1,4 @@
-"""What a directory has of a run or a sweep, and where, for how long, each chunk goes on."""
+"""The chunks of a run or sweep on disk: where each continues, and for how long."""
 
 import math
 from pathlib import Path
@@ -22,7 +22,7 @@ SHARES = {"exploration_fraction": math.inf, "renorm_warmup": 1.0}
 def chunks_of(
     there: experiment.Experiment, module: Any, env: Any, point: Any, view: Progress
 ) -> list[Chunk]:
-    """What is on the disk, and where it goes on; a point is a run's."""
+    """The chunks on the disk, and where each continues; `point` is for runs alone."""
     run_dirs = there.run_dirs()
     configs = [run_dir.config(module.Config, env) for run_dir in run_dirs]
     largest = max(run_dir.trials.count for run_dir in run_dirs)
@@ -120,7 +120,7 @@ def check_no_rung(path: Path) -> None:
 
 
 def extended(chunk: Chunk, total: int) -> tuple[Chunk, list[str]]:
-    """The chunk with more timesteps and as many updates to a point, and what to say."""
+    """The chunk with more timesteps and as many updates to a point, and notes for the user."""
     start, trainer, config = chunk.start, chunk.trainer, chunk.trainer.config
     if total < config.total_timesteps:
         plan = trainer.plan

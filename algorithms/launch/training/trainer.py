@@ -50,7 +50,7 @@ class Trainer:
         return layout._replace(axes=self.axes)
 
     def compile(self, start: bool) -> None:
-        """Compiles what is not there yet; `start`: also what new trials need."""
+        """Compiles the programs that are missing; `start`: also that of new trials."""
         if self.programs is None or (start and self.programs.start is None):
             self.programs = programs.compile_programs(
                 self.module, self.config, self.env, self.host_params, self.layout, start
@@ -110,7 +110,7 @@ class Trainer:
         return layout.per_device == 1 and alone
 
     def _too_large(self, limit: int) -> UserError:
-        """What to say where a device cannot hold a single trial."""
+        """The error of a device that cannot hold a single trial."""
         return UserError(
             f"{self.name}: a trial needs {in_words(self.bytes_per_device)} and may take "
             f"{in_words(limit)} of a device's memory: fewer num_envs, a smaller buffer or "
@@ -166,7 +166,7 @@ def length(plan: parts.Plan) -> str:
 
 
 def excess(config: Any, plan: parts.Plan) -> str:
-    """What to say of a plan that is longer than `total_timesteps` by more than EXCESS; else ""."""
+    """A hint if a plan is longer than `total_timesteps` by more than EXCESS; else ""."""
     total, most = config.total_timesteps, (1.0 + EXCESS) * config.total_timesteps
     if plan.steps <= most:
         return ""
