@@ -185,7 +185,7 @@ def _environment(
     except ValueError as error:
         raise UserError(str(error)) from error
     if not games.for_two(env):
-        raise UserError(f"{env.name} is no two-player game, as pgx/connect_four is")
+        raise UserError(f"{env.name} is not a two-player game, as pgx/connect_four is")
     return env, params
 
 

@@ -235,7 +235,7 @@ def load_player(run_dir: Path | str, point: int | str | Callable, trial: int) ->
     loaded = _load(run_dir, point, trial, alone=True)
     env = _environment(loaded.config)[0]
     if not hasattr(env, "hidden_information") or not hasattr(env, "action_mask"):
-        raise UserError(f"{run_dir} is a run of {env.name}, which is no two-player game")
+        raise UserError(f"{run_dir} is a run of {env.name}, which is not a two-player game")
     return loaded
 
 
