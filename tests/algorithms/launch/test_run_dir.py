@@ -276,7 +276,9 @@ def test_a_flag_may_be_a_number_as_python_takes_it(broken):
 
 def test_a_run_whose_length_was_changed_by_hand_is_not_gone_on_with(broken):
     change_config(broken, lambda config: config.update(total_timesteps=400))
-    with pytest.raises(UserError, match="has 200 steps at point 4, which its config.json does not"):
+    with pytest.raises(
+        UserError, match="has 200 steps at point 4, which does not fit its config.json"
+    ):
         launch.resume(broken, module=toy)
 
 
