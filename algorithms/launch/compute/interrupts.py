@@ -1,15 +1,13 @@
 """Requests to stop: Ctrl-C, SIGTERM, or a hook."""
 
-import contextlib
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
 from algorithms.launch.compute import hosts
-from algorithms.launch.errors import warn
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 HOOK = -1
@@ -75,12 +73,3 @@ def in_background(function: Callable, *args: Any) -> Any:
 
     threading.Thread(target=work, daemon=True).start()
     return future.result()
-
-
-@contextlib.contextmanager
-def survive(what: str, *errors: type[Exception]) -> Iterator[None]:
-    """Turns errors into a warning."""
-    try:
-        yield
-    except errors as error:
-        warn(f"{what}: {type(error).__name__}: {error}")

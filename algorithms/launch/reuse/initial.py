@@ -53,17 +53,14 @@ def asked(values: dict[str, Any]) -> Initial | None:
     run = given.pop("from", None)
     wanted = Initial(str(Path(run).resolve()) if run else "", **given)
     if run is None:
-        others = [f"init_{name}" for name in given if getattr(wanted, name) != _default(name)]
+        defaults = Initial._field_defaults
+        others = [f"init_{name}" for name in given if getattr(wanted, name) != defaults[name]]
         if others:
             raise UserError(f"{', '.join(others)}: goes with init_from, which is missing")
         return None
     if wanted.point not in ("last", "best") and type(wanted.point) is not int:
         raise UserError(f"init_point={wanted.point!r}: give last, best or the number of a point")
     return wanted
-
-
-def _default(name: str) -> Any:
-    return Initial._field_defaults[name]
 
 
 # --- which trials and points -----------------------------------------------------------------

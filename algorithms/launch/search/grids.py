@@ -14,7 +14,7 @@ from algorithms.launch.errors import UserError, unknown
 from algorithms.launch.search import distributions
 from algorithms.launch.search.distributions import Distribution
 from algorithms.launch.search.halving import Halving
-from algorithms.launch.settings import Trials, float_fields, plain, text_of
+from algorithms.launch.settings import Trials, float_fields, plain
 
 SAMPLERS = ("sobol", "random")
 MANY_PROGRAMS = 12  # that draws make, from which on a hint says what would make fewer
@@ -41,10 +41,6 @@ class Group(NamedTuple):
     config: Any
     static: dict[str, Any]  # the swept ones among them
     trials: Trials
-
-    @property
-    def label(self) -> str:
-        return ", ".join(text_of(self.static))
 
 
 def expand(

@@ -75,8 +75,8 @@ def _panel(
         for point in range(1, len(steps)):
             parent = parents[point, member]
             stroke = [values[point - 1, parent], values[point, member]]
-            width, style = (0.7, "-") if parent == member else (0.7, ":")
-            ax.plot(steps[point - 1 : point + 1], stroke, style, color=GREY, linewidth=width)
+            style = "-" if parent == member else ":"
+            ax.plot(steps[point - 1 : point + 1], stroke, style, color=GREY, linewidth=0.7)
     best = values[np.arange(len(steps)), line]
     ax.plot(steps, best, color=RED, linewidth=2.0, label="ancestors of the best")
     ax.grid(alpha=0.3)

@@ -31,8 +31,7 @@ from algorithms.launch.metrics import Metrics, as_csv, columns
 from algorithms.launch.settings import Trials
 from algorithms.launch.show import pace
 from algorithms.launch.storage import files
-from algorithms.launch.storage.description import fill, read_description, with_checksum
-from algorithms.launch.storage.directories import make
+from algorithms.launch.storage.description import read_description, with_checksum
 
 KEPT_STATES = 2
 NAME = re.compile(r"\d+(\.\d+-\d+)?\.(policy|state)")  # of a checkpoint
@@ -46,16 +45,6 @@ class RunDir:
         self.checkpoints = self.path / "checkpoints"
         self.algorithm: str = description["algorithm"]
         self.trials = Trials.from_json(description)
-
-    @classmethod
-    def create(cls, path: Path, description: dict[str, Any]) -> "RunDir":
-        """A new directory.
-
-        Raises:
-          UserError: it exists and is not empty, or it cannot be made.
-        """
-        make(path, lambda folder: fill(folder, description))
-        return cls(path, description)
 
     @classmethod
     def open(cls, path: Path) -> "RunDir":

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from algorithms.launch.compute import devices, hosts, programs
-from algorithms.launch.compute.interrupts import survive
 from algorithms.launch.errors import UserError, warn
 from algorithms.launch.metrics import Metrics, stack
 from algorithms.launch.show.brief import brief
@@ -126,8 +125,10 @@ class Record:
     def mend(self) -> None:
         """Makes what people look at of a run that is finished, if its end was cut short."""
         if self.run_dir and hosts.is_first():
-            with survive("metrics.csv was not mended", OSError):
+            try:
                 self.run_dir.mend_metrics(self.start.point, self.start.history)
+            except OSError as error:
+                warn(f"metrics.csv was not mended: {type(error).__name__}: {error}")
             if not (self.run_dir.path / "curve.png").exists():
                 self.draw()
 

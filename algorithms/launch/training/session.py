@@ -102,7 +102,7 @@ class Session:
             record.mend()
             own = self.layout.own  # perhaps none, of several processes
             state = start.get_state(own) if start.get_state and len(own) else None
-            result = self._result(record, start.point, state, run_dir.is_finite(start.point))
+            result = self._result(record, state, run_dir.is_finite(start.point))
             if not self.in_sweep:
                 more = "this run is finished; a larger total_timesteps continues it"
                 for line in [more, *not_finite(~result.is_finite)]:
@@ -121,7 +121,7 @@ class Session:
         with self.view.timed("save"):
             record.close()
         state = self.layout.get(self.layout.gathered(states))
-        result = self._result(record, point, state, record.were_finite, stopped)
+        result = self._result(record, state, record.were_finite, stopped)
         if not self.in_sweep:
             broken, unsaved = ~result.is_finite, bool(result.unsaved)
             self.view.close(point, result.metrics, result.run_dir, broken, unsaved)
@@ -226,7 +226,7 @@ class Session:
                 interrupt.stop(str(stop))
 
     def _result(
-        self, record: Record, point: int, state: Any, is_finite: np.ndarray, stopped: str = ""
+        self, record: Record, state: Any, is_finite: np.ndarray, stopped: str = ""
     ) -> Result:
         """What the run has come to."""
         metrics = stack(record.rows)

@@ -12,7 +12,7 @@ from algorithms.launch import compare, settings
 from algorithms.launch.errors import UserError
 from algorithms.launch.show import comparison, plots, results
 from algorithms.launch.show.comparison import Trial
-from algorithms.launch.storage import files
+from algorithms.launch.storage import experiment, files
 from algorithms.launch.storage.description import VERSION
 from algorithms.launch.storage.run_dir import RunDir
 from tests.algorithms.launch import toy
@@ -44,7 +44,7 @@ def write_run(
         "config": {"env": env, "gamma": 0.99, "target_kl": "inf", "layers": [4, 4], **config},
         **trials.to_json(),
     }
-    run_dir = RunDir.create(path, described)
+    _, (run_dir,) = experiment.create(described, [described], "", path)
     for point, timestep in enumerate(x):
         column = returns[:, point]
         metrics = {

@@ -156,7 +156,7 @@ def test_runs_are_never_overwritten(tmp_path, run_dir):
     assert len(set(made)) == 3 and all(path.parent == tmp_path for path in made)
     assert made[0].name.startswith("pgx-go-9x9__toy__5__")
     with pytest.raises(UserError, match="never overwritten"):
-        RunDir.create(made[0], described)
+        experiment.create(described, [described], tmp_path, made[0])
 
 
 # --- whole files -----------------------------------------------------------------------------

@@ -519,7 +519,7 @@ def test_resumed_is_exactly_uninterrupted(whole, tmp_path, index):
 def test_a_run_without_a_checkpoint_starts_over(whole, tmp_path):
     run_dir = tmp_path / "run"
     described = RunDir.open(whole.run_dir).description
-    RunDir.create(run_dir, described)
+    experiment.create(described, [described], tmp_path, run_dir)
     result = launch.resume(run_dir, module=toy)
     assert_same((result.state, result.metrics), (whole.state, whole.metrics))
 
