@@ -117,16 +117,12 @@ class Progress:
         final = ", ".join(returns({name: values[:, -1] for name, values in metrics.items()}))
         place = f", in {run_dir}" if run_dir else ""
         how = ["done" if point == self.num_points else stopped, *[NOT_SAVED] * unsaved]
-        self.say(f"{', '.join([*how, *not_finite(broken)])}: {final}{place}")
-        self.tell_times()
+        self.finish(f"{', '.join([*how, *not_finite(broken)])}: {final}{place}")
 
-    def finish(self, how: str, place: str) -> None:
-        """The end of a sweep."""
-        self.say(f"{how}{place}")
-        self.tell_times()
-
-    def tell_times(self) -> None:
+    def finish(self, text: str) -> None:
+        """The end of a run or a sweep: what came out, and where the time went."""
         times = ", ".join(f"{what} {seconds:.1f} s" for what, seconds in self.seconds.items())
+        self.say(text)
         self.say(f"time: {times}; {sum(self.seconds.values()):.1f} s in all")
 
     def _line(self, point: int, metrics: Metrics, broken: np.ndarray | tuple) -> str:

@@ -234,7 +234,7 @@ def _swept(standing: Standing, stopped: str) -> Swept:
         view.say(results.broken(broken))
     unsaved = standing.unsaved
     how = ["stopped" if stopped else "done", *[progress.NOT_SAVED] * bool(unsaved)]
-    view.finish(", ".join(how), f", in {path}" if path else "")
+    view.finish(", ".join([*how, *[f"in {path}"] * (path is not None)]))
     judged = [one.again for one in again] or ranked
     best = [those[0].score(wanted) for those in results.by_environment(judged).values()]
     objective = -float(np.mean(best)) if ranked else float("inf")
