@@ -159,9 +159,7 @@ def _number(cell: Any) -> float:
 
 def _own(trials: Sequence[Any], algorithm: str) -> Landscape:
     """A sweep's settings in one environment, as a landscape."""
-    groups: dict[str, list[Any]] = {}
-    for trial in trials:
-        groups.setdefault(str(trial.outcome.setting), []).append(trial)
+    groups = results.grouped(trials, lambda trial: str(trial.outcome.setting))
     finals = [[trial.outcome.final for trial in those] for those in groups.values()]
     flat = [x for seeds in finals for x in seeds if x == x]
     if not flat:
@@ -258,9 +256,7 @@ def beside(sweep: Path | str, landscapes: Path | str) -> str:
         raise UserError(f"{sweep} is not finished; --resume finishes it")
     trials = compare.read_trials(Path(sweep))
     parts, wanted = [], []
-    groups: dict[tuple[str, str], list[Any]] = {}
-    for trial in trials:
-        groups.setdefault((trial.algorithm, trial.environment), []).append(trial)
+    groups = results.grouped(trials, lambda trial: (trial.algorithm, trial.environment))
     for (algorithm, environment), those in groups.items():
         if algorithm not in FIELDS or environment not in ENVIRONMENTS:
             continue

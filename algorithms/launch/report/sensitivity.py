@@ -113,8 +113,7 @@ def is_grid(table: Table) -> bool:
 def tables(trials: Sequence[Trial]) -> tuple[list[Table], list[str]]:
     """A table for each algorithm with several environments, and why others have none."""
     found, notes = [], []
-    for algorithm in dict.fromkeys(trial.algorithm for trial in trials):
-        mine = [trial for trial in trials if trial.algorithm == algorithm]
+    for algorithm, mine in results.grouped(trials, lambda trial: trial.algorithm).items():
         made = _table(algorithm, mine)
         if isinstance(made, Table):
             found.append(made)
@@ -125,18 +124,13 @@ def tables(trials: Sequence[Trial]) -> tuple[list[Table], list[str]]:
 
 def _table(algorithm: str, trials: Sequence[Trial]) -> Table | str:
     """A table, or why there is none; nothing of a single environment or setting."""
-    groups: dict[str, list[Trial]] = {}
-    for trial in trials:
-        groups.setdefault(trial.environment, []).append(trial)
+    groups = results.grouped(trials, lambda trial: trial.environment)
     configs = [[trial.outcome.setting for trial in group] for group in groups.values()]
     names = list(dict.fromkeys(name for one in configs for name in _differing(one)))
     if len(groups) < 2 or not names:
         return ""
-    cells: dict[str, dict[tuple, list[Trial]]] = {}
-    for environment, group in groups.items():
-        for trial in group:
-            values = tuple(_plain(trial.outcome.setting.get(name)) for name in names)
-            cells.setdefault(environment, {}).setdefault(values, []).append(trial)
+    values = lambda trial: tuple(_plain(trial.outcome.setting.get(name)) for name in names)
+    cells = {env: results.grouped(group, values) for env, group in groups.items()}
     first, *others = cells.values()
     if any(other.keys() != first.keys() for other in others):
         numbers = ", ".join(f"{len(its)} on {env}" for env, its in cells.items())

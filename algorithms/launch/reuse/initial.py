@@ -18,6 +18,7 @@ from algorithms.launch.compute import devices, hosts, programs
 from algorithms.launch.compute.population import LEARNED
 from algorithms.launch.errors import UserError
 from algorithms.launch.metrics import mean_returns, stack
+from algorithms.launch.show.results import grouped
 from algorithms.launch.storage import experiment, files, loading
 from algorithms.launch.storage.run_dir import RunDir
 
@@ -216,10 +217,8 @@ def read(initial: Initial, module: Any, config: Any) -> Any:
     blank = _only(like, taken(like, initial.optimizer))
     homes = [there.locate(trial) for trial in initial.trials]
     rows: list[Any] = [None] * len(homes)
-    files_of: dict[tuple[Path, int], list[int]] = {}
-    for i, ((run, _), point) in enumerate(zip(homes, initial.points)):
-        files_of.setdefault((run.path, point), []).append(i)
-    for (_, point), those in files_of.items():
+    file_of = lambda i: (homes[i][0].path, initial.points[i])
+    for (_, point), those in grouped(range(len(homes)), file_of).items():
         run = homes[those[0]][0]
         places = [place or 0 for _, place in (homes[i] for i in those)]
         span = range(min(places), max(places) + 1)

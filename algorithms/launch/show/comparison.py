@@ -5,7 +5,7 @@ with intervals from a bootstrap that is stratified by environment.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -55,10 +55,10 @@ def curves(trials: Sequence[Trial]) -> dict[str, list[Curve]]:
       UserError: trials with equal settings have no timestep in common.
     """
     panels: dict[str, list[Curve]] = {}
-    for (environment, algorithm), those in _grouped(trials, _task).items():
+    for (environment, algorithm), those in results.grouped(trials, _task).items():
         names = _differing([trial.outcome.setting for trial in those])
         text = functools.partial(_text, names=names)
-        for pooled in _grouped(those, text).values():
+        for pooled in results.grouped(those, text).values():
             has = {n: x for n, x in _setting(pooled[0], names).items() if x is not None}
             label = ", ".join([algorithm, *settings.text_of(has)])
             panels.setdefault(environment, []).append(_curve(environment, label, pooled))
@@ -68,7 +68,7 @@ def curves(trials: Sequence[Trial]) -> dict[str, list[Curve]]:
 
 def _curve(environment: str, label: str, trials: list[Trial]) -> Curve:
     name = f"{label} on {environment}"
-    seeds = _grouped(trials, lambda trial: trial.outcome.seed)
+    seeds = results.grouped(trials, lambda trial: trial.outcome.seed)
     if twice := [trial for same in seeds.values() if len(same) > 1 for trial in same]:
         who = ", ".join(map(str, dict.fromkeys(trial.outcome.seed for trial in twice)))
         warn(f"{name}: seed {who} is in more than one of {_runs(twice)}; each one counts")
@@ -86,13 +86,6 @@ def _curve(environment: str, label: str, trials: list[Trial]) -> Curve:
         )
     returns = [outcome.returns[np.isin(outcome.timesteps, x)] for outcome in finite]
     return Curve(environment, label, trials, x, np.stack(returns, 1))
-
-
-def _grouped(items: Sequence[Any], key: Callable[[Any], Any]) -> dict[Any, list[Any]]:
-    groups: dict[Any, list[Any]] = {}
-    for item in items:
-        groups.setdefault(key(item), []).append(item)
-    return groups
 
 
 def _task(trial: Trial) -> tuple[str, str]:

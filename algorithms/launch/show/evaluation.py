@@ -12,6 +12,7 @@ import envs
 from algorithms import parts
 from algorithms.launch import metrics
 from algorithms.launch.errors import UserError
+from algorithms.launch.show import results
 from envs import exploitability, games
 
 ROWS = (("episode_return", "return"), ("length", "length"), ("last_reward", "last reward"))
@@ -156,10 +157,7 @@ def as_json(played: Sequence[Played]) -> str:
 
 
 def _by_setting(played: Sequence[Played]) -> list[list[Played]]:
-    groups: dict[str, list[Played]] = {}
-    for one in played:
-        groups.setdefault(str(one.setting), []).append(one)
-    return list(groups.values())
+    return list(results.grouped(played, lambda one: str(one.setting)).values())
 
 
 def _together(played: Sequence[Played]) -> dict[str, np.ndarray]:

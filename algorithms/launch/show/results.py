@@ -1,13 +1,13 @@
 """The results of a sweep: a row for each trial, settings in order of their returns."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from algorithms.launch import objectives
 from algorithms.launch.metrics import Metrics, as_csv, mean_returns
-from algorithms.launch.settings import Trials, plain
+from algorithms.launch.settings import Trials, plain, text_of
 from algorithms.launch.show.brief import brief
 
 SHOWN = 10  # settings in the table on the screen
@@ -179,21 +179,23 @@ def rank(trials: Sequence[Outcome], objective: str = objectives.DEFAULT) -> list
     learned faster. Settings that still tie keep their order. With several environments, each one's
     settings stand together, because their returns do not compare.
     """
-    groups: dict[str, Ranked] = {}
-    for trial in trials:
-        key = str(trial.setting)
-        groups.setdefault(key, Ranked(trial.setting, [])).trials.append(trial)
+    groups = grouped(trials, lambda trial: str(trial.setting)).values()
     keys = lambda s: (s.broken > 0, -s.share, -s.score(objective), -s.mean, -s.area)
-    ranked = sorted(groups.values(), key=keys)
-    environments = list(dict.fromkeys(group.environment for group in groups.values()))
-    return sorted(ranked, key=lambda s: environments.index(s.environment))
+    settings = [Ranked(those[0].setting, those) for those in groups]
+    environments = list(by_environment(settings))
+    return sorted(settings, key=lambda s: (environments.index(s.environment), *keys(s)))
 
 
 def by_environment(ranked: Sequence[Ranked]) -> dict[str, list[Ranked]]:
     """The settings of each environment, the best first; one name, "", where one was trained."""
-    groups: dict[str, list[Ranked]] = {}
-    for setting in ranked:
-        groups.setdefault(setting.environment, []).append(setting)
+    return grouped(ranked, lambda setting: setting.environment)
+
+
+def grouped(items: Iterable[Any], key: Callable[[Any], Any]) -> dict[Any, list[Any]]:
+    """Items with equal keys together; groups and items keep their order."""
+    groups: dict[Any, list[Any]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
     return groups
 
 
@@ -231,10 +233,7 @@ def retests(
 def retest_table(retested: Sequence[Retested], objective: str = objectives.DEFAULT) -> str:
     """Both returns of each setting, and their difference; another objective is that of the new
     seeds."""
-    groups: dict[str, list[Retested]] = {}
-    for one in retested:
-        groups.setdefault(one.again.environment, []).append(one)
-    blocks = []
+    groups, blocks = grouped(retested, lambda one: one.again.environment), []
     for environment, those in groups.items():
         seeds = len(those[0].again.trials)
         names = [name for name in those[0].again.setting if name != "env" or len(groups) == 1]
@@ -284,19 +283,8 @@ def _table(ranked: Sequence[Ranked], names: Sequence[str], objective: str) -> st
     ties = [(setting.score(objective), setting.mean) for setting in ranked]
     curve = ["mean of curve"] * (len(set(ties)) < len(ties))
     named = [objective] * (objective != objectives.DEFAULT)
-    head = [
-        "rank",
-        *names,
-        "seeds",
-        *steps,
-        *named,
-        "return",
-        "95 % of means",
-        "lowest",
-        *curve,
-        "",
-    ]
-    rows = [head]
+    head = ["seeds", *steps, *named, "return", "95 % of means", "lowest", *curve, ""]
+    rows = [["rank", *names, *head]]
     for place, setting in enumerate(ranked[:SHOWN], 1):
         finals = np.sort(setting.finals)
         numbers = ["-"] * (3 + len(curve))
@@ -316,13 +304,12 @@ def _table(ranked: Sequence[Ranked], names: Sequence[str], objective: str) -> st
 
 def broken(trials: Sequence[Outcome]) -> str:
     """The settings and seeds of trials that are not finite."""
-    seeds: dict[str, list[str]] = {}
-    for trial in trials:
-        named = [f"{name}={plain(value)}" for name, value in trial.setting.items()]
-        seeds.setdefault(", ".join(named), []).append(str(trial.seed))
-    shown = list(seeds.items())[:SHOWN]
-    lines = [": ".join(filter(None, [name, f"seeds {', '.join(s)}"])) for name, s in shown]
-    more = [f"{len(seeds) - SHOWN} settings more"] * (len(seeds) > SHOWN)
+    groups = grouped(trials, lambda trial: ", ".join(text_of(trial.setting)))
+    lines = []
+    for name, those in list(groups.items())[:SHOWN]:
+        seeds = f"seeds {', '.join(str(trial.seed) for trial in those)}"
+        lines.append(f"{name}: {seeds}" if name else seeds)
+    more = [f"{len(groups) - SHOWN} settings more"] * (len(groups) > SHOWN)
     return f"not finite: {'; '.join(lines + more)}"
 
 

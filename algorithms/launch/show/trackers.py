@@ -18,7 +18,7 @@ from algorithms.launch.errors import UserError, warn
 from algorithms.launch.settings import Trials, lenient, plain, text_of
 from algorithms.launch.show import pace
 from algorithms.launch.show.plots import by_player, mean_and_error
-from algorithms.launch.show.results import Outcome
+from algorithms.launch.show.results import Outcome, grouped
 
 WANDB_PROJECT = "jax-rl"  # unless $WANDB_PROJECT names another
 SUMMARY = ("final_return", "mean_return", "worst_seed")  # objectives that wandb's table shows
@@ -119,10 +119,8 @@ class Part(NamedTuple):
 
 def split(trials: Trials, one_run_per_seed: bool) -> list[Part]:
     """One part for each setting, or for each trial."""
-    together: dict[tuple, list[int]] = {}
-    for row in range(trials.count):
-        together.setdefault(tuple(trials.setting(row).items()), []).append(row)
-    parts = [[row] for row in range(trials.count)] if one_run_per_seed else together.values()
+    key = lambda row: row if one_run_per_seed else tuple(trials.setting(row).items())
+    parts = grouped(range(trials.count), key).values()
     labels = [trials.setting(rows[0]) for rows in parts]
     if one_run_per_seed:
         labels = [label | {"seed": trials.seeds[rows[0]]} for label, rows in zip(labels, parts)]

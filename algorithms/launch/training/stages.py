@@ -190,9 +190,7 @@ def _next_rung(
     stages: Stages, stage: int, numbers: list[int], ends: Ends, num_ranked: int
 ) -> list[Chunk]:
     """Chunks of trials that are kept, which go on from their states."""
-    groups: dict[str, list[int]] = {}  # trials whose static settings agree
-    for number in numbers:
-        groups.setdefault(_group_of(ends[number][0]), []).append(number)
+    groups = results.grouped(numbers, lambda number: _group_of(ends[number][0]))
     portions = []
     for those in groups.values():
         chunk = ends[those[0]][0]
@@ -232,16 +230,16 @@ def _retest(
     seeds = stages.retest_seeds
     homes = {number: chunk for chunk in chunks for number in chunk.numbers}
     first = 1 + max(number for chunk in chunks for number in chunk.numbers)
-    groups: dict[str, list[tuple[Chunk, Trials]]] = {}
+    again: list[tuple[Chunk, Trials]] = []
     for setting in best:
         number = setting.trials[0].number
         chunk = homes[number]
         one = chunk.trials.some([list(chunk.numbers).index(number)])
-        again = Trials([*seeds], {k: np.repeat(v, len(seeds)) for k, v in one.floats.items()})
-        groups.setdefault(_group_of(chunk), []).append((chunk, again))
+        floats = {name: np.repeat(value, len(seeds)) for name, value in one.floats.items()}
+        again.append((chunk, Trials([*seeds], floats)))
     portions = []
-    for those in groups.values():
-        chunk, trials = those[0][0], joined([again for _, again in those])
+    for those in results.grouped(again, lambda pair: _group_of(pair[0])).values():
+        chunk, trials = those[0][0], joined([trials for _, trials in those])
         trainer = _another(chunk.trainer, trials.count)
         numbers = range(first, first + trials.count)
         first += trials.count
