@@ -18,7 +18,6 @@ from algorithms.launch.storage import files, loading
 from algorithms.launch.storage.losses import Losses
 from algorithms.launch.storage.run_dir import RunDir
 from algorithms.launch.storage.versions import versions
-from algorithms.launch.training.options import describe
 from algorithms.launch.training.trainer import in_words
 
 DRAW_SECONDS = 60.0  # between two drawings of the curve while the run goes on
@@ -93,8 +92,7 @@ class Record:
         session, options, start = self.session, self.options, self.start
         trainer = session.trainer
         if start.resumed:
-            described = describe(trainer.module, trainer.config, session.trials, options)
-            run_dir.describe(described)
+            run_dir.describe(session.chunk.described(options))
             last = -1 if start.get_state is None else start.point
             run_dir.rewind(last, start.history)
         found = versions(trainer.module, session.layout)

@@ -460,7 +460,7 @@ def _begin_sweep(
     chunks = [chunk for one in cut_up for chunk in one]
     if not place.save:
         return loop.train_sweep(what, chunks, options, hooks)
-    runs = [describe(c.trainer.module, c.trainer.config, c.trials, options) for c in chunks]
+    runs = [chunk.described(options) for chunk in chunks]
     described |= {"block": chunks[0].trainer.layout.block}
     blocks = {chunk.trainer.layout.block for chunk in chunks}
     plain = what.num_stages == 1 and len(blocks) == 1

@@ -18,7 +18,7 @@ from algorithms.launch.settings import Trials
 from algorithms.launch.show.brief import brief
 from algorithms.launch.show.progress import not_finite
 from algorithms.launch.storage.run_dir import RunDir
-from algorithms.launch.training.options import Options
+from algorithms.launch.training.options import Options, describe
 from algorithms.launch.training.record import Point, Record, Start
 from algorithms.launch.training.trainer import Trainer, excess, length
 
@@ -72,6 +72,10 @@ class Chunk(NamedTuple):
     @property
     def is_finished(self) -> bool:
         return self.start.point >= self.num_points
+
+    def described(self, options: Options) -> dict[str, Any]:
+        """What its config.json holds."""
+        return describe(self.trainer.module, self.trainer.config, self.trials, options)
 
 
 class Session:

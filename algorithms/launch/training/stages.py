@@ -4,7 +4,8 @@ A sweep without either has one stage. When a rung after the first begins, its ch
 the states of the trials that were kept. The chunks of a retest have new trials.
 """
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ from algorithms.launch.show.results import Outcome
 from algorithms.launch.storage import experiment, gathering
 from algorithms.launch.storage.description import fill
 from algorithms.launch.training import plans, starts
-from algorithms.launch.training.options import Options, describe
+from algorithms.launch.training.options import Options
 from algorithms.launch.training.record import Start
 from algorithms.launch.training.session import Chunk, Result
 from algorithms.launch.training.trainer import Trainer
@@ -170,6 +171,7 @@ def _settings_of(portions: Sequence[plans.Portion], num_seeds: int) -> list[list
 # --- the chunks of a later stage -------------------------------------------------------------
 
 Ends = Mapping[int, tuple[Chunk, int, Result]]  # {trial: its chunk, its place there, what came}
+Fill = Callable[[Path], None]  # writes what a chunk's directory has in the beginning
 
 
 def following(
@@ -208,17 +210,14 @@ def _next_rung(
     made = [chunk for one in cut_up for chunk in one]
     if stages.path is None:
         return [chunk._replace(start=_start_in_memory(chunk, ends)) for chunk in made]
-    fills = []
-    for chunk in made:
+
+    def filling(chunk: Chunk, described: dict[str, Any]) -> Fill:
         froms = [ends[number] for number in chunk.numbers]
         sources = [(one.run_dir, place) for one, place, _ in froms if one.run_dir]
         like = programs.initial_state(chunk.trainer.module, chunk.trainer.config)
-        described = describe(
-            chunk.trainer.module, chunk.trainer.config, chunk.trials, stages.options
-        )
-        point = stages.first(chunk)
-        fills.append(gathering.gathered(described, sources, point, like))
-    return _on_disk(stages, made, fills)
+        return gathering.gathered(described, sources, stages.first(chunk), like)
+
+    return _on_disk(stages, made, filling)
 
 
 def _retest(
@@ -253,12 +252,7 @@ def _retest(
     made = [chunk for one in cut_up for chunk in one]
     if stages.path is None:
         return made
-    fills = []
-    for chunk in made:
-        trainer = chunk.trainer
-        described = describe(trainer.module, trainer.config, chunk.trials, stages.options)
-        fills.append(lambda folder, described=described: fill(folder, described))
-    return _on_disk(stages, made, fills)
+    return _on_disk(stages, made, lambda _, run: functools.partial(fill, description=run))
 
 
 def _another(trainer: Trainer, num_trials: int) -> Trainer:
@@ -271,12 +265,12 @@ def _group_of(chunk: Chunk) -> str:
     return repr(dict(chunk.static))
 
 
-def _on_disk(stages: Stages, chunks: list[Chunk], fills: list) -> list[Chunk]:
-    """The chunks with their directories."""
-    runs = [
-        describe(chunk.trainer.module, chunk.trainer.config, chunk.trials, stages.options)
-        for chunk in chunks
-    ]
+def _on_disk(
+    stages: Stages, chunks: list[Chunk], filling: Callable[[Chunk, dict[str, Any]], Fill]
+) -> list[Chunk]:
+    """The chunks with their directories; `filling` gives what fills one, of its description."""
+    runs = [chunk.described(stages.options) for chunk in chunks]
+    fills = [filling(chunk, run) for chunk, run in zip(chunks, runs)]
     entries = [entry_of(stages, chunk) for chunk in chunks]
     made = experiment.extend(Path(stages.path or ""), runs, entries, fills)
     return [

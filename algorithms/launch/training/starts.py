@@ -10,7 +10,7 @@ from algorithms.launch.errors import UserError
 from algorithms.launch.show.progress import Progress
 from algorithms.launch.storage import experiment, files
 from algorithms.launch.storage.run_dir import RunDir
-from algorithms.launch.training.options import Options, check_floats, describe
+from algorithms.launch.training.options import Options, check_floats
 from algorithms.launch.training.record import Start
 from algorithms.launch.training.session import Chunk
 from algorithms.launch.training.trainer import Trainer
@@ -166,7 +166,7 @@ def schedules(config: Any) -> list[str]:
 def forked(chunk: Chunk, run_dir: RunDir, options: Options) -> RunDir:
     """A new run next to an old one, with that one's points up to where the chunk starts."""
     last = chunk.start.point
-    described = describe(chunk.trainer.module, chunk.trainer.config, chunk.trials, options)
+    described = chunk.described(options)
     _, (made,) = experiment.create(described, [described], run_dir.path.parent)
     policies = [found for point, found in run_dir.files("policy").items() if point <= last]
     parts = [*policies, run_dir.parts(last, "state")] * hosts.is_first()
