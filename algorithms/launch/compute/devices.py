@@ -6,7 +6,7 @@ devices are those of all processes, where there are several (hosts.py).
 
 import importlib.util
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -284,6 +284,12 @@ def like_key(data: Any, x: Any) -> Any:
     if not is_key(x):
         return data
     return jax.random.wrap_key_data(data, impl=jax.random.key_impl(jnp.empty((), x.dtype)))
+
+
+def joined(trees: Sequence[Any]) -> Any:
+    """Trees of host arrays (trials, ...), one after another."""
+    join = lambda *x: like_key(np.concatenate([plain(part) for part in x]), x[0])
+    return jax.tree.map(join, *trees) if len(trees) > 1 else trees[0]
 
 
 def size(tree: Any) -> int:

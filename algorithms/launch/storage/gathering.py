@@ -50,13 +50,7 @@ def rows(sources: Sources, read: Callable[[RunDir, range], Any]) -> Any:
         places = [place for _, place in run_and_places]
         whole = read(run_and_places[0][0], range(min(places), max(places) + 1))
         pieces.append(taken(whole, np.array(places) - min(places)))
-    return joined(pieces)
-
-
-def joined(trees: Sequence[Any]) -> Any:
-    """Trees of host arrays (trials, ...), one after another."""
-    join = lambda *x: devices.like_key(np.concatenate([devices.plain(p) for p in x]), x[0])
-    return jax.tree.map(join, *trees) if len(trees) > 1 else trees[0]
+    return devices.joined(pieces)
 
 
 def taken(tree: Any, places: np.ndarray) -> Any:

@@ -21,7 +21,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from algorithms.launch import settings
@@ -176,8 +175,7 @@ class RunDir:
                 pieces.append(files.read_checkpoint(*given))
         if not pieces:
             raise UserError(f"{self.file(point, kind)} does not exist")
-        join = lambda *x: devices.like_key(np.concatenate([devices.plain(p) for p in x]), x[0])
-        return jax.tree.map(join, *pieces) if len(pieces) > 1 else pieces[0]
+        return devices.joined(pieces)
 
     def save(
         self,

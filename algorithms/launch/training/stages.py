@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from algorithms.launch.compute import hosts, programs
+from algorithms.launch.compute import devices, hosts, programs
 from algorithms.launch.errors import UserError
 from algorithms.launch.metrics import Metrics
 from algorithms.launch.search import grids, halving
@@ -310,7 +310,7 @@ def _start_in_memory(chunk: Chunk, ends: Ends) -> Start:
                 states.append(jax.tree.map(lambda x: x[None], result.state))
             else:
                 states.append(gathering.taken(result.state, np.array([place])))
-        return gathering.joined(states)
+        return devices.joined(states)
 
     is_finite = np.array([result.is_finite[place] for _, place, result in froms])
     return Start(point, get_state, history, True, is_finite)
