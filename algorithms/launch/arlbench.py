@@ -16,7 +16,6 @@ the mean over seeds at the last point; a run that crashed counts as the lowest r
 import argparse
 import csv
 import math
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from algorithms.launch import compare
-from algorithms.launch.errors import UserError, write_anything
+from algorithms.launch.errors import UserError, refusing
 from algorithms.launch.show import results
 from algorithms.launch.storage import experiment
 
@@ -319,12 +318,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         "landscapes", metavar="CSV", help="a landscape, or a folder of them; nothing is downloaded"
     )
     words = parser.parse_args(argv)
-    write_anything(sys.stdout)
-    try:
+    with refusing():
         print(beside(words.sweep, words.landscapes))
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ optuna-dashboard, in place of a table.
 
 import argparse
 import contextlib
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +20,7 @@ import numpy as np
 
 from algorithms.launch import settings
 from algorithms.launch.compute import population
-from algorithms.launch.errors import UserError, warn, write_anything
+from algorithms.launch.errors import UserError, refusing, warn
 from algorithms.launch.metrics import Metrics, stack
 from algorithms.launch.report import sensitivity
 from algorithms.launch.search import outcomes
@@ -233,14 +232,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--optuna", metavar="URL", help="write sweeps as studies into this storage of Optuna"
     )
     words = parser.parse_args(argv)
-    write_anything(sys.stdout)
-    try:
+    with refusing():
         if words.optuna:
             return print(*_studies(words.runs, words.optuna, words.metric, words.out), sep="\n")
         compared = compare(words.runs, words.metric, words.out)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
     print(compared.text)
     drawn = f"curves in {compared.picture}"
     print(f"\n{drawn if compared.picture else 'curves are drawn with --out FILE.png'}")

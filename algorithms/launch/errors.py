@@ -1,9 +1,10 @@
 """Errors and warnings for the user."""
 
+import contextlib
 import difflib
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 
@@ -17,6 +18,17 @@ def unknown(what: str, name: str, known: Iterable[str]) -> UserError:
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
     hint = f"did you mean {', '.join(near)}?" if near else f"there are {', '.join(known) or 'none'}"
     return UserError(f"unknown {what} '{name}'; {hint}")
+
+
+@contextlib.contextmanager
+def refusing() -> Iterator[None]:
+    """A tool's work: a user's mistake ends the process with one line on stderr and exit code 2."""
+    write_anything(sys.stdout)
+    try:
+        yield
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
 
 
 def write_anything(stream: Any) -> None:

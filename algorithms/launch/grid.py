@@ -10,7 +10,6 @@ are given. A cell is one combination of evenly spaced values of the parameters.
 import argparse
 import functools
 import itertools
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +22,7 @@ import envs
 from algorithms import parts
 from algorithms.launch import settings
 from algorithms.launch.commands import cli, flags
-from algorithms.launch.errors import UserError, write_anything
+from algorithms.launch.errors import UserError, refusing
 from algorithms.launch.show import plots, results
 from algorithms.launch.storage import experiment, files, loading
 from algorithms.launch.training.options import check_seeds
@@ -263,8 +262,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", metavar="FILE.png", help="draw the grid into this new file")
     parser.add_argument("--csv", metavar="FILE.csv", help="write all cells into this new file")
     words = parser.parse_args(argv)
-    write_anything(sys.stdout)
-    try:
+    with refusing():
         picture, cells = files.new("out", words.out, ".png"), files.new("csv", words.csv, ".csv")
         found = grid(
             words.runs,
@@ -274,9 +272,6 @@ def main(argv: Sequence[str] | None = None) -> None:
             point=cli.point_of(words.point, "point"),
             seed=words.seed,
         )
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
     print(found.text)
     if cells:
         cells.write_text(_csv(found))

@@ -11,7 +11,6 @@ those for one agent that were trained against an opponent (`--env-settings oppon
 
 import argparse
 import math
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +22,7 @@ import numpy as np
 import envs
 from algorithms import parts
 from algorithms.launch.commands.flags import named_values
-from algorithms.launch.errors import UserError, write_anything
+from algorithms.launch.errors import UserError, refusing
 from algorithms.launch.storage import loading
 from algorithms.launch.training.options import check_seeds
 from envs import games
@@ -336,8 +335,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--sample", action="store_true", help="policies sample their moves")
     parser.add_argument("--seed", type=int, default=0, help="of start states and all moves")
     words = parser.parse_args(argv)
-    write_anything(sys.stdout)
-    try:
+    with refusing():
         played = match(
             *words.runs,
             words.env,
@@ -350,9 +348,6 @@ def main(argv: Sequence[str] | None = None) -> None:
             sample=words.sample,
             seed=words.seed,
         )
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
     print(played.text)
 
 
