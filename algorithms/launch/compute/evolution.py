@@ -88,7 +88,7 @@ def replaced(members: int, share: float) -> int:
     return min(members // 2, max(1, int(share * members)))
 
 
-def frequencies(scores: jax.Array, periods: Sequence[int], round_: jax.Array) -> Parents:
+def frequencies(scores: jax.Array, periods: Sequence[int], rounds: jax.Array) -> Parents:
     """MF-PBT: equal subpopulations, of which each evolves after every `period` rounds.
 
     Its worst quarter become copies of its best one, and explore. Its third quarter take the
@@ -99,7 +99,7 @@ def frequencies(scores: jax.Array, periods: Sequence[int], round_: jax.Array) ->
     Args:
       scores: (members,), the higher the better.
       periods: of the subpopulations.
-      round_: number of the round that has ended, from 0 on.
+      rounds: that have ended.
     """
     members, size = len(scores), len(scores) // len(periods)
     period_of = jnp.repeat(jnp.array(periods), size)
@@ -108,7 +108,7 @@ def frequencies(scores: jax.Array, periods: Sequence[int], round_: jax.Array) ->
         own = jnp.arange(number * size, (number + 1) * size)
         order = own[jnp.argsort(-scores[own])]
         evolved = _evolved(scores, order, period_of, period, found)
-        due = (round_ + 1) % period == 0
+        due = rounds % period == 0
         found = jax.tree.map(lambda new, old, due=due: jnp.where(due, new, old), evolved, found)
     return found
 

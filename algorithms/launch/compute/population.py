@@ -223,14 +223,12 @@ class _Program(NamedTuple):
         state = state.replace(rng=rng, parents=jnp.arange(size), round=state.round + learn)
         if not settings.share:
             return state
+        is_due = learn & (state.round < self.points)  # what nobody trains any more stays
         if len(settings.periods) > 1:
-            parents = evolution.frequencies(scores, settings.periods, state.round - 1)
+            parents = evolution.frequencies(scores, settings.periods, state.round)
         else:
             parents = evolution.truncation(choice_rng, scores, settings.share)
-            due = state.round % settings.periods[0] == 0
-            none = evolution.stay(size)
-            parents = jax.tree.map(lambda new, old: jnp.where(due, new, old), parents, none)
-        is_due = learn & (state.round < self.points)  # what nobody trains any more stays
+            is_due &= state.round % settings.periods[0] == 0
         parents = jax.tree.map(lambda x, o: jnp.where(is_due, x, o), parents, evolution.stay(size))
         floats = {}
         for (name, space), key in zip(settings.ranges.items(), explore_rngs):

@@ -87,12 +87,12 @@ def test_how_many_are_replaced(share, count):
     assert int(found.explores.sum()) == evolution.replaced(16, share) == count
 
 
-def frequencies_by_hand(scores, periods, round_):
+def frequencies_by_hand(scores, periods, rounds):
     """MF-PBT's evolution with Python's lists."""
     size, n = len(scores) // len(periods), len(scores)
     state, floats, explores = [*range(n)], [*range(n)], [False] * n
     for number, period in enumerate(periods):
-        if (round_ + 1) % period:
+        if rounds % period:
             continue
         own = sorted(range(number * size, (number + 1) * size), key=lambda i: -scores[i])
         quarter = size // 4
@@ -119,9 +119,9 @@ def test_several_frequencies_are_those_of_plain_lists(seed):
     scores = rng.permutation(16 * len(periods)).astype(np.float32)
     scores[-16:] += 20 * (seed % 2)  # one subpopulation is far better, or none
     scores[-1] -= 20.5  # or a single member of it is good enough for some
-    for round_ in range(4):
-        found = evolution.frequencies(jnp.array(scores), periods, jnp.int32(round_))
-        expected = frequencies_by_hand(scores.tolist(), periods, round_)
+    for rounds in range(1, 5):
+        found = evolution.frequencies(jnp.array(scores), periods, jnp.int32(rounds))
+        expected = frequencies_by_hand(scores.tolist(), periods, rounds)
         for got, wanted in zip(found, expected):
             np.testing.assert_array_equal(got, wanted)
 
