@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from algorithms.launch.settings import map_plain
 from envs.sums import debug_nans
 
 Metrics = dict[str, np.ndarray]
@@ -83,15 +84,8 @@ def as_csv(rows: Iterable[Sequence[Any]]) -> str:
 
 def as_json(values: Any) -> str:
     """Strict JSON of plain values; numbers that are not finite are null."""
-
-    def known(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {name: known(item) for name, item in value.items()}
-        if isinstance(value, list | tuple):
-            return [known(item) for item in value]
-        return None if isinstance(value, float) and not math.isfinite(value) else value
-
-    return json.dumps(known(values), indent=2, allow_nan=False)
+    known = lambda x: None if isinstance(x, float) and not math.isfinite(x) else x
+    return json.dumps(map_plain(known, values), indent=2, allow_nan=False)
 
 
 def cell(value: Any) -> Any:

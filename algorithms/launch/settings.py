@@ -49,14 +49,12 @@ def config_from_json(cls: type, values: dict[str, Any], source: Path, env: Any =
             raise UserError(f"{source}: {unknown('setting', name, fields)}")
     values = lenient(with_defaults(cls, values))
     _check_kinds(cls(), values, source)
-    values = {k: tuples(v) for k, v in values.items() if k != "env_settings"} | {
-        "env_settings": tuple((k, tuples(v)) for k, v in values["env_settings"].items())
-    }
     if env is None and isinstance(values["env"], dict):
         raise UserError(
             f"{source}: the environment was an object ({values['env']['object']}), which no file "
             "can hold: pass it from Python as env=..., or name it with --env my_module:MyEnv"
         )
+    values = {name: value_of(value) for name, value in values.items()}
     return cls(**values | ({} if env is None else {"env": env}))
 
 
@@ -80,11 +78,7 @@ def with_defaults(cls: type, values: dict[str, Any]) -> dict[str, Any]:
 def value_of(value: Any) -> Any:
     """One field's value of a config.json, as a Config has it."""
     value = lenient(value)
-    return (
-        tuple((k, tuples(v)) for k, v in value.items())
-        if isinstance(value, dict)
-        else tuples(value)
-    )
+    return tuples([[*pair] for pair in value.items()] if isinstance(value, dict) else value)
 
 
 def strict(values: Any) -> Any:
@@ -95,12 +89,12 @@ def strict(values: Any) -> Any:
         x = x.item() if isinstance(x, np.generic) else x
         return str(x) if isinstance(x, float) and math.isinf(x) else x
 
-    return _map_plain(known, values)
+    return map_plain(known, values)
 
 
 def lenient(values: Any) -> Any:
     """The inverse."""
-    return _map_plain(lambda x: float(x) if x in ("inf", "-inf") else x, values)
+    return map_plain(lambda x: float(x) if x in ("inf", "-inf") else x, values)
 
 
 def algorithm_name(module: Any) -> str:
@@ -119,11 +113,12 @@ def env_label(value: Any) -> str:
     return value["object"] if isinstance(value, dict) else value
 
 
-def _map_plain(function: Callable, value: Any) -> Any:
+def map_plain(function: Callable, value: Any) -> Any:
+    """A function of what nested dicts and lists hold; tuples become lists."""
     if isinstance(value, dict):
-        return {k: _map_plain(function, v) for k, v in value.items()}
+        return {k: map_plain(function, v) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [_map_plain(function, v) for v in value]
+        return [map_plain(function, v) for v in value]
     return function(value)
 
 

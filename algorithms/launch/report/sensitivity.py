@@ -26,7 +26,7 @@ import numpy as np
 
 from algorithms.launch import settings
 from algorithms.launch.show import results
-from algorithms.launch.show.comparison import Trial
+from algorithms.launch.show.comparison import Trial, differing
 
 PERCENTILES = (5.0, 95.0)
 ENOUGH = 0.95  # of the tuned score
@@ -126,7 +126,7 @@ def _table(algorithm: str, trials: Sequence[Trial]) -> Table | str:
     """A table, or why there is none; nothing of a single environment or setting."""
     groups = results.grouped(trials, lambda trial: trial.environment)
     configs = [[trial.outcome.setting for trial in group] for group in groups.values()]
-    names = list(dict.fromkeys(name for one in configs for name in _differing(one)))
+    names = list(dict.fromkeys(name for one in configs for name in differing(one)))
     if len(groups) < 2 or not names:
         return ""
     values = lambda trial: tuple(_plain(trial.outcome.setting.get(name)) for name in names)
@@ -157,10 +157,6 @@ def _returns(trials: Sequence[Trial], everybody: Sequence[Trial]) -> np.ndarray:
     others = [trial.outcome.final for trial in everybody]
     lowest = np.nanmin(others) if np.isfinite(others).any() else 0.0
     return np.where(np.isnan(finals), lowest, finals)
-
-
-def _differing(configs: Sequence[dict[str, Any]]) -> list[str]:
-    return [n for n in configs[0] if any(c.get(n) != configs[0][n] for c in configs)]
 
 
 def _plain(value: Any) -> Any:

@@ -56,7 +56,7 @@ def curves(trials: Sequence[Trial]) -> dict[str, list[Curve]]:
     """
     panels: dict[str, list[Curve]] = {}
     for (environment, algorithm), those in results.grouped(trials, _task).items():
-        names = _differing([trial.outcome.setting for trial in those])
+        names = differing([trial.outcome.setting for trial in those])
         text = functools.partial(_text, names=names)
         for pooled in results.grouped(those, text).values():
             has = {n: x for n, x in _setting(pooled[0], names).items() if x is not None}
@@ -94,7 +94,7 @@ def _task(trial: Trial) -> tuple[str, str]:
 
 def _setting(trial: Trial, names: Sequence[str]) -> dict[str, Any]:
     """Some fields, as a Config has them."""
-    return {name: _plain(trial.outcome.setting.get(name)) for name in names}
+    return {name: settings.value_of(trial.outcome.setting.get(name)) for name in names}
 
 
 def _text(trial: Trial, names: Sequence[str]) -> str:
@@ -105,16 +105,10 @@ def _runs(trials: Sequence[Trial]) -> str:
     return ", ".join(dict.fromkeys(str(trial.run) for trial in trials))
 
 
-def _differing(configs: Sequence[dict[str, Any]]) -> list[str]:
+def differing(configs: Sequence[dict[str, Any]]) -> list[str]:
+    """The fields in which settings differ."""
     names = dict.fromkeys(name for config in configs for name in config)
     return [n for n in names if any(config.get(n) != configs[0].get(n) for config in configs)]
-
-
-def _plain(value: Any) -> Any:
-    """A value of config.json without its lists and dictionaries."""
-    if isinstance(value, dict):
-        return tuple((k, _plain(v)) for k, v in value.items())
-    return tuple(map(_plain, value)) if isinstance(value, list) else value
 
 
 # --- tables ----------------------------------------------------------------------------------
