@@ -10,7 +10,7 @@ from algorithms.launch.report.chance import COMPARED, RESAMPLES, lead, noise, ri
 from algorithms.launch.report.curves import is_rising
 from algorithms.launch.report.importance import NOISY, UNCLEAR, Importance
 from algorithms.launch.report.landscapes import edge
-from algorithms.launch.report.study import Axis, Study, value_text
+from algorithms.launch.report.study import Axis, Study
 from algorithms.launch.report.svg import number, percent
 from algorithms.launch.show.results import Retested, bootstrap_interval
 
@@ -53,14 +53,9 @@ def _list(asked: list[tuple[str, list[str]]]) -> str:
     return f'<dl class="answers">{"".join(entries)}</dl>'
 
 
-def setting_text(study: Study, place: int) -> str:
-    setting = study.settings[place].setting
-    return ", ".join(f"{name}={value_text(setting[name])}" for name in study.axes)
-
-
 def _winner(study: Study) -> str:
     best, seeds = study.settings[0], len(study.settings[0].finals)
-    what = setting_text(study, 0) or "The only setting"
+    what = study.text(0) or "The only setting"
     over = f"over {seeds} seeds" if seeds > 1 else "with one seed"
     broken = f" ({best.broken} of its trials broke)" if best.broken else ""
     if not seeds:
@@ -123,7 +118,7 @@ def _retested(study: Study, best: Retested) -> str:
     low, high = bootstrap_interval(finals, lambda drawn: drawn.mean(-1), RESAMPLES)
     who = "The winner stays the best one" if place == 0 else f"Setting {place + 1} is the best one"
     return (
-        f"{who} on {len(finals)} fresh seeds ({setting_text(study, place)}): mean return "
+        f"{who} on {len(finals)} fresh seeds ({study.text(place)}): mean return "
         f"{number(best.again.mean)} (95 %: {number(low)} to {number(high)}), in the sweep "
         f"{number(best.tuned.mean)}."
     )

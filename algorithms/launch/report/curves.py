@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from algorithms.launch.report.study import Study, value_text
+from algorithms.launch.report.study import Study
 from algorithms.launch.report.svg import Frame, Scale, figure, number, picture, scores_scale, spread
 from algorithms.launch.show.plots import CURVES
 from algorithms.launch.show.results import Ranked, bootstrap_interval, interquartile_mean
@@ -23,6 +23,17 @@ class Curve(NamedTuple):
     mean: np.ndarray
     low: np.ndarray  # 95 % of resampled seeds; the mean itself without a band
     high: np.ndarray
+
+    @property
+    def span(self) -> float:
+        """From its lowest to its highest mean; 0 where it is too short to tell a trend."""
+        return float(np.ptp(self.mean)) if len(self.x) >= 4 else 0.0
+
+    @property
+    def rise(self) -> float:
+        """By how much it rises in its last quarter."""
+        quarter = np.searchsorted(self.x, self.x[0] + 0.75 * (self.x[-1] - self.x[0]))
+        return float(self.mean[-1] - self.mean[quarter])
 
 
 def curve(setting: Ranked, band: bool = True) -> Curve | None:
@@ -105,11 +116,9 @@ def _lines(study: Study, frame: Frame, parts: list[tuple[str, int, Curve]]) -> l
 def _legend(study: Study, best: list[int]) -> str:
     entries = []
     for i in best:
-        setting = study.settings[i].setting
-        words = ", ".join(f"{name}={value_text(setting[name])}" for name in study.axes)
         line = f'<path class="line c{i}" d="M1 4H25"/>'
         swatch = f'<svg viewBox="0 0 26 8" width="26" height="8">{line}</svg>'
-        name = escape(words or study.environment or "the only setting")
+        name = escape(study.text(i) or study.environment or "the only setting")
         entries.append(f'<li data-s="{study.first + i}">{swatch} {i + 1}. {name}</li>')
     return f'<ul class="legend">{"".join(entries)}</ul>'
 
@@ -120,28 +129,21 @@ def _says(study: Study, best: dict[int, Curve]) -> str:
     says = f"The best setting ends at {number(found.mean[-1])}"
     if trials > 1 and found.low is not found.mean:
         says += f" (interquartile mean of {trials} seeds; the band is 95 % of resampled seeds)"
-    span = found.mean.max() - found.mean.min()
-    if len(found.x) < 4 or span <= 0:
+    if found.span <= 0:
         return says + "."
     goal = found.mean[0] + 0.9 * (found.mean[-1] - found.mean[0])
     if found.mean[-1] > found.mean[0]:
         short_of = np.flatnonzero(found.mean < goal)
         arrived = found.x[short_of[-1] + 1] if len(short_of) else found.x[0]
         says += f"; from step {number(int(arrived), 3)} on it has 90 % of what it gains"
-    quarter = np.searchsorted(found.x, found.x[0] + 0.75 * (found.x[-1] - found.x[0]))
-    rise = found.mean[-1] - found.mean[quarter]
-    share = number(100 * abs(rise) / span, 2)
-    if abs(rise) < RISING * span:
+    share = number(100 * abs(found.rise) / found.span, 2)
+    if abs(found.rise) < RISING * found.span:
         return f"{says}. Its last quarter is flat."
-    how = "still rises" if rise > 0 else "falls"
+    how = "still rises" if found.rise > 0 else "falls"
     return f"{says}. It {how} in its last quarter, by {share} % of its range."
 
 
 def is_rising(setting: Ranked) -> bool:
     """Whether more steps look useful."""
     found = curve(setting, band=False)
-    if found is None or len(found.x) < 4:
-        return False
-    quarter = np.searchsorted(found.x, found.x[0] + 0.75 * (found.x[-1] - found.x[0]))
-    span = found.mean.max() - found.mean.min()
-    return bool(found.mean[-1] - found.mean[quarter] >= RISING * span > 0)
+    return found is not None and found.rise >= RISING * found.span > 0

@@ -145,7 +145,7 @@ def bars(study: Study, found: Importance) -> str:
         parts.append(
             f'<rect class="{kind}" x="4" y="{y + 16}" width="{length}" height="10" rx="2"/>'
         )
-        parts.append(text(10 + float(length), y + 25, f"{percent(share)}", "start"))
+        parts.append(text(10 + float(length), y + 25, percent(share), "start"))
     return figure("What mattered", picture(parts, says, height=8 + ROW * len(rows)), says)
 
 

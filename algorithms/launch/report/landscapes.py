@@ -5,7 +5,7 @@ from itertools import combinations
 import numpy as np
 
 from algorithms.launch.report.importance import UNCLEAR, Importance
-from algorithms.launch.report.study import LEVELS, Axis, Study, level_means, score, value_text
+from algorithms.launch.report.study import LEVELS, Axis, Study, level_means, score
 from algorithms.launch.report.svg import (
     Frame,
     Scale,
@@ -201,9 +201,7 @@ def _cloud(study: Study, a: Axis, b: Axis) -> tuple[list[str], str]:
     within = np.ones(len(study.settings), bool)
     for axis in (a, b):
         within &= (axis.x >= axis.x[best].min()) & (axis.x <= axis.x[best].max())
-    spans = [
-        f"{axis.name} {axis.text(_end(axis, best, 0), _end(axis, best, -1))}" for axis in (a, b)
-    ]
+    spans = [f"{axis.name} {axis.level(best).text}" for axis in (a, b)]
     inside = within & study.has_score
     outside = ~within & study.has_score
     says = f"The best {len(best)} settings have {spans[0]} and {spans[1]}"
@@ -213,11 +211,6 @@ def _cloud(study: Study, a: Axis, b: Axis) -> tuple[list[str], str]:
             f"average, the {outside.sum()} others {number(study.scores[outside].mean())}"
         )
     return parts, f"{says}."
-
-
-def _end(axis: Axis, which: np.ndarray, end: int) -> object:
-    """The smallest value of some settings (end 0) or the largest one (-1)."""
-    return axis.values[which[np.argsort(axis.x[which], kind="stable")[end]]]
 
 
 def over_all(study: Study) -> str:
@@ -262,12 +255,12 @@ def _says_all(study: Study) -> str:
     """What the best settings have in common, and where they differ."""
     best, same, spread = study.best, [], []
     for name, axis in study.axes.items():
-        low, high = _end(axis, best, 0), _end(axis, best, -1)
-        if low == high:
-            same.append(f"{name}={axis.text(low, high)}")
+        level = axis.level(best)
+        if level.low == level.high:
+            same.append(f"{name}={level.text}")
         elif axis.is_number:
             at = axis.scale.at(axis.x)
-            spread.append((np.ptp(at[best]) / np.ptp(at), name, axis.text(low, high)))
+            spread.append((np.ptp(at[best]) / np.ptp(at), name, level.text))
     who = f"The best {len(best)} settings"
     if len(best) == study.sound.sum():
         return _says_few(study)
@@ -286,9 +279,9 @@ def _says_all(study: Study) -> str:
 
 def _says_few(study: Study) -> str:
     """Of settings that are too few, or too equal, to have a best tenth."""
-    ordered = sorted(np.flatnonzero(study.sound), key=lambda i: -study.scores[i])
+    ordered = sorted(np.flatnonzero(study.sound).tolist(), key=lambda i: -study.scores[i])
     first, last = ordered[0], ordered[-1]
-    words = lambda i: ", ".join(f"{a.name}={value_text(a.values[i])}" for a in study.axes.values())
+    words = study.text
     if len(ordered) == 1:
         return f"Only {words(first)} has no broken trial; it scores {number(study.scores[first])}."
     if study.scores[first] == study.scores[last]:

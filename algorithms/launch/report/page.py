@@ -9,7 +9,7 @@ from typing import Any
 
 from algorithms.launch import objectives
 from algorithms.launch.report import curves, landscapes, study, table
-from algorithms.launch.report.answers import answers, setting_text
+from algorithms.launch.report.answers import answers
 from algorithms.launch.report.chance import expected_best
 from algorithms.launch.report.importance import bars, importance
 from algorithms.launch.report.study import Study
@@ -151,7 +151,7 @@ def _entries(one: Study) -> list[dict[str, Any]]:
         if place not in shown:
             found.append({})
             continue
-        name = setting_text(one, place) or "the only setting"
+        name = one.text(place) or "the only setting"
         trials = [
             [
                 trial.seed,

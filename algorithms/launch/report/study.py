@@ -44,8 +44,10 @@ class Axis(NamedTuple):
     def is_number(self) -> bool:
         return not self.scale.names
 
-    def text(self, low: Any, high: Any) -> str:
-        return Level(np.zeros(0), low, high).text
+    def level(self, which: np.ndarray) -> Level:
+        """The settings in these places, as one level."""
+        ordered = which[np.argsort(self.x[which], kind="stable")]
+        return Level(which, self.values[ordered[0]], self.values[ordered[-1]])
 
 
 class Study(NamedTuple):
@@ -57,6 +59,11 @@ class Study(NamedTuple):
     axes: dict[str, Axis]
     first: int  # the number on the page of its first setting
     step: int | None  # of the scores, where halving stopped some settings there; None: the last one
+
+    def text(self, place: int) -> str:
+        """A setting's fields that differ, and their values; empty where none does."""
+        setting = self.settings[place].setting
+        return ", ".join(f"{name}={value_text(setting[name])}" for name in self.axes)
 
     @property
     def has_score(self) -> np.ndarray:
@@ -157,9 +164,10 @@ def score(trial: Outcome, step: int | None) -> float:
     return float(trial.returns[np.argmin(np.abs(trial.timesteps - step))])
 
 
-def _mean(values: list[float]) -> float:
-    there = [value for value in values if np.isfinite(value)]
-    return float(np.mean(there)) if there else np.nan
+def _mean(values: Sequence[float] | np.ndarray) -> float:
+    """Of those that are finite; NaN where none is."""
+    there = np.array(values)[np.isfinite(values)]
+    return float(there.mean()) if len(there) else np.nan
 
 
 def value_text(value: Any) -> str:
@@ -178,8 +186,8 @@ def _axis(name: str, settings: Sequence[Ranked], asked: Any, limits: tuple[float
     marks = tuple(sorted(set(places.x.tolist()))) if not _bounds(asked) else ()
     names = tuple(places.names)
     scale = Scale(min(ends), max(ends), places.is_log, names, marks, places.whole)
-    levels = _levels(values, places.x, bool(places.names))
-    return Axis(name, values, places.x, scale, levels, limits)
+    axis = Axis(name, values, places.x, scale, [], limits)
+    return axis._replace(levels=_levels(axis))
 
 
 def _bounds(asked: Any) -> list[float]:
@@ -191,25 +199,15 @@ def _bounds(asked: Any) -> list[float]:
         return []
 
 
-def _levels(values: Sequence[Any], x: np.ndarray, is_category: bool) -> list[Level]:
+def _levels(axis: Axis) -> list[Level]:
     """One for each value; many numbers in bins that hold about as many settings each."""
-    distinct, inverse = np.unique(x, return_inverse=True)
-    if len(distinct) > LEVELS and not is_category:
+    distinct, inverse = np.unique(axis.x, return_inverse=True)
+    if len(distinct) > LEVELS and axis.is_number:
         bins = min(LEVELS, max(2, round(len(distinct) ** 0.5)))
         inverse = inverse * bins // len(distinct)
-    found = []
-    for level in range(inverse.max() + 1):
-        which = np.flatnonzero(inverse == level)
-        ordered = which[np.argsort(x[which], kind="stable")]
-        found.append(Level(which, values[ordered[0]], values[ordered[-1]]))
-    return found
+    return [axis.level(np.flatnonzero(inverse == i)) for i in range(inverse.max() + 1)]
 
 
 def level_means(study: Study, axis: Axis) -> np.ndarray:
     """The mean score of each level; NaN where no setting has one."""
-    means = []
-    for level in axis.levels:
-        scores = study.scores[level.which]
-        scores = scores[np.isfinite(scores)]
-        means.append(scores.mean() if len(scores) else np.nan)
-    return np.array(means)
+    return np.array([_mean(study.scores[level.which]) for level in axis.levels])
