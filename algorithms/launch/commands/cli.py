@@ -236,8 +236,7 @@ def with_ranges(
     return config.replace(env_settings=more(config.env_settings)), grid
 
 
-# The flags of populations, without pbt_, and their defaults.
-PBT = {"share": None, "factor": None, "resample": None, "copy_buffer": True, "periods": None}
+PBT = [f.name for f in dataclasses.fields(Flags) if f.name.startswith("pbt_")]
 # The flags of which one makes a run a sweep, beside several values and --memory-limit.
 OF_SWEEPS = (
     *("samples", "halving", "rungs", "brackets", "retest", "retest_seeds"),
@@ -287,7 +286,7 @@ def train(module: Any, config: Any, grid: dict[str, Any], flags: Flags) -> int:
     elif flags.pbt is not None:
         if others := [name for name in limits if name != "samples"]:
             raise UserError(f"--pbt trains no sweep: leave {', '.join(others)} out, or pbt")
-        given = {name: getattr(flags, f"pbt_{name}") for name in PBT}
+        given = {name.removeprefix("pbt_"): getattr(flags, name) for name in PBT}
         given |= {"rounds": flags.pbt, "members": flags.samples, "run_dir": flags.run_dir}
         first |= {name: value for name, value in given.items() if value is not None}
         result = runner.pbt(module, config, grid, **first, **keywords)
@@ -428,7 +427,7 @@ def point_of(word: str, flag: str, allowed: Sequence[str] = ("last", "best")) ->
 def check_pbt(base: Any, config: Any, flags: Flags) -> None:
     """Refuses flags of populations without --pbt, and others that a population would ignore."""
     if flags.pbt is None:
-        if named := [f"pbt_{n}" for n, d in PBT.items() if getattr(flags, f"pbt_{n}") != d]:
+        if named := [name for name in PBT if getattr(flags, name) != getattr(Flags, name)]:
             raise UserError(f"{', '.join(named)} goes with pbt, which is missing: --pbt 20")
         return
     if config.num_evals not in (base.num_evals, flags.pbt):

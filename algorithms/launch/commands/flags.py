@@ -16,7 +16,15 @@ from algorithms.launch import settings
 from algorithms.launch.errors import UserError
 from algorithms.launch.search import distributions
 
-DIRECTORY = tyro.conf.arg(metavar="DIR", help_behavior_hint="")
+
+def _named(metavar: str) -> Any:
+    """Marks a flag that has no default to show."""
+    return tyro.conf.arg(metavar=metavar, help_behavior_hint="")
+
+
+Count = Annotated[int | None, _named("N")]
+Real = Annotated[float | None, _named("X")]
+Directory = Annotated[str | None, _named("DIR")]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,65 +33,60 @@ class Flags:
 
     seed: int = 0  # seed of the first trial; with --evaluate and --render: of the episodes
     num_seeds: int = 1  # trials trained at once, with seeds seed, seed + 1, ...
-    preset: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
+    preset: Annotated[str | None, _named("NAME")] = None
     """settings known to work, see algorithms/launch/commands/presets.py; other flags win"""
-    config: Annotated[str | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
+    config: Annotated[str | None, _named("FILE")] = None
     """take the settings of a run's config.json or a sweep's best.json; other flags win"""
-    randomize: Annotated[str | None, tyro.conf.arg(metavar="RANGES", help_behavior_hint="")] = None
+    randomize: Annotated[str | None, _named("RANGES")] = None
     """draw these floats of the environment anew for every episode, as the env setting randomize:
     length=uniform:0.25:1,gravity=log:5:20"""
-    samples: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")] = None
+    samples: Count = None
     """draws of the settings given as log:LOW:HIGH, uniform:LOW:HIGH, discount:LOW:HIGH (1 - x is
     log-uniform), int:LOW:HIGH, logint:LOW:HIGH, choice:A,B or, of lists, choice:64,64/128,128"""
     sampler: Literal["sobol", "random"] = "sobol"  # sobol fills the space evenly
-    halving: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")] = None
+    halving: Count = None
     """successive halving: at each rung keep the best setting of N and train it N times as long"""
-    rungs: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")] = None
+    rungs: Count = None
     """of --halving: number of rungs; default: as many as settings and --num-evals allow"""
-    brackets: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")] = None
+    brackets: Count = None
     """of --halving: divide the settings among N brackets, each pruning later (Hyperband)"""
-    retest: Annotated[int | None, tyro.conf.arg(metavar="K", help_behavior_hint="")] = None
+    retest: Annotated[int | None, _named("K")] = None
     """train the best K settings of a sweep again, on seeds that it has not used"""
-    retest_seeds: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")] = None
-    """seeds of each setting with --retest; default: 32"""
-    objective: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
+    retest_seeds: Count = None  # seeds of each setting with --retest; default: 32
+    objective: Annotated[str | None, _named("NAME")] = None
     """rank a sweep's settings by final_return (the default), mean_return (over the curve),
     worst_seed or steps_to=RETURN (fewest steps)"""
-    pbt: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")] = None
+    pbt: Count = None
     """population-based training in N rounds: --samples members, of floats given as ranges"""
-    pbt_share: Annotated[float | None, tyro.conf.arg(metavar="X", help_behavior_hint="")] = None
+    pbt_share: Real = None
     """of --pbt: share of the members that become copies of the best; default: 0.25"""
-    pbt_factor: Annotated[float | None, tyro.conf.arg(metavar="X", help_behavior_hint="")] = None
+    pbt_factor: Real = None
     """of --pbt: factor by which the floats of a copy move up or down; default: 1.25"""
-    pbt_resample: Annotated[float | None, tyro.conf.arg(metavar="P", help_behavior_hint="")] = None
+    pbt_resample: Annotated[float | None, _named("P")] = None
     """of --pbt: probability that a float of a copy is drawn anew; default: 0"""
     pbt_copy_buffer: bool = True  # of --pbt: copies take the replay buffer along
-    pbt_periods: Annotated[str | None, tyro.conf.arg(metavar="N,N", help_behavior_hint="")] = None
+    pbt_periods: Annotated[str | None, _named("N,N")] = None
     """of --pbt: equal subpopulations, of which each evolves after N rounds (MF-PBT), as 1,4"""
-    max_parallel: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")] = None
-    """trials to train at once; default: as many as fit into the memory"""
-    memory_limit: Annotated[str | None, tyro.conf.arg(metavar="SIZE", help_behavior_hint="")] = None
+    max_parallel: Count = None  # trials to train at once; default: as many as fit into the memory
+    memory_limit: Annotated[str | None, _named("SIZE")] = None
     """device memory that programs may use, as 500MB or 16GB; default: nine tenths of it"""
     run_dir_root: str = "runs"  # folder for the directories of new runs
-    run_dir: Annotated[str | None, DIRECTORY] = None
+    run_dir: Directory = None
     """directory of this run or sweep, instead of a new one in run_dir_root"""
     resume_if_exists: bool = False  # continue the run or sweep in --run-dir, if there is one
-    init_from: Annotated[str | None, DIRECTORY] = None
+    init_from: Directory = None
     """begin at the policy of a run or a sweep, with other settings or in another environment"""
     init_point: str = "last"  # of --init-from: last, best or a number
     init_trial: int | None = None
     """of --init-from: the trial for all seeds; default: trial i for seed i, or the best one"""
     init_optimizer: bool = False
     """of --init-from: also take the optimizer's state, other networks and the scale of rewards"""
-    resume: Annotated[str | None, DIRECTORY] = None
+    resume: Directory = None
     """continue a run or a sweep; a larger --total-timesteps makes a run longer"""
-    evaluate: Annotated[str | None, DIRECTORY] = None
-    """play episodes with the policy of a run and print statistics"""
-    render: Annotated[str | None, DIRECTORY] = None
-    """write a GIF of an episode of a run"""
-    export: Annotated[str | None, DIRECTORY] = None
-    """write the policy of a run into one file that acts without the kit"""
-    copy: Annotated[str | None, DIRECTORY] = None
+    evaluate: Directory = None  # play episodes with the policy of a run and print statistics
+    render: Directory = None  # write a GIF of an episode of a run
+    export: Directory = None  # write the policy of a run into one file that acts without the kit
+    copy: Directory = None
     """copy this file, with everything it needs from the kit, into another project"""
     list: bool = False  # list algorithms, environments and presets
     version: bool = False  # print the kit's version
