@@ -321,6 +321,17 @@ def check(settings: Settings, config: Any, names: Sequence[str]) -> None:
         )
 
 
+def check_rounds(plan: parts.Plan, config: Any) -> None:
+    """Refuses more rounds than a run has updates."""
+    if plan.points < config.num_evals:
+        steps = plan.steps // plan.updates
+        raise UserError(
+            f"pbt={config.num_evals}: total_timesteps={config.total_timesteps} makes "
+            f"{plan.updates} updates of {steps:,} steps, too few for {config.num_evals} rounds; "
+            f"give total_timesteps={steps * config.num_evals}, or fewer rounds"
+        )
+
+
 def check_floats_matter(module: Any, config: Any, names: Sequence[str]) -> None:
     """Refuses floats that a run reads at its start alone: a population changes them later.
 

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from algorithms import parts
 from algorithms.launch import objectives, settings
 from algorithms.launch.compute import devices, hosts, population, split
 from algorithms.launch.compute.interrupts import in_background
@@ -327,8 +326,7 @@ def _stages_of(there: experiment.Experiment, chunks: list[Chunk], options: Optio
         objective=outcomes.objective_of(there),
     )
     first = [chunk for chunk in chunks if not chunk.retest]
-    plan = stages.planned(asked, plans.num_settings(first, seeds), plans.num_points(first))
-    return Stages(plan, asked, seeds, options, there.path)
+    return stages.of(asked, first, seeds, options, there.path)
 
 
 # --- how they begin --------------------------------------------------------------------------
@@ -395,17 +393,13 @@ def _begin(
         chosen = _with_beginnings(chosen, seeds, trainers)
         described |= init_to_json(chosen)
     if isinstance(module, population.Population):
-        _check_rounds(trainers[0].plan, config)
+        population.check_rounds(trainers[0].plan, config)
         population.check_floats_matter(module.module, config, list(module.settings.ranges))
         view.say(population.in_words(module.settings, config.num_evals))
     if not is_sweep:
-        chunk = Chunk(trainers[0], groups[0].trials)
-        return _begin_run(chunk, described, chosen, hooks, place)
+        return _begin_run(Chunk(trainers[0], groups[0].trials), described, chosen, hooks, place)
     portions = _portions(groups, trainers)
-    num_settings = plans.num_settings(portions, seeds)
-    stages.check_retest(asked, num_settings, seeds)
-    plan = stages.planned(asked, num_settings, plans.num_points(portions))
-    what = Stages(plan, asked, seeds, chosen)
+    what = stages.of(asked, portions, seeds, chosen)
     return _begin_sweep(what, portions, described, hooks, place, view)
 
 
@@ -421,17 +415,6 @@ def _pinned(config: Any, asked: grids.Asked) -> grids.Asked:
         grid["env_settings"] = [pin(one) for one in given]
         rows = rows and [{**row, "env_settings": pin(row["env_settings"])} for row in rows]
     return asked._replace(grid=grid, settings=rows)
-
-
-def _check_rounds(plan: parts.Plan, config: Any) -> None:
-    """Refuses a population of more rounds than its run has updates."""
-    if plan.points < config.num_evals:
-        steps = plan.steps // plan.updates
-        raise UserError(
-            f"pbt={config.num_evals}: total_timesteps={config.total_timesteps} makes "
-            f"{plan.updates} updates of {steps:,} steps, too few for {config.num_evals} rounds; "
-            f"give total_timesteps={steps * config.num_evals}, or fewer rounds"
-        )
 
 
 def _begin_run(

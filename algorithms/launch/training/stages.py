@@ -97,16 +97,26 @@ def check_whole(asked: grids.Asked) -> None:
             raise UserError(f"{name}={value}: give a whole number")
 
 
-def planned(asked: grids.Asked, num_settings: int, num_points: int) -> halving.Plan:
-    """The rungs of a sweep; one of all settings where no halving is asked for.
-
-    Args:
-      num_settings: of each environment.
-      num_points: of the shortest curve.
+def of(
+    asked: grids.Asked,
+    portions: Sequence[plans.Portion | Chunk],
+    seeds: range,
+    options: Options,
+    path: Path | None = None,
+) -> Stages:
+    """The stages of a sweep; `portions` are all of its trials but those of a retest.
 
     Raises:
       UserError: numbers that make no sense, together or alone.
     """
+    num_settings = plans.num_settings(portions, seeds)
+    _check_retest(asked, num_settings, seeds)
+    plan = _planned(asked, num_settings, plans.num_points(portions))
+    return Stages(plan, asked, seeds, options, path)
+
+
+def _planned(asked: grids.Asked, num_settings: int, num_points: int) -> halving.Plan:
+    """The rungs; one of all settings where no halving is asked for."""
     if asked.halving.factor is None:
         given = [name for name in ("rungs", "brackets") if getattr(asked.halving, name) is not None]
         if given:
@@ -115,7 +125,7 @@ def planned(asked: grids.Asked, num_settings: int, num_points: int) -> halving.P
     return halving.plan(asked.halving, num_settings, num_points)
 
 
-def check_retest(asked: grids.Asked, num_settings: int, seeds: range) -> None:
+def _check_retest(asked: grids.Asked, num_settings: int, seeds: range) -> None:
     if asked.retest is None:
         if asked.retest_seeds is not None:
             raise UserError(f"retest_seeds={asked.retest_seeds}: goes with retest=3")
