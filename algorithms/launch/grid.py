@@ -23,6 +23,7 @@ from algorithms import parts
 from algorithms.launch import settings
 from algorithms.launch.commands import cli, flags
 from algorithms.launch.errors import UserError, refusing
+from algorithms.launch.metrics import as_csv
 from algorithms.launch.show import plots, results
 from algorithms.launch.storage import experiment, files, loading
 from algorithms.launch.training.options import check_seeds
@@ -100,13 +101,13 @@ def grid(
     if words is None:
         raise UserError(f"{runs[0]} was not trained on ranges: give some, --randomize {EXAMPLE}")
     words = flags.ranges_setting(words)
-    worlds = [_environment(run, one.config, words) for run, one in zip(runs, loaded)]
-    ranges = worlds[0].ranges
+    ranged = [_environment(run, one.config, words) for run, one in zip(runs, loaded)]
+    ranges = ranged[0].ranges
     shares = _shares(len(ranges), values)
     rows = [
         row
-        for run, one, world in zip(runs, loaded, worlds)
-        for row in _rows(str(run), one, world, shares, episodes, seed)
+        for run, one, its in zip(runs, loaded, ranged)
+        for row in _rows(str(run), one, its, shares, episodes, seed)
     ]
     parameters = np.array([[r.value(s) for r, s in zip(ranges, cell)] for cell in shares])
     title = (
@@ -116,7 +117,7 @@ def grid(
     return Grid(ranges, parameters, rows, title)
 
 
-class _World(NamedTuple):
+class _Ranged(NamedTuple):
     """An environment whose parameters can be set by their shares."""
 
     env: Any
@@ -125,7 +126,7 @@ class _World(NamedTuple):
     default: list[float]  # shares of the default parameters
 
 
-def _environment(run: Path | str, config: Any, words: str) -> _World:
+def _environment(run: Path | str, config: Any, words: str) -> _Ranged:
     """A run's environment with ranges."""
     from envs import randomized  # which starts jax, so not before it is needed
 
@@ -146,7 +147,7 @@ def _environment(run: Path | str, config: Any, words: str) -> _World:
     assert wrapper is not None
     ranges = wrapper.ranges
     trained = [float(own.get(r.name, getattr(params, r.name))) for r in ranges]
-    return _World(env, params, ranges, [r.share(x) for r, x in zip(ranges, trained)])
+    return _Ranged(env, params, ranges, [r.share(x) for r, x in zip(ranges, trained)])
 
 
 def _shares(number: int, values: int) -> np.ndarray:
@@ -161,18 +162,18 @@ def _shares(number: int, values: int) -> np.ndarray:
 
 
 def _rows(
-    run: str, loaded: loading.Loaded, world: _World, shares: np.ndarray, episodes: int, seed: int
+    run: str, loaded: loading.Loaded, ranged: _Ranged, shares: np.ndarray, episodes: int, seed: int
 ) -> list[Row]:
     """The rows of a run, one for each of its settings."""
     trials = loaded.trials
-    cells = np.concatenate([[world.default], shares]).astype(np.float32)
+    cells = np.concatenate([[ranged.default], shares]).astype(np.float32)
     groups: dict[str, list[np.ndarray]] = {}
     for i in range(trials.count):
         config = trials.one(loaded.config, i)
         policy_state = loading.one_trial(loaded.state.policy, i)
         key = jax.random.key(seed)
         returns = _returns(
-            config, world.params, policy_state, cells, key, loaded.module, world.env, episodes
+            config, ranged.params, policy_state, cells, key, loaded.module, ranged.env, episodes
         )
         name = " ".join([run, *settings.text_of(trials.setting(i))])
         groups.setdefault(name, []).append(np.asarray(returns, np.float64))
@@ -189,8 +190,8 @@ def _returns(config, params, policy_state, cells, key, module, env, episodes):
     state = SimpleNamespace(policy=policy_state)
 
     def of(shares):
-        world = randomized.pinned(env, shares)
-        return envs.evaluate(policy, state, world, params, key, episodes).episode_return.mean()
+        one = randomized.pinned(env, shares)
+        return envs.evaluate(policy, state, one, params, key, episodes).episode_return.mean()
 
     return jax.vmap(of)(cells)
 
@@ -226,13 +227,12 @@ def _score(scores: np.ndarray) -> str:
 
 def _csv(found: Grid) -> str:
     """A line for each cell of each trial."""
-    lines = [",".join(["run", "trial", *(one.name for one in found.ranges), "return"])]
+    lines = [["run", "trial", *(one.name for one in found.ranges), "return"]]
     for row in found.rows:
-        name = f'"{row.name}"' if "," in row.name else row.name
         for trial, cells in enumerate(row.cells):
-            for values, value in zip(found.values, cells):
-                lines.append(",".join([name, str(trial), *(f"{v:.6g}" for v in (*values, value))]))
-    return "\n".join(lines) + "\n"
+            numbers = np.column_stack([found.values, cells])
+            lines += [[row.name, str(trial), *(f"{x:.6g}" for x in line)] for line in numbers]
+    return as_csv(lines)
 
 
 # --- the command line --------------------------------------------------------------------------
