@@ -20,7 +20,7 @@ from algorithms.launch.compute import devices, programs
 from algorithms.launch.errors import UserError
 from algorithms.launch.search import halving, outcomes
 from algorithms.launch.search.halving import Halving
-from algorithms.launch.show import plots, results
+from algorithms.launch.show import results
 from algorithms.launch.storage import experiment
 from algorithms.launch.storage.run_dir import RunDir
 from algorithms.launch.training import plans, session, stages
@@ -36,12 +36,10 @@ class Crash(Exception):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def quick():
-    """Drawing, which has tests of its own, and tracing 600 starts would take most of the time."""
+def quick(quick_pictures):
+    """Tracing 600 starts would take most of the time, too."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(programs, "initial_state", functools.cache(programs.initial_state))
-        patch.setattr(plots, "curve", lambda *_: None)
-        patch.setattr(plots, "sweep", lambda *_: None)
         yield
 
 

@@ -11,9 +11,10 @@ from algorithms import launch
 from algorithms.launch import objectives
 from algorithms.launch.commands import cli
 from algorithms.launch.errors import UserError
-from algorithms.launch.show import plots, results
+from algorithms.launch.show import results
 from tests.algorithms.launch import toy
 
+pytestmark = pytest.mark.usefixtures("quick_pictures")
 CONFIG = toy.Config(total_timesteps=120, num_evals=4, eval_at_start=False)
 GRID = {"learning_rate": [0.1, 0.3, 0.5, 0.7], "gamma": [0.9, 1.0]}
 # Of two seeds each, at steps 0, 10 and 40.
@@ -24,15 +25,6 @@ CURVES = {
     "steady": [[7.0, 7.0, 7.0], [7.0, 7.0, 7.0]],
 }
 STEPS = np.array([0, 10, 40])
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_pictures():
-    """Drawing would take most of the time, and has tests of its own."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plots, "curve", lambda *_: None)
-        patch.setattr(plots, "sweep", lambda *_: None)
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -12,9 +12,9 @@ from algorithms import launch
 from algorithms.launch import compare
 from algorithms.launch.errors import UserError
 from algorithms.launch.search import studies
-from algorithms.launch.show import plots
 from tests.algorithms.launch import toy
 
+pytestmark = pytest.mark.usefixtures("quick_pictures")
 CONFIG = toy.Config(total_timesteps=120, num_evals=4)
 SPACE = {
     "num_envs": launch.LogIntegers(4, 6),
@@ -23,15 +23,6 @@ SPACE = {
     "anneal_lr": [True, False],
     "learning_rate": [0.1, 0.7],
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_pictures():
-    """Drawing would take most of the time, and has tests of its own."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plots, "curve", lambda *_: None)
-        patch.setattr(plots, "sweep", lambda *_: None)
-        yield
 
 
 @pytest.fixture(scope="module")

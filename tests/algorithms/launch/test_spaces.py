@@ -11,25 +11,17 @@ from algorithms import launch
 from algorithms.launch.commands import cli, flags
 from algorithms.launch.errors import UserError
 from algorithms.launch.search import distributions, grids
-from algorithms.launch.show import plots, results
+from algorithms.launch.show import results
 from algorithms.launch.training import sweep_dir
 from tests.algorithms.launch import toy
 
+pytestmark = pytest.mark.usefixtures("quick_pictures")
 CONFIG = toy.Config(total_timesteps=120, num_evals=2)
 SPACE = {
     "num_envs": launch.Integers(4, 6),
     "gamma": launch.Discount(0.9, 0.999),
     "hidden_sizes": launch.Choice([(3, 2), (4,)]),
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_pictures():
-    """Drawing would take most of the time, and has tests of its own."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plots, "curve", lambda *_: None)
-        patch.setattr(plots, "sweep", lambda *_: None)
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -29,6 +29,7 @@ from tests import probe as tasks
 from tests.algorithms.launch import toy
 from tests.broken import untimed
 
+pytestmark = pytest.mark.usefixtures("quick_pictures")
 CONFIG = toy.Config(total_timesteps=200, num_evals=4)
 GRID = {"learning_rate": [0.1, 0.2, 0.3], "gamma": [0.9, 1.0]}
 PPO = ppo.Config(
@@ -46,15 +47,6 @@ PPO = ppo.Config(
 
 class Stop(Exception):
     """What a hook raises to end a sweep as a crash would."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_pictures():
-    """Drawing would take most of the time, and has tests of its own."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plots, "curve", lambda *_: None)
-        patch.setattr(plots, "sweep", lambda *_: None)
-        yield
 
 
 @pytest.fixture(scope="module")
