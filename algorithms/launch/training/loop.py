@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from algorithms.launch import settings
+from algorithms.launch.compute import hosts
 from algorithms.launch.compute.interrupts import Interrupt
 from algorithms.launch.errors import UserError
 from algorithms.launch.show import progress, results
@@ -18,11 +19,11 @@ from algorithms.launch.show.brief import brief
 from algorithms.launch.show.results import Outcome
 from algorithms.launch.storage.locks import locked
 from algorithms.launch.storage.losses import Losses
-from algorithms.launch.training import sweep_dir
 from algorithms.launch.training.options import Options
 from algorithms.launch.training.record import DRAW_SECONDS
 from algorithms.launch.training.session import Chunk, Hooks, Result, Session
 from algorithms.launch.training.stages import Stages, following, name_of, steps_of
+from algorithms.launch.training.sweep_dir import SoFar
 
 
 class Swept(NamedTuple):
@@ -142,19 +143,20 @@ class Standing:
 
         Returns whether the tables are there.
         """
-        again = [self.retested[number] for number in sorted(self.retested)]
-        so_far = sweep_dir.SoFar(
-            sweep_dir=self.stages.path,
+        if not (self.stages.path and self.trials and hosts.is_first()):
+            return True
+        so_far = SoFar(
+            path=self.stages.path,
             trials=self.trials,
-            retested=again,
+            retested=[self.retested[number] for number in sorted(self.retested)],
             is_retested=self.is_retested,
             chunks=self.chunks,
             losses=self.losses,
             objective=self.stages.asked.objective,
         )
-        written = sweep_dir.publish(so_far)
+        written = so_far.publish()
         if last or time.perf_counter() - self.drawn > DRAW_SECONDS:
-            sweep_dir.draw(so_far)
+            so_far.draw()
             self.drawn = time.perf_counter()
         return written
 

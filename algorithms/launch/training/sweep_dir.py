@@ -19,7 +19,6 @@ import numpy as np
 
 from algorithms import parts
 from algorithms.launch import objectives, settings
-from algorithms.launch.compute import hosts
 from algorithms.launch.errors import UserError
 from algorithms.launch.metrics import as_csv
 from algorithms.launch.search import distributions, grids
@@ -83,7 +82,7 @@ def _grid_to_json(values: Any) -> Any:
 class SoFar(NamedTuple):
     """The results of a sweep so far, and where they are written."""
 
-    sweep_dir: Path | None
+    path: Path
     trials: list[Outcome]
     retested: list[Outcome]
     is_retested: bool  # whether the retest is over; until then it chooses nothing
@@ -91,52 +90,42 @@ class SoFar(NamedTuple):
     losses: Losses
     objective: str
 
+    def publish(self) -> bool:
+        """Writes the tables of all trials so far. Returns whether they are there."""
+        table = lambda trials: results.csv(trials, self.objective).encode()
+        with self.losses.survive("results.csv", "results.csv was not written", OSError, UserError):
+            files.write_whole(self.path / "results.csv", table(self.trials))
+            files.write_whole(self.path / "trials.csv", trials_csv(self.chunks).encode())
+            if self.retested:
+                files.write_whole(self.path / "retest.csv", table(self.retested))
+            several = len({settings.env_name(chunk.trainer.config) for chunk in self.chunks}) > 1
+            judged = (self.retested if self.is_retested else []) or self.trials
+            best = results.by_environment(results.rank(judged, self.objective))
+            for environment, its_own in best.items():
+                name = f"best-{as_file_name(environment)}.json" if several else "best.json"
+                files.write_json(self.path / name, _best(self.path, its_own[0]))
+            return True
+        return False
 
-def publish(so_far: SoFar) -> bool:
-    """Writes the tables of all trials so far. Returns whether they are there."""
-    sweep_dir, trials, retested = so_far.sweep_dir, so_far.trials, so_far.retested
-    chunks, losses, objective = so_far.chunks, so_far.losses, so_far.objective
-    if not (sweep_dir and trials and hosts.is_first()):
-        return True
-    ranked = results.rank(trials, objective)
-    written = False
-    with losses.survive("results.csv", "results.csv was not written", OSError, UserError):
-        files.write_whole(sweep_dir / "results.csv", results.csv(trials, objective).encode())
-        files.write_whole(sweep_dir / "trials.csv", trials_csv(chunks).encode())
-        several = len({settings.env_name(chunk.trainer.config) for chunk in chunks}) > 1
-        if retested:
-            files.write_whole(sweep_dir / "retest.csv", results.csv(retested, objective).encode())
-        judged = results.rank(retested, objective) if so_far.is_retested else []
-        best = results.by_environment(judged or ranked)
-        for environment, its_own in best.items():
-            name = f"best-{as_file_name(environment)}.json" if several else "best.json"
-            files.write_json(sweep_dir / name, _best(sweep_dir, its_own[0]))
-        written = True
-    return written
+    def draw(self) -> None:
+        """Writes the picture and the page of all trials so far."""
+        from algorithms.launch.report import page
+        from algorithms.launch.show import plots
 
-
-def draw(so_far: SoFar) -> None:
-    """Writes the picture and the page of all trials so far."""
-    sweep_dir, trials, retested = so_far.sweep_dir, so_far.trials, so_far.retested
-    chunks, losses, objective = so_far.chunks, so_far.losses, so_far.objective
-    if not (sweep_dir and trials and hosts.is_first()):
-        return
-    from algorithms.launch.report import page
-    from algorithms.launch.show import plots
-
-    ranked = results.rank(trials, objective)
-    title = title_of(chunks[0].trainer.module, [chunk.trainer.config for chunk in chunks])
-    with losses.survive("sweep.png", "sweep.png was not drawn", Exception):
-        grid = experiment.open(sweep_dir).description["grid"]
-        linear = [name for name, asked in grid.items() if plots.is_log(asked) is False]
-        plots.sweep(ranked, title, sweep_dir / "sweep.png", linear)
-    with losses.survive("report.html", "report.html was not written", Exception):
-        grid = experiment.open(sweep_dir).description["grid"]
-        again = results.retests(ranked, retested if so_far.is_retested else [], objective)
-        config = chunks[0].trainer.config
-        limits = {name: parts.bounds(config, name) for name in settings.float_fields(config)}
-        text = page.page(ranked, title, sweep_dir, grid, again, objective, limits)
-        files.write_whole(sweep_dir / "report.html", text.encode())
+        ranked, config = results.rank(self.trials, self.objective), self.chunks[0].trainer.config
+        configs = [chunk.trainer.config for chunk in self.chunks]
+        title = title_of(self.chunks[0].trainer.module, configs)
+        with self.losses.survive("sweep.png", "sweep.png was not drawn", Exception):
+            grid = experiment.open(self.path).description["grid"]
+            linear = [name for name, asked in grid.items() if plots.is_log(asked) is False]
+            plots.sweep(ranked, title, self.path / "sweep.png", linear)
+        with self.losses.survive("report.html", "report.html was not written", Exception):
+            grid = experiment.open(self.path).description["grid"]
+            retested = self.retested if self.is_retested else []
+            again = results.retests(ranked, retested, self.objective)
+            limits = {name: parts.bounds(config, name) for name in settings.float_fields(config)}
+            text = page.page(ranked, title, self.path, grid, again, self.objective, limits)
+            files.write_whole(self.path / "report.html", text.encode())
 
 
 def trials_csv(chunks: list[Chunk]) -> str:
