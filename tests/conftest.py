@@ -122,10 +122,9 @@ def jitted_as_for_users(monkeypatch):
     plain = jax.jit
 
     def jit(function, **settings):
-        by_shell = sys._getframe(1).f_globals["__name__"].startswith("algorithms.launch")
-        return plain(
-            function, **settings, **({"compiler_options": AS_FOR_USERS} if by_shell else {})
-        )
+        by_launcher = sys._getframe(1).f_globals["__name__"].startswith("algorithms.launch")
+        options = {"compiler_options": AS_FOR_USERS} if by_launcher else {}
+        return plain(function, **settings, **options)
 
     monkeypatch.setattr(jax, "jit", jit)
 

@@ -79,12 +79,8 @@ def compare(
     return Compared(panels, "\n\n".join([f"{METRICS[metric]}:", *filter(None, tables)]), picture)
 
 
-def read_runs(path: Path) -> list[_Run]:
-    """The run in a directory, or all chunks of the sweep there; nothing else here reads files.
-
-    Raises:
-      UserError: there is none.
-    """
+def _read_runs(path: Path) -> list[_Run]:
+    """The run in a directory, or the chunks of the sweep there."""
     runs = []
     there = experiment.open(path)
     homes = list(there.homes(retest=False).values())
@@ -125,7 +121,7 @@ def read_trials(path: Path, metric: str | None = None) -> list[comparison.Trial]
 
 
 def _with_metrics(path: Path) -> list[_Run]:
-    runs = read_runs(path)
+    runs = _read_runs(path)
     ready = [run for run in runs if run.metrics]
     if not ready:
         raise UserError(f"{path} has no metrics yet")

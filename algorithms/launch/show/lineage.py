@@ -37,7 +37,7 @@ def draw(
 ) -> None:
     """Draws every member thin and the line of ancestors of the last best member thick.
 
-    A grey stroke between two members says that the one became a copy of the other.
+    A dotted stroke between two members says that the one became a copy of the other.
 
     Args:
       metrics: `member_return`, `parent` and so on, (populations, points, members).

@@ -194,7 +194,7 @@ class RunDir:
           layout: of the trials; this process saves its own.
           metrics: of this point, (num_trials, ...); empty if the curve has no such point. The
             policy's file has them: `history` reads the curve of a resumed run from there.
-          is_finite: whether all numbers of a trial's policy are, (num_trials,).
+          is_finite: whether a trial's policy and losses have been so far, (num_trials,).
           keep_states: keep all whole states and not only the last two.
         """
         header = {"algorithm": self.algorithm, "point": point}
@@ -223,7 +223,7 @@ class RunDir:
         return {point: row for point, row in rows.items() if row}
 
     def is_finite(self, point: int) -> np.ndarray:
-        """Whether all numbers of a trial's policy are finite at a point, (num_trials,)."""
+        """Whether a trial's policy and losses were finite up to a point, (num_trials,)."""
         return self.says(point)["is_finite"]
 
     def says(self, point: int) -> dict[str, Any]:

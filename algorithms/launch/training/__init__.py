@@ -1,6 +1,6 @@
 """Runs and sweeps, from their settings to their last point.
 
-runner         `launch.run`, `launch.sweep` and `launch.resume`
+runner         `launch.run`, `launch.sweep`, `launch.pbt` and `launch.resume`
 loop           their chunks, trained in turn
 stages         rungs of halving, and retests
 starts         where a chunk goes on

@@ -1,4 +1,4 @@
-"""`run`, `sweep` and `resume`: a run is a sweep of one group of trials, in one chunk."""
+"""`run`, `sweep`, `pbt` and `resume`: a run is a sweep of one group of trials, in one chunk."""
 
 import contextlib
 import inspect

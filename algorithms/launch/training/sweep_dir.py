@@ -131,7 +131,7 @@ class SoFar(NamedTuple):
 def trials_csv(chunks: list[Chunk]) -> str:
     """One long table of a sweep: trial (`agent` of results.csv), settings, seed, point and metrics.
 
-    Where programs have different metrics, cells without a value are empty.
+    Where groups have different metrics, cells without a value are empty.
     """
     rows: dict[tuple[int, int], dict[str, Any]] = {}  # by trial and point
     for chunk in chunks:
