@@ -508,8 +508,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         clipped = jnp.abs(jnp.expm1(log_ratio)) > config.clip_eps
         terms = {"policy_loss": surrogate, "entropy": entropy, "approx_kl": kl}
         terms |= {"clip_fraction": clipped, "mean_ratio": jnp.exp(log_ratio)}
+        terms["importance"] = jnp.broadcast_to(importance[:, None], weights.shape)
         metrics = {name: parts.mean(x, weights) for name, x in terms.items()}
-        metrics["importance"] = importance.mean()
         metrics["value_loss"] = value_loss = parts.mean(error, segments.valued)
         policy_loss = metrics["policy_loss"] - config.ent_coef * metrics["entropy"]
         metrics["loss"] = policy_loss + config.vf_coef * value_loss
@@ -531,12 +531,19 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             samples = jax.tree.map(lambda x: x[indices], segments)
             gradient = lambda inputs: jax.grad(loss, has_aux=True)(learned.params, *inputs)
             grads, (metrics, sizes) = jax.lax.map(gradient, (samples, importance))
-            grads, metrics = jax.tree.map(lambda x: x.mean(0), (grads, metrics))
+            # Minibatches with samples, (accumulate,); momentum takes no step without any.
+            living, valued = (x.any((1, 2)) for x in (samples.alive, samples.valued))
+            some, count = valued.any(), jnp.maximum(valued.sum(), 1)
+            grads = jax.tree.map(lambda x: x.sum(0) / count, grads)
             rate = learning_rate_at(config, progress)
-            params, opt_state, norm = optimizer.step(learned.params, learned.opt_state, grads, rate)
+            params, opt_state, norm = optimizer.step(
+                learned.params, learned.opt_state, grads, rate, some=some
+            )
             sizes = learned.sizes.at[indices].set(sizes)
             learned = Learned(params=params, opt_state=opt_state, sizes=sizes)
-            return learned, metrics | {"grad_norm": norm, "step_size": rate}
+            there = {"loss": valued, "value_loss": valued}
+            metrics = {n: parts.Average(x, there.get(n, living)) for n, x in metrics.items()}
+            return learned, metrics | {"grad_norm": parts.Average(norm, some), "step_size": rate}
 
         values, valued = segments.value, segments.valued
         advantages = vtrace(config, segments, values, jnp.zeros_like(values))
@@ -547,7 +554,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         )
         learned, metrics = parts.scan(gradient_step, start, (noise, progress))
         metrics = jax.tree.map(jnp.mean, metrics)
-        metrics["mean_value"] = parts.mean(values, valued)
+        metrics["mean_value"] = parts.Average(parts.mean(values, valued), valued.any())
         targets = advantages + values
         metrics["explained_variance"] = parts.explained_variance(values, targets, valued)
         policy = state.policy.replace(params=learned.params)

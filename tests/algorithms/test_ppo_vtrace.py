@@ -13,7 +13,7 @@ from algorithms import parts, ppo, ppo_vtrace
 from tests import probe as tasks
 from tests.algorithms.cases import Case, again, assert_close, assert_same, change_leaves
 from tests.algorithms.test_probes import of_critic, play_probes
-from tests.algorithms.test_teams import Team
+from tests.algorithms.test_teams import Half, Team
 from tests.conftest import compiled_as_for_users
 from tests.probe import LEAVING, OWN, Pair, PairParams, ProbeParams
 
@@ -290,6 +290,27 @@ def test_an_agent_that_has_left_decides_nothing(monkeypatch):
     alive, log_ratio = map(np.concatenate, zip(*seen))
     assert not alive.all() and (log_ratio[alive] != 0.0).any()
     assert (log_ratio[~alive] == 0.0).all()
+
+
+def test_minibatches_without_a_living_agent_are_no_data():
+    """They make no step, which momentum would, and no metric counts their zeros."""
+    config = PROBE.replace(num_envs=8, num_steps=8, num_minibatches=16, priority_alpha=0.0)
+    params = jax.tree.map(jnp.asarray, PairParams())
+    learner = ppo_vtrace.learner(config.replace(accumulate=2), Half(), params)
+    update = jax.jit(learner.update)
+    state, _ = update(learner.init(jax.random.key(0)))  # all are there in its first step
+    assert 0.3 < state.alive.mean() < 0.9
+    later, metrics = update(state)
+    ratio = metrics["mean_ratio"].total / metrics["mean_ratio"].weight
+    assert abs(ratio - 1.0) < 0.15 and metrics["mean_ratio"].weight < 0.9
+    inner = later.env_state.env
+    gone = inner.replace(x=-jnp.abs(inner.x))
+    later = later.replace(
+        alive=jnp.zeros_like(later.alive), env_state=later.env_state.replace(env=gone)
+    )
+    last, metrics = update(later)
+    assert_same((last.policy.params, last.opt_state), (later.policy.params, later.opt_state))
+    assert metrics["value_loss"].weight == metrics["mean_value"].weight == 0.0
 
 
 # --- the segments of a rollout ----------------------------------------------------------------
