@@ -13,7 +13,7 @@ from flax import struct
 import envs
 from algorithms.launch.compute import population, programs
 from algorithms.launch.errors import UserError
-from algorithms.launch.metrics import Metrics, mean_returns, over_episodes, stack
+from algorithms.launch.metrics import Metrics, mean_returns, over_episodes, players, stack
 from algorithms.launch.settings import Trials
 from algorithms.launch.show.brief import brief
 from algorithms.launch.storage import experiment
@@ -65,8 +65,9 @@ def load(
       run_dir: the run's directory, or a sweep's for a trial of results.csv.
       point: a point's number; "last"; "best", which is each trial's own point of highest mean
         evaluation return (training return if it was not evaluated), or of least exploitability
-        where that was measured; or a function of a trial's history {name: (points,)} that gives a
-        score for each point, the highest being best.
+        where that was measured, or the last one where the returns of several players cancel; or a
+        function of a trial's history {name: (points,)}, of several players (points, players), that
+        gives a score for each point, (points,), the highest being best.
       trial: which one (trial i has seed + i), or None for all with a leading axis.
       module: the algorithm, if it is not one of `algorithms`.
       env: the environment, if the run was made with an object in place of a name.
@@ -155,14 +156,46 @@ def choose_point(run_dir: RunDir, point: Any, history: dict[int, Metrics], trial
         raise UserError(f"{run_dir.path} has no metrics to tell which point is best")
     curves = {name: v[trial : trial + 1] for name, v in stack(history.values()).items()}
     if callable(point):
-        scores = point({name: over_episodes(name, v)[0] for name, v in curves.items()})
+        scores = _asked(point, {name: over_episodes(name, v)[0] for name, v in curves.items()})
     elif "eval_exploitability" in curves:  # the return of a policy against itself says nothing
         scores = -curves["eval_exploitability"][0]
     else:
-        scores = mean_returns(curves)[0]
+        scores = _of_returns(curves)
     scores = np.asarray(scores, np.float64)
     is_finite = np.array([run_dir.is_finite(number)[trial] for number in history])
     return list(history)[np.argmax(np.where(np.isnan(scores) | ~is_finite, -np.inf, scores))]
+
+
+def _asked(point: Callable, history: dict[str, np.ndarray]) -> np.ndarray:
+    """The score of each point by a user's function, (points,).
+
+    Raises:
+      UserError: the function gives something else, or NaN for every point.
+    """
+    scores, count = np.asarray(point(history)), len(history["timestep"])
+    if scores.shape != (count,) or scores.dtype.kind not in "biuf":
+        raise UserError(
+            f"point: the function gives {scores.dtype}{list(scores.shape)}, which is no score for "
+            f"each of the {count} points; history['eval_return'][:, 0] is that of player 0"
+        )
+    if np.isnan(scores).all():
+        raise UserError(f"point: the function gives NaN for all {count} points")
+    return scores
+
+
+def _of_returns(curves: Metrics) -> np.ndarray:
+    """The mean return of each point, (points,), or its place where players' returns cancel.
+
+    Their mean is then the same at every point, and the first of equal scores would be chosen: the
+    policy before training.
+    """
+    scores = mean_returns(curves)[0]
+    name = "eval_return" if "eval_return" in curves else "episode_return"
+    known = ~np.isnan(scores)
+    apart = np.stack(players(name, curves[name]))[:, 0, known]
+    tiny = 1e-6 * np.abs(apart).max(initial=0.0)
+    cancel = np.ptp(apart, axis=0).max(initial=0.0) > tiny >= np.ptp(scores[known])
+    return np.where(known, np.arange(len(scores)), np.nan) if cancel else scores
 
 
 def one_trial(state: Any, trial: int) -> Any:

@@ -276,6 +276,11 @@ def resume(
     """
     with contextlib.ExitStack() as locks:
         there = experiment.open(path)
+        if point != "last" and type(point) is not int:
+            raise UserError(
+                f"point={point!r}: give last or a number; that of the best one is "
+                f"load({str(path)!r}, 'best').point"
+            )
         config, wanted = there.description["config"], None if point == "last" else point
         longer = total_timesteps not in (None, config["total_timesteps"])
         if there.is_sweep and (longer or wanted is not None):

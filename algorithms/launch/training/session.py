@@ -33,7 +33,8 @@ class Result(NamedTuple):
     state: Any
     metrics: Metrics  # (num_trials, points, ...)
     run_dir: Path | None
-    objective: float  # to minimise: minus the mean return at the last point
+    # To minimise: minus the mean return at the last point; inf if a trial is not finite.
+    objective: float
     is_finite: np.ndarray  # whether a trial's policy and losses always were, (num_trials,)
     stopped: str = ""  # before the last point: by SIGINT (Ctrl-C), SIGTERM or what a hook says
     unsaved: str = ""  # what could not be written, as on a full disk
@@ -237,6 +238,8 @@ class Session:
         if self.trials.count == len(self.layout.own) == 1:
             state = jax.tree.map(lambda x: x[0, ...], state)
         objective = -float(np.mean(mean_returns(metrics)[:, -1])) if metrics else np.nan
+        if not is_finite.all():  # a broken policy still plays: by chance better than an honest one
+            objective = np.inf
         unsaved = record.losses.in_words()
         return Result(state, metrics, record.path, objective, is_finite, stopped, unsaved)
 

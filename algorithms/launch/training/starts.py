@@ -160,7 +160,10 @@ def schedules(config: Any) -> list[str]:
     constant = getattr(config, "exploration", "") == "constant"
     shares = [name for name, end in SHARES.items() if 0.0 < getattr(config, name, 0.0) < end]
     of_bools = [n for n in config.__dataclass_fields__ if n.startswith("anneal_")]
-    return [n for n in of_bools if getattr(config, n)] + shares * (not constant)
+    # It goes to 1, in dqn with `prioritized` alone, and where a bool says so that is named already.
+    beta = getattr(config, "priority_beta", 1.0) < 1.0 and getattr(config, "prioritized", True)
+    betas = ["priority_beta"] * (beta and "anneal_beta" not in of_bools)
+    return [n for n in of_bools if getattr(config, n)] + shares * (not constant) + betas
 
 
 def forked(chunk: Chunk, run_dir: RunDir, options: Options) -> RunDir:

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import pytest
 
-from algorithms import crossq, dqn, launch, ppo, reinforce
+from algorithms import crossq, dqn, launch, ppo, ppo_vtrace, reinforce
 from algorithms.launch import metrics
 from algorithms.launch.compute import devices
 from algorithms.launch.errors import UserError
@@ -22,6 +22,7 @@ from algorithms.launch.show import evaluation, pace, plots, trackers
 from algorithms.launch.show.progress import Progress
 from algorithms.launch.show.results import Outcome, Ranked
 from algorithms.launch.storage import experiment
+from algorithms.launch.storage.loading import choose_point
 from algorithms.launch.storage.run_dir import RunDir
 from algorithms.launch.training import runner, session, starts
 from algorithms.launch.training.loop import Swept
@@ -164,6 +165,41 @@ def test_sizes_of_an_update_that_would_come_closer_are_those_of_the_algorithm():
     assert "an update takes 512 steps, fewer num_envs or num_steps would" in excess(config, plan)
 
 
+def kept_points(**metrics):
+    """A run of one trial with three points, and its history."""
+    rows = {"timestep": [0, 50, 100]} | metrics
+    history = {i: {name: np.array([v[i]]) for name, v in rows.items()} for i in range(3)}
+    points, finite = lambda kind: [0, 1, 2], np.ones(1, bool)
+    run_dir = types.SimpleNamespace(path="run", points=points, is_finite=lambda point: finite)
+    return run_dir, history
+
+
+def test_the_best_point_of_players_whose_returns_cancel_is_the_last():
+    """Else it is the first of equal ones: the policy before training."""
+    best = lambda returns: choose_point(run_dir, "best", kept_points(episode_return=returns)[1], 0)
+    run_dir, _ = kept_points()
+    assert best([[np.nan, np.nan], [3.3, -3.3], [1.7, -1.7]]) == 2
+    assert best([[np.nan, np.nan], [3.3, -1.3], [1.7, -1.7]]) == 1
+    assert best([[4.0, 4.0], [4.0, 4.0], [4.0, 4.0]]) == best([4.0, 4.0, 4.0]) == 0
+
+
+def test_a_function_of_the_history_gives_a_score_for_each_point():
+    run_dir, history = kept_points(eval_return=[[[1.0, 9.0]], [[3.0, 8.0]], [[2.0, 7.0]]])
+    choose = lambda function: choose_point(run_dir, function, history, 0)
+    assert choose(lambda history: history["eval_return"][:, 0]) == 1
+    assert choose(lambda history: [3, 2, 1]) == 0
+    wrong = [lambda h: h["eval_return"], lambda h: 1, lambda h: None, lambda h: np.full(3, np.nan)]
+    for function in wrong:
+        with pytest.raises(launch.UserError, match="point: the function gives .* 3 points"):
+            choose(function)
+
+
+@pytest.mark.parametrize("point", ["best", 1.0, "1"])
+def test_a_run_goes_on_from_the_last_point_or_a_number(whole, point):
+    with pytest.raises(launch.UserError, match="give last or a number"):
+        launch.resume(whole.run_dir, module=toy, point=point)
+
+
 def test_a_run_with_few_updates_has_few_points_and_goes_on(tmp_path, capsys):
     config = CONFIG.replace(num_envs=400, anneal_lr=True)  # two updates
     with pytest.raises(Stop):
@@ -280,7 +316,7 @@ def test_a_trial_that_is_not_finite_is_told_of_once(tmp_path, capsys):
     assert "a trial is not finite from point 1 on (step 50): policy of seed 0\n" in err
     result = launch.resume(tmp_path / "run", module=toy)
     assert not result.is_finite.any() and "not finite" not in capsys.readouterr().err
-    assert result.failed
+    assert result.failed and result.objective == np.inf
 
 
 def with_infinite_loss(at):
@@ -586,6 +622,9 @@ def test_schedules_of_exploration_depend_on_the_total_too():
     never = config.replace(exploration_fraction=float("inf"), anneal_lr=False)
     assert starts.schedules(never) == []
     assert starts.schedules(crossq.Config(anneal_lr=False)) == ["renorm_warmup"]
+    assert starts.schedules(never.replace(prioritized=True)) == ["priority_beta"]
+    assert starts.schedules(never.replace(prioritized=True, priority_beta=1.0)) == []
+    assert starts.schedules(ppo_vtrace.Config(anneal_lr=False)) == ["anneal_beta"]
     for without in (0.0, 1.0):
         assert starts.schedules(crossq.Config(anneal_lr=False, renorm_warmup=without)) == []
 
