@@ -99,11 +99,22 @@ def test_other_environments_carry_nothing_and_one_alone_is_not_shaped():
     np.testing.assert_array_equal(reward, [1.0, 1.0])
 
 
-def test_repeated_actions_add_them_up():
-    env, params = envs.make(Steps(), action_repeat=2)
+class Small(Steps):
+    """Shaped rewards whose sum over two frames is no int8."""
+
+    way = np.int8((60, -1))
+
+    def step_env(self, key, state, action, params):
+        *rest, info = super().step_env(key, state, action, params)
+        return *rest, {"shaped_reward": info["shaped_reward"].astype(jnp.int8)}
+
+
+@pytest.mark.parametrize("task, added", [(Steps, [30.0, -3.0]), (Small, [180.0, -3.0])])
+def test_repeated_actions_add_them_up(task, added):
+    env, params = envs.make(task(), action_repeat=2)
     _, state = env.reset_env(jax.random.key(0), params)
     *_, info = transition(env, jax.random.key(1), state, jnp.zeros(2, jnp.int32), params)
-    np.testing.assert_array_equal(info["shaped_reward"], [30.0, -3.0])
+    np.testing.assert_array_equal(info["shaped_reward"], added)
 
 
 # --- training ---------------------------------------------------------------------------------
