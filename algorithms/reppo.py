@@ -28,7 +28,9 @@ Six things differ from that code. Bins are equidistant in symlog(value) (Hafner 
 https://arxiv.org/abs/2301.04104), and rewards are normalised, so no range of values has to be
 guessed. The KL is exact, that of the Gaussians, because tanh is a bijection. The critic learns from
 truncated steps too. A terminated step has no entropy of a next action. Every minibatch has noise of
-its own. Statistics do not change while a rollout is collected and learned from.
+its own. Statistics do not change while a rollout is collected and learned from. The networks differ
+too: norms are layer norms, the std is at most exp(2), and the critic's last feature layer has a
+norm and an activation.
 """
 
 import math
@@ -272,7 +274,9 @@ def mean_of(logits, symlog_max):
 
     With k = 1 this is the mean of symexp. But a histogram of y spreads in symlog, so that its mean
     would be about k (y + 1) - 1, and bootstrapped targets would grow towards the last bin where
-    k gamma is 1 or more. With its own k it is y.
+    k gamma is 1 or more. With its own k it is y, except within some bins of the ends, where the
+    histogram is cut off, and of 0, where symexp has a kink: there it is up to 1 + 0.4 s times y,
+    with s the deviation in symlog (1.04 with the defaults).
     """
     number = logits.shape[-1]
     centres = symlog_max * (2.0 * jnp.arange(number) - (number - 1)) / (number - 1)  # 0 is exact
