@@ -38,6 +38,13 @@ def infinite_losses(row: Metrics) -> dict[str, np.ndarray]:
     return {name: np.any(np.isinf(x).reshape(len(x), -1), axis=1) for name, x in losses.items()}
 
 
+def without_losses(curves: Metrics) -> np.ndarray:
+    """Which trials have no data for any loss at any point, (num_trials,): they learned nothing."""
+    losses = [x for name, x in curves.items() if name.endswith("loss")]
+    empty = [np.isnan(x).reshape(len(x), -1).all(1) for x in losses]
+    return np.all(empty, axis=0) if empty else np.zeros(0, bool)
+
+
 def stack(rows: Iterable[Metrics]) -> Metrics:
     """Rows of points as curves, of the metrics that all of them have."""
     rows = list(rows)

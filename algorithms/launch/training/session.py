@@ -12,7 +12,14 @@ import numpy as np
 from algorithms.launch.compute import hosts, programs
 from algorithms.launch.compute.interrupts import Interrupt, Stop, in_background
 from algorithms.launch.errors import warn
-from algorithms.launch.metrics import Metrics, infinite_losses, mean_returns, stack, with_nan
+from algorithms.launch.metrics import (
+    Metrics,
+    infinite_losses,
+    mean_returns,
+    stack,
+    with_nan,
+    without_losses,
+)
 from algorithms.launch.reuse import initial
 from algorithms.launch.settings import Trials
 from algorithms.launch.show.brief import brief
@@ -130,6 +137,12 @@ class Session:
         if not self.in_sweep:
             broken, unsaved = ~result.is_finite, bool(result.unsaved)
             self.view.close(point, result.metrics, result.run_dir, broken, unsaved)
+            idle = int(without_losses(result.metrics).sum())
+            if idle and point == self.num_points and hosts.is_first():
+                warn(
+                    f"{idle} of {self.trials.count} trials learned nothing: no point has data for "
+                    "a loss, as while a buffer fills; a longer run or a smaller buffer would do"
+                )
         return result
 
     def _announce(self) -> None:

@@ -372,6 +372,20 @@ def test_infinite_losses_are_those_of_any_learner_and_no_other_metrics():
     assert found == expected
 
 
+def test_a_run_that_learned_nothing_says_so(tmp_path, capsys, monkeypatch):
+    nothing = np.full((2, 3), np.nan)
+    curves = {"loss": nothing, "critic_loss": np.array([[np.nan] * 3, [np.nan, np.nan, 1.0]])}
+    assert metrics.without_losses(curves | {"eval_return": nothing}).tolist() == [True, False]
+    assert metrics.without_losses({}).tolist() == []
+    config = CONFIG.replace(num_evals=1)
+    launch.run(toy, config, save=False)
+    assert "learned nothing" not in capsys.readouterr().err
+    empty = lambda curves: metrics.without_losses({"loss": np.nan * curves["loss"]})
+    monkeypatch.setattr(session, "without_losses", empty)
+    launch.run(toy, config, save=False)
+    assert "warning: 1 of 1 trials learned nothing" in capsys.readouterr().err
+
+
 # --- one command that starts or goes on ------------------------------------------------------
 
 
