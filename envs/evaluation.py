@@ -38,12 +38,17 @@ def check_ends(env: Any, env_params: Any) -> None:
     Raises:
       ValueError: the environment has neither a time limit nor `ends = True`.
     """
-    limit = limit_of(env, env_params)
-    limit = np.inf if limit is None else limit
-    is_known = not isinstance(limit, jax.core.Tracer)
-    if is_known and not np.max(limit) < ENDLESS and not getattr(env, "ends", False):
+    drawn = getattr(env, "drawn_corners", lambda params: [])  # an end of a range may have none
+    limits = [limit_of(env, params) for params in (env_params, *drawn(env_params))]
+    known = [
+        np.max(np.inf if limit is None else limit)
+        for limit in limits
+        if not isinstance(limit, jax.core.Tracer)
+    ]
+    if not all(limit < ENDLESS for limit in known) and not getattr(env, "ends", False):
+        where = " at an end of its ranges" * bool(known[0] < ENDLESS)
         raise ValueError(
-            f"{env.name} has no time limit, so an evaluation might never end: give it one "
+            f"{env.name} has no time limit{where}, so an evaluation might never end: give it one "
             "(--env-settings max_steps=1000), or turn evaluations off (--num-eval-episodes 0); if "
             "its episodes always end by themselves, give the environment an attribute ends = True"
         )

@@ -104,8 +104,17 @@ def ranges(label: str, params: Any, words: Any, fixed: Collection[str]) -> tuple
             raise ValueError(f"randomize={words}: {word!r}: the second number must be the larger")
         if rest[0] == "log" and low <= 0:
             raise ValueError(f"randomize={words}: {word!r}: log needs numbers above 0")
+        if not _fits(rest[0] == "log", low, high):
+            raise ValueError(f"randomize={words}: {word!r}: the range does not fit into float32")
         found[name] = Range(name, rest[0] == "log", low, high)
     return tuple(found.values())
+
+
+def _fits(is_log: bool, low: float, high: float) -> bool:
+    """Whether float32 holds all that `Range.value` computes."""
+    numbers = (low, high, high / low) if is_log else (low, high, high - low)
+    least = float(np.finfo(np.float32).tiny) if is_log else 0.0
+    return all(least <= abs(x) <= float(np.finfo(np.float32).max) for x in numbers)
 
 
 def _check_float(label: str, params: Any, name: str) -> None:
@@ -221,18 +230,21 @@ class Randomized(WithState):
         )
         return spaces.Box(low, high, low.shape, space.dtype)
 
-    def action_space(self, params: Any) -> Any:
-        """The actions of all episodes: the widest bounds at the corners of the ranges."""
-        space = self.env.action_space(params)
-        if not isinstance(space, spaces.Box):
-            return space
+    def drawn_corners(self, params: Any) -> list[Any]:
+        """The parameters of episodes at the ends of the ranges."""
         some = itertools.product((0.0, 1.0), repeat=min(self.num_shares, CORNERS))
         corners: Any = [  # ranges beyond CORNERS move together
             np.array(corner + corner[-1:] * (self.num_shares - len(corner)), np.float32)
             for corner in some
         ]
-        states = [RandomizedState(None, corner) for corner in corners]
-        boxes = [space, *(self.env.action_space(self.drawn(state, params)) for state in states)]
+        return [self.drawn(RandomizedState(None, corner), params) for corner in corners]
+
+    def action_space(self, params: Any) -> Any:
+        """The actions of all episodes: the widest bounds at the corners of the ranges."""
+        space = self.env.action_space(params)
+        if not isinstance(space, spaces.Box):
+            return space
+        boxes = [space, *(self.env.action_space(own) for own in self.drawn_corners(params))]
         # Bounds that are known stay known inside a trace, so that others can refuse them.
         known = not any(
             isinstance(x, jax.core.Tracer) for box in boxes for x in (box.low, box.high)

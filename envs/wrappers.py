@@ -150,11 +150,13 @@ def limit_time(
 ) -> tuple[TimeLimit, Any]:
     """A time limit that also lifts a shorter one in the environment's parameters, unless this is
     among the `fixed` ones, which the user set."""
-    name, limit, limited = limit_name(env), limit_of(env, params), TimeLimit(env, max_steps)
-    if limit is not None and limit < max_steps and name not in fixed:
+    name, limited = limit_name(env), TimeLimit(env, max_steps)
+    every = [params, *getattr(env, "drawn_corners", lambda params: [])(params)]
+    limits = [limit_of(env, one) for one in every]  # its unit may be drawn
+    if limits[0] is not None and min(limits) < max_steps and name not in fixed:
         own, unit = getattr(params, name), getattr(env, "limit_unit", lambda params: 1)
         kind = own.dtype.type if isinstance(own, jax.Array) else type(own)
-        params = params.replace(**{name: kind(max_steps * unit(params))})
+        params = params.replace(**{name: kind(max_steps * max(map(unit, every)))})
     return limited, params
 
 

@@ -101,7 +101,8 @@ def grid(
     if words is None:
         raise UserError(f"{runs[0]} was not trained on ranges: give some, --randomize {EXAMPLE}")
     words = flags.ranges_setting(words)
-    ranged = [_environment(run, one.config, words) for run, one in zip(runs, loaded)]
+    source = None if randomize else runs[0]
+    ranged = [_environment(run, one.config, words, source) for run, one in zip(runs, loaded)]
     ranges = ranged[0].ranges
     shares = _shares(len(ranges), values)
     rows = [
@@ -126,15 +127,16 @@ class _Ranged(NamedTuple):
     default: list[float]  # shares of the default parameters
 
 
-def _environment(run: Path | str, config: Any, words: str) -> _Ranged:
-    """A run's environment with ranges."""
+def _environment(run: Path | str, config: Any, words: str, source: Path | str | None) -> _Ranged:
+    """A run's environment with ranges, those of the run `source` where none were given."""
     from envs import randomized  # which starts jax, so not before it is needed
 
     own = dict(config.env_settings)
     if own.get("observe_randomized") and words != own["randomize"]:
+        given = f"the ranges {words} of {source}" if source else f"--randomize {words}"
+        remedy = "give it a grid of its own" if source else "leave --randomize out"
         raise UserError(
-            f"--randomize {words}: {run} sees its parameters scaled by the ranges "
-            f"{own['randomize']}; leave --randomize out"
+            f"{given}: {run} sees its parameters scaled by the ranges {own['randomize']}; {remedy}"
         )
     try:
         drawn = {word.partition(":")[0] for word in words.split("/")}
@@ -154,9 +156,10 @@ def _shares(number: int, values: int) -> np.ndarray:
     """Of all cells, (values ** number, number), the last parameter fastest."""
     if values**number > MOST_CELLS:
         most = int(MOST_CELLS ** (1 / number) + 1e-9)
+        remedy = f"give {most} or less" if most > 1 else "give ranges of fewer, with --randomize"
         raise UserError(
-            f"--values {values}: that makes {values**number} cells with {number} parameters; give "
-            f"{most} or less"
+            f"--values {values}: that makes {values**number} cells with {number} parameters; "
+            f"{remedy}"
         )
     return np.array(list(itertools.product(np.linspace(0, 1, values), repeat=number)), np.float32)
 

@@ -9,6 +9,7 @@ import pytest
 
 import envs
 from algorithms import vdn
+from envs import randomized
 from envs.batch import transition
 from envs.pursuit import Pursuit, PursuitState, chase, flee
 
@@ -184,6 +185,26 @@ def test_an_evaluation_without_end_is_refused(settings):
         envs.check_ends(env, params)
     envs.check_ends(*envs.make("Pursuit-v0", max_steps=50, **settings))
     envs.check_ends(*envs.make("Pursuit-v0"))
+
+
+def test_an_evaluation_without_end_is_refused_at_the_ends_of_ranges():
+    """A grid plays them. A length of steps of 0 never reaches the limit."""
+    with pytest.raises(ValueError, match="no time limit at an end of its ranges, so an eval"):
+        envs.check_ends(*envs.make("Pursuit-v0", randomize="dt:uniform:0:0.02"))
+    envs.check_ends(*envs.make("Pursuit-v0", randomize="dt:uniform:0:0.02", max_steps=50))
+    envs.check_ends(*envs.make("Pursuit-v0", randomize="dt:uniform:0.01:0.02"))
+
+
+@pytest.mark.parametrize("max_steps", [60, 200])
+def test_max_steps_lifts_a_time_limit_of_steps_whose_length_is_drawn(max_steps):
+    ranges = "dt:uniform:0.005:0.02"
+    env, params = envs.make("Pursuit-v0", randomize=ranges, max_steps=max_steps)
+    for share in (0.0, 0.5, 1.0):
+        own = randomized.pinned(env, jnp.array([share]))
+        _, state = own.reset_env(key(), params)
+        inner = state.inner.replace(inner=state.inner.inner.replace(time=jnp.int32(max_steps - 1)))
+        late = state.replace(inner=inner, steps=jnp.int32(max_steps - 1))
+        assert not own.is_truncated(late, params)
 
 
 def test_a_catch_in_the_last_step_is_a_termination(duel):

@@ -81,6 +81,8 @@ def runs(tmp_path_factory):
     launch.run(toy, ranged, num_seeds=2, run_dir=folder / "ranged")
     launch.run(toy, TINY.replace(env_settings=seen), run_dir=folder / "seen")
     launch.run(toy, TINY.replace(env="CartPole-v1"), run_dir=folder / "pole")
+    other = TINY.replace(env_settings=(("randomize", "a:uniform:1:2"),))
+    launch.run(toy, other, run_dir=folder / "other")
     return folder
 
 
@@ -217,12 +219,20 @@ def test_pictures_of_other_numbers_of_parameters(words, tmp_path):
         (["plain"], {"randomize": WORDS, "values": 101}, "10201 cells .* give 100 or less"),
         (["plain", "pole"], {"randomize": WORDS}, "plain is a run of .*Sum and .*pole is a run of"),
         (["seen"], {"randomize": "a:uniform:1:2"}, "leave --randomize out"),
+        (["other", "seen"], {}, "the ranges a:uniform:1:2 of .*other: .*give it a grid of its own"),
         (["nowhere"], {}, "nowhere"),
     ],
 )
 def test_refusals(runs, run, others, message):
     with pytest.raises(UserError, match=message):
         grid.grid([runs / name for name in run], **others)
+
+
+def test_too_many_parameters_are_refused_with_a_number_of_values_that_works():
+    with pytest.raises(UserError, match="with 13 parameters; give 2 or less"):
+        grid._shares(13, 3)
+    with pytest.raises(UserError, match="with 14 parameters; give ranges of fewer"):
+        grid._shares(14, 2)
 
 
 def test_pinned_parameters_hold_under_other_wrappers():
