@@ -299,6 +299,10 @@ def _table(ranked: Sequence[Ranked], names: Sequence[str], objective: str) -> st
     lines = aligned(rows)
     if len(ranked) > SHOWN:
         lines.append(f"... and {len(ranked) - SHOWN} settings more")
+    returns = np.concatenate([trial.returns for setting in ranked for trial in setting.trials])
+    known = returns[~np.isnan(returns)]
+    if len(ranked) > 1 and len(known) and not known.any():
+        lines.append("all returns are 0 (as where those of opponents cancel): no setting is better")
     return "\n".join(lines)
 
 

@@ -574,6 +574,14 @@ def test_settings_are_ranked_by_their_means_and_broken_ones_last():
     )
 
 
+@pytest.mark.parametrize("finals, says", [((0.0, 0.0), 1), ((0.0, 1.0), 0), ((np.nan,) * 2, 0)])
+def test_returns_that_are_all_0_rank_nothing(finals, says):
+    trials = [outcome({"x": float(i)}, final) for i, final in enumerate(finals)]
+    trials = [t._replace(returns=t.returns[1:], timesteps=t.timesteps[1:]) for t in trials]
+    assert results.table(results.rank(trials)).count("no setting is better") == says
+    assert "better" not in results.table(results.rank(trials[:1]))
+
+
 def test_ties_go_to_the_setting_that_learned_faster_and_then_to_order():
     curves = ([0.0, 4.0, 9.0], [0.0, 8.0, 9.0], [0.0, 4.0, 9.0], [9.0, 9.0, 8.0])
     steps = np.array([0, 10, 20])
