@@ -38,7 +38,7 @@ def check_ends(env: Any, env_params: Any) -> None:
     Raises:
       ValueError: the environment has neither a time limit nor `ends = True`.
     """
-    drawn = getattr(env, "drawn_corners", lambda params: [])  # an end of a range may have none
+    drawn: Any = getattr(env, "drawn_corners", lambda _: [])  # an end of a range may have none
     limits = [limit_of(env, params) for params in (env_params, *drawn(env_params))]
     known = [
         np.max(np.inf if limit is None else limit)
