@@ -34,6 +34,8 @@ def use_compilation_cache() -> None:
 def use_cores(num_trials: int, config: Any) -> bool:
     """Asks for a CPU device per core, at most one per trial, if jax has not started yet.
 
+    Several processes share the trials, so each asks for no more than its part of them.
+
     A single trial with small operations gets one thread: XLA would spread them over all cores,
     and handing them over takes longer than doing them (PPO is a fifth faster without; the numbers
     are the same). NPROC in the environment, which XLA reads when it starts, overrides this. Where
@@ -49,7 +51,8 @@ def use_cores(num_trials: int, config: Any) -> bool:
     if num_trials == 1 or chosen:
         return True
     try:
-        jax.config.update("jax_num_cpu_devices", min(num_cores(), num_trials))
+        share = -(-num_trials // hosts.count())
+        jax.config.update("jax_num_cpu_devices", min(num_cores(), share))
     except RuntimeError:  # jax's way to say that the backend has started
         return False
     return True

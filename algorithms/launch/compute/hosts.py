@@ -34,12 +34,20 @@ def start(coordinator: str | None, num_processes: int | None, process_id: int | 
     Raises:
       UserError: the addresses of the others are unknown, or they cannot be reached.
     """
+    if coordinator is not None and not _has_port(coordinator):  # jax crashes, or waits for minutes
+        raise UserError(f"--coordinator {coordinator}: give HOST:PORT, as localhost:9911")
     jax.config.update("jax_enable_preemption_service", False)  # SIGTERM is heeded by the launcher
     try:
         jax.distributed.initialize(coordinator, num_processes, process_id)
     except (ValueError, TypeError, RuntimeError) as error:
         hint = "give --coordinator HOST:PORT --num-processes N --process-id I, or start it in a"
         raise UserError(f"--distributed: {error} ({hint} cluster that jax knows)") from error
+
+
+def _has_port(address: str) -> bool:
+    """Whether an address is HOST:PORT, with a port that exists."""
+    host, _, port = address.rpartition(":")
+    return bool(host) and port.isascii() and port.isdigit() and 0 < int(port) < 2**16
 
 
 @contextlib.contextmanager
@@ -119,23 +127,31 @@ def _end_all(error: BaseException) -> None:
     os._exit(code)  # not sys.exit: jax would wait for the others to say goodbye
 
 
-def _client() -> Any:
-    """The client through which the processes exchange short messages."""
-    # jax has no public name for it (orbax takes it from there, too), and the public collectives of
-    # multihost_utils wait for the process that has failed.
+def _joined() -> Any:
+    """What jax knows of the processes: client, num_processes, process_id.
+
+    jax has no public name for it (orbax takes it from there, too): jax.process_count starts the
+    backend, after which a process keeps one CPU device, and the public collectives of
+    multihost_utils wait for the process that has failed.
+    """
     from jax._src import distributed
 
-    return distributed.global_state.client
+    return distributed.global_state
+
+
+def _client() -> Any:
+    """The client through which the processes exchange short messages."""
+    return _joined().client
 
 
 def count() -> int:
     """How many processes there are."""
-    return jax.process_count() if jax.distributed.is_initialized() else 1
+    return _joined().num_processes if jax.distributed.is_initialized() else 1
 
 
 def is_first() -> bool:
     """Whether this process is the one that speaks."""
-    return not jax.distributed.is_initialized() or jax.process_index() == 0
+    return not jax.distributed.is_initialized() or _joined().process_id == 0
 
 
 def from_first(function: Callable[[], Any]) -> Any:

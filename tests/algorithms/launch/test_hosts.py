@@ -134,6 +134,7 @@ def test_a_user_s_mistake_ends_all_processes(tmp_path):
 
 ALONE = """
 import sys, jax
+from jax._src import xla_bridge
 from algorithms import launch
 from algorithms.launch.compute import hosts
 from tests.algorithms.launch import toy
@@ -143,6 +144,8 @@ def hook(point):
         raise RuntimeError("it has happened here")
 
 hosts.start(f"localhost:{sys.argv[1]}", 2, int(sys.argv[2]))
+assert hosts.count() == 2 and hosts.is_first() == (sys.argv[2] == "0")
+assert not xla_bridge.backends_are_initialized(), "the number of CPU devices is yet to be set"
 launch.run(toy, toy.Config(), num_seeds=2, root="runs", hooks=[hook])
 """
 
