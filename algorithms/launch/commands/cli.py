@@ -445,12 +445,16 @@ def check_pbt(base: Any, config: Any, flags: Flags) -> None:
 def refuse_others(command: str, base: tuple[Any, Flags], given: tuple[Any, Flags]) -> None:
     """Refuses settings and flags that do not go with the command; both pairs: Config and Flags."""
     fields = [(f.name, i) for i in range(2) for f in dataclasses.fields(base[i])]
-    refused = [
-        f"--{name.replace('_', '-')} {new} (in place of {old})"
+    refused = {
+        name: f"--{name.replace('_', '-')} {new} (in place of {old})"
         for name, i in fields
         if (old := getattr(base[i], name)) != (new := getattr(given[i], name))
         and (name in TAKES[command]) == (command == "run")
-    ]
-    if refused:
-        what = "a new run" if command == "run" else f"--{command}"
-        raise UserError(f"{what} does not go with {', '.join(refused)}")
+    }
+    if not refused:
+        return
+    what, remedy = f"--{command}", ""
+    if command == "run":
+        able = [f"--{c}" for c in TAKES if c != "run" and refused.keys() <= set(TAKES[c])]
+        what, remedy = "a new run", f": say of which run, {' or '.join(able)} DIR" * bool(able)
+    raise UserError(f"{what} does not go with {', '.join(refused.values())}{remedy}")

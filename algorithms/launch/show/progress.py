@@ -34,7 +34,9 @@ class Progress:
     """
 
     def __init__(self, quiet: bool, import_seconds: float):
-        self.quiet, self.terminal = quiet, sys.stdout.isatty()
+        self.quiet = quiet
+        # None: the process was started without it (`>&-`, a service)
+        self.terminal = sys.stdout is not None and sys.stdout.isatty()
         self.seconds = {"import": import_seconds, "compile": 0.0, "run": 0.0, "save": 0.0}
         self.width = self.tenths = 0  # of the line that updates itself; of the run shown so far
         self.start = self.num_points = self.num_trials = 0

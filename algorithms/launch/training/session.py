@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from algorithms.launch.compute import hosts, programs
+from algorithms.launch.compute import hosts, population, programs
 from algorithms.launch.compute.interrupts import Interrupt, Stop, in_background
 from algorithms.launch.errors import warn
 from algorithms.launch.metrics import (
@@ -162,7 +162,8 @@ class Session:
         points = ", ".join(filter(None, [length(self.trainer.plan), points]))
         place = f", in {run_dir.path}" if run_dir else ""
         self.view.say(f"{self.trainer.name}: {who} on {where}, {points}{place}")
-        longer = excess(self.trainer.config, self.trainer.plan)
+        rounds = isinstance(self.trainer.module, population.Population)
+        longer = excess(self.trainer.config, self.trainer.plan, rounds)
         if longer and start.point == 0 and hosts.is_first():
             warn(longer)
 

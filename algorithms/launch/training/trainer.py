@@ -165,17 +165,22 @@ def length(plan: parts.Plan) -> str:
     return f"{plan.steps:,} steps in {plan.updates:,} update{'s' * (plan.updates > 1)}"
 
 
-def excess(config: Any, plan: parts.Plan) -> str:
-    """A hint if a plan is longer than `total_timesteps` by more than EXCESS; else ""."""
+def excess(config: Any, plan: parts.Plan, rounds: bool = False) -> str:
+    """A hint if a plan is longer than `total_timesteps` by more than EXCESS; else "".
+
+    Args:
+      rounds: its points are the rounds of a population, 2 or more.
+    """
+    name, fewest = ("pbt", 2) if rounds else ("num_evals", 1)
     total, most = config.total_timesteps, (1.0 + EXCESS) * config.total_timesteps
     if plan.steps <= most:
         return ""
     steps = plan.steps // plan.updates
     updates = -(-total // steps)
-    better = [n for n in range(1, plan.points) if -(-updates // n) * n * steps <= most]
+    better = [n for n in range(fewest, plan.points) if -(-updates // n) * n * steps <= most]
     sizes = " or ".join(name for name in ("num_envs", "num_steps") if hasattr(config, name))
     hint = f"an update takes {steps:,} steps, fewer {sizes} would come closer"
     if better:
-        hint = f"every point takes as many updates, num_evals={better[-1]} would come closer"
+        hint = f"every point takes as many updates, {name}={better[-1]} would come closer"
     more = f"{100 * (plan.steps / total - 1):,.0f} % more"
     return f"total_timesteps={total} makes {plan.steps:,} steps, {more}: {hint}"

@@ -213,7 +213,14 @@ REFUSED = [
     ("--preset CartPole", "unknown preset of toy 'CartPole'"),
     ("--seed", "--seed"),
     ("--point 3", "a new run does not go with --point 3"),
-    ("--episodes 3", "a new run does not go with --episodes 3"),
+    (
+        "--episodes 3",
+        "a new run does not go with --episodes 3 (in place of 100): say of which run, "
+        "--evaluate DIR",
+    ),
+    ("--distributed --coordinator localhost", "localhost: give HOST:PORT, as localhost:9911"),
+    ("--distributed --coordinator localhost:abc", "localhost:abc: give HOST:PORT"),
+    ("--distributed --coordinator localhost:99999", "localhost:99999: give HOST:PORT"),
     ("--one-run-per-seed", "track or tensorboard"),
     ("--resume nowhere", "nowhere/config.json does not exist"),
     (

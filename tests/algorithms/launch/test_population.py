@@ -17,6 +17,10 @@ from algorithms.launch.compute.population import Population, Settings
 from algorithms.launch.errors import UserError
 from algorithms.launch.settings import Trials
 from algorithms.launch.show import lineage, pace, plots
+from algorithms.launch.show.progress import Progress
+from algorithms.launch.training.options import Options
+from algorithms.launch.training.session import Chunk, Session
+from algorithms.launch.training.trainer import Trainer
 from tests.algorithms.launch import toy
 
 CONFIG = toy.Config(total_timesteps=600, num_evals=6, num_eval_episodes=2)
@@ -306,6 +310,20 @@ def test_a_longer_population_is_told_that_the_old_end_replaced_nobody(tmp_path, 
     launch.pbt(toy, CONFIG.replace(total_timesteps=40), RANGES, **asked)
     launch.resume(tmp_path / "x", module=toy, total_timesteps=80, quiet=False)
     assert "no member was replaced at the old end" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("total", "rounds", "hint"),
+    [
+        (605, 100, "every point takes as many updates, pbt=63 would come closer"),
+        (25, 3, "an update takes 5 steps, fewer num_envs would come closer"),  # pbt=1 is refused
+    ],
+)
+def test_the_rounds_that_would_come_closer(capsys, total, rounds, hint):
+    config = CONFIG.replace(total_timesteps=total, num_evals=rounds)
+    trainer = Trainer(Population(toy, SETTINGS), config, 1, Progress(False, 0.0))
+    Session(Chunk(trainer, Trials([0])), Options())._announce()
+    assert hint in capsys.readouterr().err
 
 
 def test_resume_if_exists_is_for_the_same_population(run):

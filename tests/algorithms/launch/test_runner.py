@@ -158,6 +158,16 @@ def test_how_long_a_run_will_be_is_said_before_it_starts(capsys, total, num_eval
     assert bool(err) == bool(excess) and re.search(excess, err)
 
 
+def test_a_process_without_stdout_shows_nothing(monkeypatch):
+    """`>&-`, or a service: Python's sys.stdout is None there."""
+    monkeypatch.setattr(sys, "stdout", None)
+    view = Progress(False, 0.0)
+    view.begin(0, 2, 1)
+    view.say("nobody reads it")
+    view.point(0, {"timestep": np.zeros(1), "episode_return": np.zeros(1)})
+    assert not view.terminal
+
+
 def test_sizes_of_an_update_that_would_come_closer_are_those_of_the_algorithm():
     """PPO's updates have num_steps steps of each environment, which may be too many of one."""
     config = ppo.Config(total_timesteps=10)
