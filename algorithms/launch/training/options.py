@@ -91,6 +91,11 @@ def check_files(options: Options, save: bool) -> None:
         raise UserError("save=False: keep_states, track, tensorboard and gif need files")
 
 
+def check_hooks(hooks: Any) -> None:
+    if callable(hooks) or not all(map(callable, hooks)):
+        raise UserError("hooks: give a list of functions, hooks=[...]")
+
+
 def check_algorithm(module: Any, algorithm: str, path: Path) -> None:
     if algorithm != algorithm_name(module):
         raise UserError(

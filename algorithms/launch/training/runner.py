@@ -27,6 +27,7 @@ from algorithms.launch.training.options import (
     check_algorithm,
     check_files,
     check_floats,
+    check_hooks,
     check_outputs,
     check_seeds,
     describe,
@@ -274,6 +275,7 @@ def resume(
       UserError: there is no such run or point, it is damaged, a setting cannot work, or another
         process trains there.
     """
+    check_hooks(hooks)
     with contextlib.ExitStack() as locks:
         there = experiment.open(path)
         if point != "last" and type(point) is not int:
@@ -366,6 +368,7 @@ def _begin(
     module = split.of(module, chosen.split_envs)
     check_seeds(seeds)
     check_files(chosen, place.save)
+    check_hooks(hooks)
     if place.resume_if_exists and place.path is None:
         raise UserError("resume_if_exists: say which directory, run_dir=... (--run-dir DIR)")
     asked = asked or grids.Asked()

@@ -131,7 +131,8 @@ def _check_retest(asked: grids.Asked, num_settings: int, seeds: range) -> None:
             raise UserError(f"retest_seeds={asked.retest_seeds}: goes with retest=3")
         return
     if not 1 <= asked.retest <= num_settings:
-        raise UserError(f"retest={asked.retest}: give 1 to {num_settings}, the number of settings")
+        able = f"1 to {num_settings}" if num_settings > 1 else "1"
+        raise UserError(f"retest={asked.retest}: give {able}, the number of settings")
     if asked.retest_seeds is not None and asked.retest_seeds < 1:
         raise UserError(f"retest_seeds={asked.retest_seeds}: give 1 or more")
     if (last := Stages(asked=asked, seeds=seeds).retest_seeds.stop) > 2**32:

@@ -121,6 +121,18 @@ def test_results_show_themselves_on_a_screen(whole):
         assert len(repr(record)) < 300, repr(record)
 
 
+@pytest.mark.parametrize("hooks", [print, [print, 3]])
+def test_hooks_that_are_no_list_of_functions_are_refused_at_once(hooks, whole, tmp_path):
+    begin = [
+        lambda: launch.run(toy, CONFIG, run_dir=tmp_path / "x", hooks=hooks),
+        lambda: launch.resume(whole.run_dir, module=toy, hooks=hooks),
+    ]
+    for start in begin:
+        with pytest.raises(UserError, match="hooks: give a list of functions"):
+            start()
+    assert not (tmp_path / "x").exists()
+
+
 def test_hooks_see_every_point(tmp_path):
     seen = []
     config = CONFIG.replace(num_evals=3)
