@@ -232,9 +232,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         if words.optuna:
             return print(*_studies(words.runs, words.optuna, words.metric, words.out), sep="\n")
         compared = compare(words.runs, words.metric, words.out)
-    print(compared.text)
-    drawn = f"curves in {compared.picture}"
-    print(f"\n{drawn if compared.picture else 'curves are drawn with --out FILE.png'}")
+        print(compared.text)
+        drawn = f"curves in {compared.picture}"
+        print(f"\n{drawn if compared.picture else 'curves are drawn with --out FILE.png'}")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import contextlib
 import difflib
+import errno
 import os
 import sys
 from collections.abc import Iterable, Iterator
@@ -26,9 +27,12 @@ def refusing() -> Iterator[None]:
     write_anything(sys.stdout)
     try:
         yield
+        let_go(sys.stdout)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+    except OSError as error:
+        sys.exit(cut_short(error))
 
 
 def write_anything(stream: Any) -> None:
@@ -50,6 +54,19 @@ def tell(text: str, stream: Any, end: str = "\n") -> None:
         raise
     except OSError:  # lost, but for what stays in the buffer
         pass
+
+
+def cut_short(error: OSError) -> int:
+    """The exit code for output that nobody reads any more, as under `| head`, or that does not fit
+    a disk; all other errors are raised again."""
+    if error.errno not in (errno.EPIPE, errno.ENOSPC):
+        raise error
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python still flushes
+    if error.errno == errno.EPIPE:
+        return 141
+    what = error.filename or "the output, which is cut short"
+    print(f"error: there is no space for {what}", file=sys.stderr)
+    return 4
 
 
 def let_go(*streams: Any) -> None:

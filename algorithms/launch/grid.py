@@ -275,14 +275,14 @@ def main(argv: Sequence[str] | None = None) -> None:
             point=cli.point_of(words.point, "point"),
             seed=words.seed,
         )
-    print(found.text)
-    if cells:
-        cells.write_text(_csv(found))
-        print(f"cells in {cells}")
-    if picture:
-        returns = {row.name: row.cells for row in found.rows}
-        plots.grid(returns, found.values, found.ranges, found.title, picture)
-        print(f"picture in {picture}")
+        print(found.text)
+        if cells:
+            cells.write_text(_csv(found))
+            print(f"cells in {cells}")
+        if picture:
+            returns = {row.name: row.cells for row in found.rows}
+            plots.grid(returns, found.values, found.ranges, found.title, picture)
+            print(f"picture in {picture}")
 
 
 if __name__ == "__main__":

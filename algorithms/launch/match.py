@@ -348,7 +348,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             sample=words.sample,
             seed=words.seed,
         )
-    print(played.text)
+        print(played.text)
 
 
 def _settings_of(word: str | None) -> tuple[tuple[str, Any], ...] | None:

@@ -62,9 +62,8 @@ def main(module: Any, argv: list[str] | None = None) -> None:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         code = 2
-    except BrokenPipeError:  # `| head` has seen enough; what Python still flushes goes nowhere
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 141
+    except OSError as error:
+        code = errors.cut_short(error)
     except KeyboardInterrupt as interrupt:
         print("\naborted; what was saved stays", file=sys.stderr, flush=True)
         sys.stdout.flush()

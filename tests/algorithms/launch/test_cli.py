@@ -507,19 +507,34 @@ def test_a_platform_that_is_not_there_is_named(monkeypatch):
         launch.run(toy, toy.Config(), save=False)
 
 
-def test_output_that_nobody_reads_is_no_error():
+PRINTING = [
+    "from algorithms.launch.commands import cli\n"
+    "cli.dispatch = lambda *_: print('x' * 100_000)\n"
+    "cli.main(None, [])",
+    "from algorithms.launch import errors\nwith errors.refusing(): print('x' * 100_000)",
+]
+
+
+@pytest.mark.parametrize("code", PRINTING)
+def test_output_that_nobody_reads_is_no_error(code):
     """As in `| head`: no traceback."""
-    code = (
-        "from algorithms.launch.commands import cli\n"
-        "cli.dispatch = lambda *_: print('x' * 100_000, flush=True)\n"
-        "cli.main(None, [])"
-    )
     read, write = os.pipe()
     os.close(read)
     command = [sys.executable, "-c", code]
     result = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, timeout=60)
     os.close(write)
     assert result.returncode == 141 and not result.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has it")
+@pytest.mark.parametrize("code", PRINTING)
+def test_output_that_does_not_fit_a_disk_is_cut_short(code):
+    """/dev/full is such a disk."""
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-c", code]
+        result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert result.stderr == "error: there is no space for the output, which is cut short\n"
+    assert result.returncode == 4
 
 
 @pytest.mark.parametrize(
