@@ -531,7 +531,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             samples = jax.tree.map(lambda x: x[indices], segments)
             gradient = lambda inputs: jax.grad(loss, has_aux=True)(learned.params, *inputs)
             grads, (metrics, sizes) = jax.lax.map(gradient, (samples, importance))
-            # Minibatches with samples, (accumulate,); momentum takes no step without any.
+            # Which minibatches have samples, (accumulate,). Without any, momentum must not step.
             living, valued = (x.any((1, 2)) for x in (samples.alive, samples.valued))
             some, count = valued.any(), jnp.maximum(valued.sum(), 1)
             grads = jax.tree.map(lambda x: x.sum(0) / count, grads)

@@ -24,8 +24,8 @@ def dense(x: jax.Array, kernel: jax.Array, dimensions: Any, **more: Any) -> jax.
         of the time;
       - 32 to 128 inputs and outputs, more than 128 samples: sums over chunks of samples take 0.6 to
         0.8 of it. Narrower and wider layers lose;
-      - all others: with x transposed first 0.8 to 1 of it, and 0.3 to 0.5 with 512, 1024 or 2048
-        inputs, whose columns share the lines of a cache.
+      - all others: with x transposed first 0.5 to 1 of it; 0.3 to 0.7 with 512, 1024 or 2048 inputs
+        and 16 samples or more, perhaps because their columns share the lines of a cache.
     """
     plain = loops.platform() != "cpu" or x.ndim != 2 or x.dtype != jnp.float32
     if plain or kernel.shape[0] < UNITS.start:
@@ -104,8 +104,9 @@ def convolve_inside(x: jax.Array, kernel: jax.Array) -> jax.Array:
 
     A row of the product has two neighbouring outputs, from 3x4 cells. It multiplies 4/3 as many
     numbers, but XLA's CPU code copies one piece at a time, and here pieces are fewer and longer:
-    three of 4 k numbers in place of nine of k. Forwards and backwards this takes 0.25 to 0.6 of the
-    time, measured on one core with 10x10 to 16x16 cells. In DQN, with batches of 32, it lost 5 %.
+    three of 4 k numbers in place of nine of k. Forwards and backwards this takes 0.25 to 0.5 of the
+    time, measured on one core with 10x10 and 16x16 cells. Smaller batches have single patches: DQN,
+    with batches of 32, takes 1.05 to 1.1 of its time with pairs.
     """
     batch, height, width, channels = x.shape
     if batch < SAMPLES:

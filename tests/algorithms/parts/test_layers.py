@@ -86,9 +86,9 @@ def test_a_convolution_is_xla_s():
 
 @pytest.mark.parametrize("framed, width", [(True, 5), (False, 5), (False, 6), (False, 3)])
 def test_a_convolution_and_its_gradients_are_those_of_other_devices(framed, width, monkeypatch):
-    less = 0 if framed else 2
-    images = jax.random.normal(jax.random.key(3), (3, 2, 6, width, 3))  # of three seeds
-    weights = jax.random.normal(jax.random.key(4), (3, 2, 6 - less, width - less, 4))
+    batch, less = (2, 0) if framed else (parts.products.SAMPLES, 2)
+    images = jax.random.normal(jax.random.key(3), (3, batch, 6, width, 3))  # of three seeds
+    weights = jax.random.normal(jax.random.key(4), (3, batch, 6 - less, width - less, 4))
     layer = parts.layers.Conv3x3(4, framed=framed)
     params = jax.vmap(layer.init, (0, None))(jax.random.split(jax.random.key(1), 3), images[0])
     params["params"]["bias"] += jnp.arange(4.0)
@@ -104,7 +104,7 @@ def test_a_convolution_and_its_gradients_are_those_of_other_devices(framed, widt
     on_cpu = results()
     assert on_cpu[1].shape == weights.shape
     monkeypatch.setattr(parts.layers.loops, "platform", lambda: "gpu")
-    close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+    close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=5e-4)
     jax.tree.map(close, on_cpu, results())
 
 
