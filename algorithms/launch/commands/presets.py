@@ -33,7 +33,7 @@ POSITIONS = {
     "forget_bias": 3.0,
 }
 
-# PQN on MinAtar. With dense layers a step costs a tenth of a step with a convolution.
+# PQN on MinAtar. Layers are dense: a step with convolutions takes several times as long.
 MINATAR = {
     "total_timesteps": 10_000_000,
     "num_envs": 128,
