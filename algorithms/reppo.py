@@ -334,8 +334,8 @@ def check(config: Config, env: Any, env_params: Any) -> None:
     parts.check_sizes(config, "num_steps", "update_epochs", "num_minibatches", "num_action_samples")
     parts.check_network(config, "critic_hidden_sizes")
     parts.check_choices(config, norm=tuple(NORMS))
-    if type(config.num_bins) is not int or config.num_bins < 2:
-        raise ValueError(f"num_bins={config.num_bins!r}: give a whole number, 2 or more")
+    if type(config.num_bins) is not int or config.num_bins < 11:  # mean_of is too far off
+        raise ValueError(f"num_bins={config.num_bins!r}: give a whole number, 11 or more")
     parts.check_spaces(INFO, config, env, env_params)
     size = config.num_envs * config.num_steps
     what = f"num_envs * num_steps = {config.num_envs} * {config.num_steps} = {size}"

@@ -38,8 +38,9 @@ from tests.conftest import AS_FOR_USERS, compiled_as_for_users
 pytestmark = pytest.mark.cases()
 of_any_world = pytest.mark.cases(lambda case: not case.game)  # a probe can be its environment
 
-# Nearly all of their settings are those of dqn, td3, ppo_rnn, ippo, pqn and sac.
+# Nearly all of their settings are those of dqn, td3, ppo_rnn, ippo, pqn, sac and reppo.
 RELATIVES = {"c51", "qrdqn", "iqn", "ddpg", "ippo_rnn", "pqn_rnn", "r2d2", "sac_discrete"}
+RELATIVES |= {"reppo_discrete"}
 
 REFUSED_BY_ALL = [
     (dict(num_envs=0), "num_envs=0: give a whole number, 1 or more"),

@@ -26,6 +26,7 @@ from algorithms import (
     r2d2,
     reinforce,
     reppo,
+    reppo_discrete,
     sac,
     sac_discrete,
     td3,
@@ -166,6 +167,8 @@ CONTROL = [
     (reppo, "MountainCarContinuous-v0", 93.0),
     (sac_discrete, "CartPole-v1", 490.0),
     (sac_discrete, "Acrobot-v1", -90.0),
+    (reppo_discrete, "CartPole-v1", 490.0),
+    (reppo_discrete, "Acrobot-v1", -85.0),
 ]
 
 

@@ -432,7 +432,7 @@ CASE = Case(
     refused=(
         (dict(num_minibatches=3), "num_minibatches=3 does not divide .* 32; 1, 2, 4, 8 would do"),
         (dict(num_action_samples=0), "num_action_samples=0: give a whole number, 1 or more"),
-        (dict(num_bins=1), "num_bins=1: give a whole number, 2 or more"),
+        (dict(num_bins=10), "num_bins=10: give a whole number, 11 or more"),
         (dict(norm="batch"), "norm='batch': give layer or rms or none"),
         (dict(critic_hidden_sizes=(8, 0)), "critic_hidden_sizes=.*: give whole numbers, 1 or more"),
         TAKES_BOX,

@@ -1,0 +1,578 @@
+"""REPPO for discrete actions. A whole run is one XLA program.
+
+Paper: Voelcker et al. 2025, https://arxiv.org/abs/2507.11019. An actor-critic without replay
+buffer or target network: its actor follows the values of a learned Q, as discrete SAC's does, and
+stays near the policy that collected the rollout, as PPO's does.
+
+    python algorithms/reppo_discrete.py --env CartPole-v1 --seed 0
+    python algorithms/reppo_discrete.py --env Acrobot-v1 --num-seeds 5
+
+    train = make_train(Config(env="Acrobot-v1"))
+    state, metrics = train(jax.random.key(0))
+    state, metrics = jax.vmap(train)(jax.random.split(jax.random.key(0), 8))
+
+Implementation details, from the paper and its public code (github.com/cvoelcker/reppo), which has
+this form for CartPole and MinAtar:
+  1 The critic gives the values of all actions. Expectations over the policy's actions are sums, so
+    no loss draws an action.
+  2 Targets are TD(lambda) returns with the entropy of the next state's policy, from the current
+    critic and policy.
+  3 The critic is a distribution over bins, and learns by HL-Gauss (Farebrother et al. 2024,
+    https://arxiv.org/abs/2403.03950). Its logits start as those of the value 0.
+  4 A minibatch is a step of the critic, then one of the actor, which sees the new critic.
+  5 A sample whose KL from the policy that acted exceeds `kl_bound` only reduces this KL.
+  6 Temperature and multiplier are exp of parameters, and share the actor's optimiser.
+  7 With `auxiliary`, the critic's features and the action also predict the next features and the
+    reward.
+  8 An early episode of each environment is cut at a random step. Otherwise episodes of equal length
+    stay synchronised, and a rollout covers only one part of them.
+  9 Forbidden actions have no probability, in acting, in expectations and in entropies.
+Seven things differ from that code. Bins are equidistant in symlog(value) (Hafner et al. 2023,
+https://arxiv.org/abs/2301.04104), and rewards are normalised, so no range of values has to be
+guessed. The target entropy is a share of the largest entropy. Theirs is below 0, where no entropy
+is, so their temperature only falls. Targets take the mean of the next values over actions, instead
+of the value of the next action. The prediction of the next features knows the action. The critic
+learns from truncated steps too. A terminated step has no entropy of a next policy. Statistics do
+not change while a rollout is collected and learned from. The networks differ too: norms are layer
+norms, and the critic's last feature layer has a norm and an activation.
+"""
+
+import math
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+from flax import struct
+
+import envs
+from algorithms import parts
+from algorithms.parts import real, static
+
+INFO = {
+    "title": "REPPO for discrete actions",
+    "paper": "[Voelcker et al. 2025](https://arxiv.org/abs/2507.11019)",
+    "family": "actor-critics",
+    "actions": "discrete",
+    "masks": True,
+    "agents": "one",
+    "memory": False,
+}
+
+
+@struct.dataclass
+class Config:
+    env: str = static("CartPole-v1")  # name of the environment
+    env_settings: tuple[tuple[str, Any], ...] = static(())  # env settings, name=value,...
+    total_timesteps: int = static(50_000)  # environment steps of the whole run
+    num_envs: int = static(16)  # parallel environments
+    num_steps: int = static(64)  # steps of each environment in a rollout
+    update_epochs: int = static(8)  # passes over each rollout
+    num_minibatches: int = static(16)  # gradient steps in a pass
+    learning_rate: float = real(2.5e-3, "[0, inf)")  # Adam's step size
+    anneal_lr: bool = static(True)  # take the learning rate linearly to zero
+    adam_eps: float = real(1e-8, "(0, inf)")  # Adam's epsilon
+    max_grad_norm: float = real(0.5, "(0, inf]")  # clip gradients to this global norm; inf: never
+    gamma: float = real(0.99, "[0, 1]")  # discount factor
+    td_lambda: float = real(0.95, "[0, 1]")  # decay of the trace; 0: one-step targets
+    kl_bound: float = real(0.1, "(0, inf]")  # largest KL from the policy that acted; inf: any
+    initial_multiplier: float = real(0.01, "(0, inf)")  # initial weight of the KL
+    initial_temperature: float = real(0.01, "(0, inf)")  # initial weight of the entropy
+    target_entropy: float = real(0.2, "[0, 1]")  # target entropy as a share of the largest one
+    num_bins: int = static(51)  # bins of the distribution of values
+    symlog_max: float = real(3.0, "(0, 20]")  # bins go to symexp of this, and down to minus it
+    auxiliary: bool = static(True)  # predict the next features and the reward, too
+    aux_coef: float = real(1.0, "[0, inf)")  # weight of this prediction in the critic's loss
+    norm: str = static("layer")  # before each activation: layer, rms or none
+    hidden_sizes: tuple[int, ...] = static((64, 64))  # dense layers of the actor
+    critic_hidden_sizes: tuple[int, ...] = static((64, 64, 64))  # dense layers of the critic
+    activation: str = static("swish")  # any function of flax.linen: tanh, relu, swish, ...
+    conv_layers: str = static("small")  # for images: none, small, nature or impala
+    compute_dtype: str = static("float32")  # dtype of hidden layers: float32 or bfloat16
+    normalize_obs: bool = static(True)  # normalise observations by running mean and variance
+    normalize_reward: bool = static(True)  # divide rewards by the std of discounted returns
+    clip_obs: float = real(10.0, "(0, inf]")  # clip normalised observations to +- this
+    clip_reward: float = real(10.0, "(0, inf]")  # clip normalised rewards to +- this
+    num_evals: int = static(20)  # points of the learning curve
+    num_eval_episodes: int = static(32)  # evaluation episodes at each point; 0: none
+    eval_at_start: bool = static(True)  # evaluate before training too
+
+
+# --- network ----------------------------------------------------------------------------------
+
+
+NORMS = {"layer": parts.LayerNorm, "rms": nn.RMSNorm, "none": lambda: lambda x: x}
+
+
+class Torso(nn.Module):
+    """Observations (batch, ...), and more inputs, to features (batch, sizes[-1])."""
+
+    config: Config
+    sizes: tuple[int, ...]
+
+    @nn.compact
+    def __call__(self, x, *more):
+        config, dtype = self.config, self.config.compute_dtype
+        x = parts.Torso((), config.activation, config.conv_layers, dtype=dtype)(x, *more)
+        for size in self.sizes:
+            x = NORMS[config.norm]()(parts.Dense(size, dtype=dtype)(x))
+            x = parts.activation(config.activation)(x)
+        return x.astype(jnp.float32)
+
+
+class Actor(nn.Module):
+    """Observations (batch, ...) to logits (batch, num_actions)."""
+
+    config: Config
+    num_actions: int
+
+    @nn.compact
+    def __call__(self, x):
+        x = Torso(self.config, self.config.hidden_sizes)(x)
+        return parts.Dense(self.num_actions, name="action_head")(x)
+
+
+class Values(NamedTuple):
+    """What the critic says of observations."""
+
+    logits: jax.Array  # of the bins, (batch, num_actions, num_bins)
+    values: jax.Array  # (batch, num_actions)
+    features: jax.Array  # (batch, critic_hidden_sizes[-1])
+    prediction: jax.Array | None  # of the next features and reward, (batch, features + 1)
+
+
+class Critic(nn.Module):
+    """Observations (batch, ...) to Values; the prediction needs actions (batch,)."""
+
+    config: Config
+    num_actions: int
+
+    @nn.compact
+    def __call__(self, x, action=None):
+        config, prediction = self.config, None
+        features = Torso(config, config.critic_hidden_sizes)(x)
+        logits = parts.Dense(self.num_actions * config.num_bins, name="value_head")(features)
+        logits = logits.reshape(-1, self.num_actions, config.num_bins)
+        logits += PRIOR * hl_gauss(jnp.zeros(()), config.num_bins, config.symlog_max)  # detail 3
+        if config.auxiliary and action is not None:
+            chosen = jax.nn.one_hot(action, self.num_actions)
+            predictor = Torso(config, config.critic_hidden_sizes[-1:], name="predictor")
+            hidden = predictor(features, chosen)
+            prediction = parts.Dense(features.shape[-1] + 1, name="prediction_head")(hidden)
+        values = mean_of(logits, config.symlog_max)
+        return Values(logits=logits, values=values, features=features, prediction=prediction)
+
+
+# --- data types -------------------------------------------------------------------------------
+
+
+@struct.dataclass
+class PolicyState:
+    """The part of the state that acting needs."""
+
+    params: Any
+    obs_stats: parts.RunningStatistics
+
+
+class Weights(NamedTuple):
+    """Logarithms of the weights that the actor's optimiser learns too, () each."""  # detail 6
+
+    temperature: jax.Array  # alpha, of the entropy
+    multiplier: jax.Array  # beta, of the KL
+
+
+@struct.dataclass
+class TrainState:
+    """Everything that a run needs to continue."""
+
+    policy: PolicyState
+    critic_params: Any
+    weights: Weights
+    opt_state: optax.OptState  # of the actor and the weights
+    critic_opt_state: optax.OptState
+    env_state: envs.BatchState
+    observation: jax.Array  # (num_envs, ...)
+    episodes: parts.EpisodeStatistics
+    reward_scale: parts.RewardScale
+    rollout_rng: jax.Array  # key for acting and the environments
+    learn_rng: jax.Array  # key for learning
+    eval_rng: jax.Array  # constant: all evaluations use it
+    update: jax.Array  # rollouts learned from so far, int32
+
+
+class Transition(NamedTuple):
+    """A rollout; leading axes (num_steps, num_envs)."""
+
+    observation: jax.Array
+    action: jax.Array
+    reward: jax.Array
+    terminated: jax.Array
+    done: jax.Array  # terminated or truncated
+    final_observation: jax.Array  # after the action, before any restart
+    action_mask: jax.Array | None  # (..., num_actions)
+    final_action_mask: jax.Array | None  # of the final observation
+
+
+class Batch(NamedTuple):
+    """Samples to learn from; leading axis num_steps * num_envs, or that of a minibatch."""
+
+    observation: jax.Array  # normalised
+    action: jax.Array
+    target: jax.Array
+    acted: jax.Array  # log-probabilities of the policy that acted, (..., num_actions)
+    outcome: jax.Array | None  # next features and reward, which `auxiliary` predicts
+    terminated: jax.Array
+    action_mask: jax.Array | None
+
+
+PRIOR = 40.0  # weight of the value 0 in the first logits
+SIGMA = 0.75  # deviation of HL-Gauss, in bins
+
+
+# --- formulas ---------------------------------------------------------------------------------
+
+
+def allowed(logits, mask):  # detail 9
+    """Logits (batch, num_actions); -1e9 for forbidden actions, whose probability is then 0."""
+    return logits if mask is None else jnp.where(mask, logits, -1e9)
+
+
+def mean_over_actions(log_probs, x):  # detail 1
+    """sum_a pi(a) x_a, (batch,), of log-probabilities and x (batch, num_actions)."""
+    return (jnp.exp(log_probs) * x).sum(-1)
+
+
+def of_action(x, action):
+    """The entries (batch, ...) of x (batch, num_actions, ...) for actions (batch,)."""
+    return jnp.einsum("ba...,ba->b...", x, jax.nn.one_hot(action, x.shape[1]))
+
+
+def entropy_of(log_probs):
+    """H = -sum_a pi(a) log pi(a), (batch,), of log-probabilities (batch, num_actions)."""
+    return -mean_over_actions(log_probs, log_probs)
+
+
+def largest_entropy(log_probs, mask):
+    """log(number of allowed actions), (batch,): the entropy of a uniform policy."""
+    number = log_probs.shape[-1] if mask is None else mask.sum(-1)
+    return jnp.log(jnp.broadcast_to(number, log_probs.shape[:-1]).astype(jnp.float32))
+
+
+def kl_divergence(old, new):
+    """KL(old, new) = sum_a old(a) (log old(a) - log new(a)), (batch,), of log-probabilities."""
+    return mean_over_actions(old, old - new)
+
+
+def hl_gauss(values, num_bins, symlog_max):
+    """The histogram (..., num_bins) of a Gaussian around symlog(value), for values (...).
+
+    symlog(y) = sign(y) log(1 + |y|). Bin i is centred at symlog_max (2 i / (num_bins - 1) - 1), and
+    values beyond the outer centres count as these. The Gaussian's deviation is SIGMA bins, and it
+    is cut off at the outer edges: section 3.1 of Farebrother et al. 2024.
+    """
+    width = 2.0 * symlog_max / (num_bins - 1)
+    edges = (symlog_max + 0.5 * width) * jnp.linspace(-1.0, 1.0, num_bins + 1)
+    centre = jnp.clip(jnp.sign(values) * jnp.log1p(jnp.abs(values)), -symlog_max, symlog_max)
+    below = jax.scipy.special.erf((edges - centre[..., None]) / (math.sqrt(2.0) * SIGMA * width))
+    return jnp.diff(below) / (below[..., -1:] - below[..., :1])
+
+
+def mean_of(logits, symlog_max):
+    """sum_i p_i sign(c_i) (exp|c_i| / k - 1), (...), p = softmax(logits (..., num_bins)), c_i the
+    centre of bin i. k = sum_i h_i exp(c_i), with h the histogram of 0.
+
+    With k = 1 this is the mean of symexp. But a histogram of y spreads in symlog, so that its mean
+    would be about k (y + 1) - 1, and bootstrapped targets would grow towards the last bin where
+    k gamma is 1 or more. With its own k it is y, except within some bins of the ends, where the
+    histogram is cut off, and of 0, where symexp has a kink: there it is up to 1 + 0.4 s times y,
+    with s the deviation in symlog (1.04 with the defaults).
+    """
+    number = logits.shape[-1]
+    centres = symlog_max * (2.0 * jnp.arange(number) - (number - 1)) / (number - 1)  # 0 is exact
+    spread = hl_gauss(jnp.zeros(()), number, symlog_max) @ jnp.exp(centres)
+    return nn.softmax(logits) @ (jnp.sign(centres) * (jnp.exp(jnp.abs(centres)) / spread - 1.0))
+
+
+def soft_lambda_targets(rewards, next_values, next_bonus, terminated, done, gamma, td_lambda):
+    """G_t = r_t + gamma (1 - terminated_t) (b_t + (1 - lambda) Q_t + lambda G_{t+1}).
+
+    All arrays are (num_steps, num_envs). Q_t are `next_values`, of the observations after the
+    actions, before any restart. They replace G_{t+1} at `done`, also when truncated, and at the
+    rollout's end. b_t is `next_bonus`, alpha times the entropy of the next policy: section 3.1
+    of the paper.
+    """
+    follows = (1.0 - jnp.asarray(done)).at[-1].set(0.0)
+    bootstrap = next_bonus + (1.0 - td_lambda * follows) * next_values
+    soft_rewards = rewards + gamma * (1.0 - terminated) * bootstrap
+    return parts.backward_sums(soft_rewards, gamma * td_lambda * follows)
+
+
+def learning_rates(config, num_updates, update):
+    """learning_rate (1 - done / num_updates) for each gradient step of an update, (number,)."""
+    number = config.update_epochs * config.num_minibatches
+    done = update.astype(jnp.float32) + jnp.arange(number) / number
+    left = jnp.maximum(1.0 - done / num_updates, 0.0)
+    return config.learning_rate * (left if config.anneal_lr else jnp.ones_like(left))
+
+
+# --- acting and training ----------------------------------------------------------------------
+
+
+@parts.without_x64
+def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Callable:
+    """Returns policy(state, observation, memory=None, rng=None, mask=None) -> action, memory.
+
+    The policy is for one environment. Without rng it takes the most probable action, with rng a
+    sample. mask (num_actions,): `env.action_mask`, the allowed actions.
+    """
+    env, env_params = parts.make_env(config, env, env_params)
+    network = Actor(config, env.action_space(env_params).n)
+
+    def policy(state, observation, memory=None, rng=None, mask=None):
+        x = parts.normalize(config, state.policy.obs_stats, observation)[None]
+        logits = allowed(network.apply(state.policy.params, x)[0], mask)
+        noise = 0.0 if rng is None else jax.random.gumbel(rng, logits.shape)
+        return jnp.argmax(logits + noise), memory
+
+    return policy
+
+
+def check(config: Config, env: Any, env_params: Any) -> None:
+    """Raises a ValueError that names the setting, its value and a value that works."""
+    parts.check_sizes(config, "num_steps", "update_epochs", "num_minibatches")
+    parts.check_network(config, "critic_hidden_sizes")
+    parts.check_choices(config, norm=tuple(NORMS))
+    if type(config.num_bins) is not int or config.num_bins < 11:  # mean_of is too far off
+        raise ValueError(f"num_bins={config.num_bins!r}: give a whole number, 11 or more")
+    parts.check_spaces(INFO, config, env, env_params)
+    size = config.num_envs * config.num_steps
+    what = f"num_envs * num_steps = {config.num_envs} * {config.num_steps} = {size}"
+    parts.check_divides("num_minibatches", config.num_minibatches, what, size)
+    parts.num_updates(config, size)
+
+
+@parts.without_x64
+def make_train(config: Config, env: Any = None, env_params: Any = None) -> Callable:
+    """Returns the jitted train(rng, state=None, num_evals=None) -> state, metrics.
+
+    `parts.program` describes the arguments. Without env and env_params, the config gives them.
+
+    Raises:
+      ValueError: a setting that cannot work, or a space that it cannot take.
+    """
+    env, env_params = parts.make_env(config, env, env_params)
+    check(config, env, env_params)
+    return parts.program(learner, config, env, env_params)
+
+
+def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
+    """The first state, an update (collects a rollout and learns from it), and the policy."""
+    batch_size = config.num_envs * config.num_steps
+    num_updates = parts.num_updates(config, batch_size)
+    environments = envs.batch(env, config.num_envs, config.num_steps, stagger=True)  # detail 8
+    num_actions = env.action_space(env_params).n
+    actor, critic = Actor(config, num_actions), Critic(config, num_actions)
+    optimizer = parts.clipped_adam(config.max_grad_norm, config.adam_eps)
+
+    def init(rng):
+        actor_rng, critic_rng, reset_rng, *rngs = jax.random.split(rng, 6)
+        rollout_rng, learn_rng, eval_rng = rngs
+        observation, env_state = environments.reset(reset_rng, env_params)
+        x, action = observation.astype(jnp.float32), jnp.zeros(config.num_envs, jnp.int32)
+        params = parts.orthogonal(actor, actor_rng, x, action_head=0.01)
+        critic_params = parts.orthogonal(critic, critic_rng, x, action, value_head=0.01)
+        weights = Weights(
+            temperature=jnp.log(config.initial_temperature),
+            multiplier=jnp.log(config.initial_multiplier),
+        )
+        return TrainState(
+            policy=PolicyState(params, parts.RunningStatistics.create(observation.shape[1:])),
+            critic_params=critic_params,
+            weights=weights,
+            opt_state=optimizer.init({"actor": params, "weights": weights}),
+            critic_opt_state=optimizer.init(critic_params),
+            env_state=env_state,
+            observation=observation,
+            episodes=parts.EpisodeStatistics.create(config.num_envs),
+            reward_scale=parts.RewardScale.create(config.num_envs),
+            rollout_rng=rollout_rng,
+            learn_rng=learn_rng,
+            eval_rng=eval_rng,
+            update=jnp.zeros((), jnp.int32),
+        )
+
+    def update(state):
+        """Collects a rollout and learns from it."""
+        rng, order_rng = jax.random.split(state.learn_rng)
+        state, rollout = collect(state.replace(learn_rng=rng))
+        batch, of_values = prepare(state, rollout)
+        state, metrics = learn(state, batch, order_rng)
+        state = update_statistics(state, rollout)
+        return state.replace(update=state.update + 1), metrics | of_values
+
+    def collect(state):
+        """Collects a rollout."""
+        rng, start_rng, step_rng, noise_rng = jax.random.split(state.rollout_rng, 4)
+        noise = jax.random.gumbel(noise_rng, (config.num_steps, config.num_envs, num_actions))
+
+        def step(state, inputs):
+            step_rng, noise = inputs
+            x = parts.normalize(config, state.policy.obs_stats, state.observation)
+            mask = environments.action_mask(state.env_state, env_params)
+            action = jnp.argmax(allowed(actor.apply(state.policy.params, x), mask) + noise, -1)
+            observation, env_state, reward, terminated, truncated, info = environments.step(
+                step_rng, state.env_state, action, env_params
+            )
+            transition = Transition(
+                observation=state.observation,
+                action=action,
+                reward=reward,
+                terminated=terminated,
+                done=terminated | truncated,
+                final_observation=info["final_observation"],
+                action_mask=mask,
+                final_action_mask=info.get("final_action_mask"),
+            )
+            return state.replace(env_state=env_state, observation=observation), transition
+
+        env_state = environments.refill(start_rng, state.env_state, env_params)
+        state = state.replace(env_state=env_state, rollout_rng=rng)
+        return parts.scan(step, state, (jax.random.split(step_rng, config.num_steps), noise))
+
+    def log_probs_of(params, x, mask):
+        return nn.log_softmax(allowed(actor.apply(params, x), mask))
+
+    def prepare(state, rollout):
+        """Samples with targets, and metrics of the critic before it learns from them."""
+        flat = jax.tree.map(lambda x: x.reshape(batch_size, *x.shape[2:]), rollout)
+        x = parts.normalize(config, state.policy.obs_stats, flat.observation)
+        final_x = parts.normalize(config, state.policy.obs_stats, flat.final_observation)
+        log_probs = log_probs_of(state.policy.params, final_x, flat.final_action_mask)
+        following = critic.apply(state.critic_params, final_x)
+        bonus = jnp.exp(state.weights.temperature) * entropy_of(log_probs)
+        reward = rollout.reward
+        if config.normalize_reward:
+            reward = state.reward_scale.scale(reward, config.clip_reward)
+        target = soft_lambda_targets(  # detail 2
+            reward,
+            mean_over_actions(log_probs, following.values).reshape(reward.shape),
+            bonus.reshape(reward.shape),
+            rollout.terminated,
+            rollout.done,
+            config.gamma,
+            config.td_lambda,
+        ).reshape(batch_size)
+        outcome = jnp.concatenate([following.features, reward.reshape(batch_size, 1)], -1)
+        batch = Batch(
+            observation=x,
+            action=flat.action,
+            target=target,
+            acted=log_probs_of(state.policy.params, x, flat.action_mask),
+            outcome=outcome if config.auxiliary else None,
+            terminated=flat.terminated,
+            action_mask=flat.action_mask,
+        )
+        value = of_action(critic.apply(state.critic_params, x).values, flat.action)
+        explained = parts.explained_variance(value, target)
+        return batch, {"mean_value": value.mean(), "explained_variance": explained}
+
+    def critic_loss(params, batch):
+        """The mean of -sum_i h_i(y) log p_i(s, a), and with `auxiliary` aux_coef times that of the
+        squared error of the prediction, which counts 0 at terminated steps."""
+        found = critic.apply(params, batch.observation, batch.action)
+        histogram = hl_gauss(batch.target, config.num_bins, config.symlog_max)
+        logits = of_action(found.logits, batch.action)
+        loss = -(histogram * nn.log_softmax(logits)).sum(-1).mean()
+        if not config.auxiliary:
+            return loss, {"critic_loss": loss}
+        error = jnp.square(found.prediction - batch.outcome).mean(-1)  # detail 7
+        aux_loss = ((1.0 - batch.terminated) * error).mean()
+        return loss + config.aux_coef * aux_loss, {"critic_loss": loss, "aux_loss": aux_loss}
+
+    def actor_loss(params, state, batch):
+        """The mean of sum_a pi(a|s) (alpha log pi(a|s) - Q(s, a)), or of beta KL where the KL
+        exceeds its bound: equation 9 of the paper. Also log pi(.|s), and the KL, (batch,)."""
+        log_probs = log_probs_of(params, batch.observation, batch.action_mask)
+        values = critic.apply(state.critic_params, batch.observation).values
+        kl = kl_divergence(batch.acted, log_probs)
+        temperature = jnp.exp(state.weights.temperature)
+        improve = mean_over_actions(log_probs, temperature * log_probs - values)
+        stay = jnp.exp(state.weights.multiplier) * kl
+        loss = jnp.where(kl < config.kl_bound, improve, stay).mean()  # detail 5
+        return loss, (log_probs, kl)
+
+    def weights_loss(weights, surplus, kl):
+        """alpha (H - target) + beta (bound - KL): its gradient step raises alpha where the entropy
+        H is too small, and beta where the KL is too large."""
+        slack = jnp.where(jnp.isinf(config.kl_bound), 0.0, config.kl_bound - kl)  # inf: no weight
+        return jnp.exp(weights.temperature) * surplus + jnp.exp(weights.multiplier) * slack
+
+    def critic_step(state, batch, learning_rate):
+        grads, metrics = jax.grad(critic_loss, has_aux=True)(state.critic_params, batch)
+        params, opt_state, norm = optimizer.step(
+            state.critic_params, state.critic_opt_state, grads, learning_rate
+        )
+        state = state.replace(critic_params=params, critic_opt_state=opt_state)
+        return state, metrics | {"critic_grad_norm": norm}
+
+    def actor_step(state, batch, learning_rate):
+        of_actor = jax.value_and_grad(actor_loss, has_aux=True)
+        (loss, (log_probs, kl)), grads = of_actor(state.policy.params, state, batch)
+        entropy = entropy_of(log_probs)
+        target = config.target_entropy * largest_entropy(log_probs, batch.action_mask)
+        of_weights = jax.grad(weights_loss)(state.weights, (entropy - target).mean(), kl.mean())
+        params, opt_state, norm = optimizer.step(
+            {"actor": state.policy.params, "weights": state.weights},
+            state.opt_state,
+            {"actor": grads, "weights": of_weights},
+            learning_rate,
+        )
+        metrics = {
+            "actor_loss": loss,
+            "entropy": entropy.mean(),
+            "kl": kl.mean(),
+            "clip_fraction": (kl >= config.kl_bound).mean(),
+            "temperature": jnp.exp(state.weights.temperature),
+            "multiplier": jnp.exp(state.weights.multiplier),
+            "grad_norm": norm,
+        }
+        policy = state.policy.replace(params=params["actor"])
+        return state.replace(policy=policy, weights=params["weights"], opt_state=opt_state), metrics
+
+    def learn(state, batch, order_rng):
+        """Epochs of minibatches."""
+        orders = parts.permutations(order_rng, config.update_epochs, batch_size)
+        rates = learning_rates(config, num_updates, state.update)
+        orders = orders.reshape(len(rates), -1)
+
+        def gradient_step(state, inputs):  # detail 4
+            indices, learning_rate = inputs
+            samples = jax.tree.map(lambda x: x[indices], batch)
+            state, of_critic = critic_step(state, samples, learning_rate)
+            state, of_actor = actor_step(state, samples, learning_rate)
+            return state, of_critic | of_actor
+
+        state, metrics = parts.scan(gradient_step, state, (orders, rates))
+        return state, jax.tree.map(jnp.mean, metrics)
+
+    def update_statistics(state, rollout):
+        """Merges the rollout into the statistics, after learning from it."""
+        state = state.replace(episodes=state.episodes.update(rollout.reward, rollout.done))
+        if config.normalize_obs:
+            obs_stats = state.policy.obs_stats.update(rollout.observation)
+            state = state.replace(policy=state.policy.replace(obs_stats=obs_stats))
+        if config.normalize_reward:
+            scale = state.reward_scale.update(rollout.reward, rollout.done, config.gamma)
+            state = state.replace(reward_scale=scale)
+        return state
+
+    return parts.Learner(init, update, make_policy(config, env, env_params), batch_size)
+
+
+if __name__ == "__main__":
+    from algorithms import launch
+
+    launch.main(sys.modules[__name__])
