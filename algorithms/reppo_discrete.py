@@ -80,7 +80,7 @@ class Config:
     td_lambda: float = real(0.95, "[0, 1]")  # decay of the trace; 0: one-step targets
     kl_bound: float = real(0.1, "(0, inf]")  # largest KL from the policy that acted; inf: any
     initial_multiplier: float = real(0.01, "(0, inf)")  # initial weight of the KL
-    initial_temperature: float = real(0.01, "(0, inf)")  # initial weight of the entropy
+    initial_temperature: float = real(0.1, "(0, inf)")  # initial weight of the entropy
     target_entropy: float = real(0.2, "[0, 1]")  # target entropy as a share of the largest one
     num_bins: int = static(51)  # bins of the distribution of values
     symlog_max: float = real(3.0, "(0, 20]")  # bins go to symexp of this, and down to minus it

@@ -169,6 +169,7 @@ CONTROL = [
     (sac_discrete, "Acrobot-v1", -90.0),
     (reppo_discrete, "CartPole-v1", 490.0),
     (reppo_discrete, "Acrobot-v1", -85.0),
+    (reppo_discrete, "MountainCar-v0", -130.0),
 ]
 
 

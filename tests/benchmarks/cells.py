@@ -140,7 +140,7 @@ PRESETS = (
     preset("crossq", "Pendulum-v1", 20_000, 10),
     preset("reppo", "Pendulum-v1", 50_000, 10),
     preset("reppo", "MountainCarContinuous-v0", 12_500, 10)._replace(what=HELD.format(4)),
-    *(preset("reppo_discrete", env, 500_000, 30) for env in CLASSIC[:2]),
+    *(preset("reppo_discrete", env, 500_000, 10) for env in CLASSIC),
     preset("ddpg", "Pendulum-v1", 30_000, 10),
     preset("alphazero", "tic_tac_toe", 500_000, 10),
     preset("dqn", "CartPole-v1", 500_000, 100),
@@ -162,7 +162,6 @@ DEFAULTS = (
     *(cell for name in POLICY_GRADIENTS for cell in defaults(name, *CLASSIC, *BOX)),
     *(cell for name in VALUES for cell in defaults(name, *CLASSIC)),
     *defaults("sac_discrete", *CLASSIC[:2]),
-    *defaults("reppo_discrete", *CLASSIC),
     *(
         default(name, "Breakout-MinAtar", 500_000, 10)
         for name in (*POLICY_GRADIENTS, *VALUES, "reppo_discrete")

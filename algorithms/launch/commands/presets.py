@@ -595,7 +595,7 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
             "num_evals": 10,
         },
     },
-    "reppo_discrete": {"CartPole-v1": {}, "Acrobot-v1": {}},
+    "reppo_discrete": {"CartPole-v1": {}, "Acrobot-v1": {}, "MountainCar-v0": {}},
     "crossq": {"Pendulum-v1": {"total_timesteps": 20_000, **SMALL}},
     "ddpg": {"Pendulum-v1": {"total_timesteps": 30_000, **SMALL}},
     "dqn": {
