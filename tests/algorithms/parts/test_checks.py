@@ -211,7 +211,7 @@ def test_spaces_that_can_be_taken_are(env, params, takes):
             PARAMS,
             BOTH,
             "Probe has an action_mask, which zzz would not heed; c51, dqn, iqn, ppo, ppo_plr, "
-            "ppo_rnn, pqn, pqn_rnn, qrdqn, r2d2 and sac_discrete do$",
+            "ppo_rnn, pqn, pqn_rnn, qrdqn, r2d2, reppo_discrete and sac_discrete do$",
         ),
         (
             MASKED_PAIR,
