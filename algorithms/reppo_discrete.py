@@ -67,7 +67,7 @@ INFO = {
 class Config:
     env: str = static("CartPole-v1")  # name of the environment
     env_settings: tuple[tuple[str, Any], ...] = static(())  # env settings, name=value,...
-    total_timesteps: int = static(50_000)  # environment steps of the whole run
+    total_timesteps: int = static(500_000)  # environment steps of the whole run
     num_envs: int = static(16)  # parallel environments
     num_steps: int = static(64)  # steps of each environment in a rollout
     update_epochs: int = static(8)  # passes over each rollout
