@@ -29,12 +29,12 @@ this form for CartPole and MinAtar:
   9 Forbidden actions have no probability, in acting, in expectations and in entropies.
 Seven things differ from that code. Bins are equidistant in symlog(value) (Hafner et al. 2023,
 https://arxiv.org/abs/2301.04104), and rewards are normalised, so no range of values has to be
-guessed. The target entropy is a share of the largest entropy. Theirs is below 0, where no entropy
-is, so their temperature only falls. Targets take the mean of the next values over actions, instead
-of the value of the next action. The prediction of the next features knows the action. The critic
-learns from truncated steps too. A terminated step has no entropy of a next policy. Statistics do
-not change while a rollout is collected and learned from. The networks differ too: norms are layer
-norms, and the critic's last feature layer has a norm and an activation.
+guessed. The target entropy is a share of the largest entropy. Theirs is 0 or less, so that their
+temperature only falls. Targets take the mean of the next values over actions, instead of the value
+of the next action. The prediction of the next features knows the action. The critic learns from
+truncated steps too. A terminated step has no entropy of a next policy. Statistics do not change
+while a rollout is collected and learned from. The networks differ too: norms are layer norms, and
+the critic's last feature layer has a norm and an activation.
 """
 
 import math
@@ -201,19 +201,6 @@ class TrainState:
     learn_rng: jax.Array  # key for learning
     eval_rng: jax.Array  # constant: all evaluations use it
     update: jax.Array  # rollouts learned from so far, int32
-
-
-class Transition(NamedTuple):
-    """A rollout; leading axes (num_steps, num_envs)."""
-
-    observation: jax.Array
-    action: jax.Array
-    reward: jax.Array
-    terminated: jax.Array
-    done: jax.Array  # terminated or truncated
-    final_observation: jax.Array  # after the action, before any restart
-    action_mask: jax.Array | None  # (..., num_actions)
-    final_action_mask: jax.Array | None  # of the final observation
 
 
 class Batch(NamedTuple):
@@ -414,7 +401,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         return state.replace(update=state.update + 1), metrics | of_values
 
     def collect(state):
-        """Collects a rollout."""
+        """Collects a rollout, leading axes (num_steps, num_envs)."""
         rng, start_rng, step_rng, noise_rng = jax.random.split(state.rollout_rng, 4)
         noise = jax.random.gumbel(noise_rng, (config.num_steps, config.num_envs, num_actions))
 
@@ -426,7 +413,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             observation, env_state, reward, terminated, truncated, info = environments.step(
                 step_rng, state.env_state, action, env_params
             )
-            transition = Transition(
+            transition = parts.Transition(
                 observation=state.observation,
                 action=action,
                 reward=reward,

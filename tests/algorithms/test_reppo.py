@@ -272,7 +272,7 @@ def papers_targets(state, rollout, space, rng):
 
 
 def papers_update(state, rollout, space):
-    """The critic's parameters, the actor's and the weights after two steps, and metrics."""
+    """`stepped` after two steps, and values and targets before them."""
     actor, critic = reppo.Actor(STEP, 2), reppo.Critic(STEP)
     _, target_rng, order_rng, noise_rng = jax.random.split(state.learn_rng, 4)
     target, outcome = papers_targets(state, rollout, space, target_rng)
@@ -282,8 +282,6 @@ def papers_update(state, rollout, space):
     acted = actor.apply(state.policy.params, x)
     orders = parts.permutations(order_rng, 2, SAMPLES)
     noises = parts.action_noise(noise_rng, space, (2, SAMPLES))
-    clip = optax.clip_by_global_norm(STEP.max_grad_norm)
-    adam = optax.chain(clip, optax.adam(STEP.learning_rate, eps=STEP.adam_eps))
 
     def critic_loss(params, i):
         found = critic.apply(params, x[i], action[i])
@@ -308,43 +306,55 @@ def papers_update(state, rollout, space):
         said |= {"multiplier": beta, "clip_fraction": (kl >= STEP.kl_bound).mean()}
         return loss + of_alpha + of_beta, said
 
+    found = stepped(STEP, state, critic_loss, actor_loss, zip(orders, noises))
+    return *found, critic.apply(state.critic_params, x, action).value, target
+
+
+def stepped(config, state, critic_loss, actor_loss, inputs):
+    """The critic's parameters, the actor's and the weights, and what the losses say of each step.
+
+    Each of the inputs (indices, ...) is a step of the critic, then one of the actor.
+    """
+    clip = optax.clip_by_global_norm(config.max_grad_norm)
+    adam = optax.chain(clip, optax.adam(config.learning_rate, eps=config.adam_eps))
     both, critic_params = (state.policy.params, state.weights), state.critic_params
     opt_state, critic_opt_state, rows = adam.init(both), adam.init(critic_params), []
-    for i, noise in zip(orders, noises):
+    for i, *more in inputs:
         grads, said = jax.grad(critic_loss, has_aux=True)(critic_params, i)
         said["critic_grad_norm"] = optax.tree.norm(grads)
         changes, critic_opt_state = adam.update(grads, critic_opt_state)
         critic_params = optax.apply_updates(critic_params, changes)
-        grads, of_actor = jax.grad(actor_loss, has_aux=True)(both, critic_params, i, noise)
+        grads, of_actor = jax.grad(actor_loss, has_aux=True)(both, critic_params, i, *more)
         said |= of_actor | {"grad_norm": optax.tree.norm(grads)}
         changes, opt_state = adam.update(grads, opt_state)
         both = optax.apply_updates(both, changes)
         rows.append(said)
-    said = jax.tree.map(lambda *x: np.mean(x), *rows)
-    value = critic.apply(state.critic_params, x, action).value
-    said["mean_value"] = value.mean()
-    explained = 1.0 - jnp.var(target - value) / jnp.var(target)
-    return critic_params, *both, said, rows, explained
+    return critic_params, *both, rows
+
+
+def assert_the_papers(config, state, rollout, after, metrics, expected):
+    """What an update leads to, and its metrics, against `stepped` and the values and targets."""
+    assert rollout.terminated.any() and (rollout.done & ~rollout.terminated).any()
+    critic_params, params, weights, rows, values, target = expected
+    assert 0.1 < rows[1]["clip_fraction"] < 0.9, "both branches of the actor's loss"
+    assert float(rows[0]["grad_norm"]) != pytest.approx(config.max_grad_norm)
+    assert_close(after.critic_params, critic_params, rtol=1e-3, atol=2e-5)
+    assert_close(after.policy.params, params, rtol=1e-3, atol=2e-5)
+    assert_close(after.weights, weights, rtol=1e-4)
+    said = jax.tree.map(lambda *x: np.mean(x), *rows) | {"mean_value": values.mean()}
+    for name, value in said.items():
+        assert float(metrics[name]) == pytest.approx(float(value), rel=1e-3, abs=1e-6), name
+    scale = state.reward_scale.update(rollout.reward, rollout.done, config.gamma)
+    assert_close(after.reward_scale, scale, rtol=1e-5)
+    assert_close(after.policy.obs_stats, state.policy.obs_stats.update(rollout.observation))
+    found, explained = metrics["explained_variance"], 1.0 - jnp.var(target - values) / target.var()
+    assert float(found.total) == pytest.approx(float(explained), abs=1e-3) and found.weight == 1
 
 
 def test_an_update_is_the_papers(step):
     space, state, rollout, after, metrics = step
-    assert rollout.terminated.any() and (rollout.done & ~rollout.terminated).any()
-    critic_params, params, weights, said, rows, explained = papers_update(
-        again(state), rollout, space
-    )
-    assert 0.1 < rows[1]["clip_fraction"] < 0.9, "both branches of the actor's loss"
-    assert float(rows[0]["grad_norm"]) != pytest.approx(STEP.max_grad_norm)
-    assert_close(after.critic_params, critic_params, rtol=1e-3, atol=2e-5)
-    assert_close(after.policy.params, params, rtol=1e-3, atol=2e-5)
-    assert_close(after.weights, weights, rtol=1e-4)
-    for name, value in said.items():
-        assert float(metrics[name]) == pytest.approx(float(value), rel=1e-3, abs=1e-6), name
-    scale = state.reward_scale.update(rollout.reward, rollout.done, STEP.gamma)
-    assert_close(after.reward_scale, scale, rtol=1e-5)
-    assert_close(after.policy.obs_stats, state.policy.obs_stats.update(rollout.observation))
-    found = metrics["explained_variance"]
-    assert float(found.total) == pytest.approx(float(explained), abs=1e-3) and found.weight == 1
+    expected = papers_update(again(state), rollout, space)
+    assert_the_papers(STEP, state, rollout, after, metrics, expected)
 
 
 def test_without_a_bound_the_kl_has_no_weight(slices):

@@ -5,7 +5,6 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 import scipy.stats
 
@@ -13,7 +12,7 @@ import envs
 from algorithms import parts, reppo, reppo_discrete
 from tests import probe as tasks
 from tests.algorithms import test_reppo
-from tests.algorithms.cases import Case, again, assert_close, change_leaves, programs
+from tests.algorithms.cases import Case, again, change_leaves, programs
 from tests.algorithms.test_probes import play_probes
 from tests.algorithms.test_reppo import plain_targets
 from tests.algorithms.test_sac_discrete import MASK, Masked
@@ -161,7 +160,7 @@ def collected(state, env, params):
         done = terminated | truncated
         rows.append((x, action, reward, terminated, done, last, mask, final_mask))
         x = following
-    return reppo_discrete.Transition(*(jnp.stack(column) for column in zip(*rows)))
+    return parts.Transition(*(jnp.stack(column) for column in zip(*rows)))
 
 
 def probs_of(params, x, mask):
@@ -200,7 +199,7 @@ def papers_targets(state, rollout):
 
 
 def papers_update(state, rollout):
-    """The critic's parameters, the actor's and the weights after two steps, and metrics."""
+    """`test_reppo.stepped` after two steps, and values and targets before them."""
     critic = reppo_discrete.Critic(STEP, 3)
     _, order_rng = jax.random.split(state.learn_rng)
     target, outcome = papers_targets(state, rollout)
@@ -210,8 +209,6 @@ def papers_update(state, rollout):
     )
     x, rows = test_reppo.normalized(state, x), jnp.arange(SAMPLES)
     acted = probs_of(state.policy.params, x, mask)
-    clip = optax.clip_by_global_norm(STEP.max_grad_norm)
-    adam = optax.chain(clip, optax.adam(STEP.learning_rate, eps=STEP.adam_eps))
 
     def critic_loss(params, i):
         found = critic.apply(params, x[i], action[i])
@@ -239,43 +236,17 @@ def papers_update(state, rollout):
         said |= {"clip_fraction": (kl >= STEP.kl_bound).mean()}
         return loss + weighted, said
 
-    both, critic_params = (state.policy.params, state.weights), state.critic_params
-    opt_state, critic_opt_state, steps = adam.init(both), adam.init(critic_params), []
-    for i in parts.permutations(order_rng, 2, SAMPLES):
-        grads, said = jax.grad(critic_loss, has_aux=True)(critic_params, i)
-        said["critic_grad_norm"] = optax.tree.norm(grads)
-        changes, critic_opt_state = adam.update(grads, critic_opt_state)
-        critic_params = optax.apply_updates(critic_params, changes)
-        grads, of_actor = jax.grad(actor_loss, has_aux=True)(both, critic_params, i)
-        said |= of_actor | {"grad_norm": optax.tree.norm(grads)}
-        changes, opt_state = adam.update(grads, opt_state)
-        both = optax.apply_updates(both, changes)
-        steps.append(said)
-    said = jax.tree.map(lambda *x: np.mean(x), *steps)
-    value = critic.apply(state.critic_params, x).values[rows, action]
-    said["mean_value"] = value.mean()
-    explained = 1.0 - jnp.var(target - value) / jnp.var(target)
-    return critic_params, *both, said, steps, explained
+    orders = parts.permutations(order_rng, 2, SAMPLES)
+    found = test_reppo.stepped(STEP, state, critic_loss, actor_loss, ((i,) for i in orders))
+    return *found, critic.apply(state.critic_params, x).values[rows, action], target
 
 
 def test_an_update_is_the_papers(step):
     state, rollout, after, metrics = step
-    assert rollout.terminated.any() and (rollout.done & ~rollout.terminated).any()
     assert (rollout.action_mask != rollout.final_action_mask).any()
     assert (rollout.action_mask.sum(-1) == 1).any(), "where the largest entropy is 0"
-    critic_params, params, weights, said, steps, explained = papers_update(again(state), rollout)
-    assert 0.1 < steps[1]["clip_fraction"] < 0.9, "both branches of the actor's loss"
-    assert float(steps[0]["grad_norm"]) != pytest.approx(STEP.max_grad_norm)
-    assert_close(after.critic_params, critic_params, rtol=1e-3, atol=2e-5)
-    assert_close(after.policy.params, params, rtol=1e-3, atol=2e-5)
-    assert_close(after.weights, weights, rtol=1e-4)
-    for name, value in said.items():
-        assert float(metrics[name]) == pytest.approx(float(value), rel=1e-3, abs=1e-6), name
-    scale = state.reward_scale.update(rollout.reward, rollout.done, STEP.gamma)
-    assert_close(after.reward_scale, scale, rtol=1e-5)
-    assert_close(after.policy.obs_stats, state.policy.obs_stats.update(rollout.observation))
-    found = metrics["explained_variance"]
-    assert float(found.total) == pytest.approx(float(explained), abs=1e-3) and found.weight == 1
+    expected = papers_update(again(state), rollout)
+    test_reppo.assert_the_papers(STEP, state, rollout, after, metrics, expected)
 
 
 def test_without_a_bound_the_kl_has_no_weight(slices):
