@@ -6,15 +6,16 @@ import functools
 import gc
 import importlib.util
 import os
-import pathlib
-import re
+import shutil
 import sys
+from pathlib import Path
 
 import jax
 import pytest
 
-import algorithms
 from algorithms.parts import training
+from tests.changed import Changed
+from tests.seconds import ALGORITHMS, Seconds, group_of
 
 jax.config.update("jax_debug_key_reuse", True)
 # A test that needs several devices runs in its own process.
@@ -40,6 +41,14 @@ if jax.version.__version_info__ < (0, 11):
 AS_FOR_USERS |= FUSED_AS_FOR_USERS
 flags = " ".join(f"--{name}={str(value).lower()}" for name, value in QUICK.items())
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}"
+# Programs are kept between runs, as for users. Processes that tests start use them, too.
+PROGRAMS = Path(__file__).parents[1] / ".pytest_cache" / "programs"
+MOST = 2 * 1024**3  # bytes, after which the folder is emptied
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(PROGRAMS))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
+jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
+least = float(os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"])
+jax.config.update("jax_persistent_cache_min_compile_time_secs", least)
 # Nothing that a test writes has to survive a power cut, and waiting for the disk takes long.
 os.fsync = lambda file: None
 # Tracing makes many objects and little garbage, so collections only cost time.
@@ -66,8 +75,20 @@ class InOrder:
         items.sort(key=lambda item: (*rank(groups[item]), item.path))
 
 
+def pytest_addoption(parser):
+    """`--changed` alone compares with the last commit, `--changed=main~3` with that one."""
+    words = {"nargs": "?", "const": "HEAD", "metavar": "REVISION"}
+    parser.addoption("--changed", **words, help="only tests that changes since then can reach")
+
+
 def pytest_configure(config):
     config.pluginmanager.register(InOrder())
+    config.pluginmanager.register(Seconds(config))
+    if config.option.changed:
+        config.pluginmanager.register(Changed(config.option.changed))
+    first = not hasattr(config, "workerinput")
+    if first and sum(file.stat().st_size for file in PROGRAMS.glob("*")) > MOST:
+        shutil.rmtree(PROGRAMS)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -79,18 +100,6 @@ def pytest_xdist_make_scheduler(config, log):
         _split_scope = staticmethod(group_of)
 
     return Groups(config, log)
-
-
-ALGORITHMS = {file.stem for file in pathlib.Path(algorithms.__file__).parent.glob("*.py")}
-
-
-def group_of(nodeid):
-    """The group of a test that shares compiled programs: its algorithm's file, or its own file."""
-    file, _, test = nodeid.partition("::")
-    if not (of_algorithms := re.fullmatch(r"tests/algorithms/test_(\w+)\.py", file)):
-        return file
-    case = re.search(r"\[(\w+)", test)
-    return case[1] if case and case[1] in ALGORITHMS else of_algorithms[1]
 
 
 def pytest_runtest_teardown(item, nextitem):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import group_of
+from tests.seconds import group_of
 
 ROOT = Path(__file__).parents[1]
 

@@ -12,6 +12,7 @@ import warnings
 import jax
 import numpy as np
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 from algorithms import crossq, dqn, launch, ppo, ppo_vtrace, reinforce
 from algorithms.launch import metrics
@@ -258,18 +259,27 @@ def test_curves_with_and_without_evaluation(tmp_path, start, episodes):
     assert best == launch.load(result.run_dir, module=toy).points[np.nanargmax(scores)]
 
 
-def test_another_float_does_not_compile_again(compilation_cache):
-    minimum = jax.config.jax_persistent_cache_min_compile_time_secs
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    compiled = lambda: {f.name for f in compilation_cache.iterdir() if "jit_mapped" in f.name}
-    try:
-        config = CONFIG.replace(num_envs=7)
-        launch.run(toy, config, save=False)
-        before = compiled()
-        launch.run(toy, config.replace(learning_rate=0.3, gamma=0.5), seed=8, save=False)
-        assert before and compiled() == before
-    finally:
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", minimum)
+@pytest.fixture
+def empty_cache(tmp_path):
+    """A compilation cache of its own, which keeps everything."""
+    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+    before = {name: getattr(jax.config, name) for name in names}
+    for name, value in zip(names, (str(tmp_path / "compiled"), 0.0)):
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+    yield tmp_path / "compiled"
+    for name, value in before.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+
+
+def test_another_float_does_not_compile_again(empty_cache):
+    compiled = lambda: {f.name for f in empty_cache.iterdir() if "jit_mapped" in f.name}
+    config = CONFIG.replace(num_envs=7)
+    launch.run(toy, config, save=False)
+    before = compiled()
+    launch.run(toy, config.replace(learning_rate=0.3, gamma=0.5), seed=8, save=False)
+    assert before and compiled() == before
 
 
 @pytest.mark.parametrize(

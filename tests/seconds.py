@@ -1,0 +1,98 @@
+"""CPU seconds of the tests by area, and the budgets that test_seconds.py keeps.
+
+Every run prints a table. A run of the whole suite leaves it in pytest's cache, where the test finds
+it. CPU seconds, those of ended child processes included, depend little on what else runs.
+"""
+
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+import algorithms
+
+ALGORITHMS = {file.stem for file in Path(algorithms.__file__).parent.glob("*.py")} - {"__init__"}
+# Files that also run the tests of what all files get from `parts.program`.
+WHOLE = ("ppo", "dqn", "sac", "ippo", "r2d2")
+AREAS = {"launcher": 250, "envs": 120, "parts": 100, "all else": 60}
+BUDGETS = {name: 40 if name in WHOLE else 22 for name in sorted(ALGORITHMS)} | AREAS
+KEY = "suite/seconds"  # in pytest's cache
+
+
+def group_of(nodeid: str) -> str:
+    """The group of a test that shares compiled programs: its algorithm's file, or its own file."""
+    file, _, test = nodeid.partition("::")
+    if not (of_algorithms := re.fullmatch(r"tests/algorithms/test_(\w+)\.py", file)):
+        return file
+    case = re.search(r"\[(\w+)", test)
+    return case[1] if case and case[1] in ALGORITHMS else of_algorithms[1]
+
+
+def area_of(nodeid: str) -> str:
+    """The area of a test, one of BUDGETS."""
+    group = group_of(nodeid)
+    if group in ALGORITHMS:
+        return group
+    folders = {"tests/algorithms/launch/": "launcher", "tests/algorithms/parts/": "parts"}
+    folders["tests/envs/"] = "envs"
+    return next((area for start, area in folders.items() if group.startswith(start)), "all else")
+
+
+def cpu() -> float:
+    """CPU seconds of this process and of its children that have ended."""
+    spent = os.times()
+    return spent.user + spent.system + spent.children_user + spent.children_system
+
+
+def over_budget(seconds: dict[str, float], slack: float = 1.0) -> list[str]:
+    """A line for each area that takes longer than its budget times `slack`."""
+    return [
+        f"{area}: {seconds[area]:.0f} s of {budget}"
+        for area, budget in BUDGETS.items()
+        if seconds.get(area, 0.0) > slack * budget
+    ]
+
+
+def table(seconds: dict[str, float]) -> Iterable[str]:
+    """Lines of a table of the areas that ran; those over their budgets are marked."""
+    for area in sorted(seconds, key=seconds.get, reverse=True):
+        budget = BUDGETS.get(area)
+        mark = " <- over" if budget and seconds[area] > budget else ""
+        yield f"{area:15} {seconds[area]:7.1f} {budget or '':>6}{mark}"
+    yield f"{'all':15} {sum(seconds.values()):7.1f} {sum(BUDGETS.values()):6}"
+
+
+class Seconds:
+    """A plugin that adds up seconds in each process, and prints them in the one that ends last."""
+
+    def __init__(self, config: pytest.Config):
+        self.config, self.areas = config, {}
+        self.passed = self.count = 0
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item):
+        start = cpu()
+        result = yield
+        area = area_of(item.nodeid)
+        self.areas[area] = self.areas.get(area, 0.0) + cpu() - start
+        return result
+
+    def pytest_sessionfinish(self, session):
+        if hasattr(self.config, "workeroutput"):
+            self.config.workeroutput["areas"] = self.areas
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node):
+        for area, seconds in getattr(node, "workeroutput", {}).get("areas", {}).items():
+            self.areas[area] = self.areas.get(area, 0.0) + seconds
+
+    def pytest_terminal_summary(self, terminalreporter):
+        if sum(self.areas.values()) < 60.0:  # a few tests
+            return
+        terminalreporter.section("CPU seconds, budget")
+        for line in table(self.areas):
+            terminalreporter.line(line)
+        if set(BUDGETS) <= set(self.areas):
+            self.config.cache.set(KEY, self.areas)

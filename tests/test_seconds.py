@@ -1,0 +1,37 @@
+"""Budgets of CPU seconds, and the measurement of what the tests take."""
+
+import pytest
+
+from tests import seconds
+
+
+def test_the_last_whole_run_kept_its_budgets(request):
+    """It may take a quarter longer than its budgets, because seconds vary between machines."""
+    kept = request.config.cache.get(seconds.KEY, None)
+    if kept is None:
+        pytest.skip("no whole run has ended here")
+    assert not seconds.over_budget(kept, slack=1.25)
+
+
+def test_areas_over_their_budgets_are_named():
+    areas = dict.fromkeys(seconds.BUDGETS, 1.0) | {"ppo": 41.2, "c51": 21.0, "launcher": 300.0}
+    assert seconds.over_budget(areas) == ["ppo: 41 s of 40", "launcher: 300 s of 250"]
+    assert seconds.over_budget(areas, slack=1.1) == ["launcher: 300 s of 250"]
+    marked = [line for line in seconds.table(areas) if line.endswith("<- over")]
+    assert [line.split()[0] for line in marked] == ["launcher", "ppo"]
+
+
+@pytest.mark.parametrize(
+    "nodeid, area",
+    [
+        ("tests/algorithms/test_contract.py::test_pinned_values[ppo_rnn]", "ppo_rnn"),
+        ("tests/algorithms/test_value_based.py::test_it[dqn-single]", "dqn"),
+        ("tests/algorithms/test_split.py::test_it[ppo_shaped]", "all else"),
+        ("tests/algorithms/parts/test_info.py::test_info[ppo]", "parts"),
+        ("tests/algorithms/launch/test_cli.py::test_it", "launcher"),
+        ("tests/envs/test_envs.py::test_env[ppo]", "envs"),
+        ("tests/test_docs.py::test_it", "all else"),
+    ],
+)
+def test_every_test_has_an_area(nodeid, area):
+    assert seconds.area_of(nodeid) == area and area in seconds.BUDGETS
