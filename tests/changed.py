@@ -48,14 +48,15 @@ def sources() -> dict[str, str]:
 
 def is_main(node: ast.AST) -> bool:
     """Whether this is `if __name__ == "__main__":`, which nothing imports."""
-    return isinstance(node, ast.If) and "__main__" in ast.unparse(node.test)
+    return isinstance(node, ast.If) and ast.unparse(node.test) == "__name__ == '__main__'"
 
 
-def nodes(tree: ast.AST) -> Iterator[ast.AST]:
-    for node in ast.iter_child_nodes(tree):
-        if not is_main(node):
-            yield node
-            yield from nodes(node)
+def nodes(tree: ast.Module) -> Iterator[ast.AST]:
+    left = [node for node in tree.body if not is_main(node)]
+    while left:
+        node = left.pop()
+        yield node
+        left += ast.iter_child_nodes(node)
 
 
 def names_in(file: str) -> Iterator[str]:
