@@ -15,6 +15,7 @@ from algorithms import parts
 from tests.algorithms.cases import EVALUATION, again, assert_same, programs
 from tests.algorithms.test_policy_gradients import assert_epochs
 from tests.probe import LEAVING, Pair, PairParams, PairState, Sacrifice, SacrificeParams
+from tests.seconds import WHOLE
 
 pytestmark = pytest.mark.cases(lambda case: case.takes_several)
 of_teams = pytest.mark.cases(lambda case: case.several)
@@ -135,10 +136,10 @@ def test_forbidden_actions_are_never_taken(case):
     A policy with a key, exploring as much as it may, does not take one either.
     """
     env = Pair(masked=True)
-    config = case.tiny.replace(num_eval_episodes=32)
+    config = case.tiny.replace(num_eval_episodes=32 * (case.name in WHOLE))
     state, metrics = case.module.make_train(config, env, PairParams())(jax.random.key(0))
-    assert (np.asarray(metrics["episode_return"][1:]) >= 0.0).all()
-    assert (np.asarray(metrics["eval_return"]) >= 0.0).all()
+    for name in {"episode_return", "eval_return"} & metrics.keys():
+        assert (np.asarray(metrics[name][1:]) >= 0.0).all(), name
     config = config.replace(**dict(eps_end=1.0) if hasattr(config, "eps_end") else {})
     policy = jax.jit(case.module.make_policy(config, env, PairParams()))
     mask = jnp.array([[False, False, True], [True, False, False]])

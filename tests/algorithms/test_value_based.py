@@ -101,13 +101,22 @@ def test_metrics_have_the_points_as_leading_axis(case, trained):
     np.testing.assert_allclose(metrics["epsilon"][1:], 0.05 + 0.95 * left, rtol=1e-5)
 
 
+def test_learning_waits(slices):
+    """The first point ends before learning_starts."""
+    (start, _), (state, _), *_ = slices
+    for name in ("policy", "target_params", "target_age", "opt_state"):
+        assert_same(getattr(state, name), getattr(start, name))
+
+
 @pytest.fixture(scope="module")
 def points(module, tiny):
     """The state and a point of a run of CartPole that keeps all transitions, and every state.
 
-    Episodes have at most 12 steps. The target network is copied after 14 gradient steps.
+    Episodes have at most 12 steps, and windows have 12. The target network is copied after 22
+    gradient steps.
     """
-    config = tiny.replace(buffer_size=96, target_every=14, tau=1.0, num_eval_episodes=0)
+    config = tiny.replace(buffer_size=96, learning_starts=0, n_step=12, num_eval_episodes=0)
+    config = config.replace(target_every=22, tau=1.0)
     env, env_params = envs.make(config.env)
     train = module.make_train(config, env, env_params.replace(max_steps_in_episode=12))
     states = [parts.first_state(train, jax.random.key(0))]
@@ -116,20 +125,9 @@ def points(module, tiny):
     return train, states
 
 
-def test_learning_waits(points):
-    """The first point ends before learning_starts."""
-    _, (start, state, *_) = points
-    for name in ("policy", "target_params", "target_age", "opt_state"):
-        assert_same(getattr(state, name), getattr(start, name))
-
-
-def test_learning_waits_for_a_whole_window(module, tiny):
-    """A window is 12 steps of both environments, from 6 of the 8 rounds; the last 3 rounds
-    learn."""
-    config = tiny.replace(learning_starts=0, n_step=12)
-    learner = module.learner(config, *envs.make(config.env))
-    _, metrics = jax.jit(learner.update)(jax.jit(learner.init)(jax.random.key(0)))
-    assert metrics["loss"].weight == 6
+def test_learning_waits_for_a_whole_window(points):
+    """It is there from 6 of the 8 rounds on, and the last 3 rounds make two gradient steps each."""
+    assert points[1][1].target_age == 6
 
 
 def test_transitions_lead_to_the_observation_before_any_restart(points):
@@ -152,13 +150,14 @@ def test_transitions_lead_to_the_observation_before_any_restart(points):
 
 
 def test_targets_are_copied_on_time(points):
-    """The 14th gradient step ends the second point, and 16 are in the third."""
-    *_, second, third = points[1]
-    assert (int(second.target_age), int(third.target_age)) == (0, 2)
+    """The 22nd gradient step ends the second point, and 16 are in the third."""
+    _, first, second, third = points[1]
+    assert (int(second.target_age), int(third.target_age)) == (0, 16)
     near = lambda a, b: jax.tree.all(jax.tree.map(lambda x, y: np.allclose(x, y, 1e-5, 1e-7), a, b))
     assert near(second.target_params, second.policy.params)
-    for other in (second, third):
-        assert not near(third.target_params, other.policy.params)
+    assert_same(third.target_params, second.target_params)
+    for other in (first, third):
+        assert not near(other.target_params, other.policy.params)
 
 
 def test_the_learning_rate_is_annealed(points):
@@ -212,9 +211,9 @@ def test_a_buffer_larger_than_the_memory_is_refused_with_one_that_fits(module, t
 
 
 @pytest.mark.cases(lambda case: case.has("prioritized"))
-def test_priorities_are_written_back_and_the_largest_is_remembered(points):
+def test_priorities_are_written_back_and_the_largest_is_remembered(slices):
     """At first all have the priority of transitions that have not been drawn yet."""
-    _, (start, first, second, _) = points
+    start, first, second, _ = (state for state, _ in slices)
     assert (first.replay.priorities[:30] == 1.0).all() and start.replay.max_priority == 1.0
     seen = np.unique(np.asarray(second.replay.priorities))
     assert len(seen) > 10 and second.replay.max_priority >= seen.max() > 1.0
@@ -441,18 +440,17 @@ def test_the_target_network_moves_by_tau(one_step):
     jax.tree.map(assert_close, after.target_params, expected)
 
 
-def test_the_policy_sees_normalised_observations(case):
-    config, env, env_params = case.tiny.replace(**ONE), tasks.Probe(), tasks.ProbeParams()
-    learner = case.module.learner(config, env, env_params)
-    state = jax.jit(learner.init)(jax.random.key(0))
-    policy = state.policy
-    stats = policy.obs_stats.replace(mean=jnp.array([5.0]), var=jnp.array([4.0]))
-    state = state.replace(policy=policy.replace(obs_stats=stats))
-    x = np.linspace(-5.0, 15.0, 81, dtype=np.float32)[:, None]
-    actions = jax.vmap(lambda x: learner.policy(state, x)[0])(x)
-    values = lambda x: case.action_values(config, env.action_space(env_params), policy.params, x)
-    np.testing.assert_array_equal(actions, values((x - 5.0) / 2.0).argmax(-1))
-    assert (actions != values(x).argmax(-1)).any()
+def test_the_policy_takes_the_best_action_of_normalised_observations(case, slices):
+    policy = slices[-1][0].policy
+    stats = policy.obs_stats.replace(mean=jnp.full(4, 0.5), var=jnp.full(4, 4.0))
+    state = slices[-1][0].replace(policy=policy.replace(obs_stats=stats))
+    make = case.module.make_policy(case.tiny.replace(normalize_obs=True))
+    x = np.random.default_rng(0).normal(size=(200, 4)).astype(np.float32)
+    actions = jax.jit(jax.vmap(lambda x: make(state, x)[0]))(x)
+    space = tasks.spaces.Discrete(2)
+    values = lambda x: case.action_values(case.tiny, space, policy.params, x)
+    np.testing.assert_array_equal(actions, values((x - 0.5) / 2.0).argmax(-1))
+    assert (actions != values(x).argmax(-1)).any() and len(np.unique(actions)) == 2
 
 
 SHARED = ("greedy", "epsilon_at", "epsilon_greedy", "durations", "hold")
