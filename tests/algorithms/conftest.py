@@ -18,6 +18,7 @@ from tests.algorithms.cases import (
     stacked,
     whole,
 )
+from tests.seconds import WHOLE
 
 
 def pytest_generate_tests(metafunc):
@@ -98,16 +99,18 @@ def swept(case, floats):
     """One program that trains with each float changed in turn, and last unchanged, with two seeds.
 
     Returns configs, initial states, final states and metrics. States are arguments, as in the
-    launcher, so that even counters are batched.
+    launcher, so that even counters are batched. Few files evaluate: it is of all files alike.
     """
     on = {name: True for name in ("normalize_obs", "normalize_reward") if case.has(name)}
-    base = case.tiny.replace(eval_at_start=False, **{**on, **case.swept})
+    episodes = case.tiny.num_eval_episodes * (case.name in WHOLE)
+    base = case.tiny.replace(eval_at_start=False, num_eval_episodes=episodes, **on)
+    base = base.replace(**case.swept)
     changed = {"clip_obs": 0.1, "clip_reward": 0.1, **case.other}
     other = {name: changed.get(name, 0.5 * getattr(base, name)) for name in floats}
     configs = [base.replace(**{name: other[name]}) for name in floats] + [base, base]
-    keys = jnp.stack([jax.random.key(0)] * (len(floats) + 1) + [jax.random.key(1)])
-    start = jax.vmap(lambda config, key: parts.first_state(of_swept(case, config), key))
+    keys = [jax.random.key(0) for _ in floats] + [jax.random.key(0), jax.random.key(1)]
+    start = [parts.first_state(of_swept(case, *one), key) for *one, key in zip(configs, keys)]
     with jax.debug_key_reuse(False):  # see conftest.vmapped_keys
-        start = jax.jit(start)(stacked(configs), keys)
+        start = jax.tree.map(lambda *x: jnp.stack(x), *start)
         rest = jax.jit(go_on(case), static_argnums=2)(stacked(configs), start, 3)
     return configs, start, rest

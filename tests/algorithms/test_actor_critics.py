@@ -228,7 +228,9 @@ delayed = pytest.mark.cases(lambda case: case.has("policy_every"))
 
 
 @delayed
-@pytest.mark.parametrize("every, updates, rounds", [(3, 2, 15), (2, 4, 16)])
+@pytest.mark.parametrize(
+    "every, updates, rounds", [(3, 2, 15), pytest.param(2, 4, 16, marks=pytest.mark.slow)]
+)
 def test_the_actor_learns_at_every_so_many_of_the_critics_steps(
     case, slices, every, updates, rounds
 ):

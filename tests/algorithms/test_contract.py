@@ -139,8 +139,10 @@ SELDOM = dict(slow=lambda case: not case.exact)  # what compiles longest
 
 @pytest.mark.cases(**SELDOM)
 def test_slices_are_exactly_the_whole(case, exact_slices):
+    """The start itself has the next test."""
+    (start, _), *slices = exact_slices
     with compiled_as_for_users():
-        assert_same(case.make_train()(jax.random.key(0)), whole(exact_slices))
+        assert_same(case.make_train()(None, again(start), 3), whole(slices))
 
 
 def before_training(case):
@@ -326,11 +328,12 @@ def test_programs_for_accelerators_compute_the_same(case, trained, monkeypatch):
 def test_every_float_can_be_vmapped_and_matters(case, floats, swept):
     """Each run is close to its single run, also with another seed, and single runs share a
     program."""
-    configs, _, (state, metrics) = swept
+    configs, start, (state, metrics) = swept
     state, metrics = jax.tree.map(data, state), jax.tree.map(np.asarray, metrics)
     numbers_of_programs = set()
     for i, config in enumerate(configs):
-        alone = of_swept(case, config)(jax.random.key(int(i == len(floats) + 1)))
+        first = again(jax.tree.map(lambda x, i=i: x[i], start))
+        alone = of_swept(case, config)(None, first, 3)
         mine, base = (jax.tree.map(lambda x, i=i: x[i], (state, metrics)) for i in (i, -2))
         assert_close(case.compared(*mine), case.compared(*alone), **case.tolerance)
         if i < len(floats):

@@ -160,11 +160,28 @@ def test_gradient_steps_are_the_papers(steps):
     )
     pick = lambda tree, i: jax.tree.map(lambda x: x[i], tree)
 
-    def stepped(loss, params, opt_state):
-        grads = jax.jit(jax.grad(loss))(params)
+    def stepped(loss, params, opt_state, *given):
+        grads = jax.jit(jax.grad(loss))(params, *given)
         norms.append(float(optax.tree.norm(grads)))
         changes, opt_state = adam.update(grads, opt_state, params)
         return optax.apply_updates(params, changes), opt_state
+
+    @jax.jit
+    def values_of(params, moments, both, actions):
+        one = lambda i: critic.apply(
+            {"params": pick(params, i), "moments": pick(moments, i)},
+            both,
+            actions,
+            True,
+            warm,
+            mutable="moments",
+        )
+        found = [one(i) for i in range(3)]
+        return jnp.stack([v for v, _ in found]), [changed["moments"] for _, changed in found]
+
+    def critic_loss(params, target, *given):
+        values = values_of(params, *given)[0][:, : config.batch_size]
+        return ((values - target) ** 2).mean(1).sum()
 
     def adam_of(flat, params):
         """optax's state for a tree, from the state for one long vector."""
@@ -184,29 +201,13 @@ def test_gradient_steps_are_the_papers(steps):
         both = jnp.concatenate([window.observation, next_x])
         actions = jnp.concatenate([window.action, next_action])
 
-        def values_of(params, moments=moments, both=both, actions=actions):
-            one = lambda i: critic.apply(
-                {"params": pick(params, i), "moments": pick(moments, i)},
-                both,
-                actions,
-                True,
-                warm,
-                mutable="moments",
-            )
-            found = [one(i) for i in range(3)]
-            return jnp.stack([v for v, _ in found]), [changed["moments"] for _, changed in found]
-
-        values, changed = values_of(params)
+        given = moments, both, actions
+        values, changed = values_of(params, *given)
         next_value = values[:, config.batch_size :].min(0) - temperature * next_log_prob
         target = 0.5 * window.returns + window.discount * next_value
-
-        def critic_loss(params, target=target, values_of=values_of):
-            values = values_of(params)[0][:, : config.batch_size]
-            return ((values - target) ** 2).mean(1).sum()
-
-        losses.append(float(critic_loss(params)))
+        losses.append(float(critic_loss(params, target, *given)))
         lowest.append(float(values[:, : config.batch_size].min(0).mean()))
-        params, opt_state = stepped(critic_loss, params, opt_state)
+        params, opt_state = stepped(critic_loss, params, opt_state, target, *given)
         moments = jax.tree.map(lambda *x: jnp.stack(x), *changed)
     assert_close(after.critics["params"], params, rtol=2e-3, atol=5e-5)
     assert_close(after.critics["moments"], moments, rtol=2e-3, atol=5e-5)
@@ -215,11 +216,13 @@ def test_gradient_steps_are_the_papers(steps):
 
     x, before = window.observation, state.policy.variables
 
+    @jax.jit
     def of_actor(params):
         variables = {"params": params, "moments": before["moments"]}
         gaussian, changed = actor.apply(variables, x, True, warm, mutable="moments")
         return *crossq.squash(gaussian, noise[0]), changed["moments"]
 
+    @jax.jit
     def actor_loss(learned):
         action, log_prob, _ = of_actor(learned[0])
         lowest = jnp.stack(
@@ -256,56 +259,50 @@ def test_only_terminated_steps_have_no_bootstrap_value(steps):
 
 
 @pytest.fixture(scope="module")
-def warmed():
-    """States after an update at a fixed temperature, with plain batch normalisation for some steps.
+def updated():
+    """The state after an update at a fixed temperature, as a function of floats and of the update.
 
-    Of its 32 gradient steps (of 96 in the run), these are none, 8 or all.
+    It has 16 rounds of the run's 48, and 41 of these learn, the first update's last nine.
     """
     env, params = envs.make(TINY.env, max_steps=20)
-    fixed = TINY.replace(learn_temperature=False, initial_temperature=0.2)
+    fixed = TINY.replace(learn_temperature=False, anneal_lr=False, learning_starts=16)
 
     @jax.jit
-    def learned(warmup, key):
-        config = fixed.replace(renorm_warmup=warmup, learning_starts=0, n_step=1)
+    def updated(floats, update):
+        config = fixed.replace(**dict(initial_temperature=0.2) | floats)
         learner = crossq.learner(config, env, params)
-        return learner.update(learner.init(key))[0]
+        state = learner.init(jax.random.key(0)).replace(update=update)
+        return learner.update(state)[0]
 
-    return [learned(warmup, jax.random.key(0)) for warmup in (0.0, 8 / 96, 1.0)]
+    return lambda update, **floats: updated(WARMING | floats, jnp.int32(update))
 
 
-def test_plain_batch_normalisation_ends_with_the_warm_up(warmed):
-    found = [jax.flatten_util.ravel_pytree(state.critics["params"])[0] for state in warmed]
+WARMING = {"renorm_warmup": 1.0, "renorm_r_max": 3.0, "renorm_d_max": 5.0}
+
+
+def test_plain_batch_normalisation_ends_with_the_warm_up(updated):
+    """After none, four or all of the rounds that learn."""
+    states = [updated(0, renorm_warmup=warmup) for warmup in (0.0, 4 / 41, 1.0)]
+    found = [jax.flatten_util.ravel_pytree(state.critics["params"])[0] for state in states]
     for i, j in ((0, 1), (1, 2), (0, 2)):
         assert not np.allclose(found[i], found[j])
 
 
-def test_a_warm_up_is_a_share_of_the_rounds_that_learn():
-    """41 of 48 rounds learn. A warm-up of all rounds never ends, whatever the later limits are."""
-    env, params = envs.make(TINY.env, max_steps=20)
-    config = TINY.replace(anneal_lr=False, learning_starts=16)
-
-    @jax.jit
-    def learned(floats, update):
-        learner = crossq.learner(config.replace(**floats), env, params)
-        state = learner.init(jax.random.key(0)).replace(update=update)
-        return learner.update(state)[0].critics["params"]
-
-    floats = {"renorm_warmup": 1.0, "renorm_r_max": 3.0, "renorm_d_max": 5.0}
-    first, beyond = jnp.int32(0), jnp.int32(3)
-    other = floats | {"renorm_r_max": 1.0, "renorm_d_max": 0.0}
-    assert_same(learned(floats, beyond), learned(other, beyond))
+def test_a_warm_up_is_a_share_of_the_rounds_that_learn(updated):
+    """A warm-up of all rounds never ends, whatever the later limits are."""
+    learned = lambda update, **floats: updated(update, **floats).critics["params"]
+    other = dict(renorm_r_max=1.0, renorm_d_max=0.0)
+    beyond, first = 3, 0
+    assert_same(learned(beyond), learned(beyond, **other))
     with pytest.raises(AssertionError):
-        assert_same(learned(floats, beyond), learned(floats | {"renorm_warmup": 0.99}, beyond))
-    # The first update has 16 rounds, of which nine learn.
+        assert_same(learned(beyond), learned(beyond, renorm_warmup=0.99))
     with pytest.raises(AssertionError):
-        other = floats | {"renorm_warmup": 7.5 / 41}
-        assert_same(learned(floats, first), learned(other, first))
-    other = floats | {"renorm_warmup": 8.5 / 41}
-    assert_same(learned(floats, first), learned(other, first))
+        assert_same(learned(first), learned(first, renorm_warmup=7.5 / 41))
+    assert_same(learned(first), learned(first, renorm_warmup=8.5 / 41))
 
 
-def test_a_fixed_temperature_stays(warmed):
-    assert float(warmed[0].log_temperature) == pytest.approx(np.log(0.2))
+def test_a_fixed_temperature_stays(updated):
+    assert float(updated(0).log_temperature) == pytest.approx(np.log(0.2))
 
 
 # --- network ----------------------------------------------------------------------------------
@@ -340,9 +337,10 @@ def test_simba_adds_blocks_that_begin_with_a_renormalisation():
 
 def test_simba_learns_with_normalised_observations():
     config = TINY.replace(network="simba", normalize_obs=True, critic_hidden_sizes=(8, 8))
-    state, metrics = crossq.make_train(config)(jax.random.key(0))
-    assert np.isfinite(metrics["critic_loss"][1:]).all()
-    assert float(state.policy.obs_stats.count) == 96
+    init, update = programs(crossq.learner(config, *envs.make(TINY.env, max_steps=20)))
+    state, metrics = update(init(jax.random.key(0)))
+    assert np.isfinite(metrics["critic_loss"].total) and metrics["critic_loss"].weight == 22
+    assert float(state.policy.obs_stats.count) == 32
     assert sum("Renorm" in name for name in state.critics["params"]["Torso_0"]) == 4
 
 

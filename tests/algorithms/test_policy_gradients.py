@@ -4,6 +4,7 @@ The moves of the parameters show it. `read` in a file's case is a change of `tin
 tests quick. The tests add to the contract.
 """
 
+import functools
 import math
 
 import jax
@@ -186,12 +187,19 @@ def test_values_move_to_their_targets_in_proportion_to_vf_coef(case, read):
         np.testing.assert_allclose(metrics["value_loss"], 0.5 * 2.0**2, rtol=0.05)
 
 
+@pytest.fixture(scope="module")
+def switched(case, read):
+    """The same with all of these switched on: one more program serves three tests."""
+    names = ("normalize_reward", "normalize_advantage", "clip_vloss")
+    return functools.partial(read, **{name: True for name in names if case.has(name)})
+
+
 @of_one_agent
 @with_settings("clip_vloss")
-def test_clipped_values_stay_near_those_of_the_rollout(case, read):
+def test_clipped_values_stay_near_those_of_the_rollout(read, switched):
     """They reach the limit in one gradient step, and then only momentum moves them."""
     (free,), _ = read(2.0, vf_coef=0.5)
-    (kept,), _ = read(2.0, vf_coef=0.5, clip_vloss=True, clip_eps=1e-6)
+    (kept,), _ = switched(2.0, vf_coef=0.5, clip_eps=1e-6)
     moved = kept["critic_head"]["bias"] / free["critic_head"]["bias"]
     assert 0.2 < moved < 0.7
 
@@ -211,18 +219,18 @@ def test_gradients_are_clipped_by_their_global_norm(case, read):
 
 
 @of_one_agent
-def test_rewards_are_scaled_by_statistics_from_before_the_rollout(read):
+def test_rewards_are_scaled_by_statistics_from_before_the_rollout(switched):
     """At first nothing is known; then the spread is zero, and rewards are clipped."""
-    _, rows = read(2.0, updates=2, normalize_reward=True, clip_reward=5.0)
+    _, rows = switched(2.0, updates=2, clip_reward=5.0)
     for metrics, reward in zip(rows, (2.0, 5.0)):
         np.testing.assert_allclose(metrics["value_loss"], 0.5 * reward**2, rtol=1e-3)
         np.testing.assert_allclose(metrics["episode_return"], 2.0)
 
 
 @of_one_agent
-def test_advantages_that_are_all_the_same_are_standardised_to_nothing(read):
-    for normalize, least, most in ((True, 0.0, 1e-5), (False, 0.9, 2.0)):
-        _, (metrics,) = read(1.0, normalize_advantage=normalize)
+def test_advantages_that_are_all_the_same_are_standardised_to_nothing(read, switched):
+    for played, least, most in ((switched, 0.0, 1e-5), (read, 0.9, 2.0)):
+        _, (metrics,) = played(1.0)
         assert least <= abs(metrics["policy_loss"][0]) <= most
 
 

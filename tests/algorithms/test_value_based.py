@@ -179,8 +179,9 @@ SELDOM = pytest.mark.cases(slow=lambda case: case.name != "dqn")
 
 
 @SELDOM
-def test_the_buffer_is_never_copied(module, tiny, vmapped_keys):
-    """Eight trials that continue from their states, as in the launcher, and eight that start.
+@pytest.mark.parametrize("starts", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_the_buffer_is_never_copied(module, tiny, starts, vmapped_keys):
+    """Two trials that continue from their states, as in the launcher, or that start.
 
     The program needs far less than a buffer beside its arguments and results. With one gradient
     step for each step of one environment, XLA would most likely merge writing and reading.
@@ -188,16 +189,15 @@ def test_the_buffer_is_never_copied(module, tiny, vmapped_keys):
     config = tiny.replace(buffer_size=100_000, num_eval_episodes=0)
     config = config.replace(num_envs=1, train_every=1, updates_per_step=1)
     train = module.make_train(config)
-    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 8))
+    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 2))
     states = jax.eval_shape(jax.vmap(lambda key: parts.first_state(train, key)), keys)
     size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(states.replay))
-    assert size >= 8 * 100_000 * 42
+    assert size >= 2 * 100_000 * 42
     go_on = jax.jit(jax.vmap(lambda state: train(None, state, 1)), donate_argnums=0)
-    for lowered in (go_on.lower(states), jax.jit(jax.vmap(train)).lower(keys)):
-        compiled = lowered.compile(FUSED_AS_FOR_USERS)
-        assert compiled.memory_analysis().temp_size_in_bytes < 0.01 * size
-        for word in ("callback", "infeed", "outfeed", "lapack"):
-            assert word not in lowered.as_text().lower(), word
+    lowered = jax.jit(jax.vmap(train)).lower(keys) if starts else go_on.lower(states)
+    sizes = lowered.compile(FUSED_AS_FOR_USERS).memory_analysis()
+    assert sizes.argument_size_in_bytes + sizes.output_size_in_bytes > size
+    assert sizes.temp_size_in_bytes < 0.01 * size
 
 
 def test_a_buffer_larger_than_the_memory_is_refused_with_one_that_fits(module, tiny, monkeypatch):
