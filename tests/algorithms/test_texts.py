@@ -1,0 +1,52 @@
+"""No program changes by accident; `-k "[ppo"` runs the tests of ppo.py."""
+
+import pytest
+
+from tests import texts
+
+ROWS = {f"{of}-{platform}": (of, platform) for of, platform in texts.TEXTS}
+
+
+@pytest.mark.cases(rows=lambda case: ROWS)
+def test_the_program_has_the_known_text(case, row):
+    """A commit that changes a hash of tests/texts.json names the file in its body."""
+    entries, name, (of, platform) = texts.read(), case.name, row
+    problem = texts.complaint(name, entries)
+    assert not problem, problem
+    entry = entries[name]
+    if sentence := texts.other_versions(name, entry):
+        pytest.skip(sentence)
+    config = texts.config_of(name, texts.preset_of(of, entry["preset"]["name"]))
+    same = texts.hash_of(texts.lowered(name, config, platform)) == entry[of][platform]
+    assert same, (
+        f"the program of {name} changed ({of}, {platform}): if that is meant, run python -m "
+        f"tests.texts --write {name} and name {name} in the commit's body"
+    )
+
+
+def test_a_text_keeps_no_names():
+    """Equal functions are one; other operations are another text."""
+    module = """module @jit_f {{
+  func.func public @main(%arg0: tensor<f32>) -> (tensor<f32> {{jax.result_info = "{result}"}}) {{
+    %0 = call @{first}(%arg0) : (tensor<f32>) -> tensor<f32>
+    %1 = call @{second}(%0) : (tensor<f32>) -> tensor<f32>
+    return %1 : tensor<f32>
+  }}
+  func.func private @{first}(%arg0: tensor<f32>) -> tensor<f32> {{
+    %0 = stablehlo.{one} %arg0 : tensor<f32>
+    return %0 : tensor<f32>
+  }}
+  func.func private @{second}(%arg0: tensor<f32>) -> tensor<f32> {{
+    %0 = stablehlo.{other} %arg0 : tensor<f32>
+    return %0 : tensor<f32>
+  }}
+}}"""
+    text = lambda one, other, **names: texts.normalised(
+        module.format(one=one, other=other, **names)
+    )
+    names = dict(first="f", second="g", result="x")
+    others = dict(first="g", second="f", result="y[0]")
+    assert text("sine", "cosine", **names) == text("sine", "cosine", **others)
+    assert text("sine", "cosine", **names) != text("cosine", "sine", **names)
+    twice = text("sine", "sine", **names)
+    assert twice.count("sine") == 1 and twice.count("call @0") == 2
