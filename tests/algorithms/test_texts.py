@@ -7,7 +7,8 @@ from tests import texts
 ROWS = {f"{of}-{platform}": (of, platform) for of, platform in texts.TEXTS}
 
 
-@pytest.mark.cases(rows=lambda case: ROWS)
+# A text takes two seconds, and most changes of a file change the program of its defaults.
+@pytest.mark.cases(rows=lambda case: ROWS, slow=lambda case, row: row[0] == "preset")
 def test_the_program_has_the_known_text(case, row):
     """A commit that changes a hash of tests/texts.json names the file in its body."""
     entries, name, (of, platform) = texts.read(), case.name, row
