@@ -141,14 +141,10 @@ def steps():
     return config, state, *update(again(state))
 
 
-def test_gradient_steps_are_the_papers(steps):
-    """The critics take two steps; after the second the actor and the temperature take one.
-
-    The critics are frozen in it, with their new parameters.
-    """
-    config, state, after, metrics = steps
-    warm, temperature = True, jnp.exp(state.log_temperature)
-    _, _, _, _, draw_rng, action_rng = jax.random.split(again(state).rng, 6)
+def by_hand(config, state, after, warm=True):
+    """The two gradient steps of `steps` by optax and the networks' own functions."""
+    temperature = jnp.exp(state.log_temperature)
+    _, _, _, _, draw_rng, action_rng = jax.random.split(state.rng, 6)
     buffer, shape = parts.ReplayBuffer.of(config), (1, 2, config.batch_size)
     draws = buffer.noise(draw_rng, shape)[0]
     noises = jax.random.normal(action_rng, (1, 2, 2, config.batch_size, 2))[0]
@@ -160,28 +156,11 @@ def test_gradient_steps_are_the_papers(steps):
     )
     pick = lambda tree, i: jax.tree.map(lambda x: x[i], tree)
 
-    def stepped(loss, params, opt_state, *given):
-        grads = jax.jit(jax.grad(loss))(params, *given)
-        norms.append(float(optax.tree.norm(grads)))
+    def stepped(loss, params, opt_state):
+        grads = jax.grad(loss)(params)
+        norms.append(optax.tree.norm(grads))
         changes, opt_state = adam.update(grads, opt_state, params)
         return optax.apply_updates(params, changes), opt_state
-
-    @jax.jit
-    def values_of(params, moments, both, actions):
-        one = lambda i: critic.apply(
-            {"params": pick(params, i), "moments": pick(moments, i)},
-            both,
-            actions,
-            True,
-            warm,
-            mutable="moments",
-        )
-        found = [one(i) for i in range(3)]
-        return jnp.stack([v for v, _ in found]), [changed["moments"] for _, changed in found]
-
-    def critic_loss(params, target, *given):
-        values = values_of(params, *given)[0][:, : config.batch_size]
-        return ((values - target) ** 2).mean(1).sum()
 
     def adam_of(flat, params):
         """optax's state for a tree, from the state for one long vector."""
@@ -201,28 +180,39 @@ def test_gradient_steps_are_the_papers(steps):
         both = jnp.concatenate([window.observation, next_x])
         actions = jnp.concatenate([window.action, next_action])
 
-        given = moments, both, actions
-        values, changed = values_of(params, *given)
+        def values_of(params, moments=moments, both=both, actions=actions):
+            one = lambda i: critic.apply(
+                {"params": pick(params, i), "moments": pick(moments, i)},
+                both,
+                actions,
+                True,
+                warm,
+                mutable="moments",
+            )
+            found = [one(i) for i in range(3)]
+            return jnp.stack([v for v, _ in found]), [changed["moments"] for _, changed in found]
+
+        values, changed = values_of(params)
         next_value = values[:, config.batch_size :].min(0) - temperature * next_log_prob
         target = 0.5 * window.returns + window.discount * next_value
-        losses.append(float(critic_loss(params, target, *given)))
-        lowest.append(float(values[:, : config.batch_size].min(0).mean()))
-        params, opt_state = stepped(critic_loss, params, opt_state, target, *given)
+
+        def critic_loss(params, target=target, values_of=values_of):
+            values = values_of(params)[0][:, : config.batch_size]
+            return ((values - target) ** 2).mean(1).sum()
+
+        losses.append(critic_loss(params))
+        lowest.append(values[:, : config.batch_size].min(0).mean())
+        params, opt_state = stepped(critic_loss, params, opt_state)
         moments = jax.tree.map(lambda *x: jnp.stack(x), *changed)
-    assert_close(after.critics["params"], params, rtol=2e-3, atol=5e-5)
-    assert_close(after.critics["moments"], moments, rtol=2e-3, atol=5e-5)
-    for name, expected in ("critic_loss", losses), ("grad_norm", norms), ("mean_value", lowest):
-        assert float(metrics[name].total) == pytest.approx(sum(expected), rel=1e-3), name
+    sums = {"critic_loss": sum(losses), "grad_norm": sum(norms), "mean_value": sum(lowest)}
 
     x, before = window.observation, state.policy.variables
 
-    @jax.jit
     def of_actor(params):
         variables = {"params": params, "moments": before["moments"]}
         gaussian, changed = actor.apply(variables, x, True, warm, mutable="moments")
         return *crossq.squash(gaussian, noise[0]), changed["moments"]
 
-    @jax.jit
     def actor_loss(learned):
         action, log_prob, _ = of_actor(learned[0])
         lowest = jnp.stack(
@@ -237,16 +227,28 @@ def test_gradient_steps_are_the_papers(steps):
 
     both = before["params"], state.log_temperature
     learned, _ = stepped(actor_loss, both, adam_of(state.policy_opt_state, both))
-    assert_close(after.policy.variables["params"], learned[0], rtol=2e-3, atol=5e-5)
-    assert float(after.log_temperature) == pytest.approx(float(learned[1]), rel=1e-3)
     _, log_prob, changed = of_actor(before["params"])
-    assert_close(after.policy.variables["moments"], changed, rtol=1e-3, atol=1e-5)
+    surplus = (-log_prob - 2.0 * config.target_entropy).mean()
+    sums["actor_loss"] = actor_loss(both) - temperature * surplus
+    sums |= {"entropy": -log_prob.mean(), "temperature": temperature}
+    return {"params": params, "moments": moments}, (*learned, changed), sums
+
+
+def test_gradient_steps_are_the_papers(steps):
+    """The critics take two steps; after the second the actor and the temperature take one.
+
+    The critics are frozen in it, with their new parameters.
+    """
+    config, state, after, metrics = steps
+    critics, (actor, temperature, moments), sums = jax.jit(by_hand)(config, again(state), after)
+    assert_close(after.critics["params"], critics["params"], rtol=2e-3, atol=5e-5)
+    assert_close(after.critics["moments"], critics["moments"], rtol=2e-3, atol=5e-5)
+    assert_close(after.policy.variables["params"], actor, rtol=2e-3, atol=5e-5)
+    assert_close(after.policy.variables["moments"], moments, rtol=1e-3, atol=1e-5)
+    assert float(after.log_temperature) == pytest.approx(float(temperature), rel=1e-3)
+    for name, expected in sums.items():
+        assert float(metrics[name].total) == pytest.approx(float(expected), rel=1e-3), name
     assert metrics["critic_loss"].weight == 2 and metrics["actor_loss"].weight == 1
-    assert float(metrics["entropy"].total) == pytest.approx(-float(log_prob.mean()), rel=1e-3)
-    assert float(metrics["temperature"].total) == pytest.approx(float(temperature), rel=1e-5)
-    surplus = float((-log_prob - 2.0 * config.target_entropy).mean())
-    without = float(actor_loss(both)) - float(temperature) * surplus
-    assert float(metrics["actor_loss"].total) == pytest.approx(without, rel=1e-3)
 
 
 def test_only_terminated_steps_have_no_bootstrap_value(steps):
