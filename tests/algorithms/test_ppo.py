@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import rlax
 
-from algorithms import parts, ppo
+from algorithms import ppo
 from tests import probe as tasks
 from tests.algorithms.cases import Case, assert_close, assert_same, joined
 from tests.algorithms.test_probes import play_actor_critic
@@ -273,24 +273,6 @@ def test_kl_stops_epochs_and_infinity_never_does(monkeypatch):
     clipped = (np.abs(ratio - 1.0) > 0.02).mean()
     np.testing.assert_allclose(metrics["clip_fraction"].mean(), clipped, rtol=1e-2)
     assert 0.1 < clipped < 0.9
-
-
-def test_policy_applies_the_observation_statistics(probe):
-    config = TINY.replace(normalize_obs=True)
-    params = ProbeParams(task=tasks.BOTH)
-    network = ppo.ActorCritic(config, probe.action_space(params))
-    weights = parts.orthogonal(network, jax.random.key(0), jnp.zeros((1, 1)), actor_head=0.01)
-    weights = jax.tree.map(lambda x: 10.0 * x + 0.1, weights)
-    policy = ppo.make_policy(config, probe, params)
-    seen = []
-    for mean in (-100.0, 100.0):
-        stats = parts.RunningStatistics(jnp.array([mean]), jnp.ones(1), jnp.ones(()))
-        state = type("State", (), {"policy": ppo.PolicyState(weights, stats)})
-        x = stats.normalize(jnp.zeros((1, 1)), config.clip_obs)
-        logits = network.apply(weights, x, method="actor")
-        assert policy(state, jnp.zeros(1))[0] == jnp.argmax(logits.output)
-        seen.append(logits.output)
-    assert not np.allclose(*seen)
 
 
 def test_rollout_learning_starts_at_ratio_one():

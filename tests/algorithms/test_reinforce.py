@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 import rlax
 
-from algorithms import parts, ppo, reinforce
-from tests import probe as tasks
+from algorithms import ppo, reinforce
 from tests.algorithms.cases import Case
 from tests.algorithms.test_probes import play_actor_critic
-from tests.probe import ProbeParams
 
 TINY = reinforce.Config(
     total_timesteps=3 * 16,
@@ -164,27 +162,3 @@ CASE = Case(
     played=play_actor_critic,
     num_probes=8,
 )
-
-
-def test_normalisation_leaves_raw_returns_in_the_metrics_and_reaches_the_policy(probe):
-    config = TINY.replace(normalize_obs=True, eval_at_start=False)
-    params = ProbeParams(task=tasks.CONSTANT, reward=50.0)
-    state, metrics = reinforce.make_train(config, probe, params)(jax.random.key(0))
-    np.testing.assert_allclose(metrics["episode_return"], 50.0)
-    np.testing.assert_allclose(metrics["eval_return"], 50.0)
-    assert float(state.policy.obs_stats.count) == 48
-    assert float(state.reward_scale.stats.count) == 48
-    assert metrics["mean_value"][-1] < 25.0
-
-    network = reinforce.ActorCritic(config, probe.action_space(params))
-    policy = reinforce.make_policy(config, probe, params)
-    weights = jax.tree.map(lambda x: 10.0 * x + 0.1, state.policy.params)
-    seen = []
-    for mean in (-100.0, 100.0):
-        stats = parts.RunningStatistics(jnp.array([mean]), jnp.ones(1), jnp.ones(()))
-        acting = state.replace(policy=reinforce.PolicyState(weights, stats))
-        x = stats.normalize(jnp.zeros((1, 1)), config.clip_obs)
-        logits = network.apply(weights, x, method="actor").output
-        assert policy(acting, jnp.zeros(1))[0] == jnp.argmax(logits)
-        seen.append(logits)
-    assert not np.allclose(*seen)

@@ -26,7 +26,7 @@ from envs.gymnax import Wrapper
 from tests import probe as tasks
 from tests.algorithms.cases import EVALUATION, again, assert_same
 from tests.algorithms.test_probes import play_probes
-from tests.conftest import AS_FOR_USERS, FUSED_AS_FOR_USERS
+from tests.conftest import FUSED_AS_FOR_USERS
 
 pytestmark = pytest.mark.cases(
     lambda case: case.of_family("action values") and case.replay and not case.info["memory"]
@@ -482,7 +482,7 @@ def plain_quantile_huber(quantiles, levels, targets, kappa):
 # --- probe tasks ------------------------------------------------------------------------------
 
 PROBE = dict(
-    total_timesteps=16 * 1500,
+    total_timesteps=16 * 1000,
     num_envs=16,
     buffer_size=4_000,
     batch_size=64,
@@ -513,5 +513,4 @@ def played(case, kind):
     def values_of(config, space, state, x):
         return case.action_values(config, space, state.policy.params, x).max(-1)
 
-    # So many rounds take longer than optimised compilation.
-    return kind, *play_probes(module, config, values_of, options=AS_FOR_USERS)
+    return kind, *play_probes(module, config, values_of)
