@@ -41,9 +41,10 @@ def changed_files(revision: str) -> set[str]:
 @functools.cache
 def sources() -> dict[str, str]:
     """The file of each module of the project, by its name."""
-    files = git("ls-files", "--cached", "--others", "--exclude-standard", "*.py")
+    folders = (ROOT / folder for folder in ("algorithms", "envs", "tests"))
+    files = [str(file.relative_to(ROOT)) for f in folders for file in f.rglob("*.py")]
     name = lambda file: re.sub(r"(/__init__)?\.py$", "", file).replace("/", ".")
-    return {name(file): file for file in files if (ROOT / file).exists()}
+    return {name(file): file for file in files}
 
 
 def is_main(node: ast.AST) -> bool:

@@ -62,6 +62,7 @@ def kit(tmp_path_factory):
     cell = '    *(preset("foo", env, 500_000, 100) for env in ("CartPole-v1",)),\n'
     cells = kit / "tests" / "benchmarks" / "cells.py"
     insert(cells, cell, before='    *(preset("reinforce",')
+    run(kit, "-m", "tests.texts", "--write", "foo")
     return kit
 
 
