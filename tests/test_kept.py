@@ -99,7 +99,8 @@ def test_they_load_and_act(name):
     loaded = launch.load(KEPT / name, trial=SEEDS[name] - 1)
     assert loaded.config.total_timesteps == 192
     assert loaded.metrics["timestep"][0].tolist()[-1] == 64 * loaded.point
-    assert hasattr(loaded.state, "eval_rng"), "the last point has the whole state"
+    if name != "ppo-population":  # which only has to act
+        assert hasattr(loaded.state, "eval_rng"), "the last point has the whole state"
     expected = answer("actions.json")[name]
     np.testing.assert_allclose(actions(loaded), expected, rtol=1e-4, atol=1e-5)
 
@@ -154,7 +155,11 @@ def test_tables_are_written_again_byte_for_byte(name, kept, capsys):
 # --- trained further -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", LONGER)
+# Compiling takes 5 s each; without -m slow, a chunk of the sweep alone stands for ppo.
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name == "ppo-run" else ()) for name in LONGER],
+)
 def test_runs_go_on(name, kept, capsys):
     folder = kept(name)
     lost = name == "ppo_rnn-run"
