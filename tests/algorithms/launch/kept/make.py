@@ -1,9 +1,10 @@
-"""Makes the directories beside it, which tests/test_kept.py reads, and the answers to compare with.
+"""Makes the directories beside it, which test_kept.py reads, and the answers to compare with.
 
-    python tests/kept/make.py        # in the root of a clone, into folders that are not there yet
+    python tests/algorithms/launch/kept/make.py     # in the root of a clone; overwrites nothing
 
 They are made once, by the command line of commit 94e1a14 with Python 3.11, jax 0.10.2, flax 0.12.8,
 optax 0.2.8, gymnax 1.0.1 and numpy 2.4.6 on two CPU devices; versions.json of each run says so.
+Those in 981350f/ are of that commit, which is older; only their answers are of 94e1a14.
 They stand for the directories that users have, so they are never made anew to make a test pass.
 Where a change renames something on purpose, edit the answers by hand, not the directories.
 
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 KEPT = Path(__file__).parent
-ROOT = KEPT.parents[1]
+ROOT = KEPT.parents[3]
 ANSWERS = KEPT / "answers"
 
 POINTS = "--total-timesteps 192 --num-evals 3 --num-eval-episodes 2"
@@ -44,18 +45,28 @@ MADE_BY = {
     "ppo_rnn-run": f"ppo_rnn.py --env CartPole-v1 --env-settings max_steps=30,observe=0,2 {POINTS} "
     f"{ROLLOUTS} --memory-size 8",
 }
+OLDER = [f"981350f/{file}-{kind}" for file in ("ppo", "dqn", "ippo") for kind in ("run", "sweep")]
+RUNS = [*MADE_BY, *(name for name in OLDER if name.endswith("run"))]  # of which actions are kept
+
+
+def file_of(name: str) -> str:
+    """The file of a directory's algorithm."""
+    return f"{Path(name).name.partition('-')[0]}.py"
+
+
 # {name of the answer: file or module, and its words}, in a folder with the directories.
 COMMANDS = {
     "compare": f"compare {' '.join(MADE_BY)}",
+    "compare-981350f": f"compare {' '.join(OLDER)}",
     "compare-training": "compare ppo-sweep ppo-halved --metric episode_return",
     "grid": "grid ppo-halved --randomize g=uniform:5:15 --values 2 --episodes 2",
     **{
-        f"evaluate-{name}": f"{words.split()[0]} --evaluate {name} --episodes 2 --point best"
-        for name, words in MADE_BY.items()
+        f"evaluate-{name}": f"{file_of(name)} --evaluate {name} --episodes 2 --point best"
+        for name in MADE_BY
     },
 }
 SEEDS = {name: 2 if "--num-seeds 2" in words else 1 for name, words in MADE_BY.items()}
-LONGER = {"ppo-run": 256, "sac-run": 256, "ppo_rnn-run": 256}  # {run: timesteps}
+LONGER = ["ppo-run", "sac-run", "ppo_rnn-run", "981350f/dqn-run", "981350f/ippo-run"]
 
 
 def call(folder: Path, words: str) -> str:
@@ -92,8 +103,12 @@ def actions(loaded: Any) -> list[float]:
     import jax
     import numpy as np
 
-    size = {"Pendulum-v1": 3, "CartPole-v1": 2}[loaded.config.env]
-    seen = np.sin(np.arange(16.0 * size, dtype=np.float32)).reshape(16, size) * 3.0
+    import envs
+
+    env, params = envs.make(loaded.config.env, **dict(loaded.config.env_settings))
+    seen, _ = jax.eval_shape(env.reset_env, jax.random.key(0), params)
+    shape = (16, *seen.shape)
+    seen = np.sin(np.arange(np.prod(shape), dtype=np.float32)).reshape(shape) * 3.0
     act = jax.jit(jax.vmap(lambda x: loaded.policy(loaded.state, x)[0]))
     return np.asarray(act(seen), float).ravel().tolist()
 
@@ -112,14 +127,13 @@ def main() -> None:
         (ANSWERS / f"{name}.txt").write_text(call(KEPT, words))
     from algorithms import launch
 
-    load = lambda name: launch.load(KEPT / name, trial=SEEDS[name] - 1)
-    write_json("actions.json", {name: actions(load(name)) for name in MADE_BY})
+    load = lambda name: launch.load(KEPT / name, trial=SEEDS.get(name, 1) - 1)
+    write_json("actions.json", {name: actions(load(name)) for name in RUNS})
     rows = {}
-    for name, steps in LONGER.items():
+    for name in LONGER:
         with tempfile.TemporaryDirectory() as folder:
             copy = shutil.copytree(KEPT / name, Path(folder) / name)
-            file = MADE_BY[name].split()[0]
-            call(Path(folder), f"{file} --resume {name} --total-timesteps {steps}")
+            call(Path(folder), f"{file_of(name)} --resume {name} --total-timesteps 256")
             rows[name] = last_rows(copy)
     write_json("resumed.json", rows)
 
