@@ -1,11 +1,11 @@
 """Comparisons of runs: what is pooled, what the numbers are, what is refused."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
 from PIL import Image
-from scipy import stats
 
 from algorithms import launch
 from algorithms.launch import compare, settings
@@ -16,6 +16,16 @@ from algorithms.launch.storage import experiment, files
 from algorithms.launch.storage.description import VERSION
 from algorithms.launch.storage.run_dir import RunDir
 from tests.algorithms.launch import toy
+from tests.algorithms.launch.once import compiled_once
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_runs():
+    """Drawing and compiling have tests of their own."""
+    with pytest.MonkeyPatch.context() as patch, compiled_once():
+        patch.setattr(plots, "curve", lambda *_: None)
+        patch.setattr(plots, "sweep", lambda *_: None)
+        yield
 
 
 def trial(final, seed, env="A-v0", algorithm="toy", x=(0, 10, 20), run="r", finite=True, **setting):
@@ -72,6 +82,8 @@ def call(capsys, *words):
 
 
 def test_strata_are_drawn_from_by_themselves():
+    from scipy import stats  # slow to import
+
     zeros, ones = np.zeros(4), np.ones(4)
     mean = lambda drawn: drawn.mean(-1)
     assert results.bootstrap_interval([zeros, ones], mean) == (0.5, 0.5)
@@ -140,6 +152,8 @@ def test_a_seed_that_is_there_twice_is_told(capsys):
 
 def test_the_aggregate_is_over_scores_within_each_environment():
     """Environments on other scales; one where all are equal and one curve that is in one only."""
+    from scipy import stats
+
     finals = {"A-v0": [0.0, 1.0, 3.0, 4.0], "B-v0": [-100.0, 0.0, 0.0, 100.0]}
     trials = [trial(x, i, env=env) for env, xs in finals.items() for i, x in enumerate(xs)]
     trials += [
@@ -224,9 +238,7 @@ def test_a_sweep_is_its_chunks(capsys, tmp_path, monkeypatch):
     assert rows(out)["toy, gamma=0.5"][:3] == ["1", "2", "2"]
 
 
-def test_real_runs_and_sweeps(tmp_path, monkeypatch):
-    for picture in ("curve", "sweep"):
-        monkeypatch.setattr(plots, picture, lambda *_: None)
+def test_real_runs_and_sweeps(tmp_path):
     config = toy.Config(total_timesteps=100, num_evals=2)
     run = launch.run(toy, config, num_seeds=2, root=tmp_path)
     sweep = launch.sweep(toy, config, {"gamma": [0.5, 0.99]}, seed=2, num_seeds=2, root=tmp_path)
@@ -240,9 +252,7 @@ def test_real_runs_and_sweeps(tmp_path, monkeypatch):
     assert compared.picture == out and out.exists()
 
 
-def test_a_stopped_sweep_says_nothing_of_what_tuning_brings(tmp_path, monkeypatch):
-    monkeypatch.setattr(plots, "sweep", lambda *_: None)
-
+def test_a_stopped_sweep_says_nothing_of_what_tuning_brings(tmp_path):
     def stop(point):
         if point.settings[0]["env"] == "Acrobot-v1" and point.settings[0]["gamma"] == 0.9:
             raise launch.Stop
@@ -257,10 +267,7 @@ def test_a_stopped_sweep_says_nothing_of_what_tuning_brings(tmp_path, monkeypatc
     assert said not in (text := compare.compare([where]).text) and "sensitivity" in text
 
 
-def test_what_began_at_another_run_is_not_pooled_with_what_began_from_scratch(
-    tmp_path, monkeypatch
-):
-    monkeypatch.setattr(plots, "curve", lambda *_: None)
+def test_what_began_at_another_run_is_not_pooled_with_what_began_from_scratch(tmp_path):
     config, scratch = toy.Config(total_timesteps=40, num_evals=2), tmp_path / "scratch"
     launch.run(toy, config, num_seeds=2, run_dir=scratch)
     launch.run(toy, config, seed=10, num_seeds=2, run_dir=tmp_path / "on", init_from=scratch)
@@ -329,14 +336,15 @@ def test_training_returns_are_compared_where_one_run_has_no_other(tmp_path):
 
 def test_a_population_is_not_pooled_with_runs_of_its_config(tmp_path, monkeypatch):
     """Its config.json has a learning rate that no member trains with."""
-    monkeypatch.setattr(plots, "curve", lambda *_: None)
     monkeypatch.setattr(plots, "save", lambda *_: None)
     config = toy.Config(total_timesteps=40, num_evals=2, num_eval_episodes=1)
     launch.run(toy, config, num_seeds=2, run_dir=tmp_path / "run")
-    for name, share in (("pbt", 0.25), ("other", 0.5)):
-        ranges = {"learning_rate": launch.LogUniform(0.01, 1.0)}
-        more = {"members": 4, "rounds": 2, "share": share}
-        launch.pbt(toy, config, ranges, run_dir=tmp_path / name, **more)
+    ranges = {"learning_rate": launch.LogUniform(0.01, 1.0)}
+    launch.pbt(toy, config, ranges, members=4, rounds=2, run_dir=tmp_path / "pbt")
+    other = shutil.copytree(tmp_path / "pbt", tmp_path / "other") / "config.json"
+    described = json.loads(other.read_text()) | {"checksum": None}
+    described["population"]["share"] = 0.5
+    other.write_text(json.dumps(described))
     panels = compare.compare([tmp_path / "run", tmp_path / "pbt", tmp_path / "other"]).panels
     assert {curve.label: len(curve.trials) for curve in panels["CartPole-v1"]} == {
         "toy, learning_rate=0.1": 2,

@@ -21,6 +21,7 @@ from algorithms.launch.storage import experiment
 from algorithms.launch.storage.locks import locked
 from algorithms.launch.storage.run_dir import RunDir
 from tests.algorithms.launch import toy
+from tests.algorithms.launch.once import compiled_once
 from tests.algorithms.launch.test_runner import Stop, stop_at
 from tests.broken import ROOT, Case, count_lost, damage, differences, saved, tree, untimed
 
@@ -30,8 +31,8 @@ WORDS = ["--total-timesteps", "500", "--num-evals", "10", "--num-seeds", "3"]
 
 @pytest.fixture(scope="module", autouse=True)
 def quick_curves():
-    """Drawing has tests of its own."""
-    with pytest.MonkeyPatch.context() as patch:
+    """Drawing and compiling have tests of their own."""
+    with pytest.MonkeyPatch.context() as patch, compiled_once():
         patch.setattr(plots, "curve", lambda *arguments: arguments[-1].write_bytes(b"\x89PNG"))
         yield
 

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import struct
-from scipy import stats
 
 import envs
 from algorithms import alphazero, launch
@@ -121,6 +120,8 @@ def by_hand(first, second):
 
 @pytest.mark.parametrize("wins, losses", [(0, 6), (7, 0), (3, 9), (150, 50)])
 def test_the_interval_is_wilson_s(wins, losses):
+    from scipy import stats  # slow to import
+
     score = match.Score(wins, 0, losses)
     expected = stats.binomtest(wins, wins + losses).proportion_ci(0.95, method="wilson")
     np.testing.assert_allclose(score.interval, (expected.low, expected.high), atol=1e-12)

@@ -7,7 +7,6 @@ import json
 import math
 import os
 import resource
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,12 +22,21 @@ from algorithms.launch import settings as configurations
 from algorithms.launch.commands import cli
 from algorithms.launch.compute import devices
 from algorithms.launch.errors import UserError
-from algorithms.launch.show import pace
+from algorithms.launch.show import pace, plots
 from algorithms.launch.storage import experiment, files, loading, losses
 from algorithms.launch.storage.run_dir import RunDir
 from tests.algorithms.launch import toy
+from tests.algorithms.launch.once import compiled_once
 
 CONFIG = toy.Config(total_timesteps=200, num_evals=4)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_curves():
+    """Drawing and compiling have tests of their own."""
+    with pytest.MonkeyPatch.context() as patch, compiled_once():
+        patch.setattr(plots, "curve", lambda *arguments: arguments[-1].write_bytes(b"\x89PNG"))
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -525,15 +533,13 @@ def test_a_disk_that_stays_full_is_told_by_the_exit_code(tmp_path, monkeypatch, 
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has it")
-def test_a_log_on_a_full_disk_does_not_end_a_run(tmp_path):
+def test_a_log_on_a_full_disk_does_not_end_a_run(tmp_path, monkeypatch):
     """Also its warnings go there. /dev/full is such a disk."""
-    words = ["--total-timesteps", "200", "--num-evals", "4", "--run-dir", tmp_path / "run"]
-    command = [sys.executable, toy.__file__, *words]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
-    environment.pop("PYTHONUNBUFFERED", None)
-    with open("/dev/full", "w") as full:
-        done = subprocess.run(command, stdout=full, stderr=full, env=environment)
-    assert done.returncode == 0
+    words = ["--total-timesteps", "200", "--num-evals", "4", "--run-dir", str(tmp_path / "run")]
+    with open("/dev/full", "w") as out, open("/dev/full", "w") as err:  # flushed when closed
+        monkeypatch.setattr(sys, "stdout", out)
+        monkeypatch.setattr(sys, "stderr", err)
+        cli.main(toy, words)
     assert RunDir.open(tmp_path / "run").points("policy") == [0, 1, 2, 3, 4]
 
 
