@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import jax
@@ -29,12 +28,6 @@ CONFIG = toy.Config(total_timesteps=2000, num_evals=200, num_eval_episodes=1)
 WORDS = ["--total-timesteps", "2000", "--num-evals", "200", "--num-eval-episodes", "1"]
 WORDS += ["--learning-rate", *map(str, RATES)]
 COLLECTIVES = r"all-reduce|all-gather|all-to-all|reduce-scatter|collective-\w+"
-
-
-@pytest.fixture(scope="module")
-def alone():
-    """What one process makes of it on one device."""
-    return launch.sweep(toy, CONFIG, {"learning_rate": RATES}, save=False)
 
 
 def start(cwd, words, processes=1, devices=1, file=TOY):
@@ -88,9 +81,7 @@ def assert_close(sweep_dir, alone):
 
 
 @pytest.mark.slow
-def test_a_killed_run_of_two_processes_goes_on_with_four_and_then_with_one(
-    tmp_path, alone, monkeypatch
-):
+def test_a_killed_run_of_two_processes_goes_on_with_four_and_then_with_one(tmp_path, monkeypatch):
     two = start(tmp_path, WORDS, processes=2, devices=2)
     wait_for(two[0], " 20% |")
     for process in two:
@@ -118,6 +109,7 @@ def test_a_killed_run_of_two_processes_goes_on_with_four_and_then_with_one(
     monkeypatch.setattr(plots, "sweep", lambda *_: None)
     resumed = launch.resume(sweep_dir, module=toy)
     assert not resumed.interrupted
+    alone = launch.sweep(toy, CONFIG, {"learning_rate": RATES}, save=False)
     assert_close(sweep_dir, alone)
     assert chunk.points("policy") == list(range(201))
     lines = (chunk.path / "metrics.csv").read_text().splitlines()
@@ -125,43 +117,72 @@ def test_a_killed_run_of_two_processes_goes_on_with_four_and_then_with_one(
     assert launch.load(sweep_dir, trial=4, module=toy).state.policy["weights"].shape == (3, 2)
 
 
-def test_a_user_s_mistake_ends_all_processes(tmp_path):
-    ended = outputs(start(tmp_path, [*WORDS, "--run-dir-root", "/proc/nowhere"], processes=2))
-    assert [code for code, *_ in ended] == [2, 2]
-    errors = "".join(err for _, _, err in ended)
-    assert errors.count("cannot be made") == 1 and "Traceback" not in errors, "one speaks"
-
-
-ALONE = """
-import sys, jax
+# Forks the processes of two runs, because importing takes longer than what they do.
+FORKED = """
+import os, sys, traceback
+import jax
 from jax._src import xla_bridge
 from algorithms import launch
+from algorithms.launch.commands import cli
 from algorithms.launch.compute import hosts
 from tests.algorithms.launch import toy
 
-def hook(point):
-    if point.index == 3 and jax.process_index() == int(sys.argv[3]):
-        raise RuntimeError("it has happened here")
+def mistake(port, i):
+    others = ["--distributed", "--coordinator", f"localhost:{port}", "--num-processes", "2"]
+    others += ["--process-id", str(i), "--run-dir-root", "/proc/nowhere"]
+    cli.main(toy, ["--learning-rate", "0.1", "0.2", *others])
 
-hosts.start(f"localhost:{sys.argv[1]}", 2, int(sys.argv[2]))
-assert hosts.count() == 2 and hosts.is_first() == (sys.argv[2] == "0")
-assert not xla_bridge.backends_are_initialized(), "the number of CPU devices is yet to be set"
-launch.run(toy, toy.Config(), num_seeds=2, root="runs", hooks=[hook])
+def error(port, i):
+    def hook(point):
+        if point.index == 3 and jax.process_index() == int(sys.argv[3]):
+            raise RuntimeError("it has happened here")
+
+    hosts.start(f"localhost:{port}", 2, i)
+    assert hosts.count() == 2 and hosts.is_first() == (i == 0)
+    assert not xla_bridge.backends_are_initialized(), "the number of CPU devices is yet to be set"
+    launch.run(toy, toy.Config(), num_seeds=2, root="runs", hooks=[hook])
+
+def forked(function, port, i):
+    if child := os.fork():
+        return child
+    for number, kind in ((1, "out"), (2, "err")):
+        os.dup2(os.open(f"{function.__name__}{i}.{kind}", os.O_WRONLY | os.O_CREAT), number)
+    try:
+        function(port, i)
+        code = 0
+    except SystemExit as stop:
+        code = stop.code
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+children = [
+    forked(function, port, i)
+    for function, port in ((mistake, sys.argv[1]), (error, sys.argv[2]))
+    for i in range(2)
+]
+print(*(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children))
 """
 
 
 @pytest.mark.parametrize("failing", [pytest.param(0, marks=pytest.mark.slow), 1])
-def test_an_error_of_one_process_ends_all_at_once(tmp_path, failing):
-    """The others would wait for it, five minutes long."""
+def test_a_mistake_or_an_error_ends_all_processes(tmp_path, failing):
+    """A user's mistake, which both processes make, and in another run an error of one of them. The
+    other one would wait for it, five minutes long."""
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    port, began = free_port(), time.monotonic()
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    words = [[sys.executable, "-c", ALONE, str(port), str(i), str(failing)] for i in range(2)]
-    processes = [subprocess.Popen(w, cwd=tmp_path, env=environment, **pipes) for w in words]
-    ended = outputs(processes)
-    assert [code for code, *_ in ended] == [1, 1] and time.monotonic() - began < 100
-    assert ended[failing][2].count("RuntimeError: it has happened here") == 1
-    assert "Traceback" not in ended[1 - failing][2]
+    command = [sys.executable, "-c", FORKED, str(free_port()), str(free_port()), str(failing)]
+    pipes = {"capture_output": True, "text": True, "timeout": 100}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, **pipes)
+    read = lambda name: [(tmp_path / f"{name}{i}.err").read_text() for i in range(2)]
+    mistakes, errors = read("mistake"), read("error")
+    assert done.stdout.split() == ["2", "2", "1", "1"], (done.stderr, mistakes, errors)
+    said = "".join(mistakes)
+    assert said.count("cannot be made") == 1 and "Traceback" not in said, "one speaks"
+    assert errors[failing].count("RuntimeError: it has happened here") == 1
+    assert "Traceback" not in errors[1 - failing]
 
 
 def test_others_that_cannot_be_known_are_the_user_s_to_name(monkeypatch):
@@ -171,17 +192,6 @@ def test_others_that_cannot_be_known_are_the_user_s_to_name(monkeypatch):
     monkeypatch.setattr(jax.distributed, "initialize", unknown)
     with pytest.raises(UserError, match="--coordinator HOST:PORT --num-processes N"):
         hosts.start(None, None, None)
-
-
-def test_devices_of_one_process_share_trials(tmp_path, alone):
-    """Of whose states some arrays are empty, which XLA would put on all devices."""
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_NUM_CPU_DEVICES": "2"}
-    command = [sys.executable, TOY, *WORDS]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "on 2 cpu devices" in done.stdout
-    (sweep_dir,) = (tmp_path / "runs").iterdir()
-    assert_close(sweep_dir, alone)
 
 
 DEVICES = """

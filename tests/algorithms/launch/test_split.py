@@ -19,8 +19,8 @@ from algorithms.launch.show import plots
 from algorithms.launch.show.progress import Progress
 from algorithms.launch.storage.run_dir import RunDir
 from algorithms.launch.training import trainer
-from tests.algorithms.launch import toy
-from tests.algorithms.launch.test_hosts import COLLECTIVES, ROOT, outputs, start
+from tests.algorithms.launch import test_hosts, toy
+from tests.algorithms.launch.test_hosts import COLLECTIVES, RATES, ROOT, outputs, start
 from tests.algorithms.launch.test_runner import assert_same
 
 SIZES = {"num_envs": 8, "num_evals": 3, "num_eval_episodes": 2, "hidden_sizes": (8,)}
@@ -42,6 +42,7 @@ MODULES = {"ppo": ppo, "sac": sac, "dqn": dqn, "pqn": pqn, "ppo_rnn": ppo_rnn, "
 AT_MOST = {"ppo": 10, "sac": 3, "dqn": 3, "pqn": 3, "ppo_rnn": 10, "ippo": 16}
 LESS = {"ppo": 0.7, "sac": 0.5}  # memory of each device; where parameters are most of it, more
 PPO, SAC = CONFIGS["ppo"], CONFIGS["sac"]
+TOY = toy.Config(total_timesteps=200, num_evals=20, num_eval_episodes=1)
 
 
 def trained(name, seeds=1, **options):
@@ -59,14 +60,15 @@ def trained(name, seeds=1, **options):
 
 
 def in_process(folder, seeds, names):
-    """What the process with four devices does: a run of each file, and ppo's once more."""
+    """What the process with four devices does: a run of each file, ppo's once more, and a sweep."""
     for name in names:
         there = {"save": True, "run_dir": folder / name, "keep_states": True}
         (folder / f"{name}.pickle").write_bytes(pickle.dumps(trained(name, seeds, **there)))
-    plots.curve = lambda *_: None
+    plots.curve = plots.sweep = lambda *_: None
     if seeds == 1 and "ppo" in names:
         again = launch.resume(folder / "ppo", point=1)
         (folder / "again").symlink_to(again.run_dir)
+        launch.sweep(toy, TOY, {"learning_rate": RATES}, sweep_dir=folder / "toys")
 
 
 PROCESS = """
@@ -113,6 +115,13 @@ def check_close(name, folder, seeds=1):
 
 def test_four_devices_learn_what_one_does(four, vmapped_keys):
     check_close("ppo", four)
+
+
+def test_devices_of_one_process_share_trials(four):
+    """Five on four devices. Some arrays of their states are empty, and XLA would put these on all
+    devices."""
+    alone = launch.sweep(toy, TOY, {"learning_rate": RATES}, save=False)
+    test_hosts.assert_close(four / "toys", alone)
 
 
 @pytest.mark.slow
