@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import scipy.stats
 
 import envs
 from algorithms import parts, reppo, reppo_discrete
@@ -56,19 +55,20 @@ def test_expectations_are_over_allowed_actions():
 
 
 @pytest.mark.parametrize("mask", [None, MASK])
-def test_entropies_and_divergences_are_scipys(mask):
+def test_entropies_and_divergences_are_sums_over_allowed_actions(mask):
     old, new = random_log_probs(0, mask), random_log_probs(1, mask)
-    p, q = np.exp(old), np.exp(new)
+    p = np.exp(old)
+    mean = lambda x: np.where(p > 0.0, p * x, 0.0).sum(-1)
     entropy = reppo_discrete.entropy_of(old)
-    np.testing.assert_allclose(entropy, scipy.stats.entropy(p, axis=-1), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(entropy, -mean(np.asarray(old)), rtol=1e-5, atol=1e-6)
     kl = reppo_discrete.kl_divergence(old, new)
-    np.testing.assert_allclose(kl, scipy.stats.entropy(p, q, axis=-1), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(kl, mean(np.asarray(old - new)), rtol=1e-4, atol=1e-6)
     number = np.full(3, 4) if mask is None else np.asarray(mask).sum(-1)
     largest = reppo_discrete.largest_entropy(old, mask)
     np.testing.assert_allclose(largest, np.log(number), rtol=1e-6)
     of_logits = lambda x: jax.nn.log_softmax(reppo_discrete.allowed(x, mask))
     sums = lambda x: (reppo_discrete.entropy_of(x) + reppo_discrete.kl_divergence(old, x)).sum()
-    slopes = jax.grad(lambda x: sums(of_logits(x)))(jnp.ones((3, 4)))
+    slopes = jax.jit(jax.grad(lambda x: sums(of_logits(x))))(jnp.ones((3, 4)))
     assert np.isfinite(slopes).all()
 
 
@@ -85,7 +85,8 @@ def test_formulas_that_both_files_have_agree():
         lambda module: module.soft_lambda_targets(*rollout, ends[0], ends.any(0), 0.9, 0.7),
         lambda module: module.learning_rates(config, 5, jnp.int32(2)),
     ):
-        np.testing.assert_array_equal(one(reppo_discrete), one(reppo))
+        found, expected = (jax.jit(one, static_argnums=0)(m) for m in (reppo_discrete, reppo))
+        np.testing.assert_array_equal(found, expected)
 
 
 # --- an update --------------------------------------------------------------------------------
@@ -147,20 +148,23 @@ def collected(state, env, params):
     environments = envs.batch(env, STEP.num_envs, STEP.num_steps)
     actor = reppo_discrete.Actor(STEP, 3)
     _, start_rng, step_rng, noise_rng = jax.random.split(state.rollout_rng, 4)
-    keys, rows = jax.random.split(step_rng, STEP.num_steps), []
     noise = jax.random.gumbel(noise_rng, (STEP.num_steps, STEP.num_envs, 3))
-    env_state, x = environments.refill(start_rng, state.env_state, params), state.observation
-    for t in range(STEP.num_steps):
+    env_state = environments.refill(start_rng, state.env_state, params)
+
+    def step(carry, inputs):
+        (env_state, x), (key, noise) = carry, inputs
         mask = environments.action_mask(env_state, params)
         logits = actor.apply(state.policy.params, test_reppo.normalized(state, x))
-        action = jnp.where(mask, logits + noise[t], -jnp.inf).argmax(-1)
-        found = environments.step(keys[t], env_state, action, params)
+        action = jnp.where(mask, logits + noise, -jnp.inf).argmax(-1)
+        found = environments.step(key, env_state, action, params)
         following, env_state, reward, terminated, truncated, info = found
         last, final_mask = info["final_observation"], info["final_action_mask"]
         done = terminated | truncated
-        rows.append((x, action, reward, terminated, done, last, mask, final_mask))
-        x = following
-    return parts.Transition(*(jnp.stack(column) for column in zip(*rows)))
+        row = parts.Transition(x, action, reward, terminated, done, last, mask, final_mask)
+        return (env_state, following), row
+
+    keys = jax.random.split(step_rng, STEP.num_steps)
+    return jax.lax.scan(step, (env_state, state.observation), (keys, noise))[1]
 
 
 def probs_of(params, x, mask):
@@ -179,30 +183,35 @@ def expected(probs, x):
 
 def papers_targets(state, rollout):
     """Targets by the recursion, and what the critic's features predict."""
-    critic = reppo_discrete.Critic(STEP, 3)
-    flat = lambda x: x.reshape(SAMPLES, *x.shape[2:])
-    x = flat(test_reppo.normalized(state, rollout.final_observation))
-    probs = probs_of(state.policy.params, x, flat(rollout.final_action_mask))
-    found = critic.apply(state.critic_params, x)
-    reward = rollout.reward / jnp.sqrt(state.reward_scale.stats.var + 1e-8)
-    targets = plain_targets(
-        np.asarray(jnp.clip(reward, -10.0, 10.0)),
-        np.asarray(expected(probs, found.values).reshape(reward.shape)),
-        np.asarray(-ALPHA * expected(probs, log_of(probs)).reshape(reward.shape)),
-        np.asarray(rollout.terminated),
-        np.asarray(rollout.done),
-        STEP.gamma,
-        STEP.td_lambda,
-    )
-    outcome = jnp.concatenate([found.features, flat(reward)[:, None]], -1)
-    return jnp.asarray(targets.reshape(SAMPLES), jnp.float32), outcome
+
+    @jax.jit
+    def terms(state, rollout):
+        flat = lambda x: x.reshape(SAMPLES, *x.shape[2:])
+        x = flat(test_reppo.normalized(state, rollout.final_observation))
+        probs = probs_of(state.policy.params, x, flat(rollout.final_action_mask))
+        found = reppo_discrete.Critic(STEP, 3).apply(state.critic_params, x)
+        reward = rollout.reward / jnp.sqrt(state.reward_scale.stats.var + 1e-8)
+        values = expected(probs, found.values).reshape(reward.shape)
+        bonus = -ALPHA * expected(probs, log_of(probs)).reshape(reward.shape)
+        outcome = jnp.concatenate([found.features, flat(reward)[:, None]], -1)
+        return (jnp.clip(reward, -10.0, 10.0), values, bonus), outcome
+
+    rows, outcome = terms(state, rollout)
+    ends = rollout.terminated, rollout.done
+    targets = plain_targets(*map(np.asarray, (*rows, *ends)), STEP.gamma, STEP.td_lambda)
+    return targets.reshape(SAMPLES).astype(np.float32), outcome
 
 
 def papers_update(state, rollout):
     """`test_reppo.stepped` after two steps, and values and targets before them."""
+    target, outcome = papers_targets(state, rollout)
+    return *jax.jit(papers_steps)(state, rollout, target, outcome), target
+
+
+def papers_steps(state, rollout, target, outcome):
+    """`test_reppo.stepped` after two steps, and values before them."""
     critic = reppo_discrete.Critic(STEP, 3)
     _, order_rng = jax.random.split(state.learn_rng)
-    target, outcome = papers_targets(state, rollout)
     flat = lambda x: x.reshape(SAMPLES, *x.shape[2:])
     x, action, ended, mask = map(
         flat, (rollout.observation, rollout.action, rollout.terminated, rollout.action_mask)
@@ -237,8 +246,8 @@ def papers_update(state, rollout):
         return loss + weighted, said
 
     orders = parts.permutations(order_rng, 2, SAMPLES)
-    found = test_reppo.stepped(STEP, state, critic_loss, actor_loss, ((i,) for i in orders))
-    return *found, critic.apply(state.critic_params, x).values[rows, action], target
+    found = test_reppo.stepped(STEP, state, critic_loss, actor_loss, (orders,))
+    return *found, critic.apply(state.critic_params, x).values[rows, action]
 
 
 def test_an_update_is_the_papers(step):
@@ -265,19 +274,19 @@ def test_without_a_bound_the_kl_has_no_weight(slices):
 def test_the_first_values_are_zero_and_the_first_policy_is_uniform(slices):
     """PRIOR puts the values near 0."""
     state, _ = slices[0]
-    x = jax.random.normal(jax.random.key(1), (50, 4))
-    found = reppo_discrete.Critic(TINY, 2).apply(state.critic_params, x)
+    x = np.random.default_rng(1).normal(size=(50, 4)).astype(np.float32)
+    found = jax.jit(reppo_discrete.Critic(TINY, 2).apply)(state.critic_params, x)
     np.testing.assert_allclose(found.values, 0.0, atol=0.05)
     assert (found.logits.argmax(-1) == TINY.num_bins // 2).all()
     assert found.prediction is None
-    logits = reppo_discrete.Actor(TINY, 2).apply(state.policy.params, x)
+    logits = jax.jit(reppo_discrete.Actor(TINY, 2).apply)(state.policy.params, x)
     np.testing.assert_allclose(logits, 0.0, atol=0.1)
 
 
 def test_the_prediction_knows_the_action(slices):
     state, _ = slices[0]
-    x, critic = jnp.ones((2, 4)), reppo_discrete.Critic(TINY, 2)
-    found = critic.apply(state.critic_params, x, jnp.array([0, 1]))
+    critic = jax.jit(reppo_discrete.Critic(TINY, 2).apply)
+    found = critic(state.critic_params, jnp.ones((2, 4)), jnp.array([0, 1]))
     np.testing.assert_allclose(*found.features, rtol=1e-5)
     assert found.prediction.shape == (2, 9)
     assert (found.prediction[0] != found.prediction[1]).any()
@@ -287,25 +296,32 @@ def test_first_episodes_are_cut():
     """So that environments are at different times of episodes of equal length."""
     env, params = envs.make("CartPole-v1", max_steps=20)
     learner = reppo_discrete.learner(TINY.replace(num_envs=50), env, params)
-    cut = np.asarray(learner.init(jax.random.key(0)).env_state.cut)
+    cut = np.asarray(jax.jit(lambda key: learner.init(key).env_state.cut)(jax.random.key(0)))
     assert cut.min() <= 3 and cut.max() >= 18 and cut.max() <= 20
 
 
-@pytest.mark.parametrize("mask", [None, jnp.array([True, True, False])])
+@pytest.mark.parametrize("mask", [None, np.array([True, True, False])])
 def test_a_policy_with_a_key_samples_allowed_actions(mask, vmapped_keys):
     """Of three, as two would hide the noise's sign."""
     config = TINY.replace(env="Acrobot-v1")
     env, params = envs.make("Acrobot-v1")
-    state = reppo_discrete.learner(config, env, params).init(jax.random.key(0))
-    state = change_leaves(state, ["action_head", "bias"], lambda x: jnp.array([0.0, 1.5, 1.5]))
+    init = reppo_discrete.learner(config, env, params).init
     policy, x = reppo_discrete.make_policy(config, env, params), jnp.zeros(6)
-    keys = jax.random.split(jax.random.key(1), 20_000)
-    actions = np.asarray(jax.vmap(lambda key: policy(state, x, None, key, mask)[0])(keys))
-    logits = reppo_discrete.Actor(config, 3).apply(state.policy.params, x[None])[0]
+
+    @jax.jit
+    def actions_and_logits(keys):
+        bias = lambda x: jnp.array([0.0, 1.5, 1.5])
+        state = change_leaves(init(keys[0]), ["action_head", "bias"], bias)
+        logits = reppo_discrete.Actor(config, 3).apply(state.policy.params, x[None])[0]
+        actions = jax.vmap(lambda key: policy(state, x, None, key, mask)[0])(keys[1:])
+        return actions, logits, policy(state, x, mask=mask)[0]
+
+    keys = jax.random.split(jax.random.key(1), 20_001)
+    actions, logits, best = map(np.asarray, actions_and_logits(keys))
     probs = np.exp(logits) * (1.0 if mask is None else mask)
     found = np.bincount(actions, minlength=3) / len(actions)
     np.testing.assert_allclose(found, probs / probs.sum(), atol=0.015)
-    assert policy(state, x, mask=mask)[0] == probs.argmax()
+    assert best == probs.argmax()
 
 
 # --- probe tasks ------------------------------------------------------------------------------
@@ -372,6 +388,19 @@ CASE = Case(
 )
 
 
+def test_the_temperature_brings_the_entropy_to_its_target(case, slices):
+    """It falls while actions are spread, and rises where one action is nearly certain."""
+    train = case.make_train(target_entropy=0.5)
+    spread = slices[0][0]
+    certain = change_leaves(spread, ["action_head", "bias"], lambda x: jnp.array([0.0, 4.0]))
+    for state, sign in ((spread, -1), (certain, 1)):
+        after, metrics = train(None, again(state), 1)
+        distance = float(metrics["entropy"][0]) - 0.5 * np.log(2.0)
+        assert np.sign(distance) == -sign and abs(distance) > 0.2
+        assert np.sign(after.weights.temperature - state.weights.temperature) == sign
+
+
+@pytest.mark.slow
 def test_the_entropy_reaches_its_target():
     """On a bandit with a best action, the temperature brings it there."""
     config = PROBE.replace(initial_temperature=0.1, target_entropy=0.5, num_evals=4)
