@@ -361,10 +361,10 @@ def test_a_full_buffer_is_full_whatever_its_size():
     init, update = programs(ppo_plr.learner(config, *REWARDS))
     state = init(jax.random.key(0))
     for full in (30, 41):
-        score = jnp.where(jnp.arange(41) < full, 0.5, -jnp.inf)
+        score = jnp.where(jnp.arange(41) < full, 0.5, -jnp.inf).astype(jnp.float32)
         levels = state.levels.replace(score=score)
         # Every new level scores 0 or less, and finds no place but an empty one.
-        running = state.running.replace(total=jnp.full(4, -1e9))
+        running = state.running.replace(total=jnp.full(4, -1e9, jnp.float32))
         after, levels_filled = update(again(state).replace(levels=levels, running=running))
         assert levels_filled == pytest.approx(min(full + 4, 41) / 41)
         assert (after.running.slot < 41).any() == (full == 41)
@@ -510,7 +510,7 @@ def test_a_level_keeps_its_score_while_it_is_played():
     """A replayed level, and episodes of 12 steps in rollouts of 8."""
     params, (init, update) = tasks.RecallParams(tasks.CLOCK, 12), clock_program()
     state = init(params, jax.random.key(0))
-    score = jnp.full(16, -jnp.inf).at[5].set(9.0)
+    score = jnp.full(16, -jnp.inf, jnp.float32).at[5].set(9.0)
     state = state.replace(
         levels=state.levels.replace(score=score),
         running=state.running.replace(slot=jnp.array([5, 16, 16, 16], jnp.int32)),
@@ -552,7 +552,7 @@ def test_a_level_of_several_environments_gets_one_score():
         total=jnp.array([5.0, 1.0, 0.0, 0.0]),
         steps=jnp.array([4.0, 4.0, 0.0, 0.0]),
     )
-    score = jnp.full(16, -jnp.inf).at[0].set(9.0)
+    score = jnp.full(16, -jnp.inf, jnp.float32).at[0].set(9.0)
     start = state.replace(running=running, levels=state.levels.replace(score=score))
     worths = worth(running.level)
     after = run(STILL.replace(min_fill=0.0, replay_share=0.0), 1, start)[0][-1].levels
