@@ -1,7 +1,5 @@
 """IPPO: independence, sharing, central critics, agents that leave, and the contract of the file."""
 
-import math
-
 import distrax
 import jax
 import jax.numpy as jnp
@@ -14,13 +12,13 @@ from algorithms import ippo, parts, ppo
 from tests.algorithms.cases import Case, again, assert_close, assert_same
 from tests.algorithms.test_ppo import random_rollout
 from tests.algorithms.test_teams import (
-    METRICS,
     OF_CASES,
     ONCE,
     OPPOSITE,
     PLAY,
     SEEDS,
     Still,
+    arrays,
     train_probes,
 )
 from tests.probe import (
@@ -255,7 +253,7 @@ class Plain:
     """The second of three updates, in plain lists of the samples of agents that are there."""
 
     def __init__(self, config, env, params, state):
-        self.config, self.env, self.state = config, env, state
+        self.config, self.env, self.state = config, env, arrays(state)
         self.space = env.action_space(params)
         actor, critic = ippo.Actor(config, self.space), ippo.Critic(config)
         self.actor, self.critic = jax.jit(actor.apply), jax.jit(critic.apply)
@@ -287,41 +285,42 @@ class Plain:
         )
         _, start, keys, noise = jax.random.split(state.rollout_rng, 4)
         draw = jax.random.normal if env.continuous else jax.random.gumbel
-        noise = draw(noise, (config.num_steps * config.num_envs * 2 * size,))
+        noise = np.asarray(draw(noise, (config.num_steps * config.num_envs * 2 * size,)))
         shared = (config.num_steps, config.num_envs, 2, size)
         noise = noise.reshape(shared if config.share_params else [shared[i] for i in (0, 2, 1, 3)])
         noise = noise if config.share_params else noise.swapaxes(1, 2)
         env_state = jax.jit(batch.refill)(start, state.env_state, params)
         alive, steps, observation = np.ones((config.num_envs, 2), bool), [], state.observation
-        advance, allowed = jax.jit(batch.step), jax.jit(batch.action_mask)
-        world = hasattr(env, "world_state")
+        advance, world = jax.jit(batch.step), hasattr(env, "world_state")
+
+        @jax.jit
+        def look(state):
+            of_world = batch.world_state(state, params) if world else None
+            return batch.action_mask(state, params), of_world
+
         for key, drawn in zip(jax.random.split(keys, config.num_steps), noise):
-            before = batch.world_state(env_state, params) if world else None
-            mask, actions = allowed(env_state, params), []
+            (mask, before), actions = arrays(look(env_state)), []
             if env.continuous:
                 mask = np.tile(env.action_dimensions, (config.num_envs, 1, 1))
             for i in range(2):
                 x, _ = self.inputs(observation, before, i)
-                out = self.actor(self.own(state.policy.params, i), x).output
+                out = np.asarray(self.actor(self.own(state.policy.params, i), x).output)
                 if env.continuous:
                     actions.append(out + drawn[:, i])  # standard deviations start at 1
                 else:
-                    actions.append(
-                        jnp.argmax(jnp.where(mask[:, i], out, -jnp.inf) + drawn[:, i], 1)
-                    )
-            action = jnp.stack(actions, 1)
-            given = jnp.clip(action, -1.0, 1.0) if env.continuous else action
-            after, env_state, reward, terminated, truncated, info = advance(
-                key, env_state, given, params
-            )
+                    actions.append(np.argmax(np.where(mask[:, i], out, -np.inf) + drawn[:, i], 1))
+            action = np.stack(actions, 1)
+            given = np.clip(action, -1.0, 1.0) if env.continuous else action
+            after, env_state, *rest = advance(key, env_state, given, params)
+            after, reward, terminated, truncated, info = arrays((after, *rest))
             final_world = info["final_world_state"] if world else None
             step = dict(
                 observation=observation, world=before, mask=mask, action=action, reward=reward,
                 terminated=terminated[:, None] | self.left(info), alive=alive,
-                truncated=jnp.stack([truncated] * 2, 1),
+                truncated=np.stack([truncated] * 2, 1),
                 final=info["final_observation"], final_world=final_world,
             )  # fmt: skip
-            steps.append(jax.tree.map(np.asarray, step))
+            steps.append(step)
             alive = np.where((terminated | truncated)[:, None], True, info["alive"])
             observation = after
         return steps
@@ -432,10 +431,11 @@ def test_an_update_is_that_of_plain_lists(arrangement):
     var = 4.0 * state.reward_scale.stats.var  # rewards become about half as large
     scale = state.reward_scale.replace(stats=state.reward_scale.stats.replace(var=var))
     state = state.replace(reward_scale=scale)
-    after, metrics = jax.jit(learner.update)(again(state))
+    after, metrics = arrays(jax.jit(learner.update)(again(state)))
     averages = {name: x for name, x in metrics.items() if isinstance(x, parts.Average)}
     metrics |= {name: x.total / x.weight for name, x in averages.items()}
-    plain = Plain(config, env, params, again(state))
+    state = arrays(state)
+    plain = Plain(config, env, params, state)
     there = np.array([s["alive"] for s in plain.steps])
     ends = [np.array([s[name] for s in plain.steps]) for name in ("terminated", "truncated")]
     cut = ends[1] & ~ends[0]
@@ -537,20 +537,6 @@ def test_an_agent_that_left_has_terminated_and_counts_no_more(probed):
     assert (mean_value[:, 1] < 1.5).all() and (mean_value[:, 0] > 2.0).all()
 
 
-def test_metrics_of_an_agent_are_of_minibatches_with_the_agent_alive(pair):
-    """Of an episode's 4 steps agent 1 lives in the first one, so in one minibatch of two.
-
-    In 4 more steps it lives in none.
-    """
-    config = TINY.replace(num_envs=1, num_steps=4, total_timesteps=8, num_evals=2)
-    config = config.replace(num_eval_episodes=0, eval_at_start=False)
-    _, metrics = ippo.make_train(config, pair, PairParams(task=LEAVING))(jax.random.key(0))
-    expected = [[math.log(2.0), math.log(2.0)], [math.log(2.0), np.nan]]
-    np.testing.assert_allclose(metrics["entropy"], expected, rtol=1e-2)
-    for name in METRICS - {"epochs", "explained_variance"}:
-        np.testing.assert_array_equal(np.isfinite(metrics[name]), [[True, True], [True, False]])
-
-
 def test_a_critic_without_world_state_does_not_know_others_observations(probed):
     assert (probed[3]["explained_variance"][OTHERS] < 0.1).all()
 
@@ -570,19 +556,20 @@ def test_a_central_critic_knows_and_actors_learn_in_every_arrangement(pair, chan
     assert metrics["policy_loss"].shape == (2, SEEDS, 1, *([] if config.share_params else [2]))
 
 
-@pytest.mark.parametrize("share_params", [False, True])
-def test_central_critics_see_the_world_state(share_params):
-    """Statistics that all agents share normalise it; at an end it is the one before the restart."""
-    config = PROBE.replace(central_critic=True, normalize_obs=True, share_params=share_params)
+def test_central_critics_see_the_world_state():
+    """Statistics that all agents share normalise it; at an end it is the one before the restart.
+
+    With shared parameters, an update of plain lists has a world state.
+    """
+    config = PROBE.replace(central_critic=True, normalize_obs=True)
     env, params = Pair(world=True), PairParams(task=OTHERS)
     state, metrics = ippo.make_train(config, env, params)(jax.random.key(0))
     kernel = state.critic_params["params"]["Torso_0"]["Dense_0"]["kernel"]
-    assert kernel.shape == (1 if share_params else 2, 2, 16)
+    assert kernel.shape == (2, 2, 16)
     stats = state.policy.world_stats
     assert stats.mean.shape == (2,) and float(stats.count) == PROBE.total_timesteps
     np.testing.assert_allclose(stats.var, 100.0, rtol=0.01)
-    if not share_params:  # a shared network without ids does not know the agent
-        assert (np.asarray(metrics["explained_variance"][-1]) > 0.9).all()
+    assert (np.asarray(metrics["explained_variance"][-1]) > 0.9).all()
 
 
 # --- minibatches ------------------------------------------------------------------------------
@@ -653,6 +640,7 @@ CASE = Case(
     swept=dict(clip_vloss=True, vf_coef=1e-3, average_actor=True),
     swept_world=(WORLD[0], PairParams(task=LEAVING)),
     probe=PROBE,
+    at_once=dict(num_minibatches=4),
     **OF_CASES
     | dict(
         other=OF_CASES["other"] | {"average_share": 1.0},

@@ -6,6 +6,10 @@ at_once     for files with an actor and a critic for each agent: changes of `tin
             agents could influence each other
 """
 
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -75,6 +79,12 @@ def compared(state, metrics):
 OF_CASES = dict(metrics=METRICS, other=OTHER, learned=learned, compared=compared)
 
 
+def arrays(tree):
+    """NumPy arrays but for keys: jax compiles a program for each operation on its own arrays."""
+    is_key = lambda x: jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+    return jax.tree.map(lambda x: x if is_key(x) else np.asarray(x), tree)
+
+
 def train_probes(module, env, config, tasks):
     """Critics, actions of both agents at x = -1, 0, 1, and metrics, (tasks, SEEDS, ...)."""
 
@@ -114,10 +124,12 @@ def test_metrics_have_the_points_as_leading_axis(case, trained):
     assert int(state.update) == 3
 
 
+@pytest.mark.cases(lambda case: not case.several or case.name in WHOLE)
 def test_a_team_is_paid_after_one_leaves(case):
     """On all of three seeds agent 1 leaves, and the team's return is 4.0 instead of 0.5.
 
-    No agent learns from what agent 1 would then observe, even if it is NaN.
+    No agent learns from what agent 1 would then observe, even if it is NaN. Of other files, updates
+    of plain lists have teams.
     """
     config = case.probe.replace(num_eval_episodes=1)
     train = case.module.make_train(config, Sacrifice(), SacrificeParams(broken=True))
@@ -130,95 +142,193 @@ def test_a_team_is_paid_after_one_leaves(case):
 
 
 @of_teams
-def test_forbidden_actions_are_never_taken(case):
-    """A forbidden action would cost 100, and no return falls below 0 in training or evaluation.
+def test_forbidden_actions_are_never_taken_by_policies(case, slices):
+    """A policy with a key, exploring as much as it may, does not take one either.
 
-    A policy with a key, exploring as much as it may, does not take one either.
+    That none is taken in training, each file's update of plain lists shows.
     """
-    env = Pair(masked=True)
-    config = case.tiny.replace(num_eval_episodes=32 * (case.name in WHOLE))
-    state, metrics = case.module.make_train(config, env, PairParams())(jax.random.key(0))
-    for name in {"episode_return", "eval_return"} & metrics.keys():
-        assert (np.asarray(metrics[name][1:]) >= 0.0).all(), name
-    config = config.replace(**dict(eps_end=1.0) if hasattr(config, "eps_end") else {})
-    policy = jax.jit(case.module.make_policy(config, env, PairParams()))
-    mask = jnp.array([[False, False, True], [True, False, False]])
+    state, env = slices[-1][0], case.world[0]
+    config = case.tiny.replace(**dict(eps_end=1.0) if case.has("eps_end") else {})
+    policy = jax.jit(case.module.make_policy(config, *case.world))
+    seen, mask = jnp.ones(state.observation.shape[1:]), jnp.array([[False, True], [True, False]])
+    assert not hasattr(env, "action_mask")
     for key in (None, *map(jax.random.key, range(1, 5))):
-        action, _ = policy(state, jnp.ones((2, 1)), rng=key, mask=mask)
-        np.testing.assert_array_equal(action, [2, 0])
+        action, _ = policy(state, seen, rng=key, mask=mask)
+        np.testing.assert_array_equal(action, [1, 0])
 
 
-# --- independence -----------------------------------------------------------------------------
+# --- agents with networks of their own ----------------------------------------------------------
 
 
-@of_actors
-def test_independent_agents_do_not_hear_of_each_other_s_rewards(case, pair):
-    """Agent 0 is bit-identical whatever agent 1 is paid; with shared parameters it is not."""
+class Program(NamedTuple):
+    """The first state, and an update, of two agents in Pair: compiled once for a case."""
 
-    def agents(config, reward):
-        params = PairParams(rewards=jnp.array([1.0, reward]))
-        state, metrics = case.module.make_train(config, pair, params)(jax.random.key(0))
-        learned = state.policy, state.critic_params, state.opt_state, state.critic_opt_state
-        learned += (getattr(state, "critic_memory", None),)
-        zeroth = jax.tree.map(lambda x: x[0], learned)
-        last = jax.tree.map(lambda x: x[-1], learned)
-        return (zeroth, metrics["policy_loss"].reshape(3, -1)[:, 0]), last
+    start: Callable  # start(**params of Pair)
+    update: Callable  # update(state, turn=False, params=None, **floats of the config)
 
+
+@pytest.fixture(scope="session")
+def program(case):
+    """Whatever the tests below vary is an argument. `turn` reverses the second epoch's order.
+
+    Rollouts are of 4 steps.
+    """
     config = case.tiny.replace(
-        normalize_obs=True, normalize_reward=True, num_eval_episodes=0, eval_at_start=False,
-        target_kl=0.01, **case.at_once,
-    )  # fmt: skip
-    before, after = agents(config, 1.0), agents(config, -7.0)
-    assert_same(before[0], after[0])
-    with pytest.raises(AssertionError):
-        assert_same(before[1], after[1])
-    shared = config.replace(share_params=True, agent_ids=True)
-    with pytest.raises(AssertionError):
-        assert_same(agents(shared, 1.0)[0], agents(shared, -7.0)[0])
+        num_steps=4,
+        total_timesteps=3 * 8,
+        update_epochs=5,
+        normalize_obs=True,
+        normalize_reward=True,
+        normalize_advantage=False,
+        clip_vloss=True,
+        ent_coef=0.0,
+        learning_rate=1e-2,
+        critic_learning_rate=1e-2,
+        **case.at_once,
+    )
+    of_one = lambda config, params: programs(case.module.learner(config, Pair(), params))
+    strong = lambda tree: jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x)), tree)
+
+    @jax.jit
+    def first(params):
+        return of_one(config, params)[0](jax.random.key(0))
+
+    @jax.jit
+    def later(config, params, turn, state):
+        original = parts.permutations
+
+        def permutations(*args):
+            orders = original(*args)
+            return orders.at[1].set(jnp.where(turn, orders[1, ::-1], orders[1]))
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(parts, "permutations", permutations)
+            return of_one(config, params)[1](state)
+
+    def start(**params):
+        return first(strong(PairParams(**params)))
+
+    def update(state, turn=False, params=(), **floats):
+        given = config.replace(**floats), PairParams(**dict(params))
+        return later(*strong(given), turn, again(state))
+
+    return Program(start, update)
+
+
+def of_agent(agent, *trees):
+    return jax.tree.map(lambda x: np.asarray(x)[agent], trees)
 
 
 @of_actors
-def test_one_agent_stops_at_its_kl_while_the_other_goes_on(case, pair):
+def test_independent_agents_do_not_hear_of_each_other_s_rewards(program):
+    """Agent 0 is bit-identical whatever agent 1 is paid."""
+
+    def agents(reward):
+        state, said = program.start(), []
+        for _ in range(3):
+            params = dict(rewards=jnp.array([1.0, reward]))
+            state, metrics = program.update(state, params=params, target_kl=0.01)
+            said.append(metrics["policy_loss"])
+        of_all = state.policy, state.critic_params, state.opt_state, state.critic_opt_state
+        of_all += (getattr(state, "critic_memory", None), *said)
+        return of_agent(0, *of_all), of_agent(1, *of_all)
+
+    (zeroth, first), (same, other) = agents(1.0), agents(-7.0)
+    assert_same(zeroth, same)
+    with pytest.raises(AssertionError):
+        assert_same(first, other)
+
+
+@of_actors
+def test_one_agent_stops_at_its_kl_while_the_other_goes_on(program):
     """Agent 1 is paid nothing and its values start at 0, so it has no gradient and no KL.
 
     The mean over the minibatches of the last epoch counts.
     """
-    params = PairParams(rewards=jnp.array([1.0, 0.0]))
-    config = case.tiny.replace(
-        ent_coef=0.0, normalize_advantage=False, critic_learning_rate=0.0, update_epochs=5,
-        learning_rate=1e-2, num_eval_episodes=0, eval_at_start=False,
-    )  # fmt: skip
-    train = case.module.make_train(config, pair, params)
-    state = parts.first_state(train, jax.random.key(0))
+    state = program.start()
     state = state.replace(critic_params=jax.tree.map(jnp.zeros_like, state.critic_params))
+    of_pay = dict(params=dict(rewards=jnp.array([1.0, 0.0])), critic_learning_rate=0.0)
+    state, _ = program.update(state, **of_pay)  # with Adam's moments, steps are about equally long
 
     def learn(target):
-        train = case.module.make_train(config.replace(target_kl=target), pair, params)
-        _, metrics = train(None, again(state), 1)
-        (epochs,), (kl,) = metrics["epochs"], metrics["approx_kl"]
+        _, metrics = program.update(state, target_kl=target, **of_pay)
+        epochs, kl = metrics["epochs"], metrics["approx_kl"].total
         assert epochs[1] == 5 and kl[1] == 0.0
-        return epochs[0], kl[0]
+        return int(epochs[0]), float(kl[0])
 
     assert_epochs(learn)
 
 
 @of_actors
-def test_every_epoch_has_an_order_of_its_own(case, pair, monkeypatch):
+def test_every_epoch_has_an_order_of_its_own(program):
     """Reversing the order of the second epoch changes what is learned."""
-    original, config = parts.permutations, case.tiny.replace(num_envs=4, num_minibatches=4)
-
-    @jax.jit
-    def params(turn):
-        def permutations(*args):
-            orders = original(*args)
-            return orders.at[1].set(jnp.where(turn, orders[1, ::-1], orders[1]))
-
-        monkeypatch.setattr(parts, "permutations", permutations)
-        learner = case.module.learner(config, pair, jax.tree.map(jnp.asarray, PairParams()))
-        return learner.update(learner.init(jax.random.key(0)))[0].policy.params
-
+    start = program.start()
+    of_turn = [program.update(start, turn=turn)[0].policy.params for turn in (False, True)]
     with pytest.raises(AssertionError):
-        assert_same(params(False), params(True))
+        assert_same(*of_turn)
+
+
+@of_actors
+def test_clipped_values_stay_near_those_of_the_rollout(program):
+    """A smaller limit raises the value loss."""
+    start = program.start()
+    loss, clipped = (
+        program.update(start, clip_eps=eps)[1]["value_loss"].total for eps in (10.0, 1e-3)
+    )
+    assert (clipped > 1.0001 * loss).all()
+
+
+@of_actors
+def test_exactly_update_epochs_without_a_threshold(case, trained):
+    np.testing.assert_array_equal(trained[1]["epochs"][1:], case.tiny.update_epochs)
+
+
+# --- agents that are not there ----------------------------------------------------------------
+
+GONE = dict(task=LEAVING)  # agent 1 leaves with the first of ten steps
+
+
+@of_actors
+def test_nothing_is_learned_from_a_rollout_that_one_did_not_live_to_see(program):
+    """The second rollout of four steps is agent 0's alone.
+
+    Adam's memory of the first rollout does not move agent 1, and is still there afterwards.
+    """
+    first, _ = program.update(program.start(**GONE), params=GONE)
+    second, _ = program.update(first, params=GONE)
+    everything = lambda state: (*learned(state), state.opt_state, state.critic_opt_state)
+    assert_same(of_agent(1, *everything(first)), of_agent(1, *everything(second)))
+    for params in zip(learned(first), learned(second)):
+        with pytest.raises(AssertionError):
+            assert_same(*(of_agent(0, x) for x in params))
+
+
+@of_actors
+def test_metrics_of_an_agent_are_of_minibatches_with_the_agent_alive(case, program):
+    """Weights are those that parts.program divides by. In the second rollout agent 1 has none."""
+    floats = dict(params=GONE, learning_rate=0.0)
+    first, metrics = program.update(program.start(**GONE), **floats)
+    _, later = program.update(first, **floats)
+    samples = case.has("minibatch_of")  # if not, the agent lives in all of its sequences
+    assert (0.0 < metrics["entropy"].weight[1] < 1.0) == samples
+    for name in METRICS - {"epochs", "explained_variance"}:
+        assert metrics[name].weight[0] == later[name].weight[0] == 1.0
+        assert 0.0 < metrics[name].weight[1] <= 1.0 and later[name].weight[1] == 0.0
+    entropy = metrics["entropy"].total / metrics["entropy"].weight
+    np.testing.assert_allclose(entropy, math.log(2.0), rtol=1e-2)
+
+
+@pytest.mark.cases(lambda case: case.has("minibatch_of"))
+@of_actors
+def test_the_kl_that_stops_is_of_minibatches_with_the_agent_alive(program):
+    """Like the metric, it leaves out minibatches without the agent; it does not count zeros."""
+    state = program.start(**GONE)
+    _, metrics = program.update(state, params=GONE, target_kl=1e-12)
+    kl = metrics["approx_kl"]
+    assert metrics["epochs"][1] == 1 and kl.weight[1] == 0.5, "in two minibatches of four"
+    target = 0.95 * float(kl.total[1] / kl.weight[1])
+    _, metrics = program.update(state, params=GONE, target_kl=target)
+    assert metrics["epochs"][1] == 1
 
 
 class Still(Pair):
@@ -232,74 +342,6 @@ class Still(Pair):
         return state.x[:, None], state, jnp.zeros(2), jnp.zeros((), bool), {}
 
 
-@of_actors
-def test_exactly_update_epochs_without_a_threshold(case, trained):
-    np.testing.assert_array_equal(trained[1]["epochs"][1:], case.tiny.update_epochs)
-
-
-@of_actors
-def test_clipped_values_stay_near_those_of_the_rollout(floats, swept):
-    """A smaller limit raises the value loss at every point."""
-    _, _, (_, metrics) = swept
-    losses = metrics["value_loss"][:, 0]
-    assert (losses[floats.index("clip_eps")] > 1.0001 * losses[-2]).all()
-
-
-# --- agents that are not there ----------------------------------------------------------------
-
-
-def halves_of_an_episode(case, env):
-    """States after rollouts of five of ten steps, and the metrics of the second rollout.
-
-    Agent 1 leaves with the first step.
-    """
-    config = case.tiny.replace(num_steps=5, num_minibatches=1, total_timesteps=3 * 10)
-    params = jax.tree.map(jnp.asarray, PairParams(task=LEAVING))
-    learner = case.module.learner(config, env, params)
-    init, update = programs(learner)
-    first, _ = update(init(jax.random.key(0)))
-    return first, *update(again(first))
-
-
-@of_actors
-def test_nothing_is_learned_from_a_rollout_that_one_did_not_live_to_see(case):
-    """Agent 1 leaves in the first of ten steps, so the second rollout of five is agent 0's alone.
-
-    Adam's memory of the first rollout does not move agent 1, and is still there afterwards.
-    """
-    first, second, _ = halves_of_an_episode(case, Pair())
-    of_adam = lambda state: jax.tree.map(lambda x: x[1], (state.opt_state, state.critic_opt_state))
-    assert_same(of_adam(first), of_adam(second))
-    before, after = learned(first), learned(second)
-    assert_same(jax.tree.map(lambda x: x[1], before), jax.tree.map(lambda x: x[1], after))
-    for params in zip(before, after):
-        with pytest.raises(AssertionError):
-            assert_same(*(jax.tree.map(lambda x: x[0], x) for x in params))
-
-
-class Team(Pair):
-    shared_reward = True
-
-
-class Side(Pair):
-    """One of several teams."""
-
-    team_rewards = True
-
-
-@of_actors
-def test_critics_of_a_team_learn_steps_after_an_agent_left(case):
-    """In the same rollouts of a team, agent 1's critic moves, and its actor does not."""
-    first, second, metrics = halves_of_an_episode(case, Side())
-    (actor, critic), (later_actor, later_critic) = (
-        jax.tree.map(lambda x: x[1], case.learned(state)) for state in (first, second)
-    )
-    assert_same(actor, later_actor)
-    with pytest.raises(AssertionError):
-        assert_same(critic, later_critic)
-    assert metrics["mean_value"].weight.all()
-
-
 class Half(Still):
     """An agent lives, and stays alive, if it began above 0."""
 
@@ -308,24 +350,5 @@ class Half(Still):
         return seen, state, 1.0 * action, ended, {"alive": state.x > 0}
 
 
-@of_actors
-def test_the_kl_that_stops_is_of_minibatches_with_the_agent_alive(case):
-    """Like the metric, it leaves out environments without the agent; it does not count zeros."""
-    config = case.tiny.replace(num_envs=8, num_minibatches=8, total_timesteps=3 * 64)
-    config = config.replace(num_eval_episodes=0, update_epochs=3, learning_rate=1e-2)
-    if hasattr(config, "minibatch_of"):
-        config = config.replace(minibatch_of="trajectories")
-
-    learner_of = lambda target: case.module.learner(
-        config.replace(target_kl=target), Half(), PairParams()
-    )
-    init, _ = programs(learner_of(jnp.inf))
-    update = jax.jit(lambda target, state: programs(learner_of(target))[1](state))
-    # In the first step all agents are there.
-    state, _ = update(jnp.inf, init(jax.random.key(0)))
-    assert (np.asarray(state.observation[..., 0] > 0).mean(0) < 0.9).all(), "not everywhere"
-    _, least = update(1e-12, again(state))
-    np.testing.assert_array_equal(least["epochs"], 1)
-    of_one_epoch = least["approx_kl"].total / least["approx_kl"].weight
-    _, metrics = update(0.95 * float(of_one_epoch.min()), again(state))
-    np.testing.assert_array_equal(metrics["epochs"], 1)
+class Team(Pair):
+    shared_reward = True
