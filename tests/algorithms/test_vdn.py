@@ -15,6 +15,7 @@ from tests.algorithms.cases import Case, again, assert_close, assert_same, progr
 from tests.algorithms.test_ippo import Crowd, CrowdParams
 from tests.algorithms.test_pqn import plain_targets, random_rollout
 from tests.algorithms.test_pqn_rnn import check_kernels
+from tests.algorithms.test_teams import arrays
 from tests.probe import LEAVING, Pair, PairParams, environment, spaces, struct
 
 TINY = vdn.Config(
@@ -55,13 +56,14 @@ def test_code_shared_with_pqn_equals_pqn_s():
     values = jnp.array(rng.normal(size=(6, 2, 4)), jnp.float32)
     mask = jnp.array(rng.random((6, 2, 4)) < 0.5).at[..., 0].set(True)
     noise = parts.epsilon_noise(jax.random.key(0), (6, 2), 4)
+    greedy, by_pqn = jax.jit(vdn.epsilon_greedy), jax.jit(pqn.epsilon_greedy)
     flat = lambda x: x.reshape(12, *x.shape[2:])
     for m in (None, mask):
         given = None if m is None else flat(m)
         for epsilon in (0.0, 0.5, 1.0):
-            result = vdn.epsilon_greedy(values, epsilon, noise, m)
+            result = greedy(values, epsilon, noise, m)
             theirs = parts.EpsilonNoise(*map(flat, noise))
-            expected = pqn.epsilon_greedy(flat(values), epsilon, theirs, given)
+            expected = by_pqn(flat(values), epsilon, theirs, given)
             np.testing.assert_array_equal(flat(result), expected)
     config, theirs = vdn.Config(eps_start=0.9, eps_end=0.1), pqn.Config(eps_start=0.9, eps_end=0.1)
     for progress in (0.0, 0.1, 0.2, 0.3, 0.9):
@@ -107,7 +109,7 @@ def mixed():
     rng = np.random.default_rng(0)
     values, view = 3.0 * rng.normal(size=(50, 3)), rng.normal(size=(50, 5))
     config, alive = TINY.replace(mixing_size=6), rng.random((50, 3)) < 0.7
-    params = vdn.Mixer(config).init(jax.random.key(0), values, alive, view)
+    params = jax.jit(vdn.Mixer(config).init)(jax.random.key(0), values, alive, view)
     params = jax.tree.map(lambda x: 0.7 * rng.normal(size=x.shape), params)
     return config, params, values, alive, view
 
@@ -116,7 +118,8 @@ def mixed():
 def test_mixers_are_those_of_plain_lists(mixed, mixer):
     config, params, values, alive, view = mixed
     config = config.replace(mixer=mixer)
-    result = vdn.Mixer(config).apply(params if mixer == "monotonic" else {}, values, alive, view)
+    apply = jax.jit(vdn.Mixer(config).apply)
+    result = apply(params if mixer == "monotonic" else {}, values, alive, view)
     expected = [mix(config, params["params"], *team) for team in zip(values, alive, view)]
     np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5)
     assert result.shape == (50, 3 if mixer == "none" else 1)
@@ -125,7 +128,7 @@ def test_mixers_are_those_of_plain_lists(mixed, mixer):
 def test_no_agent_s_value_lowers_the_monotonic_mix_and_agents_that_left_do_not_count(mixed):
     config, params, values, alive, view = mixed
     total = lambda values: vdn.Mixer(config).apply(params, values, alive, view).sum()
-    derivatives = np.asarray(jax.grad(total)(values))
+    derivatives = np.asarray(jax.jit(jax.grad(total))(values))
     assert (derivatives[alive] > 0.0).all()
     np.testing.assert_array_equal(derivatives[~alive], 0.0)
     kernel = np.abs(params["params"]["weights"]["kernel"])
@@ -135,15 +138,16 @@ def test_no_agent_s_value_lowers_the_monotonic_mix_and_agents_that_left_do_not_c
 def test_the_monotonic_mixer_begins_near_the_sum_whatever_the_view():
     rng = np.random.default_rng(1)
     values, alive = rng.normal(size=(500, 3)), np.ones((500, 3), bool)
+    mixer = vdn.Mixer(TINY.replace(mixing_size=64))
+    apply = jax.jit(mixer.apply)
+    params = jax.jit(mixer.init)(jax.random.key(0), values, alive, np.zeros((500, 4)))
     for view in (np.zeros((500, 4)), rng.normal(size=(500, 4))):
-        mixer = vdn.Mixer(TINY.replace(mixing_size=64))
-        params = mixer.init(jax.random.key(0), values, alive, view)
-        result = mixer.apply(params, values, alive, view)[:, 0]
+        result = np.asarray(apply(params, values, alive, view)[:, 0])
         sums = values.sum(1)
         assert np.corrcoef(result, sums)[0, 1] > 0.8
         ratio = np.abs(result[sums > 0.5] / sums[sums > 0.5]).mean()
         assert 0.3 < ratio < 2.0, ratio
-        np.testing.assert_array_equal(mixer.apply(params, 0.0 * values, alive, view), 0.0)
+        np.testing.assert_array_equal(apply(params, 0.0 * values, alive, view), 0.0)
 
 
 # --- an update --------------------------------------------------------------------------------
@@ -190,6 +194,10 @@ ARRANGEMENTS = {
     ),
     "none, no memory, shared rewards": (
         dict(mixer="none", cell="none", previous_inputs=False),
+        Paid(False, world=False),
+    ),
+    "sum, no memory, shared rewards": (
+        dict(mixer="sum", cell="none", previous_inputs=False),
         Paid(False, world=False),
     ),
     "sum, mingru": (dict(mixer="sum", cell="mingru"), Crowd(False, True)),
@@ -268,32 +276,36 @@ class Plain:
         """Every step of each environment, with the file's own random numbers."""
         c, batch = self.config, envs.batch(self.env, self.config.num_envs, self.config.num_steps)
         _, start, keys, noise = jax.random.split(state.rollout_rng, 4)
-        noise = parts.epsilon_noise(noise, (c.num_steps, c.num_envs, 2), 3)
+        noise = arrays(parts.epsilon_noise(noise, (c.num_steps, c.num_envs, 2), 3))
         env_state = jax.jit(batch.refill)(start, state.env_state, params)
-        alive, steps, observation = np.asarray(state.alive), [], state.observation
-        advance, allowed = jax.jit(batch.step), jax.jit(batch.action_mask)
+        alive, steps, observation = np.asarray(state.alive), [], np.asarray(state.observation)
+        advance, greedy = jax.jit(batch.step), jax.jit(vdn.epsilon_greedy)
         known = {k: np.asarray(v) for k, v in state.memory._asdict().items() if v is not None}
         self.memory = [
             [self.fresh() | {k: v[e, i] for k, v in known.items()} for i in range(2)]
             for e in range(c.num_envs)
         ]
-        world, central = None, hasattr(self.env, "world_state") and c.mixer == "monotonic"
+        central = hasattr(self.env, "world_state") and c.mixer == "monotonic"
+
+        @jax.jit
+        def look(state):
+            of_world = batch.world_state(state, params) if central else None
+            return batch.action_mask(state, params), of_world
+
         for t, key in enumerate(jax.random.split(keys, c.num_steps)):
-            world = batch.world_state(env_state, params) if central else None
-            mask = np.asarray(allowed(env_state, params))
+            mask, world = arrays(look(env_state))
             looked = [
                 [self.look(self.inputs(observation[e, i], i, m), m) for i, m in enumerate(two)]
                 for e, two in enumerate(self.memory)
             ]
             values = np.array([[q for _, q in two] for two in looked])
             drawn = jax.tree.map(lambda x: x[t], noise)  # noqa: B023
-            action = vdn.epsilon_greedy(jnp.array(values, jnp.float32), 0.5, drawn, mask)
-            after, env_state, reward, terminated, truncated, info = advance(
-                key, env_state, action, params
-            )
+            action = np.asarray(greedy(values.astype(np.float32), 0.5, drawn, mask))
+            after, env_state, *rest = advance(key, env_state, action, params)
+            after, reward, terminated, truncated, info = arrays((after, *rest))
             found = []
             for e in range(c.num_envs):
-                own = lambda x, e=e: None if x is None else np.asarray(x[e])
+                own = lambda x, e=e: None if x is None else x[e]
                 one = dict(
                     observation=own(observation), world=own(world), values=values[e],
                     mask=mask[e], action=own(action), reward=own(reward), alive=alive[e],
@@ -309,8 +321,8 @@ class Plain:
                 ended = one["terminated"] or one["truncated"]
                 self.memory[e] = [self.fresh() if ended else m for m in one["memory"]]
             steps.append(found)
-            done = np.asarray(terminated | truncated)
-            alive = np.where(done[:, None], True, np.asarray(info["alive"]))
+            done = terminated | truncated
+            alive = np.where(done[:, None], True, info["alive"])
             observation = after
         return steps
 
@@ -355,17 +367,20 @@ def updates(arrangement):
     learner = vdn.learner(config, env, params)
     init, update = programs(learner)
     state, _ = update(init(jax.random.key(3)))
-    large = lambda path, x: x + jnp.sin(jnp.arange(x.size)).reshape(x.shape) / (2 * len(x))
-    weights = jax.tree_util.tree_map_with_path(large, state.policy.params)
+    large = lambda x: (
+        x + np.sin(np.arange(x.size, dtype=np.float32)).reshape(x.shape) / (2 * len(x))
+    )
+    weights = jax.tree.map(large, arrays(state.policy.params))
     state = state.replace(policy=state.policy.replace(params=weights))
     after, metrics = update(again(state))
     return config, env, state, after, metrics
 
 
-*OFTEN, SELDOM = ARRANGEMENTS
+SELDOM = {"monotonic, all observations, lstm, shared rewards", "sum, mingru"}
+ALL = [pytest.param(name, marks=[pytest.mark.slow] * (name in SELDOM)) for name in ARRANGEMENTS]
 
 
-@pytest.mark.parametrize("arrangement", [*OFTEN, pytest.param(SELDOM, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("arrangement", ALL)
 def test_an_update_is_that_of_plain_lists(arrangement):
     """Checked with masks, deaths, both kinds of ends, memories, and normalisation."""
     config, env, state, after, metrics = updates(arrangement)
@@ -418,8 +433,8 @@ def test_a_policy_with_a_key_explores(vmapped_keys):
     config, env, state, *_ = updates("none, no memory")
     policy = vdn.make_policy(config.replace(eps_end=1.0), env, CrowdParams())
     keys = jax.random.split(jax.random.key(1), 400)
-    act = jax.vmap(lambda key: policy(state, jnp.ones((2, 3)), None, key)[0])
-    shares = np.stack([np.bincount(x, minlength=3) / 400 for x in act(keys).T])
+    act = jax.jit(jax.vmap(lambda key: policy(state, jnp.ones((2, 3)), None, key)[0]))
+    shares = np.stack([np.bincount(x, minlength=3) / 400 for x in np.asarray(act(keys)).T])
     np.testing.assert_allclose(shares, 1.0 / 3.0, atol=0.08)
 
 
@@ -437,29 +452,29 @@ class One(Wrapper):
         return x[None], state, jnp.float32(reward)[None], *rest
 
 
-@pytest.mark.parametrize("mixer", ["none", "sum"])
-def test_one_agent_learns_as_in_pqn(mixer):
+def test_one_agent_learns_as_in_pqn():
     """From the same parameters, through three updates of several epochs and minibatches."""
     env, params = envs.make("CartPole-v1")
     same = dict(total_timesteps=48, num_envs=2, num_steps=8, num_minibatches=2, update_epochs=2)
-    same |= dict(hidden_sizes=(8, 4), num_evals=3, num_eval_episodes=2, learning_rate=1e-2)
+    same |= dict(hidden_sizes=(8, 4), num_evals=3, num_eval_episodes=0, learning_rate=1e-2)
     same |= dict(gamma=0.9, reward_scale=0.3, eps_end=0.1, exploration_fraction=0.7)
-    config = vdn.Config(mixer=mixer, agent_ids=False, **same)
-    train = vdn.make_train(config, One(env), params)
-    start = parts.first_state(train, jax.random.key(0))
-    weights = dict(start.policy.params.agent["params"])
-    weights["Dense_2"] = weights.pop("head")
-    theirs = pqn.make_train(pqn.Config(**same), env, params)
-    other = parts.first_state(theirs, jax.random.key(0))
-    other = other.replace(policy=other.policy.replace(params={"params": weights}))
-    state, metrics = train(None, start, 3)
-    other, expected = theirs(None, other, 3)
-    for name in METRICS | {"episode_length", "eval_length", "num_episodes"}:
-        np.testing.assert_allclose(metrics[name], expected[name], rtol=1e-4, err_msg=name)
-    np.testing.assert_allclose(metrics["eval_return"][..., 0], expected["eval_return"])
-    learned = dict(state.policy.params.agent["params"])
-    learned["Dense_2"] = learned.pop("head")
-    assert_close(learned, other.policy.params["params"], rtol=1e-3, atol=1e-5)
+    config = vdn.Config(mixer="sum", agent_ids=False, **same)
+    init, update = programs(vdn.learner(config, One(env), params))
+    their_init, their_update = programs(pqn.learner(pqn.Config(**same), env, params))
+    state, other = init(jax.random.key(0)), their_init(jax.random.key(0))
+
+    def renamed(state):
+        weights = dict(state.policy.params.agent["params"])
+        weights["Dense_2"] = weights.pop("head")
+        return {"params": weights}
+
+    other = other.replace(policy=other.policy.replace(params=renamed(state)))
+    for _ in range(3):
+        (state, metrics), (other, expected) = update(state), their_update(other)
+        for name in METRICS:
+            assert_close(getattr(metrics[name], "total", metrics[name]), expected[name])
+        assert_close(state.observation[:, 0], other.observation)
+    assert_close(renamed(state), other.policy.params, rtol=1e-3, atol=1e-5)
 
 
 # --- games ------------------------------------------------------------------------------------
@@ -584,6 +599,7 @@ PROBE = vdn.Config(
 )
 
 
+@pytest.mark.slow  # updates of plain lists have agents that leave
 @pytest.mark.parametrize("mixer", ["none", "sum"])
 def test_an_agent_that_left_has_terminated_and_counts_in_no_mix(mixer):
     """Reward 1 for ever, cut by time; agent 1 leaves after its first step and is paid 100 then.
@@ -645,7 +661,8 @@ class Pictures(Pair):
 
 
 def test_images_are_convolved_and_ids_and_last_steps_follow():
-    state = parts.first_state(vdn.make_train(TINY, Pictures(), PairParams()), jax.random.key(0))
+    learner = vdn.learner(TINY, Pictures(), PairParams())
+    state = jax.eval_shape(learner.init, jax.random.key(0))
     params = state.policy.params.agent["params"]
     assert params["Convolutions_0"]["Conv3x3_0"]["kernel"].shape == (9, 16)
     assert params["Dense_0"]["kernel"].shape == (1 * 2 * 16 + 2 + 2 + 1, 8)
