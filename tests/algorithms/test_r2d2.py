@@ -171,7 +171,7 @@ def programs(double, rescale_values):
         policy = state.policy.replace(params=online, obs_stats=stats)
         return state.replace(policy=policy, target_params=target, memory=memory)
 
-    return config, init, jax.jit(lambda params, state: learner(params).update(state))
+    return config, jax.jit(init), jax.jit(lambda params, state: learner(params).update(state))
 
 
 def rows_of(state):
@@ -180,27 +180,28 @@ def rows_of(state):
     return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), steps)
 
 
-def loop(config, space, policy, params, memory, steps, stop=lambda t: False):
+def loop(config, space, policy, params, memory, steps, stop=-1):
     """Values before and after each step, before any restart, one step at a time.
 
-    Gradients stop at the memory before step t if stop(t). Also the memories before the steps.
+    Gradients stop at the memory before step `stop`. Also the memories before the steps.
     """
     network = r2d2.QNetwork(config, 2)
     see = lambda x: policy.obs_stats.normalize(x, config.clip_obs)[None]
-    values, finals, memories = [], [], []
-    for t in range(len(steps.reward)):
-        memory = jax.lax.stop_gradient(memory) if stop(t) else memory
-        memories.append(memory)
-        inputs = see(steps.observation[t]), *parts.last_step(memory)
+
+    def one(memory, inputs):
+        t, step = inputs
+        at_stop = lambda x: jnp.where(t == stop, jax.lax.stop_gradient(x), x)
+        before = memory = jax.tree.map(at_stop, memory)
+        inputs = see(step.observation), *parts.last_step(memory)
         memory, value = parts.one_step(network, params, memory, inputs)
-        action, reward = steps.action[t][None], steps.reward[t][None]
+        action, reward = step.action[None], step.reward[None]
         memory = parts.with_last_step(config, space, memory, action, reward)
-        last = see(steps.final_observation[t]), *parts.last_step(memory)
+        last = see(step.final_observation), *parts.last_step(memory)
         _, final = parts.one_step(network, params, memory, last)
-        values, finals = [*values, value[0]], [*finals, final[0]]
-        if steps.done[t]:
-            memory = jax.tree.map(jnp.zeros_like, memory)
-    return jnp.stack(values), jnp.stack(finals), memories
+        memory = jax.tree.map(lambda x: jnp.where(step.done, 0.0, x), memory)
+        return memory, (value[0], final[0], before)
+
+    return jax.lax.scan(one, memory, (jnp.arange(len(steps.reward)), steps))[1]
 
 
 @pytest.mark.parametrize("ending, double", [("terminated", True), ("truncated", False)])
@@ -222,7 +223,6 @@ def test_a_gradient_step_is_that_of_a_plain_loop(ending, double):
     @jax.jit
     def plain(steps):
         """Values of both networks before and after each step, and the online one's memories."""
-        steps = steps._replace(done=np.isin(np.arange(16), ends))  # not traced
         run = functools.partial(loop, config, space, policy, memory=start, steps=steps)
         return run(params=policy.params), run(params=target_params)[1]
 
@@ -238,11 +238,8 @@ def test_a_gradient_step_is_that_of_a_plain_loop(ending, double):
 
     @jax.jit
     def gradient(params, steps):
-        steps = steps._replace(done=np.isin(np.arange(16), ends))
-
         def loss(params):
-            stop = lambda t: t == 8
-            values = loop(config, space, policy, params, start, steps, stop)[0]
+            values = loop(config, space, policy, params, start, steps, stop=8)[0]
             return 0.5 * jnp.square(y - values[jnp.arange(16), steps.action][8:]).mean()
 
         return jax.value_and_grad(loss)(params)
@@ -259,8 +256,8 @@ def test_a_gradient_step_is_that_of_a_plain_loop(ending, double):
     priority = 0.9 * errors.max() + 0.1 * errors.mean() + config.priority_eps
     close(after.replay.priorities[0], priority**config.priority_alpha)
     stored = jax.tree.map(lambda x: x[1], after.replay.transitions.memory)
-    for mine, theirs in zip(jax.tree.leaves(stored), jax.tree.leaves(memories[8])):
-        close(mine, np.asarray(theirs)[0], atol=1e-5)
+    for mine, theirs in zip(jax.tree.leaves(stored), jax.tree.leaves(memories)):
+        close(mine, theirs[8, 0], atol=1e-5)
 
 
 # The first step of the episode that step 64 belongs to, by the length of episodes. Of the four, one
@@ -302,7 +299,7 @@ def test_staleness_compares_with_the_memory_since_the_episode_s_start(length):
         assert all(x.weight == 0 and x.total == 0 for x in found)
         return
     assert all(x.weight == 1 for x in found)
-    steps, policy, network = rows_of(state), state.policy, r2d2.QNetwork(config, 2)
+    steps, policy, apply = rows_of(state), state.policy, jax.jit(r2d2.QNetwork(config, 2).apply)
 
     def unrolled(first, memory):
         part = jax.tree.map(lambda x: x[first:80], steps)
@@ -313,7 +310,7 @@ def test_staleness_compares_with_the_memory_since_the_episode_s_start(length):
             action[0], reward[0] = (np.asarray(x)[0] for x in parts.last_step(memory))
         x = policy.obs_stats.normalize(part.observation, config.clip_obs)
         inputs = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32)[:, None], (x, action, reward))
-        return network.apply(policy.params, memory, inputs, part.done[:, None])[1][-16:]
+        return apply(policy.params, memory, inputs, part.done[:, None])[1][-16:]
 
     stored = jax.tree.map(lambda x: x[3][None], chunks.memory)
     fresh = unrolled(STALE[length], jax.tree.map(jnp.zeros_like, stored))
