@@ -18,6 +18,8 @@ from envs.gymnax import gymnax
 from tests import probe as tasks
 from tests.probe import ProbeParams
 
+one_step = jax.jit(transition, static_argnums=0)  # of an environment; one by one, operations
+# compile for longer than all in one program
 NAMES = [n for n in gymnax.registered_envs if "MNIST" not in n]  # MNIST needs a download
 
 
@@ -48,51 +50,36 @@ def test_data_that_cannot_be_fetched_are_a_sentence(monkeypatch):
         envs.make("MNISTBandit-bsuite", fraction=0.01)
 
 
-TEAMS = [name for name in registry.OWN if hasattr(envs.make(name)[0], "num_agents")]
-ALONE = [name for name in registry.OWN if name not in TEAMS]
+@pytest.mark.parametrize("name", [*NAMES, *registry.OWN])
+def test_every_environment_is_right_at_the_boundary_wherever_it_is_first_made(name):
+    """Dtypes and shapes of the spaces, float32 rewards, strong types, a state of one type.
 
-
-@pytest.mark.parametrize("name", [*NAMES, *ALONE])
-def test_every_environment_of_one_agent_is_right_at_the_boundary(name):
-    """float32 rewards, dtypes of the spaces, strong types, a state of one type; traced
-    parameters."""
+    Parameters are traced. The environment is first made inside a trace and kept for all later
+    calls, so it must hold nothing of the trace.
+    """
+    registry._cached.cache_clear()
+    inside = lambda x: (x, envs.make(name))[0]
+    jax.eval_shape(jax.jit(jax.vmap(inside)), jnp.zeros(2))
     env, params = envs.make(name)
     params = jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x)), params)
+    agents = (env.num_agents,) if hasattr(env, "num_agents") else ()
 
     def both(key, params):
         reset_key, action_key, step_key = jax.random.split(key, 3)
         observation, state = env.reset_env(reset_key, params)
-        action = env.action_space(params).sample(action_key)
+        draw = env.action_space(params).sample
+        if agents:
+            draw = lambda key, one=draw: jax.vmap(one)(jax.random.split(key, agents))
+        action = draw(action_key)
         return (observation, state), transition(env, step_key, state, action, params)
 
-    reset, stepped = jax.eval_shape(both, jax.random.key(0), params)
+    program, (reset, stepped) = jax.make_jaxpr(both, return_shape=True)(jax.random.key(0), params)
+    assert not any(isinstance(x, jax.core.Tracer) for x in program.consts)
     space = env.observation_space(params)
     assert reset[0].dtype == stepped[0].dtype == space.dtype
-    assert reset[0].shape == stepped[0].shape == tuple(space.shape)
-    assert (stepped[2].dtype, stepped[2].shape) == (jnp.float32, ())
-    assert stepped[3].dtype == stepped[4].dtype == bool
-    for before, after in zip(jax.tree.leaves(reset), jax.tree.leaves(stepped[:2]), strict=True):
-        assert (before.dtype, before.shape) == (after.dtype, after.shape)
-        assert not before.weak_type and not after.weak_type
-
-
-@pytest.mark.parametrize("name", TEAMS)
-def test_the_kit_s_own_environments_of_agents_have_an_agent_axis_and_strong_types(name):
-    env, params = envs.make(name)
-    params = jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x)), params)
-
-    def both(key, params):
-        reset_key, action_key, step_key = jax.random.split(key, 3)
-        observation, state = env.reset_env(reset_key, params)
-        action_keys = jax.random.split(action_key, env.num_agents)
-        action = jax.vmap(env.action_space(params).sample)(action_keys)
-        return (observation, state), transition(env, step_key, state, action, params)
-
-    reset, stepped = jax.eval_shape(both, jax.random.key(0), params)
-    shape = (env.num_agents, *env.observation_space(params).shape)
-    assert reset[0].shape == stepped[0].shape == shape
-    assert (stepped[2].dtype, stepped[2].shape) == (jnp.float32, (env.num_agents,))
-    assert (stepped[3].dtype, stepped[3].shape) == (stepped[4].dtype, stepped[4].shape)
+    assert reset[0].shape == stepped[0].shape == (*agents, *space.shape)
+    assert (stepped[2].dtype, stepped[2].shape) == (jnp.float32, agents)
+    assert [(flag.dtype, flag.shape) for flag in stepped[3:5]] == [(bool, ())] * 2
     for before, after in zip(jax.tree.leaves(reset), jax.tree.leaves(stepped[:2]), strict=True):
         assert (before.dtype, before.shape) == (after.dtype, after.shape)
         assert not before.weak_type and not after.weak_type
@@ -101,29 +88,6 @@ def test_the_kit_s_own_environments_of_agents_have_an_agent_axis_and_strong_type
 def test_make_gives_one_object_for_one_name_and_settings():
     assert envs.make("CartPole-v1")[0] is envs.make("CartPole-v1")[0]
     assert envs.make("CartPole-v1", max_steps=7)[0] is not envs.make("CartPole-v1")[0]
-
-
-@pytest.mark.parametrize("name", [*NAMES, *registry.OWN])
-def test_environments_first_made_inside_a_trace_work_after_it(name):
-    """It is kept for all later calls, so it must hold nothing of the trace."""
-    registry._cached.cache_clear()
-    inside = lambda x: (x, envs.make(name))[0]
-    jax.eval_shape(jax.jit(jax.vmap(inside)), jnp.zeros(2))
-    env, params = envs.make(name)
-    params = jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x)) + 0, params)
-
-    def both(key, params):
-        reset_key, action_key, step_key = jax.random.split(key, 3)
-        _, state = env.reset_env(reset_key, params)
-        draw = env.action_space(params).sample
-        if hasattr(env, "num_agents"):
-            action = jax.vmap(draw)(jax.random.split(action_key, env.num_agents))
-        else:
-            action = draw(action_key)
-        return transition(env, step_key, state, action, params)
-
-    constants = jax.make_jaxpr(both)(jax.random.key(0), params).consts
-    assert not any(isinstance(x, jax.core.Tracer) for x in constants)
 
 
 def test_settings_reach_parameters_and_constructors():
@@ -191,10 +155,12 @@ def test_parameters_have_the_types_of_their_defaults():
     """Several numbers become an array, which actions traced can index; one number is a float."""
     env, params = envs.make("Acrobot-v1", available_torque=(-2, 0, 2), link_mass_1=2)
     assert type(params.link_mass_1) is float
-    state = env.reset_env(jax.random.key(0), params)[1]
-    step = lambda action, params: env.step_env(jax.random.key(1), state, action, params)[0]
-    plain = params.replace(available_torque=jnp.array([-2.0, 0.0, 2.0]))
-    np.testing.assert_array_equal(jax.jit(step)(0, params), step(0, plain))
+    torque = params.available_torque
+    assert isinstance(torque, jax.Array) and torque.dtype == jnp.float32
+    np.testing.assert_array_equal(torque, [-2.0, 0.0, 2.0])
+    observation, state = jax.eval_shape(env.reset_env, jax.random.key(0), params)
+    step = lambda state, action: env.step_env(jax.random.key(1), state, action, params)[0]
+    assert jax.eval_shape(step, state, 0).shape == observation.shape
 
 
 def test_an_environment_object_can_be_made(probe):
@@ -216,7 +182,9 @@ def test_importing_envs_imports_no_environment_library_and_making_one_no_plottin
         "envs.make('CartPole-v1')\n"
         "assert not {'seaborn', 'matplotlib.pyplot', 'pandas'} & set(sys.modules)\n"
         "from gymnax.environments.misc import pong\n"
-        "assert pong.plt.subplots and pong.sns.color_palette  # there once they are asked for\n"
+        "class Plots: subplots, color_palette = 'subplots', 'colors'  # quick to import\n"
+        "sys.modules['matplotlib.pyplot'] = sys.modules['seaborn'] = Plots\n"
+        "assert (pong.plt.subplots, pong.sns.color_palette) == ('subplots', 'colors')\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
@@ -229,7 +197,7 @@ def test_both_flags_at_once_mean_terminated():
     flags = []
     for i in range(8):
         step_key = jax.random.fold_in(jax.random.key(1), i)
-        _, state, _, terminated, truncated, _ = transition(env, step_key, state, 0, params)
+        _, state, _, terminated, truncated, _ = one_step(env, step_key, state, 0, params)
         flags.append((bool(terminated), bool(truncated)))
     assert bool(env.is_truncated(state, params))
     assert flags == [(False, False)] * 7 + [(True, False)]
@@ -243,7 +211,7 @@ def play(env, params, actions):
     keys = jax.random.split(jax.random.key(1), len(actions))
     steps = []
     for key, action in zip(keys, actions):
-        _, state, reward, terminated, truncated, _ = transition(env, key, state, action, params)
+        _, state, reward, terminated, truncated, _ = one_step(env, key, state, action, params)
         steps.append((float(reward), bool(terminated), bool(truncated)))
     return steps
 
@@ -374,13 +342,13 @@ def test_repeated_actions_are_a_plain_loop(name, settings, repeat, last):
             action = jnp.stack([action] * env.num_agents)
         total, frames = 0.0, 0
         for frame_key in jax.random.split(jax.random.clone(key), repeat):
-            observation, state, reward, terminated, truncated, info = transition(
+            observation, state, reward, terminated, truncated, info = one_step(
                 base, frame_key, state, action, params
             )
             total, frames = total + reward, frames + 1
             if terminated or truncated:
                 break
-        seen, other, *outcome = transition(env, key, other, action, params)
+        seen, other, *outcome = one_step(env, key, other, action, params)
         expected = (observation, state, total, terminated, truncated, info)
         jax.tree.map(
             lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
@@ -399,7 +367,7 @@ def test_repeated_actions_of_several_agents():
     steps = []
     for i in range(2):
         step_key = jax.random.fold_in(jax.random.key(1), i)
-        _, state, reward, terminated, truncated, info = transition(
+        _, state, reward, terminated, truncated, info = one_step(
             env, step_key, state, jnp.maximum(actions, 1), params
         )
         steps.append((*map(float, reward), bool(terminated), bool(truncated)))
@@ -412,15 +380,16 @@ def test_repeated_actions_of_several_agents():
 def test_a_batch_restarts_after_repeated_actions_with_the_right_final_observation():
     env, params = envs.make("Pendulum-v1", action_repeat=3, max_steps=4)
     batch = envs.batch(env, 2, 2)
-    _, state = batch.reset(jax.random.key(0), params)
+    _, state = jax.jit(batch.reset)(jax.random.key(0), params)
+    step_batch = jax.jit(batch.step)
+    step = jax.jit(jax.vmap(env.env.step_env, (0, 0, 0, None)))
     actions, expected = jnp.array([[1.0], [-1.0]]), state.env
     for i, limit in enumerate([3, 1]):  # frames; the second step has one
         key = jax.random.fold_in(jax.random.key(1), i)
         frames = jax.vmap(jax.random.split, (0, None))(jax.random.split(jax.random.clone(key)), 3)
         for frame in range(limit):
-            step = jax.vmap(env.env.step_env, (0, 0, 0, None))
             final, expected, *_ = step(frames[:, frame], expected, actions, params)
-        observation, state, _, terminated, truncated, info = batch.step(key, state, actions, params)
+        observation, state, _, terminated, truncated, info = step_batch(key, state, actions, params)
         np.testing.assert_allclose(info["final_observation"], final, rtol=1e-5, atol=1e-6)
     assert truncated.all() and not terminated.any()
     assert not np.allclose(observation, final)
@@ -429,7 +398,7 @@ def test_a_batch_restarts_after_repeated_actions_with_the_right_final_observatio
 # --- what is seen and known -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name, axis", [("CartPole-v1", 4), ("Breakout-MinAtar", 4)])
+@pytest.mark.parametrize("name, axis", [("CartPole-v1", 4), ("Catch-bsuite", 5)])
 def test_stacked_frames_are_the_last_observations_the_newest_at_the_end(name, axis):
     plain, params = envs.make(name)
     env, _ = envs.make(name, frame_stack=3, max_steps=3)
@@ -443,8 +412,8 @@ def test_stacked_frames_are_the_last_observations_the_newest_at_the_end(name, ax
         assert seen.shape == space.shape == (*observation.shape[:-1], 3 * axis)
         assert (seen >= space.low).all() and (seen <= space.high).all()
         key = jax.random.fold_in(jax.random.key(1), i)
-        observation, inner, *expected, _ = transition(plain, key, inner, 1, params)
-        seen, state, *outcome, _ = transition(env, jax.random.clone(key), state, 1, params)
+        observation, inner, *expected, _ = one_step(plain, key, inner, 1, params)
+        seen, state, *outcome, _ = one_step(env, jax.random.clone(key), state, 1, params)
         frames = [*frames[1:], observation]
         assert outcome[:2] == expected[:2] and bool(outcome[2]) == (i == 2)  # the limit is inside
 
@@ -452,10 +421,11 @@ def test_stacked_frames_are_the_last_observations_the_newest_at_the_end(name, ax
 def test_a_stack_begins_anew_with_each_episode():
     env, params = envs.make("Pendulum-v1", frame_stack=2, max_steps=2)
     batch = envs.batch(env, 1, 4, window=1)
-    observation, state = batch.reset(jax.random.key(0), params)
+    observation, state = jax.jit(batch.reset)(jax.random.key(0), params)
+    step = jax.jit(batch.step)
     for i in range(2):
-        keys = jax.random.split(jax.random.fold_in(jax.random.key(1), i))
-        observation, state, *_, info = batch.step(keys[0], state, jnp.zeros((1, 1)), params)
+        key = jax.random.fold_in(jax.random.key(1), i)
+        observation, state, *_, info = step(key, state, jnp.zeros((1, 1)), params)
     np.testing.assert_array_equal(observation[:, :3], observation[:, 3:])
     assert (info["final_observation"][:, :3] != info["final_observation"][:, 3:]).any()
 
@@ -463,7 +433,7 @@ def test_a_stack_begins_anew_with_each_episode():
 def test_a_mask_may_be_hidden_and_the_window_of_starts_set():
     assert hasattr(envs.make(tasks.Probe(masked=True), frame_stack=2)[0], "action_mask")
     env, params = envs.make(tasks.Probe(masked=True), mask_actions=False, max_steps=3)
-    _, state = envs.batch(env, 2).reset(jax.random.key(0), params)
+    _, state = jax.eval_shape(envs.batch(env, 2).reset, jax.random.key(0), params)
     assert not hasattr(env, "action_mask")
     assert envs.batch(env, 2).action_mask(state, params) is None
     assert hasattr(envs.make(tasks.Probe(masked=True), mask_actions=True)[0], "action_mask")
@@ -479,7 +449,7 @@ def test_a_time_limit_can_be_a_rule_of_the_task():
         _, state = env.reset_env(jax.random.key(0), params)
         for t in range(3):
             key = jax.random.key(t)
-            _, state, _, terminated, truncated, _ = transition(env, key, state, t % 2, params)
+            _, state, _, terminated, truncated, _ = one_step(env, key, state, t % 2, params)
             flags = bool(terminated), bool(truncated)
             assert flags == ((False, False) if t < 2 else expected)
         assert bool(env.is_terminated(state, params)) == expected[0]
@@ -513,11 +483,9 @@ def test_an_evaluation_needs_episodes_that_end(probe):
 # --- batches ----------------------------------------------------------------------------------
 
 
-def roll(env, params, num_envs, num_steps, window=8, refill=True):
+def roll(env, params, num_envs, num_steps, window=8):
     """A rollout of random actions; leading axes (num_steps, num_envs)."""
     batch = envs.batch(env, num_envs, num_steps, window)
-    observation, state = batch.reset(jax.random.key(0), params)
-    state = batch.refill(jax.random.key(1), state, params) if refill else state
 
     def step(carry, key):
         observation, state = carry
@@ -529,8 +497,14 @@ def roll(env, params, num_envs, num_steps, window=8, refill=True):
         row = (observation, after, info["final_observation"], reward, terminated, truncated)
         return (after, state), row
 
-    keys = jax.random.split(jax.random.key(2), num_steps)
-    return jax.jit(lambda carry: jax.lax.scan(step, carry, keys))((observation, state))
+    @jax.jit
+    def play():
+        observation, state = batch.reset(jax.random.key(0), params)
+        state = batch.refill(jax.random.key(1), state, params)
+        keys = jax.random.split(jax.random.key(2), num_steps)
+        return jax.lax.scan(step, (observation, state), keys)
+
+    return play()
 
 
 def test_final_observations_are_from_before_the_restart(probe):
@@ -597,14 +571,14 @@ def test_masks_are_those_of_the_observation_and_of_the_one_before_a_restart(limi
     env, params = envs.make(tasks.Probe(masked=True), task=tasks.SWING, **settings)
     params = params.replace(max_steps_in_episode=3)  # x = 1, -1, 1; the last step leads to -1
     batch = envs.batch(env, 2, 7)
-    observation, state = batch.reset(jax.random.key(0), params)
-    seen = []
+    observation, state = jax.jit(batch.reset)(jax.random.key(0), params)
+    step, seen = jax.jit(batch.step), []
     for i in range(7):
         np.testing.assert_array_equal(
             batch.action_mask(state, params), ~forbidden(observation[:, 0])
         )
         key, action = jax.random.fold_in(jax.random.key(1), i), jnp.ones(2, jnp.int32)
-        observation, state, *_, info = batch.step(key, state, action, params)
+        observation, state, *_, info = step(key, state, action, params)
         final = info["final_observation"][:, 0]
         np.testing.assert_array_equal(info["final_action_mask"], ~forbidden(final))
         seen.append((float(observation[0, 0]), float(final[0])))
@@ -616,9 +590,9 @@ def test_masks_and_world_states_of_several_agents_have_their_axis():
     env, params = envs.make(tasks.Pair(masked=True, world=True), task=tasks.LEAVING)
     params = params.replace(max_steps_in_episode=1)  # x = 1 at first, and then 0
     batch = envs.batch(env, 3)
-    _, state = batch.reset(jax.random.key(0), params)
+    _, state = jax.jit(batch.reset)(jax.random.key(0), params)
     actions = jnp.ones((3, 2), jnp.int32)
-    observation, state, *_, info = batch.step(jax.random.key(1), state, actions, params)
+    observation, state, *_, info = jax.jit(batch.step)(jax.random.key(1), state, actions, params)
     np.testing.assert_array_equal(observation, jnp.ones((3, 2, 1)))
     np.testing.assert_array_equal(batch.world_state(state, params), 10.0 * jnp.ones((3, 2)))
     np.testing.assert_array_equal(info["final_world_state"], jnp.zeros((3, 2)))
@@ -628,10 +602,10 @@ def test_masks_and_world_states_of_several_agents_have_their_axis():
 
 def test_an_environment_without_masks_has_none(probe):
     batch = envs.batch(probe, 2)
-    _, state = batch.reset(jax.random.key(0), ProbeParams())
+    _, state = jax.eval_shape(batch.reset, jax.random.key(0), ProbeParams())
     assert batch.action_mask(state, ProbeParams()) is None
     actions = jnp.zeros(2, jnp.int32)
-    *_, info = batch.step(jax.random.key(1), state, actions, ProbeParams())
+    *_, info = jax.eval_shape(batch.step, jax.random.key(1), state, actions, ProbeParams())
     assert set(info) == {"final_observation"}
 
 
@@ -649,12 +623,13 @@ def test_evaluation_plays_whole_episodes_and_stops():
     run = jax.jit(lambda key: envs.evaluate(policy, None, env, params, key, 5))
     episodes = run(jax.random.key(0))
     _, reset_rng = jax.random.split(jax.random.key(0))
+    step = jax.jit(env.step_env)
     for i, key in enumerate(jax.random.split(reset_rng, 5)):
         _, state = env.reset_env(key, params)
         length, terminated = 0, False
         while not terminated:
             action = (length // 3) % 2
-            _, state, _, terminated, _ = env.step_env(jax.random.key(9), state, action, params)
+            _, state, _, terminated, _ = step(jax.random.key(9), state, action, params)
             length += 1
         assert int(episodes.length[i]) == length == float(episodes.episode_return[i])
     assert episodes.terminated.all() and not episodes.truncated.any()
@@ -672,7 +647,9 @@ def test_some_episodes_of_an_evaluation_are_those_of_the_whole():
 def test_evaluation_has_truncation_and_the_last_reward(probe):
     env, params = envs.make(probe, task=tasks.ENDLESS, reward=3.0)
     policy = lambda state, observation, memory=None, rng=None: (jnp.int32(0), memory)
-    episodes = envs.evaluate(policy, None, env, params, jax.random.key(0), 2)
+    episodes = jax.jit(lambda key: envs.evaluate(policy, None, env, params, key, 2))(
+        jax.random.key(0)
+    )
     np.testing.assert_array_equal(episodes.episode_return, [30.0, 30.0])
     np.testing.assert_array_equal(episodes.length, [10, 10])
     np.testing.assert_array_equal(episodes.last_reward, [3.0, 3.0])
@@ -686,7 +663,8 @@ def test_evaluation_passes_the_mask_of_the_observation_to_the_policy():
         jnp.argmax(jnp.ones(3) if mask is None else mask),
         memory,
     )
-    episodes = envs.evaluate(policy, None, env, params, jax.random.key(0), 16)
+    play = jax.jit(lambda key: envs.evaluate(policy, None, env, params, key, 16))
+    episodes = play(jax.random.key(0))
     np.testing.assert_array_equal(episodes.episode_return, jnp.ones(16))
 
 
@@ -708,7 +686,7 @@ def test_first_episodes_are_cut_at_random_steps(repeat):
     ends = {}
     for stagger in (False, True):
         batch = envs.batch(env, number, 3 * limit, stagger=stagger)
-        _, state = batch.reset(jax.random.key(0), params)
+        _, state = jax.jit(batch.reset)(jax.random.key(0), params)
         step, found = jax.jit(batch.step), []
         for t in range(3 * limit):
             action = jnp.zeros(number, jnp.int32)
@@ -728,11 +706,12 @@ def test_a_cut_is_no_termination_and_needs_a_time_limit():
     """Episodes of one step terminate, also where they are cut."""
     env = tasks.Probe()
     batch = envs.batch(env, 50, stagger=True)
-    _, state = batch.reset(jax.random.key(0), env.default_params)
-    _, _, _, terminated, truncated, _ = batch.step(
+    _, state = jax.jit(batch.reset)(jax.random.key(0), env.default_params)
+    _, _, _, terminated, truncated, _ = jax.jit(batch.step)(
         jax.random.key(1), state, jnp.zeros(50, jnp.int32), env.default_params
     )
     assert (state.cut == 1).any() and terminated.all() and not truncated.any()
     env.limit_name = "none"
-    _, state = envs.batch(env, 2, stagger=True).reset(jax.random.key(0), env.default_params)
+    reset = envs.batch(env, 2, stagger=True).reset
+    _, state = jax.eval_shape(reset, jax.random.key(0), env.default_params)
     assert state.cut is None
