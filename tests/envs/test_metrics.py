@@ -17,10 +17,11 @@ def test_sums_and_last_values_of_episodes_one_after_the_other():
     values, done = rng.normal(size=(50, 3)).astype(np.float32), rng.random((50, 3)) < 0.2
     env = tasks.Reporting()
     metrics = EpisodeMetrics.create(env, 3)
+    update = jax.jit(lambda metrics, info, done: metrics.update(env, info, done))
     running, last, travel, count = np.zeros(3), [], [], 0
     for value, ended in zip(values, done):
         info = {"metrics": {"place": jnp.array(value), "travel": jnp.array(value)}}
-        metrics = metrics.update(env, info, jnp.array(ended))
+        metrics = update(metrics, info, jnp.array(ended))
         running += value
         last += value[ended].tolist()
         travel += running[ended].tolist()

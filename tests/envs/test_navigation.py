@@ -145,10 +145,9 @@ def test_walls_stop_or_reflect():
         np.testing.assert_allclose(state.position, [[0.9, 0.025], [-0.025, -0.9]], atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "num_agents, collisions", [(1, "elastic"), (4, "elastic"), (4, "penalised")]
-)
-def test_nothing_leaves_the_box_whatever_the_action(num_agents, collisions):
+@pytest.mark.parametrize("collisions", ["elastic", "penalised"])
+def test_nothing_leaves_the_box_whatever_the_action(collisions):
+    num_agents = 4
     env = Navigation(num_agents, collisions)
     params = env.default_params.replace(max_force=300.0, drag=0.01, wall_bounce=1.0)
     actions = np.random.default_rng(1).normal(size=(1000, num_agents, 2)) * 1e6
@@ -242,7 +241,7 @@ def test_rounds_pair_everybody_once_with_everybody(num_agents):
 # --- starts, observations and time --------------------------------------------------------------
 
 
-@pytest.mark.parametrize("num_agents", [1, 4, 20])
+@pytest.mark.parametrize("num_agents", [1, 20])
 def test_starts_and_goals_keep_clear_of_one_another_and_fill_the_box(num_agents):
     env = Navigation(num_agents)
     params = env.default_params
@@ -297,7 +296,7 @@ def test_the_time_limit_truncates_and_nothing_terminates():
 def test_a_steering_rule_reaches_nearly_all_goals_and_forces_can_be_swept():
     """Proportional steering with damping, of four discs that ignore one another."""
     env, params = envs.make("MultiNavigator-v0")
-    batch = envs.batch(env, 32, 200)
+    batch = envs.batch(env, 8, 200)
 
     def roll(force, key):
         swept = params.replace(max_force=force)
@@ -318,7 +317,7 @@ def test_a_steering_rule_reaches_nearly_all_goals_and_forces_can_be_swept():
     with jax.debug_key_reuse(False):  # see conftest: keys under vmap
         swept = jax.jit(jax.vmap(roll))(jnp.array([0.0, 1.0]), jax.random.split(key(), 2))
     reward, terminated, truncated, reached = map(np.asarray, swept)
-    assert reward.shape == reached.shape == (2, 200, 32, 4)
+    assert reward.shape == reached.shape == (2, 200, 8, 4)
     assert truncated[:, -1].all() and not truncated[:, :-1].any() and not terminated.any()
     assert reached[1, -1].mean() > 0.9 and reached[0, -1].mean() < 0.1
     assert reward[1].sum(0).mean() > 5 > 1 > reward[0].sum(0).mean()

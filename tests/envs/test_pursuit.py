@@ -83,7 +83,8 @@ def test_extreme_actions_keep_everybody_in_the_square(duel):
 def test_start_positions_are_uniform_and_catches_by_starting_near_wait_for_the_first_step(duel):
     params, step = duel
     env = Pursuit()
-    observation, state = jax.vmap(env.reset_env, (0, None))(jax.random.split(key(), 4000), params)
+    reset = jax.jit(jax.vmap(env.reset_env, (0, None)))
+    observation, state = reset(jax.random.split(key(), 4000), params)
     for column in np.array(state.position).reshape(4000, -1).T:
         steps = np.arange(1, 4001) / 4000  # Kolmogorov-Smirnov at the 0.1 % level
         assert np.abs(np.sort(column) - steps).max() < 1.95 / np.sqrt(4000)
@@ -313,7 +314,7 @@ def test_batches_restart_and_speeds_can_be_swept(prey):
         return jax.lax.scan(step, (observation, state), jax.random.split(step_key, 100))[1]
 
     with jax.debug_key_reuse(False):  # see conftest: keys under vmap
-        swept = jax.vmap(roll)(jnp.array([0.0, 3.0]), jax.random.split(key(), 2))
+        swept = jax.jit(jax.vmap(roll))(jnp.array([0.0, 3.0]), jax.random.split(key(), 2))
     reward, terminated, truncated, caught = map(np.asarray, swept)
     assert reward.shape == (2, 100, 32, env.num_agents) and terminated.shape == (2, 100, 32)
     np.testing.assert_array_equal(terminated, caught)

@@ -10,7 +10,6 @@ from flax import struct
 from gymnax.environments import environment, spaces
 
 import envs
-from algorithms import ppo
 from envs import randomized
 
 POLE = "length:uniform:0.25:1/gravity:log:5:20"
@@ -56,9 +55,9 @@ class Everywhere(environment.Environment):
         return spaces.Box(0, 9, (1,), jnp.float32)
 
 
-def drawn(env, params, number=4000, seed=0):
-    """Parameters of the episodes of many resets."""
-    keys = jax.random.split(jax.random.key(seed), number)
+def drawn(env, params):
+    """Parameters of the episodes of many resets. One number of them, so operations compile once."""
+    keys = jax.random.split(jax.random.key(0), 4000)
     state = jax.vmap(env.reset_env, (0, None))(keys, params)[1]
     return jax.vmap(env.drawn, (0, None))(state, params), state
 
@@ -88,17 +87,17 @@ def test_draws_fill_their_ranges():
     ],
 )
 def test_parameters_that_depend_on_others_follow(name, words, followers):
-    p, _ = drawn(*envs.make(name, randomize=words), number=8)
+    p, _ = drawn(*envs.make(name, randomize=words))
     for follower, value in followers.items():
         np.testing.assert_allclose(getattr(p, follower), value(p), rtol=1e-6)
         assert getattr(p, words.partition(":")[0]).std() > 0.01
 
 
 def test_followers_that_are_set_or_drawn_stay():
-    p, _ = drawn(*envs.make("CartPole-v1", randomize="masspole:uniform:1:2", total_mass=7.0), 4)
-    np.testing.assert_array_equal(p.total_mass, np.full(4, 7.0))
+    p, _ = drawn(*envs.make("CartPole-v1", randomize="masspole:uniform:1:2", total_mass=7.0))
+    np.testing.assert_array_equal(p.total_mass, np.full(4000, 7.0))
     words = "masspole:uniform:1:2/total_mass:uniform:3:4"
-    p, _ = drawn(*envs.make("CartPole-v1", randomize=words), 64)
+    p, _ = drawn(*envs.make("CartPole-v1", randomize=words))
     assert p.total_mass.std() > 0.1 and p.total_mass.min() >= 3
 
 
@@ -132,11 +131,11 @@ def test_an_episode_keeps_its_parameters_and_moves_by_them():
     plain, _ = envs.make("Pendulum-v1")
     observation, state = env.reset_env(jax.random.key(3), params)
     own = env.drawn(state, params)
-    other, step = state.inner, jax.jit(env.step_env)
+    other, step, plain_step = state.inner, jax.jit(env.step_env), jax.jit(plain.step_env)
     for t in range(20):
         key, action = jax.random.key(t), jnp.array([np.sin(t)], jnp.float32)
         observation, state, reward, *_ = step(key, state, action, params)
-        seen, other, gained, *_ = plain.step_env(key, other, action, own)
+        seen, other, gained, *_ = plain_step(key, other, action, own)
         np.testing.assert_allclose(observation, seen, rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(reward, gained, rtol=1e-4, atol=1e-5)
     np.testing.assert_array_equal(own.g, env.drawn(state, params).g)
@@ -211,8 +210,8 @@ def test_every_episode_of_a_batch_draws_anew():
     """Episodes of one step each: no two of them share their parameters."""
     env, params = envs.make("CartPole-v1", randomize=POLE, max_steps=1)
     batch = envs.batch(env, 3, 16)
-    _, state = batch.reset(jax.random.key(0), params)
-    state = batch.refill(jax.random.key(1), state, params)
+    _, state = jax.jit(batch.reset)(jax.random.key(0), params)
+    state = jax.jit(batch.refill)(jax.random.key(1), state, params)
     step, found = jax.jit(batch.step), []
     for t in range(16):
         _, state, *_ = step(jax.random.key(t), state, jnp.zeros(3, jnp.int32), params)
@@ -239,9 +238,9 @@ def test_other_floats_can_be_traced():
         gravity=jnp.array([1.0, 50.0])
     )
     reset = functools.partial(env.reset_env, jax.random.key(0))
-    _, state = jax.vmap(reset)(many)
+    _, state = jax.jit(jax.vmap(reset))(many)
     move = lambda params, state: env.step_env(jax.random.key(0), state, jnp.int32(0), params)[0]
-    seen = jax.vmap(move)(many, state)
+    seen = jax.jit(jax.vmap(move))(many, state)
     assert seen[0, 3] != seen[1, 3], "gravity moves the pole"
     np.testing.assert_array_equal(*state.shares)
 
@@ -302,15 +301,11 @@ def test_whole_numbers_cannot_show_what_was_drawn():
         envs.make(Counts(), randomize="a:uniform:1:2", observe_randomized=True)
 
 
-def test_an_algorithm_trains_on_it():
-    config = ppo.Config(
-        env="CartPole-v1",
-        env_settings=(("randomize", POLE), ("observe_randomized", True)),
-        total_timesteps=128,
-        num_envs=2,
-        num_steps=32,
-        num_evals=1,
-        num_eval_episodes=2,
-    )
-    _, metrics = ppo.make_train(config)(jax.random.key(0))
-    assert np.isfinite(metrics["eval_return"]).all()
+def test_an_evaluation_plays_it():
+    """With the batches above this is all that training does; test_ppo_plr.py trains on ranges."""
+    settings = {"randomize": POLE, "observe_randomized": True}
+    env, params = envs.make("CartPole-v1", **settings)
+    policy = lambda state, observation, memory=None: ((observation[2] > 0).astype(int), memory)
+    play = jax.jit(lambda key: envs.evaluate(policy, None, env, params, key, 4))
+    episodes = play(jax.random.key(0))
+    assert episodes.terminated.all() and (episodes.length > 9).all()

@@ -318,7 +318,7 @@ def test_flicker_loses_whole_observations():
 
 
 def test_flicker_of_agents_and_of_stacked_observations():
-    env, params = envs.make("MultiNavigator-v0", flicker=0.5)
+    env, params = envs.make("Pursuit-v0", num_players=4, flicker=0.5)
     keys = jax.random.split(jax.random.key(0), 500)
     seen = jax.jit(jax.vmap(env.reset_env, (0, None)))(keys, params)[0]
     lost = ~np.asarray(seen).any(-1)
