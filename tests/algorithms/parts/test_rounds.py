@@ -136,6 +136,15 @@ def test_gradient_steps_leave_no_trace_until_there_is_enough_to_learn_from():
     assert metrics["noise"] == np.arange(16).mean()  # of all rounds
 
 
+def test_results_before_learning_are_discarded_where_they_are_computed(monkeypatch):
+    """Accelerators compute them, because leaving them out takes longer."""
+    monkeypatch.setattr(loops, "platform", lambda: "gpu")
+    state, metrics, _ = run()
+    drawn = np.arange(4, 16)
+    assert state.x == (1 + drawn).sum() and state.replay == 16
+    assert metrics["draw"] == (drawn.sum(), len(drawn))
+
+
 def test_every_gradient_step_has_draws_of_its_own():
     state, metrics, _ = run(updates_per_step=3, learning_starts=0)
     assert state.x == (1 + np.arange(48)).sum() and metrics["draw"].weight == 48
