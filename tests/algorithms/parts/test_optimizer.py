@@ -48,6 +48,15 @@ def test_selected_weights_decay_as_in_optax():
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-6, 1e-7), result, expected)
 
 
+def test_gradients_without_samples_change_nothing():
+    """Adam's momentum alone would move the parameters."""
+    params, flat = {"a": jnp.ones(3)}, parts.FlatOptimizer(optax.scale_by_adam())
+    params, opt_state, _ = flat.step(params, flat.init(params), {"a": jnp.ones(3)}, 0.1)
+    none = {"a": jnp.zeros(3)}
+    after, state_after, _ = flat.step(params, opt_state, none, 0.1, some=jnp.array(False))
+    jax.tree.map(np.testing.assert_array_equal, (after, state_after), (params, opt_state))
+
+
 def test_no_decay_is_adam_bit_for_bit():
     rng = np.random.default_rng(2)
     params = {"a": jnp.asarray(rng.normal(size=(7, 9)), jnp.float32), "b": jnp.zeros(3)}
