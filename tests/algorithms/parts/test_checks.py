@@ -70,6 +70,11 @@ def test_minibatches_of_one_sample_name_a_number_that_divides(size, would_do):
         parts.check_samples(config, size)
 
 
+def test_minibatches_of_one_sample_are_taken_without_standardised_advantages():
+    config = types.SimpleNamespace(num_minibatches=4, normalize_advantage=False)
+    parts.check_samples(config, 4)
+
+
 def test_networks_are_known_and_simba_s_blocks_one_size():
     for network, sizes in (("mlp", ()), ("mlp", (8, 4)), ("simba", (8,)), ("simba", (8, 8))):
         parts.check_network(make_config(network=network, hidden_sizes=sizes), "hidden_sizes")
