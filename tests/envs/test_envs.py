@@ -551,6 +551,22 @@ def test_two_environments_never_share_a_start_and_one_only_within_a_window():
     assert len(np.unique(np.asarray(after)[done].round(7), axis=0)) == done.sum()
 
 
+def test_a_rollout_that_ends_within_a_window_has_a_start_for_it():
+    """Steps 8 to 11 are in the second window of eight."""
+    env, params = envs.make("CartPole-v1", max_steps=4)
+    _, (_, after, *_) = roll(env, params, 2, 12)
+    assert not np.array_equal(after[3], after[11])
+
+
+def test_a_dead_agent_sees_zeros_only_where_numbers_are_not_finite():
+    seen = jnp.array([[jnp.inf, 1.0], [jnp.nan, 2.0]])
+    stepped = (seen, None, 0.0, jnp.array(False), {"alive": jnp.array([True, False])})
+    never = lambda *_: jnp.array(False)
+    env = types.SimpleNamespace(step_env=lambda *_: stepped, is_truncated=never)
+    observation, *_ = transition(env, None, None, None, None)
+    np.testing.assert_array_equal(observation, [[np.inf, 1.0], [0.0, 2.0]])
+
+
 def test_batch_steps_are_those_of_gymnax_until_an_episode_ends():
     env, params = envs.make("Acrobot-v1", max_steps=5)
     _, (before, after, final, *_, truncated) = roll(env, params, 4, 5)
