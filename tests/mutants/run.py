@@ -284,8 +284,8 @@ def copy_tree(to: Path) -> None:
 class Runner:
     """Runs the tests of mutants, one at a time in each copy of the tree."""
 
-    def __init__(self, work: Path, jobs: int, limit: float):
-        self.limit, self.results = limit, list[Result]()
+    def __init__(self, work: Path, jobs: int, limit: float, keeps: bool = False):
+        self.limit, self.keeps, self.results = limit, keeps, list[Result]()
         self.changes = int(time.time()) + 1_000_000  # times of changed files, each another second
         self.workers = [Worker(work / f"tree{i}") for i in range(jobs)]
         for worker in self.workers:
@@ -360,6 +360,8 @@ class Runner:
         mutant, seconds = worker.mutant, time.monotonic() - worker.began
         worker.mutant = worker.restore = None
         self.results.append(Result(mutant, status, seconds, told))
+        if self.keeps:  # at once: a run that is stopped has kept what it found
+            keep(self.results[-1:])
         place = f"{mutant['file']} {mutant['in']}"
         print(f"{mutant['number']:>4} {status:<8} {seconds:5.1f} s  {place}  {told}", flush=True)
 
@@ -430,7 +432,7 @@ def main() -> int:
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
     others()
     import_libraries()
-    runner = Runner(work, options.jobs, options.limit)
+    runner = Runner(work, options.jobs, options.limit, options.keep)
     try:
         results = runner.run(mutants)
     finally:
@@ -440,8 +442,6 @@ def main() -> int:
                     os.killpg(worker.process, signal.SIGKILL)
         shutil.rmtree(work, ignore_errors=True)
     print(f"\n{summary(results)}\n{len(results)} mutants in {time.monotonic() - began:.0f} s")
-    if options.keep:
-        keep(results)
     return int(not results or any(result.status not in (RED, SKIPPED) for result in results))
 
 
