@@ -27,7 +27,7 @@ class Network(nn.Module):
 )
 def test_kernels_are_orthogonal_with_their_gains_and_all_else_is_zero(shape, conv_layers):
     network, x = Network(conv_layers), jnp.zeros((1, *shape))
-    params = parts.orthogonal(network, jax.random.key(0), x, head=0.01)
+    params = jax.jit(lambda key: parts.orthogonal(network, key, x, head=0.01))(jax.random.key(0))
     shapes = jax.eval_shape(network.init, jax.random.key(0), x)
     assert jax.tree.map(jnp.shape, params) == jax.tree.map(lambda leaf: leaf.shape, shapes)
     kernels = 0
@@ -90,22 +90,27 @@ def test_a_convolution_and_its_gradients_are_those_of_other_devices(framed, widt
     images = jax.random.normal(jax.random.key(3), (3, batch, 6, width, 3))  # of three seeds
     weights = jax.random.normal(jax.random.key(4), (3, batch, 6 - less, width - less, 4))
     layer = parts.layers.Conv3x3(4, framed=framed)
-    params = jax.vmap(layer.init, (0, None))(jax.random.split(jax.random.key(1), 3), images[0])
-    params["params"]["bias"] += jnp.arange(4.0)
+    kernel = 0.2 * jax.random.normal(jax.random.key(1), (3, 27, 4))
+    params = {"params": {"kernel": kernel, "bias": kernel[:, 0]}}
 
-    def results():
+    def results(params, images, weights):
         total = lambda params, x, weights: (layer.apply(params, x) * weights).sum()
-        return (
-            jax.vmap(layer.init, (0, None))(jax.random.split(jax.random.key(1), 3), images[0]),
-            jax.vmap(layer.apply)(params, images),
-            jax.vmap(jax.grad(total, (0, 1)))(params, images, weights),
-        )
+        of_params_and_images = jax.vmap(jax.grad(total, (0, 1)))(params, images, weights)
+        return jax.vmap(layer.apply)(params, images), of_params_and_images
 
-    on_cpu = results()
-    assert on_cpu[1].shape == weights.shape
+    compiled = lambda: jax.jit(lambda *given: results(*given))(params, images, weights)
+    on_cpu = compiled()
+    assert on_cpu[0].shape == weights.shape
     monkeypatch.setattr(parts.layers.loops, "platform", lambda: "gpu")
     close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=5e-4)
-    jax.tree.map(close, on_cpu, results())
+    jax.tree.map(close, on_cpu, compiled())
+
+
+def test_a_convolution_starts_as_on_other_devices(monkeypatch):
+    init = lambda: parts.layers.Conv3x3(4).init(jax.random.key(1), jnp.zeros((1, 6, 5, 3)))
+    on_cpu = init()
+    monkeypatch.setattr(parts.layers.loops, "platform", lambda: "gpu")
+    jax.tree.map(np.testing.assert_array_equal, on_cpu, init())
 
 
 def test_swish_and_its_slopes_are_those_of_its_formula(monkeypatch):
@@ -133,7 +138,7 @@ def test_swish_and_its_slopes_are_those_of_its_formula(monkeypatch):
 def test_a_torso_convolves_images_and_then_has_its_layers():
     images = jax.random.normal(jax.random.key(0), (2, 6, 5, 3))
     torso = parts.Torso((8, 7), "relu", "small")
-    params = torso.init(jax.random.key(1), images)
+    params = jax.jit(torso.init)(jax.random.key(1), images)
     weights = params["params"]
     assert set(weights) == {"Convolutions_0", "Dense_0", "Dense_1"}
     convolve = parts.Convolutions("small", nn.relu)
@@ -152,7 +157,7 @@ def test_more_inputs_join_the_features_of_images():
     expected = np.concatenate([np.ones((2, 9)), action], 1)
     np.testing.assert_array_equal(torso.apply({}, images, action), expected)
     torso = parts.Torso((4,), "relu", "small")
-    params = torso.init(jax.random.key(0), images, action)["params"]
+    params = jax.eval_shape(torso.init, jax.random.key(0), images, action)["params"]
     assert params["Dense_0"]["kernel"].shape == (17, 4)
 
 
@@ -160,33 +165,42 @@ def test_simba_s_blocks_are_those_of_the_paper():
     """x + W2 relu(W1 norm(x)), four times as wide inside, between a dense layer and a norm."""
     x = jax.random.normal(jax.random.key(0), (5, 3))
     torso = parts.Torso((8, 8), "relu", network="simba")
-    params = random_biases(parts.orthogonal(torso, jax.random.key(1), x))
-    weights, norm = params["params"], nn.LayerNorm()
+    params = jax.jit(lambda key: parts.orthogonal(torso, key, x))(jax.random.key(1))
+    params = random_biases(params)
+    weights = jax.tree.map(np.asarray, params["params"])
     dense = lambda i, x: x @ weights[f"Dense_{i}"]["kernel"] + weights[f"Dense_{i}"]["bias"]
-    y = dense(0, x)
+
+    def norm(i, x):
+        x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-6)
+        return x * weights[f"LayerNorm_{i}"]["scale"] + weights[f"LayerNorm_{i}"]["bias"]
+
+    y = dense(0, np.asarray(x))
     for block in (0, 1):
-        z = norm.apply({"params": weights[f"LayerNorm_{block}"]}, y)
-        hidden = jnp.maximum(dense(2 * block + 2, z), 0.0)
+        hidden = np.maximum(dense(2 * block + 2, norm(block, y)), 0.0)
         assert hidden.shape == (5, 32)
         y = y + dense(2 * block + 1, hidden)
-    expected = norm.apply({"params": weights["LayerNorm_2"]}, y)
-    np.testing.assert_allclose(torso.apply(params, x), expected, rtol=1e-4, atol=1e-5)
+    expected = norm(2, y)
+    np.testing.assert_allclose(jax.jit(torso.apply)(params, x), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_scales_of_layer_norms_start_at_one():
     x = jnp.zeros((1, 3))
-    params = parts.orthogonal(parts.Torso((4,), "relu", "none", "simba"), jax.random.key(0), x)
+    torso = parts.Torso((4,), "relu", "none", "simba")
+    params = jax.jit(lambda key: parts.orthogonal(torso, key, x))(jax.random.key(0))
     for name in ("LayerNorm_0", "LayerNorm_1"):
         np.testing.assert_array_equal(params["params"][name]["scale"], 1.0)
         np.testing.assert_array_equal(params["params"][name]["bias"], 0.0)
 
 
-def convolved(x, layer, stride=1, padding="SAME"):
-    dimensions = ("NHWC", "HWIO", "NHWC")
-    y = jax.lax.conv_general_dilated(
-        x, layer["kernel"], (stride, stride), padding, dimension_numbers=dimensions
-    )
+def convolved(x, layer, stride=1, frame=0):
+    kernel = np.asarray(layer["kernel"])  # (height, width, channels, features)
+    windows = windows_of(np.pad(x, [(0, 0), (frame, frame), (frame, frame), (0, 0)]), len(kernel))
+    y = np.einsum("bijchw,hwcf->bijf", windows[:, ::stride, ::stride], kernel, optimize=True)
     return y + layer["bias"]
+
+
+def windows_of(x, size):
+    return np.lib.stride_tricks.sliding_window_view(x, (size, size), (1, 2))
 
 
 def random_biases(params):
@@ -198,15 +212,16 @@ def test_nature_s_layers():
     """Mnih et al. 2015: 84x84 pixels become 7x7 with 64 features."""
     images = jax.random.normal(jax.random.key(0), (2, 84, 84, 4))
     network = parts.Convolutions("nature", nn.relu)
-    params = random_biases(network.init(jax.random.key(1), images))
+    params = random_biases(jax.jit(network.init)(jax.random.key(1), images))
     layers = [params["params"][f"Conv_{i}"] for i in range(len(params["params"]))]
     shapes = [(8, 8, 4, 32), (4, 4, 32, 64), (3, 3, 64, 64)]
     assert [layer["kernel"].shape for layer in layers] == shapes
     x = images
     for layer, stride in zip(layers, (4, 2, 1)):
-        x = jnp.maximum(convolved(x, layer, stride, "VALID"), 0.0)
+        x = np.maximum(convolved(x, layer, stride), 0.0)
     assert x.shape == (2, 7, 7, 64)
-    np.testing.assert_allclose(network.apply(params, images), x, rtol=1e-4, atol=1e-5)
+    found = jax.jit(network.apply)(params, images)
+    np.testing.assert_allclose(found, x, rtol=1e-4, atol=1e-5)
 
 
 def test_impala_s_layers():
@@ -214,20 +229,23 @@ def test_impala_s_layers():
     residuals."""
     images = jax.random.normal(jax.random.key(0), (2, 20, 18, 3))
     network = parts.Convolutions("impala", nn.relu)
-    params = random_biases(network.init(jax.random.key(1), images))
+    params = random_biases(jax.jit(network.init)(jax.random.key(1), images))
     assert len(params["params"]) == 15
     layers = (params["params"][f"Conv_{i}"] for i in range(15))
     x = images
     for features in (16, 32, 32):
-        x = convolved(x, next(layers))
+        x = convolved(x, next(layers), frame=1)
         assert x.shape[-1] == features
-        x = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 3, 3, 1), (1, 2, 2, 1), "SAME")
+        ends = [(1 if n % 2 else 0, 1) for n in x.shape[1:3]]  # so that pixels have a pool each
+        x = np.pad(x, [(0, 0), *ends, (0, 0)], constant_values=-np.inf)
+        x = windows_of(x, 3)[:, ::2, ::2].max((-2, -1))
         for _ in range(2):
-            y = convolved(jnp.maximum(x, 0.0), next(layers))
-            x = x + convolved(jnp.maximum(y, 0.0), next(layers))
+            y = convolved(np.maximum(x, 0.0), next(layers), frame=1)
+            x = x + convolved(np.maximum(y, 0.0), next(layers), frame=1)
     assert x.shape == (2, 3, 3, 32)
-    expected = jnp.maximum(x, 0.0)
-    np.testing.assert_allclose(network.apply(params, images), expected, rtol=1e-4, atol=1e-4)
+    expected = np.maximum(x, 0.0)
+    found = jax.jit(network.apply)(params, images)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("kind, least", list(parts.CONV_LAYERS.items())[1:])
@@ -245,7 +263,7 @@ def test_the_smallest_image_that_can_be_convolved(kind, least, monkeypatch):
 @pytest.mark.parametrize("kind", list(parts.CONV_LAYERS)[1:])
 def test_convolutions_start_as_they_are_told(kind):
     network = parts.Convolutions(kind, nn.relu, nn.initializers.constant(0.5))
-    params = network.init(jax.random.key(0), jnp.zeros((1, 36, 36, 1)))
+    params = jax.jit(network.init)(jax.random.key(0), jnp.zeros((1, 36, 36, 1)))
     for leaf in jax.tree.leaves(params):
         np.testing.assert_array_equal(leaf, 0.0 if leaf.ndim == 1 else 0.5)
 
@@ -280,12 +298,13 @@ def test_bfloat16_is_in_hidden_layers_only(network):
     """Parameters, gradients and features stay float32, and the features are nearly the same."""
     images = jax.random.normal(jax.random.key(0), (4, 10, 10, 3))
     torso = lambda dtype: parts.Torso((32, 32), "relu", "small", network, dtype)
-    params = random_biases(torso("bfloat16").init(jax.random.key(1), images))
+    params = random_biases(jax.jit(torso("bfloat16").init)(jax.random.key(1), images))
     gradient = lambda dtype: lambda params: torso(dtype).apply(params, images).sum()
     features, gradients = {}, {}
+    exact = {"xla_allow_excess_precision": False}  # else a compiler may leave the rounding out
     for dtype in layers.DTYPES:
-        features[dtype] = torso(dtype).apply(params, images)
-        gradients[dtype] = jax.grad(gradient(dtype))(params)
+        features[dtype] = jax.jit(torso(dtype).apply, compiler_options=exact)(params, images)
+        gradients[dtype] = jax.eval_shape(jax.grad(gradient(dtype)), params)
         leaves = (features[dtype], *jax.tree.leaves((params, gradients[dtype])))
         assert {x.dtype for x in leaves} == {jnp.dtype("float32")}
         program = str(jax.make_jaxpr(torso(dtype).apply)(params, images))

@@ -12,9 +12,10 @@ from tests import probe as tasks
 
 def of(scores, first=0, slots=None):
     """Levels whose share is a number of their own, from `first` on."""
-    number = jnp.arange(first, first + len(scores))
-    level = envs.Level(jnp.stack([number, number], 1).astype(jnp.uint32), 1.0 * number[:, None])
-    return parts.LevelBuffer(level, jnp.array(scores, jnp.float32), 10.0 * number, number)
+    number = np.arange(first, first + len(scores), dtype=np.int32)
+    key, numbers = np.stack([number, number], 1).astype(np.uint32), number.astype(np.float32)
+    fields = envs.Level(key, numbers[:, None]), np.float32(scores), 10.0 * numbers, number
+    return parts.LevelBuffer(*jax.tree.map(jnp.asarray, fields))
 
 
 def contents(buffer):
@@ -33,15 +34,19 @@ def test_an_empty_buffer_has_slots_of_the_shapes_of_levels():
     np.testing.assert_array_equal(buffer.best, np.full(5, -np.inf))
 
 
-@pytest.mark.parametrize("seed", range(20))
+INSERT = jax.jit(parts.LevelBuffer.insert)
+SIZES = ((3, 1), (5, 3), (8, 2))  # slots and new levels, few so that programs are shared
+
+
+@pytest.mark.parametrize("seed", range(21))
 def test_each_new_level_replaces_the_lowest_score_if_its_own_is_higher(seed):
     rng = np.random.default_rng(seed)
-    slots, new = rng.integers(3, 9), rng.integers(1, 4)
+    slots, new = SIZES[seed % 3]
     scores, offered = rng.normal(size=slots), rng.normal(size=new)
     scores[rng.random(slots) < 0.3] = -np.inf
     offered[rng.random(new) < 0.3] = -np.inf
     held = (rng.random(slots) < 0.3) & (scores > -np.inf)
-    buffer = of(scores).insert(of(offered, first=100), jnp.array(held))
+    buffer = INSERT(of(scores), of(offered, first=100), jnp.array(held))
     expected = contents(of(scores))
     for score, number in contents(of(offered, first=100)):
         free = [i for i in range(slots) if not held[i]]
@@ -55,7 +60,8 @@ def test_each_new_level_replaces_the_lowest_score_if_its_own_is_higher(seed):
 
 
 def test_more_new_levels_than_slots_leave_the_best():
-    buffer = of([1.0, 5.0, -np.inf]).insert(of([2.0, 6.0, 3.0, 0.5, 4.0], first=50), jnp.zeros(3))
+    new = of([2.0, 6.0, 3.0, 0.5, 4.0], first=50)
+    buffer = INSERT(of([1.0, 5.0, -np.inf]), new, np.zeros(3, bool))
     assert sorted(score for score, _ in contents(buffer)) == [4.0, 5.0, 6.0]
 
 
@@ -84,15 +90,21 @@ def test_visits_to_one_level_are_summed():
     assert found.slot.tolist() == [0, 1, 2] and found.level is buffer.level
 
 
-@pytest.mark.parametrize("num_steps, window", [(24, 8), (20, 8), (8, 8), (9, 1), (5, 30)])
+# Windows that fill the steps, that do not, of one step, and longer than all.
+@pytest.mark.parametrize("num_steps, window", [(24, 8), (20, 8), (9, 1), (5, 30)])
 def test_steps_belong_to_visits_as_the_batch_restarts(num_steps, window):
     """The level of each step is read off a real batch, with episodes of 1 to 8 steps."""
     env, params = envs.make(tasks.Reporting(spread=True), randomize="reward:uniform:0:1")
     batch = envs.batch(env, 6, num_steps, window)
-    stock = envs.levels.draw(env, jax.random.key(0), (batch.depth, 6))
-    _, state = batch.reset(envs.levels.draw(env, jax.random.key(1), stock.key.shape[:2]), params)
-    first = state.env.shares[:, 0]
-    state, step, played, ended = batch.refill(stock, state, params), jax.jit(batch.step), [], []
+
+    @jax.jit
+    def start(params):
+        stock = envs.levels.draw(env, jax.random.key(0), (batch.depth, 6))
+        first = envs.levels.draw(env, jax.random.key(1), stock.key.shape[:2])
+        _, state = batch.reset(first, params)
+        return stock, state.env.shares[:, 0], batch.refill(stock, state, params)
+
+    (stock, first, state), step, played, ended = start(params), jax.jit(batch.step), [], []
     for t in range(num_steps):
         played.append(state.env.shares[:, 0])
         key, no = jax.random.key(t), jnp.zeros(6, jnp.int32)
@@ -120,7 +132,7 @@ def test_visits_add_up_their_steps():
     visits = running.then(stock)
     assert visits.slot[0].tolist() == [99] * 5 and visits.slot[1:].tolist() == stock.slot.tolist()
     assert visits.level.shares[0, :, 0].tolist() == [90, 91, 92, 93, 94]
-    visits = visits.add(jnp.array(visit), jnp.array(signal), jnp.array(returns))
+    visits = jax.jit(parts.Visits.add)(visits, visit, signal, returns)
     for i, e in np.ndindex(4, 5):
         own = visit[:, e] == i
         begun = float(i == 0)

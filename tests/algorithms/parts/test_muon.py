@@ -22,12 +22,13 @@ def test_muon_is_the_plain_recursion_and_everything_else_adam_s(eps):
     adam = optax.scale_by_adam(eps=eps)
     flat, unravel = ravel_pytree(params)
     state, adam_state = optimizer.init(flat), adam.init(params)
+    update, adam_update = jax.jit(optimizer.update), jax.jit(adam.update)
     momentum = {"kernel": 0.0, "wide": 0.0}
     for _ in range(3):
         grads = {name: rng.normal(size=x.shape).astype(np.float32) for name, x in params.items()}
-        steps, state = optimizer.update(ravel_pytree(grads)[0], state, params)
+        steps, state = update(ravel_pytree(grads)[0], state, params)
         steps = unravel(steps)
-        adam_steps, adam_state = adam.update(grads, adam_state)
+        adam_steps, adam_state = adam_update(grads, adam_state)
         np.testing.assert_allclose(steps["bias"], adam_steps["bias"], rtol=1e-5)
         for name, size in (("kernel", 6), ("wide", 8)):
             momentum[name] = 0.9 * momentum[name] + 0.1 * grads[name]

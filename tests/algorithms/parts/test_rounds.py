@@ -158,9 +158,12 @@ def test_a_round_knows_its_place_in_the_run():
     np.testing.assert_array_equal(places[:, 2], number >= 4)
 
 
-@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+ON_GPU = [(1, 1), (1, 2), (2, 3), (3, 2), (9, 2), (1, 9)]  # none, short ones, long ones
+
+
 @pytest.mark.parametrize(
-    "updates_per_step, period", [(1, 1), (1, 2), (1, 3), (2, 2), (2, 3), (3, 2), (9, 2), (1, 9)]
+    "platform, updates_per_step, period",
+    [*(("gpu", *sizes) for sizes in ON_GPU), ("cpu", 1, 3), ("cpu", 2, 2), ("cpu", 9, 2)],
 )
 def test_each_period_ends_with_a_turn(updates_per_step, period, platform, monkeypatch):
     monkeypatch.setattr(loops, "platform", lambda: platform)

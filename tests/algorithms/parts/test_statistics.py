@@ -134,10 +134,11 @@ def test_episode_statistics_count_whole_episodes_once(agents):
     num_envs, returns, lengths = 3, [], []
     running, length = np.zeros((num_envs, *agents)), np.zeros(num_envs)
     stats = parts.EpisodeStatistics.create(num_envs, agents)
+    update = jax.jit(parts.EpisodeStatistics.update)
     for _ in range(4):
         rewards = rng.normal(size=(7, num_envs, *agents)).astype(np.float32)
         done = rng.random((7, num_envs)) < 0.25
-        stats = stats.update(jnp.array(rewards), jnp.array(done))
+        stats = update(stats, rewards, done)
         for t in range(7):
             running += rewards[t]
             length += 1
