@@ -22,8 +22,13 @@ KEY = "suite/seconds"  # in pytest's cache
 
 
 def group_of(nodeid: str) -> str:
-    """The group of a test that shares compiled programs: its algorithm's file, or its own file."""
+    """The group of a test that shares compiled programs: its algorithm's file, or its own file.
+
+    Tests of algorithms/parts are one group: most of their programs are single operations.
+    """
     file, _, test = nodeid.partition("::")
+    if file.startswith(parts := "tests/algorithms/parts/"):
+        return parts
     if not (of_algorithms := re.fullmatch(r"tests/algorithms/test_(\w+)\.py", file)):
         return file
     case = re.search(r"\[(\w+)", test)

@@ -19,13 +19,10 @@ ROOT = Path(__file__).parents[1]
         ("tests/algorithms/test_ppo.py::test_gae[seed-3]", "ppo"),
         ("tests/algorithms/test_teams.py::test_team", "teams"),
         ("tests/envs/test_envs.py::test_env[ppo]", "tests/envs/test_envs.py"),
-        (
-            "tests/algorithms/parts/test_info.py::test_info[ppo]",
-            "tests/algorithms/parts/test_info.py",
-        ),
+        ("tests/algorithms/parts/test_info.py::test_info[ppo]", "tests/algorithms/parts/"),
     ],
 )
-def test_a_group_is_an_algorithm_or_a_file(nodeid, group):
+def test_a_group_is_an_algorithm_or_parts_or_a_file(nodeid, group):
     assert group_of(nodeid) == group
 
 
