@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import rlax
 
 from algorithms import c51
 from algorithms.launch.errors import UserError
@@ -113,6 +112,8 @@ def project(probabilities, targets):
 
 
 def test_projection_agrees_with_the_loop_and_with_rlax():
+    import rlax
+
     probabilities, targets = random_targets(0, -5.0, 5.0)
     expected = [plain_project(p, t, ATOMS) for p, t in zip(probabilities, targets)]
     result = project(probabilities, targets)

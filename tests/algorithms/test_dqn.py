@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import rlax
 
 from algorithms import dqn, parts
 from tests.algorithms.cases import Case
@@ -82,6 +81,8 @@ CASE = Case(
 
 
 def test_double_q_learning_selects_with_one_network_and_judges_with_the_other():
+    import rlax
+
     rng = np.random.default_rng(0)
     target, online = rng.normal(size=(2, 30, 4)).astype(np.float32)
     double = dqn.of_action(jnp.array(target), dqn.greedy(jnp.array(online)))
@@ -114,6 +115,8 @@ def test_dueling_values_have_the_advantages_of_the_stream_and_the_mean_of_the_va
 
 @pytest.mark.parametrize("delta", [0.5, 1.0, math.inf])
 def test_huber_and_its_gradient_agree_with_rlax(delta):
+    import rlax
+
     errors = jnp.linspace(-3.0, 3.0, 101)
     expected = 0.5 * errors**2 if delta == math.inf else rlax.huber_loss(errors, delta)
     np.testing.assert_allclose(dqn.huber(errors, delta), expected, rtol=1e-5, atol=1e-6)

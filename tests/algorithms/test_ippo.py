@@ -1,6 +1,5 @@
 """IPPO: independence, sharing, central critics, agents that leave, and the contract of the file."""
 
-import distrax
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -102,6 +101,8 @@ def test_a_running_mean_covers_about_the_last_share_of_the_updates(share):
 
 @pytest.mark.parametrize("continuous", [False, True])
 def test_log_prob_and_entropy_are_distrax_s_and_padding_does_not_count(continuous):
+    import distrax
+
     mean, log_std, action = jax.random.normal(jax.random.key(0), (3, 6, 4))
     if not continuous:
         action = jnp.array([0, 1, 2, 3, 0, 1])
@@ -357,6 +358,8 @@ class Plain:
         return [np.concatenate(x) for x in zip(*found)]
 
     def actor_loss(self, params, samples):
+        import distrax
+
         of_dimensions, there = self.env.continuous, samples[-1]
         choosing = there if of_dimensions else there & (samples[2].sum(1) > 1)
         assert of_dimensions or there.sum() > choosing.sum() > 0

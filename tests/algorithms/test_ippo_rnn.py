@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import distrax
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -274,6 +273,8 @@ class Plain:
         return steps
 
     def policy_of(self, out, mask):
+        import distrax
+
         if not self.env.continuous:
             return distrax.Categorical(logits=jnp.where(mask, out.output, -1e9))
         return distrax.Independent(
@@ -309,6 +310,8 @@ class Plain:
         return jax.lax.scan(one, memory, steps)[1]
 
     def actor_loss(self, params, agents):
+        import distrax
+
         samples = []
         for i in agents:
             there, mask = self.column("alive")[..., i], self.column("mask")[:, :, i]

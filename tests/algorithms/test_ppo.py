@@ -6,12 +6,10 @@ import pathlib
 import subprocess
 import sys
 
-import distrax
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import rlax
 
 from algorithms import ppo
 from tests import probe as tasks
@@ -66,6 +64,8 @@ def test_gae_is_the_plain_recursion(seed):
 
 
 def test_gae_agrees_with_rlax_without_truncation():
+    import rlax
+
     rewards, values, next_values, terminated, _ = random_rollout(7)
     values = np.concatenate([values, next_values[-1:]])
     result = ppo.gae(rewards, values[:-1], values[1:], terminated, terminated, 0.9, 0.8)
@@ -77,6 +77,8 @@ def test_gae_agrees_with_rlax_without_truncation():
 
 
 def test_clipped_surrogate_agrees_with_rlax_and_numpy():
+    import rlax
+
     rng = np.random.default_rng(0)
     log_ratio, advantages = rng.normal(size=(2, 200)).astype(np.float32)
     result = ppo.clipped_surrogate(log_ratio, advantages, 0.2)
@@ -129,6 +131,8 @@ def test_learning_rates_of_a_run_of_ten_to_the_ten_steps_do_not_wrap():
 
 @pytest.mark.parametrize("name", ["ppo", "ppo_rnn", "ppo_vtrace", "reinforce"])
 def test_log_prob_and_entropy_are_distrax_s(name):
+    import distrax
+
     module = importlib.import_module(f"algorithms.{name}")
     more = (False, 1.0) if name == "ppo_vtrace" else ()  # not squashed, all dimensions are real
     output, action = jax.random.normal(jax.random.key(0), (2, 6, 4))

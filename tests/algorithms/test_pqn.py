@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import rlax
 
 from algorithms import parts, pqn
 from tests import probe as tasks
@@ -67,6 +66,8 @@ def test_targets_are_the_weighted_n_step_returns(seed, shape):
 
 
 def test_targets_agree_with_rlax_without_truncation():
+    import rlax
+
     rewards, next_values, terminated, _ = random_rollout(7, (20, 4))
     result = pqn.q_lambda_targets(rewards, next_values, terminated, terminated, 0.9, 0.8)
     expected = jax.vmap(rlax.lambda_returns, (1, 1, 1, None), 1)(

@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import rlax
 
 from algorithms import qrdqn
 from tests.algorithms.cases import Case
@@ -83,6 +82,8 @@ CASE = Case(
 
 @pytest.mark.parametrize("kappa", [0.3, 1.0])
 def test_quantile_huber_is_the_plain_sum_and_rlax_s(kappa):
+    import rlax
+
     rng = np.random.default_rng(0)
     quantiles, targets = rng.normal(size=(20, 5)), 2.0 * rng.normal(size=(20, 7))
     levels = qrdqn.midpoints(5)

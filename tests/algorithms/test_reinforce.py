@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import rlax
 
 from algorithms import ppo, reinforce
 from tests.algorithms.cases import Case
@@ -61,6 +60,8 @@ def test_lambda_returns_are_the_weighted_n_step_returns(seed, shape, lam):
 
 
 def test_lambda_returns_agree_with_rlax_without_truncation():
+    import rlax
+
     rewards, next_values, terminated, _ = random_rollout(7, (20, 4))
     result = reinforce.lambda_returns(rewards, next_values, terminated, terminated, 0.9, 0.8)
     expected = jax.vmap(rlax.lambda_returns, (1, 1, 1, None), 1)(

@@ -5,6 +5,7 @@ import shutil
 
 import numpy as np
 import pytest
+import scipy
 from PIL import Image
 
 from algorithms import launch
@@ -82,7 +83,6 @@ def call(capsys, *words):
 
 
 def test_strata_are_drawn_from_by_themselves():
-    from scipy import stats  # slow to import
 
     zeros, ones = np.zeros(4), np.ones(4)
     mean = lambda drawn: drawn.mean(-1)
@@ -91,7 +91,9 @@ def test_strata_are_drawn_from_by_themselves():
     assert low <= 0.25 and high >= 0.75
     rng = np.random.default_rng(1)
     strata = [rng.normal(size=12), rng.normal(3.0, 2.0, size=5)]
-    together = lambda *drawn, axis=-1: stats.trim_mean(np.concatenate(drawn, axis), 0.25, axis)
+    together = lambda *drawn, axis=-1: scipy.stats.trim_mean(
+        np.concatenate(drawn, axis), 0.25, axis
+    )
     resample = [np.random.default_rng(i).choice(s, (9999, len(s))) for i, s in enumerate(strata)]
     expected = np.percentile(together(*resample), [2.5, 97.5])
     np.testing.assert_allclose(results.bootstrap_interval(strata), expected, rtol=0.05)
@@ -152,7 +154,6 @@ def test_a_seed_that_is_there_twice_is_told(capsys):
 
 def test_the_aggregate_is_over_scores_within_each_environment():
     """Environments on other scales; one where all are equal and one curve that is in one only."""
-    from scipy import stats
 
     finals = {"A-v0": [0.0, 1.0, 3.0, 4.0], "B-v0": [-100.0, 0.0, 0.0, 100.0]}
     trials = [trial(x, i, env=env) for env, xs in finals.items() for i, x in enumerate(xs)]
@@ -165,7 +166,7 @@ def test_the_aggregate_is_over_scores_within_each_environment():
     text = comparison.aggregate(comparison.curves(trials))
     assert text.startswith("over A-v0, B-v0: scores from 0") and "only" not in text
     scores = np.array([0.0, 0.25, 0.75, 1.0, 0.0, 0.5, 0.5, 1.0])
-    expected = f"{stats.trim_mean(scores, 0.25):.4f}"
+    expected = f"{scipy.stats.trim_mean(scores, 0.25):.4f}"
     assert rows(text)["toy"][:2] == ["4+4", expected] and rows(text)["toy"][3] == "0.5000"
     assert rows(text)["b"] == ["2+2", "0.7500", "0.75 to 0.75", "0.7500"]
     assert comparison.aggregate(comparison.curves([trial(i, i) for i in range(3)])) == ""

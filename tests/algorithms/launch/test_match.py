@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy
 from flax import struct
 
 import envs
@@ -120,10 +121,9 @@ def by_hand(first, second):
 
 @pytest.mark.parametrize("wins, losses", [(0, 6), (7, 0), (3, 9), (150, 50)])
 def test_the_interval_is_wilson_s(wins, losses):
-    from scipy import stats  # slow to import
 
     score = match.Score(wins, 0, losses)
-    expected = stats.binomtest(wins, wins + losses).proportion_ci(0.95, method="wilson")
+    expected = scipy.stats.binomtest(wins, wins + losses).proportion_ci(0.95, method="wilson")
     np.testing.assert_allclose(score.interval, (expected.low, expected.high), atol=1e-12)
 
 

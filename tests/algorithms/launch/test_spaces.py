@@ -5,7 +5,7 @@ import json
 
 import numpy as np
 import pytest
-from scipy import stats
+import scipy
 
 from algorithms import launch
 from algorithms.launch.commands import cli, flags
@@ -62,7 +62,7 @@ def test_all_kinds_are_drawn_together_and_begin_alike(sampler):
         shares = np.array(shares) / np.sum(shares)
         np.testing.assert_allclose(list(counts[name].values()) / shares, 4096, rtol=0.12)
     exponents = np.log10(1.0 - draws["discount"])
-    assert stats.kstest(exponents, stats.uniform(-3, 2).cdf).pvalue > 1e-4
+    assert scipy.stats.kstest(exponents, scipy.stats.uniform(-3, 2).cdf).pvalue > 1e-4
     assert draws["discount"].min() >= 0.9 and draws["discount"].max() <= 0.999
 
 

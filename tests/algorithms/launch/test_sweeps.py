@@ -9,9 +9,8 @@ import signal
 
 import jax
 import numpy as np
-import pandas
 import pytest
-from scipy import stats
+import scipy
 
 from algorithms import launch, ppo
 from algorithms.launch import settings
@@ -111,11 +110,11 @@ def test_draws_have_their_distributions_and_begin_alike(sampler):
     drawn = {"learning_rate": LogUniform(1e-5, 1e-1), "gamma": Uniform(0.9, 1.0)}
     draws = grids.draw(drawn, 512, sampler, 0)
     assert all(np.all((d.low <= draws[n]) & (draws[n] <= d.high)) for n, d in drawn.items())
-    uniform = {"learning_rate": stats.uniform(-5, 4), "gamma": stats.uniform(0.9, 0.1)}
+    uniform = {"learning_rate": scipy.stats.uniform(-5, 4), "gamma": scipy.stats.uniform(0.9, 0.1)}
     exponents = draws | {"learning_rate": np.log10(draws["learning_rate"])}
     for name, distribution in uniform.items():
-        assert stats.kstest(exponents[name], distribution.cdf).pvalue > 1e-4
-    assert abs(stats.spearmanr(*draws.values()).statistic) < 0.15
+        assert scipy.stats.kstest(exponents[name], distribution.cdf).pvalue > 1e-4
+    assert abs(scipy.stats.spearmanr(*draws.values()).statistic) < 0.15
     fewer = grids.draw(drawn, 100, sampler, 0)
     other = grids.draw(drawn, 100, sampler, 1)
     for name in drawn:
@@ -534,6 +533,8 @@ def test_results_have_a_row_for_each_trial(whole):
 
 
 def test_a_sweep_is_one_long_table(tmp_path):
+    import pandas
+
     grid = {"num_envs": [5, 10], "learning_rate": [0.1, 0.2]}
     swept = launch.sweep(toy, CONFIG, grid, num_seeds=2, sweep_dir=tmp_path / "x")
     table = pandas.read_csv(tmp_path / "x" / "trials.csv")
@@ -604,11 +605,11 @@ def test_broken_trials_of_the_only_setting_are_named_by_their_seeds():
 def test_interquartile_mean_and_bootstrap_against_scipy():
     scores = np.random.default_rng(0).normal(size=(3, 12))
     np.testing.assert_allclose(
-        results.interquartile_mean(scores), stats.trim_mean(scores, 0.25, axis=1)
+        results.interquartile_mean(scores), scipy.stats.trim_mean(scores, 0.25, axis=1)
     )
     for statistic in (lambda x: x.mean(-1), results.interquartile_mean):
         low, high = results.bootstrap_interval(scores[0], statistic)
-        theirs = stats.bootstrap(
+        theirs = scipy.stats.bootstrap(
             (scores[0],), lambda x, axis, f=statistic: f(x), method="percentile", random_state=1
         ).confidence_interval
         np.testing.assert_allclose((low, high), theirs, atol=0.04)
