@@ -18,6 +18,7 @@ from algorithms.launch.storage import loading
 from envs import randomized
 from tests.algorithms.launch import toy
 
+pytestmark = pytest.mark.usefixtures("quick_pictures", "shared_programs")
 WORDS = "a:uniform:1:3/b:log:1:100"
 
 
@@ -73,7 +74,7 @@ def module_by_name():
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
+def runs(quick_pictures, shared_programs, tmp_path_factory):
     folder = tmp_path_factory.mktemp("grid")
     seen = (("randomize", WORDS), ("observe_randomized", True))
     launch.run(toy, TINY, num_seeds=3, run_dir=folder / "plain")

@@ -16,8 +16,9 @@ import pytest
 
 from algorithms import launch
 from algorithms.launch.commands import cli
-from algorithms.launch.compute import devices, programs
+from algorithms.launch.compute import devices
 from algorithms.launch.errors import UserError
+from algorithms.launch.report import page
 from algorithms.launch.search import halving, outcomes
 from algorithms.launch.search.halving import Halving
 from algorithms.launch.show import results
@@ -26,8 +27,10 @@ from algorithms.launch.storage.run_dir import RunDir
 from algorithms.launch.training import plans, session, stages
 from tests.algorithms.launch import toy
 
+pytestmark = pytest.mark.usefixtures("quick_pictures", "shared_programs")
 CONFIG = toy.Config(total_timesteps=900, num_evals=9, num_eval_episodes=1)
 GRID = {"learning_rate": [0.1, 0.2, 0.3, 0.4, 0.5, 0.6], "anneal_lr": [False, True]}
+make_page = page.page  # as it is without quick_pictures
 ASKED = {"halving": 3, "retest": 2, "retest_seeds": 3, "num_seeds": 2, "seed": 5}
 
 
@@ -35,23 +38,15 @@ class Crash(Exception):
     """What a hook raises to end a sweep as a crash would."""
 
 
-@pytest.fixture(scope="module", autouse=True)
-def quick(quick_pictures):
-    """Tracing 600 starts would take most of the time, too."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(programs, "initial_state", functools.cache(programs.initial_state))
-        yield
-
-
 @pytest.fixture(scope="module")
-def full(tmp_path_factory):
+def full(quick_pictures, shared_programs, tmp_path_factory):
     """All settings to the end."""
     root = tmp_path_factory.mktemp("full")
     return launch.sweep(toy, CONFIG, GRID, num_seeds=2, seed=5, root=root)
 
 
 @pytest.fixture(scope="module")
-def halved(tmp_path_factory):
+def halved(quick_pictures, shared_programs, tmp_path_factory):
     return launch.sweep(toy, CONFIG, GRID, **ASKED, root=tmp_path_factory.mktemp("halved"))
 
 
@@ -59,7 +54,9 @@ def table(file):
     return list(csv.DictReader(file.open()))
 
 
+@functools.cache
 def state(path, trial):
+    """Of a sweep that is over."""
     loaded = launch.load(path, trial=trial, module=toy)
     return jax.tree.map(lambda x: np.asarray(devices.plain(x)), loaded.state)
 
@@ -215,13 +212,6 @@ def test_a_trial_is_loaded_from_where_it_came_furthest(halved):
         launch.load(halved.sweep_dir, trial=30, module=toy)
 
 
-def test_environments_are_halved_each_by_itself(tmp_path):
-    grid = {"env": ["CartPole-v1", "Acrobot-v1"], "learning_rate": [0.1, 0.2, 0.3]}
-    swept = launch.sweep(toy, CONFIG, grid, halving=3, rungs=2, root=tmp_path)
-    kept = [trial.setting["env"] for trial in swept.trials if trial.rung == 1]
-    assert sorted(kept) == ["Acrobot-v1", "CartPole-v1"]
-
-
 # --- what is printed --------------------------------------------------------------------------
 
 
@@ -248,11 +238,14 @@ def test_one_is_singular(capsys):
     assert "retest, 1 seed " in said
 
 
-def test_progress_ends_at_the_end_of_a_retest_of_several_environments(tmp_path, capsys):
+def test_several_environments_are_halved_each_by_itself_and_progress_ends_at_their_end(capsys):
     """Also of groups whose curves have different numbers of points, as those of 300 steps."""
     grid = {"env": ["CartPole-v1", "Acrobot-v1"], "num_envs": [100, 5], "learning_rate": [0.1, 0.2]}
     more = {"halving": 2, "rungs": 2, "retest": 1, "retest_seeds": 2}
-    launch.sweep(toy, CONFIG.replace(total_timesteps=300), grid, **more, save=False, quiet=False)
+    config = CONFIG.replace(total_timesteps=300)
+    swept = launch.sweep(toy, config, grid, **more, save=False, quiet=False)
+    kept = [trial.setting["env"] for trial in swept.trials if trial.rung == 1]
+    assert sorted(kept) == ["Acrobot-v1"] * 2 + ["CartPole-v1"] * 2
     said = capsys.readouterr().out
     shares = [int(share) for share in re.findall(r"^ *(\d+)% ", said, re.MULTILINE)]
     assert shares == sorted(shares) and shares[-1] == 100 and shares.count(100) == 1
@@ -293,8 +286,9 @@ def test_the_winner_of_a_retest_need_not_be_the_sweeps(tmp_path, monkeypatch):
     assert other.luck == pytest.approx(2 * swept.ranked[0].mean)
 
 
-def test_a_retest_names_its_broken_trials(tmp_path, capsys):
-    """A setting without a finite seed has no numbers."""
+def test_a_retest_names_its_broken_trials(tmp_path, capsys, monkeypatch):
+    """A setting without a finite seed has no numbers, in the page neither."""
+    monkeypatch.setattr(page, "page", make_page)
     more = {"retest": 2, "retest_seeds": 2, "seed": 5, "quiet": False}
     swept = launch.sweep(toy, CONFIG, {"learning_rate": [0.1, 3e38]}, **more, root=tmp_path)
     said = capsys.readouterr().out

@@ -17,27 +17,18 @@ from algorithms import dqn, launch, reinforce
 from algorithms.launch.commands import cli
 from algorithms.launch.errors import UserError
 from algorithms.launch.reuse import initial
-from algorithms.launch.show import plots
 from algorithms.launch.storage import experiment, loading
 from algorithms.launch.storage.run_dir import RunDir
 from tests.algorithms import test_dqn
 from tests.algorithms.launch import toy
 
+pytestmark = pytest.mark.usefixtures("quick_pictures", "shared_programs")
 CONFIG = toy.Config(total_timesteps=100, num_evals=4)
 OTHER = CONFIG.replace(learning_rate=0.3, num_envs=10)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def no_pictures():
-    with pytest.MonkeyPatch.context() as patch:
-        draw = lambda *given: next(x for x in given if isinstance(x, Path)).write_bytes(b"PNG")
-        patch.setattr(plots, "curve", draw)
-        patch.setattr(plots, "sweep", draw)
-        yield
-
-
 @pytest.fixture(scope="module")
-def source(tmp_path_factory):
+def source(quick_pictures, shared_programs, tmp_path_factory):
     """A run of three trials."""
     return launch.run(toy, CONFIG, num_seeds=3, run_dir=tmp_path_factory.mktemp("runs") / "source")
 

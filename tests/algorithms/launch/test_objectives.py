@@ -14,7 +14,7 @@ from algorithms.launch.errors import UserError
 from algorithms.launch.show import results
 from tests.algorithms.launch import toy
 
-pytestmark = pytest.mark.usefixtures("quick_pictures")
+pytestmark = pytest.mark.usefixtures("quick_pictures", "shared_programs")
 CONFIG = toy.Config(total_timesteps=120, num_evals=4, eval_at_start=False)
 GRID = {"learning_rate": [0.1, 0.3, 0.5, 0.7], "gamma": [0.9, 1.0]}
 # Of two seeds each, at steps 0, 10 and 40.
@@ -28,7 +28,7 @@ STEPS = np.array([0, 10, 40])
 
 
 @pytest.fixture(scope="module")
-def swept(tmp_path_factory):
+def swept(quick_pictures, shared_programs, tmp_path_factory):
     """A sweep that is ranked by its worst seeds."""
     root = tmp_path_factory.mktemp("swept")
     return launch.sweep(toy, CONFIG, GRID, num_seeds=3, objective="worst_seed", root=root)

@@ -14,7 +14,7 @@ from algorithms.launch.errors import UserError
 from algorithms.launch.search import studies
 from tests.algorithms.launch import toy
 
-pytestmark = pytest.mark.usefixtures("quick_pictures")
+pytestmark = pytest.mark.usefixtures("quick_pictures", "shared_programs")
 CONFIG = toy.Config(total_timesteps=120, num_evals=4)
 SPACE = {
     "num_envs": launch.LogIntegers(4, 6),
@@ -26,7 +26,7 @@ SPACE = {
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory):
+def written(quick_pictures, shared_programs, tmp_path_factory):
     """A sweep, and its study read back."""
     optuna = pytest.importorskip("optuna")
     folder = tmp_path_factory.mktemp("written")

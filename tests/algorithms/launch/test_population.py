@@ -1,6 +1,7 @@
 """Population-based training: who copies whom, what a copy takes, and going on exactly."""
 
 import csv
+import shutil
 import zipfile
 
 import jax
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from algorithms import c51, launch, ppo, sac
+from algorithms import c51, launch, reinforce, sac
 from algorithms.launch import Discount, LogUniform, Uniform
 from algorithms.launch.commands import cli
 from algorithms.launch.compute import devices, evolution, population
@@ -23,20 +24,20 @@ from algorithms.launch.training.session import Chunk, Session
 from algorithms.launch.training.trainer import Trainer
 from tests.algorithms.launch import toy
 
+pytestmark = pytest.mark.usefixtures("shared_programs")
 CONFIG = toy.Config(total_timesteps=600, num_evals=6, num_eval_episodes=2)
 RANGES = {"learning_rate": LogUniform(0.01, 1.0), "gamma": Discount(0.5, 0.99)}
 SETTINGS = Settings(
     {"learning_rate": Range("log", 0.01, 1.0), "gamma": Range("discount", 0.5, 0.99)}, members=8
 )
-PPO = ppo.Config(
-    total_timesteps=4 * 64,
+REINFORCE = reinforce.Config(
+    total_timesteps=2 * 16,
     num_envs=2,
     num_steps=8,
-    num_minibatches=2,
-    update_epochs=1,
     hidden_sizes=(8,),
-    num_evals=4,
+    num_evals=2,
     num_eval_episodes=2,
+    normalize_obs=True,
 )
 
 
@@ -52,10 +53,25 @@ def unchecked_keys():
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
+def run(shared_programs, tmp_path_factory):
     """Two populations of eight toys, through the launcher."""
     root = tmp_path_factory.mktemp("pbt")
     return launch.pbt(toy, CONFIG, RANGES, members=8, rounds=6, num_seeds=2, seed=3, root=root)
+
+
+@pytest.fixture(scope="module")
+def of_reinforce():
+    """State and metrics of three members of a real algorithm, of which nobody is replaced."""
+    space = {"learning_rate": Range("log", 1e-4, 1e-2)}
+    whole = Population(reinforce, Settings(space, 3, share=0.0))
+    with jax.debug_key_reuse(False):
+        return jax.jit(whole.make_train(REINFORCE))(jax.random.key(0))
+
+
+@pytest.fixture
+def no_picture(run, monkeypatch):
+    """That of the fixture has been drawn, and is looked at."""
+    monkeypatch.setattr(lineage, "draw", lambda *_: None)
 
 
 def plain(tree):
@@ -189,12 +205,9 @@ def test_a_copy_takes_the_whole_state_but_no_key(run):
         np.testing.assert_array_equal(rates[point, kept], rates[point - 1, kept])
 
 
-def test_copied_states():
+def test_copied_states(of_reinforce):
     """With the buffer everything but keys; without it what gradient steps change."""
-    config = PPO.replace(normalize_obs=True)
-    keys = jax.random.split(jax.random.key(0), 3)
-    train = ppo.make_train(config)
-    members = jax.vmap(lambda key: train(key, None, 1)[0])(keys)
+    members = of_reinforce[0].members
     parents = jnp.array([2, 1, 2])
     for with_buffer in (True, False):
         copies = population.copied(members, parents, with_buffer)
@@ -207,63 +220,59 @@ def test_copied_states():
             jax.tree.map(lambda o, n, s=source: np.testing.assert_array_equal(o[s], n), old, new)
 
 
-def test_without_replacement_members_are_ordinary_trials():
+def test_without_replacement_members_are_ordinary_trials(of_reinforce):
     """Close: another number of trials is vmapped."""
-    whole = Population(ppo, Settings({"learning_rate": Range("log", 1e-4, 1e-2)}, 3, share=0.0))
-    state, metrics = whole.make_train(PPO)(jax.random.key(0))
+    state, metrics = of_reinforce
     assert np.all(metrics["parent"] == np.arange(3))
     _, members_rng, _, _ = jax.random.split(jax.random.key(0), 4)
     for member, key in enumerate(jax.random.split(members_rng, 3)):
         rate = metrics["member_learning_rate"][0, member]
-        alone, _ = ppo.make_train(PPO.replace(learning_rate=rate))(key)
+        alone, _ = reinforce.make_train(REINFORCE.replace(learning_rate=rate))(key)
         own = population._at(member, state.members.policy.params)
         pair = plain((alone.policy.params, own))
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5), *pair)
 
 
-def test_slices_are_the_whole_and_populations_are_vmapped():
+def test_slices_are_the_whole_and_populations_are_trials(run):
+    """Close: the launcher trains point by point, and two populations in one program."""
     train = Population(toy, SETTINGS).make_train(CONFIG)
-    whole, metrics = train(jax.random.key(0))
-    state, rows = train(jax.random.key(0), None, 2)
-    state, more = train(None, state, 4)
-    jax.tree.map(np.testing.assert_array_equal, plain(state), plain(whole))
+    state, metrics = jax.jit(train)(jax.random.key(4))
+    close = lambda one, other: np.testing.assert_allclose(one[1], other, rtol=1e-5)
+    jax.tree.map(close, plain(run.state), plain(state))
+    assert metrics.keys() <= run.metrics.keys()
     for name, values in metrics.items():
-        np.testing.assert_array_equal(np.concatenate([rows[name], more[name]]), values)
-    keys = jax.random.split(jax.random.key(1), 2)
-    several = jax.vmap(train)(keys)[1]
-    one = train(keys[1])[1]
-    np.testing.assert_allclose(several["member_return"][1], one["member_return"], rtol=1e-5)
+        np.testing.assert_allclose(run.metrics[name][1], values, rtol=1e-5, err_msg=name)
 
 
-def test_the_reported_return_is_not_the_one_that_ranked():
-    train = Population(ppo, Settings({"learning_rate": Range("log", 1e-4, 1e-2)}, 2)).make_train(
-        PPO
-    )
-    _, metrics = train(jax.random.key(0))
+def test_the_reported_return_is_not_the_one_that_ranked(of_reinforce):
+    _, metrics = of_reinforce
     ranked = metrics["member_return"].max(1)
-    assert metrics["eval_return"].shape == (5, 2)
+    assert metrics["eval_return"].shape == (3, 2)
     assert not np.allclose(metrics["eval_return"].mean(1), ranked)
 
 
 def test_a_member_that_breaks_is_replaced():
-    """A rate of infinity makes weights NaN; no such member is best, and copies mend it."""
-    space = {"learning_rate": Range("log", 1e-3, 1e30)}
-    whole = Population(ppo, Settings(space, 4, share=0.5, resample=0.0))
-    state, metrics = whole.make_train(PPO.replace(max_grad_norm=float("inf")))(jax.random.key(0))
-    assert metrics["member_learning_rate"][0].max() > 1e20
-    assert np.isfinite(metrics["eval_return"]).all()
+    """Rates near the end of float32 make weights NaN; no such member is best, copies mend it."""
+    space = {"learning_rate": Range("log", 1e37, 3e38)}
+    whole = Population(toy, Settings(space, 4, share=0.5))
+    state, metrics = jax.jit(whole.make_train(CONFIG))(jax.random.key(0))
+    rates, returns = metrics["member_learning_rate"], metrics["member_return"]
+    assert np.isneginf(returns).any() and np.isfinite(metrics["eval_return"]).all()
     jax.tree.map(lambda x: np.testing.assert_(np.isfinite(x).all()), plain(state.policy))
-    assert metrics["member_learning_rate"][-1].max() < metrics["member_learning_rate"][0].max()
+    assert rates[-1].max() < rates[0].max() and np.isfinite(returns[-1]).all()
 
 
 # --- the launcher -----------------------------------------------------------------------------
 
 
 def test_a_member_that_is_not_finite_is_never_the_best(monkeypatch):
-    train = lambda: Population(toy, SETTINGS).make_train(CONFIG)(jax.random.key(5))[1]
-    best = int(train()["best_member"][0])
-    monkeypatch.setattr(population.programs, "is_finite", lambda tree: jnp.arange(8) != best)
-    assert best not in train()["best_member"]
+    """Whose return would be the highest."""
+    of = lambda policy: policy["weights"].mean((1, 2))
+    broken = lambda policy: jnp.arange(8) != of(policy).argmax()
+    monkeypatch.setattr(population.programs, "is_finite", broken)
+    train = jax.jit(Population(toy, SETTINGS).make_train(CONFIG))
+    metrics = train(jax.random.key(5))[1]
+    assert (metrics["best_member"] != metrics["member_return"].argmax(1)).all()
 
 
 def test_metrics_have_lineage_and_schedules(run):
@@ -291,7 +300,7 @@ def test_the_policy_is_the_best_members(run):
 
 
 @pytest.mark.parametrize("point", [0, 3, 5])
-def test_going_on_is_exact(run, tmp_path, point):
+def test_going_on_is_exact(run, no_picture, tmp_path, point):
     def crash(seen):
         if seen.index == point:
             raise Crash
@@ -305,10 +314,11 @@ def test_going_on_is_exact(run, tmp_path, point):
         np.testing.assert_array_equal(resumed.metrics[name], values)
 
 
-def test_a_longer_population_is_told_that_the_old_end_replaced_nobody(tmp_path, capsys):
-    asked = {"members": 4, "rounds": 2, "run_dir": tmp_path / "x"}
-    launch.pbt(toy, CONFIG.replace(total_timesteps=40), RANGES, **asked)
-    launch.resume(tmp_path / "x", module=toy, total_timesteps=80, quiet=False)
+def test_a_longer_population_is_told_that_the_old_end_replaced_nobody(
+    run, no_picture, tmp_path, capsys
+):
+    grown = shutil.copytree(run.run_dir, tmp_path / "x")
+    launch.resume(grown, module=toy, total_timesteps=700, quiet=False)
     assert "no member was replaced at the old end" in capsys.readouterr().out
 
 
@@ -401,7 +411,7 @@ def test_refused_flags(words, says, capsys):
     assert end.value.code == 2 and says in capsys.readouterr().err
 
 
-def test_a_population_from_the_command_line(run, tmp_path, capsys, monkeypatch):
+def test_a_population_from_the_command_line(run, no_picture, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = "--learning-rate log:0.01:1 --gamma discount:0.5:0.99 --samples 8 --pbt 6"
     words += " --total-timesteps 600 --num-eval-episodes 2 --num-seeds 2 --seed 3 --run-dir one"

@@ -35,6 +35,7 @@ from tests.algorithms.launch import toy
 from tests.broken import untimed
 from tests.conftest import compiled_as_for_users
 
+pytestmark = pytest.mark.usefixtures("shared_programs")
 CONFIG = toy.Config(total_timesteps=500, num_evals=10)
 
 
@@ -82,7 +83,7 @@ def quick_curves():
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
+def whole(quick_curves, shared_programs, tmp_path_factory):
     """An uninterrupted run of three trials."""
     return launch.run(toy, CONFIG, num_seeds=3, root=tmp_path_factory.mktemp("runs"))
 
@@ -273,7 +274,7 @@ def empty_cache(tmp_path):
     compilation_cache.reset_cache()
 
 
-def test_another_float_does_not_compile_again(empty_cache):
+def test_another_float_does_not_compile_again(own_programs, empty_cache):
     compiled = lambda: {f.name for f in empty_cache.iterdir() if "jit_mapped" in f.name}
     config = CONFIG.replace(num_envs=7)
     launch.run(toy, config, save=False)
@@ -755,15 +756,18 @@ def enable_x64():
 
 
 def test_a_run_is_the_same_under_jax_enable_x64(tmp_path, enable_x64):
-    """Bit for bit, and without a warning; so are episodes of its policy."""
+    """Bit for bit, and without a warning; so are episodes of its policy.
+
+    Of the toy: the launcher turns 64 bits off around it. test_contract.py has the algorithms.
+    """
     found = []
     for on in (False, True):
         enable_x64(on)
         with warnings.catch_warnings():
             warnings.filterwarnings("error", "Explicitly requested dtype")
-            result = launch.run(dqn, test_dqn.TINY, run_dir=tmp_path / str(on))
-            loaded = launch.load(tmp_path / str(on))
-            episodes = evaluation.evaluate(dqn, loaded.config, loaded.state, 1, 2)
+            result = launch.run(toy, CONFIG, num_seeds=2, run_dir=tmp_path / str(on))
+            loaded = launch.load(tmp_path / str(on), module=toy)
+            episodes = evaluation.evaluate(toy, loaded.config, loaded.state, 1, 2)
         found.append((result.state, result.metrics, episodes))
     assert_same(*found)
     types_ = [jax.tree.map(lambda x: x.dtype, tree) for tree in found]

@@ -9,13 +9,22 @@ import pytest
 from algorithms import launch
 from algorithms.launch import compare
 from algorithms.launch.report import sensitivity
-from algorithms.launch.show import plots, results
+from algorithms.launch.show import results
 from algorithms.launch.show.comparison import Trial
 from tests.algorithms.launch import toy
 
+pytestmark = pytest.mark.usefixtures("quick_pictures", "shared_programs")
 RATES, COEFS = (0.1, 0.01, 0.001), (0.0, 1.0)
 ENVIRONMENTS = ("A-v0", "B-v0", "C-v0")
 SEEDS = 4
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_resamples():
+    """Enough for what is said of intervals here; a thousand would take most of the time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sensitivity, "RESAMPLES", 50)
+        yield
 
 
 def made_up(seed=0, algorithm="toy"):
@@ -183,9 +192,7 @@ def test_what_cannot_be_compared_is_said():
 # --- sweeps on disk --------------------------------------------------------------------------
 
 
-def test_one_sweep_of_several_environments_or_one_of_each(tmp_path, monkeypatch):
-    monkeypatch.setattr(plots, "sweep", lambda *given: None)
-    monkeypatch.setattr(plots, "curve", lambda *given: None)
+def test_one_sweep_of_several_environments_or_one_of_each(tmp_path):
     config = toy.Config(total_timesteps=100, num_evals=2)
     grid = {"learning_rate": [0.1, 0.2], "num_envs": [5, 10]}
     names = ["CartPole-v1", "Acrobot-v1"]
@@ -200,9 +207,7 @@ def test_one_sweep_of_several_environments_or_one_of_each(tmp_path, monkeypatch)
     assert "sensitivity of" not in compare.compare([tmp_path / names[0]]).text
 
 
-def test_halved_sweeps_are_left_out(tmp_path, monkeypatch):
-    for name in ("curve", "sweep"):
-        monkeypatch.setattr(plots, name, lambda *_: None)
+def test_halved_sweeps_are_left_out(tmp_path):
     config = toy.Config(total_timesteps=40, num_evals=2, num_eval_episodes=1)
     grid = {"env": ["CartPole-v1", "Acrobot-v1"], "learning_rate": [0.1, 0.2]}
     launch.sweep(toy, config, grid, halving=2, sweep_dir=tmp_path / "halved")

@@ -15,7 +15,7 @@ from algorithms.launch.show import results
 from algorithms.launch.training import sweep_dir
 from tests.algorithms.launch import toy
 
-pytestmark = pytest.mark.usefixtures("quick_pictures")
+pytestmark = pytest.mark.usefixtures("quick_pictures", "shared_programs")
 CONFIG = toy.Config(total_timesteps=120, num_evals=2)
 SPACE = {
     "num_envs": launch.Integers(4, 6),
@@ -25,7 +25,7 @@ SPACE = {
 
 
 @pytest.fixture(scope="module")
-def drawn(tmp_path_factory):
+def drawn(quick_pictures, shared_programs, tmp_path_factory):
     """Eight draws with two seeds, of which each program gets as many as there are."""
     root = tmp_path_factory.mktemp("drawn")
     return launch.sweep(toy, CONFIG, SPACE, samples=8, num_seeds=2, root=root)
