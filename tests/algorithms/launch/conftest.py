@@ -1,6 +1,7 @@
 """What tests of the launcher share: no pictures for some of them, and programs compiled once."""
 
 import functools
+import sys
 
 import jax
 import pytest
@@ -22,10 +23,13 @@ def quick_pictures():
         yield patch
 
 
+SHARING = {"toy"}  # modules whose programs `shared_programs` keeps
+
+
 def key_of(module, config):
-    """What a toy's programs are made of, which values of floats are not; None of other files."""
+    """What programs are made of, which values of floats are not; None of those not to share."""
     whole = (module.module, repr(module.settings)) if isinstance(module, Population) else (module,)
-    if not whole[0].__name__.endswith("toy"):
+    if whole[0].__name__.rpartition(".")[2] not in SHARING:
         return None
     settings = jax.config.jax_enable_x64, jax.config.jax_debug_nans, jax.config.jax_debug_key_reuse
     return whole, jax.tree.structure(config), settings, jax.jit
@@ -72,3 +76,9 @@ def shared_programs():
 def own_programs(shared_programs, monkeypatch):
     """Compiles again for each run, as for users."""
     monkeypatch.setattr(programs, "compile_programs", programs.compile_programs.__wrapped__)
+
+
+@pytest.fixture
+def all_programs_shared(shared_programs, monkeypatch):
+    """Of DQN and REINFORCE, too, in a test that is not about their programs."""
+    monkeypatch.setattr(sys.modules[__name__], "SHARING", {"toy", "dqn", "reinforce"})

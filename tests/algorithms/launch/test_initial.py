@@ -162,7 +162,9 @@ def test_it_resumes_without_its_source(source, tmp_path):
     assert described[0] == described[1] and described[0]["init_from"]
 
 
-def test_other_settings_train_a_policy_of_cartpole_from_its_return_on(tmp_path):
+def test_other_settings_train_a_policy_of_cartpole_from_its_return_on(
+    all_programs_shared, tmp_path
+):
     settings = {"num_envs": 4, "num_evals": 2, "num_eval_episodes": 8, "hidden_sizes": (8,)}
     config = reinforce.Config(total_timesteps=20_000, learning_rate=1e-2, **settings)
     before = launch.run(reinforce, config, run_dir=tmp_path / "old").metrics["eval_return"]
@@ -173,7 +175,7 @@ def test_other_settings_train_a_policy_of_cartpole_from_its_return_on(tmp_path):
     np.testing.assert_allclose(after[0, 0], before[0, -1], rtol=1e-4)
 
 
-def test_dqn_takes_policy_and_target_network_or_all_that_it_learned(tmp_path):
+def test_dqn_takes_policy_and_target_network_or_all_that_it_learned(all_programs_shared, tmp_path):
     config = test_dqn.TINY
     old = launch.run(dqn, config, run_dir=tmp_path / "old")
 
