@@ -648,10 +648,22 @@ def test_forbidden_actions_are_never_taken_or_refused(case):
         with pytest.raises(ValueError, match=f"Probe has an action_mask, {never}"):
             case.module.make_train(case.tiny, env, params)
         return
-    config = case.tiny.replace(num_eval_episodes=32 * (case.name in WHOLE))
-    state, metrics = case.module.make_train(config, env, params)(jax.random.key(0))
-    for name in {"episode_return", "eval_return"} & metrics.keys():
-        assert (np.asarray(metrics[name][1:]) > -10.0).all(), name
+    config = case.tiny.replace(num_eval_episodes=32)
+    if case.name in WHOLE:
+        state, metrics = case.module.make_train(config, env, params)(jax.random.key(0))
+        assert (np.asarray(metrics["eval_return"]) > -10.0).all()
+        returns = metrics["episode_return"][1:]
+    else:
+        learner = case.module.learner(config, env, params)
+
+        def played(key):
+            """The first state and returns alone, so XLA drops most of the learning."""
+            start = learner.init(key)
+            metrics, _ = learner.update(start)[0].episodes.metrics()
+            return start, metrics["episode_return"]
+
+        state, returns = jax.jit(played)(jax.random.key(0))
+    assert (np.asarray(returns) > -10.0).all()
     policy = case.module.make_policy(config, env, params)
     x = jnp.ones(1)
     act = lambda mask, key: [policy(state, x, rng=rng, mask=mask)[0] for rng in (None, key)]

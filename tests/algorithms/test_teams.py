@@ -124,7 +124,7 @@ def test_metrics_have_the_points_as_leading_axis(case, trained):
     assert int(state.update) == 3
 
 
-@pytest.mark.cases(lambda case: not case.several or case.name in WHOLE)
+@pytest.mark.cases(lambda case: case.name in WHOLE)
 def test_a_team_is_paid_after_one_leaves(case):
     """On all of three seeds agent 1 leaves, and the team's return is 4.0 instead of 0.5.
 
