@@ -6,7 +6,7 @@ from tests import seconds
 
 
 def test_the_last_whole_run_kept_its_budgets(request):
-    """It may take a quarter longer than its budgets, because seconds vary between machines."""
+    """It may take a quarter longer than its budgets, because seconds vary from run to run."""
     kept = request.config.cache.get(seconds.KEY, None)
     if kept is None:
         pytest.skip("no whole run has ended here")
