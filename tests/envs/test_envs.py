@@ -5,6 +5,7 @@ import subprocess
 import sys
 import types
 import urllib.error
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -628,26 +629,41 @@ def test_an_environment_without_masks_has_none(probe):
 # --- evaluation -------------------------------------------------------------------------------
 
 
+class Paid(wrappers.Wrapper):
+    """Pays at each step how many there were, after the end of the episode too."""
+
+    def step_env(self, key, state, action, params):
+        observation, state, _, terminated, info = self.env.step_env(key, state, action, params)
+        return observation, state, jnp.float32(state.time), terminated, info
+
+
+class Told(NamedTuple):
+    """A memory of the last reward."""
+
+    reward: jax.Array
+
+
 def test_evaluation_plays_whole_episodes_and_stops():
-    """CartPole, pushed right and left in turn (which needs a memory), against a plain loop."""
+    """CartPole, pushed right and left by the last reward, against a plain loop."""
     env, params = envs.make("CartPole-v1")
 
     def policy(state, observation, memory=None, rng=None):
-        memory = jnp.zeros((), jnp.int32) if memory is None else memory
-        return (memory // 3) % 2, memory + 1
+        memory = Told(jnp.zeros(())) if memory is None else memory
+        return (memory.reward // 3).astype(int) % 2, memory
 
-    run = jax.jit(lambda key: envs.evaluate(policy, None, env, params, key, 5))
+    run = jax.jit(lambda key: envs.evaluate(policy, None, Paid(env), params, key, 5))
     episodes = run(jax.random.key(0))
     _, reset_rng = jax.random.split(jax.random.key(0))
-    step = jax.jit(env.step_env)
     for i, key in enumerate(jax.random.split(reset_rng, 5)):
         _, state = env.reset_env(key, params)
         length, terminated = 0, False
         while not terminated:
             action = (length // 3) % 2
-            _, state, _, terminated, _ = step(jax.random.key(9), state, action, params)
+            _, state, _, terminated, _ = env.step_env(jax.random.key(9), state, action, params)
             length += 1
-        assert int(episodes.length[i]) == length == float(episodes.episode_return[i])
+        assert int(episodes.length[i]) == length == float(episodes.last_reward[i])
+        assert float(episodes.episode_return[i]) == length * (length + 1) / 2
+    assert len(np.unique(episodes.length)) > 1, "all end at once"
     assert episodes.terminated.all() and not episodes.truncated.any()
 
 
