@@ -25,7 +25,7 @@ from envs import registry
 
 ROOT = Path(__file__).parents[3]
 NAMES = sorted(f.stem for f in (ROOT / "algorithms").glob("*.py") if f.stem != "__init__")
-FEW = ["ppo", "dqn", "ippo"]
+FEW = ["dqn", "ippo"]
 SETTINGS = {
     "num_envs": 4,
     "num_steps": 8,
