@@ -494,6 +494,35 @@ def test_every_kind_of_number_comes_back(tmp_path, dtype):
     assert same(back, jax.tree.map(np.asarray, tree)) and back["x"].dtype == tree["x"].dtype
 
 
+def test_a_file_may_have_more_arrays_only_where_a_part_is_asked_for(tmp_path):
+    tree = {"x": jax.numpy.ones((2, 3)), "y": jax.numpy.zeros((2, 1))}
+    arrays = files.streams(tree, devices.arrange(2))
+    files.write_checkpoint(tmp_path / "x.state", {"algorithm": "toy"}, arrays)
+    like = {"x": jax.ShapeDtypeStruct((3,), "float32")}
+    given = (tmp_path / "x.state", "toy", like, 2, range(2))
+    with pytest.raises(UserError, match=r"\['y'\] is left over"):
+        files.read_checkpoint(*given)
+    assert (files.read_checkpoint(*given, partly=True)["x"] == 1.0).all()
+
+
+def test_a_policy_is_written_before_its_state_and_old_states_go_last(tmp_path, monkeypatch):
+    """So a kill never leaves a state without its policy, or a run without a state."""
+    done, write, unlink = [], files.write_checkpoint, Path.unlink
+    monkeypatch.setattr(
+        files, "write_checkpoint", lambda path, *rest: (write(path, *rest), done.append(path.name))
+    )
+    monkeypatch.setattr(
+        Path, "unlink", lambda path, **more: (unlink(path, **more), done.append(f"-{path.name}"))
+    )
+    launch.run(toy, CONFIG, root=tmp_path)
+    saved = [name for name in done if name.strip("-").endswith((".policy", ".state"))]
+    expected = []
+    for point in range(5):
+        expected += [f"{point:06d}.policy", f"{point:06d}.state"]
+        expected += [f"-{point - 2:06d}.state"] * (point >= 2)
+    assert saved == expected
+
+
 # --- a disk that fills up --------------------------------------------------------------------
 
 

@@ -207,6 +207,12 @@ def test_the_best_point_of_players_whose_returns_cancel_is_the_last():
     assert best([[4.0, 4.0], [4.0, 4.0], [4.0, 4.0]]) == best([4.0, 4.0, 4.0]) == 0
 
 
+def test_a_broken_point_is_not_the_best_whatever_its_return():
+    run_dir, history = kept_points(eval_return=[[[1.0]], [[3.0]], [[2.0]]])
+    run_dir.is_finite = lambda point: np.array([point != 1])
+    assert choose_point(run_dir, "best", history, 0) == 2
+
+
 def test_a_function_of_the_history_gives_a_score_for_each_point():
     run_dir, history = kept_points(eval_return=[[[1.0, 9.0]], [[3.0, 8.0]], [[2.0, 7.0]]])
     choose = lambda function: choose_point(run_dir, function, history, 0)
