@@ -13,13 +13,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.core import ClosedJaxpr, Jaxpr
 
 import envs
 from envs import adapter, registry
 from envs.adapter import flat
-from envs.batch import transition
+from envs.batch import limit_name, transition
+from envs.wrappers import TimeLimitState, limit_time
 
-STEPS = 260
+NUM_ENVS, LENGTH, ROLLOUTS = 2, 10, 26
 
 
 class Their(NamedTuple):
@@ -33,6 +35,7 @@ class Their(NamedTuple):
 
 def physics(wrapped, _):
     def step(key, state, action):
+        state = jax.tree.map(lambda x: x, state)  # brax writes into its dictionaries
         state = wrapped.step(state, action)
         return Their(flat(state.obs), state, state.reward, state.done > 0)
 
@@ -48,11 +51,13 @@ def gymnax_like(wrapped, params):
 
 
 def navix(wrapped, _):
+    plain = lambda timestep: timestep.replace(state=timestep.state.replace(cache=None))
+
     def step(key, timestep, action):
         timestep = wrapped._step(timestep, action)
-        return Their(timestep.observation, timestep, timestep.reward, timestep.is_done())
+        return Their(timestep.observation, plain(timestep), timestep.reward, timestep.is_done())
 
-    return wrapped.reset, step
+    return lambda key: plain(wrapped.reset(key)), step
 
 
 def xminigrid(wrapped, _):
@@ -93,7 +98,7 @@ class Case(NamedTuple):
     name: str
     settings: dict
     their: Any
-    ends: str  # expected after STEPS steps or max_steps: an end by the rules, or none
+    ends: str  # a kind of end that must occur, if any does
 
 
 CUBE = "jumanji/RubiksCube-partly-scrambled"  # 20 steps
@@ -101,7 +106,7 @@ CASES = [
     Case("brax", "brax/hopper", {"backend": "spring"}, physics, "terminated"),
     Case("brax", "brax/inverted_pendulum", {"backend": "generalized"}, physics, "terminated"),
     Case("mujoco_playground", "playground/CartpoleBalance", {}, physics, ""),
-    Case("craftax", "craftax/Classic-Symbolic", {"max_timesteps": 120}, gymnax_like, "truncated"),
+    Case("craftax", "craftax/Classic-Symbolic", {"max_timesteps": 40}, gymnax_like, "truncated"),
     Case("navix", "navix/DoorKey-5x5", {}, navix, "truncated"),
     Case("xminigrid", "xminigrid/MiniGrid-DoorKey-5x5", {}, xminigrid, "truncated"),
     Case("jumanji", "jumanji/Snake", {}, jumanji("Snake-v1"), "terminated"),
@@ -124,33 +129,97 @@ def random_action(env, params, key):
     return jax.random.uniform(key, space.shape, minval=space.low, maxval=space.high)
 
 
+class Programs(NamedTuple):
+    """What is compiled of a case: starts of a batch, and ten of its steps."""
+
+    start: Any  # key -> observation, state, whether the states are the library's
+    rollout: Any  # state, keys, params -> state, (ours, theirs, whether the states agree)
+    primitives: set  # of the rollout
+    params: Any
+
+
 @functools.cache
-def side_by_side(index):
-    """Both sides' observations, rewards and ends for STEPS random steps without an end."""
+def programs(index):
+    """Each step of the library's own begins in a state of the adapter's, and so does each reset.
+
+    XLA thus sees the same operations twice and compiles them once, which takes nearly all the time
+    of these tests. All of them use this step, with time limits that are arguments.
+    """
     case, (env, params) = CASES[index], world(index)
     reset, their_step = case.their(env.wrapped, params)
+    batch = envs.batch(env, NUM_ENVS, LENGTH, window=5)
 
-    def step(carry, key):
-        state, theirs = carry
-        key, action_key = jax.random.split(key)
-        action = random_action(env, params, action_key)
-        ours = transition(env, key, state, action, params)
-        theirs = their_step(jax.random.clone(key), theirs, action)
-        observation, state, reward, terminated, truncated, info = ours
-        out = (observation, reward, terminated, truncated, info), (
-            theirs.observation, theirs.reward, theirs.done,
-        )  # fmt: skip
-        return (state, theirs.state), out
+    def start(key):
+        observation, state = batch.reset(key, params)
+        keys = jax.random.split(jax.random.clone(key), batch.depth * NUM_ENVS)
+        flat = jax.tree.map(lambda x: x.reshape(len(keys), *x.shape[2:]), state.starts[1])
+        return observation, state, agree(own_state(flat), jax.vmap(reset)(keys))
 
-    @jax.jit
-    def run(key):
-        reset_key, steps_key = jax.random.split(key)
-        _, state = env.reset_env(reset_key, params)
-        start = state, reset(jax.random.clone(reset_key))
-        return jax.lax.scan(step, start, jax.random.split(steps_key, STEPS))[1]
+    def rollout(state, keys, params):
+        def step(state, key):
+            key, action_key = jax.random.split(key)
+            keys = jax.random.split(action_key, NUM_ENVS)
+            action = jax.vmap(lambda key: random_action(env, params, key))(keys)
+            seen, after, reward, *ends, info = batch.step(key, state, action, params)
+            keys = jax.random.split(jax.random.clone(key), NUM_ENVS)
+            theirs = jax.vmap(their_step)(keys, own_state(state.env), action)
+            ours = seen, info["final_observation"], reward, *ends
+            same = agree(own_state(after.env), theirs.state) | ends[0] | ends[1]
+            return after, (ours, (theirs.observation, theirs.reward, theirs.done), same)
+
+        return jax.lax.scan(step, state, keys)
 
     with jax.debug_key_reuse(False):  # some libraries use a key twice
-        return jax.device_get(run(jax.random.key(1)))
+        start = jax.jit(start).lower(key()).compile()
+        params = jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x)), params)
+        traced = jax.jit(rollout).trace(start(key())[1], jax.random.split(key(), LENGTH), params)
+        return Programs(start, traced.lower().compile(), primitives(traced.jaxpr.jaxpr), params)
+
+
+def own_state(state):
+    """The library's part of an adapter's state."""
+    return state.inner[0] if type(state.inner) is tuple else state.inner  # Jumanji's has a mask
+
+
+def agree(ours, theirs):
+    """Whether two trees are the same in each row."""
+
+    def same(x, y):
+        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+            x, y = map(jax.random.key_data, (x, y))
+        close = jnp.isclose(x, y, rtol=1e-3, atol=1e-5, equal_nan=True)
+        return close.all(tuple(range(1, close.ndim)))
+
+    return jnp.stack(jax.tree.leaves(jax.tree.map(same, ours, theirs))).all(0)
+
+
+def primitives(jaxpr):
+    """Names of all operations, also inside others."""
+    is_program = lambda x: isinstance(x, ClosedJaxpr | Jaxpr)
+    names = {equation.primitive.name for equation in jaxpr.eqns}
+    for equation in jaxpr.eqns:
+        given = jax.tree.leaves([*equation.params.values()], is_leaf=is_program)
+        for inside in filter(is_program, given):
+            names |= primitives(getattr(inside, "jaxpr", inside))
+    return names
+
+
+def key(seed=0):
+    return jax.random.key(seed)
+
+
+@functools.cache
+def side_by_side(index):
+    """Both sides' random steps with the case's own limit: (ours, theirs, agreement)."""
+    start, rollout, _, params = programs(index)
+    with jax.debug_key_reuse(False):
+        _, state, same = start(key(1))
+        assert same.all(), "starts"
+        rows = []
+        for i in range(ROLLOUTS):
+            state, row = rollout(state, jax.random.split(key(i), LENGTH), params)
+            rows.append(jax.device_get(row))
+    return jax.tree.map(lambda *x: np.concatenate(x), *rows)
 
 
 def index(case):
@@ -159,23 +228,23 @@ def index(case):
 
 @pytest.mark.parametrize("case", PARAMS)
 def test_steps_are_the_library_s_own(case):
-    (observation, reward, *_), theirs = side_by_side(index(case))
-    until = int(theirs[2].argmax()) + 1 if theirs[2].any() else STEPS
-    observation, reward = observation[:until].reshape(theirs[0][:until].shape), reward[:until]
-    np.testing.assert_allclose(observation, theirs[0][:until], rtol=1e-3, atol=1e-5)
-    np.testing.assert_allclose(reward, theirs[1][:until], rtol=1e-3, atol=1e-5)
-    assert until > 5 and len(np.unique(observation, axis=0)) > 5  # something happens
+    """Those of a batch, which begins anew, each from one state for both; and the states after."""
+    (_, observation, reward, *_), theirs, same = side_by_side(index(case))
+    observation = observation.reshape(theirs[0].shape)
+    np.testing.assert_allclose(observation, theirs[0], rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(reward, theirs[1], rtol=1e-3, atol=1e-5)
+    assert same.all()
+    assert len(np.unique(observation[:, 0], axis=0)) > 5  # something happens
 
 
 @pytest.mark.parametrize("case", PARAMS)
 def test_an_end_is_the_library_s_and_either_terminated_or_truncated(case):
-    (_, _, terminated, truncated, _), (*_, done) = side_by_side(index(case))
+    (*_, terminated, truncated), (*_, done), _ = side_by_side(index(case))
     assert not (terminated & truncated).any()
-    first = int(done.argmax()) if done.any() else STEPS
-    np.testing.assert_array_equal((terminated | truncated)[: first + 1], done[: first + 1])
+    np.testing.assert_array_equal(terminated | truncated, done)
     flags = {"terminated": terminated, "truncated": truncated}
     if case.ends:
-        assert done.any() and flags[case.ends][first]
+        assert flags[case.ends].any()
     else:
         assert not done.any()
 
@@ -184,46 +253,26 @@ def test_an_end_is_the_library_s_and_either_terminated_or_truncated(case):
 def test_spaces_contain_observations(case):
     env, params = world(index(case))
     space = env.observation_space(params)
-    (observation, *_), _ = side_by_side(index(case))
-    assert observation.shape[1:] == tuple(space.shape) and observation.dtype == space.dtype
-    assert (observation >= np.asarray(space.low)).all()
-    assert (observation <= np.asarray(space.high)).all()
-    assert np.isfinite(observation).all()
+    for observation in side_by_side(index(case))[0][:2]:
+        assert observation.shape[2:] == tuple(space.shape) and observation.dtype == space.dtype
+        assert (observation >= np.asarray(space.low)).all()
+        assert (observation <= np.asarray(space.high)).all()
+        assert np.isfinite(observation).all()
 
 
 @pytest.mark.parametrize("case", PARAMS)
 def test_a_batch_restarts_at_fresh_states_after_the_true_final_observation(case):
-    """The limit is 5 steps, set by the adapter."""
-    env, params = world(index(case))
-    limited, limited_params = envs.make(case.name, **{**case.settings, "max_steps": 5})
-    batch = envs.batch(limited, 3, num_steps=10, window=5)
-
-    def step(carry, key):
-        state, alone = carry
-        action = random_action(env, params, jax.random.clone(key))
-        actions = jnp.broadcast_to(action, (3, *action.shape))
-        after = batch.step(key, state, actions, limited_params)
-        observation, state, _, terminated, truncated, info = after
-        first = jax.random.split(jax.random.clone(key), 3)[0]
-        seen, alone, *_ = transition(env, first, alone, action, params)
-        ends = terminated, truncated
-        return (state, alone), (observation, ends, info["final_observation"], seen)
-
-    @jax.jit
-    def run(key):
-        reset_key, refill_key, steps_key = jax.random.split(key, 3)
-        observation, state = batch.reset(reset_key, limited_params)
-        alone = jax.tree.map(lambda x: x[0], state.env.inner)
-        state = batch.refill(refill_key, state, limited_params)
-        _, steps = jax.lax.scan(step, (state, alone), jax.random.split(steps_key, 10))
-        return observation, steps
-
+    """The limit is 5 steps. The stock of starts is another one than that of the first starts."""
+    env, _ = world(index(case))
+    start, rollout, _, params = programs(index(case))
+    short = params.replace(**{limit_name(env): jnp.int32(5)})
     with jax.debug_key_reuse(False):
-        first, (observation, ends, final, alone) = jax.device_get(run(jax.random.key(2)))
-    terminated, truncated = ends
+        first, state, _ = jax.device_get(start(key(2)))
+        state = state.replace(starts=start(key(3))[1].starts)
+        _, (ours, theirs, _) = rollout(state, jax.random.split(key(4), LENGTH), short)
+    observation, final, _, terminated, truncated = jax.device_get(ours)
     done = terminated | truncated
-    alive = np.cumsum(done[:, 0]) - done[:, 0] == 0  # up to the first end
-    np.testing.assert_allclose(final[alive, 0], alone[alive], rtol=1e-5, atol=1e-6)  # as if alone
+    np.testing.assert_allclose(final.reshape(theirs[0].shape), theirs[0], rtol=1e-5, atol=1e-6)
     assert done.any(0).all() and (truncated[4] == ~terminated[:5].any(0)).all()
     np.testing.assert_array_equal(observation[~done], final[~done])
     assert (observation[done] != final[done]).any()
@@ -233,38 +282,46 @@ def test_a_batch_restarts_at_fresh_states_after_the_true_final_observation(case)
 
 
 @pytest.mark.parametrize("case", PARAMS)
+def test_max_steps_cuts_episodes_and_lifts_the_library_s_limit(case):
+    limit = 10**6
+    env, params = limit_time(*world(index(case)), limit)  # as `envs.make` does
+    assert getattr(params, limit_name(env)) >= limit
+    alone = jax.tree.map(lambda x: x[0], programs(index(case)).start(key())[1].env)
+    for steps, cut in ((limit - 1, False), (limit, True)):
+        assert bool(env.is_truncated(TimeLimitState(alone, jnp.int32(steps)), params)) == cut
+
+
+@pytest.mark.parametrize("case", PARAMS)
 def test_one_program_without_callbacks(case):
-    env, params = world(index(case))
-    with jax.debug_key_reuse(False):
-        state = jax.eval_shape(env.reset_env, jax.random.key(0), params)[1]
-        action = jax.eval_shape(lambda: random_action(env, params, jax.random.key(0)))
-        program = str(
-            jax.make_jaxpr(lambda s, a: env.step_env(jax.random.key(0), s, a, params))(
-                state, action
-            )
-        )
-    assert "callback" not in program
+    names = programs(index(case)).primitives
+    assert len(names) > 5 and not any("callback" in name for name in names)
 
 
 # --- the parameters that may be batched --------------------------------------------------------
 
 
+CRAFTAX = 3
+
+
 @pytest.mark.needs("craftax")
-def test_craftax_takes_batched_parameters():
-    env, params = envs.make("craftax/Classic-Symbolic")
-    limits = jax.vmap(lambda n: params.replace(max_timesteps=n))(jnp.array([1, 3]))
-
-    def ends(params):
-        def step(state, key):
-            *_, terminated, truncated, _ = after = transition(env, key, state, 0, params)
-            return after[1], truncated & ~terminated
-
-        _, state = env.reset_env(jax.random.key(0), params)
-        return jax.lax.scan(step, state, jax.random.split(jax.random.key(1), 3))[1]
-
+def test_craftax_takes_traced_and_batched_parameters():
+    """Limits of 1 and of 3 steps in the program above; batched ones are traced only."""
+    env, params = world(CRAFTAX)
+    start, rollout, _, traced = programs(CRAFTAX)
+    found = []
     with jax.debug_key_reuse(False):
-        found = jax.jit(jax.vmap(ends))(limits)
-    np.testing.assert_array_equal(found, [[True, True, True], [False, False, True]])
+        for limit in (1, 3):
+            short = traced.replace(max_timesteps=jnp.int32(limit))
+            _, (ours, *_) = rollout(start(key())[1], jax.random.split(key(), LENGTH), short)
+            found.append(np.asarray(ours[-1])[:3, 0].tolist())
+        assert found == [[True, True, True], [False, False, True]]
+
+        def ends(params):
+            _, state = env.reset_env(key(), params)
+            return transition(env, key(1), state, 0, params)[4]
+
+        limits = jax.vmap(lambda n: params.replace(max_timesteps=n))(jnp.array([1, 3]))
+        assert jax.eval_shape(jax.vmap(ends), limits).shape == (2,)
 
 
 @pytest.mark.needs("xminigrid")
@@ -330,7 +387,7 @@ PIXELS.append(PARAMS[6])  # Jumanji's pictures, which take a second each
 def test_environments_of_cells_draw_themselves(case):
     env, params = world(index(case))
     with jax.debug_key_reuse(False):
-        _, state = jax.jit(env.reset_env)(jax.random.key(0), params)
+        state = jax.tree.map(lambda x: x[0], programs(index(case)).start(key())[1].env)
         picture = env.render(jax.tree.map(as_array, state), params)
     assert picture.dtype == np.uint8 and picture.ndim == 3 and picture.shape[2] == 3
     assert len(np.unique(picture.reshape(-1, 3), axis=0)) > 2

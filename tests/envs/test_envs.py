@@ -180,6 +180,8 @@ def test_importing_envs_imports_no_environment_library_and_making_one_no_plottin
     code = (
         "import sys, envs\n"
         "assert 'gymnax' not in sys.modules\n"
+        "import envs.jaxmarl\n"
+        "assert 'jaxmarl' not in sys.modules\n"
         "envs.make('CartPole-v1')\n"
         "assert not {'seaborn', 'matplotlib.pyplot', 'pandas'} & set(sys.modules)\n"
         "from gymnax.environments.misc import pong\n"

@@ -1,6 +1,6 @@
 """The adapter for JaxMARL, against JaxMARL's own steps."""
 
-import subprocess
+import functools
 import sys
 import types
 
@@ -18,6 +18,8 @@ pytestmark = pytest.mark.needs("jaxmarl")
 SMAX = ("HeuristicEnemySMAX", {"scenario": "3m"})
 SPREAD = ("MPE_simple_spread_v3", {})
 RIDDLE = ("switch_riddle", {})
+KITCHEN = ("overcooked", {"layout": "cramped_room"})
+SPEAKER = "MPE_simple_speaker_listener_v4"
 STOP = jnp.array([4, 4, 4])
 STAY = jnp.array([4, 4])
 
@@ -26,9 +28,25 @@ def make(name, settings, **more):
     return envs.make(f"jaxmarl/{name}", **settings, **more)
 
 
-def jitted(env, params):
-    """One step without a reset."""
-    return jax.jit(lambda key, state, action: transition(env, key, state, action, params))
+@functools.cache
+def compiled(name, **settings):
+    """The environment, and its compiled reset and step, each with JaxMARL's own results.
+
+    All tests of one environment use these, because XLA takes most of their time.
+    """
+    env, params = make(name, settings)
+
+    def step(key, state, action):
+        inner = state.inner.inner if hasattr(env, "max_steps") else state.inner
+        return both_step(env, params, key, state, inner, action)
+
+    reset = lambda key: (*env.reset_env(key, params), env.wrapped.reset(jax.random.clone(key)))
+    return env, params, jax.jit(reset), jax.jit(step)
+
+
+def random_action(env, params, key):
+    draw = env.action_space(params).sample
+    return jax.vmap(draw)(jax.random.split(key, env.num_agents))
 
 
 def both_step(env, params, key, state, inner, action):
@@ -44,13 +62,17 @@ def assert_same(env, ours, theirs):
     """Compares observations (padded with zeros), rewards and done of a step."""
     observation, _, reward, terminated, truncated, _ = ours
     assert observation.dtype == reward.dtype == jnp.float32
+    assert_padded(env, observation, theirs[0])
+    np.testing.assert_allclose(reward, [theirs[2][agent] for agent in env.agents], rtol=1e-5)
+    assert bool(terminated | truncated) == bool(theirs[3]["__all__"])
+
+
+def assert_padded(env, observation, by_agent):
     for row, agent in zip(np.asarray(observation), env.agents):
-        own = np.asarray(theirs[0][agent])
+        own = np.asarray(by_agent[agent])
         inside = tuple(slice(n) for n in own.shape)
         np.testing.assert_allclose(row[inside], own, rtol=1e-5, atol=1e-6)
         assert np.count_nonzero(row) == np.count_nonzero(own)
-    np.testing.assert_allclose(reward, [theirs[2][agent] for agent in env.agents], rtol=1e-5)
-    assert bool(terminated | truncated) == bool(theirs[3]["__all__"])
 
 
 # --- arrays by agent --------------------------------------------------------------------------
@@ -58,35 +80,23 @@ def assert_same(env, ours, theirs):
 
 @pytest.mark.parametrize(
     "name, settings",
-    [
-        SPREAD,
-        RIDDLE,
-        ("overcooked", {}),
-        ("MPE_simple_speaker_listener_v4", {"action_type": "Continuous"}),
-    ],
+    [SPREAD, RIDDLE, KITCHEN, (SPEAKER, {"action_type": "Continuous", "max_steps": 3})],
 )
 def test_a_step_is_that_of_jaxmarl_for_every_agent(name, settings):
-    env, params = make(name, settings)
-
-    @jax.jit
-    def both(key):
-        reset_key, action_key, step_key = jax.random.split(key, 3)
-        _, inner = env.wrapped.reset(jax.random.clone(reset_key))
-        observation, state = env.reset_env(reset_key, params)
-        action = jax.vmap(env.action_space(params).sample)(
-            jax.random.split(action_key, env.num_agents)
-        )
-        return observation, both_step(env, params, step_key, state, inner, action)
-
-    observation, (ours, theirs) = both(jax.random.key(0))
+    env, params, reset, step = compiled(name, **settings)
+    observation, state, (seen, inner) = reset(jax.random.key(0))
     assert observation.shape == (env.num_agents, *env.observation_space(params).shape)
-    assert_same(env, ours, theirs)
+    assert_padded(env, observation, seen)
+    own = state.inner.inner if hasattr(env, "max_steps") else state.inner
+    jax.tree.map(np.testing.assert_array_equal, own, inner)
+    action = random_action(env, params, jax.random.key(1))
+    assert_same(env, *step(jax.random.key(2), state, action))
 
 
 def test_agents_that_differ_are_padded_and_masked():
-    env, params = make("MPE_simple_speaker_listener_v4", {})
+    env, params, reset, _ = compiled(SPEAKER)
     assert env.observation_space(params).shape == (11,) and env.action_space(params).n == 5
-    observation, state = jax.jit(env.reset_env)(jax.random.key(0), params)
+    observation, state, _ = reset(jax.random.key(0))
     assert not observation[0, 3:].any()
     np.testing.assert_array_equal(
         env.action_mask(state, params), [[True] * 3 + [False] * 2, [True] * 5]
@@ -95,15 +105,14 @@ def test_agents_that_differ_are_padded_and_masked():
 
 def test_dimensions_of_actions_that_an_agent_lacks_are_named_and_do_nothing():
     """This also holds through a wrapper: the speaker has 3 of the listener's 5 dimensions."""
-    continuous = {"action_type": "Continuous"}
-    env, params = make("MPE_simple_speaker_listener_v4", continuous, max_steps=3)
+    env, _, reset, step = compiled(SPEAKER, action_type="Continuous", max_steps=3)
     dimensions = env.action_dimensions
     assert isinstance(dimensions, np.ndarray) and dimensions.dtype == bool
     np.testing.assert_array_equal(dimensions, [[True] * 3 + [False] * 2, [True] * 5])
-    _, state = jax.jit(env.reset_env)(jax.random.key(0), params)
-    step, action = jitted(env, params), jnp.full((2, 5), 0.5)
-    padded = jnp.where(dimensions, action, 0.9)
-    after = [step(jax.random.key(1), state, x) for x in (action, padded, action.at[0, 2].set(0.9))]
+    _, state, _ = reset(jax.random.key(0))
+    action = jnp.full((2, 5), 0.5)
+    given = action, jnp.where(dimensions, action, 0.9), action.at[0, 2].set(0.9)
+    after = [step(jax.random.key(1), state, x)[0] for x in given]
     (observation, _, reward, *_), (same, _, same_reward, *_), (other, *_) = after
     np.testing.assert_array_equal(observation, same)
     np.testing.assert_array_equal(reward, same_reward)
@@ -113,7 +122,8 @@ def test_dimensions_of_actions_that_an_agent_lacks_are_named_and_do_nothing():
 def test_overcooked_keeps_its_images_and_shaped_rewards():
     env, params = make("overcooked", {"layout": "coord_ring"})
     _, state = jax.eval_shape(env.reset_env, jax.random.key(0), params)
-    observation, *_, info = jax.eval_shape(jitted(env, params), jax.random.key(1), state, STAY)
+    step = lambda state: transition(env, jax.random.key(1), state, STAY, params)
+    observation, *_, info = jax.eval_shape(step, state)
     assert observation.shape == (2, 5, 5, 26) and info["shaped_reward"].shape == (2,)
 
 
@@ -200,21 +210,25 @@ def test_smax_terminates_with_a_dead_team_and_is_truncated_by_time(smax, dead, t
 
 
 def test_wins_are_those_of_jaxmarl_s_own_wrapper(smax):
-    """Five cases: nobody, the enemies, the allies or all are dead, or all enemies but one at the
-    limit."""
+    """It is given the results of JaxMARL's step.
+
+    Five cases: nobody, the enemies, the allies or all are dead, or all enemies but one at the
+    limit.
+    """
     from jaxmarl.wrappers.baselines import SMAXLogEnvState, SMAXLogWrapper
 
     env, _, state, step = smax
-    log = jax.jit(SMAXLogWrapper(env.wrapped).step)
     found, expected = [], []
     for dead, time in [([], 5), ([3, 4, 5], 5), ([0, 1, 2], 5), (range(6), 5), ([3, 4], 100)]:
         health = state.inner.state.unit_health.at[jnp.array(list(dead), int)].set(0.0)
         now = units(state, unit_health=health, step=jnp.int32(time))
-        info = step(jax.random.key(1), now, STOP)[0][-1]
+        (*_, info), theirs, _ = step(jax.random.key(1), now, STOP)
         found.append(bool(info["metrics"]["won"]))
         logged = SMAXLogEnvState(now.inner, *[jnp.zeros(3)] * 6)
-        with jax.debug_key_reuse(False):
-            info = log(jax.random.key(1), logged, dict(zip(env.agents, STOP)))[-1]
+        played = types.SimpleNamespace(
+            agents=env.agents, num_agents=3, step=lambda *_, theirs=theirs: theirs
+        )
+        *_, info = SMAXLogWrapper.step.__wrapped__(SMAXLogWrapper(played), None, logged, None)
         expected.append(bool(info["returned_won_episode"].all()))
     assert found == expected == [False, True, False, False, False]
 
@@ -323,37 +337,50 @@ def test_batches_truncate_mpe_and_keep_the_final_observation(vmapped_keys):
     np.testing.assert_array_equal(after[:25], final[:25])
 
 
+def collide(state):
+    """Spread's first two agents touch."""
+    places = state.inner.p_pos
+    return state.replace(inner=state.inner.replace(p_pos=places.at[1].set(places[0] + 0.05)))
+
+
+def meet(state):
+    """SMAX's teams are in reach of each other."""
+    places = getattr(state.inner, "state", state.inner).unit_positions
+    near = places.at[3:].set(places[:3] + 1.0)
+    if hasattr(state.inner, "state"):  # one of the teams belongs to the environment
+        return units(state, unit_positions=near)
+    return state.replace(inner=state.inner.replace(unit_positions=near))
+
+
 @pytest.mark.parametrize(
-    "name, settings, shared",
+    "name, settings, start, shared",
     [
-        (*SPREAD, False),
-        ("MPE_simple_speaker_listener_v4", {}, True),
-        (*RIDDLE, True),
-        (*SMAX, True),
-        ("SMAX", {"scenario": "3m"}, False),
+        (*SPREAD, collide, False),
+        (SPEAKER, {}, None, True),
+        (*RIDDLE, None, True),
+        (*SMAX, meet, True),
+        ("SMAX", {"scenario": "3m"}, meet, False),
     ],
 )
-def test_rewards_are_shared_where_shared_reward_is_true(name, settings, shared):
-    """Checked with random actions, of 16 environments in 60 steps."""
-    env, params = make(name, settings)
-    batch = envs.batch(env, 16, 60)
-
-    def step(state, key):
-        action_key, step_key = jax.random.split(key)
-        shape = 16, env.num_agents, env.action_space(params).n
-        mask = batch.action_mask(state, params)
-        logits = jnp.where(True if mask is None else mask, jnp.zeros(shape), -1e9)
-        action = jax.random.categorical(action_key, logits)
-        _, state, reward, *_ = batch.step(step_key, state, action, params)
-        return state, reward
-
-    @jax.jit
-    def play(key):
-        start, refill, steps = jax.random.split(key, 3)
-        state = batch.refill(refill, batch.reset(start, params)[1], params)
-        return jax.lax.scan(step, state, jax.random.split(steps, 60))[1]
-
-    rewards = np.asarray(play(jax.random.key(0)))
+def test_rewards_are_shared_where_shared_reward_is_true(name, settings, start, shared, request):
+    """Checked with ten random actions, from a start that soon has rewards."""
+    if (name, settings) == SMAX:
+        env, params, state, step = request.getfixturevalue("smax")
+    else:
+        env, params, reset, step = compiled(name, **settings)
+        state = reset(jax.random.key(0))[1]
+    state, rewards = start(state) if start else state, []
+    for i in range(10):
+        action_key, key = jax.random.split(jax.random.key(i))
+        action = random_action(env, params, action_key)
+        if hasattr(env, "action_mask"):
+            mask = env.action_mask(state, params)
+            action = jax.random.categorical(
+                jax.random.clone(action_key), jnp.where(mask, 0.0, -1e9)
+            )
+        _, state, reward, *_ = step(key, state, action)[0]
+        rewards.append(reward)
+    rewards = np.array(rewards)
     assert env.shared_reward == shared and rewards.any()
     assert (rewards == rewards[..., :1]).all() == shared
     if env.team_rewards and not shared:
@@ -388,14 +415,13 @@ def test_these_teams_share_their_rewards_too(name):
 
 def riddle(actions, **settings):
     """The two flags after every step of a game in which the agent in the room takes this action."""
-    env, params = make("switch_riddle", settings)
-    step = jitted(env, params)
-    _, state = jax.jit(env.reset_env)(jax.random.key(0), params)
+    env, _, reset, step = compiled("switch_riddle", **settings)
+    _, state, _ = reset(jax.random.key(0))
     flags = []
     for i, action in enumerate(actions):
         inner = state.inner.inner if hasattr(env, "max_steps") else state.inner
         action = jnp.full(3, 2).at[inner.agent_in_room].set(action)  # others are outside
-        _, state, _, terminated, truncated, _ = step(jax.random.key(i), state, action)
+        _, state, _, terminated, truncated, _ = step(jax.random.key(i), state, action)[0]
         flags.append((bool(terminated), bool(truncated)))
     return flags
 
@@ -488,7 +514,7 @@ def test_smax_shows_shots_at_their_targets(smax, no_display):
 
 def test_spread_shows_agents_where_they_are(no_display, capsys):
     env, params = make("MPE_simple_spread_v3", {}, max_steps=3)
-    _, state = jax.jit(env.env.reset_env)(jax.random.key(0), params)
+    _, state, _ = compiled(*SPREAD[:1])[2](jax.random.key(0))
     far = jnp.array([[-1.5, 1.0], [1.5, 1.0], [0.0, -1.0], [9.0, 9.0], [9.0, 9.0], [9.0, 9.0]])
     at = lambda x: state.replace(inner=state.inner.replace(p_pos=x))
     plain = env.env.env  # within the time limit
@@ -501,12 +527,11 @@ def test_spread_shows_agents_where_they_are(no_display, capsys):
 
 
 def test_overcooked_shows_cooks_what_they_hold_and_the_pot(no_display):
-    env, params = make("overcooked", {"layout": "cramped_room"})
-    step = jitted(env, params)
-    _, state = jax.jit(env.reset_env)(jax.random.key(0), params)
+    env, params, reset, step = compiled(KITCHEN[0], **KITCHEN[1])
+    _, state, _ = reset(jax.random.key(0))
     seen = []
     for i, action in enumerate([4, *ONION]):
-        _, state, *_ = step(jax.random.key(i), state, jnp.array([action, 4]))
+        _, state, *_ = step(jax.random.key(i), state, jnp.array([action, 4]))[0]
         picture = drawn(env, params, state)
         assert picture.shape == (4 * 32, 5 * 32, 3)
         seen.append(picture.reshape(4, 32, 5, 32, 3).swapaxes(1, 2))  # by cell
@@ -568,16 +593,18 @@ def test_a_missing_library_is_named(monkeypatch):
         envs.make("jaxmarl/switch_riddle", num_agents=5)
 
 
-def test_jaxmarl_is_imported_when_asked_for_and_in_silence():
-    code = (
-        "import sys, envs, envs.jaxmarl\n"
-        "assert 'jaxmarl' not in sys.modules\n"
-        "stream = sys.stdout = open(sys.argv[1], 'w')\n"
-        "assert 'switch_riddle' in envs.jaxmarl.names()\n"
-        "assert sys.stdout is stream\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, "/dev/null"], capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == ""
+def test_jaxmarl_is_imported_in_silence(monkeypatch, capsys):
+    """Its modules that print and that replace the standard streams are imported anew.
+
+    test_envs.py shows that nothing imports it before it is asked for.
+    """
+    from envs import jaxmarl
+
+    loud = ("jaxmarl", "jaxmarl.registration", "jaxmarl.environments")
+    for name in list(sys.modules):
+        if name in loud or name.startswith("jaxmarl.environments.mabrax"):
+            monkeypatch.delitem(sys.modules, name)
+    stream = sys.stdout
+    assert "switch_riddle" in jaxmarl._library.__wrapped__().registered_envs
+    assert sys.stdout is stream
+    assert not capsys.readouterr().out
