@@ -9,6 +9,7 @@ on which it takes REFERENCE seconds.
 import os
 import re
 import time
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -88,37 +89,43 @@ def table(seconds: dict[str, float]) -> Iterable[str]:
     yield f"{'all':15} {sum(seconds.values()):7.1f} {sum(BUDGETS.values()):6}"
 
 
+def is_whole(config: pytest.Config, areas: Iterable[str]) -> bool:
+    """Whether a run was that of the whole suite, so that its seconds are worth keeping."""
+    asked = config.option
+    chosen = asked.keyword or asked.changed or asked.markexpr != "not slow"
+    return not chosen and {*AREAS, *WHOLE} <= {*areas}
+
+
 class Seconds:
     """A plugin that adds up seconds in each process, and prints them in the one that ends last."""
 
     def __init__(self, config: pytest.Config):
-        self.config, self.areas = config, {}
+        self.config, self.own, self.all = config, Counter(), Counter()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item):
         start = cpu()
         result = yield
-        area = area_of(item.nodeid)
-        self.areas[area] = self.areas.get(area, 0.0) + cpu() - start
+        self.own[area_of(item.nodeid)] += cpu() - start
         return result
 
     def pytest_sessionfinish(self):
-        if sum(self.areas.values()) > ENOUGH / 8:  # of each of up to eight processes
-            scale = REFERENCE / yardstick()
-            self.areas = {area: scale * seconds for area, seconds in self.areas.items()}
+        """Scales what this process itself has run, which in xdist's first process is nothing."""
+        scale = REFERENCE / yardstick() if self.own.total() > ENOUGH / 8 else 1.0
+        scaled = {area: scale * seconds for area, seconds in self.own.items()}
+        self.all.update(scaled)
         if hasattr(self.config, "workeroutput"):
-            self.config.workeroutput["areas"] = self.areas
+            self.config.workeroutput["areas"] = scaled
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node):
-        for area, seconds in getattr(node, "workeroutput", {}).get("areas", {}).items():
-            self.areas[area] = self.areas.get(area, 0.0) + seconds
+        self.all.update(getattr(node, "workeroutput", {}).get("areas", {}))
 
     def pytest_terminal_summary(self, terminalreporter):
-        if sum(self.areas.values()) < ENOUGH:  # a few tests
+        if self.all.total() < ENOUGH:  # a few tests
             return
         terminalreporter.section("CPU seconds of the yardstick's machine, budget")
-        for line in table(self.areas):
+        for line in table(self.all):
             terminalreporter.line(line)
-        if set(BUDGETS) <= set(self.areas):
-            self.config.cache.set(KEY, self.areas)
+        if is_whole(self.config, self.all):
+            self.config.cache.set(KEY, dict(self.all))

@@ -1,5 +1,7 @@
 """Budgets of CPU seconds, and the measurement of what the tests take."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from tests import seconds
@@ -35,3 +37,28 @@ def test_areas_over_their_budgets_are_named():
 )
 def test_every_test_has_an_area(nodeid, area):
     assert seconds.area_of(nodeid) == area and area in seconds.BUDGETS
+
+
+def test_seconds_of_several_processes_are_scaled_once_and_added_up(monkeypatch):
+    monkeypatch.setattr(seconds, "yardstick", lambda: 2.0 * seconds.REFERENCE)
+    workers = [SimpleNamespace(workeroutput={}) for _ in range(2)]
+    for worker in workers:
+        plugin = seconds.Seconds(worker)
+        plugin.own["ppo"] += 20.0
+        plugin.pytest_sessionfinish()
+    first = seconds.Seconds(SimpleNamespace())
+    for worker in workers:
+        first.pytest_testnodedown(worker)
+    first.pytest_sessionfinish()
+    assert dict(first.all) == {"ppo": 20.0}
+
+
+@pytest.mark.parametrize(
+    "change", [{}, {"keyword": "x"}, {"changed": "HEAD"}, {"markexpr": "slow"}]
+)
+def test_only_a_whole_run_is_kept(change):
+    """It is whole without the files whose libraries are missing, such as alphazero."""
+    asked = {"keyword": "", "changed": None, "markexpr": "not slow"} | change
+    config = SimpleNamespace(option=SimpleNamespace(**asked))
+    assert seconds.is_whole(config, seconds.BUDGETS.keys() - {"alphazero"}) == (not change)
+    assert not seconds.is_whole(config, seconds.BUDGETS.keys() - {"launcher"})
