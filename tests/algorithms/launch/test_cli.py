@@ -22,10 +22,9 @@ from algorithms.launch.commands import cli, flags, presets
 from algorithms.launch.compute import programs
 from algorithms.launch.storage.run_dir import RunDir
 from tests.algorithms.launch import toy
-from tests.algorithms.launch.once import compiled_once
 from tests.broken import untimed
 
-pytestmark = pytest.mark.usefixtures("quick_pictures", "programs_once")
+pytestmark = pytest.mark.usefixtures("quick_pictures", "shared_programs")
 ROOT = Path(__file__).parents[3]
 TOY, PPO = Path(toy.__file__), Path(ppo.__file__)
 POINTS = ("--total-timesteps", "1200", "--num-evals", "120", "--num-seeds", "3")
@@ -63,12 +62,6 @@ def main(capsys, *words, module=toy):
     except SystemExit as stop:
         code = stop.code
     return code, *capsys.readouterr()
-
-
-@pytest.fixture(scope="module")
-def programs_once():
-    with compiled_once():
-        yield
 
 
 @pytest.fixture(scope="session")

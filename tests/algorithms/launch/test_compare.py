@@ -17,16 +17,8 @@ from algorithms.launch.storage import experiment, files
 from algorithms.launch.storage.description import VERSION
 from algorithms.launch.storage.run_dir import RunDir
 from tests.algorithms.launch import toy
-from tests.algorithms.launch.once import compiled_once
 
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_runs():
-    """Drawing and compiling have tests of their own."""
-    with pytest.MonkeyPatch.context() as patch, compiled_once():
-        patch.setattr(plots, "curve", lambda *_: None)
-        patch.setattr(plots, "sweep", lambda *_: None)
-        yield
+pytestmark = pytest.mark.usefixtures("quick_curves", "shared_programs")
 
 
 def trial(final, seed, env="A-v0", algorithm="toy", x=(0, 10, 20), run="r", finite=True, **setting):

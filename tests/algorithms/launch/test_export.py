@@ -15,7 +15,6 @@ from algorithms import ippo, launch, parts, ppo_rnn, sac
 from algorithms.launch.commands import cli
 from algorithms.launch.errors import UserError
 from algorithms.launch.reuse import export
-from algorithms.launch.show import plots
 from tests.algorithms.launch import toy
 
 pytestmark = pytest.mark.needs("flatbuffers")
@@ -91,12 +90,10 @@ def expected(module, config, state, given):
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plots, "curve", lambda metrics, seeds, title, path: path.write_bytes(b"PNG"))
-        config = toy.Config(total_timesteps=100, num_evals=4)
-        run_dir = tmp_path_factory.mktemp("runs") / "run"
-        return launch.run(toy, config, seed=3, num_seeds=3, run_dir=run_dir)
+def run(quick_curves, tmp_path_factory):
+    config = toy.Config(total_timesteps=100, num_evals=4)
+    run_dir = tmp_path_factory.mktemp("runs") / "run"
+    return launch.run(toy, config, seed=3, num_seeds=3, run_dir=run_dir)
 
 
 @pytest.fixture(scope="module")

@@ -16,35 +16,26 @@ import pytest
 
 from algorithms import launch
 from algorithms.launch.errors import UserError
-from algorithms.launch.show import plots
 from algorithms.launch.storage import experiment
 from algorithms.launch.storage.locks import locked
 from algorithms.launch.storage.run_dir import RunDir
 from tests.algorithms.launch import toy
-from tests.algorithms.launch.once import compiled_once
 from tests.algorithms.launch.test_runner import Stop, stop_at
 from tests.broken import ROOT, Case, count_lost, damage, differences, saved, tree, untimed
 
+pytestmark = pytest.mark.usefixtures("quick_curves", "shared_programs")
 CONFIG = toy.Config(total_timesteps=500, num_evals=10)
 WORDS = ["--total-timesteps", "500", "--num-evals", "10", "--num-seeds", "3"]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def quick_curves():
-    """Drawing and compiling have tests of their own."""
-    with pytest.MonkeyPatch.context() as patch, compiled_once():
-        patch.setattr(plots, "curve", lambda *arguments: arguments[-1].write_bytes(b"\x89PNG"))
-        yield
-
-
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
+def whole(quick_curves, shared_programs, tmp_path_factory):
     """The directory of an unbroken run."""
     return launch.run(toy, CONFIG, num_seeds=3, root=tmp_path_factory.mktemp("runs")).run_dir
 
 
 @pytest.fixture(scope="module")
-def killed(tmp_path_factory):
+def killed(quick_curves, shared_programs, tmp_path_factory):
     """That of a run that was killed after its sixth point."""
     run_dir = tmp_path_factory.mktemp("killed") / "run"
     with pytest.raises(Stop):
@@ -156,7 +147,6 @@ def test_the_newest_policy_is_made_again(whole, broken, how):
 
 @pytest.mark.parametrize("how", ["empty", "gone"])
 def test_the_newest_policy_of_a_finished_chunk_is_made_again(tmp_path, monkeypatch, how):
-    monkeypatch.setattr(plots, "sweep", lambda *_: None)
     more = {"max_parallel": 1, "sweep_dir": tmp_path / "sweep"}
     swept = launch.sweep(toy, CONFIG.replace(num_evals=2), {"gamma": [0.5, 0.9]}, **more)
     policy = swept.sweep_dir / "chunk_000" / "checkpoints" / "000002.policy"

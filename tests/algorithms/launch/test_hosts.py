@@ -16,7 +16,6 @@ import pytest
 from algorithms import launch, ppo
 from algorithms.launch.compute import hosts
 from algorithms.launch.errors import UserError
-from algorithms.launch.show import plots
 from algorithms.launch.storage.run_dir import RunDir
 from tests.algorithms.launch import toy
 from tests.algorithms.launch.test_sweeps import PPO, Stop
@@ -81,7 +80,8 @@ def assert_close(sweep_dir, alone):
 
 
 @pytest.mark.slow
-def test_a_killed_run_of_two_processes_goes_on_with_four_and_then_with_one(tmp_path, monkeypatch):
+@pytest.mark.usefixtures("quick_curves")
+def test_a_killed_run_of_two_processes_goes_on_with_four_and_then_with_one(tmp_path):
     two = start(tmp_path, WORDS, processes=2, devices=2)
     wait_for(two[0], " 20% |")
     for process in two:
@@ -105,8 +105,6 @@ def test_a_killed_run_of_two_processes_goes_on_with_four_and_then_with_one(tmp_p
     assert [len(part) for part in chunk.parts(last, "state")] == [2, 2, 1]
     assert chunk.parts(last - 1, "state") and len(chunk.points("state")) <= 3
 
-    monkeypatch.setattr(plots, "curve", lambda *_: None)
-    monkeypatch.setattr(plots, "sweep", lambda *_: None)
     resumed = launch.resume(sweep_dir, module=toy)
     assert not resumed.interrupted
     alone = launch.sweep(toy, CONFIG, {"learning_rate": RATES}, save=False)

@@ -18,7 +18,7 @@ import envs
 from algorithms import alphazero, launch
 from algorithms.launch import match
 from algorithms.launch.errors import UserError
-from algorithms.launch.show import plots, render
+from algorithms.launch.show import render
 from algorithms.launch.storage import loading
 from algorithms.parts import static
 from tests.algorithms.launch import toy
@@ -75,22 +75,19 @@ AGAINST = TINY.replace(env_settings=(("opponent", "random"),))
 
 
 @pytest.fixture(autouse=True)
-def setting(monkeypatch):
-    monkeypatch.setattr(plots, "curve", lambda *given: None)
+def setting(quick_curves, monkeypatch):
     monkeypatch.setattr(loading, "find_module", lambda algorithm: MODULE)
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
+def runs(quick_curves, tmp_path_factory):
     """A run of two trials for both players, and one of a learner against random moves."""
     folder = tmp_path_factory.mktemp("runs")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plots, "curve", lambda *given: None)
-        launch.run(MODULE, TINY, num_seeds=2, run_dir=folder / "both")
-        launch.run(MODULE, AGAINST, seed=5, run_dir=folder / "one")
-        hex_ = TINY.replace(env="pgx/hex", env_settings=(("size", 3),))
-        launch.run(MODULE, hex_, run_dir=folder / "hex")
-        launch.run(MODULE, TINY.replace(env="CartPole-v1"), run_dir=folder / "pole")
+    launch.run(MODULE, TINY, num_seeds=2, run_dir=folder / "both")
+    launch.run(MODULE, AGAINST, seed=5, run_dir=folder / "one")
+    hex_ = TINY.replace(env="pgx/hex", env_settings=(("size", 3),))
+    launch.run(MODULE, hex_, run_dir=folder / "hex")
+    launch.run(MODULE, TINY.replace(env="CartPole-v1"), run_dir=folder / "pole")
     return folder
 
 

@@ -26,7 +26,6 @@ from algorithms.launch.settings import Trials
 from algorithms.launch.show import evaluation, plots, progress, render, results, trackers
 from algorithms.launch.storage import files
 from tests.algorithms.launch import toy
-from tests.algorithms.launch.once import compiled_once
 from tests.probe import RecallState, Reporting
 
 STRIP = 42  # pixels of text above every picture
@@ -432,15 +431,13 @@ def wandb_runs(monkeypatch):
     return runs
 
 
-def test_a_sweep_is_a_group_of_wandb_with_numbers_to_compare(tmp_path, wandb_runs, monkeypatch):
-    monkeypatch.setattr(plots, "curve", lambda *_: None)
-    monkeypatch.setattr(plots, "sweep", lambda *_: None)
+@pytest.mark.usefixtures("quick_curves", "shared_programs")
+def test_a_sweep_is_a_group_of_wandb_with_numbers_to_compare(tmp_path, wandb_runs):
     config = toy.Config(total_timesteps=120, num_evals=4)
     grid = {"learning_rate": [0.1, 0.5], "target_kl": [float("inf")], "num_envs": [5, 6]}
     grid["hidden_sizes"] = [(3, 2)]
     options = {"num_seeds": 2, "halving": 2, "rungs": 2, "track": True}
-    with compiled_once():
-        swept = launch.sweep(toy, config, grid, sweep_dir=tmp_path / "x", **options)
+    swept = launch.sweep(toy, config, grid, sweep_dir=tmp_path / "x", **options)
     assert {run.options["group"] for run in wandb_runs} == {"x"} and len(wandb_runs) == 6
     last = {run.id: run for run in wandb_runs}  # what halving keeps goes on in its run
     assert len(last) == 4 and all(run.finished for run in wandb_runs)
@@ -460,8 +457,8 @@ def test_a_sweep_is_a_group_of_wandb_with_numbers_to_compare(tmp_path, wandb_run
     assert max(steps, key=len) == [0, 30, 60, 90, 120]
 
 
-def test_a_run_of_wandb_per_seed_has_its_own_return(tmp_path, wandb_runs, monkeypatch):
-    monkeypatch.setattr(plots, "curve", lambda *_: None)
+@pytest.mark.usefixtures("quick_curves", "shared_programs")
+def test_a_run_of_wandb_per_seed_has_its_own_return(tmp_path, wandb_runs):
     config = toy.Config(total_timesteps=60, num_evals=2)
     options = {"num_seeds": 2, "track": True, "one_run_per_seed": True}
     result = launch.run(toy, config, run_dir=tmp_path / "x", **options)

@@ -14,17 +14,8 @@ from algorithms.launch.show import plots, results
 from algorithms.launch.show.results import Outcome
 from algorithms.launch.training import loop
 from tests.algorithms.launch import toy
-from tests.algorithms.launch.once import compiled_once
 
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_runs():
-    """Drawing and compiling have tests of their own."""
-    with pytest.MonkeyPatch.context() as patch, compiled_once():
-        patch.setattr(plots, "curve", lambda *_: None)
-        patch.setattr(plots, "sweep", lambda *_: None)
-        yield
-
+pytestmark = pytest.mark.usefixtures("quick_curves", "shared_programs")
 
 RATES = [1e-4, 1e-3, 1e-2]
 DRAWS = {"learning_rate": "log:0.0001:0.01", "gamma": "uniform:0.9:1"}

@@ -22,25 +22,17 @@ from algorithms.launch import settings as configurations
 from algorithms.launch.commands import cli
 from algorithms.launch.compute import devices
 from algorithms.launch.errors import UserError
-from algorithms.launch.show import pace, plots
+from algorithms.launch.show import pace
 from algorithms.launch.storage import experiment, files, loading, losses
 from algorithms.launch.storage.run_dir import RunDir
 from tests.algorithms.launch import toy
-from tests.algorithms.launch.once import compiled_once
 
+pytestmark = pytest.mark.usefixtures("quick_curves", "shared_programs")
 CONFIG = toy.Config(total_timesteps=200, num_evals=4)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def quick_curves():
-    """Drawing and compiling have tests of their own."""
-    with pytest.MonkeyPatch.context() as patch, compiled_once():
-        patch.setattr(plots, "curve", lambda *arguments: arguments[-1].write_bytes(b"\x89PNG"))
-        yield
-
-
 @pytest.fixture(scope="module")
-def run_dir(tmp_path_factory):
+def run_dir(quick_curves, shared_programs, tmp_path_factory):
     """A finished run of three trials with seeds 5 to 7."""
     root = tmp_path_factory.mktemp("runs")
     return launch.run(toy, CONFIG, seed=5, num_seeds=3, root=root).run_dir

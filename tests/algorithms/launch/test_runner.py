@@ -19,7 +19,7 @@ from algorithms.launch import metrics
 from algorithms.launch.compute import devices
 from algorithms.launch.errors import UserError
 from algorithms.launch.settings import Trials
-from algorithms.launch.show import evaluation, pace, plots, trackers
+from algorithms.launch.show import evaluation, pace, trackers
 from algorithms.launch.show.progress import Progress
 from algorithms.launch.show.results import Outcome, Ranked
 from algorithms.launch.storage import experiment
@@ -35,7 +35,7 @@ from tests.algorithms.launch import toy
 from tests.broken import untimed
 from tests.conftest import compiled_as_for_users
 
-pytestmark = pytest.mark.usefixtures("shared_programs")
+pytestmark = pytest.mark.usefixtures("quick_curves", "shared_programs")
 CONFIG = toy.Config(total_timesteps=500, num_evals=10)
 
 
@@ -72,14 +72,6 @@ def assert_same_files(a, b):
     assert [f.name for f in files(a)] == [f.name for f in files(b)]
     for one, other in zip(files(a), files(b), strict=True):
         assert one.read_bytes() == other.read_bytes(), one.name
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_curves():
-    """Drawing would take half of the time, and has tests of its own."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plots, "curve", lambda metrics, seeds, title, path: path.write_bytes(b"PNG"))
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -41,6 +41,7 @@ MODULES = {"ppo": ppo, "sac": sac, "dqn": dqn, "pqn": pqn, "ppo_rnn": ppo_rnn, "
 # and those of the episodes that it evaluates.
 AT_MOST = {"ppo": 10, "sac": 3, "dqn": 3, "pqn": 3, "ppo_rnn": 10, "ippo": 16}
 LESS = {"ppo": 0.7, "sac": 0.5}  # memory of each device; where parameters are most of it, more
+pytestmark = pytest.mark.usefixtures("quick_curves")
 PPO, SAC = CONFIGS["ppo"], CONFIGS["sac"]
 TOY = toy.Config(total_timesteps=200, num_evals=20, num_eval_episodes=1)
 
@@ -51,7 +52,6 @@ def trained(name, seeds=1, **options):
     keep = lambda *args: kept.append(compile_programs(*args)) or kept[-1]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(programs, "compile_programs", keep)
-        patch.setattr(plots, "curve", lambda *_: None)
         options = {"save": False, **options}
         result = launch.run(MODULES[name], CONFIGS[name], num_seeds=seeds, split_envs=4, **options)
     state = jax.tree.map(devices.plain, result.state)
@@ -61,10 +61,10 @@ def trained(name, seeds=1, **options):
 
 def in_process(folder, seeds, names):
     """What the process with four devices does: a run of each file, ppo's once more, and a sweep."""
+    plots.curve = plots.sweep = lambda *_: None
     for name in names:
         there = {"save": True, "run_dir": folder / name, "keep_states": True}
         (folder / f"{name}.pickle").write_bytes(pickle.dumps(trained(name, seeds, **there)))
-    plots.curve = plots.sweep = lambda *_: None
     if seeds == 1 and "ppo" in names:
         again = launch.resume(folder / "ppo", point=1)
         (folder / "again").symlink_to(again.run_dir)
@@ -139,9 +139,8 @@ def test_two_trials_have_two_devices_each(tmp_path, vmapped_keys):
         check_close(name, tmp_path, seeds=2)
 
 
-def test_a_run_goes_on_with_any_number_of_devices(four, monkeypatch, vmapped_keys):
+def test_a_run_goes_on_with_any_number_of_devices(four, vmapped_keys):
     """Exactly with as many as before, else close."""
-    monkeypatch.setattr(plots, "curve", lambda *_: None)
     whole, same = (launch.load(four / run, "last") for run in ("ppo", "again"))
     assert_same(whole.state, same.state)
     other = launch.resume(four / "ppo", point=1)
@@ -151,9 +150,8 @@ def test_a_run_goes_on_with_any_number_of_devices(four, monkeypatch, vmapped_key
 
 
 @pytest.mark.slow
-def test_two_processes_share_a_trial(tmp_path, monkeypatch, vmapped_keys):
+def test_two_processes_share_a_trial(tmp_path, vmapped_keys):
     """Each has two devices; the first one keeps the whole state, with which one device goes on."""
-    monkeypatch.setattr(plots, "curve", lambda *_: None)
     sizes = ROLLOUT | {"hidden_sizes": 8, "update_epochs": 2, "split_envs": 4, "run_dir": "two"}
     words = [w for n, x in sizes.items() for w in (f"--{n.replace('_', '-')}", str(x))]
     processes = start(tmp_path, [*words, "--keep-states"], 2, devices=2, file=ppo.__file__)
