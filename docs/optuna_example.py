@@ -22,8 +22,8 @@ SPACE = {
 TRIALS, BATCH, SEEDS = 40, 8, 4
 
 
-def train(study: optuna.Study) -> bool:
-    """Trains a batch of trials and tells the study what came of them. False after Ctrl-C."""
+def train(study: optuna.Study) -> None:
+    """Trains a batch of trials and tells the study what came of them."""
     trials = [study.ask(SPACE) for _ in range(BATCH)]
     pruned = set()
 
@@ -39,16 +39,20 @@ def train(study: optuna.Study) -> bool:
             raise launch.Stop("pruned")
 
     settings = [trial.params for trial in trials]
-    swept = launch.sweep(ppo, CONFIG, settings=settings, num_seeds=SEEDS, hooks=[prune], save=False)
-    stopped = swept.interrupted and swept.stopped != "pruned"
+    given = {"num_seeds": SEEDS, "hooks": [prune], "save": False}
+    try:
+        swept = launch.sweep(ppo, CONFIG, settings=settings, **given)
+    except BaseException:  # Ctrl-C and SIGTERM, too: a return on the way there is no result
+        for trial in trials:
+            study.tell(trial, state=TrialState.FAIL)
+        raise
     for trial in trials:
         if trial.number in pruned:
             study.tell(trial, state=TrialState.PRUNED)
-        elif stopped or swept.of(trial.params).broken:
+        elif swept.of(trial.params).broken:
             study.tell(trial, state=TrialState.FAIL)
         else:
             study.tell(trial, swept.of(trial.params).score())
-    return not stopped
 
 
 if __name__ == "__main__":
@@ -59,7 +63,8 @@ if __name__ == "__main__":
         sampler=optuna.samplers.TPESampler(constant_liar=True, seed=0),
         pruner=optuna.pruners.MedianPruner(n_startup_trials=BATCH),
     )
-    while len(study.trials) < TRIALS and train(study):
+    while len(study.trials) < TRIALS:
+        train(study)
         best = f"return {study.best_value:.1f} with {study.best_params}"
         print(f"{len(study.trials)} trials, the best: {best}", flush=True)
     pruned = sum(trial.state == TrialState.PRUNED for trial in study.trials)

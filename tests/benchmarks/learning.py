@@ -53,13 +53,11 @@ def train(cell: Cell, first_seed: int, run_dir: Path | None) -> list[dict[str, A
     """Trains all seeds at once, or resumes them. Returns a row for each seed.
 
     Raises:
-      KeyboardInterrupt: Ctrl-C, after the point that was being computed.
+      KeyboardInterrupt, SystemExit: a signal, after the point that was being computed.
     """
     module, config = settings(cell)
     place = {"save": False} if run_dir is None else {"run_dir": run_dir, "resume_if_exists": True}
     result = launch.run(module, config, seed=first_seed, num_seeds=cell.seeds, quiet=False, **place)
-    if result.interrupted:
-        raise KeyboardInterrupt
     returns = mean_returns(result.metrics)
     training = mean_returns(result.metrics, "episode_return")
     made = versions(module, devices.arrange(1))

@@ -104,8 +104,6 @@ def measure(case: Case, first_seed: int, seeds: int, work: Path) -> list[dict[st
     run_dir = work / f"{case.name.replace(', ', '-')}-{first_seed}-{seeds}"
     options = {"run_dir": run_dir, "resume_if_exists": True, "quiet": False}
     result = launch.run(module, config, seed=first_seed, num_seeds=seeds, **options)
-    if result.interrupted:
-        raise KeyboardInterrupt
     found = grid([run_dir], RANGES[case.task], values=VALUES, episodes=EPISODES)
     print(found.text, flush=True)
     made, (cells,) = versions(module, devices.arrange(1)), found.rows

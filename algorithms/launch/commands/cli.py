@@ -6,7 +6,6 @@ import dataclasses
 import gc
 import os
 import shlex
-import signal
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -24,6 +23,7 @@ from algorithms.launch.commands.flags import (
 )
 from algorithms.launch.commands.presets import PRESETS
 from algorithms.launch.compute import devices, hosts
+from algorithms.launch.compute.interrupts import CODES, Terminated
 from algorithms.launch.errors import UserError, unknown
 from algorithms.launch.search import outcomes
 from algorithms.launch.settings import algorithm_name
@@ -44,7 +44,6 @@ from algorithms.launch.training.session import Result
 
 NOT_FINITE = 3  # an exit code, as those below
 NOT_SAVED = 4
-STOPPED = {"SIGINT": 128 + signal.SIGINT, "SIGTERM": 128 + signal.SIGTERM}  # exit codes
 
 
 def main(module: Any, argv: list[str] | None = None) -> None:
@@ -64,11 +63,11 @@ def main(module: Any, argv: list[str] | None = None) -> None:
         code = 2
     except OSError as error:
         code = errors.cut_short(error)
-    except KeyboardInterrupt as interrupt:
+    except (KeyboardInterrupt, Terminated) as interrupt:
         print("\naborted; what was saved stays", file=sys.stderr, flush=True)
         sys.stdout.flush()
         # Not sys.exit, which would wait for the program on the devices.
-        os._exit(128 + (*interrupt.args, signal.SIGINT)[0])
+        os._exit(CODES["SIGTERM" if isinstance(interrupt, Terminated) else "SIGINT"])
     if code:
         sys.exit(code)
 
@@ -262,6 +261,7 @@ def train(module: Any, config: Any, grid: dict[str, Any], flags: Flags) -> int:
     """Trains a new run or sweep, or resumes one."""
     keywords: dict[str, Any] = {name: getattr(flags, name) for name in NAMES}
     keywords |= {"quiet": flags.quiet, "import_seconds": progress.process_age()}
+    keywords["on_signal"] = "return"
     first: dict[str, Any] = {"seed": flags.seed, "num_seeds": flags.num_seeds}
     first |= {"root": flags.run_dir_root, "resume_if_exists": flags.resume_if_exists}
     given = {name: getattr(flags, name) for name in OF_SWEEPS}
@@ -302,11 +302,11 @@ def train(module: Any, config: Any, grid: dict[str, Any], flags: Flags) -> int:
         if result.unsaved:
             return NOT_SAVED
         return NOT_FINITE if result.failed else 0
-    if hosts.is_first():
+    if hosts.is_first() and not result.finished:
         place = result.run_dir if isinstance(result, Result) else result.sweep_dir
         again = f"to go on: python {sys.argv[0]} --resume {shlex.quote(str(place))}"
         errors.tell(again, sys.stdout)
-    return STOPPED.get(result.stopped, 0)
+    return CODES.get(result.stopped, 0)
 
 
 def evaluate(module: Any, flags: Flags, path: str) -> int:

@@ -33,9 +33,10 @@ class Swept(NamedTuple):
     ranked: list[results.Ranked]  # the best setting first, of one environment after another
     sweep_dir: Path | None
     objective: float  # to minimise: minus the best settings' score, by default their mean return
-    stopped: str = ""  # before the end: by SIGINT (Ctrl-C), SIGTERM or what a hook says
+    stopped: str = ""  # by SIGINT (Ctrl-C), SIGTERM or, before the end, what a hook says
     unsaved: str = ""  # what could not be written, as on a full disk
     retested: Sequence[results.Retested] = ()  # the best settings on other seeds, the best first
+    finished: bool = True  # it came to its end, perhaps with a signal in its last point
 
     def __repr__(self) -> str:
         return brief(self)
@@ -83,7 +84,8 @@ def _reached(chunk: Chunk, result: Result) -> float:
 def train_run(chunk: Chunk, options: Options, hooks: Hooks) -> Result:
     """Trains the rest of a run."""
     with Interrupt() as interrupt:
-        return _train_one(Session(chunk, options, hooks), interrupt)
+        result = _train_one(Session(chunk, options, hooks), interrupt)
+    return result._replace(stopped=interrupt.heard() or result.stopped)
 
 
 class Standing:
@@ -177,7 +179,8 @@ def train_sweep(stages: Stages, chunks: list[Chunk], options: Options, hooks: Ho
             stopped = _train_stage(standing, stage, mine, options, hooks, interrupt)
             if stopped:
                 break
-    return _swept(standing, stopped)
+        swept = _swept(standing, stopped)
+    return swept._replace(stopped=interrupt.heard() or swept.stopped)
 
 
 def _lack_states(chunks: Sequence[Chunk], stage: int) -> bool:
@@ -240,7 +243,8 @@ def _swept(standing: Standing, stopped: str) -> Swept:
     judged = [one.again for one in again] or ranked
     best = [those[0].score(wanted) for those in results.by_environment(judged).values()]
     objective = -float(np.mean(best)) if ranked else float("inf")
-    return Swept(trials, ranked, path, objective, stopped, "; ".join(unsaved), again)
+    ends = (stopped, "; ".join(unsaved), again, not stopped)
+    return Swept(trials, ranked, path, objective, *ends)
 
 
 def _train_one(session: Session, interrupt: Interrupt) -> Result:

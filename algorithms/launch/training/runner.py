@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, cast
 
 from algorithms.launch import objectives, settings
 from algorithms.launch.compute import devices, hosts, population, split
-from algorithms.launch.compute.interrupts import in_background
-from algorithms.launch.errors import UserError
+from algorithms.launch.compute.interrupts import CODES, ended_by, in_background
+from algorithms.launch.errors import UserError, tell
 from algorithms.launch.reuse import initial
 from algorithms.launch.search import grids, outcomes, populations
 from algorithms.launch.search.distributions import Choice, Distribution
@@ -54,6 +54,7 @@ def run(
     root: Path | str = "runs",
     save: bool = True,
     hooks: Hooks = (),
+    on_signal: str = "raise",
     quiet: bool = True,
     import_seconds: float = 0.0,
     **options: Any,
@@ -69,6 +70,8 @@ def run(
       save: False writes no files.
       hooks: called in turn at every point of the learning curve, after it was saved. One that
         raises `launch.Stop` ends the run after that point.
+      on_signal: "raise" ends the caller, too, once everything is saved; "return" gives the result
+        of what was trained, whose `stopped` is "SIGINT" (Ctrl-C) or "SIGTERM".
       quiet: show no progress.
       import_seconds: spent so far, for the closing line.
       **options: fields of `Options`; also init_from, a run or a sweep of this algorithm at whose
@@ -79,11 +82,14 @@ def run(
     Raises:
       UserError: a setting that cannot work (among them the ValueErrors of `make_train`), or
         a run_dir that exists. Where several processes train together it ends all of them.
+      KeyboardInterrupt: after Ctrl-C, also in the last point; it names the directory.
+      SystemExit: with the code 143, after SIGTERM; likewise.
     """
+    _check_on_signal(on_signal)
     place = Place(run_dir, resume_if_exists, root, save)
     view, seeds = Progress(quiet, import_seconds), range(seed, seed + num_seeds)
     result = _begin(module, config, None, seeds, place, hooks, view, options)
-    return cast(Result, result)
+    return cast(Result, _heeded(result, on_signal))
 
 
 def sweep(
@@ -109,6 +115,7 @@ def sweep(
     root: Path | str = "runs",
     save: bool = True,
     hooks: Hooks = (),
+    on_signal: str = "raise",
     quiet: bool = True,
     import_seconds: float = 0.0,
     **options: Any,
@@ -142,12 +149,14 @@ def sweep(
       memory_limit: bytes of each device to use, in place of nine tenths of what there is.
       sweep_dir: the directory to make; by default one named after the sweep, below `root`.
       resume_if_exists: go on with the sweep in sweep_dir if it is there; it must be this one.
-      save, hooks, quiet, import_seconds, **options: as of `run`; a hook sees one chunk at a time,
-        and one that raises `launch.Stop` ends the sweep.
+      save, hooks, on_signal, quiet, import_seconds, **options: as of `run`; a hook sees one chunk
+        at a time, and one that raises `launch.Stop` ends the sweep.
 
     Raises:
       UserError: a setting that cannot work, in any of the programs, before the first one runs.
+      KeyboardInterrupt, SystemExit: as `run`.
     """
+    _check_on_signal(on_signal)
     module = sys.modules[module.__module__] if inspect.isfunction(module) else module
     asked = grids.Asked(
         grid=dict(grid or {}),
@@ -164,7 +173,7 @@ def sweep(
     place = Place(sweep_dir, resume_if_exists, root, save)
     view, seeds = Progress(quiet, import_seconds), range(seed, seed + num_seeds)
     result = _begin(module, config, asked, seeds, place, hooks, view, options)
-    return cast(Swept, result)
+    return cast(Swept, _heeded(result, on_signal))
 
 
 def pbt(
@@ -186,6 +195,7 @@ def pbt(
     root: Path | str = "runs",
     save: bool = True,
     hooks: Hooks = (),
+    on_signal: str = "raise",
     quiet: bool = True,
     import_seconds: float = 0.0,
     **options: Any,
@@ -207,11 +217,14 @@ def pbt(
       copy_buffer: copies take the replay buffer and the environments of the member they copy.
       periods: several numbers make subpopulations that evolve after so many rounds (MF-PBT).
       seed, num_seeds: of the populations.
-      run_dir, resume_if_exists, root, save, hooks, quiet, import_seconds, **options: as of `run`.
+      run_dir, resume_if_exists, root, save, hooks, on_signal, quiet, import_seconds, **options: as
+        of `run`.
 
     Raises:
       UserError: as of `run`; what is no range; a float that matters at the start of a run alone.
+      KeyboardInterrupt, SystemExit: as `run`.
     """
+    _check_on_signal(on_signal)
     config = config.replace(num_evals=rounds)
     wanted = populations.asked(
         config,
@@ -238,10 +251,9 @@ def pbt(
     seeds = range(seed, seed + num_seeds)
     whole = population.Population(module, wanted)
     result = _begin(whole, config, None, seeds, place, hooks, view, options)
-    return cast(Result, result)
+    return cast(Result, _heeded(result, on_signal))
 
 
-@hosts.together()
 def resume(
     path: Path | str,
     *,
@@ -250,6 +262,7 @@ def resume(
     total_timesteps: int | None = None,
     point: int | str = "last",
     hooks: Hooks = (),
+    on_signal: str = "raise",
     quiet: bool = True,
     import_seconds: float = 0.0,
     **options: Any,
@@ -268,13 +281,55 @@ def resume(
       point: "last", or the number of a point whose whole state was kept; continuing from an earlier
         point makes a new run in its own directory. A sweep continues as it was, so total_timesteps
         and point are for its chunks alone.
-      hooks, quiet, import_seconds: as for `run`.
+      hooks, on_signal, quiet, import_seconds: as for `run`.
       **options: fields of `Options` that are to change.
 
     Raises:
       UserError: there is no such run or point, it is damaged, a setting cannot work, or another
         process trains there.
+      KeyboardInterrupt, SystemExit: as `run`.
     """
+    _check_on_signal(on_signal)
+    view = Progress(quiet, import_seconds)
+    result = _resume(path, module, env, total_timesteps, point, hooks, view, options)
+    return _heeded(result, on_signal)
+
+
+def _check_on_signal(on_signal: str) -> None:
+    if on_signal not in ("raise", "return"):
+        raise UserError(f"on_signal={on_signal!r}: give 'raise' or 'return'")
+
+
+def _heeded(result: Result | Swept, on_signal: str) -> Result | Swept:
+    """The result, unless a signal is to end the caller.
+
+    Raises:
+      KeyboardInterrupt, Terminated: a signal came, and on_signal is "raise".
+    """
+    if on_signal == "return" or result.stopped not in CODES:
+        return result
+    where = result.run_dir if isinstance(result, Result) else result.sweep_dir
+    saved = f"saved in {where}" if where else "nothing is saved (save=False)"
+    saved = f"not saved: {result.unsaved}; the rest is in {where}" if result.unsaved else saved
+    again = f"; launch.resume({str(where)!r}) goes on" if where and not result.finished else ""
+    error = ended_by(result.stopped, f"{result.stopped}: {saved}{again}")
+    if isinstance(error, SystemExit) and hosts.is_first():  # Python shows no text of it
+        tell(str(error), sys.stderr)
+    raise error
+
+
+@hosts.together()
+def _resume(
+    path: Path | str,
+    module: Any,
+    env: Any,
+    total_timesteps: int | None,
+    point: int | str,
+    hooks: Hooks,
+    view: Progress,
+    options: dict[str, Any],
+) -> Result | Swept:
+    """`resume`, whatever the signals."""
     check_hooks(hooks)
     with contextlib.ExitStack() as locks:
         there = experiment.open(path)
@@ -296,7 +351,6 @@ def resume(
         chosen = options_of(there.description, options)
         module = split.of(module, chosen.split_envs)
         locks.enter_context(locked(there.path))
-        view = Progress(quiet, import_seconds)
         chunks = starts.chunks_of(there, module, env, wanted, view)
         notes: list[str] = []
         if total_timesteps is not None and longer:
@@ -387,9 +441,8 @@ def _begin(
         described = describe(module, config, groups[0].trials, chosen)
     if there is not None:
         _check_same(there, module, described)
-        given: dict[str, Any] = {"hooks": hooks, "quiet": view.quiet, **chosen.to_json()}
-        env, spent = None if isinstance(config.env, str) else config.env, view.seconds["import"]
-        return resume(there, module=module, env=env, import_seconds=spent, **given)
+        env = None if isinstance(config.env, str) else config.env
+        return _resume(there, module, env, None, "last", hooks, view, chosen.to_json())
     largest = max(group.trials.count for group in groups)
     at_once = min(asked.max_parallel or largest, largest)
     if not devices.use_cores(at_once * chosen.split_envs, config):

@@ -43,8 +43,9 @@ class Result(NamedTuple):
     # To minimise: minus the mean return at the last point; inf if a trial is not finite.
     objective: float
     is_finite: np.ndarray  # whether a trial's policy and losses always were, (num_trials,)
-    stopped: str = ""  # before the last point: by SIGINT (Ctrl-C), SIGTERM or what a hook says
+    stopped: str = ""  # by SIGINT (Ctrl-C), SIGTERM or, before the last point, what a hook says
     unsaved: str = ""  # what could not be written, as on a full disk
+    finished: bool = True  # it came to its last point, perhaps with a signal in it
 
     def __repr__(self) -> str:
         return brief(self)
@@ -255,7 +256,8 @@ class Session:
         if not is_finite.all():  # a broken policy still plays: by chance better than an honest one
             objective = np.inf
         unsaved = record.losses.in_words()
-        return Result(state, metrics, record.path, objective, is_finite, stopped, unsaved)
+        ends = (stopped, unsaved, not stopped)
+        return Result(state, metrics, record.path, objective, is_finite, *ends)
 
     def _is_finite(self, states: Any) -> np.ndarray:
         """Whether all numbers of a trial's policy are, (num_trials,), in all processes."""

@@ -2,6 +2,7 @@
 
 import importlib.util
 import math
+import signal
 import sys
 from pathlib import Path
 
@@ -217,17 +218,48 @@ def test_the_example_trains_batches_and_ends_those_that_are_pruned(monkeypatch):
         sampler=optuna.samplers.RandomSampler(seed=0),
         pruner=optuna.pruners.NopPruner(),
     )
-    assert example.train(study) and len(study.trials) == example.BATCH
+    example.train(study)
+    assert len(study.trials) == example.BATCH
     for trial in study.trials:
         one = swept[0].of(trial.params)
         assert trial.value == one.mean and len(one.trials) == 2
         curve = np.mean([seed.returns for seed in one.trials], axis=0)
         assert list(trial.intermediate_values.values()) == pytest.approx(curve.tolist())
     study.pruner = optuna.pruners.ThresholdPruner(lower=1e9, n_warmup_steps=2)
-    assert example.train(study) and swept[1].stopped == "pruned"
+    example.train(study)
+    assert swept[1].stopped == "pruned"
     pruned = study.trials[example.BATCH :]
     assert {trial.state.name for trial in pruned} == {"PRUNED"}
     assert {max(trial.intermediate_values) for trial in pruned} == {2}
+
+
+@pytest.mark.needs("optuna")
+@pytest.mark.parametrize(
+    "number, kind", [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)]
+)
+@pytest.mark.parametrize("index", [1, CONFIG.num_evals])
+def test_a_signal_ends_the_example_and_books_no_half_trained_trial(
+    monkeypatch, number, kind, index
+):
+    import optuna
+
+    def report(trial, value, step):
+        if step == index and trial.number == 0:
+            signal.raise_signal(number)
+
+    example = load_example()
+    space = {"learning_rate": optuna.distributions.FloatDistribution(0.1, 0.5)}
+    for name, value in {"ppo": toy, "CONFIG": CONFIG, "SPACE": space, "SEEDS": 1}.items():
+        monkeypatch.setattr(example, name, value)
+    monkeypatch.setattr(optuna.Trial, "report", report)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs ignore it
+    study = optuna.create_study(pruner=optuna.pruners.NopPruner())
+    try:
+        with pytest.raises(kind):
+            example.train(study)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert [trial.state.name for trial in study.trials] == ["FAIL"] * example.BATCH
 
 
 def load_example():

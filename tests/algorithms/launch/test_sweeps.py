@@ -422,7 +422,17 @@ def test_a_sweep_killed_before_it_began_is_none(tmp_path):
         launch.resume(tmp_path / "x", module=toy)
 
 
-def test_ctrl_c_before_the_first_point_aborts_and_leaves_nothing(tmp_path, monkeypatch):
+@pytest.fixture
+def heeds_ctrl_c():
+    """A shell's background jobs, these tests among them, may ignore Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_before_the_first_point_aborts_and_leaves_nothing(
+    tmp_path, monkeypatch, heeds_ctrl_c
+):
     begin = record.Record.begin
 
     def interrupted(self):
@@ -430,21 +440,18 @@ def test_ctrl_c_before_the_first_point_aborts_and_leaves_nothing(tmp_path, monke
         os.kill(os.getpid(), signal.SIGINT)
 
     monkeypatch.setattr(record.Record, "begin", interrupted)
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs ignore it
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            launch.sweep(toy, CONFIG, GRID, sweep_dir=tmp_path / "x")
-    finally:
-        signal.signal(signal.SIGINT, before)
+    with pytest.raises(KeyboardInterrupt):
+        launch.sweep(toy, CONFIG, GRID, sweep_dir=tmp_path / "x")
     assert not list(tmp_path.iterdir()), "the same command may be given again"
 
 
-def test_ctrl_c_stops_the_sweep_and_not_the_chunk_alone(tmp_path, capsys):
+def test_ctrl_c_stops_the_sweep_and_not_the_chunk_alone(tmp_path, capsys, heeds_ctrl_c):
     def interrupt(seen):
         if seen.index == 2:
             os.kill(os.getpid(), signal.SIGINT)
 
     keywords = {"max_parallel": 4, "sweep_dir": tmp_path / "x", "quiet": False}
+    keywords["on_signal"] = "return"
     stopped = launch.sweep(toy, CONFIG, GRID, hooks=[interrupt], **keywords)
     assert stopped.interrupted and len(stopped.trials) == 3
     assert {row["timestep"] for row in table(tmp_path / "x")} == {"100"}
