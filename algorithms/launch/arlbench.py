@@ -25,7 +25,7 @@ import numpy as np
 from algorithms.launch import compare
 from algorithms.launch.errors import UserError, refusing
 from algorithms.launch.show import results
-from algorithms.launch.storage import experiment
+from algorithms.launch.storage import experiment, files
 
 NEAREST = 5  # settings of the landscape that stand for one of the sweep
 BINS = 4  # of a field with more values than that
@@ -260,7 +260,7 @@ def beside(sweep: Path | str, landscapes: Path | str) -> str:
         if algorithm not in FIELDS or environment not in ENVIRONMENTS:
             continue
         name = f"{ENVIRONMENTS[environment]}_{algorithm}.csv"
-        file = Path(landscapes)
+        file = files.local(landscapes)
         file = file / name if file.is_dir() else file
         wanted.append(name)
         if file.name == name and file.exists():

@@ -66,8 +66,9 @@ def compare(
       UserError: a directory has no run, no metrics yet or not this one, or the picture exists.
     """
     picture = files.new("out", out, ".png")
-    given = dict.fromkeys(Path(run).resolve() for run in runs)
-    names = {Path(run).resolve(): Path(run) for run in runs}
+    paths = [files.local(run) for run in runs]
+    given = dict.fromkeys(path.resolve() for path in paths)
+    names = {path.resolve(): path for path in paths}
     read = _completed([run for path in given for run in _with_metrics(names[path])])
     metric = _metric(read, metric)
     trials = [trial for run in read for trial in _trials(run, metric)]

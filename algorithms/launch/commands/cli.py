@@ -28,7 +28,7 @@ from algorithms.launch.errors import UserError, unknown
 from algorithms.launch.search import outcomes
 from algorithms.launch.settings import algorithm_name
 from algorithms.launch.show import progress
-from algorithms.launch.storage import experiment, loading
+from algorithms.launch.storage import experiment, files, loading
 from algorithms.launch.storage.description import read_description
 from algorithms.launch.storage.versions import kit
 from algorithms.launch.training import runner
@@ -140,7 +140,7 @@ def defaults(module: Any, argv: list[str]) -> tuple[Any, Flags]:
     if source == "preset":
         return preset(module, value), Flags()
     names_env = any(word.partition("=")[0] == "--env" for word in argv)
-    return from_run(module, source, Path(value), names_env)
+    return from_run(module, source, files.local(value), names_env)
 
 
 def preset(module: Any, name: str) -> Any:

@@ -21,6 +21,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from algorithms.launch.errors import UserError
+from algorithms.launch.storage import files
 from algorithms.launch.storage.versions import kit, licence
 
 KIT = Path(__file__).parents[3]
@@ -60,7 +61,7 @@ def write(file: Path, directory: Path) -> list[Path]:
       UserError: a file or package of that name is there, or something cannot be copied; nothing
         has been written then.
     """
-    target = directory / file.name
+    target = files.local(directory) / file.name
     if is_taken(target):
         raise UserError(f"{target} exists: a copy overwrites nothing")
     contents, wanted = _chosen(file, directory)

@@ -66,7 +66,7 @@ def export(
     if importlib.util.find_spec("flatbuffers") is None:
         raise UserError("an export needs flatbuffers: pip install flatbuffers")
     if file is not None:
-        _check_new(Path(file))
+        _check_new(files.local(file))
     there = experiment.open(run_dir)
     if trial is None and not there.is_sweep:
         trial = best_of_run(there.run_dir(), "best" if callable(point) else point)

@@ -52,7 +52,7 @@ def asked(values: dict[str, Any]) -> Initial | None:
     """
     given = {name.removeprefix("init_"): value for name, value in values.items()}
     run = given.pop("from", None)
-    wanted = Initial(str(Path(run).resolve()) if run else "", **given)
+    wanted = Initial(str(files.local(run).resolve()) if run else "", **given)
     if run is None:
         defaults = Initial._field_defaults
         others = [f"init_{name}" for name in given if getattr(wanted, name) != defaults[name]]

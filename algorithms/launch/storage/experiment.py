@@ -198,7 +198,7 @@ def _listed(
 
 
 def is_sweep(path: Path | str) -> bool:
-    return (Path(path) / SWEEP).exists()
+    return (files.local(path) / SWEEP).exists()
 
 
 def is_there(path: Path | str, sweeps: bool) -> bool:
@@ -213,7 +213,7 @@ def open(path: Path | str) -> Experiment:
     Raises:
       UserError: neither a run nor a sweep, or one of another version of the kit.
     """
-    path = Path(path)
+    path = files.local(path)
     if not is_sweep(path):
         description = read_description(path / "config.json")
         return Experiment(

@@ -15,6 +15,7 @@ that a state needs no second place in memory. Whatever was changed or cut off is
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,6 +29,27 @@ from algorithms.launch.errors import UserError
 
 MAGIC = b"RL checkpoint 2\n"
 BLOCK = 2**20  # bytes read at a time for a checksum
+
+REMOTE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # one slash, as Path leaves of gs://bucket
+
+
+def local(path: Path | str) -> Path:
+    """The path that a user gives, which must be one of this machine's file system.
+
+    Raises:
+      UserError: a URL, of which open and mkdir would make a folder `gs:`, or a ~ that no shell has
+        replaced.
+    """
+    text = os.fspath(path)
+    if REMOTE.match(text):
+        raise UserError(
+            f"{text} is no local path: give one, and copy the directory, as with `gcloud storage "
+            "rsync` or `aws s3 sync` (docs/command-line.md, Copy runs to a bucket)"
+        )
+    if (whole := os.path.expanduser(text)) != text:
+        raise UserError(f"{text}: a shell replaces ~ only at the start of a word: give {whole}")
+    return Path(path)
+
 
 # --- whole or not at all ---------------------------------------------------------------------
 
@@ -297,7 +319,7 @@ def new(flag: str, name: Path | str | None, suffix: str) -> Path | None:
     """
     if name is None:
         return None
-    path = Path(name)
+    path = local(name)
     if path.suffix != suffix:
         raise UserError(f"--{flag} {path}: give the name of a {suffix}")
     if path.exists():

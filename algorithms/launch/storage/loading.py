@@ -16,7 +16,7 @@ from algorithms.launch.errors import UserError
 from algorithms.launch.metrics import Metrics, mean_returns, over_episodes, players, stack
 from algorithms.launch.settings import Trials
 from algorithms.launch.show.brief import brief
-from algorithms.launch.storage import experiment
+from algorithms.launch.storage import experiment, files
 from algorithms.launch.storage.run_dir import RunDir
 from envs import games, registry
 
@@ -273,7 +273,7 @@ def load_player(run_dir: Path | str, point: int | str | Callable, trial: int) ->
 
 
 def _check_side(run_dir: Path | str) -> None:
-    if not Path(run_dir).is_dir():
+    if not files.local(run_dir).is_dir():
         raise UserError(f"{run_dir} is no directory: give that of a run, or random")
 
 

@@ -414,6 +414,8 @@ def _begin(
     options: dict[str, Any],
 ) -> Result | Swept:
     """A sweep, or without `asked` a run: one group of trials, which train at once."""
+    for path in (place.path, place.root) if place.save else ():
+        files.local(path or "")
     chosen, is_sweep = make_options(options), asked is not None
     there = place.path if place.resume_if_exists and place.save else None
     if there is not None and not experiment.is_there(there, is_sweep):
