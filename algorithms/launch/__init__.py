@@ -1,7 +1,7 @@
 """The launcher of an algorithm file: flags, devices, progress, logs, checkpoints, plots, GIFs.
 
     launch.main(sys.modules[__name__])                   # the command line of an algorithm file
-    result = launch.run(ppo, ppo.Config(), num_seeds=4)  # the same from Python
+    result = launch.run(ppo, ppo.Config(), quiet=False)  # the same from Python, with its progress
     result = launch.resume("runs/...")                   # goes on where a run or sweep stopped
     loaded = launch.load("runs/...", point="best")       # config, state and policy of a run
     launch.export("runs/...", "policy.zip")              # a file that acts without the kit

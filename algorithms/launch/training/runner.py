@@ -72,7 +72,7 @@ def run(
         raises `launch.Stop` ends the run after that point.
       on_signal: "raise" ends the caller, too, once everything is saved; "return" gives the result
         of what was trained, whose `stopped` is "SIGINT" (Ctrl-C) or "SIGTERM".
-      quiet: show no progress.
+      quiet: say nothing; False prints what the command line prints, its progress among it.
       import_seconds: spent so far, for the closing line.
       **options: fields of `Options`; also init_from, a run or a sweep of this algorithm at whose
         policy every trial begins, with the rest of its state new: init_point ("last", "best" or a

@@ -16,6 +16,7 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from algorithms import crossq, dqn, launch, ppo, ppo_vtrace, reinforce
 from algorithms.launch import metrics
+from algorithms.launch.commands import cli
 from algorithms.launch.compute import devices
 from algorithms.launch.errors import UserError
 from algorithms.launch.settings import Trials
@@ -89,6 +90,22 @@ def test_one_trial_is_exactly_a_call_of_train():
     assert_same((result.state, of_one_trial(result.metrics)), (state, metrics))
     assert result.run_dir is None and not result.interrupted
     assert result.objective == -np.mean(metrics["eval_return"][-1])
+
+
+def test_it_prints_what_the_command_line_prints_where_that_is_asked_for(tmp_path, capsys):
+    def shown():
+        out, err = capsys.readouterr()
+        return re.sub(r"\d+(\.\d+)?[kM]? (steps/s|s)\b|\d+s left|x/\w+", "#", out), err
+
+    words = ["--total-timesteps", "500", "--num-evals", "10", "--num-seeds", "2", "--run-dir"]
+    cli.main(toy, [*words, str(tmp_path / "x" / "one")])
+    expected, given = shown(), {"num_seeds": 2, "run_dir": tmp_path / "x" / "two"}
+    launch.run(toy, CONFIG, quiet=False, **given)
+    assert shown() == expected and " 50% | step 250 | evaluation return" in expected[0]
+    launch.run(toy, CONFIG, num_seeds=2, save=False)
+    assert shown() == ("", "")
+    example = launch.__doc__.partition("launch.run(")[2].partition("\n")[0]
+    assert "quiet=False" in example, "the first example is not silent"
 
 
 def test_trials_are_exactly_the_vmapped_train(whole):
