@@ -126,9 +126,9 @@ def _retested(study: Study, best: Retested) -> str:
 
 def _mattered(found: Importance, luck: float) -> str:
     name, share = next(iter(found.shares.items()))
-    of = "of the variance between settings" if found.of_variance else "of the importance"
+    of = "of the variance between settings"
     says = f"{name}, with {percent(share)} {of}."
-    if found.of_variance and share < UNCLEAR:
+    if share < UNCLEAR:
         says = f"No setting clearly: the first of them, {name}, has {percent(share)} {of}."
     if luck > NOISY:
         says += f" Seeds alone make about {percent(luck)}, so this may be luck."

@@ -99,18 +99,14 @@ def edge(study: Study, axis: Axis) -> str:
 
 def _says_one(study: Study, axis: Axis, means: np.ndarray, found: Importance) -> str:
     share = found.shares.get(axis.name)
-    says = ""
-    if share is not None and found.of_variance:
-        says = f"{axis.name} explains {percent(share)} of the variance; "
-    elif share is not None:
-        says = f"{axis.name} has {percent(share)} of the importance; "
+    says = f"{axis.name} explains {percent(share)} of the variance; " if share is not None else ""
     if not np.isfinite(means).any():
         return f"No value of {axis.name} gave a score."
     top, low = int(np.nanargmax(means)), int(np.nanargmin(means))
     if means[top] - means[low] <= 0:
         return f"Every value of {axis.name} scores {number(means[top])} on average."
     best, worst = axis.levels[top], axis.levels[low]
-    if share is not None and found.of_variance and share < UNCLEAR:
+    if share is not None and share < UNCLEAR:
         return (
             f"{says}its means lie between {number(means[low])} ({worst.text}) and "
             f"{number(means[top])} ({best.text}), which is no clear difference."
