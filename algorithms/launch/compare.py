@@ -23,9 +23,8 @@ from algorithms.launch.compute import population
 from algorithms.launch.errors import UserError, refusing, warn
 from algorithms.launch.metrics import Metrics, stack
 from algorithms.launch.report import sensitivity
-from algorithms.launch.search import outcomes
 from algorithms.launch.show import comparison, plots, results
-from algorithms.launch.storage import experiment, files, loading
+from algorithms.launch.storage import experiment, files, loading, outcomes
 from algorithms.launch.storage.run_dir import RunDir
 
 METRICS = {"eval_return": "evaluation return", "episode_return": "training return"}

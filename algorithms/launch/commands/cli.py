@@ -25,10 +25,9 @@ from algorithms.launch.commands.presets import PRESETS
 from algorithms.launch.compute import devices, hosts
 from algorithms.launch.compute.interrupts import CODES, Terminated
 from algorithms.launch.errors import UserError, unknown
-from algorithms.launch.search import outcomes
 from algorithms.launch.settings import algorithm_name
 from algorithms.launch.show import progress
-from algorithms.launch.storage import experiment, files, loading
+from algorithms.launch.storage import experiment, files, loading, outcomes
 from algorithms.launch.storage.description import read_description
 from algorithms.launch.storage.versions import kit
 from algorithms.launch.training import runner

@@ -2,7 +2,6 @@
 
 grids          the settings of a sweep
 distributions  `launch.Uniform`, `launch.Choice` and so on
-outcomes       the results of a sweep, read back
 studies        a sweep as an Optuna study
 halving        successive halving and Hyperband: which trials train for how long
 populations    the ranges and rounds of population-based training

@@ -11,9 +11,9 @@ import numpy as np
 
 from algorithms.launch import objectives, settings
 from algorithms.launch.errors import UserError
-from algorithms.launch.search import distributions, outcomes
+from algorithms.launch.search import distributions
 from algorithms.launch.show import results
-from algorithms.launch.storage import experiment
+from algorithms.launch.storage import experiment, outcomes
 
 WIDE = 5.0  # ratio of listed positive numbers, from which on their axis is logarithmic
 

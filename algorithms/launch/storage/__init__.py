@@ -3,7 +3,7 @@
 experiment     a run or a sweep, and which of the two
 loading        `launch.load`
 run_dir        the directory of a run
-gathering      a run of trials that other runs have trained
+outcomes       the results of a sweep, read back
 files          files that appear whole, checkpoints
 directories    directories that appear whole
 description    config.json

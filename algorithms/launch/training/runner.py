@@ -13,11 +13,11 @@ from algorithms.launch.compute import devices, hosts, population, split
 from algorithms.launch.compute.interrupts import CODES, ended_by, in_background
 from algorithms.launch.errors import UserError, tell
 from algorithms.launch.reuse import initial
-from algorithms.launch.search import grids, outcomes, populations
+from algorithms.launch.search import grids, populations
 from algorithms.launch.search.distributions import Choice, Distribution
 from algorithms.launch.search.halving import Halving
 from algorithms.launch.show.progress import Progress
-from algorithms.launch.storage import experiment, files, loading
+from algorithms.launch.storage import experiment, files, loading, outcomes
 from algorithms.launch.storage.directories import withdrawn_unless_begun
 from algorithms.launch.storage.locks import locked
 from algorithms.launch.training import loop, plans, stages, starts

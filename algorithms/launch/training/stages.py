@@ -15,11 +15,12 @@ import numpy as np
 from algorithms.launch.compute import devices, hosts, programs
 from algorithms.launch.errors import UserError
 from algorithms.launch.metrics import Metrics
+from algorithms.launch.reuse import gathering
 from algorithms.launch.search import grids, halving
 from algorithms.launch.settings import Trials, env_name
 from algorithms.launch.show import results
 from algorithms.launch.show.results import Outcome
-from algorithms.launch.storage import experiment, gathering
+from algorithms.launch.storage import experiment
 from algorithms.launch.storage.description import fill
 from algorithms.launch.training import plans, starts
 from algorithms.launch.training.options import Options

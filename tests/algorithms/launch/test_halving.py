@@ -19,10 +19,10 @@ from algorithms.launch.commands import cli
 from algorithms.launch.compute import devices
 from algorithms.launch.errors import UserError
 from algorithms.launch.report import page
-from algorithms.launch.search import halving, outcomes
+from algorithms.launch.search import halving
 from algorithms.launch.search.halving import Halving
 from algorithms.launch.show import results
-from algorithms.launch.storage import experiment
+from algorithms.launch.storage import experiment, outcomes
 from algorithms.launch.storage.run_dir import RunDir
 from algorithms.launch.training import plans, session, stages
 from tests.algorithms.launch import toy

@@ -18,11 +18,11 @@ from algorithms.launch import settings
 from algorithms.launch.commands import cli, flags
 from algorithms.launch.compute import devices
 from algorithms.launch.errors import UserError
-from algorithms.launch.search import distributions, grids, outcomes
+from algorithms.launch.search import distributions, grids
 from algorithms.launch.search.distributions import Choice, LogUniform, Uniform
 from algorithms.launch.show import pace, plots, render, results, trackers
 from algorithms.launch.show.progress import Progress
-from algorithms.launch.storage import experiment
+from algorithms.launch.storage import experiment, outcomes
 from algorithms.launch.storage.run_dir import RunDir
 from algorithms.launch.training import record, session, trainer
 from tests import probe as tasks
