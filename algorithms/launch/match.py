@@ -21,9 +21,9 @@ import numpy as np
 
 import envs
 from algorithms import parts
-from algorithms.launch.commands.flags import named_values
+from algorithms.launch.commands.flags import named_values, trial_of
 from algorithms.launch.errors import UserError, refusing
-from algorithms.launch.storage import loading
+from algorithms.launch.storage import experiment, loading
 from algorithms.launch.training.options import check_seeds
 from envs import games
 
@@ -98,7 +98,7 @@ def match(
     openings: int | None = None,
     search: int = 0,
     points: Sequence[int | str] = ("last", "last"),
-    trials: Sequence[int] = (0, 0),
+    trials: Sequence[int | str] = ("best", "best"),
     sample: bool = False,
     seed: int = 0,
 ) -> Match:
@@ -142,7 +142,7 @@ def match(
     return _result(environment.name, sides, played, openings, search)
 
 
-def _side(run: Path | str, point: int | str, trial: int) -> Side:
+def _side(run: Path | str, point: int | str, trial: int | str) -> Side:
     word = str(run)
     if word == RANDOM:
         return Side(RANDOM)
@@ -152,7 +152,8 @@ def _side(run: Path | str, point: int | str, trial: int) -> Side:
             raise UserError(f"{word}: give a number of simulations, such as {SEARCH}1000")
         return Side(f"search with random playouts, {number} simulations", simulations=int(number))
     loaded = loading.load_player(run, point, trial)
-    own = f", trial {trial}" if trial else ""
+    several = len(experiment.open(run).homes()) > 1
+    own = f", trial {loaded.trial}" if several else ""
     return Side(f"{run} at point {loaded.point}{own}", run, loaded)
 
 
@@ -331,7 +332,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--search", type=int, default=0, help="simulations of runs of alphazero; default 0: none"
     )
     parser.add_argument("--point", default="last", help="last, best or a number; of both: 10,best")
-    parser.add_argument("--trial", default="0", help="of the runs; of both: 0,3")
+    parser.add_argument("--trial", default="best", help="best or a number; of both: best,3")
     parser.add_argument("--sample", action="store_true", help="policies sample their moves")
     parser.add_argument("--seed", type=int, default=0, help="of start states and all moves")
     words = parser.parse_args(argv)
@@ -344,7 +345,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             openings=words.openings,
             search=words.search,
             points=_two("point", words.point, _point),
-            trials=_two("trial", words.trial, int),
+            trials=_two("trial", words.trial, trial_of),
             sample=words.sample,
             seed=words.seed,
         )

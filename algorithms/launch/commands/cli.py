@@ -11,15 +11,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from algorithms.launch import errors, objectives, settings
+from algorithms.launch import errors, settings
 from algorithms.launch.commands.flags import (
     Flags,
     parse,
     ranges_setting,
     single_out,
     size_in_bytes,
+    trial_of,
 )
 from algorithms.launch.commands.presets import PRESETS
 from algorithms.launch.compute import devices, hosts
@@ -327,52 +326,33 @@ def evaluate(module: Any, flags: Flags, path: str) -> int:
     return 0
 
 
-def loaded_trials(module: Any, flags: Flags, path: str, only: int | None = None) -> Iterator[tuple]:
-    """The trials that the flags name: number, config, state, point and Trials of each.
+def loaded_trials(module: Any, flags: Flags, path: str) -> Iterator[tuple]:
+    """The trials that --trial names: number, config, state, point and Trials of each.
 
-    Without --trial these are all trials of a run, or those of a sweep's best setting, which stderr
-    names.
-
-    Args:
-      only: how many at most, of a sweep those with the highest return.
+    On stderr it says which one was chosen, if there are several.
     """
-    point, several = point_of(flags.point, "point"), experiment.is_sweep(path)
-    numbers: Sequence[int | None] = [flags.trial]
-    if flags.trial is None and several:
-        numbers = best_of_sweep(Path(path), only)
-    elif flags.trial is None and only:
-        numbers = list(range(only))
-    for number in numbers:
-        loaded = loading.load(path, point, trial=number, module=module, whole=False)
-        if number is not None:
+    point, there = point_of(flags.point, "point"), experiment.open(path)
+    chosen = chosen_trials(there, flags.trial)
+    if len(chosen) == 1 or there.is_sweep:
+        for number in chosen:
+            loaded = loading.load(path, point, trial=number, module=module, whole=False)
             yield number, loaded.config, loaded.state, loaded.point, loaded.trials
-            continue
-        for i in range(loaded.trials.count):
-            config, state = loaded.trials.one(loaded.config, i), loading.one_trial(loaded.state, i)
-            yield i, config, state, loaded.point[i], loaded.trials.part(i, i + 1)
+        return
+    loaded = loading.load(path, point, trial="all", module=module, whole=False)
+    for i in chosen:
+        config, state = loaded.trials.one(loaded.config, i), loading.one_trial(loaded.state, i)
+        yield i, config, state, loaded.point[i], loaded.trials.part(i, i + 1)
 
 
-def best_of_sweep(path: Path, only: int | None) -> list[int]:
-    """The trials of a sweep's best setting, or this many of them with the highest return; one
-    setting for each environment."""
-    chosen = []
-    objective = outcomes.objective_of(experiment.open(path))
-    for setting, numbers in outcomes.best_trials(path):
-        losses = [-np.nan_to_num(trial.final, nan=-np.inf) for trial in setting.trials]
-        order = sorted(range(len(numbers)), key=losses.__getitem__)[:only]
-        mine = [numbers[i] for i in sorted(order)]
-        name = ", ".join(settings.text_of(setting.setting)) or "the only one"
-        why = f"return {setting.mean:.5g}" if len(setting.finals) else "no finite return"
-        if objective != objectives.DEFAULT:
-            why += f", {objective} {objectives.text(objective, setting.score(objective))}"
-        who = f"trial{'s' * (len(mine) > 1)} {', '.join(map(str, mine))}"
-        print(
-            f"{path} is a sweep; its best setting is {name} ({why}): {who}",
-            file=sys.stderr,
-            flush=True,
-        )
-        chosen += mine
-    return chosen
+def chosen_trials(there: experiment.Experiment, word: str) -> list[int]:
+    """The numbers of the trials that --trial names; stderr says which, if there are several."""
+    try:
+        chosen = outcomes.choose(there, trial_of(word))
+    except ValueError as error:
+        raise UserError(f"--trial {word}: {error}") from None
+    for line in chosen.why:
+        print(line, file=sys.stderr, flush=True)
+    return chosen.numbers
 
 
 def render(module: Any, flags: Flags, run: str) -> int:
@@ -380,7 +360,7 @@ def render(module: Any, flags: Flags, run: str) -> int:
 
     check_seeds(range(flags.seed, flags.seed + 1))
     module = loading.module_of(module, run)
-    for number, config, state, point, _ in loaded_trials(module, flags, run, only=1):
+    for number, config, state, point, _ in loaded_trials(module, flags, run):
         path = Path(run) / f"episode_agent{number}_point{point}_seed{flags.seed}.gif"
         print(render.render(module, config, state, path, flags.seed))
     return 0
@@ -389,12 +369,9 @@ def render(module: Any, flags: Flags, run: str) -> int:
 def export(module: Any, flags: Flags, run: str) -> int:
     from algorithms.launch.reuse.export import export as write
 
-    trial = flags.trial
-    if trial is None and experiment.is_sweep(run):
-        trial, *others = best_of_sweep(Path(run), 1)
-        if others:
-            raise UserError(f"{run} has several environments: say which trial, --trial {trial}")
-    print(write(run, None, point_of(flags.point, "point"), trial=trial, module=module))
+    point = point_of(flags.point, "point")
+    for trial in chosen_trials(experiment.open(run), flags.trial):
+        print(write(run, None, point, trial=trial, module=module), flush=True)
     return 0
 
 

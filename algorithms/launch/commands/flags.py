@@ -92,8 +92,8 @@ class Flags:
     version: bool = False  # print the kit's version
     point: str = "last"
     """of --evaluate, --render, --export: last, best or N; of --resume: last or a kept state"""
-    trial: int | None = None
-    """of --evaluate (default: all), --render (0), --export (best); of a sweep: see results.csv"""
+    trial: str = "best"
+    """of --evaluate, --render, --export: best, all (of a sweep: seeds of its best setting) or N"""
     episodes: int = 100  # episodes that --evaluate plays with each trial
     json: bool = False  # of --evaluate: print JSON instead of tables
     keep_states: bool = False  # keep the whole state of every point, not of the last two only
@@ -271,6 +271,17 @@ def size_in_bytes(word: str) -> int:
         return int(float(number) * unit)
     except (ValueError, OverflowError):
         raise UserError(f"--memory-limit {word}: give a size, as 500MB or 16GB") from None
+
+
+def trial_of(word: str) -> int | str:
+    """best, all or a number.
+
+    Raises:
+      ValueError: it is none of these.
+    """
+    if word not in ("best", "all") and not word.isdigit():
+        raise ValueError(f"{word!r} is neither best nor all nor a number")
+    return int(word) if word.isdigit() else word
 
 
 def whole_number(word: str) -> int:

@@ -30,8 +30,7 @@ from algorithms import parts
 from algorithms.launch import settings
 from algorithms.launch.errors import UserError
 from algorithms.launch.metrics import as_json, mean_returns
-from algorithms.launch.reuse.initial import best_of_run
-from algorithms.launch.storage import experiment, files, loading
+from algorithms.launch.storage import experiment, files, loading, outcomes
 from algorithms.launch.storage.versions import kit
 
 FORMAT = 1
@@ -41,9 +40,9 @@ PLATFORMS = ("cpu", "cuda", "tpu")
 def export(
     run_dir: Path | str,
     file: Path | str | None = None,
-    point: int | str | Callable = "best",
+    point: int | str | Callable = "last",
     *,
-    trial: int | None = None,
+    trial: int | str | None = "best",
     module: Any = None,
     env: Any = None,
 ) -> Path:
@@ -53,9 +52,8 @@ def export(
       run_dir: of the run, or of a sweep's for a trial of results.csv.
       file: to write, a zip archive; it must not exist. By default policy_trialN_pointM.zip in the
         run's directory.
-      point: as of `launch.load`.
-      trial: which one; by default the one of the run with the highest return.
-      module, env: as of `launch.load`.
+      point, module, env: as of `launch.load`.
+      trial: likewise, but a single one.
 
     Returns:
       The path of the file.
@@ -68,8 +66,7 @@ def export(
     if file is not None:
         _check_new(files.local(file))
     there = experiment.open(run_dir)
-    if trial is None and not there.is_sweep:
-        trial = best_of_run(there.run_dir(), "best" if callable(point) else point)
+    trial = outcomes.one_of(there, "best" if trial is None else trial)
     loaded = loading.load(run_dir, point, trial=trial, module=module, env=env, whole=False)
     if file is None:
         file = Path(run_dir) / f"policy_trial{trial}_point{loaded.point}.zip"

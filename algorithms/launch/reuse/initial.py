@@ -6,8 +6,7 @@ of the state is new: environments, replay buffer, counters and keys.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -17,10 +16,8 @@ import numpy as np
 from algorithms.launch.compute import devices, hosts, programs
 from algorithms.launch.compute.population import LEARNED
 from algorithms.launch.errors import UserError
-from algorithms.launch.metrics import mean_returns, stack
 from algorithms.launch.show.results import grouped
-from algorithms.launch.storage import experiment, files, loading
-from algorithms.launch.storage.run_dir import RunDir
+from algorithms.launch.storage import experiment, files, loading, outcomes
 
 
 class Initial(NamedTuple):
@@ -67,13 +64,8 @@ def asked(values: dict[str, Any]) -> Initial | None:
 # --- which trials and points -----------------------------------------------------------------
 
 
-def choose(
-    wanted: Initial, seeds: Sequence[int], algorithm: str, best_of_sweep: Callable
-) -> Initial:
+def choose(wanted: Initial, seeds: Sequence[int], algorithm: str) -> Initial:
     """The same, with a trial and a point for each seed.
-
-    Args:
-      best_of_sweep: gives the best setting of each environment and the numbers of its trials.
 
     Raises:
       UserError: it is no such run, or it lacks that point or trial, or the trial is not finite.
@@ -90,7 +82,7 @@ def choose(
                 f"init_from={wanted.run} is a run of {there.algorithm}, not of {algorithm}: "
                 "parameters of one algorithm do not fit another"
             )
-        trials = wanted.trials or _trials(there, wanted, len(seeds), best_of_sweep)
+        trials = wanted.trials or _trials(there, wanted, len(seeds))
         points: Sequence[int | str] = wanted.points or [wanted.point] * len(trials)
         each = [_point(there, wanted._replace(point=p), t) for t, p in zip(trials, points)]
         return [list(trials), each]
@@ -99,51 +91,18 @@ def choose(
     return wanted._replace(seeds=list(wanted.seeds or seeds), trials=trials, points=points)
 
 
-def _trials(
-    there: experiment.Experiment, wanted: Initial, count: int, best_of_sweep: Callable
-) -> list[int]:
-    """A trial for each seed: the one that is asked for, or else trial i for seed i (of a sweep,
-    those of its best setting). If there are fewer trials than seeds, all get the one with the
-    highest return."""
+def _trials(there: experiment.Experiment, wanted: Initial, count: int) -> list[int]:
+    """A trial for each seed: the one that is asked for. Else seed i of several has trial i (of a
+    sweep, of those of its best setting). A single seed has the best trial, and so have all where
+    there are fewer trials than seeds."""
     if wanted.trial is not None:
         return [wanted.trial] * count
-    if not there.is_sweep:
-        run = there.run_dir()
-        if run.trials.floats:
-            raise UserError(
-                f"init_from={wanted.run} has several settings: say which trial, init_trial=N"
-            )
-        numbers = [*range(run.trials.count)]
-        scores = _scores(run, wanted.point)
-    else:
-        best = best_of_sweep(Path(wanted.run))
-        if len(best) > 1:
-            raise UserError(
-                f"init_from={wanted.run} has a best setting for each of {len(best)} environments: "
-                "say which trial of its results.csv, init_trial=N"
-            )
-        setting, numbers = best[0]
-        scores = np.array([trial.final for trial in setting.trials])
-    if len(numbers) >= count:
-        return numbers[:count]
-    return [numbers[int(np.argmax(np.where(np.isnan(scores), -np.inf, scores)))]] * count
-
-
-def best_of_run(run: RunDir, point: int | str) -> int:
-    """The trial with the highest return at a point, or, for "best", at any point."""
-    return int(np.argmax(_scores(run, point)))
-
-
-def _scores(run: RunDir, point: int | str) -> np.ndarray:
-    """Every trial's return at a point, or its highest one; zeros without any, and -inf where a
-    policy is not finite."""
-    history = run.history(point if isinstance(point, int) else None)
-    if not history:
-        return np.zeros(run.trials.count)
-    returns = mean_returns(stack(history.values()))
-    is_finite = np.stack([run.is_finite(number) for number in history], axis=1)
-    returns = np.where(np.isnan(returns) | ~is_finite, -np.inf, returns)
-    return returns.max(axis=1) if point == "best" else returns[:, -1]
+    if not there.is_sweep and there.run_dir().trials.floats:
+        raise UserError(
+            f"init_from={wanted.run} has several settings: say which trial, init_trial=N"
+        )
+    best, everyone = outcomes.one_of(there), outcomes.choose(there, "all").numbers
+    return everyone[:count] if 1 < count <= len(everyone) else [best] * count
 
 
 def _point(there: experiment.Experiment, wanted: Initial, trial: int) -> int:

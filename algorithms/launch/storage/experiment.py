@@ -92,7 +92,10 @@ class Experiment(NamedTuple):
         if not self.is_sweep:
             return self.run_dir(), trial
         if trial is None:
-            raise UserError(f"{self.path} is a sweep: say which trial, they are in its results.csv")
+            raise UserError(
+                f"{self.path} is a sweep: say which trial of its results.csv; its runs, chunk_000 "
+                "and so on, give all of theirs"
+            )
         homes = self.homes()
         if trial not in homes:
             raise UserError(f"trial={trial}: {self.path} has trials 0 to {max(homes)}")

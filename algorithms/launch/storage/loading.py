@@ -16,7 +16,7 @@ from algorithms.launch.errors import UserError
 from algorithms.launch.metrics import Metrics, mean_returns, over_episodes, players, stack
 from algorithms.launch.settings import Trials
 from algorithms.launch.show.brief import brief
-from algorithms.launch.storage import experiment, files
+from algorithms.launch.storage import experiment, files, outcomes
 from algorithms.launch.storage.run_dir import RunDir
 from envs import games, registry
 
@@ -29,16 +29,17 @@ class Acting:
 
 
 class Loaded(NamedTuple):
-    """A run, at one point. With trial=None what belongs to trials has an axis (num_trials,)."""
+    """A run, at one point. With trial="all" what belongs to trials has an axis (num_trials,)."""
 
     module: Any
-    config: Any  # with trial=None and swept floats, these are (num_trials,)
+    config: Any  # of all trials with swept floats, these are (num_trials,)
     state: Any  # the whole state where it was kept, else `Acting`: a pytree, too
     policy: Callable  # policy(state, observation, memory=None, rng=None) -> action, memory
     metrics: Metrics  # up to that point, of all trials, (num_trials, points, ...)
     points: list[int]  # numbers of those points
     point: Any  # the number of the point, or one for each trial
     trials: Trials  # seeds and swept floats, of one trial or all
+    trial: int | None = None  # the number of the trial; None for all
 
     def __repr__(self) -> str:
         return brief(self)
@@ -53,7 +54,7 @@ def load(
     run_dir: Path | str,
     point: int | str | Callable = "last",
     *,
-    trial: int | None = 0,
+    trial: int | str | None = "best",
     module: Any = None,
     env: Any = None,
     whole: bool = True,
@@ -68,7 +69,9 @@ def load(
         where that was measured, or the last one where the returns of several players cancel; or a
         function of a trial's history {name: (points,)}, of several players (points, players), that
         gives a score for each point, (points,), the highest being best.
-      trial: which one (trial i has seed + i), or None for all with a leading axis.
+      trial: a number (trial i of a run has seed + i); "best", which is a run's only trial, of
+        several the one with the best last point, and of a sweep the best one of its best setting;
+        or "all" trials of a run, with a leading axis.
       module: the algorithm, if it is not one of `algorithms`.
       env: the environment, if the run was made with an object in place of a name.
       whole: read the whole state where it was kept; False reads the policy alone, which is all
@@ -85,14 +88,19 @@ def load(
 def _load(
     run_dir: Path | str,
     point: int | str | Callable,
-    trial: int | None,
+    trial: int | str | None,
     module: Any = None,
     env: Any = None,
     whole: bool = False,
     alone: bool = False,
 ) -> Loaded:
     """`load`; `alone` plays random moves in place of an opponent, whose files it does not need."""
-    run, trial = _located(run_dir, trial)
+    there = experiment.open(run_dir)
+    if trial is None or (isinstance(trial, str) and trial == "all"):
+        number = None
+    else:
+        number = outcomes.one_of(there, trial)
+    run, trial = _located(there, number)
     module = population.of(module or find_module(run.algorithm), run.description)
     config = run.config(module.Config, env)
     if alone and is_against(config):
@@ -116,12 +124,13 @@ def _load(
         points,
         chosen if trial is None else chosen[0],
         trials if trial is None else trials.part(trial, trial + 1),
+        number,
     )
 
 
-def _located(run_dir: Path | str, trial: int | None) -> tuple[RunDir, int | None]:
+def _located(there: experiment.Experiment, trial: int | None) -> tuple[RunDir, int | None]:
     """The run that has a trial, and which one it is there."""
-    run, trial = experiment.open(run_dir).locate(trial)
+    run, trial = there.locate(trial)
     count = run.trials.count
     if trial is not None and not (type(trial) is int and 0 <= trial < count):
         raise UserError(f"trial={trial}: {run.path} has trials 0 to {count - 1}")
@@ -252,20 +261,23 @@ def pinned(config: Any, there: Path | str | None = None) -> Any:
         before = experiment.open(there).description["config"]["env_settings"]
         if before.get("opponent") == str(path):
             point = before.get("opponent_point", point)
-    run, trial = _located(path, given.get("opponent_trial", 0))
+    run, trial = _located(experiment.open(path), given.get("opponent_trial", 0))
     point = choose_point(run, point, run.history(), trial or 0)
     given |= {"opponent": str(path), "opponent_point": point}
     return config.replace(env_settings=tuple(given.items()))
 
 
-def load_player(run_dir: Path | str, point: int | str | Callable, trial: int) -> Loaded:
+def load_player(
+    run_dir: Path | str, point: int | str | Callable, trial: int | str = "best"
+) -> Loaded:
     """As `load`, of a run that can play a two-player game; the files of its opponents may be gone.
 
     Raises:
       UserError: as `load`, or the run's environment is no such game.
     """
     _check_side(run_dir)
-    loaded = _load(run_dir, point, trial, alone=True)
+    number = outcomes.one_of(experiment.open(run_dir), trial)
+    loaded = _load(run_dir, point, number, alone=True)
     env = _environment(loaded.config)[0]
     if not hasattr(env, "hidden_information") or not hasattr(env, "action_mask"):
         raise UserError(f"{run_dir} is a run of {env.name}, which is not a two-player game")

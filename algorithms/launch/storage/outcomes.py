@@ -1,11 +1,14 @@
-"""The results of a sweep's trials, read back from its directory."""
+"""The results of trials, read back from their directory, and which of them is the best one."""
 
+import operator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from algorithms.launch import objectives, settings
 from algorithms.launch.errors import UserError
-from algorithms.launch.metrics import Metrics, stack
+from algorithms.launch.metrics import Metrics, mean_returns, players, stack
 from algorithms.launch.show import results
 from algorithms.launch.show.results import Outcome
 from algorithms.launch.storage import experiment
@@ -71,6 +74,114 @@ def best_trials(sweep_dir: Path) -> list[tuple[results.Ranked, list[int]]]:
     ranked = results.rank([trials[number] for number in sorted(trials)], objective)
     best = [those[0] for those in results.by_environment(ranked).values()]
     return [(one, [trial.number for trial in one.trials]) for one in best]
+
+
+class Chosen(NamedTuple):
+    """The trials that a command is about."""
+
+    numbers: list[int]  # as `load` takes them
+    why: list[str]  # lines for people, of a run or sweep that has several trials
+
+
+def choose(there: experiment.Experiment, trial: int | str = "best") -> Chosen:
+    """The trials that a number, "best" or "all" names, by one rule for all commands.
+
+    "best" is the only trial of a run, or the one with the best last point. Of a sweep it is the
+    best one of the best setting, by the sweep's objective. "all" are all trials of a run, or all
+    seeds of that setting. A sweep in several environments has a best setting in each of them.
+
+    Raises:
+      UserError: it is something else, or nothing has been trained yet.
+    """
+    if not isinstance(trial, str):
+        try:
+            return Chosen([operator.index(trial)], [])
+        except TypeError:
+            raise UserError(f"trial={trial}: give best, all or a number") from None
+    if trial not in ("best", "all"):
+        raise UserError(f"trial={trial}: give best, all or a number")
+    if not there.is_sweep:
+        run = there.run_dir()
+        everyone = list(range(run.trials.count))
+        return Chosen(everyone, []) if trial == "all" or len(everyone) == 1 else _best_of_run(run)
+    objective = objective_of(there)
+    chosen = Chosen([], [])
+    for setting, numbers in best_trials(there.path):
+        mine = numbers if trial == "all" else [numbers[_best_seed(setting, objective)]]
+        name = ", ".join(settings.text_of(setting.setting)) or "the only one"
+        why = f"return {setting.mean:.5g}" if len(setting.finals) else "no finite return"
+        if objective != objectives.DEFAULT:
+            why += f", {objective} {objectives.text(objective, setting.score(objective))}"
+        who = f"trial{'s' * (len(mine) > 1)} {', '.join(map(str, mine))}"
+        of = f", the best of {len(numbers)} seeds" if len(mine) < len(numbers) else ""
+        chosen.numbers.extend(mine)
+        chosen.why.append(f"{there.path} is a sweep; its best setting is {name} ({why}): {who}{of}")
+    return chosen
+
+
+def one_of(there: experiment.Experiment, trial: int | str = "best") -> int:
+    """The number of the one trial that is asked for, see `choose`.
+
+    Raises:
+      UserError: as `choose`, or it is more than one.
+    """
+    if isinstance(trial, str) and trial == "all":
+        raise UserError("trial=all: give best or a number, it has to be a single one")
+    numbers = choose(there, trial).numbers
+    if len(numbers) > 1:
+        raise UserError(
+            f"{there.path} has a best setting for each of {len(numbers)} environments: say which "
+            "trial of its results.csv"
+        )
+    return numbers[0]
+
+
+def _best_seed(setting: results.Ranked, objective: str) -> int:
+    """The place of a setting's best trial; of equal ones by the objective that with the higher
+    return, and then the first one."""
+    value = lambda trial: np.nan_to_num(
+        [objectives.score(objective, [trial]), trial.final], nan=-np.inf
+    ).tolist()
+    values = [value(trial) for trial in setting.trials]
+    return max(range(len(values)), key=values.__getitem__)
+
+
+def _best_of_run(run: RunDir) -> Chosen:
+    """The trial with the best last point.
+
+    That is the highest mean return or, where it was measured, the least exploitability. Trials
+    whose policy is not finite come last. Where the returns of several players cancel, all trials
+    tie, and the first one is taken.
+    """
+    count = f"{run.path} has {run.trials.count} trials"
+    row, is_finite = _last_row(run)
+    if not row:
+        return Chosen([0], [f"{count} and no metrics to tell which is best: trial 0"])
+    curves = stack([row])
+    if "eval_exploitability" in row:  # the return of a policy against itself says nothing
+        what, values = "exploitability", curves["eval_exploitability"][:, 0]
+        scores, tiny = -values, 0.0
+    else:
+        what, values = "return", mean_returns(curves)[:, 0]
+        name = "eval_return" if "eval_return" in row else "episode_return"
+        apart = np.abs(players(name, curves[name]))
+        scores, tiny = values, 1e-6 * np.nan_to_num(apart).max() if len(apart) > 1 else 0.0
+    scores = np.where(np.isnan(scores) | ~is_finite, -np.inf, scores)
+    best = int(np.argmax(scores >= scores.max() - tiny))
+    label = f"{run.trials.label(best)}, {what} {values[best]:.5g}"
+    return Chosen([best], [f"{count}; the best one at the last point is trial {best} ({label})"])
+
+
+def _last_row(run: RunDir) -> tuple[Metrics, np.ndarray]:
+    """The metrics (trials, ...) of the last point that has some, and which trials were finite."""
+    for point in reversed(run.points("policy")):
+        try:
+            said = run.says(point)
+        except UserError:  # damaged
+            continue
+        if said["metrics"]:
+            return said["metrics"], said["is_finite"]
+    return {}, np.zeros(0, bool)
 
 
 def objective_of(there: experiment.Experiment) -> str:

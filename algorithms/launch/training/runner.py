@@ -76,8 +76,9 @@ def run(
       import_seconds: spent so far, for the closing line.
       **options: fields of `Options`; also init_from, a run or a sweep of this algorithm at whose
         policy every trial begins, with the rest of its state new: init_point ("last", "best" or a
-        number), init_trial (by default trial i for seed i, of a sweep's best setting, or the best
-        trial where there are fewer), init_optimizer=True (with everything that was learned).
+        number), init_trial (by default the best trial; for several seeds trial i for seed i, of a
+        sweep's best setting, where there are enough), init_optimizer=True (with everything that was
+        learned).
 
     Raises:
       UserError: a setting that cannot work (among them the ValueErrors of `make_train`), or
@@ -533,7 +534,7 @@ def _with_beginnings(options: Options, seeds: range, trainers: list[Trainer]) ->
     assert options.init
     first = trainers[0]
     algorithm = settings.algorithm_name(first.module)
-    begins = initial.choose(options.init, seeds, algorithm, outcomes.best_trials)
+    begins = initial.choose(options.init, seeds, algorithm)
     for trainer in trainers:
         initial.check_fit(begins, trainer.module, trainer.config)
     state = initial.read(begins, first.module, first.config)

@@ -258,6 +258,7 @@ REFUSED = [
     ("--evaluate RUN --seed 4294967296", "seed=4294967296: seeds go from 0 to 4294967295"),
     ("--evaluate RUN --track", "--evaluate does not go with --track"),
     ("--render RUN --trial 3", "trials 0 to 2"),
+    ("--evaluate RUN --trial worst", "'worst' is neither best nor all nor a number"),
     ("--render RUN --total-timesteps 9", "--render does not go with --total-timesteps 9"),
 ]
 
@@ -459,7 +460,7 @@ def test_a_flag_answers_to_its_earlier_name(capsys, whole, words):
 
 def test_evaluate_prints_a_table_per_trial(capsys, whole):
     words = ("--evaluate", whole[0], "--episodes", 5, "--point", "best")
-    code, out, err = main(capsys, *words)
+    code, out, err = main(capsys, *words, "--trial", "all")
     assert code == 0, err
     for trial in range(3):
         point = launch.load(whole[0], "best", trial=trial, module=toy).point
@@ -471,7 +472,7 @@ def test_evaluate_prints_a_table_per_trial(capsys, whole):
 
 def test_evaluate_prints_json(capsys, whole):
     words = ("--evaluate", whole[0], "--episodes", 5, "--json")
-    code, out, err = main(capsys, *words)
+    code, out, err = main(capsys, *words, "--trial", "all")
     (entry,) = json.loads(out)
     total = entry["total"]
     assert code == 0 and not err and entry["setting"] == {"env": "CartPole-v1"}

@@ -111,7 +111,7 @@ def exported(run, tmp_path_factory):
         wanted[name] = module, config, state
     launch.export(run.run_dir, folder / "run.zip", module=toy)
     about["run"] = json.loads(zipfile.ZipFile(folder / "run.zip").read("about.json"))
-    loaded = launch.load(run.run_dir, "best", trial=about["run"]["trial"], module=toy)
+    loaded = launch.load(run.run_dir, trial=about["run"]["trial"], module=toy)
     wanted["run"] = toy, loaded.config, loaded.state
     for name, one in about.items():
         shape = one["observation"]["shape"]
@@ -157,14 +157,16 @@ def test_about_says_what_goes_in_and_out(exported):
 
 def test_the_best_trial_is_taken_where_none_is_named(run, tmp_path, capsys):
     returns = run.metrics["eval_return"].mean(2)
-    trial, point = np.unravel_index(returns.argmax(), returns.shape)
+    trial = returns[:, -1].argmax()
     file = launch.export(run.run_dir, tmp_path / "policy.zip", module=toy)
     about = json.loads(zipfile.ZipFile(file).read("about.json"))
-    assert (about["trial"], about["point"]) == (trial, point)
-    assert about["return"] == pytest.approx(returns.max())
+    assert (about["trial"], about["point"]) == (trial, 4)
+    assert about["return"] == pytest.approx(returns[trial, -1])
+    file = launch.export(run.run_dir, tmp_path / "best.zip", "best", module=toy)
+    about = json.loads(zipfile.ZipFile(file).read("about.json"))
+    assert (about["trial"], about["point"]) == (trial, returns[trial].argmax())
     cli.main(toy, ["--export", str(run.run_dir)])
-    last = returns[:, -1].argmax()
-    file = run.run_dir / f"policy_trial{last}_point4.zip"
+    file = run.run_dir / f"policy_trial{trial}_point4.zip"
     assert capsys.readouterr().out == f"{file}\n" and file.exists()
     with pytest.raises(SystemExit):
         cli.main(toy, ["--export", str(run.run_dir)])

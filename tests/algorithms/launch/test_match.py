@@ -135,7 +135,7 @@ def test_a_draw_counts_half_and_elo_is_the_logistic_one_s():
 
 def test_a_match_is_the_game_of_the_two_policies_in_both_colours(runs):
     mine, other = weights(runs / "both"), weights(runs / "one")
-    played = match.match(runs / "both", runs / "one", games=6, openings=0)
+    played = match.match(runs / "both", runs / "one", games=6, openings=0, trials=(0, 0))
     expected = [by_hand(mine, other), -by_hand(other, mine)] * 3
     np.testing.assert_array_equal(played.returns, expected)
     for score, result in zip((played.first, played.second), expected):
@@ -148,8 +148,19 @@ def test_points_and_trials_are_of_their_runs(runs):
     played = match.match(runs / "both", runs / "both", games=2, openings=0, **chosen)
     mine, other = weights(runs / "both", 1), weights(runs / "both", 2, 1)
     np.testing.assert_array_equal(played.returns, [by_hand(mine, other), -by_hand(other, mine)])
-    assert "A: " in played.text and "at point 1\n" in played.text
+    assert "A: " in played.text and "at point 1, trial 0\n" in played.text
     assert "at point 2, trial 1\n" in played.text
+
+
+def test_the_best_trial_of_each_run_plays_at_its_last_point(runs):
+    best = launch.load(runs / "both", module=MODULE).trial
+    curves = launch.load(runs / "both", trial="all", module=MODULE).metrics["episode_return"]
+    assert best == curves[:, -1].argmax()
+    played = match.match(runs / "both", runs / "one", games=2, openings=0)
+    mine, other = weights(runs / "both", 2, best), weights(runs / "one")
+    np.testing.assert_array_equal(played.returns, [by_hand(mine, other), -by_hand(other, mine)])
+    assert f"at point 2, trial {best}\n" in played.text
+    assert "one at point 2\n" in played.text, "which has a single trial"
 
 
 def test_openings_and_samples_make_games_differ(runs):
@@ -205,6 +216,8 @@ def test_a_search_without_a_network(monkeypatch):
         (["both", "one", "--point", "x"], "--point x: give one value"),
         (["both", "one", "--point", "7"], "has no point 7"),
         (["both", "one", "--trial", "9"], "trial=9"),
+        (["both", "one", "--trial", "x"], "--trial x: give one value"),
+        (["both", "one", "--trial", "all"], "trial=all: give best or a number"),
     ],
 )
 def test_mistakes_are_one_line_each(runs, capsys, monkeypatch, words, message):

@@ -152,7 +152,7 @@ def test_halving_keeps_what_the_objective_prefers():
 
 
 def test_the_best_setting_is_evaluated_by_the_objective(swept, capsys):
-    cli.main(toy, ["--evaluate", str(swept.sweep_dir), "--episodes", "2"])
+    cli.main(toy, ["--evaluate", str(swept.sweep_dir), "--episodes", "2", "--trial", "all"])
     out, err = capsys.readouterr()
     numbers = [trial.number for trial in swept.ranked[0].trials]
     played = [line.split()[1] for line in out.splitlines() if line.startswith("trial ")]

@@ -421,7 +421,7 @@ def test_a_population_from_the_command_line(run, no_picture, tmp_path, capsys, m
     assert "2 populations of 8 members (seeds 3 to 4)" in said
     loaded = launch.load(tmp_path / "one", trial=None, module=toy)
     np.testing.assert_array_equal(loaded.metrics["parent"], run.metrics["parent"])
-    cli.main(toy, ["--evaluate", "one", "--episodes", "2"])
+    cli.main(toy, ["--evaluate", "one", "--episodes", "2", "--trial", "all"])
     assert "all 2 seeds: 4 episodes" in capsys.readouterr().out
 
 

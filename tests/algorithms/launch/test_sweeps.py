@@ -712,7 +712,7 @@ def test_a_sweep_from_the_command_line(tmp_path, monkeypatch, capsys):
 def test_a_sweep_is_evaluated_and_drawn_by_its_best_setting(whole, capsys, monkeypatch):
     best = whole.ranked[0]
     numbers = [whole.trials.index(trial) for trial in best.trials]
-    cli.main(toy, ["--evaluate", str(whole.sweep_dir), "--episodes", "2"])
+    cli.main(toy, ["--evaluate", str(whole.sweep_dir), "--episodes", "2", "--trial", "all"])
     out, err = capsys.readouterr()
     assert [line.split()[1] for line in out.splitlines() if line.startswith("trial ")] == [
         str(number) for number in numbers
@@ -725,9 +725,8 @@ def test_a_sweep_is_evaluated_and_drawn_by_its_best_setting(whole, capsys, monke
     cli.main(toy, ["--render", str(whole.sweep_dir)])
     top = max(numbers, key=lambda number: whole.trials[number].final)
     ((_, config, _, path, _),) = drawn
-    assert path.name == f"episode_agent{top}_point4_seed0.gif" and f": trial {top}\n" in (
-        capsys.readouterr().err
-    )
+    assert path.name == f"episode_agent{top}_point4_seed0.gif"
+    assert f": trial {top}, the best of 2 seeds\n" in capsys.readouterr().err
     assert {name: getattr(config, name) for name in GRID} == best.setting
 
 

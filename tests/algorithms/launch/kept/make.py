@@ -54,16 +54,14 @@ def file_of(name: str) -> str:
     return f"{Path(name).name.partition('-')[0]}.py"
 
 
+EVERYONE = "--episodes 2 --point best --trial all"
 # {name of the answer: file or module, and its words}, in a folder with the directories.
 COMMANDS = {
     "compare": f"compare {' '.join(MADE_BY)}",
     "compare-981350f": f"compare {' '.join(OLDER)}",
     "compare-training": "compare ppo-sweep ppo-halved --metric episode_return",
     "grid": "grid ppo-halved --randomize g=uniform:5:15 --values 2 --episodes 2",
-    **{
-        f"evaluate-{name}": f"{file_of(name)} --evaluate {name} --episodes 2 --point best"
-        for name in MADE_BY
-    },
+    **{f"evaluate-{name}": f"{file_of(name)} --evaluate {name} {EVERYONE}" for name in MADE_BY},
 }
 SEEDS = {name: 2 if "--num-seeds 2" in words else 1 for name, words in MADE_BY.items()}
 LONGER = ["ppo-run", "sac-run", "ppo_rnn-run", "981350f/dqn-run", "981350f/ippo-run"]
