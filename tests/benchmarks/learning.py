@@ -77,9 +77,9 @@ def train(cell: Cell, first_seed: int, run_dir: Path | None) -> list[dict[str, A
     ]
 
 
-def of_metric(name: str, metrics: dict[str, Any], agent: int) -> dict[str, float]:
+def of_metric(name: str, metrics: dict[str, Any], trial: int) -> dict[str, float]:
     """A row's values of the metric at the last point: of the evaluation, and of training."""
-    evaluated, training = metrics[f"eval_{name}"][agent, -1], metrics[f"episode_{name}"][agent, -1]
+    evaluated, training = metrics[f"eval_{name}"][trial, -1], metrics[f"episode_{name}"][trial, -1]
     return {name: float(evaluated.mean()), f"{name} in training": float(training)}
 
 

@@ -4,9 +4,9 @@
     python tests/benchmarks/speed.py --cases pendulum    # some of them
     python tests/benchmarks/speed.py --memory            # peak memory for 1M and for 10M steps
     python tests/benchmarks/speed.py --resets            # cost of each kind of auto-reset
-    python tests/benchmarks/speed.py --agents            # seconds against the number of trials
-    python tests/benchmarks/speed.py --agents --keep     # and put it into the documentation
-    python tests/benchmarks/speed.py --gpu               # many agents on this machine's accelerator
+    python tests/benchmarks/speed.py --trials            # seconds against the number of trials
+    python tests/benchmarks/speed.py --trials --keep     # and put it into the documentation
+    python tests/benchmarks/speed.py --gpu               # many trials on this machine's accelerator
 
 rejax gets its own virtual environment, made once in the user's cache directory, with the same
 version of jax. Each side has a process that compiles once and then waits. Timed runs alternate, and
@@ -46,7 +46,7 @@ Not equal:
   - several seeds are vmapped on one device in rejax, as its documentation shows. This kit spreads
     them over a CPU device per core, as its command line does.
 
-With --gpu all agents are vmapped on one accelerator, and a case takes at most eight minutes with
+With --gpu all trials are vmapped on one accelerator, and a case takes at most eight minutes with
 three runs. A Python with rejax and jax for the accelerator is named by --peer-python, and a
 checkout of PureJaxRL, which runs in it too, by --purejaxrl. Where they are missing, or have no such
 program, the row has this kit alone. Environments of libraries that are not installed are left out.
@@ -146,8 +146,8 @@ MEMORY_CASES = tuple(
     Case(f"{millions}M steps", "CartPole-v1", 4, 128, math.ceil(millions * 1e6 / 512), 1, 20, 32)
     for millions in (1, 10)
 )
-AGENT_CASES = tuple(  # of 51,200 steps each
-    Case(f"agents-{n}", "CartPole-v1", 4, 128, 100, num_seeds=n)
+TRIAL_CASES = tuple(  # of 51,200 steps each
+    Case(f"trials-{n}", "CartPole-v1", 4, 128, 100, num_seeds=n)
     for n in (1, 2, 4, 8, 16, 32, 64, 128, 256)
 )
 
@@ -210,7 +210,7 @@ def compile_program(function: Any, *args: Any) -> Program:
 
 def ours(case: Case) -> Program:
     """This kit's algorithm."""
-    return agents_program(*our_settings(case), case.num_seeds)
+    return trials_program(*our_settings(case), case.num_seeds)
 
 
 def our_settings(case: Case) -> tuple[Any, Any]:
@@ -233,7 +233,7 @@ def our_settings(case: Case) -> tuple[Any, Any]:
     return module, config
 
 
-def agents_program(module: Any, config: Any, num_seeds: int) -> Program:
+def trials_program(module: Any, config: Any, num_seeds: int) -> Program:
     """All trials of a run, on devices as the launcher puts them there."""
     import jax
     import numpy as np
@@ -728,11 +728,11 @@ def of_memory(case: Case, args: argparse.Namespace) -> list[str]:
     return [case.name, *(f"{size:.3f} MB" for size in sizes or ())]
 
 
-AGENT_COLUMNS = ("trials", "seconds", "of one trial, in turn", "steps/s of all", "throughput")
-AGENT_COLUMNS += ("compile",)
+TRIAL_COLUMNS = ("trials", "seconds", "of one trial, in turn", "steps/s of all", "throughput")
+TRIAL_COLUMNS += ("compile",)
 
 
-def of_agents(case: Case, args: argparse.Namespace) -> list[str]:
+def of_trials(case: Case, args: argparse.Namespace) -> list[str]:
     """A row: trials side by side, and their throughput compared with one alone."""
     one = dataclasses.replace(case, num_seeds=1)
     workers = many, alone = [Worker("this kit", c, args.time_limit) for c in (case, one)]
@@ -764,7 +764,7 @@ for _name in GPU_PEERS:
 
 
 def on_gpu(case: Case, args: argparse.Namespace) -> list[str]:
-    """A row: all sides with all agents on one accelerator."""
+    """A row: all sides with all trials on one accelerator."""
     kit = OnAccelerator("this kit", case, args.time_limit)
     device, equal = kit.ask("device"), "/" not in case.env and not case.settings
     has_case = {"rejax": equal, "purejaxrl": equal and case.algorithm == "ppo" and args.purejaxrl}
@@ -788,7 +788,7 @@ KINDS = {  # benchmarks: cases, columns, and the function for a row
     "speed": (CASES, COLUMNS, against_rejax),
     "resets": (RESET_CASES, RESET_COLUMNS, of_resets),
     "memory": (MEMORY_CASES, MEMORY_COLUMNS, of_memory),
-    "agents": (AGENT_CASES, AGENT_COLUMNS, of_agents),
+    "trials": (TRIAL_CASES, TRIAL_COLUMNS, of_trials),
     "gpu": (GPU_CASES, GPU_COLUMNS, on_gpu),
 }
 
@@ -804,10 +804,12 @@ def parse() -> argparse.Namespace:
     for kind, text in (
         ("memory", "peak memory instead"),
         ("resets", "kinds of auto-reset instead"),
-        ("agents", "PPO's cost against the number of agents instead"),
-        ("gpu", "many agents on an accelerator instead"),
+        ("trials", "PPO's cost against the number of trials instead"),
+        ("gpu", "many trials on an accelerator instead"),
     ):
         kinds.add_argument(f"--{kind}", dest="kind", action="store_const", const=kind, help=text)
+    earlier = {"dest": "kind", "action": "store_const", "const": "trials"}
+    kinds.add_argument("--agents", help=argparse.SUPPRESS, **earlier)  # its earlier name
     parser.add_argument("--keep", action="store_true", help="in docs/results and the pages' tables")
     parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
     parser.set_defaults(kind="speed")

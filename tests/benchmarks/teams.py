@@ -124,7 +124,7 @@ def settings(case: Case) -> tuple[Any, Any]:
 
 def ours(case: Case) -> speed.Program:
     """This kit's file."""
-    return speed.agents_program(*settings(case), case.num_seeds)
+    return speed.trials_program(*settings(case), case.num_seeds)
 
 
 def jaxmarl(case: Case) -> speed.Program:

@@ -361,7 +361,7 @@ def render(module: Any, flags: Flags, run: str) -> int:
     check_seeds(range(flags.seed, flags.seed + 1))
     module = loading.module_of(module, run)
     for number, config, state, point, _ in loaded_trials(module, flags, run):
-        path = Path(run) / f"episode_agent{number}_point{point}_seed{flags.seed}.gif"
+        path = Path(run) / f"episode_trial{number}_point{point}_seed{flags.seed}.gif"
         print(render.render(module, config, state, path, flags.seed))
     return 0
 

@@ -148,11 +148,11 @@ def as_json(played: Sequence[Played]) -> str:
     entries = []
     for same in _by_setting(played):
         trials = [
-            {"agent": one.trial, "seed": one.seed, "point": one.point, **_numbers(one.episodes)}
+            {"trial": one.trial, "seed": one.seed, "point": one.point, **_numbers(one.episodes)}
             for one in same
         ]
         total = {"total": _numbers(_together(same))}
-        entries.append({"setting": same[0].setting, "agents": trials, **total})
+        entries.append({"setting": same[0].setting, "trials": trials, **total})
     return metrics.as_json(entries) + "\n"
 
 

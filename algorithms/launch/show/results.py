@@ -95,8 +95,8 @@ def csv(trials: Sequence[Outcome], objective: str = objectives.DEFAULT) -> str:
     named = objective != objectives.DEFAULT
     scores = {id(t): s.score(objective) for s in rank(trials) for t in s.trials} if named else {}
     halved = len({trial.share for trial in trials}) > 1
-    head = ["agent", *names, "seed", "final_return", "best_return", "best_timestep", "timestep"]
-    head += ["mean_return", "is_finite", "run", "agent_of_run", *["bracket", "rung"] * halved]
+    head = ["trial", *names, "seed", "final_return", "best_return", "best_timestep", "timestep"]
+    head += ["mean_return", "is_finite", "run", "trial_of_run", *["bracket", "rung"] * halved]
     head += ["objective"] * named
     rows: list[list[Any]] = [head]
     for trial in trials:

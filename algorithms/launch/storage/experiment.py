@@ -197,7 +197,7 @@ def _listed(
     """Chunks as sweep.json has them."""
     sizes = [len(run["seeds"]) for run in runs]
     rows = zip(names, sizes, entries, strict=True)
-    return [{"run": name, "agents": size, **more} for name, size, more in rows]
+    return [{"run": name, "num_trials": size, **more} for name, size, more in rows]
 
 
 def is_sweep(path: Path | str) -> bool:
@@ -227,7 +227,8 @@ def open(path: Path | str) -> Experiment:
     entries: list[Entry] = []
     for chunk in description["chunks"]:
         first = sum(len(entry.numbers) for entry in entries)
-        numbers = chunk.get("trials", [*range(first, first + chunk["agents"])])
+        size = chunk["num_trials" if "num_trials" in chunk else "agents"]  # its earlier name
+        numbers = chunk.get("trials", [*range(first, first + size)])
         more = {name: chunk[name] for name in Entry._fields[2:] if name in chunk}
         entries.append(Entry(path / chunk["run"], numbers, **more))
     return Experiment(path, description, entries, True)

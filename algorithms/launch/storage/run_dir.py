@@ -31,6 +31,7 @@ from algorithms.launch.settings import Trials
 from algorithms.launch.show import pace
 from algorithms.launch.storage import files
 from algorithms.launch.storage.description import read_description, with_checksum
+from algorithms.launch.storage.versions import EARLIER
 
 KEPT_STATES = 2
 NAME = re.compile(r"\d+(\.\d+-\d+)?\.(policy|state)")  # of a checkpoint
@@ -72,7 +73,8 @@ class RunDir:
         except UserError as error:
             warn(f"{error}; it begins anew")
             sessions = []
-        before = sessions[-1] if sessions else versions
+        last = sessions[-1] if sessions else versions
+        before = {EARLIER.get(name, name): value for name, value in last.items()}
         sessions.append({"from_point": point, **versions})
         files.write_json(file, sessions)
         names = [name for name, value in versions.items() if before.get(name) != value]

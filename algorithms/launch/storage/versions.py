@@ -30,6 +30,9 @@ def licence(folder: Path) -> bytes:
     return (folder / "LICENSE").read_bytes()
 
 
+EARLIER = {"agents_per_device": "trials_per_device"}  # names in versions.json of older runs
+
+
 def versions(module: Any, layout: devices.Layout) -> dict[str, Any]:
     """Python, libraries, device and git commit."""
     device = layout.devices[0]
@@ -39,7 +42,7 @@ def versions(module: Any, layout: devices.Layout) -> dict[str, Any]:
         "platform": f"{platform.system()} {platform.machine()}",
         "device": f"{device.platform} {device.device_kind}",
         "num_devices": len(layout.devices),
-        "agents_per_device": layout.per_device,
+        "trials_per_device": layout.per_device,
         **_git(Path(module.__file__).resolve().parent),
     }
 

@@ -129,7 +129,7 @@ class SoFar(NamedTuple):
 
 
 def trials_csv(chunks: list[Chunk]) -> str:
-    """One long table of a sweep: trial (`agent` of results.csv), settings, seed, point and metrics.
+    """One long table of a sweep: trial, settings, seed, point and metrics.
 
     Where groups have different metrics, cells without a value are empty.
     """

@@ -105,7 +105,7 @@ def test_fields_are_those_of_the_files():
 def test_a_halved_sweep_is_refused(tmp_path, file):
     write_sweep(tmp_path / "sweep" / "chunk_000", RATES[:2], (0.0, 0.5))
     said = {"version": 1, "algorithm": "ppo", "grid": {}, "halving": {"factor": 3}}
-    chunk = {"run": "chunk_000", "agents": 4 * SEEDS}
+    chunk = {"run": "chunk_000", "num_trials": 4 * SEEDS}
     (tmp_path / "sweep" / "sweep.json").write_text(json.dumps(said | {"chunks": [chunk]}))
     with pytest.raises(UserError, match="halving has stopped settings early"):
         arlbench.beside(tmp_path / "sweep", file)
@@ -114,7 +114,7 @@ def test_a_halved_sweep_is_refused(tmp_path, file):
 def test_a_stopped_sweep_is_refused(tmp_path, file, monkeypatch):
     write_sweep(tmp_path / "sweep" / "chunk_000", RATES[:2], (0.0, 0.5))
     said = {"version": 1, "algorithm": "ppo", "grid": {}}
-    chunk = {"run": "chunk_000", "agents": 4 * SEEDS}
+    chunk = {"run": "chunk_000", "num_trials": 4 * SEEDS}
     (tmp_path / "sweep" / "sweep.json").write_text(json.dumps(said | {"chunks": [chunk]}))
     monkeypatch.setattr(arlbench.compare, "is_stopped", lambda path: True)
     with pytest.raises(UserError, match="sweep is not finished; --resume finishes it"):

@@ -89,7 +89,7 @@ def test_evaluate_plays_the_best_trial_at_its_last_point(source, best, capsys):
 def test_render_draws_the_best_trial_at_its_last_point(source, best, capsys, monkeypatch):
     paths = drawn(monkeypatch)
     _, err = said_by(capsys, "--render", source.run_dir)
-    assert [path.name.split("_")[1:3] for path in paths] == [[f"agent{best}", f"point{LAST}"]]
+    assert [path.name.split("_")[1:3] for path in paths] == [[f"trial{best}", f"point{LAST}"]]
     assert err == why(source, best)
 
 
@@ -120,7 +120,7 @@ def test_all_are_all_trials(source, capsys, monkeypatch):
     out, err = said_by(capsys, "--evaluate", source.run_dir, "--episodes", 2, "--trial", "all")
     assert not err and "all 3 seeds: 6 episodes" in out
     assert not said_by(capsys, "--render", source.run_dir, "--trial", "all").err
-    assert [path.name.split("_")[1] for path in paths] == ["agent0", "agent1", "agent2"]
+    assert [path.name.split("_")[1] for path in paths] == ["trial0", "trial1", "trial2"]
     for trial in ("all", None):
         loaded = launch.load(source.run_dir, trial=trial, module=toy)
         assert loaded.trial is None and loaded.point == [LAST] * 3

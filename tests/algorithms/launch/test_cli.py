@@ -476,10 +476,10 @@ def test_evaluate_prints_json(capsys, whole):
     (entry,) = json.loads(out)
     total = entry["total"]
     assert code == 0 and not err and entry["setting"] == {"env": "CartPole-v1"}
-    assert [(one["agent"], one["seed"], one["point"]) for one in entry["agents"]] == [
+    assert [(one["trial"], one["seed"], one["point"]) for one in entry["trials"]] == [
         (seed, seed, 120) for seed in range(3)
     ]
-    means = [one["episode_return"]["mean"] for one in entry["agents"]]
+    means = [one["episode_return"]["mean"] for one in entry["trials"]]
     assert total["episodes"] == 15 and total["terminated"] + total["truncated"] == 1
     assert total["episode_return"]["mean"] == pytest.approx(np.mean(means))
     assert main(capsys, "--json")[0] == 2
@@ -487,7 +487,7 @@ def test_evaluate_prints_json(capsys, whole):
 
 def test_render_writes_a_gif(capsys, whole):
     words = ("--render", whole[0], "--trial", 1, "--point", 7, "--seed", 3)
-    for name in ("episode_agent1_point7_seed3.gif", "episode_agent1_point7_seed3-1.gif"):
+    for name in ("episode_trial1_point7_seed3.gif", "episode_trial1_point7_seed3-1.gif"):
         code, out, err = main(capsys, *words)
         assert code == 0 and out.strip() == str(whole[0] / name), err
         assert (whole[0] / name).read_bytes().startswith(b"GIF89a")

@@ -191,7 +191,7 @@ def test_trials_that_go_on_are_those_of_the_full_sweep(full, halved):
 
 def test_results_tell_the_rung_and_every_point_is_there_once(halved):
     rows = table(halved.sweep_dir / "results.csv")
-    assert [int(row["agent"]) for row in rows] == [*range(24)]
+    assert [int(row["trial"]) for row in rows] == [*range(24)]
     assert sorted({int(row["rung"]) for row in rows}) == [0, 1, 2]
     lines = table(halved.sweep_dir / "trials.csv")
     keys = [(row["trial"], row["point"]) for row in lines]
@@ -271,7 +271,7 @@ def test_a_retest_takes_other_seeds_and_decides(halved):
     assert best["config"]["learning_rate"] == first.again.setting["learning_rate"]
     assert halved.objective == -first.again.mean
     rows = table(halved.sweep_dir / "retest.csv")
-    assert [int(row["agent"]) for row in rows] == [*range(24, 30)]
+    assert [int(row["trial"]) for row in rows] == [*range(24, 30)]
     ((chosen, numbers),) = outcomes.best_trials(halved.sweep_dir)
     assert chosen.setting == first.again.setting and len(numbers) == 3
 

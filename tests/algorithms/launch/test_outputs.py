@@ -807,5 +807,5 @@ def test_evaluate_measures_exploitability_in_poker():
     other = episodes | {"exploitability": np.array([0.0])}
     both = [evaluation.Played(i, i, {}, 0, x) for i, x in enumerate((episodes, other))]
     (entry,) = json.loads(evaluation.as_json(both))
-    assert entry["agents"][1]["exploitability"]["mean"] == 0.0
+    assert entry["trials"][1]["exploitability"]["mean"] == 0.0
     assert entry["total"]["exploitability"]["mean"] == pytest.approx(11.0 / 48.0)

@@ -130,6 +130,20 @@ def test_players_of_a_game_have_columns_of_their_own():
     np.testing.assert_array_equal(table["eval_return_1"], [3.0, 9.0])
 
 
+def test_an_earlier_name_in_versions_json_is_no_change(broken):
+    """Or each older run would be told that its last digits may differ."""
+    run = RunDir.open(broken)
+    (session,) = json.loads((broken / "versions.json").read_text())
+    del session["from_point"]
+    earlier = dict(session)
+    earlier["agents_per_device"] = earlier.pop("trials_per_device")
+    (broken / "versions.json").write_text(json.dumps([{"from_point": 0, **earlier}]))
+    assert run.write_versions(session, 2) == []
+    more = session["trials_per_device"] + 1
+    changes = run.write_versions(session | {"trials_per_device": more}, 3)
+    assert changes == [f"trials_per_device {more - 1} -> {more}"]
+
+
 def test_versions_say_nothing_about_the_machine_or_its_user(run_dir):
     text = (run_dir / "versions.json").read_text()
     (session,) = json.loads(text)

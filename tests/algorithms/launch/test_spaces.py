@@ -38,7 +38,7 @@ def table(sweep_dir):
 
 def as_ever(rows):
     """Rows of results.csv without where the trials are."""
-    return [{k: v for k, v in row.items() if k not in ("run", "agent_of_run")} for row in rows]
+    return [{k: v for k, v in row.items() if k not in ("run", "trial_of_run")} for row in rows]
 
 
 # --- distributions ---------------------------------------------------------------------------
@@ -180,7 +180,7 @@ def test_many_programs_are_hinted_at():
 
 def test_a_drawn_trial_is_close_to_its_single_run(drawn):
     rows = table(drawn.sweep_dir)
-    assert [int(row["agent"]) for row in rows] == list(range(16))
+    assert [int(row["trial"]) for row in rows] == list(range(16))
     for number in (0, 7, 15):
         trial, row = drawn.trials[number], rows[number]
         loaded = launch.load(drawn.sweep_dir, trial=number, module=toy)

@@ -78,7 +78,7 @@ def assert_same_sweeps(one, other, every=1):
         jax.tree.map(np.testing.assert_array_equal, *pair)
     rows = [table(swept.sweep_dir) for swept in (one, other)]
     for row in (*rows[0], *rows[1]):
-        del row["run"], row["agent_of_run"]
+        del row["run"], row["trial_of_run"]
     assert rows[0] == rows[1]
 
 
@@ -532,7 +532,7 @@ def test_results_have_a_row_for_each_trial(whole):
         returns = metrics["eval_return"][i].mean(1)
         steps = metrics["timestep"][i]
         best = np.argmax(returns)
-        assert int(row["agent"]) == i and int(row["seed"]) == trial.seed == i % 2
+        assert int(row["trial"]) == i and int(row["seed"]) == trial.seed == i % 2
         assert float(row["learning_rate"]) == GRID["learning_rate"][i // 4]
         np.testing.assert_allclose(float(row["final_return"]), returns[-1], rtol=1e-6)
         np.testing.assert_allclose(float(row["best_return"]), returns[best], rtol=1e-6)
@@ -725,7 +725,7 @@ def test_a_sweep_is_evaluated_and_drawn_by_its_best_setting(whole, capsys, monke
     cli.main(toy, ["--render", str(whole.sweep_dir)])
     top = max(numbers, key=lambda number: whole.trials[number].final)
     ((_, config, _, path, _),) = drawn
-    assert path.name == f"episode_agent{top}_point4_seed0.gif"
+    assert path.name == f"episode_trial{top}_point4_seed0.gif"
     assert f": trial {top}, the best of 2 seeds\n" in capsys.readouterr().err
     assert {name: getattr(config, name) for name in GRID} == best.setting
 
