@@ -323,7 +323,7 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
     so is the action (2,): whose turn it is decides the environment. Without rng it takes the most
     probable action; with rng a sample.
     """
-    env, env_params = parts.make_env(config, env, env_params)
+    config, env, env_params = parts.resolve(config, env, env_params)
     space = env.action_space(env_params)
     network = Network(config, space.n)
 
@@ -344,7 +344,7 @@ def make_search(config: Config, env: Any = None, env_params: Any = None) -> Call
     is that of both players; one of them waits and has action 0. Without rng it takes the best move
     that the search finds; with rng it explores as in self-play.
     """
-    env, env_params = parts.make_env(config, env, env_params)
+    config, env, env_params = parts.resolve(config, env, env_params)
     check(config, env, env_params)
     network = Network(config, env.action_space(env_params).n)
     find = searcher(config, env.wrapped, functools.partial(by_network, network))
@@ -389,7 +389,7 @@ def make_train(config: Config, env: Any = None, env_params: Any = None) -> Calla
     Raises:
       ValueError: a setting that cannot work, or an environment that is no game of two players.
     """
-    env, env_params = parts.make_env(config, env, env_params)
+    config, env, env_params = parts.resolve(config, env, env_params)
     check(config, env, env_params)
     return parts.program(learner, config, env, env_params)
 

@@ -184,7 +184,7 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
     The policy is for one environment, and its actions are in the environment's box. With rng it
     adds noise that is not correlated.
     """
-    env, env_params = parts.make_env(config, env, env_params)
+    config, env, env_params = parts.resolve(config, env, env_params)
     space = env.action_space(env_params)
     network = Actor(config, parts.num_outputs(space))
 
@@ -216,7 +216,7 @@ def make_train(config: Config, env: Any = None, env_params: Any = None) -> Calla
       ValueError: a setting that cannot work, a space that DDPG cannot take, or a buffer larger than
         the device's memory.
     """
-    env, env_params = parts.make_env(config, env, env_params)
+    config, env, env_params = parts.resolve(config, env, env_params)
     check(config, env, env_params)
     return parts.program(learner, config, env, env_params)
 

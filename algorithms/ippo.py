@@ -354,7 +354,7 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
     Without rng it takes the most probable actions, or the means; with rng it takes samples. mask
     (num_agents, num_actions): `env.action_mask`, the allowed actions.
     """
-    env, env_params = parts.make_env(config, env, env_params)
+    config, env, env_params = parts.resolve(config, env, env_params)
     space = env.action_space(env_params)
     network = Actor(config, space)
 
@@ -374,7 +374,7 @@ def make_probabilities(config: Config, env: Any = None, env_params: Any = None) 
 
     Of one environment, as for `make_policy`: (num_agents, num_actions).
     """
-    env, env_params = parts.make_env(config, env, env_params)
+    config, env, env_params = parts.resolve(config, env, env_params)
     network = Actor(config, env.action_space(env_params))
 
     def probabilities(state, observation, mask):
@@ -421,7 +421,7 @@ def make_train(config: Config, env: Any = None, env_params: Any = None) -> Calla
     Raises:
       ValueError: a setting that cannot work, or a space that IPPO cannot take.
     """
-    env, env_params = parts.make_env(config, env, env_params)
+    config, env, env_params = parts.resolve(config, env, env_params)
     check(config, env, env_params)
     return parts.program(learner, config, env, env_params)
 

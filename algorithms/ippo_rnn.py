@@ -329,7 +329,7 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
     mask (num_agents, num_actions): `env.action_mask`, the allowed actions.
     With previous_inputs, pass rewards back: memory = envs.evaluation.rewarded(memory, reward).
     """
-    env, env_params = parts.make_env(config, env, env_params)
+    config, env, env_params = parts.resolve(config, env, env_params)
     space = env.action_space(env_params)
     actor = Actor(config, space)
     present = getattr(env, "action_dimensions", 1)  # 0 where only others have a dimension
@@ -383,7 +383,7 @@ def make_train(config: Config, env: Any = None, env_params: Any = None) -> Calla
     Raises:
       ValueError: a setting that cannot work, or a space that IPPO cannot take.
     """
-    env, env_params = parts.make_env(config, env, env_params)
+    config, env, env_params = parts.resolve(config, env, env_params)
     check(config, env, env_params)
     return parts.program(learner, config, env, env_params)
 

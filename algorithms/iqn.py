@@ -300,7 +300,7 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
     For one environment. Without rng the action of the highest value; with rng it is epsilon-greedy
     at eps_end, anew at every step. mask (num_actions,): `env.action_mask`, the allowed actions.
     """
-    env, env_params = parts.make_env(config, env, env_params)
+    config, env, env_params = parts.resolve(config, env, env_params)
     network = ImplicitQuantileNetwork(config, env.action_space(env_params).n)
 
     def policy(state, observation, memory=None, rng=None, mask=None):
@@ -333,7 +333,7 @@ def make_train(config: Config, env: Any = None, env_params: Any = None) -> Calla
     Raises:
       ValueError: a setting that cannot work, a space that IQN cannot take, or too large a buffer.
     """
-    env, env_params = parts.make_env(config, env, env_params)
+    config, env, env_params = parts.resolve(config, env, env_params)
     check(config, env, env_params)
     return parts.program(learner, config, env, env_params)
 

@@ -307,7 +307,7 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
     `env.action_mask`, the allowed actions. With previous_inputs, pass each reward back: memory =
     envs.evaluation.rewarded(memory, reward).
     """
-    env, env_params = parts.make_env(config, env, env_params)
+    config, env, env_params = parts.resolve(config, env, env_params)
     space = env.action_space(env_params)
     network = ActorCritic(config, space)
 
@@ -350,7 +350,7 @@ def make_train(config: Config, env: Any = None, env_params: Any = None) -> Calla
     Raises:
       ValueError: a setting that cannot work, or a space that PPO cannot take.
     """
-    env, env_params = parts.make_env(config, env, env_params)
+    config, env, env_params = parts.resolve(config, env, env_params)
     check(config, env, env_params)
     return parts.program(learner, config, env, env_params)
 

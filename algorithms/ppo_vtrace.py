@@ -315,7 +315,7 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
     For one environment; of several agents, observation and action are (num_agents, ...). Without
     rng the most probable action, or the (squashed) mean; with rng a sample. `mask` is not used.
     """
-    env, env_params = parts.make_env(config, env, env_params)
+    config, env, env_params = parts.resolve(config, env, env_params)
     space, several = env.action_space(env_params), hasattr(env, "num_agents")
     network = ActorCritic(config, space)
 
@@ -370,7 +370,7 @@ def make_train(config: Config, env: Any = None, env_params: Any = None) -> Calla
     Raises:
       ValueError: a setting that cannot work, or a space that the algorithm cannot take.
     """
-    env, env_params = parts.make_env(config, env, env_params)
+    config, env, env_params = parts.resolve(config, env, env_params)
     check(config, env, env_params)
     return parts.program(learner, config, env, env_params)
 

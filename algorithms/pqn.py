@@ -242,7 +242,7 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
     rng it is epsilon-greedy at eps_end. mask (num_actions,): `env.action_mask`, the allowed
     actions.
     """
-    env, env_params = parts.make_env(config, env, env_params)
+    config, env, env_params = parts.resolve(config, env, env_params)
     num_actions = env.action_space(env_params).n
     network = QNetwork(config, num_actions)
 
@@ -277,7 +277,7 @@ def make_train(config: Config, env: Any = None, env_params: Any = None) -> Calla
     Raises:
       ValueError: a setting that cannot work, or a space that PQN cannot take.
     """
-    env, env_params = parts.make_env(config, env, env_params)
+    config, env, env_params = parts.resolve(config, env, env_params)
     check(config, env, env_params)
     return parts.program(learner, config, env, env_params)
 

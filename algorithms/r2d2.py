@@ -276,7 +276,7 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
     `env.action_mask`, the allowed actions. With previous_inputs, pass each reward back: memory =
     envs.evaluation.rewarded(memory, reward).
     """
-    env, env_params = parts.make_env(config, env, env_params)
+    config, env, env_params = parts.resolve(config, env, env_params)
     space = env.action_space(env_params)
     network, fresh = QNetwork(config, space.n), parts.fresh_memory(config, space, 1)
 
@@ -347,7 +347,7 @@ def make_train(config: Config, env: Any = None, env_params: Any = None) -> Calla
     Raises:
       ValueError: a setting that cannot work, a space that R2D2 cannot take, or too large a buffer.
     """
-    env, env_params = parts.make_env(config, env, env_params)
+    config, env, env_params = parts.resolve(config, env, env_params)
     check(config, env, env_params)
     return parts.program(learner, config, env, env_params)
 

@@ -216,7 +216,7 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
     The policy is for one environment. Without rng it takes the most probable action, or the mean;
     with rng it takes a sample. `mask` is not used: environments with action masks are refused.
     """
-    env, env_params = parts.make_env(config, env, env_params)
+    config, env, env_params = parts.resolve(config, env, env_params)
     space = env.action_space(env_params)
     network = ActorCritic(config, space)
 
@@ -252,7 +252,7 @@ def make_train(config: Config, env: Any = None, env_params: Any = None) -> Calla
     Raises:
       ValueError: a setting that cannot work, or a space that REINFORCE cannot take.
     """
-    env, env_params = parts.make_env(config, env, env_params)
+    config, env, env_params = parts.resolve(config, env, env_params)
     check(config, env, env_params)
     return parts.program(learner, config, env, env_params)
 

@@ -315,7 +315,7 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
     The policy is for one environment, and its actions are in the environment's box. Without rng it
     takes tanh of the mean, with rng a sample.
     """
-    env, env_params = parts.make_env(config, env, env_params)
+    config, env, env_params = parts.resolve(config, env, env_params)
     space = env.action_space(env_params)
     network = Actor(config, parts.num_outputs(space))
 
@@ -352,7 +352,7 @@ def make_train(config: Config, env: Any = None, env_params: Any = None) -> Calla
     Raises:
       ValueError: a setting that cannot work, or a space that REPPO cannot take.
     """
-    env, env_params = parts.make_env(config, env, env_params)
+    config, env, env_params = parts.resolve(config, env, env_params)
     check(config, env, env_params)
     return parts.program(learner, config, env, env_params)
 

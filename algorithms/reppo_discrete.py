@@ -315,7 +315,7 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
     The policy is for one environment. Without rng it takes the most probable action, with rng a
     sample. mask (num_actions,): `env.action_mask`, the allowed actions.
     """
-    env, env_params = parts.make_env(config, env, env_params)
+    config, env, env_params = parts.resolve(config, env, env_params)
     network = Actor(config, env.action_space(env_params).n)
 
     def policy(state, observation, memory=None, rng=None, mask=None):
@@ -350,7 +350,7 @@ def make_train(config: Config, env: Any = None, env_params: Any = None) -> Calla
     Raises:
       ValueError: a setting that cannot work, or a space that it cannot take.
     """
-    env, env_params = parts.make_env(config, env, env_params)
+    config, env, env_params = parts.resolve(config, env, env_params)
     check(config, env, env_params)
     return parts.program(learner, config, env, env_params)
 

@@ -192,7 +192,7 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
     The policy is for one environment. Without rng it takes the most probable action, with rng a
     sample. mask (num_actions,): `env.action_mask`, the allowed actions.
     """
-    env, env_params = parts.make_env(config, env, env_params)
+    config, env, env_params = parts.resolve(config, env, env_params)
     network = Actor(config, env.action_space(env_params).n)
 
     def policy(state, observation, memory=None, rng=None, mask=None):
@@ -222,7 +222,7 @@ def make_train(config: Config, env: Any = None, env_params: Any = None) -> Calla
       ValueError: a setting that cannot work, a space that it cannot take, or a buffer larger than
         the device's memory.
     """
-    env, env_params = parts.make_env(config, env, env_params)
+    config, env, env_params = parts.resolve(config, env, env_params)
     check(config, env, env_params)
     return parts.program(learner, config, env, env_params)
 

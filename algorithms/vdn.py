@@ -308,7 +308,7 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
     (num_agents, num_actions): `env.action_mask`, the allowed actions. memory=None is a fresh one.
     With previous_inputs, pass rewards back: memory = envs.evaluation.rewarded(memory, reward).
     """
-    env, env_params = parts.make_env(config, env, env_params)
+    config, env, env_params = parts.resolve(config, env, env_params)
     space = env.action_space(env_params)
     network, fresh = QNetwork(config, space.n), fresh_memory(config, space, 1, env.num_agents)
 
@@ -387,7 +387,7 @@ def make_train(config: Config, env: Any = None, env_params: Any = None) -> Calla
     Raises:
       ValueError: a setting that cannot work, or a space that VDN cannot take.
     """
-    env, env_params = parts.make_env(config, env, env_params)
+    config, env, env_params = parts.resolve(config, env, env_params)
     check(config, env, env_params)
     return parts.program(learner, config, env, env_params)
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from algorithms import parts
 from algorithms.launch.errors import UserError, unknown
 
 # --- configurations as text ------------------------------------------------------------------
@@ -55,7 +56,7 @@ def config_from_json(cls: type, values: dict[str, Any], source: Path, env: Any =
             "can hold: pass it from Python as env=..., or name it with --env my_module:MyEnv"
         )
     values = {name: value_of(value) for name, value in values.items()}
-    return cls(**values | ({} if env is None else {"env": env}))
+    return parts.with_plain_values(cls(**values | ({} if env is None else {"env": env})))
 
 
 def _check_kinds(default: Any, values: dict[str, Any], source: Path) -> None:
@@ -65,7 +66,8 @@ def _check_kinds(default: Any, values: dict[str, Any], source: Path) -> None:
         kinds = (int, float) if name in floats else (type(plain[name]),)
         is_object = name == "env" and isinstance(value, dict)
         is_flag = kinds == (bool,) and value in (0, 1)  # as Python takes them
-        if type(value) not in kinds and not is_object and not is_flag:
+        is_whole = kinds == (int,) and type(parts.value_like(0, value)) is int  # 1e6
+        if type(value) not in kinds and not (is_object or is_flag or is_whole):
             raise UserError(f"{source}: {name} is {value!r}: give one like {plain[name]!r}")
 
 

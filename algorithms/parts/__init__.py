@@ -32,7 +32,7 @@ from algorithms.parts.checks import (
     check_sizes,
     check_spaces,
 )
-from algorithms.parts.fields import bounds, check_reals, real, static
+from algorithms.parts.fields import bounds, check_reals, real, static, value_like, with_plain_values
 from algorithms.parts.layers import (
     CONV_LAYERS,
     Convolutions,
@@ -85,10 +85,10 @@ from algorithms.parts.training import (
     Learner,
     Plan,
     first_state,
-    make_env,
     num_points,
     num_updates,
     program,
+    resolve,
 )
 
 __all__ = [
@@ -156,7 +156,6 @@ __all__ = [
     "is_discrete",
     "last_step",
     "log_tanh_slope",
-    "make_env",
     "mask_of_agents",
     "mean",
     "mean_over_shards",
@@ -172,6 +171,7 @@ __all__ = [
     "program",
     "real",
     "rescale_to",
+    "resolve",
     "scale_by_muon",
     "scaled",
     "scan",
@@ -179,8 +179,10 @@ __all__ = [
     "symmetries",
     "uniform_of",
     "unfold",
+    "value_like",
     "visit_of_steps",
     "with_last_step",
+    "with_plain_values",
     "without_x64",
     "zeros",
 ]

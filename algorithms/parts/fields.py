@@ -8,6 +8,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
+import jax
 import numpy as np
 from flax import struct
 
@@ -27,6 +28,42 @@ def real(default: float, interval: str, **others: dict[Any, str]) -> Any:
       **others: {value: interval} of a static field; its value replaces the interval.
     """
     return struct.field(default=default, metadata={"interval": interval, "others": others})
+
+
+def with_plain_values(config: Any) -> Any:
+    """The Config whose static fields have Python's own values, where those given are clear."""
+    static_ones = [f for f in dataclasses.fields(config) if not f.metadata.get("pytree_node", True)]
+    values = {f.name: value_like(f.default, getattr(config, f.name)) for f in static_ones}
+    return dataclasses.replace(config, **values)
+
+
+def value_like(default: Any, value: Any) -> Any:
+    """A value as a field with this default has it, where it is clear.
+
+    Numbers of NumPy and jax become Python's, and so do arrays without axes. Other arrays, and
+    lists, become tuples. A whole float becomes an int where the default is one, and a dict its
+    pairs where the default is a tuple. Anything else stays, for the checks to refuse.
+    """
+    is_tuple = isinstance(default, tuple)
+    value = _of_python(tuple(value.items()) if is_tuple and isinstance(value, dict) else value)
+    if type(default) is int:
+        return _whole(value)
+    if is_tuple and set(map(type, default)) == {int} and type(value) is tuple:
+        return tuple(map(_whole, value))
+    return value
+
+
+def _of_python(value: Any) -> Any:
+    """Values of NumPy and jax, alone or in lists and tuples, as Python's."""
+    if isinstance(value, np.generic | np.ndarray | jax.Array):
+        traced = isinstance(value, jax.core.Tracer)
+        value = value if traced else jax.device_get(value).tolist()
+    return tuple(map(_of_python, value)) if type(value) in (list, tuple) else value
+
+
+def _whole(value: Any) -> Any:
+    """A whole float as an int."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def check_reals(config: Any) -> None:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from algorithms.parts import shards
-from algorithms.parts.training import first_state, make_env
+from algorithms.parts.training import first_state, resolve
 from envs import shaping
 
 # Sizes that count all environments. Each shard gets an equal share of these,
@@ -60,7 +60,7 @@ class Split:
         Raises:
           ValueError: as the algorithm's own, or a setting that cannot be split.
         """
-        env, env_params = make_env(config, env, env_params)
+        config, env, env_params = resolve(config, env, env_params)
         whole = self.whole(config, env, env_params)
         share = self.share_of(config, whole.plan.steps)
         self.check(config, share, env, env_params)

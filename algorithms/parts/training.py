@@ -12,6 +12,7 @@ from jax.flatten_util import ravel_pytree
 
 import envs
 from algorithms.parts import shards
+from algorithms.parts.fields import with_plain_values
 from algorithms.parts.loops import zeros
 from algorithms.parts.precision import without_x64
 from algorithms.parts.statistics import EpisodeStatistics
@@ -65,21 +66,22 @@ class Plan(NamedTuple):
     steps: int  # environment steps of all updates
 
 
-def make_env(config: Any, env: Any, env_params: Any) -> tuple[Any, Any]:
-    """The given environment and parameters, or those that the config names.
+def resolve(config: Any, env: Any, env_params: Any) -> tuple[Any, Any, Any]:
+    """The config with plain values, and the given environment and parameters or those it names.
 
     Raises:
       ValueError: one is given without the other, or an error of `envs.make`.
     """
+    config = with_plain_values(config)
     if env is None and env_params is None:
-        return envs.make(config.env, **dict(config.env_settings))
+        return config, *envs.make(config.env, **dict(config.env_settings))
     if env is None or env_params is None:
         given, missing = ("env_params", "env") if env is None else ("env", "env_params")
         raise ValueError(
             f"{given} was given without {missing}: give both values of envs.make, "
             "env, env_params = envs.make(...), or neither"
         )
-    return env, env_params
+    return config, env, env_params
 
 
 def num_points(config: Any, steps: int) -> int:

@@ -46,7 +46,7 @@ SMALL = dict(
 OTHER = {"adam_eps": 1e-2, "weight_decay": 0.5}
 TOLERANCE = dict(rtol=1e-3, atol=1e-4)
 REFUSED = [
-    (dict(batch_size=8.0), "batch_size=8.0"),
+    (dict(batch_size=8.5), "batch_size=8.5"),
     (dict(critic_hidden_sizes=(8, 0)), "critic_hidden_sizes=.*: give whole numbers, 1 or more"),
     (dict(network="resnet"), "network='resnet': give mlp or simba"),
     (dict(learning_starts=96), "learning_starts=96 leaves nothing .* 9 would do"),

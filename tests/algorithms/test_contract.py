@@ -49,7 +49,7 @@ RELATIVES |= {"reppo_discrete"}
 
 REFUSED_BY_ALL = [
     (dict(num_envs=0), "num_envs=0: give a whole number, 1 or more"),
-    (dict(num_steps=8.0), "num_steps=8.0"),
+    (dict(num_steps=8.5), "num_steps=8.5"),
     (dict(total_timesteps=-1), "total_timesteps=-1"),
     (dict(update_epochs=0), "update_epochs=0"),
     (dict(num_evals=0), "num_evals=0"),
@@ -69,6 +69,25 @@ def test_make_train_is_that_of_ppo(case):
     """So tests of what it makes of a learner hold for every file."""
     text = lambda module: inspect.getsource(module.make_train).split('"""')
     assert text(case.module)[::2] == text(ppo)[::2]
+
+
+def test_every_function_takes_values_of_numpy_and_jax(case):
+    """test_fields.py says which; what follows sees a Config with Python's own."""
+    names = ("make_train", "make_policy", "make_probabilities")
+    makers = [getattr(case.module, name) for name in names if hasattr(case.module, name)]
+    assert len(makers) > 1
+    for function in makers:
+        line = "    config, env, env_params = parts.resolve(config, env, env_params)\n"
+        assert line in inspect.getsource(function), function.__name__
+
+
+@of_program
+def test_values_of_numpy_and_jax_make_the_same_program(case):
+    numbers = (np.int64, np.array, jnp.array, float)
+    whole = {name: value for name, value in vars(case.tiny).items() if type(value) is int}
+    changes = {name: numbers[i % 4](value) for i, (name, value) in enumerate(whole.items())}
+    sizes = {"hidden_sizes": np.array(case.tiny.hidden_sizes)}
+    assert case.make_train(**changes, **sizes).plan == case.make_train().plan
 
 
 @pytest.mark.cases(lambda case: not case.replay and not case.several)  # the other file's names

@@ -388,7 +388,7 @@ CASE = Case(
         (dict(burn_in=-1), "burn_in=-1"),
         (dict(train_every=0), "train_every=0"),
         (dict(n_step=0), "n_step=0"),
-        (dict(batch_size=8.0), "batch_size=8.0"),
+        (dict(batch_size=8.5), "batch_size=8.5"),
         (dict(target_every=0), "target_every=0"),
         (dict(staleness_steps=-1), "staleness_steps=-1"),
         (dict(memory_size=0), "memory_size=0"),

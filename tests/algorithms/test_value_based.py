@@ -55,7 +55,7 @@ OTHER = {"adam_eps": 1e-2, "eps_end": 0.9, "max_grad_norm": 1e-3, "huber_delta":
 OTHER |= {"priority_eps": 0.5, "duration_exponent": 1.5}
 TOLERANCE = dict(rtol=1e-4, atol=1e-5)
 REFUSED = [
-    (dict(batch_size=8.0), "batch_size=8.0"),
+    (dict(batch_size=8.5), "batch_size=8.5"),
     (dict(train_every=0), "train_every=0"),
     (dict(updates_per_step=0), "updates_per_step=0"),
     (dict(n_step=0), "n_step=0"),

@@ -300,19 +300,28 @@ def whole_number(word: str) -> int:
 
 
 def whole_numbers(word: str) -> tuple[int, ...]:
-    """Whole numbers with commas between them; none for an empty word."""
-    return tuple(whole_number(part) for part in word.split(",") if part)
+    """Whole numbers with commas between them, perhaps in brackets; none for an empty word."""
+    return tuple(whole_number(part) for part in parts_of(word) if part)
+
+
+def parts_of(word: str) -> list[str]:
+    """What stands between commas, without spaces around it and without a tuple's brackets."""
+    import re  # here, because a copied file takes this function without the imports above
+
+    # Around all numbers of a word or of a value, as wandb's agents write [64, 64].
+    numbers = r"(^|=)\s*[\[(](\s*|[-+.\s]*\d[-+.\deE\s,]*)[\])]\s*(?=,|$)"
+    return [part.strip() for part in re.sub(numbers, r"\1\2", word).split(",")]
 
 
 def ranges_setting(word: str) -> str:
     """length=uniform:0.25:1,gravity=log:5:20 as the setting `randomize` of environments."""
-    return word.replace("=", ":").replace(",", "/")
+    return word.replace(" ", "").replace("=", ":").replace(",", "/")
 
 
 def named_values(word: str) -> tuple[tuple[str, Any], ...]:
     """name=value pairs with commas between them; a value may be whole numbers, name=0,2."""
     pairs: list[tuple[str, Any]] = []
-    for part in filter(None, word.split(",")):
+    for part in filter(None, parts_of(word)):
         name, equals, value = part.partition("=")
         number = plain_value(part)
         if pairs and type(number) is int:  # one more of a tuple
@@ -320,7 +329,7 @@ def named_values(word: str) -> tuple[tuple[str, Any], ...]:
             before = before if isinstance(before, tuple) else (before,)
             pairs.append((last, (*before, number)))
         elif name and equals and value:
-            pairs.append((name, plain_value(value)))
+            pairs.append((name.strip(), plain_value(value.strip())))
         else:
             raise ValueError(f"{part!r} is not name=value; --env-settings= alone means none")
     return tuple(pairs)

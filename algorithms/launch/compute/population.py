@@ -115,7 +115,7 @@ class Population:
 
     def make_train(self, config: Any, env: Any = None, env_params: Any = None) -> Callable:
         """train(rng, state=None, num_evals=None, learn=True) of a whole population."""
-        env, env_params = parts.make_env(config, env, env_params)
+        config, env, env_params = parts.resolve(config, env, env_params)
         alone = self.module.make_train(config, env, env_params)
         plan = getattr(alone, "plan", parts.Plan(config.num_evals, 0, 0))
         whole = _Program(self.module, self.settings, config, env, env_params, plan.points)

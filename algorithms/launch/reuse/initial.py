@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from algorithms import parts
 from algorithms.launch.compute import devices, hosts, programs
 from algorithms.launch.compute.population import LEARNED
 from algorithms.launch.errors import UserError
@@ -47,7 +48,8 @@ def asked(values: dict[str, Any]) -> Initial | None:
     Raises:
       UserError: one of them without init_from, or a value that it does not take.
     """
-    given = {name.removeprefix("init_"): value for name, value in values.items()}
+    plain = {name: parts.value_like(0, value) for name, value in values.items()}
+    given = {name.removeprefix("init_"): value for name, value in plain.items()}
     run = given.pop("from", None)
     wanted = Initial(str(files.local(run).resolve()) if run else "", **given)
     if run is None:

@@ -125,7 +125,7 @@ def distribution(word: str, kind: type = float, read: Callable[[str], Any] = flo
         parts = re.split(r"[/|]" if kind is tuple else r"[,|]", rest)
         if kind is tuple and len(parts) < 2:
             raise ValueError(f"{word!r}: put a / between the values, as in choice:64,64/128,128")
-        made = Choice([read(part) for part in parts])
+        made = Choice([read(part.strip()) for part in parts])
     else:
         bounds = rest.split(":")
         if name not in DISTRIBUTIONS or len(bounds) != 2 or not _fits(DISTRIBUTIONS[name], kind):
@@ -162,13 +162,12 @@ def problem(distribution: Distribution, kind: type) -> str:
 
 
 def _problem_of_choice(choice: Choice, kind: type) -> str:
-    values = [value.item() if isinstance(value, np.generic) else value for value in choice.values]
-    if len(values) < 2:
+    if len(choice.values) < 2:
         return "give two values or more"
-    for i, value in enumerate(values):
+    for i, value in enumerate(choice.values):
         if type(value) is not kind and not (kind is float and type(value) is int):
             return f"{value!r} is not {NOUNS[kind]}"
-        if value in values[:i]:
+        if value in choice.values[:i]:
             return f"{settings.plain(value)} is there twice"
     return ""
 

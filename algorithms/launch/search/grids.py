@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from algorithms import parts
 from algorithms.launch import objectives
 from algorithms.launch.errors import UserError, unknown
 from algorithms.launch.search import distributions
-from algorithms.launch.search.distributions import Distribution
+from algorithms.launch.search.distributions import Choice, Distribution
 from algorithms.launch.search.halving import Halving
 from algorithms.launch.settings import Trials, float_fields, plain
 
@@ -43,6 +44,50 @@ class Group(NamedTuple):
     trials: Trials
 
 
+def with_plain_values(config: Any, asked: Asked) -> Asked:
+    """The same with Python's own values, each as its field of the Config has it.
+
+    Raises:
+      UserError: an unknown field, or neither a list of values nor a distribution.
+    """
+    grid = {name: _values(config, name, given) for name, given in asked.grid.items()}
+    of_row = lambda row: {name: _value(config, name, given) for name, given in row.items()}
+    rows = asked.settings
+    if rows is not None:  # `completed` refuses what is no setting
+        rows = [of_row(row) if isinstance(row, Mapping) else row for row in rows]
+    count = lambda number: parts.value_like(0, number)
+    return asked._replace(
+        grid=grid,
+        settings=rows,
+        samples=count(asked.samples),
+        max_parallel=count(asked.max_parallel),
+        memory_limit=count(asked.memory_limit),
+        halving=Halving(*map(count, asked.halving)),
+        retest=count(asked.retest),
+        retest_seeds=count(asked.retest_seeds),
+    )
+
+
+def _values(config: Any, name: str, given: Any) -> Any:
+    """The values of a field in a list, or its distribution."""
+    if isinstance(given, Choice):
+        return Choice([_value(config, name, one) for one in given.values])
+    if isinstance(given, Distribution):
+        return given
+    values = parts.value_like(None, given)
+    if not isinstance(values, list | tuple | range):
+        raise UserError(f"grid: {name}={given!r}: give a list of values, or a distribution")
+    return [_value(config, name, one) for one in values]
+
+
+def _value(config: Any, name: str, given: Any) -> Any:
+    """A field's value as the Config has it."""
+    fields = config.__dataclass_fields__
+    if name not in fields:
+        raise unknown("setting", name, list(fields))
+    return parts.value_like(fields[name].default, given)
+
+
 def expand(
     config: Any,
     grid: Mapping[str, Any],
@@ -59,23 +104,22 @@ def expand(
 
     Args:
       config: what holds where the grid says nothing.
-      grid: {field: values}, a `Uniform`, `Choice` or so for a field that is drawn.
+      grid: {field: values} as `with_plain_values` gives them, a `Uniform`, `Choice` or so for a
+        field that is drawn.
       seeds: of the trials of each setting.
       samples: how many draws, if anything is drawn.
       sampler: "sobol", which fills the space evenly (scrambled), or "random".
 
     Raises:
-      UserError: an unknown field, no values, a value twice, draws without `samples`, ...
+      UserError: no values, a value twice, draws without `samples`, ...
     """
-    fields = list(config.__dataclass_fields__)
-    for name in grid:
-        if name not in fields:
-            raise unknown("setting", name, fields)
     floats = float_fields(config)
     drawn = {name: value for name, value in grid.items() if isinstance(value, Distribution)}
-    listed = {name: _listed(name, value) for name, value in grid.items() if name not in drawn}
-    for name in set(listed) & set(floats):
-        _check_numbers(f"grid: {name}", listed[name])
+    listed = {name: values for name, values in grid.items() if name not in drawn}
+    for name, values in listed.items():
+        _check_listed(name, values)
+        if name in floats:
+            _check_numbers(f"grid: {name}", values)
     num_draws = _check_draws(drawn, config, samples, sampler)
     draws = draw(drawn, num_draws, sampler, seeds[0]) if drawn else {}
     plain_draws = {name: _plain(values, name in floats) for name, values in draws.items()}
@@ -119,7 +163,7 @@ def completed(config: Any, asked: Asked) -> Asked:
     values.
 
     Raises:
-      UserError: settings beside a grid, an unknown field, or several environments.
+      UserError: settings beside a grid, or several environments.
     """
     if asked.settings is None:
         return asked
@@ -127,13 +171,10 @@ def completed(config: Any, asked: Asked) -> Asked:
         raise UserError("settings: give a list of {field: value}, one for each setting")
     if asked.grid or asked.samples is not None:
         raise UserError("settings: they go neither with a grid nor with samples; give one of them")
-    fields, floats = list(config.__dataclass_fields__), float_fields(config)
+    floats = float_fields(config)
     names = dict.fromkeys(name for row in asked.settings for name in row)
     if not names:
         raise UserError("settings: there are no values; give {field: value} for each setting")
-    for name in names:
-        if name not in fields:
-            raise unknown("setting", name, fields)
     whole = [{n: row.get(n, getattr(config, n)) for n in names} for row in asked.settings]
     for name in names:
         values = [row[name] for row in whole]
@@ -219,11 +260,8 @@ def remarks(asked: Asked, statics: Sequence[Mapping[str, Any]], num_settings: in
     return said
 
 
-def _listed(name: str, values: Any) -> list[Any]:
-    """The values of a field that are told one by one."""
-    if isinstance(values, str) or not isinstance(values, list | tuple | np.ndarray | range):
-        raise UserError(f"grid: {name}={values!r}: give a list of values, or a distribution")
-    values = [value.item() if isinstance(value, np.generic) else value for value in values]
+def _check_listed(name: str, values: Sequence[Any]) -> None:
+    """Refuses no values, a value twice, and a distribution among values."""
     if not values:
         raise UserError(f"grid: {name} has no values")
     for i, value in enumerate(values):
@@ -233,7 +271,6 @@ def _listed(name: str, values: Any) -> list[Any]:
             joined = ",".join(plain(one) for one in values)
             hint = f"; one setting of them all is {joined}" if isinstance(value, tuple) else ""
             raise UserError(f"{name}: {plain(value)} is there twice{hint}")
-    return values
 
 
 def _check_numbers(what: str, values: Sequence[Any]) -> None:
@@ -245,10 +282,10 @@ def _check_numbers(what: str, values: Sequence[Any]) -> None:
 
 def _plain(values: Sequence[Any], is_float: bool) -> list[Any]:
     """Draws as a Config has them."""
-    values = [value.item() if isinstance(value, np.generic) else value for value in values]
+    values = [parts.value_like(None, value) for value in values]
     if is_float:  # what is no number is refused where ranges are
         return [float(value) if isinstance(value, int | float) else value for value in values]
-    return [tuple(value) if isinstance(value, list) else value for value in values]
+    return values
 
 
 def _check_draws(

@@ -1,11 +1,11 @@
 """The results of trials, read back from their directory, and which of them is the best one."""
 
-import operator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from algorithms import parts
 from algorithms.launch import objectives, settings
 from algorithms.launch.errors import UserError
 from algorithms.launch.metrics import Metrics, mean_returns, players, stack
@@ -94,10 +94,10 @@ def choose(there: experiment.Experiment, trial: int | str = "best") -> Chosen:
       UserError: it is something else, or nothing has been trained yet.
     """
     if not isinstance(trial, str):
-        try:
-            return Chosen([operator.index(trial)], [])
-        except TypeError:
-            raise UserError(f"trial={trial}: give best, all or a number") from None
+        number = parts.value_like(0, trial)
+        if type(number) is not int:
+            raise UserError(f"trial={trial}: give best, all or a number")
+        return Chosen([number], [])
     if trial not in ("best", "all"):
         raise UserError(f"trial={trial}: give best, all or a number")
     if not there.is_sweep:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from algorithms import parts
 from algorithms.launch import settings
 from algorithms.launch.compute import hosts
 from algorithms.launch.compute.interrupts import Interrupt
@@ -52,12 +53,13 @@ class Swept(NamedTuple):
         Raises:
           UserError: there is none with these values, or there are several.
         """
-        wanted = {name: settings.tuples(value) for name, value in setting.items()}
         agrees = lambda one: all(
-            name in one.setting and one.setting[name] == value for name, value in wanted.items()
+            name in one.setting and one.setting[name] == parts.value_like(one.setting[name], value)
+            for name, value in setting.items()
         )
         found = [one for one in self.ranked if agrees(one)]
         if len(found) != 1:
+            wanted = {name: parts.value_like(None, value) for name, value in setting.items()}
             named = ", ".join(settings.text_of(wanted)) or "no field"
             raise UserError(f"{len(found)} settings of the sweep have {named}: give values of one")
         return found[0]

@@ -46,7 +46,8 @@ def make_options(values: dict[str, Any]) -> Options:
         if name not in NAMES + INIT + CHOSEN:
             raise unknown("option", name, NAMES + INIT)
     begins = initial.asked({name: value for name, value in values.items() if name in INIT + CHOSEN})
-    own = {name: value for name, value in values.items() if name in NAMES}
+    defaults = Options._field_defaults
+    own = {n: parts.value_like(defaults[n], value) for n, value in values.items() if n in NAMES}
     options = Options(**own, init=begins)
     if options.gif not in GIF_CHOICES:
         raise UserError(f"gif={options.gif!r}: choose one of {', '.join(GIF_CHOICES)}")

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+from algorithms import parts
 from algorithms.launch import objectives, settings
 from algorithms.launch.compute import devices, hosts, population, split
 from algorithms.launch.compute.interrupts import CODES, ended_by, in_background
@@ -226,7 +227,7 @@ def pbt(
       KeyboardInterrupt, SystemExit: as `run`.
     """
     _check_on_signal(on_signal)
-    config = config.replace(num_evals=rounds)
+    config = parts.with_plain_values(config.replace(num_evals=rounds))
     wanted = populations.asked(
         config,
         ranges,
@@ -332,6 +333,7 @@ def _resume(
 ) -> Result | Swept:
     """`resume`, whatever the signals."""
     check_hooks(hooks)
+    total_timesteps, point = (parts.value_like(0, given) for given in (total_timesteps, point))
     with contextlib.ExitStack() as locks:
         there = experiment.open(path)
         if point != "last" and type(point) is not int:
@@ -421,14 +423,14 @@ def _begin(
     there = place.path if place.resume_if_exists and place.save else None
     if there is not None and not experiment.is_there(there, is_sweep):
         there = None
-    config = loading.pinned(config, there)
+    config = loading.pinned(parts.with_plain_values(config), there)
     module = split.of(module, chosen.split_envs)
     check_seeds(seeds)
     check_files(chosen, place.save)
     check_hooks(hooks)
     if place.resume_if_exists and place.path is None:
         raise UserError("resume_if_exists: say which directory, run_dir=... (--run-dir DIR)")
-    asked = asked or grids.Asked()
+    asked = grids.with_plain_values(config, asked or grids.Asked())
     stages.check_whole(asked)
     plans.check_limits(asked)
     objectives.check(asked.objective)

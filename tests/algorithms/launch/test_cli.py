@@ -20,6 +20,7 @@ from algorithms import dqn, launch, ppo
 from algorithms.launch import errors
 from algorithms.launch.commands import cli, flags, presets
 from algorithms.launch.compute import programs
+from algorithms.launch.search import distributions
 from algorithms.launch.storage.run_dir import RunDir
 from tests.algorithms.launch import toy
 from tests.broken import untimed
@@ -145,8 +146,25 @@ def test_flags_become_settings():
     assert parsed("--hidden-sizes", "", "--env-settings", "")[0].hidden_sizes == ()
 
 
+@pytest.mark.parametrize("word", ["[64, 32]", "(64,32)", "64, 32", "(64, 32,)"])
+def test_a_tuple_may_have_brackets_and_spaces(word):
+    """As wandb's agents write it."""
+    assert parsed("--hidden-sizes", word)[0].hidden_sizes == (64, 32)
+    assert flags.named_values(f"observe={word}, x = 1.5") == (("observe", (64, 32)), ("x", 1.5))
+    drawn = distributions.distribution(f"choice:{word} / 8", tuple, flags.whole_numbers)
+    assert drawn.values == [(64, 32), (8,)]
+    assert flags.whole_numbers("[]") == () and flags.whole_numbers("[6.4e1, -1]") == (64, -1)
+
+
+def test_brackets_that_belong_to_a_value_stay():
+    pairs = (("opponent", "runs/a(1)"), ("other", "(b)/c"))
+    assert flags.named_values("opponent=runs/a(1),other=(b)/c") == pairs
+    with pytest.raises(ValueError, match="'\\[64' is not a whole number|could not convert"):
+        flags.whole_numbers("[64,")
+
+
 def test_ranges_of_the_environment():
-    words = "length=uniform:0.25:1,gravity=log:5:20"
+    words = "length=uniform:0.25:1, gravity=log:5:20"
     ranges = ("randomize", "length:uniform:0.25:1/gravity:log:5:20")
     base = toy.Config(env_settings=(("max_steps", 3), ("randomize", "length:log:1:2")))
     both = lambda *given: cli.with_ranges(base, *given, words)

@@ -271,7 +271,7 @@ def test_a_config_that_was_changed_on_purpose_is_read(broken):
         ("anneal_lr", "false"),
         ("learning_rate", "3e-1"),
         ("gamma", True),
-        ("num_envs", 5.0),
+        ("num_envs", 5.5),
         ("hidden_sizes", 3),
         ("env_settings", None),
         ("env", None),
@@ -284,8 +284,10 @@ def test_a_config_with_a_value_of_another_kind_is_refused(broken, name, value):
 
 
 def test_a_flag_may_be_a_number_as_python_takes_it(broken):
-    change_config(broken, lambda config: config.update(anneal_lr=1))
-    assert launch.load(broken, module=toy).config.anneal_lr
+    """And a whole number a float, 1e6."""
+    change_config(broken, lambda config: config.update(anneal_lr=1, num_envs=5.0))
+    config = launch.load(broken, module=toy).config
+    assert config.anneal_lr and type(config.num_envs) is int
 
 
 def test_a_run_whose_length_was_changed_by_hand_is_not_gone_on_with(broken):

@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import functools
 import importlib.util
 import json
 import re
@@ -10,6 +11,7 @@ import types
 import warnings
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
@@ -233,7 +235,7 @@ def test_a_function_of_the_history_gives_a_score_for_each_point():
             choose(function)
 
 
-@pytest.mark.parametrize("point", ["best", 1.0, "1"])
+@pytest.mark.parametrize("point", ["best", 1.5, "1"])
 def test_a_run_goes_on_from_the_last_point_or_a_number(whole, point):
     with pytest.raises(launch.UserError, match="give last or a number"):
         launch.resume(whole.run_dir, module=toy, point=point)
@@ -518,6 +520,21 @@ def test_floats_out_of_range(field, values):
     for value in values:
         with pytest.raises(UserError, match=f"{field}={value}: give a number"):
             launch.run(ppo, ppo.Config(**{field: value}), save=False)
+
+
+def test_values_of_numpy_and_jax_make_the_same_files(whole, tmp_path):
+    given = {"total_timesteps": 500.0, "num_evals": np.int64(10), "hidden_sizes": jnp.array([3, 2])}
+    given |= {"num_envs": np.array(5), "env_settings": {}, "gamma": jnp.float32(0.99)}
+    config = toy.Config(**given)
+    result = launch.run(toy, config, num_seeds=np.int64(3), run_dir=tmp_path / "run")
+    assert_same((result.state, result.metrics), (whole.state, whole.metrics))
+    found, expected = (RunDir.open(path).description for path in (tmp_path / "run", whole.run_dir))
+    assert found | {"config": 0} == expected | {"config": 0}
+    assert found["config"] | {"gamma": 0} == expected["config"] | {"gamma": 0}
+    last = launch.resume(tmp_path / "run", module=toy, total_timesteps=np.float64(600))
+    assert last.metrics["timestep"].shape == (3, 13)
+    load = functools.partial(launch.load, tmp_path / "run", module=toy)
+    assert load(point=np.int64(2), trial=np.int64(1)).trials.seeds == [1]
 
 
 @pytest.mark.parametrize(

@@ -107,9 +107,9 @@ def test_words_that_are_none(word, kind, message):
     "grid, message",
     [
         ({"anneal_lr": launch.Integers(0, 1)}, "the field is true or false: draw it by Choice"),
-        ({"num_envs": launch.Choice([4, 8.0])}, "8.0 is not a whole number"),
+        ({"num_envs": launch.Choice([4, 8.5])}, "8.5 is not a whole number"),
         ({"gamma": launch.Choice(["high", 0.5])}, "'high' is not a number"),
-        ({"hidden_sizes": launch.Choice([(1,), [2]])}, "[2] is not a tuple"),
+        ({"hidden_sizes": launch.Choice([(1,), 2])}, "2 is not a tuple"),
         ({"gamma": launch.LogUniform(0, 1)}, "needs a lower bound above 0"),
         ({"env": launch.Choice(["CartPole-v1", "Acrobot-v1"])}, "env: list the environments"),
         ({"num_envs": [launch.Integers(1, 2), 4]}, "num_envs: a distribution stands alone"),

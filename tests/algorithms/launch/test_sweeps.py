@@ -9,6 +9,7 @@ import shutil
 import signal
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy
@@ -20,6 +21,7 @@ from algorithms.launch.compute import devices
 from algorithms.launch.errors import UserError
 from algorithms.launch.search import distributions, grids
 from algorithms.launch.search.distributions import Choice, LogUniform, Uniform
+from algorithms.launch.search.halving import Halving
 from algorithms.launch.show import pace, plots, render, results, trackers
 from algorithms.launch.show.progress import Progress
 from algorithms.launch.storage import experiment, outcomes
@@ -140,6 +142,39 @@ def test_draws_are_crossed_with_lists():
     np.testing.assert_array_equal(group.trials.floats["gamma"], [0.5] * 3 + [0.6] * 3)
 
 
+def test_values_of_numpy_and_jax_make_the_same_sweep(tmp_path):
+    plain = {
+        "gamma": [0.25, 0.5],
+        "num_envs": [5, 7],
+        "hidden_sizes": [(3, 2), (2, 3)],
+        "env_settings": [(("max_steps", 9),), ()],
+    }
+    given = {
+        "gamma": jnp.array([0.25, 0.5]),
+        "num_envs": np.array([5.0, 7.0]),
+        "hidden_sizes": np.array([[3, 2], [2, 3]]),
+        "env_settings": [{"max_steps": np.int64(9)}, {}],
+    }
+    draw = lambda grid: {name: Choice(values) for name, values in grid.items()}
+    rows = lambda grid: [dict(zip(grid, values)) for values in zip(*grid.values())]
+    for keywords in (
+        lambda grid: {"grid": grid},
+        lambda grid: {"grid": draw(grid), "samples": 4},
+        lambda grid: {"settings": rows(grid)},
+    ):
+        asked = [
+            grids.completed(CONFIG, grids.with_plain_values(CONFIG, grids.Asked(**keywords(grid))))
+            for grid in (plain, given)
+        ]
+        assert repr(asked[1]) == repr(asked[0])
+    counts = grids.Asked({}, np.int64(4), retest=2.0, halving=Halving(np.int64(3)))
+    counts = grids.with_plain_values(CONFIG, counts)
+    assert repr([*counts]) == repr([*grids.Asked({}, 4, retest=2, halving=Halving(3))])
+    setting = {name: values[0] for name, values in given.items()}
+    swept = launch.sweep(toy, CONFIG, settings=[setting], sweep_dir=tmp_path / "x")
+    assert swept.of(setting).setting == {name: values[0] for name, values in plain.items()}
+
+
 def test_trials_survive_json():
     trials = settings.Trials([1, 2], {"target_kl": np.array([math.inf, 0.1])})
     text = json.dumps(trials.to_json(), allow_nan=False)
@@ -162,11 +197,11 @@ def test_trials_survive_json():
         ),
         ({"gamma": [0.9, 1.1]}, {}, "gamma=1.1: give a number in [0, 1]"),
         ({"gamma": ["high"]}, {}, "gamma=high: give a number"),
-        ({"gamma": [[0.9, 0.8], [0.7, 0.6]]}, {}, "gamma=[0.9, 0.8]: give one number for each"),
+        ({"gamma": [[0.9, 0.8], [0.7, 0.6]]}, {}, "gamma=(0.9, 0.8): give one number for each"),
         (
             {},
             {"settings": [{"gamma": [0.9, 0.8]}, {"gamma": [0.7, 0.6]}]},
-            "gamma=[0.9, 0.8]: give one number for each",
+            "gamma=(0.9, 0.8): give one number for each",
         ),
         ({}, {"settings": [{"gamma": Uniform(0, 1)}]}, "gamma is drawn: give draws to grid"),
         ({}, {"settings": [{"num_envs": Choice([2, 3])}]}, "num_envs is drawn: give draws to grid"),

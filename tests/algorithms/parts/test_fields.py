@@ -5,6 +5,7 @@ import math
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import struct
@@ -12,6 +13,8 @@ from flax import struct
 import algorithms
 from algorithms import parts
 from algorithms.parts import real, static
+
+GIVEN = (("gravity", 5.0), ("observe", (0, 2)))
 
 
 @struct.dataclass
@@ -71,6 +74,53 @@ def test_an_interval_may_depend_on_a_static_field():
 def test_what_is_no_number(value):
     with pytest.raises(ValueError, match="^share=(much|None): give a number$"):
         parts.check_reals(Config(share=value))
+
+
+# --- static fields ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "default, given, expected",
+    [
+        (4, np.int64(8), 8),
+        (4, np.array(8), 8),
+        (4, jnp.array(8), 8),
+        (4, 1e6, 1_000_000),
+        (4, np.float32(8.0), 8),
+        (4, jnp.array(8.0), 8),
+        (4, 8.5, 8.5),
+        (4, float("inf"), float("inf")),
+        (4, True, True),
+        (4, "8", "8"),
+        (4, None, None),
+        (True, np.bool_(False), False),
+        ("tanh", np.str_("relu"), "relu"),
+        ((64, 64), [32, np.int32(16)], (32, 16)),
+        ((64, 64), np.array([32.0, 16.0]), (32, 16)),
+        ((64, 64), jnp.array([32, 16]), (32, 16)),
+        ((64, 64), (32, 16.5), (32, 16.5)),
+        ((64, 64), 32, 32),
+        ((64, 64), (), ()),
+        ((), {"gravity": np.float64(5.0), "observe": [0, np.int64(2)]}, GIVEN),
+        ((), [["gravity", 5.0], ["observe", np.array([0, 2])]], GIVEN),
+        ((), (("on", np.bool_(True)),), (("on", True),)),
+        (0.5, np.array(0.25), 0.25),
+        (0.5, np.array([0.25, 0.5]), (0.25, 0.5)),
+    ],
+)
+def test_values_of_numpy_and_jax_are_taken(default, given, expected):
+    found = parts.value_like(default, given)
+    assert (repr(found), type(found)) == (repr(expected), type(expected))
+
+
+def test_a_config_has_plain_values_and_keeps_its_floats():
+    share = jnp.array([0.1, 0.2])
+    config = parts.with_plain_values(Config(size=np.int64(3), kind=np.str_("part"), share=share))
+    assert type(config.size) is int and type(config.kind) is str and config.share is share
+    traced = jax.jit(lambda x: parts.with_plain_values(Config(size=np.int64(3), share=x)).share)
+    np.testing.assert_array_equal(traced(0.25), 0.25)
+    size = jax.eval_shape(lambda x: parts.value_like(4, x), np.int64(3))
+    assert size.shape == (), "a traced number stays, for check_sizes to refuse"
 
 
 def configs_of_all_files():

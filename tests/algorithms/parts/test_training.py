@@ -20,21 +20,29 @@ def make_config(**settings):
     return types.SimpleNamespace(env="CartPole-v1", env_settings=(("max_steps", 9),), **settings)
 
 
+@struct.dataclass
+class Named:
+    env: str = parts.static("CartPole-v1")
+    env_settings: tuple[tuple[str, Any], ...] = parts.static((("max_steps", 9),))
+
+
 # --- the environment --------------------------------------------------------------------------
 
 
 def test_the_world_is_the_config_s_or_the_one_that_is_given(probe):
-    env, params = parts.make_env(make_config(), None, None)
-    assert (env, params) == envs.make("CartPole-v1", max_steps=9)
+    config, *world = parts.resolve(Named(), None, None)
+    assert tuple(world) == envs.make("CartPole-v1", max_steps=9) and config == Named()
     given = probe, tasks.ProbeParams()
-    assert parts.make_env(make_config(), *given) == given
+    assert parts.resolve(Named(), *given) == (Named(), *given)
+    config, *world = parts.resolve(Named(env_settings={"max_steps": np.int64(9)}), None, None)
+    assert tuple(world) == envs.make("CartPole-v1", max_steps=9) and config == Named()
 
 
 def test_an_environment_and_its_parameters_come_together(probe):
     with pytest.raises(ValueError, match=r"env was given without env_params: give both .*neither"):
-        parts.make_env(make_config(), probe, None)
+        parts.resolve(Named(), probe, None)
     with pytest.raises(ValueError, match=r"env_params was given without env: give both .*neither"):
-        parts.make_env(make_config(), None, tasks.ProbeParams())
+        parts.resolve(Named(), None, tasks.ProbeParams())
 
 
 # --- counting ---------------------------------------------------------------------------------
