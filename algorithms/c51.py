@@ -267,9 +267,6 @@ def check(config: Config, env: Any, env_params: Any) -> None:
     parts.check_sizes(config, "target_every", "num_atoms")
     if config.num_atoms < 2:
         raise ValueError(f"num_atoms={config.num_atoms}: give a whole number, 2 or more")
-    ends = config.v_min, config.v_max
-    if all(isinstance(x, int | float) for x in ends) and not ends[0] < ends[1]:  # else traced
-        raise ValueError(f"v_min={ends[0]} and v_max={ends[1]}: give a v_min below v_max")
     parts.check_choices(config, exploration=EXPLORATION)
     parts.check_spaces(INFO, config, env, env_params)
     parts.check_replay(config, env, env_params)

@@ -3,6 +3,7 @@
 import functools
 import importlib
 import inspect
+import math
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -125,6 +126,9 @@ def _build(env: Any, settings: dict[str, Any]) -> tuple[Any, Any]:
         if not isinstance(wrapper_settings.get(name), bool | None):
             raise ValueError(f"{name}={wrapper_settings[name]}: give true or false")
     label = env if isinstance(env, str) else getattr(env, "name", type(env).__name__)
+    for name, value in settings.items():
+        if any(map(_is_nan, value if isinstance(value, tuple | list) else [value])):
+            raise ValueError(f"setting of {label}: {name}={value}: give a number")
     own = not isinstance(env, str)
     if isinstance(env, str):
         env, settings = _construct(env, settings, wrapper_settings)
@@ -182,6 +186,10 @@ def _build(env: Any, settings: dict[str, Any]) -> tuple[Any, Any]:
         if wrapper_settings.get(name):
             env = wrapper(env, params)
     return env, params
+
+
+def _is_nan(value: Any) -> bool:
+    return isinstance(value, float) and math.isnan(value)
 
 
 def _arguments(env: Any, label: str) -> list[str]:

@@ -1,7 +1,7 @@
 """Fields of a Config: static ones, which shape the program, and floats with their ranges.
 
-A float is a leaf of the pytree and may be traced or batched. The command line checks its range
-before anything runs, while it is still a number.
+A float is a leaf of the pytree and may be traced or batched. Its range is checked wherever it is
+still a number.
 """
 
 import dataclasses
@@ -67,14 +67,16 @@ def _whole(value: Any) -> Any:
 
 
 def check_reals(config: Any) -> None:
-    """Refuses floats outside their intervals; every float may be an array.
+    """Refuses floats outside their intervals; every float may be an array. Traced ones are skipped.
 
     Raises:
       ValueError: a field, its value and its interval.
     """
     for name, interval, reason in _intervals(config):
-        low, high = (_number(config, end) for end in interval[1:-1].split(", "))
-        value, low, high = np.broadcast_arrays(_number(config, name), low, high)
+        words = name, *interval[1:-1].split(", ")
+        if any(isinstance(getattr(config, word, None), jax.core.Tracer) for word in words):
+            continue
+        value, low, high = np.broadcast_arrays(*(_number(config, word) for word in words))
         above = value >= low if interval[0] == "[" else value > low
         below = value <= high if interval[-1] == "]" else value < high
         for i in np.argwhere(~(above & below)):  # also where a value is NaN
@@ -107,7 +109,7 @@ def _end(interval: str, which: int, inwards: float) -> np.float32:
 
 def _number(config: Any, word: str) -> np.ndarray:
     """A field's value, or the number that the word spells."""
-    given = getattr(config, word, word)
+    given = jax.device_get(getattr(config, word, word))
     for one in np.ravel(given).tolist():
         try:
             float(one)

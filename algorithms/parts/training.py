@@ -12,7 +12,7 @@ from jax.flatten_util import ravel_pytree
 
 import envs
 from algorithms.parts import shards
-from algorithms.parts.fields import with_plain_values
+from algorithms.parts.fields import check_reals, with_plain_values
 from algorithms.parts.loops import zeros
 from algorithms.parts.precision import without_x64
 from algorithms.parts.statistics import EpisodeStatistics
@@ -169,8 +169,10 @@ def program(learner: Callable, config: Any, env: Any, env_params: Any) -> Callab
       env, env_params: from `envs.make`.
 
     Raises:
-      ValueError: an episode of the environment may never end, and evaluation plays whole episodes.
+      ValueError: a float outside its range, or an episode of the environment may never end, and
+        evaluation plays whole episodes.
     """
+    check_reals(config)
     if config.num_eval_episodes:
         envs.check_ends(env, env_params)
     # Arguments of the compiled program, all strongly typed. Other values do not compile again.

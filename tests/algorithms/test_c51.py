@@ -85,8 +85,8 @@ CASE = Case(
     refused=(
         *REFUSED,
         (dict(num_atoms=1), "num_atoms=1: give a whole number, 2 or more"),
-        (dict(v_min=10.0), "v_min=10.0 and v_max=10.0: give a v_min below v_max"),
-        (dict(v_max=-150), "v_min=-100.0 and v_max=-150: give"),
+        (dict(v_min=10.0), r"v_max=10.0: give a number in \(v_min, inf\), here \(10, inf\)"),
+        (dict(v_max=-150), r"v_max=-150.0: give .*, here \(-100, inf\)"),
     ),
     probes={"discrete": False},
     played=played,

@@ -57,6 +57,8 @@ REFUSED_BY_ALL = [
     (dict(conv_layers="large"), "conv_layers='large': give none or small or nature or impala"),
     (dict(compute_dtype="float16"), "compute_dtype='float16': give float32 or bfloat16"),
     (dict(hidden_sizes=(8, 0)), "hidden_sizes=0"),
+    (dict(gamma=1.5), r"gamma=1.5: give a number in \[0, 1\]"),
+    (dict(learning_rate=np.array(-1.0)), r"learning_rate=-1.0: give a number in \[0, inf\)"),
     (dict(activation="tanhh"), "activation='tanhh'"),
     (dict(env="CartPol-v1"), "did you mean CartPole-v1"),
 ]

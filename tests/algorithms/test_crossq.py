@@ -11,6 +11,7 @@ from algorithms import crossq, parts
 from tests.algorithms.cases import Case, again, assert_close, assert_same, programs
 from tests.algorithms.test_actor_critics import (
     OF_CASES,
+    OTHER,
     PROBE,
     REFUSED,
     SMALL,
@@ -372,5 +373,5 @@ CASE = Case(
     lowest_value=lowest_value,
     learned=learned,
     actor_state="policy_opt_state",
-    **OF_CASES,
+    **OF_CASES | {"other": {**OTHER, "renorm_r_max": 1.5}},
 )

@@ -126,6 +126,7 @@ def test_settings_reach_parameters_and_constructors():
         ("CartPole-v1", {"action_repeat": 2.5}, "action_repeat=2.5: give a whole number"),
         ("CartPole-v1", {"max_steps": np.inf}, "max_steps=inf: give a whole number of steps, up"),
         ("CartPole-v1", {"max_steps": np.nan}, "max_steps=nan: give a whole number of steps"),
+        ("CartPole-v1", {"gravity": np.nan}, "setting of CartPole-v1: gravity=nan: give a number"),
         ("CartPole-v1", {"frame_stack": 2**31}, "frame_stack=2147483648: .*, up to 2147483647"),
         ("CartPole-v1", {"limit_terminates": "no"}, "limit_terminates=no: give true or false"),
         ("CartPole-v1", {"mask_actions": "off"}, "mask_actions=off: give true or false"),

@@ -1,6 +1,5 @@
 """What a run does besides training, and checks before anything runs."""
 
-import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -64,11 +63,7 @@ def check_seeds(seeds: range) -> None:
 
 
 def check_floats(config: Any) -> None:
-    """Refuses floats that cannot work, those of the environment's settings, too; they are concrete
-    only here."""
-    for name, value in config.env_settings:
-        if isinstance(value, float) and math.isnan(value):
-            raise UserError(f"env_settings: {name}=nan: give a number")
+    """Refuses floats that cannot work, those of all trials; in their programs they are traced."""
     try:
         parts.check_reals(config)
     except ValueError as error:

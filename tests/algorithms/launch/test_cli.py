@@ -215,7 +215,7 @@ REFUSED = [
     ("--env-settings 0,2", "'0' is not name=value"),
     ("--env-settings none", "'none' is not name=value; --env-settings= alone means none"),
     ("--env-settings max_stepz=3", "did you mean max_steps"),
-    ("--env-settings gravity=nan", "env_settings: gravity=nan: give a number"),
+    ("--env-settings gravity=nan", "setting of CartPole-v1: gravity=nan: give a number"),
     ("--env-settings gravity=9.8,12", "gravity=9.8,12: give one number, as 9.8"),
     ("--env-settings gravity=low", "gravity=low: give one number, as 9.8"),
     ("--randomize lenght=uniform:1:2", "did you mean length"),

@@ -76,6 +76,19 @@ def test_what_is_no_number(value):
         parts.check_reals(Config(share=value))
 
 
+def test_traced_floats_are_not_checked():
+    """Neither is a float whose interval ends at a traced one."""
+
+    def check(value):
+        parts.check_reals(Config(share=value, low=2.0 * value))
+        return value
+
+    np.testing.assert_array_equal(jax.jit(check)(7.0), 7.0)
+    np.testing.assert_array_equal(jax.vmap(check)(np.array([7.0, 8.0])), [7.0, 8.0])
+    with pytest.raises(ValueError, match=r"^scale=-1.0: give a number in \(0, inf\)"):
+        jax.jit(lambda value: parts.check_reals(Config(share=value, scale=-1.0)))(0.5)
+
+
 # --- static fields ----------------------------------------------------------------------------
 
 
