@@ -315,7 +315,7 @@ def playout_search(game, size):
 # --- acting and training ----------------------------------------------------------------------
 
 
-@parts.without_x64
+@parts.with_usual_jax
 def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns policy(state, observation, memory=None, rng=None, mask=None) -> action, memory.
 
@@ -336,7 +336,7 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
     return policy
 
 
-@parts.without_x64
+@parts.with_usual_jax
 def make_search(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns search(state, env_state, rng=None) -> action, which plays with search.
 
@@ -380,7 +380,7 @@ def check(config: Config, env: Any, env_params: Any) -> None:
     parts.num_updates(config, size)
 
 
-@parts.without_x64
+@parts.with_usual_jax
 def make_train(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns the jitted train(rng, state=None, num_evals=None) -> state, metrics.
 

@@ -346,7 +346,7 @@ def make_inputs(config, policy, observation, world_state=None):
     return x, critic_x
 
 
-@parts.without_x64
+@parts.with_usual_jax
 def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns policy(state, observation, memory=None, rng=None, mask=None) -> action, memory.
 
@@ -368,7 +368,7 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
     return policy
 
 
-@parts.without_x64
+@parts.with_usual_jax
 def make_probabilities(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns probabilities(state, observation, mask) of the policy that samples discrete actions.
 
@@ -411,7 +411,7 @@ def check(config: Config, env: Any, env_params: Any) -> None:
     parts.num_updates(config, config.num_envs * config.num_steps)
 
 
-@parts.without_x64
+@parts.with_usual_jax
 def make_train(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns the jitted train(rng, state=None, num_evals=None) -> state, metrics.
 

@@ -320,7 +320,7 @@ def make_inputs(config, policy, observation, previous, world_state=None):
     return (x, *previous), (critic_x, *previous)
 
 
-@parts.without_x64
+@parts.with_usual_jax
 def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns policy(state, observation, memory=None, rng=None, mask=None) -> action, memory.
 
@@ -373,7 +373,7 @@ def check(config: Config, env: Any, env_params: Any) -> None:
     parts.num_updates(config, config.num_envs * config.num_steps)
 
 
-@parts.without_x64
+@parts.with_usual_jax
 def make_train(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns the jitted train(rng, state=None, num_evals=None) -> state, metrics.
 

@@ -298,7 +298,7 @@ def learning_rates(config, num_updates, update, epoch):
 # --- acting and training ----------------------------------------------------------------------
 
 
-@parts.without_x64
+@parts.with_usual_jax
 def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns policy(state, observation, memory=None, rng=None, mask=None) -> action, memory.
 
@@ -341,7 +341,7 @@ def check(config: Config, env: Any, env_params: Any) -> None:
     parts.num_updates(config, size)
 
 
-@parts.without_x64
+@parts.with_usual_jax
 def make_train(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns the jitted train(rng, state=None, num_evals=None) -> state, metrics.
 

@@ -243,7 +243,7 @@ def hold(held, chosen, mask=None):
 # --- acting and training ----------------------------------------------------------------------
 
 
-@parts.without_x64
+@parts.with_usual_jax
 def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns policy(state, observation, memory=None, rng=None, mask=None) -> action, memory.
 
@@ -271,7 +271,7 @@ def check(config: Config, env: Any, env_params: Any) -> None:
     parts.check_replay(config, env, env_params)
 
 
-@parts.without_x64
+@parts.with_usual_jax
 def make_train(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns the jitted train(rng, state=None, num_evals=None) -> state, metrics.
 

@@ -267,7 +267,7 @@ def importance_weights(probabilities, size, beta):
 # --- acting and training ----------------------------------------------------------------------
 
 
-@parts.without_x64
+@parts.with_usual_jax
 def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns policy(state, observation, memory=None, rng=None, mask=None) -> action, memory.
 
@@ -338,7 +338,7 @@ def check(config: Config, env: Any, env_params: Any) -> None:
     parts.check_fits(config, buffer, jax.eval_shape(create))
 
 
-@parts.without_x64
+@parts.with_usual_jax
 def make_train(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns the jitted train(rng, state=None, num_evals=None) -> state, metrics.
 

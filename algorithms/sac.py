@@ -200,7 +200,7 @@ def squash(gaussian, noise):  # detail 2
 # --- acting and training ----------------------------------------------------------------------
 
 
-@parts.without_x64
+@parts.with_usual_jax
 def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns policy(state, observation, memory=None, rng=None, mask=None) -> action, memory.
 
@@ -229,7 +229,7 @@ def check(config: Config, env: Any, env_params: Any) -> None:
     parts.check_replay(config, env, env_params)
 
 
-@parts.without_x64
+@parts.with_usual_jax
 def make_train(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns the jitted train(rng, state=None, num_evals=None) -> state, metrics.
 

@@ -10,7 +10,7 @@ import numpy as np
 from envs import loops
 from envs.batch import ENDLESS, limit_of, transition
 from envs.metrics import after, kinds
-from envs.precision import without_x64
+from envs.usual_jax import with_usual_jax
 
 
 class Episodes(NamedTuple):
@@ -61,7 +61,7 @@ def rewarded(memory: Any, reward: jax.Array) -> Any:
     return memory._replace(reward=jnp.asarray(reward, jnp.float32))
 
 
-@without_x64
+@with_usual_jax
 def evaluate(
     policy: Callable,
     state: Any,

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs import modules, suggest
-from envs.precision import without_x64
+from envs.usual_jax import with_usual_jax
 
 # The kit's own environments: name to (module of this package, class).
 OWN: dict[str, tuple[str, str]] = {
@@ -80,7 +80,7 @@ def names() -> list[str]:
     return [*gymnax.registered_envs, *OWN]
 
 
-@without_x64
+@with_usual_jax
 def make(env: Any, **settings: Any) -> tuple[Any, Any]:
     """Builds an environment.
 

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from envs.usual_jax import usual_jax
+
 
 class UserError(Exception):
     """A user's mistake; the command line shows its message alone, without a traceback."""
@@ -26,7 +28,8 @@ def refusing() -> Iterator[None]:
     """A tool's work: a user's mistake ends the process with one line on stderr and exit code 2."""
     write_anything(sys.stdout)
     try:
-        yield
+        with usual_jax():
+            yield
         let_go(sys.stdout)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)

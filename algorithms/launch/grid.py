@@ -62,7 +62,7 @@ class Grid(NamedTuple):
         return f"{self.title}\n\n{_table(self)}"
 
 
-@parts.without_x64
+@parts.with_usual_jax
 def grid(
     runs: Sequence[Path | str],
     randomize: str | None = None,

@@ -87,7 +87,7 @@ def elo(share: float) -> float:
     return 400 * math.log10(share / (1 - share))
 
 
-@parts.without_x64
+@parts.with_usual_jax
 def match(
     run_a: Path | str,
     run_b: Path | str,

@@ -50,7 +50,6 @@ from algorithms.parts.metrics import explained_variance, mean
 from algorithms.parts.muon import scale_by_muon
 from algorithms.parts.optimizer import FlatOptimizer, clipped_adam
 from algorithms.parts.orders import permutations
-from algorithms.parts.precision import without_x64
 from algorithms.parts.products import Dense
 from algorithms.parts.recurrence import Memory, forget
 from algorithms.parts.replay import (
@@ -90,6 +89,7 @@ from algorithms.parts.training import (
     program,
     resolve,
 )
+from algorithms.parts.usual_jax import usual_jax, with_usual_jax
 
 __all__ = [
     "CELLS",
@@ -179,10 +179,11 @@ __all__ = [
     "symmetries",
     "uniform_of",
     "unfold",
+    "usual_jax",
     "value_like",
     "visit_of_steps",
     "with_last_step",
     "with_plain_values",
-    "without_x64",
+    "with_usual_jax",
     "zeros",
 ]

@@ -14,8 +14,8 @@ import envs
 from algorithms.parts import shards
 from algorithms.parts.fields import check_reals, with_plain_values
 from algorithms.parts.loops import zeros
-from algorithms.parts.precision import without_x64
 from algorithms.parts.statistics import EpisodeStatistics
+from algorithms.parts.usual_jax import with_usual_jax
 from envs import exploitability, shaping, sums
 from envs.metrics import EpisodeMetrics
 from envs.sums import Sum
@@ -191,7 +191,7 @@ def program(learner: Callable, config: Any, env: Any, env_params: Any) -> Callab
 
     planned: Any = train
     planned.plan = Plan(points, updates, updates * steps)
-    planned.start = without_x64(lambda rng: run(rng, None, True, None)[0])
+    planned.start = with_usual_jax(lambda rng: run(rng, None, True, None)[0])
     return planned
 
 

@@ -1,5 +1,6 @@
 """The contract of every algorithm file; `-k "[ppo"` runs the tests of ppo.py."""
 
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -15,7 +16,7 @@ from jax.interpreters.partial_eval import dce_jaxpr
 from jax.tree_util import keystr
 
 import envs
-from algorithms import ppo
+from algorithms import parts, ppo
 from algorithms.parts import training
 from envs import loops
 from envs.gymnax import Wrapper
@@ -147,6 +148,19 @@ def test_types_are_the_same_under_jax_enable_x64(case, trained):
         run = jax.eval_shape(case.module.make_train(floats, *case.world), rng)
         assert types_(run) == types_(trained)
         assert types_(jax.eval_shape(act, state, jnp.zeros(shape), rng)) == types_(acted)
+
+
+@of_program
+def test_strict_settings_of_jax_change_nothing(case, trained):
+    """Everything is traced with them, and a state is made with transfers forbidden."""
+    rng = jax.random.key(0)
+    strict = jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict")
+    with contextlib.ExitStack() as stack:
+        for one in (*strict, jax.transfer_guard("disallow")):
+            stack.enter_context(one)
+        train = case.make_train()
+        jax.eval_shape(train, rng)
+        parts.first_state(train, rng)
 
 
 def test_all_states_of_a_run_have_the_same_types(slices):

@@ -125,7 +125,7 @@ def ours(name: str, evaluation: bool) -> Subject:
     plan = module.make_train(config, env, env_params).plan
     strong = lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x))
 
-    @parts.without_x64
+    @parts.with_usual_jax
     def train(env_params, config, rng):
         return module.make_train(config, env, env_params)(rng)
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from algorithms import parts
 from algorithms.launch import errors, settings
 from algorithms.launch.commands.flags import (
     Flags,
@@ -54,7 +55,8 @@ def main(module: Any, argv: list[str] | None = None) -> None:
     errors.write_anything(sys.stdout)
     atexit.register(gc.freeze)  # Python's last garbage collections took half a second
     try:
-        code = dispatch(module, sys.argv[1:] if argv is None else argv)
+        with parts.usual_jax():
+            code = dispatch(module, sys.argv[1:] if argv is None else argv)
         errors.let_go(sys.stdout, sys.stderr)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
+from algorithms import parts
 from algorithms.launch.compute import hosts
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -92,11 +93,12 @@ class Interrupt:
 
 def in_background(function: Callable, *args: Any) -> Any:
     """The result of a call in another thread, so that this one answers to signals meanwhile."""
+    call = parts.usual_jax()(function)
     future: Future = Future()
 
     def work():
         try:
-            future.set_result(function(*args))
+            future.set_result(call(*args))
         except BaseException as error:
             future.set_exception(error)
 

@@ -21,7 +21,7 @@ from algorithms.launch.compute.devices import Layout, check_backend, like_key, p
 from algorithms.launch.errors import UserError
 
 
-@parts.without_x64
+@parts.with_usual_jax
 def make_environment(module: Any, config: Any) -> tuple[Any, Any, parts.Plan]:
     """The environment, its parameters as arrays and the plan, once the algorithm has agreed.
 
@@ -113,7 +113,7 @@ def compile_programs(
     spread = places, layout.sharding("trials")
     advancing = jax.jit(whole, donate_argnums=2, out_shardings=spread)
     with ThreadPoolExecutor(1) as pool:
-        compiling = pool.submit(starting.lower().compile) if start else None
+        compiling = pool.submit(parts.usual_jax()(starting.lower().compile)) if start else None
         advance = advancing.trace(shared, configs, states).lower().compile()
     return Programs(compiling.result() if compiling else None, advance)
 

@@ -94,7 +94,7 @@ def _check_new(file: Path) -> None:
         raise UserError(f"{file}: {file.parent} is no directory")
 
 
-@parts.without_x64
+@parts.with_usual_jax
 def exported(module: Any, config: Any, state: Any) -> tuple[dict[str, Any], dict[str, bytes]]:
     """What about.json says of a policy, and its programs by the names of their files."""
     from jax import export as jax_export

@@ -21,7 +21,7 @@ ENDS = ("terminated", "truncated")
 COLUMNS = ("mean", "std", "variance", "min", "median", "max")
 
 
-@parts.without_x64
+@parts.with_usual_jax
 def evaluate(
     module: Any, config: Any, state: Any, seed: int, num_episodes: int
 ) -> dict[str, np.ndarray]:

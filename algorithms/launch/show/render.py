@@ -101,7 +101,7 @@ def check_drawable(config: Any) -> "_Painter":
 # --- the episode -----------------------------------------------------------------------------
 
 
-@parts.without_x64
+@parts.with_usual_jax
 def play(module: Any, config: Any, state: Any, seed: int, max_frames: int) -> Episode:
     """Plays one episode, of max_frames - 1 steps at most. Arguments as for `render`."""
     env, env_params = envs.make(config.env, **dict(config.env_settings))

@@ -11,6 +11,7 @@ import numpy as np
 from flax import struct
 
 import envs
+from algorithms import parts
 from algorithms.launch.compute import population, programs
 from algorithms.launch.errors import UserError
 from algorithms.launch.metrics import Metrics, mean_returns, over_episodes, players, stack
@@ -50,6 +51,7 @@ class Loaded(NamedTuple):
         return self.trials
 
 
+@parts.usual_jax()
 def load(
     run_dir: Path | str,
     point: int | str | Callable = "last",

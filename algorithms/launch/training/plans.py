@@ -6,6 +6,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from algorithms import parts
 from algorithms.launch import settings
 from algorithms.launch.compute import devices, hosts
 from algorithms.launch.compute.interrupts import in_background
@@ -68,7 +69,7 @@ def cut(
 
     def fit_all() -> list[list[range]]:
         with ThreadPoolExecutor(devices.num_cores()) as pool:
-            return list(pool.map(fit, portions))
+            return list(pool.map(parts.usual_jax()(fit), portions))
 
     with view.timed("compile"):
         plans = in_background(fit_all)

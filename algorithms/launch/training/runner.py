@@ -321,6 +321,7 @@ def _heeded(result: Result | Swept, on_signal: str) -> Result | Swept:
 
 
 @hosts.together()
+@parts.usual_jax()
 def _resume(
     path: Path | str,
     module: Any,
@@ -406,6 +407,7 @@ class Place(NamedTuple):
 
 
 @hosts.together()
+@parts.usual_jax()
 def _begin(
     module: Any,
     config: Any,

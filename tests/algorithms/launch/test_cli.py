@@ -566,6 +566,19 @@ def test_nothing_is_left_to_collect_when_python_ends(capsys, monkeypatch):
     assert gc.freeze in at_end  # half a second
 
 
+def test_strict_settings_of_jax_end_no_command(tmp_path, monkeypatch):
+    for name, value in (("NUMPY_RANK_PROMOTION", "raise"), ("NUMPY_DTYPE_PROMOTION", "strict")):
+        monkeypatch.setenv(f"JAX_{name}", value)
+    monkeypatch.setenv("JAX_TRANSFER_GUARD", "disallow")
+    words = "--total-timesteps 64 --num-envs 2 --num-steps 16 --num-evals 2 --num-seeds 2"
+    code, _, err = call(tmp_path, *words.split(), "--run-dir", "run", file=PPO)
+    assert (code, err) == (0, "")
+    code, out, err = call(
+        tmp_path, *["--evaluate", "run", "--trial", "all", "--episodes", "1"], file=PPO
+    )
+    assert (code, err) == (0, "") and "trial 1" in out
+
+
 def test_a_platform_that_is_not_there_is_named(monkeypatch):
     def fail():
         raise RuntimeError("Unable to initialize backend 'cuda': no plugin\nand more")

@@ -42,6 +42,10 @@ pytestmark = pytest.mark.usefixtures("quick_curves", "shared_programs")
 CONFIG = toy.Config(total_timesteps=500, num_evals=10)
 
 
+STRICT = {"jax_numpy_rank_promotion": "raise", "jax_numpy_dtype_promotion": "strict"}
+STRICT |= {f"jax_transfer_guard_{way}": "disallow" for way in ("host_to_device", "device_to_host")}
+
+
 class Stop(Exception):
     """What a hook raises to end a run as a crash would."""
 
@@ -805,6 +809,31 @@ def test_a_run_is_the_same_under_jax_enable_x64(tmp_path, enable_x64):
     assert_same(*found)
     types_ = [jax.tree.map(lambda x: x.dtype, tree) for tree in found]
     assert types_[0] == types_[1]
+
+
+@pytest.fixture
+def strict_jax():
+    """JAX_NUMPY_RANK_PROMOTION=raise and so on, in all threads."""
+    yield lambda: [jax.config.update(*setting) for setting in STRICT.items()]
+    for name in STRICT:
+        default = {"jax_numpy_rank_promotion": "allow", "jax_numpy_dtype_promotion": "standard"}
+        jax.config.update(name, default.get(name))
+
+
+def test_runs_and_sweeps_are_the_same_under_strict_settings_of_jax(tmp_path, strict_jax):
+    """Of the toy and the launcher's threads; test_contract.py has the algorithms."""
+    found = []
+    for place in ("plain", "strict"):
+        if place == "strict":
+            strict_jax()
+        run = launch.run(toy, CONFIG, num_seeds=2, run_dir=tmp_path / place / "run")
+        grid = {"gamma": [0.5, 0.9], "num_envs": [5, 7]}
+        swept = launch.sweep(toy, CONFIG, grid, num_seeds=2, sweep_dir=tmp_path / place / "sweep")
+        run = launch.resume(run.run_dir, module=toy, total_timesteps=600)
+        loaded = launch.load(run.run_dir, module=toy)
+        episodes = evaluation.evaluate(toy, loaded.config, loaded.state, 1, 2)
+        found.append((run.state, run.metrics, episodes, [t.returns for t in swept.trials]))
+    assert_same(*found)
 
 
 def test_a_nan_ends_a_run_under_jax_debug_nans(tmp_path, debug_nans):

@@ -39,7 +39,7 @@ class State:
     nothing: jax.Array  # (0,), as in some environments' states
 
 
-@parts.without_x64
+@parts.with_usual_jax
 def make_train(config, env=None, env_params=None):
     env = env or envs.make(config.env, **dict(config.env_settings))[0]
     if config.num_envs < 1:
@@ -82,12 +82,12 @@ def make_train(config, env=None, env_params=None):
         counts = jax.lax.optimization_barrier(jnp.array(counts, jnp.int32))
         return jax.lax.scan(point, state, jnp.where(learn, counts, 0))
 
-    train.start = parts.without_x64(start)
+    train.start = parts.with_usual_jax(start)
     train.plan = parts.Plan(points, num_updates, num_updates * config.num_envs)
     return train
 
 
-@parts.without_x64
+@parts.with_usual_jax
 def make_policy(config, env=None, env_params=None):
     def policy(state, observation, memory=None, rng=None, mask=None):
         score = state.policy["weights"].sum() * observation.sum()

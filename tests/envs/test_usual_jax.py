@@ -1,12 +1,15 @@
-"""Functions that stay at 32 bits where jax_enable_x64 is on."""
+"""Functions that run with jax's usual settings, whatever a process has set."""
+
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import struct
 
 import envs
-from envs.precision import without_x64
+from envs.usual_jax import usual_jax, with_usual_jax
 
 
 def dtypes(*arrays):
@@ -15,7 +18,7 @@ def dtypes(*arrays):
 
 def test_a_function_and_its_results_have_32_bits():
     inner = lambda x, y=0: (x, jnp.asarray(y), jnp.zeros(2), jnp.arange(2))
-    function = without_x64(lambda x: (x, inner)[1] if x is None else inner(x))
+    function = with_usual_jax(lambda x: (x, inner)[1] if x is None else inner(x))
     before = function(None)
     with jax.enable_x64(True):
         wide = jnp.ones(2)
@@ -28,6 +31,35 @@ def test_a_function_and_its_results_have_32_bits():
         assert jnp.ones(2).dtype == jnp.float64, "outside all is as it was"
 
 
+STRICT = {
+    "jax_numpy_rank_promotion": "raise",
+    "jax_numpy_dtype_promotion": "strict",
+    "jax_transfer_guard": "disallow",
+    "jax_transfer_guard_host_to_device": "disallow_explicit",
+}
+
+
+@pytest.mark.parametrize("name", STRICT)
+def test_strict_settings_have_no_effect_inside(name):
+    """Of another thread, too; outside they are as they were."""
+    careless = lambda x: x * np.arange(3) + jnp.zeros((2, 3))
+    inner = with_usual_jax(lambda x: careless if x is None else careless(x))
+    x, default = jnp.ones(3, jnp.int32), getattr(jax.config, name, None)
+    jax.config.update(name, STRICT[name])
+    try:
+        for function in (inner, inner(None), usual_jax()(careless)):
+            assert function(x).shape == (2, 3)
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(usual_jax()(careless), x).result().shape == (2, 3)
+        with pytest.raises(Exception, match="promotion|Disallowed"):
+            careless(x)
+    finally:
+        jax.config.update(name, default)
+        if name == "jax_transfer_guard":  # it also sets those of each direction
+            for way in ("host_to_device", "device_to_host", "device_to_device"):
+                jax.config.update(f"{name}_{way}", None)
+
+
 def test_objects_without_arrays_of_64_bits_stay_the_same_objects():
     @struct.dataclass
     class Params:
@@ -35,9 +67,9 @@ def test_objects_without_arrays_of_64_bits_stay_the_same_objects():
 
     params, key = Params(), jax.random.key(0)
     with jax.enable_x64(True):
-        given = without_x64(lambda *args: args)(params, key, "name", None)
+        given = with_usual_jax(lambda *args: args)(params, key, "name", None)
         assert given[0] is params and given[1] is key and given[2:] == ("name", None)
-        (cast,) = without_x64(lambda *args: args)(Params(jnp.float64(2.0)))
+        (cast,) = with_usual_jax(lambda *args: args)(Params(jnp.float64(2.0)))
         assert isinstance(cast, Params) and cast.x.dtype == jnp.float32
 
 
