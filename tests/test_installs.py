@@ -1,16 +1,20 @@
 """Which code runs with several clones, an installed package, or a project's own packages."""
 
 import ast
+import contextlib
+import importlib.util
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tomllib
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from packaging.requirements import Requirement
 
 import algorithms
 from algorithms import ppo
@@ -102,6 +106,37 @@ def test_every_library_that_the_kit_imports_is_declared():
     assert {"jax", "PIL"} <= imported
     packages = {"PIL": "pillow", "resvg_py": "resvg-py"}
     assert {packages.get(name, name).lower() for name in imported} <= declared
+
+
+def needed(requirements):
+    """The names of packages that these requirements bring along, extras aside."""
+    found, todo = set(), [Requirement(text) for text in requirements]
+    while todo:
+        one = todo.pop()
+        name = one.name.lower().replace("_", "-")
+        if name in found or (one.marker and not one.marker.evaluate({"extra": ""})):
+            continue
+        found.add(name)
+        with contextlib.suppress(metadata.PackageNotFoundError):  # of another system
+            todo += [Requirement(text) for text in metadata.requires(name) or []]
+    return found
+
+
+def test_all_that_gymnax_imports_comes_along():
+    """Not by chance, with a package of the tests: gymnax does not declare all of it."""
+    folder, imported = Path(importlib.util.find_spec("gymnax").origin).parent, set()
+    for file in folder.rglob("*.py"):
+        for node in ast.parse(file.read_text()).body:  # what functions import is optional
+            if isinstance(node, ast.Import):
+                imported |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                imported.add(node.module.partition(".")[0])
+    packages = metadata.packages_distributions()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    there = needed(project["dependencies"])
+    assert "jax" in imported and {"jax", "gymnax", "numpy"} <= there
+    for name in imported - sys.stdlib_module_names - {"gymnax"}:
+        assert {package.lower() for package in packages[name]} & there, name
 
 
 def test_an_installed_package_is_copied_from(tmp_path, monkeypatch):
