@@ -400,6 +400,7 @@ def check(config: Config, env: Any, env_params: Any) -> None:
     parts.check_sizes(config, "num_steps", "update_epochs", "critic_epochs", "num_minibatches")
     parts.check_choices(config, minibatch_of=("samples", "trajectories"))
     parts.check_spaces(INFO, config, env, env_params)
+    parts.warn_of_units(env, env_params)
     shape = env.observation_space(env_params).shape
     if config.agent_ids and not (config.share_params and len(shape) == 1):
         raise ValueError("agent_ids=True needs share_params=True and flat observations (n,)")

@@ -362,6 +362,7 @@ def check(config: Config, env: Any, env_params: Any) -> None:
     parts.check_sizes(config, *positive)
     parts.check_cell(config)
     parts.check_spaces(INFO, config, env, env_params)
+    parts.warn_of_units(env, env_params)
     if config.agent_ids and not config.share_params:
         raise ValueError("agent_ids=True needs share_params=True")
     sequences = config.num_envs * (env.num_agents if config.share_params else 1)

@@ -282,6 +282,7 @@ def check(config: Config, env: Any, env_params: Any) -> None:
     """Raises a ValueError that names the setting, its value and a value that works."""
     parts.check_sizes(config, "num_steps", "update_epochs", "num_minibatches")
     parts.check_spaces(INFO, config, env, env_params)
+    parts.warn_of_units(env, env_params)
     size, number = config.num_envs * config.num_steps, config.num_minibatches
     what = f"num_envs * num_steps = {config.num_envs} * {config.num_steps} = {size}"
     parts.check_divides("num_minibatches", number, what, size)

@@ -312,6 +312,7 @@ def check(config: Config, env: Any, env_params: Any) -> None:
     parts.check_sizes(config, *sizes)
     parts.check_choices(config, score=("pvl", "maxmc"), priority=("rank", "score"))
     parts.check_spaces(INFO, config, env, env_params)
+    parts.warn_of_units(env, env_params)
     if config.level_buffer_size < config.num_envs:
         raise ValueError(
             f"level_buffer_size={config.level_buffer_size}: every environment may replay a level "

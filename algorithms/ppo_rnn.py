@@ -331,6 +331,7 @@ def check(config: Config, env: Any, env_params: Any) -> None:
     parts.check_cell(config)
     parts.check_choices(config, normalize_over=("rollout", "minibatch"))
     parts.check_spaces(INFO, config, env, env_params)
+    parts.warn_of_units(env, env_params)
     number, size = config.num_minibatches, config.num_envs * config.num_steps
     what = f"num_envs={config.num_envs}, and minibatches are sets of environments"
     parts.check_divides("num_minibatches", number, what, config.num_envs)

@@ -358,6 +358,8 @@ def check(config: Config, env: Any, env_params: Any) -> None:
     width = jnp.inf if parts.is_discrete(actions) else jnp.asarray(actions.high - actions.low)
     if config.squash and not isinstance(width, jax.core.Tracer) and not jnp.isfinite(width).all():
         raise ValueError(f"squash=True needs continuous, bounded actions: {env.name} has {actions}")
+    if not config.squash:
+        parts.warn_of_units(env, env_params)
     parts.num_updates(config, config.num_envs * config.num_steps)
 
 

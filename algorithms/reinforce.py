@@ -234,6 +234,7 @@ def check(config: Config, env: Any, env_params: Any) -> None:
     """Raises a ValueError that names the setting, its value and a value that works."""
     parts.check_sizes(config, "num_steps")
     parts.check_spaces(INFO, config, env, env_params)
+    parts.warn_of_units(env, env_params)
     size = config.num_envs * config.num_steps
     if config.normalize_advantage and size == 1:
         raise ValueError(

@@ -5,10 +5,12 @@ import difflib
 import errno
 import os
 import sys
+import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from envs.usual_jax import usual_jax
+from envs.warn import KitWarning
 
 
 class UserError(Exception):
@@ -47,6 +49,19 @@ def write_anything(stream: Any) -> None:
 def warn(message: str) -> None:
     """Warns of a failure that the run survives."""
     tell(f"warning: {message}", sys.stderr)
+
+
+def heed_warnings() -> None:
+    """Shows warnings of the environments as `warn` does, without a place in the kit's code."""
+    show = warnings.showwarning
+
+    def show_ours(message, category, *place, **more):
+        if issubclass(category, KitWarning):
+            warn(str(message))
+        else:
+            show(message, category, *place, **more)
+
+    warnings.showwarning = show_ours
 
 
 def tell(text: str, stream: Any, end: str = "\n") -> None:

@@ -76,6 +76,7 @@ from algorithms.parts.spaces import (
     num_outputs,
     rescale_to,
     uniform_of,
+    warn_of_units,
 )
 from algorithms.parts.split import Split
 from algorithms.parts.statistics import EpisodeStatistics, RewardScale, RunningStatistics, normalize
@@ -182,6 +183,7 @@ __all__ = [
     "usual_jax",
     "value_like",
     "visit_of_steps",
+    "warn_of_units",
     "with_last_step",
     "with_plain_values",
     "with_usual_jax",

@@ -1,4 +1,4 @@
-"""Action spaces: sizes of heads, clipping, rescaling and noise."""
+"""Action spaces: sizes of heads, clipping, rescaling, noise, and a warning of their units."""
 
 import math
 from collections.abc import Callable
@@ -6,6 +6,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+
+from envs.warn import warn
+
+NEAR = (0.1, 10.0)  # bounds that a Gaussian with a standard deviation of 1 explores
 
 
 class EpsilonNoise(NamedTuple):
@@ -37,6 +42,29 @@ def rescale_to(space: Any, action: jax.Array) -> jax.Array:
     action = action.reshape(action.shape[:-1] + space.shape)
     scaled = space.low + 0.5 * (action + 1.0) * (space.high - space.low)
     return jnp.clip(scaled, space.low, space.high)
+
+
+def warn_of_units(env: Any, env_params: Any) -> None:
+    """Warns of continuous actions whose units do not suit a Gaussian that begins with a standard
+    deviation of 1: it never explores a far larger box, and plays the bounds of a far smaller one.
+
+    Infinite bounds say nothing of the units, and traced ones are not known.
+
+    Args:
+      env, env_params: from `envs.make`.
+    """
+    space = env.action_space(env_params)
+    if is_discrete(space) or any(isinstance(x, jax.core.Tracer) for x in (space.low, space.high)):
+        return
+    low, high = (np.broadcast_to(jax.device_get(x), space.shape) for x in (space.low, space.high))
+    bounds = np.maximum(np.abs(low), np.abs(high))  # of each dimension
+    far = bounds[np.isfinite(bounds) & ((bounds > NEAR[1]) | ((bounds < NEAR[0]) & (bounds > 0)))]
+    if far.size:
+        size = far[np.argmax(np.abs(np.log(far)))]
+        warn(
+            f"{env.name} has actions between +-{size:g}, and the policy explores with a standard "
+            "deviation of 1 at first: the environment setting rescale_action=true suits it"
+        )
 
 
 def uniform_of(noise: jax.Array) -> jax.Array:

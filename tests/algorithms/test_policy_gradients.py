@@ -6,6 +6,7 @@ tests quick. The tests add to the contract.
 
 import functools
 import math
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,9 @@ import optax
 import pytest
 from flax import struct
 
+import envs
 from algorithms import parts
+from envs import warn
 from tests import probe as tasks
 from tests.algorithms.cases import change_leaves, compiled
 from tests.probe import ProbeParams, environment, spaces
@@ -102,6 +105,25 @@ def test_only_the_environment_and_memories_see_the_clipped_action(case, monkeypa
     assert_bounds(actions.reshape(-1, 2).min(0), actions.reshape(-1, 2).max(0))
     if memory is not None:
         np.testing.assert_array_equal(memory.action, actions)
+
+
+class Far(Echo):
+    def action_space(self, params):
+        return spaces.Box(-1e4, 1e4, (2,))
+
+
+def test_a_box_that_the_gaussian_never_explores_is_told_of(case, monkeypatch):
+    """Not with `squash`, which maps the Gaussian to the box, and not where actions are rescaled."""
+    monkeypatch.setattr(warn, "_told", set())
+    env = tasks.Twins(Far()) if case.several else Far()
+    given = env, env.default_params
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", warn.KitWarning)
+        if case.has("squash"):
+            case.module.make_train(case.tiny.replace(squash=True), *given)
+        case.module.make_train(case.tiny, *envs.make(env, rescale_action=True))
+    with pytest.warns(warn.KitWarning, match="between \\+-10000, .*rescale_action=true suits it"):
+        case.module.make_train(case.tiny, *given)
 
 
 # --- what a gradient step does ----------------------------------------------------------------

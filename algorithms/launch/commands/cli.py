@@ -53,6 +53,7 @@ def main(module: Any, argv: list[str] | None = None) -> None:
     Ctrl-C; 143 after SIGTERM; 141 if the reader of the output is gone.
     """
     errors.write_anything(sys.stdout)
+    errors.heed_warnings()
     atexit.register(gc.freeze)  # Python's last garbage collections took half a second
     try:
         with parts.usual_jax():

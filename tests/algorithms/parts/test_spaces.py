@@ -1,10 +1,15 @@
 """Properties of action spaces that heads need."""
 
+import warnings
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
+import envs
 from algorithms import parts
+from envs import warn
 from envs.gymnax import spaces
 
 
@@ -40,6 +45,70 @@ def test_rescaled_actions_stay_in_the_box():
     for end in (-1.0, 1.0):
         action = np.asarray(parts.rescale_to(space, jnp.full(200, end)))
         assert ((low <= action) & (action <= high)).all()
+
+
+class Acting:
+    """As much of an environment as `warn_of_units` uses."""
+
+    name = "Acting"
+
+    def __init__(self, space):
+        self.action_space = lambda params: space
+
+
+def box(low, high):
+    return spaces.Box(jnp.array(low), jnp.array(high), np.shape(low))
+
+
+@pytest.fixture
+def told(monkeypatch):
+    """Warnings of the kit are told as in a new process, and are errors."""
+    monkeypatch.setattr(warn, "_told", set())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", warn.KitWarning)
+        yield warn._told
+
+
+@pytest.mark.parametrize(
+    "space, size",
+    [
+        (spaces.Box(-1e4, 1e4, (2,)), "10000"),
+        (spaces.Box(-1e-3, 1e-3, (2,)), "0.001"),
+        (spaces.Box(0.0, 11.0, ()), "11"),
+        (box([-1.0, -0.05], [1.0, 0.02]), "0.05"),
+        (box([-1.0, -jnp.inf], [20.0, jnp.inf]), "20"),
+    ],
+)
+def test_boxes_far_from_a_gaussian_are_told_of_once(told, space, size):
+    told_of = rf"Acting has actions between \+-{size}, and .* rescale_action=true suits it"
+    with pytest.warns(warn.KitWarning, match=told_of):
+        parts.warn_of_units(Acting(space), None)
+    parts.warn_of_units(Acting(space), None)
+
+
+def test_boxes_that_suit_a_gaussian_are_not_told_of(told):
+    for space in (
+        spaces.Discrete(3),
+        spaces.Box(-10.0, 10.0, (2,)),
+        spaces.Box(-0.1, 0.1, (2,)),
+        spaces.Box(-jnp.inf, jnp.inf, (2,)),
+        box([0.0, -1.0], [0.0, 1.0]),
+    ):
+        parts.warn_of_units(Acting(space), None)
+    trace = lambda end: parts.warn_of_units(Acting(spaces.Box(-end, end, (2,))), None)
+    jax.eval_shape(trace, 1e4)
+
+
+def test_continuous_environments_of_gymnax_and_the_kit_suit_a_gaussian(told):
+    """So does PointRobot, whose bounds of 0.1 are the last ones to do so."""
+    continuous = []
+    for name in envs.names():
+        if name == "MNISTBandit-bsuite":  # it needs a download
+            continue
+        env, params = envs.make(name, **{"continuous": True} if name == "Hunt-v0" else {})
+        parts.warn_of_units(env, params)
+        continuous += [name] * hasattr(env.action_space(params), "low")
+    assert {"Pendulum-v1", "PointRobot-misc", "Hunt-v0", "Navigator-v0"} < set(continuous)
 
 
 def test_normal_noise_becomes_uniform():
