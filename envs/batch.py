@@ -14,6 +14,7 @@ to draw (docs/environments.md).
 import dataclasses
 import functools
 import math
+from collections.abc import Collection
 from typing import Any
 
 import jax
@@ -63,6 +64,18 @@ def limit_of(env: Any, params: Any) -> Any:
     numbers: Any = jnp if any(isinstance(x, jax.core.Tracer) for x in values) else np
     with np.errstate(divide="ignore", invalid="ignore"):
         return numbers.round(numbers.divide(*values))
+
+
+def with_limit(env: Any, params: Any, steps: int, longest: Collection[Any] = ()) -> Any:
+    """The parameters with a time limit of so many steps in them.
+
+    Args:
+      longest: parameters with other units of the limit, of which the longest counts.
+    """
+    name, unit = limit_name(env), getattr(env, "limit_unit", lambda params: 1)
+    own = getattr(params, name)
+    kind = own.dtype.type if isinstance(own, jax.Array) else type(own)
+    return params.replace(**{name: kind(steps * max(map(unit, (params, *longest))))})
 
 
 def transition(env: Any, key: jax.Array, state: Any, action: jax.Array, params: Any):

@@ -1,7 +1,8 @@
 """Checks that an environment keeps to the interface, by shapes and dtypes. Nothing is run.
 
 `envs.gymnax.Gymnax` refuses what it cannot repair whenever it is traced. `check_interface` refuses
-the rest before training. Errors raised by the environment's own code are passed on unchanged.
+the rest before training, and then asks for the behaviour (envs/behaviour.py). Errors raised by the
+environment's own code are passed on unchanged.
 """
 
 import functools
@@ -11,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envs import shaping
+from envs import behaviour, shaping
 from envs.metrics import kinds
 
 Casting = Literal["no", "same_kind"]  # as for `numpy.can_cast`
@@ -25,7 +26,8 @@ class Refusal(ValueError):
 def check_interface(env: Any, env_params: Any) -> None:
     """Refuses an environment whose reset and step do not fit each other or its spaces.
 
-    They are traced once for each environment and shapes of its parameters.
+    They are traced once for each environment and shapes of its parameters. A few steps of a user's
+    own environment are then played, see `check_behaviour`.
 
     Args:
       env, env_params: from `envs.make`. The parameters may be traced.
@@ -42,6 +44,7 @@ def check_interface(env: Any, env_params: Any) -> None:
         _check(env, structure, tuple(leaves), tuple(observations.shape), action, number)
     except Refusal as refusal:  # without jax's frames and its note about them
         raise ValueError(str(refusal)) from None
+    behaviour.check_behaviour(env, env_params)
 
 
 @functools.lru_cache(maxsize=64)

@@ -48,6 +48,7 @@ find_run: Callable | None = None
 
 # Those of the settings below that are true or false.
 FLAGS = (
+    "done_includes_limit",
     "limit_terminates",
     "mask_actions",
     "observe_randomized",
@@ -63,6 +64,7 @@ WRAPPER_SETTINGS = {
     "observe": "indices of the entries of a flat observation to keep; the others are hidden",
     "noise": "standard deviation of normal noise in observations",
     "flicker": "probability that zeros replace an observation",
+    "done_includes_limit": "true: the step's one flag includes the time limit, as in gymnax 0.0.x",
     "limit_terminates": "true: reaching the time limit terminates, and nothing is bootstrapped",
     "mask_actions": "false: hide which actions are allowed",
     "start_window": "steps for which one start state serves when episodes restart",
@@ -161,6 +163,8 @@ def _build(env: Any, settings: dict[str, Any]) -> tuple[Any, Any]:
     max_steps = wrapper_settings.get("max_steps")
     if max_steps is not None:
         env, params = wrappers.limit_time(env, params, max_steps, settings)
+    if wrapper_settings.get("done_includes_limit"):
+        env = wrappers.DoneIncludesLimit(env, params)
     if wrapper_settings.get("limit_terminates"):
         env = wrappers.LimitTerminates(env)
     if wrapper_settings.get("action_repeat") is not None:

@@ -9,7 +9,7 @@ import numpy as np
 from flax import struct
 
 from envs import levels
-from envs.batch import limit_name, limit_of
+from envs.batch import limit_name, limit_of, with_limit
 from envs.gymnax import Wrapper, spaces
 from envs.metrics import kinds
 from envs.shaping import shapes
@@ -80,11 +80,47 @@ class TimeLimit(WithState):
         return super().is_truncated(state, params) | (state.steps >= self.max_steps)
 
 
+class DoneIncludesLimit(WithState):
+    """Counts an end at the time limit as a truncation, where the flag of `step_env` includes it.
+
+    gymnax 0.0.x had this one flag. An end of the task in the very last step counts as a truncation
+    too: the flag cannot tell.
+    """
+
+    limit_has_meaning = True
+
+    def __init__(self, env: Any, params: Any):
+        super().__init__(env)
+        if limit_of(env, params) is None and not isinstance(env, TimeLimit):
+            raise ValueError(
+                f"done_includes_limit=true: {env.name} has no {limit_name(env)} in its parameters; "
+                "give its time limit as max_steps too"
+            )
+
+    def reset_env(self, key: jax.Array, params: Any) -> tuple[Any, TimeLimitState]:
+        observation, inner = self.env.reset_env(key, params)
+        return observation, TimeLimitState(inner, jnp.zeros((), jnp.int32))
+
+    def step_env(self, key, state, action, params):
+        observation, inner, reward, done, info = self.env.step_env(key, state.inner, action, params)
+        state = TimeLimitState(inner, state.steps + 1)
+        return observation, state, reward, done & ~self.is_truncated(state, params), info
+
+    def is_terminated(self, state: TimeLimitState, params: Any) -> jax.Array:
+        return super().is_terminated(state, params) & ~self.is_truncated(state, params)
+
+    def is_truncated(self, state: TimeLimitState, params: Any) -> jax.Array:
+        truncated, limit = super().is_truncated(state, params), limit_of(self.env, params)
+        return truncated if limit is None else truncated | (state.steps >= limit)
+
+
 class LimitTerminates(Wrapper):
     """Makes the time limit a rule of the task: reaching it terminates, and nothing is bootstrapped.
 
     A truncated episode is bootstrapped, because it would have gone on.
     """
+
+    limit_has_meaning = True
 
     def step_env(self, key, state, action, params):
         observation, state, reward, terminated, info = self.env.step_env(key, state, action, params)
@@ -150,13 +186,11 @@ def limit_time(
 ) -> tuple[TimeLimit, Any]:
     """A time limit that also lifts a shorter one in the environment's parameters, unless this is
     among the `fixed` ones, which the user set."""
-    name, limited = limit_name(env), TimeLimit(env, max_steps)
-    every = [params, *getattr(env, "drawn_corners", lambda params: [])(params)]
-    limits = [limit_of(env, one) for one in every]  # its unit may be drawn
-    if limits[0] is not None and min(limits) < max_steps and name not in fixed:
-        own, unit = getattr(params, name), getattr(env, "limit_unit", lambda params: 1)
-        kind = own.dtype.type if isinstance(own, jax.Array) else type(own)
-        params = params.replace(**{name: kind(max_steps * max(map(unit, every)))})
+    limited, others = TimeLimit(env, max_steps), getattr(env, "drawn_corners", lambda params: [])
+    corners = others(params)
+    limits = [limit_of(env, one) for one in (params, *corners)]  # its unit may be drawn
+    if limits[0] is not None and min(limits) < max_steps and limit_name(env) not in fixed:
+        params = with_limit(env, params, max_steps, corners)
     return limited, params
 
 

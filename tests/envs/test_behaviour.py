@@ -1,0 +1,258 @@
+"""Environments of users that behave otherwise than their shapes and dtypes say."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import struct
+
+import envs
+from envs import behaviour, warn
+from envs.batch import transition
+from envs.gymnax import Environment, gymnax, spaces
+from envs.warn import KitWarning
+from tests import probe as tasks
+
+
+@pytest.fixture(autouse=True)
+def told_nothing(monkeypatch):
+    """Each test begins as a process does."""
+    monkeypatch.setattr(warn, "_told", set())
+    behaviour._check.cache_clear()
+
+
+def told(function, *args):
+    """The kit's warnings during a call."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        function(*args)
+    return [str(one.message) for one in caught if issubclass(one.category, KitWarning)]
+
+
+# --- a flag that includes the time limit ------------------------------------------------------
+
+
+@struct.dataclass
+class Time:
+    time: jax.Array
+
+
+@struct.dataclass
+class Params:
+    task: int = 0
+    max_steps_in_episode: int = 10
+
+
+class Old(Environment):
+    """Reward 1 for ever, as gymnax 0.0.x would have it: is_terminal includes the time limit.
+
+    A `task` ends by itself after so many steps; 0: never.
+    """
+
+    @property
+    def default_params(self):
+        return Params()
+
+    def reset_env(self, key, params):
+        return jnp.zeros(1), Time(jnp.zeros((), jnp.int32))
+
+    def step_env(self, key, state, action, params):
+        state = Time(state.time + 1)
+        return jnp.zeros(1), state, jnp.ones(()), self.is_terminal(state, params), {}
+
+    def is_terminal(self, state, params):
+        return (state.time == params.task) | (state.time >= params.max_steps_in_episode)
+
+    def action_space(self, params):
+        return spaces.Discrete(2)
+
+    def observation_space(self, params):
+        return spaces.Box(-1.0, 1.0, (1,))
+
+
+class New(Old):
+    """The same for gymnax 1.x."""
+
+    def is_terminal(self, state, params):
+        return state.time == params.task
+
+
+class Fixed(Old):
+    """The limit is static, and a step is jitted, as in gymnax 0.0.x."""
+
+    @property
+    def default_params(self):
+        return FixedParams()
+
+    @jax.jit
+    def _flag(state, params):
+        return state.time >= params.max_steps_in_episode
+
+    def is_terminal(self, state, params):
+        return Fixed._flag(state, params)
+
+
+@struct.dataclass
+class FixedParams:
+    max_steps_in_episode: int = struct.field(pytree_node=False, default=10)
+
+
+class Remembered(Old):
+    """The state counts down from the limit; the flag does not see the parameters."""
+
+    def reset_env(self, key, params):
+        return jnp.zeros(1), Time(jnp.asarray(params.max_steps_in_episode, jnp.int32))
+
+    def step_env(self, key, state, action, params):
+        state = Time(state.time - 1)
+        return jnp.zeros(1), state, jnp.ones(()), state.time <= 0, {}
+
+    def is_truncated(self, state, params):
+        return state.time <= 0
+
+
+class Team(Old):
+    """Two agents, one action of which is forbidden and would end the episode."""
+
+    num_agents = 2
+
+    def reset_env(self, key, params):
+        observation, state = super().reset_env(key, params)
+        return jnp.tile(observation, (2, 1)), state
+
+    def step_env(self, key, state, action, params):
+        observation, state, reward, done, info = super().step_env(key, state, action, params)
+        done |= (action == 0).any()
+        return jnp.tile(observation, (2, 1)), state, jnp.tile(reward, 2), done, info
+
+    def action_mask(self, state, params):
+        return jnp.tile(jnp.array([False, True]), (2, 1))
+
+
+class Cautious(New):
+    """Its own end of the task is none at the time limit: the flag depends on it, the other way."""
+
+    def is_terminal(self, state, params):
+        return (state.time == 2) & (state.time < params.max_steps_in_episode)
+
+
+OLD = [Old(), Fixed(), Remembered(), Team()]
+SENTENCE = (
+    "step_env of {} sets its flag where max_steps_in_episode is reached, so values there are 0 as "
+    "at an end of the task: leave the limit to is_truncated, or give the environment setting "
+    "done_includes_limit=true"
+)
+
+
+@pytest.mark.parametrize("env", OLD, ids=lambda env: env.name)
+def test_a_flag_that_includes_the_limit_is_told_of_once(env):
+    for given in (envs.make(env), envs.make(env), (env, env.default_params)):
+        expected = [SENTENCE.format(env.name)] * (not warn._told)
+        assert told(envs.check_interface, *given) == expected
+    for settings in ({"max_steps": 5}, {"action_repeat": 2}, {"frame_stack": 2}):
+        warn._told.clear()
+        assert told(envs.check_interface, *envs.make(env, **settings)) == [
+            SENTENCE.format(env.name)
+        ]
+
+
+@pytest.mark.parametrize("env", OLD, ids=lambda env: env.name)
+@pytest.mark.parametrize("setting", ["done_includes_limit", "limit_terminates"])
+def test_settings_that_say_what_the_limit_means_are_heeded(env, setting):
+    for others in ({}, {"max_steps": 4}, {"action_repeat": 2}):
+        given = envs.make(env, **{setting: True}, **others)
+        assert told(envs.check_interface, *given) == []
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        *(New(), Cautious(), tasks.Probe(), tasks.Probe(masked=True), tasks.Reporting()),
+        *(tasks.Pair(), tasks.Twins(), tasks.Sacrifice(), tasks.Recall(), tasks.Guess()),
+    ],
+    ids=lambda env: env.name,
+)
+def test_other_flags_are_not_told_of(env):
+    for settings in ({}, {"max_steps": 2}, {"max_steps": 3, "action_repeat": 2}):
+        assert told(envs.check_interface, *envs.make(env, **settings)) == []
+
+
+@pytest.mark.parametrize("name", [n for n in gymnax.registered_envs if n != "MNISTBandit-bsuite"])
+def test_no_environment_of_gymnax_has_such_a_flag(name, monkeypatch):
+    """They are not asked, but would pass."""
+    env, params = envs.make(name)
+    assert not behaviour.of_user(env)
+    with jax.debug_key_reuse(False):
+        assert not behaviour.done_includes_limit(env, params)
+
+
+def flags(settings, steps=6, **params):
+    """Both flags of the first steps."""
+    env, params = envs.make(Old(), **settings, **params)
+    _, state = env.reset_env(jax.random.key(0), params)
+    found = []
+    for step in range(steps):
+        key = jax.random.key(step)
+        _, state, _, terminated, truncated, _ = transition(env, key, state, 0, params)
+        found.append("T" if terminated else "t" if truncated else ".")
+    return "".join(found)
+
+
+def test_the_flag_is_split_at_the_limit():
+    """T is terminated, and t truncated; an end of the task stays one."""
+    split = {"done_includes_limit": True}
+    assert flags({}, max_steps_in_episode=4)[:4] == "...T"
+    assert flags(split, max_steps_in_episode=4)[:4] == "...t"
+    assert flags(split, max_steps_in_episode=4, task=3)[:4] == "..Tt"
+    assert flags(split, max_steps_in_episode=4, task=4)[:4] == "...t"  # the flag cannot tell
+    assert flags({**split, "max_steps": 3})[:3] == "..t"
+    assert flags({**split, "max_steps": 20}, max_steps_in_episode=4)[:4] == "...t"
+    assert flags({**split, "limit_terminates": True}, max_steps_in_episode=4)[:4] == "...T"
+    env, params = envs.make(Old(), **split)
+    limits = jax.vmap(lambda n: params.replace(max_steps_in_episode=n))(jnp.array([1, 2]))
+
+    def ends(params):
+        _, state = env.reset_env(jax.random.key(0), params)
+        return transition(env, jax.random.key(1), state, 0, params)[4]
+
+    np.testing.assert_array_equal(jax.vmap(ends)(limits), [True, False])
+
+
+def test_splitting_needs_a_limit():
+    @struct.dataclass
+    class NoLimit:
+        task: int = 0
+
+    class Own(Old):
+        default_params = NoLimit()
+
+        def is_terminal(self, state, params):
+            return state.time >= 4
+
+        def is_truncated(self, state, params):
+            return jnp.zeros((), bool)
+
+    with pytest.raises(ValueError, match=r"^done_includes_limit=true: Own has no max_steps_in_epi"):
+        envs.make(Own(), done_includes_limit=True)
+    env, params = envs.make(Own(), done_includes_limit=True, max_steps=4)
+    state = env.reset_env(jax.random.key(0), params)[1]
+    for _ in range(4):
+        *_, terminated, truncated, _ = stepped = transition(
+            env, jax.random.key(0), state, 0, params
+        )
+        state = stepped[1]
+    assert truncated and not terminated
+
+
+def test_traced_parameters_are_not_played():
+    env, params = envs.make(Old())
+
+    def check(limit):
+        envs.check_interface(env, params.replace(max_steps_in_episode=limit))
+        return limit
+
+    assert told(jax.jit(check), 3) == []
+    inside = lambda x: envs.check_interface(env, params) or x  # concrete ones inside a trace
+    assert told(jax.jit(inside), 3) == [SENTENCE.format("Old")]
