@@ -22,26 +22,33 @@ STEPS = 3  # of these episodes that are played
 
 @dataclasses.dataclass(frozen=True)
 class _Asked:
-    """An environment with shapes of its parameters. Their values do not make another one."""
+    """An environment and its parameters. The same one in new wrappers is not asked again."""
 
-    env: Any
-    structure: Any
-    shapes: tuple[Any, ...]
+    chain: tuple[Any, ...]  # kinds of wrappers, and the identity of the environment inside
+    structure: Any  # of the parameters, with their shapes
+    env: Any = dataclasses.field(compare=False)
     params: Any = dataclasses.field(compare=False)
 
 
 def check_behaviour(env: Any, env_params: Any) -> None:
-    """Warns of an environment of a user's whose step counts its time limit as an end of the task.
+    """Looks at the time limit of a user's own environment.
 
     Nothing is played if the parameters are traced.
 
     Args:
       env, env_params: from `envs.make`; their shapes have passed `check_interface`.
+
+    Warns of a step that counts its time limit as an end of the task.
     """
+    from envs.gymnax import Gymnax  # late: it takes seconds to import
+
     leaves, structure = jax.tree.flatten(env_params)
-    if any(isinstance(x, jax.core.Tracer) for x in leaves) or not of_user(env):
+    known = not any(isinstance(x, jax.core.Tracer) for x in leaves)
+    made = any(isinstance(one, Gymnax) for one in _chain(env))  # so a step keeps the state's types
+    if not (known and made and of_user(env)):
         return
     shapes = tuple((np.shape(x), jnp.result_type(x)) for x in leaves)
+    chain = (*map(type, _chain(env)), id(part_of_user(env)))
     # Values are needed, also inside a trace. The user's code may use a key twice or have NaNs.
     with (
         jax.ensure_compile_time_eval(),
@@ -49,17 +56,27 @@ def check_behaviour(env: Any, env_params: Any) -> None:
         jax.debug_nans(False),
         jax.transfer_guard("allow"),
     ):
-        _check(_Asked(env, structure, shapes, env_params))
+        _check(_Asked(chain, (structure, shapes), env, env_params))
 
 
 def of_user(env: Any) -> bool:
     """Whether the environment, or a wrapper in it, is neither gymnax's nor the kit's."""
+    return part_of_user(env) is not None
+
+
+def part_of_user(env: Any) -> Any:
+    """The environment without the kit's wrappers; None where all of it is gymnax's or the kit's."""
     of_kit = (f"{__package__}.", "gymnax.")
-    while type(env).__module__.startswith(of_kit):
-        if "env" not in vars(env):
-            return False
-        env = env.env
-    return True
+    parts = (one for one in _chain(env) if not type(one).__module__.startswith(of_kit))
+    return next(parts, None)
+
+
+def _chain(env: Any) -> list[Any]:
+    """The environment, and the one in each wrapper."""
+    chain = [env]
+    while "env" in getattr(chain[-1], "__dict__", ()):
+        chain.append(chain[-1].env)
+    return chain
 
 
 @functools.lru_cache(maxsize=64)
@@ -90,41 +107,57 @@ def done_includes_limit(env: Any, params: Any) -> bool:
 
     def flags(params):
         """Whether step_env sets its flag in the first steps, (STEPS,)."""
-        reset_key, *keys = jax.random.split(jax.random.key(0), STEPS + 1)
+        reset_key, key = jax.random.split(jax.random.key(0))
         _, state = env.reset_env(reset_key, params)
-        found = []
-        for key in keys:
+
+        def step(state, key):
             action_key, key = jax.random.split(key)
             action = _action(env, action_key, state, params)
             _, state, _, terminated, _ = env.step_env(key, state, action, params)
-            found.append(jnp.asarray(terminated, bool))
-        return jnp.stack(found)
+            return state, terminated
 
-    short, endless = (with_limit(env, params, steps) for steps in (LIMIT, NO_LIMIT))
-    if not _depends_on(flags, params, name):
+        return jax.lax.scan(step, state, jax.random.split(key, STEPS))[1]
+
+    if not _limit_acts(env, params, name):
         return False
     play = jax.jit(flags)
-    return bool((play(short) & ~play(endless)).any())
+    short, endless = (play(with_limit(env, params, steps)) for steps in (LIMIT, NO_LIMIT))
+    return bool((short & ~endless).any())
 
 
-def _depends_on(function: Any, params: Any, name: str) -> bool:
-    """Whether a parameter reaches the result; True also for one that is static."""
+def _limit_acts(env: Any, params: Any, name: str) -> bool:
+    """Whether the limit reaches the state or the flag of a first step; True if it is static."""
     marked = jax.tree.leaves(params.replace(**{name: _MARK}), is_leaf=lambda x: x is _MARK)
     places = [i for i, leaf in enumerate(marked) if leaf is _MARK]
     if not places:
         return True
-    program = jax.make_jaxpr(function)(params).jaxpr
+
+    def step(params):
+        reset_key, action_key, key = jax.random.split(jax.random.key(0), 3)
+        _, state = env.reset_env(reset_key, params)
+        action = _action(env, action_key, state, params)
+        _, state, _, terminated, _ = env.step_env(key, state, action, params)
+        return [x for x in jax.tree.leaves((state, terminated)) if not _is_key(x)]
+
+    program = jax.make_jaxpr(step)(params).jaxpr
     used = partial_eval.dce_jaxpr(program, [True] * len(program.outvars))[1]
     return any(used[i] for i in places)
+
+
+def _is_key(x: Any) -> bool:
+    return jnp.issubdtype(jnp.result_type(x), jax.dtypes.prng_key)
 
 
 _MARK = object()
 
 
+# --- of both ----------------------------------------------------------------------------------
+
+
 def _action(env: Any, key: jax.Array, state: Any, params: Any) -> jax.Array:
     """An action of its space, allowed where there is a mask; one for each agent."""
     if hasattr(env, "action_mask"):
-        return jnp.argmax(env.action_mask(state, params), axis=-1)
+        return jax.random.categorical(key, jnp.where(env.action_mask(state, params), 0.0, -jnp.inf))
     space, agents = env.action_space(params), getattr(env, "num_agents", None)
     if agents is None:
         return space.sample(key)

@@ -97,8 +97,22 @@ class Wrapper(Environment):
         return self.env.state_space(params)
 
 
+def with_discount(env: Any) -> Any:
+    """The environment, whose `discount` works also if it was written for gymnax 0.0.x.
+
+    In gymnax 1.x it needs `is_terminated`, where 0.0.x had `is_terminal`.
+    """
+    own = lambda name: getattr(type(env), name, None) is not getattr(Environment, name)
+    if isinstance(env, Environment) and own("is_terminal") and not own("is_terminated"):
+        object.__setattr__(env, "is_terminated", env.is_terminal)
+    return env
+
+
 class Gymnax(Wrapper):
     """One gymnax environment with strong types, float32 rewards and the dtypes of its spaces."""
+
+    def __init__(self, env: Any):
+        super().__init__(with_discount(env))
 
     @property
     def name(self) -> str:

@@ -178,9 +178,10 @@ def _arguments(factory: Callable) -> dict[str, inspect.Parameter]:
 
 def _check(name: str, env: Any) -> None:
     """Refuses a value that is no environment, or one whose reset or step cannot be traced."""
-    from envs.gymnax import environment
+    from envs.gymnax import environment, with_discount
 
     with _told(name):
+        env = with_discount(env)
         missing = [part for part in INTERFACE if not _has(env, part, environment.Environment)]
     if missing:
         raise ValueError(

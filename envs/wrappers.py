@@ -186,8 +186,8 @@ def limit_time(
 ) -> tuple[TimeLimit, Any]:
     """A time limit that also lifts a shorter one in the environment's parameters, unless this is
     among the `fixed` ones, which the user set."""
-    limited, others = TimeLimit(env, max_steps), getattr(env, "drawn_corners", lambda params: [])
-    corners = others(params)
+    limited = TimeLimit(env, max_steps)
+    corners: list[Any] = getattr(env, "drawn_corners", lambda params: [])(params)
     limits = [limit_of(env, one) for one in (params, *corners)]  # its unit may be drawn
     if limits[0] is not None and min(limits) < max_steps and limit_name(env) not in fixed:
         params = with_limit(env, params, max_steps, corners)

@@ -79,6 +79,14 @@ class New(Old):
         return state.time == params.task
 
 
+class Discounted(Old):
+    """Its info has the discount, which gymnax 1.x computes by a method that 0.0.x had not."""
+
+    def step_env(self, key, state, action, params):
+        *rest, _ = super().step_env(key, state, action, params)
+        return *rest, {"discount": self.discount(rest[1], params)}
+
+
 class Fixed(Old):
     """The limit is static, and a step is jitted, as in gymnax 0.0.x."""
 
@@ -113,6 +121,21 @@ class Remembered(Old):
         return state.time <= 0
 
 
+class Late(Old):
+    """Sets the flag in the step after it has seen the limit."""
+
+    def reset_env(self, key, params):
+        observation, state = super().reset_env(key, params)
+        return observation, (state, jnp.zeros((), bool))
+
+    def step_env(self, key, state, action, params):
+        observation, time, reward, over, info = super().step_env(key, state[0], action, params)
+        return observation, (time, over), reward, state[1], info
+
+    def is_truncated(self, state, params):
+        return state[1]
+
+
 class Team(Old):
     """Two agents, one action of which is forbidden and would end the episode."""
 
@@ -138,7 +161,7 @@ class Cautious(New):
         return (state.time == 2) & (state.time < params.max_steps_in_episode)
 
 
-OLD = [Old(), Fixed(), Remembered(), Team()]
+OLD = [Old(), Discounted(), Fixed(), Remembered(), Late(), Team()]
 SENTENCE = (
     "step_env of {} sets its flag where max_steps_in_episode is reached, so values there are 0 as "
     "at an end of the task: leave the limit to is_truncated, or give the environment setting "
@@ -148,7 +171,7 @@ SENTENCE = (
 
 @pytest.mark.parametrize("env", OLD, ids=lambda env: env.name)
 def test_a_flag_that_includes_the_limit_is_told_of_once(env):
-    for given in (envs.make(env), envs.make(env), (env, env.default_params)):
+    for given in (envs.make(env), envs.make(env)):
         expected = [SENTENCE.format(env.name)] * (not warn._told)
         assert told(envs.check_interface, *given) == expected
     for settings in ({"max_steps": 5}, {"action_repeat": 2}, {"frame_stack": 2}):
@@ -188,9 +211,16 @@ def test_no_environment_of_gymnax_has_such_a_flag(name, monkeypatch):
         assert not behaviour.done_includes_limit(env, params)
 
 
-def flags(settings, steps=6, **params):
+class Unsplit(Old):
+    """Has a method for the other flag, which does nothing."""
+
+    def is_truncated(self, state, params):
+        return jnp.zeros((), bool)
+
+
+def flags(settings, steps=6, env=None, **params):
     """Both flags of the first steps."""
-    env, params = envs.make(Old(), **settings, **params)
+    env, params = envs.make(env or Old(), **settings, **params)
     _, state = env.reset_env(jax.random.key(0), params)
     found = []
     for step in range(steps):
@@ -207,6 +237,7 @@ def test_the_flag_is_split_at_the_limit():
     assert flags(split, max_steps_in_episode=4)[:4] == "...t"
     assert flags(split, max_steps_in_episode=4, task=3)[:4] == "..Tt"
     assert flags(split, max_steps_in_episode=4, task=4)[:4] == "...t"  # the flag cannot tell
+    assert flags(split, max_steps_in_episode=4, env=Unsplit())[:4] == "...t"
     assert flags({**split, "max_steps": 3})[:3] == "..t"
     assert flags({**split, "max_steps": 20}, max_steps_in_episode=4)[:4] == "...t"
     assert flags({**split, "limit_terminates": True}, max_steps_in_episode=4)[:4] == "...T"
@@ -218,6 +249,14 @@ def test_the_flag_is_split_at_the_limit():
         return transition(env, jax.random.key(1), state, 0, params)[4]
 
     np.testing.assert_array_equal(jax.vmap(ends)(limits), [True, False])
+
+
+def test_a_discount_is_that_of_gymnax_0():
+    env, params = envs.make(Discounted(), max_steps_in_episode=2)
+    _, state = env.reset_env(jax.random.key(0), params)
+    for expected in (1.0, 0.0):
+        _, state, *_, info = env.step_env(jax.random.key(0), state, 0, params)
+        assert info["discount"] == expected
 
 
 def test_splitting_needs_a_limit():

@@ -239,7 +239,8 @@ def test_make_still_repairs_common_mistakes():
         envs.check_interface(env, env.default_params)
 
 
-def test_parameters_may_be_traced_and_a_step_is_traced_once():
+def test_parameters_may_be_traced_and_a_step_is_traced_once_for_each_check():
+    """For shapes, and for what the time limit reaches, without which nothing is played."""
     traced = []
     env = Changed(Dicts(), **step(state=lambda s: traced.append(1) or s))
     env, params = envs.make(env)
@@ -249,8 +250,10 @@ def test_parameters_may_be_traced_and_a_step_is_traced_once():
         return reward
 
     jax.jit(jax.vmap(check))(jnp.ones(3))
-    check(2.0)
     assert len(traced) == 1
+    check(2.0)
+    check(3.0)
+    assert len(traced) == 2
 
 
 def test_errors_of_its_own_code_come_through():
