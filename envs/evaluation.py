@@ -1,5 +1,6 @@
 """Whole episodes of a policy, all in parallel, inside the compiled program."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -9,8 +10,11 @@ import numpy as np
 
 from envs import loops
 from envs.batch import ENDLESS, limit_of, transition
+from envs.behaviour import of_user
 from envs.metrics import after, kinds
 from envs.usual_jax import with_usual_jax
+
+SLACK = 1000  # steps beyond twice the time limit, after which an evaluation is cut
 
 
 class Episodes(NamedTuple):
@@ -18,8 +22,8 @@ class Episodes(NamedTuple):
 
     episode_return: jax.Array  # raw rewards, undiscounted
     length: jax.Array  # steps, int32
-    terminated: jax.Array  # else it was truncated
-    truncated: jax.Array
+    terminated: jax.Array
+    truncated: jax.Array  # neither: the episode went on and was cut, see `longest`
     last_reward: jax.Array
     metrics: dict[str, jax.Array]  # reported by the environment, see envs/metrics.py
 
@@ -32,14 +36,19 @@ class _Carry(NamedTuple):
     episodes: Episodes
 
 
+def _limits(env: Any, env_params: Any) -> list[Any]:
+    """The time limits of the parameters, and of those at the ends of their ranges."""
+    drawn: Any = getattr(env, "drawn_corners", lambda _: [])  # an end of a range may have none
+    return [limit_of(env, params) for params in (env_params, *drawn(env_params))]
+
+
 def check_ends(env: Any, env_params: Any) -> None:
     """Refuses an environment whose episodes may never end: an evaluation plays whole episodes.
 
     Raises:
       ValueError: the environment has neither a time limit nor `ends = True`.
     """
-    drawn: Any = getattr(env, "drawn_corners", lambda _: [])  # an end of a range may have none
-    limits = [limit_of(env, params) for params in (env_params, *drawn(env_params))]
+    limits = _limits(env, env_params)
     known = [
         np.max(np.inf if limit is None else limit)
         for limit in limits
@@ -52,6 +61,22 @@ def check_ends(env: Any, env_params: Any) -> None:
             "(--env-settings max_steps=1000), or turn evaluations off (--num-eval-episodes 0); if "
             "its episodes always end by themselves, give the environment an attribute ends = True"
         )
+
+
+def longest(env: Any, env_params: Any) -> Any:
+    """Steps after which an evaluation is cut, or None where its episodes surely end.
+
+    The limit in the parameters of a user's own environment may have no effect, as where its
+    `is_truncated` is never true. Twice the limit and SLACK leave room for limits that are not
+    counted in steps. Other environments heed their limits, and so does `max_steps`.
+    """
+    from envs.wrappers import is_limited  # late: it imports gymnax
+
+    limits = _limits(env, env_params)
+    if limits[0] is None or is_limited(env) or not of_user(env):
+        return None
+    longest = functools.reduce(jnp.maximum, [jnp.asarray(x, jnp.float32) for x in limits])
+    return 2.0 * longest + SLACK
 
 
 def rewarded(memory: Any, reward: jax.Array) -> Any:
@@ -72,6 +97,8 @@ def evaluate(
     only: jax.Array | None = None,
 ) -> Episodes:
     """Runs whole episodes of the deterministic policy, and stops when all have ended.
+
+    Episodes that go on after `longest` steps are cut: both of their flags are False.
 
     Args:
       policy: `policy(state, observation, memory) -> action, memory` for one environment. A fresh
@@ -136,8 +163,11 @@ def evaluate(
         )
         return _Carry(rng, observation, env_state, memory, episodes)
 
+    most = longest(env, env_params)
+
     def unfinished(carry: _Carry) -> jax.Array:
-        return ~jnp.all(carry.episodes.terminated | carry.episodes.truncated)
+        over = carry.episodes.terminated | carry.episodes.truncated
+        return ~jnp.all(over if most is None else over | (carry.episodes.length >= most))
 
     keys = keys_of(jax.random.key(0))  # shapes only
     reward = jax.eval_shape(jax.vmap(one_step), keys, observation, env_state, memory)[2]

@@ -80,6 +80,13 @@ class TimeLimit(WithState):
         return super().is_truncated(state, params) | (state.steps >= self.max_steps)
 
 
+def is_limited(env: Any) -> bool:
+    """Whether `max_steps` is set."""
+    while isinstance(env, Wrapper) and not isinstance(env, TimeLimit):
+        env = env.env
+    return isinstance(env, TimeLimit)
+
+
 class DoneIncludesLimit(WithState):
     """Counts an end at the time limit as a truncation, where the flag of `step_env` includes it.
 
@@ -91,7 +98,7 @@ class DoneIncludesLimit(WithState):
 
     def __init__(self, env: Any, params: Any):
         super().__init__(env)
-        if limit_of(env, params) is None and not isinstance(env, TimeLimit):
+        if limit_of(env, params) is None and not is_limited(env):
             raise ValueError(
                 f"done_includes_limit=true: {env.name} has no {limit_name(env)} in its parameters; "
                 "give its time limit as max_steps too"
@@ -336,10 +343,7 @@ class UnmaskedActions(Wrapper):
     @property
     def ends(self) -> bool:
         """Only a time limit ends an episode for sure: forbidden actions may change nothing."""
-        env = self.env
-        while isinstance(env, Wrapper) and not isinstance(env, TimeLimit):
-            env = env.env
-        return isinstance(env, TimeLimit)
+        return is_limited(self.env)
 
 
 class StartWindow(Wrapper):

@@ -4,6 +4,7 @@ import contextlib
 import difflib
 import errno
 import os
+import signal
 import sys
 import warnings
 from collections.abc import Iterable, Iterator
@@ -27,7 +28,10 @@ def unknown(what: str, name: str, known: Iterable[str]) -> UserError:
 
 @contextlib.contextmanager
 def refusing() -> Iterator[None]:
-    """A tool's work: a user's mistake ends the process with one line on stderr and exit code 2."""
+    """A tool's work: a user's mistake ends the process with one line on stderr and exit code 2.
+
+    Ctrl-C ends it at once, with code 130, whatever the devices still compute.
+    """
     write_anything(sys.stdout)
     try:
         with usual_jax():
@@ -38,6 +42,9 @@ def refusing() -> Iterator[None]:
         sys.exit(2)
     except OSError as error:
         sys.exit(cut_short(error))
+    except KeyboardInterrupt:
+        print("\naborted", file=sys.stderr, flush=True)
+        os._exit(128 + signal.SIGINT)  # sys.exit would wait for the program on the devices
 
 
 def write_anything(stream: Any) -> None:

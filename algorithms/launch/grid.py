@@ -22,6 +22,7 @@ import envs
 from algorithms import parts
 from algorithms.launch import settings
 from algorithms.launch.commands import cli, flags
+from algorithms.launch.compute.interrupts import in_background
 from algorithms.launch.errors import UserError, refusing
 from algorithms.launch.metrics import as_csv
 from algorithms.launch.show import plots, results
@@ -175,9 +176,9 @@ def _rows(
         config = trials.one(loaded.config, i)
         policy_state = loading.one_trial(loaded.state.policy, i)
         key = jax.random.key(seed)
-        returns = _returns(
-            config, ranged.params, policy_state, cells, key, loaded.module, ranged.env, episodes
-        )
+        given = config, ranged.params, policy_state, cells, key, loaded.module, ranged.env
+        play = lambda given=given: jax.block_until_ready(_returns(*given, episodes))
+        returns = in_background(play)  # this thread answers Ctrl-C
         name = " ".join([run, *settings.text_of(trials.setting(i))])
         groups.setdefault(name, []).append(np.asarray(returns, np.float64))
     pooled = {name: np.stack(returns) for name, returns in groups.items()}

@@ -22,6 +22,7 @@ import numpy as np
 import envs
 from algorithms import parts
 from algorithms.launch.commands.flags import named_values, trial_of
+from algorithms.launch.compute.interrupts import in_background
 from algorithms.launch.errors import UserError, refusing
 from algorithms.launch.storage import experiment, loading
 from algorithms.launch.training.options import check_seeds
@@ -250,7 +251,9 @@ def _play(
         return games.play(env, params, *both, number, openings, rng)
 
     states = [None if side.loaded is None else side.loaded.state for side in sides]
-    return jax.tree.map(np.asarray, played(states, params, jax.random.key(seed)))
+    play = lambda: jax.block_until_ready(played(states, params, jax.random.key(seed)))
+    # This thread answers Ctrl-C.
+    return jax.tree.map(np.asarray, in_background(play))
 
 
 # --- what is said of it ------------------------------------------------------------------------

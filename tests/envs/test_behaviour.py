@@ -1,5 +1,6 @@
 """Environments of users that behave otherwise than their shapes and dtypes say."""
 
+import types
 import warnings
 
 import jax
@@ -9,7 +10,7 @@ import pytest
 from flax import struct
 
 import envs
-from envs import behaviour, warn
+from envs import behaviour, evaluation, loops, warn
 from envs.batch import transition
 from envs.gymnax import Environment, gymnax, spaces
 from envs.warn import KitWarning
@@ -295,3 +296,74 @@ def test_traced_parameters_are_not_played():
     assert told(jax.jit(check), 3) == []
     inside = lambda x: envs.check_interface(env, params) or x  # concrete ones inside a trace
     assert told(jax.jit(inside), 3) == [SENTENCE.format("Old")]
+
+
+# --- evaluations that would never end ---------------------------------------------------------
+
+
+class Endless(New):
+    """Has a limit in its parameters that no flag heeds; one of two episodes ends at step `task`."""
+
+    @property
+    def default_params(self):
+        return Params(task=1200, max_steps_in_episode=60)
+
+    def reset_env(self, key, params):
+        return jnp.zeros(1), (Time(jnp.zeros((), jnp.int32)), jax.random.bernoulli(key))
+
+    def step_env(self, key, state, action, params):
+        observation, time, *rest, terminated, info = super().step_env(key, state[0], action, params)
+        return observation, (time, state[1]), *rest, terminated & state[1], info
+
+    def is_truncated(self, state, params):
+        return jnp.zeros((), bool)
+
+
+def play(env, params, episodes=8):
+    policy = lambda state, observation, memory=None: (jnp.int32(0), memory)
+    return envs.evaluate(policy, None, env, params, jax.random.key(0), episodes)
+
+
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+def test_an_evaluation_is_cut_far_beyond_a_limit_that_is_not_heeded(platform, monkeypatch):
+    """After twice the limit and 1000 steps. Episodes that end before are as ever."""
+    monkeypatch.setattr(loops, "platform", lambda: platform)
+    for settings, longest, cut in (
+        ({}, 1120, True),
+        ({"task": 40}, 1120, True),
+        ({"action_repeat": 2}, 1120, True),  # in its own steps
+        ({"max_steps_in_episode": 10}, 1020, True),
+        ({"max_steps": 1300}, 1300, False),
+        ({"max_steps": 1300, "frame_stack": 2}, 1300, False),
+    ):
+        env, params = envs.make(Endless(), **settings)
+        episodes = jax.jit(lambda params, env=env: play(env, params))(params)
+        over = np.asarray(episodes.terminated)
+        ahead = 0 if platform == "cpu" or not cut else loops.AHEAD - 1  # a trip has several steps
+        lengths = np.asarray(episodes.length)
+        repeat = settings.get("action_repeat", 1)
+        ends = params.task // repeat
+        assert over.any() == (ends < longest)
+        assert (lengths[over] == ends).all()
+        assert (longest <= lengths[~over]).all() and (lengths[~over] <= longest + ahead).all()
+        np.testing.assert_array_equal(episodes.truncated, ~over & (not cut))
+        np.testing.assert_array_equal(
+            episodes.episode_return, lengths * settings.get("action_repeat", 1)
+        )
+
+
+def test_a_cut_follows_batched_limits_and_trusts_environments_that_surely_end():
+    env, params = envs.make(Endless())
+    batched = jax.vmap(lambda n: params.replace(max_steps_in_episode=n))(jnp.array([10, 20]))
+    lengths = jax.jit(jax.vmap(lambda params: play(env, params).length.max()))(batched)
+    np.testing.assert_array_equal(lengths, [1020, 1040])
+    assert evaluation.longest(env, params) is not None
+    ends = Endless()
+    ends.ends = True
+    assert evaluation.longest(*envs.make(ends, max_steps_in_episode=2**30)) == 2.0**31 + 1000
+    for one in (
+        *(envs.make(name) for name in ("CartPole-v1", "Pursuit-v0", "TMaze-v0")),
+        envs.make(Endless(), max_steps=2000),
+        (tasks.Reporting(), types.SimpleNamespace()),  # no limit, but `ends`
+    ):
+        assert evaluation.longest(*one) is None

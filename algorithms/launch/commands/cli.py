@@ -23,7 +23,7 @@ from algorithms.launch.commands.flags import (
 )
 from algorithms.launch.commands.presets import PRESETS
 from algorithms.launch.compute import devices, hosts
-from algorithms.launch.compute.interrupts import CODES, Terminated
+from algorithms.launch.compute.interrupts import CODES, Terminated, in_background
 from algorithms.launch.errors import UserError, unknown
 from algorithms.launch.settings import algorithm_name
 from algorithms.launch.show import progress
@@ -319,13 +319,16 @@ def evaluate(module: Any, flags: Flags, path: str) -> int:
     played = []
     module = loading.module_of(module, path)
     for number, config, state, point, trials in loaded_trials(module, flags, path):
-        episodes = evaluation.evaluate(module, config, state, flags.seed, flags.episodes)
+        given = (module, config, state, flags.seed, flags.episodes)
+        episodes = in_background(evaluation.evaluate, *given)  # this thread answers Ctrl-C
         setting = {"env": settings.env_name(config), **trials.setting(0)}
         played.append(evaluation.Played(number, trials.seeds[0], setting, point, episodes))
         if not flags.json:
             title = f"trial {number} ({trials.label(0)}) at point {point}"
             print(evaluation.table(episodes, title), flush=True)
     print(evaluation.as_json(played) if flags.json else evaluation.totals(played), end="")
+    for sentence in evaluation.alarms_of(played):
+        errors.warn(sentence)
     return 0
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import envs
 from algorithms import parts
 from algorithms.launch import metrics
+from algorithms.launch.alarms import ALARMS
 from algorithms.launch.errors import UserError
 from algorithms.launch.show import results
 from envs import exploitability, games
@@ -98,7 +99,11 @@ def summary(values: np.ndarray) -> dict[str, Any]:
 
 def table(episodes: dict[str, np.ndarray], title: str = "") -> str:
     """A readable table of what `evaluate` returns, one row for each quantity (and player)."""
-    ends = ", ".join(f"{end} {100 * episodes[end].mean():.3g} %" for end in ENDS)
+    shares = {end: episodes[end].mean() for end in ENDS}
+    cut = ~np.any([episodes[end] for end in ENDS], axis=0)
+    if cut.any():
+        shares["cut"] = cut.mean()
+    ends = ", ".join(f"{end} {100 * share:.3g} %" for end, share in shares.items())
     head = f"{len(episodes['length'])} episodes: {ends}"
     lines = [f"{title}: {head}" if title else head]
     reported = [
@@ -141,6 +146,14 @@ def totals(played: Sequence[Played]) -> str:
                 f"from {means.min():.6g} to {means.max():.6g}"
             )
     return "".join(f"{line}\n" for line in lines)
+
+
+def alarms_of(played: Sequence[Played]) -> list[str]:
+    """The sentences of `alarms` about the episodes of all trials."""
+    if not played:
+        return []
+    row = {f"eval_{name.removeprefix('metrics/')}": x for name, x in _together(played).items()}
+    return [sentence for alarm in ALARMS if (sentence := alarm(row))]
 
 
 def as_json(played: Sequence[Played]) -> str:

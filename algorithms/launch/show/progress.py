@@ -42,6 +42,7 @@ class Progress:
         self.start = self.num_points = self.num_trials = 0
         self.before = dict(self.seconds)  # when this run began
         self.place: Place | None = None
+        self.told: set[object] = set()  # what `warn_once` has warned of
 
     @contextlib.contextmanager
     def timed(self, what: str) -> Iterator[None]:
@@ -61,6 +62,12 @@ class Progress:
         """A warning that does not run into the line that updates itself."""
         tell(self._wipe(), sys.stdout, end="")
         warn(text)
+
+    def warn_once(self, cause: object, text: str) -> None:
+        """A warning, unless its cause has been warned of in an earlier point or chunk."""
+        if text and cause not in self.told:
+            self.told.add(cause)
+            self.warn(text)
 
     def begin(self, start: int, num_points: int, num_trials: int) -> None:
         """From which point to which a run goes."""

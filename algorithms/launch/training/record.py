@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from algorithms.launch.alarms import ALARMS
 from algorithms.launch.compute import devices, hosts, programs
 from algorithms.launch.errors import UserError, warn
 from algorithms.launch.metrics import Metrics, stack
@@ -170,6 +171,11 @@ class Record:
             left = int(point.is_finite.sum())
             others = ("", "; the other one goes on", f"; the other {left} go on")[min(left, 2)]
             self.session.view.warn(f"{who} not finite {where}: {names} of {labels}{others}")
+
+    def tell_of_alarms(self, row: Metrics) -> None:
+        """Warns of what metrics say, each kind once in all chunks of a sweep."""
+        for alarm in ALARMS if hosts.is_first() else ():
+            self.session.view.warn_once(alarm, alarm(row))
 
     def _draw_gif(self, run_dir: RunDir, point: Point, states: Any) -> None:
         from algorithms.launch.show import render

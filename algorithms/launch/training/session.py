@@ -236,6 +236,7 @@ class Session:
         is_finite = record.were_finite & ~np.any(list(infinite.values()), axis=0)
         seen = Point(point, timestep, row, get_state, record.path, is_finite, self.settings)
         record.tell_of_broken(seen, infinite)
+        record.tell_of_alarms(row)
         with self.view.timed("save"):
             record.add(seen, states)
         self.view.point(point, row, ~is_finite)

@@ -30,7 +30,7 @@ def test_a_folder_imports_only_downwards(folder):
 
 
 def test_what_folders_share_imports_none_of_them():
-    for name in ("errors", "metrics", "objectives", "settings"):
+    for name in ("alarms", "errors", "metrics", "objectives", "settings"):
         found = [module.split(".")[2] for module in imported(FOLDER / f"{name}.py")]
         assert not set(found) & set(ORDER)
     assert {path.name for path in FOLDER.iterdir() if path.is_dir()} - {"__pycache__"} == set(ORDER)

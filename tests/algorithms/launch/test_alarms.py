@@ -1,0 +1,184 @@
+"""What metrics of a point warn of, and evaluations that answer Ctrl-C."""
+
+import os
+import signal
+import threading
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import struct
+
+from algorithms import launch, ppo
+from algorithms.launch import alarms, grid, match
+from algorithms.launch.errors import heed_warnings
+from algorithms.launch.show import evaluation
+from algorithms.launch.training import record
+from envs import warn
+from envs.gymnax import Environment, spaces
+from tests.algorithms.launch import toy
+from tests.algorithms.launch.test_cli import main
+
+pytestmark = pytest.mark.usefixtures("quick_pictures")
+
+
+@struct.dataclass
+class Params:
+    broken: int = 0  # from this step of an episode on a reward is NaN; 0: never
+    max_steps_in_episode: int = 4
+
+
+@struct.dataclass
+class Time:
+    time: jax.Array
+
+
+class Endless(Environment):
+    """Reward 1 for ever, whatever its limit says."""
+
+    default_params = Params()
+
+    def reset_env(self, key, params):
+        return jnp.zeros(1), Time(jnp.zeros((), jnp.int32))
+
+    def step_env(self, key, state, action, params):
+        state = Time(state.time + 1)
+        reward = jnp.where(state.time == params.broken, jnp.nan, 1.0)
+        return jnp.zeros(1), state, reward, jnp.zeros((), bool), {}
+
+    def is_truncated(self, state, params):
+        return jnp.zeros((), bool)
+
+    def action_space(self, params):
+        return spaces.Discrete(2)
+
+    def observation_space(self, params):
+        return spaces.Box(-1.0, 1.0, (1,))
+
+
+TINY = ppo.Config(
+    env=Endless(),
+    total_timesteps=96,
+    num_envs=2,
+    num_steps=8,
+    num_minibatches=1,
+    update_epochs=1,
+    hidden_sizes=(4,),
+    num_evals=3,
+    num_eval_episodes=2,
+)
+CUT = (
+    "2 of 2 evaluation episodes were cut after 1,008 steps, far beyond the time limit in the "
+    "parameters of the environment: its is_truncated should be true there, or --env-settings "
+    "max_steps=N truncates"
+)
+
+
+def test_an_evaluation_that_would_not_end_is_told_of_once_and_in_the_metrics(capsys):
+    result = launch.run(ppo, TINY, save=False)
+    assert capsys.readouterr().err.count(f"warning: {CUT}\n") == 1
+    assert result.metrics["eval_length"].shape == (1, 4, 2)
+    np.testing.assert_array_equal(result.metrics["eval_length"], np.full((1, 4, 2), 1008))
+    np.testing.assert_array_equal(result.metrics["eval_return"], np.full((1, 4, 2), 1008.0))
+    for flag in ("eval_terminated", "eval_truncated"):
+        assert not result.metrics[flag].any()
+
+
+def row(**values):
+    return {name: np.array(x) for name, x in values.items()}
+
+
+def test_episodes_with_either_flag_are_not_cut():
+    flags = {"eval_terminated": [[True, False]], "eval_length": [[3, 9]]}
+    assert alarms.cut_episodes(row(**flags, eval_truncated=[[False, True]])) == ""
+    assert alarms.cut_episodes(row(**flags, eval_truncated=[[False, False]])).startswith(
+        "1 of 2 evaluation episodes were cut after 9 steps, "
+    )
+    assert alarms.cut_episodes({}) == ""
+
+
+def test_an_alarm_rings_once_in_a_sweep(capsys, monkeypatch, tmp_path):
+    """Chunk by chunk; the other one does not ring."""
+    both = (lambda row: "it rings", lambda row: "")
+    monkeypatch.setattr(record, "ALARMS", both)
+    config = toy.Config(total_timesteps=20, num_evals=2)
+    launch.sweep(toy, config, {"hidden_sizes": [(2,), (3,)]}, quiet=True, sweep_dir=tmp_path / "s")
+    assert capsys.readouterr().err == "warning: it rings\n"
+
+
+def test_the_command_line_shows_warnings_of_environments_as_its_own(capsys):
+    with warnings.catch_warnings():
+        others = []
+        warnings.showwarning = lambda message, *_, **__: others.append(str(message))
+        heed_warnings()
+        warn.warn(f"sentence of {__name__}")
+        warn.warn(f"sentence of {__name__}")
+        warnings.warn("of others", stacklevel=1)
+    assert capsys.readouterr().err == f"warning: sentence of {__name__}\n"
+    assert others == ["of others"]
+
+
+def test_evaluate_tells_of_episodes_that_were_cut(capsys, tmp_path, monkeypatch):
+    launch.run(toy, toy.Config(total_timesteps=20, num_evals=1), run_dir=tmp_path / "run")
+    capsys.readouterr()
+    played = {
+        "episode_return": np.ones(2),
+        "length": np.array([5, 9]),
+        "terminated": np.array([True, False]),
+        "truncated": np.zeros(2, bool),
+        "last_reward": np.ones(2),
+    }
+    monkeypatch.setattr(evaluation, "evaluate", lambda *_: played)
+    code, out, err = main(capsys, "--evaluate", tmp_path / "run")
+    assert code == 0 and "2 episodes: terminated 50 %, truncated 0 %, cut 50 %" in out
+    assert err.startswith("warning: 1 of 2 evaluation episodes were cut after 9 steps")
+
+
+# --- Ctrl-C -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def leaves(monkeypatch):
+    """Code that os._exit gets, after Ctrl-C has been sent to a program that does not hear it."""
+    ended, codes = threading.Event(), []
+
+    def leave(code):
+        codes.append(code)
+        ended.set()
+        raise SystemExit(code)
+
+    def interrupted(*_, **__):
+        assert threading.current_thread() is not threading.main_thread(), "which hears signals"
+        os.kill(os.getpid(), signal.SIGINT)
+        ended.wait(60)
+
+    monkeypatch.setattr(os, "_exit", leave)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield interrupted, codes
+    signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_ends_an_evaluation_at_once(capsys, tmp_path, monkeypatch, leaves):
+    interrupted, codes = leaves
+    launch.run(toy, toy.Config(total_timesteps=20, num_evals=1), run_dir=tmp_path / "run")
+    monkeypatch.setattr(evaluation, "_episodes", interrupted)
+    assert main(capsys, "--evaluate", tmp_path / "run")[0] == 130
+    assert codes == [130]
+
+
+def test_ctrl_c_ends_a_grid_and_a_match_at_once(capsys, tmp_path, monkeypatch, leaves):
+    interrupted, codes = leaves
+    launch.run(toy, toy.Config(total_timesteps=20, num_evals=1), run_dir=tmp_path / "run")
+    find = grid.loading.find_module
+    monkeypatch.setattr(
+        grid.loading, "find_module", lambda name: toy if name == "toy" else find(name)
+    )
+    monkeypatch.setattr(grid, "_returns", interrupted)
+    with pytest.raises(SystemExit, match="130"):
+        grid.main([str(tmp_path / "run"), "--randomize", "length=uniform:0.5:1", "--values", "2"])
+    monkeypatch.setattr(match.jax, "jit", lambda function: interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        match._play(None, None, [], [], 2, 0, 0)
+    assert codes == [130] and "aborted" in capsys.readouterr().err
