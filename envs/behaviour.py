@@ -18,6 +18,7 @@ from envs.warn import warn
 
 LIMIT, NO_LIMIT = 2, 1_000_000  # time limits of the episodes that are played, in steps
 STEPS = 3  # of these episodes that are played
+EPISODES, LENGTH = 16, 64  # episodes whose discrete observations are looked at, and their steps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,12 +32,15 @@ class _Asked:
 
 
 def check_behaviour(env: Any, env_params: Any) -> None:
-    """Looks at the time limit of a user's own environment.
+    """Looks at discrete observations and at the time limit of a user's own environment.
 
     Nothing is played if the parameters are traced.
 
     Args:
       env, env_params: from `envs.make`; their shapes have passed `check_interface`.
+
+    Raises:
+      ValueError: a discrete observation outside its space, which would be seen as zeros.
 
     Warns of a step that counts its time limit as an end of the task.
     """
@@ -82,6 +86,7 @@ def _chain(env: Any) -> list[Any]:
 @functools.lru_cache(maxsize=64)
 def _check(asked: _Asked) -> None:
     env, params = asked.env, asked.params
+    check_discrete(env, params)
     if done_includes_limit(env, params):
         name, limit = env.name, limit_name(env)
         warn(
@@ -149,6 +154,49 @@ def _is_key(x: Any) -> bool:
 
 
 _MARK = object()
+
+
+# --- discrete observations --------------------------------------------------------------------
+
+
+def check_discrete(env: Any, params: Any) -> None:
+    """Refuses observations of a Discrete space that are not 0 to n - 1, in a few episodes.
+
+    `make` shows such an observation one-hot, and others as zeros.
+    """
+    from envs.wrappers import OneHotObservation  # late: it imports gymnax
+
+    encoded = [one.env for one in _chain(env) if isinstance(one, OneHotObservation)]
+    if not encoded:
+        return
+    env = encoded[0]
+    space = env.observation_space(params)
+
+    def seen(key):
+        """The least and the largest observation of an episode's first steps."""
+        reset_key, key = jax.random.split(key)
+        first, state = env.reset_env(reset_key, params)
+
+        def step(carry, key):
+            state, over, least, largest = carry
+            action_key, key = jax.random.split(key)
+            action = _action(env, action_key, state, params)
+            observation, state, _, terminated, _ = env.step_env(key, state, action, params)
+            least = jnp.where(over, least, jnp.minimum(least, observation.min()))
+            largest = jnp.where(over, largest, jnp.maximum(largest, observation.max()))
+            over = over | terminated | env.is_truncated(state, params)
+            return (state, over, least, largest), None
+
+        carry = state, jnp.zeros((), bool), first.min(), first.max()
+        return jax.lax.scan(step, carry, jax.random.split(key, LENGTH))[0][2:]
+
+    least, largest = jax.jit(jax.vmap(seen))(jax.random.split(jax.random.key(0), EPISODES))
+    wrong = [int(x) for x in (least.min(), largest.max()) if not 0 <= x < space.n]
+    if wrong:
+        raise ValueError(
+            f"{env.name} returns the observation {wrong[0]}, which is outside of {space}: its "
+            f"numbers are 0 to {space.n - 1}"
+        )
 
 
 # --- of both ----------------------------------------------------------------------------------

@@ -1,8 +1,9 @@
 """The adapter for gymnax 1.x. It repairs common mistakes of environments.
 
 It repairs integer rewards, rewards of shape (1,), and observations whose dtype is not that of their
-space. It also makes weak types strong: they differ between reset and step, so loops and compiled
-functions would see two types of one state. Other mistakes are refused, see envs/interface.py.
+space, except floats that a user's environment gives for a space of integers. It also makes weak
+types strong: they differ between reset and step, so loops and compiled functions would see two
+types of one state. Other mistakes are refused, see envs/interface.py.
 """
 
 import functools
@@ -14,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from envs import interface
+from envs import behaviour, interface
 
 
 def _import_gymnax() -> types.ModuleType:
@@ -142,9 +143,11 @@ class Gymnax(Wrapper):
 
     def _observation(self, part: str, observation: Any, params: Any) -> jax.Array:
         space = self.env.observation_space(params)
-        observation = interface.as_array(self, part, "an observation", observation, space.dtype)
-        interface.check_observation(self, part, observation, space.shape)
-        return observation
+        cast = interface.as_array(self, part, "an observation", observation, space.dtype)
+        interface.check_observation(self, part, cast, space.shape)
+        if behaviour.of_user(self):  # gymnax's Catch has whole floats
+            interface.check_kind(self, part, observation, space.dtype)
+        return cast
 
     def _state(self, state: Any, params: Any) -> Any:
         """The state with the dtypes that `reset` gives, all strong."""

@@ -38,17 +38,21 @@ def check_interface(env: Any, env_params: Any) -> None:
     strong = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), shapes(env_params))
     leaves, structure = jax.tree.flatten(strong)  # as in programs, which take them as arguments
     actions, observations = env.action_space(env_params), env.observation_space(env_params)
+    check_space(env, "action_space", actions)
+    check_space(env, "observation_space", observations)
     number = int(actions.n) if hasattr(actions, "n") else None
     action = (tuple(actions.shape), jnp.float32) if number is None else ((), jnp.int32)
     try:
-        _check(env, structure, tuple(leaves), tuple(observations.shape), action, number)
+        space = tuple(observations.shape), np.dtype(observations.dtype)
+        _check(env, structure, tuple(leaves), space, action, number)
     except Refusal as refusal:  # without jax's frames and its note about them
         raise ValueError(str(refusal)) from None
     behaviour.check_behaviour(env, env_params)
 
 
 @functools.lru_cache(maxsize=64)
-def _check(env, structure, leaves, shape, action, num_actions):
+def _check(env, structure, leaves, space, action, num_actions):
+    shape, dtype = space
     params, agents = jax.tree.unflatten(structure, leaves), shaping.reward_shape(env)
     action = jax.ShapeDtypeStruct(agents + action[0], action[1])
     with jax.debug_key_reuse(False):  # shapes only
@@ -63,6 +67,8 @@ def _check(env, structure, leaves, shape, action, num_actions):
         views = {n: view(n) for n in ("action_mask", "world_state") if hasattr(env, n)}
     check_observation(env, "reset_env", observation, shape)
     check_observation(env, "step_env", after, shape, observation.dtype)
+    if behaviour.of_user(env):
+        check_kind(env, "reset_env", observation, dtype)
     check_array(env, "step_env", "a reward", reward, agents)
     check_array(env, "step_env", "terminated", terminated, (), bool)
     check_array(env, "is_truncated", "a flag", truncated, (), bool)
@@ -71,6 +77,25 @@ def _check(env, structure, leaves, shape, action, num_actions):
     if "world_state" in views:
         check_array(env, "world_state", "a view", views["world_state"])
     check_info(env, info)
+
+
+def check_space(env: Any, part: str, space: Any) -> None:
+    """Refuses a space without elements, and a Box with a lower bound above the upper one.
+
+    Bounds that are traced are not known.
+
+    Raises:
+      ValueError: the environment, the part (`action_space`, ...) and the space.
+    """
+    shape, bounds = tuple(space.shape), [getattr(space, end, 0.0) for end in ("low", "high")]
+    known = not any(isinstance(x, jax.core.Tracer) for x in bounds)
+    if 0 in shape or getattr(space, "n", 1) < 1:
+        wrong = "has no elements"
+    elif known and not np.all(np.asarray(bounds[0]) <= np.asarray(bounds[1])):
+        wrong = "has a low above its high"
+    else:
+        return
+    raise ValueError(f"{part} of {name_of(env)} is {space}, which {wrong}")
 
 
 def name_of(env: Any) -> str:
@@ -115,6 +140,16 @@ def check_observation(
     """Refuses an observation that is not one array with the shape of the space for each agent."""
     shape = (*shaping.reward_shape(env), *shape)
     check_array(env, part, "an observation", value, shape, dtype)
+
+
+def check_kind(env: Any, part: str, value: Any, dtype: Any) -> None:
+    """Refuses floats as observations of a space of integers or bools: a cast would cut them off."""
+    floats = jnp.issubdtype(jnp.result_type(*jax.tree.leaves(value)), jnp.floating)
+    if floats and not jnp.issubdtype(dtype, jnp.floating):
+        raise Refusal(
+            f"{part} of {name_of(env)} returns an observation of floats, and observation_space has "
+            f"{np.dtype(dtype)}, which would cut them off"
+        )
 
 
 def check_array(

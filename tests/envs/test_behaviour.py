@@ -1,5 +1,6 @@
 """Environments of users that behave otherwise than their shapes and dtypes say."""
 
+import re
 import types
 import warnings
 
@@ -367,3 +368,46 @@ def test_a_cut_follows_batched_limits_and_trusts_environments_that_surely_end():
         (tasks.Reporting(), types.SimpleNamespace()),  # no limit, but `ends`
     ):
         assert evaluation.longest(*one) is None
+
+
+# --- discrete observations --------------------------------------------------------------------
+
+
+class Places(New):
+    """A walk to the right along places; the first one is `first`, the last one ends it."""
+
+    def __init__(self, first, size=4, number=4):
+        super().__init__()
+        self.first, self.size, self.number = first, size, number
+
+    def reset_env(self, key, params):
+        return jnp.asarray(self.first), Time(jnp.zeros((), jnp.int32))
+
+    def step_env(self, key, state, action, params):
+        state = Time(state.time + action)
+        last = state.time == self.number - 1
+        return self.first + state.time, state, jnp.ones(()), last, {}
+
+    def observation_space(self, params):
+        return spaces.Discrete(self.size)
+
+
+@pytest.mark.parametrize(
+    "first, number, message",
+    [
+        (1, 4, "observation 4, which is outside of Discrete(4, dtype=int32): its numbers are 0 to"),
+        (-1, 4, "observation -1, which is outside of"),
+        (0, 6, "observation 5, which is outside of"),
+    ],
+)
+def test_discrete_observations_outside_their_space_are_refused(first, number, message):
+    """Those after the end of an episode do not count."""
+    for settings in ({}, {"frame_stack": 2}, {"max_steps": 40}):
+        given = envs.make(Places(first, number=number), **settings)
+        with pytest.raises(ValueError, match=re.escape(f"Places returns the {message}")):
+            envs.check_interface(*given)
+
+
+def test_discrete_observations_inside_their_space_are_taken():
+    envs.check_interface(*envs.make(Places(0)))
+    envs.check_interface(*envs.make(Places(0), done_includes_limit=True))

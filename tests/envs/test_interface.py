@@ -4,10 +4,12 @@ import re
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import envs
-from envs.gymnax import Wrapper
+from algorithms import ppo
+from envs.gymnax import Wrapper, spaces
 from tests import probe as tasks
 
 PARTS = ("observation", "state", "reward", "terminated", "info")
@@ -237,6 +239,90 @@ def test_make_still_repairs_common_mistakes():
     with pytest.raises(ValueError, match=r"a reward of shape \(1,\), in place of \(\)$"):
         env = Changed(Dicts(), **step(reward=lambda x: x[None]))
         envs.check_interface(env, env.default_params)
+
+
+def as_space(space, part="observation_space"):
+    return {part: always(space)}
+
+
+def pixels(x):
+    return jnp.full(1, 0.5)
+
+
+SPACES = [
+    (
+        both(observation=pixels) | as_space(spaces.Box(0, 255, (1,), jnp.uint8)),
+        "reset_env of Probe returns an observation of floats, and observation_space has uint8, "
+        "which would cut them off",
+    ),
+    (
+        both(observation=pixels) | as_space(spaces.Box(0, 1, (1,), bool)),
+        "reset_env of Probe returns an observation of floats, and observation_space has bool, "
+        "which would cut them off",
+    ),
+    (
+        both(observation=lambda x: 0.5) | as_space(spaces.Discrete(3)),
+        "reset_env of Probe returns an observation of floats, and observation_space has int32, "
+        "which would cut them off",
+    ),
+    (
+        as_space(spaces.Box(1.0, -1.0, (1,))),
+        "observation_space of Probe is Box(low=1.0, high=-1.0, shape=(1,), dtype=float32), which "
+        "has a low above its high",
+    ),
+    (
+        as_space(spaces.Box(np.array([0.0, 2.0]), np.ones(2), (2,)), "action_space"),
+        "action_space of Probe is Box(low=[0. 2.], high=[1. 1.], shape=(2,), dtype=float32), which "
+        "has a low above its high",
+    ),
+    (
+        as_space(spaces.Box(float("nan"), 1.0, (1,)), "action_space"),
+        "action_space of Probe is Box(low=nan, high=1.0, shape=(1,), dtype=float32), which has a "
+        "low above its high",
+    ),
+    (
+        both(observation=lambda x: x[:0]) | as_space(spaces.Box(-1.0, 1.0, (0,))),
+        "observation_space of Probe is Box(low=-1.0, high=1.0, shape=(0,), dtype=float32), which "
+        "has no elements",
+    ),
+    (
+        as_space(spaces.Box(-1.0, 1.0, (2, 0)), "action_space"),
+        "action_space of Probe is Box(low=-1.0, high=1.0, shape=(2, 0), dtype=float32), which has "
+        "no elements",
+    ),
+    (
+        as_space(spaces.Discrete(0), "action_space"),
+        "action_space of Probe is Discrete(0, dtype=int32), which has no elements",
+    ),
+]
+
+
+@pytest.mark.parametrize("changes, message", SPACES, ids=[message for _, message in SPACES])
+def test_spaces_and_observations_that_do_not_fit(changes, message):
+    refuse(Changed(Dicts(), **changes), message)
+
+
+def test_an_algorithm_refuses_them_as_well():
+    """They trained before: a network of 8 bits saw zeros, and a Box of no elements divided by 0."""
+    for changes, message in SPACES:
+        if "action_space" not in changes:
+            env = Changed(Dicts(), **changes)
+            with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+                ppo.make_train(ppo.Config(env=env))
+
+
+def test_bounds_that_are_traced_are_not_known():
+    env = Changed(Dicts())
+    env.observation_space = lambda params: spaces.Box(-params.reward, params.reward, (1,))
+    env, params = envs.make(env)
+
+    def check(reward):
+        envs.check_interface(env, params.replace(reward=reward))
+        return reward
+
+    jax.jit(check)(-1.0)
+    with pytest.raises(ValueError, match="has a low above its high"):
+        check(-1.0)
 
 
 def test_parameters_may_be_traced_and_a_step_is_traced_once_for_each_check():
