@@ -6,6 +6,7 @@ environment's own code are passed on unchanged.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
@@ -47,6 +48,11 @@ def check_interface(env: Any, env_params: Any) -> None:
         _check(env, structure, tuple(leaves), space, action, number)
     except Refusal as refusal:  # without jax's frames and its note about them
         raise ValueError(str(refusal)) from None
+    except (TypeError, IndexError):  # perhaps of a tracer in the place of a number
+        inside = behaviour.part_of_user(env)
+        if inside is not None:
+            check_needed(name_of(env), functools.partial(_once, inside, action), env_params)
+        raise
     behaviour.check_behaviour(env, env_params)
 
 
@@ -77,6 +83,74 @@ def _check(env, structure, leaves, space, action, num_actions):
     if "world_state" in views:
         check_array(env, "world_state", "a view", views["world_state"])
     check_info(env, info)
+
+
+def _once(env: Any, action: tuple[tuple[int, ...], Any], params: Any) -> jax.Array:
+    """A reset and a step; the action has this shape and dtype."""
+    keys = jax.random.split(jax.random.key(0))
+    _, state = env.reset_env(keys[0], params)
+    zeros = jnp.zeros(shaping.reward_shape(env) + action[0], action[1])
+    return env.is_truncated(env.step_env(keys[1], state, zeros, params)[1], params)
+
+
+def check_parameters(name: str, params: Any) -> None:
+    """Refuses parameters that are no numbers or arrays, such as a string.
+
+    Raises:
+      ValueError: the parameter, its value, and flax' way to leave it out of programs.
+    """
+    numbers = bool | int | float | complex | np.ndarray | np.generic | jax.Array
+    for field in getattr(params, "__dataclass_fields__", ()):
+        value = getattr(params, field)
+        if field in _traced(params) and not all(
+            isinstance(leaf, numbers) for leaf in jax.tree.leaves(value)
+        ):
+            raise ValueError(
+                f"parameter {field} of {name} is {value!r}, which programs cannot take: declare it "
+                f"as {_static(field, value)}"
+            )
+
+
+def check_needed(name: str, function: Callable[[Any], Any], params: Any) -> None:
+    """Says which parameters a function takes as values alone, if it cannot be traced for them.
+
+    An int that is a shape is such a parameter, and a flag in an `if`. With its value at hand the
+    function can be traced.
+
+    Raises:
+      ValueError: the parameters, and flax' way to leave them out of programs.
+    """
+
+    def traces(**held: Any) -> bool:
+        try:
+            with jax.debug_key_reuse(False):  # shapes only
+                jax.eval_shape(lambda held: function(params.replace(**held)), held)
+        except Exception:  # of the environment's own code
+            return False
+        return True
+
+    if hasattr(params, "replace") and traces():
+        needed = {n: getattr(params, n) for n in _traced(params)}
+        needed = {n: value for n, value in needed.items() if not traces(**{n: value})}
+        if needed:
+            names = ", ".join(needed)
+            declared = ", ".join(_static(n, value) for n, value in needed.items())
+            raise ValueError(
+                f"{name} needs the value of {names} while its program is made, as a shape or in an "
+                f"if: declare {declared}"
+            ) from None
+
+
+def _traced(params: Any) -> list[str]:
+    """The fields of parameters that are arguments of programs."""
+    fields = getattr(params, "__dataclass_fields__", {})
+    return [name for name, field in fields.items() if field.metadata.get("pytree_node", True)]
+
+
+def _static(name: str, value: Any) -> str:
+    """How to declare a parameter that shapes programs."""
+    kind = type(value).__name__
+    return f"{name}: {kind} = struct.field(pytree_node=False, default={value!r})"
 
 
 def check_space(env: Any, part: str, space: Any) -> None:

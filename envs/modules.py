@@ -5,6 +5,7 @@ colon is a class, or a function that returns an environment with gymnax's 1.x in
 a dot: `my_envs.maze:Maze` is my_envs/maze.py.
 """
 
+import functools
 import importlib
 import importlib.machinery
 import importlib.util
@@ -191,6 +192,8 @@ def _check(name: str, env: Any) -> None:
     told = lambda part: _told(f"{part} of {name}")
     with told("default_params, action_space or observation_space"):
         params = env.default_params
+    interface.check_parameters(name, params)
+    with told("default_params, action_space or observation_space"):
         jax.tree.map(jnp.result_type, params)  # numbers and arrays, which can be traced
         space = env.action_space(params)
         env.observation_space(params)
@@ -215,8 +218,12 @@ def _check(name: str, env: Any) -> None:
         with told("is_truncated"):
             env.is_truncated(returned[1], params)
 
-    with jax.debug_key_reuse(False):  # shapes only
-        jax.eval_shape(once, jax.random.key(0), params)
+    try:
+        with jax.debug_key_reuse(False):  # shapes only
+            jax.eval_shape(once, jax.random.key(0), params)
+    except ValueError:
+        interface.check_needed(name, functools.partial(once, jax.random.key(0)), params)
+        raise
 
 
 def _has(env: Any, part: str, base: type) -> bool:

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envs import modules, suggest
+from envs import interface, modules, suggest
 from envs.usual_jax import with_usual_jax
 
 # The kit's own environments: name to (module of this package, class).
@@ -141,6 +141,7 @@ def _build(env: Any, settings: dict[str, Any]) -> tuple[Any, Any]:
     params = env.default_params
     if params is None:
         raise ValueError(modules.NONE.format(label))
+    interface.check_parameters(label, params)
     fields = list(dict.fromkeys((*parameter_names(params), *more)))
     if taken := [name for name in wrapper_settings if name in fields]:
         raise ValueError(modules.reserved(label, "parameter", taken[0]))

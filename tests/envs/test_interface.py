@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import struct
 
 import envs
 from algorithms import ppo
@@ -323,6 +324,72 @@ def test_bounds_that_are_traced_are_not_known():
     jax.jit(check)(-1.0)
     with pytest.raises(ValueError, match="has a low above its high"):
         check(-1.0)
+
+
+# --- parameters that no program takes ---------------------------------------------------------
+
+
+@struct.dataclass
+class Shaping:
+    size: int = 1
+    flag: bool = False
+    reward: float = 1.0
+    max_steps_in_episode: int = 10
+
+
+class Shaped(tasks.Probe):
+    """Its parameters shape its program: a size and a flag."""
+
+    default_params = Shaping()
+
+    def reset_env(self, key, params):
+        x = jnp.ones(params.size)
+        return x[:1], tasks.ProbeState(x[0], jnp.zeros((), jnp.int32))
+
+    def step_env(self, key, state, action, params):
+        state = tasks.ProbeState(state.x, state.time + 1)
+        reward = params.reward if params.flag else 0.0
+        return state.x[None], state, reward, jnp.zeros((), bool), {}
+
+
+@struct.dataclass
+class Named:
+    kind: str = "easy"
+    max_steps_in_episode: int = 10
+
+
+def test_parameters_that_shape_the_program_are_named_with_the_remedy():
+    sentence = (
+        "Probe needs the value of size, flag while its program is made, as a shape or in an if: "
+        "declare size: int = struct.field(pytree_node=False, default=1), flag: bool = "
+        "struct.field(pytree_node=False, default=False)"
+    )
+    refuse(Shaped(), sentence)
+    fixed = lambda default: struct.field(pytree_node=False, default=default)
+
+    @struct.dataclass
+    class Static(Shaping):
+        size: int = fixed(1)
+        flag: bool = fixed(False)
+
+    env = Shaped()
+    env.default_params = Static()
+    envs.check_interface(*envs.make(env, size=2))
+
+
+def test_parameters_that_are_no_numbers_are_named_with_the_remedy():
+    env = tasks.Probe()
+    sentence = (
+        "parameter kind of Probe is 'easy', which programs cannot take: declare it as kind: str = "
+        "struct.field(pytree_node=False, default='easy')"
+    )
+
+    class WithName(tasks.Probe):
+        default_params = Named()
+
+    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
+        envs.make(WithName())
+    envs.make(env)
 
 
 def test_parameters_may_be_traced_and_a_step_is_traced_once_for_each_check():

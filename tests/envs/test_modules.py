@@ -1,6 +1,7 @@
 """Environments of the user's own modules, `my_module:MyEnv`, in a directory without the kit."""
 
 import itertools
+import re
 import sys
 import textwrap
 from pathlib import Path
@@ -101,6 +102,28 @@ def test_settings_go_to_the_constructor_the_parameters_and_the_wrappers(module):
     _, state = env.reset_env(jax.random.key(0), params)
     *_, reward, terminated, _ = env.step_env(jax.random.key(1), state, 1, params)
     assert (reward, terminated) == (2.0, True), "three places in one step"
+
+
+@pytest.mark.parametrize(
+    "old, new, message",
+    [
+        (
+            "pay: float = 1.0",
+            "pay: float = 1.0; kind: str = 'easy'",
+            "parameter kind of {} is 'easy', which programs cannot take: declare it as kind: str ",
+        ),
+        (
+            "jnp.array([state.place / self.size]",
+            "jnp.array([state.place / len(range(params.max_steps_in_episode))]",
+            "{} needs the value of max_steps_in_episode while its program is made, as a shape or "
+            "in an if: declare max_steps_in_episode: int = struct.field(pytree_node=False, ",
+        ),
+    ],
+)
+def test_parameters_that_no_program_takes_are_named_with_the_remedy(module, old, new, message):
+    name = f"{module(WALK.replace(old, new))}:Walk"
+    with pytest.raises(ValueError, match=f"^{re.escape(message.format(name))}"):
+        envs.make(name)
 
 
 def test_a_function_may_make_it_and_takes_its_arguments(module):
@@ -224,7 +247,11 @@ REFUSED = [
         "MODULE:Walk",
         "default_params, action_space or observation_space of MODULE:Walk: TypeError: ",
     ),
-    (WALK.replace("pay: float = 1.0", "pay: str = 'x'"), "MODULE:Walk", "MODULE:Walk: TypeError: "),
+    (
+        WALK.replace("pay: float = 1.0", "pay: str = 'x'"),
+        "MODULE:Walk",
+        "parameter pay of MODULE:Walk is 'x', which programs cannot take: declare it as pay: str",
+    ),
     (WALK.replace("return Params()", "return None"), "MODULE:Walk", "default_params .* is None: "),
     (NO_TIME, "MODULE:Walk", r"is_truncated of MODULE:Walk: AttributeError: .*'time'"),
 ]
