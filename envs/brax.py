@@ -6,11 +6,11 @@
 It takes raw environments. brax's wrappers restart every episode at one start state and lose the
 final observation. The task's `done` terminates. brax itself has no time limit; the limit here is
 the 1000 steps of brax's trainer (`max_steps`). Settings are arguments of the environment's
-constructor, or factors on the physics (envs/physics.py). Actions are in [-1, 1], as in brax. Where
-the physics diverges, NaN and infinity become zero in the observation and in the reward.
+constructor, or factors on the physics (envs/physics.py). Actions are in [-1, 1], as in brax.
 
-Parts of rewards (`reward_ctrl`, ...) are summed over an episode. Other metrics have their last
-value.
+Where the physics diverges, NaN and infinity become zero in the observation and in the reward. The
+metric `diverged` counts these steps. Parts of rewards (`reward_ctrl`, ...) are summed over an
+episode. Other metrics have their last value.
 """
 
 import copy
@@ -86,6 +86,7 @@ class Physics(Adapter):
             state = jax.eval_shape(wrapped.reset, jax.random.key(0))
         self._size = sum(math.prod(x.shape) for x in jax.tree.leaves(state.obs))
         self.metrics = {n: "sum" if n.startswith("reward") else "last" for n in state.metrics}
+        self.metrics["diverged"] = "sum"
 
     def with_more_params(self) -> "Physics":
         """This environment with factors on its physics. Without them its model is constant, which
@@ -115,7 +116,10 @@ class Physics(Adapter):
         inner = jax.tree.map(lambda x: x, inner)  # brax writes into the dictionaries of a state
         after = self.world(params).step(inner, action)
         observation, reward = self._observe(after), _finite(after.reward)
-        return Step(observation, after, reward, after.done > 0, after.metrics)
+        values = *jax.tree.leaves(after.obs), after.reward
+        diverged = ~jnp.all(jnp.array([jnp.isfinite(x).all() for x in values]))
+        metrics = {**after.metrics, "diverged": diverged.astype(jnp.float32)}
+        return Step(observation, after, reward, after.done > 0, metrics)
 
     def observation_space(self, params):
         return spaces.Box(-jnp.inf, jnp.inf, (self._size,), jnp.float32)

@@ -10,10 +10,11 @@ ones with dots, or factors on the physics (envs/physics.py). Physics is MJX in J
 unless a setting says otherwise.
 
 An observation that is a dictionary (`state`, `privileged_state`) becomes one vector in the order of
-the names. Where the physics diverges, NaN and infinity become zero in observation and reward.
+the names.
 
-Parts of rewards (`reward/upright`, ...) are summed over an episode. Other metrics have their last
-value.
+Where the physics diverges, NaN and infinity become zero in observation and reward, and the metric
+`diverged` counts these steps. Parts of rewards (`reward/upright`, ...) are summed over an episode.
+Other metrics have their last value.
 
 The suites other than dm_control's download meshes when they are first used.
 """

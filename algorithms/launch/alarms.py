@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+import numpy as np
+
 from algorithms.launch.metrics import Metrics
 
 
@@ -20,4 +22,17 @@ def cut_episodes(row: Metrics) -> str:
     )
 
 
-ALARMS: tuple[Callable[[Metrics], str], ...] = (cut_episodes,)
+def diverged(row: Metrics) -> str:
+    """Steps of brax and playground with NaN or infinity, which the adapters replace by 0."""
+    found = [np.nanmax(x, initial=0.0) for name, x in row.items() if name in DIVERGED]
+    if not any(x > 0 for x in found):
+        return ""
+    return (
+        f"the physics diverged: NaN or infinity became 0 in {max(found):.3g} steps of an episode, "
+        "which the metric diverged counts, so these returns mean little; a smaller time step of "
+        "the physics or softer actions would do"
+    )
+
+
+DIVERGED = ("episode_diverged", "eval_diverged")
+ALARMS: tuple[Callable[[Metrics], str], ...] = (cut_episodes, diverged)

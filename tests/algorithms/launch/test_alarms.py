@@ -96,7 +96,15 @@ def test_episodes_with_either_flag_are_not_cut():
     assert alarms.cut_episodes(row(**flags, eval_truncated=[[False, False]])).startswith(
         "1 of 2 evaluation episodes were cut after 9 steps, "
     )
-    assert alarms.cut_episodes({}) == ""
+    assert alarms.cut_episodes({}) == alarms.diverged({}) == ""
+
+
+@pytest.mark.parametrize("name", ["episode_diverged", "eval_diverged"])
+def test_physics_that_diverges_is_told_of(name):
+    assert alarms.diverged({name: np.array([[0.0, np.nan]])}) == ""
+    assert alarms.diverged({name: np.full((2, 3), np.nan)}) == ""
+    told = alarms.diverged({name: np.array([[0.0, 2.5], [np.nan, 1.0]])})
+    assert told.startswith("the physics diverged: NaN or infinity became 0 in 2.5 steps of an ep")
 
 
 def test_an_alarm_rings_once_in_a_sweep(capsys, monkeypatch, tmp_path):
@@ -129,11 +137,14 @@ def test_evaluate_tells_of_episodes_that_were_cut(capsys, tmp_path, monkeypatch)
         "terminated": np.array([True, False]),
         "truncated": np.zeros(2, bool),
         "last_reward": np.ones(2),
+        "metrics/diverged": np.array([0.0, 1.0]),
     }
     monkeypatch.setattr(evaluation, "evaluate", lambda *_: played)
     code, out, err = main(capsys, "--evaluate", tmp_path / "run")
     assert code == 0 and "2 episodes: terminated 50 %, truncated 0 %, cut 50 %" in out
-    assert err.startswith("warning: 1 of 2 evaluation episodes were cut after 9 steps")
+    first, second = err.splitlines()
+    assert first.startswith("warning: 1 of 2 evaluation episodes were cut after 9 steps")
+    assert second.startswith("warning: the physics diverged: NaN or infinity became 0 in 1 steps")
 
 
 # --- Ctrl-C -----------------------------------------------------------------------------------
