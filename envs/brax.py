@@ -84,7 +84,8 @@ class Physics(Adapter):
         super().__init__(name, wrapped, max_steps, space)
         with jax.debug_key_reuse(False):  # shapes only; some environments use a key twice
             state = jax.eval_shape(wrapped.reset, jax.random.key(0))
-        self._size = sum(math.prod(x.shape) for x in jax.tree.leaves(state.obs))
+        self._observed = state.obs  # shapes of all that the library observes
+        self._size = sum(math.prod(x.shape) for x in jax.tree.leaves(self.seen(state.obs)))
         self.metrics = {n: "sum" if n.startswith("reward") else "last" for n in state.metrics}
         self.metrics["diverged"] = "sum"
 
@@ -115,11 +116,15 @@ class Physics(Adapter):
     def next(self, key, inner, action, params):
         inner = jax.tree.map(lambda x: x, inner)  # brax writes into the dictionaries of a state
         after = self.world(params).step(inner, action)
-        observation, reward = self._observe(after), _finite(after.reward)
+        observation, reward = self._observe(after), finite(after.reward)
         values = *jax.tree.leaves(after.obs), after.reward
         diverged = ~jnp.all(jnp.array([jnp.isfinite(x).all() for x in values]))
         metrics = {**after.metrics, "diverged": diverged.astype(jnp.float32)}
         return Step(observation, after, reward, after.done > 0, metrics)
+
+    def seen(self, observation: Any) -> Any:
+        """The part of the library's observation that a policy sees."""
+        return observation
 
     def observation_space(self, params):
         return spaces.Box(-jnp.inf, jnp.inf, (self._size,), jnp.float32)
@@ -145,10 +150,10 @@ class Physics(Adapter):
         return self._renderer.render()
 
     def _observe(self, state: Any) -> jax.Array:
-        return _finite(adapter.flat(state.obs))
+        return finite(adapter.flat(self.seen(state.obs)))
 
 
-def _finite(x: jax.Array) -> jax.Array:
+def finite(x: jax.Array) -> jax.Array:
     return jnp.where(jnp.isfinite(x), x, 0.0)
 
 

@@ -6,11 +6,13 @@
 It takes raw environments. playground's wrappers restart every episode at one start state and lose
 the final observation. The task's `done` terminates. The time limit is `episode_length` of the
 task's configuration, and `max_steps` changes it. Settings are entries of that configuration, nested
-ones with dots, or factors on the physics (envs/physics.py). Physics is MJX in JAX (`impl="jax"`),
-unless a setting says otherwise.
+ones with dots, factors on the physics (envs/physics.py), and that below. Physics is MJX in JAX
+(`impl="jax"`), unless a setting says otherwise.
 
-An observation that is a dictionary (`state`, `privileged_state`) becomes one vector in the order of
-the names.
+Where a task observes a `state` and a `privileged_state`, as most in locomotion do, the policy sees
+`state` alone, as in playground's own results. `env.world_state` is the privileged one, for critics.
+`observe_privileged=true` shows both to the policy, which is an easier task. Other dictionaries
+become one vector in the order of the names.
 
 Where the physics diverges, NaN and infinity become zero in observation and reward, and the metric
 `diverged` counts these steps. Parts of rewards (`reward/upright`, ...) are summed over an episode.
@@ -27,9 +29,10 @@ from typing import Any
 
 from envs import adapter
 from envs.adapter import library
-from envs.brax import Physics
+from envs.brax import Physics, finite
 
 REFUSALS = (TypeError, ValueError, KeyError, AssertionError)
+PRIVILEGED = ("state", "privileged_state")  # names of an observation's parts
 OWN = ("action_repeat", "vision")  # a setting of the kit's, and entries that need a renderer
 
 
@@ -49,7 +52,11 @@ def construct(name: str, settings: dict[str, Any]) -> tuple["Playground", dict[s
     registry = _registry()
     config = registry.get_default_config(name)
     known = [k for k in _flattened(config) if k not in OWN]
+    own, settings = adapter.split(settings, "observe_privileged")
     taken, left = adapter.split(settings, *known)
+    both, label = own.get("observe_privileged", False), f"setting of playground/{name}"
+    if not isinstance(both, bool):
+        raise ValueError(f"{label}: observe_privileged={both}: give true or false")
     own_limit = int(config.episode_length)
     try:
         with contextlib.redirect_stdout(io.StringIO()):
@@ -58,7 +65,10 @@ def construct(name: str, settings: dict[str, Any]) -> tuple["Playground", dict[s
     except (*REFUSALS, OSError, subprocess.CalledProcessError) as error:  # or no network
         raise ValueError(f"playground/{name} with {taken}: {error}") from error
     limit = int(taken.get("episode_length", own_limit))
-    return Playground(f"playground/{name}", wrapped, limit).taking(known), left
+    env = Playground(f"playground/{name}", wrapped, limit, both)
+    if both and not env.has_privileged:
+        raise ValueError(f"{label}: observe_privileged=true: all that it observes is seen")
+    return env.taking((*known, "observe_privileged")), left
 
 
 @functools.cache
@@ -76,7 +86,36 @@ def _flattened(config: Any, prefix: str = "") -> list[str]:
 
 
 class Playground(Physics):
+    """One environment of playground.
+
+    Attributes:
+      world_state(state, params): the privileged observation, a float32 vector; absent where the
+        task has none, or the policy sees it.
+    """
+
     model = "_mjx_model"
+
+    def __init__(self, name: str, wrapped: Any, max_steps: int, both: bool):
+        self._both = both
+        super().__init__(name, wrapped, max_steps)
+        if self.has_privileged and not both:
+            self.world_state = self._privileged
+
+    @property
+    def has_privileged(self) -> bool:
+        """Whether the task observes more than a policy should see."""
+        return _has_privileged(self._observed)
+
+    def seen(self, observation):
+        apart = _has_privileged(observation) and not self._both
+        return observation[PRIVILEGED[0]] if apart else observation
+
+    def _privileged(self, state, params):
+        return finite(adapter.flat(state.inner.obs[PRIVILEGED[1]]))
 
     def drawn(self, inner):
         return self.wrapped.mj_model, inner.data.qpos, inner.data.qvel
+
+
+def _has_privileged(observation: Any) -> bool:
+    return hasattr(observation, "keys") and set(PRIVILEGED) <= set(observation.keys())

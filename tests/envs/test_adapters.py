@@ -3,6 +3,7 @@
 import functools
 import importlib
 import importlib.util
+import re
 import sys
 import tomllib
 import types
@@ -13,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import struct
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
 import envs
@@ -21,6 +23,7 @@ from envs.adapter import flat
 from envs.batch import limit_name, transition
 from envs.wrappers import TimeLimitState, limit_time
 
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
 NUM_ENVS, LENGTH, ROLLOUTS = 2, 10, 26
 
 
@@ -363,18 +366,147 @@ def test_xminigrid_s_reward_knows_the_limit():
         np.testing.assert_allclose(reward, [0, 0, 0, 0, 1 - 0.9 * 5 / limit], rtol=1e-6)
 
 
-def test_observations_that_are_not_finite_reach_no_network():
-    from envs.brax import Physics
+# --- physics ----------------------------------------------------------------------------------
 
-    seen = {"a": jnp.array([jnp.nan, 1.0]), "b": jnp.array([jnp.inf, -jnp.inf])}
-    state = types.SimpleNamespace(obs=seen, reward=jnp.array(-jnp.inf), done=jnp.ones(()))
-    state.metrics = {}
-    wrapped = types.SimpleNamespace(step=lambda *_: state)
-    env = types.SimpleNamespace(world=lambda params: wrapped)
-    env._observe = functools.partial(Physics._observe, env)
-    step = Physics.next(env, None, None, None, None)
-    np.testing.assert_array_equal(step.observation, [0.0, 1.0, 0.0, 0.0])
-    assert step.reward == 0.0 and bool(step.terminated)
+
+class Robot:
+    """A robot of playground's kind: it observes its position, and with `privileged` its speed too.
+
+    Actions above 0.5 make the physics diverge.
+    """
+
+    action_size = 2
+
+    def __init__(self, privileged=True):
+        self.privileged = privileged
+
+    def reset(self, key):
+        return self._state(jax.random.uniform(key, (3,)), jnp.zeros(3))
+
+    def step(self, state, action):
+        speed = jnp.ones((3, 2)) @ action
+        return self._state(state.data[0] + speed, jnp.where(action[0] > 0.5, jnp.inf, speed))
+
+    def _state(self, position, speed):
+        seen = {"privileged_state": jnp.concatenate([position, speed]), "state": position}
+        return RobotState(
+            data=(position, speed),
+            obs=seen if self.privileged else position,
+            reward=speed.sum(),
+            done=jnp.zeros(()),
+            metrics={"reward/speed": speed[0]},
+            info={},
+        )
+
+
+@struct.dataclass
+class RobotState:
+    data: Any
+    obs: Any
+    reward: Any
+    done: Any
+    metrics: Any
+    info: Any
+
+
+@pytest.fixture
+def robots(monkeypatch):
+    """A registry with two tasks, in place of playground's; the second one sets jax's precision."""
+    from envs import playground
+
+    class Config(types.SimpleNamespace):
+        def items(self):
+            return vars(self).items()
+
+    def load(name, config_overrides):
+        if name == "Blind":
+            jax.config.update("jax_default_matmul_precision", "highest")
+        return Robot(privileged=name == "Walker")
+
+    tasks = types.SimpleNamespace(
+        ALL_ENVS=("Walker", "Blind"),
+        get_default_config=lambda name: Config(episode_length=7, ctrl_dt=0.1),
+        load=load,
+    )
+    monkeypatch.setattr(playground, "_registry", lambda: tasks)
+    registry._cached.cache_clear()
+    yield
+    registry._cached.cache_clear()
+
+
+def test_a_policy_sees_the_state_alone_and_critics_the_privileged_one(robots):
+    env, params = envs.make("playground/Walker")
+    assert env.observation_space(params).shape == (3,)
+    batch = envs.batch(env, 2, 8)
+    observation, state = batch.reset(key(), params)
+    world = batch.world_state(state, params)
+    assert observation.shape == (2, 3) and world.shape == (2, 6)
+    np.testing.assert_array_equal(world[:, :3], observation)
+    action = jnp.array([[0.25, 0.0], [0.0, 0.0]])
+    observation, state, *_, info = batch.step(key(1), state, action, params)
+    np.testing.assert_array_equal(info["final_observation"], observation)
+    np.testing.assert_array_equal(info["final_world_state"][:, :3], observation)
+    np.testing.assert_allclose(info["final_world_state"][:, 3:], [[0.25] * 3, [0.0] * 3])
+
+
+def test_both_parts_are_one_vector_where_asked_for(robots):
+    env, params = envs.make("playground/Walker", observe_privileged=True)
+    assert env.observation_space(params).shape == (9,) and not hasattr(env, "world_state")
+    observation, _ = env.reset_env(key(), params)
+    np.testing.assert_array_equal(observation[6:], observation[:3])  # in the order of their names
+    blind, params = envs.make("playground/Blind")
+    assert blind.observation_space(params).shape == (3,) and not hasattr(blind, "world_state")
+    for name, value, why in (
+        ("Blind", True, "all that it observes is seen"),
+        ("Walker", "yes", "give true or false"),
+    ):
+        with pytest.raises(ValueError, match=f"^setting of playground/{name}: observe_.*{why}$"):
+            envs.make(f"playground/{name}", observe_privileged=value)
+
+
+def test_a_file_for_one_agent_trains_on_the_state_alone(robots):
+    from algorithms import ppo
+
+    train = ppo.make_train(ppo.Config(env="playground/Walker", num_envs=2, num_steps=4))
+    state = jax.eval_shape(lambda rng: train(rng, None, 0)[0], key())
+    assert state.observation.shape == (2, 3)
+
+
+def test_steps_in_which_the_physics_diverges_are_counted(robots):
+    """NaN and infinity become zeros in all that a network sees, hidden parts count as well."""
+    env, params = envs.make("playground/Walker", max_steps_in_episode=4)
+    assert env.metrics == {"reward/speed": "sum", "diverged": "sum"}
+    hard = lambda state, observation, memory=None: (
+        jnp.where(observation[0] < 1.0, 0.4, 0.6) * jnp.ones(2),
+        memory,
+    )
+    episodes = envs.evaluate(hard, None, env, params, key(), 4)
+    assert np.isfinite(episodes.episode_return).all()
+    np.testing.assert_array_equal(episodes.metrics["diverged"] >= 2, [True] * 4)
+    assert (episodes.metrics["diverged"] < episodes.length).all()
+    soft = lambda state, observation, memory=None: (jnp.zeros(2), memory)
+    np.testing.assert_array_equal(
+        envs.evaluate(soft, None, env, params, key(), 4).metrics["diverged"], np.zeros(4)
+    )
+    _, state = env.reset_env(key(), params)
+    observation, state, reward, *_ = env.step_env(key(), state, jnp.ones(2), params)
+    assert reward == 0 and np.isfinite(observation).all()
+    np.testing.assert_array_equal(env.world_state(state, params)[3:], np.zeros(3))
+
+
+PUBLISHED = ("CartpoleBalance", "CartpoleSwingup", "CheetahRun", "PendulumSwingup")
+
+
+def test_published_rows_of_playground_are_of_these_tasks():
+    text = "".join(file.read_text() for file in RESULTS.glob("*.csv"))
+    assert tuple(sorted(set(re.findall(r"playground/(\w+)", text)))) == PUBLISHED
+
+
+@pytest.mark.needs("mujoco_playground")
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_tasks_of_playground_observe_nothing_privileged(name):
+    env, _ = envs.make(f"playground/{name}")
+    assert not env.env.has_privileged and not hasattr(env, "world_state")
 
 
 # --- pictures and refusals ---------------------------------------------------------------------
