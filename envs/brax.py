@@ -6,7 +6,11 @@
 It takes raw environments. brax's wrappers restart every episode at one start state and lose the
 final observation. The task's `done` terminates. brax itself has no time limit; the limit here is
 the 1000 steps of brax's trainer (`max_steps`). Settings are arguments of the environment's
-constructor, or factors on the physics (envs/physics.py). Actions are in [-1, 1], as in brax.
+constructor, factors on the physics (envs/physics.py), or `precision`. Actions are in [-1, 1], as in
+brax.
+
+Physics computes in full float32 (`precision="highest"`). Otherwise GPUs from Ampere on multiply
+float32 in TF32, of 10 bits, and TPUs in bfloat16. `high` and `default` are jax's other levels.
 
 Where the physics diverges, NaN and infinity become zero in the observation and in the reward. The
 metric `diverged` counts these steps. Parts of rewards (`reward_ctrl`, ...) are summed over an
@@ -52,12 +56,14 @@ def construct(name: str, settings: dict[str, Any]) -> tuple["Physics", dict[str,
     """
     factory = _envs()._envs[name]
     known = adapter.arguments(factory)
+    precision, settings = physics.precision_of(f"brax/{name}", settings)
     taken, left = adapter.split(settings, *known)
     try:
         wrapped = _envs().get_environment(name, **taken)
     except (TypeError, ValueError, AssertionError, KeyError) as error:
         raise ValueError(f"brax/{name} with {taken}: {error}") from error
-    return Brax(f"brax/{name}", wrapped, MAX_STEPS).taking(known), left
+    env = Brax(f"brax/{name}", wrapped, MAX_STEPS, precision)
+    return env.taking((*known, "precision")), left
 
 
 @functools.cache
@@ -71,6 +77,7 @@ class Physics(Adapter):
     Attributes:
       model: the name of the attribute with the physical model.
       scales: whether its parameters have factors on the physics, see envs/physics.py.
+      precision: of products, one of `physics.PRECISIONS`.
     """
 
     model: str
@@ -79,7 +86,8 @@ class Physics(Adapter):
     more_params = physics.NAMES  # which `with_more_params` adds
     scales = False
 
-    def __init__(self, name: str, wrapped: Any, max_steps: int):
+    def __init__(self, name: str, wrapped: Any, max_steps: int, precision: str):
+        self.precision = precision
         space = spaces.Box(-1.0, 1.0, (wrapped.action_size,), jnp.float32)
         super().__init__(name, wrapped, max_steps, space)
         with jax.debug_key_reuse(False):  # shapes only; some environments use a key twice
@@ -110,12 +118,14 @@ class Physics(Adapter):
         return world
 
     def first(self, key, params):
-        state = self.world(params).reset(key)
+        with jax.default_matmul_precision(self.precision):
+            state = self.world(params).reset(key)
         return self._observe(state), state
 
     def next(self, key, inner, action, params):
         inner = jax.tree.map(lambda x: x, inner)  # brax writes into the dictionaries of a state
-        after = self.world(params).step(inner, action)
+        with jax.default_matmul_precision(self.precision):
+            after = self.world(params).step(inner, action)
         observation, reward = self._observe(after), finite(after.reward)
         values = *jax.tree.leaves(after.obs), after.reward
         diverged = ~jnp.all(jnp.array([jnp.isfinite(x).all() for x in values]))

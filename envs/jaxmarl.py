@@ -28,7 +28,8 @@ JaxMARL has one flag, done. It means, by the rules of each environment:
   jaxnav          terminated when every agent has crashed or arrived, else truncated (500 steps).
                   With `evaporating`, info["alive"] is False for agents that have
   hanabi          terminated only
-  mabrax          terminated when brax says so, else truncated (1000 steps)
+  mabrax          terminated when brax says so, else truncated (1000 steps). The setting
+                  `precision` is that of envs/brax.py
   coin_game,      truncated only, at the end of the last inner game. After every inner game, the
   storm_np        observation is the first one of a fresh game
   anything else   cannot be told apart: every end is a termination
@@ -68,6 +69,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from envs import physics
 from envs.adapter import Params, install
 from envs.gymnax import Environment, spaces
 
@@ -132,6 +134,7 @@ def construct(name: str, settings: dict[str, Any]) -> tuple["JaxMARL", dict[str,
         left["max_steps_in_episode"] = limit
     if name in MABRAX:
         arguments["auto_reset"] = False  # True would take the final observation
+        precision, arguments = physics.precision_of(f"jaxmarl/{name}", arguments)
     try:
         with jax.ensure_compile_time_eval():  # concrete arrays, also when called inside a trace
             wrapped = _library().make(name, **arguments)
@@ -141,6 +144,9 @@ def construct(name: str, settings: dict[str, Any]) -> tuple["JaxMARL", dict[str,
     left.update({k: v for k, v in arguments.items() if k not in known})
     kind = next((KINDS[c.__name__] for c in type(wrapped).__mro__ if c.__name__ in KINDS), JaxMARL)
     env = kind(name, wrapped)
+    if isinstance(env, MABrax):
+        env.precision = precision
+        known.add("precision")
     env.arguments = tuple(sorted(known))
     return env, left
 
@@ -516,6 +522,15 @@ class JaxNav(JaxMARL):
 
 class MABrax(JaxMARL):
     shared_reward = True
+    precision: str  # of products, see envs/brax.py
+
+    def reset_env(self, key, params):
+        with jax.default_matmul_precision(self.precision):
+            return super().reset_env(key, params)
+
+    def step_env(self, key, state, action, params):
+        with jax.default_matmul_precision(self.precision):
+            return super().step_env(key, state, action, params)
 
     @property
     def default_params(self) -> Params:

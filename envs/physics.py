@@ -1,4 +1,6 @@
-"""Factors on the physics of brax's and playground's robots, which can be swept and randomised.
+"""The physics of brax's and playground's robots: its precision, and factors on it.
+
+Factors can be swept and randomised.
 
 env, env_params = envs.make("brax/hopper", backend="spring", mass_scale=1.5)
 env, env_params = envs.make("playground/CheetahRun", randomize="gravity_scale:uniform:0.8:1.2")
@@ -7,6 +9,11 @@ env, env_params = envs.make("playground/CheetahRun", randomize="gravity_scale:un
 from typing import Any
 
 from flax import struct
+
+from envs import adapter
+
+# Precisions of products of float32, by jax' names, the default first.
+PRECISIONS = ("highest", "high", "default")
 
 # How fields of MuJoCo's model change with all masses. Inverse weights are those of constraints.
 MASSES = ("body_mass", "body_subtreemass", "body_inertia", "dof_M0")
@@ -25,6 +32,20 @@ class Scales:
 
 
 NAMES = tuple(name for name in Scales.__dataclass_fields__ if name.endswith("_scale"))
+
+
+def precision_of(label: str, settings: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The setting `precision`, and the other settings.
+
+    Raises:
+      ValueError: it is none of PRECISIONS.
+    """
+    own, others = adapter.split(settings, "precision")
+    precision = own.get("precision", PRECISIONS[0])
+    if precision not in PRECISIONS:
+        words = f"{', '.join(PRECISIONS[:-1])} or {PRECISIONS[-1]}"
+        raise ValueError(f"setting of {label}: precision={precision}: give {words}")
+    return precision, others
 
 
 def scaled(model: Any, scales: Scales) -> Any:

@@ -6,8 +6,8 @@
 It takes raw environments. playground's wrappers restart every episode at one start state and lose
 the final observation. The task's `done` terminates. The time limit is `episode_length` of the
 task's configuration, and `max_steps` changes it. Settings are entries of that configuration, nested
-ones with dots, factors on the physics (envs/physics.py), and that below. Physics is MJX in JAX
-(`impl="jax"`), unless a setting says otherwise.
+ones with dots, factors on the physics (envs/physics.py), and those below. Physics is MJX in JAX
+(`impl="jax"`), unless a setting says otherwise, in full float32 (`precision`, see envs/brax.py).
 
 Where a task observes a `state` and a `privileged_state`, as most in locomotion do, the policy sees
 `state` alone, as in playground's own results. `env.world_state` is the privileged one, for critics.
@@ -27,7 +27,9 @@ import io
 import subprocess
 from typing import Any
 
-from envs import adapter
+import jax
+
+from envs import adapter, physics
 from envs.adapter import library
 from envs.brax import Physics, finite
 
@@ -52,23 +54,31 @@ def construct(name: str, settings: dict[str, Any]) -> tuple["Playground", dict[s
     registry = _registry()
     config = registry.get_default_config(name)
     known = [k for k in _flattened(config) if k not in OWN]
+    precision, settings = physics.precision_of(f"playground/{name}", settings)
     own, settings = adapter.split(settings, "observe_privileged")
     taken, left = adapter.split(settings, *known)
     both, label = own.get("observe_privileged", False), f"setting of playground/{name}"
     if not isinstance(both, bool):
         raise ValueError(f"{label}: observe_privileged={both}: give true or false")
-    own_limit = int(config.episode_length)
+    own_limit, before = int(config.episode_length), _default_precision()
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             overrides = {**({"impl": "jax"} if "impl" in known else {}), **taken}
             wrapped = registry.load(name, config_overrides=overrides)
     except (*REFUSALS, OSError, subprocess.CalledProcessError) as error:  # or no network
         raise ValueError(f"playground/{name} with {taken}: {error}") from error
+    finally:
+        if _default_precision() != before:  # the swimmer sets it for all of the process
+            jax.config.update("jax_default_matmul_precision", before)
     limit = int(taken.get("episode_length", own_limit))
-    env = Playground(f"playground/{name}", wrapped, limit, both)
+    env = Playground(f"playground/{name}", wrapped, limit, precision, both)
     if both and not env.has_privileged:
         raise ValueError(f"{label}: observe_privileged=true: all that it observes is seen")
-    return env.taking((*known, "observe_privileged")), left
+    return env.taking((*known, "precision", "observe_privileged")), left
+
+
+def _default_precision() -> str | None:
+    return jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]  # set at run time
 
 
 @functools.cache
@@ -95,9 +105,9 @@ class Playground(Physics):
 
     model = "_mjx_model"
 
-    def __init__(self, name: str, wrapped: Any, max_steps: int, both: bool):
+    def __init__(self, name: str, wrapped: Any, max_steps: int, precision: str, both: bool):
         self._both = both
-        super().__init__(name, wrapped, max_steps)
+        super().__init__(name, wrapped, max_steps, precision)
         if self.has_privileged and not both:
             self.world_state = self._privileged
 

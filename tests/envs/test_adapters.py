@@ -494,6 +494,52 @@ def test_steps_in_which_the_physics_diverges_are_counted(robots):
     np.testing.assert_array_equal(env.world_state(state, params)[3:], np.zeros(3))
 
 
+def products(name, settings, part="step_env"):
+    """The precisions of all products in the lowered text of a step or a reset."""
+    env, params = envs.make(name, **settings)
+    with jax.debug_key_reuse(False):
+        if part == "reset_env":
+            text = jax.jit(env.reset_env).lower(key(), params).as_text()
+        else:
+            _, state = jax.eval_shape(env.reset_env, key(), params)
+            action = jnp.zeros(env.action_space(params).shape)
+            if hasattr(env, "num_agents"):
+                action = jnp.stack([action] * env.num_agents)
+            text = jax.jit(env.step_env).lower(key(), state, action, params).as_text()
+    lines = [line for line in text.splitlines() if "dot_general" in line]
+    return {found for line in lines for found in re.findall(r"precision = \[(\w+), \w+\]", line)}
+
+
+PHYSICS = [
+    pytest.param("brax/hopper", {"backend": "spring"}, marks=pytest.mark.needs("brax")),
+    pytest.param("brax/hopper", {"backend": "generalized"}, marks=pytest.mark.needs("brax")),
+    pytest.param("playground/CartpoleBalance", {}, marks=pytest.mark.needs("mujoco_playground")),
+    pytest.param("jaxmarl/hopper_3x1", {}, marks=pytest.mark.needs("jaxmarl")),
+]
+
+
+def test_products_of_the_physics_are_of_full_precision(robots):
+    assert products("playground/Walker", {}) == {"HIGHEST"}
+    assert products("playground/Walker", {"precision": "default"}) == {"DEFAULT"}
+    with jax.default_matmul_precision("high"):
+        assert products("playground/Walker", {"precision": "highest"}) == {"HIGHEST"}
+    with pytest.raises(ValueError, match="precision=full: give highest, high or default$"):
+        envs.make("playground/Walker", precision="full")
+
+
+@pytest.mark.parametrize("name, settings", PHYSICS)
+def test_products_of_the_libraries_physics_are_of_full_precision(name, settings):
+    for part in ("step_env", "reset_env"):
+        found = products(name, settings, part)
+        assert found <= {"HIGHEST"} and (found or part == "reset_env")
+
+
+def test_making_an_environment_leaves_jax_precision_as_it_is(robots):
+    before = jax.config.jax_default_matmul_precision
+    envs.make("playground/Blind")
+    assert jax.config.jax_default_matmul_precision == before != "highest"
+
+
 PUBLISHED = ("CartpoleBalance", "CartpoleSwingup", "CheetahRun", "PendulumSwingup")
 
 
