@@ -26,7 +26,8 @@ JaxMARL has one flag, done. It means, by the rules of each environment:
   switch_riddle   terminated when the agent in the room tells, else truncated
                   (4 num_agents - 6 steps)
   jaxnav          terminated when every agent has crashed or arrived, else truncated (500 steps).
-                  With `evaporating`, info["alive"] is False for agents that have
+                  With `evaporating`, info["alive"] is False for agents that have; they earn
+                  nothing from then on
   hanabi          terminated only
   mabrax          terminated when brax says so, else truncated (1000 steps). The setting
                   `precision` is that of envs/brax.py
@@ -223,6 +224,7 @@ class JaxMARL(Environment):
       shared_reward: whether all agents always have the same reward.
       team_rewards: whether all agents of each team have, also those that have left.
       opponents: whether rewards of agents go against one another.
+      agents_leave: whether an agent may leave before the episode's end.
       action_mask(state, params): the actions that each agent may take, bool (num_agents,
         num_actions); absent if no action is ever forbidden.
       action_dimensions: the dimensions of its continuous action that each agent has, a NumPy array
@@ -324,7 +326,7 @@ class JaxMARL(Environment):
         return {}
 
     metrics: dict[str, str] = {}  # noqa: RUF012, metrics of an episode
-    shared_reward = team_rewards = opponents = False
+    shared_reward = team_rewards = opponents = agents_leave = False
     _available: Any = None  # inner -> the mask of each agent's actions, by agent
     _world_state: Any = None  # state, params -> one array
 
@@ -499,6 +501,10 @@ class Hanabi(JaxMARL):
 
 class JaxNav(JaxMARL):
     ends = True
+
+    @property
+    def agents_leave(self) -> bool:  # type: ignore[override]
+        return self.wrapped.evaporating
 
     def _finished(self, inner):
         # `term` marks agents that had finished before this step. Evaporated agents are only in it.

@@ -156,6 +156,8 @@ def _build(env: Any, settings: dict[str, Any]) -> tuple[Any, Any]:
         params = params.replace(**{name: function(params) for name, function in follow.items()})
 
     env = Gymnax(env)
+    if wrappers.agents_leave(env, params):
+        env = wrappers.Leaving(env)
     if words is not None:
         ranges = randomized.ranges(label, params, words, settings)
         env = randomized.Randomized(env, params, ranges, settings, bool(seen))

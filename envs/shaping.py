@@ -25,6 +25,15 @@ def reward_shape(env: Any) -> tuple[int, ...]:
     return (env.num_agents,) if hasattr(env, "num_agents") else ()
 
 
+def earns_after_leaving(env: Any) -> bool:
+    """Whether an agent that has left still gets the reward of its team.
+
+    It does where all agents have the same reward (`env.shared_reward`), or all of each team
+    (`env.team_rewards`).
+    """
+    return any(getattr(env, name, False) for name in ("shared_reward", "team_rewards"))
+
+
 def shapes(env: Any) -> bool:
     """Whether an environment reports shaped rewards."""
     return bool(getattr(env, "shapes_rewards", False))

@@ -10,9 +10,10 @@ from flax import struct
 
 from envs import levels
 from envs.batch import limit_name, limit_of, with_limit
+from envs.behaviour import of_user
 from envs.gymnax import Wrapper, spaces
 from envs.metrics import kinds
-from envs.shaping import shapes
+from envs.shaping import earns_after_leaving, shapes
 
 LARGEST = 2**31 - 1  # counts are int32 inside the program
 
@@ -78,6 +79,60 @@ class TimeLimit(WithState):
 
     def is_truncated(self, state: TimeLimitState, params: Any) -> jax.Array:
         return super().is_truncated(state, params) | (state.steps >= self.max_steps)
+
+
+@struct.dataclass
+class LeavingState:
+    """The state of the environment inside, and which agents are there, bool (num_agents,)."""
+
+    inner: Any
+    alive: jax.Array
+
+
+class Leaving(WithState):
+    """An agent earns nothing after it has left, where rewards are each agent's own.
+
+    Learning ends its return there, so returns that are reported must end there too.
+    """
+
+    def reset_env(self, key: jax.Array, params: Any) -> tuple[jax.Array, LeavingState]:
+        observation, inner = self.env.reset_env(key, params)
+        return observation, LeavingState(inner, jnp.ones(self.env.num_agents, bool))
+
+    def step_env(self, key, state, action, params):
+        observation, inner, reward, *rest, info = self.env.step_env(
+            key, state.inner, action, params
+        )
+        earned = lambda x: jnp.where(state.alive, x, jnp.zeros_like(x))
+        if shapes(self.env):
+            info = {**info, "shaped_reward": earned(info["shaped_reward"])}
+        return observation, LeavingState(inner, info["alive"]), earned(reward), *rest, info
+
+
+def agents_leave(env: Any, params: Any) -> bool:
+    """Whether agents with rewards of their own may leave an episode before its end.
+
+    An adapter says so by `agents_leave`. A user's own environment is traced.
+    """
+    if not hasattr(env, "num_agents") or earns_after_leaving(env):
+        return False
+    if not of_user(env):
+        return getattr(env, "agents_leave", False)
+
+    def step(key):
+        _, state = env.reset_env(key, params)
+        space = env.action_space(params)
+        action = jnp.zeros((env.num_agents, *space.shape), space.dtype)
+        return env.step_env(key, state, action, params)[2:]
+
+    try:
+        with jax.debug_key_reuse(False):  # shapes only
+            key = jax.eval_shape(lambda: jax.random.key(0))
+            reward, _, info = jax.eval_shape(step, key)
+        alive = info["alive"]
+    except Exception:  # without, or an error of its own code, which `check_interface` tells of
+        return False
+    return alive.dtype == bool and alive.shape == reward.shape == (env.num_agents,)
 
 
 def is_limited(env: Any) -> bool:

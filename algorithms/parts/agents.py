@@ -9,14 +9,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from envs.shaping import earns_after_leaving
 
-def earns_after_leaving(env: Any) -> bool:
-    """Whether an agent that has left still gets the reward of its team.
-
-    It does where all agents have the same reward (`env.shared_reward`), or all of each team
-    (`env.team_rewards`).
-    """
-    return any(getattr(env, name, False) for name in ("shared_reward", "team_rewards"))
+__all__ = ["earns_after_leaving", "fold", "fold_rollout", "mask_of_agents", "unfold"]
 
 
 def fold(config: Any, arrays: Any) -> Any:

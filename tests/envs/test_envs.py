@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import struct
 
 import envs
 from envs import registry, wrappers
@@ -376,9 +377,9 @@ def test_repeated_actions_of_several_agents():
         )
         steps.append((*map(float, reward), bool(terminated), bool(truncated)))
         np.testing.assert_array_equal(info["alive"], [True, False])
-    # Agent 1 is paid 1, then 100 a frame; the limit cuts the second step after two frames.
-    assert steps == [(4.0, 301.0, False, False), (2.0, 200.0, False, True)]
-    np.testing.assert_array_equal(env.world_state(state, params), 10.0 * state.inner.x)
+    # Agent 1 leaves with the first frame; the limit cuts the second step after two frames.
+    assert steps == [(4.0, 1.0, False, False), (2.0, 0.0, False, True)]
+    np.testing.assert_array_equal(env.world_state(state, params), 10.0 * state.inner.inner.x)
 
 
 def test_a_batch_restarts_after_repeated_actions_with_the_right_final_observation():
@@ -750,3 +751,77 @@ def test_a_cut_is_no_termination_and_needs_a_time_limit():
     reset = envs.batch(env, 2, stagger=True).reset
     _, state = jax.eval_shape(reset, jax.random.key(0), env.default_params)
     assert state.cut is None
+
+
+# --- agents that leave, and rewards that are not finite ---------------------------------------
+
+
+@struct.dataclass
+class LeaversParams:
+    task: int = tasks.LEAVING
+    broken: int = 0  # at this step rewards are NaN
+    shaped: float = 1.0
+    shaped_steps: float = float("inf")
+    max_steps_in_episode: int = 99
+
+
+class Leavers(tasks.Pair):
+    """Agent 1 leaves after the first step, and is back in the third. Paid 1 and 10 a step."""
+
+    shapes_rewards = True
+
+    @property
+    def default_params(self):
+        return LeaversParams()
+
+    def step_env(self, key, state, action, params):
+        state = tasks.PairState(state.x, state.time + 1)
+        alive = jnp.array([True, False]) | (state.time != 1)
+        reward = jnp.array([1.0, 10.0]) * jnp.where(params.broken == state.time, jnp.nan, 1.0)
+        info = {"alive": alive, "shaped_reward": 2.0 * reward}
+        return state.x[:, None], state, reward, state.time == 4, info
+
+
+def earned(env, params):
+    """Rewards and shaped rewards of the four steps of an episode, (4, 2) each."""
+    state, found = env.reset_env(jax.random.key(0), params)[1], []
+    for step in range(4):
+        key, action = jax.random.key(step), jnp.zeros(2, int)
+        _, state, reward, _, info = env.step_env(key, state, action, params)
+        found.append((reward, info["shaped_reward"]))
+    assert not env.is_truncated(state, params)
+    return jax.tree.map(lambda *x: np.stack(x), *found)
+
+
+def test_an_agent_that_left_earns_nothing_of_its_own():
+    """In evaluations, batches and shaped rewards; the step in which it leaves still counts."""
+    expected = np.array([[1, 10], [1, 0], [1, 10], [1, 10]])
+    env, params = envs.make(Leavers())
+    reward, shaped = earned(env, params)
+    np.testing.assert_array_equal(reward, expected)
+    np.testing.assert_array_equal(shaped, 2 * expected)
+    policy = lambda state, observation, memory=None: (jnp.zeros(2, int), memory)
+    episodes = envs.evaluate(policy, None, env, params, jax.random.key(0), 2)
+    np.testing.assert_array_equal(episodes.episode_return, [[4, 30]] * 2)
+    batch = envs.batch(env, 3, 8)
+    state = batch.refill(jax.random.key(1), batch.reset(jax.random.key(0), params)[1], params)
+    for row in [*expected, expected[0]]:  # the next episode begins with both
+        _, state, reward, *_ = batch.step(jax.random.key(2), state, jnp.zeros((3, 2), int), params)
+        np.testing.assert_array_equal(reward, [3 * row] * 3)
+    assert float(state.metrics.totals["shaping"].total[1]) == 3 * 60
+
+
+def test_a_team_earns_for_agents_that_left():
+    for attribute in ("shared_reward", "team_rewards"):
+        env = Leavers()
+        vars(env)[attribute] = True
+        reward, _ = earned(*envs.make(env))
+        np.testing.assert_array_equal(reward, [[1, 10]] * 4)
+
+
+def test_rewards_are_as_they_were_where_nobody_leaves():
+    for env in (tasks.Twins(), tasks.Probe(), "Pursuit-v0", "MultiNavigator-v0"):
+        made = envs.make(env)[0]
+        while made is not None:
+            assert not isinstance(made, wrappers.Leaving)
+            made = vars(made).get("env")
