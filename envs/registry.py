@@ -67,6 +67,7 @@ WRAPPER_SETTINGS = {
     "done_includes_limit": "true: the step's one flag includes the time limit, as in gymnax 0.0.x",
     "limit_terminates": "true: reaching the time limit terminates, and nothing is bootstrapped",
     "mask_actions": "false: hide which actions are allowed",
+    "nan_reward": "a number in place of rewards that are NaN or infinite",
     "start_window": "steps for which one start state serves when episodes restart",
     "randomize": "ranges of parameters that every episode draws anew",
     "observe_randomized": "true: append the drawn values to a flat observation",
@@ -158,6 +159,8 @@ def _build(env: Any, settings: dict[str, Any]) -> tuple[Any, Any]:
     env = Gymnax(env)
     if wrappers.agents_leave(env, params):
         env = wrappers.Leaving(env)
+    if wrapper_settings.get("nan_reward") is not None:
+        env = wrappers.NanReward(env, wrapper_settings["nan_reward"])
     if words is not None:
         ranges = randomized.ranges(label, params, words, settings)
         env = randomized.Randomized(env, params, ranges, settings, bool(seen))

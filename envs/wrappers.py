@@ -135,6 +135,30 @@ def agents_leave(env: Any, params: Any) -> bool:
     return alive.dtype == bool and alive.shape == reward.shape == (env.num_agents,)
 
 
+class NanReward(Wrapper):
+    """Replaces rewards that are NaN or infinite, and counts them in the metric `nan_rewards`."""
+
+    def __init__(self, env: Any, nan_reward: float):
+        super().__init__(env)
+        number = isinstance(nan_reward, int | float) and not isinstance(nan_reward, bool)
+        if not number or not np.isfinite(nan_reward):
+            raise ValueError(f"nan_reward={nan_reward}: give a number, as 0")
+        self.nan_reward = float(nan_reward)
+
+    @property
+    def metrics(self) -> dict[str, str]:
+        return {**kinds(self.env), "nan_rewards": "sum"}
+
+    def step_env(self, key, state, action, params):
+        *rest, reward, terminated, info = self.env.step_env(key, state, action, params)
+        known = lambda x: jnp.where(jnp.isfinite(x), x, self.nan_reward)
+        if shapes(self.env):
+            info = {**info, "shaped_reward": known(info["shaped_reward"])}
+        lost = jnp.sum(~jnp.isfinite(reward), dtype=jnp.float32)
+        info = {**info, "metrics": {**info.get("metrics", {}), "nan_rewards": lost}}
+        return *rest, known(reward), terminated, info
+
+
 def is_limited(env: Any) -> bool:
     """Whether `max_steps` is set."""
     while isinstance(env, Wrapper) and not isinstance(env, TimeLimit):

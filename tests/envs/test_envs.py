@@ -825,3 +825,35 @@ def test_rewards_are_as_they_were_where_nobody_leaves():
         while made is not None:
             assert not isinstance(made, wrappers.Leaving)
             made = vars(made).get("env")
+
+
+def test_rewards_that_are_not_finite_are_replaced_and_counted():
+    env, params = envs.make(Leavers(), nan_reward=-1, broken=2)
+    reward, shaped = earned(env, params)
+    np.testing.assert_array_equal(reward[:, 0], [1, -1, 1, 1])
+    np.testing.assert_array_equal(shaped[:, 0], [2, -1, 2, 2])
+    assert reward[1, 1] == 0 and np.isnan(earned(*envs.make(Leavers(), broken=2))[0][1, 0])
+    policy = lambda state, observation, memory=None: (jnp.zeros(2, int), memory)
+    episodes = envs.evaluate(policy, None, env, params, jax.random.key(0), 2)
+    np.testing.assert_array_equal(episodes.episode_return[:, 0], [2, 2])
+    np.testing.assert_array_equal(episodes.metrics["nan_rewards"], [1, 1])
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, jnp.nan])
+def test_each_reward_that_is_not_finite_counts_beside_other_metrics(bad):
+    class Bad(tasks.Reporting):
+        def step_env(self, key, state, action, params):
+            *rest, reward, terminated, info = super().step_env(key, state, action, params)
+            return *rest, jnp.where(state.time % 2 == 0, bad, reward), terminated, info
+
+    env, params = envs.make(Bad(), nan_reward=0.0, action_repeat=3)
+    assert env.metrics == {**tasks.Reporting().metrics, "nan_rewards": "sum"}
+    _, state = env.reset_env(jax.random.key(0), params)
+    *_, reward, _, info = env.step_env(jax.random.key(0), state, jnp.int32(0), params)
+    assert np.isfinite(reward) and info["metrics"]["nan_rewards"] == 2
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), "zero", True])
+def test_only_numbers_replace_rewards(value):
+    with pytest.raises(ValueError, match=f"nan_reward={value}: give a number"):
+        envs.make("CartPole-v1", nan_reward=value)

@@ -159,18 +159,39 @@ class Record:
         if time.perf_counter() - self.drawn > DRAW_SECONDS:
             self.draw()
 
-    def tell_of_broken(self, point: Point, infinite: dict[str, np.ndarray]) -> None:
+    def tell_of_broken(self, point: Point, infinite: dict[str, np.ndarray], states: Any) -> None:
         """Warns of trials that are not finite for the first time; `infinite` says in what."""
         broken = np.flatnonzero(self.were_finite & ~point.is_finite)
         self.were_finite = point.is_finite
-        if broken.size and hosts.is_first():
+        if not broken.size:
+            return
+        rewards = self._rewards_in_words(point, states, broken)  # asks all processes
+        if hosts.is_first():
             who = "a trial is" if broken.size == 1 else f"{broken.size} trials are"
             where = f"from point {point.index} on (step {point.timestep:,})"
             names = ", ".join(name for name, which in infinite.items() if which[broken].any())
             labels = labels_of(self.session.trials, broken)
             left = int(point.is_finite.sum())
             others = ("", "; the other one goes on", f"; the other {left} go on")[min(left, 2)]
-            self.session.view.warn(f"{who} not finite {where}: {names} of {labels}{others}")
+            told = f"{who} not finite {where}: {names} of {labels}{others}{rewards}"
+            self.session.view.warn(told)
+
+    def _rewards_in_words(self, point: Point, states: Any, broken: np.ndarray) -> str:
+        """Between which steps rewards of broken trials were not finite; empty if all were."""
+        returns = point.metrics.get("episode_return", np.zeros(len(point.is_finite)))
+        ended = point.metrics.get("num_episodes", np.zeros(len(point.is_finite))) > 0
+        # Of episodes that ended, and of those that run.
+        wrong = ended & ~np.isfinite(returns.reshape(len(returns), -1)).all(1)
+        if hasattr(states, "episodes"):
+            running = self.session.layout.gather(programs.is_finite(states.episodes.running_return))
+            wrong = wrong | ~running
+        if not wrong[broken].any():
+            return ""
+        before = int(self.rows[-1]["timestep"].max()) if self.rows else 0
+        return (
+            f"; a reward between steps {before:,} and {point.timestep:,} was not finite: if it is "
+            "the environment's, --env-settings nan_reward=0 replaces and counts such rewards"
+        )
 
     def tell_of_alarms(self, row: Metrics) -> None:
         """Warns of what metrics say, each kind once in all chunks of a sweep."""

@@ -235,7 +235,7 @@ class Session:
         infinite = infinite_losses(row) | {"policy": ~self._is_finite(states)}
         is_finite = record.were_finite & ~np.any(list(infinite.values()), axis=0)
         seen = Point(point, timestep, row, get_state, record.path, is_finite, self.settings)
-        record.tell_of_broken(seen, infinite)
+        record.tell_of_broken(seen, infinite, states)
         record.tell_of_alarms(row)
         with self.view.timed("save"):
             record.add(seen, states)

@@ -86,6 +86,35 @@ def test_an_evaluation_that_would_not_end_is_told_of_once_and_in_the_metrics(cap
         assert not result.metrics[flag].any()
 
 
+def test_a_reward_that_is_not_finite_is_told_of_with_its_steps(capsys):
+    """Updates have 16 steps, points 32. Step 13 of both environments is in the first point."""
+    settings = (("broken", 13), ("max_steps", 40))
+    config = TINY.replace(env_settings=settings, num_eval_episodes=0)
+    result = launch.run(ppo, config, save=False)
+    err = capsys.readouterr().err
+    assert result.failed and err.count("a reward between steps") == 1
+    assert (
+        "; a reward between steps 0 and 32 was not finite: if it is the environment's, "
+        "--env-settings nan_reward=0 replaces and counts such rewards\n"
+    ) in err
+    config = config.replace(env_settings=(*settings, ("nan_reward", 0)), total_timesteps=240)
+    result = launch.run(ppo, config, save=False)
+    assert not result.failed and "between steps" not in capsys.readouterr().err
+    np.testing.assert_array_equal(result.metrics["episode_nan_rewards"][0], [np.nan, 1.0, 1.0, 1.0])
+    np.testing.assert_array_equal(result.metrics["episode_return"][0], [np.nan, 39.0, 39.0, 39.0])
+
+
+def test_a_later_reward_is_told_of_with_later_steps_and_other_causes_without(capsys):
+    settings = (("broken", 29), ("max_steps", 40))  # the second point
+    config = TINY.replace(env_settings=settings, num_eval_episodes=0)
+    launch.run(ppo, config, save=False)
+    assert "; a reward between steps 32 and 64 was not finite" in capsys.readouterr().err
+    config = TINY.replace(env_settings=settings[1:], num_eval_episodes=0, learning_rate=1e38)
+    assert launch.run(ppo, config, save=False).failed
+    err = capsys.readouterr().err
+    assert "not finite from point" in err and "a reward" not in err
+
+
 def row(**values):
     return {name: np.array(x) for name, x in values.items()}
 
