@@ -1,0 +1,62 @@
+"""Environments of the kit, of its presets and of each adapter train without a warning."""
+
+import warnings
+
+import pytest
+
+from algorithms.launch.commands.presets import PRESETS
+from algorithms.launch.storage.loading import find_module
+from envs import registry, warn
+from envs.warn import KitWarning
+from tests.texts import needs as needed
+
+MODULES = {"playground": "mujoco_playground"}  # of libraries, where the name is another one
+ONE = {  # environment of each adapter in every test run; the others of presets are slow
+    "brax": ("ppo", "brax/hopper", (("backend", "spring"),)),
+    "craftax": ("ppo", "craftax/Classic-Symbolic", ()),
+    "jaxmarl": ("ippo", "jaxmarl/MPE_simple_spread_v3", ()),
+    "jumanji": ("ppo", "jumanji/Snake", ()),
+    "navix": ("ppo", "navix/DoorKey-5x5", ()),
+    "pgx": ("ippo", "pgx/tic_tac_toe", ()),
+    "playground": ("ppo", "playground/CartpoleSwingup", (("action_repeat", 2),)),
+    "xminigrid": ("ppo", "xminigrid/MiniGrid-FourRooms", ()),
+}
+
+
+def algorithm_of(name):
+    """A file that takes an environment of the kit."""
+    several = ("Pursuit-v0", "Hunt-v0", "Navigator-v0", "MultiNavigator-v0")
+    return "ippo" if name in several else "ppo"
+
+
+def tasks():
+    """(algorithm, environment, settings): every one of the presets once, with its first file."""
+    found = {(name, ()): (algorithm_of(name), {}) for name in registry.OWN}
+    for algorithm, presets in PRESETS.items():
+        for name, settings in presets.items():
+            env = settings.get("env", name), tuple(settings.get("env_settings", ()))
+            found.setdefault(env, (algorithm, settings))
+    quick = {(name, settings) for _, name, settings in ONE.values()}
+    for algorithm, name, settings in ONE.values():
+        found.setdefault((name, settings), (algorithm, {}))
+    for (name, settings), (algorithm, preset) in found.items():
+        library, slash, _ = name.partition("/")
+        wanted = [*needed(algorithm), *[MODULES.get(library, library)] * bool(slash)]
+        marks = [pytest.mark.needs(one) for one in wanted]
+        if slash and (name, settings) not in quick:
+            marks.append(pytest.mark.slow)
+        more = {**preset, "env": name, "env_settings": settings}
+        yield pytest.param(algorithm, more, marks=marks, id=f"{name} {dict(settings)}")
+
+
+@pytest.mark.parametrize("algorithm, settings", list(tasks()))
+def test_make_train_does_not_warn(algorithm, settings, monkeypatch):
+    module = find_module(algorithm)
+    monkeypatch.setattr(warn, "_told", set())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", KitWarning)
+        module.make_train(module.Config(**settings))
+
+
+def test_every_adapter_has_an_environment_here():
+    assert ONE.keys() == registry.LIBRARIES.keys()
