@@ -5,6 +5,7 @@ that do so need `environment`, with the folder `peer_python.plugins` on their PY
 """
 
 import os
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -59,6 +60,15 @@ def environment(plugins: Path) -> dict[str, str]:
         "TPU_SKIP_MDS_QUERY": "1",
         "XLA_FLAGS": "--xla_gpu_autotune_level=0",  # which would run kernels
     }
+
+
+def run(command: list[str], env: dict[str, str]) -> tuple[subprocess.CompletedProcess, bool]:
+    """Runs a process that compiles, and whether products had to be left to cuBLAS."""
+    start = lambda env: subprocess.run(command, env=env, capture_output=True, text=True)
+    done = start(env)
+    if cublas := NO_TILES in done.stderr:
+        done = start(env | {"XLA_FLAGS": f"{env['XLA_FLAGS']} {WITH_CUBLAS}"})
+    return done, cublas
 
 
 def device_of(name: str) -> Any:

@@ -38,7 +38,6 @@ import itertools
 import json
 import os
 import re
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
@@ -112,15 +111,20 @@ def settings(name: str) -> tuple[Any, Any]:
 
 
 def ours(name: str, evaluation: bool) -> Subject:
+    module, config = settings(name)
+    if evaluation:
+        config = config.replace(num_eval_episodes=module.Config().num_eval_episodes)
+    return of_config(module, config)
+
+
+def of_config(module: Any, config: Any) -> Subject:
+    """This kit's training with these settings."""
     import jax
     import jax.numpy as jnp
 
     import envs
     from algorithms import parts
 
-    module, config = settings(name)
-    if evaluation:
-        config = config.replace(num_eval_episodes=module.Config().num_eval_episodes)
     env, env_params = envs.make(config.env, **dict(config.env_settings))
     plan = module.make_train(config, env, env_params).plan
     strong = lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x))
@@ -165,7 +169,8 @@ def purejaxrl(name: str, evaluation: bool) -> Subject:
 
     if "rnn" in name:
         nn.GRUCell = OldGRU
-    kit = peers.purejaxrl_script("ppo_rnn" if "rnn" in name else "ppo", os.environ["PUREJAXRL"])
+    script = "ppo_rnn" if "rnn" in name else "ppo"
+    kit = peers.script_of("purejaxrl", script, os.environ["PUREJAXRL"])
     sizes = {"ENV_NAME": "CartPole-v1", "ANNEAL_LR": False, "TOTAL_TIMESTEPS": UPDATES * 512}
     return of_peer(kit.make_train({**peers.PUREJAXRL_PPO, **sizes}), 128)
 
@@ -220,22 +225,26 @@ class Job:
         return f"{kit}{self.name}{', with evaluation' * self.evaluation}"
 
 
-def work(job: Job, folder: Path) -> None:
-    """Compiles in this process, and leaves text and figures in the folder."""
+def side_by_side(subject: Subject, seeds: int) -> tuple[Callable, tuple]:
+    """The function of so many trials, and its arguments."""
     import jax
 
+    if seeds == 1:
+        return subject.function, (*subject.shared, *subject.own)
+    many = lambda x: jax.ShapeDtypeStruct((seeds, *x.shape), x.dtype)
+    axes = (None,) * len(subject.shared) + (0,) * len(subject.own)
+    return jax.vmap(subject.function, axes), (*subject.shared, *jax.tree.map(many, subject.own))
+
+
+def work(job: Job, folder: Path) -> None:
+    """Compiles in this process, and leaves text and figures in the folder."""
     if job.side == "this kit":
         from envs import loops
 
         loops.platform = lambda: absent.PLATFORMS[job.device]
     subject = SIDES[job.side](job.name, job.evaluation)
-    function, own = subject.function, subject.own
-    if job.seeds > 1:
-        axes = (None,) * len(subject.shared) + (0,) * len(own)
-        function = jax.vmap(function, axes)
-        many = lambda x: jax.ShapeDtypeStruct((job.seeds, *x.shape), x.dtype)
-        own = jax.tree.map(many, own)
-    done = absent.compile_for(job.device, function, *subject.shared, *own)
+    function, args = side_by_side(subject, job.seeds)
+    done = absent.compile_for(job.device, function, *args)
     (folder / "text").write_text(done.text)
     figures = {"seconds": done.seconds, "memory": done.memory}
     figures |= {name: getattr(subject, name) for name in ("updates", "trips", "num_steps")}
@@ -290,11 +299,7 @@ def compiled(job: Job, keep: Path | None = None) -> Found:
     env = absent.environment(peer_python.plugins()) | checkouts(job.side)
     with tempfile.TemporaryDirectory() as folder:
         run = [python_of(job.side), __file__, "--worker", json.dumps(dataclasses.asdict(job))]
-        start = lambda: subprocess.run([*run, folder], env=env, capture_output=True, text=True)
-        done = start()
-        if cublas := absent.NO_TILES in done.stderr:
-            env["XLA_FLAGS"] += f" {absent.WITH_CUBLAS}"
-            done = start()
+        done, cublas = absent.run([*run, folder], env)
         if done.returncode:
             raise RuntimeError(f"{job.title}: {complaint(done.stderr)}")
         text = (Path(folder) / "text").read_text()

@@ -21,6 +21,7 @@ these files alone (report.py, pictures.py).
 import argparse
 import importlib
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -49,13 +50,19 @@ def command(cell: Cell, first_seed: int) -> str:
     return f"python algorithms/{cell.algorithm}.py {cell.words} {seeds}"
 
 
-def train(cell: Cell, first_seed: int, run_dir: Path | None) -> list[dict[str, Any]]:
+def train(
+    cell: Cell, first_seed: int, run_dir: Path | None, change: Callable[[Any], Any] | None = None
+) -> list[dict[str, Any]]:
     """Trains all seeds at once, or resumes them. Returns a row for each seed.
+
+    Args:
+      change: of the cell's Config.
 
     Raises:
       KeyboardInterrupt, SystemExit: a signal, after the point that was being computed.
     """
     module, config = settings(cell)
+    config = change(config) if change else config
     place = {"save": False} if run_dir is None else {"run_dir": run_dir, "resume_if_exists": True}
     result = launch.run(module, config, seed=first_seed, num_seeds=cell.seeds, quiet=False, **place)
     returns = mean_returns(result.metrics)

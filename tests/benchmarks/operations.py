@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-os.environ.setdefault("NPROC", "1")  # one thread, as the launcher has for small operations
 
 import jax
 
@@ -90,13 +89,22 @@ def costs(text: str, events: list[dict]) -> list[Cost]:
     ]
 
 
-def profile(train: jax.stages.Compiled) -> list[dict]:
+def profile(compiled: jax.stages.Compiled, *args: Any) -> list[dict]:
     """The events of a run under jax's profiler."""
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
-            jax.block_until_ready(train(jax.random.key(1)))
+            jax.block_until_ready(compiled(*args))
         (file,) = Path(folder).rglob("*.trace.json.gz")
-        return json.loads(gzip.decompress(file.read_bytes()))["traceEvents"]
+        return of_operations(json.loads(gzip.decompress(file.read_bytes()))["traceEvents"])
+
+
+def of_operations(events: list[dict]) -> list[dict]:
+    """Of a GPU's events those of its streams, where kernels run, by their operations' names."""
+    threads = [event for event in events if event.get("name") == "thread_name"]
+    streams = {(e["pid"], e["tid"]) for e in threads if "Stream" in e["args"]["name"]}
+    named = lambda event: event | {"name": event.get("args", {}).get("hlo_op", event["name"])}
+    on_streams = [event for event in events if (event.get("pid"), event.get("tid")) in streams]
+    return [named(event) for event in on_streams if event["ph"] == "X"] if streams else events
 
 
 def table(ours: list[Cost], updates: int, whole: float) -> list[list[str]]:
@@ -150,6 +158,7 @@ def main() -> None:
     parser.add_argument("case", choices=names, metavar="CASE", help=f"one of {', '.join(names)}")
     parser.add_argument("--largest", type=int, default=0, help="show so many single operations")
     asked = parser.parse_args()
+    os.environ.setdefault("NPROC", "1")  # one thread, as the launcher has for small operations
     case = next(case for case in speed.CASES if case.name == asked.case)
     module, config = speed.our_settings(case)
     train = module.make_train(shortened(module, config))
@@ -159,7 +168,8 @@ def main() -> None:
         began = time.perf_counter()
         jax.block_until_ready(compiled(jax.random.key(seed)))
         spent.append(time.perf_counter() - began)
-    ours = costs(text := compiled.as_text(), profile(compiled))
+    events = profile(compiled, jax.random.key(1))
+    ours = costs(text := compiled.as_text(), events)
     head = ["loop", "kind", "operations of an update", "microseconds", "share"]
     print(speed.table(head, table(ours, train.plan.updates, min(spent[1:]))))
     if asked.largest:

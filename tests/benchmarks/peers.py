@@ -19,6 +19,9 @@ of brax's notebook for the hopper, with networks of 64 units as in sac.py's pres
 none for PPO, so it takes those for the ant, for 5M steps.
 
 The official script of REPPO (reppo_script.py) runs on this kit's environments, in its Python.
+
+accelerator.py runs MinAtar: purejaxql's pqn_minatar.py with the settings of its pqn_minatar.yaml,
+and PureJaxRL's ppo.py with those of its brax_minatar.ipynb, for 10M steps.
 """
 
 import argparse
@@ -38,8 +41,9 @@ sys.path.insert(0, str(ROOT))
 COMMIT = "31756b197773a52db763fdbe6d635e4b46522a73"
 PUREJAXRL = "https://github.com/luchris429/purejaxrl"
 STEPS, POINTS, EPISODES = 500_000, 20, 32
-# Libraries of PureJaxRL's wrappers that are not used here
+# Libraries of PureJaxRL's wrappers and purejaxql's command line that are not used here
 NOT_USED = ("brax", "brax.envs", "brax.envs.wrappers", "brax.envs.wrappers.training", "navix")
+NOT_USED += ("hydra", "omegaconf", "wandb")
 
 REJAX_PPO = {
     "agent_kwargs": {"activation": "tanh"},
@@ -126,6 +130,29 @@ PUREJAXRL_PPO = {
     "ANNEAL_LR": True,
     "DEBUG": False,
 }
+OF_MINATAR = {  # where PureJaxRL's settings differ
+    "LR": 5e-3,
+    "NUM_ENVS": 64,
+    "NUM_MINIBATCHES": 8,
+    "ACTIVATION": "relu",
+}
+PUREJAXQL_PQN = {
+    "NUM_ENVS": 128,
+    "NUM_STEPS": 32,
+    "EPS_START": 1.0,
+    "EPS_FINISH": 0.05,
+    "EPS_DECAY": 0.1,
+    "NUM_MINIBATCHES": 32,
+    "NUM_EPOCHS": 2,
+    "NORM_TYPE": "layer_norm",
+    "LR": 5e-4,
+    "MAX_GRAD_NORM": 10,
+    "LR_LINEAR_DECAY": True,
+    "GAMMA": 0.99,
+    "LAMBDA": 0.65,
+    "TEST_DURING_TRAINING": False,
+    "WANDB_MODE": "disabled",
+}
 
 
 # --- in another kit's Python ------------------------------------------------------------------
@@ -179,42 +206,78 @@ def train_rejax(kind, environment):
     return lambda key: algorithm.train(key)[1]
 
 
-def purejaxrl_script(name, folder):
-    """A script of PureJaxRL's checkout, as a module; libraries that it does not need are absent."""
-    sys.path.insert(0, str(Path(folder) / "purejaxrl"))
+def script_of(kit, name, folder):
+    """A script of a checkout, as a module; libraries that it does not need are absent."""
+    sys.path.insert(0, str(Path(folder) / kit))
     for library in NOT_USED:
         sys.modules[library] = mock.MagicMock()
     return importlib.import_module(name)
 
 
-def train_purejaxrl(environment, folder):
+def train_purejaxrl(environment, folder, steps):
     """train(key) -> curve (points,); only the last point is known."""
     import gymnax
+    import jax.numpy as jnp
+
+    ppo = script_of("purejaxrl", "ppo", folder)
+    settings = {**PUREJAXRL_PPO, **(OF_MINATAR if "MinAtar" in environment else {})}
+    train = ppo.make_train({**settings, "ENV_NAME": environment, "TOTAL_TIMESTEPS": steps})
+    env, env_params = gymnax.make(environment)
+    network = ppo.ActorCritic(env.action_space(env_params).n, activation=settings["ACTIVATION"])
+    act = lambda state, x: jnp.argmax(network.apply(state.params, x.reshape(-1))[0].logits)
+    return last_point(train, act, env, env_params)
+
+
+def train_purejaxql(environment, folder, steps):
+    """train(key) -> curve (points,); only the last point is known."""
+    import gymnax
+    import jax.numpy as jnp
+
+    pqn = script_of("purejaxql", "pqn_minatar", folder)
+    lengths = {"TOTAL_TIMESTEPS": steps, "TOTAL_TIMESTEPS_DECAY": steps}
+    train = pqn.make_train({**PUREJAXQL_PQN, **lengths, "ENV_NAME": environment})
+    env, env_params = gymnax.make(environment)
+    network = pqn.QNetwork(env.action_space(env_params).n, PUREJAXQL_PQN["NORM_TYPE"])
+
+    def act(state, x):
+        variables = {"params": state.params, "batch_stats": state.batch_stats}
+        return jnp.argmax(network.apply(variables, x[None], train=False)[0])
+
+    return last_point(train, act, env, env_params)
+
+
+def last_point(train, act, env, env_params):
+    """train(key) -> curve (points,) of a script's train, and of act(its state, observation)."""
     import jax
     import jax.numpy as jnp
 
-    ppo = purejaxrl_script("ppo", folder)
-    train = ppo.make_train({**PUREJAXRL_PPO, "ENV_NAME": environment})
-    env, env_params = gymnax.make(environment)
-    network = ppo.ActorCritic(env.action_space(env_params).n)
-
     def run(key):
-        params = train(key)["runner_state"][0].params
-        act = lambda observation: jnp.argmax(network.apply(params, observation)[0].logits)
-        score = evaluate(act, env, env_params, jax.random.fold_in(key, 1))
+        state = train(key)["runner_state"][0]
+        rng = jax.random.fold_in(key, 1)
+        score = evaluate(lambda x: act(state, x), env, env_params, rng)
         return jnp.full(POINTS + 1, jnp.nan).at[-1].set(score)
 
     return run
 
 
-def curves(train, first, count):
+def trainer(name, folder=None, steps=STEPS):
+    """train(key) -> curve (points,) of a cell whose seeds train side by side."""
+    algorithm, _, environment = name.partition("/")
+    kit, kind = algorithm.split("-")
+    if kit == "rejax":
+        return train_rejax(kind, environment)
+    made = {"purejaxrl": train_purejaxrl, "purejaxql": train_purejaxql}
+    return made[kit](environment, folder, steps)
+
+
+def curves(train, first, count, steps):
     """Curves of seeds trained side by side: train(key) -> curve."""
     import jax
     import numpy as np
 
     keys = jax.vmap(jax.random.PRNGKey)(np.arange(first, first + count))
     found = np.asarray(jax.jit(jax.vmap(train))(keys), np.float64)
-    return [{"timestep": STEPS, "curve": curve, "score": curve[-1]} for curve in found.tolist()]
+    return [{"timestep": steps, "curve": curve, "score": curve[-1]} for curve in found.tolist()]
 
 
 def train_brax(kind, seed):
@@ -257,13 +320,13 @@ def train_jaxmarl(name, folder, first, count):
     return [seed | {"curve": [float("nan")] * POINTS + [seed["score"]]} for seed in found]
 
 
-def serve(name, first, count, folder=None):
+def serve(name, first, count, folder=None, steps=STEPS):
     """Prints the seeds' results as JSON."""
     import jax
 
     algorithm, _, environment = name.partition("/")
     kit, kind = algorithm.split("-")
-    first, count = int(first), int(count)
+    first, count, steps = int(first), int(count), int(steps)
     answers, sys.stdout = sys.stdout, sys.stderr  # JaxMARL's scripts print
     if kit == "jaxmarl":
         found = train_jaxmarl(f"{kind}/{environment}", folder, first, count)
@@ -274,10 +337,8 @@ def serve(name, first, count, folder=None):
 
         seeds = range(first, first + count)
         found = [reppo_script.train(environment, folder, seed) for seed in seeds]
-    elif kit == "rejax":
-        found = curves(train_rejax(kind, environment), first, count)
     else:
-        found = curves(train_purejaxrl(environment, folder), first, count)
+        found = curves(trainer(name, folder, steps), first, count, steps)
     device = jax.devices()[0]
     made = {"jax": jax.__version__, "device": f"{device.platform} {device.device_kind}"}
     print(json.dumps([{**seed, **made} for seed in found]), file=answers)
@@ -286,13 +347,21 @@ def serve(name, first, count, folder=None):
 # --- in ours ----------------------------------------------------------------------------------
 
 
-def train(cell, first: int) -> list[dict]:
-    """A row for each seed, as in learning.py; JaxMARL's also has the share won."""
+def train(cell, first: int, place: tuple[str, str, int] | None = None) -> list[dict]:
+    """A row for each seed, as in learning.py; JaxMARL's also has the share won.
+
+    Args:
+      place: a Python, a checkout and the steps of a run, in place of the kit's own.
+    """
     from tests.benchmarks import jaxmarl_scripts, peer_python, reppo_script
 
     words, kit = [cell.key, str(first), str(cell.seeds)], cell.algorithm.partition("-")[0]
     python, version = peer_python.rejax, peer_python.REJAX
-    if kit == "purejaxrl":  # needs what rejax needs
+    if place:
+        given, folder, steps = place
+        words += [folder, str(steps)]
+        python, version = lambda: given, kit
+    elif kit == "purejaxrl":  # needs what rejax needs
         words.append(str(peer_python.checkout(PUREJAXRL, COMMIT)))
         version = f"purejaxrl {COMMIT[:7]}"
     elif kit == "jaxmarl":

@@ -18,7 +18,7 @@ from tests.benchmarks.cells import BEST, CELLS, MEMORIES_COMPARED, PEERS, Cell
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "results"
-WITH_TABLES = ("results", "speed", "sweeps", "several-agents", "memory", "environments")
+WITH_TABLES = ("results", "speed", "gpu", "sweeps", "several-agents", "memory", "environments")
 PAGES = tuple(ROOT / "docs" / f"{name}.md" for name in WITH_TABLES)
 PAGES += (ROOT / "algorithms" / "README.md",)
 REGION = re.compile(r"(<!-- table ([\w-]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
@@ -30,6 +30,10 @@ LEVELS = ("task", "policy", "parameters", "trained on", "mean", "worst tenth", "
 LEVELS += ("worst tenth less that of the default (95 %)",)
 TASKS = ("algorithm", "task", "steps", "seeds", "best", "solved at", *MEMORIES_COMPARED)
 STATISTICS = ("mean", "worst_tenth", "worst_cell")
+LEARNED = ("job", "part", "device", "steps", "seeds", "IQM (95 %)", "mean", "in training", "took")
+LEARNED += ("of",)
+MEASURED = ("job", "part", "device")  # what names the rows of accelerator.py
+CASE = ("environment", "policy", "parameters", "training")  # of levels
 BLOCK = 10_000  # seeds of a published run
 LATE = 0.4  # share of a run after which a point below the bar is a dip
 Rows = list[dict[str, str]]
@@ -49,10 +53,16 @@ def kept(cell: Cell, folder: Path = FOLDER) -> Rows:
     return [row for row in read(cell.algorithm, folder) if row["cell"] == cell.name]
 
 
-def keep(algorithm: str, rows: Sequence[dict[str, Any]], folder: Path = FOLDER) -> None:
-    """Replaces a cell's rows."""
-    others = [row for row in read(algorithm, folder) if row["cell"] != rows[0]["cell"]]
-    _write(algorithm, [*others, *rows], folder)
+def keep(
+    name: str,
+    rows: Sequence[dict[str, Any]],
+    folder: Path = FOLDER,
+    by: tuple[str, ...] = ("cell",),
+) -> None:
+    """Replaces the rows with the same values of `by`: by default those of a cell."""
+    key = lambda row: tuple(row[column] for column in by)
+    others = [row for row in read(name, folder) if key(row) != key(rows[0])]
+    _write(name, [*others, *rows], folder)
 
 
 def keep_look(topic: str, cell: Cell, rows: Rows, folder: Path = FOLDER) -> None:
@@ -96,13 +106,12 @@ def keep_table(
 
 def keep_levels(rows: Rows, folder: Path = FOLDER) -> None:
     """Replaces the rows of a case of tests/benchmarks/levels.py."""
-    others = [row for row in read("levels", folder) if case_of(row) != case_of(rows[0])]
-    _write("levels", [*others, *rows], folder)
+    keep("levels", rows, folder, by=CASE)
 
 
 def case_of(row: dict[str, str]) -> tuple[str, ...]:
     """What the rows of a case of levels have in common."""
-    return tuple(row[name] for name in ("environment", "policy", "parameters", "training"))
+    return tuple(row[name] for name in CASE)
 
 
 def _write(name: str, rows: Sequence[dict[str, Any]], folder: Path) -> None:
@@ -251,6 +260,26 @@ def level_lines(rows: Rows) -> list[list[str]]:
     return lines
 
 
+def learned_lines(rows: Rows) -> list[list[str]]:
+    """A line for each run of several seeds on an accelerator."""
+    runs: dict[tuple[str, ...], Rows] = {}
+    for row in rows:
+        runs.setdefault(tuple(row[name] for name in MEASURED), []).append(row)
+    lines = []
+    for run, found in runs.items():
+        scores = np.array([float(row["score"]) for row in found])
+        training = np.array([float(row["training"]) for row in found])
+        low, high = results.bootstrap_interval(scores, results.interquartile_mean)
+        figures = [f"{int(found[0]['timestep']):,}", str(len(found))]
+        figures += [
+            f"{number(results.interquartile_mean(scores))} ({number(low)} to {number(high)})"
+        ]
+        figures += [number(scores.mean())]
+        figures += ["-" if np.isnan(training).all() else number(np.nanmean(training))]
+        lines.append([*run, *figures, found[0]["took"], found[0]["of"]])
+    return lines
+
+
 def with_error(values: np.ndarray) -> str:
     """Mean and standard error."""
     return f"{values.mean():.0f} ± {values.std(ddof=1) / len(values) ** 0.5:.0f}"
@@ -274,7 +303,9 @@ def table(name: str, folder: Path = FOLDER) -> str:
     if name == "algorithms":
         head, *rows = catalogue.table()
         lines = [head, ["---"] * len(head), *rows]
-    elif name.startswith(("speed-", "launches")):
+    elif name == "gpu-learning":
+        lines = [LEARNED, ["---"] * len(LEARNED), *learned_lines(read(name, folder))]
+    elif name.startswith(("speed-", "gpu-", "launches")):
         rows = read(name, folder)
         heads = [list(row) for row in rows[:1]]
         lines = [*heads, *(["---"] * len(head) for head in heads), *(row.values() for row in rows)]

@@ -6,14 +6,14 @@
     python tests/benchmarks/speed.py --resets            # cost of each kind of auto-reset
     python tests/benchmarks/speed.py --trials            # seconds against the number of trials
     python tests/benchmarks/speed.py --trials --keep     # and put it into the documentation
-    python tests/benchmarks/speed.py --gpu               # many trials on this machine's accelerator
 
 rejax gets its own virtual environment, made once in the user's cache directory, with the same
 version of jax. Each side has a process that compiles once and then waits. Timed runs alternate, and
 the last side of one round is the first of the next, so that other load hits all sides alike.
-Everything but --gpu runs on the CPU. Compile time is tracing, lowering and compiling, with the
-persistent cache off; imports are not in it. Run time is all of `train`, with initialisation. Both
-sides return the whole trained state, so that nothing can be optimised away.
+Everything runs on the CPU; accelerator.py has the cases of accelerators. Compile time is tracing,
+lowering and compiling, with the persistent cache off; imports are not in it. Run time is all of
+`train`, with initialisation. Both sides return the whole trained state, so that nothing can be
+optimised away.
 
 PPO, equal on both sides: environment and number of environments, steps of a rollout, epochs (4) and
 minibatches (4). The network has two towers of 64 and 64 tanh units on flattened observations. Adam
@@ -46,11 +46,6 @@ Not equal:
   - several seeds are vmapped on one device in rejax, as its documentation shows. This kit spreads
     them over a CPU device per core, as its command line does.
 
-With --gpu all trials are vmapped on one accelerator, and a case takes at most eight minutes with
-three runs. A Python with rejax and jax for the accelerator is named by --peer-python, and a
-checkout of PureJaxRL, which runs in it too, by --purejaxrl. Where they are missing, or have no such
-program, the row has this kit alone. Environments of libraries that are not installed are left out.
-
 The floor is the time of the updates' matrix products alone. Each product is timed in a compiled
 loop at its own shape, on as many devices at once as the case uses. Each actor layer (PQN: each
 layer) counts for every step of a rollout, and each critic layer for all of it at once. Every epoch
@@ -75,7 +70,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec
 from typing import Any, ClassVar, NamedTuple
 
 # The worker of rejax runs this file too, so packages outside the standard library are imported
@@ -151,46 +145,6 @@ TRIAL_CASES = tuple(  # of 51,200 steps each
     for n in (1, 2, 4, 8, 16, 32, 64, 128, 256)
 )
 
-WIDE = (("hidden_sizes", (1024, 1024)),)
-CONVOLUTION = (("conv_layers", "impala"),)
-BF16 = (("compute_dtype", "bfloat16"),)
-GPU_CASES = (
-    *(
-        Case(f"ppo-cartpole-{n}", "CartPole-v1", 4, 128, updates, n)
-        for n, updates in ((1, 100), (64, 100), (1024, 40), (4096, 20))
-    ),
-    *(  # for 1024, neither this kit nor rejax has room in 139 GB
-        Case(f"ppo-breakout-{n}", "Breakout-MinAtar", 64, 128, 10, n) for n in (1, 64, 256)
-    ),
-    *(
-        Case(f"pqn-breakout-{n}", "Breakout-MinAtar", 16, 128, updates, n, algorithm="pqn")
-        for n, updates in ((1, 20), (64, 20), (1024, 4))
-    ),
-    *(
-        Case(f"sac-pendulum-{n}", "Pendulum-v1", 1, 1, updates, n, algorithm="sac")
-        for n, updates in ((1, 2000), (64, 2000), (1024, 600))
-    ),
-    *(
-        Case(f"{algorithm}-{env}-{n}", full_name, num_envs, 1, updates, n, algorithm=algorithm)
-        for algorithm, env, full_name, num_envs in (
-            ("dqn", "cartpole", "CartPole-v1", 10),
-            ("td3", "pendulum", "Pendulum-v1", 1),
-        )
-        for n, updates in ((1, 4000), (64, 4000), (1024, 2000))
-    ),
-    *(
-        Case(f"ppo-{network}-{name}-1", env, 1024, 32, 20, settings=layers + dtype)
-        for network, env, layers in (
-            ("wide", "CartPole-v1", WIDE),
-            ("convolution", "Breakout-MinAtar", CONVOLUTION),
-        )
-        for name, dtype in (("float32", ()), ("bfloat16", BF16))
-    ),
-    Case("ppo-brax-ant", "brax/ant", 4096, 16, 10),
-    Case("ppo-craftax", "craftax/Symbolic", 1024, 64, 10),
-)
-
-
 # --- the sides: what a worker process compiles -----------------------------------------------
 
 
@@ -215,9 +169,11 @@ def ours(case: Case) -> Program:
 
 def our_settings(case: Case) -> tuple[Any, Any]:
     """This kit's module and its Config."""
-    module = importlib.import_module(f"algorithms.{case.algorithm}")
-    settings = {"hidden_sizes": HIDDEN_SIZES, "conv_layers": "none"}
-    settings |= OUR_SETTINGS[case.algorithm] | dict(case.settings)
+    module, settings = importlib.import_module(f"algorithms.{case.algorithm}"), {}
+    if case.algorithm in OUR_SETTINGS:  # else those of the case and the defaults
+        settings = {"hidden_sizes": HIDDEN_SIZES, "conv_layers": "none"}
+        settings |= OUR_SETTINGS[case.algorithm]
+    settings |= dict(case.settings)
     if case.algorithm not in REPLAY:
         settings["num_steps"] = case.num_steps
     config = module.Config(
@@ -234,7 +190,14 @@ def our_settings(case: Case) -> tuple[Any, Any]:
 
 
 def trials_program(module: Any, config: Any, num_seeds: int) -> Program:
-    """All trials of a run, on devices as the launcher puts them there."""
+    """All trials of a run, compiled."""
+    function, args = all_trials(module, config, num_seeds)
+    return compile_program(function, *args)
+
+
+def all_trials(module: Any, config: Any, num_seeds: int) -> tuple[Callable, tuple]:
+    """A function of all trials of a run, on devices as the launcher puts them there, and its
+    arguments."""
     import jax
     import numpy as np
 
@@ -251,7 +214,7 @@ def trials_program(module: Any, config: Any, num_seeds: int) -> Program:
         return module.make_train(config, env, env_params)(rng)
 
     args = (layout.share(env_params), layout.put(configs), layout.put(keys))
-    return compile_program(programs.over_trials(train, layout), *args)
+    return programs.over_trials(train, layout), args
 
 
 OUR_SETTINGS: dict[str, dict[str, Any]] = {
@@ -388,7 +351,7 @@ def purejaxrl(case: Case) -> Program:
 
     from tests.benchmarks import peers
 
-    script = peers.purejaxrl_script("ppo", os.environ["PUREJAXRL"])
+    script = peers.script_of("purejaxrl", "ppo", os.environ["PUREJAXRL"])
     sizes = {"NUM_ENVS": case.num_envs, "NUM_STEPS": case.num_steps, "ANNEAL_LR": False}
     sizes |= {"ENV_NAME": case.env, "TOTAL_TIMESTEPS": case.timesteps}
     train = script.make_train({**peers.PUREJAXRL_PPO, **sizes})
@@ -574,12 +537,6 @@ def run_seconds(program: Program) -> float:
     return time.perf_counter() - start
 
 
-def device_kind() -> str:
-    import jax
-
-    return jax.devices()[0].device_kind
-
-
 def memory(program: Program) -> tuple[float, float]:
     """Megabytes: the peak of this process, and the buffers of the program."""
     unit = 1 if sys.platform == "darwin" else 1024
@@ -598,7 +555,6 @@ def serve(side: Callable[[Any], Program], case: Any) -> None:
         "run": lambda: run_seconds(program),
         "memory": lambda: memory(program),
         "floor": lambda: floor(case),
-        "device": device_kind,
     }
     for command in sys.stdin:
         print(json.dumps(commands[command.strip()]()), file=answers, flush=True)
@@ -751,45 +707,11 @@ def of_trials(case: Case, args: argparse.Namespace) -> list[str]:
     ]
 
 
-class OnAccelerator(Worker):
-    """On jax's own choice of a device, whose memory all sides share."""
-
-    environment: ClassVar = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-
-
-GPU_PEERS = ("rejax", "purejaxrl")
-GPU_COLUMNS: tuple[str, ...] = ("case", "device", "this kit, steps/s", "compile")
-for _name in GPU_PEERS:
-    GPU_COLUMNS += (f"{_name}, steps/s", f"{_name}'s compile", f"times faster than {_name}")
-
-
-def on_gpu(case: Case, args: argparse.Namespace) -> list[str]:
-    """A row: all sides with all trials on one accelerator."""
-    kit = OnAccelerator("this kit", case, args.time_limit)
-    device, equal = kit.ask("device"), "/" not in case.env and not case.settings
-    has_case = {"rejax": equal, "purejaxrl": equal and case.algorithm == "ppo" and args.purejaxrl}
-    peers = {
-        name: OnAccelerator(name, case, args.time_limit, args.peer_python)
-        for name in GPU_PEERS
-        if args.peer_python and has_case[name]
-    }
-    alternate([kit, *peers.values()], args.runs)
-    for worker in (kit, *peers.values()):
-        worker.close()
-    compiling = lambda w: f"{w.compile_seconds:.1f} s" if w.compile_seconds else "-"
-    row = [case.name, str(device), rate(case, kit), compiling(kit)]
-    for name in GPU_PEERS:
-        peer = peers.get(name)
-        row += [rate(case, peer), compiling(peer), times_faster(kit, peer)] if peer else ["-"] * 3
-    return row
-
-
 KINDS = {  # benchmarks: cases, columns, and the function for a row
     "speed": (CASES, COLUMNS, against_rejax),
     "resets": (RESET_CASES, RESET_COLUMNS, of_resets),
     "memory": (MEMORY_CASES, MEMORY_COLUMNS, of_memory),
     "trials": (TRIAL_CASES, TRIAL_COLUMNS, of_trials),
-    "gpu": (GPU_CASES, GPU_COLUMNS, on_gpu),
 }
 
 
@@ -799,13 +721,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--runs", type=int, default=5, help="timed runs of each side")
     parser.add_argument("--time-limit", type=float, default=300, help="seconds for any one answer")
     parser.add_argument("--peer-python", metavar="PATH", help="a Python that has rejax")
-    parser.add_argument("--purejaxrl", metavar="DIR", help="a checkout of PureJaxRL, with --gpu")
     kinds = parser.add_mutually_exclusive_group()
     for kind, text in (
         ("memory", "peak memory instead"),
         ("resets", "kinds of auto-reset instead"),
         ("trials", "PPO's cost against the number of trials instead"),
-        ("gpu", "many trials on an accelerator instead"),
     ):
         kinds.add_argument(f"--{kind}", dest="kind", action="store_const", const=kind, help=text)
     earlier = {"dest": "kind", "action": "store_const", "const": "trials"}
@@ -818,8 +738,6 @@ def parse() -> argparse.Namespace:
     for name in set(args.cases or ()) - set(names):
         parser.error(f"--cases {name}: choose from {', '.join(names)}")
     args.cases = args.cases or names
-    if args.purejaxrl:  # for the workers
-        os.environ["PUREJAXRL"] = os.path.abspath(args.purejaxrl)
     return args
 
 
@@ -830,17 +748,13 @@ def main() -> None:
         side, description = args.worker
         return serve(SIDES[side], Case.read(description))
     cases, columns, make_row = KINDS[args.kind]
-    libraries = {case.name: case.env.partition("/")[0] for case in cases if "/" in case.env}
-    missing = {name for name, library in libraries.items() if not find_spec(library)}
-    if gone := missing & set(args.cases):
-        print(f"left out, for want of its library: {', '.join(sorted(gone))}", file=sys.stderr)
     if args.kind == "speed":
         from tests.benchmarks import peer_python
 
         args.peer_python = args.peer_python or peer_python.rejax()
     rows = []
     for case in cases:
-        if case.name in set(args.cases) - missing:
+        if case.name in args.cases:
             rows.append(make_row(case, args))
             print(", ".join(rows[-1]), file=sys.stderr)
     print(table(columns, rows))

@@ -27,6 +27,26 @@ def test_operations_have_their_loop_their_runs_and_their_time():
     ], "a call's operations are in the loop around it, and a loop is none"
 
 
+def test_on_a_gpu_only_kernels_on_streams_count_by_their_operations():
+    """Other lines of the profile repeat them, and kernels have names of their own."""
+    line = lambda tid, name: (
+        {"ph": "M", "pid": 1, "tid": tid, "name": "thread_name"} | {"args": {"name": name}}
+    )
+    kernel = lambda tid, name, **args: (
+        {"ph": "X", "pid": 1, "tid": tid, "name": name, "dur": 1} | {"args": args}
+    )
+    events = [
+        line(1, "Stream #13(Compute)"),
+        line(2, "XLA Ops"),
+        kernel(1, "fusion_1", hlo_op="fusion.1"),
+        kernel(1, "sm90_gemm", hlo_op="copy.9"),
+        kernel(1, "memset"),
+        kernel(2, "fusion.1"),
+    ]
+    assert [e["name"] for e in operations.of_operations(events)] == ["fusion.1", "copy.9", "memset"]
+    assert operations.of_operations(EVENTS) == EVENTS, "a CPU has no streams"
+
+
 @pytest.mark.parametrize(
     "inside, kind",
     [("dot(%p, %p)", "products"), ("reduce(%p), to_apply=%less", "sums"), ("copy(%p)", "moves")],

@@ -7,7 +7,6 @@ import jax
 import numpy as np
 import pytest
 
-import envs
 from algorithms import launch
 from algorithms.launch.commands import cli, flags
 from tests.algorithms.launch import toy
@@ -18,7 +17,6 @@ from tests.benchmarks import (
     pictures,
     report,
     reppo_script,
-    speed,
     teams,
 )
 from tests.benchmarks.cells import CELLS, PEERS, Cell
@@ -127,6 +125,29 @@ def test_speeds_are_kept_a_row_for_each_case(tmp_path):
     assert report.table("launches", tmp_path).splitlines()[2].startswith("| a, h100 | 3 | ")
 
 
+def learned(device, scores, part="pqn"):
+    """Rows of a run on an accelerator, as accelerator.py collects them."""
+    name = {"job": "minatar-Asterix", "part": part, "device": device}
+    stamp = {"took": "81 s", "of": "abc1234, jax 0.11.2"}
+    return [{**name, **row, **name, **stamp} for row in rows(scores, [0.0] * len(scores))]
+
+
+def test_rows_of_an_accelerator_are_kept_for_each_kind(tmp_path):
+    keep = lambda found: report.keep("gpu-learning", found, tmp_path, by=report.MEASURED)
+    keep(learned("NVIDIA H200", [1.0, 2.0]))
+    keep(learned("NVIDIA H100", [3.0, 4.0, 5.0, 9.0]))
+    keep(learned("NVIDIA H200", [6.0]))
+    keep(learned("NVIDIA H200", [7.0], part="ppo"))
+    found = [(row["device"], row["score"]) for row in report.read("gpu-learning", tmp_path)]
+    assert [score for device, score in found if device == "NVIDIA H200"] == ["6", "7"]
+    lines = [line.split(" | ") for line in report.table("gpu-learning", tmp_path).splitlines()]
+    first = dict(zip(lines[0], lines[2]))
+    assert (first["device"], first["seeds"], first["steps"]) == ("NVIDIA H100", "4", "6,000")
+    assert first["IQM (95 %)"].startswith("4.50 (3.") and first["mean"] == "5.25"
+    assert first["took"] == "81 s" and len(lines) == 5
+    assert report.table("gpu-pairs", tmp_path) == "", "not measured yet"
+
+
 def test_a_tuning_run_is_kept_once_with_its_dips(tmp_path):
     """Points after two fifths of the run: the last two of four."""
     for scores in [(500.0, 500.0), (500.0, 20.0)]:
@@ -180,25 +201,6 @@ def test_other_kits_have_settings_for_their_cells():
     assert reppo == set(reppo_script.CASES)
     number = len(rejax) + len(jaxmarl) + len(reppo)
     assert len(PEERS) == number + 2 + 2, "PureJaxRL on two, two of brax"
-
-
-def test_cases_for_accelerators_have_settings_that_work():
-    names = [case.name for case in speed.GPU_CASES]
-    assert len(set(names)) == len(names) and "ppo-cartpole-4096" in names
-    for name in ("ppo-breakout-256", "pqn-breakout-1024", "sac-pendulum-1024"):
-        module, config = speed.our_settings(speed.GPU_CASES[names.index(name)])
-        plan = module.make_train(config).plan
-        assert plan.steps >= speed.GPU_CASES[names.index(name)].timesteps
-    assert speed.Worker.environment == {"JAX_PLATFORMS": "cpu"}
-    shared = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # else the first side takes most of it
-    assert speed.OnAccelerator.environment == shared
-
-
-@pytest.mark.needs("craftax")
-@pytest.mark.needs("brax")
-def test_cases_for_accelerators_have_environments_that_exist():
-    for name in {case.env for case in speed.GPU_CASES}:
-        envs.make(name)
 
 
 @pytest.mark.needs("jaxmarl")

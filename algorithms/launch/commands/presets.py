@@ -89,6 +89,77 @@ CRAFTAX = {
     "normalize_reward": False,
 }
 
+# Four presets have the settings of published tables. They are for a GPU, and have not been tried on
+# one yet. Where a suite has many tasks, their environment is an example:
+# `--preset dm_control --env playground/WalkerRun`.
+#
+# Those of brax's PPO, in playground's dm_control_suite_params.py. A rollout here is 16 unrolls of
+# 30 steps. Brax has networks of other sizes for actor and critic, and rewards times 10 in place of
+# normalised ones.
+PPO_DM_CONTROL = {
+    "env": "playground/CheetahRun",
+    "total_timesteps": 60_000_000,
+    "num_envs": 2048,
+    "num_steps": 480,
+    "update_epochs": 16,
+    "num_minibatches": 32,
+    "learning_rate": 1e-3,
+    "anneal_lr": False,
+    "gamma": 0.995,
+    "clip_eps": 0.3,
+    "ent_coef": 0.01,
+    "hidden_sizes": (256, 256, 256),
+    "activation": "swish",
+    "num_evals": 10,
+}
+# Those of REPPO's repository. There bins are equidistant over [0, 150]; here they are equidistant
+# in symlog, over +-150.
+REPPO_DM_CONTROL = {
+    "env": "playground/CheetahRun",
+    "total_timesteps": 50_000_000,
+    "num_envs": 1024,
+    "num_steps": 128,
+    "update_epochs": 8,
+    "num_minibatches": 64,
+    "learning_rate": 3e-4,
+    "anneal_lr": False,
+    "num_bins": 151,
+    "symlog_max": 5.017,  # log(1 + 150)
+    "normalize_reward": False,
+    "hidden_sizes": (512, 512),
+    "critic_hidden_sizes": (512, 512, 512),
+    "num_evals": 10,
+}
+# Those of Craftax_Baselines, whose ppo_rnn has ReLU and two layers after its GRU.
+CRAFTAX_FULL = {
+    "total_timesteps": 1_000_000_000,
+    "num_envs": 1024,
+    "num_steps": 64,
+    "num_minibatches": 8,
+    "learning_rate": 2e-4,
+    "adam_eps": 1e-5,
+    "gae_lambda": 0.8,
+    "max_grad_norm": 1.0,
+    "clip_vloss": True,
+    "normalize_obs": False,
+    "normalize_reward": False,
+}
+# Those of purejaxql's pqn_minatar.yaml.
+PQN_MINATAR = {
+    "env": "Breakout-MinAtar",
+    "total_timesteps": 10_000_000,
+    "num_envs": 128,
+    "num_steps": 32,
+    "update_epochs": 2,
+    "num_minibatches": 32,
+    "learning_rate": 5e-4,
+    "gamma": 0.99,
+    "reward_scale": 1.0,
+    "eps_end": 0.05,
+    "exploration_fraction": 0.1,
+    "hidden_sizes": (128,),
+}
+
 # Without a limit, a policy that ignores masks may never end an evaluation.
 GAME_2048 = {"env_settings": (("max_steps", 4000),)}
 
@@ -218,6 +289,8 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
             "num_evals": 5,
         },
         "craftax/Classic-Symbolic": CRAFTAX,
+        "craftax/Symbolic": {**CRAFTAX_FULL, "hidden_sizes": (512, 512, 512)},
+        "dm_control": PPO_DM_CONTROL,
     },
     "ippo": {
         # Both sides change while they learn, so each update takes many samples.
@@ -384,8 +457,16 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
             "conv_layers": "none",
             **REMEMBER,
         },
+        "craftax/Symbolic": {
+            **CRAFTAX_FULL,
+            "cell": "gru",
+            "memory_size": 512,
+            "hidden_sizes": (512,),
+            "skip": False,
+        },
     },
     "pqn": {
+        "MinAtar": PQN_MINATAR,
         "CartPole-v1": {},
         "Acrobot-v1": {},
         "MountainCar-v0": {"eps_end": 0.3},  # a policy that still explores forgets less
@@ -574,6 +655,7 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
             "num_evals": 10,
         },
         "playground/CheetahRun": {"total_timesteps": 1_000_000, "num_evals": 5},
+        "dm_control": REPPO_DM_CONTROL,
         # A far horizon, as in PPO's preset, long rollouts and traces, much noise (docs/tuning.md).
         "brax/hopper": {
             "env_settings": (("backend", "spring"),),

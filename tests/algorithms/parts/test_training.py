@@ -272,6 +272,13 @@ def test_other_floats_do_not_compile_again(curve):
     assert training._train._cache_size() == before
 
 
+def test_train_can_be_vmapped_within_another_jit(curve):
+    """So it has no compiler options: jax refuses those of a jit within another."""
+    train, _, metrics = curve
+    _, many = jax.jit(jax.vmap(train))(jax.random.split(jax.random.key(0), 2))
+    np.testing.assert_array_equal(many["slope"], np.stack([metrics["slope"]] * 2))
+
+
 def test_an_evaluation_of_episodes_that_may_never_end_is_refused_at_once(probe):
     params = types.SimpleNamespace(task=0)
     with pytest.raises(ValueError, match="Probe has no time limit"):
