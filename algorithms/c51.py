@@ -194,6 +194,14 @@ def project(probabilities, targets, atoms):  # detail 8
     return jnp.einsum("bta,bt->ba", jnp.maximum(1.0 - distance, 0.0), probabilities)
 
 
+def mass_beyond(probabilities, targets, atoms):
+    """sum_j p_j [y_j < v_min or y_j > v_max], (batch,), for probabilities and targets as above: the
+    mass that `project` moves to the ends. Targets that rounding puts there are not beyond."""
+    slack = 1e-3 * (atoms[1] - atoms[0]) + 1e-6 * jnp.abs(atoms).max()
+    beyond = (targets < atoms[0] - slack) | (targets > atoms[-1] + slack)
+    return (probabilities * beyond).sum(-1)
+
+
 def epsilon_at(config, progress):
     """The probability of a random action: eps_end + left (eps_start - eps_end).
 
@@ -371,7 +379,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
 
     def targets(state, window):
         """m = project(p'(s_n, a*), R_n + gamma**n z), (batch_size, num_atoms). p', Q': target
-        network. a* = argmax_a Q'(s_n, a), or with `double` argmax_a Q(s_n, a)."""
+        network. a* = argmax_a Q'(s_n, a), or with `double` argmax_a Q(s_n, a). Also the share of
+        p' beyond v_min and v_max, ()."""
         x = parts.normalize(config, state.policy.obs_stats, window.final_observation)
         next_logits = network.apply(state.target_params, x)
         # detail 6
@@ -379,7 +388,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         best = greedy(action_values(config, selecting), window.final_action_mask)
         next_probs, atoms = jax.nn.softmax(of_action(next_logits, best)), atoms_of(config)
         returns = window.returns[:, None] + window.discount[:, None] * atoms
-        return project(next_probs, returns, atoms)
+        clipped = mass_beyond(next_probs, returns, atoms).mean()
+        return project(next_probs, returns, atoms), clipped
 
     def loss(params, policy, window, target):  # detail 7
         """The mean of -sum_i m_i log p_i(s, a)."""
@@ -394,9 +404,10 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         """Learns from a batch of windows."""
         index = buffer.draw(state.replay, draws).index
         window = buffer.windows(state.replay.transitions, index, config.gamma)  # detail 4
-        grads, metrics = jax.grad(loss, has_aux=True)(
-            state.policy.params, state.policy, window, targets(state, window)
-        )
+        target, clipped = targets(state, window)
+        of_params = jax.grad(loss, has_aux=True)
+        grads, metrics = of_params(state.policy.params, state.policy, window, target)
+        metrics["clipped_targets"] = clipped
         left = jnp.maximum(1.0 - now.progress, 0.0) if config.anneal_lr else 1.0
         params, opt_state, metrics["grad_norm"] = optimizer.step(
             state.policy.params, state.opt_state, grads, config.learning_rate * left

@@ -462,8 +462,15 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             terminated=flat.terminated,
         )
         value = evaluate(x, flat.action).value
-        explained = parts.explained_variance(value, target)
-        return batch, {"mean_value": value.mean(), "explained_variance": explained}
+        clipped = (jnp.log1p(jnp.abs(target)) > config.symlog_max).mean()
+        # Rewards of the first update are not normalised yet: its targets count as inside.
+        counts = (state.update > 0) | (not config.normalize_reward)
+        metrics = {
+            "mean_value": value.mean(),
+            "explained_variance": parts.explained_variance(value, target),
+            "clipped_targets": jnp.where(counts, clipped, 0.0),
+        }
+        return batch, metrics
 
     def critic_loss(params, batch):
         """The mean of -sum_i h_i(y) log p_i(s, a), and with `auxiliary` aux_coef times that of the

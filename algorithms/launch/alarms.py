@@ -6,6 +6,9 @@ import numpy as np
 
 from algorithms.launch.metrics import Metrics
 
+DIVERGED = ("episode_diverged", "eval_diverged")
+CLIPPED = 0.05  # share of targets beyond the support, above which values suffer
+
 
 def cut_episodes(row: Metrics) -> str:
     """Evaluation episodes with neither flag, which `envs.evaluate` has cut."""
@@ -34,5 +37,17 @@ def diverged(row: Metrics) -> str:
     )
 
 
-DIVERGED = ("episode_diverged", "eval_diverged")
-ALARMS: tuple[Callable[[Metrics], str], ...] = (cut_episodes, diverged)
+def clipped_targets(row: Metrics) -> str:
+    """Targets of c51 and reppo that their distribution of values does not reach."""
+    shares = row.get("clipped_targets", np.zeros(0))
+    share = shares[np.isfinite(shares)].max(initial=0.0)
+    if share <= CLIPPED:
+        return ""
+    return (
+        f"{100 * share:.0f} % of the targets lie beyond the largest or smallest value that the "
+        "critic can have, and are clipped there: a wider v_min to v_max would do, or in reppo and "
+        "reppo_discrete a larger symlog_max"
+    )
+
+
+ALARMS: tuple[Callable[[Metrics], str], ...] = (cut_episodes, diverged, clipped_targets)

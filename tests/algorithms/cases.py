@@ -68,6 +68,7 @@ class Case:
     action_values: Callable | None = None
     prefer: Callable | None = None
     expected_loss: Callable | None = None
+    clipped_targets: Callable | None = None
     mean_values: Callable | None = None
     mean_action: Callable | None = None
     lowest_value: Callable | None = None

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from algorithms import c51
+from algorithms import c51, launch
+from algorithms.launch import alarms
 from algorithms.launch.errors import UserError
 from algorithms.launch.training import options
 from tests.algorithms.cases import Case
@@ -24,6 +25,7 @@ from tests.algorithms.test_value_based import (
 TINY = c51.Config(**SMALL, num_atoms=11, v_max=10.0)
 
 ATOMS = np.linspace(-2.0, 3.0, 11).astype(np.float32)
+PLAIN_ATOMS = np.linspace(-100.0, 10.0, 11)  # of TINY
 
 
 def action_values(config, space, params, x):
@@ -60,23 +62,33 @@ def plain_project(probabilities, targets, atoms):
     return result
 
 
+def plain_target(config, target, best):
+    """The probabilities of the target, its returns, and the atoms."""
+    logits, atoms = c51.CategoricalNetwork(config, 3).apply(target, X_NEXT), PLAIN_ATOMS
+    returns = REWARD * (1.0 + GAMMA + GAMMA**2) + GAMMA**3 * atoms
+    return plain_softmax(logits[0, best]), returns, atoms
+
+
 def expected_loss(config, online, target, best, state):
-    network, atoms = c51.CategoricalNetwork(config, 3), np.linspace(-100.0, 10.0, 11)
-    probabilities = plain_softmax(network.apply(online, X)[0, ACTION])
-    next_probabilities = plain_softmax(network.apply(target, X_NEXT)[0, best])
-    targets = REWARD * (1.0 + GAMMA + GAMMA**2) + GAMMA**3 * atoms
-    return -(plain_project(next_probabilities, targets, atoms) * np.log(probabilities)).sum()
+    logits = c51.CategoricalNetwork(config, 3).apply(online, X)
+    projected = plain_project(*plain_target(config, target, best))
+    return -(projected * np.log(plain_softmax(logits[0, ACTION]))).sum()
+
+
+def clipped_targets(config, target, best):
+    probabilities, returns, atoms = plain_target(config, target, best)
+    return sum(p for p, y in zip(probabilities, returns) if not atoms[0] <= y <= atoms[-1])
 
 
 def mean_values(config, state, x):
     logits = c51.CategoricalNetwork(config, 3).apply(state.policy.params, x)[0]
-    return plain_softmax(logits) @ np.linspace(-100.0, 10.0, 11)
+    return plain_softmax(logits) @ PLAIN_ATOMS
 
 
 CASE = Case(
     module=c51,
     tiny=TINY,
-    metrics={"loss", "mean_value", "grad_norm"},
+    metrics={"loss", "mean_value", "grad_norm", "clipped_targets"},
     pinned={
         "loss": [np.nan, 2.39961, 2.39794],
         "grad_norm": [np.nan, 0.0341544, 0.0309028],
@@ -93,6 +105,7 @@ CASE = Case(
     action_values=action_values,
     prefer=prefer,
     expected_loss=expected_loss,
+    clipped_targets=clipped_targets,
     mean_values=mean_values,
     **OF_CASES,
 )
@@ -147,6 +160,17 @@ def test_projection_is_exact_on_atoms_and_at_the_ends():
     np.testing.assert_allclose(result[:, -1], probabilities[:, 3:].sum(1), atol=1e-6)
 
 
+def test_the_mass_beyond_the_support_is_what_the_projection_moves_to_its_ends():
+    """On an end, and within rounding of it, nothing is moved."""
+    probabilities, targets = random_targets(4, -4.0, 5.0)
+    found = np.asarray(c51.mass_beyond(probabilities, jnp.array(targets), jnp.array(ATOMS)))
+    outside = (targets < ATOMS[0]) | (targets > ATOMS[-1])
+    np.testing.assert_allclose(found, (probabilities * outside).sum(1), atol=1e-6)
+    assert 0.1 < found.mean() < 0.9
+    ends = np.tile(np.float32([-2.0, -2.0 - 1e-5, 3.0, 3.0 + 1e-5, 0.0, 1.0, 2.0]), (40, 1))
+    assert not np.asarray(c51.mass_beyond(probabilities, ends, jnp.array(ATOMS))).any()
+
+
 @pytest.mark.parametrize("low, high, number", [(-100.0, 100.0, 501), (1000.0, 1001.0, 51)])
 def test_no_mass_is_lost_with_many_atoms(low, high, number):
     atoms = jnp.linspace(low, high, number)
@@ -172,6 +196,23 @@ def test_of_action_takes_the_rows_of_the_actions():
 
 
 # --- the support ------------------------------------------------------------------------------
+
+
+def test_a_support_that_is_too_narrow_is_told_of_once(capsys):
+    result = launch.run(c51, TINY.replace(v_min=-0.5, v_max=0.5), save=False)
+    shares = result.metrics["clipped_targets"][0]
+    assert (shares[-2:] > alarms.CLIPPED).all()
+    err = capsys.readouterr().err
+    assert err.count("of the targets lie beyond") == err.count("warning") == 1
+    assert "a wider v_min to v_max would do, or in reppo and reppo_discrete a larger" in err
+
+
+def test_what_is_told_of_the_support():
+    """A trial of several is enough. Values that are missing or infinite say nothing."""
+    told = lambda *shares: alarms.clipped_targets({"clipped_targets": np.array(shares)})
+    assert told(0.01, 0.069, np.nan).startswith("7 % of the targets lie beyond")
+    for quiet in (told(), told(0.05), told(np.nan), told(np.inf), alarms.clipped_targets({})):
+        assert quiet == ""
 
 
 def test_the_shell_refuses_an_empty_support_of_any_agent():

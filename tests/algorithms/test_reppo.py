@@ -185,6 +185,7 @@ STEP = TINY.replace(
     adam_eps=1.0,  # else the step is only a sign
     max_grad_norm=0.5,
     kl_bound=2e-3,
+    symlog_max=0.7,  # some targets are beyond
     aux_coef=0.7,
     normalize_obs=True,
     normalize_reward=True,
@@ -374,6 +375,9 @@ def assert_the_papers(config, state, rollout, after, metrics, expected):
     assert_close(after.policy.obs_stats, obs_stats)
     found, explained = metrics["explained_variance"], 1.0 - np.var(target - values) / target.var()
     assert float(found.total) == pytest.approx(float(explained), abs=1e-3) and found.weight == 1
+    clipped = np.mean(np.abs(target) > np.expm1(config.symlog_max))
+    assert 0.05 < clipped < 0.95
+    assert float(metrics["clipped_targets"]) == pytest.approx(clipped, abs=1e-3)
 
 
 def test_an_update_is_the_papers(step):
@@ -458,7 +462,7 @@ CASE = Case(
     metrics={
         *("critic_loss", "aux_loss", "actor_loss", "mean_value", "explained_variance"),
         *("entropy", "kl", "clip_fraction", "temperature", "multiplier"),
-        *("grad_norm", "critic_grad_norm"),
+        *("grad_norm", "critic_grad_norm", "clipped_targets"),
     },
     pinned={
         "critic_loss": [16.0831, 18.1432, 19.0663],

@@ -9,6 +9,9 @@ They add to the contract. A file's case has, with `online` and `target` as param
     expected_loss(config, online, target, best, state)
                                     in plain NumPy, for the transition from X to X_NEXT; `best` is
                                     the action of the target
+    clipped_targets(config, target, best)
+                                    the share of that target that its support does not hold, of a
+                                    file with such a metric
     mean_values(config, state, x)   values of all actions, as in `mean_value`
 """
 
@@ -405,6 +408,14 @@ def test_the_loss_of_a_transition_is_the_paper_s(case, one_step):
     best = 0 if config.double else 1
     expected = case.expected_loss(config, online, target, best, state)
     np.testing.assert_allclose(metrics["loss"], expected, rtol=1e-4)
+
+
+@pytest.mark.cases(lambda case: case.clipped_targets)
+def test_clipped_targets_is_the_share_of_a_target_beyond_the_support(case, one_step):
+    config, state, _, metrics = one_step
+    expected = case.clipped_targets(config, state.target_params, 0 if config.double else 1)
+    assert 0.05 < expected < 0.95
+    np.testing.assert_allclose(metrics["clipped_targets"], expected, rtol=1e-4)
 
 
 def test_mean_value_is_that_of_the_best_allowed_action(case, one_step):
