@@ -7,6 +7,7 @@ import gc
 import importlib.util
 import os
 import shutil
+import signal
 import sys
 from pathlib import Path
 
@@ -49,6 +50,9 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
 jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
 least = float(os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"])
 jax.config.update("jax_persistent_cache_min_compile_time_secs", least)
+# A shell's background jobs, these tests among them, ignore Ctrl-C, and so do their children.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 # Nothing that a test writes has to survive a power cut, and waiting for the disk takes long.
 os.fsync = lambda file: None
 # Tracing makes many objects and little garbage, so collections only cost time.

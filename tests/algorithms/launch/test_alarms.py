@@ -195,9 +195,7 @@ def leaves(monkeypatch):
         ended.wait(60)
 
     monkeypatch.setattr(os, "_exit", leave)
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield interrupted, codes
-    signal.signal(signal.SIGINT, before)
+    return interrupted, codes
 
 
 def test_ctrl_c_ends_an_evaluation_at_once(capsys, tmp_path, monkeypatch, leaves):

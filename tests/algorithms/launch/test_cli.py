@@ -34,10 +34,8 @@ POINTS = ("--total-timesteps", "1200", "--num-evals", "120", "--num-seeds", "3")
 def start(cwd, *words, file=TOY):
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    # A shell's background jobs, these tests among them, ignore Ctrl-C and would pass that on.
-    heed = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)
     command = [sys.executable, file, *words]
-    return subprocess.Popen(command, cwd=cwd, env=environment, preexec_fn=heed, **pipes)
+    return subprocess.Popen(command, cwd=cwd, env=environment, **pipes)
 
 
 def call(cwd, *words, file=TOY):
@@ -368,15 +366,7 @@ def test_help_and_typos_are_quick():
 # --- stopped, killed, resumed ----------------------------------------------------------------
 
 
-@pytest.fixture
-def heeds_ctrl_c():
-    """A shell's background jobs, these tests among them, may ignore Ctrl-C."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-def test_ctrl_c_saves_and_resume_goes_on_exactly(tmp_path, monkeypatch, capfd, heeds_ctrl_c):
+def test_ctrl_c_saves_and_resume_goes_on_exactly(tmp_path, monkeypatch, capfd):
     save, words = RunDir.save, [*POINTS, "--run-dir"]
     monkeypatch.setattr(sys, "argv", [str(TOY)])  # as the hint has it
 
@@ -414,7 +404,7 @@ def test_second_ctrl_c_aborts_at_once(tmp_path):
     assert time.perf_counter() - began < 5
 
 
-def test_ctrl_c_while_compiling(tmp_path, monkeypatch, capsys, heeds_ctrl_c):
+def test_ctrl_c_while_compiling(tmp_path, monkeypatch, capsys):
     """It ends the process at once, since the compiler does not listen."""
     ended = threading.Event()
 

@@ -23,7 +23,7 @@ LAST = CONFIG.num_evals
 
 @pytest.fixture
 def handlers():
-    """Python's own; background jobs, these tests among them, may ignore Ctrl-C."""
+    """Python's own, and afterwards those from before."""
     own = {INT: signal.default_int_handler, TERM: signal.SIG_DFL}
     before = {number: signal.signal(number, handler) for number, handler in own.items()}
     yield own

@@ -457,17 +457,7 @@ def test_a_sweep_killed_before_it_began_is_none(tmp_path):
         launch.resume(tmp_path / "x", module=toy)
 
 
-@pytest.fixture
-def heeds_ctrl_c():
-    """A shell's background jobs, these tests among them, may ignore Ctrl-C."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-def test_ctrl_c_before_the_first_point_aborts_and_leaves_nothing(
-    tmp_path, monkeypatch, heeds_ctrl_c
-):
+def test_ctrl_c_before_the_first_point_aborts_and_leaves_nothing(tmp_path, monkeypatch):
     begin = record.Record.begin
 
     def interrupted(self):
@@ -480,7 +470,7 @@ def test_ctrl_c_before_the_first_point_aborts_and_leaves_nothing(
     assert not list(tmp_path.iterdir()), "the same command may be given again"
 
 
-def test_ctrl_c_stops_the_sweep_and_not_the_chunk_alone(tmp_path, capsys, heeds_ctrl_c):
+def test_ctrl_c_stops_the_sweep_and_not_the_chunk_alone(tmp_path, capsys):
     def interrupt(seen):
         if seen.index == 2:
             os.kill(os.getpid(), signal.SIGINT)
