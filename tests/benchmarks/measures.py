@@ -349,7 +349,8 @@ class Kernels(OfCase):
 class Precision:
     """The physics of an environment in jax's default precision and in full, and on the CPU.
 
-    All start at the same states and take the same actions. States are positions and velocities.
+    The setting `precision` of the environment chooses it; the kit's default is the full one. All
+    start at the same states and take the same actions. States are positions and velocities.
     """
 
     name: str  # of the environment
@@ -359,7 +360,7 @@ class Precision:
     def needs(self) -> tuple[str, ...]:
         return libraries(self.name)
 
-    def functions(self) -> tuple[Callable, Callable, int]:
+    def functions(self, precision: str = "highest") -> tuple[Callable, Callable, int]:
         """start(keys) -> states, run(states, actions) -> (steps, environments, numbers), and the
         size of an action."""
         import jax
@@ -367,7 +368,7 @@ class Precision:
 
         import envs
 
-        env, env_params = envs.make(self.name)
+        env, env_params = envs.make(self.name, precision=precision)
         reset = lambda key: env.reset_env(key, env_params)[1]
         move = lambda state, action: env.step_env(jax.random.key(0), state, action, env_params)[1]
 
@@ -383,18 +384,18 @@ class Precision:
         import numpy as np
 
         number, few, steps = (2, 2, 10) if args.tiny else (2048, 128, 200)
-        start, run, size = self.functions()
+        start, _, size = self.functions()
         cpu, device = jax.devices("cpu")[0], jax.devices()[0]
         with jax.default_device(cpu):
             states = jax.jit(start)(jax.random.split(jax.random.key(0), number))
             actions = jax.random.uniform(jax.random.key(1), (steps, number, size), minval=-1)
         first = jax.tree.map(lambda x: x[:few], states), actions[:, :few]
         whole, lowered = (states, actions), []
-        sides = (None, device, whole), ("highest", device, whole), (None, cpu, first)
+        sides = ("default", device, whole), ("highest", device, whole), ("highest", cpu, first)
         for precision, place, given in sides:
             given = jax.device_put(given, place)
-            with jax.default_matmul_precision(precision):
-                lowered.append(Lowered(jax.jit(run).lower(*given), given))
+            run = self.functions(precision)[1]
+            lowered.append(Lowered(jax.jit(run).lower(*given), given))
         programs = compiled(*((program, {}) for program in lowered))
         results = [np.asarray(program.compiled(*program.args))[:, :few] for program in programs]
         seconds = [[speed.run_seconds(one) for one in programs] for _ in range(2)]
