@@ -403,7 +403,10 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     game, num_actions = env.wrapped, env.action_space(env_params).n
     network = Network(config, num_actions)
     search = searcher(config, game, functools.partial(by_network, network))
-    optimizer = parts.clipped_adam(config.max_grad_norm, config.adam_eps)
+    clip = optax.clip_by_global_norm(config.max_grad_norm)
+    adam = optax.scale_by_adam(eps=config.adam_eps)
+    decay = optax.add_decayed_weights(config.weight_decay)
+    optimizer = parts.on_one_vector(optax.chain(clip, adam, decay, parts.scale_by_rate()))
     shape = env.observation_space(env_params).shape
     symmetry = parts.symmetries(game.id, shape, num_actions) if config.symmetries else None
 
@@ -531,9 +534,9 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             samples = jax.tree.map(lambda x: x[indices], batch)
             samples = turn(which, samples) if symmetry else samples  # detail 7
             grads, metrics = jax.grad(loss, has_aux=True)(params, samples)
-            inputs = params, opt_state, grads, rate, config.weight_decay
-            params, opt_state, norm = optimizer.step(*inputs)
-            return (params, opt_state), metrics | {"grad_norm": norm}
+            updates, opt_state = optimizer.update(grads, opt_state, params, learning_rate=rate)
+            metrics |= {"grad_norm": parts.global_norm(grads), "current_learning_rate": rate}
+            return (optax.apply_updates(params, updates), opt_state), metrics
 
         inputs = orders, which, learning_rates(config, num_updates, state.update)
         start = state.policy.params, state.opt_state

@@ -30,7 +30,6 @@ Implementation details:
   8 Before `learning_starts`, actions are uniform over the box.
 """
 
-import functools
 import math
 import sys
 from collections.abc import Callable
@@ -306,7 +305,11 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     space = env.action_space(env_params)
     size = parts.num_outputs(space)
     actor, critic = Actor(config, size), Critic(config)
-    optimizer = parts.FlatOptimizer(optax.scale_by_adam(config.adam_b1, eps=config.adam_eps))
+    adam = parts.on_one_vector(optax.scale_by_adam(config.adam_b1, eps=config.adam_eps))
+    decay = optax.add_decayed_weights(config.weight_decay)
+    for_critics = optax.chain(adam, decay, parts.scale_by_rate())
+    decay = optax.add_decayed_weights(config.weight_decay, mask=(True, False))
+    for_policy = optax.chain(adam, decay, parts.scale_by_rate())  # network and temperature
 
     def init(rng):
         rng, actor_rng, critic_rng, reset_rng, eval_rng = jax.random.split(rng, 5)
@@ -321,8 +324,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             policy=PolicyState(of_actor, obs_stats),
             critics=of_critics,
             log_temperature=log_temperature,
-            critic_opt_state=optimizer.init(of_critics["params"]),
-            policy_opt_state=optimizer.init((of_actor["params"], log_temperature)),
+            critic_opt_state=for_critics.init(of_critics["params"]),
+            policy_opt_state=for_policy.init((of_actor["params"], log_temperature)),
             replay=buffer.create(env, env_params),
             env_state=env_state,
             observation=observation,
@@ -422,15 +425,15 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         window = buffer.windows(state.replay.transitions, draw.index, config.gamma)
         warm = (now.learned >= config.renorm_warmup) & (config.renorm_warmup < 1.0)
         left = jnp.maximum(1.0 - now.progress, 0.0) if config.anneal_lr else 1.0
-        step = functools.partial(optimizer.step, learning_rate=config.learning_rate * left)
-        old = state.critics["params"]
+        rate, old = config.learning_rate * left, state.critics["params"]
         grads, (changed, metrics) = jax.grad(critic_loss, has_aux=True)(
             old, state, window, draws.actions[1], warm
         )
-        params, critic_opt_state, metrics["grad_norm"] = step(
-            old, state.critic_opt_state, grads, weight_decay=config.weight_decay
+        metrics |= {"grad_norm": parts.global_norm(grads), "current_learning_rate": rate}
+        updates, critic_opt_state = for_critics.update(
+            grads, state.critic_opt_state, old, learning_rate=rate
         )
-        critics = changed | {"params": params}
+        critics = changed | {"params": optax.apply_updates(old, updates)}
         state = state.replace(critics=critics, critic_opt_state=critic_opt_state)
 
         def improve(old):
@@ -439,9 +442,10 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             grads, (changed, metrics) = jax.grad(policy_loss, (0, 1), has_aux=True)(
                 *both, state, window, draws.actions[0], warm
             )
-            (params, log_temperature), opt_state, _ = step(
-                both, old.policy_opt_state, grads, weight_decay=(config.weight_decay, 0.0)
+            updates, opt_state = for_policy.update(
+                grads, old.policy_opt_state, both, learning_rate=rate
             )
+            params, log_temperature = optax.apply_updates(both, updates)
             return metrics, Delayed(
                 policy=old.policy.replace(variables=changed | {"params": params}),
                 log_temperature=log_temperature,

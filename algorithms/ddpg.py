@@ -27,7 +27,6 @@ Implementation details:
   6 Before `learning_starts`, actions are uniform over the box.
 """
 
-import functools
 import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -229,7 +228,9 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     space = env.action_space(env_params)
     size = parts.num_outputs(space)
     actor, critic = Actor(config, size), Critic(config)
-    optimizer = parts.FlatOptimizer(optax.scale_by_adam(eps=config.adam_eps))
+    adam = optax.scale_by_adam(eps=config.adam_eps)
+    decay = optax.add_decayed_weights(config.weight_decay)
+    optimizer = parts.on_one_vector(optax.chain(adam, decay, parts.scale_by_rate()))
 
     def init(rng):
         rng, actor_rng, critic_rng, reset_rng, noise_rng, eval_rng = jax.random.split(rng, 6)
@@ -327,16 +328,21 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             state.critic_params, x, action, targets(state, window)
         )
         left = jnp.maximum(1.0 - now.progress, 0.0) if config.anneal_lr else 1.0
-        step = functools.partial(optimizer.step, weight_decay=config.weight_decay)
-        critic_params, critic_opt_state, grad_norm = step(
-            state.critic_params, state.critic_opt_state, grads, config.learning_rate * left
+        rate, old = config.learning_rate * left, state.critic_params
+        updates, critic_opt_state = optimizer.update(
+            grads, state.critic_opt_state, old, learning_rate=rate
         )
-        actor_loss_now, grads = jax.value_and_grad(actor_loss)(  # detail 4
+        critic_params = optax.apply_updates(old, updates)
+        metrics = {"critic_loss": loss, "mean_value": mean_value}
+        metrics |= {"grad_norm": parts.global_norm(grads), "current_learning_rate": rate}
+        metrics["actor_loss"], grads = jax.value_and_grad(actor_loss)(  # detail 4
             state.policy.params, critic_params, x
         )
-        params, actor_opt_state, _ = step(
-            state.policy.params, state.actor_opt_state, grads, config.actor_learning_rate * left
+        rate, old = config.actor_learning_rate * left, state.policy.params
+        updates, actor_opt_state = optimizer.update(
+            grads, state.actor_opt_state, old, learning_rate=rate
         )
+        params = optax.apply_updates(old, updates)
         move = lambda old, new: old + config.tau * (new - old)
         state = state.replace(
             policy=state.policy.replace(params=params),
@@ -345,8 +351,6 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             actor_opt_state=actor_opt_state,
             critic_opt_state=critic_opt_state,
         )
-        metrics = {"critic_loss": loss, "actor_loss": actor_loss_now}
-        metrics |= {"mean_value": mean_value, "grad_norm": grad_norm}
         return state, metrics
 
     policy = make_policy(config, env, env_params)

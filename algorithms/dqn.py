@@ -301,7 +301,9 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     rounds = parts.Rounds(config, buffer)  # detail 1
     environments = envs.batch(env, config.num_envs, rounds.num_steps)
     network = QNetwork(config, env.action_space(env_params).n)
-    optimizer = parts.clipped_adam(config.max_grad_norm, config.adam_eps)  # detail 9
+    clip = optax.clip_by_global_norm(config.max_grad_norm)  # detail 9
+    adam = optax.scale_by_adam(eps=config.adam_eps)
+    optimizer = parts.on_one_vector(optax.chain(clip, adam, parts.scale_by_rate()))
 
     def init(rng):
         rng, network_rng, reset_rng, eval_rng = jax.random.split(rng, 4)
@@ -412,10 +414,12 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         grads, (error, metrics) = jax.grad(loss, has_aux=True)(
             state.policy.params, state.policy, window, targets(state, window), weights
         )
+        grads = parts.mean_over_shards(grads)
         left = jnp.maximum(1.0 - now.progress, 0.0) if config.anneal_lr else 1.0
-        params, opt_state, metrics["grad_norm"] = optimizer.step(
-            state.policy.params, state.opt_state, grads, config.learning_rate * left
-        )
+        rate, old = config.learning_rate * left, state.policy.params
+        updates, opt_state = optimizer.update(grads, state.opt_state, old, learning_rate=rate)
+        params = optax.apply_updates(old, updates)
+        metrics |= {"grad_norm": parts.global_norm(grads), "current_learning_rate": rate}
         age = state.target_age + 1
         tau = jnp.where(age == config.target_every, config.tau, 0.0)  # detail 5
         move = lambda old, new: tau * new + (1.0 - tau) * old

@@ -248,7 +248,7 @@ class Task(NamedTuple):
     """How an actor or a critic learns."""
 
     loss: Callable  # (params, minibatch) -> loss, metrics
-    optimizer: parts.FlatOptimizer
+    optimizer: optax.GradientTransformationExtraArgs
     learning_rate: jax.Array
     epochs: int
     weights: Callable  # Transition -> weights of samples, of the shape of its `alive`
@@ -313,6 +313,12 @@ def running_mean(mean, params, number, share):
     """m + (p - m) / max(1, share n) after n updates: a mean over about the last share of them, in
     which update k weighs about k**(1 / share - 1), as in Shamir and Zhang 2013, section 4."""
     return jax.tree.map(lambda m, p: m + (p - m) / jnp.maximum(share * number, 1.0), mean, params)
+
+
+def clipped_adam(max_grad_norm, eps):
+    """Adam on gradients clipped to a global norm; `learning_rates` gives its rates."""
+    chain = optax.clip_by_global_norm(max_grad_norm), optax.scale_by_adam(eps=eps)
+    return parts.on_one_vector(optax.chain(*chain, parts.scale_by_rate()))
 
 
 def learning_rates(config, task, update, epoch):
@@ -628,14 +634,14 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
 
     for_actor = Task(
         loss=actor_loss,
-        optimizer=parts.clipped_adam(config.max_grad_norm, config.adam_eps),  # detail 1
+        optimizer=clipped_adam(config.max_grad_norm, config.adam_eps),  # detail 1
         learning_rate=config.learning_rate,
         epochs=config.update_epochs,
         weights=actor_weights,
     )
     for_critic = Task(
         loss=critic_loss,
-        optimizer=parts.clipped_adam(config.critic_max_grad_norm, config.critic_adam_eps),
+        optimizer=clipped_adam(config.critic_max_grad_norm, config.critic_adam_eps),
         learning_rate=config.critic_learning_rate,
         epochs=config.critic_epochs,
         weights=critic_weights,
@@ -654,8 +660,12 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             minibatch = jax.tree.map(lambda x: x[indices], batch)
             grads, metrics = jax.grad(task.loss, has_aux=True)(params, minibatch)
             some = parts.any_over_shards(task.weights(minibatch.rollout).any())
-            params, opt_state, norm = task.optimizer.step(params, opt_state, grads, rate, some=some)
-            return (params, opt_state), metrics | {"grad_norm": norm, "living": 1.0 * some}
+            grads = parts.mean_over_shards(grads)
+            updates, moved = task.optimizer.update(grads, opt_state, params, learning_rate=rate)
+            new = optax.apply_updates(params, updates), moved
+            new = jax.tree.map(lambda x, y: jnp.where(some, x, y), new, (params, opt_state))
+            metrics |= {"grad_norm": parts.global_norm(grads), "current_learning_rate": rate * some}
+            return new, metrics | {"living": 1.0 * some}
 
         def epoch(learned):
             order = orders[learned.epochs].reshape(config.num_minibatches, -1)
@@ -672,7 +682,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             return (learned.epochs < task.epochs) & ~(learned.kl > config.target_kl)  # detail 2
 
         zero, count = jnp.zeros(()), jnp.zeros((), jnp.int32)
-        sums = parts.zeros(task.loss, params, batch)[1] | {"grad_norm": zero, "living": zero}
+        sums = parts.zeros(task.loss, params, batch)[1]
+        sums |= {"grad_norm": zero, "current_learning_rate": zero, "living": zero}
         start = Learned(params=params, opt_state=opt_state, epochs=count, kl=zero, sums=sums)
         ended = jax.lax.while_loop(unfinished, epoch, start)
         means = {name: total / ended.epochs for name, total in ended.sums.items()}

@@ -313,7 +313,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     network = ActorCritic(config, space)
     clip = optax.clip_by_global_norm(config.max_grad_norm)  # core 11
     adam = optax.scale_by_adam(eps=config.adam_eps)  # core 3
-    optimizer = parts.FlatOptimizer(optax.chain(clip, adam))
+    optimizer = parts.on_one_vector(optax.chain(clip, adam, parts.scale_by_rate()))
 
     def init(rng):
         order_rng, network_rng, reset_rng, rollout_rng, eval_rng = jax.random.split(rng, 5)
@@ -430,11 +430,13 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
 
         def gradient_step(carry, inputs):
             params, opt_state = carry
-            indices, learning_rate = inputs
+            indices, rate = inputs
             samples = jax.tree.map(lambda x: x[indices], batch)
             grads, metrics = jax.grad(loss, has_aux=True)(params, samples)
-            params, opt_state, norm = optimizer.step(params, opt_state, grads, learning_rate)
-            return (params, opt_state), metrics | {"grad_norm": norm}
+            grads = parts.mean_over_shards(grads)
+            updates, opt_state = optimizer.update(grads, opt_state, params, learning_rate=rate)
+            metrics |= {"grad_norm": parts.global_norm(grads), "current_learning_rate": rate}
+            return (optax.apply_updates(params, updates), opt_state), metrics
 
         def epoch(learned):
             order = orders[learned.epochs].reshape(config.num_minibatches, -1)
@@ -455,7 +457,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             return (learned.epochs < config.update_epochs) & ~(learned.kl > config.target_kl)
 
         params, zero, count = state.policy.params, jnp.zeros(()), jnp.zeros((), jnp.int32)
-        sums = parts.zeros(loss, params, batch)[1] | {"grad_norm": zero}
+        sums = parts.zeros(loss, params, batch)[1]
+        sums |= {"grad_norm": zero, "current_learning_rate": zero}
         start = Learned(params=params, opt_state=state.opt_state, epochs=count, kl=zero, sums=sums)
         # A scan that keeps the old carry takes 2.2 times as long if the first epoch is the last.
         learned = jax.lax.while_loop(unfinished, epoch, start)

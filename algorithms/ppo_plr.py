@@ -350,7 +350,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     network = ActorCritic(config, space)
     clip = optax.clip_by_global_norm(config.max_grad_norm)
     adam = optax.scale_by_adam(eps=config.adam_eps)
-    optimizer = parts.FlatOptimizer(optax.chain(clip, adam))
+    optimizer = parts.on_one_vector(optax.chain(clip, adam, parts.scale_by_rate()))
 
     def init(rng):
         keys = jax.random.split(rng, 6)
@@ -509,15 +509,17 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
 
         def gradient_step(old, inputs):
             params, opt_state = old
-            indices, learning_rate = inputs
+            indices, rate = inputs
             samples = jax.tree.map(lambda x: x[indices], batch)
             grads, metrics = jax.grad(loss, has_aux=True)(params, samples)
-            params, opt_state, norm = optimizer.step(params, opt_state, grads, learning_rate)
-            new, some = (params, opt_state), jnp.bool_(True)
+            metrics |= {"grad_norm": parts.global_norm(grads), "current_learning_rate": rate}
+            updates, opt_state = optimizer.update(grads, opt_state, params, learning_rate=rate)
+            new, some = (optax.apply_updates(params, updates), opt_state), jnp.bool_(True)
             if config.robust:  # a minibatch without replayed samples changes nothing
                 some = samples.weight.any()
                 new = levels.choose(some, new, old)
-            return new, (metrics | {"grad_norm": norm}, some)
+                metrics["current_learning_rate"] = rate * some
+            return new, (metrics, some)
 
         start = state.policy.params, state.opt_state
         (params, opt_state), (metrics, some) = parts.scan(gradient_step, start, (orders, rates))

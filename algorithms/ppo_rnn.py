@@ -363,7 +363,9 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     environments = envs.batch(env, config.num_envs, config.num_steps)
     space = env.action_space(env_params)
     network = ActorCritic(config, space)
-    optimizer = parts.clipped_adam(config.max_grad_norm, config.adam_eps)
+    clip = optax.clip_by_global_norm(config.max_grad_norm)
+    adam = optax.scale_by_adam(eps=config.adam_eps)
+    optimizer = parts.on_one_vector(optax.chain(clip, adam, parts.scale_by_rate()))
 
     def init(rng):
         order_rng, network_rng, reset_rng, rollout_rng, eval_rng = jax.random.split(rng, 5)
@@ -500,12 +502,14 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         orders = jax.vmap(jax.random.permutation, (0, None))(keys, config.num_envs)
 
         def gradient_step(carry, inputs):
-            (params, opt_state), (indices, learning_rate) = carry, inputs
+            (params, opt_state), (indices, rate) = carry, inputs
             first = jax.tree.map(lambda x: x[indices], memory)
             sequences = jax.tree.map(lambda x: x[:, indices], batch)  # detail 3
             grads, metrics = jax.grad(loss, has_aux=True)(params, first, sequences)
-            params, opt_state, norm = optimizer.step(params, opt_state, grads, learning_rate)
-            return (params, opt_state), metrics | {"grad_norm": norm}
+            grads = parts.mean_over_shards(grads)
+            updates, opt_state = optimizer.update(grads, opt_state, params, learning_rate=rate)
+            metrics |= {"grad_norm": parts.global_norm(grads), "current_learning_rate": rate}
+            return (optax.apply_updates(params, updates), opt_state), metrics
 
         def epoch(learned):
             order = orders[learned.epochs].reshape(config.num_minibatches, -1)
@@ -526,7 +530,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             return (learned.epochs < config.update_epochs) & ~(learned.kl > config.target_kl)
 
         params, zero, count = state.policy.params, jnp.zeros(()), jnp.zeros((), jnp.int32)
-        sums = parts.zeros(loss, params, memory, batch)[1] | {"grad_norm": zero}
+        sums = parts.zeros(loss, params, memory, batch)[1]
+        sums |= {"grad_norm": zero, "current_learning_rate": zero}
         start = Learned(params=params, opt_state=state.opt_state, epochs=count, kl=zero, sums=sums)
         learned = jax.lax.while_loop(unfinished, epoch, start)
         metrics = {name: total / learned.epochs for name, total in learned.sums.items()}

@@ -270,7 +270,7 @@ def draw(config, sizes, noise, progress, shape):
     return indices, jnp.exp(jnp.minimum(exponents, 30.0))  # 1e13: squared gradients stay finite
 
 
-def learning_rate_at(config, progress):
+def learning_rate(config, progress):
     """learning_rate (f + (1 - f) ((1 + cos(pi progress)) / 2) ** lr_exponent), f = lr_floor, with
     progress 0 at the first gradient step and 1 at the last."""
     wave = 0.5 * (1.0 + jnp.cos(jnp.pi * jnp.minimum(progress, 1.0)))
@@ -389,11 +389,11 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     network, size = ActorCritic(config, space), parts.num_outputs(space)  # detail 4
     real = getattr(env, "action_dimensions", jnp.ones((num_agents, size), bool))
     real = jnp.tile(real, (config.num_envs, 1))[:, None]
-    scale = optax.scale_by_adam(eps=config.adam_eps)
+    clip = parts.on_one_vector(optax.clip_by_global_norm(config.max_grad_norm))
+    scale = parts.on_one_vector(optax.scale_by_adam(eps=config.adam_eps))
     if config.optimizer == "muon":
         scale = parts.scale_by_muon(config.muon_momentum, config.adam_eps)  # detail 5
-    clip = optax.clip_by_global_norm(config.max_grad_norm)
-    optimizer = parts.FlatOptimizer(optax.chain(clip, scale))
+    optimizer = optax.chain(clip, scale, parts.scale_by_rate())
     fold = lambda x: x.reshape(num_segments, *x.shape[len(lanes) :])  # environments and agents
     of_agents = lambda flag: jnp.repeat(flag, num_agents)  # (num_envs,) to (num_segments,)
 
@@ -537,15 +537,18 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             living, valued = (x.any((1, 2)) for x in (samples.alive, samples.valued))
             some, count = valued.any(), jnp.maximum(valued.sum(), 1)
             grads = jax.tree.map(lambda x: x.sum(0) / count, grads)
-            rate = learning_rate_at(config, progress)
-            params, opt_state, norm = optimizer.step(
-                learned.params, learned.opt_state, grads, rate, some=some
+            rate, old = learning_rate(config, progress), (learned.params, learned.opt_state)
+            updates, moved = optimizer.update(
+                grads, learned.opt_state, learned.params, learning_rate=rate
             )
+            new = optax.apply_updates(learned.params, updates), moved
+            params, opt_state = jax.tree.map(lambda x, y: jnp.where(some, x, y), new, old)
             sizes = learned.sizes.at[indices].set(sizes)
             learned = Learned(params=params, opt_state=opt_state, sizes=sizes)
             there = {"loss": valued, "value_loss": valued}
             metrics = {n: parts.Average(x, there.get(n, living)) for n, x in metrics.items()}
-            return learned, metrics | {"grad_norm": parts.Average(norm, some), "step_size": rate}
+            metrics["grad_norm"] = parts.Average(parts.global_norm(grads), some)
+            return learned, metrics | {"current_learning_rate": rate}
 
         values, valued = segments.value, segments.valued
         advantages = vtrace(config, segments, values, jnp.zeros_like(values))

@@ -290,9 +290,9 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     environments = envs.batch(env, config.num_envs, config.num_steps)
     network = QNetwork(config, num_actions)
     adam = optax.scale_by_radam if config.optimizer == "radam" else optax.scale_by_adam
-    optimizer = parts.FlatOptimizer(  # detail 4
-        optax.chain(optax.clip_by_global_norm(config.max_grad_norm), adam(eps=config.adam_eps))
-    )
+    # detail 4
+    chain = optax.clip_by_global_norm(config.max_grad_norm), adam(eps=config.adam_eps)
+    optimizer = parts.on_one_vector(optax.chain(*chain, parts.scale_by_rate()))
 
     def init(rng):
         order_rng, network_rng, reset_rng, rollout_rng, eval_rng = jax.random.split(rng, 5)
@@ -378,14 +378,16 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         rates = learning_rates(config, num_updates, state.update)
 
         def gradient_step(learned, inputs):
-            indices, learning_rate = inputs
+            indices, rate = inputs
             samples = jax.tree.map(lambda x: x[indices], batch)
-            total, grads = jax.value_and_grad(loss)(learned.params, samples)
-            params, opt_state, norm = optimizer.step(
-                learned.params, learned.opt_state, grads, learning_rate
-            )
-            learned = Learned(params=params, opt_state=opt_state)
-            return learned, {"loss": total, "grad_norm": norm}
+            params, opt_state = learned
+            total, grads = jax.value_and_grad(loss)(params, samples)
+            grads = parts.mean_over_shards(grads)
+            updates, opt_state = optimizer.update(grads, opt_state, params, learning_rate=rate)
+            metrics = {"loss": total, "grad_norm": parts.global_norm(grads)}
+            metrics["current_learning_rate"] = rate
+            params = optax.apply_updates(params, updates)
+            return Learned(params=params, opt_state=opt_state), metrics
 
         learned = Learned(params=state.policy.params, opt_state=state.opt_state)
         inputs = orders.reshape(len(rates), -1), rates

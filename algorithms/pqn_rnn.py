@@ -312,9 +312,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     environments = envs.batch(env, config.num_envs, config.num_steps)
     network = QNetwork(config, space.n)
     adam = optax.scale_by_radam if config.optimizer == "radam" else optax.scale_by_adam
-    optimizer = parts.FlatOptimizer(
-        optax.chain(optax.clip_by_global_norm(config.max_grad_norm), adam(eps=config.adam_eps))
-    )
+    chain = optax.clip_by_global_norm(config.max_grad_norm), adam(eps=config.adam_eps)
+    optimizer = parts.on_one_vector(optax.chain(*chain, parts.scale_by_rate()))
 
     def init(rng):
         order_rng, network_rng, reset_rng, rollout_rng, eval_rng = jax.random.split(rng, 5)
@@ -416,12 +415,14 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         orders = orders.reshape(len(rates), -1)
 
         def gradient_step(carry, inputs):
-            (params, opt_state), (indices, learning_rate) = carry, inputs
+            (params, opt_state), (indices, rate) = carry, inputs
             first = jax.tree.map(lambda x: x[indices], memory)
             sequences = jax.tree.map(lambda x: x[:, indices], batch)  # detail 3
             total, grads = jax.value_and_grad(loss)(params, first, sequences)
-            params, opt_state, norm = optimizer.step(params, opt_state, grads, learning_rate)
-            return (params, opt_state), {"loss": total, "grad_norm": norm}
+            updates, opt_state = optimizer.update(grads, opt_state, params, learning_rate=rate)
+            metrics = {"loss": total, "grad_norm": parts.global_norm(grads)}
+            metrics["current_learning_rate"] = rate
+            return (optax.apply_updates(params, updates), opt_state), metrics
 
         start, inputs = (state.policy.params, state.opt_state), (orders, rates)
         (params, opt_state), metrics = parts.scan(gradient_step, start, inputs)

@@ -200,7 +200,7 @@ def policy_gradient_loss(log_prob, advantages):
     return -(log_prob * advantages).mean()
 
 
-def learning_rate_at(config, num_updates, update):
+def learning_rate(config, num_updates, update):
     """learning_rate (1 - update / num_updates), ()."""
     left = jnp.maximum(1.0 - update.astype(jnp.float32) / num_updates, 0.0)
     return config.learning_rate * (left if config.anneal_lr else 1.0)
@@ -265,7 +265,9 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     environments = envs.batch(env, config.num_envs, config.num_steps)
     space = env.action_space(env_params)
     network = ActorCritic(config, space)
-    optimizer = parts.clipped_adam(config.max_grad_norm, config.adam_eps)  # detail 6
+    clip = optax.clip_by_global_norm(config.max_grad_norm)  # detail 6
+    adam = optax.scale_by_adam(eps=config.adam_eps)
+    optimizer = parts.on_one_vector(optax.chain(clip, adam, parts.scale_by_rate()))
 
     def init(rng):
         network_rng, reset_rng, rollout_rng, eval_rng = jax.random.split(rng, 4)
@@ -358,11 +360,10 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     def learn(state, batch):
         """Makes the gradient step of a rollout."""
         grads, metrics = jax.grad(loss, has_aux=True)(state.policy.params, batch)  # detail 1
-        learning_rate = learning_rate_at(config, num_updates, state.update)  # detail 6
-        params, opt_state, metrics["grad_norm"] = optimizer.step(
-            state.policy.params, state.opt_state, grads, learning_rate
-        )
-        policy = state.policy.replace(params=params)
+        rate, old = learning_rate(config, num_updates, state.update), state.policy.params
+        updates, opt_state = optimizer.update(grads, state.opt_state, old, learning_rate=rate)
+        metrics |= {"grad_norm": parts.global_norm(grads), "current_learning_rate": rate}
+        policy = state.policy.replace(params=optax.apply_updates(old, updates))
         return state.replace(policy=policy, opt_state=opt_state), metrics
 
     def update_statistics(state, rollout):

@@ -362,7 +362,9 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     environments = envs.batch(env, config.num_envs, config.num_steps, stagger=True)  # detail 8
     num_actions = env.action_space(env_params).n
     actor, critic = Actor(config, num_actions), Critic(config, num_actions)
-    optimizer = parts.clipped_adam(config.max_grad_norm, config.adam_eps)
+    clip = optax.clip_by_global_norm(config.max_grad_norm)
+    adam = optax.scale_by_adam(eps=config.adam_eps)
+    optimizer = parts.on_one_vector(optax.chain(clip, adam, parts.scale_by_rate()))
 
     def init(rng):
         actor_rng, critic_rng, reset_rng, *rngs = jax.random.split(rng, 6)
@@ -504,26 +506,24 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         slack = jnp.where(jnp.isinf(config.kl_bound), 0.0, config.kl_bound - kl)  # inf: no weight
         return jnp.exp(weights.temperature) * surplus + jnp.exp(weights.multiplier) * slack
 
-    def critic_step(state, batch, learning_rate):
+    def critic_step(state, batch, rate):
         grads, metrics = jax.grad(critic_loss, has_aux=True)(state.critic_params, batch)
-        params, opt_state, norm = optimizer.step(
-            state.critic_params, state.critic_opt_state, grads, learning_rate
-        )
+        old, opt_state = state.critic_params, state.critic_opt_state
+        updates, opt_state = optimizer.update(grads, opt_state, old, learning_rate=rate)
+        params = optax.apply_updates(old, updates)
         state = state.replace(critic_params=params, critic_opt_state=opt_state)
-        return state, metrics | {"critic_grad_norm": norm}
+        return state, metrics | {"critic_grad_norm": parts.global_norm(grads)}
 
-    def actor_step(state, batch, learning_rate):
+    def actor_step(state, batch, rate):
         of_actor = jax.value_and_grad(actor_loss, has_aux=True)
         (loss, (log_probs, kl)), grads = of_actor(state.policy.params, state, batch)
         entropy = entropy_of(log_probs)
         target = config.target_entropy * largest_entropy(log_probs, batch.action_mask)
         of_weights = jax.grad(weights_loss)(state.weights, (entropy - target).mean(), kl.mean())
-        params, opt_state, norm = optimizer.step(
-            {"actor": state.policy.params, "weights": state.weights},
-            state.opt_state,
-            {"actor": grads, "weights": of_weights},
-            learning_rate,
-        )
+        old = {"actor": state.policy.params, "weights": state.weights}
+        grads = {"actor": grads, "weights": of_weights}
+        updates, opt_state = optimizer.update(grads, state.opt_state, old, learning_rate=rate)
+        params = optax.apply_updates(old, updates)
         metrics = {
             "actor_loss": loss,
             "entropy": entropy.mean(),
@@ -531,7 +531,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             "clip_fraction": (kl >= config.kl_bound).mean(),
             "temperature": jnp.exp(state.weights.temperature),
             "multiplier": jnp.exp(state.weights.multiplier),
-            "grad_norm": norm,
+            "grad_norm": parts.global_norm(grads),
+            "current_learning_rate": rate,
         }
         policy = state.policy.replace(params=params["actor"])
         return state.replace(policy=policy, weights=params["weights"], opt_state=opt_state), metrics
@@ -543,10 +544,10 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         orders = orders.reshape(len(rates), -1)
 
         def gradient_step(state, inputs):  # detail 4
-            indices, learning_rate = inputs
+            indices, rate = inputs
             samples = jax.tree.map(lambda x: x[indices], batch)
-            state, of_critic = critic_step(state, samples, learning_rate)
-            state, of_actor = actor_step(state, samples, learning_rate)
+            state, of_critic = critic_step(state, samples, rate)
+            state, of_actor = actor_step(state, samples, rate)
             return state, of_critic | of_actor
 
         state, metrics = parts.scan(gradient_step, state, (orders, rates))

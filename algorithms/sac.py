@@ -252,7 +252,11 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     space = env.action_space(env_params)
     size = parts.num_outputs(space)
     actor, critic = Actor(config, size), Critic(config)
-    optimizer = parts.FlatOptimizer(optax.scale_by_adam(eps=config.adam_eps))
+    adam = parts.on_one_vector(optax.scale_by_adam(eps=config.adam_eps))
+    decay = optax.add_decayed_weights(
+        config.weight_decay, mask=Params(actor=True, critics=True, log_temperature=False)
+    )
+    optimizer = optax.chain(adam, decay, parts.scale_by_rate())
 
     def critics(params, x, action):
         """Values (num_critics, batch).
@@ -385,18 +389,20 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             log_temperature=state.log_temperature,
         )
         grads = Params(actor=of_actor, critics=of_critics, log_temperature=of_temperature)
-        decay = Params(actor=config.weight_decay, critics=config.weight_decay, log_temperature=0.0)
         left = jnp.maximum(1.0 - now.progress, 0.0) if config.anneal_lr else 1.0
-        params, opt_state, grad_norm = optimizer.step(  # detail 5
-            params, state.opt_state, grads, config.learning_rate * left, decay
-        )
+        grads = parts.mean_over_shards(grads)
+        rate = config.learning_rate * left
+        # detail 5
+        updates, opt_state = optimizer.update(grads, state.opt_state, params, learning_rate=rate)
+        params = optax.apply_updates(params, updates)
         metrics = {
             "critic_loss": loss,
             "actor_loss": loss_of_actor,
             "mean_value": mean_value,
             "entropy": entropy,
             "temperature": jnp.exp(state.log_temperature),
-            "grad_norm": grad_norm,
+            "grad_norm": parts.global_norm(grads),
+            "current_learning_rate": rate,
         }
         move = lambda old, new: old + config.tau * (new - old)
         state = state.replace(

@@ -235,7 +235,11 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     num_actions = env.action_space(env_params).n
     actor, critic = Actor(config, num_actions), Critic(config, num_actions)
     critics = jax.vmap(critic.apply, (0, None))  # values (num_critics, batch, num_actions)
-    optimizer = parts.FlatOptimizer(optax.scale_by_adam(eps=config.adam_eps))
+    adam = parts.on_one_vector(optax.scale_by_adam(eps=config.adam_eps))
+    decay = optax.add_decayed_weights(
+        config.weight_decay, mask=Params(actor=True, critics=True, log_temperature=False)
+    )
+    optimizer = optax.chain(adam, decay, parts.scale_by_rate())
 
     def init(rng):
         rng, actor_rng, critic_rng, reset_rng, eval_rng = jax.random.split(rng, 5)
@@ -361,18 +365,19 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             log_temperature=state.log_temperature,
         )
         grads = Params(actor=of_actor, critics=of_critics, log_temperature=of_temperature)
-        decay = Params(actor=config.weight_decay, critics=config.weight_decay, log_temperature=0.0)
         left = jnp.maximum(1.0 - now.progress, 0.0) if config.anneal_lr else 1.0
-        params, opt_state, grad_norm = optimizer.step(  # detail 4
-            params, state.opt_state, grads, config.learning_rate * left, decay
-        )
+        rate = config.learning_rate * left
+        # detail 4
+        updates, opt_state = optimizer.update(grads, state.opt_state, params, learning_rate=rate)
+        params = optax.apply_updates(params, updates)
         metrics = {
             "critic_loss": loss,
             "actor_loss": loss_of_actor,
             "mean_value": (jnp.exp(log_probs) * values).sum(-1).mean(),
             "entropy": entropy.mean(),
             "temperature": temperature,
-            "grad_norm": grad_norm,
+            "grad_norm": parts.global_norm(grads),
+            "current_learning_rate": rate,
         }
         move = lambda old, new: old + config.tau * (new - old)
         state = state.replace(

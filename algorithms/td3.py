@@ -247,7 +247,9 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     space = env.action_space(env_params)
     size = parts.num_outputs(space)
     actor, critic = Actor(config, size), Critic(config)
-    optimizer = parts.FlatOptimizer(optax.scale_by_adam(eps=config.adam_eps))
+    adam = optax.scale_by_adam(eps=config.adam_eps)
+    decay = optax.add_decayed_weights(config.weight_decay)
+    optimizer = parts.on_one_vector(optax.chain(adam, decay, parts.scale_by_rate()))
 
     def critics(params, x, action):
         """Values (num_critics, batch).
@@ -363,18 +365,22 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             state.critic_params, x, action, targets(state, window, draws.targets)
         )
         left = jnp.maximum(1.0 - now.progress, 0.0) if config.anneal_lr else 1.0
-        learning_rate = config.learning_rate * left
-        critic_params, critic_opt_state, grad_norm = optimizer.step(
-            state.critic_params, state.critic_opt_state, grads, learning_rate, config.weight_decay
+        rate = config.learning_rate * left
+        metrics = {"critic_loss": loss, "mean_value": mean_value}
+        metrics |= {"grad_norm": parts.global_norm(grads), "current_learning_rate": rate}
+        updates, critic_opt_state = optimizer.update(
+            grads, state.critic_opt_state, state.critic_params, learning_rate=rate
         )
+        critic_params = optax.apply_updates(state.critic_params, updates)
         state = state.replace(critic_params=critic_params, critic_opt_state=critic_opt_state)
 
         def improve(old):
             """The actor's gradient step, and the move of all target networks."""
             loss, grads = jax.value_and_grad(actor_loss)(old.policy.params, critic_params, x)
-            params, opt_state, _ = optimizer.step(
-                old.policy.params, old.actor_opt_state, grads, learning_rate, config.weight_decay
+            updates, opt_state = optimizer.update(
+                grads, old.actor_opt_state, old.policy.params, learning_rate=rate
             )
+            params = optax.apply_updates(old.policy.params, updates)
             new, move = Targets(params, critic_params), lambda o, n: o + config.tau * (n - o)
             return loss, Delayed(
                 policy=old.policy.replace(params=params),
@@ -385,12 +391,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         old = Delayed(state.policy, state.actor_opt_state, state.target_params)
         # detail 5
         loss_of_actor, new = parts.branch(now.turn, improve, lambda old: (0.0, old), old)
-        metrics = {
-            "critic_loss": loss,
-            "mean_value": mean_value,
-            "grad_norm": grad_norm,
-            "actor_loss": parts.Average(loss_of_actor, now.turn),
-        }
+        metrics["actor_loss"] = parts.Average(loss_of_actor, now.turn)
         return state.replace(**new._asdict()), metrics
 
     policy = make_policy(config, env, env_params)

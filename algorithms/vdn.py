@@ -400,7 +400,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     environments = envs.batch(env, config.num_envs, config.num_steps)
     network, mixer = QNetwork(config, space.n), Mixer(config)
     clip, radam = optax.clip_by_global_norm, optax.scale_by_radam(eps=config.adam_eps)
-    optimizer = parts.FlatOptimizer(optax.chain(clip(config.max_grad_norm), radam))
+    chain = optax.chain(clip(config.max_grad_norm), radam, parts.scale_by_rate())
+    optimizer = parts.on_one_vector(chain)
     central = config.mixer == "monotonic"  # the mixer sees the world state
     shared = getattr(env, "shared_reward", False)
     # Each agent learns its team's reward, even after it left.
@@ -555,15 +556,16 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         orders = orders.reshape(len(rates), -1)
 
         def gradient_step(carry, inputs):
-            (params, opt_state), (indices, learning_rate) = carry, inputs
+            (params, opt_state), (indices, rate) = carry, inputs
             first = jax.tree.map(lambda x: x[indices], memory)
             sequences = jax.tree.map(lambda x: x[:, indices], batch)  # detail 9
             total, grads = jax.value_and_grad(loss)(params, first, sequences)
             some = sequences.weight.any()  # of an agent that is there
-            params, opt_state, norm = optimizer.step(
-                params, opt_state, grads, learning_rate, some=some
-            )
-            return (params, opt_state), {"loss": total, "grad_norm": norm, "some": 1.0 * some}
+            updates, moved = optimizer.update(grads, opt_state, params, learning_rate=rate)
+            new = optax.apply_updates(params, updates), moved
+            new = jax.tree.map(lambda x, y: jnp.where(some, x, y), new, carry)
+            metrics = {"loss": total, "grad_norm": parts.global_norm(grads)}
+            return new, metrics | {"current_learning_rate": rate * some, "some": 1.0 * some}
 
         start, inputs = (state.policy.params, state.opt_state), (orders, rates)
         (params, opt_state), metrics = parts.scan(gradient_step, start, inputs)

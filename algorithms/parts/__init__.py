@@ -48,7 +48,7 @@ from algorithms.parts.levels import EpisodeReturns, LevelBuffer, Visits, visit_o
 from algorithms.parts.loops import branch, scan, zeros
 from algorithms.parts.metrics import explained_variance, mean
 from algorithms.parts.muon import scale_by_muon
-from algorithms.parts.optimizer import FlatOptimizer, clipped_adam
+from algorithms.parts.optimizer import global_norm, on_one_vector, scale_by_rate
 from algorithms.parts.orders import permutations
 from algorithms.parts.products import Dense
 from algorithms.parts.recurrence import Memory, forget
@@ -82,7 +82,9 @@ from algorithms.parts.split import Split
 from algorithms.parts.statistics import EpisodeStatistics, RewardScale, RunningStatistics, normalize
 from algorithms.parts.training import (
     Average,
+    Last,
     Learner,
+    Maximum,
     Plan,
     first_state,
     num_points,
@@ -102,10 +104,11 @@ __all__ = [
     "EpisodeReturns",
     "EpisodeStatistics",
     "EpsilonNoise",
-    "FlatOptimizer",
+    "Last",
     "LayerNorm",
     "Learner",
     "LevelBuffer",
+    "Maximum",
     "Memory",
     "Plan",
     "Recurrent",
@@ -141,7 +144,6 @@ __all__ = [
     "check_sizes",
     "check_spaces",
     "clip_to",
-    "clipped_adam",
     "cosines",
     "deviation",
     "device_capacity",
@@ -154,6 +156,7 @@ __all__ = [
     "fold_rollout",
     "forget",
     "fresh_memory",
+    "global_norm",
     "is_discrete",
     "last_step",
     "log_tanh_slope",
@@ -166,6 +169,7 @@ __all__ = [
     "num_outputs",
     "num_points",
     "num_updates",
+    "on_one_vector",
     "one_step",
     "orthogonal",
     "permutations",
@@ -174,6 +178,7 @@ __all__ = [
     "rescale_to",
     "resolve",
     "scale_by_muon",
+    "scale_by_rate",
     "scaled",
     "scan",
     "static",

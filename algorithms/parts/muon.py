@@ -1,5 +1,4 @@
-"""Muon, for parameters as one long vector (Jordan et al. 2024,
-https://kellerjordan.github.io/posts/muon)."""
+"""Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon)."""
 
 import math
 from typing import NamedTuple
@@ -39,16 +38,16 @@ def scale_by_muon(decay, eps) -> optax.GradientTransformation:
     whose root mean square is s. The first factors make steps as large as Adam's, so one learning
     rate serves both (Liu et al. 2025, https://arxiv.org/abs/2502.16982). As in Adam, the last
     factor shrinks steps where s is not far above eps. Without it, noise would count like a signal.
-    Gradients, steps and moments are one long vector, which makes operations few and large. `update`
-    needs the parameters for their shapes.
+    Moments are one long vector, which makes operations few and large.
     """
     adam = optax.scale_by_adam(eps=eps)
 
-    def init(flat):
+    def init(params):
+        flat = ravel_pytree(params)[0]
         return MuonState(jnp.zeros_like(flat), adam.init(flat))
 
     def update(grads, state, params=None):
-        unravel = ravel_pytree(params)[1]
+        grads, unravel = ravel_pytree(grads)
         steps, adam_state = adam.update(grads, state.adam)
         momentum = decay * state.momentum + (1.0 - decay) * grads
         ahead = jax.tree.leaves(unravel(decay * momentum + (1.0 - decay) * grads))
@@ -57,6 +56,6 @@ def scale_by_muon(decay, eps) -> optax.GradientTransformation:
         for i, matrix in zip(places, orthogonalize([ahead[i] for i in places])):
             size = jnp.sqrt(jnp.square(ahead[i]).mean())
             steps[i] = 0.2 * math.sqrt(max(matrix.shape)) * size / (size + eps) * matrix
-        return ravel_pytree(jax.tree.unflatten(tree, steps))[0], MuonState(momentum, adam_state)
+        return jax.tree.unflatten(tree, steps), MuonState(momentum, adam_state)
 
     return optax.GradientTransformation(init, update)

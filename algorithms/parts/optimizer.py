@@ -1,61 +1,48 @@
-"""Gradient steps on all parameters as one long vector: fewer and larger operations."""
+"""What optax lacks: a learning rate that is given at each step, and steps on one long vector."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import optax
 from jax.flatten_util import ravel_pytree
 
-from algorithms.parts import shards
+
+def scale_by_rate() -> optax.GradientTransformationExtraArgs:
+    """Multiplies by minus the `learning_rate` that `update` is given: the end of a chain.
+
+        updates, opt_state = optimizer.update(grads, opt_state, params, learning_rate=rate)
+        params = optax.apply_updates(params, updates)
+
+    Nothing else knows the rate. A chain that ends with a rate of its own, such as
+    `optax.chain(clip, optax.adam(3e-4))`, ignores the one that it is given.
+    """
+
+    def update(updates, state, params=None, *, learning_rate, **others):
+        return jax.tree.map(lambda x: -learning_rate * x, updates), state
+
+    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
 
 
-class FlatOptimizer(NamedTuple):
-    """An optax transformation of all parameters as one vector."""
+def on_one_vector(
+    transformation: optax.GradientTransformation,
+) -> optax.GradientTransformationExtraArgs:
+    """The transformation of gradients and parameters as one long vector.
 
-    transformation: optax.GradientTransformation
+    Operations become fewer and larger. The result is the same where all numbers are treated alike:
+    Adam, clipping by value or global norm, weight decay. Clipping of each tensor, masks, LAMB and
+    Muon see the shapes of parameters: leave them outside.
+    """
+    whole = optax.with_extra_args_support(transformation)
+    vector = lambda tree: None if tree is None else ravel_pytree(tree)[0]
 
-    def init(self, params: Any) -> optax.OptState:
-        return self.transformation.init(ravel_pytree(params)[0])
+    def update(updates, state, params=None, **extra):
+        flat, unravel = ravel_pytree(updates)
+        flat, state = whole.update(flat, state, vector(params), **extra)
+        return unravel(flat), state
 
-    def step(
-        self,
-        params: Any,
-        opt_state: optax.OptState,
-        grads: Any,
-        learning_rate: jax.Array,
-        weight_decay: Any = None,
-        some: jax.Array | None = None,
-    ) -> tuple[Any, optax.OptState, jax.Array]:
-        """params -= learning_rate * (direction + weight_decay * params).
-
-        The transformation gives the direction. Returns params, opt_state and the gradients' global
-        norm. The transformation also gets the tree of parameters, for their shapes. Adam with a
-        weight decay is AdamW (Loshchilov & Hutter 2019, https://arxiv.org/abs/1711.05101).
-
-        Gradients are averaged over shards first. This mean of means is the gradient of all samples
-        if shards have equally many, or divide by a common sum of weights as `parts.mean` does.
-
-        Args:
-          weight_decay: one number, or a tree of numbers, each for all parameters below its place.
-          some: bool (), whether any sample counts in the gradients; if not, nothing changes.
-        """
-        flat, unravel = ravel_pytree(grads)
-        flat = shards.mean_over_shards(flat)
-        direction, updated = self.transformation.update(flat, opt_state, params)
-        if some is not None:
-            learning_rate = learning_rate * some
-            updated = jax.tree.map(lambda x, y: jnp.where(some, x, y), updated, opt_state)
-        learned = jax.tree.map(jnp.subtract, params, unravel(learning_rate * direction))
-        if weight_decay is not None:
-            decay = lambda weight, new, old: jax.tree.map(
-                lambda x, y: x - learning_rate * weight * y, new, old
-            )
-            learned = jax.tree.map(decay, weight_decay, learned, params)
-        return learned, updated, optax.tree.norm(flat)
+    return optax.GradientTransformationExtraArgs(lambda params: whole.init(vector(params)), update)
 
 
-def clipped_adam(max_grad_norm: Any, eps: Any) -> FlatOptimizer:
-    """Adam on gradients clipped to a global norm, without its learning rate; inf: never clipped."""
-    clip = optax.clip_by_global_norm(max_grad_norm)
-    return FlatOptimizer(optax.chain(clip, optax.scale_by_adam(eps=eps)))
+def global_norm(tree: Any) -> jax.Array:
+    """The norm of all leaves as one vector, ()."""
+    return optax.tree.norm(ravel_pytree(tree)[0])

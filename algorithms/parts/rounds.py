@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from algorithms.parts.loops import scan_rows
 from algorithms.parts.replay import ReplayBuffer
-from algorithms.parts.training import Average, num_updates
+from algorithms.parts.training import Average, Last, Maximum, num_updates
 from envs import loops
 from envs.loops import scan
 
@@ -29,6 +29,15 @@ class Round(NamedTuple):
     first: jax.Array  # index of the round's first gradient step in them, int32 ()
     place: int | None = None  # this index up to whole periods, where it is known when compiling
     turn: Any = True  # bool, of a gradient step: whether it is the last of its period
+
+
+def over_rounds(x: Any) -> Any:
+    """A metric of an update from those of its rounds, the leading axis."""
+    if isinstance(x, Average):
+        return jax.tree.map(jnp.sum, x)
+    if isinstance(x, Maximum):
+        return Maximum(x.value.max(0))
+    return Last(x.value[-1]) if isinstance(x, Last) else x.mean()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,8 +149,7 @@ class Rounds:
         metrics, reward, done = outputs
         flat = lambda x: x.reshape(self.num_steps, self.config.num_envs)
         episodes = state.episodes.update(flat(reward), flat(done))
-        whole = lambda x: jax.tree.map(jnp.sum, x) if isinstance(x, Average) else x.mean()
-        metrics = {name: whole(x) for name, x in metrics.items()}
+        metrics = {name: over_rounds(x) for name, x in metrics.items()}
         return state.replace(episodes=episodes, update=state.update + 1), metrics
 
     def learn(self, gradient_step: Callable, state: Any, now: Round) -> tuple[Any, dict]:
@@ -153,7 +161,8 @@ class Rounds:
 
         Args:
           gradient_step: gradient_step(state, draws, now) -> state, metrics. A metric is a number,
-            or an Average whose weight is 0 in steps without it.
+            or an Average whose weight is 0 in steps without it. A Maximum or a Last is refused: a
+            round may have them.
         """
 
         def step(old, draws, index):
@@ -165,6 +174,11 @@ class Rounds:
             return state.replace(replay=new.replay), metrics
 
         def counted(x):
+            if isinstance(x, Maximum | Last):
+                raise TypeError(
+                    f"a gradient step returns a {type(x).__name__}, but its metrics are averaged: "
+                    "return a number, or let the round return it"
+                )
             total, weight = x if isinstance(x, Average) else (x, True)
             return Average(jnp.where(now.ready, total, 0.0), now.ready & weight)
 

@@ -88,6 +88,12 @@ def mean_over_shards(tree: Any) -> Any:
     return jax.lax.pmean(tree, found.names) if found else tree
 
 
+def max_over_shards(tree: Any) -> Any:
+    """The largest values of all shards."""
+    found = here()
+    return jax.lax.pmax(tree, found.names) if found else tree
+
+
 def any_over_shards(flags: jax.Array) -> jax.Array:
     """Whether a flag is set on any shard; flags are arrays of bools."""
     return sum_over_shards(flags.astype(jnp.int32)) > 0 if here() else flags

@@ -40,18 +40,46 @@ class Average(NamedTuple):
     weight: jax.Array
 
 
+class Maximum(NamedTuple):
+    """A metric of an update; a point of the curve has the largest value since the one before."""
+
+    value: jax.Array
+
+    def after(self, earlier: "Maximum") -> "Maximum":
+        return Maximum(jnp.maximum(self.value, earlier.value))
+
+    def over_shards(self) -> jax.Array:
+        return shards.max_over_shards(self.value)
+
+
+class Last(NamedTuple):
+    """A metric of an update; a point of the curve has the last value."""
+
+    value: jax.Array
+
+    def after(self, earlier: "Last") -> "Last":
+        return self
+
+    def over_shards(self) -> jax.Array:
+        return shards.mean_over_shards(self.value)
+
+
+Metric = jax.Array | Average | Maximum | Last  # of an update; a number is averaged over updates
+
+
 class Progress(NamedTuple):
     """The carry of the updates between two points."""
 
     state: State
-    sums: Sum  # sums of all metrics; for an Average, its total and its weight
+    sums: Sum  # of all metrics that are means; for an Average, its total and its weight
+    others: dict[str, Maximum | Last]
 
 
 class Learner(NamedTuple):
     """An algorithm's functions, with its settings."""
 
     init: Callable[[jax.Array], State]  # of a key
-    update: Callable[[State], tuple[State, dict[str, jax.Array | Average]]]  # with its metrics
+    update: Callable[[State], tuple[State, dict[str, Metric]]]  # with its metrics
     policy: Callable  # policy(state, observation, memory=None, rng=None, mask=None)
     steps: int  # environment steps of an update
     evaluate: Callable | None = None  # evaluate(state, rng) -> metrics, not the policy's episodes
@@ -221,10 +249,16 @@ def _train(config, env_params, rng, state, learn, learner, env, num_evals, debug
 
         def step(_, progress):
             state, metrics = update(progress.state)
-            return Progress(between_updates(state), progress.sums.add(vector(metrics)[0]))
+            others = {name: metrics.pop(name).after(x) for name, x in progress.others.items()}
+            total = progress.sums.add(vector(metrics)[0])
+            return Progress(between_updates(state), total, others)
 
-        empty, unravel = vector(zeros(lambda state: update(state)[1], state))
-        progress = Progress(state, Sum.create(empty.shape))
+        metrics = zeros(lambda state: update(state)[1], state)
+        known = lambda x: isinstance(x, Maximum | Last)
+        others = {name: metrics.pop(name) for name in [*metrics] if known(metrics[name])}
+        others = jax.tree.map(lambda x: jnp.full(x.shape, -jnp.inf), others)
+        empty, unravel = vector(metrics)
+        progress = Progress(state, Sum.create(empty.shape), others)
         if num_evals:  # otherwise the only point is the one before training
             progress = jax.lax.fori_loop(0, count, step, progress)
 
@@ -240,7 +274,12 @@ def _train(config, env_params, rng, state, learn, learner, env, num_evals, debug
             return jnp.where(jnp.isnan(weighted.total) & (weighted.weight > 0), jnp.inf, value)
 
         metrics = unravel(shards.mean_over_shards(progress.sums.total))
-        return progress.state, {name: mean(x) for name, x in metrics.items()}
+        metrics = {name: mean(x) for name, x in metrics.items()}
+        for name, x in progress.others.items():
+            value = x.over_shards()
+            value = value if debug_nans else jnp.where(jnp.isnan(value), jnp.inf, value)
+            metrics[name] = jnp.where(count == 0, -0.0 if debug_nans else jnp.nan, value)
+        return progress.state, metrics
 
     def evaluation(state):
         rng = jax.random.clone(state.eval_rng)

@@ -106,6 +106,18 @@ def test_metrics_have_the_points_as_leading_axis(case, trained):
     assert int(state.update) == 3
 
 
+@pytest.mark.cases(lambda case: not case.has("lr_floor"))  # a cosine, with a test of its own
+def test_the_learning_rate_used_is_logged(case, trained):
+    """It is constant, or falls from each third of the run to the next."""
+    _, metrics = trained
+    shares = metrics["current_learning_rate"][1:].reshape(3, -1) / case.tiny.learning_rate
+    used = np.isfinite(shares[:, 0])  # by files with replay, once they learn
+    ends = np.arange(3)[used, None] + np.array([1.0, 0.0])
+    low, high = 1.0 - ends.T / 3.0 if case.tiny.anneal_lr else (1.0, 1.0)
+    assert used[-1]
+    assert (low - 1e-5 < shares[used].T).all() and (high + 1e-5 > shares[used].T).all()
+
+
 def test_episode_return_is_nan_until_an_episode_ends(trained):
     _, metrics = trained
     none = np.asarray(metrics["num_episodes"]) == 0

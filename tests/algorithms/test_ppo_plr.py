@@ -612,6 +612,7 @@ def test_robust_replay_does_not_learn_before_it_replays():
     for state, row in zip(states, rows):
         assert_close(learned(state), learned(first), rtol=0.0, atol=0.0)
         assert all(row[name].weight == 0.0 for name in ("loss", "entropy", "grad_norm"))
+        assert row["current_learning_rate"].total == 0.0
 
 
 # --- probe tasks ------------------------------------------------------------------------------
@@ -645,6 +646,7 @@ CASE = Case(
         "approx_kl",
         "clip_fraction",
         "grad_norm",
+        "current_learning_rate",
         "mean_value",
         "explained_variance",
         "replayed",

@@ -156,12 +156,12 @@ def test_draws_follow_the_probabilities_without_replacement():
 def test_the_learning_rate_follows_a_cosine_from_one_to_the_floor():
     config = TINY.replace(learning_rate=2.0, lr_floor=0.1, lr_exponent=2.0)
     progress = np.linspace(0.0, 1.0, 5)
-    rates = ppo_vtrace.learning_rate_at(config, jnp.array(progress, jnp.float32))
+    rates = ppo_vtrace.learning_rate(config, jnp.array(progress, jnp.float32))
     expected = 0.1 + 0.9 * (0.5 * (1.0 + np.cos(np.pi * progress))) ** 2
     np.testing.assert_allclose(rates, 2.0 * expected, rtol=1e-5)
     assert rates[0] == 2.0 and rates[-1] == np.float32(0.2)
-    assert ppo_vtrace.learning_rate_at(config, 1.7) == np.float32(0.2)
-    assert ppo_vtrace.learning_rate_at(config.replace(anneal_lr=False), 0.7) == 2.0
+    assert ppo_vtrace.learning_rate(config, 1.7) == np.float32(0.2)
+    assert ppo_vtrace.learning_rate(config.replace(anneal_lr=False), 0.7) == 2.0
 
 
 def test_means_of_terms_are_those_of_ppo():
@@ -534,7 +534,7 @@ def test_the_learning_rate_falls_to_its_floor_at_the_last_gradient_step():
     _, metrics = train(THREE_STEPS.replace(**rates))
     factors = 0.25 + 0.75 * 0.5 * (1.0 + np.cos(np.pi * np.arange(9) / 8))
     expected = 1e-2 * factors.reshape(3, 3).mean(1)
-    np.testing.assert_allclose(metrics["step_size"], expected, rtol=1e-5)
+    np.testing.assert_allclose(metrics["current_learning_rate"], expected, rtol=1e-5)
 
 
 def test_schedules_of_a_run_of_ten_to_the_ten_steps_do_not_wrap():
@@ -543,12 +543,12 @@ def test_schedules_of_a_run_of_ten_to_the_ten_steps_do_not_wrap():
     learner = ppo_vtrace.learner(config, tasks.Probe(), jax.tree.map(jnp.asarray, ProbeParams()))
 
     @jax.jit
-    def step_size(key):
+    def rate(key):
         state = learner.init(key).replace(update=jnp.int32(0.75 * points * per_point))
-        return learner.update(state)[1]["step_size"]
+        return learner.update(state)[1]["current_learning_rate"]
 
     expected = config.learning_rate * 0.5 * (1.0 + math.cos(0.75 * math.pi))
-    np.testing.assert_allclose(step_size(jax.random.key(0)), expected, rtol=1e-3)
+    np.testing.assert_allclose(rate(jax.random.key(0)), expected, rtol=1e-3)
 
 
 def test_the_exponent_of_importance_weights_grows_to_one_at_the_end():
@@ -566,7 +566,7 @@ def test_the_exponent_of_importance_weights_grows_to_one_at_the_end():
 # --- the contract -----------------------------------------------------------------------------
 
 METRICS = {"loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction"}
-METRICS |= {"mean_ratio", "importance", "grad_norm", "step_size", "score", "mean_value"}
+METRICS |= {"mean_ratio", "importance", "grad_norm", "current_learning_rate", "score", "mean_value"}
 METRICS |= {"explained_variance"}
 STATIC_WORLD = tasks.Probe(continuous=True), ProbeParams()  # two settings are of continuous actions
 # With Adam, because Muon's steps differ too much between machines.

@@ -377,7 +377,15 @@ def test_a_cue_is_remembered(vmapped_keys):
 CASE = Case(
     module=r2d2,
     tiny=TINY,
-    metrics={"loss", "td_error", "mean_value", "grad_norm", "staleness_first", "staleness_last"},
+    metrics={
+        "loss",
+        "td_error",
+        "mean_value",
+        "grad_norm",
+        "current_learning_rate",
+        "staleness_first",
+        "staleness_last",
+    },
     pinned={
         "loss": [0.201233, 0.176429],
         "grad_norm": [0.595041, 0.608818],

@@ -25,7 +25,15 @@ pytestmark = pytest.mark.cases(lambda case: case.takes_several)
 of_teams = pytest.mark.cases(lambda case: case.several)
 of_actors = pytest.mark.cases(lambda case: case.several and case.of_family("policy gradients"))
 
-METRICS = {"policy_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm", "value_loss"}
+METRICS = {
+    "policy_loss",
+    "entropy",
+    "approx_kl",
+    "clip_fraction",
+    "grad_norm",
+    "current_learning_rate",
+    "value_loss",
+}
 METRICS |= {"critic_grad_norm", "mean_value", "explained_variance", "epochs"}
 OTHER = {"adam_eps": 1e-2, "critic_adam_eps": 1e-2, "max_grad_norm": 1e-2, "target_kl": 1e-9}
 OTHER |= {"critic_max_grad_norm": 1e-2, "clip_eps": 1e-3}
@@ -295,7 +303,9 @@ def test_nothing_is_learned_from_a_rollout_that_one_did_not_live_to_see(program)
     Adam's memory of the first rollout does not move agent 1, and is still there afterwards.
     """
     first, _ = program.update(program.start(**GONE), params=GONE)
-    second, _ = program.update(first, params=GONE)
+    second, metrics = program.update(first, params=GONE)
+    rates = metrics["current_learning_rate"]
+    assert rates.total[1] == 0.0 < rates.total[0] and rates.weight.tolist() == [1.0, 0.0]
     everything = lambda state: (*learned(state), state.opt_state, state.critic_opt_state)
     assert_same(of_agent(1, *everything(first)), of_agent(1, *everything(second)))
     for params in zip(learned(first), learned(second)):

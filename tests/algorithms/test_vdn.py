@@ -641,6 +641,7 @@ def test_nothing_is_learned_without_an_agent():
     assert metrics["loss"].weight == 1
     second, metrics = update(again(first))
     assert metrics["loss"].weight == metrics["grad_norm"].weight == 0
+    assert metrics["current_learning_rate"] == (0.0, 0.0)
     learned = lambda state: (state.policy.params, state.opt_state)
     assert_same(learned(first), learned(second))
 
@@ -671,7 +672,7 @@ def test_images_are_convolved_and_ids_and_last_steps_follow():
 
 # --- the contract -----------------------------------------------------------------------------
 
-METRICS = {"loss", "grad_norm", "mean_value", "epsilon"}
+METRICS = {"loss", "grad_norm", "current_learning_rate", "mean_value", "epsilon"}
 CASE = Case(
     module=vdn,
     tiny=TINY,

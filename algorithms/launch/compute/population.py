@@ -86,17 +86,9 @@ class Population:
         self.__file__, self.__doc__ = module.__file__, module.__doc__
         self.Config = module.Config
 
-        if hasattr(module, "learning_rate_at"):
-            self.learning_rate_at = module.learning_rate_at
-
     @property
     def members(self) -> int:
         return self.settings.members
-
-    @property
-    def changing(self) -> list[str]:
-        """Floats of which each member has its own value."""
-        return list(self.settings.ranges)
 
     @property
     def block(self) -> int | None:

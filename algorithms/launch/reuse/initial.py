@@ -143,13 +143,15 @@ def check_fit(initial: Initial, module: Any, config: Any) -> None:
     """
     there = experiment.open(initial.run)
     like = programs.initial_state(module, config)
-    expected = dict(files.named_leaves(_only(like, taken(like, initial.optimizer))))
+    like = _only(like, taken(like, initial.optimizer))
+    expected = dict(files.named_leaves(like))
     prefix, kind = ("", "state") if initial.optimizer else (".policy", "policy")
     for trial, point in sorted(set(zip(initial.trials, initial.points))):
         run, _ = there.locate(trial)
         file = next(iter(run.parts(point, kind).values()))
         shapes = files.shapes(file, run.algorithm)
         found = {f"{prefix}{name}": shape[1:] for name, shape in shapes.items()}
+        found = files.with_names_of(like, found)
         for name, leaf in expected.items():
             here, its = tuple(jax.eval_shape(devices.plain, leaf).shape), found.get(name)
             if its != here:

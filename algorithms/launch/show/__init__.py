@@ -9,5 +9,5 @@ results        the results of a sweep
 comparison     runs side by side
 evaluation     episodes of a saved policy
 brief          how a result prints itself
-pace           seconds, steps per second, learning rate
+pace           seconds and steps per second
 """

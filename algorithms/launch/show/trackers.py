@@ -154,7 +154,7 @@ def scalars(point: dict[str, np.ndarray], seeds: Sequence[int]) -> dict[str, flo
         for player, values in by_player(key, np.asarray(value)[:, None]).items():
             name = f"{tag(key)}/{player}" if player else tag(key)
             row[name] = float(mean_and_error(values)[0][0])
-            if len(seeds) > 1 and key not in pace.OF_ALL:
+            if len(seeds) > 1 and key not in pace.NAMES:
                 row |= {f"seed_{s}/{name}": float(v[0]) for s, v in zip(seeds, values)}
     return row
 
@@ -164,7 +164,7 @@ def tag(name: str) -> str:
     group, _, rest = name.partition("_")
     if group in ("eval", "episode"):
         return f"{group}/{rest}"
-    if name in pace.OF_ALL:
+    if name in pace.NAMES:
         return f"time/{name}"
     return f"episode/{name}" if name == "num_episodes" else f"train/{name}"
 

@@ -16,7 +16,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -228,6 +228,7 @@ def read_checkpoint(
     """
     with _open(path) as file:
         entries = _entries(file, _read_header(file, path, algorithm))
+        entries = with_names_of(like, entries)
         _check_fit(path, entries, like, num_trials, partly)
         _verify(file, path, entries)
         read = lambda name, leaf: devices.like_key(entries[name].read(file, rows), leaf)
@@ -240,6 +241,16 @@ def named_leaves(tree: Any) -> list[tuple[str, Any]]:
     return [
         (jax.tree_util.keystr(path), x) for path, x in jax.tree_util.tree_leaves_with_path(tree)
     ]
+
+
+def with_names_of(like: Any, stored: Mapping[str, Any]) -> dict[str, Any]:
+    """What is stored, by the names that it has in a tree.
+
+    In older checkpoints Adam alone was no chain: its state was `opt_state`, not `opt_state[0]`.
+    """
+    names = {name for name, _ in named_leaves(like)}
+    older = {name.replace("opt_state[0]", "opt_state"): name for name in names}
+    return {name if name in names else older.get(name, name): x for name, x in stored.items()}
 
 
 def _check_fit(

@@ -244,7 +244,8 @@ class RunDir:
         head = self._names() or self._head([metrics])
         if more := [name for name in columns(metrics) if name not in head]:
             head = self._widen(head, more)
-        rows = self._rows(point, metrics, zip(*(x.tolist() for x in logged.values())), head)
+        logs = [{n: x[i].item() for n, x in logged.items()} for i in range(self.trials.count)]
+        rows = self._rows(point, metrics, logs, head)
         # Without a buffer, which would write the rest of it when the file is closed.
         with open(self.path / "metrics.csv", "ab", buffering=0) as file:
             end = file.tell()
@@ -256,10 +257,12 @@ class RunDir:
                 file.truncate(end)
                 raise
 
-    def _head(self, rows: Iterable[Metrics]) -> list[str]:
+    def _head(self, rows: Iterable[Metrics], there: Sequence[str] = ()) -> list[str]:
         """Names of the columns; versions of the kit may give a run's points different metrics."""
         names = dict.fromkeys(name for metrics in rows for name in columns(metrics))
-        return ["seed", *self.trials.floats, "point", *names, *pace.NAMES]
+        first = [name for name in names if name not in pace.LAST]
+        last = [name for name in pace.LAST if name in (*pace.NAMES, *names, *there)]
+        return ["seed", *self.trials.floats, "point", *first, *last]
 
     def _names(self) -> list[str]:
         """The head of the file that is there; nothing where there is none."""
@@ -271,22 +274,21 @@ class RunDir:
 
     def _widen(self, head: list[str], more: Sequence[str]) -> list[str]:
         """Gives the file columns that it lacks. Returns its new head."""
-        last = len([name for name in head if name not in pace.NAMES])
+        last = len([name for name in head if name not in pace.LAST])
         head = [*head[:last], *more, *head[last:]]
         lines = [[r.get(n, "nan") for n in head] for rows in self.table().values() for r in rows]
         files.write_whole(self.path / "metrics.csv", as_csv([head, *lines]).encode())
         return head
 
     def _rows(
-        self, point: int, metrics: Metrics, logged: Iterable[Iterable], head: Sequence[str]
+        self, point: int, metrics: Metrics, logged: Iterable[Mapping], head: Sequence[str]
     ) -> list[list[Any]]:
         """Cells under a head, "nan" where there is nothing."""
         numbers = columns(metrics)
         found: list[list[Any]] = []
         for i, (seed, own) in enumerate(zip(self.trials.seeds, logged, strict=True)):
-            cells: dict[str, Any] = {"seed": seed, **self.trials.setting(i), "point": point}
+            cells = {**own, "seed": seed, **self.trials.setting(i), "point": point}
             cells |= {name: column[i].item() for name, column in numbers.items()}
-            cells |= dict(zip(pace.NAMES, own))
             found.append([cells.get(name, "nan") for name in head])
         return found
 
@@ -303,18 +305,20 @@ class RunDir:
     def mend_metrics(self, last: int, history: Mapping[int, Metrics]) -> None:
         """Brings metrics.csv up to a point, and keeps its rows of points that the history lacks.
 
-        Seconds and rates are stored nowhere else: they are kept, or NaN where they are lost.
+        Seconds are stored nowhere else, nor are rates of points of older versions: they are kept,
+        or NaN where they are lost.
         """
         table = {p: r for p, r in self.table().items() if p <= last}
         if table and not history:
             return
-        heads = [self._head(history.values())] if history else []
+        heads = [self._head(history.values(), self._names())] if history else []
         rows = {p: [[r.get(n, "nan") for n in heads[0]] for r in t] for p, t in table.items()}
         nothing: list[dict[str, str]] = [{}] * self.trials.count
         for point, metrics in history.items():
-            read = [[row.get(n) for n in pace.NAMES] for row in table.get(point, nothing)]
-            logged = [[x if _is_number(x) else math.nan for x in own] for own in read]
-            rows[point] = self._rows(point, metrics, logged, heads[0])
+            numbers = [
+                {n: x for n, x in row.items() if _is_number(x)} for row in table.get(point, nothing)
+            ]
+            rows[point] = self._rows(point, metrics, numbers, heads[0])
         text = as_csv([*heads, *(row for point in sorted(rows) for row in rows[point])]).encode()
         file = self.path / "metrics.csv"
         if not file.exists() or file.read_bytes() != text:

@@ -145,8 +145,8 @@ def trials_csv(chunks: list[Chunk]) -> str:
                 # Later rungs repeat the points of the first ones, without the time they took.
                 rows.setdefault((number, point), trial | lines[i])
     lines = [rows[key] for key in sorted(rows)]
-    names = dict.fromkeys(name for row in lines for name in row if name not in pace.NAMES)
-    head = [*names, *pace.NAMES]
+    names = dict.fromkeys(name for row in lines for name in row)
+    head = sorted(names, key=lambda name: name in pace.LAST and 1 + pace.LAST.index(name))
     return as_csv([head, *([row.get(name, "") for name in head] for row in lines)])
 
 

@@ -17,11 +17,13 @@ import re
 import shutil
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 from PIL import Image
 
-from algorithms import launch
+from algorithms import launch, sac
+from algorithms.launch.reuse import initial
 from tests.algorithms.launch.kept.make import (
     ANSWERS,
     COMMANDS,
@@ -101,6 +103,16 @@ def text_of(page):
 
 
 # --- read ------------------------------------------------------------------------------------
+
+
+def test_a_new_run_may_begin_with_an_older_optimizer():
+    """In sac-run Adam alone is the optimizer, without a chain around it."""
+    old = launch.load(KEPT / "sac-run")
+    wanted = initial.Initial(str(KEPT / "sac-run"), optimizer=True)
+    chosen = initial.choose(wanted, [7], "sac")
+    initial.check_fit(chosen, sac, old.config)
+    adam, *_ = initial.read(chosen, sac, old.config).opt_state
+    assert adam.count > 0 and np.all([(x != 0).any() for x in jax.tree.leaves(adam.mu)])
 
 
 @pytest.mark.parametrize("name", RUNS)

@@ -17,7 +17,7 @@ from algorithms.launch.compute.evolution import Range
 from algorithms.launch.compute.population import Population, Settings
 from algorithms.launch.errors import UserError
 from algorithms.launch.settings import Trials
-from algorithms.launch.show import lineage, pace, plots
+from algorithms.launch.show import lineage, plots
 from algorithms.launch.show.progress import Progress
 from algorithms.launch.training.options import Options
 from algorithms.launch.training.session import Chunk, Session
@@ -460,16 +460,6 @@ def test_only_floats_that_the_update_reads_may_change():
     for name in idle:
         with pytest.raises(UserError, match=name):
             population.check_floats_matter(sac, config, [name])
-
-
-def test_a_learning_rate_of_the_config_is_not_logged_for_members(run):
-    with (run.run_dir / "metrics.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert {row["current_learning_rate"] for row in rows} == {"nan"}
-    assert {row["member_learning_rate_0"] for row in rows} != {"0.1"}
-    module = Population(toy, Settings({"gamma": Range("uniform", 0.5, 0.9)}, 4))
-    trials = Trials([0, 1])
-    assert pace.learning_rate(module, CONFIG, trials, 0.5).tolist() == [0.1, 0.1]
 
 
 # --- the picture --------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import envs
-from algorithms import launch, ppo_vtrace
+from algorithms import launch
 from algorithms.launch import metrics
 from algorithms.launch import settings as configurations
 from algorithms.launch.commands import cli
@@ -77,8 +77,7 @@ def test_directory_has_a_telling_name_and_all_files(run_dir):
 def test_metrics_csv_has_a_row_per_seed_and_point(run_dir):
     lines = (run_dir / "metrics.csv").read_text().splitlines()
     assert lines[0] == (
-        "seed,point,timestep,episode_return,eval_return,loss,"
-        "seconds,steps_per_second,current_learning_rate"
+        "seed,point,timestep,episode_return,eval_return,loss,seconds,steps_per_second"
     )
     rows = [line.split(",") for line in lines[1:]]
     assert [(int(r[0]), int(r[1])) for r in rows] == [(s, p) for p in range(5) for s in (5, 6, 7)]
@@ -90,15 +89,12 @@ def test_metrics_csv_has_a_row_per_seed_and_point(run_dir):
     np.testing.assert_array_equal(written, metrics["eval_return"].mean(-1))
 
 
-def test_metrics_csv_has_seconds_steps_per_second_and_the_learning_rate(tmp_path):
-    """Seconds go on after a break, and the rate is that of the schedule at each point."""
-    config = CONFIG.replace(anneal_lr=True)
-
+def test_seconds_in_metrics_csv_go_on_after_a_break(tmp_path):
     def stop(point):
         if point.index == 2:
             raise launch.Stop
 
-    launch.run(toy, config, num_seeds=2, run_dir=tmp_path / "run", hooks=[stop])
+    launch.run(toy, CONFIG, num_seeds=2, run_dir=tmp_path / "run", hooks=[stop])
     launch.resume(tmp_path / "run", module=toy)
     with open(tmp_path / "run" / "metrics.csv") as file:
         rows = [row for row in csv.DictReader(file) if row["seed"] == "1"]
@@ -107,20 +103,6 @@ def test_metrics_csv_has_seconds_steps_per_second_and_the_learning_rate(tmp_path
     assert seconds[2] <= seconds[3], "it goes on where it was"
     speeds = [float(row["steps_per_second"]) for row in rows]
     assert speeds[0] == 0.0 and all(speed > 0 for speed in speeds[1:])
-    rates = [float(row["current_learning_rate"]) for row in rows]
-    assert rates == pytest.approx([0.1, 0.075, 0.05, 0.025, 0.0])
-
-
-def test_the_learning_rate_is_that_of_the_setting_and_of_the_module_s_own_schedule():
-    trials = configurations.Trials([0, 0], {"learning_rate": np.array([0.1, 0.2])})
-    assert pace.learning_rate(toy, CONFIG, trials, 0.5).tolist() == [0.1, 0.2]
-    own = SimpleNamespace(learning_rate_at=lambda config, progress: config.learning_rate * progress)
-    assert pace.learning_rate(own, CONFIG, trials, 0.5).tolist() == [0.05, 0.1]
-    config = ppo_vtrace.Config(learning_rate=0.5, lr_floor=0.1)
-    ends = [pace.learning_rate(ppo_vtrace, config, configurations.Trials([0]), x) for x in (0, 1)]
-    np.testing.assert_allclose(np.ravel(ends), [0.5, 0.05], rtol=1e-5)
-    without = pace.learning_rate(toy, SimpleNamespace(), configurations.Trials([0]), 0.5)
-    assert np.isnan(without).all()
 
 
 def test_players_of_a_game_have_columns_of_their_own():
@@ -617,13 +599,21 @@ def test_a_later_version_may_have_other_metrics(tmp_path):
     run_dir.append_metrics(1, after, logged)
     lines = (tmp_path / "metrics.csv").read_text().splitlines()
     assert lines == [
-        "seed,point,timestep,loss,average,seconds,steps_per_second,current_learning_rate",
-        "3,0,0,1,nan,9,9,9",
-        "4,0,0,2,nan,18,18,18",
-        "3,1,1,nan,3,9,9,9",
-        "4,1,2,nan,6,18,18,18",
+        "seed,point,timestep,loss,average,seconds,steps_per_second",
+        "3,0,0,1,nan,9,9",
+        "4,0,0,2,nan,18,18",
+        "3,1,1,nan,3,9,9",
+        "4,1,2,nan,6,18,18",
     ]
     run_dir.mend_metrics(1, {0: before, 1: after})
+    assert (tmp_path / "metrics.csv").read_text().splitlines() == lines
+    # Older versions wrote the rate into the file, and had no such metric.
+    rates = ("current_learning_rate", 1, 2, 3, 4)
+    (tmp_path / "metrics.csv").write_text("".join(f"{x},{y}\n" for x, y in zip(lines, rates)))
+    run_dir.mend_metrics(0, {0: before})
+    run_dir.append_metrics(1, after | {"current_learning_rate": 5 * two}, logged)
+    rates = ("current_learning_rate", 1, 2, 5, 10)
+    lines = [f"{x},{y}" for x, y in zip(lines, rates)]
     assert (tmp_path / "metrics.csv").read_text().splitlines() == lines
     assert list(metrics.stack([before, after])) == ["timestep"]
 

@@ -1,93 +1,98 @@
-"""Steps on one long vector, compared with the same steps leaf by leaf."""
+"""Optimisers in optax's form: rates given at each step, and steps on one long vector."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import optax.contrib
+import pytest
 
-from algorithms import parts
+import envs
+from algorithms import parts, ppo
 
 
-def test_steps_are_those_of_optax_leaf_by_leaf():
-    """The second step must be clipped by the norm of all leaves together."""
+def drawn(rng, like):
+    return jax.tree.map(lambda x: jnp.asarray(rng.normal(size=jnp.shape(x)), jnp.float32), like)
+
+
+def run(optimizer, params, grads, rates):
+    """The parameters after some steps."""
+    state, update = optimizer.init(params), jax.jit(optimizer.update)
+    for grad, rate in zip(grads, rates):
+        updates, state = update(grad, state, params, learning_rate=rate)
+        params = optax.apply_updates(params, updates)
+    return params
+
+
+@pytest.mark.parametrize(
+    "transformation",
+    [
+        optax.chain(optax.clip_by_global_norm(2.0), optax.scale_by_adam(eps=1e-3)),
+        optax.chain(optax.clip(0.5), optax.scale_by_radam(), optax.add_decayed_weights(0.1)),
+    ],
+    ids=["clipped_adam", "radam_with_decay"],
+)
+def test_steps_on_one_vector_are_those_of_optax_leaf_by_leaf(transformation):
+    """The third gradient must be clipped by the norm of all leaves together."""
     rng = np.random.default_rng(0)
-    params = {"a": rng.normal(size=(3, 4)), "b": [rng.normal(size=5), rng.normal(size=())]}
-    params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), params)
-    transformation = optax.chain(optax.clip_by_global_norm(2.0), optax.scale_by_adam(eps=1e-3))
-    flat = parts.FlatOptimizer(transformation)
-    opt_state, expected_state = flat.init(params), transformation.init(params)
-    expected = params
-    step, plain = jax.jit(flat.step), jax.jit(transformation.update)
-    for size, rate in ((0.1, 0.5), (3.0, 0.25)):
-        draw = lambda x, size=size: jnp.asarray(size * rng.normal(size=x.shape), jnp.float32)
-        grads = jax.tree.map(draw, params)
-        params, opt_state, norm = step(params, opt_state, grads, jnp.float32(rate))
-        updates, expected_state = plain(grads, expected_state)
-        expected = jax.tree.map(lambda p, u, rate=rate: p - rate * u, expected, updates)
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-4, 1e-6), params, expected)
-        squares = sum(float((g**2).sum()) for g in jax.tree.leaves(grads))
-        np.testing.assert_allclose(norm, np.sqrt(squares), rtol=1e-5)  # before clipping
+    params = drawn(rng, {"a": np.zeros((3, 4)), "b": [np.zeros(5), np.zeros(())]})
+    grads = [optax.tree.scale(size, drawn(rng, params)) for size in (0.1, 0.3, 3.0)]
+    rates = [jnp.float32(rate) for rate in (0.5, 0.25, 0.1)]
+    flat = parts.on_one_vector(optax.chain(transformation, parts.scale_by_rate()))
+    found = run(flat, params, grads, rates)
+    state, expected = transformation.init(params), params
+    for grad, rate in zip(grads, rates):
+        steps, state = transformation.update(grad, state, expected)
+        expected = jax.tree.map(lambda p, s, rate=rate: p - rate * s, expected, steps)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-4, 1e-6), found, expected)
 
 
-def test_selected_weights_decay_as_in_optax():
-    """The decay scales with the learning rate. Adam would divide a penalty on the loss."""
-    rng = np.random.default_rng(1)
-    draw = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
-    params = {"a": {"kernel": draw(3, 4), "bias": draw(4)}, "b": draw(5), "free": draw()}
-    mask = {"a": True, "b": True, "free": False}
-    flat, decay = parts.FlatOptimizer(optax.scale_by_adam()), {"a": 0.1, "b": 0.1, "free": 0.0}
-    step = jax.jit(flat.step)
-    adamw = optax.adamw(0.03, weight_decay=0.1, mask=mask)
-    everywhere = optax.adamw(0.03, weight_decay=0.1)
-    for expected_of, decays in ((adamw, decay), (everywhere, 0.1)):
-        result = expected = params
-        opt_state, expected_state = flat.init(params), expected_of.init(params)
-        plain = jax.jit(expected_of.update)
-        for _ in range(5):
-            grads = jax.tree.map(lambda x: draw(*x.shape), params)
-            result, opt_state, _ = step(result, opt_state, grads, 0.03, decays)
-            updates, expected_state = plain(grads, expected_state, expected)
-            expected = optax.apply_updates(expected, updates)
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-6, 1e-7), result, expected)
+def test_the_rate_is_needed_and_known_to_nothing_else():
+    params, optimizer = jnp.ones(2), optax.chain(optax.scale_by_adam(), parts.scale_by_rate())
+    with pytest.raises(TypeError, match="learning_rate"):
+        optimizer.update(params, optimizer.init(params), params)
+    updates, _ = optimizer.update(params, optimizer.init(params), params, learning_rate=0.25)
+    np.testing.assert_allclose(updates, [-0.25, -0.25], rtol=1e-5)
 
 
-def test_gradients_without_samples_change_nothing():
-    """Adam's momentum alone would move the parameters."""
-    params, flat = {"a": jnp.ones(3)}, parts.FlatOptimizer(optax.scale_by_adam())
-    params, opt_state, _ = flat.step(params, flat.init(params), {"a": jnp.ones(3)}, 0.1)
-    none = {"a": jnp.zeros(3)}
-    after, state_after, _ = flat.step(params, opt_state, none, 0.1, some=jnp.array(False))
-    jax.tree.map(np.testing.assert_array_equal, (after, state_after), (params, opt_state))
+def test_the_global_norm_is_that_of_all_leaves():
+    tree = {"a": jnp.full((2, 2), 3.0), "b": [jnp.array(8.0)]}
+    assert parts.global_norm(tree) == 10.0
 
 
-def test_no_decay_is_adam_bit_for_bit():
-    rng = np.random.default_rng(2)
-    params = {"a": jnp.asarray(rng.normal(size=(7, 9)), jnp.float32), "b": jnp.zeros(3)}
-    grads = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), jnp.float32), params)
-    flat = parts.FlatOptimizer(optax.scale_by_adam())
-    step = jax.jit(lambda *decay: flat.step(params, flat.init(params), grads, 0.01, *decay))
-    jax.tree.map(np.testing.assert_array_equal, step(), step(0.0))
+OPTIMIZERS = {
+    "adam": optax.adam(3e-4),
+    "adaptive_grad_clip": optax.chain(optax.adaptive_grad_clip(0.01), optax.adam(3e-4)),
+    "lamb": optax.lamb(3e-4),
+    "muon": optax.contrib.muon(3e-4),
+    "by_tensor": optax.chain(optax.clip_by_block_rms(0.1), optax.sgd(3e-4, momentum=0.9)),
+}
 
 
-def test_the_transformation_sees_the_parameters():
-    seen = []
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_optimizer_of_optax_in_the_place_of_a_file_s_own_is_optax_s(name, monkeypatch):
+    """It is given the tree, and steps go down. Rates of its own are the only ones."""
+    optimizer, seen = OPTIMIZERS[name], []
 
-    def update(updates, state, params=None):
-        seen.append(jax.tree.map(jnp.shape, params))
-        return updates, state
+    def update(grads, state, params, **extra):
+        seen.append((grads, params, extra))
+        return optimizer.update(grads, state, params, **extra)
 
-    flat = parts.FlatOptimizer(optax.GradientTransformation(lambda params: (), update))
-    params = {"a": jnp.ones((2, 3)), "b": jnp.ones(1)}
-    flat.step(params, flat.init(params), params, jnp.float32(0.0))
-    assert seen == [{"a": (2, 3), "b": (1,)}]
-
-
-def test_clipped_adam_clips_first():
-    params, grads = jnp.zeros(2), jnp.array([30.0, 40.0])
-    flat = parts.clipped_adam(0.5, 1.0)  # so large an epsilon that the size of gradients matters
-    learned, _, norm = flat.step(params, flat.init(params), grads, 1.0)
-    np.testing.assert_allclose(learned, [-0.3 / 1.3, -0.4 / 1.4], rtol=1e-5)
-    assert norm == 50.0
-    unclipped = parts.clipped_adam(jnp.inf, 1.0)
-    learned, _, _ = unclipped.step(params, unclipped.init(params), grads, 1.0)
-    np.testing.assert_allclose(learned, [-30.0 / 31.0, -40.0 / 41.0], rtol=1e-5)
+    own = optax.GradientTransformationExtraArgs(optimizer.init, update)
+    monkeypatch.setattr(ppo.parts, "on_one_vector", lambda chain: own)
+    config = ppo.Config(num_envs=2, num_steps=8, update_epochs=1, num_minibatches=1)
+    config = config.replace(total_timesteps=16, num_evals=1, num_eval_episodes=0, hidden_sizes=(4,))
+    env, env_params = envs.make(config.env)
+    learner = ppo.learner(config, env, env_params)
+    state = jax.jit(learner.init)(jax.random.key(0))
+    with jax.disable_jit():
+        after, _ = learner.update(state)
+    grads, params, extra = seen[-1]
+    assert extra == {"learning_rate": config.learning_rate}
+    steps, _ = optimizer.update(grads, optimizer.init(params), params)
+    expected = optax.apply_updates(params, steps)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, 1e-5, 1e-7), after.policy.params, expected
+    )
+    slopes = jax.tree.map(lambda g, new, old: (g * (new - old)).sum(), grads, expected, params)
+    assert optax.tree.sum(slopes) < 0.0

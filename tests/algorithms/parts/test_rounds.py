@@ -114,7 +114,8 @@ def run(updates=1, **sizes):
     def round(state, noise, now):
         jax.debug.callback(lambda *x: places.append([float(y) for y in x]), *now[:3], ordered=True)
         state, metrics = rounds.learn(gradient_step, state, now)
-        return state, metrics | {"noise": 1.0 * noise}, Rollout()
+        metrics |= {"noise": 1.0 * noise, "largest": parts.Maximum(-1.0 * noise)}
+        return state, metrics | {"last": parts.Last(1.0 * noise)}, Rollout()
 
     state = fresh_state()
     step = jax.jit(lambda state, *inputs: rounds.run(round, state, *inputs))
@@ -134,6 +135,17 @@ def test_gradient_steps_leave_no_trace_until_there_is_enough_to_learn_from():
     total, weight = metrics["even"]  # of rounds that have it and are ready
     assert (total, weight) == (drawn[drawn % 2 == 0].sum(), (drawn % 2 == 0).sum())
     assert metrics["noise"] == np.arange(16).mean()  # of all rounds
+    assert metrics["largest"] == (0.0,) and metrics["last"] == (15.0,)
+
+
+@pytest.mark.parametrize("kind", [parts.Maximum, parts.Last])
+def test_metrics_of_gradient_steps_are_means(kind):
+    rounds = rounds_of()
+    step = lambda state, draws, now: (state, {"x": kind(1.0 * draws)})
+    round = lambda state, noise, now: (*rounds.learn(step, state, now), Rollout())
+    with pytest.raises(TypeError, match=f"returns a {kind.__name__}, but its metrics are averaged"):
+        noise, draws = jnp.arange(rounds.count), jnp.arange(rounds.gradient_steps)
+        rounds.run(round, fresh_state(), noise, draws)
 
 
 def test_results_before_learning_are_discarded_where_they_are_computed(monkeypatch):

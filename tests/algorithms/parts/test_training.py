@@ -145,6 +145,8 @@ def learner(config, env, env_params):
         number = state.update.astype(jnp.float32)
         weight = jnp.where(number >= 2, number, 0.0)
         metrics = {"slope": config.slope * number, "late": parts.Average(weight * number, weight)}
+        metrics["highest"] = parts.Maximum(jnp.where(number == 2, 7.0, 6.0 - number))
+        metrics["latest"] = parts.Last(number)
         rewards, done = jnp.ones((4, 1)), jnp.arange(4)[:, None] == 2
         episodes = state.episodes.update(rewards, done)
         state = state.replace(policy=number, episodes=episodes, update=state.update + 1)
@@ -170,6 +172,8 @@ def test_metrics_are_means_over_the_updates_of_a_point_by_their_weight(curve):
     np.testing.assert_allclose(metrics["slope"], [np.nan, 1.0, 5.0, 9.0])  # 2 (0 + 1) / 2, ...
     late = [np.nan, np.nan, (2 * 2 + 3 * 3) / 5, (4 * 4 + 5 * 5) / 9]
     np.testing.assert_allclose(metrics["late"], late, rtol=1e-6)
+    np.testing.assert_array_equal(metrics["highest"], [np.nan, 6.0, 7.0, 2.0])
+    np.testing.assert_array_equal(metrics["latest"], [np.nan, 1.0, 3.0, 5.0])
     np.testing.assert_array_equal(metrics["num_episodes"], [0, 2, 2, 2])
     np.testing.assert_allclose(metrics["episode_return"], [np.nan, 3.5, 4.0, 4.0])
     assert metrics["eval_return"].shape == (4, 2) and (metrics["eval_return"] == 10.0).all()
@@ -189,6 +193,8 @@ def test_data_that_are_not_finite_differ_from_no_data():
             metrics["overflown"] = jnp.where(third, -jnp.inf, 1.0)
             metrics["rare"] = parts.Average(jnp.where(first, 0.0, jnp.nan), ~first)
             metrics["ignored"] = parts.Average(jnp.nan, jnp.zeros(()))
+            metrics["peak"] = parts.Maximum(metrics["spoilt"])
+            metrics["final"] = parts.Last(jnp.where(state.update == 4, jnp.nan, 1.0))
             return state, metrics
 
         return whole._replace(update=update)
@@ -200,6 +206,8 @@ def test_data_that_are_not_finite_differ_from_no_data():
     np.testing.assert_array_equal(metrics["overflown"], [np.nan, 1.0, np.inf, 1.0])
     np.testing.assert_array_equal(metrics["rare"], [np.nan, np.nan, np.inf, np.inf])
     np.testing.assert_array_equal(metrics["ignored"], [np.nan] * 4)
+    np.testing.assert_array_equal(metrics["peak"], [np.nan, 1.0, np.inf, 1.0])
+    np.testing.assert_array_equal(metrics["final"], [np.nan, 1.0, np.inf, 1.0])
     np.testing.assert_allclose(metrics["slope"], [np.nan, 1.0, 5.0, 9.0])
 
 
