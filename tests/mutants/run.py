@@ -24,8 +24,7 @@ To add mutants, write them into another list and keep the red ones, with their t
     python tests/mutants/run.py --draw 160 --seed 1 --list new.json   # random changes
     python tests/mutants/run.py --all --list new.json --keep
 
-candidates.json is such a list, of mutants that have not been run yet. A list made by
-hand needs `file`, `in`, `old`, `new` and `tests` of each mutant, see find().
+A list made by hand needs `file`, `in`, `old`, `new` and `tests` of each mutant, see find().
 """
 
 import argparse

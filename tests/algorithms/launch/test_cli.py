@@ -21,6 +21,7 @@ from algorithms.launch import errors
 from algorithms.launch.commands import cli, flags, presets
 from algorithms.launch.compute import programs
 from algorithms.launch.search import distributions
+from algorithms.launch.show import evaluation
 from algorithms.launch.storage.run_dir import RunDir
 from tests.algorithms.launch import toy
 from tests.broken import untimed
@@ -476,6 +477,14 @@ def test_evaluate_prints_a_table_per_trial(capsys, whole):
     assert "\nall 3 seeds: 15 episodes" in out and "\nmean return of a seed: " in out
     code, out, _ = main(capsys, *words, "--trial", 1)
     assert code == 0 and "trial 1" in out and "trial 0" not in out and "all" not in out
+
+
+def test_totals_have_the_standard_error_of_seeds():
+    episodes = lambda x: {"episode_return": np.array([x - 1.0, x + 1.0]), "length": np.ones(2)}
+    played = [evaluation.Played(i, i, {}, 1, episodes(x)) for i, x in enumerate((1.0, 2.0, 6.0))]
+    error = np.std([1.0, 2.0, 6.0], ddof=1) / np.sqrt(3.0)
+    line = f"mean return of a seed: 3, standard error {error:.3g}, from 1 to 6\n"
+    assert line in evaluation.totals(played)
 
 
 def test_evaluate_prints_json(capsys, whole):

@@ -488,14 +488,11 @@ def test_wandb_run_per_seed(tmp_path, wandb_runs):
         _assert_row(run.rows[0], expected)
 
 
-@pytest.mark.needs("tensorboardX")
-def test_a_tracker_that_fails_warns_once_and_the_run_goes_on(tmp_path, monkeypatch, capsys):
-    (tracker,) = _open(tmp_path, tensorboard=True)
-
+def test_a_tracker_that_fails_warns_once_and_the_run_goes_on(capsys):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(tracker.tracker.writers[0], "write_event", full)
+    tracker = trackers._Guarded("TensorBoard", SimpleNamespace(log=full, close=full))
     tracker.log(POINT, 100)
     tracker.log(POINT, 200)
     tracker.close()

@@ -66,6 +66,12 @@ def test_all_kinds_are_drawn_together_and_begin_alike(sampler):
     assert draws["discount"].min() >= 0.9 and draws["discount"].max() <= 0.999
 
 
+def test_numbers_grow_with_their_quantiles():
+    thirds = np.array([0.0, 0.5, 1.0])
+    np.testing.assert_allclose(launch.Discount(0.9, 0.999).at(thirds), [0.9, 0.99, 0.999])
+    np.testing.assert_allclose(launch.LogUniform(0.01, 1.0).at(thirds), [0.01, 0.1, 1.0])
+
+
 def test_whole_numbers_and_choices_stay_inside_at_both_ends():
     ends = np.array([0.0, np.nextafter(1.0, 0.0), 1.0])
     assert list(launch.Integers(1, 8).at(ends)) == [1, 8, 8]
