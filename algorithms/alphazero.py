@@ -182,6 +182,17 @@ class Batch(NamedTuple):
 # --- formulas ---------------------------------------------------------------------------------
 
 
+def summed_back(x, decays):
+    """y_t = x_t + decay_t y_{t+1} along the leading axis, with y = 0 after the last step."""
+
+    def step(later, inputs):
+        now, decay = inputs
+        now = now + decay * later
+        return now, now
+
+    return parts.scan(step, jnp.zeros_like(x[0]), (x, decays), reverse=True)[1]
+
+
 def outcomes(rewards, next_values, terminated, done, gamma):
     """G_t = r_t + gamma (1 - terminated_t) (V_t if done_t or t is the last step, else G_{t+1}).
 
@@ -193,12 +204,12 @@ def outcomes(rewards, next_values, terminated, done, gamma):
     cut = (done | last[:, None]) & ~terminated
     rewards = rewards + gamma * jnp.where(cut[..., None], next_values, 0.0)
     decays = jnp.where(done, 0.0, gamma)[..., None]
-    return parts.backward_sums(rewards, jnp.broadcast_to(decays, rewards.shape))
+    return summed_back(rewards, jnp.broadcast_to(decays, rewards.shape))
 
 
 def has_outcome(terminated, done):
     """1.0 if a step's game terminates in the rollout, else 0.0; all (num_steps, num_envs)."""
-    return parts.backward_sums(1.0 * terminated, 1.0 - done)
+    return summed_back(1.0 * terminated, 1.0 - done)
 
 
 def masked(logits, mask):

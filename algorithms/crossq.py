@@ -300,7 +300,11 @@ def make_train(config: Config, env: Any = None, env_params: Any = None) -> Calla
 def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     """The first state, an update (some rounds of acting and learning), and the policy."""
     buffer = parts.ReplayBuffer.of(config)
-    rounds = parts.Rounds(config, buffer, period=config.policy_every)  # detail 1
+    rounds = parts.Rounds(config, period=config.policy_every)  # detail 1
+    # A round learns once there are `learning_starts` steps and a whole window.
+    waiting = rounds.before(max(config.learning_starts, buffer.waiting + 1))
+    # Actions are uniform in rounds that begin before `learning_starts`, or before any learning.
+    uniform = max(waiting, rounds.before(config.learning_starts) + 1)
     environments = envs.batch(env, config.num_envs, rounds.num_steps)
     space = env.action_space(env_params)
     size = parts.num_outputs(space)
@@ -352,13 +356,23 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         return rounds.run(round, state, noise, draws)
 
     def round(state, noise, now):
-        """Act, store, update statistics, learn."""
-        state, rollout = act(state, now.warm_up, noise)
+        """`train_every` steps of every environment, then `updates_per_step` gradient steps."""
+        progress = now.number / float(rounds.total)
+        state, rollout = act(state, now.number < uniform, noise)
         state = state.replace(replay=buffer.add(state.replay, rollout))
         if config.normalize_obs:
             obs_stats = state.policy.obs_stats.update(rollout.observation)
             state = state.replace(policy=state.policy.replace(obs_stats=obs_stats))
-        state, metrics = rounds.learn(gradient_step, state, now)
+        ready = now.number >= waiting
+        learned = (now.number - waiting) / float(rounds.total - waiting)
+        warm = (learned >= config.renorm_warmup) & (config.renorm_warmup < 1.0)
+
+        def learn(old, draws, index):
+            turn = index % config.policy_every == config.policy_every - 1  # detail 5
+            new, metrics = gradient_step(old, draws, progress, turn, warm)
+            return parts.keep_if(ready, new, old), metrics
+
+        state, metrics = rounds.repeat(learn, state, now, ready)
         return state, metrics, rollout
 
     def act(state, warm_up, noise):
@@ -419,12 +433,11 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         metrics = {"actor_loss": loss, "entropy": -log_prob.mean(), "temperature": temperature}
         return loss + temperature * surplus * config.learn_temperature, (changed, metrics)
 
-    def gradient_step(state, draws, now):
+    def gradient_step(state, draws, progress, turn, warm):
         """Learns from a batch of windows."""
         draw = buffer.draw(state.replay, draws.windows)
         window = buffer.windows(state.replay.transitions, draw.index, config.gamma)
-        warm = (now.learned >= config.renorm_warmup) & (config.renorm_warmup < 1.0)
-        left = jnp.maximum(1.0 - now.progress, 0.0) if config.anneal_lr else 1.0
+        left = jnp.maximum(1.0 - progress, 0.0) if config.anneal_lr else 1.0
         rate, old = config.learning_rate * left, state.critics["params"]
         grads, (changed, metrics) = jax.grad(critic_loss, has_aux=True)(
             old, state, window, draws.actions[1], warm
@@ -455,8 +468,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         old = Delayed(state.policy, state.log_temperature, state.policy_opt_state)
         no_metrics = dict.fromkeys(("actor_loss", "entropy", "temperature"), jnp.zeros(()))
         # detail 5
-        delayed, new = parts.branch(now.turn, improve, lambda old: (no_metrics, old), old)
-        metrics |= {name: parts.Average(x, now.turn) for name, x in delayed.items()}
+        delayed, new = parts.branch(turn, improve, lambda old: (no_metrics, old), old)
+        metrics |= {name: parts.Average(x, turn) for name, x in delayed.items()}
         return state.replace(**new._asdict()), metrics
 
     policy = make_policy(config, env, env_params)

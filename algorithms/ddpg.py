@@ -223,7 +223,11 @@ def make_train(config: Config, env: Any = None, env_params: Any = None) -> Calla
 def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     """The first state, an update (some rounds of acting and learning), and the policy."""
     buffer = parts.ReplayBuffer.of(config)
-    rounds = parts.Rounds(config, buffer)  # detail 1
+    rounds = parts.Rounds(config)  # detail 1
+    # A round learns once there are `learning_starts` steps and a whole window.
+    waiting = rounds.before(max(config.learning_starts, buffer.waiting + 1))
+    # Actions are uniform in rounds that begin before `learning_starts`, or before any learning.
+    uniform = max(waiting, rounds.before(config.learning_starts) + 1)
     environments = envs.batch(env, config.num_envs, rounds.num_steps)
     space = env.action_space(env_params)
     size = parts.num_outputs(space)
@@ -268,13 +272,20 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         return rounds.run(round, state, noise, draws)
 
     def round(state, noise, now):
-        """Act, store, update statistics, learn."""
-        state, rollout = act(state, now.warm_up, noise)
+        """`train_every` steps of every environment, then `updates_per_step` gradient steps."""
+        progress = now.number / float(rounds.total)
+        state, rollout = act(state, now.number < uniform, noise)
         state = state.replace(replay=buffer.add(state.replay, rollout))
         if config.normalize_obs:
             obs_stats = state.policy.obs_stats.update(rollout.observation)
             state = state.replace(policy=state.policy.replace(obs_stats=obs_stats))
-        state, metrics = rounds.learn(gradient_step, state, now)
+        ready = now.number >= waiting
+
+        def learn(old, draws, index):
+            new, metrics = gradient_step(old, draws, progress)
+            return parts.keep_if(ready, new, old), metrics
+
+        state, metrics = rounds.repeat(learn, state, now, ready)
         return state, metrics, rollout
 
     def act(state, warm_up, noise):
@@ -318,7 +329,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         """The mean of -Q(s, mu(s))."""
         return -critic.apply(critic_params, x, actor.apply(params, x)).mean()
 
-    def gradient_step(state, draws, now):
+    def gradient_step(state, draws, progress):
         """Learns from a batch of windows."""
         draw = buffer.draw(state.replay, draws)
         window = buffer.windows(state.replay.transitions, draw.index, config.gamma)
@@ -327,7 +338,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         (loss, mean_value), grads = jax.value_and_grad(critic_loss, has_aux=True)(
             state.critic_params, x, action, targets(state, window)
         )
-        left = jnp.maximum(1.0 - now.progress, 0.0) if config.anneal_lr else 1.0
+        left = jnp.maximum(1.0 - progress, 0.0) if config.anneal_lr else 1.0
         rate, old = config.learning_rate * left, state.critic_params
         updates, critic_opt_state = optimizer.update(
             grads, state.critic_opt_state, old, learning_rate=rate

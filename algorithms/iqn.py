@@ -341,7 +341,9 @@ def make_train(config: Config, env: Any = None, env_params: Any = None) -> Calla
 def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     """The first state, an update (some rounds of acting and learning), and the policy."""
     buffer = parts.ReplayBuffer.of(config)  # detail 2
-    rounds = parts.Rounds(config, buffer)  # detail 1
+    rounds = parts.Rounds(config)  # detail 1
+    # A round learns once there are `learning_starts` steps and a whole window.
+    waiting = rounds.before(max(config.learning_starts, buffer.waiting + 1))
     environments = envs.batch(env, config.num_envs, rounds.num_steps)
     network = ImplicitQuantileNetwork(config, env.action_space(env_params).n)
     clip = optax.clip_by_global_norm(config.max_grad_norm)  # detail 9
@@ -387,14 +389,21 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         return rounds.run(round, state, noise, draws)
 
     def round(state, noise, now):
-        """Act, store, update statistics, learn."""
-        epsilon = epsilon_at(config, now.progress)
+        """`train_every` steps of every environment, then `updates_per_step` gradient steps."""
+        progress = now.number / float(rounds.total)
+        epsilon = epsilon_at(config, progress)
         state, rollout = act(state, epsilon, noise)
         state = state.replace(replay=buffer.add(state.replay, rollout))
         if config.normalize_obs:
             obs_stats = state.policy.obs_stats.update(rollout.observation)
             state = state.replace(policy=state.policy.replace(obs_stats=obs_stats))
-        state, metrics = rounds.learn(gradient_step, state, now)
+        ready = now.number >= waiting
+
+        def learn(old, draws, index):
+            new, metrics = gradient_step(old, draws, progress)
+            return parts.keep_if(ready, new, old), metrics
+
+        state, metrics = rounds.repeat(learn, state, now, ready)
         return state, metrics | {"epsilon": epsilon}, rollout
 
     def act(state, epsilon, noise):
@@ -445,7 +454,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         best = of_action(quantiles, greedy(quantiles.mean(1), window.action_mask))
         return total, {"loss": total, "mean_value": best.mean()}
 
-    def gradient_step(state, draws, now):
+    def gradient_step(state, draws, progress):
         """Learns from a batch of windows."""
         levels, target_levels = jnp.split(draws.levels, [config.num_levels], axis=1)
         index = buffer.draw(state.replay, draws.windows).index
@@ -453,7 +462,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         grads, metrics = jax.grad(loss, has_aux=True)(
             state.policy.params, state.policy, window, targets(state, window, target_levels), levels
         )
-        left = jnp.maximum(1.0 - now.progress, 0.0) if config.anneal_lr else 1.0
+        left = jnp.maximum(1.0 - progress, 0.0) if config.anneal_lr else 1.0
         rate, old = config.learning_rate * left, state.policy.params
         updates, opt_state = optimizer.update(grads, state.opt_state, old, learning_rate=rate)
         params = optax.apply_updates(old, updates)

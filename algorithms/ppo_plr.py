@@ -219,7 +219,14 @@ def gae(rewards, values, next_values, terminated, done, gamma, gae_lambda):
     """
     deltas = rewards + gamma * next_values * (1.0 - terminated) - values
     decays = gamma * gae_lambda * (1.0 - done)
-    return parts.backward_sums(deltas, decays)
+
+    def step(later, inputs):
+        delta, decay = inputs
+        advantage = delta + decay * later
+        return advantage, advantage
+
+    none = jnp.zeros_like(deltas[0])
+    return parts.scan(step, none, (deltas, decays), reverse=True)[1]
 
 
 def level_scores(config, visits, best):

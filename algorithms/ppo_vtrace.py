@@ -238,6 +238,17 @@ class Learned(NamedTuple):
 # --- formulas ---------------------------------------------------------------------------------
 
 
+def summed_back(x, decays):
+    """y_t = x_t + decay_t y_{t+1} along the leading axis, with y = 0 after the last step."""
+
+    def step(later, inputs):
+        now, decay = inputs
+        now = now + decay * later
+        return now, now
+
+    return parts.scan(step, jnp.zeros_like(x[0]), (x, decays), reverse=True)[1]
+
+
 def vtrace(config, segments, values, log_ratio):
     """A_t = rho_t (r_t + gamma V_{t+1} - V_t) + gamma lambda c_t (1 - end_t) A_{t+1}.
 
@@ -251,7 +262,7 @@ def vtrace(config, segments, values, log_ratio):
         rho, c = jnp.minimum(ratios, config.rho_clip), jnp.minimum(ratios, config.c_clip)
     deltas = rho * (segments.reward + config.gamma * next_values - values)
     decays = config.gamma * config.gae_lambda * c * (1.0 - segments.ends)
-    return parts.backward_sums(deltas.T, decays.T).T
+    return summed_back(deltas.T, decays.T).T
 
 
 def draw(config, sizes, noise, progress, shape):
@@ -476,7 +487,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         if config.normalize_reward:
             reward = state.reward_scale.scale(reward, config.clip_reward)
         decays = config.reward_trace * (1.0 - ends)
-        reward = parts.backward_sums(reward.T, decays.T).T
+        reward = summed_back(reward.T, decays.T).T
         return Segments(
             observation=x,
             action=rollout.action,

@@ -355,7 +355,10 @@ def make_train(config: Config, env: Any = None, env_params: Any = None) -> Calla
 def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     """The first state, an update (some rounds of acting and learning), and the policy."""
     buffer, create = make_buffer(config, env, env_params)
-    rounds = parts.Rounds(config, buffer)  # detail 1
+    rounds = parts.Rounds(config)  # detail 1
+    # A round learns once there are `learning_starts` steps and a whole sequence.
+    window = buffer.waiting * config.train_every + 1
+    waiting = rounds.before(max(config.learning_starts, window))
     space = env.action_space(env_params)
     environments = envs.batch(env, config.num_envs, rounds.num_steps)
     network = QNetwork(config, space.n)
@@ -399,8 +402,9 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         return rounds.run(round, state, noise, draws)
 
     def round(state, noise, now):
-        """Act, store, update statistics, learn."""
-        epsilon, memory = epsilon_at(config, now.progress), state.memory
+        """`train_every` steps of every environment, then `updates_per_step` gradient steps."""
+        progress = now.number / float(rounds.total)
+        epsilon, memory = epsilon_at(config, progress), state.memory
         state, (rollout, previous) = act(state, epsilon, noise)
         by_env = lambda x: x.swapaxes(0, 1)[None]  # (1, num_envs, train_every, ...)
         steps, previous = jax.tree.map(by_env, (rollout, previous))
@@ -410,9 +414,15 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         if config.normalize_obs:
             obs_stats = state.policy.obs_stats.update(rollout.observation)
             state = state.replace(policy=state.policy.replace(obs_stats=obs_stats))
-        state, metrics = rounds.learn(gradient_step, state, now)
+        ready = now.number >= waiting
+
+        def learn(old, draws, index):
+            new, metrics = gradient_step(old, draws, progress, ready)
+            return parts.keep_if(ready, new, old), metrics
+
+        state, metrics = rounds.repeat(learn, state, now, ready)
         if config.staleness_steps:
-            metrics |= measure(state, now)
+            metrics |= measure(state, now.draws[now.first, :MEASURED], ready)
         return state, metrics | {"epsilon": epsilon}, rollout
 
     def act(state, epsilon, noise):
@@ -510,9 +520,9 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         best = of_action(values, greedy(values, steps.action_mask)).mean()
         return total, (errors, {"loss": total, "td_error": errors.mean(), "mean_value": best})
 
-    def measure(state, now):
+    def measure(state, draws, ready):
         """Staleness of a few stored states, once a round."""
-        index = buffer.draw(state.replay, now.draws[now.first, :MEASURED]).index
+        index = buffer.draw(state.replay, draws).index
         chunks = -(-config.staleness_steps // config.train_every)
         memory, sequence = replayed(state, index)
         _, stored = unroll(state.policy.params, memory, sequence)
@@ -523,21 +533,21 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         # An end before the learned steps, in chunks that are not overwritten yet.
         back = jnp.repeat(jnp.arange(chunks, -buffer.n_step, -1), config.train_every)
         there = buffer.held(state.replay, index, back[:, None])
-        known = (there & done)[: -config.sequence_length].any(0) & now.ready
+        known = (there & done)[: -config.sequence_length].any(0) & ready
         total = jnp.where(known, ratio, 0.0).sum(1) / jnp.maximum(known.sum(), 1)
         average = lambda x: parts.Average(x, known.any())
         return {"staleness_first": average(total[0]), "staleness_last": average(total[-1])}
 
-    def gradient_step(state, draws, now):
+    def gradient_step(state, draws, progress, ready):
         """Learns from a batch of sequences, and updates their priorities."""
         draw = buffer.draw(state.replay, draws)
-        beta = config.priority_beta + now.progress * (1.0 - config.priority_beta)
+        beta = config.priority_beta + progress * (1.0 - config.priority_beta)
         weights = importance_weights(draw.probability, buffer.num_windows(state.replay), beta)
         memory, sequence = replayed(state, draw.index)
         grads, (errors, metrics) = jax.grad(loss, has_aux=True)(
             state.policy.params, state, memory, sequence, weights
         )
-        left = jnp.maximum(1.0 - now.progress, 0.0) if config.anneal_lr else 1.0
+        left = jnp.maximum(1.0 - progress, 0.0) if config.anneal_lr else 1.0
         rate, old = config.learning_rate * left, state.policy.params
         updates, opt_state = optimizer.update(grads, state.opt_state, old, learning_rate=rate)
         params = optax.apply_updates(old, updates)
@@ -552,7 +562,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             target_params=jax.tree.map(move, state.target_params, params),
             target_age=age % config.target_every,
             opt_state=opt_state,
-            replay=buffer.prioritize(state.replay, draw.index, priority, now.ready),
+            replay=buffer.prioritize(state.replay, draw.index, priority, ready),
         )
         return state, metrics
 

@@ -192,7 +192,14 @@ def lambda_returns(rewards, next_values, terminated, done, gamma, gae_lambda):
     """
     follows = (1.0 - jnp.asarray(done)).at[-1].set(0.0)
     bootstrap = (1.0 - gae_lambda * follows) * (1.0 - terminated) * next_values
-    return parts.backward_sums(rewards + gamma * bootstrap, gamma * gae_lambda * follows)
+
+    def step(later, inputs):
+        now, decay = inputs
+        target = now + decay * later
+        return target, target
+
+    inputs = rewards + gamma * bootstrap, gamma * gae_lambda * follows
+    return parts.scan(step, jnp.zeros_like(rewards[0]), inputs, reverse=True)[1]
 
 
 def policy_gradient_loss(log_prob, advantages):

@@ -294,7 +294,14 @@ def soft_lambda_targets(rewards, next_values, next_bonus, terminated, done, gamm
     follows = (1.0 - jnp.asarray(done)).at[-1].set(0.0)
     bootstrap = next_bonus + (1.0 - td_lambda * follows) * next_values
     soft_rewards = rewards + gamma * (1.0 - terminated) * bootstrap
-    return parts.backward_sums(soft_rewards, gamma * td_lambda * follows)
+
+    def step(later, inputs):
+        now, decay = inputs
+        target = now + decay * later
+        return target, target
+
+    inputs = soft_rewards, gamma * td_lambda * follows
+    return parts.scan(step, jnp.zeros_like(rewards[0]), inputs, reverse=True)[1]
 
 
 def learning_rates(config, num_updates, update):

@@ -230,7 +230,11 @@ def make_train(config: Config, env: Any = None, env_params: Any = None) -> Calla
 def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     """The first state, an update (some rounds of acting and learning), and the policy."""
     buffer = parts.ReplayBuffer.of(config)
-    rounds = parts.Rounds(config, buffer)  # detail 1
+    rounds = parts.Rounds(config)  # detail 1
+    # A round learns once there are `learning_starts` steps and a whole window.
+    waiting = rounds.before(max(config.learning_starts, buffer.waiting + 1))
+    # Actions are uniform in rounds that begin before `learning_starts`, or before any learning.
+    uniform = max(waiting, rounds.before(config.learning_starts) + 1)
     environments = envs.batch(env, config.num_envs, rounds.num_steps)
     num_actions = env.action_space(env_params).n
     actor, critic = Actor(config, num_actions), Critic(config, num_actions)
@@ -280,13 +284,20 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         return rounds.run(round, state, noise, draws)
 
     def round(state, noise, now):
-        """Act, store, update statistics, learn."""
-        state, rollout = act(state, now.warm_up, noise)
+        """`train_every` steps of every environment, then `updates_per_step` gradient steps."""
+        progress = now.number / float(rounds.total)
+        state, rollout = act(state, now.number < uniform, noise)
         state = state.replace(replay=buffer.add(state.replay, rollout))
         if config.normalize_obs:
             obs_stats = state.policy.obs_stats.update(rollout.observation)
             state = state.replace(policy=state.policy.replace(obs_stats=obs_stats))
-        state, metrics = rounds.learn(gradient_step, state, now)
+        ready = now.number >= waiting
+
+        def learn(old, draws, index):
+            new, metrics = gradient_step(old, draws, progress)
+            return parts.keep_if(ready, new, old), metrics
+
+        state, metrics = rounds.repeat(learn, state, now, ready)
         return state, metrics, rollout
 
     def act(state, warm_up, noise):
@@ -343,7 +354,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         """alpha (H - target): its gradient step raises alpha where the entropy H is too small."""
         return jnp.exp(log_temperature) * surplus * config.learn_temperature
 
-    def gradient_step(state, draws, now):
+    def gradient_step(state, draws, progress):
         """Learns from a batch of windows; all three losses see the parameters before it."""
         draw = buffer.draw(state.replay, draws)
         window = buffer.windows(state.replay.transitions, draw.index, config.gamma)
@@ -365,7 +376,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             log_temperature=state.log_temperature,
         )
         grads = Params(actor=of_actor, critics=of_critics, log_temperature=of_temperature)
-        left = jnp.maximum(1.0 - now.progress, 0.0) if config.anneal_lr else 1.0
+        left = jnp.maximum(1.0 - progress, 0.0) if config.anneal_lr else 1.0
         rate = config.learning_rate * left
         # detail 4
         updates, opt_state = optimizer.update(grads, state.opt_state, params, learning_rate=rate)

@@ -252,7 +252,14 @@ def q_lambda_targets(rewards, next_values, terminated, done, gamma, q_lambda):
     """
     follows = (1.0 - jnp.asarray(done)).at[-1].set(0.0)
     bootstrap = (1.0 - q_lambda * follows) * (1.0 - terminated) * next_values
-    return parts.backward_sums(rewards + gamma * bootstrap, gamma * q_lambda * follows)
+
+    def step(later, inputs):
+        now, decay = inputs
+        target = now + decay * later
+        return target, target
+
+    inputs = rewards + gamma * bootstrap, gamma * q_lambda * follows
+    return parts.scan(step, jnp.zeros_like(rewards[0]), inputs, reverse=True)[1]
 
 
 def greedy(values, mask=None):

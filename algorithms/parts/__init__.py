@@ -60,8 +60,7 @@ from algorithms.parts.replay import (
     check_replay,
     check_rounds,
 )
-from algorithms.parts.returns import backward_sums
-from algorithms.parts.rounds import Round, Rounds
+from algorithms.parts.rounds import Rounds, keep_if
 from algorithms.parts.shards import any_over_shards, average, deviation, mean_over_shards
 from algorithms.parts.spaces import (
     EpsilonNoise,
@@ -115,7 +114,6 @@ __all__ = [
     "Replay",
     "ReplayBuffer",
     "RewardScale",
-    "Round",
     "Rounds",
     "RunningStatistics",
     "Split",
@@ -128,7 +126,6 @@ __all__ = [
     "activation",
     "any_over_shards",
     "average",
-    "backward_sums",
     "branch",
     "check_cell",
     "check_choices",
@@ -158,6 +155,7 @@ __all__ = [
     "fresh_memory",
     "global_norm",
     "is_discrete",
+    "keep_if",
     "last_step",
     "log_tanh_slope",
     "mask_of_agents",

@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 
 from algorithms.parts.loops import scan_rows
-from algorithms.parts.replay import ReplayBuffer
 from algorithms.parts.training import Average, Last, Maximum, num_updates
 from envs import loops
 from envs.loops import scan
@@ -19,16 +18,12 @@ STRETCH = 16  # steps of an environment whose random numbers are drawn at once
 
 
 class Round(NamedTuple):
-    """The place of a round in the run."""
+    """A round's place in the run, and the random numbers of its gradient steps."""
 
-    progress: jax.Array  # share of the run before this round, ()
-    learned: jax.Array  # share of the learning rounds before it; negative before learning, ()
-    ready: jax.Array  # whether the round learns, bool ()
-    warm_up: jax.Array  # whether actions are uniform, in files with such a warm-up, bool ()
+    number: jax.Array  # rounds of the run before this one, int32 ()
     draws: Any  # random numbers of gradient steps; leading axis: all steps of the update
     first: jax.Array  # index of the round's first gradient step in them, int32 ()
     place: int | None = None  # this index up to whole periods, where it is known when compiling
-    turn: Any = True  # bool, of a gradient step: whether it is the last of its period
 
 
 def over_rounds(x: Any) -> Any:
@@ -40,18 +35,26 @@ def over_rounds(x: Any) -> Any:
     return Last(x.value[-1]) if isinstance(x, Last) else x.mean()
 
 
+def keep_if(ready: jax.Array, new: Any, old: Any) -> Any:
+    """The new state if ready (bool, ()), else the old one, but always with the new replay buffer.
+
+    Choosing between two buffers would copy them. So what makes the new state must leave the buffer
+    as it is unless it is ready.
+    """
+    keep = lambda n, o: n if n is o else jnp.where(ready, n, o)
+    state = jax.tree.map(keep, new.replace(replay=None), old.replace(replay=None))
+    return state.replace(replay=new.replay)
+
+
 @dataclasses.dataclass(frozen=True)
 class Rounds:
     """The division of a run into rounds and updates.
 
     A round is `train_every` steps of each environment, then `updates_per_step` gradient steps. An
     update is several rounds: drawing the random numbers for all of them at once costs far less.
-    Before `learning_starts`, or the buffer's first whole window, a CPU leaves out gradient steps.
-    Accelerators, which would wait for the host to decide, compute and discard them.
     """
 
     config: Any  # its sizes of rounds and of the run are used
-    buffer: ReplayBuffer
     period: int = 1  # the gradient steps of an update are a multiple of this
 
     @property
@@ -90,19 +93,13 @@ class Rounds:
         return self.count * self.config.updates_per_step
 
     @property
-    def waiting(self) -> int:
-        """Rounds of the run before the first round that learns."""
-        window = self.buffer.waiting * self.buffer.item_steps + 1  # steps until one is whole
-        waits = max(self.config.learning_starts, window)
-        return -(-waits // self.round_steps) - 1
+    def total(self) -> int:
+        """Rounds of the whole run."""
+        return num_updates(self.config, self.steps) * self.count
 
-    @property
-    def warm_up(self) -> int:
-        """Rounds of the run that begin before `learning_starts`, or before the first that learns.
-
-        A round that learns may be among them: it acts first.
-        """
-        return max(self.waiting, -(-self.config.learning_starts // self.round_steps))
+    def before(self, steps: int) -> int:
+        """Rounds of the run before the one with the last of so many steps; -1 for no steps."""
+        return -(-steps // self.round_steps) - 1
 
     def run(self, round: Callable, state: Any, noise: Any, draws: Any) -> tuple[Any, dict]:
         """The rounds of an update: the state after them, and metrics.
@@ -113,19 +110,10 @@ class Rounds:
           noise: random numbers for acting; leading axis: the rounds.
           draws: random numbers of gradient steps; leading axis: all steps.
         """
-        total = num_updates(self.config, self.steps) * self.count  # of the whole run
 
         def step(state, inputs, place=None):
             number, first, noise = inputs
-            now = Round(
-                progress=number / float(total),
-                learned=(number - self.waiting) / float(total - self.waiting),
-                ready=number >= self.waiting,
-                warm_up=number < self.warm_up,
-                draws=draws,
-                first=first,
-                place=place,
-            )
+            now = Round(number=number, draws=draws, first=first, place=place)
             state, metrics, rollout = round(state, noise, now)
             return state, (metrics, rollout.reward, rollout.done)
 
@@ -152,26 +140,24 @@ class Rounds:
         metrics = {name: over_rounds(x) for name, x in metrics.items()}
         return state.replace(episodes=episodes, update=state.update + 1), metrics
 
-    def learn(self, gradient_step: Callable, state: Any, now: Round) -> tuple[Any, dict]:
-        """The gradient steps of a round: the state after them, and metrics, each an Average.
+    def repeat(self, step: Callable, state: Any, now: Round, ready: jax.Array) -> tuple[Any, dict]:
+        """`updates_per_step` calls of a step: the state after them, and metrics, each an Average.
 
-        Until `now.ready` their results are discarded, except `state.replay`: choosing between two
-        buffers would copy them. So a gradient step must leave the buffer unchanged until then.
-        Discarding serves accelerators, and trials beside one that is ready.
+        Unless ready, metrics do not count, and the step must change nothing (`keep_if`). Then a
+        CPU leaves it out. Accelerators, which would wait for the host to decide, compute it, as
+        trials do beside one that is ready.
 
         Args:
-          gradient_step: gradient_step(state, draws, now) -> state, metrics. A metric is a number,
-            or an Average whose weight is 0 in steps without it. A Maximum or a Last is refused: a
-            round may have them.
+          step: step(state, draws, index) -> state, metrics, with the random numbers of the gradient
+            step and its index in the update, an int where it is known when compiling. A metric is a
+            number, or an Average whose weight is 0 in steps without it. A Maximum or a Last is
+            refused: a round may have them.
+          ready: bool ().
         """
 
-        def step(old, draws, index):
-            turn = index % self.period == self.period - 1
-            new, metrics = gradient_step(old, draws, now._replace(turn=turn))
-            keep = lambda n, o: n if n is o else jnp.where(now.ready, n, o)
-            state = jax.tree.map(keep, new.replace(replay=None), old.replace(replay=None))
-            metrics = {name: counted(x) for name, x in metrics.items()}
-            return state.replace(replay=new.replay), metrics
+        def one(state, draws, index):
+            state, metrics = step(state, draws, index)
+            return state, {name: counted(x) for name, x in metrics.items()}
 
         def counted(x):
             if isinstance(x, Maximum | Last):
@@ -180,7 +166,7 @@ class Rounds:
                     "return a number, or let the round return it"
                 )
             total, weight = x if isinstance(x, Average) else (x, True)
-            return Average(jnp.where(now.ready, total, 0.0), now.ready & weight)
+            return Average(jnp.where(ready, total, 0.0), ready & weight)
 
         count = self.config.updates_per_step
-        return scan_rows(step, state, now.draws, now.first, count, now.ready, now.place)
+        return scan_rows(one, state, now.draws, now.first, count, ready, now.place)

@@ -31,8 +31,7 @@ class Rollout(tuple):
 
 
 def rounds_of(period=1, **sizes):
-    config = SimpleNamespace(**SIZES | sizes)
-    return parts.Rounds(config, parts.ReplayBuffer.of(config), period=period)
+    return parts.Rounds(SimpleNamespace(**SIZES | sizes), period=period)
 
 
 @pytest.mark.parametrize(
@@ -56,40 +55,22 @@ def test_an_update_has_whole_periods_and_about_sixteen_steps(sizes, period, coun
 
 
 @pytest.mark.parametrize(
-    "sizes, waiting",
+    "sizes, steps, rounds",
     [
-        (dict(learning_starts=0), 0),  # the first round adds the transitions to learn from
-        (dict(learning_starts=2), 0),
-        (dict(learning_starts=3), 1),
-        (dict(learning_starts=0, n_step=3), 2),  # until the first window of three steps
-        (dict(learning_starts=20, train_every=4), 2),
+        (dict(), 0, -1),
+        (dict(), 1, 0),  # two environments: the first round has the first two steps
+        (dict(), 2, 0),
+        (dict(), 3, 1),
+        (dict(train_every=4), 16, 1),
+        (dict(train_every=4), 17, 2),
     ],
 )
-def test_rounds_without_learning(sizes, waiting):
-    assert rounds_of(**sizes).waiting == waiting
+def test_rounds_before_a_number_of_steps(sizes, steps, rounds):
+    assert rounds_of(**sizes).before(steps) == rounds
 
 
-@pytest.mark.parametrize(
-    "sizes, warm_up",
-    [
-        (dict(learning_starts=0), 0),
-        (dict(learning_starts=2), 1),  # the first round acts for two steps, then learns
-        (dict(learning_starts=3), 2),
-        (dict(learning_starts=0, n_step=3), 2),  # nothing to learn from until then
-        (dict(learning_starts=20, train_every=4), 3),
-    ],
-)
-def test_rounds_of_the_warm_up_begin_before_learning_starts(sizes, warm_up):
-    assert rounds_of(**sizes).warm_up == warm_up
-
-
-def test_rounds_without_learning_are_those_of_the_first_window_s_items():
-    """Rounds of 4 steps of 2 environments; a window of three items, each of 4 steps."""
-    config = SimpleNamespace(**SIZES | dict(train_every=4, learning_starts=0))
-    buffer = parts.ReplayBuffer(100, 2, 1, n_step=3, item_steps=4)
-    assert parts.Rounds(config, buffer).waiting == 2
-    config.learning_starts = 25
-    assert parts.Rounds(config, buffer).waiting == 3
+def test_the_rounds_of_a_run_are_those_of_its_updates():
+    assert rounds_of().total == 48 and rounds_of(train_every=3).total == 20
 
 
 def fresh_state():
@@ -103,17 +84,25 @@ def fresh_state():
 
 
 def run(updates=1, **sizes):
-    """Updates whose gradient steps count; returns the state, metrics and each round's place."""
+    """Updates whose gradient steps count from the fifth round on; returns the state, metrics and
+    each round's number and first gradient step."""
     rounds, places = rounds_of(**sizes), []
 
-    def gradient_step(state, draws, now):
+    def gradient_step(state, draws):
         even = parts.Average(jnp.where(draws % 2 == 0, 1.0 * draws, 0.0), draws % 2 == 0)
         state = state.replace(x=state.x + 1.0 + draws, replay=state.replay + 1)
         return state, {"draw": 1.0 * draws, "even": even}
 
     def round(state, noise, now):
-        jax.debug.callback(lambda *x: places.append([float(y) for y in x]), *now[:3], ordered=True)
-        state, metrics = rounds.learn(gradient_step, state, now)
+        place = now.number, now.first
+        jax.debug.callback(lambda *x: places.append([int(y) for y in x]), *place, ordered=True)
+        ready = now.number >= 4
+
+        def learn(old, draws, index):
+            new, metrics = gradient_step(old, draws)
+            return parts.keep_if(ready, new, old), metrics
+
+        state, metrics = rounds.repeat(learn, state, now, ready)
         metrics |= {"noise": 1.0 * noise, "largest": parts.Maximum(-1.0 * noise)}
         return state, metrics | {"last": parts.Last(1.0 * noise)}, Rollout()
 
@@ -141,8 +130,8 @@ def test_gradient_steps_leave_no_trace_until_there_is_enough_to_learn_from():
 @pytest.mark.parametrize("kind", [parts.Maximum, parts.Last])
 def test_metrics_of_gradient_steps_are_means(kind):
     rounds = rounds_of()
-    step = lambda state, draws, now: (state, {"x": kind(1.0 * draws)})
-    round = lambda state, noise, now: (*rounds.learn(step, state, now), Rollout())
+    step = lambda state, draws, index: (state, {"x": kind(1.0 * draws)})
+    round = lambda state, noise, now: (*rounds.repeat(step, state, now, True), Rollout())
     with pytest.raises(TypeError, match=f"returns a {kind.__name__}, but its metrics are averaged"):
         noise, draws = jnp.arange(rounds.count), jnp.arange(rounds.gradient_steps)
         rounds.run(round, fresh_state(), noise, draws)
@@ -158,16 +147,15 @@ def test_results_before_learning_are_discarded_where_they_are_computed(monkeypat
 
 
 def test_every_gradient_step_has_draws_of_its_own():
-    state, metrics, _ = run(updates_per_step=3, learning_starts=0)
-    assert state.x == (1 + np.arange(48)).sum() and metrics["draw"].weight == 48
+    state, metrics, places = run(updates_per_step=3)
+    drawn = np.arange(12, 48)
+    assert state.x == (1 + drawn).sum() and metrics["draw"] == (drawn.sum(), len(drawn))
+    np.testing.assert_array_equal(places[:, 1], 3 * np.arange(16))
 
 
-def test_a_round_knows_its_place_in_the_run():
-    _, _, places = run(updates=3)  # of 48 rounds
-    number = np.arange(48)
-    np.testing.assert_allclose(places[:, 0], number / 48, rtol=1e-6)
-    np.testing.assert_allclose(places[:, 1], (number - 4) / 44, rtol=1e-6, atol=1e-7)
-    np.testing.assert_array_equal(places[:, 2], number >= 4)
+def test_a_round_knows_its_number_in_the_run():
+    _, _, places = run(updates=3)
+    np.testing.assert_array_equal(places[:, 0], np.arange(48))
 
 
 ON_GPU = [(1, 1), (1, 2), (2, 3), (3, 2), (9, 2), (1, 9)]  # none, short ones, long ones
@@ -179,18 +167,19 @@ ON_GPU = [(1, 1), (1, 2), (2, 3), (3, 2), (9, 2), (1, 9)]  # none, short ones, l
 )
 def test_each_period_ends_with_a_turn(updates_per_step, period, platform, monkeypatch):
     monkeypatch.setattr(loops, "platform", lambda: platform)
-    rounds = rounds_of(period, updates_per_step=updates_per_step, learning_starts=0)
+    rounds = rounds_of(period, updates_per_step=updates_per_step)
     flags, traced = [], []
 
-    def gradient_step(state, draws, now):
-        flags.append(now.turn)
-        moved = parts.branch(now.turn, lambda x: 3.0 * x + draws, lambda x: x + 1.0, state.x)
-        of_turn = parts.Average(jnp.where(now.turn, 1.0 * draws, 0.0), now.turn)
+    def gradient_step(state, draws, index):
+        turn = index % period == period - 1
+        flags.append(turn)
+        moved = parts.branch(turn, lambda x: 3.0 * x + draws, lambda x: x + 1.0, state.x)
+        of_turn = parts.Average(jnp.where(turn, 1.0 * draws, 0.0), turn)
         return state.replace(x=moved % 1000.0), {"turns": of_turn}
 
     def round(state, noise, now):
         traced.append(now)
-        state, metrics = rounds.learn(gradient_step, state, now)
+        state, metrics = rounds.repeat(gradient_step, state, now, jnp.bool_(True))
         return state, metrics | {"noise": 1.0 * noise}, Rollout()
 
     noise, draws = jnp.arange(rounds.count), jnp.arange(rounds.gradient_steps)
