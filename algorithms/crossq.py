@@ -30,7 +30,6 @@ Implementation details:
   8 Before `learning_starts`, actions are uniform over the box.
 """
 
-import math
 import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -152,15 +151,8 @@ class Torso(nn.Module):
         return norm(x)
 
 
-class Gaussian(NamedTuple):
-    """The distribution of actions before tanh, (batch, dimensions) each."""
-
-    mean: jax.Array
-    log_std: jax.Array
-
-
 class Actor(nn.Module):
-    """Observations (batch, ...) to a Gaussian."""
+    """Observations (batch, ...) to distributions of actions."""
 
     config: Config
     size: int  # dimensions of the action
@@ -170,7 +162,8 @@ class Actor(nn.Module):
         x = Torso(self.config, self.config.hidden_sizes)(train, warm, x)
         mean = parts.Dense(self.size, name="mean_head")(x)
         squashed = nn.tanh(parts.Dense(self.size, name="std_head")(x))
-        return Gaussian(mean, LOG_STD[0] + 0.5 * (LOG_STD[1] - LOG_STD[0]) * (squashed + 1.0))
+        log_std = LOG_STD[0] + 0.5 * (LOG_STD[1] - LOG_STD[0]) * (squashed + 1.0)
+        return parts.TanhGaussian(mean, log_std)
 
 
 class Critic(nn.Module):
@@ -238,18 +231,6 @@ class Draws(NamedTuple):
 LOG_STD = (-5.0, 2.0)
 
 
-# --- formulas ---------------------------------------------------------------------------------
-
-
-def squash(gaussian, noise):  # detail 4
-    """a = tanh(u), u = mean + std * noise, (batch, dimensions), and its log_prob (batch,):
-    log pi(a) = sum_d [log N(u_d; mean_d, std_d) - log(1 - a_d**2)], appendix C of Haarnoja et al.
-    """
-    u = gaussian.mean + jnp.exp(gaussian.log_std) * noise
-    normal = -0.5 * (noise**2 + math.log(2.0 * math.pi)) - gaussian.log_std
-    return jnp.tanh(u), (normal - parts.log_tanh_slope(u)).sum(-1)
-
-
 # --- acting and training ----------------------------------------------------------------------
 
 
@@ -266,10 +247,9 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
 
     def policy(state, observation, memory=None, rng=None, mask=None):
         x = parts.normalize(config, state.policy.obs_stats, observation)[None]
-        gaussian = network.apply(state.policy.variables, x)
-        shape = gaussian.mean.shape
-        noise = jnp.zeros(shape) if rng is None else jax.random.normal(rng, shape)
-        return parts.rescale_to(space, squash(gaussian, noise)[0])[0], memory
+        actions = network.apply(state.policy.variables, x)
+        action = actions.mode() if rng is None else actions.sample(seed=rng)
+        return parts.rescale_to(space, action)[0], memory
 
     return policy
 
@@ -381,7 +361,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         def step(state, inputs):
             step_rng, noise = inputs
             x = parts.normalize(config, state.policy.obs_stats, state.observation)
-            action, _ = squash(actor.apply(state.policy.variables, x), noise)
+            actions = actor.apply(state.policy.variables, x)
+            action = parts.sample(actions, noise, step_rng)
             action = jnp.where(warm_up, parts.uniform_of(noise), action)  # detail 8
             observation, env_state, reward, terminated, truncated, info = environments.step(
                 step_rng, state.env_state, parts.rescale_to(space, action), env_params
@@ -405,7 +386,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         """
         x = parts.normalize(config, state.policy.obs_stats, window.observation)
         next_x = parts.normalize(config, state.policy.obs_stats, window.final_observation)
-        next_action, next_log_prob = squash(actor.apply(state.policy.variables, next_x), noise)
+        next_actions = actor.apply(state.policy.variables, next_x)
+        next_action, next_log_prob = next_actions.sample_and_log_prob_from(noise)
         both = jnp.concatenate([x, next_x])  # detail 2
         actions = jnp.concatenate([window.action.reshape(-1, size), next_action])
         in_training = lambda v: critic.apply(v, both, actions, True, warm, mutable="moments")
@@ -426,7 +408,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         temperature = jnp.exp(log_temperature)
         variables = state.policy.variables | {"params": params}
         gaussian, changed = actor.apply(variables, x, True, warm, mutable="moments")
-        action, log_prob = squash(gaussian, noise)
+        action, log_prob = gaussian.sample_and_log_prob_from(noise)
         value = jax.vmap(critic.apply, (0, None, None))(state.critics, x, action).min(0)  # frozen
         loss = (jax.lax.stop_gradient(temperature) * log_prob - value).mean()
         surplus = jax.lax.stop_gradient(-log_prob).mean() - size * config.target_entropy

@@ -124,32 +124,8 @@ class Config:
 # --- network ----------------------------------------------------------------------------------
 
 
-class Actions(NamedTuple):
-    """The parameters of a distribution over actions; leading axes (batch,), or more."""
-
-    output: jax.Array  # logits (batch, num_actions), or means (batch, dimensions)
-    log_std: jax.Array | None  # (batch, dimensions), continuous actions only
-    mask: jax.Array | None  # (batch, dimensions), bool: dimensions that the agent has
-
-    def sample(self, noise):
-        """argmax(logits + Gumbel noise), or mean + std * normal noise; zeros give the mode."""
-        if self.log_std is None:
-            return jnp.argmax(self.output + noise, axis=-1)
-        return self.output + jnp.exp(self.log_std) * noise
-
-    def log_prob_and_entropy(self, action):
-        """log pi(a) and entropy -sum pi log pi, (batch,)."""
-        if self.log_std is not None:
-            log_prob = parts.normal_log_prob(action, self.output, self.log_std)
-            of_dimensions = log_prob, parts.normal_entropy(self.log_std)
-            return tuple(jnp.where(self.mask, x, 0.0).sum(-1) for x in of_dimensions)  # detail 7
-        log_probs = nn.log_softmax(self.output)
-        chosen = jax.nn.one_hot(action, log_probs.shape[-1])
-        return (log_probs * chosen).sum(-1), -(jnp.exp(log_probs) * log_probs).sum(-1)
-
-
 class Actor(nn.Module):
-    """Inputs (batch, ...) to Actions."""
+    """Inputs (batch, ...) to distributions of actions."""
 
     config: Config
     space: Any  # of actions
@@ -160,11 +136,10 @@ class Actor(nn.Module):
         c, size = self.config, parts.num_outputs(self.space)
         x = parts.Torso(c.hidden_sizes, c.activation, c.conv_layers, dtype=c.compute_dtype)(x)
         output = parts.Dense(size, name="actor_head")(x)
-        mask = jnp.ones_like(output, bool) if mask is None else mask
         if parts.is_discrete(self.space):
-            return Actions(jnp.where(mask, output, -1e9), None, None)  # detail 7
+            return parts.Categorical(output, mask)  # detail 7
         log_std = self.param("log_std", nn.initializers.zeros, (size,))
-        return Actions(output, jnp.broadcast_to(log_std, output.shape), mask)
+        return parts.Gaussian(output, jnp.broadcast_to(log_std, output.shape), mask)
 
 
 class Critic(nn.Module):
@@ -374,8 +349,7 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
     def policy(state, observation, memory=None, rng=None, mask=None):
         mask = None if mask is None else mask[None]
         actions = act(config, network, evaluated(state.policy), observation[None], mask)
-        noise = 0.0 if rng is None else parts.action_noise(rng, space, actions.output.shape[:-1])
-        action = actions.sample(noise)
+        action = actions.mode() if rng is None else actions.sample(seed=rng)
         return parts.clip_to(space, parts.unfold(config, action, env.num_agents)[0]), memory
 
     return policy
@@ -392,7 +366,7 @@ def make_probabilities(config: Config, env: Any = None, env_params: Any = None) 
 
     def probabilities(state, observation, mask):
         actions = act(config, network, evaluated(state.policy), observation[None], mask[None])
-        return parts.unfold(config, nn.softmax(actions.output), env.num_agents)[0]
+        return parts.unfold(config, actions.probs, env.num_agents)[0]
 
     return probabilities
 
@@ -403,7 +377,7 @@ def evaluated(policy):
 
 
 def act(config, network, policy, observation, mask):
-    """Actions (networks, samples, ...) on observations (num_envs, num_agents, ...)."""
+    """Distributions of actions (networks, samples), on observations (num_envs, num_agents, ...)."""
     x, _ = make_inputs(config, policy, observation)
     return jax.vmap(network.apply)(policy.params, *parts.fold(config, (x, mask)))
 
@@ -548,8 +522,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             step_rng, noise = inputs
             mask = parts.mask_of_agents(environments, state.env_state, env_params)
             world_state = world_of(state.env_state)
-            action = act(config, actor, state.policy, state.observation, mask).sample(noise)
-            action = parts.unfold(config, action, num_agents)
+            actions = act(config, actor, state.policy, state.observation, mask)
+            action = parts.unfold(config, parts.sample(actions, noise, step_rng), num_agents)
             observation, env_state, reward, terminated, truncated, info = environments.step(
                 step_rng, state.env_state, parts.clip_to(space, action), env_params
             )
@@ -586,7 +560,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             """The Batch of one network, from arrays (num_steps, samples, ...)."""
             flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), folded)
             x, critic_x, final_critic_x, rollout = flat
-            log_prob, _ = actor.apply(params, x, rollout.mask).log_prob_and_entropy(rollout.action)
+            log_prob = actor.apply(params, x, rollout.mask).log_prob(rollout.action)
             values = critic.apply(critic_params, critic_x)
             next_values = critic.apply(critic_params, final_critic_x)
             reward = rollout.reward
@@ -619,7 +593,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         rollout, advantages = batch.rollout, batch.advantage
         weights = actor_weights(rollout)  # details 6 and 8
         actions = actor.apply(params, batch.observation, rollout.mask)
-        log_prob, entropy = actions.log_prob_and_entropy(rollout.action)
+        log_prob, entropy = actions.log_prob(rollout.action), actions.entropy()
         log_ratio, entropy = log_prob - batch.log_prob, parts.mean(entropy, weights)
         if config.normalize_advantage:
             of_all = lambda x: parts.mean_over_shards(parts.mean(x, weights))

@@ -102,32 +102,9 @@ class Config:
 # --- network ----------------------------------------------------------------------------------
 
 
-class Actions(NamedTuple):
-    """The parameters of a distribution over actions; leading axes (batch,), or more."""
-
-    output: jax.Array  # logits (batch, num_actions), or means (batch, dimensions)
-    log_std: jax.Array | None  # (batch, dimensions), continuous actions only
-    mask: jax.Array | None  # (batch, dimensions), bool: dimensions that the agent has
-
-    def sample(self, noise):
-        """argmax(logits + Gumbel noise), or mean + std * normal noise; zeros give the mode."""
-        if self.log_std is None:
-            return jnp.argmax(self.output + noise, axis=-1)
-        return self.output + jnp.exp(self.log_std) * noise
-
-    def log_prob_and_entropy(self, action):
-        """log pi(a) and entropy -sum pi log pi, (batch,)."""
-        if self.log_std is not None:
-            log_prob = parts.normal_log_prob(action, self.output, self.log_std)
-            of_dimensions = log_prob, parts.normal_entropy(self.log_std)
-            return tuple(jnp.where(self.mask, x, 0.0).sum(-1) for x in of_dimensions)
-        log_probs = nn.log_softmax(self.output)
-        chosen = jax.nn.one_hot(action, log_probs.shape[-1])
-        return (log_probs * chosen).sum(-1), -(jnp.exp(log_probs) * log_probs).sum(-1)
-
-
 class Actor(nn.Module):
-    """Inputs (see parts.Recurrent) to the memories after each of them, and to Actions."""
+    """Inputs (see parts.Recurrent) to the memories after each of them, and to
+    distributions of actions."""
 
     config: Config
     space: Any  # of actions
@@ -138,11 +115,10 @@ class Actor(nn.Module):
         memories = parts.Recurrent(self.config)(memory, inputs, done)
         size = parts.num_outputs(self.space)
         output = parts.Dense(size, name="actor_head")(memories.hidden)
-        mask = jnp.ones_like(output, bool) if mask is None else mask
         if parts.is_discrete(self.space):
-            return memories, Actions(jnp.where(mask, output, -1e9), None, None)
+            return memories, parts.Categorical(output, mask)
         log_std = self.param("log_std", nn.initializers.zeros, (size,))
-        return memories, Actions(output, jnp.broadcast_to(log_std, output.shape), mask)
+        return memories, parts.Gaussian(output, jnp.broadcast_to(log_std, output.shape), mask)
 
 
 class Critic(nn.Module):
@@ -353,7 +329,7 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
         inputs = jax.tree.map(lambda x: x[None], (memory, observation, mask))
         memory, actions = act(config, actor, state.policy, *inputs)
         zeros = jnp.zeros((1, env.num_agents))
-        action = actions.sample(0.0 if rng is None else parts.action_noise(rng, space, zeros.shape))
+        action = actions.mode() if rng is None else actions.sample(seed=rng)
         action = present * parts.clip_to(space, action)
         memory = parts.with_last_step(config, space, memory, action, zeros)  # no reward yet
         return jax.tree.map(lambda x: x[0], (action, memory))
@@ -362,7 +338,7 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
 
 
 def act(config, actor, policy, memory, observation, mask):
-    """Memories after observations (num_envs, num_agents, ...), and the Actions."""
+    """Memories after observations (num_envs, num_agents, ...), and the actions' distributions."""
     inputs, _ = make_inputs(config, policy, observation, parts.last_step(memory))
     folded = parts.fold(config, (memory, inputs, mask))
     after = jax.vmap(functools.partial(parts.one_step, actor))(policy.params, *folded)
@@ -516,7 +492,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             world_state = world_of(state.env_state)
             seen = state.memory, state.observation, mask
             memory, actions = act(config, actor, state.policy, *seen)
-            action = actions.sample(noise)
+            action = parts.sample(actions, noise, step_rng)
             taken = present * parts.clip_to(space, action)
             observation, env_state, reward, terminated, truncated, info = environments.step(
                 step_rng, state.env_state, taken, env_params
@@ -525,13 +501,12 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             alive = info.get("alive", jnp.ones_like(state.alive))
             done = terminated | truncated
             left = jnp.zeros_like(alive) if team else ~alive  # a team's return goes on
-            log_prob, _ = actions.log_prob_and_entropy(action)
             transition = Transition(
                 observation=state.observation,
                 previous=parts.last_step(state.memory),  # detail 5
                 mask=mask,
                 action=action,
-                log_prob=log_prob,
+                log_prob=actions.log_prob(action),
                 reward=reward,
                 alive=state.alive,
                 terminated=terminated[:, None] | left,
@@ -592,7 +567,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     def actor_loss(params, memory, batch):
         rollout, advantages, weights = batch.rollout, batch.advantage, actor_weights(batch.rollout)
         _, actions = actor.apply(params, memory, batch.inputs, rollout.done, rollout.mask)
-        log_prob, entropy = actions.log_prob_and_entropy(rollout.action)
+        log_prob, entropy = actions.log_prob(rollout.action), actions.entropy()
         log_ratio, entropy = log_prob - rollout.log_prob, parts.mean(entropy, weights)
         if config.normalize_advantage:
             advantages -= parts.mean(advantages, weights)

@@ -98,31 +98,8 @@ class Config:
 # --- network ----------------------------------------------------------------------------------
 
 
-class Actions(NamedTuple):
-    """The parameters of a distribution over actions."""
-
-    output: jax.Array  # logits (batch, num_actions), or means (batch, dimensions)
-    log_std: jax.Array | None  # (dimensions,), continuous actions only
-
-    def sample(self, noise):
-        """argmax(logits + Gumbel noise), or mean + std * normal noise; zeros give the mode."""
-        if self.log_std is None:
-            return jnp.argmax(self.output + noise, axis=-1)
-        return self.output + jnp.exp(self.log_std) * noise
-
-    def log_prob_and_entropy(self, action):
-        """log pi(a) and entropy -sum pi log pi, (batch,)."""
-        if self.log_std is not None:
-            log_prob = parts.normal_log_prob(action, self.output, self.log_std)
-            entropy = parts.normal_entropy(self.log_std).sum()
-            return log_prob.sum(-1), jnp.broadcast_to(entropy, log_prob.shape[:-1])
-        log_probs = nn.log_softmax(self.output)
-        chosen = jax.nn.one_hot(action, log_probs.shape[-1])
-        return (log_probs * chosen).sum(-1), -(jnp.exp(log_probs) * log_probs).sum(-1)
-
-
 class ActorCritic(nn.Module):
-    """Observations (batch, ...) to Actions, and to values (batch,)."""
+    """Observations (batch, ...) to distributions of actions, and to values (batch,)."""
 
     config: Config
     space: Any  # of actions
@@ -140,9 +117,9 @@ class ActorCritic(nn.Module):
     def actor(self, x, mask=None):
         """An action has no probability where the mask (batch, num_actions) is False."""
         output = self.actor_head(self.actor_torso(x))
-        if not parts.is_discrete(self.space):
-            return Actions(output, self.log_std)
-        return Actions(output if mask is None else jnp.where(mask, output, -1e9), None)
+        if parts.is_discrete(self.space):
+            return parts.Categorical(output, mask)
+        return parts.Gaussian(output, self.log_std)
 
     def critic(self, x):
         return self.critic_head(self.critic_torso(x))[..., 0]
@@ -306,8 +283,7 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
     def policy(state, observation, memory=None, rng=None, mask=None):
         x = parts.normalize(config, state.policy.obs_stats, observation)[None]
         actions = network.apply(state.policy.params, x, mask, method="actor")
-        noise = 0.0 if rng is None else parts.action_noise(rng, space, actions.output.shape[:-1])
-        action = actions.sample(noise)
+        action = actions.mode() if rng is None else actions.sample(seed=rng)
         return parts.clip_to(space, action[0]), memory
 
     return policy
@@ -436,7 +412,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             step_rng, noise = inputs
             x = parts.normalize(config, state.policy.obs_stats, state.observation)
             mask = environments.action_mask(state.env_state, env_params)
-            action = network.apply(state.policy.params, x, mask, method="actor").sample(noise)
+            actions = network.apply(state.policy.params, x, mask, method="actor")
+            action = parts.sample(actions, noise, step_rng)
             observation, env_state, reward, terminated, truncated, info = environments.step(
                 step_rng, state.env_state, parts.clip_to(space, action), env_params
             )
@@ -474,13 +451,12 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             config.gamma,
             config.gae_lambda,
         ).reshape(batch_size)
-        log_prob, _ = actions.log_prob_and_entropy(flat.action)
         counts = replayed | (not config.robust)  # detail 6
         return Batch(
             observation=x,
             mask=flat.mask,
             action=flat.action,
-            log_prob=log_prob,
+            log_prob=actions.log_prob(flat.action),
             value=values,
             advantage=advantages,
             target=advantages + values,
@@ -491,7 +467,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         """The loss of PPO, over the samples that count."""
         mean = lambda x: weighted_mean(x, batch.weight)
         actions, values = network.apply(params, batch.observation, batch.mask)
-        log_prob, entropy = actions.log_prob_and_entropy(batch.action)
+        log_prob, entropy = actions.log_prob(batch.action), actions.entropy()
         log_ratio, advantages, entropy = log_prob - batch.log_prob, batch.advantage, mean(entropy)
         if config.normalize_advantage:
             advantages = standardised(advantages, batch.weight)

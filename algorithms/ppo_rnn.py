@@ -106,31 +106,8 @@ class Config:
 # --- network ----------------------------------------------------------------------------------
 
 
-class Actions(NamedTuple):
-    """The parameters of a distribution over actions."""
-
-    output: jax.Array  # logits (batch, num_actions), or means (batch, dimensions)
-    log_std: jax.Array | None  # (dimensions,), continuous actions only
-
-    def sample(self, noise):
-        """argmax(logits + Gumbel noise), or mean + std * normal noise; zeros give the mode."""
-        if self.log_std is None:
-            return jnp.argmax(self.output + noise, axis=-1)
-        return self.output + jnp.exp(self.log_std) * noise
-
-    def log_prob_and_entropy(self, action):
-        """log pi(a) and entropy -sum pi log pi, (batch,)."""
-        if self.log_std is not None:
-            log_prob = parts.normal_log_prob(action, self.output, self.log_std)
-            entropy = parts.normal_entropy(self.log_std).sum()
-            return log_prob.sum(-1), jnp.broadcast_to(entropy, log_prob.shape[:-1])
-        log_probs = nn.log_softmax(self.output)
-        chosen = jax.nn.one_hot(action, log_probs.shape[-1])
-        return (log_probs * chosen).sum(-1), -(jnp.exp(log_probs) * log_probs).sum(-1)
-
-
 class ActorCritic(nn.Module):
-    """Memories and observations to memories, Actions and values; see the methods for shapes."""
+    """Memories and observations to memories, distributions of actions, and values."""
 
     config: Config
     space: Any  # of actions
@@ -146,7 +123,7 @@ class ActorCritic(nn.Module):
         self.log_std = None if discrete else self.param("log_std", zeros, (outputs,))
 
     def __call__(self, memory, x, mask=None):
-        """One step: the memory after observations x (batch, ...), Actions and values (batch,)."""
+        """One step: the memory after observations x (batch, ...), actions and values (batch,)."""
         seen = self.torso(x, *parts.last_step(memory))
         memory = self.cells.step(memory, seen)
         return memory, *self.heads(memory.hidden, seen, mask)
@@ -159,17 +136,18 @@ class ActorCritic(nn.Module):
         # detail 6
         features = jnp.concatenate([hidden, seen], -1) if self.config.skip else hidden
         output, values = self.actor_head(features), self.critic_head(features)[..., 0]
-        output = output if mask is None else jnp.where(mask, output, -1e9)
-        return Actions(output, self.log_std), values
+        if parts.is_discrete(self.space):
+            return parts.Categorical(output, mask), values
+        return parts.Gaussian(output, self.log_std), values
 
     def review(self, hidden, x, mask=None, previous=()):
-        """Actions and values of a rollout x (num_steps, num_envs, ...) with the memories after
+        """The same for a rollout x (num_steps, num_envs, ...) with the memories after
         its steps. `previous` holds `parts.last_step` of every step."""
         seen = self.torso(*(x.reshape(-1, *x.shape[2:]) for x in (x, *previous)))
         return self.heads(hidden, seen.reshape(*hidden.shape[:2], -1), mask)
 
     def unroll(self, memory, x, done, mask=None, previous=()):
-        """Actions and values of a rollout, from its first memory. `done` (num_steps, num_envs)
+        """The same for a rollout, from its first memory. `done` (num_steps, num_envs)
         marks the last steps of episodes."""
         seen = self.torso(*(x.reshape(-1, *x.shape[2:]) for x in (x, *previous)))
         seen = seen.reshape(*done.shape, -1)
@@ -323,8 +301,8 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
         memory = parts.fresh_memory(config, space) if memory is None else memory
         one = jax.tree.map(lambda x: x[None], memory)
         one, actions, _ = network.apply(state.policy.params, one, x, mask)
-        noise = 0.0 if rng is None else parts.action_noise(rng, space, actions.output.shape[:-1])
-        action = parts.clip_to(space, actions.sample(noise))
+        action = actions.mode() if rng is None else actions.sample(seed=rng)
+        action = parts.clip_to(space, action)
         # The reward is not known yet.
         one = parts.with_last_step(config, space, one, action, jnp.zeros(1))
         return jax.tree.map(lambda x: x[0], (action, one))
@@ -416,7 +394,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             x = parts.normalize(config, state.policy.obs_stats, state.observation)
             mask = environments.action_mask(state.env_state, env_params)
             memory, actions, _ = network.apply(state.policy.params, state.memory, x, mask)
-            action = actions.sample(noise)
+            action = parts.sample(actions, noise, step_rng)
             taken = parts.clip_to(space, action)
             observation, env_state, reward, terminated, truncated, info = environments.step(
                 step_rng, state.env_state, taken, env_params
@@ -463,7 +441,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             config.gamma,
             config.gae_lambda,
         )
-        targets, (log_prob, _) = advantages + values, actions.log_prob_and_entropy(rollout.action)
+        targets, log_prob = advantages + values, actions.log_prob(rollout.action)
         if config.normalize_advantage and config.normalize_over == "rollout":  # detail 7
             advantages = standardize(advantages)
         return Batch(
@@ -481,7 +459,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     def loss(params, memory, batch):
         inputs = memory, batch.observation, batch.done, batch.mask, batch.previous
         actions, values = network.apply(params, *inputs, method="unroll")
-        log_prob, entropy = actions.log_prob_and_entropy(batch.action)
+        log_prob, entropy = actions.log_prob(batch.action), actions.entropy()
         log_ratio, advantages, entropy = log_prob - batch.log_prob, batch.advantage, entropy.mean()
         if config.normalize_advantage and config.normalize_over == "minibatch":
             advantages = standardize(advantages)

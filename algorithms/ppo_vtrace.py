@@ -107,32 +107,6 @@ class Config:
 # --- network ----------------------------------------------------------------------------------
 
 
-class Actions(NamedTuple):
-    """The parameters of a distribution over actions."""
-
-    output: jax.Array  # logits (..., num_actions), or means (..., dimensions)
-    log_std: jax.Array | None  # (..., dimensions), continuous actions only
-
-    def sample(self, noise):
-        """argmax(logits + Gumbel noise), or mean + std * normal noise; zeros give the mode."""
-        if self.log_std is None:
-            return jnp.argmax(self.output + noise, axis=-1)
-        return self.output + jnp.exp(self.log_std) * noise
-
-    def log_prob_and_entropy(self, action, squash, real):
-        """log pi(a) and entropy (...) of actions before squashing, over real dimensions."""
-        if self.log_std is None:
-            log_probs = nn.log_softmax(self.output)
-            chosen = jax.nn.one_hot(action, log_probs.shape[-1])
-            return (log_probs * chosen).sum(-1), -(jnp.exp(log_probs) * log_probs).sum(-1)
-        log_prob = parts.normal_log_prob(action, self.output, self.log_std)
-        entropy = parts.normal_entropy(self.log_std)
-        if squash:
-            log_prob -= parts.log_tanh_slope(action)
-            entropy += squashing_entropy(self.output, self.log_std)  # detail 6
-        return (log_prob * real).sum(-1), (entropy * real).sum(-1)
-
-
 def clip_straight_through(log_std):
     """clip(log_std, -5, 2) with gradient 1: with jnp.clip's, 0 outside, none would return."""
     fixed = jax.lax.stop_gradient(log_std)
@@ -140,7 +114,7 @@ def clip_straight_through(log_std):
 
 
 class ActorCritic(nn.Module):
-    """Observations (batch, ...) to Actions, and to values (batch,)."""
+    """Observations (batch, ...) to distributions of actions, and to values (batch,)."""
 
     config: Config
     space: Any  # of one agent's actions
@@ -159,9 +133,10 @@ class ActorCritic(nn.Module):
         features = self.actor_torso(x)
         output = self.actor_head(features)
         if parts.is_discrete(self.space):
-            return Actions(output, None)
+            return parts.Categorical(output)
         log_std = self.sigma_head(features) if self.config.sigma_head else self.log_std
-        return Actions(output, jnp.broadcast_to(clip_straight_through(log_std), output.shape))
+        log_std = jnp.broadcast_to(clip_straight_through(log_std), output.shape)
+        return parts.Gaussian(output, log_std)
 
     def critic(self, x):
         return self.critic_head(self.critic_torso(x))[..., 0]
@@ -316,6 +291,17 @@ def squashing_entropy(mean, log_std):
     return (parts.log_tanh_slope(x) * weights).sum(-1)
 
 
+def log_prob_and_entropy(config, actions, action, real):
+    """log pi(a) and entropy (...) of actions before squashing, over real dimensions."""
+    if isinstance(actions, parts.Gaussian):
+        actions = actions.replace(mask=real)
+    log_prob, entropy = actions.log_prob(action), actions.entropy()
+    if config.squash:
+        log_prob -= (parts.log_tanh_slope(action) * real).sum(-1)
+        entropy += (squashing_entropy(actions.mean, actions.log_std) * real).sum(-1)  # detail 6
+    return log_prob, entropy
+
+
 # --- acting and training ----------------------------------------------------------------------
 
 
@@ -334,8 +320,7 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
         x = observation if several else observation[None]
         x = parts.normalize(config, state.policy.obs_stats, x)
         actions = network.apply(state.policy.params, x, method="actor")
-        noise = 0.0 if rng is None else parts.action_noise(rng, space, actions.output.shape[:-1])
-        action = actions.sample(noise)
+        action = actions.mode() if rng is None else actions.sample(seed=rng)
         action = to_space(config, space, action)
         return action if several else action[0], memory
 
@@ -447,7 +432,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         def step(state, inputs):
             step_rng, noise = inputs
             x = parts.normalize(config, state.policy.obs_stats, state.observation)
-            action = network.apply(state.policy.params, x, method="actor").sample(noise)
+            actions = network.apply(state.policy.params, x, method="actor")
+            action = parts.sample(actions, noise, step_rng)
             taken = to_space(config, space, action)
             observation, env_state, reward, terminated, truncated, info = environments.step(
                 step_rng, state.env_state, taken.reshape(*lanes, *taken.shape[1:]), env_params
@@ -481,7 +467,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         params = state.policy.params
         actions, values = over_segments(params, x)
         bootstrap = over_segments(params, final_x, method="critic") * (1.0 - rollout.terminated)
-        log_prob, _ = actions.log_prob_and_entropy(rollout.action, config.squash, real)
+        log_prob, _ = log_prob_and_entropy(config, actions, rollout.action, real)
         ends = rollout.done.at[:, -1].set(True)
         reward = rollout.reward
         if config.normalize_reward:
@@ -505,7 +491,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         """Loss of segments (m, num_steps), importance (m,); metrics; sums of |advantage| (m,)."""
         actions, values = over_segments(params, segments.observation)
         weights, real = segments.alive, segments.real
-        log_prob, entropy = actions.log_prob_and_entropy(segments.action, config.squash, real)
+        log_prob, entropy = log_prob_and_entropy(config, actions, segments.action, real)
         log_ratio = log_prob - segments.log_prob
         decided = jnp.where(weights, log_ratio, 0.0)  # an agent that has left decides nothing
         fixed = jax.lax.stop_gradient((values, decided))
@@ -526,7 +512,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         metrics["value_loss"] = value_loss = parts.mean(error, segments.valued)
         policy_loss = metrics["policy_loss"] - config.ent_coef * metrics["entropy"]
         metrics["loss"] = policy_loss + config.vf_coef * value_loss
-        if actions.log_std is not None:
+        if not parts.is_discrete(space):
             metrics["policy_std"] = parts.mean(jnp.exp(actions.log_std), weights[..., None] * real)
         return metrics["loss"], (metrics, (jnp.abs(corrected) * segments.valued).sum(1))
 

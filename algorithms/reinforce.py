@@ -86,31 +86,8 @@ class Config:
 # --- network ----------------------------------------------------------------------------------
 
 
-class Actions(NamedTuple):
-    """The parameters of a distribution over actions."""
-
-    output: jax.Array  # logits (batch, num_actions), or means (batch, dimensions)
-    log_std: jax.Array | None  # (dimensions,), continuous actions only
-
-    def sample(self, noise):
-        """argmax(logits + Gumbel noise), or mean + std * normal noise; zeros give the mode."""
-        if self.log_std is None:
-            return jnp.argmax(self.output + noise, axis=-1)
-        return self.output + jnp.exp(self.log_std) * noise
-
-    def log_prob_and_entropy(self, action):
-        """log pi(a) and entropy -sum pi log pi, (batch,)."""
-        if self.log_std is not None:
-            log_prob = parts.normal_log_prob(action, self.output, self.log_std)
-            entropy = parts.normal_entropy(self.log_std).sum()
-            return log_prob.sum(-1), jnp.broadcast_to(entropy, log_prob.shape[:-1])
-        log_probs = nn.log_softmax(self.output)
-        chosen = jax.nn.one_hot(action, log_probs.shape[-1])
-        return (log_probs * chosen).sum(-1), -(jnp.exp(log_probs) * log_probs).sum(-1)
-
-
 class ActorCritic(nn.Module):
-    """Observations (batch, ...) to Actions, and to values (batch,)."""
+    """Observations (batch, ...) to distributions of actions, and to values (batch,)."""
 
     config: Config
     space: Any  # of actions
@@ -126,7 +103,9 @@ class ActorCritic(nn.Module):
 
     def actor(self, x):
         output = self.actor_head(self.actor_torso(x))
-        return Actions(output, None if parts.is_discrete(self.space) else self.log_std)
+        if parts.is_discrete(self.space):
+            return parts.Categorical(output)
+        return parts.Gaussian(output, self.log_std)
 
     def critic(self, x):
         return self.critic_head(self.critic_torso(x))[..., 0]
@@ -230,8 +209,7 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
     def policy(state, observation, memory=None, rng=None, mask=None):
         x = parts.normalize(config, state.policy.obs_stats, observation)[None]
         actions = network.apply(state.policy.params, x, method="actor")
-        noise = 0.0 if rng is None else parts.action_noise(rng, space, actions.output.shape[:-1])
-        action = actions.sample(noise)
+        action = actions.mode() if rng is None else actions.sample(seed=rng)
         return parts.clip_to(space, action[0]), memory
 
     return policy
@@ -309,7 +287,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         def step(state, inputs):
             step_rng, noise = inputs
             x = parts.normalize(config, state.policy.obs_stats, state.observation)
-            action = network.apply(state.policy.params, x, method="actor").sample(noise)
+            actions = network.apply(state.policy.params, x, method="actor")
+            action = parts.sample(actions, noise, step_rng)
             observation, env_state, reward, terminated, truncated, info = environments.step(
                 step_rng, state.env_state, parts.clip_to(space, action), env_params
             )
@@ -348,7 +327,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
 
     def loss(params, batch):
         actions, values = network.apply(params, batch.observation)
-        log_prob, entropy = actions.log_prob_and_entropy(batch.action)
+        log_prob, entropy = actions.log_prob(batch.action), actions.entropy()
         advantages, entropy = jax.lax.stop_gradient(batch.target - values), entropy.mean()
         if config.normalize_advantage:  # detail 4
             advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)

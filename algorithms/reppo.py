@@ -120,15 +120,8 @@ class Torso(nn.Module):
         return x.astype(jnp.float32)
 
 
-class Gaussian(NamedTuple):
-    """The distribution of actions before tanh, (batch, dimensions) each."""
-
-    mean: jax.Array
-    log_std: jax.Array
-
-
 class Actor(nn.Module):
-    """Observations (batch, ...) to a Gaussian."""
+    """Observations (batch, ...) to distributions of actions."""
 
     config: Config
     size: int  # dimensions of the action
@@ -139,7 +132,7 @@ class Actor(nn.Module):
         mean = parts.Dense(self.size, name="mean_head")(x)
         first = math.log(-LOG_STD[0] / LOG_STD[1])  # a std of 1
         share = nn.sigmoid(parts.Dense(self.size, name="std_head")(x) + first)
-        return Gaussian(mean, LOG_STD[0] + (LOG_STD[1] - LOG_STD[0]) * share)
+        return parts.TanhGaussian(mean, LOG_STD[0] + (LOG_STD[1] - LOG_STD[0]) * share)
 
 
 class Values(NamedTuple):
@@ -223,7 +216,7 @@ class Batch(NamedTuple):
     observation: jax.Array  # normalised
     action: jax.Array
     target: jax.Array
-    acted: Gaussian  # of the policy that acted
+    acted: parts.TanhGaussian  # of the policy that acted
     outcome: jax.Array | None  # next features and reward, which `auxiliary` predicts
     terminated: jax.Array
 
@@ -234,16 +227,6 @@ SIGMA = 0.75  # deviation of HL-Gauss, in bins
 
 
 # --- formulas ---------------------------------------------------------------------------------
-
-
-def squash(gaussian, noise):  # detail 1
-    """a = tanh(u), u = mean + std * noise, (batch, dimensions), and its log_prob (batch,):
-    log pi(a) = sum_d [log N(u_d; mean_d, std_d) - log(1 - a_d**2)], appendix C of Haarnoja et al.
-    2018, https://arxiv.org/abs/1801.01290.
-    """
-    u = gaussian.mean + jnp.exp(gaussian.log_std) * noise
-    normal = -0.5 * (noise**2 + math.log(2.0 * math.pi)) - gaussian.log_std
-    return jnp.tanh(u), (normal - parts.log_tanh_slope(u)).sum(-1)
 
 
 def kl_divergence(old, new):
@@ -328,10 +311,9 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
 
     def policy(state, observation, memory=None, rng=None, mask=None):
         x = parts.normalize(config, state.policy.obs_stats, observation)[None]
-        gaussian = network.apply(state.policy.params, x)
-        shape = gaussian.mean.shape
-        noise = jnp.zeros(shape) if rng is None else jax.random.normal(rng, shape)
-        return parts.rescale_to(space, squash(gaussian, noise)[0])[0], memory
+        actions = network.apply(state.policy.params, x)
+        action = actions.mode() if rng is None else actions.sample(seed=rng)
+        return parts.rescale_to(space, action)[0], memory
 
     return policy
 
@@ -420,7 +402,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         def step(state, inputs):
             step_rng, noise = inputs
             x = parts.normalize(config, state.policy.obs_stats, state.observation)
-            action, _ = squash(actor.apply(state.policy.params, x), noise)
+            actions = actor.apply(state.policy.params, x)
+            action = parts.sample(actions, noise, step_rng)
             observation, env_state, reward, terminated, truncated, info = environments.step(
                 step_rng, state.env_state, parts.rescale_to(space, action), env_params
             )
@@ -445,7 +428,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         final_x = parts.normalize(config, state.policy.obs_stats, flat.final_observation)
         noise = parts.action_noise(rng, space, (config.num_action_samples, batch_size))
         gaussian = actor.apply(state.policy.params, final_x)
-        action, log_prob = jax.vmap(squash, (None, 0))(gaussian, noise)  # detail 2
+        action, log_prob = jax.vmap(gaussian.sample_and_log_prob_from)(noise)  # detail 2
         evaluate = lambda x, action: critic.apply(state.critic_params, x, action)
         following = jax.vmap(evaluate, (None, 0))(final_x, action)
         bonus = -jnp.exp(state.weights.temperature) * log_prob
@@ -497,7 +480,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         """The mean of alpha log pi(a|s) - Q(s, a), or of beta KL where the KL exceeds its bound:
         equation 9 of the paper. Also the entropy -mean log pi(a|s), and the KL, (batch,)."""
         gaussian = actor.apply(params, batch.observation)
-        action, log_prob = squash(gaussian, noise)
+        action, log_prob = gaussian.sample_and_log_prob_from(noise)
         value = critic.apply(state.critic_params, batch.observation, action).value
         kl = kl_divergence(batch.acted, gaussian)
         improve = jnp.exp(state.weights.temperature) * log_prob - value

@@ -28,7 +28,6 @@ Implementation details:
   9 Before `learning_starts`, actions are uniform over the box.
 """
 
-import math
 import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -99,15 +98,8 @@ def torso(config, sizes):
     return parts.Torso(sizes, *kind)
 
 
-class Gaussian(NamedTuple):
-    """The distribution of actions before tanh, (batch, dimensions) each."""
-
-    mean: jax.Array
-    log_std: jax.Array
-
-
 class Actor(nn.Module):
-    """Observations (batch, ...) to a Gaussian."""
+    """Observations (batch, ...) to distributions of actions."""
 
     config: Config
     size: int  # dimensions of the action
@@ -117,7 +109,8 @@ class Actor(nn.Module):
         x = torso(self.config, self.config.hidden_sizes)(x)
         mean = parts.Dense(self.size, name="mean_head")(x)
         squashed = nn.tanh(parts.Dense(self.size, name="std_head")(x))  # detail 3
-        return Gaussian(mean, LOG_STD[0] + 0.5 * (LOG_STD[1] - LOG_STD[0]) * (squashed + 1.0))
+        log_std = LOG_STD[0] + 0.5 * (LOG_STD[1] - LOG_STD[0]) * (squashed + 1.0)
+        return parts.TanhGaussian(mean, log_std)
 
 
 class Critic(nn.Module):
@@ -185,18 +178,6 @@ class Draws(NamedTuple):
 LOG_STD = (-5.0, 2.0)
 
 
-# --- formulas ---------------------------------------------------------------------------------
-
-
-def squash(gaussian, noise):  # detail 2
-    """a = tanh(u), u = mean + std * noise, (batch, dimensions), and its log_prob (batch,):
-    log pi(a) = sum_d [log N(u_d; mean_d, std_d) - log(1 - a_d**2)], appendix C of Haarnoja et al.
-    """
-    u = gaussian.mean + jnp.exp(gaussian.log_std) * noise
-    normal = -0.5 * (noise**2 + math.log(2.0 * math.pi)) - gaussian.log_std
-    return jnp.tanh(u), (normal - parts.log_tanh_slope(u)).sum(-1)
-
-
 # --- acting and training ----------------------------------------------------------------------
 
 
@@ -213,10 +194,9 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
 
     def policy(state, observation, memory=None, rng=None, mask=None):
         x = parts.normalize(config, state.policy.obs_stats, observation)[None]
-        gaussian = network.apply(state.policy.params, x)
-        shape = gaussian.mean.shape
-        noise = jnp.zeros(shape) if rng is None else jax.random.normal(rng, shape)
-        return parts.rescale_to(space, squash(gaussian, noise)[0])[0], memory
+        actions = network.apply(state.policy.params, x)
+        action = actions.mode() if rng is None else actions.sample(seed=rng)
+        return parts.rescale_to(space, action)[0], memory
 
     return policy
 
@@ -336,7 +316,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         def step(state, inputs):
             step_rng, noise = inputs
             x = parts.normalize(config, state.policy.obs_stats, state.observation)
-            action, _ = squash(actor.apply(state.policy.params, x), noise)
+            actions = actor.apply(state.policy.params, x)
+            action = parts.sample(actions, noise, step_rng)
             action = jnp.where(warm_up, parts.uniform_of(noise), action)  # detail 9
             observation, env_state, reward, terminated, truncated, info = environments.step(
                 step_rng, state.env_state, parts.rescale_to(space, action), env_params
@@ -357,7 +338,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         """y = reward_scale R_n + gamma**n (min_k Q'_k(s_n, a) - alpha log pi(a|s_n)) with a ~ pi,
         (batch_size,). R_n is the n-step return."""
         x = parts.normalize(config, state.policy.obs_stats, window.final_observation)
-        action, log_prob = squash(actor.apply(state.policy.params, x), noise)
+        action, log_prob = actor.apply(state.policy.params, x).sample_and_log_prob_from(noise)
         value = critics(state.target_params, x, action).min(0)  # detail 4
         soft_value = value - jnp.exp(state.log_temperature) * log_prob  # detail 8
         return config.reward_scale * window.returns + window.discount * soft_value
@@ -369,7 +350,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
 
     def actor_loss(params, state, x, noise):
         """The mean of alpha log pi(a|s) - min_k Q_k(s, a); and log pi(a|s), (batch_size,)."""
-        action, log_prob = squash(actor.apply(params, x), noise)
+        action, log_prob = actor.apply(params, x).sample_and_log_prob_from(noise)
         value = critics(state.critic_params, x, action).min(0)  # detail 4
         return (jnp.exp(state.log_temperature) * log_prob - value).mean(), log_prob
 

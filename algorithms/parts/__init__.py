@@ -4,6 +4,7 @@ All correct implementations of a part give the same distribution of results. Cod
 an agent learns stands in the algorithm's file.
 """
 
+from algorithms.parts.actions import Categorical, Gaussian, TanhGaussian, log_tanh_slope, sample
 from algorithms.parts.agents import (
     earns_after_leaving,
     fold,
@@ -69,9 +70,6 @@ from algorithms.parts.spaces import (
     epsilon_noise,
     flat_draw,
     is_discrete,
-    log_tanh_slope,
-    normal_entropy,
-    normal_log_prob,
     num_outputs,
     rescale_to,
     uniform_of,
@@ -97,12 +95,14 @@ __all__ = [
     "CELLS",
     "CONV_LAYERS",
     "Average",
+    "Categorical",
     "Cells",
     "Convolutions",
     "Dense",
     "EpisodeReturns",
     "EpisodeStatistics",
     "EpsilonNoise",
+    "Gaussian",
     "Last",
     "LayerNorm",
     "Learner",
@@ -118,6 +118,7 @@ __all__ = [
     "RunningStatistics",
     "Split",
     "Symmetries",
+    "TanhGaussian",
     "Torso",
     "Tower",
     "Transition",
@@ -161,8 +162,6 @@ __all__ = [
     "mask_of_agents",
     "mean",
     "mean_over_shards",
-    "normal_entropy",
-    "normal_log_prob",
     "normalize",
     "num_outputs",
     "num_points",
@@ -175,6 +174,7 @@ __all__ = [
     "real",
     "rescale_to",
     "resolve",
+    "sample",
     "scale_by_muon",
     "scale_by_rate",
     "scaled",

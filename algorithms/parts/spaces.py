@@ -72,25 +72,6 @@ def uniform_of(noise: jax.Array) -> jax.Array:
     return jax.scipy.special.erf(noise / math.sqrt(2.0))
 
 
-def normal_log_prob(x: jax.Array, mean: jax.Array, log_std: jax.Array) -> jax.Array:
-    """log N(x; mean, std**2) = -((x - mean) / std)**2 / 2 - log std - log(2 pi) / 2, any shape."""
-    scaled = (x - mean) * jnp.exp(-log_std)
-    return -0.5 * (scaled**2 + math.log(2.0 * math.pi)) - log_std
-
-
-def normal_entropy(log_std: jax.Array) -> jax.Array:
-    """log std + (1 + log(2 pi)) / 2, of one dimension; any shape."""
-    return log_std + 0.5 * (1.0 + math.log(2.0 * math.pi))
-
-
-def log_tanh_slope(x: jax.Array) -> jax.Array:
-    """log(1 - tanh(x)**2) = 2 (log 2 - x - softplus(-2 x)) for x of any shape.
-
-    This form neither overflows nor rounds to log(0).
-    """
-    return 2.0 * (math.log(2.0) - x - jax.nn.softplus(-2.0 * x))
-
-
 def flat_draw(draw: Callable[..., jax.Array], key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """draw(key, shape), for a function of jax.random: drawn as one axis, which compiles much
     faster."""

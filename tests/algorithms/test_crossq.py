@@ -39,19 +39,6 @@ def lowest_value(config, state, x, action):
     return critics(state.critics, x, action).min(0)
 
 
-# --- formulas ---------------------------------------------------------------------------------
-
-
-def test_actions_and_their_log_prob_are_those_of_the_change_of_variables():
-    rng = np.random.default_rng(0)
-    mean, log_std, noise = 0.5 * rng.normal(size=(3, 50, 3))
-    action, log_prob = crossq.squash(crossq.Gaussian(mean, log_std), noise)
-    u = mean + np.exp(log_std) * noise
-    density = np.exp(-0.5 * noise**2) / np.sqrt(2.0 * np.pi) / np.exp(log_std) / np.cosh(u) ** -2
-    np.testing.assert_allclose(action, np.tanh(u), rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(log_prob, np.log(density).sum(-1), rtol=1e-4, atol=1e-4)
-
-
 # --- batch renormalisation --------------------------------------------------------------------
 
 
@@ -163,9 +150,9 @@ def by_hand(config, state, after, warm=True):
         changes, opt_state = adam.update(grads, opt_state, params)
         return optax.apply_updates(params, changes), opt_state
 
-    def adam_of(flat, params):
-        """optax's state for a tree, from the state for one long vector."""
-        unravel = jax.flatten_util.ravel_pytree(params)[1]
+    def adam_of(chain, params):
+        """optax's state for a tree, from a chain's whose Adam has one long vector."""
+        flat, unravel = chain[0], jax.flatten_util.ravel_pytree(params)[1]
         start = adam.init(params)
         first = start[0]._replace(count=flat.count, mu=unravel(flat.mu), nu=unravel(flat.nu))
         return (first, *start[1:])
@@ -177,7 +164,7 @@ def by_hand(config, state, after, warm=True):
         window = buffer.windows(after.replay.transitions, index, config.gamma)
         next_x = window.final_observation
         gaussian = actor.apply(state.policy.variables, next_x)
-        next_action, next_log_prob = crossq.squash(gaussian, noise[1])
+        next_action, next_log_prob = gaussian.sample_and_log_prob_from(noise[1])
         both = jnp.concatenate([window.observation, next_x])
         actions = jnp.concatenate([window.action, next_action])
 
@@ -212,7 +199,7 @@ def by_hand(config, state, after, warm=True):
     def of_actor(params):
         variables = {"params": params, "moments": before["moments"]}
         gaussian, changed = actor.apply(variables, x, True, warm, mutable="moments")
-        return *crossq.squash(gaussian, noise[0]), changed["moments"]
+        return *gaussian.sample_and_log_prob_from(noise[0]), changed["moments"]
 
     def actor_loss(learned):
         action, log_prob, _ = of_actor(learned[0])

@@ -120,7 +120,7 @@ def test_the_curve_has_the_exploitability_of_the_policy_that_samples():
     sets = np.concatenate([kuhn.first.observation, kuhn.second.observation])
     actor = ippo.Actor(config, env.action_space(params))
     of_agent = lambda i: jax.tree.map(lambda x: x[i], state.policy.params)
-    logits = np.stack([actor.apply(of_agent(i), sets).output for i in range(2)], axis=1)
+    logits = np.stack([actor.apply(of_agent(i), sets).logits for i in range(2)], axis=1)
     expected = kuhn.exploitability(np.exp(logits) / np.exp(logits).sum(-1, keepdims=True))
     assert abs(logits[:, 0] - logits[:, 1]).max() > 1e-2 and abs(expected - 11.0 / 24.0) > 1e-3
     np.testing.assert_allclose(measured[1], expected, rtol=1e-4)
@@ -140,6 +140,6 @@ def test_probabilities_of_one_network_for_both_agents():
     seen = state.observation[0]
     result = ippo.make_probabilities(config, *world)(state, seen, jnp.ones((2, 2), bool))
     network = jax.tree.map(lambda x: x[0], state.policy.params)
-    logits = ippo.Actor(config, world[0].action_space(world[1])).apply(network, seen).output
+    logits = ippo.Actor(config, world[0].action_space(world[1])).apply(network, seen).logits
     np.testing.assert_allclose(result, np.exp(logits) / np.exp(logits).sum(-1, keepdims=True), 1e-5)
     assert abs(result[0] - result[1]).max() > 1e-4

@@ -99,34 +99,6 @@ def test_a_running_mean_covers_about_the_last_share_of_the_updates(share):
     assert abs(age - 40 * share / (1 + share)) < 1.0
 
 
-@pytest.mark.parametrize("continuous", [False, True])
-def test_log_prob_and_entropy_are_distrax_s_and_padding_does_not_count(continuous):
-    import distrax
-
-    mean, log_std, action = jax.random.normal(jax.random.key(0), (3, 6, 4))
-    if not continuous:
-        action = jnp.array([0, 1, 2, 3, 0, 1])
-        result = ippo.Actions(mean, None, None).log_prob_and_entropy(action)
-        expected = distrax.Categorical(logits=mean)
-        assert_close(result, (expected.log_prob(action), expected.entropy()), rtol=1e-5)
-        return
-    real = jnp.arange(4) < jnp.array([1, 2, 3, 4, 4, 1])[:, None]
-    result = ippo.Actions(mean, log_std, real).log_prob_and_entropy(action)
-
-    @jax.jit
-    def of_distrax(mean, log_std, action):
-        policy = distrax.MultivariateNormalDiag(mean, jnp.exp(log_std))
-        return policy.log_prob(action), policy.entropy()
-
-    columns = [np.asarray(x) for x in (mean, log_std, action)]
-    for i, size in enumerate([1, 2, 3, 4, 4, 1]):
-        expected = of_distrax(*(x[i, :size] for x in columns))
-        assert_close(tuple(x[i] for x in result), expected, rtol=1e-5)
-    noise = jnp.where(real, 0.0, 9.0)
-    other = ippo.Actions(mean + noise, log_std - noise, real).log_prob_and_entropy(action + noise)
-    assert_same(result, other)
-
-
 def test_inputs_are_own_or_all_observations_and_the_agent_s_id():
     x = np.arange(4 * 3 * 2, dtype=np.float32).reshape(4, 3, 2)
     world, ids = -np.arange(4 * 5, dtype=np.float32).reshape(4, 5), np.tile(np.eye(3), (4, 1, 1))
@@ -305,7 +277,8 @@ class Plain:
                 mask = np.tile(env.action_dimensions, (config.num_envs, 1, 1))
             for i in range(2):
                 x, _ = self.inputs(observation, before, i)
-                out = np.asarray(self.actor(self.own(state.policy.params, i), x).output)
+                out = self.actor(self.own(state.policy.params, i), x)
+                out = np.asarray(out.mean if env.continuous else out.logits)
                 if env.continuous:
                     actions.append(out + drawn[:, i])  # standard deviations start at 1
                 else:
@@ -364,13 +337,13 @@ class Plain:
         choosing = there if of_dimensions else there & (samples[2].sum(1) > 1)
         assert of_dimensions or there.sum() > choosing.sum() > 0
         x, _, mask, action, advantages, *_ = [x[choosing] for x in samples]
-        out, log_std, _ = self.actor(params, x)
+        out = self.actor(params, x)
         if self.env.continuous:
-            normal = distrax.Normal(out, jnp.exp(log_std))
+            normal = distrax.Normal(out.mean, jnp.exp(out.log_std))
             log_prob = (normal.log_prob(action) * mask).sum(1)
             entropy = (normal.entropy() * mask).sum(1)
         else:
-            policy = distrax.Categorical(logits=jnp.where(mask, out, -1e9))
+            policy = distrax.Categorical(logits=jnp.where(mask, out.logits, -1e9))
             log_prob, entropy = policy.log_prob(action), policy.entropy()
         advantages = (advantages - advantages.mean()) / advantages.std()
         # The policy gradient theorem: at a ratio of 1 there is nothing to clip.

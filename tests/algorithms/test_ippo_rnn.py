@@ -91,18 +91,6 @@ def test_code_shared_with_ippo_is_tested_there(name):
     assert functions_of(ippo_rnn)[name] == functions_of(ippo)[name]
 
 
-@pytest.mark.parametrize("continuous", [False, True])
-def test_actions_are_those_of_ippo(continuous):
-    output, log_std, action, noise = jax.random.normal(jax.random.key(0), (4, 6, 4))
-    real = jnp.arange(4) < jnp.array([1, 2, 3, 4, 4, 1])[:, None]
-    action = action if continuous else jnp.array([0, 1, 2, 3, 0, 1])
-    spread = (log_std, real) if continuous else (None, None)
-    mine, theirs = (module.Actions(output, *spread) for module in (ippo_rnn, ippo))
-    assert_close(mine.log_prob_and_entropy(action), theirs.log_prob_and_entropy(action), 1e-5)
-    np.testing.assert_array_equal(mine.sample(noise), theirs.sample(noise))
-    np.testing.assert_array_equal(mine.sample(0.0), output if continuous else output.argmax(-1))
-
-
 def test_inputs_are_own_or_all_observations_the_agent_s_id_and_last_step():
     x = np.arange(4 * 3 * 2, dtype=np.float32).reshape(4, 3, 2)
     world, ids = -np.arange(4 * 5, dtype=np.float32).reshape(4, 5), np.tile(np.eye(3), (4, 1, 1))
@@ -234,10 +222,10 @@ class Plain:
                     self.critic(critic, self.critic_memories[i], critic_x)
                 )
                 if env.continuous:
-                    actions.append(out.output + np.exp(out.log_std) * drawn[:, i])
+                    actions.append(out.mean + np.exp(out.log_std) * drawn[:, i])
                 else:
                     actions.append(
-                        np.argmax(np.where(mask[:, i], out.output, -1e9) + drawn[:, i], 1)
+                        np.argmax(np.where(mask[:, i], out.logits, -1e9) + drawn[:, i], 1)
                     )
                 values.append(value)
             action = np.stack(actions, 1)
@@ -276,9 +264,9 @@ class Plain:
         import distrax
 
         if not self.env.continuous:
-            return distrax.Categorical(logits=jnp.where(mask, out.output, -1e9))
+            return distrax.Categorical(logits=jnp.where(mask, out.logits, -1e9))
         return distrax.Independent(
-            distrax.Normal(out.output, jnp.where(mask, jnp.exp(out.log_std), 1.0)), 1
+            distrax.Normal(out.mean, jnp.where(mask, jnp.exp(out.log_std), 1.0)), 1
         )
 
     def column(self, name):
@@ -318,7 +306,7 @@ class Plain:
             out = self.unroll(self.actor, params, self.first[0][i], 0, i)
             action = self.column("action")[:, :, i]
             if self.env.continuous:
-                normal = distrax.Normal(out.output, jnp.exp(out.log_std))
+                normal = distrax.Normal(out.mean, jnp.exp(out.log_std))
                 log_prob = (normal.log_prob(action) * mask).sum(-1)
                 entropy = (normal.entropy() * mask).sum(-1)
             else:
@@ -351,7 +339,7 @@ class Plain:
         def step(flat, moments, rate):
             of_flat = lambda flat: loss(back(flat), agents)
             (_, what), grads = jax.value_and_grad(of_flat, has_aux=True)(flat)
-            direction, moments = optax.chain(clip, adam).update(grads, moments)
+            direction, moments = optax.chain(clip, adam).update(grads, moments[:2])
             return flat - rate * direction, moments, jnp.stack([what, optax.tree.norm(grads)])
 
         for rate in rates:
@@ -701,7 +689,7 @@ def test_a_policy_s_memory_is_that_of_training():
         fresh = parts.Memory(*parts.fresh_memory(config, env.action_space(params), 1)[:2])
         actor = ippo_rnn.Actor(config, env.action_space(params))
         _, out = jax.jit(actor.apply)(own, fresh, inputs, np.zeros((12, 1), bool))
-        wanted = np.clip(out.output[:, 0], -1.0, 1.0)
+        wanted = np.clip(out.mean[:, 0], -1.0, 1.0)
         np.testing.assert_allclose(actions[:, i], wanted, rtol=1e-3, atol=1e-3)
         assert (np.abs(wanted) < 1.0).any()
     assert not np.allclose(policy(x[11], None)[0], actions[11], atol=1e-2)

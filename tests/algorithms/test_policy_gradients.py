@@ -79,13 +79,13 @@ def test_only_the_environment_and_memories_see_the_clipped_action(case, monkeypa
 
     A wide Gaussian often leaves each dimension's bounds, and then the bounds arrive.
     """
-    seen, original = [], case.module.Actions.log_prob_and_entropy
+    seen, original = [], parts.Gaussian.log_prob
 
-    def spy(actions, action, *args):
+    def spy(actions, action):
         jax.debug.callback(lambda x: seen.append(np.abs(x).max()), action)
-        return original(actions, action, *args)
+        return original(actions, action)
 
-    monkeypatch.setattr(case.module.Actions, "log_prob_and_entropy", spy)
+    monkeypatch.setattr(parts.Gaussian, "log_prob", spy)
     env = tasks.Twins(Echo()) if case.several else Echo()
     on = dict(previous_inputs=True) if hasattr(case.tiny, "previous_inputs") else {}
     learner = case.module.learner(case.tiny.replace(**on), env, env.default_params)
@@ -327,7 +327,7 @@ def test_actor_and_critic_may_share_a_torso_and_both_teach_it(case):
         @jax.jit
         def slopes(params, network=network, x=x):
             actions, values = jax.jacrev(network.apply)(params, x)
-            return jax.tree.map(lambda x: jnp.abs(x).max(), (actions.output, values))
+            return jax.tree.map(lambda x: jnp.abs(x).max(), (actions.logits, values))
 
         actor, critic = (x["params"] for x in slopes(params))
         for of_one, own, other in ((actor, "actor", "critic"), (critic, "critic", "actor")):

@@ -1,6 +1,5 @@
 """PPO: formulas against plain NumPy, probe tasks, and the contract of the file."""
 
-import importlib
 import math
 import pathlib
 import subprocess
@@ -13,7 +12,7 @@ import pytest
 
 from algorithms import ppo
 from tests import probe as tasks
-from tests.algorithms.cases import Case, assert_close, assert_same, joined
+from tests.algorithms.cases import Case, assert_same, joined
 from tests.algorithms.test_probes import play_actor_critic
 from tests.conftest import compiled_as_for_users
 from tests.probe import ProbeParams
@@ -127,34 +126,6 @@ def test_learning_rates_of_a_run_of_ten_to_the_ten_steps_do_not_wrap():
     updates = 10**10 // 16
     left = ppo.learning_rates(config, updates, jnp.int32(updates - updates // 4), 0)
     np.testing.assert_allclose(left, 0.25, rtol=1e-5)
-
-
-@pytest.mark.parametrize("name", ["ppo", "ppo_rnn", "ppo_vtrace", "reinforce"])
-def test_log_prob_and_entropy_are_distrax_s(name):
-    import distrax
-
-    module = importlib.import_module(f"algorithms.{name}")
-    more = (False, 1.0) if name == "ppo_vtrace" else ()  # not squashed, all dimensions are real
-    output, action = jax.random.normal(jax.random.key(0), (2, 6, 4))
-    log_std = jnp.tile(jnp.array([-3.0, -0.5, 0.2, 1.5]), (6, 1))
-    of_file = log_std if name == "ppo_vtrace" else log_std[0]
-    found = module.Actions(output, of_file).log_prob_and_entropy(action, *more)
-    normal = distrax.MultivariateNormalDiag(output, jnp.exp(log_std))
-    assert_close(found, (normal.log_prob(action), normal.entropy()), rtol=1e-5)
-    action = jnp.array([0, 1, 2, 3, 0, 1])
-    found = module.Actions(output, None).log_prob_and_entropy(action, *more)
-    categorical = distrax.Categorical(logits=output)
-    assert_close(found, (categorical.log_prob(action), categorical.entropy()), rtol=1e-5)
-
-
-def test_sampling_follows_the_distribution():
-    logits = jnp.log(jnp.array([0.1, 0.2, 0.7]))
-    noise = jax.random.gumbel(jax.random.key(0), (20_000, 3))
-    actions = ppo.Actions(logits[None], None).sample(noise)
-    np.testing.assert_allclose(np.bincount(actions) / 20_000, [0.1, 0.2, 0.7], atol=0.015)
-    gaussian = ppo.Actions(jnp.array([[1.0]]), jnp.array([math.log(0.5)]))
-    actions = gaussian.sample(jax.random.normal(jax.random.key(1), (20_000, 1)))
-    np.testing.assert_allclose([actions.mean(), actions.std()], [1.0, 0.5], atol=0.015)
 
 
 # --- probe tasks ------------------------------------------------------------------------------

@@ -72,7 +72,7 @@ def test_unrolling_is_stepping_with_a_zeroed_memory_after_every_end():
     actor, values = unroll(params, memory, x, done)
     for t in range(len(x)):
         memory, expected, value = step(params, memory, x[t])
-        np.testing.assert_allclose(actor.output[t], expected.output, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(actor.logits[t], expected.logits, rtol=1e-4, atol=1e-4)
         np.testing.assert_allclose(values[t], value, rtol=1e-4, atol=1e-4)
         memory = jax.tree.map(lambda m, t=t: np.where(done[t][:, None], 0.0, m), memory)
 
@@ -144,12 +144,12 @@ def test_masks_take_probability_from_actions_and_nothing_else():
     free, values = unroll(params, memory, x, done)
     masked, same_values = unroll(params, memory, x, done, mask)
     assert_same(values, same_values)
-    np.testing.assert_array_equal(free.output[mask], masked.output[mask])
-    probabilities = jax.nn.softmax(masked.output)
+    np.testing.assert_array_equal(free.logits[mask], masked.logits[mask])
+    probabilities = masked.probs
     assert (probabilities[~mask] == 0.0).all() and (probabilities[mask] > 0.0).all()
     after, stepped, value = step(params, memory, x[0], mask[0])
     assert_same((after, value), step(params, memory, x[0])[::2])
-    np.testing.assert_allclose(stepped.output, masked.output[0], rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(stepped.logits, masked.logits[0], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("skip", [True, False])
@@ -166,7 +166,7 @@ def test_heads_see_memories_and_with_skip_their_inputs(skip):
     expected = features @ p["critic_head"]["kernel"] + p["critic_head"]["bias"]
     np.testing.assert_allclose(values, expected[..., 0], rtol=1e-4, atol=1e-5)
     expected = features @ p["actor_head"]["kernel"] + p["actor_head"]["bias"]
-    np.testing.assert_allclose(actor.output, expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(actor.logits, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_kernels_are_orthogonal_with_the_usual_gains():
@@ -204,7 +204,7 @@ def test_gae_is_the_plain_recursion():
     np.testing.assert_allclose(result, plain_gae(*rollout, 0.9, 0.8), rtol=1e-4, atol=1e-5)
 
 
-SHARED = ("Actions", "gae", "clipped_surrogate", "value_error", "kl_estimate", "learning_rates")
+SHARED = ("gae", "clipped_surrogate", "value_error", "kl_estimate", "learning_rates")
 
 
 @pytest.mark.parametrize("name", SHARED)
@@ -449,9 +449,9 @@ def test_a_policy_s_memory_is_that_of_training():
     x = stats.normalize(x, config.clip_obs)
     unroll = jax.jit(functools.partial(network.apply, method="unroll"))
     expected, _ = unroll(weights, fresh, x, done, None, previous)
-    wanted = np.clip(expected.output[:, 1], -1.0, 1.0)
+    wanted = np.clip(expected.mean[:, 1], -1.0, 1.0)
     np.testing.assert_allclose(actions, wanted, rtol=1e-4, atol=1e-4)
-    assert (np.abs(expected.output[:, 1]) < 1.0).any()
+    assert (np.abs(expected.mean[:, 1]) < 1.0).any()
     assert not np.allclose(policy(x[11, 1], None)[0], action, atol=1e-2)
 
 

@@ -182,8 +182,8 @@ def test_squashed_densities_integrate_to_one_and_entropy_is_theirs(mean, log_std
     @jax.jit
     def of(x):
         shape = x.shape
-        actions = ppo_vtrace.Actions(jnp.full(shape, mean), jnp.full(shape, log_std))
-        return actions.log_prob_and_entropy(x, True, True)
+        actions = parts.Gaussian(jnp.full(shape, mean), jnp.full(shape, log_std))
+        return ppo_vtrace.log_prob_and_entropy(TINY.replace(squash=True), actions, x, True)
 
     log_prob, _ = of(jnp.array(x[:, None]))
     action, density = np.tanh(x), np.exp(np.asarray(log_prob, np.float64))
@@ -200,8 +200,8 @@ def test_squashed_actions_fill_the_box_and_saturate_without_nan():
     act = lambda x: ppo_vtrace.to_space(config, space, jnp.full((1, 2), x))[0]
     np.testing.assert_allclose(act(0.0), [0.0, 0.5], atol=1e-6)
     np.testing.assert_allclose(act(100.0), [2.0, 1.0])
-    actions = ppo_vtrace.Actions(jnp.full((1, 2), 50.0), jnp.zeros((1, 2)))
-    found = actions.log_prob_and_entropy(jnp.full((1, 2), 60.0), True, True)
+    actions = parts.Gaussian(jnp.full((1, 2), 50.0), jnp.zeros((1, 2)))
+    found = ppo_vtrace.log_prob_and_entropy(config, actions, jnp.full((1, 2), 60.0), True)
     assert np.isfinite(found).all()
 
 
@@ -232,10 +232,10 @@ def test_deviations_are_clipped_and_return_from_outside(sigma_head):
 @pytest.mark.parametrize("squash", [False, True])
 def test_dimensions_that_are_not_real_are_left_out(squash):
     x, mean, log_std = np.random.default_rng(0).normal(size=(3, 5, 3)).astype(np.float32)
-    whole = ppo_vtrace.Actions(mean, log_std)
-    found = whole.log_prob_and_entropy(x, squash, np.array([True, False, True]))
-    part = ppo_vtrace.Actions(mean[:, ::2], log_std[:, ::2])
-    assert_close(found, part.log_prob_and_entropy(x[:, ::2], squash, True))
+    of = functools.partial(ppo_vtrace.log_prob_and_entropy, TINY.replace(squash=squash))
+    found = of(parts.Gaussian(mean, log_std), x, np.array([True, False, True]))
+    part = parts.Gaussian(mean[:, ::2], log_std[:, ::2])
+    assert_close(found, of(part, x[:, ::2], np.ones(2, bool)))
 
 
 # --- probe tasks ------------------------------------------------------------------------------

@@ -1,13 +1,11 @@
 """REINFORCE: formulas against plain NumPy and rlax, probe tasks, and the contract of the file."""
 
-import inspect
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from algorithms import ppo, reinforce
+from algorithms import parts, reinforce
 from tests.algorithms.cases import Case
 from tests.algorithms.test_probes import play_actor_critic
 
@@ -80,7 +78,7 @@ def test_the_policy_gradient_is_the_sum_from_its_definition():
     climb = advantages[:, None] * (np.eye(3)[action] - probabilities) / 6
 
     def loss(logits):
-        log_prob, _ = reinforce.Actions(logits, None).log_prob_and_entropy(jnp.array(action))
+        log_prob = parts.Categorical(logits).log_prob(jnp.array(action))
         return reinforce.policy_gradient_loss(log_prob, jnp.array(advantages, jnp.float32))
 
     result = jax.grad(loss)(jnp.array(logits, jnp.float32))
@@ -112,10 +110,6 @@ def test_learning_rates_are_linear_reach_their_floor_and_never_wrap():
         np.testing.assert_allclose(rate(update), 0.5 * (1.0 - share), rtol=1e-5)
         assert rate(update, config.replace(anneal_lr=False)) == 0.5
     np.testing.assert_array_equal(reinforce.learning_rate(config, 5, jnp.int32(7)), 0.0)
-
-
-def test_code_shared_with_ppo_is_tested_there():
-    assert inspect.getsource(reinforce.Actions) == inspect.getsource(ppo.Actions)
 
 
 # --- probe tasks ------------------------------------------------------------------------------

@@ -38,36 +38,6 @@ def lowest_value(config, state, x, action):
 # --- formulas ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mean, log_std", [(0.0, 0.0), (1.5, -1.0), (-0.7, 0.5)])
-def test_the_density_of_squashed_actions_integrates_to_one(mean, log_std):
-    """The integral is over actions, each of which comes from one normal number."""
-    noise = jnp.linspace(-9.0, 9.0, 20_001)
-    gaussian = sac.Gaussian(jnp.full((len(noise), 1), mean), jnp.full((len(noise), 1), log_std))
-    action, log_prob = (np.asarray(x, np.float64) for x in sac.squash(gaussian, noise[:, None]))
-    assert np.trapezoid(np.exp(log_prob), action[:, 0]) == pytest.approx(1.0, abs=2e-3)
-
-
-def test_log_prob_is_that_of_the_change_of_variables():
-    rng = np.random.default_rng(0)
-    mean, log_std, noise = 0.5 * rng.normal(size=(3, 50, 3)).astype(np.float32)
-    action, log_prob = sac.squash(sac.Gaussian(mean, log_std), noise)
-    u = mean + np.exp(log_std) * noise
-    normal = jax.scipy.stats.norm.logpdf(u, mean, np.exp(log_std))
-    slope = jax.vmap(jax.vmap(jax.grad(jnp.tanh)))(u)
-    np.testing.assert_allclose(action, np.tanh(u), rtol=1e-5)
-    np.testing.assert_allclose(log_prob, (normal - jnp.log(slope)).sum(-1), rtol=2e-3, atol=2e-3)
-
-
-@pytest.mark.parametrize("mean", [-60.0, 60.0])
-def test_saturated_actions_have_finite_numbers(mean):
-    def log_prob(mean):
-        gaussian = sac.Gaussian(jnp.full((1, 1), mean), jnp.zeros((1, 1)))
-        return sac.squash(gaussian, jnp.ones((1, 1)))[1][0]
-
-    value, slope = jax.value_and_grad(log_prob)(mean)
-    assert np.isfinite(value) and slope == pytest.approx(2.0 * np.sign(mean), rel=1e-5)
-
-
 def test_a_box_without_bounds_is_refused():
     class Endless(tasks.Probe):
         def action_space(self, params):
@@ -111,7 +81,7 @@ def papers_step(config, state, replay):
     value = lambda params, i, x, a: critic.apply(jax.tree.map(lambda p: p[i], params), x, a)
     x, next_x, params = window.observation, window.final_observation, state.policy.params
 
-    next_action, next_log_prob = sac.squash(actor.apply(params, next_x), noise[1])
+    next_action, next_log_prob = actor.apply(params, next_x).sample_and_log_prob_from(noise[1])
     lowest = jnp.stack([value(state.target_params, i, next_x, next_action) for i in range(3)])
     soft = lowest.min(0) - alpha * next_log_prob
     target = config.reward_scale * window.returns + window.discount * soft
@@ -121,11 +91,11 @@ def papers_step(config, state, replay):
         return sum((error**2).mean() for error in errors)
 
     def actor_loss(params):
-        action, log_prob = sac.squash(actor.apply(params, x), noise[0])
+        action, log_prob = actor.apply(params, x).sample_and_log_prob_from(noise[0])
         values = jnp.stack([value(state.critic_params, i, x, action) for i in range(3)])
         return (alpha * log_prob - values.min(0)).mean()
 
-    log_prob = sac.squash(actor.apply(params, x), noise[0])[1]
+    log_prob = actor.apply(params, x).sample_and_log_prob_from(noise[0])[1]
     temperature_loss = lambda log: jnp.exp(log) * (-log_prob - 2.0 * config.target_entropy).mean()
 
     def stepped(loss, params, weight_decay=config.weight_decay):

@@ -480,7 +480,8 @@ def test_evaluate_prints_a_table_per_trial(capsys, whole):
 
 
 def test_totals_have_the_standard_error_of_seeds():
-    episodes = lambda x: {"episode_return": np.array([x - 1.0, x + 1.0]), "length": np.ones(2)}
+    others = dict.fromkeys(("length", "last_reward", "terminated", "truncated"), np.ones(2))
+    episodes = lambda x: others | {"episode_return": np.array([x - 1.0, x + 1.0])}
     played = [evaluation.Played(i, i, {}, 1, episodes(x)) for i, x in enumerate((1.0, 2.0, 6.0))]
     error = np.std([1.0, 2.0, 6.0], ddof=1) / np.sqrt(3.0)
     line = f"mean return of a seed: 3, standard error {error:.3g}, from 1 to 6\n"

@@ -117,15 +117,6 @@ def test_normal_noise_becomes_uniform():
     np.testing.assert_allclose(counts, 0.1, atol=0.008)
 
 
-def test_the_slope_of_tanh_stays_finite():
-    x = np.linspace(-5.0, 5.0, 101)
-    expected = np.log(1.0 - np.tanh(x) ** 2)
-    np.testing.assert_allclose(parts.log_tanh_slope(jnp.array(x)), expected, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(
-        parts.log_tanh_slope(jnp.array([-60.0, 60.0])), 2 * np.log(2.0) - 120.0
-    )
-
-
 def test_discrete_actions_are_what_they_are():
     np.testing.assert_array_equal(
         parts.clip_to(spaces.Discrete(2), jnp.array([0, 1, 5])), [0, 1, 5]
