@@ -132,7 +132,7 @@ class Actor(nn.Module):
         mean = parts.Dense(self.size, name="mean_head")(x)
         first = math.log(-LOG_STD[0] / LOG_STD[1])  # a std of 1
         share = nn.sigmoid(parts.Dense(self.size, name="std_head")(x) + first)
-        return parts.TanhGaussian(mean, LOG_STD[0] + (LOG_STD[1] - LOG_STD[0]) * share)
+        return parts.TanhGaussian(mean, LOG_STD[0] + (LOG_STD[1] - LOG_STD[0]) * share)  # detail 1
 
 
 class Values(NamedTuple):

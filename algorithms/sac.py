@@ -110,7 +110,7 @@ class Actor(nn.Module):
         mean = parts.Dense(self.size, name="mean_head")(x)
         squashed = nn.tanh(parts.Dense(self.size, name="std_head")(x))  # detail 3
         log_std = LOG_STD[0] + 0.5 * (LOG_STD[1] - LOG_STD[0]) * (squashed + 1.0)
-        return parts.TanhGaussian(mean, log_std)
+        return parts.TanhGaussian(mean, log_std)  # detail 2
 
 
 class Critic(nn.Module):

@@ -52,6 +52,7 @@ from algorithms.parts.muon import scale_by_muon
 from algorithms.parts.optimizer import global_norm, on_one_vector, scale_by_rate
 from algorithms.parts.orders import permutations
 from algorithms.parts.products import Dense
+from algorithms.parts.reads import asked_for, changed
 from algorithms.parts.recurrence import Memory, forget
 from algorithms.parts.replay import (
     Replay,
@@ -126,8 +127,10 @@ __all__ = [
     "action_noise",
     "activation",
     "any_over_shards",
+    "asked_for",
     "average",
     "branch",
+    "changed",
     "check_cell",
     "check_choices",
     "check_divides",

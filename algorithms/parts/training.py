@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 import envs
-from algorithms.parts import shards
+from algorithms.parts import reads, shards
 from algorithms.parts.fields import check_reals, with_plain_values
 from algorithms.parts.loops import zeros
 from algorithms.parts.statistics import EpisodeStatistics
@@ -100,7 +100,7 @@ def resolve(config: Any, env: Any, env_params: Any) -> tuple[Any, Any, Any]:
     Raises:
       ValueError: one is given without the other, or an error of `envs.make`.
     """
-    config = with_plain_values(config)
+    config = config if reads.is_watched(config) else with_plain_values(config)
     if env is None and env_params is None:
         return config, *envs.make(config.env, **dict(config.env_settings))
     if env is None or env_params is None:
@@ -187,6 +187,8 @@ def program(learner: Callable, config: Any, env: Any, env_params: Any) -> Callab
     see `envs.sums`). Those of updates are infinite with data that are not finite; returns are not,
     because infinity would rank first.
 
+    A setting that is not the default and that nothing reads gives one warning.
+
     Floats of config and env_params may be traced: train can be vmapped over them and over rng. A
     fourth argument, learn=False, only evaluates, and points then have no updates. It may be traced,
     so that a point before training needs no program of its own.
@@ -208,11 +210,13 @@ def program(learner: Callable, config: Any, env: Any, env_params: Any) -> Callab
     env_params = jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x)), env_params)
     steps = learner(config, env, env_params).steps
     points, updates = num_points(config, steps), num_updates(config, steps)
+    asked = reads.changed(config)
 
     def run(rng, state, learn, count):
         debug_nans = jax.config.jax_debug_nans
         static = learner, env, count, debug_nans, shards.here()
-        return _train(floats, env_params, rng, state, learn, *static)
+        with reads.asked_for(asked):
+            return _train(floats, env_params, rng, state, learn, *static)
 
     def train(rng, state=None, num_evals=None, learn=True):
         return run(rng, state, learn, points if num_evals is None else num_evals)
@@ -235,6 +239,7 @@ STATIC = ("learner", "env", "num_evals", "debug_nans", "split")
 
 @functools.partial(jax.jit, static_argnames=STATIC)
 def _train(config, env_params, rng, state, learn, learner, env, num_evals, debug_nans, split):
+    config = reads.watched(config)
     init, update, policy, steps, evaluate, probabilities = learner(config, env, env_params)
     if num_evals is None:  # for `first_state`: nothing else is traced
         return between_updates(init(rng)), {}
@@ -315,4 +320,7 @@ def _train(config, env_params, rng, state, learn, learner, env, num_evals, debug
     # The barrier keeps XLA from specialising the program to the number of points. So the slices of
     # a run give bit for bit the result of the whole.
     counts = jax.lax.optimization_barrier(jnp.array(counts, jnp.int32))
-    return jax.lax.scan(point, state, jnp.where(learn, counts, 0))
+    result = jax.lax.scan(point, state, jnp.where(learn, counts, 0))
+    if num_evals and config.num_eval_episodes:  # otherwise what only the policy reads is missing
+        reads.warn_of_unread(config, learner.__module__.rpartition(".")[2])
+    return result

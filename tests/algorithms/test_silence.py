@@ -2,6 +2,7 @@
 
 import warnings
 
+import jax
 import pytest
 
 from algorithms.launch.commands.presets import PRESETS
@@ -56,6 +57,17 @@ def test_make_train_does_not_warn(algorithm, settings, monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("error", KitWarning)
         module.make_train(module.Config(**settings))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm, settings", list(tasks()))
+def test_every_setting_of_a_preset_is_read(algorithm, settings, monkeypatch):
+    """Tracing takes seconds, mostly of the environment."""
+    module = find_module(algorithm)
+    monkeypatch.setattr(warn, "_told", set())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", KitWarning)
+        jax.eval_shape(module.make_train(module.Config(**settings)), jax.random.key(0))
 
 
 def test_every_adapter_has_an_environment_here():

@@ -1,7 +1,10 @@
 """No program changes by accident; `-k "[ppo"` runs the tests of ppo.py."""
 
+import warnings
+
 import pytest
 
+from envs.warn import KitWarning
 from tests import texts
 from tests.seconds import WHOLE
 
@@ -24,7 +27,9 @@ def test_the_program_has_the_known_text(case, row):
     assert not problem, problem
     entry = entries[name]
     config = texts.config_of(name, texts.preset_of(of, entry["preset"]["name"]))
-    text = texts.lowered(name, config, platform)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", KitWarning)  # such as one of a setting that nothing reads
+        text = texts.lowered(name, config, platform)
     for word in ("callback", "infeed", "outfeed", "lapack"):
         assert word not in text.lower(), word
     if sentence := texts.other_versions(name, entry):

@@ -114,7 +114,8 @@ def compile_programs(
     advancing = jax.jit(whole, donate_argnums=2, out_shardings=spread)
     with ThreadPoolExecutor(1) as pool:
         compiling = pool.submit(parts.usual_jax()(starting.lower().compile)) if start else None
-        advance = advancing.trace(shared, configs, states).lower().compile()
+        with parts.asked_for(parts.changed(config)):
+            advance = advancing.trace(shared, configs, states).lower().compile()
     return Programs(compiling.result() if compiling else None, advance)
 
 

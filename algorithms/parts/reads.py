@@ -1,0 +1,77 @@
+"""Finds settings that have no effect, because nothing reads them while a program is traced."""
+
+import contextlib
+import contextvars
+import dataclasses
+import functools
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import jax
+import numpy as np
+
+from envs.warn import warn
+
+# Read before anything is traced, or in another program than that of a point.
+ELSEWHERE = {"env", "env_settings", "total_timesteps", "num_evals", "eval_at_start"}
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+_ASKED: contextvars.ContextVar[Mapping[str, Any]] = contextvars.ContextVar("asked", default=NOTHING)
+
+
+def changed(config: Any) -> dict[str, Any]:
+    """The fields that are something else than their default; traced ones are left out."""
+    values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    known = {name: x for name, x in values.items() if not isinstance(x, jax.core.Tracer)}
+    default: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(config)}
+    return {name: x for name, x in known.items() if not np.array_equal(x, default[name])}
+
+
+@contextlib.contextmanager
+def asked_for(settings: Mapping[str, Any]) -> Iterator[None]:
+    """What is traced inside warns of those of these settings that nothing reads."""
+    token = _ASKED.set({**_ASKED.get(), **settings})
+    try:
+        yield
+    finally:
+        _ASKED.reset(token)
+
+
+def watched(config: Any) -> Any:
+    """The same Config, which remembers what is read of it."""
+    kind: Any = type(config)
+    copy: Any = object.__new__(_watched(kind))
+    vars(copy).update(vars(config), _read=set())
+    return copy
+
+
+def is_watched(config: Any) -> bool:
+    return "_read" in vars(config)
+
+
+def warn_of_unread(config: Any, algorithm: str) -> None:
+    """One warning of all settings that were asked for and that nothing has read."""
+    unread = {n: x for n, x in _ASKED.get().items() if n not in vars(config)["_read"] | ELSEWHERE}
+    if unread:
+        named = ", ".join(f"{name}={value!r}" for name, value in unread.items())
+        have = "has" if len(unread) == 1 else "have"
+        warn(f"{named} {have} no effect: with these settings nothing in {algorithm} reads it")
+
+
+@functools.cache
+def _watched(kind: type) -> type:
+    names = frozenset(field.name for field in dataclasses.fields(kind))
+
+    class Watched(kind):  # type: ignore[misc, valid-type]
+        def __getattribute__(self, name: str) -> Any:
+            if name in names:  # a Watched that `replace` has made remembers nothing
+                vars(self).get("_read", set()).add(name)
+            return super().__getattribute__(name)
+
+    def flatten(config: Any) -> tuple[Any, Any]:
+        """Whoever takes the whole of it apart has read everything."""
+        fields = {name: getattr(config, name) for name in names}
+        return jax.tree.flatten(kind(**fields))
+
+    jax.tree_util.register_pytree_node(Watched, flatten, jax.tree.unflatten)
+    return Watched

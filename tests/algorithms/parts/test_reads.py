@@ -1,0 +1,140 @@
+"""Settings that nothing reads: one warning, and none where there is a doubt."""
+
+import warnings
+from types import SimpleNamespace
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import pytest
+from flax import struct
+
+import envs
+from algorithms import launch, parts, ppo, reinforce
+from algorithms.parts import reads
+from envs import warn
+from tests import probe as tasks
+from tests.algorithms.parts import test_training
+
+
+@struct.dataclass
+class Config(test_training.Config):
+    width: int = parts.static(4)  # the next three are read by nothing, or as a test says
+    rate: float = parts.real(0.5, "[0, 1]")
+    names: tuple[str, ...] = parts.static(())
+
+
+@pytest.fixture(autouse=True)
+def untold(monkeypatch):
+    """Warnings that other tests have had come again."""
+    monkeypatch.setattr(warn, "_told", set())
+
+
+def told(make):
+    """The sentences of warnings about settings while a program is traced."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        make()
+    sentences = [str(one.message) for one in caught if issubclass(one.category, warn.KitWarning)]
+    return [sentence for sentence in sentences if " no effect: " in sentence]
+
+
+def trace(config, read=lambda config: None):
+    """Traces a program whose update reads something more."""
+
+    def learner(config, env, env_params):
+        whole = test_training.learner(config, env, env_params)
+
+        def update(state):
+            read(config)
+            return whole.update(state)
+
+        return whole._replace(update=update)
+
+    env, params = envs.make(tasks.Probe(), task=tasks.ENDLESS)
+    return jax.eval_shape(parts.program(learner, config, env, params), jax.random.key(0))
+
+
+def test_what_nothing_reads_gives_one_warning():
+    """Points, evaluations and the update's own settings are read."""
+    config = Config(slope=3.0, width=5, rate=0.25, num_evals=2, num_eval_episodes=3)
+    expected = (
+        "width=5, rate=0.25 have no effect: with these settings nothing in test_reads reads it"
+    )
+    assert told(lambda: trace(config)) == [expected]
+    assert told(lambda: trace(config)) == []
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda config: config.width,
+        lambda config: config.replace(slope=1.0),
+        lambda config: jax.tree.leaves(config),
+        lambda config: jax.tree.map(lambda x: x, config).slope,
+        lambda config: parts.resolve(config, 1, 2)[0].width,
+    ],
+    ids=["one", "replaced", "flattened", "mapped", "resolved"],
+)
+def test_what_is_read_in_any_way_gives_none(read):
+    assert told(lambda: trace(Config(width=5), read)) == []
+
+
+def test_defaults_and_traced_values_are_no_wish_of_the_user():
+    assert told(lambda: trace(Config(width=4, rate=0.5, names=()))) == []
+    traced = jax.vmap(lambda rate: trace(Config(rate=rate))[1]["slope"].size * rate)
+    assert told(lambda: traced(jnp.array([0.1, 0.2]))) == []
+
+
+def test_without_an_evaluation_only_the_policy_may_read_it():
+    assert told(lambda: trace(Config(width=5, num_eval_episodes=0))) == []
+
+
+def test_a_resolved_config_is_still_watched():
+    config = reads.watched(Config(width=5))
+    assert parts.resolve(config, 1, 2)[0] is config
+    assert (
+        vars(config)["_read"] == set() and config.width == 5 and vars(config)["_read"] == {"width"}
+    )
+
+
+def test_another_network_leaves_a_setting_dead(monkeypatch):
+    class ActorCritic(ppo.ActorCritic):
+        def setup(self):
+            self.head = nn.Dense(2)
+
+        def __call__(self, x, mask=None):
+            return self.actor(x), self.critic(x)
+
+        def actor(self, x, mask=None):
+            return parts.Categorical(self.head(x), mask)
+
+        def critic(self, x):
+            return self.head(x)[..., 0]
+
+    config = ppo.Config(activation="relu", total_timesteps=2048, num_eval_episodes=1)
+    make = lambda: jax.eval_shape(ppo.make_train(config), jax.random.key(0))
+    assert told(make) == []
+    monkeypatch.setattr(ppo, "ActorCritic", ActorCritic)
+    jax.clear_caches()
+    found = "activation='relu' has no effect: with these settings nothing in ppo reads it"
+    assert told(make) == [found]
+
+
+def test_runs_of_the_launcher_warn(capsys):
+    """There floats are traced, and the launcher knows what the user has set."""
+    config = reinforce.Config(clip_reward=5.0, normalize_reward=False, total_timesteps=256)
+    config = config.replace(num_envs=2, num_steps=64, num_evals=1, num_eval_episodes=1)
+    found = told(lambda: launch.run(reinforce, config, save=False))
+    assert found == [
+        "clip_reward=5.0 has no effect: with these settings nothing in reinforce reads it"
+    ]
+
+
+def test_what_is_asked_for_ends_with_its_block():
+    with reads.asked_for({"a": 1}), reads.asked_for({"b": 2}):
+        assert dict(reads._ASKED.get()) == {"a": 1, "b": 2}
+    assert dict(reads._ASKED.get()) == {}
+    config = SimpleNamespace(_read={"b"})
+    with reads.asked_for({"a": 1, "b": 2, "env": "x"}):
+        assert told(lambda: reads.warn_of_unread(config, "x"))[0].startswith("a=1 has no effect")
