@@ -389,7 +389,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     scale = parts.on_one_vector(optax.scale_by_adam(eps=config.adam_eps))
     if config.optimizer == "muon":
         scale = parts.scale_by_muon(config.muon_momentum, config.adam_eps)  # detail 5
-    optimizer = optax.chain(clip, scale, parts.scale_by_rate())
+    optimizer = optax.chain(clip, scale, parts.on_one_vector(parts.scale_by_rate()))
     fold = lambda x: x.reshape(num_segments, *x.shape[len(lanes) :])  # environments and agents
     of_agents = lambda flag: jnp.repeat(flag, num_agents)  # (num_envs,) to (num_segments,)
 

@@ -56,6 +56,8 @@ def scale_by_muon(decay, eps) -> optax.GradientTransformation:
         for i, matrix in zip(places, orthogonalize([ahead[i] for i in places])):
             size = jnp.sqrt(jnp.square(ahead[i]).mean())
             steps[i] = 0.2 * math.sqrt(max(matrix.shape)) * size / (size + eps) * matrix
-        return jax.tree.unflatten(tree, steps), MuonState(momentum, adam_state)
+        # From one vector, so that whatever follows is one operation, too.
+        flat = ravel_pytree(jax.tree.unflatten(tree, steps))[0]
+        return unravel(flat), MuonState(momentum, adam_state)
 
     return optax.GradientTransformation(init, update)
