@@ -1,0 +1,74 @@
+"""The changes of docs/changing.md are applied to ppo.py, and train."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from algorithms import ppo
+
+PAGE = Path(ppo.__file__).parents[1] / "docs" / "changing.md"
+CHANGES = dict(re.findall(r"^## An? (\w+)\n.*?```diff\n(.*?)```", PAGE.read_text(), re.M | re.S))
+SIZES = dict(total_timesteps=4 * 2 * 16, num_envs=2, num_steps=16, update_epochs=2)
+SIZES |= dict(num_minibatches=2, num_evals=2, num_eval_episodes=1, hidden_sizes=(4,))
+
+
+def changed(text, diff):
+    """The text with a diff whose hunks have no line numbers; each old text stands there once."""
+    for hunk in re.split(r"^@@.*\n", diff, flags=re.M)[1:]:
+        lines = [line or " " for line in hunk.splitlines()]
+        old, new = ("".join(f"{x[1:]}\n" for x in lines if x[0] in " " + sign) for sign in "-+")
+        assert text.count(old) == 1 and old != new, hunk
+        text = text.replace(old, new)
+    return text
+
+
+def curves(path, text, **settings):
+    """The metrics of a short run of a file with this text."""
+    path.write_text(text)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    train = module.make_train(module.Config(**SIZES | settings))
+    return {name: np.asarray(x) for name, x in train(jax.random.key(0))[1].items()}
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    text = Path(ppo.__file__).read_text()
+    return text, curves(tmp_path_factory.mktemp("plain") / "my_ppo.py", text)
+
+
+def test_the_page_has_these_changes():
+    assert list(CHANGES) == ["loss", "network", "optimiser", "schedule", "metric", "setting"]
+
+
+@pytest.mark.parametrize("name", [name for name in CHANGES if name != "network"])
+def test_a_change_trains_and_changes_what_it_says(name, plain, tmp_path):
+    text, before = plain
+    more = {"kl_coef": 5.0} if name == "setting" else {}
+    after = curves(tmp_path / "my_ppo.py", changed(text, CHANGES[name]), **more)
+    assert all(np.isfinite(x[1:]).all() for key, x in after.items() if "episode" not in key)
+    moved = {key for key, x in before.items() if not np.array_equal(x, after[key], equal_nan=True)}
+    rates = "current_learning_rate"
+    if name == "metric":
+        assert moved == set() and (after["largest_error"][1:] > 0.0).all()
+    elif name == "schedule":
+        done = np.arange(16).reshape(2, 8) / 16  # gradient steps of two points
+        expected = 1e-3 * (0.5 + 0.5 * np.cos(np.pi * done)).mean(1)
+        np.testing.assert_allclose(after[rates][1:], expected, rtol=1e-5)
+    else:
+        assert {"policy_loss", "approx_kl"} <= moved and rates not in moved
+    if name == "setting":
+        assert after["approx_kl"][1:].sum() < before["approx_kl"][1:].sum()
+
+
+def test_another_distribution_trains(plain, tmp_path):
+    text = changed(plain[0], CHANGES["network"])
+    after = curves(tmp_path / "my_ppo.py", text, env="Pendulum-v1")
+    assert all(np.isfinite(x[1:]).all() for key, x in after.items() if "episode" not in key)
+    laplace = 1.0 + np.log(2.0)  # the entropy with a scale of 1
+    np.testing.assert_allclose(after["entropy"][1:], laplace, rtol=0.05)
