@@ -63,6 +63,7 @@ from flax import struct
 import envs
 from algorithms import parts
 from algorithms.parts import real, static
+from envs import exploitability
 
 INFO = {
     "title": "PPO for several agents, independent (IPPO) or with a central critic (MAPPO)",
@@ -692,7 +693,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         update=update,
         policy=make_policy(config, env, env_params),
         steps=batch_size,
-        probabilities=make_probabilities(config, env, env_params),
+        measure=exploitability.measure(env, make_probabilities(config, env, env_params)),
     )
 
 

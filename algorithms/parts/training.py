@@ -16,7 +16,7 @@ from algorithms.parts.fields import check_reals, with_plain_values
 from algorithms.parts.loops import zeros
 from algorithms.parts.statistics import EpisodeStatistics
 from algorithms.parts.usual_jax import with_usual_jax
-from envs import exploitability, shaping, sums
+from envs import shaping, sums
 from envs.metrics import EpisodeMetrics
 from envs.sums import Sum
 
@@ -83,7 +83,7 @@ class Learner(NamedTuple):
     policy: Callable  # policy(state, observation, memory=None, rng=None, mask=None)
     steps: int  # environment steps of an update
     evaluate: Callable | None = None  # evaluate(state, rng) -> metrics, not the policy's episodes
-    probabilities: Callable | None = None  # probabilities(state, observation, mask) of actions
+    measure: Callable | None = None  # measure(state) -> metrics, besides those of episodes
 
 
 class Plan(NamedTuple):
@@ -240,10 +240,9 @@ STATIC = ("learner", "env", "num_evals", "debug_nans", "split")
 @functools.partial(jax.jit, static_argnames=STATIC)
 def _train(config, env_params, rng, state, learn, learner, env, num_evals, debug_nans, split):
     config = reads.watched(config)
-    init, update, policy, steps, evaluate, probabilities = learner(config, env, env_params)
+    init, update, policy, steps, evaluate, measure = learner(config, env, env_params)
     if num_evals is None:  # for `first_state`: nothing else is traced
         return between_updates(init(rng)), {}
-    table = exploitability.table(env) if probabilities and config.num_eval_episodes else None
     update = jax.jit(shards.with_own_keys(update))  # traced once, for the metrics and for the loop
 
     def updates(state, count):
@@ -294,8 +293,7 @@ def _train(config, env_params, rng, state, learn, learner, env, num_evals, debug
         play = functools.partial(envs.evaluate, policy, state, env, env_params, rng, number)
         values = shards.divided(play, number)._asdict()
         values["return"], own = values.pop("episode_return"), values.pop("metrics")
-        if table is not None:
-            own["exploitability"] = table.of_policy(probabilities, state)
+        own |= measure(state) if measure else {}
         return {f"eval_{name}": x for name, x in (values | own).items()}
 
     def point(state, count):
