@@ -4,6 +4,7 @@ A preset is named after its environment, and sets `env` to its name unless it gi
 empty preset means that the defaults work. docs/tuning.md has the measurements.
 """
 
+import math
 from typing import Any
 
 # Tasks that need a memory: a bit shown at the first of 60 steps, and CartPole without velocities.
@@ -112,6 +113,36 @@ PPO_DM_CONTROL = {
     "activation": "swish",
     "num_evals": 10,
 }
+# What PureJaxRL's ppo.py and CleanRL's have. Their values end at a time limit, too.
+PPO_OF_OTHERS = {
+    "env": "CartPole-v1",
+    "env_settings": (("limit_terminates", True),),
+    "learning_rate": 2.5e-4,
+    "adam_eps": 1e-5,
+    "clip_vloss": True,
+    "normalize_obs": False,
+    "normalize_reward": False,
+}
+# PureJaxRL's dqn.py: its target moves every 500 environment steps.
+DQN_OF_PUREJAXRL = {
+    "env": "CartPole-v1",
+    "env_settings": (("limit_terminates", True),),
+    "num_envs": 10,
+    "buffer_size": 10_000,
+    "learning_rate": 2.5e-4,
+    "anneal_lr": False,
+    "adam_eps": 1e-8,
+    "gamma": 0.99,
+    "n_step": 1,
+    "double": False,
+    "target_every": 50,
+    "eps_end": 0.05,
+    "exploration_fraction": 0.5,
+    "max_grad_norm": math.inf,
+    "hidden_sizes": (120, 84),
+}
+# CleanRL's dqn.py has one environment, and bootstraps at time limits.
+DQN_OF_CLEANRL = DQN_OF_PUREJAXRL | {"env_settings": (), "num_envs": 1, "train_every": 10}
 # Those of REPPO's repository. There bins are equidistant over [0, 150]; here they are equidistant
 # in symlog, over +-150.
 REPPO_DM_CONTROL = {
@@ -291,6 +322,8 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
         "craftax/Classic-Symbolic": CRAFTAX,
         "craftax/Symbolic": {**CRAFTAX_FULL, "hidden_sizes": (512, 512, 512)},
         "dm_control": PPO_DM_CONTROL,
+        "purejaxrl": PPO_OF_OTHERS,
+        "cleanrl": PPO_OF_OTHERS,
     },
     "ippo": {
         # Both sides change while they learn, so each update takes many samples.
@@ -684,6 +717,8 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
         "Acrobot-v1": {},
         "MountainCar-v0": LASTING,
         "Breakout-MinAtar": BITS,
+        "purejaxrl": DQN_OF_PUREJAXRL,
+        "cleanrl": DQN_OF_CLEANRL,
     },
     "c51": {
         "CartPole-v1": {},
