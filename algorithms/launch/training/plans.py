@@ -6,6 +6,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from algorithms import parts
 from algorithms.launch import settings
 from algorithms.launch.compute import devices, hosts
@@ -65,7 +67,10 @@ def cut(
     limit = asked.memory_limit or usable_capacity(portions[0].trainer.layout)
 
     def fit(portion: Portion) -> list[range]:
-        return portion.trainer.fit(portion.trials.count, asked.max_parallel, limit, start)
+        floats, trainer = portion.trials.floats, portion.trainer
+        swept = {n: np.unique(x).tolist() for n, x in floats.items() if hasattr(trainer.config, n)}
+        with parts.asked_for(swept):
+            return trainer.fit(portion.trials.count, asked.max_parallel, limit, start)
 
     def fit_all() -> list[list[range]]:
         with ThreadPoolExecutor(devices.num_cores()) as pool:

@@ -131,6 +131,16 @@ def test_runs_of_the_launcher_warn(capsys):
     ]
 
 
+@pytest.mark.usefixtures("vmapped_keys")
+def test_swept_settings_are_wishes_too(capsys):
+    config = reinforce.Config(normalize_reward=False, total_timesteps=256, num_evals=1)
+    config = config.replace(num_envs=2, num_steps=64, num_eval_episodes=1)
+    grid = {"clip_reward": [5.0, 10.0], "learning_rate": [1e-3, 1e-2]}
+    found = told(lambda: launch.sweep(reinforce, config, grid, save=False))
+    named = "clip_reward=[5.0, 10.0] has no effect"
+    assert found == [f"{named}: with these settings nothing in reinforce reads it"]
+
+
 def test_what_is_asked_for_ends_with_its_block():
     with reads.asked_for({"a": 1}), reads.asked_for({"b": 2}):
         assert dict(reads._ASKED.get()) == {"a": 1, "b": 2}
