@@ -1,13 +1,14 @@
 """CPU seconds of the tests by area, and the budgets that test_seconds.py keeps.
 
 Every run prints a table. A run of the whole suite leaves it in pytest's cache, where the test finds
-it. CPU seconds, those of ended child processes included, depend little on what else runs, but much
-on the machine. So each process measures a yardstick at its end, and seconds are those of a machine
-on which it takes REFERENCE seconds.
+it. CPU seconds, those of ended child processes included, depend much on the machine, and somewhat
+on whether its other cores are busy. So each process measures a yardstick now and then, and seconds
+are those of a machine on which it takes REFERENCE seconds.
 """
 
 import os
 import re
+import statistics
 import time
 from collections import Counter
 from collections.abc import Iterable
@@ -27,6 +28,7 @@ BUDGETS |= {"ippo": 55, "ppo_plr": 50, "ppo_vtrace": 40, "crossq": 40, "vdn": 40
 BUDGETS |= {"reppo": 28, "ippo_rnn": 28}
 REFERENCE = 0.08  # CPU seconds of the yardstick
 ENOUGH = 60.0  # seconds of a run that are worth a table
+OFTEN = 60.0  # CPU seconds between two measurements of the yardstick
 KEY = "suite/seconds"  # in pytest's cache
 
 
@@ -101,17 +103,22 @@ class Seconds:
 
     def __init__(self, config: pytest.Config):
         self.config, self.own, self.all = config, Counter(), Counter()
+        self.measured = list[float]()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item):
         start = cpu()
         result = yield
         self.own[area_of(item.nodeid)] += cpu() - start
+        if self.own.total() > OFTEN * (1 + len(self.measured)):
+            self.measured.append(yardstick())
         return result
 
     def pytest_sessionfinish(self):
         """Scales what this process itself has run, which in xdist's first process is nothing."""
-        scale = REFERENCE / yardstick() if self.own.total() > ENOUGH / 8 else 1.0
+        scale = 1.0
+        if self.own.total() > ENOUGH / 8:
+            scale = REFERENCE / statistics.median(self.measured or [yardstick()])
         scaled = {area: scale * seconds for area, seconds in self.own.items()}
         self.all.update(scaled)
         if hasattr(self.config, "workeroutput"):

@@ -53,6 +53,23 @@ def test_seconds_of_several_processes_are_scaled_once_and_added_up(monkeypatch):
     assert dict(first.all) == {"ppo": 20.0}
 
 
+def test_the_yardstick_is_measured_while_the_tests_run(monkeypatch):
+    """At the end the other processes may be idle, and then everything is faster."""
+    now, found = [0.0], iter([3.0, 1.0, 2.0])
+    monkeypatch.setattr(seconds, "cpu", lambda: now[0])
+    monkeypatch.setattr(seconds, "yardstick", lambda: next(found) * seconds.REFERENCE)
+    plugin = seconds.Seconds(SimpleNamespace())
+    for spent in (20.0, 50.0, 40.0, 30.0, 60.0):  # the second, fourth and fifth pass a minute more
+        test = plugin.pytest_runtest_protocol(SimpleNamespace(nodeid="tests/test_docs.py::test_it"))
+        next(test)
+        now[0] += spent
+        with pytest.raises(StopIteration):
+            test.send(None)
+    plugin.pytest_sessionfinish()
+    assert plugin.measured == [3 * seconds.REFERENCE, seconds.REFERENCE, 2 * seconds.REFERENCE]
+    assert dict(plugin.all) == {"all else": 200.0 / 2.0}
+
+
 @pytest.mark.parametrize(
     "change", [{}, {"keyword": "x"}, {"changed": "HEAD"}, {"markexpr": "slow"}]
 )

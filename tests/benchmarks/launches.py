@@ -141,7 +141,7 @@ def of_config(module: Any, config: Any) -> Subject:
         updates="updates",
         trips={
             "learn": getattr(config, "update_epochs", 1),
-            "Rounds.learn": getattr(config, "updates_per_step", 1),
+            "Rounds.repeat": getattr(config, "updates_per_step", 1),
         },
         num_steps=plan.steps // plan.updates // config.num_envs,
     )

@@ -278,7 +278,7 @@ def test_all_algorithms_are_counted_without_evaluation():
 
 @pytest.mark.parametrize(
     "name, num_steps, unknown",
-    [("ppo", 128, {"learn": 4}), ("dqn", 16, {"Rounds.learn": 5})],
+    [("ppo", 128, {"learn": 4}), ("dqn", 16, {"Rounds.repeat": 5})],
 )
 def test_loops_of_an_algorithm_have_the_names_that_are_looked_for(name, num_steps, unknown):
     subject = launches.ours(name, evaluation=False)
