@@ -512,7 +512,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         metrics["value_loss"] = value_loss = parts.mean(error, segments.valued)
         policy_loss = metrics["policy_loss"] - config.ent_coef * metrics["entropy"]
         metrics["loss"] = policy_loss + config.vf_coef * value_loss
-        if not parts.is_discrete(space):
+        if isinstance(actions, parts.Gaussian):
             metrics["policy_std"] = parts.mean(jnp.exp(actions.log_std), weights[..., None] * real)
         return metrics["loss"], (metrics, (jnp.abs(corrected) * segments.valued).sum(1))
 

@@ -110,7 +110,7 @@ class TanhGaussian:
     log_std: jax.Array  # of u, (..., dimensions)
 
     def mode(self) -> jax.Array:
-        """tanh of the mean, as in distrax."""
+        """tanh of the mean. The density may be larger elsewhere."""
         return jnp.tanh(self.mean)
 
     def sample(self, *, seed: jax.Array) -> jax.Array:

@@ -24,7 +24,8 @@ def changed(config: Any) -> dict[str, Any]:
     values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     known = {name: x for name, x in values.items() if not isinstance(x, jax.core.Tracer)}
     default: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(config)}
-    return {name: x for name, x in known.items() if not np.array_equal(x, default[name])}
+    same = lambda x, y: x is y or np.array_equal(x, y)
+    return {name: x for name, x in known.items() if not same(x, default[name])}
 
 
 @contextlib.contextmanager

@@ -44,7 +44,7 @@ class Case:
 
     module: ModuleType  # the algorithm
     tiny: Any  # a small config with three updates at three points
-    metrics: set[str]  # the names of the metrics of an update
+    metrics: set[str]  # the names of the metrics of an update; each file has the learning rate
     pinned: Mapping[str, Any]  # values of some metrics at the points, for seed 0
     refused: tuple[tuple[dict, str], ...] = ()  # (change of tiny, error), beyond the shared ones
     world: tuple = ()  # environment and parameters, if tiny does not name them
@@ -78,6 +78,9 @@ class Case:
     read: Mapping[str, Any] = settings()
     per_agent: bool = True
     at_once: Mapping[str, Any] = settings()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "metrics", self.metrics | {"current_learning_rate"})
 
     @property
     def name(self) -> str:

@@ -632,7 +632,6 @@ CASE = Case(
         "mean_value",
         "explained_variance",
         "grad_norm",
-        "current_learning_rate",
     },
     evaluation=EVALUATION | {"eval_search_return", "eval_past_return"},
     pinned={},

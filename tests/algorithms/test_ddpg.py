@@ -111,7 +111,7 @@ PROBE = ddpg.Config(**PROBE, actor_learning_rate=1e-2, tau=0.05, exploration_noi
 CASE = Case(
     module=ddpg,
     tiny=TINY,
-    metrics={"critic_loss", "actor_loss", "mean_value", "grad_norm", "current_learning_rate"},
+    metrics={"critic_loss", "actor_loss", "mean_value", "grad_norm"},
     pinned={
         "critic_loss": [67.9124, 46.2467, 28.915],
         "actor_loss": [1.0784, 0.968516, 1.66097],

@@ -57,7 +57,7 @@ def mean_values(config, state, x):
 CASE = Case(
     module=dqn,
     tiny=TINY,
-    metrics={"loss", "td_error", "mean_value", "grad_norm", "current_learning_rate"},
+    metrics={"loss", "td_error", "mean_value", "grad_norm"},
     pinned={
         "loss": [0.438857, 0.388939],
         "grad_norm": [1.30434, 1.66184],

@@ -90,7 +90,7 @@ def mean_values(config, state, x):
 CASE = Case(
     module=iqn,
     tiny=TINY,
-    metrics={"loss", "mean_value", "grad_norm", "current_learning_rate"},
+    metrics={"loss", "mean_value", "grad_norm"},
     pinned={
         "loss": [np.nan, 0.0715063, 0.0661224],
         "grad_norm": [np.nan, 0.135495, 0.128643],

@@ -468,7 +468,6 @@ CASE = Case(
         "approx_kl",
         "clip_fraction",
         "grad_norm",
-        "current_learning_rate",
         "mean_value",
         "explained_variance",
         "epochs",

@@ -566,7 +566,7 @@ def test_the_exponent_of_importance_weights_grows_to_one_at_the_end():
 # --- the contract -----------------------------------------------------------------------------
 
 METRICS = {"loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction"}
-METRICS |= {"mean_ratio", "importance", "grad_norm", "current_learning_rate", "score", "mean_value"}
+METRICS |= {"mean_ratio", "importance", "grad_norm", "score", "mean_value"}
 METRICS |= {"explained_variance"}
 STATIC_WORLD = tasks.Probe(continuous=True), ProbeParams()  # two settings are of continuous actions
 # With Adam, because Muon's steps differ too much between machines.

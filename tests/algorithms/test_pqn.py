@@ -308,7 +308,7 @@ def test_probe_actions(probed):
 CASE = Case(
     module=pqn,
     tiny=TINY,
-    metrics={"loss", "grad_norm", "current_learning_rate", "mean_value", "epsilon"},
+    metrics={"loss", "grad_norm", "mean_value", "epsilon"},
     pinned={
         "loss": [0.984357, 0.523785, 0.210654],
         "grad_norm": [10.0019, 6.05042, 3.41141],

@@ -382,7 +382,6 @@ CASE = Case(
         "td_error",
         "mean_value",
         "grad_norm",
-        "current_learning_rate",
         "staleness_first",
         "staleness_last",
     },

@@ -141,7 +141,6 @@ CASE = Case(
         "value_loss",
         "entropy",
         "grad_norm",
-        "current_learning_rate",
         "mean_value",
         "explained_variance",
     },

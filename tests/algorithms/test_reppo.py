@@ -443,7 +443,7 @@ CASE = Case(
     metrics={
         *("critic_loss", "aux_loss", "actor_loss", "mean_value", "explained_variance"),
         *("entropy", "kl", "clip_fraction", "temperature", "multiplier"),
-        *("grad_norm", "current_learning_rate", "critic_grad_norm", "clipped_targets"),
+        *("grad_norm", "critic_grad_norm", "clipped_targets"),
     },
     pinned={
         "critic_loss": [16.0831, 18.1432, 19.0663],

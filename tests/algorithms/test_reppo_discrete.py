@@ -363,7 +363,7 @@ CASE = Case(
     metrics={
         *("critic_loss", "aux_loss", "actor_loss", "mean_value", "explained_variance"),
         *("entropy", "kl", "clip_fraction", "temperature", "multiplier"),
-        *("grad_norm", "current_learning_rate", "critic_grad_norm", "clipped_targets"),
+        *("grad_norm", "critic_grad_norm", "clipped_targets"),
     },
     pinned={
         "critic_loss": [14.388, 13.9714, 14.0163],

@@ -146,7 +146,7 @@ PROBE = td3.Config(**PROBE, tau=0.05, exploration_noise=0.3, target_noise=0.0)
 CASE = Case(
     module=td3,
     tiny=TINY,
-    metrics={"critic_loss", "actor_loss", "mean_value", "grad_norm", "current_learning_rate"},
+    metrics={"critic_loss", "actor_loss", "mean_value", "grad_norm"},
     pinned={
         "critic_loss": [140.09, 97.1492, 65.7752],
         "actor_loss": [-0.254678, -0.232649, -1.04364],

@@ -31,7 +31,6 @@ METRICS = {
     "approx_kl",
     "clip_fraction",
     "grad_norm",
-    "current_learning_rate",
     "value_loss",
 }
 METRICS |= {"critic_grad_norm", "mean_value", "explained_variance", "epochs"}

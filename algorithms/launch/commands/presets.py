@@ -1,7 +1,8 @@
 """Settings known to work, or marked as not: {algorithm: {preset: {field: value}}}.
 
-A preset is named after its environment, and sets `env` to its name unless it gives another. An
-empty preset means that the defaults work. docs/tuning.md has the measurements.
+A preset is named after its environment, or after whose settings it has, and sets `env` to its name
+unless it gives another. An empty preset means that the defaults work. docs/tuning.md has the
+measurements, docs/coming-from.md those of `purejaxrl`.
 """
 
 import math
