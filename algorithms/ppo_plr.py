@@ -326,7 +326,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     """The first state, an update (collects a rollout and learns from it), and the policy."""
     batch_size = config.num_envs * config.num_steps
     num_updates = parts.num_updates(config, batch_size)
-    environments = envs.batch(env, config.num_envs, config.num_steps)  # detail 1
+    environments = levels.batch_of_levels(env, config.num_envs, config.num_steps)  # detail 1
     stock_shape = environments.depth, config.num_envs
     capacity = config.level_buffer_size  # also stands for "no slot of the buffer"
     space = env.action_space(env_params)

@@ -256,7 +256,7 @@ def draw(config, sizes, noise, progress, shape):
     return indices, jnp.exp(jnp.minimum(exponents, 30.0))  # 1e13: squared gradients stay finite
 
 
-def learning_rate(config, progress):
+def annealed_rate(config, progress):
     """learning_rate (f + (1 - f) ((1 + cos(pi progress)) / 2) ** lr_exponent), f = lr_floor, with
     progress 0 at the first gradient step and 1 at the last."""
     wave = 0.5 * (1.0 + jnp.cos(jnp.pi * jnp.minimum(progress, 1.0)))
@@ -534,7 +534,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             living, valued = (x.any((1, 2)) for x in (samples.alive, samples.valued))
             some, count = valued.any(), jnp.maximum(valued.sum(), 1)
             grads = jax.tree.map(lambda x: x.sum(0) / count, grads)
-            rate, old = learning_rate(config, progress), (learned.params, learned.opt_state)
+            rate, old = annealed_rate(config, progress), (learned.params, learned.opt_state)
             updates, moved = optimizer.update(
                 grads, learned.opt_state, learned.params, learning_rate=rate
             )

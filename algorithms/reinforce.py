@@ -186,7 +186,7 @@ def policy_gradient_loss(log_prob, advantages):
     return -(log_prob * advantages).mean()
 
 
-def learning_rate(config, num_updates, update):
+def annealed_rate(config, num_updates, update):
     """learning_rate (1 - update / num_updates), ()."""
     left = jnp.maximum(1.0 - update.astype(jnp.float32) / num_updates, 0.0)
     return config.learning_rate * (left if config.anneal_lr else 1.0)
@@ -346,7 +346,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     def learn(state, batch):
         """Makes the gradient step of a rollout."""
         grads, metrics = jax.grad(loss, has_aux=True)(state.policy.params, batch)  # detail 1
-        rate, old = learning_rate(config, num_updates, state.update), state.policy.params
+        rate, old = annealed_rate(config, num_updates, state.update), state.policy.params
         updates, opt_state = optimizer.update(grads, state.opt_state, old, learning_rate=rate)
         metrics |= {"grad_norm": parts.global_norm(grads), "current_learning_rate": rate}
         policy = state.policy.replace(params=optax.apply_updates(old, updates))

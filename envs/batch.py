@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from envs import levels, shaping
+from envs import shaping
 from envs.metrics import EpisodeMetrics
 
 START_WINDOW = 8  # steps, unless the environment has a `start_window`
@@ -37,7 +37,7 @@ class BatchState:
     steps: jax.Array  # steps since the last refill, int32 ()
     metrics: EpisodeMetrics  # metrics that the environment reports
     cut: jax.Array | None = None  # steps up to the truncation of `stagger`, int32 (num_envs,)
-    before: jax.Array | None = None  # steps up to the last refill, int32 (), if rewards are shaped
+    before: Any = None  # steps up to the last refill, int32 (), if rewards are shaped
 
     def without_stock(self) -> "BatchState":
         """The state between two rollouts, without the stock; call `refill` before a step."""
@@ -100,15 +100,13 @@ class Batch:
         self.env, self.num_envs, self.depth, self.window = env, num_envs, depth, window
         self.stagger = stagger
 
-    def reset(self, key: jax.Array | levels.Level, params: Any) -> tuple[Any, BatchState]:
+    def reset(self, key: jax.Array, params: Any) -> tuple[Any, BatchState]:
         """Starts every environment, which takes starts from the stock; `refill` comes next.
-
-        In place of a key it takes levels, as `refill` does, and starts in those of the first row.
 
         Returns observations (num_envs, ...) and the state.
         """
         cut, limits = None, _limits(self.env, params) if self.stagger else []
-        if limits and not isinstance(key, levels.Level):
+        if limits:
             key, cut_key = jax.random.split(key)
             longest = jnp.int32(functools.reduce(jnp.minimum, limits, jnp.array(ENDLESS)))
             cut = jax.random.randint(cut_key, (self.num_envs,), 1, longest + 1)
@@ -119,13 +117,9 @@ class Batch:
         before = zero if shaping.shapes(self.env) else None
         return observation, BatchState(state, starts, zero, metrics, cut, before)
 
-    def refill(self, key: jax.Array | levels.Level, state: BatchState, params: Any) -> BatchState:
-        """Draws new start states; call it once every `num_steps` steps.
-
-        In place of a key it takes the levels of the stock, leading axes (depth, num_envs). An
-        episode that ends in window i of the steps is followed by one in its level of row i.
-        """
-        before = None if state.before is None else state.before + state.steps
+    def refill(self, key: jax.Array, state: BatchState, params: Any) -> BatchState:
+        """Draws new start states; call it once every `num_steps` steps."""
+        before = state.before + state.steps if shaping.shapes(self.env) else None
         starts, steps = self._draw(key, params), jnp.zeros((), jnp.int32)
         return dataclasses.replace(state, starts=starts, steps=steps, before=before)
 
@@ -147,12 +141,12 @@ class Batch:
         done = terminated | truncated
         slot = (state.steps // self.window) % self.depth
         start = jax.tree.map(lambda x: x[slot], state.starts)
-        observation, env_state = levels.choose(done, start, (final, final_state))
+        observation, env_state = choose(done, start, (final, final_state))
         info = {**info, "final_observation": final}
         for name in ("action_mask", "world_state"):
             if hasattr(self.env, name):
                 info[f"final_{name}"] = self._view(name, final_state, params)
-        if state.before is not None:
+        if shaping.shapes(self.env):
             weight = shaping.weight(params, state.before.astype(jnp.float32) * self.num_envs)
             info[shaping.NAME] = weight * info["shaped_reward"]
             reward = reward + info[shaping.NAME]
@@ -173,14 +167,9 @@ class Batch:
         view = getattr(self.env, name, None)
         return view and jax.vmap(view, (0, None))(state, params)
 
-    def _draw(self, key: jax.Array | levels.Level, params: Any) -> Any:
-        if isinstance(key, levels.Level):
-            size = self.depth * self.num_envs
-            flat = jax.tree.map(lambda x: x.reshape(size, *x.shape[2:]), key)
-            starts = jax.vmap(lambda level: levels.start(self.env, level, params))(flat)
-        else:
-            keys = jax.random.split(key, self.depth * self.num_envs)  # flat: compiles much faster
-            starts = jax.vmap(self.env.reset_env, (0, None))(keys, params)
+    def _draw(self, key: jax.Array, params: Any) -> Any:
+        keys = jax.random.split(key, self.depth * self.num_envs)  # flat: compiles much faster
+        starts = jax.vmap(self.env.reset_env, (0, None))(keys, params)
         return jax.tree.map(lambda x: x.reshape(self.depth, self.num_envs, *x.shape[1:]), starts)
 
 
@@ -190,7 +179,8 @@ def batch(
     num_steps: int = 1,
     window: int | None = None,
     stagger: bool = False,
-) -> Batch:
+    kind: Any = Batch,
+) -> Any:
     """`num_envs` environments behind gymnax's six values, all with a leading axis.
 
     Args:
@@ -202,11 +192,12 @@ def batch(
       stagger: whether each environment truncates one episode, the one that runs at a random step up
         to the time limit. Otherwise environments whose episodes have equal lengths stay at the same
         step of them, and a rollout covers only a part of an episode. Nothing is truncated without a
-        time limit, or if `reset` got levels.
+        time limit.
+      kind: the class of the result.
     """
     default: int = getattr(env, "start_window", START_WINDOW)
     served = window or default
-    return Batch(env, num_envs, math.ceil(num_steps / served), served, stagger)
+    return kind(env, num_envs, math.ceil(num_steps / served), served, stagger)
 
 
 def _limits(env: Any, params: Any) -> list[Any]:
@@ -214,6 +205,13 @@ def _limits(env: Any, params: Any) -> list[Any]:
     frames = [limit_of(env, params), getattr(env, "max_steps", None)]
     repeat = getattr(env, "action_repeat", 1)
     return [-(-limit // repeat) for limit in frames if limit is not None]
+
+
+def choose(flags: jax.Array, these: Any, others: Any) -> Any:
+    """The arrays of one tree where a flag is set, else those of the other. The flags are for the
+    leading axes."""
+    wide = lambda x: flags.reshape(flags.shape + (1,) * (x.ndim - flags.ndim))
+    return jax.tree.map(lambda x, y: jnp.where(wide(y), x, y), these, others)
 
 
 def _like(flag: jax.Array, x: jax.Array) -> jax.Array:

@@ -36,7 +36,7 @@ class _Carry(NamedTuple):
     episodes: Episodes
 
 
-def _limits(env: Any, env_params: Any) -> list[Any]:
+def _all_limits(env: Any, env_params: Any) -> list[Any]:
     """The time limits of the parameters, and of those at the ends of their ranges."""
     drawn: Any = getattr(env, "drawn_corners", lambda _: [])  # an end of a range may have none
     return [limit_of(env, params) for params in (env_params, *drawn(env_params))]
@@ -48,7 +48,7 @@ def check_ends(env: Any, env_params: Any) -> None:
     Raises:
       ValueError: the environment has neither a time limit nor `ends = True`.
     """
-    limits = _limits(env, env_params)
+    limits = _all_limits(env, env_params)
     known = [
         np.max(np.inf if limit is None else limit)
         for limit in limits
@@ -72,7 +72,7 @@ def longest(env: Any, env_params: Any) -> Any:
     """
     from envs.wrappers import is_limited  # late: it imports gymnax
 
-    limits = _limits(env, env_params)
+    limits = _all_limits(env, env_params)
     if limits[0] is None or is_limited(env) or not of_user(env):
         return None
     longest = functools.reduce(jnp.maximum, [jnp.asarray(x, jnp.float32) for x in limits])
@@ -124,7 +124,7 @@ def evaluate(
     reset_keys = keys_of(reset_rng)
     observation, env_state = jax.vmap(env.reset_env, (0, None))(reset_keys, env_params)
 
-    masked = hasattr(env, "action_mask")
+    has_mask = hasattr(env, "action_mask")
 
     def first_memory(observation):
         return policy(state, observation)[1]
@@ -132,8 +132,8 @@ def evaluate(
     memory = jax.eval_shape(jax.vmap(first_memory), observation)
     memory = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), memory)
 
-    def one_step(key, observation, env_state, memory):
-        mask = {"mask": env.action_mask(env_state, env_params)} if masked else {}
+    def step_once(key, observation, env_state, memory):
+        mask = {"mask": env.action_mask(env_state, env_params)} if has_mask else {}
         action, memory = policy(state, observation, memory, **mask)
         *stepped, info = transition(env, key, env_state, action, env_params)
         memory = rewarded(memory, stepped[2])
@@ -142,7 +142,7 @@ def evaluate(
     def step(carry: _Carry) -> _Carry:
         rng, step_rng = jax.random.split(carry.rng)
         keys = keys_of(step_rng)
-        observation, env_state, reward, terminated, truncated, values, memory = jax.vmap(one_step)(
+        observation, env_state, reward, terminated, truncated, values, memory = jax.vmap(step_once)(
             keys, carry.observation, carry.env_state, carry.memory
         )
         before = carry.episodes
@@ -170,7 +170,7 @@ def evaluate(
         return ~jnp.all(over if most is None else over | (carry.episodes.length >= most))
 
     keys = keys_of(jax.random.key(0))  # shapes only
-    reward = jax.eval_shape(jax.vmap(one_step), keys, observation, env_state, memory)[2]
+    reward = jax.eval_shape(jax.vmap(step_once), keys, observation, env_state, memory)[2]
     played = keys.shape
     no, zeros = jnp.zeros(played, bool), jnp.zeros(reward.shape, reward.dtype)
     none = {name: jnp.zeros(played) for name in kinds(env)}

@@ -8,8 +8,21 @@ import dataclasses
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax import struct
+
+from envs.batch import Batch, batch, choose
+
+__all__ = [
+    "Level",
+    "LevelBatch",
+    "batch_of_levels",
+    "choose",
+    "draw",
+    "num_shares",
+    "reset_key",
+    "split",
+    "start",
+]
 
 
 @struct.dataclass
@@ -54,8 +67,23 @@ def split(key: jax.Array | Level) -> tuple[Any, jax.Array]:
     return dataclasses.replace(key, key=jax.random.key_data(inner)), own
 
 
-def choose(flags: jax.Array, these: Any, others: Any) -> Any:
-    """The arrays of one tree where a flag is set, else those of the other. The flags are for the
-    leading axes."""
-    wide = lambda x: flags.reshape(flags.shape + (1,) * (x.ndim - flags.ndim))
-    return jax.tree.map(lambda x, y: jnp.where(wide(y), x, y), these, others)
+def batch_of_levels(
+    env: Any, num_envs: int, num_steps: int, window: int | None = None
+) -> "LevelBatch":
+    """`envs.batch` of environments that start in levels."""
+    return batch(env, num_envs, num_steps, window, kind=LevelBatch)
+
+
+class LevelBatch(Batch):
+    """Environments that take their start states from levels.
+
+    `reset` and `refill` take the levels of the stock in place of a key, leading axes (depth,
+    num_envs). The environments start in those of the first row. An episode that ends in window i of
+    the steps is followed by one in its level of row i.
+    """
+
+    def _draw(self, key: Any, params: Any) -> Any:
+        size = self.depth * self.num_envs
+        flat = jax.tree.map(lambda x: x.reshape(size, *x.shape[2:]), key)
+        starts = jax.vmap(lambda level: start(self.env, level, params))(flat)
+        return jax.tree.map(lambda x: x.reshape(self.depth, self.num_envs, *x.shape[1:]), starts)

@@ -38,13 +38,13 @@ def steps_of_round(step: Callable, carry: Any, xs: Any) -> int:
     return next((steps for steps in ROUNDS if steps * size <= EQUATIONS), 1)
 
 
-def equations(program: ClosedJaxpr | Jaxpr) -> float:
+def equations(of: ClosedJaxpr | Jaxpr) -> float:
     """All equations, also inside others; those of a short scan count for each of its steps.
 
     A program with a longer loop counts as infinite: beside that loop the cost of a trip is
     negligible.
     """
-    jaxpr = program.jaxpr if isinstance(program, ClosedJaxpr) else program
+    jaxpr = of.jaxpr if isinstance(of, ClosedJaxpr) else of
     total: float = len(jaxpr.eqns)
     for equation in jaxpr.eqns:
         given: dict[str, Any] = equation.params
@@ -53,7 +53,7 @@ def equations(program: ClosedJaxpr | Jaxpr) -> float:
             return math.inf
         is_program = lambda x: isinstance(x, ClosedJaxpr | Jaxpr)
         inside = jax.tree.leaves([*given.values()], is_leaf=is_program)
-        total += length * sum(equations(program) for program in inside if is_program(program))
+        total += length * sum(equations(one) for one in inside if is_program(one))
     return total
 
 

@@ -41,9 +41,9 @@ def check_sizes(config: Any, *positive: str, not_negative: tuple[str, ...] = ())
 
 def check_choices(config: Any, **choices: tuple[str, ...]) -> None:
     """Refuses values of these fields that are not among the choices."""
-    for name, allowed in choices.items():
-        if getattr(config, name) not in allowed:
-            words = " or ".join(word or '""' for word in allowed)
+    for name, known in choices.items():
+        if getattr(config, name) not in known:
+            words = " or ".join(word or '""' for word in known)
             raise ValueError(f"{name}={getattr(config, name)!r}: give {words}")
 
 

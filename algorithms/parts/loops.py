@@ -26,7 +26,7 @@ def any_trial(flag: jax.Array) -> jax.Array:
 
 
 @any_trial.def_vmap
-def _(axis_size, in_batched, flags):
+def _any_of_all(axis_size, in_batched, flags):
     return any_trial(flags.any(0) if in_batched[0] else flags), False
 
 

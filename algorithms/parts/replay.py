@@ -326,7 +326,7 @@ def check_rounds(config: Any) -> None:
 def check_fits(config: Any, buffer: ReplayBuffer, shapes: Replay) -> None:
     """Refuses a buffer of these shapes that is larger than the devices' memory."""
     needed = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes))
-    available = capacity.device_capacity() * shards.num_devices()
+    available = shards.memory(capacity.device_capacity())
     if needed > available:
         fits = int(0.8 * available / needed * buffer.capacity * buffer.item_steps)
         raise ValueError(

@@ -7,7 +7,8 @@ them returns its argument, or the plain mean, so that a program of one part stay
 
 import contextlib
 import contextvars
-from collections.abc import Iterator
+import dataclasses
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -97,6 +98,59 @@ def max_over_shards(tree: Any) -> Any:
 def any_over_shards(flags: jax.Array) -> jax.Array:
     """Whether a flag is set on any shard; flags are arrays of bools."""
     return sum_over_shards(flags.astype(jnp.int32)) > 0 if here() else flags
+
+
+def of_all(steps: int) -> int:
+    """The steps of all shards, each of which has so many."""
+    return steps * count()
+
+
+def memory(of_a_device: int) -> int:
+    """Bytes for a state, which the devices hold together."""
+    return of_a_device * num_devices()
+
+
+def apart(function: Any) -> Any:
+    """The function, equal only to what is made of it in a program of the same shards.
+
+    jit keeps one program for each. Without shards it is the function itself.
+    """
+    found = here()
+    return _Apart(function, found) if found else function
+
+
+class _Apart(NamedTuple):
+    function: Callable
+    shards: Shards
+
+    def __call__(self, *args: Any) -> Any:
+        return self.function(*args)
+
+    @property
+    def __module__(self) -> str:  # type: ignore[override]
+        return self.function.__module__
+
+
+def merged(stats: Any) -> Any:
+    """Running statistics of all shards' samples together, each shard weighted by its count.
+
+    Their variance is the mean of var_i + (mean_i - mean)**2.
+    """
+    if not here():
+        return stats
+    count = sum_over_shards(stats.count)
+    share = stats.count / jnp.maximum(count, 1.0)
+    mean = sum_over_shards(share * stats.mean)
+    var = sum_over_shards(share * (stats.var + (stats.mean - mean) ** 2))
+    return stats.replace(mean=mean, var=var, count=count)
+
+
+def summed(metrics: Any) -> Any:
+    """An environment's metrics with the sums over all shards."""
+    if not here():
+        return metrics
+    totals, count = sum_over_shards((metrics.totals, metrics.count))
+    return dataclasses.replace(metrics, totals=totals, count=count)
 
 
 def divided(function: Any, number: int) -> Any:

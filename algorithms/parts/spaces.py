@@ -72,10 +72,10 @@ def uniform_of(noise: jax.Array) -> jax.Array:
     return jax.scipy.special.erf(noise / math.sqrt(2.0))
 
 
-def flat_draw(draw: Callable[..., jax.Array], key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """draw(key, shape), for a function of jax.random: drawn as one axis, which compiles much
+def flat_draw(kind: Callable[..., jax.Array], key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """kind(key, shape), for a function of jax.random: drawn as one axis, which compiles much
     faster."""
-    return draw(key, (math.prod(shape),)).reshape(shape)
+    return kind(key, (math.prod(shape),)).reshape(shape)
 
 
 def action_noise(key: jax.Array, space: Any, shape: tuple[int, ...]) -> jax.Array:
@@ -83,8 +83,8 @@ def action_noise(key: jax.Array, space: Any, shape: tuple[int, ...]) -> jax.Arra
 
     argmax(logits + noise) and mean + std * noise are samples.
     """
-    draw = jax.random.gumbel if is_discrete(space) else jax.random.normal
-    return flat_draw(draw, key, (*shape, num_outputs(space)))
+    kind = jax.random.gumbel if is_discrete(space) else jax.random.normal
+    return flat_draw(kind, key, (*shape, num_outputs(space)))
 
 
 def epsilon_noise(key: jax.Array, shape: tuple[int, ...], num_actions: int) -> EpsilonNoise:

@@ -41,25 +41,12 @@ class RunningStatistics:
         x = x.astype(jnp.float32)
         if weights is None:
             size = jnp.asarray(x.size // max(self.mean.size, 1), jnp.float32)
-            return self.merge(RunningStatistics(x.mean(axes), x.var(axes), size).of_all_shards())
+            return self.merge(shards.merged(RunningStatistics(x.mean(axes), x.var(axes), size)))
         size = weights.sum(dtype=jnp.float32)
         shares = (weights / jnp.maximum(size, 1.0)).reshape(weights.shape + (1,) * self.mean.ndim)
         mean = (shares * x).sum(axes)
         own = RunningStatistics(mean, (shares * (x - mean) ** 2).sum(axes), size)
-        return self.merge(own.of_all_shards())
-
-    def of_all_shards(self) -> "RunningStatistics":
-        """The statistics of all shards' samples together, each shard weighted by its count.
-
-        Their variance is the mean of var_i + (mean_i - mean)**2.
-        """
-        if not shards.here():
-            return self
-        count = shards.sum_over_shards(self.count)
-        share = self.count / jnp.maximum(count, 1.0)
-        mean = shards.sum_over_shards(share * self.mean)
-        var = shards.sum_over_shards(share * (self.var + (self.mean - mean) ** 2))
-        return RunningStatistics(mean, var, count)
+        return self.merge(shards.merged(own))
 
     def merge(self, other: "RunningStatistics") -> "RunningStatistics":
         """Merges both sets: mean + w d and var + w (other var - var) + w (1 - w) d**2.

@@ -1,6 +1,5 @@
 """From `init` and `update` to train(rng, state=None, num_evals=None), one XLA program."""
 
-import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -17,7 +16,6 @@ from algorithms.parts.loops import zeros
 from algorithms.parts.statistics import EpisodeStatistics
 from algorithms.parts.usual_jax import with_usual_jax
 from envs import shaping, sums
-from envs.metrics import EpisodeMetrics
 from envs.sums import Sum
 
 
@@ -48,7 +46,7 @@ class Maximum(NamedTuple):
     def after(self, earlier: "Maximum") -> "Maximum":
         return Maximum(jnp.maximum(self.value, earlier.value))
 
-    def over_shards(self) -> jax.Array:
+    def result(self) -> jax.Array:
         return shards.max_over_shards(self.value)
 
 
@@ -60,7 +58,7 @@ class Last(NamedTuple):
     def after(self, earlier: "Last") -> "Last":
         return self
 
-    def over_shards(self) -> jax.Array:
+    def result(self) -> jax.Array:
         return shards.mean_over_shards(self.value)
 
 
@@ -154,21 +152,13 @@ def num_updates(config: Any, steps: int) -> int:
 def timestep(config: Any, steps: int, update: jax.Array) -> jax.Array:
     """Environment steps of this many updates: int32, or float32 in runs beyond an int32.
 
-    They are those of all shards, exact at the points of the curve (`num_updates`), else within half
-    a unit of float32.
+    They are exact at the points of the curve (`num_updates`), else within half a unit of float32.
     """
-    of_all = steps * shards.count()
-    if num_updates(config, steps) * of_all < 2**31:
-        return update * of_all
-    return update.astype(jnp.float32) * float(of_all)
-
-
-def of_all_shards(metrics: EpisodeMetrics) -> EpisodeMetrics:
-    """An environment's metrics with the sums over all shards."""
-    if not shards.here():
-        return metrics
-    totals, count = shards.sum_over_shards((metrics.totals, metrics.count))
-    return dataclasses.replace(metrics, totals=totals, count=count)
+    updates = num_updates(config, steps)
+    steps = shards.of_all(steps)
+    if updates * steps < 2**31:
+        return update * steps
+    return update.astype(jnp.float32) * float(steps)
 
 
 def between_updates(state: State) -> State:
@@ -176,7 +166,7 @@ def between_updates(state: State) -> State:
     return state.replace(env_state=state.env_state.without_stock())
 
 
-def program(learner: Callable, config: Any, env: Any, env_params: Any) -> Callable:
+def program(algorithm: Callable, config: Any, env: Any, env_params: Any) -> Callable:
     """The jitted train(rng, state=None, num_evals=None) -> state, metrics.
 
     Without a state, training starts. With a state it continues, and rng is not used. num_evals
@@ -194,7 +184,7 @@ def program(learner: Callable, config: Any, env: Any, env_params: Any) -> Callab
     so that a point before training needs no program of its own.
 
     Args:
-      learner: learner(config, env, env_params) -> Learner; the function itself is static.
+      algorithm: algorithm(config, env, env_params) -> Learner; the function itself is static.
       config: the algorithm's Config.
       env, env_params: from `envs.make`.
 
@@ -208,15 +198,14 @@ def program(learner: Callable, config: Any, env: Any, env_params: Any) -> Callab
     # Arguments of the compiled program, all strongly typed. Other values do not compile again.
     floats = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), config)
     env_params = jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x)), env_params)
-    steps = learner(config, env, env_params).steps
+    steps = algorithm(config, env, env_params).steps
     points, updates = num_points(config, steps), num_updates(config, steps)
     asked = reads.changed(config)
 
     def run(rng, state, learn, count):
-        debug_nans = jax.config.jax_debug_nans
-        static = learner, env, count, debug_nans, shards.here()
+        fixed = shards.apart(algorithm), env, count, sums.debug_nans()
         with reads.asked_for(asked):
-            return _train(floats, env_params, rng, state, learn, *static)
+            return _train(floats, env_params, rng, state, learn, *fixed)
 
     def train(rng, state=None, num_evals=None, learn=True):
         return run(rng, state, learn, points if num_evals is None else num_evals)
@@ -233,17 +222,19 @@ def first_state(train: Any, rng: jax.Array) -> Any:
     return start(rng) if start else train(rng, None, 0)[0]
 
 
-# `envs.sums` reads debug_nans, and `shards` its own variable: both are here for jit's cache.
-STATIC = ("learner", "env", "num_evals", "debug_nans", "split")
+STATIC = ("algorithm", "env", "num_evals", "debug_nans")  # the last is for jit's cache
 
 
 @functools.partial(jax.jit, static_argnames=STATIC)
-def _train(config, env_params, rng, state, learn, learner, env, num_evals, debug_nans, split):
+def _train(config, env_params, rng, state, learn, algorithm, env, num_evals, debug_nans):
     config = reads.watched(config)
-    init, update, policy, steps, evaluate, measure = learner(config, env, env_params)
+    own = algorithm(config, env, env_params)
+    init, policy, steps = own.init, own.policy, own.steps
     if num_evals is None:  # for `first_state`: nothing else is traced
         return between_updates(init(rng)), {}
-    update = jax.jit(shards.with_own_keys(update))  # traced once, for the metrics and for the loop
+    update = jax.jit(
+        shards.with_own_keys(own.update)
+    )  # traced once, for the metrics and for the loop
 
     def updates(state, count):
         """The state after `count` updates, and their metrics."""
@@ -280,31 +271,29 @@ def _train(config, env_params, rng, state, learn, learner, env, num_evals, debug
         metrics = unravel(shards.mean_over_shards(progress.sums.total))
         metrics = {name: mean(x) for name, x in metrics.items()}
         for name, x in progress.others.items():
-            value = x.over_shards()
+            value = x.result()
             value = value if debug_nans else jnp.where(jnp.isnan(value), jnp.inf, value)
             metrics[name] = jnp.where(count == 0, -0.0 if debug_nans else jnp.nan, value)
         return progress.state, metrics
 
     def evaluation(state):
         rng = jax.random.clone(state.eval_rng)
-        if evaluate is not None:
-            return evaluate(state, rng)
+        if own.evaluate is not None:
+            return own.evaluate(state, rng)
         number = config.num_eval_episodes
         play = functools.partial(envs.evaluate, policy, state, env, env_params, rng, number)
         values = shards.divided(play, number)._asdict()
-        values["return"], own = values.pop("episode_return"), values.pop("metrics")
-        own |= measure(state) if measure else {}
-        return {f"eval_{name}": x for name, x in (values | own).items()}
+        values["return"], more = values.pop("episode_return"), values.pop("metrics")
+        more |= own.measure(state) if own.measure else {}
+        return {f"eval_{name}": x for name, x in (values | more).items()}
 
     def point(state, count):
         """A row of the learning curve, after `count` updates."""
         state, metrics = updates(state, count)
         episodes, cleared = state.episodes.metrics()
-        own, env_metrics = of_all_shards(state.env_state.metrics).read()
-        if shaping.NAME in own:  # returns are of the environment's own rewards
-            plain = episodes["episode_return"] - own[shaping.NAME]
-            episodes["episode_return"] = sums.missing(plain, episodes["num_episodes"])
-        metrics |= episodes | {f"episode_{name}": x for name, x in own.items()}
+        of_env, env_metrics = shards.summed(state.env_state.metrics).read()
+        episodes = shaping.without(episodes, of_env)
+        metrics |= episodes | {f"episode_{name}": x for name, x in of_env.items()}
         metrics["timestep"] = timestep(config, steps, state.update)
         if config.num_eval_episodes:
             metrics |= evaluation(state)
@@ -320,5 +309,5 @@ def _train(config, env_params, rng, state, learn, learner, env, num_evals, debug
     counts = jax.lax.optimization_barrier(jnp.array(counts, jnp.int32))
     result = jax.lax.scan(point, state, jnp.where(learn, counts, 0))
     if num_evals and config.num_eval_episodes:  # otherwise what only the policy reads is missing
-        reads.warn_of_unread(config, learner.__module__.rpartition(".")[2])
+        reads.warn_of_unread(config, algorithm.__module__.rpartition(".")[2])
     return result

@@ -156,12 +156,12 @@ def test_draws_follow_the_probabilities_without_replacement():
 def test_the_learning_rate_follows_a_cosine_from_one_to_the_floor():
     config = TINY.replace(learning_rate=2.0, lr_floor=0.1, lr_exponent=2.0)
     progress = np.linspace(0.0, 1.0, 5)
-    rates = ppo_vtrace.learning_rate(config, jnp.array(progress, jnp.float32))
+    rates = ppo_vtrace.annealed_rate(config, jnp.array(progress, jnp.float32))
     expected = 0.1 + 0.9 * (0.5 * (1.0 + np.cos(np.pi * progress))) ** 2
     np.testing.assert_allclose(rates, 2.0 * expected, rtol=1e-5)
     assert rates[0] == 2.0 and rates[-1] == np.float32(0.2)
-    assert ppo_vtrace.learning_rate(config, 1.7) == np.float32(0.2)
-    assert ppo_vtrace.learning_rate(config.replace(anneal_lr=False), 0.7) == 2.0
+    assert ppo_vtrace.annealed_rate(config, 1.7) == np.float32(0.2)
+    assert ppo_vtrace.annealed_rate(config.replace(anneal_lr=False), 0.7) == 2.0
 
 
 def test_means_of_terms_are_those_of_ppo():

@@ -104,12 +104,12 @@ def test_the_policy_gradient_climbs_the_expected_return():
 
 def test_learning_rates_are_linear_reach_their_floor_and_never_wrap():
     config, updates = reinforce.Config(learning_rate=0.5), 2**31 - 1
-    rate = lambda update, config=config: reinforce.learning_rate(config, updates, update)
+    rate = lambda update, config=config: reinforce.annealed_rate(config, updates, update)
     for share in (0.0, 0.25, 0.75, 1.0):
         update = jnp.int32(share * updates)
         np.testing.assert_allclose(rate(update), 0.5 * (1.0 - share), rtol=1e-5)
         assert rate(update, config.replace(anneal_lr=False)) == 0.5
-    np.testing.assert_array_equal(reinforce.learning_rate(config, 5, jnp.int32(7)), 0.0)
+    np.testing.assert_array_equal(reinforce.annealed_rate(config, 5, jnp.int32(7)), 0.0)
 
 
 # --- probe tasks ------------------------------------------------------------------------------

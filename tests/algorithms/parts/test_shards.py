@@ -70,9 +70,9 @@ def test_averages_and_deviations_are_those_of_all_samples(samples):
 
 
 def test_the_largest_value_and_the_last_of_all_shards(samples):
-    found = on_shards(lambda x: parts.Maximum(x.max()).over_shards(), samples[0])
+    found = on_shards(lambda x: parts.Maximum(x.max()).result(), samples[0])
     assert found == np.max(samples[0])
-    found = on_shards(lambda x: parts.Last(x.mean()).over_shards(), samples[0])
+    found = on_shards(lambda x: parts.Last(x.mean()).result(), samples[0])
     np.testing.assert_allclose(found, np.mean(samples[0]), rtol=1e-5)
 
 
