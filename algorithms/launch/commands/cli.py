@@ -101,7 +101,7 @@ def dispatch(module: Any, argv: list[str]) -> int:
     if flags.export:
         return export(module, flags, flags.export)
     if flags.copy:
-        return copy(module, flags.copy)
+        return copy(module, flags.copy, config.env)
     if command == "list":
         return show_all(module)
     if command == "version":
@@ -248,7 +248,7 @@ TAKES = {
     "evaluate": ("evaluate", "seed", "point", "trial", "episodes", "json"),
     "render": ("render", "seed", "point", "trial"),
     "export": ("export", "point", "trial"),
-    "copy": ("copy",),
+    "copy": ("copy", "env"),
     "list": ("list",),
     "version": ("version",),
     "resume": ("resume", "point", "quiet", "total_timesteps", *NAMES, *PROCESSES),
@@ -381,10 +381,10 @@ def export(module: Any, flags: Flags, run: str) -> int:
     return 0
 
 
-def copy(module: Any, folder: str) -> int:
+def copy(module: Any, folder: str, env: str) -> int:
     from algorithms.launch.commands import copies
 
-    print(*copies.write(Path(module.__file__), Path(folder)), sep="\n")
+    print(copies.write(module, Path(folder), env))
     return 0
 
 

@@ -87,7 +87,7 @@ class Flags:
     render: Directory = None  # write a GIF of an episode of a run
     export: Directory = None  # write the policy of a run into one file that acts without the kit
     copy: Directory = None
-    """copy this file, with everything it needs from the kit, into another project"""
+    """write this file, with all that it uses of the kit, as one file into this folder"""
     list: bool = False  # list algorithms, environments and presets
     version: bool = False  # print the kit's version
     point: str = "last"

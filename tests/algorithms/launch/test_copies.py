@@ -1,84 +1,333 @@
 """Copies of algorithm files, in a project that has its own packages `envs` and `algorithms`."""
 
 import ast
+import builtins
 import dataclasses
 import functools
-import hashlib
 import importlib
+import importlib.util
 import inspect
 import json
 import os
 import re
 import subprocess
 import sys
-import types
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
 
-import envs
 from algorithms import ppo, reinforce
-from algorithms.launch.commands import cli, copies
+from algorithms.launch.commands import bundle, cli, copies
 from algorithms.launch.errors import UserError
 from envs import registry
+from tests import probe, texts
 
 ROOT = Path(__file__).parents[3]
 NAMES = sorted(f.stem for f in (ROOT / "algorithms").glob("*.py") if f.stem != "__init__")
-FEW = ["dqn", "ippo"]
-SETTINGS = {
+FEW = ["dqn", "ippo", "ppo", "ppo_rnn", "r2d2", "sac"]
+LIBRARIES = {"jax", "flax", "optax", "numpy", "gymnax"}
+MORE_LIBRARIES = {"alphazero": {"mctx", "pgx"}}
+# Lines of a copy, at most: it must not grow without being noticed.
+LENGTHS = {"ppo": 2300}
+ALL = [*FEW, *(pytest.param(n, marks=pytest.mark.slow) for n in NAMES if n not in FEW)]
+
+
+@functools.cache
+def copied(name, env=None):
+    return copies.copy(importlib.import_module(f"algorithms.{name}"), env)
+
+
+def globals_of(tree):
+    """{name: the statement that defines it} of a module, without imports."""
+    found = {}
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.setdefault(node.name, node)
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names = (n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name))
+            found |= dict.fromkeys(names, node)
+    return found
+
+
+def names_in(node):
+    own = {node.name} if isinstance(node, ast.FunctionDef) else set()
+    return own | {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_copy_imports_a_few_libraries(name):
+    tree = ast.parse(copied(name))
+    modules = [n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)]
+    modules += [a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names]
+    found = {module.partition(".")[0] for module in modules} - sys.stdlib_module_names
+    assert found <= LIBRARIES | MORE_LIBRARIES.get(name, set())
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_each_definition_of_a_copy_is_reached(name):
+    tree = ast.parse(copied(name))
+    defined, reached = globals_of(tree), set()
+    more = [n for n in tree.body if isinstance(n, ast.If | ast.Expr)]  # __main__, and x.defvjp(y)
+    more += [n for n in tree.body if getattr(n, "decorator_list", None)]
+    todo = ["make_train", "make_policy", "Config", "main"]
+    while todo:
+        if (one := todo.pop()) in defined and one not in reached:
+            reached.add(one)
+            todo += names_in(defined[one])
+            todo += [n for node in more if one in names_in(node) for n in names_in(node)]
+    assert defined.keys() - reached == set()
+    # A method is asked for by its name, or Python or flax call it.
+    asked = {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
+    strings = (n.value for n in ast.walk(tree) if isinstance(n, ast.Constant))
+    asked |= {word for x in strings if isinstance(x, str) for word in x.split()} | {"setup"}
+    for node in defined.values():
+        if isinstance(node, ast.ClassDef):
+            methods = [n.name for n in node.body if isinstance(n, ast.FunctionDef)]
+            assert {m for m in methods if not m.startswith("__")} <= asked, node.name
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_no_name_of_a_copy_hides_another(name):
+    tree = ast.parse(copied(name))
+    imported = (a for n in tree.body if isinstance(n, ast.Import | ast.ImportFrom) for a in n.names)
+    above = {*globals_of(tree), *((a.asname or a.name).partition(".")[0] for a in imported)}
+    assert not {*globals_of(tree)} & {*dir(builtins)}
+    for node in tree.body:
+        assert not bundle.Scopes(node).bound & above, getattr(node, "name", node)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_copy_has_the_file_s_text_but_for_names(name):
+    """Lines that differ are of shards, 64 bits or exploitability. What neither make_train nor
+    make_policy reaches is left out."""
+    plain = lambda text: re.sub(r"\b(parts|envs|levels|games)[._]|\b(Parts|Envs)", "", text)
+    lines = {plain(line) for line in copied(name).splitlines()}
+    text = (ROOT / "algorithms" / f"{name}.py").read_text()
+    kept, there = text.splitlines(), globals_of(ast.parse(copied(name)))
+    for node in (n for n in ast.parse(text).body if isinstance(n, ast.FunctionDef)):
+        if node.name in ("make_probabilities", "make_search"):
+            assert node.name not in there
+            kept[node.lineno - 1 : node.end_lineno] = [""] * (node.end_lineno - node.lineno + 1)
+    kept = kept[kept.index("INFO = {") : kept.index('if __name__ == "__main__":')]
+    differ = [line for line in kept if plain(line) not in lines]
+    of_the_kit = "shards|average|deviation|with_usual_jax|warn_of_units|exploitability"
+    assert all(re.search(of_the_kit, line) for line in differ), differ
+    assert len(differ) < 12
+
+
+# --- in a project without the kit -------------------------------------------------------------
+
+PATTERNS = [x.pattern for x in (texts.FUNCTION, texts.SYMBOL, texts.RESULT)]
+USE = f"""
+import contextlib, functools, hashlib, importlib, json, re, sys
+import jax
+
+FUNCTION, SYMBOL, RESULT = map(re.compile, {PATTERNS!r})
+{inspect.getsource(texts.normalised)}
+{inspect.getsource(texts.hash_of)}
+def digest(module, config, traced_for, lowered_for):
+    module.platform = lambda: traced_for
+    module._train = jax.jit(module._train.__wrapped__, static_argnames=module.STATIC)
+    train = module.make_train(config)
+    traced = jax.jit(lambda rng: train(rng, None, 1)).trace(jax.random.key(0))
+    return hash_of(normalised(traced.lower(lowering_platforms=(lowered_for,)).as_text()))
+
+name, label, settings = json.loads(sys.argv[1])
+tuples = lambda x: tuple(map(tuples, x)) if isinstance(x, list) else x
+module = importlib.import_module(f"agents.{{name}}")
+config = module.Config(**{{n: tuples(x) for n, x in settings.items()}})
+platforms = {texts.PLATFORMS!r}
+print(json.dumps({{name: digest(module, config, *pair) for name, pair in platforms.items()}}))
+"""
+
+
+def has(name, config):
+    """Whether a copy has the environment and the settings of a Config."""
+    module = importlib.import_module(f"algorithms.{name}")
+    of_others = {key for key, _ in config.env_settings} & {*registry.WRAPPER_SETTINGS}
+    known = config.env == module.Config.env or config.env in {*registry.names()} - {*registry.OWN}
+    return known and not of_others - {"max_steps"}
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    """A project with its own packages, and a folder `agents` for copies."""
+    root = tmp_path_factory.mktemp("project")
+    for name in ("envs", "algorithms"):
+        (root / name).mkdir()
+        (root / name / "__init__.py").write_text("raise AssertionError('the project has its own')")
+    (root / "agents").mkdir()
+    return root
+
+
+def put(project, name):
+    file = project / "agents" / f"{name}.py"
+    file.write_text(copied(name))
+    return file
+
+
+def run(project, *words, code=0):
+    """A process in the project, where the kit cannot be imported. Returns stdout and stderr."""
+    others = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    paths = [str(project), *(x for x in others if x and Path(x) != ROOT)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+    command = [sys.executable, *map(str, words)]
+    pipes = {"capture_output": True, "text": True, "timeout": 600}
+    result = subprocess.run(command, cwd=project, env=environment, **pipes)
+    assert result.returncode == code, result.stderr
+    return result.stdout, result.stderr
+
+
+@pytest.mark.parametrize("of", ["defaults", "preset"])
+@pytest.mark.parametrize("name", ALL)
+def test_a_copy_is_the_kit_s_program(project, name, of):
+    """It lowers to the text whose hash tests/texts.json has, for a CPU and for an accelerator."""
+    entry = texts.read()[name]
+    if (other := texts.other_versions(name, entry)) or not texts.installed(name):
+        pytest.skip(other or "a library is missing")
+    config = texts.config_of(name, texts.preset_of(of, entry["preset"]["name"]))
+    if not has(name, config):
+        pytest.skip(f"a copy of {name} has no {config.env} with {config.env_settings}")
+    put(project, name)
+    settings = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
+    said, _ = run(project, "-c", USE, json.dumps([name, of, settings]))
+    assert json.loads(said) == {platform: entry[of][platform] for platform in texts.PLATFORMS}
+
+
+TINY = {
     "num_envs": 4,
     "num_steps": 8,
     "total_timesteps": 192,
-    "learning_starts": 8,
     "hidden_sizes": (8,),
     "num_evals": 3,
     "num_eval_episodes": 2,
 }
 
 
-def tiny(module, settings):
-    fields = {field.name for field in dataclasses.fields(module.Config)}
-    return module.Config(**{name: x for name, x in settings.items() if name in fields})
+def test_a_copy_trains_from_the_command_line(project, tmp_path):
+    """Every number is the kit's own, bit for bit."""
+    file = put(project, "reinforce")
+    given = TINY | {"hidden_sizes": "8,", "total_timesteps": "1.92e2"}
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
+    said, _ = run(project, file, *words, "--no-normalize-obs", "--seed", 3, "--csv", tmp_path / "x")
+    train = reinforce.make_train(reinforce.Config(**TINY, normalize_obs=False))
+    point = jax.jit(lambda state, learn: train(None, state, 1, learn))
+    state, rows = train.start(jax.random.key(3)), []
+    for learn in (False, True, True, True):
+        state, metrics = point(state, learn)
+        rows.append({name: np.reshape(x, (1, -1)).mean(1)[0] for name, x in metrics.items()})
+    written = [line.split(",") for line in (tmp_path / "x").read_text().splitlines()]
+    assert written == [["seed", *rows[0]], *(["3", *map(str, row.values())] for row in rows)]
+    told = "timestep {timestep:.0f}  episode_return {episode_return:.2f}  "
+    told += "eval_return {eval_return:.2f}"
+    assert said.splitlines() == [told.format(**row) for row in rows]
 
 
-def lowered(module, settings):
-    """A digest of the program."""
-    train = jax.jit(module.make_train(tiny(module, settings)))
-    return hashlib.sha256(train.lower(jax.random.key(0)).as_text().encode()).hexdigest()
+def test_seeds_of_a_copy_train_at_once(project, tmp_path):
+    file = put(project, "reinforce")
+    given = TINY | {"hidden_sizes": "8,", "eval_at_start": "false", "num_seeds": 3}
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
+    said, _ = run(project, file, *words, "--csv", tmp_path / "x")
+    lines = [line.split(",") for line in (tmp_path / "x").read_text().splitlines()]
+    place = lines[0].index("eval_return")
+    rows = np.array([[float(line[0]), float(line[place])] for line in lines[1:]]).reshape(3, 3, 2)
+    np.testing.assert_array_equal(rows[:, :, 0], [[0, 1, 2]] * 3)
+    assert len({*rows[-1, :, 1]}) > 1, "seeds differ"
+    means = [float(line.split()[-1]) for line in said.splitlines()]
+    np.testing.assert_allclose(means, rows[:, :, 1].mean(1), atol=0.006)
+    _, error = run(project, file, "--csv", tmp_path / "x", code=2)
+    assert f"--csv {tmp_path / 'x'}: give a new file" in error and "Traceback" not in error
 
 
-# Imports copies of the project's folder `agents`, and runs the one in `scripts` as a program.
-USE = f"""
-import contextlib, dataclasses, hashlib, importlib, io, json, runpy, sys
-import jax
-import agents.ppo
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        ("--gama 0.5", "unrecognized arguments: --gama"),
+        ("--anneal-lr no", "argument --anneal-lr"),
+        ("--num-envs 2.5", "argument --num-envs"),
+        ("--gamma 1.5", "gamma=1.5: give a number in [0, 1]"),
+        ("--env CartPol-v1", "unknown environment 'CartPol-v1'; did you mean CartPole-v1?"),
+        (
+            "--env Pendulum-v1 --env-settings g=1,noise=2",
+            "has no setting noise; there are max_steps",
+        ),
+        ("--num-envs 0", "num_envs=0: give a whole number"),
+    ],
+)
+def test_wrong_flags_of_a_copy_are_refused(capsys, monkeypatch, module, words, message):
+    monkeypatch.setattr(sys, "argv", ["ppo.py", *words.split()])
+    with pytest.raises(SystemExit) as stop:
+        module.main(module.make_train, module.Config, module.__doc__)
+    assert stop.value.code == 2 and message in " ".join(capsys.readouterr().err.split())
 
-{inspect.getsource(tiny)}
-{inspect.getsource(lowered)}
-words, names = json.loads(sys.argv[1]), sys.argv[2:]
-envs = agents.ppo.envs
-made = {{name: str(envs.make(name)[1]) for name in {[*registry.OWN]}}}
-for library in envs.registry.LIBRARIES:
-    for module in (library, f"mujoco_{{library}}"):  # not installed, as its adapter says
-        sys.modules[module] = None
-    try:
-        envs.make(f"{{library}}/any")
-    except ValueError as error:
-        assert f'pip install "{{library}}' in str(error), error
-modules = {{name: importlib.import_module(f"agents.{{name}}") for name in names}}
-programs = {{name: lowered(module, {SETTINGS}) for name, module in modules.items()}}
-try:
-    agents.ppo.make_train(agents.ppo.Config(env="Hunt-v0"))
-except ValueError as error:
-    refusal = str(error)
-sys.path.insert(0, "scripts")  # as Python does with the folder of a file that it runs
-sys.argv = ["scripts/reinforce.py", *words]
-with contextlib.redirect_stdout(io.StringIO()) as printed:
-    runpy.run_path("scripts/reinforce.py", run_name="__main__")
-assert sys.modules["rl_support"].__file__.endswith("scripts/rl_support/__init__.py")
-print(json.dumps([made, programs, refusal, printed.getvalue()]))
-"""
+
+@pytest.fixture(scope="module")
+def module(tmp_path_factory):
+    """A copy of ppo, imported in this process."""
+    file = tmp_path_factory.mktemp("module") / "ppo_copy.py"
+    file.write_text(copied("ppo"))
+    spec = importlib.util.spec_from_file_location("ppo_copy", file)
+    made = sys.modules["ppo_copy"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    yield made
+    del sys.modules["ppo_copy"]
+
+
+@pytest.mark.parametrize("anneal", ["--no-anneal-lr", "--anneal-lr false", "--anneal-lr=false"])
+def test_flags_of_a_copy_are_those_of_its_config(monkeypatch, module, anneal):
+    words = "--env Pendulum-v1 --env-settings max_steps=20,g=1.5 --hidden-sizes 64,32 --gamma 0.5 "
+    words += f"--total-timesteps 5e5 --normalize-obs {anneal}"
+    monkeypatch.setattr(sys, "argv", ["ppo.py", *words.split()])
+    found = []
+
+    def make_train(config):
+        found.append(config)
+        raise ValueError("seen")
+
+    with pytest.raises(SystemExit):
+        module.main(make_train, module.Config, module.__doc__)
+    assert found == [
+        module.Config(
+            env="Pendulum-v1",
+            env_settings=(("max_steps", 20), ("g", 1.5)),
+            hidden_sizes=(64, 32),
+            gamma=0.5,
+            total_timesteps=500_000,
+            normalize_obs=True,
+            anneal_lr=False,
+        )
+    ]
+
+
+def test_environments_of_a_copy(module):
+    """Any object with gymnax's interface works; settings of wrappers are refused."""
+    env, params = module.make("Pendulum-v1", g=1.5, max_steps=7)
+    assert params.g == 1.5 and params.max_steps_in_episode == 200
+    _, state = env.reset_env(jax.random.key(0), params)
+    for _ in range(7):
+        assert not env.is_truncated(state, params)
+        _, state, *_ = env.step_env(jax.random.key(0), state, np.zeros(1), params)
+    assert env.is_truncated(state, params)
+    for limit in (300, 100):
+        _, longer = module.make("Pendulum-v1", max_steps=limit)
+        assert longer.max_steps_in_episode == max(limit, 200)
+    assert module.make(probe.Probe())[0].name == probe.Probe().name
+    with pytest.raises(ValueError, match="CartPole-v1 has no setting frame_stack; .*use the kit"):
+        module.make("CartPole-v1", frame_stack=4)
+
+
+def test_a_copy_refuses_other_environments(module):
+    endless = module.make("CartPole-v1", max_steps_in_episode=2**31 - 1)
+    pair = module.make(probe.Pair())
+    for made, message in ((pair, "several agent.*takes agents: one"), (endless, "no time limit")):
+        with pytest.raises(ValueError, match=message):
+            module.make_train(module.Config(), *made)
+
+
+# --- files ------------------------------------------------------------------------------------
 
 
 def call(capsys, module, directory, *words):
@@ -95,200 +344,32 @@ def contents(directory):
     return {path: path.is_file() and path.read_bytes() for path in directory.rglob("*")}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def kit_read_once():
-    """Every copy would parse all environments again, which takes half a second."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(copies, "Source", functools.cache(copies.Source))
-        yield
+def test_a_copy_is_one_file(capsys, tmp_path):
+    """It says where it comes from, what it needs, and its licence."""
+    code, out, err = call(capsys, ppo, tmp_path / "agents")
+    assert (code, out, err) == (0, f"{tmp_path / 'agents' / 'ppo.py'}\n", "")
+    assert [*contents(tmp_path / "agents")] == [tmp_path / "agents" / "ppo.py"]
+    text = (tmp_path / "agents" / "ppo.py").read_text()
+    lines, licence = text.splitlines(), (ROOT / "LICENSE").read_text().splitlines()
+    assert lines[0].startswith("# A copy of ppo.py of single-file-rl 0.1.0, in one file")
+    assert lines[2] == "#   pip install flax jax optax gymnax six"
+    assert lines[3].removeprefix('"""') == ppo.__doc__.splitlines()[0]
+    assert [line.removeprefix("#").strip() for line in lines[-len(licence) :]] == licence
 
 
-@pytest.fixture(scope="module")
-def project(tmp_path_factory):
-    """A project with copies of all files in its folder `agents`, and of one in `scripts`."""
-    root = tmp_path_factory.mktemp("project")
-    for name in ("envs", "algorithms"):
-        (root / name).mkdir()
-        (root / name / "__init__.py").write_text("raise AssertionError('the project has its own')")
-    for name in NAMES:
-        cli.main(importlib.import_module(f"algorithms.{name}"), ["--copy", str(root / "agents")])
-    cli.main(reinforce, ["--copy", str(root / "scripts")])
-    return root
-
-
-def run(project, *words):
-    """A process in the project, where the kit cannot be imported. Returns what it prints."""
-    environment = os.environ | {"PYTHONPATH": str(project)}
-    command = [sys.executable, *words]
-    pipes = {"capture_output": True, "text": True, "timeout": 300}
-    result = subprocess.run(command, cwd=project, env=environment, **pipes)
-    assert result.returncode == 0, result.stderr
-    return result.stdout
-
-
-def curve():
-    """What the kit's own file learns, point by point, as it does in the program of a copy."""
-    train, state = reinforce.make_train(tiny(reinforce, SETTINGS)), None
-    for points in (0, 1, 1, 1):
-        state, metrics = train(jax.random.key(0), state, points)
-        columns = (metrics[name] for name in ("timestep", "episode_return", "eval_return"))
-        for step, mean, evaluated in zip(*columns, strict=True):
-            yield f"{step} {mean:.2f} {evaluated.mean():.2f}\n"
-
-
-@pytest.mark.parametrize("names", [FEW, pytest.param(NAMES, marks=pytest.mark.slow)], ids=len)
-def test_copies_are_the_kit_s_programs_imported_or_run(project, names):
-    """They are lowered to the same programs. The one that runs takes the flags of its Config."""
-    given = {name: x for name, x in SETTINGS.items() if hasattr(reinforce.Config, name)}
-    given |= {"hidden_sizes": "8,", "total_timesteps": "1.92e2"}
-    words = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
-    said = run(project, "-c", USE, json.dumps(words), *names)
-    made, programs, refusal, printed = json.loads(said)
-    assert printed == "".join(curve())
-    of_the_copies = "ippo, ippo_rnn, ppo_vtrace and vdn take it"
-    assert refusal.endswith(f"has several agents; {of_the_copies}")
-    assert made == {name: str(envs.make(name)[1]) for name in registry.OWN}
-    modules = {name: importlib.import_module(f"algorithms.{name}") for name in names}
-    assert programs == {name: lowered(module, SETTINGS) for name, module in modules.items()}
-
-
-def flags_of_a_copy(argv, make_train=lambda config: config):
-    """What is made of the Config that these flags ask for, in a copy of ppo."""
-    module = types.ModuleType("flags")
-    text = copies.copy(Path(ppo.__file__))["rl_support/flags.py"].decode()
-    exec(text.replace("from .parts", "from algorithms.parts"), vars(module))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["ppo.py", *argv.split()])
-        return module.make(make_train, ppo.Config, ppo.__doc__)
-
-
-@pytest.mark.parametrize("words", ["--no-anneal-lr", "--anneal-lr false", "--anneal_lr=false"])
-def test_flags_of_a_copy_are_those_of_its_config(words):
-    config = flags_of_a_copy(
-        "--env Pendulum-v1 --env-settings max_steps=20,x=1.5 --hidden-sizes 64,32 --gamma 0.5 "
-        f"--total-timesteps 5e5 --normalize-obs {words}"
-    )
-    assert config == ppo.Config(
-        env="Pendulum-v1",
-        env_settings=(("max_steps", 20), ("x", 1.5)),
-        hidden_sizes=(64, 32),
-        gamma=0.5,
-        total_timesteps=500_000,
-        normalize_obs=True,
-        anneal_lr=False,
-    )
-
-
-@pytest.mark.parametrize(
-    "words, message",
-    [
-        ("--gama 0.5", "Unrecognized options: --gama"),
-        ("--anneal-lr no", "'no' is neither true nor false"),
-        ("--num-envs 2.5", "'2.5' is not a whole number"),
-        ("--gamma 1.5", "gamma=1.5: give a number in [0, 1]"),
-        ("--env CartPol-v1", "error: unknown environment 'CartPol-v1'"),
-        ("--num-envs 0", "error: num_envs=0: give a whole number"),
-    ],
-)
-def test_wrong_flags_of_a_copy_are_refused(capsys, words, message):
-    with pytest.raises(SystemExit) as stop:
-        flags_of_a_copy(words, ppo.make_train)
-    assert stop.value.code == 2 and message in " ".join(capsys.readouterr().err.split())
-
-
-@functools.cache  # most copies are the same
-def without_imports(text):
-    """The tree of a module that can be compiled."""
-
-    class Others(ast.NodeTransformer):
-        visit_Import = visit_ImportFrom = lambda self, node: None
-
-    compile(text, "copy", "exec")
-    return ast.dump(Others().visit(ast.parse(text)))
-
-
-def test_only_imports_differ(project):
-    """And no import of the kit is left, not even in a function that no test calls."""
-    agents = project / "agents"
-    support = agents / "rl_support"
-    for path in (*(agents / f"{name}.py" for name in NAMES), *support.rglob("*.py")):
-        text = path.read_text()
-        assert not re.search(r"^ *(from|import) (envs|algorithms)\b", text, re.MULTILINE)
-        assert without_imports(text), path
-    for package, home in (("envs", ROOT), ("parts", ROOT / "algorithms")):
-        for path in (support / package).glob("*.py"):
-            if (package, path.stem) != ("parts", "__init__"):
-                origin = home / path.relative_to(support)
-                same = without_imports(path.read_text()) == without_imports(origin.read_text())
-                assert same, path
-    assert (support / "LICENSE").read_text() == (ROOT / "LICENSE").read_text()
-
-
-def parts_of(name):
-    """The modules of parts that a copy of this file brings along."""
-    files = map(Path, copies.copy(ROOT / "algorithms" / f"{name}.py"))
-    return {file.stem for file in files if file.parts[:2] == ("rl_support", "parts")}
-
-
-def test_what_comes_along(project):
-    """Copies in one folder share what they need."""
-    agents = project / "agents"
-    there = {path.name for path in agents.iterdir()} - {"__pycache__"}
-    assert there == {"rl_support", *(f"{name}.py" for name in NAMES)}
-    support = agents / "rl_support"
-    assert {path.name for path in support.iterdir() if path.name != "__pycache__"} == {
-        *("__init__.py", "LICENSE", "envs", "flags.py", "parts")
-    }
-    own = {path.name for path in (ROOT / "envs").glob("*.py")}
-    assert {path.name for path in (support / "envs").glob("*.py")} == own
-    parts = {name: parts_of(name) for name in NAMES}
-    assert "replay" in parts["dqn"] - parts["ppo"] and "orders" in parts["ppo"] - parts["dqn"]
-    assert "capacity" in parts["dqn"] - parts["ppo"], "which only another part imports"
-    assert {path.stem for path in (support / "parts").glob("*.py")} == set.union(*parts.values())
-    head, *_, python, _, train = (agents / "ppo.py").read_text().splitlines()[:9]
-    assert head == "# Copy of ppo.py of single-file-rl 0.1.0, MIT licence: rl_support/LICENSE"
-    assert python == "    python ppo.py" and train.startswith("    train = make_train(")
-
-
-def test_a_second_copy_adds_what_it_needs_and_says_so(capsys, tmp_path):
-    support = tmp_path / "rl_support"
-    assert call(capsys, ppo, tmp_path) == (0, f"{tmp_path / 'ppo.py'}\n{support}\n", "")
-    before = contents(tmp_path)
-    code, out, _ = call(capsys, importlib.import_module("algorithms.dqn"), tmp_path)
-    after = contents(tmp_path)
-    grown = support / "parts" / "__init__.py"
-    assert code == 0 and before.items() - after.items() == {(grown, before[grown])}
-    new = {path for path in after.keys() - before.keys() if path.is_file()}
-    written = out.splitlines()
-    assert support / "parts" / "replay.py" in new and {*map(Path, written)} == new | {grown}
-    assert written[0] == str(tmp_path / "dqn.py") and written[-1] == str(grown)
-    code, out, _ = call(capsys, importlib.import_module("algorithms.reinforce"), tmp_path)
-    assert (code, out) == (0, f"{tmp_path / 'reinforce.py'}\n"), "all that it needs is there"
-
-
-@pytest.mark.parametrize("change", ["envs/batch.py", "parts/__init__.py", "parts/fields.py"])
-def test_a_support_package_that_somebody_changed_is_not_shared(capsys, tmp_path, change):
+def test_copies_do_not_know_one_another(capsys, tmp_path):
     assert call(capsys, ppo, tmp_path)[0] == 0
-    (tmp_path / "rl_support" / change).write_text("X = 1\n")
     before = contents(tmp_path)
-    code, out, _ = call(capsys, importlib.import_module("algorithms.dqn"), tmp_path)
-    own = tmp_path / "dqn_support"
-    assert (code, out) == (0, f"{tmp_path / 'dqn.py'}\n{own}\n")
-    assert before.items() <= contents(tmp_path).items()
-    assert "from dqn_support import envs, parts" in (tmp_path / "dqn.py").read_text()
+    assert call(capsys, reinforce, tmp_path)[0] == 0
+    assert before.items() < contents(tmp_path).items()
 
 
-@pytest.mark.parametrize("existing", ["ppo.py", "ppo_support", "ppo_support/notes.txt"])
-def test_nothing_is_overwritten(capsys, tmp_path, existing):
-    path = tmp_path / existing
-    path.parent.mkdir(exist_ok=True)
-    path.write_text("mine") if path.suffix else path.mkdir()
-    (tmp_path / "rl_support").write_text("mine")
-    before = contents(tmp_path)
+def test_nothing_is_overwritten(capsys, tmp_path):
+    (tmp_path / "ppo.py").write_text("mine")
     code, out, err = call(capsys, ppo, tmp_path)
     assert (code, out) == (2, "")
-    assert err == f"error: {tmp_path / existing.split('/')[0]} exists: a copy overwrites nothing\n"
-    assert contents(tmp_path) == before
+    assert err == f"error: {tmp_path / 'ppo.py'} exists: a copy overwrites nothing\n"
+    assert (tmp_path / "ppo.py").read_text() == "mine"
 
 
 def test_a_copy_has_the_file_s_own_settings(capsys, tmp_path):
@@ -298,79 +379,55 @@ def test_a_copy_has_the_file_s_own_settings(capsys, tmp_path):
 
 
 def test_a_copy_that_fails_leaves_nothing(capsys, tmp_path, monkeypatch):
-    write_bytes, written = Path.write_bytes, []
-
     def full(path, content):
-        if len(written) == 9:
-            raise OSError(28, "No space left on device")
-        written.append(path)
-        return write_bytes(path, content)
+        raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr(Path, "write_text", full)
     code, _, err = call(capsys, ppo, tmp_path / "agents")
     assert code == 2 and err.endswith("agents cannot be written: No space left on device\n")
-    assert len(written) == 9 and not contents(tmp_path / "agents")
+    assert not contents(tmp_path / "agents")
 
 
-END = '\nif __name__ == "__main__":\n    pass\n'
+@pytest.mark.parametrize(
+    "env, there",
+    [
+        ("Pursuit-v0", r'= {"Pursuit-v0": Pursuit}'),
+        ("brax/ant", r'{"brax": \((envs_)?names, (envs_)?construct\)}'),
+        ("CartPole-v1", r"OWN: dict\[str, Any\] = {}"),
+    ],
+)
+def test_an_environment_comes_along(env, there):
+    text = copied("ppo", env)
+    assert re.search(there, text)
+    ast.parse(text)
+
+
+@pytest.mark.parametrize(
+    "env, message",
+    [
+        ("my_module:MyEnv", "pass an environment of your own to make_train"),
+        ("Pursiut-v0", "did you mean Pursuit-v0"),
+    ],
+)
+def test_unknown_environments_of_a_copy_are_refused(capsys, tmp_path, env, message):
+    code, _, err = call(capsys, ppo, tmp_path, "--env", env)
+    assert code == 2 and message in err and not contents(tmp_path)
+
+
 REFUSED = [
-    "import algorithms",
-    "import envs.registry",
-    "import math, envs",
     "import algorithms.parts as parts",
     "import envs as worlds",
-    "import envs; import math",
-    "x = '\u03b1'; import envs",
-    "from algorithms import launch",
-    "from algorithms import parts as p",
-    "from algorithms.ppo import gae",
-    "from algorithms.parts import *",
-    "from algorithms.parts import nothing",
-    "from algorithms.parts.replay import Replay",
-    "from algorithms import parts\nparts.nothing",
-    "from envs import *",
+    "from algorithms.parts import nothing\nX = nothing",
+    "from algorithms import parts\nX = parts.nothing",
+    "from algorithms import parts\nX = getattr(parts, 'scan')",
     "from . import other",
-    "def f():\n    import envs",
-    "def f(): import envs",
-    "MODULE = 'envs.pursuit'",
+    "X = undefined",
 ]
 
 
 @pytest.mark.parametrize("text", REFUSED)
 def test_what_cannot_be_copied_is_refused(tmp_path, text):
     file = tmp_path / "mine.py"
-    file.write_text(text + END)
+    file.write_text(f'"""Mine."""\n{text}\n\nif __name__ == "__main__":\n    pass\n')
     with pytest.raises(UserError, match="mine.py"):
-        copies.write(file, tmp_path / "agents")
-    assert [*tmp_path.iterdir()] == [file]
-
-
-def test_other_ways_to_import(tmp_path):
-    """In brackets, with `as` and comments, after other letters; parts asked for by their names."""
-    file = tmp_path / "mine.py"
-    lines = [
-        'LETTERS = "\u03b1\u03b2"',
-        "import sys  # stays, it is used",
-        "import envsets, algorithms_of_mine",
-        "import envs",
-        "from envs.batch import (",
-        "    batch as many,  # \u03b1",
-        "    BatchState,",
-        ")",
-        "from algorithms import parts",
-        "print(sys.path, getattr(parts, 'Torso'))",
-    ]
-    file.write_text("\n".join(lines) + END)
-    written = copies.copy(file)
-    assert "rl_support/parts/replay.py" in written, "nobody knows what is asked for"
-    text = written["mine.py"].decode().partition('\nif __name__ == "__main__":')[0]
-    assert text.splitlines()[1:] == [
-        *lines[:3],
-        "if __package__:",
-        "    from .rl_support import envs, parts",
-        "    from .rl_support.envs.batch import batch as many, BatchState",
-        "else:  # a script",
-        "    from rl_support import envs, parts",
-        "    from rl_support.envs.batch import batch as many, BatchState",
-        lines[-1],
-    ]
+        bundle.Copy(file, {}, {}).text("", "")

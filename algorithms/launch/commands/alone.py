@@ -1,0 +1,487 @@
+"""What definitions of the kit are in a copy: one file, one shard, 32 bits, one environment's rules.
+
+`@in_place_of(x)` puts another definition in the place of x. `@inlined_for(x)` writes the one
+expression that it returns where x is called; what that decides is left out.
+"""
+
+import argparse
+import ast
+import dataclasses
+import difflib
+import inspect
+import math
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from algorithms.parts import capacity, checks, layers, reads, shards, spaces
+from algorithms.parts.usual_jax import with_usual_jax as of_kit
+from envs import (
+    evaluation,
+    exploitability,
+    gymnax,
+    interface,
+    metrics,
+    pgx,
+    registry,
+    shaping,
+    wrappers,
+)
+from envs.batch import ENDLESS, limit_name, limit_of
+
+
+def in_place_of(definition: Any) -> Callable:
+    return lambda other: other
+
+
+def inlined_for(definition: Any) -> Callable:
+    return lambda other: other
+
+
+# --- shards -----------------------------------------------------------------------------------
+
+
+@inlined_for(shards.here)
+def here() -> Any:
+    return None
+
+
+@inlined_for(shards.count)
+def count() -> int:
+    return 1
+
+
+@inlined_for(shards.num_devices)
+def num_devices() -> int:
+    return 1
+
+
+@inlined_for(shards.sum_over_shards)
+def sum_over_shards(tree: Any) -> Any:
+    return tree
+
+
+@inlined_for(shards.mean_over_shards)
+def mean_over_shards(tree: Any) -> Any:
+    return tree
+
+
+@inlined_for(shards.max_over_shards)
+def max_over_shards(tree: Any) -> Any:
+    return tree
+
+
+@inlined_for(shards.any_over_shards)
+def any_over_shards(flags: Any) -> Any:
+    return flags
+
+
+@inlined_for(shards.with_own_keys)
+def with_own_keys(update: Any) -> Any:
+    return update
+
+
+@inlined_for(shards.divided)
+def divided(function: Any, number: int) -> Any:
+    return function(None)
+
+
+@inlined_for(shards.average)
+def average(x: jax.Array) -> jax.Array:
+    return x.mean()
+
+
+@inlined_for(shards.deviation)
+def deviation(x: jax.Array, centre: jax.Array) -> jax.Array:
+    return x.std()
+
+
+# --- what is at the kit's edge -----------------------------------------------------------------
+
+
+@inlined_for(shards.of_all)
+def of_all(steps: int) -> int:
+    return steps
+
+
+@inlined_for(shards.memory)
+def memory(of_a_device: int) -> int:
+    return of_a_device
+
+
+@inlined_for(shards.apart)
+def apart(function: Callable) -> Callable:
+    return function
+
+
+@inlined_for(shards.merged)
+def merged(stats: Any) -> Any:
+    return stats
+
+
+@inlined_for(shards.summed)
+def summed(metrics: Any) -> Any:
+    return metrics
+
+
+@inlined_for(of_kit)
+def with_usual_jax(function: Callable) -> Callable:
+    return function
+
+
+@inlined_for(reads.watched)
+def watched(config: Any) -> Any:
+    return config
+
+
+@inlined_for(reads.is_watched)
+def is_watched(config: Any) -> bool:
+    return True
+
+
+@inlined_for(reads.changed)
+def changed(config: Any) -> None:
+    return None
+
+
+@inlined_for(reads.asked_for)
+def asked_for(settings: Any) -> None:
+    return None
+
+
+@inlined_for(reads.warn_of_unread)
+def warn_of_unread(config: Any, algorithm: str) -> None:
+    return None
+
+
+@inlined_for(spaces.warn_of_units)
+def warn_of_units(env: Any, env_params: Any) -> None:
+    return None
+
+
+@inlined_for(interface.check_interface)
+def check_interface(env: Any, env_params: Any) -> None:
+    return None
+
+
+@inlined_for(evaluation.longest)
+def longest(env: Any, env_params: Any) -> Any:
+    return None
+
+
+@inlined_for(shaping.shapes)
+def shapes(env: Any) -> bool:
+    return False
+
+
+@inlined_for(shaping.without)
+def without(episodes: Any, of_env: Any) -> Any:
+    return episodes
+
+
+@inlined_for(exploitability.measure)
+def measure(*anything: Any) -> Any:
+    return None
+
+
+@in_place_of(capacity.device_capacity)
+def device_capacity() -> float:
+    """Bytes of an accelerator; infinite for a CPU."""
+    return (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", math.inf)
+
+
+@in_place_of(metrics.kinds)
+def kinds(env: Any) -> dict[str, str]:
+    """Of an environment that has `metrics = {name: "last" or "sum"}` and reports them in
+    info["metrics"]: how an episode's value is made of its steps' values."""
+    return dict(getattr(env, "metrics", None) or {})
+
+
+@in_place_of(evaluation.check_ends)
+def check_ends(env: Any, env_params: Any) -> None:
+    """Refuses an environment whose episodes may never end: an evaluation plays whole episodes."""
+    limit = limit_of(env, env_params)
+    known = limit is None or not isinstance(limit, jax.core.Tracer)
+    endless = known and not np.max(np.inf if limit is None else limit) < ENDLESS
+    if endless and not getattr(env, "ends", False):
+        raise ValueError(
+            f"{env.name} has no time limit, and an evaluation plays whole episodes: give it one "
+            "(--env-settings max_steps=1000), no evaluations (--num-eval-episodes 0), or an "
+            "attribute ends = True"
+        )
+
+
+@in_place_of(checks.check_spaces)
+def check_spaces(info: Any, config: Any, env: Any, env_params: Any) -> None:
+    """Refuses an environment that the algorithm cannot take.
+
+    Args:
+      info: INFO, with the kinds of actions, masks and agents that it takes.
+      config: its `conv_layers` is used.
+    """
+    actions, observations = env.action_space(env_params), env.observation_space(env_params)
+    kind = "discrete" if hasattr(actions, "n") else "continuous"
+    agents = "several" if hasattr(env, "num_agents") else "one"
+    shape = tuple(getattr(observations, "shape", ()))
+    least = layers.CONV_LAYERS.get(config.conv_layers)
+    told = f"{env.name} has actions {actions}, observations {observations} and {agents} agent(s)"
+    for name, value in (("agents", agents), ("actions", kind)):
+        if value not in info[name]:
+            raise ValueError(f"{told}; {info['title']} takes {name}: {info[name]}")
+    ends = [getattr(actions, name, 0.0) for name in ("low", "high")]
+    if "discrete" not in info["actions"] and not all(np.isfinite(x).all() for x in ends):
+        raise ValueError(f"{told}; {info['title']} takes actions with bounds")
+    if hasattr(env, "action_mask") and not info["masks"]:
+        raise ValueError(f"{env.name} has an action_mask, which {info['title']} would not heed")
+    if not hasattr(observations, "low"):
+        raise ValueError(f"{told}; {info['title']} takes a Box of observations")
+    if least is None or (len(shape) == 3 and min(shape[:2]) < least):
+        raise ValueError(f"conv_layers={config.conv_layers!r} does not suit observations {shape}")
+
+
+@in_place_of(checks.check_game)
+def check_game(info: Any, config: Any, env: Any, env_params: Any) -> None:
+    """Refuses everything but pgx's games of two players without chance or hidden information."""
+    two = hasattr(env, "hidden_information") and getattr(env, "num_agents", 1) == 2
+    if not two or env.chance or env.hidden_information:
+        raise ValueError(f"{env.name}: {info['title']} takes games of two who see everything")
+
+
+# --- environments -----------------------------------------------------------------------------
+
+
+@in_place_of(gymnax.Wrapper)
+class Wrapper:
+    """Passes everything on to the environment inside, `env`."""
+
+    def __init__(self, env: Any):
+        self.env = env
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "env":  # absent while unpickling
+            raise AttributeError(name)
+        return getattr(self.env, name)
+
+
+class Usual(Wrapper):
+    """Observations in the dtype of their space, float32 rewards, and no weak types.
+
+    Weak types differ between a reset and a step, and a loop would see two types of one state. The
+    integers of a Discrete space of observations are shown as vectors.
+    """
+
+    def reset_env(self, key, params):
+        observation, state = self.env.reset_env(key, params)
+        state = jax.tree.map(lambda x: strong(x, jnp.result_type(x)), state)
+        return self.seen(observation, params), state
+
+    def step_env(self, key, state, action, params):
+        observation, state, reward, terminated, info = self.env.step_env(key, state, action, params)
+        key = jax.eval_shape(lambda: jax.random.key(0))
+        first = jax.eval_shape(self.env.reset_env, key, params)[1]
+        state = jax.tree.map(lambda x, to: strong(x, to.dtype), state, first)
+        reward = jnp.asarray(reward, jnp.float32)
+        if reward.shape == (1,) and not hasattr(self.env, "num_agents"):
+            reward = reward[0]
+        observation = self.seen(observation, params)
+        return observation, state, reward, jnp.asarray(terminated, bool), info
+
+    def seen(self, observation, params):
+        space = self.env.observation_space(params)
+        observation = jnp.asarray(observation, space.dtype)
+        return jax.nn.one_hot(observation, space.n) if hasattr(space, "n") else observation
+
+    def observation_space(self, params):
+        space = self.env.observation_space(params)
+        if not hasattr(space, "n"):
+            return space
+        return SimpleNamespace(low=0.0, high=1.0, shape=(space.n,), dtype=jnp.float32)
+
+
+def strong(x: Any, dtype: Any) -> Any:
+    return x if jnp.issubdtype(dtype, jax.dtypes.prng_key) else jnp.asarray(x, dtype)
+
+
+class TimeLimit(Wrapper):
+    """Truncates an episode after `max_steps` steps. Its state is (state inside, steps)."""
+
+    ends = True
+
+    def __init__(self, env: Any, max_steps: int):
+        self.env, self.max_steps = env, max_steps
+
+    def __getattr__(self, name: str) -> Any:
+        value = super().__getattr__(name)
+        if name in ("action_mask", "world_state"):
+            return lambda state, params: value(state[0], params)
+        return value
+
+    def reset_env(self, key, params):
+        observation, state = self.env.reset_env(key, params)
+        return observation, (state, jnp.zeros((), jnp.int32))
+
+    def step_env(self, key, state, action, params):
+        observation, inner, *rest = self.env.step_env(key, state[0], action, params)
+        return observation, (inner, state[1] + 1), *rest
+
+    def is_truncated(self, state, params):
+        return self.env.is_truncated(state[0], params) | (state[1] >= self.max_steps)
+
+
+OWN: dict[str, Any] = {}  # the writer puts a copy's own environments here
+
+
+def adapters() -> Any:
+    """Of other libraries: {library: (names, construct)}, put here by the writer."""
+
+
+@inlined_for(adapters)
+def no_adapters() -> Any:
+    return None
+
+
+@in_place_of(pgx.construct)
+def game(name: str, settings: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """A game of pgx, and the settings that its constructor does not take."""
+    return pgx._game(name, settings)
+
+
+@in_place_of(registry.make)
+def make(env: Any, **settings: Any) -> tuple[Any, Any]:
+    """An environment and its parameters.
+
+    Args:
+      env: a name of gymnax's, or of an environment below; or an object with gymnax's 1.x interface
+        (`reset_env`, `step_env`, `is_truncated`, the two spaces and `default_params`).
+      **settings: arguments of the environment's constructor, fields of its parameters, and
+        `max_steps`, after which an episode is truncated.
+
+    Raises:
+      ValueError: an unknown name or setting.
+    """
+    max_steps = settings.pop("max_steps", None)
+    library, _, name = env.partition("/") if isinstance(env, str) else ("", "", "")
+    if adapters() and library in adapters():
+        known, construct = adapters()[library]
+        if name not in known():
+            raise ValueError(f"unknown environment '{name}' of {library}; there are {known()}")
+        env, settings = construct(name, settings)
+    if isinstance(env, str):
+        from gymnax.registration import _registry
+
+        known = {**_registry, **OWN}
+        if env not in known:
+            near = difflib.get_close_matches(env, known, 3, 0.7)
+            hint = f"did you mean {', '.join(near)}?" if near else f"there are {', '.join(known)}"
+            raise ValueError(f"unknown environment '{env}'; {hint}")
+        arguments = inspect.signature(known[env]).parameters
+        env = known[env](**{name: settings.pop(name) for name in [*settings] if name in arguments})
+    params, limit = env.default_params, limit_name(env)
+    fields = [*getattr(params, "__dataclass_fields__", ())]
+    if unknown := [name for name in settings if name not in fields]:
+        others = "for other settings use the kit, or wrap the environment"
+        there = ", ".join(["max_steps", *fields])
+        raise ValueError(f"{env.name} has no setting {unknown[0]}; there are {there}; {others}")
+    if max_steps and limit in fields and limit not in settings:
+        settings[limit] = max(max_steps, getattr(params, limit))
+    params = params.replace(**settings) if settings else params
+    env = Usual(env)
+    if adapters() and getattr(env, "agents_leave", False) and not shaping.earns_after_leaving(env):
+        env = wrappers.Leaving(env)
+    return (TimeLimit(env, max_steps) if max_steps else env), params
+
+
+# --- the command line -------------------------------------------------------------------------
+
+
+def main(algorithm: Callable, kind: type, about: str) -> None:
+    """Trains with the settings of the command line, and prints a line for each point.
+
+    Several seeds are trained at once, in one program. A line has their means; the CSV file has a
+    row for each of them.
+
+    Args:
+      algorithm: make_train.
+      kind: the Config's class.
+      about: its first line is printed by --help.
+    """
+    parser = argparse.ArgumentParser(
+        description=about.partition("\n")[0],
+        usage="%(prog)s [--setting value ...]",
+        allow_abbrev=False,
+    )
+    says = dict(re.findall(r"^    (\w+): .*  # (.*)$", inspect.getsource(kind), re.MULTILINE))
+    flag = lambda name, word="": [f"--{word}{name.replace('_', '-')}"]
+    for field in dataclasses.fields(kind):
+        told = f"{says.get(field.name, '')}; default: {field.default}".replace("%", "%%")
+        given: dict[str, Any] = {"type": reader(field), "default": field.default, "help": told}
+        if isinstance(field.default, bool):
+            parser.add_argument(*flag(field.name), nargs="?", const=True, **given)
+            parser.add_argument(*flag(field.name, "no-"), dest=field.name, action="store_false")
+        else:
+            parser.add_argument(*flag(field.name), **given)
+    parser.add_argument("--seed", type=int, default=0, help="of the first of the seeds")
+    parser.add_argument("--num-seeds", type=int, default=1, help="that are trained at once")
+    parser.add_argument("--csv", type=Path, help="a new file for all metrics")
+    asked = vars(parser.parse_args())
+    seed, number, csv = (asked.pop(name) for name in ("seed", "num_seeds", "csv"))
+    if csv and (csv.exists() or not csv.parent.is_dir()):
+        parser.error(f"--csv {csv}: give a new file in a folder that is there")
+    try:
+        config = kind(**asked)
+        train = algorithm(config)
+    except ValueError as error:
+        parser.error(str(error))
+    many = jax.vmap if number > 1 else lambda function, axes=0: function
+    start = jax.jit(many(lambda seed: train.start(jax.random.key(seed))))
+    point = jax.jit(
+        many(lambda state, learn: train(None, state, 1, learn), (0, None)), donate_argnums=0
+    )
+    seeds = seed + jnp.arange(number)
+    state = start(seeds if number > 1 else seed)
+    learns = [False] * config.eval_at_start + [True] * train.plan.points
+    with open(csv or os.devnull, "w", buffering=1) as file:
+        for row, learn in enumerate(learns):
+            state, metrics = point(state, learn)
+            values = {name: np.reshape(x, (number, -1)).mean(1) for name, x in metrics.items()}
+            if not row:
+                print("seed", *values, sep=",", file=file)
+            for i in range(number):
+                print(seed + i, *(x[i] for x in values.values()), sep=",", file=file)
+            shown = [name for name in ("episode_return", "eval_return") if name in values]
+            told = "  ".join(f"{name} {values[name].mean():.2f}" for name in shown)
+            print(f"timestep {values['timestep'].mean():.0f}  {told}", flush=True)
+
+
+def reader(field: Any) -> Callable[[str], Any]:
+    """Reads a setting's words: numbers as 5e5 or 64,64, and name=value,... of the environment."""
+
+    def whole(text: str) -> int:
+        if float(text) != int(float(text)):
+            raise ValueError(text)
+        return int(float(text))
+
+    def value(text: str) -> Any:
+        try:
+            return ast.literal_eval(text)
+        except (ValueError, SyntaxError):
+            return text
+
+    if isinstance(field.default, bool):
+        return lambda text: bool(["false", "true"].index(text.lower()))
+    if isinstance(field.default, int):
+        return whole
+    if not isinstance(field.default, tuple):
+        return type(field.default)
+    words = lambda text: [word for word in text.split(",") if word]
+    if "str" in str(field.type):
+        pair = lambda word: (word.partition("=")[0], value(word.partition("=")[2]))
+        return lambda text: tuple(map(pair, words(text)))
+    return lambda text: tuple(map(whole, words(text)))
