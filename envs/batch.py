@@ -22,9 +22,6 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from envs import shaping
-from envs.metrics import EpisodeMetrics
-
 START_WINDOW = 8  # steps, unless the environment has a `start_window`
 
 
@@ -35,7 +32,7 @@ class BatchState:
     env: Any  # the environments' own states, leading axis num_envs
     starts: Any  # the stock: (observation, state), leading axes (depth, num_envs), or None
     steps: jax.Array  # steps since the last refill, int32 ()
-    metrics: EpisodeMetrics  # metrics that the environment reports
+    metrics: Any = None  # of environments that report some, see envs/reports.py
     cut: jax.Array | None = None  # steps up to the truncation of `stagger`, int32 (num_envs,)
     before: Any = None  # steps up to the last refill, int32 (), if rewards are shaped
 
@@ -110,18 +107,14 @@ class Batch:
             key, cut_key = jax.random.split(key)
             longest = jnp.int32(functools.reduce(jnp.minimum, limits, jnp.array(ENDLESS)))
             cut = jax.random.randint(cut_key, (self.num_envs,), 1, longest + 1)
-        starts = self._draw(key, params)
+        starts = self.draw(key, params)
         observation, state = jax.tree.map(lambda x: x[0], starts)
-        metrics = EpisodeMetrics.create(self.env, self.num_envs)
-        zero = jnp.zeros((), jnp.int32)
-        before = zero if shaping.shapes(self.env) else None
-        return observation, BatchState(state, starts, zero, metrics, cut, before)
+        return observation, BatchState(state, starts, jnp.zeros((), jnp.int32), cut=cut)
 
     def refill(self, key: jax.Array, state: BatchState, params: Any) -> BatchState:
         """Draws new start states; call it once every `num_steps` steps."""
-        before = state.before + state.steps if shaping.shapes(self.env) else None
-        starts, steps = self._draw(key, params), jnp.zeros((), jnp.int32)
-        return dataclasses.replace(state, starts=starts, steps=steps, before=before)
+        starts, steps = self.draw(key, params), jnp.zeros((), jnp.int32)
+        return dataclasses.replace(state, starts=starts, steps=steps)
 
     def step(self, key: jax.Array, state: BatchState, action: jax.Array, params: Any):
         """Steps every environment and restarts those whose episode ended.
@@ -129,8 +122,7 @@ class Batch:
         Returns observation, state, reward, terminated, truncated, info, each with a leading axis
         num_envs. `info["final_observation"]` is the observation before a restart. So are
         `info["final_action_mask"]` and `info["final_world_state"]` where the environment has an
-        `action_mask` and a `world_state`. Where rewards are shaped (envs/shaping.py),
-        `info["shaping"]` is the part added to the reward.
+        `action_mask` and a `world_state`.
         """
         keys = jax.random.split(key, self.num_envs)
         step = jax.vmap(lambda k, s, a: transition(self.env, k, s, a, params))
@@ -146,13 +138,7 @@ class Batch:
         for name in ("action_mask", "world_state"):
             if hasattr(self.env, name):
                 info[f"final_{name}"] = self._view(name, final_state, params)
-        if shaping.shapes(self.env):
-            weight = shaping.weight(params, state.before.astype(jnp.float32) * self.num_envs)
-            info[shaping.NAME] = weight * info["shaped_reward"]
-            reward = reward + info[shaping.NAME]
-        metrics = state.metrics.update(self.env, info, done)
-        steps = state.steps + 1
-        state = dataclasses.replace(state, env=env_state, steps=steps, metrics=metrics)
+        state = dataclasses.replace(state, env=env_state, steps=state.steps + 1)
         return observation, state, reward, terminated, truncated, info
 
     def action_mask(self, state: BatchState, params: Any) -> jax.Array | None:
@@ -167,7 +153,8 @@ class Batch:
         view = getattr(self.env, name, None)
         return view and jax.vmap(view, (0, None))(state, params)
 
-    def _draw(self, key: jax.Array, params: Any) -> Any:
+    def draw(self, key: jax.Array, params: Any) -> Any:
+        """A stock of start states."""
         keys = jax.random.split(key, self.depth * self.num_envs)  # flat: compiles much faster
         starts = jax.vmap(self.env.reset_env, (0, None))(keys, params)
         return jax.tree.map(lambda x: x.reshape(self.depth, self.num_envs, *x.shape[1:]), starts)
@@ -179,8 +166,7 @@ def batch(
     num_steps: int = 1,
     window: int | None = None,
     stagger: bool = False,
-    kind: Any = Batch,
-) -> Any:
+) -> Batch:
     """`num_envs` environments behind gymnax's six values, all with a leading axis.
 
     Args:
@@ -193,10 +179,10 @@ def batch(
         to the time limit. Otherwise environments whose episodes have equal lengths stay at the same
         step of them, and a rollout covers only a part of an episode. Nothing is truncated without a
         time limit.
-      kind: the class of the result.
     """
     default: int = getattr(env, "start_window", START_WINDOW)
     served = window or default
+    kind: type[Batch] = getattr(env, "batch_kind", Batch)
     return kind(env, num_envs, math.ceil(num_steps / served), served, stagger)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from envs import behaviour, interface
+from envs import behaviour, interface, reports
 
 
 def _import_gymnax() -> types.ModuleType:
@@ -75,6 +75,11 @@ class Wrapper(Environment):
     @property
     def num_actions(self) -> int:
         return self.env.num_actions
+
+    @property
+    def batch_kind(self) -> Any:
+        """The class of batches of this environment."""
+        return reports.batch_kind(self)
 
     def reset_env(self, key: jax.Array, params: Any) -> tuple[Any, Any]:
         return self.env.reset_env(key, params)

@@ -5,6 +5,8 @@ Without `randomize` a level is the key of a reset alone, as for a maze that the 
 """
 
 import dataclasses
+import functools
+import math
 from typing import Any
 
 import jax
@@ -14,7 +16,6 @@ from envs.batch import Batch, batch, choose
 
 __all__ = [
     "Level",
-    "LevelBatch",
     "batch_of_levels",
     "choose",
     "draw",
@@ -67,23 +68,21 @@ def split(key: jax.Array | Level) -> tuple[Any, jax.Array]:
     return dataclasses.replace(key, key=jax.random.key_data(inner)), own
 
 
-def batch_of_levels(
-    env: Any, num_envs: int, num_steps: int, window: int | None = None
-) -> "LevelBatch":
-    """`envs.batch` of environments that start in levels."""
-    return batch(env, num_envs, num_steps, window, kind=LevelBatch)
-
-
-class LevelBatch(Batch):
-    """Environments that take their start states from levels.
+def batch_of_levels(env: Any, num_envs: int, num_steps: int, window: int | None = None) -> Batch:
+    """`envs.batch` of environments that start in levels.
 
     `reset` and `refill` take the levels of the stock in place of a key, leading axes (depth,
     num_envs). The environments start in those of the first row. An episode that ends in window i of
     the steps is followed by one in its level of row i.
     """
+    made: Any = batch(env, num_envs, num_steps, window)
+    made.draw = functools.partial(_stock, made)
+    return made
 
-    def _draw(self, key: Any, params: Any) -> Any:
-        size = self.depth * self.num_envs
-        flat = jax.tree.map(lambda x: x.reshape(size, *x.shape[2:]), key)
-        starts = jax.vmap(lambda level: start(self.env, level, params))(flat)
-        return jax.tree.map(lambda x: x.reshape(self.depth, self.num_envs, *x.shape[1:]), starts)
+
+def _stock(batch: Batch, levels: Level, params: Any) -> Any:
+    """The start states of levels, in place of `Batch.draw`."""
+    shape = batch.depth, batch.num_envs
+    flat = jax.tree.map(lambda x: x.reshape(math.prod(shape), *x.shape[2:]), levels)
+    starts = jax.vmap(lambda level: start(batch.env, level, params))(flat)
+    return jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), starts)

@@ -16,8 +16,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from envs import sums
-
 PARAMETERS = ("shaped", "shaped_steps")
 NAME = "shaping"  # the added reward, in `info` and in the metrics of training
 
@@ -45,16 +43,3 @@ def weight(params: Any, steps: jax.Array) -> jax.Array:
     """The weight of shaped rewards after so many environment steps, ()."""
     left = 1.0 - steps / jnp.maximum(params.shaped_steps, 1.0)
     return params.shaped * jnp.maximum(left, 0.0)
-
-
-def without(episodes: dict[str, jax.Array], of_env: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """Metrics of episodes whose returns are of the environment's own rewards.
-
-    Args:
-      episodes: `episode_return` and `num_episodes` are used.
-      of_env: means of what the environment reports; NAME is one where it shapes rewards.
-    """
-    if NAME not in of_env:
-        return episodes
-    plain = episodes["episode_return"] - of_env[NAME]
-    return episodes | {"episode_return": sums.missing(plain, episodes["num_episodes"])}

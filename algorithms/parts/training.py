@@ -15,7 +15,7 @@ from algorithms.parts.fields import check_reals, with_plain_values
 from algorithms.parts.loops import zeros
 from algorithms.parts.statistics import EpisodeStatistics
 from algorithms.parts.usual_jax import with_usual_jax
-from envs import shaping, sums
+from envs import sums
 from envs.sums import Sum
 
 
@@ -161,6 +161,11 @@ def timestep(config: Any, steps: int, update: jax.Array) -> jax.Array:
     return update.astype(jnp.float32) * float(steps)
 
 
+def reports(env_state: envs.BatchState) -> bool:
+    """Whether environments report metrics of their own."""
+    return env_state.metrics is not None
+
+
 def between_updates(state: State) -> State:
     """The state without its start states, which every update draws anew before it needs them."""
     return state.replace(env_state=state.env_state.without_stock())
@@ -291,13 +296,14 @@ def _train(config, env_params, rng, state, learn, algorithm, env, num_evals, deb
         """A row of the learning curve, after `count` updates."""
         state, metrics = updates(state, count)
         episodes, cleared = state.episodes.metrics()
-        of_env, env_metrics = shards.summed(state.env_state.metrics).read()
-        episodes = shaping.without(episodes, of_env)
-        metrics |= episodes | {f"episode_{name}": x for name, x in of_env.items()}
+        env_state = state.env_state
+        if reports(env_state):
+            episodes, own_metrics = shards.summed(env_state.metrics).of_point(episodes)
+            env_state = env_state.replace(metrics=own_metrics)
+        metrics |= episodes
         metrics["timestep"] = timestep(config, steps, state.update)
         if config.num_eval_episodes:
             metrics |= evaluation(state)
-        env_state = state.env_state.replace(metrics=env_metrics)
         return state.replace(episodes=cleared, env_state=env_state), metrics
 
     counts = [num_updates(config, steps) // num_points(config, steps)] * num_evals

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from algorithms.parts import capacity, checks, layers, reads, shards, spaces
+from algorithms.parts import capacity, checks, layers, reads, shards, spaces, training
 from algorithms.parts.usual_jax import with_usual_jax as of_kit
 from envs import (
     evaluation,
@@ -181,11 +181,6 @@ def shapes(env: Any) -> bool:
     return False
 
 
-@inlined_for(shaping.without)
-def without(episodes: Any, of_env: Any) -> Any:
-    return episodes
-
-
 @inlined_for(exploitability.measure)
 def measure(*anything: Any) -> Any:
     return None
@@ -197,11 +192,14 @@ def device_capacity() -> float:
     return (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", math.inf)
 
 
-@in_place_of(metrics.kinds)
+@inlined_for(training.reports)
+def reports(env_state: Any) -> bool:
+    return False
+
+
+@inlined_for(metrics.kinds)
 def kinds(env: Any) -> dict[str, str]:
-    """Of an environment that has `metrics = {name: "last" or "sum"}` and reports them in
-    info["metrics"]: how an episode's value is made of its steps' values."""
-    return dict(getattr(env, "metrics", None) or {})
+    return {}
 
 
 @in_place_of(evaluation.check_ends)
