@@ -114,8 +114,10 @@ class QNetwork(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        kind = {"conv_layers": self.config.conv_layers, "dtype": self.config.compute_dtype}
-        layers = lambda *sizes: parts.Torso(sizes, self.config.activation, **kind)
+        config = self.config
+        layers = lambda *sizes: parts.Torso(
+            sizes, config.activation, config.conv_layers, dtype=config.compute_dtype
+        )
         if not self.config.dueling:
             features = layers(*self.config.hidden_sizes)(x)
             return parts.Dense(self.num_actions, name="action_head")(features)

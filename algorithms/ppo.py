@@ -101,8 +101,9 @@ class ActorCritic(nn.Module):
 
     def setup(self):
         config, size = self.config, parts.num_outputs(self.space)
-        torso = (config.hidden_sizes, config.activation, config.conv_layers)
-        make_torso = lambda: parts.Torso(*torso, dtype=config.compute_dtype)
+        make_torso = lambda: parts.Torso(
+            config.hidden_sizes, config.activation, config.conv_layers, dtype=config.compute_dtype
+        )
         self.actor_torso = make_torso()  # core 13
         self.critic_torso = self.actor_torso if config.shared_torso else make_torso()
         self.actor_head, self.critic_head = parts.Dense(size), parts.Dense(1)

@@ -120,10 +120,10 @@ class ActorCritic(nn.Module):
     space: Any  # of one agent's actions
 
     def setup(self):
-        torso = (self.config.hidden_sizes, self.config.activation, self.config.conv_layers)
-        size = parts.num_outputs(self.space)
-        self.actor_torso = parts.Torso(*torso)
-        self.critic_torso = self.actor_torso if self.config.shared_torso else parts.Torso(*torso)
+        config, size = self.config, parts.num_outputs(self.space)
+        make_torso = lambda: parts.Torso(config.hidden_sizes, config.activation, config.conv_layers)
+        self.actor_torso = make_torso()
+        self.critic_torso = self.actor_torso if config.shared_torso else make_torso()
         self.actor_head, self.critic_head = parts.Dense(size), parts.Dense(1)
         self.sigma_head = parts.Dense(size)  # has no parameters if it is not called
         if not (parts.is_discrete(self.space) or self.config.sigma_head):

@@ -93,10 +93,9 @@ class ActorCritic(nn.Module):
     space: Any  # of actions
 
     def setup(self):
-        torso = (self.config.hidden_sizes, self.config.activation, self.config.conv_layers)
-        size = parts.num_outputs(self.space)
-        self.actor_torso = parts.Torso(*torso)  # detail 5
-        self.critic_torso = parts.Torso(*torso)
+        config, size = self.config, parts.num_outputs(self.space)
+        make_torso = lambda: parts.Torso(config.hidden_sizes, config.activation, config.conv_layers)
+        self.actor_torso, self.critic_torso = make_torso(), make_torso()  # detail 5
         self.actor_head, self.critic_head = parts.Dense(size), parts.Dense(1)
         if not parts.is_discrete(self.space):
             self.log_std = self.param("log_std", nn.initializers.zeros, (size,))  # detail 8

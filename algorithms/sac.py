@@ -94,8 +94,9 @@ class Config:
 
 
 def torso(config, sizes):
-    kind = (config.activation, config.conv_layers, config.network, config.compute_dtype)
-    return parts.Torso(sizes, *kind)
+    return parts.Torso(
+        sizes, config.activation, config.conv_layers, config.network, config.compute_dtype
+    )
 
 
 class Actor(nn.Module):

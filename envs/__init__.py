@@ -12,11 +12,12 @@ Importing this package is cheap. The first `make` that needs an environment libr
 includes gymnax.
 """
 
-from envs.batch import BatchState, batch
+from envs.batch import BatchState
 from envs.evaluation import Episodes, check_ends, evaluate
 from envs.interface import check_interface
 from envs.levels import Level
 from envs.registry import make, names
+from envs.reports import batch
 
 __all__ = [
     "BatchState",

@@ -1,15 +1,4 @@
-"""Many copies of one environment stepped at once, with a fast auto-reset.
-
-gymnax resets every environment at every step and throws nearly all of that work away. Here each
-environment has a stock of start states. `refill` draws a new stock once a rollout, in one batch.
-The stock holds num_steps / window start states, and each of them serves for `window` steps.
-
-Every start state is an exact, independent draw of `reset_env`. Two environments never share one,
-unless they are given the same level. The price: if two episodes of an environment end within one
-window, both restart from the same state. Episodes shorter than the window may repeat a start up to
-`window` times; a window of 1 repeats none. Longer windows pay where a start state is large or slow
-to draw (docs/environments.md).
-"""
+"""Many copies of one environment stepped at once, with a fast auto-reset."""
 
 import dataclasses
 import functools
@@ -91,10 +80,40 @@ def transition(env: Any, key: jax.Array, state: Any, action: jax.Array, params: 
 
 
 class Batch:
-    """`num_envs` copies of `env`; see `batch`."""
+    """`num_envs` environments behind gymnax's six values, all with a leading axis.
 
-    def __init__(self, env: Any, num_envs: int, depth: int, window: int, stagger: bool):
-        self.env, self.num_envs, self.depth, self.window = env, num_envs, depth, window
+    gymnax resets every environment at every step and throws nearly all of that work away. Here each
+    environment has a stock of start states. `refill` draws a new stock once a rollout, in one
+    batch. It holds num_steps / window start states, and each of them serves for `window` steps.
+
+    Every start state is an exact, independent draw of `reset_env`, and two environments never share
+    one. The price: if two episodes of an environment end within one window, both restart from the
+    same state. Episodes shorter than the window may repeat a start up to `window` times; a window
+    of 1 repeats none. Longer windows pay where a start state is large or slow to draw.
+
+    Args:
+      env: an environment of `make`.
+      num_envs: number of environments.
+      num_steps: steps between two calls of `refill`.
+      window: by default the environment's `start_window`, or 8.
+      stagger: whether each environment truncates one episode, the one that runs at a random step up
+        to the time limit. Otherwise environments whose episodes have equal lengths stay at the same
+        step of them, and a rollout covers only a part of an episode. Nothing is truncated without a
+        time limit.
+    """
+
+    def __init__(
+        self,
+        env: Any,
+        num_envs: int,
+        num_steps: int = 1,
+        window: int | None = None,
+        stagger: bool = False,
+    ):
+        default: int = getattr(env, "start_window", START_WINDOW)
+        self.env, self.num_envs = env, num_envs
+        self.window = window or default
+        self.depth = math.ceil(num_steps / self.window)  # windows of a stock of start states
         self.stagger = stagger
 
     def reset(self, key: jax.Array, params: Any) -> tuple[Any, BatchState]:
@@ -158,32 +177,6 @@ class Batch:
         keys = jax.random.split(key, self.depth * self.num_envs)  # flat: compiles much faster
         starts = jax.vmap(self.env.reset_env, (0, None))(keys, params)
         return jax.tree.map(lambda x: x.reshape(self.depth, self.num_envs, *x.shape[1:]), starts)
-
-
-def batch(
-    env: Any,
-    num_envs: int,
-    num_steps: int = 1,
-    window: int | None = None,
-    stagger: bool = False,
-) -> Batch:
-    """`num_envs` environments behind gymnax's six values, all with a leading axis.
-
-    Args:
-      env: an environment of `envs.make`.
-      num_envs: number of environments.
-      num_steps: steps between two calls of `refill`.
-      window: steps for which one start state serves, see this module's docstring; by default the
-        environment's `start_window`, or 8.
-      stagger: whether each environment truncates one episode, the one that runs at a random step up
-        to the time limit. Otherwise environments whose episodes have equal lengths stay at the same
-        step of them, and a rollout covers only a part of an episode. Nothing is truncated without a
-        time limit.
-    """
-    default: int = getattr(env, "start_window", START_WINDOW)
-    served = window or default
-    kind: type[Batch] = getattr(env, "batch_kind", Batch)
-    return kind(env, num_envs, math.ceil(num_steps / served), served, stagger)
 
 
 def _limits(env: Any, params: Any) -> list[Any]:

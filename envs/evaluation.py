@@ -11,7 +11,7 @@ import numpy as np
 from envs import loops
 from envs.batch import ENDLESS, limit_of, transition
 from envs.behaviour import of_user
-from envs.metrics import after, kinds
+from envs.metrics import counted, kinds
 from envs.usual_jax import with_usual_jax
 
 SLACK = 1000  # steps beyond twice the time limit, after which an evaluation is cut
@@ -25,7 +25,7 @@ class Episodes(NamedTuple):
     terminated: jax.Array
     truncated: jax.Array  # neither: the episode went on and was cut, see `longest`
     last_reward: jax.Array
-    metrics: dict[str, jax.Array]  # reported by the environment, see envs/metrics.py
+    metrics: dict[str, jax.Array]  # reported by the environment
 
 
 class _Carry(NamedTuple):
@@ -155,10 +155,10 @@ def evaluate(
             truncated=before.truncated | (running & truncated),
             last_reward=jnp.where(rewarded, reward, before.last_reward),
             metrics={
-                name: jnp.where(
-                    running, after(kind, before.metrics[name], values[name]), before.metrics[name]
+                n: jnp.where(
+                    running, counted(kind, before.metrics[n], values[n]), before.metrics[n]
                 )
-                for name, kind in kinds(env).items()
+                for n, kind in kinds(env).items()
             },
         )
         return _Carry(rng, observation, env_state, memory, episodes)

@@ -12,7 +12,8 @@ from typing import Any
 import jax
 from flax import struct
 
-from envs.batch import Batch, batch, choose
+from envs.batch import Batch, choose
+from envs.reports import batch
 
 __all__ = [
     "Level",
@@ -68,7 +69,9 @@ def split(key: jax.Array | Level) -> tuple[Any, jax.Array]:
     return dataclasses.replace(key, key=jax.random.key_data(inner)), own
 
 
-def batch_of_levels(env: Any, num_envs: int, num_steps: int, window: int | None = None) -> Batch:
+def batch_of_levels(
+    env: Any, num_envs: int, num_steps: int, window: int | None = None
+) -> Batch:  # fmt: skip
     """`envs.batch` of environments that start in levels.
 
     `reset` and `refill` take the levels of the stock in place of a key, leading axes (depth,

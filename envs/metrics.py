@@ -24,6 +24,6 @@ def kinds(env: Any) -> dict[str, str]:
     return found
 
 
-def after(kind: str, before: jax.Array, value: jax.Array) -> jax.Array:
+def counted(kind: str, before: jax.Array, value: jax.Array) -> jax.Array:
     """An episode's value after a step that reports `value`."""
     return before + value if kind == "sum" else jnp.asarray(value, jnp.float32)

@@ -10,12 +10,24 @@ from flax import struct
 
 from envs import shaping, sums
 from envs.batch import Batch, BatchState
-from envs.metrics import after, kinds
+from envs.metrics import counted, kinds
 
 
 def batch_kind(env: Any) -> type[Batch]:
     """The class of the batches of an environment."""
     return Reporting if kinds(env) or shaping.shapes(env) else Batch
+
+
+def batch(
+    env: Any,
+    num_envs: int,
+    num_steps: int = 1,
+    window: int | None = None,
+    stagger: bool = False,
+) -> Batch:
+    """`num_envs` environments at once: a `Batch`, with the same arguments."""
+    kind: type[Batch] = getattr(env, "batch_kind", Batch)
+    return kind(env, num_envs, num_steps, window, stagger)
 
 
 class Reporting(Batch):
@@ -66,7 +78,7 @@ class EpisodeMetrics:
                 values | {shaping.NAME: info[shaping.NAME]},
                 names | {shaping.NAME: "sum"},
             )
-        now = {n: after(kind, self.running[n], values[n]) for n, kind in names.items()}
+        now = {n: counted(kind, self.running[n], values[n]) for n, kind in names.items()}
         over = {n: done.reshape(done.shape + (1,) * (x.ndim - 1)) for n, x in now.items()}
         ended = {n: jnp.where(over[n], x, 0.0).sum(0) for n, x in now.items()}
         return EpisodeMetrics(

@@ -148,7 +148,7 @@ def test_an_installed_package_is_copied_from(tmp_path, monkeypatch):
     monkeypatch.setattr(copies, "KIT", tmp_path)
     copied = copies.copy(ppo)
     assert copied.endswith("\n# as you like\n")
-    assert copied.startswith(f"# A copy of ppo.py of single-file-rl {algorithms.__version__}, ")
+    assert copied.startswith(f"# ppo.py of single-file-rl {algorithms.__version__}, ")
 
 
 def call(capsys, function, *arguments):

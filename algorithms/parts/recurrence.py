@@ -302,13 +302,13 @@ def s5_gates(gates: jax.Array, kernel: StateSpace, forget_bias: Any) -> tuple[ja
     first, last = (math.log(x) for x in TIME_STEPS)
     bias = jnp.clip(forget_bias, -60.0, 60.0)  # of others, a product below is 0 * inf
     time_step = jnp.exp(first + (last - first) * place + moved - bias)
-    real, imaginary = -0.5 * jnp.exp(of_real), _hippo_frequencies(half) + of_imaginary
-    decay, turn = real * time_step, imaginary * time_step
+    shrinks, turns = -0.5 * jnp.exp(of_real), _hippo_frequencies(half) + of_imaginary
+    decay, turn = shrinks * time_step, turns * time_step
     keep = jnp.exp(decay) * jax.lax.complex(jnp.cos(turn), jnp.sin(turn))
     # a - 1, exact also where a is almost 1.
     change = jnp.expm1(decay) * jnp.cos(turn) - 2.0 * jnp.square(jnp.sin(0.5 * turn))
     change = jax.lax.complex(change, keep.imag)
-    size = change * jnp.exp(bias) / jax.lax.complex(real, imaginary)
+    size = change * jnp.exp(bias) / jax.lax.complex(shrinks, turns)
     return keep, size * _complex(gates[..., : 2 * half])
 
 

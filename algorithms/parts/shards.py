@@ -153,17 +153,21 @@ def summed(metrics: Any) -> Any:
     return dataclasses.replace(metrics, totals=totals, count=count)
 
 
-def divided(function: Any, number: int) -> Any:
-    """function(indices) of so many indices, of which each shard computes a part.
-
-    The results have the indices as leading axis. Without shards the function gets None: all.
-    """
+def share_of(number: int) -> Any:
+    """Which of so many indices this shard computes, (share,); None without shards: all."""
     if not here():
-        return function(None)
+        return None
+    share = -(-number // count())
+    # Where the number does not divide, the last indices are computed again and dropped.
+    return jnp.minimum(index() * share + jnp.arange(share), number - 1)
+
+
+def gathered(found: Any, number: int) -> Any:
+    """What all shards have computed of their `share_of` the indices, the leading axis."""
+    if not here():
+        return found
     share = -(-number // count())
     first = index() * share
-    # Where the number does not divide, the last indices are computed again and dropped.
-    found = function(jnp.minimum(first + jnp.arange(share), number - 1))
 
     def of_all(x):
         dtype = jnp.int32 if x.dtype == bool else x.dtype

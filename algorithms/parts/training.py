@@ -152,7 +152,8 @@ def num_updates(config: Any, steps: int) -> int:
 def timestep(config: Any, steps: int, update: jax.Array) -> jax.Array:
     """Environment steps of this many updates: int32, or float32 in runs beyond an int32.
 
-    They are exact at the points of the curve (`num_updates`), else within half a unit of float32.
+    They are exact at the points of the curve, see `num_updates`, else within half a unit of
+    float32.
     """
     updates = num_updates(config, steps)
     steps = shards.of_all(steps)
@@ -176,13 +177,11 @@ def program(algorithm: Callable, config: Any, env: Any, env_params: Any) -> Call
 
     Without a state, training starts. With a state it continues, and rng is not used. num_evals
     (static) is the number of points of the learning curve to run, by default all; 0 without a state
-    gives the initial state. `train.plan` is a `Plan`, `train.start` is for `first_state`.
+    gives the initial state. `train.plan` is a `Plan`. `train.start(rng)` is the first state.
 
-    Metrics have the points as leading axis. Without data they are NaN (under jax_debug_nans -0.0,
-    see `envs.sums`). Those of updates are infinite with data that are not finite; returns are not,
+    Metrics have the points as leading axis. Without data they are NaN (under jax_debug_nans -0.0).
+    Those of updates are infinite with data that are not finite; returns are not,
     because infinity would rank first.
-
-    A setting that is not the default and that nothing reads gives one warning.
 
     Floats of config and env_params may be traced: train can be vmapped over them and over rng. A
     fourth argument, learn=False, only evaluates, and points then have no updates. It may be traced,
@@ -235,11 +234,9 @@ def _train(config, env_params, rng, state, learn, algorithm, env, num_evals, deb
     config = reads.watched(config)
     own = algorithm(config, env, env_params)
     init, policy, steps = own.init, own.policy, own.steps
-    if num_evals is None:  # for `first_state`: nothing else is traced
+    if num_evals is None:  # for `train.start`: nothing else is traced
         return between_updates(init(rng)), {}
-    update = jax.jit(
-        shards.with_own_keys(own.update)
-    )  # traced once, for the metrics and for the loop
+    update = jax.jit(shards.with_own_keys(own.update))  # traced once for all uses
 
     def updates(state, count):
         """The state after `count` updates, and their metrics."""
@@ -286,8 +283,9 @@ def _train(config, env_params, rng, state, learn, algorithm, env, num_evals, deb
         if own.evaluate is not None:
             return own.evaluate(state, rng)
         number = config.num_eval_episodes
-        play = functools.partial(envs.evaluate, policy, state, env, env_params, rng, number)
-        values = shards.divided(play, number)._asdict()
+        only = shards.share_of(number)
+        episodes = envs.evaluate(policy, state, env, env_params, rng, number, only)
+        values = shards.gathered(episodes, number)._asdict()
         values["return"], more = values.pop("episode_return"), values.pop("metrics")
         more |= own.measure(state) if own.measure else {}
         return {f"eval_{name}": x for name, x in (values | more).items()}

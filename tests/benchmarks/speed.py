@@ -386,7 +386,7 @@ def reset_every_step(case: Case) -> Program:
             key, reset_key = jax.random.split(key)
             return super().step(key, super().refill(reset_key, state, params), action, params)
 
-    envs.batch = lambda env, num_envs, num_steps: EveryStep(env, num_envs, 1, num_steps)
+    envs.batch = lambda env, num_envs, num_steps: EveryStep(env, num_envs, num_steps, num_steps)
     return ours(case)
 
 

@@ -21,20 +21,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from algorithms.parts import capacity, checks, layers, reads, shards, spaces, training
+from algorithms.parts import capacity, checks, layers, reads, shards, spaces
 from algorithms.parts.usual_jax import with_usual_jax as of_kit
 from envs import (
     evaluation,
     exploitability,
     gymnax,
     interface,
-    metrics,
     pgx,
     registry,
+    reports,
     shaping,
     wrappers,
 )
-from envs.batch import ENDLESS, limit_name, limit_of
+from envs.batch import ENDLESS, Batch, limit_name, limit_of
+
+PLAIN = {reports.batch: Batch}  # where environments report nothing
 
 
 def in_place_of(definition: Any) -> Callable:
@@ -88,9 +90,14 @@ def with_own_keys(update: Any) -> Any:
     return update
 
 
-@inlined_for(shards.divided)
-def divided(function: Any, number: int) -> Any:
-    return function(None)
+@inlined_for(shards.share_of)
+def share_of(number: int) -> Any:
+    return None
+
+
+@inlined_for(shards.gathered)
+def gathered(found: Any, number: int) -> Any:
+    return found
 
 
 @inlined_for(shards.average)
@@ -176,11 +183,6 @@ def longest(env: Any, env_params: Any) -> Any:
     return None
 
 
-@inlined_for(shaping.shapes)
-def shapes(env: Any) -> bool:
-    return False
-
-
 @inlined_for(exploitability.measure)
 def measure(*anything: Any) -> Any:
     return None
@@ -190,16 +192,6 @@ def measure(*anything: Any) -> Any:
 def device_capacity() -> float:
     """Bytes of an accelerator; infinite for a CPU."""
     return (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", math.inf)
-
-
-@inlined_for(training.reports)
-def reports(env_state: Any) -> bool:
-    return False
-
-
-@inlined_for(metrics.kinds)
-def kinds(env: Any) -> dict[str, str]:
-    return {}
 
 
 @in_place_of(evaluation.check_ends)
@@ -333,16 +325,18 @@ class TimeLimit(Wrapper):
         return self.env.is_truncated(state[0], params) | (state[1] >= self.max_steps)
 
 
-OWN: dict[str, Any] = {}  # the writer puts a copy's own environments here
+def own() -> dict[str, Any]:
+    """Environments of this file, by their names; put here by the writer."""
+    return {}
 
 
 def adapters() -> Any:
     """Of other libraries: {library: (names, construct)}, put here by the writer."""
 
 
-@inlined_for(adapters)
-def no_adapters() -> Any:
-    return None
+def reporting() -> bool:
+    """Whether environments report metrics of their own, or shape rewards."""
+    return True
 
 
 @in_place_of(pgx.construct)
@@ -374,7 +368,7 @@ def make(env: Any, **settings: Any) -> tuple[Any, Any]:
     if isinstance(env, str):
         from gymnax.registration import _registry
 
-        known = {**_registry, **OWN}
+        known = _registry | own()
         if env not in known:
             near = difflib.get_close_matches(env, known, 3, 0.7)
             hint = f"did you mean {', '.join(near)}?" if near else f"there are {', '.join(known)}"
@@ -391,6 +385,8 @@ def make(env: Any, **settings: Any) -> tuple[Any, Any]:
         settings[limit] = max(max_steps, getattr(params, limit))
     params = params.replace(**settings) if settings else params
     env = Usual(env)
+    if reporting():
+        env.batch_kind = reports.batch_kind(env)
     if adapters() and getattr(env, "agents_leave", False) and not shaping.earns_after_leaving(env):
         env = wrappers.Leaving(env)
     return (TimeLimit(env, max_steps) if max_steps else env), params

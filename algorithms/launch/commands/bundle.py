@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from algorithms.launch.errors import UserError
 
 KIT = Path(__file__).parents[3]
@@ -277,14 +279,15 @@ def bound_in(body: Iterable[ast.AST]) -> set[str]:
 class Alone(NamedTuple):
     """What alone.py puts in the place of the kit's definitions."""
 
-    others: dict[Key, Definition]  # another definition
+    others: dict[Key, Key]  # another definition
     inlined: dict[Key, ast.FunctionDef]  # written out where it is called
+    plain: dict[Key, Key]  # what is enough without environments of the kit
 
 
 @functools.cache
 def alone() -> Alone:
     module = module_of(ALONE)
-    others: dict[Any, Definition] = {}
+    others: dict[Any, Key] = {}
     inlined: dict[Any, Any] = {}
     for definition in module.definitions.values():
         node = definition.nodes[0]
@@ -293,16 +296,16 @@ def alone() -> Alone:
                 continue
             found = meaning_of(module, decorator.args[0]) if decorator.args else None
             if root(decorator.func) == "in_place_of":
-                others[found] = definition
+                others[found] = Key(ALONE, definition.name)
             elif root(decorator.func) == "inlined_for":
                 inlined[found] = node
-    return Alone(others, inlined)
-
-
-def replaced(others: dict[Key, Definition], key: Key) -> Key:
-    """The definition that alone.py has in the place of one."""
-    other = others.get(key)
-    return Key(other.module.name, other.name) if other else key
+    (node,) = module.definitions["PLAIN"].nodes
+    assert isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict)
+    pairs = [
+        [meaning_of(module, x) for x in pair if x]
+        for pair in zip(node.value.keys, node.value.values)
+    ]
+    return Alone(others, inlined, dict(pairs))
 
 
 def meaning_of(module: Module, node: ast.expr) -> Any:
@@ -334,6 +337,31 @@ def _settled(key: Key) -> Key | str | Outside | None:
 UNKNOWN = object()
 
 
+class Use(NamedTuple):
+    """A call of a function, a class or (by its name) a method."""
+
+    of: Key | str
+    positions: list[Any]  # the value of each argument, or UNKNOWN
+    keywords: dict[str, Any]
+    is_open: bool  # with *args or **kwargs
+
+
+class Facts(NamedTuple):
+    """What is decided in a copy."""
+
+    inlined: dict[Key, ast.FunctionDef]  # functions that are written out where they are called
+    values: dict[Key, Any]  # what a call returns
+    absent: frozenset[str]  # attributes that no environment has
+    fixed: dict[tuple[Key, str], Any]  # parameters and fields that always have their default
+    fields: dict[str, Any]  # of them the fields that only one class has
+    others: dict[Key, Key]  # definitions of which alone.py has another one
+
+    def of(self, module: Module, name: str) -> dict[str, Any]:
+        """The fixed parameters of a function, or fields of a class."""
+        key = Key(module.name, name)
+        return {field: value for (of, field), value in self.fixed.items() if of == key}
+
+
 class Text:
     """The text of statements, with other names and without what is decided.
 
@@ -341,7 +369,7 @@ class Text:
       module: theirs.
       name_of: the name of a definition in the copy.
       wanted: whether a method of a class stays.
-      inlined: functions that are written out where they are called.
+      facts: what is decided.
     """
 
     def __init__(
@@ -349,9 +377,13 @@ class Text:
         module: Module,
         name_of: Callable[[Key], str],
         wanted: Callable[[str], bool],
-        inlined: dict[Key, ast.FunctionDef],
+        facts: "Facts",
     ):
-        self.module, self.name_of, self.wanted, self.inlined = module, name_of, wanted, inlined
+        self.module, self.name_of, self.wanted, self.facts = module, name_of, wanted, facts
+        self.calls: list[Use] = []
+        self.values: set[Key | str] = set()  # functions, and names of methods, that are no callee
+        self.callees: set[ast.expr] = set()
+        self.inside = ""  # the class or the function at the top level
         self.refs: list[Key | Outside] = []  # in order
         self.early: set[Key] = set()  # of them those that an import of the copy evaluates
         self.attributes: set[str] = set()
@@ -359,6 +391,7 @@ class Text:
         self.globals: set[ast.Name] = set()
         self.constants: list[dict[str, Any]] = []  # of functions: variables that are decided
         self.depth = 0  # of functions
+        self.annotating = False
 
     def of(self, nodes: Iterable[ast.stmt]) -> str:
         parts = []
@@ -393,7 +426,9 @@ class Text:
     def _annotation(self, node: ast.expr | None) -> Iterator[tuple[int, int, bytes]]:
         """Of an annotation, which nobody evaluates when the copy is imported."""
         self.depth += 1
+        self.annotating = True
         yield from self.edits(node) if node else ()
+        self.annotating = False
         self.depth -= 1
 
     def _gone(self, node: ast.stmt) -> tuple[int, int, bytes]:
@@ -466,20 +501,31 @@ class Text:
         return node in self.module.late or says_nothing
 
     def _says_nothing(self, node: ast.Assign) -> bool:
-        """x = x, or a variable that is decided."""
-        if len(node.targets) != 1 or not isinstance(node.targets[0], ast.Name):
+        """x = x, or a variable or a field that is decided."""
+        target = node.targets[0]
+        if isinstance(target, ast.Attribute) and root(target) == "self":
+            return target.attr in self._own_fixed()
+        if len(node.targets) != 1 or not isinstance(target, ast.Name):
             return False
-        if self.constants and node.targets[0].id in self.constants[-1]:
+        if self.constants and target.id in self.constants[-1]:
             return True
-        if isinstance(node.value, ast.Call) and self._inlined(node.value):
-            return self._peek(node.value) == self._peek(node.targets[0])
+        shorter = isinstance(node.value, ast.IfExp) and self.known(node.value.test) is not UNKNOWN
+        if shorter or (isinstance(node.value, ast.Call) and self._inlined(node.value)):
+            return self._peek(node.value) == self._peek(target)
         return False
+
+    def _own_fixed(self) -> dict[str, Any]:
+        """The fixed fields of the class around a statement."""
+        name = self.inside.partition(".")[0]
+        definition = self.module.definitions.get(name)
+        there = fields(definition.nodes[0]) if definition else []
+        return {n: x for n, x in self.facts.of(self.module, name).items() if n in there}
 
     def _peek(self, node: ast.expr) -> bytes:
         """An expression's text, without a record of its names."""
-        kept = [*self.refs], {*self.early}, {*self.attributes}
+        kept = [*self.refs], {*self.early}, {*self.attributes}, [*self.calls], {*self.values}
         text = self.expression(node)
-        self.refs, self.early, self.attributes = kept
+        self.refs, self.early, self.attributes, self.calls, self.values = kept
         return text
 
     def _function(self, node: Any) -> Iterator[tuple[int, int, bytes]]:
@@ -489,13 +535,53 @@ class Text:
                 yield self._line(decorator)
             else:
                 yield from self.edits(decorator)
-        yield from self.edits(node.args)
+        name, before = node.name, self.inside
+        if not self.depth:
+            name = self.inside = f"{before}.{node.name}" if before else node.name
+        of = before if node.name == "__init__" else name
+        fixed = {} if self.depth else self.facts.of(self.module, of)
+        yield from self._arguments(node.args, fixed)
         yield from self._annotation(node.returns)
-        self.constants.append(self._decided(node))
+        self.constants.append({**self._decided(node), **fixed})
         self.depth += 1
-        yield from self._block(node.body)
+        doc = node.body[:1] if fixed and ast.get_docstring(node) else []
+        for one in doc:
+            yield (*self.module.span(one), self._documented(one, fixed))
+        yield from self._block(node.body[len(doc) :])
         self.depth -= 1
         self.constants.pop()
+        self.inside = before
+
+    def _arguments(
+        self, given: ast.arguments, fixed: dict[str, Any]
+    ) -> Iterator[tuple[int, int, bytes]]:
+        arguments = [*given.posonlyargs, *given.args]
+        defaults = [*[None] * (len(arguments) - len(given.defaults)), *given.defaults]
+        for i, (argument, default) in enumerate(zip(arguments, defaults)):
+            if argument.arg in fixed and default is not None:
+                before = defaults[i - 1] or arguments[i - 1]
+                yield self.module.span(before)[1], self.module.span(default)[1], b""
+            else:
+                yield from self.edits(argument)
+                yield from self.edits(default) if default else ()
+        last: Any = defaults[-1] or arguments[-1] if arguments else None
+        if given.vararg:
+            yield from self.edits(last := given.vararg)
+        for argument, value in zip(given.kwonlyargs, given.kw_defaults):
+            if argument.arg in fixed and value and last:
+                yield self.module.span(last)[1], self.module.span(value)[1], b""
+            else:
+                yield from self.edits(argument)
+                yield from self.edits(value) if value else ()
+            last = value or argument
+        yield from self.edits(given.kwarg) if given.kwarg else ()
+
+    def _documented(self, node: ast.stmt, fixed: dict[str, Any]) -> bytes:
+        """A docstring without the entries of these arguments."""
+        text = self.module.text[slice(*self.module.span(node))].decode()
+        for name in fixed:
+            text = re.sub(rf"^( +){name}: .*\n(?:\1 +.*\n)*", "", text, flags=re.MULTILINE)
+        return re.sub(r"\n +Args:\n(?=\n| *\"\"\")", "", text).encode()
 
     def _line(self, decorator: ast.expr) -> tuple[int, int, bytes]:
         """Its lines, gone."""
@@ -517,14 +603,9 @@ class Text:
         for one in ast.walk(node):
             if isinstance(one, ast.arg):
                 assigned.pop(one.arg, None)
-        calls = lambda x: isinstance(x, ast.Call) and self._inlined(x)
-        return {
-            name: value
-            for name, values in assigned.items()
-            if len(values) == 1
-            and calls(values[0])
-            and (value := self.known(values[0])) is not UNKNOWN
-        }
+        known = {n: self.known(values[0]) for n, values in assigned.items() if len(values) == 1}
+        plain = lambda values: isinstance(values[0], ast.Constant)
+        return {n: x for n, x in known.items() if x is not UNKNOWN and not plain(assigned[n])}
 
     def _class(self, node: ast.ClassDef) -> Iterator[tuple[int, int, bytes]]:
         for decorator in node.decorator_list:
@@ -534,16 +615,15 @@ class Text:
                 yield from self.edits(decorator)
         for child in (*node.bases, *(k.value for k in node.keywords)):
             yield from self.edits(child)
+        before, self.inside = self.inside, "" if self.depth else node.name
+        fixed = {} if self.depth else self.facts.of(self.module, node.name)
         for one in node.body:
-            if not self.depth and isinstance(one, Function) and not self.wanted(one.name):
-                first, end = self.module.whole_lines(one)
-                lines = self.module.text[:first].splitlines(keepends=True)
-                blank = sum(
-                    len(x) for x in itertools.takewhile(lambda x: not x.strip(), lines[::-1])
-                )
-                yield first - blank, end, b""
+            dropped = isinstance(one, Function) and not self.depth and not self.wanted(one.name)
+            if dropped or (isinstance(one, ast.AnnAssign) and root(one.target) in fixed):
+                yield self._gone(one)
             else:
                 yield from self.edits(one)
+        self.inside = before
 
     def _expression(self, node: ast.expr) -> Iterator[tuple[int, int, bytes]]:
         here = self.module.span(node)
@@ -556,11 +636,25 @@ class Text:
         if isinstance(node, ast.Call) and (text := self._written_out(node)) is not None:
             yield (*here, text)
             return
+        if isinstance(node, ast.Call):
+            yield from self._call(node)
+            return
+        is_name = isinstance(node, ast.Name | ast.Attribute | ast.DictComp)
+        if is_name and (known := self.known(node)) is not UNKNOWN:
+            yield (*here, repr(known).encode())
+            return
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
+            sides = [node.left, node.right]
+            if kept := [side for side in sides if self.known(side) == {}]:
+                yield (*here, self.expression(sides[kept[0] is node.left]))
+                return
         if isinstance(node, ast.Name | ast.Attribute) and (text := self._name(node)) is not None:
             yield (*here, text)
             return
         if isinstance(node, ast.Attribute):
             self.attributes.add(node.attr)
+            if node not in self.callees:
+                self.values.add(node.attr)
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             self.attributes |= {x for x in node.value.split() if x.isidentifier()}
         if isinstance(node, ast.JoinedStr):
@@ -568,6 +662,47 @@ class Text:
             return
         for child in ast.iter_child_nodes(node):
             yield from self.edits(child)
+
+    def _call(self, node: ast.Call) -> Iterator[tuple[int, int, bytes]]:
+        self.callees.add(node.func)
+        yield from self.edits(node.func)
+        if isinstance(node.func, ast.Name) and node.func.id == "isinstance":
+            self.callees |= {x for x in ast.walk(node.args[1]) if isinstance(x, ast.expr)}
+        callee = self.callee(node)
+        fixed: dict[str, Any] = {}
+        if isinstance(callee, Key):
+            fixed = self.facts.of(module_of(callee.module), callee.name)
+        arguments: list[ast.AST] = [*node.args, *node.keywords]
+        passed: list[ast.AST] = [x for x in node.keywords if x.arg in fixed]
+        if isinstance(callee, Key) and node.args and not node.keywords:  # at the last position
+            passed += [node.args[-1]] if self._position(callee, len(node.args) - 1) in fixed else []
+        for i, argument in enumerate(arguments):
+            if argument in passed and i:
+                yield self.module.span(arguments[i - 1])[1], self.module.span(argument)[1], b""
+            else:
+                yield from self.edits(argument)
+        if callee is not None:
+            left = [x for x in arguments if x not in passed]
+            known = lambda x: x.value if isinstance(x, ast.Constant) else self.known(x)
+            positions = [known(x) for x in node.args if x in left]
+            keywords = {x.arg or "": known(x.value) for x in node.keywords if x in left}
+            is_open = "" in keywords or any(isinstance(x, ast.Starred) for x in node.args)
+            self.calls.append(Use(callee, positions, keywords, is_open))
+
+    def _position(self, callee: Key, number: int) -> str:
+        """The name of a parameter or field of this position."""
+        definition = find(callee)
+        names = parameters(definition.nodes[0]) if definition else []
+        return names[number] if number < len(names) else ""
+
+    def callee(self, node: ast.Call) -> Key | str | None:
+        """What a call calls: a definition, a method by its name, or something else."""
+        first = first_of(node.func)
+        if isinstance(first, ast.Name) and first in self.globals:
+            meaning = meaning_of(self.module, node.func)
+            if isinstance(meaning, Key):
+                return self.facts.others.get(meaning, meaning)
+        return node.func.attr if isinstance(node.func, ast.Attribute) else None
 
     def _formatted(self, node: Any) -> Iterator[tuple[int, int, bytes]]:
         for value in node.values:
@@ -610,13 +745,15 @@ class Text:
                 if node.id not in known:
                     raise self.module.refusal(node, f"nobody defines {node.id}")
             return None
+        if node not in self.callees and not self.annotating:
+            self.values.add(self.facts.others.get(meaning, meaning))
         return self.refer(meaning).encode()
 
     def refer(self, key: Key) -> str:
         if key in OUTSIDE:
             self.refs.append(OUTSIDE[key])
             return OUTSIDE[key].local
-        key = replaced(alone().others, key)
+        key = self.facts.others.get(key, key)
         self.refs.append(key)
         if not self.depth:
             self.early.add(key)
@@ -631,7 +768,7 @@ class Text:
         if not isinstance(first, ast.Name) or first not in self.globals:
             return None
         meaning = meaning_of(self.module, node)
-        return self.inlined.get(meaning) if isinstance(meaning, Key) else None
+        return self.facts.inlined.get(meaning) if isinstance(meaning, Key) else None
 
     def _inlined(self, node: ast.Call) -> ast.FunctionDef | None:
         return self._inlined_name(node.func)
@@ -660,9 +797,17 @@ class Text:
             for constants in reversed(self.constants):
                 if node.id in constants:
                     return constants[node.id]
-        if isinstance(node, ast.Call) and (function := self._inlined(node)):
-            value = returned(function)
-            return value.value if isinstance(value, ast.Constant) else UNKNOWN
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+            if root(node) == "self":
+                return self._own_fixed().get(node.attr, UNKNOWN)
+            if first_of(node) not in self.globals:
+                return self.facts.fields.get(node.attr, UNKNOWN)
+            return UNKNOWN
+        if isinstance(node, ast.Call):
+            return self._returned(node)
+        if isinstance(node, ast.DictComp):
+            over = self.known(node.generators[0].iter)
+            return {} if over is not UNKNOWN and not over else UNKNOWN
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
             inside = self.known(node.operand)
             return inside if inside is UNKNOWN else not inside
@@ -673,11 +818,32 @@ class Text:
                 if value is not UNKNOWN and bool(value) == stops:
                     return value
             return UNKNOWN if UNKNOWN in values else values[-1]
+        if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.In):
+            named = isinstance(node.left, ast.Constant) and node.left.value
+            return False if named in self.facts.absent else UNKNOWN
         if isinstance(node, ast.Compare) and isinstance(node.comparators[0], ast.Constant):
-            left = self.known(node.left)
-            if left is not UNKNOWN and node.comparators[0].value is None:
-                same = left is None
-                return same if isinstance(node.ops[0], ast.Is) else not same
+            left, right = self.known(node.left), node.comparators[0].value
+            if left is not UNKNOWN and isinstance(
+                node.ops[0], ast.Is | ast.IsNot | ast.Eq | ast.NotEq
+            ):
+                return (left == right) == isinstance(node.ops[0], ast.Is | ast.Eq)
+        return UNKNOWN
+
+    def _returned(self, node: ast.Call) -> Any:
+        """What a call returns, or UNKNOWN."""
+        if function := self._inlined(node):
+            try:
+                return ast.literal_eval(returned(function))
+            except ValueError:
+                return UNKNOWN
+        callee: Any = self.callee(node)
+        if callee in self.facts.values:
+            return self.facts.values[callee]
+        if isinstance(node.func, ast.Attribute) and node.func.attr == "items":
+            return self.known(node.func.value)
+        names = [x.value for x in node.args[1:] if isinstance(x, ast.Constant)]
+        if root(node.func) == "hasattr" and self.inside != "check_spaces":
+            return False if self.facts.absent & {*names} else UNKNOWN
         return UNKNOWN
 
 
@@ -691,6 +857,61 @@ def edited(text: bytes, first: int, end: int, edits: Iterable[tuple[int, int, by
     return b"".join([*found, text[place:end]])
 
 
+def parameters(node: ast.stmt | None) -> list[str]:
+    """The names of a function's parameters, or of a class's fields, by position.
+
+    A class that extends one of a library has its own fields by name alone.
+    """
+    if isinstance(node, Function):
+        return [x.arg for x in (*node.args.posonlyargs, *node.args.args)]
+    if not isinstance(node, ast.ClassDef):
+        return []
+    if init := initialiser(node):
+        return parameters(init)[1:]
+    return [root(x.target) or "" for x in node.body if isinstance(x, ast.AnnAssign)]
+
+
+def fields(node: ast.stmt) -> list[str]:
+    """The parameters of a class that are its attributes, as with `self.x = x`."""
+    init = initialiser(node) if isinstance(node, ast.ClassDef) else None
+    if init is None:
+        return parameters(node)
+    given = {ast.unparse(one) for one in init.body}
+    return [name for name in parameters(init) if f"self.{name} = {name}" in given]
+
+
+def initialiser(node: ast.ClassDef) -> ast.FunctionDef | None:
+    ones = [x for x in node.body if isinstance(x, ast.FunctionDef) and x.name == "__init__"]
+    return ones[0] if ones else None
+
+
+def extends(node: ast.stmt | None) -> bool:
+    """Whether a class has fields of a base class before its own."""
+    bases = node.bases if isinstance(node, ast.ClassDef) else []
+    return not {ast.unparse(base) for base in bases} <= {"nn.Module", "NamedTuple", "Protocol"}
+
+
+def defaults(node: ast.stmt) -> dict[str, Any]:
+    """{name: value} of the parameters, or fields, whose default is a plain value."""
+    given: list[tuple[str, ast.expr | None]] = []
+    if isinstance(node, ast.ClassDef) and (init := initialiser(node)):
+        return defaults(init)
+    if isinstance(node, Function):
+        given = [*zip(parameters(node)[::-1], node.args.defaults[::-1])]
+        given += [(x.arg, value) for x, value in zip(node.args.kwonlyargs, node.args.kw_defaults)]
+        nodes = [*ast.walk(node)]
+        bound = [n.id for n in nodes if isinstance(n, ast.Name) and type(n.ctx) is ast.Store]
+        bound += [n.arg for n in nodes if isinstance(n, ast.arg)]
+        given = [(name, x) for name, x in given if bound.count(name) == 1]
+    elif isinstance(node, ast.ClassDef):
+        given = [(root(x.target) or "", x.value) for x in node.body if isinstance(x, ast.AnnAssign)]
+    found = {}
+    for name, x in given:
+        if isinstance(x, ast.Constant) or (isinstance(x, ast.Tuple) and not x.elts):
+            found[name] = ast.literal_eval(x)
+    return found
+
+
 def returned(function: ast.FunctionDef) -> ast.expr:
     """What a function of one statement returns."""
     node = function.body[-1]
@@ -702,7 +923,7 @@ def returned(function: ast.FunctionDef) -> ast.expr:
 
 MORE = " more"  # ends the key of what adds to a definition
 ROOTS = ("make_train", "make_policy", "Config")
-MAIN, OWN, ADAPTERS = (Key(ALONE, name) for name in ("main", "OWN", "adapters"))
+MAIN, OWN, ADAPTERS = (Key(ALONE, name) for name in ("main", "own", "adapters"))
 # In place of definitions that import a library in their own way.
 OUTSIDE = {
     Key("envs.gymnax", "spaces"): Outside("gymnax.environments", "spaces", None),
@@ -710,8 +931,34 @@ OUTSIDE = {
         "gymnax.environments.environment", "Environment", None
     ),
 }
-SHAPING, SHAPED = "envs.shaping", {"jaxmarl"}  # the module, and adapters that shape rewards
-HEADING = "# --- of the kit: {} "
+SHAPES, SHAPED = Key("envs.shaping", "shapes"), {"jaxmarl"}  # and adapters that shape rewards
+REPORTS = (Key("algorithms.parts.training", "reports"), Key(ALONE, "reporting"))
+KINDS = Key("envs.metrics", "kinds")
+CORE = ("algorithms.parts.", "envs.batch", "envs.evaluation")  # whose definitions only a copy calls
+HEADING = "# --- of the kit: what the algorithm above uses, as one meets it "
+NAMED = (
+    "# A name begins with parts_ or envs_ (Parts, Envs) where this file has another use of it.",
+)
+
+
+def of_kit(key: Key) -> Definition:
+    """The definition of a key.
+
+    Raises:
+      UserError: there is none.
+    """
+    definition = find(Key(key.module, key.name.removesuffix(MORE)))
+    if definition is None:
+        raise UserError(f"{key.module} has no {key.name}")
+    return definition
+
+
+def absent_of(file: Module) -> frozenset[str]:
+    """Attributes, and entries of `info`, that no environment of an algorithm has by its INFO."""
+    nodes = file.definitions["INFO"].nodes if "INFO" in file.definitions else ()
+    info = ast.literal_eval(nodes[0].value) if nodes and isinstance(nodes[0], ast.Assign) else {}
+    one = {"num_agents", "world_state", "alive"} if info.get("agents") == "one" else set()
+    return frozenset(one if info.get("masks", True) else one | {"action_mask"})
 
 
 class Piece(NamedTuple):
@@ -739,9 +986,14 @@ class Copy:
         self.own = Module(f"copy of {file.stem}", file)
         MODULES[self.own.name] = self.own
         self.envs, self.adapters = envs, adapters
-        needed = {ADAPTERS} if adapters else set()
-        needed |= {key for key in alone().inlined if key.module == SHAPING and SHAPED & {*adapters}}
-        self.inlined = {key: x for key, x in alone().inlined.items() if key not in needed}
+        values: dict[Key, Any] = {} if adapters else {ADAPTERS: None}
+        inlined, others = {**alone().inlined}, {**alone().others}
+        if not envs and not adapters:
+            values |= {OWN: {}, **dict.fromkeys(REPORTS, False), KINDS: {}}
+            others |= alone().plain
+        if not SHAPED & {*adapters}:
+            values[SHAPES] = False
+        self.facts = Facts(inlined, values, absent_of(self.own), {}, {}, others)
         self.names: dict[Key, str] = {}
         self.pieces: dict[Key, Piece] = {}
         self.attributes: set[str] = set()
@@ -762,22 +1014,101 @@ class Copy:
         self.pieces = {key: self._piece(key) for key in self.order}
 
     def _gather(self) -> None:
-        """All pieces under their own names, until no further method is asked for."""
-        before = None
+        """All pieces under their own names: first until no further method is asked for, and then
+        until no further parameter always has its default."""
+        before: Any
+        for kind in ("methods", "parameters"):
+            before = None
+            while before != (before := (len(self.attributes), len(self.facts.fixed))):
+                self._follow()
+                if kind == "parameters":
+                    self.facts.fixed.update(self._never_given())
+                    self.facts.fields.update(self._of_one_class())
+        before, self.attributes = None, set()  # now of what is left
         while before != (before := len(self.attributes)):
-            self.pieces = {}
-            self.file = self._text_of_file()
-            todo = [*self.file.keys, MAIN]
-            while todo:
-                key = todo.pop()
-                if key not in self.pieces:
-                    self.pieces[key] = self._piece(key)
-                    todo += self.pieces[key].keys
+            self._follow()
+
+    def _of_one_class(self) -> dict[str, Any]:
+        """Fixed fields whose name is that of no field or method of another class."""
+        named: list[str] = [*self.own.definitions]
+        for key in self.pieces:
+            if key not in (OWN, ADAPTERS) and isinstance(
+                node := of_kit(key).nodes[0], ast.ClassDef
+            ):
+                named += {
+                    *parameters(node),
+                    *(n.name for n in node.body if isinstance(n, Function)),
+                }
+        for node in (n for n in self.own.tree.body if isinstance(n, ast.ClassDef)):
+            named += parameters(node)
+        fixed = self.facts.fixed.items()
+        return {
+            name: x
+            for (key, name), x in fixed
+            if name in named and named.count(name) == 1 and self._is_field(key, name)
+        }
+
+    def _is_field(self, key: Key, name: str) -> bool:
+        definition = find(key)
+        node = definition.nodes[0] if definition else None
+        if not isinstance(node, ast.ClassDef) or initialiser(node):
+            return False
+        of_others = set(map(ast.unparse, node.bases)) - {"NamedTuple"}
+        return name in fields(node) and not of_others and not hasattr(np.ndarray, name)
+
+    def _follow(self) -> None:
+        self.pieces = {}
+        self.calls: list[Use] = []
+        self.values: set[Key | str] = set()
+        self.bound, self.bound_below = set(), set()
+        self.file = self._text_of_file()
+        todo = [*self.file.keys, MAIN]
+        while todo:
+            key = todo.pop()
+            if key not in self.pieces:
+                self.pieces[key] = self._piece(key)
+                todo += self.pieces[key].keys
+
+    def _never_given(self) -> dict[tuple[Key, str], Any]:
+        """The parameters and fields of definitions, and their defaults, that no call gives."""
+        found = {}
+        for key in self.pieces:
+            if not key.module.startswith(CORE) or key.name.endswith(MORE):
+                continue
+            node = of_kit(key).nodes[0]
+            for name, value in ({} if key in self.values else defaults(node)).items():
+                if not self._is_given(key, parameters(node), name, value):
+                    found[key, name] = value
+            methods = node.body if isinstance(node, ast.ClassDef) else []
+            for method in (n for n in methods if isinstance(n, Function)):
+                if method.name.startswith("__") or method.name in self.values:
+                    continue
+                names = parameters(method)[1:]
+                for name, value in defaults(method).items():
+                    if not self._is_given(method.name, names, name, value):
+                        found[Key(key.module, f"{key.name}.{method.name}"), name] = value
+        return found
+
+    def _is_given(self, of: Key | str, names: list[str], name: str, default: Any) -> bool:
+        same = lambda x: x is not UNKNOWN and type(x) is type(default) and x == default
+        for use in self.calls:
+            if use.of in ("replace", "_replace") and isinstance(of, Key) and name in use.keywords:
+                return True
+            if use.of != of:
+                continue
+            no_place = name not in names or (isinstance(of, Key) and extends(of_kit(of).nodes[0]))
+            at = [] if no_place else use.positions[names.index(name) :]
+            last = len(at) == 1 and not use.keywords and same(at[0]) and isinstance(of, Key)
+            if use.is_open or (at and not last):
+                return True
+            if name in use.keywords and not (same(use.keywords[name]) and isinstance(of, Key)):
+                return True
+        return False
 
     # --- pieces ---
 
     def _text(self, module: Module, wanted: Callable[[str], bool]) -> Text:
-        return Text(module, self.name_of, wanted, self.inlined)
+        return Text(module, self.name_of, wanted, self.facts)
 
     def _text_of_file(self) -> Piece:
         """The algorithm's own definitions, without functions that nobody reaches."""
@@ -796,6 +1127,8 @@ class Copy:
         first, end = self.own.whole_lines(self.body[0])[0], self.own.whole_lines(self.main)[0]
         written = edited(self.own.text, first, end, edits).decode().strip("\n")
         self.attributes |= text.attributes
+        self.calls += text.calls
+        self.values |= text.values
         refs = [r for r in text.refs if not (isinstance(r, Key) and r.module == self.own.name)]
         return Piece(written, refs, text.early)
 
@@ -816,19 +1149,20 @@ class Copy:
         if key in (OWN, ADAPTERS):
             return self._table(key)
         is_more = key.name.endswith(MORE)
-        definition = find(Key(key.module, key.name.removesuffix(MORE)))
-        if definition is None:
-            raise UserError(f"{self.own.path}: {key.module} has no {key.name}")
+        definition = of_kit(key)
         wanted = lambda name: name in self.attributes or name in HOOKS or name.startswith("__")
         text = self._text(definition.module, wanted)
         node, *more = definition.nodes
         written = text.of(more if is_more else [node])
         new = self.name_of(key)
         written = re.sub(rf"^(def|class) {key.name}\b", rf"\1 {new}", written, count=1, flags=re.M)
+        written = re.sub(r"\n{3,}(?= )", "\n\n", written)  # around statements that are gone
         if more and not is_more:
             text.refs.append(Key(key.module, key.name + MORE))
         self.attributes |= text.attributes
         self.bound_below |= text.bound
+        self.calls += text.calls
+        self.values |= text.values
         return Piece(written, [r for r in text.refs if r != key], text.early - {key})
 
     def _table(self, key: Key) -> Piece:
@@ -836,10 +1170,9 @@ class Copy:
         if key == OWN:
             own: list[Key | Outside] = [*self.envs.values()]
             items = [f'"{name}": {self.name_of(key)}' for name, key in self.envs.items()]
-            return Piece(
-                f"OWN: dict[str, Any] = {{{', '.join(items)}}}", own, {*self.envs.values()}
-            )
-        here = lambda key: replaced(alone().others, key)
+            text = f"def {self.name_of(key)}():\n    return {{{', '.join(items)}}}"
+            return Piece(text, own, set())
+        here = lambda key: self.facts.others.get(key) or key
         names = ("names", "construct")
         found = {x: [here(Key(m, n)) for n in names] for x, m in self.adapters.items()}
         refs: list[Key | Outside] = [key for keys in found.values() for key in keys]
@@ -915,16 +1248,17 @@ class Copy:
 
     def text(self, kit: str, licence: str) -> str:
         above, below = self.order[: self.above], self.order[self.above :]
-        heading = HEADING.format("what the file uses, in the order in which it is met")
         return "\n".join(
             [
                 *self._head(kit),
                 "from __future__ import annotations\n",
                 self.imports() + "\n\n",
                 self._joined(above) + "\n\n" * bool(above),
-                self.file.text + "\n\n",
-                heading.ljust(100, "-") + "\n\n",
-                self._joined(below) + "\n\n",
+                self._mentions(self.file.text, own=True) + "\n\n",
+                HEADING.ljust(100, "-"),
+                *(NAMED if any(new != key.name for key, new in self.names.items()) else ()),
+                "\n",
+                self._mentions(self._joined(below)) + "\n\n",
                 'if __name__ == "__main__":',
                 "    main(make_train, Config, __doc__)\n",
                 *(f"# {line}".rstrip() for line in licence.splitlines()),
@@ -932,14 +1266,26 @@ class Copy:
             ]
         )
 
+    def _mentions(self, text: str, own: bool = False) -> str:
+        """The text, whose docstrings and comments have the names of this copy."""
+        known: dict[str, set[str]] = {}
+        for key, new in self.names.items():
+            known.setdefault(key.name, set()).add(new)
+        only = {name: new.pop() for name, new in known.items() if len(new) == 1}
+        dotted = re.compile(r"\b(?:parts|envs|products|loops|sums)\.(\w+)\b(?!\.py)")
+        text = dotted.sub(lambda found: only.get(found[1], found[0]), text)
+        if own:
+            return text
+        return re.sub(r"`(\w+)`", lambda found: f"`{only.get(found[1], found[1])}`", text)
+
     def _head(self, kit: str) -> list[str]:
         name = self.own.path.name
         needs = sorted({"jax", "flax", "optax", *self._libraries()} - {"numpy", "gymnax"})
         about = self.own.lines[: self.own.tree.body[0].end_lineno]
         commands = re.compile(rf"^( *)(python \S*\b{name}.*\n *)+", re.MULTILINE)
         return [
-            f"# A copy of {name} of {kit}, in one file. Its licence is at the end.",
-            f"# It needs {', '.join(needs)}; for environments by name gymnax and six too:",
+            f"# {name} of {kit}, with all that it uses of that kit. Licence: at the end.",
+            f"# It needs {', '.join(needs)}; for environments by name also gymnax and six:",
             f"#   pip install {' '.join(needs)} gymnax six",
             commands.sub(rf"\1python {name}\n", b"".join(about).decode()),
         ]

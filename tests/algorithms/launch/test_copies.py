@@ -79,6 +79,9 @@ def test_each_definition_of_a_copy_is_reached(name):
             todo += names_in(defined[one])
             todo += [n for node in more if one in names_in(node) for n in names_in(node)]
     assert defined.keys() - reached == set()
+    for body in (getattr(node, "body", ()) for node in ast.walk(tree)):
+        ends = [isinstance(n, ast.Return | ast.Raise) for n in body] if type(body) is list else []
+        assert not any(ends[:-1]), ast.unparse(body[0])
     # A method is asked for by its name, or Python or flax call it.
     asked = {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
     strings = (n.value for n in ast.walk(tree) if isinstance(n, ast.Constant))
@@ -103,7 +106,8 @@ def test_no_name_of_a_copy_hides_another(name):
 def test_a_copy_has_the_file_s_text_but_for_names(name):
     """Lines that differ are of shards, 64 bits or exploitability. What neither make_train nor
     make_policy reaches is left out."""
-    plain = lambda text: re.sub(r"\b(parts|envs|levels|games)[._]|\b(Parts|Envs)", "", text)
+    package = re.compile(r"\b(parts|envs|levels|games)[._]|\b(Parts|Envs)")
+    plain = lambda text: package.sub("", text).replace("Batch(", "batch(")
     lines = {plain(line) for line in copied(name).splitlines()}
     text = (ROOT / "algorithms" / f"{name}.py").read_text()
     kept, there = text.splitlines(), globals_of(ast.parse(copied(name)))
@@ -351,7 +355,7 @@ def test_a_copy_is_one_file(capsys, tmp_path):
     assert [*contents(tmp_path / "agents")] == [tmp_path / "agents" / "ppo.py"]
     text = (tmp_path / "agents" / "ppo.py").read_text()
     lines, licence = text.splitlines(), (ROOT / "LICENSE").read_text().splitlines()
-    assert lines[0].startswith("# A copy of ppo.py of single-file-rl 0.1.0, in one file")
+    assert lines[0].startswith("# ppo.py of single-file-rl 0.1.0, with all that it uses")
     assert lines[2] == "#   pip install flax jax optax gymnax six"
     assert lines[3].removeprefix('"""') == ppo.__doc__.splitlines()[0]
     assert [line.removeprefix("#").strip() for line in lines[-len(licence) :]] == licence
@@ -391,9 +395,9 @@ def test_a_copy_that_fails_leaves_nothing(capsys, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "env, there",
     [
-        ("Pursuit-v0", r'= {"Pursuit-v0": Pursuit}'),
+        ("Pursuit-v0", r'return {"Pursuit-v0": Pursuit}'),
         ("brax/ant", r'{"brax": \((envs_)?names, (envs_)?construct\)}'),
-        ("CartPole-v1", r"OWN: dict\[str, Any\] = {}"),
+        ("CartPole-v1", r"known = _registry\n"),
     ],
 )
 def test_an_environment_comes_along(env, there):
