@@ -14,10 +14,12 @@ import numpy as np
 from jax.interpreters import partial_eval
 
 from envs.batch import limit_name, with_limit
+from envs.evaluation import all_limits
 from envs.warn import warn
 
 LIMIT, NO_LIMIT = 2, 1_000_000  # time limits of the episodes that are played, in steps
 STEPS = 3  # of these episodes that are played
+SLACK = 1000  # steps beyond twice the time limit, after which an evaluation is cut
 EPISODES, LENGTH = 16, 64  # episodes whose discrete observations are looked at, and their steps
 
 
@@ -94,6 +96,25 @@ def _check(asked: _Asked) -> None:
             "at an end of the task: leave the limit to is_truncated, or give the environment "
             "setting done_includes_limit=true"
         )
+
+
+# --- the longest episode ----------------------------------------------------------------------
+
+
+def longest_episode(env: Any, env_params: Any) -> Any:
+    """Steps after which an evaluation is cut, or None where its episodes surely end.
+
+    The limit in the parameters of a user's own environment may have no effect, as where its
+    `is_truncated` is never true. Twice the limit and SLACK leave room for limits that are not
+    counted in steps. Other environments heed their limits, and so does `max_steps`.
+    """
+    from envs.wrappers import is_limited  # late: it imports gymnax
+
+    limits = all_limits(env, env_params)
+    if limits[0] is None or is_limited(env) or not of_user(env):
+        return None
+    longest = functools.reduce(jnp.maximum, [jnp.asarray(x, jnp.float32) for x in limits])
+    return 2.0 * longest + SLACK
 
 
 # --- the time limit ---------------------------------------------------------------------------

@@ -1,6 +1,5 @@
 """Whole episodes of a policy, all in parallel, inside the compiled program."""
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -10,11 +9,8 @@ import numpy as np
 
 from envs import loops
 from envs.batch import ENDLESS, limit_of, transition
-from envs.behaviour import of_user
 from envs.metrics import counted, kinds
 from envs.usual_jax import with_usual_jax
-
-SLACK = 1000  # steps beyond twice the time limit, after which an evaluation is cut
 
 
 class Episodes(NamedTuple):
@@ -36,7 +32,7 @@ class _Carry(NamedTuple):
     episodes: Episodes
 
 
-def _all_limits(env: Any, env_params: Any) -> list[Any]:
+def all_limits(env: Any, env_params: Any) -> list[Any]:
     """The time limits of the parameters, and of those at the ends of their ranges."""
     drawn: Any = getattr(env, "drawn_corners", lambda _: [])  # an end of a range may have none
     return [limit_of(env, params) for params in (env_params, *drawn(env_params))]
@@ -48,7 +44,7 @@ def check_ends(env: Any, env_params: Any) -> None:
     Raises:
       ValueError: the environment has neither a time limit nor `ends = True`.
     """
-    limits = _all_limits(env, env_params)
+    limits = all_limits(env, env_params)
     known = [
         np.max(np.inf if limit is None else limit)
         for limit in limits
@@ -66,17 +62,10 @@ def check_ends(env: Any, env_params: Any) -> None:
 def longest(env: Any, env_params: Any) -> Any:
     """Steps after which an evaluation is cut, or None where its episodes surely end.
 
-    The limit in the parameters of a user's own environment may have no effect, as where its
-    `is_truncated` is never true. Twice the limit and SLACK leave room for limits that are not
-    counted in steps. Other environments heed their limits, and so does `max_steps`.
+    An environment says so itself, as those of `envs.make` do.
     """
-    from envs.wrappers import is_limited  # late: it imports gymnax
-
-    limits = _all_limits(env, env_params)
-    if limits[0] is None or is_limited(env) or not of_user(env):
-        return None
-    longest = functools.reduce(jnp.maximum, [jnp.asarray(x, jnp.float32) for x in limits])
-    return 2.0 * longest + SLACK
+    asked = getattr(env, "longest_episode", None)
+    return asked and asked(env_params)
 
 
 def rewarded(memory: Any, reward: jax.Array) -> Any:

@@ -81,6 +81,10 @@ class Wrapper(Environment):
         """The class of batches of this environment."""
         return reports.batch_kind(self)
 
+    def longest_episode(self, params: Any) -> Any:
+        """Steps after which an evaluation is cut; None: its episodes surely end."""
+        return behaviour.longest_episode(self, params)
+
     def reset_env(self, key: jax.Array, params: Any) -> tuple[Any, Any]:
         return self.env.reset_env(key, params)
 

@@ -23,7 +23,7 @@ def check_sizes(config: Any, *positive: str, not_negative: tuple[str, ...] = ())
       positive: sizes that are 1 or more.
       not_negative: sizes that are 0 or more.
     """
-    if not isinstance(config.hidden_sizes, tuple | list):
+    if not isinstance(config.hidden_sizes, tuple):
         raise ValueError(f"hidden_sizes={config.hidden_sizes!r}: give a tuple, as (64, 64)")
     positive = ("total_timesteps", "num_envs", "num_evals", *positive)
     sizes = [(name, getattr(config, name), 1) for name in positive]

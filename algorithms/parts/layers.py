@@ -197,6 +197,8 @@ class LayerNorm(nn.Module):
 def orthogonal(network: nn.Module, key: jax.Array, *inputs: Any, **gains: float) -> Any:
     """Parameters with orthogonal matrices; scales and variances of norms are 1, all others are 0.
 
+    They replace those of the initialisers that the network's modules name.
+
     The polar factor of a Gaussian matrix is uniform over orthogonal matrices. Newton-Schulz finds
     it without LAPACK, whose batched QR can hang on CPUs under vmap. One loop over all matrices
     compiles fastest.

@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,22 +13,9 @@ import envs
 from algorithms.parts import reads, shards
 from algorithms.parts.fields import check_reals, with_plain_values
 from algorithms.parts.loops import zeros
-from algorithms.parts.statistics import EpisodeStatistics
 from algorithms.parts.usual_jax import with_usual_jax
 from envs import sums
 from envs.sums import Sum
-
-
-class State(Protocol):
-    """The fields of an algorithm's state, a flax dataclass, that the program uses."""
-
-    policy: Any  # the part that acting needs
-    env_state: envs.BatchState
-    episodes: EpisodeStatistics
-    eval_rng: jax.Array  # constant: all evaluations use it
-    update: jax.Array  # updates so far, int32 ()
-
-    def replace(self, **changes: Any) -> "State": ...
 
 
 class Average(NamedTuple):
@@ -68,7 +55,7 @@ Metric = jax.Array | Average | Maximum | Last  # of an update; a number is avera
 class Progress(NamedTuple):
     """The carry of the updates between two points."""
 
-    state: State
+    state: Any
     sums: Sum  # of all metrics that are means; for an Average, its total and its weight
     others: dict[str, Maximum | Last]
 
@@ -76,8 +63,11 @@ class Progress(NamedTuple):
 class Learner(NamedTuple):
     """An algorithm's functions, with its settings."""
 
-    init: Callable[[jax.Array], State]  # of a key
-    update: Callable[[State], tuple[State, dict[str, Metric]]]  # with its metrics
+    # State: a flax dataclass with the fields policy (the part that acting needs), env_state (of
+    # `envs.batch`), episodes (`EpisodeStatistics`), eval_rng (constant: all evaluations use it) and
+    # update (updates so far, int32).
+    init: Callable[[jax.Array], Any]  # of a key: the first state
+    update: Callable[[Any], tuple[Any, dict[str, Metric]]]  # the next state, and metrics
     policy: Callable  # policy(state, observation, memory=None, rng=None, mask=None)
     steps: int  # environment steps of an update
     evaluate: Callable | None = None  # evaluate(state, rng) -> metrics, not the policy's episodes
@@ -167,7 +157,7 @@ def reports(env_state: envs.BatchState) -> bool:
     return env_state.metrics is not None
 
 
-def between_updates(state: State) -> State:
+def between_updates(state: Any) -> Any:
     """The state without its start states, which every update draws anew before it needs them."""
     return state.replace(env_state=state.env_state.without_stock())
 

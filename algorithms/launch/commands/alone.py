@@ -214,7 +214,7 @@ def check_spaces(info: Any, config: Any, env: Any, env_params: Any) -> None:
 
     Args:
       info: INFO, with the kinds of actions, masks and agents that it takes.
-      config: its `conv_layers` is used.
+      config: its `conv_layers` and `compute_dtype` are used.
     """
     actions, observations = env.action_space(env_params), env.observation_space(env_params)
     kind = "discrete" if hasattr(actions, "n") else "continuous"
@@ -232,6 +232,8 @@ def check_spaces(info: Any, config: Any, env: Any, env_params: Any) -> None:
         raise ValueError(f"{env.name} has an action_mask, which {info['title']} would not heed")
     if not hasattr(observations, "low"):
         raise ValueError(f"{told}; {info['title']} takes a Box of observations")
+    if getattr(config, "compute_dtype", "float32") not in layers.DTYPES:
+        raise ValueError(f"compute_dtype={config.compute_dtype!r}: give one of {layers.DTYPES}")
     if least is None or (len(shape) == 3 and min(shape[:2]) < least):
         raise ValueError(f"conv_layers={config.conv_layers!r} does not suit observations {shape}")
 
@@ -359,8 +361,10 @@ def make(env: Any, **settings: Any) -> tuple[Any, Any]:
       ValueError: an unknown name or setting.
     """
     max_steps = settings.pop("max_steps", None)
-    library, _, name = env.partition("/") if isinstance(env, str) else ("", "", "")
-    if adapters() and library in adapters():
+    if max_steps is not None and not max_steps >= 1:
+        raise ValueError(f"max_steps={max_steps}: give a number of steps, 1 or more")
+    if adapters() and isinstance(env, str) and env.partition("/")[0] in adapters():
+        library, _, name = env.partition("/")
         known, construct = adapters()[library]
         if name not in known():
             raise ValueError(f"unknown environment '{name}' of {library}; there are {known()}")
@@ -381,6 +385,8 @@ def make(env: Any, **settings: Any) -> tuple[Any, Any]:
         others = "for other settings use the kit, or wrap the environment"
         there = ", ".join(["max_steps", *fields])
         raise ValueError(f"{env.name} has no setting {unknown[0]}; there are {there}; {others}")
+    if words := [name for name, value in settings.items() if isinstance(value, str)]:
+        raise ValueError(f"{words[0]}={settings[words[0]]} of {env.name}: give a number")
     if max_steps and limit in fields and limit not in settings:
         settings[limit] = max(max_steps, getattr(params, limit))
     params = params.replace(**settings) if settings else params

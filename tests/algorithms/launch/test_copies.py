@@ -259,6 +259,10 @@ def test_seeds_of_a_copy_train_at_once(project, tmp_path):
             "has no setting noise; there are max_steps",
         ),
         ("--num-envs 0", "num_envs=0: give a whole number"),
+        ("--env-settings max_steps=0", "max_steps=0: give a number of steps, 1 or more"),
+        ("--env-settings gravity=high", "gravity=high of CartPole-v1: give a number"),
+        ("--compute-dtype float64", "compute_dtype='float64': give one of ('float32', 'bfloat16')"),
+        ("--conv-layers big", "conv_layers='big' does not suit observations (4,)"),
     ],
 )
 def test_wrong_flags_of_a_copy_are_refused(capsys, monkeypatch, module, words, message):
