@@ -18,7 +18,8 @@ from packaging.requirements import Requirement
 
 import algorithms
 from algorithms import ppo
-from algorithms.launch.commands import cli, console, copies
+from algorithms.launch.commands import cli, console
+from algorithms.launch.copying import copies
 
 ROOT = Path(__file__).parents[1]
 

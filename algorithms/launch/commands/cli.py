@@ -382,7 +382,7 @@ def export(module: Any, flags: Flags, run: str) -> int:
 
 
 def copy(module: Any, folder: str, env: str) -> int:
-    from algorithms.launch.commands import copies
+    from algorithms.launch.copying import copies
 
     print(copies.write(module, Path(folder), env))
     return 0

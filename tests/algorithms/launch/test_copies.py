@@ -19,7 +19,8 @@ import numpy as np
 import pytest
 
 from algorithms import ppo, reinforce
-from algorithms.launch.commands import bundle, cli, copies
+from algorithms.launch.commands import cli
+from algorithms.launch.copying import bundle, copies, sources
 from algorithms.launch.errors import UserError
 from envs import registry
 from tests import probe, texts
@@ -99,7 +100,7 @@ def test_no_name_of_a_copy_hides_another(name):
     above = {*globals_of(tree), *((a.asname or a.name).partition(".")[0] for a in imported)}
     assert not {*globals_of(tree)} & {*dir(builtins)}
     for node in tree.body:
-        assert not bundle.Scopes(node).bound & above, getattr(node, "name", node)
+        assert not sources.Scopes(node).bound & above, getattr(node, "name", node)
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -8,7 +8,17 @@ import pytest
 from algorithms import launch
 
 FOLDER = Path(launch.__file__).parent
-ORDER = ["commands", "training", "report", "search", "reuse", "storage", "compute", "show"]
+ORDER = [
+    "commands",
+    "copying",
+    "training",
+    "report",
+    "search",
+    "reuse",
+    "storage",
+    "compute",
+    "show",
+]
 PREFIX = "algorithms.launch."
 
 

@@ -5,8 +5,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from algorithms.launch.commands import bundle
-from algorithms.launch.commands.bundle import KIT, Key
+from algorithms.launch.copying import bundle
+from algorithms.launch.copying.sources import KIT, Key
 from algorithms.launch.errors import UserError
 from algorithms.launch.storage import files
 from algorithms.launch.storage.versions import kit, licence
