@@ -95,7 +95,7 @@ def test_visits_to_one_level_are_summed():
 def test_steps_belong_to_visits_as_the_batch_restarts(num_steps, window):
     """The level of each step is read off a real batch, with episodes of 1 to 8 steps."""
     env, params = envs.make(tasks.Reporting(spread=True), randomize="reward:uniform:0:1")
-    batch = envs.batch(env, 6, num_steps, window)
+    batch = envs.levels.batch_of_levels(env, 6, num_steps, window)
 
     @jax.jit
     def start(params):

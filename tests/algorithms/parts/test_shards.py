@@ -45,11 +45,10 @@ def test_each_shard_computes_a_part_of_what_all_of_them_get(number):
     shapes = []
 
     def divided(_):
-        def compute(indices):
-            shapes.append(indices.shape)
-            return {"square": indices**2, "odd": indices % 2 == 1, "rows": indices[:, None] * 0.5}
-
-        return shards.divided(compute, number)
+        indices = shards.share_of(number)
+        shapes.append(indices.shape)
+        found = {"square": indices**2, "odd": indices % 2 == 1, "rows": indices[:, None] * 0.5}
+        return shards.gathered(found, number)
 
     found, all_of_them = on_shards(divided, jnp.zeros(NUMBER)), np.arange(number)
     assert set(shapes) == {(-(-number // NUMBER),)}
@@ -57,7 +56,7 @@ def test_each_shard_computes_a_part_of_what_all_of_them_get(number):
     np.testing.assert_array_equal(found["odd"], all_of_them % 2 == 1)
     assert found["odd"].dtype == bool
     np.testing.assert_array_equal(found["rows"], all_of_them[:, None] * 0.5)
-    assert shards.divided(lambda indices: indices, number) is None
+    assert shards.share_of(number) is None and shards.gathered("all", number) == "all"
 
 
 def test_averages_and_deviations_are_those_of_all_samples(samples):
