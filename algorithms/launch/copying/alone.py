@@ -210,7 +210,7 @@ def check_ends(env: Any, env_params: Any) -> None:
 
 @in_place_of(checks.check_spaces)
 def check_spaces(info: Any, config: Any, env: Any, env_params: Any) -> None:
-    """Refuses an environment that the algorithm cannot take.
+    """Refuses an environment that the algorithm cannot take, and 64 bits.
 
     Args:
       info: INFO, with the kinds of actions, masks and agents that it takes.
@@ -221,6 +221,8 @@ def check_spaces(info: Any, config: Any, env: Any, env_params: Any) -> None:
     agents = "several" if hasattr(env, "num_agents") else "one"
     shape = tuple(getattr(observations, "shape", ()))
     least = layers.CONV_LAYERS.get(config.conv_layers)
+    if jax.config.jax_enable_x64:  # type: ignore[attr-defined]  # set at run time
+        raise ValueError("jax_enable_x64 is set, and these programs have 32 bits: unset it")
     told = f"{env.name} has actions {actions}, observations {observations} and {agents} agent(s)"
     for name, value in (("agents", agents), ("actions", kind)):
         if value not in info[name]:

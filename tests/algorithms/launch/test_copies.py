@@ -341,6 +341,11 @@ def test_a_copy_refuses_other_environments(module):
             module.make_train(module.Config(), *made)
 
 
+def test_a_copy_refuses_64_bits(module):
+    with jax.enable_x64(True), pytest.raises(ValueError, match="jax_enable_x64 is set"):
+        module.make_train(module.Config())
+
+
 # --- files ------------------------------------------------------------------------------------
 
 
