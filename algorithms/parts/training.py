@@ -170,8 +170,8 @@ def program(algorithm: Callable, config: Any, env: Any, env_params: Any) -> Call
     gives the initial state. `train.plan` is a `Plan`. `train.start(rng)` is the first state.
 
     Metrics have the points as leading axis. Without data they are NaN (under jax_debug_nans -0.0).
-    Those of updates are infinite with data that are not finite; returns are not,
-    because infinity would rank first.
+    Those of updates are infinite with data that are not finite; returns are not, because infinity
+    would rank first.
 
     Floats of config and env_params may be traced: train can be vmapped over them and over rng. A
     fourth argument, learn=False, only evaluates, and points then have no updates. It may be traced,

@@ -1,7 +1,8 @@
 """What definitions of the kit are in a copy: one file, one shard, 32 bits, one environment's rules.
 
 `@in_place_of(x)` puts another definition in the place of x. `@inlined_for(x)` writes the one
-expression that it returns where x is called; what that decides is left out.
+expression that it returns where x is called; what that decides is left out. Nobody imports this
+module: the writer reads it.
 """
 
 import argparse
@@ -37,6 +38,17 @@ from envs import (
 from envs.batch import ENDLESS, Batch, limit_name, limit_of
 
 PLAIN = {reports.batch: Batch}  # where environments report nothing
+# Calls that are their first argument, and calls that are None: there is one shard, and nothing is
+# checked, warned of or converted at the kit's edge.
+ARGUMENT = (
+    *(shards.sum_over_shards, shards.mean_over_shards, shards.max_over_shards),
+    *(shards.any_over_shards, shards.with_own_keys, shards.gathered, shards.of_all),
+    *(shards.memory, shards.apart, shards.merged, shards.summed, of_kit, reads.watched),
+)
+NOTHING = (
+    *(shards.share_of, reads.changed, reads.asked_for, reads.warn_of_unread),
+    *(spaces.warn_of_units, interface.check_interface, evaluation.longest, exploitability.measure),
+)
 
 
 def in_place_of(definition: Any) -> Callable:
@@ -45,59 +57,6 @@ def in_place_of(definition: Any) -> Callable:
 
 def inlined_for(definition: Any) -> Callable:
     return lambda other: other
-
-
-# --- shards -----------------------------------------------------------------------------------
-
-
-@inlined_for(shards.here)
-def here() -> Any:
-    return None
-
-
-@inlined_for(shards.count)
-def count() -> int:
-    return 1
-
-
-@inlined_for(shards.num_devices)
-def num_devices() -> int:
-    return 1
-
-
-@inlined_for(shards.sum_over_shards)
-def sum_over_shards(tree: Any) -> Any:
-    return tree
-
-
-@inlined_for(shards.mean_over_shards)
-def mean_over_shards(tree: Any) -> Any:
-    return tree
-
-
-@inlined_for(shards.max_over_shards)
-def max_over_shards(tree: Any) -> Any:
-    return tree
-
-
-@inlined_for(shards.any_over_shards)
-def any_over_shards(flags: Any) -> Any:
-    return flags
-
-
-@inlined_for(shards.with_own_keys)
-def with_own_keys(update: Any) -> Any:
-    return update
-
-
-@inlined_for(shards.share_of)
-def share_of(number: int) -> Any:
-    return None
-
-
-@inlined_for(shards.gathered)
-def gathered(found: Any, number: int) -> Any:
-    return found
 
 
 @inlined_for(shards.average)
@@ -110,82 +69,9 @@ def deviation(x: jax.Array, centre: jax.Array) -> jax.Array:
     return x.std()
 
 
-# --- what is at the kit's edge -----------------------------------------------------------------
-
-
-@inlined_for(shards.of_all)
-def of_all(steps: int) -> int:
-    return steps
-
-
-@inlined_for(shards.memory)
-def memory(of_a_device: int) -> int:
-    return of_a_device
-
-
-@inlined_for(shards.apart)
-def apart(function: Callable) -> Callable:
-    return function
-
-
-@inlined_for(shards.merged)
-def merged(stats: Any) -> Any:
-    return stats
-
-
-@inlined_for(shards.summed)
-def summed(metrics: Any) -> Any:
-    return metrics
-
-
-@inlined_for(of_kit)
-def with_usual_jax(function: Callable) -> Callable:
-    return function
-
-
-@inlined_for(reads.watched)
-def watched(config: Any) -> Any:
-    return config
-
-
 @inlined_for(reads.is_watched)
 def is_watched(config: Any) -> bool:
     return True
-
-
-@inlined_for(reads.changed)
-def changed(config: Any) -> None:
-    return None
-
-
-@inlined_for(reads.asked_for)
-def asked_for(settings: Any) -> None:
-    return None
-
-
-@inlined_for(reads.warn_of_unread)
-def warn_of_unread(config: Any, algorithm: str) -> None:
-    return None
-
-
-@inlined_for(spaces.warn_of_units)
-def warn_of_units(env: Any, env_params: Any) -> None:
-    return None
-
-
-@inlined_for(interface.check_interface)
-def check_interface(env: Any, env_params: Any) -> None:
-    return None
-
-
-@inlined_for(evaluation.longest)
-def longest(env: Any, env_params: Any) -> Any:
-    return None
-
-
-@inlined_for(exploitability.measure)
-def measure(*anything: Any) -> Any:
-    return None
 
 
 @in_place_of(capacity.device_capacity)
@@ -223,17 +109,18 @@ def check_spaces(info: Any, config: Any, env: Any, env_params: Any) -> None:
     least = layers.CONV_LAYERS.get(config.conv_layers)
     if jax.config.jax_enable_x64:  # type: ignore[attr-defined]  # set at run time
         raise ValueError("jax_enable_x64 is set, and these programs have 32 bits: unset it")
-    told = f"{env.name} has actions {actions}, observations {observations} and {agents} agent(s)"
+    told = lambda: (  # late: traced bounds cannot be printed
+        f"{env.name} has actions {actions}, observations {observations} and {agents} agent(s)"
+    )
     for name, value in (("agents", agents), ("actions", kind)):
         if value not in info[name]:
-            raise ValueError(f"{told}; {info['title']} takes {name}: {info[name]}")
-    ends = [getattr(actions, name, 0.0) for name in ("low", "high")]
-    if "discrete" not in info["actions"] and not all(np.isfinite(x).all() for x in ends):
-        raise ValueError(f"{told}; {info['title']} takes actions with bounds")
+            raise ValueError(f"{told()}; {info['title']} takes {name}: {info[name]}")
+    if "discrete" not in info["actions"] and not checks.is_bounded(actions):
+        raise ValueError(f"{told()}; {info['title']} takes actions with bounds")
     if hasattr(env, "action_mask") and not info["masks"]:
         raise ValueError(f"{env.name} has an action_mask, which {info['title']} would not heed")
     if not hasattr(observations, "low"):
-        raise ValueError(f"{told}; {info['title']} takes a Box of observations")
+        raise ValueError(f"{told()}; {info['title']} takes a Box of observations")
     if getattr(config, "compute_dtype", "float32") not in layers.DTYPES:
         raise ValueError(f"compute_dtype={config.compute_dtype!r}: give one of {layers.DTYPES}")
     if least is None or (len(shape) == 3 and min(shape[:2]) < least):
@@ -363,7 +250,7 @@ def make(env: Any, **settings: Any) -> tuple[Any, Any]:
       ValueError: an unknown name or setting.
     """
     max_steps = settings.pop("max_steps", None)
-    if max_steps is not None and not max_steps >= 1:
+    if max_steps is not None and not (isinstance(max_steps, int) and max_steps >= 1):
         raise ValueError(f"max_steps={max_steps}: give a number of steps, 1 or more")
     if adapters() and isinstance(env, str) and env.partition("/")[0] in adapters():
         library, _, name = env.partition("/")

@@ -2,7 +2,8 @@
 
 The writer follows names: from the file's own text to the definitions in `parts` and `envs` that it
 uses, and from these to others. What only the kit needs has a shorter form in alone.py, and what
-that form decides at once (`if shards.here():`) is left out. Formatting and comments stay.
+that form decides at once (`if reporting():`) is left out. So are parameters that no call gives.
+Formatting and comments stay.
 """
 
 import ast

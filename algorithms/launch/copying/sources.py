@@ -17,8 +17,7 @@ OF_THE_KIT = ("algorithms", "envs")
 BUILTINS = frozenset(dir(builtins))
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
-# Methods that others call: Python, flax, and gymnax's users.
-HOOKS = ("setup",)
+HOOKS = ("setup",)  # methods that flax calls
 
 
 class Key(NamedTuple):

@@ -48,13 +48,13 @@ def alone() -> Alone:
                 others[found] = Key(ALONE, definition.name)
             elif root(decorator.func) == "inlined_for":
                 inlined[found] = node
-    (node,) = module.definitions["PLAIN"].nodes
-    assert isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict)
-    pairs = [
-        [meaning_of(module, x) for x in pair if x]
-        for pair in zip(node.value.keys, node.value.values)
-    ]
-    return Alone(others, inlined, dict(pairs))
+    table = lambda name: module.definitions[name].nodes[0].value  # type: ignore[attr-defined]
+    for name, form in (("ARGUMENT", "def f(x): return x"), ("NOTHING", "def f(): return None")):
+        for one in (x for x in ast.walk(table(name)) if isinstance(x, ast.expr)):
+            if isinstance(found := meaning_of(module, one), Key):
+                inlined[found] = ast.parse(form).body[0]
+    pairs = zip(table("PLAIN").keys, table("PLAIN").values)
+    return Alone(others, inlined, {meaning_of(module, x): meaning_of(module, y) for x, y in pairs})
 
 
 def meaning_of(module: Module, node: ast.expr) -> Any:

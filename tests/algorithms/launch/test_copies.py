@@ -266,6 +266,7 @@ def test_seeds_of_a_copy_train_at_once(project, tmp_path):
         ),
         ("--num-envs 0", "num_envs=0: give a whole number"),
         ("--env-settings max_steps=0", "max_steps=0: give a number of steps, 1 or more"),
+        ("--env-settings max_steps=long", "max_steps=long: give a number of steps, 1 or more"),
         ("--env-settings gravity=high", "gravity=high of CartPole-v1: give a number"),
         ("--compute-dtype float64", "compute_dtype='float64': give one of ('float32', 'bfloat16')"),
         ("--conv-layers big", "conv_layers='big' does not suit observations (4,)"),
@@ -278,16 +279,20 @@ def test_wrong_flags_of_a_copy_are_refused(capsys, monkeypatch, module, words, m
     assert stop.value.code == 2 and message in " ".join(capsys.readouterr().err.split())
 
 
+def imported(folder, name):
+    """A copy as a module of this process."""
+    file = folder / f"{name}_copy.py"
+    file.write_text(copied(name))
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    made = sys.modules[file.stem] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    return made
+
+
 @pytest.fixture(scope="module")
 def module(tmp_path_factory):
     """A copy of ppo, imported in this process."""
-    file = tmp_path_factory.mktemp("module") / "ppo_copy.py"
-    file.write_text(copied("ppo"))
-    spec = importlib.util.spec_from_file_location("ppo_copy", file)
-    made = sys.modules["ppo_copy"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(made)
-    yield made
-    del sys.modules["ppo_copy"]
+    return imported(tmp_path_factory.mktemp("module"), "ppo")
 
 
 @pytest.mark.parametrize("anneal", ["--no-anneal-lr", "--anneal-lr false", "--anneal-lr=false"])
@@ -339,6 +344,20 @@ def test_a_copy_refuses_other_environments(module):
     for made, message in ((pair, "several agent.*takes agents: one"), (endless, "no time limit")):
         with pytest.raises(ValueError, match=message):
             module.make_train(module.Config(), *made)
+
+
+def test_parameters_of_an_environment_may_be_traced(tmp_path):
+    """As Pendulum's torque, which bounds its actions."""
+    made = imported(tmp_path, "ddpg")
+    env, params = made.make("Pendulum-v1")
+
+    def traced(torque):
+        given = params.replace(max_torque=torque)
+        assert isinstance(env.action_space(given).high, jax.core.Tracer)
+        made.make_train(made.Config(), env, given)
+        return torque
+
+    jax.eval_shape(traced, 2.0)
 
 
 def test_a_copy_refuses_64_bits(module):
