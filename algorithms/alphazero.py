@@ -124,8 +124,10 @@ class Network(nn.Module):
             size = config.num_blocks, config.num_channels
             torso = functools.partial(parts.Tower, *size)  # detail 8
         x = torso(config.activation, name="torso")(x)
-        logits = parts.Dense(self.num_actions, name="policy_head")(x)
-        return logits, jnp.tanh(parts.Dense(1, name="value_head")(x)[..., 0])
+        init = parts.orthogonal(0.01)
+        logits = parts.Dense(self.num_actions, kernel_init=init, name="policy_head")(x)
+        init = parts.orthogonal(0.1)
+        return logits, jnp.tanh(parts.Dense(1, kernel_init=init, name="value_head")(x)[..., 0])
 
 
 # --- data types -------------------------------------------------------------------------------
@@ -429,8 +431,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         opening_rng, rollout_rng, eval_rng = jax.random.split(rng, 3)
         observation, env_state = environments.reset(reset_rng, env_params)
         x = observation[:, 0].astype(jnp.float32)
-        gains = {"policy_head": 0.01, "value_head": 0.1}
-        policy = PolicyState(parts.orthogonal(network, network_rng, x, **gains))
+        policy = PolicyState(network.init(network_rng, x))
         return TrainState(
             policy=policy,
             past=policy,

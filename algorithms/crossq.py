@@ -30,6 +30,7 @@ Implementation details:
   8 Before `learning_starts`, actions are uniform over the box.
 """
 
+import math
 import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -140,14 +141,15 @@ class Torso(nn.Module):
     def __call__(self, train, warm, x, *more):
         activation = parts.activation(self.config.activation)
         norm = lambda x: BatchRenorm(self.config)(x, train, warm)
+        dense = lambda size: parts.Dense(size, kernel_init=parts.orthogonal(math.sqrt(2)))
         x = norm(parts.Torso((), self.config.activation, self.config.conv_layers)(x, *more))
         if self.config.network == "mlp":
             for size in self.sizes:
-                x = norm(activation(parts.Dense(size)(x)))
+                x = norm(activation(dense(size)(x)))
             return x
-        x = parts.Dense(self.sizes[0])(x)
+        x = dense(self.sizes[0])(x)
         for size in self.sizes:
-            x = x + parts.Dense(size)(activation(parts.Dense(4 * size)(norm(x))))
+            x = x + dense(size)(activation(dense(4 * size)(norm(x))))
         return norm(x)
 
 
@@ -160,8 +162,9 @@ class Actor(nn.Module):
     @nn.compact
     def __call__(self, x, train=False, warm=False):
         x = Torso(self.config, self.config.hidden_sizes)(train, warm, x)
-        mean = parts.Dense(self.size, name="mean_head")(x)
-        squashed = nn.tanh(parts.Dense(self.size, name="std_head")(x))
+        init = parts.orthogonal(0.01)
+        mean = parts.Dense(self.size, kernel_init=init, name="mean_head")(x)
+        squashed = nn.tanh(parts.Dense(self.size, kernel_init=init, name="std_head")(x))
         log_std = LOG_STD[0] + 0.5 * (LOG_STD[1] - LOG_STD[0]) * (squashed + 1.0)
         return parts.TanhGaussian(mean, log_std)  # detail 4
 
@@ -174,7 +177,7 @@ class Critic(nn.Module):
     @nn.compact
     def __call__(self, x, action, train=False, warm=False):
         x = Torso(self.config, self.config.critic_hidden_sizes)(train, warm, x, action)
-        return parts.Dense(1, name="value_head")(x)[:, 0]
+        return parts.Dense(1, kernel_init=parts.orthogonal(1.0), name="value_head")(x)[:, 0]
 
 
 # --- data types -------------------------------------------------------------------------------
@@ -299,9 +302,9 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         rng, actor_rng, critic_rng, reset_rng, eval_rng = jax.random.split(rng, 5)
         observation, env_state = environments.reset(reset_rng, env_params)
         x, action = observation.astype(jnp.float32), jnp.zeros((config.num_envs, size))
-        start = lambda rng: parts.orthogonal(critic, rng, x, action, value_head=1.0)
+        start = lambda rng: critic.init(rng, x, action)
         of_critics = jax.vmap(start)(jax.random.split(critic_rng, config.num_critics))
-        of_actor = parts.orthogonal(actor, actor_rng, x, mean_head=0.01, std_head=0.01)
+        of_actor = actor.init(actor_rng, x)
         log_temperature = jnp.log(config.initial_temperature)
         obs_stats = parts.RunningStatistics.create(observation.shape[1:])
         return TrainState(

@@ -114,17 +114,18 @@ class QNetwork(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        config = self.config
+        config, init = self.config, parts.orthogonal(1.0)
         layers = lambda *sizes: parts.Torso(
             sizes, config.activation, config.conv_layers, dtype=config.compute_dtype
         )
         if not self.config.dueling:
             features = layers(*self.config.hidden_sizes)(x)
-            return parts.Dense(self.num_actions, name="action_head")(features)
+            return parts.Dense(self.num_actions, kernel_init=init, name="action_head")(features)
         *shared, last = self.config.hidden_sizes  # detail 7
         x = layers(*shared)(x)
-        value = parts.Dense(1, name="value_head")(layers(last)(x))
-        advantages = parts.Dense(self.num_actions, name="action_head")(layers(last)(x))
+        value = parts.Dense(1, kernel_init=init, name="value_head")(layers(last)(x))
+        x = layers(last)(x)
+        advantages = parts.Dense(self.num_actions, kernel_init=init, name="action_head")(x)
         return dueling_values(value, advantages)
 
 
@@ -313,7 +314,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         rng, network_rng, reset_rng, eval_rng = jax.random.split(rng, 4)
         observation, env_state = environments.reset(reset_rng, env_params)
         x = observation.astype(jnp.float32)
-        params = parts.orthogonal(network, network_rng, x, action_head=1.0, value_head=1.0)
+        params = network.init(network_rng, x)
         return TrainState(
             policy=PolicyState(params, parts.RunningStatistics.create(observation.shape[1:])),
             target_params=params,

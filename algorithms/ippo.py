@@ -136,7 +136,7 @@ class Actor(nn.Module):
         """The mask is False for forbidden actions and for dimensions that the agent lacks."""
         c, size = self.config, parts.num_outputs(self.space)
         x = parts.Torso(c.hidden_sizes, c.activation, c.conv_layers, dtype=c.compute_dtype)(x)
-        output = parts.Dense(size, name="actor_head")(x)
+        output = parts.Dense(size, kernel_init=parts.orthogonal(0.01), name="actor_head")(x)
         if parts.is_discrete(self.space):
             return parts.Categorical(output, mask)  # detail 7
         log_std = self.param("log_std", nn.initializers.zeros, (size,))
@@ -152,7 +152,7 @@ class Critic(nn.Module):
     def __call__(self, x):
         c = self.config
         x = parts.Torso(c.hidden_sizes, c.activation, c.conv_layers, dtype=c.compute_dtype)(x)
-        return parts.Dense(1, name="critic_head")(x)[..., 0]
+        return parts.Dense(1, kernel_init=parts.orthogonal(1.0), name="critic_head")(x)[..., 0]
 
 
 # --- data types -------------------------------------------------------------------------------
@@ -451,12 +451,12 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         policy = PolicyState(params=None, obs_stats=obs_stats, world_stats=world_stats)
         x, critic_x = make_inputs(config, policy, observation, world_state)
 
-        def parameters(network, key, x, **gains):
-            start = lambda key: parts.orthogonal(network, key, parts.fold(config, x)[0], **gains)
+        def parameters(network, key, x):
+            start = lambda key: network.init(key, parts.fold(config, x)[0])
             return jax.vmap(start)(jax.random.split(key, num_networks))
 
-        params = parameters(actor, actor_rng, x, actor_head=0.01)
-        critic_params = parameters(critic, critic_rng, critic_x, critic_head=1.0)
+        params = parameters(actor, actor_rng, x)
+        critic_params = parameters(critic, critic_rng, critic_x)
         return TrainState(
             policy=policy.replace(params=params, average=params if config.average_actor else None),
             critic_params=critic_params,

@@ -114,7 +114,8 @@ class Actor(nn.Module):
         """The mask is False for forbidden actions and for dimensions that the agent lacks."""
         memories = parts.Recurrent(self.config)(memory, inputs, done)
         size = parts.num_outputs(self.space)
-        output = parts.Dense(size, name="actor_head")(memories.hidden)
+        init = parts.orthogonal(0.01)
+        output = parts.Dense(size, kernel_init=init, name="actor_head")(memories.hidden)
         if parts.is_discrete(self.space):
             return memories, parts.Categorical(output, mask)
         log_std = self.param("log_std", nn.initializers.zeros, (size,))
@@ -129,7 +130,8 @@ class Critic(nn.Module):
     @nn.compact
     def __call__(self, memory, inputs, done):
         memories = parts.Recurrent(self.config)(memory, inputs, done)
-        return memories, parts.Dense(1, name="critic_head")(memories.hidden)[..., 0]
+        head = parts.Dense(1, kernel_init=parts.orthogonal(1.0), name="critic_head")
+        return memories, head(memories.hidden)[..., 0]
 
 
 # --- data types -------------------------------------------------------------------------------
@@ -414,14 +416,12 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         policy = PolicyState(params=None, obs_stats=obs_stats, world_stats=world_stats)
         memory = parts.fresh_memory(config, space, config.num_envs, num_agents)
         x, critic_x = make_inputs(config, policy, observation, parts.last_step(memory), world_state)
-        gains = {"actor_head": 0.01, "critic_head": 1.0, "gates": 1.0, "memory": 1.0}
 
         def parameters(network, key, x):
             sequence = jax.tree.map(lambda x: x[:, None], parts.fold(config, x))  # of one step
             done = jnp.zeros((num_networks, 1, samples), bool)
             arrays = parts.fold(config, memory), sequence, done
-            start = lambda key, *arrays: parts.orthogonal(network, key, *arrays, **gains)
-            return jax.vmap(start)(jax.random.split(key, num_networks), *arrays)
+            return jax.vmap(network.init)(jax.random.split(key, num_networks), *arrays)
 
         params = parameters(actor, actor_rng, x)
         critic_params = parameters(critic, critic_rng, critic_x)

@@ -118,11 +118,13 @@ class ImplicitQuantileNetwork(nn.Module):
         x = parts.Torso(tuple(sizes), self.config.activation, self.config.conv_layers)(x)
         # All levels in one axis: with more axes the gradients of kernels take longer on a CPU.
         embedding = parts.cosines(levels.reshape(-1), self.config.num_cosines)  # equation 4
-        embedding = parts.Dense(x.shape[-1], name="embedding")(embedding)
+        init = parts.orthogonal(math.sqrt(2))
+        embedding = parts.Dense(x.shape[-1], kernel_init=init, name="embedding")(embedding)
         embedding = parts.activation(self.config.activation)(embedding).reshape(*levels.shape, -1)
         x = (x[:, None] * embedding).reshape(-1, x.shape[-1])  # detail 7
         x = parts.Torso((last,), self.config.activation)(x)
-        quantiles = parts.Dense(self.num_actions, name="action_head")(x)
+        init = parts.orthogonal(1.0)
+        quantiles = parts.Dense(self.num_actions, kernel_init=init, name="action_head")(x)
         return quantiles.reshape(-1, levels.shape[1], self.num_actions)
 
 
@@ -354,7 +356,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         rng, network_rng, reset_rng, eval_rng = jax.random.split(rng, 4)
         observation, env_state = environments.reset(reset_rng, env_params)
         x = observation.astype(jnp.float32)
-        params = parts.orthogonal(network, network_rng, x, jnp.zeros((1, 1)), action_head=1.0)
+        params = network.init(network_rng, x, jnp.zeros((1, 1)))
         return TrainState(
             policy=PolicyState(params, parts.RunningStatistics.create(observation.shape[1:])),
             target_params=params,

@@ -106,7 +106,8 @@ class ActorCritic(nn.Module):
         )
         self.actor_torso = make_torso()  # core 13
         self.critic_torso = self.actor_torso if config.shared_torso else make_torso()
-        self.actor_head, self.critic_head = parts.Dense(size), parts.Dense(1)
+        self.actor_head = parts.Dense(size, kernel_init=parts.orthogonal(0.01))  # core 2
+        self.critic_head = parts.Dense(1, kernel_init=parts.orthogonal(1.0))
         if not parts.is_discrete(self.space):
             self.log_std = self.param("log_std", nn.initializers.zeros, (size,))  # continuous 1-3
 
@@ -303,8 +304,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         order_rng, network_rng, reset_rng, rollout_rng, eval_rng = jax.random.split(rng, 5)
         observation, env_state = environments.reset(reset_rng, env_params)
         x = observation.astype(jnp.float32)
-        # core 2
-        params = parts.orthogonal(network, network_rng, x, actor_head=0.01, critic_head=1.0)
+        params = network.init(network_rng, x)
         return TrainState(
             policy=PolicyState(params, parts.RunningStatistics.create(observation.shape[1:])),
             opt_state=optimizer.init(params),

@@ -111,7 +111,8 @@ class ActorCritic(nn.Module):
         )
         self.actor_torso = make_torso()
         self.critic_torso = self.actor_torso if config.shared_torso else make_torso()
-        self.actor_head, self.critic_head = parts.Dense(size), parts.Dense(1)
+        self.actor_head = parts.Dense(size, kernel_init=parts.orthogonal(0.01))
+        self.critic_head = parts.Dense(1, kernel_init=parts.orthogonal(1.0))
         if not parts.is_discrete(self.space):
             self.log_std = self.param("log_std", nn.initializers.zeros, (size,))
 
@@ -343,7 +344,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         observation, env_state = environments.reset(first, env_params)
         first = jax.tree.map(lambda x: x[0], first)
         x = observation.astype(jnp.float32)
-        params = parts.orthogonal(network, network_rng, x, actor_head=0.01, critic_head=1.0)
+        params = network.init(network_rng, x)
         return TrainState(
             policy=PolicyState(params, parts.RunningStatistics.create(observation.shape[1:])),
             opt_state=optimizer.init(params),

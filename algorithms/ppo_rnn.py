@@ -116,9 +116,10 @@ class ActorCritic(nn.Module):
         config, outputs = self.config, parts.num_outputs(self.space)
         # detail 1
         self.torso = parts.Torso(config.hidden_sizes, config.activation, config.conv_layers)
-        self.cells = parts.Cells(config)
+        self.cells = parts.Cells(config)  # detail 5
         nn.share_scope(self, self.cells)
-        self.actor_head, self.critic_head = parts.Dense(outputs), parts.Dense(1)
+        self.actor_head = parts.Dense(outputs, kernel_init=parts.orthogonal(0.01))
+        self.critic_head = parts.Dense(1, kernel_init=parts.orthogonal(1.0))
         discrete, zeros = parts.is_discrete(self.space), nn.initializers.zeros
         self.log_std = None if discrete else self.param("log_std", zeros, (outputs,))
 
@@ -357,8 +358,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         observation, env_state = environments.reset(reset_rng, env_params)
         memory = parts.fresh_memory(config, space, config.num_envs)
         x = observation.astype(jnp.float32)
-        gains = {"actor_head": 0.01, "critic_head": 1.0, "gates": 1.0, "memory": 1.0}
-        params = parts.orthogonal(network, network_rng, memory, x, **gains)  # detail 5
+        params = network.init(network_rng, memory, x)
         return TrainState(
             policy=PolicyState(params, parts.RunningStatistics.create(observation.shape[1:])),
             opt_state=optimizer.init(params),

@@ -124,8 +124,10 @@ class ActorCritic(nn.Module):
         make_torso = lambda: parts.Torso(config.hidden_sizes, config.activation, config.conv_layers)
         self.actor_torso = make_torso()
         self.critic_torso = self.actor_torso if config.shared_torso else make_torso()
-        self.actor_head, self.critic_head = parts.Dense(size), parts.Dense(1)
-        self.sigma_head = parts.Dense(size)  # has no parameters if it is not called
+        self.actor_head = parts.Dense(size, kernel_init=parts.orthogonal(0.01))
+        self.critic_head = parts.Dense(1, kernel_init=parts.orthogonal(1.0))
+        # It has no parameters if it is not called.
+        self.sigma_head = parts.Dense(size, kernel_init=parts.orthogonal(0.01))
         if not (parts.is_discrete(self.space) or self.config.sigma_head):
             self.log_std = self.param("log_std", nn.initializers.zeros, (size,))
 
@@ -401,8 +403,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         draw_rng, network_rng, reset_rng, rollout_rng, eval_rng = jax.random.split(rng, 5)
         observation, env_state = environments.reset(reset_rng, env_params)
         x = fold(observation).astype(jnp.float32)
-        gains = dict(actor_head=0.01, sigma_head=0.01, critic_head=1.0)
-        params = parts.orthogonal(network, network_rng, x, **gains)
+        params = network.init(network_rng, x)
         return TrainState(
             policy=PolicyState(params, parts.RunningStatistics.create(x.shape[1:])),
             opt_state=optimizer.init(params),

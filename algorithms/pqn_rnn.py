@@ -24,6 +24,7 @@ details, as in ppo_rnn.py:
   5 Kernels are orthogonal, and values begin near 0.
 """
 
+import math
 import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -111,9 +112,10 @@ class QNetwork(nn.Module):
             x = parts.Convolutions(config.conv_layers, self.activate)(x)
         x = jnp.concatenate([x.reshape(len(x), -1) for x in (x, *more)], -1)
         for size in config.hidden_sizes:
-            x = self.activate(parts.Dense(size)(x))
+            x = self.activate(parts.Dense(size, kernel_init=parts.orthogonal(math.sqrt(2)))(x))
         memory = cells(memory, x.reshape(*done.shape, -1), done)
-        return memory, parts.Dense(self.num_actions, name="head")(memory.hidden)
+        init = parts.orthogonal(0.01)
+        return memory, parts.Dense(self.num_actions, kernel_init=init, name="head")(memory.hidden)
 
     def activate(self, x):
         x = parts.LayerNorm()(x) if self.config.layer_norm else x
@@ -328,9 +330,9 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         memory = parts.fresh_memory(config, space, config.num_envs)
         inputs = observation.astype(jnp.float32), *parts.last_step(memory)
         inputs = jax.tree.map(lambda x: x[None], inputs)
-        done, gains = jnp.zeros((1, config.num_envs), bool), {"gates": 1.0, "memory": 1.0}
+        done = jnp.zeros((1, config.num_envs), bool)
         # detail 5
-        params = parts.orthogonal(network, network_rng, memory, inputs, done, head=0.01, **gains)
+        params = network.init(network_rng, memory, inputs, done)
         return TrainState(
             policy=PolicyState(params, parts.RunningStatistics.create(observation.shape[1:])),
             opt_state=optimizer.init(params),

@@ -107,7 +107,8 @@ class QuantileNetwork(nn.Module):
     def __call__(self, x):
         sizes, number = self.config.hidden_sizes, self.config.num_quantiles
         x = parts.Torso(sizes, self.config.activation, self.config.conv_layers)(x)
-        quantiles = parts.Dense(self.num_actions * number, name="action_head")(x)  # detail 7
+        init, size = parts.orthogonal(1.0), self.num_actions * number  # detail 7
+        quantiles = parts.Dense(size, kernel_init=init, name="action_head")(x)
         return quantiles.reshape(-1, self.num_actions, number)
 
 
@@ -302,7 +303,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         rng, network_rng, reset_rng, eval_rng = jax.random.split(rng, 4)
         observation, env_state = environments.reset(reset_rng, env_params)
         x = observation.astype(jnp.float32)
-        params = parts.orthogonal(network, network_rng, x, action_head=1.0)
+        params = network.init(network_rng, x)
         return TrainState(
             policy=PolicyState(params, parts.RunningStatistics.create(observation.shape[1:])),
             target_params=params,

@@ -126,7 +126,8 @@ class QNetwork(nn.Module):
         """`memory` (batch, ...) is from before the first step; `done` (num_steps, batch) marks the
         last steps of episodes."""
         memory = parts.Recurrent(self.config)(memory, inputs, done)
-        return memory, parts.Dense(self.num_actions, name="head")(memory.hidden)
+        init = parts.orthogonal(1.0)
+        return memory, parts.Dense(self.num_actions, kernel_init=init, name="head")(memory.hidden)
 
 
 # --- data types -------------------------------------------------------------------------------
@@ -372,8 +373,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         memory = parts.fresh_memory(config, space, config.num_envs)
         inputs = observation.astype(jnp.float32), *parts.last_step(memory)
         inputs = jax.tree.map(lambda x: x[None], inputs)
-        done, gains = jnp.zeros((1, config.num_envs), bool), {"gates": 1.0, "memory": 1.0}
-        params = parts.orthogonal(network, network_rng, memory, inputs, done, head=1.0, **gains)
+        done = jnp.zeros((1, config.num_envs), bool)
+        params = network.init(network_rng, memory, inputs, done)
         return TrainState(
             policy=PolicyState(params, parts.RunningStatistics.create(observation.shape[1:])),
             target_params=params,

@@ -96,7 +96,8 @@ class ActorCritic(nn.Module):
         config, size = self.config, parts.num_outputs(self.space)
         make_torso = lambda: parts.Torso(config.hidden_sizes, config.activation, config.conv_layers)
         self.actor_torso, self.critic_torso = make_torso(), make_torso()  # detail 5
-        self.actor_head, self.critic_head = parts.Dense(size), parts.Dense(1)
+        self.actor_head = parts.Dense(size, kernel_init=parts.orthogonal(0.01))
+        self.critic_head = parts.Dense(1, kernel_init=parts.orthogonal(1.0))
         if not parts.is_discrete(self.space):
             self.log_std = self.param("log_std", nn.initializers.zeros, (size,))  # detail 8
 
@@ -257,7 +258,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         network_rng, reset_rng, rollout_rng, eval_rng = jax.random.split(rng, 4)
         observation, env_state = environments.reset(reset_rng, env_params)
         x = observation.astype(jnp.float32)
-        params = parts.orthogonal(network, network_rng, x, actor_head=0.01, critic_head=1.0)
+        params = network.init(network_rng, x)
         return TrainState(
             policy=PolicyState(params, parts.RunningStatistics.create(observation.shape[1:])),
             opt_state=optimizer.init(params),

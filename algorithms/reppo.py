@@ -114,8 +114,9 @@ class Torso(nn.Module):
     def __call__(self, x, *more):
         config, dtype = self.config, self.config.compute_dtype
         x = parts.Torso((), config.activation, config.conv_layers, dtype=dtype)(x, *more)
+        init = parts.orthogonal(math.sqrt(2))
         for size in self.sizes:
-            x = NORMS[config.norm]()(parts.Dense(size, dtype=dtype)(x))
+            x = NORMS[config.norm]()(parts.Dense(size, dtype=dtype, kernel_init=init)(x))
             x = parts.activation(config.activation)(x)
         return x.astype(jnp.float32)
 
@@ -129,9 +130,10 @@ class Actor(nn.Module):
     @nn.compact
     def __call__(self, x):
         x = Torso(self.config, self.config.hidden_sizes)(x)
-        mean = parts.Dense(self.size, name="mean_head")(x)
+        init = parts.orthogonal(0.01)
+        mean = parts.Dense(self.size, kernel_init=init, name="mean_head")(x)
         first = math.log(-LOG_STD[0] / LOG_STD[1])  # a std of 1
-        share = nn.sigmoid(parts.Dense(self.size, name="std_head")(x) + first)
+        share = nn.sigmoid(parts.Dense(self.size, kernel_init=init, name="std_head")(x) + first)
         return parts.TanhGaussian(mean, LOG_STD[0] + (LOG_STD[1] - LOG_STD[0]) * share)  # detail 1
 
 
@@ -153,11 +155,13 @@ class Critic(nn.Module):
     def __call__(self, x, action):
         config, prediction = self.config, None
         features = Torso(config, config.critic_hidden_sizes)(x, action)
-        logits = parts.Dense(config.num_bins, name="value_head")(features)
+        init = parts.orthogonal(0.01)
+        logits = parts.Dense(config.num_bins, kernel_init=init, name="value_head")(features)
         logits += PRIOR * hl_gauss(jnp.zeros(()), config.num_bins, config.symlog_max)  # detail 3
         if config.auxiliary:
             hidden = Torso(config, config.critic_hidden_sizes[-1:], name="predictor")(features)
-            prediction = parts.Dense(features.shape[-1] + 1, name="prediction_head")(hidden)
+            init, size = parts.orthogonal(math.sqrt(2)), features.shape[-1] + 1
+            prediction = parts.Dense(size, kernel_init=init, name="prediction_head")(hidden)
         value = mean_of(logits, config.symlog_max)
         return Values(logits=logits, value=value, features=features, prediction=prediction)
 
@@ -363,8 +367,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         rollout_rng, learn_rng, eval_rng = rngs
         observation, env_state = environments.reset(reset_rng, env_params)
         x, action = observation.astype(jnp.float32), jnp.zeros((config.num_envs, size))
-        params = parts.orthogonal(actor, actor_rng, x, mean_head=0.01, std_head=0.01)
-        critic_params = parts.orthogonal(critic, critic_rng, x, action, value_head=0.01)
+        params = actor.init(actor_rng, x)
+        critic_params = critic.init(critic_rng, x, action)
         weights = Weights(
             temperature=jnp.log(config.initial_temperature),
             multiplier=jnp.log(config.initial_multiplier),

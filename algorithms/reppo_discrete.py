@@ -117,8 +117,9 @@ class Torso(nn.Module):
     def __call__(self, x, *more):
         config, dtype = self.config, self.config.compute_dtype
         x = parts.Torso((), config.activation, config.conv_layers, dtype=dtype)(x, *more)
+        init = parts.orthogonal(math.sqrt(2))
         for size in self.sizes:
-            x = NORMS[config.norm]()(parts.Dense(size, dtype=dtype)(x))
+            x = NORMS[config.norm]()(parts.Dense(size, dtype=dtype, kernel_init=init)(x))
             x = parts.activation(config.activation)(x)
         return x.astype(jnp.float32)
 
@@ -132,7 +133,8 @@ class Actor(nn.Module):
     @nn.compact
     def __call__(self, x):
         x = Torso(self.config, self.config.hidden_sizes)(x)
-        return parts.Dense(self.num_actions, name="action_head")(x)
+        init = parts.orthogonal(0.01)
+        return parts.Dense(self.num_actions, kernel_init=init, name="action_head")(x)
 
 
 class Values(NamedTuple):
@@ -154,14 +156,16 @@ class Critic(nn.Module):
     def __call__(self, x, action=None):
         config, prediction = self.config, None
         features = Torso(config, config.critic_hidden_sizes)(x)
-        logits = parts.Dense(self.num_actions * config.num_bins, name="value_head")(features)
+        init, size = parts.orthogonal(0.01), self.num_actions * config.num_bins
+        logits = parts.Dense(size, kernel_init=init, name="value_head")(features)
         logits = logits.reshape(-1, self.num_actions, config.num_bins)
         logits += PRIOR * hl_gauss(jnp.zeros(()), config.num_bins, config.symlog_max)  # detail 3
         if config.auxiliary and action is not None:
             chosen = jax.nn.one_hot(action, self.num_actions)
             predictor = Torso(config, config.critic_hidden_sizes[-1:], name="predictor")
             hidden = predictor(features, chosen)
-            prediction = parts.Dense(features.shape[-1] + 1, name="prediction_head")(hidden)
+            init, size = parts.orthogonal(math.sqrt(2)), features.shape[-1] + 1
+            prediction = parts.Dense(size, kernel_init=init, name="prediction_head")(hidden)
         values = mean_of(logits, config.symlog_max)
         return Values(logits=logits, values=values, features=features, prediction=prediction)
 
@@ -378,8 +382,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         rollout_rng, learn_rng, eval_rng = rngs
         observation, env_state = environments.reset(reset_rng, env_params)
         x, action = observation.astype(jnp.float32), jnp.zeros(config.num_envs, jnp.int32)
-        params = parts.orthogonal(actor, actor_rng, x, action_head=0.01)
-        critic_params = parts.orthogonal(critic, critic_rng, x, action, value_head=0.01)
+        params = actor.init(actor_rng, x)
+        critic_params = critic.init(critic_rng, x, action)
         weights = Weights(
             temperature=jnp.log(config.initial_temperature),
             multiplier=jnp.log(config.initial_multiplier),

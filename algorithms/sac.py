@@ -108,8 +108,9 @@ class Actor(nn.Module):
     @nn.compact
     def __call__(self, x):
         x = torso(self.config, self.config.hidden_sizes)(x)
-        mean = parts.Dense(self.size, name="mean_head")(x)
-        squashed = nn.tanh(parts.Dense(self.size, name="std_head")(x))  # detail 3
+        init = parts.orthogonal(0.01)
+        mean = parts.Dense(self.size, kernel_init=init, name="mean_head")(x)
+        squashed = nn.tanh(parts.Dense(self.size, kernel_init=init, name="std_head")(x))  # detail 3
         log_std = LOG_STD[0] + 0.5 * (LOG_STD[1] - LOG_STD[0]) * (squashed + 1.0)
         return parts.TanhGaussian(mean, log_std)  # detail 2
 
@@ -122,7 +123,7 @@ class Critic(nn.Module):
     @nn.compact
     def __call__(self, x, action):
         x = torso(self.config, self.config.critic_hidden_sizes)(x, action)
-        return parts.Dense(1, name="value_head")(x)[:, 0]
+        return parts.Dense(1, kernel_init=parts.orthogonal(1.0), name="value_head")(x)[:, 0]
 
 
 # --- data types -------------------------------------------------------------------------------
@@ -256,9 +257,9 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         rng, actor_rng, critic_rng, reset_rng, eval_rng = jax.random.split(rng, 5)
         observation, env_state = environments.reset(reset_rng, env_params)
         x, action = observation.astype(jnp.float32), jnp.zeros((config.num_envs, size))
-        start = lambda rng: parts.orthogonal(critic, rng, x, action, value_head=1.0)
+        start = lambda rng: critic.init(rng, x, action)
         params = Params(
-            actor=parts.orthogonal(actor, actor_rng, x, mean_head=0.01, std_head=0.01),
+            actor=actor.init(actor_rng, x),
             critics=jax.vmap(start)(jax.random.split(critic_rng, config.num_critics)),
             log_temperature=jnp.log(config.initial_temperature),
         )

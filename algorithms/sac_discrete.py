@@ -104,7 +104,8 @@ class Actor(nn.Module):
     @nn.compact
     def __call__(self, x):
         x = torso(self.config, self.config.hidden_sizes)(x)
-        return parts.Dense(self.num_actions, name="action_head")(x)
+        init = parts.orthogonal(0.01)
+        return parts.Dense(self.num_actions, kernel_init=init, name="action_head")(x)
 
 
 class Critic(nn.Module):
@@ -116,7 +117,8 @@ class Critic(nn.Module):
     @nn.compact
     def __call__(self, x):
         x = torso(self.config, self.config.critic_hidden_sizes)(x)
-        return parts.Dense(self.num_actions, name="value_head")(x)
+        init = parts.orthogonal(1.0)
+        return parts.Dense(self.num_actions, kernel_init=init, name="value_head")(x)
 
 
 # --- data types -------------------------------------------------------------------------------
@@ -249,9 +251,9 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         rng, actor_rng, critic_rng, reset_rng, eval_rng = jax.random.split(rng, 5)
         observation, env_state = environments.reset(reset_rng, env_params)
         x = observation.astype(jnp.float32)
-        start = lambda rng: parts.orthogonal(critic, rng, x, value_head=1.0)
+        start = lambda rng: critic.init(rng, x)
         params = Params(
-            actor=parts.orthogonal(actor, actor_rng, x, action_head=0.01),
+            actor=actor.init(actor_rng, x),
             critics=jax.vmap(start)(jax.random.split(critic_rng, config.num_critics)),
             log_temperature=jnp.log(config.initial_temperature),
         )

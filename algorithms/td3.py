@@ -106,7 +106,8 @@ class Actor(nn.Module):
     @nn.compact
     def __call__(self, x):
         x = torso(self.config, self.config.hidden_sizes)(x)
-        return nn.tanh(parts.Dense(self.size, name="action_head")(x))
+        init = parts.orthogonal(0.01)
+        return nn.tanh(parts.Dense(self.size, kernel_init=init, name="action_head")(x))
 
 
 class Critic(nn.Module):
@@ -117,7 +118,7 @@ class Critic(nn.Module):
     @nn.compact
     def __call__(self, x, action):
         x = torso(self.config, self.config.critic_hidden_sizes)(x, action)
-        return parts.Dense(1, name="value_head")(x)[:, 0]
+        return parts.Dense(1, kernel_init=parts.orthogonal(1.0), name="value_head")(x)[:, 0]
 
 
 # --- data types -------------------------------------------------------------------------------
@@ -268,9 +269,9 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         rng, actor_rng, critic_rng, reset_rng, noise_rng, eval_rng = jax.random.split(rng, 6)
         observation, env_state = environments.reset(reset_rng, env_params)
         x, action = observation.astype(jnp.float32), jnp.zeros((config.num_envs, size))
-        start = lambda rng: parts.orthogonal(critic, rng, x, action, value_head=1.0)
+        start = lambda rng: critic.init(rng, x, action)
         critic_params = jax.vmap(start)(jax.random.split(critic_rng, config.num_critics))
-        params = parts.orthogonal(actor, actor_rng, x, action_head=0.01)
+        params = actor.init(actor_rng, x)
         obs_stats = parts.RunningStatistics.create(observation.shape[1:])
         return TrainState(
             policy=PolicyState(params, obs_stats),

@@ -36,6 +36,7 @@ With a memory, as in ppo_rnn.py:
  11 With `previous_inputs`, an agent also sees its last action and its reward, initially zeros.
 """
 
+import math
 import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -122,13 +123,14 @@ class QNetwork(nn.Module):
             x = parts.Convolutions(config.conv_layers, self.activate)(x)
         x = jnp.concatenate([x.reshape(len(x), -1) for x in (x, *more)], -1)
         for size in config.hidden_sizes:
-            x = self.activate(parts.Dense(size)(x))
+            x = self.activate(parts.Dense(size, kernel_init=parts.orthogonal(math.sqrt(2)))(x))
         if config.cell != "none":
             cells = parts.Cells(config)
             nn.share_scope(self, cells)
             memory = cells(memory, x.reshape(*leading, -1), done)
             x = memory.hidden
-        return memory, parts.Dense(self.num_actions, name="head")(x.reshape(*leading, -1))
+        head = parts.Dense(self.num_actions, kernel_init=parts.orthogonal(0.01), name="head")
+        return memory, head(x.reshape(*leading, -1))
 
     def activate(self, x):
         return parts.activation(self.config.activation)(parts.LayerNorm()(x))
@@ -428,8 +430,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         inputs = make_inputs(config, policy, observation, parts.last_step(memory))
         first = inputs, alive, world_state
         inputs, present, world_state = jax.tree.map(lambda x: x[None], first)
-        gains = {"head": 0.01, "gates": 1.0, "memory": 1.0}  # detail 7
-        agent = parts.orthogonal(network, agent_rng, memory, inputs, present[..., 0], **gains)
+        agent = network.init(agent_rng, memory, inputs, present[..., 0])
         view = make_view(config, policy, inputs, world_state)
         mixing = mixer.init(mixer_rng, 1.0 * present, present, view)
         params = Params(agent=agent, mixer=mixing)

@@ -8,6 +8,7 @@ Every layer sees the inputs that it had in the last `window` steps of the episod
 as they were when acting: no gradient passes into steps before a rollout.
 """
 
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -16,10 +17,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from algorithms.parts.products import Dense
+from algorithms.parts import products
+from algorithms.parts.layers import orthogonal
 from algorithms.parts.recurrence import Memory, linear_scan
 
 HEADS = 4
+Dense = functools.partial(products.Dense, kernel_init=orthogonal(1.0))
 GATE_BIAS = 2.0  # at the start of training a layer passes most of its input on
 
 
@@ -94,8 +97,8 @@ class Block(nn.Module):
     size: int
 
     def setup(self):
-        zeros, square = nn.initializers.zeros, (self.size, self.size)
-        matrix = lambda name: self.param(name, zeros, square)
+        zeros, size = nn.initializers.zeros, self.size
+        matrix = lambda name: self.param(name, orthogonal(1.0), (size, size))
         self.query, self.key, self.value = matrix("query"), matrix("key"), matrix("value")
         self.position = matrix("position")
         # Added to queries: u for what a step holds, v for how far back it is.

@@ -3,6 +3,7 @@
 recurrence.py and attention.py have the cells.
 """
 
+import functools
 from typing import Any
 
 import flax.linen as nn
@@ -11,7 +12,7 @@ import jax.numpy as jnp
 
 from algorithms.parts.attention import HEADS, Transformer, fresh_window
 from algorithms.parts.checks import check_choices, check_sizes
-from algorithms.parts.layers import LayerNorm, Torso
+from algorithms.parts.layers import LayerNorm, Torso, orthogonal
 from algorithms.parts.recurrence import (
     BLOCKS,
     STATE_SPACES,
@@ -26,6 +27,7 @@ from algorithms.parts.spaces import is_discrete, num_outputs
 from envs import shaping
 
 CELLS = (*BLOCKS, "gtrxl")
+Gates = functools.partial(nn.Dense, kernel_init=orthogonal(1.0), dot_general=product)
 
 
 def check_cell(config: Any, *others: str) -> None:
@@ -55,10 +57,10 @@ class Cells(nn.Module):
     def setup(self):
         c = self.config
         if c.cell == "gtrxl":
-            self.embed = nn.Dense(c.memory_size, name="gates", dot_general=product)
+            self.embed = Gates(c.memory_size, name="gates")
             self.attention = Transformer(c.memory_size, c.layers, c.window, name="memory")
             return
-        self.gates = nn.Dense(BLOCKS[c.cell][0] * c.memory_size, dot_general=product)
+        self.gates = Gates(BLOCKS[c.cell][0] * c.memory_size)
         self.kernel = memory_kernel(self, c.cell, c.memory_size)
         self.above = [Layer(c, name=f"layer_{i}") for i in range(1, c.layers)]
 
@@ -100,7 +102,7 @@ class Layer(nn.Module):
     def __call__(self, memory, x, run, *done):
         c = self.config
         numbers = BLOCKS[c.cell][0] * c.memory_size
-        gates = nn.Dense(numbers, name="gates", dot_general=product)(LayerNorm()(x))
+        gates = Gates(numbers, name="gates")(LayerNorm()(x))
         kernel = memory_kernel(self, c.cell, c.memory_size)
         return run(c.cell, memory, gates, kernel, *done, c.forget_bias)
 

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
-import flax.traverse_util
 import jax
 import jax.numpy as jnp
 
@@ -39,6 +38,33 @@ def activation(name: str) -> Callable[[jax.Array], jax.Array]:
     """The function of flax.linen with this name, in the form that suits the device."""
     is_swish = name in ("swish", "silu") and loops.platform() == "cpu"
     return swish if is_swish else getattr(nn, name)
+
+
+def orthogonal(gain: float) -> Callable[..., jax.Array]:
+    """An initialiser: gain times a random matrix (inputs, outputs) with orthonormal columns.
+
+    With fewer inputs than outputs its rows are orthonormal. All axes of a kernel before the last
+    are inputs. flax's initialiser of this name draws from the same distribution, by a QR of LAPACK
+    that can hang on a CPU under vmap.
+    """
+
+    def init(key, shape, dtype=jnp.float32):
+        matrix = jax.random.normal(key, (math.prod(shape[:-1]), shape[-1]), dtype)
+        return gain * polar_factor(matrix).reshape(shape)
+
+    return init
+
+
+def polar_factor(matrix: jax.Array) -> jax.Array:
+    """The nearest matrix with orthonormal columns, or rows, by Newton-Schulz steps.
+
+    That of a Gaussian matrix is uniform over all such matrices.
+    """
+    tall = matrix if matrix.shape[0] >= matrix.shape[1] else matrix.T
+    times = functools.partial(jnp.matmul, precision="highest")  # not TF32 on a GPU
+    refine = lambda _, x: 1.5 * x - 0.5 * times(x, times(x.T, x))
+    tall = jax.lax.fori_loop(0, 40, refine, tall / jnp.linalg.norm(tall))
+    return tall if tall.shape == matrix.shape else tall.T
 
 
 class Conv3x3(nn.Dense):
@@ -75,7 +101,7 @@ class Convolutions(nn.Module):
 
     kind: str
     activate: Callable[[jax.Array], jax.Array]
-    kernel_init: Callable[..., jax.Array] = nn.initializers.lecun_normal()
+    kernel_init: Callable[..., jax.Array] = orthogonal(math.sqrt(2))
     dtype: str = "float32"  # of DTYPES
 
     @nn.compact
@@ -123,7 +149,8 @@ class Torso(nn.Module):
     @nn.compact
     def __call__(self, x, *more):
         activate = activation(self.activation)
-        layer = functools.partial(Dense, dtype=self.dtype)
+        init = orthogonal(math.sqrt(2))
+        layer = functools.partial(Dense, kernel_init=init, dtype=self.dtype)
         if x.ndim == 4 and self.conv_layers != "none":
             x = Convolutions(self.conv_layers, activate, dtype=self.dtype)(x)
         x = jnp.concatenate([x.reshape(x.shape[0], -1) for x in (x, *more)], -1)
@@ -151,7 +178,8 @@ class Tower(nn.Module):
     @nn.compact
     def __call__(self, x):
         activate = activation(self.activation)
-        convolve = lambda x: Conv3x3(self.channels, framed=True)(x)
+        init = orthogonal(math.sqrt(2))
+        convolve = lambda x: Conv3x3(self.channels, framed=True, kernel_init=init)(x)
         x = convolve(x)
         for _ in range(self.blocks):
             inner = convolve(activate(LayerNorm()(x)))
@@ -192,40 +220,3 @@ class LayerNorm(nn.Module):
         mean = lambda x: jnp.dot(x, weights, precision="highest")[..., None]  # not TF32 on a GPU
         x = x - mean(x)
         return x * jax.lax.rsqrt(mean(jnp.square(x)) + 1e-6) * scale + bias
-
-
-def orthogonal(network: nn.Module, key: jax.Array, *inputs: Any, **gains: float) -> Any:
-    """Parameters with orthogonal matrices; scales and variances of norms are 1, all others are 0.
-
-    They replace those of the initialisers that the network's modules name.
-
-    The polar factor of a Gaussian matrix is uniform over orthogonal matrices. Newton-Schulz finds
-    it without LAPACK, whose batched QR can hang on CPUs under vmap. One loop over all matrices
-    compiles fastest.
-
-    Args:
-      network: takes `inputs`; only their shapes are used.
-      key: key of the Gaussian matrices.
-      gains: gains of layers by their name in the network; sqrt(2) for all others.
-    """
-    shapes = flax.traverse_util.flatten_dict(jax.eval_shape(network.init, key, *inputs))
-    ones = ("scale", "var")
-    params = {p: jnp.full(x.shape, float(p[-1] in ones), x.dtype) for p, x in shapes.items()}
-    kernels = {path: leaf for path, leaf in params.items() if leaf.ndim > 1}
-    noise = jax.random.normal(key, (sum(kernel.size for kernel in kernels.values()),))
-    matrices = []
-    for kernel in kernels.values():
-        matrices.append(noise[: kernel.size].reshape(-1, kernel.shape[-1]))
-        noise = noise[kernel.size :]
-    for path, matrix in zip(kernels, polar_factors(matrices)):
-        gain = next((gains[name] for name in path if name in gains), math.sqrt(2))
-        params[path] = gain * matrix.reshape(params[path].shape)
-    return flax.traverse_util.unflatten_dict(params)
-
-
-def polar_factors(matrices: list[jax.Array]) -> list[jax.Array]:
-    """The nearest matrices with orthonormal columns, or rows where there are fewer rows."""
-    upright = lambda x: x if x.shape[0] >= x.shape[1] else x.T
-    refine = lambda _, tall: [1.5 * x - 0.5 * x @ (x.T @ x) for x in tall]
-    tall = jax.lax.fori_loop(0, 40, refine, [upright(x / jnp.linalg.norm(x)) for x in matrices])
-    return [y if y.shape == x.shape else y.T for x, y in zip(matrices, tall)]

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from algorithms.parts.layers import orthogonal
 from envs.loops import scan
 
 
@@ -57,16 +58,18 @@ class StateSpace(NamedTuple):
 
 
 def memory_kernel(module: nn.Module, cell: str, size: int) -> Any:
-    """The parameters, of zeros, that `advance` and `unroll` take as `kernel`; None: there are none.
-    The size of an LRU or an S5 is even."""
-    blocks, zeros = BLOCKS[cell][1], nn.initializers.zeros
+    """The parameters that `advance` and `unroll` take as `kernel`; None: there are none.
+
+    A matrix is orthogonal at first, rates are 0. The size of an LRU or an S5 is even.
+    """
+    blocks = BLOCKS[cell][1]
     if not blocks:
         return None
-    kernel = module.param("memory", zeros, (size, blocks * size))
+    kernel = module.param("memory", orthogonal(1.0), (size, blocks * size))
     if cell not in STATE_SPACES:
         return kernel
     numbers = {"lru": 2, "s5": 3}[cell] * (size // 2)
-    return StateSpace(rates=module.param("rates", zeros, (numbers,)), out=kernel)
+    return StateSpace(rates=module.param("rates", nn.initializers.zeros, (numbers,)), out=kernel)
 
 
 def forget(memory: Memory, done: jax.Array) -> Memory:

@@ -228,7 +228,7 @@ def test_playouts_end_games_and_random_moves_are_legal():
 def network_of(config):
     env, _, boards = boards_of()
     network = alphazero.Network(config, 9)
-    start = parts.orthogonal(network, jax.random.key(3), games.look(boards))
+    start = network.init(jax.random.key(3), games.look(boards))
     return env, boards, network, start
 
 
@@ -305,7 +305,7 @@ def test_search_takes_a_win_and_stops_a_threat(kind):
     config = TINY.replace(search=kind, num_simulations=200, max_num_considered_actions=9)
     network = alphazero.Network(config, 9)
     _, env_state = env.reset_env(jax.random.key(0), env_params)
-    params = parts.orthogonal(network, jax.random.key(3), env_state.inner.observation[None] * 1.0)
+    params = network.init(jax.random.key(3), env_state.inner.observation[None] * 1.0)
     state = alphazero.TrainState(alphazero.PolicyState(params), *[None] * 9)
     search = jax.jit(alphazero.make_search(config, env, env_params))
     for moves, expected in (([0, 3, 1, 4], 2), ([0, 3, 1], 2), ([8, 0, 3, 1, 4], 2)):

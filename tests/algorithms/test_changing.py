@@ -43,10 +43,11 @@ def plain(tmp_path_factory):
 
 
 def test_the_page_has_these_changes():
-    assert list(CHANGES) == ["loss", "network", "optimiser", "schedule", "metric", "setting"]
+    changes = ["loss", "network", "initialiser", "optimiser", "schedule", "metric", "setting"]
+    assert list(CHANGES) == changes
 
 
-@pytest.mark.parametrize("name", [name for name in CHANGES if name != "network"])
+@pytest.mark.parametrize("name", [x for x in CHANGES if x not in ("network", "initialiser")])
 def test_a_change_trains_and_changes_what_it_says(name, plain, tmp_path):
     text, before = plain
     more = {"kl_coef": 5.0} if name == "setting" else {}
@@ -64,6 +65,13 @@ def test_a_change_trains_and_changes_what_it_says(name, plain, tmp_path):
         assert {"policy_loss", "approx_kl"} <= moved and rates not in moved
     if name == "setting":
         assert after["approx_kl"][1:].sum() < before["approx_kl"][1:].sum()
+
+
+def test_parameters_start_as_their_modules_say(plain, tmp_path):
+    text = changed(plain[0], CHANGES["initialiser"])
+    after = curves(tmp_path / "my_ppo.py", text, env="Pendulum-v1", learning_rate=1e-6)
+    gaussian = 0.5 * np.log(2.0 * np.pi * np.e) - 1.0  # the entropy with a log std of -1
+    np.testing.assert_allclose(after["entropy"][1:], gaussian, rtol=1e-3)
 
 
 def test_another_distribution_trains(plain, tmp_path):

@@ -342,9 +342,9 @@ CASE = Case(
     tiny=TINY,
     metrics={"critic_loss", "actor_loss", "mean_value", "entropy", "temperature", "grad_norm"},
     pinned={
-        "critic_loss": [156.892, 108.401, 66.2339],
-        "actor_loss": [0.0818435, 0.256427, 0.164027],
-        "entropy": [-0.101328, -0.202376, -0.0405513],
+        "critic_loss": [157.406, 107.504, 78.2039],
+        "actor_loss": [0.580316, 0.353763, 0.245512],
+        "entropy": [-0.0985906, -0.196838, -0.0346832],
     },
     refused=(
         *REFUSED,

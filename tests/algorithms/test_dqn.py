@@ -59,9 +59,9 @@ CASE = Case(
     tiny=TINY,
     metrics={"loss", "td_error", "mean_value", "grad_norm"},
     pinned={
-        "loss": [0.438857, 0.388939],
-        "grad_norm": [1.30434, 1.66184],
-        "mean_value": [0.295509, 0.278464],
+        "loss": [0.418871, 0.327469],
+        "grad_norm": [1.67964, 2.0098],
+        "mean_value": [-0.277431, -0.379398],
     },
     refused=(
         *REFUSED,

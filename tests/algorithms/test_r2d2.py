@@ -386,10 +386,10 @@ CASE = Case(
         "staleness_last",
     },
     pinned={
-        "loss": [0.201233, 0.176429],
-        "grad_norm": [0.595041, 0.608818],
-        "mean_value": [0.0244783, 0.0796171],
-        "staleness_first": [0.0185677],
+        "loss": [0.162505, 0.125893],
+        "grad_norm": [0.551556, 0.500128],
+        "mean_value": [0.229214, 0.313694],
+        "staleness_first": [0.00767944],
     },
     refused=(
         (dict(burn_in=-1), "burn_in=-1"),

@@ -163,9 +163,9 @@ CASE = Case(
     tiny=TINY,
     metrics={"critic_loss", "actor_loss", "mean_value", "entropy", "temperature", "grad_norm"},
     pinned={
-        "critic_loss": [139.243, 90.9932, 71.3674],
-        "actor_loss": [-0.0306559, 0.0275179, 0.269688],
-        "entropy": [-0.042729, 0.0980264, 0.364719],
+        "critic_loss": [139.013, 87.4857, 74.2172],
+        "actor_loss": [0.788949, 0.496193, 0.322233],
+        "entropy": [-0.00675653, 0.161609, 0.304284],
     },
     refused=(
         *REFUSED,

@@ -260,9 +260,9 @@ CASE = Case(
     tiny=TINY,
     metrics={"critic_loss", "actor_loss", "mean_value", "entropy", "temperature", "grad_norm"},
     pinned={
-        "critic_loss": [4.77733, 4.09035, 3.38092],
-        "actor_loss": [-0.693605, -0.746278, -0.640022],
-        "temperature": [0.991326, 0.974206, 0.963473],
+        "critic_loss": [4.61693, 4.1403, 3.72993],
+        "actor_loss": [-0.634708, -0.657387, -0.655879],
+        "temperature": [0.991326, 0.974207, 0.963483],
     },
     refused=(
         *REFUSED,

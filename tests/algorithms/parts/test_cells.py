@@ -51,10 +51,7 @@ def test_a_recurrent_network_is_its_single_steps(cell):
     images, numbers = rng.normal(size=(12, 3, 4, 4, 1)), rng.normal(size=(12, 3, 2))
     inputs = jnp.array(images, jnp.float32), jnp.array(numbers, jnp.float32)
     arrays = memory, inputs, done
-    gains = {"gates": 1.0, "memory": 1.0}
-    params = jax.jit(lambda key: parts.orthogonal(network, key, *arrays, **gains))(
-        jax.random.key(0)
-    )
+    params = jax.jit(network.init)(jax.random.key(0), *arrays)
     apply = jax.jit(network.apply)
     if cell != "gtrxl":  # whose window holds whole steps
         numbers_like = lambda x: jnp.array(rng.normal(size=x.shape), jnp.float32)

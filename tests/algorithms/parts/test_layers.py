@@ -18,20 +18,23 @@ class Network(nn.Module):
     @nn.compact
     def __call__(self, x):
         x = parts.Torso((8, 32), "tanh", self.conv_layers)(x)
-        self.param("log_std", nn.initializers.ones, (3,))
-        return nn.Dense(3, name="head")(x)
+        self.param("log_std", nn.initializers.constant(-1.0), (3,))
+        x = parts.Dense(3, kernel_init=parts.orthogonal(0.01), name="head")(x)
+        return nn.Dense(3, kernel_init=nn.initializers.constant(0.2), name="own")(x)
 
 
 @pytest.mark.parametrize(
     "shape, conv_layers", [((5,), "small"), ((6, 5, 3), "small"), ((6, 5, 3), "none")]
 )
-def test_kernels_are_orthogonal_with_their_gains_and_all_else_is_zero(shape, conv_layers):
+def test_kernels_are_orthogonal_with_their_gains_and_all_else_is_as_a_network_says(
+    shape, conv_layers
+):
     network, x = Network(conv_layers), jnp.zeros((1, *shape))
-    params = jax.jit(lambda key: parts.orthogonal(network, key, x, head=0.01))(jax.random.key(0))
-    shapes = jax.eval_shape(network.init, jax.random.key(0), x)
-    assert jax.tree.map(jnp.shape, params) == jax.tree.map(lambda leaf: leaf.shape, shapes)
+    params = jax.jit(network.init)(jax.random.key(0), x)["params"]
+    np.testing.assert_array_equal(params.pop("log_std"), -1.0)
+    np.testing.assert_array_equal(params["own"].pop("kernel"), np.float32(0.2))
     kernels = 0
-    for path, leaf in jax.tree_util.tree_leaves_with_path(params["params"]):
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         if leaf.ndim == 1:
             np.testing.assert_array_equal(leaf, 0.0)
             continue
@@ -42,25 +45,20 @@ def test_kernels_are_orthogonal_with_their_gains_and_all_else_is_zero(shape, con
     assert kernels == 3 + (len(shape) == 3 and conv_layers == "small")
 
 
-def test_orthogonal_matrices_are_uniform():
+@pytest.mark.parametrize("shape", [(4, 2), (2, 4), (2, 2, 2)])
+def test_orthogonal_matrices_are_uniform(shape):
     """Columns are uniform over directions: their mean is 0, and each entry's square averages 1 /
     rows."""
-    keys, x = jax.random.split(jax.random.key(0), 4000), jnp.zeros((1, 4))
-
-    class One(nn.Module):
-        @nn.compact
-        def __call__(self, x):
-            return nn.Dense(2, name="layer")(x)
-
-    draw = lambda key: parts.orthogonal(One(), key, x, layer=1.0)["params"]["layer"]["kernel"]
-    kernels = jax.jit(jax.vmap(draw))(keys)
-    np.testing.assert_allclose(kernels.mean(0), np.zeros((4, 2)), atol=0.04)
-    np.testing.assert_allclose(jnp.square(kernels).mean(0), np.full((4, 2), 0.25), atol=0.02)
+    keys = jax.random.split(jax.random.key(0), 4000)
+    kernels = jax.jit(jax.vmap(lambda key: parts.orthogonal(1.0)(key, shape)))(keys)
+    assert kernels.shape == (4000, *shape)
+    np.testing.assert_allclose(kernels.mean(0), np.zeros(shape), atol=0.04)
+    np.testing.assert_allclose(jnp.square(kernels).mean(0), np.full(shape, 0.25), atol=0.02)
 
 
 def test_initialisation_has_no_lapack_under_vmap():
     """Batched LAPACK calls can hang on a CPU (jaxlib 0.10)."""
-    init = lambda key: parts.orthogonal(Network("small"), key, jnp.zeros((1, 6, 5, 3)))
+    init = lambda key: Network("small").init(key, jnp.zeros((1, 6, 5, 3)))
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 16))
     text = jax.jit(jax.vmap(init)).lower(keys).as_text().lower()
     assert "dot_general" in text
@@ -165,7 +163,7 @@ def test_simba_s_blocks_are_those_of_the_paper():
     """x + W2 relu(W1 norm(x)), four times as wide inside, between a dense layer and a norm."""
     x = jax.random.normal(jax.random.key(0), (5, 3))
     torso = parts.Torso((8, 8), "relu", network="simba")
-    params = jax.jit(lambda key: parts.orthogonal(torso, key, x))(jax.random.key(1))
+    params = jax.jit(torso.init)(jax.random.key(1), x)
     params = random_biases(params)
     weights = jax.tree.map(np.asarray, params["params"])
     dense = lambda i, x: x @ weights[f"Dense_{i}"]["kernel"] + weights[f"Dense_{i}"]["bias"]
@@ -186,7 +184,7 @@ def test_simba_s_blocks_are_those_of_the_paper():
 def test_scales_of_layer_norms_start_at_one():
     x = jnp.zeros((1, 3))
     torso = parts.Torso((4,), "relu", "none", "simba")
-    params = jax.jit(lambda key: parts.orthogonal(torso, key, x))(jax.random.key(0))
+    params = jax.jit(torso.init)(jax.random.key(0), x)
     for name in ("LayerNorm_0", "LayerNorm_1"):
         np.testing.assert_array_equal(params["params"][name]["scale"], 1.0)
         np.testing.assert_array_equal(params["params"][name]["bias"], 0.0)
