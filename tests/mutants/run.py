@@ -6,11 +6,12 @@
     python tests/mutants/run.py --file algorithms/ppo.py
 
 The list, list.json, has mutants that the tests notice: *red* ones. Each is a changed line. The exit
-code is 1 if one is not red any more: then the protection of that line is lost. Run the suite itself
-first, because here a test that always fails makes every mutant red. Words of a line printed:
+code is 1 if one is not red any more: then the protection of that line is lost. Words of a line
+printed:
 
     red      a test fails; the last word names it
     GREEN    no test fails
+    BROKEN   a test fails, and without the change it fails, too
     timeout  the tests take longer than --limit seconds
     stale    the old text is not in the code, or not unique: renew this mutant in list.json
     skipped  a library that the tests need is missing
@@ -60,7 +61,8 @@ LIBRARIES = (
     *("orbax.checkpoint", "wandb", "matplotlib.pyplot", "pandas", "scipy.stats", "seaborn"),
     *("pygame", "PIL.Image"),
 )
-RED, GREEN, TIMEOUT, STALE, SKIPPED = "red", "GREEN", "timeout", "stale", "skipped"
+RED, GREEN, BROKEN = "red", "GREEN", "BROKEN"
+TIMEOUT, STALE, SKIPPED = "timeout", "stale", "skipped"
 
 Mutant = dict[str, Any]
 
@@ -196,6 +198,15 @@ class Worker:
     process: int = 0
     began: float = 0.0
     restore: tuple[Path, str, float] | None = None
+    killer: str = ""  # the test that failed, while it runs without the change
+
+    def put_back(self) -> None:
+        """The file without the change."""
+        if self.restore:
+            file, text, changed = self.restore
+            file.write_text(text)
+            os.utime(file, (changed, changed))
+        self.restore = None
 
     @property
     def told(self) -> Path:
@@ -285,6 +296,7 @@ class Runner:
 
     def __init__(self, work: Path, jobs: int, limit: float, keeps: bool = False):
         self.limit, self.keeps, self.results = limit, keeps, list[Result]()
+        self.sound: set[str] = set()  # tests that passed without a change
         self.changes = int(time.time()) + 1_000_000  # times of changed files, each another second
         self.workers = [Worker(work / f"tree{i}") for i in range(jobs)]
         for worker in self.workers:
@@ -339,8 +351,17 @@ class Runner:
                 self.end(worker, TIMEOUT)
             return
         log = worker.log.read_text(errors="replace")
-        if worker.told.exists():
-            self.end(worker, RED, worker.told.read_text())
+        if killer := worker.killer:
+            if worker.told.exists() or status:
+                return self.end(worker, BROKEN, f"{killer} fails without the change, too")
+            self.sound.add(killer)
+            self.end(worker, RED, killer)
+        elif worker.told.exists():
+            killer = worker.told.read_text()
+            if killer in self.sound or "::" not in killer:  # else a file that does not import
+                return self.end(worker, RED, killer)
+            worker.put_back()
+            worker.killer, worker.process = killer, run_tests(worker, shlex.quote(killer))
         elif os.WIFSIGNALED(status):
             self.end(worker, RED, f"signal {os.WTERMSIG(status)}")
         elif "while loading conftest" in log:
@@ -351,13 +372,10 @@ class Runner:
             self.proceed(worker)
 
     def end(self, worker: Worker, status: str, told: str = "") -> None:
-        if worker.restore:
-            file, text, changed = worker.restore
-            file.write_text(text)
-            os.utime(file, (changed, changed))
+        worker.put_back()
         assert worker.mutant is not None
         mutant, seconds = worker.mutant, time.monotonic() - worker.began
-        worker.mutant = worker.restore = None
+        worker.mutant, worker.killer = None, ""
         self.results.append(Result(mutant, status, seconds, told))
         if self.keeps:  # at once: a run that is stopped has kept what it found
             keep(self.results[-1:])
