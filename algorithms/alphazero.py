@@ -147,7 +147,7 @@ class TrainState:
     policy: PolicyState
     past: PolicyState  # of the point before
     opt_state: optax.OptState
-    env_state: envs.BatchState
+    env_state: Any  # of `envs.batch`
     opening: jax.Array  # random moves left on each board, int32 (num_envs,)
     episodes: parts.EpisodeStatistics
     rollout_rng: jax.Array  # key for searches and the environments
@@ -328,7 +328,7 @@ def playout_search(game, size):
 # --- acting and training ----------------------------------------------------------------------
 
 
-@parts.with_usual_jax
+@parts.with_environment
 def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns policy(state, observation, memory=None, rng=None, mask=None) -> action, memory.
 
@@ -336,20 +336,19 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
     so is the action (2,): whose turn it is decides the environment. Without rng it takes the most
     probable action; with rng a sample.
     """
-    config, env, env_params = parts.resolve(config, env, env_params)
-    space = env.action_space(env_params)
-    network = Network(config, space.n)
+    space = parts.ActionSpace(env.action_space(env_params))
+    network = Network(config, space.size)
 
     def policy(state, observation, memory=None, rng=None, mask=None):
         logits, _ = network.apply(state.policy.params, observation.astype(jnp.float32))
         logits = logits if mask is None else masked(logits, mask)
-        noise = 0.0 if rng is None else parts.action_noise(rng, space, logits.shape[:-1])
+        noise = 0.0 if rng is None else space.noise(rng, logits.shape[:-1])
         return jnp.argmax(logits + noise, axis=-1), memory
 
     return policy
 
 
-@parts.with_usual_jax
+@parts.with_environment
 def make_search(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns search(state, env_state, rng=None) -> action, which plays with search.
 
@@ -357,7 +356,6 @@ def make_search(config: Config, env: Any = None, env_params: Any = None) -> Call
     is that of both players; one of them waits and has action 0. Without rng it takes the best move
     that the search finds; with rng it explores as in self-play.
     """
-    config, env, env_params = parts.resolve(config, env, env_params)
     check(config, env, env_params)
     network = Network(config, env.action_space(env_params).n)
     find = searcher(config, env.wrapped, functools.partial(by_network, network))
@@ -378,6 +376,7 @@ def check(config: Config, env: Any, env_params: Any) -> None:
     not_negative = ("opening_moves", "eval_simulations", "eval_opening_moves")
     parts.check_sizes(config, *positive, not_negative=not_negative)
     parts.check_choices(config, search=("gumbel", "puct"), network=("dense", "residual"))
+    parts.check_minibatches(config, "samples")
     if mctx is None:
         raise ValueError('alphazero needs mctx: pip install "mctx==0.0.71"')
     parts.check_game(INFO, config, env, env_params)
@@ -387,13 +386,9 @@ def check(config: Config, env: Any, env_params: Any) -> None:
             f"network='residual' needs boards (height, width, planes), and {env.name} has "
             f"observations {shape}; 'dense' would do"
         )
-    size, number = config.num_envs * config.num_steps, config.num_minibatches
-    what = f"num_envs * num_steps = {config.num_envs} * {config.num_steps} = {size}"
-    parts.check_divides("num_minibatches", number, what, size)
-    parts.num_updates(config, size)
 
 
-@parts.with_usual_jax
+@parts.with_environment
 def make_train(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns the jitted train(rng, state=None, num_evals=None) -> state, metrics.
 
@@ -402,7 +397,6 @@ def make_train(config: Config, env: Any = None, env_params: Any = None) -> Calla
     Raises:
       ValueError: a setting that cannot work, or an environment that is no game of two players.
     """
-    config, env, env_params = parts.resolve(config, env, env_params)
     check(config, env, env_params)
     return parts.program(learner, config, env, env_params)
 

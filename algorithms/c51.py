@@ -139,7 +139,7 @@ class TrainState:
     target_age: jax.Array  # gradient steps since the target network moved, int32
     opt_state: optax.OptState
     replay: parts.Replay
-    env_state: envs.BatchState
+    env_state: Any  # of `envs.batch`
     observation: jax.Array  # (num_envs, ...)
     held: Held  # actions that last into the next step
     episodes: parts.EpisodeStatistics
@@ -251,18 +251,17 @@ def hold(held, chosen, mask=None):
 # --- acting and training ----------------------------------------------------------------------
 
 
-@parts.with_usual_jax
+@parts.with_environment
 def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns policy(state, observation, memory=None, rng=None, mask=None) -> action, memory.
 
     For one environment. Without rng the action of the highest value; with rng it is epsilon-greedy
     at eps_end, anew at every step. mask (num_actions,): `env.action_mask`, the allowed actions.
     """
-    config, env, env_params = parts.resolve(config, env, env_params)
     network = CategoricalNetwork(config, env.action_space(env_params).n)
 
     def policy(state, observation, memory=None, rng=None, mask=None):
-        x = parts.normalize(config, state.policy.obs_stats, observation)[None]
+        x = state.policy.obs_stats.as_input(config, observation)[None]
         values = action_values(config, network.apply(state.policy.params, x))
         mask = None if mask is None else mask[None]
         noise = jnp.full(1, jnp.inf) if rng is None else jax.random.uniform(rng, (1,))
@@ -273,15 +272,15 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
 
 def check(config: Config, env: Any, env_params: Any) -> None:
     """Raises a ValueError that names the setting, its value and a value that works."""
-    parts.check_sizes(config, "target_every", "num_atoms")
     if config.num_atoms < 2:
         raise ValueError(f"num_atoms={config.num_atoms}: give a whole number, 2 or more")
-    parts.check_choices(config, exploration=EXPLORATION)
-    parts.check_spaces(INFO, config, env, env_params)
-    parts.check_replay(config, env, env_params)
+    words = {"exploration": EXPLORATION}
+    parts.check(
+        INFO, config, env, env_params, "target_every", "num_atoms", replay=True, words=words
+    )
 
 
-@parts.with_usual_jax
+@parts.with_environment
 def make_train(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns the jitted train(rng, state=None, num_evals=None) -> state, metrics.
 
@@ -290,7 +289,6 @@ def make_train(config: Config, env: Any = None, env_params: Any = None) -> Calla
     Raises:
       ValueError: a setting that cannot work, a space that C51 cannot take, or too large a buffer.
     """
-    config, env, env_params = parts.resolve(config, env, env_params)
     check(config, env, env_params)
     return parts.program(learner, config, env, env_params)
 
@@ -364,7 +362,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         """`train_every` steps of every environment."""
 
         def step(state, noise):
-            x = parts.normalize(config, state.policy.obs_stats, state.observation)
+            x = state.policy.obs_stats.as_input(config, state.observation)
             values = action_values(config, network.apply(state.policy.params, x))
             mask = environments.action_mask(state.env_state, env_params)
             chosen = epsilon_greedy(values, epsilon, noise.exploration, mask)
@@ -393,7 +391,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         """m = project(p'(s_n, a*), R_n + gamma**n z), (batch_size, num_atoms). p', Q': target
         network. a* = argmax_a Q'(s_n, a), or with `double` argmax_a Q(s_n, a). Also the share of
         p' beyond v_min and v_max, ()."""
-        x = parts.normalize(config, state.policy.obs_stats, window.final_observation)
+        x = state.policy.obs_stats.as_input(config, window.final_observation)
         next_logits = network.apply(state.target_params, x)
         # detail 6
         selecting = network.apply(state.policy.params, x) if config.double else next_logits
@@ -405,7 +403,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
 
     def loss(params, policy, window, target):  # detail 7
         """The mean of -sum_i m_i log p_i(s, a)."""
-        x = parts.normalize(config, policy.obs_stats, window.observation)
+        x = policy.obs_stats.as_input(config, window.observation)
         logits = network.apply(params, x)
         log_probs = jax.nn.log_softmax(of_action(logits, window.action))
         total = -(target * log_probs).sum(-1).mean()

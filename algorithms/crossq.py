@@ -209,7 +209,7 @@ class TrainState:
     critic_opt_state: optax.OptState
     policy_opt_state: optax.OptState  # for the actor and the temperature
     replay: parts.Replay
-    env_state: envs.BatchState
+    env_state: Any  # of `envs.batch`
     observation: jax.Array  # (num_envs, ...)
     episodes: parts.EpisodeStatistics
     rng: jax.Array
@@ -237,35 +237,31 @@ LOG_STD = (-5.0, 2.0)
 # --- acting and training ----------------------------------------------------------------------
 
 
-@parts.with_usual_jax
+@parts.with_environment
 def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns policy(state, observation, memory=None, rng=None, mask=None) -> action, memory.
 
     The policy is for one environment, and its actions are in the environment's box. Without rng it
     takes tanh of the mean, with rng a sample.
     """
-    config, env, env_params = parts.resolve(config, env, env_params)
-    space = env.action_space(env_params)
-    network = Actor(config, parts.num_outputs(space))
+    space = parts.ActionSpace(env.action_space(env_params))
+    network = Actor(config, space.size)
 
     def policy(state, observation, memory=None, rng=None, mask=None):
-        x = parts.normalize(config, state.policy.obs_stats, observation)[None]
+        x = state.policy.obs_stats.as_input(config, observation)[None]
         actions = network.apply(state.policy.variables, x)
         action = actions.mode() if rng is None else actions.sample(seed=rng)
-        return parts.rescale_to(space, action)[0], memory
+        return space.rescale(action)[0], memory
 
     return policy
 
 
 def check(config: Config, env: Any, env_params: Any) -> None:
     """Raises a ValueError that names the setting, its value and a value that works."""
-    parts.check_sizes(config, "num_critics", "policy_every")
-    parts.check_network(config, "hidden_sizes", "critic_hidden_sizes")
-    parts.check_spaces(INFO, config, env, env_params)
-    parts.check_replay(config, env, env_params)
+    parts.check(INFO, config, env, env_params, "num_critics", "policy_every", replay=True)
 
 
-@parts.with_usual_jax
+@parts.with_environment
 def make_train(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns the jitted train(rng, state=None, num_evals=None) -> state, metrics.
 
@@ -275,7 +271,6 @@ def make_train(config: Config, env: Any = None, env_params: Any = None) -> Calla
       ValueError: a setting that cannot work, a space that CrossQ cannot take, or a buffer larger
         than the device's memory.
     """
-    config, env, env_params = parts.resolve(config, env, env_params)
     check(config, env, env_params)
     return parts.program(learner, config, env, env_params)
 
@@ -289,8 +284,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     # Actions are uniform in rounds that begin before `learning_starts`, or before any learning.
     uniform = max(waiting, rounds.before(config.learning_starts) + 1)
     environments = envs.batch(env, config.num_envs, rounds.num_steps)
-    space = env.action_space(env_params)
-    size = parts.num_outputs(space)
+    space = parts.ActionSpace(env.action_space(env_params))
+    size = space.size
     actor, critic = Actor(config, size), Critic(config)
     adam = parts.on_one_vector(optax.scale_by_adam(config.adam_b1, eps=config.adam_eps))
     decay = optax.add_decayed_weights(config.weight_decay)
@@ -363,16 +358,16 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
 
         def step(state, inputs):
             step_rng, noise = inputs
-            x = parts.normalize(config, state.policy.obs_stats, state.observation)
+            x = state.policy.obs_stats.as_input(config, state.observation)
             actions = actor.apply(state.policy.variables, x)
-            action = parts.sample(actions, noise, step_rng)
-            action = jnp.where(warm_up, parts.uniform_of(noise), action)  # detail 8
+            action = space.sample(actions, noise, step_rng)
+            action = jnp.where(warm_up, space.uniform_from(noise), action)  # detail 8
             observation, env_state, reward, terminated, truncated, info = environments.step(
-                step_rng, state.env_state, parts.rescale_to(space, action), env_params
+                step_rng, state.env_state, space.rescale(action), env_params
             )
             transition = parts.Transition(
                 observation=state.observation,
-                action=action.reshape(config.num_envs, *space.shape),
+                action=space.shaped(action),
                 reward=reward,
                 terminated=terminated,
                 done=terminated | truncated,
@@ -387,8 +382,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
 
         y = reward_scale R_n + gamma**n (min_k Q_k(s_n, a') - alpha log pi(a'|s_n)), a' ~ pi.
         """
-        x = parts.normalize(config, state.policy.obs_stats, window.observation)
-        next_x = parts.normalize(config, state.policy.obs_stats, window.final_observation)
+        x = state.policy.obs_stats.as_input(config, window.observation)
+        next_x = state.policy.obs_stats.as_input(config, window.final_observation)
         next_actions = actor.apply(state.policy.variables, next_x)
         next_action, next_log_prob = next_actions.sample_and_log_prob_from(noise)
         both = jnp.concatenate([x, next_x])  # detail 2
@@ -407,7 +402,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
 
         This is alpha (H - target) with the entropy H. Also returns new running moments and metrics.
         """
-        x = parts.normalize(config, state.policy.obs_stats, window.observation)
+        x = state.policy.obs_stats.as_input(config, window.observation)
         temperature = jnp.exp(log_temperature)
         variables = state.policy.variables | {"params": params}
         gaussian, changed = actor.apply(variables, x, True, warm, mutable="moments")

@@ -145,7 +145,7 @@ class TrainState:
     actor_opt_state: optax.OptState
     critic_opt_state: optax.OptState
     replay: parts.Replay
-    env_state: envs.BatchState
+    env_state: Any  # of `envs.batch`
     observation: jax.Array  # (num_envs, ...)
     exploration: jax.Array  # noise of the last step, of variance 1, (num_envs, dimensions)
     episodes: parts.EpisodeStatistics
@@ -177,36 +177,32 @@ def noisy(action, noise):  # detail 2
 # --- acting and training ----------------------------------------------------------------------
 
 
-@parts.with_usual_jax
+@parts.with_environment
 def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns policy(state, observation, memory=None, rng=None, mask=None) -> action, memory.
 
     The policy is for one environment, and its actions are in the environment's box. With rng it
     adds noise that is not correlated.
     """
-    config, env, env_params = parts.resolve(config, env, env_params)
-    space = env.action_space(env_params)
-    network = Actor(config, parts.num_outputs(space))
+    space = parts.ActionSpace(env.action_space(env_params))
+    network = Actor(config, space.size)
 
     def policy(state, observation, memory=None, rng=None, mask=None):
-        x = parts.normalize(config, state.policy.obs_stats, observation)[None]
+        x = state.policy.obs_stats.as_input(config, observation)[None]
         action = network.apply(state.policy.params, x)
         if rng is not None:
             action = noisy(action, config.exploration_noise * jax.random.normal(rng, action.shape))
-        return parts.rescale_to(space, action)[0], memory
+        return space.rescale(action)[0], memory
 
     return policy
 
 
 def check(config: Config, env: Any, env_params: Any) -> None:
     """Raises a ValueError that names the setting, its value and a value that works."""
-    parts.check_sizes(config)
-    parts.check_network(config, "hidden_sizes", "critic_hidden_sizes")
-    parts.check_spaces(INFO, config, env, env_params)
-    parts.check_replay(config, env, env_params)
+    parts.check(INFO, config, env, env_params, replay=True)
 
 
-@parts.with_usual_jax
+@parts.with_environment
 def make_train(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns the jitted train(rng, state=None, num_evals=None) -> state, metrics.
 
@@ -216,7 +212,6 @@ def make_train(config: Config, env: Any = None, env_params: Any = None) -> Calla
       ValueError: a setting that cannot work, a space that DDPG cannot take, or a buffer larger than
         the device's memory.
     """
-    config, env, env_params = parts.resolve(config, env, env_params)
     check(config, env, env_params)
     return parts.program(learner, config, env, env_params)
 
@@ -230,8 +225,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     # Actions are uniform in rounds that begin before `learning_starts`, or before any learning.
     uniform = max(waiting, rounds.before(config.learning_starts) + 1)
     environments = envs.batch(env, config.num_envs, rounds.num_steps)
-    space = env.action_space(env_params)
-    size = parts.num_outputs(space)
+    space = parts.ActionSpace(env.action_space(env_params))
+    size = space.size
     actor, critic = Actor(config, size), Critic(config)
     adam = optax.scale_by_adam(eps=config.adam_eps)
     decay = optax.add_decayed_weights(config.weight_decay)
@@ -294,16 +289,16 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
 
         def step(state, inputs):
             step_rng, noise = inputs
-            x = parts.normalize(config, state.policy.obs_stats, state.observation)
+            x = state.policy.obs_stats.as_input(config, state.observation)
             noise = correlated(noise, state.exploration, config.noise_correlation)
             action = noisy(actor.apply(state.policy.params, x), config.exploration_noise * noise)
-            action = jnp.where(warm_up, parts.uniform_of(noise), action)  # detail 6
+            action = jnp.where(warm_up, space.uniform_from(noise), action)  # detail 6
             observation, env_state, reward, terminated, truncated, info = environments.step(
-                step_rng, state.env_state, parts.rescale_to(space, action), env_params
+                step_rng, state.env_state, space.rescale(action), env_params
             )
             transition = parts.Transition(
                 observation=state.observation,
-                action=action.reshape(config.num_envs, *space.shape),
+                action=space.shaped(action),
                 reward=reward,
                 terminated=terminated,
                 done=terminated | truncated,
@@ -316,7 +311,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
 
     def targets(state, window):
         """y = reward_scale R_n + gamma**n Q'(s_n, mu'(s_n)), (batch_size,); R_n: n-step return."""
-        x = parts.normalize(config, state.policy.obs_stats, window.final_observation)
+        x = state.policy.obs_stats.as_input(config, window.final_observation)
         action = actor.apply(state.target_params.actor, x)
         next_value = critic.apply(state.target_params.critic, x, action)
         return config.reward_scale * window.returns + window.discount * next_value
@@ -334,7 +329,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         """Learns from a batch of windows."""
         draw = buffer.draw(state.replay, draws)
         window = buffer.windows(state.replay.transitions, draw.index, config.gamma)
-        x = parts.normalize(config, state.policy.obs_stats, window.observation)
+        x = state.policy.obs_stats.as_input(config, window.observation)
         action = window.action.reshape(-1, size)
         (loss, mean_value), grads = jax.value_and_grad(critic_loss, has_aux=True)(
             state.critic_params, x, action, targets(state, window)

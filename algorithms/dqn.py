@@ -156,7 +156,7 @@ class TrainState:
     target_age: jax.Array  # gradient steps since the target network moved, int32
     opt_state: optax.OptState
     replay: parts.Replay
-    env_state: envs.BatchState
+    env_state: Any  # of `envs.batch`
     observation: jax.Array  # (num_envs, ...)
     held: Held  # actions that last into the next step
     episodes: parts.EpisodeStatistics
@@ -255,18 +255,17 @@ def importance_weights(probabilities, size, beta):
 # --- acting and training ----------------------------------------------------------------------
 
 
-@parts.with_usual_jax
+@parts.with_environment
 def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns policy(state, observation, memory=None, rng=None, mask=None) -> action, memory.
 
     For one environment. Without rng the action of the highest value; with rng it is epsilon-greedy
     at eps_end, anew at every step. mask (num_actions,): `env.action_mask`, the allowed actions.
     """
-    config, env, env_params = parts.resolve(config, env, env_params)
     network = QNetwork(config, env.action_space(env_params).n)
 
     def policy(state, observation, memory=None, rng=None, mask=None):
-        x = parts.normalize(config, state.policy.obs_stats, observation)[None]
+        x = state.policy.obs_stats.as_input(config, observation)[None]
         values, mask = network.apply(state.policy.params, x), None if mask is None else mask[None]
         noise = jnp.full(1, jnp.inf) if rng is None else jax.random.uniform(rng, (1,))
         return epsilon_greedy(values, config.eps_end, noise, mask)[0], memory
@@ -276,15 +275,13 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
 
 def check(config: Config, env: Any, env_params: Any) -> None:
     """Raises a ValueError that names the setting, its value and a value that works."""
-    parts.check_sizes(config, "target_every")
     if config.dueling and not config.hidden_sizes:
         raise ValueError("dueling=True splits the last of hidden_sizes=(): give one or more")
-    parts.check_choices(config, exploration=EXPLORATION)
-    parts.check_spaces(INFO, config, env, env_params)
-    parts.check_replay(config, env, env_params)
+    words = {"exploration": EXPLORATION}
+    parts.check(INFO, config, env, env_params, "target_every", replay=True, words=words)
 
 
-@parts.with_usual_jax
+@parts.with_environment
 def make_train(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns the jitted train(rng, state=None, num_evals=None) -> state, metrics.
 
@@ -293,7 +290,6 @@ def make_train(config: Config, env: Any = None, env_params: Any = None) -> Calla
     Raises:
       ValueError: a setting that cannot work, a space that DQN cannot take, or too large a buffer.
     """
-    config, env, env_params = parts.resolve(config, env, env_params)
     check(config, env, env_params)
     return parts.program(learner, config, env, env_params)
 
@@ -367,7 +363,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         """`train_every` steps of every environment."""
 
         def step(state, noise):
-            x = parts.normalize(config, state.policy.obs_stats, state.observation)
+            x = state.policy.obs_stats.as_input(config, state.observation)
             values = network.apply(state.policy.params, x)
             mask = environments.action_mask(state.env_state, env_params)
             chosen = epsilon_greedy(values, epsilon, noise.exploration, mask)
@@ -397,7 +393,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
 
         Q' is the target network. a* = argmax_a Q'(s_n, a), or with `double` argmax_a Q(s_n, a).
         """
-        x = parts.normalize(config, state.policy.obs_stats, window.final_observation)
+        x = state.policy.obs_stats.as_input(config, window.final_observation)
         next_values = network.apply(state.target_params, x)
         selecting = network.apply(state.policy.params, x) if config.double else next_values
         best = greedy(selecting, window.final_action_mask)
@@ -405,7 +401,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
 
     def loss(params, policy, window, target, weights):
         """Mean of w huber(y - Q(s, a)) with importance weights w; TD errors |y - Q|; metrics."""
-        x = parts.normalize(config, policy.obs_stats, window.observation)
+        x = policy.obs_stats.as_input(config, window.observation)
         values = network.apply(params, x)
         errors = target - of_action(values, window.action)
         total, error = (weights * huber(errors, config.huber_delta)).mean(), jnp.abs(errors)

@@ -129,15 +129,15 @@ class Actor(nn.Module):
     """Inputs (batch, ...) to distributions of actions."""
 
     config: Config
-    space: Any  # of actions
+    space: parts.ActionSpace
 
     @nn.compact
     def __call__(self, x, mask=None):
         """The mask is False for forbidden actions and for dimensions that the agent lacks."""
-        c, size = self.config, parts.num_outputs(self.space)
+        c, size = self.config, self.space.size
         x = parts.Torso(c.hidden_sizes, c.activation, c.conv_layers, dtype=c.compute_dtype)(x)
         output = parts.Dense(size, kernel_init=parts.orthogonal(0.01), name="actor_head")(x)
-        if parts.is_discrete(self.space):
+        if self.space.discrete:
             return parts.Categorical(output, mask)  # detail 7
         log_std = self.param("log_std", nn.initializers.zeros, (size,))
         return parts.Gaussian(output, jnp.broadcast_to(log_std, output.shape), mask)
@@ -177,7 +177,7 @@ class TrainState:
     opt_state: optax.OptState
     critic_opt_state: optax.OptState
     reward_scale: parts.RewardScale
-    env_state: envs.BatchState
+    env_state: Any  # of `envs.batch`
     observation: jax.Array  # (num_envs, num_agents, ...)
     alive: jax.Array  # (num_envs, num_agents)
     episodes: parts.EpisodeStatistics
@@ -282,7 +282,7 @@ def value_error(values, old_values, targets, clip_eps, clip):
 
 def choosing(space, rollout):
     """Where an agent is alive and, of discrete actions, has more than one to choose from; bool."""
-    if rollout.mask is None or not parts.is_discrete(space):
+    if rollout.mask is None or not space.discrete:
         return rollout.alive
     return rollout.alive & (rollout.mask.sum(-1) > 1)
 
@@ -323,11 +323,11 @@ def make_inputs(config, policy, observation, world_state=None):
     Central critics see the world state (num_envs, ...), or all observations if there is none. With
     `agent_ids`, the agent's number follows, one-hot.
     """
-    x = critic_x = parts.normalize(config, policy.obs_stats, observation)
+    x = critic_x = policy.obs_stats.as_input(config, observation)
     num_envs, num_agents = x.shape[:2]
     if config.central_critic:  # detail 4
         stats = policy.world_stats
-        view = x if world_state is None else parts.normalize(config, stats, world_state)
+        view = x if world_state is None else stats.as_input(config, world_state)
         critic_x = jnp.repeat(view.reshape(num_envs, 1, -1), num_agents, axis=1)
     if config.agent_ids:  # detail 5
         ids = jnp.broadcast_to(jnp.eye(num_agents), (num_envs, num_agents, num_agents))
@@ -335,7 +335,7 @@ def make_inputs(config, policy, observation, world_state=None):
     return x, critic_x
 
 
-@parts.with_usual_jax
+@parts.with_environment
 def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns policy(state, observation, memory=None, rng=None, mask=None) -> action, memory.
 
@@ -343,27 +343,25 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
     Without rng it takes the most probable actions, or the means; with rng it takes samples. mask
     (num_agents, num_actions): `env.action_mask`, the allowed actions.
     """
-    config, env, env_params = parts.resolve(config, env, env_params)
-    space = env.action_space(env_params)
+    space = parts.ActionSpace(env.action_space(env_params))
     network = Actor(config, space)
 
     def policy(state, observation, memory=None, rng=None, mask=None):
         mask = None if mask is None else mask[None]
         actions = act(config, network, evaluated(state.policy), observation[None], mask)
         action = actions.mode() if rng is None else actions.sample(seed=rng)
-        return parts.clip_to(space, parts.unfold(config, action, env.num_agents)[0]), memory
+        return space.clip(parts.unfold(config, action, env.num_agents)[0]), memory
 
     return policy
 
 
-@parts.with_usual_jax
+@parts.with_environment
 def make_probabilities(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns probabilities(state, observation, mask) of the policy that samples discrete actions.
 
     Of one environment, as for `make_policy`: (num_agents, num_actions).
     """
-    config, env, env_params = parts.resolve(config, env, env_params)
-    network = Actor(config, env.action_space(env_params))
+    network = Actor(config, parts.ActionSpace(env.action_space(env_params)))
 
     def probabilities(state, observation, mask):
         actions = act(config, network, evaluated(state.policy), observation[None], mask[None])
@@ -385,10 +383,9 @@ def act(config, network, policy, observation, mask):
 
 def check(config: Config, env: Any, env_params: Any) -> None:
     """Raises a ValueError that names the setting, its value and a value that works."""
-    parts.check_sizes(config, "num_steps", "update_epochs", "critic_epochs", "num_minibatches")
-    parts.check_choices(config, minibatch_of=("samples", "trajectories"))
-    parts.check_spaces(INFO, config, env, env_params)
-    parts.warn_of_units(env, env_params)
+    sizes = ("num_steps", "update_epochs", "critic_epochs", "num_minibatches")
+    words = {"minibatch_of": ("samples", "trajectories")}
+    parts.check(INFO, config, env, env_params, *sizes, unit_std=True, words=words)
     shape = env.observation_space(env_params).shape
     if config.agent_ids and not (config.share_params and len(shape) == 1):
         raise ValueError("agent_ids=True needs share_params=True and flat observations (n,)")
@@ -397,10 +394,9 @@ def check(config: Config, env: Any, env_params: Any) -> None:
     what = f"the {count} {config.minibatch_of} of a rollout"
     parts.check_divides("num_minibatches", config.num_minibatches, what, count)
     parts.check_samples(config, size)
-    parts.num_updates(config, config.num_envs * config.num_steps)
 
 
-@parts.with_usual_jax
+@parts.with_environment
 def make_train(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns the jitted train(rng, state=None, num_evals=None) -> state, metrics.
 
@@ -410,7 +406,6 @@ def make_train(config: Config, env: Any = None, env_params: Any = None) -> Calla
     Raises:
       ValueError: a setting that cannot work, or a space that IPPO cannot take.
     """
-    config, env, env_params = parts.resolve(config, env, env_params)
     check(config, env, env_params)
     return parts.program(learner, config, env, env_params)
 
@@ -433,7 +428,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     num_networks = 1 if config.share_params else num_agents
     samples = config.num_envs * num_agents // num_networks  # samples of a network at one step
     environments = envs.batch(env, config.num_envs, config.num_steps)
-    space = env.action_space(env_params)
+    space = parts.ActionSpace(env.action_space(env_params))
     actor, critic = Actor(config, space), Critic(config)
     team = parts.earns_after_leaving(env)
     actor_weights = functools.partial(choosing, space)
@@ -517,16 +512,16 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         """Collects a rollout. `prepare` computes values and log_probs, for all steps at once."""
         rng, start_rng, step_rng, noise_rng = jax.random.split(state.rollout_rng, 4)
         shape = config.num_steps, num_networks, samples
-        noise = parts.action_noise(noise_rng, space, shape)
+        noise = space.noise(noise_rng, shape)
 
         def step(state, inputs):
             step_rng, noise = inputs
             mask = parts.mask_of_agents(environments, state.env_state, env_params)
             world_state = world_of(state.env_state)
             actions = act(config, actor, state.policy, state.observation, mask)
-            action = parts.unfold(config, parts.sample(actions, noise, step_rng), num_agents)
+            action = parts.unfold(config, space.sample(actions, noise, step_rng), num_agents)
             observation, env_state, reward, terminated, truncated, info = environments.step(
-                step_rng, state.env_state, parts.clip_to(space, action), env_params
+                step_rng, state.env_state, space.clip(action), env_params
             )
             alive = info.get("alive", jnp.ones_like(state.alive))
             done = terminated | truncated
@@ -664,7 +659,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             return (learned.epochs < task.epochs) & ~(learned.kl > config.target_kl)  # detail 2
 
         zero, count = jnp.zeros(()), jnp.zeros((), jnp.int32)
-        sums = parts.zeros(task.loss, params, batch)[1]
+        sums = jax.tree.map(jnp.zeros_like, jax.eval_shape(task.loss, params, batch)[1])
         sums |= {"grad_norm": zero, "current_learning_rate": zero, "living": zero}
         start = Learned(params=params, opt_state=opt_state, epochs=count, kl=zero, sums=sums)
         ended = jax.lax.while_loop(unfinished, epoch, start)

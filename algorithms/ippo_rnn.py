@@ -107,16 +107,16 @@ class Actor(nn.Module):
     distributions of actions."""
 
     config: Config
-    space: Any  # of actions
+    space: parts.ActionSpace
 
     @nn.compact
     def __call__(self, memory, inputs, done, mask=None):
         """The mask is False for forbidden actions and for dimensions that the agent lacks."""
         memories = parts.Recurrent(self.config)(memory, inputs, done)
-        size = parts.num_outputs(self.space)
+        size = self.space.size
         init = parts.orthogonal(0.01)
         output = parts.Dense(size, kernel_init=init, name="actor_head")(memories.hidden)
-        if parts.is_discrete(self.space):
+        if self.space.discrete:
             return memories, parts.Categorical(output, mask)
         log_std = self.param("log_std", nn.initializers.zeros, (size,))
         return memories, parts.Gaussian(output, jnp.broadcast_to(log_std, output.shape), mask)
@@ -155,7 +155,7 @@ class TrainState:
     opt_state: optax.OptState
     critic_opt_state: optax.OptState
     reward_scale: parts.RewardScale
-    env_state: envs.BatchState
+    env_state: Any  # of `envs.batch`
     observation: jax.Array  # (num_envs, num_agents, ...)
     memory: parts.Memory  # actors' memory before the observation, (num_envs, num_agents, ...)
     critic_memory: parts.Memory  # (networks, samples, ...)
@@ -264,7 +264,7 @@ def value_error(values, old_values, targets, clip_eps, clip):
 
 def choosing(space, rollout):
     """Where an agent is alive and, of discrete actions, has more than one to choose from; bool."""
-    if rollout.mask is None or not parts.is_discrete(space):
+    if rollout.mask is None or not space.discrete:
         return rollout.alive
     return rollout.alive & (rollout.mask.sum(-1) > 1)
 
@@ -299,11 +299,11 @@ def make_inputs(config, policy, observation, previous, world_state=None):
     Central critics see the world state (num_envs, ...), or all observations if there is none. With
     `agent_ids` the agent's number follows, one-hot; then `previous`, of `parts.last_step`.
     """
-    x = critic_x = parts.normalize(config, policy.obs_stats, observation)
+    x = critic_x = policy.obs_stats.as_input(config, observation)
     num_envs, num_agents = x.shape[:2]
     if config.central_critic:
         stats = policy.world_stats
-        view = x if world_state is None else parts.normalize(config, stats, world_state)
+        view = x if world_state is None else stats.as_input(config, world_state)
         critic_x = jnp.repeat(view.reshape(num_envs, 1, -1), num_agents, axis=1)
     if config.agent_ids:
         ids = jnp.broadcast_to(jnp.eye(num_agents), (num_envs, num_agents, num_agents))
@@ -311,7 +311,7 @@ def make_inputs(config, policy, observation, previous, world_state=None):
     return (x, *previous), (critic_x, *previous)
 
 
-@parts.with_usual_jax
+@parts.with_environment
 def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns policy(state, observation, memory=None, rng=None, mask=None) -> action, memory.
 
@@ -320,8 +320,7 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
     mask (num_agents, num_actions): `env.action_mask`, the allowed actions.
     With previous_inputs, pass rewards back: memory = envs.evaluation.rewarded(memory, reward).
     """
-    config, env, env_params = parts.resolve(config, env, env_params)
-    space = env.action_space(env_params)
+    space = parts.ActionSpace(env.action_space(env_params))
     actor = Actor(config, space)
     present = getattr(env, "action_dimensions", 1)  # 0 where only others have a dimension
 
@@ -332,7 +331,7 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
         memory, actions = act(config, actor, state.policy, *inputs)
         zeros = jnp.zeros((1, env.num_agents))
         action = actions.mode() if rng is None else actions.sample(seed=rng)
-        action = present * parts.clip_to(space, action)
+        action = present * space.clip(action)
         memory = parts.with_last_step(config, space, memory, action, zeros)  # no reward yet
         return jax.tree.map(lambda x: x[0], (action, memory))
 
@@ -350,10 +349,8 @@ def act(config, actor, policy, memory, observation, mask):
 def check(config: Config, env: Any, env_params: Any) -> None:
     """Raises a ValueError that names the setting, its value and a value that works."""
     positive = ("num_steps", "update_epochs", "critic_epochs", "num_minibatches")
-    parts.check_sizes(config, *positive)
     parts.check_cell(config)
-    parts.check_spaces(INFO, config, env, env_params)
-    parts.warn_of_units(env, env_params)
+    parts.check(INFO, config, env, env_params, *positive, unit_std=True)
     if config.agent_ids and not config.share_params:
         raise ValueError("agent_ids=True needs share_params=True")
     sequences = config.num_envs * (env.num_agents if config.share_params else 1)
@@ -362,10 +359,9 @@ def check(config: Config, env: Any, env_params: Any) -> None:
     if config.normalize_advantage and sequences * config.num_steps == config.num_minibatches:
         zeroed = "one sample to a minibatch, and normalize_advantage zeroes it"
         raise ValueError(f"num_steps=1: {zeroed}; 2 would do")
-    parts.num_updates(config, config.num_envs * config.num_steps)
 
 
-@parts.with_usual_jax
+@parts.with_environment
 def make_train(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns the jitted train(rng, state=None, num_evals=None) -> state, metrics.
 
@@ -375,7 +371,6 @@ def make_train(config: Config, env: Any = None, env_params: Any = None) -> Calla
     Raises:
       ValueError: a setting that cannot work, or a space that IPPO cannot take.
     """
-    config, env, env_params = parts.resolve(config, env, env_params)
     check(config, env, env_params)
     return parts.program(learner, config, env, env_params)
 
@@ -397,7 +392,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     num_networks = 1 if config.share_params else num_agents
     samples = config.num_envs * num_agents // num_networks  # sequences of a network
     environments = envs.batch(env, config.num_envs, config.num_steps)
-    space = env.action_space(env_params)
+    space = parts.ActionSpace(env.action_space(env_params))
     present = getattr(env, "action_dimensions", 1)
     actor, critic = Actor(config, space), Critic(config)
     team = parts.earns_after_leaving(env)
@@ -484,7 +479,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         """Collects a rollout. `prepare` computes values, for all steps at once."""
         rng, start_rng, step_rng, noise_rng = jax.random.split(state.rollout_rng, 4)
         shape = config.num_steps, config.num_envs, num_agents
-        noise = parts.action_noise(noise_rng, space, shape)
+        noise = space.noise(noise_rng, shape)
 
         def step(state, inputs):
             step_rng, noise = inputs
@@ -492,8 +487,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             world_state = world_of(state.env_state)
             seen = state.memory, state.observation, mask
             memory, actions = act(config, actor, state.policy, *seen)
-            action = parts.sample(actions, noise, step_rng)
-            taken = present * parts.clip_to(space, action)
+            action = space.sample(actions, noise, step_rng)
+            taken = present * space.clip(action)
             observation, env_state, reward, terminated, truncated, info = environments.step(
                 step_rng, state.env_state, taken, env_params
             )
@@ -631,7 +626,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             return (learned.epochs < task.epochs) & ~(learned.kl > config.target_kl)
 
         zero, count = jnp.zeros(()), jnp.zeros((), jnp.int32)
-        sums = parts.zeros(task.loss, params, memory, batch)[1]
+        sums = jax.tree.map(jnp.zeros_like, jax.eval_shape(task.loss, params, memory, batch)[1])
         sums |= {"grad_norm": zero, "current_learning_rate": zero, "living": zero}
         start = Learned(params=params, opt_state=opt_state, epochs=count, kl=zero, sums=sums)
         ended = jax.lax.while_loop(unfinished, epoch, start)

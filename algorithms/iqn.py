@@ -155,7 +155,7 @@ class TrainState:
     target_age: jax.Array  # gradient steps since the target network moved, int32
     opt_state: optax.OptState
     replay: parts.Replay
-    env_state: envs.BatchState
+    env_state: Any  # of `envs.batch`
     observation: jax.Array  # (num_envs, ...)
     held: Held  # actions that last into the next step
     episodes: parts.EpisodeStatistics
@@ -295,18 +295,17 @@ def hold(held, chosen, mask=None):
 # --- acting and training ----------------------------------------------------------------------
 
 
-@parts.with_usual_jax
+@parts.with_environment
 def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns policy(state, observation, memory=None, rng=None, mask=None) -> action, memory.
 
     For one environment. Without rng the action of the highest value; with rng it is epsilon-greedy
     at eps_end, anew at every step. mask (num_actions,): `env.action_mask`, the allowed actions.
     """
-    config, env, env_params = parts.resolve(config, env, env_params)
     network = ImplicitQuantileNetwork(config, env.action_space(env_params).n)
 
     def policy(state, observation, memory=None, rng=None, mask=None):
-        x = parts.normalize(config, state.policy.obs_stats, observation)[None]
+        x = state.policy.obs_stats.as_input(config, observation)[None]
         values = action_values(config, network, state.policy.params, x)
         mask = None if mask is None else mask[None]
         noise = jnp.full(1, jnp.inf) if rng is None else jax.random.uniform(rng, (1,))
@@ -318,15 +317,13 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
 def check(config: Config, env: Any, env_params: Any) -> None:
     """Raises a ValueError that names the setting, its value and a value that works."""
     positive = "target_every", "num_levels", "num_target_levels", "num_policy_levels", "num_cosines"
-    parts.check_sizes(config, *positive)
     if not config.hidden_sizes:
         raise ValueError("hidden_sizes=() leaves no layer that sees the levels: give one or more")
-    parts.check_choices(config, exploration=EXPLORATION, risk=RISKS)
-    parts.check_spaces(INFO, config, env, env_params)
-    parts.check_replay(config, env, env_params)
+    words = {"exploration": EXPLORATION, "risk": RISKS}
+    parts.check(INFO, config, env, env_params, *positive, replay=True, words=words)
 
 
-@parts.with_usual_jax
+@parts.with_environment
 def make_train(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns the jitted train(rng, state=None, num_evals=None) -> state, metrics.
 
@@ -335,7 +332,6 @@ def make_train(config: Config, env: Any = None, env_params: Any = None) -> Calla
     Raises:
       ValueError: a setting that cannot work, a space that IQN cannot take, or too large a buffer.
     """
-    config, env, env_params = parts.resolve(config, env, env_params)
     check(config, env, env_params)
     return parts.program(learner, config, env, env_params)
 
@@ -412,7 +408,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         """`train_every` steps of every environment."""
 
         def step(state, noise):
-            x = parts.normalize(config, state.policy.obs_stats, state.observation)
+            x = state.policy.obs_stats.as_input(config, state.observation)
             values = action_values(config, network, state.policy.params, x)
             mask = environments.action_mask(state.env_state, env_params)
             chosen = epsilon_greedy(values, epsilon, noise.exploration, mask)
@@ -440,7 +436,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     def targets(state, window, levels):
         """y = reward_scale R_n + gamma**n q'(s_n, a*, levels), of the levels' shape. q', Q': target
         network. a* = argmax_a Q'(s_n, a), or with `double` argmax_a Q(s_n, a)."""
-        x = parts.normalize(config, state.policy.obs_stats, window.final_observation)
+        x = state.policy.obs_stats.as_input(config, window.final_observation)
         selecting = state.policy.params if config.double else state.target_params  # detail 6
         best = greedy(action_values(config, network, selecting, x), window.final_action_mask)
         next_quantiles = of_action(network.apply(state.target_params, x, levels), best)
@@ -449,7 +445,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
 
     def loss(params, policy, window, target, levels):  # detail 7
         """The mean of quantile_huber(q(s, a, levels), levels, y)."""
-        x = parts.normalize(config, policy.obs_stats, window.observation)
+        x = policy.obs_stats.as_input(config, window.observation)
         quantiles = network.apply(params, x, levels)
         chosen = of_action(quantiles, window.action)
         total = quantile_huber(chosen, levels, target, config.kappa).mean()

@@ -97,10 +97,10 @@ class ActorCritic(nn.Module):
     """Observations (batch, ...) to distributions of actions, and to values (batch,)."""
 
     config: Config
-    space: Any  # of actions
+    space: parts.ActionSpace
 
     def setup(self):
-        config, size = self.config, parts.num_outputs(self.space)
+        config, size = self.config, self.space.size
         make_torso = lambda: parts.Torso(
             config.hidden_sizes, config.activation, config.conv_layers, dtype=config.compute_dtype
         )
@@ -108,13 +108,13 @@ class ActorCritic(nn.Module):
         self.critic_torso = self.actor_torso if config.shared_torso else make_torso()
         self.actor_head = parts.Dense(size, kernel_init=parts.orthogonal(0.01))  # core 2
         self.critic_head = parts.Dense(1, kernel_init=parts.orthogonal(1.0))
-        if not parts.is_discrete(self.space):
+        if not self.space.discrete:
             self.log_std = self.param("log_std", nn.initializers.zeros, (size,))  # continuous 1-3
 
     def actor(self, x, mask=None):
         """An action has no probability where the mask (batch, num_actions) is False."""
         output = self.actor_head(self.actor_torso(x))
-        if parts.is_discrete(self.space):
+        if self.space.discrete:
             return parts.Categorical(output, mask)
         return parts.Gaussian(output, self.log_std)
 
@@ -142,7 +142,7 @@ class TrainState:
 
     policy: PolicyState
     opt_state: optax.OptState
-    env_state: envs.BatchState
+    env_state: Any  # of `envs.batch`
     observation: jax.Array  # (num_envs, ...)
     episodes: parts.EpisodeStatistics
     reward_scale: parts.RewardScale
@@ -243,39 +243,32 @@ def learning_rates(config, num_updates, update, epoch):
 # --- acting and training ----------------------------------------------------------------------
 
 
-@parts.with_usual_jax
+@parts.with_environment
 def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns policy(state, observation, memory=None, rng=None, mask=None) -> action, memory.
 
     The policy is for one environment. Without rng it takes the most probable action, or the mean;
     with rng it takes a sample. mask (num_actions,): `env.action_mask`, the allowed actions.
     """
-    config, env, env_params = parts.resolve(config, env, env_params)
-    space = env.action_space(env_params)
+    space = parts.ActionSpace(env.action_space(env_params))
     network = ActorCritic(config, space)
 
     def policy(state, observation, memory=None, rng=None, mask=None):
-        x = parts.normalize(config, state.policy.obs_stats, observation)[None]
+        x = state.policy.obs_stats.as_input(config, observation)[None]
         actions = network.apply(state.policy.params, x, mask, method="actor")
         action = actions.mode() if rng is None else actions.sample(seed=rng)
-        return parts.clip_to(space, action[0]), memory
+        return space.clip(action[0]), memory
 
     return policy
 
 
 def check(config: Config, env: Any, env_params: Any) -> None:
     """Raises a ValueError that names the setting, its value and a value that works."""
-    parts.check_sizes(config, "num_steps", "update_epochs", "num_minibatches")
-    parts.check_spaces(INFO, config, env, env_params)
-    parts.warn_of_units(env, env_params)
-    size, number = config.num_envs * config.num_steps, config.num_minibatches
-    what = f"num_envs * num_steps = {config.num_envs} * {config.num_steps} = {size}"
-    parts.check_divides("num_minibatches", number, what, size)
-    parts.check_samples(config, size)
-    parts.num_updates(config, size)
+    sizes = ("num_steps", "update_epochs", "num_minibatches")
+    parts.check(INFO, config, env, env_params, *sizes, minibatches_of="samples", unit_std=True)
 
 
-@parts.with_usual_jax
+@parts.with_environment
 def make_train(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns the jitted train(rng, state=None, num_evals=None) -> state, metrics.
 
@@ -284,7 +277,6 @@ def make_train(config: Config, env: Any = None, env_params: Any = None) -> Calla
     Raises:
       ValueError: a setting that cannot work, or a space that PPO cannot take.
     """
-    config, env, env_params = parts.resolve(config, env, env_params)
     check(config, env, env_params)
     return parts.program(learner, config, env, env_params)
 
@@ -294,7 +286,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     batch_size = config.num_envs * config.num_steps
     num_updates = parts.num_updates(config, batch_size)
     environments = envs.batch(env, config.num_envs, config.num_steps)  # core 1
-    space = env.action_space(env_params)
+    space = parts.ActionSpace(env.action_space(env_params))
     network = ActorCritic(config, space)
     clip = optax.clip_by_global_norm(config.max_grad_norm)  # core 11
     adam = optax.scale_by_adam(eps=config.adam_eps)  # core 3
@@ -331,16 +323,16 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     def collect(state):
         """Collects a rollout. `prepare` computes values and log_probs, for all steps at once."""
         rng, start_rng, step_rng, noise_rng = jax.random.split(state.rollout_rng, 4)
-        noise = parts.action_noise(noise_rng, space, (config.num_steps, config.num_envs))
+        noise = space.noise(noise_rng, (config.num_steps, config.num_envs))
 
         def step(state, inputs):
             step_rng, noise = inputs
-            x = parts.normalize(config, state.policy.obs_stats, state.observation)  # continuous 6-7
+            x = state.policy.obs_stats.as_input(config, state.observation)  # continuous 6-7
             mask = environments.action_mask(state.env_state, env_params)
             actions = network.apply(state.policy.params, x, mask, method="actor")
-            action = parts.sample(actions, noise, step_rng)
+            action = space.sample(actions, noise, step_rng)
             observation, env_state, reward, terminated, truncated, info = environments.step(
-                step_rng, state.env_state, parts.clip_to(space, action), env_params
+                step_rng, state.env_state, space.clip(action), env_params
             )
             transition = Transition(
                 observation=state.observation,
@@ -360,8 +352,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     def prepare(state, rollout):
         """Samples with advantages and targets."""
         flat = jax.tree.map(lambda x: x.reshape(batch_size, *x.shape[2:]), rollout)
-        x = parts.normalize(config, state.policy.obs_stats, flat.observation)
-        final_x = parts.normalize(config, state.policy.obs_stats, flat.final_observation)
+        x = state.policy.obs_stats.as_input(config, flat.observation)
+        final_x = state.policy.obs_stats.as_input(config, flat.final_observation)
         actions, values = network.apply(state.policy.params, x, flat.mask)
         next_values = network.apply(state.policy.params, final_x, method="critic")
         reward = rollout.reward
@@ -391,8 +383,9 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         log_prob, entropy = actions.log_prob(batch.action), actions.entropy()
         log_ratio, advantages, entropy = log_prob - batch.log_prob, batch.advantage, entropy.mean()
         if config.normalize_advantage:  # core 7
-            centre = parts.average(advantages)
-            advantages = (advantages - centre) / (parts.deviation(advantages, centre) + 1e-8)
+            centred = advantages - parts.mean_over_shards(advantages.mean())
+            variance = parts.mean_over_shards(jnp.square(centred).mean())
+            advantages = centred / (jnp.sqrt(variance) + 1e-8)
         policy_loss = clipped_surrogate(log_ratio, advantages, config.clip_eps)  # core 8
         value_loss = value_error(  # core 9
             values, batch.value, batch.target, config.clip_eps, config.clip_vloss
@@ -441,7 +434,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             return (learned.epochs < config.update_epochs) & ~(learned.kl > config.target_kl)
 
         params, zero, count = state.policy.params, jnp.zeros(()), jnp.zeros((), jnp.int32)
-        sums = parts.zeros(loss, params, batch)[1]
+        sums = jax.tree.map(jnp.zeros_like, jax.eval_shape(loss, params, batch)[1])
         sums |= {"grad_norm": zero, "current_learning_rate": zero}
         start = Learned(params=params, opt_state=state.opt_state, epochs=count, kl=zero, sums=sums)
         # A scan that keeps the old carry takes 2.2 times as long if the first epoch is the last.

@@ -102,10 +102,10 @@ class ActorCritic(nn.Module):
     """Observations (batch, ...) to distributions of actions, and to values (batch,)."""
 
     config: Config
-    space: Any  # of actions
+    space: parts.ActionSpace
 
     def setup(self):
-        config, size = self.config, parts.num_outputs(self.space)
+        config, size = self.config, self.space.size
         make_torso = lambda: parts.Torso(
             config.hidden_sizes, config.activation, config.conv_layers, dtype=config.compute_dtype
         )
@@ -113,13 +113,13 @@ class ActorCritic(nn.Module):
         self.critic_torso = self.actor_torso if config.shared_torso else make_torso()
         self.actor_head = parts.Dense(size, kernel_init=parts.orthogonal(0.01))
         self.critic_head = parts.Dense(1, kernel_init=parts.orthogonal(1.0))
-        if not parts.is_discrete(self.space):
+        if not self.space.discrete:
             self.log_std = self.param("log_std", nn.initializers.zeros, (size,))
 
     def actor(self, x, mask=None):
         """An action has no probability where the mask (batch, num_actions) is False."""
         output = self.actor_head(self.actor_torso(x))
-        if parts.is_discrete(self.space):
+        if self.space.discrete:
             return parts.Categorical(output, mask)
         return parts.Gaussian(output, self.log_std)
 
@@ -271,22 +271,21 @@ def learning_rates(config, num_updates, update):
 # --- acting and training ----------------------------------------------------------------------
 
 
-@parts.with_usual_jax
+@parts.with_environment
 def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns policy(state, observation, memory=None, rng=None, mask=None) -> action, memory.
 
     The policy is for one environment. Without rng it takes the most probable action, or the mean;
     with rng it takes a sample. mask (num_actions,): `env.action_mask`, the allowed actions.
     """
-    config, env, env_params = parts.resolve(config, env, env_params)
-    space = env.action_space(env_params)
+    space = parts.ActionSpace(env.action_space(env_params))
     network = ActorCritic(config, space)
 
     def policy(state, observation, memory=None, rng=None, mask=None):
-        x = parts.normalize(config, state.policy.obs_stats, observation)[None]
+        x = state.policy.obs_stats.as_input(config, observation)[None]
         actions = network.apply(state.policy.params, x, mask, method="actor")
         action = actions.mode() if rng is None else actions.sample(seed=rng)
-        return parts.clip_to(space, action[0]), memory
+        return space.clip(action[0]), memory
 
     return policy
 
@@ -294,23 +293,18 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
 def check(config: Config, env: Any, env_params: Any) -> None:
     """Raises a ValueError that names the setting, its value and a value that works."""
     sizes = ("num_steps", "update_epochs", "num_minibatches", "level_buffer_size")
-    parts.check_sizes(config, *sizes)
-    parts.check_choices(config, score=("pvl", "maxmc"), priority=("rank", "score"))
-    parts.check_spaces(INFO, config, env, env_params)
-    parts.warn_of_units(env, env_params)
+    words = {"score": ("pvl", "maxmc"), "priority": ("rank", "score")}
+    parts.check(
+        INFO, config, env, env_params, *sizes, minibatches_of="samples", unit_std=True, words=words
+    )
     if config.level_buffer_size < config.num_envs:
         raise ValueError(
             f"level_buffer_size={config.level_buffer_size}: every environment may replay a level "
             f"of its own; num_envs={config.num_envs} or more would do"
         )
-    size, number = config.num_envs * config.num_steps, config.num_minibatches
-    what = f"num_envs * num_steps = {config.num_envs} * {config.num_steps} = {size}"
-    parts.check_divides("num_minibatches", number, what, size)
-    parts.check_samples(config, size)
-    parts.num_updates(config, size)
 
 
-@parts.with_usual_jax
+@parts.with_environment
 def make_train(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns the jitted train(rng, state=None, num_evals=None) -> state, metrics.
 
@@ -319,7 +313,6 @@ def make_train(config: Config, env: Any = None, env_params: Any = None) -> Calla
     Raises:
       ValueError: a setting that cannot work, or a space that PPO cannot take.
     """
-    config, env, env_params = parts.resolve(config, env, env_params)
     check(config, env, env_params)
     return parts.program(learner, config, env, env_params)
 
@@ -331,7 +324,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     environments = levels.batch_of_levels(env, config.num_envs, config.num_steps)  # detail 1
     stock_shape = environments.depth, config.num_envs
     capacity = config.level_buffer_size  # also stands for "no slot of the buffer"
-    space = env.action_space(env_params)
+    space = parts.ActionSpace(env.action_space(env_params))
     network = ActorCritic(config, space)
     clip = optax.clip_by_global_norm(config.max_grad_norm)
     adam = optax.scale_by_adam(eps=config.adam_eps)
@@ -408,16 +401,16 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     def collect(state, stock):
         """Collects a rollout. `prepare` computes values and log_probs, for all steps at once."""
         rng, step_rng, noise_rng = jax.random.split(state.rollout_rng, 3)
-        noise = parts.action_noise(noise_rng, space, (config.num_steps, config.num_envs))
+        noise = space.noise(noise_rng, (config.num_steps, config.num_envs))
 
         def step(state, inputs):
             step_rng, noise = inputs
-            x = parts.normalize(config, state.policy.obs_stats, state.observation)
+            x = state.policy.obs_stats.as_input(config, state.observation)
             mask = environments.action_mask(state.env_state, env_params)
             actions = network.apply(state.policy.params, x, mask, method="actor")
-            action = parts.sample(actions, noise, step_rng)
+            action = space.sample(actions, noise, step_rng)
             observation, env_state, reward, terminated, truncated, info = environments.step(
-                step_rng, state.env_state, parts.clip_to(space, action), env_params
+                step_rng, state.env_state, space.clip(action), env_params
             )
             transition = Transition(
                 observation=state.observation,
@@ -437,8 +430,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     def prepare(state, rollout, replayed):
         """Samples with advantages and targets."""
         flat = jax.tree.map(lambda x: x.reshape(batch_size, *x.shape[2:]), rollout)
-        x = parts.normalize(config, state.policy.obs_stats, flat.observation)
-        final_x = parts.normalize(config, state.policy.obs_stats, flat.final_observation)
+        x = state.policy.obs_stats.as_input(config, flat.observation)
+        final_x = state.policy.obs_stats.as_input(config, flat.final_observation)
         actions, values = network.apply(state.policy.params, x, flat.mask)
         next_values = network.apply(state.policy.params, final_x, method="critic")
         reward = rollout.reward

@@ -110,17 +110,17 @@ class ActorCritic(nn.Module):
     """Memories and observations to memories, distributions of actions, and values."""
 
     config: Config
-    space: Any  # of actions
+    space: parts.ActionSpace
 
     def setup(self):
-        config, outputs = self.config, parts.num_outputs(self.space)
+        config, outputs = self.config, self.space.size
         # detail 1
         self.torso = parts.Torso(config.hidden_sizes, config.activation, config.conv_layers)
         self.cells = parts.Cells(config)  # detail 5
         nn.share_scope(self, self.cells)
         self.actor_head = parts.Dense(outputs, kernel_init=parts.orthogonal(0.01))
         self.critic_head = parts.Dense(1, kernel_init=parts.orthogonal(1.0))
-        discrete, zeros = parts.is_discrete(self.space), nn.initializers.zeros
+        discrete, zeros = self.space.discrete, nn.initializers.zeros
         self.log_std = None if discrete else self.param("log_std", zeros, (outputs,))
 
     def __call__(self, memory, x, mask=None):
@@ -137,7 +137,7 @@ class ActorCritic(nn.Module):
         # detail 6
         features = jnp.concatenate([hidden, seen], -1) if self.config.skip else hidden
         output, values = self.actor_head(features), self.critic_head(features)[..., 0]
-        if parts.is_discrete(self.space):
+        if self.space.discrete:
             return parts.Categorical(output, mask), values
         return parts.Gaussian(output, self.log_std), values
 
@@ -172,7 +172,7 @@ class TrainState:
 
     policy: PolicyState
     opt_state: optax.OptState
-    env_state: envs.BatchState
+    env_state: Any  # of `envs.batch`
     observation: jax.Array  # (num_envs, ...)
     memory: parts.Memory  # memory before the observation; initially zeros
     episodes: parts.EpisodeStatistics
@@ -268,8 +268,9 @@ def kl_estimate(log_ratio):
 
 def standardize(x):
     """(x - mean x) / std x."""
-    centre = parts.average(x)
-    return (x - centre) / (parts.deviation(x, centre) + 1e-8)
+    centred = x - parts.mean_over_shards(x.mean())
+    variance = parts.mean_over_shards(jnp.square(centred).mean())
+    return centred / (jnp.sqrt(variance) + 1e-8)
 
 
 def learning_rates(config, num_updates, update, epoch):
@@ -284,7 +285,7 @@ def learning_rates(config, num_updates, update, epoch):
 # --- acting and training ----------------------------------------------------------------------
 
 
-@parts.with_usual_jax
+@parts.with_environment
 def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns policy(state, observation, memory=None, rng=None, mask=None) -> action, memory.
 
@@ -293,17 +294,16 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
     `env.action_mask`, the allowed actions. With previous_inputs, pass each reward back: memory =
     envs.evaluation.rewarded(memory, reward).
     """
-    config, env, env_params = parts.resolve(config, env, env_params)
-    space = env.action_space(env_params)
+    space = parts.ActionSpace(env.action_space(env_params))
     network = ActorCritic(config, space)
 
     def policy(state, observation, memory=None, rng=None, mask=None):
-        x = parts.normalize(config, state.policy.obs_stats, observation)[None]
+        x = state.policy.obs_stats.as_input(config, observation)[None]
         memory = parts.fresh_memory(config, space) if memory is None else memory
         one = jax.tree.map(lambda x: x[None], memory)
         one, actions, _ = network.apply(state.policy.params, one, x, mask)
         action = actions.mode() if rng is None else actions.sample(seed=rng)
-        action = parts.clip_to(space, action)
+        action = space.clip(action)
         # The reward is not known yet.
         one = parts.with_last_step(config, space, one, action, jnp.zeros(1))
         return jax.tree.map(lambda x: x[0], (action, one))
@@ -313,22 +313,27 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
 
 def check(config: Config, env: Any, env_params: Any) -> None:
     """Raises a ValueError that names the setting, its value and a value that works."""
-    parts.check_sizes(config, "num_steps", "update_epochs", "num_minibatches")
     parts.check_cell(config)
-    parts.check_choices(config, normalize_over=("rollout", "minibatch"))
-    parts.check_spaces(INFO, config, env, env_params)
-    parts.warn_of_units(env, env_params)
-    number, size = config.num_minibatches, config.num_envs * config.num_steps
-    what = f"num_envs={config.num_envs}, and minibatches are sets of environments"
-    parts.check_divides("num_minibatches", number, what, config.num_envs)
-    samples = {"rollout": size, "minibatch": size // number}[config.normalize_over]
+    sizes = ("num_steps", "update_epochs", "num_minibatches")
+    words = {"normalize_over": ("rollout", "minibatch")}
+    parts.check(
+        INFO,
+        config,
+        env,
+        env_params,
+        *sizes,
+        minibatches_of="environments",
+        unit_std=True,
+        words=words,
+    )
+    size = config.num_envs * config.num_steps
+    samples = {"rollout": size, "minibatch": size // config.num_minibatches}[config.normalize_over]
     if config.normalize_advantage and samples == 1:
         what = f"one sample to a {config.normalize_over}, and normalize_advantage zeroes it"
         raise ValueError(f"num_steps=1: {what}; 2 would do")
-    parts.num_updates(config, size)
 
 
-@parts.with_usual_jax
+@parts.with_environment
 def make_train(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns the jitted train(rng, state=None, num_evals=None) -> state, metrics.
 
@@ -337,7 +342,6 @@ def make_train(config: Config, env: Any = None, env_params: Any = None) -> Calla
     Raises:
       ValueError: a setting that cannot work, or a space that PPO cannot take.
     """
-    config, env, env_params = parts.resolve(config, env, env_params)
     check(config, env, env_params)
     return parts.program(learner, config, env, env_params)
 
@@ -347,7 +351,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     batch_size = config.num_envs * config.num_steps
     num_updates = parts.num_updates(config, batch_size)
     environments = envs.batch(env, config.num_envs, config.num_steps)
-    space = env.action_space(env_params)
+    space = parts.ActionSpace(env.action_space(env_params))
     network = ActorCritic(config, space)
     clip = optax.clip_by_global_norm(config.max_grad_norm)
     adam = optax.scale_by_adam(eps=config.adam_eps)
@@ -387,15 +391,15 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     def collect(state):
         """Collects a rollout. `prepare` computes values and log_probs, for all steps at once."""
         rng, start_rng, step_rng, noise_rng = jax.random.split(state.rollout_rng, 4)
-        noise = parts.action_noise(noise_rng, space, (config.num_steps, config.num_envs))
+        noise = space.noise(noise_rng, (config.num_steps, config.num_envs))
 
         def step(state, inputs):
             step_rng, noise = inputs
-            x = parts.normalize(config, state.policy.obs_stats, state.observation)
+            x = state.policy.obs_stats.as_input(config, state.observation)
             mask = environments.action_mask(state.env_state, env_params)
             memory, actions, _ = network.apply(state.policy.params, state.memory, x, mask)
-            action = parts.sample(actions, noise, step_rng)
-            taken = parts.clip_to(space, action)
+            action = space.sample(actions, noise, step_rng)
+            taken = space.clip(action)
             observation, env_state, reward, terminated, truncated, info = environments.step(
                 step_rng, state.env_state, taken, env_params
             )
@@ -422,12 +426,12 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     def prepare(state, rollout):
         """Sequences with advantages and targets, from the memories of the collection."""
         params = state.policy.params
-        x = parts.normalize(config, state.policy.obs_stats, rollout.observation)
+        x = state.policy.obs_stats.as_input(config, rollout.observation)
         inputs = rollout.memory.hidden, x, rollout.mask, rollout.previous
         actions, values = network.apply(params, *inputs, method="review")
         # detail 4: one more step from the memory after each observation, for all at once.
         flat = lambda x: x.reshape(batch_size, *x.shape[2:])
-        final_x = parts.normalize(config, state.policy.obs_stats, flat(rollout.final_observation))
+        final_x = state.policy.obs_stats.as_input(config, flat(rollout.final_observation))
         _, _, next_values = network.apply(params, jax.tree.map(flat, rollout.memory), final_x)
         reward, next_values = rollout.reward, next_values.reshape(values.shape)
         if config.normalize_reward:
@@ -515,7 +519,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             return (learned.epochs < config.update_epochs) & ~(learned.kl > config.target_kl)
 
         params, zero, count = state.policy.params, jnp.zeros(()), jnp.zeros((), jnp.int32)
-        sums = parts.zeros(loss, params, memory, batch)[1]
+        sums = jax.tree.map(jnp.zeros_like, jax.eval_shape(loss, params, memory, batch)[1])
         sums |= {"grad_norm": zero, "current_learning_rate": zero}
         start = Learned(params=params, opt_state=state.opt_state, epochs=count, kl=zero, sums=sums)
         learned = jax.lax.while_loop(unfinished, epoch, start)

@@ -117,10 +117,10 @@ class ActorCritic(nn.Module):
     """Observations (batch, ...) to distributions of actions, and to values (batch,)."""
 
     config: Config
-    space: Any  # of one agent's actions
+    space: parts.ActionSpace  # of one agent
 
     def setup(self):
-        config, size = self.config, parts.num_outputs(self.space)
+        config, size = self.config, self.space.size
         make_torso = lambda: parts.Torso(config.hidden_sizes, config.activation, config.conv_layers)
         self.actor_torso = make_torso()
         self.critic_torso = self.actor_torso if config.shared_torso else make_torso()
@@ -128,13 +128,13 @@ class ActorCritic(nn.Module):
         self.critic_head = parts.Dense(1, kernel_init=parts.orthogonal(1.0))
         # It has no parameters if it is not called.
         self.sigma_head = parts.Dense(size, kernel_init=parts.orthogonal(0.01))
-        if not (parts.is_discrete(self.space) or self.config.sigma_head):
+        if not (self.space.discrete or self.config.sigma_head):
             self.log_std = self.param("log_std", nn.initializers.zeros, (size,))
 
     def actor(self, x):
         features = self.actor_torso(x)
         output = self.actor_head(features)
-        if parts.is_discrete(self.space):
+        if self.space.discrete:
             return parts.Categorical(output)
         log_std = self.sigma_head(features) if self.config.sigma_head else self.log_std
         log_std = jnp.broadcast_to(clip_straight_through(log_std), output.shape)
@@ -164,7 +164,7 @@ class TrainState:
 
     policy: PolicyState
     opt_state: optax.OptState
-    env_state: envs.BatchState
+    env_state: Any  # of `envs.batch`
     observation: jax.Array  # (num_segments, ...)
     alive: jax.Array  # (num_segments,)
     episodes: parts.EpisodeStatistics
@@ -307,20 +307,20 @@ def log_prob_and_entropy(config, actions, action, real):
 # --- acting and training ----------------------------------------------------------------------
 
 
-@parts.with_usual_jax
+@parts.with_environment
 def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns policy(state, observation, memory=None, rng=None, mask=None) -> action, memory.
 
     For one environment; of several agents, observation and action are (num_agents, ...). Without
     rng the most probable action, or the (squashed) mean; with rng a sample. `mask` is not used.
     """
-    config, env, env_params = parts.resolve(config, env, env_params)
-    space, several = env.action_space(env_params), hasattr(env, "num_agents")
+    space = parts.ActionSpace(env.action_space(env_params))
+    several = hasattr(env, "num_agents")
     network = ActorCritic(config, space)
 
     def policy(state, observation, memory=None, rng=None, mask=None):
         x = observation if several else observation[None]
-        x = parts.normalize(config, state.policy.obs_stats, x)
+        x = state.policy.obs_stats.as_input(config, x)
         actions = network.apply(state.policy.params, x, method="actor")
         action = actions.mode() if rng is None else actions.sample(seed=rng)
         action = to_space(config, space, action)
@@ -332,15 +332,15 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
 def to_space(config, space, action):
     """Actions (...) or (..., dimensions), clipped or squashed into the environment's space."""
     if not config.squash:
-        return parts.clip_to(space, action)
-    return parts.rescale_to(space, jnp.tanh(action))
+        return space.clip(action)
+    return space.rescale(jnp.tanh(action))
 
 
 def check(config: Config, env: Any, env_params: Any) -> None:
     """Raises a ValueError that names the setting, its value and a value that works."""
-    parts.check_sizes(config, "num_steps", "num_minibatches", "update_epochs", "accumulate")
-    parts.check_choices(config, optimizer=("muon", "adam"))
-    parts.check_spaces(INFO, config, env, env_params)
+    sizes = ("num_steps", "num_minibatches", "update_epochs", "accumulate")
+    words = {"optimizer": ("muon", "adam")}
+    parts.check(INFO, config, env, env_params, *sizes, unit_std=not config.squash, words=words)
     segments, number = config.num_envs * getattr(env, "num_agents", 1), config.num_minibatches
     drawn = config.update_epochs * number
     what = f"the {segments} segments of a rollout (environments times agents)"
@@ -353,15 +353,12 @@ def check(config: Config, env: Any, env_params: Any) -> None:
         )
     parts.check_samples(config, segments * config.num_steps)
     actions = env.action_space(env_params)
-    width = jnp.inf if parts.is_discrete(actions) else jnp.asarray(actions.high - actions.low)
+    width = jnp.asarray(getattr(actions, "high", jnp.inf) - getattr(actions, "low", 0.0))
     if config.squash and not isinstance(width, jax.core.Tracer) and not jnp.isfinite(width).all():
         raise ValueError(f"squash=True needs continuous, bounded actions: {env.name} has {actions}")
-    if not config.squash:
-        parts.warn_of_units(env, env_params)
-    parts.num_updates(config, config.num_envs * config.num_steps)
 
 
-@parts.with_usual_jax
+@parts.with_environment
 def make_train(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns the jitted train(rng, state=None, num_evals=None) -> state, metrics.
 
@@ -370,7 +367,6 @@ def make_train(config: Config, env: Any = None, env_params: Any = None) -> Calla
     Raises:
       ValueError: a setting that cannot work, or a space that the algorithm cannot take.
     """
-    config, env, env_params = parts.resolve(config, env, env_params)
     check(config, env, env_params)
     return parts.program(learner, config, env, env_params)
 
@@ -383,9 +379,9 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     gradient_steps = config.update_epochs * config.num_minibatches // config.accumulate
     total_steps = parts.num_updates(config, batch_size) * gradient_steps
     environments = envs.batch(env, config.num_envs, config.num_steps)
-    space, team = env.action_space(env_params), parts.earns_after_leaving(env)
-    network, size = ActorCritic(config, space), parts.num_outputs(space)  # detail 4
-    real = getattr(env, "action_dimensions", jnp.ones((num_agents, size), bool))
+    space = parts.ActionSpace(env.action_space(env_params))
+    network, team = ActorCritic(config, space), parts.earns_after_leaving(env)  # detail 4
+    real = getattr(env, "action_dimensions", jnp.ones((num_agents, space.size), bool))
     real = jnp.tile(real, (config.num_envs, 1))[:, None]
     clip = parts.on_one_vector(optax.clip_by_global_norm(config.max_grad_norm))
     scale = parts.on_one_vector(optax.scale_by_adam(eps=config.adam_eps))
@@ -428,13 +424,13 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     def collect(state):
         """Collects a rollout. `prepare` computes values and log_probs, for all steps at once."""
         rng, start_rng, step_rng, noise_rng = jax.random.split(state.rollout_rng, 4)
-        noise = parts.action_noise(noise_rng, space, (config.num_steps, num_segments))
+        noise = space.noise(noise_rng, (config.num_steps, num_segments))
 
         def step(state, inputs):
             step_rng, noise = inputs
-            x = parts.normalize(config, state.policy.obs_stats, state.observation)
+            x = state.policy.obs_stats.as_input(config, state.observation)
             actions = network.apply(state.policy.params, x, method="actor")
-            action = parts.sample(actions, noise, step_rng)
+            action = space.sample(actions, noise, step_rng)
             taken = to_space(config, space, action)
             observation, env_state, reward, terminated, truncated, info = environments.step(
                 step_rng, state.env_state, taken.reshape(*lanes, *taken.shape[1:]), env_params
@@ -463,8 +459,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     def prepare(state, rollout):
         """Segments, with values and log_probs of the networks that acted."""
         rollout = jax.tree.map(lambda x: x.swapaxes(0, 1), rollout)
-        x = parts.normalize(config, state.policy.obs_stats, rollout.observation)
-        final_x = parts.normalize(config, state.policy.obs_stats, rollout.final_observation)
+        x = state.policy.obs_stats.as_input(config, rollout.observation)
+        final_x = state.policy.obs_stats.as_input(config, rollout.final_observation)
         params = state.policy.params
         actions, values = over_segments(params, x)
         bootstrap = over_segments(params, final_x, method="critic") * (1.0 - rollout.terminated)

@@ -125,7 +125,7 @@ class TrainState:
 
     policy: PolicyState
     opt_state: optax.OptState
-    env_state: envs.BatchState
+    env_state: Any  # of `envs.batch`
     observation: jax.Array  # (num_envs, ...)
     episodes: parts.EpisodeStatistics
     rollout_rng: jax.Array  # key for acting and the environments
@@ -241,7 +241,7 @@ def learning_rates(config, num_updates, update):
 # --- acting and training ----------------------------------------------------------------------
 
 
-@parts.with_usual_jax
+@parts.with_environment
 def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns policy(state, observation, memory=None, rng=None, mask=None) -> action, memory.
 
@@ -249,12 +249,11 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
     rng it is epsilon-greedy at eps_end. mask (num_actions,): `env.action_mask`, the allowed
     actions.
     """
-    config, env, env_params = parts.resolve(config, env, env_params)
     num_actions = env.action_space(env_params).n
     network = QNetwork(config, num_actions)
 
     def policy(state, observation, memory=None, rng=None, mask=None):
-        x = parts.normalize(config, state.policy.obs_stats, observation)[None]
+        x = state.policy.obs_stats.as_input(config, observation)[None]
         values, mask = network.apply(state.policy.params, x), None if mask is None else mask[None]
         if rng is None:
             return greedy(values, mask)[0], memory
@@ -266,16 +265,12 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
 
 def check(config: Config, env: Any, env_params: Any) -> None:
     """Raises a ValueError that names the setting, its value and a value that works."""
-    parts.check_sizes(config, "num_steps", "update_epochs", "num_minibatches")
-    parts.check_choices(config, optimizer=OPTIMIZERS, exploration=EXPLORATION)
-    parts.check_spaces(INFO, config, env, env_params)
-    size = config.num_envs * config.num_steps
-    what = f"num_envs * num_steps = {config.num_envs} * {config.num_steps} = {size}"
-    parts.check_divides("num_minibatches", config.num_minibatches, what, size)
-    parts.num_updates(config, size)
+    sizes = ("num_steps", "update_epochs", "num_minibatches")
+    words = {"optimizer": OPTIMIZERS, "exploration": EXPLORATION}
+    parts.check(INFO, config, env, env_params, *sizes, minibatches_of="samples", words=words)
 
 
-@parts.with_usual_jax
+@parts.with_environment
 def make_train(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns the jitted train(rng, state=None, num_evals=None) -> state, metrics.
 
@@ -284,7 +279,6 @@ def make_train(config: Config, env: Any = None, env_params: Any = None) -> Calla
     Raises:
       ValueError: a setting that cannot work, or a space that PQN cannot take.
     """
-    config, env, env_params = parts.resolve(config, env, env_params)
     check(config, env, env_params)
     return parts.program(learner, config, env, env_params)
 
@@ -333,7 +327,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
 
         def step(state, inputs):
             step_rng, noise = inputs
-            x = parts.normalize(config, state.policy.obs_stats, state.observation)
+            x = state.policy.obs_stats.as_input(config, state.observation)
             values = network.apply(state.policy.params, x)
             mask = environments.action_mask(state.env_state, env_params)
             action = epsilon_greedy(values, epsilon, noise, mask)
@@ -359,8 +353,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     def prepare(state, rollout):
         """Samples with targets."""
         flat = jax.tree.map(lambda x: x.reshape(batch_size, *x.shape[2:]), rollout)
-        x = parts.normalize(config, state.policy.obs_stats, flat.observation)
-        final_x = parts.normalize(config, state.policy.obs_stats, flat.final_observation)
+        x = state.policy.obs_stats.as_input(config, flat.observation)
+        final_x = state.policy.obs_stats.as_input(config, flat.final_observation)
         final_values = network.apply(state.policy.params, final_x)
         next_values = of_action(final_values, greedy(final_values, flat.final_mask))
         targets = q_lambda_targets(  # detail 3

@@ -145,7 +145,7 @@ class TrainState:
 
     policy: PolicyState
     opt_state: optax.OptState
-    env_state: envs.BatchState
+    env_state: Any  # of `envs.batch`
     observation: jax.Array  # (num_envs, ...)
     memory: parts.Memory  # memory before the observation; initially zeros
     episodes: parts.EpisodeStatistics
@@ -258,7 +258,7 @@ def learning_rates(config, num_updates, update):
 # --- acting and training ----------------------------------------------------------------------
 
 
-@parts.with_usual_jax
+@parts.with_environment
 def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns policy(state, observation, memory=None, rng=None, mask=None) -> action, memory.
 
@@ -267,19 +267,18 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
     `env.action_mask`, the allowed actions. With previous_inputs, pass each reward back: memory =
     envs.evaluation.rewarded(memory, reward).
     """
-    config, env, env_params = parts.resolve(config, env, env_params)
-    space = env.action_space(env_params)
-    network, fresh = QNetwork(config, space.n), parts.fresh_memory(config, space, 1)
+    space = parts.ActionSpace(env.action_space(env_params))
+    network, fresh = QNetwork(config, space.size), parts.fresh_memory(config, space, 1)
 
     def policy(state, observation, memory=None, rng=None, mask=None):
         memory, observation, mask = jax.tree.map(lambda x: x[None], (memory, observation, mask))
         memory = fresh if memory is None else memory
-        x = parts.normalize(config, state.policy.obs_stats, observation)
+        x = state.policy.obs_stats.as_input(config, observation)
         inputs = x, *parts.last_step(memory)
         memory, values = one_step(network, state.policy.params, memory, inputs)
         action = greedy(values, mask)
         if rng is not None:
-            noise = parts.epsilon_noise(rng, (1,), space.n)
+            noise = parts.epsilon_noise(rng, (1,), space.size)
             action = epsilon_greedy(values, config.eps_end, noise, mask)
         # The reward is not known yet.
         memory = parts.with_last_step(config, space, memory, action, jnp.zeros(1))
@@ -290,16 +289,13 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
 
 def check(config: Config, env: Any, env_params: Any) -> None:
     """Raises a ValueError that names the setting, its value and a value that works."""
-    parts.check_sizes(config, "num_steps", "update_epochs", "num_minibatches")
-    parts.check_choices(config, optimizer=OPTIMIZERS, exploration=EXPLORATION)
     parts.check_cell(config)
-    parts.check_spaces(INFO, config, env, env_params)
-    what = f"num_envs={config.num_envs}, and minibatches are sets of environments"
-    parts.check_divides("num_minibatches", config.num_minibatches, what, config.num_envs)
-    parts.num_updates(config, config.num_envs * config.num_steps)
+    sizes = ("num_steps", "update_epochs", "num_minibatches")
+    words = {"optimizer": OPTIMIZERS, "exploration": EXPLORATION}
+    parts.check(INFO, config, env, env_params, *sizes, minibatches_of="environments", words=words)
 
 
-@parts.with_usual_jax
+@parts.with_environment
 def make_train(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns the jitted train(rng, state=None, num_evals=None) -> state, metrics.
 
@@ -308,7 +304,6 @@ def make_train(config: Config, env: Any = None, env_params: Any = None) -> Calla
     Raises:
       ValueError: a setting that cannot work, or a space that PQN cannot take.
     """
-    config, env, env_params = parts.resolve(config, env, env_params)
     check(config, env, env_params)
     return parts.program(learner, config, env, env_params)
 
@@ -317,9 +312,9 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     """The first state, an update (collects a rollout and learns from it), and the policy."""
     batch_size = config.num_envs * config.num_steps
     num_updates = parts.num_updates(config, batch_size)
-    space = env.action_space(env_params)
+    space = parts.ActionSpace(env.action_space(env_params))
     environments = envs.batch(env, config.num_envs, config.num_steps)
-    network = QNetwork(config, space.n)
+    network = QNetwork(config, space.size)
     adam = optax.scale_by_radam if config.optimizer == "radam" else optax.scale_by_adam
     chain = optax.clip_by_global_norm(config.max_grad_norm), adam(eps=config.adam_eps)
     optimizer = parts.on_one_vector(optax.chain(*chain, parts.scale_by_rate()))
@@ -358,12 +353,12 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     def collect(state, epsilon):
         """Collects a rollout."""
         rng, start_rng, step_rng, noise_rng = jax.random.split(state.rollout_rng, 4)
-        noise = parts.epsilon_noise(noise_rng, (config.num_steps, config.num_envs), space.n)
+        noise = parts.epsilon_noise(noise_rng, (config.num_steps, config.num_envs), space.size)
 
         def step(state, inputs):
             step_rng, noise = inputs
             previous = parts.last_step(state.memory)  # detail 4
-            inputs = parts.normalize(config, state.policy.obs_stats, state.observation), *previous
+            inputs = state.policy.obs_stats.as_input(config, state.observation), *previous
             memory, values = one_step(network, state.policy.params, state.memory, inputs)
             mask = environments.action_mask(state.env_state, env_params)
             action = epsilon_greedy(values, epsilon, noise, mask)
@@ -394,9 +389,9 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     def prepare(state, rollout):
         """Sequences with targets, from the memories of the collection."""
         policy = state.policy
-        inputs = parts.normalize(config, policy.obs_stats, rollout.observation), *rollout.previous
+        inputs = policy.obs_stats.as_input(config, rollout.observation), *rollout.previous
         # detail 2: one more step from the memory after each observation, for all at once.
-        final_x = parts.normalize(config, policy.obs_stats, rollout.final_observation)
+        final_x = policy.obs_stats.as_input(config, rollout.final_observation)
         final = rollout.memory, (final_x, *parts.last_step(rollout.memory))
         final = jax.tree.map(lambda x: x.reshape(batch_size, *x.shape[2:]), final)
         _, values = one_step(network, policy.params, *final)

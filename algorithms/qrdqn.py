@@ -139,7 +139,7 @@ class TrainState:
     target_age: jax.Array  # gradient steps since the target network moved, int32
     opt_state: optax.OptState
     replay: parts.Replay
-    env_state: envs.BatchState
+    env_state: Any  # of `envs.batch`
     observation: jax.Array  # (num_envs, ...)
     held: Held  # actions that last into the next step
     episodes: parts.EpisodeStatistics
@@ -244,18 +244,17 @@ def hold(held, chosen, mask=None):
 # --- acting and training ----------------------------------------------------------------------
 
 
-@parts.with_usual_jax
+@parts.with_environment
 def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns policy(state, observation, memory=None, rng=None, mask=None) -> action, memory.
 
     For one environment. Without rng the action of the highest value; with rng it is epsilon-greedy
     at eps_end, anew at every step. mask (num_actions,): `env.action_mask`, the allowed actions.
     """
-    config, env, env_params = parts.resolve(config, env, env_params)
     network = QuantileNetwork(config, env.action_space(env_params).n)
 
     def policy(state, observation, memory=None, rng=None, mask=None):
-        x = parts.normalize(config, state.policy.obs_stats, observation)[None]
+        x = state.policy.obs_stats.as_input(config, observation)[None]
         values = network.apply(state.policy.params, x).mean(-1)
         mask = None if mask is None else mask[None]
         noise = jnp.full(1, jnp.inf) if rng is None else jax.random.uniform(rng, (1,))
@@ -266,13 +265,13 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
 
 def check(config: Config, env: Any, env_params: Any) -> None:
     """Raises a ValueError that names the setting, its value and a value that works."""
-    parts.check_sizes(config, "target_every", "num_quantiles")
-    parts.check_choices(config, exploration=EXPLORATION)
-    parts.check_spaces(INFO, config, env, env_params)
-    parts.check_replay(config, env, env_params)
+    words = {"exploration": EXPLORATION}
+    parts.check(
+        INFO, config, env, env_params, "target_every", "num_quantiles", replay=True, words=words
+    )
 
 
-@parts.with_usual_jax
+@parts.with_environment
 def make_train(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns the jitted train(rng, state=None, num_evals=None) -> state, metrics.
 
@@ -282,7 +281,6 @@ def make_train(config: Config, env: Any = None, env_params: Any = None) -> Calla
       ValueError: a setting that cannot work, a space that QR-DQN cannot take, or a buffer larger
         than the device's memory.
     """
-    config, env, env_params = parts.resolve(config, env, env_params)
     check(config, env, env_params)
     return parts.program(learner, config, env, env_params)
 
@@ -356,7 +354,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         """`train_every` steps of every environment."""
 
         def step(state, noise):
-            x = parts.normalize(config, state.policy.obs_stats, state.observation)
+            x = state.policy.obs_stats.as_input(config, state.observation)
             values = network.apply(state.policy.params, x).mean(-1)
             mask = environments.action_mask(state.env_state, env_params)
             chosen = epsilon_greedy(values, epsilon, noise.exploration, mask)
@@ -386,7 +384,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
 
         q', Q': target network. a* = argmax_a Q'(s_n, a), or with `double` argmax_a Q(s_n, a).
         """
-        x = parts.normalize(config, state.policy.obs_stats, window.final_observation)
+        x = state.policy.obs_stats.as_input(config, window.final_observation)
         next_quantiles = network.apply(state.target_params, x)
         # detail 6
         selecting = network.apply(state.policy.params, x) if config.double else next_quantiles
@@ -397,7 +395,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
 
     def loss(params, policy, window, target):
         """The mean of quantile_huber(q(s, a), tau, y)."""
-        x = parts.normalize(config, policy.obs_stats, window.observation)
+        x = policy.obs_stats.as_input(config, window.observation)
         quantiles = network.apply(params, x)
         levels = midpoints(config.num_quantiles)
         chosen = of_action(quantiles, window.action)

@@ -150,7 +150,7 @@ class TrainState:
     target_age: jax.Array  # gradient steps since the target network moved, int32
     opt_state: optax.OptState
     replay: parts.Replay  # of Chunks
-    env_state: envs.BatchState
+    env_state: Any  # of `envs.batch`
     observation: jax.Array  # (num_envs, ...)
     memory: parts.Memory  # memory before the observation; initially zeros
     episodes: parts.EpisodeStatistics
@@ -268,7 +268,7 @@ def importance_weights(probabilities, size, beta):
 # --- acting and training ----------------------------------------------------------------------
 
 
-@parts.with_usual_jax
+@parts.with_environment
 def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns policy(state, observation, memory=None, rng=None, mask=None) -> action, memory.
 
@@ -277,14 +277,13 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
     `env.action_mask`, the allowed actions. With previous_inputs, pass each reward back: memory =
     envs.evaluation.rewarded(memory, reward).
     """
-    config, env, env_params = parts.resolve(config, env, env_params)
-    space = env.action_space(env_params)
-    network, fresh = QNetwork(config, space.n), parts.fresh_memory(config, space, 1)
+    space = parts.ActionSpace(env.action_space(env_params))
+    network, fresh = QNetwork(config, space.size), parts.fresh_memory(config, space, 1)
 
     def policy(state, observation, memory=None, rng=None, mask=None):
         memory, observation, mask = jax.tree.map(lambda x: x[None], (memory, observation, mask))
         memory = fresh if memory is None else memory
-        x = parts.normalize(config, state.policy.obs_stats, observation)
+        x = state.policy.obs_stats.as_input(config, observation)
         inputs = x, *parts.last_step(memory)
         memory, values = parts.one_step(network, state.policy.params, memory, inputs)
         noise = jnp.full(1, jnp.inf) if rng is None else jax.random.uniform(rng, (1,))
@@ -300,7 +299,7 @@ def make_buffer(config, env, env_params):
     """A replay buffer of Chunks, whose windows are sequences (details 1 and 2); its first state."""
 
     def chunk(step):
-        memory = parts.fresh_memory(config, env.action_space(env_params))
+        memory = parts.fresh_memory(config, parts.ActionSpace(env.action_space(env_params)))
         repeat = lambda x: jnp.broadcast_to(x, (config.train_every, *x.shape))
         steps, previous = jax.tree.map(repeat, (step, parts.last_step(memory)))
         return Chunk(steps=steps, previous=previous, memory=memory)
@@ -320,9 +319,8 @@ def make_buffer(config, env, env_params):
 def check(config: Config, env: Any, env_params: Any) -> None:
     """Raises a ValueError that names the setting, its value and a value that works."""
     sizes, not_negative = ("target_every", "sequence_length"), ("burn_in", "staleness_steps")
-    parts.check_sizes(config, *sizes, not_negative=not_negative)
     parts.check_cell(config)
-    parts.check_spaces(INFO, config, env, env_params)
+    parts.check(INFO, config, env, env_params, *sizes, not_negative=not_negative)
     parts.check_rounds(config)
     length, every = config.burn_in + config.sequence_length, config.train_every
     if every > config.sequence_length:
@@ -339,7 +337,7 @@ def check(config: Config, env: Any, env_params: Any) -> None:
     parts.check_fits(config, buffer, jax.eval_shape(create))
 
 
-@parts.with_usual_jax
+@parts.with_environment
 def make_train(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns the jitted train(rng, state=None, num_evals=None) -> state, metrics.
 
@@ -348,7 +346,6 @@ def make_train(config: Config, env: Any = None, env_params: Any = None) -> Calla
     Raises:
       ValueError: a setting that cannot work, a space that R2D2 cannot take, or too large a buffer.
     """
-    config, env, env_params = parts.resolve(config, env, env_params)
     check(config, env, env_params)
     return parts.program(learner, config, env, env_params)
 
@@ -360,9 +357,9 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     # A round learns once there are `learning_starts` steps and a whole sequence.
     window = buffer.waiting * config.train_every + 1
     waiting = rounds.before(max(config.learning_starts, window))
-    space = env.action_space(env_params)
+    space = parts.ActionSpace(env.action_space(env_params))
     environments = envs.batch(env, config.num_envs, rounds.num_steps)
-    network = QNetwork(config, space.n)
+    network = QNetwork(config, space.size)
     clip = optax.clip_by_global_norm(config.max_grad_norm)
     adam = optax.scale_by_adam(eps=config.adam_eps)
     optimizer = parts.on_one_vector(optax.chain(clip, adam, parts.scale_by_rate()))
@@ -430,7 +427,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         """`train_every` steps of every environment."""
 
         def step(state, noise):
-            x = parts.normalize(config, state.policy.obs_stats, state.observation)
+            x = state.policy.obs_stats.as_input(config, state.observation)
             inputs = x, *parts.last_step(state.memory)  # detail 10
             memory, values = parts.one_step(network, state.policy.params, state.memory, inputs)
             mask = environments.action_mask(state.env_state, env_params)
@@ -465,7 +462,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         reset = lambda x: parts.forget(x[:-1], steps.done[:-1])
         before = lambda start, x: jnp.concatenate([start[None], reset(x)])
         previous = jax.tree.map(before, parts.last_step(memory), after)
-        see = lambda x: parts.normalize(config, state.policy.obs_stats, x)
+        see = lambda x: state.policy.obs_stats.as_input(config, x)
         inputs, final = (see(steps.observation), *previous), (see(steps.final_observation), *after)
         sequence = Sequence(inputs=inputs, final_inputs=final, steps=steps)
         return memory, sequence

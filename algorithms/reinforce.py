@@ -90,20 +90,20 @@ class ActorCritic(nn.Module):
     """Observations (batch, ...) to distributions of actions, and to values (batch,)."""
 
     config: Config
-    space: Any  # of actions
+    space: parts.ActionSpace
 
     def setup(self):
-        config, size = self.config, parts.num_outputs(self.space)
+        config, size = self.config, self.space.size
         make_torso = lambda: parts.Torso(config.hidden_sizes, config.activation, config.conv_layers)
         self.actor_torso, self.critic_torso = make_torso(), make_torso()  # detail 5
         self.actor_head = parts.Dense(size, kernel_init=parts.orthogonal(0.01))
         self.critic_head = parts.Dense(1, kernel_init=parts.orthogonal(1.0))
-        if not parts.is_discrete(self.space):
+        if not self.space.discrete:
             self.log_std = self.param("log_std", nn.initializers.zeros, (size,))  # detail 8
 
     def actor(self, x):
         output = self.actor_head(self.actor_torso(x))
-        if parts.is_discrete(self.space):
+        if self.space.discrete:
             return parts.Categorical(output)
         return parts.Gaussian(output, self.log_std)
 
@@ -131,7 +131,7 @@ class TrainState:
 
     policy: PolicyState
     opt_state: optax.OptState
-    env_state: envs.BatchState
+    env_state: Any  # of `envs.batch`
     observation: jax.Array  # (num_envs, ...)
     episodes: parts.EpisodeStatistics
     reward_scale: parts.RewardScale
@@ -195,41 +195,36 @@ def annealed_rate(config, num_updates, update):
 # --- acting and training ----------------------------------------------------------------------
 
 
-@parts.with_usual_jax
+@parts.with_environment
 def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns policy(state, observation, memory=None, rng=None, mask=None) -> action, memory.
 
     The policy is for one environment. Without rng it takes the most probable action, or the mean;
     with rng it takes a sample. `mask` is not used: environments with action masks are refused.
     """
-    config, env, env_params = parts.resolve(config, env, env_params)
-    space = env.action_space(env_params)
+    space = parts.ActionSpace(env.action_space(env_params))
     network = ActorCritic(config, space)
 
     def policy(state, observation, memory=None, rng=None, mask=None):
-        x = parts.normalize(config, state.policy.obs_stats, observation)[None]
+        x = state.policy.obs_stats.as_input(config, observation)[None]
         actions = network.apply(state.policy.params, x, method="actor")
         action = actions.mode() if rng is None else actions.sample(seed=rng)
-        return parts.clip_to(space, action[0]), memory
+        return space.clip(action[0]), memory
 
     return policy
 
 
 def check(config: Config, env: Any, env_params: Any) -> None:
     """Raises a ValueError that names the setting, its value and a value that works."""
-    parts.check_sizes(config, "num_steps")
-    parts.check_spaces(INFO, config, env, env_params)
-    parts.warn_of_units(env, env_params)
-    size = config.num_envs * config.num_steps
-    if config.normalize_advantage and size == 1:
+    parts.check(INFO, config, env, env_params, "num_steps", unit_std=True)
+    if config.normalize_advantage and config.num_envs * config.num_steps == 1:
         raise ValueError(
             "num_steps=1 with num_envs=1 leaves one sample to a rollout, and normalize_advantage "
             "makes its advantage zero; num_steps=2 would do"
         )
-    parts.num_updates(config, size)
 
 
-@parts.with_usual_jax
+@parts.with_environment
 def make_train(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns the jitted train(rng, state=None, num_evals=None) -> state, metrics.
 
@@ -238,7 +233,6 @@ def make_train(config: Config, env: Any = None, env_params: Any = None) -> Calla
     Raises:
       ValueError: a setting that cannot work, or a space that REINFORCE cannot take.
     """
-    config, env, env_params = parts.resolve(config, env, env_params)
     check(config, env, env_params)
     return parts.program(learner, config, env, env_params)
 
@@ -248,7 +242,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     batch_size = config.num_envs * config.num_steps
     num_updates = parts.num_updates(config, batch_size)
     environments = envs.batch(env, config.num_envs, config.num_steps)
-    space = env.action_space(env_params)
+    space = parts.ActionSpace(env.action_space(env_params))
     network = ActorCritic(config, space)
     clip = optax.clip_by_global_norm(config.max_grad_norm)  # detail 6
     adam = optax.scale_by_adam(eps=config.adam_eps)
@@ -282,15 +276,15 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     def collect(state):
         """Collects a rollout. `loss` computes log_probs, for all steps at once."""
         rng, start_rng, step_rng, noise_rng = jax.random.split(state.rollout_rng, 4)
-        noise = parts.action_noise(noise_rng, space, (config.num_steps, config.num_envs))
+        noise = space.noise(noise_rng, (config.num_steps, config.num_envs))
 
         def step(state, inputs):
             step_rng, noise = inputs
-            x = parts.normalize(config, state.policy.obs_stats, state.observation)
+            x = state.policy.obs_stats.as_input(config, state.observation)
             actions = network.apply(state.policy.params, x, method="actor")
-            action = parts.sample(actions, noise, step_rng)
+            action = space.sample(actions, noise, step_rng)
             observation, env_state, reward, terminated, truncated, info = environments.step(
-                step_rng, state.env_state, parts.clip_to(space, action), env_params
+                step_rng, state.env_state, space.clip(action), env_params
             )
             transition = Transition(
                 observation=state.observation,
@@ -309,8 +303,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     def prepare(state, rollout):
         """Samples with targets."""
         flat = jax.tree.map(lambda x: x.reshape(batch_size, *x.shape[2:]), rollout)
-        x = parts.normalize(config, state.policy.obs_stats, flat.observation)
-        final_x = parts.normalize(config, state.policy.obs_stats, flat.final_observation)
+        x = state.policy.obs_stats.as_input(config, flat.observation)
+        final_x = state.policy.obs_stats.as_input(config, flat.final_observation)
         next_values = network.apply(state.policy.params, final_x, method="critic")
         reward = rollout.reward
         if config.normalize_reward:

@@ -193,7 +193,7 @@ class TrainState:
     weights: Weights
     opt_state: optax.OptState  # of the actor and the weights
     critic_opt_state: optax.OptState
-    env_state: envs.BatchState
+    env_state: Any  # of `envs.batch`
     observation: jax.Array  # (num_envs, ...)
     episodes: parts.EpisodeStatistics
     reward_scale: parts.RewardScale
@@ -302,41 +302,35 @@ def learning_rates(config, num_updates, update):
 # --- acting and training ----------------------------------------------------------------------
 
 
-@parts.with_usual_jax
+@parts.with_environment
 def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns policy(state, observation, memory=None, rng=None, mask=None) -> action, memory.
 
     The policy is for one environment, and its actions are in the environment's box. Without rng it
     takes tanh of the mean, with rng a sample.
     """
-    config, env, env_params = parts.resolve(config, env, env_params)
-    space = env.action_space(env_params)
-    network = Actor(config, parts.num_outputs(space))
+    space = parts.ActionSpace(env.action_space(env_params))
+    network = Actor(config, space.size)
 
     def policy(state, observation, memory=None, rng=None, mask=None):
-        x = parts.normalize(config, state.policy.obs_stats, observation)[None]
+        x = state.policy.obs_stats.as_input(config, observation)[None]
         actions = network.apply(state.policy.params, x)
         action = actions.mode() if rng is None else actions.sample(seed=rng)
-        return parts.rescale_to(space, action)[0], memory
+        return space.rescale(action)[0], memory
 
     return policy
 
 
 def check(config: Config, env: Any, env_params: Any) -> None:
     """Raises a ValueError that names the setting, its value and a value that works."""
-    parts.check_sizes(config, "num_steps", "update_epochs", "num_minibatches", "num_action_samples")
-    parts.check_network(config, "critic_hidden_sizes")
-    parts.check_choices(config, norm=tuple(NORMS))
     if type(config.num_bins) is not int or config.num_bins < 11:  # mean_of is too far off
         raise ValueError(f"num_bins={config.num_bins!r}: give a whole number, 11 or more")
-    parts.check_spaces(INFO, config, env, env_params)
-    size = config.num_envs * config.num_steps
-    what = f"num_envs * num_steps = {config.num_envs} * {config.num_steps} = {size}"
-    parts.check_divides("num_minibatches", config.num_minibatches, what, size)
-    parts.num_updates(config, size)
+    sizes = ("num_steps", "update_epochs", "num_minibatches", "num_action_samples")
+    words = {"norm": tuple(NORMS)}
+    parts.check(INFO, config, env, env_params, *sizes, minibatches_of="samples", words=words)
 
 
-@parts.with_usual_jax
+@parts.with_environment
 def make_train(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns the jitted train(rng, state=None, num_evals=None) -> state, metrics.
 
@@ -345,7 +339,6 @@ def make_train(config: Config, env: Any = None, env_params: Any = None) -> Calla
     Raises:
       ValueError: a setting that cannot work, or a space that REPPO cannot take.
     """
-    config, env, env_params = parts.resolve(config, env, env_params)
     check(config, env, env_params)
     return parts.program(learner, config, env, env_params)
 
@@ -355,8 +348,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     batch_size = config.num_envs * config.num_steps
     num_updates = parts.num_updates(config, batch_size)
     environments = envs.batch(env, config.num_envs, config.num_steps, stagger=True)  # detail 8
-    space = env.action_space(env_params)
-    size = parts.num_outputs(space)
+    space = parts.ActionSpace(env.action_space(env_params))
+    size = space.size
     actor, critic = Actor(config, size), Critic(config)
     clip = optax.clip_by_global_norm(config.max_grad_norm)
     adam = optax.scale_by_adam(eps=config.adam_eps)
@@ -401,15 +394,15 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     def collect(state):
         """Collects a rollout."""
         rng, start_rng, step_rng, noise_rng = jax.random.split(state.rollout_rng, 4)
-        noise = parts.action_noise(noise_rng, space, (config.num_steps, config.num_envs))
+        noise = space.noise(noise_rng, (config.num_steps, config.num_envs))
 
         def step(state, inputs):
             step_rng, noise = inputs
-            x = parts.normalize(config, state.policy.obs_stats, state.observation)
+            x = state.policy.obs_stats.as_input(config, state.observation)
             actions = actor.apply(state.policy.params, x)
-            action = parts.sample(actions, noise, step_rng)
+            action = space.sample(actions, noise, step_rng)
             observation, env_state, reward, terminated, truncated, info = environments.step(
-                step_rng, state.env_state, parts.rescale_to(space, action), env_params
+                step_rng, state.env_state, space.rescale(action), env_params
             )
             transition = Transition(
                 observation=state.observation,
@@ -428,9 +421,9 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     def prepare(state, rollout, rng):
         """Samples with targets, and metrics of the critic before it learns from them."""
         flat = jax.tree.map(lambda x: x.reshape(batch_size, *x.shape[2:]), rollout)
-        x = parts.normalize(config, state.policy.obs_stats, flat.observation)
-        final_x = parts.normalize(config, state.policy.obs_stats, flat.final_observation)
-        noise = parts.action_noise(rng, space, (config.num_action_samples, batch_size))
+        x = state.policy.obs_stats.as_input(config, flat.observation)
+        final_x = state.policy.obs_stats.as_input(config, flat.final_observation)
+        noise = space.noise(rng, (config.num_action_samples, batch_size))
         gaussian = actor.apply(state.policy.params, final_x)
         action, log_prob = jax.vmap(gaussian.sample_and_log_prob_from)(noise)  # detail 2
         evaluate = lambda x, action: critic.apply(state.critic_params, x, action)
@@ -542,7 +535,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             state, of_actor = actor_step(state, samples, noise, rate)
             return state, of_critic | of_actor
 
-        inputs = orders, parts.action_noise(noise_rng, space, orders.shape), rates
+        inputs = orders, space.noise(noise_rng, orders.shape), rates
         state, metrics = parts.scan(gradient_step, state, inputs)
         return state, jax.tree.map(jnp.mean, metrics)
 

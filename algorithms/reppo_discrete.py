@@ -197,7 +197,7 @@ class TrainState:
     weights: Weights
     opt_state: optax.OptState  # of the actor and the weights
     critic_opt_state: optax.OptState
-    env_state: envs.BatchState
+    env_state: Any  # of `envs.batch`
     observation: jax.Array  # (num_envs, ...)
     episodes: parts.EpisodeStatistics
     reward_scale: parts.RewardScale
@@ -319,18 +319,17 @@ def learning_rates(config, num_updates, update):
 # --- acting and training ----------------------------------------------------------------------
 
 
-@parts.with_usual_jax
+@parts.with_environment
 def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns policy(state, observation, memory=None, rng=None, mask=None) -> action, memory.
 
     The policy is for one environment. Without rng it takes the most probable action, with rng a
     sample. mask (num_actions,): `env.action_mask`, the allowed actions.
     """
-    config, env, env_params = parts.resolve(config, env, env_params)
     network = Actor(config, env.action_space(env_params).n)
 
     def policy(state, observation, memory=None, rng=None, mask=None):
-        x = parts.normalize(config, state.policy.obs_stats, observation)[None]
+        x = state.policy.obs_stats.as_input(config, observation)[None]
         logits = allowed(network.apply(state.policy.params, x)[0], mask)
         noise = 0.0 if rng is None else jax.random.gumbel(rng, logits.shape)
         return jnp.argmax(logits + noise), memory
@@ -340,19 +339,14 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
 
 def check(config: Config, env: Any, env_params: Any) -> None:
     """Raises a ValueError that names the setting, its value and a value that works."""
-    parts.check_sizes(config, "num_steps", "update_epochs", "num_minibatches")
-    parts.check_network(config, "critic_hidden_sizes")
-    parts.check_choices(config, norm=tuple(NORMS))
     if type(config.num_bins) is not int or config.num_bins < 11:  # mean_of is too far off
         raise ValueError(f"num_bins={config.num_bins!r}: give a whole number, 11 or more")
-    parts.check_spaces(INFO, config, env, env_params)
-    size = config.num_envs * config.num_steps
-    what = f"num_envs * num_steps = {config.num_envs} * {config.num_steps} = {size}"
-    parts.check_divides("num_minibatches", config.num_minibatches, what, size)
-    parts.num_updates(config, size)
+    sizes = ("num_steps", "update_epochs", "num_minibatches")
+    words = {"norm": tuple(NORMS)}
+    parts.check(INFO, config, env, env_params, *sizes, minibatches_of="samples", words=words)
 
 
-@parts.with_usual_jax
+@parts.with_environment
 def make_train(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns the jitted train(rng, state=None, num_evals=None) -> state, metrics.
 
@@ -361,7 +355,6 @@ def make_train(config: Config, env: Any = None, env_params: Any = None) -> Calla
     Raises:
       ValueError: a setting that cannot work, or a space that it cannot take.
     """
-    config, env, env_params = parts.resolve(config, env, env_params)
     check(config, env, env_params)
     return parts.program(learner, config, env, env_params)
 
@@ -420,7 +413,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
 
         def step(state, inputs):
             step_rng, noise = inputs
-            x = parts.normalize(config, state.policy.obs_stats, state.observation)
+            x = state.policy.obs_stats.as_input(config, state.observation)
             mask = environments.action_mask(state.env_state, env_params)
             action = jnp.argmax(allowed(actor.apply(state.policy.params, x), mask) + noise, -1)
             observation, env_state, reward, terminated, truncated, info = environments.step(
@@ -448,8 +441,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     def prepare(state, rollout):
         """Samples with targets, and metrics of the critic before it learns from them."""
         flat = jax.tree.map(lambda x: x.reshape(batch_size, *x.shape[2:]), rollout)
-        x = parts.normalize(config, state.policy.obs_stats, flat.observation)
-        final_x = parts.normalize(config, state.policy.obs_stats, flat.final_observation)
+        x = state.policy.obs_stats.as_input(config, flat.observation)
+        final_x = state.policy.obs_stats.as_input(config, flat.final_observation)
         log_probs = log_probs_of(state.policy.params, final_x, flat.final_action_mask)
         following = critic.apply(state.critic_params, final_x)
         bonus = jnp.exp(state.weights.temperature) * entropy_of(log_probs)

@@ -155,7 +155,7 @@ class TrainState:
     log_temperature: jax.Array  # ()
     opt_state: optax.OptState
     replay: parts.Replay
-    env_state: envs.BatchState
+    env_state: Any  # of `envs.batch`
     observation: jax.Array  # (num_envs, ...)
     episodes: parts.EpisodeStatistics
     rng: jax.Array
@@ -183,35 +183,31 @@ LOG_STD = (-5.0, 2.0)
 # --- acting and training ----------------------------------------------------------------------
 
 
-@parts.with_usual_jax
+@parts.with_environment
 def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns policy(state, observation, memory=None, rng=None, mask=None) -> action, memory.
 
     The policy is for one environment, and its actions are in the environment's box. Without rng it
     takes tanh of the mean, with rng a sample.
     """
-    config, env, env_params = parts.resolve(config, env, env_params)
-    space = env.action_space(env_params)
-    network = Actor(config, parts.num_outputs(space))
+    space = parts.ActionSpace(env.action_space(env_params))
+    network = Actor(config, space.size)
 
     def policy(state, observation, memory=None, rng=None, mask=None):
-        x = parts.normalize(config, state.policy.obs_stats, observation)[None]
+        x = state.policy.obs_stats.as_input(config, observation)[None]
         actions = network.apply(state.policy.params, x)
         action = actions.mode() if rng is None else actions.sample(seed=rng)
-        return parts.rescale_to(space, action)[0], memory
+        return space.rescale(action)[0], memory
 
     return policy
 
 
 def check(config: Config, env: Any, env_params: Any) -> None:
     """Raises a ValueError that names the setting, its value and a value that works."""
-    parts.check_sizes(config, "num_critics")
-    parts.check_network(config, "hidden_sizes", "critic_hidden_sizes")
-    parts.check_spaces(INFO, config, env, env_params)
-    parts.check_replay(config, env, env_params)
+    parts.check(INFO, config, env, env_params, "num_critics", replay=True)
 
 
-@parts.with_usual_jax
+@parts.with_environment
 def make_train(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns the jitted train(rng, state=None, num_evals=None) -> state, metrics.
 
@@ -221,7 +217,6 @@ def make_train(config: Config, env: Any = None, env_params: Any = None) -> Calla
       ValueError: a setting that cannot work, a space that SAC cannot take, or a buffer larger than
         the device's memory.
     """
-    config, env, env_params = parts.resolve(config, env, env_params)
     check(config, env, env_params)
     return parts.program(learner, config, env, env_params)
 
@@ -235,8 +230,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     # Actions are uniform in rounds that begin before `learning_starts`, or before any learning.
     uniform = max(waiting, rounds.before(config.learning_starts) + 1)
     environments = envs.batch(env, config.num_envs, rounds.num_steps)
-    space = env.action_space(env_params)
-    size = parts.num_outputs(space)
+    space = parts.ActionSpace(env.action_space(env_params))
+    size = space.size
     actor, critic = Actor(config, size), Critic(config)
     adam = parts.on_one_vector(optax.scale_by_adam(eps=config.adam_eps))
     decay = optax.add_decayed_weights(
@@ -317,16 +312,16 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
 
         def step(state, inputs):
             step_rng, noise = inputs
-            x = parts.normalize(config, state.policy.obs_stats, state.observation)
+            x = state.policy.obs_stats.as_input(config, state.observation)
             actions = actor.apply(state.policy.params, x)
-            action = parts.sample(actions, noise, step_rng)
-            action = jnp.where(warm_up, parts.uniform_of(noise), action)  # detail 9
+            action = space.sample(actions, noise, step_rng)
+            action = jnp.where(warm_up, space.uniform_from(noise), action)  # detail 9
             observation, env_state, reward, terminated, truncated, info = environments.step(
-                step_rng, state.env_state, parts.rescale_to(space, action), env_params
+                step_rng, state.env_state, space.rescale(action), env_params
             )
             transition = parts.Transition(
                 observation=state.observation,
-                action=action.reshape(config.num_envs, *space.shape),
+                action=space.shaped(action),
                 reward=reward,
                 terminated=terminated,
                 done=terminated | truncated,
@@ -339,7 +334,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     def targets(state, window, noise):
         """y = reward_scale R_n + gamma**n (min_k Q'_k(s_n, a) - alpha log pi(a|s_n)) with a ~ pi,
         (batch_size,). R_n is the n-step return."""
-        x = parts.normalize(config, state.policy.obs_stats, window.final_observation)
+        x = state.policy.obs_stats.as_input(config, window.final_observation)
         action, log_prob = actor.apply(state.policy.params, x).sample_and_log_prob_from(noise)
         value = critics(state.target_params, x, action).min(0)  # detail 4
         soft_value = value - jnp.exp(state.log_temperature) * log_prob  # detail 8
@@ -366,7 +361,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         draw = buffer.draw(state.replay, draws.windows)
         window = buffer.windows(state.replay.transitions, draw.index, config.gamma)
         here, following = draws.actions
-        x = parts.normalize(config, state.policy.obs_stats, window.observation)
+        x = state.policy.obs_stats.as_input(config, window.observation)
         action = window.action.reshape(-1, size)
         target = targets(state, window, following)
         (loss, mean_value), of_critics = jax.value_and_grad(critic_loss, has_aux=True)(

@@ -150,7 +150,7 @@ class TrainState:
     log_temperature: jax.Array  # ()
     opt_state: optax.OptState
     replay: parts.Replay
-    env_state: envs.BatchState
+    env_state: Any  # of `envs.batch`
     observation: jax.Array  # (num_envs, ...)
     episodes: parts.EpisodeStatistics
     rng: jax.Array
@@ -187,18 +187,17 @@ def largest_entropy(log_probs, mask):
 # --- acting and training ----------------------------------------------------------------------
 
 
-@parts.with_usual_jax
+@parts.with_environment
 def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns policy(state, observation, memory=None, rng=None, mask=None) -> action, memory.
 
     The policy is for one environment. Without rng it takes the most probable action, with rng a
     sample. mask (num_actions,): `env.action_mask`, the allowed actions.
     """
-    config, env, env_params = parts.resolve(config, env, env_params)
     network = Actor(config, env.action_space(env_params).n)
 
     def policy(state, observation, memory=None, rng=None, mask=None):
-        x = parts.normalize(config, state.policy.obs_stats, observation)[None]
+        x = state.policy.obs_stats.as_input(config, observation)[None]
         logits = allowed(network.apply(state.policy.params, x)[0], mask)
         noise = 0.0 if rng is None else jax.random.gumbel(rng, logits.shape)
         return jnp.argmax(logits + noise), memory
@@ -208,13 +207,10 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
 
 def check(config: Config, env: Any, env_params: Any) -> None:
     """Raises a ValueError that names the setting, its value and a value that works."""
-    parts.check_sizes(config, "num_critics")
-    parts.check_network(config, "hidden_sizes", "critic_hidden_sizes")
-    parts.check_spaces(INFO, config, env, env_params)
-    parts.check_replay(config, env, env_params)
+    parts.check(INFO, config, env, env_params, "num_critics", replay=True)
 
 
-@parts.with_usual_jax
+@parts.with_environment
 def make_train(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns the jitted train(rng, state=None, num_evals=None) -> state, metrics.
 
@@ -224,7 +220,6 @@ def make_train(config: Config, env: Any = None, env_params: Any = None) -> Calla
       ValueError: a setting that cannot work, a space that it cannot take, or a buffer larger than
         the device's memory.
     """
-    config, env, env_params = parts.resolve(config, env, env_params)
     check(config, env, env_params)
     return parts.program(learner, config, env, env_params)
 
@@ -307,7 +302,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
 
         def step(state, inputs):
             step_rng, noise = inputs
-            x = parts.normalize(config, state.policy.obs_stats, state.observation)
+            x = state.policy.obs_stats.as_input(config, state.observation)
             mask = environments.action_mask(state.env_state, env_params)
             logits = jnp.where(warm_up, 0.0, actor.apply(state.policy.params, x))  # detail 9
             action = jnp.argmax(allowed(logits, mask) + noise, -1)
@@ -334,7 +329,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     def targets(state, window):
         """y = reward_scale R_n + gamma**n E_pi[min_k Q'_k(s_n, a) - alpha log pi(a|s_n)],
         (batch_size,); E_pi = sum_a pi(a|s_n), R_n is the n-step return."""
-        x = parts.normalize(config, state.policy.obs_stats, window.final_observation)
+        x = state.policy.obs_stats.as_input(config, window.final_observation)
         log_probs = log_probs_of(state.policy.params, x, window.final_action_mask)
         # details 3 and 8
         values = critics(state.target_params, x).min(0) - jnp.exp(state.log_temperature) * log_probs
@@ -360,7 +355,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         """Learns from a batch of windows; all three losses see the parameters before it."""
         draw = buffer.draw(state.replay, draws)
         window = buffer.windows(state.replay.transitions, draw.index, config.gamma)
-        x = parts.normalize(config, state.policy.obs_stats, window.observation)
+        x = state.policy.obs_stats.as_input(config, window.observation)
         mask = window.action_mask
         temperature = jnp.exp(state.log_temperature)
         (loss, values), of_critics = jax.value_and_grad(critic_loss, has_aux=True)(

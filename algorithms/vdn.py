@@ -199,7 +199,7 @@ class TrainState:
 
     policy: PolicyState
     opt_state: optax.OptState
-    env_state: envs.BatchState
+    env_state: Any  # of `envs.batch`
     observation: jax.Array  # (num_envs, num_agents, ...)
     alive: jax.Array  # (num_envs, num_agents)
     memory: parts.Memory  # before the observation, (num_envs, num_agents, ...); may be empty
@@ -308,7 +308,7 @@ def learning_rates(config, num_updates, update):
 # --- acting and training ----------------------------------------------------------------------
 
 
-@parts.with_usual_jax
+@parts.with_environment
 def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns policy(state, observation, memory=None, rng=None, mask=None) -> action, memory.
 
@@ -317,9 +317,8 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
     (num_agents, num_actions): `env.action_mask`, the allowed actions. memory=None is a fresh one.
     With previous_inputs, pass rewards back: memory = envs.evaluation.rewarded(memory, reward).
     """
-    config, env, env_params = parts.resolve(config, env, env_params)
-    space = env.action_space(env_params)
-    network, fresh = QNetwork(config, space.n), fresh_memory(config, space, 1, env.num_agents)
+    space = parts.ActionSpace(env.action_space(env_params))
+    network, fresh = QNetwork(config, space.size), fresh_memory(config, space, 1, env.num_agents)
 
     def policy(state, observation, memory=None, rng=None, mask=None):
         memory, observation, mask = jax.tree.map(lambda x: x[None], (memory, observation, mask))
@@ -328,7 +327,7 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
         memory, values = one_step(network, state.policy.params.agent, memory, inputs)
         action = greedy(values, mask)
         if rng is not None:
-            noise = parts.epsilon_noise(rng, action.shape, space.n)
+            noise = parts.epsilon_noise(rng, action.shape, space.size)
             action = epsilon_greedy(values, config.eps_end, noise, mask)
         # The reward is not known yet.
         memory = parts.with_last_step(config, space, memory, action, 0.0 * action)
@@ -346,7 +345,7 @@ def fresh_memory(config, space, *axes):
 def make_inputs(config, policy, observation, previous):
     """The network's inputs, a tuple of arrays (..., num_agents, ...): the observation, with
     `agent_ids` the agent's number, one-hot, and `previous`, of `parts.last_step`."""
-    x = parts.normalize(config, policy.obs_stats, observation)
+    x = policy.obs_stats.as_input(config, observation)
     leading = x.shape[: x.ndim - policy.obs_stats.mean.ndim]
     ids = (jnp.broadcast_to(jnp.eye(leading[-1]), (*leading, leading[-1])),)
     return (x, *(ids if config.agent_ids else ()), *previous)
@@ -366,10 +365,17 @@ def make_view(config, policy, inputs, world_state):
 def check(config: Config, env: Any, env_params: Any) -> None:
     """Raises a ValueError that names the setting, its value and a value that works."""
     positive = ("num_steps", "update_epochs", "num_minibatches", "mixing_size")
-    parts.check_sizes(config, *positive)
-    parts.check_choices(config, mixer=("none", "sum", "monotonic"))
     parts.check_cell(config, "none")
-    parts.check_spaces(INFO, config, env, env_params)
+    words = {"mixer": ("none", "sum", "monotonic")}
+    parts.check(
+        INFO,
+        config,
+        env,
+        env_params,
+        *positive,
+        minibatches_of="samples" if config.cell == "none" else "environments",
+        words=words,
+    )
     if config.previous_inputs and config.cell == "none":
         raise ValueError("previous_inputs=True needs a memory; cell='gru' would do")
     if config.mixer != "none" and getattr(env, "opponents", False):
@@ -377,16 +383,9 @@ def check(config: Config, env: Any, env_params: Any) -> None:
             f"mixer={config.mixer!r} learns the reward of a team, but agents of {env.name} are "
             "opponents, whose rewards go against one another: mixer='none' would do"
         )
-    count = size = config.num_envs * config.num_steps
-    what = f"num_envs * num_steps = {config.num_envs} * {config.num_steps} = {size}"
-    if config.cell != "none":
-        count = config.num_envs
-        what = f"num_envs={count}, and minibatches are sets of environments"
-    parts.check_divides("num_minibatches", config.num_minibatches, what, count)
-    parts.num_updates(config, size)
 
 
-@parts.with_usual_jax
+@parts.with_environment
 def make_train(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns the jitted train(rng, state=None, num_evals=None) -> state, metrics.
 
@@ -396,7 +395,6 @@ def make_train(config: Config, env: Any = None, env_params: Any = None) -> Calla
     Raises:
       ValueError: a setting that cannot work, or a space that VDN cannot take.
     """
-    config, env, env_params = parts.resolve(config, env, env_params)
     check(config, env, env_params)
     return parts.program(learner, config, env, env_params)
 
@@ -405,9 +403,9 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     """The first state, an update (collects a rollout and learns from it), and the policy."""
     batch_size, num_agents = config.num_envs * config.num_steps, env.num_agents
     num_updates = parts.num_updates(config, batch_size)
-    space = env.action_space(env_params)
+    space = parts.ActionSpace(env.action_space(env_params))
     environments = envs.batch(env, config.num_envs, config.num_steps)
-    network, mixer = QNetwork(config, space.n), Mixer(config)
+    network, mixer = QNetwork(config, space.size), Mixer(config)
     clip, radam = optax.clip_by_global_norm, optax.scale_by_radam(eps=config.adam_eps)
     chain = optax.chain(clip(config.max_grad_norm), radam, parts.scale_by_rate())
     optimizer = parts.on_one_vector(chain)
@@ -461,7 +459,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     def collect(state, epsilon):
         """Collects a rollout."""
         rng, start_rng, step_rng, noise_rng = jax.random.split(state.rollout_rng, 4)
-        noise = parts.epsilon_noise(noise_rng, (config.num_steps, *state.alive.shape), space.n)
+        noise = parts.epsilon_noise(noise_rng, (config.num_steps, *state.alive.shape), space.size)
 
         def step(state, inputs):
             step_rng, noise = inputs

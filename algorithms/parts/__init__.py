@@ -4,7 +4,7 @@ All correct implementations of a part give the same distribution of results. Cod
 an agent learns stands in the algorithm's file.
 """
 
-from algorithms.parts.actions import Categorical, Gaussian, TanhGaussian, log_tanh_slope, sample
+from algorithms.parts.actions import Categorical, Gaussian, TanhGaussian, log_tanh_slope
 from algorithms.parts.agents import (
     earns_after_leaving,
     fold,
@@ -24,14 +24,14 @@ from algorithms.parts.cells import (
     one_step,
     with_last_step,
 )
+from algorithms.parts.checking import check
 from algorithms.parts.checks import (
     check_choices,
     check_divides,
     check_game,
-    check_network,
+    check_minibatches,
     check_samples,
     check_sizes,
-    check_spaces,
 )
 from algorithms.parts.fields import bounds, check_reals, real, static, value_like, with_plain_values
 from algorithms.parts.layers import (
@@ -46,7 +46,7 @@ from algorithms.parts.layers import (
     scaled,
 )
 from algorithms.parts.levels import EpisodeReturns, LevelBuffer, Visits, visit_of_steps
-from algorithms.parts.loops import branch, scan, zeros
+from algorithms.parts.loops import branch, scan
 from algorithms.parts.metrics import explained_variance, mean
 from algorithms.parts.muon import scale_by_muon
 from algorithms.parts.optimizer import global_norm, on_one_vector, scale_by_rate
@@ -63,21 +63,10 @@ from algorithms.parts.replay import (
     check_rounds,
 )
 from algorithms.parts.rounds import Rounds, keep_if
-from algorithms.parts.shards import any_over_shards, average, deviation, mean_over_shards
-from algorithms.parts.spaces import (
-    EpsilonNoise,
-    action_noise,
-    clip_to,
-    epsilon_noise,
-    flat_draw,
-    is_discrete,
-    num_outputs,
-    rescale_to,
-    uniform_of,
-    warn_of_units,
-)
+from algorithms.parts.shards import any_over_shards, mean_over_shards
+from algorithms.parts.spaces import ActionSpace, EpsilonNoise, epsilon_noise, flat_draw
 from algorithms.parts.split import Split
-from algorithms.parts.statistics import EpisodeStatistics, RewardScale, RunningStatistics, normalize
+from algorithms.parts.statistics import EpisodeStatistics, RewardScale, RunningStatistics
 from algorithms.parts.training import (
     Average,
     Last,
@@ -89,12 +78,14 @@ from algorithms.parts.training import (
     num_updates,
     program,
     resolve,
+    with_environment,
 )
 from algorithms.parts.usual_jax import usual_jax, with_usual_jax
 
 __all__ = [
     "CELLS",
     "CONV_LAYERS",
+    "ActionSpace",
     "Average",
     "Categorical",
     "Cells",
@@ -124,18 +115,17 @@ __all__ = [
     "Tower",
     "Transition",
     "Visits",
-    "action_noise",
     "activation",
     "any_over_shards",
     "asked_for",
-    "average",
     "branch",
     "changed",
+    "check",
     "check_cell",
     "check_choices",
     "check_divides",
     "check_game",
-    "check_network",
+    "check_minibatches",
     "check_fits",
     "check_replay",
     "check_rounds",
@@ -143,10 +133,7 @@ __all__ = [
     "check_reals",
     "check_samples",
     "check_sizes",
-    "check_spaces",
-    "clip_to",
     "cosines",
-    "deviation",
     "device_capacity",
     "earns_after_leaving",
     "epsilon_noise",
@@ -158,15 +145,12 @@ __all__ = [
     "forget",
     "fresh_memory",
     "global_norm",
-    "is_discrete",
     "keep_if",
     "last_step",
     "log_tanh_slope",
     "mask_of_agents",
     "mean",
     "mean_over_shards",
-    "normalize",
-    "num_outputs",
     "num_points",
     "num_updates",
     "on_one_vector",
@@ -175,23 +159,19 @@ __all__ = [
     "permutations",
     "program",
     "real",
-    "rescale_to",
     "resolve",
-    "sample",
     "scale_by_muon",
     "scale_by_rate",
     "scaled",
     "scan",
     "static",
     "symmetries",
-    "uniform_of",
     "unfold",
     "usual_jax",
     "value_like",
     "visit_of_steps",
-    "warn_of_units",
+    "with_environment",
     "with_last_step",
     "with_plain_values",
     "with_usual_jax",
-    "zeros",
 ]

@@ -2,11 +2,10 @@
 
 `sample(seed=key)`, `log_prob(action)`, `entropy()` and `mode()`; leading axes are free.
 `sample_from` takes noise that was drawn ahead for a whole rollout, which costs far less than a draw
-at each step: see `action_noise`.
+at each step: see `ActionSpace.noise`.
 """
 
 import math
-from typing import Any
 
 import flax.linen as nn
 import jax
@@ -135,13 +134,3 @@ class TanhGaussian:
 
     def entropy(self) -> jax.Array:
         raise NotImplementedError("a TanhGaussian has no entropy in closed form: use -log_prob")
-
-
-def sample(actions: Any, noise: jax.Array, key: jax.Array) -> jax.Array:
-    """A sample of a distribution from noise that was drawn ahead.
-
-    A distribution without `sample_from`, such as one of distrax, gets a key that is made of `key`.
-    """
-    if hasattr(actions, "sample_from"):
-        return actions.sample_from(noise)
-    return actions.sample(seed=jax.random.fold_in(key, 1))

@@ -23,7 +23,7 @@ from algorithms.parts.recurrence import (
     product,
     unroll,
 )
-from algorithms.parts.spaces import is_discrete, num_outputs
+from algorithms.parts.spaces import ActionSpace
 from envs import shaping
 
 CELLS = (*BLOCKS, "gtrxl")
@@ -107,12 +107,12 @@ class Layer(nn.Module):
         return run(c.cell, memory, gates, kernel, *done, c.forget_bias)
 
 
-def fresh_memory(config: Any, space: Any, *axes: int) -> Memory:
+def fresh_memory(config: Any, space: ActionSpace, *axes: int) -> Memory:
     """A memory of zeros with these leading axes, as at the start of an episode.
 
     Args:
       config: its `cell`, `memory_size`, `layers`, `window` and `previous_inputs` are used.
-      space: the action space.
+      space: that of the actions.
     """
     zeros = lambda *shape: jnp.zeros((*axes, *shape))
     hidden = lambda: zeros(config.memory_size)
@@ -122,12 +122,17 @@ def fresh_memory(config: Any, space: Any, *axes: int) -> Memory:
         cell = fresh_window(config, zeros)
     elif config.layers > 1:
         cell = tuple(one() for _ in range(config.layers))
-    previous = (zeros(num_outputs(space)), zeros()) if config.previous_inputs else (None, None)
+    previous = (zeros(space.size), zeros()) if config.previous_inputs else (None, None)
     return Memory(hidden(), cell, *previous)
 
 
 def with_last_step(
-    config: Any, space: Any, memory: Memory, action: jax.Array, reward: jax.Array, info: Any = None
+    config: Any,
+    space: ActionSpace,
+    memory: Memory,
+    action: jax.Array,
+    reward: jax.Array,
+    info: Any = None,
 ) -> Memory:
     """The memory with the last action and its reward (batch,), if `previous_inputs` is on.
 
@@ -137,7 +142,7 @@ def with_last_step(
     if not config.previous_inputs:
         return memory
     own = reward - (info or {}).get(shaping.NAME, 0.0)
-    action = jax.nn.one_hot(action, space.n) if is_discrete(space) else action
+    action = jax.nn.one_hot(action, space.size) if space.discrete else action
     return memory._replace(action=action.reshape(*own.shape, -1), reward=1.0 * own)
 
 

@@ -18,17 +18,18 @@ def check_sizes(config: Any, *positive: str, not_negative: tuple[str, ...] = ())
     """Refuses sizes that are not whole numbers, too small or too large, and unknown activations.
 
     Args:
-      config: `total_timesteps`, `num_envs`, `num_evals`, `num_eval_episodes`, `hidden_sizes` and
-        `activation` are used, and the fields of these names.
+      config: `total_timesteps`, `num_envs`, `num_evals`, `num_eval_episodes`, `activation` and all
+        fields that end with `hidden_sizes` are used, and the fields of these names.
       positive: sizes that are 1 or more.
       not_negative: sizes that are 0 or more.
     """
-    if not isinstance(config.hidden_sizes, tuple):
-        raise ValueError(f"hidden_sizes={config.hidden_sizes!r}: give a tuple, as (64, 64)")
+    for name in layer_sizes(config):
+        if not isinstance(getattr(config, name), tuple):
+            raise ValueError(f"{name}={getattr(config, name)!r}: give a tuple, as (64, 64)")
     positive = ("total_timesteps", "num_envs", "num_evals", *positive)
     sizes = [(name, getattr(config, name), 1) for name in positive]
     sizes += [(name, getattr(config, name), 0) for name in ("num_eval_episodes", *not_negative)]
-    sizes += [("hidden_sizes", size, 1) for size in config.hidden_sizes]
+    sizes += [(name, size, 1) for name in layer_sizes(config) for size in getattr(config, name)]
     for name, value, least in sizes:
         if type(value) is not int or value < least:
             raise ValueError(f"{name}={value!r}: give a whole number, {least} or more")
@@ -39,6 +40,11 @@ def check_sizes(config: Any, *positive: str, not_negative: tuple[str, ...] = ())
         raise ValueError(f"activation={config.activation!r}: flax.linen has tanh, relu, ...")
 
 
+def layer_sizes(config: Any) -> list[str]:
+    """The fields that are sizes of layers."""
+    return [name for name in vars(config) if name.endswith("hidden_sizes")]
+
+
 def check_choices(config: Any, **choices: tuple[str, ...]) -> None:
     """Refuses values of these fields that are not among the choices."""
     for name, known in choices.items():
@@ -47,21 +53,16 @@ def check_choices(config: Any, **choices: tuple[str, ...]) -> None:
             raise ValueError(f"{name}={getattr(config, name)!r}: give {words}")
 
 
-def check_network(config: Any, *names: str) -> None:
-    """Refuses an unknown network, bad sizes of layers, and different sizes with simba.
+def check_network(config: Any) -> None:
+    """Refuses an unknown network, and layers of different sizes with simba.
 
     Args:
-      config: its `network` is used, if there is one, and its fields of these names, which are sizes
-        of layers.
+      config: its `network` is used, and the fields that end with `hidden_sizes`.
     """
-    network = getattr(config, "network", None)
-    if network is not None:
-        check_choices(config, network=layers.NETWORKS)
-    for name in names:
+    check_choices(config, network=layers.NETWORKS)
+    for name in layer_sizes(config):
         sizes = getattr(config, name)
-        if any(type(size) is not int or size < 1 for size in sizes):
-            raise ValueError(f"{name}={sizes}: give whole numbers, 1 or more")
-        if network == "simba" and len(set(sizes)) != 1:
+        if config.network == "simba" and len(set(sizes)) != 1:
             raise ValueError(f"{name}={sizes}: simba's blocks are one size, such as 128 or 512,512")
 
 
@@ -73,6 +74,19 @@ def check_divides(name: str, number: int, what: str, size: int) -> None:
         raise ValueError(
             f"{name}={number} does not divide {what}; {', '.join(map(str, near))} would do"
         )
+
+
+def check_minibatches(config: Any, of: str) -> None:
+    """Refuses a `num_minibatches` that does not divide a rollout's "samples", or "environments"."""
+    if of == "environments":
+        what = f"num_envs={config.num_envs}, and minibatches are sets of environments"
+        check_divides("num_minibatches", config.num_minibatches, what, config.num_envs)
+        return
+    size = config.num_envs * config.num_steps
+    what = f"num_envs * num_steps = {config.num_envs} * {config.num_steps} = {size}"
+    check_divides("num_minibatches", config.num_minibatches, what, size)
+    if hasattr(config, "normalize_advantage"):
+        check_samples(config, size)
 
 
 def check_samples(config: Any, size: int) -> None:

@@ -30,7 +30,7 @@ class Memory(NamedTuple):
 
     hidden: jax.Array  # (batch, memory_size), the input of the heads
     cell: Any  # LSTM, LRU and S5: of that shape; several layers: a Memory of each; gtrxl: a Window
-    action: jax.Array | None = None  # the last action, (batch, num_outputs)
+    action: jax.Array | None = None  # the last action, (batch, size of the space)
     reward: jax.Array | None = None  # for it, (batch,)
 
 

@@ -179,16 +179,6 @@ def gathered(found: Any, number: int) -> Any:
     return jax.tree.map(of_all, found)
 
 
-def average(x: jax.Array) -> jax.Array:
-    """The mean of the samples of all shards, (); all shards have equally many."""
-    return mean_over_shards(x.mean())
-
-
-def deviation(x: jax.Array, centre: jax.Array) -> jax.Array:
-    """The standard deviation of the samples of all shards, (), around their `average`."""
-    return jnp.sqrt(mean_over_shards(jnp.square(x - centre).mean())) if here() else x.std()
-
-
 def with_own_keys(update: Any) -> Any:
     """An update whose shards draw different random numbers, from keys that all shards have.
 

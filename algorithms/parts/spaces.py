@@ -1,5 +1,6 @@
-"""Action spaces: sizes of heads, clipping, rescaling, noise, and a warning of their units."""
+"""Actions of environments, random numbers for them, and a warning of their units."""
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -20,28 +21,54 @@ class EpsilonNoise(NamedTuple):
     action: jax.Array  # the random action if all are allowed, int32
 
 
-def is_discrete(space: Any) -> bool:
-    return hasattr(space, "n")
+@dataclasses.dataclass(frozen=True, eq=False)
+class ActionSpace:
+    """An environment's actions: sizes of heads, noise that is drawn ahead, clipping, rescaling."""
 
+    space: Any  # gymnax's Discrete or Box; of one agent
 
-def num_outputs(space: Any) -> int:
-    """Number of actions of a Discrete space, or of dimensions of a Box."""
-    return space.n if is_discrete(space) else math.prod(space.shape)
+    @property
+    def discrete(self) -> bool:
+        return hasattr(self.space, "n")
 
+    @property
+    def size(self) -> int:
+        """Number of actions of a Discrete space, or of dimensions of a Box."""
+        return self.space.n if self.discrete else math.prod(self.space.shape)
 
-def clip_to(space: Any, action: jax.Array) -> jax.Array:
-    """Actions (...) or (..., dimensions) in the environment's space and shape, clipped to a Box."""
-    if is_discrete(space):
-        return action
-    return jnp.clip(action.reshape(action.shape[:-1] + space.shape), space.low, space.high)
+    def noise(self, key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+        """Standard Gumbel (discrete) or normal noise of actions, (*shape, size): for `sample`."""
+        kind = jax.random.gumbel if self.discrete else jax.random.normal
+        return flat_draw(kind, key, (*shape, self.size))
 
+    def sample(self, actions: Any, noise: jax.Array, key: jax.Array) -> jax.Array:
+        """A sample of a distribution from noise that was drawn ahead.
 
-def rescale_to(space: Any, action: jax.Array) -> jax.Array:
-    """low + (a + 1) / 2 (high - low), (..., *space.shape): maps actions a (..., dimensions) in
-    [-1, 1] to a Box. A sum that rounding takes out of the box is cut off."""
-    action = action.reshape(action.shape[:-1] + space.shape)
-    scaled = space.low + 0.5 * (action + 1.0) * (space.high - space.low)
-    return jnp.clip(scaled, space.low, space.high)
+        A distribution without `sample_from`, such as one of distrax, gets a key made of `key`.
+        """
+        if hasattr(actions, "sample_from"):
+            return actions.sample_from(noise)
+        return actions.sample(seed=jax.random.fold_in(key, 1))
+
+    def clip(self, action: jax.Array) -> jax.Array:
+        """Actions (...) or (..., size) in the environment's shape, clipped to a Box."""
+        if self.discrete:
+            return action
+        return jnp.clip(self.shaped(action), self.space.low, self.space.high)
+
+    def rescale(self, action: jax.Array) -> jax.Array:
+        """low + (a + 1) / 2 (high - low), (..., *shape): maps actions a (..., size) in [-1, 1] to a
+        Box. A sum that rounding takes out of the box is cut off."""
+        low, high = self.space.low, self.space.high
+        return jnp.clip(low + 0.5 * (self.shaped(action) + 1.0) * (high - low), low, high)
+
+    def uniform_from(self, noise: jax.Array) -> jax.Array:
+        """erf(noise / sqrt(2)), uniform in [-1, 1] for standard normal noise of any shape."""
+        return jax.scipy.special.erf(noise / math.sqrt(2.0))
+
+    def shaped(self, action: jax.Array) -> jax.Array:
+        """Actions (..., size) of a Box as (..., *shape)."""
+        return action.reshape(action.shape[:-1] + self.space.shape)
 
 
 def warn_of_units(env: Any, env_params: Any) -> None:
@@ -54,7 +81,7 @@ def warn_of_units(env: Any, env_params: Any) -> None:
       env, env_params: from `envs.make`.
     """
     space = env.action_space(env_params)
-    if is_discrete(space) or any(isinstance(x, jax.core.Tracer) for x in (space.low, space.high)):
+    if hasattr(space, "n") or any(isinstance(x, jax.core.Tracer) for x in (space.low, space.high)):
         return
     low, high = (np.broadcast_to(jax.device_get(x), space.shape) for x in (space.low, space.high))
     bounds = np.maximum(np.abs(low), np.abs(high))  # of each dimension
@@ -67,24 +94,10 @@ def warn_of_units(env: Any, env_params: Any) -> None:
         )
 
 
-def uniform_of(noise: jax.Array) -> jax.Array:
-    """erf(noise / sqrt(2)), uniform in [-1, 1] for standard normal noise of any shape."""
-    return jax.scipy.special.erf(noise / math.sqrt(2.0))
-
-
 def flat_draw(kind: Callable[..., jax.Array], key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """kind(key, shape), for a function of jax.random: drawn as one axis, which compiles much
     faster."""
     return kind(key, (math.prod(shape),)).reshape(shape)
-
-
-def action_noise(key: jax.Array, space: Any, shape: tuple[int, ...]) -> jax.Array:
-    """Standard Gumbel (discrete) or normal noise of actions, (*shape, num_outputs(space)).
-
-    argmax(logits + noise) and mean + std * noise are samples.
-    """
-    kind = jax.random.gumbel if is_discrete(space) else jax.random.normal
-    return flat_draw(kind, key, (*shape, num_outputs(space)))
 
 
 def epsilon_noise(key: jax.Array, shape: tuple[int, ...], num_actions: int) -> EpsilonNoise:

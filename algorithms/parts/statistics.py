@@ -64,11 +64,10 @@ class RunningStatistics:
         """(x - mean) / std, clipped to [-clip, clip]."""
         return jnp.clip((x - self.mean) * jax.lax.rsqrt(self.var + 1e-8), -clip, clip)
 
-
-def normalize(config: Any, stats: RunningStatistics, x: jax.Array) -> jax.Array:
-    """Observations or world states (..., *shape) as networks see them: with `normalize_obs` by the
-    statistics and clipped to +-`clip_obs`, else `scaled`."""
-    return stats.normalize(x, config.clip_obs) if config.normalize_obs else scaled(x)
+    def as_input(self, config: Any, x: jax.Array) -> jax.Array:
+        """Observations or world states (..., *shape) as networks see them: with `normalize_obs`
+        normalised and clipped to +-`clip_obs`, else `scaled`."""
+        return self.normalize(x, config.clip_obs) if config.normalize_obs else scaled(x)
 
 
 @struct.dataclass

@@ -100,6 +100,19 @@ def resolve(config: Any, env: Any, env_params: Any) -> tuple[Any, Any, Any]:
     return config, env, env_params
 
 
+def with_environment(function: Callable) -> Callable:
+    """function(config, env=None, env_params=None), called with what `resolve` makes of them.
+
+    It runs with jax's usual settings, and so do functions that it returns.
+    """
+
+    @functools.wraps(function)
+    def of_config(config: Any, env: Any = None, env_params: Any = None) -> Callable:
+        return function(*resolve(config, env, env_params))
+
+    return with_usual_jax(of_config)
+
+
 def num_points(config: Any, steps: int) -> int:
     """Points of the learning curve: `num_evals`, or the number of updates if that is smaller.
 

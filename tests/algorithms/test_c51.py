@@ -29,7 +29,7 @@ PLAIN_ATOMS = np.linspace(-100.0, 10.0, 11)  # of TINY
 
 
 def action_values(config, space, params, x):
-    logits = c51.CategoricalNetwork(config, space.n).apply(params, x)
+    logits = c51.CategoricalNetwork(config, space.size).apply(params, x)
     return jax.nn.softmax(logits) @ jnp.linspace(config.v_min, config.v_max, config.num_atoms)
 
 

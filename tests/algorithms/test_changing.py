@@ -43,8 +43,9 @@ def plain(tmp_path_factory):
 
 
 def test_the_page_has_these_changes():
-    changes = ["loss", "network", "initialiser", "optimiser", "schedule", "metric", "setting"]
-    assert list(CHANGES) == changes
+    assert list(CHANGES) == [
+        *("loss", "bonus", "network", "initialiser", "optimiser", "schedule", "metric", "setting")
+    ]
 
 
 @pytest.mark.parametrize("name", [x for x in CHANGES if x not in ("network", "initialiser")])
@@ -65,6 +66,16 @@ def test_a_change_trains_and_changes_what_it_says(name, plain, tmp_path):
         assert {"policy_loss", "approx_kl"} <= moved and rates not in moved
     if name == "setting":
         assert after["approx_kl"][1:].sum() < before["approx_kl"][1:].sum()
+
+
+def test_a_bonus_is_for_what_is_new_and_is_part_of_returns(plain, tmp_path):
+    text, steps = changed(plain[0], CHANGES["bonus"]), 20 * 2 * 16
+    run = lambda coef: curves(
+        tmp_path / "my_ppo.py", text, total_timesteps=steps, learning_rate=3e-3, bonus_coef=coef
+    )
+    none, paid = run(0.0), run(5.0)
+    assert 0.0 < none["novelty"][2] < 0.8 * none["novelty"][1]
+    assert paid["value_loss"][1] > 2.0 * none["value_loss"][1]  # values begin near 0
 
 
 def test_parameters_start_as_their_modules_say(plain, tmp_path):

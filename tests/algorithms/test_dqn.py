@@ -25,7 +25,7 @@ TINY = dqn.Config(**SMALL, prioritized=True, dueling=True, reward_scale=0.5)
 
 
 def action_values(config, space, params, x):
-    return dqn.QNetwork(config, space.n).apply(params, x)
+    return dqn.QNetwork(config, space.size).apply(params, x)
 
 
 def prefer(config, params, action, by):

@@ -227,7 +227,7 @@ class Plain:
 
     def __init__(self, config, env, params, state):
         self.config, self.env, self.state = config, env, arrays(state)
-        self.space = env.action_space(params)
+        self.space = parts.ActionSpace(env.action_space(params))
         actor, critic = ippo.Actor(config, self.space), ippo.Critic(config)
         self.actor, self.critic = jax.jit(actor.apply), jax.jit(critic.apply)
         learners = [[0, 1]] if config.share_params else [[0], [1]]
@@ -254,7 +254,7 @@ class Plain:
         config, env, state = self.config, self.env, self.state
         batch, size = (
             envs.batch(env, config.num_envs, config.num_steps),
-            parts.num_outputs(self.space),
+            self.space.size,
         )
         _, start, keys, noise = jax.random.split(state.rollout_rng, 4)
         draw = jax.random.normal if env.continuous else jax.random.gumbel

@@ -150,7 +150,7 @@ class Plain:
 
     def __init__(self, config, env, params, state):
         self.config, self.env, self.state = config, env, state = config, env, arrays(state)
-        self.space, self.params = env.action_space(params), params
+        self.space, self.params = parts.ActionSpace(env.action_space(params)), params
         actor, critic = ippo_rnn.Actor(config, self.space), ippo_rnn.Critic(config)
         self.actor = jax.jit(functools.partial(parts.one_step, actor))
         self.critic = jax.jit(functools.partial(parts.one_step, critic))
@@ -196,7 +196,7 @@ class Plain:
         batch = envs.batch(env, config.num_envs, config.num_steps)
         _, start, keys, noise = jax.random.split(state.rollout_rng, 4)
         draw = jax.random.normal if env.continuous else jax.random.gumbel
-        shape = config.num_steps, config.num_envs, 2, parts.num_outputs(self.space)
+        shape = config.num_steps, config.num_envs, 2, self.space.size
         noise = np.asarray(draw(noise, (math.prod(shape),))).reshape(shape)
         env_state = jax.jit(batch.refill)(start, state.env_state, params)
         alive, steps, observation = np.asarray(state.alive), [], state.observation
@@ -439,7 +439,7 @@ def test_an_update_is_that_of_plain_lists(arrangement):
 
 def large(state):
     """A state whose logits and memories are far from zero."""
-    scale = lambda path, x: (1000.0 if "actor_head" in str(path) else 2.0) * x
+    scale = lambda path, x: (2000.0 if "actor_head" in str(path) else 2.0) * x
     params = jax.tree_util.tree_map_with_path(scale, state.policy.params)
     return state.replace(policy=state.policy.replace(params=params))
 
@@ -686,8 +686,10 @@ def test_a_policy_s_memory_is_that_of_training():
         own = jax.tree.map(lambda x, i=i: x[i], arrays(state.policy.params))
         one = lambda x, i=i: np.array(x[:, i][:, None], np.float32)
         inputs = (one(x) - 0.3) / math.sqrt(2.0), one(last_actions), one(last_rewards)
-        fresh = parts.Memory(*parts.fresh_memory(config, env.action_space(params), 1)[:2])
-        actor = ippo_rnn.Actor(config, env.action_space(params))
+        fresh = parts.Memory(
+            *parts.fresh_memory(config, parts.ActionSpace(env.action_space(params)), 1)[:2]
+        )
+        actor = ippo_rnn.Actor(config, parts.ActionSpace(env.action_space(params)))
         _, out = jax.jit(actor.apply)(own, fresh, inputs, np.zeros((12, 1), bool))
         wanted = np.clip(out.mean[:, 0], -1.0, 1.0)
         np.testing.assert_allclose(actions[:, i], wanted, rtol=1e-3, atol=1e-3)

@@ -41,7 +41,7 @@ LEVELS = np.linspace(0.05, 0.95, 7)
 
 
 def action_values(config, space, params, x):
-    network = iqn.ImplicitQuantileNetwork(config, space.n)
+    network = iqn.ImplicitQuantileNetwork(config, space.size)
     return iqn.action_values(config, network, params, x)
 
 

@@ -320,7 +320,10 @@ def test_initial_explained_variance_is_small(trained):
 def test_actor_and_critic_may_share_a_torso_and_both_teach_it(case):
     for shared, torsos in ((False, {"actor_torso", "critic_torso"}), (True, {"actor_torso"})):
         config = case.tiny.replace(shared_torso=shared)
-        network, x = case.module.ActorCritic(config, tasks.spaces.Discrete(2)), jnp.ones((1, 4))
+        network, x = (
+            case.module.ActorCritic(config, parts.ActionSpace(tasks.spaces.Discrete(2))),
+            jnp.ones((1, 4)),
+        )
         params = jax.jit(network.init)(jax.random.key(0), x)
         assert params["params"].keys() == torsos | {"actor_head", "critic_head"}
 

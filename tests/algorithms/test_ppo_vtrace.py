@@ -195,9 +195,9 @@ def test_squashed_densities_integrate_to_one_and_entropy_is_theirs(mean, log_std
 
 
 def test_squashed_actions_fill_the_box_and_saturate_without_nan():
-    space = tasks.spaces.Box(jnp.array([-2.0, 0.0]), jnp.array([2.0, 1.0]), (2,))
+    box = tasks.spaces.Box(jnp.array([-2.0, 0.0]), jnp.array([2.0, 1.0]), (2,))
     config = TINY.replace(squash=True)
-    act = lambda x: ppo_vtrace.to_space(config, space, jnp.full((1, 2), x))[0]
+    act = lambda x: ppo_vtrace.to_space(config, parts.ActionSpace(box), jnp.full((1, 2), x))[0]
     np.testing.assert_allclose(act(0.0), [0.0, 0.5], atol=1e-6)
     np.testing.assert_allclose(act(100.0), [2.0, 1.0])
     actions = parts.Gaussian(jnp.full((1, 2), 50.0), jnp.zeros((1, 2)))
@@ -208,7 +208,7 @@ def test_squashed_actions_fill_the_box_and_saturate_without_nan():
 @pytest.mark.parametrize("sigma_head", [False, True])
 def test_deviations_are_clipped_and_return_from_outside(sigma_head):
     network = ppo_vtrace.ActorCritic(
-        TINY.replace(sigma_head=sigma_head), tasks.spaces.Box(-1.0, 1.0, (6,))
+        TINY.replace(sigma_head=sigma_head), parts.ActionSpace(tasks.spaces.Box(-1.0, 1.0, (6,)))
     )
     params = jax.jit(network.init)(jax.random.key(0), jnp.zeros((1, 1)))
     where = ("sigma_head", "bias") if sigma_head else ("log_std",)
@@ -284,7 +284,7 @@ def test_several_agents_share_a_network_and_one_leaves(env, rewards, expected, m
     params = PairParams(task=LEAVING, rewards=jnp.array(rewards))
     config = PROBE.replace(optimizer="adam", gae_lambda=0.8)
     state, metrics = ppo_vtrace.make_train(config, env, params)(jax.random.key(0))
-    network = ppo_vtrace.ActorCritic(config, env.action_space(params))
+    network = ppo_vtrace.ActorCritic(config, parts.ActionSpace(env.action_space(params)))
     critic = jax.jit(lambda params, x: network.apply(params, x, method="critic"))
     values = critic(state.policy.params, jnp.array([[0.0], [1.0]]))
     np.testing.assert_allclose(values, expected, rtol=0.1)
@@ -349,7 +349,7 @@ def test_segments_end_with_the_value_of_the_final_observation():
     A reward trace ends there, too.
     """
     env, config = tasks.Probe(), TINY.replace(normalize_reward=True)
-    network = ppo_vtrace.ActorCritic(config, env.action_space(ProbeParams()))
+    network = ppo_vtrace.ActorCritic(config, parts.ActionSpace(env.action_space(ProbeParams())))
     of_values = jax.jit(lambda params, x: network.apply(params, x, method="critic"))
     segments = first_segments(env)
     for task, trace in ((tasks.SWING, 0.0), (tasks.SWING, 0.5), (tasks.DELAYED, 0.0)):

@@ -136,7 +136,10 @@ def test_an_update_is_that_of_a_plain_loop(still, ending):
     config, start, train = still
     length, limit = (6, 99) if ending == "terminated" else (99, 6)
     params = RecallParams(tasks.CLOCK, length, limit)
-    network, space = pqn_rnn.QNetwork(config, 2), tasks.Recall().action_space(params)
+    network, space = (
+        pqn_rnn.QNetwork(config, 2),
+        parts.ActionSpace(tasks.Recall().action_space(params)),
+    )
     step = jax.jit(functools.partial(pqn_rnn.one_step, network))
     observation = np.tile(seen(0, length), (6, 1)).astype(np.float32)
     state, time = start().replace(observation=jnp.array(observation)), 0
@@ -267,7 +270,10 @@ def test_a_policy_s_memory_is_that_of_training(cell):
         steps.append((action, memory.hidden))
         memory, paid = rewarded(memory, reward), float(reward)
     inputs = tuple(np.array(column, np.float32)[:, None] for column in zip(*known))
-    fresh, done = parts.fresh_memory(config, env.action_space(params), 1), np.zeros((8, 1), bool)
+    fresh, done = (
+        parts.fresh_memory(config, parts.ActionSpace(env.action_space(params)), 1),
+        np.zeros((8, 1), bool),
+    )
     network = jax.jit(pqn_rnn.QNetwork(config, 2).apply)
     after, values = network(weights, fresh, inputs, done)
     actions, hidden = map(np.array, zip(*steps))

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from algorithms import parts
 from tests import probe as tasks
 from tests.probe import ProbeParams
 
@@ -27,7 +28,7 @@ def play_probes(module, config, values_of, continuous=False, number=7, max_steps
         state, _ = module.make_train(config, env, params)(key)
         policy = module.make_policy(config, env, params)
         x = jnp.array([[-1.0], [0.0], [1.0]])
-        values = values_of(config, env.action_space(params), state, x)
+        values = values_of(config, parts.ActionSpace(env.action_space(params)), state, x)
         return values, jax.vmap(lambda x: policy(state, x)[0])(x)
 
     keys = jax.random.split(jax.random.key(0), SEEDS)

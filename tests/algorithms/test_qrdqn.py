@@ -25,7 +25,7 @@ TINY = qrdqn.Config(**SMALL, num_quantiles=5, kappa=10.0, reward_scale=0.5)
 
 
 def action_values(config, space, params, x):
-    return qrdqn.QuantileNetwork(config, space.n).apply(params, x).mean(-1)
+    return qrdqn.QuantileNetwork(config, space.size).apply(params, x).mean(-1)
 
 
 def prefer(config, params, action, by):

@@ -211,7 +211,7 @@ def test_a_gradient_step_is_that_of_a_plain_loop(ending, double):
     config, init, update = programs(double, rescale_values)
     length, limit, ends = ENDS[ending]
     params = RecallParams(tasks.CLOCK, length, limit)
-    before, space = init(params), tasks.Recall().action_space(params)
+    before, space = init(params), parts.ActionSpace(tasks.Recall().action_space(params))
     policy, target_params, start = before.policy, before.target_params, before.memory
     after, metrics = update(params, before)
     steps = rows_of(after)

@@ -164,7 +164,7 @@ STEP = TINY.replace(
     learning_rate=0.1,
     adam_eps=1.0,  # else the step is only a sign
     max_grad_norm=0.5,
-    kl_bound=2e-3,
+    kl_bound=5e-4,
     symlog_max=0.7,  # some targets are beyond
     aux_coef=0.7,
     normalize_obs=True,
@@ -205,14 +205,16 @@ def step():
         critic_opt_state=zero(state.critic_opt_state),
     )
     rollout = jax.jit(lambda state: collected(state, env, params))(again(state))
-    return env.action_space(params), state, rollout, *update(again(state))
+    return parts.ActionSpace(env.action_space(params)), state, rollout, *update(again(state))
 
 
 def collected(state, env, params):
     """The rollout of an update, one step after the other."""
     environments, actor = envs.batch(env, STEP.num_envs, STEP.num_steps), reppo.Actor(STEP, 2)
     _, start_rng, step_rng, noise_rng = jax.random.split(state.rollout_rng, 4)
-    noise = parts.action_noise(noise_rng, env.action_space(params), (STEP.num_steps, STEP.num_envs))
+    noise = parts.ActionSpace(env.action_space(params)).noise(
+        noise_rng, (STEP.num_steps, STEP.num_envs)
+    )
     env_state = environments.refill(start_rng, state.env_state, params)
 
     def step(carry, inputs):
@@ -244,10 +246,7 @@ def papers_targets(state, rollout, space, rng):
         flat = lambda x: x.reshape(SAMPLES, *x.shape[2:])
         x = flat(normalized(state, rollout.final_observation))
         gaussian = actor.apply(state.policy.params, x)
-        drawn = [
-            gaussian.sample_and_log_prob_from(one)
-            for one in parts.action_noise(rng, space, (3, SAMPLES))
-        ]
+        drawn = [gaussian.sample_and_log_prob_from(one) for one in space.noise(rng, (3, SAMPLES))]
         found = [critic.apply(state.critic_params, x, action) for action, _ in drawn]
         mean = lambda xs: jnp.mean(jnp.stack(xs), 0).reshape(rollout.reward.shape)
         reward = rollout.reward / jnp.sqrt(state.reward_scale.stats.var + 1e-8)
@@ -277,7 +276,7 @@ def papers_steps(state, rollout, target, outcome, order_rng, noise_rng, space):
     x = normalized(state, x)
     acted = actor.apply(state.policy.params, x)
     orders = parts.permutations(order_rng, 2, SAMPLES)
-    noises = parts.action_noise(noise_rng, space, (2, SAMPLES))
+    noises = space.noise(noise_rng, (2, SAMPLES))
 
     def critic_loss(params, i):
         found = critic.apply(params, x[i], action[i])
@@ -455,7 +454,7 @@ CASE = Case(
         (dict(num_action_samples=0), "num_action_samples=0: give a whole number, 1 or more"),
         (dict(num_bins=10), "num_bins=10: give a whole number, 11 or more"),
         (dict(norm="batch"), "norm='batch': give layer or rms or none"),
-        (dict(critic_hidden_sizes=(8, 0)), "critic_hidden_sizes=.*: give whole numbers, 1 or more"),
+        (dict(critic_hidden_sizes=(8, 0)), "critic_hidden_sizes=0: give a whole number, 1 or more"),
         TAKES_BOX,
     ),
     swept={"kl_bound": 1e-5},

@@ -94,13 +94,13 @@ def without_chance(monkeypatch):
         return parts.replay.Draw(index, jnp.full(index.shape, 1.0 / len(noise)))
 
     zeros = lambda key, shape=(), *_: jnp.zeros(shape)
-    monkeypatch.setattr(parts, "action_noise", lambda key, space, shape: _modes(space, shape))
+    monkeypatch.setattr(parts.ActionSpace, "noise", lambda space, key, shape: _modes(space, shape))
     monkeypatch.setattr(parts.ReplayBuffer, "draw", oldest)
     monkeypatch.setattr(jax.random, "normal", zeros)
 
 
 def _modes(space, shape):
-    return jnp.zeros((*shape, parts.num_outputs(space)))
+    return jnp.zeros((*shape, space.size))
 
 
 @pytest.mark.parametrize("name", every)

@@ -487,7 +487,7 @@ def floor(case: Case) -> dict[str, float]:
     from algorithms.launch.compute import devices
 
     env, env_params = envs.make(case.env)
-    num_outputs = parts.num_outputs(env.action_space(env_params))
+    num_outputs = parts.ActionSpace(env.action_space(env_params)).size
     num_inputs = math.prod(env.observation_space(env_params).shape)
     counts = COUNTS.get(case.algorithm, products)(case, num_inputs, num_outputs)
     flops = sum(2 * m * k * n * count for (m, k, n), count in counts.items())

@@ -59,16 +59,6 @@ def inlined_for(definition: Any) -> Callable:
     return lambda other: other
 
 
-@inlined_for(shards.average)
-def average(x: jax.Array) -> jax.Array:
-    return x.mean()
-
-
-@inlined_for(shards.deviation)
-def deviation(x: jax.Array, centre: jax.Array) -> jax.Array:
-    return x.std()
-
-
 @inlined_for(reads.is_watched)
 def is_watched(config: Any) -> bool:
     return True

@@ -57,6 +57,8 @@ NAMED = (
     "# A name begins with parts_ or envs_ (Parts, Envs) where this file has another use of it.",
 )
 
+OPTIONAL = ("network", "normalize_advantage")  # settings that parts ask a Config for
+
 
 def of_kit(key: Key) -> Definition:
     """The definition of a key.
@@ -71,11 +73,13 @@ def of_kit(key: Key) -> Definition:
 
 
 def absent_of(file: Module) -> frozenset[str]:
-    """Attributes, and entries of `info`, that no environment of an algorithm has by its INFO."""
+    """Attributes that an algorithm's Config lacks, or environments by its INFO; also of `info`."""
     nodes = file.definitions["INFO"].nodes if "INFO" in file.definitions else ()
     info = ast.literal_eval(nodes[0].value) if nodes and isinstance(nodes[0], ast.Assign) else {}
     one = {"num_agents", "world_state", "alive"} if info.get("agents") == "one" else set()
-    return frozenset(one if info.get("masks", True) else one | {"action_mask"})
+    config = file.definitions["Config"].nodes[0] if "Config" in file.definitions else None
+    settings = {*OPTIONAL} - {*parameters(config)}
+    return frozenset(one | settings | (set() if info.get("masks", True) else {"action_mask"}))
 
 
 class Piece(NamedTuple):
@@ -216,7 +220,7 @@ class Copy:
             no_place = name not in names or (isinstance(of, Key) and extends(of_kit(of).nodes[0]))
             at = [] if no_place else use.positions[names.index(name) :]
             last = len(at) == 1 and not use.keywords and same(at[0]) and isinstance(of, Key)
-            if use.is_open or (at and not last):
+            if "" in use.keywords or (use.is_open and not no_place) or (at and not last):
                 return True
             if name in use.keywords and not (same(use.keywords[name]) and isinstance(of, Key)):
                 return True

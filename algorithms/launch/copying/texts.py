@@ -92,7 +92,7 @@ class Use(NamedTuple):
     of: Key | str
     positions: list[Any]  # the value of each argument, or UNKNOWN
     keywords: dict[str, Any]
-    is_open: bool  # with *args or **kwargs
+    is_open: bool  # with *args; **kwargs are the keyword ""
 
 
 class Facts(NamedTuple):
@@ -435,7 +435,7 @@ class Text:
             known = lambda x: x.value if isinstance(x, ast.Constant) else self.known(x)
             positions = [known(x) for x in node.args if x in left]
             keywords = {x.arg or "": known(x.value) for x in node.keywords if x in left}
-            is_open = "" in keywords or any(isinstance(x, ast.Starred) for x in node.args)
+            is_open = any(isinstance(x, ast.Starred) for x in node.args)
             self.calls.append(Use(callee, positions, keywords, is_open))
 
     def _position(self, callee: Key, number: int) -> str:

@@ -162,7 +162,7 @@ def _array(x: Any) -> dict[str, Any]:
 
 def _bounds(space: Any) -> dict[str, Any]:
     """The number of actions of a discrete space; else its bounds, one number where all agree."""
-    if parts.is_discrete(space):
+    if hasattr(space, "n"):
         return {"num_actions": int(space.n)}
     bounds = {}
     for name in ("low", "high"):

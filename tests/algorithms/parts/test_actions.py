@@ -12,6 +12,7 @@ import pytest
 from algorithms import parts, ppo
 
 RNG = np.random.default_rng(0)
+SPACE = parts.ActionSpace(None)
 OUTPUT, LOG_STD = RNG.normal(size=(2, 6, 4)).astype(np.float32)
 NUMBERS, CHOICES = RNG.normal(size=(6, 4)).astype(np.float32), np.array([0, 1, 2, 3, 0, 1])
 
@@ -136,9 +137,9 @@ CONTINUOUS = parts.Gaussian, parts.TanhGaussian
 
 def test_ours_take_the_noise_and_others_a_key_of_their_own():
     mine, key = parts.Gaussian(OUTPUT, LOG_STD), jax.random.key(3)
-    np.testing.assert_array_equal(parts.sample(mine, NUMBERS, key), mine.sample_from(NUMBERS))
+    np.testing.assert_array_equal(SPACE.sample(mine, NUMBERS, key), mine.sample_from(NUMBERS))
     theirs = distrax.MultivariateNormalDiag(OUTPUT, np.exp(LOG_STD))
-    found = parts.sample(theirs, NUMBERS, jax.random.clone(key))
+    found = SPACE.sample(theirs, NUMBERS, jax.random.clone(key))
     assert found.shape == (6, 4)
     # The key itself is for the environment's step.
     assert not np.allclose(found, theirs.sample(seed=jax.random.clone(key)))

@@ -37,6 +37,8 @@ class Pixels(nn.Module):
 
 # Pairs: each cell, and a stack of each kind of memory (one part, two parts, numbers, a window).
 # Algorithms' own tests have one layer of an LSTM and of the transformer.
+THREE = parts.ActionSpace(spaces.Discrete(3))
+FOUR = parts.ActionSpace(spaces.Box(-1, 1, (2, 2)))
 STACKS = dict(lstm=2, gru=1, mingru=1, minlstm=2, lru=2, s5=1, gtrxl=2)
 
 
@@ -130,17 +132,17 @@ def test_every_file_takes_layers_of_them(module, cell):
 
 @pytest.mark.parametrize("cell", CELLS)
 def test_a_fresh_memory_is_zeros_in_the_shapes_of_the_settings(cell):
-    fresh = parts.fresh_memory(make_config(cell=cell), spaces.Discrete(3), 5, 2)
+    fresh = parts.fresh_memory(make_config(cell=cell), THREE, 5, 2)
     assert fresh.hidden.shape == (5, 2, 8) and fresh.action is None and fresh.reward is None
     if cell == "gtrxl":
         assert fresh.cell.inputs.shape == (5, 2, 1, 4, 8) and fresh.cell.age.shape == (5, 2)
     else:
         assert (fresh.cell is None) == (cell not in ("lstm", "lru", "s5"))
-    layers = parts.fresh_memory(make_config(cell=cell, layers=3), spaces.Discrete(3), 5)
+    layers = parts.fresh_memory(make_config(cell=cell, layers=3), THREE, 5)
     assert layers.hidden.shape == (5, 8)
     assert cell == "gtrxl" or [x.hidden.shape for x in layers.cell] == [(5, 8)] * 3
     config = make_config(cell=cell, previous_inputs=True)
-    for space, size in ((spaces.Discrete(3), 3), (spaces.Box(-1, 1, (2, 2)), 4)):
+    for space, size in ((THREE, 3), (FOUR, 4)):
         fresh = parts.fresh_memory(config, space, 5)
         assert fresh.action.shape == (5, size) and fresh.reward.shape == (5,)
         assert all((np.asarray(leaf) == 0.0).all() for leaf in jax.tree.leaves(fresh))
@@ -148,16 +150,16 @@ def test_a_fresh_memory_is_zeros_in_the_shapes_of_the_settings(cell):
 
 def test_last_actions_are_one_hot_or_unchanged_and_forgotten_at_an_end():
     config = make_config(previous_inputs=True)
-    memory = jax.tree.map(lambda x: x + 1.0, parts.fresh_memory(config, spaces.Discrete(3), 2))
+    memory = jax.tree.map(lambda x: x + 1.0, parts.fresh_memory(config, THREE, 2))
     reward = jnp.array([3, -7])  # integer rewards, as in some environments
-    after = parts.with_last_step(config, spaces.Discrete(3), memory, jnp.array([2, 0]), reward)
+    after = parts.with_last_step(config, THREE, memory, jnp.array([2, 0]), reward)
     np.testing.assert_array_equal(after.action, [[0, 0, 1], [1, 0, 0]])
     action, squashed = parts.last_step(after)
     assert action is after.action and after.reward.dtype == jnp.float32
     np.testing.assert_allclose(squashed, [np.log(4.0), -np.log(8.0)], rtol=1e-6)
     shaped = parts.with_last_step(
         config,
-        spaces.Discrete(3),
+        THREE,
         memory,
         jnp.array([2, 0]),
         reward,
@@ -165,22 +167,22 @@ def test_last_actions_are_one_hot_or_unchanged_and_forgotten_at_an_end():
     )
     np.testing.assert_array_equal(shaped.reward, [2, -9])
     box = jnp.arange(8.0).reshape(2, 2, 2)
-    after = parts.with_last_step(config, spaces.Box(-1, 1, (2, 2)), memory, box, reward)
+    after = parts.with_last_step(config, FOUR, memory, box, reward)
     np.testing.assert_array_equal(after.action, box.reshape(2, 4))
     gone = parts.forget(after, jnp.array([True, False]))
     for before, now in zip(jax.tree.leaves(after), jax.tree.leaves(gone), strict=True):
         np.testing.assert_array_equal(now[0], 0.0)
         np.testing.assert_array_equal(now[1], before[1])
-    plain = parts.fresh_memory(make_config(), spaces.Discrete(3), 2)
-    assert parts.with_last_step(make_config(), spaces.Discrete(3), plain, None, None) is plain
+    plain = parts.fresh_memory(make_config(), THREE, 2)
+    assert parts.with_last_step(make_config(), THREE, plain, None, None) is plain
     assert parts.last_step(plain) == ()
 
 
 def test_rewards_are_passed_back_to_the_policy():
     config = make_config(previous_inputs=True)
-    memory = parts.fresh_memory(config, spaces.Discrete(3))
+    memory = parts.fresh_memory(config, THREE)
     told = evaluation.rewarded(memory, jnp.int32(4))
     assert told.reward == 4.0 and told.reward.dtype == jnp.float32
     assert told.hidden is memory.hidden
-    plain = parts.fresh_memory(make_config(), spaces.Discrete(3))
+    plain = parts.fresh_memory(make_config(), THREE)
     assert evaluation.rewarded(plain, 4.0) is plain and evaluation.rewarded(None, 4.0) is None

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 from algorithms import parts, ppo
-from algorithms.parts import capacity
+from algorithms.parts import capacity, checks
 from tests import probe as tasks
 from tests.probe import spaces
 
@@ -48,63 +48,80 @@ def make_config(**settings):
         ({"hidden_sizes": (8, 0)}, "hidden_sizes=0: give a whole number, 1 or more"),
         ({"hidden_sizes": (2**31,)}, "hidden_sizes=2147483648: give a whole number up to"),
         ({"hidden_sizes": 64}, r"hidden_sizes=64: give a tuple, as \(64, 64\)"),
+        ({"critic_hidden_sizes": 64}, r"critic_hidden_sizes=64: give a tuple, as \(64, 64\)"),
+        ({"critic_hidden_sizes": (8, 0)}, "critic_hidden_sizes=0: give a whole number, 1 or more"),
+        ({"critic_hidden_sizes": (8.0,)}, r"critic_hidden_sizes=8\.0: give a whole number, 1 or"),
         ({"activation": "tanhh"}, "activation='tanhh': flax.linen has tanh, relu, ..."),
         ({"activation": "PReLU"}, "activation='PReLU': flax.linen has tanh, relu, ..."),
     ],
 )
 def test_sizes_that_cannot_be_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
-        parts.check_sizes(make_config(**settings), "num_steps", not_negative=("learning_starts",))
+        checks.check_sizes(make_config(**settings), "num_steps", not_negative=("learning_starts",))
 
 
 def test_sizes_that_can_be_are_taken():
     """A run may have more steps than an int32 counts."""
     for settings in ({}, {"total_timesteps": 10**11, "num_envs": 2**31 - 1}, {"hidden_sizes": ()}):
-        parts.check_sizes(make_config(**settings))
+        checks.check_sizes(make_config(**settings))
 
 
 @pytest.mark.parametrize("size, would_do", [(1, "more num_steps"), (7, 1), (9, 3), (16, 8)])
 def test_minibatches_of_one_sample_name_a_number_that_divides(size, would_do):
     config = types.SimpleNamespace(num_minibatches=size, normalize_advantage=True)
     with pytest.raises(ValueError, match=f"advantage zero; {would_do} would do"):
-        parts.check_samples(config, size)
+        checks.check_samples(config, size)
+
+
+def test_minibatches_are_of_all_samples_or_of_environments():
+    settings = {"num_minibatches": 4, "num_envs": 4, "num_steps": 3}
+    checks.check_minibatches(make_config(**settings), "samples")
+    checks.check_minibatches(make_config(**settings), "environments")
+    other = make_config(**settings | {"num_minibatches": 6})
+    checks.check_minibatches(other, "samples")
+    with pytest.raises(ValueError, match="6 does not divide num_envs=4, and minibatches are sets"):
+        checks.check_minibatches(other, "environments")
+    other = make_config(**settings | {"num_minibatches": 5})
+    with pytest.raises(ValueError, match=r"5 does not divide num_envs \* num_steps = 4 \* 3 = 12"):
+        checks.check_minibatches(other, "samples")
+    one = make_config(**settings | {"num_minibatches": 12, "normalize_advantage": True})
+    with pytest.raises(ValueError, match="advantage zero"):
+        checks.check_minibatches(one, "samples")
 
 
 def test_minibatches_of_one_sample_are_taken_without_standardised_advantages():
     config = types.SimpleNamespace(num_minibatches=4, normalize_advantage=False)
-    parts.check_samples(config, 4)
+    checks.check_samples(config, 4)
 
 
 def test_networks_are_known_and_simba_s_blocks_one_size():
     for network, sizes in (("mlp", ()), ("mlp", (8, 4)), ("simba", (8,)), ("simba", (8, 8))):
-        parts.check_network(make_config(network=network, hidden_sizes=sizes), "hidden_sizes")
+        checks.check_network(make_config(network=network, hidden_sizes=sizes))
     for network, sizes, message in (
         ("simbba", (8,), "network='simbba': give mlp or simba"),
-        ("mlp", (8, 0), r"hidden_sizes=\(8, 0\): give whole numbers, 1 or more"),
-        ("mlp", (8.0,), "give whole numbers, 1 or more"),
         ("simba", (8, 4), r"hidden_sizes=\(8, 4\): simba's blocks are one size, such as 128"),
         ("simba", (), r"hidden_sizes=\(\): simba's blocks are one size"),
     ):
         with pytest.raises(ValueError, match=message):
-            parts.check_network(make_config(network=network, hidden_sizes=sizes), "hidden_sizes")
+            checks.check_network(make_config(network=network, hidden_sizes=sizes))
 
 
 def test_choices_are_listed():
-    parts.check_choices(make_config(), kind=("linear", "cosine"), dtype=("", "bool"))
+    checks.check_choices(make_config(), kind=("linear", "cosine"), dtype=("", "bool"))
     with pytest.raises(ValueError, match="kind='square': give linear or cosine"):
-        parts.check_choices(make_config(kind="square"), kind=("linear", "cosine"))
+        checks.check_choices(make_config(kind="square"), kind=("linear", "cosine"))
     with pytest.raises(ValueError, match="dtype='int7': give \"\" or bool"):
-        parts.check_choices(make_config(dtype="int7"), dtype=("", "bool"))
+        checks.check_choices(make_config(dtype="int7"), dtype=("", "bool"))
 
 
 @pytest.mark.parametrize(
     "number, size, would_do", [(3, 16, "1, 2, 4, 8"), (5, 7, "1, 7"), (50, 36, "9, 12, 18, 36")]
 )
 def test_the_nearest_divisors_are_listed(number, size, would_do):
-    parts.check_divides("num_minibatches", 4, "batch", 16)
+    checks.check_divides("num_minibatches", 4, "batch", 16)
     message = f"num_minibatches={number} does not divide the batch = {size}; {would_do} would do"
     with pytest.raises(ValueError, match=message):
-        parts.check_divides("num_minibatches", number, f"the batch = {size}", size)
+        checks.check_divides("num_minibatches", number, f"the batch = {size}", size)
 
 
 # --- spaces -----------------------------------------------------------------------------------
@@ -180,7 +197,7 @@ def beside_all(place):
     ],
 )
 def test_spaces_that_can_be_taken_are(env, params, takes):
-    parts.check_spaces(INFO | takes, make_config(), env, params)
+    checks.check_spaces(INFO | takes, make_config(), env, params)
 
 
 @pytest.mark.parametrize(
@@ -235,7 +252,7 @@ def test_spaces_that_can_be_taken_are(env, params, takes):
 )
 def test_spaces_that_cannot_be_taken_are_refused(beside_all, env, params, takes, message):
     with pytest.raises(ValueError, match=message):
-        parts.check_spaces(INFO | takes, make_config(), env, params)
+        checks.check_spaces(INFO | takes, make_config(), env, params)
 
 
 NEEDS = [
@@ -252,7 +269,7 @@ def test_files_beside_it_are_named(place, tmp_path, env, params, takes, message,
     (tmp_path / "settings.py").write_text("INFO = {'title': 'of something else'}")
     (tmp_path / "dynamic.py").write_text("INFO = dict(title='no literal')")
     place(tmp_path)
-    check = lambda: parts.check_spaces(INFO | takes, make_config(), env, params)
+    check = lambda: checks.check_spaces(INFO | takes, make_config(), env, params)
     with pytest.raises(ValueError, match=f"{message}{alone}$"):
         check()
     does = "does" if "mask" in message else "takes it"
@@ -266,20 +283,20 @@ def test_without_a_file_its_title_is_its_name(place):
     """As in a notebook."""
     place(None)
     with pytest.raises(ValueError, match="Probe has actions .*; Sleep takes Discrete$"):
-        parts.check_spaces(INFO, make_config(), BOX, PARAMS)
+        checks.check_spaces(INFO, make_config(), BOX, PARAMS)
     with pytest.raises(ValueError, match="an action_mask, which Sleep would not heed$"):
-        parts.check_spaces(INFO, make_config(), MASKED, PARAMS)
+        checks.check_spaces(INFO, make_config(), MASKED, PARAMS)
 
 
 def test_small_images_need_no_convolution():
-    parts.check_spaces(INFO, make_config(conv_layers="none"), Narrow(), PARAMS)
+    checks.check_spaces(INFO, make_config(conv_layers="none"), Narrow(), PARAMS)
 
 
 def test_observations_have_the_shape_of_the_space():
     """tests/envs/test_interface.py covers all checks."""
     found = r"step_env of Probe returns an observation of shape \(1,\), in place of \(2, 5, 1\)$"
     with pytest.raises(ValueError, match=found):
-        parts.check_spaces(INFO, make_config(conv_layers="none"), Flat(), PARAMS)
+        checks.check_spaces(INFO, make_config(conv_layers="none"), Flat(), PARAMS)
 
 
 # --- replay buffers ---------------------------------------------------------------------------

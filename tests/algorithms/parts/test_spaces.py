@@ -9,24 +9,26 @@ import pytest
 
 import envs
 from algorithms import parts
+from algorithms.parts import ActionSpace
+from algorithms.parts.spaces import warn_of_units
 from envs import warn
 from envs.gymnax import spaces
 
 
 def test_outputs_are_actions_or_dimensions():
-    assert parts.is_discrete(spaces.Discrete(5)) and parts.num_outputs(spaces.Discrete(5)) == 5
+    assert ActionSpace(spaces.Discrete(5)).discrete and ActionSpace(spaces.Discrete(5)).size == 5
     box = spaces.Box(-1.0, 1.0, (2, 3))
-    assert not parts.is_discrete(box) and parts.num_outputs(box) == 6
-    assert parts.num_outputs(spaces.Box(-1.0, 1.0, ())) == 1
+    assert not ActionSpace(box).discrete and ActionSpace(box).size == 6
+    assert ActionSpace(spaces.Box(-1.0, 1.0, ())).size == 1
 
 
 def test_actions_are_clipped_to_the_box_and_take_its_shape():
     low, high = jnp.array([[-1.0, -2.0, 0.0]] * 2), jnp.array([[1.0, 2.0, 3.0]] * 2)
     box = spaces.Box(low, high, (2, 3))
     actions = 9.0 * np.random.default_rng(0).normal(size=(4, 5, 6)).astype(np.float32)
-    result = parts.clip_to(box, jnp.array(actions))
+    result = ActionSpace(box).clip(jnp.array(actions))
     np.testing.assert_array_equal(result, np.clip(actions.reshape(4, 5, 2, 3), low, high))
-    one = parts.clip_to(spaces.Box(-1.0, 1.0, (3,)), jnp.array([0.5, -3.0, 3.0]))
+    one = ActionSpace(spaces.Box(-1.0, 1.0, (3,))).clip(jnp.array([0.5, -3.0, 3.0]))
     np.testing.assert_array_equal(one, [0.5, -1.0, 1.0])
 
 
@@ -34,7 +36,7 @@ def test_actions_are_rescaled_to_the_box():
     space = spaces.Box(jnp.array([[-2.0, 0.0]]), jnp.array([[2.0, 10.0]]), (1, 2))
     action = jnp.array([[-1.0, -1.0], [0.0, 0.5], [1.0, 1.0]])
     expected = [[[-2.0, 0.0]], [[0.0, 7.5]], [[2.0, 10.0]]]
-    np.testing.assert_allclose(parts.rescale_to(space, action), expected, rtol=1e-6)
+    np.testing.assert_allclose(ActionSpace(space).rescale(action), expected, rtol=1e-6)
 
 
 def test_rescaled_actions_stay_in_the_box():
@@ -43,7 +45,7 @@ def test_rescaled_actions_stay_in_the_box():
     low, high = low.astype(np.float32), high.astype(np.float32)
     space = spaces.Box(jnp.array(low), jnp.array(high), (200,))
     for end in (-1.0, 1.0):
-        action = np.asarray(parts.rescale_to(space, jnp.full(200, end)))
+        action = np.asarray(ActionSpace(space).rescale(jnp.full(200, end)))
         assert ((low <= action) & (action <= high)).all()
 
 
@@ -82,8 +84,8 @@ def told(monkeypatch):
 def test_boxes_far_from_a_gaussian_are_told_of_once(told, space, size):
     told_of = rf"Acting has actions between \+-{size}, and .* rescale_action=true suits it"
     with pytest.warns(warn.KitWarning, match=told_of):
-        parts.warn_of_units(Acting(space), None)
-    parts.warn_of_units(Acting(space), None)
+        warn_of_units(Acting(space), None)
+    warn_of_units(Acting(space), None)
 
 
 def test_boxes_that_suit_a_gaussian_are_not_told_of(told):
@@ -94,8 +96,8 @@ def test_boxes_that_suit_a_gaussian_are_not_told_of(told):
         spaces.Box(-jnp.inf, jnp.inf, (2,)),
         box([0.0, -1.0], [0.0, 1.0]),
     ):
-        parts.warn_of_units(Acting(space), None)
-    trace = lambda end: parts.warn_of_units(Acting(spaces.Box(-end, end, (2,))), None)
+        warn_of_units(Acting(space), None)
+    trace = lambda end: warn_of_units(Acting(spaces.Box(-end, end, (2,))), None)
     jax.eval_shape(trace, 1e4)
 
 
@@ -106,20 +108,20 @@ def test_continuous_environments_of_gymnax_and_the_kit_suit_a_gaussian(told):
         if name == "MNISTBandit-bsuite":  # it needs a download
             continue
         env, params = envs.make(name, **{"continuous": True} if name == "Hunt-v0" else {})
-        parts.warn_of_units(env, params)
+        warn_of_units(env, params)
         continuous += [name] * hasattr(env.action_space(params), "low")
     assert {"Pendulum-v1", "PointRobot-misc", "Hunt-v0", "Navigator-v0"} < set(continuous)
 
 
 def test_normal_noise_becomes_uniform():
     noise = jax.random.normal(jax.random.key(0), (40_000,))
-    counts = np.histogram(parts.uniform_of(noise), 10, (-1.0, 1.0))[0] / 40_000
+    counts = np.histogram(ActionSpace(None).uniform_from(noise), 10, (-1.0, 1.0))[0] / 40_000
     np.testing.assert_allclose(counts, 0.1, atol=0.008)
 
 
 def test_discrete_actions_are_what_they_are():
     np.testing.assert_array_equal(
-        parts.clip_to(spaces.Discrete(2), jnp.array([0, 1, 5])), [0, 1, 5]
+        ActionSpace(spaces.Discrete(2)).clip(jnp.array([0, 1, 5])), [0, 1, 5]
     )
 
 

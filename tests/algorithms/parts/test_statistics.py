@@ -59,8 +59,8 @@ def test_running_statistics_are_those_of_all_samples_in_any_order_of_merging():
 
 def test_networks_see_pixels_between_zero_and_one_or_normalised():
     stats = parts.RunningStatistics(jnp.full(3, 10.0), jnp.full(3, 4.0), jnp.ones(()))
-    see = lambda normalize, x, clip=10.0: parts.normalize(
-        types.SimpleNamespace(normalize_obs=normalize, clip_obs=clip), stats, x
+    see = lambda normalize, x, clip=10.0: stats.as_input(
+        types.SimpleNamespace(normalize_obs=normalize, clip_obs=clip), x
     )
     pixels = jnp.array([0, 10, 20], jnp.uint8)
     np.testing.assert_allclose(see(False, pixels), np.array([0.0, 10.0, 20.0]) / 255, rtol=1e-6)

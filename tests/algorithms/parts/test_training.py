@@ -11,7 +11,7 @@ from flax import struct
 
 import envs
 from algorithms import parts
-from algorithms.parts import training
+from algorithms.parts import loops, training
 from tests import probe as tasks
 
 
@@ -110,7 +110,7 @@ def test_more_updates_than_are_counted_are_refused():
 
 
 def test_zeros_are_those_of_the_results():
-    result = parts.zeros(lambda x: {"sum": x.sum(), "more": x > 0}, jnp.ones((2, 3)))
+    result = loops.zeros(lambda x: {"sum": x.sum(), "more": x > 0}, jnp.ones((2, 3)))
     assert result["sum"].shape == () and result["more"].dtype == bool
     assert not result["more"].any() and result["more"].shape == (2, 3)
 
