@@ -108,11 +108,12 @@ class QNetwork(nn.Module):
         config, cells = self.config, parts.Cells(self.config)
         nn.share_scope(self, cells)
         x, *more = (x.reshape(-1, *x.shape[2:]) for x in inputs)
+        init = parts.orthogonal(math.sqrt(2))
         if x.ndim == 4 and config.conv_layers != "none":
-            x = parts.Convolutions(config.conv_layers, self.activate)(x)
+            x = parts.Convolutions(config.conv_layers, self.activate, init)(x)
         x = jnp.concatenate([x.reshape(len(x), -1) for x in (x, *more)], -1)
         for size in config.hidden_sizes:
-            x = self.activate(parts.Dense(size, kernel_init=parts.orthogonal(math.sqrt(2)))(x))
+            x = self.activate(parts.Dense(size, kernel_init=init)(x))
         memory = cells(memory, x.reshape(*done.shape, -1), done)
         init = parts.orthogonal(0.01)
         return memory, parts.Dense(self.num_actions, kernel_init=init, name="head")(memory.hidden)

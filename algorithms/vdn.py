@@ -119,11 +119,12 @@ class QNetwork(nn.Module):
         num_envs) marks the last steps of episodes."""
         config, leading = self.config, inputs[0].shape[:3]
         x, *more = (x.reshape(-1, *x.shape[3:]) for x in inputs)
+        init = parts.orthogonal(math.sqrt(2))
         if x.ndim == 4 and config.conv_layers != "none":
-            x = parts.Convolutions(config.conv_layers, self.activate)(x)
+            x = parts.Convolutions(config.conv_layers, self.activate, init)(x)
         x = jnp.concatenate([x.reshape(len(x), -1) for x in (x, *more)], -1)
         for size in config.hidden_sizes:
-            x = self.activate(parts.Dense(size, kernel_init=parts.orthogonal(math.sqrt(2)))(x))
+            x = self.activate(parts.Dense(size, kernel_init=init)(x))
         if config.cell != "none":
             cells = parts.Cells(config)
             nn.share_scope(self, cells)

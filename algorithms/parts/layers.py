@@ -101,7 +101,7 @@ class Convolutions(nn.Module):
 
     kind: str
     activate: Callable[[jax.Array], jax.Array]
-    kernel_init: Callable[..., jax.Array] = orthogonal(math.sqrt(2))
+    kernel_init: Callable[..., jax.Array]
     dtype: str = "float32"  # of DTYPES
 
     @nn.compact
@@ -148,11 +148,10 @@ class Torso(nn.Module):
 
     @nn.compact
     def __call__(self, x, *more):
-        activate = activation(self.activation)
-        init = orthogonal(math.sqrt(2))
+        activate, init = activation(self.activation), orthogonal(math.sqrt(2))
         layer = functools.partial(Dense, kernel_init=init, dtype=self.dtype)
         if x.ndim == 4 and self.conv_layers != "none":
-            x = Convolutions(self.conv_layers, activate, dtype=self.dtype)(x)
+            x = Convolutions(self.conv_layers, activate, init, self.dtype)(x)
         x = jnp.concatenate([x.reshape(x.shape[0], -1) for x in (x, *more)], -1)
         if self.network == "mlp":
             for size in self.sizes:

@@ -139,7 +139,7 @@ def test_a_torso_convolves_images_and_then_has_its_layers():
     params = jax.jit(torso.init)(jax.random.key(1), images)
     weights = params["params"]
     assert set(weights) == {"Convolutions_0", "Dense_0", "Dense_1"}
-    convolve = parts.Convolutions("small", nn.relu)
+    convolve = parts.Convolutions("small", nn.relu, parts.orthogonal(1.0))
     x = convolve.apply({"params": weights["Convolutions_0"]}, images).reshape(2, -1)
     assert x.shape == (2, 4 * 3 * 16)
     for name in ("Dense_0", "Dense_1"):
@@ -209,7 +209,7 @@ def random_biases(params):
 def test_nature_s_layers():
     """Mnih et al. 2015: 84x84 pixels become 7x7 with 64 features."""
     images = jax.random.normal(jax.random.key(0), (2, 84, 84, 4))
-    network = parts.Convolutions("nature", nn.relu)
+    network = parts.Convolutions("nature", nn.relu, parts.orthogonal(1.0))
     params = random_biases(jax.jit(network.init)(jax.random.key(1), images))
     layers = [params["params"][f"Conv_{i}"] for i in range(len(params["params"]))]
     shapes = [(8, 8, 4, 32), (4, 4, 32, 64), (3, 3, 64, 64)]
@@ -226,7 +226,7 @@ def test_impala_s_layers():
     """Espeholt et al. 2018, figure 3: three times a convolution, a max pooling and two
     residuals."""
     images = jax.random.normal(jax.random.key(0), (2, 20, 18, 3))
-    network = parts.Convolutions("impala", nn.relu)
+    network = parts.Convolutions("impala", nn.relu, parts.orthogonal(1.0))
     params = random_biases(jax.jit(network.init)(jax.random.key(1), images))
     assert len(params["params"]) == 15
     layers = (params["params"][f"Conv_{i}"] for i in range(15))
@@ -250,7 +250,7 @@ def test_impala_s_layers():
 def test_the_smallest_image_that_can_be_convolved(kind, least, monkeypatch):
     """Smaller ones are refused, so that a CPU's own convolution need not know of empty results."""
     monkeypatch.setattr(parts.layers.loops, "platform", lambda: "gpu")
-    network = parts.Convolutions(kind, nn.relu)
+    network = parts.Convolutions(kind, nn.relu, parts.orthogonal(1.0))
     features = lambda size: jax.eval_shape(
         lambda: network.init_with_output(jax.random.key(0), jnp.zeros((1, size, size, 1)))[0]
     )
