@@ -72,6 +72,12 @@ def test_a_copy_is_as_short_as_it_was(name):
     assert copied(name).count("\n") <= LENGTHS[name]
 
 
+def test_a_copy_has_the_checks_of_settings_that_its_config_has():
+    for name, has in (("ppo", False), ("sac", True)):
+        assert ("def check_network(" in copied(name)) == has
+        assert ("def check_samples(" in copied(name)) != has
+
+
 @pytest.mark.parametrize("name", ALL)
 def test_each_definition_of_a_copy_is_reached(name):
     tree = ast.parse(copied(name))
