@@ -272,12 +272,10 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
 
 def check(config: Config, env: Any, env_params: Any) -> None:
     """Raises a ValueError that names the setting, its value and a value that works."""
+    sizes, words = ("target_every", "num_atoms"), {"exploration": EXPLORATION}
+    parts.check(INFO, config, env, env_params, *sizes, replay=True, words=words)
     if config.num_atoms < 2:
         raise ValueError(f"num_atoms={config.num_atoms}: give a whole number, 2 or more")
-    words = {"exploration": EXPLORATION}
-    parts.check(
-        INFO, config, env, env_params, "target_every", "num_atoms", replay=True, words=words
-    )
 
 
 @parts.with_environment

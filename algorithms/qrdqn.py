@@ -265,10 +265,8 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
 
 def check(config: Config, env: Any, env_params: Any) -> None:
     """Raises a ValueError that names the setting, its value and a value that works."""
-    words = {"exploration": EXPLORATION}
-    parts.check(
-        INFO, config, env, env_params, "target_every", "num_quantiles", replay=True, words=words
-    )
+    sizes, words = ("target_every", "num_quantiles"), {"exploration": EXPLORATION}
+    parts.check(INFO, config, env, env_params, *sizes, replay=True, words=words)
 
 
 @parts.with_environment

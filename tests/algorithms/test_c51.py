@@ -95,6 +95,7 @@ CASE = Case(
         "mean_value": [np.nan, -44.6684, -44.7335],
     },
     refused=(
+        (dict(num_atoms="4"), "num_atoms='4': give a whole number, 1 or more"),
         *REFUSED,
         (dict(num_atoms=1), "num_atoms=1: give a whole number, 2 or more"),
         (dict(v_min=10.0), r"v_max=10.0: give a number in \(v_min, inf\), here \(10, inf\)"),
