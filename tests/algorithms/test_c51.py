@@ -28,8 +28,8 @@ ATOMS = np.linspace(-2.0, 3.0, 11).astype(np.float32)
 PLAIN_ATOMS = np.linspace(-100.0, 10.0, 11)  # of TINY
 
 
-def action_values(config, space, params, x):
-    logits = c51.CategoricalNetwork(config, space.size).apply(params, x)
+def action_values(config, n, params, x):
+    logits = c51.CategoricalNetwork(config, n).apply(params, x)
     return jax.nn.softmax(logits) @ jnp.linspace(config.v_min, config.v_max, config.num_atoms)
 
 

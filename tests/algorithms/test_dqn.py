@@ -24,8 +24,8 @@ from tests.algorithms.test_value_based import (
 TINY = dqn.Config(**SMALL, prioritized=True, dueling=True, reward_scale=0.5)
 
 
-def action_values(config, space, params, x):
-    return dqn.QNetwork(config, space.size).apply(params, x)
+def action_values(config, n, params, x):
+    return dqn.QNetwork(config, n).apply(params, x)
 
 
 def prefer(config, params, action, by):

@@ -40,8 +40,8 @@ TINY = iqn.Config(
 LEVELS = np.linspace(0.05, 0.95, 7)
 
 
-def action_values(config, space, params, x):
-    network = iqn.ImplicitQuantileNetwork(config, space.size)
+def action_values(config, n, params, x):
+    network = iqn.ImplicitQuantileNetwork(config, n)
     return iqn.action_values(config, network, params, x)
 
 

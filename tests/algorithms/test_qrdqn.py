@@ -24,8 +24,8 @@ from tests.algorithms.test_value_based import (
 TINY = qrdqn.Config(**SMALL, num_quantiles=5, kappa=10.0, reward_scale=0.5)
 
 
-def action_values(config, space, params, x):
-    return qrdqn.QuantileNetwork(config, space.size).apply(params, x).mean(-1)
+def action_values(config, n, params, x):
+    return qrdqn.QuantileNetwork(config, n).apply(params, x).mean(-1)
 
 
 def prefer(config, params, action, by):

@@ -3,7 +3,7 @@
 They check exploration, the stored transitions, and a gradient step from a transition made by hand.
 They add to the contract. A file's case has, with `online` and `target` as parameters,
 
-    action_values(config, space, params, x)     the network's expected values of all actions
+    action_values(config, n, params, x)         the network's expected values of all actions
     prefer(config, params, action, by)          parameters that add `by` to the value of an action
                                                 and keep all others, for any observation
     expected_loss(config, online, target, best, state)
@@ -402,8 +402,7 @@ def test_the_loss_of_a_transition_is_the_paper_s(case, one_step):
     """A window of three steps bootstraps, and both networks' favourite action is forbidden."""
     config, state, _, metrics = one_step
     online, target = state.policy.params, state.target_params
-    space = tasks.spaces.Discrete(3)
-    values = [case.action_values(config, space, p, X_NEXT)[0] for p in (online, target)]
+    values = [case.action_values(config, 3, p, X_NEXT)[0] for p in (online, target)]
     assert list(np.argsort(values[0])) == [1, 0, 2] and list(np.argsort(values[1])) == [0, 1, 2]
     best = 0 if config.double else 1
     expected = case.expected_loss(config, online, target, best, state)
@@ -458,8 +457,7 @@ def test_the_policy_takes_the_best_action_of_normalised_observations(case, slice
     make = case.module.make_policy(case.tiny.replace(normalize_obs=True))
     x = np.random.default_rng(0).normal(size=(200, 4)).astype(np.float32)
     actions = jax.jit(jax.vmap(lambda x: make(state, x)[0]))(x)
-    space = tasks.spaces.Discrete(2)
-    values = lambda x: case.action_values(case.tiny, space, policy.params, x)
+    values = lambda x: case.action_values(case.tiny, 2, policy.params, x)
     np.testing.assert_array_equal(actions, values((x - 0.5) / 2.0).argmax(-1))
     assert (actions != values(x).argmax(-1)).any() and len(np.unique(actions)) == 2
 
@@ -522,6 +520,6 @@ def played(case, kind):
     config = module.Config(**PROBE, **support, **scale)
 
     def values_of(config, space, state, x):
-        return case.action_values(config, space, state.policy.params, x).max(-1)
+        return case.action_values(config, space.size, state.policy.params, x).max(-1)
 
     return kind, *play_probes(module, config, values_of)
