@@ -27,7 +27,7 @@ from algorithms.launch.errors import UserError, refusing
 from algorithms.launch.metrics import as_csv
 from algorithms.launch.show import plots, results
 from algorithms.launch.storage import experiment, files, loading
-from algorithms.launch.training.options import check_seeds
+from algorithms.launch.training.options import seeds_of
 
 VALUES = 10  # of each parameter
 EPISODES = 16  # in a cell
@@ -88,7 +88,7 @@ def grid(
     Raises:
       UserError: a run that cannot be read, ranges that do not fit, or a number that cannot be.
     """
-    check_seeds(range(seed, seed + 1))
+    seed = seeds_of(seed).start
     least = {"values": (values, 2), "episodes": (episodes, 1)}
     for name, (number, lowest) in least.items():
         if number < lowest:

@@ -25,7 +25,7 @@ from algorithms.launch.commands.flags import named_values, trial_of
 from algorithms.launch.compute.interrupts import in_background
 from algorithms.launch.errors import UserError, refusing
 from algorithms.launch.storage import experiment, loading
-from algorithms.launch.training.options import check_seeds
+from algorithms.launch.training.options import seeds_of
 from envs import games
 
 RANDOM = "random"  # in place of a run
@@ -123,7 +123,7 @@ def match(
     """
     if games < 2 or games % 2:
         raise UserError(f"--games {games}: give an even number, 2 or more")
-    check_seeds(range(seed, seed + 1))
+    seed = seeds_of(seed).start
     for name, value in (("openings", openings or 0), ("search", search)):
         if value < 0:
             raise UserError(f"--{name} {value}: give 0 or more")

@@ -55,11 +55,17 @@ def make_options(values: dict[str, Any]) -> Options:
     return options
 
 
-def check_seeds(seeds: range) -> None:
-    if not seeds:
-        raise UserError(f"num_seeds={seeds.stop - seeds.start}: give 1 or more")
-    if seeds.start < 0 or seeds.stop > 2**32:
-        raise UserError(f"seed={seeds.start}: seeds go from 0 to {2**32 - 1}")
+def seeds_of(seed: Any, num_seeds: Any = 1) -> range:
+    """The seeds of trials. Whole floats and numbers of NumPy and jax count as ints."""
+    first, number = parts.value_like(0, seed), parts.value_like(1, num_seeds)
+    for name, value in (("seed", first), ("num_seeds", number)):
+        if type(value) is not int:
+            raise UserError(f"{name}={value!r}: give a whole number")
+    if number < 1:
+        raise UserError(f"num_seeds={number}: give 1 or more")
+    if first < 0 or first + number > 2**32:
+        raise UserError(f"seed={first}: seeds go from 0 to {2**32 - 1}")
+    return range(first, first + number)
 
 
 def check_floats(config: Any) -> None:

@@ -30,11 +30,11 @@ from algorithms.launch.training.options import (
     check_floats,
     check_hooks,
     check_outputs,
-    check_seeds,
     describe,
     init_to_json,
     make_options,
     options_of,
+    seeds_of,
 )
 from algorithms.launch.training.session import Chunk, Hooks, Result
 from algorithms.launch.training.stages import Stages
@@ -89,7 +89,7 @@ def run(
     """
     _check_on_signal(on_signal)
     place = Place(run_dir, resume_if_exists, root, save)
-    view, seeds = Progress(quiet, import_seconds), range(seed, seed + num_seeds)
+    view, seeds = Progress(quiet, import_seconds), seeds_of(seed, num_seeds)
     result = _begin(module, config, None, seeds, place, hooks, view, options)
     return cast(Result, _heeded(result, on_signal))
 
@@ -173,7 +173,7 @@ def sweep(
         objective=objective,
     )
     place = Place(sweep_dir, resume_if_exists, root, save)
-    view, seeds = Progress(quiet, import_seconds), range(seed, seed + num_seeds)
+    view, seeds = Progress(quiet, import_seconds), seeds_of(seed, num_seeds)
     result = _begin(module, config, asked, seeds, place, hooks, view, options)
     return cast(Swept, _heeded(result, on_signal))
 
@@ -250,7 +250,7 @@ def pbt(
         raise UserError("init_from does not go with pbt: members begin as the algorithm has them")
     view = Progress(quiet, import_seconds)
     place = Place(run_dir, resume_if_exists, root, save)
-    seeds = range(seed, seed + num_seeds)
+    seeds = seeds_of(seed, num_seeds)
     whole = population.Population(module, wanted)
     result = _begin(whole, config, None, seeds, place, hooks, view, options)
     return cast(Result, _heeded(result, on_signal))
@@ -427,7 +427,6 @@ def _begin(
         there = None
     config = loading.pinned(parts.with_plain_values(config), there)
     module = split.of(module, chosen.split_envs)
-    check_seeds(seeds)
     check_files(chosen, place.save)
     check_hooks(hooks)
     if place.resume_if_exists and place.path is None:

@@ -530,7 +530,7 @@ def test_values_of_numpy_and_jax_make_the_same_files(whole, tmp_path):
     given = {"total_timesteps": 500.0, "num_evals": np.int64(10), "hidden_sizes": jnp.array([3, 2])}
     given |= {"num_envs": np.array(5), "env_settings": {}, "gamma": jnp.float32(0.99)}
     config = toy.Config(**given)
-    result = launch.run(toy, config, num_seeds=np.int64(3), run_dir=tmp_path / "run")
+    result = launch.run(toy, config, num_seeds=3.0, seed=np.int64(0), run_dir=tmp_path / "run")
     assert_same((result.state, result.metrics), (whole.state, whole.metrics))
     found, expected = (RunDir.open(path).description for path in (tmp_path / "run", whole.run_dir))
     assert found | {"config": 0} == expected | {"config": 0}
@@ -545,6 +545,8 @@ def test_values_of_numpy_and_jax_make_the_same_files(whole, tmp_path):
     "config, keywords, message",
     [
         (CONFIG, {"num_seeds": 0}, "num_seeds=0: give 1 or more"),
+        (CONFIG, {"num_seeds": 2.5}, "num_seeds=2.5: give a whole number"),
+        (CONFIG, {"seed": "4"}, "seed='4': give a whole number"),
         (CONFIG, {"seed": -1}, "seed=-1: seeds go from 0"),
         (CONFIG, {"gif": "always"}, "gif='always': choose one of never"),
         (CONFIG, {"trak": True}, "unknown option 'trak'; did you mean track"),
