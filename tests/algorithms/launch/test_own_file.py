@@ -1,10 +1,13 @@
 """An algorithm file of a user's, anywhere, is run, swept, resumed, evaluated and compared."""
 
 import importlib.util
+import inspect
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
@@ -29,10 +32,10 @@ def mine(tmp_path_factory):
     return folder, said
 
 
-def module_of(folder):
-    spec = importlib.util.spec_from_file_location("my_reinforce", folder / "my_reinforce.py")
+def module_of(folder, name="my_reinforce"):
+    spec = importlib.util.spec_from_file_location(name, folder / "my_reinforce.py")
     module = importlib.util.module_from_spec(spec)
-    sys.modules["my_reinforce"] = module
+    sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
 
@@ -67,3 +70,21 @@ def test_its_runs_are_swept_resumed_evaluated_and_compared(mine, monkeypatch, ca
     assert "my_reinforce, " in capsys.readouterr().out
     with pytest.raises(UserError, match="my_reinforce is not one of `algorithms`: pass its module"):
         launch.load("first")
+
+
+def test_its_copy_trains_as_the_file_does(mine, monkeypatch):
+    folder, _ = mine
+    monkeypatch.chdir(folder)
+    module = module_of(folder)
+    launch.main(module, ["--copy", "taken"])
+    taken = module_of(folder / "taken", "taken_reinforce")
+    assert not re.search(r"^\s*(from|import) (algorithms|envs)", inspect.getsource(taken), re.M)
+
+    def curves(module):
+        sizes = dict(total_timesteps=64, num_envs=2, num_steps=16, num_evals=1, hidden_sizes=(4,))
+        train = module.make_train(module.Config(**sizes, num_eval_episodes=2))
+        return train(jax.random.key(0))[1]
+
+    mine, ours = curves(module), curves(reinforce)
+    jax.tree.map(np.testing.assert_array_equal, curves(taken), mine)
+    assert (mine["policy_loss"][1] != ours["policy_loss"][1]).all()
