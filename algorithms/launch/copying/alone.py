@@ -13,6 +13,7 @@ import inspect
 import math
 import os
 import re
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -248,6 +249,8 @@ def make(env: Any, **settings: Any) -> tuple[Any, Any]:
         if name not in known():
             raise ValueError(f"unknown environment '{name}' of {library}; there are {known()}")
         env, settings = construct(name, settings)
+    if words := [name for name, value in settings.items() if isinstance(value, str)]:
+        raise ValueError(f"{words[0]}={settings[words[0]]}: give a number, true or false")
     if isinstance(env, str):
         from gymnax.registration import _registry
 
@@ -264,8 +267,6 @@ def make(env: Any, **settings: Any) -> tuple[Any, Any]:
         others = "for other settings use the kit, or wrap the environment"
         there = ", ".join(["max_steps", *fields])
         raise ValueError(f"{env.name} has no setting {unknown[0]}; there are {there}; {others}")
-    if words := [name for name, value in settings.items() if isinstance(value, str)]:
-        raise ValueError(f"{words[0]}={settings[words[0]]} of {env.name}: give a number")
     if max_steps and limit in fields and limit not in settings:
         settings[limit] = max(max_steps, getattr(params, limit))
     params = params.replace(**settings) if settings else params
@@ -291,6 +292,7 @@ def main(algorithm: Callable, kind: type, about: str) -> None:
       kind: the Config's class.
       about: its first line is printed by --help.
     """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends a program that runs, too
     parser = argparse.ArgumentParser(
         description=about.partition("\n")[0],
         usage="%(prog)s [--setting value ...]",
@@ -349,7 +351,7 @@ def reader(field: Any) -> Callable[[str], Any]:
 
     def value(text: str) -> Any:
         try:
-            return ast.literal_eval(text)
+            return ast.literal_eval({"true": "True", "false": "False"}.get(text, text))
         except (ValueError, SyntaxError):
             return text
 

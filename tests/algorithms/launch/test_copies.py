@@ -10,6 +10,7 @@ import inspect
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -31,7 +32,7 @@ FEW = ["dqn", "ippo", "ppo", "ppo_rnn", "r2d2", "sac"]
 LIBRARIES = {"jax", "flax", "optax", "numpy", "gymnax"}
 MORE_LIBRARIES = {"alphazero": {"mctx", "pgx"}}
 # Lines of a copy, at most: it must not grow without being noticed.
-LENGTHS = {"dqn": 2490, "ippo": 2760, "ppo": 2170, "ppo_rnn": 2940, "r2d2": 3380, "sac": 2560}
+LENGTHS = {"dqn": 2495, "ippo": 2765, "ppo": 2175, "ppo_rnn": 2940, "r2d2": 3380, "sac": 2565}
 ALL = [*FEW, *(pytest.param(n, marks=pytest.mark.slow) for n in NAMES if n not in FEW)]
 
 
@@ -258,6 +259,19 @@ def test_seeds_of_a_copy_train_at_once(project, tmp_path):
     assert f"--csv {tmp_path / 'x'}: give a new file" in error and "Traceback" not in error
 
 
+def test_ctrl_c_ends_a_copy_without_a_traceback(project, tmp_path):
+    """Also while a program runs: the next point of this one is minutes away."""
+    words = [put(project, "reinforce"), "--num-evals=2", "--total-timesteps=1e9", "--csv=x"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, *words], cwd=tmp_path, **pipes) as process:
+        assert process.stdout.readline().startswith("timestep 0 ")
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=30)
+    assert process.returncode == -signal.SIGINT and "Traceback" not in error
+    assert len((tmp_path / "x").read_text().splitlines()) == 2
+
+
+@pytest.mark.usefixtures("no_signals")
 @pytest.mark.parametrize(
     "words, message",
     [
@@ -273,7 +287,11 @@ def test_seeds_of_a_copy_train_at_once(project, tmp_path):
         ("--num-envs 0", "num_envs=0: give a whole number"),
         ("--env-settings max_steps=0", "max_steps=0: give a number of steps, 1 or more"),
         ("--env-settings max_steps=long", "max_steps=long: give a number of steps, 1 or more"),
-        ("--env-settings gravity=high", "gravity=high of CartPole-v1: give a number"),
+        ("--env-settings gravity=high", "gravity=high: give a number, true or false"),
+        (
+            "--env Asterix-MinAtar --env-settings use_minimal_action_set=no",
+            "use_minimal_action_set=no: give a number, true or false",
+        ),
         ("--compute-dtype float64", "compute_dtype='float64': give one of ('float32', 'bfloat16')"),
         ("--conv-layers big", "conv_layers='big' does not suit observations (4,)"),
     ],
@@ -295,16 +313,23 @@ def imported(folder, name):
     return made
 
 
+@pytest.fixture
+def no_signals(monkeypatch):
+    """The command line in this process leaves Ctrl-C to the tests."""
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+
+
 @pytest.fixture(scope="module")
 def module(tmp_path_factory):
     """A copy of ppo, imported in this process."""
     return imported(tmp_path_factory.mktemp("module"), "ppo")
 
 
+@pytest.mark.usefixtures("no_signals")
 @pytest.mark.parametrize("anneal", ["--no-anneal-lr", "--anneal-lr false", "--anneal-lr=false"])
 def test_flags_of_a_copy_are_those_of_its_config(monkeypatch, module, anneal):
-    words = "--env Pendulum-v1 --env-settings max_steps=20,g=1.5 --hidden-sizes 64,32 --gamma 0.5 "
-    words += f"--total-timesteps 5e5 --normalize-obs {anneal}"
+    words = "--env Pendulum-v1 --env-settings max_steps=20,g=1.5,on=false --hidden-sizes 64,32 "
+    words += f"--gamma 0.5 --total-timesteps 5e5 --normalize-obs {anneal}"
     monkeypatch.setattr(sys, "argv", ["ppo.py", *words.split()])
     found = []
 
@@ -317,7 +342,7 @@ def test_flags_of_a_copy_are_those_of_its_config(monkeypatch, module, anneal):
     assert found == [
         module.Config(
             env="Pendulum-v1",
-            env_settings=(("max_steps", 20), ("g", 1.5)),
+            env_settings=(("max_steps", 20), ("g", 1.5), ("on", False)),
             hidden_sizes=(64, 32),
             gamma=0.5,
             total_timesteps=500_000,
