@@ -18,6 +18,7 @@ FAMILIES = {"policy gradients": "policy gradients", "values": "action values"}  
 PICTURES = {
     "learning": ("CartPole-v1", "Acrobot-v1", "MountainCar-v0"),
     "games": ("Asterix-MinAtar", "Breakout-MinAtar", "Freeway-MinAtar", "SpaceInvaders-MinAtar"),
+    "presets": (),
 }
 
 
@@ -28,7 +29,9 @@ class Curve(NamedTuple):
 
 
 def panels(name: str, folder: Path = report.FOLDER) -> dict[str, list[Curve]]:
-    """The panels of a picture: {title: curves of the cells of the first table}."""
+    """The panels of a picture: {title: curves of the cells of the first table, or of presets}."""
+    if name == "presets":
+        return of_presets(folder)
     found: dict[str, list[Curve]] = {}
     family_of = {name: one["family"] for name, one in info.of_folder(catalogue.FOLDER).items()}
     for environment in PICTURES[name]:
@@ -38,6 +41,20 @@ def panels(name: str, folder: Path = report.FOLDER) -> dict[str, list[Curve]]:
             curves = [_curve(cell, rows) for cell in cells if (rows := report.kept(cell, folder))]
             if curves:
                 found[f"{environment}, {label}"] = curves
+    return found
+
+
+def of_presets(folder: Path) -> dict[str, list[Curve]]:
+    """Training returns of other kits' scripts and of the presets that are named after them."""
+    rows = report.read("presets", folder)
+    found: dict[str, list[Curve]] = {}
+    for preset, side in dict.fromkeys((row["preset"], row["side"]) for row in rows):
+        own = [row for row in rows if (row["preset"], row["side"]) == (preset, side)]
+        returns = np.array([[float(x) for x in row["curve"].split()] for row in own])
+        steps = np.linspace(0, int(own[0]["timestep"]), returns.shape[1] + 1)[1:]
+        algorithm, _, kit = preset.partition("/")
+        title = f"{algorithm}.py --preset {kit}"
+        found.setdefault(title, []).append(Curve(report.SIDES[side], steps, returns.T))
     return found
 
 

@@ -19,6 +19,7 @@ from tests.benchmarks.cells import BEST, CELLS, MEMORIES_COMPARED, PEERS, Cell
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "results"
 WITH_TABLES = ("results", "speed", "gpu", "sweeps", "several-agents", "memory", "environments")
+WITH_TABLES += ("coming-from",)
 PAGES = tuple(ROOT / "docs" / f"{name}.md" for name in WITH_TABLES)
 PAGES += (ROOT / "algorithms" / "README.md",)
 REGION = re.compile(r"(<!-- table ([\w-]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
@@ -32,6 +33,10 @@ TASKS = ("algorithm", "task", "steps", "seeds", "best", "solved at", *MEMORIES_C
 STATISTICS = ("mean", "worst_tenth", "worst_cell")
 LEARNED = ("job", "part", "device", "steps", "seeds", "IQM (95 %)", "mean", "in training", "took")
 LEARNED += ("of",)
+SHARES = (0.1, 0.2, 0.3, 0.4, 0.6, 0.8, 1.0)  # of a run, the points in the table of presets
+SIDES = {"script": "the script", "preset": "the preset", "pytorch": "with layers as PyTorch's"}
+PRESETS = ("preset", "steps", "side", "seeds", *(f"{share:.0%}" for share in SHARES))
+PRESETS += ("largest difference",)
 MEASURED = ("job", "part", "device")  # what names the rows of accelerator.py
 CASE = ("environment", "policy", "parameters", "training")  # of levels
 BLOCK = 10_000  # seeds of a published run
@@ -280,6 +285,26 @@ def learned_lines(rows: Rows) -> list[list[str]]:
     return lines
 
 
+def preset_lines(rows: Rows) -> list[list[str]]:
+    """A line for each side of a preset: mean training returns, and where they differ most from
+    those of the script, in standard errors of the difference."""
+    sides: dict[tuple[str, str], Rows] = {}
+    for row in rows:
+        sides.setdefault((row["preset"], row["side"]), []).append(row)
+    lines = []
+    for (preset, side), found in sorted(
+        sides.items(), key=lambda one: list(SIDES).index(one[0][1])
+    ):
+        returns, script = (np.array(curves(of)[1]) for of in (found, sides[preset, "script"]))
+        means = returns.mean(0)
+        shown = [f"{means[round(share * len(means)) - 1]:.0f}" for share in SHARES]
+        variances = sum(x.var(0, ddof=1) / len(x) for x in (returns, script))
+        largest = np.abs((means - script.mean(0)) / np.sqrt(variances)).max()
+        facts = [preset, f"{int(found[0]['timestep']):,}", SIDES[side], str(len(found))]
+        lines.append([*facts, *shown, "" if side == "script" else f"{largest:.1f}"])
+    return lines
+
+
 def with_error(values: np.ndarray) -> str:
     """Mean and standard error."""
     return f"{values.mean():.0f} ± {values.std(ddof=1) / len(values) ** 0.5:.0f}"
@@ -311,6 +336,8 @@ def table(name: str, folder: Path = FOLDER) -> str:
         lines = [*heads, *(["---"] * len(head) for head in heads), *(row.values() for row in rows)]
     elif name == "levels":
         lines = [LEVELS, ["---"] * len(LEVELS), *level_lines(read(name, folder))]
+    elif name == "presets":
+        lines = [PRESETS, ["---"] * len(PRESETS), *preset_lines(read(name, folder))]
     elif name == "memory":
         cells = [cell for cell in CELLS if name in cell.tables]
         lines = [TASKS, ["---"] * len(TASKS), *task_lines(cells, folder)]

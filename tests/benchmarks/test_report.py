@@ -15,6 +15,7 @@ from tests.benchmarks import (
     learning,
     peers,
     pictures,
+    presets,
     report,
     reppo_script,
     teams,
@@ -173,6 +174,32 @@ def test_a_picture_is_drawn_when_its_numbers_change(tmp_path):
     assert picture() > first and pictures.digest("learning", folder) != digest
     assert not (tmp_path / "games.png").exists(), "nothing to show"
     assert list(pictures.panels("learning", folder)) == ["CartPole-v1, policy gradients"]
+
+
+def test_a_point_is_the_mean_of_the_episodes_that_ended_within_it():
+    length = presets.POINTS * 10
+    said = "global_step=3, episodic_return=[8.]\nSPS: 7\nglobal_step=9, episodic_return=10.0\n"
+    curve = presets.curve_of_lines(f"{said}global_step=199, episodic_return=[20.5]\n", length)
+    np.testing.assert_array_equal(curve, [9.0, *[np.nan] * (presets.POINTS - 2), 20.5])
+
+
+def test_presets_are_drawn_and_listed_beside_the_scripts(tmp_path):
+    """In standard errors, later points differ by 4 / sqrt(4 + 4)."""
+    curves = {"script": [[1.0, 2.0], [3.0, 6.0]], "preset": [[1.0, 6.0], [3.0, 10.0]]}
+    for side, found in curves.items():
+        rows = presets.rows("dqn/cleanrl", side, [np.repeat(x, 10) for x in found], "abc")
+        report.keep("presets", rows, tmp_path, by=("preset", "side"))
+    kept = report.read("presets", tmp_path)
+    assert [row["seed"] for row in kept] == ["1", "2", "100", "101"]
+    ((title, (script, preset)),) = pictures.panels("presets", tmp_path).items()
+    labels = title, script.label, preset.label
+    assert labels == ("dqn.py --preset cleanrl", "the script", "the preset")
+    np.testing.assert_array_equal(script.timesteps[[0, -1]], [1e4, 2e5])
+    np.testing.assert_array_equal(preset.returns[[0, -1]], [[1.0, 3.0], [6.0, 10.0]])
+    assert report.preset_lines(kept) == [
+        ["dqn/cleanrl", "200,000", side, "2", *["2"] * 4, *[mean] * 3, largest]
+        for side, mean, largest in (("the script", "4", ""), ("the preset", "8", "1.4"))
+    ]
 
 
 @dataclasses.dataclass(frozen=True)
