@@ -262,6 +262,7 @@ def test_seeds_of_a_copy_train_at_once(project, tmp_path):
 def test_ctrl_c_ends_a_copy_without_a_traceback(project, tmp_path):
     """Also while a program runs: the next point of this one is minutes away."""
     words = [put(project, "reinforce"), "--num-evals=2", "--total-timesteps=1e9", "--csv=x"]
+    words += ["--num-envs=2", "--hidden-sizes=4,", "--num-eval-episodes=1"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen([sys.executable, *words], cwd=tmp_path, **pipes) as process:
         assert process.stdout.readline().startswith("timestep 0 ")

@@ -78,13 +78,13 @@ def test_its_copy_trains_as_the_file_does(mine, monkeypatch):
     module = module_of(folder)
     launch.main(module, ["--copy", "taken"])
     taken = module_of(folder / "taken", "taken_reinforce")
-    assert not re.search(r"^\s*(from|import) (algorithms|envs)", inspect.getsource(taken), re.M)
+    text = inspect.getsource(taken)
+    assert "return -(log_prob * advantages).sum()" in text
+    assert not re.search(r"^\s*(from|import) (algorithms|envs)", text, re.M)
 
     def curves(module):
         sizes = dict(total_timesteps=64, num_envs=2, num_steps=16, num_evals=1, hidden_sizes=(4,))
         train = module.make_train(module.Config(**sizes, num_eval_episodes=2))
         return train(jax.random.key(0))[1]
 
-    mine, ours = curves(module), curves(reinforce)
-    jax.tree.map(np.testing.assert_array_equal, curves(taken), mine)
-    assert (mine["policy_loss"][1] != ours["policy_loss"][1]).all()
+    jax.tree.map(np.testing.assert_array_equal, curves(taken), curves(module))
