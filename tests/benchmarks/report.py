@@ -292,9 +292,8 @@ def preset_lines(rows: Rows) -> list[list[str]]:
     for row in rows:
         sides.setdefault((row["preset"], row["side"]), []).append(row)
     lines = []
-    for (preset, side), found in sorted(
-        sides.items(), key=lambda one: list(SIDES).index(one[0][1])
-    ):
+    for preset, side in sorted(sides, key=lambda key: (key[0], list(SIDES).index(key[1]))):
+        found = sides[preset, side]
         returns, script = (np.array(curves(of)[1]) for of in (found, sides[preset, "script"]))
         means = returns.mean(0)
         shown = [f"{means[round(share * len(means)) - 1]:.0f}" for share in SHARES]
