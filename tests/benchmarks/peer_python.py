@@ -10,21 +10,24 @@ from pathlib import Path
 from algorithms.launch.compute.devices import CACHE
 
 REJAX, GYMNAX = "rejax==0.1.3", "gymnax==0.0.9"  # the gymnax version that it needs
-JAXMARL = "jaxmarl==0.2.0"
+JAXMARL, FLASHBAX = "jaxmarl==0.2.0", "flashbax==0.1.3"
 NVCC = "nvidia-cuda-nvcc==13.5.37"  # has ptxas, without which CUDA's plugin compiles nothing
 # Packages of its scripts, in this kit's versions; distrax accepts any nightly of tfp.
 SHARED = ("flax", "optax", "distrax", "tfp-nightly", "gymnax")
 
 
 def rejax() -> str:
-    """The Python of an environment with rejax and this jax version; it is made if missing."""
-    return _python("rejax", REJAX, GYMNAX)
+    """The Python of an environment with rejax and this jax version; it is made if missing.
+
+    It also has what PureJaxRL's scripts import.
+    """
+    return _python("rejax, flashbax", REJAX, GYMNAX, FLASHBAX)
 
 
 def jaxmarl() -> str:
     """The Python of an environment with JaxMARL and the imports of its training scripts."""
     shared = (f"{name}=={importlib.metadata.version(name)}" for name in SHARED)
-    return _python("jaxmarl, flashbax, distrax", JAXMARL, "flashbax==0.1.3", *shared)
+    return _python("jaxmarl, flashbax, distrax", JAXMARL, FLASHBAX, *shared)
 
 
 def plugins() -> Path:

@@ -121,7 +121,9 @@ def of_script(name, python, folder):
         return [json.loads(run(one, env=os.environ | {"NPROC": "1"})) for one in words]
     flags = ["--no-cuda", "--total-timesteps", STEPS[kit], "--seed"]
     words = [[f"cleanrl/{algorithm}.py", *flags, seed] for seed in range(1, SEEDS + 1)]
-    return [curve_of_lines(run(one, cwd=folder), STEPS[kit]) for one in words]
+    found = {"PYTHONPATH": str(Path(folder).resolve())}  # cleanrl_utils
+    said = [run(one, cwd=folder, env=os.environ | found) for one in words]
+    return [curve_of_lines(one, STEPS[kit]) for one in said]
 
 
 def as_of_pytorch(features, kernel_init=None, name=None, **others):
@@ -191,7 +193,7 @@ def main() -> None:
         python, folder = args.python, args.folder
         if kit == "cleanrl" and not (python and folder):
             parser.error("the scripts of CleanRL need --python and --folder")
-        python = python or peer_python.rejax()  # PureJaxRL needs flashbax too
+        python = python or peer_python.rejax()
         folder = folder or peer_python.checkout(peers.PUREJAXRL, peers.COMMIT)
         curves = of_script(args.preset, python, folder)
         report.keep("presets", rows(args.preset, "script", curves, COMMITS[kit]), by=keys)
