@@ -334,7 +334,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             duration=durations(duration, config.duration_exponent),
         )
         draws = buffer.noise(draw_rng, (rounds.gradient_steps, config.batch_size))
-        env_state = environments.refill(start_rng, state.env_state, env_params)  # drawn for 8 steps
+        env_state = environments.refill(start_rng, state.env_state, env_params)  # new start states
         state = state.replace(env_state=env_state, rng=rng)
         return rounds.run(round, state, noise, draws)
 

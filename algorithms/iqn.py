@@ -382,7 +382,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         num_levels = config.num_levels + config.num_target_levels
         levels = parts.flat_draw(jax.random.uniform, level_rng, (*steps, num_levels))
         draws = Draws(windows=buffer.noise(draw_rng, steps), levels=levels)
-        env_state = environments.refill(start_rng, state.env_state, env_params)  # drawn for 8 steps
+        env_state = environments.refill(start_rng, state.env_state, env_params)  # new start states
         state = state.replace(env_state=env_state, rng=rng)
         return rounds.run(round, state, noise, draws)
 

@@ -414,7 +414,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             )
             return state.replace(env_state=env_state, observation=observation), transition
 
-        env_state = environments.refill(start_rng, state.env_state, env_params)  # drawn for 8 steps
+        env_state = environments.refill(start_rng, state.env_state, env_params)  # new start states
         state = state.replace(env_state=env_state, rollout_rng=rng)
         return parts.scan(step, state, (jax.random.split(step_rng, config.num_steps), noise))
 

@@ -276,7 +276,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             exploration=jax.random.gumbel(explore_rng, (*rounds.acting, num_actions)),
         )
         draws = buffer.noise(draw_rng, (rounds.gradient_steps, config.batch_size))
-        env_state = environments.refill(start_rng, state.env_state, env_params)  # drawn for 8 steps
+        env_state = environments.refill(start_rng, state.env_state, env_params)  # new start states
         state = state.replace(env_state=env_state, rng=rng)
         return rounds.run(round, state, noise, draws)
 

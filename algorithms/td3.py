@@ -296,7 +296,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             step_rng=jax.random.split(step_rng, rounds.acting[:2]),
             exploration=jax.random.normal(explore_rng, (*rounds.acting, size)),
         )
-        env_state = environments.refill(start_rng, state.env_state, env_params)  # drawn for 8 steps
+        env_state = environments.refill(start_rng, state.env_state, env_params)  # new start states
         state = state.replace(env_state=env_state, rng=rng)
         return rounds.run(round, state, noise, draws)
 

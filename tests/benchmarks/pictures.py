@@ -50,7 +50,7 @@ def of_presets(folder: Path) -> dict[str, list[Curve]]:
     found: dict[str, list[Curve]] = {}
     for preset, side in dict.fromkeys((row["preset"], row["side"]) for row in rows):
         own = [row for row in rows if (row["preset"], row["side"]) == (preset, side)]
-        returns = np.array([[float(x) for x in row["curve"].split()] for row in own])
+        _, returns = report.curves(own)
         steps = np.linspace(0, int(own[0]["timestep"]), returns.shape[1] + 1)[1:]
         algorithm, _, kit = preset.partition("/")
         title = f"{algorithm}.py --preset {kit}"

@@ -315,7 +315,7 @@ def evaluate(module: Any, flags: Flags, path: str) -> int:
 
     if flags.episodes < 1:
         raise UserError(f"--episodes {flags.episodes}: give 1 or more")
-    seeds_of(flags.seed)
+    seeds_of(flags.seed)  # refuses a wrong one
     played = []
     module = loading.module_of(module, path)
     for number, config, state, point, trials in loaded_trials(module, flags, path):
@@ -364,7 +364,7 @@ def chosen_trials(there: experiment.Experiment, word: str) -> list[int]:
 def render(module: Any, flags: Flags, run: str) -> int:
     from algorithms.launch.show import render
 
-    seeds_of(flags.seed)
+    seeds_of(flags.seed)  # refuses a wrong one
     module = loading.module_of(module, run)
     for number, config, state, point, _ in loaded_trials(module, flags, run):
         path = Path(run) / f"episode_trial{number}_point{point}_seed{flags.seed}.gif"
