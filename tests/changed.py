@@ -72,7 +72,8 @@ def names_in(file: str) -> Iterator[str]:
             yield from (f"{base}.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.Constant) and re.fullmatch(r"[\w./-]+", str(node.value)):
             yield str(node.value)
-            yield f"{package}.{str(node.value).lstrip('.')}"
+            if "." in str(node.value):  # a plain word is a setting more often than a module
+                yield f"{package}.{str(node.value).lstrip('.')}"
 
 
 @functools.cache

@@ -41,7 +41,7 @@ from types import SimpleNamespace
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from algorithms.launch.commands import cli  # noqa: E402
+from algorithms.launch import cli  # noqa: E402
 from tests import broken  # noqa: E402
 from tests.broken import (  # noqa: E402
     Case,

@@ -18,7 +18,8 @@ import pytest
 
 import algorithms
 
-ALGORITHMS = {file.stem for file in Path(algorithms.__file__).parent.glob("*.py")} - {"__init__"}
+ALGORITHMS = {file.stem for file in Path(algorithms.__file__).parent.glob("*.py")}
+ALGORITHMS -= {"__init__", "presets"}
 # Files that also run the tests of what all files get from `parts.program`.
 WHOLE = ("ppo", "dqn", "sac", "ippo", "r2d2")
 AREAS = {"launcher": 250, "envs": 120, "parts": 100, "all else": 60}

@@ -18,10 +18,10 @@ ENVS = "tests/envs/test_envs.py::test_it"
         ("algorithms/parts/replay.py", f"{CONTRACT}[sac]", True),
         ("envs/batch.py", f"{CONTRACT}[sac]", True),  # by algorithms.parts and a package
         ("envs/pursuit.py", ENVS, True),  # by a string of the registry
-        ("algorithms/launch/compare.py", f"{CONTRACT}[ppo]", False),  # behind `if __name__`
+        ("algorithms/launch/tools/compare.py", f"{CONTRACT}[ppo]", False),  # behind `if __name__`
         # By the names that launch/__init__.py imports when they are asked for.
-        ("algorithms/launch/storage/locks.py", LAUNCH, True),
-        ("algorithms/launch/report/page.css", LAUNCH, True),
+        ("algorithms/launch/engine/locks.py", LAUNCH, True),
+        ("algorithms/launch/tools/report/page.css", LAUNCH, True),
         ("tests/algorithms/conftest.py", "tests/algorithms/parts/test_info.py::test_it", True),
         ("tests/algorithms/conftest.py", ENVS, False),
         ("docs/sweeps.md", "tests/test_docs.py::test_it", True),

@@ -18,8 +18,8 @@ from packaging.requirements import Requirement
 
 import algorithms
 from algorithms import ppo
-from algorithms.launch.commands import cli, console
-from algorithms.launch.copying import copies
+from algorithms.launch import cli, console
+from algorithms.launch.tools.copying import copies
 
 ROOT = Path(__file__).parents[1]
 

@@ -34,8 +34,8 @@ from unittest import mock
 import jax
 
 import algorithms
-from algorithms.launch.commands.presets import PRESETS
 from algorithms.parts import info, training
+from algorithms.presets import PRESETS
 from envs import loops
 
 FILE = Path(__file__).with_suffix(".json")

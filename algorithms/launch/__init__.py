@@ -19,20 +19,20 @@ import sys
 from typing import Any
 
 _HOMES = {
-    "Choice": "search.distributions",
-    "Discount": "search.distributions",
-    "Integers": "search.distributions",
-    "LogIntegers": "search.distributions",
-    "LogUniform": "search.distributions",
-    "Uniform": "search.distributions",
-    "UserError": "errors",
-    "pbt": "training.runner",
-    "run": "training.runner",
-    "resume": "training.runner",
-    "sweep": "training.runner",
-    "Stop": "compute.interrupts",
-    "load": "storage.loading",
-    "export": "reuse.export",
+    "Choice": "engine.distributions",
+    "Discount": "engine.distributions",
+    "Integers": "engine.distributions",
+    "LogIntegers": "engine.distributions",
+    "LogUniform": "engine.distributions",
+    "Uniform": "engine.distributions",
+    "UserError": "engine.errors",
+    "pbt": "runner",
+    "run": "runner",
+    "resume": "runner",
+    "sweep": "runner",
+    "Stop": "engine.interrupts",
+    "load": "engine.loading",
+    "export": "tools.export",
 }
 
 __all__ = [*_HOMES, "main"]
@@ -41,7 +41,7 @@ __all__ = [*_HOMES, "main"]
 def main(module: Any, argv: list[str] | None = None) -> None:
     """The command line of an algorithm's module, see `cli.main`. Ctrl-C ends its import, too."""
     try:
-        from algorithms.launch.commands import cli
+        from algorithms.launch import cli
     except KeyboardInterrupt:
         print("\naborted; nothing had begun", file=sys.stderr, flush=True)
         os._exit(130)  # half of an import is no place to go on from

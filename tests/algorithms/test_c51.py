@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from algorithms import c51, launch
-from algorithms.launch import alarms
-from algorithms.launch.errors import UserError
-from algorithms.launch.training import options
+from algorithms.launch.engine import alarms, options
+from algorithms.launch.engine.errors import UserError
 from tests.algorithms.cases import Case
 from tests.algorithms.test_value_based import (
     ACTION,

@@ -32,7 +32,7 @@ from algorithms import (
     td3,
     vdn,
 )
-from algorithms.launch.commands.presets import PRESETS
+from algorithms.presets import PRESETS
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("vmapped_keys", "jitted_as_for_users")]
 

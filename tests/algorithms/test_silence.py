@@ -5,8 +5,8 @@ import warnings
 import jax
 import pytest
 
-from algorithms.launch.commands.presets import PRESETS
-from algorithms.launch.storage.loading import find_module
+from algorithms.launch.engine.loading import find_module
+from algorithms.presets import PRESETS
 from envs import registry, warn
 from envs.warn import KitWarning
 from tests.texts import needs as needed

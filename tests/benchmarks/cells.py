@@ -3,7 +3,7 @@ returns."""
 
 from typing import NamedTuple
 
-from algorithms.launch.commands.presets import PRESETS as SETTINGS
+from algorithms.presets import PRESETS as SETTINGS
 
 
 class Cell(NamedTuple):

@@ -378,7 +378,7 @@ def memory(found: Found) -> str:
 
 
 def algorithms() -> list[str]:
-    from algorithms.launch.commands import catalogue
+    from algorithms.launch.tools import catalogue
 
     return catalogue.algorithms()
 

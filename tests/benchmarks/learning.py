@@ -29,11 +29,11 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from algorithms import launch  # noqa: E402
-from algorithms.launch.commands import cli, flags  # noqa: E402
-from algorithms.launch.compute import devices  # noqa: E402
-from algorithms.launch.errors import UserError, unknown  # noqa: E402
-from algorithms.launch.metrics import mean_returns  # noqa: E402
-from algorithms.launch.storage.versions import versions  # noqa: E402
+from algorithms.launch import cli, flags  # noqa: E402
+from algorithms.launch.engine import devices  # noqa: E402
+from algorithms.launch.engine.errors import UserError, unknown  # noqa: E402
+from algorithms.launch.engine.metrics import mean_returns  # noqa: E402
+from algorithms.launch.engine.versions import versions  # noqa: E402
 from tests.benchmarks import pictures, report  # noqa: E402
 from tests.benchmarks.cells import CELLS, Cell  # noqa: E402
 

@@ -21,10 +21,10 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from algorithms import launch  # noqa: E402
-from algorithms.launch.commands import cli, flags  # noqa: E402
-from algorithms.launch.compute import devices  # noqa: E402
-from algorithms.launch.grid import grid  # noqa: E402
-from algorithms.launch.storage.versions import versions  # noqa: E402
+from algorithms.launch import cli, flags  # noqa: E402
+from algorithms.launch.engine import devices  # noqa: E402
+from algorithms.launch.engine.versions import versions  # noqa: E402
+from algorithms.launch.tools.robustness import grid  # noqa: E402
 from tests.benchmarks import report  # noqa: E402
 
 FIRST_SEED = 10_000

@@ -20,8 +20,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from algorithms import launch, ppo
 from algorithms.launch import Discount, LogUniform
-from algorithms.launch.commands.presets import PRESETS
-from algorithms.launch.show.results import bootstrap_interval
+from algorithms.launch.engine.results import bootstrap_interval
+from algorithms.presets import PRESETS
 
 FOLDER = Path(__file__).parents[2] / "docs" / "results"
 SETTINGS, SEEDS, SWEEPS = 16, (2, 5), 10

@@ -248,7 +248,7 @@ def difference(a: Any, b: Any) -> str:
     import jax
     import numpy as np
 
-    from algorithms.launch.compute.devices import plain
+    from algorithms.launch.engine.devices import plain
 
     def share(x: Any, y: Any) -> float:
         x, y = (np.asarray(plain(one)).astype(np.float64) for one in (x, y))
@@ -269,7 +269,7 @@ def compiled(*programs: tuple[Lowered, dict[str, Any]]) -> list[Any]:
     sentence is in the program's place."""
     import jax
 
-    from algorithms.launch.compute import devices
+    from algorithms.launch.engine import devices
 
     def one(program: tuple[Lowered, dict[str, Any]]) -> Program | str:
         try:

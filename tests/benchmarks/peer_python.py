@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from algorithms.launch.compute.devices import CACHE
+from algorithms.launch.engine.devices import CACHE
 
 REJAX, GYMNAX = "rejax==0.1.3", "gymnax==0.0.9"  # the gymnax version that it needs
 JAXMARL, FLASHBAX = "jaxmarl==0.2.0", "flashbax==0.1.3"

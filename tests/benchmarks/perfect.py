@@ -17,7 +17,7 @@ import tyro
 
 import envs
 from algorithms import alphazero
-from algorithms.launch.commands.presets import PRESETS
+from algorithms.presets import PRESETS
 
 
 def positions(env):

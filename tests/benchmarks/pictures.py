@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from algorithms.launch.commands import catalogue
-from algorithms.launch.metrics import as_csv
-from algorithms.launch.show import plots
+from algorithms.launch.engine import plots
+from algorithms.launch.engine.metrics import as_csv
+from algorithms.launch.tools import catalogue
 from algorithms.parts import info
 from tests.benchmarks import report
 from tests.benchmarks.cells import CELLS, Cell

@@ -147,8 +147,8 @@ def of_preset(name, pytorch=False):
     import numpy as np
 
     from algorithms import launch, parts
-    from algorithms.launch.commands.presets import PRESETS
     from algorithms.parts import layers
+    from algorithms.presets import PRESETS
 
     if pytorch:
         parts.Dense = layers.Dense = as_of_pytorch
@@ -177,8 +177,8 @@ def main() -> None:
         print(json.dumps(of_purejaxrl(script, folder, int(seed))), file=answers)
         return
     from algorithms import ppo
-    from algorithms.launch.compute import devices
-    from algorithms.launch.storage.versions import versions
+    from algorithms.launch.engine import devices
+    from algorithms.launch.engine.versions import versions
     from tests.benchmarks import peer_python, peers, report
 
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])

@@ -9,11 +9,9 @@ from typing import Any
 import numpy as np
 
 from algorithms import ppo
-from algorithms.launch.commands import catalogue
-from algorithms.launch.compute import devices
-from algorithms.launch.metrics import as_csv
-from algorithms.launch.show import results
-from algorithms.launch.storage import versions
+from algorithms.launch.engine import devices, results, versions
+from algorithms.launch.engine.metrics import as_csv
+from algorithms.launch.tools import catalogue
 from tests.benchmarks.cells import BEST, CELLS, MEMORIES_COMPARED, PEERS, Cell
 
 ROOT = Path(__file__).parents[2]

@@ -202,7 +202,7 @@ def all_trials(module: Any, config: Any, num_seeds: int) -> tuple[Callable, tupl
     import numpy as np
 
     import envs
-    from algorithms.launch.compute import devices, programs
+    from algorithms.launch.engine import devices, programs
 
     devices.use_cores(num_seeds, config)
     env, env_params = envs.make(config.env, **dict(config.env_settings))
@@ -484,7 +484,7 @@ def floor(case: Case) -> dict[str, float]:
     """FLOPs of the products for an environment step, and seconds of the products of a run."""
     import envs
     from algorithms import parts
-    from algorithms.launch.compute import devices
+    from algorithms.launch.engine import devices
 
     env, env_params = envs.make(case.env)
     num_outputs = parts.ActionSpace(env.action_space(env_params)).size
@@ -506,7 +506,7 @@ def product_seconds(m: int, k: int, n: int, layout: Any) -> float:
     import jax.numpy as jnp
     import numpy as np
 
-    from algorithms.launch.compute import devices, programs
+    from algorithms.launch.engine import devices, programs
 
     iterations = min(20_000, max(10, 10**9 // (2 * m * k * n)))
 

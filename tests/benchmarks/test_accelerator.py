@@ -16,7 +16,7 @@ import pytest
 
 import envs
 from algorithms import parts
-from algorithms.launch.commands.presets import PRESETS
+from algorithms.presets import PRESETS
 from tests.benchmarks import accelerator, measures, peer_python, report, speed
 from tests.benchmarks.accelerator import JOBS, LONG, Job, Kept
 from tests.benchmarks.measures import CASES, Learned, Pair

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from algorithms import launch
-from algorithms.launch.commands import cli, flags
+from algorithms.launch import cli, flags
 from tests.algorithms.launch import toy
 from tests.benchmarks import (
     jaxmarl_scripts,

@@ -24,7 +24,7 @@ import jax
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from algorithms import ppo, ppo_rnn, ppo_vtrace, reppo, sac
-from algorithms.launch.commands.presets import PRESETS
+from algorithms.presets import PRESETS
 from tests.benchmarks import learning, report
 
 

@@ -550,8 +550,8 @@ def test_overcooked_v2_draws_itself(no_display):
 
 
 def test_environments_that_jaxmarl_does_not_draw_are_refused():
-    from algorithms.launch.errors import UserError
-    from algorithms.launch.show import render
+    from algorithms.launch.engine.errors import UserError
+    from algorithms.launch.tools import render
 
     config = lambda env: types.SimpleNamespace(env=f"jaxmarl/{env}", env_settings=())
     render.check_drawable(config("MPE_simple_spread_v3"))

@@ -206,7 +206,8 @@ def mutant(name: str, source: str, change: Change) -> dict[str, Any] | None:
 def draw(root: Path, number: int, seed: int) -> list[dict[str, Any]]:
     """Random changes of algorithm files, of each file in proportion to its lines."""
     files = sorted((root / "algorithms").glob("*.py"))
-    sources = {file.stem: file.read_text() for file in files if file.stem != "__init__"}
+    others = ("__init__", "presets")
+    sources = {file.stem: file.read_text() for file in files if file.stem not in others}
     lines = {name: len(source.splitlines()) for name, source in sources.items()}
     rng, total, mutants, carried = random.Random(seed), sum(lines.values()), [], 0.0
     for name, source in sources.items():

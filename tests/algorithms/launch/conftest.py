@@ -6,11 +6,9 @@ import sys
 import jax
 import pytest
 
-from algorithms.launch.compute import programs
-from algorithms.launch.compute.population import Population
-from algorithms.launch.report import page
-from algorithms.launch.show import plots
-from algorithms.launch.storage import versions
+from algorithms.launch.engine import plots, programs, versions
+from algorithms.launch.engine.population import Population
+from algorithms.launch.tools.report import page
 
 
 @pytest.fixture(scope="module")

@@ -12,10 +12,9 @@ import pytest
 from flax import struct
 
 from algorithms import launch, ppo
-from algorithms.launch import alarms, grid, match
-from algorithms.launch.errors import heed_warnings
-from algorithms.launch.show import evaluation
-from algorithms.launch.training import record
+from algorithms.launch.engine import alarms, record
+from algorithms.launch.engine.errors import heed_warnings
+from algorithms.launch.tools import evaluation, match, robustness
 from envs import warn
 from envs.gymnax import Environment, spaces
 from tests.algorithms.launch import toy
@@ -209,13 +208,15 @@ def test_ctrl_c_ends_an_evaluation_at_once(capsys, tmp_path, monkeypatch, leaves
 def test_ctrl_c_ends_a_grid_and_a_match_at_once(capsys, tmp_path, monkeypatch, leaves):
     interrupted, codes = leaves
     launch.run(toy, toy.Config(total_timesteps=20, num_evals=1), run_dir=tmp_path / "run")
-    find = grid.loading.find_module
+    find = robustness.loading.find_module
     monkeypatch.setattr(
-        grid.loading, "find_module", lambda name: toy if name == "toy" else find(name)
+        robustness.loading, "find_module", lambda name: toy if name == "toy" else find(name)
     )
-    monkeypatch.setattr(grid, "_returns", interrupted)
+    monkeypatch.setattr(robustness, "_returns", interrupted)
     with pytest.raises(SystemExit, match="130"):
-        grid.main([str(tmp_path / "run"), "--randomize", "length=uniform:0.5:1", "--values", "2"])
+        robustness.main(
+            [str(tmp_path / "run"), "--randomize", "length=uniform:0.5:1", "--values", "2"]
+        )
     monkeypatch.setattr(match.jax, "jit", lambda function: interrupted)
     with pytest.raises(KeyboardInterrupt):
         match._play(None, None, [], [], 2, 0, 0)

@@ -9,14 +9,14 @@ import pytest
 
 import envs
 from algorithms import ppo
-from algorithms.launch.commands import catalogue
-from algorithms.launch.commands.presets import PRESETS
+from algorithms.launch.tools import catalogue
 from algorithms.parts import info
+from algorithms.presets import PRESETS
 from envs import registry
 from tests.algorithms.launch.test_cli import main
+from tests.seconds import ALGORITHMS
 
 FOLDER = Path(ppo.__file__).parent
-ALGORITHMS = [f.stem for f in FOLDER.glob("*.py") if f.stem != "__init__"]
 
 
 @pytest.fixture
@@ -77,14 +77,13 @@ FRESH = """
 import sys
 import numpy as np
 from pathlib import Path
-from algorithms.launch import settings
-from algorithms.launch.show import plots
+from algorithms.launch.engine import plots, settings
 assert "matplotlib" not in sys.modules
 time = np.arange(3.0)[None]
 metrics = {{"timestep": time, "episode_return": time}}
 plots.curve(metrics, settings.Trials([0]), "title", Path(sys.argv[1]))
 sys.modules.update(dict.fromkeys({outside}))
-from algorithms.launch.commands import catalogue
+from algorithms.launch.tools import catalogue
 text = catalogue.text("ppo")
 print([name for name in sys.modules if name in {others}])
 """

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from algorithms import launch
-from algorithms.launch.commands import cli
-from algorithms.launch.errors import UserError
-from algorithms.launch.settings import Trials
-from algorithms.launch.show import render
-from algorithms.launch.storage import experiment, outcomes
-from algorithms.launch.storage.run_dir import RunDir
+from algorithms.launch import cli
+from algorithms.launch.engine import experiment, outcomes
+from algorithms.launch.engine.errors import UserError
+from algorithms.launch.engine.run_dir import RunDir
+from algorithms.launch.engine.settings import Trials
+from algorithms.launch.tools import render
 from tests.algorithms.launch import toy
 
 pytestmark = pytest.mark.usefixtures("quick_pictures", "shared_programs")

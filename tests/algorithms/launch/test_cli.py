@@ -16,13 +16,11 @@ import jax
 import numpy as np
 import pytest
 
-from algorithms import dqn, launch, ppo
-from algorithms.launch import errors
-from algorithms.launch.commands import cli, flags, presets
-from algorithms.launch.compute import programs
-from algorithms.launch.search import distributions
-from algorithms.launch.show import evaluation
-from algorithms.launch.storage.run_dir import RunDir
+from algorithms import dqn, launch, ppo, presets
+from algorithms.launch import cli, flags
+from algorithms.launch.engine import distributions, errors, programs
+from algorithms.launch.engine.run_dir import RunDir
+from algorithms.launch.tools import evaluation
 from tests.algorithms.launch import toy
 from tests.broken import untimed
 
@@ -549,7 +547,7 @@ def test_ctrl_c_while_the_command_line_is_imported():
         "import sys, types\n"
         "class Finder:\n"
         "    def find_spec(self, name, *_):\n"
-        "        if name == 'algorithms.launch.commands.cli': raise KeyboardInterrupt\n"
+        "        if name == 'algorithms.launch.cli': raise KeyboardInterrupt\n"
         "sys.meta_path.insert(0, Finder())\n"
         "from algorithms import launch\n"
         "launch.main(None, [])"
@@ -590,10 +588,10 @@ def test_a_platform_that_is_not_there_is_named(monkeypatch):
 
 
 PRINTING = [
-    "from algorithms.launch.commands import cli\n"
+    "from algorithms.launch import cli\n"
     "cli.dispatch = lambda *_: print('x' * 100_000)\n"
     "cli.main(None, [])",
-    "from algorithms.launch import errors\nwith errors.refusing(): print('x' * 100_000)",
+    "from algorithms.launch.engine import errors\nwith errors.refusing(): print('x' * 100_000)",
 ]
 
 

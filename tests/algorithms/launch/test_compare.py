@@ -9,13 +9,12 @@ import scipy
 from PIL import Image
 
 from algorithms import launch
-from algorithms.launch import compare, settings
-from algorithms.launch.errors import UserError
-from algorithms.launch.show import comparison, plots, results
-from algorithms.launch.show.comparison import Trial
-from algorithms.launch.storage import experiment, files
-from algorithms.launch.storage.description import VERSION
-from algorithms.launch.storage.run_dir import RunDir
+from algorithms.launch.engine import experiment, files, plots, results, settings
+from algorithms.launch.engine.description import VERSION
+from algorithms.launch.engine.errors import UserError
+from algorithms.launch.engine.run_dir import RunDir
+from algorithms.launch.tools import compare, comparison
+from algorithms.launch.tools.comparison import Trial
 from tests.algorithms.launch import toy
 
 pytestmark = pytest.mark.usefixtures("quick_curves", "shared_programs")

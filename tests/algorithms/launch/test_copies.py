@@ -20,14 +20,15 @@ import numpy as np
 import pytest
 
 from algorithms import ppo, reinforce
-from algorithms.launch.commands import cli
-from algorithms.launch.copying import bundle, copies, sources
-from algorithms.launch.errors import UserError
+from algorithms.launch import cli
+from algorithms.launch.engine.errors import UserError
+from algorithms.launch.tools.copying import bundle, copies, sources
 from envs import registry
 from tests import probe, texts
+from tests.seconds import ALGORITHMS
 
 ROOT = Path(__file__).parents[3]
-NAMES = sorted(f.stem for f in (ROOT / "algorithms").glob("*.py") if f.stem != "__init__")
+NAMES = sorted(ALGORITHMS)
 FEW = ["dqn", "ippo", "ppo", "ppo_rnn", "r2d2", "sac"]
 LIBRARIES = {"jax", "flax", "optax", "numpy", "gymnax"}
 MORE_LIBRARIES = {"alphazero": {"mctx", "pgx"}}

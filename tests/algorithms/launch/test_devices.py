@@ -7,7 +7,7 @@ import jax
 import pytest
 
 from algorithms import ppo
-from algorithms.launch.compute import devices
+from algorithms.launch.engine import devices
 
 
 @pytest.mark.parametrize(

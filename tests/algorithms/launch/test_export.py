@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from algorithms import ippo, launch, parts, ppo_rnn, sac
-from algorithms.launch.commands import cli
-from algorithms.launch.errors import UserError
-from algorithms.launch.reuse import export
+from algorithms.launch import cli
+from algorithms.launch.engine.errors import UserError
+from algorithms.launch.tools import export
 from tests.algorithms.launch import toy
 
 pytestmark = pytest.mark.needs("flatbuffers")

@@ -15,10 +15,10 @@ from types import SimpleNamespace
 import pytest
 
 from algorithms import launch
-from algorithms.launch.errors import UserError
-from algorithms.launch.storage import experiment
-from algorithms.launch.storage.locks import locked
-from algorithms.launch.storage.run_dir import RunDir
+from algorithms.launch.engine import experiment
+from algorithms.launch.engine.errors import UserError
+from algorithms.launch.engine.locks import locked
+from algorithms.launch.engine.run_dir import RunDir
 from tests.algorithms.launch import toy
 from tests.algorithms.launch.test_runner import Stop, stop_at
 from tests.broken import ROOT, Case, count_lost, damage, differences, saved, tree, untimed

@@ -11,10 +11,10 @@ from gymnax.environments import environment, spaces
 
 import envs
 from algorithms import launch
-from algorithms.launch import grid
-from algorithms.launch.commands import console
-from algorithms.launch.errors import UserError
-from algorithms.launch.storage import loading
+from algorithms.launch import console
+from algorithms.launch.engine import loading
+from algorithms.launch.engine.errors import UserError
+from algorithms.launch.tools import robustness as grid
 from envs import randomized
 from tests.algorithms.launch import toy
 
@@ -199,7 +199,7 @@ def test_command(runs, tmp_path, capsys, monkeypatch):
 
 @pytest.mark.parametrize("words", ["a:uniform:1:3", "a:uniform:1:3/b:log:1:9/c:uniform:0:1"])
 def test_pictures_of_other_numbers_of_parameters(words, tmp_path):
-    from algorithms.launch.show import plots
+    from algorithms.launch.engine import plots
 
     ranges = [randomized.Range(w.split(":")[0], "log" in w, 1.0, 3.0) for w in words.split("/")]
     shares = grid._shares(len(ranges), 3)

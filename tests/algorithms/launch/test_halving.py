@@ -15,15 +15,20 @@ import numpy as np
 import pytest
 
 from algorithms import launch
-from algorithms.launch.compute import devices
-from algorithms.launch.errors import UserError
-from algorithms.launch.report import page
-from algorithms.launch.search import halving
-from algorithms.launch.search.halving import Halving
-from algorithms.launch.show import results
-from algorithms.launch.storage import experiment, outcomes
-from algorithms.launch.storage.run_dir import RunDir
-from algorithms.launch.training import plans, session, stages
+from algorithms.launch.engine import (
+    devices,
+    experiment,
+    halving,
+    outcomes,
+    plans,
+    results,
+    session,
+    stages,
+)
+from algorithms.launch.engine.errors import UserError
+from algorithms.launch.engine.halving import Halving
+from algorithms.launch.engine.run_dir import RunDir
+from algorithms.launch.tools.report import page
 from tests.algorithms.launch import toy
 
 pytestmark = pytest.mark.usefixtures("quick_pictures", "shared_programs")

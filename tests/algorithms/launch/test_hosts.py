@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from algorithms import launch, ppo
-from algorithms.launch.compute import hosts
-from algorithms.launch.errors import UserError
-from algorithms.launch.storage.run_dir import RunDir
+from algorithms.launch.engine import hosts
+from algorithms.launch.engine.errors import UserError
+from algorithms.launch.engine.run_dir import RunDir
 from tests.algorithms.launch import toy
 from tests.algorithms.launch.test_sweeps import PPO, Stop
 
@@ -121,8 +121,8 @@ import os, sys, traceback
 import jax
 from jax._src import xla_bridge
 from algorithms import launch
-from algorithms.launch.commands import cli
-from algorithms.launch.compute import hosts
+from algorithms.launch import cli
+from algorithms.launch.engine import hosts
 from tests.algorithms.launch import toy
 
 def mistake(port, i):
@@ -198,8 +198,7 @@ import jax
 jax.config.update("jax_num_cpu_devices", 4)
 import numpy as np
 from algorithms import launch, ppo
-from algorithms.launch.compute import devices, programs
-from algorithms.launch.show import plots
+from algorithms.launch.engine import devices, plots, programs
 from tests.algorithms.launch.test_sweeps import PPO
 
 plots.curve = plots.sweep = lambda *_: None

@@ -12,14 +12,13 @@ import numpy as np
 import pytest
 from flax import struct
 
-import algorithms
 from algorithms import dqn, launch, reinforce
-from algorithms.launch.commands import cli
-from algorithms.launch.errors import UserError
-from algorithms.launch.reuse import initial
-from algorithms.launch.storage import loading
+from algorithms.launch import cli
+from algorithms.launch.engine import initial, loading
+from algorithms.launch.engine.errors import UserError
 from tests.algorithms import test_dqn
 from tests.algorithms.launch import toy
+from tests.seconds import ALGORITHMS
 
 pytestmark = pytest.mark.usefixtures("quick_pictures", "shared_programs")
 CONFIG = toy.Config(total_timesteps=100, num_evals=4)
@@ -196,15 +195,12 @@ def test_dqn_takes_policy_and_target_network_or_all_that_it_learned(all_programs
 
 # --- the fields of a state -------------------------------------------------------------------
 
-FILES = sorted(
-    file.stem for file in Path(algorithms.__file__).parent.glob("*.py") if file.stem != "__init__"
-)
 NEW = {"env_state", "observation", "episodes", "update", "replay", "memory", "critic_memory"}
 NEW |= {"alive", "held", "exploration", "target_age", "opening", "past", "levels"}
 NEW |= {"running", "returns"}
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
 def test_every_field_of_a_state_is_learned_or_new(name):
     state = loading.find_module(name).TrainState
     fields = [field.name for field in dataclasses.fields(state)]

@@ -23,7 +23,7 @@ import pytest
 from PIL import Image
 
 from algorithms import launch, sac
-from algorithms.launch.reuse import initial
+from algorithms.launch.engine import initial
 from tests.algorithms.launch.kept.make import (
     ANSWERS,
     COMMANDS,

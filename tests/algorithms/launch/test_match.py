@@ -16,10 +16,9 @@ from flax import struct
 
 import envs
 from algorithms import alphazero, launch
-from algorithms.launch import match
-from algorithms.launch.errors import UserError
-from algorithms.launch.show import render
-from algorithms.launch.storage import loading
+from algorithms.launch.engine import loading
+from algorithms.launch.engine.errors import UserError
+from algorithms.launch.tools import match, render
 from algorithms.parts import static
 from tests.algorithms.launch import toy
 

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from algorithms import launch
-from algorithms.launch import objectives
-from algorithms.launch.commands import cli
-from algorithms.launch.errors import UserError
-from algorithms.launch.show import results
+from algorithms.launch import cli
+from algorithms.launch.engine import objectives, results
+from algorithms.launch.engine.errors import UserError
 from tests.algorithms.launch import toy
 
 pytestmark = pytest.mark.usefixtures("quick_pictures", "shared_programs")

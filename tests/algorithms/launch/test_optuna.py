@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from algorithms import launch
-from algorithms.launch import compare
-from algorithms.launch.errors import UserError
-from algorithms.launch.search import studies
+from algorithms.launch.engine.errors import UserError
+from algorithms.launch.tools import compare, studies
 from tests.algorithms.launch import toy
 
 pytestmark = pytest.mark.usefixtures("quick_pictures", "shared_programs")

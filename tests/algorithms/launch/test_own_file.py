@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from algorithms import launch, reinforce
-from algorithms.launch import compare
-from algorithms.launch.errors import UserError
+from algorithms.launch.engine.errors import UserError
+from algorithms.launch.tools import compare
 
 SIZES = "--total-timesteps 256 --num-envs 2 --num-steps 32 --num-evals 2 --num-eval-episodes 2"
 

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from algorithms import launch, ppo
-from algorithms.launch import arlbench, compare, grid, match
-from algorithms.launch.commands import cli, flags
-from algorithms.launch.storage import files
+from algorithms.launch import cli, flags
+from algorithms.launch.engine import files
+from algorithms.launch.tools import compare, match, robustness
 from tests.algorithms.launch import toy
+from tests.benchmarks import arlbench
 
 CONFIG = toy.Config(total_timesteps=100, num_evals=4)
 GS = "gs://bucket/run"
@@ -66,9 +67,9 @@ def test_no_flag_takes_a_home_that_no_shell_has_replaced(flag, capsys, monkeypat
     [
         (compare, [GS]),
         (compare, ["x", "--out", f"{GS}.png"]),
-        (grid, [GS]),
-        (grid, ["x", "--out", f"{GS}.png"]),
-        (grid, ["x", "--csv", f"{GS}.csv"]),
+        (robustness, [GS]),
+        (robustness, ["x", "--out", f"{GS}.png"]),
+        (robustness, ["x", "--csv", f"{GS}.csv"]),
         (match, [GS, "random"]),
         (match, ["random", GS]),
         (arlbench, [GS, "x"]),
@@ -92,7 +93,7 @@ CALLS = {
     "export": lambda path: launch.export(path),
     "compare": lambda path: compare.compare([path]),
     "match": lambda path: match.match(path, "random"),
-    "grid": lambda path: grid.grid([path]),
+    "grid": lambda path: robustness.grid([path]),
     "opponent": lambda path: launch.run(ppo, against(path), save=False),
 }
 

@@ -10,18 +10,16 @@ import numpy as np
 import pytest
 
 from algorithms import c51, launch, reinforce, sac
-from algorithms.launch import Discount, LogUniform, Uniform
-from algorithms.launch.commands import cli
-from algorithms.launch.compute import devices, evolution, population
-from algorithms.launch.compute.evolution import Range
-from algorithms.launch.compute.population import Population, Settings
-from algorithms.launch.errors import UserError
-from algorithms.launch.settings import Trials
-from algorithms.launch.show import lineage, plots
-from algorithms.launch.show.progress import Progress
-from algorithms.launch.training.options import Options
-from algorithms.launch.training.session import Chunk, Session
-from algorithms.launch.training.trainer import Trainer
+from algorithms.launch import Discount, LogUniform, Uniform, cli
+from algorithms.launch.engine import devices, evolution, lineage, plots, population
+from algorithms.launch.engine.errors import UserError
+from algorithms.launch.engine.evolution import Range
+from algorithms.launch.engine.options import Options
+from algorithms.launch.engine.population import Population, Settings
+from algorithms.launch.engine.progress import Progress
+from algorithms.launch.engine.session import Chunk, Session
+from algorithms.launch.engine.settings import Trials
+from algorithms.launch.engine.trainer import Trainer
 from tests.algorithms.launch import toy
 
 pytestmark = pytest.mark.usefixtures("shared_programs")

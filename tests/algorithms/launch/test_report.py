@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 
 from algorithms import launch
-from algorithms.launch.report import chance, curves, importance, landscapes, page, study, svg
-from algorithms.launch.show import plots, results
-from algorithms.launch.show.results import Outcome
-from algorithms.launch.training import loop
+from algorithms.launch.engine import loop, plots, results
+from algorithms.launch.engine.results import Outcome
+from algorithms.launch.tools.report import chance, curves, importance, landscapes, page, study, svg
 from tests.algorithms.launch import toy
 
 pytestmark = pytest.mark.usefixtures("quick_curves", "shared_programs")

@@ -17,14 +17,11 @@ import pytest
 
 import envs
 from algorithms import launch
-from algorithms.launch import metrics
-from algorithms.launch import settings as configurations
-from algorithms.launch.commands import cli
-from algorithms.launch.compute import devices
-from algorithms.launch.errors import UserError
-from algorithms.launch.show import pace
-from algorithms.launch.storage import experiment, files, loading, losses
-from algorithms.launch.storage.run_dir import RunDir
+from algorithms.launch import cli
+from algorithms.launch.engine import devices, experiment, files, loading, losses, metrics, pace
+from algorithms.launch.engine import settings as configurations
+from algorithms.launch.engine.errors import UserError
+from algorithms.launch.engine.run_dir import RunDir
 from tests.algorithms.launch import toy
 
 pytestmark = pytest.mark.usefixtures("quick_curves", "shared_programs")

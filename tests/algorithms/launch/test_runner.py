@@ -17,22 +17,19 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
 from algorithms import crossq, dqn, launch, ppo, ppo_vtrace, reinforce
-from algorithms.launch import metrics
-from algorithms.launch.commands import cli
-from algorithms.launch.compute import devices
-from algorithms.launch.errors import UserError
-from algorithms.launch.settings import Trials
-from algorithms.launch.show import evaluation, pace, trackers
-from algorithms.launch.show.progress import Progress
-from algorithms.launch.show.results import Outcome, Ranked
-from algorithms.launch.storage import experiment
-from algorithms.launch.storage.loading import choose_point
-from algorithms.launch.storage.run_dir import RunDir
-from algorithms.launch.training import runner, session, starts
-from algorithms.launch.training.loop import Swept
-from algorithms.launch.training.options import Options, describe
-from algorithms.launch.training.record import Point
-from algorithms.launch.training.trainer import Trainer, excess
+from algorithms.launch import cli, runner
+from algorithms.launch.engine import devices, experiment, metrics, pace, session, starts, trackers
+from algorithms.launch.engine.errors import UserError
+from algorithms.launch.engine.loading import choose_point
+from algorithms.launch.engine.loop import Swept
+from algorithms.launch.engine.options import Options, describe
+from algorithms.launch.engine.progress import Progress
+from algorithms.launch.engine.record import Point
+from algorithms.launch.engine.results import Outcome, Ranked
+from algorithms.launch.engine.run_dir import RunDir
+from algorithms.launch.engine.settings import Trials
+from algorithms.launch.engine.trainer import Trainer, excess
+from algorithms.launch.tools import evaluation
 from tests.algorithms import test_dqn
 from tests.algorithms.launch import toy
 from tests.broken import untimed

@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 
 from algorithms import launch
-from algorithms.launch import compare
-from algorithms.launch.report import sensitivity
-from algorithms.launch.show import results
-from algorithms.launch.show.comparison import Trial
+from algorithms.launch.engine import results
+from algorithms.launch.tools import compare, sensitivity
+from algorithms.launch.tools.comparison import Trial
 from tests.algorithms.launch import toy
 
 pytestmark = pytest.mark.usefixtures("quick_pictures", "shared_programs")

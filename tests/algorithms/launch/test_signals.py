@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from algorithms import launch
-from algorithms.launch.commands import cli
-from algorithms.launch.storage.run_dir import RunDir
+from algorithms.launch import cli
+from algorithms.launch.engine.run_dir import RunDir
 from tests.algorithms.launch import toy
 
 pytestmark = pytest.mark.usefixtures("quick_pictures", "shared_programs", "handlers")

@@ -8,11 +8,9 @@ import pytest
 import scipy
 
 from algorithms import launch
-from algorithms.launch.commands import cli, flags
-from algorithms.launch.errors import UserError
-from algorithms.launch.search import distributions, grids
-from algorithms.launch.show import results
-from algorithms.launch.training import sweep_dir
+from algorithms.launch import cli, flags
+from algorithms.launch.engine import distributions, grids, results, sweep_dir
+from algorithms.launch.engine.errors import UserError
 from tests.algorithms.launch import toy
 
 pytestmark = pytest.mark.usefixtures("quick_pictures", "shared_programs")

@@ -12,13 +12,11 @@ import numpy as np
 import pytest
 
 from algorithms import dqn, ippo, launch, parts, ppo, ppo_rnn, pqn, sac, td3
-from algorithms.launch.commands import cli, flags
-from algorithms.launch.compute import devices, programs
-from algorithms.launch.errors import UserError
-from algorithms.launch.show import plots
-from algorithms.launch.show.progress import Progress
-from algorithms.launch.storage.run_dir import RunDir
-from algorithms.launch.training import trainer
+from algorithms.launch import cli, flags
+from algorithms.launch.engine import devices, plots, programs, trainer
+from algorithms.launch.engine.errors import UserError
+from algorithms.launch.engine.progress import Progress
+from algorithms.launch.engine.run_dir import RunDir
 from tests.algorithms.launch import test_hosts, toy
 from tests.algorithms.launch.test_hosts import COLLECTIVES, RATES, ROOT, outputs, start
 from tests.algorithms.launch.test_runner import assert_same

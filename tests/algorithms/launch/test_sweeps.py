@@ -15,18 +15,28 @@ import pytest
 import scipy
 
 from algorithms import launch, ppo
-from algorithms.launch import settings
-from algorithms.launch.commands import cli, flags
-from algorithms.launch.compute import devices
-from algorithms.launch.errors import UserError
-from algorithms.launch.search import distributions, grids
-from algorithms.launch.search.distributions import Choice, LogUniform, Uniform
-from algorithms.launch.search.halving import Halving
-from algorithms.launch.show import pace, plots, render, results, trackers
-from algorithms.launch.show.progress import Progress
-from algorithms.launch.storage import experiment, outcomes
-from algorithms.launch.storage.run_dir import RunDir
-from algorithms.launch.training import record, session, trainer
+from algorithms.launch import cli, flags
+from algorithms.launch.engine import (
+    devices,
+    distributions,
+    experiment,
+    grids,
+    outcomes,
+    pace,
+    plots,
+    record,
+    results,
+    session,
+    settings,
+    trackers,
+    trainer,
+)
+from algorithms.launch.engine.distributions import Choice, LogUniform, Uniform
+from algorithms.launch.engine.errors import UserError
+from algorithms.launch.engine.halving import Halving
+from algorithms.launch.engine.progress import Progress
+from algorithms.launch.engine.run_dir import RunDir
+from algorithms.launch.tools import render
 from tests import probe as tasks
 from tests.algorithms.launch import toy
 from tests.broken import untimed
@@ -528,7 +538,7 @@ def test_a_trial_that_is_not_finite_is_shown_and_the_others_go_on(tmp_path, caps
 
 
 def test_a_full_disk_costs_files_and_not_the_sweep(tmp_path, monkeypatch, capsys):
-    from algorithms.launch.storage import files
+    from algorithms.launch.engine import files
 
     write = files.write_whole
 

@@ -8,9 +8,10 @@ import pytest
 
 import algorithms
 from algorithms.parts import info
+from tests.seconds import ALGORITHMS
 
 FOLDER = Path(algorithms.__file__).parent
-FILES = sorted(file.stem for file in FOLDER.glob("*.py") if file.stem != "__init__")
+FILES = sorted(ALGORITHMS)
 
 
 @pytest.mark.parametrize("name", FILES)

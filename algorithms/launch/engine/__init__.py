@@ -1,0 +1,56 @@
+"""What trains and stores: runs and sweeps, from their settings to their last point.
+
+settings and trials
+settings       configs and trials as plain values
+grids          the settings of a sweep
+distributions  `launch.Uniform`, `launch.Choice` and so on
+halving        successive halving and Hyperband: which trials train for how long
+populations    the ranges and rounds of population-based training
+objectives     what a sweep ranks its settings by
+options        what a run does besides training
+
+training
+loop           chunks of trials, trained in turn
+plans          which trials train at once
+stages         rungs of halving, and retests
+starts         where a chunk goes on
+initial        the policies at which new trials begin
+gathering      a run of trials that other runs have trained
+session        the loop over the points of a learning curve
+record         the files, trackers and pictures of a session
+
+programs and devices
+trainer        a configuration on devices
+programs       the compiled programs of a run
+devices        which devices serve which trials
+hosts          several processes that train together
+split          one trial shared over devices
+population     a population of members as one trial
+evolution      who is replaced in a population, and how floats change
+interrupts     `launch.Stop`, Ctrl-C and SIGTERM
+
+files
+experiment     a run or a sweep, and which of the two
+run_dir        the directory of a run
+sweep_dir      the directory of a sweep
+loading        `launch.load`
+outcomes       the results of a sweep, read back
+files          files that appear whole, checkpoints
+directories    directories that appear whole
+description    config.json
+versions       versions.json
+locks          one process at a time
+losses         files that could not be written
+
+what people see of a run
+metrics        metrics.csv, and what its columns are
+results        the results of a sweep
+alarms         what metrics warn of
+progress       lines on stdout
+pace           seconds and steps per second
+brief          how a result prints itself
+plots          learning curves and sweeps as pictures
+lineage        the history of a population
+trackers       wandb and TensorBoard
+errors         users' mistakes, warnings, output that nobody reads
+"""

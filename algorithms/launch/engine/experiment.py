@@ -1,0 +1,232 @@
+"""A run or a sweep on the disk; only this module asks which of the two it is.
+
+A sweep has chunks, each of which is a run; a run is a sweep whose only chunk is the run itself.
+"""
+
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from algorithms.launch.engine import files, hosts, settings
+from algorithms.launch.engine.description import check_version, fill, read_description
+from algorithms.launch.engine.directories import make, make_named
+from algorithms.launch.engine.errors import UserError
+from algorithms.launch.engine.run_dir import RunDir
+
+SWEEP = "sweep.json"  # in the directory of a sweep
+LONGEST = 120  # characters that a directory's name has of environments
+
+
+class Entry(NamedTuple):
+    """A chunk, as sweep.json lists it; a run is its own."""
+
+    path: Path
+    numbers: list[int]  # of its trials in results.csv
+    stage: int = 0  # of the sweep: a rung of halving, or the retest after them
+    retest: bool = False  # its trials tell nothing of the sweep's, whose best ones they repeat
+    last: int | None = None  # the point that it trains to; None: to the end of its curve
+    share: float = 1.0  # of a whole run, at which its stage ends
+    block: int | None = None  # trials that a device vmaps; None: as sweep.json says
+
+
+class Experiment(NamedTuple):
+    """A run or a sweep."""
+
+    path: Path
+    description: dict[str, Any]  # what config.json or sweep.json holds
+    entries: list[Entry]  # in the order of training
+    is_sweep: bool
+
+    @property
+    def algorithm(self) -> str:
+        return self.description["algorithm"]
+
+    @property
+    def seeds(self) -> list[int]:
+        """Of each setting."""
+        if not self.is_sweep:
+            return self.description["seeds"]
+        first = self.description["seed"]
+        return list(range(first, first + self.description["num_seeds"]))
+
+    def run_dirs(self) -> list[RunDir]:
+        """All chunks.
+
+        Raises:
+          UserError: one of them cannot be read.
+        """
+        return [RunDir.open(entry.path) for entry in self.entries]
+
+    def homes(self, retest: bool = True) -> dict[int, tuple[Path, int]]:
+        """{number of a trial: the chunk that trained it last, and its place there}.
+
+        Args:
+          retest: with the trials of a retest, too.
+        """
+        return {
+            number: (entry.path, place)
+            for entry in self.entries
+            if retest or not entry.retest
+            for place, number in enumerate(entry.numbers)
+        }
+
+    def run_dir(self) -> RunDir:
+        """The run.
+
+        Raises:
+          UserError: it is a sweep.
+        """
+        if self.is_sweep:
+            raise UserError(f"{self.path} is a sweep; its runs are {self.path}/chunk_000 and so on")
+        return RunDir(self.path, self.description)
+
+    def locate(self, trial: int | None) -> tuple[RunDir, int | None]:
+        """The chunk that has a trial, and which one it is there; None for all trials of a run.
+
+        Raises:
+          UserError: there is no such trial, or it is a sweep and none is named.
+        """
+        if not self.is_sweep:
+            return self.run_dir(), trial
+        if trial is None:
+            raise UserError(
+                f"{self.path} is a sweep: say which trial of its results.csv; its runs, chunk_000 "
+                "and so on, give all of theirs"
+            )
+        homes = self.homes()
+        if trial not in homes:
+            raise UserError(f"trial={trial}: {self.path} has trials 0 to {max(homes)}")
+        path, place = homes[trial]
+        return RunDir.open(path), place
+
+
+def create(
+    description: dict[str, Any],
+    runs: list[dict[str, Any]],
+    root: Path | str,
+    path: Path | str | None = None,
+    entries: Sequence[dict[str, Any]] = (),
+) -> tuple[Path, list[RunDir]]:
+    """Makes the directory of a run or a sweep, below root unless a path is given.
+
+    Args:
+      description: what its config.json or sweep.json is to hold; a sweep's has a grid.
+      runs: the description of each chunk; a run's is its own.
+      entries: of each chunk, what sweep.json says beside its name and size, of a sweep by stages.
+    """
+    sweeps = "grid" in description
+    names = [f"chunk_{i:03d}" * sweeps for i in range(len(runs))]
+    environment, last = settings.env_label(description["config"]["env"]), "sweep"
+    if sweeps:
+        names_of = [str(name) for name in description["grid"].get("env", [environment])]
+        environment = "+".join(names_of)
+        if len(environment) > LONGEST:
+            environment = f"{names_of[0]}+{len(names_of) - 1}-others"
+    else:
+        last = str(description["seeds"][0])
+
+    def write(folder: Path) -> None:
+        for name, run in zip(names, runs):
+            fill(folder / name, run)
+        if sweeps:
+            chunks = _listed(names, runs, entries or [{}] * len(runs))
+            files.write_json(folder / SWEEP, description | {"chunks": chunks})
+
+    def make_one() -> str:
+        if path is None:
+            return str(make_named(Path(root), [environment, description["algorithm"], last], write))
+        make(Path(path), write)
+        return str(path)
+
+    made = Path(hosts.from_first(make_one))
+    return made, [RunDir(made / name, run) for name, run in zip(names, runs)]
+
+
+def extend(
+    path: Path,
+    runs: list[dict[str, Any]],
+    entries: Sequence[dict[str, Any]],
+    fills: Sequence[Callable[[Path], None]],
+) -> list[RunDir]:
+    """Adds chunks to a sweep, which its sweep.json then lists.
+
+    Args:
+      path: of the sweep.
+      runs, entries: as of `create`, of the new chunks.
+      fills: writes what a chunk's directory has in the beginning, given a folder.
+    """
+
+    def write() -> list[str]:
+        there = files.read_json(path / SWEEP)
+        first = len(there["chunks"])
+        names = [f"chunk_{first + i:03d}" for i in range(len(runs))]
+        for name, fill_one in zip(names, fills):
+            if (path / name).exists():  # of a process that was killed before sweep.json had it
+                shutil.rmtree(path / name)
+            make(path / name, fill_one)
+        chunks = there["chunks"] + _listed(names, runs, entries)
+        files.write_json(path / SWEEP, there | {"chunks": chunks})
+        return names
+
+    # Another process may come here when the first one has written sweep.json.
+    names = hosts.from_first(write)
+    return [RunDir(path / name, run) for name, run in zip(names, runs)]
+
+
+def keep_options(there: Experiment, options: dict[str, Any]) -> None:
+    """Writes the options that a sweep goes on with into its sweep.json, if they have changed.
+
+    Raises:
+      UserError: it cannot be written.
+    """
+    if there.description["options"] == options or not hosts.is_first():
+        return
+    try:
+        said = files.read_json(there.path / SWEEP)  # of now, not of when it was opened
+        files.write_json(there.path / SWEEP, said | {"options": options})
+    except OSError as error:
+        raise UserError(f"{there.path} cannot be written: {error.strerror}") from error
+
+
+def _listed(
+    names: Sequence[str], runs: Sequence[dict[str, Any]], entries: Sequence[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Chunks as sweep.json has them."""
+    sizes = [len(run["seeds"]) for run in runs]
+    rows = zip(names, sizes, entries, strict=True)
+    return [{"run": name, "num_trials": size, **more} for name, size, more in rows]
+
+
+def is_sweep(path: Path | str) -> bool:
+    return (files.local(path) / SWEEP).exists()
+
+
+def is_there(path: Path | str, sweeps: bool) -> bool:
+    """Whether a directory has a sweep, or a run; the first process looks for all."""
+    name = SWEEP if sweeps else "config.json"
+    return hosts.from_first(lambda: (Path(path) / name).exists())
+
+
+def open(path: Path | str) -> Experiment:
+    """What is in a directory.
+
+    Raises:
+      UserError: neither a run nor a sweep, or one of another version of the kit.
+    """
+    path = files.local(path)
+    if not is_sweep(path):
+        description = read_description(path / "config.json")
+        return Experiment(
+            path, description, [Entry(path, [*range(len(description["seeds"]))])], False
+        )
+    description = files.read_json(path / SWEEP)
+    check_version(path / SWEEP, description)
+    entries: list[Entry] = []
+    for chunk in description["chunks"]:
+        first = sum(len(entry.numbers) for entry in entries)
+        size = chunk["num_trials" if "num_trials" in chunk else "agents"]  # its earlier name
+        numbers = chunk.get("trials", [*range(first, first + size)])
+        more = {name: chunk[name] for name in Entry._fields[2:] if name in chunk}
+        entries.append(Entry(path / chunk["run"], numbers, **more))
+    return Experiment(path, description, entries, True)

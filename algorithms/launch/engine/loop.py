@@ -1,0 +1,264 @@
+"""The loop over the chunks of a run or a sweep; a run has one chunk."""
+
+import contextlib
+import math
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from algorithms import parts
+from algorithms.launch.engine import hosts, progress, results, settings
+from algorithms.launch.engine.brief import brief
+from algorithms.launch.engine.errors import UserError
+from algorithms.launch.engine.interrupts import Interrupt
+from algorithms.launch.engine.locks import locked
+from algorithms.launch.engine.losses import Losses
+from algorithms.launch.engine.options import Options
+from algorithms.launch.engine.record import DRAW_SECONDS
+from algorithms.launch.engine.results import Outcome
+from algorithms.launch.engine.session import Chunk, Hooks, Result, Session
+from algorithms.launch.engine.stages import Stages, following, name_of, steps_of
+from algorithms.launch.engine.sweep_dir import SoFar
+
+
+class Swept(NamedTuple):
+    """The results of a sweep."""
+
+    trials: list[Outcome]  # in the order of results.csv, as far as they came
+    ranked: list[results.Ranked]  # the best setting first, of one environment after another
+    sweep_dir: Path | None
+    objective: float  # to minimise: minus the best settings' score, by default their mean return
+    stopped: str = ""  # by SIGINT (Ctrl-C), SIGTERM or, before the end, what a hook says
+    unsaved: str = ""  # what could not be written, as on a full disk
+    retested: Sequence[results.Retested] = ()  # the best settings on other seeds, the best first
+    finished: bool = True  # it came to its end, perhaps with a signal in its last point
+
+    def __repr__(self) -> str:
+        return brief(self)
+
+    @property
+    def agents(self) -> list[Outcome]:
+        """The earlier name of `trials`."""
+        return self.trials
+
+    def of(self, setting: Mapping[str, Any]) -> results.Ranked:
+        """What came of a setting; one field or more says which.
+
+        Raises:
+          UserError: there is none with these values, or there are several.
+        """
+        agrees = lambda one: all(
+            name in one.setting and one.setting[name] == parts.value_like(one.setting[name], value)
+            for name, value in setting.items()
+        )
+        found = [one for one in self.ranked if agrees(one)]
+        if len(found) != 1:
+            wanted = {name: parts.value_like(None, value) for name, value in setting.items()}
+            named = ", ".join(settings.text_of(wanted)) or "no field"
+            raise UserError(f"{len(found)} settings of the sweep have {named}: give values of one")
+        return found[0]
+
+    @property
+    def failed(self) -> bool:
+        """Whether no trial is finite; a setting that breaks is a result of a sweep."""
+        return bool(self.trials) and not any(trial.is_finite for trial in self.trials)
+
+    @property
+    def interrupted(self) -> bool:
+        return bool(self.stopped)
+
+
+def _reached(chunk: Chunk, result: Result) -> float:
+    """The share of its stage that a chunk has trained: less than 1 where a stop cut it short."""
+    if not result.stopped:
+        return 1.0
+    plan, steps = chunk.trainer.plan, result.metrics.get("timestep")
+    whole = plan.steps * chunk.num_points / plan.points
+    return min(1.0, float(steps[:, -1].min()) / whole) if steps is not None and whole else 0.0
+
+
+def train_run(chunk: Chunk, options: Options, hooks: Hooks) -> Result:
+    """Trains the rest of a run."""
+    with Interrupt() as interrupt:
+        result = _train_one(Session(chunk, options, hooks), interrupt)
+    return result._replace(stopped=interrupt.heard() or result.stopped)
+
+
+class Standing:
+    """The results of a sweep so far."""
+
+    def __init__(self, stages: Stages, chunks: list[Chunk], view: progress.Progress):
+        self.stages, self.chunks, self.view = stages, chunks, view
+        self.losses = Losses(view.warn)
+        self.ends: dict[int, tuple[Chunk, int, Result]] = {}  # of the trials of the last stages
+        self.outcomes: dict[int, Outcome] = {}  # by the number of the trial
+        self.retested: dict[int, Outcome] = {}
+        self.retests = 0  # chunks of the retest that have come to their end
+        self.unsaved: list[str] = []
+        self.work = stages.work(chunks)
+        self.drawn = -math.inf  # when pictures were drawn last
+        self.done = 0  # of the work, in points of trials
+
+    def add(self, chunk: Chunk, result: Result) -> None:
+        """Adds the results of a chunk."""
+        self.done += chunk.trials.count * (chunk.num_points - self.stages.first(chunk))
+        self.retests += chunk.retest and not result.stopped
+        number = next(i for i, other in enumerate(self.chunks) if other is chunk)
+        run = chunk.run_dir.path.name if chunk.run_dir else f"chunk_{number:03d}"
+        self.unsaved += [f"{result.unsaved} of {run}"] * bool(result.unsaved)
+        given = (chunk.static, chunk.trials, result.metrics, result.is_finite, run)
+        outcomes = results.outcomes(*given)
+        rung = None if chunk.retest else self.stages.plan.rungs[chunk.stage]
+        reached = _reached(chunk, result)
+        # The next rung goes on from the files, where there are any.
+        kept = result if rung and rung.keep and not chunk.run_dir else result._replace(state=None)
+        for place, (trial, outcome) in enumerate(zip(chunk.numbers, outcomes)):
+            more: dict[str, Any] = {"number": trial, "reached": reached}
+            if rung:
+                more |= {"bracket": rung.bracket, "rung": rung.number, "share": rung.share}
+            into = self.retested if chunk.retest else self.outcomes
+            into[trial] = outcome._replace(**more).after(into.get(trial))
+            self.ends[trial] = (chunk, place, kept)
+
+    def place(self, chunk: Chunk, label: str) -> progress.Place:
+        """Where a chunk is in the sweep, in points of as many trials as it has."""
+        size = chunk.trials.count
+        before = self.done / size - self.stages.first(chunk)
+        return progress.Place(label, before, sum(self.work) / size)
+
+    @property
+    def trials(self) -> list[Outcome]:
+        """In the order of results.csv."""
+        return [self.outcomes[number] for number in sorted(self.outcomes)]
+
+    @property
+    def is_retested(self) -> bool:
+        """Whether the retest is over: before that its returns are not those of whole runs."""
+        return self.retests == sum(chunk.retest for chunk in self.chunks) > 0
+
+    def publish(self, last: bool = False) -> bool:
+        """Writes tables, and draws pictures at the end and at most once in DRAW_SECONDS before it.
+
+        Returns whether the tables are there.
+        """
+        if not (self.stages.path and self.trials and hosts.is_first()):
+            return True
+        so_far = SoFar(
+            path=self.stages.path,
+            trials=self.trials,
+            retested=[self.retested[number] for number in sorted(self.retested)],
+            is_retested=self.is_retested,
+            chunks=self.chunks,
+            losses=self.losses,
+            objective=self.stages.asked.objective,
+        )
+        written = so_far.publish()
+        if last or time.perf_counter() - self.drawn > DRAW_SECONDS:
+            so_far.draw()
+            self.drawn = time.perf_counter()
+        return written
+
+
+def train_sweep(stages: Stages, chunks: list[Chunk], options: Options, hooks: Hooks) -> Swept:
+    """Trains the unfinished chunks, stage by stage, and writes the tables anew after each."""
+    standing = Standing(stages, list(chunks), chunks[0].trainer.view)
+    with Interrupt() as interrupt:
+        for stage in range(stages.num_stages):
+            mine = [chunk for chunk in standing.chunks if chunk.stage == stage]
+            if not mine and not stages.is_retest(stage) and _lack_states(standing.chunks, stage):
+                break  # a full disk: `unsaved` says so, and --resume trains them again
+            if not mine:
+                ends = standing.ends
+                mine = following(stages, stage, standing.chunks, standing.outcomes, ends)
+                standing.chunks += mine
+                standing.work = stages.work(standing.chunks)
+            stopped = _train_stage(standing, stage, mine, options, hooks, interrupt)
+            if stopped:
+                break
+        swept = _swept(standing, stopped)
+    return swept._replace(stopped=interrupt.heard() or swept.stopped)
+
+
+def _lack_states(chunks: Sequence[Chunk], stage: int) -> bool:
+    """Whether a chunk of the rung before lacks the states that the next one would go on from."""
+    before = [chunk for chunk in chunks if chunk.stage == stage - 1 and chunk.run_dir]
+    return any(not c.run_dir.parts(c.num_points, "state") for c in before if c.run_dir)
+
+
+def _train_stage(
+    standing: Standing,
+    stage: int,
+    chunks: list[Chunk],
+    options: Options,
+    hooks: Hooks,
+    interrupt: Interrupt,
+) -> str:
+    """Returns why the sweep stopped before the end of the stage; else an empty text."""
+    view = standing.view
+    for i, chunk in enumerate(chunks):
+        label = f"chunk {i + 1} of {len(chunks)}" if len(chunks) > 1 else ""
+        named = ", ".join(filter(None, [name_of(standing.stages, stage), label]))
+        view.place = standing.place(chunk, named)
+        result = _train_one(Session(chunk, options, hooks, True), interrupt)
+        standing.add(chunk, result)
+        stopped = result.stopped
+        is_last = stage + 1 == standing.stages.num_stages and i + 1 == len(chunks)
+        if not stopped and not is_last:
+            if not chunk.is_finished:
+                standing.publish()
+            stopped = interrupt.agreed()
+        if stopped:
+            return stopped
+    return ""
+
+
+def _swept(standing: Standing, stopped: str) -> Swept:
+    """Says and writes what came of a sweep."""
+    view, path, trials = standing.view, standing.stages.path, standing.trials
+    if not standing.publish(last=True):
+        standing.unsaved.append("results.csv and best.json")
+        view.warn(f"not saved: results.csv and best.json; --resume {path} writes them")
+    wanted = standing.stages.asked.objective
+    ranked = results.rank(trials, wanted)
+    if ranked:
+        view.say(results.table(ranked, wanted))
+    trained, whole = steps_of(standing.stages, standing.chunks)
+    if standing.stages.asked.halving.factor and not stopped:
+        saved = f"{100 * (1 - trained / whole):.0f} % saved" if trained < whole else "none saved"
+        view.say(f"halving: {trained:,} environment steps in place of {whole:,}, {saved}")
+    retested = list(standing.retested.values()) if standing.is_retested else []
+    again = results.retests(ranked, retested, wanted)
+    if again:
+        view.say(results.retest_table(again, wanted))
+    everybody = [*trials, *standing.retested.values()]
+    if broken := [trial for trial in everybody if not trial.is_finite]:
+        view.say(results.broken(broken))
+    unsaved = standing.unsaved
+    how = ["stopped" if stopped else "done", *[progress.NOT_SAVED] * bool(unsaved)]
+    view.finish(", ".join([*how, *[f"in {path}"] * (path is not None)]))
+    judged = [one.again for one in again] or ranked
+    best = [those[0].score(wanted) for those in results.by_environment(judged).values()]
+    objective = -float(np.mean(best)) if ranked else float("inf")
+    ends = (stopped, "; ".join(unsaved), again, not stopped)
+    return Swept(trials, ranked, path, objective, *ends)
+
+
+def _train_one(session: Session, interrupt: Interrupt) -> Result:
+    chunk = session.chunk
+    own = chunk.run_dir if session.in_sweep and not chunk.is_finished else None
+    try:
+        with locked(own.path) if own else contextlib.nullcontext():
+            return session.train(interrupt)
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        count = chunk.trials.count
+        fewer = f"start again with max_parallel={count // 2}"
+        raise UserError(
+            f"out of memory with {chunk.trials.in_words} at once, though the compiler's count "
+            f"fits: {fewer if count > 1 else 'fewer num_envs or a smaller network would do'}"
+        ) from error

@@ -1,0 +1,103 @@
+"""Metrics of a run: rows of points (trials, ...), curves (trials, points, ...), and tables.
+
+Those that start with `eval_` have an axis of episodes after that, and returns of several players
+one of players at the end.
+"""
+
+import csv
+import io
+import json
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from algorithms.launch.engine.settings import map_plain
+from envs.sums import debug_nans
+
+Metrics = dict[str, np.ndarray]
+
+
+def with_nan(name: str, values: np.ndarray) -> np.ndarray:
+    """A metric with NaN for missing data, where the program has -0.0 under jax_debug_nans
+    (`envs.sums.missing`); evaluations always have data."""
+    is_mean = not name.startswith("eval_") and np.issubdtype(values.dtype, np.floating)
+    if not (debug_nans() and is_mean):
+        return values
+    return np.where((values == 0) & np.signbit(values), np.nan, values).astype(values.dtype)
+
+
+def infinite_losses(row: Metrics) -> dict[str, np.ndarray]:
+    """Which trials' losses and norms of gradients are infinite: {name: (num_trials,)}.
+
+    A NaN only means that there are no data, as before training or while a replay buffer fills.
+    `parts.program` makes NaNs among the data infinite.
+    """
+    losses = {name: x for name, x in row.items() if name.endswith(("loss", "grad_norm"))}
+    return {name: np.any(np.isinf(x).reshape(len(x), -1), axis=1) for name, x in losses.items()}
+
+
+def without_losses(curves: Metrics) -> np.ndarray:
+    """Which trials have no data for any loss at any point, (num_trials,): they learned nothing."""
+    losses = [x for name, x in curves.items() if name.endswith("loss")]
+    empty = [np.isnan(x).reshape(len(x), -1).all(1) for x in losses]
+    return np.all(empty, axis=0) if empty else np.zeros(0, bool)
+
+
+def stack(rows: Iterable[Metrics]) -> Metrics:
+    """Rows of points as curves, of the metrics that all of them have."""
+    rows = list(rows)
+    names = [name for name in rows[0] if all(name in row for row in rows)] if rows else []
+    return {name: np.stack([row[name] for row in rows], 1) for name in names}
+
+
+def over_episodes(name: str, values: np.ndarray) -> np.ndarray:
+    """Evaluations (trials, points, episodes, ...) as their means, whatever else as it is."""
+    values = np.asarray(values)
+    return values.mean(axis=2) if name.startswith("eval_") and values.ndim > 2 else values
+
+
+def players(name: str, values: np.ndarray) -> list[np.ndarray]:
+    """A curve (trials, points) for each player, one where there is one; the mean of episodes."""
+    values = over_episodes(name, values)
+    if values.ndim == 2:
+        return [values]
+    return [values[:, :, *player] for player in np.ndindex(values.shape[2:])]
+
+
+def mean_returns(curves: Metrics, name: str | None = None) -> np.ndarray:
+    """Returns over all players (trials, points): evaluation returns, or else those of training."""
+    name = name or ("eval_return" if "eval_return" in curves else "episode_return")
+    return np.asarray(np.mean(players(name, curves[name]), axis=0, dtype=np.float64))
+
+
+def columns(row: Metrics) -> Metrics:
+    """A row as named columns (trials,): one for each player, the timestep first."""
+    result: Metrics = {}
+    for name in sorted(row, key=lambda name: name != "timestep"):
+        apart = players(name, np.asarray(row[name])[:, None])
+        names = [name] if len(apart) == 1 else [f"{name}_{i}" for i in range(len(apart))]
+        result |= {name: values[:, 0] for name, values in zip(names, apart)}
+    return result
+
+
+def as_csv(rows: Iterable[Sequence[Any]]) -> str:
+    """Comma-separated values; nine digits give a float32 back exactly."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([map(cell, row) for row in rows])
+    return text.getvalue()
+
+
+def as_json(values: Any) -> str:
+    """Strict JSON of plain values; numbers that are not finite are null."""
+    known = lambda x: None if isinstance(x, float) and not math.isfinite(x) else x
+    return json.dumps(map_plain(known, values), indent=2, allow_nan=False)
+
+
+def cell(value: Any) -> Any:
+    """As text; missing data are "nan", and empty under jax_debug_nans."""
+    if not isinstance(value, float):
+        return value
+    missing = debug_nans() and math.isnan(value)
+    return "" if missing else format(value, ".9g")

@@ -1,0 +1,187 @@
+"""The results of trials, read back from their directory, and which of them is the best one."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from algorithms import parts
+from algorithms.launch.engine import experiment, objectives, results, settings
+from algorithms.launch.engine.errors import UserError
+from algorithms.launch.engine.metrics import Metrics, mean_returns, players, stack
+from algorithms.launch.engine.results import Outcome
+from algorithms.launch.engine.run_dir import RunDir
+
+
+def read(
+    there: experiment.Experiment, metric: str | None = None
+) -> tuple[dict[int, Outcome], dict[int, Outcome]]:
+    """The trials of a sweep that have reached a point, and those of its retest, by their numbers.
+
+    An unfinished retest gives none, because its returns are not those of whole runs.
+
+    Args:
+      metric: whose returns the curves are; by default of evaluations if there are any.
+
+    Raises:
+      UserError: nothing has been trained yet.
+    """
+    outcomes: dict[int, Outcome] = {}
+    retested: dict[int, Outcome] = {}
+    is_over = True
+    for entry in there.entries:
+        run_dir = RunDir.open(entry.path)
+        history, config = run_dir.history(entry.last), run_dir.description["config"]
+        steps = history[max(history)]["timestep"].min() if history else 0
+        is_over = is_over and (not entry.retest or steps >= config["total_timesteps"])
+        if not history:
+            continue
+        swept = [n for n in there.description["grid"] if n not in run_dir.trials.floats]
+        static = {n: settings.value_of(config[n]) for n in swept}
+        share = reached(entry, history, config)
+        given = (stack(history.values()), run_dir.is_finite(max(history)), entry.path.name, metric)
+        for number, one in zip(entry.numbers, results.outcomes(static, run_dir.trials, *given)):
+            into = retested if entry.retest else outcomes
+            whole = one._replace(number=number, share=entry.share, reached=share)
+            into[number] = whole.after(into.get(number))
+    if not outcomes:
+        raise UserError(f"{there.path} has no metrics yet")
+    return outcomes, retested if is_over else {}
+
+
+def reached(entry: experiment.Entry, history: dict[int, Metrics], config: dict[str, Any]) -> float:
+    """The share of its stage that a chunk has trained: less than 1 where a stop cut it short."""
+    if not history:
+        return 0.0
+    point = max(history)
+    whole = entry.last or config.get("total_timesteps")
+    there = point if entry.last else float(history[point]["timestep"].min())
+    return min(1.0, there / whole) if whole else 1.0
+
+
+def best_trials(sweep_dir: Path) -> list[tuple[results.Ranked, list[int]]]:
+    """The best setting of each environment, and the numbers of its trials in results.csv.
+
+    Raises:
+      UserError: it is no sweep, or nothing has been trained yet.
+    """
+    there = experiment.open(sweep_dir)
+    outcomes, retested = read(there)
+    objective = objective_of(there)
+    trials = retested or outcomes
+    ranked = results.rank([trials[number] for number in sorted(trials)], objective)
+    best = [those[0] for those in results.by_environment(ranked).values()]
+    return [(one, [trial.number for trial in one.trials]) for one in best]
+
+
+class Chosen(NamedTuple):
+    """The trials that a command is about."""
+
+    numbers: list[int]  # as `load` takes them
+    why: list[str]  # lines for people, of a run or sweep that has several trials
+
+
+def choose(there: experiment.Experiment, trial: int | str = "best") -> Chosen:
+    """The trials that a number, "best" or "all" names, by one rule for all commands.
+
+    "best" is the only trial of a run, or the one with the best last point. Of a sweep it is the
+    best one of the best setting, by the sweep's objective. "all" are all trials of a run, or all
+    seeds of that setting. A sweep in several environments has a best setting in each of them.
+
+    Raises:
+      UserError: it is something else, or nothing has been trained yet.
+    """
+    if not isinstance(trial, str):
+        number = parts.value_like(0, trial)
+        if type(number) is not int:
+            raise UserError(f"trial={trial}: give best, all or a number")
+        return Chosen([number], [])
+    if trial not in ("best", "all"):
+        raise UserError(f"trial={trial}: give best, all or a number")
+    if not there.is_sweep:
+        run = there.run_dir()
+        everyone = list(range(run.trials.count))
+        return Chosen(everyone, []) if trial == "all" or len(everyone) == 1 else _best_of_run(run)
+    objective = objective_of(there)
+    chosen = Chosen([], [])
+    for setting, numbers in best_trials(there.path):
+        mine = numbers if trial == "all" else [numbers[_best_seed(setting, objective)]]
+        name = ", ".join(settings.text_of(setting.setting)) or "the only one"
+        why = f"return {setting.mean:.5g}" if len(setting.finals) else "no finite return"
+        if objective != objectives.DEFAULT:
+            why += f", {objective} {objectives.text(objective, setting.score(objective))}"
+        who = f"trial{'s' * (len(mine) > 1)} {', '.join(map(str, mine))}"
+        of = f", the best of {len(numbers)} seeds" if len(mine) < len(numbers) else ""
+        chosen.numbers.extend(mine)
+        chosen.why.append(f"{there.path} is a sweep; its best setting is {name} ({why}): {who}{of}")
+    return chosen
+
+
+def one_of(there: experiment.Experiment, trial: int | str = "best") -> int:
+    """The number of the one trial that is asked for, see `choose`.
+
+    Raises:
+      UserError: as `choose`, or it is more than one.
+    """
+    if isinstance(trial, str) and trial == "all":
+        raise UserError("trial=all: give best or a number, it has to be a single one")
+    numbers = choose(there, trial).numbers
+    if len(numbers) > 1:
+        raise UserError(
+            f"{there.path} has a best setting for each of {len(numbers)} environments: say which "
+            "trial of its results.csv"
+        )
+    return numbers[0]
+
+
+def _best_seed(setting: results.Ranked, objective: str) -> int:
+    """The place of a setting's best trial; of equal ones by the objective that with the higher
+    return, and then the first one."""
+    value = lambda trial: np.nan_to_num(
+        [objectives.score(objective, [trial]), trial.final], nan=-np.inf
+    ).tolist()
+    values = [value(trial) for trial in setting.trials]
+    return max(range(len(values)), key=values.__getitem__)
+
+
+def _best_of_run(run: RunDir) -> Chosen:
+    """The trial with the best last point.
+
+    That is the highest mean return or, where it was measured, the least exploitability. Trials
+    whose policy is not finite come last. Where the returns of several players cancel, all trials
+    tie, and the first one is taken.
+    """
+    count = f"{run.path} has {run.trials.count} trials"
+    row, is_finite = _last_row(run)
+    if not row:
+        return Chosen([0], [f"{count} and no metrics to tell which is best: trial 0"])
+    curves = stack([row])
+    if "eval_exploitability" in row:  # the return of a policy against itself says nothing
+        what, values = "exploitability", curves["eval_exploitability"][:, 0]
+        scores, tiny = -values, 0.0
+    else:
+        what, values = "return", mean_returns(curves)[:, 0]
+        name = "eval_return" if "eval_return" in row else "episode_return"
+        apart = np.abs(players(name, curves[name]))
+        scores, tiny = values, 1e-6 * np.nan_to_num(apart).max() if len(apart) > 1 else 0.0
+    scores = np.where(np.isnan(scores) | ~is_finite, -np.inf, scores)
+    best = int(np.argmax(scores >= scores.max() - tiny))
+    label = f"{run.trials.label(best)}, {what} {values[best]:.5g}"
+    return Chosen([best], [f"{count}; the best one at the last point is trial {best} ({label})"])
+
+
+def _last_row(run: RunDir) -> tuple[Metrics, np.ndarray]:
+    """The metrics (trials, ...) of the last point that has some, and which trials were finite."""
+    for point in reversed(run.points("policy")):
+        try:
+            said = run.says(point)
+        except UserError:  # damaged
+            continue
+        if said["metrics"]:
+            return said["metrics"], said["is_finite"]
+    return {}, np.zeros(0, bool)
+
+
+def objective_of(there: experiment.Experiment) -> str:
+    """What a sweep's settings are ranked by."""
+    return there.description.get("objective", objectives.DEFAULT)

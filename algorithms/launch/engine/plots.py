@@ -1,0 +1,422 @@
+"""The learning curve of a run, and the results of a sweep, as pictures."""
+
+import contextlib
+import importlib
+import itertools
+import os
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from algorithms.launch.engine import results, settings
+from algorithms.launch.engine.metrics import Metrics, players
+from algorithms.launch.engine.settings import Trials
+
+# Okabe and Ito's palette without its yellow: distinct for every kind of eyesight, dark on white.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+CURVES = 6  # settings of a sweep whose curves are drawn
+PANELS = (("eval_return", "evaluation return"), ("episode_return", "training return"))
+MOST_TICKS = 8  # whole numbers that are marked one by one
+# Of an environment's own metrics (envs/metrics.py): panels of more would be too small to read.
+MOST_METRICS = 3
+ENDINGS = ("return", "length", "terminated", "truncated", "last_reward")  # of every episode
+
+
+def import_libraries() -> None:
+    """Imports what pictures need, which takes half a second, and more on a machine's first use."""
+    with contextlib.suppress(ImportError):  # a picture that is drawn says why
+        importlib.import_module("matplotlib.figure")
+        importlib.import_module("matplotlib.backends.backend_agg")
+
+
+def curve(metrics: Metrics, trials: Trials, title: str, path: Path) -> None:
+    """Draws returns over environment steps: every trial thin, their mean thick, in a band.
+
+    The band is the mean plus and minus one standard error over the trials. Evaluation and training
+    returns get a panel each, on one scale; points where no episode ended are left out. Where
+    players compete, a further panel shows who wins. What the environment reports of itself gets a
+    panel each, if that is not too much.
+
+    Args:
+      metrics: `timestep` (trials, points), and any of `eval_return` (trials, points, episodes) and
+        `episode_return` (trials, points), and metrics of environments named likewise. A trailing
+        axis of returns is the players of a game.
+      trials: their seeds and settings.
+      title: above the panels.
+      path: of the PNG; whatever was there is replaced in one step.
+    """
+    from matplotlib.figure import Figure
+
+    panels = [(label, by_player(key, metrics[key])) for key, label in PANELS if key in metrics]
+    outcomes = [("share of evaluation episodes", shares)] if (shares := wins(metrics)) else []
+    outcomes += [(label, by_player(key, metrics[key])) for key, label in reported(metrics).items()]
+    number = max(len(panels + outcomes), 1)
+    figure = Figure(figsize=(1.0 + 5.0 * number, 4.2), layout="constrained")
+    axes = figure.subplots(1, number, squeeze=False)[0]
+    figure.suptitle(title)
+    for ax in axes[1 : len(panels)]:
+        ax.sharey(axes[0])
+    for ax, (label, curves) in zip(axes, panels + outcomes):
+        _panel(ax, metrics["timestep"], curves, trials)
+        ax.set_ylabel(label)
+    for ax in axes:
+        _style(ax, last_step=max(np.max(metrics["timestep"], initial=0), 1))
+    save(figure, path)
+
+
+def by_player(key: str, values: np.ndarray) -> dict[str, np.ndarray]:
+    """{"": (trials, points)}, or {"player 0": (trials, points), ...} for a game, or {"member 0":
+    ...} for what a population has of its members."""
+    curves = [np.asarray(curve, np.float64) for curve in players(key, values)]
+    who = "member" if key.startswith("member_") or key == "parent" else "player"
+    return {f"{who} {i}" * (len(curves) > 1): curve for i, curve in enumerate(curves)}
+
+
+def wins(metrics: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Who wins a game, from how its evaluation episodes end.
+
+    An episode that terminates is won by the players whose last reward is positive; one without a
+    winner, as a draw or one that is truncated, is a stalemate.
+
+    Args:
+      metrics: `eval_last_reward` (trials, points, episodes, players) and `eval_terminated` (trials,
+        points, episodes), if they are there.
+
+    Returns:
+      {"player 0 wins": (trials, points), ..., "stalemate": (trials, points)}; nothing where no
+      episode was won by some and lost by others.
+    """
+    last = np.asarray(metrics.get("eval_last_reward", ()))
+    if last.ndim != 4:
+        return {}
+    ended = np.asarray(metrics["eval_terminated"], bool)
+    won = ended[..., None] & (last > 0)
+    if not np.any(won.any(-1) & (last < 0).any(-1)):
+        return {}
+    shares = {f"player {i} wins": won[..., i].mean(2) for i in range(last.shape[-1])}
+    return shares | {"stalemate": 1.0 - won.any(-1).mean(2)}
+
+
+def reported(metrics: Metrics) -> dict[str, str]:
+    """An environment's own metrics by their labels: those of evaluations if there are any, else
+    those of training; none if they are more than `MOST_METRICS`."""
+    for prefix, label in (("eval_", "evaluation"), ("episode_", "training")):
+        names = [key.removeprefix(prefix) for key in metrics if key.startswith(prefix)]
+        if names:
+            own = [name for name in names if name not in ENDINGS]
+            own = own if len(own) <= MOST_METRICS else []
+            return {f"{prefix}{name}": f"{label} episodes: {name}" for name in own}
+    return {}
+
+
+def mean_and_error(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard error over axis 0 of the values that are not NaN.
+
+    The mean is NaN where there are none, the error 0 where there is only one.
+    """
+    there = ~np.isnan(values)
+    count = there.sum(axis=0)
+    mean = np.where(there, values, 0.0).sum(axis=0) / np.where(count, count, np.nan)
+    with np.errstate(invalid="ignore"):  # of infinite values
+        squares = np.where(there, np.square(values - mean), 0.0).sum(axis=0)
+    variance = squares / np.maximum(count - 1, 1)
+    return mean, np.sqrt(variance / np.maximum(count, 1))
+
+
+def sweep(
+    ranked: Sequence[results.Ranked], title: str, path: Path, linear: Collection[str] = ()
+) -> None:
+    """Draws final returns over each swept field, and the best settings' learning curves.
+
+    A dot is a trial, the line goes through the means of all trials with that value. A curve is the
+    interquartile mean over a setting's seeds, in a band of 95 % of bootstrap resamples of them.
+    Where several environments were trained, each has a row of panels.
+
+    Args:
+      ranked: the settings, the best one first.
+      title: above the panels.
+      linear: fields whose axis is linear, however wide their values are apart.
+      path: of the PNG; whatever was there is replaced in one step.
+    """
+    from matplotlib.figure import Figure
+
+    groups = results.by_environment(ranked)
+    fields = [name for name in ranked[0].setting if name != "env" or len(groups) == 1]
+    panels = len(fields) + 1
+    columns = min(panels, 3)
+    rows = -(-panels // columns) * len(groups)
+    figure = Figure(figsize=(1.0 + 5.0 * columns, 0.6 + 3.8 * rows), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False).reshape(len(groups), -1)
+    broken = sum(setting.broken for setting in ranked)
+    figure.suptitle(f"{title} ({broken} trials not finite)" if broken else title)
+    for (environment, its_own), row in zip(groups.items(), axes):
+        for ax, field in zip(row, fields):
+            _returns_over(ax, its_own, field, field in linear)
+        _best_curves(row[len(fields)], its_own)
+        for ax in row[:panels] if len(groups) > 1 else ():
+            ax.set_title(environment)
+        for ax in row[panels:]:
+            ax.remove()
+    save(figure, path)
+
+
+class Places(NamedTuple):
+    """Where values of a field stand on an axis."""
+
+    x: np.ndarray  # (values,); categories are numbered
+    names: list[str]  # of categories; empty for numbers
+    is_log: bool
+    whole: bool  # integers only
+
+
+def places(values: Sequence[Any], is_log: bool | None = None) -> Places:
+    """Numbers stand where they are; booleans, and what is no number, side by side.
+
+    Args:
+      values: of one field.
+      is_log: whether an axis of numbers is logarithmic; None: if they span more than a factor of 5.
+    """
+    kinds = {type(value) for value in values}
+    if kinds <= {int, float} and np.isfinite(values).all():
+        x = np.array(values, np.float64)
+        is_log = x.max() > 5 * x.min() if is_log is None else is_log
+        return Places(x, [], bool(is_log and x.min() > 0), kinds == {int})
+    name = lambda value: str(value).lower() if kinds == {bool} else settings.plain(value)
+    ordered = sorted(set(values)) if kinds <= {int, float} else ()  # with inf at the end
+    names = list(map(name, ordered)) or sorted(map(name, set(values)))
+    x = np.array([names.index(name(value)) for value in values], np.float64)
+    return Places(x, names, False, False)
+
+
+def is_log(asked: Any) -> bool | None:
+    """Whether a field's axis is logarithmic, by what sweep.json says of it; None: by its values."""
+    return "log" in asked.split(":")[0] if isinstance(asked, str) else None
+
+
+def _returns_over(ax: Any, ranked: Sequence[results.Ranked], field: str, linear: bool) -> None:
+    """Trials' final returns over one field.
+
+    Whole numbers are marked on the axis; booleans, and what is no number, stand side by side.
+    """
+    trials = [trial for setting in ranked for trial in setting.trials]
+    there = places([trial.setting[field] for trial in trials], False if linear else None)
+    x = there.x
+    if there.is_log:
+        ax.set_xscale("log")
+    if there.whole:
+        _mark(ax, sorted({int(value) for value in x}))
+    if there.names:
+        ax.set_xticks(range(len(there.names)), there.names)
+    y = np.array([trial.final for trial in trials])
+    ax.plot(x, y, "o", color=COLOURS[0], markersize=5, alpha=0.5, markeredgewidth=0)
+    distinct = np.unique(x)
+    if len(distinct) < len(ranked) or len(distinct) <= 12:  # a line through draws would be noise
+        means = [mean_and_error(y[x == value])[0] for value in distinct]
+        ax.plot(distinct, means, color=COLOURS[1], linewidth=2, label="mean")
+        ax.legend(frameon=False, fontsize="small")
+    ax.set_xlabel(field)
+    ax.set_ylabel("return at the last point")
+    ax.grid(alpha=0.3)
+    ax.spines[["top", "right"]].set_visible(False)
+
+
+def _mark(ax: Any, values: Sequence[int]) -> None:
+    """Ticks at whole numbers: at these if they are few, else wherever one is whole."""
+    from matplotlib.ticker import MaxNLocator, NullLocator
+
+    if len(values) <= MOST_TICKS:
+        ax.set_xticks(values, [f"{value:,}" for value in values])
+        ax.xaxis.set_minor_locator(NullLocator())
+    elif ax.get_xscale() == "linear":
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def _best_curves(ax: Any, ranked: Sequence[results.Ranked]) -> None:
+    last = 1
+    for colour, setting in zip(COLOURS, ranked[:CURVES]):
+        points = min(len(trial.returns) for trial in setting.trials)
+        returns = np.stack([trial.returns[:points] for trial in setting.trials], 1)
+        x = setting.trials[0].timesteps[:points]
+        label = ", ".join(settings.text_of(setting.setting)) or f"{returns.shape[1]} seeds"
+        _interquartile(ax, x, returns, color=colour, label=label)
+        last = max(last, *x)
+    _style(ax, last)
+    ax.set_ylabel("return, interquartile mean")
+    best = f"the best {CURVES} of {len(ranked)} settings" if len(ranked) > CURVES else ""
+    if ax.get_legend_handles_labels()[0]:
+        small = dict(fontsize="x-small", title_fontsize="x-small")
+        ax.legend(frameon=False, loc="best", title=best, **small)
+
+
+def _interquartile(ax: Any, x: np.ndarray, returns: np.ndarray, **style: Any) -> None:
+    """The interquartile mean of returns (points, seeds) in a band of 95 % of resampled seeds, at
+    the points where all seeds have a return."""
+    there = ~np.isnan(returns).any(1)
+    if not there.any():
+        return
+    marks = {"marker": "o", "markersize": 4} if len(x) <= 30 else {}
+    ax.plot(x[there], results.interquartile_mean(returns[there]), linewidth=1.8, **marks, **style)
+    if returns.shape[1] > 1:
+        band = [results.bootstrap_interval(row, resamples=500) for row in returns[there]]
+        ax.fill_between(x[there], *zip(*band), color=style["color"], alpha=0.15, linewidth=0)
+
+
+def comparison(panels: Mapping[str, Sequence[Any]], title: str, path: Path) -> None:
+    """Draws curves of several runs, a panel for each environment.
+
+    A curve is the interquartile mean over its seeds, in a band of 95 % of bootstrap resamples of
+    them; one label has one colour in all panels.
+
+    Args:
+      panels: {environment: curves, the best one first}; a curve has a `label`, `timesteps`
+        (points,) and `returns` (points, seeds).
+      title: of the vertical axes.
+      path: of the PNG; whatever was there is replaced in one step.
+    """
+    from matplotlib.figure import Figure
+
+    columns = min(len(panels), 3)
+    rows = -(-len(panels) // columns)
+    figure = Figure(figsize=(1.0 + 5.0 * columns, 0.6 + 3.8 * rows), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False).ravel()
+    colours = _colours([[c.label for c in curves[:CURVES]] for curves in panels.values()])
+    for ax, (environment, curves) in zip(axes, panels.items()):
+        for curve in curves[:CURVES]:
+            colour = colours[curve.label]
+            _interquartile(ax, curve.timesteps, curve.returns, color=colour, label=curve.label)
+        _style(ax, max([1, *(x for c in curves[:CURVES] for x in c.timesteps)]))
+        ax.set(title=environment, ylabel=title)
+        best = f"the best {CURVES} of {len(curves)}" if len(curves) > CURVES else ""
+        if ax.get_legend_handles_labels()[0]:
+            ax.legend(frameon=False, fontsize="x-small", title=best, title_fontsize="x-small")
+    for ax in axes[len(panels) :]:
+        ax.remove()
+    save(figure, path)
+
+
+def _colours(panels: list[list[str]]) -> dict[str, str]:
+    """{label: its colour}. Labels of one panel have different colours, as long as there are any."""
+    chosen: dict[str, str] = {}
+    for label in sorted({label for panel in panels for label in panel}):
+        beside = {chosen.get(other) for panel in panels if label in panel for other in panel}
+        free = [colour for colour in COLOURS if colour not in beside]
+        chosen[label] = free[0] if free else COLOURS[len(chosen) % len(COLOURS)]
+    return chosen
+
+
+def _panel(ax: Any, timesteps: np.ndarray, curves: dict, trials: Trials) -> None:
+    x = np.asarray(timesteps)[0]
+    many = trials.count > 1
+    for colour, (player, values) in zip(COLOURS * len(curves), curves.items()):
+        mean, error = mean_and_error(values)
+        label = f"mean of {trials.in_words}, ±1 standard error" if many else trials.label(0)
+        for one in values if many else ():
+            _line(ax, x, one, color=colour, linewidth=0.7, alpha=max(0.12, 0.5 - trials.count / 50))
+        if many:
+            ax.fill_between(x, mean - error, mean + error, color=colour, alpha=0.25, linewidth=0)
+        style = {"marker": "o", "markersize": 4} if len(x) <= 30 else {}
+        label = f"{player}: {label}" if player else label
+        _line(ax, x, mean, color=colour, linewidth=2.0, label=label, **style)
+    ax.legend(frameon=False, fontsize="small", loc="best")
+
+
+def _line(ax: Any, x: np.ndarray, y: np.ndarray, **style: Any) -> None:
+    """A line through the points that have a value, also where a neighbour has none."""
+    there = ~np.isnan(y)
+    ax.plot(x[there], y[there], **style)
+
+
+def _style(ax: Any, last_step: float) -> None:
+    from matplotlib.ticker import EngFormatter
+
+    ax.set_xlabel("environment steps")
+    ax.xaxis.set_major_formatter(EngFormatter(sep=""))
+    ax.xaxis.get_major_locator().set_params(integer=True)
+    ax.tick_params(labelleft=True)
+    ax.grid(alpha=0.3)
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.set_xlim(-0.02 * last_step, 1.02 * last_step)
+
+
+def grid(
+    returns: Mapping[str, np.ndarray],
+    values: np.ndarray,
+    ranges: Sequence[Any],
+    title: str,
+    path: Path,
+) -> None:
+    """Draws returns over a grid of an environment's parameters.
+
+    Two parameters give a heat map for each run, of the mean over its trials, all on one scale of
+    colours. Otherwise each parameter has a panel, with a line for each run: the mean over all other
+    parameters and its trials, plus and minus one standard error over the trials.
+
+    Args:
+      returns: (trials, cells) of each run.
+      values: of the parameters, (cells, ranges).
+      ranges: with `name` and `is_log`.
+      title: above the panels.
+      path: of the PNG; whatever was there is replaced in one step.
+    """
+    from matplotlib.figure import Figure
+
+    maps = len(ranges) == 2
+    number = len(returns) if maps else len(ranges)
+    columns = min(number, 3)
+    rows = -(-number // columns)
+    figure = Figure(figsize=(1.0 + 4.6 * columns, 0.8 + 3.8 * rows), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False).reshape(-1)
+    figure.suptitle(title, wrap=True)
+    for ax in axes[number:]:
+        ax.remove()
+    if maps:
+        _heat_maps(figure, axes[:number], returns, values, ranges)
+    else:
+        for ax, one, own in zip(axes, ranges, values.T):
+            _over_parameter(ax, returns, own, one)
+        if len(returns) > 1:
+            axes[0].legend()
+    save(figure, path)
+
+
+def _heat_maps(
+    figure: Any, axes: Any, returns: Mapping[str, np.ndarray], values: np.ndarray, ranges: Any
+) -> None:
+    first, second = (np.unique(column) for column in values.T)
+    shape = len(first), len(second)
+    means = {name: cells.mean(0).reshape(shape) for name, cells in returns.items()}
+    low = min(mean.min() for mean in means.values())
+    high = max(mean.max() for mean in means.values())
+    scale = {"vmin": low, "vmax": high if high > low else low + 1.0}
+    for ax, (name, mean) in zip(axes, means.items()):
+        drawn = ax.imshow(mean, origin="lower", aspect="auto", cmap="viridis", **scale)
+        ax.set_title(name)
+        ax.set(xlabel=ranges[1].name, ylabel=ranges[0].name)
+        for axis, numbers in ((ax.xaxis, second), (ax.yaxis, first)):
+            marked = range(0, len(numbers), -(-len(numbers) // MOST_TICKS))
+            axis.set_ticks(marked, [f"{numbers[i]:.3g}" for i in marked])
+    figure.colorbar(drawn, ax=list(axes), label="mean return")
+
+
+def _over_parameter(ax: Any, returns: Mapping[str, np.ndarray], own: np.ndarray, one: Any) -> None:
+    x = np.unique(own)
+    for (name, cells), colour in zip(returns.items(), itertools.cycle(COLOURS)):
+        curve = np.stack([cells[:, own == value].mean(1) for value in x])  # (values, trials)
+        mean, error = mean_and_error(curve.T)
+        ax.plot(x, mean, color=colour, label=name)
+        ax.fill_between(x, mean - error, mean + error, color=colour, alpha=0.2, linewidth=0)
+    ax.set_xlabel(one.name)
+    ax.set_xscale("log" if one.is_log else "linear")
+    ax.set_ylabel("mean return")
+
+
+def save(figure: Any, path: Path) -> None:
+    path = Path(path)
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        figure.savefig(part, format="png", dpi=130)
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)

@@ -1,0 +1,211 @@
+"""The two programs of a run: one starts all trials, another takes them all one point further.
+
+Trials are mapped over devices with shard_map, so that a loop whose length depends on data makes no
+device wait for another; a device vmaps its trials, on a CPU some at a time. A device with a single
+trial runs exactly what `make_train(config)(key)` runs.
+"""
+
+import functools
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
+
+import envs
+from algorithms import parts
+from algorithms.launch.engine.devices import Layout, check_backend, like_key, plain
+from algorithms.launch.engine.errors import UserError
+
+
+@parts.with_usual_jax
+def make_environment(module: Any, config: Any) -> tuple[Any, Any, parts.Plan]:
+    """The environment, its parameters as arrays and the plan, once the algorithm has agreed.
+
+    A `train` without a plan has config.num_evals points; updates and steps are 0 for unknown.
+
+    Raises:
+      UserError: `envs.make` or `make_train` refuse the settings, or jax has no device.
+    """
+    check_backend()
+    try:
+        env, env_params = envs.make(config.env, **dict(config.env_settings))
+        train = module.make_train(config, env, env_params)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    env_params = jax.tree.map(lambda x: np.asarray(x, jnp.result_type(x)), env_params)
+    return env, env_params, getattr(train, "plan", parts.Plan(config.num_evals, 0, 0))
+
+
+def initial_state(module: Any, config: Any) -> Any:
+    """Shapes and dtypes of the state of one trial."""
+    silent = config.replace(eval_at_start=False)
+    start = lambda rng: parts.first_state(module.make_train(silent), rng)
+    return jax.eval_shape(start, jax.eval_shape(lambda: jax.random.key(0)))
+
+
+class Shared(NamedTuple):
+    """Arguments of the programs that all trials share."""
+
+    env_params: Any
+    learn: Any  # bool: False only evaluates
+
+
+class Programs(NamedTuple):
+    """What runs on the devices, compiled. Metrics have the axes (padded, 1)."""
+
+    start: Any  # (shared, configs, keys) -> states; None for a run that has started already
+    advance: Callable  # (shared, configs, states) -> states, metrics; uses the states up
+
+    @property
+    def bytes_per_device(self) -> int:
+        """What the larger one needs of a device's memory, as its compiler says."""
+        return max(_bytes(program) for program in self if program)
+
+
+def _bytes(program: Any) -> int:
+    """Arguments, results and temporary buffers; what is donated counts once."""
+    memory = program.memory_analysis()
+    ends = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
+    return ends + memory.temp_size_in_bytes + memory.generated_code_size_in_bytes
+
+
+def compile_programs(
+    module: Any, config: Any, env: Any, env_params: Any, layout: Layout, start: bool
+) -> Programs:
+    """Compiles both programs, or only `advance` when the run has started already.
+
+    The start is compiled while `advance` is traced, lowered and compiled. It does not evaluate: the
+    point before training is made by `advance`, without learning.
+
+    Args:
+      config: the algorithm's Config; of its floats only the shape of a batch is used.
+      env, env_params: of `envs.make`. The parameters are arguments of the programs, as they are in
+        the algorithm's own jit: constants would be folded, and other numbers come out.
+      start: whether to compile `start`.
+    """
+    if isinstance(module, parts.Split):
+        module = module.on(layout.across, layout.axes)
+
+    def first(shared, config, rng):
+        silent = config.replace(eval_at_start=False)
+        return parts.first_state(module.make_train(silent, env, shared.env_params), rng)
+
+    def one_point(shared, config, state):
+        return module.make_train(config, env, shared.env_params)(None, state, 1, shared.learn)
+
+    sharded = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=layout.sharding("trials"))
+    leaf = jax.ShapeDtypeStruct((layout.padded,), jnp.float32)
+    configs = jax.tree.map(lambda _: sharded(leaf), config)
+    keys = sharded(jax.eval_shape(lambda: jax.random.split(jax.random.key(0), layout.padded)))
+    shared = layout.share(Shared(env_params, True))
+    # Named, or else XLA puts what is empty (some physics states have such arrays) on all devices.
+    places = layout.of_states
+    beginning = jax.jit(over_trials(first, layout), out_shardings=places)
+    starting = beginning.trace(shared, configs, keys)
+    there = lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place)
+    known = starting.out_info
+    states = jax.tree.map(there, known, jax.tree.broadcast(places, known))
+    whole = over_trials(one_point, layout, in_place=True)
+    spread = places, layout.sharding("trials")
+    advancing = jax.jit(whole, donate_argnums=2, out_shardings=spread)
+    with ThreadPoolExecutor(1) as pool:
+        compiling = pool.submit(parts.usual_jax()(starting.lower().compile)) if start else None
+        with parts.asked_for(parts.changed(config)):
+            advance = advancing.trace(shared, configs, states).lower().compile()
+    return Programs(compiling.result() if compiling else None, advance)
+
+
+@jax.jit
+@jax.vmap
+def is_finite(tree: Any) -> jax.Array:
+    """Whether all floats in a tree of trials are finite, (trials,)."""
+    leaves = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.floating)]
+    return jnp.all(jnp.array([jnp.all(jnp.isfinite(x)) for x in leaves] or [True]))
+
+
+def over_trials(function: Callable, layout: Layout, in_place: bool = False) -> Callable:
+    """The function (shared, *own) of one trial as a function of all, with leading axes on `own`.
+
+    Args:
+      function: of one trial.
+      layout: of the trials.
+      in_place: it takes states and gives (states, metrics), and the new states take the memory of
+        the old ones. Without, it gives states.
+    """
+    mapped = jax.vmap(function, (None, 0, 0)) if layout.block > 1 else _of_one(function)
+    if layout.per_device > 1 and layout.devices[0].platform == "cpu":
+        mapped = in_turn(mapped, layout.per_device // layout.block, in_place)
+    if len(layout.devices) == 1:
+        return mapped
+    trials, same, states = PartitionSpec("trials"), PartitionSpec(), layout.specs
+    sharded = functools.partial(
+        jax.shard_map,
+        mesh=layout.mesh,
+        in_specs=(same, trials, states if in_place else trials),
+        out_specs=(states, trials) if in_place else states,
+        check_vma=False,
+    )
+    return _without_empty(mapped, sharded)
+
+
+def _without_empty(function: Callable, sharded: Callable) -> Callable:
+    """sharded(function) for arguments of which some are empty, as in some physics' states.
+
+    jaxlib 0.11 ends with a segmentation fault on empty arguments, so they are made inside.
+    """
+
+    def mapped(*own):
+        filled = lambda x: x if x.size else jnp.zeros([n or 1 for n in x.shape], x.dtype)
+
+        def inside(*parts):
+            shape = lambda part, x: [n and m for n, m in zip(x.shape, part.shape)]
+            empty = lambda part, x: part if x.size else jnp.zeros(shape(part, x), x.dtype)
+            return function(*jax.tree.map(empty, parts, own))
+
+        return sharded(inside)(*jax.tree.map(filled, own))
+
+    return mapped
+
+
+def in_turn(function: Callable, blocks: int, in_place: bool) -> Callable:
+    """Takes blocks of trials one after another, in one program whatever their number."""
+
+    def mapped(shared, *own):
+        block = jax.tree.map(lambda x: x[: x.shape[0] // blocks], own)
+        shapes = jax.eval_shape(function, shared, *block)
+        # Without typed keys: to those who look for keys used twice, a part stands for the whole.
+        apart = lambda x: x.reshape(blocks, x.shape[0] // blocks, *x.shape[1:])
+        own = jax.tree.map(lambda x: apart(plain(x)), own)
+        empty = lambda x: jnp.zeros((blocks, *x.shape), x.dtype)
+        results = jax.tree.map(lambda x: empty(jax.eval_shape(plain, x)), shapes)
+        if in_place:
+            results = (own[-1], *results[1:])
+
+        def body(i, results):
+            given = (*own[:-1], results[0]) if in_place else own
+            take = lambda x, like: like_key(jax.lax.dynamic_index_in_dim(x, i, 0, False), like)
+            put = lambda x, one: jax.lax.dynamic_update_index_in_dim(x, plain(one), i, 0)
+            done = function(shared, *jax.tree.map(take, given, block))
+            return jax.tree.map(put, results, done)
+
+        # The barrier keeps a loop of one trip from being taken apart, and rounded differently.
+        count = jax.lax.optimization_barrier(jnp.int32(blocks))
+        results = jax.lax.fori_loop(0, count, body, results)
+        join = lambda x, like: like_key(x.reshape(x.shape[0] * x.shape[1], *x.shape[2:]), like)
+        return jax.tree.map(join, results, shapes)
+
+    return mapped
+
+
+def _of_one(function: Callable) -> Callable:
+    """Takes the trial axis off and puts it back: vmap would turn branches into selections."""
+
+    def mapped(shared, *own):
+        own = jax.tree.map(lambda x: x[0], own)
+        return jax.tree.map(lambda x: x[None], function(shared, *own))
+
+    return mapped

@@ -1,0 +1,260 @@
+"""Metrics of a session and, with a directory, its files, trackers and pictures."""
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from algorithms.launch.engine import devices, files, hosts, loading, programs
+from algorithms.launch.engine.alarms import ALARMS
+from algorithms.launch.engine.brief import brief
+from algorithms.launch.engine.errors import UserError, warn
+from algorithms.launch.engine.losses import Losses
+from algorithms.launch.engine.metrics import Metrics, stack
+from algorithms.launch.engine.pace import Pace
+from algorithms.launch.engine.run_dir import RunDir
+from algorithms.launch.engine.trainer import in_words
+from algorithms.launch.engine.versions import versions
+
+DRAW_SECONDS = 60.0  # between two drawings of the curve while the run goes on
+
+
+class Point(NamedTuple):
+    """The argument of a hook: hook(point)."""
+
+    # Number of the point; 0 is before training. Nobody looks for values in it as in a tuple.
+    index: int  # type: ignore[assignment]
+    timestep: int
+    metrics: Metrics  # of this point, (num_trials, ...)
+    get_state: Callable[[], Any]  # a hook's copy of this process's states, on the host
+    run_dir: Path | None
+    is_finite: np.ndarray  # whether a trial's policy and losses have been so far, (num_trials,)
+    settings: Sequence[Mapping[str, Any]] = ()  # the swept fields of each trial
+
+    def __repr__(self) -> str:
+        return brief(self)
+
+
+class Start(NamedTuple):
+    """Where a session begins."""
+
+    point: int = 0
+    get_state: Callable | None = None  # get_state(trials): host arrays; None: they are to be made
+    history: Mapping[int, Metrics] = MappingProxyType({})  # of the points so far, (num_trials, ...)
+    resumed: bool = False
+    is_finite: np.ndarray | None = None  # which trials have been so far, where no file says it
+
+
+def labels_of(trials: Any, which: np.ndarray) -> str:
+    """Settings and seeds of some trials, of the first five if there are more."""
+    labels = "; ".join(trials.label(i) for i in which[:5])
+    return f"{labels} and {len(which) - 5} more" if len(which) > 5 else labels
+
+
+class Record:
+    def __init__(self, session: Any):
+        self.session, self.options = session, session.options
+        self.run_dir: RunDir | None = session.chunk.run_dir
+        self.start: Start = session.chunk.start
+        self.path = self.run_dir.path if self.run_dir else None
+        self.rows = list(self.start.history.values())
+        self.losses = Losses(session.view.warn)
+        self.trackers: list[Any] = []
+        self.drawn = time.perf_counter()
+        self.were_finite = np.ones(session.trials.count, bool)
+        self.pace = Pace(0.0, 0)
+
+    def begin(self) -> None:
+        """Starts the clock of a session; what is compiled by now does not count."""
+        start = self.start
+        before = self.run_dir.seconds(start.point) if self.run_dir and start.history else 0.0
+        last = start.history.get(start.point, {}).get("timestep", np.zeros(1))
+        self.pace = Pace(before, int(last.max()))
+        if self.run_dir and hosts.is_first():  # while the program runs, which needs no Python
+            from algorithms.launch.engine import plots
+
+            threading.Thread(target=plots.import_libraries, daemon=True).start()
+
+    def open(self) -> None:
+        """Brings the directory to where the session starts, and opens the trackers."""
+        if self.run_dir and hosts.is_first():
+            try:
+                self._open(self.run_dir)
+            except OSError as error:
+                raise UserError(f"{self.path} cannot be written: {error.strerror}") from error
+        hosts.wait()  # so that nobody saves what is then dropped
+
+    def _open(self, run_dir: RunDir) -> None:
+        session, options, start = self.session, self.options, self.start
+        trainer = session.trainer
+        if start.resumed:
+            run_dir.describe(session.chunk.described(options))
+            last = -1 if start.get_state is None else start.point
+            run_dir.rewind(last, start.history)
+        found = versions(trainer.module, session.layout)
+        changes = run_dir.write_versions(found, start.point)
+        if changes:
+            warn(f"last digits may differ from an uninterrupted run's: {', '.join(changes)}")
+        if options.keep_states:
+            bytes_of_one = devices.size(programs.initial_state(trainer.module, trainer.config))
+            whole = bytes_of_one * session.trials.count * (session.num_points + 1)
+            session.view.say(f"all states are kept: {in_words(whole)} when the run is done")
+        if options.track or options.tensorboard:
+            from algorithms.launch.engine import trackers
+
+            self.trackers = trackers.open_trackers(
+                track=options.track,
+                tensorboard=options.tensorboard,
+                one_run_per_seed=options.one_run_per_seed,
+                run_dir=run_dir.path,
+                name=run_dir.path.name,
+                group=run_dir.path.parent.name if session.in_sweep else None,
+                config={"algorithm": run_dir.algorithm, **run_dir.description["config"]},
+                trials=session.trials,
+                static=session.chunk.static,
+                resume=start.resumed,
+                save=files.write_json,
+            )
+
+    def mend(self) -> None:
+        """Makes what people look at of a run that is finished, if its end was cut short."""
+        if self.run_dir and hosts.is_first():
+            try:
+                self.run_dir.mend_metrics(self.start.point, self.start.history)
+            except OSError as error:
+                warn(f"metrics.csv was not mended: {type(error).__name__}: {error}")
+            if not (self.run_dir.path / "curve.png").exists():
+                self.draw()
+
+    def add(self, point: Point, states: Any) -> None:
+        """Takes a point, and the states on the devices. A full disk does not end the run."""
+        if point.metrics:
+            self.rows.append(point.metrics)
+        if not self.run_dir:
+            return
+        what = f"point {point.index} was not saved, the last good one stays"
+        with self.losses.survive("checkpoints", what, OSError, point=point.index):
+            layout, keep = self.session.layout, self.options.keep_states
+            self.run_dir.save(point.index, states, layout, point.metrics, point.is_finite, keep)
+        if hosts.is_first():
+            self._publish(self.run_dir, point, states)
+
+    def _publish(self, run_dir: RunDir, point: Point, states: Any) -> None:
+        """What people look at."""
+        if point.metrics:
+            logged = self.pace.at(point.timestep, self.session.trainer, self.session.trials)
+            what = f"metrics.csv lacks point {point.index} until a --resume"
+            with self.losses.survive("rows of metrics.csv", what, OSError, point=point.index):
+                run_dir.append_metrics(point.index, point.metrics, logged)
+            for tracker in self.trackers:
+                tracker.log(point.metrics | logged, point.timestep)
+        last = self.session.num_points
+        if point.index == {"start": 0, "end": last, "every": point.index}.get(self.options.gif):
+            self._draw_gif(run_dir, point, states)
+        if time.perf_counter() - self.drawn > DRAW_SECONDS:
+            self.draw()
+
+    def tell_of_broken(self, point: Point, infinite: dict[str, np.ndarray], states: Any) -> None:
+        """Warns of trials that are not finite for the first time; `infinite` says in what."""
+        broken = np.flatnonzero(self.were_finite & ~point.is_finite)
+        self.were_finite = point.is_finite
+        if not broken.size:
+            return
+        rewards = self._rewards_in_words(point, states, broken)  # asks all processes
+        if hosts.is_first():
+            who = "a trial is" if broken.size == 1 else f"{broken.size} trials are"
+            where = f"from point {point.index} on (step {point.timestep:,})"
+            names = ", ".join(name for name, which in infinite.items() if which[broken].any())
+            labels = labels_of(self.session.trials, broken)
+            left = int(point.is_finite.sum())
+            others = ("", "; the other one goes on", f"; the other {left} go on")[min(left, 2)]
+            told = f"{who} not finite {where}: {names} of {labels}{others}{rewards}"
+            self.session.view.warn(told)
+
+    def _rewards_in_words(self, point: Point, states: Any, broken: np.ndarray) -> str:
+        """Between which steps rewards of broken trials were not finite; empty if all were."""
+        returns = point.metrics.get("episode_return", np.zeros(len(point.is_finite)))
+        ended = point.metrics.get("num_episodes", np.zeros(len(point.is_finite))) > 0
+        # Of episodes that ended, and of those that run.
+        wrong = ended & ~np.isfinite(returns.reshape(len(returns), -1)).all(1)
+        if hasattr(states, "episodes"):
+            running = self.session.layout.gather(programs.is_finite(states.episodes.running_return))
+            wrong = wrong | ~running
+        if not wrong[broken].any():
+            return ""
+        before = int(self.rows[-1]["timestep"].max()) if self.rows else 0
+        return (
+            f"; a reward between steps {before:,} and {point.timestep:,} was not finite: if it is "
+            "the environment's, --env-settings nan_reward=0 replaces and counts such rewards"
+        )
+
+    def tell_of_alarms(self, row: Metrics) -> None:
+        """Warns of what metrics say, each kind once in all chunks of a sweep."""
+        for alarm in ALARMS if hosts.is_first() else ():
+            self.session.view.warn_once(alarm, alarm(row))
+
+    def _draw_gif(self, run_dir: RunDir, point: Point, states: Any) -> None:
+        from algorithms.launch.tools import render
+
+        session, trainer = self.session, self.session.trainer
+        with self.losses.survive("GIFs", f"no GIF of point {point.index}", Exception):
+            policy = session.layout.get(states.policy)
+            state = loading.one_trial(loading.Acting(policy), 0)
+            config = session.trials.config(trainer.config, 0)
+            file = run_dir.path / f"episode_{point.index:06d}.gif"
+            file = render.render(trainer.module, config, state, file, session.trials.seeds[0])
+            for tracker in self.trackers:
+                tracker.gif(file, point.timestep)
+
+    def draw(self) -> None:
+        """Draws curve.png."""
+        self.drawn = time.perf_counter()
+        if not self.run_dir or not self.rows or not hosts.is_first():
+            return
+        from algorithms.launch.engine import plots
+
+        metrics, file = stack(self.rows), self.run_dir.path / "curve.png"
+        with self.losses.survive("curve.png", "curve.png was not drawn", Exception):
+            plots.curve(metrics, self.session.trials, self.session.trainer.name, file)
+        if "parent" in metrics:
+            self._draw_population(self.run_dir, metrics)
+
+    def _draw_population(self, run_dir: RunDir, metrics: Metrics) -> None:
+        from algorithms.launch.engine import lineage
+
+        settings, name = self.session.trainer.module.settings, self.session.trainer.name
+        logarithmic = [name for name, space in settings.ranges.items() if space.kind == "log"]
+        with self.losses.survive("population.png", "population.png was not drawn", Exception):
+            file, seeds = run_dir.path / "population.png", self.session.trials.seeds
+            lineage.draw(metrics, seeds, logarithmic, f"{name}: a population", file)
+
+    def _close_trackers(self) -> None:
+        from algorithms.launch.engine import results
+
+        static, metrics = self.session.chunk.static, stack(self.rows)
+        given = (static, self.session.trials, metrics, self.were_finite, "")
+        for tracker in self.trackers:
+            tracker.close(results.outcomes(*given))
+
+    def close(self) -> None:
+        self.draw()
+        if self.trackers:
+            self._close_trackers()
+        lost = self.losses.in_words()
+        if self.run_dir and lost:
+            self.session.view.warn(f"not saved: {lost}; {self._what_would_do(self.run_dir)}")
+
+    def _what_would_do(self, run_dir: RunDir) -> str:
+        """The remedy for points that were not saved."""
+        last = max(run_dir.points("state"), default=-1)
+        path = run_dir.path.parent if self.session.in_sweep else run_dir.path
+        if last < 0 and not self.session.in_sweep:
+            return f"--config {run_dir.path}/config.json trains anew"
+        if last < max(self.losses.points.get("checkpoints", [0])):
+            return f"--resume {path} trains again what comes after point {last}"
+        rows = f"; --resume {path} completes metrics.csv"
+        return f"point {last} is saved{rows * ('rows of metrics.csv' in self.losses.points)}"

@@ -1,0 +1,171 @@
+"""The files of a sweep.
+
+sweep.json          what was asked for, and the chunks in their order
+chunk_000/ ...      a run's directory each, with trials that train at once
+results.csv         a row for each trial
+retest.csv          a row for each trial of a retest
+trials.csv          a row for each trial and point: what the chunks' metrics.csv have, in one table
+sweep.png           returns against swept fields, and learning curves
+report.html         the ranking, those pictures and more on one page that opens offline
+wandb.json          ids of wandb's runs, with --track
+best.json           the best setting, for --config; with several environments, best-NAME.json each
+.lock               held by the process that trains here (locks.py)
+"""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from algorithms import parts
+from algorithms.launch.engine import (
+    distributions,
+    experiment,
+    files,
+    grids,
+    objectives,
+    pace,
+    results,
+    settings,
+)
+from algorithms.launch.engine.description import VERSION
+from algorithms.launch.engine.directories import as_file_name
+from algorithms.launch.engine.distributions import Distribution
+from algorithms.launch.engine.errors import UserError
+from algorithms.launch.engine.losses import Losses
+from algorithms.launch.engine.metrics import as_csv
+from algorithms.launch.engine.options import Options, init_to_json
+from algorithms.launch.engine.results import Outcome
+from algorithms.launch.engine.run_dir import RunDir
+from algorithms.launch.engine.session import Chunk
+from algorithms.launch.engine.settings import algorithm_name, plain
+
+
+def describe_sweep(
+    module: Any, config: Any, asked: grids.Asked, seeds: range, options: Options
+) -> dict[str, Any]:
+    """What sweep.json says before anything is known of chunks."""
+    return {
+        "version": VERSION,
+        "algorithm": algorithm_name(module),
+        "config": settings.config_to_json(config),
+        "grid": {name: _grid_to_json(values) for name, values in asked.grid.items()},
+        "samples": asked.samples,
+        "sampler": asked.sampler,
+        "seed": seeds.start,
+        "num_seeds": len(seeds),
+        "options": options.to_json(),
+        **init_to_json(options),
+    } | _more(asked)
+
+
+# What sweep.json says only of sweeps that were asked for it.
+OPTIONAL = ("objective", "settings", "halving", "retest", "retest_seeds")
+
+
+def _more(asked: grids.Asked) -> dict[str, Any]:
+    """What few sweeps are asked for, so that others' descriptions stay as they were."""
+    halving = asked.halving.to_json()
+    objective = None if asked.objective == objectives.DEFAULT else asked.objective
+    values: dict[str, Any] = {"retest": asked.retest, "retest_seeds": asked.retest_seeds}
+    rows = [dict(row) for row in asked.settings or ()]
+    values |= {"objective": objective, "settings": settings.strict(rows) or None}
+    if halving or asked.retest:  # their later stages are cut as the first one was
+        limits = {"max_parallel": asked.max_parallel, "memory_limit": asked.memory_limit}
+        values |= limits | {"halving": halving or None}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _grid_to_json(values: Any) -> Any:
+    if isinstance(values, Distribution):
+        return distributions.to_json(values)
+    for value in values:
+        if not isinstance(value, int | float | str | tuple | list | np.generic):
+            raise UserError(f"grid: {value!r} cannot be saved: name it, or give save=False")
+    return settings.strict(list(values))
+
+
+class SoFar(NamedTuple):
+    """The results of a sweep so far, and where they are written."""
+
+    path: Path
+    trials: list[Outcome]
+    retested: list[Outcome]
+    is_retested: bool  # whether the retest is over; until then it chooses nothing
+    chunks: list[Chunk]
+    losses: Losses
+    objective: str
+
+    def publish(self) -> bool:
+        """Writes the tables of all trials so far. Returns whether they are there."""
+        table = lambda trials: results.csv(trials, self.objective).encode()
+        with self.losses.survive("results.csv", "results.csv was not written", OSError, UserError):
+            files.write_whole(self.path / "results.csv", table(self.trials))
+            files.write_whole(self.path / "trials.csv", trials_csv(self.chunks).encode())
+            if self.retested:
+                files.write_whole(self.path / "retest.csv", table(self.retested))
+            several = len({settings.env_name(chunk.trainer.config) for chunk in self.chunks}) > 1
+            judged = (self.retested if self.is_retested else []) or self.trials
+            best = results.by_environment(results.rank(judged, self.objective))
+            for environment, its_own in best.items():
+                name = f"best-{as_file_name(environment)}.json" if several else "best.json"
+                files.write_json(self.path / name, _best(self.path, its_own[0]))
+            return True
+        return False
+
+    def draw(self) -> None:
+        """Writes the picture and the page of all trials so far."""
+        from algorithms.launch.engine import plots
+        from algorithms.launch.tools.report import page
+
+        ranked, config = results.rank(self.trials, self.objective), self.chunks[0].trainer.config
+        configs = [chunk.trainer.config for chunk in self.chunks]
+        title = title_of(self.chunks[0].trainer.module, configs)
+        with self.losses.survive("sweep.png", "sweep.png was not drawn", Exception):
+            grid = experiment.open(self.path).description["grid"]
+            linear = [name for name, asked in grid.items() if plots.is_log(asked) is False]
+            plots.sweep(ranked, title, self.path / "sweep.png", linear)
+        with self.losses.survive("report.html", "report.html was not written", Exception):
+            grid = experiment.open(self.path).description["grid"]
+            retested = self.retested if self.is_retested else []
+            again = results.retests(ranked, retested, self.objective)
+            limits = {name: parts.bounds(config, name) for name in settings.float_fields(config)}
+            text = page.page(ranked, title, self.path, grid, again, self.objective, limits)
+            files.write_whole(self.path / "report.html", text.encode())
+
+
+def trials_csv(chunks: list[Chunk]) -> str:
+    """One long table of a sweep: trial, settings, seed, point and metrics.
+
+    Where groups have different metrics, cells without a value are empty.
+    """
+    rows: dict[tuple[int, int], dict[str, Any]] = {}  # by trial and point
+    for chunk in chunks:
+        if chunk.retest:
+            continue
+        table = chunk.run_dir.table() if chunk.run_dir else {}
+        static = {k: plain(v) for k, v in chunk.static.items()}
+        for i, number in enumerate(chunk.numbers):
+            trial = {"trial": number, **static, **dict.fromkeys(chunk.trials.floats), "seed": 0}
+            for point, lines in table.items():
+                # Later rungs repeat the points of the first ones, without the time they took.
+                rows.setdefault((number, point), trial | lines[i])
+    lines = [rows[key] for key in sorted(rows)]
+    names = dict.fromkeys(name for row in lines for name in row)
+    head = sorted(names, key=lambda name: name in pace.LAST and 1 + pace.LAST.index(name))
+    return as_csv([head, *([row.get(name, "") for name in head] for row in lines)])
+
+
+def _best(sweep_dir: Path, setting: results.Ranked) -> dict[str, Any]:
+    """The best setting as a run's config.json would have it."""
+    first = setting.trials[0]
+    run_dir = RunDir.open(sweep_dir / first.run)
+    floats = settings.strict(run_dir.trials.setting(first.trial))
+    seeds = [trial.seed for trial in setting.trials]
+    config = run_dir.description["config"] | floats
+    return run_dir.description | {"config": config, "seeds": seeds, "floats": {}}
+
+
+def title_of(module: Any, configs: list[Any]) -> str:
+    envs = sorted({settings.env_name(config) for config in configs})
+    return f"{algorithm_name(module)} on {', '.join(envs)}"

@@ -1,0 +1,344 @@
+"""Experiment trackers: wandb and TensorBoard, both optional libraries."""
+
+import importlib.util
+import json
+import os
+import secrets
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from algorithms.launch.engine import objectives, pace
+from algorithms.launch.engine.errors import UserError, warn
+from algorithms.launch.engine.plots import by_player, mean_and_error
+from algorithms.launch.engine.results import Outcome, grouped
+from algorithms.launch.engine.settings import Trials, lenient, plain, text_of
+
+WANDB_PROJECT = "jax-rl"  # unless $WANDB_PROJECT names another
+SUMMARY = ("final_return", "mean_return", "worst_seed")  # objectives that wandb's table shows
+
+
+class Tracker(Protocol):
+    """A destination for the points of a learning curve while the run trains."""
+
+    def log(self, point: dict[str, np.ndarray], timestep: int) -> None:
+        """Takes one point: arrays (trials,), those named `eval_` (trials, episodes)."""
+
+    def gif(self, path: Path, timestep: int) -> None:
+        """Takes an animation of the first seed."""
+
+    def close(self, outcomes: Sequence[Outcome] = ()) -> None:
+        """Writes out what is left; `outcomes` are those of all trials."""
+
+
+def check_libraries(track: bool, tensorboard: bool) -> None:
+    """Refuses trackers whose libraries are missing; imports none of them.
+
+    Raises:
+      UserError: one is; the message has its pip command.
+    """
+    for asked, flag, library in (
+        (track, "track", "wandb"),
+        (tensorboard, "tensorboard", "tensorboardX"),
+    ):
+        if asked and not _is_there(library):
+            raise _missing(flag, library)
+
+
+def _is_there(library: str) -> bool:
+    if sys.modules.get(library):
+        return True
+    spec = importlib.util.find_spec(library)
+    return spec is not None and spec.origin is not None  # a folder `wandb` of runs has no origin
+
+
+def _missing(flag: str, library: str) -> UserError:
+    return UserError(f"--{flag} needs {library}: pip install {library}")
+
+
+def open_trackers(
+    *,
+    track: bool,
+    tensorboard: bool,
+    one_run_per_seed: bool,
+    run_dir: Path,
+    name: str,
+    config: dict[str, Any],
+    trials: Trials,
+    resume: bool,
+    save: Callable[[Path, Any], None],
+    group: str | None = None,
+    static: Mapping[str, Any] = MappingProxyType({}),
+) -> list[Tracker]:
+    """Opens the trackers that were asked for.
+
+    A tracker that fails later becomes one warning on stderr and falls silent: no run is lost to it.
+
+    Args:
+      track: log to wandb; $WANDB_MODE=offline, $WANDB_PROJECT and wandb's other variables work.
+      tensorboard: write event files below run_dir/tensorboard.
+      one_run_per_seed: give every trial a run of its own (grouped in wandb, a folder each in
+        TensorBoard); else one run for each setting of a sweep has `seed_3/eval/return` and so on
+        beside their means.
+      run_dir: everything is written in here.
+      name: of the run.
+      config: what wandb's table of runs shows.
+      trials: their seeds and swept floats.
+      resume: go on with the wandb runs noted in run_dir.
+      save: writes such notes as JSON, whole or not at all.
+      group: of the runs in wandb, the name of the sweep that the run is a chunk of.
+      static: the sweep's static fields.
+
+    Raises:
+      UserError: a library is missing, or wandb cannot start.
+    """
+    parts = split(trials, one_run_per_seed)
+    opened: list[Tracker] = []
+    if tensorboard:
+        opened.append(_Guarded("TensorBoard", _TensorBoard(parts, Path(run_dir), config)))
+    if track:
+        wandb = _Wandb(parts, Path(run_dir), name, group, config, resume, save, static)
+        opened.append(_Guarded("wandb", wandb))
+    return opened
+
+
+class Part(NamedTuple):
+    """The trials that a tracker's run shows."""
+
+    label: str  # empty if they are all
+    rows: list[int]
+    seeds: list[int]
+    setting: dict[str, float]  # swept floats
+
+
+def split(trials: Trials, one_run_per_seed: bool) -> list[Part]:
+    """One part for each setting, or for each trial."""
+    key = lambda row: row if one_run_per_seed else tuple(trials.setting(row).items())
+    parts = grouped(range(trials.count), key).values()
+    labels = [trials.setting(rows[0]) for rows in parts]
+    if one_run_per_seed:
+        labels = [label | {"seed": trials.seeds[rows[0]]} for label, rows in zip(labels, parts)]
+    named = [",".join(text_of(label)).replace("=", "_") for label in labels]
+    return [
+        Part(
+            name * (len(parts) > 1), rows, [trials.seeds[i] for i in rows], trials.setting(rows[0])
+        )
+        for name, rows in zip(named, parts)
+    ]
+
+
+def shown(config: Mapping[str, Any], static: Mapping[str, Any], part: Part) -> dict[str, Any]:
+    """What wandb's table of runs shows of one: numbers where they are swept, no lists, so that
+    it can draw them side by side."""
+    swept = {name: plain(v) if isinstance(v, tuple) else v for name, v in static.items()}
+    seeds = {"seeds": part.seeds} | ({"seed": part.seeds[0]} if len(part.seeds) == 1 else {})
+    return {**lenient(dict(config)), **swept, **part.setting, **seeds}
+
+
+def scalars(point: dict[str, np.ndarray], seeds: Sequence[int]) -> dict[str, float]:
+    """One point of some trials as tagged numbers: evaluations averaged over episodes.
+
+    Several seeds give the mean over those that have a value, and `seed_<seed>/` numbers. The
+    players of a game become `episode/return/player 0` and so on.
+    """
+    row = {}
+    for key, value in point.items():
+        if key == "timestep":
+            continue
+        for player, values in by_player(key, np.asarray(value)[:, None]).items():
+            name = f"{tag(key)}/{player}" if player else tag(key)
+            row[name] = float(mean_and_error(values)[0][0])
+            if len(seeds) > 1 and key not in pace.NAMES:
+                row |= {f"seed_{s}/{name}": float(v[0]) for s, v in zip(seeds, values)}
+    return row
+
+
+def tag(name: str) -> str:
+    """A metric's name in a group of its kind: eval, episode (of training), time or train."""
+    group, _, rest = name.partition("_")
+    if group in ("eval", "episode"):
+        return f"{group}/{rest}"
+    if name in pace.NAMES:
+        return f"time/{name}"
+    return f"episode/{name}" if name == "num_episodes" else f"train/{name}"
+
+
+def _rows(point: dict[str, np.ndarray], parts: list[Part]) -> list[dict[str, float]]:
+    """The numbers of each part."""
+    return [
+        scalars({key: np.asarray(value)[part.rows] for key, value in point.items()}, part.seeds)
+        for part in parts
+    ]
+
+
+class _Guarded:
+    """Turns a tracker's first failure into a warning, and leaves it alone from then on."""
+
+    def __init__(self, label: str, tracker: Tracker):
+        self.label, self.tracker, self.failed = label, tracker, False
+
+    def log(self, point: dict[str, np.ndarray], timestep: int) -> None:
+        self._try(self.tracker.log, point, timestep)
+
+    def gif(self, path: Path, timestep: int) -> None:
+        self._try(self.tracker.gif, path, timestep)
+
+    def close(self, outcomes: Sequence[Outcome] = ()) -> None:
+        self._try(self.tracker.close, outcomes)
+
+    def _try(self, call: Callable, *args: Any) -> None:
+        if self.failed:
+            return
+        try:
+            call(*args)
+        except Exception as error:  # whatever network or disk come up with: training matters more
+            self.failed = True
+            warn(f"{self.label} stops tracking: {type(error).__name__}: {error}")
+
+
+class _Wandb:
+    """One wandb run for each part, with environment steps as the x axis.
+
+    In a sweep they are one group. Its wandb.json has their ids, so that what halving keeps goes on
+    in its run, whichever chunk it is in.
+    """
+
+    def __init__(
+        self,
+        parts: list[Part],
+        run_dir: Path,
+        name: str,
+        group: str | None,
+        config: dict[str, Any],
+        resume: bool,
+        save: Callable[[Path, Any], None],
+        static: Mapping[str, Any],
+    ):
+        try:
+            import wandb
+        except ImportError as error:
+            raise _missing("track", "wandb") from error
+        self.wandb, self.parts = wandb, parts
+        notes = run_dir / "wandb" / "runs.json"  # run ids, so that a resumed run goes on in them
+        ids = _noted(notes) if resume else {}
+        of_sweep = run_dir.parent / "wandb.json" if group else None
+        shared = _noted(of_sweep) if of_sweep else {}
+        self.runs = []
+        for part in parts:
+            label = f"{name}__{part.label}" if part.label else name
+            key = ", ".join([*text_of({**static, **part.setting}), f"seeds {part.seeds}"])
+            options = {"group": group or name} if part.label or group else {}
+            if known := ids.get(label) or shared.get(key):
+                options |= {"id": known, "resume": "allow"}
+            columns = shown(config, static, part)
+            # A chunk says nothing: what halving keeps comes to another one.
+            varied = {**static, **part.setting} if group else {}
+            varied |= {"seed": columns["seed"]} if varied and "seed" in columns else {}
+            title = ", ".join(text_of(varied)) or label
+            self.runs.append(self._start(run_dir, title, columns, options))
+            ids[label] = shared[key] = self.runs[-1].id
+        notes.parent.mkdir(exist_ok=True)
+        save(notes, ids)
+        if of_sweep:
+            save(of_sweep, shared)
+
+    def _start(self, run_dir: Path, label: str, config: dict, options: dict) -> Any:
+        try:
+            run = self.wandb.init(
+                project=os.environ.get("WANDB_PROJECT", WANDB_PROJECT),
+                name=label,
+                dir=run_dir,
+                config=config,
+                reinit="create_new",  # the user's own run, if there is one, stays as it is
+                settings=self.wandb.Settings(console="off", quiet=True),  # progress is no log
+                **options,
+            )
+        except self.wandb.Error as error:
+            hint = "run `wandb login`, or set WANDB_MODE=offline to upload later"
+            raise UserError(f"--track: wandb cannot start: {error} ({hint})") from error
+        run.define_metric("timestep")
+        run.define_metric("*", step_metric="timestep")
+        return run
+
+    def log(self, point: dict[str, np.ndarray], timestep: int) -> None:
+        for run, row in zip(self.runs, _rows(point, self.parts)):
+            run.log({**row, "timestep": timestep})
+
+    def gif(self, path: Path, timestep: int) -> None:
+        video = self.wandb.Video(str(path), format="gif")
+        self.runs[0].log({"episode": video, "timestep": timestep})
+
+    def close(self, outcomes: Sequence[Outcome] = ()) -> None:
+        for run, part in zip(self.runs, self.parts):
+            mine = [outcomes[row] for row in part.rows] if outcomes else []
+            scores = {name: objectives.score(name, mine) for name in SUMMARY}
+            run.summary.update({k: v for k, v in scores.items() if np.isfinite(v)})
+            run.finish()
+
+
+def _noted(file: Path) -> dict[str, str]:
+    """Ids of wandb's runs; without them, also where the file is damaged, runs are new ones."""
+    try:
+        return json.loads(file.read_text())
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        warn(f"{file} is not readable as JSON, wandb's runs begin anew: {error}")
+        return {}
+
+
+class _TensorBoard:
+    """One folder of event files for each part.
+
+    Written with tensorboardX's synchronous writer: its SummaryWriter writes from a thread, and once
+    that has died of a full disk the next calls wait for ever.
+    """
+
+    def __init__(self, parts: list[Part], run_dir: Path, config: dict[str, Any]):
+        try:
+            from tensorboardX import event_file_writer, summary
+            from tensorboardX.proto import event_pb2, summary_pb2
+        except ImportError as error:
+            raise _missing("tensorboard", "tensorboardX") from error
+        self.event_pb2, self.summary_pb2, self.parts = event_pb2, summary_pb2, parts
+        self.writers = []
+        for part in parts:
+            folder = run_dir / "tensorboard" / part.label
+            folder.mkdir(parents=True, exist_ok=True)
+            suffix = f".{secrets.token_hex(4)}"  # the library's names are unique only to a second
+            writer = event_file_writer.EventsWriter(str(folder / "events"), suffix)
+            self.writers.append(writer)
+            shown = {**config, **part.setting, "seeds": part.seeds}
+            lines = [f"    {key} = {value}" for key, value in shown.items()]
+            self._write(writer, summary.text("config", "\n".join(lines)), 0)
+
+    def log(self, point: dict[str, np.ndarray], timestep: int) -> None:
+        value = self.summary_pb2.Summary.Value
+        for writer, row in zip(self.writers, _rows(point, self.parts)):
+            values = [value(tag=name, simple_value=number) for name, number in row.items()]
+            self._write(writer, self.summary_pb2.Summary(value=values), timestep)
+
+    def gif(self, path: Path, timestep: int) -> None:
+        from PIL import Image
+
+        with Image.open(path) as gif:
+            width, height = gif.size
+        image = self.summary_pb2.Summary.Image(
+            height=height, width=width, colorspace=3, encoded_image_string=path.read_bytes()
+        )
+        value = self.summary_pb2.Summary.Value(tag="episode", image=image)
+        self._write(self.writers[0], self.summary_pb2.Summary(value=[value]), timestep)
+
+    def close(self, outcomes: Sequence[Outcome] = ()) -> None:
+        for writer in self.writers:
+            writer.close()
+
+    def _write(self, writer: Any, summary: Any, timestep: int) -> None:
+        event = self.event_pb2.Event(wall_time=time.time(), step=int(timestep), summary=summary)
+        writer.write_event(event)
+        writer.flush()

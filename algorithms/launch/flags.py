@@ -1,0 +1,352 @@
+"""The flags of an algorithm file: those of its Config, and those that every file has.
+
+tyro 1.0 has no rule of its own for several values of a plain field, 5e5 as an int, `--hidden-sizes
+128`, or both `--anneal-lr` and `--anneal-lr true`: `value_types` and `with_words` add them.
+"""
+
+import dataclasses
+import sys
+import typing
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from algorithms.launch.engine import distributions, settings
+from algorithms.launch.engine.errors import UserError
+
+
+def _named(metavar: str) -> Any:
+    """Marks a flag that has no default to show."""
+    return tyro.conf.arg(metavar=metavar, help_behavior_hint="")
+
+
+Count = Annotated[int | None, _named("N")]
+Real = Annotated[float | None, _named("X")]
+Directory = Annotated[str | None, _named("DIR")]
+
+
+@dataclasses.dataclass(frozen=True)
+class Flags:
+    """Flags that every algorithm has; CONTRIBUTING.md says what else a new one needs."""
+
+    seed: int = 0  # seed of the first trial; with --evaluate and --render: of the episodes
+    num_seeds: int = 1  # trials trained at once, with seeds seed, seed + 1, ...
+    preset: Annotated[str | None, _named("NAME")] = None
+    """settings known to work, see algorithms/presets.py; other flags win"""
+    config: Annotated[str | None, _named("FILE")] = None
+    """take the settings of a run's config.json or a sweep's best.json; other flags win"""
+    randomize: Annotated[str | None, _named("RANGES")] = None
+    """draw these floats of the environment anew for every episode, as the env setting randomize:
+    length=uniform:0.25:1,gravity=log:5:20"""
+    samples: Count = None
+    """draws of the settings given as log:LOW:HIGH, uniform:LOW:HIGH, discount:LOW:HIGH (1 - x is
+    log-uniform), int:LOW:HIGH, logint:LOW:HIGH, choice:A,B or, of lists, choice:64,64/128,128"""
+    sampler: Literal["sobol", "random"] = "sobol"  # sobol fills the space evenly
+    halving: Count = None
+    """successive halving: at each rung keep the best setting of N and train it N times as long"""
+    rungs: Count = None
+    """of --halving: number of rungs; default: as many as settings and --num-evals allow"""
+    brackets: Count = None
+    """of --halving: divide the settings among N brackets, each pruning later (Hyperband)"""
+    retest: Annotated[int | None, _named("K")] = None
+    """train the best K settings of a sweep again, on seeds that it has not used"""
+    retest_seeds: Count = None  # seeds of each setting with --retest; default: 32
+    objective: Annotated[str | None, _named("NAME")] = None
+    """rank a sweep's settings by final_return (the default), mean_return (over the curve),
+    worst_seed or steps_to=RETURN (fewest steps)"""
+    pbt: Count = None
+    """population-based training in N rounds: --samples members, of floats given as ranges"""
+    pbt_share: Real = None
+    """of --pbt: share of the members that become copies of the best; default: 0.25"""
+    pbt_factor: Real = None
+    """of --pbt: factor by which the floats of a copy move up or down; default: 1.25"""
+    pbt_resample: Annotated[float | None, _named("P")] = None
+    """of --pbt: probability that a float of a copy is drawn anew; default: 0"""
+    pbt_copy_buffer: bool = True  # of --pbt: copies take the replay buffer along
+    pbt_periods: Annotated[str | None, _named("N,N")] = None
+    """of --pbt: equal subpopulations, of which each evolves after N rounds (MF-PBT), as 1,4"""
+    max_parallel: Count = None  # trials to train at once; default: as many as fit into the memory
+    memory_limit: Annotated[str | None, _named("SIZE")] = None
+    """device memory that programs may use, as 500MB or 16GB; default: nine tenths of it"""
+    run_dir_root: str = "runs"  # folder for the directories of new runs
+    run_dir: Directory = None
+    """directory of this run or sweep, instead of a new one in run_dir_root"""
+    resume_if_exists: bool = False  # continue the run or sweep in --run-dir, if there is one
+    init_from: Directory = None
+    """begin at the policy of a run or a sweep, with other settings or in another environment"""
+    init_point: str = "last"  # of --init-from: last, best or a number
+    init_trial: int | None = None
+    """of --init-from: the trial for all seeds; default: trial i for seed i, or the best one"""
+    init_optimizer: bool = False
+    """of --init-from: also take the optimizer's state, other networks and the scale of rewards"""
+    resume: Directory = None
+    """continue a run or a sweep; a larger --total-timesteps makes a run longer"""
+    evaluate: Directory = None  # play episodes with the policy of a run and print statistics
+    render: Directory = None  # write a GIF of an episode of a run
+    export: Directory = None  # write the policy of a run into one file that acts without the kit
+    copy: Directory = None
+    """write this file, with all that it uses of the kit, as one file into this folder"""
+    list: bool = False  # list algorithms, environments and presets
+    version: bool = False  # print the kit's version
+    point: str = "last"
+    """of --evaluate, --render, --export: last, best or N; of --resume: last or a kept state"""
+    trial: str = "best"
+    """of --evaluate, --render, --export: best, all (of a sweep: seeds of its best setting) or N"""
+    episodes: int = 100  # episodes that --evaluate plays with each trial
+    json: bool = False  # of --evaluate: print JSON instead of tables
+    keep_states: bool = False  # keep the whole state of every point, not of the last two only
+    track: bool = False  # log to wandb
+    tensorboard: bool = False  # write event files for TensorBoard
+    one_run_per_seed: bool = False  # trackers get a run for each seed, not one for all
+    gif: Literal["never", "start", "end", "every"] = "never"  # when to draw a GIF of an episode
+    split_envs: int = 1  # divide each trial's environments and minibatches into N shards
+    quiet: bool = False  # show no progress
+    distributed: bool = False  # this is one of several processes that train together
+    coordinator: Annotated[str | None, tyro.conf.arg(metavar="HOST:PORT")] = None
+    """with --distributed, outside a cluster: address of the first process"""
+    num_processes: int | None = None  # of --distributed: number of processes, outside a cluster
+    process_id: int | None = None  # of --distributed: 0, 1, ..., outside a cluster
+
+
+def parse(module: Any, argv: list[str], config: Any, flags: Flags) -> tuple[Any, Flags]:
+    """Reads the flags. tyro ends the process for --help (0) and for what it cannot read (2)."""
+
+    @dataclasses.dataclass
+    class Both:
+        shared: Flags
+        # Several values of a setting make a sweep, as do draws, log:1e-5:1e-2 with --samples.
+        algorithm: Annotated[module.Config, SEVERAL]
+
+    asked = tyro.cli(
+        Both,
+        args=with_words(dataclasses.fields(module.Config), by_new_names(argv)),
+        default=Both(flags, config),
+        prog=Path(module.__file__).name,
+        description=(module.__doc__ or "").partition("\n")[0],
+        config=(tyro.conf.OmitArgPrefixes,),
+        registry=value_types(),
+    )
+    return asked.algorithm, asked.shared
+
+
+RENAMED = {"--agent": "--trial"}  # the earlier names of flags
+SEVERAL = tyro.conf.FlagConversionOff  # marks the flags that take more than one value
+
+
+class Several(tuple):
+    """What a flag with several values stands for, or with one distribution."""
+
+
+def by_new_names(argv: list[str]) -> list[str]:
+    """The arguments with flags by their present names, and a hint on stderr for earlier ones."""
+    words: list[str] = []
+    for word in argv:
+        flag, equals, value = word.partition("=")
+        if new := RENAMED.get(flag):
+            print(f"hint: {flag} is {new} now", file=sys.stderr)
+            word = f"{new}{equals}{value}"
+        words.append(word)
+    return words
+
+
+def with_words(fields: tuple[Any, ...], argv: list[str]) -> list[str]:
+    """The arguments with `--anneal-lr true` for `--anneal-lr`, and false for `--no-anneal-lr`."""
+    names = [field.name for field in fields if isinstance(field.default, bool)]
+    plain = {f"--{name.replace('_', '-')}" for name in names}
+    words: list[str] = []
+    for i, word in enumerate(argv):
+        flag = word.replace("_", "-")
+        if flag in plain:
+            alone = i + 1 == len(argv) or argv[i + 1].startswith("-")
+            words += [flag, "true"] if alone else [flag]
+        elif flag.startswith("--no-") and f"--{flag[5:]}" in plain:
+            words += [f"--{flag[5:]}", "false"]
+        else:
+            words.append(word)
+    return words
+
+
+def single_out(base: Any, config: Any) -> tuple[Any, dict[str, Any]]:
+    """A Config with one value in each field, and the grid of those that have several."""
+    fields = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
+    several = {name: value for name, value in fields.items() if isinstance(value, Several)}
+    drawn = lambda values: isinstance(values[0], distributions.Distribution)
+    first = {n: getattr(base, n) if drawn(v) else v[0] for n, v in several.items()}
+    alone = lambda values: values[0] if drawn(values) and len(values) == 1 else list(values)
+    return config.replace(**first), {name: alone(values) for name, values in several.items()}
+
+
+def value_types() -> tyro.constructors.ConstructorRegistry:
+    """How words become values: 5e5 is a whole number, and a tuple is one word with commas.
+
+    Flags of the algorithm take one word or more.
+    """
+    registry = tyro.constructors.ConstructorRegistry()
+
+    @registry.primitive_rule
+    def rule(info: tyro.constructors.PrimitiveTypeInfo) -> Any:
+        kind = reader(info.type)
+        if kind is None:
+            return None
+        if SEVERAL not in info.markers:
+            return words_of(*kind, one=True) if info.type is int else None
+        metavar, read, is_instance, write = kind
+        return words_of(metavar, or_draw(read, info.type), is_instance, write, one=False)
+
+    return registry
+
+
+def reader(kind: Any) -> tuple[str, Any, Any, Any] | None:
+    """For a field's type: its metavar, how a word is read, what it gives, how that is written."""
+    if kind is int:
+        return "INT", whole_number, int, str
+    if kind is float:
+        return "FLOAT", float, int | float, settings.plain
+    if kind is bool:
+        return "TRUE|FALSE", bool_of, bool, lambda value: str(value).lower()
+    if kind is str:
+        return "STR", str, str, str
+    if typing.get_origin(kind) is not tuple:
+        return None
+    items = typing.get_args(kind)
+    if items == (int, ...):
+        return "INT,INT,...", whole_numbers, tuple, lambda value: ",".join(map(str, value))
+    if typing.get_origin(items[0]) is tuple:
+        return "NAME=VALUE,...", named_values, tuple, named_values_text
+    return None
+
+
+def words_of(metavar: str, read: Any, kind: Any, write: Any, one: bool) -> Any:
+    """A value that takes one word of the command line, or several values with a word each."""
+
+    def values(words: list[str]) -> Any:
+        if not words:
+            raise ValueError("a value is missing")
+        read_words = Several(map(read, words))
+        alone = len(words) == 1 and not isinstance(read_words[0], distributions.Distribution)
+        return read_words[0] if alone else read_words
+
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1 if one else "*",
+        metavar=metavar if one else f"{metavar} ...",
+        instance_from_str=values,
+        is_instance=lambda value: isinstance(value, kind),
+        str_from_instance=lambda value: [write(value)],
+    )
+
+
+def or_draw(read: Any, kind: Any) -> Any:
+    """How a field's word is read that may be a distribution, log:1e-5:1e-2 or choice:tanh,relu."""
+    plain = kind if kind in (float, int, bool, str) else tuple
+    # Names of environments have colons themselves, as have settings of environments.
+    marks = (":",) if plain in (float, int, bool) else ("choice:",)
+
+    def value_or_draw(word: str) -> Any:
+        is_draw = any(mark in word for mark in marks)
+        return distributions.distribution(word, plain, read) if is_draw else read(word)
+
+    return value_or_draw
+
+
+def bool_of(word: str) -> bool:
+    """true or false."""
+    if word.lower() not in ("true", "false"):
+        raise ValueError(f"{word!r} is neither true nor false")
+    return word.lower() == "true"
+
+
+def size_in_bytes(word: str) -> int:
+    """500MB, 16GB, 1e9.
+
+    Raises:
+      UserError: it is none of these.
+    """
+    units = {"KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
+    number, unit = (
+        (word[:-2], units[word[-2:].upper()]) if word[-2:].upper() in units else (word, 1)
+    )
+    try:
+        return int(float(number) * unit)
+    except (ValueError, OverflowError):
+        raise UserError(f"--memory-limit {word}: give a size, as 500MB or 16GB") from None
+
+
+def trial_of(word: str) -> int | str:
+    """best, all or a number.
+
+    Raises:
+      ValueError: it is none of these.
+    """
+    if word not in ("best", "all") and not word.isdigit():
+        raise ValueError(f"{word!r} is neither best nor all nor a number")
+    return int(word) if word.isdigit() else word
+
+
+def whole_number(word: str) -> int:
+    """An int, also written as 5e5.
+
+    Raises:
+      ValueError: it is not whole.
+    """
+    try:
+        return int(word)
+    except ValueError:
+        value = float(word) if word else 0.5
+    if not value.is_integer():
+        raise ValueError(f"{word!r} is not a whole number")
+    return int(value)
+
+
+def whole_numbers(word: str) -> tuple[int, ...]:
+    """Whole numbers with commas between them, perhaps in brackets; none for an empty word."""
+    return tuple(whole_number(part) for part in parts_of(word) if part)
+
+
+def parts_of(word: str) -> list[str]:
+    """What stands between commas, without spaces around it and without a tuple's brackets."""
+    import re  # here, because a copied file takes this function without the imports above
+
+    # Around all numbers of a word or of a value, as wandb's agents write [64, 64].
+    numbers = r"(^|=)\s*[\[(](\s*|[-+.\s]*\d[-+.\deE\s,]*)[\])]\s*(?=,|$)"
+    return [part.strip() for part in re.sub(numbers, r"\1\2", word).split(",")]
+
+
+def ranges_setting(word: str) -> str:
+    """length=uniform:0.25:1,gravity=log:5:20 as the setting `randomize` of environments."""
+    return word.replace(" ", "").replace("=", ":").replace(",", "/")
+
+
+def named_values(word: str) -> tuple[tuple[str, Any], ...]:
+    """name=value pairs with commas between them; a value may be whole numbers, name=0,2."""
+    pairs: list[tuple[str, Any]] = []
+    for part in filter(None, parts_of(word)):
+        name, equals, value = part.partition("=")
+        number = plain_value(part)
+        if pairs and type(number) is int:  # one more of a tuple
+            last, before = pairs.pop()
+            before = before if isinstance(before, tuple) else (before,)
+            pairs.append((last, (*before, number)))
+        elif name and equals and value:
+            pairs.append((name.strip(), plain_value(value.strip())))
+        else:
+            raise ValueError(f"{part!r} is not name=value; --env-settings= alone means none")
+    return tuple(pairs)
+
+
+def named_values_text(pairs: tuple[tuple[str, Any], ...]) -> str:
+    """The inverse."""
+    text = lambda x: ",".join(map(str, x)) if isinstance(x, tuple) else str(x)
+    return ",".join(f"{name}={text(x)}" for name, x in pairs)
+
+
+def plain_value(word: str) -> Any:
+    """A bool, an int, a float or else the word itself."""
+    if word.lower() in ("true", "false"):
+        return word.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(word)
+        except ValueError:
+            continue
+    return word

@@ -1,0 +1,15 @@
+"""What reads stored runs and files of the kit, each module on its own, imported when asked for.
+
+compare        learning curves and results of several runs
+comparison     their table
+sensitivity    one setting for several environments, and what tuning each brings
+match          a match between two runs
+robustness     returns over a grid of an environment's parameters
+studies        a sweep as an Optuna study
+evaluation     episodes of a saved policy
+render         GIFs of episodes
+export         `launch.export`
+catalogue      --list
+report         the page that a sweep leaves
+copying        `--copy DIR`: an algorithm's file with all that it uses of the kit, as one file
+"""

@@ -1,0 +1,189 @@
+"""Runs side by side: learning curves by environment, algorithm and setting, and final returns.
+
+Statistics are those of Agarwal et al. 2021, https://arxiv.org/abs/2108.13264: interquartile means,
+with intervals from a bootstrap that is stratified by environment.
+"""
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from algorithms.launch.engine import results, settings
+from algorithms.launch.engine.errors import UserError, warn
+
+SHOWN = 20  # curves of an environment in the table
+
+
+class Trial(NamedTuple):
+    """One seed of a run."""
+
+    algorithm: str
+    environment: str
+    outcome: results.Outcome  # its setting is the whole configuration, but for the environment
+    run: Path  # as it was given, a run or a sweep
+
+
+class Curve(NamedTuple):
+    """All seeds of an algorithm with one setting in one environment."""
+
+    environment: str
+    label: str  # the algorithm, and what differs between its settings in this environment
+    trials: list[Trial]
+    timesteps: np.ndarray  # (points,), those that all trials have come to
+    returns: np.ndarray  # (points, seeds), without the trials whose policy is not finite
+
+    @property
+    def finals(self) -> np.ndarray:
+        """Returns at the last point, of the seeds that have one."""
+        last = self.returns[-1] if len(self.returns) else np.zeros(0)
+        return last[~np.isnan(last)]
+
+    @property
+    def middle(self) -> float:
+        """Their interquartile mean."""
+        return float(results.interquartile_mean(self.finals)) if len(self.finals) else np.nan
+
+
+def curves(trials: Sequence[Trial]) -> dict[str, list[Curve]]:
+    """Pools seeds of equal settings. Returns {environment: curves, the best one first}.
+
+    Raises:
+      UserError: trials with equal settings have no timestep in common.
+    """
+    panels: dict[str, list[Curve]] = {}
+    for (environment, algorithm), those in results.grouped(trials, _task).items():
+        names = differing([trial.outcome.setting for trial in those])
+        text = functools.partial(_text, names=names)
+        for pooled in results.grouped(those, text).values():
+            has = {n: x for n, x in _setting(pooled[0], names).items() if x is not None}
+            label = ", ".join([algorithm, *settings.text_of(has)])
+            panels.setdefault(environment, []).append(_curve(environment, label, pooled))
+    value = lambda curve: -np.inf if np.isnan(curve.middle) else curve.middle
+    return {env: sorted(panel, key=value, reverse=True) for env, panel in panels.items()}
+
+
+def _curve(environment: str, label: str, trials: list[Trial]) -> Curve:
+    name = f"{label} on {environment}"
+    seeds = results.grouped(trials, lambda trial: trial.outcome.seed)
+    if twice := [trial for same in seeds.values() if len(same) > 1 for trial in same]:
+        who = ", ".join(map(str, dict.fromkeys(trial.outcome.seed for trial in twice)))
+        warn(f"{name}: seed {who} is in more than one of {_runs(twice)}; each one counts")
+    finite = [trial.outcome for trial in trials if trial.outcome.is_finite]
+    if not finite:
+        return Curve(environment, label, trials, np.zeros(0, int), np.zeros((0, 0)))
+    x = functools.reduce(np.intersect1d, [outcome.timesteps for outcome in finite])
+    if not len(x):
+        raise UserError(f"{name}: {_runs(trials)} have no timestep in common")
+    ends = sorted({int(outcome.timesteps[-1]) for outcome in finite})
+    if len(ends) > 1:
+        warn(
+            f"{name}: its runs end between timesteps {ends[0]:,} and {ends[-1]:,}; "
+            f"they are compared up to {x[-1]:,}"
+        )
+    returns = [outcome.returns[np.isin(outcome.timesteps, x)] for outcome in finite]
+    return Curve(environment, label, trials, x, np.stack(returns, 1))
+
+
+def _task(trial: Trial) -> tuple[str, str]:
+    return trial.environment, trial.algorithm
+
+
+def _setting(trial: Trial, names: Sequence[str]) -> dict[str, Any]:
+    """Some fields, as a Config has them."""
+    return {name: settings.value_of(trial.outcome.setting.get(name)) for name in names}
+
+
+def _text(trial: Trial, names: Sequence[str]) -> str:
+    return str(_setting(trial, names))
+
+
+def _runs(trials: Sequence[Trial]) -> str:
+    return ", ".join(dict.fromkeys(str(trial.run) for trial in trials))
+
+
+def differing(configs: Sequence[dict[str, Any]]) -> list[str]:
+    """The fields in which settings differ."""
+    names = dict.fromkeys(name for config in configs for name in config)
+    return [n for n in names if any(config.get(n) != configs[0].get(n) for config in configs)]
+
+
+# --- tables ----------------------------------------------------------------------------------
+
+
+def table(panels: dict[str, list[Curve]]) -> str:
+    """A row for each curve: what its seeds have come to at its last timestep."""
+    rows = [["curve", "runs", "seeds", "final IQM", "95 %", "mean", "worst", "timestep", ""]]
+    more = 0
+    for environment, panel in panels.items():
+        if len(panels) > 1:
+            rows.append([f"{environment}:", *[""] * 8])
+        indent = "  " * (len(panels) > 1)
+        for curve in panel[:SHOWN]:
+            rows.append([f"{indent}{curve.label}", *_cells(curve)])
+        more += len(panel[SHOWN:])
+    return "\n".join([*results.aligned(rows), *[f"... and {more} curves more"] * bool(more)])
+
+
+def _cells(curve: Curve) -> list[str]:
+    finals, runs = curve.finals, {trial.run for trial in curve.trials}
+    numbers = ["-"] * 4
+    if len(finals):
+        values = curve.middle, finals.mean(), finals.min()
+        middle, mean, worst = (f"{value:.5g}" for value in values)
+        numbers = [middle, _interval(finals), mean, worst]
+    broken = sum(not trial.outcome.is_finite for trial in curve.trials)
+    without = len(curve.trials) - broken - len(finals)
+    notes = [f"{broken} not finite"] * bool(broken) + [f"{without} without a return"] * bool(
+        without
+    )
+    last = f"{curve.timesteps[-1]:,}" if len(curve.timesteps) else "-"
+    return [str(len(runs)), str(len(curve.trials)), *numbers, last, ", ".join(notes)]
+
+
+def _interval(scores: np.ndarray | Sequence[np.ndarray]) -> str:
+    if sum(map(np.size, scores)) < 2:
+        return "-"
+    low, high = results.bootstrap_interval(scores)
+    return f"{low:.5g} to {high:.5g}"
+
+
+def aggregate(panels: dict[str, list[Curve]]) -> str:
+    """A row for each label that is there in all environments, over all of them; "" for none.
+
+    Scores are final returns, scaled so that the lowest in an environment is 0 and the highest 1. An
+    environment in which all are equal is left out. Every score has the same weight. If the last
+    points differ in their timesteps, the rows show these.
+    """
+    scores: dict[str, dict[str, np.ndarray]] = {}  # {label: {environment: (seeds,)}}
+    last: dict[tuple[str, str], str] = {}  # {(label, environment): timestep}
+    environments = []
+    for environment, panel in panels.items():
+        finals = np.concatenate([curve.finals for curve in panel])
+        if not len(finals) or finals.min() == finals.max():
+            continue
+        environments.append(environment)
+        for curve in panel:
+            if len(curve.finals):
+                share = (curve.finals - finals.min()) / (finals.max() - finals.min())
+                scores.setdefault(curve.label, {})[environment] = share
+                last[curve.label, environment] = f"{curve.timesteps[-1]:,}"
+    everywhere = {k: list(s.values()) for k, s in scores.items() if len(s) == len(environments)}
+    if len(environments) < 2 or not everywhere:
+        return ""
+    steps = {label: "+".join(last[label, env] for env in environments) for label in everywhere}
+    differ = len(set(steps.values())) > 1
+    rows = [["curve", "seeds", *["steps"] * differ, "IQM", "95 %", "mean"]]
+    for label, strata in everywhere.items():
+        together = np.concatenate(strata)
+        middle, mean = results.interquartile_mean(together), together.mean()
+        seeds = "+".join(str(len(stratum)) for stratum in strata)
+        own = [steps[label]] * differ
+        rows.append([label, seeds, *own, f"{middle:.4f}", _interval(strata), f"{mean:.4f}"])
+    head = (
+        f"over {', '.join(environments)}: scores from 0 (the lowest final return of all that is\n"
+        "compared in an environment) to 1 (the highest), resampled within each environment:"
+    )
+    return "\n".join([head, *results.aligned(rows)])

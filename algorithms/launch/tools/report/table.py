@@ -1,0 +1,111 @@
+"""The ranking of one environment's settings, with intervals."""
+
+from collections.abc import Sequence
+from html import escape
+
+import numpy as np
+
+from algorithms.launch.engine.results import (
+    Ranked,
+    Retested,
+    bootstrap_interval,
+    interquartile_mean,
+)
+from algorithms.launch.tools.report.chance import RESAMPLES
+from algorithms.launch.tools.report.study import Study, value_text
+from algorithms.launch.tools.report.svg import Scale, number, scores_scale, short
+
+SHOWN = 10  # settings before one has to open the rest
+MOST = 100  # settings in the table
+WIDTH = 160  # pixels of an interval's picture
+
+
+def ranking(study: Study) -> str:
+    """The table, as HTML."""
+    rows = [_row(study, place) for place in range(min(MOST, len(study.settings)))]
+    head = ["", *study.axes, "mean return", "interquartile mean, 95 %", "", "lowest", "seeds"]
+    steps = len({setting.steps for setting in study.settings}) > 1
+    head += ["steps"] * steps
+    titles = "".join(f"<th>{escape(name)}</th>" for name in head)
+    table = lambda part: f"<table><tr>{titles}</tr>{''.join(part)}</table>"
+    parts = [table(rows[:SHOWN])]
+    if len(rows) > SHOWN:
+        parts.append(
+            f"<details><summary>Settings {SHOWN + 1} to {len(rows)} of {len(study.settings)}"
+            f"</summary>{table(rows[SHOWN:])}</details>"
+        )
+    return f'<div class="ranking">{"".join(parts)}</div>'
+
+
+def retest(study: Study, retested: Sequence[Retested]) -> str:
+    """The retested settings beside what the sweep's seeds promised, as HTML."""
+    names = [str(setting.setting) for setting in study.settings]
+    seeds = len(retested[0].again.trials)
+    fresh = f"on {seeds} fresh seed{'s' * (seeds > 1)}"
+    head = ["", *study.axes, "in the sweep", fresh, "95 % of means", "luck"]
+    rows = ["".join(f"<th>{escape(name)}</th>" for name in [*head, "seeds"])]
+    for one in retested:
+        finals = one.again.finals
+        low, high = bootstrap_interval(finals, lambda drawn: drawn.mean(-1), RESAMPLES)
+        place = names.index(str(one.again.setting))
+        cells = [(value_text(one.again.setting[name]), "", name) for name in study.axes]
+        tuned = f"{_mean(one.tuned)}{' (early)' * one.is_early}"
+        cells = [(str(place + 1), "rank", ""), *cells, (tuned, "", head[-4])]
+        cells += [(_mean(one.again), "mean", head[-3])]
+        interval = f"{number(low)} to {number(high)}" if len(finals) > 1 else "none"
+        cells += [(interval, "", "95 %"), (number(one.luck, 3), "", "luck")]
+        body = "".join(_cell(*cell) for cell in cells) + _seeds(one.again)
+        rows.append(f'</tr><tr data-s="{study.first + place}" tabindex="0">{body}')
+    return f'<div class="ranking"><table><tr>{"".join(rows)}</tr></table></div>'
+
+
+def _mean(setting: Ranked) -> str:
+    return number(setting.mean if len(setting.finals) else np.nan)
+
+
+def _row(study: Study, place: int) -> str:
+    setting = study.settings[place]
+    cells = [(str(place + 1), "rank", "")]
+    for name in study.axes:
+        cells.append((value_text(setting.setting[name]), "", name))
+    finals = setting.finals
+    if len(finals):
+        middle = float(interquartile_mean(finals))
+        interval = bootstrap_interval(finals, resamples=RESAMPLES)
+        words = number(middle)
+        if len(finals) > 1:
+            words += f" ({number(interval[0])} to {number(interval[1])})"
+        cells += [(number(setting.mean), "mean", "mean return"), (words, "", "IQM, 95 %")]
+        drawn = _interval(
+            scores_scale(np.array([s.mean for s in study.settings])), middle, interval, finals
+        )
+        lowest = number(finals.min())
+    else:
+        cells += [("none", "mean", "mean return"), ("none", "", "IQM, 95 %")]
+        drawn, lowest = "", "none"
+    body = "".join(_cell(*cell) for cell in cells) + f'<td class="interval">{drawn}</td>'
+    body += _cell(lowest, "", "lowest") + _seeds(setting)
+    if len({other.steps for other in study.settings}) > 1:
+        body += _cell(number(setting.steps), "", "steps")
+    return f'<tr data-s="{study.first + place}" tabindex="0">{body}</tr>'
+
+
+def _cell(words: str, kind: str, name: str) -> str:
+    attributes = f' class="{kind}"' * bool(kind) + f' data-name="{escape(name)}"' * bool(name)
+    return f"<td{attributes}>{escape(words)}</td>"
+
+
+def _seeds(setting: Ranked) -> str:
+    note = f', <b class="bad">{setting.broken} not finite</b>' if setting.broken else ""
+    return f'<td data-name="seeds">{len(setting.trials)}{note}</td>'
+
+
+def _interval(scale: Scale, middle: float, interval: Sequence[float], finals: np.ndarray) -> str:
+    at = lambda value: short(6 + (WIDTH - 12) * float(scale.at(value)))
+    dots = "".join(f'<circle class="seed" cx="{at(x)}" cy="8" r="2"/>' for x in finals[:20])
+    low, high = interval
+    return (
+        f'<svg viewBox="0 0 {WIDTH} 16" width="{WIDTH}" height="16" aria-hidden="true">{dots}'
+        f'<path class="whisker" d="M{at(low)} 8H{at(high)}"/>'
+        f'<circle class="middle" cx="{at(middle)}" cy="8" r="4"/></svg>'
+    )
