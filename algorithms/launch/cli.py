@@ -7,7 +7,7 @@ import gc
 import os
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from algorithms.launch.engine import (
     loading,
     outcomes,
     progress,
+    reading,
     settings,
 )
 from algorithms.launch.engine.description import read_description
@@ -32,14 +33,7 @@ from algorithms.launch.engine.options import INIT, NAMES, check_algorithm, make_
 from algorithms.launch.engine.session import Result
 from algorithms.launch.engine.settings import algorithm_name
 from algorithms.launch.engine.versions import kit
-from algorithms.launch.flags import (
-    Flags,
-    parse,
-    ranges_setting,
-    single_out,
-    size_in_bytes,
-    trial_of,
-)
+from algorithms.launch.flags import Flags, parse, single_out
 from algorithms.presets import PRESETS
 
 NOT_FINITE = 3  # an exit code, as those below
@@ -221,7 +215,7 @@ def with_ranges(
     base: Any, config: Any, grid: dict[str, Any], words: str
 ) -> tuple[Any, dict[str, Any]]:
     """The config and the grid with --randomize, which replaces ranges of a preset or a file."""
-    ranges = ranges_setting(words)
+    ranges = reading.ranges_setting(words)
 
     def more(env_settings: tuple[tuple[str, Any], ...]) -> tuple[tuple[str, Any], ...]:
         if env_settings != base.env_settings and "randomize" in dict(env_settings):
@@ -270,10 +264,10 @@ def train(module: Any, config: Any, grid: dict[str, Any], flags: Flags) -> int:
     limits: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if not flags.resume:
         keywords |= {name: getattr(flags, name) for name in INIT}
-        keywords["init_point"] = point_of(flags.init_point, "init-point")
+        keywords["init_point"] = reading.point_of(flags.init_point, "init-point")
         keywords |= chosen_before(flags) if flags.config else {}
     if flags.memory_limit is not None:
-        limits["memory_limit"] = size_in_bytes(flags.memory_limit)
+        limits["memory_limit"] = reading.size_in_bytes(flags.memory_limit)
     result: Result | Swept
     if flags.resume:
         if grid:
@@ -281,7 +275,7 @@ def train(module: Any, config: Any, grid: dict[str, Any], flags: Flags) -> int:
             raise UserError(f"--resume takes no values to sweep over: leave {names} out")
         more: dict[str, Any] = {
             "total_timesteps": config.total_timesteps,
-            "point": point_of(flags.point, "point", ("last",)),
+            "point": reading.point_of(flags.point, "point", ("last",)),
         }
         result = runner.resume(flags.resume, module=module, **more, **keywords)
     elif flags.pbt is not None:
@@ -338,7 +332,7 @@ def loaded_trials(module: Any, flags: Flags, path: str) -> Iterator[tuple]:
 
     On stderr it says which one was chosen, if there are several.
     """
-    point, there = point_of(flags.point, "point"), experiment.open(path)
+    point, there = reading.point_of(flags.point, "point"), experiment.open(path)
     chosen = chosen_trials(there, flags.trial)
     if len(chosen) == 1 or there.is_sweep:
         for number in chosen:
@@ -354,7 +348,7 @@ def loaded_trials(module: Any, flags: Flags, path: str) -> Iterator[tuple]:
 def chosen_trials(there: experiment.Experiment, word: str) -> list[int]:
     """The numbers of the trials that --trial names; stderr says which, if there are several."""
     try:
-        chosen = outcomes.choose(there, trial_of(word))
+        chosen = outcomes.choose(there, reading.trial_of(word))
     except ValueError as error:
         raise UserError(f"--trial {word}: {error}") from None
     for line in chosen.why:
@@ -376,7 +370,7 @@ def render(module: Any, flags: Flags, run: str) -> int:
 def export(module: Any, flags: Flags, run: str) -> int:
     from algorithms.launch.tools.export import export as write
 
-    point = point_of(flags.point, "point")
+    point = reading.point_of(flags.point, "point")
     for trial in chosen_trials(experiment.open(run), flags.trial):
         print(write(run, None, point, trial=trial, module=module), flush=True)
     return 0
@@ -395,15 +389,6 @@ def show_all(module: Any) -> int:
     devices.check_backend()  # gymnax starts it
     print(catalogue.text(algorithm_name(module)))
     return 0
-
-
-def point_of(word: str, flag: str, allowed: Sequence[str] = ("last", "best")) -> int | str:
-    """The point that --point or --init-point names."""
-    if word.isdigit():
-        return int(word)
-    if word not in allowed:
-        raise UserError(f"--{flag} {word}: give {', '.join(allowed)} or a number")
-    return word
 
 
 def check_pbt(base: Any, config: Any, flags: Flags) -> None:

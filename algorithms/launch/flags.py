@@ -12,8 +12,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from algorithms.launch.engine import distributions, settings
-from algorithms.launch.engine.errors import UserError
+from algorithms.launch.engine import distributions, reading, settings
 
 
 def _named(metavar: str) -> Any:
@@ -200,20 +199,20 @@ def value_types() -> tyro.constructors.ConstructorRegistry:
 def reader(kind: Any) -> tuple[str, Any, Any, Any] | None:
     """For a field's type: its metavar, how a word is read, what it gives, how that is written."""
     if kind is int:
-        return "INT", whole_number, int, str
+        return "INT", reading.whole_number, int, str
     if kind is float:
         return "FLOAT", float, int | float, settings.plain
     if kind is bool:
-        return "TRUE|FALSE", bool_of, bool, lambda value: str(value).lower()
+        return "TRUE|FALSE", reading.bool_of, bool, lambda value: str(value).lower()
     if kind is str:
         return "STR", str, str, str
     if typing.get_origin(kind) is not tuple:
         return None
     items = typing.get_args(kind)
     if items == (int, ...):
-        return "INT,INT,...", whole_numbers, tuple, lambda value: ",".join(map(str, value))
+        return "INT,INT,...", reading.whole_numbers, tuple, lambda value: ",".join(map(str, value))
     if typing.get_origin(items[0]) is tuple:
-        return "NAME=VALUE,...", named_values, tuple, named_values_text
+        return "NAME=VALUE,...", reading.named_values, tuple, reading.named_values_text
     return None
 
 
@@ -247,106 +246,3 @@ def or_draw(read: Any, kind: Any) -> Any:
         return distributions.distribution(word, plain, read) if is_draw else read(word)
 
     return value_or_draw
-
-
-def bool_of(word: str) -> bool:
-    """true or false."""
-    if word.lower() not in ("true", "false"):
-        raise ValueError(f"{word!r} is neither true nor false")
-    return word.lower() == "true"
-
-
-def size_in_bytes(word: str) -> int:
-    """500MB, 16GB, 1e9.
-
-    Raises:
-      UserError: it is none of these.
-    """
-    units = {"KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
-    number, unit = (
-        (word[:-2], units[word[-2:].upper()]) if word[-2:].upper() in units else (word, 1)
-    )
-    try:
-        return int(float(number) * unit)
-    except (ValueError, OverflowError):
-        raise UserError(f"--memory-limit {word}: give a size, as 500MB or 16GB") from None
-
-
-def trial_of(word: str) -> int | str:
-    """best, all or a number.
-
-    Raises:
-      ValueError: it is none of these.
-    """
-    if word not in ("best", "all") and not word.isdigit():
-        raise ValueError(f"{word!r} is neither best nor all nor a number")
-    return int(word) if word.isdigit() else word
-
-
-def whole_number(word: str) -> int:
-    """An int, also written as 5e5.
-
-    Raises:
-      ValueError: it is not whole.
-    """
-    try:
-        return int(word)
-    except ValueError:
-        value = float(word) if word else 0.5
-    if not value.is_integer():
-        raise ValueError(f"{word!r} is not a whole number")
-    return int(value)
-
-
-def whole_numbers(word: str) -> tuple[int, ...]:
-    """Whole numbers with commas between them, perhaps in brackets; none for an empty word."""
-    return tuple(whole_number(part) for part in parts_of(word) if part)
-
-
-def parts_of(word: str) -> list[str]:
-    """What stands between commas, without spaces around it and without a tuple's brackets."""
-    import re  # here, because a copied file takes this function without the imports above
-
-    # Around all numbers of a word or of a value, as wandb's agents write [64, 64].
-    numbers = r"(^|=)\s*[\[(](\s*|[-+.\s]*\d[-+.\deE\s,]*)[\])]\s*(?=,|$)"
-    return [part.strip() for part in re.sub(numbers, r"\1\2", word).split(",")]
-
-
-def ranges_setting(word: str) -> str:
-    """length=uniform:0.25:1,gravity=log:5:20 as the setting `randomize` of environments."""
-    return word.replace(" ", "").replace("=", ":").replace(",", "/")
-
-
-def named_values(word: str) -> tuple[tuple[str, Any], ...]:
-    """name=value pairs with commas between them; a value may be whole numbers, name=0,2."""
-    pairs: list[tuple[str, Any]] = []
-    for part in filter(None, parts_of(word)):
-        name, equals, value = part.partition("=")
-        number = plain_value(part)
-        if pairs and type(number) is int:  # one more of a tuple
-            last, before = pairs.pop()
-            before = before if isinstance(before, tuple) else (before,)
-            pairs.append((last, (*before, number)))
-        elif name and equals and value:
-            pairs.append((name.strip(), plain_value(value.strip())))
-        else:
-            raise ValueError(f"{part!r} is not name=value; --env-settings= alone means none")
-    return tuple(pairs)
-
-
-def named_values_text(pairs: tuple[tuple[str, Any], ...]) -> str:
-    """The inverse."""
-    text = lambda x: ",".join(map(str, x)) if isinstance(x, tuple) else str(x)
-    return ",".join(f"{name}={text(x)}" for name, x in pairs)
-
-
-def plain_value(word: str) -> Any:
-    """A bool, an int, a float or else the word itself."""
-    if word.lower() in ("true", "false"):
-        return word.lower() == "true"
-    for kind in (int, float):
-        try:
-            return kind(word)
-        except ValueError:
-            continue
-    return word

@@ -2,6 +2,7 @@
 
 settings and trials
 settings       configs and trials as plain values
+reading        what the words of a command line mean
 grids          the settings of a sweep
 distributions  `launch.Uniform`, `launch.Choice` and so on
 halving        successive halving and Hyperband: which trials train for how long

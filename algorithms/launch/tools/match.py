@@ -25,7 +25,7 @@ from algorithms.launch.engine import experiment, loading
 from algorithms.launch.engine.errors import UserError, refusing
 from algorithms.launch.engine.interrupts import in_background
 from algorithms.launch.engine.options import seeds_of
-from algorithms.launch.flags import named_values, trial_of
+from algorithms.launch.engine.reading import named_values, trial_of
 from envs import games
 
 RANDOM = "random"  # in place of a run

@@ -20,8 +20,7 @@ import numpy as np
 
 import envs
 from algorithms import parts
-from algorithms.launch import cli, flags
-from algorithms.launch.engine import experiment, files, loading, plots, results, settings
+from algorithms.launch.engine import experiment, files, loading, plots, reading, results, settings
 from algorithms.launch.engine.errors import UserError, refusing
 from algorithms.launch.engine.interrupts import in_background
 from algorithms.launch.engine.metrics import as_csv
@@ -99,7 +98,7 @@ def grid(
     words = randomize or dict(loaded[0].config.env_settings).get("randomize")
     if words is None:
         raise UserError(f"{runs[0]} was not trained on ranges: give some, --randomize {EXAMPLE}")
-    words = flags.ranges_setting(words)
+    words = reading.ranges_setting(words)
     source = None if randomize else runs[0]
     ranged = [_environment(run, one.config, words, source) for run, one in zip(runs, loaded)]
     ranges = ranged[0].ranges
@@ -271,7 +270,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             words.randomize,
             values=words.values,
             episodes=words.episodes,
-            point=cli.point_of(words.point, "point"),
+            point=reading.point_of(words.point, "point"),
             seed=words.seed,
         )
         print(found.text)

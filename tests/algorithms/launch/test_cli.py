@@ -18,7 +18,7 @@ import pytest
 
 from algorithms import dqn, launch, ppo, presets
 from algorithms.launch import cli, flags
-from algorithms.launch.engine import distributions, errors, programs
+from algorithms.launch.engine import distributions, errors, programs, reading
 from algorithms.launch.engine.run_dir import RunDir
 from algorithms.launch.tools import evaluation
 from tests.algorithms.launch import toy
@@ -147,17 +147,17 @@ def test_flags_become_settings():
 def test_a_tuple_may_have_brackets_and_spaces(word):
     """As wandb's agents write it."""
     assert parsed("--hidden-sizes", word)[0].hidden_sizes == (64, 32)
-    assert flags.named_values(f"observe={word}, x = 1.5") == (("observe", (64, 32)), ("x", 1.5))
-    drawn = distributions.distribution(f"choice:{word} / 8", tuple, flags.whole_numbers)
+    assert reading.named_values(f"observe={word}, x = 1.5") == (("observe", (64, 32)), ("x", 1.5))
+    drawn = distributions.distribution(f"choice:{word} / 8", tuple, reading.whole_numbers)
     assert drawn.values == [(64, 32), (8,)]
-    assert flags.whole_numbers("[]") == () and flags.whole_numbers("[6.4e1, -1]") == (64, -1)
+    assert reading.whole_numbers("[]") == () and reading.whole_numbers("[6.4e1, -1]") == (64, -1)
 
 
 def test_brackets_that_belong_to_a_value_stay():
     pairs = (("opponent", "runs/a(1)"), ("other", "(b)/c"))
-    assert flags.named_values("opponent=runs/a(1),other=(b)/c") == pairs
+    assert reading.named_values("opponent=runs/a(1),other=(b)/c") == pairs
     with pytest.raises(ValueError, match="'\\[64' is not a whole number|could not convert"):
-        flags.whole_numbers("[64,")
+        reading.whole_numbers("[64,")
 
 
 def test_ranges_of_the_environment():
@@ -185,8 +185,8 @@ def test_a_run_with_ranges(capsys, tmp_path):
 
 def test_a_setting_of_the_environment_may_be_several_numbers():
     pairs = (("observe", (0, 2, 3)), ("x", 1.5), ("y", 4))
-    assert flags.named_values("observe=0,2,3,x=1.5,y=4") == pairs
-    assert flags.named_values(flags.named_values_text(pairs)) == pairs
+    assert reading.named_values("observe=0,2,3,x=1.5,y=4") == pairs
+    assert reading.named_values(reading.named_values_text(pairs)) == pairs
     assert parsed("--env-settings", "observe=0,2")[0].env_settings == (("observe", (0, 2)),)
 
 

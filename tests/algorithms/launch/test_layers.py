@@ -13,8 +13,6 @@ PREFIX = "algorithms.launch."
 ROOMS = ["engine", "tools", ""]  # the front door has no folder
 # What the engine draws at a point, and how a sweep ends.
 NOT_YET = {("record", "tools.render"), ("options", "tools.render"), ("sweep_dir", "tools.report")}
-NOT_YET |= {("robustness", "cli"), ("robustness", "flags")}
-NOT_YET |= {("match", "flags.named_values"), ("match", "flags.trial_of")}
 
 
 def imported(file):

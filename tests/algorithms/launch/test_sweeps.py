@@ -24,6 +24,7 @@ from algorithms.launch.engine import (
     outcomes,
     pace,
     plots,
+    reading,
     record,
     results,
     session,
@@ -709,13 +710,13 @@ def test_flags_with_several_values_are_a_grid():
     "word, size", [("500MB", 500_000_000), ("1.5gb", 1_500_000_000), ("2e3", 2000)]
 )
 def test_sizes(word, size):
-    assert flags.size_in_bytes(word) == size
+    assert reading.size_in_bytes(word) == size
 
 
 @pytest.mark.parametrize("word", ["much", "3XB", "MB", "inf"])
 def test_sizes_that_are_none(word):
     with pytest.raises(UserError, match="as 500MB or 16GB"):
-        flags.size_in_bytes(word)
+        reading.size_in_bytes(word)
 
 
 @pytest.mark.parametrize(
