@@ -4,7 +4,7 @@ import contextlib
 import inspect
 import itertools
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -41,18 +41,21 @@ from algorithms.launch.engine.options import (
     check_files,
     check_floats,
     check_hooks,
-    check_outputs,
     describe,
     init_to_json,
     make_options,
     options_of,
     seeds_of,
 )
+from algorithms.launch.engine.outputs import Curve, Hooks, Output
 from algorithms.launch.engine.progress import Progress
-from algorithms.launch.engine.session import Chunk, Hooks, Result
+from algorithms.launch.engine.record import Point
+from algorithms.launch.engine.session import Chunk, Result
 from algorithms.launch.engine.stages import Stages
 from algorithms.launch.engine.sweep_dir import OPTIONAL, describe_sweep
 from algorithms.launch.engine.trainer import Trainer
+
+Functions = Sequence[Callable[[Point], None]]
 
 # --- what a Python user calls ----------------------------------------------------------------
 
@@ -67,7 +70,7 @@ def run(
     resume_if_exists: bool = False,
     root: Path | str = "runs",
     save: bool = True,
-    hooks: Hooks = (),
+    hooks: Functions = (),
     on_signal: str = "raise",
     quiet: bool = True,
     import_seconds: float = 0.0,
@@ -129,7 +132,7 @@ def sweep(
     resume_if_exists: bool = False,
     root: Path | str = "runs",
     save: bool = True,
-    hooks: Hooks = (),
+    hooks: Functions = (),
     on_signal: str = "raise",
     quiet: bool = True,
     import_seconds: float = 0.0,
@@ -209,7 +212,7 @@ def pbt(
     resume_if_exists: bool = False,
     root: Path | str = "runs",
     save: bool = True,
-    hooks: Hooks = (),
+    hooks: Functions = (),
     on_signal: str = "raise",
     quiet: bool = True,
     import_seconds: float = 0.0,
@@ -276,7 +279,7 @@ def resume(
     env: Any = None,
     total_timesteps: int | None = None,
     point: int | str = "last",
-    hooks: Hooks = (),
+    hooks: Functions = (),
     on_signal: str = "raise",
     quiet: bool = True,
     import_seconds: float = 0.0,
@@ -341,12 +344,12 @@ def _resume(
     env: Any,
     total_timesteps: int | None,
     point: int | str,
-    hooks: Hooks,
+    functions: Functions,
     view: Progress,
     options: dict[str, Any],
 ) -> Result | Swept:
     """`resume`, whatever the signals."""
-    check_hooks(hooks)
+    check_hooks(functions)
     total_timesteps, point = (parts.value_like(0, given) for given in (total_timesteps, point))
     with contextlib.ExitStack() as locks:
         there = experiment.open(path)
@@ -373,7 +376,7 @@ def _resume(
         if total_timesteps is not None and longer:
             chunks[0], notes = starts.extended(chunks[0], total_timesteps)
         for chunk in chunks:
-            check_outputs(chunk.trainer.config, chosen)
+            _check_outputs(chunk.trainer.config, chosen)
         if wanted is not None and wanted != (old := there.run_dir()).points("state")[-1]:
             run_dir = starts.forked(chunks[0], old, chosen)
             locks.enter_context(locked(run_dir.path))
@@ -382,6 +385,7 @@ def _resume(
             starts.check_no_rung(there.path)
         for note in notes:
             view.say(note)
+        hooks = _hooks(functions, chosen)
         if there.is_sweep:
             plans.announce_resumed(view, there.path, chunks)
             with view.timed("compile"):
@@ -407,6 +411,38 @@ def _stages_of(there: experiment.Experiment, chunks: list[Chunk], options: Optio
     return stages.of(asked, first, seeds, options, there.path)
 
 
+def _check_outputs(config: Any, options: Options) -> None:
+    """Refuses what cannot be drawn or tracked, before anything runs or is written."""
+    if options.track or options.tensorboard:
+        from algorithms.launch.tools import trackers
+
+        trackers.check_libraries(options.track, options.tensorboard)
+    if options.gif != "never":
+        from algorithms.launch.tools import render
+
+        render.check_drawable(config)
+
+
+def _hooks(functions: Functions, options: Options) -> Hooks:
+    """What happens at points, of tools that were asked for; the curve is drawn last."""
+    outputs: list[type[Output]] = []
+    if options.track or options.tensorboard:
+        from algorithms.launch.tools.trackers import Trackers
+
+        outputs.append(Trackers)
+    if options.gif != "never":
+        from algorithms.launch.tools.render import Gif
+
+        outputs.append(Gif)
+    return Hooks(functions, [*outputs, Curve], _page)
+
+
+def _page(*given: Any) -> str:
+    from algorithms.launch.tools.report import page
+
+    return page.page(*given)
+
+
 # --- how they begin --------------------------------------------------------------------------
 
 
@@ -427,7 +463,7 @@ def _begin(
     asked: grids.Asked | None,
     seeds: range,
     place: Place,
-    hooks: Hooks,
+    functions: Functions,
     view: Progress,
     options: dict[str, Any],
 ) -> Result | Swept:
@@ -441,7 +477,7 @@ def _begin(
     config = loading.pinned(parts.with_plain_values(config), there)
     module = split.of(module, chosen.split_envs)
     check_files(chosen, place.save)
-    check_hooks(hooks)
+    check_hooks(functions)
     if place.resume_if_exists and place.path is None:
         raise UserError("resume_if_exists: say which directory, run_dir=... (--run-dir DIR)")
     asked = grids.with_plain_values(config, asked or grids.Asked())
@@ -461,14 +497,14 @@ def _begin(
     if there is not None:
         _check_same(there, module, described)
         env = None if isinstance(config.env, str) else config.env
-        return _resume(there, module, env, None, "last", hooks, view, chosen.to_json())
+        return _resume(there, module, env, None, "last", functions, view, chosen.to_json())
     largest = max(group.trials.count for group in groups)
     at_once = min(asked.max_parallel or largest, largest)
     if not devices.use_cores(at_once * chosen.split_envs, config):
         view.say(devices.IN_USE)
     trainers = [Trainer(module, group.config, group.trials.count, view) for group in groups]
     for group in groups:
-        check_outputs(group.config, chosen)
+        _check_outputs(group.config, chosen)
     if chosen.init:
         chosen = _with_beginnings(chosen, seeds, trainers)
         described |= init_to_json(chosen)
@@ -476,6 +512,7 @@ def _begin(
         population.check_rounds(trainers[0].plan, config)
         population.check_floats_matter(module.module, config, list(module.settings.ranges))
         view.say(population.in_words(module.settings, config.num_evals))
+    hooks = _hooks(functions, chosen)
     if not is_sweep:
         return _begin_run(Chunk(trainers[0], groups[0].trials), described, chosen, hooks, place)
     portions = _portions(groups, trainers)

@@ -18,7 +18,8 @@ starts         where a chunk goes on
 initial        the policies at which new trials begin
 gathering      a run of trials that other runs have trained
 session        the loop over the points of a learning curve
-record         the files, trackers and pictures of a session
+record         the metrics and files of a session
+outputs        what else a run does at its points, and its curve
 
 programs and devices
 trainer        a configuration on devices
@@ -52,6 +53,5 @@ pace           seconds and steps per second
 brief          how a result prints itself
 plots          learning curves and sweeps as pictures
 lineage        the history of a population
-trackers       wandb and TensorBoard
 errors         users' mistakes, warnings, output that nobody reads
 """

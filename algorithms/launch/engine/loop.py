@@ -3,7 +3,7 @@
 import contextlib
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,9 +18,9 @@ from algorithms.launch.engine.interrupts import Interrupt
 from algorithms.launch.engine.locks import locked
 from algorithms.launch.engine.losses import Losses
 from algorithms.launch.engine.options import Options
-from algorithms.launch.engine.record import DRAW_SECONDS
+from algorithms.launch.engine.outputs import DRAW_SECONDS, Hooks
 from algorithms.launch.engine.results import Outcome
-from algorithms.launch.engine.session import Chunk, Hooks, Result, Session
+from algorithms.launch.engine.session import Chunk, Result, Session
 from algorithms.launch.engine.stages import Stages, following, name_of, steps_of
 from algorithms.launch.engine.sweep_dir import SoFar
 
@@ -91,9 +91,10 @@ def train_run(chunk: Chunk, options: Options, hooks: Hooks) -> Result:
 class Standing:
     """The results of a sweep so far."""
 
-    def __init__(self, stages: Stages, chunks: list[Chunk], view: progress.Progress):
-        self.stages, self.chunks, self.view = stages, chunks, view
-        self.losses = Losses(view.warn)
+    def __init__(self, stages: Stages, chunks: list[Chunk], page: Callable[..., str] | None):
+        self.stages, self.chunks, self.view = stages, chunks, chunks[0].trainer.view
+        self.page = page
+        self.losses = Losses(self.view.warn)
         self.ends: dict[int, tuple[Chunk, int, Result]] = {}  # of the trials of the last stages
         self.outcomes: dict[int, Outcome] = {}  # by the number of the trial
         self.retested: dict[int, Outcome] = {}
@@ -155,6 +156,7 @@ class Standing:
             chunks=self.chunks,
             losses=self.losses,
             objective=self.stages.asked.objective,
+            page=self.page,
         )
         written = so_far.publish()
         if last or time.perf_counter() - self.drawn > DRAW_SECONDS:
@@ -165,7 +167,7 @@ class Standing:
 
 def train_sweep(stages: Stages, chunks: list[Chunk], options: Options, hooks: Hooks) -> Swept:
     """Trains the unfinished chunks, stage by stage, and writes the tables anew after each."""
-    standing = Standing(stages, list(chunks), chunks[0].trainer.view)
+    standing = Standing(stages, list(chunks), hooks.page)
     with Interrupt() as interrupt:
         for stage in range(stages.num_stages):
             mine = [chunk for chunk in standing.chunks if chunk.stage == stage]

@@ -74,18 +74,6 @@ def check_floats(config: Any) -> None:
         raise UserError(str(error)) from error
 
 
-def check_outputs(config: Any, options: Options) -> None:
-    """Refuses what cannot be drawn or tracked, before anything runs or is written."""
-    if options.track or options.tensorboard:
-        from algorithms.launch.engine import trackers
-
-        trackers.check_libraries(options.track, options.tensorboard)
-    if options.gif != "never":
-        from algorithms.launch.tools import render
-
-        render.check_drawable(config)
-
-
 def check_files(options: Options, save: bool) -> None:
     if not save and options._replace(init=None, split_envs=1) != Options():
         raise UserError("save=False: keep_states, track, tensorboard and gif need files")

@@ -1,7 +1,5 @@
-"""Metrics of a session and, with a directory, its files, trackers and pictures."""
+"""Metrics of a session and, with a directory, its files."""
 
-import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -9,18 +7,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from algorithms.launch.engine import devices, files, hosts, loading, programs
+from algorithms.launch.engine import devices, hosts, programs
 from algorithms.launch.engine.alarms import ALARMS
 from algorithms.launch.engine.brief import brief
 from algorithms.launch.engine.errors import UserError, warn
 from algorithms.launch.engine.losses import Losses
-from algorithms.launch.engine.metrics import Metrics, stack
+from algorithms.launch.engine.metrics import Metrics
+from algorithms.launch.engine.outputs import Output
 from algorithms.launch.engine.pace import Pace
 from algorithms.launch.engine.run_dir import RunDir
 from algorithms.launch.engine.trainer import in_words
 from algorithms.launch.engine.versions import versions
-
-DRAW_SECONDS = 60.0  # between two drawings of the curve while the run goes on
 
 
 class Point(NamedTuple):
@@ -63,10 +60,10 @@ class Record:
         self.path = self.run_dir.path if self.run_dir else None
         self.rows = list(self.start.history.values())
         self.losses = Losses(session.view.warn)
-        self.trackers: list[Any] = []
-        self.drawn = time.perf_counter()
         self.were_finite = np.ones(session.trials.count, bool)
         self.pace = Pace(0.0, 0)
+        shown = self.run_dir and hosts.is_first()
+        self.outputs: list[Output] = [make(self) for make in session.hooks.outputs if shown]
 
     def begin(self) -> None:
         """Starts the clock of a session; what is compiled by now does not count."""
@@ -74,13 +71,11 @@ class Record:
         before = self.run_dir.seconds(start.point) if self.run_dir and start.history else 0.0
         last = start.history.get(start.point, {}).get("timestep", np.zeros(1))
         self.pace = Pace(before, int(last.max()))
-        if self.run_dir and hosts.is_first():  # while the program runs, which needs no Python
-            from algorithms.launch.engine import plots
-
-            threading.Thread(target=plots.import_libraries, daemon=True).start()
+        for output in self.outputs:
+            output.begin()
 
     def open(self) -> None:
-        """Brings the directory to where the session starts, and opens the trackers."""
+        """Brings the directory to where the session starts, and opens the outputs."""
         if self.run_dir and hosts.is_first():
             try:
                 self._open(self.run_dir)
@@ -103,22 +98,8 @@ class Record:
             bytes_of_one = devices.size(programs.initial_state(trainer.module, trainer.config))
             whole = bytes_of_one * session.trials.count * (session.num_points + 1)
             session.view.say(f"all states are kept: {in_words(whole)} when the run is done")
-        if options.track or options.tensorboard:
-            from algorithms.launch.engine import trackers
-
-            self.trackers = trackers.open_trackers(
-                track=options.track,
-                tensorboard=options.tensorboard,
-                one_run_per_seed=options.one_run_per_seed,
-                run_dir=run_dir.path,
-                name=run_dir.path.name,
-                group=run_dir.path.parent.name if session.in_sweep else None,
-                config={"algorithm": run_dir.algorithm, **run_dir.description["config"]},
-                trials=session.trials,
-                static=session.chunk.static,
-                resume=start.resumed,
-                save=files.write_json,
-            )
+        for output in self.outputs:
+            output.open()
 
     def mend(self) -> None:
         """Makes what people look at of a run that is finished, if its end was cut short."""
@@ -127,8 +108,8 @@ class Record:
                 self.run_dir.mend_metrics(self.start.point, self.start.history)
             except OSError as error:
                 warn(f"metrics.csv was not mended: {type(error).__name__}: {error}")
-            if not (self.run_dir.path / "curve.png").exists():
-                self.draw()
+            for output in self.outputs:
+                output.mend()
 
     def add(self, point: Point, states: Any) -> None:
         """Takes a point, and the states on the devices. A full disk does not end the run."""
@@ -145,18 +126,15 @@ class Record:
 
     def _publish(self, run_dir: RunDir, point: Point, states: Any) -> None:
         """What people look at."""
+        logged: Metrics = {}
         if point.metrics:
-            logged = self.pace.at(point.timestep, self.session.trainer, self.session.trials)
+            timing = self.pace.at(point.timestep, self.session.trainer, self.session.trials)
             what = f"metrics.csv lacks point {point.index} until a --resume"
             with self.losses.survive("rows of metrics.csv", what, OSError, point=point.index):
-                run_dir.append_metrics(point.index, point.metrics, logged)
-            for tracker in self.trackers:
-                tracker.log(point.metrics | logged, point.timestep)
-        last = self.session.num_points
-        if point.index == {"start": 0, "end": last, "every": point.index}.get(self.options.gif):
-            self._draw_gif(run_dir, point, states)
-        if time.perf_counter() - self.drawn > DRAW_SECONDS:
-            self.draw()
+                run_dir.append_metrics(point.index, point.metrics, timing)
+            logged = point.metrics | timing
+        for output in self.outputs:
+            output.at(point, states, logged)
 
     def tell_of_broken(self, point: Point, infinite: dict[str, np.ndarray], states: Any) -> None:
         """Warns of trials that are not finite for the first time; `infinite` says in what."""
@@ -197,53 +175,9 @@ class Record:
         for alarm in ALARMS if hosts.is_first() else ():
             self.session.view.warn_once(alarm, alarm(row))
 
-    def _draw_gif(self, run_dir: RunDir, point: Point, states: Any) -> None:
-        from algorithms.launch.tools import render
-
-        session, trainer = self.session, self.session.trainer
-        with self.losses.survive("GIFs", f"no GIF of point {point.index}", Exception):
-            policy = session.layout.get(states.policy)
-            state = loading.one_trial(loading.Acting(policy), 0)
-            config = session.trials.config(trainer.config, 0)
-            file = run_dir.path / f"episode_{point.index:06d}.gif"
-            file = render.render(trainer.module, config, state, file, session.trials.seeds[0])
-            for tracker in self.trackers:
-                tracker.gif(file, point.timestep)
-
-    def draw(self) -> None:
-        """Draws curve.png."""
-        self.drawn = time.perf_counter()
-        if not self.run_dir or not self.rows or not hosts.is_first():
-            return
-        from algorithms.launch.engine import plots
-
-        metrics, file = stack(self.rows), self.run_dir.path / "curve.png"
-        with self.losses.survive("curve.png", "curve.png was not drawn", Exception):
-            plots.curve(metrics, self.session.trials, self.session.trainer.name, file)
-        if "parent" in metrics:
-            self._draw_population(self.run_dir, metrics)
-
-    def _draw_population(self, run_dir: RunDir, metrics: Metrics) -> None:
-        from algorithms.launch.engine import lineage
-
-        settings, name = self.session.trainer.module.settings, self.session.trainer.name
-        logarithmic = [name for name, space in settings.ranges.items() if space.kind == "log"]
-        with self.losses.survive("population.png", "population.png was not drawn", Exception):
-            file, seeds = run_dir.path / "population.png", self.session.trials.seeds
-            lineage.draw(metrics, seeds, logarithmic, f"{name}: a population", file)
-
-    def _close_trackers(self) -> None:
-        from algorithms.launch.engine import results
-
-        static, metrics = self.session.chunk.static, stack(self.rows)
-        given = (static, self.session.trials, metrics, self.were_finite, "")
-        for tracker in self.trackers:
-            tracker.close(results.outcomes(*given))
-
     def close(self) -> None:
-        self.draw()
-        if self.trackers:
-            self._close_trackers()
+        for output in reversed(self.outputs):
+            output.close()
         lost = self.losses.in_words()
         if self.run_dir and lost:
             self.session.view.warn(f"not saved: {lost}; {self._what_would_do(self.run_dir)}")

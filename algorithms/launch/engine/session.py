@@ -22,13 +22,12 @@ from algorithms.launch.engine.metrics import (
     without_losses,
 )
 from algorithms.launch.engine.options import Options, describe
+from algorithms.launch.engine.outputs import Hooks
 from algorithms.launch.engine.progress import not_finite
 from algorithms.launch.engine.record import Point, Record, Start
 from algorithms.launch.engine.run_dir import RunDir
 from algorithms.launch.engine.settings import Trials
 from algorithms.launch.engine.trainer import Trainer, excess, length
-
-Hooks = Sequence[Callable[[Point], None]]
 
 
 class Result(NamedTuple):
@@ -93,7 +92,7 @@ class Session:
       in_sweep: the run is a chunk of a sweep, which says what a run says by itself otherwise.
     """
 
-    def __init__(self, chunk: Chunk, options: Options, hooks: Hooks = (), in_sweep: bool = False):
+    def __init__(self, chunk: Chunk, options: Options, hooks: Hooks, in_sweep: bool = False):
         self.chunk, self.options, self.hooks, self.in_sweep = chunk, options, hooks, in_sweep
         self.trainer, self.trials, trainer = chunk.trainer, chunk.trials, chunk.trainer
         self.view, self.num_points = trainer.view, chunk.num_points
@@ -239,9 +238,9 @@ class Session:
         with self.view.timed("save"):
             record.add(seen, states)
         self.view.point(point, row, ~is_finite)
-        for hook in self.hooks if row else ():
+        for function in self.hooks.functions if row else ():
             try:
-                hook(seen)
+                function(seen)
             except Stop as stop:
                 interrupt.stop(str(stop))
 

@@ -12,6 +12,7 @@ best.json           the best setting, for --config; with several environments, b
 .lock               held by the process that trains here (locks.py)
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -95,6 +96,7 @@ class SoFar(NamedTuple):
     chunks: list[Chunk]
     losses: Losses
     objective: str
+    page: Callable[..., str] | None  # the text of the report
 
     def publish(self) -> bool:
         """Writes the tables of all trials so far. Returns whether they are there."""
@@ -114,9 +116,8 @@ class SoFar(NamedTuple):
         return False
 
     def draw(self) -> None:
-        """Writes the picture and the page of all trials so far."""
+        """Writes the picture and the report of all trials so far."""
         from algorithms.launch.engine import plots
-        from algorithms.launch.tools.report import page
 
         ranked, config = results.rank(self.trials, self.objective), self.chunks[0].trainer.config
         configs = [chunk.trainer.config for chunk in self.chunks]
@@ -125,12 +126,14 @@ class SoFar(NamedTuple):
             grid = experiment.open(self.path).description["grid"]
             linear = [name for name, asked in grid.items() if plots.is_log(asked) is False]
             plots.sweep(ranked, title, self.path / "sweep.png", linear)
+        if not self.page:
+            return
         with self.losses.survive("report.html", "report.html was not written", Exception):
             grid = experiment.open(self.path).description["grid"]
             retested = self.retested if self.is_retested else []
             again = results.retests(ranked, retested, self.objective)
             limits = {name: parts.bounds(config, name) for name in settings.float_fields(config)}
-            text = page.page(ranked, title, self.path, grid, again, self.objective, limits)
+            text = self.page(ranked, title, self.path, grid, again, self.objective, limits)
             files.write_whole(self.path / "report.html", text.encode())
 
 

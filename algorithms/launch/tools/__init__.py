@@ -1,4 +1,5 @@
-"""What reads stored runs and files of the kit, each module on its own, imported when asked for.
+"""What reads stored runs and files of the kit, or draws and tracks a run; each module on its own,
+imported when asked for.
 
 compare        learning curves and results of several runs
 comparison     their table
@@ -8,6 +9,7 @@ robustness     returns over a grid of an environment's parameters
 studies        a sweep as an Optuna study
 evaluation     episodes of a saved policy
 render         GIFs of episodes
+trackers       wandb and TensorBoard
 export         `launch.export`
 catalogue      --list
 report         the page that a sweep leaves

@@ -21,7 +21,10 @@ import numpy as np
 
 import envs
 from algorithms import parts
+from algorithms.launch.engine import loading
 from algorithms.launch.engine.errors import UserError
+from algorithms.launch.engine.metrics import Metrics
+from algorithms.launch.engine.outputs import Output
 
 WIDTH = 320  # pixels of a frame, at least
 CLASSIC_WIDTH = 400  # of gymnasium's pictures, which are 500 or 600 wide and make large files
@@ -72,6 +75,23 @@ def render(
     pictures = painter.paint(inner, env_params, states)
     frames = _annotate(pictures, inner.name, episode)
     return _save(frames, painter.milliseconds, Path(path))
+
+
+class Gif(Output):
+    """An episode of the first trial, when the option `gif` says."""
+
+    def at(self, point: Any, states: Any, logged: Metrics) -> None:
+        session, last = self.session, self.session.num_points
+        if point.index != {"start": 0, "end": last, "every": point.index}[session.options.gif]:
+            return
+        with self.record.losses.survive("GIFs", f"no GIF of point {point.index}", Exception):
+            acting = loading.Acting(session.layout.get(states.policy))
+            state, trainer = loading.one_trial(acting, 0), session.trainer
+            config = session.trials.config(trainer.config, 0)
+            file = self.record.path / f"episode_{point.index:06d}.gif"
+            file = render(trainer.module, config, state, file, session.trials.seeds[0])
+            for output in self.record.outputs:
+                output.gif(file, point.timestep)
 
 
 def check_drawable(config: Any) -> "_Painter":

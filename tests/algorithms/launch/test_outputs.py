@@ -21,10 +21,10 @@ from PIL import Image, ImageSequence
 
 import envs
 from algorithms import launch
-from algorithms.launch.engine import files, plots, progress, results, trackers
+from algorithms.launch.engine import files, plots, progress, results
 from algorithms.launch.engine.errors import UserError
 from algorithms.launch.engine.settings import Trials
-from algorithms.launch.tools import evaluation, render
+from algorithms.launch.tools import evaluation, render, trackers
 from tests.algorithms.launch import toy
 from tests.probe import RecallState, Reporting
 

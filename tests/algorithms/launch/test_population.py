@@ -15,6 +15,7 @@ from algorithms.launch.engine import devices, evolution, lineage, plots, populat
 from algorithms.launch.engine.errors import UserError
 from algorithms.launch.engine.evolution import Range
 from algorithms.launch.engine.options import Options
+from algorithms.launch.engine.outputs import Hooks
 from algorithms.launch.engine.population import Population, Settings
 from algorithms.launch.engine.progress import Progress
 from algorithms.launch.engine.session import Chunk, Session
@@ -330,7 +331,7 @@ def test_a_longer_population_is_told_that_the_old_end_replaced_nobody(
 def test_the_rounds_that_would_come_closer(capsys, total, rounds, hint):
     config = CONFIG.replace(total_timesteps=total, num_evals=rounds)
     trainer = Trainer(Population(toy, SETTINGS), config, 1, Progress(False, 0.0))
-    Session(Chunk(trainer, Trials([0])), Options())._announce()
+    Session(Chunk(trainer, Trials([0])), Options(), Hooks())._announce()
     assert hint in capsys.readouterr().err
 
 

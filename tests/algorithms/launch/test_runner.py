@@ -18,18 +18,19 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from algorithms import crossq, dqn, launch, ppo, ppo_vtrace, reinforce
 from algorithms.launch import cli, runner
-from algorithms.launch.engine import devices, experiment, metrics, pace, session, starts, trackers
+from algorithms.launch.engine import devices, experiment, metrics, pace, session, starts
 from algorithms.launch.engine.errors import UserError
 from algorithms.launch.engine.loading import choose_point
 from algorithms.launch.engine.loop import Swept
 from algorithms.launch.engine.options import Options, describe
+from algorithms.launch.engine.outputs import Hooks
 from algorithms.launch.engine.progress import Progress
 from algorithms.launch.engine.record import Point
 from algorithms.launch.engine.results import Outcome, Ranked
 from algorithms.launch.engine.run_dir import RunDir
 from algorithms.launch.engine.settings import Trials
 from algorithms.launch.engine.trainer import Trainer, excess
-from algorithms.launch.tools import evaluation
+from algorithms.launch.tools import evaluation, trackers
 from tests.algorithms import test_dqn
 from tests.algorithms.launch import toy
 from tests.broken import untimed
@@ -178,7 +179,7 @@ def test_hooks_see_every_point(tmp_path):
 def test_how_long_a_run_will_be_is_said_before_it_starts(capsys, total, num_evals, line, excess):
     config = CONFIG.replace(total_timesteps=total, num_evals=num_evals)
     trainer = Trainer(toy, config, 1, Progress(False, 0.0))
-    session.Session(session.Chunk(trainer, Trials([0])), Options())._announce()
+    session.Session(session.Chunk(trainer, Trials([0])), Options(), Hooks())._announce()
     out, err = capsys.readouterr()
     assert line in out
     assert bool(err) == bool(excess) and re.search(excess, err)

@@ -29,7 +29,6 @@ from algorithms.launch.engine import (
     results,
     session,
     settings,
-    trackers,
     trainer,
 )
 from algorithms.launch.engine.distributions import Choice, LogUniform, Uniform
@@ -37,7 +36,7 @@ from algorithms.launch.engine.errors import UserError
 from algorithms.launch.engine.halving import Halving
 from algorithms.launch.engine.progress import Progress
 from algorithms.launch.engine.run_dir import RunDir
-from algorithms.launch.tools import render
+from algorithms.launch.tools import render, trackers
 from tests import probe as tasks
 from tests.algorithms.launch import toy
 from tests.broken import untimed

@@ -13,14 +13,52 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from algorithms.launch.engine import objectives, pace
+from algorithms.launch.engine import files, objectives, pace, results
 from algorithms.launch.engine.errors import UserError, warn
+from algorithms.launch.engine.metrics import Metrics, stack
+from algorithms.launch.engine.outputs import Output
 from algorithms.launch.engine.plots import by_player, mean_and_error
 from algorithms.launch.engine.results import Outcome, grouped
 from algorithms.launch.engine.settings import Trials, lenient, plain, text_of
 
 WANDB_PROJECT = "jax-rl"  # unless $WANDB_PROJECT names another
 SUMMARY = ("final_return", "mean_return", "worst_seed")  # objectives that wandb's table shows
+
+
+class Trackers(Output):
+    """The trackers that were asked for, as an output of a run."""
+
+    trackers: Sequence["Tracker"] = ()
+
+    def open(self) -> None:
+        session, run_dir = self.session, self.record.run_dir
+        self.trackers = open_trackers(
+            track=session.options.track,
+            tensorboard=session.options.tensorboard,
+            one_run_per_seed=session.options.one_run_per_seed,
+            run_dir=run_dir.path,
+            name=run_dir.path.name,
+            group=run_dir.path.parent.name if session.in_sweep else None,
+            config={"algorithm": run_dir.algorithm, **run_dir.description["config"]},
+            trials=session.trials,
+            static=session.chunk.static,
+            resume=self.record.start.resumed,
+            save=files.write_json,
+        )
+
+    def at(self, point: Any, states: Any, logged: Metrics) -> None:
+        for tracker in self.trackers if logged else ():
+            tracker.log(logged, point.timestep)
+
+    def gif(self, file: Path, timestep: int) -> None:
+        for tracker in self.trackers:
+            tracker.gif(file, timestep)
+
+    def close(self) -> None:
+        session, metrics = self.session, stack(self.record.rows)
+        given = (session.chunk.static, session.trials, metrics, self.record.were_finite, "")
+        for tracker in self.trackers:
+            tracker.close(results.outcomes(*given))
 
 
 class Tracker(Protocol):
