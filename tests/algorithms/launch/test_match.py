@@ -20,6 +20,7 @@ from algorithms.launch.engine import loading
 from algorithms.launch.engine.errors import UserError
 from algorithms.launch.tools import match, render
 from algorithms.parts import static
+from envs import pictures
 from tests.algorithms.launch import toy
 
 pytestmark = pytest.mark.needs("pgx")
@@ -362,6 +363,6 @@ def _frames(gif):
 
 
 def test_a_picture_of_a_game_needs_a_library(monkeypatch):
-    monkeypatch.setattr(render.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(pictures.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match="pgx/tic_tac_toe needs resvg-py: pip install resvg-py"):
         render.check_drawable(TINY)

@@ -25,6 +25,7 @@ from algorithms.launch.engine import files, plots, progress, results
 from algorithms.launch.engine.errors import UserError
 from algorithms.launch.engine.settings import Trials
 from algorithms.launch.tools import evaluation, render, trackers
+from envs import pictures
 from tests.algorithms.launch import toy
 from tests.probe import RecallState, Reporting
 
@@ -589,8 +590,8 @@ def test_cart_is_where_the_state_says():
     zeros = np.zeros(3, np.float32)
     _, state = env.reset_env(jax.random.key(0), params)
     states = state.replace(x=x, x_dot=zeros, theta=zeros, theta_dot=zeros, time=zeros)
-    inner, _, states = render._unwrap(env, params, states)
-    for frame, position in zip(render._classic(inner, params, states), x, strict=True):
+    inner, _, states = pictures.unwrap(env, params, states)
+    for frame, position in zip(pictures._classic(inner, params, states), x, strict=True):
         columns = np.nonzero((frame[190:210] < 40).all(axis=-1).sum(axis=0) > 5)[0]
         expected = 200 + position * 400 / 4.8
         assert abs(columns.mean() - expected) < 3
@@ -600,7 +601,7 @@ def test_a_picture_shows_the_parameters_of_its_episode():
     config = Config(env_settings=(("randomize", "length:uniform:5:9"), ("max_steps", 4)))
     env, params = envs.make(config.env, **dict(config.env_settings))
     states = render.play(FAKE, config, STATE, seed=5, max_frames=1000).states
-    _, shown, _ = render._unwrap(env, params, states)
+    _, shown, _ = pictures.unwrap(env, params, states)
     drawn = 5 + 4 * float(states.inner.shares[0, 0])
     assert float(shown.length) == pytest.approx(drawn) and float(shown.length) > 5
     assert params.length == 0.5
@@ -615,7 +616,7 @@ def test_catch_shows_ball_and_paddle_where_they_are(tmp_path):
         centres = picture[16::32, 80 + 16 : 240 : 32]  # of 10x5 cells, 32 wide, in the middle
         paddle, ball = (centres[y[i], x[i]] for x, y in places)
         for colour, kind in ((paddle, 1), (ball, 2)):  # a GIF's colours are a few steps off
-            assert np.abs(colour.astype(int) - render.COLOURS[kind]).max() < 8
+            assert np.abs(colour.astype(int) - pictures.COLOURS[kind]).max() < 8
 
 
 def test_a_gif_that_cannot_be_written_is_the_users_to_solve(tmp_path):
@@ -683,9 +684,9 @@ def test_what_cannot_be_drawn_is_refused(name, tmp_path):
 
 
 def test_missing_pygame_names_the_pip_command(monkeypatch):
-    find = render.importlib.util.find_spec
+    find = pictures.importlib.util.find_spec
     without = lambda name: None if name == "pygame" else find(name)
-    monkeypatch.setattr(render.importlib.util, "find_spec", without)
+    monkeypatch.setattr(pictures.importlib.util, "find_spec", without)
     render.check_drawable(Config(env="Catch-bsuite"))
     with pytest.raises(UserError, match="pip install pygame"):
         render.check_drawable(Config(env="CartPole-v1"))
