@@ -1,0 +1,36 @@
+"""Names that jax does not promise to keep: all places that use one."""
+
+import ast
+import importlib
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+USED = {
+    "algorithms/launch/engine/hosts.py": {"jax._src.distributed"},  # see `hosts._joined`
+    # dce_jaxpr says which inputs a program uses, also inside of loops.
+    "algorithms/launch/engine/population.py": {"jax.interpreters.partial_eval"},
+    "envs/behaviour.py": {"jax.interpreters.partial_eval"},
+}
+
+
+def imported(file):
+    for node in ast.walk(ast.parse(file.read_bytes())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Attribute):
+            yield ast.unparse(node)
+
+
+def test_private_modules_of_jax_are_used_where_this_says():
+    found = {}
+    for file in [f for folder in ("algorithms", "envs") for f in (ROOT / folder).rglob("*.py")]:
+        names = {
+            n for n in imported(file) if n.startswith(("jax._src", "jax.interpreters", "jaxlib"))
+        }
+        if names:
+            found[str(file.relative_to(ROOT))] = names
+    assert found == USED
+    for name in set.union(*USED.values()):
+        assert importlib.import_module(name)
