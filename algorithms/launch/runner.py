@@ -515,9 +515,9 @@ def _begin(
     hooks = _hooks(functions, chosen)
     if not is_sweep:
         return _begin_run(Chunk(trainers[0], groups[0].trials), described, chosen, hooks, place)
-    portions = _portions(groups, trainers)
-    what = stages.of(asked, portions, seeds, chosen)
-    return _begin_sweep(what, portions, described, hooks, place, view)
+    uncut = _uncut(groups, trainers)
+    what = stages.of(asked, uncut, seeds, chosen)
+    return _begin_sweep(what, uncut, described, hooks, place, view)
 
 
 def _pinned(config: Any, asked: grids.Asked) -> grids.Asked:
@@ -546,17 +546,17 @@ def _begin_run(
 
 def _begin_sweep(
     what: Stages,
-    portions: list[plans.Portion],
+    uncut: list[Chunk],
     described: dict[str, Any],
     hooks: Hooks,
     place: Place,
     view: Progress,
 ) -> Swept:
     options = what.options
-    plans.announce(view, portions, what.asked, len(what.seeds))
-    portions = stages.first_portions(what, portions)
-    cut_up = plans.cut(view, portions, what.asked, start=True)
-    plans.say_plan(view, portions, cut_up)
+    plans.announce(view, uncut, what.asked, len(what.seeds))
+    uncut = stages.first_rungs(what, uncut)
+    cut_up = plans.cut(view, uncut, what.asked, start=True)
+    plans.say_plan(view, uncut, cut_up)
     chunks = [chunk for one in cut_up for chunk in one]
     if not place.save:
         return loop.train_sweep(what, chunks, options, hooks)
@@ -572,12 +572,12 @@ def _begin_sweep(
         return loop.train_sweep(what._replace(path=made), chunks, options, hooks)
 
 
-def _portions(groups: list[grids.Group], trainers: list[Trainer]) -> list[plans.Portion]:
+def _uncut(groups: list[grids.Group], trainers: list[Trainer]) -> list[Chunk]:
     """The groups with the numbers of their trials."""
     first, found = 0, []
     for group, trainer in zip(groups, trainers):
         numbers = range(first, first + group.trials.count)
-        found.append(plans.Portion(trainer, group.trials, numbers, group.static))
+        found.append(Chunk(trainer, group.trials, group.static, numbers=numbers))
         first += group.trials.count
     return found
 

@@ -1,10 +1,8 @@
 """Which trials of a sweep train at once: compiles programs, cuts chunks, and prints both."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,37 +11,20 @@ from algorithms.launch.engine import devices, grids, hosts, progress, settings
 from algorithms.launch.engine.errors import UserError, warn
 from algorithms.launch.engine.interrupts import in_background
 from algorithms.launch.engine.session import Chunk
-from algorithms.launch.engine.settings import Trials, text_of
 from algorithms.launch.engine.sweep_dir import title_of
-from algorithms.launch.engine.trainer import Trainer, excess, in_words, length, usable_capacity
+from algorithms.launch.engine.trainer import excess, in_words, length, usable_capacity
 
 
-class Portion(NamedTuple):
-    """Trials of one stage that one compiled program can train, before they are cut into chunks."""
-
-    trainer: Trainer
-    trials: Trials
-    numbers: Sequence[int]  # in results.csv
-    static: Mapping[str, Any] = MappingProxyType({})  # swept static fields
-    stage: int = 0
-    retest: bool = False
-    last: int | None = None  # the point that they train to; None: to the end
-
-    @property
-    def label(self) -> str:
-        return ", ".join(text_of(self.static))
-
-
-def num_settings(portions: Sequence[Portion | Chunk], seeds: range) -> int:
+def num_settings(chunks: Sequence[Chunk], seeds: range) -> int:
     """How many settings each environment has."""
-    numbers = {number for portion in portions for number in portion.numbers}
-    names = {settings.env_name(portion.trainer.config) for portion in portions}
+    numbers = {number for chunk in chunks for number in chunk.numbers}
+    names = {settings.env_name(chunk.trainer.config) for chunk in chunks}
     return len(numbers) // len(seeds) // len(names)
 
 
-def num_points(portions: Sequence[Portion | Chunk]) -> int:
+def num_points(chunks: Sequence[Chunk]) -> int:
     """Of the shortest curve."""
-    return min(portion.trainer.plan.points for portion in portions)
+    return min(chunk.trainer.plan.points for chunk in chunks)
 
 
 def check_limits(asked: grids.Asked) -> None:
@@ -54,57 +35,46 @@ def check_limits(asked: grids.Asked) -> None:
 
 
 def cut(
-    view: progress.Progress, portions: Sequence[Portion], asked: grids.Asked, start: bool
+    view: progress.Progress, uncut: Sequence[Chunk], asked: grids.Asked, start: bool
 ) -> list[list[Chunk]]:
-    """Compiles the program of each portion, some at a time. Returns the chunks of each.
+    """Compiles the programs, some at a time. Returns the chunks of each.
 
     Args:
+      uncut: the trials of each program.
       start: the trials are new; others go on from states that exist.
     """
-    limit = asked.memory_limit or usable_capacity(portions[0].trainer.layout)
+    limit = asked.memory_limit or usable_capacity(uncut[0].trainer.layout)
 
-    def fit(portion: Portion) -> list[range]:
-        floats, trainer = portion.trials.floats, portion.trainer
+    def fit(chunk: Chunk) -> list[range]:
+        floats, trainer = chunk.trials.floats, chunk.trainer
         swept = {n: np.unique(x).tolist() for n, x in floats.items() if hasattr(trainer.config, n)}
         with parts.asked_for(swept):
-            return trainer.fit(portion.trials.count, asked.max_parallel, limit, start)
+            return trainer.fit(chunk.trials.count, asked.max_parallel, limit, start)
 
     def fit_all() -> list[list[range]]:
         with ThreadPoolExecutor(devices.num_cores()) as pool:
-            return list(pool.map(parts.usual_jax()(fit), portions))
+            return list(pool.map(parts.usual_jax()(fit), uncut))
 
     with view.timed("compile"):
         plans = in_background(fit_all)
-    return [[_chunk(portion, part) for part in plan] for portion, plan in zip(portions, plans)]
-
-
-def _chunk(portion: Portion, part: range) -> Chunk:
-    return Chunk(
-        trainer=portion.trainer,
-        trials=portion.trials.part(part.start, part.stop),
-        static=portion.static,
-        numbers=portion.numbers[part.start : part.stop],
-        stage=portion.stage,
-        retest=portion.retest,
-        last=portion.last,
-    )
+    return [[chunk.some(part) for part in plan] for chunk, plan in zip(uncut, plans)]
 
 
 def announce(
-    view: progress.Progress, portions: Sequence[Portion], asked: grids.Asked, num_seeds: int
+    view: progress.Progress, uncut: Sequence[Chunk], asked: grids.Asked, num_seeds: int
 ) -> None:
     """Prints what a new sweep is, and warns of programs that train for longer than asked."""
-    count = sum(portion.trials.count for portion in portions)
+    count = sum(chunk.trials.count for chunk in uncut)
     kinds = f"{counted(count // num_seeds, 'setting')} x {counted(num_seeds, 'seed')}"
-    trainers = [portion.trainer for portion in portions]
+    trainers = [chunk.trainer for chunk in uncut]
     name = title_of(trainers[0].module, [trainer.config for trainer in trainers])
     view.say(f"{name}: a sweep of {counted(count, 'trial')}, {kinds}")
-    for line in grids.remarks(asked, [portion.static for portion in portions], count // num_seeds):
+    for line in grids.remarks(asked, [chunk.static for chunk in uncut], count // num_seeds):
         view.say(line)
     longer: dict[str, None] = {}  # each text once, of the brackets of a group
-    for portion in portions:
-        if text := excess(portion.trainer.config, portion.trainer.plan):
-            longer[": ".join(filter(None, [portion.label, text]))] = None
+    for chunk in uncut:
+        if text := excess(chunk.trainer.config, chunk.trainer.plan):
+            longer[": ".join(filter(None, [chunk.label, text]))] = None
     for text in longer if hosts.is_first() else ():
         warn(text)
 
@@ -133,13 +103,13 @@ def counted(number: int, noun: str) -> str:
 
 
 def say_plan(
-    view: progress.Progress, portions: Sequence[Portion], cut_up: Sequence[Sequence[Chunk]]
+    view: progress.Progress, uncut: Sequence[Chunk], cut_up: Sequence[Sequence[Chunk]]
 ) -> None:
-    """A line for each portion: its trials, chunks, devices and memory."""
-    for number, (portion, chunks) in enumerate(zip(portions, cut_up), 1):
-        trainer, layout = portion.trainer, portion.trainer.layout
-        which = f"group {number} of {len(portions)}"
-        name = f"{which} ({portion.label})" if portion.label else which
+    """A line for each program: its trials, chunks, devices and memory."""
+    for number, (one, chunks) in enumerate(zip(uncut, cut_up), 1):
+        trainer, layout = one.trainer, one.trainer.layout
+        which = f"group {number} of {len(uncut)}"
+        name = f"{which} ({one.label})" if one.label else which
         count, used = len(chunks), len(layout.devices)
         parts = f"{count} chunks of {chunks[0].trials.count}" if count > 1 else "all at once"
         where = counted(used, f"{layout.devices[0].platform} device")
@@ -147,6 +117,6 @@ def say_plan(
         whole = in_words(trainer.bytes_per_device)
         points = [length(trainer.plan), counted(trainer.plan.points, "point")]
         view.say(
-            f"{name}: {counted(portion.trials.count, 'trial')}, {parts}, on {where}; "
+            f"{name}: {counted(one.trials.count, 'trial')}, {parts}, on {where}; "
             f"{each} a trial, {whole} a device; {', '.join(filter(None, points))}"
         )

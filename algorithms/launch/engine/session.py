@@ -26,7 +26,7 @@ from algorithms.launch.engine.outputs import Hooks
 from algorithms.launch.engine.progress import not_finite
 from algorithms.launch.engine.record import Point, Record, Start
 from algorithms.launch.engine.run_dir import RunDir
-from algorithms.launch.engine.settings import Trials
+from algorithms.launch.engine.settings import Trials, text_of
 from algorithms.launch.engine.trainer import Trainer, excess, length
 
 
@@ -59,7 +59,10 @@ class Result(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Trials that train at once: all of a run, some of a sweep."""
+    """Trials that train at once: all of a run, some of a sweep.
+
+    Before a sweep is cut up, all that one program can train.
+    """
 
     trainer: Trainer  # with a layout for at least as many trials
     trials: Trials
@@ -79,6 +82,15 @@ class Chunk(NamedTuple):
     @property
     def is_finished(self) -> bool:
         return self.start.point >= self.num_points
+
+    @property
+    def label(self) -> str:
+        return ", ".join(text_of(self.static))
+
+    def some(self, places: Sequence[int]) -> "Chunk":
+        """The same with some of its trials, before it has a directory."""
+        numbers = [self.numbers[i] for i in places]
+        return self._replace(trials=self.trials.some(places), numbers=numbers)
 
     def described(self, options: Options) -> dict[str, Any]:
         """What its config.json holds."""

@@ -106,19 +106,19 @@ def check_whole(asked: grids.Asked) -> None:
 
 def of(
     asked: grids.Asked,
-    portions: Sequence[plans.Portion | Chunk],
+    chunks: Sequence[Chunk],
     seeds: range,
     options: Options,
     path: Path | None = None,
 ) -> Stages:
-    """The stages of a sweep; `portions` are all of its trials but those of a retest.
+    """The stages of a sweep; `chunks` are all of its trials but those of a retest.
 
     Raises:
       UserError: numbers that make no sense, together or alone.
     """
-    num_settings = plans.num_settings(portions, seeds)
+    num_settings = plans.num_settings(chunks, seeds)
     _check_retest(asked, num_settings, seeds)
-    plan = _planned(asked, num_settings, plans.num_points(portions))
+    plan = _planned(asked, num_settings, plans.num_points(chunks))
     return Stages(plan, asked, seeds, options, path)
 
 
@@ -146,41 +146,34 @@ def _check_retest(asked: grids.Asked, num_settings: int, seeds: range) -> None:
         raise UserError(f"retest_seeds: seeds go up to {2**32 - 1}, and {last - 1} would be used")
 
 
-def first_portions(stages: Stages, portions: Sequence[plans.Portion]) -> list[plans.Portion]:
-    """What trains in the first rung of each bracket; without halving the portions themselves."""
+def first_rungs(stages: Stages, chunks: Sequence[Chunk]) -> list[Chunk]:
+    """What trains in the first rung of each bracket; without halving the chunks themselves."""
     if not stages.plan.settings:
-        return list(portions)
+        return list(chunks)
     found, each = [], len(stages.seeds)
     for stage, rung in enumerate(stages.plan.rungs):
         if rung.number:
             continue
         mine = set(stages.plan.settings[rung.bracket])
-        for portion, settings in zip(portions, _settings_of(portions, each)):
-            places = [i for i in range(portion.trials.count) if settings[i // each] in mine]
+        for chunk, settings in zip(chunks, _settings_of(chunks, each)):
+            places = [i for i in range(chunk.trials.count) if settings[i // each] in mine]
             if not places:
                 continue
-            trainer = portion.trainer
-            if len(places) < portion.trials.count:
+            trainer = chunk.trainer
+            if len(places) < chunk.trials.count:
                 trainer = _another(trainer, len(places))
-            one = plans.Portion(
-                trainer=trainer,
-                trials=portion.trials.some(places),
-                numbers=[portion.numbers[i] for i in places],
-                static=portion.static,
-                stage=stage,
-                last=rung.last(trainer.plan.points),
-            )
-            found.append(one)
+            more: dict[str, Any] = {"stage": stage, "last": rung.last(trainer.plan.points)}
+            found.append(chunk.some(places)._replace(trainer=trainer, **more))
     return found
 
 
-def _settings_of(portions: Sequence[plans.Portion], num_seeds: int) -> list[list[int]]:
-    """The numbers of each portion's settings, counted in each environment by itself."""
+def _settings_of(chunks: Sequence[Chunk], num_seeds: int) -> list[list[int]]:
+    """The numbers of each chunk's settings, counted in each environment by itself."""
     counts: dict[str, int] = {}
     found = []
-    for portion in portions:
-        environment = env_name(portion.trainer.config)
-        first, size = counts.get(environment, 0), portion.trials.count // num_seeds
+    for chunk in chunks:
+        environment = env_name(chunk.trainer.config)
+        first, size = counts.get(environment, 0), chunk.trials.count // num_seeds
         found.append([*range(first, first + size)])
         counts[environment] = first + size
     return found
@@ -211,20 +204,20 @@ def _next_rung(
 ) -> list[Chunk]:
     """Chunks of trials that are kept, which go on from their states."""
     groups = results.grouped(numbers, lambda number: _group_of(ends[number][0]))
-    portions = []
+    uncut = []
     for those in groups.values():
         chunk = ends[those[0]][0]
         trainer = _another(chunk.trainer, len(those))
         trials = joined([ends[number][0].trials.some([ends[number][1]]) for number in those])
         last = stages.plan.rungs[stage].last(trainer.plan.points)
-        one = plans.Portion(trainer, trials, those, chunk.static, stage, last=last)
-        portions.append(one)
-    rung, view = stages.plan.rungs[stage], portions[0].trainer.view
+        one = Chunk(trainer, trials, chunk.static, numbers=those, stage=stage, last=last)
+        uncut.append(one)
+    rung, view = stages.plan.rungs[stage], uncut[0].trainer.view
     view.say(
         f"{name_of(stages, stage)}: {len(numbers) // len(stages.seeds)} of {num_ranked} settings "
         f"go on, to {100 * rung.share:.0f} % of the run"
     )
-    cut_up = plans.cut(view, portions, stages.asked, start=False)
+    cut_up = plans.cut(view, uncut, stages.asked, start=False)
     made = [chunk for one in cut_up for chunk in one]
     if stages.path is None:
         return [chunk._replace(start=_start_in_memory(chunk, ends)) for chunk in made]
@@ -254,19 +247,20 @@ def _retest(
         one = chunk.trials.some([list(chunk.numbers).index(number)])
         floats = {name: np.repeat(value, len(seeds)) for name, value in one.floats.items()}
         again.append((chunk, Trials([*seeds], floats)))
-    portions = []
+    uncut = []
     for those in results.grouped(again, lambda pair: _group_of(pair[0])).values():
         chunk, trials = those[0][0], joined([trials for _, trials in those])
         trainer = _another(chunk.trainer, trials.count)
         numbers = range(first, first + trials.count)
         first += trials.count
-        portions.append(plans.Portion(trainer, trials, numbers, chunk.static, stage, True))
-    view = portions[0].trainer.view
+        more: dict[str, Any] = {"numbers": numbers, "stage": stage, "retest": True}
+        uncut.append(Chunk(trainer, trials, chunk.static, **more))
+    view = uncut[0].trainer.view
     view.say(
         f"retest: the best {plans.counted(len(best), 'setting')} on "
         f"{plans.counted(len(seeds), 'other seed')}, {seeds[0]} to {seeds[-1]}"
     )
-    cut_up = plans.cut(view, portions, stages.asked, start=True)
+    cut_up = plans.cut(view, uncut, stages.asked, start=True)
     made = [chunk for one in cut_up for chunk in one]
     if stages.path is None:
         return made
