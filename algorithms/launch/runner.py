@@ -47,7 +47,7 @@ from algorithms.launch.engine.options import (
     options_of,
     seeds_of,
 )
-from algorithms.launch.engine.outputs import Curve, Hooks, Output
+from algorithms.launch.engine.outputs import Pictures, Hooks, Output
 from algorithms.launch.engine.progress import Progress
 from algorithms.launch.engine.record import Point
 from algorithms.launch.engine.session import Chunk, Result
@@ -104,7 +104,7 @@ def run(
       SystemExit: with the code 143, after SIGTERM; likewise.
     """
     _check_on_signal(on_signal)
-    place = Place(run_dir, resume_if_exists, root, save)
+    place = Home(run_dir, resume_if_exists, root, save)
     view, seeds = Progress(quiet, import_seconds), seeds_of(seed, num_seeds)
     result = _begin(module, config, None, seeds, place, hooks, view, options)
     return cast(Result, _heeded(result, on_signal))
@@ -188,7 +188,7 @@ def sweep(
         retest_seeds=retest_seeds,
         objective=objective,
     )
-    place = Place(sweep_dir, resume_if_exists, root, save)
+    place = Home(sweep_dir, resume_if_exists, root, save)
     view, seeds = Progress(quiet, import_seconds), seeds_of(seed, num_seeds)
     result = _begin(module, config, asked, seeds, place, hooks, view, options)
     return cast(Swept, _heeded(result, on_signal))
@@ -265,7 +265,7 @@ def pbt(
     if options.get("init_from"):
         raise UserError("init_from does not go with pbt: members begin as the algorithm has them")
     view = Progress(quiet, import_seconds)
-    place = Place(run_dir, resume_if_exists, root, save)
+    place = Home(run_dir, resume_if_exists, root, save)
     seeds = seeds_of(seed, num_seeds)
     whole = population.Population(module, wanted)
     result = _begin(whole, config, None, seeds, place, hooks, view, options)
@@ -434,7 +434,7 @@ def _hooks(functions: Functions, options: Options) -> Hooks:
         from algorithms.launch.tools.render import Gif
 
         outputs.append(Gif)
-    return Hooks(functions, [*outputs, Curve], _page)
+    return Hooks(functions, [*outputs, Pictures], _page)
 
 
 def _page(*given: Any) -> str:
@@ -446,7 +446,7 @@ def _page(*given: Any) -> str:
 # --- how they begin --------------------------------------------------------------------------
 
 
-class Place(NamedTuple):
+class Home(NamedTuple):
     """The place of a new run or sweep."""
 
     path: Path | str | None  # None: named after it, below root
@@ -462,7 +462,7 @@ def _begin(
     config: Any,
     asked: grids.Asked | None,
     seeds: range,
-    place: Place,
+    place: Home,
     functions: Functions,
     view: Progress,
     options: dict[str, Any],
@@ -535,7 +535,7 @@ def _pinned(config: Any, asked: grids.Asked) -> grids.Asked:
 
 
 def _begin_run(
-    chunk: Chunk, described: dict[str, Any], options: Options, hooks: Hooks, place: Place
+    chunk: Chunk, described: dict[str, Any], options: Options, hooks: Hooks, place: Home
 ) -> Result:
     if not place.save:
         return loop.train_run(chunk, options, hooks)
@@ -549,7 +549,7 @@ def _begin_sweep(
     uncut: list[Chunk],
     described: dict[str, Any],
     hooks: Hooks,
-    place: Place,
+    place: Home,
     view: Progress,
 ) -> Swept:
     options = what.options

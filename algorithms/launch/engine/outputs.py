@@ -52,7 +52,7 @@ class Hooks(NamedTuple):
     page: Callable[..., str] | None = None  # the text of a sweep's report
 
 
-class Curve(Output):
+class Pictures(Output):
     """curve.png, and population.png."""
 
     def __init__(self, record: Any):

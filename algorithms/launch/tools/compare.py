@@ -39,7 +39,7 @@ METRICS = {"eval_return": "evaluation return", "episode_return": "training retur
 class Compared(NamedTuple):
     """The result of a comparison."""
 
-    panels: dict[str, list[comparison.Curve]]  # {environment: curves, the best one first}
+    panels: dict[str, list[comparison.Pooled]]  # {environment: curves, the best one first}
     text: str  # tables
     picture: Path | None  # where one was asked for
 

@@ -26,7 +26,7 @@ class Trial(NamedTuple):
     run: Path  # as it was given, a run or a sweep
 
 
-class Curve(NamedTuple):
+class Pooled(NamedTuple):
     """All seeds of an algorithm with one setting in one environment."""
 
     environment: str
@@ -47,13 +47,13 @@ class Curve(NamedTuple):
         return float(results.interquartile_mean(self.finals)) if len(self.finals) else np.nan
 
 
-def curves(trials: Sequence[Trial]) -> dict[str, list[Curve]]:
+def curves(trials: Sequence[Trial]) -> dict[str, list[Pooled]]:
     """Pools seeds of equal settings. Returns {environment: curves, the best one first}.
 
     Raises:
       UserError: trials with equal settings have no timestep in common.
     """
-    panels: dict[str, list[Curve]] = {}
+    panels: dict[str, list[Pooled]] = {}
     for (environment, algorithm), those in results.grouped(trials, _task).items():
         names = differing([trial.outcome.setting for trial in those])
         text = functools.partial(_text, names=names)
@@ -65,7 +65,7 @@ def curves(trials: Sequence[Trial]) -> dict[str, list[Curve]]:
     return {env: sorted(panel, key=value, reverse=True) for env, panel in panels.items()}
 
 
-def _curve(environment: str, label: str, trials: list[Trial]) -> Curve:
+def _curve(environment: str, label: str, trials: list[Trial]) -> Pooled:
     name = f"{label} on {environment}"
     seeds = results.grouped(trials, lambda trial: trial.outcome.seed)
     if twice := [trial for same in seeds.values() if len(same) > 1 for trial in same]:
@@ -73,7 +73,7 @@ def _curve(environment: str, label: str, trials: list[Trial]) -> Curve:
         warn(f"{name}: seed {who} is in more than one of {_runs(twice)}; each one counts")
     finite = [trial.outcome for trial in trials if trial.outcome.is_finite]
     if not finite:
-        return Curve(environment, label, trials, np.zeros(0, int), np.zeros((0, 0)))
+        return Pooled(environment, label, trials, np.zeros(0, int), np.zeros((0, 0)))
     x = functools.reduce(np.intersect1d, [outcome.timesteps for outcome in finite])
     if not len(x):
         raise UserError(f"{name}: {_runs(trials)} have no timestep in common")
@@ -84,7 +84,7 @@ def _curve(environment: str, label: str, trials: list[Trial]) -> Curve:
             f"they are compared up to {x[-1]:,}"
         )
     returns = [outcome.returns[np.isin(outcome.timesteps, x)] for outcome in finite]
-    return Curve(environment, label, trials, x, np.stack(returns, 1))
+    return Pooled(environment, label, trials, x, np.stack(returns, 1))
 
 
 def _task(trial: Trial) -> tuple[str, str]:
@@ -113,7 +113,7 @@ def differing(configs: Sequence[dict[str, Any]]) -> list[str]:
 # --- tables ----------------------------------------------------------------------------------
 
 
-def table(panels: dict[str, list[Curve]]) -> str:
+def table(panels: dict[str, list[Pooled]]) -> str:
     """A row for each curve: what its seeds have come to at its last timestep."""
     rows = [["curve", "runs", "seeds", "final IQM", "95 %", "mean", "worst", "timestep", ""]]
     more = 0
@@ -127,7 +127,7 @@ def table(panels: dict[str, list[Curve]]) -> str:
     return "\n".join([*results.aligned(rows), *[f"... and {more} curves more"] * bool(more)])
 
 
-def _cells(curve: Curve) -> list[str]:
+def _cells(curve: Pooled) -> list[str]:
     finals, runs = curve.finals, {trial.run for trial in curve.trials}
     numbers = ["-"] * 4
     if len(finals):
@@ -150,7 +150,7 @@ def _interval(scores: np.ndarray | Sequence[np.ndarray]) -> str:
     return f"{low:.5g} to {high:.5g}"
 
 
-def aggregate(panels: dict[str, list[Curve]]) -> str:
+def aggregate(panels: dict[str, list[Pooled]]) -> str:
     """A row for each label that is there in all environments, over all of them; "" for none.
 
     Scores are final returns, scaled so that the lowest in an environment is 0 and the highest 1. An
