@@ -27,6 +27,7 @@ from algorithms.launch.engine import (
 )
 from algorithms.launch.engine.description import read_description
 from algorithms.launch.engine.errors import UserError, unknown
+from algorithms.launch.engine.grids import Asked
 from algorithms.launch.engine.interrupts import CODES, Terminated, in_background
 from algorithms.launch.engine.loop import Swept
 from algorithms.launch.engine.options import INIT, NAMES, check_algorithm, make_options, seeds_of
@@ -231,11 +232,8 @@ def with_ranges(
 
 
 PBT = [f.name for f in dataclasses.fields(Flags) if f.name.startswith("pbt_")]
-# The flags of which one makes a run a sweep, beside several values and --memory-limit.
-OF_SWEEPS = (
-    *("samples", "halving", "rungs", "brackets", "retest", "retest_seeds"),
-    *("objective", "max_parallel"),
-)
+# The flags of which one makes a run a sweep, beside several values; the sampler does not.
+OF_SWEEPS = [n for n in Asked._fields if hasattr(Flags, n) and n != "sampler"]
 PROCESSES = ("distributed", "coordinator", "num_processes", "process_id")
 # The flags that go with a command; a run that is there keeps its settings. Of a new run, or sweep,
 # those that do not.
@@ -266,8 +264,8 @@ def train(module: Any, config: Any, grid: dict[str, Any], flags: Flags) -> int:
         keywords |= {name: getattr(flags, name) for name in INIT}
         keywords["init_point"] = reading.point_of(flags.init_point, "init-point")
         keywords |= chosen_before(flags) if flags.config else {}
-    if flags.memory_limit is not None:
-        limits["memory_limit"] = reading.size_in_bytes(flags.memory_limit)
+    if "memory_limit" in limits:
+        limits["memory_limit"] = reading.size_in_bytes(limits["memory_limit"])
     result: Result | Swept
     if flags.resume:
         if grid:

@@ -1,6 +1,7 @@
 """`run`, `sweep`, `pbt` and `resume`: a run is a sweep of one group of trials, in one chunk."""
 
 import contextlib
+import functools
 import inspect
 import itertools
 import sys
@@ -19,7 +20,6 @@ from algorithms.launch.engine import (
     loading,
     loop,
     objectives,
-    outcomes,
     plans,
     population,
     populations,
@@ -30,12 +30,14 @@ from algorithms.launch.engine import (
 )
 from algorithms.launch.engine.directories import withdrawn_unless_begun
 from algorithms.launch.engine.distributions import Choice, Distribution
-from algorithms.launch.engine.errors import UserError, tell
-from algorithms.launch.engine.halving import Halving
+from algorithms.launch.engine.errors import UserError, tell, unknown
 from algorithms.launch.engine.interrupts import CODES, ended_by, in_background
 from algorithms.launch.engine.locks import locked
 from algorithms.launch.engine.loop import Swept
 from algorithms.launch.engine.options import (
+    CHOSEN,
+    INIT,
+    NAMES,
     Options,
     check_algorithm,
     check_files,
@@ -47,12 +49,12 @@ from algorithms.launch.engine.options import (
     options_of,
     seeds_of,
 )
-from algorithms.launch.engine.outputs import Pictures, Hooks, Output
+from algorithms.launch.engine.outputs import Hooks, Output, Pictures
 from algorithms.launch.engine.progress import Progress
 from algorithms.launch.engine.record import Point
 from algorithms.launch.engine.session import Chunk, Result
 from algorithms.launch.engine.stages import Stages
-from algorithms.launch.engine.sweep_dir import OPTIONAL, describe_sweep
+from algorithms.launch.engine.sweep_dir import OPTIONAL, asked_of, describe_sweep
 from algorithms.launch.engine.trainer import Trainer
 
 Functions = Sequence[Callable[[Point], None]]
@@ -115,19 +117,8 @@ def sweep(
     config: Any,
     grid: Mapping[str, Any] | None = None,
     *,
-    settings: Sequence[Mapping[str, Any]] | None = None,
-    samples: int | None = None,
-    sampler: str = "sobol",
     seed: int = 0,
     num_seeds: int = 1,
-    halving: int | None = None,
-    rungs: int | None = None,
-    brackets: int | None = None,
-    retest: int | None = None,
-    retest_seeds: int | None = None,
-    objective: str = objectives.DEFAULT,
-    max_parallel: int | None = None,
-    memory_limit: int | None = None,
     sweep_dir: Path | str | None = None,
     resume_if_exists: bool = False,
     root: Path | str = "runs",
@@ -136,7 +127,7 @@ def sweep(
     on_signal: str = "raise",
     quiet: bool = True,
     import_seconds: float = 0.0,
-    **options: Any,
+    **more: Any,
 ) -> Swept:
     """Trains every setting of a grid, or of draws at random, with every seed.
 
@@ -167,8 +158,8 @@ def sweep(
       memory_limit: bytes of each device to use, in place of nine tenths of what there is.
       sweep_dir: the directory to make; by default one named after the sweep, below `root`.
       resume_if_exists: go on with the sweep in sweep_dir if it is there; it must be this one.
-      save, hooks, on_signal, quiet, import_seconds, **options: as of `run`; a hook sees one chunk
-        at a time, and one that raises `launch.Stop` ends the sweep.
+      save, hooks, on_signal, quiet, import_seconds, and other keywords: as of `run`; a hook sees
+        one chunk at a time, and one that raises `launch.Stop` ends the sweep.
 
     Raises:
       UserError: a setting that cannot work, in any of the programs, before the first one runs.
@@ -176,22 +167,28 @@ def sweep(
     """
     _check_on_signal(on_signal)
     module = sys.modules[module.__module__] if inspect.isfunction(module) else module
-    asked = grids.Asked(
-        grid=dict(grid or {}),
-        settings=settings,
-        samples=samples,
-        sampler=sampler,
-        max_parallel=max_parallel,
-        memory_limit=memory_limit,
-        halving=Halving(halving, rungs, brackets),
-        retest=retest,
-        retest_seeds=retest_seeds,
-        objective=objective,
-    )
+    asked = {name: more.pop(name) for name in grids.Asked._fields if name in more}
+    if wrong := [name for name in more if name not in NAMES + INIT + CHOSEN]:
+        raise unknown("option", wrong[0], grids.Asked._fields + NAMES + INIT)
+    whole = grids.Asked(**asked | {"grid": dict(grid or {})})
     place = Home(sweep_dir, resume_if_exists, root, save)
     view, seeds = Progress(quiet, import_seconds), seeds_of(seed, num_seeds)
-    result = _begin(module, config, asked, seeds, place, hooks, view, options)
+    result = _begin(module, config, whole, seeds, place, hooks, view, more)
     return cast(Swept, _heeded(result, on_signal))
+
+
+def _with_fields(function: Callable, fields: type) -> None:
+    """Lets `help` show the fields of a tuple that a function takes as keywords."""
+    own = inspect.signature(function)
+    names = [n for n in fields._fields if n not in own.parameters]  # type: ignore[attr-defined]
+    kinds, defaults = fields.__annotations__, fields._field_defaults  # type: ignore[attr-defined]
+    make = functools.partial(inspect.Parameter, kind=inspect.Parameter.KEYWORD_ONLY)
+    more = [make(name, default=defaults[name], annotation=kinds[name]) for name in names]
+    *given, rest = own.parameters.values()
+    function.__signature__ = own.replace(parameters=[*given, *more, rest])  # type: ignore
+
+
+_with_fields(sweep, grids.Asked)
 
 
 def pbt(
@@ -399,16 +396,8 @@ def _stages_of(there: experiment.Experiment, chunks: list[Chunk], options: Optio
     """The stages and arguments of an existing sweep."""
     said = there.description
     seeds = range(said["seed"], said["seed"] + said["num_seeds"])
-    asked = grids.Asked(
-        max_parallel=said.get("max_parallel"),
-        memory_limit=said.get("memory_limit"),
-        halving=Halving(**said.get("halving", {})),
-        retest=said.get("retest"),
-        retest_seeds=said.get("retest_seeds"),
-        objective=outcomes.objective_of(there),
-    )
     first = [chunk for chunk in chunks if not chunk.retest]
-    return stages.of(asked, first, seeds, options, there.path)
+    return stages.of(asked_of(said), first, seeds, options, there.path)
 
 
 def _check_outputs(config: Any, options: Options) -> None:
@@ -481,7 +470,6 @@ def _begin(
     if place.resume_if_exists and place.path is None:
         raise UserError("resume_if_exists: say which directory, run_dir=... (--run-dir DIR)")
     asked = grids.with_plain_values(config, asked or grids.Asked())
-    stages.check_whole(asked)
     plans.check_limits(asked)
     objectives.check(asked.objective)
     asked = _pinned(config, grids.completed(config, asked))

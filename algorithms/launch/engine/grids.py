@@ -13,7 +13,6 @@ from algorithms import parts
 from algorithms.launch.engine import distributions, objectives
 from algorithms.launch.engine.distributions import Choice, Distribution
 from algorithms.launch.engine.errors import UserError, unknown
-from algorithms.launch.engine.halving import Halving
 from algorithms.launch.engine.settings import Trials, float_fields, plain
 
 SAMPLERS = ("sobol", "random")
@@ -21,18 +20,24 @@ MANY_PROGRAMS = 12  # that draws make, from which on a hint says what would make
 
 
 class Asked(NamedTuple):
-    """The arguments of a sweep that a run does not have."""
+    """The arguments of a sweep that a run does not have: keywords of `launch.sweep`, flags, and
+    what sweep.json keeps of them."""
 
     grid: Mapping[str, Any] = MappingProxyType({})
     samples: int | None = None
     sampler: str = "sobol"
     max_parallel: int | None = None
     memory_limit: int | None = None
-    halving: Halving = Halving()
+    halving: int | None = None
+    rungs: int | None = None
+    brackets: int | None = None
     retest: int | None = None  # how many of the best settings train again on other seeds
     retest_seeds: int | None = None
     objective: str = objectives.DEFAULT  # what settings are ranked by
     settings: Sequence[Mapping[str, Any]] | None = None  # one by one, in place of a grid
+
+
+COUNTS = tuple(name for name, kind in Asked.__annotations__.items() if kind == int | None)
 
 
 class Group(NamedTuple):
@@ -47,24 +52,19 @@ def with_plain_values(config: Any, asked: Asked) -> Asked:
     """The same with Python's own values, each as its field of the Config has it.
 
     Raises:
-      UserError: an unknown field, or neither a list of values nor a distribution.
+      UserError: an unknown field, neither a list of values nor a distribution, or a number that is
+        not whole.
     """
     grid = {name: _values(config, name, given) for name, given in asked.grid.items()}
     of_row = lambda row: {name: _value(config, name, given) for name, given in row.items()}
     rows = asked.settings
     if rows is not None:  # `completed` refuses what is no setting
         rows = [of_row(row) if isinstance(row, Mapping) else row for row in rows]
-    count = lambda number: parts.value_like(0, number)
-    return asked._replace(
-        grid=grid,
-        settings=rows,
-        samples=count(asked.samples),
-        max_parallel=count(asked.max_parallel),
-        memory_limit=count(asked.memory_limit),
-        halving=Halving(*map(count, asked.halving)),
-        retest=count(asked.retest),
-        retest_seeds=count(asked.retest_seeds),
-    )
+    counts = {name: parts.value_like(0, getattr(asked, name)) for name in COUNTS}
+    for name, value in counts.items():
+        if value is not None and type(value) is not int:
+            raise UserError(f"{name}={value}: give a whole number")
+    return asked._replace(grid=grid, settings=rows, **counts)
 
 
 def _values(config: Any, name: str, given: Any) -> Any:

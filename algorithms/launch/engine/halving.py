@@ -21,9 +21,6 @@ class Halving(NamedTuple):
     rungs: int | None = None
     brackets: int | None = None
 
-    def to_json(self) -> dict[str, int]:
-        return {name: value for name, value in self._asdict().items() if value is not None}
-
 
 class Rung(NamedTuple):
     """A stage of a bracket: its settings train up to a share of the run, then some go on."""

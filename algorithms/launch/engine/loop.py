@@ -229,7 +229,7 @@ def _swept(standing: Standing, stopped: str) -> Swept:
     if ranked:
         view.say(results.table(ranked, wanted))
     trained, whole = steps_of(standing.stages, standing.chunks)
-    if standing.stages.asked.halving.factor and not stopped:
+    if standing.stages.asked.halving and not stopped:
         saved = f"{100 * (1 - trained / whole):.0f} % saved" if trained < whole else "none saved"
         view.say(f"halving: {trained:,} environment steps in place of {whole:,}, {saved}")
     retested = list(standing.retested.values()) if standing.is_retested else []

@@ -90,20 +90,6 @@ class Stages(NamedTuple):
         return found
 
 
-def check_whole(asked: grids.Asked) -> None:
-    """Refuses values that are not ints, before anything trains.
-
-    Raises:
-      UserError: it names the keyword and its value.
-    """
-    factor, rungs, brackets = asked.halving
-    counts = {"halving": factor, "rungs": rungs, "brackets": brackets}
-    counts |= {"retest": asked.retest, "retest_seeds": asked.retest_seeds}
-    for name, value in counts.items():
-        if value is not None and type(value) is not int:
-            raise UserError(f"{name}={value}: give a whole number")
-
-
 def of(
     asked: grids.Asked,
     chunks: Sequence[Chunk],
@@ -124,12 +110,13 @@ def of(
 
 def _planned(asked: grids.Asked, num_settings: int, num_points: int) -> halving.Plan:
     """The rungs; one of all settings where no halving is asked for."""
-    if asked.halving.factor is None:
-        given = [name for name in ("rungs", "brackets") if getattr(asked.halving, name) is not None]
+    if asked.halving is None:
+        given = [name for name in ("rungs", "brackets") if getattr(asked, name) is not None]
         if given:
             raise UserError(f"{' and '.join(given)} go with halving, which is missing: halving=3")
         return halving.ALL
-    return halving.plan(asked.halving, num_settings, num_points)
+    wanted = halving.Halving(asked.halving, asked.rungs, asked.brackets)
+    return halving.plan(wanted, num_settings, num_points)
 
 
 def _check_retest(asked: grids.Asked, num_settings: int, seeds: range) -> None:

@@ -12,7 +12,7 @@ best.json           the best setting, for --config; with several environments, b
 .lock               held by the process that trains here (locks.py)
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +24,6 @@ from algorithms.launch.engine import (
     experiment,
     files,
     grids,
-    objectives,
     pace,
     results,
     settings,
@@ -60,21 +59,33 @@ def describe_sweep(
     } | _more(asked)
 
 
-# What sweep.json says only of sweeps that were asked for it.
-OPTIONAL = ("objective", "settings", "halving", "retest", "retest_seeds")
+ALWAYS = ("grid", "samples", "sampler")
+HALVING = {"factor": "halving", "rungs": "rungs", "brackets": "brackets"}  # by sweep.json's names
+LIMITS = ("max_parallel", "memory_limit")  # of chunks: of no matter for what comes of a sweep
+# What sweep.json says only of sweeps that were asked for it, so that others' stay as they were.
+OPTIONAL = tuple(n for n in grids.Asked._fields if n not in (*ALWAYS, *LIMITS, "rungs", "brackets"))
 
 
 def _more(asked: grids.Asked) -> dict[str, Any]:
-    """What few sweeps are asked for, so that others' descriptions stay as they were."""
-    halving = asked.halving.to_json()
-    objective = None if asked.objective == objectives.DEFAULT else asked.objective
-    values: dict[str, Any] = {"retest": asked.retest, "retest_seeds": asked.retest_seeds}
-    rows = [dict(row) for row in asked.settings or ()]
-    values |= {"objective": objective, "settings": settings.strict(rows) or None}
-    if halving or asked.retest:  # their later stages are cut as the first one was
-        limits = {"max_parallel": asked.max_parallel, "memory_limit": asked.memory_limit}
-        values |= limits | {"halving": halving or None}
-    return {name: value for name, value in values.items() if value is not None}
+    """What few sweeps are asked for."""
+    defaults = grids.Asked._field_defaults
+    values = {name: x for name, x in asked._asdict().items() if x != defaults[name]}
+    more = {name: values[name] for name in OPTIONAL if name in values}
+    if asked.settings is not None:
+        more["settings"] = settings.strict([dict(row) for row in asked.settings])
+    if asked.halving:
+        more["halving"] = {n: values[name] for n, name in HALVING.items() if name in values}
+    if asked.halving or asked.retest:  # their later stages are cut as the first one was
+        more |= {name: values[name] for name in LIMITS if name in values}
+    return more
+
+
+def asked_of(description: Mapping[str, Any]) -> grids.Asked:
+    """What is left to do of a sweep.json, the inverse of `_more`; trials are there already."""
+    halved = description.get("halving", {})
+    values = {name: description[name] for name in (*OPTIONAL, *LIMITS) if name in description}
+    values |= {name: halved.get(n) for n, name in HALVING.items()}
+    return grids.Asked(**values)
 
 
 def _grid_to_json(values: Any) -> Any:

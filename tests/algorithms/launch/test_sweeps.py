@@ -2,6 +2,7 @@
 
 import csv
 import functools
+import inspect
 import json
 import math
 import os
@@ -21,6 +22,7 @@ from algorithms.launch.engine import (
     distributions,
     experiment,
     grids,
+    options,
     outcomes,
     pace,
     plots,
@@ -29,11 +31,11 @@ from algorithms.launch.engine import (
     results,
     session,
     settings,
+    sweep_dir,
     trainer,
 )
 from algorithms.launch.engine.distributions import Choice, LogUniform, Uniform
 from algorithms.launch.engine.errors import UserError
-from algorithms.launch.engine.halving import Halving
 from algorithms.launch.engine.progress import Progress
 from algorithms.launch.engine.run_dir import RunDir
 from algorithms.launch.tools import render, trackers
@@ -177,9 +179,9 @@ def test_values_of_numpy_and_jax_make_the_same_sweep(tmp_path):
             for grid in (plain, given)
         ]
         assert repr(asked[1]) == repr(asked[0])
-    counts = grids.Asked({}, np.int64(4), retest=2.0, halving=Halving(np.int64(3)))
+    counts = grids.Asked({}, np.int64(4), retest=2.0, halving=np.int64(3))
     counts = grids.with_plain_values(CONFIG, counts)
-    assert repr([*counts]) == repr([*grids.Asked({}, 4, retest=2, halving=Halving(3))])
+    assert repr([*counts]) == repr([*grids.Asked({}, 4, retest=2, halving=3)])
     setting = {name: values[0] for name, values in given.items()}
     swept = launch.sweep(toy, CONFIG, settings=[setting], sweep_dir=tmp_path / "x")
     assert swept.of(setting).setting == {name: values[0] for name, values in plain.items()}
@@ -807,3 +809,30 @@ def test_refused_flags(whole, capsys, words, message):
         cli.main(toy, words.replace("SWEEP", str(whole.sweep_dir)).split())
     err = " ".join(capsys.readouterr().err.replace("│", " ").split())
     assert stop.value.code == 2 and message in err
+
+
+# --- what a sweep is asked for ---------------------------------------------------------------
+
+
+def test_a_field_of_what_is_asked_for_is_a_keyword_and_a_flag():
+    shown = inspect.signature(launch.sweep).parameters
+    of_python = {"grid", "settings"}
+    for name, default in grids.Asked._field_defaults.items():
+        assert name == "grid" or shown[name].default == default
+        assert name in of_python or hasattr(flags.Flags, name)
+    with pytest.raises(UserError, match="unknown option 'sample'; did you mean samples"):
+        launch.sweep(toy, CONFIG, {"learning_rate": [1.0]}, sample=4, save=False)
+
+
+def test_a_sweep_json_says_what_was_asked_for():
+    more = {"objective": "worst_seed", "max_parallel": 3, "retest": 2, "retest_seeds": 5}
+    for asked in (
+        grids.Asked(**more, halving=3, rungs=2),
+        grids.Asked(**more),
+        grids.Asked(halving=2, brackets=2, memory_limit=10**9),
+    ):
+        described = sweep_dir.describe_sweep(toy, CONFIG, asked, range(1), options.Options())
+        assert sweep_dir.asked_of(json.loads(json.dumps(described))) == asked
+    alone = grids.Asked(max_parallel=3, memory_limit=10**9)  # of no matter once chunks are cut
+    described = sweep_dir.describe_sweep(toy, CONFIG, alone, range(1), options.Options())
+    assert sweep_dir.asked_of(described) == grids.Asked()
