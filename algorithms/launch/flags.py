@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from algorithms.launch.engine import distributions, reading, settings
+from algorithms.launch.engine import distributions, grids, reading, settings
 
 
 def _named(metavar: str) -> Any:
@@ -41,7 +41,7 @@ class Flags:
     samples: Count = None
     """draws of the settings given as log:LOW:HIGH, uniform:LOW:HIGH, discount:LOW:HIGH (1 - x is
     log-uniform), int:LOW:HIGH, logint:LOW:HIGH, choice:A,B or, of lists, choice:64,64/128,128"""
-    sampler: Literal["sobol", "random"] = "sobol"  # sobol fills the space evenly
+    sampler: grids.Sampler = "sobol"  # sobol fills the space evenly
     halving: Count = None
     """successive halving: at each rung keep the best setting of N and train it N times as long"""
     rungs: Count = None

@@ -167,28 +167,12 @@ def sweep(
     """
     _check_on_signal(on_signal)
     module = sys.modules[module.__module__] if inspect.isfunction(module) else module
-    asked = {name: more.pop(name) for name in grids.Asked._fields if name in more}
-    if wrong := [name for name in more if name not in NAMES + INIT + CHOSEN]:
-        raise unknown("option", wrong[0], grids.Asked._fields + NAMES + INIT)
-    whole = grids.Asked(**asked | {"grid": dict(grid or {})})
+    given, options = _apart(more, grids.Asked)
+    asked = grids.Asked(**given | {"grid": dict(grid or {})})
     place = Home(sweep_dir, resume_if_exists, root, save)
     view, seeds = Progress(quiet, import_seconds), seeds_of(seed, num_seeds)
-    result = _begin(module, config, whole, seeds, place, hooks, view, more)
+    result = _begin(module, config, asked, seeds, place, hooks, view, options)
     return cast(Swept, _heeded(result, on_signal))
-
-
-def _with_fields(function: Callable, fields: type) -> None:
-    """Lets `help` show the fields of a tuple that a function takes as keywords."""
-    own = inspect.signature(function)
-    names = [n for n in fields._fields if n not in own.parameters]  # type: ignore[attr-defined]
-    kinds, defaults = fields.__annotations__, fields._field_defaults  # type: ignore[attr-defined]
-    make = functools.partial(inspect.Parameter, kind=inspect.Parameter.KEYWORD_ONLY)
-    more = [make(name, default=defaults[name], annotation=kinds[name]) for name in names]
-    *given, rest = own.parameters.values()
-    function.__signature__ = own.replace(parameters=[*given, *more, rest])  # type: ignore
-
-
-_with_fields(sweep, grids.Asked)
 
 
 def pbt(
@@ -198,11 +182,6 @@ def pbt(
     *,
     members: int = 16,
     rounds: int = 20,
-    share: float = 0.25,
-    factor: float = 1.25,
-    resample: float = 0.0,
-    copy_buffer: bool = True,
-    periods: Sequence[int] | str = (1,),
     seed: int = 0,
     num_seeds: int = 1,
     run_dir: Path | str | None = None,
@@ -213,7 +192,7 @@ def pbt(
     on_signal: str = "raise",
     quiet: bool = True,
     import_seconds: float = 0.0,
-    **options: Any,
+    **more: Any,
 ) -> Result:
     """Population-based training: floats change while members train. One population per seed.
 
@@ -232,8 +211,8 @@ def pbt(
       copy_buffer: copies take the replay buffer and the environments of the member they copy.
       periods: several numbers make subpopulations that evolve after so many rounds (MF-PBT).
       seed, num_seeds: of the populations.
-      run_dir, resume_if_exists, root, save, hooks, on_signal, quiet, import_seconds, **options: as
-        of `run`.
+      run_dir, resume_if_exists, root, save, hooks, on_signal, quiet, import_seconds, and other
+        keywords: as of `run`.
 
     Raises:
       UserError: as of `run`; what is no range; a float that matters at the start of a run alone.
@@ -241,16 +220,8 @@ def pbt(
     """
     _check_on_signal(on_signal)
     config = parts.with_plain_values(config.replace(num_evals=rounds))
-    wanted = populations.asked(
-        config,
-        ranges,
-        members=members,
-        share=share,
-        factor=factor,
-        resample=resample,
-        copy_buffer=copy_buffer,
-        periods=periods,
-    )
+    given, options = _apart(more, population.Settings)
+    wanted = populations.asked(config, ranges, members=members, **given)
     low, high = (
         {name: getattr(space, end) for name, space in wanted.ranges.items()}
         for end in ("low", "high")
@@ -267,6 +238,37 @@ def pbt(
     whole = population.Population(module, wanted)
     result = _begin(whole, config, None, seeds, place, hooks, view, options)
     return cast(Result, _heeded(result, on_signal))
+
+
+def _apart(more: dict[str, Any], fields: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Keywords that are fields of a tuple, and the others, which are options of `run`.
+
+    Raises:
+      UserError: one is neither; it names the nearest of both.
+    """
+    others = {name: value for name, value in more.items() if name not in fields._fields}
+    for name in others:
+        if name not in NAMES + INIT + CHOSEN:
+            raise unknown("option", name, fields._fields + NAMES + INIT)
+    return {name: value for name, value in more.items() if name not in others}, others
+
+
+def _show(function: Callable, fields: Any) -> None:
+    """Lets `help` list the fields of a tuple that a function takes as keywords."""
+    own = inspect.signature(function)
+    make = functools.partial(inspect.Parameter, kind=inspect.Parameter.KEYWORD_ONLY)
+    more = [
+        make(name, default=fields._field_defaults[name], annotation=kind)
+        for name, kind in fields.__annotations__.items()
+        if name not in own.parameters
+    ]
+    *given, rest = own.parameters.values()
+    shown: Any = function
+    shown.__signature__ = own.replace(parameters=[*given, *more, rest])
+
+
+_show(sweep, grids.Asked)
+_show(pbt, population.Settings)
 
 
 def resume(

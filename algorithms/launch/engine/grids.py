@@ -5,7 +5,7 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -15,7 +15,8 @@ from algorithms.launch.engine.distributions import Choice, Distribution
 from algorithms.launch.engine.errors import UserError, unknown
 from algorithms.launch.engine.settings import Trials, float_fields, plain
 
-SAMPLERS = ("sobol", "random")
+Sampler = Literal["sobol", "random"]
+SAMPLERS = get_args(Sampler)
 MANY_PROGRAMS = 12  # that draws make, from which on a hint says what would make fewer
 
 
@@ -25,7 +26,7 @@ class Asked(NamedTuple):
 
     grid: Mapping[str, Any] = MappingProxyType({})
     samples: int | None = None
-    sampler: str = "sobol"
+    sampler: Sampler = "sobol"
     max_parallel: int | None = None
     memory_limit: int | None = None
     halving: int | None = None

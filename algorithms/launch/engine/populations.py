@@ -11,19 +11,19 @@ from algorithms.launch.engine.evolution import Range
 KINDS = {Uniform: "uniform", LogUniform: "log", Discount: "discount"}
 
 
-def asked(
-    config: Any, ranges: Mapping[str, Any], periods: Sequence[int] | str, **values: Any
-) -> population.Settings:
+def asked(config: Any, ranges: Mapping[str, Any], **values: Any) -> population.Settings:
     """What `launch.pbt` is to do with a Config whose points are the rounds.
+
+    Args:
+      **values: fields of `population.Settings`; periods may be words, "1,4".
 
     Raises:
       UserError: a setting that makes no sense.
     """
     wanted = population.Settings(
-        ranges={name: _range(name, given) for name, given in ranges.items()},
-        periods=_periods(periods),
-        **values,
+        **values | {"ranges": {name: _range(name, given) for name, given in ranges.items()}}
     )
+    wanted = wanted._replace(periods=_periods(wanted.periods))
     population.check(wanted, config, settings.float_fields(config))
     return wanted
 

@@ -822,6 +822,9 @@ def test_a_field_of_what_is_asked_for_is_a_keyword_and_a_flag():
         assert name in of_python or hasattr(flags.Flags, name)
     with pytest.raises(UserError, match="unknown option 'sample'; did you mean samples"):
         launch.sweep(toy, CONFIG, {"learning_rate": [1.0]}, sample=4, save=False)
+    with pytest.raises(UserError, match="unknown option 'resampl'; did you mean resample"):
+        launch.pbt(toy, CONFIG, {"learning_rate": Uniform(0.0, 1.0)}, resampl=0.5, save=False)
+    assert inspect.signature(launch.pbt).parameters["resample"].default == 0.0
 
 
 def test_a_sweep_json_says_what_was_asked_for():
