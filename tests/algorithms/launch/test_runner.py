@@ -17,7 +17,7 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
 from algorithms import crossq, dqn, launch, ppo, ppo_vtrace, reinforce
-from algorithms.launch import cli, runner
+from algorithms.launch import begin, cli
 from algorithms.launch.engine import devices, experiment, metrics, pace, session, starts
 from algorithms.launch.engine.errors import UserError
 from algorithms.launch.engine.loading import choose_point
@@ -717,7 +717,7 @@ def test_a_population_is_not_gone_on_with_as_a_run_of_its_config(tmp_path):
     there = asked | {"population": {"members": 4}}
     path, _ = experiment.create(there, [there], tmp_path)
     with pytest.raises(UserError, match="was made with other settings, population {'members': 4}"):
-        runner._check_same(path, toy, asked)
+        begin._check_same(path, toy, asked)
 
 
 def test_going_on_from_a_kept_state_is_a_new_run(whole, tmp_path):
