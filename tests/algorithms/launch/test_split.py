@@ -26,7 +26,7 @@ ROLLOUT = SIZES | {"total_timesteps": 3 * 64, "num_steps": 8, "num_minibatches":
 REPLAY = SIZES | {"total_timesteps": 3 * 128, "batch_size": 16, "learning_starts": 32}
 CONFIGS = {
     "ppo": ppo.Config(**ROLLOUT, update_epochs=2),
-    "sac": sac.Config(**REPLAY, buffer_size=200_000, n_step=2),
+    "sac": sac.Config(**REPLAY, critic_hidden_sizes=(8,), buffer_size=200_000, n_step=2),
     "dqn": dqn.Config(**REPLAY, buffer_size=512, n_step=2),
     "pqn": pqn.Config(**ROLLOUT, update_epochs=2),
     "ppo_rnn": ppo_rnn.Config(**ROLLOUT, memory_size=8, update_epochs=2),
