@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import scipy
 
+import envs
 from algorithms import launch, ppo
 from algorithms.launch import cli, flags
 from algorithms.launch.engine import (
@@ -26,6 +27,7 @@ from algorithms.launch.engine import (
     outcomes,
     pace,
     plots,
+    programs,
     reading,
     record,
     results,
@@ -42,6 +44,7 @@ from algorithms.launch.tools import render, trackers
 from tests import probe as tasks
 from tests.algorithms.launch import toy
 from tests.broken import untimed
+from tests.conftest import AS_FOR_USERS
 
 pytestmark = pytest.mark.usefixtures("quick_pictures", "shared_programs")
 CONFIG = toy.Config(total_timesteps=200, num_evals=4)
@@ -304,6 +307,21 @@ def test_results_answer_to_their_earlier_names(whole):
     assert whole.agents is whole.trials and len(whole.agents) == 12
     assert whole.ranked[0].agents is whole.ranked[0].trials
     assert [one.agent for one in whole.agents] == list(range(12))
+
+
+def test_a_block_gives_the_same_to_the_last_bit_alone_and_beside_others(vmapped_keys):
+    """XLA would take a block out of a loop of one trip, and round its numbers differently."""
+    env, params = envs.make("CartPole-v1")
+    reset = jax.vmap(env.reset_env, (0, None))
+    starts = lambda _, x, key: (x, reset(jax.random.split(key, 4), params))
+    keys = jax.random.split(jax.random.key(0), 8)
+
+    def run(number):
+        function = programs.over_trials(starts, devices.arrange(number, block=4))
+        given = None, np.zeros(number), keys[:number]
+        return jax.jit(function, compiler_options=AS_FOR_USERS)(*given)[1]
+
+    jax.tree.map(lambda x, y: np.testing.assert_array_equal(x, y[:4]), run(4), run(8))
 
 
 @pytest.mark.slow
