@@ -57,7 +57,7 @@ def kit(tmp_path_factory):
     text = text.replace("REINFORCE with a value baseline and lambda-returns", "Foo, an example")
     (kit / "algorithms" / "foo.py").write_text(text)
     (kit / "tests" / "algorithms" / "test_foo.py").write_text(TEST_FOO)
-    presets = kit / "algorithms" / "launch" / "commands" / "presets.py"
+    presets = kit / "algorithms" / "presets.py"
     insert(presets, '    "foo": {"CartPole-v1": {}},\n', before='    "reinforce": {\n')
     cell = '    *(preset("foo", env, 500_000, 100) for env in ("CartPole-v1",)),\n'
     cells = kit / "tests" / "benchmarks" / "cells.py"

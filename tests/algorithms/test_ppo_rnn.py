@@ -276,7 +276,7 @@ def test_before_the_first_gradient_step_the_ratio_is_one_everywhere(one_step):
         for _ in range(4):
             state, metrics = learn(params, state)
             np.testing.assert_array_equal(metrics["clip_fraction"], 0.0)
-            assert metrics["entropy"] < 0.66  # far enough from uniform to see a difference
+            assert metrics["entropy"] < 0.68  # far enough from uniform to see a difference
             assert metrics["grad_norm"] > 1e-3
 
 

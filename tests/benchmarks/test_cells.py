@@ -1,21 +1,31 @@
 """Cells drawn at random are trained again: `python -m pytest tests/benchmarks -m slow -s`."""
 
+import importlib.util
 import os
 import random
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 import pytest
 
+from envs import registry
 from tests.benchmarks import learning, report
 from tests.benchmarks.cells import CELLS
 
 SLOWEST = 60_000_000  # steps of all seeds together; games take an hour
 Z = 3.29  # half of a 99.9 % interval, in standard errors
+
+
+def has_library(cell: Any) -> bool:
+    """Whether the library of its environment is installed; the kit's own need none."""
+    library = cell.name.partition("/")[0]
+    names = (library, f"mujoco_{library}") if library in registry.LIBRARIES else ("gymnax",)
+    return any(importlib.util.find_spec(name) for name in names)
 
 
 def drawn() -> list:
@@ -24,6 +34,7 @@ def drawn() -> list:
     kept = [(cell, rows) for cell in CELLS if (rows := report.kept(cell))]
     here = jax.devices()[0].platform  # a GPU's run of minutes takes a CPU hours
     kept = [(cell, rows) for cell, rows in kept if rows[0]["device"].split()[0] == here]
+    kept = [(cell, rows) for cell, rows in kept if has_library(cell)]
     short = [cell for cell, rows in kept if steps(rows) <= SLOWEST and "MinAtar" not in cell.name]
     seed = int(os.environ.get("CELLS_SEED", time.time()))
     print(f"CELLS_SEED={seed}")

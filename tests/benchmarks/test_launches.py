@@ -290,8 +290,9 @@ def test_loops_of_an_algorithm_have_the_names_that_are_looked_for(name, num_step
     assert {node.name: program.usual(node) for node in loops} == {"updates": 1} | unknown
 
 
-# By jax 0.10.2, and memory of a trial in MB; smaller is better.
-RECORDED = {"ppo": (1577, 0.81), "dqn": (3081, 2.6), "sac": (1077, 2.5)}
+# By jax 0.10.2, and memory of a trial in MB; smaller is better. The learning rate that was used,
+# a metric, takes 1 of ppo's and 20 of dqn's.
+RECORDED = {"ppo": (1586, 0.81), "dqn": (3101, 2.6), "sac": (1077, 2.6)}
 MISSING = "without CUDA's plugin: `python tests/benchmarks/launches.py ppo` installs it"
 
 

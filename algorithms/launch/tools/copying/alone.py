@@ -13,7 +13,6 @@ import inspect
 import math
 import os
 import re
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -292,6 +291,8 @@ def main(algorithm: Callable, kind: type, about: str) -> None:
       kind: the Config's class.
       about: its first line is printed by --help.
     """
+    import signal
+
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends a program that runs, too
     parser = argparse.ArgumentParser(
         description=about.partition("\n")[0],
