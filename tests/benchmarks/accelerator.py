@@ -199,7 +199,9 @@ LONG = (
 BY_NAME = {job.name: job for job in JOBS + LONG}
 # Without --only. The others differ from these in an environment or a size alone.
 IN_TINY = ("graphs-*", "precision-[!W]*", "warp", "wide-*", "minatar-Breakout*")
-IN_TINY += ("dmc-PendulumSwingup", "craftax-*", "speed-*-1")
+IN_TINY += ("dmc-PendulumSwingup", "craftax-*", "speed-ppo-wide-*")
+# Not the convolutions: one update of those takes a CPU minutes.
+IN_TINY += ("speed-*-cartpole-1", "speed-*-breakout-1", "speed-*-pendulum-1")
 
 
 # --- what is kept -----------------------------------------------------------------------------
