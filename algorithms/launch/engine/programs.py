@@ -187,11 +187,11 @@ def in_turn(function: Callable, blocks: int, in_place: bool) -> Callable:
 
         def body(i, results):
             given = (*own[:-1], results[0]) if in_place else own
-            take = lambda x, like: like_key(jax.lax.dynamic_index_in_dim(x, i, 0, False), like)
+            take = lambda x: jax.lax.dynamic_index_in_dim(x, i, 0, False)
             put = lambda x, one: jax.lax.dynamic_update_index_in_dim(x, plain(one), i, 0)
             # With i, because XLA would take what is the same in all trips out of a loop of one.
-            _, ours = jax.lax.optimization_barrier((i, jax.tree.map(take, given, block)))
-            done = function(shared, *ours)
+            _, ours = jax.lax.optimization_barrier((i, jax.tree.map(take, given)))
+            done = function(shared, *jax.tree.map(like_key, ours, block))
             return jax.tree.map(put, results, done)
 
         # The barrier keeps a loop of one trip from being taken apart, and rounded differently.
