@@ -43,6 +43,8 @@ def check_interface(env: Any, env_params: Any) -> None:
     check_space(env, "observation_space", observations)
     number = int(actions.n) if hasattr(actions, "n") else None
     action = (tuple(actions.shape), jnp.float32) if number is None else ((), jnp.int32)
+    if reason := getattr(env, "untrainable", ""):
+        raise ValueError(f"{name_of(env)}: {reason}")
     try:
         space = tuple(observations.shape), np.dtype(observations.dtype)
         _check(env, structure, tuple(leaves), space, action, number)

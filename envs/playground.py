@@ -71,7 +71,8 @@ def construct(name: str, settings: dict[str, Any]) -> tuple["Playground", dict[s
         if _default_precision() != before:  # the swimmer sets it for all of the process
             jax.config.update("jax_default_matmul_precision", before)
     limit = int(taken.get("episode_length", own_limit))
-    env = Playground(f"playground/{name}", wrapped, limit, precision, both)
+    warp = taken.get("impl") == "warp"
+    env = Playground(f"playground/{name}", wrapped, limit, precision, both, warp)
     if both and not env.has_privileged:
         raise ValueError(f"{label}: observe_privileged=true: all that it observes is seen")
     return env.taking((*known, "precision", "observe_privileged")), left
@@ -99,14 +100,25 @@ class Playground(Physics):
     """One environment of playground.
 
     Attributes:
+      untrainable: why no algorithm can train with it; absent where one can.
       world_state(state, params): the privileged observation, a float32 vector; absent where the
         task has none, or the policy sees it.
     """
 
     model = "_mjx_model"
 
-    def __init__(self, name: str, wrapped: Any, max_steps: int, precision: str, both: bool):
+    def __init__(
+        self,
+        name: str,
+        wrapped: Any,
+        max_steps: int,
+        precision: str,
+        both: bool,
+        warp: bool = False,
+    ):
         self._both = both
+        if warp:
+            self.untrainable = "with impl=warp all environments share some arrays; leave impl out"
         super().__init__(name, wrapped, max_steps, precision)
         if self.has_privileged and not both:
             self.world_state = self._privileged

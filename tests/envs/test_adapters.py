@@ -425,7 +425,7 @@ def robots(monkeypatch):
 
     tasks = types.SimpleNamespace(
         ALL_ENVS=("Walker", "Blind"),
-        get_default_config=lambda name: Config(episode_length=7, ctrl_dt=0.1),
+        get_default_config=lambda name: Config(episode_length=7, ctrl_dt=0.1, impl="jax"),
         load=load,
     )
     monkeypatch.setattr(playground, "_registry", lambda: tasks)
@@ -462,6 +462,15 @@ def test_both_parts_are_one_vector_where_asked_for(robots):
     ):
         with pytest.raises(ValueError, match=f"^setting of playground/{name}: observe_.*{why}$"):
             envs.make(f"playground/{name}", observe_privileged=value)
+
+
+def test_warp_is_refused_where_an_algorithm_would_train_with_it(robots):
+    from algorithms import ppo
+
+    settings = {"impl": "warp"}
+    envs.make("playground/Walker", **settings)  # its physics can be measured
+    with pytest.raises(ValueError, match="^playground/Walker: with impl=warp .* leave impl out$"):
+        ppo.make_train(ppo.Config(env="playground/Walker", env_settings=tuple(settings.items())))
 
 
 def test_a_file_for_one_agent_trains_on_the_state_alone(robots):
