@@ -67,7 +67,7 @@ def test_make_train_does_not_warn(algorithm, settings):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("loud")
+@pytest.mark.usefixtures("loud", "vmapped_keys")  # a repeated action scans over keys
 @pytest.mark.parametrize("algorithm, settings", list(tasks()))
 def test_every_setting_of_a_preset_is_read(algorithm, settings):
     """Tracing takes seconds, mostly of the environment."""
