@@ -64,13 +64,16 @@ class Pictures(Output):
 
     def at(self, point: Any, states: Any, logged: Metrics) -> None:
         if time.perf_counter() - self.drawn > DRAW_SECONDS:
-            self.close()
+            self.draw()
 
     def mend(self) -> None:
         if not (self.record.path / "curve.png").exists():
-            self.close()
+            self.draw()
 
     def close(self) -> None:
+        self.draw()
+
+    def draw(self) -> None:
         self.drawn = time.perf_counter()
         record, trainer, trials = self.record, self.session.trainer, self.session.trials
         if not record.rows:
