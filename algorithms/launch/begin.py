@@ -228,7 +228,7 @@ def resume(
     view: Progress,
     options: dict[str, Any],
 ) -> Result | Swept:
-    """`resume`, whatever the signals."""
+    """`launch.resume`, but a signal ends it with a result."""
     check_hooks(functions)
     total_timesteps, point = (parts.value_like(0, given) for given in (total_timesteps, point))
     with contextlib.ExitStack() as locks:

@@ -10,22 +10,11 @@ from typing import Any, cast
 
 from algorithms import parts
 from algorithms.launch import begin
-from algorithms.launch.engine import (
-    grids,
-    hosts,
-    population,
-    populations,
-)
+from algorithms.launch.engine import grids, hosts, population, populations
 from algorithms.launch.engine.errors import UserError, tell, unknown
 from algorithms.launch.engine.interrupts import CODES, ended_by
 from algorithms.launch.engine.loop import Swept
-from algorithms.launch.engine.options import (
-    CHOSEN,
-    INIT,
-    NAMES,
-    check_floats,
-    seeds_of,
-)
+from algorithms.launch.engine.options import CHOSEN, INIT, NAMES, check_floats, seeds_of
 from algorithms.launch.engine.progress import Progress
 from algorithms.launch.engine.session import Result
 

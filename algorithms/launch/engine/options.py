@@ -18,7 +18,7 @@ GIF_CHOICES = ("never", "start", "end", "every")
 class Options(NamedTuple):
     """Kept in config.json, so that resuming goes on with it.
 
-    Each field is also a flag: a field of `commands.flags.Flags` with its name and default.
+    Each field is also a flag: a field of `Flags` (launch/flags.py) with its name and default.
     """
 
     keep_states: bool = False
