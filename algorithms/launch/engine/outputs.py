@@ -48,9 +48,7 @@ class Hooks(NamedTuple):
     """What happens at points besides training."""
 
     functions: Sequence[Callable[[Any], None]] = ()  # of a `Point`; a user's
-    outputs: Sequence[
-        Callable[[Any], Output]
-    ] = ()  # made of a `Record`; the last one is closed first
+    outputs: Sequence[Callable[[Any], Output]] = ()  # of a `Record`; the last one closes first
     page: Callable[..., str] | None = None  # the text of a sweep's report
 
 
