@@ -149,7 +149,7 @@ class TrainState:
     opt_state: optax.OptState
     env_state: Any  # of `envs.batch`
     opening: jax.Array  # random moves left on each board, int32 (num_envs,)
-    episodes: parts.EpisodeStatistics
+    episodes: Any  # of `envs.batch`
     rollout_rng: jax.Array  # key for searches and the environments
     order_rng: jax.Array  # key for the order of samples and their symmetries
     eval_rng: jax.Array  # constant: all evaluations use it
@@ -413,7 +413,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     clip = optax.clip_by_global_norm(config.max_grad_norm)
     adam = optax.scale_by_adam(eps=config.adam_eps)
     decay = optax.add_decayed_weights(config.weight_decay)
-    optimizer = parts.on_one_vector(optax.chain(clip, adam, decay, parts.scale_by_rate()))
+    optimizer = lambda rate: parts.on_one_vector(optax.chain(clip, adam, decay, optax.scale(-rate)))
     shape = env.observation_space(env_params).shape
     symmetry = parts.symmetries(game.id, shape, num_actions) if config.symmetries else None
 
@@ -429,10 +429,10 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         return TrainState(
             policy=policy,
             past=policy,
-            opt_state=optimizer.init(policy.params),
+            opt_state=optimizer(0.0).init(policy.params),
             env_state=env_state,
             opening=draw_openings(opening_rng),
-            episodes=parts.EpisodeStatistics.create(config.num_envs, (2,)),
+            episodes=environments.episodes((2,)),
             rollout_rng=rollout_rng,
             order_rng=order_rng,
             eval_rng=eval_rng,
@@ -540,7 +540,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             samples = jax.tree.map(lambda x: x[indices], batch)
             samples = turn(which, samples) if symmetry else samples  # detail 7
             grads, metrics = jax.grad(loss, has_aux=True)(params, samples)
-            updates, opt_state = optimizer.update(grads, opt_state, params, learning_rate=rate)
+            updates, opt_state = optimizer(rate).update(grads, opt_state, params)
             metrics |= {"grad_norm": parts.global_norm(grads), "current_learning_rate": rate}
             return (optax.apply_updates(params, updates), opt_state), metrics
 

@@ -211,7 +211,7 @@ class TrainState:
     replay: parts.Replay
     env_state: Any  # of `envs.batch`
     observation: jax.Array  # (num_envs, ...)
-    episodes: parts.EpisodeStatistics
+    episodes: Any  # of `envs.batch`
     rng: jax.Array
     eval_rng: jax.Array  # constant: all evaluations use it
     update: jax.Array  # updates so far, int32
@@ -289,9 +289,10 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     actor, critic = Actor(config, size), Critic(config)
     adam = parts.on_one_vector(optax.scale_by_adam(config.adam_b1, eps=config.adam_eps))
     decay = optax.add_decayed_weights(config.weight_decay)
-    for_critics = optax.chain(adam, decay, parts.scale_by_rate())
-    decay = optax.add_decayed_weights(config.weight_decay, mask=(True, False))
-    for_policy = optax.chain(adam, decay, parts.scale_by_rate())  # network and temperature
+    for_critics = lambda rate: optax.chain(adam, decay, optax.scale(-rate))
+    # of the network and the temperature
+    of_policy = optax.add_decayed_weights(config.weight_decay, mask=(True, False))
+    for_policy = lambda rate: optax.chain(adam, of_policy, optax.scale(-rate))
 
     def init(rng):
         rng, actor_rng, critic_rng, reset_rng, eval_rng = jax.random.split(rng, 5)
@@ -306,12 +307,12 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             policy=PolicyState(of_actor, obs_stats),
             critics=of_critics,
             log_temperature=log_temperature,
-            critic_opt_state=for_critics.init(of_critics["params"]),
-            policy_opt_state=for_policy.init((of_actor["params"], log_temperature)),
+            critic_opt_state=for_critics(0.0).init(of_critics["params"]),
+            policy_opt_state=for_policy(0.0).init((of_actor["params"], log_temperature)),
             replay=buffer.create(env, env_params),
             env_state=env_state,
             observation=observation,
-            episodes=parts.EpisodeStatistics.create(config.num_envs),
+            episodes=environments.episodes(),
             rng=rng,
             eval_rng=eval_rng,
             update=jnp.zeros((), jnp.int32),
@@ -423,9 +424,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             old, state, window, draws.actions[1], warm
         )
         metrics |= {"grad_norm": parts.global_norm(grads), "current_learning_rate": rate}
-        updates, critic_opt_state = for_critics.update(
-            grads, state.critic_opt_state, old, learning_rate=rate
-        )
+        updates, critic_opt_state = for_critics(rate).update(grads, state.critic_opt_state, old)
         critics = changed | {"params": optax.apply_updates(old, updates)}
         state = state.replace(critics=critics, critic_opt_state=critic_opt_state)
 
@@ -435,9 +434,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             grads, (changed, metrics) = jax.grad(policy_loss, (0, 1), has_aux=True)(
                 *both, state, window, draws.actions[0], warm
             )
-            updates, opt_state = for_policy.update(
-                grads, old.policy_opt_state, both, learning_rate=rate
-            )
+            updates, opt_state = for_policy(rate).update(grads, old.policy_opt_state, both)
             params, log_temperature = optax.apply_updates(both, updates)
             return metrics, Delayed(
                 policy=old.policy.replace(variables=changed | {"params": params}),

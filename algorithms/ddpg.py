@@ -148,7 +148,7 @@ class TrainState:
     env_state: Any  # of `envs.batch`
     observation: jax.Array  # (num_envs, ...)
     exploration: jax.Array  # noise of the last step, of variance 1, (num_envs, dimensions)
-    episodes: parts.EpisodeStatistics
+    episodes: Any  # of `envs.batch`
     rng: jax.Array
     eval_rng: jax.Array  # constant: all evaluations use it
     update: jax.Array  # updates so far, int32
@@ -230,7 +230,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     actor, critic = Actor(config, size), Critic(config)
     adam = optax.scale_by_adam(eps=config.adam_eps)
     decay = optax.add_decayed_weights(config.weight_decay)
-    optimizer = parts.on_one_vector(optax.chain(adam, decay, parts.scale_by_rate()))
+    optimizer = lambda rate: parts.on_one_vector(optax.chain(adam, decay, optax.scale(-rate)))
 
     def init(rng):
         rng, actor_rng, critic_rng, reset_rng, noise_rng, eval_rng = jax.random.split(rng, 6)
@@ -243,13 +243,13 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             policy=PolicyState(params, obs_stats),
             critic_params=critic_params,
             target_params=Targets(params, critic_params),
-            actor_opt_state=optimizer.init(params),
-            critic_opt_state=optimizer.init(critic_params),
+            actor_opt_state=optimizer(0.0).init(params),
+            critic_opt_state=optimizer(0.0).init(critic_params),
             replay=buffer.create(env, env_params),
             env_state=env_state,
             observation=observation,
             exploration=jax.random.normal(noise_rng, (config.num_envs, size)),
-            episodes=parts.EpisodeStatistics.create(config.num_envs),
+            episodes=environments.episodes(),
             rng=rng,
             eval_rng=eval_rng,
             update=jnp.zeros((), jnp.int32),
@@ -336,9 +336,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         )
         left = jnp.maximum(1.0 - progress, 0.0) if config.anneal_lr else 1.0
         rate, old = config.learning_rate * left, state.critic_params
-        updates, critic_opt_state = optimizer.update(
-            grads, state.critic_opt_state, old, learning_rate=rate
-        )
+        updates, critic_opt_state = optimizer(rate).update(grads, state.critic_opt_state, old)
         critic_params = optax.apply_updates(old, updates)
         metrics = {"critic_loss": loss, "mean_value": mean_value}
         metrics |= {"grad_norm": parts.global_norm(grads), "current_learning_rate": rate}
@@ -346,9 +344,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             state.policy.params, critic_params, x
         )
         rate, old = config.actor_learning_rate * left, state.policy.params
-        updates, actor_opt_state = optimizer.update(
-            grads, state.actor_opt_state, old, learning_rate=rate
-        )
+        updates, actor_opt_state = optimizer(rate).update(grads, state.actor_opt_state, old)
         params = optax.apply_updates(old, updates)
         move = lambda old, new: old + config.tau * (new - old)
         state = state.replace(

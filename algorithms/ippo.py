@@ -180,7 +180,7 @@ class TrainState:
     env_state: Any  # of `envs.batch`
     observation: jax.Array  # (num_envs, num_agents, ...)
     alive: jax.Array  # (num_envs, num_agents)
-    episodes: parts.EpisodeStatistics
+    episodes: Any  # of `envs.batch`
     rollout_rng: jax.Array  # key for acting and the environments
     order_rng: jax.Array  # key for the order of samples
     eval_rng: jax.Array  # constant: all evaluations use it
@@ -224,7 +224,7 @@ class Task(NamedTuple):
     """How an actor or a critic learns."""
 
     loss: Callable  # (params, minibatch) -> loss, metrics
-    optimizer: optax.GradientTransformationExtraArgs
+    optimizer: Callable  # of optax, with a learning rate
     learning_rate: jax.Array
     epochs: int
     weights: Callable  # Transition -> weights of samples, of the shape of its `alive`
@@ -299,9 +299,9 @@ def running_mean(mean, params, number, share):
 
 
 def clipped_adam(max_grad_norm, eps):
-    """Adam on gradients clipped to a global norm; `learning_rates` gives its rates."""
+    """Adam on gradients clipped to a global norm: a function of its learning rate."""
     chain = optax.clip_by_global_norm(max_grad_norm), optax.scale_by_adam(eps=eps)
-    return parts.on_one_vector(optax.chain(*chain, parts.scale_by_rate()))
+    return lambda rate: parts.on_one_vector(optax.chain(*chain, optax.scale(-rate)))
 
 
 def learning_rates(config, task, update, epoch):
@@ -455,13 +455,13 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         return TrainState(
             policy=policy.replace(params=params, average=params if config.average_actor else None),
             critic_params=critic_params,
-            opt_state=jax.vmap(for_actor.optimizer.init)(params),
-            critic_opt_state=jax.vmap(for_critic.optimizer.init)(critic_params),
+            opt_state=jax.vmap(for_actor.optimizer(0.0).init)(params),
+            critic_opt_state=jax.vmap(for_critic.optimizer(0.0).init)(critic_params),
             reward_scale=per_network(parts.RewardScale.create(samples)),
             env_state=env_state,
             observation=observation,
             alive=jnp.ones((config.num_envs, num_agents), bool),
-            episodes=parts.EpisodeStatistics.create(config.num_envs, (num_agents,)),
+            episodes=environments.episodes((num_agents,)),
             rollout_rng=rollout_rng,
             order_rng=order_rng,
             eval_rng=eval_rng,
@@ -638,7 +638,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             grads, metrics = jax.grad(task.loss, has_aux=True)(params, minibatch)
             some = parts.any_over_shards(task.weights(minibatch.rollout).any())
             grads = parts.mean_over_shards(grads)
-            updates, moved = task.optimizer.update(grads, opt_state, params, learning_rate=rate)
+            updates, moved = task.optimizer(rate).update(grads, opt_state, params)
             new = optax.apply_updates(params, updates), moved
             new = jax.tree.map(lambda x, y: jnp.where(some, x, y), new, (params, opt_state))
             metrics |= {"grad_norm": parts.global_norm(grads), "current_learning_rate": rate * some}

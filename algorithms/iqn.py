@@ -158,7 +158,7 @@ class TrainState:
     env_state: Any  # of `envs.batch`
     observation: jax.Array  # (num_envs, ...)
     held: Held  # actions that last into the next step
-    episodes: parts.EpisodeStatistics
+    episodes: Any  # of `envs.batch`
     rng: jax.Array
     eval_rng: jax.Array  # constant: all evaluations use it
     update: jax.Array  # updates so far, int32
@@ -346,7 +346,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     network = ImplicitQuantileNetwork(config, env.action_space(env_params).n)
     clip = optax.clip_by_global_norm(config.max_grad_norm)  # detail 9
     adam = optax.scale_by_adam(eps=config.adam_eps)
-    optimizer = parts.on_one_vector(optax.chain(clip, adam, parts.scale_by_rate()))
+    optimizer = lambda rate: parts.on_one_vector(optax.chain(clip, adam, optax.scale(-rate)))
 
     def init(rng):
         rng, network_rng, reset_rng, eval_rng = jax.random.split(rng, 4)
@@ -357,12 +357,12 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             policy=PolicyState(params, parts.RunningStatistics.create(observation.shape[1:])),
             target_params=params,
             target_age=jnp.zeros((), jnp.int32),
-            opt_state=optimizer.init(params),
+            opt_state=optimizer(0.0).init(params),
             replay=buffer.create(env, env_params),
             env_state=env_state,
             observation=observation,
             held=Held(*jnp.zeros((2, config.num_envs), jnp.int32)),
-            episodes=parts.EpisodeStatistics.create(config.num_envs),
+            episodes=environments.episodes(),
             rng=rng,
             eval_rng=eval_rng,
             update=jnp.zeros((), jnp.int32),
@@ -462,7 +462,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         )
         left = jnp.maximum(1.0 - progress, 0.0) if config.anneal_lr else 1.0
         rate, old = config.learning_rate * left, state.policy.params
-        updates, opt_state = optimizer.update(grads, state.opt_state, old, learning_rate=rate)
+        updates, opt_state = optimizer(rate).update(grads, state.opt_state, old)
         params = optax.apply_updates(old, updates)
         metrics |= {"grad_norm": parts.global_norm(grads), "current_learning_rate": rate}
         age = state.target_age + 1

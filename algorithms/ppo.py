@@ -144,7 +144,7 @@ class TrainState:
     opt_state: optax.OptState
     env_state: Any  # of `envs.batch`
     observation: jax.Array  # (num_envs, ...)
-    episodes: parts.EpisodeStatistics
+    episodes: Any  # of `envs.batch`
     reward_scale: parts.RewardScale
     rollout_rng: jax.Array  # key for acting and the environments
     order_rng: jax.Array  # key for the order of samples
@@ -290,7 +290,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     network = ActorCritic(config, space)
     clip = optax.clip_by_global_norm(config.max_grad_norm)  # core 11
     adam = optax.scale_by_adam(eps=config.adam_eps)  # core 3
-    optimizer = parts.on_one_vector(optax.chain(clip, adam, parts.scale_by_rate()))
+    optimizer = lambda rate: parts.on_one_vector(optax.chain(clip, adam, optax.scale(-rate)))
 
     def init(rng):
         order_rng, network_rng, reset_rng, rollout_rng, eval_rng = jax.random.split(rng, 5)
@@ -299,10 +299,10 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         params = network.init(network_rng, x)
         return TrainState(
             policy=PolicyState(params, parts.RunningStatistics.create(observation.shape[1:])),
-            opt_state=optimizer.init(params),
+            opt_state=optimizer(0.0).init(params),
             env_state=env_state,
             observation=observation,
-            episodes=parts.EpisodeStatistics.create(config.num_envs),
+            episodes=environments.episodes(),
             reward_scale=parts.RewardScale.create(config.num_envs),
             rollout_rng=rollout_rng,
             order_rng=order_rng,
@@ -412,7 +412,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             samples = jax.tree.map(lambda x: x[indices], batch)
             grads, metrics = jax.grad(loss, has_aux=True)(params, samples)
             grads = parts.mean_over_shards(grads)
-            updates, opt_state = optimizer.update(grads, opt_state, params, learning_rate=rate)
+            updates, opt_state = optimizer(rate).update(grads, opt_state, params)
             metrics |= {"grad_norm": parts.global_norm(grads), "current_learning_rate": rate}
             return (optax.apply_updates(params, updates), opt_state), metrics
 

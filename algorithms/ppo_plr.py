@@ -149,7 +149,7 @@ class TrainState:
     opt_state: optax.OptState
     env_state: envs.BatchState
     observation: jax.Array  # (num_envs, ...)
-    episodes: parts.EpisodeStatistics
+    episodes: Any  # of `envs.batch`
     reward_scale: parts.RewardScale
     running: parts.Visits  # to the levels of the running episodes
     returns: parts.EpisodeReturns  # of these episodes, for maxmc
@@ -328,7 +328,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     network = ActorCritic(config, space)
     clip = optax.clip_by_global_norm(config.max_grad_norm)
     adam = optax.scale_by_adam(eps=config.adam_eps)
-    optimizer = parts.on_one_vector(optax.chain(clip, adam, parts.scale_by_rate()))
+    optimizer = lambda rate: parts.on_one_vector(optax.chain(clip, adam, optax.scale(-rate)))
 
     def init(rng):
         keys = jax.random.split(rng, 6)
@@ -340,10 +340,10 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         params = network.init(network_rng, x)
         return TrainState(
             policy=PolicyState(params, parts.RunningStatistics.create(observation.shape[1:])),
-            opt_state=optimizer.init(params),
+            opt_state=optimizer(0.0).init(params),
             env_state=env_state,
             observation=observation,
-            episodes=parts.EpisodeStatistics.create(config.num_envs),
+            episodes=environments.episodes(),
             reward_scale=parts.RewardScale.create(config.num_envs),
             running=parts.Visits.create(first, jnp.full(config.num_envs, capacity, jnp.int32)),
             returns=parts.EpisodeReturns.create(config.num_envs),
@@ -491,7 +491,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             samples = jax.tree.map(lambda x: x[indices], batch)
             grads, metrics = jax.grad(loss, has_aux=True)(params, samples)
             metrics |= {"grad_norm": parts.global_norm(grads), "current_learning_rate": rate}
-            updates, opt_state = optimizer.update(grads, opt_state, params, learning_rate=rate)
+            updates, opt_state = optimizer(rate).update(grads, opt_state, params)
             new, some = (optax.apply_updates(params, updates), opt_state), jnp.bool_(True)
             if config.robust:  # a minibatch without replayed samples changes nothing
                 some = samples.weight.any()

@@ -175,7 +175,7 @@ class TrainState:
     env_state: Any  # of `envs.batch`
     observation: jax.Array  # (num_envs, ...)
     memory: parts.Memory  # memory before the observation; initially zeros
-    episodes: parts.EpisodeStatistics
+    episodes: Any  # of `envs.batch`
     reward_scale: parts.RewardScale
     rollout_rng: jax.Array  # key for acting and the environments
     order_rng: jax.Array  # key for the order of samples
@@ -355,7 +355,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     network = ActorCritic(config, space)
     clip = optax.clip_by_global_norm(config.max_grad_norm)
     adam = optax.scale_by_adam(eps=config.adam_eps)
-    optimizer = parts.on_one_vector(optax.chain(clip, adam, parts.scale_by_rate()))
+    optimizer = lambda rate: parts.on_one_vector(optax.chain(clip, adam, optax.scale(-rate)))
 
     def init(rng):
         order_rng, network_rng, reset_rng, rollout_rng, eval_rng = jax.random.split(rng, 5)
@@ -365,11 +365,11 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         params = network.init(network_rng, memory, x)
         return TrainState(
             policy=PolicyState(params, parts.RunningStatistics.create(observation.shape[1:])),
-            opt_state=optimizer.init(params),
+            opt_state=optimizer(0.0).init(params),
             env_state=env_state,
             observation=observation,
             memory=memory,
-            episodes=parts.EpisodeStatistics.create(config.num_envs),
+            episodes=environments.episodes(),
             reward_scale=parts.RewardScale.create(config.num_envs),
             rollout_rng=rollout_rng,
             order_rng=order_rng,
@@ -496,7 +496,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             sequences = jax.tree.map(lambda x: x[:, indices], batch)  # detail 3
             grads, metrics = jax.grad(loss, has_aux=True)(params, first, sequences)
             grads = parts.mean_over_shards(grads)
-            updates, opt_state = optimizer.update(grads, opt_state, params, learning_rate=rate)
+            updates, opt_state = optimizer(rate).update(grads, opt_state, params)
             metrics |= {"grad_norm": parts.global_norm(grads), "current_learning_rate": rate}
             return (optax.apply_updates(params, updates), opt_state), metrics
 

@@ -167,7 +167,7 @@ class TrainState:
     env_state: Any  # of `envs.batch`
     observation: jax.Array  # (num_segments, ...)
     alive: jax.Array  # (num_segments,)
-    episodes: parts.EpisodeStatistics
+    episodes: Any  # of `envs.batch`
     reward_scale: parts.RewardScale
     rollout_rng: jax.Array  # key for acting and the environments
     draw_rng: jax.Array  # for drawing segments
@@ -387,7 +387,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     scale = parts.on_one_vector(optax.scale_by_adam(eps=config.adam_eps))
     if config.optimizer == "muon":
         scale = parts.scale_by_muon(config.muon_momentum, config.adam_eps)  # detail 5
-    optimizer = optax.chain(clip, scale, parts.on_one_vector(parts.scale_by_rate()))
+    descend = lambda rate: parts.on_one_vector(optax.scale(-rate))
+    optimizer = lambda rate: optax.chain(clip, scale, descend(rate))
     fold = lambda x: x.reshape(num_segments, *x.shape[len(lanes) :])  # environments and agents
     of_agents = lambda flag: jnp.repeat(flag, num_agents)  # (num_envs,) to (num_segments,)
 
@@ -402,11 +403,11 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         params = network.init(network_rng, x)
         return TrainState(
             policy=PolicyState(params, parts.RunningStatistics.create(x.shape[1:])),
-            opt_state=optimizer.init(params),
+            opt_state=optimizer(0.0).init(params),
             env_state=env_state,
             observation=fold(observation),
             alive=jnp.ones(num_segments, bool),
-            episodes=parts.EpisodeStatistics.create(config.num_envs, agents),
+            episodes=environments.episodes(agents),
             reward_scale=parts.RewardScale.create(num_segments),
             rollout_rng=rollout_rng,
             draw_rng=draw_rng,
@@ -532,9 +533,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             some, count = valued.any(), jnp.maximum(valued.sum(), 1)
             grads = jax.tree.map(lambda x: x.sum(0) / count, grads)
             rate, old = annealed_rate(config, progress), (learned.params, learned.opt_state)
-            updates, moved = optimizer.update(
-                grads, learned.opt_state, learned.params, learning_rate=rate
-            )
+            updates, moved = optimizer(rate).update(grads, learned.opt_state, learned.params)
             new = optax.apply_updates(learned.params, updates), moved
             params, opt_state = jax.tree.map(lambda x, y: jnp.where(some, x, y), new, old)
             sizes = learned.sizes.at[indices].set(sizes)

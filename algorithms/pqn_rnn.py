@@ -149,7 +149,7 @@ class TrainState:
     env_state: Any  # of `envs.batch`
     observation: jax.Array  # (num_envs, ...)
     memory: parts.Memory  # memory before the observation; initially zeros
-    episodes: parts.EpisodeStatistics
+    episodes: Any  # of `envs.batch`
     rollout_rng: jax.Array  # key for acting and the environments
     order_rng: jax.Array  # key for the order of samples
     eval_rng: jax.Array  # constant: all evaluations use it
@@ -318,7 +318,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     network = QNetwork(config, space.size)
     adam = optax.scale_by_radam if config.optimizer == "radam" else optax.scale_by_adam
     chain = optax.clip_by_global_norm(config.max_grad_norm), adam(eps=config.adam_eps)
-    optimizer = parts.on_one_vector(optax.chain(*chain, parts.scale_by_rate()))
+    optimizer = lambda rate: parts.on_one_vector(optax.chain(*chain, optax.scale(-rate)))
 
     def init(rng):
         order_rng, network_rng, reset_rng, rollout_rng, eval_rng = jax.random.split(rng, 5)
@@ -331,11 +331,11 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         params = network.init(network_rng, memory, inputs, done)
         return TrainState(
             policy=PolicyState(params, parts.RunningStatistics.create(observation.shape[1:])),
-            opt_state=optimizer.init(params),
+            opt_state=optimizer(0.0).init(params),
             env_state=env_state,
             observation=observation,
             memory=memory,
-            episodes=parts.EpisodeStatistics.create(config.num_envs),
+            episodes=environments.episodes(),
             rollout_rng=rollout_rng,
             order_rng=order_rng,
             eval_rng=eval_rng,
@@ -424,7 +424,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             first = jax.tree.map(lambda x: x[indices], memory)
             sequences = jax.tree.map(lambda x: x[:, indices], batch)  # detail 3
             total, grads = jax.value_and_grad(loss)(params, first, sequences)
-            updates, opt_state = optimizer.update(grads, opt_state, params, learning_rate=rate)
+            updates, opt_state = optimizer(rate).update(grads, opt_state, params)
             metrics = {"loss": total, "grad_norm": parts.global_norm(grads)}
             metrics["current_learning_rate"] = rate
             return (optax.apply_updates(params, updates), opt_state), metrics

@@ -133,7 +133,7 @@ class TrainState:
     opt_state: optax.OptState
     env_state: Any  # of `envs.batch`
     observation: jax.Array  # (num_envs, ...)
-    episodes: parts.EpisodeStatistics
+    episodes: Any  # of `envs.batch`
     reward_scale: parts.RewardScale
     rollout_rng: jax.Array  # key for acting and the environments
     eval_rng: jax.Array  # constant: all evaluations use it
@@ -246,7 +246,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     network = ActorCritic(config, space)
     clip = optax.clip_by_global_norm(config.max_grad_norm)  # detail 6
     adam = optax.scale_by_adam(eps=config.adam_eps)
-    optimizer = parts.on_one_vector(optax.chain(clip, adam, parts.scale_by_rate()))
+    optimizer = lambda rate: parts.on_one_vector(optax.chain(clip, adam, optax.scale(-rate)))
 
     def init(rng):
         network_rng, reset_rng, rollout_rng, eval_rng = jax.random.split(rng, 4)
@@ -255,10 +255,10 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         params = network.init(network_rng, x)
         return TrainState(
             policy=PolicyState(params, parts.RunningStatistics.create(observation.shape[1:])),
-            opt_state=optimizer.init(params),
+            opt_state=optimizer(0.0).init(params),
             env_state=env_state,
             observation=observation,
-            episodes=parts.EpisodeStatistics.create(config.num_envs),
+            episodes=environments.episodes(),
             reward_scale=parts.RewardScale.create(config.num_envs),
             rollout_rng=rollout_rng,
             eval_rng=eval_rng,
@@ -341,7 +341,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         """Makes the gradient step of a rollout."""
         grads, metrics = jax.grad(loss, has_aux=True)(state.policy.params, batch)  # detail 1
         rate, old = annealed_rate(config, num_updates, state.update), state.policy.params
-        updates, opt_state = optimizer.update(grads, state.opt_state, old, learning_rate=rate)
+        updates, opt_state = optimizer(rate).update(grads, state.opt_state, old)
         metrics |= {"grad_norm": parts.global_norm(grads), "current_learning_rate": rate}
         policy = state.policy.replace(params=optax.apply_updates(old, updates))
         return state.replace(policy=policy, opt_state=opt_state), metrics

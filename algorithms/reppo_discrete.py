@@ -199,7 +199,7 @@ class TrainState:
     critic_opt_state: optax.OptState
     env_state: Any  # of `envs.batch`
     observation: jax.Array  # (num_envs, ...)
-    episodes: parts.EpisodeStatistics
+    episodes: Any  # of `envs.batch`
     reward_scale: parts.RewardScale
     rollout_rng: jax.Array  # key for acting and the environments
     learn_rng: jax.Array  # key for learning
@@ -368,7 +368,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     actor, critic = Actor(config, num_actions), Critic(config, num_actions)
     clip = optax.clip_by_global_norm(config.max_grad_norm)
     adam = optax.scale_by_adam(eps=config.adam_eps)
-    optimizer = parts.on_one_vector(optax.chain(clip, adam, parts.scale_by_rate()))
+    optimizer = lambda rate: parts.on_one_vector(optax.chain(clip, adam, optax.scale(-rate)))
 
     def init(rng):
         actor_rng, critic_rng, reset_rng, *rngs = jax.random.split(rng, 6)
@@ -385,11 +385,11 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             policy=PolicyState(params, parts.RunningStatistics.create(observation.shape[1:])),
             critic_params=critic_params,
             weights=weights,
-            opt_state=optimizer.init({"actor": params, "weights": weights}),
-            critic_opt_state=optimizer.init(critic_params),
+            opt_state=optimizer(0.0).init({"actor": params, "weights": weights}),
+            critic_opt_state=optimizer(0.0).init(critic_params),
             env_state=env_state,
             observation=observation,
-            episodes=parts.EpisodeStatistics.create(config.num_envs),
+            episodes=environments.episodes(),
             reward_scale=parts.RewardScale.create(config.num_envs),
             rollout_rng=rollout_rng,
             learn_rng=learn_rng,
@@ -513,7 +513,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     def critic_step(state, batch, rate):
         grads, metrics = jax.grad(critic_loss, has_aux=True)(state.critic_params, batch)
         old, opt_state = state.critic_params, state.critic_opt_state
-        updates, opt_state = optimizer.update(grads, opt_state, old, learning_rate=rate)
+        updates, opt_state = optimizer(rate).update(grads, opt_state, old)
         params = optax.apply_updates(old, updates)
         state = state.replace(critic_params=params, critic_opt_state=opt_state)
         return state, metrics | {"critic_grad_norm": parts.global_norm(grads)}
@@ -526,7 +526,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         of_weights = jax.grad(weights_loss)(state.weights, (entropy - target).mean(), kl.mean())
         old = {"actor": state.policy.params, "weights": state.weights}
         grads = {"actor": grads, "weights": of_weights}
-        updates, opt_state = optimizer.update(grads, state.opt_state, old, learning_rate=rate)
+        updates, opt_state = optimizer(rate).update(grads, state.opt_state, old)
         params = optax.apply_updates(old, updates)
         metrics = {
             "actor_loss": loss,

@@ -157,7 +157,7 @@ class TrainState:
     replay: parts.Replay
     env_state: Any  # of `envs.batch`
     observation: jax.Array  # (num_envs, ...)
-    episodes: parts.EpisodeStatistics
+    episodes: Any  # of `envs.batch`
     rng: jax.Array
     eval_rng: jax.Array  # constant: all evaluations use it
     update: jax.Array  # updates so far, int32
@@ -237,7 +237,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     decay = optax.add_decayed_weights(
         config.weight_decay, mask=Params(actor=True, critics=True, log_temperature=False)
     )
-    optimizer = optax.chain(adam, decay, parts.scale_by_rate())
+    optimizer = lambda rate: optax.chain(adam, decay, optax.scale(-rate))
 
     def critics(params, x, action):
         """Values (num_critics, batch).
@@ -264,11 +264,11 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             critic_params=params.critics,
             target_params=params.critics,
             log_temperature=params.log_temperature,
-            opt_state=optimizer.init(params),
+            opt_state=optimizer(0.0).init(params),
             replay=buffer.create(env, env_params),
             env_state=env_state,
             observation=observation,
-            episodes=parts.EpisodeStatistics.create(config.num_envs),
+            episodes=environments.episodes(),
             rng=rng,
             eval_rng=eval_rng,
             update=jnp.zeros((), jnp.int32),
@@ -382,7 +382,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         grads = parts.mean_over_shards(grads)
         rate = config.learning_rate * left
         # detail 5
-        updates, opt_state = optimizer.update(grads, state.opt_state, params, learning_rate=rate)
+        updates, opt_state = optimizer(rate).update(grads, state.opt_state, params)
         params = optax.apply_updates(params, updates)
         metrics = {
             "critic_loss": loss,

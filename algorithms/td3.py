@@ -160,7 +160,7 @@ class TrainState:
     env_state: Any  # of `envs.batch`
     observation: jax.Array  # (num_envs, ...)
     exploration: jax.Array  # noise of the last step, of variance 1, (num_envs, dimensions)
-    episodes: parts.EpisodeStatistics
+    episodes: Any  # of `envs.batch`
     rng: jax.Array
     eval_rng: jax.Array  # constant: all evaluations use it
     update: jax.Array  # updates so far, int32
@@ -249,7 +249,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     actor, critic = Actor(config, size), Critic(config)
     adam = optax.scale_by_adam(eps=config.adam_eps)
     decay = optax.add_decayed_weights(config.weight_decay)
-    optimizer = parts.on_one_vector(optax.chain(adam, decay, parts.scale_by_rate()))
+    optimizer = lambda rate: parts.on_one_vector(optax.chain(adam, decay, optax.scale(-rate)))
 
     def critics(params, x, action):
         """Values (num_critics, batch).
@@ -272,13 +272,13 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             policy=PolicyState(params, obs_stats),
             critic_params=critic_params,
             target_params=Targets(params, critic_params),
-            actor_opt_state=optimizer.init(params),
-            critic_opt_state=optimizer.init(critic_params),
+            actor_opt_state=optimizer(0.0).init(params),
+            critic_opt_state=optimizer(0.0).init(critic_params),
             replay=buffer.create(env, env_params),
             env_state=env_state,
             observation=observation,
             exploration=jax.random.normal(noise_rng, (config.num_envs, size)),
-            episodes=parts.EpisodeStatistics.create(config.num_envs),
+            episodes=environments.episodes(),
             rng=rng,
             eval_rng=eval_rng,
             update=jnp.zeros((), jnp.int32),
@@ -376,8 +376,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         rate = config.learning_rate * left
         metrics = {"critic_loss": loss, "mean_value": mean_value}
         metrics |= {"grad_norm": parts.global_norm(grads), "current_learning_rate": rate}
-        updates, critic_opt_state = optimizer.update(
-            grads, state.critic_opt_state, state.critic_params, learning_rate=rate
+        updates, critic_opt_state = optimizer(rate).update(
+            grads, state.critic_opt_state, state.critic_params
         )
         critic_params = optax.apply_updates(state.critic_params, updates)
         state = state.replace(critic_params=critic_params, critic_opt_state=critic_opt_state)
@@ -385,8 +385,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         def improve(old):
             """The actor's gradient step, and the move of all target networks."""
             loss, grads = jax.value_and_grad(actor_loss)(old.policy.params, critic_params, x)
-            updates, opt_state = optimizer.update(
-                grads, old.actor_opt_state, old.policy.params, learning_rate=rate
+            updates, opt_state = optimizer(rate).update(
+                grads, old.actor_opt_state, old.policy.params
             )
             params = optax.apply_updates(old.policy.params, updates)
             new, move = Targets(params, critic_params), lambda o, n: o + config.tau * (n - o)

@@ -204,7 +204,7 @@ class TrainState:
     observation: jax.Array  # (num_envs, num_agents, ...)
     alive: jax.Array  # (num_envs, num_agents)
     memory: parts.Memory  # before the observation, (num_envs, num_agents, ...); may be empty
-    episodes: parts.EpisodeStatistics
+    episodes: Any  # of `envs.batch`
     rollout_rng: jax.Array  # key for acting and the environments
     order_rng: jax.Array  # key for the order of samples
     eval_rng: jax.Array  # constant: all evaluations use it
@@ -407,9 +407,9 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     space = parts.ActionSpace(env.action_space(env_params))
     environments = envs.batch(env, config.num_envs, config.num_steps)
     network, mixer = QNetwork(config, space.size), Mixer(config)
-    clip, radam = optax.clip_by_global_norm, optax.scale_by_radam(eps=config.adam_eps)
-    chain = optax.chain(clip(config.max_grad_norm), radam, parts.scale_by_rate())
-    optimizer = parts.on_one_vector(chain)
+    clip = optax.clip_by_global_norm(config.max_grad_norm)
+    radam = optax.scale_by_radam(eps=config.adam_eps)
+    optimizer = lambda rate: parts.on_one_vector(optax.chain(clip, radam, optax.scale(-rate)))
     central = config.mixer == "monotonic"  # the mixer sees the world state
     shared = getattr(env, "shared_reward", False)
     # Each agent learns its team's reward, even after it left.
@@ -435,12 +435,12 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         params = Params(agent=agent, mixer=mixing)
         return TrainState(
             policy=policy.replace(params=params),
-            opt_state=optimizer.init(params),
+            opt_state=optimizer(0.0).init(params),
             env_state=env_state,
             observation=observation,
             alive=alive,
             memory=memory,
-            episodes=parts.EpisodeStatistics.create(config.num_envs, (num_agents,)),
+            episodes=environments.episodes((num_agents,)),
             rollout_rng=rollout_rng,
             order_rng=order_rng,
             eval_rng=eval_rng,
@@ -568,7 +568,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             sequences = jax.tree.map(lambda x: x[:, indices], batch)  # detail 9
             total, grads = jax.value_and_grad(loss)(params, first, sequences)
             some = sequences.weight.any()  # of an agent that is there
-            updates, moved = optimizer.update(grads, opt_state, params, learning_rate=rate)
+            updates, moved = optimizer(rate).update(grads, opt_state, params)
             new = optax.apply_updates(params, updates), moved
             new = jax.tree.map(lambda x, y: jnp.where(some, x, y), new, carry)
             metrics = {"loss": total, "grad_norm": parts.global_norm(grads)}

@@ -11,6 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from envs.episodes import EpisodeStatistics
+
 START_WINDOW = 8  # steps, unless the environment has a `start_window`
 
 
@@ -129,6 +131,10 @@ class Batch:
         starts = self.draw(key, params)
         observation, state = jax.tree.map(lambda x: x[0], starts)
         return observation, BatchState(state, starts, jnp.zeros((), jnp.int32), cut=cut)
+
+    def episodes(self, shape: tuple[int, ...] = ()) -> EpisodeStatistics:
+        """Statistics of episodes, of which there are none yet; `shape` is that of one reward."""
+        return EpisodeStatistics.create(self.num_envs, shape)
 
     def refill(self, key: jax.Array, state: BatchState, params: Any) -> BatchState:
         """Draws new start states; call it once every `num_steps` steps."""

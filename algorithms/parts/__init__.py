@@ -49,7 +49,7 @@ from algorithms.parts.levels import EpisodeReturns, LevelBuffer, Visits, visit_o
 from algorithms.parts.loops import branch, scan
 from algorithms.parts.metrics import explained_variance, mean
 from algorithms.parts.muon import scale_by_muon
-from algorithms.parts.optimizer import global_norm, on_one_vector, scale_by_rate
+from algorithms.parts.optimizer import global_norm, on_one_vector
 from algorithms.parts.orders import permutations
 from algorithms.parts.products import Dense
 from algorithms.parts.reads import asked_for, changed
@@ -66,7 +66,7 @@ from algorithms.parts.rounds import Rounds, keep_if
 from algorithms.parts.shards import any_over_shards, mean_over_shards
 from algorithms.parts.spaces import ActionSpace, EpsilonNoise, epsilon_noise, flat_draw
 from algorithms.parts.split import Split
-from algorithms.parts.statistics import EpisodeStatistics, RewardScale, RunningStatistics
+from algorithms.parts.statistics import RewardScale, RunningStatistics
 from algorithms.parts.training import (
     Average,
     Last,
@@ -92,7 +92,6 @@ __all__ = [
     "Convolutions",
     "Dense",
     "EpisodeReturns",
-    "EpisodeStatistics",
     "EpsilonNoise",
     "Gaussian",
     "Last",
@@ -161,7 +160,6 @@ __all__ = [
     "real",
     "resolve",
     "scale_by_muon",
-    "scale_by_rate",
     "scaled",
     "scan",
     "static",

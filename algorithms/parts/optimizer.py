@@ -1,4 +1,4 @@
-"""What optax lacks: a learning rate that is given at each step, and steps on one long vector."""
+"""Steps of optax on one long vector."""
 
 from typing import Any
 
@@ -7,26 +7,13 @@ import optax
 from jax.flatten_util import ravel_pytree
 
 
-def scale_by_rate() -> optax.GradientTransformationExtraArgs:
-    """Multiplies by minus the `learning_rate` that `update` is given: the end of a chain.
-
-        updates, opt_state = optimizer.update(grads, opt_state, params, learning_rate=rate)
-        params = optax.apply_updates(params, updates)
-
-    Nothing else knows the rate. A chain that ends with a rate of its own, such as
-    `optax.chain(clip, optax.adam(3e-4))`, ignores the one that it is given.
-    """
-
-    def update(updates, state, params=None, *, learning_rate, **others):
-        return jax.tree.map(lambda x: -learning_rate * x, updates), state
-
-    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
-
-
 def on_one_vector(
     transformation: optax.GradientTransformation,
 ) -> optax.GradientTransformationExtraArgs:
     """The transformation of gradients and parameters as one long vector.
+
+        optimizer = lambda rate: parts.on_one_vector(optax.chain(clip, adam, optax.scale(-rate)))
+        updates, opt_state = optimizer(rate).update(grads, opt_state, params)
 
     Operations become fewer and larger. The result is the same where all numbers are treated alike:
     Adam, clipping by value or global norm, weight decay. Clipping of each tensor, masks, LAMB and

@@ -8,7 +8,7 @@ them returns its argument, or the plain mean, so that a program of one part stay
 import contextlib
 import contextvars
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -145,12 +145,12 @@ def merged(stats: Any) -> Any:
     return stats.replace(mean=mean, var=var, count=count)
 
 
-def summed(metrics: Any) -> Any:
-    """An environment's metrics with the sums over all shards."""
+def summed(stats: Any, names: Sequence[str]) -> Any:
+    """Statistics with the sums over all shards in the fields with these names."""
     if not here():
-        return metrics
-    totals, count = sum_over_shards((metrics.totals, metrics.count))
-    return dataclasses.replace(metrics, totals=totals, count=count)
+        return stats
+    sums = sum_over_shards({name: getattr(stats, name) for name in names})
+    return dataclasses.replace(stats, **sums)
 
 
 def share_of(number: int) -> Any:

@@ -15,6 +15,7 @@ from algorithms.parts.fields import check_reals, with_plain_values
 from algorithms.parts.loops import zeros
 from algorithms.parts.usual_jax import with_usual_jax
 from envs import sums
+from envs.episodes import SUMS
 from envs.sums import Sum
 
 
@@ -64,7 +65,7 @@ class Learner(NamedTuple):
     """An algorithm's functions, with its settings."""
 
     # State: a flax dataclass with the fields policy (the part that acting needs), env_state (of
-    # `envs.batch`), episodes (`EpisodeStatistics`), eval_rng (constant: all evaluations use it) and
+    # `envs.batch`), episodes (of its batch, too), eval_rng (constant: all evaluations use it) and
     # update (updates so far, int32).
     init: Callable[[jax.Array], Any]  # of a key: the first state
     update: Callable[[Any], tuple[Any, dict[str, Metric]]]  # the next state, and metrics
@@ -296,10 +297,11 @@ def _train(config, env_params, rng, state, learn, algorithm, env, num_evals, deb
     def point(state, count):
         """A row of the learning curve, after `count` updates."""
         state, metrics = updates(state, count)
-        episodes, cleared = state.episodes.metrics()
+        episodes, cleared = shards.summed(state.episodes, SUMS).metrics()
         env_state = state.env_state
         if reports(env_state):
-            episodes, own_metrics = shards.summed(env_state.metrics).of_point(episodes)
+            own_metrics = shards.summed(env_state.metrics, ("totals", "count"))
+            episodes, own_metrics = own_metrics.of_point(episodes)
             env_state = env_state.replace(metrics=own_metrics)
         metrics |= episodes
         metrics["timestep"] = timestep(config, steps, state.update)

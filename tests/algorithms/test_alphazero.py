@@ -11,6 +11,7 @@ import envs
 from algorithms import alphazero, parts
 from algorithms.parts import boards as symmetry_tables
 from envs import games
+from envs.episodes import EpisodeStatistics
 from tests.algorithms.cases import EVALUATION, Case, programs
 from tests.algorithms.test_contract import programs as texts
 from tests.benchmarks import perfect
@@ -327,7 +328,7 @@ def seen_update(monkeypatch, **changes):
     with monkeypatch.context() as patch:
         both = lambda values, targets, weights: jnp.stack([targets, weights])
         patch.setattr(parts, "explained_variance", both)
-        patch.setattr(parts.EpisodeStatistics, "update", lambda self, reward, done: (reward, done))
+        patch.setattr(EpisodeStatistics, "update", lambda self, reward, done: (reward, done))
         learner = alphazero.learner(config, *GAME())
         state, metrics = jax.jit(lambda key: learner.update(learner.init(key)))(jax.random.key(2))
     reward, done = map(np.asarray, state.episodes)

@@ -6,7 +6,7 @@
 Both sides are ten seeds, and a point is the mean return of the training episodes that ended since
 the one before. PYTHON is one with what the script needs, and DIR a checkout of the kit; without
 them PureJaxRL's are made in the user's cache directory. CleanRL's scripts train for 200,000 steps,
-because they take minutes for each seed: the preset does too. Kept rows of theirs are of six seeds.
+because they take minutes for each seed: the preset does too.
 
 `--side pytorch` is the preset with layers that start as PyTorch's. These seeds cannot tell it from
 CleanRL's DQN.

@@ -12,6 +12,7 @@ from flax import struct
 import envs
 from algorithms import ippo_rnn, parts, ppo_rnn, pqn_rnn, vdn
 from envs.batch import transition
+from envs.episodes import EpisodeStatistics
 from envs.gymnax import environment, spaces
 
 
@@ -132,7 +133,7 @@ def test_repeated_actions_add_them_up(task, added):
 class Learning:
     policy: Any
     env_state: envs.BatchState
-    episodes: parts.EpisodeStatistics
+    episodes: EpisodeStatistics
     eval_rng: jax.Array
     update: jax.Array
 
@@ -150,7 +151,7 @@ def learner(config, env, env_params):
     batch = envs.batch(env, 2, 4)
 
     def init(rng):
-        episodes = parts.EpisodeStatistics.create(2, (2,))
+        episodes = EpisodeStatistics.create(2, (2,))
         _, env_state = batch.reset(jax.random.clone(rng), env_params)
         return Learning(jnp.zeros(()), env_state, episodes, rng, jnp.zeros((), jnp.int32))
 

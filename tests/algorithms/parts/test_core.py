@@ -8,7 +8,8 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 CORE = (
-    *("envs.batch", "envs.evaluation", "envs.loops", "envs.metrics", "envs.sums"),
+    *("envs.batch", "envs.episodes", "envs.evaluation", "envs.loops", "envs.metrics"),
+    *("envs.sums",),
     *("algorithms.parts.actions", "algorithms.parts.fields", "algorithms.parts.layers"),
     *("algorithms.parts.loops", "algorithms.parts.metrics", "algorithms.parts.optimizer"),
     *("algorithms.parts.orders", "algorithms.parts.products", "algorithms.parts.spaces"),

@@ -1,4 +1,4 @@
-"""Optimisers in optax's form: rates given at each step, and steps on one long vector."""
+"""Optimisers in optax's form, with a rate for each step, and steps on one long vector."""
 
 import jax
 import jax.numpy as jnp
@@ -17,9 +17,10 @@ def drawn(rng, like):
 
 def run(optimizer, params, grads, rates):
     """The parameters after some steps."""
-    state, update = optimizer.init(params), jax.jit(optimizer.update)
+    state = optimizer(0.0).init(params)
+    update = jax.jit(lambda rate, *given: optimizer(rate).update(*given))
     for grad, rate in zip(grads, rates):
-        updates, state = update(grad, state, params, learning_rate=rate)
+        updates, state = update(rate, grad, state, params)
         params = optax.apply_updates(params, updates)
     return params
 
@@ -38,7 +39,7 @@ def test_steps_on_one_vector_are_those_of_optax_leaf_by_leaf(transformation):
     params = drawn(rng, {"a": np.zeros((3, 4)), "b": [np.zeros(5), np.zeros(())]})
     grads = [optax.tree.scale(size, drawn(rng, params)) for size in (0.1, 0.3, 3.0)]
     rates = [jnp.float32(rate) for rate in (0.5, 0.25, 0.1)]
-    flat = parts.on_one_vector(optax.chain(transformation, parts.scale_by_rate()))
+    flat = lambda rate: parts.on_one_vector(optax.chain(transformation, optax.scale(-rate)))
     found = run(flat, params, grads, rates)
     state, expected = transformation.init(params), params
     for grad, rate in zip(grads, rates):
@@ -47,38 +48,32 @@ def test_steps_on_one_vector_are_those_of_optax_leaf_by_leaf(transformation):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-4, 1e-6), found, expected)
 
 
-def test_the_rate_is_needed_and_known_to_nothing_else():
-    params, optimizer = jnp.ones(2), optax.chain(optax.scale_by_adam(), parts.scale_by_rate())
-    with pytest.raises(TypeError, match="learning_rate"):
-        optimizer.update(params, optimizer.init(params), params)
-    updates, _ = optimizer.update(params, optimizer.init(params), params, learning_rate=0.25)
-    np.testing.assert_allclose(updates, [-0.25, -0.25], rtol=1e-5)
-
-
 def test_the_global_norm_is_that_of_all_leaves():
     tree = {"a": jnp.full((2, 2), 3.0), "b": [jnp.array(8.0)]}
     assert parts.global_norm(tree) == 10.0
 
 
 OPTIMIZERS = {
-    "adam": optax.adam(3e-4),
-    "adaptive_grad_clip": optax.chain(optax.adaptive_grad_clip(0.01), optax.adam(3e-4)),
-    "lamb": optax.lamb(3e-4),
-    "muon": optax.contrib.muon(3e-4),
-    "by_tensor": optax.chain(optax.clip_by_block_rms(0.1), optax.sgd(3e-4, momentum=0.9)),
+    "adam": optax.adam,
+    "adaptive_grad_clip": lambda r: optax.chain(optax.adaptive_grad_clip(0.01), optax.adam(r)),
+    "lamb": optax.lamb,
+    "muon": optax.contrib.muon,
+    "by_tensor": lambda r: optax.chain(optax.clip_by_block_rms(0.1), optax.sgd(r, momentum=0.9)),
+    "a_rate_of_its_own": lambda rate: optax.adam(1e-2),
 }
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_an_optimizer_of_optax_in_the_place_of_a_file_s_own_is_optax_s(name, monkeypatch):
-    """It is given the tree, and steps go down. Rates of its own are the only ones."""
-    optimizer, seen = OPTIMIZERS[name], []
+    """It is given the rate and the tree, and steps go down."""
+    make, seen, scale = OPTIMIZERS[name], [], optax.scale
 
-    def update(grads, state, params, **extra):
-        seen.append((grads, params, extra))
-        return optimizer.update(grads, state, params, **extra)
+    def update(grads, state, params):
+        seen[-1].append((grads, params))
+        return make(seen[-1][0]).update(grads, state, params)
 
-    own = optax.GradientTransformationExtraArgs(optimizer.init, update)
+    own = optax.GradientTransformation(make(3e-4).init, update)
+    monkeypatch.setattr(ppo.optax, "scale", lambda step: seen.append([-step]) or scale(step))
     monkeypatch.setattr(ppo.parts, "on_one_vector", lambda chain: own)
     config = ppo.Config(num_envs=2, num_steps=8, update_epochs=1, num_minibatches=1)
     config = config.replace(total_timesteps=16, num_evals=1, num_eval_episodes=0, hidden_sizes=(4,))
@@ -87,8 +82,9 @@ def test_an_optimizer_of_optax_in_the_place_of_a_file_s_own_is_optax_s(name, mon
     state = jax.jit(learner.init)(jax.random.key(0))
     with jax.disable_jit():
         after, _ = learner.update(state)
-    grads, params, extra = seen[-1]
-    assert extra == {"learning_rate": config.learning_rate}
+    rate, (grads, params) = seen[-1]
+    assert rate == config.learning_rate
+    optimizer = make(rate)
     steps, _ = optimizer.update(grads, optimizer.init(params), params)
     expected = optax.apply_updates(params, steps)
     jax.tree.map(

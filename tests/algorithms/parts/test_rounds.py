@@ -11,6 +11,7 @@ from flax import struct
 
 from algorithms import parts
 from envs import loops
+from envs.episodes import EpisodeStatistics
 
 SIZES = dict(total_timesteps=96, num_evals=1, num_envs=2, buffer_size=32, batch_size=4, n_step=1)
 SIZES |= dict(train_every=1, updates_per_step=1, learning_starts=10)
@@ -78,7 +79,7 @@ def fresh_state():
         x=jnp.zeros(()),
         fixed=jnp.full((), 7.0),
         replay=jnp.zeros((), jnp.int32),
-        episodes=parts.EpisodeStatistics.create(2),
+        episodes=EpisodeStatistics.create(2),
         update=jnp.zeros((), jnp.int32),
     )
 

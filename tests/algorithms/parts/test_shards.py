@@ -8,6 +8,7 @@ from flax import struct
 
 from algorithms import parts
 from algorithms.parts import shards
+from envs.episodes import SUMS, EpisodeStatistics
 
 NUMBER = 4
 
@@ -109,8 +110,8 @@ def test_episodes_are_those_of_all_shards():
     rewards, done = rng.normal(size=(8, 9)).astype(np.float32), rng.random((8, 9)) < 0.2
 
     def metrics(rewards, done):  # (num_envs, num_steps)
-        episodes = parts.EpisodeStatistics.create(len(rewards))
-        return episodes.update(rewards.T, done.T).metrics()[0]
+        episodes = EpisodeStatistics.create(len(rewards))
+        return shards.summed(episodes.update(rewards.T, done.T), SUMS).metrics()[0]
 
     found = on_shards(metrics, jnp.asarray(rewards), jnp.asarray(done))
     expected = metrics(jnp.asarray(rewards), jnp.asarray(done))

@@ -12,6 +12,7 @@ from flax import struct
 import envs
 from algorithms import parts
 from algorithms.parts import loops, training
+from envs.episodes import EpisodeStatistics
 from tests import probe as tasks
 
 
@@ -119,7 +120,7 @@ def test_zeros_are_those_of_the_results():
 class State:
     policy: Any
     env_state: envs.BatchState
-    episodes: parts.EpisodeStatistics
+    episodes: EpisodeStatistics
     eval_rng: jax.Array
     update: jax.Array
 
@@ -137,7 +138,7 @@ def learner(config, env, env_params):
     """A learner that counts. `late` has data from the third update on, with a weight that grows."""
 
     def init(rng):
-        episodes = parts.EpisodeStatistics.create(1)
+        episodes = EpisodeStatistics.create(1)
         _, env_state = envs.batch(env, 1).reset(jax.random.clone(rng), env_params)
         return State(jnp.zeros(()), env_state, episodes, rng, jnp.zeros((), jnp.int32))
 
@@ -309,7 +310,7 @@ def test_metrics_of_the_environment_are_averaged_over_the_episodes_that_ended():
             _, env_state = many.reset(reset_rng, env_params)
             lengths = env_state.env.replace(limit=jnp.array([3, 5]))
             env_state = env_state.replace(env=lengths)
-            episodes = parts.EpisodeStatistics.create(1)
+            episodes = EpisodeStatistics.create(1)
             return State(jnp.zeros(()), env_state, episodes, rng, jnp.zeros((), jnp.int32))
 
         def update(state):
