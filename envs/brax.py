@@ -127,9 +127,9 @@ class Physics(Adapter):
         with jax.default_matmul_precision(self.precision):
             after = self.world(params).step(inner, action)
         observation, reward = self._observe(after), finite(after.reward)
-        values = *jax.tree.leaves(after.obs), after.reward
-        diverged = ~jnp.all(jnp.array([jnp.isfinite(x).all() for x in values]))
-        metrics = {**after.metrics, "diverged": diverged.astype(jnp.float32)}
+        values = [jnp.ravel(x) for x in (*jax.tree.leaves(after.obs), after.reward)]
+        sound = jnp.isfinite(jnp.concatenate(values)).all()
+        metrics = {**after.metrics, "diverged": 1.0 - sound}
         return Step(observation, after, reward, after.done > 0, metrics)
 
     def seen(self, observation: Any) -> Any:
