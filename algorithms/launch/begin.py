@@ -120,7 +120,7 @@ def begin(
     if not is_sweep:
         return _begin_run(Chunk(trainers[0], groups[0].trials), described, chosen, hooks, place)
     uncut = _uncut(groups, trainers)
-    what = stages.of(asked, uncut, seeds, chosen)
+    what = stages.of(uncut, asked, seeds, chosen)
     return _begin_sweep(what, uncut, described, hooks, place, view)
 
 
@@ -157,9 +157,10 @@ def _begin_sweep(
     view: Progress,
 ) -> Swept:
     options = what.options
-    plans.announce(view, uncut, what.asked, len(what.seeds))
+    asked = what.schedule.asked
+    plans.announce(view, uncut, asked, len(what.schedule.seeds))
     uncut = stages.first_rungs(what, uncut)
-    cut_up = plans.cut(view, uncut, what.asked, start=True)
+    cut_up = plans.cut(view, uncut, asked, start=True)
     plans.say_plan(view, uncut, cut_up)
     chunks = [chunk for one in cut_up for chunk in one]
     if not place.save:
@@ -167,7 +168,7 @@ def _begin_sweep(
     runs = [chunk.described(options) for chunk in chunks]
     described |= {"block": chunks[0].trainer.layout.block}
     blocks = {chunk.trainer.layout.block for chunk in chunks}
-    plain = what.num_stages == 1 and len(blocks) == 1
+    plain = what.schedule.num_stages == 1 and len(blocks) == 1
     entries = [] if plain else [stages.entry_of(what, chunk) for chunk in chunks]
     made, run_dirs = experiment.create(described, runs, place.root, place.path, entries)
     chunks = [chunk._replace(run_dir=run_dir) for chunk, run_dir in zip(chunks, run_dirs)]
@@ -280,7 +281,7 @@ def _stages_of(there: experiment.Experiment, chunks: list[Chunk], options: Optio
     said = there.description
     seeds = range(said["seed"], said["seed"] + said["num_seeds"])
     first = [chunk for chunk in chunks if not chunk.retest]
-    return stages.of(asked_of(said), first, seeds, options, there.path)
+    return stages.of(first, asked_of(said), seeds, options)._replace(path=there.path)
 
 
 def _check_outputs(config: Any, options: Options) -> None:

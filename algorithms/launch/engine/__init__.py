@@ -5,15 +5,15 @@ settings       configs and trials as plain values
 reading        what the words of a command line mean
 grids          the settings of a sweep
 distributions  `launch.Uniform`, `launch.Choice` and so on
-halving        successive halving and Hyperband: which trials train for how long
 populations    the ranges and rounds of population-based training
 objectives     what a sweep ranks its settings by
 options        what a run does besides training
 
 training
+schedule       which trials train in which stage, how long: halving, Hyperband, a retest
 loop           chunks of trials, trained in turn
 plans          which trials train at once
-stages         rungs of halving, and retests
+stages         the chunks of a sweep's stages
 starts         where a chunk goes on
 initial        the policies at which new trials begin
 gathering      a run of trials that other runs have trained

@@ -101,37 +101,60 @@ def num_cores() -> int:
 
 
 class Layout(NamedTuple):
-    """Which devices serve the trials; copies of the last trial fill up the last devices."""
+    """Which devices serve the trials, each as many; copies of the last one fill up what is left."""
 
     num_trials: int
-    per_device: int
+    per_device: int  # which a device holds; it computes `used` of them
     devices: tuple[Any, ...]  # in order of the processes that they belong to
     block: int  # trials that a device vmaps; it takes its blocks in turn
     across: int = 1  # devices that share the shards of the same trials (parts/split.py)
     axes: Any = None  # with them, a tree like a state: the axis that shards split, or SAME
 
     @property
+    def groups(self) -> int:
+        """Devices, or groups of them that share trials."""
+        return len(self.devices) // self.across
+
+    @property
     def padded(self) -> int:
-        return self.per_device * len(self.devices) // self.across
+        return self.per_device * self.groups
+
+    @property
+    def used(self) -> int:
+        """Trials that a device computes: whole blocks, as few as can be."""
+        share = -(-self.num_trials // self.groups)
+        return min(self.per_device, -(-share // self.block) * self.block)
+
+    @property
+    def num_computed(self) -> int:
+        """Trials that all devices compute, copies among them."""
+        return self.used * self.groups
+
+    @property
+    def _trials(self) -> np.ndarray:
+        """The trial of each row of the padded axis."""
+        group, row = np.divmod(np.arange(self.padded), self.per_device)
+        trial = group * self.used + np.minimum(row, self.used - 1)
+        return np.minimum(trial, self.num_trials - 1)
 
     @property
     def mesh(self) -> jax.sharding.Mesh:
         names = ("trials", ACROSS)[: 1 + (self.across > 1)]
-        shape = (len(self.devices) // self.across, self.across)[: len(names)]
+        shape = (self.groups, self.across)[: len(names)]
         types = (AxisType.Auto,) * len(names)
         return jax.make_mesh(shape, names, types, devices=self.devices)
 
     @property
     def _places(self) -> range:
-        """What this process's devices hold of the padded axis."""
+        """What this process's devices compute of the trials, and copies after them."""
         places = ((i // self.across, d) for i, d in enumerate(self.devices))
         mine = [i for i, d in places if d.process_index == jax.process_index()]
-        return range(mine[0] * self.per_device, (mine[-1] + 1) * self.per_device)
+        return range(mine[0] * self.used, (mine[-1] + 1) * self.used)
 
     @property
     def own(self) -> range:
         """The trials that this process keeps, perhaps none; of shared ones the first process's."""
-        first = self.devices[self._places.start // self.per_device * self.across]
+        first = self.devices[self._places.start // self.used * self.across]
         if first.process_index != jax.process_index():
             return range(0)
         return range(*(min(i, self.num_trials) for i in (self._places.start, self._places.stop)))
@@ -163,7 +186,7 @@ class Layout(NamedTuple):
 
     def put(self, tree: Any, first: int = 0, are_states: bool = False) -> Any:
         """Host arrays of trials, from the first on, on the devices (padded, ...)."""
-        index = np.minimum(np.arange(self.padded), self.num_trials - 1) - first
+        index = self._trials - first
 
         def place(x, sharding):
             data = np.asarray(plain(x))
@@ -194,7 +217,7 @@ class Layout(NamedTuple):
         """The rows that this process keeps of an array on the devices, one device at a time."""
         left, found = len(self.own), _by_row(x)
         for first in sorted(found):
-            piece = _whole(found[first])[:left]
+            piece = _whole(found[first])[: min(self.used, left)]
             left -= len(piece)
             yield piece
 
@@ -205,7 +228,8 @@ class Layout(NamedTuple):
 
     def gather(self, tree: Any) -> Any:
         """Host copies (num_trials, ...) of all trials, in all processes."""
-        return jax.tree.map(lambda x: x[: self.num_trials], hosts.gather(tree))
+        group, row = np.divmod(np.arange(self.num_trials), self.used)
+        return jax.tree.map(lambda x: x[group * self.per_device + row], hosts.gather(tree))
 
 
 def _same(tree: Any) -> Any:

@@ -21,7 +21,7 @@ from algorithms.launch.engine.options import Options
 from algorithms.launch.engine.outputs import DRAW_SECONDS, Hooks
 from algorithms.launch.engine.results import Outcome
 from algorithms.launch.engine.session import Chunk, Result, Session
-from algorithms.launch.engine.stages import Stages, following, name_of, steps_of
+from algorithms.launch.engine.stages import Stages, following
 from algorithms.launch.engine.sweep_dir import SoFar
 
 
@@ -113,7 +113,7 @@ class Standing:
         self.unsaved += [f"{result.unsaved} of {run}"] * bool(result.unsaved)
         given = (chunk.static, chunk.trials, result.metrics, result.is_finite, run)
         outcomes = results.outcomes(*given)
-        rung = None if chunk.retest else self.stages.plan.rungs[chunk.stage]
+        rung = self.stages.schedule.rung(chunk.stage)
         reached = _reached(chunk, result)
         # The next rung goes on from the files, where there are any.
         kept = result if rung and rung.keep and not chunk.run_dir else result._replace(state=None)
@@ -155,7 +155,7 @@ class Standing:
             is_retested=self.is_retested,
             chunks=self.chunks,
             losses=self.losses,
-            objective=self.stages.asked.objective,
+            objective=self.stages.schedule.asked.objective,
             page=self.page,
         )
         written = so_far.publish()
@@ -167,15 +167,14 @@ class Standing:
 
 def train_sweep(stages: Stages, chunks: list[Chunk], options: Options, hooks: Hooks) -> Swept:
     """Trains the unfinished chunks, stage by stage, and writes the tables anew after each."""
-    standing = Standing(stages, list(chunks), hooks.page)
+    standing, schedule = Standing(stages, list(chunks), hooks.page), stages.schedule
     with Interrupt() as interrupt:
-        for stage in range(stages.num_stages):
+        for stage in range(schedule.num_stages):
             mine = [chunk for chunk in standing.chunks if chunk.stage == stage]
-            if not mine and not stages.is_retest(stage) and _lack_states(standing.chunks, stage):
+            if not mine and schedule.rung(stage) and _lack_states(standing.chunks, stage):
                 break  # a full disk: `unsaved` says so, and --resume trains them again
             if not mine:
-                ends = standing.ends
-                mine = following(stages, stage, standing.chunks, standing.outcomes, ends)
+                mine = following(stages, stage, standing.trials, standing.ends)
                 standing.chunks += mine
                 standing.work = stages.work(standing.chunks)
             stopped = _train_stage(standing, stage, mine, options, hooks, interrupt)
@@ -200,15 +199,15 @@ def _train_stage(
     interrupt: Interrupt,
 ) -> str:
     """Returns why the sweep stopped before the end of the stage; else an empty text."""
-    view = standing.view
+    view, schedule = standing.view, standing.stages.schedule
     for i, chunk in enumerate(chunks):
         label = f"chunk {i + 1} of {len(chunks)}" if len(chunks) > 1 else ""
-        named = ", ".join(filter(None, [name_of(standing.stages, stage), label]))
+        named = ", ".join(filter(None, [schedule.name(stage), label]))
         view.place = standing.place(chunk, named)
         result = _train_one(Session(chunk, options, hooks, True), interrupt)
         standing.add(chunk, result)
         stopped = result.stopped
-        is_last = stage + 1 == standing.stages.num_stages and i + 1 == len(chunks)
+        is_last = stage + 1 == schedule.num_stages and i + 1 == len(chunks)
         if not stopped and not is_last:
             if not chunk.is_finished:
                 standing.publish()
@@ -224,12 +223,12 @@ def _swept(standing: Standing, stopped: str) -> Swept:
     if not standing.publish(last=True):
         standing.unsaved.append("results.csv and best.json")
         view.warn(f"not saved: results.csv and best.json; --resume {path} writes them")
-    wanted = standing.stages.asked.objective
+    wanted = standing.stages.schedule.asked.objective
     ranked = results.rank(trials, wanted)
     if ranked:
         view.say(results.table(ranked, wanted))
-    trained, whole = steps_of(standing.stages, standing.chunks)
-    if standing.stages.asked.halving and not stopped:
+    trained, whole = standing.stages.steps(standing.chunks)
+    if standing.stages.schedule.asked.halving and not stopped:
         saved = f"{100 * (1 - trained / whole):.0f} % saved" if trained < whole else "none saved"
         view.say(f"halving: {trained:,} environment steps in place of {whole:,}, {saved}")
     retested = list(standing.retested.values()) if standing.is_retested else []

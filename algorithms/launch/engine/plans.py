@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from algorithms import parts
-from algorithms.launch.engine import devices, grids, hosts, progress, settings
+from algorithms.launch.engine import devices, grids, hosts, progress, results, settings
 from algorithms.launch.engine.errors import UserError, warn
 from algorithms.launch.engine.interrupts import in_background
 from algorithms.launch.engine.session import Chunk
@@ -37,27 +37,34 @@ def check_limits(asked: grids.Asked) -> None:
 def cut(
     view: progress.Progress, uncut: Sequence[Chunk], asked: grids.Asked, start: bool
 ) -> list[list[Chunk]]:
-    """Compiles the programs, some at a time. Returns the chunks of each.
+    """Compiles the programs, some at a time. Returns the chunks of each of `uncut`.
 
     Args:
-      uncut: the trials of each program.
+      uncut: trials of one configuration each. Those with the same trainer share its programs, and
+        so does a stage with the one before it, where `Trainer.again` finds that they do.
       start: the trials are new; others go on from states that exist.
     """
     limit = asked.memory_limit or usable_capacity(uncut[0].trainer.layout)
+    found: dict[int, list[Chunk]] = {}
 
-    def fit(chunk: Chunk) -> list[range]:
-        floats, trainer = chunk.trials.floats, chunk.trainer
-        swept = {n: np.unique(x).tolist() for n, x in floats.items() if hasattr(trainer.config, n)}
-        with parts.asked_for(swept):
-            return trainer.fit(chunk.trials.count, asked.max_parallel, limit, start)
+    def fit(places: list[int]) -> None:
+        for i in sorted(places, key=lambda i: -uncut[i].trials.count):  # the largest first
+            chunk, config = uncut[i], uncut[i].trainer.config
+            floats = chunk.trials.floats
+            swept = {n: np.unique(x).tolist() for n, x in floats.items() if hasattr(config, n)}
+            with parts.asked_for(swept):
+                given = chunk.trials.count, asked.max_parallel, limit, start
+                trainer, cut_up = chunk.trainer.again(*given)
+            found[i] = [chunk.some(part)._replace(trainer=trainer) for part in cut_up]
 
-    def fit_all() -> list[list[range]]:
+    def fit_all() -> None:
+        mine = results.grouped(range(len(uncut)), lambda i: id(uncut[i].trainer))
         with ThreadPoolExecutor(devices.num_cores()) as pool:
-            return list(pool.map(parts.usual_jax()(fit), uncut))
+            list(pool.map(parts.usual_jax()(fit), mine.values()))
 
     with view.timed("compile"):
-        plans = in_background(fit_all)
-    return [[chunk.some(part) for part in plan] for chunk, plan in zip(uncut, plans)]
+        in_background(fit_all)
+    return [found[i] for i in range(len(uncut))]
 
 
 def announce(
@@ -107,7 +114,7 @@ def say_plan(
 ) -> None:
     """A line for each program: its trials, chunks, devices and memory."""
     for number, (one, chunks) in enumerate(zip(uncut, cut_up), 1):
-        trainer, layout = one.trainer, one.trainer.layout
+        trainer, layout = chunks[0].trainer, chunks[0].trainer.layout
         which = f"group {number} of {len(uncut)}"
         name = f"{which} ({one.label})" if one.label else which
         count, used = len(chunks), len(layout.devices)

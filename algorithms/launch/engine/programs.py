@@ -52,6 +52,7 @@ class Shared(NamedTuple):
 
     env_params: Any
     learn: Any  # bool: False only evaluates
+    blocks: Any  # of trials that a device computes, int32; of use where it takes them in turn
 
 
 class Programs(NamedTuple):
@@ -101,15 +102,16 @@ def compile_programs(
     leaf = jax.ShapeDtypeStruct((layout.padded,), jnp.float32)
     configs = jax.tree.map(lambda _: sharded(leaf), config)
     keys = sharded(jax.eval_shape(lambda: jax.random.split(jax.random.key(0), layout.padded)))
-    shared = layout.share(Shared(env_params, True))
+    shared = layout.share(Shared(env_params, True, np.int32(1)))
     # Named, or else XLA puts what is empty (some physics states have such arrays) on all devices.
     places = layout.of_states
-    beginning = jax.jit(over_trials(first, layout), out_shardings=places)
+    blocks = lambda shared: shared.blocks
+    beginning = jax.jit(over_trials(first, layout, blocks=blocks), out_shardings=places)
     starting = beginning.trace(shared, configs, keys)
     there = lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place)
     known = starting.out_info
     states = jax.tree.map(there, known, jax.tree.broadcast(places, known))
-    whole = over_trials(one_point, layout, in_place=True)
+    whole = over_trials(one_point, layout, in_place=True, blocks=blocks)
     spread = places, layout.sharding("trials")
     advancing = jax.jit(whole, donate_argnums=2, out_shardings=spread)
     with ThreadPoolExecutor(1) as pool:
@@ -127,7 +129,9 @@ def is_finite(tree: Any) -> jax.Array:
     return jnp.all(jnp.array([jnp.all(jnp.isfinite(x)) for x in leaves] or [True]))
 
 
-def over_trials(function: Callable, layout: Layout, in_place: bool = False) -> Callable:
+def over_trials(
+    function: Callable, layout: Layout, in_place: bool = False, blocks: Callable | None = None
+) -> Callable:
     """The function (shared, *own) of one trial as a function of all, with leading axes on `own`.
 
     Args:
@@ -135,10 +139,11 @@ def over_trials(function: Callable, layout: Layout, in_place: bool = False) -> C
       layout: of the trials.
       in_place: it takes states and gives (states, metrics), and the new states take the memory of
         the old ones. Without, it gives states.
+      blocks: of `shared`, how many blocks of its trials a device computes; by default all.
     """
     mapped = jax.vmap(function, (None, 0, 0)) if layout.block > 1 else _of_one(function)
     if layout.per_device > 1 and layout.devices[0].platform == "cpu":
-        mapped = in_turn(mapped, layout.per_device // layout.block, in_place)
+        mapped = in_turn(mapped, layout.per_device // layout.block, in_place, blocks)
     if len(layout.devices) == 1:
         return mapped
     trials, same, states = PartitionSpec("trials"), PartitionSpec(), layout.specs
@@ -171,8 +176,15 @@ def _without_empty(function: Callable, sharded: Callable) -> Callable:
     return mapped
 
 
-def in_turn(function: Callable, blocks: int, in_place: bool) -> Callable:
-    """Takes blocks of trials one after another, in one program whatever their number."""
+def in_turn(
+    function: Callable, blocks: int, in_place: bool, counted: Callable | None = None
+) -> Callable:
+    """Takes blocks of trials one after another, in one program whatever their number.
+
+    Args:
+      blocks: that the arguments have.
+      counted: of `shared`, how many of them are computed; by default all.
+    """
 
     def mapped(shared, *own):
         block = jax.tree.map(lambda x: x[: x.shape[0] // blocks], own)
@@ -195,7 +207,8 @@ def in_turn(function: Callable, blocks: int, in_place: bool) -> Callable:
             return jax.tree.map(put, results, done)
 
         # The barrier keeps a loop of one trip from being taken apart, and rounded differently.
-        count = jax.lax.optimization_barrier(jnp.int32(blocks))
+        whole = jax.lax.optimization_barrier(jnp.int32(blocks))
+        count = counted(shared) if counted else whole
         results = jax.lax.fori_loop(0, count, body, results)
         join = lambda x, like: like_key(x.reshape(x.shape[0] * x.shape[1], *x.shape[2:]), like)
         return jax.tree.map(join, results, shapes)

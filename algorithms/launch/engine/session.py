@@ -215,7 +215,8 @@ class Session:
         return point, states, ""
 
     def _run(self, program: Callable, argument: Any, learn: bool = True) -> Any:
-        shared = self.layout.share(programs.Shared(self.trainer.host_params, learn))
+        blocks = np.int32(self.layout.used // self.layout.block)
+        shared = self.layout.share(programs.Shared(self.trainer.host_params, learn, blocks))
         with self.view.timed("run"):
             run = lambda: jax.block_until_ready(program(shared, self.configs, argument))
             try:

@@ -48,6 +48,7 @@ def chunks_of(
             free = len(trainer.layout.devices)
             if len(trainer.layout_of(size, block).devices) >= free:  # to the last bit, then
                 trainer.arrange(size, block)
+            trainer.settled = True
         static = {name: getattr(config, name) for name in swept}
         chunk = Chunk(
             trainer=trainer,

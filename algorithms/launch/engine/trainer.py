@@ -9,6 +9,7 @@ from algorithms.launch.engine import devices, hosts, programs, progress, setting
 from algorithms.launch.engine.errors import UserError
 
 SPARE = 0.1  # of the memory, for what the compiler does not know of
+SPARE_TRIALS = 0.25  # a share of trials computed in vain, rather than compile another program
 EXCESS = 0.05  # of total_timesteps, from which on a longer plan is warned of
 
 
@@ -34,6 +35,7 @@ class Trainer:
         if split.count(module) > 1:
             self.axes = split.axes(module, config, self.env, self.host_params)
         view.quiet |= not hosts.is_first()
+        self.settled = False  # whether its layout is one that trials are trained with
         self.arrange(num_trials)
 
     def arrange(self, num_trials: int, block: int | None = None) -> None:
@@ -77,7 +79,32 @@ class Trainer:
                 f"and may take {in_words(limit)}: {advice.format(fewer=self._fewer(limit))}"
             )
 
-    def fit(self, num_trials: int, at_most: int | None, limit: int, start: bool) -> list[range]:
+    def again(
+        self, num_trials: int, at_most: int | None, limit: int, start: bool
+    ) -> tuple["Trainer", list[range]]:
+        """A trainer for other trials of this configuration, and their chunks, as of `fit`.
+
+        It is this one where its programs hold so many. Its block of trials is kept where that
+        computes no more than SPARE_TRIALS in vain.
+        """
+        if not self.settled:
+            return self, self.fit(num_trials, at_most, limit, start)
+        at_once, block = min(at_most or num_trials, num_trials), self.layout.block
+        fits = self.layout_of(at_once, block).num_computed <= (1.0 + SPARE_TRIALS) * at_once
+        if fits and self.programs and at_once == num_trials <= self.layout.padded:
+            self.compile(start)
+            return self, [range(num_trials)]
+        other = Trainer(self.module, self.config, num_trials, self.view)
+        return other, other.fit(num_trials, at_most, limit, start, block if fits else None)
+
+    def fit(
+        self,
+        num_trials: int,
+        at_most: int | None,
+        limit: int,
+        start: bool,
+        block: int | None = None,
+    ) -> list[range]:
         """Compiles for as many trials at once as the memory takes. Returns the chunks of them.
 
         Args:
@@ -85,14 +112,16 @@ class Trainer:
           at_most: at once, whatever the memory takes.
           limit: bytes of each device.
           start: as of `compile`.
+          block: as of `devices.arrange`, for all trials at once.
 
         Raises:
           UserError: not even one trial on each device fits.
         """
         at_once = min(at_most or num_trials, num_trials)
         while True:
-            block, chunks = self._cut(num_trials, at_once)
-            self.arrange(len(chunks[0]), block)
+            own, chunks = self._cut(num_trials, at_once, block)
+            self.arrange(len(chunks[0]), own)
+            self.settled = True
             self.compile(start)
             if self.bytes_per_device <= limit:
                 return chunks
@@ -115,12 +144,12 @@ class Trainer:
             "network would do"
         )
 
-    def _cut(self, num_trials: int, at_once: int) -> tuple[int, list[range]]:
+    def _cut(self, num_trials: int, at_once: int, block: int | None) -> tuple[int, list[range]]:
         """Chunks of whole blocks, and the block: that of all trials, so that the numbers agree.
 
         Fewer trials at once than such a block on each device make a smaller one.
         """
-        self.arrange(num_trials)
+        self.arrange(num_trials, block)
         block, count = self.layout.block, jax.device_count() // self.layout.across
         if at_once >= num_trials:
             return block, [range(num_trials)]

@@ -42,7 +42,7 @@ def versions(module: Any, layout: devices.Layout) -> dict[str, Any]:
         "platform": f"{platform.system()} {platform.machine()}",
         "device": f"{device.platform} {device.device_kind}",
         "num_devices": len(layout.devices),
-        "trials_per_device": layout.per_device,
+        "trials_per_device": layout.used,
         **_git(Path(module.__file__).resolve().parent),
     }
 

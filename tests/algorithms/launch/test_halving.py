@@ -3,7 +3,6 @@
 import csv
 import errno
 import functools
-import itertools
 import json
 import re
 import shutil
@@ -18,15 +17,14 @@ from algorithms import launch
 from algorithms.launch.engine import (
     devices,
     experiment,
-    halving,
     outcomes,
     plans,
+    programs,
     results,
     session,
     stages,
 )
 from algorithms.launch.engine.errors import UserError
-from algorithms.launch.engine.halving import Halving
 from algorithms.launch.engine.run_dir import RunDir
 from algorithms.launch.tools.report import page
 from tests.algorithms.launch import toy
@@ -93,55 +91,10 @@ def assert_same(one, other):
 # --- the plan ----------------------------------------------------------------------------------
 
 
-def rungs(plan):
-    return [(r.bracket, r.settings, r.last(27), r.keep) for r in plan.rungs]
-
-
 def test_groups_differ_in_digits_that_labels_do_not_show():
     static = [{"env_settings": (("gravity", x),)} for x in (9.8000001, 9.8000002)]
     names = [stages._group_of(SimpleNamespace(static=one)) for one in static]
     assert names[0] != names[1]
-
-
-def test_rungs_of_successive_halving():
-    plan = halving.plan(Halving(3), 81, 27)
-    assert rungs(plan) == [(0, 81, 1, 27), (0, 27, 3, 9), (0, 9, 9, 3), (0, 3, 27, 0)]
-    assert plan.settings == [[*range(81)]]
-    plan = halving.plan(Halving(3, rungs=2), 81, 27)
-    assert rungs(plan) == [(0, 81, 9, 27), (0, 27, 27, 0)]
-    assert rungs(halving.plan(Halving(4), 10, 27)) == [(0, 10, 7, 2), (0, 2, 27, 0)]
-
-
-def test_brackets_of_hyperband_cost_about_the_same_and_share_all_settings():
-    plan = halving.plan(Halving(3, brackets=4), 81, 27)
-    assert sorted(itertools.chain(*plan.settings)) == [*range(81)]
-    cost, before = dict.fromkeys(range(4), 0.0), 0
-    for rung in plan.rungs:
-        before = 0 if rung.number == 0 else before
-        cost[rung.bracket] += rung.settings * (rung.last(27) - before)
-        before = rung.last(27)
-    assert max(cost.values()) < 1.35 * min(cost.values())
-    counts = [sum(r.bracket == b for r in plan.rungs) for b in range(4)]
-    assert counts == [4, 3, 2, 1]  # the last bracket prunes nothing
-    for mine in plan.settings:  # no bracket has one end of a grid alone
-        assert min(mine) < 27 and max(mine) >= 54
-
-
-@pytest.mark.parametrize(
-    ("asked", "settings", "points", "words"),
-    [
-        (Halving(1), 9, 9, "halving=1: keep one setting in 2 or more"),
-        (Halving(3), 2, 9, "needs 3 settings and num_evals=3 points"),
-        (Halving(3), 9, 2, "here are 9 and 2"),
-        (Halving(3, rungs=4), 9, 9, "rungs=4: give 2 to 3"),
-        (Halving(3, rungs=1), 9, 9, "rungs=1: give 2 to 3"),
-        (Halving(3, brackets=4), 9, 9, "brackets=4: give 1 to 3"),
-        (Halving(3, brackets=0), 9, 9, "brackets=0: give 1 to 3"),
-    ],
-)
-def test_refused_plans(asked, settings, points, words):
-    with pytest.raises(UserError, match=words):
-        halving.plan(asked, settings, points)
 
 
 @pytest.mark.parametrize(
@@ -192,6 +145,29 @@ def test_trials_that_go_on_are_those_of_the_full_sweep(full, halved):
     whole = named(full)
     for key, returns in named(halved).items():
         np.testing.assert_allclose(returns, whole[key][: len(returns)], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "asked, compiled",
+    [
+        ({"halving": 2, "rungs": 3, "retest": 2, "retest_seeds": 4}, [16]),
+        ({"halving": 2, "rungs": 5}, [16, 2, 1]),  # in the program of 16, 2 trials are a block of 4
+        ({"halving": 2, "rungs": 2, "brackets": 2, "num_seeds": 2}, [20]),  # 10 and 6 settings
+        ({"retest": 4, "retest_seeds": 6}, [16, 24]),
+    ],
+)
+def test_stages_share_programs_where_little_is_computed_in_vain(monkeypatch, asked, compiled):
+    made, compile_programs = [], programs.compile_programs
+
+    def compile_one(*given):
+        made.append(given[4].num_trials)
+        return compile_programs(*given)
+
+    monkeypatch.setattr(programs, "compile_programs", compile_one)
+    grid = {"learning_rate": list(np.linspace(0.1, 0.6, 16))}
+    config = CONFIG.replace(total_timesteps=1600, num_evals=16)
+    swept = launch.sweep(toy, config, grid, save=False, **asked)
+    assert made == compiled and swept.finished
 
 
 def test_results_tell_the_rung_and_every_point_is_there_once(halved):
