@@ -111,14 +111,14 @@ def begin(
         _check_outputs(group.config, chosen)
     if chosen.init:
         chosen = _with_beginnings(chosen, seeds, trainers)
-        described |= init_to_json(chosen)
+        described |= init_to_json(chosen) if is_sweep else {}
     if isinstance(module, population.Population):
         population.check_rounds(trainers[0].plan, config)
         population.check_floats_matter(module.module, config, list(module.settings.ranges))
         view.say(population.in_words(module.settings, config.num_evals))
     hooks = _hooks(functions, chosen)
     if not is_sweep:
-        return _begin_run(Chunk(trainers[0], groups[0].trials), described, chosen, hooks, place)
+        return _begin_run(Chunk(trainers[0], groups[0].trials), chosen, hooks, place)
     uncut = _uncut(groups, trainers)
     what = stages.of(uncut, asked, seeds, chosen)
     return _begin_sweep(what, uncut, described, hooks, place, view)
@@ -138,11 +138,10 @@ def _pinned(config: Any, asked: grids.Asked) -> grids.Asked:
     return asked._replace(grid=grid, settings=rows)
 
 
-def _begin_run(
-    chunk: Chunk, described: dict[str, Any], options: Options, hooks: Hooks, place: Home
-) -> Result:
+def _begin_run(chunk: Chunk, options: Options, hooks: Hooks, place: Home) -> Result:
     if not place.save:
         return loop.train_run(chunk, options, hooks)
+    described = chunk.described(options)
     made, (run_dir,) = experiment.create(described, [described], place.root, place.path)
     with locked(made), withdrawn_unless_begun(made):
         return loop.train_run(chunk._replace(run_dir=run_dir), options, hooks)

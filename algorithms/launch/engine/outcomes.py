@@ -32,13 +32,12 @@ def read(
     for entry in there.entries:
         run_dir = RunDir.open(entry.path)
         history, config = run_dir.history(entry.last), run_dir.description["config"]
-        steps = history[max(history)]["timestep"].min() if history else 0
-        is_over = is_over and (not entry.retest or steps >= config["total_timesteps"])
+        share = reached(entry, history, run_dir.description)
+        is_over = is_over and (not entry.retest or share == 1.0)
         if not history:
             continue
         swept = [n for n in there.description["grid"] if n not in run_dir.trials.floats]
         static = {n: settings.value_of(config[n]) for n in swept}
-        share = reached(entry, history, config)
         given = (stack(history.values()), run_dir.is_finite(max(history)), entry.path.name, metric)
         for number, one in zip(entry.numbers, results.outcomes(static, run_dir.trials, *given)):
             into = retested if entry.retest else outcomes
@@ -49,14 +48,21 @@ def read(
     return outcomes, retested if is_over else {}
 
 
-def reached(entry: experiment.Entry, history: dict[int, Metrics], config: dict[str, Any]) -> float:
-    """The share of its stage that a chunk has trained: less than 1 where a stop cut it short."""
+def reached(
+    entry: experiment.Entry, history: dict[int, Metrics], description: dict[str, Any]
+) -> float:
+    """The share of its stage that a chunk has trained: less than 1 where a stop cut it short.
+
+    Args:
+      description: the content of its config.json, without `points` if an earlier version wrote it.
+    """
     if not history:
         return 0.0
     point = max(history)
-    whole = entry.last or config.get("total_timesteps")
-    there = point if entry.last else float(history[point]["timestep"].min())
-    return min(1.0, there / whole) if whole else 1.0
+    if last := entry.last or description.get("points"):
+        return min(1.0, point / last)
+    total = description["config"].get("total_timesteps")
+    return min(1.0, float(history[point]["timestep"].min()) / total) if total else 1.0
 
 
 def best_trials(sweep_dir: Path) -> list[tuple[results.Ranked, list[int]]]:

@@ -94,7 +94,8 @@ class Chunk(NamedTuple):
 
     def described(self, options: Options) -> dict[str, Any]:
         """What its config.json holds."""
-        return describe(self.trainer.module, self.trainer.config, self.trials, options)
+        own = describe(self.trainer.module, self.trainer.config, self.trials, options)
+        return own | {"points": self.trainer.plan.points}
 
 
 class Session:

@@ -202,7 +202,7 @@ def is_stopped(sweep_dir: Path) -> bool:
     """Whether a chunk of a sweep is unfinished."""
     for entry in experiment.open(sweep_dir).entries:
         run_dir = RunDir.open(entry.path)
-        if outcomes.reached(entry, run_dir.history(), run_dir.description["config"]) < 1.0:
+        if outcomes.reached(entry, run_dir.history(), run_dir.description) < 1.0:
             return True
     return False
 

@@ -445,21 +445,24 @@ def test_a_finished_sweep_is_left_as_it_is(halved):
     assert not seen
 
 
-def test_a_retest_chooses_nothing_before_it_is_over(tmp_path, capsys):
+@pytest.mark.filterwarnings("ignore:total_timesteps=55 makes 90 steps")
+@pytest.mark.parametrize(("total", "last"), [(900, 1), (55, 6)])  # 55 are exceeded at point 6 of 9
+def test_a_retest_chooses_nothing_before_it_is_over(tmp_path, capsys, total, last):
     """The one that is best at its first point is not the one that is best in the end."""
+    config = CONFIG.replace(total_timesteps=total)
     asked = dict(retest=2, retest_seeds=2, sweep_dir=tmp_path / "x")
     grid = {"learning_rate": [0.1, 0.6]}
 
     def stop(point):
-        if len(point.settings) == 4 and point.index == 1:
+        if len(point.settings) == 4 and point.index == last:
             raise launch.Stop("enough")
 
-    swept = launch.sweep(toy, CONFIG, grid, **asked, hooks=[stop], quiet=False)
+    swept = launch.sweep(toy, config, grid, **asked, hooks=[stop], quiet=False)
     assert swept.stopped == "enough" and not swept.retested
     assert "luck" not in capsys.readouterr().out
-    first, last = outcomes.best_trials(tmp_path / "x"), (tmp_path / "x" / "best.json").read_text()
+    first, best = outcomes.best_trials(tmp_path / "x"), (tmp_path / "x" / "best.json").read_text()
     assert first[0][1] == [trial.number for trial in swept.ranked[0].trials]
-    assert json.loads(last)["seeds"] == [0]
+    assert json.loads(best)["seeds"] == [0]
     assert len(table(tmp_path / "x" / "retest.csv")) == 4
     swept = launch.resume(tmp_path / "x", module=toy)
     assert len(swept.retested) == 2
