@@ -20,6 +20,7 @@ from algorithms.launch.engine.losses import Losses
 from algorithms.launch.engine.options import Options
 from algorithms.launch.engine.outputs import DRAW_SECONDS, Hooks
 from algorithms.launch.engine.results import Outcome
+from algorithms.launch.engine.schedule import WHOLE
 from algorithms.launch.engine.session import Chunk, Result, Session
 from algorithms.launch.engine.stages import Stages, following
 from algorithms.launch.engine.sweep_dir import SoFar
@@ -96,8 +97,7 @@ class Standing:
         self.page = page
         self.losses = Losses(self.view.warn)
         self.ends: dict[int, tuple[Chunk, int, Result]] = {}  # of the trials of the last stages
-        self.outcomes: dict[int, Outcome] = {}  # by the number of the trial
-        self.retested: dict[int, Outcome] = {}
+        self.came = results.Came({}, {})
         self.retests = 0  # chunks of the retest that have come to their end
         self.unsaved: list[str] = []
         self.work = stages.work(chunks)
@@ -111,30 +111,30 @@ class Standing:
         number = next(i for i, other in enumerate(self.chunks) if other is chunk)
         run = chunk.run_dir.path.name if chunk.run_dir else f"chunk_{number:03d}"
         self.unsaved += [f"{result.unsaved} of {run}"] * bool(result.unsaved)
-        given = (chunk.static, chunk.trials, result.metrics, result.is_finite, run)
-        outcomes = results.outcomes(*given)
-        rung = self.stages.schedule.rung(chunk.stage)
-        reached = _reached(chunk, result)
+        rung = self.stages.schedule.rung(chunk.stage) or WHOLE
+        part = results.Part(
+            setting=chunk.static,
+            trials=chunk.trials,
+            metrics=result.metrics,
+            is_finite=result.is_finite,
+            run=run,
+            numbers=chunk.numbers,
+            retest=chunk.retest,
+            bracket=rung.bracket,
+            rung=rung.number,
+            share=rung.share,
+            reached=_reached(chunk, result),
+        )
+        self.came.add(part)
         # The next rung goes on from the files, where there are any.
-        kept = result if rung and rung.keep and not chunk.run_dir else result._replace(state=None)
-        for place, (trial, outcome) in enumerate(zip(chunk.numbers, outcomes)):
-            more: dict[str, Any] = {"number": trial, "reached": reached}
-            if rung:
-                more |= {"bracket": rung.bracket, "rung": rung.number, "share": rung.share}
-            into = self.retested if chunk.retest else self.outcomes
-            into[trial] = outcome._replace(**more).after(into.get(trial))
-            self.ends[trial] = (chunk, place, kept)
+        kept = result if rung.keep and not chunk.run_dir else result._replace(state=None)
+        self.ends |= {trial: (chunk, place, kept) for place, trial in enumerate(chunk.numbers)}
 
     def place(self, chunk: Chunk, label: str) -> progress.Place:
         """Where a chunk is in the sweep, in points of as many trials as it has."""
         size = chunk.trials.count
         before = self.done / size - self.stages.first(chunk)
         return progress.Place(label, before, sum(self.work) / size)
-
-    @property
-    def trials(self) -> list[Outcome]:
-        """In the order of results.csv."""
-        return [self.outcomes[number] for number in sorted(self.outcomes)]
 
     @property
     def is_retested(self) -> bool:
@@ -146,12 +146,12 @@ class Standing:
 
         Returns whether the tables are there.
         """
-        if not (self.stages.path and self.trials and hosts.is_first()):
+        if not (self.stages.path and self.came.first and hosts.is_first()):
             return True
         so_far = SoFar(
             path=self.stages.path,
-            trials=self.trials,
-            retested=[self.retested[number] for number in sorted(self.retested)],
+            trials=self.came.trials,
+            retested=[one for _, one in sorted(self.came.retested.items())],
             is_retested=self.is_retested,
             chunks=self.chunks,
             losses=self.losses,
@@ -174,7 +174,7 @@ def train_sweep(stages: Stages, chunks: list[Chunk], options: Options, hooks: Ho
             if not mine and schedule.rung(stage) and _lack_states(standing.chunks, stage):
                 break  # a full disk: `unsaved` says so, and --resume trains them again
             if not mine:
-                mine = following(stages, stage, standing.trials, standing.ends)
+                mine = following(stages, stage, standing.came.trials, standing.ends)
                 standing.chunks += mine
                 standing.work = stages.work(standing.chunks)
             stopped = _train_stage(standing, stage, mine, options, hooks, interrupt)
@@ -219,7 +219,7 @@ def _train_stage(
 
 def _swept(standing: Standing, stopped: str) -> Swept:
     """Says and writes what came of a sweep."""
-    view, path, trials = standing.view, standing.stages.path, standing.trials
+    view, path, trials = standing.view, standing.stages.path, standing.came.trials
     if not standing.publish(last=True):
         standing.unsaved.append("results.csv and best.json")
         view.warn(f"not saved: results.csv and best.json; --resume {path} writes them")
@@ -231,12 +231,12 @@ def _swept(standing: Standing, stopped: str) -> Swept:
     if standing.stages.schedule.asked.halving and not stopped:
         saved = f"{100 * (1 - trained / whole):.0f} % saved" if trained < whole else "none saved"
         view.say(f"halving: {trained:,} environment steps in place of {whole:,}, {saved}")
-    retested = list(standing.retested.values()) if standing.is_retested else []
+    new = list(standing.came.retested.values())
+    retested = new if standing.is_retested else []
     again = results.retests(ranked, retested, wanted)
     if again:
         view.say(results.retest_table(again, wanted))
-    everybody = [*trials, *standing.retested.values()]
-    if broken := [trial for trial in everybody if not trial.is_finite]:
+    if broken := [trial for trial in [*trials, *new] if not trial.is_finite]:
         view.say(results.broken(broken))
     unsaved = standing.unsaved
     how = ["stopped" if stopped else "done", *[progress.NOT_SAVED] * bool(unsaved)]

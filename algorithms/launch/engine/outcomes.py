@@ -9,14 +9,37 @@ from algorithms import parts
 from algorithms.launch.engine import experiment, objectives, results, settings
 from algorithms.launch.engine.errors import UserError
 from algorithms.launch.engine.metrics import Metrics, mean_returns, players, stack
-from algorithms.launch.engine.results import Outcome
 from algorithms.launch.engine.run_dir import RunDir
 
 
-def read(
-    there: experiment.Experiment, metric: str | None = None
-) -> tuple[dict[int, Outcome], dict[int, Outcome]]:
-    """The trials of a sweep that have reached a point, and those of its retest, by their numbers.
+def parts_of(there: experiment.Experiment, whole: bool = False) -> list[results.Part]:
+    """The chunks of a sweep, or a run, as far as they came.
+
+    Args:
+      whole: settings are all of the Config, as config.json has it, not the swept fields alone.
+    """
+    found = []
+    for entry in there.entries:
+        run_dir = RunDir.open(entry.path)
+        history, config = run_dir.history(entry.last), run_dir.description["config"]
+        swept = [n for n in there.description.get("grid", ()) if n not in run_dir.trials.floats]
+        part = results.Part(
+            setting=config if whole else {n: settings.value_of(config[n]) for n in swept},
+            trials=run_dir.trials,
+            metrics=stack(history.values()),
+            is_finite=run_dir.is_finite(max(history)) if history else np.zeros(0, bool),
+            run=entry.path.name,
+            numbers=entry.numbers,
+            retest=entry.retest,
+            share=entry.share,
+            reached=reached(entry, history, run_dir.description),
+        )
+        found.append(part)
+    return found
+
+
+def read(there: experiment.Experiment, metric: str | None = None) -> results.Came:
+    """The trials of a sweep that have reached a point, and those of its retest.
 
     An unfinished retest gives none, because its returns are not those of whole runs.
 
@@ -26,26 +49,13 @@ def read(
     Raises:
       UserError: nothing has been trained yet.
     """
-    outcomes: dict[int, Outcome] = {}
-    retested: dict[int, Outcome] = {}
-    is_over = True
-    for entry in there.entries:
-        run_dir = RunDir.open(entry.path)
-        history, config = run_dir.history(entry.last), run_dir.description["config"]
-        share = reached(entry, history, run_dir.description)
-        is_over = is_over and (not entry.retest or share == 1.0)
-        if not history:
-            continue
-        swept = [n for n in there.description["grid"] if n not in run_dir.trials.floats]
-        static = {n: settings.value_of(config[n]) for n in swept}
-        given = (stack(history.values()), run_dir.is_finite(max(history)), entry.path.name, metric)
-        for number, one in zip(entry.numbers, results.outcomes(static, run_dir.trials, *given)):
-            into = retested if entry.retest else outcomes
-            whole = one._replace(number=number, share=entry.share, reached=share)
-            into[number] = whole.after(into.get(number))
-    if not outcomes:
+    came, found = results.Came({}, {}), parts_of(there)
+    for part in found:
+        came.add(part, metric)
+    if not came.first:
         raise UserError(f"{there.path} has no metrics yet")
-    return outcomes, retested if is_over else {}
+    is_over = all(part.reached == 1.0 for part in found if part.retest)
+    return came if is_over else came._replace(retested={})
 
 
 def reached(
@@ -72,9 +82,9 @@ def best_trials(sweep_dir: Path) -> list[tuple[results.Ranked, list[int]]]:
       UserError: it is no sweep, or nothing has been trained yet.
     """
     there = experiment.open(sweep_dir)
-    outcomes, retested = read(there)
+    came = read(there)
     objective = objective_of(there)
-    trials = retested or outcomes
+    trials = came.retested or came.first
     ranked = results.rank([trials[number] for number in sorted(trials)], objective)
     best = [those[0] for those in results.by_environment(ranked).values()]
     return [(one, [trial.number for trial in one.trials]) for one in best]

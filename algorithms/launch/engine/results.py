@@ -57,33 +57,62 @@ class Outcome(NamedTuple):
         return float(np.trapezoid(y, x) / (x[-1] - x[0]))
 
 
-def outcomes(
-    static: Mapping[str, Any],
-    trials: Trials,
-    metrics: Metrics,
-    is_finite: np.ndarray,
-    run: str,
-    metric: str | None = None,
-) -> list[Outcome]:
-    """Takes a run apart; metrics are (num_trials, points, ...).
+class Part(NamedTuple):
+    """Trials that trained at once, and what has come of them: in memory, or read from the disk."""
 
-    Returns are those of a metric, by default of evaluations if there are any.
-    """
-    if not metrics:
-        return []
-    returns = mean_returns(metrics, metric)
-    return [
-        Outcome(
-            {**static, **trials.setting(i)},
-            trials.seeds[i],
-            metrics["timestep"][i],
-            returns[i],
-            bool(is_finite[i]),
-            run,
-            i,
-        )
-        for i in range(trials.count)
-    ]
+    setting: Mapping[str, Any]  # fields of all of them
+    trials: Trials
+    metrics: Metrics  # (num_trials, points, ...); empty where there are none yet
+    is_finite: np.ndarray  # (num_trials,)
+    run: str = ""  # name of the directory
+    numbers: Sequence[int] = ()  # of the trials in results.csv
+    retest: bool = False
+    bracket: int = 0
+    rung: int = 0
+    share: float = 1.0  # as of `Outcome`
+    reached: float = 1.0
+
+    def outcomes(self, metric: str | None = None) -> list[Outcome]:
+        """Its trials; returns are those of a metric, by default of evaluations if there are any."""
+        if not self.metrics:
+            return []
+        returns = mean_returns(self.metrics, metric)
+        each = enumerate(self.numbers or range(self.trials.count))
+        return [
+            Outcome(
+                setting={**self.setting, **self.trials.setting(i)},
+                seed=self.trials.seeds[i],
+                timesteps=self.metrics["timestep"][i],
+                returns=returns[i],
+                is_finite=bool(self.is_finite[i]),
+                run=self.run,
+                trial=i,
+                bracket=self.bracket,
+                rung=self.rung,
+                share=self.share,
+                reached=self.reached,
+                number=number,
+            )
+            for i, number in each
+        ]
+
+
+class Came(NamedTuple):
+    """What trials have come to, by their numbers; each stands where it came furthest."""
+
+    first: dict[int, Outcome]
+    retested: dict[int, Outcome]
+
+    def add(self, part: Part, metric: str | None = None) -> None:
+        """Adds a part; a later rung comes after those before it."""
+        into = self.retested if part.retest else self.first
+        for one in part.outcomes(metric):
+            into[one.number] = one.after(into.get(one.number))
+
+    @property
+    def trials(self) -> list[Outcome]:
+        """In the order of results.csv."""
+        return [self.first[number] for number in sorted(self.first)]
 
 
 def csv(trials: Sequence[Outcome], objective: str = objectives.DEFAULT) -> str:

@@ -39,7 +39,8 @@ class Plan(NamedTuple):
     settings: list[list[int]]  # by bracket: numbers of settings
 
 
-ALL = Plan([Rung(0, 0, 1.0, 0, 0)], [])  # a sweep without halving
+WHOLE = Rung(0, 0, 1.0, 0, 0)  # a run to its end
+ALL = Plan([WHOLE], [])  # a sweep without halving
 
 
 def plan(asked: grids.Asked, num_settings: int, num_points: int) -> Plan:

@@ -16,8 +16,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from algorithms.launch.engine import (
     experiment,
     files,
@@ -29,8 +27,6 @@ from algorithms.launch.engine import (
     settings,
 )
 from algorithms.launch.engine.errors import UserError, refusing, warn
-from algorithms.launch.engine.metrics import Metrics, stack
-from algorithms.launch.engine.run_dir import RunDir
 from algorithms.launch.tools import comparison, sensitivity
 
 METRICS = {"eval_return": "evaluation return", "episode_return": "training return"}
@@ -44,17 +40,14 @@ class Compared(NamedTuple):
     picture: Path | None  # where one was asked for
 
 
-class _Run(NamedTuple):
-    """The parts of a run that a comparison reads."""
+class _Given(NamedTuple):
+    """A run or a sweep that is compared."""
 
-    given: Path  # the run, or the sweep that it is a chunk of
+    path: Path  # as it was given
     algorithm: str
-    config: dict[str, Any]  # as in config.json
-    trials: settings.Trials
-    metrics: Metrics  # (num_trials, points, ...); empty where there are none yet
-    is_finite: np.ndarray  # (num_trials,)
+    parts: list[results.Part]  # with metrics; their settings are the whole configuration
     population: dict[str, Any] | None = None  # of population-based training
-    begun: str | None = None  # where trials began, if any of the compared runs began at another's
+    begun: str | None = None  # where trials began, if any of the compared ones began at a run
 
 
 def compare(
@@ -74,9 +67,9 @@ def compare(
     paths = [files.local(run) for run in runs]
     given = dict.fromkeys(path.resolve() for path in paths)
     names = {path.resolve(): path for path in paths}
-    read = _completed([run for path in given for run in _with_metrics(names[path])])
+    read = _completed([_read(names[path]) for path in given])
     metric = _metric(read, metric)
-    trials = [trial for run in read for trial in _trials(run, metric)]
+    trials = [trial for one in read for trial in _trials(one, metric)]
     panels = comparison.curves(trials)
     title = f"{METRICS[metric]}, interquartile mean"
     if picture:
@@ -85,27 +78,22 @@ def compare(
     return Compared(panels, "\n\n".join([f"{METRICS[metric]}:", *filter(None, tables)]), picture)
 
 
-def _read_runs(path: Path) -> list[_Run]:
-    """The run in a directory, or the chunks of the sweep there."""
-    runs = []
+def _read(path: Path) -> _Given:
+    """What a directory has; a retest is no part of it.
+
+    Raises:
+      UserError: there is nothing, or it has no metrics yet.
+    """
     there = experiment.open(path)
-    homes = list(there.homes(retest=False).values())
-    for run_dir in there.run_dirs():
-        # Trials that halving has kept stand where they came furthest.
-        rows = [place for home, place in homes if home == run_dir.path]
-        if not rows:
-            continue
-        history = run_dir.history()
-        is_finite = run_dir.is_finite(max(history))[rows] if history else np.zeros(0, bool)
-        metrics = {name: x[rows] for name, x in stack(history.values()).items()}
-        config, trials = run_dir.description["config"], run_dir.trials.some(rows)
-        evolved = run_dir.description.get("population")
-        begun = _beginning(
-            run_dir.description.get("init_from") or there.description.get("init_from")
-        )
-        run = _Run(path, run_dir.algorithm, config, trials, metrics, is_finite, evolved, begun)
-        runs.append(run)
-    return runs
+    parts = [part for part in outcomes.parts_of(there, whole=True) if not part.retest]
+    ready = [part for part in parts if part.metrics]
+    if not ready:
+        raise UserError(f"{path} has no metrics yet")
+    if len(ready) < len(parts):
+        warn(f"{path}: {len(ready)} of {len(parts)} chunks have metrics; the others are left out")
+    said = there.description
+    begun = _beginning(said.get("init_from"))
+    return _Given(path, there.algorithm, ready, said.get("population"), begun)
 
 
 def _beginning(init: dict[str, Any] | None) -> str | None:
@@ -122,60 +110,63 @@ def read_trials(path: Path, metric: str | None = None) -> list[comparison.Trial]
     Raises:
       UserError: there is none, or it has no metrics yet.
     """
-    read = _completed(_with_metrics(path))
-    return [trial for run in read for trial in _trials(run, _metric(read, metric))]
+    read = _completed([_read(path)])
+    return [trial for one in read for trial in _trials(one, _metric(read, metric))]
 
 
-def _with_metrics(path: Path) -> list[_Run]:
-    runs = _read_runs(path)
-    ready = [run for run in runs if run.metrics]
-    if not ready:
-        raise UserError(f"{path} has no metrics yet")
-    if len(ready) < len(runs):
-        warn(f"{path}: {len(ready)} of {len(runs)} chunks have metrics; the others are left out")
-    return ready
-
-
-def _completed(runs: Sequence[_Run]) -> list[_Run]:
-    """The runs, those of one algorithm with the same fields. A field that a run lacks has its
-    default, and a run without a source begins from scratch."""
+def _completed(given: Sequence[_Given]) -> list[_Given]:
+    """The same, those of one algorithm with the same fields. A field that one lacks has its
+    default, and one without a source begins from scratch."""
     fields: dict[str, set[str]] = {}
-    for run in runs:
-        fields.setdefault(run.algorithm, set()).update(run.config)
-    older = [run.algorithm for run in runs if fields[run.algorithm] - run.config.keys()]
-    defaults = {}
-    for algorithm in older:
+    for one in given:
+        for part in one.parts:
+            fields.setdefault(one.algorithm, set()).update(part.setting)
+    lacks = lambda one: any(fields[one.algorithm] - part.setting.keys() for part in one.parts)
+    defaults: dict[str, dict[str, Any]] = {}
+    for algorithm in {one.algorithm for one in given if lacks(one)}:
         with contextlib.suppress(UserError):  # not one of `algorithms`
             defaults[algorithm] = settings.with_defaults(loading.find_module(algorithm).Config, {})
-    scratch = "scratch" if any(run.begun for run in runs) else None
+    scratch = "scratch" if any(one.begun for one in given) else None
+    filled = lambda one, part: part._replace(
+        setting={**defaults.get(one.algorithm, {}), **part.setting}
+    )
     return [
-        run._replace(
-            config=defaults.get(run.algorithm, {}) | run.config, begun=run.begun or scratch
-        )
-        for run in runs
+        one._replace(parts=[filled(one, part) for part in one.parts], begun=one.begun or scratch)
+        for one in given
     ]
 
 
-def _metric(runs: Sequence[_Run], metric: str | None) -> str:
-    """The metric that is asked for, or else one that all runs have."""
+def _metric(given: Sequence[_Given], metric: str | None) -> str:
+    """The metric that is asked for, or else one that all have."""
     if metric is not None and metric not in METRICS:
         raise UserError(f"--metric {metric}: choose one of {', '.join(METRICS)}")
-    without = [run.given for run in runs if metric and metric not in run.metrics]
+    has = lambda one, name: all(name in part.metrics for part in one.parts)
+    without = [one.path for one in given if metric and not has(one, metric)]
     if without:
         raise UserError(f"{without[0]} has no {metric}: compare by another --metric")
-    everywhere = all("eval_return" in run.metrics for run in runs)
+    everywhere = all(has(one, "eval_return") for one in given)
     return metric or ("eval_return" if everywhere else "episode_return")
 
 
-def _trials(run: _Run, metric: str) -> list[comparison.Trial]:
-    config = settings.lenient(run.config)
-    environment = settings.env_label(config.pop("env"))
-    if run.population:  # which is no run of the Config's floats
-        config |= population.Settings.from_json(run.population).as_fields()
-    if run.begun:
-        config["init_from"] = run.begun
-    found = results.outcomes(config, run.trials, run.metrics, run.is_finite, run.given.name, metric)
-    return [comparison.Trial(run.algorithm, environment, outcome, run.given) for outcome in found]
+def _trials(given: _Given, metric: str) -> list[comparison.Trial]:
+    """Where halving has kept trials, they stand where they came furthest."""
+    more: dict[str, Any] = {}
+    if given.population:  # which is no run of the Config's floats
+        more |= population.Settings.from_json(given.population).as_fields()
+    if given.begun:
+        more["init_from"] = given.begun
+    came = results.Came({}, {})
+    for part in given.parts:
+        config = settings.lenient(dict(part.setting))
+        config["env"] = settings.env_label(config["env"])
+        came.add(part._replace(setting=config | more, run=given.path.name), metric)
+    return [_trial(given, outcome) for outcome in came.trials]
+
+
+def _trial(given: _Given, outcome: results.Outcome) -> comparison.Trial:
+    others = {name: value for name, value in outcome.setting.items() if name != "env"}
+    own = outcome._replace(setting=others)
+    return comparison.Trial(given.algorithm, outcome.setting["env"], own, given.path)
 
 
 def _sensitivity(trials: Sequence[comparison.Trial]) -> str:
@@ -200,11 +191,7 @@ def _sensitivity(trials: Sequence[comparison.Trial]) -> str:
 
 def is_stopped(sweep_dir: Path) -> bool:
     """Whether a chunk of a sweep is unfinished."""
-    for entry in experiment.open(sweep_dir).entries:
-        run_dir = RunDir.open(entry.path)
-        if outcomes.reached(entry, run_dir.history(), run_dir.description) < 1.0:
-            return True
-    return False
+    return any(part.reached < 1.0 for part in outcomes.parts_of(experiment.open(sweep_dir)))
 
 
 def _studies(runs: Sequence[str], url: str, metric: str | None, out: str | None) -> list[str]:

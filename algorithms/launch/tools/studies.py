@@ -43,8 +43,8 @@ def write(sweep_dir: Path | str, url: str, metric: str | None = None) -> list[st
     if not there.is_sweep:
         raise UserError(f"{sweep_dir} is a run: a study has many settings, give a sweep")
     objective = outcomes.objective_of(there)
-    first, _ = outcomes.read(there, metric)
-    groups = results.by_environment(results.rank([first[n] for n in sorted(first)], objective))
+    came = outcomes.read(there, metric)
+    groups = results.by_environment(results.rank(came.trials, objective))
     storage = _storage(optuna, url)
     base = there.path.resolve().name
     names = {env: f"{base}-{env}" if len(groups) > 1 else base for env in groups}

@@ -56,9 +56,9 @@ class Trackers(Output):
 
     def close(self) -> None:
         session, metrics = self.session, stack(self.record.rows)
-        given = (session.chunk.static, session.trials, metrics, self.record.were_finite, "")
+        given = (session.chunk.static, session.trials, metrics, self.record.were_finite)
         for tracker in self.trackers:
-            tracker.close(results.outcomes(*given))
+            tracker.close(results.Part(*given).outcomes())
 
 
 class Tracker(Protocol):

@@ -223,7 +223,9 @@ def test_a_sweep_is_its_chunks(capsys, tmp_path, monkeypatch):
     write_run(tmp_path / "s/chunk_001", [[0, 7]], seeds=[1], floats={"gamma": np.array([0.9])})
     write_run(tmp_path / "s/chunk_002", np.zeros((1, 0)), floats={"gamma": np.array([0.8])})
     chunks = [{"run": f"chunk_00{i}", "num_trials": n} for i, n in enumerate((3, 1, 1))]
-    (tmp_path / "s/sweep.json").write_text(json.dumps({"version": VERSION, "chunks": chunks}))
+    (tmp_path / "s/sweep.json").write_text(
+        json.dumps({"version": VERSION, "algorithm": "toy", "chunks": chunks})
+    )
     code, out, err = call(capsys, "s")
     assert code == 0 and "warning: s: 2 of 3 chunks have metrics" in err
     assert rows(out)["toy, gamma=0.9"][:3] == ["1", "2", "6"]
