@@ -270,7 +270,8 @@ def resume(
             plans.announce_resumed(view, there.path, chunks)
             with view.timed("compile"):
                 in_background(plans.compile_unfinished, chunks)
-            experiment.keep_options(there, chosen.to_json())
+            if chosen != options_of(there.description, {}):
+                experiment.keep_options(there, chosen.to_json())
             return loop.train_sweep(_stages_of(there, chunks, chosen), chunks, chosen, hooks)
         return loop.train_run(chunks[0], chosen, hooks)
 
@@ -285,10 +286,10 @@ def _stages_of(there: experiment.Experiment, chunks: list[Chunk], options: Optio
 
 def _check_outputs(config: Any, options: Options) -> None:
     """Refuses what cannot be drawn or tracked, before anything runs or is written."""
-    if options.track or options.tensorboard:
+    if options.tracked:
         from algorithms.launch.tools import trackers
 
-        trackers.check_libraries(options.track, options.tensorboard)
+        trackers.check_libraries(options.tracked)
     if options.gif != "never":
         from algorithms.launch.tools import render
 
@@ -298,7 +299,7 @@ def _check_outputs(config: Any, options: Options) -> None:
 def _hooks(functions: Functions, options: Options) -> Hooks:
     """What happens at points, of tools that were asked for; the curve is drawn last."""
     outputs: list[type[Output]] = []
-    if options.track or options.tensorboard:
+    if options.tracked:
         from algorithms.launch.tools.trackers import Trackers
 
         outputs.append(Trackers)

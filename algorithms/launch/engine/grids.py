@@ -3,7 +3,7 @@
 import itertools
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -217,17 +217,26 @@ def combinations(values: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
 def draw(
     drawn: Mapping[str, Distribution], samples: int, sampler: str, seed: int
 ) -> dict[str, Any]:
-    """Draws (samples,) for each name; more samples begin with the same numbers."""
-    if sampler == "random":
-        quantiles = np.random.default_rng(seed).random((samples, len(drawn)))
-    else:
-        from scipy.stats import qmc  # jax brings scipy along
-
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # counts that are no power of two
-            points = qmc.Sobol(len(drawn), scramble=True, seed=np.random.default_rng(seed))
-            quantiles = points.random(samples)
+    """Draws (samples,) for each name."""
+    quantiles = DRAWS[sampler](samples, len(drawn), seed)
     return {name: d.at(quantiles[:, i]) for i, (name, d) in enumerate(drawn.items())}
+
+
+def _random(samples: int, dimensions: int, seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).random((samples, dimensions))
+
+
+def _sobol(samples: int, dimensions: int, seed: int) -> np.ndarray:
+    from scipy.stats import qmc  # jax brings scipy along
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # counts that are no power of two
+        points = qmc.Sobol(dimensions, scramble=True, seed=np.random.default_rng(seed))
+        return points.random(samples)
+
+
+# Quantiles (samples, dimensions) by the name of a sampler; more samples begin with the same ones.
+DRAWS: dict[str, Callable[[int, int, int], np.ndarray]] = {"sobol": _sobol, "random": _random}
 
 
 def remarks(asked: Asked, statics: Sequence[Mapping[str, Any]], num_settings: int) -> list[str]:

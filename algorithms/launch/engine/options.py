@@ -13,6 +13,7 @@ from algorithms.launch.engine.settings import Trials, algorithm_name
 INIT = ("init_from", "init_point", "init_trial", "init_optimizer")
 CHOSEN = ("init_seeds", "init_trials", "init_points")  # by an earlier run, for --config
 GIF_CHOICES = ("never", "start", "end", "every")
+TRACKERS = ("track", "tensorboard")  # options of which each opens a tracker
 
 
 class Options(NamedTuple):
@@ -28,6 +29,11 @@ class Options(NamedTuple):
     gif: str = "never"
     split_envs: int = 1  # shards of each trial; a run keeps its number
     init: Initial | None = None  # where new trials begin; None: as the algorithm has them
+
+    @property
+    def tracked(self) -> list[str]:
+        """The trackers that are asked for."""
+        return [name for name in TRACKERS if getattr(self, name)]
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; `init` has a place of its own in config.json."""
@@ -45,11 +51,15 @@ def make_options(values: dict[str, Any]) -> Options:
     begins = initial.asked({name: value for name, value in values.items() if name in INIT + CHOSEN})
     defaults = Options._field_defaults
     own = {n: parts.value_like(defaults[n], value) for n, value in values.items() if n in NAMES}
+    for name, value in own.items():
+        if isinstance(defaults[name], bool) and not isinstance(value, bool):
+            raise UserError(f"{name}={value!r}: give True or False")
     options = Options(**own, init=begins)
     if options.gif not in GIF_CHOICES:
         raise UserError(f"gif={options.gif!r}: choose one of {', '.join(GIF_CHOICES)}")
-    if options.one_run_per_seed and not (options.track or options.tensorboard):
-        raise UserError("one_run_per_seed=True is about trackers: use it with track or tensorboard")
+    if options.one_run_per_seed and not options.tracked:
+        able = " or ".join(TRACKERS)
+        raise UserError(f"one_run_per_seed=True is about trackers: use it with {able}")
     return options
 
 
@@ -75,8 +85,10 @@ def check_floats(config: Any) -> None:
 
 
 def check_files(options: Options, save: bool) -> None:
-    if not save and options._replace(init=None, split_envs=1) != Options():
-        raise UserError("save=False: keep_states, track, tensorboard and gif need files")
+    others = options._replace(init=None, split_envs=1)
+    if not save and others != Options():
+        asked = [n for n in NAMES if getattr(others, n) != Options._field_defaults[n]]
+        raise UserError(f"save=False: {' and '.join(asked)} need{'s' * (len(asked) == 1)} files")
 
 
 def check_hooks(hooks: Any) -> None:

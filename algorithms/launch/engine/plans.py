@@ -72,10 +72,12 @@ def announce(
 ) -> None:
     """Prints what a new sweep is, and warns of programs that train for longer than asked."""
     count = sum(chunk.trials.count for chunk in uncut)
-    kinds = f"{counted(count // num_seeds, 'setting')} x {counted(num_seeds, 'seed')}"
+    kinds = (
+        f"{results.counted(count // num_seeds, 'setting')} x {results.counted(num_seeds, 'seed')}"
+    )
     trainers = [chunk.trainer for chunk in uncut]
     name = title_of(trainers[0].module, [trainer.config for trainer in trainers])
-    view.say(f"{name}: a sweep of {counted(count, 'trial')}, {kinds}")
+    view.say(f"{name}: a sweep of {results.counted(count, 'trial')}, {kinds}")
     for line in grids.remarks(asked, [chunk.static for chunk in uncut], count // num_seeds):
         view.say(line)
     longer: dict[str, None] = {}  # each text once, of the brackets of a group
@@ -104,11 +106,6 @@ def compile_unfinished(chunks: list[Chunk]) -> None:
         trainer.check_capacity("as many devices as before would do")
 
 
-def counted(number: int, noun: str) -> str:
-    """1 trial, 2 trials."""
-    return f"{number} {noun}{'s' * (number != 1)}"
-
-
 def say_plan(
     view: progress.Progress, uncut: Sequence[Chunk], cut_up: Sequence[Sequence[Chunk]]
 ) -> None:
@@ -119,11 +116,11 @@ def say_plan(
         name = f"{which} ({one.label})" if one.label else which
         count, used = len(chunks), len(layout.devices)
         parts = f"{count} chunks of {chunks[0].trials.count}" if count > 1 else "all at once"
-        where = counted(used, f"{layout.devices[0].platform} device")
+        where = results.counted(used, f"{layout.devices[0].platform} device")
         each = in_words(trainer.bytes_per_device / layout.per_device)
         whole = in_words(trainer.bytes_per_device)
-        points = [length(trainer.plan), counted(trainer.plan.points, "point")]
+        points = [length(trainer.plan), results.counted(trainer.plan.points, "point")]
         view.say(
-            f"{name}: {counted(one.trials.count, 'trial')}, {parts}, on {where}; "
+            f"{name}: {results.counted(one.trials.count, 'trial')}, {parts}, on {where}; "
             f"{each} a trial, {whole} a device; {', '.join(filter(None, points))}"
         )

@@ -327,7 +327,7 @@ def _table(ranked: Sequence[Ranked], names: Sequence[str], objective: str) -> st
         rows.append([str(place), *values, *numbers, note])
     lines = aligned(rows)
     if len(ranked) > SHOWN:
-        lines.append(f"... and {len(ranked) - SHOWN} settings more")
+        lines.append(f"... and {counted(len(ranked) - SHOWN, 'setting')} more")
     returns = np.concatenate([trial.returns for setting in ranked for trial in setting.trials])
     known = returns[~np.isnan(returns)]
     if len(ranked) > 1 and len(known) and not known.any():
@@ -342,8 +342,13 @@ def broken(trials: Sequence[Outcome]) -> str:
     for name, those in list(groups.items())[:SHOWN]:
         seeds = f"seeds {', '.join(str(trial.seed) for trial in those)}"
         lines.append(f"{name}: {seeds}" if name else seeds)
-    more = [f"{len(groups) - SHOWN} settings more"] * (len(groups) > SHOWN)
+    more = [f"{counted(len(groups) - SHOWN, 'setting')} more"] * (len(groups) > SHOWN)
     return f"not finite: {'; '.join(lines + more)}"
+
+
+def counted(number: int, noun: str) -> str:
+    """1 trial, 2 trials."""
+    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:

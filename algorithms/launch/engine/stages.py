@@ -181,8 +181,8 @@ def _announced(stages: Stages, stage: int, trials: Sequence[Next]) -> str:
     rung, name = stages.schedule.rung(stage), stages.schedule.name(stage)
     if rung is None:
         seeds = stages.schedule.retest_seeds
-        number = plans.counted(len(trials) // len(seeds), "setting")
-        on = plans.counted(len(seeds), "other seed")
+        number = results.counted(len(trials) // len(seeds), "setting")
+        on = results.counted(len(seeds), "other seed")
         return f"{name}: the best {number} on {on}, {seeds[0]} to {seeds[-1]}"
     before = stages.schedule.plan.rungs[stage - 1]
     going = len(trials) // len(stages.schedule.seeds)

@@ -33,8 +33,7 @@ class Trackers(Output):
     def open(self) -> None:
         session, run_dir = self.session, self.record.run_dir
         self.trackers = open_trackers(
-            track=session.options.track,
-            tensorboard=session.options.tensorboard,
+            session.options.tracked,
             one_run_per_seed=session.options.one_run_per_seed,
             run_dir=run_dir.path,
             name=run_dir.path.name,
@@ -74,18 +73,18 @@ class Tracker(Protocol):
         """Writes out what is left; `outcomes` are those of all trials."""
 
 
-def check_libraries(track: bool, tensorboard: bool) -> None:
+def check_libraries(asked: Sequence[str]) -> None:
     """Refuses trackers whose libraries are missing; imports none of them.
+
+    Args:
+      asked: the options of trackers that are set.
 
     Raises:
       UserError: one is; the message has its pip command.
     """
-    for asked, flag, library in (
-        (track, "track", "wandb"),
-        (tensorboard, "tensorboard", "tensorboardX"),
-    ):
-        if asked and not _is_there(library):
-            raise _missing(flag, library)
+    for option in asked:
+        if not _is_there(TRACKERS[option].library):
+            raise _missing(option)
 
 
 def _is_there(library: str) -> bool:
@@ -95,14 +94,27 @@ def _is_there(library: str) -> bool:
     return spec is not None and spec.origin is not None  # a folder `wandb` of runs has no origin
 
 
-def _missing(flag: str, library: str) -> UserError:
-    return UserError(f"--{flag} needs {library}: pip install {library}")
+def _missing(option: str) -> UserError:
+    library = TRACKERS[option].library
+    return UserError(f"--{option} needs {library}: pip install {library}")
+
+
+class Told(NamedTuple):
+    """What a tracker is told of a run."""
+
+    parts: "list[Part]"  # of the trials: a run of the tracker for each
+    run_dir: Path  # everything is written in here
+    name: str  # of the run
+    config: dict[str, Any]  # what wandb's table of runs shows
+    resume: bool  # go on with the wandb runs noted in run_dir
+    save: Callable[[Path, Any], None]  # writes such notes as JSON, whole or not at all
+    group: str | None  # of the runs in wandb: the name of the sweep that the run is a chunk of
+    static: Mapping[str, Any]  # the sweep's static fields
 
 
 def open_trackers(
+    asked: Sequence[str],
     *,
-    track: bool,
-    tensorboard: bool,
     one_run_per_seed: bool,
     run_dir: Path,
     name: str,
@@ -118,31 +130,19 @@ def open_trackers(
     A tracker that fails later becomes one warning on stderr and falls silent: no run is lost to it.
 
     Args:
-      track: log to wandb; $WANDB_MODE=offline, $WANDB_PROJECT and wandb's other variables work.
-      tensorboard: write event files below run_dir/tensorboard.
+      asked: the options of trackers that are set.
       one_run_per_seed: give every trial a run of its own (grouped in wandb, a folder each in
         TensorBoard); else one run for each setting of a sweep has `seed_3/eval/return` and so on
         beside their means.
-      run_dir: everything is written in here.
-      name: of the run.
-      config: what wandb's table of runs shows.
       trials: their seeds and swept floats.
-      resume: go on with the wandb runs noted in run_dir.
-      save: writes such notes as JSON, whole or not at all.
-      group: of the runs in wandb, the name of the sweep that the run is a chunk of.
-      static: the sweep's static fields.
+      run_dir, name, config, resume, save, group, static: as of `Told`.
 
     Raises:
-      UserError: a library is missing, or wandb cannot start.
+      UserError: a library is missing, or a tracker cannot start.
     """
     parts = split(trials, one_run_per_seed)
-    opened: list[Tracker] = []
-    if tensorboard:
-        opened.append(_Guarded("TensorBoard", _TensorBoard(parts, Path(run_dir), config)))
-    if track:
-        wandb = _Wandb(parts, Path(run_dir), name, group, config, resume, save, static)
-        opened.append(_Guarded("wandb", wandb))
-    return opened
+    told = Told(parts, Path(run_dir), name, config, resume, save, group, static)
+    return [_Guarded(TRACKERS[option].label, TRACKERS[option].make(told)) for option in asked]
 
 
 class Part(NamedTuple):
@@ -246,21 +246,12 @@ class _Wandb:
     in its run, whichever chunk it is in.
     """
 
-    def __init__(
-        self,
-        parts: list[Part],
-        run_dir: Path,
-        name: str,
-        group: str | None,
-        config: dict[str, Any],
-        resume: bool,
-        save: Callable[[Path, Any], None],
-        static: Mapping[str, Any],
-    ):
+    def __init__(self, told: Told):
         try:
             import wandb
         except ImportError as error:
-            raise _missing("track", "wandb") from error
+            raise _missing("track") from error
+        parts, run_dir, name, config, resume, save, group, static = told
         self.wandb, self.parts = wandb, parts
         notes = run_dir / "wandb" / "runs.json"  # run ids, so that a resumed run goes on in them
         ids = _noted(notes) if resume else {}
@@ -337,21 +328,21 @@ class _TensorBoard:
     that has died of a full disk the next calls wait for ever.
     """
 
-    def __init__(self, parts: list[Part], run_dir: Path, config: dict[str, Any]):
+    def __init__(self, told: Told):
         try:
             from tensorboardX import event_file_writer, summary
             from tensorboardX.proto import event_pb2, summary_pb2
         except ImportError as error:
-            raise _missing("tensorboard", "tensorboardX") from error
-        self.event_pb2, self.summary_pb2, self.parts = event_pb2, summary_pb2, parts
+            raise _missing("tensorboard") from error
+        self.event_pb2, self.summary_pb2, self.parts = event_pb2, summary_pb2, told.parts
         self.writers = []
-        for part in parts:
-            folder = run_dir / "tensorboard" / part.label
+        for part in told.parts:
+            folder = told.run_dir / "tensorboard" / part.label
             folder.mkdir(parents=True, exist_ok=True)
             suffix = f".{secrets.token_hex(4)}"  # the library's names are unique only to a second
             writer = event_file_writer.EventsWriter(str(folder / "events"), suffix)
             self.writers.append(writer)
-            shown = {**config, **part.setting, "seeds": part.seeds}
+            shown = {**told.config, **part.setting, "seeds": part.seeds}
             lines = [f"    {key} = {value}" for key, value in shown.items()]
             self._write(writer, summary.text("config", "\n".join(lines)), 0)
 
@@ -380,3 +371,18 @@ class _TensorBoard:
         event = self.event_pb2.Event(wall_time=time.time(), step=int(timestep), summary=summary)
         writer.write_event(event)
         writer.flush()
+
+
+class _Known(NamedTuple):
+    """A tracker that can be asked for."""
+
+    label: str  # for people
+    library: str  # that has to be installed
+    make: Callable[[Told], Tracker]
+
+
+# By the option that asks for one, see `TRACKERS` in engine/options.py.
+TRACKERS = {
+    "track": _Known("wandb", "wandb", _Wandb),
+    "tensorboard": _Known("TensorBoard", "tensorboardX", _TensorBoard),
+}

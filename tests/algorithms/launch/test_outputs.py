@@ -273,10 +273,11 @@ TOGETHER = MEANS | {f"seed_{s}/{k}": v for s, e in zip(SEEDS, EACH) for k, v in 
 
 
 def _open(run_dir: Path, **options: Any) -> list[trackers.Tracker]:
-    defaults = {"track": False, "tensorboard": False, "one_run_per_seed": False, "resume": False}
+    asked = [name for name in trackers.TRACKERS if options.pop(name, False)]
+    defaults = {"one_run_per_seed": False, "resume": False}
     config = {"learning_rate": 1e-3, "target_kl": float("inf"), "hidden_sizes": (64, 64)}
     common = {"run_dir": run_dir, "name": "a run", "config": config, "trials": Trials(list(SEEDS))}
-    return trackers.open_trackers(**(defaults | options), **common, save=files.write_json)
+    return trackers.open_trackers(asked, **(defaults | options), **common, save=files.write_json)
 
 
 def _gif(path: Path) -> Path:

@@ -355,7 +355,7 @@ def test_a_hook_that_stops_at_the_last_point_stops_nothing():
 
 def test_trackers_are_told_the_algorithm(tmp_path, monkeypatch):
     told = []
-    monkeypatch.setattr(trackers, "open_trackers", lambda **given: told.append(given) or [])
+    monkeypatch.setattr(trackers, "open_trackers", lambda _, **given: told.append(given) or [])
     launch.run(toy, CONFIG, run_dir=tmp_path / "run", track=True)
     assert told[0]["config"]["algorithm"] == "toy" and told[0]["config"]["gamma"] == 0.99
 
@@ -549,7 +549,8 @@ def test_values_of_numpy_and_jax_make_the_same_files(whole, tmp_path):
         (CONFIG, {"gif": "always"}, "gif='always': choose one of never"),
         (CONFIG, {"trak": True}, "unknown option 'trak'; did you mean track"),
         (CONFIG, {"one_run_per_seed": True}, "use it with track or tensorboard"),
-        (CONFIG, {"keep_states": True, "save": False}, "need files"),
+        (CONFIG, {"keep_states": True, "save": False}, "save=False: keep_states needs files"),
+        (CONFIG, {"track": "no"}, "track='no': give True or False"),
         (CONFIG.replace(num_envs=0), {}, "num_envs=0"),
         (CONFIG.replace(env="CartPole"), {}, "unknown environment 'CartPole'; did you mean"),
         (CONFIG.replace(env="SimpleBandit-bsuite"), {"gif": "end"}, "cannot be drawn"),
@@ -575,7 +576,7 @@ def test_a_tracker_without_its_library_leaves_nothing(tmp_path, monkeypatch, opt
 def test_a_start_that_fails_does_not_block_its_directory(tmp_path, monkeypatch):
     """As --track does without a login, which is found out when the directory is there."""
 
-    def no_login(*, run_dir, **_):
+    def no_login(asked, *, run_dir, **_):
         (run_dir / "wandb").mkdir()
         raise UserError("--track: wandb cannot start")
 
@@ -594,10 +595,10 @@ def test_a_start_that_fails_does_not_block_its_directory(tmp_path, monkeypatch):
 def test_a_folder_of_wandb_s_runs_is_no_library(tmp_path, monkeypatch):
     (tmp_path / "wandb").mkdir()
     monkeypatch.delitem(sys.modules, "wandb", raising=False)
-    trackers.check_libraries(track=True, tensorboard=False)
+    trackers.check_libraries(["track"])
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     with pytest.raises(UserError, match="pip install wandb"):
-        trackers.check_libraries(track=True, tensorboard=False)
+        trackers.check_libraries(["track"])
 
 
 def test_a_run_goes_on_without_a_tracker_that_is_gone(tmp_path, monkeypatch):

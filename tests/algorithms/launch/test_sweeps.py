@@ -235,7 +235,7 @@ def test_trials_survive_json():
         ({}, {"max_parallel": 0}, "max_parallel=0"),
         ({}, {"memory_limit": 0}, "memory_limit=0"),
         ({}, {"num_seeds": 0}, "num_seeds=0"),
-        ({}, {"save": False, "gif": "end"}, "need files"),
+        ({}, {"save": False, "gif": "end"}, "gif needs files"),
         ({}, {"memory_limit": 100}, "a trial needs"),
         ({"env": ["CartPole-v1", "SimpleBandit-bsuite"]}, {"gif": "end"}, "cannot be drawn"),
         ({"env": [tasks.Probe()]}, {}, "cannot be saved: name it, or give save=False"),
