@@ -5,6 +5,7 @@ import warnings
 import jax
 import pytest
 
+import envs
 from algorithms.launch.engine.loading import find_module
 from algorithms.presets import PRESETS
 from envs import registry, warn
@@ -26,8 +27,7 @@ ONE = {  # environment of each adapter in every test run; the others of presets 
 
 def algorithm_of(name):
     """A file that takes an environment of the kit."""
-    several = ("Pursuit-v0", "Hunt-v0", "Navigator-v0", "MultiNavigator-v0")
-    return "ippo" if name in several else "ppo"
+    return "ippo" if hasattr(envs.make(name)[0], "num_agents") else "ppo"
 
 
 def tasks():

@@ -215,13 +215,13 @@ def test_spaces_that_can_be_taken_are(env, params, takes):
             tasks.Probe(),
             PARAMS,
             TEAMS,
-            "one agent and no axis of agents; c51, dqn, iqn, pqn, pqn_rnn, qrdqn and r2d2 take it$",
+            r"one agent and no axis of agents; .*\bdqn, .*\band r2d2 take it$",
         ),
         (
             BOX,
             PARAMS,
             TEAMS | {"family": "policy gradients"},
-            "one agent .*; ppo, ppo_plr, ppo_rnn, ppo_vtrace and reinforce take it$",
+            r"one agent .*; .*\bppo, ppo_plr, .*\band \w+ take it$",
         ),
         (BOX, PARAMS, {}, "Probe has actions .*; zzz takes Discrete$"),
         (tasks.Probe(), PARAMS, ONLY_BOX, "Probe has actions .*; zzz takes Box$"),
@@ -232,8 +232,7 @@ def test_spaces_that_can_be_taken_are(env, params, takes):
             MASKED,
             PARAMS,
             BOTH,
-            "Probe has an action_mask, which zzz would not heed; c51, dqn, iqn, ppo, ppo_plr, "
-            "ppo_rnn, pqn, pqn_rnn, qrdqn, r2d2, reppo_discrete and sac_discrete do$",
+            r"Probe has an action_mask, which zzz would not heed; .*\bdqn, .* do$",
         ),
         (
             MASKED_PAIR,
