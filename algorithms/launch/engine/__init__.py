@@ -16,7 +16,7 @@ plans          which trials train at once
 stages         the chunks of a sweep's stages
 starts         where a chunk goes on
 initial        the policies at which new trials begin
-gathering      a run of trials that other runs have trained
+sources        what other trials have come to, from which trials begin
 session        the loop over the points of a learning curve
 record         the metrics and files of a session
 outputs        what else a run does at its points, and its curve

@@ -11,13 +11,22 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from algorithms import parts
-from algorithms.launch.engine import devices, experiment, files, hosts, loading, outcomes, programs
+from algorithms.launch.engine import (
+    devices,
+    experiment,
+    files,
+    hosts,
+    loading,
+    outcomes,
+    programs,
+    sources,
+)
 from algorithms.launch.engine.errors import UserError
 from algorithms.launch.engine.population import LEARNED
-from algorithms.launch.engine.results import grouped
+from algorithms.launch.engine.run_dir import RunDir
+from algorithms.launch.engine.sources import Source
 
 
 class Initial(NamedTuple):
@@ -177,20 +186,15 @@ def read(initial: Initial, module: Any, config: Any) -> Any:
     there = experiment.open(initial.run)
     like = programs.initial_state(module, config)
     blank = _only(like, taken(like, initial.optimizer))
-    homes = [there.locate(trial) for trial in initial.trials]
-    rows: list[Any] = [None] * len(homes)
-    file_of = lambda i: (homes[i][0].path, initial.points[i])
-    for (_, point), those in grouped(range(len(homes)), file_of).items():
-        run = homes[those[0]][0]
-        places = [place or 0 for _, place in (homes[i] for i in those)]
-        span = range(min(places), max(places) + 1)
+
+    def of_run(run: RunDir, point: int, trials: range) -> Any:
         if initial.optimizer:
-            found = run.read(point, "state", blank, span, partly=True)
-        else:
-            found = blank.replace(policy=run.read(point, "policy", like.policy, span))
-        for i, place in zip(those, places):
-            rows[i] = jax.tree.map(lambda x, n=place - span.start: x[n], found)
-    return jax.tree.map(lambda *leaves: np.stack(leaves), *rows)
+            return run.read(point, "state", blank, trials, partly=True)
+        return blank.replace(policy=run.read(point, "policy", like.policy, trials))
+
+    homes = [there.locate(trial) for trial in initial.trials]
+    come = [Source(run, place or 0, at) for (run, place), at in zip(homes, initial.points)]
+    return sources.rows(come, of_run)
 
 
 def _only(state: Any, names: Sequence[str]) -> Any:

@@ -18,6 +18,7 @@ from algorithms.launch.engine.errors import UserError
 from algorithms.launch.engine.metrics import Metrics, mean_returns, over_episodes, players, stack
 from algorithms.launch.engine.run_dir import RunDir
 from algorithms.launch.engine.settings import Trials
+from algorithms.launch.engine.sources import Source, rows
 from envs import games, registry
 
 
@@ -142,11 +143,8 @@ def _read(run_dir: RunDir, chosen: list[int], trials: range, like: Any, whole: b
     """The states (trials, ...) of some trials, each at its own point."""
     if whole and len(set(chosen)) == 1 and chosen[0] in run_dir.points("state"):
         return run_dir.read(chosen[0], "state", like, trials)
-    if len(set(chosen)) == 1:
-        return Acting(run_dir.read(chosen[0], "policy", like.policy, trials))
-    policies = {p: run_dir.read(p, "policy", like.policy, trials) for p in set(chosen)}
-    own = lambda *leaves: np.stack([leaf[i] for i, leaf in enumerate(leaves)])
-    return Acting(jax.tree.map(own, *[policies[p] for p in chosen]))
+    come = [Source(run_dir, place, at) for place, at in zip(trials, chosen)]
+    return Acting(rows(come, lambda run, at, part: run.read(at, "policy", like.policy, part)))
 
 
 def choose_point(run_dir: RunDir, point: Any, history: dict[int, Metrics], trial: int) -> int:

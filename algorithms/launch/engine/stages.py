@@ -9,17 +9,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from algorithms.launch.engine import (
-    devices,
     experiment,
-    gathering,
     hosts,
     plans,
     programs,
     results,
+    sources,
     starts,
 )
 from algorithms.launch.engine import schedule as schedules
@@ -32,6 +30,7 @@ from algorithms.launch.engine.results import Outcome
 from algorithms.launch.engine.schedule import Next, Schedule
 from algorithms.launch.engine.session import Chunk, Result
 from algorithms.launch.engine.settings import Trials, env_name
+from algorithms.launch.engine.sources import Kept, Source
 
 
 class Stages(NamedTuple):
@@ -207,10 +206,10 @@ def _filled(stages: Stages, chunk: Chunk, described: dict[str, Any], ends: Ends 
     """What fills a chunk's directory."""
     if ends is None:
         return functools.partial(fill, description=described)
-    froms = [ends[number] for number in chunk.numbers]
-    sources = [(before.run_dir, place) for before, place, _ in froms if before.run_dir]
+    first, froms = stages.first(chunk), [ends[number] for number in chunk.numbers]
+    come = [Source(before.run_dir, place, first) for before, place, _ in froms]
     like = programs.initial_state(chunk.trainer.module, chunk.trainer.config)
-    return gathering.gathered(described, sources, stages.first(chunk), like)
+    return sources.gathered(described, come, like)
 
 
 def entry_of(stages: Stages, chunk: Chunk) -> dict[str, Any]:
@@ -235,14 +234,12 @@ def _start_in_memory(chunk: Chunk, ends: Ends) -> Start:
         for i in range(points)
     }
 
+    kept_of = lambda before, result: Kept(id(before), result.state, before.trials.count == 1)
+    come = [Source(kept_of(before, result), place, point) for before, place, result in froms]
+
     def get_state(trials: range) -> Any:
-        states = []
-        for chunk_before, place, result in froms[trials.start : trials.stop]:
-            if chunk_before.trials.count == 1:  # its state has no axis of trials
-                states.append(jax.tree.map(lambda x: x[None], result.state))
-            else:
-                states.append(gathering.taken(result.state, np.array([place])))
-        return devices.joined(states)
+        read = lambda run, _, part: run.read(part)
+        return sources.rows(come[trials.start : trials.stop], read)
 
     is_finite = np.array([result.is_finite[place] for _, place, result in froms])
     return Start(point, get_state, history, True, is_finite)
