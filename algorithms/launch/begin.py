@@ -16,16 +16,15 @@ from algorithms.launch.engine import (
     loading,
     loop,
     objectives,
-    plans,
     population,
     settings,
     split,
     stages,
     starts,
 )
-from algorithms.launch.engine.directories import withdrawn_unless_begun
 from algorithms.launch.engine.distributions import Choice, Distribution
 from algorithms.launch.engine.errors import UserError
+from algorithms.launch.engine.experiment import withdrawn_unless_begun
 from algorithms.launch.engine.interrupts import in_background
 from algorithms.launch.engine.locks import locked
 from algorithms.launch.engine.loop import Swept
@@ -41,12 +40,12 @@ from algorithms.launch.engine.options import (
     options_of,
 )
 from algorithms.launch.engine.outputs import Hooks, Output, Pictures
+from algorithms.launch.engine.programs import Trainer
 from algorithms.launch.engine.progress import Progress
 from algorithms.launch.engine.record import Point
 from algorithms.launch.engine.session import Chunk, Result
 from algorithms.launch.engine.stages import Stages
 from algorithms.launch.engine.sweep_dir import OPTIONAL, asked_of, describe_sweep
-from algorithms.launch.engine.trainer import Trainer
 
 Functions = Sequence[Callable[[Point], None]]
 
@@ -86,7 +85,7 @@ def begin(
     if place.resume_if_exists and place.path is None:
         raise UserError("resume_if_exists: say which directory, run_dir=... (--run-dir DIR)")
     asked = grids.with_plain_values(config, asked or grids.Asked())
-    plans.check_limits(asked)
+    stages.check_limits(asked)
     objectives.check(asked.objective)
     asked = _pinned(config, grids.completed(config, asked))
     groups = grids.groups_of(config, asked, seeds)
@@ -157,10 +156,10 @@ def _begin_sweep(
 ) -> Swept:
     options = what.options
     asked = what.schedule.asked
-    plans.announce(view, uncut, asked, len(what.schedule.seeds))
+    stages.announce(view, uncut, asked, len(what.schedule.seeds))
     uncut = stages.first_rungs(what, uncut)
-    cut_up = plans.cut(view, uncut, asked, start=True)
-    plans.say_plan(view, uncut, cut_up)
+    cut_up = stages.cut(view, uncut, asked, start=True)
+    stages.say_plan(view, uncut, cut_up)
     chunks = [chunk for one in cut_up for chunk in one]
     if not place.save:
         return loop.train_sweep(what, chunks, options, hooks)
@@ -267,9 +266,9 @@ def resume(
             view.say(note)
         hooks = _hooks(functions, chosen)
         if there.is_sweep:
-            plans.announce_resumed(view, there.path, chunks)
+            stages.announce_resumed(view, there.path, chunks)
             with view.timed("compile"):
-                in_background(plans.compile_unfinished, chunks)
+                in_background(stages.compile_unfinished, chunks)
             if chosen != options_of(there.description, {}):
                 experiment.keep_options(there, chosen.to_json())
             return loop.train_sweep(_stages_of(there, chunks, chosen), chunks, chosen, hooks)

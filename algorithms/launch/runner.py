@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from algorithms import parts
 from algorithms.launch import begin
-from algorithms.launch.engine import grids, hosts, population, populations
+from algorithms.launch.engine import grids, hosts, population
 from algorithms.launch.engine.errors import UserError, tell, unknown
 from algorithms.launch.engine.interrupts import CODES, ended_by
 from algorithms.launch.engine.loop import Swept
@@ -178,7 +178,7 @@ def pbt(
     _check_on_signal(on_signal)
     config = parts.with_plain_values(config.replace(num_evals=rounds))
     given, options = _apart(more, population.Settings)
-    wanted = populations.asked(config, ranges, members=members, **given)
+    wanted = population.asked(config, ranges, members=members, **given)
     low, high = (
         {name: getattr(space, end) for name, space in wanted.ranges.items()}
         for end in ("low", "high")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from algorithms import c51, launch
-from algorithms.launch.engine import alarms, options
+from algorithms.launch.engine import metrics, options
 from algorithms.launch.engine.errors import UserError
 from tests.algorithms.cases import Case
 from tests.algorithms.test_value_based import (
@@ -201,7 +201,7 @@ def test_of_action_takes_the_rows_of_the_actions():
 def test_a_support_that_is_too_narrow_is_told_of_once(capsys):
     result = launch.run(c51, TINY.replace(v_min=-0.5, v_max=0.5), save=False)
     shares = result.metrics["clipped_targets"][0]
-    assert (shares[-2:] > alarms.CLIPPED).all()
+    assert (shares[-2:] > metrics.CLIPPED).all()
     err = capsys.readouterr().err
     assert err.count("of the targets lie beyond") == err.count("warning") == 1
     assert "a wider v_min to v_max would do, or in reppo and reppo_discrete a larger" in err
@@ -209,9 +209,9 @@ def test_a_support_that_is_too_narrow_is_told_of_once(capsys):
 
 def test_what_is_told_of_the_support():
     """A trial of several is enough. Values that are missing or infinite say nothing."""
-    told = lambda *shares: alarms.clipped_targets({"clipped_targets": np.array(shares)})
+    told = lambda *shares: metrics.clipped_targets({"clipped_targets": np.array(shares)})
     assert told(0.01, 0.069, np.nan).startswith("7 % of the targets lie beyond")
-    for quiet in (told(), told(0.05), told(np.nan), told(np.inf), alarms.clipped_targets({})):
+    for quiet in (told(), told(0.05), told(np.nan), told(np.inf), metrics.clipped_targets({})):
         assert quiet == ""
 
 

@@ -6,7 +6,7 @@ point of the curve is a round: all members train, they are ranked, and some are 
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -16,7 +16,8 @@ from jax.interpreters import partial_eval
 
 import envs
 from algorithms import parts
-from algorithms.launch.engine import devices, evolution, programs
+from algorithms.launch.engine import devices, evolution, programs, settings
+from algorithms.launch.engine.distributions import Discount, LogUniform, Uniform, problem
 from algorithms.launch.engine.errors import UserError, unknown
 from algorithms.launch.engine.evolution import Range
 
@@ -374,3 +375,40 @@ def of(module: Any, description: dict[str, Any]) -> Any:
     if "population" not in description or isinstance(module, Population):
         return module
     return Population(module, Settings.from_json(description["population"]))
+
+
+KINDS = {Uniform: "uniform", LogUniform: "log", Discount: "discount"}
+
+
+def asked(config: Any, ranges: Mapping[str, Any], **values: Any) -> Settings:
+    """What `launch.pbt` is to do with a Config whose points are the rounds.
+
+    Args:
+      **values: fields of `population.Settings`; periods may be words, "1,4".
+
+    Raises:
+      UserError: a setting that makes no sense.
+    """
+    wanted = Settings(
+        **values | {"ranges": {name: _range(name, given) for name, given in ranges.items()}}
+    )
+    wanted = wanted._replace(periods=_periods(wanted.periods))
+    check(wanted, config, settings.float_fields(config))
+    return wanted
+
+
+def _range(name: str, given: Any) -> Range:
+    if type(given) not in KINDS:
+        raise UserError(f"pbt: {name}={given}: give a range, as log:1e-5:1e-2")
+    if wrong := problem(given, float):
+        raise UserError(f"pbt: {name}={given}: {wrong}")
+    return Range(KINDS[type(given)], float(given.low), float(given.high))
+
+
+def _periods(given: Sequence[int] | str) -> tuple[int, ...]:
+    if not isinstance(given, str):
+        return tuple(given)
+    try:
+        return tuple(int(word) for word in given.split(","))
+    except ValueError:
+        raise UserError(f"pbt_periods={given}: give whole numbers of rounds, as 1,4") from None

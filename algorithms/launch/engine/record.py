@@ -1,6 +1,8 @@
-"""Metrics of a session and, with a directory, its files."""
+"""Metrics of a session and, with a directory, its files and what could not be written of them."""
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -8,15 +10,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from algorithms.launch.engine import devices, hosts, programs
-from algorithms.launch.engine.alarms import ALARMS
 from algorithms.launch.engine.brief import brief
 from algorithms.launch.engine.errors import UserError, warn
-from algorithms.launch.engine.losses import Losses
-from algorithms.launch.engine.metrics import Metrics
+from algorithms.launch.engine.metrics import ALARMS, PACE_NAMES, Metrics
 from algorithms.launch.engine.outputs import Output
-from algorithms.launch.engine.pace import Pace
+from algorithms.launch.engine.programs import in_words
 from algorithms.launch.engine.run_dir import RunDir
-from algorithms.launch.engine.trainer import in_words
+from algorithms.launch.engine.settings import Trials
 from algorithms.launch.engine.versions import versions
 
 
@@ -192,3 +192,88 @@ class Record:
             return f"--resume {path} trains again what comes after point {last}"
         rows = f"; --resume {path} completes metrics.csv"
         return f"point {last} is saved{rows * ('rows of metrics.csv' in self.losses.points)}"
+
+
+class Pace:
+    """Counts the seconds of a run.
+
+    Args:
+      seconds: of the sessions before this one.
+      timestep: that they have come to.
+    """
+
+    def __init__(self, seconds: float, timestep: int):
+        self.before, self.timestep = seconds, timestep
+        self.began = self.last = time.perf_counter()
+
+    def at(self, timestep: int, trainer: Any, trials: Trials) -> dict:
+        """The numbers of a point just finished, each (num_trials,).
+
+        seconds: of training, evaluating and saving so far, over all sessions. Compilation and the
+          time between sessions do not count.
+        steps_per_second: environment steps of all trials that train together, per second since the
+          point before.
+        """
+        now = time.perf_counter()
+        members = getattr(trainer.module, "members", 1)  # of a population
+        steps = (timestep - self.timestep) * trials.count * members
+        speed = steps / max(now - self.last, 1e-9)
+        self.timestep, self.last = timestep, now
+        values = round(self.before + now - self.began, 3), round(speed, 1)
+        return {name: np.broadcast_to(v, trials.count) for name, v in zip(PACE_NAMES, values)}
+
+
+class Losses:
+    """Failures to write, by kind.
+
+    Args:
+      say: takes the text of a warning.
+    """
+
+    def __init__(self, say: Callable[[str], None] = warn):
+        self.say = say
+        self.failing: set[str] = set()
+        self.points: dict[str, list[int]] = {}  # {kind: points that are lost}
+
+    @contextlib.contextmanager
+    def survive(
+        self, kind: str, what: str, *errors: type[Exception], point: int | None = None
+    ) -> Iterator[None]:
+        """Turns errors into a warning, unless the last attempt of this kind has failed, too.
+
+        Args:
+          kind: what is written, "checkpoints" for example.
+          what: the beginning of the warning.
+          *errors: that are survived.
+          point: what is lost, if it is more than a picture.
+        """
+        try:
+            yield
+        except errors as error:
+            if kind not in self.failing:
+                name = type(error).__name__
+                self.say(f"{what}: {name}: {error}; later failures are summed up at the end")
+            self.failing.add(kind)
+            if point is not None:
+                self.points.setdefault(kind, []).append(point)
+        else:
+            if kind in self.failing and point is not None:
+                self.say(f"{self.in_words(kind)} were not saved, those of point {point} were")
+            self.failing.discard(kind)
+
+    def in_words(self, *kinds: str) -> str:
+        """Kinds and their points, "checkpoints of points 3 to 7, 9"; empty if nothing is lost."""
+        lost = [kind for kind in kinds or self.points if kind in self.points]
+        return " and ".join(f"{kind} of {spans(self.points[kind])}" for kind in lost)
+
+
+def spans(points: list[int]) -> str:
+    """Points in a few words, "points 3 to 7, 9"."""
+    pairs: list[list[int]] = []
+    for point in points:
+        if pairs and point == pairs[-1][1] + 1:
+            pairs[-1][1] = point
+        else:
+            pairs.append([point, point])
+    texts = [str(first) if first == last else f"{first} to {last}" for first, last in pairs]
+    return f"point{'s' * (len(points) > 1)} {', '.join(texts)}"

@@ -23,10 +23,10 @@ from typing import Any
 
 import numpy as np
 
-from algorithms.launch.engine import devices, files, hosts, pace, settings
+from algorithms.launch.engine import devices, files, hosts, settings
 from algorithms.launch.engine.description import read_description, with_checksum
 from algorithms.launch.engine.errors import UserError, warn
-from algorithms.launch.engine.metrics import Metrics, as_csv, columns
+from algorithms.launch.engine.metrics import LAST_COLUMNS, PACE_NAMES, Metrics, as_csv, columns
 from algorithms.launch.engine.settings import Trials
 from algorithms.launch.engine.versions import EARLIER
 
@@ -257,8 +257,8 @@ class RunDir:
     def _head(self, rows: Iterable[Metrics], there: Sequence[str] = ()) -> list[str]:
         """Names of the columns; versions of the kit may give a run's points different metrics."""
         names = dict.fromkeys(name for metrics in rows for name in columns(metrics))
-        first = [name for name in names if name not in pace.LAST]
-        last = [name for name in pace.LAST if name in (*pace.NAMES, *names, *there)]
+        first = [name for name in names if name not in LAST_COLUMNS]
+        last = [name for name in LAST_COLUMNS if name in (*PACE_NAMES, *names, *there)]
         return ["seed", *self.trials.floats, "point", *first, *last]
 
     def _names(self) -> list[str]:
@@ -271,7 +271,7 @@ class RunDir:
 
     def _widen(self, head: list[str], more: Sequence[str]) -> list[str]:
         """Gives the file columns that it lacks. Returns its new head."""
-        last = len([name for name in head if name not in pace.LAST])
+        last = len([name for name in head if name not in LAST_COLUMNS])
         head = [*head[:last], *more, *head[last:]]
         lines = [[r.get(n, "nan") for n in head] for rows in self.table().values() for r in rows]
         files.write_whole(self.path / "metrics.csv", as_csv([head, *lines]).encode())

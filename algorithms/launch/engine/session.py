@@ -23,11 +23,11 @@ from algorithms.launch.engine.metrics import (
 )
 from algorithms.launch.engine.options import Options, describe
 from algorithms.launch.engine.outputs import Hooks
+from algorithms.launch.engine.programs import Trainer, excess, length
 from algorithms.launch.engine.progress import not_finite
 from algorithms.launch.engine.record import Point, Record, Start
 from algorithms.launch.engine.run_dir import RunDir
 from algorithms.launch.engine.settings import Trials, text_of
-from algorithms.launch.engine.trainer import Trainer, excess, length
 
 
 class Result(NamedTuple):

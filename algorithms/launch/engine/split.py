@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from algorithms import parts
-from algorithms.launch.engine import population, settings
+from algorithms.launch.engine import settings
 from algorithms.launch.engine.errors import UserError
 from algorithms.parts import info
 
@@ -19,7 +19,7 @@ def of(module: Any, number: int) -> Any:
         raise UserError(f"split_envs={number!r}: give a whole number, 1 (not split) or more")
     if number == 1 or isinstance(module, parts.Split):
         return module
-    if isinstance(module, population.Population):
+    if hasattr(module, "members"):  # a population
         raise UserError(f"split_envs={number} does not go with pbt: leave one of them out")
     if not getattr(module, "INFO", {}).get("split"):
         name = settings.algorithm_name(module)

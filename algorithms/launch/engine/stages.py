@@ -1,36 +1,44 @@
 """The chunks of a sweep's stages, which are made when the stage before is done (schedule.py).
 
 The chunks of a rung after the first begin with the states of the trials that were kept, those of a
-retest anew.
+retest anew. Which trials train at once is decided by memory and by what is asked for.
 """
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from algorithms import parts
 from algorithms.launch.engine import (
+    devices,
     experiment,
+    grids,
     hosts,
-    plans,
     programs,
+    progress,
     results,
+    settings,
     sources,
     starts,
 )
 from algorithms.launch.engine import schedule as schedules
 from algorithms.launch.engine.description import fill
-from algorithms.launch.engine.errors import UserError
+from algorithms.launch.engine.errors import UserError, warn
+from algorithms.launch.engine.interrupts import in_background
 from algorithms.launch.engine.metrics import Metrics
 from algorithms.launch.engine.options import Options
+from algorithms.launch.engine.programs import excess, in_words, length, usable_capacity
 from algorithms.launch.engine.record import Start
 from algorithms.launch.engine.results import Outcome
 from algorithms.launch.engine.schedule import Next, Schedule
 from algorithms.launch.engine.session import Chunk, Result
 from algorithms.launch.engine.settings import Trials, env_name
 from algorithms.launch.engine.sources import Kept, Source
+from algorithms.launch.engine.sweep_dir import title_of
 
 
 class Stages(NamedTuple):
@@ -91,8 +99,8 @@ def of(chunks: Sequence[Chunk], asked: Any, seeds: range, options: Options) -> S
     Raises:
       UserError: numbers that make no sense, together or alone.
     """
-    num_settings, num_points = plans.num_settings(chunks, seeds), plans.num_points(chunks)
-    return Stages(schedules.of(asked, seeds, num_settings, num_points), options)
+    plan = schedules.of(asked, seeds, num_settings(chunks, seeds), num_points(chunks))
+    return Stages(plan, options)
 
 
 def first_rungs(stages: Stages, chunks: Sequence[Chunk]) -> list[Chunk]:
@@ -105,8 +113,8 @@ def first_rungs(stages: Stages, chunks: Sequence[Chunk]) -> list[Chunk]:
         if rung.number:
             continue
         mine = set(plan.settings[rung.bracket])
-        for chunk, settings in zip(chunks, _settings_of(chunks, each)):
-            places = [i for i in range(chunk.trials.count) if settings[i // each] in mine]
+        for chunk, numbers in zip(chunks, _settings_of(chunks, each)):
+            places = [i for i in range(chunk.trials.count) if numbers[i // each] in mine]
             if places:
                 last = rung.last(chunk.trainer.plan.points)
                 found.append(chunk.some(places)._replace(stage=stage, last=last))
@@ -144,7 +152,7 @@ def following(stages: Stages, stage: int, outcomes: Sequence[Outcome], ends: End
     uncut = [_uncut(stages, stage, those, ends) for those in groups.values()]
     view = uncut[0].trainer.view
     view.say(_announced(stages, stage, trials))
-    cut_up = plans.cut(view, uncut, stages.schedule.asked, start=not goes_on)
+    cut_up = cut(view, uncut, stages.schedule.asked, start=not goes_on)
     made = [chunk for one in cut_up for chunk in one]
     if stages.path:
         return _on_disk(stages, stages.path, made, ends if goes_on else None)
@@ -249,3 +257,114 @@ def joined(parts: Sequence[Trials]) -> Trials:
     """Trials one after another, which have the same floats."""
     floats = {name: np.concatenate([p.floats[name] for p in parts]) for name in parts[0].floats}
     return Trials([seed for part in parts for seed in part.seeds], floats)
+
+
+def num_settings(chunks: Sequence[Chunk], seeds: range) -> int:
+    """How many settings each environment has."""
+    numbers = {number for chunk in chunks for number in chunk.numbers}
+    names = {settings.env_name(chunk.trainer.config) for chunk in chunks}
+    return len(numbers) // len(seeds) // len(names)
+
+
+def num_points(chunks: Sequence[Chunk]) -> int:
+    """Of the shortest curve."""
+    return min(chunk.trainer.plan.points for chunk in chunks)
+
+
+def check_limits(asked: grids.Asked) -> None:
+    if asked.max_parallel is not None and asked.max_parallel < 1:
+        raise UserError(f"max_parallel={asked.max_parallel}: give 1 or more")
+    if asked.memory_limit is not None and asked.memory_limit < 1:
+        raise UserError(f"memory_limit={asked.memory_limit}: give a number of bytes")
+
+
+def cut(
+    view: progress.Progress, uncut: Sequence[Chunk], asked: grids.Asked, start: bool
+) -> list[list[Chunk]]:
+    """Compiles the programs, some at a time. Returns the chunks of each of `uncut`.
+
+    Args:
+      uncut: trials of one configuration each. Those with the same trainer share its programs, and
+        so does a stage with the one before it, where `Trainer.again` finds that they do.
+      start: the trials are new; others go on from states that exist.
+    """
+    limit = asked.memory_limit or usable_capacity(uncut[0].trainer.layout)
+    found: dict[int, list[Chunk]] = {}
+
+    def fit(places: list[int]) -> None:
+        for i in sorted(places, key=lambda i: -uncut[i].trials.count):  # the largest first
+            chunk, config = uncut[i], uncut[i].trainer.config
+            floats = chunk.trials.floats
+            swept = {n: np.unique(x).tolist() for n, x in floats.items() if hasattr(config, n)}
+            with parts.asked_for(swept):
+                given = chunk.trials.count, asked.max_parallel, limit, start
+                trainer, cut_up = chunk.trainer.again(*given)
+            found[i] = [chunk.some(part)._replace(trainer=trainer) for part in cut_up]
+
+    def fit_all() -> None:
+        mine = results.grouped(range(len(uncut)), lambda i: id(uncut[i].trainer))
+        with ThreadPoolExecutor(devices.num_cores()) as pool:
+            list(pool.map(parts.usual_jax()(fit), mine.values()))
+
+    with view.timed("compile"):
+        in_background(fit_all)
+    return [found[i] for i in range(len(uncut))]
+
+
+def announce(
+    view: progress.Progress, uncut: Sequence[Chunk], asked: grids.Asked, num_seeds: int
+) -> None:
+    """Prints what a new sweep is, and warns of programs that train for longer than asked."""
+    count = sum(chunk.trials.count for chunk in uncut)
+    kinds = (
+        f"{results.counted(count // num_seeds, 'setting')} x {results.counted(num_seeds, 'seed')}"
+    )
+    trainers = [chunk.trainer for chunk in uncut]
+    name = title_of(trainers[0].module, [trainer.config for trainer in trainers])
+    view.say(f"{name}: a sweep of {results.counted(count, 'trial')}, {kinds}")
+    for line in grids.remarks(asked, [chunk.static for chunk in uncut], count // num_seeds):
+        view.say(line)
+    longer: dict[str, None] = {}  # each text once, of the brackets of a group
+    for chunk in uncut:
+        if text := excess(chunk.trainer.config, chunk.trainer.plan):
+            longer[": ".join(filter(None, [chunk.label, text]))] = None
+    for text in longer if hosts.is_first() else ():
+        warn(text)
+
+
+def announce_resumed(view: progress.Progress, sweep_dir: Path, chunks: list[Chunk]) -> None:
+    finished = sum(c.is_finished for c in chunks)
+    devices = len(chunks[0].trainer.layout.devices)
+    view.say(
+        f"{title_of(chunks[0].trainer.module, [c.trainer.config for c in chunks])}: going on with "
+        f"{sweep_dir}, {finished} of {len(chunks)} chunks "
+        f"are done; {devices} device{'s' * (devices > 1)}"
+    )
+
+
+def compile_unfinished(chunks: list[Chunk]) -> None:
+    """Compiles programs of unfinished chunks; refuses those that do not fit on these devices."""
+    for trainer in {id(c.trainer): c.trainer for c in chunks if not c.is_finished}.values():
+        mine = [c for c in chunks if c.trainer is trainer and not c.is_finished]
+        trainer.compile(start=any(c.start.get_state is None for c in mine))
+        trainer.check_capacity("as many devices as before would do")
+
+
+def say_plan(
+    view: progress.Progress, uncut: Sequence[Chunk], cut_up: Sequence[Sequence[Chunk]]
+) -> None:
+    """A line for each program: its trials, chunks, devices and memory."""
+    for number, (one, chunks) in enumerate(zip(uncut, cut_up), 1):
+        trainer, layout = chunks[0].trainer, chunks[0].trainer.layout
+        which = f"group {number} of {len(uncut)}"
+        name = f"{which} ({one.label})" if one.label else which
+        count, used = len(chunks), len(layout.devices)
+        parts = f"{count} chunks of {chunks[0].trials.count}" if count > 1 else "all at once"
+        where = results.counted(used, f"{layout.devices[0].platform} device")
+        each = in_words(trainer.bytes_per_device / layout.per_device)
+        whole = in_words(trainer.bytes_per_device)
+        points = [length(trainer.plan), results.counted(trainer.plan.points, "point")]
+        view.say(
+            f"{name}: {results.counted(one.trials.count, 'trial')}, {parts}, on {where}; "
+            f"{each} a trial, {whole} a device; {', '.join(filter(None, points))}"
+        )

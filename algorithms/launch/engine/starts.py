@@ -16,11 +16,11 @@ from algorithms.launch.engine import (
 )
 from algorithms.launch.engine.errors import UserError
 from algorithms.launch.engine.options import Options, check_floats
+from algorithms.launch.engine.programs import Trainer
 from algorithms.launch.engine.progress import Progress
 from algorithms.launch.engine.record import Start
 from algorithms.launch.engine.run_dir import RunDir
 from algorithms.launch.engine.session import Chunk
-from algorithms.launch.engine.trainer import Trainer
 
 # Fields that are shares of a run, and values from which on they make no difference; nor does 0.
 SHARES = {"exploration_fraction": math.inf, "renorm_warmup": 1.0}

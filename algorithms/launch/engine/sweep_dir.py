@@ -24,17 +24,16 @@ from algorithms.launch.engine import (
     experiment,
     files,
     grids,
-    pace,
     results,
     settings,
 )
 from algorithms.launch.engine.description import VERSION
-from algorithms.launch.engine.directories import as_file_name
 from algorithms.launch.engine.distributions import Distribution
 from algorithms.launch.engine.errors import UserError
-from algorithms.launch.engine.losses import Losses
-from algorithms.launch.engine.metrics import as_csv
+from algorithms.launch.engine.experiment import as_file_name
+from algorithms.launch.engine.metrics import LAST_COLUMNS, as_csv
 from algorithms.launch.engine.options import Options, init_to_json
+from algorithms.launch.engine.record import Losses
 from algorithms.launch.engine.results import Outcome
 from algorithms.launch.engine.run_dir import RunDir
 from algorithms.launch.engine.session import Chunk
@@ -166,7 +165,10 @@ def trials_csv(chunks: list[Chunk]) -> str:
                 rows.setdefault((number, point), trial | lines[i])
     lines = [rows[key] for key in sorted(rows)]
     names = dict.fromkeys(name for row in lines for name in row)
-    head = sorted(names, key=lambda name: name in pace.LAST and 1 + pace.LAST.index(name))
+    head = sorted(
+        names,
+        key=lambda name: name in LAST_COLUMNS and 1 + LAST_COLUMNS.index(name),
+    )
     return as_csv([head, *([row.get(name, "") for name in head] for row in lines)])
 
 

@@ -11,8 +11,8 @@ import numpy as np
 import envs
 from algorithms import parts
 from algorithms.launch.engine import metrics, results
-from algorithms.launch.engine.alarms import ALARMS
 from algorithms.launch.engine.errors import UserError
+from algorithms.launch.engine.metrics import ALARMS
 from envs import exploitability, games
 
 ROWS = (("episode_return", "return"), ("length", "length"), ("last_reward", "last reward"))

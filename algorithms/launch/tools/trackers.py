@@ -13,9 +13,9 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from algorithms.launch.engine import files, objectives, pace, results
+from algorithms.launch.engine import files, objectives, results
 from algorithms.launch.engine.errors import UserError, warn
-from algorithms.launch.engine.metrics import Metrics, stack
+from algorithms.launch.engine.metrics import PACE_NAMES, Metrics, stack
 from algorithms.launch.engine.outputs import Output
 from algorithms.launch.engine.plots import by_player, mean_and_error
 from algorithms.launch.engine.results import Outcome, grouped
@@ -191,7 +191,7 @@ def scalars(point: dict[str, np.ndarray], seeds: Sequence[int]) -> dict[str, flo
         for player, values in by_player(key, np.asarray(value)[:, None]).items():
             name = f"{tag(key)}/{player}" if player else tag(key)
             row[name] = float(mean_and_error(values)[0][0])
-            if len(seeds) > 1 and key not in pace.NAMES:
+            if len(seeds) > 1 and key not in PACE_NAMES:
                 row |= {f"seed_{s}/{name}": float(v[0]) for s, v in zip(seeds, values)}
     return row
 
@@ -201,7 +201,7 @@ def tag(name: str) -> str:
     group, _, rest = name.partition("_")
     if group in ("eval", "episode"):
         return f"{group}/{rest}"
-    if name in pace.NAMES:
+    if name in PACE_NAMES:
         return f"time/{name}"
     return f"episode/{name}" if name == "num_episodes" else f"train/{name}"
 

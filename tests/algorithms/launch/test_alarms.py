@@ -12,7 +12,7 @@ import pytest
 from flax import struct
 
 from algorithms import launch, ppo
-from algorithms.launch.engine import alarms, record
+from algorithms.launch.engine import metrics, record
 from algorithms.launch.engine.errors import heed_warnings
 from algorithms.launch.tools import evaluation, match, robustness
 from envs import warn
@@ -120,18 +120,18 @@ def row(**values):
 
 def test_episodes_with_either_flag_are_not_cut():
     flags = {"eval_terminated": [[True, False]], "eval_length": [[3, 9]]}
-    assert alarms.cut_episodes(row(**flags, eval_truncated=[[False, True]])) == ""
-    assert alarms.cut_episodes(row(**flags, eval_truncated=[[False, False]])).startswith(
+    assert metrics.cut_episodes(row(**flags, eval_truncated=[[False, True]])) == ""
+    assert metrics.cut_episodes(row(**flags, eval_truncated=[[False, False]])).startswith(
         "1 of 2 evaluation episodes were cut after 9 steps, "
     )
-    assert alarms.cut_episodes({}) == alarms.diverged({}) == ""
+    assert metrics.cut_episodes({}) == metrics.diverged({}) == ""
 
 
 @pytest.mark.parametrize("name", ["episode_diverged", "eval_diverged"])
 def test_physics_that_diverges_is_told_of(name):
-    assert alarms.diverged({name: np.array([[0.0, np.nan]])}) == ""
-    assert alarms.diverged({name: np.full((2, 3), np.nan)}) == ""
-    told = alarms.diverged({name: np.array([[0.0, 2.5], [np.nan, 1.0]])})
+    assert metrics.diverged({name: np.array([[0.0, np.nan]])}) == ""
+    assert metrics.diverged({name: np.full((2, 3), np.nan)}) == ""
+    told = metrics.diverged({name: np.array([[0.0, 2.5], [np.nan, 1.0]])})
     assert told.startswith("the physics diverged: NaN or infinity became 0 in 2.5 steps of an ep")
 
 

@@ -206,7 +206,7 @@ def test_each_environment_has_its_best_trial(tmp_path, capsys):
 
 def test_of_equal_trials_by_the_objective_the_higher_return_counts():
     """As where no seed comes to the threshold, or a trial broke."""
-    trial = lambda value, is_finite=True: outcomes.Outcome(
+    trial = lambda value, is_finite=True: outcomes.results.Outcome(
         {}, 0, np.array([5]), np.array([value]), is_finite, "x", 0
     )
     setting = outcomes.results.Ranked({}, [trial(9.0, False), trial(1.0), trial(3.0), trial(3.0)])

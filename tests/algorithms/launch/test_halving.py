@@ -18,7 +18,6 @@ from algorithms.launch.engine import (
     devices,
     experiment,
     outcomes,
-    plans,
     programs,
     results,
     session,
@@ -404,7 +403,7 @@ def test_a_damaged_state_beside_other_brackets_is_made_again(tmp_path, capsys):
 
 def test_who_goes_on_is_not_behind_who_is_out_before_its_first_point(tmp_path, monkeypatch):
     """A third of ten points ends at point 3, which is less than a third; Ctrl-C follows."""
-    cut, calls = plans.cut, []
+    cut, calls = stages.cut, []
 
     def interrupted(*given, **more):
         calls.append(given)
@@ -412,7 +411,7 @@ def test_who_goes_on_is_not_behind_who_is_out_before_its_first_point(tmp_path, m
             signal.raise_signal(signal.SIGINT)
         return cut(*given, **more)
 
-    monkeypatch.setattr(plans, "cut", interrupted)
+    monkeypatch.setattr(stages, "cut", interrupted)
     config = CONFIG.replace(total_timesteps=2000, num_evals=10)
     grid = {"learning_rate": [round(0.1 * i, 1) for i in range(1, 10)]}
     asked = {"halving": 3, "rungs": 2, "on_signal": "return"}

@@ -17,10 +17,10 @@ from algorithms.launch.engine.evolution import Range
 from algorithms.launch.engine.options import Options
 from algorithms.launch.engine.outputs import Hooks
 from algorithms.launch.engine.population import Population, Settings
+from algorithms.launch.engine.programs import Trainer
 from algorithms.launch.engine.progress import Progress
 from algorithms.launch.engine.session import Chunk, Session
 from algorithms.launch.engine.settings import Trials
-from algorithms.launch.engine.trainer import Trainer
 from tests.algorithms.launch import toy
 
 pytestmark = pytest.mark.usefixtures("shared_programs")

@@ -18,9 +18,10 @@ import pytest
 import envs
 from algorithms import launch
 from algorithms.launch import cli
-from algorithms.launch.engine import devices, experiment, files, loading, losses, metrics, pace
+from algorithms.launch.engine import devices, experiment, files, loading, metrics, record
 from algorithms.launch.engine import settings as configurations
 from algorithms.launch.engine.errors import UserError
+from algorithms.launch.engine.metrics import PACE_NAMES
 from algorithms.launch.engine.run_dir import RunDir
 from tests.algorithms.launch import toy
 
@@ -564,7 +565,7 @@ def test_a_disk_that_fills_up_leaves_no_half_rows(tmp_path):
     described = {"algorithm": "toy", "seeds": [*range(40)], "floats": {}}
     run_dir, one = RunDir(tmp_path, described), np.ones(40)
     append = lambda point: run_dir.append_metrics(
-        point, {"timestep": one}, dict.fromkeys(pace.NAMES, one)
+        point, {"timestep": one}, dict.fromkeys(PACE_NAMES, one)
     )
     append(0)
     file = tmp_path / "metrics.csv"
@@ -590,7 +591,7 @@ def test_a_later_version_may_have_other_metrics(tmp_path):
     """A run that goes on with it keeps every number in the column of its name."""
     described = {"algorithm": "toy", "seeds": [3, 4], "floats": {}}
     run_dir, two = RunDir(tmp_path, described), np.array([1.0, 2.0])
-    logged = dict.fromkeys(pace.NAMES, 9 * two)
+    logged = dict.fromkeys(PACE_NAMES, 9 * two)
     before, after = {"timestep": 0 * two, "loss": two}, {"timestep": two, "average": 3 * two}
     run_dir.append_metrics(0, before, logged)
     run_dir.append_metrics(1, after, logged)
@@ -616,8 +617,8 @@ def test_a_later_version_may_have_other_metrics(tmp_path):
 
 
 def test_points_in_words():
-    assert losses.spans([3]) == "point 3"
-    assert losses.spans([0, 2, 3, 4, 8, 9]) == "points 0, 2 to 4, 8 to 9"
+    assert record.spans([3]) == "point 3"
+    assert record.spans([0, 2, 3, 4, 8, 9]) == "points 0, 2 to 4, 8 to 9"
 
 
 def test_all_states_are_kept_if_asked_for(tmp_path, capsys):

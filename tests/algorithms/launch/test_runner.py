@@ -18,18 +18,19 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from algorithms import crossq, dqn, launch, ppo, ppo_vtrace, reinforce
 from algorithms.launch import begin, cli
-from algorithms.launch.engine import devices, experiment, metrics, pace, session, starts
+from algorithms.launch.engine import devices, experiment, metrics, session, starts
 from algorithms.launch.engine.errors import UserError
 from algorithms.launch.engine.loading import choose_point
 from algorithms.launch.engine.loop import Swept
+from algorithms.launch.engine.metrics import PACE_NAMES
 from algorithms.launch.engine.options import Options, describe
 from algorithms.launch.engine.outputs import Hooks
+from algorithms.launch.engine.programs import Trainer, excess
 from algorithms.launch.engine.progress import Progress
 from algorithms.launch.engine.record import Point
 from algorithms.launch.engine.results import Outcome, Ranked
 from algorithms.launch.engine.run_dir import RunDir
 from algorithms.launch.engine.settings import Trials
-from algorithms.launch.engine.trainer import Trainer, excess
 from algorithms.launch.tools import evaluation, trackers
 from tests.algorithms import test_dqn
 from tests.algorithms.launch import toy
@@ -125,15 +126,15 @@ def test_results_show_themselves_on_a_screen(whole):
     swept = Swept([], [], None, 0.0)
     loaded = launch.load(whole.run_dir, trial=None, module=toy)
     point = Point(0, 0, whole.metrics, lambda: None, whole.run_dir, whole.is_finite)
-    for record in (whole, loaded, swept, point):
-        lines = repr(record).splitlines()
-        assert len(lines) < 25 and lines[0] == f"{type(record).__name__}("
+    for shown in (whole, loaded, swept, point):
+        lines = repr(shown).splitlines()
+        assert len(lines) < 25 and lines[0] == f"{type(shown).__name__}("
     assert "  state=<State of 4 arrays>" in repr(whole).splitlines()
     assert "    eval_return: float32[3, 11, 4]" in repr(whole).splitlines()
     assert f"  config={CONFIG}" in repr(loaded).splitlines()
     trials = [Outcome({"gamma": 0.9}, 0, np.arange(9), np.arange(9.0), True, "run", 0)] * 500
-    for record in (swept._replace(trials=trials), Ranked({"gamma": 0.9}, trials), trials[0]):
-        assert len(repr(record)) < 300, repr(record)
+    for shown in (swept._replace(trials=trials), Ranked({"gamma": 0.9}, trials), trials[0]):
+        assert len(repr(shown)) < 300, repr(shown)
 
 
 @pytest.mark.parametrize("hooks", [print, [print, 3]])
@@ -775,11 +776,11 @@ def test_cells_without_data_are_empty_under_jax_debug_nans(tmp_path, debug_nans)
     result = launch.run(dqn, test_dqn.TINY, run_dir=tmp_path / "run")
     with open(tmp_path / "run" / "metrics.csv") as file:
         rows = list(csv.DictReader(file))
-    always = {"seed", "point", "timestep", "num_episodes", *pace.NAMES}
+    always = {"seed", "point", "timestep", "num_episodes", *PACE_NAMES}
     always |= {name for name in rows[0] if name.startswith("eval_")}
     missing = [{name for name, cell in row.items() if cell == ""} for row in rows]
     assert missing == [rows[0].keys() - always, test_dqn.CASE.metrics, set(), set()]
-    for name in rows[0].keys() - {"seed", "point", *pace.NAMES}:
+    for name in rows[0].keys() - {"seed", "point", *PACE_NAMES}:
         gone = [name in names for names in missing]
         found = np.isnan(result.metrics[name][0]).reshape(len(rows), -1).any(1)
         assert found.tolist() == gone, name

@@ -13,7 +13,7 @@ import pytest
 
 from algorithms import dqn, ippo, launch, parts, ppo, ppo_rnn, pqn, sac, td3
 from algorithms.launch import cli, flags
-from algorithms.launch.engine import devices, plots, programs, trainer
+from algorithms.launch.engine import devices, plots, programs
 from algorithms.launch.engine.errors import UserError
 from algorithms.launch.engine.progress import Progress
 from algorithms.launch.engine.run_dir import RunDir
@@ -180,14 +180,14 @@ def test_a_cpu_is_asked_for_a_device_for_each_shard(four, monkeypatch):
 
 def test_trials_that_fill_more_than_a_device_take_turns_on_all(monkeypatch):
     """Four trials on four devices do not fit; of two, each has two devices, and of one, four."""
-    large = trainer.Trainer(parts.Split(ppo, 4), PPO, 1, Progress(True, 0.0))
+    large = programs.Trainer(parts.Split(ppo, 4), PPO, 1, Progress(True, 0.0))
     there = [types.SimpleNamespace(process_index=0, id=i, platform="cpu") for i in range(4)]
     monkeypatch.setattr(jax, "devices", lambda: there)
     monkeypatch.setattr(jax, "local_device_count", lambda: 4)
     monkeypatch.setattr(jax, "device_count", lambda: 4)
     monkeypatch.setattr(large, "compile", lambda start: None)
     needed = property(lambda self: 1000 * self.layout.per_device // self.layout.across)
-    monkeypatch.setattr(trainer.Trainer, "bytes_per_device", needed)
+    monkeypatch.setattr(programs.Trainer, "bytes_per_device", needed)
     for limit, size in ((1000, 4), (999, 2), (499, 1)):
         assert {len(chunk) for chunk in large.fit(4, None, limit, True)} == {size}
         assert large.layout.across == 4 // size

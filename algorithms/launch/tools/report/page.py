@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from algorithms.launch.engine import objectives, results
-from algorithms.launch.engine.directories import as_file_name
+from algorithms.launch.engine.experiment import as_file_name
 from algorithms.launch.engine.results import Ranked, Retested
 from algorithms.launch.engine.settings import text_of
 from algorithms.launch.tools.report import curves, landscapes, study, table
