@@ -195,7 +195,9 @@ def test_others_that_cannot_be_known_are_the_user_s_to_name(monkeypatch):
 DEVICES = """
 import sys
 import jax
+import tests.conftest  # it asks for one device and for checks of keys
 jax.config.update("jax_num_cpu_devices", 4)
+jax.config.update("jax_debug_key_reuse", False)
 import numpy as np
 from algorithms import launch, ppo
 from algorithms.launch.engine import devices, plots, programs
