@@ -165,7 +165,10 @@ def _uncut(stages: Stages, stage: int, trials: Sequence[Next], ends: Ends) -> Ch
     """A chunk of all trials of one configuration."""
     like = [ends[trial.like] for trial in trials]
     before = like[0][0]
-    floats = joined([chunk.trials.some([place]) for chunk, place, _ in like]).floats
+    floats = {
+        name: np.array([chunk.trials.floats[name][place] for chunk, place, _ in like])
+        for name in before.trials.floats
+    }
     rung = stages.schedule.rung(stage)
     return Chunk(
         trainer=before.trainer,
@@ -251,12 +254,6 @@ def _start_in_memory(chunk: Chunk, ends: Ends) -> Start:
 
     is_finite = np.array([result.is_finite[place] for _, place, result in froms])
     return Start(point, get_state, history, True, is_finite)
-
-
-def joined(parts: Sequence[Trials]) -> Trials:
-    """Trials one after another, which have the same floats."""
-    floats = {name: np.concatenate([p.floats[name] for p in parts]) for name in parts[0].floats}
-    return Trials([seed for part in parts for seed in part.seeds], floats)
 
 
 def num_settings(chunks: Sequence[Chunk], seeds: range) -> int:
