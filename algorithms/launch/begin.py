@@ -78,7 +78,7 @@ def begin(
     there = place.path if place.resume_if_exists and place.save else None
     if there is not None and not experiment.is_there(there, is_sweep):
         there = None
-    config = loading.pinned(parts.with_plain_values(config), there)
+    config = loading.pinned(settings.plain_config(config, module.Config), there)
     module = split.of(module, chosen.split_envs)
     check_files(chosen, place.save)
     check_hooks(functions)

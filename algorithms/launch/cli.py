@@ -28,7 +28,7 @@ from algorithms.launch.engine import (
 from algorithms.launch.engine.description import read_description
 from algorithms.launch.engine.errors import UserError, unknown
 from algorithms.launch.engine.grids import Asked
-from algorithms.launch.engine.interrupts import CODES, Terminated, in_background
+from algorithms.launch.engine.interrupts import CODES, Terminated, heed_at_once, in_background
 from algorithms.launch.engine.loop import Swept
 from algorithms.launch.engine.options import INIT, NAMES, check_algorithm, make_options, seeds_of
 from algorithms.launch.engine.session import Result
@@ -48,6 +48,7 @@ def main(module: Any, argv: list[str] | None = None) -> None:
     is not finite, or a sweep in which no trial is; 4 if something could not be saved; 130 after
     Ctrl-C; 143 after SIGTERM; 141 if the reader of the output is gone.
     """
+    heed_at_once()
     errors.write_anything(sys.stdout)
     errors.heed_warnings()
     atexit.register(gc.freeze)  # Python's last garbage collections took half a second
@@ -86,6 +87,9 @@ def dispatch(module: Any, argv: list[str]) -> int:
     base = defaults(module, argv)
     config, flags = parse(module, argv, *base)
     join_others(flags)
+    for name in PATHS:
+        if getattr(flags, name) == "":
+            raise UserError(f"--{name.replace('_', '-')} is empty: give a path")
     asked = [command for command in TAKES if getattr(flags, command, None)]
     command = asked[0] if asked else "run"
     refuse_others(command, base, (config, flags))
@@ -234,6 +238,7 @@ def with_ranges(
 PBT = [f.name for f in dataclasses.fields(Flags) if f.name.startswith("pbt_")]
 # The flags of which one makes a run a sweep, beside several values; the sampler does not.
 OF_SWEEPS = [n for n in Asked._fields if hasattr(Flags, n) and n != "sampler"]
+PATHS = ("run_dir_root", "run_dir", "init_from", "resume", "evaluate", "render", "export", "copy")
 PROCESSES = ("distributed", "coordinator", "num_processes", "process_id")
 # The flags that go with a command; a run that is there keeps its settings. Of a new run, or sweep,
 # those that do not.

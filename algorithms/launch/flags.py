@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from algorithms.launch.engine import distributions, grids, reading, settings
+from algorithms.launch.engine.errors import UserError
 
 
 def _named(metavar: str) -> Any:
@@ -160,6 +161,8 @@ def with_words(fields: tuple[Any, ...], argv: list[str]) -> list[str]:
             alone = i + 1 == len(argv) or argv[i + 1].startswith("-")
             words += [flag, "true"] if alone else [flag]
         elif flag.startswith("--no-") and f"--{flag[5:]}" in plain:
+            if i + 1 < len(argv) and not argv[i + 1].startswith("-"):
+                raise UserError(f"{flag} {argv[i + 1]}: give {flag} alone, or --{flag[5:]} true")
             words += [f"--{flag[5:]}", "false"]
         else:
             words.append(word)

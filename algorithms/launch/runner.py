@@ -10,11 +10,11 @@ from typing import Any, cast
 
 from algorithms import parts
 from algorithms.launch import begin
-from algorithms.launch.engine import grids, hosts, population
+from algorithms.launch.engine import grids, hosts, population, settings
 from algorithms.launch.engine.errors import UserError, tell, unknown
 from algorithms.launch.engine.interrupts import CODES, ended_by
 from algorithms.launch.engine.loop import Swept
-from algorithms.launch.engine.options import CHOSEN, INIT, NAMES, check_floats, seeds_of
+from algorithms.launch.engine.options import CHOSEN, INIT, NAMES, OWN, check_floats, seeds_of
 from algorithms.launch.engine.progress import Progress
 from algorithms.launch.engine.session import Result
 
@@ -63,6 +63,7 @@ def run(
       SystemExit: with the code 143, after SIGTERM; likewise.
     """
     _check_on_signal(on_signal)
+    _check_module(module)
     place = begin.Home(run_dir, resume_if_exists, root, save)
     view, seeds = Progress(quiet, import_seconds), seeds_of(seed, num_seeds)
     result = begin.begin(module, config, None, seeds, place, hooks, view, options)
@@ -124,6 +125,7 @@ def sweep(
     """
     _check_on_signal(on_signal)
     module = sys.modules[module.__module__] if inspect.isfunction(module) else module
+    _check_module(module)
     given, options = _apart(more, grids.Asked)
     asked = grids.Asked(**given | {"grid": dict(grid or {})})
     place = begin.Home(sweep_dir, resume_if_exists, root, save)
@@ -176,7 +178,9 @@ def pbt(
       KeyboardInterrupt, SystemExit: as `run`.
     """
     _check_on_signal(on_signal)
-    config = parts.with_plain_values(config.replace(num_evals=rounds))
+    _check_module(module)
+    config = settings.plain_config(config, module.Config).replace(num_evals=rounds)
+    config = parts.with_plain_values(config)
     given, options = _apart(more, population.Settings)
     wanted = population.asked(config, ranges, members=members, **given)
     low, high = (
@@ -206,7 +210,8 @@ def _apart(more: dict[str, Any], fields: Any) -> tuple[dict[str, Any], dict[str,
     others = {name: value for name, value in more.items() if name not in fields._fields}
     for name in others:
         if name not in NAMES + INIT + CHOSEN:
-            raise unknown("option", name, fields._fields + NAMES + INIT)
+            own = [word for word in OWN if word != name]
+            raise unknown("option", name, [*own, *fields._fields, *NAMES, *INIT])
     return {name: value for name, value in more.items() if name not in others}, others
 
 
@@ -267,6 +272,12 @@ def resume(
     view = Progress(quiet, import_seconds)
     result = begin.resume(path, module, env, total_timesteps, point, hooks, view, options)
     return _heeded(result, on_signal)
+
+
+def _check_module(module: Any) -> None:
+    if not (hasattr(module, "make_train") and hasattr(module, "Config")):
+        what = repr(module) if isinstance(module, str) else type(module).__name__
+        raise UserError(f"module is {what}: give an algorithm's module, as algorithms.ppo")
 
 
 def _check_on_signal(on_signal: str) -> None:

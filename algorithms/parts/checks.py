@@ -35,6 +35,12 @@ def check_sizes(config: Any, *positive: str, not_negative: tuple[str, ...] = ())
             raise ValueError(f"{name}={value!r}: give a whole number, {least} or more")
         if value > LARGEST and name != "total_timesteps":
             raise ValueError(f"{name}={value}: give a whole number up to {LARGEST}")
+    rollout = config.num_envs * getattr(config, "num_steps", 1)
+    if rollout > LARGEST:
+        raise ValueError(
+            f"num_envs={config.num_envs}, num_steps={config.num_steps}: a rollout has {rollout} "
+            f"samples, and they are counted up to {LARGEST}; give fewer"
+        )
     activation = getattr(nn, config.activation, None)
     if not callable(activation) or isinstance(activation, type):  # PReLU is a layer
         raise ValueError(f"activation={config.activation!r}: flax.linen has tanh, relu, ...")

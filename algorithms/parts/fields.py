@@ -31,9 +31,16 @@ def real(default: float, interval: str, **others: dict[Any, str]) -> Any:
 
 
 def with_plain_values(config: Any) -> Any:
-    """The Config whose static fields have Python's own values, where those given are clear."""
+    """The Config whose static fields have Python's own values, where those given are clear.
+
+    Raises:
+      ValueError: a switch is neither True nor False.
+    """
     static_ones = [f for f in dataclasses.fields(config) if not f.metadata.get("pytree_node", True)]
     values = {f.name: value_like(f.default, getattr(config, f.name)) for f in static_ones}
+    for field in static_ones:
+        if type(field.default) is bool and type(values[field.name]) is not bool:
+            raise ValueError(f"{field.name}={values[field.name]!r}: give True or False")
     return dataclasses.replace(config, **values)
 
 

@@ -61,6 +61,8 @@ REFUSED_BY_ALL = [
     (dict(gamma=1.5), r"gamma=1.5: give a number in \[0, 1\]"),
     (dict(learning_rate=np.array(-1.0)), r"learning_rate=-1.0: give a number in \[0, inf\)"),
     (dict(activation="tanhh"), "activation='tanhh'"),
+    (dict(anneal_lr="no"), "anneal_lr='no': give True or False"),
+    (dict(num_envs=2**16, num_steps=2**16), "a rollout has 4294967296 samples"),
     (dict(env="CartPol-v1"), "did you mean CartPole-v1"),
 ]
 

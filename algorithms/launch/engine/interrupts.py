@@ -15,6 +15,23 @@ HOOK = -1
 CODES = {"SIGINT": 128 + signal.SIGINT, "SIGTERM": 128 + signal.SIGTERM}  # exit codes
 
 
+GC_CALLBACK = "_xla_gc_callback"  # jax's, which runs while Python collects garbage
+
+
+def heed_at_once() -> None:
+    """Lets Ctrl-C end what runs, also where it comes in jax's callback of Python's garbage
+    collection: an exception that is raised there is lost, and the program would go on."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, at_once)
+
+
+def at_once(number: int, frame: Any) -> None:
+    """The handler; in that callback it sends the signal again, a moment later."""
+    if frame is None or frame.f_code.co_name != GC_CALLBACK:
+        raise KeyboardInterrupt
+    threading.Timer(0.01, os.kill, (os.getpid(), number)).start()
+
+
 class Stop(Exception):
     """A hook raises it to end the run after this point, saved and ready to go on."""
 
@@ -59,7 +76,7 @@ class Interrupt:
         for number, before in self.before.items():
             signal.signal(number, before)
         before = self.before.get(self.asked)
-        if callable(before) and before is not signal.default_int_handler:
+        if callable(before) and before not in (signal.default_int_handler, at_once):
             before(self.asked, None)
 
     def stop(self, reason: str) -> None:

@@ -41,13 +41,15 @@ class Options(NamedTuple):
 
 
 NAMES = tuple(name for name in Options._fields if name != "init")
+# Keywords of `launch.run` and its like that an unknown one may be meant for.
+OWN = ("seed", "num_seeds", "run_dir", "sweep_dir", "resume_if_exists", "root", "save", "hooks")
 
 
 def make_options(values: dict[str, Any]) -> Options:
     """Options from keywords, and from those of `INIT`; unknown ones are refused."""
     for name in values:
         if name not in NAMES + INIT + CHOSEN:
-            raise unknown("option", name, NAMES + INIT)
+            raise unknown("option", name, OWN + NAMES + INIT)
     begins = initial.asked({name: value for name, value in values.items() if name in INIT + CHOSEN})
     defaults = Options._field_defaults
     own = {n: parts.value_like(defaults[n], value) for n, value in values.items() if n in NAMES}

@@ -271,6 +271,11 @@ class Trainer:
         layout = devices.arrange(num_trials, block or own, split.count(self.module))
         return layout._replace(axes=self.axes)
 
+    def suits(self, num_trials: int, block: int) -> bool:
+        """Whether with blocks of this size devices compute at most SPARE_TRIALS in vain."""
+        share = -(-num_trials // (jax.device_count() // self.layout.across))
+        return self.layout_of(num_trials, block).per_device <= (1.0 + SPARE_TRIALS) * share
+
     def compile(self, start: bool) -> None:
         """Compiles the programs that are missing; `start`: also that of new trials."""
         if self.programs is None or (start and self.programs.start is None):
@@ -306,14 +311,14 @@ class Trainer:
     ) -> tuple["Trainer", list[range]]:
         """A trainer for other trials of this configuration, and their chunks, as of `fit`.
 
-        It is this one where its programs hold so many. Its block of trials is kept where that
-        computes no more than SPARE_TRIALS in vain.
+        It is this one where its programs hold so many. Its block of trials is kept if it `suits`.
         """
         if not self.settled:
             return self, self.fit(num_trials, at_most, limit, start)
         at_once, block = min(at_most or num_trials, num_trials), self.layout.block
-        fits = self.layout_of(at_once, block).num_computed <= (1.0 + SPARE_TRIALS) * at_once
-        if fits and self.programs and at_once == num_trials <= self.layout.padded:
+        fits, whole = self.suits(at_once, block), self.layout._replace(num_trials=num_trials)
+        least = self.layout_of(num_trials, block).per_device
+        if fits and self.programs and at_once == num_trials <= whole.padded and whole.used <= least:
             self.compile(start)
             return self, [range(num_trials)]
         other = Trainer(self.module, self.config, num_trials, self.view)

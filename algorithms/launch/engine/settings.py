@@ -56,7 +56,28 @@ def config_from_json(cls: type, values: dict[str, Any], source: Path, env: Any =
             "can hold: pass it from Python as env=..., or name it with --env my_module:MyEnv"
         )
     values = {name: value_of(value) for name, value in values.items()}
-    return parts.with_plain_values(cls(**values | ({} if env is None else {"env": env})))
+    return plain_config(cls(**values | ({} if env is None else {"env": env})), cls)
+
+
+def plain_config(config: Any, kind: type) -> Any:
+    """The Config with Python's own values.
+
+    Raises:
+      UserError: it is no Config of this kind, a float in it is no number, or a switch is neither
+        True nor False.
+    """
+    if not isinstance(config, kind):
+        what, wanted = (f"{k.__module__}.{k.__qualname__}" for k in (type(config), kind))
+        raise UserError(f"config is of {what}: give {wanted}(...)")
+    for name in float_fields(config):
+        if np.ndim(value := getattr(config, name)):
+            raise UserError(
+                f"{name}={value}: give a number; launch.sweep takes several, {{{name!r}: [...]}}"
+            )
+    try:
+        return parts.with_plain_values(config)
+    except ValueError as error:
+        raise UserError(str(error)) from error
 
 
 def _check_kinds(default: Any, values: dict[str, Any], source: Path) -> None:

@@ -45,8 +45,7 @@ def chunks_of(
         if not before or before.stage != entry.stage or before.trainer.config != config:
             check_floats(config)
             trainer = Trainer(module, config, size, view)
-            free = len(trainer.layout.devices)
-            if len(trainer.layout_of(size, block).devices) >= free:  # to the last bit, then
+            if block and trainer.suits(size, block):  # to the last bit, then
                 trainer.arrange(size, block)
             trainer.settled = True
         static = {name: getattr(config, name) for name in swept}

@@ -245,6 +245,9 @@ REFUSED = [
     ("--distributed --coordinator localhost:abc", "localhost:abc: give HOST:PORT"),
     ("--distributed --coordinator localhost:99999", "localhost:99999: give HOST:PORT"),
     ("--one-run-per-seed", "track or tensorboard"),
+    ("--copy=", "--copy is empty: give a path"),
+    ("--run-dir-root=", "--run-dir-root is empty: give a path"),
+    ("--no-anneal-lr true", "--no-anneal-lr true: give --no-anneal-lr alone, or --anneal-lr true"),
     ("--resume nowhere", "nowhere/config.json does not exist"),
     (
         "--num-envs log:1:8 --samples 2",

@@ -256,6 +256,8 @@ def test_seeds_of_a_copy_train_at_once(project, tmp_path):
     assert len({*rows[-1, :, 1]}) > 1, "seeds differ"
     means = [float(line.split()[-1]) for line in said.splitlines()]
     np.testing.assert_allclose(means, rows[:, :, 1].mean(1), atol=0.006)
+    _, error = run(project, file, "--num-seeds", 0, code=2)
+    assert "--seed 0 --num-seeds 0: give 0 or more, and 1 or more" in error
     _, error = run(project, file, "--csv", tmp_path / "x", code=2)
     assert f"--csv {tmp_path / 'x'}: give a new file" in error and "Traceback" not in error
 

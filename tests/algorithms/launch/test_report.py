@@ -324,6 +324,8 @@ def test_a_retest_answers_whether_it_was_luck():
         in found.text
     )
     assert "Retest on fresh seeds" in found.text and "try above" not in found.captions
+    alone = read(ranked, listed(settings), retested=again[:1]).text
+    assert "Setting 2 on 2 fresh seeds (learning_rate=0.001): mean return 8" in alone
 
 
 # --- kinds of sweeps -------------------------------------------------------------------------
@@ -469,7 +471,7 @@ def test_another_objective_is_named_and_final_returns_are_compared():
     fresh = [trial(one, 9, final) for one, final in zip(settings, (7.0, 8.0))]
     again = results.retests(ranked, fresh, "worst_seed")[::-1]
     text = Page(page.page(ranked, "title", ".", listed(settings), again, "worst_seed")).text
-    assert "Setting 2 is the best one on 1 fresh seeds (learning_rate=0.01)" in text
+    assert "Setting 2 is the best one on 1 fresh seed (learning_rate=0.01)" in text
     assert "ranks by" not in page.page(ranked, "title", ".", listed(settings))
 
 

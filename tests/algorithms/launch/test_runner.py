@@ -3,10 +3,14 @@
 import contextlib
 import csv
 import functools
+import gc
 import importlib.util
 import json
+import os
 import re
+import signal
 import sys
+import threading
 import types
 import warnings
 
@@ -18,7 +22,7 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from algorithms import crossq, dqn, launch, ppo, ppo_vtrace, reinforce
 from algorithms.launch import begin, cli
-from algorithms.launch.engine import devices, experiment, metrics, session, starts
+from algorithms.launch.engine import devices, experiment, interrupts, metrics, session, starts
 from algorithms.launch.engine.errors import UserError
 from algorithms.launch.engine.loading import choose_point
 from algorithms.launch.engine.loop import Swept
@@ -549,6 +553,14 @@ def test_values_of_numpy_and_jax_make_the_same_files(whole, tmp_path):
         (CONFIG, {"seed": -1}, "seed=-1: seeds go from 0"),
         (CONFIG, {"gif": "always"}, "gif='always': choose one of never"),
         (CONFIG, {"trak": True}, "unknown option 'trak'; did you mean track"),
+        (CONFIG, {"sed": 1}, "unknown option 'sed'; did you mean seed"),
+        ({"gamma": 0.9}, {}, r"config is of builtins.dict: give .*toy.Config\(...\)"),
+        (dqn.Config(), {}, r"config is of algorithms.dqn.Config: give .*toy.Config"),
+        (
+            CONFIG.replace(learning_rate=[0.1, 0.2]),
+            {},
+            "learning_rate=.0.1, 0.2.: give a num",
+        ),
         (CONFIG, {"one_run_per_seed": True}, "use it with track or tensorboard"),
         (CONFIG, {"keep_states": True, "save": False}, "save=False: keep_states needs files"),
         (CONFIG, {"track": "no"}, "track='no': give True or False"),
@@ -561,6 +573,35 @@ def test_settings_that_cannot_work(tmp_path, config, keywords, message):
     with pytest.raises(UserError, match=message):
         launch.run(toy, config, root=tmp_path, **keywords)
     assert not list(tmp_path.iterdir()), "a run that cannot start leaves nothing"
+
+
+@pytest.mark.parametrize("module", [CONFIG, "ppo", None])
+def test_what_is_no_algorithm_is_refused(module):
+    for start in (launch.run, launch.sweep, functools.partial(launch.pbt, ranges={})):
+        with pytest.raises(UserError, match="give an algorithm's module, as algorithms.ppo"):
+            start(module, CONFIG, save=False)
+
+
+def test_a_block_is_kept_where_devices_compute_little_in_vain(monkeypatch):
+    """Trials and the size of a block, on two devices; 6 trials are 3 on each, or a block of 4."""
+    one = Trainer(toy, CONFIG, 1, Progress(True, 0.0))
+    device = lambda i: types.SimpleNamespace(process_index=0, id=i, platform="cpu")
+    monkeypatch.setattr(jax, "devices", lambda: [device(0), device(1)])
+    for count in ("device_count", "local_device_count"):
+        monkeypatch.setattr(jax, count, lambda: 2)
+    kept = {(8, 4): True, (4, 4): False, (7, 4): True, (6, 4): False, (14, 4): True, (1, 1): True}
+    assert {case: one.suits(*case) for case in kept} == kept
+
+
+def test_ctrl_c_in_jax_s_callback_of_the_garbage_collection_is_heard_a_moment_later(monkeypatch):
+    assert interrupts.GC_CALLBACK in [callback.__name__ for callback in gc.callbacks]
+    sent, there = [], threading.Event()
+    monkeypatch.setattr(os, "kill", lambda *given: sent.append(given) or there.set())
+    frame = lambda name: types.SimpleNamespace(f_code=types.SimpleNamespace(co_name=name))
+    interrupts.at_once(signal.SIGINT, frame(interrupts.GC_CALLBACK))
+    assert there.wait(10) and sent == [(os.getpid(), signal.SIGINT)]
+    with pytest.raises(KeyboardInterrupt):
+        interrupts.at_once(signal.SIGINT, frame("main"))
 
 
 @pytest.mark.parametrize("option, library", [("track", "wandb"), ("tensorboard", "tensorboardX")])

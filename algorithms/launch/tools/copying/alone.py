@@ -314,6 +314,8 @@ def main(algorithm: Callable, kind: type, about: str) -> None:
     parser.add_argument("--csv", type=Path, help="a new file for all metrics")
     asked = vars(parser.parse_args())
     seed, number, csv = (asked.pop(name) for name in ("seed", "num_seeds", "csv"))
+    if seed < 0 or number < 1:
+        parser.error(f"--seed {seed} --num-seeds {number}: give 0 or more, and 1 or more")
     if csv and (csv.exists() or not csv.parent.is_dir()):
         parser.error(f"--csv {csv}: give a new file in a folder that is there")
     try:

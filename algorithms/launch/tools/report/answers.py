@@ -6,7 +6,7 @@ from html import escape
 
 import numpy as np
 
-from algorithms.launch.engine.results import Retested, bootstrap_interval
+from algorithms.launch.engine.results import Retested, bootstrap_interval, counted
 from algorithms.launch.tools.report.chance import COMPARED, RESAMPLES, lead, noise, rivals
 from algorithms.launch.tools.report.curves import is_rising
 from algorithms.launch.tools.report.importance import NOISY, UNCLEAR, Importance
@@ -36,7 +36,7 @@ def answers(
     if study.sound.sum() > 1:
         asked.append(("By how much", [_margin(study)]))
     if retested:
-        asked.append(("Is it luck", [_retested(study, one) for one in retested[:1]]))
+        asked.append(("Is it luck", [_retested(study, one, len(retested)) for one in retested[:1]]))
     elif study.sound.sum() > 1:
         asked.append(("Is it luck", [_luck(study)]))
     if found.shares:
@@ -108,7 +108,7 @@ def _luck(study: Study) -> str:
     return says
 
 
-def _retested(study: Study, best: Retested) -> str:
+def _retested(study: Study, best: Retested, count: int) -> str:
     """What fresh seeds, which had no part in choosing, say of the setting that is best there."""
     finals = best.again.finals
     if not len(finals):
@@ -116,9 +116,11 @@ def _retested(study: Study, best: Retested) -> str:
     names = [str(setting.setting) for setting in study.settings]
     place = names.index(str(best.again.setting))
     low, high = bootstrap_interval(finals, lambda drawn: drawn.mean(-1), RESAMPLES)
-    who = "The winner stays the best one" if place == 0 else f"Setting {place + 1} is the best one"
+    who = "The winner" if place == 0 else f"Setting {place + 1}"
+    if count > 1:
+        who += " stays the best one" if place == 0 else " is the best one"
     return (
-        f"{who} on {len(finals)} fresh seeds ({study.text(place)}): mean return "
+        f"{who} on {counted(len(finals), 'fresh seed')} ({study.text(place)}): mean return "
         f"{number(best.again.mean)} (95 %: {number(low)} to {number(high)}), in the sweep "
         f"{number(best.tuned.mean)}."
     )
