@@ -126,11 +126,6 @@ class Layout(NamedTuple):
         return min(self.per_device, -(-share // self.block) * self.block)
 
     @property
-    def num_computed(self) -> int:
-        """Trials that all devices compute, copies among them."""
-        return self.used * self.groups
-
-    @property
     def _trials(self) -> np.ndarray:
         """The trial of each row of the padded axis."""
         group, row = np.divmod(np.arange(self.padded), self.per_device)
