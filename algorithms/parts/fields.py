@@ -48,13 +48,16 @@ def value_like(default: Any, value: Any) -> Any:
     """A value as a field with this default has it, where it is clear.
 
     Numbers of NumPy and jax become Python's, and so do arrays without axes. Other arrays, and
-    lists, become tuples. A whole float becomes an int where the default is one, and a dict its
-    pairs where the default is a tuple. Anything else stays, for the checks to refuse.
+    lists, become tuples. A whole float becomes an int where the default is one, 0 and 1 switches
+    where it is one, and a dict its pairs where it is a tuple. Anything else stays, for the checks
+    to refuse.
     """
     is_tuple = isinstance(default, tuple)
     value = _of_python(tuple(value.items()) if is_tuple and isinstance(value, dict) else value)
     if type(default) is int:
         return _whole(value)
+    if type(default) is bool and type(value) in (int, float) and value in (0, 1):
+        return bool(value)
     if is_tuple and set(map(type, default)) == {int} and type(value) is tuple:
         return tuple(map(_whole, value))
     return value

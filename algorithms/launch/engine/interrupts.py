@@ -21,7 +21,8 @@ GC_CALLBACK = "_xla_gc_callback"  # jax's, which runs while Python collects garb
 def heed_at_once() -> None:
     """Lets Ctrl-C end what runs, also where it comes in jax's callback of Python's garbage
     collection: an exception that is raised there is lost, and the program would go on."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    is_main = threading.current_thread() is threading.main_thread()
+    if is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, at_once)
 
 
