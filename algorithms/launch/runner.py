@@ -179,8 +179,8 @@ def pbt(
     """
     _check_on_signal(on_signal)
     _check_module(module)
-    config = settings.plain_config(config, module.Config).replace(num_evals=rounds)
-    config = parts.with_plain_values(config)
+    config = settings.plain_config(config, module.Config)
+    config = config.replace(num_evals=parts.value_like(0, rounds))
     given, options = _apart(more, population.Settings)
     wanted = population.asked(config, ranges, members=members, **given)
     low, high = (
@@ -210,8 +210,7 @@ def _apart(more: dict[str, Any], fields: Any) -> tuple[dict[str, Any], dict[str,
     others = {name: value for name, value in more.items() if name not in fields._fields}
     for name in others:
         if name not in NAMES + INIT + CHOSEN:
-            own = [word for word in OWN if word != name]
-            raise unknown("option", name, [*own, *fields._fields, *NAMES, *INIT])
+            raise unknown("option", name, OWN + fields._fields + NAMES + INIT)
     return {name: value for name, value in more.items() if name not in others}, others
 
 

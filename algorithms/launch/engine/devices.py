@@ -101,7 +101,7 @@ def num_cores() -> int:
 
 
 class Layout(NamedTuple):
-    """Which devices serve the trials, each as many; copies of the last one fill up what is left."""
+    """Which devices serve the trials. Each computes as many; copies of trials fill the rest."""
 
     num_trials: int
     per_device: int  # which a device holds; it computes `used` of them

@@ -20,7 +20,7 @@ class UserError(Exception):
 
 def unknown(what: str, name: str, known: Iterable[str]) -> UserError:
     """An error that names an unknown name and the nearest known ones."""
-    known = list(known)
+    known = [word for word in known if word != name]
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
     hint = f"did you mean {', '.join(near)}?" if near else f"there are {', '.join(known) or 'none'}"
     return UserError(f"unknown {what} '{name}'; {hint}")

@@ -63,16 +63,11 @@ class Experiment(NamedTuple):
         """
         return [RunDir.open(entry.path) for entry in self.entries]
 
-    def homes(self, retest: bool = True) -> dict[int, tuple[Path, int]]:
-        """{number of a trial: the chunk that trained it last, and its place there}.
-
-        Args:
-          retest: with the trials of a retest, too.
-        """
+    def homes(self) -> dict[int, tuple[Path, int]]:
+        """{number of a trial: the chunk that trained it last, and its place there}."""
         return {
             number: (entry.path, place)
             for entry in self.entries
-            if retest or not entry.retest
             for place, number in enumerate(entry.numbers)
         }
 

@@ -209,8 +209,8 @@ def in_turn(
             return jax.tree.map(put, results, done)
 
         # The barrier keeps a loop of one trip from being taken apart, and rounded differently.
-        whole = jax.lax.optimization_barrier(jnp.int32(blocks))
-        count = counted(shared) if counted else whole
+        every = lambda _: jax.lax.optimization_barrier(jnp.int32(blocks))
+        count = (counted or every)(shared)
         results = jax.lax.fori_loop(0, count, body, results)
         join = lambda x, like: like_key(x.reshape(x.shape[0] * x.shape[1], *x.shape[2:]), like)
         return jax.tree.map(join, results, shapes)
@@ -238,7 +238,7 @@ EXCESS = 0.05  # of total_timesteps, from which on a longer plan is warned of
 class Trainer:
     """A configuration on devices: its environment, layout and programs.
 
-    Every chunk of trials of one size uses the same.
+    Chunks of one size use the same, and so do stages that it has room for.
     """
 
     def __init__(

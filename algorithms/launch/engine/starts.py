@@ -45,7 +45,9 @@ def chunks_of(
         if not before or before.stage != entry.stage or before.trainer.config != config:
             check_floats(config)
             trainer = Trainer(module, config, size, view)
-            if block and trainer.suits(size, block):  # to the last bit, then
+            free = len(trainer.layout.devices)
+            as_many = len(trainer.layout_of(size, block).devices) >= free
+            if block and (as_many or trainer.suits(size, block)):  # to the last bit, then
                 trainer.arrange(size, block)
             trainer.settled = True
         static = {name: getattr(config, name) for name in swept}

@@ -18,7 +18,7 @@ import pytest
 
 from algorithms import dqn, launch, ppo, presets
 from algorithms.launch import cli, flags
-from algorithms.launch.engine import distributions, errors, programs, reading
+from algorithms.launch.engine import distributions, errors, interrupts, programs, reading
 from algorithms.launch.engine.run_dir import RunDir
 from algorithms.launch.tools import evaluation
 from tests.algorithms.launch import toy
@@ -633,3 +633,13 @@ def test_what_is_not_finite_has_an_exit_code_of_its_own(capsys, tmp_path, words,
     code, out, err = main(capsys, *words.split(), *short.split(), "--run-dir", tmp_path / "run")
     assert code == expected and "not finite" in err and "not finite" in out
     assert main(capsys, "--resume", tmp_path / "run")[0] == expected
+
+
+def test_ctrl_c_is_heeded_at_once_before_anything_trains(capsys, monkeypatch):
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        main(capsys, "--version")
+        assert signal.getsignal(signal.SIGINT) is interrupts.at_once
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -554,8 +554,9 @@ def test_values_of_numpy_and_jax_make_the_same_files(whole, tmp_path):
         (CONFIG, {"gif": "always"}, "gif='always': choose one of never"),
         (CONFIG, {"trak": True}, "unknown option 'trak'; did you mean track"),
         (CONFIG, {"sed": 1}, "unknown option 'sed'; did you mean seed"),
-        ({"gamma": 0.9}, {}, r"config is of builtins.dict: give .*toy.Config\(...\)"),
-        (dqn.Config(), {}, r"config is of algorithms.dqn.Config: give .*toy.Config"),
+        (CONFIG, {"sweep_dir": "x"}, "unknown option 'sweep_dir'; did you mean seed, run_dir"),
+        ({"gamma": 0.9}, {}, r"config is of builtins.dict, without env: give .*toy.Config"),
+        (dqn.Config(), {}, "config is of algorithms.dqn.Config, without .*: give .*toy.Config"),
         (
             CONFIG.replace(learning_rate=[0.1, 0.2]),
             {},
@@ -591,6 +592,21 @@ def test_a_block_is_kept_where_devices_compute_little_in_vain(monkeypatch):
         monkeypatch.setattr(jax, count, lambda: 2)
     kept = {(8, 4): True, (4, 4): False, (7, 4): True, (6, 4): False, (14, 4): True, (1, 1): True}
     assert {case: one.suits(*case) for case in kept} == kept
+
+
+def test_a_program_is_left_where_devices_would_compute_more_than_in_a_new_one(monkeypatch):
+    """49 trials are on 7 of 8 devices, 7 or 8 each. There 32 would be blocks of 4 twice."""
+    trainer = Trainer(toy, CONFIG, 1, Progress(True, 0.0))
+    device = lambda i: types.SimpleNamespace(process_index=0, id=i, platform="cpu")
+    monkeypatch.setattr(jax, "devices", lambda: [device(i) for i in range(8)])
+    for count in ("device_count", "local_device_count"):
+        monkeypatch.setattr(jax, count, lambda: 8)
+    monkeypatch.setattr(Trainer, "compile", lambda *_: None)
+    monkeypatch.setattr(Trainer, "fit", lambda _, number, *__: [range(number)])
+    for number, shares in ((32, False), (49, True)):
+        trainer.arrange(49, 4)
+        trainer.settled, trainer.programs = True, ("start", "advance")
+        assert (trainer.again(number, None, 1, True)[0] is trainer) == shares
 
 
 def test_ctrl_c_in_jax_s_callback_of_the_garbage_collection_is_heard_a_moment_later(monkeypatch):

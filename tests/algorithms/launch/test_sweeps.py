@@ -360,6 +360,36 @@ def test_chunks_are_exactly_the_whole(whole, tmp_path, at_once, sizes):
     assert_same_sweeps(whole, chunks)
 
 
+def test_a_resumed_chunk_has_the_block_that_its_sweep_began_with(tmp_path, monkeypatch):
+    """Chunks of six trials in blocks of four, because all twelve have these; alone six make one."""
+    blocks, compile_programs = [], programs.compile_programs
+
+    def compile_one(*given):
+        blocks.append(given[4].block)
+        return compile_programs(*given)
+
+    def stop(point):
+        raise launch.Stop
+
+    monkeypatch.setattr(programs, "compile_programs", compile_one)
+    place, given = tmp_path / "x", (toy, CONFIG, GRID)
+    launch.sweep(*given, num_seeds=2, max_parallel=11, sweep_dir=place, hooks=[stop])
+    launch.resume(place, module=toy)
+    assert blocks == [4, 4]
+
+
+def test_a_sweep_json_of_fewer_options_stays_as_it_is(whole, tmp_path):
+    """An option that came later has its default there."""
+    place = shutil.copytree(whole.sweep_dir, tmp_path / "x")
+    said = json.loads((place / "sweep.json").read_text())
+    del said["options"]["split_envs"]
+    (place / "sweep.json").write_text(text := json.dumps(said))
+    launch.resume(place, module=toy)
+    assert (place / "sweep.json").read_text() == text
+    launch.resume(place, module=toy, keep_states=True)
+    assert json.loads((place / "sweep.json").read_text())["options"]["keep_states"]
+
+
 def test_chunks_cover_all_trials_and_are_of_one_size():
     for count in range(1, 40):
         for at_most in range(1, count + 1):
