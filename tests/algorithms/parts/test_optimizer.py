@@ -63,26 +63,32 @@ OPTIMIZERS = {
 }
 
 
+@pytest.fixture(scope="module")
+def task():
+    config = ppo.Config(num_envs=2, num_steps=4, update_epochs=1, num_minibatches=1)
+    config = config.replace(total_timesteps=8, num_evals=1, num_eval_episodes=0, hidden_sizes=(4,))
+    learner = ppo.learner(config, *envs.make(config.env))
+    return config, jax.jit(learner.init).lower(jax.random.key(0)).compile()
+
+
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_an_optimizer_of_optax_in_the_place_of_a_file_s_own_is_optax_s(name, monkeypatch):
-    """It is given the rate and the tree, and steps go down."""
-    make, seen, scale = OPTIMIZERS[name], [], optax.scale
+def test_an_optimizer_of_optax_in_the_place_of_a_file_s_own_is_optax_s(name, task, monkeypatch):
+    """It is given the rate and the tree, and steps go down. Its state shows what it was given."""
+    config, init = task
+    make, rates, scale = OPTIMIZERS[name], [], optax.scale
 
     def update(grads, state, params):
-        seen[-1].append((grads, params))
-        return make(seen[-1][0]).update(grads, state, params)
+        steps, _ = make(rates[-1]).update(grads, make(rates[-1]).init(params), params)
+        return steps, (rates[-1], grads, params)
 
-    own = optax.GradientTransformation(make(3e-4).init, update)
-    monkeypatch.setattr(ppo.optax, "scale", lambda step: seen.append([-step]) or scale(step))
+    monkeypatch.setattr(ppo.optax, "scale", lambda step: rates.append(-step) or scale(step))
+    own = optax.GradientTransformation(None, update)
     monkeypatch.setattr(ppo.parts, "on_one_vector", lambda chain: own)
-    config = ppo.Config(num_envs=2, num_steps=8, update_epochs=1, num_minibatches=1)
-    config = config.replace(total_timesteps=16, num_evals=1, num_eval_episodes=0, hidden_sizes=(4,))
-    env, env_params = envs.make(config.env)
-    learner = ppo.learner(config, env, env_params)
-    state = jax.jit(learner.init)(jax.random.key(0))
-    with jax.disable_jit():
-        after, _ = learner.update(state)
-    rate, (grads, params) = seen[-1]
+    state = init(jax.random.key(0))
+    params = state.policy.params
+    learner = ppo.learner(config, *envs.make(config.env))
+    after, _ = jax.jit(learner.update)(state.replace(opt_state=(0.0, params, params)))
+    rate, grads, params = after.opt_state
     assert rate == config.learning_rate
     optimizer = make(rate)
     steps, _ = optimizer.update(grads, optimizer.init(params), params)
