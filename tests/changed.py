@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.seconds import ALGORITHMS, group_of
+from tests.seconds import ALGORITHMS, owner_of
 
 ROOT = Path(__file__).parents[1]
 EVERYTHING = {"tests/conftest.py", "pyproject.toml"}  # files that all tests depend on
@@ -110,9 +110,9 @@ def selects(nodeid: str, changed: set[str]) -> bool:
     file = nodeid.partition("::")[0]
     if str(Path(file).parent) == "tests" and any(not f.endswith(".py") for f in changed):
         return True
-    files, group = reached(file), group_of(nodeid)
-    if group in ALGORITHMS:
-        files |= reached(f"tests/algorithms/test_{group}.py")
+    files, owner = reached(file), owner_of(nodeid)
+    if owner in ALGORITHMS:
+        files |= reached(f"tests/algorithms/test_{owner}.py")
     return bool(changed & files)
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from algorithms.parts import training
 from tests.changed import Changed
-from tests.seconds import ALGORITHMS, Seconds, group_of
+from tests.seconds import ALGORITHMS, Seconds, group_of, owner_of
 
 jax.config.update("jax_debug_key_reuse", True)
 # A test that needs several devices runs in its own process.
@@ -69,14 +69,14 @@ def pytest_collection_modifyitems(items):
 
 
 class InOrder:
-    """Runs groups one after another, those that compile most first; modules keep pytest's order."""
+    """Runs tests of one owner together, those that compile most first; files keep their order."""
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items):
-        groups = {item: group_of(item.nodeid) for item in items}
-        sizes = collections.Counter(groups.values())
-        rank = lambda group: (group not in ALGORITHMS, -sizes[group], group)
-        items.sort(key=lambda item: (*rank(groups[item]), item.path))
+        owners = {item: owner_of(item.nodeid) for item in items}
+        sizes = collections.Counter(owners.values())
+        rank = lambda owner: (owner not in ALGORITHMS, -sizes[owner], owner)
+        items.sort(key=lambda item: (*rank(owners[item]), item.path))
 
 
 def pytest_addoption(parser):
@@ -107,8 +107,8 @@ def pytest_xdist_make_scheduler(config, log):
 
 
 def pytest_runtest_teardown(item, nextitem):
-    """Frees the compiled programs of a group, which would otherwise fill gigabytes to the end."""
-    if nextitem is None or group_of(item.nodeid) != group_of(nextitem.nodeid):
+    """Frees the compiled programs of an owner, which would otherwise fill gigabytes to the end."""
+    if nextitem is None or owner_of(item.nodeid) != owner_of(nextitem.nodeid):
         jax.clear_caches()
 
 

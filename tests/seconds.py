@@ -33,10 +33,10 @@ OFTEN = 60.0  # CPU seconds between two measurements of the yardstick
 KEY = "suite/seconds"  # in pytest's cache
 
 
-def group_of(nodeid: str) -> str:
-    """The group of a test that shares compiled programs: its algorithm's file, or its own file.
+def owner_of(nodeid: str) -> str:
+    """What a test is of: an algorithm, algorithms/parts, or its own file.
 
-    Tests of algorithms/parts are one group: most of their programs are single operations.
+    Tests of algorithms/parts stay together: most of their programs are single operations.
     """
     file, _, test = nodeid.partition("::")
     if file.startswith(parts := "tests/algorithms/parts/"):
@@ -47,14 +47,20 @@ def group_of(nodeid: str) -> str:
     return case[1] if case and case[1] in ALGORITHMS else of_algorithms[1]
 
 
+def group_of(nodeid: str) -> str:
+    """The group of a test that shares programs: those of its owner, and of an algorithm's by file."""
+    owner = owner_of(nodeid)
+    return f"{owner} in {nodeid.partition('::')[0]}" if owner in ALGORITHMS else owner
+
+
 def area_of(nodeid: str) -> str:
     """The area of a test, one of BUDGETS."""
-    group = group_of(nodeid)
-    if group in ALGORITHMS:
-        return group
+    owner = owner_of(nodeid)
+    if owner in ALGORITHMS:
+        return owner
     folders = {"tests/algorithms/launch/": "launcher", "tests/algorithms/parts/": "parts"}
     folders["tests/envs/"] = "envs"
-    return next((area for start, area in folders.items() if group.startswith(start)), "all else")
+    return next((area for start, area in folders.items() if owner.startswith(start)), "all else")
 
 
 def cpu() -> float:

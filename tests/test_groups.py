@@ -9,27 +9,26 @@ import pytest
 from tests.seconds import group_of
 
 ROOT = Path(__file__).parents[1]
+CONTRACT = "tests/algorithms/test_contract.py"
 
 
 @pytest.mark.parametrize(
     "nodeid, group",
     [
-        ("tests/algorithms/test_contract.py::test_pinned_values[ppo_rnn]", "ppo_rnn"),
-        ("tests/algorithms/test_probes.py::test_probe_values[ppo-discrete]", "ppo"),
-        ("tests/algorithms/test_ppo.py::test_gae[seed-3]", "ppo"),
+        (f"{CONTRACT}::test_pinned_values[ppo_rnn]", f"ppo_rnn in {CONTRACT}"),
+        ("tests/algorithms/test_ppo.py::test_gae[seed-3]", "ppo in tests/algorithms/test_ppo.py"),
         ("tests/algorithms/test_teams.py::test_team", "teams"),
         ("tests/envs/test_envs.py::test_env[ppo]", "tests/envs/test_envs.py"),
         ("tests/algorithms/parts/test_info.py::test_info[ppo]", "tests/algorithms/parts/"),
     ],
 )
-def test_a_group_is_an_algorithm_or_parts_or_a_file(nodeid, group):
+def test_a_group_is_of_an_algorithm_and_a_file_or_parts_or_a_file(nodeid, group):
     assert group_of(nodeid) == group
 
 
 @pytest.mark.slow  # three processes
 def test_a_group_runs_in_one_process():
-    words = [f"tests/algorithms/test_{name}.py" for name in ("contract", "reinforce")]
-    words += ["-k", "reinforce and (learning_rates or leaves_the_config)", "-vv", "-n", "2"]
+    words = [CONTRACT, "-k", "[reinforce] and (learning_rate or leaves_the_config)", "-vv", "-n2"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *words], cwd=ROOT, capture_output=True, text=True
     )
