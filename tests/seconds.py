@@ -48,7 +48,7 @@ def owner_of(nodeid: str) -> str:
 
 
 def group_of(nodeid: str) -> str:
-    """The group of a test that shares programs: those of its owner, and of an algorithm's by file."""
+    """The tests of a test's owner, of an algorithm those in its file: they share programs."""
     owner = owner_of(nodeid)
     return f"{owner} in {nodeid.partition('::')[0]}" if owner in ALGORITHMS else owner
 

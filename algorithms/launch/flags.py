@@ -4,16 +4,20 @@ tyro 1.0 has no rule of its own for several values of a plain field, 5e5 as an i
 128`, or both `--anneal-lr` and `--anneal-lr true`: `value_types` and `with_words` add them.
 """
 
+import contextlib
 import dataclasses
+import functools
+import re
 import sys
 import typing
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
 
 from algorithms.launch.engine import distributions, grids, reading, settings
-from algorithms.launch.engine.errors import UserError
+from algorithms.launch.engine.errors import UserError, near
 
 
 def _named(metavar: str) -> Any:
@@ -110,7 +114,11 @@ class Flags:
 
 
 def parse(module: Any, argv: list[str], config: Any, flags: Flags) -> tuple[Any, Flags]:
-    """Reads the flags. tyro ends the process for --help (0) and for what it cannot read (2)."""
+    """Reads the flags. tyro ends the process for --help.
+
+    Raises:
+      UserError: what cannot be read.
+    """
 
     @dataclasses.dataclass
     class Both:
@@ -118,16 +126,71 @@ def parse(module: Any, argv: list[str], config: Any, flags: Flags) -> tuple[Any,
         # Several values of a setting make a sweep, as do draws, log:1e-5:1e-2 with --samples.
         algorithm: Annotated[module.Config, SEVERAL]
 
-    asked = tyro.cli(
-        Both,
-        args=with_words(dataclasses.fields(module.Config), by_new_names(argv)),
-        default=Both(flags, config),
-        prog=Path(module.__file__).name,
-        description=(module.__doc__ or "").partition("\n")[0],
-        config=(tyro.conf.OmitArgPrefixes,),
-        registry=value_types(),
-    )
+    words = with_words(dataclasses.fields(module.Config), by_new_names(argv))
+    fields = [f.name for kind in (module.Config, Flags) for f in dataclasses.fields(kind)]
+    known = [name.replace("_", "-") for name in fields]
+    with in_one_sentence(functools.partial(refuse, words=words, known=known)):
+        asked = tyro.cli(
+            Both,
+            args=words,
+            default=Both(flags, config),
+            prog=Path(module.__file__).name,
+            description=(module.__doc__ or "").partition("\n")[0],
+            config=(tyro.conf.OmitArgPrefixes,),
+            registry=value_types(),
+        )
     return asked.algorithm, asked.shared
+
+
+def in_one_sentence(refuse: Callable[[Any], None]) -> contextlib.AbstractContextManager:
+    """Where tyro calls `refuse` before it draws a box of many lines and ends the process.
+
+    A version of tyro without this hook, which is not public, draws its boxes.
+    """
+    try:
+        from tyro._errors import on_parse_error
+    except ImportError:
+        return contextlib.nullcontext()
+    return on_parse_error(refuse)
+
+
+def refuse(event: Any, words: list[str], known: list[str]) -> None:
+    """Says in one sentence what tyro could not read; of events that are not known here it will.
+
+    Args:
+      event: of tyro.
+      words: the command line.
+      known: flags, without their dashes.
+
+    Raises:
+      UserError: that sentence.
+    """
+    argument = getattr(event, "argument", None)
+    flag = argument.lowered.name_or_flags[0] if argument else "a flag"
+    match type(event).__name__:
+        case "UnrecognizedArgs":
+            raise not_taken(event.tokens[0], words, known)
+        case "BadValue":
+            raise UserError(f"{flag}: a value is missing")
+        case "InvalidChoice":
+            *others, last = event.choices
+            raise UserError(f"{flag} {event.value!r}: give {', '.join(others)} or {last}")
+        case "InstantiationFailure":  # of an optional number the last line is about the number
+            said = event.message.rpartition("\n")[2]
+            raise UserError(f"{flag}: {re.sub(r'^- .*?>: ', '', said)}")
+
+
+def not_taken(word: str, words: list[str], known: list[str]) -> UserError:
+    """The error for a word that no flag takes."""
+    if word.startswith("-"):
+        name = word.partition("=")[0]
+        meant = [f"--{one}" for one in near(name.lstrip("-").replace("_", "-"), known)]
+        hint = f"did you mean {', '.join(meant)}? " * bool(meant)
+        return UserError(f"unknown flag {name}; {hint}--help lists all")
+    ends = [i for i, one in enumerate(words) if one == word or one.endswith(f"={word}")]
+    before = [one.partition("=")[0] for one in words[: ends[0] + 1] if one.startswith("--")]
+    after = f"{before[-1]} does not take it" if before else "--help lists all"
+    return UserError(f"{word!r} is no flag; {after}")
 
 
 RENAMED = {"--agent": "--trial"}  # the earlier names of flags
@@ -192,7 +255,7 @@ def value_types() -> tyro.constructors.ConstructorRegistry:
         if kind is None:
             return None
         if SEVERAL not in info.markers:
-            return words_of(*kind, one=True) if info.type is int else None
+            return words_of(*kind, one=True) if info.type in (int, float) else None
         metavar, read, is_instance, write = kind
         return words_of(metavar, or_draw(read, info.type), is_instance, write, one=False)
 
@@ -204,7 +267,7 @@ def reader(kind: Any) -> tuple[str, Any, Any, Any] | None:
     if kind is int:
         return "INT", reading.whole_number, int, str
     if kind is float:
-        return "FLOAT", float, int | float, settings.plain
+        return "FLOAT", reading.number, int | float, settings.plain
     if kind is bool:
         return "TRUE|FALSE", reading.bool_of, bool, lambda value: str(value).lower()
     if kind is str:

@@ -4,6 +4,7 @@ import contextlib
 import difflib
 import errno
 import os
+import re
 import signal
 import sys
 import warnings
@@ -18,11 +19,18 @@ class UserError(Exception):
     """A user's mistake; the command line shows its message alone, without a traceback."""
 
 
+def near(name: str, known: Iterable[str]) -> list[str]:
+    """The names that may be meant: those with such initials, as learning_rate of lr, or alike."""
+    initials = lambda word: "".join(part[:1] for part in re.split("[-_]", word))
+    meant = [word for word in known if len(name) > 1 and initials(word) == name]
+    return meant or difflib.get_close_matches(name, known, n=3, cutoff=0.4)
+
+
 def unknown(what: str, name: str, known: Iterable[str]) -> UserError:
     """An error that names an unknown name and the nearest known ones."""
     known = [word for word in known if word != name]
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
-    hint = f"did you mean {', '.join(near)}?" if near else f"there are {', '.join(known) or 'none'}"
+    meant = ", ".join(near(name, known))
+    hint = f"did you mean {meant}?" if meant else f"there are {', '.join(known) or 'none'}"
     return UserError(f"unknown {what} '{name}'; {hint}")
 
 

@@ -6,6 +6,8 @@ from typing import Any
 
 from algorithms.launch.engine.errors import UserError
 
+UNITS = {"K": 3, "M": 6, "B": 9, "G": 9}  # which numbers on the command line have not
+
 
 def bool_of(word: str) -> bool:
     """true or false."""
@@ -41,6 +43,20 @@ def trial_of(word: str) -> int | str:
     return int(word) if word.isdigit() else word
 
 
+def number(word: str) -> float:
+    """A float.
+
+    Raises:
+      ValueError: it is none; a unit gives a hint.
+    """
+    try:
+        return float(word)
+    except ValueError:
+        power = UNITS.get(word[-1:].upper())
+        hint = f": write {word[:-1]}e{power}" if power and word[:-1].isdigit() else ""
+        raise ValueError(f"{word!r} is not a number{hint}") from None
+
+
 def whole_number(word: str) -> int:
     """An int, also written as 5e5.
 
@@ -50,7 +66,7 @@ def whole_number(word: str) -> int:
     try:
         return int(word)
     except ValueError:
-        value = float(word) if word else 0.5
+        value = number(word) if word else 0.5
     if not value.is_integer():
         raise ValueError(f"{word!r} is not a whole number")
     return int(value)

@@ -156,7 +156,7 @@ def test_a_tuple_may_have_brackets_and_spaces(word):
 def test_brackets_that_belong_to_a_value_stay():
     pairs = (("opponent", "runs/a(1)"), ("other", "(b)/c"))
     assert reading.named_values("opponent=runs/a(1),other=(b)/c") == pairs
-    with pytest.raises(ValueError, match="'\\[64' is not a whole number|could not convert"):
+    with pytest.raises(ValueError, match="'\\[64' is not a number"):
         reading.whole_numbers("[64,")
 
 
@@ -201,13 +201,23 @@ def test_help_has_every_description(capsys):
 
 
 REFUSED = [
-    ("--learing-rate 3", "--learning-rate"),
+    ("--learing-rate 3", "unknown flag --learing-rate; did you mean --learning-rate, "),
+    ("--lr 3", "unknown flag --lr; did you mean --learning-rate? --help lists all"),
+    ("-x", "unknown flag -x; --help lists all"),
+    ("foo", "'foo' is no flag; --help lists all"),
+    ("--seed 1 2", "'2' is no flag; --seed does not take it"),
+    ("--json=3", "'3' is no flag; --json does not take it"),
+    ("--gamma", "--gamma: a value is missing"),
+    ("--halving 2.5", "--halving: '2.5' is not a whole number"),
+    ("--pbt-share x", "--pbt-share: 'x' is not a number"),
+    ("--total-timesteps 1M", "--total-timesteps: '1M' is not a number: write 1e6"),
+    ("--total-timesteps 1.5M", "--total-timesteps: '1.5M' is not a number"),
     ("--total-timesteps 2.5", "--total-timesteps: '2.5' is not a whole number"),
-    ("--num-envs x", "Error parsing --num-envs"),
+    ("--num-envs x", "--num-envs: 'x' is not a number"),
     ("--num-envs inf", "--num-envs"),
-    ("--learning-rate x", "Error parsing --learning-rate"),
+    ("--learning-rate x", "--learning-rate: 'x' is not a number"),
     ("--learning-rate nan", "learning_rate=nan: give a number in [0, inf)"),
-    ("--hidden-sizes 3,a", "Error parsing --hidden-sizes"),
+    ("--hidden-sizes 3,a", "--hidden-sizes: 'a' is not a number"),
     ("--env-settings max_steps", "'max_steps' is not name=value"),
     ("--env-settings 0,2", "'0' is not name=value"),
     ("--env-settings none", "'none' is not name=value; --env-settings= alone means none"),
@@ -227,14 +237,14 @@ REFUSED = [
     ),
     ("--resume RUN --randomize length=log:1:2", "--resume does not go with --randomize"),
     ("--anneal-lr perhaps", "neither true nor false"),
-    ("--gif sometimes", "'sometimes'"),
+    ("--gif sometimes", "--gif 'sometimes': give never, start, end or every"),
     ("--gamma 1.5", "gamma=1.5: give a number in [0, 1]"),
     ("--num-envs 0", "num_envs=0"),
     ("--num-seeds 0", "num_seeds=0: give 1 or more"),
     ("--seed -1", "seed=-1"),
     ("--env CartPole-v2", "did you mean CartPole-v1"),
     ("--preset CartPole", "unknown preset of toy 'CartPole'"),
-    ("--seed", "--seed"),
+    ("--seed", "--seed: a value is missing"),
     ("--point 3", "a new run does not go with --point 3"),
     (
         "--episodes 3",
@@ -285,8 +295,15 @@ REFUSED = [
 def test_refused_flags(capsys, whole, tmp_path, monkeypatch, words, message):
     monkeypatch.chdir(tmp_path)
     code, _, err = main(capsys, *words.replace("RUN", str(whole[0])).split())
-    assert code == 2 and message in " ".join(err.replace("│", " ").split()), err
+    assert code == 2 and message in err and err.count("error: ") == 1 and "│" not in err, err
     assert not list(tmp_path.iterdir()), "nothing is left behind"
+
+
+def test_flags_are_refused_without_the_hook_of_tyro(capsys, monkeypatch):
+    """It is not public, so a later version may lack it; then tyro draws its boxes."""
+    monkeypatch.setitem(sys.modules, "tyro._errors", None)
+    code, _, err = main(capsys, "--learing-rate", 3)
+    assert code == 2 and "--learning-rate" in err and "error: " not in err
 
 
 def test_an_epsilon_of_zero_is_refused_in_a_sentence(capsys, tmp_path, monkeypatch):

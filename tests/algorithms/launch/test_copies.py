@@ -2,7 +2,6 @@
 
 import ast
 import builtins
-import dataclasses
 import functools
 import importlib
 import importlib.util
