@@ -133,6 +133,9 @@ def _build(env: Any, settings: dict[str, Any]) -> tuple[Any, Any]:
         if any(map(_is_nan, value if isinstance(value, tuple | list) else [value])):
             raise ValueError(f"setting of {label}: {name}={value}: give a number")
     own = not isinstance(env, str)
+    if own and (isinstance(env, type) or not hasattr(env, "default_params")):
+        kind = f"the class {env.__name__}" if isinstance(env, type) else repr(env)
+        raise ValueError(f"env is {kind}: give a name, as CartPole-v1, or an environment object")
     if isinstance(env, str):
         env, settings = _construct(env, settings, wrapper_settings)
     words, seen = (wrapper_settings.get(name) for name in ("randomize", "observe_randomized"))

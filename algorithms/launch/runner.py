@@ -126,6 +126,7 @@ def sweep(
     _check_on_signal(on_signal)
     module = sys.modules[module.__module__] if inspect.isfunction(module) else module
     _check_module(module)
+    _check_mapping("grid", grid or {}, "[1e-3, 1e-2]")
     given, options = _apart(more, grids.Asked)
     asked = grids.Asked(**given | {"grid": dict(grid or {})})
     place = begin.Home(sweep_dir, resume_if_exists, root, save)
@@ -179,6 +180,7 @@ def pbt(
     """
     _check_on_signal(on_signal)
     _check_module(module)
+    _check_mapping("ranges", ranges, "LogUniform(1e-4, 1e-2)")
     config = settings.plain_config(config, module.Config)
     config = config.replace(num_evals=parts.value_like(0, rounds))
     given, options = _apart(more, population.Settings)
@@ -277,6 +279,11 @@ def _check_module(module: Any) -> None:
     if not (hasattr(module, "make_train") and hasattr(module, "Config")):
         what = repr(module) if isinstance(module, str) else type(module).__name__
         raise UserError(f"module is {what}: give an algorithm's module, as algorithms.ppo")
+
+
+def _check_mapping(name: str, value: Any, example: str) -> None:
+    if not isinstance(value, Mapping):
+        raise UserError(f'{name} is {value!r}: give fields by name, {{"learning_rate": {example}}}')
 
 
 def _check_on_signal(on_signal: str) -> None:

@@ -41,9 +41,9 @@ def check_sizes(config: Any, *positive: str, not_negative: tuple[str, ...] = ())
             f"num_envs={config.num_envs}, num_steps={config.num_steps}: a rollout has {rollout} "
             f"samples, and they are counted up to {LARGEST}; give fewer"
         )
-    activation = getattr(nn, config.activation, None)
+    activation = getattr(nn, str(config.activation), None)
     if not callable(activation) or isinstance(activation, type):  # PReLU is a layer
-        raise ValueError(f"activation={config.activation!r}: flax.linen has tanh, relu, ...")
+        raise ValueError(f"activation={config.activation!r}: name one of flax.linen, as relu")
 
 
 def layer_sizes(config: Any) -> list[str]:

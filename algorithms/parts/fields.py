@@ -34,13 +34,16 @@ def with_plain_values(config: Any) -> Any:
     """The Config whose static fields have Python's own values, where those given are clear.
 
     Raises:
-      ValueError: a switch is neither True nor False.
+      ValueError: a switch is neither True nor False, or env_settings are no pairs.
     """
     static_ones = [f for f in dataclasses.fields(config) if not f.metadata.get("pytree_node", True)]
     values = {f.name: value_like(f.default, getattr(config, f.name)) for f in static_ones}
     for field in static_ones:
         if type(field.default) is bool and type(values[field.name]) is not bool:
             raise ValueError(f"{field.name}={values[field.name]!r}: give True or False")
+    pairs = values.get("env_settings", ())
+    if type(pairs) is not tuple or any(type(x) is not tuple or len(x) != 2 for x in pairs):
+        raise ValueError(f'env_settings={pairs!r}: give pairs, as (("max_steps", 500),)')
     return dataclasses.replace(config, **values)
 
 

@@ -38,8 +38,10 @@ def local(path: Path | str) -> Path:
 
     Raises:
       UserError: a URL, of which open and mkdir would make a folder `gs:`, or a ~ that no shell has
-        replaced.
+        replaced; or no path at all.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise UserError(f"{path!r} is no path: give the directory of a run or a sweep")
     text = os.fspath(path)
     if REMOTE.match(text):
         raise UserError(

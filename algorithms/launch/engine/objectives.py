@@ -19,7 +19,7 @@ def check(objective: str) -> None:
     Raises:
       UserError: it is unknown, or its threshold is no number.
     """
-    name, equals, text = objective.partition("=")
+    name, equals, text = str(objective).partition("=")
     if name == STEPS_TO:
         try:
             finite = math.isfinite(float(text))
@@ -28,7 +28,7 @@ def check(objective: str) -> None:
         if not finite:
             raise UserError(f"objective={objective}: give a return to reach, {STEPS_TO}=475")
     elif equals or objective not in NAMES:
-        raise unknown("objective", objective, NAMES)
+        raise unknown("objective", str(objective), NAMES)
 
 
 def score(objective: str, trials: Sequence[Any]) -> float:

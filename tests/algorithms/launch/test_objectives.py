@@ -88,6 +88,7 @@ def test_the_table_has_a_column_for_another_objective():
     "objective, message",
     [
         ("worst", "unknown objective 'worst'; did you mean worst_seed"),
+        (max, "unknown objective '<built-in function max>'; there are final_return"),
         ("return", "did you mean mean_return, final_return"),
         ("best", "steps_to=THRESHOLD"),
         ("steps_to", "objective=steps_to: give a return to reach, steps_to=475"),

@@ -123,5 +123,5 @@ def test_local_paths_are_taken_as_they_are(path):
     assert files.local(path) == Path(path)
 
 
-def test_without_files_no_path_matters():
-    assert launch.run(toy, CONFIG, run_dir=GS, save=False).run_dir is None
+def test_without_files_no_root_matters():
+    assert launch.run(toy, CONFIG, root=GS, save=False).run_dir is None

@@ -458,13 +458,6 @@ def test_one_call_starts_goes_on_and_is_done(whole, tmp_path):
     assert_same_files(tmp_path / "run", whole.run_dir)
 
 
-def test_without_files_a_run_that_is_there_is_left_alone(whole):
-    again = {"run_dir": whole.run_dir, "resume_if_exists": True, "save": False}
-    result = launch.run(toy, CONFIG, num_seeds=3, **again)
-    assert result.run_dir is None
-    assert_same((result.state, result.metrics), (whole.state, whole.metrics))
-
-
 @pytest.mark.parametrize("seeds, advice", [(1, "fewer num_envs"), (5, "max_parallel=2$")])
 @pytest.mark.parametrize("begin", [launch.run, launch.sweep])
 def test_running_out_of_memory_says_what_would_do(begin, seeds, advice):
@@ -564,7 +557,13 @@ def test_values_of_numpy_and_jax_make_the_same_files(whole, tmp_path):
         ),
         (CONFIG, {"one_run_per_seed": True}, "use it with track or tensorboard"),
         (CONFIG, {"keep_states": True, "save": False}, "save=False: keep_states needs files"),
+        (CONFIG, {"save": False, "run_dir": "x"}, "save=False writes nothing: leave x out, or sav"),
+        (CONFIG, {"run_dir": 5}, "5 is no path: give the directory of a run or a sweep"),
         (CONFIG, {"track": "no"}, "track='no': give True or False"),
+        (CONFIG.replace(env=5), {}, "env is 5: give a name, as CartPole-v1, or an environment obj"),
+        (CONFIG.replace(env=toy.Config), {}, "env is the class Config: give a name, as CartPole"),
+        (CONFIG.replace(env_settings=5), {}, r'env_settings=5: give pairs, as \(\("max_steps", 50'),
+        (CONFIG.replace(env_settings=(("max_steps",),)), {}, "env_settings=.*: give pairs, as"),
         (CONFIG.replace(num_envs=0), {}, "num_envs=0"),
         (CONFIG.replace(env="CartPole"), {}, "unknown environment 'CartPole'; did you mean"),
         (CONFIG.replace(env="SimpleBandit-bsuite"), {"gif": "end"}, "cannot be drawn"),
@@ -574,6 +573,19 @@ def test_settings_that_cannot_work(tmp_path, config, keywords, message):
     with pytest.raises(UserError, match=message):
         launch.run(toy, config, root=tmp_path, **keywords)
     assert not list(tmp_path.iterdir()), "a run that cannot start leaves nothing"
+
+
+@pytest.mark.parametrize(
+    "start, given, message",
+    [
+        (launch.sweep, [1], "grid is .1.: give fields by name, {.learning_rate.: .1e-3, 1e-2.}"),
+        (launch.pbt, [1], "ranges is .1.: give fields by name, {.learning_rate.: LogUniform"),
+        (launch.pbt, None, "ranges is None: give fields by name"),
+    ],
+)
+def test_fields_without_names_are_refused(start, given, message):
+    with pytest.raises(UserError, match=message):
+        start(toy, CONFIG, given, save=False)
 
 
 @pytest.mark.parametrize("module", [CONFIG, "ppo", None])

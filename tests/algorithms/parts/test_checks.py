@@ -4,6 +4,7 @@ import sys
 import types
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import pytest
 
@@ -51,8 +52,9 @@ def make_config(**settings):
         ({"critic_hidden_sizes": 64}, r"critic_hidden_sizes=64: give a tuple, as \(64, 64\)"),
         ({"critic_hidden_sizes": (8, 0)}, "critic_hidden_sizes=0: give a whole number, 1 or more"),
         ({"critic_hidden_sizes": (8.0,)}, r"critic_hidden_sizes=8\.0: give a whole number, 1 or"),
-        ({"activation": "tanhh"}, "activation='tanhh': flax.linen has tanh, relu, ..."),
-        ({"activation": "PReLU"}, "activation='PReLU': flax.linen has tanh, relu, ..."),
+        ({"activation": "tanhh"}, "activation='tanhh': name one of flax.linen, as relu"),
+        ({"activation": "PReLU"}, "activation='PReLU': name one of flax.linen, as relu"),
+        ({"activation": jax.nn.relu}, "activation=<.*>: name one of flax.linen, as relu"),
     ],
 )
 def test_sizes_that_cannot_be_are_refused(settings, message):

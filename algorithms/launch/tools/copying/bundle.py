@@ -402,13 +402,15 @@ class Copy:
     def _head(self, kit: str) -> list[str]:
         name = self.own.path.name
         needs = sorted({"jax", "flax", "optax", *self._libraries()} - {"numpy", "gymnax"})
-        about = self.own.lines[: self.own.tree.body[0].end_lineno]
+        about = b"".join(self.own.lines[: self.own.tree.body[0].end_lineno]).decode()
+        pages = ["# The pages in docs/ that it names are that kit's."] * ("docs/" in about)
         commands = re.compile(rf"^( *)(python \S*\b{name}.*\n *)+", re.MULTILINE)
         return [
             f"# {name} of {kit}, with all that it uses of that kit. Licence: at the end.",
             f"# It needs {', '.join(needs)}; for environments by name also gymnax and six:",
             f"#   pip install {' '.join(needs)} gymnax six",
-            commands.sub(rf"\1python {name}\n", b"".join(about).decode()),
+            *pages,
+            commands.sub(rf"\1python {name}\n", about),
         ]
 
     def _libraries(self) -> set[str]:
