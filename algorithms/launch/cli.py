@@ -62,7 +62,8 @@ def main(module: Any, argv: list[str] | None = None) -> None:
     except OSError as error:
         code = errors.cut_short(error)
     except (KeyboardInterrupt, Terminated) as interrupt:
-        print("\naborted; what was saved stays", file=sys.stderr, flush=True)
+        said = getattr(interrupt, "__notes__", ["what was saved stays"])[-1]
+        print(f"\naborted; {said}", file=sys.stderr, flush=True)
         sys.stdout.flush()
         # Not sys.exit, which would wait for the program on the devices.
         os._exit(CODES["SIGTERM" if isinstance(interrupt, Terminated) else "SIGINT"])

@@ -255,14 +255,16 @@ def make(path: Path, write: Callable[[Path], None]) -> None:
 def withdrawn_unless_begun(path: Path) -> Iterator[None]:
     """Removes a new directory again if what follows fails before it has saved anything.
 
-    A start that fails then does not block the name: the same command may be given again.
+    A start that fails then does not block the name: the same command may be given again. The error
+    has a note that says so.
     """
     try:
         yield
-    except BaseException:
+    except BaseException as error:
         begun = any(path.rglob("checkpoints/*")) or any(path.rglob("metrics.csv"))
         if hosts.is_first() and not begun:
             shutil.rmtree(path, ignore_errors=True)
+            error.add_note(f"nothing was saved, and {path} is gone again")
         raise
 
 
