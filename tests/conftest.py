@@ -46,7 +46,7 @@ os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}"
 PROGRAMS = Path(__file__).parents[1] / ".pytest_cache" / "programs"
 MOST = 2 * 1024**3  # bytes, after which the folder is emptied
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(PROGRAMS))
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
 least = float(os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"])
 jax.config.update("jax_persistent_cache_min_compile_time_secs", least)
