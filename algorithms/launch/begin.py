@@ -39,7 +39,7 @@ from algorithms.launch.engine.options import (
     make_options,
     options_of,
 )
-from algorithms.launch.engine.outputs import Hooks, Output, Pictures
+from algorithms.launch.engine.outputs import Hooks, Output, Pictures, Saving
 from algorithms.launch.engine.programs import Trainer
 from algorithms.launch.engine.progress import Progress
 from algorithms.launch.engine.record import Point
@@ -117,7 +117,7 @@ def begin(
         population.check_rounds(trainers[0].plan, config)
         population.check_floats_matter(module.module, config, list(module.settings.ranges))
         view.say(population.in_words(module.settings, config.num_evals))
-    hooks = _hooks(functions, chosen)
+    hooks = _hooks(functions, chosen) if place.save else Hooks(functions)
     if not is_sweep:
         return _begin_run(Chunk(trainers[0], groups[0].trials), chosen, hooks, place)
     uncut = _uncut(groups, trainers)
@@ -298,8 +298,8 @@ def _check_outputs(config: Any, options: Options) -> None:
 
 
 def _hooks(functions: Functions, options: Options) -> Hooks:
-    """What happens at points, of tools that were asked for; the curve is drawn last."""
-    outputs: list[type[Output]] = []
+    """What happens at points of what is saved, by tools that were asked for, too."""
+    outputs: list[type[Output]] = [Saving]
     if options.tracked:
         from algorithms.launch.tools.trackers import Trackers
 

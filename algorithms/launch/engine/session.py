@@ -117,16 +117,16 @@ class Session:
 
     def train(self, interrupt: Interrupt) -> Result:
         """From the start to the last point, or to Ctrl-C once the first point is computed."""
-        start, run_dir, record = self.chunk.start, self.chunk.run_dir, Record(self)
+        start, record = self.chunk.start, Record(self)
         if not self.in_sweep:
             self._announce()
         members = getattr(self.trainer.module, "members", 1)
         self.view.begin(start.point, self.num_points, self.trials.count * members)
-        if run_dir and self.chunk.is_finished:
+        if self.chunk.is_finished:
             record.mend()
             own = self.layout.own  # perhaps none, of several processes
             state = start.get_state(own) if start.get_state and len(own) else None
-            result = self._result(record, state, run_dir.is_finite(start.point))
+            result = self._result(record, state, record.were_finite & start.is_finite)
             if not self.in_sweep:
                 more = "this run is finished; a larger total_timesteps continues it"
                 for line in [more, *not_finite(~result.is_finite)]:
@@ -189,8 +189,6 @@ class Session:
         record.were_finite = self._is_finite(states)
         if start.is_finite is not None:
             record.were_finite = record.were_finite & start.is_finite
-        if record.run_dir and start.point in start.history:  # losses, too
-            record.were_finite = record.were_finite & record.run_dir.is_finite(start.point)
         return states
 
     def _loop(

@@ -80,7 +80,7 @@ def starting(trainer: Trainer, run_dir: RunDir, point: int | None, finished: int
     """
     last = max(run_dir.points("state"), default=-1)
     if finished is not None and last >= finished and last in (history := run_dir.history()):
-        return Start(last, None, history, True)
+        return Start(last, None, history, True, run_dir.is_finite(last))
     if point is None:
         point = hosts.from_first(run_dir.newest_whole)
     elif point not in (kept := run_dir.points("state")):
@@ -94,7 +94,8 @@ def starting(trainer: Trainer, run_dir: RunDir, point: int | None, finished: int
     _check_length(trainer, run_dir, history)
     like = programs.initial_state(trainer.module, trainer.config)
     read = lambda trials: run_dir.read(point, "state", like, trials)
-    return Start(point, read, history, True)
+    is_finite = run_dir.is_finite(point) if point in history else None  # losses, too
+    return Start(point, read, history, True, is_finite)
 
 
 def _check_length(trainer: Trainer, run_dir: RunDir, history: dict[int, Any]) -> None:

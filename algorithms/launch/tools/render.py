@@ -15,7 +15,6 @@ import envs
 from algorithms import parts
 from algorithms.launch.engine import loading
 from algorithms.launch.engine.errors import UserError
-from algorithms.launch.engine.metrics import Metrics
 from algorithms.launch.engine.outputs import Output
 from envs import pictures
 
@@ -61,7 +60,7 @@ def render(
 class Gif(Output):
     """An episode of the first trial, when the option `gif` says."""
 
-    def at(self, point: Any, states: Any, logged: Metrics) -> None:
+    def at(self, point: Any, states: Any) -> None:
         session, last = self.session, self.session.num_points
         if point.index != {"start": 0, "end": last, "every": point.index}[session.options.gif]:
             return

@@ -15,7 +15,7 @@ import numpy as np
 
 from algorithms.launch.engine import files, objectives, results
 from algorithms.launch.engine.errors import UserError, warn
-from algorithms.launch.engine.metrics import PACE_NAMES, Metrics, stack
+from algorithms.launch.engine.metrics import PACE_NAMES, stack
 from algorithms.launch.engine.outputs import Output
 from algorithms.launch.engine.plots import by_player, mean_and_error
 from algorithms.launch.engine.results import Outcome, grouped
@@ -45,9 +45,9 @@ class Trackers(Output):
             save=files.write_json,
         )
 
-    def at(self, point: Any, states: Any, logged: Metrics) -> None:
-        for tracker in self.trackers if logged else ():
-            tracker.log(logged, point.timestep)
+    def at(self, point: Any, states: Any) -> None:
+        for tracker in self.trackers if self.record.logged else ():
+            tracker.log(self.record.logged, point.timestep)
 
     def gif(self, file: Path, timestep: int) -> None:
         for tracker in self.trackers:

@@ -432,7 +432,8 @@ def test_a_copy_is_one_file(capsys, tmp_path):
     lines, licence = text.splitlines(), (ROOT / "LICENSE").read_text().splitlines()
     assert lines[0].startswith("# ppo.py of single-file-rl 0.1.0, with all that it uses")
     assert lines[2] == "#   pip install flax jax optax gymnax six"
-    assert lines[3].removeprefix('"""') == ppo.__doc__.splitlines()[0]
+    assert lines[3] == "# The pages in docs/ that it names are that kit's."
+    assert lines[4].removeprefix('"""') == ppo.__doc__.splitlines()[0]
     assert [line.removeprefix("#").strip() for line in lines[-len(licence) :]] == licence
 
 
