@@ -12,6 +12,7 @@ from algorithms.parts.agents import (
     mask_of_agents,
     unfold,
 )
+from algorithms.parts.blocks import BlockDense, RMSNorm
 from algorithms.parts.boards import Symmetries, symmetries
 from algorithms.parts.capacity import device_capacity
 from algorithms.parts.cells import (
@@ -34,6 +35,7 @@ from algorithms.parts.checks import (
     check_sizes,
 )
 from algorithms.parts.fields import bounds, check_reals, real, static, value_like, with_plain_values
+from algorithms.parts.laprop import clip_by_tensor, scale_by_laprop
 from algorithms.parts.layers import (
     CONV_LAYERS,
     Convolutions,
@@ -53,6 +55,7 @@ from algorithms.parts.optimizer import global_norm, on_one_vector
 from algorithms.parts.orders import permutations
 from algorithms.parts.products import Dense
 from algorithms.parts.reads import asked_for, changed
+from algorithms.parts.records import Records, fresh_windows, records, write_back
 from algorithms.parts.recurrence import Memory, forget
 from algorithms.parts.replay import (
     Replay,
@@ -80,6 +83,7 @@ from algorithms.parts.training import (
     resolve,
     with_environment,
 )
+from algorithms.parts.twohot import Bins, symexp, symlog
 from algorithms.parts.usual_jax import usual_jax, with_usual_jax
 
 __all__ = [
@@ -87,6 +91,8 @@ __all__ = [
     "CONV_LAYERS",
     "ActionSpace",
     "Average",
+    "Bins",
+    "BlockDense",
     "Categorical",
     "Cells",
     "Convolutions",
@@ -101,6 +107,8 @@ __all__ = [
     "Maximum",
     "Memory",
     "Plan",
+    "RMSNorm",
+    "Records",
     "Recurrent",
     "Replay",
     "ReplayBuffer",
@@ -132,6 +140,7 @@ __all__ = [
     "check_reals",
     "check_samples",
     "check_sizes",
+    "clip_by_tensor",
     "cosines",
     "device_capacity",
     "earns_after_leaving",
@@ -143,6 +152,7 @@ __all__ = [
     "fold_rollout",
     "forget",
     "fresh_memory",
+    "fresh_windows",
     "global_norm",
     "keep_if",
     "last_step",
@@ -158,11 +168,15 @@ __all__ = [
     "permutations",
     "program",
     "real",
+    "records",
     "resolve",
+    "scale_by_laprop",
     "scale_by_muon",
     "scaled",
     "scan",
     "static",
+    "symexp",
+    "symlog",
     "symmetries",
     "unfold",
     "usual_jax",
@@ -172,4 +186,5 @@ __all__ = [
     "with_last_step",
     "with_plain_values",
     "with_usual_jax",
+    "write_back",
 ]

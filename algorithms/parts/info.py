@@ -22,7 +22,7 @@ from typing import Any
 
 OPTIONAL = ("split", "needs")
 KEYS = ("title", "paper", "family", "actions", "masks", "agents", "memory")
-FAMILIES = ("policy gradients", "action values", "actor-critics", "search")
+FAMILIES = ("policy gradients", "action values", "actor-critics", "search", "world models")
 AGENTS = ("one", "several", "one or several", "two players")
 MEMORY = (False, True, "by flag")
 

@@ -311,7 +311,8 @@ def check_replay(config: Any, env: Any, env_params: Any) -> None:
 
 def check_rounds(config: Any) -> None:
     """Refuses impossible sizes of rounds, and a run that ends before it learns."""
-    positive = ("train_every", "updates_per_step", "buffer_size", "batch_size", "n_step")
+    positive = ["train_every", "updates_per_step", "buffer_size", "batch_size"]
+    positive += ["n_step"] * hasattr(config, "n_step")
     check_sizes(config, *positive, not_negative=("learning_starts",))
     if hasattr(config, "buffer_dtype"):
         check_choices(config, buffer_dtype=DTYPES)

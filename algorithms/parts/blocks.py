@@ -1,0 +1,57 @@
+"""Root mean square norms and block-diagonal dense layers."""
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+
+class RMSNorm(nn.Module):
+    """x / sqrt(mean x**2 + eps) * scale, over the last axis of x (..., size), in float32.
+
+    Zhang and Sennrich 2019, arXiv:1910.07467. The mean is a product with a vector, because XLA's
+    own sums along the last axis are slow on CPUs.
+    """
+
+    eps: float = 1e-4
+
+    @nn.compact
+    def __call__(self, x):
+        x, size = x.astype(jnp.float32), x.shape[-1]
+        scale = self.param("scale", nn.initializers.ones, (size,))
+        weights = jnp.full(size, 1.0 / size)
+        square = jnp.dot(jnp.square(x), weights, precision="highest")[..., None]  # not TF32
+        return x * jax.lax.rsqrt(square + self.eps) * scale
+
+
+class BlockDense(nn.Module):
+    """A dense layer of several blocks: each sees its own part of x, and all of what they share.
+
+    Args:
+      x: (batch, size), of which a block sees size / blocks numbers.
+      shared: (batch, others), seen by all blocks; may be None.
+
+    The output is (batch, features), block after block. The kernel is (blocks, inputs of a block,
+    features / blocks), a block's part of x before what is shared. An initialiser takes its
+    first two axes as inputs, so numbers are as small as those of a dense layer of all inputs.
+    """
+
+    features: int
+    blocks: int
+    dtype: Any = None  # that products compute in
+    kernel_init: nn.initializers.Initializer = nn.initializers.lecun_normal()
+
+    @nn.compact
+    def __call__(self, x, shared=None):
+        own, out = x.shape[-1] // self.blocks, self.features // self.blocks
+        common = 0 if shared is None else shared.shape[-1]
+        shape = self.blocks, own + common, out
+        kernel = self.param("kernel", self.kernel_init, shape)
+        bias = self.param("bias", nn.initializers.zeros, (self.features,))
+        x, shared, kernel = nn.dtypes.promote_dtype(x, shared, kernel, dtype=self.dtype)
+        apart = x.reshape(*x.shape[:-1], self.blocks, own)
+        y = jnp.einsum("...gi,gio->...go", apart, kernel[:, :own]).reshape(*x.shape[:-1], -1)
+        if shared is not None:  # one product for all blocks, which need no copies of it
+            y += shared @ kernel[:, own:].swapaxes(0, 1).reshape(common, self.features)
+        return y + bias.astype(y.dtype)
