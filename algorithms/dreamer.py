@@ -1,0 +1,816 @@
+"""DreamerV3: an actor and a critic that learn in a world model. A whole run is one XLA program.
+
+Paper: Hafner et al. 2023, https://arxiv.org/abs/2301.04104 (Nature 2025). Where its versions
+differ, this follows the authors' code of 2026, https://github.com/danijar/dreamerv3.
+
+    python algorithms/dreamer.py --preset CartPole-v1
+    python algorithms/dreamer.py --preset Pendulum-v1 --num-seeds 4
+
+    train = make_train(Config(env="CartPole-v1"))
+    state, metrics = train(jax.random.key(0))
+    state, metrics = jax.vmap(train)(jax.random.split(jax.random.key(0), 4))
+
+Implementation details:
+  1 A round is `train_every` steps of each environment, then `updates_per_step` gradient steps. The
+    train ratio, replayed steps for each one of an environment, is updates_per_step * batch_size *
+    sequence_length / (num_envs * train_every). The paper's is 32 to 1024. Its resets count, too.
+  2 A sequence starts at any stored step. The end of an episode is a record of its own, with its
+    last reward and without an action; the next record has no reward. So a sequence may cross
+    episodes. An episode's first record is never the first that is learned (the code: 1 in 64).
+  3 Each step is stored with its latents. Those of the record before a sequence start it, and after
+    the gradient step its new latents replace the stored ones.
+  4 With `online_queue`, batches first take sequences that no batch has had yet.
+  5 Numbers are observed and reconstructed as symlog(x), with the squared error. Zeros and ones
+    (`reconstruction` bits) have a cross-entropy, and bytes are pixels. A dense layer decodes
+    images: the paper's are transposed convolutions.
+  6 Block GRU: each block sees its part of the memory, and the stochastic latents and the action.
+  7 Latents are one-hot vectors from a softmax with a share `unimix` of uniform probabilities, which
+    also counts in their losses. Gradients go straight through. A fresh memory is all zeros.
+  8 Dynamics and representation loss have `free_nats`, for each step before the mean.
+  9 The continuation is 0 where an episode terminated and `gamma` elsewhere, also where it was cut.
+    Predictions so contain the discount factor.
+ 10 Rewards and values are categories of symexp-spaced bins. Their last layers start at zero.
+ 11 Imagination starts at every posterior state, those of last records included. Losses of actor and
+    critic stop at the features. Step t counts by the product of the predicted continuations 0..t.
+ 12 Lambda-returns of the critic itself. Its slow copy only regularises it, and moves by `tau` after
+    each gradient step.
+ 13 Advantages are divided by the range from the 5th to the 95th percentile of returns, a running
+    mean that starts at zero, if it is above 1. REINFORCE for discrete and continuous actions.
+ 14 The critic also learns returns of the replayed rewards, which bootstrap from imagined returns.
+    This loss goes through the features into the world model.
+ 15 One optimiser: clipping by tensor, LaProp, and a linear warm-up from 0. The text of the paper
+    has 0.99 for `adam_b2`, the code 0.999.
+ 16 Discrete actions have a share `actor_unimix` of uniform probabilities, as in the paper's text.
+    Continuous ones are Gaussian with a mean in (-1, 1), unclipped for actor and world model. The
+    environment gets them clipped and rescaled to its box.
+ 17 Without a key the policy takes the most probable latents and action. The paper's always samples.
+ 18 With bfloat16, hidden layers multiply in it; memory, heads and losses stay float32.
+"""
+
+import functools
+import math
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+from flax import struct
+
+import envs
+from algorithms import parts
+from algorithms.parts import real, static
+
+INFO = {
+    "title": "DreamerV3: a world model, and an actor and a critic that learn in its imagination",
+    "paper": "[Hafner et al. 2023](https://arxiv.org/abs/2301.04104)",
+    "family": "world models",
+    "actions": ("discrete", "continuous"),
+    "masks": False,
+    "agents": "one",
+    "memory": True,
+}
+
+
+@struct.dataclass
+class Config:
+    env: str = static("CartPole-v1")  # name of the environment
+    env_settings: tuple[tuple[str, Any], ...] = static(())  # env settings, name=value,...
+    total_timesteps: int = static(100_000)  # environment steps of the whole run
+    num_envs: int = static(16)  # parallel environments
+    train_every: int = static(2)  # steps of each environment between two rounds of learning
+    updates_per_step: int = static(1)  # gradient steps in a round of learning
+    buffer_size: int = static(100_000)  # steps kept, over all environments
+    buffer_dtype: str = static("")  # dtype of stored observations, such as bool; "": unchanged
+    latent_dtype: str = static("float32")  # dtype of stored memories: float32 or bfloat16
+    batch_size: int = static(16)  # sequences in a gradient step
+    sequence_length: int = static(64)  # records of a sequence that are learned
+    online_queue: bool = static(True)  # batches first take sequences that none has had yet
+    learning_starts: int = static(1_024)  # environment steps before the first gradient step
+    imagine_steps: int = static(15)  # steps of imagined trajectories
+    learning_rate: float = real(4e-5, "[0, inf)")  # LaProp's step size
+    warmup_steps: float = real(1_000.0, "[0, inf)")  # gradient steps of the linear warm-up
+    agc: float = real(0.3, "(0, inf]")  # clip each tensor's gradient to this share of its norm
+    agc_min: float = real(1e-3, "(0, inf)")  # smallest norm that counts for this
+    adam_b1: float = real(0.9, "[0, 1)")  # LaProp's decay of the momentum
+    adam_b2: float = real(0.999, "[0, 1)")  # LaProp's decay of squared gradients
+    adam_eps: float = real(1e-20, "(0, inf)")  # LaProp's epsilon
+    gamma: float = real(1.0 - 1.0 / 333.0, "[0, 1]")  # discount factor
+    gae_lambda: float = real(0.95, "[0, 1]")  # lambda of lambda-returns
+    dynamics_coef: float = real(1.0, "[0, inf)")  # weight of the prior's loss
+    representation_coef: float = real(0.1, "[0, inf)")  # weight of the posterior's loss
+    free_nats: float = real(1.0, "[0, inf)")  # these two losses count from here on
+    reconstruction_coef: float = real(1.0, "[0, inf)")  # weight of the observations' loss
+    reward_coef: float = real(1.0, "[0, inf)")  # weight of the rewards' loss
+    continue_coef: float = real(1.0, "[0, inf)")  # weight of the continuations' loss
+    vf_coef: float = real(1.0, "[0, inf)")  # weight of the critic's loss in imagination
+    replay_vf_coef: float = real(0.3, "[0, inf)")  # weight of the critic's loss on replayed steps
+    slow_coef: float = real(1.0, "[0, inf)")  # weight of the slow critic in both losses
+    tau: float = real(0.02, "[0, 1]")  # share that the slow critic moves at a gradient step
+    ent_coef: float = real(3e-4, "[0, inf)")  # weight of the actor's entropy
+    return_decay: float = real(0.99, "[0, 1)")  # decay of the running percentiles of returns
+    return_low: float = real(5.0, "[0, 100]")  # lower percentile of returns
+    return_high: float = real(95.0, "[0, 100]")  # upper percentile of returns
+    return_limit: float = real(1.0, "(0, inf)")  # smaller ranges of returns count as this
+    unimix: float = real(0.01, "[0, 1]")  # share of uniform probabilities in latents
+    actor_unimix: float = real(0.01, "[0, 1]")  # share of random actions, if they are discrete
+    min_std: float = real(0.1, "(0, inf)")  # smallest standard deviation of continuous actions
+    max_std: float = real(1.0, "(0, inf)")  # largest standard deviation of continuous actions
+    hidden_size: int = static(64)  # units of dense layers
+    memory_size: int = static(512)  # size of the block GRU's memory
+    blocks: int = static(8)  # blocks of the GRU
+    latents: int = static(32)  # stochastic latents
+    classes: int = static(4)  # values of each of them
+    encoder_layers: int = static(3)  # dense layers of the encoder
+    decoder_layers: int = static(3)  # dense layers of the decoder
+    prior_layers: int = static(2)  # dense layers from the memory to the prior
+    reward_layers: int = static(1)  # dense layers of the reward's head
+    continue_layers: int = static(1)  # dense layers of the continuation's head
+    actor_layers: int = static(3)  # dense layers of the actor
+    critic_layers: int = static(3)  # dense layers of the critic
+    num_bins: int = static(255)  # bins of rewards and values; odd
+    bin_limit: int = static(20)  # the last bins are +-(exp(this) - 1)
+    reconstruction: str = static("symlog")  # observations are numbers: symlog, or 0 and 1: bits
+    activation: str = static("swish")  # any function of flax.linen: tanh, relu, swish, ...
+    conv_layers: str = static("small")  # for images: none, small, nature or impala
+    compute_dtype: str = static("float32")  # dtype of hidden layers: float32 or bfloat16
+    num_evals: int = static(20)  # points of the learning curve
+    num_eval_episodes: int = static(32)  # evaluation episodes at each point; 0: none
+    eval_at_start: bool = static(True)  # evaluate before training too
+
+
+# --- network ----------------------------------------------------------------------------------
+
+INIT = nn.initializers.lecun_normal()  # a normal distribution, cut off at two deviations
+
+
+def hidden(config, x):
+    """A normalised and activated dense layer; x is (batch, ...)."""
+    x = parts.Dense(config.hidden_size, kernel_init=INIT, dtype=config.compute_dtype)(x)
+    return activated(config, x)
+
+
+def activated(config, x):
+    x = parts.RMSNorm()(x).astype(config.compute_dtype)
+    return parts.activation(config.activation)(x)
+
+
+class Layers(nn.Module):
+    """`count` hidden layers, then a layer of `size` numbers (none, if it is 0): any axes, (...)."""
+
+    config: Config
+    count: int
+    size: int = 0
+    gain: float = 1.0  # of the last layer's first parameters
+
+    @nn.compact
+    def __call__(self, x):
+        axes, x = x.shape[:-1], x.reshape(-1, x.shape[-1])
+        for _ in range(self.count):
+            x = hidden(self.config, x)
+        x = x.astype(jnp.float32)
+        if self.size:
+            init = lambda *args: self.gain * INIT(*args)
+            x = parts.Dense(self.size, kernel_init=init, name="head")(x)
+        return x.reshape(*axes, -1)
+
+
+class Encoder(nn.Module):
+    """Observations (..., *shape) to tokens (..., hidden_size)."""
+
+    config: Config
+
+    @nn.compact
+    def __call__(self, x, axes):
+        """`axes` is the number of leading axes."""
+        c, leading, x = self.config, x.shape[:axes], x.reshape(-1, *x.shape[axes:])
+        if x.ndim == 4 and c.conv_layers != "none":
+            activate = parts.activation(c.activation)
+            x = parts.Convolutions(c.conv_layers, activate, INIT, c.compute_dtype)(x)
+        x = x.astype(jnp.float32).reshape(*leading, -1)
+        return Layers(c, c.encoder_layers)(x)
+
+
+class BlockGRU(nn.Module):
+    """h_{t-1} (batch, memory_size), z_{t-1} (batch, numbers), a_{t-1} (batch, size) to h_t."""
+
+    config: Config
+
+    @nn.compact
+    def __call__(self, h, z, action):  # detail 6
+        """h' = u tanh(sigmoid(r) c) + (1 - u) h, u = sigmoid(v - 1), with r, c, v of each block."""
+        c, size = self.config, self.config.memory_size
+        action = action / jax.lax.stop_gradient(jnp.maximum(1.0, jnp.abs(action)))
+        shared = jnp.concatenate([hidden(c, x) for x in (h, z, action)], -1)
+        layer = functools.partial(parts.BlockDense, blocks=c.blocks, dtype=c.compute_dtype)
+        x = activated(c, layer(size)(h, shared))
+        gates = layer(3 * size)(x).astype(jnp.float32).reshape(len(h), c.blocks, 3, -1)
+        reset, candidate, update = (gates[:, :, i].reshape(h.shape) for i in range(3))
+        update = nn.sigmoid(update - 1.0)
+        return update * jnp.tanh(nn.sigmoid(reset) * candidate) + (1.0 - update) * h
+
+
+class Network(nn.Module):
+    """World model, actor and critic. Heads see features: memory and latents in one vector."""
+
+    config: Config
+    numbers: int  # of an observation
+    outputs: int  # of the actor
+
+    def setup(self):
+        c, logits = self.config, self.config.latents * self.config.classes
+        self.encoder = Encoder(c)
+        self.core = BlockGRU(c)
+        self.posterior = Layers(c, 1, logits)
+        self.prior = Layers(c, c.prior_layers, logits)
+        self.decoder = Layers(c, c.decoder_layers, self.numbers)
+        self.reward = Layers(c, c.reward_layers, c.num_bins, 0.0)
+        self.continuation = Layers(c, c.continue_layers, 1)
+        self.actor = Layers(c, c.actor_layers, self.outputs, 0.01)
+        self.critic = make_critic(c)
+
+    def __call__(self, observation, world):
+        """Creates all parameters."""
+        tokens, h = self.encoder(observation, 1), self.core(*flat(world))
+        self.posterior(jnp.concatenate([h, tokens], -1))
+        x = features(world)
+        for head in (self.decoder, self.reward, self.continuation, self.actor, self.critic):
+            head(x)
+        return self.prior(h)
+
+
+def make_critic(config):
+    return Layers(config, config.critic_layers, config.num_bins, 0.0)
+
+
+# --- data types -------------------------------------------------------------------------------
+
+
+class World(NamedTuple):
+    """What the world model knows; a policy's memory. Zeros are a fresh one."""
+
+    h: jax.Array  # memory, (..., memory_size)
+    z: jax.Array  # one-hot latents, (..., latents, classes)
+    action: jax.Array  # the last action, (..., size); one-hot, or unclipped
+
+
+class Row(NamedTuple):
+    """A step in the replay buffer, with the latents at its observation."""
+
+    steps: parts.Transition
+    h: jax.Array  # (memory_size,)
+    z: jax.Array  # classes, (latents,), uint8
+
+
+@struct.dataclass
+class PolicyState:
+    """The part of the state that acting needs."""
+
+    params: Any
+
+
+@struct.dataclass
+class TrainState:
+    """Everything that a run needs to continue."""
+
+    policy: PolicyState
+    slow_critic: Any  # parameters
+    returns: jax.Array  # running percentiles of returns, (2,)
+    opt_state: optax.OptState
+    replay: parts.Replay  # of Rows
+    taken: jax.Array  # sequences that batches had from the online queue, int32
+    env_state: Any  # of `envs.batch`
+    observation: jax.Array  # (num_envs, ...)
+    world: World  # before the observation, (num_envs, ...)
+    episodes: Any  # of `envs.batch`
+    rng: jax.Array
+    eval_rng: jax.Array  # constant: all evaluations use it
+    update: jax.Array  # updates so far, int32
+
+
+class Noise(NamedTuple):
+    """Random numbers for the acting in a round."""
+
+    step_rng: jax.Array  # (train_every,)
+    latents: jax.Array  # uniform, (train_every, num_envs, latents)
+    actions: jax.Array  # (train_every, num_envs, size): see parts.ActionSpace
+
+
+class Draws(NamedTuple):
+    """Random numbers of a gradient step."""
+
+    windows: jax.Array  # (batch_size,), see parts.ReplayBuffer
+    rng: jax.Array
+
+
+class Imagined(NamedTuple):
+    """Imagined trajectories from all states; leading axes (imagine_steps + 1, states)."""
+
+    features: jax.Array
+    actions: jax.Array  # at all but the last features, as their distribution has them
+
+
+# --- formulas ---------------------------------------------------------------------------------
+
+
+def flat(world):
+    """The arrays of a World, each (..., numbers)."""
+    return world.h, world.z.reshape(*world.z.shape[:-2], -1), world.action
+
+
+def features(world):
+    return jnp.concatenate(flat(world)[:2], -1)
+
+
+def mixed(logits, share):
+    """(1 - share) softmax(logits) + share / n, over the last axis of n."""
+    return (1.0 - share) * nn.softmax(logits) + share / logits.shape[-1]
+
+
+def sample_latents(probs, noise):  # detail 7
+    """One-hot z ~ p, with the gradient of p. Uniform noise (...) for p (..., classes); None: the
+    most probable ones."""
+    classes = probs.shape[-1]
+    if noise is None:
+        return jax.nn.one_hot(probs.argmax(-1), classes)
+    sums = jnp.dot(probs, jnp.triu(jnp.ones((classes, classes))), precision="highest")
+    index = (sums[..., :-1] <= noise[..., None]).sum(-1)
+    return jax.nn.one_hot(index, classes) + probs - jax.lax.stop_gradient(probs)
+
+
+def divergence(p, q):
+    """KL(p || q) = sum p log(p / q), (...), of latents (..., latents, classes)."""
+    log = lambda x: jnp.log(jnp.maximum(x, 1e-30))
+    return (p * (log(p) - log(q))).sum((-2, -1))
+
+
+def bounded_normal(numbers, low, high):  # detail 16
+    """N(tanh m, s**2) with s = (high - low) sigmoid(x + 2) + low, of numbers (..., 2 size)."""
+    mean, x = jnp.split(numbers, 2, -1)
+    return parts.Gaussian(jnp.tanh(mean), jnp.log((high - low) * nn.sigmoid(x + 2.0) + low))
+
+
+def imagined_returns(rewards, continues, values, gae_lambda):  # detail 12
+    """R_t = r_{t+1} + c_{t+1} ((1 - lambda) v_{t+1} + lambda R_{t+1}) with R_H = v_H.
+
+    All are (H + 1, states), the result (H, states). Continuations c have the discount factor.
+    """
+
+    def step(later, inputs):
+        reward, c, value = inputs
+        total = reward + c * ((1.0 - gae_lambda) * value + gae_lambda * later)
+        return total, total
+
+    inputs = rewards[1:], continues[1:], values[1:]
+    return parts.scan(step, values[-1], inputs, reverse=True)[1]
+
+
+def replayed_returns(rewards, last, terminated, values, gamma, gae_lambda):  # detail 14
+    """R_t = r_{t+1} + gamma (1 - e_{t+1}) ((1 - l_{t+1}) v_{t+1} + l_{t+1} R_{t+1}), R_T = v_T.
+
+    e is 1 where an episode terminated, and l = lambda (1 - last). All are (T + 1, batch), the
+    result (T, batch).
+    """
+    continues = gamma * (1.0 - terminated)
+    traces = gae_lambda * (1.0 - last)
+
+    def step(later, inputs):
+        reward, c, trace, value = inputs
+        total = reward + c * ((1.0 - trace) * value + trace * later)
+        return total, total
+
+    inputs = jax.tree.map(lambda x: x[1:], (rewards, continues, traces, values))
+    return parts.scan(step, values[-1], inputs, reverse=True)[1]
+
+
+def percentiles(config, old, returns):  # detail 13
+    """Running percentiles (2,) after those of all these returns."""
+    asked = jnp.stack([config.return_low, config.return_high])
+    new = jnp.percentile(returns, asked)
+    return config.return_decay * old + (1.0 - config.return_decay) * new
+
+
+def policy_loss(log_prob, entropy, advantages, weights, ent_coef):
+    """The mean of -w (log pi(a) A + ent_coef H), with constant weights w and advantages A."""
+    return -(weights * (log_prob * advantages + ent_coef * entropy)).mean()
+
+
+def value_loss(bins, logits, returns, slow_values, slow_coef):
+    """-log p(R) - slow_coef log p(v'), two-hot, with returns R and the slow critic's values v'."""
+    return bins.cross_entropy(logits, returns) + slow_coef * bins.cross_entropy(logits, slow_values)
+
+
+def warm_up(step, steps):  # detail 15
+    """min(step / steps, 1) for the gradient steps before this one; 1 without warm-up."""
+    return jnp.where(step < steps, step / jnp.maximum(steps, 1e-6), 1.0)
+
+
+# --- acting and training ----------------------------------------------------------------------
+
+
+class Model:
+    """Functions of parameters: the world model's, the actor's and the critic's."""
+
+    def __init__(self, config: Config, env: Any, env_params: Any):
+        self.config = config
+        self.space = parts.ActionSpace(env.action_space(env_params))
+        self.shape = tuple(env.observation_space(env_params).shape)
+        outputs = self.space.size if self.space.discrete else 2 * self.space.size
+        self.network = Network(config, math.prod(self.shape), outputs)
+        self.critic = make_critic(config)
+        self.bins = parts.Bins(config.num_bins, config.bin_limit)
+
+    def __call__(self, params, name, *inputs):
+        """The outputs of a part of the network."""
+        return self.network.apply(params, *inputs, method=lambda net, *x: getattr(net, name)(*x))
+
+    def numbers(self, x):  # detail 5
+        """Observations (..., *shape) as the world model has them: in [0, 1], or by symlog."""
+        in_range = self.config.reconstruction == "bits" or x.dtype == jnp.uint8
+        return parts.scaled(x) if in_range else parts.symlog(parts.scaled(x))
+
+    def tokens(self, params, x):
+        numbers = self.numbers(x) - (0.5 if x.dtype == jnp.uint8 else 0.0)
+        return self(params, "encoder", numbers, x.ndim - len(self.shape))
+
+    def reconstruction_loss(self, predicted, x):  # detail 5
+        """-log p(x) or squared errors, summed over the numbers of observations x (..., *shape)."""
+        numbers = self.numbers(x).reshape(predicted.shape)
+        if x.dtype == jnp.uint8:
+            return jnp.square(nn.sigmoid(predicted) - numbers).sum(-1)
+        if self.config.reconstruction == "bits":
+            return optax.sigmoid_binary_cross_entropy(predicted, numbers).sum(-1)
+        return jnp.square(predicted - numbers).sum(-1)
+
+    def fresh(self, *axes):
+        c, zeros = self.config, lambda *shape: jnp.zeros((*axes, *shape))
+        return World(zeros(c.memory_size), zeros(c.latents, c.classes), zeros(self.space.size))
+
+    def vector(self, action, axes=1):
+        """Actions as the world model sees them, (..., size); `axes` is the number of leading axes.
+
+        Discrete ones are one-hot, and continuous ones not clipped.
+        """
+        if self.space.discrete:
+            return jax.nn.one_hot(action, self.space.size)
+        return action.reshape(*action.shape[:axes], -1)
+
+    def latents(self, params, name, x):
+        """Probabilities of the prior or posterior, (..., latents, classes)."""
+        logits = self(params, name, x)
+        logits = logits.reshape(*logits.shape[:-1], self.config.latents, self.config.classes)
+        return mixed(logits, self.config.unimix)
+
+    def observe(self, params, world, tokens, noise):
+        """h_t = f(h_{t-1}, z_{t-1}, a_{t-1}), z_t ~ q(h_t, x_t): the World, and q's probabilities.
+
+        The World keeps the last action.
+        """
+        h = self(params, "core", *flat(world))
+        probs = self.latents(params, "posterior", jnp.concatenate([h, tokens], -1))
+        return world._replace(h=h, z=sample_latents(probs, noise)), probs
+
+    def imagine(self, params, world, noise):
+        """h_t = f(h_{t-1}, z_{t-1}, a_{t-1}), z_t ~ p(h_t)."""
+        h = self(params, "core", *flat(world))
+        return world._replace(h=h, z=sample_latents(self.latents(params, "prior", h), noise))
+
+    def actions(self, params, x):
+        """The distribution of actions at features (..., numbers)."""
+        c, numbers = self.config, self(params, "actor", x)
+        if self.space.discrete:
+            return parts.Categorical(jnp.log(jnp.maximum(mixed(numbers, c.actor_unimix), 1e-30)))
+        return bounded_normal(numbers, c.min_std, c.max_std)
+
+    def slow_value(self, params, x):
+        return self.bins.mean(self.critic.apply({"params": params}, x))
+
+    def to_environment(self, action):
+        return action if self.space.discrete else self.space.rescale(action)
+
+
+@parts.with_environment
+def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Callable:
+    """Returns policy(state, observation, memory=None, rng=None, mask=None) -> action, memory.
+
+    The policy is for one environment. memory=None is a fresh memory, a World. Without rng it takes
+    the most probable latents and action, with rng it samples both.
+    """
+    model = Model(config, env, env_params)
+
+    def policy(state, observation, memory=None, rng=None, mask=None):
+        memory, observation = jax.tree.map(lambda x: x[None], (memory, observation))
+        world = model.fresh(1) if memory is None else memory
+        params, noise = state.policy.params, None
+        if rng is not None:
+            rng, latent_rng = jax.random.split(rng)
+            noise = jax.random.uniform(latent_rng, (1, config.latents))
+        tokens = model.tokens(params, observation)
+        world, _ = model.observe(params, world, tokens, noise)
+        actions = model.actions(params, features(world))
+        action = actions.mode() if rng is None else actions.sample(seed=rng)
+        memory = world._replace(action=model.vector(action))
+        return jax.tree.map(lambda x: x[0], (model.to_environment(action), memory))
+
+    return policy
+
+
+def make_buffer(config, env, env_params):
+    """A replay buffer of Rows, whose windows are a record and the sequence after it; its first
+    state."""
+    buffer = parts.ReplayBuffer(
+        buffer_size=config.buffer_size,
+        num_envs=config.num_envs,
+        num_steps=config.train_every,
+        n_step=config.sequence_length + 1,
+        dtype=config.buffer_dtype,
+    )
+
+    def row(step):
+        h = jnp.zeros(config.memory_size, config.latent_dtype)
+        return Row(steps=step, h=h, z=jnp.zeros(config.latents, jnp.uint8))
+
+    return buffer, lambda: buffer.create(env, env_params, row)
+
+
+def check(config: Config, env: Any, env_params: Any) -> None:
+    """Raises a ValueError that names the setting, its value and a value that works."""
+    sizes = ["sequence_length", "imagine_steps", "hidden_size", "memory_size", "blocks", "latents"]
+    sizes += ["classes", "prior_layers", "reward_layers", "continue_layers", "actor_layers"]
+    sizes += ["critic_layers", "encoder_layers", "decoder_layers", "num_bins", "bin_limit"]
+    words = {"reconstruction": ("symlog", "bits"), "latent_dtype": ("float32", "bfloat16")}
+    parts.check(INFO, config, env, env_params, *sizes, words=words)
+    parts.check_rounds(config)
+    parts.check_divides("blocks", config.blocks, "memory_size", config.memory_size)
+    if config.num_bins % 2 == 0 or config.num_bins < 3:
+        near = max(config.num_bins + 1, 3) | 1
+        raise ValueError(f"num_bins={config.num_bins}: give an odd number, 3 or more, as {near}")
+    for name, most in (("classes", 256), ("bin_limit", 80)):  # of a byte, and of a float32
+        if getattr(config, name) > most:
+            raise ValueError(f"{name}={getattr(config, name)}: give a whole number up to {most}")
+    window = config.sequence_length + 1
+    for name in ("total_timesteps", "buffer_size"):
+        size, least = getattr(config, name), window * config.num_envs
+        if size < least:
+            what = f"a sequence and the step before it, {window} steps in each of num_envs="
+            raise ValueError(
+                f"{name}={size} is less than {what}{config.num_envs}; {least} would do"
+            )
+    buffer, create = make_buffer(config, env, env_params)
+    parts.check_fits(config, buffer, jax.eval_shape(create))
+
+
+@parts.with_environment
+def make_train(config: Config, env: Any = None, env_params: Any = None) -> Callable:
+    """Returns the jitted train(rng, state=None, num_evals=None) -> state, metrics.
+
+    `parts.program` describes the arguments. Without env and env_params, the config gives them.
+
+    Raises:
+      ValueError: a setting that cannot work, a space that DreamerV3 cannot take, or too large a
+        buffer.
+    """
+    check(config, env, env_params)
+    return parts.program(learner, config, env, env_params)
+
+
+def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
+    """The first state, an update (some rounds of acting and learning), and the policy."""
+    buffer, create = make_buffer(config, env, env_params)
+    rounds = parts.Rounds(config)  # detail 1
+    # A round learns once there are `learning_starts` steps and a whole window.
+    waiting = rounds.before(max(config.learning_starts, buffer.waiting + 1))
+    environments = envs.batch(env, config.num_envs, rounds.num_steps)
+    model = Model(config, env, env_params)
+    bins, space, stop = model.bins, model.space, jax.lax.stop_gradient
+    clip = parts.clip_by_tensor(config.agc, config.agc_min)  # detail 15
+    laprop = parts.scale_by_laprop(config.adam_b1, config.adam_b2, config.adam_eps)
+    laprop = parts.on_one_vector(laprop)
+    optimizer = lambda rate: optax.chain(clip, laprop, optax.scale(-rate))
+
+    def init(rng):
+        rng, network_rng, reset_rng, eval_rng = jax.random.split(rng, 4)
+        observation, env_state = environments.reset(reset_rng, env_params)
+        world = model.fresh(config.num_envs)
+        params = model.network.init(network_rng, observation.astype(jnp.float32), world)
+        return TrainState(
+            policy=PolicyState(params),
+            slow_critic=params["params"]["critic"],
+            returns=jnp.zeros(2),
+            opt_state=optimizer(0.0).init(params),
+            replay=create(),
+            taken=jnp.zeros((), jnp.int32),
+            env_state=env_state,
+            observation=observation,
+            world=world,
+            episodes=environments.episodes(),
+            rng=rng,
+            eval_rng=eval_rng,
+            update=jnp.zeros((), jnp.int32),
+        )
+
+    def update(state):
+        """Runs some rounds. Random numbers of acting are drawn at once, which costs far less."""
+        rng, start_rng, step_rng, latent_rng, action_rng, draw_rng, rngs = jax.random.split(
+            state.rng, 7
+        )
+        steps = rounds.gradient_steps
+        draws = Draws(
+            windows=buffer.noise(draw_rng, (steps, config.batch_size)),
+            rng=jax.random.split(rngs, steps),
+        )
+        shape = *rounds.acting, config.latents
+        noise = Noise(
+            step_rng=jax.random.split(step_rng, rounds.acting[:2]),
+            latents=parts.flat_draw(jax.random.uniform, latent_rng, shape),
+            actions=space.noise(action_rng, rounds.acting),
+        )
+        env_state = environments.refill(start_rng, state.env_state, env_params)  # new start states
+        state = state.replace(env_state=env_state, rng=rng)
+        return rounds.run(round, state, noise, draws)
+
+    def round(state, noise, now):
+        """`train_every` steps of every environment, then `updates_per_step` gradient steps."""
+        state, rows = act(state, noise)
+        state = state.replace(replay=buffer.add(state.replay, rows))
+        ready = now.number >= waiting
+        steps = (now.number + 1) * config.train_every
+        done = (now.number - waiting).astype(jnp.float32) * config.updates_per_step
+
+        def learn(old, draws, index):
+            new, metrics = gradient_step(old, draws, steps, done + (index - now.first), ready)
+            return parts.keep_if(ready, new, old), metrics
+
+        state, metrics = rounds.repeat(learn, state, now, ready)
+        return state, metrics, rows.steps
+
+    def act(state, noise):
+        """`train_every` steps of every environment."""
+
+        def step(state, noise):
+            params = state.policy.params
+            tokens = model.tokens(params, state.observation)
+            world, _ = model.observe(params, state.world, tokens, noise.latents)
+            action = model.actions(params, features(world)).sample_from(noise.actions)
+            observation, env_state, reward, terminated, truncated, info = environments.step(
+                noise.step_rng, state.env_state, model.to_environment(action), env_params
+            )
+            transition = parts.Transition(
+                observation=state.observation,
+                action=action if space.discrete else space.shaped(action),
+                reward=reward,
+                terminated=terminated,
+                done=terminated | truncated,
+                final_observation=info["final_observation"],
+            )
+            row = Row(steps=transition, h=world.h, z=world.z.argmax(-1))
+            world = parts.forget(world._replace(action=model.vector(action)), transition.done)
+            state = state.replace(env_state=env_state, observation=observation, world=world)
+            return state, row
+
+        return parts.scan(step, state, noise)
+
+    def replayed(state, windows, steps):
+        """The World after the first record, and the Records (sequence_length + 1, batch_size)."""
+        index, taken = buffer.draw(state.replay, windows).index, state.taken
+        if config.online_queue:  # detail 4
+            index, taken = parts.fresh_windows(buffer, steps, index, taken)
+        rows = state.replay.transitions
+        records = parts.records(buffer, state.replay, rows.steps, index)
+        z = jax.nn.one_hot(rows.z[index], config.classes)
+        action = model.vector(records.action, 2)
+        return World(rows.h[index].astype(jnp.float32), z, action[0]), records, action, taken
+
+    def gradient_step(state, draws, steps, done, ready):
+        """Learns from a batch of sequences, first the world model, then actor and critic."""
+        world, records, action, taken = replayed(state, draws.windows, steps)
+        old = state.policy.params
+        (_, (metrics, worlds, returns)), grads = jax.value_and_grad(loss, has_aux=True)(
+            old, state, world, records, action, draws.rng
+        )
+        rate = config.learning_rate * warm_up(done, config.warmup_steps)
+        updates, opt_state = optimizer(rate).update(grads, state.opt_state, old)
+        params = optax.apply_updates(old, updates)
+        metrics |= {"grad_norm": parts.global_norm(grads), "current_learning_rate": rate}
+        move = lambda slow, new: slow + config.tau * (new - slow)
+        # detail 3: the last records of episodes have no row of their own
+        rows, where = state.replay.transitions, ready & ~records.last[1:]
+        new = worlds.h, worlds.z.argmax(-1)
+        h, z = parts.write_back((rows.h, rows.z), records.row[1:], new, where)
+        state = state.replace(
+            policy=state.policy.replace(params=params),
+            slow_critic=jax.tree.map(move, state.slow_critic, params["params"]["critic"]),
+            returns=returns,
+            opt_state=opt_state,
+            replay=state.replay.replace(transitions=rows._replace(h=h, z=z)),
+            taken=taken,
+        )
+        return state, metrics
+
+    def loss(params, state, world, records, action, rng):
+        """The sum of all losses; metrics, the posterior's World and the percentiles of returns."""
+        latent_rng, *imagine_rngs = jax.random.split(rng, 3)
+        learned = jax.tree.map(lambda x: x[1:], records)
+        of_model, model_metrics, worlds = world_losses(params, world, learned, action, latent_rng)
+        # detail 11
+        flatten = lambda x: stop(x).reshape(-1, *x.shape[2:])
+        imagined = imagine(stop(params), jax.tree.map(flatten, worlds), imagine_rngs)
+        of_behaviour, metrics, returns, targets = behaviour_losses(params, state, imagined)
+        bootstrap = targets[0].reshape(learned.reward.shape)
+        of_replay = replay_value_loss(params, state, features(worlds), learned, bootstrap)
+        metrics |= model_metrics | {"replay_value_loss": of_replay}
+        total = of_model + of_behaviour + config.replay_vf_coef * of_replay
+        return total, (metrics, worlds, returns)
+
+    def world_losses(params, world, records, action, rng):
+        """Reconstruction, reward, continuation, dynamics and representation loss; the posterior."""
+        tokens = model.tokens(params, records.observation)
+        noise = jax.random.uniform(rng, (*records.reward.shape, config.latents))
+
+        def step(world, inputs):
+            tokens, first, action, noise = inputs
+            world = parts.forget(world, first)
+            world, probs = model.observe(params, world, tokens, noise)
+            return world._replace(action=action), (world, probs)
+
+        inputs = tokens, records.first, action[1:], noise
+        _, (worlds, posterior) = parts.scan(step, world, inputs)
+        prior, x = model.latents(params, "prior", worlds.h), features(worlds)
+        kl = lambda p, q: jnp.maximum(divergence(p, q), config.free_nats).mean()  # detail 8
+        target = config.gamma * (1.0 - records.terminated)  # detail 9
+        logits = model(params, "continuation", x)[..., 0]
+        losses = {
+            "reconstruction": model.reconstruction_loss(
+                model(params, "decoder", x), records.observation
+            ).mean(),
+            "reward": bins.cross_entropy(model(params, "reward", x), records.reward).mean(),
+            "continue": optax.sigmoid_binary_cross_entropy(logits, target).mean(),
+            "dynamics": kl(stop(posterior), prior),
+            "representation": kl(posterior, stop(prior)),
+        }
+        total = sum(getattr(config, f"{name}_coef") * x for name, x in losses.items())
+        metrics = {f"{name}_loss": x for name, x in losses.items()}
+        return total, metrics | {"kl": divergence(posterior, prior).mean()}, worlds
+
+    def imagine(params, world, rngs):
+        """Trajectories of the actor in the world model, from all states; without a gradient."""
+        shape = config.imagine_steps, len(world.h)
+        latents = jax.random.uniform(rngs[0], (*shape, config.latents))
+
+        def step(world, noise):
+            latents, noise = noise
+            x = features(world)
+            action = model.actions(params, x).sample_from(noise)
+            world = world._replace(action=model.vector(action))
+            return model.imagine(params, world, latents), (x, action)
+
+        world, (x, actions) = parts.scan(step, world, (latents, space.noise(rngs[1], shape)))
+        x = jnp.concatenate([x, features(world)[None]])
+        return stop(Imagined(features=x, actions=actions))
+
+    def behaviour_losses(params, state, imagined):
+        """The actor's and the critic's loss in imagination; percentiles, and the returns."""
+        x, frozen = imagined.features, stop(params)
+        logits = model(params, "critic", x)
+        values = stop(bins.mean(logits))
+        rewards = bins.mean(model(frozen, "reward", x))
+        continues = nn.sigmoid(model(frozen, "continuation", x)[..., 0])
+        targets = imagined_returns(rewards, continues, values, config.gae_lambda)
+        returns = percentiles(config, state.returns, targets)
+        scale = jnp.maximum(returns[1] - returns[0], config.return_limit)
+        advantages = (targets - values[:-1]) / scale
+        weights = jnp.cumprod(continues, 0)[:-1]  # detail 11
+        actions = model.actions(params, x[:-1])
+        log_prob, entropy = actions.log_prob(imagined.actions), actions.entropy()
+        of_actor = policy_loss(log_prob, entropy, advantages, weights, config.ent_coef)
+        slow = model.slow_value(state.slow_critic, x[:-1])
+        of_critic = value_loss(bins, logits[:-1], targets, slow, config.slow_coef)
+        of_critic = (weights * of_critic).mean()
+        metrics = {
+            "policy_loss": of_actor,
+            "value_loss": of_critic,
+            "entropy": entropy.mean(),
+            "mean_value": values.mean(),
+            "return_scale": scale,
+        }
+        return of_actor + config.vf_coef * of_critic, metrics, returns, targets
+
+    def replay_value_loss(params, state, x, records, bootstrap):
+        """The critic's loss on replayed rewards, with gradients into the features (detail 14)."""
+        ends = records.last * 1.0, records.terminated * 1.0
+        targets = replayed_returns(
+            records.reward, *ends, bootstrap, config.gamma, config.gae_lambda
+        )
+        slow = stop(model.slow_value(state.slow_critic, x[:-1]))
+        losses = value_loss(bins, model(params, "critic", x[:-1]), targets, slow, config.slow_coef)
+        return ((1.0 - ends[0][:-1]) * losses).mean()
+
+    return parts.Learner(init, update, make_policy(config, env, env_params), rounds.steps)
+
+
+if __name__ == "__main__":
+    from algorithms import launch
+
+    launch.main(sys.modules[__name__])
