@@ -123,15 +123,8 @@ class Config:
     blocks: int = static(8)  # blocks of the GRU
     latents: int = static(32)  # stochastic latents
     classes: int = static(4)  # values of each of them
-    encoder_layers: int = static(3)  # dense layers of the encoder
-    decoder_layers: int = static(3)  # dense layers of the decoder
-    prior_layers: int = static(2)  # dense layers from the memory to the prior
-    reward_layers: int = static(1)  # dense layers of the reward's head
-    continue_layers: int = static(1)  # dense layers of the continuation's head
-    actor_layers: int = static(3)  # dense layers of the actor
-    critic_layers: int = static(3)  # dense layers of the critic
+    layers: int = static(3)  # dense layers of encoder, decoder, actor and critic
     num_bins: int = static(255)  # bins of rewards and values; odd
-    bin_limit: int = static(20)  # the last bins are +-(exp(this) - 1)
     reconstruction: str = static("symlog")  # observations are numbers: symlog, or 0 and 1: bits
     activation: str = static("swish")  # any function of flax.linen: tanh, relu, swish, ...
     conv_layers: str = static("small")  # for images: none, small, nature or impala
@@ -143,54 +136,33 @@ class Config:
 
 # --- network ----------------------------------------------------------------------------------
 
-INIT = nn.initializers.lecun_normal()  # a normal distribution, cut off at two deviations
+stop = jax.lax.stop_gradient
+PRIOR_LAYERS, HEAD_LAYERS = 2, 1  # hidden layers of the prior, and of reward and continuation
+BIN_LIMIT = 20  # the last bins are +-(exp(20) - 1)
 
 
-def hidden(config, x):
-    """A normalised and activated dense layer; x is (batch, ...)."""
-    x = parts.Dense(config.hidden_size, kernel_init=INIT, dtype=config.compute_dtype)(x)
-    return activated(config, x)
+def make_layers(config, count, outputs=0, gain=1.0):
+    c = config
+    return parts.NormedLayers(
+        count, c.hidden_size, c.activation, outputs, gain, dtype=c.compute_dtype
+    )
 
 
-def activated(config, x):
-    x = parts.RMSNorm()(x).astype(config.compute_dtype)
-    return parts.activation(config.activation)(x)
-
-
-class Layers(nn.Module):
-    """`count` hidden layers, then a layer of `size` numbers (none, if it is 0): any axes, (...)."""
-
-    config: Config
-    count: int
-    size: int = 0
-    gain: float = 1.0  # of the last layer's first parameters
-
-    @nn.compact
-    def __call__(self, x):
-        axes, x = x.shape[:-1], x.reshape(-1, x.shape[-1])
-        for _ in range(self.count):
-            x = hidden(self.config, x)
-        x = x.astype(jnp.float32)
-        if self.size:
-            init = lambda *args: self.gain * INIT(*args)
-            x = parts.Dense(self.size, kernel_init=init, name="head")(x)
-        return x.reshape(*axes, -1)
+def make_critic(config):
+    return make_layers(config, config.layers, config.num_bins, gain=0.0)  # detail 10
 
 
 class Encoder(nn.Module):
-    """Observations (..., *shape) to tokens (..., hidden_size)."""
+    """Observations (batch, *shape) to tokens (batch, hidden_size)."""
 
     config: Config
 
     @nn.compact
-    def __call__(self, x, axes):
-        """`axes` is the number of leading axes."""
-        c, leading, x = self.config, x.shape[:axes], x.reshape(-1, *x.shape[axes:])
+    def __call__(self, x):
+        c, activate = self.config, parts.activation(self.config.activation)
         if x.ndim == 4 and c.conv_layers != "none":
-            activate = parts.activation(c.activation)
-            x = parts.Convolutions(c.conv_layers, activate, INIT, c.compute_dtype)(x)
-        x = x.astype(jnp.float32).reshape(*leading, -1)
-        return Layers(c, c.encoder_layers)(x)
+            x = parts.Convolutions(c.conv_layers, activate, parts.LECUN, c.compute_dtype)(x)
+        return make_layers(c, c.layers)(x.reshape(len(x), -1))
 
 
 class BlockGRU(nn.Module):
@@ -202,11 +174,12 @@ class BlockGRU(nn.Module):
     def __call__(self, h, z, action):  # detail 6
         """h' = u tanh(sigmoid(r) c) + (1 - u) h, u = sigmoid(v - 1), with r, c, v of each block."""
         c, size = self.config, self.config.memory_size
-        action = action / jax.lax.stop_gradient(jnp.maximum(1.0, jnp.abs(action)))
-        shared = jnp.concatenate([hidden(c, x) for x in (h, z, action)], -1)
+        action = action / stop(jnp.maximum(1.0, jnp.abs(action)))
+        shared = jnp.concatenate([make_layers(c, 1)(x) for x in (h, z, action)], -1)
         layer = functools.partial(parts.BlockDense, blocks=c.blocks, dtype=c.compute_dtype)
-        x = activated(c, layer(size)(h, shared))
-        gates = layer(3 * size)(x).astype(jnp.float32).reshape(len(h), c.blocks, 3, -1)
+        x = parts.RMSNorm()(layer(size)(h, shared)).astype(c.compute_dtype)
+        gates = layer(3 * size)(parts.activation(c.activation)(x)).astype(jnp.float32)
+        gates = gates.reshape(len(h), c.blocks, 3, -1)
         reset, candidate, update = (gates[:, :, i].reshape(h.shape) for i in range(3))
         update = nn.sigmoid(update - 1.0)
         return update * jnp.tanh(nn.sigmoid(reset) * candidate) + (1.0 - update) * h
@@ -221,28 +194,24 @@ class Network(nn.Module):
 
     def setup(self):
         c, logits = self.config, self.config.latents * self.config.classes
+        layers = functools.partial(make_layers, c)
         self.encoder = Encoder(c)
         self.core = BlockGRU(c)
-        self.posterior = Layers(c, 1, logits)
-        self.prior = Layers(c, c.prior_layers, logits)
-        self.decoder = Layers(c, c.decoder_layers, self.numbers)
-        self.reward = Layers(c, c.reward_layers, c.num_bins, 0.0)
-        self.continuation = Layers(c, c.continue_layers, 1)
-        self.actor = Layers(c, c.actor_layers, self.outputs, 0.01)
+        self.posterior = layers(1, logits)
+        self.prior = layers(PRIOR_LAYERS, logits)
+        self.decoder = layers(c.layers, self.numbers)
+        self.reward = layers(HEAD_LAYERS, c.num_bins, gain=0.0)
+        self.continuation = layers(HEAD_LAYERS, 1)
+        self.actor = layers(c.layers, self.outputs, gain=0.01)
         self.critic = make_critic(c)
 
     def __call__(self, observation, world):
         """Creates all parameters."""
-        tokens, h = self.encoder(observation, 1), self.core(*flat(world))
+        tokens, h = self.encoder(observation), self.core(*flat(world))
         self.posterior(jnp.concatenate([h, tokens], -1))
-        x = features(world)
         for head in (self.decoder, self.reward, self.continuation, self.actor, self.critic):
-            head(x)
+            head(features(world))
         return self.prior(h)
-
-
-def make_critic(config):
-    return Layers(config, config.critic_layers, config.num_bins, 0.0)
 
 
 # --- data types -------------------------------------------------------------------------------
@@ -305,13 +274,6 @@ class Draws(NamedTuple):
     rng: jax.Array
 
 
-class Imagined(NamedTuple):
-    """Imagined trajectories from all states; leading axes (imagine_steps + 1, states)."""
-
-    features: jax.Array
-    actions: jax.Array  # at all but the last features, as their distribution has them
-
-
 # --- formulas ---------------------------------------------------------------------------------
 
 
@@ -337,7 +299,7 @@ def sample_latents(probs, noise):  # detail 7
         return jax.nn.one_hot(probs.argmax(-1), classes)
     sums = jnp.dot(probs, jnp.triu(jnp.ones((classes, classes))), precision="highest")
     index = (sums[..., :-1] <= noise[..., None]).sum(-1)
-    return jax.nn.one_hot(index, classes) + probs - jax.lax.stop_gradient(probs)
+    return jax.nn.one_hot(index, classes) + (probs - stop(probs))
 
 
 def divergence(p, q):
@@ -352,36 +314,19 @@ def bounded_normal(numbers, low, high):  # detail 16
     return parts.Gaussian(jnp.tanh(mean), jnp.log((high - low) * nn.sigmoid(x + 2.0) + low))
 
 
-def imagined_returns(rewards, continues, values, gae_lambda):  # detail 12
-    """R_t = r_{t+1} + c_{t+1} ((1 - lambda) v_{t+1} + lambda R_{t+1}) with R_H = v_H.
+def lambda_returns(rewards, continues, traces, values):
+    """R_t = r_{t+1} + c_{t+1} ((1 - l_{t+1}) v_{t+1} + l_{t+1} R_{t+1}), with R_T = v_T.
 
-    All are (H + 1, states), the result (H, states). Continuations c have the discount factor.
+    Continuations c have the discount factor. l is lambda, and 0 where an episode was cut. All are
+    (T + 1, batch), the result is (T, batch).
     """
-
-    def step(later, inputs):
-        reward, c, value = inputs
-        total = reward + c * ((1.0 - gae_lambda) * value + gae_lambda * later)
-        return total, total
-
-    inputs = rewards[1:], continues[1:], values[1:]
-    return parts.scan(step, values[-1], inputs, reverse=True)[1]
-
-
-def replayed_returns(rewards, last, terminated, values, gamma, gae_lambda):  # detail 14
-    """R_t = r_{t+1} + gamma (1 - e_{t+1}) ((1 - l_{t+1}) v_{t+1} + l_{t+1} R_{t+1}), R_T = v_T.
-
-    e is 1 where an episode terminated, and l = lambda (1 - last). All are (T + 1, batch), the
-    result (T, batch).
-    """
-    continues = gamma * (1.0 - terminated)
-    traces = gae_lambda * (1.0 - last)
 
     def step(later, inputs):
         reward, c, trace, value = inputs
         total = reward + c * ((1.0 - trace) * value + trace * later)
         return total, total
 
-    inputs = jax.tree.map(lambda x: x[1:], (rewards, continues, traces, values))
+    inputs = rewards[1:], continues[1:], traces[1:], values[1:]
     return parts.scan(step, values[-1], inputs, reverse=True)[1]
 
 
@@ -395,11 +340,6 @@ def percentiles(config, old, returns):  # detail 13
 def policy_loss(log_prob, entropy, advantages, weights, ent_coef):
     """The mean of -w (log pi(a) A + ent_coef H), with constant weights w and advantages A."""
     return -(weights * (log_prob * advantages + ent_coef * entropy)).mean()
-
-
-def value_loss(bins, logits, returns, slow_values, slow_coef):
-    """-log p(R) - slow_coef log p(v'), two-hot, with returns R and the slow critic's values v'."""
-    return bins.cross_entropy(logits, returns) + slow_coef * bins.cross_entropy(logits, slow_values)
 
 
 def warm_up(step, steps):  # detail 15
@@ -420,7 +360,7 @@ class Model:
         outputs = self.space.size if self.space.discrete else 2 * self.space.size
         self.network = Network(config, math.prod(self.shape), outputs)
         self.critic = make_critic(config)
-        self.bins = parts.Bins(config.num_bins, config.bin_limit)
+        self.bins = parts.Bins(config.num_bins, BIN_LIMIT)
 
     def __call__(self, params, name, *inputs):
         """The outputs of a part of the network."""
@@ -432,8 +372,9 @@ class Model:
         return parts.scaled(x) if in_range else parts.symlog(parts.scaled(x))
 
     def tokens(self, params, x):
+        axes = x.shape[: x.ndim - len(self.shape)]
         numbers = self.numbers(x) - (0.5 if x.dtype == jnp.uint8 else 0.0)
-        return self(params, "encoder", numbers, x.ndim - len(self.shape))
+        return self(params, "encoder", numbers.reshape(-1, *self.shape)).reshape(*axes, -1)
 
     def reconstruction_loss(self, predicted, x):  # detail 5
         """-log p(x) or squared errors, summed over the numbers of observations x (..., *shape)."""
@@ -464,18 +405,10 @@ class Model:
         return mixed(logits, self.config.unimix)
 
     def observe(self, params, world, tokens, noise):
-        """h_t = f(h_{t-1}, z_{t-1}, a_{t-1}), z_t ~ q(h_t, x_t): the World, and q's probabilities.
-
-        The World keeps the last action.
-        """
+        """h_t = f(h_{t-1}, z_{t-1}, a_{t-1}), z_t ~ q(h_t, x_t), and the probabilities q."""
         h = self(params, "core", *flat(world))
         probs = self.latents(params, "posterior", jnp.concatenate([h, tokens], -1))
         return world._replace(h=h, z=sample_latents(probs, noise)), probs
-
-    def imagine(self, params, world, noise):
-        """h_t = f(h_{t-1}, z_{t-1}, a_{t-1}), z_t ~ p(h_t)."""
-        h = self(params, "core", *flat(world))
-        return world._replace(h=h, z=sample_latents(self.latents(params, "prior", h), noise))
 
     def actions(self, params, x):
         """The distribution of actions at features (..., numbers)."""
@@ -484,11 +417,99 @@ class Model:
             return parts.Categorical(jnp.log(jnp.maximum(mixed(numbers, c.actor_unimix), 1e-30)))
         return bounded_normal(numbers, c.min_std, c.max_std)
 
-    def slow_value(self, params, x):
-        return self.bins.mean(self.critic.apply({"params": params}, x))
-
     def to_environment(self, action):
         return action if self.space.discrete else self.space.rescale(action)
+
+    def posteriors(self, params, world, records, action, noise):
+        """Worlds at each record, and the probabilities of their latents; (num_steps, batch, ...).
+
+        `world` is of the record before the first one, and `action` of the record before each.
+        """
+        tokens = self.tokens(params, records.observation)
+
+        def step(world, inputs):
+            tokens, first, action, noise = inputs
+            world = parts.forget(world._replace(action=action), first)
+            world, probs = self.observe(params, world, tokens, noise)
+            return world, (world, probs)
+
+        return parts.scan(step, world, (tokens, records.first, action, noise))[1]
+
+    def world_losses(self, params, worlds, posterior, records):
+        """Reconstruction, reward, continuation, dynamics and representation loss; metrics."""
+        c, x = self.config, features(worlds)
+        prior = self.latents(params, "prior", worlds.h)
+        kl = lambda p, q: jnp.maximum(divergence(p, q), c.free_nats).mean()  # detail 8
+        decoded, reward = self(params, "decoder", x), self(params, "reward", x)
+        logits = self(params, "continuation", x)[..., 0]
+        target = c.gamma * (1.0 - records.terminated)  # detail 9
+        losses = {
+            "reconstruction": self.reconstruction_loss(decoded, records.observation).mean(),
+            "reward": self.bins.cross_entropy(reward, records.reward).mean(),
+            "continue": optax.sigmoid_binary_cross_entropy(logits, target).mean(),
+            "dynamics": kl(stop(posterior), prior),
+            "representation": kl(posterior, stop(prior)),
+        }
+        return losses, {"kl": divergence(posterior, prior).mean()}
+
+    def imagined(self, params, world, rng):
+        """Trajectories h_t = f(h_{t-1}, z_{t-1}, a_{t-1}), z_t ~ p(h_t), a_t ~ pi from all states:
+        features (imagine_steps + 1, states, ...), and actions at all but the last."""
+        latent_rng, action_rng = jax.random.split(rng)
+        shape = self.config.imagine_steps, len(world.h)
+        latents = jax.random.uniform(latent_rng, (*shape, self.config.latents))
+
+        def step(world, noise):
+            x = features(world)
+            action = self.actions(params, x).sample_from(noise[1])
+            world = world._replace(action=self.vector(action))
+            h = self(params, "core", *flat(world))
+            z = sample_latents(self.latents(params, "prior", h), noise[0])
+            return world._replace(h=h, z=z), (x, action)
+
+        noise = latents, self.space.noise(action_rng, shape)
+        world, (x, actions) = parts.scan(step, world, noise)
+        return jnp.concatenate([x, features(world)[None]]), actions
+
+    def behaviour_losses(self, params, slow_critic, old, x, action):
+        """The actor's and the critic's loss for constant `imagined` features and actions; metrics.
+
+        Also the running percentiles of returns, which were `old`, and the returns.
+        """
+        c, frozen = self.config, stop(params)
+        logits = self(params, "critic", x)
+        values = stop(self.bins.mean(logits))
+        rewards = self.bins.mean(self(frozen, "reward", x))
+        continues = nn.sigmoid(self(frozen, "continuation", x)[..., 0])
+        traces = jnp.full_like(values, c.gae_lambda)
+        returns = lambda_returns(rewards, continues, traces, values)  # detail 12
+        of_returns = percentiles(c, old, returns)
+        scale = jnp.maximum(of_returns[1] - of_returns[0], c.return_limit)
+        advantages = (returns - values[:-1]) / scale
+        weights = jnp.cumprod(continues, 0)[:-1]  # detail 11
+        actions = self.actions(params, x[:-1])
+        log_prob, entropy = actions.log_prob(action), actions.entropy()
+        of_critic = self.value_loss(logits[:-1], returns, slow_critic, x[:-1])
+        losses = {
+            "policy": policy_loss(log_prob, entropy, advantages, weights, c.ent_coef),
+            "value": (weights * of_critic).mean(),
+        }
+        metrics = {"entropy": entropy.mean(), "mean_value": values.mean(), "return_scale": scale}
+        return losses, metrics, of_returns, returns
+
+    def value_loss(self, logits, returns, slow_critic, x):
+        """-log p(R) - slow_coef log p(v'), with the slow critic's values v' at features x (...)."""
+        slow = stop(self.bins.mean(self.critic.apply({"params": slow_critic}, x)))
+        of_slow = self.bins.cross_entropy(logits, slow)
+        return self.bins.cross_entropy(logits, returns) + self.config.slow_coef * of_slow
+
+    def replay_value_loss(self, params, slow_critic, x, records, bootstrap):
+        """The critic's loss on replayed rewards, with gradients into the features x (detail 14)."""
+        c, going = self.config, 1.0 - records.last
+        continues, traces = c.gamma * (1.0 - records.terminated), c.gae_lambda * going
+        returns = lambda_returns(records.reward, continues, traces, bootstrap)
+        losses = self.value_loss(self(params, "critic", x[:-1]), returns, slow_critic, x[:-1])
+        return (going[:-1] * losses).mean()
 
 
 @parts.with_environment
@@ -537,19 +558,17 @@ def make_buffer(config, env, env_params):
 
 def check(config: Config, env: Any, env_params: Any) -> None:
     """Raises a ValueError that names the setting, its value and a value that works."""
-    sizes = ["sequence_length", "imagine_steps", "hidden_size", "memory_size", "blocks", "latents"]
-    sizes += ["classes", "prior_layers", "reward_layers", "continue_layers", "actor_layers"]
-    sizes += ["critic_layers", "encoder_layers", "decoder_layers", "num_bins", "bin_limit"]
+    sizes = "sequence_length", "imagine_steps", "hidden_size", "memory_size", "blocks", "layers"
+    sizes += "latents", "classes", "num_bins"
     words = {"reconstruction": ("symlog", "bits"), "latent_dtype": ("float32", "bfloat16")}
     parts.check(INFO, config, env, env_params, *sizes, words=words)
     parts.check_rounds(config)
     parts.check_divides("blocks", config.blocks, "memory_size", config.memory_size)
-    if config.num_bins % 2 == 0 or config.num_bins < 3:
-        near = max(config.num_bins + 1, 3) | 1
+    if config.num_bins % 2 == 0 or config.num_bins == 1:
+        near = config.num_bins + 1 + config.num_bins % 2
         raise ValueError(f"num_bins={config.num_bins}: give an odd number, 3 or more, as {near}")
-    for name, most in (("classes", 256), ("bin_limit", 80)):  # of a byte, and of a float32
-        if getattr(config, name) > most:
-            raise ValueError(f"{name}={getattr(config, name)}: give a whole number up to {most}")
+    if config.classes > 256:  # they are stored as bytes
+        raise ValueError(f"classes={config.classes}: give a whole number up to 256")
     window = config.sequence_length + 1
     for name in ("total_timesteps", "buffer_size"):
         size, least = getattr(config, name), window * config.num_envs
@@ -584,11 +603,21 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     waiting = rounds.before(max(config.learning_starts, buffer.waiting + 1))
     environments = envs.batch(env, config.num_envs, rounds.num_steps)
     model = Model(config, env, env_params)
-    bins, space, stop = model.bins, model.space, jax.lax.stop_gradient
+    space = model.space
     clip = parts.clip_by_tensor(config.agc, config.agc_min)  # detail 15
     laprop = parts.scale_by_laprop(config.adam_b1, config.adam_b2, config.adam_eps)
     laprop = parts.on_one_vector(laprop)
     optimizer = lambda rate: optax.chain(clip, laprop, optax.scale(-rate))
+    weights = {  # of the losses
+        "reconstruction": config.reconstruction_coef,
+        "reward": config.reward_coef,
+        "continue": config.continue_coef,
+        "dynamics": config.dynamics_coef,
+        "representation": config.representation_coef,
+        "policy": 1.0,
+        "value": config.vf_coef,
+        "replay_value": config.replay_vf_coef,
+    }
 
     def init(rng):
         rng, network_rng, reset_rng, eval_rng = jax.random.split(rng, 4)
@@ -684,7 +713,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         return World(rows.h[index].astype(jnp.float32), z, action[0]), records, action, taken
 
     def gradient_step(state, draws, steps, done, ready):
-        """Learns from a batch of sequences, first the world model, then actor and critic."""
+        """Learns the world model from a batch of sequences, and actor and critic in it."""
         world, records, action, taken = replayed(state, draws.windows, steps)
         old = state.policy.params
         (_, (metrics, worlds, returns)), grads = jax.value_and_grad(loss, has_aux=True)(
@@ -694,8 +723,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         updates, opt_state = optimizer(rate).update(grads, state.opt_state, old)
         params = optax.apply_updates(old, updates)
         metrics |= {"grad_norm": parts.global_norm(grads), "current_learning_rate": rate}
-        move = lambda slow, new: slow + config.tau * (new - slow)
-        # detail 3: the last records of episodes have no row of their own
+        move = lambda slow, new: slow + config.tau * (new - slow)  # detail 12
+        # detail 3: the last record of an episode has no row of its own
         rows, where = state.replay.transitions, ready & ~records.last[1:]
         new = worlds.h, worlds.z.argmax(-1)
         h, z = parts.write_back((rows.h, rows.z), records.row[1:], new, where)
@@ -710,102 +739,26 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         return state, metrics
 
     def loss(params, state, world, records, action, rng):
-        """The sum of all losses; metrics, the posterior's World and the percentiles of returns."""
-        latent_rng, *imagine_rngs = jax.random.split(rng, 3)
+        """The sum of all losses; metrics, the posterior's Worlds and the percentiles of returns."""
+        noise_rng, imagine_rng = jax.random.split(rng)
         learned = jax.tree.map(lambda x: x[1:], records)
-        of_model, model_metrics, worlds = world_losses(params, world, learned, action, latent_rng)
-        # detail 11
-        flatten = lambda x: stop(x).reshape(-1, *x.shape[2:])
-        imagined = imagine(stop(params), jax.tree.map(flatten, worlds), imagine_rngs)
-        of_behaviour, metrics, returns, targets = behaviour_losses(params, state, imagined)
-        bootstrap = targets[0].reshape(learned.reward.shape)
-        of_replay = replay_value_loss(params, state, features(worlds), learned, bootstrap)
-        metrics |= model_metrics | {"replay_value_loss": of_replay}
-        total = of_model + of_behaviour + config.replay_vf_coef * of_replay
-        return total, (metrics, worlds, returns)
-
-    def world_losses(params, world, records, action, rng):
-        """Reconstruction, reward, continuation, dynamics and representation loss; the posterior."""
-        tokens = model.tokens(params, records.observation)
-        noise = jax.random.uniform(rng, (*records.reward.shape, config.latents))
-
-        def step(world, inputs):
-            tokens, first, action, noise = inputs
-            world = parts.forget(world, first)
-            world, probs = model.observe(params, world, tokens, noise)
-            return world._replace(action=action), (world, probs)
-
-        inputs = tokens, records.first, action[1:], noise
-        _, (worlds, posterior) = parts.scan(step, world, inputs)
-        prior, x = model.latents(params, "prior", worlds.h), features(worlds)
-        kl = lambda p, q: jnp.maximum(divergence(p, q), config.free_nats).mean()  # detail 8
-        target = config.gamma * (1.0 - records.terminated)  # detail 9
-        logits = model(params, "continuation", x)[..., 0]
-        losses = {
-            "reconstruction": model.reconstruction_loss(
-                model(params, "decoder", x), records.observation
-            ).mean(),
-            "reward": bins.cross_entropy(model(params, "reward", x), records.reward).mean(),
-            "continue": optax.sigmoid_binary_cross_entropy(logits, target).mean(),
-            "dynamics": kl(stop(posterior), prior),
-            "representation": kl(posterior, stop(prior)),
-        }
-        total = sum(getattr(config, f"{name}_coef") * x for name, x in losses.items())
-        metrics = {f"{name}_loss": x for name, x in losses.items()}
-        return total, metrics | {"kl": divergence(posterior, prior).mean()}, worlds
-
-    def imagine(params, world, rngs):
-        """Trajectories of the actor in the world model, from all states; without a gradient."""
-        shape = config.imagine_steps, len(world.h)
-        latents = jax.random.uniform(rngs[0], (*shape, config.latents))
-
-        def step(world, noise):
-            latents, noise = noise
-            x = features(world)
-            action = model.actions(params, x).sample_from(noise)
-            world = world._replace(action=model.vector(action))
-            return model.imagine(params, world, latents), (x, action)
-
-        world, (x, actions) = parts.scan(step, world, (latents, space.noise(rngs[1], shape)))
-        x = jnp.concatenate([x, features(world)[None]])
-        return stop(Imagined(features=x, actions=actions))
-
-    def behaviour_losses(params, state, imagined):
-        """The actor's and the critic's loss in imagination; percentiles, and the returns."""
-        x, frozen = imagined.features, stop(params)
-        logits = model(params, "critic", x)
-        values = stop(bins.mean(logits))
-        rewards = bins.mean(model(frozen, "reward", x))
-        continues = nn.sigmoid(model(frozen, "continuation", x)[..., 0])
-        targets = imagined_returns(rewards, continues, values, config.gae_lambda)
-        returns = percentiles(config, state.returns, targets)
-        scale = jnp.maximum(returns[1] - returns[0], config.return_limit)
-        advantages = (targets - values[:-1]) / scale
-        weights = jnp.cumprod(continues, 0)[:-1]  # detail 11
-        actions = model.actions(params, x[:-1])
-        log_prob, entropy = actions.log_prob(imagined.actions), actions.entropy()
-        of_actor = policy_loss(log_prob, entropy, advantages, weights, config.ent_coef)
-        slow = model.slow_value(state.slow_critic, x[:-1])
-        of_critic = value_loss(bins, logits[:-1], targets, slow, config.slow_coef)
-        of_critic = (weights * of_critic).mean()
-        metrics = {
-            "policy_loss": of_actor,
-            "value_loss": of_critic,
-            "entropy": entropy.mean(),
-            "mean_value": values.mean(),
-            "return_scale": scale,
-        }
-        return of_actor + config.vf_coef * of_critic, metrics, returns, targets
-
-    def replay_value_loss(params, state, x, records, bootstrap):
-        """The critic's loss on replayed rewards, with gradients into the features (detail 14)."""
-        ends = records.last * 1.0, records.terminated * 1.0
-        targets = replayed_returns(
-            records.reward, *ends, bootstrap, config.gamma, config.gae_lambda
+        noise = jax.random.uniform(noise_rng, (*learned.reward.shape, config.latents))
+        worlds, posterior = model.posteriors(params, world, learned, action[:-1], noise)
+        losses, metrics = model.world_losses(params, worlds, posterior, learned)
+        starts = jax.tree.map(lambda x: stop(x).reshape(-1, *x.shape[2:]), worlds)  # detail 11
+        imagined = stop(model.imagined(stop(params), starts, imagine_rng))
+        of_behaviour, more, of_returns, returns = model.behaviour_losses(
+            params, state.slow_critic, state.returns, *imagined
         )
-        slow = stop(model.slow_value(state.slow_critic, x[:-1]))
-        losses = value_loss(bins, model(params, "critic", x[:-1]), targets, slow, config.slow_coef)
-        return ((1.0 - ends[0][:-1]) * losses).mean()
+        bootstrap = returns[0].reshape(learned.reward.shape)
+        losses |= of_behaviour | {
+            "replay_value": model.replay_value_loss(
+                params, state.slow_critic, features(worlds), learned, bootstrap
+            )
+        }
+        total = sum(weights[name] * x for name, x in losses.items())
+        metrics |= more | {f"{name}_loss": x for name, x in losses.items()}
+        return total, (metrics, worlds, of_returns)
 
     return parts.Learner(init, update, make_policy(config, env, env_params), rounds.steps)
 

@@ -77,6 +77,43 @@ SMALL = {"hidden_sizes": (64, 64), "critic_hidden_sizes": (64, 64)}
 # Random actions find the goal if each is held for four steps: 12,500 actions are 50,000 steps.
 HELD_CAR = {"env_settings": (("action_repeat", 4),), "total_timesteps": 12_500, **SMALL}
 
+# World models small enough for two cores, which replay each step 128 times.
+SMALL_WORLD = {
+    "total_timesteps": 20_000,
+    "num_envs": 4,
+    "train_every": 1,
+    "updates_per_step": 2,
+    "buffer_size": 20_000,
+    "batch_size": 8,
+    "sequence_length": 32,
+    "learning_rate": 3e-4,
+    "warmup_steps": 200.0,
+    "hidden_size": 32,
+    "memory_size": 128,
+    "latents": 8,
+    "classes": 8,
+    "layers": 2,
+    "num_bins": 63,
+}
+# The sizes of the authors' code. Both are for an accelerator.
+SIZE1M = {
+    "env": "Breakout-MinAtar",
+    "total_timesteps": 1_000_000,
+    "buffer_size": 1_000_000,
+    "buffer_dtype": "bool",
+    "reconstruction": "bits",
+}
+SIZE12M = {
+    "env": "playground/CheetahRun",
+    "total_timesteps": 500_000,
+    "train_every": 1,
+    "updates_per_step": 8,
+    "buffer_size": 500_000,
+    "hidden_size": 256,
+    "memory_size": 2048,
+    "classes": 16,
+}
+
 # Observations are mostly a map of zeros and ones, so they are not normalised.
 CRAFTAX = {
     "total_timesteps": 2_000_000,
@@ -576,6 +613,21 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
             "previous_inputs": False,
             "normalize_obs": False,
         },
+    },
+    "dreamer": {
+        "size1m": SIZE1M,
+        "size12m": SIZE12M,
+        "Pendulum-v1": SMALL_WORLD,
+        # Nine steps to an episode. Larger steps learn it in fewer episodes.
+        "Catch-bsuite": {
+            **SMALL_WORLD,
+            "total_timesteps": 10_000,
+            "updates_per_step": 4,
+            "imagine_steps": 10,
+            "learning_rate": 1e-3,
+            "reconstruction": "bits",
+        },
+        "CartPole-v1": SMALL_WORLD,
     },
     "vdn": {
         # A hunt is longer than the ten steps that the defaults look ahead. With the defaults,

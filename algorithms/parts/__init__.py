@@ -12,7 +12,7 @@ from algorithms.parts.agents import (
     mask_of_agents,
     unfold,
 )
-from algorithms.parts.blocks import BlockDense, RMSNorm
+from algorithms.parts.blocks import LECUN, BlockDense, NormedLayers, RMSNorm
 from algorithms.parts.boards import Symmetries, symmetries
 from algorithms.parts.capacity import device_capacity
 from algorithms.parts.cells import (
@@ -100,12 +100,14 @@ __all__ = [
     "EpisodeReturns",
     "EpsilonNoise",
     "Gaussian",
+    "LECUN",
     "Last",
     "LayerNorm",
     "Learner",
     "LevelBuffer",
     "Maximum",
     "Memory",
+    "NormedLayers",
     "Plan",
     "RMSNorm",
     "Records",

@@ -1,10 +1,15 @@
-"""Root mean square norms and block-diagonal dense layers."""
+"""Root mean square norms, dense layers with them, and block-diagonal dense layers."""
 
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+
+from algorithms.parts.layers import activation
+from algorithms.parts.products import Dense
+
+LECUN = nn.initializers.lecun_normal()  # of variance 1 / inputs, cut off at two deviations
 
 
 class RMSNorm(nn.Module):
@@ -25,6 +30,32 @@ class RMSNorm(nn.Module):
         return x * jax.lax.rsqrt(square + self.eps) * scale
 
 
+class NormedLayers(nn.Module):
+    """Dense layers, each with an RMS norm and an activation, then one of `outputs` numbers.
+
+    Inputs are (..., inputs), results float32 (..., outputs), or (..., size) without outputs.
+    """
+
+    count: int
+    size: int  # units of each layer
+    activation: str  # any function of flax.linen
+    outputs: int = 0
+    gain: float = 1.0  # factor on the last kernel's first numbers
+    dtype: str = "float32"  # that layers but for the last multiply and activate in
+
+    @nn.compact
+    def __call__(self, x):
+        axes, x = x.shape[:-1], x.reshape(-1, x.shape[-1])
+        for _ in range(self.count):
+            x = Dense(self.size, kernel_init=LECUN, dtype=self.dtype)(x)
+            x = activation(self.activation)(RMSNorm()(x).astype(self.dtype))
+        x = x.astype(jnp.float32)
+        if self.outputs:
+            init = lambda *args: self.gain * LECUN(*args)
+            x = Dense(self.outputs, kernel_init=init, name="head")(x)
+        return x.reshape(*axes, -1)
+
+
 class BlockDense(nn.Module):
     """A dense layer of several blocks: each sees its own part of x, and all of what they share.
 
@@ -40,7 +71,7 @@ class BlockDense(nn.Module):
     features: int
     blocks: int
     dtype: Any = None  # that products compute in
-    kernel_init: nn.initializers.Initializer = nn.initializers.lecun_normal()
+    kernel_init: nn.initializers.Initializer = LECUN
 
     @nn.compact
     def __call__(self, x, shared=None):
