@@ -271,7 +271,7 @@ class Draws(NamedTuple):
     """Random numbers of a gradient step."""
 
     windows: jax.Array  # (batch_size,), see parts.ReplayBuffer
-    rng: jax.Array
+    seed: jax.Array  # of the others, which would be too many for a whole update; uint32 ()
 
 
 # --- formulas ---------------------------------------------------------------------------------
@@ -642,13 +642,12 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
 
     def update(state):
         """Runs some rounds. Random numbers of acting are drawn at once, which costs far less."""
-        rng, start_rng, step_rng, latent_rng, action_rng, draw_rng, rngs = jax.random.split(
-            state.rng, 7
-        )
+        rng, start_rng, *rngs = jax.random.split(state.rng, 7)
+        step_rng, latent_rng, action_rng, draw_rng, seed_rng = rngs
         steps = rounds.gradient_steps
         draws = Draws(
             windows=buffer.noise(draw_rng, (steps, config.batch_size)),
-            rng=jax.random.split(rngs, steps),
+            seed=jax.random.bits(seed_rng, (steps,)),
         )
         shape = *rounds.acting, config.latents
         noise = Noise(
@@ -717,7 +716,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         world, records, action, taken = replayed(state, draws.windows, steps)
         old = state.policy.params
         (_, (metrics, worlds, returns)), grads = jax.value_and_grad(loss, has_aux=True)(
-            old, state, world, records, action, draws.rng
+            old, state, world, records, action, jax.random.key(draws.seed)
         )
         rate = config.learning_rate * warm_up(done, config.warmup_steps)
         updates, opt_state = optimizer(rate).update(grads, state.opt_state, old)

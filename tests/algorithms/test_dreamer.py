@@ -8,12 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import envs
 from algorithms import dreamer, parts
 from algorithms.dreamer import World
-from algorithms.parts import laprop
+from algorithms.parts import laprop, training
 from tests import probe as tasks
-from tests.algorithms.cases import EVALUATION, Case, again, assert_same, programs
+from tests.algorithms.cases import EVALUATION, Case, again, assert_same
 from tests.algorithms.parts.test_records import plain_records
 from tests.algorithms.test_probes import play_probes
 from tests.conftest import FUSED_AS_FOR_USERS
@@ -89,7 +88,7 @@ def plain_returns(rewards, continues, traces, values):
     for t in reversed(range(1, len(rewards))):
         later = rewards[t] + continues[t] * ((1.0 - traces[t]) * values[t] + traces[t] * later)
         returns.insert(0, later)
-    return np.array(returns)
+    return jnp.stack(returns)
 
 
 def test_lambda_returns_are_those_of_a_plain_loop():
@@ -347,3 +346,468 @@ def test_continuous_actions_are_stored_unclipped_and_played_clipped():
     action = jnp.array([[-3.0], [0.25]])
     np.testing.assert_array_equal(model.vector(action), action)
     np.testing.assert_allclose(model.to_environment(action), [[-1.0], [0.25]])
+
+
+# --- one gradient step ------------------------------------------------------------------------
+
+# An update is a round of sixteen steps and a gradient step. Episodes have at most five steps.
+ONE = TINY.replace(
+    total_timesteps=32 * 10,
+    train_every=16,
+    updates_per_step=1,
+    buffer_size=2 * 64,
+    batch_size=2,
+    online_queue=False,
+    learning_starts=2 * 48,
+    warmup_steps=0.0,
+    learning_rate=0.01,
+    return_limit=0.1,
+    ent_coef=0.1,
+    slow_coef=0.5,
+    tau=0.25,
+    free_nats=0.05,
+    gamma=0.9,
+    adam_eps=1e-8,
+)
+
+
+@functools.cache
+def one():
+    """The learner's first state and update, as functions of an episode's length and limit too."""
+    learner = lambda params: dreamer.learner(ONE, tasks.Recall(), params)
+    strong = lambda x: x if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x.astype(x.dtype)
+    between = lambda state: jax.tree.map(strong, training.between_updates(state))
+
+    def update(params, state):
+        state, metrics = learner(params).update(state)
+        return between(state), metrics
+
+    init = lambda params: between(learner(params).init(jax.random.key(0)))
+    return jax.jit(init), jax.jit(update)
+
+
+def params_of(length, limit):
+    return tasks.RecallParams(task=tasks.CLOCK, length=length, max_steps_in_episode=limit)
+
+
+ENDS = {"terminated": (5, 99), "truncated": (99, 4)}
+
+
+@functools.cache
+def played(ends):
+    """States of some updates, in a world in which episodes terminate or are cut, and metrics."""
+    init, update = one()
+    world = params_of(*ENDS[ends])
+    start = init(world)
+    noise = np.random.default_rng(3)
+    jitter = lambda x: x + 0.3 * noise.normal(size=x.shape).astype(np.float32)
+    params, slow = jax.tree.map(jitter, (start.policy.params, start.slow_critic))
+    states = [start.replace(policy=start.policy.replace(params=params), slow_critic=slow)]
+    rows = [{}]
+    for i in range(3):  # the third one learns
+        before = states[-1] if i < 2 else states[-1].replace(rng=key_of_old_windows())
+        states[-1] = before
+        state, metrics = update(world, again(before))
+        states.append(state)
+        rows.append(metrics)
+    return states, rows
+
+
+def draws_of(rng):
+    """Windows and a key of an update's gradient step, as `update` draws them."""
+    draw_rng, seed_rng = jax.random.split(jax.random.clone(rng), 7)[5:]
+    buffer, _ = dreamer.make_buffer(ONE, tasks.Recall(), tasks.RecallParams())
+    return buffer.noise(draw_rng, (1, ONE.batch_size))[0], jax.random.key(
+        jax.random.bits(seed_rng, (1,))[0]
+    )
+
+
+def key_of_old_windows():
+    """A key whose windows lie in the first two updates of the three that are there."""
+    for seed in range(100):
+        windows = np.asarray(draws_of(jax.random.key(seed))[0]) % (2 * 48 - 2 * 6)
+        if (windows + 2 * 6 < 2 * 32).all():
+            return jax.random.key(seed)
+    raise AssertionError("no key")
+
+
+@pytest.fixture(params=ENDS)
+def learned(request):
+    """States before and after the first gradient step, its metrics, and its random numbers."""
+    states, rows = played(request.param)
+    before, after = states[2:4]
+    windows, rng = draws_of(before.rng)
+    return before, after, rows[3], np.asarray(windows) % (2 * 48 - 2 * 6), rng
+
+
+def by_hand(before, after, index):
+    """Records from a plain loop over the rows, with leading axes (records, sequences)."""
+    steps = after.replay.transitions.steps  # a gradient step changes the latents alone
+    found = [plain_records(steps, start + 2 * np.arange(7))[:7] for start in index]
+    stack = lambda name: np.stack([[one[name] for one in part] for part in found], 1)
+    names = ("row", "observation", "reward", "first", "last", "terminated", "action")
+    return {name: stack(name) for name in names}
+
+
+def plain_loss(params, model, before, records, rng):
+    """The sum of all losses, one record and one imagined step after another."""
+    c = ONE
+    noise_rng, imagine_rng = jax.random.split(jax.random.clone(rng))
+    noise = jax.random.uniform(noise_rng, (6, 2, 3))
+    rows, stop = before.replay.transitions, jax.lax.stop_gradient
+    frozen, start = stop(params), records["row"][0]
+    h, z = rows.h[start], jax.nn.one_hot(rows.z[start], 4)
+    actions = jax.nn.one_hot(records["action"], 2)
+    losses, worlds = dict.fromkeys(LOSSES, 0.0), []
+    shape = lambda x: x.reshape(2, 3, 4)
+    for t in range(1, 7):
+        keep = 1.0 - records["first"][t][:, None]
+        action = actions[t - 1] * (1.0 - records["last"][t - 1][:, None])
+        h = model(params, "core", h * keep, z.reshape(2, -1) * keep, action * keep)
+        tokens = model(params, "encoder", parts.symlog(records["observation"][t]))
+        logits = model(params, "posterior", jnp.concatenate([h, tokens], -1))
+        post = 0.99 * jax.nn.softmax(shape(logits)) + 0.01 / 4
+        prior = 0.99 * jax.nn.softmax(shape(model(params, "prior", h))) + 0.01 / 4
+        index = (jnp.cumsum(post, -1)[..., :-1] <= noise[t - 1][..., None]).sum(-1)
+        z = jax.nn.one_hot(index, 4) + post - stop(post)
+        x = jnp.concatenate([h, z.reshape(2, -1)], -1)
+        worlds.append((h, z, x))
+        kl = lambda p, q: (p * jnp.log(p / q)).sum((1, 2))
+        target = 0.9 * (1.0 - records["terminated"][t])
+        continues = jax.nn.sigmoid(model(params, "continuation", x)[:, 0])
+        terms = {
+            "reconstruction": jnp.square(
+                model(params, "decoder", x) - parts.symlog(records["observation"][t])
+            ).sum(-1),
+            "reward": model.bins.cross_entropy(model(params, "reward", x), records["reward"][t]),
+            "continue": -target * jnp.log(continues) - (1.0 - target) * jnp.log(1.0 - continues),
+            "dynamics": jnp.maximum(kl(stop(post), prior), c.free_nats),
+            "representation": jnp.maximum(kl(post, stop(prior)), c.free_nats),
+        }
+        for name, value in terms.items():
+            losses[name] += value.mean() / 6
+    # Imagination, from all states in the order of time
+    latent_rng, action_rng = jax.random.split(imagine_rng)
+    latents = jax.random.uniform(latent_rng, (3, 12, 3))
+    gumbel = model.space.noise(action_rng, (3, 12))
+    h, z = (stop(jnp.concatenate([one[i] for one in worlds])) for i in (0, 1))
+    xs, taken = [], []
+    for t in range(3):
+        xs.append(jnp.concatenate([h, z.reshape(12, -1)], -1))
+        probs = 0.99 * jax.nn.softmax(model(frozen, "actor", xs[-1])) + 0.01 / 2
+        taken.append(jnp.argmax(jnp.log(probs) + gumbel[t], -1))
+        h = model(frozen, "core", h, z.reshape(12, -1), jax.nn.one_hot(taken[-1], 2))
+        prior = model(frozen, "prior", h).reshape(12, 3, 4)
+        prior = 0.99 * jax.nn.softmax(prior) + 0.01 / 4
+        index = (jnp.cumsum(prior, -1)[..., :-1] <= latents[t][..., None]).sum(-1)
+        z = jax.nn.one_hot(index, 4)
+    xs.append(jnp.concatenate([h, z.reshape(12, -1)], -1))
+    of = lambda name, x: model.bins.mean(model(frozen, name, x))
+    slow_logits = lambda x: model.critic.apply({"params": before.slow_critic}, x)
+    slow = lambda x: stop(model.bins.mean(slow_logits(x)))
+    values, rewards = [of("critic", x) for x in xs], [of("reward", x) for x in xs]
+    continues = [jax.nn.sigmoid(model(frozen, "continuation", x)[:, 0]) for x in xs]
+    traces = np.full((4, 1), 0.95)
+    returns = plain_returns(rewards, continues, traces, values)
+    range_ = 0.99 * before.returns + 0.01 * jnp.percentile(stop(returns), jnp.array([5.0, 95.0]))
+    scale = jnp.maximum(range_[1] - range_[0], c.return_limit)
+    weight = jnp.ones(12)
+    for t in range(3):
+        weight = weight * continues[t]
+        probs = 0.99 * jax.nn.softmax(model(params, "actor", xs[t])) + 0.01 / 2
+        chosen = jnp.take_along_axis(probs, taken[t][:, None], 1)[:, 0]
+        entropy = -(probs * jnp.log(probs)).sum(-1)
+        advantage = (returns[t] - values[t]) / scale
+        of_actor = -jnp.log(chosen) * advantage - c.ent_coef * entropy
+        logits = model(params, "critic", xs[t])
+        of_critic = model.bins.cross_entropy(logits, returns[t])
+        of_critic += c.slow_coef * model.bins.cross_entropy(logits, slow(xs[t]))
+        losses["policy"] += (weight * of_actor).mean() / 3
+        losses["value"] += (weight * of_critic).mean() / 3
+    boot = returns[0].reshape(6, 2)
+    last, ended = records["last"][1:], records["terminated"][1:]
+    replayed = plain_returns(records["reward"][1:], 0.9 * (1.0 - ended), 0.95 * (1.0 - last), boot)
+    for t in range(5):
+        x = worlds[t][2]
+        logits = model(params, "critic", x)
+        loss = model.bins.cross_entropy(logits, replayed[t])
+        loss += c.slow_coef * model.bins.cross_entropy(logits, slow(x))
+        losses["replay_value"] += ((1.0 - last[t]) * loss).mean() / 5
+    scales = dict.fromkeys(LOSSES, 1.0) | {"representation": 0.1, "replay_value": 0.3}
+    total = sum(scales[name] * loss for name, loss in losses.items())
+    return total, (losses, worlds, range_)
+
+
+@functools.cache
+def plain_gradients():
+    model = dreamer.Model(ONE, tasks.Recall(), tasks.RecallParams())
+
+    def step(params, before, records, rng):
+        of = functools.partial(plain_loss, model=model, before=before, records=records, rng=rng)
+        return jax.value_and_grad(of, has_aux=True)(params)
+
+    return jax.jit(step)
+
+
+def test_a_gradient_step_is_that_of_plain_loops(learned):
+    """Losses, gradients as LaProp keeps them, the slow critic, percentiles and written latents."""
+    before, after, metrics, index, rng = learned
+    records = by_hand(before, after, index)
+    assert records["last"].any() and records["first"].any()
+    lean = before.replace(env_state=None, opt_state=None, episodes=None, rng=None, eval_rng=None)
+    lean = lean.replace(replay=before.replay.replace(transitions=before.replay.transitions))
+    found = plain_gradients()(before.policy.params, lean, records, rng)
+    (_, (losses, worlds, returns)), grads = found
+    for name in LOSSES:
+        total, weight = metrics[f"{name}_loss"]
+        np.testing.assert_allclose(total / weight, losses[name], 2e-4, 1e-6, err_msg=name)
+    np.testing.assert_allclose(after.returns, returns, rtol=1e-4, atol=1e-6)
+    clip = parts.clip_by_tensor(0.3, 1e-3)
+    clipped, _ = clip.update(grads, clip.init(None), before.policy.params)
+    squares = jax.flatten_util.ravel_pytree(clipped)[0] ** 2
+    kept = next(x for x in jax.tree.leaves(after.opt_state, is_leaf=is_laprop) if is_laprop(x))
+    size = np.sqrt(np.asarray(kept.squares) / (1.0 - 0.999)) / laprop.SCALE
+    np.testing.assert_allclose(size, np.sqrt(squares), rtol=2e-3, atol=2e-6)
+    sign = np.sign(np.asarray(kept.momentum))
+    moved = jax.tree.map(jnp.subtract, before.policy.params, after.policy.params)
+    moved = np.asarray(jax.flatten_util.ravel_pytree(moved)[0])
+    there = size > 1e-5
+    raw = np.asarray(jax.flatten_util.ravel_pytree(clipped)[0])
+    np.testing.assert_array_equal(sign[there], np.sign(raw)[there])
+    np.testing.assert_allclose(moved[there], 0.01 * np.sign(raw)[there], rtol=2e-2, atol=1e-6)
+    critic = after.policy.params["params"]["critic"]
+    expected = jax.tree.map(lambda old, new: 0.75 * old + 0.25 * new, before.slow_critic, critic)
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(x, y, 1e-5, 1e-6), after.slow_critic, expected
+    )
+    # Latents: those of the records that have rows, and no others
+    rows, old = after.replay.transitions, before.replay.transitions
+    expected_h, expected_z = np.array(old.h[:64]), np.array(old.z[:64])
+    written = set()
+    for t, (h, z, _) in enumerate(worlds, 1):
+        for i in range(2):
+            if not records["last"][t, i]:
+                place = int(records["row"][t, i])
+                written.add(place)
+                if not np.allclose(rows.h[place], h[i], 1e-3, 1e-4):  # another copy of the row
+                    continue
+                expected_h[place], expected_z[place] = h[i], z[i].argmax(-1)
+    changed = np.flatnonzero((np.asarray(rows.h[:64]) != np.asarray(old.h[:64])).any(-1))
+    assert 3 <= len(changed) and {*changed} <= written  # the first ones may have the same latents
+    np.testing.assert_allclose(rows.h[:64], expected_h, rtol=1e-3, atol=1e-4)
+    np.testing.assert_array_equal(rows.z[:64], expected_z)
+
+
+def is_laprop(x):
+    return isinstance(x, laprop.LaPropState)
+
+
+@pytest.mark.parametrize("ends", ENDS)
+def test_nothing_changes_before_learning_starts(ends):
+    """The buffer neither, but for new rows."""
+    states, rows = played(ends)
+    for name in ("policy", "slow_critic", "returns", "opt_state", "taken"):
+        assert_same(getattr(states[2], name), getattr(states[0], name))
+    old, new = (state.replay.transitions for state in states[1:3])
+    assert_same(jax.tree.map(lambda x: x[:32], old), jax.tree.map(lambda x: x[:32], new))
+    assert rows[2]["kl"].weight == 0
+
+
+@pytest.mark.parametrize("ends", ENDS)
+def test_acting_observes_as_learning_does(ends):
+    """With the same random numbers, the world model follows the steps of acting exactly, also over
+    the ends of episodes. Both environments see the same, and their latents differ."""
+    states, _ = played(ends)
+    before, after = states[:2]
+    rows = after.replay.transitions
+    model = dreamer.Model(ONE, tasks.Recall(), tasks.RecallParams())
+    latent_rng = jax.random.split(jax.random.clone(before.rng), 7)[3]
+    noise = parts.flat_draw(jax.random.uniform, latent_rng, (16, 2, 3))
+    for env in range(2):
+        found = plain_records(rows.steps, 2 * np.arange(16) + env)
+        stack = lambda name, found=found: np.stack([one[name] for one in found])[:, None]
+        row, last = stack("row"), stack("last")
+        # An episode's last record has no row, and so no random numbers: any will do.
+        own = jnp.where(last[..., None], 0.5, noise[row // 2, env])
+        records = parts.Records(
+            row=row,
+            observation=stack("observation"),
+            reward=stack("reward"),
+            first=stack("first"),
+            last=last,
+            terminated=stack("terminated"),
+            action=None,
+        )
+        action = jax.nn.one_hot(np.roll(stack("action"), 1, 0), 2)
+        start = model.fresh(1)
+        action = action.reshape(-1, 1, 2).at[0].set(0.0)
+        observe = jax.jit(model.posteriors)
+        worlds, _ = observe(before.policy.params, start, records, action, own)
+        np.testing.assert_allclose(worlds.h[~last], rows.h[env:32:2], rtol=1e-4, atol=1e-5)
+        np.testing.assert_array_equal(worlds.z[~last].argmax(-1), rows.z[env:32:2])
+    assert_same(rows.steps.observation[:32:2], rows.steps.observation[1:32:2])
+    assert (np.asarray(rows.z[:32:2]) != np.asarray(rows.z[1:32:2])).any(0).all()
+
+
+def test_the_policy_acts_as_training_does(vmapped_keys):
+    """A fresh memory is that after an episode's end; steps without a key are the most probable."""
+    states, _ = played("terminated")
+    env, world = tasks.Recall(), params_of(*ENDS["terminated"])
+    policy = jax.jit(dreamer.make_policy(ONE, env, world))
+    state, memory = states[0], None
+    model = dreamer.Model(ONE, env, world)
+    params, expected = state.policy.params, model.fresh(1)
+    rng = np.random.default_rng(0)
+    for x in rng.normal(size=(4, 2)).astype(np.float32):
+        action, memory = policy(state, x, memory)
+        expected, _ = model.observe(params, expected, model.tokens(params, x[None]), None)
+        best = model(params, "actor", dreamer.features(expected)).argmax(-1)
+        assert action == best[0]
+        expected = expected._replace(action=jax.nn.one_hot(best, 2))
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b[0], 1e-4, 1e-6), memory, expected)
+    keys = jax.random.split(jax.random.key(0), 50)
+    of_keys = jax.jit(jax.vmap(lambda key: policy(state, x, memory, key)))
+    actions, memories = of_keys(keys)
+    assert len(np.unique(actions)) == 2 and len(np.unique(memories.z.argmax(-1), axis=0)) > 5
+
+
+def test_gradient_steps_are_those_of_the_train_ratio(trained):
+    """Of 24 rounds of 8 steps, those from the one with the 40th step on learn twice."""
+    state, _ = trained
+    count = next(x for x in jax.tree.leaves(state.opt_state, is_leaf=is_laprop) if is_laprop(x))
+    assert count.count == 2 * (12 - 4)
+
+
+@pytest.mark.slow  # compiled as for users
+def test_the_buffer_is_never_copied(vmapped_keys):
+    config = TINY.replace(buffer_size=100_000, num_eval_episodes=0, num_envs=1, train_every=1)
+    train = dreamer.make_train(config.replace(updates_per_step=1))
+    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 2))
+    states = jax.eval_shape(jax.vmap(lambda key: parts.first_state(train, key)), keys)
+    size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(states.replay))
+    go_on = jax.jit(jax.vmap(lambda state: train(None, state, 1)), donate_argnums=0)
+    sizes = go_on.lower(states).compile(FUSED_AS_FOR_USERS).memory_analysis()
+    assert sizes.argument_size_in_bytes + sizes.output_size_in_bytes > size > 1e7
+    assert sizes.temp_size_in_bytes < 0.05 * size
+
+
+@pytest.mark.parametrize("name", ["Breakout-MinAtar", "Pendulum-v1"])
+def test_images_and_continuous_actions_are_traced(name):
+    """Bits are stored as bits. Nothing is compiled."""
+    bits = dict(buffer_dtype="bool", reconstruction="bits") if "Minatar" in name.title() else {}
+    config = TINY.replace(env=name, **bits, compute_dtype="bfloat16", latent_dtype="bfloat16")
+    state, metrics = jax.eval_shape(
+        dreamer.make_train(config), jax.eval_shape(lambda: jax.random.key(0))
+    )
+    rows = state.replay.transitions
+    assert rows.steps.observation.dtype == (bool if bits else jnp.float32)
+    assert rows.h.dtype == jnp.bfloat16 and rows.z.dtype == jnp.uint8
+    others = {x.dtype for x in jax.tree.leaves(state.replace(replay=None))}
+    assert jnp.dtype("bfloat16") not in others
+    convolved = any("Conv" in str(path) for path, _ in jax.tree_util.tree_leaves_with_path(state))
+    assert convolved == bool(bits)
+    assert metrics["eval_return"].shape == (4, 2)
+
+
+# --- the contract -----------------------------------------------------------------------------
+
+
+def of_critic(config, space, state, x):
+    """The critic's values at observations from a fresh memory, with the most probable latents."""
+    env = tasks.Probe(not space.discrete)
+    model = dreamer.Model(config, env, env.default_params)
+    params = state.policy.params
+    tokens = model.tokens(params, x)
+    world, _ = model.observe(params, model.fresh(len(x)), tokens, None)
+    return model.bins.mean(model(params, "critic", dreamer.features(world)))
+
+
+def play(case, kind):
+    continuous = kind == "continuous"
+    return kind, *play_probes(dreamer, case.probe, of_critic, continuous, case.num_probes)
+
+
+def compared(state, metrics):
+    """The first gradient steps; rounding grows, and may later draw other latents."""
+    return {name: metrics[name][:2] for name in CASE.metrics}
+
+
+CASE = Case(
+    module=dreamer,
+    tiny=TINY,
+    metrics={f"{name}_loss" for name in LOSSES}
+    | {"kl", "entropy", "mean_value", "return_scale", "grad_norm"},
+    pinned={
+        "reconstruction_loss": [0.0, 0.0],
+        "kl": [0.0, 0.0],
+        "value_loss": [0.0, 0.0],
+        "replay_value_loss": [0.0, 0.0],
+        "grad_norm": [0.0, 0.0],
+    },
+    refused=(
+        (dict(train_every=0), "train_every=0"),
+        (dict(updates_per_step=0), "updates_per_step=0"),
+        (dict(batch_size=8.5), "batch_size=8.5"),
+        (dict(imagine_steps=0), "imagine_steps=0"),
+        (dict(layers=0), "layers=0"),
+        (dict(num_bins=10), "num_bins=10: give an odd number, 3 or more, as 11"),
+        (dict(num_bins=1), "num_bins=1: give an odd number, 3 or more, as 3"),
+        (dict(classes=257), "classes=257: give a whole number up to 256"),
+        (dict(blocks=3), "blocks=3 does not divide memory_size=8; 1, 2, 4, 8 would do"),
+        (dict(reconstruction="pixels"), "reconstruction='pixels': give symlog or bits"),
+        (dict(latent_dtype="int8"), "latent_dtype='int8': give float32 or bfloat16"),
+        (dict(buffer_dtype="int7"), "buffer_dtype='int7': give \"\" or bool or int8"),
+        (dict(learning_starts=96), "learning_starts=96 leaves nothing .* 9 would do"),
+        (dict(buffer_size=13), "buffer_size=13 is less than a sequence .* num_envs=2; 14 would do"),
+        (dict(total_timesteps=13, learning_starts=0), "total_timesteps=13 is less .* 14 would do"),
+        (dict(tau=1.5), r"tau=1.5: give a number in \[0, 1\]"),
+    ),
+    swept=dict(return_limit=1e-6, free_nats=0.0, num_eval_episodes=0, learning_rate=1e-2),
+    unswept=("min_std", "max_std"),  # of continuous actions
+    other=dict(adam_eps=1e-2, return_limit=1.0, free_nats=0.5, return_decay=0.5),
+    compared=compared,
+    tolerance=dict(rtol=1e-3, atol=1e-5),
+    probe=TINY.replace(
+        total_timesteps=8_000,
+        num_envs=4,
+        train_every=4,
+        updates_per_step=2,
+        buffer_size=8_000,
+        batch_size=8,
+        sequence_length=16,
+        learning_starts=256,
+        imagine_steps=5,
+        learning_rate=1e-3,
+        warmup_steps=50.0,
+        gamma=0.9,
+        hidden_size=32,
+        memory_size=64,
+        blocks=4,
+        latents=4,
+        classes=4,
+        num_bins=41,
+        activation="swish",
+        num_evals=1,
+        num_eval_episodes=0,
+        eval_at_start=False,
+    ),
+    probes={"discrete": False, "continuous": False},
+    num_probes=8,
+    played=play,
+)
+
+
+def test_metrics_have_the_points_as_leading_axis(trained):
+    state, metrics = trained
+    assert list(metrics["timestep"]) == [0, 32, 64, 96] and int(state.update) == 3
+    others = {"timestep", "num_episodes", "episode_return", "episode_length"}
+    assert set(metrics) == CASE.metrics | others | EVALUATION
+    for name in CASE.metrics:
+        assert np.isnan(metrics[name][:2]).all() and np.isfinite(metrics[name][2:]).all(), name
+
+
+def test_the_learning_rate_warms_up(trained):
+    """Rounds 4 to 7 make the gradient steps 0 to 7, and the warm-up takes 4 of them."""
+    _, metrics = trained
+    shares = metrics["current_learning_rate"][2:] / TINY.learning_rate
+    np.testing.assert_allclose(shares, [np.mean([0, 0.25, 0.5, 0.75, 1, 1, 1, 1]), 1.0], rtol=1e-5)

@@ -40,7 +40,7 @@ def plain_records(steps, rows):
         if at("done", i):
             found.append(dict(row=i, observation=at("final_observation", i), reward=reward))
             found[-1] |= dict(first=False, last=True, terminated=at("terminated", i))
-            found[-1] |= dict(action=np.zeros(1))
+            found[-1] |= dict(action=np.zeros_like(at("action", i)))
             first, reward = True, 0.0
     return found
 
