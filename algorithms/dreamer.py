@@ -245,14 +245,14 @@ class TrainState:
     """Everything that a run needs to continue."""
 
     policy: PolicyState
-    slow_critic: Any  # parameters
-    returns: jax.Array  # running percentiles of returns, (2,)
+    slow_params: Any  # of the slow critic
+    return_range: jax.Array  # running percentiles of returns, (2,)
     opt_state: optax.OptState
     replay: parts.Replay  # of Rows
     taken: jax.Array  # sequences that batches had from the online queue, int32
     env_state: Any  # of `envs.batch`
     observation: jax.Array  # (num_envs, ...)
-    world: World  # before the observation, (num_envs, ...)
+    memory: World  # before the observation, (num_envs, ...)
     episodes: Any  # of `envs.batch`
     rng: jax.Array
     eval_rng: jax.Array  # constant: all evaluations use it
@@ -471,7 +471,7 @@ class Model:
         world, (x, actions) = parts.scan(step, world, noise)
         return jnp.concatenate([x, features(world)[None]]), actions
 
-    def behaviour_losses(self, params, slow_critic, old, x, action):
+    def behaviour_losses(self, params, slow_params, old, x, action):
         """The actor's and the critic's loss for constant `imagined` features and actions; metrics.
 
         Also the running percentiles of returns, which were `old`, and the returns.
@@ -489,7 +489,7 @@ class Model:
         weights = jnp.cumprod(continues, 0)[:-1]  # detail 11
         actions = self.actions(params, x[:-1])
         log_prob, entropy = actions.log_prob(action), actions.entropy()
-        of_critic = self.value_loss(logits[:-1], returns, slow_critic, x[:-1])
+        of_critic = self.value_loss(logits[:-1], returns, slow_params, x[:-1])
         losses = {
             "policy": policy_loss(log_prob, entropy, advantages, weights, c.ent_coef),
             "value": (weights * of_critic).mean(),
@@ -497,18 +497,18 @@ class Model:
         metrics = {"entropy": entropy.mean(), "mean_value": values.mean(), "return_scale": scale}
         return losses, metrics, of_returns, returns
 
-    def value_loss(self, logits, returns, slow_critic, x):
+    def value_loss(self, logits, returns, slow_params, x):
         """-log p(R) - slow_coef log p(v'), with the slow critic's values v' at features x (...)."""
-        slow = stop(self.bins.mean(self.critic.apply({"params": slow_critic}, x)))
+        slow = stop(self.bins.mean(self.critic.apply({"params": slow_params}, x)))
         of_slow = self.bins.cross_entropy(logits, slow)
         return self.bins.cross_entropy(logits, returns) + self.config.slow_coef * of_slow
 
-    def replay_value_loss(self, params, slow_critic, x, records, bootstrap):
+    def replay_value_loss(self, params, slow_params, x, records, bootstrap):
         """The critic's loss on replayed rewards, with gradients into the features x (detail 14)."""
         c, going = self.config, 1.0 - records.last
         continues, traces = c.gamma * (1.0 - records.terminated), c.gae_lambda * going
         returns = lambda_returns(records.reward, continues, traces, bootstrap)
-        losses = self.value_loss(self(params, "critic", x[:-1]), returns, slow_critic, x[:-1])
+        losses = self.value_loss(self(params, "critic", x[:-1]), returns, slow_params, x[:-1])
         return (going[:-1] * losses).mean()
 
 
@@ -563,7 +563,8 @@ def check(config: Config, env: Any, env_params: Any) -> None:
     words = {"reconstruction": ("symlog", "bits"), "latent_dtype": ("float32", "bfloat16")}
     parts.check(INFO, config, env, env_params, *sizes, words=words)
     parts.check_rounds(config)
-    parts.check_divides("blocks", config.blocks, "memory_size", config.memory_size)
+    size = config.memory_size
+    parts.check_divides("blocks", config.blocks, f"memory_size={size}", size)
     if config.num_bins % 2 == 0 or config.num_bins == 1:
         near = config.num_bins + 1 + config.num_bins % 2
         raise ValueError(f"num_bins={config.num_bins}: give an odd number, 3 or more, as {near}")
@@ -626,14 +627,14 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         params = model.network.init(network_rng, observation.astype(jnp.float32), world)
         return TrainState(
             policy=PolicyState(params),
-            slow_critic=params["params"]["critic"],
-            returns=jnp.zeros(2),
+            slow_params=params["params"]["critic"],
+            return_range=jnp.zeros(2),
             opt_state=optimizer(0.0).init(params),
             replay=create(),
             taken=jnp.zeros((), jnp.int32),
             env_state=env_state,
             observation=observation,
-            world=world,
+            memory=world,
             episodes=environments.episodes(),
             rng=rng,
             eval_rng=eval_rng,
@@ -680,7 +681,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         def step(state, noise):
             params = state.policy.params
             tokens = model.tokens(params, state.observation)
-            world, _ = model.observe(params, state.world, tokens, noise.latents)
+            world, _ = model.observe(params, state.memory, tokens, noise.latents)
             action = model.actions(params, features(world)).sample_from(noise.actions)
             observation, env_state, reward, terminated, truncated, info = environments.step(
                 noise.step_rng, state.env_state, model.to_environment(action), env_params
@@ -695,7 +696,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             )
             row = Row(steps=transition, h=world.h, z=world.z.argmax(-1))
             world = parts.forget(world._replace(action=model.vector(action)), transition.done)
-            state = state.replace(env_state=env_state, observation=observation, world=world)
+            state = state.replace(env_state=env_state, observation=observation, memory=world)
             return state, row
 
         return parts.scan(step, state, noise)
@@ -729,8 +730,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         h, z = parts.write_back((rows.h, rows.z), records.row[1:], new, where)
         state = state.replace(
             policy=state.policy.replace(params=params),
-            slow_critic=jax.tree.map(move, state.slow_critic, params["params"]["critic"]),
-            returns=returns,
+            slow_params=jax.tree.map(move, state.slow_params, params["params"]["critic"]),
+            return_range=returns,
             opt_state=opt_state,
             replay=state.replay.replace(transitions=rows._replace(h=h, z=z)),
             taken=taken,
@@ -747,12 +748,12 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         starts = jax.tree.map(lambda x: stop(x).reshape(-1, *x.shape[2:]), worlds)  # detail 11
         imagined = stop(model.imagined(stop(params), starts, imagine_rng))
         of_behaviour, more, of_returns, returns = model.behaviour_losses(
-            params, state.slow_critic, state.returns, *imagined
+            params, state.slow_params, state.return_range, *imagined
         )
         bootstrap = returns[0].reshape(learned.reward.shape)
         losses |= of_behaviour | {
             "replay_value": model.replay_value_loss(
-                params, state.slow_critic, features(worlds), learned, bootstrap
+                params, state.slow_params, features(worlds), learned, bootstrap
             )
         }
         total = sum(weights[name] * x for name, x in losses.items())

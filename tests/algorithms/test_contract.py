@@ -43,6 +43,7 @@ pytestmark = pytest.mark.cases()
 # Of `parts.program`, to which make_train of every file gives its learner: five files show it.
 of_program = pytest.mark.cases(lambda case: case.name in WHOLE)
 of_any_world = pytest.mark.cases(lambda case: not case.game)  # a probe can be its environment
+normalizes = pytest.mark.cases(lambda case: case.has("normalize_obs"))
 
 # Nearly all of their settings are those of dqn, td3, ppo_rnn, ippo, pqn, sac and reppo.
 RELATIVES = {"c51", "qrdqn", "iqn", "ddpg", "ippo_rnn", "pqn_rnn", "r2d2", "sac_discrete"}
@@ -107,9 +108,12 @@ def test_metrics_have_the_points_as_leading_axis(case, trained):
     assert int(state.update) == 3
 
 
-@pytest.mark.cases(lambda case: not case.has("lr_floor"))  # a cosine, with a test of its own
+@pytest.mark.cases(lambda case: case.has("anneal_lr") and not case.has("lr_floor"))
 def test_the_learning_rate_used_is_logged(case, trained):
-    """It is constant, or falls from each third of the run to the next."""
+    """It is constant, or falls from each third of the run to the next.
+
+    A cosine and a warm-up have tests of their own.
+    """
     _, metrics = trained
     shares = metrics["current_learning_rate"][1:].reshape(3, -1) / case.tiny.learning_rate
     used = np.isfinite(shares[:, 0])  # by files with replay, once they learn
@@ -211,6 +215,7 @@ def test_a_point_without_learning_is_the_one_before_training(case, exact_slices)
 
 
 @of_any_world
+@normalizes
 def test_observations_are_normalised_wherever_a_network_sees_them(case, slices):
     """Normalised observations of a spread-out environment give the same learning as plain ones.
 
@@ -241,6 +246,7 @@ def test_observations_are_normalised_wherever_a_network_sees_them(case, slices):
 
 
 @of_any_world
+@normalizes
 def test_the_policy_normalises_observations(case, slices):
     """Statistics in the state undo a spread of the observations."""
     state = slices[0][0]
@@ -305,6 +311,7 @@ def assert_statistics(stats, samples):
 
 
 @of_any_world
+@normalizes
 @pytest.mark.cases(lambda case: not (case.of_family("actor-critics") and case.replay))
 def test_running_statistics_are_of_observations_acted_on_and_rewards(case):
     """Compared with NumPy after each of two rollouts, in which episodes of 5 steps terminate or are
@@ -430,9 +437,12 @@ STATIC_OTHER = dict(
     norm="rms",
     normalize_over="minibatch",
     num_evals=2,
+    latent_dtype="bfloat16",
+    num_bins=13,
     num_minibatches=1,
     optimizer="adam",
     priority="score",
+    reconstruction="bits",
     risk="wang",
     score="maxmc",
 )
@@ -504,8 +514,10 @@ def of_run(case, config, world):
 def test_every_static_setting_changes_the_program(case, static_base, static_world):
     """Jaxprs are compared; nothing is compiled."""
     names = {field.name for field in dataclasses.fields(case.tiny) if not in_tree(field)}
+    scheduled = case.has("anneal_lr")  # or else an update is the same in a longer run
+    of_runs = OF_RUNS if scheduled else OF_RUNS | {"total_timesteps"}
     with jax.debug_key_reuse(False):  # which takes time
-        for traced, own in ((programs, names - OF_RUNS), (of_run, names & OF_RUNS)):
+        for traced, own in ((programs, names - of_runs), (of_run, names & of_runs)):
             usual = list(traced(case, static_base, static_world))
             for name in own - STATIC_ELSEWHERE:
                 config = static_base.replace(**STATIC_NEEDS.get(name, {}))
@@ -577,7 +589,7 @@ def test_every_network_has_the_layers_that_the_config_names(case, static_base, s
                 assert other.get(place) != base[place], f"{name} does nothing to {place}"
 
 
-@pytest.mark.cases(lambda case: case.has("compute_dtype"))
+@pytest.mark.cases(lambda case: case.has("compute_dtype", "hidden_sizes"))
 def test_hidden_layers_of_every_network_compute_in_the_dtype(case, static_base, static_world):
     """Heads, and all of the state, stay float32. Nothing is compiled."""
     sizes = {name: (37,) for name in ("hidden_sizes", "critic_hidden_sizes") if case.has(name)}

@@ -197,7 +197,7 @@ def test_dqn_takes_policy_and_target_network_or_all_that_it_learned(all_programs
 
 NEW = {"env_state", "observation", "episodes", "update", "replay", "memory", "critic_memory"}
 NEW |= {"alive", "held", "exploration", "target_age", "opening", "past", "levels"}
-NEW |= {"running", "returns"}
+NEW |= {"running", "returns", "taken"}
 
 
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
