@@ -14,9 +14,8 @@ Implementation details:
   1 A round is `train_every` steps of each environment, then `updates_per_step` gradient steps. The
     train ratio, replayed steps for each one of an environment, is updates_per_step * batch_size *
     sequence_length / (num_envs * train_every). The paper's is 32 to 1024. Its resets count, too.
-  2 A sequence starts at any stored step. The end of an episode is a record of its own, with its
-    last reward and without an action; the next record has no reward. So a sequence may cross
-    episodes. An episode's first record is never the first that is learned (the code: 1 in 64).
+  2 A sequence starts at any step, and may cross episodes. The end of one is a record of its own,
+    with the last reward and no action. The next one has no reward, and never begins a sequence.
   3 Each step is stored with its latents. Those of the record before a sequence start it, and after
     the gradient step its new latents replace the stored ones.
   4 With `online_queue`, batches first take sequences that no batch has had yet.
@@ -27,15 +26,13 @@ Implementation details:
   7 Latents are one-hot vectors from a softmax with a share `unimix` of uniform probabilities, which
     also counts in their losses. Gradients go straight through. A fresh memory is all zeros.
   8 Dynamics and representation loss have `free_nats`, for each step before the mean.
-  9 The continuation is 0 where an episode terminated and `gamma` elsewhere, also where it was cut.
-    Predictions so contain the discount factor.
+  9 The continuation is 0 where an episode terminated, else `gamma`: it has the discount factor.
  10 Rewards and values are categories of symexp-spaced bins. Their last layers start at zero.
  11 Imagination starts at every posterior state, those of last records included. Losses of actor and
     critic stop at the features. Step t counts by the product of the predicted continuations 0..t.
- 12 Lambda-returns of the critic itself. Its slow copy only regularises it, and moves by `tau` after
-    each gradient step.
- 13 Advantages are divided by the range from the 5th to the 95th percentile of returns, a running
-    mean that starts at zero, if it is above 1. REINFORCE for discrete and continuous actions.
+ 12 Lambda-returns of the critic itself. Its slow copy regularises it, and moves after each step.
+ 13 REINFORCE for all kinds of actions. Advantages are divided by the range from the 5th to the 95th
+    percentile of returns, a running mean that starts at zero, if it is above 1.
  14 The critic also learns returns of the replayed rewards, which bootstrap from imagined returns.
     This loss goes through the features into the world model.
  15 One optimiser: clipping by tensor, LaProp, and a linear warm-up from 0. The text of the paper
@@ -138,31 +135,17 @@ class Config:
 
 stop = jax.lax.stop_gradient
 PRIOR_LAYERS, HEAD_LAYERS = 2, 1  # hidden layers of the prior, and of reward and continuation
-BIN_LIMIT = 20  # the last bins are +-(exp(20) - 1)
 
 
-def make_layers(config, count, outputs=0, gain=1.0):
+def make_layers(config, count, outputs=0, gain=1.0, conv_layers="none"):
     c = config
     return parts.NormedLayers(
-        count, c.hidden_size, c.activation, outputs, gain, dtype=c.compute_dtype
+        count, c.hidden_size, c.activation, outputs, gain, conv_layers, c.compute_dtype
     )
 
 
 def make_critic(config):
     return make_layers(config, config.layers, config.num_bins, gain=0.0)  # detail 10
-
-
-class Encoder(nn.Module):
-    """Observations (batch, *shape) to tokens (batch, hidden_size)."""
-
-    config: Config
-
-    @nn.compact
-    def __call__(self, x):
-        c, activate = self.config, parts.activation(self.config.activation)
-        if x.ndim == 4 and c.conv_layers != "none":
-            x = parts.Convolutions(c.conv_layers, activate, parts.LECUN, c.compute_dtype)(x)
-        return make_layers(c, c.layers)(x.reshape(len(x), -1))
 
 
 class BlockGRU(nn.Module):
@@ -195,7 +178,7 @@ class Network(nn.Module):
     def setup(self):
         c, logits = self.config, self.config.latents * self.config.classes
         layers = functools.partial(make_layers, c)
-        self.encoder = Encoder(c)
+        self.encoder = layers(c.layers, conv_layers=c.conv_layers)
         self.core = BlockGRU(c)
         self.posterior = layers(1, logits)
         self.prior = layers(PRIOR_LAYERS, logits)
@@ -292,8 +275,7 @@ def mixed(logits, share):
 
 
 def sample_latents(probs, noise):  # detail 7
-    """One-hot z ~ p, with the gradient of p. Uniform noise (...) for p (..., classes); None: the
-    most probable ones."""
+    """One-hot z ~ p (..., classes), with p's gradient, by uniform noise (...); None: the mode."""
     classes = probs.shape[-1]
     if noise is None:
         return jax.nn.one_hot(probs.argmax(-1), classes)
@@ -315,10 +297,9 @@ def bounded_normal(numbers, low, high):  # detail 16
 
 
 def lambda_returns(rewards, continues, traces, values):
-    """R_t = r_{t+1} + c_{t+1} ((1 - l_{t+1}) v_{t+1} + l_{t+1} R_{t+1}), with R_T = v_T.
+    """R_t = r_{t+1} + c_{t+1} ((1 - l_{t+1}) v_{t+1} + l_{t+1} R_{t+1}), R_T = v_T: (T, batch).
 
-    Continuations c have the discount factor. l is lambda, and 0 where an episode was cut. All are
-    (T + 1, batch), the result is (T, batch).
+    Continuations c have the discount factor. l is lambda, and 0 where an episode was cut.
     """
 
     def step(later, inputs):
@@ -332,8 +313,7 @@ def lambda_returns(rewards, continues, traces, values):
 
 def percentiles(config, old, returns):  # detail 13
     """Running percentiles (2,) after those of all these returns."""
-    asked = jnp.stack([config.return_low, config.return_high])
-    new = jnp.percentile(returns, asked)
+    new = jnp.percentile(returns, jnp.stack([config.return_low, config.return_high]))
     return config.return_decay * old + (1.0 - config.return_decay) * new
 
 
@@ -360,7 +340,7 @@ class Model:
         outputs = self.space.size if self.space.discrete else 2 * self.space.size
         self.network = Network(config, math.prod(self.shape), outputs)
         self.critic = make_critic(config)
-        self.bins = parts.Bins(config.num_bins, BIN_LIMIT)
+        self.bins = parts.Bins(config.num_bins)
 
     def __call__(self, params, name, *inputs):
         """The outputs of a part of the network."""
@@ -368,13 +348,14 @@ class Model:
 
     def numbers(self, x):  # detail 5
         """Observations (..., *shape) as the world model has them: in [0, 1], or by symlog."""
-        in_range = self.config.reconstruction == "bits" or x.dtype == jnp.uint8
-        return parts.scaled(x) if in_range else parts.symlog(parts.scaled(x))
+        plain = self.config.reconstruction == "bits" or x.dtype == jnp.uint8
+        return parts.scaled(x) if plain else parts.symlog(parts.scaled(x))
 
     def tokens(self, params, x):
-        axes = x.shape[: x.ndim - len(self.shape)]
+        axes, shape = x.shape[: x.ndim - len(self.shape)], self.shape
         numbers = self.numbers(x) - (0.5 if x.dtype == jnp.uint8 else 0.0)
-        return self(params, "encoder", numbers.reshape(-1, *self.shape)).reshape(*axes, -1)
+        numbers = numbers.reshape(-1, *(shape if len(shape) == 3 else (math.prod(shape),)))
+        return self(params, "encoder", numbers).reshape(*axes, -1)
 
     def reconstruction_loss(self, predicted, x):  # detail 5
         """-log p(x) or squared errors, summed over the numbers of observations x (..., *shape)."""
@@ -390,10 +371,7 @@ class Model:
         return World(zeros(c.memory_size), zeros(c.latents, c.classes), zeros(self.space.size))
 
     def vector(self, action, axes=1):
-        """Actions as the world model sees them, (..., size); `axes` is the number of leading axes.
-
-        Discrete ones are one-hot, and continuous ones not clipped.
-        """
+        """Actions as the world model sees them, (..., size), with so many leading axes."""
         if self.space.discrete:
             return jax.nn.one_hot(action, self.space.size)
         return action.reshape(*action.shape[:axes], -1)
@@ -416,9 +394,6 @@ class Model:
         if self.space.discrete:
             return parts.Categorical(jnp.log(jnp.maximum(mixed(numbers, c.actor_unimix), 1e-30)))
         return bounded_normal(numbers, c.min_std, c.max_std)
-
-    def to_environment(self, action):
-        return action if self.space.discrete else self.space.rescale(action)
 
     def posteriors(self, params, world, records, action, noise):
         """Worlds at each record, and the probabilities of their latents; (num_steps, batch, ...).
@@ -472,10 +447,8 @@ class Model:
         return jnp.concatenate([x, features(world)[None]]), actions
 
     def behaviour_losses(self, params, slow_params, old, x, action):
-        """The actor's and the critic's loss for constant `imagined` features and actions; metrics.
-
-        Also the running percentiles of returns, which were `old`, and the returns.
-        """
+        """The actor's and the critic's loss for constant features and actions of `imagined`;
+        metrics, the running percentiles of returns, which were `old`, and the returns."""
         c, frozen = self.config, stop(params)
         logits = self(params, "critic", x)
         values = stop(self.bins.mean(logits))
@@ -523,24 +496,20 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
 
     def policy(state, observation, memory=None, rng=None, mask=None):
         memory, observation = jax.tree.map(lambda x: x[None], (memory, observation))
-        world = model.fresh(1) if memory is None else memory
-        params, noise = state.policy.params, None
-        if rng is not None:
-            rng, latent_rng = jax.random.split(rng)
-            noise = jax.random.uniform(latent_rng, (1, config.latents))
-        tokens = model.tokens(params, observation)
-        world, _ = model.observe(params, world, tokens, noise)
+        params, world = state.policy.params, model.fresh(1) if memory is None else memory
+        draw = lambda rng: jax.random.uniform(jax.random.fold_in(rng, 1), (1, config.latents))
+        noise = None if rng is None else draw(rng)
+        world, _ = model.observe(params, world, model.tokens(params, observation), noise)
         actions = model.actions(params, features(world))
         action = actions.mode() if rng is None else actions.sample(seed=rng)
         memory = world._replace(action=model.vector(action))
-        return jax.tree.map(lambda x: x[0], (model.to_environment(action), memory))
+        return jax.tree.map(lambda x: x[0], (model.space.rescale(action), memory))
 
     return policy
 
 
 def make_buffer(config, env, env_params):
-    """A replay buffer of Rows, whose windows are a record and the sequence after it; its first
-    state."""
+    """A replay buffer of Rows, whose windows are a record and a sequence; its first state."""
     buffer = parts.ReplayBuffer(
         buffer_size=config.buffer_size,
         num_envs=config.num_envs,
@@ -571,13 +540,7 @@ def check(config: Config, env: Any, env_params: Any) -> None:
     if config.classes > 256:  # they are stored as bytes
         raise ValueError(f"classes={config.classes}: give a whole number up to 256")
     window = config.sequence_length + 1
-    for name in ("total_timesteps", "buffer_size"):
-        size, least = getattr(config, name), window * config.num_envs
-        if size < least:
-            what = f"a sequence and the step before it, {window} steps in each of num_envs="
-            raise ValueError(
-                f"{name}={size} is less than {what}{config.num_envs}; {least} would do"
-            )
+    parts.check_holds(config, window, f"a sequence and the step before it, {window} steps")
     buffer, create = make_buffer(config, env, env_params)
     parts.check_fits(config, buffer, jax.eval_shape(create))
 
@@ -609,16 +572,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     laprop = parts.scale_by_laprop(config.adam_b1, config.adam_b2, config.adam_eps)
     laprop = parts.on_one_vector(laprop)
     optimizer = lambda rate: optax.chain(clip, laprop, optax.scale(-rate))
-    weights = {  # of the losses
-        "reconstruction": config.reconstruction_coef,
-        "reward": config.reward_coef,
-        "continue": config.continue_coef,
-        "dynamics": config.dynamics_coef,
-        "representation": config.representation_coef,
-        "policy": 1.0,
-        "value": config.vf_coef,
-        "replay_value": config.replay_vf_coef,
-    }
+    weights = {"policy": 1.0, "value": config.vf_coef, "replay_value": config.replay_vf_coef}
 
     def init(rng):
         rng, network_rng, reset_rng, eval_rng = jax.random.split(rng, 4)
@@ -645,11 +599,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         """Runs some rounds. Random numbers of acting are drawn at once, which costs far less."""
         rng, start_rng, *rngs = jax.random.split(state.rng, 7)
         step_rng, latent_rng, action_rng, draw_rng, seed_rng = rngs
-        steps = rounds.gradient_steps
-        draws = Draws(
-            windows=buffer.noise(draw_rng, (steps, config.batch_size)),
-            seed=jax.random.bits(seed_rng, (steps,)),
-        )
+        windows = buffer.noise(draw_rng, (rounds.gradient_steps, config.batch_size))
+        draws = Draws(windows=windows, seed=jax.random.bits(seed_rng, (rounds.gradient_steps,)))
         shape = *rounds.acting, config.latents
         noise = Noise(
             step_rng=jax.random.split(step_rng, rounds.acting[:2]),
@@ -665,11 +616,10 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         state, rows = act(state, noise)
         state = state.replace(replay=buffer.add(state.replay, rows))
         ready = now.number >= waiting
-        steps = (now.number + 1) * config.train_every
         done = (now.number - waiting).astype(jnp.float32) * config.updates_per_step
 
         def learn(old, draws, index):
-            new, metrics = gradient_step(old, draws, steps, done + (index - now.first), ready)
+            new, metrics = gradient_step(old, draws, now.number, done + (index - now.first), ready)
             return parts.keep_if(ready, new, old), metrics
 
         state, metrics = rounds.repeat(learn, state, now, ready)
@@ -684,11 +634,11 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             world, _ = model.observe(params, state.memory, tokens, noise.latents)
             action = model.actions(params, features(world)).sample_from(noise.actions)
             observation, env_state, reward, terminated, truncated, info = environments.step(
-                noise.step_rng, state.env_state, model.to_environment(action), env_params
+                noise.step_rng, state.env_state, space.rescale(action), env_params
             )
             transition = parts.Transition(
                 observation=state.observation,
-                action=action if space.discrete else space.shaped(action),
+                action=space.shaped(action),
                 reward=reward,
                 terminated=terminated,
                 done=terminated | truncated,
@@ -701,10 +651,11 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
 
         return parts.scan(step, state, noise)
 
-    def replayed(state, windows, steps):
+    def replayed(state, windows, number):
         """The World after the first record, and the Records (sequence_length + 1, batch_size)."""
         index, taken = buffer.draw(state.replay, windows).index, state.taken
         if config.online_queue:  # detail 4
+            steps = (number + 1) * config.train_every
             index, taken = parts.fresh_windows(buffer, steps, index, taken)
         rows = state.replay.transitions
         records = parts.records(buffer, state.replay, rows.steps, index)
@@ -712,9 +663,9 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         action = model.vector(records.action, 2)
         return World(rows.h[index].astype(jnp.float32), z, action[0]), records, action, taken
 
-    def gradient_step(state, draws, steps, done, ready):
+    def gradient_step(state, draws, number, done, ready):
         """Learns the world model from a batch of sequences, and actor and critic in it."""
-        world, records, action, taken = replayed(state, draws.windows, steps)
+        world, records, action, taken = replayed(state, draws.windows, number)
         old = state.policy.params
         (_, (metrics, worlds, returns)), grads = jax.value_and_grad(loss, has_aux=True)(
             old, state, world, records, action, jax.random.key(draws.seed)
@@ -751,12 +702,12 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             params, state.slow_params, state.return_range, *imagined
         )
         bootstrap = returns[0].reshape(learned.reward.shape)
-        losses |= of_behaviour | {
-            "replay_value": model.replay_value_loss(
-                params, state.slow_params, features(worlds), learned, bootstrap
-            )
-        }
-        total = sum(weights[name] * x for name, x in losses.items())
+        losses |= of_behaviour
+        losses["replay_value"] = model.replay_value_loss(
+            params, state.slow_params, features(worlds), learned, bootstrap
+        )
+        weight = lambda name: getattr(config, f"{name}_coef", None)
+        total = sum(weights.get(name, weight(name)) * x for name, x in losses.items())
         metrics |= more | {f"{name}_loss": x for name, x in losses.items()}
         return total, (metrics, worlds, of_returns)
 

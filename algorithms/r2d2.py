@@ -328,11 +328,7 @@ def check(config: Config, env: Any, env_params: Any) -> None:
         raise ValueError(f"train_every={every} {why}")
     what = f"burn_in={config.burn_in} and sequence_length={config.sequence_length} together"
     parts.check_divides("train_every", every, what, length)
-    for name in ("total_timesteps", "buffer_size"):
-        size, least = getattr(config, name), length * config.num_envs
-        if size < least:
-            what = f"a sequence of {length} steps in each of num_envs={config.num_envs}"
-            raise ValueError(f"{name}={size} is less than {what}; {least} would do")
+    parts.check_holds(config, length, f"a sequence of {length} steps")
     buffer, create = make_buffer(config, env, env_params)
     parts.check_fits(config, buffer, jax.eval_shape(create))
 

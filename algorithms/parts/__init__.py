@@ -12,7 +12,7 @@ from algorithms.parts.agents import (
     mask_of_agents,
     unfold,
 )
-from algorithms.parts.blocks import LECUN, BlockDense, NormedLayers, RMSNorm
+from algorithms.parts.blocks import BlockDense, NormedLayers, RMSNorm
 from algorithms.parts.boards import Symmetries, symmetries
 from algorithms.parts.capacity import device_capacity
 from algorithms.parts.cells import (
@@ -62,6 +62,7 @@ from algorithms.parts.replay import (
     ReplayBuffer,
     Transition,
     check_fits,
+    check_holds,
     check_replay,
     check_rounds,
 )
@@ -100,7 +101,6 @@ __all__ = [
     "EpisodeReturns",
     "EpsilonNoise",
     "Gaussian",
-    "LECUN",
     "Last",
     "LayerNorm",
     "Learner",
@@ -136,6 +136,7 @@ __all__ = [
     "check_game",
     "check_minibatches",
     "check_fits",
+    "check_holds",
     "check_replay",
     "check_rounds",
     "bounds",

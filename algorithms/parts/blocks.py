@@ -6,7 +6,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from algorithms.parts.layers import activation
+from algorithms.parts.layers import Convolutions, activation
 from algorithms.parts.products import Dense
 
 LECUN = nn.initializers.lecun_normal()  # of variance 1 / inputs, cut off at two deviations
@@ -33,7 +33,8 @@ class RMSNorm(nn.Module):
 class NormedLayers(nn.Module):
     """Dense layers, each with an RMS norm and an activation, then one of `outputs` numbers.
 
-    Inputs are (..., inputs), results float32 (..., outputs), or (..., size) without outputs.
+    Inputs are (..., inputs), results float32 (..., outputs), or (..., size) without outputs. Images
+    (batch, height, width, channels) are convolved first.
     """
 
     count: int
@@ -41,14 +42,20 @@ class NormedLayers(nn.Module):
     activation: str  # any function of flax.linen
     outputs: int = 0
     gain: float = 1.0  # factor on the last kernel's first numbers
+    conv_layers: str = "none"  # of layers.CONV_LAYERS
     dtype: str = "float32"  # that layers but for the last multiply and activate in
 
     @nn.compact
     def __call__(self, x):
+        activate = activation(self.activation)
+        if x.ndim == 4:
+            if self.conv_layers != "none":
+                x = Convolutions(self.conv_layers, activate, LECUN, self.dtype)(x)
+            x = x.reshape(len(x), -1)
         axes, x = x.shape[:-1], x.reshape(-1, x.shape[-1])
         for _ in range(self.count):
             x = Dense(self.size, kernel_init=LECUN, dtype=self.dtype)(x)
-            x = activation(self.activation)(RMSNorm()(x).astype(self.dtype))
+            x = activate(RMSNorm()(x).astype(self.dtype))
         x = x.astype(jnp.float32)
         if self.outputs:
             init = lambda *args: self.gain * LECUN(*args)

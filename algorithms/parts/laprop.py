@@ -31,7 +31,7 @@ def clip_by_tensor(limit: Any, least: Any) -> optax.GradientTransformation:
 
 
 class LaPropState(NamedTuple):
-    count: jax.Array  # updates so far, int32
+    steps: jax.Array  # updates so far, int32
     squares: Any  # mean of squared gradients, times SCALE**2
     momentum: Any  # mean of normalised gradients
 
@@ -48,7 +48,7 @@ def scale_by_laprop(b1: Any, b2: Any, eps: Any) -> optax.GradientTransformation:
         return LaPropState(jnp.zeros((), jnp.int32), zeros(), zeros())
 
     def update(grads, state, params=None):
-        count = state.count + 1
+        count = state.steps + 1
         mean = lambda decay, old, new: decay * old + (1.0 - decay) * new
         unbiased = lambda decay: 1.0 / (1.0 - decay**count)
         square = lambda old, g: mean(b2, old, jnp.square(SCALE * g))

@@ -86,7 +86,7 @@ def write_back(old: Any, row: jax.Array, new: Any, where: jax.Array) -> Any:
 class Fresh(NamedTuple):
     """Starts of windows that replace others, and the number of windows taken so far."""
 
-    index: jax.Array  # (batch,)
+    start: jax.Array  # rows, (batch,)
     taken: jax.Array  # int32 ()
 
 

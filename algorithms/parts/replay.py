@@ -334,3 +334,14 @@ def check_fits(config: Any, buffer: ReplayBuffer, shapes: Replay) -> None:
             f"buffer_size={config.buffer_size} takes {needed / 1e9:.1f} GB of the device's "
             f"{available / 1e9:.1f} GB; {fits} would fit"
         )
+
+
+def check_holds(config: Any, steps: int, what: str) -> None:
+    """Refuses a run or a buffer that is shorter than so many steps of each environment: `what`."""
+    for name in ("total_timesteps", "buffer_size"):
+        size, least = getattr(config, name), steps * config.num_envs
+        if size < least:
+            raise ValueError(
+                f"{name}={size} is less than {what} in each of num_envs={config.num_envs}; "
+                f"{least} would do"
+            )

@@ -58,7 +58,9 @@ class ActionSpace:
 
     def rescale(self, action: jax.Array) -> jax.Array:
         """low + (a + 1) / 2 (high - low), (..., *shape): maps actions a (..., size) in [-1, 1] to a
-        Box. A sum that rounding takes out of the box is cut off."""
+        Box. What is outside of the box is clipped. Discrete actions stay."""
+        if self.discrete:
+            return action
         low, high = self.space.low, self.space.high
         return jnp.clip(low + 0.5 * (self.shaped(action) + 1.0) * (high - low), low, high)
 
@@ -67,7 +69,9 @@ class ActionSpace:
         return jax.scipy.special.erf(noise / math.sqrt(2.0))
 
     def shaped(self, action: jax.Array) -> jax.Array:
-        """Actions (..., size) of a Box as (..., *shape)."""
+        """Actions (..., size) of a Box as (..., *shape); discrete ones stay."""
+        if self.discrete:
+            return action
         return action.reshape(action.shape[:-1] + self.space.shape)
 
 

@@ -26,7 +26,7 @@ class Bins:
     """
 
     number: int
-    limit: float
+    limit: float = 20.0  # the last ones are +-(exp(20) - 1)
 
     @functools.cached_property
     def positive(self) -> np.ndarray:

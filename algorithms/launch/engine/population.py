@@ -23,8 +23,15 @@ from algorithms.launch.engine.evolution import Range
 
 # Names of the fields of a state, beside the policy, that gradient steps change. Rewards are scaled
 # as the values that were learned of them.
-LEARNED = ("params", "opt_state", "critics", "log_temperature", "weights", "reward_scale")
-LEARNED += ("return_range",)
+LEARNED = (
+    "params",
+    "opt_state",
+    "critics",
+    "log_temperature",
+    "weights",
+    "reward_scale",
+    "return_range",
+)
 
 
 class Settings(NamedTuple):
