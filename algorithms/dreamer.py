@@ -336,7 +336,8 @@ class Model:
     def __init__(self, config: Config, env: Any, env_params: Any):
         self.config = config
         self.space = parts.ActionSpace(env.action_space(env_params))
-        self.shape = tuple(env.observation_space(env_params).shape)
+        shape = self.shape = tuple(env.observation_space(env_params).shape)
+        self.input = shape if len(shape) == 3 else (math.prod(shape),)  # images stay images
         outputs = self.space.size if self.space.discrete else 2 * self.space.size
         self.network = Network(config, math.prod(self.shape), outputs)
         self.critic = make_critic(config)
@@ -352,10 +353,9 @@ class Model:
         return parts.scaled(x) if plain else parts.symlog(parts.scaled(x))
 
     def tokens(self, params, x):
-        axes, shape = x.shape[: x.ndim - len(self.shape)], self.shape
+        axes = x.shape[: x.ndim - len(self.shape)]
         numbers = self.numbers(x) - (0.5 if x.dtype == jnp.uint8 else 0.0)
-        numbers = numbers.reshape(-1, *(shape if len(shape) == 3 else (math.prod(shape),)))
-        return self(params, "encoder", numbers).reshape(*axes, -1)
+        return self(params, "encoder", numbers.reshape(-1, *self.input)).reshape(*axes, -1)
 
     def reconstruction_loss(self, predicted, x):  # detail 5
         """-log p(x) or squared errors, summed over the numbers of observations x (..., *shape)."""
@@ -577,8 +577,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     def init(rng):
         rng, network_rng, reset_rng, eval_rng = jax.random.split(rng, 4)
         observation, env_state = environments.reset(reset_rng, env_params)
-        world = model.fresh(config.num_envs)
-        params = model.network.init(network_rng, observation.astype(jnp.float32), world)
+        params = model.network.init(network_rng, jnp.zeros((1, *model.input)), model.fresh(1))
         return TrainState(
             policy=PolicyState(params),
             slow_params=params["params"]["critic"],
@@ -588,7 +587,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             taken=jnp.zeros((), jnp.int32),
             env_state=env_state,
             observation=observation,
-            memory=world,
+            memory=model.fresh(config.num_envs),
             episodes=environments.episodes(),
             rng=rng,
             eval_rng=eval_rng,

@@ -709,8 +709,8 @@ def test_the_buffer_is_never_copied(vmapped_keys):
     assert sizes.temp_size_in_bytes < 0.05 * size
 
 
-@pytest.mark.parametrize("name", ["Breakout-MinAtar", "Pendulum-v1"])
-def test_images_and_continuous_actions_are_traced(name):
+@pytest.mark.parametrize("name", ["Breakout-MinAtar", "Catch-bsuite", "Pendulum-v1"])
+def test_images_grids_and_continuous_actions_are_traced(name):
     """Bits are stored as bits. Nothing is compiled."""
     bits = dict(buffer_dtype="bool", reconstruction="bits") if "Minatar" in name.title() else {}
     config = TINY.replace(env=name, **bits, compute_dtype="bfloat16", latent_dtype="bfloat16")
@@ -718,7 +718,8 @@ def test_images_and_continuous_actions_are_traced(name):
         dreamer.make_train(config), jax.eval_shape(lambda: jax.random.key(0))
     )
     rows = state.replay.transitions
-    assert rows.steps.observation.dtype == (bool if bits else jnp.float32)
+    kinds = {"Breakout-MinAtar": bool, "Catch-bsuite": jnp.int32, "Pendulum-v1": jnp.float32}
+    assert rows.steps.observation.dtype == kinds[name]
     assert rows.h.dtype == jnp.bfloat16 and rows.z.dtype == jnp.uint8
     others = {x.dtype for x in jax.tree.leaves(state.replace(replay=None))}
     assert jnp.dtype("bfloat16") not in others
