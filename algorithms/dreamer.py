@@ -161,7 +161,7 @@ class BlockGRU(nn.Module):
         shared = jnp.concatenate([make_layers(c, 1)(x) for x in (h, z, action)], -1)
         layer = functools.partial(parts.BlockDense, blocks=c.blocks, dtype=c.compute_dtype)
         x = parts.RMSNorm()(layer(size)(h, shared)).astype(c.compute_dtype)
-        gates = layer(3 * size)(parts.activation(c.activation)(x)).astype(jnp.float32)
+        gates = layer(3 * size)(parts.activation(c.activation)(x)).astype(jnp.float32)  # detail 18
         gates = gates.reshape(len(h), c.blocks, 3, -1)
         reset, candidate, update = (gates[:, :, i].reshape(h.shape) for i in range(3))
         update = nn.sigmoid(update - 1.0)
@@ -476,8 +476,8 @@ class Model:
         of_slow = self.bins.cross_entropy(logits, slow)
         return self.bins.cross_entropy(logits, returns) + self.config.slow_coef * of_slow
 
-    def replay_value_loss(self, params, slow_params, x, records, bootstrap):
-        """The critic's loss on replayed rewards, with gradients into the features x (detail 14)."""
+    def replay_value_loss(self, params, slow_params, x, records, bootstrap):  # detail 14
+        """The critic's loss on replayed rewards, with gradients into the features x."""
         c, going = self.config, 1.0 - records.last
         continues, traces = c.gamma * (1.0 - records.terminated), c.gae_lambda * going
         returns = lambda_returns(records.reward, continues, traces, bootstrap)
@@ -498,7 +498,7 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
         memory, observation = jax.tree.map(lambda x: x[None], (memory, observation))
         params, world = state.policy.params, model.fresh(1) if memory is None else memory
         draw = lambda rng: jax.random.uniform(jax.random.fold_in(rng, 1), (1, config.latents))
-        noise = None if rng is None else draw(rng)
+        noise = None if rng is None else draw(rng)  # detail 17
         world, _ = model.observe(params, world, model.tokens(params, observation), noise)
         actions = model.actions(params, features(world))
         action = actions.mode() if rng is None else actions.sample(seed=rng)
@@ -530,7 +530,7 @@ def check(config: Config, env: Any, env_params: Any) -> None:
     sizes = "sequence_length", "imagine_steps", "hidden_size", "memory_size", "blocks", "layers"
     sizes += "latents", "classes", "num_bins"
     words = {"reconstruction": ("symlog", "bits"), "latent_dtype": ("float32", "bfloat16")}
-    parts.check(INFO, config, env, env_params, *sizes, words=words)
+    parts.check(INFO, config, env, env_params, *sizes, words=words, bounded=True)
     parts.check_rounds(config)
     size = config.memory_size
     parts.check_divides("blocks", config.blocks, f"memory_size={size}", size)
@@ -657,7 +657,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             steps = (number + 1) * config.train_every
             index, taken = parts.fresh_windows(buffer, steps, index, taken)
         rows = state.replay.transitions
-        records = parts.records(buffer, state.replay, rows.steps, index)
+        records = parts.records(buffer, state.replay, rows.steps, index)  # detail 2
         z = jax.nn.one_hot(rows.z[index], config.classes)
         action = model.vector(records.action, 2)
         return World(rows.h[index].astype(jnp.float32), z, action[0]), records, action, taken
