@@ -48,6 +48,7 @@ normalizes = pytest.mark.cases(lambda case: case.has("normalize_obs"))
 # Nearly all of their settings are those of dqn, td3, ppo_rnn, ippo, pqn, sac and reppo.
 RELATIVES = {"c51", "qrdqn", "iqn", "ddpg", "ippo_rnn", "pqn_rnn", "r2d2", "sac_discrete"}
 RELATIVES |= {"reppo_discrete"}
+LARGE = {"dreamer"}  # its programs take ten times as long to trace as those of others
 
 REFUSED_BY_ALL = [
     (dict(num_envs=0), "num_envs=0: give a whole number, 1 or more"),
@@ -380,7 +381,7 @@ def test_programs_for_accelerators_compute_the_same(case, trained, monkeypatch):
 # --- several ----------------------------------------------------------------------------------
 
 
-@pytest.mark.cases(slow=lambda case: case.name in RELATIVES)
+@pytest.mark.cases(slow=lambda case: case.name in RELATIVES | LARGE)
 def test_every_float_can_be_vmapped_and_matters(case, floats, swept):
     _, _, (state, metrics) = swept
     state, metrics = jax.tree.map(data, state), jax.tree.map(np.asarray, metrics)
@@ -510,7 +511,7 @@ def of_run(case, config, world):
 
 
 @of_any_world
-@pytest.mark.cases(slow=lambda case: case.name in RELATIVES)
+@pytest.mark.cases(slow=lambda case: case.name in RELATIVES | LARGE)
 def test_every_static_setting_changes_the_program(case, static_base, static_world):
     """Jaxprs are compared; nothing is compiled."""
     names = {field.name for field in dataclasses.fields(case.tiny) if not in_tree(field)}

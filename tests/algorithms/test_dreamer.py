@@ -757,11 +757,11 @@ CASE = Case(
     metrics={f"{name}_loss" for name in LOSSES}
     | {"kl", "entropy", "mean_value", "return_scale", "grad_norm"},
     pinned={
-        "reconstruction_loss": [1.557630, 0.992135],
-        "kl": [0.544627, 0.565410],
-        "value_loss": [1.475188, 1.636358],
-        "replay_value_loss": [4.694111, 4.496971],
-        "grad_norm": [8.119714, 4.582577],
+        "reconstruction_loss": [1.049678, 0.828318],
+        "kl": [0.622993, 0.686307],
+        "value_loss": [1.506585, 1.634067],
+        "replay_value_loss": [4.690718, 4.470664],
+        "grad_norm": [5.443577, 4.253369],
     },
     refused=(
         (dict(train_every=0), "train_every=0"),
