@@ -530,9 +530,11 @@ def check(config: Config, env: Any, env_params: Any) -> None:
     sizes = "sequence_length", "imagine_steps", "hidden_size", "memory_size", "blocks", "layers"
     sizes += "latents", "classes", "num_bins"
     words = {"reconstruction": ("symlog", "bits"), "latent_dtype": ("float32", "bfloat16")}
-    parts.check(INFO, config, env, env_params, *sizes, words=words, bounded=True)
+    parts.check(INFO, config, env, env_params, *sizes, words=words)
     parts.check_rounds(config)
-    size = config.memory_size
+    actions, size = env.action_space(env_params), config.memory_size
+    if hasattr(actions, "low") and not parts.is_bounded(actions):
+        raise ValueError(f"{env.name} has actions {actions}; dreamer takes a Box with bounds")
     parts.check_divides("blocks", config.blocks, f"memory_size={size}", size)
     if config.num_bins % 2 == 0 or config.num_bins == 1:
         near = config.num_bins + 1 + config.num_bins % 2

@@ -33,6 +33,7 @@ from algorithms.parts.checks import (
     check_minibatches,
     check_samples,
     check_sizes,
+    is_bounded,
 )
 from algorithms.parts.fields import bounds, check_reals, real, static, value_like, with_plain_values
 from algorithms.parts.laprop import clip_by_tensor, scale_by_laprop
@@ -157,6 +158,7 @@ __all__ = [
     "fresh_memory",
     "fresh_windows",
     "global_norm",
+    "is_bounded",
     "keep_if",
     "last_step",
     "log_tanh_slope",

@@ -24,7 +24,6 @@ def check(
     minibatches_of: str = "",
     replay: bool = False,
     unit_std: bool = False,
-    bounded: bool = False,
     words: Any = None,
 ) -> None:
     """Refuses what cannot work: sizes, words, and environments.
@@ -39,7 +38,6 @@ def check(
       replay: whether a buffer of n-step windows has to fit, and to be learned from.
       unit_std: whether the policy explores with a standard deviation of 1 at first, in the
         environment's units.
-      bounded: whether a Box of actions needs bounds, beside discrete actions.
       words: {field: the words that it may be}.
     """
     check_sizes(config, *positive, not_negative=not_negative)
@@ -47,7 +45,7 @@ def check(
         check_network(config)
     if words:
         check_choices(config, **words)
-    check_spaces(info, config, env, env_params, bounded)
+    check_spaces(info, config, env, env_params)
     if minibatches_of:
         check_minibatches(config, minibatches_of)
     if replay:

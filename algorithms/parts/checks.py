@@ -111,7 +111,7 @@ def check_samples(config: Any, size: int) -> None:
         )
 
 
-def check_spaces(info: Info, config: Any, env: Any, env_params: Any, bounded: bool = False) -> None:
+def check_spaces(info: Info, config: Any, env: Any, env_params: Any) -> None:
     """Refuses environments that an algorithm cannot take, and names other files that can.
 
     Args:
@@ -119,7 +119,6 @@ def check_spaces(info: Info, config: Any, env: Any, env_params: Any, bounded: bo
       config: its `conv_layers` and `compute_dtype` are used, and its class, to find the algorithm's
         file.
       env, env_params: from `envs.make`.
-      bounded: whether a Box of actions needs bounds, as it does without discrete actions.
     """
     file, kinds = file_of(config), kinds_of(info)
     algorithm = file.stem if file else info["title"]
@@ -137,8 +136,7 @@ def check_spaces(info: Info, config: Any, env: Any, env_params: Any, bounded: bo
     if kind not in kinds:
         takes = " and ".join(SPACES[kind] for kind in kinds)
         raise ValueError(f"{env.name} has actions {actions}; {algorithm} takes {takes}")
-    bounded |= "discrete" not in kinds
-    if bounded and kind == "continuous" and not is_bounded(actions):
+    if "discrete" not in kinds and not is_bounded(actions):
         raise ValueError(f"{env.name} has actions {actions}; {algorithm} takes a Box with bounds")
     if masked and kind != "discrete":
         raise ValueError(f"{env.name} has an action_mask, which actions {actions} cannot heed")
