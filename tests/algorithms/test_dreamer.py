@@ -830,3 +830,12 @@ def test_the_learning_rate_warms_up(trained):
     _, metrics = trained
     shares = metrics["current_learning_rate"][2:] / TINY.learning_rate
     np.testing.assert_allclose(shares, [np.mean([0, 0.25, 0.5, 0.75, 1, 1, 1, 1]), 1.0], rtol=1e-5)
+
+
+def test_a_box_without_bounds_is_refused():
+    class Endless(tasks.Probe):
+        def action_space(self, params):
+            return tasks.spaces.Box(-jnp.inf, jnp.inf, (1,))
+
+    with pytest.raises(ValueError, match="dreamer takes a Box with bounds"):
+        dreamer.make_train(TINY, Endless(True), tasks.ProbeParams())
