@@ -190,10 +190,10 @@ class Network(nn.Module):
 
     def __call__(self, observation, world):
         """Creates all parameters."""
-        tokens, h = self.encoder(observation), self.core(*flat(world))
+        tokens, h = self.encoder(observation), self.core(*flat_world(world))
         self.posterior(jnp.concatenate([h, tokens], -1))
         for head in (self.decoder, self.reward, self.continuation, self.actor, self.critic):
-            head(features(world))
+            head(feature_vector(world))
         return self.prior(h)
 
 
@@ -260,13 +260,13 @@ class Draws(NamedTuple):
 # --- formulas ---------------------------------------------------------------------------------
 
 
-def flat(world):
+def flat_world(world):
     """The arrays of a World, each (..., numbers)."""
     return world.h, world.z.reshape(*world.z.shape[:-2], -1), world.action
 
 
-def features(world):
-    return jnp.concatenate(flat(world)[:2], -1)
+def feature_vector(world):
+    return jnp.concatenate(flat_world(world)[:2], -1)
 
 
 def mixed(logits, share):
@@ -384,7 +384,7 @@ class Model:
 
     def observe(self, params, world, tokens, noise):
         """h_t = f(h_{t-1}, z_{t-1}, a_{t-1}), z_t ~ q(h_t, x_t), and the probabilities q."""
-        h = self(params, "core", *flat(world))
+        h = self(params, "core", *flat_world(world))
         probs = self.latents(params, "posterior", jnp.concatenate([h, tokens], -1))
         return world._replace(h=h, z=sample_latents(probs, noise)), probs
 
@@ -412,7 +412,7 @@ class Model:
 
     def world_losses(self, params, worlds, posterior, records):
         """Reconstruction, reward, continuation, dynamics and representation loss; metrics."""
-        c, x = self.config, features(worlds)
+        c, x = self.config, feature_vector(worlds)
         prior = self.latents(params, "prior", worlds.h)
         kl = lambda p, q: jnp.maximum(divergence(p, q), c.free_nats).mean()  # detail 8
         decoded, reward = self(params, "decoder", x), self(params, "reward", x)
@@ -435,16 +435,16 @@ class Model:
         latents = jax.random.uniform(latent_rng, (*shape, self.config.latents))
 
         def step(world, noise):
-            x = features(world)
+            x = feature_vector(world)
             action = self.actions(params, x).sample_from(noise[1])
             world = world._replace(action=self.vector(action))
-            h = self(params, "core", *flat(world))
+            h = self(params, "core", *flat_world(world))
             z = sample_latents(self.latents(params, "prior", h), noise[0])
             return world._replace(h=h, z=z), (x, action)
 
         noise = latents, self.space.noise(action_rng, shape)
         world, (x, actions) = parts.scan(step, world, noise)
-        return jnp.concatenate([x, features(world)[None]]), actions
+        return jnp.concatenate([x, feature_vector(world)[None]]), actions
 
     def behaviour_losses(self, params, slow_params, old, x, action):
         """The actor's and the critic's loss for constant features and actions of `imagined`;
@@ -500,7 +500,7 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
         draw = lambda rng: jax.random.uniform(jax.random.fold_in(rng, 1), (1, config.latents))
         noise = None if rng is None else draw(rng)  # detail 17
         world, _ = model.observe(params, world, model.tokens(params, observation), noise)
-        actions = model.actions(params, features(world))
+        actions = model.actions(params, feature_vector(world))
         action = actions.mode() if rng is None else actions.sample(seed=rng)
         memory = world._replace(action=model.vector(action))
         return jax.tree.map(lambda x: x[0], (model.space.rescale(action), memory))
@@ -633,7 +633,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             params = state.policy.params
             tokens = model.tokens(params, state.observation)
             world, _ = model.observe(params, state.memory, tokens, noise.latents)
-            action = model.actions(params, features(world)).sample_from(noise.actions)
+            action = model.actions(params, feature_vector(world)).sample_from(noise.actions)
             observation, env_state, reward, terminated, truncated, info = environments.step(
                 noise.step_rng, state.env_state, space.rescale(action), env_params
             )
@@ -705,7 +705,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         bootstrap = returns[0].reshape(learned.reward.shape)
         losses |= of_behaviour
         losses["replay_value"] = model.replay_value_loss(
-            params, state.slow_params, features(worlds), learned, bootstrap
+            params, state.slow_params, feature_vector(worlds), learned, bootstrap
         )
         weight = lambda name: getattr(config, f"{name}_coef", None)
         total = sum(weights.get(name, weight(name)) * x for name, x in losses.items())

@@ -254,7 +254,7 @@ def gradients():
         flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), dreamer.stop(worlds))
         imagined = dreamer.stop(model.imagined(dreamer.stop(params), flat, jax.random.key(3)))
         more, _, _, returns = model.behaviour_losses(params, slow, jnp.zeros(2), *imagined)
-        x, boot = dreamer.features(worlds), returns[0].reshape(STEPS, BATCH)
+        x, boot = dreamer.feature_vector(worlds), returns[0].reshape(STEPS, BATCH)
         found |= more | {"replay_value": model.replay_value_loss(params, slow, x, records, boot)}
         return jnp.stack([found[name] for name in LOSSES])
 
@@ -679,7 +679,7 @@ def test_the_policy_acts_as_training_does(vmapped_keys):
     for x in rng.normal(size=(4, 2)).astype(np.float32):
         action, memory = policy(state, x, memory)
         expected, _ = model.observe(params, expected, model.tokens(params, x[None]), None)
-        best = model(params, "actor", dreamer.features(expected)).argmax(-1)
+        best = model(params, "actor", dreamer.feature_vector(expected)).argmax(-1)
         assert action == best[0]
         expected = expected._replace(action=jax.nn.one_hot(best, 2))
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b[0], 1e-4, 1e-6), memory, expected)
@@ -738,7 +738,7 @@ def of_critic(config, space, state, x):
     params = state.policy.params
     tokens = model.tokens(params, x)
     world, _ = model.observe(params, model.fresh(len(x)), tokens, None)
-    return model.bins.mean(model(params, "critic", dreamer.features(world)))
+    return model.bins.mean(model(params, "critic", dreamer.feature_vector(world)))
 
 
 def play(case, kind):
