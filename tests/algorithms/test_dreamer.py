@@ -11,8 +11,9 @@ import pytest
 from algorithms import dreamer, parts
 from algorithms.dreamer import World
 from algorithms.parts import laprop, training
+from envs import loops
 from tests import probe as tasks
-from tests.algorithms.cases import EVALUATION, Case, again, assert_same
+from tests.algorithms.cases import EVALUATION, Case, again, assert_same, programs
 from tests.algorithms.parts.test_records import plain_records
 from tests.algorithms.test_probes import play_probes
 from tests.conftest import FUSED_AS_FOR_USERS
@@ -631,6 +632,18 @@ def test_nothing_changes_before_learning_starts(ends):
     assert rows[2]["kl"].weight == 0
 
 
+@pytest.mark.slow  # a CPU leaves out the gradient steps before, so that this is a second program
+def test_accelerators_write_no_latents_before_learning_starts(monkeypatch):
+    """They compute these gradient steps, and must drop the latents. Here they run on the CPU."""
+    monkeypatch.setattr(loops, "platform", lambda: "gpu")
+    init, update = programs(dreamer.learner(ONE, tasks.Recall(), params_of(5, 99)))
+    first, _ = update(init(jax.random.key(0)))
+    second, _ = update(again(first))
+    old, new = first.replay.transitions, second.replay.transitions
+    assert_same(jax.tree.map(lambda x: x[:32], old), jax.tree.map(lambda x: x[:32], new))
+    assert np.abs(new.h[32:64]).any()
+
+
 @pytest.mark.parametrize("ends", ENDS)
 def test_acting_observes_as_learning_does(ends):
     """With the same random numbers, the world model follows the steps of acting exactly, also over
@@ -657,7 +670,7 @@ def test_acting_observes_as_learning_does(ends):
             action=None,
         )
         action = jax.nn.one_hot(np.roll(stack("action"), 1, 0), 2)
-        start = model.fresh(1)
+        start = World(jnp.zeros((1, 8)), jnp.zeros((1, 3, 4)), jnp.zeros((1, 2)))
         action = action.reshape(-1, 1, 2).at[0].set(0.0)
         observe = jax.jit(model.posteriors)
         worlds, _ = observe(before.policy.params, start, records, action, own)
@@ -674,7 +687,8 @@ def test_the_policy_acts_as_training_does(vmapped_keys):
     policy = jax.jit(dreamer.make_policy(ONE, env, world))
     state, memory = states[0], None
     model = dreamer.Model(ONE, env, world)
-    params, expected = state.policy.params, model.fresh(1)
+    params = state.policy.params
+    expected = World(jnp.zeros((1, 8)), jnp.zeros((1, 3, 4)), jnp.zeros((1, 2)))
     rng = np.random.default_rng(0)
     for x in rng.normal(size=(4, 2)).astype(np.float32):
         action, memory = policy(state, x, memory)
