@@ -302,6 +302,21 @@ def test_divergences_below_the_free_nats_have_no_gradient():
     assert not routes["dynamics"] and not routes["representation"]
 
 
+def test_free_nats_count_for_each_step():
+    """Half of the divergences are below them."""
+    model, params = model_and_params(free_nats=0.0)
+    world, records, action, noise = random_inputs(model, [False] * STEPS)
+    worlds, posterior = jax.jit(model.posteriors)(params, world, records, action, noise)
+    each = dreamer.divergence(posterior, model.latents(params, "prior", worlds.h))
+    free_nats = float(np.median(each))
+    model.config = model.config.replace(free_nats=free_nats)
+    losses, _ = model.world_losses(params, worlds, posterior, records)
+    expected = np.maximum(each, free_nats).mean()
+    assert expected > 1.001 * max(each.mean(), free_nats)
+    for name in ("dynamics", "representation"):
+        np.testing.assert_allclose(losses[name], expected, rtol=1e-5)
+
+
 def test_dynamics_and_representation_loss_stop_at_the_other_s_latents():
     """With equal memories, the first one moves the prior alone, and the other one the posterior."""
     model, params = model_and_params(free_nats=0.0)
