@@ -76,7 +76,7 @@ def begin(
         files.local(path or "")
     chosen, is_sweep = make_options(options), asked is not None
     if place.path is not None and not place.save:
-        raise UserError(f"save=False writes nothing: leave {place.path} out, or save=False")
+        raise UserError(f"save=False makes no directory: leave {place.path} or save=False out")
     there = place.path if place.resume_if_exists and place.save else None
     if there is not None and not experiment.is_there(there, is_sweep):
         there = None

@@ -188,8 +188,9 @@ def not_taken(word: str, words: list[str], known: list[str]) -> UserError:
         hint = f"did you mean {', '.join(meant)}? " * bool(meant)
         return UserError(f"unknown flag {name}; {hint}--help lists all")
     ends = [i for i, one in enumerate(words) if one == word or one.endswith(f"={word}")]
-    before = [one.partition("=")[0] for one in words[: ends[0] + 1] if one.startswith("--")]
-    after = f"{before[-1]} does not take it" if before else "--help lists all"
+    before = words[: ends[0] + 1] if len(ends) == 1 else []  # else it stands elsewhere, too
+    flags = [one.partition("=")[0] for one in before if one.startswith("--")]
+    after = f"{flags[-1]} does not take it" if flags else "--help lists all"
     return UserError(f"{word!r} is no flag; {after}")
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from algorithms.launch.engine.errors import UserError
 
-UNITS = {"K": 3, "M": 6, "B": 9, "G": 9}  # which numbers on the command line have not
+UNITS = {"K": 3, "M": 6, "B": 9, "G": 9}  # powers of ten; no number has a unit, as in 1M
 
 
 def bool_of(word: str) -> bool:

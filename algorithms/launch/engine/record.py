@@ -56,7 +56,8 @@ class Record:
         self.path = self.run_dir.path if self.run_dir else None
         self.rows = list(self.start.history.values())
         self.losses = Losses(session.view.warn)
-        self.were_finite = np.ones(session.trials.count, bool)
+        known, everyone = self.start.is_finite, np.ones(session.trials.count, bool)
+        self.were_finite = everyone if known is None else known
         self.logged: Metrics = {}  # of the last point, as metrics.csv has them
         made = session.hooks.outputs
         self.outputs: list[Output] = [x(self) for x in made if hosts.is_first() or x.everywhere]

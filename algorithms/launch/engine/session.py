@@ -11,7 +11,7 @@ import numpy as np
 
 from algorithms.launch.engine import hosts, initial, population, programs
 from algorithms.launch.engine.brief import brief
-from algorithms.launch.engine.errors import warn
+from algorithms.launch.engine.errors import UserError, warn
 from algorithms.launch.engine.interrupts import Interrupt, Stop, in_background
 from algorithms.launch.engine.metrics import (
     Metrics,
@@ -123,10 +123,15 @@ class Session:
         members = getattr(self.trainer.module, "members", 1)
         self.view.begin(start.point, self.num_points, self.trials.count * members)
         if self.chunk.is_finished:
+            if start.is_finite is None:
+                raise UserError(
+                    f"{record.path} is finished, and its metrics cannot be read: all of its "
+                    ".policy files are damaged or gone"
+                )
             record.mend()
             own = self.layout.own  # perhaps none, of several processes
             state = start.get_state(own) if start.get_state and len(own) else None
-            result = self._result(record, state, record.were_finite & start.is_finite)
+            result = self._result(record, state, record.were_finite)
             if not self.in_sweep:
                 more = "this run is finished; a larger total_timesteps continues it"
                 for line in [more, *not_finite(~result.is_finite)]:
@@ -186,9 +191,7 @@ class Session:
             return None
         needed = self.layout.needed
         states = self.layout.put(start.get_state(needed), needed.start, are_states=True)
-        record.were_finite = self._is_finite(states)
-        if start.is_finite is not None:
-            record.were_finite = record.were_finite & start.is_finite
+        record.were_finite = record.were_finite & self._is_finite(states)
         return states
 
     def _loop(

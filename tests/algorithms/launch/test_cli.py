@@ -207,6 +207,7 @@ REFUSED = [
     ("foo", "'foo' is no flag; --help lists all"),
     ("--seed 1 2", "'2' is no flag; --seed does not take it"),
     ("--json=3", "'3' is no flag; --json does not take it"),
+    ("--num-envs 3 --json 3", "'3' is no flag; --help lists all"),
     ("--gamma", "--gamma: a value is missing"),
     ("--halving 2.5", "--halving: '2.5' is not a whole number"),
     ("--pbt-share x", "--pbt-share: 'x' is not a number"),

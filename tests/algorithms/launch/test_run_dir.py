@@ -444,6 +444,14 @@ def test_a_damaged_policy_takes_its_point_out_of_the_curve(broken, capsys):
     assert "000002.policy is not a checkpoint" in capsys.readouterr().err
 
 
+def test_a_finished_run_whose_policies_are_all_damaged_is_refused(broken):
+    """Its states are whole, but nothing says what it came to."""
+    for file in (broken / "checkpoints").glob("*.policy"):
+        file.write_bytes(b"")
+    with pytest.raises(UserError, match="is finished, and its metrics cannot be read: all of its"):
+        launch.resume(broken, module=toy)
+
+
 # --- saving ----------------------------------------------------------------------------------
 
 

@@ -557,7 +557,7 @@ def test_values_of_numpy_and_jax_make_the_same_files(whole, tmp_path):
         ),
         (CONFIG, {"one_run_per_seed": True}, "use it with track or tensorboard"),
         (CONFIG, {"keep_states": True, "save": False}, "save=False: keep_states needs files"),
-        (CONFIG, {"save": False, "run_dir": "x"}, "save=False writes nothing: leave x out, or sav"),
+        (CONFIG, {"save": False, "run_dir": "x"}, "save=False makes no directory: leave x or save"),
         (CONFIG, {"run_dir": 5}, "5 is no path: give the directory of a run or a sweep"),
         (CONFIG, {"track": "no"}, "track='no': give True or False"),
         (CONFIG.replace(env=5), {}, "env is 5: give a name, as CartPole-v1, or an environment obj"),
