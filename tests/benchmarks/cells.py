@@ -30,7 +30,7 @@ WHAT = {"dqn": "double, 3-step"}  # Config's defaults
 SOLVED = {"CartPole-v1": 475.0, "Acrobot-v1": -100.0, "MountainCar-v0": -130.0}
 SOLVED |= {"CartPole-v1-positions": 475.0, "MemoryChain-bsuite": 0.95, "TMaze-v0": 3.9}
 SOLVED |= {"RepeatPrevious-v0": 0.95}
-SOLVED |= {"Pendulum-v1": -200.0, "MountainCarContinuous-v0": 90.0}
+SOLVED |= {"Pendulum-v1": -200.0, "MountainCarContinuous-v0": 90.0, "Catch-bsuite": 0.85}
 SOLVED |= {
     "navix/DoorKey": 0.9,
     "xminigrid/MiniGrid-DoorKey": 0.9,
@@ -269,6 +269,24 @@ OF_TEAMS = tuple(
 )
 
 
+def few(algorithm: str, env: str, steps: int, points: int, seeds: int) -> Cell:
+    """One of the table of world models: dreamer's, or another file's with as few steps."""
+    known = env in SETTINGS[algorithm]
+    words = f"--{'preset' if known else 'env'} {env}"
+    words += f" --total-timesteps {steps} --num-evals {points}"
+    return Cell(algorithm, f"{env}, {steps:,} steps", words, seeds, bar(env), ("worlds",))
+
+
+WORLDS = (
+    few("dreamer", "CartPole-v1", 20_480, 20, 10),
+    few("ppo", "CartPole-v1", 20_480, 20, 10),
+    few("dreamer", "Catch-bsuite", 10_240, 10, 5),
+    few("ppo", "Catch-bsuite", 10_240, 10, 10),
+    few("dreamer", "Pendulum-v1", 20_480, 20, 5),
+    few("sac", "Pendulum-v1", 20_480, 20, 10),
+)
+
+
 class Recall(NamedTuple):
     """A task that needs a memory, for every memory."""
 
@@ -341,4 +359,4 @@ PEERS = (
     *jaxmarl(KITCHEN, "deliveries", "ippo", "vdn"),
     *jaxmarl(SPREAD, "", "mappo", "vdn", "qmix"),
 )
-CELLS = PRESETS + DEFAULTS + FLAGS + LIBRARIES + OF_TEAMS + MEMORY
+CELLS = PRESETS + DEFAULTS + FLAGS + LIBRARIES + OF_TEAMS + MEMORY + WORLDS

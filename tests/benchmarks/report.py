@@ -17,7 +17,7 @@ from tests.benchmarks.cells import BEST, CELLS, MEMORIES_COMPARED, PEERS, Cell
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "results"
 WITH_TABLES = ("results", "speed", "gpu", "sweeps", "several-agents", "memory", "environments")
-WITH_TABLES += ("coming-from",)
+WITH_TABLES += ("coming-from", "world-models")
 PAGES = tuple(ROOT / "docs" / f"{name}.md" for name in WITH_TABLES)
 PAGES += (ROOT / "algorithms" / "README.md",)
 REGION = re.compile(r"(<!-- table ([\w-]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
@@ -25,6 +25,8 @@ COLUMNS = ("algorithm", "cell", "steps", "seeds", "mean (95 %)", "IQM", "worst",
 COLUMNS += ("solved", "collapsed", "in training")
 TEAMS = ("environment", "algorithm", "steps", "seeds", "return of an agent (95 %)", "worst")
 TEAMS += ("metric (95 %)", "in training", "cell")
+WORLDS = ("environment", "algorithm", "steps", "seeds", "last point (95 %)", "last third (95 %)")
+WORLDS += ("worst", "solved at", "solved at some point", "in training", "cell")
 LEVELS = ("task", "policy", "parameters", "trained on", "mean", "worst tenth", "worst cell")
 LEVELS += ("worst tenth less that of the default (95 %)",)
 TASKS = ("algorithm", "task", "steps", "seeds", "best", "solved at", *MEMORIES_COMPARED)
@@ -211,6 +213,29 @@ def team_line(cell: Cell, rows: Rows) -> list[str]:
     ]
 
 
+def world_line(cell: Cell, rows: Rows) -> list[str]:
+    """Its line in the table of world models. Runs are short, and rarely end where they are best:
+    the mean of the last third of points stands beside the last one."""
+    found, returns = summary(rows, cell.solved), curves(rows)[1]
+    thirds = returns[:, -(len(returns[0]) // 3) :].mean(1)
+    interval = results.bootstrap_interval(thirds, lambda drawn: drawn.mean(-1))
+    show = lambda mean, low, high: f"{number(mean)} ({number(low)} to {number(high)})"
+    block, solved = block_of(rows), (returns >= cell.solved).any(1).sum()
+    return [
+        environment(cell),
+        cell.algorithm + (f" (run {block})" if block > 1 else ""),
+        f"{int(rows[0]['timestep']):,}",
+        str(len(rows)),
+        show(found["mean"], *found["interval"]),
+        show(thirds.mean(), *interval),
+        number(found["worst"]),
+        f"{cell.solved:g}",
+        f"{solved} of {len(rows)}",
+        "-" if np.isnan(found["training"]) else number(found["training"]),
+        f"`{cell.key}`",
+    ]
+
+
 def task_lines(cells: Sequence[Cell], folder: Path) -> list[list[str]]:
     """A line for each task that needs a memory: mean returns and solved seeds of all memories.
 
@@ -309,7 +334,7 @@ def with_error(values: np.ndarray) -> str:
 
 def environment(cell: Cell) -> str:
     """The name of a cell's environment, without flags."""
-    return cell.name.partition(" ")[0]
+    return cell.name.partition(" ")[0].rstrip(",")
 
 
 def file_of(cell: Cell) -> str:
@@ -318,6 +343,10 @@ def file_of(cell: Cell) -> str:
 
 def number(value: float) -> str:
     return f"{value:.2f}" if abs(value) < 100 else f"{value:.1f}"
+
+
+# A group for each environment; elsewhere, for each algorithm
+STYLES = {"teams": (TEAMS, team_line, environment), "worlds": (WORLDS, world_line, environment)}
 
 
 def table(name: str, folder: Path = FOLDER) -> str:
@@ -339,10 +368,7 @@ def table(name: str, folder: Path = FOLDER) -> str:
         cells = [cell for cell in CELLS if name in cell.tables]
         lines = [TASKS, ["---"] * len(TASKS), *task_lines(cells, folder)]
     else:
-        teams = name == "teams"  # a group for each environment; elsewhere, for each algorithm
-        columns, make, group = (
-            (TEAMS, team_line, environment) if teams else (COLUMNS, line, file_of)
-        )
+        columns, make, group = STYLES.get(name, (COLUMNS, line, file_of))
         groups = list(dict.fromkeys(group(cell) for cell in CELLS + PEERS))
         cells = [cell for cell in CELLS + PEERS if name in cell.tables]
         cells.sort(key=lambda cell: groups.index(group(cell)))
