@@ -182,6 +182,20 @@ def craftax(
         yield Job(f"{name}-{algorithm}", seconds, (learned,), long)
 
 
+def world_model(name: str, preset: str, env: str, seconds: float, library: str = "") -> Job:
+    """Three seeds of DreamerV3 with the authors' sizes and train ratios."""
+    words = f"--preset {preset} --env {env} --num-evals 20"
+    learned = Learned("dreamer", Cell("dreamer", name, words, 3), library)
+    return Job(f"dreamer-{name}", seconds, (learned,), long=True)
+
+
+WORLD_MODELS = (
+    world_model("Breakout", "size1m", "Breakout-MinAtar", 900),
+    *(
+        world_model(task, "size12m", f"playground/{task}", 3600, "playground")
+        for task in ("CheetahRun", "WalkerRun", "HopperHop")
+    ),
+)
 JOBS = (
     *GRAPHS,
     *PHYSICS,
@@ -195,11 +209,12 @@ JOBS = (
 LONG = (
     *(dmc(task, length) for length in ("13M", "50M") for task in TASKS),
     *craftax("craftax-100M", 100_007_936, 7, 1800, long=True),
+    *WORLD_MODELS,
 )
 BY_NAME = {job.name: job for job in JOBS + LONG}
 # Without --only. The others differ from these in an environment or a size alone.
 IN_TINY = ("graphs-*", "precision-[!W]*", "warp", "wide-*", "minatar-Breakout*")
-IN_TINY += ("dmc-PendulumSwingup", "craftax-*", "speed-ppo-wide-*")
+IN_TINY += ("dmc-PendulumSwingup", "craftax-*", "dreamer-Breakout", "speed-ppo-wide-*")
 # Not the convolutions: one update of those takes a CPU minutes.
 IN_TINY += ("speed-*-cartpole-1", "speed-*-breakout-1", "speed-*-pendulum-1")
 

@@ -510,4 +510,6 @@ class Learned:
 def short(config: Any) -> Any:
     """A Config of two short rollouts in four environments, without evaluation."""
     sizes = {"num_envs": 4, "num_steps": 8, "num_minibatches": 2, "total_timesteps": 64}
+    sizes |= {"learning_starts": 32, "buffer_size": 64, "batch_size": 2, "sequence_length": 4}
+    sizes = {name: size for name, size in sizes.items() if hasattr(config, name)}
     return config.replace(**sizes, num_evals=1, num_eval_episodes=0, eval_at_start=False)
