@@ -5,8 +5,9 @@ it. With the optimiser (--init-optimizer) they take everything that gradient ste
 of the state is new: environments, replay buffer, counters and keys.
 """
 
+import collections
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -229,7 +230,8 @@ def with_copies(states: Any, policy: Any) -> Any:
     """The states with the policy's parameters in every copy of their own, as target networks are.
 
     A copy is a part of a fresh state outside of the policy with the structure, the shapes and the
-    numbers of a field of the policy. Numbers that are all alike (zeros) make no copy.
+    numbers of a part of the policy, such as its critic. Numbers that are all alike (zeros) make no
+    copy.
 
     Args:
       states: fresh ones, with leaves (trials, ...).
@@ -237,21 +239,29 @@ def with_copies(states: Any, policy: Any) -> Any:
     """
     leaves, structure = jax.tree_util.tree_flatten_with_path(states)
     by_path = dict(leaves)
-    paths = [path for path in by_path if path[0] != jax.tree_util.GetAttrKey("policy")]
     fresh, new = (dict(jax.tree_util.tree_leaves_with_path(p)) for p in (states.policy, policy))
-    for field in dict.fromkeys(path[:1] for path in fresh):
-        own = {path[1:]: leaf for path, leaf in fresh.items() if path[:1] == field}
-        for start in dict.fromkeys(path[:n] for path in paths for n in range(1, len(path) + 1)):
-            part = {p[len(start) :]: p for p in paths if p[: len(start)] == start}
+    elsewhere = _subtrees([p for p in by_path if p[0] != jax.tree_util.GetAttrKey("policy")])
+    for start, own in _subtrees(fresh).items():  # the whole before its parts
+        if len(own) == 1 and len(start) > 1:
+            continue  # a single array
+        for part in elsewhere.values():
             if part.keys() != own.keys() or any(
-                by_path[path].shape != own[rest].shape for rest, path in part.items()
+                by_path[path].shape != fresh[own[rest]].shape for rest, path in part.items()
             ):
                 continue
-            its = [by_path[path] for path in part.values()]
-            given = [new[field + rest] for rest in part]
-            moved = _copied([own[rest] for rest in part], its, given)
+            its, of_own = [by_path[path] for path in part.values()], [own[rest] for rest in part]
+            moved = _copied([fresh[p] for p in of_own], its, [new[p] for p in of_own])
             by_path |= dict(zip(part.values(), moved))
     return jax.tree.unflatten(structure, list(by_path.values()))
+
+
+def _subtrees(paths: Iterable[tuple]) -> dict[tuple, dict[tuple, tuple]]:
+    """The parts of a tree, the largest first: {path of a part: {rest of a path: path}}."""
+    found: dict[tuple, dict[tuple, tuple]] = collections.defaultdict(dict)
+    for path in paths:
+        for n in range(1, len(path) + 1):
+            found[path[:n]][path[n:]] = path
+    return {start: found[start] for start in sorted(found, key=len)}
 
 
 @jax.jit

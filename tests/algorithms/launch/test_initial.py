@@ -222,15 +222,18 @@ def test_copies_of_the_policy_s_parameters_become_copies_of_the_new_ones():
     """At any depth, by their numbers; what only has the same shapes stays."""
     own = {"kernel": jnp.arange(12.0).reshape(2, 3, 2), "bias": jnp.zeros((2, 2))}
     other = jax.tree.map(lambda x: x + 1.0, own)
+    head = jax.tree.map(lambda x: x + 2.0, own)
     states = Learned(
-        policy={"params": own, "stats": {"mean": jnp.zeros((2, 4))}},
-        target={"actor": own, "critic": other},
-        critic=other,
+        policy={"params": {"actor": own, "head": head}, "stats": {"mean": jnp.zeros((2, 4))}},
+        target={"both": {"actor": own, "head": head}, "critic": other},
+        critic={"slow": head, "other": other},
         moments={"mu": jax.tree.map(jnp.zeros_like, own), "nu": {"mean": jnp.zeros((2, 4))}},
     )
     new = jax.tree.map(lambda x: x - 5.0, states.policy)
     found = initial.with_copies(states, new)
-    expected = states.replace(target={"actor": new["params"], "critic": other})
+    target = {"both": new["params"], "critic": other}
+    critic = {"slow": new["params"]["head"], "other": other}
+    expected = states.replace(target=target, critic=critic)
     assert jax.tree.structure(found) == jax.tree.structure(expected)
     assert all(map(np.array_equal, jax.tree.leaves(found), jax.tree.leaves(expected)))
 
