@@ -388,6 +388,11 @@ class Model:
         probs = self.latents(params, "posterior", jnp.concatenate([h, tokens], -1))
         return world._replace(h=h, z=sample_latents(probs, noise)), probs
 
+    def expect(self, params, world, noise):
+        """h_t = f(h_{t-1}, z_{t-1}, a_{t-1}), z_t ~ p(h_t): a step without an observation."""
+        h = self(params, "core", *flat_world(world))
+        return world._replace(h=h, z=sample_latents(self.latents(params, "prior", h), noise))
+
     def actions(self, params, x):
         """The distribution of actions at features (..., numbers)."""
         c, numbers = self.config, self(params, "actor", x)
@@ -438,9 +443,7 @@ class Model:
             x = feature_vector(world)
             action = self.actions(params, x).sample_from(noise[1])
             world = world._replace(action=self.vector(action))
-            h = self(params, "core", *flat_world(world))
-            z = sample_latents(self.latents(params, "prior", h), noise[0])
-            return world._replace(h=h, z=z), (x, action)
+            return self.expect(params, world, noise[0]), (x, action)
 
         noise = latents, self.space.noise(action_rng, shape)
         world, (x, actions) = parts.scan(step, world, noise)
@@ -508,6 +511,25 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
     return policy
 
 
+@parts.with_environment
+def make_dream(config: Config, env: Any = None, env_params: Any = None) -> Callable:
+    """Returns dream(state, memory) -> observation, memory: a step that the policy does not see.
+
+    The memory is one of the policy; its action is the last one. Latents are the most probable ones.
+    Observations of bits are probabilities.
+    """
+    model = Model(config, env, env_params)
+
+    def dream(state, memory):
+        params, world = state.policy.params, jax.tree.map(lambda x: x[None], memory)
+        world = model.expect(params, world, None)
+        x = model(params, "decoder", feature_vector(world)).reshape(model.shape)
+        x = nn.sigmoid(x) if config.reconstruction == "bits" else parts.symexp(x)
+        return x, jax.tree.map(lambda x: x[0], world)
+
+    return dream
+
+
 def make_buffer(config, env, env_params):
     """A replay buffer of Rows, whose windows are a record and a sequence; its first state."""
     buffer = parts.ReplayBuffer(
@@ -545,6 +567,12 @@ def check(config: Config, env: Any, env_params: Any) -> None:
     parts.check_holds(config, window, f"a sequence and the step before it, {window} steps")
     buffer, create = make_buffer(config, env, env_params)
     parts.check_fits(config, buffer, jax.eval_shape(create))
+
+
+def in_words(config: Config) -> str:  # detail 1
+    """What the launcher says of a run, beside its length."""
+    learned = config.updates_per_step * config.batch_size * config.sequence_length
+    return f"train ratio {learned / (config.num_envs * config.train_every):g}"
 
 
 @parts.with_environment

@@ -35,6 +35,8 @@ FLOOR, WALL, GOAL, AGENT = (np.array(c, np.uint8) for c in (
 class Painter(NamedTuple):
     paint: Callable[[Any, Any, Any], Iterable[np.ndarray]]
     milliseconds: int  # a frame is shown
+    # The same of observations (frames, ...) in place of states, where they show everything.
+    observed: Callable[[Any, Any, np.ndarray], Iterable[np.ndarray]] | None = None
 
 
 class CannotDrawError(ValueError):
@@ -108,6 +110,24 @@ def _itself(env: Any, env_params: Any, states: Any) -> Iterator[np.ndarray]:
 
 
 def _classic(env: Any, env_params: Any, states: Any) -> Iterator[np.ndarray]:
+    vectors = np.stack([np.asarray(getattr(states, name)) for name in CLASSIC[env.name]], -1)
+    return _gymnasium(env, env_params, vectors, getattr(states, "last_u", None))
+
+
+def _classic_observed(env: Any, env_params: Any, observations: np.ndarray) -> Iterator[np.ndarray]:
+    x = observations
+    if env.name == "Pendulum-v1":
+        x = np.stack([np.arctan2(x[:, 1], x[:, 0]), x[:, 2]], -1)
+    if env.name == "Acrobot-v1":
+        angles = np.arctan2(x[:, 1], x[:, 0]), np.arctan2(x[:, 3], x[:, 2])
+        x = np.stack([*angles, x[:, 4], x[:, 5]], -1)
+    return _gymnasium(env, env_params, x, None)
+
+
+def _gymnasium(
+    env: Any, env_params: Any, vectors: np.ndarray, torques: Any
+) -> Iterator[np.ndarray]:
+    """gymnasium's pictures of its state vectors (frames, numbers)."""
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
     import gymnasium
     import pygame
@@ -120,10 +140,9 @@ def _classic(env: Any, env_params: Any, states: Any) -> Iterator[np.ndarray]:
     for name in GYMNASIUM_PARAMETERS:
         if hasattr(canvas, name) and hasattr(env_params, name.lower()):
             setattr(canvas, name, float(getattr(env_params, name.lower())))
-    for state in _each(states):
-        canvas.state = np.array([getattr(state, name) for name in CLASSIC[env.name]], np.float64)
-        if hasattr(state, "last_u"):
-            canvas.last_u = float(np.squeeze(state.last_u))
+    for i, vector in enumerate(vectors):
+        canvas.state = np.array(vector, np.float64)
+        canvas.last_u = None if torques is None else float(np.squeeze(torques[i]))
         frame = Image.fromarray(canvas.render())
         yield np.asarray(frame.resize((CLASSIC_WIDTH, frame.height * CLASSIC_WIDTH // frame.width)))
 
@@ -135,8 +154,12 @@ def _channels(env: Any, env_params: Any, states: Any) -> Iterator[np.ndarray]:
     yield from _planes(np.asarray(observe(states)))
 
 
+def _planes_observed(env: Any, env_params: Any, observations: np.ndarray) -> Iterator[np.ndarray]:
+    return _planes(observations if observations.ndim == 4 else observations[..., None])
+
+
 def _planes(observations: np.ndarray) -> Iterator[np.ndarray]:
-    planes = observations > 0
+    planes = observations > 0.5
     kinds = np.max(planes * np.arange(1, planes.shape[-1] + 1), axis=-1)
     for kind in kinds:
         yield _cells(COLOURS[kind])
@@ -226,10 +249,10 @@ GYMNASIUM_PARAMETERS = (  # those that its pictures depend on; gymnax has them i
 GAME_OF_PGX, MINATAR_OF_PGX = Painter(_game_of_pgx, 600), Painter(_minatar_of_pgx, 80)
 GAMES = ("Asterix", "Breakout", "Freeway", "Seaquest", "SpaceInvaders")
 PAINTERS = {
-    **{name: Painter(_classic, 40) for name in CLASSIC},
-    **{f"{name}-MinAtar": Painter(_channels, 80) for name in GAMES},
-    "Pong-misc": Painter(_channels, 50),
-    "Catch-bsuite": Painter(_catch, 200),
+    **{name: Painter(_classic, 40, _classic_observed) for name in CLASSIC},
+    **{f"{name}-MinAtar": Painter(_channels, 80, _planes_observed) for name in GAMES},
+    "Pong-misc": Painter(_channels, 50, _planes_observed),
+    "Catch-bsuite": Painter(_catch, 200, _planes_observed),
     "PointRobot-misc": Painter(_point_robot, 80),
     "MetaMaze-misc": Painter(_maze, 150),
     "FourRooms-misc": Painter(_maze, 150),

@@ -245,13 +245,13 @@ PROCESSES = ("distributed", "coordinator", "num_processes", "process_id")
 # those that do not.
 TAKES = {
     "evaluate": ("evaluate", "seed", "point", "trial", "episodes", "json"),
-    "render": ("render", "seed", "point", "trial"),
+    "render": ("render", "seed", "point", "trial", "dream"),
     "export": ("export", "point", "trial"),
     "copy": ("copy", "env"),
     "list": ("list",),
     "version": ("version",),
     "resume": ("resume", "point", "quiet", "total_timesteps", *NAMES, *PROCESSES),
-    "run": ("point", "trial", "episodes", "json"),
+    "run": ("point", "trial", "episodes", "json", "dream"),
 }
 
 # --- commands --------------------------------------------------------------------------------
@@ -366,8 +366,9 @@ def render(module: Any, flags: Flags, run: str) -> int:
     seeds_of(flags.seed)  # refuses a wrong one
     module = loading.module_of(module, run)
     for number, config, state, point, _ in loaded_trials(module, flags, run):
-        path = Path(run) / f"episode_trial{number}_point{point}_seed{flags.seed}.gif"
-        print(render.render(module, config, state, path, flags.seed))
+        kind = "dream" if flags.dream else "episode"
+        path = Path(run) / f"{kind}_trial{number}_point{point}_seed{flags.seed}.gif"
+        print(render.render(module, config, state, path, flags.seed, dream=flags.dream))
     return 0
 
 

@@ -176,7 +176,9 @@ class Session:
             who = f"{count} trials (seeds {seeds[0]} to {seeds[-1]})"
         where = f"{used} {self.layout.devices[0].platform} device{'s' * (used > 1)}"
         points = f"points {start.point} to {self.num_points}"
-        points = ", ".join(filter(None, [length(self.trainer.plan), points]))
+        of_file = getattr(self.trainer.module, "in_words", lambda config: "")
+        words = [length(self.trainer.plan), of_file(self.trainer.config), points]
+        points = ", ".join(filter(None, words))
         place = f", in {run_dir.path}" if run_dir else ""
         self.view.say(f"{self.trainer.name}: {who} on {where}, {points}{place}")
         rounds = isinstance(self.trainer.module, population.Population)

@@ -50,7 +50,7 @@ def _make_policy(config, env=None, env_params=None):
 
 
 FAKE = types.ModuleType("fake")
-FAKE.make_policy = _make_policy
+FAKE.make_policy, FAKE.__file__ = _make_policy, "fake.py"
 STATE = SimpleNamespace(policy=jax.random.key(3))
 
 
@@ -691,6 +691,111 @@ def test_missing_pygame_names_the_pip_command(monkeypatch):
     render.check_drawable(Config(env="Catch-bsuite"))
     with pytest.raises(UserError, match="pip install pygame"):
         render.check_drawable(Config(env="CartPole-v1"))
+
+
+# --- dreams ----------------------------------------------------------------------------------
+
+
+class Dreamt(NamedTuple):
+    """A memory that counts observed and imagined steps."""
+
+    observed: jax.Array
+    imagined: jax.Array
+    action: jax.Array  # 1 after an even number of observations
+
+
+def _make_dreamer(config, env=None, env_params=None):
+    def policy(state, observation, memory=None, rng=None):
+        zero = jnp.zeros(())
+        before = Dreamt(zero, zero, zero) if memory is None else memory
+        action = (before.observed % 2).astype(jnp.int32)
+        return action, Dreamt(before.observed + 1.0, zero, action.astype(jnp.float32))
+
+    return policy
+
+
+def _make_dream(config, env=None, env_params=None):
+    """Its observations are where it was last observed, its imagined steps, and the last action."""
+
+    def dream(state, memory):
+        memory = memory._replace(imagined=memory.imagined + 1.0)
+        return jnp.stack([*memory, jnp.zeros(())]), memory
+
+    return dream
+
+
+DREAMER = types.ModuleType("tests.dreamer")
+DREAMER.make_policy, DREAMER.make_dream = _make_dreamer, _make_dream
+
+
+def test_a_dream_sees_five_frames_of_fifty_and_imagines_the_others():
+    """It starts anew from the policy's memory, and is told the actions."""
+    config = Config(env_settings=(("theta_threshold_radians", 100.0), ("x_threshold", 100.0)))
+    episode = render.play(DREAMER, config, STATE, 0, 61, dream=True)
+    states, dreamt = episode.states, episode.dreamt
+    assert dreamt.shape == (61, 4)
+    real = np.stack([states.x, states.x_dot, states.theta, states.theta_dot], -1)
+    for frame, shown in enumerate(dreamt):
+        seen, ahead = frame // 50 * 50 + 5, frame % 50 - 4
+        acted = float(frame % 2 == 0)  # the action of the frame before
+        expected = real[frame] if ahead <= 0 else [seen, ahead, acted, 0.0]
+        np.testing.assert_allclose(shown, expected, rtol=1e-6, err_msg=str(frame))
+    assert render.play(DREAMER, config, STATE, 0, 61).dreamt is None
+
+
+def test_a_dream_is_drawn_below_the_episode_and_named(tmp_path):
+    config = Config(env="MountainCar-v0")
+    give = dict(seed=1, max_frames=8)
+    plain = frames_of(render.render(FAKE, config, STATE, tmp_path / "x.gif", **give))
+    module = types.ModuleType("tests.dreamer")
+    module.make_policy = lambda *given: (
+        lambda state, x, memory=None: (
+            FAKE.make_policy(*given)(state, x, None if memory is None else memory.observed)[0],
+            Dreamt(0 if memory is None else memory.observed + 1, jnp.zeros(2), jnp.zeros(())),
+        )
+    )
+    module.make_dream = lambda *given: lambda state, memory: (jnp.zeros(2), memory)
+    both = frames_of(render.render(module, config, STATE, tmp_path / "y.gif", dream=True, **give))
+    height = plain.shape[1]
+    assert both.shape == (8, 2 * height, *plain.shape[2:])
+    near = lambda a, b: (np.abs(a.astype(int) - b).max(-1) > 40).mean() < 1e-3  # colours of a GIF
+    for number, (frame, alone) in enumerate(zip(both, plain)):
+        top, bottom = frame[:height], frame[height:]
+        assert near(top[STRIP:], alone[STRIP:])
+        assert near(bottom[STRIP:], top[STRIP:]) == (number < 5), number
+    texts = both[:, height : height + STRIP]
+    assert near(texts[0], texts[4]) and not near(texts[4], texts[5])
+    assert not near(texts[5], texts[6]), "it counts the steps ahead"
+
+
+@pytest.mark.parametrize("name", [*pictures.CLASSIC, "Breakout-MinAtar", "Pong-misc"])
+def test_observations_are_drawn_as_the_states_are(name):
+    env, params = envs.make(name)
+    observation, state = env.reset_env(jax.random.key(0), params)
+    for number in range(3):
+        observation, state, *_ = env.step_env(
+            jax.random.key(number), state, jnp.zeros((), int), params
+        )
+    inner, shown, states = pictures.unwrap(env, params, jax.tree.map(lambda x: x[None], state))
+    painter = pictures.PAINTERS[name]
+    (expected,) = painter.paint(inner, shown, states)
+    (found,) = painter.observed(inner, shown, np.asarray(observation)[None])
+    differ = (np.abs(found.astype(int) - expected).max(-1) > 40).mean()
+    assert differ < (0.02 if name == "Pendulum-v1" else 1e-3)  # which has an arrow of its torque
+
+
+@pytest.mark.parametrize(
+    "module, config, message",
+    [
+        (FAKE, Config(), "fake has no world model to show; dreamer.py has one"),
+        (DREAMER, Config(env="PointRobot-misc"), "env=PointRobot-misc .*whole ones of CartPole-v1"),
+        (DREAMER, Config(env_settings=(("observe", (0, 2)),)), "env=CartPole-v1 with these"),
+    ],
+)
+def test_a_dream_that_cannot_be_drawn_is_refused(module, config, message, tmp_path):
+    with pytest.raises(UserError, match=message):
+        render.render(module, config, STATE, tmp_path / "x.gif", dream=True)
+    assert not list(tmp_path.iterdir())
 
 
 # --- evaluation ------------------------------------------------------------------------------

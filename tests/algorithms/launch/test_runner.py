@@ -931,3 +931,11 @@ def test_ppo_with_several_seeds_resumes_exactly(tmp_path, no_key_checks, jitted_
     result = launch.resume(tmp_path / "run")
     assert_same((result.state, result.metrics), (whole.state, whole.metrics))
     assert_same_files(tmp_path / "run", tmp_path / "whole")
+
+
+def test_a_file_may_add_words_to_a_run_s_first_line(tmp_path, monkeypatch, capsys):
+    words = lambda config: f"{config.num_envs} at once"
+    monkeypatch.setattr(toy, "in_words", words, raising=False)
+    launch.run(toy, CONFIG, run_dir=tmp_path / "run", quiet=False)
+    first = capsys.readouterr().out.splitlines()[0]
+    assert f" updates, {CONFIG.num_envs} at once, points 0 to 10, in " in first
