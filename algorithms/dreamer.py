@@ -134,7 +134,6 @@ class Config:
 # --- network ----------------------------------------------------------------------------------
 
 stop = jax.lax.stop_gradient
-PRIOR_LAYERS, HEAD_LAYERS = 2, 1  # hidden layers of the prior, and of reward and continuation
 
 
 def make_layers(config, count, outputs=0, gain=1.0, conv_layers="none"):
@@ -142,10 +141,6 @@ def make_layers(config, count, outputs=0, gain=1.0, conv_layers="none"):
     return parts.NormedLayers(
         count, c.hidden_size, c.activation, outputs, gain, conv_layers, c.compute_dtype
     )
-
-
-def make_critic(config):
-    return make_layers(config, config.layers, config.num_bins, gain=0.0)  # detail 10
 
 
 class BlockGRU(nn.Module):
@@ -181,12 +176,12 @@ class Network(nn.Module):
         self.encoder = layers(c.layers, conv_layers=c.conv_layers)
         self.core = BlockGRU(c)
         self.posterior = layers(1, logits)
-        self.prior = layers(PRIOR_LAYERS, logits)
+        self.prior = layers(2, logits)
         self.decoder = layers(c.layers, self.numbers)
-        self.reward = layers(HEAD_LAYERS, c.num_bins, gain=0.0)
-        self.continuation = layers(HEAD_LAYERS, 1)
+        self.reward = layers(1, c.num_bins, gain=0.0)  # detail 10
+        self.continuation = layers(1, 1)
         self.actor = layers(c.layers, self.outputs, gain=0.01)
-        self.critic = make_critic(c)
+        self.critic = layers(c.layers, c.num_bins, gain=0.0)
 
     def __call__(self, observation, world):
         """Creates all parameters."""
@@ -340,7 +335,6 @@ class Model:
         self.input = shape if len(shape) == 3 else (math.prod(shape),)  # images stay images
         outputs = self.space.size if self.space.discrete else 2 * self.space.size
         self.network = Network(config, math.prod(self.shape), outputs)
-        self.critic = make_critic(config)
         self.bins = parts.Bins(config.num_bins)
 
     def __call__(self, params, name, *inputs):
@@ -475,7 +469,7 @@ class Model:
 
     def value_loss(self, logits, returns, slow_params, x):
         """-log p(R) - slow_coef log p(v'), with the slow critic's values v' at features x (...)."""
-        slow = stop(self.bins.mean(self.critic.apply({"params": slow_params}, x)))
+        slow = stop(self.bins.mean(self({"params": {"critic": slow_params}}, "critic", x)))
         of_slow = self.bins.cross_entropy(logits, slow)
         return self.bins.cross_entropy(logits, returns) + self.config.slow_coef * of_slow
 
@@ -532,13 +526,7 @@ def make_dream(config: Config, env: Any = None, env_params: Any = None) -> Calla
 
 def make_buffer(config, env, env_params):
     """A replay buffer of Rows, whose windows are a record and a sequence; its first state."""
-    buffer = parts.ReplayBuffer(
-        buffer_size=config.buffer_size,
-        num_envs=config.num_envs,
-        num_steps=config.train_every,
-        n_step=config.sequence_length + 1,
-        dtype=config.buffer_dtype,
-    )
+    buffer = parts.ReplayBuffer.of(config, n_step=config.sequence_length + 1)
 
     def row(step):
         h = jnp.zeros(config.memory_size, config.latent_dtype)

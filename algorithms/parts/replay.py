@@ -84,13 +84,13 @@ class ReplayBuffer:
     item_steps: int = 1  # steps of an environment in an item; sizes above count items
 
     @classmethod
-    def of(cls, config: Any) -> "ReplayBuffer":
+    def of(cls, config: Any, n_step: int | None = None) -> "ReplayBuffer":
         """A buffer with the fields of a Config; `prioritized` and `buffer_dtype` may be missing."""
         return cls(
             buffer_size=config.buffer_size,
             num_envs=config.num_envs,
             num_steps=config.train_every,
-            n_step=config.n_step,
+            n_step=config.n_step if n_step is None else n_step,
             prioritized=getattr(config, "prioritized", False),
             dtype=getattr(config, "buffer_dtype", ""),
         )

@@ -535,7 +535,8 @@ def plain_loss(params, model, before, records, rng):
         z = jax.nn.one_hot(index, 4)
     xs.append(jnp.concatenate([h, z.reshape(10, -1)], -1))
     of = lambda name, x: model.bins.mean(model(frozen, name, x))
-    slow_logits = lambda x: model.critic.apply({"params": before.slow_params}, x)
+    of_slow = {"params": {"critic": before.slow_params}}
+    slow_logits = lambda x: model(of_slow, "critic", x)
     slow = lambda x: stop(model.bins.mean(slow_logits(x)))
     values, rewards = [of("critic", x) for x in xs], [of("reward", x) for x in xs]
     continues = [jax.nn.sigmoid(model(frozen, "continuation", x)[:, 0]) for x in xs]
