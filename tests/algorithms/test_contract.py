@@ -17,7 +17,7 @@ from jax.tree_util import keystr
 
 import envs
 from algorithms import parts, ppo
-from algorithms.parts import training
+from algorithms.parts import reads, training
 from envs import loops
 from envs.gymnax import Wrapper
 from tests import probe as tasks
@@ -27,6 +27,7 @@ from tests.algorithms.cases import (
     assert_close,
     assert_same,
     by_points,
+    cases,
     data,
     go_on,
     in_tree,
@@ -510,17 +511,53 @@ def of_run(case, config, world):
         yield jax.eval_shape(lambda key: train(key)[1], jax.random.key(0))
 
 
+def static_names(case):
+    return {f.name for f in dataclasses.fields(case.tiny) if not in_tree(f)} - STATIC_ELSEWHERE
+
+
+@functools.cache
+def turns():
+    """The files whose turn it is to show a setting that several have: {setting: name of a file}."""
+    files = [one for one in cases() if not one.game and one.name not in RELATIVES | LARGE]
+    names = sorted(set().union(*map(static_names, files)))
+    having = {name: [one.name for one in files if name in static_names(one)] for name in names}
+    return {name: some[number % len(some)] for number, (name, some) in enumerate(having.items())}
+
+
 @of_any_world
-@pytest.mark.cases(slow=lambda case: case.name in RELATIVES | LARGE)
-def test_every_static_setting_changes_the_program(case, static_base, static_world):
-    """Jaxprs are compared; nothing is compiled."""
-    names = {field.name for field in dataclasses.fields(case.tiny) if not in_tree(field)}
+def test_every_static_setting_is_read(case, static_base, static_world):
+    """While the start and an update are traced."""
+    env, params = static_world
+    floats, params = (jax.tree.map(jnp.asarray, x) for x in (static_base, params))
+    read = set(OF_RUNS | STATIC_NEEDS.keys())
+    if not case.has("anneal_lr"):
+        read.add("total_timesteps")
+
+    def trace(config, params, key):
+        config = reads.watched(config)
+        learner = case.module.learner(config, env, params)
+        learner.update(learner.init(key))
+        read.update(vars(config)["_read"])
+
+    with jax.debug_key_reuse(False):  # which takes time
+        jax.eval_shape(trace, floats, params, jax.eval_shape(lambda: jax.random.key(0)))
+    assert not static_names(case) - read
+
+
+@of_any_world
+@pytest.mark.cases(
+    rows=lambda case: {"some": False, "every": True},
+    slow=lambda case, every: every or case.name not in turns().values(),
+)
+def test_static_settings_change_the_program(case, row, static_base, static_world):
+    """Jaxprs are compared; nothing is compiled. Quick tests have each setting in one file."""
+    names = {name for name in static_names(case) if row or turns().get(name) == case.name}
     scheduled = case.has("anneal_lr")  # or else an update is the same in a longer run
     of_runs = OF_RUNS if scheduled else OF_RUNS | {"total_timesteps"}
     with jax.debug_key_reuse(False):  # which takes time
         for traced, own in ((programs, names - of_runs), (of_run, names & of_runs)):
-            usual = list(traced(case, static_base, static_world))
-            for name in own - STATIC_ELSEWHERE:
+            usual = list(traced(case, static_base, static_world)) if own else []
+            for name in own:
                 config = static_base.replace(**STATIC_NEEDS.get(name, {}))
                 base = traced(case, config, static_world) if name in STATIC_NEEDS else usual
                 changed = traced(case, other_static(case, config, name), static_world)
