@@ -6,14 +6,13 @@ import pytest
 
 from envs.warn import KitWarning
 from tests import texts
-from tests.seconds import WHOLE
 
 ROWS = {f"{of}-{platform}": (of, platform) for of, platform in texts.TEXTS}
 
 
 def is_slow(case, row):
     """A text takes a second or two. Most changes of a file change that of its defaults on a CPU."""
-    return row[0] == "preset" or (row[1] == "accelerator" and case.name not in WHOLE)
+    return row[0] == "preset" or (row[1] == "accelerator" and case.name not in ("ppo", "dqn"))
 
 
 @pytest.mark.cases(rows=lambda case: ROWS, slow=is_slow)

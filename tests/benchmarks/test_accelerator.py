@@ -279,6 +279,7 @@ FIRST, SECOND = "wide-sweep-kernels", "speed-ppo-cartpole-4096"
 COMMAND = [sys.executable, accelerator.__file__, "--tiny", "--only", FIRST, SECOND]
 
 
+@pytest.mark.slow  # three processes that compile
 def test_a_second_start_skips_what_the_first_has_measured_before_its_kill(tmp_path):
     words, file = [*COMMAND, "--out", str(tmp_path)], tmp_path / "cpu-tiny.json"
     killed = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)

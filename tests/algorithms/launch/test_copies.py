@@ -152,14 +152,13 @@ def digest(module, config, traced_for, lowered_for):
     traced = jax.jit(lambda rng: train(rng, None, 1)).trace(jax.random.key(0))
     return hash_of(normalised(traced.lower(lowering_platforms=(lowered_for,)).as_text()))
 
-name, configs = json.loads(sys.argv[1])
+name, configs, found = json.loads(sys.argv[1])
 tuples = lambda x: tuple(map(tuples, x)) if isinstance(x, list) else x
 module = importlib.import_module(f"agents.{{name}}")
-found = {{}}
+platforms = {texts.PLATFORMS!r}
 for label, settings in configs.items():
     config = module.Config(**{{n: tuples(x) for n, x in settings.items()}})
-    platforms = {texts.PLATFORMS!r}.items()
-    found[label] = {{name: digest(module, config, *pair) for name, pair in platforms}}
+    found[label] = {{x: digest(module, config, *platforms[x]) for x in found[label]}}
 print(json.dumps(found))
 """
 
@@ -201,8 +200,12 @@ def run(project, *words, code=0):
     return result.stdout, result.stderr
 
 
+TWO = {"defaults": ["cpu"], "preset": ["accelerator"]}
+
+
+@pytest.mark.parametrize("which", [TWO, pytest.param({}, marks=pytest.mark.slow)], ids=["two", ""])
 @pytest.mark.parametrize("name", ALL)
-def test_a_copy_is_the_kit_s_program(project, name):
+def test_a_copy_is_the_kit_s_program(project, name, which):
     """It lowers to the text whose hash tests/texts.json has, for a CPU and for an accelerator.
 
     So does that of a preset, if a copy has its environment and its settings; else it is printed.
@@ -216,8 +219,9 @@ def test_a_copy_is_the_kit_s_program(project, name):
         if not has(name, config):
             print(f"a copy of {name} has no {config.env} with {configs.pop(of).env_settings}")
     put(project, name)
-    said, _ = run(project, "-c", USE, json.dumps([name, configs], default=vars))
-    expected = {of: {name: entry[of][name] for name in texts.PLATFORMS} for of in configs}
+    asked = {of: which.get(of, [*texts.PLATFORMS]) for of in configs}
+    said, _ = run(project, "-c", USE, json.dumps([name, configs, asked], default=vars))
+    expected = {of: {name: entry[of][name] for name in asked[of]} for of in configs}
     assert json.loads(said) == expected and "defaults" in expected
 
 
