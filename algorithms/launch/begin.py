@@ -31,6 +31,7 @@ from algorithms.launch.engine.loop import Swept
 from algorithms.launch.engine.options import (
     Options,
     check_algorithm,
+    check_bools,
     check_files,
     check_floats,
     check_hooks,
@@ -72,6 +73,7 @@ def begin(
     options: dict[str, Any],
 ) -> Result | Swept:
     """A sweep, or without `asked` a run: one group of trials, which train at once."""
+    check_bools(save=place.save, resume_if_exists=place.resume_if_exists, quiet=view.quiet)
     for path in (place.path, place.root) if place.save else ():
         files.local(path or "")
     chosen, is_sweep = make_options(options), asked is not None

@@ -29,7 +29,7 @@ def near(name: str, known: Iterable[str]) -> list[str]:
 def unknown(what: str, name: str, known: Iterable[str]) -> UserError:
     """An error that names an unknown name and the nearest known ones."""
     known = [word for word in known if word != name]
-    meant = ", ".join(near(name, known))
+    meant = ", ".join(near(str(name), known))
     hint = f"did you mean {meant}?" if meant else f"there are {', '.join(known) or 'none'}"
     return UserError(f"unknown {what} '{name}'; {hint}")
 

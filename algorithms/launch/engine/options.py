@@ -45,6 +45,12 @@ NAMES = tuple(name for name in Options._fields if name != "init")
 OWN = ("seed", "num_seeds", "run_dir", "sweep_dir", "resume_if_exists", "root", "save", "hooks")
 
 
+def check_bools(**values: Any) -> None:
+    for name, value in values.items():
+        if not isinstance(value, bool):
+            raise UserError(f"{name}={value!r}: give True or False")
+
+
 def make_options(values: dict[str, Any]) -> Options:
     """Options from keywords, and from those of `INIT`; unknown ones are refused."""
     for name in values:
@@ -53,9 +59,7 @@ def make_options(values: dict[str, Any]) -> Options:
     begins = initial.asked({name: value for name, value in values.items() if name in INIT + CHOSEN})
     defaults = Options._field_defaults
     own = {n: parts.value_like(defaults[n], value) for n, value in values.items() if n in NAMES}
-    for name, value in own.items():
-        if isinstance(defaults[name], bool) and not isinstance(value, bool):
-            raise UserError(f"{name}={value!r}: give True or False")
+    check_bools(**{n: value for n, value in own.items() if isinstance(defaults[n], bool)})
     options = Options(**own, init=begins)
     if options.gif not in GIF_CHOICES:
         raise UserError(f"gif={options.gif!r}: choose one of {', '.join(GIF_CHOICES)}")

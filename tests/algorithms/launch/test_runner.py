@@ -560,6 +560,9 @@ def test_values_of_numpy_and_jax_make_the_same_files(whole, tmp_path):
         (CONFIG, {"save": False, "run_dir": "x"}, "save=False makes no directory: leave x or save"),
         (CONFIG, {"run_dir": 5}, "5 is no path: give the directory of a run or a sweep"),
         (CONFIG, {"track": "no"}, "track='no': give True or False"),
+        (CONFIG, {"quiet": "x"}, "quiet='x': give True or False"),
+        (CONFIG, {"save": "no"}, "save='no': give True or False"),
+        (CONFIG, {"resume_if_exists": 2}, "resume_if_exists=2: give True or False"),
         (CONFIG.replace(env=5), {}, "env is 5: give a name, as CartPole-v1, or an environment obj"),
         (CONFIG.replace(env=toy.Config), {}, "env is the class Config: give a name, as CartPole"),
         (CONFIG.replace(env_settings=5), {}, r'env_settings=5: give pairs, as \(\("max_steps", 50'),
@@ -586,6 +589,11 @@ def test_settings_that_cannot_work(tmp_path, config, keywords, message):
 def test_fields_without_names_are_refused(start, given, message):
     with pytest.raises(UserError, match=message):
         start(toy, CONFIG, given, save=False)
+
+
+def test_an_unknown_sampler_is_refused_whatever_it_is():
+    with pytest.raises(UserError, match="unknown sampler '5'; there are sobol, random"):
+        launch.sweep(toy, CONFIG, {"learning_rate": [0.1, 0.2]}, sampler=5, save=False)
 
 
 @pytest.mark.parametrize("module", [CONFIG, "ppo", None])
