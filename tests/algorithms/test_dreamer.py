@@ -831,7 +831,8 @@ class Counter(tasks.Recall):
 @pytest.mark.slow
 def test_ten_steps_of_a_counter_are_predicted(vmapped_keys):
     """Without an observation after the first four; the largest error from ten starts."""
-    config, env = SMALL.replace(num_bins=41), Counter()
+    sizes = dict(total_timesteps=24_000, buffer_size=24_000, latents=8, classes=8, num_bins=41)
+    config, env = SMALL.replace(reconstruction_coef=10.0, **sizes), Counter()
     given = config, env, tasks.RecallParams(task=tasks.CLOCK, length=25)
     state, _ = dreamer.make_train(*given)(jax.random.key(0))
     policy, dream = dreamer.make_policy(*given), dreamer.make_dream(*given)
@@ -850,18 +851,22 @@ def test_ten_steps_of_a_counter_are_predicted(vmapped_keys):
     assert errors.max() < 0.1, errors.max(0)
 
 
-def recalled(config, seeds=3):
-    """Returns of Recall with a cue eight steps before the reward: 0.5 without a memory."""
-    train = dreamer.make_train(config, tasks.Recall(), tasks.RecallParams(length=9))
-    keys = jax.random.split(jax.random.key(0), seeds)
-    return np.asarray(jax.jit(jax.vmap(train))(keys)[1]["eval_return"])[:, -1].mean(-1)
-
-
 @pytest.mark.slow
 def test_a_cue_is_remembered(vmapped_keys):
-    """With sequences of half as many steps: it comes with the stored latents."""
-    config = SMALL.replace(num_eval_episodes=32, sequence_length=4, batch_size=32, num_bins=41)
-    assert (recalled(config) > 0.95).all()
+    """It comes eight steps before the reward, and is often in the memory alone that starts a
+    sequence. Without a memory the return is 0.5."""
+    config = SMALL.replace(
+        total_timesteps=24_000,
+        buffer_size=24_000,
+        batch_size=16,
+        num_bins=41,
+        reward_coef=10.0,  # with 1, one seed of two learned it later
+        num_eval_episodes=32,
+    )
+    train = dreamer.make_train(config, tasks.Recall(), tasks.RecallParams(length=9))
+    keys = jax.random.split(jax.random.key(0), 3)
+    returns = jax.jit(jax.vmap(train))(keys)[1]["eval_return"][:, -1].mean(-1)
+    assert (np.asarray(returns) > 0.95).all(), returns
 
 
 # --- the contract -----------------------------------------------------------------------------

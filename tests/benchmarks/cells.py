@@ -353,6 +353,7 @@ PEERS = (
     Cell("reppo-script", "Pendulum-v1", "", 10, bar("Pendulum-v1"), ("peers",)),
     Cell("reppo-script", "playground/CartpoleSwingup", "", 3, tables=("peers",)),
     Cell("reppo-script", "brax/hopper", "", 3, tables=("peers",)),
+    Cell("dreamerv3-script", WORLDS[0].name, "", 3, bar("CartPole-v1"), ("worlds",)),
     *jaxmarl(SMAX, "won", "ippo_rnn", "mappo"),
     *jaxmarl(SMAX, "won", "iql", seeds=3),
     *jaxmarl(SMAX, "won", "vdn", "qmix"),

@@ -12,6 +12,10 @@ from algorithms.launch.engine.devices import CACHE
 REJAX, GYMNAX = "rejax==0.1.3", "gymnax==0.0.9"  # the gymnax version that it needs
 JAXMARL, FLASHBAX = "jaxmarl==0.2.0", "flashbax==0.1.3"
 NVCC = "nvidia-cuda-nvcc==13.5.37"  # has ptxas, without which CUDA's plugin compiles nothing
+NINJAX, OLD_JAX = "ninjax==3.6.3", "0.4.33"  # of DreamerV3, whose requirements.txt names this jax
+OF_DREAMER = ("elements==3.22.4", "portal==3.8.3", "granular==0.24.2", "scope==0.8.1", "numpy<2")
+OF_DREAMER += ("optax==0.2.5", "chex==0.1.90", "einops", "jaxtyping", "tqdm", "colored_traceback")
+OF_DREAMER += ("gymnasium==1.4.0",)
 # Packages of its scripts, in this kit's versions; distrax accepts any nightly of tfp.
 SHARED = ("flax", "optax", "distrax", "tfp-nightly", "gymnax")
 
@@ -28,6 +32,11 @@ def jaxmarl() -> str:
     """The Python of an environment with JaxMARL and the imports of its training scripts."""
     shared = (f"{name}=={importlib.metadata.version(name)}" for name in SHARED)
     return _python("jaxmarl, flashbax, distrax", JAXMARL, FLASHBAX, *shared)
+
+
+def dreamer() -> str:
+    """The Python of an environment with what the authors' DreamerV3 imports."""
+    return _python("elements, gymnasium, ninjax, portal", NINJAX, *OF_DREAMER, jax=OLD_JAX)
 
 
 def plugins() -> Path:
@@ -55,8 +64,8 @@ def plugins_folder() -> Path:
     return cache() / f"plugins-jax-{importlib.metadata.version('jax')}-python{python}"
 
 
-def _python(modules: str, kit: str, *others: str) -> str:
-    jax = importlib.metadata.version("jax")
+def _python(modules: str, kit: str, *others: str, jax: str = "") -> str:
+    jax = jax or importlib.metadata.version("jax")
     folder = cache() / f"{kit.replace('==', '-')}-jax-{jax}"
     python = folder / "bin" / "python"
     if not python.exists() or subprocess.run([python, "-c", f"import {modules}"]).returncode:

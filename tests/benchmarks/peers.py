@@ -18,7 +18,8 @@ The installed brax's SAC and PPO evaluate themselves, over 32 episodes as well. 
 of brax's notebook for the hopper, with networks of 64 units as in sac.py's preset. The notebook has
 none for PPO, so it takes those for the ant, for 5M steps.
 
-The official script of REPPO (reppo_script.py) runs on this kit's environments, in its Python.
+The official script of REPPO (reppo_script.py) runs on this kit's environments, in its Python. The
+authors' DreamerV3 (dreamer_script.py) runs on gymnasium's CartPole, at the size of our preset.
 
 accelerator.py runs MinAtar: purejaxql's pqn_minatar.py with the settings of its pqn_minatar.yaml,
 and PureJaxRL's ppo.py with those of its brax_minatar.ipynb, for 10M steps.
@@ -337,6 +338,10 @@ def serve(name, first, count, folder=None, steps=STEPS):
 
         seeds = range(first, first + count)
         found = [reppo_script.train(environment, folder, seed) for seed in seeds]
+    elif kit == "dreamerv3":
+        from tests.benchmarks import dreamer_script
+
+        found = [dreamer_script.train(folder, seed) for seed in range(first, first + count)]
     else:
         found = curves(trainer(name, folder, steps), first, count, steps)
     device = jax.devices()[0]
@@ -353,7 +358,7 @@ def train(cell, first: int, place: tuple[str, str, int] | None = None) -> list[d
     Args:
       place: a Python, a checkout and the steps of a run, in place of the kit's own.
     """
-    from tests.benchmarks import jaxmarl_scripts, peer_python, reppo_script
+    from tests.benchmarks import dreamer_script, jaxmarl_scripts, peer_python, reppo_script
 
     words, kit = [cell.key, str(first), str(cell.seeds)], cell.algorithm.partition("-")[0]
     python, version = peer_python.rejax, peer_python.REJAX
@@ -372,6 +377,10 @@ def train(cell, first: int, place: tuple[str, str, int] | None = None) -> list[d
         commit = reppo_script.COMMIT
         words.append(str(peer_python.checkout(reppo_script.REPOSITORY, commit, "src")))
         python, version = lambda: sys.executable, f"reppo {commit[:7]}"
+    elif kit == "dreamerv3":
+        commit = dreamer_script.COMMIT
+        words.append(str(peer_python.checkout(dreamer_script.REPOSITORY, commit)))
+        python, version = peer_python.dreamer, f"dreamerv3 {commit[:7]}"
     threads = {"NPROC": "1"}  # with more, jax 0.10 hangs in PureJaxRL's vmapped QR
     if kit == "brax":  # has none, and is installed here
         python, version = lambda: sys.executable, f"brax {importlib.metadata.version('brax')}"
