@@ -58,7 +58,7 @@ def said_by(capsys, *words):
 def drawn(monkeypatch):
     """Collects what --render would draw."""
     paths = []
-    monkeypatch.setattr(render, "render", lambda *given: paths.append(given[3]) or given[3])
+    monkeypatch.setattr(render, "render", lambda *given, dream: paths.append(given[3]) or given[3])
     return paths
 
 
@@ -89,8 +89,10 @@ def test_evaluate_plays_the_best_trial_at_its_last_point(source, best, capsys):
 def test_render_draws_the_best_trial_at_its_last_point(source, best, capsys, monkeypatch):
     paths = drawn(monkeypatch)
     _, err = said_by(capsys, "--render", source.run_dir)
-    assert [path.name.split("_")[1:3] for path in paths] == [[f"trial{best}", f"point{LAST}"]]
-    assert err == why(source, best)
+    name = f"trial{best}_point{LAST}_seed0.gif"
+    assert [path.name for path in paths] == [f"episode_{name}"] and err == why(source, best)
+    said_by(capsys, "--render", source.run_dir, "--dream")
+    assert paths[1].name == f"dream_{name}"
 
 
 @pytest.mark.needs("flatbuffers")

@@ -809,7 +809,7 @@ def test_a_sweep_is_evaluated_and_drawn_by_its_best_setting(whole, capsys, monke
     values = ", ".join(settings.text_of(best.setting))
     assert f"its best setting is {values} (return {best.mean:.5g}): trials " in err
     drawn = []
-    monkeypatch.setattr(render, "render", lambda *given: drawn.append(given) or given[3])
+    monkeypatch.setattr(render, "render", lambda *given, dream: drawn.append(given) or given[3])
     cli.main(toy, ["--render", str(whole.sweep_dir)])
     top = max(numbers, key=lambda number: whole.trials[number].final)
     ((_, config, _, path, _),) = drawn
