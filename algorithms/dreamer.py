@@ -509,8 +509,8 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
 def make_dream(config: Config, env: Any = None, env_params: Any = None) -> Callable:
     """Returns dream(state, memory) -> observation, memory: a step that the policy does not see.
 
-    The memory is one of the policy; its action is the last one. Latents are the most probable ones.
-    Observations of bits are probabilities.
+    The memory is the policy's, with the action that it took. Latents are the most probable ones.
+    Bits are given as probabilities. Pixels are not decoded.
     """
     model = Model(config, env, env_params)
 

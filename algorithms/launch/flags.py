@@ -99,7 +99,7 @@ class Flags:
     """of --evaluate, --render, --export: best, all (of a sweep: seeds of its best setting) or N"""
     episodes: int = 100  # episodes that --evaluate plays with each trial
     json: bool = False  # of --evaluate: print JSON instead of tables
-    dream: bool = False  # of --render: below, what the world model of dreamer.py imagines
+    dream: bool = False  # of --render: below, draw what dreamer.py's world model imagines
     keep_states: bool = False  # keep the whole state of every point, not of the last two only
     track: bool = False  # log to wandb
     tensorboard: bool = False  # write event files for TensorBoard

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 REPOSITORY = "https://github.com/danijar/dreamerv3"
 COMMIT = "e3f02248693a79dc8b0ebd62c93683888ddaccfe"
 STEPS, POINTS, STARTS, EPISODES = 20_480, 20, 1_024, 32
-# XLA's older runtime takes two thirds of the CPU time for programs as small as these.
+# XLA's older runtime takes less CPU time for programs as small as these.
 XLA_FLAGS = "--xla_cpu_use_thunk_runtime=false --xla_cpu_multi_thread_eigen=false"
 FLAGS = f"""
 --batch_size 8 --batch_length 32 --replay.size 20000 --run.envs 4 --run.train_ratio 128

@@ -47,7 +47,7 @@ OWN = ("seed", "num_seeds", "run_dir", "sweep_dir", "resume_if_exists", "root", 
 
 def check_bools(**values: Any) -> None:
     for name, value in values.items():
-        if not isinstance(value, bool):
+        if not isinstance(parts.value_like(True, value), bool):
             raise UserError(f"{name}={value!r}: give True or False")
 
 

@@ -203,7 +203,9 @@ def run(project, *words, code=0):
 TWO = {"defaults": ["cpu"], "preset": ["accelerator"]}
 
 
-@pytest.mark.parametrize("which", [TWO, pytest.param({}, marks=pytest.mark.slow)], ids=["two", ""])
+@pytest.mark.parametrize(
+    "which", [TWO, pytest.param({}, marks=pytest.mark.slow)], ids=["two", "all"]
+)
 @pytest.mark.parametrize("name", ALL)
 def test_a_copy_is_the_kit_s_program(project, name, which):
     """It lowers to the text whose hash tests/texts.json has, for a CPU and for an accelerator.
