@@ -68,10 +68,16 @@ from algorithms.parts.replay import (
     check_rounds,
 )
 from algorithms.parts.rounds import Rounds, keep_if
-from algorithms.parts.shards import any_over_shards, mean_over_shards
+from algorithms.parts.shards import (
+    any_over_shards,
+    max_over_shards,
+    mean_over_shards,
+    of_all,
+    sum_over_shards,
+)
 from algorithms.parts.spaces import ActionSpace, EpsilonNoise, epsilon_noise, flat_draw
 from algorithms.parts.split import Split
-from algorithms.parts.statistics import RewardScale, RunningStatistics
+from algorithms.parts.statistics import RewardScale, RunningStatistics, discounted_sums
 from algorithms.parts.training import (
     Average,
     Last,
@@ -146,6 +152,7 @@ __all__ = [
     "check_sizes",
     "clip_by_tensor",
     "cosines",
+    "discounted_sums",
     "device_capacity",
     "earns_after_leaving",
     "epsilon_noise",
@@ -164,9 +171,11 @@ __all__ = [
     "log_tanh_slope",
     "mask_of_agents",
     "mean",
+    "max_over_shards",
     "mean_over_shards",
     "num_points",
     "num_updates",
+    "of_all",
     "on_one_vector",
     "one_step",
     "orthogonal",
@@ -180,6 +189,7 @@ __all__ = [
     "scaled",
     "scan",
     "static",
+    "sum_over_shards",
     "symexp",
     "symlog",
     "symmetries",

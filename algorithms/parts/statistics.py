@@ -90,15 +90,23 @@ class RewardScale:
         self, rewards: jax.Array, done: jax.Array, gamma: Any, weights: jax.Array | None = None
     ) -> "RewardScale":
         """Adds a rollout: rewards, done and weights (0 leaves a step out) are (num_steps,
-        num_envs).
-
-        g_t = gamma (1 - done_{t-1}) g_{t-1} + r_t; `done` includes truncation.
-        """
-
-        def step(total, inputs):
-            reward, ended = inputs
-            total = gamma * total + reward
-            return jnp.where(ended, 0.0, total), total
-
-        discounted, sums = scan(step, self.discounted, (rewards, done))
+        num_envs)."""
+        discounted, sums = discounted_sums(self.discounted, rewards, done, gamma)
         return RewardScale(discounted, self.stats.update(sums, weights))
+
+
+def discounted_sums(
+    start: jax.Array, rewards: jax.Array, done: jax.Array, gamma: Any
+) -> tuple[jax.Array, jax.Array]:
+    """g_t = gamma (1 - done_{t-1}) g_{t-1} + r_t of a rollout; `done` includes truncation.
+
+    Returns the sums to start the next rollout from, as `start` is, (num_envs,); and all g_t, as
+    rewards and done are, (num_steps, num_envs).
+    """
+
+    def step(total, inputs):
+        reward, ended = inputs
+        total = gamma * total + reward
+        return jnp.where(ended, 0.0, total), total
+
+    return scan(step, start, (rewards, done))
