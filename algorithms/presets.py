@@ -77,6 +77,19 @@ SMALL = {"hidden_sizes": (64, 64), "critic_hidden_sizes": (64, 64)}
 # Random actions find the goal if each is held for four steps: 12,500 actions are 50,000 steps.
 HELD_CAR = {"env_settings": (("action_repeat", 4),), "total_timesteps": 12_500, **SMALL}
 
+# FlashSAC on two cores: a quarter of its width, four environments, half a gradient step for each
+# transition. The step size is 3 times the paper's, for runs of 10,000 gradient steps.
+SMALL_FLASH = {
+    "num_envs": 4,
+    "updates_per_step": 2,
+    "buffer_size": 100_000,
+    "batch_size": 256,
+    "learning_starts": 1_000,
+    "learning_rate": 1e-3,
+    "hidden_size": 32,
+    "critic_hidden_size": 64,
+}
+
 # World models small enough for two cores, which replay each step 128 times.
 SMALL_WORLD = {
     "total_timesteps": 20_000,
@@ -764,6 +777,15 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "reppo_discrete": {"CartPole-v1": {}, "Acrobot-v1": {}, "MountainCar-v0": {}},
     "crossq": {"Pendulum-v1": {"total_timesteps": 20_000, **SMALL}},
+    "flashsac": {
+        "Pendulum-v1": {"total_timesteps": 20_000, **SMALL_FLASH},
+        "MountainCarContinuous-v0": {
+            **SMALL_FLASH,
+            "env_settings": (("action_repeat", 4),),
+            "total_timesteps": 12_800,
+        },
+        "playground/CartpoleSwingup": {**SUITE, "total_timesteps": 50_240, **SMALL_FLASH},
+    },
     "ddpg": {"Pendulum-v1": {"total_timesteps": 30_000, **SMALL}},
     "dqn": {
         "CartPole-v1": {},

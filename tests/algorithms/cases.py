@@ -74,6 +74,7 @@ class Case:
     lowest_value: Callable | None = None
     learns: tuple[str, ...] = ()
     actor_state: str = ""
+    first_turn: bool = False
     # Policy gradients and teams, see test_policy_gradients.py and test_teams.py
     read: Mapping[str, Any] = settings()
     per_agent: bool = True

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 
-from algorithms import dqn, ippo, launch, parts, ppo, ppo_rnn, pqn, sac, td3
+from algorithms import dqn, flashsac, ippo, launch, parts, ppo, ppo_rnn, pqn, sac, td3
 from algorithms.launch import cli, flags
 from algorithms.launch.engine import devices, plots, programs
 from algorithms.launch.engine.errors import UserError
@@ -24,20 +24,24 @@ from tests.algorithms.launch.test_runner import assert_same
 SIZES = {"num_envs": 8, "num_evals": 3, "num_eval_episodes": 2, "hidden_sizes": (8,)}
 ROLLOUT = SIZES | {"total_timesteps": 3 * 64, "num_steps": 8, "num_minibatches": 2}
 REPLAY = SIZES | {"total_timesteps": 3 * 128, "batch_size": 16, "learning_starts": 32}
+FLASH = {name: x for name, x in REPLAY.items() if name != "hidden_sizes"}
+FLASH |= {"hidden_size": 8, "critic_hidden_size": 8, "adam_eps": 0.1, "train_every": 4}
 CONFIGS = {
     "ppo": ppo.Config(**ROLLOUT, update_epochs=2),
     "sac": sac.Config(**REPLAY, critic_hidden_sizes=(8,), buffer_size=200_000, n_step=2),
+    "flashsac": flashsac.Config(**FLASH, buffer_size=512),
     "dqn": dqn.Config(**REPLAY, buffer_size=512, n_step=2),
     "pqn": pqn.Config(**ROLLOUT, update_epochs=2),
     "ppo_rnn": ppo_rnn.Config(**ROLLOUT, memory_size=8, update_epochs=2),
     "ippo": ippo.Config(**ROLLOUT, update_epochs=2),
 }
 MODULES = {"ppo": ppo, "sac": sac, "dqn": dqn, "pqn": pqn, "ppo_rnn": ppo_rnn, "ippo": ippo}
+MODULES["flashsac"] = flashsac
 # All-reduces in the program of a point. Of a gradient step: the gradients; PPO's also two for the
 # mean and the deviation of advantages. Of an epoch: the KL. Of an update: for each running
 # statistics the mean and the variance (with weights also the sum of them). Of a point: the metrics,
 # and those of the episodes that it evaluates.
-AT_MOST = {"ppo": 10, "sac": 3, "dqn": 3, "pqn": 3, "ppo_rnn": 10, "ippo": 16}
+AT_MOST = {"ppo": 10, "sac": 3, "dqn": 3, "pqn": 3, "ppo_rnn": 10, "ippo": 16, "flashsac": 100}
 LESS = {"ppo": 0.7, "sac": 0.5}  # memory of each device; where parameters are most of it, more
 pytestmark = pytest.mark.usefixtures("quick_curves")
 PPO, SAC = CONFIGS["ppo"], CONFIGS["sac"]
@@ -214,7 +218,8 @@ def refused(module, config, number, words, **keywords):
 def test_what_cannot_be_split_is_refused():
     refused(ppo, PPO, 0, "split_envs=0: give a whole number")
     refused(toy, toy.Config(), 2, "^split_envs=2: toy cannot be split$")
-    refused(td3, td3.Config(), 2, "td3 cannot be split; dqn, ippo, ppo, ppo_rnn, pqn, sac can")
+    others = "dqn, flashsac, ippo, ppo, ppo_rnn, pqn, sac can"
+    refused(td3, td3.Config(), 2, f"td3 cannot be split; {others}")
     envs = "split_envs=4 does not divide num_envs=6; num_envs=8 or split_envs=2 would do"
     refused(ppo, PPO.replace(num_envs=6), 4, envs)
     refused(sac, SAC.replace(batch_size=17), 4, "does not divide batch_size=17; batch_size=16 or")
