@@ -22,12 +22,15 @@ Implementation details:
   4 Batch norms use a batch's moments in training, and running ones else. Running variances are
     unbiased. Both critics and their targets see (s, a) and (s', a') as one batch, and the actor s
     and s'. The actor's loss asks critics with running moments; next actions, acting and evaluation
-    take the actor's running moments.
+    take the actor's running moments. Observations that never vary leave nothing to normalise, and
+    then the policy does not learn.
   5 A critic is a distribution over `num_atoms` values between -v_max and v_max, as in C51. For each
     sample, that target critic counts whose mean is smallest, with its whole distribution.
   6 Rewards are divided by max(std of discounted sums G, max |G| / v_max) when they are sampled. The
     sum at an episode's last step is the whole episode's; the authors' code drops the episode
-    before that step, and its last reward is left in the next episode's sums.
+    before that step, and its last reward is left in the next episode's sums. Truncated episodes
+    far shorter than 1 / (1 - gamma) hide how large values are: `clipped_targets` shows it, and a
+    larger v_max helps.
   7 The atoms of targets, r + gamma (z - alpha log pi), are clipped with their entropy bonus.
   8 All environments hold their noise for the same n steps, P(n) ~ n**-noise_exponent.
   9 In the first of `policy_every` gradient steps the actor and the temperature learn, before the
@@ -104,6 +107,7 @@ class Config:
     max_log_std: float = real(0.0, "(-inf, inf)")  # largest one
     noise_exponent: float = real(2.0, "[0, inf)")  # of the law of the steps that noise is held
     noise_repeat: int = static(16)  # steps that noise is held at most; 1: new noise at each step
+    asymmetric: bool = static(False)  # critics see the environment's world state too
     norm_momentum: float = real(0.01, "[0, 1]")  # share of a batch in the running moments
     num_critics: int = static(2)  # critics; the one with the smallest mean counts
     num_blocks: int = static(2)  # residual blocks of the actor
@@ -175,11 +179,12 @@ class Actor(nn.Module):
 
     config: Config
     size: int  # dimensions of the action
+    seen: int | None = None  # numbers of an observation that it sees, the first ones; None: all
 
     @nn.compact
     def __call__(self, x, train=False):
         c = self.config
-        x = Torso(c, c.hidden_size, c.num_blocks)(train, x)
+        x = Torso(c, c.hidden_size, c.num_blocks)(train, x[:, : self.seen])
         small, zeros = nn.initializers.normal(1e-3), nn.initializers.zeros
         mean = parts.Dense(self.size, kernel_init=small, name="mean_head")(x)
         squashed = nn.tanh(parts.Dense(self.size, kernel_init=zeros, name="std_head")(x))
@@ -398,6 +403,7 @@ def make_train(config: Config, env: Any = None, env_params: Any = None) -> Calla
 
 def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     """The first state, an update (some rounds of acting and learning), and the policy."""
+    env, seen = envs.for_critics(env, env_params) if config.asymmetric else (env, None)
     buffer = parts.ReplayBuffer.of(config)
     rounds = parts.Rounds(config, period=config.policy_every)  # detail 1
     # A round learns once there are `learning_starts` steps and a whole window.
@@ -407,7 +413,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     environments = envs.batch(env, config.num_envs, rounds.num_steps)
     space = parts.ActionSpace(env.action_space(env_params))
     size, atoms = space.size, atoms_of(config)
-    actor, critic = Actor(config, size), Critic(config)
+    actor, critic = Actor(config, size, seen), Critic(config)
     adam = optax.scale_by_adam(config.adam_b1, config.adam_b2, config.adam_eps)
     optimizer = lambda rate: parts.on_one_vector(optax.chain(adam, optax.scale(-rate)))
 
@@ -590,7 +596,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         metrics = {
             "critic_loss": loss,
             "mean_value": value * divisor(config, state.reward_scale),
-            "clipped_mass": beyond,
+            "clipped_targets": beyond,
             "grad_norm": parts.global_norm(grads),
             "current_learning_rate": rate,
         }

@@ -81,6 +81,7 @@ class Config:
     conv_layers: str = static("small")  # for images: none, small, nature or impala
     compute_dtype: str = static("float32")  # dtype of hidden layers: float32 or bfloat16
     shared_torso: bool = static(False)  # one tower for actor and critic
+    asymmetric: bool = static(False)  # critics see the environment's world state too
     normalize_obs: bool = static(True)  # normalise observations by running mean and variance
     normalize_reward: bool = static(True)  # divide rewards by the std of discounted returns
     clip_obs: float = real(10.0, "(0, inf]")  # clip normalised observations to +- this
@@ -98,6 +99,7 @@ class ActorCritic(nn.Module):
 
     config: Config
     space: parts.ActionSpace
+    seen: int | None = None  # numbers of an observation that the actor sees, the first; None: all
 
     def setup(self):
         config, size = self.config, self.space.size
@@ -113,7 +115,7 @@ class ActorCritic(nn.Module):
 
     def actor(self, x, mask=None):
         """An action has no probability where the mask (batch, num_actions) is False."""
-        output = self.actor_head(self.actor_torso(x))
+        output = self.actor_head(self.actor_torso(x[:, : self.seen]))
         if self.space.discrete:
             return parts.Categorical(output, mask)
         return parts.Gaussian(output, self.log_std)
@@ -266,6 +268,8 @@ def check(config: Config, env: Any, env_params: Any) -> None:
     """Raises a ValueError that names the setting, its value and a value that works."""
     sizes = ("num_steps", "update_epochs", "num_minibatches")
     parts.check(INFO, config, env, env_params, *sizes, minibatches_of="samples", unit_std=True)
+    if config.asymmetric and config.shared_torso:
+        raise ValueError("asymmetric=True: with shared_torso=True actor and critic see the same")
 
 
 @parts.with_environment
@@ -285,9 +289,10 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     """The first state, an update (collects a rollout and learns from it), and the policy."""
     batch_size = config.num_envs * config.num_steps
     num_updates = parts.num_updates(config, batch_size)
+    env, seen = envs.for_critics(env, env_params) if config.asymmetric else (env, None)
     environments = envs.batch(env, config.num_envs, config.num_steps)  # core 1
     space = parts.ActionSpace(env.action_space(env_params))
-    network = ActorCritic(config, space)
+    network = ActorCritic(config, space, seen)
     clip = optax.clip_by_global_norm(config.max_grad_norm)  # core 11
     adam = optax.scale_by_adam(eps=config.adam_eps)  # core 3
     optimizer = lambda rate: parts.on_one_vector(optax.chain(clip, adam, optax.scale(-rate)))

@@ -94,6 +94,7 @@ class Config:
     hidden_sizes: tuple[int, ...] = static((64, 64))  # dense layers before the memory
     activation: str = static("tanh")  # any function of flax.linen: tanh, relu, swish, ...
     conv_layers: str = static("small")  # for images: none, small, nature or impala
+    asymmetric: bool = static(False)  # critics see the environment's world state too
     normalize_obs: bool = static(True)  # normalise observations by running mean and variance
     normalize_reward: bool = static(True)  # divide rewards by the std of discounted returns
     clip_obs: float = real(10.0, "(0, inf]")  # clip normalised observations to +- this
@@ -107,15 +108,22 @@ class Config:
 
 
 class ActorCritic(nn.Module):
-    """Memories and observations to memories, distributions of actions, and values."""
+    """Memories and observations to memories, distributions of actions, and values.
+
+    A critic that sees more has a torso of its own for it, beside the memory of the actor. Without
+    `seen` there are then no values.
+    """
 
     config: Config
     space: parts.ActionSpace
+    seen: int | None = None  # numbers of an observation that the actor sees, the first; None: all
 
     def setup(self):
         config, outputs = self.config, self.space.size
         # detail 1
-        self.torso = parts.Torso(config.hidden_sizes, config.activation, config.conv_layers)
+        torso = lambda: parts.Torso(config.hidden_sizes, config.activation, config.conv_layers)
+        self.torso = torso()
+        self.critic_torso = torso() if config.asymmetric else None
         self.cells = parts.Cells(config)  # detail 5
         nn.share_scope(self, self.cells)
         self.actor_head = parts.Dense(outputs, kernel_init=parts.orthogonal(0.01))
@@ -125,18 +133,24 @@ class ActorCritic(nn.Module):
 
     def __call__(self, memory, x, mask=None):
         """One step: the memory after observations x (batch, ...), actions and values (batch,)."""
-        seen = self.torso(x, *parts.last_step(memory))
+        seen = self.torso(x[:, : self.seen], *parts.last_step(memory))
         memory = self.cells.step(memory, seen)
-        return memory, *self.heads(memory.hidden, seen, mask)
+        return memory, *self.heads(memory.hidden, seen, x, mask)
 
-    def heads(self, hidden, seen, mask=None):
-        """Actions and values (...) of memories (..., memory_size) and of their input features.
+    def heads(self, hidden, seen, x, mask=None):
+        """Actions and values (...) of memories (..., memory_size), of their input features, and of
+        what the critic sees (samples, ...).
 
         An action has no probability where the mask (..., num_actions) is False.
         """
         # detail 6
         features = jnp.concatenate([hidden, seen], -1) if self.config.skip else hidden
-        output, values = self.actor_head(features), self.critic_head(features)[..., 0]
+        output, values = self.actor_head(features), None
+        if self.config.asymmetric and self.seen is not None:
+            more = self.critic_torso(x).reshape(*features.shape[:-1], -1)
+            features = jnp.concatenate([features, more], -1)
+        if not self.config.asymmetric or self.seen is not None:
+            values = self.critic_head(features)[..., 0]
         if self.space.discrete:
             return parts.Categorical(output, mask), values
         return parts.Gaussian(output, self.log_std), values
@@ -144,15 +158,16 @@ class ActorCritic(nn.Module):
     def review(self, hidden, x, mask=None, previous=()):
         """The same for a rollout x (num_steps, num_envs, ...) with the memories after
         its steps. `previous` holds `parts.last_step` of every step."""
-        seen = self.torso(*(x.reshape(-1, *x.shape[2:]) for x in (x, *previous)))
-        return self.heads(hidden, seen.reshape(*hidden.shape[:2], -1), mask)
+        x, *previous = (x.reshape(-1, *x.shape[2:]) for x in (x, *previous))
+        seen = self.torso(x[:, : self.seen], *previous)
+        return self.heads(hidden, seen.reshape(*hidden.shape[:2], -1), x, mask)
 
     def unroll(self, memory, x, done, mask=None, previous=()):
         """The same for a rollout, from its first memory. `done` (num_steps, num_envs)
         marks the last steps of episodes."""
-        seen = self.torso(*(x.reshape(-1, *x.shape[2:]) for x in (x, *previous)))
-        seen = seen.reshape(*done.shape, -1)
-        return self.heads(self.cells(memory, seen, done).hidden, seen, mask)
+        x, *previous = (x.reshape(-1, *x.shape[2:]) for x in (x, *previous))
+        seen = self.torso(x[:, : self.seen], *previous).reshape(*done.shape, -1)
+        return self.heads(self.cells(memory, seen, done).hidden, seen, x, mask)
 
 
 # --- data types -------------------------------------------------------------------------------
@@ -350,9 +365,10 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     """The first state, an update (collects a rollout and learns from it), and the policy."""
     batch_size = config.num_envs * config.num_steps
     num_updates = parts.num_updates(config, batch_size)
+    env, seen = envs.for_critics(env, env_params) if config.asymmetric else (env, None)
     environments = envs.batch(env, config.num_envs, config.num_steps)
     space = parts.ActionSpace(env.action_space(env_params))
-    network = ActorCritic(config, space)
+    network = ActorCritic(config, space, seen)
     clip = optax.clip_by_global_norm(config.max_grad_norm)
     adam = optax.scale_by_adam(eps=config.adam_eps)
     optimizer = lambda rate: parts.on_one_vector(optax.chain(clip, adam, optax.scale(-rate)))

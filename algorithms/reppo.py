@@ -89,6 +89,7 @@ class Config:
     activation: str = static("swish")  # any function of flax.linen: tanh, relu, swish, ...
     conv_layers: str = static("small")  # for images: none, small, nature or impala
     compute_dtype: str = static("float32")  # dtype of hidden layers: float32 or bfloat16
+    asymmetric: bool = static(False)  # critics see the environment's world state too
     normalize_obs: bool = static(True)  # normalise observations by running mean and variance
     normalize_reward: bool = static(True)  # divide rewards by the std of discounted returns
     clip_obs: float = real(10.0, "(0, inf]")  # clip normalised observations to +- this
@@ -126,10 +127,11 @@ class Actor(nn.Module):
 
     config: Config
     size: int  # dimensions of the action
+    seen: int | None = None  # numbers of an observation that it sees, the first ones; None: all
 
     @nn.compact
     def __call__(self, x):
-        x = Torso(self.config, self.config.hidden_sizes)(x)
+        x = Torso(self.config, self.config.hidden_sizes)(x[:, : self.seen])
         init = parts.orthogonal(0.01)
         mean = parts.Dense(self.size, kernel_init=init, name="mean_head")(x)
         first = math.log(-LOG_STD[0] / LOG_STD[1])  # a std of 1
@@ -347,10 +349,11 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     """The first state, an update (collects a rollout and learns from it), and the policy."""
     batch_size = config.num_envs * config.num_steps
     num_updates = parts.num_updates(config, batch_size)
+    env, seen = envs.for_critics(env, env_params) if config.asymmetric else (env, None)
     environments = envs.batch(env, config.num_envs, config.num_steps, stagger=True)  # detail 8
     space = parts.ActionSpace(env.action_space(env_params))
     size = space.size
-    actor, critic = Actor(config, size), Critic(config)
+    actor, critic = Actor(config, size, seen), Critic(config)
     clip = optax.clip_by_global_norm(config.max_grad_norm)
     adam = optax.scale_by_adam(eps=config.adam_eps)
     optimizer = lambda rate: parts.on_one_vector(optax.chain(clip, adam, optax.scale(-rate)))

@@ -83,6 +83,7 @@ class Config:
     activation: str = static("relu")  # any function of flax.linen: tanh, relu, swish, ...
     conv_layers: str = static("small")  # for images: none, small, nature or impala
     compute_dtype: str = static("float32")  # dtype of hidden layers: float32 or bfloat16
+    asymmetric: bool = static(False)  # critics see the environment's world state too
     normalize_obs: bool = static(False)  # normalise observations by running mean and variance
     clip_obs: float = real(10.0, "(0, inf]")  # clip normalised observations to +- this
     num_evals: int = static(20)  # points of the learning curve
@@ -104,10 +105,11 @@ class Actor(nn.Module):
 
     config: Config
     size: int  # dimensions of the action
+    seen: int | None = None  # numbers of an observation that it sees, the first ones; None: all
 
     @nn.compact
     def __call__(self, x):
-        x = torso(self.config, self.config.hidden_sizes)(x)
+        x = torso(self.config, self.config.hidden_sizes)(x[:, : self.seen])
         init = parts.orthogonal(0.01)
         mean = parts.Dense(self.size, kernel_init=init, name="mean_head")(x)
         squashed = nn.tanh(parts.Dense(self.size, kernel_init=init, name="std_head")(x))  # detail 3
@@ -223,6 +225,7 @@ def make_train(config: Config, env: Any = None, env_params: Any = None) -> Calla
 
 def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     """The first state, an update (some rounds of acting and learning), and the policy."""
+    env, seen = envs.for_critics(env, env_params) if config.asymmetric else (env, None)
     buffer = parts.ReplayBuffer.of(config)
     rounds = parts.Rounds(config)  # detail 1
     # A round learns once there are `learning_starts` steps and a whole window.
@@ -232,7 +235,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     environments = envs.batch(env, config.num_envs, rounds.num_steps)
     space = parts.ActionSpace(env.action_space(env_params))
     size = space.size
-    actor, critic = Actor(config, size), Critic(config)
+    actor, critic = Actor(config, size, seen), Critic(config)
     adam = parts.on_one_vector(optax.scale_by_adam(eps=config.adam_eps))
     decay = optax.add_decayed_weights(
         config.weight_decay, mask=Params(actor=True, critics=True, log_temperature=False)

@@ -13,6 +13,7 @@ includes gymnax.
 """
 
 from envs.batch import BatchState
+from envs.critics import for_critics
 from envs.evaluation import Episodes, check_ends, evaluate
 from envs.interface import check_interface
 from envs.levels import Level
@@ -27,6 +28,7 @@ __all__ = [
     "check_ends",
     "check_interface",
     "evaluate",
+    "for_critics",
     "make",
     "names",
 ]

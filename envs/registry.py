@@ -159,6 +159,8 @@ def _build(env: Any, settings: dict[str, Any]) -> tuple[Any, Any]:
         follow = randomized.followers(getattr(env, "name", label), settings, settings)
         params = params.replace(**{name: function(params) for name, function in follow.items()})
 
+    if wrappers.has_entries(env, params):
+        env = wrappers.Entries(env)
     env = Gymnax(env)
     if wrappers.agents_leave(env, params):
         env = wrappers.Leaving(env)

@@ -486,3 +486,59 @@ class RescaleAction(_BoxAction):
 
     def action_space(self, params: Any) -> Any:
         return spaces.Box(-1.0, 1.0, self.env.action_space(params).shape, jnp.float32)
+
+
+ENTRIES = {"observation", "state"}
+
+
+@struct.dataclass
+class EntriesState:
+    """The state of the environment inside, and what critics see at its last observation."""
+
+    inner: Any
+    world: jax.Array
+
+
+def has_entries(env: Any, params: Any) -> bool:
+    """Whether observations are dictionaries of an `observation` and a `state`."""
+    space = env.observation_space(params)
+    return isinstance(space, spaces.Dict) and set(space.spaces) == ENTRIES
+
+
+class Entries(WithState):
+    """Observations {"observation": ..., "state": ...}: policies see the first entry, and
+    `world_state` is the second."""
+
+    def reset_env(self, key, params):
+        entries, inner = self.env.reset_env(key, params)
+        return entries["observation"], EntriesState(inner=inner, world=entries["state"])
+
+    def step_env(self, key, state, action, params):
+        entries, inner, *rest = self.env.step_env(key, state.inner, action, params)
+        return entries["observation"], EntriesState(inner=inner, world=entries["state"]), *rest
+
+    def world_state(self, state, params):
+        return state.world
+
+    def observation_space(self, params):
+        return self.env.observation_space(params).spaces["observation"]
+
+
+class WithWorldState(Wrapper):
+    """Observations (size,), followed by the world state: what critics see that see more."""
+
+    def reset_env(self, key, params):
+        observation, state = self.env.reset_env(key, params)
+        return self._with_more(observation, state, params), state
+
+    def step_env(self, key, state, action, params):
+        observation, state, *rest = self.env.step_env(key, state, action, params)
+        return self._with_more(observation, state, params), state, *rest
+
+    def observation_space(self, params):
+        observation, _ = jax.eval_shape(self.reset_env, jax.eval_shape(jax.random.key, 0), params)
+        return spaces.Box(-jnp.inf, jnp.inf, observation.shape)
+
+    def _with_more(self, observation, state, params):
+        more = jnp.ravel(self.env.world_state(state, params))
+        return jnp.concatenate([x.astype(jnp.float32) for x in (observation, more)])

@@ -157,6 +157,15 @@ def check_spaces(info: Info, config: Any, env: Any, env_params: Any) -> None:
             f"conv_layers={config.conv_layers!r} needs images of {least}x{least} or more, and "
             f"{env.name} has {shape}; 'none' would do"
         )
+    if getattr(config, "asymmetric", False) and not hasattr(env, "world_state"):
+        raise ValueError(
+            f"asymmetric=True: {env.name} has no world_state for critics to see; False would do"
+        )
+    if getattr(config, "asymmetric", False) and len(shape) != 1:
+        raise ValueError(
+            f"asymmetric=True: {env.name} has observations of shape {shape}, and the world state "
+            "can only follow the numbers of a vector; False would do"
+        )
     envs.check_interface(env, env_params)
 
 

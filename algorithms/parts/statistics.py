@@ -64,8 +64,16 @@ class RunningStatistics:
 
     def as_input(self, config: Any, x: jax.Array) -> jax.Array:
         """Observations or world states (..., *shape) as networks see them: with `normalize_obs`
-        normalised and clipped to +-`clip_obs`, else `scaled`."""
-        return self.normalize(x, config.clip_obs) if config.normalize_obs else scaled(x)
+        normalised and clipped to +-`clip_obs`, else `scaled`.
+
+        x may have the first numbers alone, where statistics are of critics that see more.
+        """
+        if not config.normalize_obs:
+            return scaled(x)
+        first = self
+        if self.mean.ndim == 1 and x.shape[-1] < len(self.mean):
+            first = self.replace(mean=self.mean[: x.shape[-1]], var=self.var[: x.shape[-1]])
+        return first.normalize(x, config.clip_obs)
 
 
 @struct.dataclass

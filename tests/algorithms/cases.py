@@ -63,6 +63,7 @@ class Case:
     probe: Any = None  # a config that learns small tasks
     probes: Mapping[str, bool] = settings()  # {kind of actions: whether in every test run}
     num_probes: int = 7  # the first ones
+    constant_inputs: bool = True  # whether it learns actions where observations never vary
     played: Callable | None = None  # values and actions for a case and a kind
     # Values and actors from a replay buffer, see test_value_based.py and test_actor_critics.py
     action_values: Callable | None = None

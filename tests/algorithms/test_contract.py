@@ -463,6 +463,8 @@ def static_base(case):
 @pytest.fixture(scope="module")
 def static_world(case):
     probe = tasks.Pair(world=True) if case.several else tasks.Probe(case.continuous)
+    if case.has("asymmetric"):
+        probe.world_state = lambda state, params: state.x[None]
     return case.static_world or (probe, probe.default_params)
 
 

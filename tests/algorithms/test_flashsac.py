@@ -8,6 +8,7 @@ import pytest
 
 import envs
 from algorithms import flashsac, parts
+from tests import probe as tasks
 from tests.algorithms.cases import Case, again, assert_close, assert_same, programs
 from tests.algorithms.test_actor_critics import PROBE as OF_ALL
 from tests.algorithms.test_actor_critics import (
@@ -19,6 +20,7 @@ from tests.algorithms.test_actor_critics import (
     played,
     two_motors,
 )
+from tests.conftest import AS_FOR_USERS
 
 MISSING = {"anneal_lr", "reward_scale", "hidden_sizes", "critic_hidden_sizes"}
 WIDTHS = dict(num_blocks=1, critic_blocks=1, hidden_size=8, critic_hidden_size=8, expansion=2)
@@ -466,7 +468,7 @@ def by_hand(config, state, after):
                 "critic_loss": loss,
                 "mean_value": value * scale,
                 "grad_norm": norm,
-                "clipped_mass": clipped,
+                "clipped_targets": clipped,
             }
         )
     sums = jax.tree.map(lambda *x: sum(x), *sums) | policy
@@ -489,7 +491,7 @@ def test_gradient_steps_are_the_papers(steps):
     assert metrics["critic_loss"].weight == 2 and metrics["actor_loss"].weight == 1
     sizes = [size.min() for size in lengths(after.target_critics["params"]).values()]
     assert min(sizes) < 0.999, "targets are not projected again"
-    assert float(metrics["clipped_mass"].total) > 0.01
+    assert float(metrics["clipped_targets"].total) > 0.01
 
 
 class Frozen:
@@ -595,18 +597,55 @@ def test_the_unit_of_actions_does_not_matter():
 PROBE = flashsac.Config(
     **{name: value for name, value in OF_ALL.items() if name not in MISSING},
     hidden_size=16,
-    critic_hidden_size=32,
+    critic_hidden_size=16,
     num_blocks=1,
     critic_blocks=1,
+    num_atoms=51,
+    v_max=20.0,  # episodes of 5 steps do not show that values reach 10
     final_lr_share=0.0,
+    policy_every=1,
+    updates_per_step=1,
+    tau=0.05,
+    norm_momentum=0.1,
+    min_log_std=-2.0,
     initial_temperature=1e-4,
     learn_temperature=False,
-)
+).replace(learning_rate=3e-3)
+
+
+class Moving(tasks.Probe):
+    """Endless episodes, cut after 5 steps: x is new at each step, and (a - x / 2)**2 a cost."""
+
+    def step_env(self, key, state, action, params):
+        reward = 1.0 - jnp.square(action[0] - 0.5 * state.x)
+        x = jax.random.randint(key, (), -1, 2).astype(jnp.float32)
+        state = state.replace(x=x, time=state.time + 1)
+        return state.x[None], state, reward, jnp.zeros((), bool), {}
+
+
+@pytest.mark.slow
+def test_an_endless_task_of_actions(vmapped_keys):
+    """Where observations vary: the values are 10, less what exploration costs."""
+    env, params = Moving(True), tasks.ProbeParams(task=tasks.BOTH, max_steps_in_episode=5)
+
+    def run(key):
+        state, _ = flashsac.make_train(PROBE, env, params)(key)
+        x = jnp.array([[-1.0], [0.0], [1.0]])
+        action = mean_action(PROBE, state, x)
+        return action[:, 0], lowest_value(PROBE, state, x, action)
+
+    with jax.debug_key_reuse(False):
+        train = jax.jit(jax.vmap(run), compiler_options=AS_FOR_USERS)
+        actions, values = train(jax.random.split(jax.random.key(0), 3))
+    np.testing.assert_allclose(actions, [[-0.5, 0.0, 0.5]] * 3, atol=0.15)
+    np.testing.assert_allclose(values, 10.0, rtol=0.1)
+
+
 CASE = Case(
     module=flashsac,
     tiny=TINY,
     metrics={"critic_loss", "actor_loss", "mean_value", "entropy", "temperature", "grad_norm"}
-    | {"clipped_mass"},
+    | {"clipped_targets"},
     pinned={},
     refused=(
         *[
@@ -631,6 +670,7 @@ CASE = Case(
     learned=learned,
     actor_state="policy_opt_state",
     first_turn=True,
+    constant_inputs=False,
     other={"adam_eps": 1e-2, "max_log_std": -1.0},
     tolerance=TOLERANCE,
 )

@@ -79,14 +79,15 @@ def test_probe_swing_bootstraps_from_final_observations_and_cuts_traces(probed):
         np.testing.assert_allclose(values[tasks.SWING, :, x], expected, atol=0.1)
 
 
-def test_probe_actions(probed):
+def test_probe_actions(case, probed):
     """With the wrong sign of the gradient, these would be the worst actions."""
     kind, _, actions = probed
     if kind == "discrete":
         np.testing.assert_array_equal(actions[tasks.ACTION, :, 1], 1)
         np.testing.assert_array_equal(actions[tasks.BOTH][:, [0, 2]], [[0, 1]] * SEEDS)
     else:
-        np.testing.assert_allclose(actions[tasks.ACTION, :, 1], 0.5, atol=0.1)
+        if case.constant_inputs:
+            np.testing.assert_allclose(actions[tasks.ACTION, :, 1], 0.5, atol=0.1)
         np.testing.assert_allclose(actions[tasks.BOTH][:, [0, 2]], [[-0.5, 0.5]] * SEEDS, atol=0.15)
 
 

@@ -1,0 +1,17 @@
+"""Observations of critics that see more than actors."""
+
+from typing import Any
+
+
+def for_critics(env: Any, env_params: Any) -> tuple[Any, int]:
+    """An environment as critics see it, and how many numbers of that its actor sees.
+
+    An observation is one vector: the environment's own numbers, which come first, and those of
+    `env.world_state(state, env_params)`.
+
+    Args:
+      env, env_params: from `envs.make`; observations are vectors.
+    """
+    from envs.wrappers import WithWorldState  # late: it imports gymnax
+
+    return WithWorldState(env), env.observation_space(env_params).shape[0]
