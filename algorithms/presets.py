@@ -785,6 +785,13 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
             "total_timesteps": 12_800,
         },
         "playground/CartpoleSwingup": {**SUITE, "total_timesteps": 50_240, **SMALL_FLASH},
+        # The published sizes: those of the defaults, with a larger buffer.
+        "dm_control": {
+            "env": "playground/CheetahRun",
+            "total_timesteps": 50_000_000,
+            "buffer_size": 10_000_000,
+            "num_evals": 10,
+        },
     },
     "ddpg": {"Pendulum-v1": {"total_timesteps": 30_000, **SMALL}},
     "dqn": {

@@ -70,10 +70,11 @@ class RunningStatistics:
         """
         if not config.normalize_obs:
             return scaled(x)
-        first = self
-        if self.mean.ndim == 1 and x.shape[-1] < len(self.mean):
-            first = self.replace(mean=self.mean[: x.shape[-1]], var=self.var[: x.shape[-1]])
-        return first.normalize(x, config.clip_obs)
+        if self.mean.ndim != 1 or x.shape[-1] == len(self.mean):
+            return self.normalize(x, config.clip_obs)
+        first = slice(x.shape[-1])
+        own = RunningStatistics(self.mean[first], self.var[first], self.count)
+        return own.normalize(x, config.clip_obs)
 
 
 @struct.dataclass

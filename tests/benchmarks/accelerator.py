@@ -196,6 +196,20 @@ WORLD_MODELS = (
         for task in ("CheetahRun", "WalkerRun", "HopperHop")
     ),
 )
+
+
+def flashsac(task: str, length: str, steps: int, seconds: float) -> Job:
+    """Three seeds of FlashSAC with its published sizes on a task of the suite."""
+    words = f"--preset dm_control --env playground/{task} --total-timesteps {steps} --num-evals 10"
+    learned = Learned("flashsac", Cell("flashsac", f"{task}, {length}", words, 3), "playground")
+    return Job(f"flashsac-{length}-{task}", seconds, (learned,), long=True)
+
+
+FLASH = tuple(
+    flashsac(task, length, steps, seconds)  # whole updates of 16 steps of 1024 environments
+    for length, steps, seconds in (("10M", 9_994_240, 500), ("50M", 49_971_200, 2400))
+    for task in ("CheetahRun", "WalkerRun", "HumanoidWalk")
+)
 JOBS = (
     *GRAPHS,
     *PHYSICS,
@@ -210,11 +224,13 @@ LONG = (
     *(dmc(task, length) for length in ("13M", "50M") for task in TASKS),
     *craftax("craftax-100M", 100_007_936, 7, 1800, long=True),
     *WORLD_MODELS,
+    *FLASH,
 )
 BY_NAME = {job.name: job for job in JOBS + LONG}
 # Without --only. The others differ from these in an environment or a size alone.
 IN_TINY = ("graphs-*", "precision-[!W]*", "warp", "wide-*", "minatar-Breakout*")
 IN_TINY += ("dmc-PendulumSwingup", "craftax-*", "dreamer-Breakout", "speed-ppo-wide-*")
+IN_TINY += ("flashsac-10M-CheetahRun",)
 # Not the convolutions: one update of those takes a CPU minutes.
 IN_TINY += ("speed-*-cartpole-1", "speed-*-breakout-1", "speed-*-pendulum-1")
 

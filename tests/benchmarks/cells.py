@@ -138,6 +138,8 @@ PRESETS = (
     preset("td3", "Pendulum-v1", 20_000, 10),
     preset("td3", "MountainCarContinuous-v0", 12_500, 10)._replace(what=HELD.format(4)),
     preset("crossq", "Pendulum-v1", 20_000, 10),
+    preset("flashsac", "Pendulum-v1", 20_000, 10),
+    preset("flashsac", "MountainCarContinuous-v0", 12_800, 10)._replace(what=HELD.format(4)),
     preset("reppo", "Pendulum-v1", 50_000, 10),
     preset("reppo", "MountainCarContinuous-v0", 12_500, 10)._replace(what=HELD.format(4)),
     *(preset("reppo_discrete", env, 500_000, 10) for env in CLASSIC),
@@ -222,6 +224,7 @@ LIBRARIES = tuple(
             preset("sac", f"playground/{env}", 50_000, 3)._replace(what=HELD.format(2))
             for env in SUITE
         ),
+        preset("flashsac", "playground/CartpoleSwingup", 50_240, 3)._replace(what=HELD.format(2)),
         preset("sac", "brax/hopper", 500_000, 3),
         preset("td3", "playground/CartpoleSwingup", 50_000, 3)._replace(what=HELD.format(2)),
         flag("sac", "playground/CartpoleSwingup", SIMBA, 50_000, 3)._replace(

@@ -173,6 +173,7 @@ def test_every_job_has_a_name_of_its_own_and_fits_its_list():
         assert parts and len(set(parts)) == len(parts), job.name
     first = [name.partition("-")[0] for name in names]
     kinds = ["graphs", "precision", "warp", "wide", "minatar", "dmc", "craftax", "speed", "dreamer"]
+    kinds.append("flashsac")
     assert list(dict.fromkeys(first)) == kinds, "the most valuable first"
     tables = {one.table for job in JOBS for one in job.parts}
     page = (accelerator.ROOT / "docs" / "gpu.md").read_text()
@@ -238,7 +239,7 @@ def test_runs_of_published_sizes_have_whole_updates():
         if "--preset" not in given or given["--preset"] not in PRESETS[one.cell.algorithm]:
             continue
         settings = PRESETS[one.cell.algorithm][given["--preset"]]
-        steps = 16 if one.cell.algorithm == "dreamer" else 128
+        steps = 16 if one.cell.algorithm in ("dreamer", "flashsac") else 128
         update = settings.get("num_envs", 16) * settings.get("num_steps", steps)
         points = int(given["--num-evals"]) * update
         asked = int(given.get("--total-timesteps", settings.get("total_timesteps", 0)))
