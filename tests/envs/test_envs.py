@@ -318,6 +318,48 @@ def test_observe_keeps_entries_of_every_agent_and_hands_all_else_on():
     assert env.observation_space(params).shape == (1,)
 
 
+class Apart(tasks.Probe):
+    """Observations with an entry for critics: ten times x, and the step."""
+
+    def reset_env(self, key, params):
+        x, state = super().reset_env(key, params)
+        return {"observation": x, "state": jnp.stack([10.0 * x[0], state.time])}, state
+
+    def step_env(self, key, state, action, params):
+        x, state, *rest = super().step_env(key, state, action, params)
+        entries = {"observation": x, "state": jnp.stack([10.0 * x[0], state.time])}
+        return entries, state, *rest
+
+    def observation_space(self, params):
+        box = lambda size: tasks.spaces.Box(-99.0, 99.0, (size,))
+        return tasks.spaces.Dict({"observation": box(1), "state": box(2)})
+
+
+def test_entries_of_observations_are_for_policies_and_for_critics():
+    """In a batch, through a time limit and its restarts; critics see both as one vector."""
+    env, params = envs.make(Apart(), task=tasks.SWING, max_steps_in_episode=3)
+    assert env.observation_space(params).shape == (1,)
+    for whole, seen in ((env, None), envs.for_critics(env, params)):
+        assert whole.observation_space(params).shape == ((1,) if seen is None else (3,))
+        assert seen in (None, 1)
+        batch = envs.batch(whole, 4, 5)
+        observation, state = batch.reset(jax.random.key(0), params)
+        step, times = jax.jit(batch.step), []
+        for i in range(5):
+            before = observation
+            key, action = jax.random.fold_in(jax.random.key(1), i), jnp.zeros(4, jnp.int32)
+            observation, state, _, terminated, truncated, info = step(key, state, action, params)
+            final, world = info["final_observation"], info["final_world_state"]
+            np.testing.assert_array_equal(final[:, 0], -before[:, 0])
+            np.testing.assert_array_equal(world[:, 0], 10.0 * final[:, 0])
+            times.append((world[0, 1], bool(truncated[0])))
+            assert not terminated.any()
+            for x, more in ((observation, batch.world_state(state, params)), (final, world)):
+                np.testing.assert_array_equal(more[:, 0], 10.0 * x[:, 0])
+                np.testing.assert_array_equal(x[:, 1:], more if seen else x[:, 1:])
+        assert times == [(1, False), (2, False), (3, True), (1, False), (2, False)]
+
+
 @pytest.mark.parametrize(
     "name, settings, repeat, last",
     [

@@ -69,6 +69,15 @@ def test_networks_see_pixels_between_zero_and_one_or_normalised():
     np.testing.assert_array_equal(see(True, pixels, clip=2.0), [-2.0, 0.0, 2.0])
 
 
+def test_an_actor_s_numbers_are_normalised_as_the_first_of_a_critic_s():
+    stats = parts.RunningStatistics(jnp.arange(4.0), jnp.arange(1.0, 5.0) ** 2, jnp.ones(()))
+    x, config = jnp.array([[5.0, -2.0, 1.0, 0.5]]), types.SimpleNamespace(clip_obs=10.0)
+    for config.normalize_obs in (True, False):
+        whole = stats.as_input(config, x)
+        np.testing.assert_array_equal(stats.as_input(config, x[:, :2]), whole[:, :2])
+    np.testing.assert_allclose(stats.as_input(config, x[:, :2]), [[5.0, -2.0]])
+
+
 def test_running_statistics_are_safe_in_float32():
     """A large mean with a small deviation, many times over: sums of squares would cancel."""
     rng = np.random.default_rng(0)
