@@ -534,15 +534,16 @@ def held():
     config = config.replace(noise_repeat=16, norm_momentum=0.0)
     world = two_motors()
     state, _ = flashsac.make_train(config, *world)(jax.random.key(0))
+    random = np.asarray(state.replay.transitions.action[: 8 * 16]).reshape(16, 8, 2)
     seen = jax.tree.map(lambda x: np.asarray(x[8 * 16 :]), state.replay.transitions)
     actions = flashsac.Actor(config, 2).apply(state.policy.variables, seen.observation)
     noise = (np.arctanh(seen.action) - actions.mean) / np.exp(actions.log_std)
-    return noise.reshape(-1, 8, 2), seen.done.reshape(-1, 8)
+    return noise.reshape(-1, 8, 2), seen.done.reshape(-1, 8), random
 
 
 def test_all_environments_hold_their_own_noise_for_the_same_steps(held):
     """Through the ends of updates and of episodes."""
-    noise, done = held
+    noise, done, _ = held
     new = np.abs(np.diff(noise, axis=0)) > 1e-2  # (steps, envs, dimensions)
     share = new.reshape(len(new), -1).mean(1)
     assert ((share < 0.1) | (share > 0.9)).all(), "all change at once, or none"
@@ -555,6 +556,11 @@ def test_all_environments_hold_their_own_noise_for_the_same_steps(held):
     drawn = noise[1:][changes].reshape(-1, 16)
     assert drawn.std() == pytest.approx(1.0, abs=0.05) and abs(drawn.mean()) < 0.05
     assert np.abs(np.corrcoef(drawn.T) - np.eye(16)).max() < 0.25
+
+
+def test_random_actions_are_not_held(held):
+    """Before learning starts they are new at each step."""
+    assert (np.abs(np.diff(held[2], axis=0)) > 0.0).all()
 
 
 def test_acting_and_evaluation_leave_the_moments(slices):

@@ -131,7 +131,7 @@ def sweep(
     """Draws final returns over each swept field, and the best settings' learning curves.
 
     A dot is a trial, the line goes through the means of all trials with that value. A curve is the
-    interquartile mean over a setting's seeds, in a band of 95 % of bootstrap resamples of them.
+    middle of a setting's seeds in its interval, by `results.estimate`.
     Where several environments were trained, each has a row of panels.
 
     Args:
@@ -240,34 +240,35 @@ def _best_curves(ax: Any, ranked: Sequence[results.Ranked]) -> None:
         returns = np.stack([trial.returns[:points] for trial in setting.trials], 1)
         x = setting.trials[0].timesteps[:points]
         label = ", ".join(settings.text_of(setting.setting)) or f"{returns.shape[1]} seeds"
-        _interquartile(ax, x, returns, color=colour, label=label)
+        _middle(ax, x, returns, color=colour, label=label)
         last = max(last, *x)
     _style(ax, last)
-    ax.set_ylabel("return, interquartile mean")
+    ax.set_ylabel(f"return, {results.middle_name(len(ranked[0].trials))}")
     best = f"the best {CURVES} of {len(ranked)} settings" if len(ranked) > CURVES else ""
     if ax.get_legend_handles_labels()[0]:
         small = dict(fontsize="x-small", title_fontsize="x-small")
         ax.legend(frameon=False, loc="best", title=best, **small)
 
 
-def _interquartile(ax: Any, x: np.ndarray, returns: np.ndarray, **style: Any) -> None:
-    """The interquartile mean of returns (points, seeds) in a band of 95 % of resampled seeds, at
-    the points where all seeds have a return."""
+def _middle(ax: Any, x: np.ndarray, returns: np.ndarray, **style: Any) -> None:
+    """The middle of returns (points, seeds) in its interval, by `results.estimate`, at the points
+    where all seeds have a return. The axis shows all returns; a band may be cut off."""
     there = ~np.isnan(returns).any(1)
     if not there.any():
         return
     marks = {"marker": "o", "markersize": 4} if len(x) <= 30 else {}
-    ax.plot(x[there], results.interquartile_mean(returns[there]), linewidth=1.8, **marks, **style)
+    found = np.array([results.estimate(row, resamples=500) for row in returns[there]]).T
+    ax.plot(x[there], found[0], linewidth=1.8, **marks, **style)
     if returns.shape[1] > 1:
-        band = [results.bootstrap_interval(row, resamples=500) for row in returns[there]]
-        ax.fill_between(x[there], *zip(*band), color=style["color"], alpha=0.15, linewidth=0)
+        ends = np.clip(found[1:], returns[there].min(), returns[there].max())
+        ax.fill_between(x[there], *ends, color=style["color"], alpha=0.15, linewidth=0)
 
 
 def comparison(panels: Mapping[str, Sequence[Any]], title: str, path: Path) -> None:
     """Draws curves of several runs, a panel for each environment.
 
-    A curve is the interquartile mean over its seeds, in a band of 95 % of bootstrap resamples of
-    them; one label has one colour in all panels.
+    A curve is the middle of its seeds in its interval, by `results.estimate`; one label has one
+    colour in all panels.
 
     Args:
       panels: {environment: curves, the best one first}; a curve has a `label`, `timesteps`
@@ -285,7 +286,7 @@ def comparison(panels: Mapping[str, Sequence[Any]], title: str, path: Path) -> N
     for ax, (environment, curves) in zip(axes, panels.items()):
         for curve in curves[:CURVES]:
             colour = colours[curve.label]
-            _interquartile(ax, curve.timesteps, curve.returns, color=colour, label=curve.label)
+            _middle(ax, curve.timesteps, curve.returns, color=colour, label=curve.label)
         _style(ax, max([1, *(x for c in curves[:CURVES] for x in c.timesteps)]))
         ax.set(title=environment, ylabel=title)
         best = f"the best {CURVES} of {len(curves)}" if len(curves) > CURVES else ""

@@ -267,14 +267,14 @@ def retest_table(retested: Sequence[Retested], objective: str = objectives.DEFAU
         seeds = len(those[0].again.trials)
         names = [name for name in those[0].again.setting if name != "env" or len(groups) == 1]
         named = [objective] * (objective != objectives.DEFAULT)
-        means = ["sweep", f"retest, {seeds} seed{'s' * (seeds > 1)}", "95 % of means", "luck"]
+        means = ["sweep", f"retest, {seeds} seed{'s' * (seeds > 1)}", interval_name(seeds), "luck"]
         rows = [["rank", *names, *named, *means, ""]]
         for place, one in enumerate(those, 1):
             values = [plain(one.again.setting[name]) for name in names]
             values += [objectives.text(objective, one.again.score(objective)) for _ in named]
             tuned = f"{_mean_text(one.tuned)}{' (early)' * one.is_early}"
             luck = "-" if np.isnan(one.luck) else f"{one.luck:+.3g}"
-            numbers = [tuned, _mean_text(one.again), _interval_text(one.again.finals), luck]
+            numbers = [tuned, _mean_text(one.again), _interval_text(one.again), luck]
             note = f"{one.again.broken} not finite" if one.again.broken else ""
             rows.append([str(place), *values, *numbers, note])
         title = f"{environment}:\n" if len(groups) > 1 else ""
@@ -286,12 +286,13 @@ def _mean_text(setting: Ranked) -> str:
     return f"{setting.mean:.5g}" if len(setting.finals) else "-"
 
 
-def _interval_text(finals: np.ndarray) -> str:
-    """95 % of the mean over resampled seeds."""
-    if len(finals) < 2:
+def _interval_text(setting: Ranked) -> str:
+    """What `interval_name` says of the column; the mean has a column of its own."""
+    found = estimate(setting.finals, len(setting.trials))
+    if np.isnan(found.low):
         return "-"
-    low, high = bootstrap_interval(finals, lambda drawn: drawn.mean(-1))
-    return f"{low:.5g} to {high:.5g}"
+    words = f"{found.low:.5g} to {found.high:.5g}"
+    return words if len(setting.trials) < MANY else f"{found.middle:.5g} ({words})"
 
 
 def table(ranked: Sequence[Ranked], objective: str = objectives.DEFAULT) -> str:
@@ -312,13 +313,14 @@ def _table(ranked: Sequence[Ranked], names: Sequence[str], objective: str) -> st
     ties = [(setting.score(objective), setting.mean) for setting in ranked]
     curve = ["mean of curve"] * (len(set(ties)) < len(ties))
     named = [objective] * (objective != objectives.DEFAULT)
-    head = ["seeds", *steps, *named, "return", "95 % of means", "lowest", *curve, ""]
+    of_seeds = interval_name(len(ranked[0].trials))
+    head = ["seeds", *steps, *named, "return", of_seeds, "lowest", *curve, ""]
     rows = [["rank", *names, *head]]
     for place, setting in enumerate(ranked[:SHOWN], 1):
         finals = np.sort(setting.finals)
         numbers = ["-"] * (3 + len(curve))
         if len(finals):
-            numbers = [_mean_text(setting), _interval_text(finals), f"{finals[0]:.5g}"]
+            numbers = [_mean_text(setting), _interval_text(setting), f"{finals[0]:.5g}"]
             numbers += [f"{setting.area:.5g}" for _ in curve]
         note = f"{setting.broken} not finite" if setting.broken else ""
         values = [plain(setting.setting[name]) for name in names]
@@ -358,6 +360,71 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 # --- numbers ---------------------------------------------------------------------------------
+
+
+MANY = 10  # scores from which on their interquartile mean is shown
+# Student's t: 97.5 % quantiles for 1, 2, ... degrees of freedom
+QUANTILES: tuple[float, ...] = (12.7062, 4.30265, 3.18245, 2.77645, 2.57058, 2.44691, 2.36462)
+QUANTILES += (2.306, 2.26216, 2.22814)
+QUANTILES += (2.20099, 2.17881, 2.16037, 2.14479, 2.13145, 2.11991)
+
+
+class Estimate(NamedTuple):
+    """What scores of seeds tell about all seeds: a middle, and 95 % of it; NaN where unknown."""
+
+    middle: float
+    low: float
+    high: float
+
+
+def estimate(scores: np.ndarray, seeds: int | None = None, resamples: int = 10_000) -> Estimate:
+    """With fewer than MANY seeds the mean and its t interval, else the interquartile mean and its
+    bootstrap interval. Everything that shows an interval of seeds takes it from here.
+
+    Args:
+      scores: (n,), finite.
+      seeds: how many there would be if none was broken; by default n.
+      resamples: of the bootstrap.
+    """
+    if not len(scores):
+        return Estimate(np.nan, np.nan, np.nan)
+    if (len(scores) if seeds is None else seeds) >= MANY:
+        return Estimate(
+            float(interquartile_mean(scores)), *bootstrap_interval(scores, resamples=resamples)
+        )
+    mean = float(scores.mean())
+    if len(scores) < 2:
+        return Estimate(mean, np.nan, np.nan)
+    reach = QUANTILES[len(scores) - 2] * float(scores.std(ddof=1)) / len(scores) ** 0.5
+    return Estimate(mean, mean - reach, mean + reach)
+
+
+def interval_name(seeds: int) -> str:
+    """What `estimate` gives, as the head of a column that follows the mean."""
+    return "95 % of the mean (t)" if seeds < MANY else "IQM, 95 % (bootstrap)"
+
+
+def middle_name(seeds: int) -> str:
+    """What the middle of `estimate` is."""
+    return "mean" if seeds < MANY else "interquartile mean"
+
+
+def difference(first: np.ndarray, second: np.ndarray, resamples: int = 10_000) -> Estimate:
+    """How much one mean is above another: Welch's t interval with fewer than MANY seeds on a side,
+    else a bootstrap interval. NaN where a side has one seed."""
+    apart = float(first.mean() - second.mean())
+    counts = np.array([len(first), len(second)])
+    if counts.min() < 2:
+        return Estimate(apart, np.nan, np.nan)
+    if counts.min() >= MANY:
+        cut = len(first)
+        of_means = lambda drawn: drawn[..., :cut].mean(-1) - drawn[..., cut:].mean(-1)
+        return Estimate(apart, *bootstrap_interval([first, second], of_means, resamples))
+    squares = np.array([first.var(ddof=1), second.var(ddof=1)]) / counts
+    total = squares.sum()
+    degrees = total**2 / (squares**2 / (counts - 1)).sum() if total > 0 else 1.0
+    reach = QUANTILES[min(int(degrees), len(QUANTILES)) - 1] * float(np.sqrt(total))
+    return Estimate(apart, apart - reach, apart + reach)
 
 
 def interquartile_mean(scores: np.ndarray) -> np.ndarray:

@@ -71,7 +71,8 @@ def compare(
     metric = _metric(read, metric)
     trials = [trial for one in read for trial in _trials(one, metric)]
     panels = comparison.curves(trials)
-    title = f"{METRICS[metric]}, interquartile mean"
+    seeds = {len(curve.trials) for panel in panels.values() for curve in panel}
+    title = f"{METRICS[metric]}, {' or '.join(sorted(set(map(results.middle_name, seeds))))}"
     if picture:
         plots.comparison(panels, title, picture)
     tables = [comparison.table(panels), comparison.aggregate(panels), _sensitivity(trials)]

@@ -1,7 +1,8 @@
 """Runs side by side: learning curves by environment, algorithm and setting, and final returns.
 
-Statistics are those of Agarwal et al. 2021, https://arxiv.org/abs/2108.13264: interquartile means,
-with intervals from a bootstrap that is stratified by environment.
+A curve's numbers are those of `results.estimate`. Over several environments they are interquartile
+means with a bootstrap that is stratified by environment (Agarwal et al. 2021,
+https://arxiv.org/abs/2108.13264).
 """
 
 import functools
@@ -42,9 +43,13 @@ class Pooled(NamedTuple):
         return last[~np.isnan(last)]
 
     @property
+    def estimate(self) -> results.Estimate:
+        """Their middle, and its interval."""
+        return results.estimate(self.finals, len(self.trials))
+
+    @property
     def middle(self) -> float:
-        """Their interquartile mean."""
-        return float(results.interquartile_mean(self.finals)) if len(self.finals) else np.nan
+        return self.estimate.middle
 
 
 def curves(trials: Sequence[Trial]) -> dict[str, list[Pooled]]:
@@ -115,7 +120,7 @@ def differing(configs: Sequence[dict[str, Any]]) -> list[str]:
 
 def table(panels: dict[str, list[Pooled]]) -> str:
     """A row for each curve: what its seeds have come to at its last timestep."""
-    rows = [["curve", "runs", "seeds", "final IQM", "95 %", "mean", "worst", "timestep", ""]]
+    rows = [["curve", "runs", "seeds", "final", "95 %", "mean", "worst", "timestep", ""]]
     more = 0
     for environment, panel in panels.items():
         if len(panels) > 1:
@@ -124,16 +129,31 @@ def table(panels: dict[str, list[Pooled]]) -> str:
         for curve in panel[:SHOWN]:
             rows.append([f"{indent}{curve.label}", *_cells(curve)])
         more += len(panel[SHOWN:])
-    return "\n".join([*results.aligned(rows), *[f"... and {more} curves more"] * bool(more)])
+    note = f"final: {middles([curve for panel in panels.values() for curve in panel])}"
+    return "\n".join([*results.aligned(rows), *[f"... and {more} curves more"] * bool(more), note])
+
+
+def middles(pooled: Sequence[Pooled]) -> str:
+    """What the middle of these curves and its interval are."""
+    few = sorted({len(curve.trials) < results.MANY for curve in pooled}, reverse=True)
+    names = {
+        True: "mean and its t interval",
+        False: "interquartile mean and its bootstrap interval",
+    }
+    if len(few) == 1:
+        return names[few[0]]
+    return f"{names[True]} with fewer than {results.MANY} seeds, else {names[False]}"
 
 
 def _cells(curve: Pooled) -> list[str]:
     finals, runs = curve.finals, {trial.run for trial in curve.trials}
     numbers = ["-"] * 4
     if len(finals):
-        values = curve.middle, finals.mean(), finals.min()
+        found = curve.estimate
+        values = found.middle, finals.mean(), finals.min()
         middle, mean, worst = (f"{value:.5g}" for value in values)
-        numbers = [middle, _interval(finals), mean, worst]
+        ends = "-" if np.isnan(found.low) else f"{found.low:.5g} to {found.high:.5g}"
+        numbers = [middle, ends, mean, worst]
     broken = sum(not trial.outcome.is_finite for trial in curve.trials)
     without = len(curve.trials) - broken - len(finals)
     notes = [f"{broken} not finite"] * bool(broken) + [f"{without} without a return"] * bool(

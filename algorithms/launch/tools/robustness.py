@@ -215,15 +215,16 @@ def _table(found: Grid) -> str:
         table.append([row.name, str(len(row.default)), *map(_score, scores), where])
     if all(len(row.default) < 2 for row in found.rows):
         return "\n".join(results.aligned(table))
-    note = "mean over trials, and 95 % of bootstrap resamples of them"
+    name = results.interval_name(max(len(row.default) for row in found.rows))
+    note = f"the middle of trials, and its interval: {name}"
     return "\n".join([*results.aligned(table), "", note])
 
 
 def _score(scores: np.ndarray) -> str:
     if len(scores) < 2:
         return f"{scores.mean():.4g}"
-    low, high = results.bootstrap_interval(scores, lambda drawn: drawn.mean(-1))
-    return f"{scores.mean():.4g} ({low:.4g} to {high:.4g})"
+    middle, low, high = results.estimate(scores)
+    return f"{middle:.4g} ({low:.4g} to {high:.4g})"
 
 
 def _csv(found: Grid) -> str:

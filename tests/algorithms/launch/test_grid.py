@@ -161,13 +161,13 @@ def test_table(runs):
     ranges = randomized.ranges("it", Numbers(), WORDS, ())
     many = grid.Row("many", np.array([[1.0, 5.0], [3.0, 1.0]]), np.array([7.0, 9.0]))
     text = grid.Grid(ranges, values, [many], "title").text
-    assert text.startswith("title\n\n") and "bootstrap" in text
+    assert text.startswith("title\n\n") and "95 % of the mean (t)" in text
     line = next(line for line in text.split("\n") if line.startswith("many"))
     cells = [cell for cell in line.split("  ") if cell.strip()]
     assert [cell.split(" (")[0].strip() for cell in cells[1:6]] == ["2", "8", "2.5", "1", "2"]
-    assert cells[3].strip() == "2.5 (2 to 3)" and cells[6].strip() == "a=1 b=10"
+    assert cells[3].strip() == "2.5 (-3.853 to 8.853)" and cells[6].strip() == "a=1 b=10"
     alone = many._replace(cells=many.cells[:1], default=many.default[:1])
-    assert "bootstrap" not in grid.Grid(ranges, values, [alone], "title").text
+    assert "95 %" not in grid.Grid(ranges, values, [alone], "title").text
 
 
 def test_settings_of_a_sweep_are_rows_of_their_own(runs, tmp_path):

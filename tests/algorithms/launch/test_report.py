@@ -183,8 +183,9 @@ def test_settings_that_seeds_cannot_tell_apart():
     rows = [trial({"x": x}, i, y, 1) for x, ys in finals.items() for i, y in enumerate(ys)]
     found = one_study(results.rank(rows), {})
     assert chance.rivals(found) == [1]
-    difference, low, high = chance.lead(found.settings[0], found.settings[2])
-    assert low < difference < high and low > 48 and high < 52
+    finals = [setting.finals for setting in found.settings]
+    apart, low, high = results.difference(finals[0], finals[2])
+    assert low < apart < high and low > 48 and high < 52
 
 
 @pytest.mark.parametrize(
@@ -224,7 +225,8 @@ def test_a_curve_ends_where_a_seed_ends_and_is_drawn_with_few_points():
     found = curves.curve(results.rank(rows)[0])
     assert len(found.x) == curves.POINTS and found.x[-1] == 50_000
     np.testing.assert_allclose(found.mean[-1], (10 + 5) / 2, rtol=1e-6)
-    assert found.low[-1] == pytest.approx(5) and found.high[-1] == pytest.approx(10)
+    # The t interval of two seeds is far wider, and cut off.
+    assert found.low.min() == 0.0 and found.high[-1] == pytest.approx(10)
 
 
 # --- sentences -------------------------------------------------------------------------------

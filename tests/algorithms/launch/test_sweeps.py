@@ -712,6 +712,40 @@ def test_interquartile_mean_and_bootstrap_against_scipy():
         np.testing.assert_allclose((low, high), theirs, atol=0.04)
 
 
+@pytest.mark.parametrize("seeds", [2, 4, 9])
+def test_few_seeds_have_a_mean_and_its_t_interval(seeds):
+    scores = np.random.default_rng(0).normal(3.0, 2.0, seeds)
+    found = results.estimate(scores)
+    low, high = scipy.stats.t.interval(0.95, seeds - 1, scores.mean(), scipy.stats.sem(scores))
+    np.testing.assert_allclose(found, (scores.mean(), low, high), rtol=2e-4)
+    other = np.random.default_rng(1).normal(0.0, 5.0, 6)
+    apart = results.difference(scores, other)
+    theirs = scipy.stats.ttest_ind(scores, other, equal_var=False)
+    assert apart.middle == pytest.approx(scores.mean() - other.mean())
+    # Degrees of freedom are rounded down, so that an interval is never too narrow.
+    whole = scipy.stats.t.ppf(0.975, int(theirs.df))
+    reach = theirs.confidence_interval().high - apart.middle
+    assert apart.high - apart.middle == pytest.approx(
+        reach * whole / scipy.stats.t.ppf(0.975, theirs.df), rel=1e-3
+    )
+    assert apart.low + apart.high == pytest.approx(2 * apart.middle)
+    assert results.interval_name(seeds) == "95 % of the mean (t)"
+
+
+def test_many_seeds_have_an_interquartile_mean_and_its_bootstrap_interval():
+    """Ten are many, also where one of ten is broken; of one seed nothing is known."""
+    scores = np.random.default_rng(0).normal(size=10)
+    for finals in (scores, scores[:9]):
+        expected = results.interquartile_mean(finals), *results.bootstrap_interval(finals)
+        assert results.estimate(finals, 10) == expected
+    assert results.interval_name(10) == "IQM, 95 % (bootstrap)"
+    assert results.difference(scores, scores).low < 0.0
+    alone = results.estimate(scores[:1])
+    assert alone.middle == scores[0] and np.isnan(alone[1:]).all()
+    assert np.isnan(results.estimate(scores[:0])).all()
+    assert np.isnan(results.difference(scores, scores[:1]).low)
+
+
 def test_the_best_setting_can_be_run_again(whole, monkeypatch):
     best = whole.ranked[0]
     argv = ["--config", str(whole.sweep_dir / "best.json")]

@@ -6,8 +6,14 @@ from html import escape
 
 import numpy as np
 
-from algorithms.launch.engine.results import Retested, bootstrap_interval, counted
-from algorithms.launch.tools.report.chance import COMPARED, RESAMPLES, lead, noise, rivals
+from algorithms.launch.engine.results import (
+    Retested,
+    counted,
+    difference,
+    estimate,
+    middle_name,
+)
+from algorithms.launch.tools.report.chance import COMPARED, RESAMPLES, noise, rivals
 from algorithms.launch.tools.report.curves import is_rising
 from algorithms.launch.tools.report.importance import NOISY, UNCLEAR, Importance
 from algorithms.launch.tools.report.landscapes import edge
@@ -81,12 +87,10 @@ def _margin(study: Study) -> str:
             f"It ties: {count} settings score {number(best.mean)}. Among these it has the highest "
             "mean over the curve: it learned fastest."
         )
-    difference, low, high = lead(best, second)
-    interval = ""
-    if min(len(best.finals), len(second.finals)) > 1:
-        interval = f" (95 % of resampled seeds: {number(low, 3)} to {number(high, 3)})"
+    apart, low, high = difference(best.finals, second.finals, RESAMPLES)
+    interval = "" if np.isnan(low) else f" (95 %: {number(low, 3)} to {number(high, 3)})"
     return (
-        f"{number(difference, 3)} above the second setting{interval}, "
+        f"{number(apart, 3)} above the second setting{interval}, "
         f"{number(best.mean - float(np.median(means)), 3)} above the median one."
     )
 
@@ -97,12 +101,12 @@ def _luck(study: Study) -> str:
         return "One seed cannot tell: with another seed the order may be another one."
     close, compared = rivals(study), min(COMPARED, len(seeds)) - 1
     if not close:
-        says = f"No: even with resampled seeds it stays ahead of the other {compared} settings."
+        says = f"No: with 95 % confidence it is ahead of each of the other {compared} settings."
     else:
         others = f"{len(close)} of the other {compared}"
-        says = f"Maybe: resampled seeds cannot tell it from {others} settings (95 %)."
+        says = f"Maybe: these seeds cannot tell it from {others} settings (95 %)."
     if min(seeds) < FEW_SEEDS:
-        says += f" With {min(seeds)} seeds such an interval is itself rough, and too narrow."
+        says += f" {min(seeds)} seeds are few: intervals are wide, and take returns as normal."
     if tied(study) == 1:
         says += " The best of many is also partly the luckiest: expect less of a retest."
     return says
@@ -115,14 +119,15 @@ def _retested(study: Study, best: Retested, count: int) -> str:
         return "On fresh seeds no retested setting has a finite result."
     names = [str(setting.setting) for setting in study.settings]
     place = names.index(str(best.again.setting))
-    low, high = bootstrap_interval(finals, lambda drawn: drawn.mean(-1), RESAMPLES)
+    middle, low, high = estimate(finals, len(best.again.trials), RESAMPLES)
+    interval = f" (95 %: {number(low)} to {number(high)})" if np.isfinite(low) else ""
     who = "The winner" if place == 0 else f"Setting {place + 1}"
     if count > 1:
         who += " stays the best one" if place == 0 else " is the best one"
     return (
-        f"{who} on {counted(len(finals), 'fresh seed')} ({study.text(place)}): mean return "
-        f"{number(best.again.mean)} (95 %: {number(low)} to {number(high)}), in the sweep "
-        f"{number(best.tuned.mean)}."
+        f"{who} on {counted(len(finals), 'fresh seed')} ({study.text(place)}): "
+        f"{middle_name(len(best.again.trials))} return {number(middle)}{interval}, in the sweep a "
+        f"mean of {number(best.tuned.mean)}."
     )
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from algorithms.launch.engine.results import Ranked, bootstrap_interval
+from algorithms.launch.engine.results import difference
 from algorithms.launch.tools.report.study import Study, score
 from algorithms.launch.tools.report.svg import (
     Frame,
@@ -46,20 +46,12 @@ def best_of(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return mean, low, high
 
 
-def lead(first: Ranked, second: Ranked) -> tuple[float, float, float]:
-    """How much one mean return is above another, and 95 % of it over resampled seeds."""
-    strata = [first.finals, second.finals]
-    cut = len(strata[0])
-    difference = lambda drawn: drawn[..., :cut].mean(-1) - drawn[..., cut:].mean(-1)
-    low, high = bootstrap_interval(strata, difference, RESAMPLES)
-    return first.mean - second.mean, low, high
-
-
 def rivals(study: Study) -> list[int]:
     """Places of settings that seeds alone may have put behind the best one."""
     best, *others = study.peers[:COMPARED].tolist()
-    lowest = lambda i: lead(study.settings[best], study.settings[i])[1]
-    return [i for i in others if lowest(i) <= 0]
+    finals = lambda i: study.settings[i].finals
+    lowest = lambda i: difference(finals(best), finals(i), RESAMPLES).low
+    return [i for i in others if not lowest(i) > 0]
 
 
 def noise(study: Study) -> float:

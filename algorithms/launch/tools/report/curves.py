@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from algorithms.launch.engine.plots import CURVES
-from algorithms.launch.engine.results import Ranked, bootstrap_interval, interquartile_mean
+from algorithms.launch.engine.results import Ranked, estimate, middle_name
 from algorithms.launch.tools.report.study import Study
 from algorithms.launch.tools.report.svg import (
     Frame,
@@ -25,11 +25,11 @@ RISING = 0.05  # of the curve's range, in its last quarter: it is still rising
 
 
 class Curve(NamedTuple):
-    """The interquartile mean over a setting's seeds."""
+    """The middle of a setting's seeds, by `estimate`."""
 
     x: np.ndarray  # (points,) timesteps
     mean: np.ndarray
-    low: np.ndarray  # 95 % of resampled seeds; the mean itself without a band
+    low: np.ndarray  # its interval, cut off at the lowest and highest return; or the middle itself
     high: np.ndarray
 
     @property
@@ -60,10 +60,11 @@ def curve(setting: Ranked, band: bool = True) -> Curve | None:
     if len(there) > POINTS:
         there = there[np.linspace(0, len(there) - 1, POINTS).round().astype(int)]
     returns = returns[there]
-    mean = low = high = interquartile_mean(returns)
-    if band and len(trials) > 1:
-        bands = [bootstrap_interval(row, resamples=500) for row in returns]
-        low, high = np.array(bands).T
+    wide = band and len(trials) > 1
+    resamples = 500 if wide else 1
+    found = [estimate(row, len(setting.trials), resamples) for row in returns]
+    mean, *ends = np.array(found).T
+    low, high = np.clip(ends, returns.min(), returns.max()) if wide else (mean, mean)
     return Curve(trials[0].timesteps[there], mean, low, high)
 
 
@@ -136,7 +137,8 @@ def _says(study: Study, best: dict[int, Curve]) -> str:
     trials = sum(trial.is_finite for trial in study.settings[place].trials)
     says = f"The best setting ends at {number(found.mean[-1])}"
     if trials > 1 and found.low is not found.mean:
-        says += f" (interquartile mean of {trials} seeds; the band is 95 % of resampled seeds)"
+        middle = middle_name(len(study.settings[place].trials))
+        says += f" ({middle} of {trials} seeds; the band is its 95 % interval)"
     if found.span <= 0:
         return says + "."
     goal = found.mean[0] + 0.9 * (found.mean[-1] - found.mean[0])

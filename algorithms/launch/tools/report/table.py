@@ -6,10 +6,13 @@ from html import escape
 import numpy as np
 
 from algorithms.launch.engine.results import (
+    MANY,
+    Estimate,
     Ranked,
     Retested,
-    bootstrap_interval,
-    interquartile_mean,
+    counted,
+    estimate,
+    interval_name,
 )
 from algorithms.launch.tools.report.chance import RESAMPLES
 from algorithms.launch.tools.report.study import Study, value_text
@@ -23,7 +26,8 @@ WIDTH = 160  # pixels of an interval's picture
 def ranking(study: Study) -> str:
     """The table, as HTML."""
     rows = [_row(study, place) for place in range(min(MOST, len(study.settings)))]
-    head = ["", *study.axes, "mean return", "interquartile mean, 95 %", "", "lowest", "seeds"]
+    of_seeds = interval_name(len(study.settings[0].trials))
+    head = ["", *study.axes, "mean return", of_seeds, "", "lowest", "seeds"]
     steps = len({setting.steps for setting in study.settings}) > 1
     head += ["steps"] * steps
     titles = "".join(f"<th>{escape(name)}</th>" for name in head)
@@ -34,7 +38,20 @@ def ranking(study: Study) -> str:
             f"<details><summary>Settings {SHOWN + 1} to {len(rows)} of {len(study.settings)}"
             f"</summary>{table(rows[SHOWN:])}</details>"
         )
-    return f'<div class="ranking">{"".join(parts)}</div>'
+    says = f"<p>{escape(meaning(len(study.settings[0].trials)))}</p>"
+    return f'<div class="ranking">{"".join(parts)}</div>{says}'
+
+
+def meaning(seeds: int) -> str:
+    """What the intervals of so many seeds tell, and what they do not."""
+    how = "the mean, with a t interval, which takes returns as normal"
+    if seeds >= MANY:
+        how = "the mean without the lowest and the highest quarter (IQM), with a bootstrap interval"
+    return (
+        f"Of {counted(seeds, 'seed')} a setting: {how}. In 95 of 100 sweeps such an interval holds "
+        "the value of all possible seeds. It does not tell how a single seed does, and the return "
+        "of the best of many settings is partly luck."
+    )
 
 
 def retest(study: Study, retested: Sequence[Retested]) -> str:
@@ -42,18 +59,15 @@ def retest(study: Study, retested: Sequence[Retested]) -> str:
     names = [str(setting.setting) for setting in study.settings]
     seeds = len(retested[0].again.trials)
     fresh = f"on {seeds} fresh seed{'s' * (seeds > 1)}"
-    head = ["", *study.axes, "in the sweep", fresh, "95 % of means", "luck"]
+    head = ["", *study.axes, "in the sweep", fresh, interval_name(seeds), "luck"]
     rows = ["".join(f"<th>{escape(name)}</th>" for name in [*head, "seeds"])]
     for one in retested:
-        finals = one.again.finals
-        low, high = bootstrap_interval(finals, lambda drawn: drawn.mean(-1), RESAMPLES)
         place = names.index(str(one.again.setting))
         cells = [(value_text(one.again.setting[name]), "", name) for name in study.axes]
         tuned = f"{_mean(one.tuned)}{' (early)' * one.is_early}"
         cells = [(str(place + 1), "rank", ""), *cells, (tuned, "", head[-4])]
         cells += [(_mean(one.again), "mean", head[-3])]
-        interval = f"{number(low)} to {number(high)}" if len(finals) > 1 else "none"
-        cells += [(interval, "", "95 %"), (number(one.luck, 3), "", "luck")]
+        cells += [(_words(one.again), "", head[-2]), (number(one.luck, 3), "", "luck")]
         body = "".join(_cell(*cell) for cell in cells) + _seeds(one.again)
         rows.append(f'</tr><tr data-s="{study.first + place}" tabindex="0">{body}')
     return f'<div class="ranking"><table><tr>{"".join(rows)}</tr></table></div>'
@@ -63,25 +77,28 @@ def _mean(setting: Ranked) -> str:
     return number(setting.mean if len(setting.finals) else np.nan)
 
 
+def _words(setting: Ranked) -> str:
+    found = estimate(setting.finals, len(setting.trials), RESAMPLES)
+    if np.isnan(found.low):
+        return "none"
+    words = f"{number(found.low)} to {number(found.high)}"
+    return words if len(setting.trials) < MANY else f"{number(found.middle)} ({words})"
+
+
 def _row(study: Study, place: int) -> str:
     setting = study.settings[place]
     cells = [(str(place + 1), "rank", "")]
-    for name in study.axes:
-        cells.append((value_text(setting.setting[name]), "", name))
+    cells += [(value_text(setting.setting[axis]), "", axis) for axis in study.axes]
+    name = interval_name(len(study.settings[0].trials))
     finals = setting.finals
     if len(finals):
-        middle = float(interquartile_mean(finals))
-        interval = bootstrap_interval(finals, resamples=RESAMPLES)
-        words = number(middle)
-        if len(finals) > 1:
-            words += f" ({number(interval[0])} to {number(interval[1])})"
-        cells += [(number(setting.mean), "mean", "mean return"), (words, "", "IQM, 95 %")]
-        drawn = _interval(
-            scores_scale(np.array([s.mean for s in study.settings])), middle, interval, finals
-        )
+        cells += [(number(setting.mean), "mean", "mean return"), (_words(setting), "", name)]
+        shown = study.settings[:MOST]
+        scale = scores_scale(np.concatenate([s.finals for s in shown]))
+        drawn = _interval(scale, estimate(finals, len(setting.trials), RESAMPLES), finals)
         lowest = number(finals.min())
     else:
-        cells += [("none", "mean", "mean return"), ("none", "", "IQM, 95 %")]
+        cells += [("none", "mean", "mean return"), ("none", "", name)]
         drawn, lowest = "", "none"
     body = "".join(_cell(*cell) for cell in cells) + f'<td class="interval">{drawn}</td>'
     body += _cell(lowest, "", "lowest") + _seeds(setting)
@@ -100,12 +117,12 @@ def _seeds(setting: Ranked) -> str:
     return f'<td data-name="seeds">{len(setting.trials)}{note}</td>'
 
 
-def _interval(scale: Scale, middle: float, interval: Sequence[float], finals: np.ndarray) -> str:
+def _interval(scale: Scale, found: Estimate, finals: np.ndarray) -> str:
     at = lambda value: short(6 + (WIDTH - 12) * float(scale.at(value)))
     dots = "".join(f'<circle class="seed" cx="{at(x)}" cy="8" r="2"/>' for x in finals[:20])
-    low, high = interval
+    low, high = (found.middle if np.isnan(end) else end for end in found[1:])
     return (
         f'<svg viewBox="0 0 {WIDTH} 16" width="{WIDTH}" height="16" aria-hidden="true">{dots}'
         f'<path class="whisker" d="M{at(low)} 8H{at(high)}"/>'
-        f'<circle class="middle" cx="{at(middle)}" cy="8" r="4"/></svg>'
+        f'<circle class="middle" cx="{at(found.middle)}" cy="8" r="4"/></svg>'
     )
