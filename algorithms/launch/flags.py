@@ -123,9 +123,9 @@ def parse(module: Any, argv: list[str], config: Any, flags: Flags) -> tuple[Any,
 
     @dataclasses.dataclass
     class Both:
-        shared: Flags
         # Several values of a setting make a sweep, as do draws, log:1e-5:1e-2 with --samples.
         algorithm: Annotated[module.Config, SEVERAL]
+        shared: Flags
 
     words = with_words(dataclasses.fields(module.Config), by_new_names(argv))
     fields = [f.name for kind in (module.Config, Flags) for f in dataclasses.fields(kind)]
@@ -134,7 +134,7 @@ def parse(module: Any, argv: list[str], config: Any, flags: Flags) -> tuple[Any,
         asked = tyro.cli(
             Both,
             args=words,
-            default=Both(flags, config),
+            default=Both(algorithm=config, shared=flags),
             prog=Path(module.__file__).name,
             description=(module.__doc__ or "").partition("\n")[0],
             config=(tyro.conf.OmitArgPrefixes,),

@@ -192,6 +192,7 @@ def test_a_setting_of_the_environment_may_be_several_numbers():
 
 def test_help_has_every_description(capsys):
     code, out, err = main(capsys, "--help", module=ppo)
+    assert out.index("--learning-rate") < out.index("--seed"), "the algorithm's own come first"
     text = " ".join(out.replace("│", " ").split())
     assert code == 0 and not err
     for name in ppo.Config.__dataclass_fields__:
