@@ -529,7 +529,7 @@ def test_the_statistics_are_of_all_rewards_in_their_order(steps):
 @pytest.fixture(scope="module")
 def held():
     """The noise of each step and environment, from the buffer of a run that does not learn."""
-    config = TINY.replace(num_envs=8, train_every=16, learning_starts=0, total_timesteps=8 * 512)
+    config = TINY.replace(num_envs=8, train_every=16, learning_starts=99, total_timesteps=8 * 512)
     config = config.replace(buffer_size=8 * 512, learning_rate=0.0, num_eval_episodes=0)
     config = config.replace(noise_repeat=16, norm_momentum=0.0)
     world = two_motors()
