@@ -530,12 +530,13 @@ def test_the_statistics_are_of_all_rewards_in_their_order(steps):
 def held():
     """The noise of each step and environment, from the buffer of a run that does not learn."""
     config = TINY.replace(num_envs=8, train_every=16, learning_starts=99, total_timesteps=8 * 512)
-    config = config.replace(buffer_size=8 * 512, learning_rate=0.0, num_eval_episodes=0)
+    config = config.replace(buffer_size=9 * 512, learning_rate=0.0, num_eval_episodes=0)
     config = config.replace(noise_repeat=16, norm_momentum=0.0)
     world = two_motors()
     state, _ = flashsac.make_train(config, *world)(jax.random.key(0))
-    random = np.asarray(state.replay.transitions.action[: 8 * 16]).reshape(16, 8, 2)
-    seen = jax.tree.map(lambda x: np.asarray(x[8 * 16 :]), state.replay.transitions)
+    rows = jax.tree.map(np.asarray, state.replay.transitions)
+    random, whole = rows.action[: 8 * 16].reshape(16, 8, 2), int(state.replay.size)
+    seen = jax.tree.map(lambda x: x[8 * 16 : whole], rows)
     actions = flashsac.Actor(config, 2).apply(state.policy.variables, seen.observation)
     noise = (np.arctanh(seen.action) - actions.mean) / np.exp(actions.log_std)
     return noise.reshape(-1, 8, 2), seen.done.reshape(-1, 8), random
