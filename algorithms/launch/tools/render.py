@@ -20,6 +20,7 @@ from algorithms.launch.engine.outputs import Output
 from algorithms.launch.engine.settings import algorithm_name
 from envs import pictures
 
+REST, LEAST = 1500, 2000  # milliseconds of the last frame, and of a GIF at least
 SEEN, IMAGINED = 5, 45  # frames of a dream: the first ones are observed; again and again
 
 
@@ -253,9 +254,13 @@ def _with_palette(frame: Any) -> Any:
 
 
 def _save(frames: Iterator[Any], milliseconds: int, path: Path) -> Path:
-    """Writes a GIF that repeats and rests on its last frame, to a name that is not taken."""
+    """Writes a GIF that repeats and rests on its last frame, to a name that is not taken.
+
+    A short episode is slowed down, so that it can be seen.
+    """
     first, *rest = [_with_palette(frame) for frame in frames]
-    times = [milliseconds] * len(rest) + [1500]
+    slow = -(-(LEAST - REST) // max(1, len(rest)))
+    times = [max(milliseconds, slow)] * len(rest) + [REST]
     whole = io.BytesIO()
     first.save(whole, "GIF", save_all=True, append_images=rest, duration=times, loop=0)
     number, target = 0, path

@@ -672,6 +672,10 @@ def test_an_environment_can_draw_itself_also_through_wrappers(tmp_path):
     frames = frames_of(render.render(FAKE, config, STATE, tmp_path / "dot.gif"))
     assert len(frames) == 6
     assert Image.open(tmp_path / "dot.gif").info["duration"] == 130
+    short = Config(env=Dot(), env_settings=(("max_steps", 2),))
+    with Image.open(render.render(FAKE, short, STATE, tmp_path / "short.gif")) as gif:
+        times = [gif.seek(i) or gif.info["duration"] for i in range(gif.n_frames)]
+    assert times == [250, 250, 1500], "two seconds at least"
     left = (frames.shape[2] - 20) // 2
     for x, picture in enumerate(frames[:, STRIP:, left : left + 20]):
         assert (np.nonzero((picture < 8).all(axis=(0, 2)))[0] == [x]).all()
