@@ -204,7 +204,7 @@ def test_a_support_that_is_too_narrow_is_told_of_once(capsys):
     assert (shares[-2:] > metrics.CLIPPED).all()
     err = capsys.readouterr().err
     assert err.count("of the targets lie beyond") == err.count("warning") == 1
-    assert "a wider v_min to v_max would do, or in reppo and reppo_discrete a larger" in err
+    assert "a wider v_min to v_max would do, in flashsac a larger v_max, or in reppo and" in err
 
 
 def test_what_is_told_of_the_support():

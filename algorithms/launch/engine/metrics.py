@@ -140,15 +140,15 @@ def diverged(row: Metrics) -> str:
 
 
 def clipped_targets(row: Metrics) -> str:
-    """Targets of c51 and reppo that their distribution of values does not reach."""
+    """Targets of c51, flashsac and reppo that their distribution of values does not reach."""
     shares = row.get("clipped_targets", np.zeros(0))
     share = shares[np.isfinite(shares)].max(initial=0.0)
     if share <= CLIPPED:
         return ""
     return (
         f"{100 * share:.0f} % of the targets lie beyond the largest or smallest value that the "
-        "critic can have, and are clipped there: a wider v_min to v_max would do, or in reppo and "
-        "reppo_discrete a larger symlog_max"
+        "critic can have, and are clipped there: a wider v_min to v_max would do, in flashsac a "
+        "larger v_max, or in reppo and reppo_discrete a larger symlog_max"
     )
 
 
