@@ -23,9 +23,9 @@ proximal policy optimization" (ICLR blog track):
   environment gets the clipped action, log_prob refers to the unclipped one; 6-9 running
   normalisation and clipping of observations and rewards, here for discrete actions too.
 Two things differ from the list. A truncated episode bootstraps from its final observation, and
-statistics do not change while a rollout is collected and learned from. Without the large epsilon
-and normalised rewards perfect policies are lost, because with an accurate critic Adam takes full
-steps along noise (docs/tuning.md).
+statistics do not change while a rollout is collected and learned from. Adam's epsilon is large, and
+rewards are normalised: otherwise perfect policies degrade, because Adam scales the small gradients
+of an accurate critic up to full steps, and these are noise (docs/tuning.md).
 """
 
 import math

@@ -333,7 +333,7 @@ def _table(ranked: Sequence[Ranked], names: Sequence[str], objective: str) -> st
     returns = np.concatenate([trial.returns for setting in ranked for trial in setting.trials])
     known = returns[~np.isnan(returns)]
     if len(ranked) > 1 and len(known) and not known.any():
-        lines.append("all returns are 0 (as where those of opponents cancel): no setting is better")
+        lines.append("all returns are 0, as in games of two players: no setting is better")
     return "\n".join(lines)
 
 

@@ -23,6 +23,7 @@ from algorithms.launch.engine.run_dir import RunDir
 from algorithms.launch.engine.session import Chunk
 
 # Fields that are shares of a run, and values from which on they make no difference; nor does 0.
+LR = "final_lr_share"
 SHARES = {"exploration_fraction": math.inf, "renorm_warmup": 1.0}
 
 
@@ -153,9 +154,10 @@ def extended(chunk: Chunk, total: int) -> tuple[Chunk, list[str]]:
     notes = [f"now {points} points of {steps} timesteps each, {points * steps} in all"]
     named = schedules(config)
     if named and points != trainer.plan.points:
+        jump = ", so the learning rate rises again now" * bool({"anneal_lr", LR} & {*named})
         notes.append(
-            f"{', '.join(named)}: the schedule depends on the total and follows the new one "
-            "from here on; a run with this total from the beginning would differ"
+            f"{', '.join(named)}: progress is a share of the total{jump}; a run with this total "
+            "from the beginning would differ"
         )
     if isinstance(trainer.module, population.Population) and start.point == trainer.plan.points:
         notes.append(
@@ -173,6 +175,7 @@ def schedules(config: Any) -> list[str]:
     # It goes to 1, in dqn with `prioritized` alone, and where a bool says so that is named already.
     beta = getattr(config, "priority_beta", 1.0) < 1.0 and getattr(config, "prioritized", True)
     betas = ["priority_beta"] * (beta and "anneal_beta" not in of_bools)
+    betas += [LR] * (getattr(config, LR, 1.0) < 1.0)
     return [n for n in of_bools if getattr(config, n)] + shares * (not constant) + betas
 
 

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
-from algorithms import crossq, dqn, launch, ppo, ppo_vtrace, reinforce
+from algorithms import crossq, dqn, flashsac, launch, ppo, ppo_vtrace, reinforce
 from algorithms.launch import begin, cli
 from algorithms.launch.engine import devices, experiment, interrupts, metrics, session, starts
 from algorithms.launch.engine.errors import UserError
@@ -266,7 +266,7 @@ def test_a_run_with_few_updates_has_few_points_and_goes_on(tmp_path, capsys):
     assert "anneal_lr" not in out
     assert resume(1000).metrics["timestep"].tolist() == [[0, 400, 800, 1200]]
     out = capsys.readouterr().out
-    assert "now 3 points of 400 timesteps" in out and "anneal_lr: the schedule" in out
+    assert "now 3 points of 400 timesteps" in out and "anneal_lr: progress is a share" in out
 
 
 @pytest.mark.parametrize("start", [True, False])
@@ -772,7 +772,10 @@ def test_a_longer_run_with_a_schedule_says_that_it_changes(tmp_path, capsys):
     config = CONFIG.replace(anneal_lr=True)
     run_dir = launch.run(toy, config, root=tmp_path).run_dir
     launch.resume(run_dir, module=toy, total_timesteps=1000, quiet=False)
-    assert "anneal_lr: the schedule depends on the total" in capsys.readouterr().out
+    assert (
+        "anneal_lr: progress is a share of the total, so the learning rate rises again"
+        in capsys.readouterr().out
+    )
     with pytest.raises(UserError, match="total_timesteps=20 is less than the 1000 of the run"):
         launch.resume(run_dir, module=toy, total_timesteps=20)
 
@@ -784,6 +787,8 @@ def test_schedules_of_exploration_depend_on_the_total_too():
     never = config.replace(exploration_fraction=float("inf"), anneal_lr=False)
     assert starts.schedules(never) == []
     assert starts.schedules(crossq.Config(anneal_lr=False)) == ["renorm_warmup"]
+    assert starts.schedules(flashsac.Config()) == ["final_lr_share"]
+    assert starts.schedules(flashsac.Config(final_lr_share=1.0)) == []
     assert starts.schedules(never.replace(prioritized=True)) == ["priority_beta"]
     assert starts.schedules(never.replace(prioritized=True, priority_beta=1.0)) == []
     assert starts.schedules(ppo_vtrace.Config(anneal_lr=False)) == ["anneal_beta"]

@@ -145,7 +145,7 @@ def _says(study: Study, best: dict[int, Curve]) -> str:
     if found.mean[-1] > found.mean[0]:
         short_of = np.flatnonzero(found.mean < goal)
         arrived = found.x[short_of[-1] + 1] if len(short_of) else found.x[0]
-        says += f"; from step {number(int(arrived), 3)} on it has 90 % of what it gains"
+        says += f"; it reaches 90 % of its gain by step {number(int(arrived), 3)}"
     share = number(100 * abs(found.rise) / found.span, 2)
     if abs(found.rise) < RISING * found.span:
         return f"{says}. Its last quarter is flat."
