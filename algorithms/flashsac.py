@@ -145,7 +145,7 @@ class BatchNorm(nn.Module):  # details 2 and 4
         if train:
             mean = parts.mean_over_shards(x.mean(0))
             var = parts.mean_over_shards(jnp.square(x - mean).mean(0))
-            share, count = self.config.norm_momentum, parts.of_all(len(x))
+            share, count = self.config.norm_momentum, parts.sum_over_shards(len(x))
             running_mean.value += share * (mean - running_mean.value)
             running_var.value += share * (var * count / (count - 1) - running_var.value)
         return (x - mean) * (jax.lax.rsqrt(var + 1e-5) * scale) + bias

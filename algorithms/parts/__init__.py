@@ -72,7 +72,6 @@ from algorithms.parts.shards import (
     any_over_shards,
     max_over_shards,
     mean_over_shards,
-    of_all,
     sum_over_shards,
 )
 from algorithms.parts.spaces import ActionSpace, EpsilonNoise, epsilon_noise, flat_draw
@@ -175,7 +174,6 @@ __all__ = [
     "mean_over_shards",
     "num_points",
     "num_updates",
-    "of_all",
     "on_one_vector",
     "one_step",
     "orthogonal",
