@@ -4,13 +4,9 @@ from typing import Any
 
 
 def for_critics(env: Any, env_params: Any) -> tuple[Any, int]:
-    """An environment as critics see it, and how many numbers of that its actor sees.
+    """An environment as critics see it, and how many numbers of that, the first, the actor sees.
 
-    An observation is one vector: the environment's own numbers, which come first, and those of
-    `env.world_state(state, env_params)`.
-
-    Args:
-      env, env_params: from `envs.make`; observations are vectors.
+    An observation (size,) is followed by the numbers of `env.world_state(state, env_params)`.
     """
     from envs.wrappers import WithWorldState  # late: it imports gymnax
 

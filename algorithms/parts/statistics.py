@@ -64,15 +64,11 @@ class RunningStatistics:
 
     def as_input(self, config: Any, x: jax.Array) -> jax.Array:
         """Observations or world states (..., *shape) as networks see them: with `normalize_obs`
-        normalised and clipped to +-`clip_obs`, else `scaled`.
-
-        x may have the first numbers alone, where statistics are of critics that see more.
-        """
+        normalised and clipped to +-`clip_obs`, else `scaled`. A vector may have fewer numbers, the
+        first ones."""
         if not config.normalize_obs:
             return scaled(x)
-        if self.mean.ndim != 1 or x.shape[-1] == len(self.mean):
-            return self.normalize(x, config.clip_obs)
-        first = slice(x.shape[-1])
+        first = slice(x.shape[-1]) if self.mean.ndim == 1 else ...
         own = RunningStatistics(self.mean[first], self.var[first], self.count)
         return own.normalize(x, config.clip_obs)
 
@@ -104,14 +100,9 @@ class RewardScale:
         return RewardScale(discounted, self.stats.update(sums, weights))
 
 
-def discounted_sums(
-    start: jax.Array, rewards: jax.Array, done: jax.Array, gamma: Any
-) -> tuple[jax.Array, jax.Array]:
-    """g_t = gamma (1 - done_{t-1}) g_{t-1} + r_t of a rollout; `done` includes truncation.
-
-    Returns the sums to start the next rollout from, as `start` is, (num_envs,); and all g_t, as
-    rewards and done are, (num_steps, num_envs).
-    """
+def discounted_sums(start: jax.Array, rewards: jax.Array, done: jax.Array, gamma: Any) -> Any:
+    """The sums to start the next rollout from, (num_envs,), and those of this one, g_t = gamma (1 -
+    done_{t-1}) g_{t-1} + r_t, (num_steps, num_envs). `done` includes truncation."""
 
     def step(total, inputs):
         reward, ended = inputs
