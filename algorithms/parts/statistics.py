@@ -63,14 +63,11 @@ class RunningStatistics:
         return jnp.clip((x - self.mean) * jax.lax.rsqrt(self.var + 1e-8), -clip, clip)
 
     def as_input(self, config: Any, x: jax.Array) -> jax.Array:
-        """Observations or world states (..., *shape) as networks see them: with `normalize_obs`
-        normalised and clipped to +-`clip_obs`, else `scaled`. A vector may have fewer numbers, the
-        first ones."""
-        if not config.normalize_obs:
-            return scaled(x)
+        """Observations or world states (..., *shape), or the first numbers of vectors, as networks
+        see them: with `normalize_obs` normalised and clipped to +-`clip_obs`, else `scaled`."""
         first = slice(x.shape[-1]) if self.mean.ndim == 1 else ...
         own = RunningStatistics(self.mean[first], self.var[first], self.count)
-        return own.normalize(x, config.clip_obs)
+        return own.normalize(x, config.clip_obs) if config.normalize_obs else scaled(x)
 
 
 @struct.dataclass
