@@ -171,7 +171,10 @@ DEFAULTS = (
     *(default("ippo", env, 1_000_000, 10) for env in TEAMS),
     default("vdn", "jaxmarl/MPE_simple_spread_v3", 1_000_000, 10)._replace(what="VDN"),
 )
+# As the authors' script has it in the table of other kits
+ALONE = "--num-envs 1 --updates-per-step 1 --learning-rate 3e-4"
 FLAGS = (
+    flag("flashsac", "Pendulum-v1", ALONE, 20_000, 3),
     flag("ppo", "Acrobot-v1", "--shared-torso"),
     flag("ppo", "Acrobot-v1", "--target-kl 0.02"),
     flag("ppo", "Acrobot-v1", "--no-normalize-obs"),
@@ -356,6 +359,7 @@ PEERS = (
     Cell("reppo-script", "Pendulum-v1", "", 10, bar("Pendulum-v1"), ("peers",)),
     Cell("reppo-script", "playground/CartpoleSwingup", "", 3, tables=("peers",)),
     Cell("reppo-script", "brax/hopper", "", 3, tables=("peers",)),
+    Cell("flashsac-script", "Pendulum-v1", "", 3, bar("Pendulum-v1"), ("peers",)),
     Cell("dreamerv3-script", WORLDS[0].name, "", 3, bar("CartPole-v1"), ("worlds",)),
     *jaxmarl(SMAX, "won", "ippo_rnn", "mappo"),
     *jaxmarl(SMAX, "won", "iql", seeds=3),

@@ -13,9 +13,11 @@ REJAX, GYMNAX = "rejax==0.1.3", "gymnax==0.0.9"  # the gymnax version that it ne
 JAXMARL, FLASHBAX = "jaxmarl==0.2.0", "flashbax==0.1.3"
 NVCC = "nvidia-cuda-nvcc==13.5.37"  # has ptxas, without which CUDA's plugin compiles nothing
 NINJAX, OLD_JAX = "ninjax==3.6.3", "0.4.33"  # of DreamerV3, whose requirements.txt names this jax
+GYMNASIUM, TORCH = "gymnasium==1.4.0", "torch==2.13.0"
 OF_DREAMER = ("elements==3.22.4", "portal==3.8.3", "granular==0.24.2", "scope==0.8.1", "numpy<2")
 OF_DREAMER += ("optax==0.2.5", "chex==0.1.90", "einops", "jaxtyping", "tqdm", "colored_traceback")
-OF_DREAMER += ("gymnasium==1.4.0",)
+OF_DREAMER += (GYMNASIUM,)
+OF_FLASHSAC = (GYMNASIUM, "omegaconf", "pygame", "tqdm", "pandas")
 # Packages of its scripts, in this kit's versions; distrax accepts any nightly of tfp.
 SHARED = ("flax", "optax", "distrax", "tfp-nightly", "gymnax")
 
@@ -37,6 +39,11 @@ def jaxmarl() -> str:
 def dreamer() -> str:
     """The Python of an environment with what the authors' DreamerV3 imports."""
     return _python("elements, gymnasium, ninjax, portal", NINJAX, *OF_DREAMER, jax=OLD_JAX)
+
+
+def flashsac() -> str:
+    """The Python of an environment with what the authors' FlashSAC imports."""
+    return _python("torch, gymnasium, omegaconf", TORCH, *OF_FLASHSAC)
 
 
 def plugins() -> Path:

@@ -19,7 +19,8 @@ of brax's notebook for the hopper, with networks of 64 units as in sac.py's pres
 none for PPO, so it takes those for the ant, for 5M steps.
 
 The official script of REPPO (reppo_script.py) runs on this kit's environments, in its Python. The
-authors' DreamerV3 (dreamer_script.py) runs on gymnasium's CartPole, at the size of our preset.
+authors' DreamerV3 (dreamer_script.py) runs on gymnasium's CartPole, at the size of our preset, and
+their FlashSAC (flashsac_script.py), in PyTorch, on gymnasium's Pendulum.
 
 accelerator.py runs MinAtar: purejaxql's pqn_minatar.py with the settings of its pqn_minatar.yaml,
 and PureJaxRL's ppo.py with those of its brax_minatar.ipynb, for 10M steps.
@@ -342,11 +343,15 @@ def serve(name, first, count, folder=None, steps=STEPS):
         from tests.benchmarks import dreamer_script
 
         found = [dreamer_script.train(folder, seed) for seed in range(first, first + count)]
+    elif kit == "flashsac":
+        from tests.benchmarks import flashsac_script
+
+        found = [flashsac_script.train(folder, seed) for seed in range(first, first + count)]
     else:
         found = curves(trainer(name, folder, steps), first, count, steps)
     device = jax.devices()[0]
     made = {"jax": jax.__version__, "device": f"{device.platform} {device.device_kind}"}
-    print(json.dumps([{**seed, **made} for seed in found]), file=answers)
+    print(json.dumps([made | seed for seed in found]), file=answers)
 
 
 # --- in ours ----------------------------------------------------------------------------------
@@ -358,7 +363,13 @@ def train(cell, first: int, place: tuple[str, str, int] | None = None) -> list[d
     Args:
       place: a Python, a checkout and the steps of a run, in place of the kit's own.
     """
-    from tests.benchmarks import dreamer_script, jaxmarl_scripts, peer_python, reppo_script
+    from tests.benchmarks import (
+        dreamer_script,
+        flashsac_script,
+        jaxmarl_scripts,
+        peer_python,
+        reppo_script,
+    )
 
     words, kit = [cell.key, str(first), str(cell.seeds)], cell.algorithm.partition("-")[0]
     python, version = peer_python.rejax, peer_python.REJAX
@@ -381,6 +392,12 @@ def train(cell, first: int, place: tuple[str, str, int] | None = None) -> list[d
         commit = dreamer_script.COMMIT
         words.append(str(peer_python.checkout(dreamer_script.REPOSITORY, commit)))
         python, version = peer_python.dreamer, f"dreamerv3 {commit[:7]}"
+    elif kit == "flashsac":
+        commit = flashsac_script.COMMIT
+        words.append(
+            str(peer_python.checkout(flashsac_script.REPOSITORY, commit, "flash_rl", "configs"))
+        )
+        python, version = peer_python.flashsac, f"flashsac {commit[:7]}"
     threads = {"NPROC": "1"}  # with more, jax 0.10 hangs in PureJaxRL's vmapped QR
     if kit == "brax":  # has none, and is installed here
         python, version = lambda: sys.executable, f"brax {importlib.metadata.version('brax')}"

@@ -243,7 +243,7 @@ def test_other_kits_have_settings_for_their_cells():
     reppo = {cell.name for cell in PEERS if cell.algorithm == "reppo-script"}
     assert reppo == set(reppo_script.CASES)
     number = len(rejax) + len(jaxmarl) + len(reppo)
-    assert len(PEERS) == number + 2 + 2 + 1, "PureJaxRL on two, two of brax, DreamerV3"
+    assert len(PEERS) == number + 2 + 2 + 2, "PureJaxRL on two, two of brax, DreamerV3, FlashSAC"
 
 
 @pytest.mark.needs("jaxmarl")
