@@ -24,7 +24,8 @@ def changed(config: Any) -> dict[str, Any]:
     values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     known = {name: x for name, x in values.items() if not isinstance(x, jax.core.Tracer)}
     default: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(config)}
-    same = lambda x, y: x is y or np.array_equal(x, y)
+    # A float32 of a program is the default that it was made of.
+    same = lambda x, y: x is y or np.array_equal(x, np.asarray(y, getattr(x, "dtype", None)))
     return {name: x for name, x in known.items() if not same(x, default[name])}
 
 

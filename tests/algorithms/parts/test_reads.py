@@ -10,7 +10,7 @@ import pytest
 from flax import struct
 
 import envs
-from algorithms import launch, parts, ppo, reinforce
+from algorithms import launch, parts, ppo, reinforce, sac
 from algorithms.parts import reads
 from envs import warn
 from tests import probe as tasks
@@ -82,6 +82,8 @@ def test_what_is_read_in_any_way_gives_none(read):
 
 def test_defaults_and_traced_values_are_no_wish_of_the_user():
     assert told(lambda: trace(Config(width=4, rate=0.5, names=()))) == []
+    assert reads.changed(sac.Config(dropout_rate=jnp.float32(0.01))) == {}
+    assert reads.changed(sac.Config(dropout_rate=jnp.float32(0.02)))
     traced = jax.vmap(lambda rate: trace(Config(rate=rate))[1]["slope"].size * rate)
     assert told(lambda: traced(jnp.array([0.1, 0.2]))) == []
 
