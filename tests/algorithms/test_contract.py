@@ -428,6 +428,7 @@ STATIC_NEEDS = {"window": dict(cell="gtrxl")}
 # Other values, for settings where neither the opposite nor twice the value would do.
 STATIC_OTHER = dict(
     activation="swish",
+    actor_value="mean",
     buffer_dtype="bfloat16",
     cell="mingru",
     compute_dtype="bfloat16",
@@ -447,6 +448,7 @@ STATIC_OTHER = dict(
     reconstruction="bits",
     risk="wang",
     score="maxmc",
+    target_critics=1,
 )
 # The first two name the environment, which is given here; see
 # test_the_config_names_the_environment. The third needs images; see

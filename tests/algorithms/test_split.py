@@ -83,6 +83,11 @@ CASES = {
     ),
     "dqn": (dqn, dqn.Config(**REPLAY, eps_start=0.0, eps_end=0.0, n_step=2), ALONE),
     "sac": (sac, sac.Config(**REPLAY, n_step=2), (Numbers(True), ALONE[1])),
+    "redq": (
+        sac,
+        sac.Config(**REPLAY, num_critics=3, target_critics=2, actor_value="mean", policy_every=2),
+        (Numbers(True), ALONE[1]),
+    ),
     "flashsac": (flashsac, flashsac.Config(**FLASH, n_step=2), (Numbers(True), ALONE[1])),
 }
 FAST = ("ppo", "sac")
@@ -90,12 +95,14 @@ every = [pytest.param(n, marks=[pytest.mark.slow] * (n not in FAST)) for n in CA
 
 
 def without_chance(monkeypatch):
-    """Actions are the mode, and a batch is what the buffer has first."""
+    """Actions are the mode, and a batch and a subset of critics are the first ones."""
 
     def oldest(self, replay, noise):
         index = jnp.arange(len(noise))
         return parts.replay.Draw(index, jnp.full(index.shape, 1.0 / len(noise)))
 
+    first = lambda rng, steps, size, of: jnp.broadcast_to(jnp.arange(size), (steps, size))
+    monkeypatch.setattr(sac, "draw_subsets", first)
     zeros = lambda key, shape=(), *_: jnp.zeros(shape)
     monkeypatch.setattr(parts.ActionSpace, "noise", lambda space, key, shape: _modes(space, shape))
     monkeypatch.setattr(parts.ReplayBuffer, "draw", oldest)
