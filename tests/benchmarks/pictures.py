@@ -6,9 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from algorithms.launch.engine import plots
 from algorithms.launch.engine.metrics import as_csv
-from algorithms.launch.tools import catalogue
+from algorithms.launch.tools import catalogue, figures
 from algorithms.parts import info
 from tests.benchmarks import report
 from tests.benchmarks.cells import CELLS, Cell
@@ -26,6 +25,10 @@ class Curve(NamedTuple):
     label: str
     timesteps: np.ndarray  # (points,)
     returns: np.ndarray  # (points, seeds)
+
+    @property
+    def seeds(self) -> int:
+        return self.returns.shape[1]
 
 
 def panels(name: str, folder: Path = report.FOLDER) -> dict[str, list[Curve]]:
@@ -78,7 +81,7 @@ def write(folder: Path = report.FOLDER) -> None:
     after = {name: digest(name, folder) for name in PICTURES}
     for name, sha in after.items():
         if sha != before.get(name) and (shown := panels(name, folder)):
-            plots.comparison(shown, "return", folder.parent / f"{name}.png")
+            figures.curves(shown, "return", folder.parent / f"{name}.png", figures.Look(width=7.0))
     folder.mkdir(exist_ok=True)
     table = [["picture", "sha256"], *map(list, after.items())]
     (folder / "pictures.csv").write_text(as_csv(table))

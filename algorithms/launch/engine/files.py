@@ -324,17 +324,17 @@ def _damaged(path: Path) -> UserError:
     return UserError(f"{path} is damaged: its checksum does not match its content")
 
 
-def new(flag: str, name: Path | str | None, suffix: str) -> Path | None:
+def new(flag: str, name: Path | str | None, *suffixes: str) -> Path | None:
     """The file that a flag names, which must not exist yet; None without a name.
 
     Raises:
-      UserError: it exists, has another suffix, or would stand in no directory.
+      UserError: it exists, has none of the suffixes, or would stand in no directory.
     """
     if name is None:
         return None
     path = local(name)
-    if path.suffix != suffix:
-        raise UserError(f"--{flag} {path}: give the name of a {suffix}")
+    if path.suffix not in suffixes:
+        raise UserError(f"--{flag} {path}: give the name of a {' or '.join(suffixes)}")
     if path.exists():
         raise UserError(f"--{flag} {path} exists: give the name of a new file")
     if not path.parent.is_dir():

@@ -44,7 +44,7 @@ def score(objective: str, trials: Sequence[Any]) -> float:
     """
     name, _, threshold = objective.partition("=")
     if name == STEPS_TO:
-        return -float(np.mean([_steps_to(trial, float(threshold)) for trial in trials]))
+        return -float(np.mean([steps_to(trial, float(threshold)) for trial in trials]))
     values = np.array([trial.area if name == "mean_return" else trial.final for trial in trials])
     values = values[~np.isnan(values)]
     if not len(values):
@@ -52,7 +52,8 @@ def score(objective: str, trials: Sequence[Any]) -> float:
     return float(values.min() if name == "worst_seed" else values.mean())
 
 
-def _steps_to(trial: Any, threshold: float) -> float:
+def steps_to(trial: Any, threshold: float) -> float:
+    """The timestep of a trial's first point with such a return or a higher one; inf for none."""
     reached = np.flatnonzero(trial.returns >= threshold)
     return float(trial.timesteps[reached[0]]) if len(reached) else math.inf
 

@@ -62,7 +62,7 @@ def curve(metrics: Metrics, trials: Trials, title: str, path: Path) -> None:
         _panel(ax, metrics["timestep"], curves, trials)
         ax.set_ylabel(label)
     for ax in axes:
-        _style(ax, last_step=max(np.max(metrics["timestep"], initial=0), 1))
+        style(ax, last_step=max(np.max(metrics["timestep"], initial=0), 1))
     save(figure, path)
 
 
@@ -234,15 +234,18 @@ def _mark(ax: Any, values: Sequence[int]) -> None:
 
 
 def _best_curves(ax: Any, ranked: Sequence[results.Ranked]) -> None:
-    last = 1
+    last, shown = 1, []
     for colour, setting in zip(COLOURS, ranked[:CURVES]):
         points = min(len(trial.returns) for trial in setting.trials)
         returns = np.stack([trial.returns[:points] for trial in setting.trials], 1)
         x = setting.trials[0].timesteps[:points]
         label = ", ".join(settings.text_of(setting.setting)) or f"{returns.shape[1]} seeds"
-        _middle(ax, x, returns, color=colour, label=label)
+        marks: Any = {"marker": "o", "markersize": 4} if len(x) <= 30 else {}
+        middle(ax, x, returns, color=colour, label=label, linewidth=1.8, **marks)
         last = max(last, *x)
-    _style(ax, last)
+        shown.append(returns)
+    show(ax, shown)
+    style(ax, last)
     ax.set_ylabel(f"return, {results.middle_name(len(ranked[0].trials))}")
     best = f"the best {CURVES} of {len(ranked)} settings" if len(ranked) > CURVES else ""
     if ax.get_legend_handles_labels()[0]:
@@ -250,57 +253,42 @@ def _best_curves(ax: Any, ranked: Sequence[results.Ranked]) -> None:
         ax.legend(frameon=False, loc="best", title=best, **small)
 
 
-def _middle(ax: Any, x: np.ndarray, returns: np.ndarray, **style: Any) -> None:
+def middle(
+    ax: Any,
+    x: np.ndarray,
+    returns: np.ndarray,
+    seeds: int | None = None,
+    resamples: int = 500,
+    **style: Any,
+) -> None:
     """The middle of returns (points, seeds) in its interval, by `results.estimate`, at the points
-    where all seeds have a return. The axis shows all returns; a band may be cut off."""
+    where all seeds have a return."""
     there = ~np.isnan(returns).any(1)
     if not there.any():
         return
-    marks = {"marker": "o", "markersize": 4} if len(x) <= 30 else {}
-    found = np.array([results.estimate(row, resamples=500) for row in returns[there]]).T
-    ax.plot(x[there], found[0], linewidth=1.8, **marks, **style)
+    found = np.array([results.estimate(row, seeds, resamples) for row in returns[there]]).T
+    ax.plot(x[there], found[0], **style)
     if returns.shape[1] > 1:
-        ends = np.clip(found[1:], returns[there].min(), returns[there].max())
-        ax.fill_between(x[there], *ends, color=style["color"], alpha=0.15, linewidth=0)
+        ax.fill_between(x[there], *found[1:], color=style["color"], alpha=0.15, linewidth=0)
 
 
-def comparison(panels: Mapping[str, Sequence[Any]], title: str, path: Path) -> None:
-    """Draws curves of several runs, a panel for each environment.
+def show(ax: Any, returns: Sequence[np.ndarray]) -> None:
+    """Makes the vertical axis as long as all returns; a band that goes beyond them is cut off."""
+    known = np.concatenate([np.zeros(0), *(array[np.isfinite(array)] for array in returns)])
+    if len(known):
+        margin = 0.05 * (known.max() - known.min()) or 0.5
+        ax.set_ylim(known.min() - margin, known.max() + margin)
 
-    A curve is the middle of its seeds in its interval, by `results.estimate`; one label has one
-    colour in all panels.
+
+def colours(panels: Sequence[Sequence[str]], order: Sequence[str] = ()) -> dict[str, str]:
+    """{label: its colour}. Labels of one panel have different colours, as long as there are any.
 
     Args:
-      panels: {environment: curves, the best one first}; a curve has a `label`, `timesteps`
-        (points,) and `returns` (points, seeds).
-      title: of the vertical axes.
-      path: of the PNG; whatever was there is replaced in one step.
+      panels: the labels in each panel.
+      order: in which labels get the first colours; by default that of the alphabet.
     """
-    from matplotlib.figure import Figure
-
-    columns = min(len(panels), 3)
-    rows = -(-len(panels) // columns)
-    figure = Figure(figsize=(1.0 + 5.0 * columns, 0.6 + 3.8 * rows), layout="constrained")
-    axes = figure.subplots(rows, columns, squeeze=False).ravel()
-    colours = _colours([[c.label for c in curves[:CURVES]] for curves in panels.values()])
-    for ax, (environment, curves) in zip(axes, panels.items()):
-        for curve in curves[:CURVES]:
-            colour = colours[curve.label]
-            _middle(ax, curve.timesteps, curve.returns, color=colour, label=curve.label)
-        _style(ax, max([1, *(x for c in curves[:CURVES] for x in c.timesteps)]))
-        ax.set(title=environment, ylabel=title)
-        best = f"the best {CURVES} of {len(curves)}" if len(curves) > CURVES else ""
-        if ax.get_legend_handles_labels()[0]:
-            ax.legend(frameon=False, fontsize="x-small", title=best, title_fontsize="x-small")
-    for ax in axes[len(panels) :]:
-        ax.remove()
-    save(figure, path)
-
-
-def _colours(panels: list[list[str]]) -> dict[str, str]:
-    """{label: its colour}. Labels of one panel have different colours, as long as there are any."""
     chosen: dict[str, str] = {}
-    for label in sorted({label for panel in panels for label in panel}):
+    for label in order or sorted({label for panel in panels for label in panel}):
         beside = {chosen.get(other) for panel in panels if label in panel for other in panel}
         free = [colour for colour in COLOURS if colour not in beside]
         chosen[label] = free[0] if free else COLOURS[len(chosen) % len(COLOURS)]
@@ -329,7 +317,8 @@ def _line(ax: Any, x: np.ndarray, y: np.ndarray, **style: Any) -> None:
     ax.plot(x[there], y[there], **style)
 
 
-def _style(ax: Any, last_step: float) -> None:
+def style(ax: Any, last_step: float) -> None:
+    """An axis of environment steps, and no more lines than needed."""
     from matplotlib.ticker import EngFormatter
 
     ax.set_xlabel("environment steps")
@@ -413,11 +402,12 @@ def _over_parameter(ax: Any, returns: Mapping[str, np.ndarray], own: np.ndarray,
     ax.set_ylabel("mean return")
 
 
-def save(figure: Any, path: Path) -> None:
+def save(figure: Any, path: Path, dpi: int = 130, **how: Any) -> None:
+    """Writes a picture in the format of its ending; whatever was there is replaced in one step."""
     path = Path(path)
     part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        figure.savefig(part, format="png", dpi=130)
+        figure.savefig(part, format=path.suffix[1:] or "png", dpi=dpi, **how)
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)

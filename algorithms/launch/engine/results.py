@@ -438,19 +438,30 @@ def bootstrap_interval(
     statistic: Callable = interquartile_mean,
     resamples: int = 10_000,
 ) -> tuple[float, float]:
-    """95 % of a statistic of scores drawn with replacement (stratified percentile bootstrap).
-
-    Args:
-      scores: (n,), or such an array for each stratum, which is drawn from by itself (Agarwal et
-        al. 2021, https://arxiv.org/abs/2108.13264); NaNs come out where there are none.
-      statistic: of the last axis, where the strata stand side by side.
-      resamples: how often all n scores are drawn.
-    """
+    """95 % of a number, as of `bootstrap_intervals`; NaNs where there are no scores."""
     strata = [scores] if isinstance(scores, np.ndarray) else scores
     strata = [stratum for stratum in strata if len(stratum)]
     if not strata:
         return np.nan, np.nan
+    low, high = bootstrap_intervals(strata, statistic, resamples)
+    return float(low), float(high)
+
+
+def bootstrap_intervals(
+    strata: Sequence[np.ndarray], statistic: Callable, resamples: int = 10_000
+) -> np.ndarray:
+    """95 % of a statistic of scores drawn with replacement (stratified percentile bootstrap).
+
+    Args:
+      strata: (n,) scores each, drawn from by themselves (Agarwal et al. 2021,
+        https://arxiv.org/abs/2108.13264).
+      statistic: of the last axis, where the strata stand side by side: (resamples, n) ->
+        (resamples, ...).
+      resamples: how often all n scores are drawn.
+
+    Returns:
+      (2, ...), the lower and the upper ends.
+    """
     rng = np.random.default_rng(0)
     drawn = [rng.choice(stratum, (resamples, len(stratum))) for stratum in strata]
-    low, high = np.percentile(statistic(np.concatenate(drawn, axis=-1)), [2.5, 97.5])
-    return float(low), float(high)
+    return np.percentile(statistic(np.concatenate(drawn, axis=-1)), [2.5, 97.5], axis=0)

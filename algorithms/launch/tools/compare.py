@@ -1,7 +1,7 @@
-"""Compares runs: a table of their returns and, with --out, a picture of their learning curves.
+"""Compares runs: a table of their returns and, if asked for, figures and tables for a paper.
 
     python -m algorithms.launch.compare runs/RUN runs/SWEEP ... [--metric episode_return]
-    python -m algorithms.launch.compare runs/RUN runs/SWEEP ... --out compare.png
+    python -m algorithms.launch.compare runs/RUN runs/SWEEP ... --out curves.pdf --table table.tex
     python -m algorithms.launch.compare --optuna sqlite:///study.db runs/SWEEP ...
 
 Seeds of equal settings are pooled, whatever runs they are in; where a run began (--init-from) is
@@ -21,13 +21,12 @@ from algorithms.launch.engine import (
     files,
     loading,
     outcomes,
-    plots,
     population,
     results,
     settings,
 )
 from algorithms.launch.engine.errors import UserError, refusing, warn
-from algorithms.launch.tools import comparison, sensitivity
+from algorithms.launch.tools import comparison, paper, sensitivity
 
 METRICS = {"eval_return": "evaluation return", "episode_return": "training return"}
 
@@ -38,6 +37,7 @@ class Compared(NamedTuple):
     panels: dict[str, list[comparison.Pooled]]  # {environment: curves, the best one first}
     text: str  # tables
     picture: Path | None  # where one was asked for
+    made: Sequence[str] = ()  # what is in which file, and lines for captions
 
 
 class _Given(NamedTuple):
@@ -51,32 +51,38 @@ class _Given(NamedTuple):
 
 
 def compare(
-    runs: Sequence[Path | str], metric: str | None = None, out: Path | str | None = None
+    runs: Sequence[Path | str],
+    metric: str | None = None,
+    out: Path | str | None = None,
+    **asked: Any,
 ) -> Compared:
     """Compares runs and sweeps, of any algorithms and environments.
 
     Args:
       runs: their directories.
       metric: "eval_return" or "episode_return"; by default the first one if all runs have it.
-      out: a new PNG to draw their learning curves in; by default none is drawn.
+      out: a new .pdf, .svg or .png to draw their learning curves in; by default none is drawn.
+      **asked: other fields of `paper.Asked`: `table`, `profile` and `improvement` are new files;
+        `curve={"ppo": "PPO"}` chooses and names curves, `threshold=475` or `{"CartPole-v1": 475}`,
+        `normalize={"CartPole-v1": (0, 500)}`, `width`, `font` and `x` are as the flags.
 
     Raises:
-      UserError: a directory has no run, no metrics yet or not this one, or the picture exists.
+      UserError: a directory has no run, no metrics yet or not this one, a file exists, or a value
+        cannot be.
     """
-    picture = files.new("out", out, ".png")
+    figures = paper.Paper(paper.Asked(out=out, **asked))
     paths = [files.local(run) for run in runs]
     given = dict.fromkeys(path.resolve() for path in paths)
     names = {path.resolve(): path for path in paths}
     read = _completed([_read(names[path]) for path in given])
     metric = _metric(read, metric)
     trials = [trial for one in read for trial in _trials(one, metric)]
-    panels = comparison.curves(trials)
-    seeds = {len(curve.trials) for panel in panels.values() for curve in panel}
-    title = f"{METRICS[metric]}, {' or '.join(sorted(set(map(results.middle_name, seeds))))}"
-    if picture:
-        plots.comparison(panels, title, picture)
-    tables = [comparison.table(panels), comparison.aggregate(panels), _sensitivity(trials)]
-    return Compared(panels, "\n\n".join([f"{METRICS[metric]}:", *filter(None, tables)]), picture)
+    panels = figures.chosen(comparison.curves(trials))
+    tables = [comparison.table(panels), comparison.aggregate(panels, figures.bounds)]
+    more, made = figures.make(panels, METRICS[metric])
+    tables += [more, _sensitivity(trials)]
+    text = "\n\n".join([f"{METRICS[metric]}:", *filter(None, tables)])
+    return Compared(panels, text, figures.paths["out"], made)
 
 
 def _read(path: Path) -> _Given:
@@ -195,11 +201,11 @@ def is_stopped(sweep_dir: Path) -> bool:
     return any(part.reached < 1.0 for part in outcomes.parts_of(experiment.open(sweep_dir)))
 
 
-def _studies(runs: Sequence[str], url: str, metric: str | None, out: str | None) -> list[str]:
+def _studies(runs: Sequence[str], url: str, metric: str | None, asked: dict[str, Any]) -> list[str]:
     from algorithms.launch.tools import studies
 
-    if out is not None:
-        raise UserError(f"--out {out} draws a comparison: leave it out with --optuna")
+    for flag, value in asked.items():
+        raise UserError(f"--{flag} {value} is of a comparison: leave it out with --optuna")
     if metric is not None and metric not in METRICS:
         raise UserError(f"--metric {metric}: choose one of {', '.join(METRICS)}")
     lines = [line for run in runs for line in studies.write(run, url, metric)]
@@ -210,22 +216,22 @@ def main(argv: Sequence[str] | None = None) -> None:
     """The command line. Exit code 2 for a user's mistake, with one line that says what."""
     parser = argparse.ArgumentParser(
         prog="python -m algorithms.launch.compare",
-        description="A table of what runs came to and, with --out, a picture of their curves.",
+        description="A table of what runs came to and, if asked for, figures and tables of them.",
         allow_abbrev=False,
     )
     parser.add_argument("runs", nargs="+", metavar="RUN", help="directory of a run or a sweep")
     parser.add_argument(
         "--metric", help=f"{' or '.join(METRICS)}; default: the first if all have it"
     )
-    parser.add_argument("--out", metavar="FILE.png", help="draw the curves into this new file")
+    paper.add_flags(parser)
     parser.add_argument(
         "--optuna", metavar="URL", help="write sweeps as studies into this storage of Optuna"
     )
     words = parser.parse_args(argv)
     with refusing():
+        asked = paper.flags_of(words)
         if words.optuna:
-            return print(*_studies(words.runs, words.optuna, words.metric, words.out), sep="\n")
-        compared = compare(words.runs, words.metric, words.out)
-        print(compared.text)
-        drawn = f"curves in {compared.picture}"
-        print(f"\n{drawn if compared.picture else 'curves are drawn with --out FILE.png'}")
+            return print(*_studies(words.runs, words.optuna, words.metric, asked), sep="\n")
+        compared = compare(words.runs, words.metric, **asked)
+        lines = compared.made or ["curves are drawn with --out FILE.pdf"]
+        print(compared.text, "", *lines, sep="\n")

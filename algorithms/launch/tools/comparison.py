@@ -6,7 +6,8 @@ https://arxiv.org/abs/2108.13264).
 """
 
 import functools
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,6 +38,11 @@ class Pooled(NamedTuple):
     returns: np.ndarray  # (points, seeds), without the trials whose policy is not finite
 
     @property
+    def seeds(self) -> int:
+        """How many, with those that broke."""
+        return len(self.trials)
+
+    @property
     def finals(self) -> np.ndarray:
         """Returns at the last point, of the seeds that have one."""
         last = self.returns[-1] if len(self.returns) else np.zeros(0)
@@ -45,7 +51,7 @@ class Pooled(NamedTuple):
     @property
     def estimate(self) -> results.Estimate:
         """Their middle, and its interval."""
-        return results.estimate(self.finals, len(self.trials))
+        return results.estimate(self.finals, self.seeds)
 
     @property
     def middle(self) -> float:
@@ -170,40 +176,115 @@ def _interval(scores: np.ndarray | Sequence[np.ndarray]) -> str:
     return f"{low:.5g} to {high:.5g}"
 
 
-def aggregate(panels: dict[str, list[Pooled]]) -> str:
-    """A row for each label that is there in all environments, over all of them; "" for none.
+# --- over several environments ---------------------------------------------------------------
 
-    Scores are final returns, scaled so that the lowest in an environment is 0 and the highest 1. An
-    environment in which all are equal is left out. Every score has the same weight. If the last
-    points differ in their timesteps, the rows show these.
+Bounds = Mapping[str, tuple[float, float]]  # {environment: the returns whose scores are 0 and 1}
+
+
+class Scores(NamedTuple):
+    """Final returns on one scale, of the labels that are there in all environments."""
+
+    environments: list[str]
+    strata: dict[str, list[np.ndarray]]  # {label: (seeds,) in each environment}
+    steps: dict[str, str]  # {label: the last timestep in each environment}
+    scale: str  # what 0 and 1 are
+
+
+def scores(panels: dict[str, list[Pooled]], bounds: Bounds | None = None) -> Scores:
+    """Final returns, scaled so that the lowest in an environment is 0 and the highest 1, or by
+    given bounds of all environments.
+
+    Without bounds, an environment in which all returns are equal is left out.
     """
-    scores: dict[str, dict[str, np.ndarray]] = {}  # {label: {environment: (seeds,)}}
+    strata: dict[str, dict[str, np.ndarray]] = {}  # {label: {environment: (seeds,)}}
     last: dict[tuple[str, str], str] = {}  # {(label, environment): timestep}
     environments = []
     for environment, panel in panels.items():
         finals = np.concatenate([curve.finals for curve in panel])
-        if not len(finals) or finals.min() == finals.max():
+        if not len(finals) or (not bounds and finals.min() == finals.max()):
             continue
+        low, high = bounds[environment] if bounds else (finals.min(), finals.max())
         environments.append(environment)
         for curve in panel:
             if len(curve.finals):
-                share = (curve.finals - finals.min()) / (finals.max() - finals.min())
-                scores.setdefault(curve.label, {})[environment] = share
+                share = (curve.finals - low) / (high - low)
+                strata.setdefault(curve.label, {})[environment] = share
                 last[curve.label, environment] = f"{curve.timesteps[-1]:,}"
-    everywhere = {k: list(s.values()) for k, s in scores.items() if len(s) == len(environments)}
-    if len(environments) < 2 or not everywhere:
-        return ""
+    everywhere = {k: list(s.values()) for k, s in strata.items() if len(s) == len(environments)}
     steps = {label: "+".join(last[label, env] for env in environments) for label in everywhere}
-    differ = len(set(steps.values())) > 1
+    scale = (
+        "0 (the lowest final return of all that is compared in an environment) to 1 (the highest)"
+    )
+    if bounds:
+        ends = [f"{env} {bounds[env][0]:g} to {bounds[env][1]:g}" for env in environments]
+        scale = f"0 to 1 for returns of {', '.join(ends)}"
+    return Scores(environments, everywhere, steps, scale)
+
+
+def aggregate(panels: dict[str, list[Pooled]], bounds: Bounds | None = None) -> str:
+    """A row for each label that is there in all environments, over all of them; "" for none.
+
+    Every score has the same weight. If the last points differ in their timesteps, the rows show
+    these.
+    """
+    found = scores(panels, bounds)
+    if len(found.environments) < 2 or not found.strata:
+        return ""
+    differ = len(set(found.steps.values())) > 1
     rows = [["curve", "seeds", *["steps"] * differ, "IQM", "95 %", "mean"]]
-    for label, strata in everywhere.items():
+    for label, strata in found.strata.items():
         together = np.concatenate(strata)
         middle, mean = results.interquartile_mean(together), together.mean()
-        seeds = "+".join(str(len(stratum)) for stratum in strata)
-        own = [steps[label]] * differ
-        rows.append([label, seeds, *own, f"{middle:.4f}", _interval(strata), f"{mean:.4f}"])
-    head = (
-        f"over {', '.join(environments)}: scores from 0 (the lowest final return of all that is\n"
-        "compared in an environment) to 1 (the highest), resampled within each environment:"
-    )
+        own = [found.steps[label]] * differ
+        rows.append(
+            [label, counts(strata), *own, f"{middle:.4f}", _interval(strata), f"{mean:.4f}"]
+        )
+    head = f"over {', '.join(found.environments)}: scores from {found.scale},"
+    head = textwrap.fill(f"{head} resampled within each environment:", 100)
     return "\n".join([head, *results.aligned(rows)])
+
+
+def counts(strata: Sequence[np.ndarray]) -> str:
+    """Seeds of each environment, as 10+10."""
+    return "+".join(str(len(stratum)) for stratum in strata)
+
+
+def profile(strata: Sequence[np.ndarray], taus: np.ndarray) -> np.ndarray:
+    """A performance profile (Agarwal et al. 2021): the share of runs with a score above tau.
+
+    Args:
+      strata: scores (seeds,) in each environment; every run has the same weight.
+      taus: (points,).
+
+    Returns:
+      (3, points): the share, and the ends of its interval, stratified by environment.
+    """
+    share = lambda drawn: np.stack([(drawn > tau).mean(-1) for tau in taus], -1)
+    return np.stack([share(np.concatenate(strata)), *results.bootstrap_intervals(strata, share)])
+
+
+def improvement(first: Sequence[np.ndarray], second: Sequence[np.ndarray]) -> results.Estimate:
+    """The probability that a run of the first is better than one of the second, in an environment
+    drawn at random (Agarwal et al. 2021): the mean over environments of the share of pairs in which
+    it is; a pair of equal scores counts half.
+
+    Args:
+      first, second: scores (seeds,) in each environment, the same ones for both.
+    """
+    strata = [*first, *second]
+    cuts = np.cumsum([len(stratum) for stratum in strata])[:-1]
+
+    def mean(drawn: np.ndarray) -> np.ndarray:
+        pieces = np.split(drawn, cuts, axis=-1)
+        pairs = zip(pieces[: len(first)], pieces[len(first) :])
+        return np.mean([_share_above(mine, theirs) for mine, theirs in pairs], axis=0)
+
+    ends = results.bootstrap_interval(strata, mean)
+    return results.Estimate(float(mean(np.concatenate(strata))), *ends)
+
+
+def _share_above(mine: np.ndarray, theirs: np.ndarray) -> np.ndarray:
+    """Of the pairs of the last axes; one of mine at a time, which needs less memory."""
+    columns = [mine[..., i : i + 1] for i in range(mine.shape[-1])]
+    shares = [((one > theirs) + 0.5 * (one == theirs)).mean(-1) for one in columns]
+    return np.mean(shares, axis=0)

@@ -178,10 +178,10 @@ def test_the_aggregate_has_the_steps_where_they_differ():
 
 def test_labels_of_a_panel_have_different_colours_and_one_label_has_one():
     panels = [["a", "b", "c"], ["d", "e", "f"], ["g", "h", "a"], ["h", "b"], list("abcdef")]
-    colours = plots._colours(panels)
+    colours = plots.colours(panels)
     for panel in panels:
         assert len({colours[label] for label in panel}) == len(panel)
-    assert len(plots._colours([list("abcdefghij")])) == 10, "more labels than colours"
+    assert len(plots.colours([list("abcdefghij")])) == 10, "more labels than colours"
 
 
 # --- runs on disk ----------------------------------------------------------------------------
@@ -198,21 +198,21 @@ def test_runs_are_compared_in_one_picture_and_one_table(capsys, tmp_path, monkey
         write_run(tmp_path / "e", ramp(-2.0), env="B-v0", algorithm="other"),
     ]
     code, out, err = call(capsys, *runs, runs[0])
-    assert (code, err) == (0, "") and out.endswith("curves are drawn with --out FILE.png\n")
+    assert (code, err) == (0, "") and out.endswith("curves are drawn with --out FILE.pdf\n")
     assert sorted(path.name for path in tmp_path.iterdir()) == list("abcde"), "unasked, no picture"
     code, drawn, err = call(capsys, *runs, runs[0], "--out", "compare.png")
     assert drawn.partition("\ncurves")[0] == out.partition("\ncurves")[0] and not err
     tables = rows(out.partition("over A-v0")[0])
     assert list(tables) == ["curve", "other", "toy"] and out.startswith("evaluation return:\n")
     assert "\nA-v0:\n" in out and "  toy    2     5      " in out
-    assert "over A-v0, B-v0:" in out and drawn.endswith("curves in compare.png\n")
+    assert "over A-v0, B-v0:" in out and "\n\ncurves in compare.png\ncaption: " in drawn
     with Image.open("compare.png") as picture:
         assert picture.format == "PNG" and picture.width > 1300
         colours = picture.convert("RGB").getcolors(2**24)
     for colour in plots.COLOURS[:2]:
         rgb = tuple(int(colour[i : i + 2], 16) for i in (1, 3, 5))
         assert sum(n for n, c in colours if np.abs(np.subtract(c, rgb)).max() < 12) > 300
-    monkeypatch.setattr(plots, "comparison", lambda panels, title, path: path.write_bytes(b"PNG"))
+    monkeypatch.setattr(plots, "save", lambda figure, path, **how: path.write_bytes(b"PNG"))
     code, out, _ = call(capsys, runs[2], "--metric", "episode_return", "--out", "x.png")
     assert code == 0 and "29" in rows(out)["other"] and (tmp_path / "x.png").exists()
 
@@ -293,7 +293,7 @@ REFUSED = [
     ("nowhere", "nowhere/config.json does not exist: give the directory of a run"),
     ("empty", "empty has no metrics yet"),
     ("run --out there.png", "there.png exists: give the name of a new file"),
-    ("run --out x.pdf", "--out x.pdf: give the name of a .png"),
+    ("run --out x.jpg", "--out x.jpg: give the name of a .pdf or .svg or .png"),
     ("run --out no/x.png", "no is no directory"),
     ("run plain --metric eval_return", "plain has no eval_return"),
     ("run --metric loss", "--metric loss: choose one of eval_return, episode_return"),
@@ -331,7 +331,7 @@ def test_training_returns_are_compared_where_one_run_has_no_other(tmp_path):
 
 def test_a_population_is_not_pooled_with_runs_of_its_config(tmp_path, monkeypatch):
     """Its config.json has a learning rate that no member trains with."""
-    monkeypatch.setattr(plots, "save", lambda *_: None)
+    monkeypatch.setattr(plots, "save", lambda *_, **how: None)
     config = toy.Config(total_timesteps=40, num_evals=2, num_eval_episodes=1)
     launch.run(toy, config, num_seeds=2, run_dir=tmp_path / "run")
     ranges = {"learning_rate": launch.LogUniform(0.01, 1.0)}
