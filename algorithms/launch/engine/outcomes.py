@@ -75,6 +75,17 @@ def reached(
     return min(1.0, float(history[point]["timestep"].min()) / total) if total else 1.0
 
 
+def is_over(there: experiment.Experiment) -> bool:
+    """Whether a sweep has come to its end, with all of its rungs and its retest."""
+    said, brackets = there.description, 1
+    if "halving" in said:
+        brackets = said["halving"].get("brackets", 1)
+    ends = {entry.stage for entry in there.entries if entry.share == 1.0 and not entry.retest}
+    retested = "retest" not in said or any(entry.retest for entry in there.entries)
+    made = len(ends) == brackets and retested
+    return made and all(part.reached == 1.0 for part in parts_of(there))
+
+
 def best_trials(sweep_dir: Path) -> list[tuple[results.Ranked, list[int]]]:
     """The best setting of each environment, and the numbers of its trials in results.csv.
 

@@ -12,7 +12,7 @@ best.json           the best setting, for --config; with several environments, b
 .lock               held by the process that trains here (locks.py)
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -118,10 +118,9 @@ class SoFar(NamedTuple):
                 files.write_whole(self.path / "retest.csv", table(self.retested))
             several = len({settings.env_name(chunk.trainer.config) for chunk in self.chunks}) > 1
             judged = (self.retested if self.is_retested else []) or self.trials
-            best = results.by_environment(results.rank(judged, self.objective))
-            for environment, its_own in best.items():
-                name = f"best-{as_file_name(environment)}.json" if several else "best.json"
-                files.write_json(self.path / name, _best(self.path, its_own[0]))
+            ranked = results.rank(judged, self.objective)
+            for name, best in bests(self.path, ranked, several).items():
+                files.write_json(self.path / name, best)
             return True
         return False
 
@@ -139,12 +138,50 @@ class SoFar(NamedTuple):
         if not self.page:
             return
         with self.losses.survive("report.html", "report.html was not written", Exception):
-            grid = experiment.open(self.path).description["grid"]
             retested = self.retested if self.is_retested else []
             again = results.retests(ranked, retested, self.objective)
-            limits = {name: parts.bounds(config, name) for name in settings.float_fields(config)}
-            text = self.page(ranked, title, self.path, grid, again, self.objective, limits)
-            files.write_whole(self.path / "report.html", text.encode())
+            text = report(self.page, self.path, ranked, title, again, self.objective, config)
+            files.write_whole(self.path / "report.html", text)
+
+
+def bests(
+    sweep_dir: Path, ranked: Sequence[results.Ranked], several: bool, suffix: str = ""
+) -> dict[str, dict[str, Any]]:
+    """What best.json holds, by the name of the file; of several environments each has its own.
+
+    Args:
+      ranked: the settings, the best one of each environment first.
+      suffix: of the names.
+    """
+    found = {}
+    for environment, its_own in results.by_environment(ranked).items():
+        name = f"best-{as_file_name(environment)}" if several else "best"
+        found[f"{name}{suffix}.json"] = _best(sweep_dir, its_own[0])
+    return found
+
+
+def report(
+    page: Callable[..., str],
+    sweep_dir: Path,
+    ranked: Sequence[results.Ranked],
+    title: str,
+    again: Sequence[results.Retested],
+    objective: str,
+    config: Any = None,
+    suffix: str = "",
+) -> bytes:
+    """The content of report.html.
+
+    Args:
+      page: makes its text.
+      again: the settings of a retest.
+      config: of which fields have limits; None: limits are unknown.
+      suffix: of the names of the files beside it.
+    """
+    grid = experiment.open(sweep_dir).description["grid"]
+    names = settings.float_fields(config) if config else []
+    limits = {name: parts.bounds(config, name) for name in names}
+    return page(ranked, title, sweep_dir, grid, again, objective, limits, suffix).encode()
 
 
 def trials_csv(chunks: list[Chunk]) -> str:

@@ -6,6 +6,7 @@ comparison     their table, and scores over several environments
 paper          what it makes for a paper: flags, choice of curves, captions
 figures        learning curves and performance profiles, as wide as a column
 tables         tables in LaTeX, Markdown and CSV
+ranking        a sweep ranked again by another objective
 sensitivity    one setting for several environments, and what tuning each brings
 match          a match between two runs
 robustness     returns over a grid of an environment's parameters

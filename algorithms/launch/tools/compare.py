@@ -3,11 +3,13 @@
     python -m algorithms.launch.compare runs/RUN runs/SWEEP ... [--metric episode_return]
     python -m algorithms.launch.compare runs/RUN runs/SWEEP ... --out curves.pdf --table table.tex
     python -m algorithms.launch.compare --optuna sqlite:///study.db runs/SWEEP ...
+    python -m algorithms.launch.compare runs/SWEEP --objective steps_to=-200
 
 Seeds of equal settings are pooled, whatever runs they are in; where a run began (--init-from) is
 one of the settings. Of finished sweeps of the same settings on several environments it also says
 how much tuning for each environment brings. With --optuna sweeps become studies for
-optuna-dashboard, in place of a table.
+optuna-dashboard, in place of a table. With --objective the settings of one sweep are ranked anew,
+see `ranking`.
 """
 
 import argparse
@@ -26,7 +28,7 @@ from algorithms.launch.engine import (
     settings,
 )
 from algorithms.launch.engine.errors import UserError, refusing, warn
-from algorithms.launch.tools import comparison, paper, sensitivity
+from algorithms.launch.tools import comparison, paper, ranking, sensitivity
 
 METRICS = {"eval_return": "evaluation return", "episode_return": "training return"}
 
@@ -227,9 +229,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--optuna", metavar="URL", help="write sweeps as studies into this storage of Optuna"
     )
+    parser.add_argument(
+        "--objective", metavar="NAME", help="rank one sweep anew, by mean_return, steps_to=475, ..."
+    )
     words = parser.parse_args(argv)
     with refusing():
         asked = paper.flags_of(words)
+        if words.objective is not None:
+            return print(ranking.of_words(words))
         if words.optuna:
             return print(*_studies(words.runs, words.optuna, words.metric, asked), sep="\n")
         compared = compare(words.runs, words.metric, **asked)

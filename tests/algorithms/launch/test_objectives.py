@@ -3,15 +3,20 @@
 import csv
 import json
 import math
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from algorithms import launch
 from algorithms.launch import cli
-from algorithms.launch.engine import objectives, results
+from algorithms.launch.engine import experiment, objectives, results
 from algorithms.launch.engine.errors import UserError
+from algorithms.launch.engine.outcomes import is_over
+from algorithms.launch.tools import compare, ranking
 from tests.algorithms.launch import toy
+from tests.algorithms.launch.kept.make import KEPT
 
 pytestmark = pytest.mark.usefixtures("quick_pictures", "shared_programs")
 CONFIG = toy.Config(total_timesteps=120, num_evals=4, eval_at_start=False)
@@ -167,3 +172,114 @@ def test_the_flag(tmp_path, capsys):
     with pytest.raises(SystemExit):
         cli.main(toy, f"--resume {tmp_path}/x --objective worst_seed".split())
     assert "--resume does not go with --objective worst_seed" in capsys.readouterr().err
+
+
+# --- a finished sweep, ranked again ------------------------------------------------------------
+
+OTHER, PAGE = "mean_return", ("report", "html")
+
+
+def again(*words):
+    compare.main([str(word) for word in words])
+
+
+def content(folder):
+    return {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
+
+
+def test_a_sweep_ranked_again_is_one_that_was_ranked_so_from_the_beginning(swept, tmp_path, capsys):
+    place, asked = tmp_path / "asked", {"num_seeds": 3, "objective": OTHER}
+    expected = launch.sweep(toy, CONFIG, GRID, **asked, sweep_dir=place)
+    shutil.copytree(swept.sweep_dir, mine := tmp_path / "again")
+    assert [one.setting for one in expected.ranked] != [one.setting for one in swept.ranked]
+    before = content(mine)
+    again(mine, "--objective", OTHER)
+    said = capsys.readouterr().out
+    assert results.table(expected.ranked, OTHER) in said
+    for name in ("best.json", "results.csv"):
+        stem, _, kind = name.partition(".")
+        new = mine / f"{stem}-{OTHER}.{kind}"
+        assert new.read_text() == (place / name).read_text() and f"{new}" in said
+    made = content(mine)
+    assert made.keys() - before.keys() == {
+        f"{name}-{OTHER}.{kind}" for name, kind in (("best", "json"), ("results", "csv"), PAGE)
+    }
+    assert before == {name: made[name] for name in before}, "what was there has changed"
+    (mine / f"best-{OTHER}.json").write_text("mine")
+    (mine / f"results-{OTHER}.csv").unlink()
+    there = content(mine)
+    again(mine, "--objective", OTHER)
+    said = capsys.readouterr().out
+    assert f"nothing is written, to keep what is there: {mine}/best-{OTHER}.json" in said
+    assert content(mine) == there
+
+
+def test_a_sweep_ranked_by_its_own_objective_writes_nothing(swept, tmp_path, capsys):
+    shutil.copytree(swept.sweep_dir, mine := tmp_path / "mine")
+    before = content(mine)
+    again(mine, "--objective", "worst_seed")
+    assert "worst_seed is this sweep's own objective: best.json has" in capsys.readouterr().out
+    assert content(mine) == before
+
+
+def test_halving_and_a_retest_say_what_a_new_ranking_cannot_know(tmp_path, capsys):
+    shutil.copytree(KEPT / "ppo-halved", mine := tmp_path / "mine")
+    again(mine, "--objective", "steps_to=-100")
+    said = capsys.readouterr().out
+    assert "halving, by mean_return, stopped 2 of 4 settings early: they stand behind" in said
+    assert "the 2 retested ones, which mean_return chose" in said
+    assert said.splitlines()[1].split()[4] == "never"
+    with open(mine / "results-steps_to=-100.csv") as new, open(mine / "results.csv") as old:
+        pairs = list(zip(csv.DictReader(new), csv.DictReader(old), strict=True))
+    for name in ("bracket", "rung", "run", "final_return"):
+        assert [row[name] for row, _ in pairs] == [row[name] for _, row in pairs], name
+    best = [json.loads((mine / f"best{more}.json").read_text()) for more in ("", "-steps_to=-100")]
+    assert best[0]["seeds"] == best[1]["seeds"] == [2, 3], "those of the retest"
+    with open(mine / "retest-steps_to=-100.csv") as file:
+        assert {row["objective"] for row in csv.DictReader(file)} == {"inf"}
+
+
+def test_rungs_are_counted_in_their_brackets():
+    shares = [1 / 9, 1 / 3, 1.0, 1 / 3, 1.0, 1.0]
+    entry = lambda stage: experiment.Entry(Path("x"), [], stage, share=shares[stage])
+    there = experiment.Experiment(Path("x"), {}, [entry(i) for i in (0, 3, 5, 1, 2, 4)], True)
+    expected = [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (2, 0)]
+    assert ranking._rungs(there) == dict(enumerate(expected))
+
+
+def test_a_sweep_is_over_with_its_last_rung_and_its_retest(tmp_path):
+    """What a kill leaves between two stages has no unfinished chunk."""
+    shutil.copytree(KEPT / "ppo-halved", mine := tmp_path / "mine")
+    said = json.loads((mine / "sweep.json").read_text())
+    assert is_over(experiment.open(mine))
+    for chunks in (1, 2):
+        (mine / "sweep.json").write_text(json.dumps(said | {"chunks": said["chunks"][:chunks]}))
+        assert not is_over(experiment.open(mine)), chunks
+    (mine / "sweep.json").write_text(json.dumps(said))
+    (mine / "chunk_002" / "checkpoints" / "000003.policy").unlink()
+    assert not is_over(experiment.open(mine))
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        ("ppo-sweep --objective worst", "unknown objective 'worst'; did you mean worst_seed"),
+        ("ppo-sweep --objective steps_to", "give a return to reach, steps_to=475"),
+        ("ppo-sweep ppo-halved --objective worst_seed", "here are 2 directories: give one"),
+        ("ppo-sweep --objective worst_seed --out x.png", "ranks one sweep anew: leave --out out"),
+        ("sac-run --objective worst_seed", "sac-run is a run: --objective ranks the settings"),
+        ("stopped --objective worst_seed", "is not finished: --resume stopped finishes it"),
+    ],
+)
+def test_what_cannot_be_ranked_again(words, message, tmp_path, monkeypatch, capsys):
+    for name in ("ppo-sweep", "ppo-halved", "sac-run"):
+        (tmp_path / name).symlink_to(KEPT / name)
+    shutil.copytree(KEPT / "ppo-sweep", tmp_path / "stopped")
+    for file in (tmp_path / "stopped" / "chunk_003" / "checkpoints").glob("000003.*"):
+        file.unlink()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stop:
+        again(*words.split())
+    out, err = capsys.readouterr()
+    assert stop.value.code == 2 and not out and message in err and err.count("\n") == 1
+    assert not list(KEPT.glob("*/best-*"))

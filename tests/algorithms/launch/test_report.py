@@ -443,7 +443,7 @@ def test_a_sweep_leaves_its_report_and_survives_one_that_fails(tmp_path, monkeyp
     limits = []
 
     def fail(*given):
-        limits.append(given[-1])
+        limits.append(given[6])
         raise ZeroDivisionError("a corner")
 
     monkeypatch.setattr(page, "page", fail)
@@ -467,14 +467,16 @@ def test_another_objective_is_named_and_final_returns_are_compared():
     ranked = results.rank(trials, "worst_seed")
     assert ranked[0].setting == {"learning_rate": 1e-2}
     text = page.page(ranked, "title", ".", listed(settings), (), "worst_seed")
-    assert "The sweep ranks by worst_seed: learning_rate=0.01 is first." in text
+    assert "The ranking is by worst_seed: learning_rate=0.01 is first." in text
     assert "learning_rate=0.001" in str(Page(text).data[0])
     assert "--config" not in text, "best.json has another setting"
     fresh = [trial(one, 9, final) for one, final in zip(settings, (7.0, 8.0))]
     again = results.retests(ranked, fresh, "worst_seed")[::-1]
     text = Page(page.page(ranked, "title", ".", listed(settings), again, "worst_seed")).text
     assert "Setting 2 is the best one on 1 fresh seed (learning_rate=0.01)" in text
-    assert "ranks by" not in page.page(ranked, "title", ".", listed(settings))
+    text = page.page(ranked, "title", "runs/x", listed(settings), suffix="-worst_seed")
+    assert "runs/x/best-worst_seed.json" in text, "a second ranking has its own file"
+    assert "ranking is by" not in page.page(ranked, "title", ".", listed(settings))
 
 
 @pytest.mark.parametrize("seconds, drawings", [(60.0, 2), (0.0, 3)])

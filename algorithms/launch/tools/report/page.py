@@ -34,6 +34,7 @@ def page(
     retested: Sequence[Retested] = (),
     objective: str = objectives.DEFAULT,
     limits: Mapping[str, tuple[float, float]] = MappingProxyType({}),
+    suffix: str = "",
 ) -> str:
     """The page as text. It compares final returns, and says so where the sweep has another
     objective.
@@ -46,12 +47,13 @@ def page(
       retested: settings on other seeds, the best one first.
       objective: that the order of `ranked` is by.
       limits: the lowest and the highest value that a field may be.
+      suffix: of the names of the sweep's files, of another ranking than the sweep's own.
     """
     note = ""
     if objective != objectives.DEFAULT:
         firsts = [those[0] for those in results.by_environment(ranked).values()]
         names = "; ".join(", ".join(text_of(one.setting)) for one in firsts)
-        note = f"The sweep ranks by {objective}: {names} is first. "
+        note = f"The ranking is by {objective}: {names} is first. "
         note += "This page compares final returns."
         ranked = results.rank([trial for setting in ranked for trial in setting.trials])
         retested = sorted(retested, key=lambda one: -one.again.mean)
@@ -59,8 +61,9 @@ def page(
     body = [_head(found, title, note)]
     for one in found:
         again = [other for other in retested if other.again.environment == one.environment]
-        name = f"best-{as_file_name(one.environment)}.json" if len(found) > 1 else "best.json"
-        best_json = "" if note else str(Path(sweep_dir) / name)  # of another order
+        name = f"best-{as_file_name(one.environment)}" if len(found) > 1 else "best"
+        best_json = str(Path(sweep_dir) / f"{name}{suffix}.json")
+        best_json = "" if note else best_json  # of another order
         body.append(_section(one, best_json, len(found) > 1, again))
     data = json.dumps([entry for one in found for entry in _entries(one)], separators=(",", ":"))
     return (
