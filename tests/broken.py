@@ -51,15 +51,29 @@ def states(root: Path, without: tuple[Path, ...] = ()) -> dict[Path, list[Path]]
     return {folder: [f for f in files if f not in without] for folder, files in found.items()}
 
 
+def chunks(root: Path, without: tuple[Path, ...] = ()) -> dict[Path, int]:
+    """For each folder of a run or a chunk with whole states the newest one's point.
+
+    The states of a sweep that is over have gone; its policies tell their points. The run of its
+    best setting is made from them, and does not count.
+    """
+    found = {}
+    for folder, files in states(root, without).items():
+        over = (sweep := folder.parents[1] / "sweep.json").exists() and "kept" in sweep.read_text()
+        files = files or (over and sorted(folder.glob("[0-9]*.policy")))
+        if files and folder.parent.name != "best":
+            found[folder] = number(files[-1])
+    return found
+
+
 def newest(root: Path) -> int:
     """The point of the newest whole state, in a sweep the sum over its chunks; -1 for none."""
-    last = [number(files[-1]) for files in states(root).values() if files]
-    return sum(last) if last else -1
+    return sum(last.values()) if (last := chunks(root)) else -1
 
 
 def saved(root: Path, without: tuple[Path, ...] = ()) -> dict[Path, int]:
     """Policies up to the newest whole state, and the time when each was written."""
-    last = {folder: number(f[-1]) for folder, f in states(root, without).items() if f}
+    last = chunks(root, without)
     policies = [f for folder in last for f in folder.glob("[0-9]*.policy")]
     return {f: f.stat().st_mtime_ns for f in policies if number(f) <= last[f.parent]}
 

@@ -21,6 +21,7 @@ from algorithms.launch.engine import (
     split,
     stages,
     starts,
+    states,
 )
 from algorithms.launch.engine.distributions import Choice, Distribution
 from algorithms.launch.engine.errors import UserError
@@ -104,7 +105,9 @@ def begin(
     if there is not None:
         _check_same(there, module, described)
         env = None if isinstance(config.env, str) else config.env
-        return resume(there, module, env, None, "last", functions, view, chosen.to_json())
+        said = options_of(experiment.open(there).description, {})
+        kept = chosen._replace(sweep_states="all") if said.sweep_states == "all" else chosen
+        return resume(there, module, env, None, "last", functions, view, kept.to_json())
     largest = max(group.trials.count for group in groups)
     at_once = min(asked.max_parallel or largest, largest)
     if not devices.use_cores(at_once * chosen.split_envs, config):
@@ -244,9 +247,12 @@ def resume(
         config, wanted = there.description["config"], None if point == "last" else point
         longer = total_timesteps not in (None, config["total_timesteps"])
         if there.is_sweep and (longer or wanted is not None):
+            runs = "chunk_000 and so on"
+            if there.kept:
+                runs = f"and {' and '.join(there.kept)} alone kept whole states ({states.FLAG})"
             raise UserError(
                 f"{path} is a sweep, which goes on as it was: total_timesteps and point are for "
-                "its runs, chunk_000 and so on"
+                f"its runs, {runs}"
             )
         module = module or loading.find_module(there.algorithm)
         check_algorithm(module, there.algorithm, there.path)

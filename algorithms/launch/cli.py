@@ -30,7 +30,14 @@ from algorithms.launch.engine.errors import UserError, unknown
 from algorithms.launch.engine.grids import Asked
 from algorithms.launch.engine.interrupts import CODES, Terminated, heed_at_once, in_background
 from algorithms.launch.engine.loop import Swept
-from algorithms.launch.engine.options import INIT, NAMES, check_algorithm, make_options, seeds_of
+from algorithms.launch.engine.options import (
+    INIT,
+    NAMES,
+    check_algorithm,
+    make_options,
+    seeds_of,
+    stored,
+)
 from algorithms.launch.engine.session import Result
 from algorithms.launch.engine.settings import algorithm_name
 from algorithms.launch.engine.versions import kit
@@ -185,7 +192,8 @@ def from_run(module: Any, source: str, path: Path, names_env: bool = False) -> t
     check_algorithm(module, described["algorithm"], path)
     flags = Flags()
     if source in ("config", "resume"):
-        options = make_options(described["options"]).to_json()
+        known = stored(described) if source == "resume" else described["options"]
+        options = make_options(known).to_json()
         flags = Flags(seed=seeds[0], num_seeds=len(seeds), **options)
         if source == "config" and (begins := described.get("init_from")):
             flags = dataclasses.replace(flags, **init_flags(begins))

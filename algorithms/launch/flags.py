@@ -101,6 +101,9 @@ class Flags:
     json: bool = False  # of --evaluate: print JSON instead of tables
     dream: bool = False  # of --render: below, draw what dreamer.py's world model imagines
     keep_states: bool = False  # keep the whole state of every point, not of the last two only
+    sweep_states: Literal["best", "all"] = "best"
+    """whole states that stay when a sweep is done: of the best setting, or all; policies and
+    metrics always stay"""
     track: bool = False  # log to wandb
     tensorboard: bool = False  # write event files for TensorBoard
     one_run_per_seed: bool = False  # trackers get a run for each seed, not one for all

@@ -114,6 +114,8 @@ def sweep(
         the curve), "worst_seed" (its final return) or "steps_to=475" (fewest steps to a return).
       max_parallel: trials at once, if they are to be fewer than fit.
       memory_limit: bytes of each device to use, in place of nine tenths of what there is.
+      sweep_states: "best": once the sweep is over, of the whole states only the last ones of its
+        best setting stay, in sweep_dir/best; or "all". Policies and metrics always stay.
       sweep_dir: the directory to make; by default one named after the sweep, below `root`.
       resume_if_exists: go on with the sweep in sweep_dir if it is there; it must be this one.
       save, hooks, on_signal, quiet, import_seconds, and other keywords: as of `run`; a hook sees

@@ -12,6 +12,7 @@ training
 schedule       which trials train in which stage, how long: halving, Hyperband, a retest
 loop           chunks of trials, trained in turn
 stages         the chunks of a sweep's stages: which trials train at once
+states         which whole states stay when a sweep is over
 starts         where a chunk goes on
 initial        the policies at which new trials begin
 sources        what other trials have come to, from which trials begin

@@ -48,6 +48,12 @@ class Experiment(NamedTuple):
         return self.description["algorithm"]
 
     @property
+    def kept(self) -> dict[str, list[int]]:
+        """Of a sweep whose chunks have no whole states any more: {run: numbers of its trials} that
+        still have theirs (see `states`). Empty of all others."""
+        return self.description.get("kept", {})
+
+    @property
     def seeds(self) -> list[int]:
         """Of each setting."""
         if not self.is_sweep:
@@ -99,6 +105,20 @@ class Experiment(NamedTuple):
             raise UserError(f"trial={trial}: {self.path} has trials 0 to {max(homes)}")
         path, place = homes[trial]
         return RunDir.open(path), place
+
+    def locate_state(self, trial: int | None, point: int) -> tuple[RunDir, int | None]:
+        """The same, of a trial's whole state at a point, if another run than its chunk has it.
+
+        Raises:
+          UserError: as of `locate`.
+        """
+        run, place = self.locate(trial)
+        for name, numbers in self.kept.items():
+            if trial in numbers and (self.path / name / "config.json").exists():
+                other = RunDir.open(self.path / name)
+                if point in other.points("state"):
+                    return other, numbers.index(trial)
+        return run, place
 
 
 def create(
@@ -200,6 +220,21 @@ def _listed(
 
 def is_sweep(path: Path | str) -> bool:
     return (files.local(path) / SWEEP).exists()
+
+
+def gone_states(run: Path) -> str:
+    """What became of the states of a run, as the end of a sentence; empty if it has its own."""
+    run = run.resolve()
+    if not is_sweep(run.parent):
+        return ""
+    there = open(run.parent)
+    if not there.kept or all(entry.path.name != run.name for entry in there.entries):
+        return ""
+    runs = " and ".join(str(there.path / name) for name in there.kept)
+    return (
+        f"; its sweep is done and kept the whole states of its best setting alone, in {runs}: a "
+        "sweep with --sweep-states all keeps those of all settings"
+    )
 
 
 def is_there(path: Path | str, sweeps: bool) -> bool:

@@ -12,6 +12,7 @@ An array is written piece by piece as it comes from the devices and read a few t
 that a state needs no second place in memory. Whatever was changed or cut off is found.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -120,6 +121,15 @@ def sync_directory(path: Path) -> None:
         os.fsync(directory)
     finally:
         os.close(directory)
+
+
+def size(path: Path) -> int:
+    """Bytes of all files below a directory; of one that goes meanwhile none."""
+    total = 0
+    for file in path.rglob("*"):
+        with contextlib.suppress(OSError):
+            total += file.lstat().st_size if file.is_file() else 0
+    return total
 
 
 # --- checkpoints -----------------------------------------------------------------------------

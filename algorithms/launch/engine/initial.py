@@ -127,10 +127,14 @@ def _point(there: experiment.Experiment, wanted: Initial, trial: int) -> int:
             f"init_from={wanted.run}: trial {trial} is not finite at point {point}: "
             "choose another with init_trial or init_point"
         )
-    if wanted.optimizer and point not in (kept := run.points("state")):
+    if not wanted.optimizer:
+        return point
+    run, _ = there.locate_state(trial, point)
+    if point not in (kept := run.points("state")):
         raise UserError(
             f"init_optimizer=True: {run.path} has no whole state of point {point}; it has {kept} "
             "(a run with --keep-states keeps those of all points)"
+            f"{experiment.gone_states(run.path)}"
         )
     return point
 
@@ -156,7 +160,7 @@ def check_fit(initial: Initial, module: Any, config: Any) -> None:
     expected = dict(files.named_leaves(like))
     prefix, kind = ("", "state") if initial.optimizer else (".policy", "policy")
     for trial, point in sorted(set(zip(initial.trials, initial.points))):
-        run, _ = there.locate(trial)
+        run, _ = _home(there, initial, trial, point)
         file = next(iter(run.parts(point, kind).values()))
         shapes = files.shapes(file, run.algorithm)
         found = {f"{prefix}{name}": shape[1:] for name, shape in shapes.items()}
@@ -193,9 +197,17 @@ def read(initial: Initial, module: Any, config: Any) -> Any:
             return run.read(point, "state", blank, trials, partly=True)
         return blank.replace(policy=run.read(point, "policy", like.policy, trials))
 
-    homes = [there.locate(trial) for trial in initial.trials]
+    pairs = list(zip(initial.trials, initial.points))
+    homes = [_home(there, initial, trial, point) for trial, point in pairs]
     come = [Source(run, place or 0, at) for (run, place), at in zip(homes, initial.points)]
     return sources.rows(come, of_run)
+
+
+def _home(
+    there: experiment.Experiment, initial: Initial, trial: int, point: int
+) -> tuple[RunDir, int | None]:
+    """The run that has what is taken, and the trial's place there."""
+    return there.locate_state(trial, point) if initial.optimizer else there.locate(trial)
 
 
 def _only(state: Any, names: Sequence[str]) -> Any:

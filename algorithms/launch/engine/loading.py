@@ -113,7 +113,11 @@ def _load(
     wanted = range(count) if trial is None else range(trial, trial + 1)
     chosen = [choose_point(run, point, history, i) for i in wanted]
     programs.make_environment(module, config)
-    state = _read(run, chosen, wanted, programs.initial_state(module, config), whole)
+    home, places = run, wanted
+    if whole and number is not None:  # of a sweep another run may have it
+        home, place = there.locate_state(number, chosen[0])
+        places = range(place or 0, (place or 0) + 1)
+    state = _read(home, chosen, places, programs.initial_state(module, config), whole)
     points = [p for p in history if p <= max(chosen)]
     if trials.floats:
         config = trials.configs(config) if trial is None else trials.config(config, trial)

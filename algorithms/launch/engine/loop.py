@@ -11,7 +11,15 @@ import jax
 import numpy as np
 
 from algorithms import parts
-from algorithms.launch.engine import hosts, progress, results, settings
+from algorithms.launch.engine import (
+    files,
+    hosts,
+    programs,
+    progress,
+    results,
+    settings,
+    states,
+)
 from algorithms.launch.engine.brief import brief
 from algorithms.launch.engine.errors import UserError
 from algorithms.launch.engine.interrupts import Interrupt
@@ -168,6 +176,11 @@ class Standing:
 def train_sweep(stages: Stages, chunks: list[Chunk], options: Options, hooks: Hooks) -> Swept:
     """Trains the unfinished chunks, stage by stage, and writes the tables anew after each."""
     standing, schedule = Standing(stages, list(chunks), hooks.page), stages.schedule
+    go = states.will_go(stages.path, options, chunks, len(schedule.seeds))
+    if go:
+        standing.view.say(
+            f"when it is done, only the best setting keeps whole states ({states.FLAG})"
+        )
     with Interrupt() as interrupt:
         for stage in range(schedule.num_stages):
             mine = [chunk for chunk in standing.chunks if chunk.stage == stage]
@@ -180,7 +193,7 @@ def train_sweep(stages: Stages, chunks: list[Chunk], options: Options, hooks: Ho
             stopped = _train_stage(standing, stage, mine, options, hooks, interrupt)
             if stopped:
                 break
-        swept = _swept(standing, stopped)
+        swept = _swept(standing, stopped, go)
     return swept._replace(stopped=interrupt.heard() or swept.stopped)
 
 
@@ -217,8 +230,8 @@ def _train_stage(
     return ""
 
 
-def _swept(standing: Standing, stopped: str) -> Swept:
-    """Says and writes what came of a sweep."""
+def _swept(standing: Standing, stopped: str, go: bool) -> Swept:
+    """Says and writes what came of a sweep; `go`: whole states go if it is over."""
     view, path, trials = standing.view, standing.stages.path, standing.came.trials
     if not standing.publish(last=True):
         standing.unsaved.append("results.csv and best.json")
@@ -239,13 +252,30 @@ def _swept(standing: Standing, stopped: str) -> Swept:
     if broken := [trial for trial in [*trials, *new] if not trial.is_finite]:
         view.say(results.broken(broken))
     unsaved = standing.unsaved
-    how = ["stopped" if stopped else "done", *[progress.NOT_SAVED] * bool(unsaved)]
-    view.finish(", ".join([*how, *[f"in {path}"] * (path is not None)]))
     judged = [one.again for one in again] or ranked
+    if path and not stopped and not unsaved:
+        _remove_states(standing, path, judged, go)
+    how = ["stopped" if stopped else "done", *[progress.NOT_SAVED] * bool(unsaved)]
+    where = f"in {path} ({programs.in_words(files.size(path))})" if path else ""
+    view.finish(", ".join(filter(None, [*how, where])))
     best = [those[0].score(wanted) for those in results.by_environment(judged).values()]
     objective = -float(np.mean(best)) if ranked else float("inf")
     ends = (stopped, "; ".join(unsaved), again, not stopped)
     return Swept(trials, ranked, path, objective, *ends)
+
+
+def _remove_states(
+    standing: Standing, path: Path, judged: Sequence[results.Ranked], go: bool
+) -> None:
+    """Removes the whole states that nothing needs of a sweep that is over."""
+    try:
+        if go:
+            standing.view.say(states.keep_best(path, judged, standing.chunks))
+        else:
+            states.remove_rest(path)
+    except (UserError, OSError) as error:
+        if hosts.is_first():
+            standing.view.warn(f"whole states stay: {error}")
 
 
 def _train_one(session: Session, interrupt: Interrupt) -> Result:

@@ -13,6 +13,7 @@ from algorithms.launch.engine.settings import Trials, algorithm_name
 INIT = ("init_from", "init_point", "init_trial", "init_optimizer")
 CHOSEN = ("init_seeds", "init_trials", "init_points")  # by an earlier run, for --config
 GIF_CHOICES = ("never", "start", "end", "every")
+SWEEP_STATES = ("best", "all")
 TRACKERS = ("track", "tensorboard")  # options of which each opens a tracker
 
 
@@ -23,6 +24,7 @@ class Options(NamedTuple):
     """
 
     keep_states: bool = False
+    sweep_states: str = "best"  # whose whole states stay when a sweep is over (states.py)
     track: bool = False
     one_run_per_seed: bool = False
     tensorboard: bool = False
@@ -63,6 +65,9 @@ def make_options(values: dict[str, Any]) -> Options:
     options = Options(**own, init=begins)
     if options.gif not in GIF_CHOICES:
         raise UserError(f"gif={options.gif!r}: choose one of {', '.join(GIF_CHOICES)}")
+    if options.sweep_states not in SWEEP_STATES:
+        choices = ", ".join(SWEEP_STATES)
+        raise UserError(f"sweep_states={options.sweep_states!r}: choose one of {choices}")
     if options.one_run_per_seed and not options.tracked:
         able = " or ".join(TRACKERS)
         raise UserError(f"one_run_per_seed=True is about trackers: use it with {able}")
@@ -127,6 +132,11 @@ def init_to_json(options: Options) -> dict[str, Any]:
     return {"init_from": options.init._asdict()} if options.init else {}
 
 
+def stored(description: dict[str, Any]) -> dict[str, Any]:
+    """The options of what is there; what an earlier version has made keeps all of its states."""
+    return {"sweep_states": "all"} | description["options"]
+
+
 def options_of(description: dict[str, Any], changes: dict[str, Any]) -> Options:
     """The options of what is there, with changes; where it began does not change.
 
@@ -139,5 +149,5 @@ def options_of(description: dict[str, Any], changes: dict[str, Any]) -> Options:
     begins = description.get("init_from")
     number = description["options"].get("split_envs", 1)
     split.check_same(number, changes.get("split_envs", number))
-    options = make_options(description["options"] | changes)
+    options = make_options(stored(description) | changes)
     return options._replace(init=Initial(**begins) if begins else None)

@@ -207,6 +207,11 @@ class RunDir:
                 for file in old.values():
                     file.unlink()
 
+    def state_files(self) -> list[Path]:
+        """The files of whole states, also of points that some processes have not saved."""
+        found = self.checkpoints.glob("[0-9]*.state")
+        return [file for file in found if NAME.fullmatch(file.name)]
+
     def history(self, last: int | None = None) -> dict[int, Metrics]:
         """Metrics (num_trials, ...) of the curve's points, up to the last one that is wanted.
 

@@ -64,30 +64,37 @@ def chunks_of(
         )
         # The next rung is made of the states of this one, which have to be whole until it is there.
         skipped = there.is_sweep and (entry.last is None or entry.stage + 1 in made)
-        finished = chunk.num_points if skipped else None
-        start = starting(trainer, run_dir, point, finished)
+        finished = chunk.num_points if skipped or there.kept else None
+        start = starting(trainer, run_dir, point, finished, bool(there.kept))
         chunks.append(chunk._replace(start=start))
     return chunks
 
 
-def starting(trainer: Trainer, run_dir: RunDir, point: int | None, finished: int | None) -> Start:
+def starting(
+    trainer: Trainer,
+    run_dir: RunDir,
+    point: int | None,
+    finished: int | None,
+    without: bool = False,
+) -> Start:
     """Where a run that is there goes on: at its last whole state, or at that of a point.
 
     Args:
       finished: a run that has come to this point starts there, and no state is read.
+      without: it is a chunk of a sweep that is over, whose states have gone.
 
     Raises:
       UserError: there is no state to go on from, or not that one.
     """
-    last = max(run_dir.points("state"), default=-1)
+    last = max(run_dir.points("policy" if without else "state"), default=-1)
     if finished is not None and last >= finished and last in (history := run_dir.history()):
         return Start(last, None, history, True, run_dir.is_finite(last))
     if point is None:
-        point = hosts.from_first(run_dir.newest_whole)
+        point = hosts.from_first(lambda: _newest_whole(run_dir))
     elif point not in (kept := run_dir.points("state")):
         raise UserError(
             f"{run_dir.path} has no whole state of point {point}; it has {kept}: a run with "
-            "--keep-states keeps those of all points"
+            f"--keep-states keeps those of all points{experiment.gone_states(run_dir.path)}"
         )
     if point is None:
         return Start(resumed=True)
@@ -97,6 +104,13 @@ def starting(trainer: Trainer, run_dir: RunDir, point: int | None, finished: int
     read = lambda trials: run_dir.read(point, "state", like, trials)
     is_finite = run_dir.is_finite(point) if point in history else None  # losses, too
     return Start(point, read, history, True, is_finite)
+
+
+def _newest_whole(run_dir: RunDir) -> int | None:
+    try:
+        return run_dir.newest_whole()
+    except UserError as error:
+        raise UserError(f"{error}{experiment.gone_states(run_dir.path)}") from None
 
 
 def _check_length(trainer: Trainer, run_dir: RunDir, history: dict[int, Any]) -> None:

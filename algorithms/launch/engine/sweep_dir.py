@@ -9,6 +9,7 @@ sweep.png           returns against swept fields, and learning curves
 report.html         the ranking, those pictures and more on one page that opens offline
 wandb.json          ids of wandb's runs, with --track
 best.json           the best setting, for --config; with several environments, best-NAME.json each
+best/ ...           a run of it, with its last whole state, once the others' have gone (states.py)
 .lock               held by the process that trains here (locks.py)
 """
 

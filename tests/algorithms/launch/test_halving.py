@@ -33,6 +33,7 @@ CONFIG = toy.Config(total_timesteps=900, num_evals=9, num_eval_episodes=1)
 GRID = {"learning_rate": [0.1, 0.2, 0.3, 0.4, 0.5, 0.6], "anneal_lr": [False, True]}
 make_page = page.page  # as it is without quick_pictures
 ASKED = {"halving": 3, "retest": 2, "retest_seeds": 3, "num_seeds": 2, "seed": 5}
+ASKED |= {"sweep_states": "all"}  # which are compared
 
 
 class Crash(Exception):
@@ -273,7 +274,7 @@ def test_a_retest_names_its_broken_trials(tmp_path, capsys, monkeypatch):
     said = capsys.readouterr().out
     sound, broken = swept.retested
     assert sound.again.broken == 0 and broken.again.broken == 2 and np.isnan(broken.luck)
-    *_, first, second, names, _, _ = said.splitlines()
+    *_, first, second, names, _, _, _ = said.splitlines()
     assert "not finite" not in first
     assert second.split() == ["2", "3e+38", "-", "-", "-", "-", "2", "not", "finite"]
     assert names == "not finite: learning_rate=3e+38: seeds 5, 6, 7"
@@ -493,7 +494,8 @@ def test_a_rung_is_trained_further_in_a_copy_alone(halved, tmp_path):
 def test_without_files_and_in_chunks(halved):
     """Close, not exact: chunks of three vmap other numbers of trials."""
     for more in ({}, {"max_parallel": 3}):
-        swept = launch.sweep(toy, CONFIG, GRID, **ASKED, save=False, **more)
+        asked = ASKED | {"save": False, "sweep_states": "best"} | more
+        swept = launch.sweep(toy, CONFIG, GRID, **asked)
         assert named(swept).keys() == named(halved).keys()
         for key, returns in named(swept).items():
             np.testing.assert_allclose(returns, named(halved)[key], rtol=1e-5)

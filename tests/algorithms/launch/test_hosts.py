@@ -113,6 +113,7 @@ def test_a_killed_run_of_two_processes_goes_on_with_four_and_then_with_one(tmp_p
     lines = (chunk.path / "metrics.csv").read_text().splitlines()
     assert len(lines) == 1 + 5 * 201, "the history is whole, whoever wrote it"
     assert launch.load(sweep_dir, trial=4, module=toy).state.policy["weights"].shape == (3, 2)
+    assert not chunk.points("state") and RunDir.open(sweep_dir / "best").points("state") == [200]
 
 
 # Forks the processes of two runs, because importing takes longer than what they do.

@@ -68,7 +68,8 @@ class Stop(Exception):
 @pytest.fixture(scope="module")
 def whole(quick_pictures, shared_programs, tmp_path_factory):
     """A sweep of six settings with two seeds, all twelve trials at once."""
-    return launch.sweep(toy, CONFIG, GRID, num_seeds=2, root=tmp_path_factory.mktemp("whole"))
+    root = tmp_path_factory.mktemp("whole")
+    return launch.sweep(toy, CONFIG, GRID, num_seeds=2, sweep_states="all", root=root)
 
 
 def curves(swept):
@@ -352,9 +353,8 @@ def test_ppo_s_trials_are_close_to_single_runs_and_chunks_exactly_the_whole(
     "at_once, sizes", [(5, [4, 4, 4]), (11, [6, 6]), (4, [4, 4, 4]), (99, [12])]
 )
 def test_chunks_are_exactly_the_whole(whole, tmp_path, at_once, sizes):
-    chunks = launch.sweep(
-        toy, CONFIG, GRID, num_seeds=2, max_parallel=at_once, sweep_dir=tmp_path / "x"
-    )
+    given = {"max_parallel": at_once, "sweep_dir": tmp_path / "x", "sweep_states": "all"}
+    chunks = launch.sweep(toy, CONFIG, GRID, num_seeds=2, **given)
     runs = [RunDir.open(path) for path in sorted((tmp_path / "x").glob("chunk_*"))]
     assert [run_dir.trials.count for run_dir in runs] == sizes
     assert_same_sweeps(whole, chunks)
@@ -482,9 +482,8 @@ def test_a_resumed_sweep_is_exactly_an_unbroken_one(whole, tmp_path, chunk, poin
 
     sweep_dir = tmp_path / "x"
     with pytest.raises(Stop):
-        launch.sweep(
-            toy, CONFIG, GRID, num_seeds=2, max_parallel=4, sweep_dir=sweep_dir, hooks=[crash]
-        )
+        given = {"max_parallel": 4, "sweep_dir": sweep_dir, "sweep_states": "all"}
+        launch.sweep(toy, CONFIG, GRID, num_seeds=2, hooks=[crash], **given)
     seen = []
     resumed = launch.resume(sweep_dir, module=toy, hooks=[seen.append])
     assert (
@@ -581,7 +580,7 @@ def test_a_trial_that_is_not_finite_is_shown_and_the_others_go_on(tmp_path, caps
     assert [row["is_finite"] for row in table(tmp_path / "x")] == list("110011")
     assert swept.ranked[-1].setting == {"learning_rate": 3e38} and "2 not finite" in out
     assert "2 of 6 trials not finite |" in out and not swept.failed
-    assert "\nnot finite: learning_rate=3e+38: seeds 0, 1\ndone" in out
+    assert "\nnot finite: learning_rate=3e+38: seeds 0, 1\nthe best setting with" in out
     assert math.isfinite(swept.objective)
     alone = launch.sweep(toy, config, {"learning_rate": [0.1, 0.2]}, num_seeds=2, save=False)
     assert curves(alone).items() <= curves(swept).items()
@@ -865,7 +864,7 @@ def test_environments_are_not_ranked_against_each_other(tmp_path, capsys):
     config = CONFIG.replace(num_evals=2)
     grid = {"env": ["CartPole-v1", "Acrobot-v1"], "gamma": [0.9, 1.0]}
     swept = launch.sweep(toy, config, grid, sweep_dir=tmp_path / "x")
-    made = sorted(file.name for file in (tmp_path / "x").glob("best*"))
+    made = sorted(file.name for file in (tmp_path / "x").glob("best*.json"))
     assert made == ["best-Acrobot-v1.json", "best-CartPole-v1.json"]
     again, _ = cli.defaults(toy, ["--config", str(tmp_path / "x" / made[0])])
     assert again.env == "Acrobot-v1"
