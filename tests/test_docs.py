@@ -65,10 +65,14 @@ def test_every_page_and_picture_can_be_reached_from_the_readme():
 
 
 def test_the_readme_has_the_two_commands_that_ci_runs():
-    """.ci/run finds them: their lines begin with four spaces and `pip install -r`."""
-    commands = re.findall(r"^    (pip install -r .*)", (ROOT / "README.md").read_text(), re.M)
+    """.ci/run finds them: lines that begin with four spaces, install and start Python."""
+    pattern = re.compile(r"^    (pip install .* && python .*)", re.M)
+    commands = pattern.findall((ROOT / "README.md").read_text())
     assert len(commands) == 2
-    assert "algorithms/ppo.py" in commands[0] and "pytest" in commands[1]
+    assert commands[0].startswith("pip install -r requirements.txt && python algorithms/ppo.py ")
+    assert commands[1] == 'pip install -e ".[test]" && python -m pytest tests'
+    of_sed = pattern.pattern.replace("(", "\\(").replace(")", "\\)")
+    assert f"sed -n 's/{of_sed}/" in (ROOT / ".ci" / "run").read_text()
 
 
 @pytest.mark.parametrize("page", [*ROOT_PAGES, *sorted(DOCS.glob("*.md"))], ids=lambda p: p.stem)

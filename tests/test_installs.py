@@ -91,21 +91,27 @@ def test_another_package_envs_is_refused_in_a_sentence(clone, has_init):
 # --- packaging -------------------------------------------------------------------------------
 
 
+def imports(nodes):
+    """The first names of the packages that these nodes of a syntax tree import."""
+    found = set()
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            found.add(node.module.partition(".")[0])
+    return found - sys.stdlib_module_names
+
+
 def test_every_library_that_the_kit_imports_is_declared():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     lists = [project["dependencies"], *project["optional-dependencies"].values()]
     declared = {re.split(r"[<>=\[]", text)[0].lower() for one in lists for text in one}
     declared |= {"numpy", "scipy", "msgpack", "gymnasium"}  # of jax, flax and gymnax
     declared |= {"tensorboardx", "mujoco", "mujoco_playground"}  # named where they are missing
-    imported = set()
+    imported = {"gymnax"}  # envs/gymnax.py imports it by its name
     for file in [*(ROOT / "algorithms").rglob("*.py"), *(ROOT / "envs").rglob("*.py")]:
-        for node in ast.walk(ast.parse(file.read_text())):
-            if isinstance(node, ast.Import):
-                imported |= {alias.name.partition(".")[0] for alias in node.names}
-            elif isinstance(node, ast.ImportFrom) and not node.level:
-                imported.add(node.module.partition(".")[0])
-    imported |= {"gymnax"}  # envs/gymnax.py imports it by its name
-    imported -= sys.stdlib_module_names | {"algorithms", "envs"}
+        imported |= imports(ast.walk(ast.parse(file.read_text())))
+    imported -= {"algorithms", "envs"}
     assert {"jax", "PIL"} <= imported
     packages = {"PIL": "pillow", "resvg_py": "resvg-py"}
     assert {packages.get(name, name).lower() for name in imported} <= declared
@@ -129,17 +135,48 @@ def test_all_that_gymnax_imports_comes_along():
     """Not by chance, with a package of the tests: gymnax does not declare all of it."""
     folder, imported = Path(importlib.util.find_spec("gymnax").origin).parent, set()
     for file in folder.rglob("*.py"):
-        for node in ast.parse(file.read_text()).body:  # what functions import is optional
-            if isinstance(node, ast.Import):
-                imported |= {alias.name.partition(".")[0] for alias in node.names}
-            elif isinstance(node, ast.ImportFrom) and not node.level:
-                imported.add(node.module.partition(".")[0])
+        imported |= imports(ast.parse(file.read_text()).body)  # what functions import is optional
     packages = metadata.packages_distributions()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     there = needed(project["dependencies"])
     assert "jax" in imported and {"jax", "gymnax", "numpy"} <= there
-    for name in imported - sys.stdlib_module_names - {"gymnax"}:
+    for name in imported - {"gymnax"}:
         assert {package.lower() for package in packages[name]} & there, name
+
+
+def declared(*extras):
+    """Requirements of the kit with these extras, and with those that they name."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    found, todo = list(project["dependencies"]), list(extras)
+    while todo:
+        for text in project["optional-dependencies"][todo.pop()]:
+            more = Requirement(text)
+            todo += more.extras if more.name == project["name"] else []
+            found += [text] * (more.name != project["name"])
+    return found
+
+
+def test_requirements_are_what_training_needs():
+    """Tools come with the extras test and dev, and pygame, which only GIFs need, with gif."""
+    lines = (ROOT / "requirements.txt").read_text().splitlines()
+    assert [line for line in lines if not line.startswith("#")] == ["-e .[distrax]"]
+    there = needed(declared("distrax"))
+    assert {"jax", "flax", "optax", "distrax", "gymnax", "tyro", "wandb", "matplotlib"} <= there
+    assert not {"pytest", "rlax", "ruff", "mypy", "pygame", "flatbuffers"} & there
+    assert {"pygame"} == needed(declared("gif")) - needed(declared())
+    assert {"ruff", "mypy"} <= needed(declared("dev")) - needed(declared("test"))
+
+
+def test_the_extra_test_has_all_that_tests_import():
+    """Without the linters; libraries of environments are imported where a test needs them."""
+    imported = set()
+    for file in (ROOT / "tests").rglob("*.py"):
+        imported |= imports(ast.parse(file.read_text()).body)
+    imported -= {"algorithms", "envs", "tests", "run"}  # tests/mutants/run.py
+    packages, there = metadata.packages_distributions(), needed(declared("test"))
+    assert {"pytest", "distrax", "jax", "PIL"} <= imported
+    missing = {m for m in imported if not {p.lower() for p in packages.get(m, ())} & there}
+    assert not missing
 
 
 def test_an_installed_package_is_copied_from(tmp_path, monkeypatch):
