@@ -10,7 +10,7 @@ import functools
 import re
 import sys
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -31,8 +31,8 @@ Directory = Annotated[str | None, _named("DIR")]
 
 
 @dataclasses.dataclass(frozen=True)
-class Flags:
-    """Flags that every algorithm has; CONTRIBUTING.md says what else a new one needs."""
+class Runs:
+    """Where a run begins, what it keeps and what it shows."""
 
     seed: int = 0  # seed of the first trial; with --evaluate and --render: of the episodes
     num_seeds: int = 1  # trials trained at once, with seeds seed, seed + 1, ...
@@ -43,6 +43,31 @@ class Flags:
     randomize: Annotated[str | None, _named("RANGES")] = None
     """draw these floats of the environment anew for every episode, as the env setting randomize:
     length=uniform:0.25:1,gravity=log:5:20"""
+    run_dir_root: str = "runs"  # folder for the directories of new runs
+    run_dir: Directory = None
+    """directory of this run or sweep, instead of a new one in run_dir_root"""
+    resume: Directory = None
+    """continue a run or a sweep; a larger --total-timesteps makes a run longer"""
+    resume_if_exists: bool = False  # continue the run or sweep in --run-dir, if there is one
+    init_from: Directory = None
+    """begin at the policy of a run or a sweep, with other settings or in another environment"""
+    init_point: str = "last"  # of --init-from: last, best or a number
+    init_trial: int | None = None
+    """of --init-from: the trial for all seeds; default: trial i for seed i, or the best one"""
+    init_optimizer: bool = False
+    """of --init-from: also take the optimizer's state, other networks and the scale of rewards"""
+    keep_states: bool = False  # keep the whole state of every point, not of the last two only
+    gif: Literal["never", "start", "end", "every"] = "never"  # when to draw a GIF of an episode
+    track: bool = False  # log to wandb
+    tensorboard: bool = False  # write event files for TensorBoard
+    one_run_per_seed: bool = False  # trackers get a run for each seed, not one for all
+    quiet: bool = False  # show no progress
+
+
+@dataclasses.dataclass(frozen=True)
+class Sweeps:
+    """What a sweep trains, besides the settings that have several values."""
+
     samples: Count = None
     """draws of the settings given as log:LOW:HIGH, uniform:LOW:HIGH, discount:LOW:HIGH (1 - x is
     log-uniform), int:LOW:HIGH, logint:LOW:HIGH, choice:A,B or, of lists, choice:64,64/128,128"""
@@ -59,6 +84,15 @@ class Flags:
     objective: Annotated[str | None, _named("NAME")] = None
     """rank a sweep's settings by final_return (the default), mean_return (over the curve),
     worst_seed or steps_to=RETURN (fewest steps)"""
+    sweep_states: Literal["best", "all"] = "best"
+    """whole states that stay when a sweep is done: of the best setting, or all; policies and
+    metrics always stay"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Populations:
+    """Population-based training: floats that change while training."""
+
     pbt: Count = None
     """population-based training in N rounds: --samples members, of floats given as ranges"""
     pbt_share: Real = None
@@ -70,29 +104,34 @@ class Flags:
     pbt_copy_buffer: bool = True  # of --pbt: copies take the replay buffer along
     pbt_periods: Annotated[str | None, _named("N,N")] = None
     """of --pbt: equal subpopulations, of which each evolves after N rounds (MF-PBT), as 1,4"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Devices:
+    """Memory, several devices and several processes."""
+
     max_parallel: Count = None  # trials to train at once; default: as many as fit into the memory
     memory_limit: Annotated[str | None, _named("SIZE")] = None
     """device memory that programs may use, as 500MB or 16GB; default: nine tenths of it"""
-    run_dir_root: str = "runs"  # folder for the directories of new runs
-    run_dir: Directory = None
-    """directory of this run or sweep, instead of a new one in run_dir_root"""
-    resume_if_exists: bool = False  # continue the run or sweep in --run-dir, if there is one
-    init_from: Directory = None
-    """begin at the policy of a run or a sweep, with other settings or in another environment"""
-    init_point: str = "last"  # of --init-from: last, best or a number
-    init_trial: int | None = None
-    """of --init-from: the trial for all seeds; default: trial i for seed i, or the best one"""
-    init_optimizer: bool = False
-    """of --init-from: also take the optimizer's state, other networks and the scale of rewards"""
-    resume: Directory = None
-    """continue a run or a sweep; a larger --total-timesteps makes a run longer"""
+    split_envs: int = 1  # divide each trial's environments and minibatches into N shards
+    distributed: bool = False  # this is one of several processes that train together
+    coordinator: Annotated[str | None, tyro.conf.arg(metavar="HOST:PORT")] = None
+    """with --distributed, outside a cluster: address of the first process"""
+    num_processes: int | None = None  # of --distributed: number of processes, outside a cluster
+    process_id: int | None = None  # of --distributed: 0, 1, ..., outside a cluster
+
+
+@dataclasses.dataclass(frozen=True)
+class Tools:
+    """Commands that do not train, and what they take."""
+
     evaluate: Directory = None  # play episodes with the policy of a run and print statistics
     render: Directory = None  # write a GIF of an episode of a run
     export: Directory = None  # write the policy of a run into one file that acts without the kit
     copy: Directory = None
     """write this file, with all that it uses of the kit, as one file into this folder"""
     list: bool = False  # list algorithms, environments and presets
-    version: bool = False  # print the kit's version
+    version: bool = False  # print the versions of the kit, Python and the libraries
     point: str = "last"
     """of --evaluate, --render, --export: last, best or N; of --resume: last or a kept state"""
     trial: str = "best"
@@ -100,21 +139,11 @@ class Flags:
     episodes: int = 100  # episodes that --evaluate plays with each trial
     json: bool = False  # of --evaluate: print JSON instead of tables
     dream: bool = False  # of --render: below, draw what dreamer.py's world model imagines
-    keep_states: bool = False  # keep the whole state of every point, not of the last two only
-    sweep_states: Literal["best", "all"] = "best"
-    """whole states that stay when a sweep is done: of the best setting, or all; policies and
-    metrics always stay"""
-    track: bool = False  # log to wandb
-    tensorboard: bool = False  # write event files for TensorBoard
-    one_run_per_seed: bool = False  # trackers get a run for each seed, not one for all
-    gif: Literal["never", "start", "end", "every"] = "never"  # when to draw a GIF of an episode
-    split_envs: int = 1  # divide each trial's environments and minibatches into N shards
-    quiet: bool = False  # show no progress
-    distributed: bool = False  # this is one of several processes that train together
-    coordinator: Annotated[str | None, tyro.conf.arg(metavar="HOST:PORT")] = None
-    """with --distributed, outside a cluster: address of the first process"""
-    num_processes: int | None = None  # of --distributed: number of processes, outside a cluster
-    process_id: int | None = None  # of --distributed: 0, 1, ..., outside a cluster
+
+
+@dataclasses.dataclass(frozen=True)
+class Flags(Tools, Devices, Populations, Sweeps, Runs):
+    """Flags that every algorithm has; CONTRIBUTING.md says what else a new one needs."""
 
 
 def parse(module: Any, argv: list[str], config: Any, flags: Flags) -> tuple[Any, Flags]:
@@ -123,27 +152,90 @@ def parse(module: Any, argv: list[str], config: Any, flags: Flags) -> tuple[Any,
     Raises:
       UserError: what cannot be read.
     """
-
-    @dataclasses.dataclass
-    class Both:
-        # Several values of a setting make a sweep, as do draws, log:1e-5:1e-2 with --samples.
-        algorithm: Annotated[module.Config, SEVERAL]
-        shared: Flags
-
     words = with_words(dataclasses.fields(module.Config), by_new_names(argv))
     fields = [f.name for kind in (module.Config, Flags) for f in dataclasses.fields(kind)]
     known = [name.replace("_", "-") for name in fields]
     with in_one_sentence(functools.partial(refuse, words=words, known=known)):
-        asked = tyro.cli(
-            Both,
+        asked: Any = tyro.cli(
+            boxes(config, flags),
             args=words,
-            default=Both(algorithm=config, shared=flags),
             prog=Path(module.__file__).name,
-            description=(module.__doc__ or "").partition("\n")[0],
+            description=(module.__doc__ or "").partition("\n")[0] + SWEEPS,
             config=(tyro.conf.OmitArgPrefixes,),
             registry=value_types(),
         )
-    return asked.algorithm, asked.shared
+    values = lambda titles: {k: v for title in titles for k, v in asked[title].items()}
+    return type(config)(**values(SETTINGS)), type(flags)(**values(SHARED))
+
+
+SWEEPS = "\n\nSeveral values of a setting make a sweep: --learning-rate 1e-4 1e-3 --num-seeds 8"
+
+# --- boxes of --help -------------------------------------------------------------------------
+
+# A setting has one name in all files. One that is not here is of training.
+SETTINGS = {
+    "environment": """
+        env env_settings normalize_obs normalize_reward clip_obs clip_reward reward_scale squash
+        opening_moves
+    """,
+    "training": "",
+    "network": """
+        network hidden_sizes critic_hidden_sizes hidden_size critic_hidden_size activation
+        conv_layers compute_dtype layer_norm norm norm_momentum layers num_blocks critic_blocks
+        expansion num_channels blocks latents classes cell memory_size window forget_bias
+        previous_inputs skip shared_torso asymmetric share_params central_critic agent_ids
+        num_critics dueling num_atoms num_bins num_quantiles num_cosines v_min v_max symlog_max
+        sigma_head min_std max_std min_log_std max_log_std unimix actor_unimix reconstruction
+        mixer mixing_size renorm_momentum renorm_warmup renorm_r_max renorm_d_max
+    """,
+    "evaluation": """
+        num_evals num_eval_episodes eval_at_start eval_simulations eval_opening_moves eval_search
+    """,
+}
+SHARED = {
+    **{"run": Runs, "sweep": Sweeps, "population": Populations},
+    **{"device": Devices, "tool": Tools},
+}
+
+
+def box_of(name: str) -> str:
+    """The box of --help in which a setting of an algorithm stands."""
+    return next((box for box, names in SETTINGS.items() if name in names.split()), "training")
+
+
+class Box:
+    """Fields that --help shows together, of which tyro makes a dict."""
+
+    fields: tuple[tyro.constructors.StructFieldSpec, ...]
+
+
+def box(fields: Sequence[tyro.constructors.StructFieldSpec]) -> type[Box]:
+    return type("Box", (Box,), {"fields": tuple(fields)})
+
+
+def boxes(config: Any, flags: Flags) -> type[Box]:
+    """The box of all boxes: first the algorithm's own, then those that every file has."""
+    own, shared = fields_of(config), fields_of(flags)
+    found: list[tuple[str, str, Any]] = [
+        (title, "", Annotated[box([f for f in own if box_of(f.name) == title]), SEVERAL])
+        for title in SETTINGS
+    ]
+    for title, kind in SHARED.items():
+        names = {f.name for f in dataclasses.fields(kind)}
+        found.append((title, kind.__doc__ or "", box([f for f in shared if f.name in names])))
+    make = tyro.constructors.StructFieldSpec
+    return box([make(title, kind, tyro.MISSING, about) for title, about, kind in found])
+
+
+def fields_of(default: Any) -> tuple[tyro.constructors.StructFieldSpec, ...]:
+    """A dataclass's fields as tyro sees them: help text, type, and the value in `default`."""
+    info = tyro.constructors.StructTypeInfo.make(type(default), default, in_union_context=False)
+    spec = tyro.constructors.ConstructorRegistry.get_struct_spec(info)
+    assert isinstance(spec, tyro.constructors.StructConstructorSpec)
+    return spec.fields
+
+
+# --- refusals --------------------------------------------------------------------------------
 
 
 def in_one_sentence(refuse: Callable[[Any], None]) -> contextlib.AbstractContextManager:
@@ -198,6 +290,8 @@ def not_taken(word: str, words: list[str], known: list[str]) -> UserError:
     return UserError(f"{word!r} is no flag; {after}")
 
 
+# --- words and values ------------------------------------------------------------------------
+
 RENAMED = {"--agent": "--trial"}  # the earlier names of flags
 SEVERAL = tyro.conf.FlagConversionOff  # marks the flags that take more than one value
 
@@ -250,9 +344,15 @@ def single_out(base: Any, config: Any) -> tuple[Any, dict[str, Any]]:
 def value_types() -> tyro.constructors.ConstructorRegistry:
     """How words become values: 5e5 is a whole number, and a tuple is one word with commas.
 
-    Flags of the algorithm take one word or more.
+    Flags of the algorithm take one word or more. Boxes become dicts.
     """
     registry = tyro.constructors.ConstructorRegistry()
+
+    @registry.struct_rule
+    def dict_of(info: tyro.constructors.StructTypeInfo) -> Any:
+        if isinstance(info.type, type) and issubclass(info.type, Box):
+            return tyro.constructors.StructConstructorSpec(dict, info.type.fields)
+        return None
 
     @registry.primitive_rule
     def rule(info: tyro.constructors.PrimitiveTypeInfo) -> Any:

@@ -1,10 +1,14 @@
 """The command line, from outside wherever a process, a signal or a kill matters."""
 
+import ast
+import collections
+import dataclasses
 import gc
 import importlib
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -23,6 +27,7 @@ from algorithms.launch.engine.run_dir import RunDir
 from algorithms.launch.tools import evaluation
 from tests.algorithms.launch import toy
 from tests.broken import untimed
+from tests.seconds import ALGORITHMS
 
 pytestmark = pytest.mark.usefixtures("quick_pictures", "shared_programs")
 ROOT = Path(__file__).parents[3]
@@ -190,9 +195,48 @@ def test_a_setting_of_the_environment_may_be_several_numbers():
     assert parsed("--env-settings", "observe=0,2")[0].env_settings == (("observe", (0, 2)),)
 
 
+def settings_of(name):
+    """The names of the fields of a file's Config, read without importing it."""
+    body = ast.parse((ROOT / "algorithms" / f"{name}.py").read_text()).body
+    (config,) = [n for n in body if isinstance(n, ast.ClassDef) and n.name == "Config"]
+    return [node.target.id for node in config.body if isinstance(node, ast.AnnAssign)]
+
+
+def test_every_setting_of_every_file_is_in_one_box_of_help():
+    every = {name: settings_of(name) for name in sorted(ALGORITHMS)}
+    listed = [name for names in flags.SETTINGS.values() for name in names.split()]
+    assert len(listed) == len(set(listed)) and set(listed) <= set().union(*every.values())
+    for name, settings in every.items():
+        boxes = collections.Counter(map(flags.box_of, settings))
+        assert set(flags.SETTINGS) == set(boxes), f"{name} has an empty box"
+    assert flags.box_of("a_setting_of_your_file") == flags.box_of("gamma") == "training"
+
+
+def boxes_of(out):
+    """{title of a box of --help: the flags in it}, as printed, with frames or without."""
+    _, *parts = re.split(r"^\W*(\w+) options\W*$", out, flags=re.MULTILINE)
+    flags_in = lambda text: re.findall(r"^[ │] --([a-z][\w-]*)", text, re.MULTILINE)
+    return dict(zip(parts[::2], map(flags_in, parts[1::2])))
+
+
+def test_help_has_a_box_for_each_use(capsys):
+    _, out, _ = main(capsys, "--help", module=ppo)
+    first, _, rest = out.partition("\n\n")[2].partition("\n")
+    assert first == ppo.__doc__.partition("\n")[0], "what the algorithm is"
+    assert rest.startswith("\nSeveral values of a setting make a sweep: ")
+    boxes = boxes_of(out)
+    assert list(boxes) == [*flags.SETTINGS, *flags.SHARED]
+    shown = [name.replace("-", "_") for names in boxes.values() for name in names]
+    known = [f.name for kind in (ppo.Config, flags.Flags) for f in dataclasses.fields(kind)]
+    assert sorted(shown) == sorted(known), "each in one box"
+    assert boxes["environment"][0] == "env" and boxes["training"][0] == "total-timesteps"
+    assert {"seed", "resume"} <= set(boxes["run"]) and "samples" in boxes["sweep"]
+    assert "pbt" in boxes["population"] and "memory-limit" in boxes["device"]
+    assert {"evaluate", "list"} <= set(boxes["tool"])
+
+
 def test_help_has_every_description(capsys):
     code, out, err = main(capsys, "--help", module=ppo)
-    assert out.index("--learning-rate") < out.index("--seed"), "the algorithm's own come first"
     text = " ".join(out.replace("│", " ").split())
     assert code == 0 and not err
     for name in ppo.Config.__dataclass_fields__:
