@@ -64,15 +64,14 @@ def compare(
       runs: their directories.
       metric: "eval_return" or "episode_return"; by default the first one if all runs have it.
       out: a new .pdf, .svg or .png to draw their learning curves in; by default none is drawn.
-      **asked: other fields of `paper.Asked`: `table`, `profile` and `improvement` are new files;
-        `curve={"ppo": "PPO"}` chooses and names curves, `threshold=475` or `{"CartPole-v1": 475}`,
-        `normalize={"CartPole-v1": (0, 500)}`, `width`, `font` and `x` are as the flags.
+      **asked: other flags of `paper.FLAGS`; those that are repeated take {name: value}, such as
+        `curve={"ppo": "PPO"}` or `normalize={"CartPole-v1": "0:500"}`.
 
     Raises:
       UserError: a directory has no run, no metrics yet or not this one, a file exists, or a value
         cannot be.
     """
-    figures = paper.Paper(paper.Asked(out=out, **asked))
+    figures = paper.Paper({"out": out, **asked})
     paths = [files.local(run) for run in runs]
     given = dict.fromkeys(path.resolve() for path in paths)
     names = {path.resolve(): path for path in paths}

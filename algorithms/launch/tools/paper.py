@@ -8,7 +8,7 @@ import argparse
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -19,31 +19,7 @@ from algorithms.launch.tools import comparison, figures, tables
 
 Panels = dict[str, list[comparison.Pooled]]
 TAUS = 101  # scores at which a performance profile is drawn
-FILES = {
-    "out": figures.ENDINGS,
-    "profile": figures.ENDINGS,
-    "table": tables.ENDINGS,
-    "improvement": tables.ENDINGS,
-}
-DRAWS = {"width": ("out", "profile"), "font": ("out", "profile"), "x": ("out",)}
-
-
-class Asked(NamedTuple):
-    """What is asked for; `HELP` says what the fields are, each of which is a flag."""
-
-    out: Path | str | None = None
-    table: Path | str | None = None
-    profile: Path | str | None = None
-    improvement: Path | str | None = None
-    curve: Sequence[str] | Mapping[str, str] = ()
-    threshold: Sequence[str] | Mapping[str, float] | float = ()
-    normalize: Sequence[str] | Mapping[str, tuple[float, float]] = ()
-    width: float | str | None = None
-    font: str | None = None
-    x: str | None = None
-
-
-HELP = {  # {flag: (its value, what it does)}
+FLAGS = {  # {flag, and keyword of `compare`: (its value, what it does)}
     "out": ("FILE", "draw learning curves into this new .pdf, .svg or .png"),
     "table": ("FILE", "write the table into this new .tex (booktabs), .csv or .md"),
     "profile": ("FILE", "draw performance profiles into this new .pdf, .svg or .png"),
@@ -56,40 +32,48 @@ HELP = {  # {flag: (its value, what it does)}
     "x": ("AXIS", f"of learning curves: {', '.join(figures.AXES)}; default: steps"),
 }
 REPEATED = ("curve", "threshold", "normalize")
+DRAWN, WRITTEN = ("out", "profile"), ("table", "improvement")  # files
+NEEDS = {"width": DRAWN, "font": DRAWN, "x": ("out",)}
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds a flag for each field of `Asked`."""
-    for name, (value, text) in HELP.items():
+    for name, (value, text) in FLAGS.items():
         more: Any = {"action": "append", "default": []} if name in REPEATED else {}
         parser.add_argument(f"--{name}", metavar=value, help=text, **more)
 
 
 def flags_of(words: argparse.Namespace) -> dict[str, Any]:
     """Those that were given."""
-    return {name: value for name in Asked._fields if (value := getattr(words, name))}
+    return {name: value for name in FLAGS if (value := getattr(words, name))}
 
 
 class Paper:
     """What is to be made of a comparison.
 
+    Args:
+      asked: values of FLAGS.
+
     Raises:
       UserError: a file exists or has another ending, or a value cannot be.
     """
 
-    def __init__(self, asked: Asked):
-        self.asked = asked
-        self.paths = {n: files.new(n, getattr(asked, n), *endings) for n, endings in FILES.items()}
+    def __init__(self, asked: Mapping[str, Any]):
+        for name in asked:
+            if name not in FLAGS:
+                raise unknown("argument", name, FLAGS)
+        self.asked = {name: value for name, value in asked.items() if value is not None}
+        endings = dict.fromkeys(DRAWN, figures.ENDINGS) | dict.fromkeys(WRITTEN, tables.ENDINGS)
+        self.paths = {n: files.new(n, asked.get(n), *ends) for n, ends in endings.items()}
         given = [path.resolve() for path in self.paths.values() if path]
         if len(set(given)) < len(given):
             raise UserError(f"{next(p for p in given if given.count(p) > 1)} is asked for twice")
-        for name, needed in DRAWS.items():
-            if getattr(asked, name) is not None and not any(map(self.paths.get, needed)):
+        for name, needed in NEEDS.items():
+            if name in self.asked and not any(map(self.paths.get, needed)):
                 these = " or ".join(f"--{flag}" for flag in needed)
-                raise UserError(f"--{name} {getattr(asked, name)} is of a figure: give {these} too")
-        self.width = _inches(asked.width)
-        self.font = _one_of("font", asked.font or "sans", figures.FONTS)
-        self.x = _one_of("x", asked.x or "steps", figures.AXES)
+                raise UserError(f"--{name} {asked[name]} is of a figure: give {these} too")
+        self.width = _inches(self.asked.get("width"))
+        self.font = _one_of("font", self.asked.get("font", "sans"), figures.FONTS)
+        self.x = _one_of("x", self.asked.get("x", "steps"), figures.AXES)
         self.order: list[str] = []  # names of the curves that were asked for
         self.thresholds: Mapping[str, float] = {}
         self.bounds: comparison.Bounds = {}
@@ -100,13 +84,13 @@ class Paper:
         Raises:
           UserError: what is asked for is not there.
         """
-        if self.asked.curve:
-            names = _names(self.asked.curve, panels)
+        if asked := self.asked.get("curve"):
+            names = _names(asked, panels)
             self.order = list(dict.fromkeys(names.values()))
             panels = {env: _renamed(env, panel, names) for env, panel in panels.items()}
             panels = {env: panel for env, panel in panels.items() if panel}
-        self.thresholds = _thresholds(self.asked.threshold, list(panels))
-        self.bounds = _bounds(self.asked.normalize, list(panels))
+        self.thresholds = _thresholds(self.asked.get("threshold", ()), list(panels))
+        self.bounds = _bounds(self.asked.get("normalize", ()), list(panels))
         return panels
 
     def make(self, panels: Panels, metric: str) -> tuple[str, list[str]]:
@@ -128,7 +112,10 @@ class Paper:
         rows, texts, lines = tables.ranking(panels, self.thresholds, self.bounds), [], []
         if self.thresholds:
             head = "steps until the return first reaches the threshold, of the seeds that do:"
-            texts.append(f"{head}\n{tables.steps_text(rows)}")
+            steps = [
+                {name: row[name] for name in tables.STEPS} for row in rows if row["threshold"] != ""
+            ]
+            texts.append(f"{head}\n{tables.on_screen(steps)}")
         if path := self.paths["out"]:
             figures.curves(shown, metric, path, self._look(), self.x, times.of)
             lines += [*figures.left_out(panels) * (not self.order), f"curves in {path}"]
@@ -137,15 +124,15 @@ class Paper:
         if path := self.paths["table"]:
             note = _caption(panels, f"Final {metric}", "Numbers")
             note += " Steps to a threshold: of the seeds that reach it." * bool(self.thresholds)
-            tables.write_ranking(path, rows, note)
+            tables.write(path, rows, note, ranked=True)
             lines += [f"table in {path}", f"caption: {note}"]
         if path := self.paths["profile"]:
             lines += [f"profiles in {path}", f"caption: {self._profiles(over, path)}"]
         if path := self.paths["improvement"]:
             pairs = tables.improvements(over)
             note = f"Probability that a run of a curve is better than one of the other, {_of(over)}"
-            tables.write_improvements(path, pairs, note)
-            texts.append(f"probability of improvement:\n{tables.improvement_text(pairs)}")
+            tables.write(path, pairs, note)
+            texts.append(f"probability of improvement:\n{tables.on_screen(pairs)}")
             lines += [f"probabilities in {path}", f"caption: {note}"]
         return "\n\n".join(texts), lines
 
@@ -233,13 +220,18 @@ def _number(text: Any) -> float:
         return math.nan
 
 
-def _names(asked: Sequence[str] | Mapping[str, str], panels: Panels) -> dict[str, str]:
+def _words(asked: Any) -> list[str]:
+    """What flags would say: NAME=VALUE for a mapping."""
+    if isinstance(asked, Mapping):
+        return [f"{name}={value}" for name, value in asked.items()]
+    return [str(asked)] if isinstance(asked, str | int | float) else list(asked)
+
+
+def _names(asked: Any, panels: Panels) -> dict[str, str]:
     """{label: name}. Labels have = and commas in them, so the longest that fits is meant."""
     labels = list(dict.fromkeys(curve.label for panel in panels.values() for curve in panel))
-    if isinstance(asked, Mapping):
-        asked = [f"{label}={name}" for label, name in asked.items()]
     names: dict[str, str] = {}
-    for words in [asked] if isinstance(asked, str) else asked:
+    for words in _words(asked):
         fits = [label for label in labels if words == label or words.startswith(f"{label}=")]
         if not fits:
             raise UserError(
@@ -268,45 +260,32 @@ def _renamed(
     return [there[label]._replace(label=names[label]) for label in labels]
 
 
-def _by_environment(
-    flag: str, asked: Sequence[str] | Mapping[str, Any], environments: Sequence[str]
-) -> list[tuple[str, Any]]:
+def _by_environment(flag: str, asked: Any, environments: Sequence[str]) -> list[tuple[str, str]]:
     """(environment, value) of each ENV=VALUE; the environment is "" where none is named."""
-    if isinstance(asked, Mapping):
-        pairs = list(asked.items())
-    else:
-        words = [asked] if isinstance(asked, str) else asked
-        pairs = [(env, value) for env, _, value in (word.rpartition("=") for word in words)]
+    pairs = [(env, value) for env, _, value in (word.rpartition("=") for word in _words(asked))]
     for env, value in pairs:
         if env and env not in environments:
             raise unknown(f"environment of --{flag} {env}={value}:", env, environments)
     return pairs
 
 
-def _thresholds(
-    asked: Sequence[str] | Mapping[str, float] | float, environments: Sequence[str]
-) -> dict[str, float]:
-    words = [str(asked)] if isinstance(asked, int | float) else asked
+def _thresholds(asked: Any, environments: Sequence[str]) -> dict[str, float]:
     found: dict[str, float] = {}
-    for env, value in _by_environment("threshold", words, environments):
+    for env, value in _by_environment("threshold", asked, environments):
         if not math.isfinite(_number(value)):
             raise UserError(f"--threshold {value}: give a return to reach, 475 or ENV=475")
         found |= dict.fromkeys([env] if env else environments, _number(value))
     return found
 
 
-def _bounds(
-    asked: Sequence[str] | Mapping[str, tuple[float, float]], environments: Sequence[str]
-) -> comparison.Bounds:
+def _bounds(asked: Any, environments: Sequence[str]) -> comparison.Bounds:
     found: dict[str, tuple[float, float]] = {}
     for env, value in _by_environment("normalize", asked, environments):
-        ends = value.partition(":")[::2] if isinstance(value, str) else tuple(value)
-        low, high = map(_number, ends) if len(ends) == 2 else (math.nan, math.nan)
-        if not env or not (math.isfinite(low) and math.isfinite(high) and low < high):
-            said = f"{env}=" * bool(env) + (value if isinstance(value, str) else str(value))
+        low, high = map(_number, value.partition(":")[::2])
+        if not (env and low < high and math.isfinite(high - low)):
             raise UserError(
-                f"--normalize {said}: give ENV=LOW:HIGH, the returns whose scores are 0 and 1, as "
-                f"in {environments[0]}=0:500"
+                f"--normalize {env}{'=' * bool(env)}{value}: give ENV=LOW:HIGH, the returns whose "
+                f"scores are 0 and 1, as in {environments[0]}=0:500"
             )
         found[env] = low, high
     if found and (without := [env for env in environments if env not in found]):
@@ -326,45 +305,45 @@ class _Times:
 
     def __init__(self, curves: Sequence[comparison.Pooled]):
         runs = dict.fromkeys(trial.run for curve in curves for trial in curve.trials)
-        self.seconds: dict[Path, dict[int, dict[int, float]]] = {}  # {run: {trial: {step: s}}}
-        self.together: dict[tuple[Path, int], str] = {}
-        for run in runs:
-            self._read(run)
+        self.runs = {run: _seconds(run) for run in runs}
         for curve in curves:
             self.of(curve)
-        said = list(dict.fromkeys(self._in_words(curve) for curve in curves))
+        said = list(dict.fromkeys(map(self._in_words, curves)))
         if len(said) > 1:
             warn(f"seconds of these curves do not compare: {'; '.join(said)}")
         self.text = f"Seconds without compilation, of {'; '.join(said)}." * bool(said)
 
-    def _read(self, run: Path) -> None:
-        found = self.seconds.setdefault(run, {})
-        for entry in (one for one in experiment.open(run).entries if not one.retest):
-            with_all = results.counted(len(entry.numbers), "trial")
-            device = _device(entry.path)
-            for rows in RunDir.open(entry.path).table().values():
-                for number, row in zip(entry.numbers, rows):
-                    seconds = _number(row.get("seconds"))
-                    found.setdefault(number, {})[int(row["timestep"])] = seconds
-                    self.together[run, number] = f"{with_all} at once on {device}"
-
-    def _in_words(self, curve: comparison.Pooled) -> str:
-        all_of_them = {self.together.get((t.run, t.outcome.number), "") for t in curve.trials}
-        return " or ".join(sorted(filter(None, all_of_them)))
-
     def of(self, curve: comparison.Pooled) -> np.ndarray:
         """The mean over a curve's seeds at each point, (points,)."""
-        rows = []
-        for trial in curve.trials:
-            own = self.seconds[trial.run].get(trial.outcome.number, {})
-            row = np.array([own.get(int(step), np.nan) for step in curve.timesteps])
-            if np.isnan(row).any():
-                raise UserError(
-                    f"--x: {trial.run} does not have the seconds of all points (runs of early "
-                    "versions and rungs of halving store none): leave --x out"
-                )
-            rows.append(row)
+        rows = [self._of_trial(trial, curve.timesteps) for trial in curve.trials]
         return np.mean(rows, axis=0)
+
+    def _of_trial(self, trial: comparison.Trial, timesteps: np.ndarray) -> np.ndarray:
+        _, own = self.runs[trial.run][trial.outcome.number]
+        row = np.array([own.get(int(step), np.nan) for step in timesteps])
+        if np.isnan(row).any():
+            raise UserError(
+                f"--x: {trial.run} does not have the seconds of all points (runs of early versions "
+                "and rungs of halving store none): leave --x out"
+            )
+        return row
+
+    def _in_words(self, curve: comparison.Pooled) -> str:
+        where = {self.runs[trial.run][trial.outcome.number][0] for trial in curve.trials}
+        return " or ".join(sorted(where))
+
+
+def _seconds(run: Path) -> dict[int, tuple[str, dict[int, float]]]:
+    """{trial: (what trained at once and where, {timestep: seconds})}."""
+    found = {}
+    for entry in experiment.open(run).entries:
+        where = f"{results.counted(len(entry.numbers), 'trial')} at once on {_device(entry.path)}"
+        table = RunDir.open(entry.path).table().values()
+        for place, number in enumerate(() if entry.retest else entry.numbers):
+            own = [rows[place] for rows in table]
+            seconds = {int(row["timestep"]): _number(row.get("seconds")) for row in own}
+            found[number] = where, seconds
+    return found
 
 
 def _sessions(run_dir: Path) -> list[dict[str, Any]]:

@@ -1,13 +1,13 @@
-"""Tables for a paper, in LaTeX (with booktabs), Markdown or CSV: what seeds have come to, steps to
-a return, and probabilities of improvement.
+"""Tables for a paper, in LaTeX (with booktabs), Markdown or CSV, and for the screen.
 
-CSV has all digits. The others have as many as the returns of an environment need.
+A line of a table is {column: value}. An `Estimate` is a middle and an interval, which take two
+columns, and three of a CSV file. CSV has all digits, the others as many as the numbers need.
 """
 
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -16,90 +16,73 @@ from algorithms.launch.engine.metrics import as_csv
 from algorithms.launch.tools import comparison
 
 ENDINGS = (".tex", ".csv", ".md")
-ALL = "all environments"  # the group of scores
-BOLD = "bold: the best of an environment, if its interval overlaps with no other one"
+ALL = "all environments"
+STEPS = ("environment", "curve", "threshold", "share reached", "steps to it")
+BOLD = "Bold: the best of an environment, if its interval overlaps with no other one."
+SPECIAL = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+SPECIAL |= {"<": "$<$", ">": "$>$", "|": r"\textbar{}", '"': "''"}
+SPECIAL |= {letter: f"\\{letter}" for letter in "&%$#_{}"}
+SPECIAL["["] = "{[}"  # which a line of a tabular may not begin with
 
+NOTHING = results.Estimate(np.nan, np.nan, np.nan)
 
-class Row(NamedTuple):
-    """What a curve's seeds have come to."""
-
-    group: str  # the environment
-    label: str
-    statistic: str  # what the middle is
-    found: results.Estimate
-    seeds: str  # that have a return; 10+10 in several environments
-    steps: str
-    of: int = 0  # seeds, with those that broke
-    threshold: float = np.nan
-    reached: int = 0  # seeds that got there
-    to: results.Estimate | None = None  # steps until then, of those seeds
-
-    @property
-    def counted(self) -> str:
-        """Seeds, and of how many if some broke."""
-        return (
-            f"{self.seeds} of {self.of}" if self.of and self.seeds != str(self.of) else self.seeds
-        )
-
-    @property
-    def share(self) -> str:
-        """Of the seeds that got there."""
-        return f"{self.reached}/{self.of}" if self.to else ""
+Line = dict[str, Any]
 
 
 def ranking(
     panels: dict[str, list[comparison.Pooled]],
     thresholds: Mapping[str, float],
     bounds: comparison.Bounds | None = None,
-) -> list[Row]:
-    """A row for each curve, and one for each label that is in all of several environments.
+) -> list[Line]:
+    """A line for each curve, and one for each label that is in all of several environments.
 
     Args:
       thresholds: {environment: a return}, where there are any.
       bounds: as of `comparison.scores`.
     """
-    rows = [
-        _row(curve, thresholds.get(environment, np.nan))
-        for environment, panel in panels.items()
-        for curve in panel
-    ]
+    lines = [_line(curve, thresholds) for panel in panels.values() for curve in panel]
     found = comparison.scores(panels, bounds)
     for label, strata in found.strata.items() if len(found.environments) > 1 else ():
         middle = float(results.interquartile_mean(np.concatenate(strata)))
-        known = sum(map(len, strata)) > 1
-        ends = results.bootstrap_interval(strata) if known else (np.nan, np.nan)
-        steps = "+".join(dict.fromkeys(found.steps[label].split("+")))
-        own = comparison.counts(strata), steps
-        rows.append(Row(ALL, label, "IQM of scores", results.Estimate(middle, *ends), *own))
-    return rows
+        score = results.Estimate(middle, *results.bootstrap_interval(strata))
+        seeds, last = comparison.counts(strata), set(found.steps[label].split("+"))
+        steps = found.steps[label] if len(last) > 1 else int(last.pop().replace(",", ""))
+        own = {"environment": ALL, "curve": label, "statistic": "IQM of scores", "return": score}
+        lines.append(own | {"seeds": seeds, "of": seeds, "steps": steps})
+    empty = {
+        name: NOTHING if isinstance(x, results.Estimate) else "" for name, x in lines[0].items()
+    }
+    return [empty | line for line in lines]
 
 
-def _row(curve: comparison.Pooled, threshold: float) -> Row:
-    name = results.middle_name(curve.seeds).replace("interquartile mean", "IQM")
-    steps = f"{curve.timesteps[-1]:,}" if len(curve.timesteps) else ""
-    own = str(len(curve.finals)), steps, curve.seeds
-    row = Row(curve.environment, curve.label, name, curve.estimate, *own)
-    if np.isnan(threshold):
-        return row
-    to, reached = steps_to(curve, threshold)
-    return row._replace(threshold=threshold, to=to, reached=reached)
+def _line(curve: comparison.Pooled, thresholds: Mapping[str, float]) -> Line:
+    statistic = results.middle_name(curve.seeds).replace("interquartile mean", "IQM")
+    own: Line = {"environment": curve.environment, "curve": curve.label, "statistic": statistic}
+    own |= {"return": curve.estimate, "seeds": len(curve.finals), "of": curve.seeds}
+    own |= {"steps": int(max(curve.timesteps, default=0))}
+    if not thresholds:
+        return own
+    threshold = thresholds.get(curve.environment, np.nan)
+    steps, share = steps_to(curve, threshold)
+    return own | {"threshold": threshold, "share reached": share, "steps to it": steps}
 
 
-def steps_to(curve: comparison.Pooled, threshold: float) -> tuple[results.Estimate, int]:
-    """Steps until the return first reaches a threshold, of the seeds that do, and their number."""
+def steps_to(curve: comparison.Pooled, threshold: float) -> tuple[results.Estimate, float]:
+    """Steps until the return first reaches a threshold, of the seeds that do, and their share."""
     steps = np.array([objectives.steps_to(trial.outcome, threshold) for trial in curve.trials])
     there = steps[np.isfinite(steps)]
     found = results.estimate(there, curve.seeds)
     if len(there) < 2:  # a bootstrap of one seed has an interval of no width
         found = found._replace(low=np.nan, high=np.nan)
-    return found, len(there)
+    return found, np.nan if np.isnan(threshold) else len(there) / curve.seeds
 
 
-def improvements(found: comparison.Scores) -> list[tuple[str, str, results.Estimate]]:
-    """Pairs of labels, and the probability that the first is better."""
+def improvements(found: comparison.Scores) -> list[Line]:
+    """A line for each pair of labels: the probability that the first is better."""
     labels = list(found.strata)
+    probability = lambda *pair: comparison.improvement(*(found.strata[label] for label in pair))
     return [
-        (one, other, comparison.improvement(found.strata[one], found.strata[other]))
+        {"curve": one, "better than": other, "probability": probability(one, other)}
         for i, one in enumerate(labels)
         for other in labels[i + 1 :]
     ]
@@ -108,180 +91,135 @@ def improvements(found: comparison.Scores) -> list[tuple[str, str, results.Estim
 # --- as text ---------------------------------------------------------------------------------
 
 
-def write_ranking(path: Path, rows: Sequence[Row], note: str) -> None:
+def write(path: Path, lines: Sequence[Line], note: str, ranked: bool = False) -> None:
     """Writes a new file in the format of its ending.
 
     Args:
-      note: a line that says what the numbers are.
+      note: a sentence on what the numbers are.
+      ranked: the best of each environment is bold.
     """
     if path.suffix == ".csv":
-        return _write(path, as_csv(_numbers(rows)))
-    names = list(dict.fromkeys(row.statistic for row in rows if row.group != ALL))
-    to = any(row.to for row in rows)
-    limits = {row.threshold for row in rows if row.to}
-    limit = f"{limits.pop():g}" if len(limits) == 1 else "threshold"
-    head = ["curve", " or ".join(names), "95 %", "seeds", "steps"]
-    head += [f"steps to {limit}", "95 %", "reached"] * to
-    groups = results.grouped(rows, lambda row: row.group)
-    style = _LATEX if path.suffix == ".tex" else _MARKDOWN
-    cells = {_title(those, limit): _cells(those, style, to) for those in groups.values()}
-    text = style.table(head, cells if len(cells) > 1 else {"": next(iter(cells.values()))})
-    _write(path, style.noted(f"{note} {BOLD}", text))
-
-
-def write_improvements(
-    path: Path, pairs: Sequence[tuple[str, str, results.Estimate]], note: str
-) -> None:
-    """Writes a new file in the format of its ending; arguments as above."""
-    if path.suffix == ".csv":
-        return _write(
-            path, as_csv([["curve", "other", "probability", "low", "high"], *_flat(pairs)])
-        )
-    style = _LATEX if path.suffix == ".tex" else _MARKDOWN
-    cells = [[style.text(a), style.text(b), *_in_words(found, 2)] for a, b, found in pairs]
-    text = style.table(["curve", "other", "P(curve > other)", "95 %"], {"": cells})
-    _write(path, style.noted(note, text))
-
-
-def improvement_text(pairs: Sequence[tuple[str, str, results.Estimate]]) -> str:
-    """The same for the screen."""
-    rows = [[a, b, *_in_words(found, 4, "-", "{} to {}")] for a, b, found in pairs]
-    return "\n".join(results.aligned([["curve", "other", "P(curve > other)", "95 %"], *rows]))
-
-
-def steps_text(rows: Sequence[Row]) -> str:
-    """Steps to thresholds for the screen."""
-    lines = [["curve", "threshold", "reached", "steps", "95 %"]]
-    several = len({row.group for row in rows}) > 1
-    for group, those in results.grouped((r for r in rows if r.to), lambda r: r.group).items():
-        lines += [[f"{group}:", *[""] * 4]] * several
-        for row in those:
-            own = f"{row.threshold:g}", row.share, *_in_words(row.to, 0, "-", "{} to {}")
-            lines.append([f"{'  ' * several}{row.label}", *own])
-    return "\n".join(results.aligned(lines))
-
-
-def _flat(pairs: Sequence[tuple[str, str, results.Estimate]]) -> list[list[Any]]:
-    return [[one, other, *found] for one, other, found in pairs]
-
-
-def _numbers(rows: Sequence[Row]) -> list[list[Any]]:
-    """A head, and rows with all digits."""
-    head = ["environment", "curve", "statistic", "middle", "low", "high", "seeds", "of", "steps"]
-    more = ["threshold", "share_reached", "steps_to", "steps_to_low", "steps_to_high"]
-    to = any(row.to for row in rows)
-    lines: list[list[Any]] = [head + more * to]
-    for row in rows:
-        own = [row.group, row.label, row.statistic, *row.found, row.seeds, row.of or row.seeds]
-        own.append(row.steps.replace(",", ""))
-        share = row.reached / row.of if row.to else np.nan
-        lines.append(own + [row.threshold, share, *(row.to or [np.nan] * 3)] * to)
-    return lines
-
-
-def _title(rows: Sequence[Row], limit: str) -> str:
-    """Of a group; it has its threshold where environments have different ones."""
-    row = rows[0]
-    if row.group == ALL:
-        return f"{ALL}, {row.statistic}"
-    own = f" (threshold {row.threshold:g})" * bool(limit == "threshold" and row.to)
-    return f"{row.group}{own}"
-
-
-def _cells(rows: Sequence[Row], style: Any, to: bool) -> list[list[str]]:
-    places, winner, lines = _places(rows), best(rows), []
-    for row in rows:
-        middle, ends = _in_words(row.found, places)
-        middle = style.bold(middle) if row is winner else style.number(middle)
-        line = [style.text(row.label), middle, style.number(ends), row.counted, row.steps]
-        line += [*_in_words(row.to, 0), row.share] if row.to else ["", "", ""] * to
-        lines.append(line)
-    return lines
-
-
-def best(rows: Sequence[Row]) -> Row | None:
-    """The row of the highest middle, if its interval lies above all others; a row without an
-    interval overlaps with all. Such intervals differ surely; others may differ, too."""
-    known = [row for row in rows if np.isfinite(row.found.middle)]
-    if len(known) < 2:
-        return None
-    first, *others = sorted(known, key=lambda row: -row.found.middle)
-    return first if all(first.found.low > row.found.high for row in others) else None
-
-
-def _places(rows: Sequence[Row]) -> int:
-    """Decimals of an environment's numbers."""
-    largest = np.nanmax([abs(row.found.middle) for row in rows] + [0.0])
-    return 3 if largest <= 1.5 else 2 if largest < 100 else 1
-
-
-def _in_words(
-    found: results.Estimate, places: int, unknown: str = "", form: str = "[{}, {}]"
-) -> list[str]:
-    """A middle and its interval."""
-    middle, low, high = (f"{x:,.{places}f}" if np.isfinite(x) else unknown for x in found)
-    return [middle, form.format(low, high) if np.isfinite(found.low) else unknown]
-
-
-def _write(path: Path, text: str) -> None:
+        text = as_csv([_columns(lines[0], "{} low", "{} high"), *map(_numbers, lines)])
+    else:
+        note = f"{note} {BOLD}" if ranked else note
+        shown = _shown(lines)
+        form = _latex if path.suffix == ".tex" else _markdown
+        text = form(shown, _winners(shown) if ranked else [], note)
     files.write_whole(path, text.encode())
 
 
-_SPECIAL = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-_SPECIAL |= {"<": "$<$", ">": "$>$", "|": r"\textbar{}", '"': "''"}
-_SPECIAL |= {letter: f"\\{letter}" for letter in "&%$#_{}"}
-_SPECIAL["["] = "{[}"  # which a line may not begin with
+def on_screen(lines: Sequence[Line]) -> str:
+    """The same as aligned columns."""
+    shown = _shown(lines)
+    return "\n".join(results.aligned([_columns(shown[0], "95 %"), *_cells(shown)]))
 
 
-class _LATEX:
-    """A tabular with booktabs."""
-
-    @staticmethod
-    def text(words: str) -> str:
-        return "".join(_SPECIAL.get(letter, letter) for letter in words)
-
-    @staticmethod
-    def number(words: str) -> str:
-        return re.sub(r"(^|[ \[])-(\d[\d,.]*\b)", r"\1$-\2$", words)  # a hyphen is no minus
-
-    @staticmethod
-    def bold(words: str) -> str:
-        return rf"$\mathbf{{{words}}}$".replace(",", "{,}")
-
-    @classmethod
-    def table(cls, head: Sequence[str], groups: Mapping[str, Sequence[Sequence[str]]]) -> str:
-        line = lambda cells: f"  {' & '.join(cells)} \\\\"
-        columns = "l" + "".join("l" if name in ("95 %", "other") else "r" for name in head[1:])
-        lines = [rf"\begin{{tabular}}{{{columns}}}", r"  \toprule"]
-        lines.append(line([cls.text(name).replace(" \\%", r"\,\%") for name in head]))
-        for title, rows in groups.items():
-            lines.append(r"  \midrule")
-            words = cls.number(cls.text(title))
-            wide = rf"  \multicolumn{{{len(head)}}}{{l}}{{\textit{{{words}}}}} \\"
-            lines += [wide] * bool(title) + [line(row) for row in rows]
-        return "\n".join([*lines, r"  \bottomrule", r"\end{tabular}"])
-
-    @staticmethod
-    def noted(note: str, text: str) -> str:
-        return f"% needs \\usepackage{{booktabs}}\n% {note}\n{text}\n"
+def best(found: Sequence[results.Estimate]) -> int | None:
+    """Which of some estimates is the highest, if its interval lies above all others; one without an
+    interval overlaps with all. Such means surely differ; others may differ, too."""
+    known = [i for i, one in enumerate(found) if np.isfinite(one.middle)]
+    if len(known) < 2:
+        return None
+    first, *others = sorted(known, key=lambda i: -found[i].middle)
+    return first if all(found[first].low > found[other].high for other in others) else None
 
 
-class _MARKDOWN:
-    """A table with pipes."""
+def _columns(line: Line, *ends: str) -> list[str]:
+    """The head of a table; `ends` are the columns of an interval."""
+    pairs = [(name, ends if isinstance(x, results.Estimate) else ()) for name, x in line.items()]
+    return [word for name, more in pairs for word in (name, *(end.format(name) for end in more))]
 
-    number = staticmethod(lambda words: words)
-    bold = staticmethod(lambda words: f"**{words}**")
-    text = staticmethod(lambda words: re.sub(r"([\\|*_`<])", r"\\\1", words))
 
-    @staticmethod
-    def table(head: Sequence[str], groups: Mapping[str, Sequence[Sequence[str]]]) -> str:
-        several = len(groups) > 1
-        head = ["environment"] * several + [*head]
-        lines = [head, ["---"] * len(head)]
-        for title, rows in groups.items():
-            lines += [[title] * several + [*row] for row in rows]
-        return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+def _numbers(line: Line) -> list[Any]:
+    """All digits of a line."""
+    return [x for v in line.values() for x in (v if isinstance(v, results.Estimate) else [v])]
 
-    @staticmethod
-    def noted(note: str, text: str) -> str:
-        return f"{text}\n\n{note}\n"
+
+def _shown(lines: Sequence[Line]) -> list[Line]:
+    """The columns that people need: none that says the same in all lines, or what another says."""
+    single = {line.get("statistic") for line in lines if line.get("environment") != ALL}
+    drop = {"statistic"} if len(single) == 1 else set()
+    drop |= {"environment"} if len({line.get("environment") for line in lines}) == 1 else set()
+    drop |= {"of"} if all(line.get("of") == line.get("seeds") for line in lines) else set()
+    names = {"return": single.pop()} if "statistic" in drop else {}
+    shown = [{names.get(n) or n: x for n, x in line.items() if n not in drop} for line in lines]
+    score = {"environment": f"{ALL}, IQM of scores"}
+    return [line | (score if line.get("environment") == ALL else {}) for line in shown]
+
+
+def _cells(lines: Sequence[Line], intervals: str = "{} to {}") -> list[list[str]]:
+    """Text of lines, whose numbers have as many decimals as those of their environment need."""
+    rows = []
+    for those in results.grouped(lines, lambda line: line.get("environment")).values():
+        places = {name: _places([line[name] for line in those]) for name in those[0]}
+        for line in those:
+            words = [_in_words(x, places[name], intervals) for name, x in line.items()]
+            rows.append([word for each in words for word in each])
+    return rows
+
+
+def _places(values: Sequence[Any]) -> int:
+    known = [abs(x.middle) for x in values if isinstance(x, results.Estimate)]
+    largest = np.nanmax([*known, 0.0])
+    return 3 if largest <= 1.5 else 2 if largest < 100 else 1 if largest < 1000 else 0
+
+
+def _in_words(value: Any, places: int, intervals: str) -> list[str]:
+    if isinstance(value, results.Estimate):
+        middle, *ends = (f"{x:,.{places}f}" if np.isfinite(x) else "-" for x in value)
+        return [middle, "-" if "-" in ends else intervals.format(*ends)]
+    if isinstance(value, float):
+        return ["-" if np.isnan(value) else f"{value:g}"]
+    return [f"{value:,}" if isinstance(value, int) else str(value)]
+
+
+def _first(lines: Sequence[Line]) -> int:
+    """The number of the first column with an estimate."""
+    return next(i for i, x in enumerate(lines[0].values()) if isinstance(x, results.Estimate))
+
+
+def _winners(lines: Sequence[Line]) -> list[int]:
+    """The numbers of the lines whose first estimate is the best of their environment."""
+    found = [list(line.values())[_first(lines)] for line in lines]
+    groups = results.grouped(range(len(lines)), lambda i: lines[i].get("environment")).values()
+    won = [(those, best([found[i] for i in those])) for those in groups]
+    return [those[i] for those, i in won if i is not None]
+
+
+def _latex(lines: Sequence[Line], bold: Sequence[int], note: str) -> str:
+    """A tabular; environments stand above their lines."""
+    head, first, titled = _columns(lines[0], "95 %"), _first(lines), "environment" in lines[0]
+    row = lambda cells: f"  {' & '.join(cells[titled:])} \\\\"
+    sides = "".join("l" if i < first or "%" in name else "r" for i, name in enumerate(head))
+    text = [r"% needs \usepackage{booktabs}", f"% {note}"]
+    text += [rf"\begin{{tabular}}{{{sides[titled:]}}}", r"  \toprule"]
+    text += [row([_escaped(name).replace(r" \%", r"\,\%") for name in head]), *[r"  \midrule"]]
+    above = ""
+    for number, cells in enumerate(_cells(lines, "[{}, {}]")):
+        if titled and cells[0] != above:
+            title = rf"\multicolumn{{{len(head) - 1}}}{{l}}{{\textit{{{_escaped(cells[0])}}}}} \\"
+            text += [*[r"  \midrule"] * bool(above), f"  {title}"]
+            above = cells[0]
+        marked = [_escaped(x) if i < first else _minus(x) for i, x in enumerate(cells)]
+        if number in bold:
+            marked[first] = rf"$\mathbf{{{cells[first]}}}$".replace(",", "{,}")
+        text.append(row(marked))
+    return "\n".join([*text, r"  \bottomrule", r"\end{tabular}", ""])
+
+
+def _escaped(words: str) -> str:
+    return "".join(SPECIAL.get(letter, letter) for letter in words)
+
+
+def _minus(words: str) -> str:
+    """Numbers with the minus of formulas, which is longer than a hyphen."""
+    return re.sub(r"(^|\[| )-(\d[\d,.]*\b)", r"\1$-\2$", words)
+
+
+def _markdown(lines: Sequence[Line], bold: Sequence[int], note: str) -> str:
+    head, first, rows = _columns(lines[0], "95 %"), _first(lines), _cells(lines, "[{}, {}]")
+    rows = [[re.sub(r"([\\|*_`<])", r"\\\1", cell) for cell in cells] for cells in rows]
+    for number in bold:
+        rows[number][first] = f"**{rows[number][first]}**"
+    table = [head, ["---"] * len(head), *rows]
+    return "\n".join([*(f"| {' | '.join(cells)} |" for cells in table), "", note, ""])

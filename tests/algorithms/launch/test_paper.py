@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from algorithms.launch.engine import plots, results
+from algorithms.launch.engine.errors import UserError
 from algorithms.launch.tools import compare, comparison, figures, paper, tables
 from tests.algorithms.launch.test_compare import call, trial, write_run
 
@@ -147,33 +148,33 @@ def test_the_csv_has_what_the_table_on_the_screen_has_and_steps_to_a_return(runs
     rows = {(row["environment"], row["curve"]): row for row in read_csv("t.csv")}
     a = rows["A-v0", "a"]
     found = results.estimate(np.array([500.0, 600, 500, 600, 700]))
-    numbers = [float(a[name]) for name in ("middle", "low", "high")]
+    numbers = [float(a[name]) for name in ("return", "return low", "return high")]
     np.testing.assert_allclose(numbers, found, rtol=1e-6)
     assert (a["statistic"], a["seeds"], a["of"], a["steps"]) == ("mean", "5", "5", "400")
     steps = results.estimate(np.array([400.0, 400, 400, 400, 300]))
-    numbers = [float(a[name]) for name in ("steps_to", "steps_to_low", "steps_to_high")]
+    numbers = [float(a[f"steps to it{end}"]) for end in ("", " low", " high")]
     np.testing.assert_allclose(numbers, steps, rtol=1e-6)
-    assert float(a["share_reached"]) == 1.0 and float(a["threshold"]) == 500.0
-    assert float(rows["A-v0", "b"]["share_reached"]) == 0.0
+    assert float(a["share reached"]) == 1.0 and float(a["threshold"]) == 500.0
+    assert float(rows["A-v0", "b"]["share reached"]) == 0.0
     assert rows["B-v0", "a"]["threshold"] == "nan"
     score = rows["all environments", "b"]
     assert (score["statistic"], score["seeds"]) == ("IQM of scores", "5+5")
-    assert re.search(r"^  a +500 +5/5 +380 +324 to 436$", out, re.M), out
-    assert re.search(r"^  b +500 +0/5 +- +-$", out, re.M)
+    assert re.search(r"^A-v0 +a +500 +1 +380.0 +324.5 to 435.5$", out, re.M), out
+    assert re.search(r"^A-v0 +b +500 +0 +- +-$", out, re.M) and not re.search("^all env", out, re.M)
     code, out, _ = call(capsys, "b-B-v0", "--threshold", "-1")
-    assert code == 0 and re.search(r"^b +-1 +5/5 ", out, re.M)
+    assert code == 0 and re.search(r"^b +-1 +1 ", out, re.M)
 
 
 def test_steps_to_a_return_are_those_of_the_seeds_that_get_there():
     outcomes = [trial(10.0, 0), trial(10.0, 1), trial(4.0, 2)]  # at 0, 10, 20 steps
     (panel,) = comparison.curves(outcomes).values()
-    found, reached = tables.steps_to(panel[0], 5.0)
-    assert (found.middle, found.low, found.high, reached) == (10.0, 10.0, 10.0, 2)
-    found, reached = tables.steps_to(panel[0], 11.0)
-    assert reached == 0 and np.isnan(found).all()
+    found, share = tables.steps_to(panel[0], 5.0)
+    assert (found.middle, found.low, found.high, share) == (10.0, 10.0, 10.0, 2 / 3)
+    found, share = tables.steps_to(panel[0], 11.0)
+    assert share == 0 and np.isnan(found).all()
     many = [trial(10.0 if i == 3 else 1.0, i) for i in range(12)]
-    found, reached = tables.steps_to(comparison.curves(many)["A-v0"][0], 10.0)
-    assert reached == 1 and found.middle == 20.0 and np.isnan(found.low)
+    found, share = tables.steps_to(comparison.curves(many)["A-v0"][0], 10.0)
+    assert share == 1 / 12 and found.middle == 20.0 and np.isnan(found.low)
 
 
 def test_the_latex_is_a_tabular_whose_letters_are_escaped(runs, capsys):
@@ -204,13 +205,6 @@ def test_the_markdown_has_a_column_of_environments(runs, capsys):
     assert lines[2] == r"| A-v0 | x\|y | **580.0** | [476.1, 683.9] | 5 | 400 |"
 
 
-def rows_of(*found):
-    return [
-        tables.Row("A", str(i), "mean", results.Estimate(*one), "5", "9")
-        for i, one in enumerate(found)
-    ]
-
-
 @pytest.mark.parametrize(
     "found, winner",
     [
@@ -226,19 +220,18 @@ def rows_of(*found):
     ],
 )
 def test_bold_is_the_best_one_whose_interval_lies_above_all_others(found, winner):
-    rows = rows_of(*found)
-    assert tables.best(rows) is (None if winner is None else rows[winner])
+    assert tables.best([results.Estimate(*one) for one in found]) == winner
 
 
 def test_probabilities_of_improvement_are_printed_and_written(runs, capsys):
     for name in ("i.tex", "i.csv", "i.md"):
         code, out, err = call(capsys, *runs, "--improvement", name)
         assert (code, err) == (0, "") and f"probabilities in {name}" in out
-    assert re.search(r"^a +b +0\.5000 +0\.5000 to 0\.5000$", out, re.M), "a wins on A, b on B"
+    assert re.search(r"^a +b +0\.500 +0\.500 to 0\.500$", out, re.M), "a wins on A, b on B"
     (row,) = read_csv("i.csv")
-    assert (row["curve"], row["other"], float(row["probability"])) == ("a", "b", 0.5)
-    assert "a & b & 0.50 & [0.50, 0.50]" in Path("i.tex").read_text()
-    assert "| a | b | 0.50 | [0.50, 0.50] |" in Path("i.md").read_text()
+    assert (row["curve"], row["better than"], float(row["probability"])) == ("a", "b", 0.5)
+    assert "a & b & 0.500 & [0.500, 0.500]" in Path("i.tex").read_text()
+    assert "| a | b | 0.500 | [0.500, 0.500] |" in Path("i.md").read_text()
 
 
 # --- figures -----------------------------------------------------------------------------------
@@ -272,13 +265,16 @@ def test_a_curve_is_the_estimate_of_the_table_and_the_legend_covers_none(runs, d
 
 def test_with_broken_seeds_a_curve_is_still_what_the_table_says(drawn, tmp_path):
     finals = [*np.arange(9.0) ** 2, np.nan]
-    compared = compare.compare([write_run(tmp_path / "r", ramps(*finals))], out=tmp_path / "x.pdf")
+    run, table = write_run(tmp_path / "r", ramps(*finals)), tmp_path / "t.md"
+    compared = compare.compare([run], out=tmp_path / "x.pdf", table=table)
     (curve,) = compared.panels["A-v0"]
     (ax,) = drawn[0].axes
     assert curve.estimate.middle == results.interquartile_mean(np.arange(9.0) ** 2)
     assert ax.lines[0].get_ydata()[-1] == curve.estimate.middle
     assert not drawn[0].legends and not ax.get_title(), "a single curve needs neither"
-    (caption,) = [line for line in compared.made if line.startswith("caption")]
+    assert table.read_text().startswith("| curve | IQM | 95 % | seeds | of | steps |\n")
+    assert "| 9 | 10 | 400 |" in table.read_text()
+    caption, _ = [line for line in compared.made if line.startswith("caption")]
     assert "10 seeds for each curve, 400 steps" in caption
     assert "interquartile mean and its 95 % bootstrap interval" in caption
     assert "1 seed without a finite return left out" in caption
@@ -443,10 +439,11 @@ def test_what_is_refused_is_one_line_and_writes_nothing(runs, capsys, words, mes
 
 
 def test_python_takes_the_flags_as_values(runs):
-    asked = {"threshold": 500, "normalize": {"A-v0": (0, 1000), "B-v0": (-10, 0)}}
+    asked = {"threshold": 500, "normalize": {"A-v0": "0:1000", "B-v0": "-10:0"}}
     compared = compare.compare(runs, table="t.csv", curve={"a": "A", "b": "B"}, **asked)
     assert compared.picture is None and compared.made[0] == "table in t.csv"
     rows = read_csv("t.csv")
     assert [row["curve"] for row in rows] == ["A", "B"] * 3
     assert {row["threshold"] for row in rows[:4]} == {"500"}
-    assert set(paper.HELP) == set(paper.Asked._fields), "a flag for each field"
+    with pytest.raises(UserError, match="unknown argument 'tabel'; did you mean table"):
+        compare.compare(runs, tabel="t.csv")
