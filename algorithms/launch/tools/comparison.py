@@ -7,7 +7,7 @@ https://arxiv.org/abs/2108.13264).
 
 import functools
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -169,13 +169,6 @@ def _cells(curve: Pooled) -> list[str]:
     return [str(len(runs)), str(len(curve.trials)), *numbers, last, ", ".join(notes)]
 
 
-def _interval(scores: np.ndarray | Sequence[np.ndarray]) -> str:
-    if sum(map(np.size, scores)) < 2:
-        return "-"
-    low, high = results.bootstrap_interval(scores)
-    return f"{low:.5g} to {high:.5g}"
-
-
 # --- over several environments ---------------------------------------------------------------
 
 Bounds = Mapping[str, tuple[float, float]]  # {environment: the returns whose scores are 0 and 1}
@@ -234,11 +227,10 @@ def aggregate(panels: dict[str, list[Pooled]], bounds: Bounds | None = None) -> 
     rows = [["curve", "seeds", *["steps"] * differ, "IQM", "95 %", "mean"]]
     for label, strata in found.strata.items():
         together = np.concatenate(strata)
-        middle, mean = results.interquartile_mean(together), together.mean()
+        (middle, low, high), mean = middle_score(strata), together.mean()
+        ends = "-" if np.isnan(low) else f"{low:.5g} to {high:.5g}"
         own = [found.steps[label]] * differ
-        rows.append(
-            [label, counts(strata), *own, f"{middle:.4f}", _interval(strata), f"{mean:.4f}"]
-        )
+        rows.append([label, counts(strata), *own, f"{middle:.4f}", ends, f"{mean:.4f}"])
     head = f"over {', '.join(found.environments)}: scores from {found.scale},"
     head = textwrap.fill(f"{head} resampled within each environment:", 100)
     return "\n".join([head, *results.aligned(rows)])
@@ -247,6 +239,18 @@ def aggregate(panels: dict[str, list[Pooled]], bounds: Bounds | None = None) -> 
 def counts(strata: Sequence[np.ndarray]) -> str:
     """Seeds of each environment, as 10+10."""
     return "+".join(str(len(stratum)) for stratum in strata)
+
+
+def middle_score(strata: Sequence[np.ndarray]) -> results.Estimate:
+    """The interquartile mean over all environments."""
+    middle = float(results.interquartile_mean(np.concatenate(strata)))
+    return results.Estimate(middle, *_interval(strata, results.interquartile_mean))
+
+
+def _interval(strata: Sequence[np.ndarray], statistic: Callable) -> np.ndarray:
+    """95 % of a statistic; NaN if an environment has one seed, which is always drawn again."""
+    found = results.bootstrap_intervals(strata, statistic)
+    return found if min(map(len, strata)) > 1 else np.full_like(found, np.nan)
 
 
 def profile(strata: Sequence[np.ndarray], taus: np.ndarray) -> np.ndarray:
@@ -260,7 +264,7 @@ def profile(strata: Sequence[np.ndarray], taus: np.ndarray) -> np.ndarray:
       (3, points): the share, and the ends of its interval, stratified by environment.
     """
     share = lambda drawn: np.stack([(drawn > tau).mean(-1) for tau in taus], -1)
-    return np.stack([share(np.concatenate(strata)), *results.bootstrap_intervals(strata, share)])
+    return np.stack([share(np.concatenate(strata)), *_interval(strata, share)])
 
 
 def improvement(first: Sequence[np.ndarray], second: Sequence[np.ndarray]) -> results.Estimate:
@@ -279,8 +283,7 @@ def improvement(first: Sequence[np.ndarray], second: Sequence[np.ndarray]) -> re
         pairs = zip(pieces[: len(first)], pieces[len(first) :])
         return np.mean([_share_above(mine, theirs) for mine, theirs in pairs], axis=0)
 
-    ends = results.bootstrap_interval(strata, mean)
-    return results.Estimate(float(mean(np.concatenate(strata))), *ends)
+    return results.Estimate(float(mean(np.concatenate(strata))), *_interval(strata, mean))
 
 
 def _share_above(mine: np.ndarray, theirs: np.ndarray) -> np.ndarray:

@@ -124,6 +124,8 @@ class Paper:
         if path := self.paths["table"]:
             note = _caption(panels, f"Final {metric}", "Numbers")
             note += " Steps to a threshold: of the seeds that reach it." * bool(self.thresholds)
+            scored = any(row["environment"] == tables.ALL for row in rows)
+            note += f" Scores: {over.scale}." * scored
             tables.write(path, rows, note, ranked=True)
             lines += [f"table in {path}", f"caption: {note}"]
         if path := self.paths["profile"]:

@@ -43,8 +43,7 @@ def ranking(
     lines = [_line(curve, thresholds) for panel in panels.values() for curve in panel]
     found = comparison.scores(panels, bounds)
     for label, strata in found.strata.items() if len(found.environments) > 1 else ():
-        middle = float(results.interquartile_mean(np.concatenate(strata)))
-        score = results.Estimate(middle, *results.bootstrap_interval(strata))
+        score = comparison.middle_score(strata)
         seeds, last = comparison.counts(strata), set(found.steps[label].split("+"))
         steps = found.steps[label] if len(last) > 1 else int(last.pop().replace(",", ""))
         own = {"environment": ALL, "curve": label, "statistic": "IQM of scores", "return": score}
@@ -116,7 +115,7 @@ def on_screen(lines: Sequence[Line]) -> str:
 
 def best(found: Sequence[results.Estimate]) -> int | None:
     """Which of some estimates is the highest, if its interval lies above all others; one without an
-    interval overlaps with all. Such means surely differ; others may differ, too."""
+    interval overlaps with all. A strict rule: means with overlapping intervals may differ, too."""
     known = [i for i, one in enumerate(found) if np.isfinite(one.middle)]
     if len(known) < 2:
         return None

@@ -99,6 +99,18 @@ def test_improvement_is_the_share_of_pairs_in_each_environment():
     assert comparison.improvement(first, first).middle == pytest.approx(0.5)
 
 
+def test_one_seed_of_an_environment_has_no_interval():
+    """The bootstrap would draw it again and again, which looks certain."""
+    one, two = [np.array([0.5]), np.array([0.2, 0.4])], [np.array([0.1, 0.9]), np.array([0.3, 0.7])]
+    taus = np.array([0.3, 0.6])
+    for strata in (one, one[:1] * 2):
+        assert np.isnan(comparison.middle_score(strata)[1:]).all()
+        assert np.isnan(comparison.improvement(strata, two)[1:]).all()
+        assert np.isnan(comparison.profile(strata, taus)[1:]).all()
+    assert np.isfinite(comparison.improvement(two, two)).all()
+    assert comparison.middle_score(two) == (0.5, *results.bootstrap_interval(two))
+
+
 def test_scores_are_between_given_returns():
     finals = {"A-v0": [0.0, 5.0], "B-v0": [-100.0, -50.0], "C-v0": [7.0, 7.0]}
     trials = [trial(x, i, env=env) for env, xs in finals.items() for i, x in enumerate(xs)]
@@ -189,7 +201,7 @@ def test_the_latex_is_a_tabular_whose_letters_are_escaped(runs, capsys):
     assert [lines[i] for i in (1, 3, -2)] == [r"\toprule", r"\midrule", r"\bottomrule"]
     assert r"\multicolumn{5}{l}{\textit{B-v0}} \\" in lines
     first = r"A\_1 \& 5\% \$x\$ & $\mathbf{580.0}$ & [476.1, 683.9] & 5 & 400 \\"
-    assert first in lines
+    assert first in lines and "Scores: 0 (the lowest final return" in text
     second = r"{[}b] \textasciitilde{}\textbackslash{} & $\mathbf{-1.40}$ & [$-2.08$, $-0.72$] & 5"
     assert any(line.startswith(second) for line in lines), lines
     assert all(line.count(" & ") == 4 for line in lines if line.endswith(r"400 \\"))
